@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// Config is this service's own part of the configuration.
+// Config is the configuration of this service.
 type Config struct {
 	StateDir    string            `config:"stateDir" help:"directory of the files that survive a restart"`
 	Sources     SourcesConfig     `config:"sources"`
@@ -35,55 +35,56 @@ type Config struct {
 	Subscribers SubscribersConfig `config:"subscribers"`
 }
 
-// SourcesConfig says where identities and policies come from.
+// SourcesConfig names the sources of identities and policies.
 type SourcesConfig struct {
 	Identity  string   `config:"identity" help:"unix socket of the identity service"`
 	Directory string   `config:"directory" help:"directory of YAML and JSON files with policies, which is watched; empty for none"`
-	Managers  []string `config:"managers" help:"managers of calls that have to name all of their policies once, by ReplacePolicies or CompleteSource, before containers are connected"`
+	Managers  []string `config:"managers" help:"managers that must send all their policies once, by ReplacePolicies or CompleteSource, before containers are connected"`
 }
 
-// KubernetesConfig says how the API is reached.
+// KubernetesConfig configures the connection to the Kubernetes API.
 type KubernetesConfig struct {
 	kube.Settings `config:",inline"`
 	Status        StatusConfig `config:"status"`
 }
 
-// StatusConfig is of a writer of status, which sluice-controller is now. The manifests of earlier versions set Write:
-// such a process must not serve a node instead.
+// StatusConfig remains from versions in which sluice-policy wrote the status of policies; sluice-controller does so
+// now. The manifests of those versions set Write, and a process with that setting must not start as the policy
+// service of a node.
 type StatusConfig struct {
 	Write bool `config:"write" help:"refused: sluice-controller writes the status of policies"`
 }
 
-// ClusterConfig is what manifests take for granted.
+// ClusterConfig holds the facts that manifests imply.
 type ClusterConfig struct {
-	Name             string `config:"name" help:"name of this cluster, which peers may name"`
-	LocalOnly        bool   `config:"localOnly" help:"peers that name no cluster are those of this one"`
+	Name             string `config:"name" help:"name of this cluster, which peers of a policy may refer to"`
+	LocalOnly        bool   `config:"localOnly" help:"peers that name no cluster mean this cluster only"`
 	CIDRSelectsNodes bool   `config:"cidrSelectsNodes" help:"Cilium's address rules apply to nodes too"`
 	NodeLabels       bool   `config:"nodeLabels" help:"identities of nodes carry the labels of the nodes"`
 }
 
-// EnforcementConfig says for whom policy is enforced.
+// EnforcementConfig selects the subjects for which policy is enforced.
 type EnforcementConfig struct {
 	Mode      string `config:"mode" help:"default: subjects that a policy selects; always: all; never: none"`
-	AllowHost bool   `config:"allowHost" help:"the local node may reach its pods where no rule denies it"`
+	AllowHost bool   `config:"allowHost" help:"the local node may reach its pods unless a rule denies it"`
 }
 
-// LimitsConfig has the limits that tenants share.
+// LimitsConfig holds the limits that tenants share.
 type LimitsConfig struct {
-	Policies  int             `config:"policies" help:"policies that are enforced as written; those beyond a tenant's share isolate what they select"`
-	Manifests config.ByteSize `config:"manifests" help:"size of their manifests together"`
+	Policies  int             `config:"policies" help:"policies that are enforced as written; policies beyond a tenant's share isolate the pods that they select"`
+	Manifests config.ByteSize `config:"manifests" help:"total size of their manifests"`
 }
 
-// NamesConfig is about addresses that were learned for DNS names.
+// NamesConfig configures the addresses that were learned for DNS names.
 type NamesConfig struct {
 	Max       int           `config:"max" help:"DNS names that are remembered"`
 	Addresses int           `config:"addresses" help:"addresses that are remembered for all names together"`
-	Grace     time.Duration `config:"grace" help:"how long an address stays after its time, and after the last report of a connection to it"`
+	Grace     time.Duration `config:"grace" help:"how long an address is kept after its TTL, and after the last report of a connection to it"`
 }
 
-// SubscribersConfig is about datapaths.
+// SubscribersConfig configures the handling of datapaths.
 type SubscribersConfig struct {
-	Linger time.Duration `config:"linger" help:"how long the tables of a subscriber stay after it has gone"`
+	Linger time.Duration `config:"linger" help:"how long the tables of a disconnected subscriber are kept"`
 }
 
 func defaults(p instance.Paths) Config {
@@ -104,10 +105,10 @@ var modes = map[string]engine.Enforcement{
 	"default": engine.EnforceDefault, "always": engine.EnforceAlways, "never": engine.EnforceNever,
 }
 
-// managerName is how the API has names of managers.
+// managerName matches names of managers, as in the API.
 var managerName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`)
 
-// Validate implements the check of kit/config.
+// Validate reports invalid settings. Package config calls it.
 func (c *Config) Validate() error {
 	var p config.Problems
 	if !filepath.IsAbs(c.Sources.Identity) {
@@ -120,7 +121,7 @@ func (c *Config) Validate() error {
 		if key := fmt.Sprintf("sources.managers[%d]", i); !managerName.MatchString(m) || len(m) > 63 {
 			p.Addf(key, "%q is not a name of 1 to 63 lower-case letters, digits, '-' and '.'", m)
 		} else if slices.Index(c.Sources.Managers, m) < i {
-			p.Addf(key, "%q is there twice", m)
+			p.Addf(key, "%q appears twice", m)
 		}
 	}
 	if c.Kubernetes.Status.Write {
@@ -152,7 +153,7 @@ func (c *Config) Validate() error {
 	return p.Err()
 }
 
-// Calls says what the service asks the kernel for beside what every service does.
+// Calls returns the system calls that this service needs in addition to those that every service needs.
 func (c *Config) Calls() sandbox.Calls { return sandbox.Calls{Inet: c.Kubernetes.Enabled()} }
 
 func (c *Config) owner(l *slog.Logger, t *tenants.Set) owner.Config {
@@ -175,8 +176,8 @@ func (c *Config) owner(l *slog.Logger, t *tenants.Set) owner.Config {
 	}
 }
 
-// files are what the service opens after its start: its state and the manifests,
-// whose directory may be a link that is exchanged, or come later.
+// files returns the files that the service opens after startup: its state, and the manifests. The directory of the
+// manifests may be a symbolic link that is replaced, or may be created later.
 func (c *Config) files() sandbox.Files {
 	f := sandbox.Files{Write: []string{c.StateDir}}
 	if dir := c.Sources.Directory; dir != "" {

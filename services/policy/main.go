@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// sluice-policy turns the network policies of a node into tables that a
-// datapath can enforce, and explains every verdict. See docs/policy.md.
+// sluice-policy compiles the network policies of a node into tables that a datapath can enforce, and explains every
+// verdict. See docs/policy.md.
 package main
 
 import (
@@ -28,9 +28,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/source/kubernetes"
 )
 
-// loadGCPercent is the growth of the heap between collections while the state is
-// loaded: with the usual 50 a third of the time goes into collections, and with
-// more than this what stays lies scattered among what is gone.
+// loadGCPercent is the GC percentage while the state is loaded. With the usual 50, a third of the time is spent on
+// collections; with a higher value, long-lived objects are scattered among garbage.
 const loadGCPercent = 100
 
 func main() {
@@ -72,7 +71,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		}
 	}
 	loaded, err := process.Phase(p, "load state", func() (*owner.Owner, error) {
-		// Nearly everything that is made here stays, or is gone with the phase.
+		// Nearly all objects that are allocated here are either kept or die at the end of the phase.
 		defer debug.SetGCPercent(debug.SetGCPercent(loadGCPercent))
 		return owner.New(cfg.owner(p.Log, set), cfg.StateDir, sources)
 	})
@@ -81,7 +80,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	o = loaded
 	p.OnExit(o.Close)
-	debug.FreeOSMemory() // what loading took
+	debug.FreeOSMemory() // memory that loading used
 
 	if err := p.Metrics.Register(server.Collector{Owner: o}); err != nil {
 		return err

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// unenforced lists a disk that takes no writes, and the policies that this node does not
+// unenforced returns a function that lists a disk that cannot be written, and the policies that this node does not
 // enforce as written, sorted.
 func unenforced(o *owner.Owner, dir string) func(context.Context) ([]identities.Refused, error) {
 	disk := &storage{dirs: stateDirs(dir), failure: o.StorageFailure, full: isFull, now: time.Now}

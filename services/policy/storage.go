@@ -15,11 +15,10 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// leastFree is how many bytes a disk has free that is not full.
+// leastFree is the free space, in bytes, below which a disk counts as full.
 const leastFree = 1 << 20
 
-// stateDirs returns the directory in which this process keeps its state, and those of the other
-// services of the node, which lie beside it.
+// stateDirs returns the state directory of this process, and the directories of the node's other services next to it.
 func stateDirs(own string) []string {
 	all := []string{own}
 	for _, name := range []string{"identity", "ipam", "policy", "loadbalancer", "datapath", "cni"} {
@@ -30,29 +29,29 @@ func stateDirs(own string) []string {
 	return all
 }
 
-// storage reports a disk that takes no writes in the report of this node, and since when.
+// storage reports a disk that cannot be written, and since when, in the report of this node.
 type storage struct {
-	dirs    []string                              // that are watched; one need not exist
-	failure func(context.Context) (string, error) // of the owner
+	dirs    []string                              // watched directories; some may not exist
+	failure func(context.Context) (string, error) // returns the owner's storage failure
 	full    func(dir string) (bool, error)
 	now     func() time.Time
 
-	reason string // that was reported
+	reason string // last reported reason
 	since  time.Time
 }
 
-// isFull reports whether the disk of a directory has no room for another file of state. The
-// directory may belong to another user.
+// isFull reports whether the disk of a directory has no space for another state file. The directory may belong to
+// another user.
 func isFull(dir string) (bool, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
 		return false, err
 	}
-	// A file system that makes inodes as it needs them has 0 of 0.
+	// A file system that creates inodes on demand reports 0 of 0 inodes.
 	return st.Bavail*uint64(st.Bsize) < leastFree || st.Files > 0 && st.Ffree == 0, nil //nolint:gosec // a block's size
 }
 
-// report returns the entry of the report; none: the disk takes writes.
+// report returns the entry for the report, or none if the disk can be written.
 func (s *storage) report(ctx context.Context) ([]identities.Refused, error) {
 	reason, err := s.failure(ctx)
 	if err != nil {
@@ -70,7 +69,7 @@ func (s *storage) report(ctx context.Context) ([]identities.Refused, error) {
 	case s.since.IsZero():
 		s.since = s.now()
 	}
-	if s.reason == "" { // the first reason stays, so that the report does not change all the time
+	if s.reason == "" { // keep the first reason, so that the report does not change continually
 		s.reason = reason
 	}
 	text := fmt.Sprintf("since %s: %s", s.since.UTC().Format(time.RFC3339), s.reason)

@@ -16,38 +16,35 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 )
 
-// verdict is what `sluice-policy validate` prints of one document, as one
-// line of JSON.
+// verdict is the result that `sluice-policy validate` prints for one document, as one line of JSON.
 type verdict struct {
-	// Problems begin with the path of the field; without one the document
-	// would be accepted.
+	// Problems start with the path of the field. A document without problems would be accepted.
 	Problems []string `json:"problems"`
-	// Dropped are fields that the kind does not have.
+	// Dropped lists the fields that the kind does not have.
 	Dropped []string `json:"droppedFields,omitempty"`
 	Notes   []note   `json:"notes,omitempty"`
 }
 
-// note is something about an accepted document that its author should know.
+// note informs the author of an accepted document.
 type note struct {
 	Kind  string `json:"kind"`
 	Field string `json:"field,omitempty"`
 	Text  string `json:"text"`
 }
 
-// validate checks the manifests of standard input as the service with its
-// default configuration would, and neither starts nor asks one. `sluice policy
-// validate` executes it: only this program knows the kinds. Its exit code is 0
-// whatever the verdicts, 2 if there are none.
+// validate checks the manifests on standard input as the service with its default configuration would. It needs no
+// running service. `sluice policy validate` executes it, because only this program knows the kinds. The exit code is
+// 0 whatever the verdicts are, and 2 if there are none.
 func validate(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	flags := flag.NewFlagSet("sluice-policy validate", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	namespace := flags.String("namespace", "", "namespace of documents that name none; empty: default")
-	allowUnknown := flags.Bool("allow-unknown-fields", false, "name fields that a kind does not have, and refuse nothing for them")
+	allowUnknown := flags.Bool("allow-unknown-fields", false, "report fields that a kind does not have, but accept the document")
 	if err := flags.Parse(args); err != nil {
 		return 2
 	}
 	if flags.NArg() > 0 {
-		fmt.Fprintf(stderr, "sluice-policy validate: %q is not a flag; manifests come on standard input\n", flags.Arg(0))
+		fmt.Fprintf(stderr, "sluice-policy validate: %q is not a flag; manifests are read from standard input\n", flags.Arg(0))
 		return 2
 	}
 	config := defaults(instance.Paths{})

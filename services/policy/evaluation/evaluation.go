@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package evaluation says what the nodes of a cluster make of the policies of its Kubernetes API server.
+// Package evaluation computes how the nodes of a cluster treat the policies of its Kubernetes API server.
 //
-// It is sluice-policy without endpoints: the same watch, the same decoders, and the same shares of tenants. So
-// sluice-controller, which writes what becomes of a policy into its status, says what each node says in
-// `sluice policy list`. It is the only package of sluice-policy that another process links.
+// It is sluice-policy without endpoints: the same watch, the same decoders, and the same shares of tenants. The
+// status that sluice-controller writes for a policy therefore agrees with `sluice policy list` on each node. It is
+// the only package of sluice-policy that another process links.
 package evaluation
 
 import (
@@ -25,23 +25,23 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/source/kubernetes"
 )
 
-// The words of policies.
+// Types of the policy service.
 type (
-	// Key names an object.
+	// Key identifies an object.
 	Key = policy.Key
-	// Object is the text of an object in one form.
+	// Object is one version of an object, with its manifest.
 	Object = policy.Written
-	// Record is what the API server says of an object beside its manifest.
+	// Record holds the facts about an object that the API server has in addition to its manifest.
 	Record = policy.Record
-	// Notes are what the author of an accepted object should know.
+	// Notes inform the author of an accepted object.
 	Notes = manifest.Notes
-	// Note is one of them.
+	// Note is one of the Notes.
 	Note = manifest.Note
-	// Outcome is what became of an object.
+	// Outcome is the result of evaluating an object.
 	Outcome = owner.Judged
-	// Sink takes the objects of the API server.
+	// Sink receives the objects of the API server.
 	Sink = kubernetes.Sink
-	// Kinds says which kinds of policy one process has found for all.
+	// Kinds delivers the kinds of policy that one process has found for all processes.
 	Kinds = kubernetes.Kinds
 	// Discovery asks an API server which kinds of policy it has.
 	Discovery = kubernetes.Discovery
@@ -49,11 +49,11 @@ type (
 
 // The kinds of notes.
 const (
-	// NoteUnsupported: a field is not supported, and what it belongs to allows less than written.
+	// NoteUnsupported: a field is not supported, and the rule or policy with the field allows less than written.
 	NoteUnsupported = manifest.NoteUnsupported
-	// NoteCanonical: a value was taken in another spelling than it was written in.
+	// NoteCanonical: a value was normalised to another spelling.
 	NoteCanonical = manifest.NoteCanonical
-	// NoteIsolates: the object could not be converted; Outcome.Broken says so, too.
+	// NoteIsolates: the object could not be converted; Outcome.Broken has the reason.
 	NoteIsolates = manifest.NoteIsolates
 	// NoteSelectsNothing: no endpoint is selected.
 	NoteSelectsNothing = manifest.NoteSelectsNothing
@@ -61,19 +61,19 @@ const (
 	NoteNoEffect = manifest.NoteNoEffect
 )
 
-// NodeStorage is the key by which the report of a node names its disk beside policies.
+// NodeStorage is the key under which a node reports its disk among the policies.
 var NodeStorage = policy.NodeStorage
 
-// ExceedsLimit reports whether Outcome.Refused is about a limit. Its text has figures of all policies together.
+// ExceedsLimit reports whether Outcome.Refused is about a limit. Its text contains totals over all policies.
 func ExceedsLimit(refused string) bool { return strings.HasPrefix(refused, failure.ErrLimit.Error()) }
 
-// Resource is the name of a kind in the paths of an API server.
+// Resource returns the name of a kind in the paths of an API server.
 func Resource(kind string) string { return kubernetes.Resource(kind) }
 
-// NewDiscovery returns a Discovery of an API server.
+// NewDiscovery returns a Discovery for an API server.
 func NewDiscovery(api *kube.Client) (*Discovery, error) { return kubernetes.NewDiscovery(api) }
 
-// Evaluator has the policies of an API server, and what became of each. It is a Sink.
+// Evaluator holds the policies of an API server and the outcome of each. It implements Sink.
 type Evaluator struct {
 	owner   *owner.Owner
 	objects *owner.Objects
@@ -83,8 +83,8 @@ type Evaluator struct {
 	log     *slog.Logger
 }
 
-// Open loads the state of an earlier run from dir. kinds says which kinds other processes have found; nil: the
-// evaluator looks alone.
+// Open loads the state of an earlier run from dir. kinds delivers the kinds that other processes have found; if it is
+// nil, the evaluator asks the API server itself.
 func Open(s Settings, dir string, api *kube.Client, kinds Kinds, l *slog.Logger) (*Evaluator, error) {
 	e := &Evaluator{api: api, kinds: kinds, log: l}
 	e.tenants = tenants.New(s.Shares.Settings(), func() { e.owner.TenantsChanged() }) // while Run runs
@@ -97,7 +97,7 @@ func Open(s Settings, dir string, api *kube.Client, kinds Kinds, l *slog.Logger)
 	return e, nil
 }
 
-// Apply implements Sink. It belongs to one goroutine, as the other methods of Sink.
+// Apply implements Sink. The methods of Sink must be called by one goroutine.
 func (e *Evaluator) Apply(ctx context.Context, c watch.Changes[Key, Object]) error {
 	return e.objects.Apply(ctx, c)
 }
@@ -113,16 +113,16 @@ func (e *Evaluator) Failed(ctx context.Context, why error) error { return e.obje
 // Held implements Sink.
 func (e *Evaluator) Held(ctx context.Context) ([]Key, error) { return e.objects.Held(ctx) }
 
-// Outcomes returns what became of objects that were applied.
+// Outcomes returns the outcomes of objects that were applied.
 func (e *Evaluator) Outcomes(ctx context.Context, keys []Key) (map[Key]Outcome, error) {
 	return e.objects.Judged(ctx, keys)
 }
 
-// Ready is closed once every policy was listed, or when the state of an earlier run was loaded.
+// Ready is closed once every policy was listed, or immediately if the state of an earlier run was loaded.
 func (e *Evaluator) Ready() <-chan struct{} { return e.owner.Ready() }
 
-// Run gives the objects of the API server, with their records, to a sink until ctx ends. The sink passes them on to
-// the Evaluator.
+// Run passes the objects of the API server, with their records, to a sink until ctx ends. The sink must pass them on
+// to the Evaluator.
 func (e *Evaluator) Run(ctx context.Context, to Sink) error {
 	source := kubernetes.New(e.api, to, e.log)
 	source.Records, source.Kinds = true, e.kinds
@@ -148,7 +148,7 @@ func (e *Evaluator) Run(ctx context.Context, to Sink) error {
 	return nil
 }
 
-// Close gives the state directory back. Run must have returned.
+// Close releases the state directory. Run must have returned.
 func (e *Evaluator) Close() error { return e.owner.Close() }
 
 var _ Sink = (*Evaluator)(nil)

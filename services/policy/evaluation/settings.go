@@ -14,29 +14,29 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// Settings decide outcomes. They have the keys and the defaults of sluice-policy, and need the values that the nodes
-// of the cluster have.
+// Settings are the settings that determine outcomes. They have the keys and the defaults of sluice-policy, and must
+// have the same values as on the nodes of the cluster.
 type Settings struct {
 	Cluster ClusterSettings `config:"cluster"`
 	Limits  LimitSettings   `config:"limits"`
 	Shares  tenants.Config  `config:"shares"`
 }
 
-// ClusterSettings are what manifests take for granted.
+// ClusterSettings holds the facts that manifests imply.
 type ClusterSettings struct {
-	Name             string `config:"name" help:"name of this cluster, which peers may name"`
-	LocalOnly        bool   `config:"localOnly" help:"peers that name no cluster are those of this one"`
+	Name             string `config:"name" help:"name of this cluster, which peers of a policy may refer to"`
+	LocalOnly        bool   `config:"localOnly" help:"peers that name no cluster mean this cluster only"`
 	CIDRSelectsNodes bool   `config:"cidrSelectsNodes" help:"Cilium's address rules apply to nodes too"`
 	NodeLabels       bool   `config:"nodeLabels" help:"identities of nodes carry the labels of the nodes"`
 }
 
-// LimitSettings are the limits that tenants share on each node.
+// LimitSettings holds the limits that tenants share on each node.
 type LimitSettings struct {
-	Policies  int             `config:"policies" help:"policies that are enforced as written; those beyond a tenant's share isolate what they select"`
-	Manifests config.ByteSize `config:"manifests" help:"size of their manifests together"`
+	Policies  int             `config:"policies" help:"policies that are enforced as written; policies beyond a tenant's share isolate the pods that they select"`
+	Manifests config.ByteSize `config:"manifests" help:"total size of their manifests"`
 }
 
-// DefaultSettings are the defaults of sluice-policy.
+// DefaultSettings returns the defaults of sluice-policy.
 func DefaultSettings() Settings {
 	return Settings{
 		Cluster: ClusterSettings{Name: "default"},
@@ -45,7 +45,7 @@ func DefaultSettings() Settings {
 	}
 }
 
-// Validate implements the check of kit/config.
+// Validate reports invalid settings. Package config calls it.
 func (s *Settings) Validate() error {
 	var p config.Problems
 	if s.Cluster.Name == "" || len(s.Cluster.Name) > 63 {

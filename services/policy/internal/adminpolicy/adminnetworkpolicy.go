@@ -20,7 +20,7 @@ type OldPolicy struct {
 	Spec OldSpec `json:"spec"`
 }
 
-// OldSpec is its content. Only AdminNetworkPolicy has a priority.
+// OldSpec is the spec of an OldPolicy. Only AdminNetworkPolicy has a priority.
 type OldSpec struct {
 	Priority *int64           `json:"priority"`
 	Subject  Subject          `json:"subject"`
@@ -28,7 +28,7 @@ type OldSpec struct {
 	Egress   []OldEgressRule  `json:"egress"`
 }
 
-// OldIngressRule is one rule on incoming connections.
+// OldIngressRule is a rule for incoming connections.
 type OldIngressRule struct {
 	Name   string    `json:"name"`
 	Action string    `json:"action"`
@@ -36,7 +36,7 @@ type OldIngressRule struct {
 	Ports  []OldPort `json:"ports"`
 }
 
-// OldEgressRule is one rule on outgoing connections.
+// OldEgressRule is a rule for outgoing connections.
 type OldEgressRule struct {
 	Name   string    `json:"name"`
 	Action string    `json:"action"`
@@ -44,8 +44,8 @@ type OldEgressRule struct {
 	Ports  []OldPort `json:"ports"`
 }
 
-// OldPeer is one of its fields; nodes, networks and domainNames are for egress,
-// domainNames of an AdminNetworkPolicy only.
+// OldPeer is a peer; exactly one field is set. Only egress peers may have nodes, networks and domainNames, and
+// domainNames only in an AdminNetworkPolicy.
 type OldPeer struct {
 	Namespaces  *OldNamespaces               `json:"namespaces"`
 	Pods        *OldPods                     `json:"pods"`
@@ -54,8 +54,7 @@ type OldPeer struct {
 	DomainNames []string                     `json:"domainNames"`
 }
 
-// OldNamespaces is a label selector or, in version 0.1.0 of the API, an object
-// around one.
+// OldNamespaces is a label selector or, in version 0.1.0 of the API, an object that contains one.
 type OldNamespaces struct {
 	networkpolicy.LabelSelector
 	NamespaceSelector *networkpolicy.LabelSelector `json:"namespaceSelector"`
@@ -71,27 +70,27 @@ func (n *OldNamespaces) selector() *networkpolicy.LabelSelector {
 	return &n.LabelSelector
 }
 
-// OldPods selects pods; the namespaces are under either name.
+// OldPods selects pods. The namespace selector may have either name.
 type OldPods struct {
 	NamespaceSelector *networkpolicy.LabelSelector `json:"namespaceSelector"`
 	Namespaces        *OldNamespaces               `json:"namespaces"`
 	PodSelector       *networkpolicy.LabelSelector `json:"podSelector"`
 }
 
-// OldPort is one of its fields.
+// OldPort is a port or a range; exactly one field is set.
 type OldPort struct {
 	PortNumber *OldPortNumber `json:"portNumber"`
 	PortRange  *OldPortRange  `json:"portRange"`
 	NamedPort  *string        `json:"namedPort"`
 }
 
-// OldPortNumber is one port.
+// OldPortNumber is a single port.
 type OldPortNumber struct {
 	Protocol string `json:"protocol"`
 	Port     int64  `json:"port"`
 }
 
-// OldPortRange is an interval of ports.
+// OldPortRange is a range of ports.
 type OldPortRange struct {
 	Protocol string `json:"protocol"`
 	Start    int64  `json:"start"`
@@ -109,7 +108,7 @@ func (p *OldPeer) peer() EgressPeer {
 	return out
 }
 
-// Validate checks what the published schema demands of the kind.
+// Validate checks the rules of the kind's published schema.
 func (p *OldPolicy) Validate(baseline bool, o rule.Options) manifest.Problems {
 	v := validator{options: o}
 	p.Metadata.Validate(false, &v.Problems)

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package adminpolicy holds the cluster-wide policies of
-// policy.networking.k8s.io: ClusterNetworkPolicy (v1beta1, v1alpha2) and the two
-// kinds it replaced, AdminNetworkPolicy and BaselineAdminNetworkPolicy (v1alpha1).
+// Package adminpolicy defines the cluster-wide policies of policy.networking.k8s.io: ClusterNetworkPolicy (v1beta1,
+// v1alpha2) and its two predecessors, AdminNetworkPolicy and BaselineAdminNetworkPolicy (v1alpha1).
 //
-// Their rules are tried in the order in which they are written; the first that
-// matches accepts, denies, or passes the decision to the next tier.
+// Their rules are evaluated in the order in which they are written. The first matching rule accepts, denies, or
+// passes the decision to the next tier.
 package adminpolicy
 
 import (
@@ -33,7 +32,7 @@ type Policy struct {
 	Spec Spec `json:"spec"`
 }
 
-// Spec is its content.
+// Spec is the spec of a ClusterNetworkPolicy.
 type Spec struct {
 	Tier     string        `json:"tier"`
 	Priority *int64        `json:"priority"`
@@ -54,7 +53,7 @@ type NamespacedPod struct {
 	PodSelector       *networkpolicy.LabelSelector `json:"podSelector"`
 }
 
-// IngressRule is one rule on incoming connections.
+// IngressRule is a rule for incoming connections.
 type IngressRule struct {
 	Name      string        `json:"name"`
 	Action    string        `json:"action"`
@@ -62,7 +61,7 @@ type IngressRule struct {
 	Protocols []Protocol    `json:"protocols"`
 }
 
-// EgressRule is one rule on outgoing connections.
+// EgressRule is a rule for outgoing connections.
 type EgressRule struct {
 	Name      string       `json:"name"`
 	Action    string       `json:"action"`
@@ -70,13 +69,13 @@ type EgressRule struct {
 	Protocols []Protocol   `json:"protocols"`
 }
 
-// IngressPeer is one of namespaces or pods.
+// IngressPeer is a peer; either namespaces or pods is set.
 type IngressPeer struct {
 	Namespaces *networkpolicy.LabelSelector `json:"namespaces"`
 	Pods       *NamespacedPod               `json:"pods"`
 }
 
-// EgressPeer is one of its fields.
+// EgressPeer is a peer; exactly one field is set.
 type EgressPeer struct {
 	Namespaces  *networkpolicy.LabelSelector `json:"namespaces"`
 	Pods        *NamespacedPod               `json:"pods"`
@@ -85,7 +84,7 @@ type EgressPeer struct {
 	DomainNames []string                     `json:"domainNames"`
 }
 
-// Protocol is one of its fields.
+// Protocol is a protocol with optional ports; exactly one field is set.
 type Protocol struct {
 	TCP                  *Transport `json:"tcp"`
 	UDP                  *Transport `json:"udp"`
@@ -93,18 +92,18 @@ type Protocol struct {
 	DestinationNamedPort string     `json:"destinationNamedPort"`
 }
 
-// Transport limits a protocol to ports.
+// Transport limits a rule for a protocol to ports.
 type Transport struct {
 	DestinationPort *Port `json:"destinationPort"`
 }
 
-// Port is a number or a range.
+// Port is a port or a range.
 type Port struct {
 	Number *int64 `json:"number"`
 	Range  *Range `json:"range"`
 }
 
-// Range is an interval of ports.
+// Range is a range of ports.
 type Range struct {
 	Start int64 `json:"start"`
 	End   int64 `json:"end"`
@@ -117,7 +116,7 @@ const (
 	maxName     = 100
 )
 
-// Validate checks what the published schema demands.
+// Validate checks the rules of the published schema.
 func (p *Policy) Validate(o rule.Options) manifest.Problems {
 	v := validator{options: o}
 	p.Metadata.Validate(false, &v.Problems)
@@ -150,7 +149,7 @@ func (p *Policy) Validate(o rule.Options) manifest.Problems {
 	return v.Problems
 }
 
-// namedPorts refuses named ports of peers that are no pods.
+// namedPorts rejects named ports in a rule whose peers are not pods.
 func (v *validator) namedPorts(path string, peers []EgressPeer, named bool) {
 	if named && slices.ContainsFunc(peers, func(p EgressPeer) bool { return p.Networks != nil || p.Nodes != nil || p.DomainNames != nil }) {
 		v.Add(path, "combines a named port with networks, nodes or domainNames, which have no named ports")
@@ -168,7 +167,7 @@ func (v *validator) count(path string, n, limit int) {
 	}
 }
 
-// some refuses an empty list too: a rule without peers would be one for all.
+// some rejects a list that is too long or empty: a rule without peers would apply to all peers.
 func (v *validator) some(path string, n, limit int) {
 	if n == 0 {
 		v.Add(path, "needs at least one peer")
@@ -185,7 +184,7 @@ func (v *validator) priority(p *int64) {
 	}
 }
 
-// one refuses more and fewer than one of the fields.
+// one requires that exactly one of the fields is set.
 func (v *validator) one(path string, fields ...bool) {
 	n := 0
 	for _, f := range fields {
@@ -264,8 +263,7 @@ func (v *validator) peer(path string, p EgressPeer, action string) {
 	}
 }
 
-// domainName reports whether s is two or more labels of letters, digits, '-' and
-// '_', perhaps behind "*.".
+// domainName reports whether s is two or more labels of letters, digits, '-' and '_', with an optional "*." prefix.
 func domainName(s string) bool {
 	s = strings.TrimSuffix(strings.TrimPrefix(s, "*."), ".")
 	alnum := func(c byte) bool { return '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' }
@@ -353,9 +351,9 @@ func (p *Policy) Rules(o rule.Options) rule.Spec {
 	return c.spec
 }
 
-// Isolate is what becomes of a policy that cannot be converted: all traffic of
-// what it selects is denied, in the directions that it has rules for, in its
-// tier. What bad reports was not understood; without a subject it is every pod.
+// Isolate returns the rules for a policy that cannot be converted. In the policy's tier, they deny all traffic of the
+// selected pods in the directions that have rules. bad reports the paths that were not understood. If the subject was
+// not understood, every pod is selected.
 func (p *Policy) Isolate(bad func(path string) bool) []rule.Spec {
 	tier := policytable.Admin
 	if p.Spec.Tier == "Baseline" && !bad("spec.tier") {
@@ -365,7 +363,7 @@ func (p *Policy) Isolate(bad func(path string) bool) []rule.Spec {
 	return isolate(source, tier, p.Spec.Priority, p.Spec.Subject, len(p.Spec.Ingress), len(p.Spec.Egress), bad)
 }
 
-// Isolate is as for a ClusterNetworkPolicy.
+// Isolate is Policy.Isolate for the older kinds.
 func (p *OldPolicy) Isolate(baseline bool, bad func(path string) bool) []rule.Spec {
 	tier, source := policytable.Admin, policytable.Source{Kind: "AdminNetworkPolicy", Name: p.Metadata.Name}
 	if baseline {
@@ -410,7 +408,7 @@ func (p *NamespacedPod) requirements() []selector.Requirement {
 	return append(p.NamespaceSelector.Namespaces(), p.PodSelector.Pods()...)
 }
 
-// ports is nil for every protocol.
+// ports converts a list of protocols; nil means all protocols.
 func ports(list []Protocol) []rule.Port {
 	var out []rule.Port
 	for _, p := range list {
@@ -446,7 +444,7 @@ type converter struct {
 	priority int32
 	source   policytable.Source
 	spec     rule.Spec
-	unknown  []selector.Selector // nodes of unknown labels, of the rule in work
+	unknown  []selector.Selector // of the present rule: nodes whose labels are unknown
 }
 
 func (c *converter) add(d policytable.Direction, index int, action string, peers []EgressPeer, list []rule.Port) {
@@ -472,8 +470,7 @@ func (c *converter) add(d policytable.Direction, index int, action string, peers
 	if len(c.unknown) == 0 {
 		return
 	}
-	// Neither to pass nor to go on with the next rule is safe for a node that may be
-	// meant or not.
+	// For a node that may or may not be selected, neither passing nor trying the next rule is safe.
 	deny := &rule.Rule{
 		Source: r.Source, Direction: d, Tier: c.tier, Priority: c.priority, Index: int32(index), Action: policytable.Deny,
 		Peers: rule.Peers{Selectors: c.unknown}, Ports: list, AllPorts: list == nil,
@@ -484,7 +481,7 @@ func (c *converter) add(d policytable.Direction, index int, action string, peers
 
 func (c *converter) peer(r *rule.Rule, i int, p EgressPeer) {
 	switch {
-	case p.Namespaces != nil: // of every cluster
+	case p.Namespaces != nil: // in every cluster
 		r.Peers.Selectors = append(r.Peers.Selectors, selector.New(p.Namespaces.Namespaces()...))
 	case p.Pods != nil:
 		reqs := p.Pods.requirements()
@@ -516,8 +513,8 @@ func (c *converter) peer(r *rule.Rule, i int, p EgressPeer) {
 	}
 }
 
-// resolver lets the subject ask the cluster's resolver, through the DNS proxy:
-// without it no address would be learned.
+// resolver allows the subject to query the cluster's DNS resolver through the DNS proxy. Otherwise no addresses could
+// be learned.
 func (c *converter) resolver(r *rule.Rule, i int) {
 	dns := &rule.Rule{
 		Source: r.Source, Direction: r.Direction, Tier: r.Tier, Priority: r.Priority, Index: r.Index,

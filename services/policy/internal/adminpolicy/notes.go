@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 )
 
-// Notes name the fields of a valid policy that are not supported.
+// Notes returns notes about the unsupported fields of a valid policy.
 func (p *Policy) Notes() manifest.Notes {
 	var ns manifest.Notes
 	for i, r := range p.Spec.Egress {
@@ -20,7 +20,7 @@ func (p *Policy) Notes() manifest.Notes {
 	return ns
 }
 
-// Notes name the fields of a valid policy that are not supported.
+// Notes returns notes about the unsupported fields of a valid policy.
 func (p *OldPolicy) Notes() manifest.Notes {
 	var ns manifest.Notes
 	for i, r := range p.Spec.Egress {

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 )
 
-// Entities that policies may name.
+// The entities that policies may refer to.
 const (
 	EntityAll           = "all"
 	EntityWorld         = "world"
@@ -48,7 +48,7 @@ func reserved(name string) selector.Selector {
 	return selector.New(selector.Requirement{Source: label.SourceReserved, Key: name, Op: selector.Exists})
 }
 
-// entity adds what an entity stands for.
+// entity adds the peers of an entity.
 func entity(out *rule.Peers, e string, o rule.Options) {
 	add := func(names ...string) {
 		for _, n := range names {
@@ -64,7 +64,7 @@ func entity(out *rule.Peers, e string, o rule.Options) {
 		add(identity.NameHost, identity.NameRemoteNode, identity.NameInit, identity.NameIngress,
 			identity.NameHealth, identity.NameUnmanaged, identity.NameKubeAPIServer)
 		pods := networkpolicy.InCluster(o.Cluster)
-		if e == EntityClusterMesh { // of every cluster
+		if e == EntityClusterMesh { // in every cluster
 			pods = selector.Requirement{Source: label.SourceKubernetes, Key: label.KeyCluster, Op: selector.Exists}
 		}
 		out.Selectors = append(out.Selectors, selector.New(pods))
@@ -73,7 +73,7 @@ func entity(out *rule.Peers, e string, o rule.Options) {
 	}
 }
 
-// Rules converts a valid policy. A namespaced policy is tied to its namespace.
+// Rules converts a valid policy. A namespaced policy selects and matches pods of its own namespace by default.
 func (p *NetworkPolicy) Rules(namespaced bool, o rule.Options) []rule.Spec {
 	c := p.converter(namespaced)
 	c.options = o
@@ -91,8 +91,8 @@ type converter struct {
 	options   rule.Options
 	source    policytable.Source
 	namespace string // empty for a cluster-wide policy
-	// init says that the subject selects pods whose labels are not known yet;
-	// their policies get no requirement of a namespace.
+	// init is set if the subject selects pods whose labels are not known yet. Such policies get no namespace
+	// requirement.
 	init bool
 }
 
@@ -106,16 +106,16 @@ func (p *NetworkPolicy) converter(namespaced bool) converter {
 	return c
 }
 
-// Isolate is what becomes of a policy that cannot be converted: what it selects
-// gets no traffic in the directions that it has rules for. What bad reports was
-// not understood; without a selector it is every pod of the namespace, of a
-// cluster-wide policy every pod. Where it denies, no other policy allows.
+// Isolate returns the rules for a policy that cannot be converted: the pods that it selects get no traffic in the
+// directions that have rules. bad reports the paths that were not understood. If the selector was not understood, all
+// pods of the namespace are selected, or all pods for a cluster-wide policy. No other policy can allow the traffic
+// that these rules deny.
 func (p *NetworkPolicy) Isolate(namespaced bool, bad func(path string) bool) []rule.Spec {
 	c := p.converter(namespaced)
 	var specs []rule.Spec
 	one := func(path string, r *Rule) {
 		if r.NodeSelector != nil && r.EndpointSelector == nil && !bad(path+".endpointSelector") {
-			return // it selects nodes, no pod
+			return // it selects nodes and no pods
 		}
 		spec := rule.Spec{Namespace: c.namespace}
 		var selected *networkpolicy.LabelSelector
@@ -155,16 +155,16 @@ func (p *NetworkPolicy) Isolate(namespaced bool, bad func(path string) bool) []r
 	return specs
 }
 
-// place puts a key without a source under every source.
+// place gives a key without a source every source.
 func place(key string) (string, string) { return networkpolicy.SplitSource(key) }
 
-// subject selects endpoints, those of the policy's namespace if it has one.
+// subject selects endpoints, in the namespace of the policy if it has one.
 func (c *converter) subject(s *networkpolicy.LabelSelector) selector.Selector {
 	if c.namespace == "" {
 		return selector.New(s.Convert(place)...)
 	}
-	// The policy's own namespace takes the place of one in matchLabels. One in
-	// matchExpressions is a requirement besides: another selects nothing.
+	// The policy's own namespace replaces a namespace in matchLabels. A namespace in matchExpressions is an
+	// additional requirement: if it differs, nothing is selected.
 	reqs := s.Without(label.SourceKubernetes + ":" + label.KeyNamespace).Convert(place)
 	return selector.New(append(reqs, networkpolicy.InNamespace(c.namespace))...)
 }
@@ -184,7 +184,7 @@ func (c *converter) rule(path string, r *Rule) rule.Spec {
 		in := &r.Ingress[i]
 		p := path + ".ingress[" + strconv.Itoa(i) + "]"
 		if in.Authentication.asked() {
-			continue // who cannot prove what it is, is not let in
+			continue // an unauthenticated peer is not allowed
 		}
 		c.rules(&spec, policytable.Ingress, false, p, c.ingressPeers(&in.IngressPeers, false), in.ToPorts, in.ICMPs)
 	}
@@ -218,16 +218,15 @@ func (c *converter) rule(path string, r *Rule) rule.Spec {
 	return spec
 }
 
-// peers is what a list of peers says, and whether a list was there at all: a
-// list that is left out is everybody, an empty list is nobody.
+// peers holds the peers of a list, and whether the list was present: a missing list matches every peer, and an empty
+// list matches none.
 type peers struct {
 	rule.Peers
 	present bool
 }
 
-// widen makes the peers of a deny every peer, if some of them are of a sort that
-// is not known here: the deny cannot be narrowed to them. In an allow they match
-// no peer.
+// widen turns the peers of a deny rule into all peers if some of them are of an unsupported kind, because the deny
+// cannot be limited to them. In an allow rule, unsupported peers match nothing.
 func (p peers) widen(unknown bool) peers {
 	if unknown {
 		return peers{Peers: rule.Peers{Any: true}, present: true}
@@ -273,9 +272,9 @@ func (c *converter) names(f FQDN) []rule.NamePeer {
 	return out
 }
 
-// endpoints adds the automatic requirements: the policy's namespace, or any
-// namespace in a cluster-wide policy, and this cluster. Each is left out when
-// the selector speaks of it itself, all are when it names a reserved label.
+// endpoints adds the automatic requirements: the policy's namespace, or any namespace for a cluster-wide policy, and
+// this cluster. Each requirement is omitted if the selector itself refers to its label. All are omitted if the
+// selector names a reserved label.
 func (c *converter) endpoints(out *peers, list []networkpolicy.LabelSelector) {
 	out.present = out.present || list != nil
 	for i := range list {
@@ -310,7 +309,7 @@ func (c *converter) endpoints(out *peers, list []networkpolicy.LabelSelector) {
 	}
 }
 
-// nodes selects nodes by the labels that they have as Kubernetes objects.
+// nodes selects nodes by the labels of their Node objects.
 func (c *converter) nodes(out *peers, list []networkpolicy.LabelSelector, deny bool) {
 	out.present = out.present || list != nil
 	for i := range list {
@@ -328,8 +327,8 @@ func (c *converter) nodes(out *peers, list []networkpolicy.LabelSelector, deny b
 	}
 }
 
-// reach of a prefix with that many bits: the world and, by option, nodes. The
-// whole address space never means nodes.
+// reach returns the reach of a prefix with that many bits: the world and, depending on an option, nodes. The prefix
+// of all addresses never includes nodes.
 func (c *converter) reach(bits int) rule.Reach {
 	if c.options.CIDRSelectsNodes && bits > 0 {
 		return rule.ReachOutside | rule.ReachNode
@@ -344,7 +343,7 @@ func (c *converter) cidrs(out *peers, list []string) {
 		if err != nil {
 			a, err := netip.ParseAddr(s)
 			if err != nil {
-				continue // Validate refused it
+				continue // Validate has rejected it
 			}
 			p = netip.PrefixFrom(a, a.BitLen())
 		}
@@ -382,7 +381,7 @@ func (c *converter) cidrSet(out *peers, list []CIDRRule) {
 
 func (c *converter) entities(out *peers, list []string) {
 	out.present = out.present || list != nil
-	seen := make(map[string]bool) // one entity is many selectors
+	seen := make(map[string]bool) // one entity has several selectors
 	for _, e := range list {
 		if !seen[e] {
 			seen[e] = true
@@ -391,9 +390,8 @@ func (c *converter) entities(out *peers, list []string) {
 	}
 }
 
-// rules splits one rule of the manifest by what its port entries do. An empty
-// rule, and one whose lists select nothing, leaves no rule behind: it only
-// switched its direction to default deny.
+// rules splits one rule of the manifest by the effect of its port entries. An empty rule, and a rule whose lists
+// select nothing, adds no rules; it only switches its direction to default deny.
 func (c *converter) rules(spec *rule.Spec, d policytable.Direction, deny bool, path string, p peers, ports []PortRule, icmps []ICMPRule) {
 	if !p.present {
 		if len(ports) == 0 && len(icmps) == 0 {
@@ -442,21 +440,21 @@ func (c *converter) rules(spec *rule.Spec, d policytable.Direction, deny bool, p
 	}
 }
 
-// everyName reports whether a list of DNS rules allows every question, as one rule
-// of it does. Then nothing has to look at the questions.
+// everyName reports whether a list of DNS rules allows every query, because one of its rules does. No proxy needs to
+// inspect the queries then.
 func everyName(list []FQDN) bool {
 	return slices.ContainsFunc(list, func(f FQDN) bool {
 		return f.MatchName == nil && f.MatchPattern != nil && strings.TrimSpace(*f.MatchPattern) == "*"
 	})
 }
 
-// forwarded reports whether the DNS rules of a port rule are a plain allow.
+// forwarded reports whether the DNS rules of a port rule are equivalent to a plain allow.
 func forwarded(r *PortRule, o rule.Options) bool {
 	return o.WithoutDNSProxy && r.Rules != nil && everyName(r.Rules.DNS)
 }
 
-// layer7 is the proxy that a port rule needs. Empty lists of requests, and DNS
-// rules of every name without a proxy, are a plain allow.
+// layer7 returns the action and the proxy for a port rule. Empty lists of requests, and DNS rules for every name
+// without a proxy, are a plain allow.
 func layer7(r *PortRule, o rule.Options) (policytable.Action, policytable.Proxy) {
 	switch {
 	case r.Listener != nil:
@@ -471,9 +469,8 @@ func layer7(r *PortRule, o rule.Options) (policytable.Action, policytable.Proxy)
 	return policytable.Allow, policytable.NoProxy
 }
 
-// convertPort turns an entry into intervals. Port 0 is every port of the
-// protocol, whatever endPort says; an endPort below the port is ignored, as is
-// one behind a name.
+// convertPort converts an entry to port ranges. Port 0 means all ports of the protocol, whatever endPort is. An
+// endPort below the port or with a named port is ignored.
 func convertPort(pp PortProtocol) []rule.Port {
 	name := ""
 	if pp.Protocol != nil {
@@ -527,7 +524,7 @@ func icmpFamily(f ICMPField) string {
 	return *f.Family
 }
 
-// icmpType is the type's number; false if it has none that a packet can carry.
+// icmpType returns the number of the type; false if no packet can have it.
 func icmpType(f ICMPField) (uint8, bool) {
 	if !f.Type.IsString {
 		return uint8(f.Type.Int), 0 <= f.Type.Int && f.Type.Int <= 255
@@ -539,8 +536,8 @@ func icmpType(f ICMPField) (uint8, bool) {
 	return n, ok
 }
 
-// icmpPorts is the interval of a type. Type 0 is every type: it is written as
-// port 0, which means every port.
+// icmpPorts returns the range of a type. Type 0 means every type, because it is written as port 0, which means every
+// port.
 func icmpPorts(f ICMPField) []rule.Port {
 	proto := port.ICMP
 	if icmpFamily(f) == "IPv6" {
@@ -556,7 +553,7 @@ func icmpPorts(f ICMPField) []rule.Port {
 	return []rule.Port{{Range: port.ICMPType(proto, typ)}}
 }
 
-// Group is an address group as rules refer to it.
+// Group returns the address group to which rules refer.
 func (g *CIDRGroup) Group() (name string, labels label.Set, prefixes []netip.Prefix) {
 	ls := []label.Label{{Source: label.SourceCIDRGroup, Key: label.KeyCIDRGroupName + g.Metadata.Name}}
 	for k, v := range g.Metadata.Labels {

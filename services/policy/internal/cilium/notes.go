@@ -10,15 +10,15 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// What becomes of a rule with a part that is not supported.
+// Effects of unsupported parts on a rule.
 const (
 	allowsNothing  = "; the rule allows nothing"
 	deniesEveryone = "; the rule denies all peers"
 	isDropped      = "; packets that match are redirected to no proxy, and dropped"
 )
 
-// Notes name the fields of a valid policy that are not supported, and what the
-// rules they belong to were made. Rules is what makes them that.
+// Notes returns notes about the unsupported fields of a valid policy, and their effect on the rules. The effects must
+// agree with Rules.
 func (p *NetworkPolicy) Notes(o rule.Options) manifest.Notes {
 	var ns manifest.Notes
 	if p.Spec != nil {
@@ -93,5 +93,5 @@ func layer7Notes(path string, rules []PortRule, o rule.Options, ns *manifest.Not
 	}
 }
 
-// asked reports whether authentication is a condition of the rule.
+// asked reports whether the rule requires authentication.
 func (a *Authentication) asked() bool { return a != nil && a.Mode != "disabled" }

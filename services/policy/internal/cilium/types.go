@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package cilium holds CiliumNetworkPolicy, CiliumClusterwideNetworkPolicy and
-// CiliumCIDRGroup of cilium.io/v2: the types, their validation and what they
-// mean as rules.
+// Package cilium defines CiliumNetworkPolicy, CiliumClusterwideNetworkPolicy and CiliumCIDRGroup of cilium.io/v2: the
+// types, their validation, and their conversion to rules.
 //
-// Validation refuses what the published schema refuses and what Cilium's agent
-// refuses. Existing manifests keep their meaning, odd corners included; each
-// corner is named where it is handled.
+// Validation rejects what the published schema rejects and what Cilium's agent rejects. Existing manifests keep their
+// meaning, including odd corner cases, which are documented in the code that handles them.
 package cilium
 
 import (
@@ -23,7 +21,7 @@ type NetworkPolicy struct {
 	Specs []Rule `json:"specs"`
 }
 
-// Rule is one subject with its rules.
+// Rule is a subject and its rules.
 type Rule struct {
 	EndpointSelector  *networkpolicy.LabelSelector `json:"endpointSelector"`
 	NodeSelector      *networkpolicy.LabelSelector `json:"nodeSelector"`
@@ -37,14 +35,14 @@ type Rule struct {
 	Log               Log                          `json:"log"`
 }
 
-// DefaultDeny overrides whether a policy switches its subjects to default
-// deny; the default is: in the directions it has rules for.
+// DefaultDeny overrides whether a policy switches its subjects to default deny. By default it does so in the
+// directions that have rules.
 type DefaultDeny struct {
 	Ingress *bool `json:"ingress"`
 	Egress  *bool `json:"egress"`
 }
 
-// Label is a label of the rule itself, which decides nothing.
+// Label is a label of the rule itself. It has no effect.
 type Label struct {
 	Key    *string `json:"key"`
 	Value  string  `json:"value"`
@@ -67,7 +65,7 @@ type IngressPeers struct {
 	FromRequires  []any                         `json:"fromRequires"` // must be empty
 }
 
-// IngressRule allows.
+// IngressRule allows connections.
 type IngressRule struct {
 	IngressPeers
 	ToPorts        []PortRule      `json:"toPorts"`
@@ -75,7 +73,7 @@ type IngressRule struct {
 	Authentication *Authentication `json:"authentication"`
 }
 
-// IngressDenyRule denies.
+// IngressDenyRule denies connections.
 type IngressDenyRule struct {
 	IngressPeers
 	ToPorts []PortDenyRule `json:"toPorts"`
@@ -94,7 +92,7 @@ type EgressPeers struct {
 	ToRequires  []any                         `json:"toRequires"` // must be empty
 }
 
-// EgressRule allows.
+// EgressRule allows connections.
 type EgressRule struct {
 	EgressPeers
 	ToFQDNs        []FQDN          `json:"toFQDNs"`
@@ -103,14 +101,14 @@ type EgressRule struct {
 	Authentication *Authentication `json:"authentication"`
 }
 
-// EgressDenyRule denies.
+// EgressDenyRule denies connections.
 type EgressDenyRule struct {
 	EgressPeers
 	ToPorts []PortDenyRule `json:"toPorts"`
 	ICMPs   []ICMPRule     `json:"icmps"`
 }
 
-// CIDRRule is a prefix, or the prefixes of groups, with holes.
+// CIDRRule is a prefix, or the prefixes of groups, with exceptions.
 type CIDRRule struct {
 	CIDR              string                       `json:"cidr"`
 	CIDRGroupRef      string                       `json:"cidrGroupRef"`
@@ -118,26 +116,25 @@ type CIDRRule struct {
 	Except            []string                     `json:"except"`
 }
 
-// Service selects the endpoints of a service, which are not known here: see
-// Notes.
+// Service selects the endpoints of a Service, which is not supported: see Notes.
 type Service struct {
 	K8sService         *ServiceName     `json:"k8sService"`
 	K8sServiceSelector *ServiceSelector `json:"k8sServiceSelector"`
 }
 
-// ServiceName names a service.
+// ServiceName refers to a Service by name.
 type ServiceName struct {
 	Namespace   string `json:"namespace"`
 	ServiceName string `json:"serviceName"`
 }
 
-// ServiceSelector selects services by their labels.
+// ServiceSelector selects Services by label.
 type ServiceSelector struct {
 	Namespace string                       `json:"namespace"`
 	Selector  *networkpolicy.LabelSelector `json:"selector"`
 }
 
-// Authentication asks for mutual authentication, which is not offered: see Notes.
+// Authentication requires mutual authentication, which is not supported: see Notes.
 type Authentication struct {
 	Mode string `json:"mode"`
 }
@@ -148,7 +145,7 @@ type FQDN struct {
 	MatchPattern *string `json:"matchPattern"`
 }
 
-// PortRule is a set of ports, and what is allowed on layer 7.
+// PortRule is a set of ports with optional layer-7 rules.
 type PortRule struct {
 	Ports          []PortProtocol `json:"ports"`
 	TerminatingTLS *TLS           `json:"terminatingTLS"`
@@ -163,14 +160,14 @@ type PortDenyRule struct {
 	Ports []PortProtocol `json:"ports"`
 }
 
-// PortProtocol is a port, a range or a name.
+// PortProtocol is a port, a range or a named port.
 type PortProtocol struct {
 	Port     string  `json:"port"`
 	EndPort  int64   `json:"endPort"`
 	Protocol *string `json:"protocol"`
 }
 
-// TLS is the material for a proxy to end or begin TLS with.
+// TLS names the secrets with which a proxy terminates or originates TLS.
 type TLS struct {
 	Secret      *Secret `json:"secret"`
 	TrustedCA   string  `json:"trustedCA"`
@@ -178,32 +175,32 @@ type TLS struct {
 	PrivateKey  string  `json:"privateKey"`
 }
 
-// Secret names a Kubernetes secret.
+// Secret refers to a Kubernetes secret.
 type Secret struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 }
 
-// Listener is a proxy of the user's own.
+// Listener refers to a proxy of the user.
 type Listener struct {
 	EnvoyConfig EnvoyConfig `json:"envoyConfig"`
 	Name        string      `json:"name"`
 	Priority    *int64      `json:"priority"`
 }
 
-// EnvoyConfig names the proxy's configuration.
+// EnvoyConfig refers to the proxy's configuration.
 type EnvoyConfig struct {
 	Kind string `json:"kind"`
 	Name string `json:"name"`
 }
 
-// L7Rules are the requests that are allowed.
+// L7Rules lists the allowed requests.
 type L7Rules struct {
 	HTTP []HTTPRule `json:"http"`
 	DNS  []FQDN     `json:"dns"`
 }
 
-// HTTPRule is one kind of HTTP request.
+// HTTPRule matches HTTP requests.
 type HTTPRule struct {
 	Path          string        `json:"path"`
 	Method        string        `json:"method"`
@@ -212,7 +209,7 @@ type HTTPRule struct {
 	HeaderMatches []HeaderMatch `json:"headerMatches"`
 }
 
-// HeaderMatch is a header with a value, and what to do when it differs.
+// HeaderMatch is a header with a value, and the action if the value differs.
 type HeaderMatch struct {
 	Mismatch string  `json:"mismatch"`
 	Name     string  `json:"name"`
@@ -237,7 +234,7 @@ type CIDRGroup struct {
 	Spec CIDRGroupSpec `json:"spec"`
 }
 
-// CIDRGroupSpec is its content.
+// CIDRGroupSpec is the spec of a CIDRGroup.
 type CIDRGroupSpec struct {
 	ExternalCIDRs []string `json:"externalCIDRs"`
 }

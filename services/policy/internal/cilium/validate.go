@@ -27,12 +27,11 @@ const (
 	maxListener   = 100
 )
 
-// Validate checks a CiliumNetworkPolicy (namespaced) or a
-// CiliumClusterwideNetworkPolicy.
+// Validate checks a CiliumNetworkPolicy (namespaced) or a CiliumClusterwideNetworkPolicy.
 func (p *NetworkPolicy) Validate(namespaced bool, o rule.Options) manifest.Problems {
 	v := validator{options: o}
 	p.Metadata.Validate(namespaced, &v.Problems)
-	if p.Spec == nil && p.Specs == nil { // an empty list is a policy of no rules
+	if p.Spec == nil && p.Specs == nil { // an empty list is a policy without rules
 		v.Add("spec", "is required: the policy is empty")
 	}
 	if p.Spec != nil {
@@ -105,7 +104,7 @@ func (v *validator) rule(path string, r *Rule, namespaced bool) {
 	}
 }
 
-// denyPorts gives deny rules the shape of allow rules.
+// denyPorts converts the ports of deny rules to the form of allow rules.
 func denyPorts(in []PortDenyRule) []PortRule {
 	if in == nil {
 		return nil
@@ -122,7 +121,7 @@ type member struct {
 	n    int
 }
 
-// exclusive refuses two kinds of peers in one rule.
+// exclusive rejects two kinds of peers in one rule.
 func (v *validator) exclusive(path string, members []member) {
 	first := ""
 	for _, m := range members {
@@ -186,10 +185,10 @@ func (v *validator) egressPeers(path string, p *EgressPeers, fqdns []FQDN) {
 	}
 }
 
-// requires refuses what Cilium has withdrawn.
+// requires rejects fields that Cilium has removed.
 func (v *validator) requires(path string, list []any) {
 	if len(list) > 0 {
-		v.Add(path, "is not supported any more")
+		v.Add(path, "is no longer supported")
 	}
 }
 
@@ -213,7 +212,7 @@ func (v *validator) cidrs(path string, list []string) {
 			continue
 		}
 		if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
-			v.AddSchema(p, "%q has no length; %s/%d is meant", s, a, a.BitLen())
+			v.AddSchema(p, "%q has no prefix length; write %s/%d", s, a, a.BitLen())
 			continue
 		}
 		v.Add(p, "%q is not a prefix such as 10.9.8.0/24 or 2001:db8::/64", s)
@@ -289,8 +288,8 @@ func (v *validator) fqdn(path string, f FQDN) {
 	}
 }
 
-// dnsText checks the shape of names and patterns: labels that are not empty,
-// with single dots between them and perhaps one at the end.
+// dnsText checks the form of names and patterns: non-empty labels, separated by single dots, with an optional final
+// dot.
 func (v *validator) dnsText(path, s string) {
 	switch {
 	case s == "":
@@ -368,7 +367,7 @@ func (v *validator) portRule(path string, r *PortRule, d policytable.Direction, 
 	}
 }
 
-// layer7 checks the rules of an application's protocol. Zero says that a port is 0.
+// layer7 checks the rules for an application protocol. zero is set if one of the ports is 0.
 func (v *validator) layer7(p string, r *PortRule, d policytable.Direction, host, zero bool) {
 	hasDNS, hasHTTP := len(r.Rules.DNS) > 0, len(r.Rules.HTTP) > 0
 	switch {
@@ -450,7 +449,7 @@ func (v *validator) listener(p string, l *Listener, d policytable.Direction, l7 
 }
 
 func (v *validator) regexp(path, text string) {
-	// Parsing alone tells whether it is valid; compiling expands repetitions.
+	// Parsing is enough to validate the expression; compiling would expand repetitions.
 	if _, err := syntax.Parse(text, syntax.Perl); err != nil {
 		v.Add(path, "%v", err)
 	}
@@ -458,7 +457,7 @@ func (v *validator) regexp(path, text string) {
 
 var spelled = []string{"TCP", "UDP", "SCTP", "VRRP", "IGMP", "GRE", "IPIP", "IPV6", "ESP", "AH", "ANY"}
 
-// protocol returns the protocols an entry names; an absent one is ANY.
+// protocol returns the protocols of an entry; a missing protocol means ANY.
 func (v *validator) protocol(path string, pp PortProtocol) ([]port.Protocol, bool) {
 	if pp.Protocol == nil {
 		return protocols(""), true
@@ -478,7 +477,7 @@ func (v *validator) protocol(path string, pp PortProtocol) ([]port.Protocol, boo
 	return protocols(upper), true
 }
 
-// protocols are what a protocol name stands for.
+// protocols returns the protocols of a protocol name.
 func protocols(name string) []port.Protocol {
 	name = strings.ToUpper(name)
 	if name == "" || name == "ANY" {
@@ -488,8 +487,8 @@ func protocols(name string) []port.Protocol {
 	return []port.Protocol{p}
 }
 
-// portNumber reads the port: a name, or a number in Go's syntax (a leading 0
-// means octal). Protocols without ports may leave it out.
+// portNumber reads a port: a name, or a number in Go's syntax (a leading 0 means octal). Protocols without ports may
+// omit it.
 func (v *validator) portNumber(path string, pp PortProtocol, protos []port.Protocol) (number uint16, named, ok bool) {
 	if pp.Port == "" {
 		if len(protos) == 1 && !protos[0].HasPorts() {
@@ -531,7 +530,7 @@ func (v *validator) icmp(path string, fields []ICMPField) {
 			v.Add(p+".type", "is required")
 			continue
 		}
-		// A number that no packet carries is accepted and matches nothing.
+		// A type that no packet can have is accepted, and matches nothing.
 		if _, ok := icmpType(f); f.Type.IsString && !ok {
 			v.Add(p+".type", "%q is not an ICMP type of %s", f.Type.String, icmpFamily(f))
 		}

@@ -21,18 +21,18 @@ import (
 // resolveTimeout limits one call.
 const resolveTimeout = 5 * time.Second
 
-// Addresses asks the identity service which identity an address has.
+// Addresses resolves addresses to identities through the identity service.
 type Addresses struct {
 	client identityv1.ClusterServiceClient
 }
 
-// NewAddresses uses a connection to the identity service's socket.
+// NewAddresses returns Addresses that use a connection to the identity service's socket.
 func NewAddresses(cc grpc.ClientConnInterface) Addresses {
 	return Addresses{identityv1.NewClusterServiceClient(cc)}
 }
 
-// IdentityOf returns the identity of an address: identity.UnknownInCluster if the address lies in a range of a node
-// and belongs to no endpoint, 0 if it lies outside of the cluster. It returns peer.ErrUnresolved if the identity
+// IdentityOf returns the identity of an address. It returns identity.UnknownInCluster if the address is in a node's
+// range but has no endpoint, and 0 if it is outside of the cluster. It returns peer.ErrUnresolved if the identity
 // service does not answer, or does not know the addresses of the cluster yet.
 func (a Addresses) IdentityOf(ctx context.Context, addr netip.Addr) (identity.Numeric, error) {
 	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
@@ -48,5 +48,5 @@ func (a Addresses) IdentityOf(ctx context.Context, addr netip.Addr) (identity.Nu
 	case r.GetRangeNode() != "":
 		return identity.UnknownInCluster, nil
 	}
-	return 0, nil // mappings that do not count, outside of all ranges
+	return 0, nil // outside of all ranges, or an ignored mapping
 }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package client follows the identity service and turns what it says into the
-// core's words.
+// Package client calls the identity service and converts its messages to the types of this service.
 package client
 
 import (
@@ -26,35 +25,33 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
 
-// Sink takes what the identity service says.
+// Sink receives the updates of the identity service.
 type Sink interface {
-	// TakeIdentities adds, replaces and removes identities. at is the revision of
-	// the identity service up to which everything was taken then; zero: that is
-	// not known.
+	// TakeIdentities adds, replaces and removes identities. at is the revision of the identity service that is
+	// complete after this call; zero means unknown.
 	TakeIdentities(ctx context.Context, set []peer.Identity, gone []identity.Numeric, at peer.Revision) error
-	// CompleteIdentities says that these are all there are.
+	// CompleteIdentities reports that listed contains all existing identities.
 	CompleteIdentities(ctx context.Context, listed map[identity.Numeric]struct{}) error
-	// SetLabelFilter says which labels identities have.
+	// SetLabelFilter sets the filter that determines which labels identities have.
 	SetLabelFilter(ctx context.Context, workloads, nodes []labelfilter.Rule) error
-	// SourceFailed notes why nothing can be said; nil takes it back.
+	// SourceFailed records why a source cannot be followed; nil clears the failure.
 	SourceFailed(ctx context.Context, name string, why error) error
 }
 
-// maxIdentities is more than there are numbers for; a service that names more
-// is not believed.
+// maxIdentities is above the number of possible identities. A service that sends more is rejected.
 const maxIdentities = 1 << 17
 
-// Identities follows the watch of the identity service.
+// Identities follows the identities of the identity service.
 type Identities struct {
 	client  identityv1.IdentityServiceClient
 	sink    Sink
-	name    string // of the source
+	name    string // name of the source
 	log     *slog.Logger
 	options watch.FollowOptions
-	texts   peer.Interner // of the watch's goroutine
+	texts   peer.Interner // used only by the watch's goroutine
 }
 
-// NewIdentities uses a connection to the identity service's socket.
+// NewIdentities returns Identities that use a connection to the identity service's socket.
 func NewIdentities(cc grpc.ClientConnInterface, name string, sink Sink, l *slog.Logger) *Identities {
 	l = l.With("source", name)
 	return &Identities{
@@ -63,7 +60,7 @@ func NewIdentities(cc grpc.ClientConnInterface, name string, sink Sink, l *slog.
 	}
 }
 
-// Run follows until the context ends.
+// Run follows the identities until ctx ends.
 func (i *Identities) Run(ctx context.Context) error {
 	return watch.Follow(ctx, i, i, i.options)
 }
@@ -78,8 +75,8 @@ func (i *Identities) Watch(ctx context.Context, token []byte) iter.Seq2[watch.Ev
 	}, i.event)
 }
 
-// takeFilter passes the filter of labels on, before any identity: a service that
-// began again may have another. An earlier version does not say it.
+// takeFilter passes on the label filter before any identity, because the filter may change when the service restarts.
+// Earlier versions do not have the call.
 func (i *Identities) takeFilter(ctx context.Context) error {
 	m, err := i.client.GetLabelFilter(ctx, &identityv1.GetLabelFilterRequest{})
 	if status.Code(err) == codes.Unimplemented {
@@ -106,8 +103,8 @@ func (i *Identities) event(m *identityv1.WatchIdentitiesResponse) watch.Event[id
 	case *identityv1.WatchIdentitiesResponse_Upsert:
 		id, err := i.fromIdentity(e.Upsert)
 		if err != nil {
-			// What the number stood for before is not what it stands for now.
-			i.log.Error("an identity is not understood and stays unknown", log.Err(err))
+			// The number no longer has its former meaning.
+			i.log.Error("cannot decode an identity; it stays unknown", log.Err(err))
 			out.Kind, out.Key = watch.Delete, identity.Numeric(e.Upsert.GetNumber())
 			break
 		}

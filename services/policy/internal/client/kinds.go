@@ -17,27 +17,25 @@ import (
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 )
 
-// Times of Kinds.
+// Timing of Kinds.
 const (
 	watchRetry    = time.Second
 	watchRetryMax = 30 * time.Second
 )
 
-// Kinds says which kinds of policy sluice-controller has found, by the identity services
-// of the cluster.
+// Kinds delivers the kinds of policy that sluice-controller has found, through the identity services of the cluster.
 type Kinds struct {
 	client identityv1.ClusterServiceClient
 	log    *slog.Logger
 }
 
-// NewKinds uses a connection to the identity service's socket.
+// NewKinds returns Kinds that use a connection to the identity service's socket.
 func NewKinds(cc grpc.ClientConnInterface, l *slog.Logger) *Kinds {
 	return &Kinds{client: identityv1.NewClusterServiceClient(cc), log: l}
 }
 
-// Watch calls told with the kinds that were published last, and after every change,
-// until ctx ends. published is false while no process has published, or the identity
-// service does not answer.
+// Watch calls told with the last published kinds, and again after every change, until ctx ends. published is false
+// until a process has published kinds, and while the identity service does not answer.
 func (k *Kinds) Watch(ctx context.Context, told func(kinds []string, published bool)) {
 	for pause := watchRetry; ; {
 		err := k.watch(ctx, func(kinds []string, published bool) {
@@ -48,10 +46,10 @@ func (k *Kinds) Watch(ctx context.Context, told func(kinds []string, published b
 			return
 		}
 		told(nil, false)
-		if status.Code(err) == codes.Unimplemented { // of an earlier version
+		if status.Code(err) == codes.Unimplemented { // from an earlier version
 			pause = watchRetryMax
 		} else {
-			k.log.Debug("cannot watch which kinds of policy were published, trying again", log.Err(err))
+			k.log.Debug("cannot watch the published kinds of policy, trying again", log.Err(err))
 		}
 		select {
 		case <-time.After(pause + rand.N(pause)):

@@ -18,16 +18,16 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// Times of Refusals.
+// Timing of Refusals.
 const (
 	reportTimeout = 5 * time.Second
 	reportEvery   = 10 * time.Second
-	// reportAgain is when a report that did not change is sent again, because the lease of
-	// the node may have ended meanwhile.
+	// reportAgain is the interval after which an unchanged report is sent again, because the lease of the node may
+	// have ended meanwhile.
 	reportAgain = 10 * time.Minute
 )
 
-// Bounds of a report, so that it has at most 64 KiB in etcd.
+// Limits of a report, so that it uses at most 64 KiB in etcd.
 const (
 	maxReported    = 1024
 	maxReportBytes = 48 << 10
@@ -46,16 +46,16 @@ type Refusals struct {
 	log    *slog.Logger
 }
 
-// NewRefusals uses a connection to the identity service's socket.
+// NewRefusals returns Refusals that use a connection to the identity service's socket.
 func NewRefusals(cc grpc.ClientConnInterface, l *slog.Logger) *Refusals {
 	return &Refusals{client: identityv1.NewClusterServiceClient(cc), log: l}
 }
 
-// Report sends what list returns, sorted, whenever it differs from the last report, until ctx
-// ends; it then returns nil. It looks every 10 to 15 s.
+// Report compares the sorted result of list with the last report every 10 to 15 s, and sends it if it differs, until
+// ctx ends; it then returns nil.
 func (r *Refusals) Report(ctx context.Context, list func(context.Context) ([]Refused, error)) error {
 	var last []Refused
-	var sent time.Time // of last; zero: nothing was sent in this run
+	var sent time.Time // when last was sent; zero: not in this run
 	for {
 		now, err := list(ctx)
 		if err == nil && (sent.IsZero() || !slices.Equal(now, last) || len(now) > 0 && time.Since(sent) > reportAgain) {
@@ -64,7 +64,7 @@ func (r *Refusals) Report(ctx context.Context, list func(context.Context) ([]Ref
 			}
 		}
 		if err != nil && ctx.Err() == nil {
-			r.log.Debug("the policies that are not enforced as written are not reported", log.Err(err))
+			r.log.Debug("cannot report the policies that are not enforced as written", log.Err(err))
 		}
 		select {
 		case <-time.After(reportEvery + rand.N(reportEvery/2)):
@@ -81,7 +81,7 @@ func (r *Refusals) send(ctx context.Context, list []Refused) error {
 	bytes := 0
 	for i, x := range list {
 		reason := x.Reason[:min(len(x.Reason), maxReason)]
-		// What JSON adds, with room for characters that it escapes.
+		// Overhead of JSON, with a margin for escaped characters.
 		bytes += 64 + len(x.Key.Kind) + len(x.Key.Namespace) + len(x.Key.Name) + 2*len(reason)
 		if i == maxReported || bytes > maxReportBytes {
 			req.Omitted = uint32(len(list) - i) //nolint:gosec // far less

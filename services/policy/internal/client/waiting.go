@@ -20,20 +20,19 @@ import (
 	"github.com/sluice-net/sluice/proto/wire"
 )
 
-// Times between two attempts to follow the changes of labels that wait.
+// Delays between two attempts to follow the pending label changes.
 const (
 	waitingRetry = time.Second
-	// waitingAbsent is the pause after the identity service of an earlier version, which does not
-	// have the call.
+	// waitingAbsent is the delay if the identity service is an earlier version without the call.
 	waitingAbsent = time.Minute
 )
 
-// Narrows reports whether the policies allow an identity a part of what they allow it now, if
-// it has these labels.
+// Narrows reports whether the policies would allow an identity with these labels no more than they allow the identity
+// now.
 type Narrows func(ctx context.Context, n identity.Numeric, labels label.Set) (bool, error)
 
-// AdmitNarrowing follows the changes of labels that wait for a rate, and admits the changes that
-// let a pod do less, until ctx ends; it then returns nil.
+// AdmitNarrowing follows the label changes that wait because of a rate limit, and admits the changes that reduce what
+// a pod may do, until ctx ends; it then returns nil.
 func AdmitNarrowing(ctx context.Context, cc grpc.ClientConnInterface, narrows Narrows, l *slog.Logger) error {
 	client := identityv1.NewIdentityServiceClient(cc)
 	for {
@@ -45,7 +44,7 @@ func AdmitNarrowing(ctx context.Context, cc grpc.ClientConnInterface, narrows Na
 		if status.Code(err) == codes.Unimplemented {
 			pause = waitingAbsent
 		} else {
-			l.Debug("changes of labels that wait are not followed", log.Err(err))
+			l.Debug("cannot follow the pending label changes", log.Err(err))
 		}
 		select {
 		case <-time.After(pause):

@@ -3,11 +3,10 @@
 
 // Package compile turns the rules of a subject into a table.
 //
-// A Program is what the rules of one direction come to, independent of which
-// peers exist: numbered rules, what each selector contributes, the prefixes of
-// addresses. Subjects with equal programs share one table. A Program knows the
-// class of any set of matched selectors; which sets occur is the engine's
-// business.
+// A Program is the compiled form of the rules of one direction. It does not depend on the existing peers: it has
+// numbered rules, the rules that each selector contributes, and the prefixes of addresses. Subjects with equal
+// programs share one table. A Program can compute the class of any set of matched selectors. The engine determines
+// which sets occur.
 package compile
 
 import (
@@ -31,29 +30,29 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// Input is everything a table is made of, apart from the peers.
+// Input holds everything that determines a table, except the peers.
 type Input struct {
 	Direction policytable.Direction
 	Rules     []*rule.Rule         // in any order
 	Flags     table.Flags          // DefaultAllow and HostAllow
-	Ports     []workload.NamedPort // of the subject; they resolve names on ingress
-	Groups    *Groups              // all there are
+	Ports     []workload.NamedPort // of the subject; used to resolve named ports on ingress
+	Groups    *Groups              // all groups
 }
 
-// maxOverlaps bounds the work for the address side of a table: the sum, over all
-// prefixes, of the rules that hold around it. A few thousand rules for everywhere
-// beside as many prefixes as a table takes would keep a processor for a minute.
+// maxOverlaps limits the work for the address side of a table: the sum, over all prefixes, of the rules that apply to
+// the prefix. A few thousand rules for all addresses, together with the maximum number of prefixes, would otherwise
+// occupy a CPU for a minute.
 const maxOverlaps = 5_000_000
 
 // Hash identifies a program by its content.
 type Hash [32]byte
 
-// numbered is a rule with its place in the program.
+// numbered is a rule with its number in the program.
 type numbered struct {
 	*rule.Rule
 	number uint16
-	ranges []port.Range // resolved; AllPorts has none
-	named  []rule.Port  // of egress: resolved per peer
+	ranges []port.Range // resolved; none for AllPorts
+	named  []rule.Port  // egress only: resolved for each peer
 }
 
 // Program is a compiled rule set. It is immutable.
@@ -61,27 +60,27 @@ type Program struct {
 	Hash      Hash
 	Direction policytable.Direction
 	flags     table.Flags
-	rules     []numbered // number 1 first
-	// Sources are the places each rule was written in, number 1 first. They
-	// belong to the subject and not to the hash.
+	rules     []numbered // starting with number 1
+	// Sources are the source locations of each rule, starting with number 1. They belong to the subject and are not
+	// part of the hash.
 	Sources [][]policytable.Source
 
-	// Selectors that peers are matched with, in canonical order, and the
-	// numbers of the rules each of them brings.
+	// Selectors that peers are matched against, in canonical order, and the numbers of the rules that each
+	// contributes.
 	Selectors []selector.Selector
 	bySel     map[string][]uint16
 
-	alike         []uint16 // by number - 1: the first of the run of rules with one effect
+	alike         []uint16 // by number - 1: the first of consecutive rules with the same effect
 	everyone      []uint16 // rules on the identity side for every peer
-	everyoneElse  []uint16 // the same without those that spare the local node
-	unknown       []uint16 // for peers that nobody announced
+	everyoneElse  []uint16 // the same without rules that exempt the local node
+	unknown       []uint16 // for peers with an unknown identity
 	addrEveryone  []uint16 // rules on the address side for every address
 	hasPrefixes   bool
 	names         []rule.NamePeer
 	grouped       bool            // a rule has peers by groups
-	groups        []*policy.Group // that matter to a rule
-	groupsDigest  rule.Digest     // of what of them matters
-	closedLabels  label.Set       // of groups of which is not known who is in them
+	groups        []*policy.Group // groups that a rule depends on
+	groupsDigest  rule.Digest     // of the relevant parts of groups
+	closedLabels  label.Set       // labels of groups whose members are unknown
 	namedPrefixes bool
 }
 
@@ -109,8 +108,7 @@ func New(in Input) (*Program, error) {
 		}
 		n.resolve(in.Direction, in.Ports)
 		p.rules = append(p.rules, n)
-		// A rule that is too much by itself is refused now, and not when the
-		// first peer that it selects appears.
+		// A rule that is too large by itself is rejected now, and not when the first matching peer appears.
 		if 2*len(n.ranges)+1 > table.MaxIntervals {
 			if got := len(p.Function([]uint16{n.number}, nil, false)); got > table.MaxIntervals {
 				return nil, &table.ErrTooLarge{What: "intervals in one rule", Got: got, Limit: table.MaxIntervals}
@@ -142,13 +140,13 @@ func New(in Input) (*Program, error) {
 	return p, nil
 }
 
-// same reports whether two rules decide the same at the same place.
+// same reports whether two rules have the same place in the order and the same effect.
 func same(a, b *rule.Rule) bool {
 	return a.Tier == b.Tier && a.Priority == b.Priority && a.Index == b.Index &&
 		a.Action == b.Action && a.Proxy == b.Proxy && a.Digest() == b.Digest()
 }
 
-// resolve splits ports into intervals and names that have to wait for a peer.
+// resolve divides ports into ranges, and names that depend on the peer.
 func (n *numbered) resolve(d policytable.Direction, own []workload.NamedPort) {
 	for _, p := range n.Ports {
 		switch {
@@ -172,10 +170,9 @@ func resolved(p rule.Port, ports []workload.NamedPort) []port.Range {
 	return out
 }
 
-// place decides on which side each rule is looked up. A rule for everybody
-// costs nothing on the identity side if it covers all ports; with ports it
-// would be copied into every identity class, so it goes to the address side if
-// there can be several.
+// place decides on which side each rule is looked up. A rule for all peers costs nothing on the identity side if it
+// covers all ports. With specific ports it would be copied into every identity class, so if there can be several
+// classes, it goes to the address side.
 func (p *Program) place() {
 	for i := range p.rules {
 		for _, s := range p.rules[i].Peers.Selectors {
@@ -241,11 +238,11 @@ func (p *Program) hash() {
 	copy(p.Hash[:], h.Sum(nil))
 }
 
-// Names are the DNS names whose addresses the program wants to know.
+// Names returns the DNS names whose addresses the program depends on.
 func (p *Program) Names() []rule.NamePeer { return p.names }
 
-// NeedsPodAddresses says that a rule limits a prefix to a named
-// port: for it the pods in the prefix have to be known by their addresses.
+// NeedsPodAddresses reports whether a rule limits a prefix to a named port. For such a rule, the addresses of the
+// pods in the prefix must be known.
 func (p *Program) NeedsPodAddresses() bool { return p.namedPrefixes }
 
 // NewTable returns a table without peers and prefixes.
@@ -260,13 +257,11 @@ func (p *Program) NewTable() *table.Table {
 	return t
 }
 
-// Brings returns the numbers of the rules that a selector of the program brings
-// to the peers it matches.
+// Brings returns the numbers of the rules that a selector contributes for the peers that it matches.
 func (p *Program) Brings(selector string) []uint16 { return p.bySel[selector] }
 
-// Namespace returns the namespace of the policy of the first rule that has a selector. It is
-// empty for a cluster-wide policy, and if a rule with the selector passes or redirects: no
-// other rules are as strict as that rule for all peers.
+// Namespace returns the namespace of the policy of the first rule that has a selector. It is empty for a cluster-wide
+// policy, and if a rule with the selector passes or redirects: no other rules are at least as strict for all peers.
 func (p *Program) Namespace(selector string) string {
 	for _, n := range p.bySel[selector] {
 		if a := p.rules[n-1].Action; a != policytable.Allow && a != policytable.Deny {
@@ -286,9 +281,8 @@ func (p *Program) Denies(numbers []uint16) (denies []uint16) {
 	return denies
 }
 
-// Matched returns the numbers of the rules that a peer matches on the identity
-// side: what its selectors bring, and what holds for everybody. The result may
-// be shared and must not be changed.
+// Matched returns the numbers of the rules that apply to a peer on the identity side: the rules that its selectors
+// contribute, and the rules for all peers. The caller must not change the result, which may be shared.
 func (p *Program) Matched(brought [][]uint16, kind identity.Kind) []uint16 {
 	base := p.everyone
 	switch kind {
@@ -311,23 +305,20 @@ func (p *Program) Matched(brought [][]uint16, kind identity.Kind) []uint16 {
 	return slices.Compact(out)
 }
 
-// NamesForEveryone reports whether a rule for everybody has a named port, so
-// that the class of a peer depends on its ports whatever selects it.
+// NamesForEveryone reports whether a rule for all peers has a named port. The class of a peer then depends on its
+// ports, whatever selects it.
 func (p *Program) NamesForEveryone() bool { return p.UsesNames(p.everyone) }
 
-// AllowsAll reports whether the program is the one of a subject that nothing
-// is enforced for.
+// AllowsAll reports whether nothing is enforced for the program's subject.
 func (p *Program) AllowsAll() bool { return len(p.rules) == 0 && p.flags&table.DefaultAllow != 0 }
 
-// UsesNames reports whether a rule among numbers has a named port that depends
-// on the peer.
+// UsesNames reports whether one of the rules has a named port that depends on the peer.
 func (p *Program) UsesNames(numbers []uint16) bool {
 	return slices.ContainsFunc(numbers, func(n uint16) bool { return len(p.rules[n-1].named) > 0 })
 }
 
-// Function is the list of intervals of a set of rules. Names are resolved with
-// the peer's ports; with unknown, a deny whose name cannot be resolved covers
-// every port of its protocols, and other rules none.
+// Function returns the intervals of a set of rules. Named ports are resolved with the peer's ports. If unknown is
+// set, a deny rule whose name cannot be resolved covers all ports of its protocols, and other rules none.
 func (p *Program) Function(numbers []uint16, ports []workload.NamedPort, unknown bool) []table.Interval {
 	type claim struct {
 		port.Range
@@ -375,8 +366,7 @@ func (p *Program) Function(numbers []uint16, ports []workload.NamedPort, unknown
 	for i := range values {
 		values[i] = table.Nothing
 	}
-	// Numbers ascend, so the first claim on a slot stands: later ones skip what
-	// is taken.
+	// Numbers ascend, so the first claim on a slot wins; later claims skip occupied slots.
 	admin, rest := newFree(len(cuts)), newFree(len(cuts))
 	for _, c := range claims {
 		slots := rest
@@ -407,12 +397,11 @@ func (p *Program) Function(numbers []uint16, ports []workload.NamedPort, unknown
 	return out
 }
 
-// Alike is the first of the rules around a number that have the same effect, with
-// no other between them: whichever of them decides, the verdict is the same, and
-// so it is compared with the number of any other rule.
+// Alike returns the first of the consecutive rules around a number that have the same effect. Whichever of them
+// decides, the verdict is the same, so Alike is compared instead of the number.
 func (p *Program) Alike(number uint16) uint16 { return p.alike[number-1] }
 
-// Run are the numbers of the rules that are alike, given the first of them.
+// Run returns the last of the consecutive rules with the same effect as first, which is their first.
 func (p *Program) Run(first uint16) (last uint16) {
 	last = first
 	for int(last) < len(p.alike) && p.alike[last] == first {
@@ -421,8 +410,8 @@ func (p *Program) Run(first uint16) (last uint16) {
 	return last
 }
 
-// Coarse is a list of intervals with the first of the rules that are alike in
-// place of each: it says as much about verdicts, and less about rules.
+// Coarse replaces each rule by the first consecutive rule with the same effect. The result determines the same
+// verdicts, but has less information about rules.
 func (p *Program) Coarse(list []table.Interval) []table.Interval {
 	out := make([]table.Interval, 0, len(list))
 	for _, i := range list {
@@ -443,8 +432,7 @@ func (p *Program) Coarse(list []table.Interval) []table.Interval {
 	return out
 }
 
-// free knows which of n slots are not taken: each taken one points towards the
-// next that is not.
+// free tracks which of n slots are free: an occupied slot points towards the next free slot.
 type free []int32
 
 func newFree(n int) free {
@@ -455,7 +443,7 @@ func newFree(n int) free {
 	return f
 }
 
-// from is the first free slot that is not before i; n if there is none.
+// from returns the first free slot at or after i, or n if there is none.
 func (f free) from(i int) int {
 	for int(f[i]) != i {
 		f[i] = f[f[i]]
@@ -464,18 +452,18 @@ func (f free) from(i int) int {
 	return i
 }
 
-// take takes a free slot and returns the next free one.
+// take occupies a free slot and returns the next free slot.
 func (f free) take(i int) int {
 	f[i] = int32(i + 1)
 	return f.from(i + 1)
 }
 
-// Place is a single address that is worth an entry of its own: learned for a
-// name, or that of a pod whose named ports matter.
+// Place is a single address that needs its own entry: an address learned for a name, or the address of a pod whose
+// named ports matter.
 type Place struct {
 	Addr  netip.Addr
-	Names []string             // DNS names it was learned for
-	Ports []workload.NamedPort // of the pod that has it
+	Names []string             // DNS names that it was learned for
+	Ports []workload.NamedPort // of the pod with this address
 }
 
 // entry is one reason why addresses match a rule.
@@ -486,14 +474,14 @@ type entry struct {
 }
 
 type mark struct {
-	add    []int // entries that begin here
-	except []int // entries that end here
+	add    []int // entries that start to apply here
+	except []int // entries that cease to apply here
 	groups []*policy.Group
 	place  *Place
 }
 
-// Prefixes computes the address side: each prefix whose classes differ from those
-// of the prefix around it. class turns a rule set into a class.
+// Prefixes computes the address side: every prefix whose classes differ from the classes of the enclosing prefix.
+// class converts a set of rules to a class.
 func (p *Program) Prefixes(places []Place, class func(numbers []uint16, ports []workload.NamedPort) (policytable.Class, error)) (def [identity.PeerScopes]policytable.Class, out []Prefix, err error) {
 	base, err := class(p.addrEveryone, nil)
 	if err != nil {
@@ -568,14 +556,14 @@ func (p *Program) Prefixes(places []Place, class func(numbers []uint16, ports []
 	return p.walk(def, marks, entries, class)
 }
 
-// Prefix is a prefix with the classes of its addresses.
+// Prefix is a prefix and the classes of its addresses.
 type Prefix struct {
 	Prefix  netip.Prefix
 	Classes [identity.PeerScopes]policytable.Class
 }
 
-// walk visits the prefixes in address order, a prefix before what lies in it,
-// with a stack of the prefixes around the current one.
+// walk visits the prefixes in address order, a prefix before the prefixes inside it, with a stack of the enclosing
+// prefixes.
 func (p *Program) walk(def [identity.PeerScopes]policytable.Class, marks map[netip.Prefix]*mark, entries []entry,
 	class func([]uint16, []workload.NamedPort) (policytable.Class, error),
 ) (_ [identity.PeerScopes]policytable.Class, out []Prefix, err error) {
@@ -609,7 +597,7 @@ func (p *Program) walk(def [identity.PeerScopes]policytable.Class, marks map[net
 			f.groups = append(slices.Clone(f.groups), m.groups...)
 		}
 		if work += 1 + len(f.active); work > maxOverlaps {
-			return def, nil, &table.ErrTooLarge{What: "rules around prefixes, counted for each prefix", Got: work, Limit: maxOverlaps}
+			return def, nil, &table.ErrTooLarge{What: "rules that apply to prefixes, summed over all prefixes", Got: work, Limit: maxOverlaps}
 		}
 		numbers := p.reached(f.active, f.groups, entries)
 		var ports []workload.NamedPort
@@ -633,7 +621,7 @@ func contains(outer, inner netip.Prefix) bool {
 	return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
 }
 
-// reached returns the rules of each scope that the active entries bring.
+// reached returns the rules that the active entries contribute, by scope.
 func (p *Program) reached(active []int, groups []*policy.Group, entries []entry) (out [identity.PeerScopes][]uint16) {
 	for s := range out {
 		out[s] = slices.Clone(p.addrEveryone)
@@ -673,8 +661,7 @@ func (p *Program) reached(active []int, groups []*policy.Group, entries []entry)
 	return out
 }
 
-// groupMatches reports whether a rule's peer by groups matches an address in groups with
-// these labels.
+// groupMatches reports whether a rule's group peer matches an address that is in groups with these labels.
 func (p *Program) groupMatches(number uint16, g *rule.GroupPeer, labels label.Set) bool {
 	matches := g.Selector.Matches(labels)
 	if p.closedLabels.Len() == 0 {
@@ -687,8 +674,8 @@ func (p *Program) groupMatches(number uint16, g *rule.GroupPeer, labels label.Se
 	return matches && with
 }
 
-// Where returns the rules whose address peers cover an address, by reading the
-// rules and not the prefixes. places are those that Prefixes was given.
+// Where returns the rules whose address peers cover an address. It reads the rules and not the prefixes. places must
+// be the places that Prefixes got.
 func (p *Program) Where(addr netip.Addr, scope identity.PeerScope, places []Place) (numbers []uint16, ports []workload.NamedPort) {
 	in := func(list []netip.Prefix) bool {
 		return slices.ContainsFunc(list, func(x netip.Prefix) bool { return x.Contains(addr) })
@@ -729,23 +716,23 @@ func (p *Program) Where(addr netip.Addr, scope identity.PeerScope, places []Plac
 	return numbers, ports
 }
 
-// WithEverywhere adds the rules for everybody to those of an address.
+// WithEverywhere adds the rules for all addresses to the rules of one address.
 func (p *Program) WithEverywhere(numbers []uint16) []uint16 {
 	out := append(slices.Clone(p.addrEveryone), numbers...)
 	slices.Sort(out)
 	return slices.Compact(out)
 }
 
-// Everywhere are the rules for everybody that are looked up by address.
+// Everywhere returns the rules for all addresses that are looked up by address.
 func (p *Program) Everywhere() []uint16 { return p.addrEveryone }
 
-// Wants reports whether addresses of a DNS name concern the program.
+// Wants reports whether the program depends on the addresses of a DNS name.
 func (p *Program) Wants(name string) bool {
 	name = dnsname.Canonical(name)
 	return slices.ContainsFunc(p.names, func(n rule.NamePeer) bool { return n.Pattern.Matches(name) })
 }
 
-// Rule describes a rule by its number.
+// Rule returns a rule and its source locations by number.
 func (p *Program) Rule(number uint16) (*rule.Rule, []policytable.Source, error) {
 	if number == 0 || int(number) > len(p.rules) {
 		return nil, nil, fmt.Errorf("table has no rule %d", number)
@@ -753,8 +740,7 @@ func (p *Program) Rule(number uint16) (*rule.Rule, []policytable.Source, error) 
 	return p.rules[number-1].Rule, p.Sources[number-1], nil
 }
 
-// Rules returns the rules, number 1 first. Rules that say the same are listed
-// once.
+// Rules returns the rules, starting with number 1. Equal rules appear once.
 func (p *Program) Rules() []*rule.Rule {
 	out := make([]*rule.Rule, len(p.rules))
 	for i := range p.rules {

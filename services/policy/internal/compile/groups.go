@@ -17,26 +17,25 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 )
 
-// Groups are the address groups there are, indexed by the keys of their labels,
-// so that a program finds those that matter to it without reading the others.
+// Groups is the set of all address groups, indexed by the keys of their labels, so that a program finds the relevant
+// groups without reading the others.
 type Groups struct {
 	byName map[string]*group
 	byKey  map[string]map[*group]struct{}
 }
 
-// group is an address group with the digest of its prefixes, whose order does
-// not count.
+// group is an address group and a digest of its prefixes, which does not depend on their order.
 type group struct {
 	*policy.Group
 	prefixes rule.Digest
 }
 
-// NewGroups returns an index without groups.
+// NewGroups returns an empty index.
 func NewGroups() *Groups {
 	return &Groups{byName: make(map[string]*group), byKey: make(map[string]map[*group]struct{})}
 }
 
-// Clone returns a copy of the index; the groups themselves do not change.
+// Clone returns a copy of the index; the groups themselves are immutable.
 func (gs *Groups) Clone() *Groups {
 	out := &Groups{byName: maps.Clone(gs.byName), byKey: make(map[string]map[*group]struct{}, len(gs.byKey))}
 	for key, groups := range gs.byKey {
@@ -45,7 +44,7 @@ func (gs *Groups) Clone() *Groups {
 	return out
 }
 
-// Set adds a group, or replaces the one of its name.
+// Set adds a group, or replaces the group with the same name.
 func (gs *Groups) Set(in *policy.Group) {
 	gs.Delete(in.Name)
 	list := in.Prefixes
@@ -58,7 +57,7 @@ func (gs *Groups) Set(in *policy.Group) {
 	}
 	var buf []byte
 	for _, x := range list {
-		buf, _ = x.AppendBinary(append(buf[:0], byte(x.Addr().BitLen()))) // it never fails
+		buf, _ = x.AppendBinary(append(buf[:0], byte(x.Addr().BitLen()))) // never fails
 		h.Write(buf)
 	}
 	g := &group{Group: in, prefixes: rule.Digest(h.Sum(nil))}
@@ -71,7 +70,7 @@ func (gs *Groups) Set(in *policy.Group) {
 	}
 }
 
-// Delete removes the group of a name, if there is one.
+// Delete removes a group by name, if it exists.
 func (gs *Groups) Delete(name string) {
 	g := gs.byName[name]
 	if g == nil {
@@ -86,8 +85,7 @@ func (gs *Groups) Delete(name string) {
 	}
 }
 
-// concerns reports whether a label of a group can change what a requirement
-// answers.
+// concerns reports whether a label of a group can affect a requirement.
 func concerns(r selector.Requirement, l label.Label) bool {
 	if r.Key != l.Key || l.Source == label.SourceGenerated || r.Source != "" && l.Source != r.Source {
 		return false
@@ -99,12 +97,11 @@ func concerns(r selector.Requirement, l label.Label) bool {
 	return true
 }
 
-// anyCounts reports whether every group matters to a peer, whatever its labels:
-// the peer matches addresses without labels, and reaches nodes only where some
-// group covers the address.
+// anyCounts reports whether every group matters to a peer, whatever the group's labels are: the peer matches
+// addresses without labels, and includes nodes only if a group covers the address.
 func anyCounts(p rule.GroupPeer) bool { return p.NodesToo && p.Selector.Matches(label.Set{}) }
 
-// groupPeers are the rules' peers by groups.
+// groupPeers calls f for the group peers of all rules.
 func (p *Program) groupPeers(f func(rule.GroupPeer)) {
 	for i := range p.rules {
 		for _, g := range p.rules[i].Peers.Groups {
@@ -113,8 +110,8 @@ func (p *Program) groupPeers(f func(rule.GroupPeer)) {
 	}
 }
 
-// matter returns the groups that matter to the program, and a digest of what of
-// them does: the prefixes, and the labels that a requirement asks for.
+// matter returns the groups that the program depends on, and a digest of the relevant parts: the prefixes, and the
+// labels that requirements refer to.
 func (p *Program) matter(gs *Groups) ([]*policy.Group, rule.Digest) {
 	labels := make(map[*group]map[label.Label]struct{})
 	add := func(g *group, ls ...label.Label) {
@@ -173,9 +170,9 @@ func (p *Program) matter(gs *Groups) ([]*policy.Group, rule.Digest) {
 // UsesGroups reports whether the program depends on address groups.
 func (p *Program) UsesGroups() bool { return p.grouped }
 
-// Stale reports whether the program would be another one with the groups as
-// they are now. changed are those that came, went or changed since it was made:
-// if none of them concerns the program, nothing else is looked at.
+// Stale reports whether compiling with the present groups would give a different program. changed lists the groups
+// that were added, removed or changed since the program was compiled. If the program depends on none of them, Stale
+// does no further work.
 func (p *Program) Stale(gs *Groups, changed []*policy.Group) bool {
 	concerned := false
 	p.groupPeers(func(peer rule.GroupPeer) {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package decode understands the documents that say policies: those of a call, of
-// a file, of an API server, and those that were stored. It decides what is an
-// error where, and names the fields.
+// Package decode parses documents with policies, from calls, files, an API server and the stored state. It decides
+// which mistakes are errors in which context, and names the fields.
 package decode
 
 import (
@@ -22,23 +21,23 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// Decoded is a document that was understood.
+// Decoded is a document that was decoded.
 type Decoded struct {
 	Object   policy.Object
 	Text     []byte
-	Document int // that it is, or is an item of; from 0
-	// Created and UID are those of the object of an API server.
+	Document int // index of the document that it is or belongs to
+	// Created and UID come from the object of an API server.
 	Created time.Time
 	UID     string
-	Line    int // at which it begins; 0: that is not known
+	Line    int // first line; 0: unknown
 
-	item string // its path in a list, with a dot
+	item string // its path in a list, with a final dot
 }
 
-// Violation is one thing that is wrong with a document.
+// Violation is one mistake in a document.
 type Violation struct {
-	Document int // from 0, empty documents not counted
-	Line     int // at which the document, or the item of a list, begins; 1 first
+	Document int // index, not counting empty documents
+	Line     int // first line of the document or list item, counted from 1
 	Name     string
 	Path     string
 	Text     string
@@ -47,7 +46,7 @@ type Violation struct {
 // Where implements rpcerr.Violation.
 func (v Violation) Where() (document int, path, mistake string) { return v.Document, v.Path, v.Text }
 
-// String is "document 2 (line 9): kind name: path: text".
+// String returns "document 2 (line 9): kind name: path: text".
 func (v Violation) String() string {
 	text := fmt.Sprintf("document %d (line %d): ", v.Document+1, v.Line)
 	if v.Line == 0 {
@@ -59,20 +58,20 @@ func (v Violation) String() string {
 	return text + manifest.Problem{Path: v.Path, Text: v.Text}.String()
 }
 
-// Error says what is wrong with manifests.
+// Error reports the mistakes in manifests.
 type Error struct {
 	Violations []Violation
-	Others     []Decoded // of the documents that have none
-	Whole      error     // the text as a whole is too large, or has no document
+	Others     []Decoded // the valid documents
+	Whole      error     // why the whole text is rejected: too large, or no document
 }
 
-// ErrEmpty: as a file is whose policies were all removed.
+// ErrEmpty means that the manifests contain no document, such as a file from which all policies were removed.
 var ErrEmpty = errors.New("there is no document in the manifests")
 
-// Unwrap gives the error of the whole.
+// Unwrap returns the error about the whole text.
 func (e *Error) Unwrap() error { return e.Whole }
 
-// Error names the first problems.
+// Error returns the first problems.
 func (e *Error) Error() string {
 	if e.Whole != nil {
 		return e.Whole.Error()
@@ -91,39 +90,36 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// Options say how manifests are understood.
+// Options determine how manifests are decoded.
 type Options struct {
 	Rules     rule.Options
-	Namespace string // of documents that name none; empty: default
-	// AllowUnknown drops fields that a kind does not have. Without it they are
-	// errors: a peer or a port that is misspelt would be one that was left out,
-	// which is all of them.
+	Namespace string // for documents without a namespace; empty: default
+	// AllowUnknown drops fields that a kind does not have. By default they are errors: a misspelt peers or ports
+	// field would otherwise be dropped, and a rule without it applies to all peers or ports.
 	AllowUnknown bool
-	// Held says that the documents are objects of an API server, which cannot be
-	// refused: see policy.DecodeHeld.
+	// Held marks objects of an API server, which cannot be rejected: see policy.DecodeHeld.
 	Held bool
-	// Stored takes a policy that alone is too large for any table: it may be from
-	// a version that did not look, and no pod that it selects starts without it.
+	// Stored accepts a policy that is by itself too large for any table: it may come from a version that did not
+	// check this, and no pod that it selects would start without it.
 	Stored bool
-	// Large says that the bounds of manifests are those of each document. Else they
-	// are those of all together, which is what one caller may take of the memory.
+	// Large applies the limits of manifests to each document. Otherwise they apply to all documents together, which
+	// bounds the memory that one caller may use.
 	Large bool
 }
 
-// named is the name of a document, as what is wrong with it if another has it
-// too.
+// named is the name of a document, and the Violation to report if another document has the same name.
 type named struct {
 	Violation
-	refused bool // another has it
+	refused bool // another document has the same name
 }
 
-// one is a document, or an item of one that is a list.
+// one is a document, or an item of a document that is a list.
 type one struct {
 	manifest.Document
-	path string // of the item in its document, with a dot; empty: it is the document
+	path string // path of the item in its document, with a final dot; empty: the whole document
 }
 
-// violation is one of the document.
+// violation returns a Violation for the document.
 func (d one) violation(name, path, text string) Violation {
 	return Violation{d.Number, d.Line, name, strings.TrimSuffix(d.path+path, "."), text}
 }
@@ -158,7 +154,7 @@ func (r Options) policy(d one) (object policy.Object, name string, bad []Violati
 		}
 	case err != nil:
 		bad = append(bad, d.violation(name, "kind", err.Error()))
-	case !r.Stored && !r.Held: // as a pod that a held one selects cannot start
+	case !r.Stored && !r.Held: // a pod that a held policy selects could not start
 		if err := engine.Check(object); err != nil {
 			bad = append(bad, d.violation(name, "spec", err.Error()))
 		}
@@ -166,7 +162,7 @@ func (r Options) policy(d one) (object policy.Object, name string, bad []Violati
 	return object, name, bad
 }
 
-// unknownField says of a field that its kind does not have what it may be.
+// unknownField returns the message for a field that its kind does not have.
 func unknownField(path string) string {
 	switch at := strings.LastIndexByte(path, '.'); {
 	case strings.HasSuffix(path[:max(at, 0)], ".rules") &&
@@ -177,7 +173,7 @@ func unknownField(path string) string {
 	}
 }
 
-// Decode understands documents, all of them or none.
+// Decode decodes all documents, or none if one of them has a mistake.
 func (r Options) Decode(data []byte) ([]Decoded, error) {
 	if !r.Large {
 		if err := manifest.Check(data); err != nil {
@@ -212,7 +208,7 @@ func (r Options) Decode(data []byte) ([]Decoded, error) {
 		}
 		items, err := doc.Items()
 		var problems manifest.Problems
-		errors.As(err, &problems) //nolint:errcheck // Items returns nothing else
+		errors.As(err, &problems) //nolint:errcheck // Items returns no other errors
 		for _, p := range problems {
 			bad.Violations = append(bad.Violations, one{Document: doc}.violation("", p.Path, p.Text))
 		}
@@ -242,8 +238,8 @@ func (r Options) Decode(data []byte) ([]Decoded, error) {
 	return out, nil
 }
 
-// trim takes off the marker before a document and the blanks around it, so
-// that its place among others does not change it.
+// trim removes the separator before a document and the surrounding white space, so that the text does not depend on
+// its position among others.
 func trim(text []byte) []byte {
 	if first, rest, ok := bytes.Cut(text, []byte("\n")); ok {
 		if f := strings.TrimSpace(string(first)); f == "---" || f == "..." {
@@ -253,8 +249,8 @@ func trim(text []byte) []byte {
 	return bytes.Clone(append(bytes.TrimSpace(text), '\n'))
 }
 
-// Same are the documents of a file, if its text is that of the given ones and
-// nothing else; nil if it has to be understood.
+// Same returns the documents of a file if its text is that of the known documents and nothing else. It returns nil if
+// the file has to be decoded.
 func Same(data []byte, known []Decoded) []Decoded {
 	if len(known) == 0 {
 		return nil
@@ -268,7 +264,7 @@ func Same(data []byte, known []Decoded) []Decoded {
 	for _, chunk := range yamlstream.Chunks(data) {
 		text := string(trim(chunk))
 		if text == "\n" {
-			continue // a marker alone
+			continue // only a separator
 		}
 		d, ok := left[text]
 		if !ok {

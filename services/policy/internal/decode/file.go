@@ -17,19 +17,18 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// File is what a file of policies says.
+// File is the content of a file with policies.
 type File struct {
-	// Policies are those of its documents. One that cannot be applied isolates what
-	// it selects, or its namespace: Object.Isolates says why.
+	// Policies are the policies of the documents. A policy that cannot be applied isolates the pods that it selects,
+	// or its whole namespace; Object.Isolates has the reason.
 	Policies []Decoded
-	// Skipped names the documents that are no policies, and those that are in the
-	// file twice.
+	// Skipped lists the documents that are not policies, and duplicates within the file.
 	Skipped []string
-	// Unreadable names the documents of which not even the namespace is known.
+	// Unreadable lists the documents whose namespace could not be determined.
 	Unreadable []string
 }
 
-// File understands each document of a file by itself.
+// File decodes each document of a file separately.
 func (r Options) File(name string, data []byte) File {
 	f := &file{options: r, name: name, seen: make(map[policy.Key]Decoded)}
 	manifest.Each(data, func(doc manifest.Document) {
@@ -44,10 +43,10 @@ func (r Options) File(name string, data []byte) File {
 			return
 		}
 		var problems manifest.Problems
-		errors.As(err, &problems) //nolint:errcheck // Items returns nothing else
+		errors.As(err, &problems) //nolint:errcheck // Items returns no other errors
 		for _, p := range problems {
 			if p.Stops || p.Path == "" || manifest.Within(p.Path, "items") {
-				f.unreadable(d, p.String()) // some of its objects are not known
+				f.unreadable(d, p.String()) // some of its objects are unknown
 			} else {
 				f.Skipped = append(f.Skipped, d.violation("", p.Path, p.Text).String())
 			}
@@ -58,7 +57,7 @@ func (r Options) File(name string, data []byte) File {
 			case item.Document.Err != nil:
 				f.unreadable(d, item.Err.Error())
 			case item.Err != nil:
-				d.Text = []byte("{}\n") // which says as little as can be kept of it
+				d.Text = []byte("{}\n") // a minimal text to keep instead of it
 				f.held(d, d.violation("", "", item.Err.Error()).String())
 			default:
 				f.document(d)
@@ -68,7 +67,7 @@ func (r Options) File(name string, data []byte) File {
 	return f.File
 }
 
-// file is a file that is read.
+// file is a file that is being read.
 type file struct {
 	File
 	options Options
@@ -105,17 +104,17 @@ func (f *file) document(d one) {
 		f.seen[object.Key] = decoded
 		f.Policies = append(f.Policies, decoded)
 	case bytes.Equal(first.Text, decoded.Text):
-		f.Skipped = append(f.Skipped, d.violation(name, "", "is in the file already, with the same text").String())
+		f.Skipped = append(f.Skipped, d.violation(name, "", "duplicates an earlier document with the same text").String())
 	default:
 		why := fmt.Sprintf("%s is in document %d already", object.Key, first.Document+1)
 		f.Policies = append(f.Policies, f.options.Shadowed(f.name, decoded, why))
 	}
 }
 
-// maxReasons is how many problems of a document are named.
+// maxReasons limits the problems that are reported for a document.
 const maxReasons = 5
 
-// other takes a document whose version and kind are those of no policy.
+// other handles a document whose version and kind are not those of a policy.
 func (f *file) other(d one) {
 	_, err := policy.Decode(d.Document, f.options.Rules)
 	var problems manifest.Problems
@@ -133,17 +132,16 @@ func (f *file) other(d one) {
 	}
 }
 
-// standing is what an object of another version or kind may be.
+// standing classifies an object with another version or kind.
 type standing uint8
 
 const (
-	unrelated standing = iota // no policy
-	meant                     // a policy whose version or kind is wrong or missing
-	listed                    // several objects
+	unrelated standing = iota // not a policy
+	meant                     // a policy with a wrong or missing version or kind
+	listed                    // a list of objects
 )
 
-// standing tells objects that are no policies from policies with a slip in version
-// or kind.
+// standing distinguishes objects that are not policies from policies with a mistake in version or kind.
 func (d one) standing() standing {
 	version, kind := d.Type()
 	group, _, grouped := strings.Cut(version, "/")
@@ -159,7 +157,7 @@ func (d one) standing() standing {
 	has := func(keys ...string) bool { return slices.ContainsFunc(keys, d.Has) }
 	switch {
 	case version == "" || kind == "":
-		// A configuration of kustomize, or values of Helm, have none of these.
+		// Neither a kustomize configuration nor Helm values have any of these.
 		if !has("metadata", "spec", "specs", "items", "apiVersion", "kind") {
 			return unrelated
 		}
@@ -184,7 +182,7 @@ func (d one) standing() standing {
 	return unrelated
 }
 
-// distance counts the characters to change, add or remove until a text is another.
+// distance returns the edit distance of two texts, in characters.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
@@ -204,8 +202,7 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
-// held takes a document that cannot be applied: it isolates what it selects, or its
-// namespace.
+// held adds a document that cannot be applied: it isolates the pods that it selects, or its namespace.
 func (f *file) held(d one, why string) {
 	why = f.name + ": " + why
 	namespace, ok := d.Namespace()
@@ -215,7 +212,7 @@ func (f *file) held(d one, why string) {
 	ok = ok && len(problems) == 0
 	_, kind := d.Type()
 	if kind != "" && !policy.Namespaced(kind) && policy.Versions(kind) != nil {
-		namespace, ok = "", kind != "CiliumCIDRGroup" // rules that name a group may deny its addresses
+		namespace, ok = "", kind != "CiliumCIDRGroup" // rules that refer to a group may deny its addresses
 	}
 	if !ok {
 		f.Unreadable = append(f.Unreadable, strings.TrimPrefix(why, f.name+": "))
@@ -239,8 +236,7 @@ func (f *file) held(d one, why string) {
 	f.Policies = append(f.Policies, f.options.asDocument(f.name, decoded, namespace, why))
 }
 
-// Shadowed is a policy of a file that cannot be applied because another has its
-// kind and name: it isolates what it selects.
+// Shadowed returns a policy that isolates the pods that it selects, because another policy has its kind and name.
 func (r Options) Shadowed(name string, d Decoded, why string) Decoded {
 	d.Text = trim(d.Text)
 	if _, text, ok := unmark(d.Text); ok {
@@ -252,7 +248,7 @@ func (r Options) Shadowed(name string, d Decoded, why string) Decoded {
 	return r.asDocument(name, d, d.Object.Key.Namespace, why)
 }
 
-// asDocument names what isolates by its place in the file.
+// asDocument gives an isolating object a key from its position in the file.
 func (r Options) asDocument(name string, d Decoded, namespace, why string) Decoded {
 	key := policy.Key{
 		Kind: policy.KindDocument, Namespace: namespace,
@@ -262,24 +258,22 @@ func (r Options) asDocument(name string, d Decoded, namespace, why string) Decod
 	return d
 }
 
-// mark begins the text that is kept of a document that isolates: a comment, so that
-// the text says it after a restart too.
+// mark is the first line of the stored text of an isolating document. It is a comment, so that the reason survives a
+// restart.
 const mark = "# sluice: what this document selects is isolated: "
 
-// isolating is the text of a document that isolates.
+// isolating returns the text of an isolating document.
 func isolating(why string, text []byte) []byte {
 	return append([]byte(mark+strconv.Quote(why)+"\n"), text...)
 }
 
-// Isolating reports whether a text that was kept is that of a document that
-// isolates, and why it does.
+// Isolating reports whether a stored text is an isolating document, and the reason.
 func Isolating(text []byte) (why string, ok bool) {
 	why, _, ok = unmark(text)
 	return why, ok
 }
 
-// KeyOf is what the document of a text says of its kind and name; false if it has
-// none that a policy may have.
+// KeyOf returns the kind and name of the document in a text; false if no policy can have them.
 func KeyOf(text []byte) (policy.Key, bool) {
 	docs, err := manifest.Parse(text)
 	if err != nil || len(docs) != 1 || policy.Versions(docs[0].Kind) == nil {

@@ -8,9 +8,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// Isolated is what becomes of a stored policy that is not understood, and of a
-// document of a file that cannot be applied, and why. It has no key if it selects
-// nothing that is known.
+// Isolated returns the object for a stored policy that cannot be decoded, or for a document of a file that cannot be
+// applied; why is the reason. The object has no key if it is unknown what it selects.
 func (r Options) Isolated(key policy.Key, text []byte, why error) policy.Object {
 	docs, err := manifest.Parse(text)
 	read := err == nil && len(docs) == 1
@@ -31,7 +30,7 @@ func (r Options) Isolated(key policy.Key, text []byte, why error) policy.Object 
 			doc = doc.WithNamespace(key.Namespace)
 		}
 		form = doc
-	} else if known := policy.Versions(key.Kind); len(known) > 0 { // it selects what its kind may
+	} else if known := policy.Versions(key.Kind); len(known) > 0 { // it selects everything that its kind can select
 		form = policy.Written{Key: key, APIVersion: known[0], Text: text}
 	} else {
 		return policy.Object{}

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package dnsname holds patterns over DNS names and what they match.
+// Package dnsname implements patterns for DNS names.
 //
-// A pattern is a literal name or has wildcards: "*" stands for the characters
-// of one label (possibly none), "**." at the start for one or more labels, and
-// a lone "*" or "**" for every name. Names are compared in lower case and with
-// one final dot. "*" also covers the characters '-' and '_'.
+// A pattern is a literal name or has wildcards: "*" matches any number of characters within one label, including
+// none. "**." at the start matches one or more labels. A lone "*" or "**" matches every name. Names are compared in
+// lower case and with one final dot. "*" also covers the characters '-' and '_'.
 package dnsname
 
 import (
@@ -21,7 +20,7 @@ type Pattern struct {
 	deep bool // "**.": one or more labels before text
 }
 
-// Name returns the pattern that matches exactly one name.
+// Name returns a pattern that matches exactly one name.
 func Name(name string) (Pattern, error) {
 	for i := range len(name) {
 		if !nameByte(name[i]) && name[i] != '.' {
@@ -31,7 +30,7 @@ func Name(name string) (Pattern, error) {
 	return Pattern{text: Canonical(name)}, nil
 }
 
-// Parse returns the pattern with wildcards.
+// Parse returns a pattern with wildcards.
 func Parse(pattern string) (Pattern, error) {
 	for i := range len(pattern) {
 		if !nameByte(pattern[i]) && pattern[i] != '.' && pattern[i] != '*' {
@@ -49,7 +48,7 @@ func Parse(pattern string) (Pattern, error) {
 	return p, nil
 }
 
-// Canonical is a name in lower case with exactly one final dot.
+// Canonical returns the name in lower case with exactly one final dot.
 func Canonical(name string) string {
 	name = strings.ToLower(name)
 	if strings.HasSuffix(name, ".") {
@@ -58,7 +57,7 @@ func Canonical(name string) string {
 	return name + "."
 }
 
-// String is the canonical text: equal patterns have equal texts.
+// String returns the canonical text: equal patterns have equal texts.
 func (p Pattern) String() string {
 	if p.deep {
 		return "**." + p.text
@@ -105,8 +104,8 @@ func nameByte(c byte) bool {
 	return c == '-' || c == '_' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
 }
 
-// glob matches with '*' as a run of name characters. It runs in time
-// proportional to the product of the two lengths, without recursion.
+// glob matches with '*' as any number of name characters. It runs in time proportional to the product of the two
+// lengths, without recursion.
 func glob(pattern, name string) bool {
 	pi, ni := 0, 0
 	star, mark := -1, 0

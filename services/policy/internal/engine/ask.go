@@ -15,17 +15,15 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// Draft is what an engine was made of at one moment. It shares nothing that
-// changes, so that what is asked of it may be worked out by another goroutine
-// while the engine goes on.
+// Draft is a copy of an engine's inputs at one moment. It shares no mutable state with the engine, so another
+// goroutine can answer queries from it while the engine continues.
 type Draft struct {
 	config   Config
-	change   Change // without subjects
+	change   Change // has no subjects
 	subjects []identity.Numeric
 }
 
-// Draft returns what the engine is made of. The work is that of copying
-// references to policies, identities and addresses.
+// Draft returns a copy of the engine's inputs. Its cost is copying references to policies, identities and addresses.
 func (e *Engine) Draft() Draft {
 	d := Draft{config: e.config, subjects: make([]identity.Numeric, 0, len(e.subjects))}
 	d.config.Events = nil
@@ -49,13 +47,12 @@ func (e *Engine) Draft() Draft {
 	return d
 }
 
-// Identities are those that the engine knew. The caller must not change them.
+// Identities returns the identities that the engine knew. The caller must not change them.
 func (d Draft) Identities() []peer.Identity { return d.change.AddIdentities }
 
-// Fork makes an engine of its own with the same policies, peers, learned names
-// and locations, and with only the given subjects, for questions about
-// identities that are no subjects here. Only their tables are compiled. Its
-// numbers of tables and identity classes are its own.
+// Fork creates an independent engine with the same policies, peers, learned names and locations, but only with the
+// given subjects. It serves queries about identities that are not subjects of this node. Only the tables of these
+// subjects are compiled. Table numbers and identity classes differ from those in the original engine.
 func (d Draft) Fork(extra []peer.Identity, subjects ...identity.Numeric) (*Engine, error) {
 	c := d.change
 	c.AddIdentities = slices.Concat(extra, c.AddIdentities)
@@ -73,9 +70,8 @@ func (d Draft) Copy() (*Engine, error) {
 	return out, nil
 }
 
-// Try says what Apply would answer, and what it would if other identities that
-// the policies select had endpoints here. The work is that of compiling from
-// scratch.
+// Try returns the error that Apply would return, or would return if other identities that the policies select had
+// endpoints here. It compiles all tables from scratch.
 func (d Draft) Try(c Change) error {
 	other, err := d.Copy()
 	if err != nil {
@@ -98,7 +94,7 @@ func (e *Engine) Wants(name string) bool {
 	return false
 }
 
-// Identity is what the engine knows of a number.
+// Identity returns the peer with a number.
 func (e *Engine) Identity(n identity.Numeric) (peer.Identity, bool) {
 	p := e.peers[n]
 	if p == nil {
@@ -110,11 +106,10 @@ func (e *Engine) Identity(n identity.Numeric) (peer.Identity, bool) {
 // IsSubject reports whether the engine has the subject.
 func (e *Engine) IsSubject(n identity.Numeric) bool { return e.subjects[n] != nil }
 
-// Identities is how many peers are known.
+// Identities returns the number of known peers.
 func (e *Engine) Identities() int { return len(e.peers) }
 
-// BoundTable is a copy of the table that a direction of a subject is bound to;
-// false if nothing is enforced.
+// BoundTable returns a copy of the table to which a direction of a subject is bound; false if nothing is enforced.
 func (e *Engine) BoundTable(n identity.Numeric, d policytable.Direction) (policytable.DefineTable, bool) {
 	s := e.subjects[n]
 	if s == nil || s.bound[d] == nil {
@@ -123,8 +118,7 @@ func (e *Engine) BoundTable(n identity.Numeric, d policytable.Direction) (policy
 	return s.bound[d].definition(), true
 }
 
-// BoundID is the number of the table that a direction of a subject is bound
-// to; false if there is no such subject.
+// BoundID returns the ID of the table to which a direction of a subject is bound; false if there is no such subject.
 func (e *Engine) BoundID(n identity.Numeric, d policytable.Direction) (policytable.ID, bool) {
 	s := e.subjects[n]
 	if s == nil {
@@ -133,7 +127,7 @@ func (e *Engine) BoundID(n identity.Numeric, d policytable.Direction) (policytab
 	return s.bound[d].tableID(), true
 }
 
-// LargestShare names the policy with most of the rules of a bound table.
+// LargestShare returns the policy with the most rules in a bound table.
 func (e *Engine) LargestShare(n identity.Numeric, d policytable.Direction) string {
 	s := e.subjects[n]
 	if s == nil {
@@ -148,14 +142,14 @@ func (e *Engine) LargestShare(n identity.Numeric, d policytable.Direction) strin
 	return most(count)
 }
 
-// Subjects are the subjects of one moment, with what selects them. They share
-// nothing that changes.
+// Subjects is a snapshot of the subjects, with the data that is needed to find the policies that select them. It
+// shares no mutable state.
 type Subjects struct {
 	all         []peer.Identity // sorted by number
 	byNamespace map[string][]peer.Identity
 }
 
-// Subjects returns the subjects as they are.
+// Subjects returns a snapshot of the subjects.
 func (e *Engine) Subjects() *Subjects {
 	out := &Subjects{byNamespace: make(map[string][]peer.Identity, len(e.local))}
 	for _, n := range slices.Sorted(maps.Keys(e.subjects)) {
@@ -167,7 +161,7 @@ func (e *Engine) Subjects() *Subjects {
 	return out
 }
 
-// Selected lists those that a policy selects, sorted.
+// Selected returns the subjects that a policy selects, sorted.
 func (s *Subjects) Selected(o *policy.Object) []identity.Numeric {
 	var out []identity.Numeric
 	for i := range o.Specs {
@@ -186,7 +180,7 @@ func (s *Subjects) Selected(o *policy.Object) []identity.Numeric {
 	return slices.Compact(out)
 }
 
-// Selects reports whether a policy selects an identity, a subject or not.
+// Selects reports whether a policy selects an identity. The identity need not be a subject.
 func Selects(o *policy.Object, id peer.Identity) bool {
 	return slices.ContainsFunc(o.Specs, func(s rule.Spec) bool { return selects(&s, id) })
 }

@@ -15,9 +15,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// Check says which limit of a table the rules of a policy exceed by themselves,
-// whatever subjects and peers there are. Apply would say it
-// only when there is a subject.
+// Check returns an error if the rules of a policy by themselves exceed a limit of a table, whatever the subjects and
+// peers are. Apply would find this only once there is a subject.
 func Check(o policy.Object) error {
 	for i := range o.Specs {
 		for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
@@ -43,8 +42,8 @@ func Check(o policy.Object) error {
 	return nil
 }
 
-// fitsSurely reports whether rules list so little that they exceed no limit: a
-// prefix makes two classes at most, and a port two intervals in each.
+// fitsSurely reports whether the rules are so few that they cannot exceed a limit: a prefix adds at most two classes,
+// and a port at most two intervals to each class.
 func fitsSurely(rules []*rule.Rule) bool {
 	prefixes, ports := 0, 0
 	for _, r := range rules {
@@ -59,11 +58,11 @@ func fitsSurely(rules []*rule.Rule) bool {
 	return len(rules) < table.MaxAddressClasses && prefixes < table.MaxAddressClasses/2 && (2*prefixes+2)*(ports+2) < table.MaxNodes
 }
 
-// maxTried is how many identities that are no subjects a trial looks at.
+// maxTried limits the identities without endpoints that a trial checks.
 const maxTried = 256
 
-// trySelected says why an identity that the change's policies select, and that
-// is no subject here, could have no tables. other has the change.
+// trySelected returns an error if an identity without an endpoint here, which the change's policies select, could not
+// get tables. other is an engine with the change.
 func (d Draft) trySelected(other *Engine, c Change) error {
 	tried := 0
 	for _, id := range d.change.AddIdentities {
@@ -81,7 +80,7 @@ func (d Draft) trySelected(other *Engine, c Change) error {
 		if err == nil {
 			continue
 		}
-		// If it is so without the change too, the error is not for this change.
+		// If it fails without the change, too, the change is not the cause.
 		if before, ferr := d.Fork(nil, id.Number); ferr == nil && len(before.Reduced()) == 0 {
 			return fmt.Errorf("for an identity that has no endpoint here: %w", err)
 		}

@@ -16,22 +16,20 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// Place is where a peer is, as far as it makes a difference: the peer's
-// address, a prefix outside without the narrower prefixes that are
-// places themselves, or, as the zero value, everywhere else.
+// Place is the location of a peer, as far as it affects verdicts: the peer's own address, an external prefix except
+// for the narrower prefixes that are places themselves, or, as the zero value, all other addresses.
 type Place struct {
 	Peer   identity.Numeric
 	Prefix netip.Prefix
 }
 
-// Changed is an interval of ports whose verdict changes.
+// Changed is a port range whose verdict changes.
 type Changed struct {
 	Ports         port.Range
 	Before, After table.Verdict
 }
 
-// Difference is what changes for one direction of a subject, for all peers
-// that it changes for in the same way.
+// Difference is a change in one direction of a subject, for all peers that it affects in the same way.
 type Difference struct {
 	Subject   identity.Numeric
 	Direction policytable.Direction
@@ -39,15 +37,14 @@ type Difference struct {
 	Changes   []Changed
 }
 
-// Comparison is two engines, of which one has a change that the other has not.
+// Comparison compares two engines, one with and one without a change.
 type Comparison struct {
 	before, after *Engine
 	subjects      []identity.Numeric // whose tables may differ
 }
 
-// Diff compares with what would be if policies were applied or deleted. The work
-// is that of compiling from scratch, and then again the tables of the subjects
-// for which something changes.
+// Diff compares the engine with one in which policies are applied or deleted. It compiles all tables from scratch,
+// and again the tables of the subjects that are affected.
 func (d Draft) Diff(upsert []policy.Object, remove []policy.Key) (*Comparison, error) {
 	after, err := d.Copy()
 	if err != nil {
@@ -70,8 +67,8 @@ func (d Draft) Diff(upsert []policy.Object, remove []policy.Key) (*Comparison, e
 	return &Comparison{before, after, numbers}, nil
 }
 
-// Each gives the differences one by one, until take returns an error. All of
-// them together can be as many as there are pairs of identities.
+// Each calls take with each difference until take returns an error. There can be as many differences as there are
+// pairs of identities.
 func (x *Comparison) Each(take func(Difference) error) error {
 	for _, n := range x.subjects {
 		for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
@@ -100,8 +97,7 @@ type side struct {
 
 func (s side) entry(n identity.Numeric) table.Entry { return s.engine.Entry(n) }
 
-// classes are those of the addresses of a prefix; the zero prefix stands for
-// addresses in no prefix.
+// classes returns the classes of the addresses in a prefix; the zero prefix means addresses in no prefix.
 func (s side) classes(block netip.Prefix) [identity.PeerScopes]policytable.Class {
 	if s.live == nil {
 		return [identity.PeerScopes]policytable.Class{}
@@ -114,7 +110,7 @@ func (s side) classes(block netip.Prefix) [identity.PeerScopes]policytable.Class
 	return s.live.table.Address
 }
 
-// classPair is how a table classifies a peer at a place.
+// classPair is the classification of a peer at a place.
 type classPair struct {
 	identity, address policytable.Class
 }
@@ -151,14 +147,14 @@ type comparisonKey struct {
 	known         bool
 }
 
-// comparison collects what differs for one direction of a subject.
+// comparison collects the differences in one direction of a subject.
 type comparison struct {
 	before, after side
 	memo          map[comparisonKey]int // index in found; -1: no difference
 	found         []Difference
 }
 
-// peers compares every known peer at every place where it can be.
+// peers compares every known peer at every possible place.
 func (c *comparison) peers() {
 	at := make(map[identity.Numeric][]netip.Prefix)
 	for a, n := range c.before.engine.located {
@@ -211,8 +207,7 @@ func (c *comparison) compare(n identity.Numeric, block netip.Prefix) {
 	}
 }
 
-// changes walks the ports. Verdicts are equal between two borders, so each
-// stretch is asked once.
+// changes compares all ports. Verdicts are constant between two cuts, so each range is evaluated once.
 func (c *comparison) changes(w, v table.Entry, block netip.Prefix, key comparisonKey) []Changed {
 	cuts := c.after.cuts(key.after, c.before.cuts(key.before, []port.Point{port.Last}))
 	slices.Sort(cuts)

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package engine keeps the compiled tables of a node in step with policies,
-// identities, subjects and learned names.
+// Package engine keeps the compiled tables of a node up to date with policies, identities, subjects and learned
+// names.
 //
-// An Engine is a value with one owner: it starts no goroutine and takes no
-// lock. Apply takes a change and touches only what the change concerns; the
-// result is the same, up to numbering, as that of a new engine that was given
-// the final state at once. Counters say what was touched.
+// An Engine has one owner: it starts no goroutines and takes no locks. Apply takes a change and does only the work
+// that the change requires. Except for numbering, the result equals that of a new engine that gets the final state at
+// once. Counters measure the work.
 package engine
 
 import (
@@ -31,33 +30,32 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// Enforcement says for which subjects policy is enforced.
+// Enforcement selects the subjects for which policy is enforced.
 type Enforcement uint8
 
-// The modes.
+// The enforcement modes.
 const (
 	EnforceDefault Enforcement = iota // subjects that a policy selects
 	EnforceAlways                     // all subjects
-	EnforceNever                      // none
+	EnforceNever                      // no subjects
 )
 
-// Config is fixed for the life of an engine.
+// Config is fixed for the lifetime of an engine.
 type Config struct {
 	// Cluster is the name of this cluster.
 	Cluster     string
 	Enforcement Enforcement
-	// AllowHost lets the local node reach its pods where no rule says otherwise.
+	// AllowHost lets the local node reach its pods unless a rule denies it.
 	AllowHost bool
-	// Events, if set, is told each step as it is done. It must not call the
-	// engine.
+	// Events, if set, is called with each step as it happens. It must not call the engine.
 	Events func(policytable.Step)
-	// Tenant, if set, returns the tenant of the pods in a namespace and its guarantee in
-	// percent. It must be safe for concurrent use.
+	// Tenant, if set, returns the tenant of the pods in a namespace, and its guarantee in percent. It must be safe
+	// for concurrent use.
 	Tenant func(namespace string) (shares.Tenant, int)
-	// IdentityClasses is how many identity classes tenants divide. 0: IdentityClasses.
+	// IdentityClasses is the number of identity classes that tenants divide. 0 means the constant IdentityClasses.
 	IdentityClasses int
-	// SplitRows is how many rows of tables tenants divide for the classes that tenants of
-	// other tables split. 0: SplitRows.
+	// SplitRows is the number of table rows that tenants divide, for classes that a tenant's selectors split and that
+	// need rows in tables of other tenants. 0 means the constant SplitRows.
 	SplitRows int
 }
 
@@ -67,42 +65,41 @@ type Name struct {
 	Addrs []netip.Addr
 }
 
-// Location says which identity has an address. Only tables with rules that
-// limit a prefix to a named port look at it.
+// Location maps an address to its identity. Only tables with rules that limit a prefix to a named port use locations.
 type Location struct {
 	Addr     netip.Addr
 	Identity identity.Numeric
 }
 
-// Change is a set of changes that take effect together. Each field may be
-// empty. Removals come before additions, so a name in both is replaced.
+// Change is a set of changes that take effect together. Each field may be empty. Removals come before additions, so a
+// name in both is replaced.
 type Change struct {
-	// Refuse makes Apply fail if a table that the change alters is too large. Without it
-	// the subjects of such a table get the rules that fit.
+	// Refuse makes Apply fail if a table that the change alters is too large. Otherwise the subjects of such a table
+	// get the rules that fit.
 	Refuse bool
 
 	DeletePolicies   []policy.Key
 	UpsertPolicies   []policy.Object
 	RemoveIdentities []identity.Numeric
-	AddIdentities    []peer.Identity // a known number is given new labels
+	AddIdentities    []peer.Identity // an existing number gets new labels
 	RemoveSubjects   []identity.Numeric
-	AddSubjects      []identity.Numeric // of known identities
+	AddSubjects      []identity.Numeric // their identities must be known
 	Forget           []Name
 	Learn            []Name
 	Vacate           []netip.Addr
 	Locate           []Location
 }
 
-// Counters count the work since the engine was made.
+// Counters count the work since the engine was created.
 type Counters struct {
 	Tables        int // tables compiled
 	Programs      int // rule sets numbered and hashed
 	IdentityRows  int // entries of the identity array written
-	PeerRows      int // rows written: identity class → class
+	PeerRows      int // rows written: identity class to peer class
 	PeerDeletes   int // rows deleted
 	Prefixes      int // prefixes written or deleted in live tables
 	GroupPrefixes int // prefixes of address groups read
-	Binds         int // subjects pointed at another table
+	Binds         int // subjects bound to another table
 	Evaluations   int // selectors compared with labels
 }
 
@@ -116,7 +113,7 @@ type Engine struct {
 	groups      *compile.Groups
 
 	peers     map[identity.Numeric]*member
-	byLabel   map[string]map[*member]struct{} // key=value, and key alone
+	byLabel   map[string]map[*member]struct{} // by "key=value" and by "key"
 	selectors selectorIndex
 	classes   map[string]*identityClass
 	byNumber  map[policytable.IdentityClass]*identityClass
@@ -130,13 +127,13 @@ type Engine struct {
 	namesOf  map[netip.Addr]map[string]struct{}
 	located  map[netip.Addr]identity.Numeric
 	placesOf map[identity.Numeric]map[netip.Addr]struct{} // the reverse of located
-	waiting  map[*member]struct{}                         // kept unknown, since a table has no place for another row
-	reduced  map[*subject][2]*Reduction                   // whose tables do not have all rules
-	crowded  map[*live]struct{}                           // tables without a class for some peers
-	splits   *splits                                      // nil: classes are not divided
-	large    map[compile.Hash]error                       // programs too large for a table, whatever peers there are
-	freed    int                                          // counts what made room in tables
-	coarse   bool                                         // every table is, for tests
+	waiting  map[*member]struct{}                         // treated as unknown, because a table has no capacity for their row
+	reduced  map[*subject][2]*Reduction                   // subjects whose tables lack rules
+	crowded  map[*live]struct{}                           // tables that have no class for some peers
+	splits   *splits                                      // nil: identity classes are not divided among tenants
+	large    map[compile.Hash]error                       // programs that are too large for a table, whatever the peers are
+	freed    int                                          // counts events that freed capacity in tables
+	coarse   bool                                         // make every table coarse, for tests
 
 	counters  Counters
 	lastTable policytable.ID
@@ -182,7 +179,7 @@ type subject struct {
 	namespace string
 	bound     [2]*live // nil: nothing is enforced
 	sources   [2][][]policytable.Source
-	told      [2]bool // the binding was reported
+	told      [2]bool // the binding has been reported
 	tenant    shares.Tenant
 	guarantee int // in percent
 }
@@ -194,14 +191,12 @@ func sameSources(a, b [][]policytable.Source) bool {
 // Counters returns the work done so far.
 func (e *Engine) Counters() Counters { return e.counters }
 
-// Apply makes a change. A subject whose table would exceed a limit gets the rules that
-// fit, which allow nothing that all of its rules do not allow: Reduced names it. With
-// Refuse, Apply fails instead if the subject's table had all rules before: then none of
-// the policies and none of the new subjects in the change take effect, while the rest
-// does, and the error names the subject and the policy with the largest share.
+// Apply makes a change. A subject whose table would exceed a limit gets the rules that fit; they never allow more
+// than all of its rules together, and Reduced reports the subject. With Refuse, Apply fails instead, if the subject's
+// table had all rules before. In that case, no policies and no new subjects of the change take effect, but the rest
+// does. The error names the subject and the policy with the largest share.
 //
-// A learned address for which a table has no place is left out of that table, and the
-// error says so.
+// A learned address that does not fit into a table is left out of that table, and the error reports this.
 func (e *Engine) Apply(c Change) error {
 	dirty := make(map[*subject]struct{})
 	room := e.freed + e.counters.Tables
@@ -217,7 +212,7 @@ func (e *Engine) Apply(c Change) error {
 			e.enlist(s, false)
 		}
 		err = fmt.Errorf("apply policies: %w", err)
-		// What else has changed still has to be evaluated by the old policies.
+		// The other parts of the change must still be applied, with the old policies.
 		if again := e.commit(dirty, false); again != nil {
 			err = errors.Join(err, again)
 		}
@@ -235,8 +230,8 @@ func (e *Engine) Apply(c Change) error {
 		e.retryWaiting()
 		e.retryMarked()
 	}
-	// A tenant whose marked peers are split asks for fewer classes than peers, which leaves
-	// room for another one.
+	// A tenant whose marked peers are split may ask for fewer classes than it has peers, which frees capacity for
+	// another tenant.
 	e.divideRows()
 	for round := 0; round < 2 && e.divideClasses(); round++ {
 		e.retryMarked()
@@ -244,11 +239,11 @@ func (e *Engine) Apply(c Change) error {
 	return err
 }
 
-// applyObjects stores policies and groups and marks the subjects they concern.
-// The returned function puts the old ones back.
+// applyObjects stores policies and groups, and marks the affected subjects dirty. The returned function restores the
+// old ones.
 func (e *Engine) applyObjects(c Change, dirty map[*subject]struct{}) (undo func()) {
 	old := make(map[policy.Key]*policy.Object)
-	var groups []*policy.Group // that are others now
+	var groups []*policy.Group // old and new versions of changed groups
 	set := func(key policy.Key, o *policy.Object) {
 		before := e.objects[key]
 		if _, ok := old[key]; !ok {
@@ -278,8 +273,7 @@ func (e *Engine) applyObjects(c Change, dirty map[*subject]struct{}) (undo func(
 	}
 }
 
-// markGrouped marks the subjects whose tables depend on what has changed about
-// groups.
+// markGrouped marks the subjects whose tables depend on the changes of groups.
 func (e *Engine) markGrouped(changed []*policy.Group, dirty map[*subject]struct{}) {
 	if len(changed) == 0 {
 		return
@@ -355,7 +349,7 @@ func (e *Engine) markSelected(spec *rule.Spec, dirty map[*subject]struct{}) {
 	}
 }
 
-// enlist lists a subject under its namespace, or takes it off.
+// enlist adds a subject to its namespace, or removes it.
 func (e *Engine) enlist(s *subject, add bool) {
 	if !add {
 		exclude(e.local, s.namespace, s)
@@ -414,10 +408,10 @@ func (e *Engine) applySubjects(c Change, dirty map[*subject]struct{}) (added []*
 	return added
 }
 
-// stale are the addresses that tables have to look at again.
+// stale holds the addresses that tables have to update.
 type stale map[*live]map[netip.Addr]struct{}
 
-// applyNames stores learned names and locations and returns what that concerns.
+// applyNames stores learned names and locations, and returns the affected addresses.
 func (e *Engine) applyNames(c Change) stale {
 	out := make(stale)
 	changed := func(name string, a netip.Addr) {
@@ -468,7 +462,7 @@ func (e *Engine) applyNames(c Change) stale {
 		include(e.placesOf, l.Identity, l.Addr)
 		moved[l.Addr] = struct{}{}
 	}
-	// An identity that comes or goes brings its named ports to its places.
+	// When an identity is added or removed, the named ports at its addresses change.
 	for _, n := range c.RemoveIdentities {
 		maps.Copy(moved, e.placesOf[n])
 	}
@@ -488,12 +482,12 @@ func (e *Engine) applyNames(c Change) stale {
 	return out
 }
 
-// include puts a value into the set that a key has.
+// include adds v to the set of key k.
 func include[M ~map[K]map[V]struct{}, K, V comparable](m M, k K, v V) {
 	put(m, k, v, struct{}{})
 }
 
-// put sets an element of the map that a key has.
+// put sets element e in the map of key k.
 func put[M ~map[K]map[E]V, K, E comparable, V any](m M, k K, e E, v V) {
 	if m[k] == nil {
 		m[k] = make(map[E]V)
@@ -501,7 +495,7 @@ func put[M ~map[K]map[E]V, K, E comparable, V any](m M, k K, e E, v V) {
 	m[k][e] = v
 }
 
-// exclude removes an element of the set or map that a key has, and that with its last one.
+// exclude removes element e from the set or map of key k, and the key after its last element.
 func exclude[M ~map[K]map[E]V, K, E comparable, V any](m M, k K, e E) {
 	delete(m[k], e)
 	if len(m[k]) == 0 {
@@ -509,15 +503,14 @@ func exclude[M ~map[K]map[E]V, K, E comparable, V any](m M, k K, e E) {
 	}
 }
 
-// program is the rule set of a subject in one direction, with its rules.
+// program is the compiled program of a subject in one direction.
 type program struct {
 	*compile.Program // nil: nothing is enforced
 	in               compile.Input
 	reduction        *Reduction // nil: the program has all rules
 }
 
-// input returns the rules of a subject in one direction. enforced is false when nothing
-// is.
+// input returns the rules of a subject in one direction. enforced is false if nothing is enforced.
 func (e *Engine) input(s *subject, d policytable.Direction) (in compile.Input, enforced bool) {
 	return e.inputOf(e.peers[s.number].id, d, e.groups, e.specsOf(e.peers[s.number].id))
 }
@@ -534,7 +527,7 @@ func (e *Engine) specsOf(id peer.Identity) func(visit func(*rule.Spec)) {
 	}
 }
 
-// inputOf is input for an identity, with given address groups and specs that may select it.
+// inputOf is input for any identity, with given address groups and specs that may select it.
 func (e *Engine) inputOf(
 	id peer.Identity, d policytable.Direction, groups *compile.Groups, specs func(visit func(*rule.Spec)),
 ) (in compile.Input, enforced bool) {
@@ -559,15 +552,14 @@ func (e *Engine) inputOf(
 	if !deny {
 		in.Flags |= table.DefaultAllow
 	}
-	// The local node is let in by what a policy leaves open, not by enforcement
-	// without any policy.
+	// AllowHost applies to subjects that a policy selects, and not to enforcement without any policy.
 	if d == policytable.Ingress && e.config.AllowHost && selected && id.Kind != identity.KindHost {
 		in.Flags |= table.HostAllow
 	}
 	return in, enforced
 }
 
-// compiled returns a program of these rules; nil if it allows everything.
+// compiled compiles the rules; it returns nil if they allow everything.
 func (e *Engine) compiled(in compile.Input) (*compile.Program, error) {
 	e.counters.Programs++
 	prog, err := compile.New(in)
@@ -577,14 +569,12 @@ func (e *Engine) compiled(in compile.Input) (*compile.Program, error) {
 	return prog, nil
 }
 
-// tooLarge names the policy with the largest share of a table: of the policies of the
-// namespace that has most, the largest.
+// tooLarge returns an error that names the policy with the largest share of a table.
 func tooLarge(s *subject, d policytable.Direction, rules []*rule.Rule, err error) error {
 	return fmt.Errorf("%s of identity %d: %w; the largest share is from %s", d, s.number, err, largest(rules))
 }
 
-// largest is the policy with the largest share of rules, among the policies of the
-// namespace with the largest share.
+// largest returns the policy with the most rules, within the namespace with the most rules.
 func largest(rules []*rule.Rule) string {
 	namespaces, policies := make(map[string]int), make(map[string]map[string]int)
 	for _, r := range rules {
@@ -599,7 +589,7 @@ func largest(rules []*rule.Rule) string {
 	return most(policies[most(namespaces)])
 }
 
-// most is the name with the highest count, of several the first one; empty if there is none.
+// most returns the name with the highest count, the first of several in order; empty if there is none.
 func most(count map[string]int) (name string) {
 	for n, c := range count {
 		if c > count[name] || c == count[name] && n < name {
@@ -609,16 +599,15 @@ func most(count map[string]int) (name string) {
 	return name
 }
 
-// binding is what a direction of a subject is going to be bound to.
+// binding is the table to which a direction of a subject is to be bound.
 type binding struct {
 	s *subject
 	d policytable.Direction
 	program
 }
 
-// commit compiles the tables of the dirty subjects, then points the subjects
-// at them. Nothing is pointed anywhere before everything is compiled. It fails only if
-// refuse is set, see Apply.
+// commit compiles the tables of the dirty subjects, and then binds the subjects to them. It binds nothing before
+// everything is compiled. It can fail only if refuse is set, see Apply.
 func (e *Engine) commit(dirty map[*subject]struct{}, refuse bool) error {
 	order := make([]*subject, 0, len(dirty))
 	for s := range dirty {
@@ -686,17 +675,16 @@ func (e *Engine) commit(dirty map[*subject]struct{}, refuse bool) error {
 	return nil
 }
 
-// Bound is what a subject's direction is evaluated by.
+// Bound is the table that evaluates a direction of a subject.
 type Bound struct {
-	// Table is nil when nothing is enforced: everything is allowed.
+	// Table is nil if nothing is enforced, and everything is allowed.
 	Table *table.Table
-	// Sources are the places of each rule, number 1 first.
+	// Sources are the source locations of each rule, starting with number 1.
 	Sources [][]policytable.Source
 	Hash    compile.Hash
 }
 
-// Bound returns the table of a subject; false if the engine has no such
-// subject.
+// Bound returns the table of a subject; false if the engine has no such subject.
 func (e *Engine) Bound(n identity.Numeric, d policytable.Direction) (Bound, bool) {
 	s := e.subjects[n]
 	if s == nil {
@@ -709,7 +697,7 @@ func (e *Engine) Bound(n identity.Numeric, d policytable.Direction) (Bound, bool
 	return Bound{Table: l.table, Sources: l.sources(s.sources[d]), Hash: l.program.Hash}, true
 }
 
-// Entry is the entry of the identity array for a number.
+// Entry returns the entry of the identity array for a number.
 func (e *Engine) Entry(n identity.Numeric) table.Entry {
 	p := e.peers[n]
 	if p == nil || p.class == nil {
@@ -718,7 +706,7 @@ func (e *Engine) Entry(n identity.Numeric) table.Entry {
 	return table.Entry{IdentityClass: p.class.number, Kind: p.id.Kind, Scope: p.id.Scope, Known: true}
 }
 
-// Lookup evaluates one side of a connection as the kernel does.
+// Lookup evaluates one side of a connection in the same way as the kernel.
 func (e *Engine) Lookup(subject identity.Numeric, d policytable.Direction, peer identity.Numeric, addr netip.Addr, q uint32) (table.Verdict, error) {
 	b, ok := e.Bound(subject, d)
 	if !ok {
@@ -730,14 +718,14 @@ func (e *Engine) Lookup(subject identity.Numeric, d policytable.Direction, peer 
 	return b.Table.Lookup(e.Entry(peer), addr, q), nil
 }
 
-// Size is what the live tables and the index of peers hold.
+// Size holds the sizes of the live tables and of the index of peers.
 type Size struct {
 	Tables, Subjects, Identities, IdentityClasses, Selectors int
 	PeerRows, Classes, Nodes, Intervals, Prefixes, Rules     int
 	Merged                                                   int // tables whose rules with equal verdicts share address classes
 }
 
-// Size counts.
+// Size computes the sizes.
 func (e *Engine) Size() Size {
 	s := Size{
 		Tables: len(e.tables), Subjects: len(e.subjects), Identities: len(e.peers),

@@ -20,7 +20,7 @@ func (e *Engine) emit(ev policytable.Step) {
 	}
 }
 
-// bindEvent says which table a direction of a subject is bound to.
+// bindEvent returns the step that binds a direction of a subject to a table.
 func (e *Engine) bindEvent(s *subject, d policytable.Direction, l *live) policytable.BindSubject {
 	b := policytable.BindSubject{Subject: s.number, Direction: d, Table: l.tableID(), Rules: l.sources(s.sources[d])}
 	if e.config.Tenant != nil {
@@ -30,7 +30,7 @@ func (e *Engine) bindEvent(s *subject, d policytable.Direction, l *live) policyt
 	return b
 }
 
-// TenantsChanged reports the tables of subjects whose namespaces belong to other tenants now.
+// TenantsChanged reports the bindings of subjects whose namespaces now belong to other tenants.
 func (e *Engine) TenantsChanged() {
 	e.recount()
 	if e.config.Tenant == nil || e.config.Events == nil {
@@ -49,7 +49,7 @@ func (e *Engine) TenantsChanged() {
 	}
 }
 
-// emitFor reports a change of a table that its readers know.
+// emitFor reports a change of a table, if readers know the table.
 func (e *Engine) emitFor(l *live, ev policytable.Step) {
 	if e.config.Events != nil && l.defined {
 		e.grown(l)
@@ -57,7 +57,7 @@ func (e *Engine) emitFor(l *live, ev policytable.Step) {
 	}
 }
 
-// grown reports the classes that a table has gained.
+// grown reports the classes that were added to a table.
 func (e *Engine) grown(l *live) {
 	t := l.table
 	if len(t.Classes) > l.sentClasses {
@@ -78,7 +78,7 @@ func (e *Engine) define(l *live) {
 	}
 }
 
-// definition is the table as its readers get it, who may change it.
+// definition returns the table for readers, which may modify it.
 func (l *live) definition() policytable.DefineTable {
 	d := l.table.Definition(l.id, l.program.Hash)
 	d.Content.Rules = slices.Clone(d.Content.Rules)
@@ -92,7 +92,7 @@ func (l *live) tableID() policytable.ID {
 	return l.id
 }
 
-// text identifies the selector in every run.
+// text identifies the selector across runs.
 func (s *liveSelector) text() string {
 	if s.mark {
 		return "mark of " + s.tenant.String()
@@ -100,7 +100,7 @@ func (s *liveSelector) text() string {
 	return s.String()
 }
 
-// identityStep says what an identity is; an entry that is not Known forgets it.
+// identityStep returns the step for an identity; if the entry is not Known, the step removes it.
 func identityStep(n identity.Numeric, w table.Entry) policytable.SetIdentity {
 	if !w.Known {
 		return policytable.SetIdentity{Identity: n}
@@ -108,8 +108,7 @@ func identityStep(n identity.Numeric, w table.Entry) policytable.SetIdentity {
 	return policytable.SetIdentity{Identity: n, IdentityClass: w.IdentityClass, Kind: w.Kind, Scope: w.Scope}
 }
 
-// classKey is the hash of what makes the class: kind, named ports and the texts
-// of the selectors.
+// classKey returns a hash of the properties of the class: kind, named ports and the texts of its selectors.
 func (c *identityClass) stableKey() policytable.ClassKey {
 	texts := make([]string, len(c.selectors))
 	for i, s := range c.selectors {
@@ -126,8 +125,7 @@ func (c *identityClass) stableKey() policytable.ClassKey {
 	return policytable.ClassKey(h.Sum(nil)[:16])
 }
 
-// Snapshot reports everything there is, for a reader that begins now. The order
-// depends on nothing but the numbers.
+// Snapshot reports the whole state to a new reader. The order depends only on the numbers.
 func (e *Engine) Snapshot(report func(policytable.Step)) {
 	for _, n := range slices.Sorted(maps.Keys(e.byNumber)) {
 		report(policytable.DefineIdentityClass{IdentityClass: n, Key: e.byNumber[n].stableKey()})
@@ -139,7 +137,7 @@ func (e *Engine) Snapshot(report func(policytable.Step)) {
 	}
 	tables := slices.SortedFunc(maps.Values(e.tables), func(a, b *live) int { return cmp.Compare(a.id, b.id) })
 	for _, l := range tables {
-		if l.defined { // else no subject is bound to it yet
+		if l.defined { // otherwise no subject is bound to it yet
 			report(l.definition())
 		}
 	}

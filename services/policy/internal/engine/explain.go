@@ -18,25 +18,25 @@ import (
 
 // Match is a rule that matches a connection.
 type Match struct {
-	Number  uint16 // its place in the table's order, 1 first
+	Number  uint16 // its number in the table, starting with 1
 	Rule    *rule.Rule
-	Sources []policytable.Source // every place it was written in
-	// ByIdentity and ByAddress say what it matched the peer by.
+	Sources []policytable.Source // all its source locations
+	// ByIdentity and ByAddress report how the rule matched the peer.
 	ByIdentity, ByAddress bool
 }
 
-// Explanation is a verdict with all rules that had a say.
+// Explanation is a verdict with all matching rules.
 type Explanation struct {
 	Verdict table.Verdict
-	Matches []Match // in the order in which they are asked
-	// Flags are the defaults that decide where no rule does; without Enforced
-	// there is no table, and everything is allowed.
+	Matches []Match // in the order of evaluation
+	// Flags are the defaults that apply if no rule decides. If Enforced is false, there is no table, and everything
+	// is allowed.
 	Flags    table.Flags
 	Enforced bool
 }
 
-// Explain evaluates one side of a connection and says why. The verdict comes from
-// the table; the matches come from the rules.
+// Explain evaluates one side of a connection and returns the reasons. The verdict comes from the table, and the
+// matches come from the rules.
 func (e *Engine) Explain(subject identity.Numeric, d policytable.Direction, number identity.Numeric, addr netip.Addr, q port.Point) (Explanation, error) {
 	verdict, err := e.Lookup(subject, d, number, addr, q)
 	if err != nil {
@@ -104,7 +104,7 @@ func (e *Engine) Explain(subject identity.Numeric, d policytable.Direction, numb
 		x.Matches = append(x.Matches, *m)
 	}
 	slices.SortFunc(x.Matches, func(a, b Match) int { return int(a.Number) - int(b.Number) })
-	if l.coarse && x.Verdict.Rule != 0 { // the number stands for a run, the rules say which of it
+	if l.coarse && x.Verdict.Rule != 0 { // the number is that of the first equivalent rule; find the actual one
 		for _, m := range x.Matches {
 			if l.program.Alike(m.Number) == l.program.Alike(x.Verdict.Rule) {
 				x.Verdict.Rule = m.Number

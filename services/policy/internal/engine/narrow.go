@@ -14,9 +14,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// Narrows reports whether the policies allow an identity a part of what they allow it now, if
-// it has other labels. It compares rules, not packets: of a change that it does not see
-// through, it says false. It is also false if the rules stay the same.
+// Narrows reports whether the policies would allow an identity with other labels less than now. It compares rules,
+// not packets. If the result is uncertain, or the rules stay the same, it returns false.
 func (e *Engine) Narrows(n identity.Numeric, next peer.Identity) bool {
 	now := e.peers[n]
 	if now == nil || !slices.Equal(now.id.Ports, next.Ports) {
@@ -26,7 +25,7 @@ func (e *Engine) Narrows(n identity.Numeric, next peer.Identity) bool {
 	for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
 		before, enforced := e.inputOf(now.id, d, e.groups, e.specsOf(now.id))
 		after, still := e.inputOf(next, d, e.groups, e.specsOf(next))
-		if !enforced { // everything is allowed
+		if !enforced { // everything would be allowed
 			differs = differs || still
 			continue
 		}
@@ -39,17 +38,16 @@ func (e *Engine) Narrows(n identity.Numeric, next peer.Identity) bool {
 	return differs
 }
 
-// place is a rule without what decides nothing: its source.
+// place is a rule without its source, which affects no verdict.
 type place struct {
 	tier            policytable.Tier
 	priority, index int32
 	digest          rule.Digest
 }
 
-// narrower reports whether the second rules allow a part of what the first ones allow, and
-// whether they are the same. They do if they have no other allow rule, all deny rules, and the
-// same redirect and pass rules: without an allow rule, later rules decide, which cannot allow
-// more than everything.
+// narrower reports whether the second set of rules allows a part of what the first set allows, and whether the sets
+// are the same. It allows a part if it has no additional allow rule, all deny rules, and the same redirect and pass
+// rules. Without an allow rule, later rules decide, and they cannot allow more.
 func narrower(before, after compile.Input) (less, same bool) {
 	for _, flag := range []table.Flags{table.DefaultAllow, table.HostAllow} {
 		if after.Flags&flag != 0 && before.Flags&flag == 0 {

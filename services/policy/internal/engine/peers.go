@@ -20,15 +20,15 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// member is a known identity: a member of its identity class.
+// member is a known identity, which belongs to an identity class.
 type member struct {
 	id    peer.Identity
 	ports string // canonical text of the named ports
 	class *identityClass
 }
 
-// identityClass is the set of peers of one kind, with the same named ports, that
-// match the same selectors of the live tables.
+// identityClass is a set of peers of the same kind and with the same named ports that match the same selectors of the
+// live tables.
 type identityClass struct {
 	key       string
 	number    policytable.IdentityClass
@@ -38,38 +38,38 @@ type identityClass struct {
 	selectors []*liveSelector // by id
 	members   map[*member]struct{}
 	rows      map[*live]struct{} // tables with a row of this class
-	crowded   map[*live]struct{} // tables that treat the class as unknown; nil: none
-	payer     shares.Tenant      // for which the class counts
-	variants  []string           // keys of the counts of splits
+	crowded   map[*live]struct{} // tables that treat the class as unknown; may be nil
+	payer     shares.Tenant      // the tenant that the class is charged to
+	variants  []string           // keys in splits.variants
 }
 
-// liveSelector is a selector in use by tables.
+// liveSelector is a selector that tables use.
 type liveSelector struct {
 	selector.Selector
 	id      int
 	refs    int // tables that use it
 	tables  map[*live]struct{}
 	classes map[*identityClass]struct{}
-	// defaults are the kinds whose nameless peer it matches.
+	// defaults are the kinds whose default peer it matches.
 	defaults [identity.Kinds]bool
-	tenant   shares.Tenant // of the policies that use it; System: of several tenants, or cluster-wide
-	mark     bool          // see splits
+	tenant   shares.Tenant // tenant of its policies; System: cluster-wide, or several tenants
+	mark     bool          // it is a mark, see splits
 }
 
-// selectorIndex finds the selectors that can match a set of labels without
-// looking at all of them: each is listed under its most selective requirement.
+// selectorIndex finds the selectors that can match a set of labels without visiting all selectors. Each selector is
+// indexed under its most selective requirement.
 type selectorIndex struct {
 	byText   map[string]*liveSelector
 	byLabel  map[string][]*liveSelector // key=value or key
-	residual []*liveSelector            // nothing but negative requirements
+	residual []*liveSelector            // have only negative requirements
 	lastID   int
 	defaults [identity.Kinds]label.Set
 }
 
 func newSelectorIndex(cluster string) selectorIndex {
 	ix := selectorIndex{byText: make(map[string]*liveSelector), byLabel: make(map[string][]*liveSelector)}
-	// A pod that nothing but its being in a namespace of this cluster is known
-	// of: what it matches costs no rows.
+	// Default for a pod of which only the cluster and the existence of a namespace are known. Matching selectors need
+	// no rows.
 	ix.defaults[identity.KindInCluster] = label.NewSet(
 		label.Kubernetes(label.KeyNamespace, ""), label.Kubernetes(label.KeyCluster, cluster))
 	ix.defaults[identity.KindWorld4] = label.NewSet(label.Reserved(identity.NameWorldIPv4))
@@ -80,7 +80,7 @@ func newSelectorIndex(cluster string) selectorIndex {
 	return ix
 }
 
-// indexKeys are the index entries of a selector: those of its best requirement.
+// indexKeys returns the index keys of a selector, which come from its most selective requirement.
 func indexKeys(s selector.Selector) []string {
 	var exists string
 	for _, r := range s.Requirements() {
@@ -95,7 +95,7 @@ func indexKeys(s selector.Selector) []string {
 			continue
 		}
 		cost := len(r.Values) * 4
-		// Labels that nearly every pod shares are poor entries.
+		// Labels that nearly every pod has are not selective.
 		if r.Key == label.KeyCluster {
 			cost += 1 << 20
 		}
@@ -149,7 +149,7 @@ func classKey(kind identity.Kind, ports string, selectors []*liveSelector) strin
 	return string(b)
 }
 
-// newClass makes an empty identity class without rows.
+// newClass creates an empty identity class without rows.
 func (e *Engine) newClass(key string, kind identity.Kind, ports []workload.NamedPort, portsText string, selectors []*liveSelector) *identityClass {
 	e.lastClass++
 	c := &identityClass{
@@ -170,7 +170,7 @@ func (e *Engine) newClass(key string, kind identity.Kind, ports []workload.Named
 	return c
 }
 
-// setRow writes the row of a class; deleteRow removes it.
+// setRow writes the row of a class into a table; deleteRow removes it.
 func (e *Engine) setRow(l *live, c *identityClass, class policytable.Class) {
 	l.table.Peers[c.number] = class
 	c.rows[l] = struct{}{}
@@ -191,7 +191,7 @@ func (e *Engine) deleteRow(l *live, c *identityClass) {
 	e.emitFor(l, policytable.DeletePeer{Table: l.id, IdentityClass: c.number})
 }
 
-// setEntry stores what the identity array holds for a peer now.
+// setEntry updates the entry of a peer in the identity array.
 func (e *Engine) setEntry(n identity.Numeric) {
 	e.counters.IdentityRows++
 	if e.config.Events != nil {
@@ -199,7 +199,7 @@ func (e *Engine) setEntry(n identity.Numeric) {
 	}
 }
 
-// dropClass forgets a class without members, with its rows.
+// dropClass removes a class without members, and its rows.
 func (e *Engine) dropClass(c *identityClass) {
 	for _, l := range inOrder(c.rows) {
 		e.deleteRow(l, c)
@@ -220,7 +220,7 @@ func (e *Engine) dropClass(c *identityClass) {
 	e.emit(policytable.RetireIdentityClass{IdentityClass: c.number})
 }
 
-// enter puts a peer into a class; one store makes it known to every table.
+// enter moves a peer into a class. This single store makes it known to every table.
 func (e *Engine) enter(p *member, c *identityClass) {
 	before := p.class
 	p.class = c
@@ -234,8 +234,8 @@ func (e *Engine) enter(p *member, c *identityClass) {
 	}
 }
 
-// addPeer classifies a peer. A table that has no class for the peer treats it as unknown.
-// Only if a table has no place for another row, every table does.
+// addPeer classifies a peer. A table that has no class for the peer treats it as unknown. If a table has no capacity
+// for another row, every table treats the peer as unknown.
 func (e *Engine) addPeer(p *member) error {
 	return e.classify(p, e.matching(p.id.Labels))
 }
@@ -246,7 +246,7 @@ func (e *Engine) classify(p *member, sels []*liveSelector) error {
 	return e.assignClass(p, sels, key, c)
 }
 
-// assignClass puts a peer into a class; nil: into a new one of the given selectors.
+// assignClass moves a peer into a class, or, if it is nil, into a new class with the given selectors.
 func (e *Engine) assignClass(p *member, sels []*liveSelector, key string, c *identityClass) error {
 	if c != nil && c == p.class {
 		return nil
@@ -263,7 +263,7 @@ func (e *Engine) assignClass(p *member, sels []*liveSelector, key string, c *ide
 	return nil
 }
 
-// addRows writes the rows of a new class into the tables it concerns.
+// addRows writes the rows of a new class into the affected tables.
 func (e *Engine) addRows(c *identityClass) error {
 	concerned := make(map[*live]struct{})
 	for _, s := range c.selectors {
@@ -278,8 +278,8 @@ func (e *Engine) addRows(c *identityClass) error {
 	return nil
 }
 
-// addRow writes the row of a class into a table, if it differs from the
-// default of its kind. matched is the rule set of the class in the table.
+// addRow writes the row of a class into a table if it differs from the default of the class's kind. matched is the
+// rule set of the class in the table.
 func (e *Engine) addRow(l *live, c *identityClass, matched []uint16) error {
 	class, err := l.classOf(c, matched)
 	if err != nil {
@@ -300,7 +300,7 @@ func (e *Engine) addRow(l *live, c *identityClass, matched []uint16) error {
 	return nil
 }
 
-// crowd notes that a table treats the peers of a class as unknown ones.
+// crowd records that a table treats the peers of a class as unknown.
 func (e *Engine) crowd(l *live, c *identityClass) {
 	if c.crowded == nil {
 		c.crowded = make(map[*live]struct{})
@@ -311,8 +311,7 @@ func (e *Engine) crowd(l *live, c *identityClass) {
 	}
 }
 
-// retryCrowded renews tables that have no class for some peers, if classes are left in
-// them that no peer is in any more.
+// retryCrowded renews tables that have no class for some peers, if they still have classes without peers.
 func (e *Engine) retryCrowded() {
 	for _, l := range inOrder(e.crowded) {
 		if l.refs > 0 {
@@ -352,7 +351,7 @@ func (e *Engine) applyIdentities(c Change, dirty map[*subject]struct{}) {
 			e.index(p, false)
 			p.id, p.ports = id, text
 		}
-		if s := e.subjects[id.Number]; s != nil { // it was away for a while, or is another now
+		if s := e.subjects[id.Number]; s != nil { // it was removed for a while, or has changed
 			e.enlist(s, false)
 			e.enlist(s, true)
 			dirty[s] = struct{}{}
@@ -364,7 +363,7 @@ func (e *Engine) applyIdentities(c Change, dirty map[*subject]struct{}) {
 	}
 }
 
-// suspend makes a peer unknown until it fits.
+// suspend makes a peer unknown until its row fits.
 func (e *Engine) suspend(p *member) {
 	if c := p.class; c != nil {
 		p.class = nil
@@ -377,8 +376,7 @@ func (e *Engine) suspend(p *member) {
 	e.waiting[p] = struct{}{}
 }
 
-// Waiting is the number of identities that a table treats as unknown ones, since it has
-// no capacity for them.
+// Waiting returns the number of identities that a table treats as unknown because it has no capacity for them.
 func (e *Engine) Waiting() int {
 	classes := make(map[*identityClass]struct{})
 	for l := range e.crowded {
@@ -392,7 +390,6 @@ func (e *Engine) Waiting() int {
 	return n + marked
 }
 
-// retryWaiting tries again.
 func (e *Engine) retryWaiting() {
 	for _, p := range byNumber(e.waiting) {
 		if e.peers[p.id.Number] != p || p.class != nil || e.addPeer(p) == nil {
@@ -401,7 +398,7 @@ func (e *Engine) retryWaiting() {
 	}
 }
 
-// index lists a peer under its labels.
+// index adds a peer to the index of labels, or removes it.
 func (e *Engine) index(p *member, add bool) {
 	entry := func(key string) {
 		if add {
@@ -418,7 +415,7 @@ func (e *Engine) index(p *member, add bool) {
 	}
 }
 
-// candidates are the peers that a selector can match.
+// candidates visits the peers that a selector may match.
 func (e *Engine) candidates(s selector.Selector, f func(*member)) {
 	entries := indexKeys(s)
 	if entries == nil {
@@ -434,9 +431,8 @@ func (e *Engine) candidates(s selector.Selector, f func(*member)) {
 	}
 }
 
-// acquire makes selectors live and splits the identity classes by them. The new
-// classes get the rows of the old ones before a peer moves, so no verdict
-// changes.
+// acquire makes selectors live and splits the identity classes by them. The new classes get the rows of the old
+// classes before a peer moves, so no verdict changes.
 func (e *Engine) acquire(programs []*compile.Program) {
 	gained := make(map[*member][]*liveSelector)
 	var shared []*liveSelector
@@ -470,7 +466,7 @@ func (e *Engine) acquire(programs []*compile.Program) {
 		switch {
 		case c == p.class:
 		case slices.ContainsFunc(admitted, func(s *liveSelector) bool { return s.mark }):
-			// The selectors of before go on to split.
+			// The former selectors continue to split.
 			kept := slices.Clone(p.class.selectors)
 			for _, s := range admitted {
 				if s.mark || slices.Contains(gained[p], s) {
@@ -494,7 +490,7 @@ func (e *Engine) acquire(programs []*compile.Program) {
 	}
 }
 
-// gain makes a selector live, and notes the peers that match it.
+// gain makes a selector live, and records the peers that match it.
 func (e *Engine) gain(s selector.Selector, tenant shares.Tenant, gained map[*member][]*liveSelector) {
 	e.selectors.lastID++
 	ls := &liveSelector{
@@ -522,8 +518,8 @@ func (e *Engine) gain(s selector.Selector, tenant shares.Tenant, gained map[*mem
 	})
 }
 
-// move puts a peer into the class of these selectors, which differ from those
-// of its class only in selectors that no table uses.
+// move moves a peer into the class of these selectors. They differ from the selectors of its present class only in
+// selectors that no table uses.
 func (e *Engine) move(p *member, sels []*liveSelector) {
 	old := p.class
 	key := classKey(old.kind, old.portsText, sels)
@@ -540,13 +536,12 @@ func (e *Engine) move(p *member, sels []*liveSelector) {
 	e.enter(p, c)
 }
 
-// byNumber lists peers by the numbers of their identities.
+// byNumber returns peers sorted by identity number.
 func byNumber[V any](set map[*member]V) []*member {
 	return slices.SortedFunc(maps.Keys(set), func(a, b *member) int { return cmp.Compare(a.id.Number, b.id.Number) })
 }
 
-// retire forgets selectors that no table uses and merges the identity classes that
-// only they kept apart.
+// retire removes selectors that no table uses, and merges the identity classes that differ only in them.
 func (e *Engine) retire(list []*liveSelector) {
 	affected := make(map[*identityClass]struct{})
 	gone := make(map[*liveSelector]struct{})

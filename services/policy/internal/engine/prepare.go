@@ -14,26 +14,25 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// Preparation compiles the tables that a change of policies is going to need, a
-// few at a time, so that the change itself finds them compiled; it also keeps
-// the tables that the change takes out of use, so that they go a few at a time.
-// It changes no verdict, and other changes may be made between its steps: what
-// it compiled and the change then does not need is compiled in vain.
+// Preparation compiles the tables that a change of policies will need, a few at a time, so that the change itself
+// finds them ready. It also keeps the tables that the change no longer needs, so that they can be released a few at a
+// time. It changes no verdict, and other changes may happen between its steps. A compiled table that the change does
+// not need is wasted work.
 type Preparation struct {
 	engine   *Engine
-	change   Change // of which is left to mark
+	change   Change // the part that is still to be marked
 	dirty    map[identity.Numeric]struct{}
 	replaced map[policy.Key]struct{}
-	specs    map[string][]*rule.Spec // of the new policies, by namespace
-	groups   *compile.Groups         // of after the change
-	changed  []*policy.Group         // that are others then
-	grouped  []identity.Numeric      // subjects whose tables may depend on them, that are left to mark
-	subjects []identity.Numeric      // that are left
+	specs    map[string][]*rule.Spec // specs of the new policies, by namespace
+	groups   *compile.Groups         // groups after the change
+	changed  []*policy.Group         // groups that the change affects
+	grouped  []identity.Numeric      // subjects to be marked whose tables may depend on changed groups
+	subjects []identity.Numeric      // subjects still to be compiled
 	held     map[compile.Hash]struct{}
 	refuse   bool
 }
 
-// Prepare begins with what the change says of policies. Nothing is looked at yet.
+// Prepare starts the preparation of a change of policies. It does no work yet.
 func (e *Engine) Prepare(c Change) *Preparation {
 	return &Preparation{
 		engine: e, groups: e.groups, change: c, replaced: make(map[policy.Key]struct{}), specs: make(map[string][]*rule.Spec),
@@ -41,8 +40,8 @@ func (e *Engine) Prepare(c Change) *Preparation {
 	}
 }
 
-// Mark looks which subjects that many policies of the change concern. It reports
-// whether any policies are left, and has to be called until there are none.
+// Mark finds the subjects that are affected by the given number of policies of the change. It must be called until it
+// returns false: no policies are left.
 func (p *Preparation) Mark(policies int) bool {
 	dirty := make(map[*subject]struct{})
 	for ; policies > 0 && len(p.change.DeletePolicies) > 0; policies-- {
@@ -92,8 +91,7 @@ func (p *Preparation) replace(key policy.Key, after *policy.Object, dirty map[*s
 	}
 }
 
-// regroup notes that a group comes, goes or changes, and returns the groups of
-// after the change.
+// regroup records an added, removed or changed group, and returns the groups after the change.
 func (p *Preparation) regroup(g *policy.Group) *compile.Groups {
 	if p.groups == p.engine.groups {
 		p.groups = p.groups.Clone()
@@ -107,12 +105,11 @@ func (p *Preparation) regroup(g *policy.Group) *compile.Groups {
 	return p.groups
 }
 
-// subjectCost is how many policies are marked in the time that it takes to find
-// out whether a subject's tables depend on groups.
+// subjectCost is the number of policies that can be marked in the time of one check whether a subject's tables depend
+// on groups.
 const subjectCost = 16
 
-// markGrouped marks subjects whose tables depend on what changes about groups,
-// when all policies are marked.
+// markGrouped marks the subjects whose tables depend on changed groups, once all policies are marked.
 func (p *Preparation) markGrouped(policies int, dirty map[*subject]struct{}) {
 	for ; policies > 0 && len(p.grouped) > 0; policies -= subjectCost {
 		s := p.engine.subjects[p.grouped[0]]
@@ -125,11 +122,10 @@ func (p *Preparation) markGrouped(policies int, dirty map[*subject]struct{}) {
 	}
 }
 
-// Subjects is how many subjects the change concerns that were not looked at yet.
+// Subjects returns the number of affected subjects that are still to be compiled.
 func (p *Preparation) Subjects() int { return len(p.subjects) }
 
-// Step looks at that many subjects and compiles what they need. It reports
-// whether any are left.
+// Step compiles the tables of the given number of subjects. It reports whether subjects are left.
 func (p *Preparation) Step(subjects int) bool {
 	for ; subjects > 0 && len(p.subjects) > 0; subjects-- {
 		s := p.engine.subjects[p.subjects[0]]
@@ -153,7 +149,7 @@ func (p *Preparation) Step(subjects int) bool {
 			list := []binding{b}
 			built, err := p.engine.buildAll(list, p.refuse)
 			if err != nil {
-				p.subjects = nil // the change will say why it cannot be made
+				p.subjects = nil // the change itself will return the error
 				return false
 			}
 			if prog := list[0].Program; prog != nil {
@@ -167,7 +163,7 @@ func (p *Preparation) Step(subjects int) bool {
 	return len(p.subjects) > 0
 }
 
-// hold keeps a table. It is known by its hash, since it may be renewed.
+// hold keeps a table in use. It is identified by its hash, because it may be renewed.
 func (p *Preparation) hold(l *live) {
 	if _, ok := p.held[l.program.Hash]; !ok {
 		p.held[l.program.Hash] = struct{}{}
@@ -175,7 +171,7 @@ func (p *Preparation) hold(l *live) {
 	}
 }
 
-// rules visits what will apply to a subject.
+// rules visits the specs that will apply to a subject.
 func (p *Preparation) rules(s *subject) func(func(*rule.Spec)) {
 	return func(visit func(*rule.Spec)) {
 		ns, _ := p.engine.peers[s.number].id.Labels.Value(label.SourceKubernetes, label.KeyNamespace)
@@ -197,8 +193,8 @@ func (p *Preparation) rules(s *subject) func(func(*rule.Spec)) {
 	}
 }
 
-// Release gives that many tables back; those that are not used go. It reports
-// whether any are left, and has to be called until there are none.
+// Release releases the given number of tables, and thereby removes tables that are not in use. It must be called
+// until it returns false: no tables are left.
 func (p *Preparation) Release(tables int) bool {
 	p.subjects = nil
 	list := make(map[*live]struct{})

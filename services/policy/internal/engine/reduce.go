@@ -18,20 +18,19 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// Reduction says that a table of a subject does not have all rules of the subject.
+// Reduction reports that a table of a subject lacks some of the subject's rules.
 type Reduction struct {
 	Subject   identity.Numeric
 	Direction policytable.Direction
-	// Closed says that not even the deny rules fit: the direction denies everything.
+	// Closed reports that not even the deny rules fit: the direction denies everything.
 	Closed bool
-	// Largest is the policy with the largest share of the table, and Policies, sorted,
-	// lack a rule.
+	// Largest is the policy with the largest share of the table. Policies, sorted, are the policies that lack a rule.
 	Largest  string
 	Policies []policy.Key
-	Err      error // the limit that all rules exceed
+	Err      error // the limit that all rules together exceed
 }
 
-// String says what is missing and why.
+// String describes the missing rules and the reason.
 func (r *Reduction) String() string {
 	what := fmt.Sprintf("rules of %d policies are left out", len(r.Policies))
 	if r.Closed {
@@ -41,8 +40,7 @@ func (r *Reduction) String() string {
 		r.Direction, r.Subject, what, r.Err, r.Largest)
 }
 
-// Reduced returns the tables that do not have all rules of their subjects, by subject and
-// direction.
+// Reduced returns the tables that lack some of their subjects' rules, by subject and direction.
 func (e *Engine) Reduced() []*Reduction {
 	var out []*Reduction
 	order := func(a, b *subject) int { return cmp.Compare(a.number, b.number) }
@@ -56,11 +54,11 @@ func (e *Engine) Reduced() []*Reduction {
 	return out
 }
 
-// noteReduction notes whether a direction of a subject has all rules.
+// noteReduction records whether a direction of a subject has all rules.
 func (e *Engine) noteReduction(b *binding) {
 	r := e.reduced[b.s]
 	if r[b.d] = b.reduction; b.reduction != nil {
-		copied := *b.reduction // it may be that of other subjects with the same rules, too
+		copied := *b.reduction // other subjects with the same rules may share it
 		copied.Subject, copied.Direction = b.s.number, b.d
 		r[b.d] = &copied
 	}
@@ -71,9 +69,9 @@ func (e *Engine) noteReduction(b *binding) {
 	}
 }
 
-// buildAll compiles what the bindings need and the engine does not have. A program that is
-// too large is replaced by one of the rules that fit. With refuse, buildAll fails instead,
-// unless the subject's table did not have all rules before.
+// buildAll compiles the tables that the bindings need and the engine does not have. A program that is too large is
+// replaced by a program with the rules that fit. If refuse is set, buildAll fails instead, unless the subject's table
+// already lacked rules before.
 func (e *Engine) buildAll(binds []binding, refuse bool) (map[compile.Hash]*live, error) {
 	fresh := make(map[compile.Hash]struct{})
 	var programs []*compile.Program
@@ -107,7 +105,7 @@ func (e *Engine) buildAll(binds []binding, refuse bool) (map[compile.Hash]*live,
 		b := &binds[i]
 		var err error
 		switch {
-		case b.reduction != nil: // the rules are too many for a program
+		case b.reduction != nil: // too many rules for a program
 			err = b.reduction.Err
 		case b.Program != nil:
 			err = failed[b.Hash]
@@ -119,7 +117,7 @@ func (e *Engine) buildAll(binds []binding, refuse bool) (map[compile.Hash]*live,
 			retain(nil)
 			return nil, tooLarge(b.s, b.d, b.in.Rules, err)
 		}
-		if b.Program == nil || built[b.Hash] == nil { // else it fits, but for some peers
+		if b.Program == nil || built[b.Hash] == nil { // otherwise it fits, except for some peers
 			e.reduce(b, err, built)
 		}
 	}
@@ -133,13 +131,12 @@ func (e *Engine) buildAll(binds []binding, refuse bool) (map[compile.Hash]*live,
 	return built, nil
 }
 
-// maxFits bounds how many tables are compiled to find allow rules that fit.
+// maxFits limits the tables that are compiled to find the allow rules that fit.
 const maxFits = 4
 
-// reduce replaces the program of a binding by one of the rules that fit, and adds its table
-// to built. All deny and pass rules are admitted, and then allow rules in the order in
-// which they are evaluated, so that the policies of each namespace have the same share of
-// them. If not even the deny and pass rules fit, the direction denies everything.
+// reduce replaces the program of a binding by a program with the rules that fit, and adds its table to built. It
+// admits all deny and pass rules, and then allow rules in the order of evaluation, so that the policies of each
+// namespace get the same share. If not even the deny and pass rules fit, the direction denies everything.
 func (e *Engine) reduce(b *binding, why error, built map[compile.Hash]*live) {
 	rules := slices.SortedFunc(slices.Values(b.in.Rules), rule.Compare)
 	var must, may []*rule.Rule
@@ -179,7 +176,7 @@ func (e *Engine) reduce(b *binding, why error, built map[compile.Hash]*live) {
 	b.Program, b.reduction.Policies, b.reduction.Closed = p, policiesOf(rules), true
 }
 
-// guess is how many of n rules may fit, by the figures of all of them.
+// guess estimates from the exceeded limit how many of n rules fit.
 func guess(n int, why error) int {
 	var large *table.ErrTooLarge
 	if errors.As(why, &large) && large.Got > large.Limit {
@@ -188,10 +185,10 @@ func guess(n int, why error) int {
 	return n / 2
 }
 
-// maxLarge bounds how many programs are remembered as too large.
+// maxLarge limits the programs that are remembered as too large.
 const maxLarge = 10_000
 
-// tryRules compiles rules, unless there is a table of them, and reports whether they fit.
+// tryRules compiles rules, unless a table for them exists, and reports whether they fit.
 func (e *Engine) tryRules(in compile.Input, built map[compile.Hash]*live) (*compile.Program, bool) {
 	p, err := e.compiled(in)
 	switch {
@@ -208,8 +205,8 @@ func (e *Engine) tryRules(in compile.Input, built map[compile.Hash]*live) (*comp
 	return p, true
 }
 
-// fairly orders rules so that each namespace has the same share of the first ones, whatever
-// their number is. Rules of one namespace stay in their order.
+// fairly orders rules so that each namespace has the same share of the first n, for every n. Rules of one namespace
+// keep their order.
 func fairly(rules []*rule.Rule) []*rule.Rule {
 	used := make(map[string]int)
 	at := make(map[*rule.Rule]int, len(rules))
@@ -224,7 +221,7 @@ func fairly(rules []*rule.Rule) []*rule.Rule {
 	return out
 }
 
-// policiesOf are the policies that rules are from.
+// policiesOf returns the policies of the rules.
 func policiesOf(rules []*rule.Rule) []policy.Key {
 	set := make(map[policy.Key]struct{})
 	for _, r := range rules {

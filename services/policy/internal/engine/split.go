@@ -14,54 +14,53 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
 )
 
-// IdentityClasses is how many identity classes a node has for all tenants: four fifths of the
-// numbers of the datapath.
+// IdentityClasses is the number of identity classes of a node for all tenants: four fifths of the datapath's
+// capacity.
 const IdentityClasses = 26_213
 
-// SplitRows is how many rows tables may have for all classes that tenants of other tables split:
-// an eighth of what the datapath divides among tenants.
+// SplitRows is the number of table rows for all classes that tenants of other tables split: an eighth of the rows
+// that the datapath divides among tenants.
 const SplitRows = 26_214
 
-// Selectors split identity classes, and each class may need a row in tables of every tenant.
-// A class counts for the tenant of the policies whose selectors it matches. If these belong to
-// several tenants, it counts for the tenant that splits it: without the selectors of that tenant,
-// most other classes would be the same class. Selectors of
-// cluster-wide policies, and selectors that several tenants use, split without a limit.
+// Selectors split identity classes, and each class may need a row in tables of every tenant. A class is charged to
+// the tenant of the policies whose selectors it matches. If these belong to several tenants, the class is charged to
+// the tenant that splits it: without the selectors of that tenant, most other classes would be the same class.
+// Selectors of cluster-wide policies, and selectors that several tenants use, may split without a limit.
 //
-// The selectors of a tenant without room for another class do not split any further. Instead,
-// the peer comes into the class that it has without these selectors, marked with the tenant.
-// All deny rules of these selectors match the peers of a marked class, and no allow rule does.
+// If a tenant has no capacity for another class, its selectors split no further. The peer then belongs to the class
+// that it has without these selectors, marked with the tenant. All deny rules of these selectors match the peers of a
+// marked class, and none of the allow rules do.
 //
-// At the end of a change in which tenants ask for more classes than there are, the engine
-// divides the classes anew. A tenant above its part loses its newest classes, whose peers come
-// into marked classes. Tenants below their part then split the peers that were marked for them.
+// If tenants ask for more classes than exist, the engine divides the classes anew at the end of the change. A tenant
+// above its part loses its newest classes, and their peers move into marked classes. Tenants below their part then
+// split the peers that were marked for them.
 //
-// A class needs rows in tables of other tenants, too, whose selectors match its peers. Those rows
-// count for the tenant of the class, and are divided in the same way.
+// A class also needs rows in tables of other tenants whose selectors match its peers. These rows are charged to the
+// tenant of the class, and divided in the same way.
 
-// splits counts the identity classes by the tenants whose selectors split them.
+// splits counts the identity classes by the tenant whose selectors split them.
 type splits struct {
 	limit  int
 	all    int
-	system int // of classes that no tenant's selectors split
+	system int // number of classes that no tenant's selectors split
 	of     map[shares.Tenant]int
-	// marks are the selectors in classes of peers that selectors of a tenant do not split.
+	// marks are the selectors that mark classes with peers that a tenant's selectors do not split.
 	marks      map[shares.Tenant]*liveSelector
-	guarantees map[string]int // of tenants, in percent
-	// parts has what each tenant asks for, and how much of it the tenant may have.
+	guarantees map[string]int // by tenant name, in percent
+	// parts holds the demand of each tenant, and how many classes it may have.
 	parts   *shares.Parts[shares.Tenant]
-	waiting map[shares.Tenant]int // peers of marked classes, at the last division
-	changed bool                  // since the last division
+	waiting map[shares.Tenant]int // peers in marked classes at the last division
+	changed bool                  // changed since the last division
 
-	rows  *shares.Parts[shares.Tenant] // as parts, of the rows of split classes in tables of others
-	split map[shares.Tenant]int        // these rows, by the tenant of the class
+	rows  *shares.Parts[shares.Tenant] // as parts, for rows of split classes in tables of other tenants
+	split map[shares.Tenant]int        // number of these rows, by tenant of the class
 	full  map[shares.Tenant]bool       // tenants that lost classes because of rows
-	seen  int                          // rows that were written until split was counted
-	// variants counts the classes of several tenants that differ in the selectors of one.
+	seen  int                          // rows written when split was counted
+	// variants counts the classes of several tenants that differ only in the selectors of one tenant.
 	variants map[string]int
 }
 
-// splitRow counts a row of a class, or with -1 counts it no more, if the table is another tenant's.
+// splitRow adds by to the count of split rows if the table belongs to another tenant than the class.
 func (s *splits) splitRow(c *identityClass, table shares.Tenant, by int) {
 	if c.payer == shares.System || table == c.payer || table == (shares.Tenant{}) {
 		return
@@ -86,9 +85,9 @@ func newSplits(limit, rows int) *splits {
 	return s
 }
 
-// ask sets how many units a tenant asks for, and returns how many it may have.
+// ask sets the demand of a tenant, and returns how many units it may have.
 func ask(p *shares.Parts[shares.Tenant], t shares.Tenant, units int) int {
-	return p.Put(t, shares.Part{Tenant: t, Units: units}) // in place: it is no map of the kernel
+	return p.Put(t, shares.Part{Tenant: t, Units: units}) // effective at once: no kernel map is involved
 }
 
 // divide divides units among the tenants that ask for them.
@@ -104,8 +103,8 @@ func divide(p *shares.Parts[shares.Tenant], asked map[shares.Tenant]int) {
 	p.Enforce(p.Plan(time.Time{}))
 }
 
-// hasRoom reports whether a tenant may have another class. Between two divisions, a tenant also
-// has what no division would refuse it: other tenants lose the classes afterwards.
+// hasRoom reports whether a tenant may have another class. Between two divisions, a tenant may always have the number
+// of classes that every division would grant it; other tenants lose classes afterwards.
 func (s *splits) hasRoom(t shares.Tenant) bool {
 	n := s.of[t]
 	if s.full[t] || n >= ask(s.parts, t, n+1+s.waiting[t]) && n >= certain(s.limit, len(s.of)) {
@@ -115,7 +114,7 @@ func (s *splits) hasRoom(t shares.Tenant) bool {
 	return rows < ask(s.rows, t, rows+1) || rows < certain(s.rows.Limit().Size, len(s.split))
 }
 
-// certain is what no division refuses one of so many other tenants.
+// certain returns the number of units that every division grants a tenant, given the number of other tenants.
 func certain(limit, tenants int) int { return limit * 9 / 20 / (tenants + 1) }
 
 func (s *splits) count(t shares.Tenant, by int) {
@@ -130,8 +129,8 @@ func (s *splits) count(t shares.Tenant, by int) {
 	}
 }
 
-// payer returns the tenant for which a class counts: System if no selector of a tenant splits
-// it. Marks count only if they are the only selectors of tenants.
+// payer returns the tenant to which a class is charged, or System if no selector of a tenant splits it. Marks count
+// only if the class has no other selectors of tenants.
 func (s *splits) payer(kind identity.Kind, ports string, list []*liveSelector) (t shares.Tenant, marked bool) {
 	t, mark := shares.System, shares.System
 	most := -1
@@ -159,7 +158,7 @@ func (s *splits) payer(kind identity.Kind, ports string, list []*liveSelector) (
 	return t, false
 }
 
-// rest is the key of a class without the selectors of a tenant.
+// rest returns the key of a class without the selectors of a tenant.
 func rest(kind identity.Kind, ports string, list []*liveSelector, t shares.Tenant) string {
 	others := make([]*liveSelector, 0, len(list))
 	for _, ls := range list {
@@ -170,8 +169,8 @@ func rest(kind identity.Kind, ports string, list []*liveSelector, t shares.Tenan
 	return t.String() + "\x00" + classKey(kind, ports, others)
 }
 
-// note counts a class for the tenant that splits it, and its variants: the classes that would be
-// the same without the selectors of one tenant.
+// note charges a class to the tenant that splits it, and counts its variants: classes that would be equal without the
+// selectors of one tenant.
 func (s *splits) note(c *identityClass) {
 	c.payer, _ = s.payer(c.kind, c.portsText, c.selectors)
 	s.count(c.payer, 1)
@@ -191,7 +190,7 @@ func (s *splits) note(c *identityClass) {
 	}
 }
 
-// forget counts a class no more.
+// forget removes a class from the counts.
 func (s *splits) forget(c *identityClass) {
 	s.count(c.payer, -1)
 	for _, key := range c.variants {
@@ -202,8 +201,8 @@ func (s *splits) forget(c *identityClass) {
 	c.variants = nil
 }
 
-// admit returns the class of a peer that matches selectors. Without room for a new class it
-// replaces selectors by marks. The class is nil if there is none yet.
+// admit returns the class of a peer that matches the selectors. If there is no capacity for a new class, it replaces
+// selectors by marks. The returned class is nil if it does not exist yet.
 func (e *Engine) admit(p *member, list []*liveSelector) ([]*liveSelector, string, *identityClass) {
 	for {
 		key := classKey(p.id.Kind, p.ports, list)
@@ -291,7 +290,7 @@ func (e *Engine) tenantOf(p *compile.Program, text string) shares.Tenant {
 	return e.splits.tenant(e.config.Tenant(ns))
 }
 
-// tenant returns a tenant and notes its guarantee.
+// tenant records the guarantee of a tenant and returns the tenant.
 func (s *splits) tenant(t shares.Tenant, guarantee int) shares.Tenant {
 	if t.HasLabel() {
 		if guarantee > 0 {
@@ -303,7 +302,7 @@ func (s *splits) tenant(t shares.Tenant, guarantee int) shares.Tenant {
 	return t
 }
 
-// share makes a selector belong to several tenants: it splits without a limit.
+// share makes a selector belong to several tenants, so that it splits without a limit.
 func (e *Engine) share(ls *liveSelector) {
 	m := e.splits.marks[ls.tenant]
 	ls.tenant = shares.System
@@ -315,7 +314,7 @@ func (e *Engine) share(ls *liveSelector) {
 	}
 }
 
-// useTable notes that a subject gets a table.
+// useTable records that a subject uses a table.
 func (e *Engine) useTable(l *live, s *subject) {
 	t, _ := e.config.Tenant(s.namespace)
 	if l.refs == 0 {
@@ -325,8 +324,7 @@ func (e *Engine) useTable(l *live, s *subject) {
 	}
 }
 
-// shareTable makes the selectors of a table that subjects of several tenants have belong to
-// all of them.
+// shareTable makes the selectors of a table belong to several tenants, because subjects of several tenants use it.
 func (e *Engine) shareTable(l *live) {
 	if l.shared {
 		return
@@ -339,7 +337,7 @@ func (e *Engine) shareTable(l *live) {
 	}
 }
 
-// peers lists the peers of the classes that a selector matches, by number.
+// peers returns the peers of the classes that a selector matches, by number.
 func (s *liveSelector) peers() []*member {
 	all := make(map[*member]struct{})
 	for c := range s.classes {
@@ -348,19 +346,19 @@ func (s *liveSelector) peers() []*member {
 	return byNumber(all)
 }
 
-// reclassify finds the class of a peer anew.
+// reclassify determines the class of a peer again.
 func (e *Engine) reclassify(p *member) {
 	if err := e.addPeer(p); err != nil {
 		e.suspend(p)
 	}
 }
 
-// divideClasses divides the identity classes anew, if something has changed since the last
-// division, and reports whether it did. It withdraws the newest classes of tenants above their part.
+// divideClasses divides the identity classes if something has changed since the last division, and reports whether it
+// did. It withdraws the newest classes of tenants above their part.
 func (e *Engine) divideClasses() bool {
 	s := e.splits
 	if s == nil || !s.changed || len(s.marks) == 0 && s.all <= s.limit/2 {
-		return false // what tenants ask for fits
+		return false // all demand fits
 	}
 	s.changed = false
 	clear(s.waiting)
@@ -386,9 +384,9 @@ func (e *Engine) divideClasses() bool {
 	return true
 }
 
-// divideRows divides the rows that classes of tenants have in tables of others anew, if many rows
-// were written since the last division. It withdraws the newest classes of tenants above their
-// part. These split no class until they have half of it.
+// divideRows divides the rows of split classes in tables of other tenants, if many rows were written since the last
+// division. It withdraws the newest classes of tenants above their part. These tenants split no class until they are
+// below half of their part.
 func (e *Engine) divideRows() {
 	s := e.splits
 	if s == nil {
@@ -430,7 +428,7 @@ func (e *Engine) divideRows() {
 	}
 }
 
-// withdrawClasses withdraws the newest classes of tenants, as long as they are above their part.
+// withdrawClasses withdraws the newest classes of tenants while they are above their part.
 func (e *Engine) withdrawClasses(over []shares.Tenant, above func(shares.Tenant) bool) {
 	if len(over) == 0 {
 		return
@@ -454,12 +452,11 @@ func (e *Engine) withdrawClasses(over []shares.Tenant, above func(shares.Tenant)
 	}
 }
 
-// withdrawClass moves the peers of a class to the class that they have without the selectors of
-// the tenant for which it counts.
+// withdrawClass moves the peers of a class to the class that they have without the selectors of the paying tenant.
 func (e *Engine) withdrawClass(c *identityClass) {
 	splits := func(ls *liveSelector) bool { return ls.tenant == c.payer && !ls.mark }
 	if !slices.ContainsFunc(c.selectors, splits) {
-		return // it is marked, or the selectors have become those of several tenants
+		return // already marked, or several tenants use the selectors now
 	}
 	sels := marking(c.selectors, e.mark(c.payer))
 	for _, p := range byNumber(c.members) {
@@ -469,7 +466,7 @@ func (e *Engine) withdrawClass(c *identityClass) {
 	}
 }
 
-// retryMarked splits classes for which there is room again.
+// retryMarked splits marked classes for which there is capacity again.
 func (e *Engine) retryMarked() {
 	if e.splits == nil {
 		return
@@ -488,8 +485,8 @@ func (e *Engine) retryMarked() {
 	}
 }
 
-// Splits returns how many identity classes the tenants' selectors split, and how many peers
-// are in classes that they do not split any further.
+// Splits returns how many identity classes the tenants' selectors split, and how many peers are in classes that they
+// cannot split further.
 func (e *Engine) Splits() (u shares.Usage, marked int) {
 	if e.splits == nil {
 		return u, 0
@@ -518,7 +515,7 @@ func (e *Engine) Splits() (u shares.Usage, marked int) {
 	return u, marked
 }
 
-// SplitRows returns how many rows in tables of others the classes of tenants have.
+// SplitRows returns the number of rows that the classes of tenants have in tables of other tenants.
 func (e *Engine) SplitRows() (u shares.Usage, ok bool) {
 	if e.splits == nil {
 		return u, false
@@ -529,7 +526,7 @@ func (e *Engine) SplitRows() (u shares.Usage, ok bool) {
 		_, share, _, _ := e.splits.rows.Of(t)
 		share.Asked, share.Admitted, share.Allotment = n, n, max(n, share.Allotment)
 		if e.splits.full[t] {
-			share.Asked++ // it may split no further class
+			share.Asked++ // the tenant may not split another class
 		}
 		u.Used, u.Asked = u.Used+n, u.Asked+share.Asked
 		u.Tenants = append(u.Tenants, shares.TenantUsage{Tenant: t, Share: share})
@@ -537,7 +534,7 @@ func (e *Engine) SplitRows() (u shares.Usage, ok bool) {
 	return u, true
 }
 
-// recount counts everything by the tenants that namespaces have now.
+// recount counts all classes and rows again with the present tenants of the namespaces.
 func (e *Engine) recount() {
 	if e.splits == nil {
 		return

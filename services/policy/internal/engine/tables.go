@@ -22,34 +22,32 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// live is a table in use, with what is needed to keep it in step.
+// live is a table in use, with the data to keep it up to date.
 type live struct {
 	id      policytable.ID
 	program *compile.Program
 	table   *table.Table
 	builder *table.Builder
-	refs    int // bindings of subjects
+	refs    int // number of bindings of subjects
 	brings  map[*liveSelector][]uint16
 	memo    map[string]policytable.Class
-	// identityClasses and addressClasses count the classes either side uses.
+	// identityClasses and addressClasses are the classes that each side uses.
 	identityClasses map[policytable.Class]struct{}
 	addressClasses  map[policytable.Class]struct{}
-	// coarse says that classes of addresses with equal verdicts are one, since
-	// there were too many: a number stands for all rules that are alike.
+	// coarse is set if there were too many address classes. Classes with equal verdicts are then merged, and a number
+	// means any of the consecutive rules with the same effect.
 	coarse bool
-	// defined says that readers of the events know the table, and sentClasses of
-	// its classes.
+	// defined is set if readers of the events know the table. sentClasses is the number of classes that they know.
 	defined     bool
 	sentClasses int
-	// crowded are the identity classes that the table has no class for: their peers are
-	// treated as unknown ones.
+	// crowded are the identity classes that the table has no class for. Their peers are treated as unknown.
 	crowded  map[*identityClass]struct{}
-	crowding error         // why there was none for the first of them
-	tenant   shares.Tenant // of the first subject
-	shared   bool          // subjects of several tenants have the table
+	crowding error         // error for the first of them
+	tenant   shares.Tenant // tenant of the first subject
+	shared   bool          // subjects of several tenants use the table
 }
 
-// memoKey stands for a rule set, resolved for a peer's ports.
+// memoKey returns a key for a rule set, resolved for a peer's ports.
 func (l *live) memoKey(numbers []uint16, portsText string, unknown bool) string {
 	key := make([]byte, 0, 1+2*len(numbers)+len(portsText))
 	if unknown {
@@ -80,7 +78,7 @@ func (l *live) classFor(numbers []uint16, ports []workload.NamedPort, portsText 
 	return c, nil
 }
 
-// matched is the rule set of an identity class on the identity side.
+// matched returns the rule set of an identity class on the identity side.
 func (l *live) matched(c *identityClass) []uint16 {
 	var brought [][]uint16
 	if len(c.selectors) <= len(l.brings) {
@@ -99,8 +97,7 @@ func (l *live) matched(c *identityClass) []uint16 {
 	return l.program.Matched(brought, c.kind)
 }
 
-// classOf is the class of an identity class on the identity side, given its rule
-// set.
+// classOf returns the table's class for an identity class on the identity side, given its rule set.
 func (l *live) classOf(c *identityClass, matched []uint16) (policytable.Class, error) {
 	class, err := l.classFor(matched, c.ports, c.portsText, c.kind == identity.KindUnknown)
 	if err != nil {
@@ -109,8 +106,7 @@ func (l *live) classOf(c *identityClass, matched []uint16) (policytable.Class, e
 	return class, l.useIdentity(class)
 }
 
-// inOrder lists tables by their ids, so that what the engine does depends on
-// nothing but what it was told.
+// inOrder sorts tables by id, so that the engine is deterministic.
 func inOrder[V any](set map[*live]V) []*live {
 	return slices.SortedFunc(maps.Keys(set), func(a, b *live) int { return cmp.Compare(a.id, b.id) })
 }
@@ -126,8 +122,7 @@ func (l *live) useIdentity(c policytable.Class) error {
 	return nil
 }
 
-// leftovers reports whether the table has identity classes that no peer is in
-// any more.
+// leftovers reports whether the table has identity classes without any peers.
 func (l *live) leftovers() bool {
 	used := make(map[policytable.Class]struct{}, len(l.identityClasses))
 	for _, c := range l.table.Default {
@@ -139,8 +134,7 @@ func (l *live) leftovers() bool {
 	return len(used) < len(l.identityClasses)
 }
 
-// build compiles programs into tables that nobody uses yet. failed are those that are too
-// large.
+// build compiles programs into tables that are not in use yet. failed holds the programs that are too large.
 func (e *Engine) build(programs []*compile.Program) (built map[compile.Hash]*live, failed map[compile.Hash]error) {
 	var sels []selector.Selector
 	for _, p := range programs {
@@ -172,7 +166,7 @@ func (e *Engine) build(programs []*compile.Program) (built map[compile.Hash]*liv
 	return built, failed
 }
 
-// sweep retires those of the selectors that no table came to use.
+// sweep retires the selectors that no table uses.
 func (e *Engine) sweep(sels []selector.Selector) {
 	var unused []*liveSelector
 	for _, s := range sels {
@@ -183,9 +177,8 @@ func (e *Engine) sweep(sels []selector.Selector) {
 	e.retire(unused)
 }
 
-// compile makes one table: its default classes, its rows, its prefixes. If it has
-// more classes of addresses than fit, those with equal verdicts become one. The
-// table is returned with an error too, so that it can be removed.
+// compile creates a table: its default classes, its rows, its prefixes. If it has too many address classes, classes
+// with equal verdicts are merged. With an error, the table is returned as well, so that it can be removed.
 func (e *Engine) compile(p *compile.Program) (*live, error) {
 	e.counters.Tables++
 	l, err := e.compileAs(p, e.coarse)
@@ -196,7 +189,7 @@ func (e *Engine) compile(p *compile.Program) (*live, error) {
 	return l, err
 }
 
-// manyClasses says that the address side needs too many classes.
+// manyClasses means that the address side needs too many classes.
 type manyClasses struct{ error }
 
 func (m *manyClasses) Unwrap() error { return m.error }
@@ -234,13 +227,12 @@ func (e *Engine) compileAs(p *compile.Program, coarse bool) (*live, error) {
 			return l, err
 		}
 		l.table.Default[k] = class
-		// A class that matches less than the nameless peer of its kind needs
-		// a row too.
+		// A class that matches less than the default peer of its kind needs a row, too.
 		if len(brought) > 0 || named {
 			e.wide[k][l] = struct{}{}
 		}
 	}
-	// The rows come last: which peers there are decides about them alone.
+	// The rows come last, because only they depend on the existing peers.
 	if _, err := e.prefixes(l); err != nil {
 		return l, err
 	}
@@ -259,8 +251,8 @@ type row struct {
 	key     string
 }
 
-// rowsOf are the identity classes that may need a row in a new table, in an order
-// in which the table's classes get the same numbers in every run.
+// rowsOf returns the identity classes that may need a row in a new table, in an order in which the table's classes
+// get the same numbers in every run.
 func (e *Engine) rowsOf(l *live) []row {
 	seen := make(map[*identityClass]struct{})
 	for s := range l.brings {
@@ -287,7 +279,7 @@ func (e *Engine) rowsOf(l *live) []row {
 	return rows
 }
 
-// places are the single addresses that matter to a table.
+// places returns the single addresses that matter to a table.
 func (e *Engine) places(l *live) []compile.Place {
 	addrs := make(map[netip.Addr]struct{})
 	if len(l.program.Names()) > 0 {
@@ -313,7 +305,7 @@ func (e *Engine) places(l *live) []compile.Place {
 	return out
 }
 
-// place is what is known of one address.
+// place returns the known facts about an address.
 func (e *Engine) place(l *live, a netip.Addr) compile.Place {
 	p := compile.Place{Addr: a}
 	if len(l.program.Names()) > 0 {
@@ -327,7 +319,7 @@ func (e *Engine) place(l *live, a netip.Addr) compile.Place {
 	return p
 }
 
-// addressClass is the class of a rule set on the address side.
+// addressClass returns the class of a rule set on the address side.
 func (l *live) addressClass(numbers []uint16, ports []workload.NamedPort) (policytable.Class, error) {
 	text := workload.NamedPortsText(ports)
 	var c policytable.Class
@@ -355,12 +347,12 @@ func (l *live) addressClass(numbers []uint16, ports []workload.NamedPort) (polic
 	return c, nil
 }
 
-// updateAddresses brings single addresses of a live table up to date. Nothing
-// lies inside a single address, so no other entry depends on it.
+// updateAddresses updates single addresses of a live table. No other entry depends on a single address, because
+// nothing is inside it.
 func (e *Engine) updateAddresses(l *live, addrs map[netip.Addr]struct{}) error {
 	for _, a := range slices.SortedFunc(maps.Keys(addrs), netip.Addr.Compare) {
 		err := e.updateAddress(l, a)
-		if errors.As(err, new(*manyClasses)) { // perhaps only for classes that are not used any more
+		if errors.As(err, new(*manyClasses)) { // possibly only because of unused classes
 			return e.rebuildPrefixes(l)
 		}
 		if err != nil {
@@ -370,7 +362,7 @@ func (e *Engine) updateAddresses(l *live, addrs map[netip.Addr]struct{}) error {
 	return nil
 }
 
-// updateAddress brings one address of a table up to date.
+// updateAddress updates one address of a table.
 func (e *Engine) updateAddress(l *live, a netip.Addr) error {
 	place := e.place(l, a)
 	var classes [identity.PeerScopes]policytable.Class
@@ -403,13 +395,12 @@ func (e *Engine) updateAddress(l *live, a netip.Addr) error {
 	return nil
 }
 
-// prefixes computes the address side of a table and puts it in place. Learned addresses
-// that do not fit are left out.
+// prefixes computes the address side of a table and applies it. Learned addresses that do not fit are left out.
 func (e *Engine) prefixes(l *live) (changed int, err error) {
 	places := e.places(l)
 	changed, err = e.prefixesWith(l, places)
 	learned := slices.ContainsFunc(places, func(p compile.Place) bool { return len(p.Names) > 0 })
-	if err == nil || !learned || !l.coarse && errors.As(err, new(*manyClasses)) { // which coarse classes may avoid
+	if err == nil || !learned || !l.coarse && errors.As(err, new(*manyClasses)) { // merging classes may help
 		return changed, err
 	}
 	var names []netip.Addr
@@ -461,7 +452,7 @@ func (e *Engine) prefixesWith(l *live, places []compile.Place) (changed int, err
 	return len(set) + len(before), nil
 }
 
-// rebuildPrefixes brings the address side of a live table up to date.
+// rebuildPrefixes updates the address side of a live table.
 func (e *Engine) rebuildPrefixes(l *live) error {
 	n, err := e.prefixes(l)
 	if errors.As(err, new(*manyClasses)) && !l.coarse && e.replaceTable(l) {
@@ -471,7 +462,7 @@ func (e *Engine) rebuildPrefixes(l *live) error {
 	return err
 }
 
-// release drops bindings; tables without one go, and so do their selectors.
+// release drops bindings, and removes tables without bindings and their unused selectors.
 func (e *Engine) release(list []*live) {
 	var unused []*liveSelector
 	for _, l := range list {
@@ -485,12 +476,11 @@ func (e *Engine) release(list []*live) {
 	e.retire(slices.Compact(unused))
 }
 
-// renew replaces a table that has no room by a new one with the same content.
-// Classes that no peer has any more are left behind with the old one: their
-// numbers are not used again within a table. It reports whether that helped.
+// renew replaces a table without capacity by a new table with the same content, but without classes that have no
+// peers. Class numbers are not reused within a table. It reports whether the table was replaced.
 func (e *Engine) renew(l *live) bool { return l.leftovers() && e.replaceTable(l) }
 
-// replaceTable compiles a table anew and points its subjects at the new one.
+// replaceTable recompiles a table and binds its subjects to the new one.
 func (e *Engine) replaceTable(l *live) bool {
 	next, err := e.compile(l.program)
 	if err != nil {
@@ -518,11 +508,11 @@ func (e *Engine) replaceTable(l *live) bool {
 	return true
 }
 
-// maxMerged is how many places of rules that are alike are named together.
+// maxMerged limits the source locations that are listed for merged rules.
 const maxMerged = 16
 
-// sources are the places of each rule as a subject's readers get them: where a
-// number stands for several rules, the first places of all of them.
+// sources returns the source locations of each rule for the subject's readers. For a number that means several rules,
+// it returns the first locations of all of them.
 func (l *live) sources(of [][]policytable.Source) [][]policytable.Source {
 	if l == nil || !l.coarse {
 		return of
@@ -543,8 +533,7 @@ func (l *live) sources(of [][]policytable.Source) [][]policytable.Source {
 	return out
 }
 
-// remove takes a table out of every index and returns its selectors that are
-// not used any more.
+// remove removes a table from all indexes and returns its unused selectors.
 func (e *Engine) remove(l *live) (unused []*liveSelector) {
 	e.freed++
 	delete(e.crowded, l)

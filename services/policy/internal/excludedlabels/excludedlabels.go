@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package excludedlabels closes what policies say about labels that identities leave
-// out. No identity has such a label, so a selector over it cannot be evaluated: In and
-// Exists would select no pod, NotIn and DoesNotExist every pod.
+// Package excludedlabels handles policies that refer to labels that identities do not include. No identity has such a
+// label, so a selector with it cannot be evaluated: In and Exists would select no pod, and NotIn and DoesNotExist
+// every pod. The package makes such policies stricter instead.
 package excludedlabels
 
 import (
@@ -17,23 +17,23 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 )
 
-// Filter says which labels identities have.
+// Filter determines which labels identities have.
 type Filter struct {
 	Workloads labelfilter.Filter
 	Nodes     labelfilter.Filter
 }
 
-// Default is the filter of an identity service without rules of its own.
+// Default returns the filter of an identity service without configured rules.
 func Default() Filter { return Filter{Workloads: labelfilter.Default()} }
 
-// missing is a key that identities leave out.
+// missing is a key that identities do not include.
 type missing struct {
 	key     string
-	by      string // the rule of the filter
-	setting string // of sluice-identity, that includes keys
+	by      string // rule of the filter that excludes it
+	setting string // setting of sluice-identity that includes keys
 }
 
-// counts reports whether identities have labels of a requirement.
+// counts reports whether identities include the labels of a requirement.
 func (f Filter) counts(q selector.Requirement) (m missing, ok bool) {
 	filter, setting := f.Workloads, "labels.include"
 	sources := []string{q.Source}
@@ -53,8 +53,7 @@ func (f Filter) counts(q selector.Requirement) (m missing, ok bool) {
 	return missing{}, true
 }
 
-// split divides the requirements of a selector into one of those that count, and
-// the keys of the others.
+// split divides a selector into the requirements that can be evaluated, and the missing keys of the others.
 func (f Filter) split(s selector.Selector) (counted selector.Selector, without []missing) {
 	var reqs []selector.Requirement
 	for _, q := range s.Requirements() {
@@ -70,10 +69,9 @@ func (f Filter) split(s selector.Selector) (counted selector.Selector, without [
 	return selector.New(reqs...), without
 }
 
-// Apply returns the object with each subject that is selected by such a key
-// replaced by the isolation of every pod that it may select, and with the peers that
-// are selected by one left out of what is allowed; a deny means all that they may
-// be. Notes name the keys. Without such a key it is the object itself, and false.
+// Apply makes an object stricter if selectors use missing keys. It replaces a subject with such a key by the
+// isolation of every pod that it may select. It removes such peers from allow rules, and widens them in deny rules to
+// all peers that they may select. Notes name the keys. Without such keys, Apply returns the object itself and false.
 func (f Filter) Apply(ob policy.Object) (out policy.Object, closed bool) {
 	out = ob
 	for i, spec := range ob.Specs {
@@ -100,7 +98,7 @@ func (f Filter) Apply(ob policy.Object) (out policy.Object, closed bool) {
 	return out, closed
 }
 
-// note is what became of a selector.
+// note is the effect on a selector.
 type note struct {
 	missing
 	path, then string
@@ -130,7 +128,7 @@ func (f Filter) spec(spec rule.Spec, key policy.Key) (rule.Spec, []note) {
 				peers.Selectors = append(peers.Selectors, s)
 				continue
 			case r.Action == policytable.Deny:
-				note1(r.Source.Path, "all peers are denied that it may select", without)
+				note1(r.Source.Path, "all peers that it may select are denied", without)
 				peers.Selectors = append(peers.Selectors, counted)
 			default:
 				note1(r.Source.Path, "the selector selects no peer", without)

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package expiryqueue finds the name that expires first among many, without visiting the
-// others.
+// Package expiryqueue finds the name that expires first, without visiting all names.
 package expiryqueue
 
 import (
@@ -10,13 +9,12 @@ import (
 	"time"
 )
 
-// Queue has names by their times. A time that moves back is noted at once; one
-// that moves forward is noticed when the name is first in line. The zero value is
-// ready.
+// Queue orders names by expiry time. An earlier time must be reported with Note. A later time is discovered when the
+// name reaches the head of the queue. The zero value is ready.
 type Queue struct {
 	heap   dates
 	queued map[string]time.Time // by name; other entries of the heap are outdated
-	Visits int                  // names that were looked at, for tests
+	Visits int                  // number of visited names, for tests
 }
 
 type date struct {
@@ -30,7 +28,7 @@ type dates []date
 func (d dates) Len() int           { return len(d) }
 func (d dates) Less(i, j int) bool { return d[i].at.Before(d[j].at) }
 func (d dates) Swap(i, j int)      { d[i], d[j] = d[j], d[i] }
-func (d *dates) Push(x any)        { *d = append(*d, x.(date)) } //nolint:forcetypeassert // from here alone
+func (d *dates) Push(x any)        { *d = append(*d, x.(date)) } //nolint:forcetypeassert // only called from here
 func (d *dates) Pop() any {
 	last := len(*d) - 1
 	x := (*d)[last]
@@ -39,7 +37,7 @@ func (d *dates) Pop() any {
 	return x
 }
 
-// Note puts a name into line, or forward.
+// Note adds a name, or moves it to an earlier time.
 func (g *Queue) Note(name string, at time.Time) {
 	if old, ok := g.queued[name]; ok && !at.Before(old) {
 		return
@@ -51,8 +49,8 @@ func (g *Queue) Note(name string, at time.Time) {
 	heap.Push(&g.heap, date{at, name})
 }
 
-// First is the name whose time comes first. when says a name's time now, false
-// if it has none any more.
+// First returns the name that expires first. when returns the present expiry time of a name, or false if it has none
+// any more.
 func (g *Queue) First(when func(name string) (time.Time, bool)) (name string, at time.Time, ok bool) {
 	for len(g.heap) > 0 {
 		top := g.heap[0]
@@ -73,7 +71,7 @@ func (g *Queue) First(when func(name string) (time.Time, bool)) (name string, at
 	return "", time.Time{}, false
 }
 
-// Drop takes the one that is first out of line.
+// Drop removes the first name from the queue.
 func (g *Queue) Drop() {
 	delete(g.queued, g.heap[0].name)
 	heap.Pop(&g.heap)

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package fields says of every field of every kind of policy what Sluice does with
-// it. The fields are those that the decoder knows; what is said of each stands in
-// rows, by the struct that the decoder reads it into. A test decodes a manifest
-// for every field and compares what becomes of it with what is said here.
+// Package fields describes how Sluice treats every field of every kind of policy. The list of fields comes from the
+// decoder; rows describe the fields of each struct that the decoder reads. A test decodes a manifest for every field
+// and compares the result with the description.
 package fields
 
 import (
@@ -15,74 +14,73 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// Support is what Sluice does with a field.
+// Support is the way in which Sluice treats a field.
 type Support string
 
-// What Sluice does with fields.
+// The values of Support.
 const (
-	// Enforced: the field decides which packets pass, as its kind defines.
+	// Enforced: the field determines which packets pass, as its kind defines.
 	Enforced Support = "enforced"
-	// Converted: the field is not supported. The policy is accepted, with a note, and
-	// its rule allows less than it says, or denies more.
+	// Converted: the field is not supported. The policy is accepted with a note, and its rule allows less than
+	// written, or denies more.
 	Converted Support = "converted"
-	// Refused: a policy with the field is refused.
+	// Refused: a policy with the field is rejected.
 	Refused Support = "refused"
-	// NoEffect: the field is accepted, and no verdict depends on it.
+	// NoEffect: the field is accepted, but no verdict depends on it.
 	NoEffect Support = "no effect"
 )
 
 // Field is a field of a kind.
 type Field struct {
 	Kind string `json:"kind"`
-	// Versions are the API versions of the kind that are read, the best first.
+	// Versions are the supported API versions of the kind, preferred version first.
 	Versions []string `json:"versions"`
-	// Path has a name for each level: spec.ingress.toPorts.ports.port. Lists are not
-	// marked in it, as in `kubectl explain`.
+	// Path has a name for each level: spec.ingress.toPorts.ports.port. As in `kubectl explain`, lists are not marked.
 	Path string `json:"path"`
-	// Type is that of manifest.Field.
+	// Type is the type in manifest.Field.
 	Type     string  `json:"type"`
 	Required bool    `json:"required"`
 	Support  Support `json:"support"`
-	// Becomes says what becomes of a policy with the field, if it is converted or
-	// refused; what limits it, if it is enforced.
+	// Becomes describes how a policy with the field is treated, if it is converted or refused, and restrictions, if
+	// it is enforced.
 	Becomes string `json:"becomes,omitempty"`
-	// Setting of sluice-policy without which a policy with the field is refused.
+	// Setting is the setting of sluice-policy without which a policy with the field is refused.
 	Setting string `json:"setting,omitempty"`
-	// Values are all that the field takes, if they can be listed.
+	// Values lists all valid values, if they can be listed.
 	Values []string `json:"values,omitempty"`
-	// About says what the field is for.
+	// About describes the purpose of the field.
 	About string `json:"about"`
 
 	row row
-	// of is the field that converts or refuses this one as a part of it.
+	// of is the enclosing field because of which this field is converted or refused.
 	of *Field
-	// selector says that the field is a part of a label selector.
+	// selector reports whether the field is part of a label selector.
 	selector bool
-	// field is what the decoder knows of it.
+	// field is the decoder's information about it.
 	field manifest.Field
-	// around is the field whose object has this one; nil at the top.
+	// around is the enclosing field; nil at the top level.
 	around *Field
 }
 
-// row is what is said of a field of a struct.
+// row describes a field of a struct.
 type row struct {
-	support  Support // as Enforced if empty
+	support  Support // empty: Enforced
 	required bool
 	becomes  string
 	setting  string
 	values   []string
 	about    string
 
-	// example is a value of the field, in YAML. An enforced field makes another
-	// policy of it than other, which is a value too; absent if empty.
+	// example is a value of the field, in YAML. For an enforced field, it must give a different policy than other,
+	// which is another value, or absent if empty.
 	example, other string
-	// beside are fields that an object with this one needs; instead those that it may
-	// have in place of a refused one.
+	// beside lists fields that an object with this field needs. instead lists fields that it may have in place of a
+	// refused field.
 	beside, instead string
 }
 
-// Of are the fields of a kind, parents before their children. They are none of a
-// kind that is not known. A field without a row has an empty About.
+// Of returns the fields of a kind, parents before their children; none for an unknown kind. A field without a row has
+// an empty About.
 func Of(kind string) []Field {
 	t := policy.Struct(kind)
 	if t == nil {
@@ -93,7 +91,7 @@ func Of(kind string) []Field {
 	return out
 }
 
-// All are the fields of all kinds.
+// All returns the fields of all kinds.
 func All() []Field {
 	var out []Field
 	for _, kind := range policy.Kinds() {
@@ -125,7 +123,7 @@ func below(kind, path string, t reflect.Type, parent *Field, out *[]Field) {
 	}
 }
 
-// inherit has the field do what the one around it does, unless it is enforced.
+// inherit applies the treatment of the enclosing field, unless that field is enforced.
 func (f *Field) inherit(parent *Field) {
 	if f.row.support == Refused {
 		return
@@ -147,8 +145,8 @@ func (f *Field) inherit(parent *Field) {
 	}
 }
 
-// find is the row of a field: that for the struct around it or for the one that
-// declares it; of each, that for a field further out, for the kind, or for all.
+// find returns the row of a field. It prefers a row for the enclosing struct over a row for the declaring struct. For
+// each struct it prefers a row for an outer field, then for the kind, then for all kinds.
 func find(kind, path string, f manifest.Field) row {
 	for _, owner := range f.Owners {
 		for _, context := range append(strings.Split(path, "."), kind, "") {
@@ -160,7 +158,7 @@ func find(kind, path string, f manifest.Field) row {
 	return row{}
 }
 
-// keyOf is the name of a row.
+// keyOf returns the key of a row.
 func keyOf(owner reflect.Type, name, context string) string {
 	key := owner.String() + "." + name
 	if context != "" {

@@ -30,19 +30,19 @@ A field marked * is required. Any other field is one that the kind does not have
 ` + "`--allow-unknown-fields`" + ` is given.
 `
 
-// Markdown is docs/policy-fields.md.
+// Markdown returns the content of docs/policy-fields.md.
 func Markdown() string {
 	var b strings.Builder
 	b.WriteString(head)
 	table := func(title, text string, of []Field) {
-		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n| field | type | support | what it says |\n|---|---|---|---|\n", title, text)
+		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n| field | type | support | meaning |\n|---|---|---|---|\n", title, text)
 		for _, f := range of {
 			b.WriteString(f.line())
 		}
 	}
 	common := Of("NetworkPolicy")
 	outside := where(common, func(f Field) bool { return !inSpec(f) })
-	table("Metadata", "Of all kinds; what differs stands with the kind.", outside)
+	table("Metadata", "Fields of all kinds. Differences are listed with the kind.", outside)
 	var selectors []Field
 	for _, f := range where(common, func(f Field) bool { return strings.HasPrefix(f.Path, "spec.podSelector.") }) {
 		f.Path = strings.TrimPrefix(f.Path, "spec.podSelector.")
@@ -58,7 +58,7 @@ func Markdown() string {
 			like = "AdminNetworkPolicy"
 		}
 		if like != "" {
-			text += " The fields are those of " + like + ", but for these:"
+			text += " The fields are the same as for " + like + ", except for these:"
 		}
 		known := map[string]string{}
 		for _, f := range slices.Concat(outside, Of(like)) {
@@ -72,7 +72,7 @@ func Markdown() string {
 	return b.String()
 }
 
-// versionsText says of which group and versions a kind is.
+// versionsText lists the group and versions of a kind.
 func versionsText(kind string) string {
 	return "`" + strings.Join(policy.Versions(kind), "`, `") + "`."
 }
@@ -88,7 +88,7 @@ func where(of []Field, keep func(Field) bool) (out []Field) {
 	return out
 }
 
-// line is the row of a table.
+// line returns the row of a table.
 func (f Field) line() string {
 	mark, kind := "", f.Type
 	if f.Required {
@@ -100,7 +100,7 @@ func (f Field) line() string {
 	return fmt.Sprintf("| `%s`%s | %s | %s | %s |\n", f.Path, mark, kind, f.support(), f.text())
 }
 
-// support is what Sluice does with the field, and what that depends on.
+// support returns the support of the field and its conditions.
 func (f Field) support() string {
 	text := string(f.Support)
 	switch {
@@ -115,7 +115,7 @@ func (f Field) support() string {
 	return text
 }
 
-// text is what the field is for, with its values.
+// text returns the purpose of the field, with its values.
 func (f Field) text() string {
 	if len(f.Values) == 0 {
 		return f.About

@@ -5,8 +5,8 @@ package fields
 
 import "maps"
 
-// rows are what is said of the fields of a struct, by "package.Struct.field". With
-// "@" and a kind, or the name of a field further out, a row is for that place alone.
+// rows describes the fields of structs, by "package.Struct.field". With "@" and a kind, or "@" and the name of an
+// outer field, a row applies only there.
 var rows = merged(commonRows, networkPolicyRows, ciliumRows, adminRows, oldAdminRows)
 
 func merged(parts ...map[string]row) map[string]row {
@@ -17,15 +17,15 @@ func merged(parts ...map[string]row) map[string]row {
 	return out
 }
 
-// nodeLabels is the setting that nodes need to be selected by their labels.
+// nodeLabels is the setting that allows policies to select nodes by label.
 const nodeLabels = "cluster.nodeLabels"
 
-// byServer is of metadata that an API server writes.
+// byServer returns the row of a metadata field that the API server writes.
 func byServer(about, example string) row {
 	return row{support: NoEffect, about: about, example: example}
 }
 
-// commonRows are of what all kinds are written with.
+// commonRows are the rows of fields that all kinds have.
 var commonRows = map[string]row{
 	"networkpolicy.Meta.apiVersion": {
 		required: true, about: "Group and version of the kind.", example: "VERSION", other: "example.com/v1",
@@ -37,7 +37,7 @@ var commonRows = map[string]row{
 		example:  "{name: NAME}",
 	},
 	"networkpolicy.Meta.status": {
-		support: NoEffect, about: "What a controller said of the object.", example: "{conditions: []}",
+		support: NoEffect, about: "Status of the object, which a controller writes.", example: "{conditions: []}",
 	},
 	"networkpolicy.ObjectMeta.name": {
 		required: true, about: "Name of the object: a DNS name in lower case.", example: "p", other: "q",
@@ -70,47 +70,47 @@ var commonRows = map[string]row{
 		other:   "{team: b}",
 	},
 	"networkpolicy.ObjectMeta.annotations": {
-		support: NoEffect, about: "Notes of other programs.", example: "{team: a}",
+		support: NoEffect, about: "Annotations of other programs.", example: "{team: a}",
 	},
 	"networkpolicy.ObjectMeta.uid": byServer(
-		"Unique identifier, by the API server.", "x",
+		"Unique identifier, set by the API server.", "x",
 	),
 	"networkpolicy.ObjectMeta.generation": byServer(
-		"Number of the spec's version, by the API server.", "1",
+		"Generation of the spec, set by the API server.", "1",
 	),
 	"networkpolicy.ObjectMeta.resourceVersion": byServer(
-		"Version of the object, by the API server.", "'1'",
+		"Version of the object, set by the API server.", "'1'",
 	),
 	"networkpolicy.ObjectMeta.creationTimestamp": byServer(
-		"Time of creation, by the API server.", "'2026-01-01T00:00:00Z'",
+		"Time of creation, set by the API server.", "'2026-01-01T00:00:00Z'",
 	),
 	"networkpolicy.ObjectMeta.deletionTimestamp": byServer(
-		"Time of deletion, by the API server.", "'2026-01-01T00:00:00Z'",
+		"Time of deletion, set by the API server.", "'2026-01-01T00:00:00Z'",
 	),
 	"networkpolicy.ObjectMeta.deletionGracePeriodSeconds": byServer(
-		"Seconds until it is deleted, by the API server.", "0",
+		"Seconds until the object is deleted, set by the API server.", "0",
 	),
 	"networkpolicy.ObjectMeta.managedFields": byServer(
-		"Who wrote which field, by the API server.", "[]",
+		"Managers of fields, set by the API server.", "[]",
 	),
 	"networkpolicy.ObjectMeta.ownerReferences": byServer(
-		"Objects that this one is deleted with.", "[]",
+		"Owners: this object is deleted with them.", "[]",
 	),
 	"networkpolicy.ObjectMeta.finalizers": byServer(
-		"Controllers that its deletion waits for.", "[]",
+		"Controllers that must act before the object is deleted.", "[]",
 	),
 	"networkpolicy.ObjectMeta.selfLink": byServer(
-		"Path of the object, by old API servers.", "/x",
+		"Path of the object, set by old API servers.", "/x",
 	),
 	"networkpolicy.ObjectMeta.generateName": byServer(
-		"Beginning of a name that an API server completes. Sluice needs metadata.name.", "p-",
+		"Prefix of a name that an API server completes. Sluice requires metadata.name.", "p-",
 	),
 
 	"networkpolicy.LabelSelector.matchLabels": {
-		about: "Labels that must all be there with these values.", example: "{app: web}", other: "{app: db}",
+		about: "Labels that must all be present with these values.", example: "{app: web}", other: "{app: db}",
 	},
 	"networkpolicy.LabelSelector.matchExpressions": {
-		about:   "Requirements that must all hold.",
+		about:   "Requirements that must all be met.",
 		example: "[{key: app, operator: Exists}]",
 		other:   "[{key: tier, operator: Exists}]",
 	},
@@ -119,7 +119,7 @@ var commonRows = map[string]row{
 	},
 	"networkpolicy.Expression.operator": {
 		required: true,
-		about:    "What must hold of the label.",
+		about:    "Requirement for the label.",
 		values:   []string{"In", "NotIn", "Exists", "DoesNotExist"},
 		beside:   "key: app", example: "Exists", other: "DoesNotExist",
 	},
@@ -130,12 +130,12 @@ var commonRows = map[string]row{
 
 var networkPolicyRows = map[string]row{
 	"networkpolicy.NetworkPolicy.spec": {
-		about: "What the policy says. Without it, the policy isolates all pods of the namespace against what " +
-			"they receive.",
+		about: "Subject and rules. Without it, the policy denies all pods of the namespace any incoming " +
+			"connections.",
 		example: "{podSelector: {matchLabels: {app: db}}}",
 	},
 	"networkpolicy.NetworkPolicySpec.podSelector": {
-		about:   "Pods of the namespace that the policy is for. Empty, or absent: all.",
+		about:   "Pods of the namespace that the policy applies to. Empty, or absent: all.",
 		example: "{matchLabels: {app: db}}", other: "{}",
 	},
 	"networkpolicy.NetworkPolicySpec.policyTypes": {
@@ -143,13 +143,13 @@ var networkPolicyRows = map[string]row{
 			"egress rules.",
 		values: []string{"Ingress", "Egress"}, example: "[Egress]",
 	},
-	"networkpolicy.NetworkPolicySpec.ingress": {about: "What the pods may receive.", example: "[{}]"},
-	"networkpolicy.NetworkPolicySpec.egress":  {about: "What the pods may send.", example: "[{}]"},
+	"networkpolicy.NetworkPolicySpec.ingress": {about: "Incoming connections that are allowed.", example: "[{}]"},
+	"networkpolicy.NetworkPolicySpec.egress":  {about: "Outgoing connections that are allowed.", example: "[{}]"},
 	"networkpolicy.NetworkIngressRule.from": {
 		about: "Peers. Empty, or absent: all.", example: "[{podSelector: {}}]",
 	},
 	"networkpolicy.NetworkIngressRule.ports": {
-		about:   "Ports. Empty, or absent: all of every protocol.",
+		about:   "Ports. Empty, or absent: all ports of all protocols.",
 		example: "[{port: 80}]",
 	},
 	"networkpolicy.NetworkEgressRule.to": {
@@ -157,18 +157,18 @@ var networkPolicyRows = map[string]row{
 		example: "[{podSelector: {}}]",
 	},
 	"networkpolicy.NetworkEgressRule.ports": {
-		about:   "Ports. Empty, or absent: all of every protocol.",
+		about:   "Ports. Empty, or absent: all ports of all protocols.",
 		example: "[{port: 80}]",
 	},
 	"networkpolicy.NetworkPeer.podSelector": {
-		about:   "Pods by their labels, of the policy's namespace or of those that namespaceSelector selects.",
+		about:   "Pods, selected by label, in the policy's namespace or in the namespaces that namespaceSelector selects.",
 		example: "{matchLabels: {app: web}}", other: "{}",
 	},
 	"networkpolicy.NetworkPeer.namespaceSelector": {
-		about: "Namespaces by their labels.", beside: "podSelector: {}", example: "{}",
+		about: "Namespaces, selected by label.", beside: "podSelector: {}", example: "{}",
 	},
 	"networkpolicy.NetworkPeer.ipBlock": {
-		about:   "Addresses, whoever has them: pods, nodes, and others.",
+		about:   "Addresses, whether they belong to pods, nodes or others.",
 		example: "{cidr: 10.9.8.0/24}",
 		other:   "{cidr: 10.9.7.0/24}",
 	},
@@ -176,17 +176,17 @@ var networkPolicyRows = map[string]row{
 		required: true, about: "A prefix, IPv4 or IPv6.", example: "10.9.8.0/24", other: "10.9.7.0/24",
 	},
 	"networkpolicy.IPBlock.except": {
-		about: "Prefixes inside of cidr that are left out.", beside: "cidr: 10.9.8.0/24", example: "[10.9.8.1/32]",
+		about: "Prefixes inside of cidr that are excluded.", beside: "cidr: 10.9.8.0/24", example: "[10.9.8.1/32]",
 	},
 	"networkpolicy.NetworkPort.protocol": {
 		about: "Without it: TCP.", values: []string{"TCP", "UDP", "SCTP"}, beside: "port: 80", example: "UDP",
 	},
 	"networkpolicy.NetworkPort.port": {
-		about:   "Number, or name of a port that the receiving pod has. Without it: all of the protocol.",
+		about:   "Port number, or name of a port of the receiving pod. Without it: all ports of the protocol.",
 		example: "80", other: "http",
 	},
 	"networkpolicy.NetworkPort.endPort": {
-		about:   "Last port of a range that begins with port.",
+		about:   "Last port of a range that starts with port.",
 		beside:  "port: 80",
 		example: "90",
 	},

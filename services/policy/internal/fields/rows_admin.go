@@ -6,22 +6,22 @@ package fields
 const (
 	learned   = "the rule allows the addresses that LearnNames was called with; nothing is learned from DNS answers"
 	forEgress = "only egress rules may have it"
-	aNodes    = "Nodes by the labels of their Node objects. " + unknownLabels
+	aNodes    = "Nodes, selected by the labels of their Node objects. " + unknownLabels
 	onePeer   = "{namespaces: {}}"
-	// unknownLabels is of peers that are nodes.
+	// unknownLabels applies to peers that are nodes.
 	unknownLabels = "A node whose labels are not known is denied, and not allowed, by a rule that names labels."
 	oneRule       = "ingress: [{action: Deny, from: [{namespaces: {}}]}]"
 )
 
-// adminRows are of ClusterNetworkPolicy.
+// adminRows are the rows of ClusterNetworkPolicy.
 var adminRows = map[string]row{
 	"adminpolicy.Policy.spec": {
 		required: true,
-		about:    "What the policy says.",
+		about:    "Subject and rules.",
 		example:  "{tier: Admin, priority: 1, subject: {namespaces: {}}}",
 	},
 	"adminpolicy.Spec.tier": {
-		required: true, about: "Whether it is asked before the policies of namespaces, or after them.",
+		required: true, about: "Whether the policy is evaluated before or after the policies of namespaces.",
 		values: []string{"Admin", "Baseline"}, beside: oneRule, example: "Baseline", other: "Admin",
 	},
 	"adminpolicy.Spec.priority": {
@@ -33,17 +33,17 @@ var adminRows = map[string]row{
 	},
 	"adminpolicy.Spec.subject": {
 		required: true,
-		about:    "Pods that the policy is for.",
+		about:    "Pods that the policy applies to.",
 		example:  "{namespaces: {matchLabels: {a: b}}}",
 		other:    "{namespaces: {}}",
 	},
 	"adminpolicy.Spec.ingress": {
-		about:   "Rules on what the pods receive, at most 25, in order.",
+		about:   "Rules for incoming connections, at most 25, in order.",
 		example: "[{action: Deny, from: [{namespaces: {}}]}]",
 		other:   "[]",
 	},
 	"adminpolicy.Spec.egress": {
-		about:   "Rules on what the pods send, at most 25, in order.",
+		about:   "Rules for outgoing connections, at most 25, in order.",
 		example: "[{action: Deny, to: [{namespaces: {}}]}]",
 		other:   "[]",
 	},
@@ -56,22 +56,22 @@ var adminRows = map[string]row{
 		other:   "{namespaceSelector: {}, podSelector: {}}",
 	},
 	"adminpolicy.NamespacedPod.namespaceSelector": {
-		about:   "Namespaces by their labels. Empty, or absent: all.",
+		about:   "Namespaces, selected by label. Empty, or absent: all.",
 		beside:  "podSelector: {}",
 		example: "{matchLabels: {a: b}}",
 		other:   "{}",
 	},
 	"adminpolicy.NamespacedPod.podSelector": {
-		required: true, about: "Pods by their labels. Empty: all.", example: "{matchLabels: {a: b}}", other: "{}",
+		required: true, about: "Pods, selected by label. Empty: all.", example: "{matchLabels: {a: b}}", other: "{}",
 	},
 	"adminpolicy.IngressRule.name": {
 		support: NoEffect,
-		about:   "A name for people, at most 100 characters.",
+		about:   "A descriptive name, at most 100 characters.",
 		example: "x",
 	},
 	"adminpolicy.IngressRule.action": {
 		required: true,
-		about:    "What becomes of connections that match: Pass leaves them to the policies of the next tier.",
+		about:    "Action for matching connections. Pass leaves the decision to the policies of the next tier.",
 		values:   []string{"Accept", "Deny", "Pass"}, example: "Deny", other: "Accept",
 	},
 	"adminpolicy.IngressRule.from": {
@@ -85,12 +85,12 @@ var adminRows = map[string]row{
 	},
 	"adminpolicy.EgressRule.name": {
 		support: NoEffect,
-		about:   "A name for people, at most 100 characters.",
+		about:   "A descriptive name, at most 100 characters.",
 		example: "x",
 	},
 	"adminpolicy.EgressRule.action": {
 		required: true,
-		about:    "What becomes of connections that match: Pass leaves them to the policies of the next tier.",
+		about:    "Action for matching connections. Pass leaves the decision to the policies of the next tier.",
 		values:   []string{"Accept", "Deny", "Pass"}, example: "Deny", other: "Accept",
 	},
 	"adminpolicy.EgressRule.to": {
@@ -125,12 +125,13 @@ var adminRows = map[string]row{
 		other:   "{}",
 	},
 	"adminpolicy.EgressPeer.networks": {
-		about: "Prefixes, at most 25, whoever has the addresses.", example: "[10.9.8.0/24]", other: "[10.9.7.0/24]",
+		about:   "Prefixes, at most 25, whether the addresses belong to pods, nodes or others.",
+		example: "[10.9.8.0/24]", other: "[10.9.7.0/24]",
 	},
 	"adminpolicy.EgressPeer.domainNames": {
 		support: Converted,
 		becomes: learned,
-		about:   "DNS names, or patterns such as *.example.com, at most 25; for Accept alone.",
+		about:   "DNS names, or patterns such as *.example.com, at most 25; only with action Accept.",
 		example: "[a.example.com]",
 	},
 	"adminpolicy.Protocol.tcp": {
@@ -149,7 +150,7 @@ var adminRows = map[string]row{
 		other:   "{destinationPort: {number: 81}}",
 	},
 	"adminpolicy.Protocol.destinationNamedPort": {
-		about: "Name of a port that the receiving pod has.", example: "http", other: "dns",
+		about: "Name of a port of the receiving pod.", example: "http", other: "dns",
 	},
 	"adminpolicy.Transport.destinationPort": {
 		required: true,
@@ -172,20 +173,20 @@ var adminRows = map[string]row{
 	},
 	"adminpolicy.Range.end": {
 		required: true,
-		about:    "Last port, behind the first.",
+		about:    "Last port, greater than the first.",
 		beside:   "start: 80",
 		example:  "90",
 		other:    "91",
 	},
 }
 
-// oldAdminRows are of AdminNetworkPolicy and BaselineAdminNetworkPolicy.
+// oldAdminRows are the rows of AdminNetworkPolicy and BaselineAdminNetworkPolicy.
 var oldAdminRows = map[string]row{
 	"adminpolicy.OldPolicy.spec": {
-		required: true, about: "What the policy says.", example: "{priority: 1, subject: {namespaces: {}}}",
+		required: true, about: "Subject and rules.", example: "{priority: 1, subject: {namespaces: {}}}",
 	},
 	"adminpolicy.OldPolicy.spec@BaselineAdminNetworkPolicy": {
-		required: true, about: "What the policy says.", example: "{subject: {namespaces: {}}}",
+		required: true, about: "Subject and rules.", example: "{subject: {namespaces: {}}}",
 	},
 	"adminpolicy.OldSpec.priority": {
 		required: true,
@@ -202,32 +203,32 @@ var oldAdminRows = map[string]row{
 	},
 	"adminpolicy.OldSpec.subject": {
 		required: true,
-		about:    "Pods that the policy is for.",
+		about:    "Pods that the policy applies to.",
 		example:  "{namespaces: {matchLabels: {a: b}}}",
 		other:    "{namespaces: {}}",
 	},
 	"adminpolicy.OldSpec.ingress": {
-		about:   "Rules on what the pods receive, at most 100, in order.",
+		about:   "Rules for incoming connections, at most 100, in order.",
 		example: "[{action: Deny, from: [{namespaces: {}}]}]",
 		other:   "[]",
 	},
 	"adminpolicy.OldSpec.egress": {
-		about:   "Rules on what the pods send, at most 100, in order.",
+		about:   "Rules for outgoing connections, at most 100, in order.",
 		example: "[{action: Deny, to: [{namespaces: {}}]}]",
 		other:   "[]",
 	},
 	"adminpolicy.OldIngressRule.name": {
 		support: NoEffect,
-		about:   "A name for people, at most 100 characters.",
+		about:   "A descriptive name, at most 100 characters.",
 		example: "x",
 	},
 	"adminpolicy.OldIngressRule.action": {
 		required: true,
-		about:    "What becomes of connections that match: Pass leaves them to the policies of the next tier.",
+		about:    "Action for matching connections. Pass leaves the decision to the policies of the next tier.",
 		values:   []string{"Allow", "Deny", "Pass"}, example: "Deny", other: "Allow",
 	},
 	"adminpolicy.OldIngressRule.action@BaselineAdminNetworkPolicy": {
-		required: true, about: "What becomes of connections that match.",
+		required: true, about: "Action for matching connections.",
 		values: []string{"Allow", "Deny"}, example: "Deny", other: "Allow",
 	},
 	"adminpolicy.OldIngressRule.from": {
@@ -237,20 +238,20 @@ var oldAdminRows = map[string]row{
 		other:    "[{namespaces: {matchLabels: {a: b}}}]",
 	},
 	"adminpolicy.OldIngressRule.ports": {
-		about: "Ports, at most 100. Absent: all of every protocol.", example: "[{portNumber: {port: 80}}]",
+		about: "Ports, at most 100. Absent: all ports of all protocols.", example: "[{portNumber: {port: 80}}]",
 	},
 	"adminpolicy.OldEgressRule.name": {
 		support: NoEffect,
-		about:   "A name for people, at most 100 characters.",
+		about:   "A descriptive name, at most 100 characters.",
 		example: "x",
 	},
 	"adminpolicy.OldEgressRule.action": {
 		required: true,
-		about:    "What becomes of connections that match: Pass leaves them to the policies of the next tier.",
+		about:    "Action for matching connections. Pass leaves the decision to the policies of the next tier.",
 		values:   []string{"Allow", "Deny", "Pass"}, example: "Deny", other: "Allow",
 	},
 	"adminpolicy.OldEgressRule.action@BaselineAdminNetworkPolicy": {
-		required: true, about: "What becomes of connections that match.",
+		required: true, about: "Action for matching connections.",
 		values: []string{"Allow", "Deny"}, example: "Deny", other: "Allow",
 	},
 	"adminpolicy.OldEgressRule.to": {
@@ -260,7 +261,7 @@ var oldAdminRows = map[string]row{
 		other:    "[{namespaces: {matchLabels: {a: b}}}]",
 	},
 	"adminpolicy.OldEgressRule.ports": {
-		about: "Ports, at most 100. Absent: all of every protocol.", example: "[{portNumber: {port: 80}}]",
+		about: "Ports, at most 100. Absent: all ports of all protocols.", example: "[{portNumber: {port: 80}}]",
 	},
 	"adminpolicy.OldPeer.namespaces": {
 		about: "All pods of namespaces with these labels.", example: "{matchLabels: {a: b}}", other: "{}",
@@ -284,7 +285,7 @@ var oldAdminRows = map[string]row{
 		example: "{}",
 	},
 	"adminpolicy.OldPeer.networks": {
-		about:   "Prefixes, at most 25, whoever has the addresses.",
+		about:   "Prefixes, at most 25, whether the addresses belong to pods, nodes or others.",
 		example: "[10.9.8.0/24]",
 		other:   "[10.9.7.0/24]",
 	},
@@ -298,7 +299,7 @@ var oldAdminRows = map[string]row{
 	"adminpolicy.OldPeer.domainNames": {
 		support: Converted,
 		becomes: learned,
-		about:   "DNS names, or patterns such as *.example.com, at most 25; for Allow alone.",
+		about:   "DNS names, or patterns such as *.example.com, at most 25; only with action Allow.",
 		example: "[a.example.com]",
 	},
 	"adminpolicy.OldPeer.domainNames@from": {
@@ -316,24 +317,24 @@ var oldAdminRows = map[string]row{
 		example: "[a.example.com]",
 	},
 	"adminpolicy.OldNamespaces.namespaceSelector": {
-		about:   "Namespaces by their labels, as version 0.1.0 of the API spells it.",
+		about:   "Namespaces, selected by label, in the form of version 0.1.0 of the API.",
 		example: "{matchLabels: {a: b}}",
 		other:   "{}",
 	},
 	"adminpolicy.OldPods.namespaceSelector": {
-		about:   "Namespaces by their labels. Empty, or absent: all.",
+		about:   "Namespaces, selected by label. Empty, or absent: all.",
 		beside:  "podSelector: {}",
 		example: "{matchLabels: {a: b}}",
 		other:   "{}",
 	},
 	"adminpolicy.OldPods.namespaces": {
-		about:   "Namespaces, as version 0.1.0 of the API spells it.",
+		about:   "Namespaces, in the form of version 0.1.0 of the API.",
 		beside:  "podSelector: {}",
 		example: "{matchLabels: {a: b}}",
 		other:   "{}",
 	},
 	"adminpolicy.OldPods.podSelector": {
-		required: true, about: "Pods by their labels. Empty: all.", example: "{matchLabels: {a: b}}", other: "{}",
+		required: true, about: "Pods, selected by label. Empty: all.", example: "{matchLabels: {a: b}}", other: "{}",
 	},
 	"adminpolicy.OldPort.portNumber": {about: "A port.", example: "{port: 80}", other: "{port: 81}"},
 	"adminpolicy.OldPort.portRange": {
@@ -342,7 +343,7 @@ var oldAdminRows = map[string]row{
 		other:   "{start: 80, end: 91}",
 	},
 	"adminpolicy.OldPort.namedPort": {
-		about:   "Name of a port that the receiving pod has.",
+		about:   "Name of a port of the receiving pod.",
 		example: "http",
 		other:   "dns",
 	},

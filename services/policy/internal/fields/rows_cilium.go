@@ -7,54 +7,54 @@ const (
 	allowsNothing = "the rule allows nothing"
 	deniesAll     = "the rule denies all peers, on the ports that it names"
 	dropped       = "packets that match are redirected to no proxy, and dropped"
-	cNodes        = "Other nodes by the labels of their Node objects. " + unknownLabels
+	cNodes        = "Other nodes, selected by the labels of their Node objects. " + unknownLabels
 	port80        = "ports: [{port: '80', protocol: TCP}]"
 )
 
-// entities are the values of fromEntities and toEntities.
+// entities lists the values of fromEntities and toEntities.
 var entities = []string{
 	"all", "world", "cluster", "cluster-mesh", "host", "init", "ingress", "unmanaged",
 	"remote-node", "health", "none", "kube-apiserver",
 }
 
-// ciliumRows are of CiliumNetworkPolicy, CiliumClusterwideNetworkPolicy and
-// CiliumCIDRGroup.
+// ciliumRows are the rows of CiliumNetworkPolicy, CiliumClusterwideNetworkPolicy and CiliumCIDRGroup.
 var ciliumRows = map[string]row{
 	"cilium.NetworkPolicy.spec": {
-		about:   "What the policy says. It, or specs, is required.",
+		about:   "Subject and rules. Either spec or specs is required.",
 		example: "{endpointSelector: {matchLabels: {app: db}}, ingress: [{}]}",
 		other:   "{endpointSelector: {}, ingress: [{}]}",
 	},
 	"cilium.NetworkPolicy.specs": {
-		about:   "Several of what spec is one of.",
+		about:   "List of specs.",
 		example: "[{endpointSelector: {matchLabels: {app: db}}, ingress: [{}]}]", other: "[]",
 	},
 	"cilium.Rule.endpointSelector": {
 		required: true,
-		about:    "Pods that the rules are for, by their labels; of the policy's namespace if it has one. Empty: all.",
-		beside:   "ingress: [{}]", example: "{matchLabels: {app: db}}", other: "{}",
+		about: "Pods that the rules apply to, selected by label; only pods of the policy's namespace if it has " +
+			"one. Empty: all.",
+		beside: "ingress: [{}]", example: "{matchLabels: {app: db}}", other: "{}",
 	},
 	"cilium.Rule.nodeSelector": {
 		support: Refused, becomes: "rules for nodes (the host firewall) are not supported",
-		about: "Nodes that the rules are for, in place of pods.", beside: "ingress: [{}]", example: "{}",
+		about: "Nodes that the rules apply to, instead of pods.", beside: "ingress: [{}]", example: "{}",
 	},
 	"cilium.Rule.ingress": {
-		about:   "What the pods may receive.",
+		about:   "Incoming connections that are allowed.",
 		beside:  "egress: [{}]",
 		example: "[{fromEntities: [world]}]",
 	},
 	"cilium.Rule.ingressDeny": {
-		about:   "What the pods may not receive, whatever else allows it.",
+		about:   "Incoming connections that are denied, even if another rule allows them.",
 		beside:  "egress: [{}]",
 		example: "[{fromEntities: [world]}]",
 	},
 	"cilium.Rule.egress": {
-		about:   "What the pods may send.",
+		about:   "Outgoing connections that are allowed.",
 		beside:  "ingress: [{}]",
 		example: "[{toEntities: [world]}]",
 	},
 	"cilium.Rule.egressDeny": {
-		about:   "What the pods may not send, whatever else allows it.",
+		about:   "Outgoing connections that are denied, even if another rule allows them.",
 		beside:  "ingress: [{}]",
 		example: "[{toEntities: [world]}]",
 	},
@@ -65,31 +65,31 @@ var ciliumRows = map[string]row{
 		example: "[{key: a, value: b, source: k8s}]",
 	},
 	"cilium.Rule.enableDefaultDeny": {
-		about:   "Whether what no rule decides is denied. Without it: in the directions that have rules.",
+		about:   "Whether connections that no rule matches are denied. Default: in the directions that have rules.",
 		beside:  "ingress: [{}]",
 		example: "{ingress: false}",
 	},
 	"cilium.Rule.description": {
 		support: NoEffect,
-		about:   "A text for people.",
+		about:   "Free text.",
 		beside:  "ingress: [{}]",
 		example: "x",
 	},
 	"cilium.Rule.log": {
 		support: NoEffect,
-		about:   "A text for flow logs. A note says that it is not used.",
+		about:   "A text for flow logs. It is not used; a note reports this.",
 		beside:  "ingress: [{}]",
 		example: "{value: x}",
 	},
-	"cilium.DefaultDeny.ingress": {about: "For what the pods receive.", example: "false", other: "true"},
-	"cilium.DefaultDeny.egress":  {about: "For what the pods send.", example: "true", other: "false"},
+	"cilium.DefaultDeny.ingress": {about: "For incoming connections.", example: "false", other: "true"},
+	"cilium.DefaultDeny.egress":  {about: "For outgoing connections.", example: "true", other: "false"},
 	"cilium.Label.key":           {required: true, about: "Key of the label.", example: "a"},
 	"cilium.Label.value":         {about: "Value of the label.", beside: "key: a", example: "b"},
 	"cilium.Label.source":        {about: "Source of the label.", beside: "key: a", example: "k8s"},
 	"cilium.Log.value":           {about: "The text, at most 32 characters.", example: "x"},
 
 	"cilium.IngressPeers.fromEndpoints": {
-		about:   "Pods by their labels, of the policy's namespace unless the selector names one. Empty: none.",
+		about:   "Pods, selected by label, in the policy's namespace unless the selector names a namespace. Empty: none.",
 		example: "[{matchLabels: {app: web}}]", other: "[{}]",
 	},
 	"cilium.IngressPeers.fromCIDR": {
@@ -103,15 +103,15 @@ var ciliumRows = map[string]row{
 		other:   "[{cidr: 10.9.7.0/24}]",
 	},
 	"cilium.IngressPeers.fromEntities": {
-		about: "Peers by what they are.", values: entities, example: "[world]", other: "[cluster]",
+		about: "Peers by entity.", values: entities, example: "[world]", other: "[cluster]",
 	},
 	"cilium.IngressPeers.fromNodes": {
 		setting: nodeLabels, about: cNodes, example: "[{matchLabels: {a: b}}]", other: "[{}]",
 	},
 	"cilium.IngressPeers.fromRequires": {
 		support: Refused,
-		becomes: "Cilium has withdrawn it; an empty list is accepted",
-		about:   "Labels that peers need besides.",
+		becomes: "Cilium has removed the field; an empty list is accepted",
+		about:   "Additional labels that peers must have.",
 		example: "[{matchLabels: {a: b}}]",
 	},
 	"cilium.IngressRule.fromGroups": {
@@ -127,7 +127,7 @@ var ciliumRows = map[string]row{
 		example: "[{aws: {securityGroupsIds: [x]}}]",
 	},
 	"cilium.IngressRule.toPorts": {
-		about:   "Ports, and what is allowed on layer 7. Absent: all.",
+		about:   "Ports, and the requests that are allowed on layer 7. Absent: all.",
 		beside:  "fromEntities: [world]",
 		example: "[{" + port80 + "}]",
 	},
@@ -154,7 +154,7 @@ var ciliumRows = map[string]row{
 	},
 
 	"cilium.EgressPeers.toEndpoints": {
-		about:   "Pods by their labels, of the policy's namespace unless the selector names one. Empty: none.",
+		about:   "Pods, selected by label, in the policy's namespace unless the selector names a namespace. Empty: none.",
 		example: "[{matchLabels: {app: web}}]", other: "[{}]",
 	},
 	"cilium.EgressPeers.toCIDR": {
@@ -168,7 +168,7 @@ var ciliumRows = map[string]row{
 		other:   "[{cidr: 10.9.7.0/24}]",
 	},
 	"cilium.EgressPeers.toEntities": {
-		about:   "Peers by what they are.",
+		about:   "Peers by entity.",
 		values:  entities,
 		example: "[world]",
 		other:   "[cluster]",
@@ -178,8 +178,8 @@ var ciliumRows = map[string]row{
 	},
 	"cilium.EgressPeers.toRequires": {
 		support: Refused,
-		becomes: "Cilium has withdrawn it; an empty list is accepted",
-		about:   "Labels that peers need besides.",
+		becomes: "Cilium has removed the field; an empty list is accepted",
+		about:   "Additional labels that peers must have.",
 		example: "[{matchLabels: {a: b}}]",
 	},
 	"cilium.EgressRule.toServices": {
@@ -213,7 +213,7 @@ var ciliumRows = map[string]row{
 		example: "[{matchName: a.example.com}]",
 	},
 	"cilium.EgressRule.toPorts": {
-		about:   "Ports, and what is allowed on layer 7. Absent: all.",
+		about:   "Ports, and the requests that are allowed on layer 7. Absent: all.",
 		beside:  "toEntities: [world]",
 		example: "[{" + port80 + "}]",
 	},
@@ -240,22 +240,22 @@ var ciliumRows = map[string]row{
 	},
 	"cilium.Authentication.mode": {
 		required: true,
-		about:    "How; disabled asks for none.",
+		about:    "Mode of authentication; disabled requires none.",
 		values:   []string{"disabled", "required", "test-always-fail"},
 		example:  "required",
 	},
 
 	"cilium.CIDRRule.cidr": {
-		about:   "A prefix; it, cidrGroupRef or cidrGroupSelector.",
+		about:   "A prefix. Exactly one of cidr, cidrGroupRef and cidrGroupSelector is required.",
 		example: "10.9.8.0/24",
 		other:   "10.9.7.0/24",
 	},
 	"cilium.CIDRRule.cidrGroupRef": {about: "Name of a CiliumCIDRGroup.", example: "a", other: "b"},
 	"cilium.CIDRRule.cidrGroupSelector": {
-		about: "CiliumCIDRGroups by their labels.", example: "{matchLabels: {a: b}}", other: "{matchLabels: {a: c}}",
+		about: "CiliumCIDRGroups, selected by label.", example: "{matchLabels: {a: b}}", other: "{matchLabels: {a: c}}",
 	},
 	"cilium.CIDRRule.except": {
-		about:   "Prefixes that are left out.",
+		about:   "Prefixes that are excluded.",
 		beside:  "cidr: 10.9.8.0/24",
 		example: "[10.9.8.1/32]",
 	},
@@ -264,7 +264,7 @@ var ciliumRows = map[string]row{
 		example: "{serviceName: db, namespace: shop}",
 	},
 	"cilium.Service.k8sServiceSelector": {
-		about:   "Services by their labels.",
+		about:   "Services, selected by label.",
 		example: "{selector: {matchLabels: {a: b}}}",
 	},
 	"cilium.ServiceName.namespace": {
@@ -285,7 +285,7 @@ var ciliumRows = map[string]row{
 	},
 	"cilium.FQDN.matchName": {about: "A DNS name.", example: "a.example.com"},
 	"cilium.FQDN.matchPattern": {
-		about:   "A pattern: * is any part of one label, **. any labels before.",
+		about:   "A pattern: * matches any part of one label, and **. one or more labels at the start.",
 		example: "'*.example.com'",
 	},
 	"cilium.PortRule.ports": {
@@ -294,10 +294,10 @@ var ciliumRows = map[string]row{
 		other:   "[{port: '81', protocol: TCP}]",
 	},
 	"cilium.PortRule.terminatingTLS": proxied(
-		"Material to end TLS of the client with.", "{secret: {name: x, namespace: y}}",
+		"Key material to terminate the client's TLS.", "{secret: {name: x, namespace: y}}",
 	),
 	"cilium.PortRule.originatingTLS": proxied(
-		"Material to begin TLS to the server with.", "{secret: {name: x, namespace: y}}",
+		"Key material to originate TLS to the server.", "{secret: {name: x, namespace: y}}",
 	),
 	"cilium.PortRule.serverNames": proxied("Names of TLS servers that are allowed.", "[a.example.com]"),
 	"cilium.PortRule.listener":    proxied("A proxy of the user.", "{envoyConfig: {name: x}, name: y}"),
@@ -315,14 +315,14 @@ var ciliumRows = map[string]row{
 		other:   "[{port: '81', protocol: TCP}]",
 	},
 	"cilium.PortProtocol.port": {
-		about: "A number, 0 for all, or the name of a port that the receiving pod has. Protocols without ports " +
+		about: "Port number, 0 for all, or the name of a port of the receiving pod. Protocols without ports " +
 			"need none.",
 		beside:  "protocol: TCP",
 		example: "'80'",
 		other:   "http",
 	},
 	"cilium.PortProtocol.endPort": {
-		about:   "Last port of a range that begins with port.",
+		about:   "Last port of a range that starts with port.",
 		beside:  "port: '80', protocol: TCP",
 		example: "90",
 	},
@@ -380,7 +380,7 @@ var ciliumRows = map[string]row{
 	"cilium.EnvoyConfig.name": {required: true, about: "Name of the configuration.", example: "x"},
 	"cilium.L7Rules.http":     {about: "HTTP requests.", example: "[{path: /}]"},
 	"cilium.L7Rules.dns": {
-		about:   "DNS questions. With a matchPattern of * alone the ports are allowed, without a proxy.",
+		about:   "DNS queries. If the only rule is a matchPattern of *, the ports are allowed without a proxy.",
 		example: "[{matchName: a.example.com}]",
 	},
 	"cilium.L7Rules.dns@ingress": {
@@ -393,10 +393,10 @@ var ciliumRows = map[string]row{
 	"cilium.HTTPRule.path":          {about: "Regular expression of the path.", example: "/"},
 	"cilium.HTTPRule.method":        {about: "Regular expression of the method.", example: "GET"},
 	"cilium.HTTPRule.host":          {about: "Regular expression of the host.", example: "a.example.com"},
-	"cilium.HTTPRule.headers":       {about: "Headers that must be there.", example: "[X-A]"},
+	"cilium.HTTPRule.headers":       {about: "Headers that must be present.", example: "[X-A]"},
 	"cilium.HTTPRule.headerMatches": {about: "Headers with their values.", example: "[{name: X-A, value: b}]"},
 	"cilium.HeaderMatch.mismatch": {
-		about:   "What is done where the value differs.",
+		about:   "Action if the value differs.",
 		values:  []string{"LOG", "ADD", "DELETE", "REPLACE"},
 		beside:  "name: X-A",
 		example: "LOG",
@@ -435,7 +435,7 @@ var ciliumRows = map[string]row{
 	},
 }
 
-// proxied is of what a proxy would do.
+// proxied returns the row of a field that would need a proxy.
 func proxied(about, example string) row {
 	return row{support: Converted, becomes: dropped, about: about, beside: port80, example: example}
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package initialsync keeps subscribers waiting until every configured source of policies
-// has been listed completely once since the policy state began: what is missing until
-// then may deny. From then on the state has what was in force, also while a source is
-// away. A file for each source beside the state holds the name of that state.
+// Package initialsync makes subscribers wait until every configured source of policies was listed completely once
+// since the policy state was created, because a missing policy might deny. Afterwards the state contains the enforced
+// policies, even while a source is unreachable. For each source, a file next to the state contains the name of that
+// state.
 package initialsync
 
 import (
@@ -26,21 +26,21 @@ import (
 // Source is a configured source of policies.
 type Source struct {
 	Name string
-	// Whole says that versions without a file of this package took its listings as a
-	// whole or not at all, and Brought that the state has policies of it.
+	// Whole is set if versions without these files applied a listing of the source entirely or not at all. Brought is
+	// set if the state has policies of the source.
 	Whole, Brought bool
 }
 
-// Accepted is a part of a source that an operator did not want to wait for.
+// Accepted is a missing part of a source that an operator has decided not to wait for.
 type Accepted struct {
 	Source string    `json:"source"`
 	Part   string    `json:"part"` // such as the name of a file
-	Why    string    `json:"why"`  // it was missing
+	Why    string    `json:"why"`  // why it was missing
 	Time   time.Time `json:"time"`
-	State  string    `json:"state"` // as the file of the source has it
+	State  string    `json:"state"` // the content of the source's file
 }
 
-// Tracker belongs to one goroutine, but for Opened.
+// Tracker tracks which sources are complete. It must be used by one goroutine, except for Opened.
 type Tracker struct {
 	dir      string
 	sources  map[string]*source
@@ -48,19 +48,19 @@ type Tracker struct {
 	opened   chan struct{}
 }
 
-// source is what the tracker knows of one.
+// source is the state of one source.
 type source struct {
 	file   string
-	text   string // that the file has once the source has listed everything
-	noted  bool   // it has that text
-	listed bool   // in this run, or in an earlier one
+	text   string // content of the file once the source is complete
+	noted  bool   // the file has that content
+	listed bool   // complete, in this run or an earlier one
 }
 
-// acceptedFile has an Accepted in each line.
+// acceptedFile contains one Accepted per line.
 const acceptedFile = "sources.accepted"
 
-// New returns the tracker of the policy state in dir, which waits for the sources that
-// have not listed everything since the state began.
+// New returns the tracker of the policy state in dir. It waits for the sources that were not complete since the state
+// was created.
 func New(dir string, state stream.StateID, sources []Source) (*Tracker, error) {
 	g := &Tracker{dir: dir, sources: make(map[string]*source), opened: make(chan struct{})}
 	for _, s := range sources {
@@ -75,7 +75,7 @@ func New(dir string, state stream.StateID, sources []Source) (*Tracker, error) {
 		case s.Brought && s.Whole:
 			one.listed = true
 		case s.Whole:
-			// From here on, policies in the state do not say that there are no others.
+			// From here on, the presence of policies in the state does not imply that there are no others.
 			if err := Forget(dir, s.Name); err != nil {
 				return nil, err
 			}
@@ -99,13 +99,12 @@ func New(dir string, state stream.StateID, sources []Source) (*Tracker, error) {
 	return g, nil
 }
 
-// listedFile is the file of a source.
+// listedFile returns the file of a source.
 func listedFile(dir, name string) string {
 	return filepath.Join(dir, strings.ReplaceAll(name, "/", "-")+".listed")
 }
 
-// Forget has the next tracker of the state in dir wait for a source, though it has listed
-// everything before.
+// Forget makes the next tracker of the state in dir wait for a source although it was complete before.
 func Forget(dir, name string) error {
 	return durable.WriteFile(listedFile(dir, name), []byte("incomplete"), 0o600, durable.SyncAll)
 }
@@ -141,8 +140,8 @@ func (g *Tracker) openIfListed() {
 	g.Open()
 }
 
-// Listed notes that a source has listed everything, and lets subscribers pass if all
-// have; in later runs too, unless it returns an error.
+// Listed records that a source is complete. If all sources are, it lets subscribers pass, and unless it returns an
+// error, also in later runs.
 func (g *Tracker) Listed(name string) error {
 	s := g.sources[name]
 	if s == nil {
@@ -154,19 +153,18 @@ func (g *Tracker) Listed(name string) error {
 		return nil
 	}
 	if err := durable.WriteFile(s.file, []byte(s.text), 0o600, durable.SyncAll); err != nil {
-		return fmt.Errorf("the next start will wait for the source %s: %w", name, err)
+		return fmt.Errorf("record that source %s is complete, or the next start waits for it: %w", name, err)
 	}
 	s.noted = true
 	return nil
 }
 
-// HasListed reports whether a source has listed everything since the state began.
-// One that the tracker does not know has.
+// HasListed reports whether a source was complete since the state was created. It is true for an unknown source.
 func (g *Tracker) HasListed(name string) bool {
 	return g.sources[name] == nil || g.sources[name].listed
 }
 
-// Accept records that an operator does not want to wait for a part of a source.
+// Accept records that an operator has decided not to wait for a part of a source.
 func (g *Tracker) Accept(a Accepted) error {
 	a.State = g.sources[a.Source].text
 	all := append(slices.Clone(g.accepted), a)
@@ -185,7 +183,7 @@ func (g *Tracker) Accept(a Accepted) error {
 	return nil
 }
 
-// Accepted are the parts of a source for which no operator wants to wait.
+// Accepted returns the parts of a source that an operator has decided not to wait for.
 func (g *Tracker) Accepted(name string) (all []Accepted) {
 	for _, a := range g.accepted {
 		if a.Source == name {

@@ -20,16 +20,16 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// Request is a change as a caller asks for it.
+// Request is a change as requested by a caller.
 type Request struct {
 	managed.Caller
 	Manifests []byte
-	Namespace string // of documents that name none; empty: default
-	// AllowUnknown drops fields that a kind does not have, instead of refusing them.
+	Namespace string // for documents without a namespace; empty: default
+	// AllowUnknown drops fields that a kind does not have, instead of rejecting the request.
 	AllowUnknown bool
 }
 
-// read understands the manifests of a request; there may be none.
+// read decodes the manifests of a request; there may be none.
 func (o *Owner) read(r Request) ([]decode.Decoded, error) {
 	if len(r.Manifests) == 0 {
 		return nil, nil
@@ -37,7 +37,7 @@ func (o *Owner) read(r Request) ([]decode.Decoded, error) {
 	return decode.Options{Rules: o.config.Rules, Namespace: r.Namespace, AllowUnknown: r.AllowUnknown}.Decode(r.Manifests)
 }
 
-// Upsert adds or replaces policies of calls without a manager.
+// Upsert adds or replaces policies without a manager.
 func (o *Owner) Upsert(ctx context.Context, manifests []byte, namespace string, validateOnly bool) (Outcome, error) {
 	return o.Apply(ctx, Request{
 		Caller: managed.Caller{ValidateOnly: validateOnly}, Manifests: manifests, Namespace: namespace,
@@ -57,8 +57,7 @@ func (o *Owner) Apply(ctx context.Context, r Request) (Outcome, error) {
 	return out, o.noteSelection(ctx, docs, out.Changes)
 }
 
-// Replace makes the policies of a manager those of the request, which completes
-// the manager.
+// Replace replaces all policies of a manager by the policies of the request, which completes the manager.
 func (o *Owner) Replace(ctx context.Context, r Request) (Outcome, error) {
 	docs, err := o.read(r)
 	if err != nil {
@@ -82,11 +81,11 @@ func (o *Owner) Replace(ctx context.Context, r Request) (Outcome, error) {
 	return out, o.noteSelection(ctx, docs, out.Changes)
 }
 
-// noneSelected is the note on a policy without an endpoint here.
+// noneSelected is the note for a policy that selects no endpoint of this node.
 var noneSelected = manifest.Note{Kind: manifest.NoteSelectsNothing, Text: "selects no endpoint of this node"}
 
-// noteSelection notes which of the documents select no endpoint of this node.
-// The changes of the documents come first. It looks in the caller's goroutine.
+// noteSelection adds a note to each document that selects no endpoint of this node. The changes of the documents come
+// first in changes. It works in the caller's goroutine.
 func (o *Owner) noteSelection(ctx context.Context, docs []decode.Decoded, changes []Changed) error {
 	subjects, err := loop.Ask(ctx, o.loop, opOther, func() ([]label.Set, error) {
 		var out []label.Set
@@ -112,8 +111,8 @@ func (o *Owner) noteSelection(ctx context.Context, docs []decode.Decoded, change
 	return nil
 }
 
-// Complete deletes what a manager brought in earlier runs and has not named in
-// this one. The run is the one that took the manager's listing.
+// Complete deletes the policies that a manager sent in earlier runs and not in this one. run is the run that received
+// the manager's policies.
 func (o *Owner) Complete(ctx context.Context, c managed.Caller, run [16]byte) (Outcome, error) {
 	return o.changed(ctx, c, func() (edit, error) {
 		e := edit{completes: true}
@@ -124,7 +123,7 @@ func (o *Owner) Complete(ctx context.Context, c managed.Caller, run [16]byte) (O
 	})
 }
 
-// removeOthers removes the policies of a manager that do not stay.
+// removeOthers removes the policies of a manager for which stays is false.
 func (o *Owner) removeOthers(e *edit, c *managed.Caller, stays func(policy.Key) bool) error {
 	gone, err := o.policies.managed(o.sources.configured).Prune(c, len(e.named), stays)
 	if err != nil {
@@ -135,7 +134,7 @@ func (o *Owner) removeOthers(e *edit, c *managed.Caller, stays func(policy.Key) 
 	return nil
 }
 
-// Delete deletes policies of calls without a manager.
+// Delete deletes policies without a manager.
 func (o *Owner) Delete(ctx context.Context, keys []policy.Key, validateOnly bool) (Outcome, error) {
 	return o.Remove(ctx, managed.Caller{ValidateOnly: validateOnly}, keys)
 }
@@ -153,7 +152,7 @@ func (o *Owner) Remove(ctx context.Context, c managed.Caller, keys []policy.Key)
 	})
 }
 
-// upsert is the change that documents of a manager are.
+// upsert returns the change that applies a manager's documents.
 func (o *Owner) upsert(caller *managed.Caller, docs []decode.Decoded) (edit, error) {
 	var e edit
 	for _, d := range docs {
@@ -182,13 +181,13 @@ func (o *Owner) upsert(caller *managed.Caller, docs []decode.Decoded) (edit, err
 	return e, nil
 }
 
-// foreign reports whether a policy belongs to a source whose policies calls may not change.
+// foreign reports whether calls may not change a policy, because it belongs to another source.
 func (o *Owner) foreign(p *Policy) bool {
 	return !p.source().Calls && o.sources.configured(p.Source)
 }
 
-// changed makes a change of the source "grpc", which the owner finds with
-// find, or says what would become of it.
+// changed makes a change of the source "grpc", which find determines in a turn of the owner, or returns its effect
+// without making it.
 func (o *Owner) changed(ctx context.Context, c managed.Caller, find func() (edit, error)) (Outcome, error) {
 	look := func() (edit, error) {
 		if err := c.Check(o.publisher.barrier.Policy); err != nil {

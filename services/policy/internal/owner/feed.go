@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// Feed is a source that lists everything it has, again and again.
+// Feed is a source that repeatedly lists everything it has.
 type Feed struct {
 	owner   *Owner
 	name    string
@@ -28,19 +28,18 @@ type file struct {
 	sum  [sha256.Size]byte
 	docs []decode.Decoded
 	err  error
-	keep bool // it was not read, and its policies stay
-	// partly says that err is about some of its documents, and docs are the others.
+	keep bool // the file was not read; its policies stay
+	// partly is set if err concerns only some of the documents, and docs holds the others.
 	partly  bool
-	skipped []string // documents that are no policies
+	skipped []string // documents that are not policies
 }
 
-// Feed returns the feed of a source that New was told of. It belongs to one
-// goroutine.
+// Feed returns the feed of a source that New got. It must be used by one goroutine.
 func (o *Owner) Feed(name string) *Feed {
 	return &Feed{owner: o, name: name, decoded: make(map[string]*file)}
 }
 
-// Held is how many policies of the source there are.
+// Held returns the number of policies of the source.
 func (f *Feed) Held(ctx context.Context) (int, error) {
 	return loop.Ask(ctx, f.owner.loop, opOther, func() (int, error) {
 		held := 0
@@ -53,9 +52,9 @@ func (f *Feed) Held(ctx context.Context) (int, error) {
 	})
 }
 
-// Set says that these are all files of the source. A document that cannot be
-// applied isolates what it selects, or its namespace. While not even the namespace of a
-// document can be read, the policies of its file stay that no other document of it has.
+// Set replaces the files of the source. A document that cannot be applied isolates the pods that it selects, or its
+// namespace. If not even the namespace of a document can be read, the policies of its file stay, except for policies
+// that are now in another document of the file.
 func (f *Feed) Set(ctx context.Context, files []directory.File) error {
 	var known map[string][]decode.Decoded
 	if len(f.decoded) == 0 {
@@ -70,7 +69,7 @@ func (f *Feed) Set(ctx context.Context, files []directory.File) error {
 		if in.Same {
 			old := f.decoded[in.Origin]
 			if old == nil || old.keep {
-				return fmt.Errorf("%s %s: it is listed as the same, and the listing before did not have what it says", f.name, in.Origin)
+				return fmt.Errorf("%s %s: it is listed as unchanged, but its content is unknown", f.name, in.Origin)
 			}
 			current[in.Origin] = old
 			order = append(order, in.Origin)
@@ -96,7 +95,7 @@ func (f *Feed) Set(ctx context.Context, files []directory.File) error {
 	return f.owner.takeOver(ctx, &listing{source: f.name, order: order, files: current})
 }
 
-// read understands the documents of a file.
+// read decodes the documents of a file.
 func (d *file) read(in directory.File, rules rule.Options) {
 	is := decode.Options{Rules: rules, Large: true}.File(in.Origin, in.Data)
 	d.docs, d.skipped = is.Policies, is.Skipped
@@ -105,8 +104,8 @@ func (d *file) read(in directory.File, rules rule.Options) {
 	}
 }
 
-// inForce are the policies of the source by origin: after a restart most files
-// are what they were, and need not be understood once more.
+// inForce returns the policies of the source by origin. After a restart most files are unchanged, and need not be
+// decoded again.
 func (f *Feed) inForce(ctx context.Context) (map[string][]decode.Decoded, error) {
 	return loop.Ask(ctx, f.owner.loop, opOther, func() (map[string][]decode.Decoded, error) {
 		out := make(map[string][]decode.Decoded)
@@ -119,7 +118,7 @@ func (f *Feed) inForce(ctx context.Context) (map[string][]decode.Decoded, error)
 	})
 }
 
-// takeOver makes the policies of a source those of its files.
+// takeOver applies a listing of a source.
 func (o *Owner) takeOver(ctx context.Context, l *listing) error {
 	release, err := o.revising.Hold(ctx)
 	if err != nil {

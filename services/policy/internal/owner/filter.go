@@ -21,11 +21,10 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/excludedlabels"
 )
 
-// filterFile has the filter that the identity service had last: it may be away when
-// the policies are compiled again.
+// filterFile stores the last filter of the identity service, which may be down when the policies are compiled again.
 const filterFile = "label-filter.json"
 
-// filterRecord is its content.
+// filterRecord is the content of filterFile.
 type filterRecord struct {
 	Workloads []labelfilter.Rule `json:"workloads"`
 	Nodes     []labelfilter.Rule `json:"nodes"`
@@ -40,7 +39,7 @@ func (r filterRecord) filter() (excludedlabels.Filter, error) {
 	return excludedlabels.Filter{Workloads: workloads, Nodes: nodes}, err
 }
 
-// loadFilter returns the filter of an earlier run; before the first one, the default.
+// loadFilter returns the filter of an earlier run, or the default before the first run.
 func loadFilter(dir string, l *slog.Logger) (excludedlabels.Filter, error) {
 	f := excludedlabels.Default()
 	text, err := os.ReadFile(filepath.Join(dir, filterFile))
@@ -53,8 +52,8 @@ func loadFilter(dir string, l *slog.Logger) (excludedlabels.Filter, error) {
 		if err = json.Unmarshal(text, &r); err == nil {
 			f, err = r.filter()
 		}
-		if err != nil { // the default is closed where it differs, and the service tells its own
-			l.Warn("the stored filter of labels cannot be read, the default is used",
+		if err != nil { // if the default differs, policies get stricter until the service sends its filter
+			l.Warn("cannot read the stored label filter; using the default",
 				"file", filterFile, log.Err(err))
 			f = excludedlabels.Default()
 		}
@@ -62,8 +61,7 @@ func loadFilter(dir string, l *slog.Logger) (excludedlabels.Filter, error) {
 	return f, nil
 }
 
-// SetLabelFilter takes the filter of the identity service. Policies that select by
-// labels that count differently are compiled anew.
+// SetLabelFilter stores the filter of the identity service. Policies whose selectors it affects are compiled again.
 func (o *Owner) SetLabelFilter(ctx context.Context, workloads, nodes []labelfilter.Rule) error {
 	r := filterRecord{Workloads: workloads, Nodes: nodes}
 	f, err := r.filter()
@@ -89,7 +87,7 @@ func (o *Owner) SetLabelFilter(ctx context.Context, workloads, nodes []labelfilt
 	return err
 }
 
-// refilter compiles the policies that another filter changes.
+// refilter compiles the policies that a new filter affects.
 func (o *Owner) refilter(f *excludedlabels.Filter) error {
 	before := o.forms.filter.Load()
 	o.forms.filter.Store(f)
@@ -102,6 +100,6 @@ func (o *Owner) refilter(f *excludedlabels.Filter) error {
 		o.policies.filter(before)
 		return err
 	}
-	o.config.Log.Info("policies are compiled for another filter of labels", "policies", len(changed))
+	o.config.Log.Info("label filter changed, compiling policies again", "policies", len(changed))
 	return nil
 }

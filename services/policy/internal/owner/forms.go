@@ -21,12 +21,12 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/source"
 )
 
-// forms makes policies of what sources, calls and the journal deliver, in the form that the
-// engine gets. Its methods may be called concurrently.
+// forms converts documents of sources, calls and the journal to policies in the form that the engine needs. Its
+// methods may be called concurrently.
 type forms struct {
 	rules  rule.Options
 	now    func() time.Time
-	filter atomic.Pointer[excludedlabels.Filter] // of labels of identities
+	filter atomic.Pointer[excludedlabels.Filter] // which labels identities have
 }
 
 func newForms(rules rule.Options, now func() time.Time, filter excludedlabels.Filter) *forms {
@@ -35,7 +35,7 @@ func newForms(rules rule.Options, now func() time.Time, filter excludedlabels.Fi
 	return f
 }
 
-// policy returns the policy that a document is.
+// policy returns the policy of a document.
 func (f *forms) policy(d decode.Decoded, source, origin string) *Policy {
 	p := &Policy{
 		Key: d.Object.Key, Source: source, Origin: origin, Manifest: d.Text, Updated: f.now(),
@@ -45,7 +45,7 @@ func (f *forms) policy(d decode.Decoded, source, origin string) *Policy {
 	return p
 }
 
-// filtered is an object as the engine gets it.
+// filtered returns an object as the engine gets it.
 func (f *forms) filtered(ob policy.Object) policy.Object {
 	ob, _ = f.filter.Load().Apply(ob)
 	return ob
@@ -62,7 +62,7 @@ func (f *forms) isolation(k policy.Key) *Policy {
 	return p
 }
 
-// restoreHeld is hold after a start, from what the journal kept.
+// restoreHeld is hold after a restart, from the text in the journal.
 func (f *forms) restoreHeld(p *Policy, text []byte) {
 	if len(text) == 0 {
 		return
@@ -77,7 +77,7 @@ func (f *forms) restoreHeld(p *Policy, text []byte) {
 	p.addHeld()
 }
 
-// isolate replaces what a policy does by the isolation of what it selects.
+// isolate replaces the rules of a policy by the isolation of the pods that it selects.
 func (f *forms) isolate(p *Policy, why string) {
 	p.Exceeds = why
 	if p.source().Redelivers && len(p.Manifest) > maxReduced {
@@ -94,8 +94,7 @@ func (f *forms) isolate(p *Policy, why string) {
 	p.filter(f.filter.Load())
 }
 
-// decodeAll understands stored policies, on all processors: it is what most of
-// a start's time goes into.
+// decodeAll decodes stored policies on all CPUs. This takes most of the time of a start.
 func (f *forms) decodeAll(stored map[policy.Key]record.Policy) []*Policy {
 	out := make([]*Policy, 0, len(stored))
 	var in []record.Policy
@@ -122,7 +121,7 @@ func (f *forms) decode(r record.Policy) *Policy {
 		p.Revision, p.Updated = r.Revision, time.Unix(r.Updated, 0)
 		return p
 	}
-	// What an earlier version took stays as that version took it.
+	// Policies that an earlier version accepted stay accepted.
 	from := source.Of(r.Source)
 	as := decode.Options{
 		Rules: f.rules, Namespace: r.Key.Namespace, AllowUnknown: true, Stored: true,
@@ -133,7 +132,7 @@ func (f *forms) decode(r record.Policy) *Policy {
 		err = errors.New(why)
 	}
 	if err == nil && (len(docs) != 1 || docs[0].Object.Key != policy.Key(r.Key)) {
-		err = fmt.Errorf("the text is not that of %s", policy.Key(r.Key))
+		err = fmt.Errorf("the stored text has another key than %s", policy.Key(r.Key))
 	}
 	if err != nil {
 		docs = []decode.Decoded{{Object: as.Isolated(policy.Key(r.Key), r.Manifest, err)}}

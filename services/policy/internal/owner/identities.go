@@ -12,20 +12,20 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 )
 
-// identities are those that the identity service has. They belong to the loop.
+// identities holds the identities of the identity service. It belongs to the loop.
 type identities struct {
 	all        map[identity.Numeric]peer.Identity
 	cluster    string
 	nodeLabels bool
 }
 
-// complete is an identity as the engine gets it.
+// complete returns an identity as the engine gets it.
 func (s *identities) complete(id peer.Identity) peer.Identity {
 	return id.Complete(s.cluster).Node(s.nodeLabels)
 }
 
-// take takes over what has changed, and returns what that is to the engine and what has to be
-// stored. An identity with the labels that it has does not change.
+// take applies changes, and returns the change for the engine and the records to store. An identity with the same
+// labels is not a change.
 func (s *identities) take(set []peer.Identity, gone []identity.Numeric) (c engine.Change, rec record.Cache) {
 	for _, x := range gone {
 		if _, ok := s.all[x]; ok {
@@ -45,7 +45,7 @@ func (s *identities) take(set []peer.Identity, gone []identity.Numeric) (c engin
 	return c, rec
 }
 
-// others are the identities that are not listed, sorted.
+// others returns the identities that are not listed, sorted.
 func (s *identities) others(listed map[identity.Numeric]struct{}) (gone []identity.Numeric) {
 	for x := range s.all {
 		if _, ok := listed[x]; !ok {

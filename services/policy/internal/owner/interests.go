@@ -16,38 +16,37 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// What one subscriber may ask for.
+// Limits for one subscriber.
 const (
 	maxSubjects    = 4096
 	maxLocations   = 16384
 	maxSubscribers = 16
 )
 
-// datapathName is what the datapath calls itself. Versions that do not say what
-// they do with the tables are told from other subscribers by it.
+// datapathName is the subscriber name of the datapath. It identifies datapaths of versions that do not send a role.
 const datapathName = "datapath"
 
-// Interest is what a subscriber wants tables for.
+// Interest lists the subjects and locations for which a subscriber needs tables.
 type Interest struct {
 	Subjects  []identity.Numeric
 	Locations []engine.Location
 }
 
-// Role is what a subscriber does with the tables.
+// Role is the use that a subscriber makes of the tables.
 type Role uint8
 
 // The roles.
 const (
-	RoleUnknown Role = iota // it does not say; its name tells
+	RoleUnknown Role = iota // not sent; the name decides
 	RoleEnforces
 	RoleWatches
 )
 
-// Subscription is how a subscriber connects.
+// Subscription holds the parameters with which a subscriber connects.
 type Subscription struct {
 	Name string
 	Role Role
-	// The last message that it carried out; zero: none.
+	// The last message that it has applied; zero: none.
 	Incarnation stream.Incarnation
 	Seq         uint64
 	Interest
@@ -63,21 +62,20 @@ func newSubscriber() *subscriber {
 
 func (one *subscriber) wants(x identity.Numeric) bool { _, ok := one.subjects[x]; return ok }
 
-// subscriber is one that is connected, or was lately.
+// subscriber is a subscriber that is connected, or was connected recently.
 type subscriber struct {
 	subjects  map[identity.Numeric]struct{}
 	locations map[netip.Addr]identity.Numeric
-	enforces  bool            // else it watches
-	session   *stream.Session // nil while it is away
-	until     time.Time       // when it is forgotten; while it is away
-	saveAt    time.Time       // when its interests are stored; zero: they are
+	enforces  bool            // otherwise it only watches
+	session   *stream.Session // nil while disconnected
+	until     time.Time       // when it is removed, if disconnected
+	saveAt    time.Time       // when to store its interests; zero: they are stored
 }
 
-// subscribers are those that are connected, or were lately, with what they want tables for.
-// Their methods change nothing else: the owner takes what they return to the engine. They
-// belong to the loop.
+// subscribers holds the connected and the recently connected subscribers with their interests. Its methods change no
+// other state: the owner passes their results to the engine. It belongs to the loop.
 type subscribers struct {
-	linger time.Duration // how long one that enforces is known after it has gone
+	linger time.Duration // how long an enforcing subscriber is kept after it disconnects
 	now    func() time.Time
 	all    map[string]*subscriber
 }
@@ -86,8 +84,8 @@ func newSubscribers(linger time.Duration, now func() time.Time) *subscribers {
 	return &subscribers{linger: linger, now: now, all: make(map[string]*subscriber)}
 }
 
-// connecting returns the subscriber that connects. A new one is forgotten at its time, unless
-// it does.
+// connecting returns the subscriber that connects. A new subscriber that never completes its connection is removed
+// later.
 func (s *subscribers) connecting(want *Subscription) (*subscriber, error) {
 	one := s.all[want.Name]
 	if one == nil {
@@ -100,8 +98,8 @@ func (s *subscribers) connecting(want *Subscription) (*subscriber, error) {
 		switch {
 		case same < maxSubscribers:
 		case want.enforces():
-			return nil, fmt.Errorf("%w: %d subscribers that enforce are known, of which some may be gone; "+
-				"one is forgotten %s after it went", failure.ErrLimit, same, s.linger)
+			return nil, fmt.Errorf("%w: %d subscribers that enforce are known, some of them possibly disconnected; "+
+				"a disconnected one is removed after %s", failure.ErrLimit, same, s.linger)
 		default:
 			return nil, fmt.Errorf("%w: %d subscribers that watch are connected", failure.ErrLimit, same)
 		}
@@ -113,10 +111,10 @@ func (s *subscribers) connecting(want *Subscription) (*subscriber, error) {
 	return one, nil
 }
 
-// restore takes over a stored subscriber. It returns nil if it need not be known any more.
+// restore adds a stored subscriber. It returns nil if the subscriber need not be kept.
 func (s *subscribers) restore(r record.Subscriber) (*subscriber, error) {
 	if !r.Enforces && r.Name != datapathName {
-		return nil, nil //nolint:nilnil // it came and went under a version that kept those that watch
+		return nil, nil //nolint:nilnil // stored by a version that also kept watching subscribers
 	}
 	one := newSubscriber()
 	one.enforces, one.until = true, s.now().Add(s.linger)
@@ -146,8 +144,8 @@ func subscriberRecord(name string, s *subscriber) record.Subscriber {
 	return r
 }
 
-// next are some of the subjects that a subscriber gains and loses to have those that it
-// wants. While some have to go, none comes: room first.
+// next returns some of the subjects to add and remove, so that the subscriber approaches its wanted subjects.
+// Removals come first, to free capacity: while there are any, next returns no additions.
 func (one *subscriber) next(want map[identity.Numeric]struct{}) (add, remove []identity.Numeric) {
 	for x := range one.subjects {
 		if _, ok := want[x]; !ok && len(remove) < subjectsAtOnce {
@@ -165,7 +163,7 @@ func (one *subscriber) next(want map[identity.Numeric]struct{}) (add, remove []i
 	return add, nil
 }
 
-// rest is what a subscriber has to give up to have no more than it wants.
+// rest returns the interests that a subscriber must give up to have no more than it wants.
 func (one *subscriber) rest(want Interest) (remove []identity.Numeric, vacate []netip.Addr) {
 	subjects := make(map[identity.Numeric]struct{}, len(want.Subjects))
 	for _, x := range want.Subjects {
@@ -188,7 +186,7 @@ func (one *subscriber) rest(want Interest) (remove []identity.Numeric, vacate []
 	return remove, vacate
 }
 
-// fits returns ErrLimit if a subscriber would want too much after a change.
+// fits returns ErrLimit if a subscriber would have too many interests after a change.
 func (one *subscriber) fits(add, remove Interest) error {
 	if sizeAfter(one.subjects, remove.Subjects, add.Subjects) > maxSubjects ||
 		sizeAfter(one.locations, remove.addrs(), add.addrs()) > maxLocations {
@@ -198,7 +196,7 @@ func (one *subscriber) fits(add, remove Interest) error {
 	return nil
 }
 
-// addrs are the addresses of the locations.
+// addrs returns the addresses of the locations.
 func (i *Interest) addrs() (as []netip.Addr) {
 	for _, l := range i.Locations {
 		as = append(as, l.Addr)
@@ -206,7 +204,7 @@ func (i *Interest) addrs() (as []netip.Addr) {
 	return as
 }
 
-// sizeAfter is the number of keys of m once some were removed and then some added.
+// sizeAfter returns the number of keys of m after removing and then adding keys.
 func sizeAfter[K comparable, V any](m map[K]V, remove, add []K) int {
 	there := make(map[K]bool, len(remove)+len(add))
 	for _, k := range remove {
@@ -227,8 +225,8 @@ func sizeAfter[K comparable, V any](m map[K]V, remove, add []K) int {
 	return n
 }
 
-// change changes what a subscriber wants. It returns what that means for all of them together;
-// subjects that are added come separately, because their identity may not be known.
+// change changes the interests of a subscriber. It returns the resulting change for all subscribers together. Added
+// subjects are handled separately, because their identity may not be known.
 func (s *subscribers) change(
 	one *subscriber, add, remove []identity.Numeric, locate []engine.Location, vacate []netip.Addr,
 ) (c engine.Change) {
@@ -273,7 +271,7 @@ func (s *subscribers) want(x identity.Numeric) bool {
 	return false
 }
 
-// located finds an address among all subscribers.
+// located returns the identity at an address, for any subscriber.
 func (s *subscribers) located(a netip.Addr) (identity.Numeric, bool) {
 	for _, one := range s.all {
 		if x, ok := one.locations[a]; ok {
@@ -283,8 +281,8 @@ func (s *subscribers) located(a netip.Addr) (identity.Numeric, bool) {
 	return 0, false
 }
 
-// awaited says of each subscriber that enforces whether a change of some subjects waits for
-// it; without subjects it waits for all.
+// awaited reports for each enforcing subscriber whether a change of the subjects waits for it. Without subjects,
+// every change waits for all.
 func (s *subscribers) awaited(subjects []identity.Numeric) map[string]bool {
 	who := make(map[string]bool)
 	for name, one := range s.all {
@@ -295,8 +293,8 @@ func (s *subscribers) awaited(subjects []identity.Numeric) map[string]bool {
 	return who
 }
 
-// left notes that a subscriber is not connected any more, and reports whether it is forgotten
-// at once: one that watches is, unless that takes many turns.
+// left records that a subscriber has disconnected, and reports whether to remove it immediately. A watching
+// subscriber is removed immediately, unless this takes many turns.
 func (s *subscribers) left(one *subscriber) (forget bool) {
 	one.session, one.until = nil, s.now()
 	if one.enforces {

@@ -471,7 +471,7 @@ func TestPoliciesOfASourceThatIsNotConfiguredStayAndAreReported(t *testing.T) {
 		t.Fatalf("%+v, %v; want that the policy stays", list, err)
 	}
 	st, err := o.Status(t.Context())
-	if want := "the source file is not configured, and 1 of its policies are in force: delete them, or configure it again"; err != nil || len(st.Problems) != 1 || st.Problems[0] != (summary.Problem{Kind: summary.ProblemSettings, Text: want}) {
+	if want := "the source file is not configured, but 1 of its policies are enforced: delete them, or configure it again"; err != nil || len(st.Problems) != 1 || st.Problems[0] != (summary.Problem{Kind: summary.ProblemSettings, Text: want}) {
 		t.Errorf("problems %v, %v; want %q", st.Problems, err, want)
 	}
 	stop()
@@ -519,7 +519,7 @@ func TestLearnedAddressesEndThoughTheClockWentBack(t *testing.T) {
 func TestFileThatIsTheSameIsNotDecodedAgain(t *testing.T) {
 	o, _ := run(t, t.TempDir(), hundred)
 	feed := o.Feed(managed.SourceFile)
-	if err := feed.Set(t.Context(), []directory.File{{Origin: "a.yaml", Same: true}}); err == nil || !strings.Contains(err.Error(), "file a.yaml: it is listed as the same") {
+	if err := feed.Set(t.Context(), []directory.File{{Origin: "a.yaml", Same: true}}); err == nil || !strings.Contains(err.Error(), "file a.yaml: it is listed as unchanged") {
 		t.Errorf("nothing was listed before: %v", err)
 	}
 	a := directory.File{Origin: "a.yaml", Data: []byte(text("shop", "one", 80))}

@@ -12,36 +12,33 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/source"
 )
 
-// listing is what a source has, and what has to be done for the policies to be
-// those of its files.
+// listing is a listing of a source, with the work to make the policies agree with its files.
 type listing struct {
 	source string
 	order  []string // origins
 	files  map[string]*file
-	// Of a source that says what changes: the files are those that did, the others
-	// stay but for the removed ones. With listed, which are the origins of all that
-	// there is, the source is complete.
+	// For a source that reports changes: files holds only the changed files, and the others stay, except for removed.
+	// If listed is set, it holds the origins of all existing files, and the source is complete.
 	deltas  bool
 	removed map[string]policy.Key
 	listed  map[string]struct{}
 
-	fresh []puts // of the files that are taken over
+	fresh []puts // of the files that are applied
 	gone  []policy.Key
-	// unfolded and spaces are as in an edit.
+	// unfolded and spaces have the same meaning as in edit.
 	unfolded, spaces []policy.Key
 	bad              map[string]refused
-	// partly are the files of which the documents that can be read are in force, and
-	// others cannot be read.
+	// partly holds the files with unreadable documents. Their readable documents are enforced.
 	partly map[string]bool
 }
 
-// puts are the policies of a file that are new, or another than before.
+// puts holds the new or changed policies of a file.
 type puts struct {
 	origin   string
 	policies []*Policy
 }
 
-// edit is the change that the listing comes to.
+// edit returns the change that the listing makes.
 func (l *listing) edit() edit {
 	e := edit{gone: l.gone, unfolded: l.unfolded, spaces: l.spaces}
 	for _, f := range l.fresh {
@@ -50,8 +47,7 @@ func (l *listing) edit() edit {
 	return e
 }
 
-// without says whether the source has nothing of an origin any more that the
-// files do not have.
+// without reports whether an origin no longer has policies, apart from those in the listing's files.
 func (l *listing) without(origin string) bool {
 	_, removed := l.removed[origin]
 	_, listed := l.listed[origin]
@@ -61,7 +57,7 @@ func (l *listing) without(origin string) bool {
 // complete reports whether the listing completes the source.
 func (l *listing) complete() bool { return !l.deltas || l.listed != nil }
 
-// comparison finds out what a listing changes. It changes nothing.
+// comparison computes the changes that a listing makes, without applying them.
 type comparison struct {
 	sources  *sources
 	policies *policySet
@@ -69,7 +65,7 @@ type comparison struct {
 	forms    *forms
 }
 
-// compare finds out what the listing changes.
+// compare computes the changes that the listing makes.
 func (c *comparison) compare(l *listing) {
 	l.bad = make(map[string]refused)
 	l.fresh, l.gone, l.unfolded, l.spaces = nil, nil, nil, nil
@@ -81,7 +77,7 @@ func (c *comparison) compare(l *listing) {
 			}
 		}
 	}
-	keys := make(map[string]map[policy.Key]bool) // of files that were asked about
+	keys := make(map[string]map[policy.Key]bool) // keys of files, once needed
 	has := func(origin string, k policy.Key) bool {
 		f := l.files[origin]
 		if f == nil {
@@ -102,8 +98,8 @@ func (c *comparison) compare(l *listing) {
 			l.partly[origin] = f.partly && !f.keep
 		}
 	}
-	// Who has a policy keeps it; a second object with it is refused, and a second
-	// document of a file isolates what it selects.
+	// The first origin of a policy keeps it. A second object with the same key is refused, and a second document of a
+	// file isolates the pods that it selects.
 	taken := make(map[policy.Key]string)
 	stays := func(origin string) bool {
 		f := l.files[origin]
@@ -126,7 +122,7 @@ func (c *comparison) compare(l *listing) {
 				break
 			}
 			if &of[0] == &l.files[origin].docs[0] {
-				of = slices.Clone(of) // what the file says may be in force in the next listing
+				of = slices.Clone(of) // the next listing may apply the file as written
 			}
 			of[i] = decode.Options{Rules: c.forms.rules}.Shadowed(origin, d, why)
 		}
@@ -146,7 +142,7 @@ func (c *comparison) compare(l *listing) {
 			case p == nil || p.Source != l.source || p.Origin != origin || !c.places.says(p, d):
 				f.policies = append(f.policies, c.forms.policy(d, l.source, origin))
 			case p.Exceeds == "":
-				d.Object, d.Text = p.read, p.Manifest // kept once
+				d.Object, d.Text = p.read, p.Manifest // share one copy
 				docs[origin][i] = d
 			}
 		}
@@ -186,8 +182,8 @@ func (c *comparison) compare(l *listing) {
 	slices.SortFunc(l.gone, policy.Key.Compare)
 }
 
-// conflict is why a policy of a file or object cannot be in force: another source or
-// origin has it. There says that what an origin had is still there.
+// conflict returns why a policy of a file or object cannot be applied: another source or origin has it. there reports
+// whether an origin still has its policy.
 func (c *comparison) conflict(
 	l *listing, origin string, k policy.Key, taken map[policy.Key]string, there func(origin string) bool,
 ) string {

@@ -20,8 +20,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// Learn remembers the addresses of a name. When it returns, the kernel of every
-// connected subscriber that enforces knows them, if any table wants the name.
+// Learn stores the addresses of a name. When it returns, the kernel of every connected enforcing subscriber knows
+// them, if any table uses the name.
 func (o *Owner) Learn(ctx context.Context, name string, addrs []netip.Addr, ttl time.Duration) (used bool, err error) {
 	name = dnsname.Canonical(name)
 	if _, err := dnsname.Name(name); err != nil {
@@ -40,7 +40,7 @@ func (o *Owner) Learn(ctx context.Context, name string, addrs []netip.Addr, ttl 
 	return used, err
 }
 
-// ValidateLearn says what Learn would answer if there is room, and changes nothing.
+// ValidateLearn returns the result that Learn would have if there is capacity, and changes nothing.
 func (o *Owner) ValidateLearn(ctx context.Context, name string) (used bool, err error) {
 	name = dnsname.Canonical(name)
 	if _, err := dnsname.Name(name); err != nil {
@@ -75,7 +75,7 @@ func (o *Owner) learn(name string, addrs []netip.Addr, ttl time.Duration) error 
 	return nil
 }
 
-// forget drops addresses that the table of names has no more.
+// forget removes addresses from the engine that the table of names has removed.
 func (o *Owner) forget(gone []engine.Name) {
 	if len(gone) == 0 {
 		return
@@ -91,23 +91,23 @@ func (o *Owner) forget(gone []engine.Name) {
 	o.storage.save(o.ctx, rec)
 }
 
-// HoldAddresses keeps addresses whose time is over and that connections use, of those that
-// the call before returned. It returns the addresses whose time is over now.
+// HoldAddresses keeps the expired addresses that connections use; inUse is a part of the result of the previous call.
+// It returns the addresses that are expired now.
 func (o *Owner) HoldAddresses(ctx context.Context, inUse []netip.Addr) (expiring []netip.Addr, err error) {
 	return loop.Ask(ctx, o.loop, opLearn, func() ([]netip.Addr, error) {
 		return o.names.Hold(inUse, o.config.Now()), nil
 	})
 }
 
-// sweepNames drops addresses whose time and grace are over.
+// sweepNames removes addresses whose TTL and grace period are over.
 func (o *Owner) sweepNames(now time.Time) {
 	gone, wake := o.names.Expire(now)
 	o.forget(gone)
 	o.wakeAt(wake)
 }
 
-// Names lists learned names with the rules that select them, sorted. The owner
-// copies them; which rules select them is found in the caller's goroutine.
+// Names returns learned names and the rules that select them, sorted. The owner copies the names; the caller's
+// goroutine finds the rules.
 func (o *Owner) Names(ctx context.Context, f names.Filter) ([]names.Used, error) {
 	match, err := f.Match()
 	if err != nil {
@@ -128,13 +128,12 @@ func (o *Owner) Names(ctx context.Context, f names.Filter) ([]names.Used, error)
 	return names.WithUses(ctx, list, objects)
 }
 
-// forgetAtOnce is how many names are forgotten in one turn.
+// forgetAtOnce is the number of names that are removed in one turn.
 const forgetAtOnce = 256
 
-// Forget forgets the names, or the address of the filter of each, and says how
-// many addresses each had. When it returns, the kernel of every connected
-// subscriber that enforces has forgotten them. Other calls are served between its
-// turns.
+// Forget removes the names that the filter matches, or the filter's address from each, and returns the addresses that
+// each had. When it returns, the kernel of every connected enforcing subscriber has removed them. The owner serves
+// other calls between its turns.
 func (o *Owner) Forget(ctx context.Context, f names.Filter, validateOnly bool) (gone []engine.Name, err error) {
 	match, err := f.Match()
 	if err != nil {
@@ -162,7 +161,7 @@ func (o *Owner) Forget(ctx context.Context, f names.Filter, validateOnly bool) (
 		}
 		gone = append(gone, some...)
 	}
-	// Also if there was nothing: a call before may have ended before its answer.
+	// Wait even if nothing was removed: the caller of an earlier Forget may not have waited.
 	_, err = o.await(ctx, nil, func() (stream.Barrier, error) {
 		o.loop.Rename(opLearn)
 		return stream.Barrier{Address: o.publisher.barrier.Address}, nil

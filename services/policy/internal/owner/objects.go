@@ -17,26 +17,23 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// Objects is the feed of a source that says what changes, one object at a time,
-// and when it has said everything: a watch.Sink. Its objects cannot be refused
-// for what they say, see policy.DecodeHeld; those that have no room, or belong
-// to another source, are refused one by one.
+// Objects is the feed of a source that reports changes one object at a time, and when it is complete. It implements
+// watch.Sink. Objects cannot be refused because of their content, see policy.DecodeHeld. An object that exceeds a
+// limit, or belongs to another source, is refused individually.
 type Objects struct {
 	owner *Owner
 	name  string
-	// refused may be taken over later. A call of Apply without upserts tries them
+	// refused holds the refused objects, which may be accepted later. A call of Apply without upserts tries them
 	// again.
 	refused map[policy.Key]*file
 }
 
-// Objects returns the feed of a source that New was told of. It belongs to one
-// goroutine.
+// Objects returns the feed of a source that New got. It must be used by one goroutine.
 func (o *Owner) Objects(name string) *Objects {
 	return &Objects{owner: o, name: name, refused: make(map[policy.Key]*file)}
 }
 
-// Apply implements watch.Sink. A deletion that the source names is made at once,
-// before it is complete too.
+// Apply implements watch.Sink. Deletions take effect immediately, even before the source is complete.
 func (f *Objects) Apply(ctx context.Context, c watch.Changes[policy.Key, policy.Written]) error {
 	l := &listing{source: f.name, files: make(map[string]*file), deltas: true, removed: make(map[string]policy.Key, len(c.Deletes))}
 	keys := make(map[string]policy.Key)
@@ -79,8 +76,8 @@ func (f *Objects) Apply(ctx context.Context, c watch.Changes[policy.Key, policy.
 	return nil
 }
 
-// same are the objects whose text is that of a policy in force: after a restart
-// they are all listed, and need not be understood once more.
+// same returns the objects whose text equals that of the present policy. After a restart all objects are listed, and
+// unchanged ones need not be decoded again.
 func (f *Objects) same(ctx context.Context, objects map[policy.Key]policy.Written) (map[policy.Key]*file, error) {
 	return loop.Ask(ctx, f.owner.loop, opOther, func() (map[policy.Key]*file, error) {
 		out := make(map[policy.Key]*file)
@@ -98,11 +95,11 @@ func (f *Objects) same(ctx context.Context, objects map[policy.Key]policy.Writte
 	})
 }
 
-// decode is an object in the form of a file.
+// decode converts an object to the form of a file.
 func (f *Objects) decode(k policy.Key, object policy.Written) *file {
 	decoded, err := policy.DecodeHeld(object, f.owner.config.Rules)
 	if err == nil && decoded.Key != k {
-		err = fmt.Errorf("is %s, and the source calls it %s", decoded.Key, k)
+		err = fmt.Errorf("is %s, but the source lists it as %s", decoded.Key, k)
 	}
 	if err != nil {
 		return &file{err: err}
@@ -110,18 +107,18 @@ func (f *Objects) decode(k policy.Key, object policy.Written) *file {
 	return &file{docs: []decode.Decoded{{Object: decoded, Text: object.Text, Created: object.Created, UID: object.UID}}}
 }
 
-// Judged is what became of an object.
+// Judged is the outcome of an object.
 type Judged struct {
-	InForce bool   // a policy is, of this form of the object or of an earlier one
-	Exceeds string // why it has no place in the limits, and isolates
-	Broken  string // why it is not in force as it was written, but isolates
-	Refused string // why the newest form was not taken over
+	InForce bool   // this or an earlier version of the object is enforced
+	Exceeds string // why it exceeds a limit, and therefore isolates
+	Broken  string // why it is not enforced as written, but isolates
+	Refused string // why the newest version was not accepted
 	Dropped []string
 	Notes   manifest.Notes
 }
 
-// Judged are those of objects that were applied: what ListPolicies says of them,
-// but for what depends on the endpoints of a node.
+// Judged returns the outcomes of objects that were applied: the same as ListPolicies, except for facts that depend on
+// the endpoints of a node.
 func (f *Objects) Judged(ctx context.Context, keys []policy.Key) (map[policy.Key]Judged, error) {
 	return loop.Ask(ctx, f.owner.loop, opOther, func() (map[policy.Key]Judged, error) {
 		out := make(map[policy.Key]Judged, len(keys))
@@ -142,7 +139,7 @@ func (f *Objects) Judged(ctx context.Context, keys []policy.Key) (map[policy.Key
 	})
 }
 
-// Held are the policies that the source brought, in earlier runs too.
+// Held returns the policies of the source, including policies from earlier runs.
 func (f *Objects) Held(ctx context.Context) ([]policy.Key, error) {
 	return loop.Ask(ctx, f.owner.loop, opOther, func() ([]policy.Key, error) {
 		var out []policy.Key

@@ -199,7 +199,7 @@ func TestEachRefusedObjectIsReportedAndTheOthersAreTaken(t *testing.T) {
 	d.want("refused", "kubernetes NetworkPolicy shop/Not A Name: …",
 		"kubernetes NetworkPolicy shop/broken: NetworkPolicy is not known in the version networking.k8s.io/v2, "+
 			"but in networking.k8s.io/v1",
-		"kubernetes NetworkPolicy shop/elsewhere: is NetworkPolicy shop/db, and the source calls it NetworkPolicy shop/elsewhere", "kubernetes NetworkPolicy shop/web")
+		"kubernetes NetworkPolicy shop/elsewhere: is NetworkPolicy shop/db, but the source lists it as NetworkPolicy shop/elsewhere", "kubernetes NetworkPolicy shop/web")
 	// What cannot be converted isolates, as any object that an API server holds.
 	const spec = `"spec":{"podSelector":{"matchLabels":{"app":"db"}},"policyTypes":["Novel"]}`
 	odd := object("networking.k8s.io/v1", network("db"), spec)

@@ -3,7 +3,7 @@
 
 package owner
 
-// Operations that the owner's time is counted by; the rest is "other".
+// Operations by which the owner's time is measured; the rest is "other".
 const (
 	opChange    = "change policies"
 	opPrepare   = "prepare a change"
@@ -17,6 +17,6 @@ const (
 	opSweep     = "sweep"
 	opLevel     = "divide limits"
 	opOther     = "other"
-	// opCommit is the write of a change with its sync, a part of opChange and opFiles.
+	// opCommit is writing and syncing a change. It is part of opChange and opFiles.
 	opCommit = "commit"
 )

@@ -1,25 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package owner has the policy of one node: which policies there are and who
-// brought them, which identities are known, who subscribed to which tables,
-// and the engine that compiles them.
+// Package owner holds the policy state of one node: the policies and their sources, the known identities, the
+// subscribers and their tables, and the engine that compiles them.
 //
-// All of it belongs to the one goroutine that Run is. Calls from elsewhere are
-// handed to it and wait for their turn; a caller whose context ends stops
-// waiting. What a change answers is on stable storage, in the engine and in
-// the log of the table stream, in that order of reading and in the reverse
-// order of undoing.
+// All state belongs to the single goroutine of Run. Calls from other goroutines are passed to it and wait for their
+// turn; a caller whose context ends stops waiting. When a change is answered, it is on stable storage, in the engine
+// and in the log of the table stream. It is applied in this order and undone in the reverse order.
 //
-// Owner is the loop that calls what holds the state, a type for each subject:
+// Owner is the loop that calls the types that hold the state:
 //
-//   - forms makes policies of documents, policySet has them;
-//   - places gives them their places in the limits that tenants share;
-//   - sources knows which sources are complete, and comparison what a listing changes;
-//   - identities, subscribers and names.Table have what the policies are compiled for;
-//   - publisher has what subscribers are told, storage and problems how the disk is.
+//   - forms converts documents to policies, and policySet holds the policies;
+//   - places tracks their use of the limits that tenants share;
+//   - sources tracks which sources are complete, and comparison computes the changes of a listing;
+//   - identities, subscribers and names.Table hold the inputs for which policies are compiled;
+//   - publisher holds the state for subscribers; storage and problems track the state of the disk.
 //
-// None of them calls Owner or the engine: they return what changes.
+// None of these types calls Owner or the engine: they return the changes to make.
 package owner
 
 import (
@@ -45,55 +42,53 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// Points at which a test may kill the process.
+// Fault points at which a test may kill the process.
 var (
 	beforeCompile = fault.Register("policy/change/before-compile")
 	beforeJournal = fault.Register("policy/change/before-journal")
 	beforeAnswer  = fault.Register("policy/change/before-answer")
 )
 
-// Config is fixed for the life of an owner.
+// Config is fixed for the lifetime of an owner.
 type Config struct {
-	Engine engine.Config // without Events
+	Engine engine.Config // Events must not be set
 	Rules  rule.Options
 
-	// Tenants share MaxPolicies, which are enforced as written, and MaxManifestBytes, the
-	// size of their manifests together.
+	// Tenants share MaxPolicies, the number of policies that are enforced as written, and MaxManifestBytes, the total
+	// size of their manifests.
 	MaxPolicies      int
 	MaxManifestBytes int
-	// Tenants knows the tenant of each namespace; nil: each namespace is a tenant.
+	// Tenants maps namespaces to tenants; nil: each namespace is a tenant.
 	Tenants *tenants.Set
 
-	MaxNames     int // DNS names that are remembered
-	MaxAddresses int // learned for all names together
-	// NameGrace is how long an address stays after its time, for connections
-	// that still use it.
+	MaxNames     int // maximum number of DNS names
+	MaxAddresses int // maximum number of addresses of all names together
+	// NameGrace is how long an address is kept after its TTL, for connections that still use it.
 	NameGrace time.Duration
-	// Linger is how long subjects stay after their subscriber has gone.
+	// Linger is how long subjects are kept after their subscriber has disconnected.
 	Linger time.Duration
 
 	Stream stream.Limits
 	Log    *slog.Logger
 	Now    func() time.Time
-	// Directory is where the policies of the source of files are. Subscribers wait until they were
-	// read once, unless it is empty.
+	// Directory is the directory of the source of files. Subscribers wait until its policies were read once, unless
+	// it is empty.
 	Directory string
-	// Managers of calls have to complete once before subscribers are served.
+	// Managers must complete once before subscribers are served.
 	Managers []string
-	// Processor is the processor time of the thread that Run is locked to; nil: that
-	// is not measured.
+	// Processor returns the CPU time of the thread that Run is locked to; nil: it is not measured.
 	Processor func() time.Duration
 }
 
-// Owner is the one owner of all state.
+// Owner owns all policy state.
 type Owner struct {
 	config  Config
 	engine  *engine.Engine
 	storage *storage
 	loop    *loop.Loop
-	// questions is held for the question that compiles beside the engine.
+	// questions serialises queries that compile tables outside of the engine.
 	questions *loop.Lock
-	// revising is held for the change of policies that is under way.
+	// revising serialises changes of policies.
 	revising *loop.Lock
 	ctx      context.Context
 
@@ -104,26 +99,25 @@ type Owner struct {
 	places   *places
 
 	onAgain     atomic.Pointer[func(kind string)]
-	tenants     chan struct{}  // has a token when the tenants of namespaces may be others
+	tenants     chan struct{}  // has a token when the tenants of namespaces may have changed
 	leveling    bool           // the limits are being divided
-	leveled     chan struct{}  // closed and replaced when they were
-	tasks       sync.WaitGroup // goroutines of Run
+	leveled     chan struct{}  // closed and replaced after each division
+	tasks       sync.WaitGroup // goroutines that Run has started
 	sources     *sources
 	identities  *identities
 	subscribers *subscribers
 	names       *names.Table
 	problems    *problems
 	sweepAt     time.Time
-	restored    bool // there was state of this boot
+	restored    bool // state from the same boot was loaded
 
 	ready   bool
 	readied chan struct{} // closed once ready
-	dir     string        // of the state
+	dir     string        // directory of the state
 	fatal   error
 }
 
-// New takes the state of dir and compiles it. The sources are those of the
-// configuration; each has to say everything once.
+// New loads the state from dir and compiles it. sources are the configured sources; each must complete once.
 func New(config Config, dir string, sources []string) (*Owner, error) {
 	if config.Now == nil {
 		config.Now = time.Now
@@ -181,18 +175,18 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	return o, nil
 }
 
-// AcceptWithout ends the waiting for a file of policies that was never read, and
-// records it. To validate changes nothing.
+// AcceptWithout stops the waiting for a file of policies that was never read, and records the decision. With
+// validateOnly it changes nothing.
 func (o *Owner) AcceptWithout(ctx context.Context, name string, validateOnly bool) (Acceptance, error) {
 	return loop.Ask(ctx, o.loop, opOther, func() (Acceptance, error) {
 		return o.sources.acceptWithout(name, validateOnly)
 	})
 }
 
-// Close gives the state directory back. Run must have returned.
+// Close releases the state directory. Run must have returned.
 func (o *Owner) Close() error { return o.storage.journal.Close() }
 
-// Run owns the state until the context ends.
+// Run owns the state until ctx ends.
 func (o *Owner) Run(ctx context.Context) error {
 	defer o.tasks.Wait()
 	o.ctx = ctx
@@ -204,7 +198,7 @@ func (o *Owner) Run(ctx context.Context) error {
 	})
 }
 
-// pause is the time until something has to be done without being asked.
+// pause returns the time until the next scheduled work.
 func (o *Owner) pause() time.Duration {
 	next := time.Hour
 	for _, at := range []time.Time{o.storage.retryAt, o.sweepAt, o.levelAt()} {
@@ -215,16 +209,16 @@ func (o *Owner) pause() time.Duration {
 	return next
 }
 
-// publishTurn puts what a turn did into the stream, before its caller has the answer.
+// publishTurn publishes the steps of a turn before its caller gets the answer.
 func (o *Owner) publishTurn() {
 	o.publish()
 	o.checkReady()
 }
 
-// publish puts what the engine did into the stream.
+// publish publishes the engine's steps in the stream.
 func (o *Owner) publish() { o.publisher.publish(o.policies, o.sources) }
 
-// apply gives a change to the engine. What it refuses has no room.
+// apply passes a change to the engine. Everything that the engine refuses exceeds a limit.
 func (o *Owner) apply(c engine.Change) error {
 	err := o.engine.Apply(c)
 	o.noteReduced()
@@ -234,14 +228,14 @@ func (o *Owner) apply(c engine.Change) error {
 	return nil
 }
 
-// wakeAt makes sure that sweep runs then; zero: never.
+// wakeAt makes sure that sweep runs at t; zero: never.
 func (o *Owner) wakeAt(t time.Time) {
 	if !t.IsZero() && (o.sweepAt.IsZero() || t.Before(o.sweepAt)) {
 		o.sweepAt = t
 	}
 }
 
-// sweep does what is due.
+// sweep does all work that is due.
 func (o *Owner) sweep() {
 	now := o.config.Now()
 	o.storage.retry(now)
@@ -257,7 +251,7 @@ func (o *Owner) sweep() {
 	o.sweepNames(now)
 }
 
-// checkReady says once that the owner may be relied upon.
+// checkReady closes readied once the state is reliable.
 func (o *Owner) checkReady() {
 	if o.ready || !o.restored && !o.sources.synced() {
 		return
@@ -266,11 +260,10 @@ func (o *Owner) checkReady() {
 	close(o.readied)
 }
 
-// Ready is closed when every source has said everything, or when the state of
-// an earlier run was loaded.
+// Ready is closed once every source is complete, or immediately if the state of an earlier run was loaded.
 func (o *Owner) Ready() <-chan struct{} { return o.readied }
 
-// SourceFailed notes why a source cannot say anything; nil takes it back.
+// SourceFailed records why a source cannot be read; nil clears the failure.
 func (o *Owner) SourceFailed(ctx context.Context, name string, why error) error {
 	return o.loop.Do(ctx, opOther, func() { o.sources.failed(name, why) })
 }

@@ -16,9 +16,9 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// places are the places of policies in the limits that tenants share: which policies are
-// enforced as written, which of the others isolate what they select, and for which the
-// isolation of their whole namespace stands. They belong to the loop.
+// places tracks the use that policies make of the limits that tenants share: which policies are enforced as written,
+// which others isolate the pods that they select, and which are folded into the isolation of their whole namespace.
+// It belongs to the loop.
 type places struct {
 	tenants  *tenants.Set
 	now      func() time.Time
@@ -26,14 +26,14 @@ type places struct {
 	policies *policySet
 
 	ledger     *shares.Ledger[policy.Key]
-	isolations *shares.Ledger[policy.Key] // of the policies that ledger refuses
-	folded     map[policy.Key]struct{}    // policies for which the isolation of their namespace stands
+	isolations *shares.Ledger[policy.Key] // for the policies that ledger refuses
+	folded     map[policy.Key]struct{}    // policies that the isolation of their namespace replaces
 	foldedIn   map[string]int             // their number by namespace
-	again      map[policy.Key]struct{}    // admitted policies that the source has to deliver again
-	levels     bool                       // they were computed in this run
+	again      map[policy.Key]struct{}    // admitted policies that the source must deliver again
+	levels     bool                       // the levels were computed in this run
 }
 
-// newPlaces returns the places of no policies. All fields of the configuration are set.
+// newPlaces returns places without policies. All fields of the configuration must be set.
 func newPlaces(c *Config, f *forms, s *policySet) *places {
 	return &places{
 		tenants: c.Tenants, now: c.Now, forms: f, policies: s, ledger: newLedger(c), isolations: newIsolations(c),
@@ -41,7 +41,7 @@ func newPlaces(c *Config, f *forms, s *policySet) *places {
 	}
 }
 
-// restore gives a stored policy the place that it had.
+// restore adds a stored policy with its former admission.
 func (s *places) restore(p *Policy) {
 	s.ledger.Restore(p.Key, s.asks(p), p.Exceeds == "" || p.Key.Kind == policy.KindNamespaceIsolation)
 	if p.Exceeds != "" && p.folds() {
@@ -53,31 +53,30 @@ func (s *places) restore(p *Policy) {
 const (
 	LimitPolicies  = "policies"
 	LimitManifests = "manifests"
-	// LimitIsolations and LimitIsolationBytes bound the policies that exceed a share and
-	// isolate one by one, and the bytes that are kept of them.
+	// LimitIsolations and LimitIsolationBytes limit the policies that exceed a share and isolate individually, and
+	// the bytes that are kept of them.
 	LimitIsolations     = "isolations"
 	LimitIsolationBytes = "isolationBytes"
 )
 
-// isolationPart is the part of MaxManifestBytes that policies may use which exceed a share.
+// isolationPart is the divisor of MaxManifestBytes for policies that exceed a share.
 const isolationPart = 8
 
-// maxReduced is how many bytes are kept of the manifest of a policy of an API server that
-// exceeds its tenant's share. A longer one is reduced to its selectors, and the source has
-// to deliver it again once there is room.
+// maxReduced limits the bytes of a manifest that are kept for a policy of an API server that exceeds its tenant's
+// share. A longer manifest is reduced to its selectors, and the source must deliver it again once there is capacity.
 const maxReduced = 4 << 10
 
-// newLedger returns the ledger of policies. All fields of the configuration are set.
+// newLedger returns the ledger of policies. All fields of the configuration must be set.
 func newLedger(c *Config) *shares.Ledger[policy.Key] {
 	return shares.NewLedger[policy.Key](c.Tenants.Settings(),
 		shares.Limit{Name: LimitPolicies, Size: c.MaxPolicies},
 		shares.Limit{Name: LimitManifests, Size: c.MaxManifestBytes})
 }
 
-// asks is what a policy needs of the limits.
+// asks returns the demand of a policy on the limits.
 func (s *places) asks(p *Policy) shares.Object {
 	units := []int{1, cmp.Or(p.size, len(p.Manifest))}
-	if p.Key.Kind == policy.KindNamespaceIsolation { // it stands for policies without a place
+	if p.Key.Kind == policy.KindNamespaceIsolation { // it replaces policies that are not admitted
 		units = []int{0, 0}
 	}
 	return shares.Object{
@@ -90,13 +89,12 @@ func (s *places) asks(p *Policy) shares.Object {
 	}
 }
 
-// divide gives the policies of a change their places in the ledger, and computes the levels
-// anew if the change requests that. A policy without a place isolates what it selects, or the
-// call that brought it fails. listed says that all sources and the list of Namespaces were
-// complete once, folding that the sources whose policies are folded were.
+// divide admits or refuses the policies of a change, and computes the levels if the change requests that. A refused
+// policy isolates the pods that it selects, or the call that sent it fails. listed means that all sources and the
+// list of Namespaces were complete once, and folding that the sources whose policies can be folded were.
 func (s *places) divide(e *edit, p *plan, listed, folding bool) error {
 	if len(s.policies.all)+len(s.folded) == 0 && listed && s.ledger.Next().IsZero() {
-		s.ledger.Level(s.now()) // of nothing, so that the first call can use a whole share
+		s.ledger.Level(s.now()) // without objects, so that the first call can use a whole share
 		s.isolations.Level(s.now())
 		s.levels = true
 	}
@@ -152,8 +150,8 @@ func (s *places) divide(e *edit, p *plan, listed, folding bool) error {
 	return nil
 }
 
-// relevel computes the levels anew and adds the policies to a plan that gain or lose a place.
-// The plan has those that are named already.
+// relevel computes the levels, and adds the policies that gain or lose their admission to a plan. named holds the
+// policies that the plan has already.
 func (s *places) relevel(p *plan, named map[policy.Key]bool) {
 	withdrawn, admitted := s.ledger.Level(s.now())
 	folds, unfolds := s.isolations.Level(s.now())
@@ -170,7 +168,7 @@ func (s *places) relevel(p *plan, named map[policy.Key]bool) {
 			p.puts = append(p.puts, old.copy())
 		case old != nil && old.sum == nil:
 			p.puts = append(p.puts, s.forms.decode(old.record()))
-		default: // its text was not kept
+		default: // the text was not kept
 			s.again[k] = struct{}{}
 		}
 	}
@@ -191,8 +189,8 @@ func (s *places) relevel(p *plan, named map[policy.Key]bool) {
 	p.levels = true
 }
 
-// created is when a policy was created: for one of a file or a call, when its first form
-// was accepted.
+// created returns the creation time of a policy. For a policy of a file or call, this is when its first version was
+// accepted.
 func (s *places) created(p, old *Policy) time.Time {
 	switch {
 	case p.source().Stamped:
@@ -203,8 +201,8 @@ func (s *places) created(p, old *Policy) time.Time {
 	return p.Updated.Truncate(time.Second)
 }
 
-// stays reports whether a policy keeps the place that it has: it does if it needs no more of
-// any limit, or if the levels were not computed yet in this run.
+// stays reports whether a policy keeps its admission: it needs no more of any limit, or the levels were not computed
+// in this run yet.
 func (s *places) stays(k policy.Key, asks shares.Object) bool {
 	before, admitted, _ := s.ledger.Object(k)
 	if !admitted || !s.levels {
@@ -218,20 +216,20 @@ func (s *places) stays(k policy.Key, asks shares.Object) bool {
 	return true
 }
 
-// exceeds says which limit has no place for a policy.
+// exceeds returns a message about the limit that refuses a policy.
 func (s *places) exceeds(k policy.Key) string {
 	limit, tenant, _, _ := s.ledger.Refused(k)
 	return fmt.Sprintf("exceeds the share of %s of limits.%s (%d)", tenant, limit.Name, limit.Size)
 }
 
-// exceed makes a policy isolate what it selects, and what its last admitted form selects.
+// exceed makes a policy isolate the pods that it selects, and the pods that its last admitted version selects.
 func (s *places) exceed(p, old *Policy) {
 	why := s.exceeds(p.Key)
 	s.forms.isolate(p, why)
 	p.hold(old)
 }
 
-// entry is an entry of a ledger; there is false if the ledger has none.
+// entry is an entry of a ledger; there is false if it does not exist.
 type entry struct {
 	object          shares.Object
 	there, admitted bool
@@ -242,7 +240,7 @@ func entryOf(l *shares.Ledger[policy.Key], k policy.Key) entry {
 	return entry{object, ok, admitted}
 }
 
-// put gives a policy the entry that it had.
+// put restores a policy's entry.
 func (e *entry) put(l *shares.Ledger[policy.Key], k policy.Key) {
 	if e.there {
 		l.Restore(k, e.object, e.admitted)
@@ -251,19 +249,19 @@ func (e *entry) put(l *shares.Ledger[policy.Key], k policy.Key) {
 	}
 }
 
-// place is the place of a policy in the ledgers before a change.
+// place is the state of a policy in the ledgers before a change.
 type place struct {
 	key policy.Key
 	entry
 	isolation entry
 }
 
-// placed returns the place of a policy.
+// placed returns the state of a policy in the ledgers.
 func (s *places) placed(k policy.Key) place {
 	return place{k, entryOf(s.ledger, k), entryOf(s.isolations, k)}
 }
 
-// takeBack gives policies the places that they had before a change that is not made.
+// takeBack restores the state of policies in the ledgers if a change is not made.
 func (s *places) takeBack(places []place) {
 	for _, x := range slices.Backward(places) {
 		x.put(s.ledger, x.key)
@@ -271,8 +269,8 @@ func (s *places) takeBack(places []place) {
 	}
 }
 
-// says reports whether a policy is what a source delivers, and nothing needs to change for
-// it. It notes when the object was created, and its UID, which change no rule.
+// says reports whether a policy already equals the document of a source, so that nothing changes. It records the
+// creation time and the UID of the object, which affect no rule.
 func (s *places) says(p *Policy, d decode.Decoded) bool {
 	switch {
 	case !p.is(d.Text) || s.policies.closed[p.Key] != nil:
@@ -289,17 +287,16 @@ func (s *places) says(p *Policy, d decode.Decoded) bool {
 	return true
 }
 
-// newIsolations returns the ledger of policies that exceed a share and isolate what they
-// select. All fields of the configuration are set.
+// newIsolations returns the ledger of policies that exceed a share and isolate the pods that they select. All fields
+// of the configuration must be set.
 func newIsolations(c *Config) *shares.Ledger[policy.Key] {
 	return shares.NewLedger[policy.Key](c.Tenants.Settings(),
 		shares.Limit{Name: LimitIsolations, Size: c.MaxPolicies},
 		shares.Limit{Name: LimitIsolationBytes, Size: max(maxReduced, c.MaxManifestBytes/isolationPart)})
 }
 
-// isolates reports whether a policy that exceeds the share of its tenant isolates what it
-// selects by rules of its own. If not, it is folded: the owner keeps its place in the ledgers
-// and nothing else, and isolates its whole namespace.
+// isolates reports whether a policy that exceeds its tenant's share isolates the pods that it selects with its own
+// rules. Otherwise it is folded: the owner keeps only its ledger entries, and isolates its whole namespace.
 func (s *places) isolates(p *Policy) bool {
 	if !p.folds() {
 		return true
@@ -314,27 +311,27 @@ func (s *places) isolates(p *Policy) bool {
 	return s.isolations.Put(p.Key, asks)
 }
 
-// folds reports whether the isolation of its namespace can stand for a policy. Policies of
-// files and of the whole cluster are kept one by one: only administrators write them.
+// folds reports whether the isolation of its namespace may replace a policy. Policies of files and cluster-wide
+// policies are kept individually, because only administrators write them.
 func (p *Policy) folds() bool {
 	return p.source().Folds && p.Key.Namespace != "" && p.Key.Kind != policy.KindNamespaceIsolation
 }
 
-// asksIsolation is what a policy needs that isolates what it selects.
+// asksIsolation returns the demand of a policy that isolates the pods that it selects.
 func (s *places) asksIsolation(p *Policy) shares.Object {
 	asks := s.asks(p)
 	asks.Units = []int{1, len(p.Manifest)}
 	return asks
 }
 
-// namespaceIsolation is the key of the isolation of a namespace.
+// namespaceIsolation returns the key of the isolation of a namespace.
 func namespaceIsolation(namespace string) policy.Key {
 	return policy.Key{Kind: policy.KindNamespaceIsolation, Namespace: namespace, Name: "exceeds-share"}
 }
 
-// isolateNamespaces adds the isolations of namespaces that begin with a plan, and removes
-// those that end: when nothing is folded into them, and the sources have listed everything.
-// Those in listed may end although the source completes only with the change.
+// isolateNamespaces adds the isolations of namespaces that start with a plan. It removes isolations into which no
+// policy is folded any more, if all sources are complete. Isolations in listed may end even if the source completes
+// only with the change.
 func (s *places) isolateNamespaces(p *plan, listed []policy.Key, all bool) {
 	change := make(map[string]int)
 	for k := range p.fold {
@@ -367,7 +364,7 @@ func (s *places) isolateNamespaces(p *plan, listed []policy.Key, all bool) {
 	}
 }
 
-// delivered notes that a change of policies is made.
+// delivered records that a change of policies was made.
 func (s *places) delivered(puts []*Policy, gone []policy.Key) {
 	for _, p := range puts {
 		delete(s.again, p.Key)
@@ -377,8 +374,8 @@ func (s *places) delivered(puts []*Policy, gone []policy.Key) {
 	}
 }
 
-// kindsAgain are the kinds of admitted policies that the source has to deliver again, because
-// their text was not kept.
+// kindsAgain returns the kinds of admitted policies that the source must deliver again, because their text was not
+// kept.
 func (s *places) kindsAgain() map[string]struct{} {
 	kinds := make(map[string]struct{})
 	for k := range s.again {
@@ -387,14 +384,14 @@ func (s *places) kindsAgain() map[string]struct{} {
 	return kinds
 }
 
-// reassign gives each policy to the tenant that its namespace belongs to now.
+// reassign updates the tenant of each policy from its namespace.
 func (s *places) reassign() {
 	of := func(k policy.Key) shares.Tenant { return s.tenants.Of(k.Namespace) }
 	s.ledger.Reassign(of)
 	s.isolations.Reassign(of)
 }
 
-// refold notes which policies are folded after a plan was carried out.
+// refold updates which policies are folded, after a plan was applied.
 func (s *places) refold(p *plan) {
 	for k := range p.unfold {
 		if _, ok := s.folded[k]; ok {
@@ -414,8 +411,7 @@ func (s *places) refold(p *plan) {
 	}
 }
 
-// foldedAs reports whether a policy is folded, and an object says nothing else: it needs not
-// be decoded.
+// foldedAs reports whether a policy is folded and the object is unchanged, so that it need not be decoded.
 func (s *places) foldedAs(k policy.Key, w policy.Written) bool {
 	if _, ok := s.folded[k]; !ok {
 		return false
@@ -428,16 +424,16 @@ func (s *places) foldedAs(k policy.Key, w policy.Written) bool {
 		asks.Units[1] == len(w.Text)
 }
 
-// foldedWhy says what became of a folded policy.
+// foldedWhy describes the state of a folded policy.
 func (s *places) foldedWhy(k policy.Key) string {
 	if s.ledger.Admitted(k) {
-		return "there is room again, and the policy is requested from the API server; until then its namespace is isolated"
+		return "there is capacity again; the namespace stays isolated until the API server delivers the policy again"
 	}
 	return fmt.Sprintf("%s; its tenant has too many such policies to isolate their pods one by one, "+
 		"so the whole namespace %s is isolated", s.exceeds(k), k.Namespace)
 }
 
-// nextLevel returns when levels are due; the zero time: they are not.
+// nextLevel returns when levels are due, or the zero time if they are not.
 func (s *places) nextLevel() time.Time {
 	next, isolations := s.ledger.Next(), s.isolations.Next()
 	if next.IsZero() || !isolations.IsZero() && isolations.Before(next) {

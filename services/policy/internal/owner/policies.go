@@ -23,57 +23,55 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/source"
 )
 
-// Policy is a policy in force, or one of an earlier run that is not understood
-// any more.
+// Policy is a policy, or a stored policy that can no longer be decoded.
 type Policy struct {
 	Key      policy.Key
 	Source   string
 	Origin   string
-	Manager  string // that brought it by a call
+	Manager  string // the manager whose call sent it
 	Manifest []byte
 	Revision uint64
 	Updated  time.Time
 	Rules    int
 	Dropped  []string
 	Notes    manifest.Notes
-	// Broken is why the policy is not in force as it was written. What it selects
-	// is isolated, unless that is not known.
+	// Broken is why the policy is not enforced as written. The pods that it selects are isolated, unless the
+	// selection is unknown.
 	Broken string
-	// Exceeds is why the policy has no place in the limits. What it selects is isolated.
+	// Exceeds is why the policy exceeds a limit. The pods that it selects are isolated.
 	Exceeds string
-	// Created and UID order the policies of a tenant. UID is empty for a policy of a
-	// file or a call.
+	// Created and UID order the policies of a tenant. UID is empty for a policy of a file or call.
 	Created time.Time
 	UID     string
 
-	read   policy.Object // as it was read, or its isolation
-	object policy.Object // as the engine has it: closed where identities lack labels, and with held
-	closed bool          // labels that identities lack close it
-	named  bool          // by its manager in this run
-	// size and sum are those of the whole manifest if Manifest is reduced.
+	read   policy.Object // as decoded, or its isolation
+	object policy.Object // as in the engine: stricter where identities lack labels, and with held
+	closed bool          // missing labels of identities have made it stricter
+	named  bool          // sent by its manager in this run
+	// size and sum describe the whole manifest if Manifest is reduced.
 	size int
 	sum  []byte
-	// held are the rules that isolate what the last form selects that was in force as
-	// written, if this one is not. They are made of heldText after a start.
+	// held are rules that isolate the pods that the last version enforced as written selects, if the present version
+	// is not enforced as written. After a restart they are made from heldText.
 	held     []rule.Spec
 	heldText []byte
-	// heldLabels are those of that form if the policy is a group.
+	// heldLabels are the labels of that version if the policy is a group.
 	heldLabels label.Set
 }
 
-// source is where the policy comes from.
+// source returns the source of the policy.
 func (p *Policy) source() source.Source { return source.Of(p.Source) }
 
 // inForce reports whether the engine has the policy, as written or isolating.
 func (p *Policy) inForce() bool { return p.object.Key.Kind != "" }
 
-// Changed is what became of one policy.
+// Changed is the effect of a change on one policy.
 type Changed = managed.Changed[policy.Key, manifest.Notes]
 
-// Outcome is the answer of a change.
+// Outcome is the result of a change.
 type Outcome = managed.Outcome[policy.Key, manifest.Notes]
 
-// filter makes what the engine has of what was read.
+// filter sets the object for the engine from the decoded policy.
 func (p *Policy) filter(f *excludedlabels.Filter) {
 	p.object, p.closed = f.Apply(p.read)
 	p.addHeld()
@@ -83,7 +81,7 @@ func (p *Policy) filter(f *excludedlabels.Filter) {
 	}
 }
 
-// addHeld adds the rules that isolate an earlier form to what the engine has.
+// addHeld adds the rules that isolate an earlier version to the object for the engine.
 func (p *Policy) addHeld() {
 	if len(p.held) > 0 {
 		p.object.Specs = slices.Concat(p.object.Specs, p.held)
@@ -95,8 +93,8 @@ func (p *Policy) addHeld() {
 	}
 }
 
-// plan decides which policies of a change have a place in the limits. The ledger has the
-// change when plan returns without an error; takeBack undoes that.
+// plan decides which policies of a change are admitted. If it returns without an error, the ledger contains the
+// change; takeBack undoes that.
 func (o *Owner) plan(e *edit) (plan, error) {
 	out := plan{
 		puts: slices.Clone(e.puts), gone: slices.Clone(e.gone),
@@ -116,7 +114,7 @@ func (o *Owner) plan(e *edit) (plan, error) {
 		old := o.policies.all[p.Key]
 		p.Revision = o.publisher.barrier.Policy + 1
 		if old != nil && old.inForce() && old.same(p) && o.policies.closed[p.Key] == nil {
-			p.Revision, p.Updated = old.Revision, old.Updated // only its origin is another
+			p.Revision, p.Updated = old.Revision, old.Updated // only its origin differs
 			continue
 		}
 		out.content = true
@@ -129,13 +127,13 @@ func (o *Owner) plan(e *edit) (plan, error) {
 	return out, nil
 }
 
-// same reports whether two forms of a policy do the same and say the same.
+// same reports whether two versions of a policy have the same effect and the same text.
 func (p *Policy) same(q *Policy) bool {
 	return p.Broken == q.Broken && p.Exceeds == q.Exceeds &&
 		bytes.Equal(p.Manifest, q.Manifest) && bytes.Equal(p.sum, q.sum)
 }
 
-// putBack adds a policy to the change that takes the plan back.
+// putBack adds a policy to the change that undoes the plan.
 func (p *plan) putBack(k policy.Key, before *policy.Object) {
 	if before == nil {
 		p.back.DeletePolicies = append(p.back.DeletePolicies, k)
@@ -144,8 +142,7 @@ func (p *plan) putBack(k policy.Key, before *policy.Object) {
 	}
 }
 
-// change replaces and deletes policies, all of it or nothing. The records are
-// staged.
+// change replaces and deletes policies, all of them or none. The records are staged.
 func (o *Owner) change(p plan, staged *record.Staged) error {
 	puts, gone := p.puts, p.gone
 	if len(puts) == 0 && len(gone) == 0 {
@@ -169,13 +166,13 @@ func (o *Owner) change(p plan, staged *record.Staged) error {
 		end()
 	}
 	if err != nil {
-		// Nobody has seen the steps yet, and both ways together change nothing.
+		// The steps have not been published, and applying and undoing cancel out.
 		undo()
 		if p.content {
 			o.publisher.barrier.Policy--
 		}
 		if berr := o.apply(p.back); berr != nil {
-			o.fatal = fmt.Errorf("put back what storage did not take: %w", berr)
+			o.fatal = fmt.Errorf("undo a change that could not be stored: %w", berr)
 		}
 		return err
 	}
@@ -185,8 +182,8 @@ func (o *Owner) change(p plan, staged *record.Staged) error {
 	return beforeAnswer.Hit(o.ctx)
 }
 
-// hold also isolates what the last form of a policy selects that was in force as written:
-// the new form is not known, or not in force.
+// hold also isolates the pods that the last version enforced as written selects, because the new version is unknown
+// or not enforced.
 func (p *Policy) hold(old *Policy) {
 	switch {
 	case old == nil || !old.inForce() || old.Source != p.Source:
@@ -213,8 +210,7 @@ func (p *Policy) is(text []byte) bool {
 	return len(text) == p.size && string(p.sum) == string(sum[:])
 }
 
-// isolationOf returns rules for the subjects of specs that allow nothing which the specs do
-// not allow.
+// isolationOf returns rules for the subjects of specs. They allow nothing that the specs do not allow.
 func isolationOf(specs []rule.Spec) []rule.Spec {
 	out := make([]rule.Spec, 0, len(specs))
 	for i := range specs {
@@ -223,7 +219,7 @@ func isolationOf(specs []rule.Spec) []rule.Spec {
 			Subject: s.Subject, Namespace: s.Namespace, Host: s.Host, Selects: s.Selects, DefaultDeny: s.DefaultDeny,
 		}
 		for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
-			var first *rule.Rule // that may take something away
+			var first *rule.Rule // first rule that may restrict
 			for _, r := range s.Rules {
 				if r.Direction == d && (r.Action == policytable.Deny || r.Action == policytable.Pass) &&
 					(first == nil || cmp.Or(cmp.Compare(r.Tier, first.Tier), cmp.Compare(r.Priority, first.Priority),
@@ -247,13 +243,13 @@ func isolationOf(specs []rule.Spec) []rule.Spec {
 	return out
 }
 
-// copy returns a policy that can be changed.
+// copy returns a copy of the policy that may be modified.
 func (p *Policy) copy() *Policy {
 	c := *p
 	return &c
 }
 
-// record is the policy as a journal has it that was in force.
+// record returns the journal record of a policy that is in the engine.
 func (p *Policy) record() record.Policy {
 	r := policyRecord(p)
 	r.Place = record.Place{Created: p.Created.Unix()}

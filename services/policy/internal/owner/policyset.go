@@ -12,12 +12,12 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// policySet has the policies of the node, in force or not, and of those whose change could not
-// be stored the form that stands in for them. It belongs to the loop.
+// policySet holds the policies of the node. For policies whose change could not be stored, it also holds the form
+// that the engine has instead. It belongs to the loop.
 type policySet struct {
 	all map[policy.Key]*Policy
-	// closed are policies of which the engine has another form than all says, since
-	// a change of them could not be stored: they isolate until it is.
+	// closed holds policies that the engine has in another form than in all, because a change of them could not be
+	// stored: they isolate until it is stored.
 	closed map[policy.Key]*closedForm
 }
 
@@ -25,7 +25,7 @@ func newPolicySet() *policySet {
 	return &policySet{all: make(map[policy.Key]*Policy), closed: make(map[policy.Key]*closedForm)}
 }
 
-// replace makes a change of policies, and returns what takes it back.
+// replace changes policies, and returns a function that undoes the change.
 func (s *policySet) replace(puts []*Policy, gone []policy.Key) (undo func()) {
 	former := make(map[policy.Key]*Policy, len(puts)+len(gone))
 	for _, p := range puts {
@@ -51,7 +51,7 @@ func (s *policySet) replace(puts []*Policy, gone []policy.Key) (undo func()) {
 	}
 }
 
-// stored ends the closed forms of policies whose change is stored.
+// stored removes the closed forms of policies whose change is stored.
 func (s *policySet) stored(puts []*Policy, gone []policy.Key) {
 	for _, p := range puts {
 		delete(s.closed, p.Key)
@@ -61,14 +61,14 @@ func (s *policySet) stored(puts []*Policy, gone []policy.Key) {
 	}
 }
 
-// closedForm is a policy that could not be stored, as the engine has it meanwhile.
+// closedForm is the form that the engine has of a policy whose change could not be stored.
 type closedForm struct {
 	policy.Object
-	of *Policy // that was to be stored; nil: the policy was to be removed
+	of *Policy // the policy to store; nil: a removal
 }
 
-// close makes the closed form of a policy that was to become p, or to be removed if p is nil:
-// it isolates what the former and the new form select. False: it is closed so already.
+// close returns the closed form of a policy that should become p, or be removed if p is nil: it isolates the pods
+// that the former and the new version select. It returns false if the policy already has this form.
 func (s *policySet) close(k policy.Key, p *Policy) (policy.Object, bool) {
 	if before := s.closed[k]; before != nil && (before.of == nil) == (p == nil) && (p == nil || before.of.same(p)) {
 		return policy.Object{}, false
@@ -94,20 +94,19 @@ func (s *policySet) close(k policy.Key, p *Policy) (policy.Object, bool) {
 	return form.Object, true
 }
 
-// filter makes the policies anew with another filter of labels, and returns those that the
-// engine has in another form then.
+// filter applies another label filter, and returns the policies whose form in the engine changes.
 func (s *policySet) filter(f *excludedlabels.Filter) (changed []policy.Object) {
 	for _, p := range s.all {
 		was := p.closed
 		p.filter(f)
-		if p.inForce() && (was || p.closed) && s.closed[p.Key] == nil { // else the engine has a closed form
+		if p.inForce() && (was || p.closed) && s.closed[p.Key] == nil { // otherwise the engine has a closed form
 			changed = append(changed, p.object)
 		}
 	}
 	return changed
 }
 
-// enforced is what the engine has of a policy; nil: nothing.
+// enforced returns the engine's form of a policy; nil if the engine does not have it.
 func (s *policySet) enforced(k policy.Key) *policy.Object {
 	if closed := s.closed[k]; closed != nil {
 		return &closed.Object
@@ -118,12 +117,12 @@ func (s *policySet) enforced(k policy.Key) *policy.Object {
 	return nil
 }
 
-// by says who brought the policy.
+// by returns the origin of the policy.
 func (p *Policy) by() managed.By {
 	return managed.By{Source: p.Source, Origin: p.Origin, Manager: p.Manager}
 }
 
-// managed returns the policies as the rules for managers see them.
+// managed returns the policies in the form that the rules for managers need.
 func (s *policySet) managed(configured func(source string) bool) *managed.Objects[policy.Key] {
 	return &managed.Objects[policy.Key]{
 		By: func(k policy.Key) (managed.By, bool) {
@@ -145,7 +144,7 @@ func (s *policySet) managed(configured func(source string) bool) *managed.Object
 	}
 }
 
-// originsOf are the origins of the policies of a source, each once or more.
+// originsOf yields the origins of the policies of a source, possibly repeatedly.
 func (s *policySet) originsOf(source string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for _, p := range s.all {

@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// problems are what is wrong now, by the part of the owner that it concerns.
+// problems holds the present problems, by part of the owner.
 type problems struct {
 	log   *slog.Logger
 	texts map[string]string
@@ -17,7 +17,7 @@ type problems struct {
 
 func newProblems(l *slog.Logger) *problems { return &problems{log: l, texts: make(map[string]string)} }
 
-// note notes the problem of a part and logs it if it is new; nil ends it.
+// note records the problem of a part, and logs it if it is new; nil clears it.
 func (p *problems) note(part string, err error) {
 	if err == nil {
 		delete(p.texts, part)
@@ -28,5 +28,5 @@ func (p *problems) note(part string, err error) {
 		return
 	}
 	p.texts[part] = text
-	p.log.Error("policy is not as it should be", "part", part, log.Err(err))
+	p.log.Error("problem in the policy service", "part", part, log.Err(err))
 }

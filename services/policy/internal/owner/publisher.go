@@ -14,26 +14,26 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// publisher has what subscribers are told: the log of steps, the revisions now, and which
-// state of which sources the policies are. It belongs to the loop, but for the log.
+// publisher holds the state for subscribers: the log of steps, the present revisions, and the name of the policy
+// state and its sources. It belongs to the loop, except for the log.
 type publisher struct {
 	stream    *stream.Log
-	barrier   stream.Barrier // revisions now
+	barrier   stream.Barrier // present revisions
 	published stream.Barrier
-	pending   []policytable.Step // of the engine, that are not in the log
+	pending   []policytable.Step // steps of the engine that are not in the log yet
 
 	stateID   stream.StateID
-	confirmed bool // by an operator, in this run
+	confirmed bool // an operator has confirmed the policies in this run
 	stateOf   stateBasis
 }
 
 func newPublisher(l stream.Limits) *publisher { return &publisher{stream: stream.NewLog(l)} }
 
-// step takes a step of the engine, which publish puts into the log.
+// step adds a step of the engine; publish later appends it to the log.
 func (p *publisher) step(st policytable.Step) { p.pending = append(p.pending, st) }
 
-// publish puts the steps and revisions since the last call into the log. policies and sources
-// are those that the revisions are of.
+// publish appends the steps and revisions since the last call to the log. policies and sources must be the ones of
+// these revisions.
 func (p *publisher) publish(policies *policySet, sources *sources) {
 	p.refreshState(policies, sources)
 	if len(p.pending) == 0 && p.barrier == p.published {
@@ -43,19 +43,19 @@ func (p *publisher) publish(policies *policySet, sources *sources) {
 	p.pending, p.published = nil, p.barrier
 }
 
-// takeState takes the stored name of the state.
+// takeState sets the stored name of the state.
 func (p *publisher) takeState(text string) error {
 	b, err := hex.DecodeString(text)
 	if err != nil || len(b) != len(p.stateID) {
-		return fmt.Errorf("name of the state: %q, want %d hexadecimal digits", text, 2*len(p.stateID))
+		return fmt.Errorf("name of the state is %q, want %d hexadecimal digits", text, 2*len(p.stateID))
 	}
 	p.stateID = stream.StateID(b)
 	return nil
 }
 
-// nameState gives a state without a name one. It returns the name, which has to be on stable
-// storage before a subscriber hears it: it compares it with that of the state that it enforced
-// before. Empty: the state has a name.
+// nameState generates a name for a state without one and returns it, or returns an empty string if the state has a
+// name. The name must be on stable storage before a subscriber gets it, because the subscriber compares it with the
+// name of the state that it enforced before.
 func (p *publisher) nameState() string {
 	if p.stateID != (stream.StateID{}) {
 		return ""
@@ -64,7 +64,7 @@ func (p *publisher) nameState() string {
 	return hex.EncodeToString(p.stateID[:])
 }
 
-// sourceName is how subscribers remember where a policy came from.
+// sourceName returns the name under which subscribers store the source of a policy.
 func sourceName(p *Policy) string {
 	if p.source().Calls && p.Manager != "" {
 		return managerSource(p.Manager)
@@ -72,17 +72,16 @@ func sourceName(p *Policy) string {
 	return p.Source
 }
 
-// stateBasis is what stream.Barrier.State was made of: the policies, which sources are
-// complete, and whether an operator has confirmed that.
+// stateBasis is the input from which stream.Barrier.State was computed: the policies, the complete sources, and
+// whether an operator has confirmed the state.
 type stateBasis struct {
 	made      bool
-	policies  uint64 // their revision
-	sources   int    // changes of which sources are complete
+	policies  uint64 // revision of the policies
+	sources   int    // number of changes of the set of complete sources
 	confirmed bool
 }
 
-// refreshState puts the sources of the policies, and those that are complete,
-// into the barrier.
+// refreshState sets the sources of the policies, and the complete sources, in the barrier.
 func (p *publisher) refreshState(policies *policySet, sources *sources) {
 	basis := stateBasis{made: true, policies: p.barrier.Policy, sources: sources.changes, confirmed: p.confirmed}
 	if p.stateOf == basis {
@@ -101,7 +100,7 @@ func (p *publisher) refreshState(policies *policySet, sources *sources) {
 	}
 }
 
-// held names the subscribers that hold an earlier state, with why.
+// held returns the subscribers that hold an earlier state, and why.
 func (p *publisher) held() (out []string) {
 	states, _ := p.stream.States()
 	for _, s := range states {
@@ -112,7 +111,7 @@ func (p *publisher) held() (out []string) {
 	return out
 }
 
-// confirm has the subscribers that hold an earlier state take over this one.
+// confirm makes the subscribers that hold an earlier state switch to this one.
 func (p *publisher) confirm() {
 	p.stream.Release()
 	p.confirmed = true

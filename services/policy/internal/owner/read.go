@@ -23,29 +23,29 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
-// Filter says which policies are listed; its zero value takes all.
+// Filter selects policies; its zero value selects all.
 type Filter struct {
 	Kind, Namespace, Name string
 	Subject               identity.Numeric
-	Manager               *string // of managed.SourceGRPC
+	Manager               *string // a manager of managed.SourceGRPC
 }
 
-// Listed is a policy with its state, or a file that was refused.
+// Listed is a policy and its state, or a file that was refused.
 type Listed struct {
 	Policy
-	Error    string // of a newer form; of a file that has no policy in force
+	Error    string // error of a newer version, or of a file without an enforced policy
 	Accepted bool
 	Subjects []identity.Numeric
 }
 
-// List returns policies sorted by key, and the revision they are of. The owner
-// copies them; what each of them selects is found in the caller's goroutine.
+// List returns policies sorted by key, and their revision. The owner copies the policies; the caller's goroutine
+// finds the endpoints that each selects.
 func (o *Owner) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 	type copied struct {
 		list     []Listed
 		revision uint64
 		subjects *engine.Subjects
-		subject  *peer.Identity // of the filter; nil if it is not known
+		subject  *peer.Identity // subject of the filter; nil: unknown
 	}
 	takes := func(k policy.Key) bool {
 		return (f.Kind == "" || k.Kind == f.Kind) && (f.Namespace == "" || k.Namespace == f.Namespace) && (f.Name == "" || k.Name == f.Name)
@@ -58,7 +58,7 @@ func (o *Owner) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 		for k, p := range o.policies.all {
 			if k.Kind == policy.KindDocument {
 				if key, ok := decode.KeyOf(p.Manifest); ok {
-					k = key // its place says less
+					k = key // more precise than the origin
 				}
 			}
 			if !takes(k) || f.Manager != nil && (!p.source().Calls || p.Manager != *f.Manager) {
@@ -96,7 +96,7 @@ func (o *Owner) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 	return out, c.revision, err
 }
 
-// withoutPolicy are the refused files of which no policy is listed.
+// withoutPolicy returns the refused files for which no policy is listed.
 func (o *Owner) withoutPolicy(listed []Listed, takes func(policy.Key) bool) (out []Listed) {
 	type place struct{ source, origin string }
 	has := make(map[place]bool)
@@ -113,9 +113,8 @@ func (o *Owner) withoutPolicy(listed []Listed, takes func(policy.Key) bool) (out
 	return out
 }
 
-// aside does the work of a question that compiles, in the caller's goroutine:
-// the owner goes on meanwhile. One is worked on at a time, so that questions
-// take the memory of one.
+// aside runs work, which compiles tables for a query, in the caller's goroutine, while the owner continues. It runs
+// one query at a time, to bound the memory.
 func (o *Owner) aside(ctx context.Context, work func() error) error {
 	release, err := o.questions.Hold(ctx)
 	if err != nil {
@@ -125,8 +124,7 @@ func (o *Owner) aside(ctx context.Context, work func() error) error {
 	return work()
 }
 
-// answer answers a question from the engine, or, if that has not all of the
-// tables, from a copy beside the owner.
+// answer answers a query from the engine, or from a copy of the engine if that does not have all tables.
 func (o *Owner) answer(ctx context.Context, q query.Query) error {
 	type looked struct {
 		complete bool
@@ -165,7 +163,7 @@ func (o *Owner) answer(ctx context.Context, q query.Query) error {
 	})
 }
 
-// Table returns the tables by which an identity is evaluated.
+// Table returns the tables that evaluate an identity.
 func (o *Owner) Table(ctx context.Context, x identity.Numeric) (query.Evaluated, error) {
 	q := &query.Table{Identity: x}
 	if err := o.answer(ctx, q); err != nil {
@@ -183,8 +181,7 @@ func (o *Owner) Explain(ctx context.Context, from, to query.Peer, at port.Point)
 	return q.Answer, nil
 }
 
-// Diff says which verdicts a change would change, one difference after the
-// other, whichever source has the policies.
+// Diff reports which verdicts a change would change, one difference at a time, whatever the source of the policies.
 func (o *Owner) Diff(ctx context.Context, r Request, remove []policy.Key, take func(query.Difference) error) error {
 	docs, err := o.read(r)
 	if err != nil {
@@ -221,11 +218,11 @@ func (o *Owner) Diff(ctx context.Context, r Request, remove []policy.Key, take f
 	}); err != nil {
 		return err
 	}
-	// Whoever reads slowly keeps no other question waiting.
+	// A slow reader does not delay other queries.
 	return compared.Each(ctx, take)
 }
 
-// Status looks at everything.
+// Status returns the state of all parts.
 func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 	return loop.Ask(ctx, o.loop, opRead, func() (summary.Status, error) {
 		s := summary.Status{
@@ -265,7 +262,7 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 		}
 		s.WaitsFor, s.Skipped = o.sources.waitsFor(), o.sources.skipped()
 		for _, text := range s.WaitsFor {
-			s.Note(summary.ProblemPolicy, "no new endpoint is connected: %s", text)
+			s.Note(summary.ProblemPolicy, "new endpoints are not connected: %s", text)
 		}
 		for _, text := range o.sources.acceptedWithout() {
 			s.Note(summary.ProblemSettings, "%s", text)
@@ -304,24 +301,24 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 			}
 		}
 		for name, count := range orphans {
-			s.Note(summary.ProblemSettings, "the source %s is not configured, and %d of its policies are in force: "+
+			s.Note(summary.ProblemSettings, "the source %s is not configured, but %d of its policies are enforced: "+
 				"delete them, or configure it again", name, count)
 		}
 		slices.SortFunc(s.Problems, func(a, b summary.Problem) int { return strings.Compare(a.Text, b.Text) })
 		if s.ProblemCount = len(s.Problems); s.ProblemCount > summary.MaxProblems {
 			s.Problems = s.Problems[:summary.MaxProblems]
-			s.Note(summary.ProblemPolicy, "and %d more: the refused ones are in the list of policies",
+			s.Note(summary.ProblemPolicy, "%d more problems; `sluice policy list` shows the refused policies",
 				s.ProblemCount-summary.MaxProblems)
 		}
 		return s, nil
 	})
 }
 
-// Figures are the weight of the stream's log and how many subscribers were cut.
+// Figures returns the weight of the stream's log, and how many subscribers were disconnected.
 func (o *Owner) Figures() (weight int, cut uint64) {
 	f := o.publisher.stream.Figures()
 	return f.Weight, f.Cut
 }
 
-// Incarnation names this run.
+// Incarnation identifies this run.
 func (o *Owner) Incarnation() [16]byte { return o.publisher.stream.Incarnation() }

@@ -16,42 +16,39 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 )
 
-// What the owner does of a long operation before it looks at other calls.
+// Units of work that a long operation does in one turn of the owner.
 const (
 	subjectsAtOnce   = 16
 	identitiesAtOnce = 512
 	policiesAtOnce   = 1024
 )
 
-// edit is what a change does to policies.
+// edit is a change of policies.
 type edit struct {
 	Outcome
 	puts  []*Policy
 	gone  []policy.Key
-	named []policy.Key // that the caller named, changed or not
-	// unfolded are folded policies whose objects are gone.
+	named []policy.Key // policies that the caller named, changed or not
+	// unfolded are folded policies whose objects were removed.
 	unfolded []policy.Key
-	// spaces are isolations of namespaces that end with the change if no policy is folded into
-	// them.
+	// spaces are isolations of namespaces that end with the change if no policy is folded into them.
 	spaces []policy.Key
-	// completes says that the manager has named everything.
+	// completes reports that the manager has sent all its policies.
 	completes bool
-	// answers says that the caller gets an error, and nothing changes, if a policy has no
-	// place or a table of it does not fit. Without it such a policy isolates.
+	// answers makes the whole change fail if a policy exceeds a limit or does not fit into a table. Otherwise such a
+	// policy isolates.
 	answers bool
-	// levels says that the change includes what new levels of the limits change, if they
-	// are due.
+	// levels includes the effects of new levels of the limits in the change, if they are due.
 	levels bool
 }
 
-// revision is a change of policies on its way. Only the caller that holds
-// Owner.revising has one, and only with one do the policies change: what is
-// decided in one turn of the owner is still right in a later one.
+// revision is a change of policies in progress. Only the holder of Owner.revising has one, and policies change only
+// through a revision. A decision from one turn of the owner therefore still holds in a later turn.
 type revision struct {
 	owner     *Owner
 	operation string
 	decide    func() (edit, error)
-	done      func(*edit) // the change is made
+	done      func(*edit) // called when the change is made
 
 	edit     edit
 	plan     plan
@@ -61,11 +58,9 @@ type revision struct {
 	ended    bool
 }
 
-// revise makes a change of policies: all of it at once, or nothing. A small one
-// is one turn of the owner. What takes longer of a large one is done beside the
-// owner, as is writing its records, or in many short turns, as is compiling its
-// tables; the last turn makes all of it count. Decide and done run in turns of
-// the owner.
+// revise makes a change of policies, atomically. A small change takes one turn of the owner. For a large change, the
+// records are written outside of the owner, and the tables are compiled in many short turns. The last turn makes the
+// whole change effective. decide and done run in turns of the owner.
 func (o *Owner) revise(ctx context.Context, operation string, decide func() (edit, error), done func(*edit)) (Outcome, error) {
 	release, err := o.revising.Hold(ctx)
 	if err != nil {
@@ -75,14 +70,14 @@ func (o *Owner) revise(ctx context.Context, operation string, decide func() (edi
 	return o.reviseHeld(ctx, operation, decide, done)
 }
 
-// reviseHeld is revise for who has held Owner.revising.
+// reviseHeld is revise for a caller that holds Owner.revising.
 func (o *Owner) reviseHeld(ctx context.Context, operation string, decide func() (edit, error), done func(*edit)) (Outcome, error) {
 	r := &revision{owner: o, operation: operation, decide: decide, done: done}
 	out, err := loop.Ask(ctx, o.loop, opPrepare, r.begin)
 	if err != nil || r.ended {
-		return out, err // begin has undone it
+		return out, err // begin has undone the change
 	}
-	// Also without a caller that waits: what is staged and prepared goes again.
+	// Clean up staged and prepared work even if the caller no longer waits.
 	last := context.WithoutCancel(ctx)
 	if err = r.stage(ctx); err == nil {
 		if err = r.prepare(ctx); err == nil {
@@ -104,7 +99,7 @@ func (o *Owner) reviseHeld(ctx context.Context, operation string, decide func() 
 	return out, err
 }
 
-// begin finds out what the change is, and makes it if that takes no time.
+// begin determines the change, and makes it immediately if it is small.
 func (r *revision) begin() (out Outcome, err error) {
 	o := r.owner
 	if r.edit, err = r.decide(); err != nil {
@@ -131,7 +126,7 @@ func (r *revision) begin() (out Outcome, err error) {
 	return r.finish()
 }
 
-// stage writes the records, beside the owner.
+// stage writes the records, outside of the owner.
 func (r *revision) stage(ctx context.Context) (err error) {
 	if r.staged, err = r.owner.storage.journal.Stage(ctx, r.record); err == nil || ctx.Err() != nil {
 		return err
@@ -157,7 +152,7 @@ func (r *revision) prepare(ctx context.Context) (err error) {
 	return nil
 }
 
-// repeat takes turns of the owner until a step says that it was the last.
+// repeat runs step in turns of the owner until it returns false.
 func (r *revision) repeat(ctx context.Context, step func() (more bool)) error {
 	for more := true; more; {
 		var err error
@@ -170,7 +165,7 @@ func (r *revision) repeat(ctx context.Context, step func() (more bool)) error {
 	return nil
 }
 
-// finish makes the change.
+// finish makes the change effective.
 func (r *revision) finish() (Outcome, error) {
 	o := r.owner
 	o.loop.Rename(r.operation)
@@ -182,8 +177,8 @@ func (r *revision) finish() (Outcome, error) {
 	return r.edit.Outcome, err
 }
 
-// clear removes what the change needs no more. Its error is one of storage; an
-// owner that has ended has no tables.
+// clear removes data that the change no longer needs. It returns only errors of storage; an owner that has ended has
+// no tables.
 func (r *revision) clear(ctx context.Context, failed bool) (err error) {
 	if r.staged != nil {
 		if failed {
@@ -196,20 +191,20 @@ func (r *revision) clear(ctx context.Context, failed bool) (err error) {
 	return err
 }
 
-// plan is a change of policies with the one that takes it back.
+// plan is a change of policies and the change that undoes it.
 type plan struct {
 	puts         []*Policy
 	gone         []policy.Key
 	change, back engine.Change
-	content      bool    // what policies say changes
-	places       []place // of all of them before the change
-	levels       bool    // the limits were divided anew
-	// fold and unfold are policies for which the isolation of their namespace stands after
-	// the change, and no longer stands.
+	content      bool    // the content of policies changes
+	places       []place // ledger state of all policies before the change
+	levels       bool    // the limits were divided again
+	// fold and unfold are the policies that the isolation of their namespace replaces after the change, and no longer
+	// replaces.
 	fold, unfold map[policy.Key]struct{}
 }
 
-// record is what the journal keeps of the change.
+// record returns the journal record of the change.
 func (p *plan) record(revision uint64) record.Change {
 	if len(p.puts)+len(p.gone) == 0 {
 		return record.Change{}

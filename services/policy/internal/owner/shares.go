@@ -15,11 +15,11 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// OnAgain sets what the owner calls to get the objects of a kind from the API server again,
-// of which it has not kept the text. f must not block.
+// OnAgain sets the function that makes the API server deliver the objects of a kind again, because the owner has not
+// kept their text. f must not block.
 func (o *Owner) OnAgain(f func(kind string)) { o.onAgain.Store(&f) }
 
-// deliverAgain requests the kinds of admitted policies of which the text was not kept.
+// deliverAgain requests the kinds of admitted policies whose text was not kept.
 func (o *Owner) deliverAgain() {
 	deliver := o.onAgain.Load()
 	if deliver == nil {
@@ -30,16 +30,15 @@ func (o *Owner) deliverAgain() {
 	}
 }
 
-// listed reports whether every source of policies, and the list of Namespaces, were
-// complete once.
+// listed reports whether every source of policies and the list of Namespaces were complete once.
 func (o *Owner) listed() bool { return o.listedWith("") }
 
-// listedWith is listed for the time when a source is complete, too.
+// listedWith is listed under the assumption that the given source is complete.
 func (o *Owner) listedWith(source string) bool {
 	return o.sources.listed(source) && o.config.Tenants.Complete()
 }
 
-// levelAt returns when the levels of the limits are due; the zero time: they are not.
+// levelAt returns when the levels of the limits are due, or the zero time if they are not.
 func (o *Owner) levelAt() time.Time {
 	if o.leveling || !o.listed() {
 		return time.Time{}
@@ -47,14 +46,13 @@ func (o *Owner) levelAt() time.Time {
 	return o.places.nextLevel()
 }
 
-// level divides the limits anew, in a goroutine of its own, and changes the policies that gain or
-// lose their place.
+// level divides the limits in a separate goroutine, and changes the policies that gain or lose their admission.
 func (o *Owner) level(ctx context.Context) {
 	_, err := o.revise(ctx, opLevel, func() (edit, error) { return edit{levels: true}, nil }, func(*edit) {})
 	if ctx.Err() != nil {
 		return
 	}
-	// The owner answers, or is gone, and then nothing matters.
+	// The owner answers, or has ended, and then nothing matters.
 	o.loop.Do(ctx, opOther, func() { //nolint:errcheck // above
 		o.leveling = false
 		o.problems.note("shares of limits", err)
@@ -63,8 +61,8 @@ func (o *Owner) level(ctx context.Context) {
 	})
 }
 
-// TenantsChanged says that namespaces may belong to other tenants, or that the list of
-// Namespaces is complete. It does not block.
+// TenantsChanged signals that namespaces may belong to other tenants, or that the list of Namespaces is complete. It
+// does not block.
 func (o *Owner) TenantsChanged() {
 	select {
 	case o.tenants <- struct{}{}:
@@ -72,20 +70,20 @@ func (o *Owner) TenantsChanged() {
 	}
 }
 
-// assign gives each policy to the tenant that its namespace belongs to now.
+// assign updates the tenant of each policy from its namespace.
 func (o *Owner) assign() {
 	o.places.reassign()
 	o.engine.TenantsChanged()
 }
 
-// Shares returns what the tenants have of each limit.
+// Shares returns the tenants' use of each limit.
 func (o *Owner) Shares(ctx context.Context) ([]shares.Usage, error) {
 	return loop.Ask(ctx, o.loop, opRead, func() ([]shares.Usage, error) {
 		return append(append(o.places.ledger.Usage(), o.places.isolations.Usage()...), o.splits()...), nil
 	})
 }
 
-// splits returns what tenants have of the limits of split classes.
+// splits returns the tenants' use of the limits of split classes.
 func (o *Owner) splits() []shares.Usage {
 	classes, _ := o.engine.Splits()
 	rows, ok := o.engine.SplitRows()
@@ -95,13 +93,12 @@ func (o *Owner) splits() []shares.Usage {
 	return []shares.Usage{classes, rows}
 }
 
-// withoutTenants is the set of a node that no API server tells about namespaces.
+// withoutTenants returns the set for a node without an API server.
 func withoutTenants() *tenants.Set { return tenants.WithoutKubernetes(shares.Settings{}) }
 
-// closeChanged isolates what the former and the new forms of changed policies select, and
-// notes that the source failed: the change could not be stored, so the new forms cannot be
-// in force, and the former ones may allow what the new ones deny. The next change of the
-// policies that is stored ends it.
+// closeChanged isolates the pods that the former and the new versions of changed policies select, and records that
+// the source failed. The change could not be stored, so the new versions cannot be enforced, and the former versions
+// may allow more than the new ones. The isolation ends with the next stored change of the policies.
 func (o *Owner) closeChanged(ctx context.Context, l *listing, why error) error {
 	_, err := loop.Ask(ctx, o.loop, opOther, func() (struct{}, error) {
 		o.sources.all[l.source].err = why.Error()
@@ -128,21 +125,21 @@ func (o *Owner) closeChanged(ctx context.Context, l *listing, why error) error {
 	return err
 }
 
-// StorageFailure returns why the state cannot be stored; empty: it can.
+// StorageFailure returns why the state cannot be stored; empty if it can.
 func (o *Owner) StorageFailure(ctx context.Context) (string, error) {
 	return loop.Ask(ctx, o.loop, opRead, func() (string, error) {
 		return o.storage.failure(), nil
 	})
 }
 
-// Unenforced are the policies that this node does not enforce as written, with the reasons:
-// tables are too large, or a change could not be stored. What all nodes do not enforce, such
-// as policies that exceed a share, is not among them.
+// Unenforced returns the policies that this node does not enforce as written, and the reasons: tables are too large,
+// or a change could not be stored. It leaves out policies that no node enforces, such as policies that exceed a
+// share.
 func (o *Owner) Unenforced(ctx context.Context) (map[policy.Key]string, error) {
 	return loop.Ask(ctx, o.loop, opRead, func() (map[policy.Key]string, error) {
 		out := make(map[policy.Key]string)
 		for k, form := range o.policies.closed {
-			if form.of != nil { // else its object is gone
+			if form.of != nil { // otherwise its object was removed
 				out[k] = "the node cannot store it: " + cmp.Or(o.storage.failure(), "a write failed")
 			}
 		}

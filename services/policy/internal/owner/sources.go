@@ -24,57 +24,56 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
-// beingWritten is why a file that is being written was not read.
+// beingWritten is the reason for a file that was not read because it is still being written.
 const beingWritten = "is being written"
 
-// managerSource is how a manager is called as a source.
+// managerSource returns the source name of a manager.
 func managerSource(manager string) string { return managed.SourceGRPC + "/" + manager }
 
-// sourceState is what the owner knows of one source.
+// sourceState is the state of one source.
 type sourceState struct {
 	source.Source
 
 	synced  bool
 	err     string
 	refused map[string]refused // by origin
-	// Of a source of files: the documents that are no policies, by file, and what was never
-	// read, with the reason.
+	// For a source of files: the documents that are not policies, by file, and the files that were never read, with
+	// the reason.
 	skipped map[string][]string
 	missing map[string]string
-	told    string // what the log has of missing
+	told    string // the missing files that were logged
 }
 
-// refused is a file or object that was not taken over.
+// refused is a file or object that was not accepted.
 type refused struct {
-	key policy.Key // zero if it is not known
+	key policy.Key // zero if unknown
 	err string
 }
 
-// sourcesConfig is what sources have to know.
+// sourcesConfig is the configuration of sources.
 type sourcesConfig struct {
-	names     []string // of the configured sources, without that of calls
-	directory string   // of the source of files; empty: nobody waits for files
-	managers  []string // that have to complete before subscribers are served
-	dir       string   // of the state
+	names     []string // the configured sources, without calls
+	directory string   // directory of the source of files; empty: do not wait for files
+	managers  []string // must complete before subscribers are served
+	dir       string   // directory of the state
 	state     stream.StateID
 	now       func() time.Time
 	log       *slog.Logger
 }
 
-// sources are the configured sources: which of them are complete, what they lack, what was
-// refused of them, and whether subscribers wait for one. They belong to the loop.
+// sources tracks the configured sources: which are complete, which files are missing or refused, and whether
+// subscribers wait for a source. It belongs to the loop.
 type sources struct {
 	config   sourcesConfig
 	problems *problems
 	all      map[string]*sourceState
-	managers map[string]bool // of calls; that completed in this run
+	managers map[string]bool // managers that completed in this run
 	gate     *initialsync.Tracker
-	// changes counts changes of which sources are complete.
+	// changes counts changes of the set of complete sources.
 	changes int
 }
 
-// newSources returns sources of which none is complete. brought are the sources that the
-// stored policies came from.
+// newSources returns sources that are all incomplete. brought are the sources of the stored policies.
 func newSources(c sourcesConfig, brought map[string]bool, p *problems) (*sources, error) {
 	s := &sources{config: c, problems: p, managers: make(map[string]bool), all: map[string]*sourceState{
 		managed.SourceGRPC: {Source: source.Of(managed.SourceGRPC), synced: true},
@@ -113,7 +112,7 @@ func (s *sources) synced() bool {
 	return true
 }
 
-// listed reports whether every source of policies but one was complete once.
+// listed reports whether every source of policies except one was complete once.
 func (s *sources) listed(but string) bool {
 	for name, one := range s.all {
 		if one.Policies && name != but && !one.synced {
@@ -123,7 +122,7 @@ func (s *sources) listed(but string) bool {
 	return true
 }
 
-// foldingListed reports whether the sources whose policies are folded were complete once.
+// foldingListed reports whether the sources whose policies can be folded were complete once.
 func (s *sources) foldingListed() (all bool) {
 	for _, one := range s.all {
 		if one.Folds && !one.synced {
@@ -134,8 +133,8 @@ func (s *sources) foldingListed() (all bool) {
 	return all
 }
 
-// complete are the names under which subscribers remember the sources that are complete,
-// sorted. Nothing lists what calls bring, so each of their managers is a source.
+// complete returns the names of the complete sources, as subscribers store them, sorted. Calls have no common
+// listing, so each of their managers counts as a source.
 func (s *sources) complete() []string {
 	var out []string
 	for name, one := range s.all {
@@ -150,7 +149,7 @@ func (s *sources) complete() []string {
 	return out
 }
 
-// completed notes that a source has said everything.
+// completed records that a source is complete.
 func (s *sources) completed(name string) {
 	one := s.all[name]
 	one.synced, one.err = true, ""
@@ -158,19 +157,19 @@ func (s *sources) completed(name string) {
 	s.noteListed(name)
 }
 
-// managerCompleted notes that a manager has named everything that it has.
+// managerCompleted records that a manager has sent all its policies.
 func (s *sources) managerCompleted(manager string) {
 	s.managers[manager] = true
 	s.changes++
 	s.noteListed(managerSource(manager))
 }
 
-// noteListed tells the gate of a source that has said everything.
+// noteListed records in the gate that a source is complete.
 func (s *sources) noteListed(name string) {
-	s.problems.note("note of the first listing of "+name, s.gate.Listed(name))
+	s.problems.note("record of the first complete listing of "+name, s.gate.Listed(name))
 }
 
-// failed notes why a source cannot say anything; nil takes it back.
+// failed records why a source cannot be read; nil clears the failure.
 func (s *sources) failed(name string, why error) {
 	one := s.all[name]
 	one.err = ""
@@ -178,18 +177,17 @@ func (s *sources) failed(name string, why error) {
 		one.err = why.Error()
 	}
 	if one.Files && one.err != "" && !s.gate.HasListed(name) {
-		one.missing = map[string]string{s.config.directory: one.err} // it cannot be read at all
+		one.missing = map[string]string{s.config.directory: one.err} // the whole directory cannot be read
 		s.completeFiles(one)
 	}
 }
 
-// took notes what became of a listing that is taken over. origins are those of the source's
-// policies that are in force.
+// took records the results of a listing that was applied. origins are the origins of the source's enforced policies.
 func (s *sources) took(l *listing, origins iter.Seq[string]) {
 	one := s.all[l.source]
 	for origin, r := range l.bad {
 		if before, ok := one.refused[origin]; !ok || before.err != r.err {
-			s.config.log.Warn("policies refused; what was in force of them stays",
+			s.config.log.Warn("policies refused; their earlier versions stay enforced",
 				"source", l.source, "origin", origin, "reason", r.err)
 		}
 	}
@@ -202,7 +200,7 @@ func (s *sources) took(l *listing, origins iter.Seq[string]) {
 	}
 }
 
-// tookFiles notes what a listing of files lacks.
+// tookFiles records which files a listing lacks.
 func (s *sources) tookFiles(one *sourceState, l *listing, origins iter.Seq[string]) {
 	one.err, one.missing = "", make(map[string]string)
 	skipped := make(map[string][]string)
@@ -217,22 +215,22 @@ func (s *sources) tookFiles(one *sourceState, l *listing, origins iter.Seq[strin
 		}
 		for _, text := range f.skipped {
 			if !slices.Contains(one.skipped[origin], text) {
-				s.config.log.Warn("a document is no policy, and skipped",
+				s.config.log.Warn("skipping a document that is not a policy",
 					"source", l.source, "origin", origin, "document", text)
 			}
 		}
 	}
 	for origin := range origins {
 		if one.missing[origin] == beingWritten {
-			delete(one.missing, origin) // it has what it had
+			delete(one.missing, origin) // its earlier policies are still enforced
 		}
 	}
 	one.skipped = skipped
 	s.completeFiles(one)
 }
 
-// completeFiles completes a source of files if nothing is missing, nobody waits
-// for what is, or it was complete before.
+// completeFiles completes a source of files if no file is missing, if an operator has accepted all missing files, or
+// if the source was complete before.
 func (s *sources) completeFiles(one *sourceState) {
 	if !s.gate.HasListed(one.Name) {
 		for _, a := range s.gate.Accepted(one.Name) {
@@ -241,7 +239,7 @@ func (s *sources) completeFiles(one *sourceState) {
 		if len(one.missing) > 0 {
 			if text := strings.Join(one.incomplete(), "; "); text != one.told {
 				one.told = text
-				s.config.log.Warn("files of policies were never read: no endpoint gets its policies until they are",
+				s.config.log.Warn("policy files were never read; new endpoints wait until they are",
 					"source", one.Name, "missing", text)
 			}
 			return
@@ -250,7 +248,7 @@ func (s *sources) completeFiles(one *sourceState) {
 	s.completed(one.Name)
 }
 
-// incomplete says what is missing of a source, sorted.
+// incomplete returns the missing parts of a source, sorted.
 func (one *sourceState) incomplete() (out []string) {
 	for _, part := range slices.Sorted(maps.Keys(one.missing)) {
 		out = append(out, part+": "+one.missing[part])
@@ -258,8 +256,7 @@ func (one *sourceState) incomplete() (out []string) {
 	return out
 }
 
-// state is why a source is not as it should be: why it cannot say anything, or what
-// is missing of it.
+// state returns why a source is not complete: why it cannot be read, or which parts are missing.
 func (one *sourceState) state() string {
 	if one.err != "" || one.synced {
 		return one.err
@@ -267,8 +264,8 @@ func (one *sourceState) state() string {
 	return strings.Join(one.incomplete(), "; ")
 }
 
-// refusal is why the newest form of an object or file was not taken over. A source of an
-// earlier configuration has none.
+// refusal returns why the newest version of an object or file was not accepted. A source that is no longer configured
+// has no refusals.
 func (s *sources) refusal(name, origin string) (refused, bool) {
 	one := s.all[name]
 	if one == nil {
@@ -278,7 +275,7 @@ func (s *sources) refusal(name, origin string) (refused, bool) {
 	return r, ok
 }
 
-// refusals are the files and objects that were refused, by source and origin.
+// refusals yields the refused files and objects, by source and origin.
 func (s *sources) refusals() iter.Seq2[managed.By, refused] {
 	return func(yield func(managed.By, refused) bool) {
 		for name, one := range s.all {
@@ -291,7 +288,7 @@ func (s *sources) refusals() iter.Seq2[managed.By, refused] {
 	}
 }
 
-// files is the configured source of files; nil: there is none.
+// files returns the configured source of files; nil if there is none.
 func (s *sources) files() *sourceState {
 	for _, one := range s.all {
 		if one.Files {
@@ -301,7 +298,7 @@ func (s *sources) files() *sourceState {
 	return nil
 }
 
-// skipped names the documents of files that are no policies, sorted.
+// skipped returns the documents of files that are not policies, sorted.
 func (s *sources) skipped() (all []string) {
 	one := s.files()
 	if one == nil {
@@ -318,7 +315,7 @@ func (s *sources) skipped() (all []string) {
 	return all
 }
 
-// waitsFor says which sources keep subscribers waiting, and what is missing of them.
+// waitsFor returns the sources for which subscribers wait, and their missing parts.
 func (s *sources) waitsFor() (out []string) {
 	if s.gate.IsOpen() {
 		return nil
@@ -330,28 +327,27 @@ func (s *sources) waitsFor() (out []string) {
 		case one.Files:
 			for _, part := range slices.Sorted(maps.Keys(one.missing)) {
 				out = append(out, fmt.Sprintf("the file %s was never read: %s; "+
-					"`sluice policy source accept-without %s` goes on without it", part, one.missing[part], part))
+					"`sluice policy source accept-without %s` stops waiting for it", part, one.missing[part], part))
 			}
 		default:
-			why := "it has not listed every policy yet"
+			why := "not all policies were listed yet"
 			if one.err != "" {
 				why = one.err
 			}
 			out = append(out, fmt.Sprintf(
-				"the source %s is not complete: %s; `sluice policy confirm` goes on without it", name, why))
+				"the source %s is not complete: %s; `sluice policy confirm` stops waiting for it", name, why))
 		}
 	}
 	for _, m := range s.config.managers {
 		if !s.gate.HasListed(managerSource(m)) {
 			out = append(out, fmt.Sprintf("the manager %q has not completed (CompleteSource, ReplacePolicies); "+
-				"`sluice policy confirm` goes on without it", m))
+				"`sluice policy confirm` stops waiting for it", m))
 		}
 	}
 	return out
 }
 
-// states are the states of all sources, and of each manager of
-// calls that has policies or has completed.
+// states returns the states of all sources, and of each manager that has policies or has completed.
 func (s *sources) states(policies *policySet) []summary.SourceStatus {
 	type place struct{ source, manager string }
 	states := make(map[place]*summary.SourceStatus)
@@ -387,18 +383,18 @@ func (s *sources) states(policies *policySet) []summary.SourceStatus {
 	return out
 }
 
-// ErrNotMissing says that nothing waits for the file that a caller accepts as missing.
-var ErrNotMissing = errors.New("nothing waits for it")
+// ErrNotMissing means that no subscriber waits for the file that a caller accepts as missing.
+var ErrNotMissing = errors.New("no subscriber waits for it")
 
-// Acceptance is the answer of AcceptWithout.
+// Acceptance is the result of AcceptWithout.
 type Acceptance struct {
-	File    string   // as the source calls it
-	Why     string   // it was missing
-	Waiting []string // for what subscribers wait still
+	File    string   // file name, as the source lists it
+	Why     string   // why it was missing
+	Waiting []string // what subscribers still wait for
 }
 
-// acceptWithout ends the waiting for a file of policies that was never read, and
-// records it. To validate changes nothing.
+// acceptWithout stops the waiting for a file of policies that was never read, and records the decision. With
+// validateOnly it changes nothing.
 func (s *sources) acceptWithout(name string, validateOnly bool) (Acceptance, error) {
 	one := s.files()
 	if one == nil {
@@ -412,10 +408,10 @@ func (s *sources) acceptWithout(name string, validateOnly bool) (Acceptance, err
 	why, ok := one.missing[part]
 	switch {
 	case s.gate.HasListed(one.Name):
-		return Acceptance{}, fmt.Errorf("%w: the files of %s were read, or accepted, before: what was in force of %s stays",
+		return Acceptance{}, fmt.Errorf("%w: the files of %s were read or accepted before; the enforced policies of %s stay",
 			ErrNotMissing, s.config.directory, name)
 	case !ok:
-		return Acceptance{}, fmt.Errorf("%w: %s; missing are: %s",
+		return Acceptance{}, fmt.Errorf("%w: %s; missing files: %s",
 			ErrNotMissing, name, strings.Join(one.incomplete(), "; "))
 	case validateOnly:
 		return Acceptance{File: part, Why: why, Waiting: s.waitsFor()}, nil
@@ -424,14 +420,13 @@ func (s *sources) acceptWithout(name string, validateOnly bool) (Acceptance, err
 	if err := s.gate.Accept(a); err != nil {
 		return Acceptance{}, fmt.Errorf("%w: %w", failure.ErrStorage, err)
 	}
-	s.config.log.Warn("a file of policies is accepted as missing: endpoints are connected without it",
+	s.config.log.Warn("policy file accepted as missing; endpoints are connected without it",
 		"file", part, "reason", why)
 	s.completeFiles(one)
 	return Acceptance{File: part, Why: why, Waiting: s.waitsFor()}, nil
 }
 
-// acceptedWithout says which files an operator did not wait for that are not read
-// still.
+// acceptedWithout returns the files that an operator has accepted as missing and that still cannot be read.
 func (s *sources) acceptedWithout() (out []string) {
 	one := s.files()
 	if one == nil {
@@ -440,7 +435,7 @@ func (s *sources) acceptedWithout() (out []string) {
 	for _, a := range s.gate.Accepted(one.Name) {
 		_, bad := one.refused[a.Part]
 		if bad || a.Part == s.config.directory && one.err != "" {
-			out = append(out, fmt.Sprintf("the file %s was accepted as missing at %s: what cannot be read of it is not in force",
+			out = append(out, fmt.Sprintf("the file %s was accepted as missing at %s: its unreadable policies are not enforced",
 				a.Part, a.Time.UTC().Format("2006-01-02 15:04:05Z")))
 		}
 	}

@@ -21,13 +21,13 @@ func policyRecord(p *Policy) record.Policy {
 		Key: record.Key(p.Key), Source: p.Source, Origin: p.Origin, Manager: p.Manager, Manifest: p.Manifest, Revision: p.Revision, Updated: p.Updated.Unix(),
 		Place: record.Place{Exceeds: p.Exceeds, Size: p.size, Sum: p.sum, Held: p.heldText},
 	}
-	if at := p.Created.Unix(); !p.source().Stamped && at != r.Updated { // a stamped object says it again
+	if at := p.Created.Unix(); !p.source().Stamped && at != r.Updated { // a stamped object carries the time itself
 		r.Place.Created = at
 	}
 	return r
 }
 
-// restore reads the state and compiles what it says.
+// restore loads and compiles the state.
 func (o *Owner) restore(dir string) error {
 	policies := make(map[policy.Key]record.Policy)
 	subscribers := make(map[string]record.Subscriber)
@@ -71,7 +71,7 @@ func (o *Owner) compile(policies map[policy.Key]record.Policy, subscribers map[s
 			change.UpsertPolicies = append(change.UpsertPolicies, p.object)
 		}
 		if p.Broken != "" {
-			o.config.Log.Error("a stored policy is not understood; what it selects is isolated, if that is known", "policy", p.Key.String(), log.KeyError, p.Broken)
+			o.config.Log.Error("cannot decode a stored policy; the pods that it selects are isolated, if they are known", "policy", p.Key.String(), log.KeyError, p.Broken)
 		}
 	}
 	for _, id := range o.identities.all {
@@ -100,7 +100,7 @@ func (o *Owner) compile(policies map[policy.Key]record.Policy, subscribers map[s
 		}
 		o.wakeAt(s.until)
 	}
-	// Without subjects nothing is compiled, so nothing can be too large.
+	// Without subjects nothing is compiled, so no table can be too large.
 	if err := o.apply(change); err != nil {
 		return err
 	}

@@ -14,34 +14,32 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 )
 
-// retryStorage is how long the owner waits before it tries the disk again.
+// retryStorage is the delay between two attempts to write to the disk.
 const retryStorage = time.Second
 
-// partStorage is the part of a problem that is the disk's.
+// partStorage is the part of problems for the disk.
 const partStorage = "storage"
 
-// storage is the state on the disk: it notes how each write went, and when the next one is
-// due. It belongs to the loop, but for the journal's own methods that stage a change.
+// storage is the state on disk. It records the result of each write, and when the next write is due. It belongs to
+// the loop, except for the methods of the journal that stage a change.
 type storage struct {
 	journal  *record.Journal
 	problems *problems
 	now      func() time.Time
-	retryAt  time.Time // when to write again; zero if all is written
-	lost     error     // the journal cannot be relied upon any more; nil: it can
+	retryAt  time.Time // time of the next write; zero if all is written
+	lost     error     // why the journal is no longer reliable; nil: it is
 }
 
 func newStorage(j *record.Journal, p *problems, now func() time.Time) *storage {
 	return &storage{journal: j, problems: p, now: now}
 }
 
-// save writes a change that no caller waits for. What cannot be written now is
-// written as soon as that works.
+// save writes a change that no caller waits for. If it cannot be written now, it is retried.
 func (s *storage) save(ctx context.Context, c record.Cache) {
 	s.stored(s.journal.Note(ctx, c.Records()))
 }
 
-// commit makes a staged change count, which has to be so on the disk before it
-// is answered.
+// commit makes a staged change effective on disk, before the change is answered.
 func (s *storage) commit(ctx context.Context, staged *record.Staged) error {
 	err := staged.Commit(ctx)
 	s.stored(err)
@@ -51,8 +49,7 @@ func (s *storage) commit(ctx context.Context, staged *record.Staged) error {
 	return nil
 }
 
-// stored notes how a write of the state went, and whether another one still has
-// to be tried again.
+// stored records the result of a write, and schedules a retry if needed.
 func (s *storage) stored(err error) {
 	if p := s.journal.Problem(); p != nil {
 		err = p
@@ -67,12 +64,12 @@ func (s *storage) stored(err error) {
 	}
 }
 
-// retry writes what is due.
+// retry writes pending changes that are due.
 func (s *storage) retry(now time.Time) {
 	if !s.retryAt.IsZero() && !s.retryAt.After(now) {
 		s.stored(s.journal.Flush())
 	}
 }
 
-// failure returns why the state cannot be stored; empty: it can.
+// failure returns why the state cannot be stored; empty if it can.
 func (s *storage) failure() string { return s.problems.texts[partStorage] }

@@ -23,8 +23,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// Subscribe connects a subscriber with exactly these interests. The caller must
-// give the session back with Unsubscribe.
+// Subscribe connects a subscriber with exactly these interests. The caller must end the session with Unsubscribe.
 func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*stream.Session, error) {
 	if err := o.loop.Wait(ctx, o.sources.gate.Opened()); err != nil {
 		return nil, err
@@ -76,20 +75,18 @@ func (o *Owner) connecting(want *Subscription) (*subscriber, error) {
 	return s, err
 }
 
-// approach brings a subscriber nearer to the subjects that it wants, by some at a
-// time, and reports whether any are left.
+// approach adds and removes some of the subjects that a subscriber wants, and reports whether more are left.
 func (o *Owner) approach(s *subscriber, want map[identity.Numeric]struct{}) bool {
 	add, remove := s.next(want)
 	o.interest(s, add, remove, nil, nil)
 	return len(add)+len(remove) > 0
 }
 
-// savePause is for how long changes of a subscriber's interests are gathered before
-// they are stored: a record has all of them, and what it lacks the subscriber says
-// when it connects again.
+// savePause is the time for which changes of a subscriber's interests are collected before they are stored. A record
+// holds all interests, and the subscriber sends missing ones when it reconnects.
 const savePause = time.Second
 
-// saveSubscriber keeps what a subscriber that enforces wants tables for.
+// saveSubscriber stores the interests of an enforcing subscriber.
 func (o *Owner) saveSubscriber(name string, s *subscriber) {
 	s.saveAt = time.Time{}
 	if s.enforces {
@@ -97,12 +94,11 @@ func (o *Owner) saveSubscriber(name string, s *subscriber) {
 	}
 }
 
-// Unsubscribe gives a session back. What a subscriber that enforces was
-// interested in stays for a while, so that it finds its tables when it comes
-// back; one that watches is forgotten.
+// Unsubscribe ends a session. The interests of an enforcing subscriber are kept for a while, so that it finds its
+// tables when it reconnects; a watching subscriber is removed.
 func (o *Owner) Unsubscribe(name string, session *stream.Session) {
 	session.Close()
-	// The owner answers soon, or is gone, and then nothing matters.
+	// The owner answers soon, or has ended, and then nothing matters.
 	loop.Ask(context.Background(), o.loop, opOther, func() (struct{}, error) { //nolint:errcheck // above
 		if s := o.subscribers.all[name]; s != nil && s.session == session {
 			if o.subscribers.left(s) {
@@ -115,8 +111,7 @@ func (o *Owner) Unsubscribe(name string, session *stream.Session) {
 	})
 }
 
-// Change adds and removes interests of a connected subscriber. Removals come
-// first.
+// Change adds and removes interests of a connected subscriber. Removals come first.
 func (o *Owner) Change(ctx context.Context, name string, session *stream.Session, add, remove Interest) error {
 	_, err := loop.Ask(ctx, o.loop, opInterest, func() (struct{}, error) {
 		s := o.subscribers.all[name]
@@ -136,8 +131,7 @@ func (o *Owner) Change(ctx context.Context, name string, session *stream.Session
 	return err
 }
 
-// interest changes what a subscriber wants and gives the engine what that
-// means for all of them together.
+// interest changes the interests of a subscriber, and passes the resulting change for all subscribers to the engine.
 func (o *Owner) interest(s *subscriber, add, remove []identity.Numeric, locate []engine.Location, vacate []netip.Addr) {
 	c := o.subscribers.change(s, add, remove, locate, vacate)
 	if len(c.Locate)+len(c.Vacate) > 0 {
@@ -147,8 +141,7 @@ func (o *Owner) interest(s *subscriber, add, remove []identity.Numeric, locate [
 	o.addSubjects(add)
 }
 
-// addSubjects compiles subjects whose identities are known. A table that is too large has
-// the rules that fit.
+// addSubjects compiles subjects whose identities are known. A table that is too large gets the rules that fit.
 func (o *Owner) addSubjects(list []identity.Numeric) {
 	var fresh []identity.Numeric
 	for _, x := range list {
@@ -161,27 +154,27 @@ func (o *Owner) addSubjects(list []identity.Numeric) {
 	}
 }
 
-// noteReduced notes which subjects have tables without all of their rules.
+// noteReduced records which subjects have tables that lack rules.
 func (o *Owner) noteReduced() {
 	list := o.engine.Reduced()
 	if len(list) == 0 {
 		o.problems.note("tables", nil)
 		return
 	}
-	o.problems.note("tables", fmt.Errorf("%d do not have all rules: %s", len(list), list[0]))
+	o.problems.note("tables", fmt.Errorf("%d tables lack rules: %s", len(list), list[0]))
 }
 
-// Refuse notes that a subscriber did not take a table. It keeps the one before
-// it, which is told of no more changes.
+// Refuse records that a subscriber rejected a table. The subscriber keeps the previous table, which is no longer
+// updated.
 func (o *Owner) Refuse(ctx context.Context, session *stream.Session, subject identity.Numeric, table policytable.ID, reason string) error {
 	err := o.loop.Do(ctx, opOther, func() {
 		for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
-			// A table that nothing is bound to any more does not matter.
+			// A table without any bindings no longer matters.
 			if now, ok := o.engine.BoundID(subject, d); !ok || now != table || table == policytable.AllowAll {
 				continue
 			}
 			r := stream.Refusal{Table: table, Revision: o.publisher.barrier.Policy, Reason: reason, Policy: o.engine.LargestShare(subject, d)}
-			o.config.Log.Error("a subscriber refused a table and keeps the one before it",
+			o.config.Log.Error("a subscriber rejected a table and keeps the previous one",
 				"subject", uint32(subject), "direction", d.String(), "table", uint64(table), "reason", reason, "largest_share", r.Policy)
 			session.Refuse(stream.Refused{Subject: subject, Direction: d}, r)
 		}
@@ -189,7 +182,7 @@ func (o *Owner) Refuse(ctx context.Context, session *stream.Session, subject ide
 	return err
 }
 
-// saveSubscribers stores the interests that wait for it.
+// saveSubscribers stores the interests that have not been stored yet.
 func (o *Owner) saveSubscribers() {
 	for name, s := range o.subscribers.all {
 		if !s.saveAt.IsZero() {
@@ -198,7 +191,7 @@ func (o *Owner) saveSubscribers() {
 	}
 }
 
-// sweepSubscribers stores what changed, and forgets those that did not come back.
+// sweepSubscribers stores changed interests, and removes subscribers that did not reconnect.
 func (o *Owner) sweepSubscribers(now time.Time) {
 	for name, s := range o.subscribers.all {
 		switch {
@@ -213,14 +206,14 @@ func (o *Owner) sweepSubscribers(now time.Time) {
 		case s.until.After(now):
 			o.wakeAt(s.until)
 		case o.approach(s, nil):
-			o.wakeAt(now) // the rest after the calls that wait
+			o.wakeAt(now) // continue after the waiting calls
 		default:
 			o.forgetSubscriber(name, s)
 		}
 	}
 }
 
-// forgetSubscriber drops one that is not connected, with its subjects.
+// forgetSubscriber removes a disconnected subscriber and its subjects.
 func (o *Owner) forgetSubscriber(name string, s *subscriber) {
 	subjects, places := slices.Sorted(maps.Keys(s.subjects)), slices.Collect(maps.Keys(s.locations))
 	delete(o.subscribers.all, name)
@@ -229,20 +222,19 @@ func (o *Owner) forgetSubscriber(name string, s *subscriber) {
 	o.storage.save(o.ctx, record.Cache{GoneSubscribers: []string{name}})
 }
 
-// Wait returns when every connected subscriber that enforces and has one of the
-// subjects, or any if there are none, enforces a policy revision.
+// Wait returns when every connected enforcing subscriber that has one of the subjects enforces a policy revision.
+// Without subjects it waits for all of them.
 func (o *Owner) Wait(ctx context.Context, revision uint64, subjects []identity.Numeric) (stream.Progress, error) {
 	return o.await(ctx, subjects, func() (stream.Barrier, error) {
 		if revision > o.publisher.barrier.Policy {
-			return stream.Barrier{}, fmt.Errorf("%w: %d, the policies are at %d",
+			return stream.Barrier{}, fmt.Errorf("%w: %d, the present revision is %d",
 				failure.ErrRevision, revision, o.publisher.barrier.Policy)
 		}
 		return stream.Barrier{Policy: revision}, nil
 	})
 }
 
-// await waits until the subscribers have acknowledged the barrier that begin,
-// called by the owner, gives.
+// await waits until the subscribers have acknowledged the barrier that begin returns. The owner calls begin.
 func (o *Owner) await(
 	ctx context.Context, subjects []identity.Numeric, begin func() (stream.Barrier, error),
 ) (stream.Progress, error) {
@@ -267,7 +259,7 @@ func (o *Owner) await(
 	}
 }
 
-// SetIdentities takes over what the identity service says has changed.
+// SetIdentities applies changes of the identity service.
 func (o *Owner) SetIdentities(ctx context.Context, set []peer.Identity, gone []identity.Numeric) error {
 	err := o.loop.Do(ctx, opIdentity, func() {
 		o.setIdentities(set, gone)
@@ -275,8 +267,8 @@ func (o *Owner) SetIdentities(ctx context.Context, set []peer.Identity, gone []i
 	return err
 }
 
-// Narrows reports whether the policies allow an identity a part of what they allow it now, if
-// it has other labels. It is false while a source was never complete.
+// Narrows reports whether the policies would allow an identity with other labels less than now. It is false until
+// every source was complete once.
 func (o *Owner) Narrows(ctx context.Context, n identity.Numeric, labels label.Set) (bool, error) {
 	next, err := peer.New(n, labels)
 	if err != nil {
@@ -287,7 +279,7 @@ func (o *Owner) Narrows(ctx context.Context, n identity.Numeric, labels label.Se
 	})
 }
 
-// setIdentities gives the engine what changes, and compiles subjects that waited for theirs.
+// setIdentities passes identity changes to the engine, and compiles subjects that waited for their identity.
 func (o *Owner) setIdentities(set []peer.Identity, gone []identity.Numeric) {
 	c, rec := o.identities.take(set, gone)
 	if len(c.AddIdentities)+len(c.RemoveIdentities) == 0 {
@@ -303,8 +295,8 @@ func (o *Owner) setIdentities(set []peer.Identity, gone []identity.Numeric) {
 	o.storage.save(o.ctx, rec)
 }
 
-// TakeIdentities does the same, and notes the revision of the identity service up
-// to which the owner has every change then; zero: that is not known.
+// TakeIdentities is SetIdentities, and records the revision of the identity service up to which the owner has every
+// change; zero means unknown.
 func (o *Owner) TakeIdentities(ctx context.Context, set []peer.Identity, gone []identity.Numeric, at peer.Revision) error {
 	err := o.loop.Do(ctx, opOther, func() {
 		o.setIdentities(set, gone)
@@ -313,7 +305,7 @@ func (o *Owner) TakeIdentities(ctx context.Context, set []peer.Identity, gone []
 	return err
 }
 
-// CompleteIdentities says that these are all identities there are.
+// CompleteIdentities reports that listed contains all existing identities.
 func (o *Owner) CompleteIdentities(ctx context.Context, listed map[identity.Numeric]struct{}) error {
 	for more := true; more; {
 		var err error

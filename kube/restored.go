@@ -397,7 +397,7 @@ func (m *monitor) check(ctx context.Context) (hurried, restored bool, _ error) {
 	m.due = m.last.Add(checkEvery) // a watch that ends meanwhile moves it forward
 	hurried, m.hurried = m.hurried, false
 	former := m.seen
-	highest := make(map[*follower]uint64, len(m.followers)) // before the request: later events may be newer than its answer
+	highest := make(map[*follower]uint64, len(m.followers)) // read before the request: later events may be newer
 	for f := range m.followers {
 		if !f.old && !f.apart {
 			highest[f] = f.revision

@@ -27,7 +27,7 @@ type Config struct {
 
 	Guarantees map[string]string `config:"guarantees" help:"part of each limit, in percent, that is reserved for a tenant"`
 
-	SystemNamespaces []string `config:"systemNamespaces" help:"namespaces of the tenant system, in addition to kube-system"`
+	SystemNamespaces []string `config:"systemNamespaces" help:"namespaces of the tenant system in addition to kube-system"`
 }
 
 // Defaults returns the settings of a cluster without guarantees.

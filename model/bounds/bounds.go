@@ -87,8 +87,9 @@ var All = []Bound{
 	},
 	{
 		Name: "DNS names", Process: "sluice-policy", Setting: "names.max", Default: "4,096", Divided: ByRoot,
-		Beyond: "names whose addresses have expired are removed; if that is not enough, LearnNames is refused", Shown: "error of the call",
-		Tests: []string{"TestNamesWhoseTimeIsOverMakeRoom"},
+		Beyond: "names whose addresses have expired are removed; if that is not enough, LearnNames is refused",
+		Shown:  "error of the call",
+		Tests:  []string{"TestNamesWhoseTimeIsOverMakeRoom"},
 	},
 	{
 		Name: "addresses of DNS names", Process: "sluice-policy", Setting: "names.addresses", Default: "65,536",
@@ -155,8 +156,8 @@ var All = []Bound{
 	{
 		Name: "numbers of removed frontends and backends", Process: "sluice-loadbalancer",
 		Default: "the free capacity of the datapath's maps", Divided: ByTenant,
-		Beyond: "a tenant whose removed numbers are not free yet must leave an eighth of the maps to others: its new frontends " +
-			"and backends are refused until they are",
+		Beyond: "a tenant whose removed numbers are not free yet must leave an eighth of the maps to others: its new " +
+			"frontends and backends are refused until they are",
 		Shown: "`service get`, `sluice status`",
 		Tests: []string{
 			"TestKernelNumbersThatRestCountForTheTenantThatUsedThem", "TestFrontendsWithoutRoomAreTriedWhenNumbersAreFree",
@@ -353,7 +354,7 @@ var All = []Bound{
 // Texts that the limits of the policy maps share. A fifth of each map is not divided.
 const (
 	datapath = "sluice-datapath"
-	closed   = "tables of a tenant above its share keep only their first rules; if not even one fits, their pods are isolated"
+	closed   = "tables of a tenant above its share keep only their first rules; if none fits, their pods are isolated"
 	prefixes = "as for tables; a learned address is left out"
 	ofMaps   = "`sluice shares`, `sluice status` of the node, `sluice_datapath_exceeds_share`"
 )

@@ -192,9 +192,9 @@ func (f *Frontend) String() string {
 	return b.String()
 }
 
-// Backends is sorted by address and port, without duplicates.
+// List is a list of backends. Frontends may share a list, so it must not be modified.
 type List struct {
-	// Backends are sorted by address and port, each once.
+	// Backends is sorted by address and port, without duplicates.
 	Backends []Backend
 	// Drop selects what happens to connections while there are no backends: they are dropped if it is set, and
 	// refused otherwise.

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// TestStateOfAnotherClusterHasNewEndpointsWait starts on a machine that was in another cluster.
+// TestStateOfAnotherClusterHasNewEndpointsWait starts on a machine that was part of another cluster.
 func TestStateOfAnotherClusterHasNewEndpointsWait(t *testing.T) {
 	dir := t.TempDir()
 	away := errors.New("connection refused")

@@ -21,14 +21,15 @@ func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What every service takes is documented once, elsewhere.
+	// Settings that every service has are documented once, elsewhere.
 	_, own, ok := strings.Cut(want, "\n| `stateDir`")
 	if own = "| `stateDir`" + strings.TrimSpace(own); !ok || !strings.Contains(string(doc), own) {
 		t.Errorf("docs/policy.md does not have these rows:\n%s", own)
 	}
 }
 
-// TestStatusIsNotWrittenHere: with the manifests of an earlier version a process must not serve a node instead.
+// TestStatusIsNotWrittenHere: a process that was started with the manifests of an earlier version must not serve a
+// node.
 func TestStatusIsNotWrittenHere(t *testing.T) {
 	c := defaults(instance.Paths{RunDir: "/run/sluice", StateDir: "/var/lib/sluice"})
 	c.Kubernetes.API, c.Kubernetes.Status.Write = []string{"https://192.0.2.1:6443"}, true

@@ -24,8 +24,8 @@ import (
 const (
 	forgetTimeout    = 10 * time.Second
 	podCIDRsTimeout  = 30 * time.Second // the first call may write thousands of Nodes
-	unimplementedFor = "sluice-identity of this node is an earlier version: restart it; until then the ranges that nodes " +
-		"claim are not compared with podCIDRs"
+	unimplementedFor = "sluice-identity of this node is an earlier version: restart it; until then the ranges that " +
+		"nodes claim are not compared with podCIDRs"
 )
 
 // Nodes implements nodegc.Registry and podcidrs.Publisher with the identity service of this machine.

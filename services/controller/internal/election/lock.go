@@ -66,7 +66,7 @@ func (l *lock) write(
 		l.answered(r.HolderIdentity, nil)
 		l.held = true
 		l.renewed(began)
-	case apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err): // another process was faster; the next Get reads its name
+	case apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err): // another process was faster
 	case ctx.Err() == nil:
 		l.answered("", err)
 	}

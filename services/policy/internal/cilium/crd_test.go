@@ -16,21 +16,20 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// crdFields has a line for each field below spec of the schemas that Cilium
-// 1.20.2 publishes: kind and path. Below specs are the same.
+// crdFields lists the fields below spec in the schemas of Cilium 1.20.2, one line with kind and path for each. The
+// fields below specs are the same.
 const crdFields = "testdata/crd-fields.txt"
 
-// crds writes crdFields anew, for another release of Cilium:
+// crds rewrites crdFields for another release of Cilium:
 //
-//	go mod download -json github.com/cilium/cilium@VERSION # of any directory outside of the workspace
+//	go mod download -json github.com/cilium/cilium@VERSION # in any directory outside of the workspace
 //	go test . -run Schemas -crds DIR/pkg/k8s/apis/cilium.io/client/crds/v2
 //
-// The module is no dependency: it is large, and only the names count.
+// The module is not a dependency: it is large, and only the names matter.
 var crds = flag.String("crds", "", "directory with Cilium's CRDs, to write testdata/crd-fields.txt from")
 
-// TestFieldsAreThoseOfThePublishedSchemas: what the schemas have and a type here
-// does not would be refused as unknown, and what only a type here has would be
-// taken although an API server drops it.
+// TestFieldsAreThoseOfThePublishedSchemas: a field that is missing in a type here would be rejected as unknown. A
+// field that exists only in a type here would be accepted although an API server drops it.
 func TestFieldsAreThoseOfThePublishedSchemas(t *testing.T) {
 	if *crds != "" {
 		writeFields(t)
@@ -71,7 +70,7 @@ func TestFieldsAreThoseOfThePublishedSchemas(t *testing.T) {
 	}
 }
 
-// fieldsOf adds the paths of a type's fields, of objects those of spec.
+// fieldsOf adds the paths of a type's fields; for objects, the fields of spec.
 func fieldsOf(t reflect.Type, path string, out, free *[]string) {
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
 		t = t.Elem()
@@ -96,7 +95,7 @@ func fieldsOf(t reflect.Type, path string, out, free *[]string) {
 	}
 }
 
-// schema is what is read of OpenAPI.
+// schema is the part of OpenAPI that is read.
 type schema struct {
 	Properties map[string]*schema `yaml:"properties"`
 	Items      *schema            `yaml:"items"`

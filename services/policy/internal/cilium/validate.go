@@ -212,7 +212,7 @@ func (v *validator) cidrs(path string, list []string) {
 			continue
 		}
 		if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
-			v.AddSchema(p, "%q has no prefix length; write %s/%d", s, a, a.BitLen())
+			v.AddSchema(p, "%q has no prefix length; it means %s/%d", s, a, a.BitLen())
 			continue
 		}
 		v.Add(p, "%q is not a prefix such as 10.9.8.0/24 or 2001:db8::/64", s)

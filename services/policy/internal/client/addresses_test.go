@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
 
-// mappings answers as the identity service of a cluster.
+// mappings is the identity service of a cluster.
 type mappings struct {
 	identityv1.UnimplementedClusterServiceServer
 }
@@ -39,7 +39,7 @@ func (mappings) GetIPMapping(
 	case "10.9.0.1":
 		return &identityv1.GetIPMappingResponse{Refused: []*identityv1.RefusedMapping{{Reason: "in no range"}}}, nil
 	case "192.0.2.1":
-		return nil, status.Error(codes.NotFound, "nothing is known of the address")
+		return nil, status.Error(codes.NotFound, "the address is unknown")
 	}
 	return nil, status.Error(codes.Unavailable, "the addresses of the cluster are not known yet")
 }
@@ -67,10 +67,10 @@ func TestAddressesHaveTheIdentityThatTheClusterKnows(t *testing.T) {
 		}
 	}
 	if n, err := a.IdentityOf(t.Context(), netip.MustParseAddr("10.0.0.1")); !errors.Is(err, peer.ErrUnresolved) {
-		t.Errorf("of a service that does not know yet: %d, %v", n, err)
+		t.Errorf("while the service does not know the addresses: %d, %v", n, err)
 	}
 	srv.Stop()
 	if n, err := a.IdentityOf(t.Context(), netip.MustParseAddr("192.0.2.1")); !errors.Is(err, peer.ErrUnresolved) {
-		t.Errorf("of a service that is away: %d, %v", n, err)
+		t.Errorf("while the service is down: %d, %v", n, err)
 	}
 }

@@ -31,7 +31,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// registry answers as the identity service does, from the same kind of hub.
+// registry simulates the identity service, with the same kind of hub.
 type registry struct {
 	identityv1.UnimplementedIdentityServiceServer
 	t      *testing.T
@@ -40,7 +40,7 @@ type registry struct {
 	stop   func()
 }
 
-// notUnderstood is the app of an identity whose named ports have no meaning.
+// notUnderstood is the app of an identity whose named ports are invalid.
 const notUnderstood = "?"
 
 func (r *registry) WatchIdentities(req *identityv1.WatchIdentitiesRequest, s grpc.ServerStreamingServer[identityv1.WatchIdentitiesResponse]) error {
@@ -64,7 +64,7 @@ func (r *registry) WatchIdentities(req *identityv1.WatchIdentitiesRequest, s grp
 	})
 }
 
-// start begins a run of the service, with what it had.
+// start starts a run of the service with the given values.
 func (r *registry) start(values map[uint32]string) {
 	r.t.Helper()
 	r.hub = watch.NewHub[uint32](watch.Options[string]{})
@@ -92,7 +92,7 @@ func (r *registry) serve() {
 	r.t.Cleanup(r.stop)
 }
 
-// sink keeps what it is told.
+// sink records its calls.
 type sink struct {
 	t    *testing.T
 	mu   sync.Mutex
@@ -146,7 +146,7 @@ func (s *sink) SourceFailed(_ context.Context, _ string, why error) error {
 	return nil
 }
 
-// want waits for the identities as NUMBER=app, and for the listings.
+// want waits for the identities, as NUMBER=app, and for the number of listings.
 func (s *sink) want(what string, full int, list ...string) {
 	s.t.Helper()
 	servicetest.EventuallyNil(s.t, what, func() error {
@@ -220,11 +220,11 @@ func TestIdentitiesAreFollowedThroughRestartsOfTheService(t *testing.T) {
 	s.want("changes", 1, "301=b", "302=c")
 	s.wantAt("changes", r.hub)
 
-	// The connection is lost; the service is the same.
+	// The connection is lost; the service is the same run.
 	r.stop()
 	r.hub.Upsert(303, "d")
 	r.hub.Reach(7, 30)
-	servicetest.Eventually(t, "a word about the service that is away", func() bool {
+	servicetest.Eventually(t, "an error about the service that is down", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.err != ""
@@ -238,7 +238,7 @@ func TestIdentitiesAreFollowedThroughRestartsOfTheService(t *testing.T) {
 	r.start(map[uint32]string{400: "z"})
 	s.want("listed anew", 2, "400=z")
 	s.wantAt("listed anew", r.hub)
-	// Many at once come in few batches.
+	// Many identities at once arrive in few batches.
 	s.mu.Lock()
 	before := s.sets
 	s.mu.Unlock()
@@ -262,9 +262,9 @@ func TestIdentityThatIsNotUnderstoodStaysUnknown(t *testing.T) {
 	s := &sink{t: t, ids: map[identity.Numeric]peer.Identity{}}
 	r.follow(s)
 	s.want("the listing", 1, "300=a", "302=c")
-	// The hub merges a deletion with an upsert that follows it.
+	// The hub merges a deletion with a following upsert.
 	r.hub.Upsert(300, notUnderstood)
-	s.want("a number that was given out again", 1, "302=c")
+	s.want("a number that was reused", 1, "302=c")
 	r.hub.Upsert(300, "d")
 	s.want("understood again", 1, "300=d", "302=c")
 

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// reports takes reports.
+// reports receives reports.
 type reports struct {
 	identityv1.UnimplementedClusterServiceServer
 	got chan *identityv1.ReportRefusalsRequest

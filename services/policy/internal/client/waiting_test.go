@@ -20,7 +20,7 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// waitingLabels sends changes, and takes admissions.
+// waitingLabels sends label changes and receives admissions.
 type waitingLabels struct {
 	identityv1.UnimplementedIdentityServiceServer
 	send     chan *identityv1.WatchWaitingLabelsResponse // nil ends the stream
@@ -52,7 +52,7 @@ func (w *waitingLabels) AdmitLabels(
 	return &identityv1.AdmitLabelsResponse{}, nil
 }
 
-// TestChangesThatNarrowAreAdmitted also after the stream ended.
+// TestChangesThatNarrowAreAdmitted, even after the stream has ended once.
 func TestChangesThatNarrowAreAdmitted(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", socket)

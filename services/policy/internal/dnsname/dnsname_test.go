@@ -33,7 +33,7 @@ func TestEqualPatternsHaveEqualTexts(t *testing.T) {
 	}
 }
 
-// FuzzMatches compares with a regular expression made from the same pattern.
+// FuzzMatches compares a pattern with the equivalent regular expression.
 func FuzzMatches(f *testing.F) {
 	f.Add("*.example.com", "a.example.com")
 	f.Add("**.example.com", "a.b.example.com.")
@@ -61,13 +61,12 @@ func FuzzMatches(f *testing.F) {
 		}
 		want := regexp.MustCompile(expr).MatchString(Canonical(name))
 		if got := p.Matches(name); got != want {
-			t.Errorf("%q matches %q: %t, the expression %s says %t", pattern, name, got, expr, want)
+			t.Errorf("%q matches %q: %t, the expression %s: %t", pattern, name, got, expr, want)
 		}
 	})
 }
 
-// FuzzPattern compares the matching of patterns with regular expressions of the
-// same meaning.
+// FuzzPattern compares patterns with regular expressions of the same meaning.
 func FuzzPattern(f *testing.F) {
 	for _, s := range [][2]string{
 		{"*.example.com", "a.example.com"},

@@ -107,8 +107,8 @@ func BenchmarkFromScratch(b *testing.B) {
 	}
 }
 
-// known is an identity like those that exist, under a new number: another
-// service account of a known app, which no policy speaks of.
+// known returns an identity that differs from existing ones only in its number: another service account of a known
+// app, which no policy refers to.
 func known(t testing.TB, s synthetic.Shape, i int) peer.Identity {
 	t.Helper()
 	id, err := synthetic.Identity(s, i%s.Namespaces, i%s.Apps)
@@ -144,8 +144,7 @@ func BenchmarkAddIdentity(b *testing.B) {
 	}
 }
 
-// BenchmarkAddNewKind adds identities with named ports that no other has, so
-// that an identity class is made each time.
+// BenchmarkAddNewKind adds identities with unique named ports, so that each needs a new identity class.
 func BenchmarkAddNewKind(b *testing.B) {
 	for _, s := range shapes {
 		b.Run(s.name, func(b *testing.B) {
@@ -258,8 +257,7 @@ metadata: {name: names, namespace: ns-001}, spec: {endpointSelector: {matchLabel
 	}
 }
 
-// BenchmarkLearnAddressAmong5000Prefixes learns an address for a table that also
-// has many prefixes.
+// BenchmarkLearnAddressAmong5000Prefixes learns an address for a table that also has many prefixes.
 func BenchmarkLearnAddressAmong5000Prefixes(b *testing.B) {
 	id, err := synthetic.Identity(shapes[0].Shape, 1, 1)
 	if err != nil {
@@ -285,7 +283,7 @@ metadata: {name: names, namespace: ns-001}, spec: {endpointSelector: {}, egress:
 	}
 }
 
-// prefixes is a policy with 5,000 prefixes that each have a hole.
+// prefixes returns a policy with 5,000 prefixes with one exception each.
 func prefixes(b *testing.B) policy.Object {
 	b.Helper()
 	var list []string
@@ -328,11 +326,10 @@ func BenchmarkLookup(b *testing.B) {
 	}
 }
 
-// A loaded engine, with the decoded policies beside it, stays within the
-// memory that a node can spare.
+// A loaded engine and the decoded policies fit into the memory that a node can spare.
 func TestALoadedEngineStaysWithinItsMemory(t *testing.T) {
 	for _, s := range shapes {
-		// The race detector takes a quarter of a minute for the large one.
+		// With the race detector, the large shape takes a quarter of a minute.
 		if s.SubjectNamespaces == 0 || s.Policies > 2000 && slower > 1 {
 			continue
 		}

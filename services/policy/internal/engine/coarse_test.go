@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// Whatever the rules, classes of addresses that are merged by their verdicts
-// give the verdicts of those that are not, and Explain names the rule.
+// Merging address classes with equal verdicts changes no verdict, whatever the rules are, and Explain finds the
+// deciding rule.
 func TestMergedAddressClassesGiveTheSameVerdicts(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 61)
@@ -54,7 +54,7 @@ func TestMergedAddressClassesGiveTheSameVerdicts(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got.Verdict.Action != want.action || got.Verdict.Proxy != want.proxy || (got.Verdict.Rule != 0) != (want.rule != nil) {
-				t.Fatalf("run %d: %+v: table says %+v, rules say %s %s by %+v\n%s", run, q, got.Verdict, want.action, want.proxy, want.rule, s)
+				t.Fatalf("run %d: %+v: the table gives %+v, the rules %s %s by %+v\n%s", run, q, got.Verdict, want.action, want.proxy, want.rule, s)
 			}
 			if want.rule == nil {
 				continue
@@ -66,14 +66,14 @@ func TestMergedAddressClassesGiveTheSameVerdicts(t *testing.T) {
 				}
 			}
 			if !named {
-				t.Fatalf("run %d: %+v: Explain says rule %d of %+v, want %+v\n%s", run, q, got.Verdict.Rule, got.Matches, want.rule.Source, s)
+				t.Fatalf("run %d: %+v: Explain gives rule %d of %+v, want %+v\n%s", run, q, got.Verdict.Rule, got.Matches, want.rule.Source, s)
 			}
 		}
 	}
 }
 
-// listing is a policy that allows egress to so many prefixes, a rule for each, and
-// denies a prefix inside each fifth.
+// listing returns a policy that allows egress to the given number of prefixes, with one rule for each, and denies a
+// prefix inside every fifth of them.
 func listing(t *testing.T, rules int) policy.Object {
 	t.Helper()
 	var b strings.Builder
@@ -136,15 +136,15 @@ func TestAddressClassesOfEqualVerdictAreMergedWhenThereAreTooMany(t *testing.T) 
 		}
 		last := events[len(events)-1].Rules
 		if n := len(last[0]); merged != (n == maxMerged+1) || merged && last[0][n-1].String() != fmt.Sprintf("and %d more rules with the same verdict", (rules+4)/5-maxMerged) {
-			t.Errorf("%d rules: the first number stands for %v", rules, last[0])
+			t.Errorf("%d rules: the first number means %v", rules, last[0])
 		}
 	}
 }
 
-// A learned address can be the one class too many.
+// A learned address may need one class too many.
 func TestALearnedAddressMergesTheClassesOfALiveTable(t *testing.T) {
 	e := New(Config{})
-	// The base, a class for each prefix, and none for the denied ones: full.
+	// The base needs a class for each prefix, and none for the denied ones: the table is full.
 	o := listing(t, table.MaxAddressClasses-1)
 	for i := range o.Specs {
 		kept := o.Specs[i].Rules[:0]

@@ -14,14 +14,14 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
-// Diff names exactly the connections whose verdict differs after the change.
+// Diff reports exactly the connections whose verdict changes.
 func TestDiffNamesExactlyWhatChanges(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 61)
 	same, different := 0, 0
 	for range runs(t, 400) {
 		s := w.Draw()
-		for n, id := range s.Identities { // the world is anywhere
+		for n, id := range s.Identities { // the world may have any address
 			if id.Scope == identity.PeerScopeOutside {
 				for _, a := range w.Addrs[n] {
 					delete(s.Located, a)
@@ -93,11 +93,11 @@ func TestDiffNamesExactlyWhatChanges(t *testing.T) {
 		sameAsFresh(t, configs[0], s, e, "after Diff")
 	}
 	if same < 100 || different < 100 {
-		t.Fatalf("%d questions had the same answer, %d another", same, different)
+		t.Fatalf("%d queries had the same answer, %d had another", same, different)
 	}
 }
 
-// narrowest is the narrowest prefix with the address in either engine.
+// narrowest returns the narrowest prefix that contains the address in either engine.
 func narrowest(q scenario.Question, engines ...*Engine) (best netip.Prefix) {
 	for _, e := range engines {
 		b, _ := e.Bound(q.Subject, q.Direction)

@@ -108,8 +108,7 @@ spec: {endpointSelector: {}, ingress: [{fromEndpoints: [{matchExpressions: [
 	}
 }
 
-// spread makes a policy with n selectors that are independent of each other,
-// each with a port of its own, and the peer with the selectors of a bit set.
+// spread returns a policy with n independent selectors, each with its own port.
 func spread(n int) policy.Object {
 	spec := rule.Spec{Subject: selector.New(), Selects: [2]bool{true, false}, DefaultDeny: [2]bool{true, false}}
 	for i := range n {
@@ -151,15 +150,14 @@ func TestATableTreatsAnIdentityThatDoesNotFitAsUnknownUntilItDoes(t *testing.T) 
 		t.Fatal(err)
 	}
 	if full := len(ids) - e.Waiting(); full > table.MaxIdentityClasses || full < 3000 {
-		t.Fatalf("%d of %d are waiting", e.Waiting(), len(ids))
+		t.Fatalf("%d of %d identities are waiting", e.Waiting(), len(ids))
 	}
 	last := ids[len(ids)-1]
 	q := port.At(port.TCP, 1000)
 	if v, _ := e.Lookup(60000, policytable.Ingress, last.Number, netip.MustParseAddr("10.0.0.1"), q); v.Action != policytable.Deny {
 		t.Fatalf("a waiting identity gets %+v", v)
 	}
-	// Room comes from identities that go, although numbers of classes do not
-	// come back within a table.
+	// Removing identities frees capacity, although a table does not reuse class numbers.
 	var gone []identity.Numeric
 	for _, id := range ids[:2500] {
 		gone = append(gone, id.Number)
@@ -171,7 +169,7 @@ func TestATableTreatsAnIdentityThatDoesNotFitAsUnknownUntilItDoes(t *testing.T) 
 		t.Fatalf("%d still waiting", e.Waiting())
 	}
 	if v, _ := e.Lookup(60000, policytable.Ingress, last.Number, netip.MustParseAddr("10.0.0.1"), q); v.Action != policytable.Allow {
-		t.Fatalf("after room was made the identity gets %+v", v)
+		t.Fatalf("with free capacity the identity gets %+v", v)
 	}
 }
 
@@ -239,7 +237,7 @@ func TestMorePrefixesThanATableTakesAreRefused(t *testing.T) {
 		t.Fatalf("error is %v", err)
 	}
 	if b, _ := e.Bound(300, policytable.Ingress); b.Table != nil {
-		t.Fatal("the refused policy is in force")
+		t.Fatal("the refused policy is enforced")
 	}
 }
 
@@ -272,8 +270,7 @@ func TestOwnNodeIsLetInOnlyWhereAPolicySelectsTheSubject(t *testing.T) {
 	}
 }
 
-// A million identities that come and go leave nothing: neither in what the
-// engine counts nor on the heap.
+// Adding and removing a million identities leaves nothing behind, neither in the engine's counts nor on the heap.
 func TestChurnDoesNotGrowTheEngine(t *testing.T) {
 	s := synthetic.Shape{Namespaces: 20, Apps: 10, Policies: 200, Subjects: 50}
 	e := loaded(t, s)
@@ -295,7 +292,7 @@ func TestChurnDoesNotGrowTheEngine(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc
 	}
-	churn(2000) // maps have grown to what they need
+	churn(2000) // maps have reached their size
 	before := heap()
 	churn(runs(t, 500_000))
 	if got := e.Size(); got != size {
@@ -326,8 +323,8 @@ func TestASubjectWhoseIdentityComesBackIsCompiledAgain(t *testing.T) {
 	}
 }
 
-// Many rules that hold everywhere, beside many prefixes, are work that grows with
-// the product: it is refused before it is done.
+// The work for many rules for all addresses, together with many prefixes, grows with the product: it is rejected
+// before it is done.
 func TestRulesTimesPrefixesAreRefusedByTheirProduct(t *testing.T) {
 	const rules, nets = 2000, 3000
 	o := spread(1)
@@ -391,8 +388,7 @@ func TestASubjectThatMovesToAnotherNamespaceIsFoundThere(t *testing.T) {
 	}
 }
 
-// The number of pods that nobody has announced yet may itself be announced: it
-// stays as unknown as before, named ports included.
+// The number for unannounced pods may itself be announced. It stays unknown, including its named ports.
 func TestTheUnknownPodIsEvaluatedAsAnUnknownNumber(t *testing.T) {
 	unknown, err := peer.New(identity.UnknownInCluster, label.NewSet(label.Reserved("unknown-in-cluster")))
 	if err != nil {
@@ -420,7 +416,7 @@ func TestTheUnknownPodIsEvaluatedAsAnUnknownNumber(t *testing.T) {
 				t.Fatal(err)
 			}
 			if x.Verdict != want || (len(x.Matches) == 1) != (a == policytable.Deny) {
-				t.Errorf("%s port %d: %+v, of a number that does not exist %+v", a, p, x, want)
+				t.Errorf("%s port %d: %+v, for a nonexistent number %+v", a, p, x, want)
 			}
 		}
 	}
@@ -445,7 +441,7 @@ func TestARefusedPolicyDoesNotHoldBackOtherChanges(t *testing.T) {
 		r.Ports = append(r.Ports, rule.Port{Range: port.Ports(port.UDP, uint16(1000+2*i), uint16(1000+2*i))})
 	}
 	large.Specs[0].Rules = []*rule.Rule{r.Seal()}
-	after := combination(t, 300, 1<<9, 10) // other labels under the same number
+	after := combination(t, 300, 1<<9, 10) // the same number with other labels
 	change := Change{Refuse: true, UpsertPolicies: []policy.Object{large}, AddIdentities: []peer.Identity{after}}
 	if err := e.Apply(change); err == nil {
 		t.Fatal("the policy is accepted")

@@ -14,15 +14,14 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
-// replica carries out events, as the datapath would.
+// replica applies steps as the datapath does.
 type replica struct {
 	words   map[identity.Numeric]table.Entry
 	classes map[policytable.IdentityClass]policytable.ClassKey
 	tables  map[policytable.ID]*table.Table
 	bound   map[identity.Numeric]*[2]*policytable.ID
 	broken  string
-	// What has been in use, ever. Packets on their way, and readers that have
-	// not got so far yet, may still name it.
+	// All numbers that were ever in use. Packets in flight, and slow readers, may still refer to them.
 	usedTables  map[policytable.ID]bool
 	usedClasses map[policytable.IdentityClass]bool
 }
@@ -41,7 +40,7 @@ func (r *replica) fail(ev policytable.Step, why string) {
 	}
 }
 
-// table makes a table with trees of what was sent.
+// table builds a table with trees from a step.
 func (r *replica) table(ev policytable.Step, d policytable.DefineTable) *table.Table {
 	c := d.Content
 	t := &table.Table{
@@ -65,7 +64,7 @@ func (r *replica) table(ev policytable.Step, d policytable.DefineTable) *table.T
 	return t
 }
 
-// grow adds classes to a table as they came, each with a list of its own.
+// grow adds classes to a table, each with its own list.
 func (r *replica) grow(ev policytable.Step, t *table.Table, classes []policytable.Ranges) {
 	for _, ranges := range classes {
 		var list []table.Interval
@@ -191,7 +190,7 @@ func (r *replica) apply(ev policytable.Step) {
 	}
 }
 
-// lookup is false while the direction is not bound.
+// lookup evaluates a query; false if the direction is not bound.
 func (r *replica) lookup(q scenario.Question) (table.Verdict, bool) {
 	b := r.bound[q.Subject]
 	if b == nil || b[q.Direction] == nil {
@@ -222,7 +221,7 @@ func sameAnswers(t *testing.T, w *scenario.World, e *Engine, r *replica, s *scen
 			t.Fatal(err)
 		}
 		if got, ok := r.lookup(q); !ok || got != want {
-			t.Fatalf("%s: %+v: replica says %+v (%t), engine %+v", what, q, got, ok, want)
+			t.Fatalf("%s: %+v: replica gives %+v (%t), engine %+v", what, q, got, ok, want)
 		}
 	}
 }
@@ -341,7 +340,7 @@ func TestNoEventShowsAThirdVerdict(t *testing.T) {
 	}
 }
 
-// Classes keep their names over the life of an engine and between engines.
+// The keys of classes stay the same during the lifetime of an engine and between engines.
 func TestIdentityClassKeysDependOnlyOnTheClass(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 41)

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// addressGroup is the i-th CIDR group, of so many prefixes, with a label team.
+// addressGroup returns the i-th CIDR group with the given number of prefixes and a label team.
 func addressGroup(t testing.TB, i, prefixes int) policy.Object {
 	t.Helper()
 	return labelledGroup(t, i, prefixes, fmt.Sprintf("{team: t%d}", i%10))
@@ -32,8 +32,8 @@ func labelledGroup(t testing.TB, i, prefixes int, labels string) policy.Object {
 	return decodeOne(t, b.String())
 }
 
-// groupSubjects is a change with subjects from identity 1000 on, each with a
-// policy whose egress peer is that of its index.
+// groupSubjects returns a change with subjects, starting at identity 1000. Each has a policy with egress(i) as its
+// peer.
 func groupSubjects(t testing.TB, subjects int, egress func(i int) string) Change {
 	t.Helper()
 	var c Change
@@ -58,8 +58,7 @@ spec:
 	return c
 }
 
-// work is the difference of two counts in the fields that a change of groups
-// may touch.
+// work returns the difference of two counts, in the fields that a change of groups may affect.
 func work(before, after Counters) string {
 	return fmt.Sprintf("%d programs, %d tables, %d binds, %d prefixes of groups read",
 		after.Programs-before.Programs, after.Tables-before.Tables, after.Binds-before.Binds, after.GroupPrefixes-before.GroupPrefixes)
@@ -93,8 +92,7 @@ func TestAGroupConcernsOnlySubjectsThatMatchIt(t *testing.T) {
 	const groups, subjects = 100, 200
 	peers := map[string]struct {
 		peer func(i int) string
-		// subjects whose peer group 7 (team t7) is in, and those that a new
-		// group of team t7 concerns.
+		// subjects with group 7 (team t7) as a peer, and subjects that a new group of team t7 affects.
 		of7, ofT7 int
 	}{
 		"by name":  {func(i int) string { return fmt.Sprintf("{cidrGroupRef: g%d}", i%groups) }, 2, 0},
@@ -111,8 +109,8 @@ func TestAGroupConcernsOnlySubjectsThatMatchIt(t *testing.T) {
 				c.UpsertPolicies = append(c.UpsertPolicies, addressGroup(t, i, 20))
 			}
 			apply(t, e, c)
-			// A marked subject has a program for its egress, which
-			// is bound to a new table that those with the same peer share.
+			// A marked subject has a program for its egress, which is bound to a new table; subjects with the same
+			// peer share it.
 			want := func(subjects, read int) string {
 				return fmt.Sprintf("%d programs, %d tables, %d binds, %d prefixes of groups read", subjects, min(subjects, 1), subjects, read)
 			}
@@ -125,8 +123,8 @@ func TestAGroupConcernsOnlySubjectsThatMatchIt(t *testing.T) {
 				{"add a group that no rule refers to", labelledGroup(t, 500, 10, "{color: red}"), 0, 10},
 				{"add a group of team t7", labelledGroup(t, 507, 10, "{team: t7}"), test.ofT7, 10},
 				{"change the prefixes of g7", addressGroup(t, 7, 21), test.of7, 21},
-				{"give g7 a label that no rule asks for", labelledGroup(t, 7, 21, "{team: t7, color: blue}"), 0, 21},
-				{"apply g7 as it is", labelledGroup(t, 7, 21, "{team: t7, color: blue}"), 0, 21},
+				{"give g7 a label that no rule refers to", labelledGroup(t, 7, 21, "{team: t7, color: blue}"), 0, 21},
+				{"apply g7 unchanged", labelledGroup(t, 7, 21, "{team: t7, color: blue}"), 0, 21},
 			} {
 				if got, want := work(apply(t, e, Change{UpsertPolicies: []policy.Object{change.group}})), want(change.subjects, change.read); got != want {
 					t.Errorf("%s: %s, want %s", change.what, got, want)
@@ -139,9 +137,8 @@ func TestAGroupConcernsOnlySubjectsThatMatchIt(t *testing.T) {
 	}
 }
 
-// An address counts as covered by a group, whatever its labels, where nodes are
-// reached by their addresses too: there a rule without a positive requirement
-// depends on every group.
+// If address rules also apply to nodes, an address counts as covered by any group, whatever the group's labels are. A
+// rule without a positive requirement therefore depends on every group.
 func TestEveryGroupConcernsANegativeSelectorThatReachesNodes(t *testing.T) {
 	node, err := peer.New(identity.RemoteNode, label.NewSet(label.Reserved(identity.NameRemoteNode)))
 	if err != nil {
@@ -173,10 +170,10 @@ func TestEveryGroupConcernsANegativeSelectorThatReachesNodes(t *testing.T) {
 	}
 	apply(t, e, Change{UpsertPolicies: []policy.Object{labelledGroup(t, 1, 10, "{color: red}")}})
 	if got := ask(); got != policytable.Allow {
-		t.Fatalf("a node in a group of another label: %s, want %s", got, policytable.Allow)
+		t.Fatalf("a node in a group with another label: %s, want %s", got, policytable.Allow)
 	}
 	apply(t, e, Change{DeletePolicies: []policy.Key{{Kind: "CiliumCIDRGroup", Name: "g1"}}})
 	if got := ask(); got != policytable.Deny {
-		t.Fatalf("a node in no group any more: %s, want %s", got, policytable.Deny)
+		t.Fatalf("a node that left its group: %s, want %s", got, policytable.Deny)
 	}
 }

@@ -17,15 +17,14 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
-// naive evaluates by reading the rules one after the other. It shares the rule
-// types, their order and the matching of selectors with the engine, and
-// nothing else.
+// naive evaluates by reading the rules one after the other. With the engine it shares only the rule types, their
+// order and the matching of selectors.
 type naive struct {
 	config Config
 	state  *scenario.State
 }
 
-// answer is the verdict and the rule that decided, if one did.
+// answer is the verdict and the deciding rule, if any.
 type answer struct {
 	action policytable.Action
 	proxy  policytable.Proxy
@@ -67,7 +66,7 @@ func (n *naive) evaluate(q scenario.Question) answer {
 	return answer{action: policytable.Deny}
 }
 
-// specs calls f for what selects the subject.
+// specs calls f for each spec that selects the subject.
 func (n *naive) specs(subject peer.Identity, d policytable.Direction, f func(rule.Spec)) {
 	for _, o := range n.state.Objects {
 		for _, spec := range o.Specs {
@@ -93,8 +92,7 @@ func (n *naive) rules(subject peer.Identity, d policytable.Direction) (rules []*
 	return rules
 }
 
-// peer is the other end of a question. The number of pods that nobody has
-// announced yet is as unknown as a number that does not exist.
+// peer returns the peer of a query. The number for unannounced pods is as unknown as a nonexistent number.
 func (n *naive) peer(q scenario.Question) (peer.Identity, bool) {
 	peer, ok := n.state.Identities[q.Peer]
 	return peer, ok && peer.Kind != identity.KindUnknown

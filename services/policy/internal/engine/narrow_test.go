@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
-// TestLabelsThatNarrowAllowNothingElse compares the verdicts of identities of which the rules of
-// one narrow those of the other.
+// TestLabelsThatNarrowAllowNothingElse compares the verdicts of two identities, where the rules of the second narrow
+// the rules of the first.
 func TestLabelsThatNarrowAllowNothingElse(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 34)
@@ -62,7 +62,7 @@ func TestLabelsThatNarrowAllowNothingElse(t *testing.T) {
 	}
 }
 
-// TestQuarantineNarrows: the policy of a label denies what other policies of the pod allow.
+// TestQuarantineNarrows: the policy of a label denies everything that other policies of the pod allow.
 func TestQuarantineNarrows(t *testing.T) {
 	all := rule.Peers{Any: true}
 	object := func(name, key, value string, rules ...*rule.Rule) policy.Object {
@@ -122,9 +122,9 @@ func TestQuarantineNarrows(t *testing.T) {
 		{"a quarantine label without policies", 301, pod(301, "quarantine", "true"), true},
 		{"another label whose policy allows nothing", 300, pod(300, "app", "isolated"), true},
 		{"a label that no policy selects", 300, pod(300, "app", "web", "version", "v2"), false},
-		{"no policy any more", 300, pod(300, "app", "none"), false},
-		{"no quarantine any more", 302, pod(302, "app", "web"), false},
-		{"an identity that is not known", 399, pod(399, "quarantine", "true"), false},
+		{"no policy after the change", 300, pod(300, "app", "none"), false},
+		{"quarantine removed", 302, pod(302, "app", "web"), false},
+		{"an unknown identity", 399, pod(399, "quarantine", "true"), false},
 	} {
 		if got := e.Narrows(v.now, v.next); got != v.want {
 			t.Errorf("%s: narrows is %t", v.name, got)

@@ -18,25 +18,25 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
 )
 
-// egress is a rule of a ClusterNetworkPolicy to a namespace.
+// egress returns a rule of a ClusterNetworkPolicy with a namespace as peer.
 func egress(action, namespace string) string {
 	return fmt.Sprintf("{action: %s, to: [{namespaces: {matchLabels: {kubernetes.io/metadata.name: %s}}}]}", action, namespace)
 }
 
-// clusterPolicy selects namespace app.
+// clusterPolicy returns a policy that selects the namespace app.
 func clusterPolicy(name, tier string, priority int, egress string) string {
 	return fmt.Sprintf(`{apiVersion: policy.networking.k8s.io/v1alpha2, kind: ClusterNetworkPolicy, metadata: {name: %s},
 spec: {tier: %s, priority: %d, subject: {namespaces: {matchLabels: {kubernetes.io/metadata.name: app}}}, egress: [%s]}}`, name, tier, priority, egress)
 }
 
-// ciliumPolicy selects namespace app; verb is egress or egressDeny.
+// ciliumPolicy returns a policy that selects the namespace app; verb is egress or egressDeny.
 func ciliumPolicy(name, verb, peer string) string {
 	return fmt.Sprintf(`{apiVersion: cilium.io/v2, kind: CiliumNetworkPolicy, metadata: {name: %s, namespace: app},
 spec: {endpointSelector: {}, %s: [%s]}}`, name, verb, peer)
 }
 
-// Each case asks for a connection from namespace app to another on TCP 5432; the
-// policies are applied in both orders.
+// Each case evaluates a connection from namespace app to another on TCP 5432. The policies are applied in both
+// orders.
 func TestTheOrderOfRulesDecides(t *testing.T) {
 	const db = `toEndpoints: [{matchLabels: {"k8s:io.kubernetes.pod.namespace": db}}]`
 	for _, test := range []struct {
@@ -45,8 +45,8 @@ func TestTheOrderOfRulesDecides(t *testing.T) {
 		want     map[string]policytable.Action // by namespace
 	}{
 		{
-			// The accept is the first rule of its policy, the deny the second of
-			// one with a better priority.
+			// The accept is the first rule of its policy. The deny is the second rule of a policy with a better
+			// priority.
 			"priority comes before the place in the policy",
 			[]string{
 				clusterPolicy("one", "Admin", 1, egress("Accept", "ops")+", "+egress("Deny", "db")),

@@ -30,7 +30,7 @@ spec: {endpointSelector: {}, ingress: [{fromEndpoints: [{matchLabels: {app: app-
 		for p.Mark(1) { //nolint:revive // until all were marked
 		}
 		if got := p.Subjects(); got != before.Subjects {
-			t.Fatalf("%d subjects are concerned, want %d", got, before.Subjects)
+			t.Fatalf("%d subjects are affected, want %d", got, before.Subjects)
 		}
 		steps := 1
 		for ; p.Step(8); steps++ { //nolint:revive // until all were looked at
@@ -57,7 +57,7 @@ spec: {endpointSelector: {}, ingress: [{fromEndpoints: [{matchLabels: {app: app-
 	}
 }
 
-// own is an event for a second reader: what defines a table belongs to one.
+// own copies a step for a second reader, because a reader owns the definition of a table.
 func own(ev policytable.Step) policytable.Step {
 	d, ok := ev.(policytable.DefineTable)
 	if !ok {
@@ -67,14 +67,13 @@ func own(ev policytable.Step) policytable.Step {
 	return d
 }
 
-// Whatever else happens between its steps, and whether the change is then made
-// or not, a preparation leaves no trace.
+// A preparation leaves no trace, whatever else happens between its steps, and whether the change is then made or not.
 func TestAPreparationChangesNoVerdictAndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 51)
 	for run := range runs(t, 40) {
 		r := newReplica()
-		var late *replica // began beside prepared tables
+		var late *replica // started while there were prepared tables
 		config := drawConfig(w)
 		told := config
 		told.Events = func(ev policytable.Step) {
@@ -148,7 +147,7 @@ func TestSubjectsOfAMomentAreSelectedAsTheEngineSelects(t *testing.T) {
 		found += len(want)
 	}
 	if found == 0 {
-		t.Error("no policy selects anything: the test does not ask what it should")
+		t.Error("no policy selects anything: the test covers nothing")
 	}
 	var gone []identity.Numeric
 	for n := range e.subjects {
@@ -162,7 +161,7 @@ func TestSubjectsOfAMomentAreSelectedAsTheEngineSelects(t *testing.T) {
 		after += len(at.Selected(o))
 	}
 	if after != found {
-		t.Errorf("when the subjects are gone from the engine, %d are selected, want %d of the moment before", after, found)
+		t.Errorf("after removing the subjects from the engine, %d are selected, want %d from the snapshot", after, found)
 	}
 }
 
@@ -183,7 +182,7 @@ func TestAPreparedChangeOfGroupsCompilesNothing(t *testing.T) {
 		for what, change := range map[string]Change{
 			"other prefixes":   {UpsertPolicies: []policy.Object{addressGroup(t, 7, 9), addressGroup(t, 8, 9)}},
 			"a group goes":     {DeletePolicies: []policy.Key{addressGroup(t, 17, 5).Key}},
-			"a group comes":    {UpsertPolicies: []policy.Object{labelledGroup(t, 200, 5, "{team: t3}")}},
+			"a group is added": {UpsertPolicies: []policy.Object{labelledGroup(t, 200, 5, "{team: t3}")}},
 			"another comes":    {UpsertPolicies: []policy.Object{addressGroup(t, 201, 5)}, DeletePolicies: []policy.Key{addressGroup(t, 9, 5).Key}},
 			"a policy as well": {UpsertPolicies: append(groupSubjects(t, 3, func(int) string { return "{cidrGroupRef: g3}" }).UpsertPolicies, addressGroup(t, 4, 30))},
 		} {
@@ -201,7 +200,7 @@ func TestAPreparedChangeOfGroupsCompilesNothing(t *testing.T) {
 			}
 		}
 		if tables := e.Counters().Tables - before.Tables; tables < 3 {
-			t.Errorf("%s: %d tables were compiled: the test does not ask what it should", name, tables)
+			t.Errorf("%s: %d tables were compiled: the test covers nothing", name, tables)
 		}
 	}
 }

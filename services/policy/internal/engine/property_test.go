@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
-// disagreement compares the tables with the naive reading. It also checks that
-// the number in the verdict leads back to the rule that decided.
+// disagreement compares the tables with the naive evaluation. It also checks that the number in the verdict is that
+// of the deciding rule.
 func disagreement(e *Engine, n *naive, q scenario.Question) string {
 	want := n.evaluate(q)
 	got, err := e.Lookup(q.Subject, q.Direction, q.Peer, q.Addr, q.Point)
@@ -27,7 +27,7 @@ func disagreement(e *Engine, n *naive, q scenario.Question) string {
 		return err.Error()
 	}
 	if got.Action != want.action || got.Proxy != want.proxy || (got.Rule != 0) != (want.rule != nil) {
-		return fmt.Sprintf("table says %+v, rules say %s %s by %+v", got, want.action, want.proxy, want.rule)
+		return fmt.Sprintf("the table gives %+v, the rules %s %s by %+v", got, want.action, want.proxy, want.rule)
 	}
 	if want.rule != nil {
 		b, _ := e.Bound(q.Subject, q.Direction)
@@ -38,7 +38,7 @@ func disagreement(e *Engine, n *naive, q scenario.Question) string {
 	return ""
 }
 
-// shrink removes what the disagreement does not need.
+// shrink removes parts of the state that the disagreement does not need.
 func shrink(t *testing.T, config Config, s *scenario.State, q scenario.Question) (*scenario.State, string) {
 	t.Helper()
 	fails := func(s *scenario.State) string {
@@ -146,8 +146,8 @@ func TestTablesAgreeWithTheRulesReadDirectly(t *testing.T) {
 	t.Logf("%d states, %d questions", states, asked)
 }
 
-// The explanation lists exactly the rules that match when they are read one
-// after the other, and the one that decides is the first that may.
+// The explanation lists exactly the rules that match when they are read one after the other, and the deciding rule is
+// the first one that can decide.
 func TestExplainListsEveryRuleThatMatches(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 51)
@@ -202,14 +202,13 @@ func TestExplainListsEveryRuleThatMatches(t *testing.T) {
 	}
 }
 
-// tierOf is the tier of a rule of the table that answers a question.
+// tierOf returns the tier of the deciding rule of a query.
 func (e *Engine) tierOf(q scenario.Question, number uint16) policytable.Tier {
 	b, _ := e.Bound(q.Subject, q.Direction)
 	return b.Table.Rules[number-1].Tier
 }
 
-// canonical describes what every peer and address gets, without numbers that
-// depend on the order of events.
+// canonical describes the result for every peer and address, without numbers that depend on the order of events.
 func canonical(e *Engine, s *scenario.State) map[string]string {
 	out := make(map[string]string)
 	for n := range s.Subjects {
@@ -261,8 +260,8 @@ func sameAsFresh(t *testing.T, config Config, s *scenario.State, e *Engine, what
 		t.Fatalf("state:\n%s", s)
 	}
 	gs, ws := e.Size(), f.Size()
-	// Classes that no peer needs any more stay in a live table until it is
-	// replaced: their ids may still be named by packets on the way.
+	// Classes that no peer uses stay in a live table until it is replaced, because packets in flight may still refer
+	// to them.
 	for _, p := range []*Size{&gs, &ws} {
 		p.Classes, p.Nodes, p.Intervals = 0, 0, 0
 	}
@@ -369,8 +368,7 @@ func TestInputOrderDoesNotChangeTables(t *testing.T) {
 				if x.Table == nil {
 					continue
 				}
-				// Nor the content: a reader that kept a table finds it unchanged
-				// after a restart.
+				// The content is equal, too: a reader that kept a table finds it unchanged after a restart.
 				if !slices.Equal(x.Table.Nodes, y.Table.Nodes) || !slices.Equal(x.Table.Classes, y.Table.Classes) || x.Table.Header != y.Table.Header {
 					t.Fatalf("subject %d %s: the same table is written in two ways\n%s", n, d, s)
 				}
@@ -408,7 +406,7 @@ func TestIntervalsAreMinimalAndTotal(t *testing.T) {
 	}
 }
 
-// Without any one of its rows or prefixes, a table would say something else.
+// Removing any row or prefix would change the meaning of a table.
 func TestRowsAndPrefixesAreMinimal(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 12)
@@ -416,12 +414,12 @@ func TestRowsAndPrefixesAreMinimal(t *testing.T) {
 	for range runs(t, 100) {
 		s := w.Draw()
 		e := fresh(t, configs[0], s)
-		for range 3 { // and it stays so
+		for range 3 { // it stays minimal after changes
 			for _, l := range e.tables {
 				for n, class := range l.table.Peers {
 					rows++
 					if class == l.table.Default[e.byNumber[n].kind] {
-						t.Fatalf("row of class %d says what the default says\n%s", n, s)
+						t.Fatalf("the row of class %d equals the default\n%s", n, s)
 					}
 				}
 				l.table.Prefixes.All(func(p netip.Prefix, c [identity.PeerScopes]policytable.Class) {
@@ -435,7 +433,7 @@ func TestRowsAndPrefixesAreMinimal(t *testing.T) {
 						}
 					}
 					if c == outer {
-						t.Fatalf("prefix %s says what is said around it\n%s", p, s)
+						t.Fatalf("prefix %s equals the enclosing prefix\n%s", p, s)
 					}
 				})
 			}

@@ -5,5 +5,5 @@
 
 package engine
 
-// slower is by how much the race detector slows the random tests.
+// slower is the factor by which the race detector slows the random tests down.
 const slower = 1

@@ -5,6 +5,6 @@
 
 package engine
 
-// slower is by how much the race detector slows the random tests, which have
-// little for it to find: the engine has no goroutines.
+// slower is the factor by which the race detector slows the random tests down. They contain few possible races,
+// because the engine has no goroutines.
 const slower = 8

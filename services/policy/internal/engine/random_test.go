@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
-// diff is the change that leads from one state to another.
+// diff returns the change from one state to another.
 func diff(have, want *scenario.State) Change {
 	d := scenario.Diff(have, want)
 	c := Change{
@@ -32,7 +32,7 @@ func diff(have, want *scenario.State) Change {
 	return c
 }
 
-// fresh compiles a state at once.
+// fresh compiles a state in one change.
 func fresh(t testing.TB, config Config, s *scenario.State) *Engine {
 	t.Helper()
 	e := New(config)
@@ -42,22 +42,22 @@ func fresh(t testing.TB, config Config, s *scenario.State) *Engine {
 	return e
 }
 
-// runs is how often a random test does its thing, given how often it does so
-// in a plain run. POLICY_RANDOM, a number, is a factor for longer runs.
+// runs returns the number of iterations of a random test, given the number in a plain run. POLICY_RANDOM multiplies
+// it for longer runs.
 func runs(t *testing.T, n int) int {
 	t.Helper()
 	if text := os.Getenv("POLICY_RANDOM"); text != "" {
 		factor, err := strconv.Atoi(text)
 		if err != nil || factor < 1 {
-			t.Fatalf("POLICY_RANDOM: %q is no factor", text)
+			t.Fatalf("POLICY_RANDOM: %q is not a valid factor", text)
 		}
 		n *= factor
 	}
 	return max(n/slower, 1)
 }
 
-// seeded makes the world of a test. POLICY_SEED, a number, makes every test draw
-// other states; a failure prints it.
+// seeded creates the world of a test. With POLICY_SEED, a number, every test generates other states; a failure prints
+// it.
 func seeded(t *testing.T, stream uint64) *scenario.World {
 	t.Helper()
 	var seed uint64

@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
-// byNamespace makes each namespace a tenant with the label, except for one.
+// byNamespace makes each namespace a labelled tenant, with one exception.
 func byNamespace(ns string) (shares.Tenant, int) {
 	if ns == "" || ns == "kube-system" {
 		return shares.System, 0
@@ -28,7 +28,7 @@ func byNamespace(ns string) (shares.Tenant, int) {
 	return shares.Labelled(ns), 0
 }
 
-// admission allows, or denies, one port to each of many selectors, and port 1 to everybody.
+// admission allows or denies one port for each of many selectors, and port 1 for all peers.
 func admission(ns string, action policytable.Action, selectors ...selector.Selector) policy.Object {
 	spec := rule.Spec{
 		Namespace: ns, Subject: selector.New(selector.Requirement{Key: label.KeyNamespace, Op: selector.In, Values: []string{ns}}),
@@ -47,7 +47,7 @@ func admission(ns string, action policytable.Action, selectors ...selector.Selec
 	open := &rule.Rule{Action: policytable.Allow}
 	open.Peers.Any = true
 	add(open, 1)
-	if action == policytable.Deny { // the deny rules have something to deny
+	if action == policytable.Deny { // allow the ports that the deny rules deny
 		for i := range selectors {
 			r := &rule.Rule{Action: policytable.Allow}
 			r.Peers.Any = true
@@ -61,9 +61,9 @@ func exists(key string) selector.Selector {
 	return selector.New(selector.Requirement{Key: key, Op: selector.Exists})
 }
 
-// TestSelectorsOfOneTenantSplitClassesWithinItsShare: a tenant selects the peers of another one
-// by many labels. The other tenant's policy holds as before, and the flood's allow rules select
-// none of the peers that it does not split, its deny rules all of them.
+// TestSelectorsOfOneTenantSplitClassesWithinItsShare: a tenant selects the peers of another tenant by many labels.
+// The other tenant's policy holds as before. The flooding tenant's allow rules match none of the peers that it cannot
+// split, and its deny rules match all of them.
 func TestSelectorsOfOneTenantSplitClassesWithinItsShare(t *testing.T) {
 	const limit, keys = 160, 8
 	for _, action := range []policytable.Action{policytable.Allow, policytable.Deny} {
@@ -142,7 +142,7 @@ func TestSelectorsOfOneTenantSplitClassesWithinItsShare(t *testing.T) {
 		if usage.Used > limit || len(e.classes) != usage.Used || usage.Asked <= usage.Used {
 			t.Errorf("%d classes, usage %+v", len(e.classes), usage)
 		}
-		// Some peers leave, and there is room for the others.
+		// Some peers leave, which frees capacity for the others.
 		var gone []identity.Numeric
 		for bits := range 1 << keys {
 			if bits >= 40 {
@@ -151,7 +151,7 @@ func TestSelectorsOfOneTenantSplitClassesWithinItsShare(t *testing.T) {
 		}
 		apply(Change{RemoveIdentities: gone})
 		if n := e.Waiting(); n != 0 {
-			t.Errorf("with room, %d peers wait", n)
+			t.Errorf("with free capacity, %d peers wait", n)
 		}
 		apply(Change{AddIdentities: peers})
 		check("again")
@@ -174,9 +174,9 @@ func sourced(s *scenario.State) *scenario.State {
 	return s
 }
 
-// TestTablesAllowNoMoreWhileTenantsHaveNoRoomForClasses changes random states with room for a
-// few classes: the subjects of tenants without room are allowed no more than their rules allow,
-// and all others exactly that.
+// TestTablesAllowNoMoreWhileTenantsHaveNoRoomForClasses changes random states with capacity for a few classes. The
+// subjects of tenants without capacity are allowed no more than their rules allow, and all others exactly what their
+// rules allow.
 func TestTablesAllowNoMoreWhileTenantsHaveNoRoomForClasses(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 11)
@@ -221,7 +221,7 @@ func TestTablesAllowNoMoreWhileTenantsHaveNoRoomForClasses(t *testing.T) {
 				case e.splits.marks[tenant] != nil && got.Action == policytable.Deny:
 					closed++
 				default:
-					t.Fatalf("run %d step %d: %+v: %+v, and the rules say %+v; mark %+v", run, step, q, got, want, e.splits.marks[tenant])
+					t.Fatalf("run %d step %d: %+v: %+v, but the rules give %+v; mark %+v", run, step, q, got, want, e.splits.marks[tenant])
 				}
 			}
 			marked += len(e.splits.marks)
@@ -239,8 +239,8 @@ func TestTablesAllowNoMoreWhileTenantsHaveNoRoomForClasses(t *testing.T) {
 	t.Logf("%d marks, %d verdicts are closed, %d exact", marked, closed, exact)
 }
 
-// TestSelectorsOfTwoTenantsSplitForBoth: a selector that a tenant without room has is also one
-// of another tenant. It splits, and the other tenant's rules hold exactly.
+// TestSelectorsOfTwoTenantsSplitForBoth: a tenant without capacity and another tenant have the same selector. It
+// splits, and the other tenant's rules hold exactly.
 func TestSelectorsOfTwoTenantsSplitForBoth(t *testing.T) {
 	const limit, keys = 32, 6
 	e := New(Config{Tenant: byNamespace, IdentityClasses: limit})
@@ -270,7 +270,7 @@ func TestSelectorsOfTwoTenantsSplitForBoth(t *testing.T) {
 		}
 	}
 	if e.Waiting() == 0 {
-		t.Fatal("flood has room for all classes")
+		t.Fatal("flood has capacity for all classes")
 	}
 	for bits := range 1 << keys {
 		number := first + identity.Numeric(bits) //nolint:gosec // small
@@ -284,10 +284,10 @@ func TestSelectorsOfTwoTenantsSplitForBoth(t *testing.T) {
 	}
 }
 
-// TestTenantSplitsItsClassesBesideTenantsThatSplitAll: a tenant with the label splits 256 of 1,600
-// classes, less than half of what labelled tenants have. Namespaces without the label, and another
-// labelled tenant, each select their pods by more label combinations than there are classes. The
-// tenant's allow rules match as if it were alone, whether it comes first or last.
+// TestTenantSplitsItsClassesBesideTenantsThatSplitAll: a labelled tenant splits 256 of 1,600 classes, less than half
+// of the part of labelled tenants. Namespaces without the label, and another labelled tenant, each select their pods
+// by more label combinations than there are classes. The tenant's allow rules match as if it were alone, whether it
+// comes first or last.
 func TestTenantSplitsItsClassesBesideTenantsThatSplitAll(t *testing.T) {
 	const limit, namespaces = 1600, 500
 	tenant := func(ns string) (shares.Tenant, int) {
@@ -300,7 +300,7 @@ func TestTenantSplitsItsClassesBesideTenantsThatSplitAll(t *testing.T) {
 		return shares.Namespace(ns), 0
 	}
 	number := identity.MinCluster - 1
-	// change is what a namespace needs that selects its pods by each combination of labels.
+	// change returns the change for a namespace that selects its pods by each combination of labels.
 	change := func(ns string, keys int) (c Change) {
 		var all []selector.Selector
 		for i := range keys {
@@ -356,24 +356,24 @@ func TestTenantSplitsItsClassesBesideTenantsThatSplitAll(t *testing.T) {
 						t.Fatal(err)
 					}
 					if got, want := v.Action == policytable.Allow, bits>>i&1 != 0; got != want {
-						t.Fatalf("first %t, beside %s: b allows port %d to peer %d: %t", first, noisy, 100+i, bits, got)
+						t.Fatalf("first %t, with %s: b allows port %d to peer %d: %t", first, noisy, 100+i, bits, got)
 					}
 				}
 			}
 			if n := len(e.classes); n > limit {
-				t.Errorf("first %t, beside %s: %d classes of %d", first, noisy, n, limit)
+				t.Errorf("first %t, with %s: %d classes of %d", first, noisy, n, limit)
 			}
 			usage, waiting := e.Splits()
 			if waiting == 0 || usage.Used != len(e.classes) {
-				t.Errorf("first %t, beside %s: nobody waits; %d used, %d classes", first, noisy, usage.Used, len(e.classes))
+				t.Errorf("first %t, with %s: no peers wait; %d used, %d classes", first, noisy, usage.Used, len(e.classes))
 			}
 		}
 	}
 }
 
-// TestSplitClassesFillNoTablesOfAnotherTenant: a tenant selects each pod of another tenant by a label
-// of its own. Tables of the other tenant, which name all these pods by one selector, get a row for each
-// class. The rows in tables of others are limited, and all tables go on to allow what they allowed.
+// TestSplitClassesFillNoTablesOfAnotherTenant: a tenant selects each pod of another tenant by a separate label.
+// Tables of the other tenant, which select all these pods with one selector, get a row for each class. The number of
+// rows in tables of other tenants is limited, and all tables still allow the same connections.
 func TestSplitClassesFillNoTablesOfAnotherTenant(t *testing.T) {
 	const pods, tables, limit = 256, 20, 640
 	for _, first := range []bool{true, false} {
@@ -399,7 +399,7 @@ func TestSplitClassesFillNoTablesOfAnotherTenant(t *testing.T) {
 			victim.AddIdentities = append(victim.AddIdentities,
 				id(number(i), in("b"), label.Kubernetes("app", "web"), label.Kubernetes(fmt.Sprint("pod", i), "v")))
 		}
-		for i := range tables { // each has a port of its own, so it has a table of its own
+		for i := range tables { // each has its own port and therefore its own table
 			name := fmt.Sprint("s", i)
 			victim.AddIdentities = append(victim.AddIdentities, id(number(pods+i), in("b"), label.Kubernetes(name, "v")))
 			victim.AddSubjects = append(victim.AddSubjects, number(pods+i))
@@ -464,14 +464,14 @@ func TestSplitClassesFillNoTablesOfAnotherTenant(t *testing.T) {
 		if closed == 0 || closed == pods {
 			t.Errorf("first %t: a allows %d of %d pods", first, pods-closed, pods)
 		}
-		// Nothing changes without a reason.
+		// Nothing changes without a cause.
 		before := e.Counters().PeerRows
 		for range 3 {
 			apply(Change{AddIdentities: []peer.Identity{id(number(flood+1), in("c"))}})
 			apply(Change{RemoveIdentities: []identity.Numeric{number(flood + 1)}})
 		}
 		if after := e.Counters().PeerRows; after != before {
-			t.Errorf("first %t: %d rows are written while nobody changes anything", first, after-before)
+			t.Errorf("first %t: %d rows are written without a change", first, after-before)
 		}
 		// Without the tables of the other tenant, all pods are split.
 		var gone []policy.Key
@@ -487,9 +487,8 @@ func TestSplitClassesFillNoTablesOfAnotherTenant(t *testing.T) {
 	}
 }
 
-// TestClassesCountForTheTenantThatSplitsThem: the tenant a selects each pod of b, or each of its own
-// pods, by a label, and b selects them by fewer labels. The classes count for a, although b has more
-// classes before.
+// TestClassesCountForTheTenantThatSplitsThem: the tenant a selects each pod of b, or each of its own pods, by a
+// label, and b selects them by fewer labels. The classes are charged to a, although b had more classes before.
 func TestClassesCountForTheTenantThatSplitsThem(t *testing.T) {
 	const pods, keys = 200, 4
 	for _, owner := range []string{"a", "b"} {

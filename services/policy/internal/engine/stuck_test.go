@@ -22,8 +22,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// portPrefixes is a policy that selects what has a key, with so many prefixes that each
-// have a port of their own: as many address classes.
+// portPrefixes returns a policy that selects pods with a key, with n prefixes that have different ports: they need n
+// address classes.
 func portPrefixes(name, key string, n int) policy.Object {
 	spec := rule.Spec{
 		Subject: selector.New(selector.Requirement{Key: key, Op: selector.Exists}),
@@ -53,7 +53,7 @@ func TestARelabelledSubjectGetsTheRulesThatFit(t *testing.T) {
 		}
 		return id
 	}
-	// policies are those of the host, or of workloads.
+	// policies applies policies for the host or for workloads.
 	policies := func(n identity.Numeric, list ...policy.Object) Change {
 		for i := range list {
 			list[i].Specs[0].Host = n == node
@@ -102,7 +102,7 @@ func TestARelabelledSubjectGetsTheRulesThatFit(t *testing.T) {
 				apply(t, e, policies(subject, portPrefixes("another", "d", 1)))
 				state(t, e, "large, 512 rules", true)
 				if _, err := e.Draft().Fork(nil, e.Draft().subjects...); err != nil {
-					t.Errorf("questions about others cannot be answered: %v", err)
+					t.Errorf("queries about other identities fail: %v", err)
 				}
 			})
 			t.Run("a policy that selects it too is not refused for it", func(t *testing.T) {
@@ -114,12 +114,12 @@ func TestARelabelledSubjectGetsTheRulesThatFit(t *testing.T) {
 					t.Errorf("reduced: %v, want one", r)
 				}
 			})
-			t.Run("it fits when the policy is smaller", func(t *testing.T) {
+			t.Run("it fits after the policy becomes smaller", func(t *testing.T) {
 				e := begin(t)
 				apply(t, e, policies(subject, portPrefixes("large", "b", 4)))
 				state(t, e, "large, 4 rules", false)
 			})
-			t.Run("it fits when the policy is deleted", func(t *testing.T) {
+			t.Run("it fits after the policy is deleted", func(t *testing.T) {
 				e := begin(t)
 				apply(t, e, Change{DeletePolicies: []policy.Key{{Kind: "T", Name: "large"}}})
 				state(t, e, "nothing", false)
@@ -134,7 +134,7 @@ func TestARelabelledSubjectGetsTheRulesThatFit(t *testing.T) {
 				apply(t, e, Change{RemoveSubjects: []identity.Numeric{subject}})
 				state(t, e, "nothing", false)
 			})
-			t.Run("its identity goes and comes back", func(t *testing.T) {
+			t.Run("its identity is removed and added again", func(t *testing.T) {
 				e := begin(t)
 				apply(t, e, Change{RemoveIdentities: []identity.Numeric{subject}})
 				apply(t, e, Change{AddIdentities: []peer.Identity{labelled(subject, "b")}})
@@ -144,8 +144,7 @@ func TestARelabelledSubjectGetsTheRulesThatFit(t *testing.T) {
 	}
 }
 
-// full is an engine with a table that has no room for the last of the
-// identities.
+// full returns an engine with a table that has no capacity for the last of the identities.
 func full(t *testing.T) (e *Engine, ids []peer.Identity) {
 	t.Helper()
 	const selectors = 13
@@ -159,7 +158,7 @@ func full(t *testing.T) (e *Engine, ids []peer.Identity) {
 	}
 	apply(t, e, Change{AddIdentities: ids})
 	if e.Waiting() == 0 || e.Waiting() > 1000 {
-		t.Fatalf("%d identities wait: the test does not ask what it should", e.Waiting())
+		t.Fatalf("%d identities wait: the test covers nothing", e.Waiting())
 	}
 	return e, ids
 }
@@ -170,9 +169,9 @@ func TestOnlyIdentitiesThatAreThereAreWaiting(t *testing.T) {
 	last := ids[len(ids)-1]
 	apply(t, e, Change{RemoveIdentities: []identity.Numeric{last.Number}})
 	if got := e.Waiting(); got != waiting-1 {
-		t.Errorf("%d wait after one of %d has gone, want %d", got, waiting, waiting-1)
+		t.Errorf("%d wait after one of %d was removed, want %d", got, waiting, waiting-1)
 	}
-	// One that is given labels that fit waits no longer.
+	// An identity that gets labels that fit no longer waits.
 	last = ids[len(ids)-2]
 	apply(t, e, Change{AddIdentities: []peer.Identity{combination(t, last.Number, 1, 13)}})
 	if got := e.Waiting(); got != waiting-2 || !e.Entry(last.Number).Known {
@@ -180,12 +179,12 @@ func TestOnlyIdentitiesThatAreThereAreWaiting(t *testing.T) {
 	}
 }
 
-// The deletion of the policy compiles nothing and deletes no row.
+// Deleting the policy compiles nothing and deletes no row.
 func TestWaitingIdentitiesAreTriedWhenATableGoes(t *testing.T) {
 	e, ids := full(t)
 	apply(t, e, Change{DeletePolicies: []policy.Key{spread(1).Key}})
 	if e.Waiting() != 0 || !e.Entry(ids[len(ids)-1].Number).Known {
-		t.Errorf("%d identities wait though no table is left", e.Waiting())
+		t.Errorf("%d identities wait although no table is left", e.Waiting())
 	}
 }
 
@@ -225,7 +224,7 @@ func TestRulesThatExceedATableAloneAreFoundWithoutASubject(t *testing.T) {
 	}
 }
 
-// Whatever is not looked at fits.
+// All rules that fitsSurely accepts do fit.
 func TestRulesThatFitSurelyFit(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 71)
@@ -255,13 +254,12 @@ func TestRulesThatFitSurelyFit(t *testing.T) {
 		}
 	}
 	if skipped < 20 {
-		t.Errorf("only %d were not looked at", skipped)
+		t.Errorf("only %d were accepted without compiling", skipped)
 	}
 }
 
-// TestFullTableOfOneSubjectLeavesPeersKnownToOthers fills the table of one tenant, so that it has a
-// class for no more identities. A new identity is unknown in that table, and keeps its rights in the
-// tables of others.
+// TestFullTableOfOneSubjectLeavesPeersKnownToOthers fills the table of one tenant, so that it has no class for
+// further identities. A new identity is unknown in that table, and keeps its rights in the tables of other tenants.
 func TestFullTableOfOneSubjectLeavesPeersKnownToOthers(t *testing.T) {
 	e, ids := full(t)
 	const other = identity.Numeric(60001)
@@ -283,11 +281,11 @@ func TestFullTableOfOneSubjectLeavesPeersKnownToOthers(t *testing.T) {
 		AddIdentities:  []peer.Identity{id}, AddSubjects: []identity.Numeric{other},
 	})
 	if e.Waiting() == 0 {
-		t.Fatal("the table has a class for every identity: the test does not ask what it should")
+		t.Fatal("the table has a class for every identity: the test covers nothing")
 	}
 	unknown := 0
 	for i, id := range ids {
-		has := i&1 == 1 // the label k0
+		has := i&1 == 1 // has the label k0
 		full, err := e.Lookup(60000, policytable.Ingress, id.Number, netip.MustParseAddr("10.0.0.1"), port.At(port.TCP, 1000))
 		if err != nil {
 			t.Fatal(err)
@@ -311,8 +309,7 @@ func TestFullTableOfOneSubjectLeavesPeersKnownToOthers(t *testing.T) {
 	}
 }
 
-// TestClosedGroupDeniesEveryAddressAndAllowsNone evaluates rules with a closed group, of which it is not
-// known which addresses are in it.
+// TestClosedGroupDeniesEveryAddressAndAllowsNone evaluates rules with a closed group, whose addresses are unknown.
 func TestClosedGroupDeniesEveryAddressAndAllowsNone(t *testing.T) {
 	group := func(closed bool) policy.Object {
 		v := label.Label{Source: label.SourceCIDRGroup, Key: "g", Value: "v"}
@@ -325,9 +322,9 @@ func TestClosedGroupDeniesEveryAddressAndAllowsNone(t *testing.T) {
 	for _, c := range []struct {
 		action      policytable.Action
 		op          selector.Op
-		open, shut  bool // what is allowed of 192.0.2.1, with the group and with a closed one
-		elsewhere   bool // what is allowed of 198.51.100.1 with the group
-		elsewhereIn bool // and with a closed one
+		open, shut  bool // 192.0.2.1 is allowed, with the group and with the closed group
+		elsewhere   bool // 198.51.100.1 is allowed with the group
+		elsewhereIn bool // 198.51.100.1 is allowed with the closed group
 	}{
 		{policytable.Allow, selector.Exists, true, false, false, false},
 		{policytable.Allow, selector.DoesNotExist, false, false, true, false},

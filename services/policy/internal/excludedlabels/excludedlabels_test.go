@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// lines are the subject and the rules of an object.
+// lines returns the subject and the rules of an object.
 func lines(ob policy.Object) (out []string) {
 	for _, spec := range ob.Specs {
 		out = append(out, "subject "+spec.Subject.String())
@@ -115,7 +115,7 @@ func TestSelectorsOverMissingLabelsAreClosed(t *testing.T) {
 				t.Errorf("%s: the object itself was changed", text)
 			}
 			if again, closed := filter.Apply(got); closed {
-				t.Errorf("%s: what is closed is closed again: %v", text, lines(again))
+				t.Errorf("%s: a second Apply changes the object again: %v", text, lines(again))
 			}
 		}
 	}

@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// bases are what an object needs that has a field of the struct.
+// bases are the required fields of objects with a field of the struct.
 var bases = map[string]string{
 	"networkpolicy.NetworkPolicySpec": "podSelector: {}",
 	"cilium.Rule":                     "endpointSelector: {}",
@@ -44,7 +44,7 @@ func value(t *testing.T, text string) any {
 	return v
 }
 
-// nameOf is one that an object of the kind may have.
+// nameOf returns a valid name for an object of the kind.
 func nameOf(kind string) string {
 	if strings.HasPrefix(kind, "Baseline") {
 		return "default"
@@ -52,11 +52,10 @@ func nameOf(kind string) string {
 	return "p"
 }
 
-// absent stands for a field that is left out.
+// absent is the value of a field that is left out.
 type absent struct{}
 
-// manifestWith is a policy whose field has that value, with what it needs around
-// it.
+// manifestWith returns a policy with the given value of a field, and with the required fields around it.
 func manifestWith(t *testing.T, f *Field, v any) string {
 	t.Helper()
 	for ; ; f = f.around {
@@ -90,7 +89,7 @@ func manifestWith(t *testing.T, f *Field, v any) string {
 			add(f.row.instead)
 		} else {
 			object[name] = v
-			if name == "nodeSelector" { // a rule has one of the two
+			if name == "nodeSelector" { // a rule may have only one of the two
 				delete(object, "endpointSelector")
 			}
 		}
@@ -114,7 +113,7 @@ func (f *Field) example(t *testing.T) any {
 	return value(t, names.Replace(f.row.example))
 }
 
-// at is the path of the field in the manifests of manifestWith.
+// at returns the path of the field in the manifests of manifestWith.
 func (f *Field) at() string {
 	var names []string
 	for g := f; g != nil; g = g.around {
@@ -125,13 +124,13 @@ func (f *Field) at() string {
 		names = append(names, name)
 	}
 	slices.Reverse(names)
-	// What is spelled as in version 0.1.0 of the API is checked in the place of today's.
+	// Fields in the form of version 0.1.0 of the API are reported at their present path.
 	return strings.NewReplacer(".pods.namespaces.namespaceSelector", ".pods.namespaceSelector",
 		".pods.namespaces", ".pods.namespaceSelector", ".namespaces.namespaceSelector", ".namespaces").
 		Replace(strings.Join(names, "."))
 }
 
-// outcome is what becomes of a manifest.
+// outcome is the result of decoding a manifest.
 type outcome struct {
 	object   policy.Object
 	problems []string // paths
@@ -154,7 +153,7 @@ func outcomeOf(text string, o rule.Options) outcome {
 	return outcome{object: decoded[0].Object}
 }
 
-// meaning is all of an object that decides packets.
+// meaning returns everything in an object that affects verdicts.
 func (o outcome) meaning() string {
 	if o.err != nil {
 		return "refused"
@@ -173,7 +172,7 @@ func (o outcome) meaning() string {
 	return b.String()
 }
 
-// concerns reports whether a problem is at the path, below it or around it.
+// concerns reports whether a problem is at the path, below it or above it.
 func (o outcome) concerns(path string) bool {
 	return slices.ContainsFunc(o.problems, func(p string) bool {
 		return manifest.Within(p, path) || manifest.Within(path, p)
@@ -208,7 +207,7 @@ func TestEveryFieldOfTheDecoderHasARow(t *testing.T) {
 	}
 	for key := range rows {
 		if !used[key] {
-			t.Errorf("the row %q is of no field", key)
+			t.Errorf("the row %q belongs to no field", key)
 		}
 	}
 	if n := len(All()); n < 600 {
@@ -216,7 +215,7 @@ func TestEveryFieldOfTheDecoderHasARow(t *testing.T) {
 	}
 }
 
-// typed records what Decode fills.
+// typed records the type that Decode fills.
 type typed struct {
 	version, kind string
 	into          reflect.Type
@@ -232,7 +231,7 @@ func TestFieldsAreThoseOfTheStructsThatAreDecoded(t *testing.T) {
 	for _, kind := range policy.Kinds() {
 		f := typed{version: policy.Versions(kind)[0], kind: kind}
 		if _, err := policy.Decode(&f, rule.Options{}); err == nil || f.into != policy.Struct(kind) {
-			t.Errorf("%s is decoded into %v, and its fields are those of %v (%v)", kind, f.into, policy.Struct(kind), err)
+			t.Errorf("%s is decoded into %v, but its fields come from %v (%v)", kind, f.into, policy.Struct(kind), err)
 		}
 	}
 	if policy.Struct("Pod") != nil || Of("Pod") != nil {
@@ -240,7 +239,7 @@ func TestFieldsAreThoseOfTheStructsThatAreDecoded(t *testing.T) {
 	}
 }
 
-// TestEachFieldDoesWhatItsRowSays decodes a manifest with each field of each kind.
+// TestEachFieldDoesWhatItsRowSays decodes a manifest for each field of each kind.
 func TestEachFieldDoesWhatItsRowSays(t *testing.T) {
 	counts := map[Support]int{}
 	for _, f := range All() {
@@ -293,8 +292,7 @@ func TestEachFieldDoesWhatItsRowSays(t *testing.T) {
 	}
 }
 
-// checkEnforced: another value is another policy, and nothing is said to be
-// unsupported.
+// checkEnforced checks that another value makes another policy, and that no note reports the field as unsupported.
 func checkEnforced(t *testing.T, f *Field, got outcome, text string, options rule.Options) {
 	t.Helper()
 	if notes := got.unsupported(); len(notes) > 0 {
@@ -315,8 +313,7 @@ func checkEnforced(t *testing.T, f *Field, got outcome, text string, options rul
 	}
 }
 
-// checkConverted: a note names the field, and what it belongs to allows less, or
-// denies more.
+// checkConverted checks that a note names the field, and that the part with the field allows less or denies more.
 func checkConverted(t *testing.T, f *Field, got outcome, text string) {
 	t.Helper()
 	whole := cmp.Or(f.of, f)
@@ -357,7 +354,7 @@ func checkConverted(t *testing.T, f *Field, got outcome, text string) {
 	}
 }
 
-// checkValues: each value is taken, and no other.
+// checkValues checks that exactly the listed values are accepted.
 func checkValues(t *testing.T, f *Field, options rule.Options) {
 	t.Helper()
 	if len(f.Values) == 0 {

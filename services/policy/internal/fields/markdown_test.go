@@ -11,8 +11,7 @@ import (
 
 var update = flag.Bool("update", false, "write docs/policy-fields.md")
 
-// TestThePageOfFieldsIsThatOfTheDecoder compares docs/policy-fields.md with the
-// rows. -update writes it anew.
+// TestThePageOfFieldsIsThatOfTheDecoder compares docs/policy-fields.md with the rows. -update rewrites it.
 func TestThePageOfFieldsIsThatOfTheDecoder(t *testing.T) {
 	const page = "../../../../docs/policy-fields.md"
 	want := Markdown()
@@ -26,7 +25,7 @@ func TestThePageOfFieldsIsThatOfTheDecoder(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(got) != want {
-		t.Error("docs/policy-fields.md is not what the rows say; " +
-			"`go test ./internal/fields -update` in services/policy writes it anew")
+		t.Error("docs/policy-fields.md is out of date; " +
+			"`go test ./internal/fields -update` in services/policy rewrites it")
 	}
 }

@@ -16,10 +16,9 @@ import (
 	"github.com/sluice-net/sluice/kit/yamlstream"
 )
 
-// Each parses the documents of a stream one by one and passes each to take. Empty
-// documents are skipped. The bounds are those of one document: the stream may have
-// any number. A document that cannot be read is passed with its Err, and those
-// behind it are read.
+// Each parses the documents of a stream one by one and passes each to take. Empty documents are skipped. The limits
+// apply to each document; the stream may have any number. A document that cannot be parsed is passed with its Err,
+// and parsing continues after it.
 func Each(data []byte, take func(Document)) {
 	_ = yamlstream.Each(data, Check, func(y yamlstream.Document) error { // take returns no error
 		d := Document{Err: y.Err}
@@ -35,16 +34,15 @@ func Each(data []byte, take func(Document)) {
 // Item is an object of a list.
 type Item struct {
 	Document Document
-	Path     string // in the list, such as items[3]
-	// Err is why the item has no text of its own, or is no object. A Document that
-	// is an object all the same can be decoded.
+	Path     string // path in the list, such as items[3]
+	// Err is why the item has no text of its own, or is not an object. The Document can still be decoded if it is an
+	// object.
 	Err error
 }
 
-// Items are the objects of a list: of v1 List, or of the list of one kind, whose
-// items need not repeat version and kind. The error is that of the list as such,
-// and names the field; the items have their own. The document is no list if both
-// are nil.
+// Items returns the objects of a list: of a v1 List, or of the list of one kind, whose items may omit version and
+// kind. The error is about the list itself and names the field; items have their own errors. If both results are nil,
+// the document is not a list.
 func (d Document) Items() ([]Item, error) {
 	kind, ok := strings.CutSuffix(d.Kind, "List")
 	if !ok {
@@ -58,8 +56,8 @@ func (d Document) Items() ([]Item, error) {
 	}
 	var problems Problems
 	unknown, err := d.Decode(&list)
-	errors.As(err, &problems) //nolint:errcheck // Decode returns nothing else
-	// What is wrong within an item is the item's.
+	errors.As(err, &problems) //nolint:errcheck // Decode returns no other errors
+	// Mistakes within an item are reported with the item.
 	problems = slices.DeleteFunc(problems, func(p Problem) bool {
 		return !p.Stops && p.Path != "items" && Within(p.Path, "items")
 	})
@@ -78,7 +76,7 @@ func (d Document) Items() ([]Item, error) {
 	return out, problems.Err()
 }
 
-// item is one object of a list of a kind.
+// item returns one object of a list of a kind.
 func (d Document) item(i int, node *yaml.Node, kind string) Item {
 	out := Item{Path: "items[" + strconv.Itoa(i) + "]"}
 	if node.Kind == yaml.MappingNode && kind != "" {
@@ -86,7 +84,7 @@ func (d Document) item(i int, node *yaml.Node, kind string) Item {
 	}
 	out.Document = newDocument(node)
 	out.Document.plain = d.plain
-	// yamlstream.Each counts lines from where its text begins.
+	// yamlstream.Each counts lines from the start of its text.
 	out.Document.Number, out.Document.Line = d.Number, d.Line+node.Line-d.node.Line
 	switch {
 	case refers(node):
@@ -99,15 +97,15 @@ func (d Document) item(i int, node *yaml.Node, kind string) Item {
 	return out
 }
 
-// refers reports whether a node, or one below it, is shared by others.
+// refers reports whether a node or one of its descendants is shared with other nodes.
 func refers(n *yaml.Node) bool {
 	return n.Kind == yaml.AliasNode || n.Anchor != "" || slices.ContainsFunc(n.Content, refers)
 }
 
-// Has reports whether an object has a field at its top.
+// Has reports whether an object has a top-level field.
 func (d Document) Has(field string) bool { return yamlstream.Field(d.node, field) >= 0 }
 
-// Label is the kind with namespace and name, as far as the object has them.
+// Label returns the kind, namespace and name, as far as the object has them.
 func (d Document) Label() string {
 	var meta struct {
 		Metadata struct {
@@ -115,7 +113,7 @@ func (d Document) Label() string {
 			Namespace string `json:"namespace"`
 		} `json:"metadata"`
 	}
-	_, _ = d.Decode(&meta) // what is wrong with it is said elsewhere
+	_, _ = d.Decode(&meta) // mistakes are reported elsewhere
 	name := meta.Metadata.Name
 	if meta.Metadata.Namespace != "" {
 		name = meta.Metadata.Namespace + "/" + name
@@ -123,8 +121,7 @@ func (d Document) Label() string {
 	return shorten(strings.TrimSpace(d.Kind+" "+name), maxPath)
 }
 
-// Namespace is that of an object, whose default is "default"; false if it is not
-// known.
+// Namespace returns the namespace of an object, by default "default"; false if it is unknown.
 func (d Document) Namespace() (string, bool) {
 	var meta struct {
 		Metadata struct {
@@ -133,14 +130,14 @@ func (d Document) Namespace() (string, bool) {
 	}
 	_, err := d.Decode(&meta)
 	var problems Problems
-	errors.As(err, &problems) //nolint:errcheck // Decode returns nothing else
+	errors.As(err, &problems) //nolint:errcheck // Decode returns no other errors
 	if problems.At("metadata.namespace") {
 		return "", false
 	}
 	return cmp.Or(meta.Metadata.Namespace, "default"), true
 }
 
-// WithNamespace returns the document with that namespace if it names none.
+// WithNamespace returns the document with the given namespace if it has none.
 func (d Document) WithNamespace(namespace string) Document {
 	at := yamlstream.Field(d.node, "metadata")
 	if at < 0 {
@@ -154,7 +151,7 @@ func (d Document) WithNamespace(namespace string) Document {
 		return d
 	}
 	value := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: namespace}
-	// The nodes may be others' too, through an alias: they are not changed.
+	// Copy the nodes: aliases may share them.
 	root, inner := *d.node, *meta
 	root.Content, inner.Content = slices.Clone(root.Content), slices.Clone(inner.Content)
 	switch i := yamlstream.Field(meta, "namespace"); {

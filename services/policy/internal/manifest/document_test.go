@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// split is all that Each gives, and the first error of a document.
+// split returns all results of Each, and the first error of a document.
 func split(data []byte) (docs []Document, texts [][]byte, err error) {
 	Each(data, func(d Document) {
 		docs, texts = append(docs, d), append(texts, d.Text)
@@ -49,7 +49,7 @@ func TestEachDocumentComesWithItsText(t *testing.T) {
 	}
 }
 
-// What is kept of a document has to say what the document said.
+// The text that is kept of a document has the meaning of the document.
 func TestTextsOfDocumentsParseToTheSame(t *testing.T) {
 	t.Parallel()
 	var all strings.Builder
@@ -94,7 +94,7 @@ func TestNamespaceIsAddedWhereNoneIs(t *testing.T) {
 			} `json:"metadata"`
 		}
 		before := docs[0]
-		docs[0].WithNamespace("x").Decode(&out) //nolint:errcheck // of some, metadata is nothing
+		docs[0].WithNamespace("x").Decode(&out) //nolint:errcheck // some have no metadata
 		if out.Metadata.Namespace != want {
 			t.Errorf("%q: namespace %q, want %q", in, out.Metadata.Namespace, want)
 		}
@@ -106,7 +106,7 @@ func TestNamespaceIsAddedWhereNoneIs(t *testing.T) {
 	}
 }
 
-// Each has to take a stream as Parse takes it, which reads it as a whole.
+// Each must split a stream in the same way as Parse, which reads it as a whole.
 func TestEachReadsWhatParseReads(t *testing.T) {
 	t.Parallel()
 	pieces := []string{
@@ -125,9 +125,9 @@ func TestEachReadsWhatParseReads(t *testing.T) {
 		got, _, err := split([]byte(text))
 		switch {
 		case werr != nil && err == nil && strings.Contains(text, "..."):
-			continue // the end of a document that there is not, which harms nothing
+			continue // harmless: the end of a nonexistent document
 		case err != nil && werr == nil && strings.Contains(text, "\n%"):
-			continue // a directive before a document has ended, which is no YAML
+			continue // not YAML: a directive before the end of a document
 		case (err == nil) != (werr == nil):
 			t.Fatalf("%q: %v, want %v", text, err, werr)
 		case err != nil:
@@ -138,7 +138,7 @@ func TestEachReadsWhatParseReads(t *testing.T) {
 			for _, d := range docs {
 				var all any
 				if err := d.node.Decode(&all); err != nil {
-					all = "a key twice" // the line is another in a part of the text
+					all = "a key twice" // the line number differs in a part of the text
 				}
 				out = append(out, fmt.Sprint(d.Kind, all))
 			}
@@ -150,7 +150,7 @@ func TestEachReadsWhatParseReads(t *testing.T) {
 		read += len(got)
 	}
 	if read < 1000 || refused < 1000 {
-		t.Errorf("%d documents, %d texts refused: the test does not ask what it should", read, refused)
+		t.Errorf("%d documents, %d texts refused: the test covers nothing", read, refused)
 	}
 }
 
@@ -173,11 +173,11 @@ func TestBoundsOfEachAreThoseOfADocument(t *testing.T) {
 		}
 	}
 	if err := Check([]byte(many)); err == nil {
-		t.Error("all of them together are within the bounds: the test does not ask what it should")
+		t.Error("all of them together are within the bounds: the test covers nothing")
 	}
 }
 
-// An alias of another document would leave a text that cannot be read alone.
+// A document with an alias of another document could not be parsed alone.
 func TestDocumentsHaveNoAnchorsInCommon(t *testing.T) {
 	t.Parallel()
 	if _, _, err := split([]byte("a: &a {kind: G}\n---\nb: *a\n")); err == nil || !strings.Contains(err.Error(), "document 2: yaml: unknown anchor 'a'") {

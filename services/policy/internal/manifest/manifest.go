@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package manifest reads YAML and JSON into Go structs and says where
-// something is wrong.
+// Package manifest decodes YAML and JSON into Go structs and reports the location of mistakes.
 //
-// It is strict: a value of another type, a key that occurs twice, a document
-// that is too large, too deep or grows too large through aliases is refused
-// with the path of the field. An unknown field is reported and dropped, as an
-// API server does. Field names come from json tags.
+// It is strict: it rejects values of the wrong type, duplicate keys, and documents that are too large, nested too
+// deep, or grow too large through aliases, with the path of the field. An unknown field is reported and dropped, as
+// an API server does. Field names come from json tags.
 package manifest
 
 import (
@@ -22,36 +20,36 @@ import (
 	"github.com/sluice-net/sluice/kit/yamlstream"
 )
 
-// Limits on what is read. An API server takes objects of about 1.5 MB. They
-// bound the memory that hostile input can take to some tens of megabytes.
+// Limits of the input. An API server accepts objects of about 1.5 MB. The limits bound the memory that hostile input
+// can use to some tens of megabytes.
 const (
-	MaxBytes = 3 << 20 // of one stream of documents, see Parse; of one document, see Each
-	maxMarks = 120_000 // signs in it that can begin a value, see yamlstream.Marks
-	maxNodes = 100_000 // values visited in one document, aliases expanded
+	MaxBytes = 3 << 20 // one stream of documents in Parse; one document in Each
+	maxMarks = 120_000 // characters that can begin a value, see yamlstream.Marks
+	maxNodes = 100_000 // values in one document, with aliases expanded
 	maxDepth = 64
-	maxKey   = 1 << 10   // bytes of a key
-	maxText  = 256 << 10 // bytes of a string; the annotations of an object may be as long
+	maxKey   = 1 << 10   // bytes per key
+	maxText  = 256 << 10 // bytes per string; annotations of an object may be as long
 
-	maxProblems = 50  // that are listed
+	maxProblems = 50  // listed problems
 	maxPath     = 300 // bytes of a path in a message
-	maxMessage  = 300 // bytes of the rest
+	maxMessage  = 300 // bytes of the rest of a message
 )
 
-// Problem is one thing that is wrong with a manifest.
+// Problem is one mistake in a manifest.
 type Problem struct {
-	Path string // such as spec.ingress[0].toPorts[1]; empty for the whole
+	Path string // such as spec.ingress[0].toPorts[1]; empty for the whole manifest
 	Text string
-	// Schema says that only the published schema forbids it: the meaning is
-	// clear, and a server without the schema would take it.
+	// Schema is set if only the published schema forbids it: the meaning is clear, and a server without the schema
+	// would accept it.
 	Schema bool
-	// Held says that an API server may hold objects with it, from before it
-	// refused new ones: the meaning is clear.
+	// Held is set if an API server may hold such objects, created before it began to reject them: the meaning is
+	// clear.
 	Held bool
-	// Stops says that nothing behind it was read.
+	// Stops is set if the rest of the document was not read.
 	Stops bool
 }
 
-// String is "path: text".
+// String returns "path: text".
 func (p Problem) String() string {
 	if p.Path == "" {
 		return p.Text
@@ -59,7 +57,7 @@ func (p Problem) String() string {
 	return p.Path + ": " + p.Text
 }
 
-// Problems is the error of a refused manifest.
+// Problems is the error of a rejected manifest.
 type Problems []Problem
 
 // Error joins all problems.
@@ -76,12 +74,12 @@ func (ps *Problems) Add(path, format string, args ...any) {
 	ps.add(Problem{}, path, format, args...)
 }
 
-// AddSchema appends a problem that only the schema has.
+// AddSchema appends a problem with Schema set.
 func (ps *Problems) AddSchema(path, format string, args ...any) {
 	ps.add(Problem{Schema: true}, path, format, args...)
 }
 
-// AddHeld appends a problem that objects of an API server may have.
+// AddHeld appends a problem with Held set.
 func (ps *Problems) AddHeld(path, format string, args ...any) {
 	ps.add(Problem{Held: true}, path, format, args...)
 }
@@ -100,7 +98,7 @@ func (ps *Problems) add(p Problem, path, format string, args ...any) {
 	*ps = append(*ps, p)
 }
 
-// shorten cuts a text to about so many bytes.
+// shorten cuts a text to about limit bytes.
 func shorten(s string, limit int) string {
 	if len(s) <= limit {
 		return s
@@ -108,34 +106,30 @@ func shorten(s string, limit int) string {
 	return strings.ToValidUTF8(s[:limit], "") + "…"
 }
 
-// SchemaOnly reports whether there are problems, and all of them are the
-// schema's.
+// SchemaOnly reports whether there are problems, and only ones with Schema set.
 func (ps Problems) SchemaOnly() bool {
 	return len(ps) > 0 && !slices.ContainsFunc(ps, func(p Problem) bool { return !p.Schema })
 }
 
-// Meaningful reports whether the meaning is clear in spite of the problems: each
-// is the schema's, or one that an API server may hold.
+// Meaningful reports whether the meaning is clear in spite of the problems: each has Schema or Held set.
 func (ps Problems) Meaningful() bool {
 	return !slices.ContainsFunc(ps, func(p Problem) bool { return !p.Schema && !p.Held })
 }
 
-// At reports whether something is wrong at the path, below it or around it, or
-// with so much that it was not read.
+// At reports whether there is a problem at the path, below it or above it, or a problem that stopped the reading.
 func (ps Problems) At(path string) bool {
 	return slices.ContainsFunc(ps, func(p Problem) bool {
 		return p.Stops || Within(p.Path, path) || Within(path, p.Path)
 	})
 }
 
-// Within reports whether a path is another, or below it. The empty path is the
-// whole.
+// Within reports whether a path equals another path or is below it. Every path is within the empty path.
 func Within(path, of string) bool {
 	rest, ok := strings.CutPrefix(path, of)
 	return ok && (rest == "" || of == "" || rest[0] == '.' || rest[0] == '[')
 }
 
-// Err is nil when there is no problem.
+// Err returns the problems as an error, or nil if there are none.
 func (ps Problems) Err() error {
 	if len(ps) == 0 {
 		return nil
@@ -143,24 +137,23 @@ func (ps Problems) Err() error {
 	return ps
 }
 
-// Document is one object, not yet decoded.
+// Document is one object that is not decoded yet.
 type Document struct {
 	APIVersion string
 	Kind       string
 
-	Number int    // in its stream, from 0; empty documents are not counted
-	Line   int    // of its stream at which it begins, 1 first
-	Text   []byte // as it came
-	// Err is why the document is no object that can be decoded: it is no YAML, too
-	// large, or a list. Nothing else of it is set but where it stands.
+	Number int    // index in its stream, not counting empty documents
+	Line   int    // first line in its stream, counted from 1
+	Text   []byte // original text
+	// Err is why the document cannot be decoded: it is not YAML, is too large, or is a list. Only its position is set
+	// then.
 	Err error
 
 	node  *yaml.Node
 	plain bool // see PlainWords
 }
 
-// Parse splits a text of YAML or JSON documents, each of which has to be an
-// object. Empty documents are skipped.
+// Parse splits a text into YAML or JSON documents, each of which must be an object. Empty documents are skipped.
 func Parse(data []byte) ([]Document, error) {
 	if err := Check(data); err != nil {
 		return nil, err
@@ -178,7 +171,7 @@ func Parse(data []byte) ([]Document, error) {
 	return docs, nil
 }
 
-// Check says why a text is too much to be read at once.
+// Check returns an error if a text is too large.
 func Check(data []byte) error {
 	if len(data) > MaxBytes {
 		return fmt.Errorf("manifest of %d bytes is larger than %d", len(data), MaxBytes)
@@ -189,8 +182,7 @@ func Check(data []byte) error {
 	return nil
 }
 
-// newDocument reads the version and kind of an object. Whatever else is wrong with
-// it is left for Decode.
+// newDocument reads the version and kind of an object. Decode reports other mistakes.
 func newDocument(node *yaml.Node) Document {
 	d := Document{node: node}
 	if node.Kind == yaml.AliasNode {
@@ -205,7 +197,7 @@ func newDocument(node *yaml.Node) Document {
 	return d
 }
 
-// head is what an object says of its type.
+// head holds the type of an object.
 type head struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -213,13 +205,12 @@ type head struct {
 
 func (d Document) head() head {
 	var h head
-	_, _ = d.Decode(&h) // its problems are those of the whole document
+	_, _ = d.Decode(&h) // Decode reports its problems
 	return h
 }
 
-// PlainWords returns the document with unquoted words such as yes and on as text,
-// as earlier versions took them. YAML 1.1, by which kubectl reads, has them as true
-// and false.
+// PlainWords returns the document with unquoted words such as yes and on treated as text, as earlier versions did. In
+// YAML 1.1, which kubectl uses, they mean true and false.
 func (d Document) PlainWords() Document {
 	d.plain = true
 	h := d.head()
@@ -227,19 +218,17 @@ func (d Document) PlainWords() Document {
 	return d
 }
 
-// Number is a value that may be a number or a string, such as the port of a
-// NetworkPolicy.
+// Number is a number or a string, such as the port of a NetworkPolicy.
 type Number struct {
 	IsString bool
 	String   string
 	Int      int64
 }
 
-// Type is the version and the kind.
+// Type returns the API version and the kind.
 func (d Document) Type() (apiVersion, kind string) { return d.APIVersion, d.Kind }
 
-// Decode fills into, a pointer to a struct, and returns the paths of unknown
-// fields.
+// Decode decodes the document into a pointer to a struct, and returns the paths of unknown fields.
 func (d Document) Decode(into any) (unknown []string, err error) {
 	dec := decoder{plain: d.plain}
 	dec.value(d.node, reflect.ValueOf(into).Elem(), nil, 0)
@@ -251,21 +240,21 @@ type decoder struct {
 	unknown  []string
 	nodes    int
 	stop     bool
-	plain    bool // words of YAML 1.1 are text
+	plain    bool // treat words of YAML 1.1 as text
 }
 
-// place is where a value stands. It becomes text only for a message: aliases
-// can lead to long paths in every one of many values.
+// place is the location of a value. It is converted to text only for messages, because aliases can create long paths
+// for very many values.
 type place struct {
 	parent *place
 	key    string
-	index  int // in a list, where key is empty
+	index  int // index in a list, if key is empty
 }
 
 func (p *place) field(key string) *place { return &place{parent: p, key: key, index: -1} }
 func (p *place) item(i int) *place       { return &place{parent: p, index: i} }
 
-// String is the path, its beginning left out if it is long.
+// String returns the path. If it is long, the start is left out.
 func (p *place) String() string {
 	var parts []string
 	size := 0
@@ -293,7 +282,8 @@ func (d *decoder) fail(at *place, format string, args ...any) {
 
 var numberType = reflect.TypeFor[Number]()
 
-// over counts a value, and reports whether the document has too many or goes too deep: then nothing more is read.
+// over counts a value, and reports whether the document has too many values or is nested too deep; reading then
+// stops.
 func (d *decoder) over(at *place, depth int) bool {
 	if d.nodes++; d.stop {
 		return true
@@ -310,7 +300,7 @@ func (d *decoder) over(at *place, depth int) bool {
 	return true
 }
 
-// text is that of a string; false if it is too long.
+// text returns the text of a string; false if it is too long.
 func (d *decoder) text(n *yaml.Node, at *place) (string, bool) {
 	if len(n.Value) > maxText {
 		d.fail(at, "is a text of %d bytes, more than %d", len(n.Value), maxText)
@@ -319,7 +309,7 @@ func (d *decoder) text(n *yaml.Node, at *place) (string, bool) {
 	return n.Value, true
 }
 
-// value decodes n into v. Null leaves v as it is.
+// value decodes n into v. Null leaves v unchanged.
 func (d *decoder) value(n *yaml.Node, v reflect.Value, at *place, depth int) {
 	if d.over(at, depth) {
 		return
@@ -377,7 +367,7 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, at *place, depth int) {
 			return
 		}
 		v.SetInt(i)
-	case reflect.Interface: // a part whose content is not looked at
+	case reflect.Interface: // content is not decoded
 		d.opaque(n, at, depth)
 		v.Set(reflect.ValueOf(true))
 	default:
@@ -385,7 +375,7 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, at *place, depth int) {
 	}
 }
 
-// truth is a truth value as YAML 1.1 has it.
+// truth returns a truth value of YAML 1.1.
 func truth(n *yaml.Node) (is, ok bool) {
 	if is, ok := yamlstream.Word(n); ok {
 		return is, true
@@ -395,8 +385,7 @@ func truth(n *yaml.Node) (is, ok bool) {
 
 func isWord(n *yaml.Node) bool { _, ok := yamlstream.Word(n); return ok }
 
-// isText reports whether a value is a string. Dates without quotes are, as kubectl
-// has them.
+// isText reports whether a value is a string. As in kubectl, unquoted dates are strings.
 func (d *decoder) isText(n *yaml.Node) bool {
 	if n.Kind != yaml.ScalarNode || isWord(n) && !d.plain {
 		return false
@@ -405,7 +394,7 @@ func (d *decoder) isText(n *yaml.Node) bool {
 	return tag == "!!str" || tag == "!!timestamp" && n.Style == 0
 }
 
-// quoteIt is the end of a message about a value that is no string without quotes.
+// quoteIt returns the end of a message about an unquoted value that is not a string.
 func quoteIt(n *yaml.Node) string {
 	if isWord(n) {
 		return ", as kubectl and YAML 1.1 read it: put it into quotes to have it as text"
@@ -439,7 +428,7 @@ func (d *decoder) number(n *yaml.Node, v reflect.Value, at *place) {
 	v.Set(reflect.ValueOf(Number{Int: i}))
 }
 
-// pairs calls f for each key of a mapping and reports keys that occur twice.
+// pairs calls f for each key of a mapping and reports duplicate keys.
 func (d *decoder) pairs(n *yaml.Node, at *place, f func(key string, value *yaml.Node)) {
 	if n.Kind != yaml.MappingNode {
 		d.fail(at, "must be an object, is %s", describe(n))
@@ -456,7 +445,7 @@ func (d *decoder) pairs(n *yaml.Node, at *place, f func(key string, value *yaml.
 			continue
 		}
 		if k.ShortTag() == "!!merge" {
-			d.fail(at, "uses a merge key (<<), which is not supported: write out the keys that it stands for")
+			d.fail(at, "uses a merge key (<<), which is not supported: write out the merged keys")
 			continue
 		}
 		if other := d.otherKey(k); other != "" {
@@ -476,8 +465,7 @@ func (d *decoder) pairs(n *yaml.Node, at *place, f func(key string, value *yaml.
 	}
 }
 
-// otherKey is what kubectl reads for a key that is written without quotes and is no
-// text; empty if that is the same.
+// otherKey returns the text that kubectl reads for an unquoted key that is not a string; empty if it is the same.
 func (d *decoder) otherKey(k *yaml.Node) string {
 	if d.plain || k.Style != 0 {
 		return ""
@@ -530,8 +518,7 @@ func (d *decoder) structure(n *yaml.Node, v reflect.Value, at *place, depth int)
 	})
 }
 
-// opaque walks a part that is not decoded, so that the limits and the rule
-// about keys hold for it too.
+// opaque visits a part that is not decoded, so that the limits and the rules for keys apply to it, too.
 func (d *decoder) opaque(n *yaml.Node, at *place, depth int) {
 	if d.over(at, depth) {
 		return
@@ -545,13 +532,12 @@ func (d *decoder) opaque(n *yaml.Node, at *place, depth int) {
 		}
 	case yaml.MappingNode:
 		defer func(was bool) { d.plain = was }(d.plain)
-		d.plain = true // what a key that is not looked at is for others does not matter
+		d.plain = true // the meaning of keys does not matter here
 		d.pairs(n, at, func(key string, value *yaml.Node) { d.opaque(value, at.field(key), depth+1) })
 	}
 }
 
-// field finds the field with that json name; embedded structs are part of
-// their owner.
+// field finds the field with a json name; embedded structs are part of their parent.
 func field(v reflect.Value, name string) (reflect.Value, bool) {
 	t := v.Type()
 	for i := range t.NumField() {

@@ -127,7 +127,7 @@ func TestParseSplitsDocuments(t *testing.T) {
 	}
 }
 
-// lines is n lines that differ in their number.
+// lines returns n lines that differ in their number.
 func lines(n int, format string) string {
 	var b strings.Builder
 	for i := range n {
@@ -136,7 +136,7 @@ func lines(n int, format string) string {
 	return b.String()
 }
 
-// bomb is a few lines whose aliases stand for more values than there are atoms.
+// bomb returns a few lines whose aliases expand to an astronomical number of values.
 func bomb() string {
 	b := "a0: &a0 [x]\n"
 	for i := 1; i < 30; i++ {
@@ -145,8 +145,7 @@ func bomb() string {
 	return b + "spec: {extra: *a29}\n"
 }
 
-// Input that is made to cost much is refused, the message says why and where,
-// and neither it nor the memory that was needed on the way is large.
+// Expensive input is rejected with the reason and the location. Neither the message nor the memory used is large.
 func TestHostileInputIsRefusedInBoundedMemory(t *testing.T) {
 	const limit = 96 << 20 // bytes of heap with garbage, of which a busy machine leaves more, for inputs of up to 10 MB
 	long := fill("k", 500_000)
@@ -216,7 +215,7 @@ func TestHostileInputIsRefusedInBoundedMemory(t *testing.T) {
 	}
 }
 
-// What costs much and is still allowed stays within the same bound.
+// Expensive input that is still allowed stays within the same memory limit.
 func TestTheLargestManifestsFitIntoBoundedMemory(t *testing.T) {
 	for name, text := range map[string]string{
 		"comments":         fill("#\n", MaxBytes-10) + "a: b",
@@ -241,8 +240,8 @@ func TestTheLargestManifestsFitIntoBoundedMemory(t *testing.T) {
 
 func fill(s string, size int) string { return strings.Repeat(s, size/len(s)) }
 
-// peakHeap runs f with an eager collector and returns by how many bytes the
-// heap grew at most, as far as could be seen while f ran.
+// peakHeap runs f with frequent garbage collections, and returns by how much the heap grew at most, as far as it was
+// observed.
 func peakHeap(f func()) uint64 {
 	defer debug.SetGCPercent(debug.SetGCPercent(25))
 	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
@@ -274,11 +273,11 @@ func peakHeap(f func()) uint64 {
 func TestSchemaOnly(t *testing.T) {
 	var ps Problems
 	if ps.SchemaOnly() || ps.Err() != nil {
-		t.Error("no problems are not the schema's problems")
+		t.Error("an empty list counts as problems of the schema")
 	}
 	ps.AddSchema("a", "x")
 	if !ps.SchemaOnly() {
-		t.Error("a problem of the schema")
+		t.Error("a problem outside of the schema counts as a problem of the schema")
 	}
 	ps.Add("b", "y")
 	if ps.SchemaOnly() || ps.Err() == nil || ps.Error() != "a: x; b: y" {
@@ -286,8 +285,7 @@ func TestSchemaOnly(t *testing.T) {
 	}
 }
 
-// FuzzDecode looks for input that crashes the reader, takes long, or gets a
-// message without end.
+// FuzzDecode searches for input that crashes the decoder, takes long, or causes an unbounded message.
 func FuzzDecode(f *testing.F) {
 	for _, s := range []string{
 		"kind: K\nspec: {list: [{name: a, limit: 3}], labels: {x: z}, flag: true, port: http, extra: [1, {a: b}]}",
@@ -314,8 +312,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// TestWordsAreReadAsKubectlReadsThem reads words as YAML 1.1, as kubectl does: what it has as true, false
-// or a number is no text here either, and a date is.
+// TestWordsAreReadAsKubectlReadsThem: words are parsed as YAML 1.1, as in kubectl. A word that means true, false or a
+// number there is not text here either, and a date is text.
 func TestWordsAreReadAsKubectlReadsThem(t *testing.T) {
 	const (
 		quote = ", as kubectl and YAML 1.1 read it: put it into quotes to have it as text"
@@ -345,7 +343,7 @@ func TestWordsAreReadAsKubectlReadsThem(t *testing.T) {
 		"labels: {x: y, x: y}": "spec.labels.x: must be a string, is the truth value y" + quote +
 			"; spec.labels.x: is given twice",
 		"labels: {<<: {x: z}}": "spec.labels: uses a merge key (<<), which is not supported: " +
-			"write out the keys that it stands for",
+			"write out the merged keys",
 		"labels: {x: z}, extra: {on: 1, y: 2}": "",
 	} {
 		_, _, err := decode(t, "kind: K\nspec: {"+in+"}\n")

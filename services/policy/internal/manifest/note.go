@@ -5,48 +5,48 @@ package manifest
 
 import "fmt"
 
-// NoteKind says what a note is about.
+// NoteKind is the kind of a note.
 type NoteKind uint8
 
 // The kinds of notes.
 const (
-	// NoteUnsupported: a field of the kind that is not supported. What it
-	// belongs to was converted so that it allows less, never more.
+	// NoteUnsupported: a field of the kind is not supported. The part that contains it was converted so that it
+	// allows less, never more.
 	NoteUnsupported NoteKind = iota + 1
-	// NoteCanonical: a value was taken in another spelling than it was written in.
+	// NoteCanonical: a value was normalised to another spelling.
 	NoteCanonical
-	// NoteIsolates: the object could not be converted; what it selects is isolated.
+	// NoteIsolates: the object could not be converted, so the pods that it selects are isolated.
 	NoteIsolates
 	// NoteSelectsNothing: no endpoint is selected.
 	NoteSelectsNothing
-	// NoteNoEffect: a field of the kind that is not supported, and on which no verdict depends.
+	// NoteNoEffect: a field of the kind is not supported, and no verdict depends on it.
 	NoteNoEffect
 )
 
-// String is the name of the kind in messages.
+// String returns the name of the kind in messages.
 func (k NoteKind) String() string {
 	return [...]string{"", "unsupported", "canonical", "isolates", "selects-nothing", "no-effect"}[k]
 }
 
-// Note is something about an accepted manifest that its author should know.
+// Note is information about an accepted manifest for its author.
 type Note struct {
 	Kind NoteKind
-	Path string // empty for the whole
+	Path string // empty for the whole manifest
 	Text string
 
-	omitted int // how many were left out behind it
+	omitted int // number of later notes that were left out
 }
 
-// String is "path: text".
+// String returns "path: text".
 func (n Note) String() string { return Problem{Path: n.Path, Text: n.Text}.String() }
 
 // Notes are the notes on one manifest.
 type Notes []Note
 
-// maxNotes is how many are kept of one manifest.
+// maxNotes limits the notes that are kept for one manifest.
 const maxNotes = 40
 
-// Add appends a note. Of many, the first are kept and the others counted.
+// Add appends a note. Above maxNotes, notes are only counted.
 func (ns *Notes) Add(kind NoteKind, path, format string, args ...any) {
 	if n := len(*ns); n >= maxNotes {
 		(*ns)[n-1].omitted++
@@ -56,7 +56,7 @@ func (ns *Notes) Add(kind NoteKind, path, format string, args ...any) {
 	*ns = append(*ns, Note{Kind: kind, Path: shorten(path, maxPath), Text: text})
 }
 
-// Omitted is how many notes Add has not kept.
+// Omitted returns the number of notes that Add has not kept.
 func (ns Notes) Omitted() (n int) {
 	for _, note := range ns {
 		n += note.omitted
@@ -64,7 +64,7 @@ func (ns Notes) Omitted() (n int) {
 	return n
 }
 
-// Unsupported appends a note on a field that is not supported.
+// Unsupported appends a note about a field that is not supported.
 func (ns *Notes) Unsupported(path, format string, args ...any) {
 	ns.Add(NoteUnsupported, path, "not supported by Sluice: "+format, args...)
 }

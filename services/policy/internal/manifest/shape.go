@@ -5,22 +5,20 @@ package manifest
 
 import "reflect"
 
-// Field is a field that Decode fills in a struct.
+// Field is a field that Decode sets in a struct.
 type Field struct {
 	Name string
-	// Owners are the structs that have it: the one that was asked for and, if it is a
-	// part of another that is embedded there, that one.
+	// Owners are the structs with the field: the requested struct and, if the field belongs to an embedded struct,
+	// that struct.
 	Owners []reflect.Type
-	// Type is that of its value as a manifest has it: string, boolean, integer,
-	// "string or integer", object, "map of strings", any, and "list of" one of them.
+	// Type is the type of its value in a manifest: string, boolean, integer, "string or integer", object, "map of
+	// strings", any, or "list of" one of these.
 	Type string
-	// Of is the struct that its value, or each entry of a list, is read into; nil if
-	// it is none.
+	// Of is the struct into which its value, or each entry of a list, is decoded; nil if it is not a struct.
 	Of reflect.Type
 }
 
-// Fields are those that Decode knows of a struct, in the order in which they are
-// declared.
+// Fields returns the fields of a struct that Decode knows, in the order of their declaration.
 func Fields(t reflect.Type) []Field {
 	var out []Field
 	for i := range t.NumField() {
@@ -39,7 +37,7 @@ func Fields(t reflect.Type) []Field {
 	return out
 }
 
-// typeOf is what value takes for a Go type.
+// typeOf returns the type of values that are decoded into a Go type.
 func typeOf(t reflect.Type) (name string, of reflect.Type) {
 	if t == numberType {
 		return "string or integer", nil

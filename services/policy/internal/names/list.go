@@ -16,13 +16,13 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// Filter says which learned names are meant; its zero value is all.
+// Filter selects learned names; its zero value selects all.
 type Filter struct {
-	Pattern string     // as dnsname.Parse takes it; empty: every name
-	Address netip.Addr // that they have; not valid: whatever they have
+	Pattern string     // as for dnsname.Parse; empty: every name
+	Address netip.Addr // an address of the name; invalid: any
 }
 
-// Match is the filter's pattern.
+// Match returns a function that matches names with the filter's pattern.
 func (f Filter) Match() (func(name string) bool, error) {
 	if f.Pattern == "" {
 		return func(string) bool { return true }, nil
@@ -31,7 +31,7 @@ func (f Filter) Match() (func(name string) bool, error) {
 	return p.Matches, err
 }
 
-// Learned is a name with its addresses.
+// Learned is a name and its addresses.
 type Learned struct {
 	Name      string
 	Addresses []Address // sorted
@@ -40,12 +40,12 @@ type Learned struct {
 // Address is an address of a name.
 type Address struct {
 	Addr    netip.Addr
-	Expires time.Time // when its time is over
-	Forget  time.Time // when it is forgotten, unless a connection to it is reported until then
+	Expires time.Time // end of its TTL
+	Forget  time.Time // when it is removed, unless a connection to it is reported before
 }
 
-// List is a copy of the names that match, in no order, with all of their
-// addresses; with a valid address, of those that have it.
+// List returns copies of the matching names with all their addresses, in no particular order. If has is valid, only
+// names with this address are returned.
 func (t *Table) List(match func(name string) bool, has netip.Addr) []Learned {
 	var out []Learned
 	for name, addrs := range t.names {
@@ -61,8 +61,7 @@ func (t *Table) List(match func(name string) bool, has netip.Addr) []Learned {
 	return out
 }
 
-// Forget drops an address of a name, or all of them if it is not valid. It says
-// what is gone.
+// Forget removes an address of a name, or all its addresses if addr is invalid, and returns what was removed.
 func (t *Table) Forget(name string, addr netip.Addr) (gone []engine.Name) {
 	var addrs []netip.Addr
 	for a := range t.names[name] {
@@ -78,7 +77,7 @@ func (t *Table) Forget(name string, addr netip.Addr) (gone []engine.Name) {
 	return gone
 }
 
-// Would is what Forget would drop of names that List gave for the same address.
+// Would returns what Forget would remove, given names that List returned for the same address.
 func Would(list []Learned, addr netip.Addr) []engine.Name {
 	out := make([]engine.Name, 0, len(list))
 	for _, l := range list {
@@ -93,18 +92,18 @@ func Would(list []Learned, addr netip.Addr) []engine.Name {
 	return out
 }
 
-// Used is a learned name with the rules that select it.
+// Used is a learned name and the rules that select it.
 type Used struct {
 	Learned
-	By      []policytable.Source // the first of them, by their policy
-	Omitted int                  // how many more there are
+	By      []policytable.Source // the first rules, ordered by policy
+	Omitted int                  // number of further rules
 }
 
-// maxUses is how many rules are listed of one name.
+// maxUses limits the rules that are listed for one name.
 const maxUses = 16
 
-// WithUses sorts the names and adds the rules of the policies that select each. It
-// ends with the context: both may be many.
+// WithUses sorts the names and adds the rules that select each. It stops when ctx ends, because there may be many
+// names and rules.
 func WithUses(ctx context.Context, list []Learned, policies []policy.Object) ([]Used, error) {
 	slices.SortFunc(list, func(a, b Learned) int { return strings.Compare(a.Name, b.Name) })
 	slices.SortFunc(policies, func(a, b policy.Object) int { return a.Key.Compare(b.Key) })
@@ -136,8 +135,8 @@ type use struct {
 	source  policytable.Source
 }
 
-// usesOf has a place in a manifest once for each pattern there: a rule with
-// several sets of ports is several.
+// usesOf returns each source location once for each of its patterns, because a rule with several sets of ports
+// becomes several rules.
 func usesOf(policies []policy.Object) (out []use) {
 	seen := make(map[use]bool)
 	for _, ob := range policies {

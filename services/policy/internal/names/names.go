@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package names has the table of the DNS names that were learned: until when each
-// of their addresses is valid, and which go when there is no room, or when their
-// time and grace are over and no connection uses them.
+// Package names implements the table of learned DNS names: the TTLs of their addresses, and which addresses are
+// removed when there is no capacity, or when their TTL and grace period are over and no connection uses them.
 //
-// It changes nothing but the table. The caller takes what it answers to the engine
-// and to stable storage.
+// It changes only the table. The caller applies the results to the engine and to stable storage.
 package names
 
 import (
@@ -22,42 +20,40 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 )
 
-// How long an answer of the DNS may say that it is valid.
+// Limits of the TTL of a DNS answer.
 const (
 	minTTL = time.Minute
 	MaxTTL = 7 * 24 * time.Hour
 )
 
-// maxPerName is how many addresses one name may have, so that one whose
-// addresses change all the time does not use up the room of all others.
+// maxPerName limits the addresses of one name, so that a name whose addresses change continually does not use up the
+// capacity for all others.
 const maxPerName = 1024
 
-// HoldFor is how long an address at least stays after its time, and after each report of
-// a connection to it, once datapaths report. It covers several reports and a restart of the
-// datapath.
+// HoldFor is how long an address is kept at least after its TTL, and after each report of a connection to it, once
+// datapaths report. It covers several reports and a restart of the datapath.
 const HoldFor = 5 * time.Minute
 
-// maxExpiring bounds the addresses that one Hold returns.
+// maxExpiring limits the addresses that one call of Hold returns.
 const maxExpiring = 16_384
 
-// Limits are fixed for the life of a table.
+// Limits are fixed for the lifetime of a table.
 type Limits struct {
 	Names     int
-	Addresses int // of all names together
-	// Grace is how long an address stays after its time.
+	Addresses int // for all names together
+	// Grace is how long an address is kept after its TTL.
 	Grace time.Duration
 }
 
-// Table has the names with their addresses. It belongs to one goroutine.
+// Table holds names and their addresses. It must be used by one goroutine.
 type Table struct {
 	limits    Limits
-	names     map[string]map[netip.Addr]time.Time // until when each is valid
-	ending    expiryqueue.Queue                   // names by the time of the address that ends first
-	ended     expiryqueue.Queue                   // names by the time of the address that ends last
+	names     map[string]map[netip.Addr]time.Time // end of each address's TTL
+	ending    expiryqueue.Queue                   // names by the end of their first address
+	ended     expiryqueue.Queue                   // names by the end of their last address
 	addresses int
-	// used says when a connection to an address was last reported, of addresses whose
-	// time is over. asked are the addresses of the last answer of Hold; nil: it was never
-	// called.
+	// used is the time of the last reported connection to an address with an expired TTL. asked holds the addresses
+	// that Hold returned last; nil: Hold was never called.
 	used  map[netip.Addr]time.Time
 	asked map[netip.Addr]struct{}
 }
@@ -69,15 +65,14 @@ func New(l Limits) *Table {
 	}
 }
 
-// Len is how many names there are.
+// Len returns the number of names.
 func (t *Table) Len() int { return len(t.names) }
 
-// Addresses is how many addresses all names have together.
+// Addresses returns the number of addresses of all names.
 func (t *Table) Addresses() int { return t.addresses }
 
-// Room makes room for addresses of a name. It says which of them are fresh and
-// what is gone from the table for them, which may be something even if there is
-// no room in the end.
+// Room frees capacity for addresses of a name. It returns the new addresses, and the addresses that it has removed.
+// It may remove addresses even if it fails in the end.
 func (t *Table) Room(name string, addrs []netip.Addr, now time.Time) (
 	fresh []netip.Addr, gone []engine.Name, err error,
 ) {
@@ -90,8 +85,8 @@ func (t *Table) Room(name string, addrs []netip.Addr, now time.Time) (
 		}
 		seen[a] = true
 	}
-	// Addresses that are only kept for old connections make room: first those that no
-	// connection is known to use, the oldest first.
+	// Addresses that are kept only for old connections are evicted: first addresses without a known connection,
+	// oldest first.
 	evict := func(name string, need int) {
 		var over []netip.Addr
 		known := t.names[name]
@@ -112,12 +107,12 @@ func (t *Table) Room(name string, addrs []netip.Addr, now time.Time) (
 		evict(name, over)
 	}
 	if known == nil && len(t.names) >= t.limits.Names {
-		// The name whose time is over since longest goes, if there is one.
+		// Remove the name whose last TTL expired first, if there is one.
 		if last, at, ok := t.ended.First(t.endsLast); ok && at.Before(now) {
 			gone = append(gone, t.forget(last, slices.Collect(maps.Keys(t.names[last]))))
 		}
 	}
-	var skipped []string // nothing of them may go
+	var skipped []string // names without removable addresses
 	for t.addresses+len(fresh) > t.limits.Addresses {
 		other, at, ok := t.ending.First(t.endsFirst)
 		if !ok || !at.Before(now) {
@@ -135,18 +130,17 @@ func (t *Table) Room(name string, addrs []netip.Addr, now time.Time) (
 	known = t.names[name]
 	switch {
 	case known == nil && len(t.names) >= t.limits.Names:
-		err = fmt.Errorf("%d DNS names are remembered", len(t.names))
+		err = fmt.Errorf("the maximum of %d DNS names is reached", len(t.names))
 	case len(known)+len(fresh) > maxPerName:
-		err = fmt.Errorf("%s has %d addresses that are valid, the limit is %d", name, len(known)+len(fresh), maxPerName)
+		err = fmt.Errorf("%s has %d valid addresses, the limit is %d", name, len(known)+len(fresh), maxPerName)
 	case t.addresses+len(fresh) > t.limits.Addresses:
-		err = fmt.Errorf("%d addresses of DNS names are remembered", t.addresses)
+		err = fmt.Errorf("the maximum of %d addresses of DNS names is reached", t.addresses)
 	}
 	return fresh, gone, err
 }
 
-// Add has the addresses of a name, for which Room has made room, for as long as
-// they are valid. It says when Expire has something to do for them, and whether
-// the record of the name is another.
+// Add stores the addresses of a name for their TTL. Room must have freed the capacity. It returns the time at which
+// to call Expire, and whether the record of the name has changed.
 func (t *Table) Add(name string, addrs []netip.Addr, ttl time.Duration, now time.Time) (wake time.Time, changed bool) {
 	until := now.Add(min(max(ttl, minTTL), MaxTTL))
 	known := t.names[name]
@@ -167,12 +161,10 @@ func (t *Table) Add(name string, addrs []netip.Addr, ttl time.Duration, now time
 	return until.Add(t.grace()), changed
 }
 
-// Restore takes a record over. It says which addresses the name has, and when
-// Expire has something to do for them.
+// Restore adds a stored record. It returns the addresses of the name, and the time at which to call Expire.
 func (t *Table) Restore(r record.Name, now time.Time) (learned engine.Name, wake time.Time, err error) {
-	// What is left of its time counts from now on, so that a wall clock which is set
-	// while the process runs moves nothing. Nothing is valid for longer than MaxTTL,
-	// unless the clock was ahead when it was learned.
+	// The remaining TTL counts from now on, so that later changes of the wall clock have no effect. It exceeds MaxTTL
+	// only if the clock was ahead when the address was learned.
 	learned.Name = r.Name
 	known := make(map[netip.Addr]time.Time, len(r.Addresses))
 	for _, a := range r.Addresses {
@@ -182,7 +174,7 @@ func (t *Table) Restore(r record.Name, now time.Time) (learned engine.Name, wake
 		}
 		known[addr] = now.Add(min(time.Unix(a.Expires, 0).Sub(now), MaxTTL))
 		if known[addr].Before(now) {
-			t.used[addr] = now // perhaps: no datapath has reported to this process yet
+			t.used[addr] = now // assume a connection: no datapath has reported to this process yet
 		}
 		learned.Addrs = append(learned.Addrs, addr)
 	}
@@ -195,7 +187,7 @@ func (t *Table) Restore(r record.Name, now time.Time) (learned engine.Name, wake
 	return learned, wake, nil
 }
 
-// Record is what has to be kept of a name.
+// Record returns the record to store for a name.
 func (t *Table) Record(name string) record.Cache {
 	addrs, ok := t.names[name]
 	if !ok {
@@ -208,8 +200,8 @@ func (t *Table) Record(name string) record.Cache {
 	return record.Cache{Names: []record.Name{r}}
 }
 
-// Expire drops the addresses whose time and grace are over and which no connection
-// holds. It returns what is gone, and when it has to be called again; zero: never.
+// Expire removes the addresses whose TTL and grace period are over and that no connection uses. It returns the
+// removed addresses, and when to call it again; zero: never.
 func (t *Table) Expire(now time.Time) (gone []engine.Name, wake time.Time) {
 	grace := t.grace()
 	defer maps.DeleteFunc(t.used, func(_ netip.Addr, used time.Time) bool { return !used.Add(grace).After(now) })
@@ -231,9 +223,9 @@ func (t *Table) Expire(now time.Time) (gone []engine.Name, wake time.Time) {
 	}
 }
 
-// Hold keeps addresses that connections use, of those that the call before returned,
-// for HoldFor. It returns the addresses whose time is over, those that end first
-// first, so that the caller looks for connections to them.
+// Hold keeps the addresses that connections use for another HoldFor; inUse is a part of the result of the previous
+// call. It returns the addresses with expired TTLs, earliest first, so that the caller checks for connections to
+// them.
 func (t *Table) Hold(inUse []netip.Addr, now time.Time) (expiring []netip.Addr) {
 	for _, a := range inUse {
 		a = a.Unmap()
@@ -260,8 +252,7 @@ func (t *Table) Hold(inUse []netip.Addr, now time.Time) (expiring []netip.Addr) 
 	return expiring
 }
 
-// end returns when the grace of an address begins: when its time is over, or when a
-// connection to it was last reported.
+// end returns the start of an address's grace period: the end of its TTL, or the last reported connection.
 func (t *Table) end(a netip.Addr, until time.Time) time.Time {
 	if used := t.used[a]; used.After(until) {
 		return used
@@ -269,7 +260,7 @@ func (t *Table) end(a netip.Addr, until time.Time) time.Time {
 	return until
 }
 
-// grace returns how long addresses stay after their end.
+// grace returns how long addresses are kept after their end.
 func (t *Table) grace() time.Duration {
 	if t.asked == nil && len(t.used) == 0 {
 		return t.limits.Grace
@@ -277,12 +268,12 @@ func (t *Table) grace() time.Duration {
 	return max(t.limits.Grace, HoldFor)
 }
 
-// endsFirst is when the first address of a name ends.
+// endsFirst returns when the first address of a name ends.
 func (t *Table) endsFirst(name string) (time.Time, bool) {
 	return t.ends(name, func(a, b time.Time) bool { return a.Before(b) })
 }
 
-// endsLast is when all addresses of a name have ended.
+// endsLast returns when the last address of a name ends.
 func (t *Table) endsLast(name string) (time.Time, bool) {
 	return t.ends(name, func(a, b time.Time) bool { return a.After(b) })
 }
@@ -296,7 +287,7 @@ func (t *Table) ends(name string, better func(a, b time.Time) bool) (at time.Tim
 	return at, ok
 }
 
-// noteTimes puts a name into the expiry queues.
+// noteTimes adds a name to the expiry queues.
 func (t *Table) noteTimes(name string) {
 	if at, ok := t.endsFirst(name); ok {
 		t.ending.Note(name, at)
@@ -306,7 +297,7 @@ func (t *Table) noteTimes(name string) {
 	}
 }
 
-// forget drops addresses of a name.
+// forget removes addresses of a name.
 func (t *Table) forget(name string, addrs []netip.Addr) engine.Name {
 	for _, a := range addrs {
 		delete(t.names[name], a)

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 )
 
-// clocked is a table with the time that the test gives it.
+// clocked is a table with a clock that the test sets.
 type clocked struct {
 	*Table
 	now  time.Time
@@ -25,7 +25,7 @@ type clocked struct {
 	told map[place]bool
 }
 
-// place is an address of a name that the engine would be told of.
+// place is an address of a name, as the engine knows it.
 type place struct {
 	name string
 	addr netip.Addr
@@ -64,7 +64,7 @@ func (c *clocked) drop(gone []engine.Name) {
 	}
 }
 
-// sweep expires what is due.
+// sweep calls Expire if it is due.
 func (c *clocked) sweep() {
 	if c.wake.IsZero() || c.wake.After(c.now) {
 		return
@@ -74,7 +74,7 @@ func (c *clocked) sweep() {
 	c.drop(gone)
 }
 
-// learnMany has names with 16 addresses each that end one after the other.
+// learnMany adds names with 16 addresses each, which end one after the other.
 func (c *clocked) learnMany(t testing.TB, names int) {
 	t.Helper()
 	next := netip.MustParseAddr("20.0.0.0")
@@ -106,10 +106,9 @@ func TestSweepLooksOnlyAtNamesThatEnd(t *testing.T) {
 	if len(o.names) != 0 || o.addresses != 0 {
 		t.Errorf("%d names with %d addresses are left", len(o.names), o.addresses)
 	}
-	// One look finds the name that ends, one the name after it, and one that the
-	// name has gone.
+	// One visit finds the name that ends, one the next name, and one that the name was removed.
 	if most := 3 * names; o.ending.Visits > most {
-		t.Errorf("%d sweeps looked at %d names, want at most %d", names, o.ending.Visits, most)
+		t.Errorf("%d sweeps visited %d names, limit %d", names, o.ending.Visits, most)
 	}
 }
 
@@ -122,7 +121,7 @@ func TestFullMemoryOfNamesLooksOnlyAtNamesThatEnd(t *testing.T) {
 		for i := range names {
 			at := []netip.Addr{netip.AddrFrom4([4]byte{30, 0, byte(i >> 8), byte(i)})}
 			if err := o.learn(fmt.Sprintf("x%d.example.com", i), at, time.Minute); err == nil {
-				t.Fatalf("full of %s that are valid: a new name was taken", what)
+				t.Fatalf("full of valid %s: a new name was accepted", what)
 			}
 		}
 		o.now = o.now.Add(2 * time.Minute) // all are in their grace
@@ -133,12 +132,12 @@ func TestFullMemoryOfNamesLooksOnlyAtNamesThatEnd(t *testing.T) {
 			}
 		}
 		if visits, most := o.ending.Visits+o.ended.Visits, 8*names; visits > most {
-			t.Errorf("%s: %d calls looked at %d names, want at most %d", what, names+names/2, visits, most)
+			t.Errorf("%s: %d calls visited %d names, limit %d", what, names+names/2, visits, most)
 		}
 	}
 }
 
-// hold reports connections to some of the addresses that the call before returned.
+// hold reports connections to some of the addresses that the previous call returned.
 func (c *clocked) hold(inUse ...netip.Addr) []netip.Addr { return c.Hold(inUse, c.now) }
 
 func (c *clocked) after(d time.Duration) {
@@ -154,7 +153,7 @@ func TestAddressStaysWhileAConnectionUsesIt(t *testing.T) {
 			c := newTable(10, 10)
 			c.limits.Grace = grace
 			if got := c.hold(busy); len(got) != 0 {
-				t.Fatalf("asks about %v, and nothing was learned", got)
+				t.Fatalf("asks about %v, but nothing was learned", got)
 			}
 			for _, a := range []netip.Addr{busy, idle} {
 				if err := c.learn("a.example.com", []netip.Addr{a}, time.Minute); err != nil {
@@ -168,7 +167,7 @@ func TestAddressStaysWhileAConnectionUsesIt(t *testing.T) {
 			if err := c.learn("c.example.com", []netip.Addr{fresh}, 24*time.Hour); err != nil {
 				t.Fatal(err)
 			}
-			for range 100 { // reports come once in a minute at least
+			for range 100 { // reports arrive at least once a minute
 				if got := c.hold(busy, fresh); !slices.Contains(got, busy) || slices.Contains(got, fresh) {
 					t.Fatalf("asks about %v, want %s among them and not %s", got, busy, fresh)
 				}
@@ -201,12 +200,11 @@ func TestOnlyAddressesThatWereAskedAboutAreHeld(t *testing.T) {
 	}
 	c.hold(a, netip.MustParseAddr("192.0.2.77"))
 	if len(c.used) != 0 {
-		t.Errorf("%v are held, and the table asked about none", c.used)
+		t.Errorf("%v are held, but the table asked about none", c.used)
 	}
 }
 
-// TestAddressesOfARestartWaitForAReport restores addresses whose time was over before the
-// process began.
+// TestAddressesOfARestartWaitForAReport restores addresses whose TTL expired before the process started.
 func TestAddressesOfARestartWaitForAReport(t *testing.T) {
 	a := netip.MustParseAddr("192.0.2.1")
 	c := newTable(10, 10)
@@ -220,17 +218,17 @@ func TestAddressesOfARestartWaitForAReport(t *testing.T) {
 	c.wakeAt(wake)
 	c.after(time.Minute)
 	if len(c.told) != 1 {
-		t.Fatal("forgotten before a datapath could report")
+		t.Fatal("removed before a datapath could report")
 	}
 	c.hold()
 	c.hold(a)
 	c.after(9*time.Minute + time.Second)
 	if len(c.told) != 1 {
-		t.Error("forgotten although a connection uses it")
+		t.Error("removed although a connection uses it")
 	}
 	c.after(time.Minute)
 	if len(c.told) != 0 || len(c.used) != 0 {
-		t.Errorf("still there without a connection: %v", c.told)
+		t.Errorf("still present without a connection: %v", c.told)
 	}
 }
 
@@ -266,7 +264,7 @@ func TestRoomIsMadeByAddressesWithoutAConnectionFirst(t *testing.T) {
 	}
 }
 
-// The slow way looks at every address.
+// The reference implementation visits every address.
 func TestAddressesEndAsTheSlowWaySays(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -303,7 +301,7 @@ func TestAddressesEndAsTheSlowWaySays(t *testing.T) {
 		known := o.names[name][at] != time.Time{}
 		err := o.learn(name, []netip.Addr{at}, time.Duration(1+r.IntN(20))*time.Minute)
 		if err != nil && (over || known) {
-			t.Fatalf("step %d: refused though something may go (%t), or it is known (%t): %v", step, over, known, err)
+			t.Fatalf("step %d: refused although addresses are removable (%t) or the name is known (%t): %v", step, over, known, err)
 		}
 		count := 0
 		for name, addrs := range o.names {
@@ -315,7 +313,7 @@ func TestAddressesEndAsTheSlowWaySays(t *testing.T) {
 			}
 		}
 		if count != len(o.told) {
-			t.Fatalf("step %d: %d addresses, and nothing said that of %d others any is gone",
+			t.Fatalf("step %d: %d addresses are left, but no removal was reported for %d others",
 				step, count, len(o.told)-count)
 		}
 		if count != o.addresses || count > 64 {
@@ -324,7 +322,7 @@ func TestAddressesEndAsTheSlowWaySays(t *testing.T) {
 	}
 }
 
-// BenchmarkNamesThatEndOneByOne: 4,096 names with 65,536 addresses.
+// BenchmarkNamesThatEndOneByOne uses 4,096 names with 65,536 addresses.
 func BenchmarkNamesThatEndOneByOne(b *testing.B) {
 	for b.Loop() {
 		b.StopTimer()
@@ -338,9 +336,8 @@ func BenchmarkNamesThatEndOneByOne(b *testing.B) {
 	}
 }
 
-// TestRestoredAddressesEndByTheRunningClock: what was read from the journal has a reading
-// of the monotonic clock again, so that a wall clock which is set while the process runs
-// keeps no address for years.
+// TestRestoredAddressesEndByTheRunningClock: restored times use the monotonic clock, so that setting the wall clock
+// while the process runs does not keep an address for years.
 func TestRestoredAddressesEndByTheRunningClock(t *testing.T) {
 	now := time.Now()
 	const tenYears = 10 * 365 * 24 * time.Hour
@@ -359,8 +356,8 @@ func TestRestoredAddressesEndByTheRunningClock(t *testing.T) {
 	}
 }
 
-// TestAddressThatAnAnswerRepeatsIsNotEvictedForIt learns an answer that repeats an address whose time is
-// over, and brings a new one. The one that it repeats makes no room.
+// TestAddressThatAnAnswerRepeatsIsNotEvictedForIt learns an answer with a known address, whose TTL has expired, and a
+// new address. The known address is not evicted for the new one.
 func TestAddressThatAnAnswerRepeatsIsNotEvictedForIt(t *testing.T) {
 	c := newTable(4, 2*maxPerName)
 	old := netip.MustParseAddr("20.0.0.1")
@@ -378,12 +375,12 @@ func TestAddressThatAnAnswerRepeatsIsNotEvictedForIt(t *testing.T) {
 	c.now = c.now.Add(2 * time.Minute)
 	_, gone, err := c.Room("a.", []netip.Addr{old, next.Next()}, c.now)
 	if err == nil || len(gone) > 0 {
-		t.Errorf("gone %v, %v; the name is full, and nothing else of it is over", gone, err)
+		t.Errorf("removed %v, %v; the name is full, and no other address has expired", gone, err)
 	}
 }
 
-// TestNameThatIsPassedOverStillExpires passes over a name when it looks for room. Nothing of the name may
-// go, because the answer has its address too. The time of the name ends all the same.
+// TestNameThatIsPassedOverStillExpires skips a name when it searches for capacity: its addresses cannot be removed,
+// because the answer has its address, too. The name still expires later.
 func TestNameThatIsPassedOverStillExpires(t *testing.T) {
 	c := newTable(4, 2)
 	a, b := netip.MustParseAddr("20.0.0.1"), netip.MustParseAddr("20.0.0.2")
@@ -392,7 +389,7 @@ func TestNameThatIsPassedOverStillExpires(t *testing.T) {
 	}
 	c.now = c.now.Add(2 * time.Minute)
 	if err := c.learn("new.", []netip.Addr{a, b}, time.Minute); err == nil {
-		t.Fatal("two more addresses have room, and the limit is two")
+		t.Fatal("two more addresses fit, although the limit is two")
 	}
 	c.now = c.now.Add(time.Hour)
 	c.sweep()

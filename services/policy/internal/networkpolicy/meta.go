@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package networkpolicy holds Kubernetes' NetworkPolicy and what all kinds of
-// policy are written with, object metadata and label selectors, with the
-// validation an API server does.
+// Package networkpolicy defines Kubernetes' NetworkPolicy, and the parts that all kinds of policy share: object
+// metadata and label selectors, with the validation of an API server.
 package networkpolicy
 
 import (
@@ -19,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 )
 
-// Meta is what every object has.
+// Meta holds the fields of every object.
 type Meta struct {
 	APIVersion string     `json:"apiVersion"`
 	Kind       string     `json:"kind"`
@@ -27,8 +26,8 @@ type Meta struct {
 	Status     any        `json:"status"`
 }
 
-// ObjectMeta is the metadata policies are found by. The parts that only the
-// API server writes are accepted and not kept.
+// ObjectMeta is the metadata by which policies are identified. Fields that only the API server writes are accepted
+// and dropped.
 type ObjectMeta struct {
 	Name        string            `json:"name"`
 	Namespace   string            `json:"namespace"`
@@ -48,8 +47,8 @@ type ObjectMeta struct {
 	GenerateName               any `json:"generateName"`
 }
 
-// Validate checks the name, and the namespace of a namespaced object, whose
-// default is "default". A cluster-wide object must have none.
+// Validate checks the name, and the namespace of a namespaced object, by default "default". A cluster-wide object
+// must have no namespace.
 func (m *ObjectMeta) Validate(namespaced bool, ps *manifest.Problems) {
 	switch {
 	case m.Name == "":
@@ -67,21 +66,20 @@ func (m *ObjectMeta) Validate(namespaced bool, ps *manifest.Problems) {
 	}
 }
 
-// LabelSelector is a selector as written.
+// LabelSelector is a label selector as written.
 type LabelSelector struct {
 	MatchLabels      map[string]string `json:"matchLabels"`
 	MatchExpressions []Expression      `json:"matchExpressions"`
 }
 
-// Expression is one requirement as written.
+// Expression is one requirement of a label selector.
 type Expression struct {
 	Key      string   `json:"key"`
 	Operator string   `json:"operator"`
 	Values   []string `json:"values"`
 }
 
-// Validate checks keys, operators and values. With sources, keys may begin
-// with a source and a colon.
+// Validate checks keys, operators and values. If sources is set, keys may start with a source and a colon.
 func (s *LabelSelector) Validate(path string, sources bool, ps *manifest.Problems) {
 	if s == nil {
 		return
@@ -127,7 +125,7 @@ func (s *LabelSelector) Validate(path string, sources bool, ps *manifest.Problem
 	}
 }
 
-// Names reports whether the selector has a requirement on exactly this key.
+// Names reports whether the selector has a requirement for exactly this key.
 func (s *LabelSelector) Names(key string) bool {
 	if s == nil {
 		return false
@@ -138,15 +136,14 @@ func (s *LabelSelector) Names(key string) bool {
 	return slices.ContainsFunc(s.MatchExpressions, func(e Expression) bool { return e.Key == key })
 }
 
-// Usable reports whether the selector was read whole, as far as bad says, and
-// has a meaning.
+// Usable reports whether the selector is valid and was read completely, according to bad.
 func (s *LabelSelector) Usable(path string, sources bool, bad func(path string) bool) bool {
 	var ps manifest.Problems
 	s.Validate(path, sources, &ps)
 	return !bad(path) && ps.Meaningful()
 }
 
-// Without returns the selector without the key in matchLabels.
+// Without returns the selector without a key of matchLabels.
 func (s *LabelSelector) Without(key string) *LabelSelector {
 	if s == nil {
 		return nil
@@ -159,8 +156,7 @@ func (s *LabelSelector) Without(key string) *LabelSelector {
 	return out
 }
 
-// SplitSource cuts "source:key". Without a colon the source is empty, and
-// "any" is the same as none.
+// SplitSource cuts "source:key". Without a colon the source is empty; "any" means no source.
 func SplitSource(key string) (source, rest string) {
 	source, rest, ok := strings.Cut(key, ":")
 	if !ok {
@@ -172,14 +168,12 @@ func SplitSource(key string) (source, rest string) {
 	return source, rest
 }
 
-// Requirements converts a valid selector. Each key gets the source and the
-// prefix.
+// Requirements converts a valid selector. source and prefix are added to each key.
 func (s *LabelSelector) Requirements(source, prefix string) []selector.Requirement {
 	return s.Convert(func(key string) (string, string) { return source, prefix + key })
 }
 
-// Convert converts a valid selector, with the source and key that place gives
-// for each key.
+// Convert converts a valid selector; place returns the source and key for each key.
 func (s *LabelSelector) Convert(place func(key string) (source, key2 string)) []selector.Requirement {
 	if s == nil {
 		return nil
@@ -197,29 +191,28 @@ func (s *LabelSelector) Convert(place func(key string) (source, key2 string)) []
 	return reqs
 }
 
-// Namespaces are the requirements of a namespace selector: the labels of the
-// namespace, and that the peer is in a namespace at all, which nodes and the
-// world are not.
+// Namespaces returns the requirements of a namespace selector: for the labels of the namespace, and that the peer is
+// in some namespace, which excludes nodes and the world.
 func (s *LabelSelector) Namespaces() []selector.Requirement {
 	return append(s.Requirements(label.SourceKubernetes, label.KeyNamespaceLabels), InSomeNamespace())
 }
 
-// Pods are the requirements of a pod selector, without a namespace.
+// Pods returns the requirements of a pod selector, without a namespace.
 func (s *LabelSelector) Pods() []selector.Requirement {
 	return s.Requirements(label.SourceKubernetes, "")
 }
 
-// InSomeNamespace requires a namespace.
+// InSomeNamespace returns the requirement that a peer is in some namespace.
 func InSomeNamespace() selector.Requirement {
 	return selector.Requirement{Source: label.SourceKubernetes, Key: label.KeyNamespace, Op: selector.Exists}
 }
 
-// InNamespace requires this namespace.
+// InNamespace returns the requirement that a peer is in the namespace.
 func InNamespace(namespace string) selector.Requirement {
 	return selector.Requirement{Source: label.SourceKubernetes, Key: label.KeyNamespace, Op: selector.In, Values: []string{namespace}}
 }
 
-// InCluster requires a cluster.
+// InCluster returns the requirement that a peer is in the cluster.
 func InCluster(cluster string) selector.Requirement {
 	return selector.Requirement{Source: label.SourceKubernetes, Key: label.KeyCluster, Op: selector.In, Values: []string{cluster}}
 }
@@ -256,7 +249,7 @@ func isSubdomain(s string) bool {
 	return true
 }
 
-// IsSubdomain reports whether s can be the name of an object.
+// IsSubdomain reports whether s is a valid name of an object.
 func IsSubdomain(s string) bool { return isSubdomain(s) }
 
 func isName(s string) bool {
@@ -287,8 +280,8 @@ func badKey(key string) string {
 	return ""
 }
 
-// IsPortName reports whether s is a port name as IANA registers them: at most
-// 15 letters, digits and single hyphens inside, with at least one letter.
+// IsPortName reports whether s is a port name as registered by IANA: at most 15 letters, digits and single inner
+// hyphens, with at least one letter.
 func IsPortName(s string) bool {
 	if s == "" || len(s) > 15 || strings.Contains(s, "--") || s[0] == '-' || s[len(s)-1] == '-' {
 		return false
@@ -307,7 +300,7 @@ func IsPortName(s string) bool {
 	return letter
 }
 
-// Unmap turns a prefix of IPv4-mapped addresses into the IPv4 prefix.
+// Unmap converts a prefix of IPv4-mapped addresses to the IPv4 prefix.
 func Unmap(p netip.Prefix) netip.Prefix {
 	if p.Addr().Is4In6() && p.Bits() >= 96 {
 		return netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)

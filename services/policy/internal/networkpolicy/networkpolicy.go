@@ -17,13 +17,13 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 )
 
-// NetworkPolicy is networking.k8s.io/v1.
+// NetworkPolicy is a networking.k8s.io/v1 NetworkPolicy.
 type NetworkPolicy struct {
 	Meta
 	Spec NetworkPolicySpec `json:"spec"`
 }
 
-// NetworkPolicySpec is its content.
+// NetworkPolicySpec is the spec of a NetworkPolicy.
 type NetworkPolicySpec struct {
 	PodSelector *LabelSelector       `json:"podSelector"`
 	PolicyTypes []string             `json:"policyTypes"`
@@ -50,20 +50,20 @@ type NetworkPeer struct {
 	IPBlock           *IPBlock       `json:"ipBlock"`
 }
 
-// IPBlock is a prefix with holes.
+// IPBlock is a prefix with exceptions.
 type IPBlock struct {
 	CIDR   string   `json:"cidr"`
 	Except []string `json:"except"`
 }
 
-// NetworkPort is a port, a range or all of a protocol.
+// NetworkPort is a port, a range, or all ports of a protocol.
 type NetworkPort struct {
 	Protocol *string          `json:"protocol"`
 	Port     *manifest.Number `json:"port"`
 	EndPort  *int64           `json:"endPort"`
 }
 
-// Validate checks everything an API server does.
+// Validate performs the checks of an API server.
 func (p *NetworkPolicy) Validate() manifest.Problems {
 	var ps manifest.Problems
 	p.Metadata.Validate(true, &ps)
@@ -114,8 +114,7 @@ func validatePeers(path string, peers []NetworkPeer, ps *manifest.Problems) {
 	}
 }
 
-// strictPrefix is a prefix, which Kubernetes demands to be in its
-// canonical spelling of new objects.
+// strictPrefix parses a prefix. For new objects, Kubernetes requires its canonical spelling.
 func strictPrefix(path, s string, ps *manifest.Problems) (netip.Prefix, bool) {
 	canonical, ok := heldPrefix(s)
 	p, err := netip.ParsePrefix(s)
@@ -123,23 +122,23 @@ func strictPrefix(path, s string, ps *manifest.Problems) (netip.Prefix, bool) {
 	case !ok:
 		ps.Add(path, "%q is not a prefix such as 10.9.8.0/24 or 2001:db8::/64", s)
 	case err != nil:
-		ps.AddHeld(path, "%q has leading zeros; %s is meant", s, canonical)
+		ps.AddHeld(path, "%q has leading zeros; it means %s", s, canonical)
 	case p.Addr().Is4In6():
-		ps.AddHeld(path, "%q is an IPv4-mapped IPv6 prefix; %s is meant", s, canonical)
+		ps.AddHeld(path, "%q is an IPv4-mapped IPv6 prefix; it means %s", s, canonical)
 	case p != canonical:
-		ps.AddHeld(path, "%q has bits beyond its length; %s is meant", s, canonical)
+		ps.AddHeld(path, "%q has bits beyond its prefix length; it means %s", s, canonical)
 	}
 	return canonical, ok
 }
 
-// heldPrefix is the prefix that a text means which an API server may hold: with
-// bits beyond its length, leading zeros, or IPv4 addresses written as IPv6.
+// heldPrefix parses a prefix as an API server may hold it: with bits beyond its length, with leading zeros, or with
+// an IPv4 address in IPv6 notation.
 func heldPrefix(s string) (netip.Prefix, bool) {
 	addr, bits, ok := strings.Cut(s, "/")
 	if !ok {
 		return netip.Prefix{}, false
 	}
-	// The IPv4 address at the end, if there is one.
+	// The embedded IPv4 address at the end, if any.
 	front := ""
 	if i := strings.LastIndexByte(addr, ':'); i >= 0 {
 		front, addr = addr[:i+1], addr[i+1:]
@@ -200,7 +199,7 @@ func (p *NetworkPolicy) source() policytable.Source {
 	return policytable.Source{Kind: "NetworkPolicy", Namespace: p.Metadata.Namespace, Name: p.Metadata.Name}
 }
 
-// types are the policy types, those that are implied included.
+// types returns the policy types, including implied types.
 func (p *NetworkPolicy) types(egress bool) []string {
 	switch {
 	case len(p.Spec.PolicyTypes) > 0:
@@ -211,9 +210,9 @@ func (p *NetworkPolicy) types(egress bool) []string {
 	return []string{"Ingress"}
 }
 
-// Isolate is what becomes of a policy that cannot be converted: what it selects
-// gets no traffic in the directions that it is for. What bad reports was not
-// understood; without the selector it is every pod of the namespace.
+// Isolate returns the rules for a policy that cannot be converted: the pods that it selects get no traffic in the
+// directions of the policy. bad reports the paths that were not understood. If the selector was not understood, every
+// pod of the namespace is selected.
 func (p *NetworkPolicy) Isolate(bad func(path string) bool) []rule.Spec {
 	spec := rule.Spec{Namespace: p.Metadata.Namespace}
 	reqs := []selector.Requirement{InNamespace(p.Metadata.Namespace)}

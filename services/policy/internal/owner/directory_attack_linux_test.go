@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 )
 
-// Files come and go by rename without a pause. What is written in place and what
-// is removed is taken over all the same, and the last state is the whole truth.
+// Files are added and removed by rename without a pause. Files that are written in place or removed are still
+// applied, and the final state is correct.
 func TestDirectoryUnderConstantRenamesMissesNothing(t *testing.T) {
 	p := newPlace(t)
 	p.ready(map[string]string{"stays.yaml": policy("stays", 1), "goes.yaml": policy("goes", 1)})
@@ -58,9 +58,8 @@ func TestDirectoryUnderConstantRenamesMissesNothing(t *testing.T) {
 	p.want("afterwards", append([]string{"stays.yaml: stays 2"}, last...)...)
 }
 
-// TestFileOfThousandsOfPolicies reads a file of thousands of policies, which fit into it. Those that exceed
-// the share of their namespace isolate. A file with a document of too many values for the memory that it
-// would take is refused by name.
+// TestFileOfThousandsOfPolicies reads a file with thousands of policies. The policies that exceed the share of their
+// namespace isolate. A file is rejected by name if a document has too many values for the memory limit.
 func TestFileOfThousandsOfPolicies(t *testing.T) {
 	many := func(n int) string {
 		var b strings.Builder

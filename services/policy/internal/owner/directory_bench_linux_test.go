@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// told says when a listing was taken over.
+// told reports when a listing was applied.
 type told struct {
 	directory.Feed
 	taken chan struct{}
@@ -34,8 +34,8 @@ func (t told) Set(ctx context.Context, files []directory.File) error {
 	return err
 }
 
-// BenchmarkChange measures from a finished rename, and from a call, until the
-// change is compiled and on stable storage.
+// BenchmarkChange measures the time from a finished rename, or from a call, until the change is compiled and on
+// stable storage.
 func BenchmarkChange(b *testing.B) {
 	for _, files := range []int{1, 100} {
 		dir := b.TempDir()
@@ -56,8 +56,8 @@ func BenchmarkChange(b *testing.B) {
 		}
 		taken := make(chan struct{})
 		source := directory.New(dir, "policies", told{o.Feed(managed.SourceFile), taken}, func(context.Context, error) error { return nil }, log.Discard())
-		source.Rest = 0 // one change follows the other
-		// The files beside have been there for a while.
+		source.Rest = 0 // changes follow each other immediately
+		// The other files have existed for a while.
 		source.Grain = 0
 		wg.Go(func() { source.Run(ctx) }) //nolint:errcheck // it ends with the context
 		revision := func() uint64 {

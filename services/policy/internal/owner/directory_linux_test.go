@@ -31,7 +31,7 @@ import (
 // place is a directory with a source that feeds a real owner.
 type place struct {
 	t     *testing.T
-	dir   string // of the test; the source's is below it
+	dir   string // directory of the test; the source's directory is below it
 	owner *owner.Owner
 }
 
@@ -55,7 +55,7 @@ func newPlace(t *testing.T, change ...func(*directory.Source)) *place {
 	})
 	failed := func(ctx context.Context, why error) error { return p.owner.SourceFailed(ctx, managed.SourceFile, why) }
 	source := directory.New(filepath.Join(p.dir, "policies"), "policies", p.owner.Feed(managed.SourceFile), failed, log.Discard())
-	source.Rescan = time.Hour // only what the kernel says
+	source.Rescan = time.Hour // rely on kernel events only
 	for _, c := range change {
 		c(source)
 	}
@@ -68,7 +68,7 @@ func newPlace(t *testing.T, change ...func(*directory.Source)) *place {
 	return p
 }
 
-// state is the policies and refusals as lines: NAME PORT, or FILE: error.
+// state returns the policies and refusals as lines: NAME PORT, or FILE: error.
 func (p *place) state() []string {
 	p.t.Helper()
 	list, _, err := p.owner.List(p.t.Context(), owner.Filter{})
@@ -95,7 +95,7 @@ func (p *place) state() []string {
 	return out
 }
 
-// want waits for lines; one that ends in … is the beginning of one.
+// want waits for lines; a line that ends in … is a prefix.
 func (p *place) want(what string, lines ...string) {
 	p.t.Helper()
 	matches := func(got, want string) bool {
@@ -126,7 +126,7 @@ func (p *place) write(name, content string) {
 	p.do(os.WriteFile(p.path(name), []byte(content), 0o644))
 }
 
-// writeFile writes a file, and makes its directory.
+// writeFile writes a file and creates its directory.
 func writeFile(t *testing.T, path, content string) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -161,8 +161,8 @@ func TestFilesBecomePolicies(t *testing.T) {
 	p.want("c moved", "e.json: c …")
 }
 
-// TestKernelPoliciesAreEnforcedThoughTheDirectoryCannotBeWatched has the limits of inotify reached, as other programs
-// of the machine may reach them.
+// TestKernelPoliciesAreEnforcedThoughTheDirectoryCannotBeWatched reaches the limits of inotify, as other programs on
+// the machine may do.
 func TestKernelPoliciesAreEnforcedThoughTheDirectoryCannotBeWatched(t *testing.T) {
 	limit, inside := dirwatchtest.Limited(t)
 	if !inside {
@@ -184,9 +184,9 @@ func TestKernelPoliciesAreEnforcedThoughTheDirectoryCannotBeWatched(t *testing.T
 	}
 }
 
-// TestBadFileIsReportedAndItsLastGoodStateStays writes documents that cannot be applied. Such a document
-// isolates, and takes no other along. Of a file with a document of which not even the namespace can be read,
-// what was in force stays.
+// TestBadFileIsReportedAndItsLastGoodStateStays writes documents that cannot be applied. Such a document isolates,
+// and does not affect other documents. If not even the namespace of a document can be read, the earlier policies of
+// its file stay.
 func TestBadFileIsReportedAndItsLastGoodStateStays(t *testing.T) {
 	p := newPlace(t)
 	p.do(os.Mkdir(p.path(""), 0o755))
@@ -207,7 +207,7 @@ func TestBadFileIsReportedAndItsLastGoodStateStays(t *testing.T) {
 	p.want("another that cannot be read", "a.yaml: a 3", "a.yaml: b 4", "new.yaml: !document 1 (line 1): yaml: …")
 	p.write("a.yaml", policy("a", 5)+"---\n- a list\n")
 	const unread = " !document 2 (line 8): is not an object but a list"
-	p.want("a part that cannot be read",
+	p.want("an unreadable part",
 		"a.yaml: a 5"+unread, "a.yaml: b 4"+unread, "new.yaml: !document 1 (line 1): yaml: …")
 	p.write("a.yaml", policy("a", 4))
 	p.do(os.Remove(p.path("new.yaml")))
@@ -236,7 +236,7 @@ func TestSecondDocumentWithAPolicyIsolates(t *testing.T) {
 	p.do(os.Mkdir(p.path(""), 0o755))
 	p.write("m.yaml", policy("a", 1))
 	p.want("one", "m.yaml: a 1")
-	// It is first by its name, and still the second.
+	// Its file sorts first, but it is still the second.
 	p.write("b.yaml", policy("x", 7)+"---\n"+policy("a", 2))
 	p.want("the second", "b.yaml: a !NetworkPolicy default/a is in m.yaml already (b.yaml: document 2 (line 8))",
 		"b.yaml: x 7", "m.yaml: a 1")
@@ -269,7 +269,7 @@ func TestEditorsAndVolumesAreFollowed(t *testing.T) {
 	p.do(os.Rename(p.path(".a.tmp"), p.path("a.yaml")))
 	p.want("renamed over", "a.yaml: a 2")
 
-	// A writer that takes its time: what is there meanwhile is a whole policy.
+	// A slow writer: meanwhile the file contains a complete policy.
 	f, err := os.OpenFile(p.path("a.yaml"), os.O_WRONLY|os.O_TRUNC, 0)
 	p.do(err)
 	for _, part := range []string{policy("a", 3), "---\n", policy("b", 4)} {
@@ -280,7 +280,7 @@ func TestEditorsAndVolumesAreFollowed(t *testing.T) {
 	p.want("written in parts", "a.yaml: a 3", "a.yaml: b 4")
 	p.do(os.Remove(p.path("a.yaml")))
 
-	// A volume of Kubernetes: names are links through a link that is swapped.
+	// A Kubernetes volume: names are links through a link that is swapped.
 	for i, dir := range []string{"..v1", "..v2"} {
 		p.do(os.Mkdir(p.path(dir), 0o755))
 		p.write(dir+"/v.yaml", policy("v", 10+i))
@@ -293,7 +293,7 @@ func TestEditorsAndVolumesAreFollowed(t *testing.T) {
 	p.want("swapped", "v.yaml: v 11")
 }
 
-// ready writes files before the source of a place would see them one by one.
+// ready writes files before the source could read them one by one.
 func (p *place) ready(files map[string]string) {
 	p.t.Helper()
 	next := filepath.Join(p.dir, "next")
@@ -305,7 +305,7 @@ func (p *place) ready(files map[string]string) {
 }
 
 func TestFinishedRenameActsAtOnce(t *testing.T) {
-	p := newPlace(t, func(s *directory.Source) { s.Quiet, s.Patience = time.Hour, time.Hour }) // nothing else ever acts
+	p := newPlace(t, func(s *directory.Source) { s.Quiet, s.Patience = time.Hour, time.Hour }) // no other trigger
 	p.ready(map[string]string{"a.yaml": policy("a", 1), "b.yaml": policy("b", 1)})
 	p.want("the directory", "a.yaml: a 1", "b.yaml: b 1")
 	p.write(".a.tmp", policy("a", 2))
@@ -314,23 +314,22 @@ func TestFinishedRenameActsAtOnce(t *testing.T) {
 	p.do(os.Rename(p.path("a.yaml"), p.path("c.yaml")))
 	p.want("renamed", "b.yaml: b 1", "c.yaml: a 2")
 
-	// An editor takes a file away before it writes the new one. What happens
-	// besides does not make it a file that is gone.
+	// An editor removes a file before it writes the new one. Other events meanwhile do not make the file count as
+	// deleted.
 	p.do(os.Rename(p.path("c.yaml"), p.path("c.yaml~")))
 	p.write(".b.tmp", policy("b", 2))
 	p.do(os.Rename(p.path(".b.tmp"), p.path("b.yaml")))
 	p.want("another file", "b.yaml: b 2", "c.yaml: a 2")
 	p.do(os.Rename(p.path("c.yaml~"), p.path("c.yaml")))
 
-	// A file that is written in place is not read meanwhile, nor is one that
-	// leads to it.
+	// A file that is being written in place is not read, nor is a link to it.
 	p.do(os.Symlink("b.yaml", p.path("d.yaml")))
 	p.write("b.yaml", policy("b", 3))
 	p.write(".e.tmp", policy("e", 1))
 	p.do(os.Rename(p.path(".e.tmp"), p.path("e.yaml")))
 	p.want("a third file", "b.yaml: b 2", "c.yaml: a 2", "e.yaml: e 1")
 
-	// A volume of Kubernetes.
+	// A Kubernetes volume.
 	for i, dir := range []string{"..v1", "..v2"} {
 		p.do(os.Mkdir(p.path(dir), 0o755))
 		p.write(dir+"/v.yaml", policy("v", 10+i))
@@ -345,8 +344,8 @@ func TestFinishedRenameActsAtOnce(t *testing.T) {
 }
 
 func TestFileThatIsOpenKeepsWhatItHad(t *testing.T) {
-	// The directory is there before the source: one that comes later may be listed
-	// once before it is watched, and nobody would say that the file is open.
+	// The directory exists before the source starts: a directory that is created later may be listed once before it
+	// is watched, and then the open file would go unnoticed.
 	p := newPlace(t, func(s *directory.Source) {
 		s.Patience = 2 * s.Quiet
 		files := map[string]string{"a.yaml": policy("a", 1) + "---\n" + policy("b", 1), "c.yaml": policy("c", 1)}
@@ -363,7 +362,7 @@ func TestFileThatIsOpenKeepsWhatItHad(t *testing.T) {
 	const why = " !is open for writing: what it had stays until it is closed"
 	p.want("half written, and reported", "a.yaml: a 1"+why, "a.yaml: b 1"+why, "c.yaml: c 1")
 	p.write("c.yaml", policy("c", 2))
-	p.want("the others go on", "a.yaml: a 1"+why, "a.yaml: b 1"+why, "c.yaml: c 2")
+	p.want("the other files are still followed", "a.yaml: a 1"+why, "a.yaml: b 1"+why, "c.yaml: c 2")
 	_, err = f.WriteString("---\n" + policy("b", 2))
 	p.do(err)
 	p.do(f.Close())
@@ -388,7 +387,7 @@ func TestDirectoryThatBecomesEmptyKeepsItsPoliciesForAWhile(t *testing.T) {
 	p.do(os.Remove(p.path("b.yaml")))
 	servicetest.EventuallyNil(t, "the announcement", func() error {
 		if e := p.fileError(); !strings.Contains(e, "has no file any more; if it stays so, its 1 policies are deleted after 1h0m0s") {
-			return fmt.Errorf("the source says %q", e)
+			return fmt.Errorf("the error of the source is %q", e)
 		}
 		return nil
 	})
@@ -396,10 +395,10 @@ func TestDirectoryThatBecomesEmptyKeepsItsPoliciesForAWhile(t *testing.T) {
 	p.write("c.yaml", policy("c", 1))
 	p.want("mounted", "c.yaml: c 1")
 	if e := p.fileError(); e != "" {
-		t.Errorf("the source says %q still", e)
+		t.Errorf("the error of the source is still %q", e)
 	}
 
-	// What was there before a restart counts too.
+	// The time before a restart counts, too.
 	other := directory.New(t.TempDir(), "policies", source.Feed, nil, log.Discard())
 	for range 2 {
 		if err := other.Scan(t.Context()); err == nil {
@@ -425,23 +424,23 @@ func TestDirectoryMayItselfBeSwapped(t *testing.T) {
 	p.want("swapped", "a.yaml: a 2")
 	p.write("a.yaml", policy("a", 3))
 	p.want("the new one is watched", "a.yaml: a 3")
-	// Without the directory nothing is taken for gone.
+	// A missing directory does not count as empty.
 	p.do(os.Remove(filepath.Join(p.dir, "policies")))
-	servicetest.Eventually(t, "a word about the directory that is gone", func() bool { return p.fileError() != "" })
+	servicetest.Eventually(t, "an error about the missing directory", func() bool { return p.fileError() != "" })
 	p.want("gone", "a.yaml: a 3")
 }
 
 func TestFileOfLimitIsRefusedAndTheOthersAreTaken(t *testing.T) {
 	p := newPlace(t)
 	p.do(os.Mkdir(p.path(""), 0o755))
-	// The first scan takes what is there, also the first half of a file that is being written.
+	// The first scan reads everything that exists, including the first half of a file that is being written.
 	p.write(".big.yaml", policy("big", 1)+"# "+strings.Repeat("x", 4<<20))
 	p.do(os.Rename(p.path(".big.yaml"), p.path("big.yaml")))
 	p.write("a.yaml", policy("a", 1))
 	p.want("too large", "a.yaml: a 1", "big.yaml: !document 1 (line 1): manifest of 4194439 bytes is larger than 3145728")
 }
 
-// What is in the way of a file may go without the directory changing.
+// The reason for a refusal may end without a change of the directory.
 func TestRefusedFileIsTriedAgainWithoutAChange(t *testing.T) {
 	p := newPlace(t)
 	if _, err := p.owner.Upsert(t.Context(), []byte(policy("a", 1)), "", false); err != nil {
@@ -490,7 +489,7 @@ func (u *unread) Set(ctx context.Context, files []directory.File) error {
 	return u.Feed.Set(ctx, files)
 }
 
-// TestRefusedFileIsTriedAgainWithoutReadingIt: a file that is refused is tried again although it is not read again.
+// TestRefusedFileIsTriedAgainWithoutReadingIt: a refused file is tried again without reading it.
 func TestRefusedFileIsTriedAgainWithoutReadingIt(t *testing.T) {
 	p := newPlace(t)
 	if _, err := p.owner.Upsert(t.Context(), []byte(policy("a", 1)), "", false); err != nil {

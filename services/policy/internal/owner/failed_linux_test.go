@@ -33,7 +33,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// residents are pods of two namespaces, by number, and the world.
+// residents are pods in two namespaces, by number, and the world.
 var residents = map[identity.Numeric]label.Set{
 	300: label.NewSet(label.Kubernetes("app", "web"), label.Kubernetes(label.KeyNamespace, "shop")),
 	301: label.NewSet(label.Kubernetes("app", "db"), label.Kubernetes(label.KeyNamespace, "shop")),
@@ -42,7 +42,7 @@ var residents = map[identity.Numeric]label.Set{
 	9:   label.NewSet(label.Reserved(identity.NameWorldIPv4)),
 }
 
-// settleIn makes an owner know the pods, with a datapath that wants their tables.
+// settleIn adds the pods to an owner, with a datapath that wants their tables.
 func settleIn(t *testing.T, o *Owner) {
 	t.Helper()
 	var ids []peer.Identity
@@ -65,7 +65,7 @@ func settleIn(t *testing.T, o *Owner) {
 	}
 }
 
-// allowed are the connections that the tables of an owner allow.
+// allowed returns the connections that the tables of an owner allow.
 func allowed(t *testing.T, o *Owner) map[string]bool {
 	t.Helper()
 	var ends []query.Peer
@@ -97,7 +97,7 @@ func allowed(t *testing.T, o *Owner) map[string]bool {
 	return out
 }
 
-// writer makes objects at random.
+// writer generates random objects.
 type writer struct {
 	*rand.Rand
 	made int
@@ -113,7 +113,7 @@ func (w *writer) selector(cilium bool) string {
 	return s
 }
 
-// several returns from none to two parts, separated by commas.
+// several returns up to two parts, separated by commas.
 func (w *writer) several(part func() string) string {
 	var parts []string
 	for range w.IntN(3) {
@@ -148,10 +148,10 @@ func (w *writer) cilium() string {
 		w.several(side("to", true)), w.several(side("to", true)))
 }
 
-// change is an object, or its removal, with what is wrong with it.
+// change is an object or its removal, with a possible fault.
 type change struct {
 	key  policy.Key
-	put  *policy.Written // as the source wants it; nil: it is gone
+	put  *policy.Written // as wanted by the source; nil: removed
 	bad  *policy.Written // as it is delivered
 	what string
 }
@@ -193,7 +193,7 @@ func (w *writer) change() change {
 	case 0:
 		c.what, c.bad = "with an unknown field", written(spec+`,"novel":true`, "")
 	case 1:
-		if k.Kind != "CiliumCIDRGroup" { // groups need no place
+		if k.Kind != "CiliumCIDRGroup" { // groups are not limited
 			c.what, c.bad = "larger than the share", written(spec, strings.Repeat(" ", 300_000))
 		}
 	case 2:
@@ -202,8 +202,7 @@ func (w *writer) change() change {
 		if k.Kind != "NetworkPolicy" {
 			break
 		}
-		// More intervals than a class may have. What fits of it is in force, so the state
-		// before does not bound it.
+		// More intervals than a class may have. The part that fits is enforced, so the earlier state is not a bound.
 		first := func(ports string) string {
 			return strings.Replace(spec, `,"ingress":[`, `,"ingress":[{"ports":[`+ports+`]}`+`,`, 1)
 		}
@@ -211,7 +210,7 @@ func (w *writer) change() change {
 		for i := range 2100 {
 			ports = append(ports, fmt.Sprintf(`{"port":%d}`, 1000+2*i))
 		}
-		c.what = "applied as far as its table has room"
+		c.what = "applied as far as it fits into its table"
 		c.put, c.bad = written(first(`{"port":1000,"endPort":5300}`), ""), written(first(strings.Join(ports, ",")), "")
 		for _, x := range []*policy.Written{c.put, c.bad} {
 			x.Text = []byte(strings.Replace(string(x.Text), "]},]", "]}]", 1))
@@ -220,7 +219,7 @@ func (w *writer) change() change {
 	return c
 }
 
-// subset reports the connections of a that are not in every other set.
+// subset reports the connections of a that are missing in at least one other set.
 func subset(t *testing.T, what string, a map[string]bool, sets ...map[string]bool) {
 	t.Helper()
 	for _, b := range sets {
@@ -232,8 +231,8 @@ func subset(t *testing.T, what string, a map[string]bool, sets ...map[string]boo
 	}
 }
 
-// TestFailedChangeNeverOpens lets a change fail in every way. The change allows nothing that the state
-// before or the wanted state denies, until it succeeds. INV-54
+// TestFailedChangeNeverOpens makes a change fail in every way. Until it succeeds, it allows nothing that the former
+// state or the wanted state denies. INV-54
 func TestFailedChangeNeverOpens(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -243,7 +242,7 @@ func TestFailedChangeNeverOpens(t *testing.T) {
 			dir := filepath.Join(root, "policy")
 			sources := []string{source.Identity, managed.SourceKubernetes}
 			limits := func(cfg *Config) { cfg.Now, cfg.MaxPolicies, cfg.MaxManifestBytes = c.Now, 14, 300_000 }
-			// The model has what the source wants, and room for it.
+			// The model contains the wanted objects, and has capacity for them.
 			m, _ := runWith(t, t.TempDir(), sources)
 			model := deltas{m.Objects(managed.SourceKubernetes), t}
 			model.complete()
@@ -299,7 +298,7 @@ func onDiskWith(t *testing.T, disk *disktest.Disk, dir string, sources []string,
 	}
 }
 
-// failChanges makes changes of which most fail, and compares with the model.
+// failChanges makes changes, most of which fail, and compares with the model.
 func failChanges(t *testing.T, w *writer, c *clock, d, model deltas, disk *disktest.Disk) {
 	t.Helper()
 	listed := make(map[policy.Key]struct{})
@@ -336,7 +335,7 @@ func failChanges(t *testing.T, w *writer, c *clock, d, model deltas, disk *diskt
 		what := fmt.Sprintf("step %d: %s is %s (%v)", step, ch.key, ch.what, err)
 		now := allowed(t, d.owner)
 		subset(t, what, now, wanted)
-		if !slices.Contains([]string{"written", "removed", "applied as far as its table has room"}, ch.what) {
+		if !slices.Contains([]string{"written", "removed", "applied as far as it fits into its table"}, ch.what) {
 			subset(t, what+", as before", now, before)
 		}
 		if full {
@@ -349,7 +348,7 @@ func failChanges(t *testing.T, w *writer, c *clock, d, model deltas, disk *diskt
 		if err := d.Failed(t.Context(), errors.New("the API server is away")); err != nil {
 			t.Fatal(err)
 		}
-		subset(t, what+", and the source is away", allowed(t, d.owner), wanted)
+		subset(t, what+", and the source is unreachable", allowed(t, d.owner), wanted)
 		if step%5 == 4 {
 			d.complete(slices.Collect(maps.Keys(listed))...)
 			settle(t, d.owner, c)
@@ -361,7 +360,7 @@ func failChanges(t *testing.T, w *writer, c *clock, d, model deltas, disk *diskt
 			}
 			return
 		}
-		if ch.bad != ch.put { // the author corrects it
+		if ch.bad != ch.put { // the author corrects the object
 			if err := give(d, ch.put); err != nil {
 				t.Fatal(err)
 			}

@@ -16,28 +16,27 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// TestSelectorsOverLabelsThatIdentitiesLeaveOutOpenNothing: identity drops some labels of pods by
-// default (job-name, *.kubernetes.io/*, *.k8s.io/*, pod-template-hash), so no identity has
-// them. A policy of an API server that selects by one must not open what Kubernetes closes,
-// and its author must be told.
+// TestSelectorsOverLabelsThatIdentitiesLeaveOutOpenNothing: by default, identities do not include some labels of pods
+// (job-name, *.kubernetes.io/*, *.k8s.io/*, pod-template-hash). A policy of an API server that selects by such a
+// label must not allow connections that Kubernetes denies, and its author must be informed.
 func TestSelectorsOverLabelsThatIdentitiesLeaveOutOpenNothing(t *testing.T) {
 	for what, c := range map[string]struct{ spec string }{
-		// In Kubernetes app=db (301) is a pod of the Job "migrate" and isolated.
+		// In Kubernetes, app=db (301) is a pod of the Job "migrate" and isolated.
 		"the pods of a Job are isolated": {
 			`"spec":{"podSelector":{"matchLabels":{"batch.kubernetes.io/job-name":"migrate"}}}`,
 		},
 		"the pod of a StatefulSet is isolated": {
 			`"spec":{"podSelector":{"matchLabels":{"statefulset.kubernetes.io/pod-name":"db-0"}}}`,
 		},
-		// In Kubernetes app=web (300) is a pod of a Job, and is not let in.
-		"everything but Jobs is let in": {`"spec":{"podSelector":{"matchLabels":{"app":"db"}},"ingress":[{"from":[` +
+		// In Kubernetes, app=web (300) is a pod of a Job and is not allowed.
+		"everything except Jobs is allowed": {`"spec":{"podSelector":{"matchLabels":{"app":"db"}},"ingress":[{"from":[` +
 			`{"podSelector":{"matchExpressions":[{"key":"batch.kubernetes.io/job-name","operator":"DoesNotExist"}]}}]}]}`},
-		"everything but one Job is let in": {`"spec":{"podSelector":{"matchLabels":{"app":"db"}},"ingress":[{"from":[` +
+		"everything except one Job is allowed": {`"spec":{"podSelector":{"matchLabels":{"app":"db"}},"ingress":[{"from":[` +
 			`{"podSelector":{"matchExpressions":[{"key":"job-name","operator":"NotIn","values":["import"]}]}}]}]}`},
 	} {
 		t.Run(what, func(t *testing.T) {
 			d, _ := objects(t, t.TempDir())
-			// What sluice-identity makes of pods with these labels and app=web, app=db.
+			// The identities that sluice-identity makes for pods with these labels and app=web or app=db.
 			var ids []peer.Identity
 			for i, app := range []string{"web", "db"} {
 				id, err := peer.New(identity.Numeric(300+i), label.NewSet(label.Kubernetes("app", app),
@@ -65,8 +64,8 @@ func TestSelectorsOverLabelsThatIdentitiesLeaveOutOpenNothing(t *testing.T) {
 	}
 }
 
-// TestFilterOfTheIdentityServiceDecidesWhichLabelsCount lets the identity service include the key, also
-// while policies are in force. The last filter that it told holds after a restart.
+// TestFilterOfTheIdentityServiceDecidesWhichLabelsCount: the identity service includes the key, even while policies
+// are enforced. Its last filter still applies after a restart.
 func TestFilterOfTheIdentityServiceDecidesWhichLabelsCount(t *testing.T) {
 	dir := t.TempDir()
 	o, stop := run(t, dir)
@@ -77,7 +76,7 @@ func TestFilterOfTheIdentityServiceDecidesWhichLabelsCount(t *testing.T) {
 		t.Fatal(err)
 	}
 	if passes(t, o, 300, 301) || len(only(t, o).Notes) < 1 {
-		t.Error("the default leaves job-name out, and the pods that it may select are not isolated")
+		t.Error("the default excludes job-name, but the pods that it may select are not isolated")
 	}
 	for _, c := range []struct {
 		rules []labelfilter.Rule
@@ -104,7 +103,7 @@ func TestFilterOfTheIdentityServiceDecidesWhichLabelsCount(t *testing.T) {
 	}
 	o, stop = run(t, dir)
 	if passes(t, o, 300, 301) {
-		t.Error("a file that cannot be read opens what the default closes")
+		t.Error("an unreadable file opens connections that the default denies")
 	}
 	stop()
 }

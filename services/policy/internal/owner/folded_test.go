@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/query"
 )
 
-// flood are n policies of a namespace, numbered from first, whose selectors have so many bytes.
+// flood returns n policies of a namespace, numbered from first, with selectors of the given size.
 func flood(namespace string, first, n, bytes int) map[policy.Key]policy.Written {
 	all := make(map[policy.Key]policy.Written, n)
 	for i := first; i < first+n; i++ {
@@ -44,9 +44,9 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// TestPoliciesBeyondTheShareTakeBoundedMemory gives a node 5,000 policies of one tenant, of 1 KiB each,
-// and room for 250. What is kept of those that exceed the share has a bound, too; for the others, the
-// isolation of the namespace stands. INV-65
+// TestPoliciesBeyondTheShareTakeBoundedMemory gives a node 5,000 policies of one tenant, of 1 KiB each, with capacity
+// for 250. The memory for policies that exceed the share is limited, too; the isolation of the namespace replaces the
+// rest. INV-65
 func TestPoliciesBeyondTheShareTakeBoundedMemory(t *testing.T) {
 	const count, each = 5000, 1 << 10
 	c := &clock{now: time.Now()}
@@ -56,7 +56,7 @@ func TestPoliciesBeyondTheShareTakeBoundedMemory(t *testing.T) {
 	pods(t, d.owner, "shop")
 	before := heap()
 	var keys []policy.Key
-	for part := range 20 { // as a source delivers them
+	for part := range 20 { // in parts, as from a source
 		some := flood("evil", count/20*part, count/20, each)
 		for k := range some {
 			keys = append(keys, k)
@@ -71,9 +71,9 @@ func TestPoliciesBeyondTheShareTakeBoundedMemory(t *testing.T) {
 	grown := int64(heap()) - int64(before)
 	t.Logf("%d policies of %d bytes: the owner has grown by %d KiB, %d bytes for each",
 		count, each, grown>>10, grown/count)
-	const most = 6 << 20 // 250 in force, an eighth of 1 MiB that isolate, and places in ledgers of the others
+	const most = 6 << 20 // 250 enforced, an eighth of 1 MiB that isolate, and ledger entries of the others
 	if grown > most {
-		t.Errorf("%d policies beyond the share take %d MiB, want at most %d", count, grown>>20, most>>20)
+		t.Errorf("%d policies beyond the share use %d MiB, limit %d", count, grown>>20, most>>20)
 	}
 	judged, err := d.Judged(t.Context(), keys)
 	if err != nil {
@@ -82,19 +82,19 @@ func TestPoliciesBeyondTheShareTakeBoundedMemory(t *testing.T) {
 	folded := 0
 	for k, j := range judged {
 		if !j.InForce {
-			t.Fatalf("%s is not in force: %+v", k, j)
+			t.Fatalf("%s is not enforced: %+v", k, j)
 		}
 		if strings.Contains(j.Exceeds, "whole namespace "+k.Namespace+" is isolated") {
 			folded++
 		}
 	}
 	if folded < count/2 {
-		t.Errorf("the conditions of %d policies say that their namespace is isolated", folded)
+		t.Errorf("the conditions of %d policies report that their namespace is isolated", folded)
 	}
 }
 
 // TestNamespaceIsIsolatedForPoliciesThatAreNotKept has more policies beyond the share of a tenant than are kept
-// one by one: every pod of the namespace is isolated, after a restart too, until the policies are gone.
+// individually: every pod of the namespace is isolated, even after a restart, until the policies are removed.
 func TestNamespaceIsIsolatedForPoliciesThatAreNotKept(t *testing.T) {
 	c := &clock{now: time.Now()}
 	dir := t.TempDir()
@@ -126,7 +126,7 @@ func TestNamespaceIsIsolatedForPoliciesThatAreNotKept(t *testing.T) {
 			t.Errorf("%s: the other direction is isolated: %t, want %t", when, !want, want)
 		}
 	}
-	closed("with 20 policies and room for 4", true)
+	closed("with 20 policies and capacity for 4", true)
 	list, _, err := d.owner.List(t.Context(), Filter{Namespace: "shop"})
 	if err != nil {
 		t.Fatal(err)
@@ -148,7 +148,7 @@ func TestNamespaceIsIsolatedForPoliciesThatAreNotKept(t *testing.T) {
 	d.apply(nil, keys[3:10]...)
 	settle(t, d.owner, c)
 	rest := map[policy.Key]policy.Written{keys[0]: all[keys[0]], keys[1]: all[keys[1]], keys[2]: all[keys[2]]}
-	d.apply(rest) // the source delivers what was not kept
+	d.apply(rest) // the source delivers the policies that were not kept
 	settle(t, d.owner, c)
 	closed("with 3 policies that select no pod", false)
 	stop()
@@ -164,8 +164,8 @@ func TestNamespaceIsIsolatedForPoliciesThatAreNotKept(t *testing.T) {
 	d.want("without policies")
 }
 
-// TestGroupBeyondTheShareIsClosed has CIDRGroups of more bytes than there is room for. Deny rules that name one
-// without a place apply to every address, and allow rules to none, under its former labels, too.
+// TestGroupBeyondTheShareIsClosed has CIDRGroups that exceed the limit in bytes. Deny rules that refer to such a
+// group apply to every address, and allow rules to none, even under its former labels.
 func TestGroupBeyondTheShareIsClosed(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{now: time.Now()}
@@ -240,7 +240,7 @@ func TestGroupBeyondTheShareIsClosed(t *testing.T) {
 	reach("with room again", false, true)
 }
 
-// passesTo asks whether TCP from a pod to an address outside passes.
+// passesTo reports whether TCP from a pod to an external address passes.
 func passesTo(t *testing.T, o *Owner, from identity.Numeric, to string) bool {
 	t.Helper()
 	x, err := o.Explain(t.Context(), query.Peer{Identity: from}, query.Peer{Addr: netip.MustParseAddr(to)},

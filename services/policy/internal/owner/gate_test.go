@@ -55,10 +55,10 @@ func TestSubscribersWaitForTheFirstListingOfTheState(t *testing.T) {
 
 	d, stop = objects(t, dir)
 	if waits(t, d.owner) {
-		t.Error("a subscriber waits after a restart, and the state has had a listing")
+		t.Error("a subscriber waits after a restart, although the state was listed once")
 	}
 	stop()
-	// Another state has had none, whatever the file says.
+	// A new state was never listed, whatever the file contains.
 	if err := os.Remove(filepath.Join(dir, "policies.db")); err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestSubscribersWaitForTheFirstListingOfTheState(t *testing.T) {
 		t.Error("a subscriber passes with a new state")
 	}
 	if _, err := d.owner.Confirm(t.Context(), false); err != nil || waits(t, d.owner) {
-		t.Errorf("a subscriber waits after people confirmed the policies: %v", err)
+		t.Errorf("a subscriber waits after the policies were confirmed: %v", err)
 	}
 	stop()
 	o, stop := runWith(t, t.TempDir(), []string{source.Identity, managed.SourceFile})
@@ -80,8 +80,8 @@ func TestSubscribersWaitForTheFirstListingOfTheState(t *testing.T) {
 	stop()
 }
 
-// TestUnreadableDocumentKeepsOnlyItsOwnPolicy changes one document of a file, and makes another one unreadable:
-// the change is in force, and the policy that the unreadable document may be stays.
+// TestUnreadableDocumentKeepsOnlyItsOwnPolicy changes one document of a file, and makes another one unreadable: the
+// change is enforced, and the former policy of the unreadable document stays.
 func TestUnreadableDocumentKeepsOnlyItsOwnPolicy(t *testing.T) {
 	o, _ := run(t, t.TempDir())
 	pods(t, o, "shop")
@@ -98,17 +98,17 @@ func TestUnreadableDocumentKeepsOnlyItsOwnPolicy(t *testing.T) {
 	}
 	set(policyOf("web", "{}") + "---\n" + policyOf("db", ""))
 	if !passes(t, o, 301, 300) || passes(t, o, 300, 301) {
-		t.Fatal("the policies of the file are not in force")
+		t.Fatal("the policies of the file are not enforced")
 	}
 	set(policyOf("web", "") + "---\nkind: [\n")
 	if passes(t, o, 301, 300) {
-		t.Error("the document that became stricter is not in force")
+		t.Error("the stricter document is not enforced")
 	}
 	if passes(t, o, 300, 301) {
-		t.Error("the policy whose document cannot be read is not in force any more")
+		t.Error("the policy of the unreadable document is no longer enforced")
 	}
 	set(policyOf("web", ""))
 	if !passes(t, o, 300, 301) {
-		t.Error("the policy that the file has no longer stays")
+		t.Error("a policy that was removed from the file stays")
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 )
 
-// stored reads the number of subjects and locations that a stopped owner kept of a subscriber.
+// stored returns the number of subjects and locations that a stopped owner has stored for a subscriber.
 func stored(t *testing.T, dir, name string) (subjects, locations int) {
 	t.Helper()
 	j, _, _, err := record.Open(dir, record.Contents{
@@ -70,7 +70,7 @@ func TestInterestsAreStoredTogether(t *testing.T) {
 		}
 	}
 	if !waits() {
-		t.Error("each change was stored by itself")
+		t.Error("each change was stored separately")
 	}
 	c.add(savePause)
 	for waits() {
@@ -81,7 +81,7 @@ func TestInterestsAreStoredTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !waits() {
-		t.Error("the change was stored by itself")
+		t.Error("the change was stored separately")
 	}
 	stop()
 	if subjects, locations := stored(t, dir, "datapath"); subjects != n-1 || locations != n {

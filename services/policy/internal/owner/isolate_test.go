@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
-// pods makes the owner know pods of a namespace: 300 is app=web, 301 app=db.
+// pods adds pods of a namespace to the owner: 300 is app=web, 301 app=db.
 func pods(t *testing.T, o *Owner, namespace string) {
 	t.Helper()
 	var ids []peer.Identity
@@ -35,7 +35,7 @@ func pods(t *testing.T, o *Owner, namespace string) {
 	}
 }
 
-// passes asks whether TCP from one to the other passes.
+// passes reports whether TCP from one pod to the other passes.
 func passes(t *testing.T, o *Owner, from, to identity.Numeric) bool {
 	t.Helper()
 	x, err := o.Explain(t.Context(), query.Peer{Identity: from}, query.Peer{Identity: to}, port.At(port.TCP, 80))
@@ -45,7 +45,7 @@ func passes(t *testing.T, o *Owner, from, to identity.Numeric) bool {
 	return x.Action == policytable.Allow
 }
 
-// only is the one policy that there is.
+// only returns the only policy.
 func only(t *testing.T, o *Owner) Listed {
 	t.Helper()
 	list, _, err := o.List(t.Context(), Filter{})
@@ -87,24 +87,24 @@ func TestKubernetesObjectThatCannotBeConvertedIsolatesWhatItSelects(t *testing.T
 	}
 	set("10.0.0.1/24")
 	check("a prefix that is not canonical", true)
-	if p := only(t, o); len(p.Notes) != 2 || !strings.Contains(p.Notes[0].Text, "10.0.0.0/24 is meant") {
+	if p := only(t, o); len(p.Notes) != 2 || !strings.Contains(p.Notes[0].Text, "it means 10.0.0.0/24") {
 		t.Errorf("noted: %v", p.Notes)
 	}
 	first := set("10.0.0.0/33")
-	check("a prefix that is none", false)
+	check("an invalid prefix", false)
 	if again := set("10.0.0.0/33"); again != first {
-		t.Errorf("the same again has revision %d, before %d", again, first)
+		t.Errorf("applying it unchanged gives revision %d, before %d", again, first)
 	}
 	stop()
 	o, feed, stop = start()
 	check("after a restart", false)
 	if again := set("10.0.0.0/33"); again != first {
-		t.Errorf("the same after a restart has revision %d, before %d", again, first)
+		t.Errorf("after a restart it has revision %d, before %d", again, first)
 	}
 	set("10.0.0.0/24")
 	check("repaired", true)
 	set("10.0.0.0/33")
-	// A text that cannot be read at all isolates the namespace, after a restart too.
+	// An unreadable text isolates the namespace, even after a restart.
 	feed.apply(map[policy.Key]policy.Written{
 		network("db"): {Key: network("db"), APIVersion: "networking.k8s.io/v1", Text: []byte("\x01")},
 	})
@@ -117,13 +117,13 @@ func TestKubernetesObjectThatCannotBeConvertedIsolatesWhatItSelects(t *testing.T
 	}
 	feed.complete()
 	if !passes(t, o, 300, 301) {
-		t.Error("deleted, and isolated still")
+		t.Error("deleted, but still isolated")
 	}
 	stop()
 }
 
-// A policy that was taken under another configuration, or by another version,
-// opens nothing when it is not understood any more.
+// A policy that was accepted under another configuration or by another version opens nothing when it can no longer be
+// decoded.
 func TestStoredPolicyThatIsNotUnderstoodIsolatesWhatItSelects(t *testing.T) {
 	dir := t.TempDir()
 	labels := func(c *Config) { c.Rules.NodeLabels = true }

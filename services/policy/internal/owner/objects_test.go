@@ -197,8 +197,8 @@ func TestEachRefusedObjectIsReportedAndTheOthersAreTaken(t *testing.T) {
 		network("broken"): {Key: network("broken"), APIVersion: "networking.k8s.io/v2"},
 	})
 	d.want("refused", "kubernetes NetworkPolicy shop/Not A Name: …",
-		"kubernetes NetworkPolicy shop/broken: NetworkPolicy is not known in the version networking.k8s.io/v2, "+
-			"but in networking.k8s.io/v1",
+		"kubernetes NetworkPolicy shop/broken: NetworkPolicy is not supported in version networking.k8s.io/v2, "+
+			"only in networking.k8s.io/v1",
 		"kubernetes NetworkPolicy shop/elsewhere: is NetworkPolicy shop/db, but the source lists it as NetworkPolicy shop/elsewhere", "kubernetes NetworkPolicy shop/web")
 	// What cannot be converted isolates, as any object that an API server holds.
 	const spec = `"spec":{"podSelector":{"matchLabels":{"app":"db"}},"policyTypes":["Novel"]}`

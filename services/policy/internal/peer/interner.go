@@ -9,15 +9,14 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 )
 
-// Interner makes equal texts of labels one: the labels of a cluster's identities
-// are few texts, many times over. It belongs to one goroutine. The zero value
-// is ready.
+// Interner shares the memory of equal label texts, because the identities of a cluster repeat a few texts very often.
+// It must be used by one goroutine. The zero value is ready.
 type Interner struct{ texts map[string]string }
 
-// maxInterned bounds the texts that are remembered; then it begins anew.
+// maxInterned limits the remembered texts; above it, the interner starts empty again.
 const maxInterned = 1 << 15
 
-// Label returns an equal label.
+// Label returns an equal label with shared texts.
 func (in *Interner) Label(l label.Label) label.Label {
 	return label.Label{Source: in.text(l.Source), Key: in.text(l.Key), Value: in.text(l.Value)}
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package peer holds what policy knows of a peer: the number of its identity,
-// its labels, what kind of peer it is and which address rules reach it.
+// Package peer defines a peer as policies see it: the number of its identity, its labels, its kind and the address
+// rules that apply to it.
 //
-// The identity service allocates the numbers. This package reads the kind, the
-// scope and the named ports from the labels.
+// The identity service allocates the numbers. This package derives the kind, the scope and the named ports from the
+// labels.
 package peer
 
 import (
@@ -19,25 +19,24 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 )
 
-// ErrUnresolved says that an address is given without an identity, and that
-// sluice-identity does not say which one it has.
-var ErrUnresolved = errors.New("sluice-identity does not say who has the address")
+// ErrUnresolved means that an address was given without an identity, and that its identity cannot be read from
+// sluice-identity.
+var ErrUnresolved = errors.New("sluice-identity cannot resolve the address to an identity")
 
-// Identity is a peer as policy sees it. It is immutable: other labels are
-// another identity, except for sets that live on one node, which are replaced.
+// Identity is a peer as policies see it. It is immutable: other labels make another identity, except for label sets
+// that are valid on one node only, which are replaced.
 type Identity struct {
 	Number identity.Numeric
-	Labels label.Set // that selectors see
-	// given are the labels that were announced, if Complete added to them.
+	Labels label.Set // labels that selectors match
+	// given holds the announced labels, if Complete has added labels.
 	given label.Set
 	Kind  identity.Kind
 	Scope identity.PeerScope
-	// Ports are the named container ports of the peer, sorted; a name may
-	// occur several times.
+	// Ports are the named container ports of the peer, sorted. A name may occur several times.
 	Ports []workload.NamedPort
 }
 
-// New derives the kind, the scope and the named ports from the labels.
+// New returns an identity with the kind, the scope and the named ports that follow from the labels.
 func New(n identity.Numeric, labels label.Set) (Identity, error) {
 	if n == 0 {
 		return Identity{}, fmt.Errorf("identity number 0 is not valid")
@@ -70,10 +69,10 @@ func New(n identity.Numeric, labels label.Set) (Identity, error) {
 	return id, nil
 }
 
-// DefaultNamespace is the namespace of workloads that have none.
+// DefaultNamespace is the namespace of workloads without a namespace.
 const DefaultNamespace = "default"
 
-// Given are the labels that were announced.
+// Given returns the announced labels.
 func (id Identity) Given() label.Set {
 	if id.given.Len() > 0 {
 		return id.given
@@ -81,15 +80,13 @@ func (id Identity) Given() label.Set {
 	return id.Labels
 }
 
-// NameUnlabelledNode is the reserved label of a node of which the labels are not
-// known: see Node.
+// NameUnlabelledNode is the reserved label of a node whose labels are unknown: see Node.
 const NameUnlabelledNode = "unlabelled-node"
 
-// Node prepares the identity of a node for rules that select nodes by their labels;
-// labels says whether there are such rules. If so, a node that was announced without
-// labels is marked: its labels are not known, because its service for identities is
-// of an earlier version or has no number for them. If not, the labels are left out:
-// a selector of pods must not find them.
+// Node prepares the identity of a node for rules that select nodes by label; labels reports whether such rules are
+// enabled. If they are, a node that was announced without labels gets a mark: its labels are unknown, because its
+// identity service is an earlier version or has no number for them. If they are not enabled, the labels are removed,
+// so that pod selectors do not match them.
 func (id Identity) Node(labels bool) Identity {
 	if id.Kind != identity.KindHost && id.Kind != identity.KindRemoteNode {
 		return id
@@ -108,10 +105,9 @@ func (id Identity) Node(labels bool) Identity {
 	return id
 }
 
-// Complete adds the labels that policies take for granted. A workload that names
-// no cluster is one of this cluster. One that Kubernetes knows nothing of, and so
-// has no namespace, counts as a pod of DefaultNamespace, and its labels as those
-// of that pod; its own stay beside them.
+// Complete adds the labels that policies imply. A workload without a cluster belongs to this cluster. A workload that
+// is unknown to Kubernetes, and so has no namespace, is treated as a pod of DefaultNamespace: its labels are copied
+// to Kubernetes labels, and the originals stay.
 func (id Identity) Complete(cluster string) Identity {
 	if id.Kind != identity.KindInCluster {
 		return id

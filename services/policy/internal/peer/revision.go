@@ -3,16 +3,14 @@
 
 package peer
 
-// Revision is a point in a run of the identity service. Zero: none, its listing
-// is not complete.
+// Revision is a point in a run of the identity service. Zero means that its listing is not complete.
 type Revision struct {
 	Incarnation string
 	Number      uint64
 	Store       StoreRevision
 }
 
-// StoreRevision is a point in the store that the nodes of a cluster share. Zero:
-// not known.
+// StoreRevision is a point in the store that the nodes of a cluster share. Zero means unknown.
 type StoreRevision struct {
 	Cluster  uint64
 	Revision int64

@@ -17,12 +17,11 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 )
 
-// DecodeHeld converts an object that an API server holds, which cannot be
-// refused any more. What has a clear meaning is taken by it, with a note. What
-// cannot be converted isolates what it selects: without it, more would be
-// allowed than its author wrote. So does a field of the spec that is not known
-// here: it may narrow a rule. The error is that of an object that is no policy
-// or has no name, or of a group, which selects nothing.
+// DecodeHeld converts an object that an API server holds and that can therefore no longer be rejected. Parts with a
+// clear meaning are accepted with a note. An object that cannot be converted isolates the pods that it selects,
+// because without it more would be allowed than its author wrote. The same applies to unknown fields of the spec,
+// which may narrow a rule. An error means that the object is not a policy, has no name, or is a group, which selects
+// nothing.
 func DecodeHeld(form Form, o rule.Options) (Object, error) {
 	ob, err := Decode(form, o)
 	var problems manifest.Problems
@@ -51,9 +50,8 @@ func DecodeHeld(form Form, o rule.Options) (Object, error) {
 	return ob, nil
 }
 
-// Isolate converts an object that cannot be converted, for the given reason,
-// into rules that isolate what it selects. The error is the reason if that is
-// not possible.
+// Isolate converts an object that cannot be decoded, because of why, into rules that isolate the pods that it
+// selects. If this is impossible, it returns why.
 func Isolate(form Form, why error) (Object, error) {
 	version, kind := form.Type()
 	if !IsKind(version, kind) || kind == groupKind {
@@ -63,7 +61,7 @@ func Isolate(form Form, why error) (Object, error) {
 	var problems manifest.Problems
 	read := func(into any) (bad func(path string) bool) {
 		unknown, err := form.Decode(into)
-		errors.As(err, &problems) //nolint:errcheck // Decode returns nothing else
+		errors.As(err, &problems) //nolint:errcheck // Decode returns no other errors
 		return func(path string) bool {
 			return problems.At(path) || slices.ContainsFunc(unknown, func(p string) bool { return manifest.Within(p, path) })
 		}
@@ -100,28 +98,26 @@ func Isolate(form Form, why error) (Object, error) {
 	return ob, nil
 }
 
-// KindDocument is the kind of the key of a document of a file that has none of its
-// own: its name is its place.
+// KindDocument is the kind in the key of a file's document without a key of its own; the name is its position.
 const KindDocument = "Document"
 
-// KindNamespaceIsolation is the kind of the key of a policy that no source has: it isolates the
-// pods of its namespace for all policies that Sluice does not keep one by one.
+// KindNamespaceIsolation is the kind in the key of a policy that has no source: it isolates the pods of its
+// namespace, in place of the policies that Sluice does not keep individually.
 const KindNamespaceIsolation = "NamespaceIsolation"
 
-// IsolateAs isolates what another object selects, which is understood and cannot be
-// in force.
+// IsolateAs isolates the pods that another, valid object selects, which cannot be enforced.
 func IsolateAs(key Key, of Object, why error) Object {
 	ob := isolated(key, why)
 	for _, spec := range of.Specs {
-		if !spec.Host { // else it selects no pod
+		if !spec.Host { // otherwise it selects no pods
 			ob.Specs = append(ob.Specs, IsolateSpec(key, spec))
 		}
 	}
 	return ob
 }
 
-// IsolateSpec isolates the subject of a spec in the directions that it is for. Where
-// it denies, no other policy allows.
+// IsolateSpec isolates the subject of a spec in the directions of the spec. No other policy can allow the traffic
+// that it denies.
 func IsolateSpec(key Key, spec rule.Spec) rule.Spec {
 	tier, priority := policytable.Isolation, int32(0)
 	selects := spec.Selects
@@ -139,15 +135,15 @@ func IsolateSpec(key Key, spec rule.Spec) rule.Spec {
 	return isolate(out, key, selects, tier, priority)
 }
 
-// IsolateNamespace isolates every pod of the key's namespace, or every pod if it
-// has none: an object of that kind could select any of them.
+// IsolateNamespace isolates every pod of the key's namespace, or every pod if the key has no namespace: an object of
+// that kind could select any of them.
 func IsolateNamespace(key Key, kind string, why error) Object {
 	ob := isolated(key, why)
 	spec := rule.Spec{Namespace: key.Namespace, Subject: selector.New()}
 	if key.Namespace != "" {
 		spec.Subject = selector.New(networkpolicy.InNamespace(key.Namespace))
 	}
-	tier := policytable.Normal // where it denies, no other policy allows
+	tier := policytable.Normal // no other policy can allow the denied traffic
 	switch kind {
 	case "NetworkPolicy":
 		tier = policytable.Isolation
@@ -160,14 +156,14 @@ func IsolateNamespace(key Key, kind string, why error) Object {
 	return ob
 }
 
-// isolated is an object of that key without rules.
+// isolated returns an object with a key and without rules.
 func isolated(key Key, why error) Object {
 	ob := Object{Key: key, Isolates: why.Error()}
 	ob.Notes.Add(manifest.NoteIsolates, "", "cannot be applied; what it selects is isolated: %v", why)
 	return ob
 }
 
-// isolate adds the rules that deny all traffic of a subject in some directions.
+// isolate adds the rules that deny all traffic of a subject in the selected directions.
 func isolate(spec rule.Spec, key Key, selects [2]bool, tier policytable.Tier, priority int32) rule.Spec {
 	source := policytable.Source{Kind: key.Kind, Namespace: key.Namespace, Name: key.Name}
 	for i, has := range selects {
@@ -184,8 +180,8 @@ func Namespaced(kind string) bool { return kind == "NetworkPolicy" || kind == "C
 
 const groupKind = "CiliumCIDRGroup"
 
-// CloseGroup returns a group of which nobody knows the addresses any more, for the given
-// reason: deny rules apply to every address, and allow rules to none.
+// CloseGroup returns a group whose addresses are unknown because of why: deny rules apply to every address, and allow
+// rules to none.
 func (ob Object) CloseGroup(why error) Object {
 	out := Object{
 		Key: ob.Key, Unknown: ob.Unknown, Isolates: why.Error(),
@@ -198,14 +194,13 @@ func (ob Object) CloseGroup(why error) Object {
 const closedGroupNote = "cannot be applied; deny rules apply to it as if it had every address, " +
 	"allow rules as if it had none: %v"
 
-// closedGroup is a group of an API server that cannot be converted: it is not known which
-// addresses are in it.
+// closedGroup returns a group of an API server that cannot be converted, so that its addresses are unknown.
 func closedGroup(form Form, unknown []string, problems manifest.Problems) (Object, error) {
 	for _, path := range unknown {
 		problems.Add(path, "no such field")
 	}
 	var g cilium.CIDRGroup
-	_, _ = form.Decode(&g) // the problems are known
+	_, _ = form.Decode(&g) // its problems are known already
 	var named manifest.Problems
 	if g.Metadata.Validate(false, &named); len(named) > 0 {
 		return Object{}, problems

@@ -45,11 +45,11 @@ func TestHeldObjectsAreTakenByTheirMeaning(t *testing.T) {
 		if o.Isolates != "" || len(networks) != 1 || networks[0].Prefix.String() != want {
 			t.Errorf("%s: %v, isolates %q, want %s", cidr, networks, o.Isolates, want)
 		}
-		if len(o.Notes) != 1 || o.Notes[0].Kind != manifest.NoteCanonical || o.Notes[0].Path != "spec.ingress[0].from[0].ipBlock.cidr" || !strings.Contains(o.Notes[0].Text, want+" is meant") {
+		if len(o.Notes) != 1 || o.Notes[0].Kind != manifest.NoteCanonical || o.Notes[0].Path != "spec.ingress[0].from[0].ipBlock.cidr" || !strings.Contains(o.Notes[0].Text, "it means "+want) {
 			t.Errorf("%s: noted %v", cidr, o.Notes)
 		}
 		// Of files and calls it is an error, as of new objects.
-		if _, err := decodeText(text); err == nil || !strings.Contains(err.Error(), want+" is meant") {
+		if _, err := decodeText(text); err == nil || !strings.Contains(err.Error(), "it means "+want) {
 			t.Errorf("%s in a file: %v", cidr, err)
 		}
 	}

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package policy holds policy objects of every kind in the form the engine
-// takes: a key, and what the object says as rules or as an address group.
+// Package policy defines policy objects of every kind in the form that the engine needs: a key, and rules or an
+// address group.
 //
-// Decode is the one way to an Object, from the document of a manifest or from the
-// text of an object that an API server holds. It refuses what the kinds' own packages refuse.
+// Decode is the only way to create an Object, from the document of a manifest or from the text of an object that an
+// API server holds. It rejects everything that the packages of the kinds reject.
 package policy
 
 import (
@@ -27,14 +27,14 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// Key names an object.
+// Key identifies an object.
 type Key struct {
 	Kind      string
 	Namespace string // empty for cluster-wide kinds
 	Name      string
 }
 
-// String is KIND NAMESPACE/NAME.
+// String returns KIND NAMESPACE/NAME.
 func (k Key) String() string {
 	if k.Namespace == "" {
 		return k.Kind + " " + k.Name
@@ -47,41 +47,38 @@ func (k Key) Compare(o Key) int {
 	return cmp.Or(strings.Compare(k.Kind, o.Kind), strings.Compare(k.Namespace, o.Namespace), strings.Compare(k.Name, o.Name))
 }
 
-// NodeStorage is the key by which the report of a node names its disk beside policies.
+// NodeStorage is the key under which a node reports its disk among the policies.
 var NodeStorage = Key{Kind: "Node", Name: "storage"}
 
-// Group is a named set of prefixes that rules select by its labels.
+// Group is a named set of prefixes. Rules select groups by label.
 type Group struct {
 	Name     string
 	Labels   label.Set
 	Prefixes []netip.Prefix
-	// Closed says that it is not known which addresses are in the group: a deny rule
-	// applies as if all were, and other rules as if none were.
+	// Closed means that the addresses of the group are unknown: a deny rule applies as if the group contained every
+	// address, and other rules as if it contained none.
 	Closed bool
 }
 
-// Object is one policy or one group.
+// Object is a policy or a group.
 type Object struct {
 	Key   Key
-	Specs []rule.Spec // of a policy
-	Group *Group      // of a group
-	// Unknown are the paths of fields that were dropped: the kind has none of
-	// that name. Of many, the first are listed.
+	Specs []rule.Spec // for a policy
+	Group *Group      // for a group
+	// Unknown lists the paths of dropped fields, which the kind does not have. Long lists are cut.
 	Unknown []string
-	// Notes are what the author should know of how the manifest was taken.
+	// Notes inform the author about the conversion of the manifest.
 	Notes manifest.Notes
-	// Isolates is why the policy could not be converted. The rules are those that
-	// isolate what it selects.
+	// Isolates is why the policy could not be converted. Its rules then isolate the pods that it selects.
 	Isolates string
 }
 
-// maxWeight is how many peers and ports the rules of one object may list, each
-// list counted for every rule that has it: an object of a few megabytes can
-// join a long list of peers with each of a long list of ports.
+// maxWeight limits the peers and ports of all rules of one object, counting each list for every rule that has it: an
+// object of a few megabytes can combine a long list of peers with each entry of a long list of ports.
 const maxWeight = 400_000
 
-// versions are those of each kind that are understood, the best first: an API
-// server may have the objects of a kind in several.
+// versions lists the supported versions of each kind, preferred version first. An API server may serve several
+// versions of a kind.
 var versions = map[string][]string{
 	"NetworkPolicy":                  {"networking.k8s.io/v1"},
 	"CiliumNetworkPolicy":            {"cilium.io/v2"},
@@ -92,18 +89,16 @@ var versions = map[string][]string{
 	"BaselineAdminNetworkPolicy":     {"policy.networking.k8s.io/v1alpha1"},
 }
 
-// Kinds are all kinds, sorted.
+// Kinds returns all kinds, sorted.
 func Kinds() []string { return slices.Sorted(maps.Keys(versions)) }
 
-// Versions are the versions of a kind that are understood, the best first; none
-// of a kind that is not.
+// Versions returns the supported versions of a kind, preferred version first; none for an unknown kind.
 func Versions(kind string) []string { return slices.Clone(versions[kind]) }
 
 // IsKind reports whether objects of this version and kind can be decoded.
 func IsKind(apiVersion, kind string) bool { return slices.Contains(versions[kind], apiVersion) }
 
-// Struct is what Decode reads objects of a kind into; nil of a kind that is not
-// known.
+// Struct returns the struct into which Decode decodes objects of a kind; nil for an unknown kind.
 func Struct(kind string) reflect.Type {
 	switch kind {
 	case "NetworkPolicy":
@@ -120,19 +115,18 @@ func Struct(kind string) reflect.Type {
 	return nil
 }
 
-// Form is an object as its source has it: a manifest.Document, or a Written.
+// Form is an object as delivered by its source: a manifest.Document or a Written.
 type Form interface {
-	// Type is its version and kind.
+	// Type returns the API version and kind.
 	Type() (apiVersion, kind string)
-	// Decode fills a pointer to the struct of its kind and returns the paths of
-	// fields that the struct does not have. The error is manifest.Problems.
+	// Decode decodes into a pointer to the struct of its kind, and returns the paths of fields that the struct does
+	// not have. The error is manifest.Problems.
 	Decode(into any) (unknown []string, err error)
 }
 
-// Decode reads, validates and converts an object. The error is manifest.Problems
-// when the object is of a known kind. With problems that leave its meaning clear
-// the object is returned beside the error, for a caller that is not bound to the
-// schema.
+// Decode decodes, validates and converts an object. If its kind is known, the error is manifest.Problems. If the
+// meaning is clear in spite of the problems, the object is returned along with the error, for callers that need not
+// enforce the schema.
 func Decode(form Form, o rule.Options) (Object, error) {
 	version, kind := form.Type()
 	if !IsKind(version, kind) {
@@ -175,17 +169,17 @@ func Decode(form Form, o rule.Options) (Object, error) {
 	}
 }
 
-// notAPolicy is why an object of another version or kind is none.
+// notAPolicy returns why an object with an unknown version or kind is not a policy.
 func notAPolicy(form Form) error {
 	version, kind := form.Type()
-	if version == "" || kind == "" { // missing, or of another type
+	if version == "" || kind == "" { // missing, or of a wrong type
 		var head struct {
 			APIVersion string `json:"apiVersion"`
 			Kind       string `json:"kind"`
 		}
 		_, err := form.Decode(&head)
 		var problems manifest.Problems
-		errors.As(err, &problems) //nolint:errcheck // Decode returns nothing else
+		errors.As(err, &problems) //nolint:errcheck // Decode returns no other errors
 		problems = slices.DeleteFunc(problems, func(p manifest.Problem) bool {
 			return !p.Stops && p.Path != "apiVersion" && p.Path != "kind"
 		})
@@ -204,9 +198,9 @@ func notAPolicy(form Form) error {
 	case version == "":
 		return manifest.Problems{{Path: "apiVersion", Text: "is missing; kind is " + kind}}
 	case versions[kind] != nil:
-		return fmt.Errorf("%s is not known in the version %s, but in %s", kind, version, strings.Join(versions[kind], ", "))
+		return fmt.Errorf("%s is not supported in version %s, only in %s", kind, version, strings.Join(versions[kind], ", "))
 	case group == "cilium.io":
-		return fmt.Errorf("%s %s is a kind of Cilium that Sluice does not implement; what it asks for does not happen",
+		return fmt.Errorf("%s %s is a kind of Cilium that Sluice does not implement; it has no effect",
 			version, kind)
 	}
 	return fmt.Errorf("%s %s is not a kind of policy", version, kind)
@@ -240,7 +234,7 @@ func decode(form Form, into any, meta *networkpolicy.Meta, validate func() manif
 	return ob, problems.Err()
 }
 
-// check refuses what only the rules of a subject together show.
+// check rejects rules that are invalid only in combination.
 func check(rules []*rule.Rule, problems *manifest.Problems) {
 	weight := 0
 	for _, r := range rules {
@@ -250,7 +244,7 @@ func check(rules []*rule.Rule, problems *manifest.Problems) {
 		}
 	}
 	if a, b, found := rule.Conflict(rules); found {
-		problems.Add(b.Source.Path, "sends to the proxy for %s what %s sends to the one for %s: the same ports of the same peers cannot go to both",
+		problems.Add(b.Source.Path, "redirects to the proxy for %s, but %s redirects the same ports of the same peers to the proxy for %s",
 			b.Proxy, a.Source.Path, a.Proxy)
 	}
 }

@@ -48,7 +48,7 @@ func TestErrorsNameTheField(t *testing.T) {
 		{cnp(`ingress: [{toPorts: [{ports: [{port: 80}]}]}]`), `spec.ingress[0].toPorts[0].ports[0].port: must be a string, is the number 80`},
 		{cnp(`ingress: []`), `spec: has no rule`},
 		{knp(`ingress: [{ports: [{port: 80, endPort: 79}]}]`), `spec.ingress[0].ports[0].endPort: 79 is below port 80`},
-		{knp(`egress: [{to: [{ipBlock: {cidr: 10.0.0.1/8}}]}]`), `spec.egress[0].to[0].ipBlock.cidr: "10.0.0.1/8" has bits beyond its length; 10.0.0.0/8 is meant`},
+		{knp(`egress: [{to: [{ipBlock: {cidr: 10.0.0.1/8}}]}]`), `spec.egress[0].to[0].ipBlock.cidr: "10.0.0.1/8" has bits beyond its prefix length; it means 10.0.0.0/8`},
 		{knp(`policyTypes: [ingress]`), `spec.policyTypes[0]: "ingress" is neither`},
 		{kcnp(`ingress: [{action: Allow}]`), `spec.ingress[0].action: "Allow" is not one of Accept, Deny, Pass`},
 		{kcnp(`egress: [{action: Deny, to: [{networks: [10.0.0.0/8], namespaces: {}}]}]`), `spec.egress[0].to[0]: needs exactly one of its fields, has 2`},
@@ -58,11 +58,13 @@ func TestErrorsNameTheField(t *testing.T) {
 		{
 			cnp(`egress: [{toEndpoints: [{}], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*.a"}]}}]}, ` +
 				`{toEndpoints: [{}], toPorts: [{ports: [{port: "1", endPort: 99, protocol: TCP}], rules: {http: [{}]}}]}]`),
-			`spec.egress[0].toPorts[0]: sends to the proxy for dns what spec.egress[1].toPorts[0] sends to the one for http`,
+			`spec.egress[0].toPorts[0]: redirects to the proxy for dns, but spec.egress[1].toPorts[0] redirects the same ports of the same peers to the ` +
+				`proxy for http`,
 		},
 		{
 			cnp(`egress: [{toPorts: [{ports: [{port: web, protocol: TCP}], rules: {http: [{}]}}]}, {toPorts: [{ports: [{port: WEB, protocol: TCP}], listener: {name: l, envoyConfig: {name: e}}}]}]`),
-			`spec.egress[1].toPorts[0]: sends to the proxy for listener what spec.egress[0].toPorts[0] sends to the one for http`,
+			`spec.egress[1].toPorts[0]: redirects to the proxy for listener, but spec.egress[0].toPorts[0] redirects the same ports of the same peers ` +
+				`to the proxy for http`,
 		},
 		// What the schemas of the kinds demand.
 		{kcnp(`ingress: [{action: Accept}]`), `spec.ingress[0].from: needs at least one peer`},
@@ -97,12 +99,12 @@ func TestErrorsNameTheField(t *testing.T) {
 		},
 		{
 			"apiVersion: extensions/v1beta1\nkind: NetworkPolicy\n",
-			`NetworkPolicy is not known in the version extensions/v1beta1, but in networking.k8s.io/v1`,
+			`NetworkPolicy is not supported in version extensions/v1beta1, only in networking.k8s.io/v1`,
 		},
 		{
 			"apiVersion: cilium.io/v2\nkind: CiliumEgressGatewayPolicy\n",
 			`cilium.io/v2 CiliumEgressGatewayPolicy is a kind of Cilium that Sluice does not implement; ` +
-				`what it asks for does not happen`,
+				`it has no effect`,
 		},
 		{"kind: NetworkPolicy\nmetadata: {name: p}", `apiVersion: is missing; that of NetworkPolicy is networking.k8s.io/v1`},
 	} {

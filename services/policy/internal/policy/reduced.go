@@ -8,8 +8,8 @@ import (
 	"encoding/json"
 )
 
-// The fields in kept decide what a policy selects. Of the fields in present only matters
-// whether they have an element.
+// The fields in kept determine which pods a policy selects. For the fields in present, only the presence of an
+// element matters.
 var (
 	kept = []string{
 		"podSelector", "policyTypes", "endpointSelector", "nodeSelector", "subject", "tier", "priority", "enableDefaultDeny",
@@ -17,9 +17,9 @@ var (
 	present = []string{"ingress", "egress", "ingressDeny", "egressDeny"}
 )
 
-// Reduced returns a manifest in JSON of the same object, of which only what decides about
-// its isolation is left: of a group, its labels. The result has at most limit bytes if the kind is namespaced: if the
-// selectors are longer, it selects the whole namespace.
+// Reduced returns a JSON manifest of the same object that contains only the parts that determine its isolation; for a
+// group, its labels. For a namespaced kind, the result has at most limit bytes: if the selectors are longer, it
+// selects the whole namespace.
 func Reduced(key Key, text []byte, limit int) []byte {
 	known := Versions(key.Kind)
 	out := map[string]any{"kind": key.Kind, "metadata": map[string]any{"name": key.Name}}
@@ -33,14 +33,14 @@ func Reduced(key Key, text []byte, limit int) []byte {
 	read := json.NewDecoder(bytes.NewReader(text))
 	read.UseNumber()
 	if err := read.Decode(&whole); err != nil {
-		clear(whole) // without selectors the policy selects all that it may
+		clear(whole) // without selectors the policy selects all possible pods
 	}
 	if version, ok := whole["apiVersion"].(string); ok && IsKind(version, key.Kind) {
 		out["apiVersion"] = version
 	}
 	if spec, ok := whole["spec"].(map[string]any); key.Kind == groupKind {
 		metadata, _ := whole["metadata"].(map[string]any)
-		if labels := metadata["labels"]; labels != nil { // by which rules select the group
+		if labels := metadata["labels"]; labels != nil { // rules select the group by its labels
 			out["metadata"] = map[string]any{"name": key.Name, "labels": labels}
 		}
 		out["spec"] = map[string]any{"externalCIDRs": []any{}}
@@ -60,13 +60,13 @@ func Reduced(key Key, text []byte, limit int) []byte {
 	if err != nil || Namespaced(key.Kind) && len(short) > limit {
 		delete(out, "specs")
 		out["spec"] = everything(key.Kind)
-		short, _ = json.Marshal(out) // nothing but texts is left
+		short, _ = json.Marshal(out) // contains only strings
 	}
 	return append(short, '\n')
 }
 
-// everything is a spec that isolates a namespace in both directions, against allow rules
-// too if the kind has deny rules.
+// everything returns a spec that isolates a namespace in both directions, even against allow rules if the kind has
+// deny rules.
 func everything(kind string) map[string]any {
 	some := []any{map[string]any{}}
 	if kind == "NetworkPolicy" {

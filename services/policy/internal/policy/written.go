@@ -10,23 +10,23 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 )
 
-// Written is an object as the text of its manifest. It is read each time that it
-// is decoded: until then it takes no more memory than the text.
+// Written is an object as the text of its manifest. It is parsed each time it is decoded, so that until then it needs
+// only the memory of the text.
 type Written struct {
 	Key        Key
 	APIVersion string
 	Text       []byte // JSON or YAML
-	// Created and UID are those of the object. They order the objects of a tenant.
+	// Created and UID come from the object. They order the objects of a tenant.
 	Created time.Time
 	UID     string
-	// Record is nil of a source that was not asked for it.
+	// Record is nil unless the source was asked to add records.
 	Record *Record
 }
 
-// Record is what an API server says of an object beside its manifest.
+// Record holds the facts about an object that an API server has in addition to its manifest.
 type Record struct {
 	UID             string
-	Generation      int64 // of the spec
+	Generation      int64 // generation of the spec
 	ResourceVersion string
 	Conditions      []byte // status.conditions, in JSON; empty: the object has none
 }
@@ -34,8 +34,8 @@ type Record struct {
 // Type implements Form.
 func (w Written) Type() (apiVersion, kind string) { return w.APIVersion, w.Key.Kind }
 
-// Decode implements Form. Of a text that cannot be read at all it gives the name,
-// so that what it would select can be isolated.
+// Decode implements Form. For a text that cannot be parsed at all, it decodes the name, so that the pods that the
+// object might select can be isolated.
 func (w Written) Decode(into any) (unknown []string, err error) {
 	docs, err := manifest.Parse(w.Text)
 	if err == nil && len(docs) == 1 {

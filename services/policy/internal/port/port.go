@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package port holds what a packet's protocol and port are to policy: a point
-// on one line of 32-bit numbers, protocol<<16 | port.
+// Package port represents the protocol and port of a packet as a point in one range of 32-bit numbers, protocol<<16 |
+// port.
 //
-// Rules are intervals on that line. ICMP has type<<8 | code in the place of
-// the port; protocols without ports have 0.
+// Rules are ranges of points. For ICMP, type<<8 | code takes the place of the port; for protocols without ports it is
+// 0.
 package port
 
 import (
@@ -16,7 +16,7 @@ import (
 // Protocol is an IP protocol number.
 type Protocol uint8
 
-// The protocols that policies can name.
+// The protocols that policies can refer to.
 const (
 	ICMP   Protocol = 1
 	IGMP   Protocol = 2
@@ -37,7 +37,7 @@ var names = map[Protocol]string{
 	GRE: "GRE", ESP: "ESP", AH: "AH", ICMPv6: "ICMPv6", VRRP: "VRRP", SCTP: "SCTP",
 }
 
-// String is the protocol's name, or its number.
+// String returns the protocol's name, or its number.
 func (p Protocol) String() string {
 	if s, ok := names[p]; ok {
 		return s
@@ -45,7 +45,7 @@ func (p Protocol) String() string {
 	return strconv.Itoa(int(p))
 }
 
-// ParseProtocol returns the protocol of that name, in any case.
+// ParseProtocol returns the protocol with a name, ignoring case.
 func ParseProtocol(s string) (Protocol, bool) {
 	for p, n := range names {
 		if strings.EqualFold(n, s) {
@@ -55,44 +55,44 @@ func ParseProtocol(s string) (Protocol, bool) {
 	return 0, false
 }
 
-// HasPorts reports whether the protocol has ports that can carry a name.
+// HasPorts reports whether the protocol has ports, which may have names.
 func (p Protocol) HasPorts() bool { return p == TCP || p == UDP || p == SCTP }
 
-// WithPorts are the protocols that ANY stands for.
+// WithPorts are the protocols that ANY means.
 var WithPorts = [...]Protocol{TCP, UDP, SCTP}
 
 // Point is protocol<<16 | port.
 type Point = uint32
 
-// At is the point of a protocol and a port.
+// At returns the point of a protocol and a port.
 func At(p Protocol, port uint16) Point { return Point(p)<<16 | Point(port) }
 
-// AtICMP is the point of an ICMP message.
+// AtICMP returns the point of an ICMP message.
 func AtICMP(p Protocol, typ, code uint8) Point {
 	return Point(p)<<16 | Point(typ)<<8 | Point(code)
 }
 
-// Last is the end of the line.
+// Last is the last point.
 const Last Point = 1<<32 - 1
 
-// Range is an interval of points, both ends included.
+// Range is a range of points, including both ends.
 type Range struct {
 	Lo, Hi Point
 }
 
-// Everything covers the whole line.
+// Everything contains all points.
 var Everything = Range{0, Last}
 
-// Whole covers all ports of a protocol.
+// Whole returns all ports of a protocol.
 func Whole(p Protocol) Range { return Range{At(p, 0), At(p, 65535)} }
 
-// Ports covers lo to hi of a protocol.
+// Ports returns the ports lo to hi of a protocol.
 func Ports(p Protocol, lo, hi uint16) Range { return Range{At(p, lo), At(p, hi)} }
 
-// ICMPType covers all codes of an ICMP type.
+// ICMPType returns all codes of an ICMP type.
 func ICMPType(p Protocol, typ uint8) Range {
 	return Range{AtICMP(p, typ, 0), AtICMP(p, typ, 255)}
 }
 
-// Contains reports whether the point lies in the range.
+// Contains reports whether the point is in the range.
 func (r Range) Contains(q Point) bool { return r.Lo <= q && q <= r.Hi }

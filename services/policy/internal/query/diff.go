@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// Difference is what changes for a subject and some of its peers.
+// Difference is a change of verdicts for a subject and some of its peers.
 type Difference struct {
 	engine.Difference
 	Subject peer.Identity
@@ -23,17 +23,16 @@ type Difference struct {
 // DifferentPeer is a peer at a place.
 type DifferentPeer struct {
 	Identity peer.Identity
-	Prefix   netip.Prefix // zero: everywhere else
+	Prefix   netip.Prefix // zero: all other addresses
 }
 
-// Comparison is what would be if a change were made, beside what is.
+// Comparison compares the present state with the state after a change.
 type Comparison struct {
 	compared *engine.Comparison
 	known    map[identity.Numeric]peer.Identity
 }
 
-// Compare makes a comparison with what would be if policies were applied or
-// deleted.
+// Compare compares the present state with the state in which policies are applied or deleted.
 func Compare(d engine.Draft, upsert []policy.Object, remove []policy.Key) (*Comparison, error) {
 	compared, err := d.Diff(upsert, remove)
 	if err != nil {
@@ -46,7 +45,7 @@ func Compare(d engine.Draft, upsert []policy.Object, remove []policy.Key) (*Comp
 	return c, nil
 }
 
-// Each gives the differences one after the other.
+// Each calls take with each difference.
 func (c *Comparison) Each(ctx context.Context, take func(Difference) error) error {
 	return c.compared.Each(func(f engine.Difference) error {
 		if err := ctx.Err(); err != nil {

@@ -18,23 +18,23 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 )
 
-// Peer is one end of a connection in a question. An address without identity and labels lies outside of the cluster:
-// the caller has resolved the others.
+// Peer is one end of a connection in a query. An address without identity and labels is outside of the cluster; the
+// caller has resolved all others.
 type Peer struct {
 	Identity identity.Numeric // 0: by labels, or outside of the cluster
 	Labels   []label.Label
 	Addr     netip.Addr
 }
 
-// Side is what one side says to a connection.
+// Side is the evaluation of a connection on one side.
 type Side struct {
-	Evaluated bool          // the one whose side it is is a workload
-	Subject   peer.Identity // Number is 0 if labels were given that nobody has
+	Evaluated bool          // the peer on this side is a workload
+	Subject   peer.Identity // Number is 0 if no identity has the given labels
 	Peer      peer.Identity
 	engine.Explanation
 }
 
-// Explained is the answer of Explain.
+// Explained is the result of Explain.
 type Explained struct {
 	Action   policytable.Action
 	Egress   Side
@@ -42,14 +42,14 @@ type Explained struct {
 	Revision uint64
 }
 
-// Explain is the question what becomes of a connection on both sides.
+// Explain is a query about the verdicts on a connection, on both sides.
 type Explain struct {
 	From, To Peer
 	At       port.Point
 	Answer   Explained
 
 	src, dst peer.Identity
-	extra    []peer.Identity // that have a number for this answer alone
+	extra    []peer.Identity // identities with a temporary number
 	subjects []identity.Numeric
 }
 
@@ -62,7 +62,7 @@ func selectable(id peer.Identity) bool {
 	return false
 }
 
-// Begin implements Question.
+// Begin implements Query.
 func (x *Explain) Begin(v View) (complete bool, err error) {
 	*x = Explain{From: x.From, To: x.To, At: x.At, Answer: Explained{Revision: v.Revision}}
 	if x.src, err = x.resolve(v, "from", x.From); err != nil {
@@ -81,12 +81,12 @@ func (x *Explain) Begin(v View) (complete bool, err error) {
 	return complete, nil
 }
 
-// Fork implements Question.
+// Fork implements Query.
 func (x *Explain) Fork(d engine.Draft) (*engine.Engine, error) {
 	return d.Fork(x.extra, x.subjects...)
 }
 
-// Evaluate implements Question.
+// Evaluate implements Query.
 func (x *Explain) Evaluate(e *engine.Engine) (err error) {
 	x.Answer.Action = policytable.Allow
 	if x.Answer.Egress, err = x.side(e, policytable.Egress, x.src, x.dst, x.To.Addr); err != nil {
@@ -104,7 +104,7 @@ func (x *Explain) side(e *engine.Engine, d policytable.Direction, subject, peer 
 	s.Evaluated = true
 	var err error
 	s.Explanation, err = e.Explain(subject.Number, d, peer.Number, addr, x.At)
-	// A denial on one side is one, and so is a redirect.
+	// The connection is denied or redirected if either side denies or redirects it.
 	x.Answer.Action = min(x.Answer.Action, s.Verdict.Action)
 	return s, err
 }
@@ -124,7 +124,7 @@ func (x *Explain) resolve(v View, field string, p Peer) (peer.Identity, error) {
 				return id, nil
 			}
 		}
-		// A number that nobody has, for this answer alone.
+		// Choose an unused number as a temporary identity.
 		for free := identity.MaxNodeLocal; ; free-- {
 			taken := func(id peer.Identity) bool { return id.Number == free }
 			if _, ok := v.Engine.Identity(free); ok || slices.ContainsFunc(x.extra, taken) {
@@ -155,7 +155,7 @@ func (x *Explain) resolve(v View, field string, p Peer) (peer.Identity, error) {
 	return peer.Identity{}, &failure.FieldError{Field: field, Err: err}
 }
 
-// shown is an identity without the number that it has for this answer alone.
+// shown returns an identity without its temporary number.
 func (x *Explain) shown(id peer.Identity) peer.Identity {
 	if slices.ContainsFunc(x.extra, func(e peer.Identity) bool { return e.Number == id.Number }) {
 		id.Number = 0

@@ -11,11 +11,10 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 )
 
-// keyNamedPorts1 is the key that version 1 of the cache, and the first format,
-// had for workload.KeyNamedPorts.
+// keyNamedPorts1 is the former key of workload.KeyNamedPorts, in version 1 of the cache and in the first format.
 const keyNamedPorts1 = "io.cilium.k8s.named-ports"
 
-// rename gives the named ports of an identity the key that all services use.
+// rename replaces the former key of an identity's named ports.
 func rename(x Identity) (Identity, bool) {
 	renamed := false
 	for i, l := range x.Labels {
@@ -26,7 +25,7 @@ func rename(x Identity) (Identity, bool) {
 	return x, renamed
 }
 
-// migrateCache brings the identities of version 1 up to this one.
+// migrateCache migrates the identities of version 1.
 func migrateCache(t *store.Tx, _ uint32) error {
 	changed := map[string]Identity{}
 	if err := t.ForEach(bucketIdentities, func(k, v []byte) error {

@@ -20,10 +20,9 @@ import (
 	"github.com/sluice-net/sluice/kit/store"
 )
 
-// FirstFile is the file of the first format: one line per change, each with a
-// checksum. It is read once, and a record of a later version takes its place,
-// which the version before refuses: without it, that version would begin
-// without policies.
+// FirstFile is the file of the first format: one line per change, each with a checksum. It is read once. A record of
+// a later version then replaces it, which makes an earlier version fail: otherwise that version would start without
+// policies.
 const FirstFile = "journal"
 
 var (
@@ -31,27 +30,26 @@ var (
 	retiredSchema = durable.Schema{Name: "sluice.policy.change", Version: 2}
 )
 
-// retired is the content of what takes the place of the first format.
+// retired is the content of the record that replaces the first format.
 type retired struct {
 	MovedTo string `json:"moved_to"`
 }
 
 const retiredLimit = 4 << 10
 
-// firstChange is a line of the first format. Its fields are never given another
-// meaning.
+// firstChange is a line of the first format. The meaning of its fields never changes.
 type firstChange struct {
 	State        string   `json:"state,omitempty"`
-	Revision     uint64   `json:"revision,omitempty"` // 0: as before
+	Revision     uint64   `json:"revision,omitempty"` // 0: unchanged
 	Policies     []Policy `json:"policies,omitempty"`
 	GonePolicies []Key    `json:"gone_policies,omitempty"`
 	Cache
 }
 
-// maxLine bounds one change of the first format, in bytes.
+// maxLine limits one change of the first format, in bytes.
 const maxLine = 256 << 20
 
-// first is what a file of the first format says; nil if there is none.
+// first is the content of a file in the first format; nil if there is none.
 type first struct {
 	state       string
 	revision    uint64
@@ -61,8 +59,7 @@ type first struct {
 	names       map[string]Name
 }
 
-// readFirstFormat reads the file of the first format if that is there and was
-// not taken over.
+// readFirstFormat reads the file of the first format, if it exists and was not migrated yet.
 func readFirstFormat(d *store.Dir) (*first, error) {
 	path, db := filepath.Join(d.Path(), FirstFile), filepath.Join(d.Path(), File)
 	_, err := os.Lstat(path)
@@ -102,9 +99,8 @@ func (o *first) read(f io.Reader) error {
 	for line := 1; ; line++ {
 		b, err := readLine(r)
 		if errors.Is(err, io.EOF) {
-			// A kill leaves a part of what was to be written, and nothing else. A
-			// whole change with another byte in the place of its newline was
-			// finished, and answered.
+			// A kill leaves an incomplete line and nothing else. A complete change with another byte instead of the
+			// newline was finished and answered.
 			if last := len(b) - 1; last >= 0 && (b[last] != 0 || (size+int64(last))%sector != 0) && durable.Decode(append(b[:last:last], '\n'), firstSchema, new(firstChange)) == nil {
 				return fmt.Errorf("line %d: %w: %q instead of the newline at its end", line, durable.ErrCorrupt, b[last])
 			}
@@ -115,8 +111,8 @@ func (o *first) read(f io.Reader) error {
 		}
 		var c firstChange
 		if err := durable.Decode(b, firstSchema, &c); err != nil {
-			// Blocks that never reached the disk before the power went read as
-			// zeros; nothing that was answered can follow them.
+			// Blocks that did not reach the disk before a power failure read as zeros. No answered change can follow
+			// them.
 			if lostBlocks(b, size) {
 				if _, perr := r.Peek(1); errors.Is(perr, io.EOF) {
 					return nil
@@ -129,11 +125,11 @@ func (o *first) read(f io.Reader) error {
 	}
 }
 
-// sector is what storage writes whole or not at all.
+// sector is the unit that storage writes completely or not at all.
 const sector = 512
 
-// lostBlocks reports whether a line at an offset of the file has zeros, and all
-// of them as sectors that were never written: no other damage is so regular.
+// lostBlocks reports whether a line at an offset of the file has zeros, and all of them in whole sectors that were
+// never written. No other corruption is so regular.
 func lostBlocks(line []byte, offset int64) bool {
 	found := false
 	for at := 0; at < len(line); {
@@ -153,8 +149,7 @@ func lostBlocks(line []byte, offset int64) bool {
 	return found
 }
 
-// readLine reads up to and with a newline. At the end it returns io.EOF with
-// what there is.
+// readLine reads up to and including a newline. At the end it returns io.EOF and the remaining bytes.
 func readLine(r *bufio.Reader) ([]byte, error) {
 	var line []byte
 	for {
@@ -235,7 +230,7 @@ func (o *first) initCache(t *store.Tx) error {
 	return nil
 }
 
-// retire puts the record of a later version in the place of the file.
+// retire replaces the file with the record of a later version.
 func (o *first) retire(d *store.Dir) error {
 	if o == nil {
 		return nil

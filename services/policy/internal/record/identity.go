@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
 
-// IdentityOf is the record of an identity.
+// IdentityOf returns the record of an identity.
 func IdentityOf(id peer.Identity) Identity {
 	r := Identity{Number: uint32(id.Number), Labels: make([][3]string, 0, id.Labels.Len())}
 	for _, l := range id.Labels.All() {
@@ -18,8 +18,7 @@ func IdentityOf(id peer.Identity) Identity {
 	return r
 }
 
-// Peer is the identity of a record. Its labels share their texts with others of the
-// interner.
+// Peer returns the identity of a record. Its labels share their texts through the interner.
 func (x Identity) Peer(texts *peer.Interner) (peer.Identity, error) {
 	labels := make([]label.Label, 0, len(x.Labels))
 	for _, l := range x.Labels {

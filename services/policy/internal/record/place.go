@@ -8,35 +8,32 @@ import (
 	"encoding/json"
 )
 
-// Place says how a policy stands in the limits. A policy that is in force as written and was
-// not replaced since its creation has the zero value.
+// Place is the admission of a policy to the limits. It is zero for a policy that is enforced as written and was never
+// replaced.
 type Place struct {
-	// Created is when the policy was first accepted, in seconds since 1970; 0: at its
-	// last update.
+	// Created is when the policy was first accepted, in seconds since 1970; 0: at its last update.
 	Created int64 `json:"created,omitempty"`
-	// Exceeds is why the policy isolates what it selects instead of being enforced.
+	// Exceeds is why the policy isolates the pods that it selects instead of being enforced.
 	Exceeds string `json:"exceeds,omitempty"`
-	// Size and Sum, a SHA-256, describe the whole manifest, if the record has less.
+	// Size and Sum, a SHA-256, describe the whole manifest if the record has a reduced one.
 	Size int    `json:"size,omitempty"`
 	Sum  []byte `json:"sum,omitempty"`
-	// Held is the manifest of the last form that was in force as written, if this one is
-	// not.
+	// Held is the manifest of the last version that was enforced as written, if this version is not.
 	Held []byte `json:"held,omitempty"`
-	// Revision says for which revision of the policy the place was written.
+	// Revision is the revision of the policy for which the place was written.
 	Revision uint64 `json:"revision,omitempty"`
 }
 
-// zero reports whether nothing needs to be written.
+// zero reports whether there is nothing to write.
 func (p *Place) zero() bool {
 	return p.Created == 0 && p.Exceeds == "" && p.Size == 0 && len(p.Held) == 0
 }
 
-// placePrefix begins the key of a place in the bucket of the state. Earlier versions read
-// their own keys of that bucket and leave others alone, and refuse a record of a policy
-// with a field that they do not know. So a place has a key of its own.
+// placePrefix is the prefix of the key of a place in the bucket of the state. Earlier versions ignore unknown keys in
+// this bucket, but reject a policy record with an unknown field. A place therefore has its own key.
 const placePrefix = "place\x00"
 
-// encodePlace returns the record of the place of a policy; nil: there is nothing to write.
+// encodePlace returns the record of a policy's place; nil if there is nothing to write.
 func encodePlace(p *Policy) []byte {
 	if p.Place.zero() {
 		return nil
@@ -46,8 +43,8 @@ func encodePlace(p *Policy) []byte {
 	return encode(place)
 }
 
-// decodePlace returns the place of a stored policy. A place that belongs to a change which was
-// not committed, or that cannot be read, is left out, but for the time of creation.
+// decodePlace returns the place of a stored policy. If the place belongs to an uncommitted change or cannot be
+// decoded, it is ignored, except for the time of creation.
 func decodePlace(text []byte, p *Policy) Place {
 	var place Place
 	if text == nil || json.NewDecoder(bytes.NewReader(text)).Decode(&place) != nil {

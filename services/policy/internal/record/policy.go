@@ -14,9 +14,9 @@ import (
 	"github.com/sluice-net/sluice/kit/store"
 )
 
-// header is a policy without its manifest. A record of a policy is the length of
-// the header as a varint, the header in JSON, and the manifest as it came: that
-// is most of a record, and copying it costs a fraction of encoding it.
+// header is a policy without its manifest. The record of a policy is the length of the header as a varint, the header
+// as JSON, and the manifest as received. The manifest is the largest part, and copying it is much cheaper than
+// encoding it.
 type header struct {
 	Key      Key    `json:"key"`
 	Source   string `json:"source"`
@@ -36,7 +36,7 @@ func encodePolicy(p Policy) []byte {
 func decodePolicy(b []byte) (Policy, error) {
 	size, n := binary.Uvarint(b)
 	if n <= 0 || size > uint64(len(b)-n) {
-		return Policy{}, errors.New("its header ends behind the record")
+		return Policy{}, errors.New("its header is longer than the record")
 	}
 	end := n + int(size)
 	var h header
@@ -48,15 +48,14 @@ func decodePolicy(b []byte) (Policy, error) {
 	}, nil
 }
 
-// decode reads what encode wrote, and refuses fields that this version does not know.
+// decode reads the result of encode, and rejects unknown fields.
 func decode(b []byte, into any) error {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
 	return d.Decode(into)
 }
 
-// migratePolicies brings the policies of an earlier version up to this one: all
-// of them are of change 0.
+// migratePolicies migrates the policies of an earlier version; they all belong to change 0.
 func migratePolicies(t *store.Tx, from uint32) error {
 	type old struct{ key, record []byte }
 	var all []old

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package record is the form of what the policy service keeps in its state
-// directory: policies with the revision they are in, and what it last knew of
-// identities, subscribers and learned names.
+// Package record defines the format of the policy service's state directory: the policies and their revision, and the
+// last known identities, subscribers and learned names.
 //
-// Without the policies a node would allow what they deny, so their file is the
-// synced one of a journal. The rest is the cache.
+// Without the policies a node would allow traffic that they deny, so their file is the synced file of a journal. The
+// rest is the cache.
 package record
 
 import (
@@ -19,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/kit/store"
 )
 
-// Names of the files. The second has the boot in its name.
+// Names of the files. The name of the second contains the boot ID.
 const (
 	File      = "policies.db"
 	CacheFile = "cache.db"
@@ -39,26 +38,26 @@ const (
 	keyName     = "name"
 )
 
-// Journal keeps the records.
+// Journal stores the records.
 type Journal = journal.Journal[Policy]
 
 // Change is a change of policies.
 type Change = journal.Change[Policy]
 
-// Staged is a change of policies that does not count yet.
+// Staged is a change of policies that is not effective yet.
 type Staged = journal.Staged[Policy]
 
-// Contents takes what Open finds. The error of one of its functions ends Open.
+// Contents receives the records that Open finds. An error of one of its functions ends Open.
 type Contents struct {
-	Name       func(string) error // of the state; not called for a new one
+	Name       func(string) error // name of the state; not called for a new state
 	Policy     func(Policy) error
 	Identity   func(Identity) error
 	Subscriber func(Subscriber) error
 	DNSName    func(Name) error
 }
 
-// Cache is a change of the cache. Its fields are never given another meaning: they
-// are also fields of the lines of the first format.
+// Cache is a change of the cache. The meaning of its fields never changes: lines of the first format have the same
+// fields.
 type Cache struct {
 	Identities      []Identity   `json:"identities,omitempty"`
 	GoneIdentities  []uint32     `json:"gone_identities,omitempty"`
@@ -68,14 +67,14 @@ type Cache struct {
 	GoneNames       []string     `json:"gone_names,omitempty"`
 }
 
-// Key names a policy.
+// Key identifies a policy.
 type Key struct {
 	Kind      string `json:"kind"`
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name"`
 }
 
-// Policy is a policy as it came.
+// Policy is a policy as received.
 type Policy struct {
 	Key      Key    `json:"key"`
 	Source   string `json:"source"`
@@ -84,53 +83,52 @@ type Policy struct {
 	Manifest []byte `json:"manifest"`
 	Revision uint64 `json:"revision"`
 	Updated  int64  `json:"updated"` // seconds since 1970
-	// Place is what decides about the policy's place in the limits.
+	// Place is the policy's admission to the limits.
 	Place Place `json:"-"`
 }
 
-// Identity is a number with its labels as source, key, value.
+// Identity is a number and its labels, each as source, key, value.
 type Identity struct {
 	Number uint32      `json:"number"`
 	Labels [][3]string `json:"labels"`
 }
 
-// Subscriber is what a subscriber asked for.
+// Subscriber holds the interests of a subscriber.
 type Subscriber struct {
 	Name      string     `json:"name"`
 	Subjects  []uint32   `json:"subjects,omitempty"`
 	Locations []Location `json:"locations,omitempty"`
-	// Enforces is absent in records of versions that did not know it.
+	// Enforces is missing in records of versions that did not have it.
 	Enforces bool `json:"enforces,omitempty"`
 }
 
-// Location is where an identity lives.
+// Location maps an address to its identity.
 type Location struct {
 	Address  string `json:"address"`
 	Identity uint32 `json:"identity"`
 }
 
-// Name is a DNS name with all addresses learned for it.
+// Name is a DNS name with all its learned addresses.
 type Name struct {
 	Name      string    `json:"name"`
 	Addresses []Address `json:"addresses"`
 }
 
-// Address is one of them.
+// Address is an address of a name.
 type Address struct {
 	Address string `json:"address"`
 	Expires int64  `json:"expires"` // seconds since 1970
 }
 
-// reserve is the address space for each file: 10,000 policies of 3 KB and as
-// much again for the commit that replaces them take a quarter.
+// reserve is the address space for each file. 10,000 policies of 3 KB, and the same amount for a commit that replaces
+// them, use a quarter of it.
 const reserve = 256 << 20
 
 var (
 	policiesOptions = store.Options{
 		Name:   File,
 		Layout: store.Layout{Format: "sluice-policy", Version: 3, Buckets: []string{bucketPolicies, bucketState}},
-		// Version 1 had policies as JSON, with the manifest in base64, and version 2
-		// no numbers of changes.
+		// Version 1 had policies as JSON with the manifest in base64. Version 2 had no numbers of changes.
 		Previous: []store.Layout{
 			{Format: "sluice-policy", Version: 1, Buckets: []string{bucketPolicies, bucketState}},
 			{Format: "sluice-policy", Version: 2, Buckets: []string{bucketPolicies, bucketState}},
@@ -143,20 +141,19 @@ var (
 	cacheOptions = store.Options{
 		Name:   CacheFile,
 		Layout: store.Layout{Format: "sluice-policy-cache", Version: 2, Buckets: []string{bucketIdentities, bucketSubscribers, bucketNames}},
-		// Version 1 had the named ports of identities under another key.
+		// Version 1 had another key for the named ports of identities.
 		Previous: []store.Layout{{Format: "sluice-policy-cache", Version: 1, Buckets: []string{bucketIdentities, bucketSubscribers, bucketNames}}},
 		Migrate:  migrateCache,
 		Boot:     true,
 
 		Reserve: reserve,
-		Loss:    "the sources of policies and identities answer",
+		Loss:    "the sources of policies and identities are reachable",
 		Doc:     `docs/policy.md, "What it remembers"`,
 	}
 )
 
-// Open takes the directory for this process and gives everything in it to c;
-// nothing of that is gone. It returns the revision of the policies, and whether
-// anything was in the cache. The error of a damaged file ends with what to do.
+// Open opens the directory for this process and passes its whole content to c. It returns the revision of the
+// policies, and whether the cache had any records. The error for a corrupt file ends with instructions.
 func Open(dir string, c Contents) (j *Journal, revision uint64, cached bool, err error) {
 	d, err := store.OpenDir(dir, journal.DirMode)
 	if err != nil {
@@ -178,7 +175,7 @@ func Open(dir string, c Contents) (j *Journal, revision uint64, cached bool, err
 		revision, err = j.Replay(journal.Contents[Policy]{
 			State: func(key string, value []byte) error {
 				if key != keyName {
-					return nil // a later version's
+					return nil // from a later version
 				}
 				return c.Name(string(value))
 			},
@@ -192,7 +189,7 @@ func Open(dir string, c Contents) (j *Journal, revision uint64, cached bool, err
 	return j, revision, cached, nil
 }
 
-// cached gives a record of the cache.
+// cached passes on a record of the cache.
 func (c *Contents) cached(bucket string, value []byte) error {
 	switch bucket {
 	case bucketIdentities:
@@ -220,22 +217,22 @@ var codec = journal.Codec[Policy]{
 	Decode: func(key string, record, place []byte) (Policy, error) {
 		p, err := decodePolicy(record)
 		if err == nil && p.Key.Encode() != key {
-			err = errors.New("it is the record of another policy")
+			err = errors.New("the record belongs to another policy")
 		}
 		p.Place = decodePlace(place, &p)
 		return p, err
 	},
 }
 
-// Encode returns the key of a policy in the file. No part of a Key has a zero byte: names
-// of Kubernetes have none.
+// Encode returns the key of a policy in the file. No part of a Key has a zero byte, because names in Kubernetes have
+// none.
 func (k Key) Encode() string { return k.Kind + "\x00" + k.Namespace + "\x00" + k.Name }
 
 func identityKey(number uint32) string {
 	return string(binary.BigEndian.AppendUint32(nil, number))
 }
 
-// encode is the form of a record, whose type has nothing that JSON cannot say.
+// encode returns the JSON of a record, whose type can always be encoded.
 func encode(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -244,10 +241,10 @@ func encode(v any) []byte {
 	return b
 }
 
-// StateName is the state of a Change that names the state.
+// StateName returns the State of a Change that sets the name of the state.
 func StateName(name string) map[string][]byte { return map[string][]byte{keyName: []byte(name)} }
 
-// Records are the records of the cache that the change writes and, with nil, deletes.
+// Records returns the records of the cache that the change writes; nil values are deleted.
 func (c *Cache) Records() map[journal.CacheKey][]byte {
 	out := make(map[journal.CacheKey][]byte)
 	for _, x := range c.Identities {

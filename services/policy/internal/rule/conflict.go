@@ -13,10 +13,9 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 )
 
-// Conflict finds two rules of one direction that send the same port of the same
-// peers to proxies that cannot both have it: DNS goes with no other, and HTTP
-// not with a listener of the user's own. Peers are the same when they are
-// written the same, not when they happen to overlap.
+// Conflict finds two rules of one direction that redirect the same port of the same peers to incompatible proxies:
+// DNS cannot be combined with any other proxy, and HTTP not with a listener of the user. Peers are the same if they
+// are written in the same way, and not if they merely overlap.
 func Conflict(rules []*Rule) (a, b *Rule, found bool) {
 	for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
 		var redirects []*Rule
@@ -38,7 +37,7 @@ func Conflict(rules []*Rule) (a, b *Rule, found bool) {
 				}
 			}
 		}
-		for _, r := range redirects { // in the order in which they were written
+		for _, r := range redirects { // in the order of the manifest
 			for _, key := range r.Peers.keys() {
 				if list := byPeer[key]; len(list) > 1 {
 					if a, b, found := overlapping(list); found {
@@ -74,7 +73,7 @@ type (
 	withName string
 )
 
-// keys are comparable forms of what the peers are made of.
+// keys returns comparable forms of the parts of the peers.
 func (p Peers) keys() []any {
 	var keys []any
 	if p.Any {
@@ -95,8 +94,8 @@ func (p Peers) keys() []any {
 	return keys
 }
 
-// overlapping finds two rules with a port in common whose proxies are apart. Of
-// each proxy only the interval that reaches furthest has to be remembered.
+// overlapping finds two rules with a common port and incompatible proxies. For each proxy, it needs to remember only
+// the range that ends last.
 func overlapping(rules []*Rule) (a, b *Rule, found bool) {
 	type claim struct {
 		port.Range
@@ -110,12 +109,11 @@ func overlapping(rules []*Rule) (a, b *Rule, found bool) {
 				claims = append(claims, claim{p.Range, r})
 				continue
 			}
-			reach := port.Everything // of any protocol
+			reach := port.Everything // any protocol
 			if p.Protocol != 0 {
 				reach = port.Whole(p.Protocol)
 			}
-			// Names that differ in their case only are taken for one: some kinds
-			// compare them so.
+			// Names that differ only in case count as equal, because some kinds ignore case.
 			name := strings.ToLower(p.Name)
 			named[name] = append(named[name], claim{reach, r})
 		}

@@ -12,10 +12,9 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 )
 
-// Nodes are the selectors of nodes with such labels: of the local node or of others,
-// by the name of its reserved label. The labels of a node may not be known, see
-// peer.Identity.Node; then a deny by labels is for the node, and nothing else is. So
-// what is not known opens nothing.
+// Nodes returns selectors for nodes with certain labels: for the local node or for other nodes, by the name of its
+// reserved label. If the labels of a node are unknown, see peer.Identity.Node, deny rules with labels apply to the
+// node, and other rules do not. Unknown labels therefore never open anything.
 func Nodes(name string, labels []selector.Requirement, a policytable.Action) []selector.Selector {
 	exists := selector.Requirement{Source: label.SourceReserved, Key: name, Op: selector.Exists}
 	all := append(slices.Clone(labels), exists)
@@ -30,7 +29,7 @@ func Nodes(name string, labels []selector.Requirement, a policytable.Action) []s
 	return []selector.Selector{selector.New(append(all, known)...)}
 }
 
-// UnknownNodes selects the nodes of which the labels are not known.
+// UnknownNodes selects the nodes whose labels are unknown.
 func UnknownNodes(name string) selector.Selector {
 	return selector.New(
 		selector.Requirement{Source: label.SourceReserved, Key: name, Op: selector.Exists},

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package rule holds policy in one normal form, whatever kind it was written
-// in.
+// Package rule defines a normal form of policy that does not depend on the kind.
 //
-// Every policy object becomes a list of rules. A rule belongs to one direction
-// and one tier, has a place in the order, an action, peers and ports. The
-// first rule in the order that matches a peer and a port decides; what the
-// order means is documented at Compare. The package knows neither manifests nor
-// tables.
+// Every policy object becomes a list of rules. A rule belongs to one direction and one tier, and has a position in
+// the order, an action, peers and ports. The first rule in the order that matches a peer and a port decides. Compare
+// documents the order. The package does not depend on manifests or tables.
 package rule
 
 import (
@@ -26,11 +23,11 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 )
 
-// Reach is the set of scopes that an address peer applies to.
+// Reach is the set of scopes to which an address peer applies.
 type Reach uint8
 
-// The reaches. Kubernetes prefixes match whoever owns the address,
-// Cilium's only peers outside the cluster.
+// The reaches. Prefixes of Kubernetes match every owner of an address, and prefixes of Cilium only peers outside the
+// cluster.
 const (
 	ReachCluster Reach = 1 << iota
 	ReachNode
@@ -38,34 +35,31 @@ const (
 	ReachEveryone = ReachCluster | ReachNode | ReachOutside
 )
 
-// Network is a prefix without the prefixes that are excepted.
+// Network is a prefix without its exceptions.
 type Network struct {
 	Prefix netip.Prefix // masked
 	Except []netip.Prefix
 	Reach  Reach
 }
 
-// GroupPeer selects address groups by their labels: the labels of all groups
-// that cover an address are taken together, and an address in no group has no
-// labels (and still satisfies negative requirements).
+// GroupPeer selects address groups by label. The labels of all groups that contain an address are combined. An
+// address in no group has no labels, and can still satisfy negative requirements.
 type GroupPeer struct {
 	Selector selector.Selector
 	Except   []netip.Prefix
-	// NodesToo extends the reach from outside to nodes, except where nothing
-	// narrower than the whole address space matched.
+	// NodesToo extends the reach from outside to nodes, unless only the prefix of all addresses matched.
 	NodesToo bool
 }
 
-// NamePeer selects the addresses learned for DNS names.
+// NamePeer selects the learned addresses of DNS names.
 type NamePeer struct {
 	Pattern dnsname.Pattern
 	Reach   Reach
 }
 
-// Peers says which other ends a rule matches: the union of its parts. All
-// empty means that it matches nobody.
+// Peers is the union of the peers that a rule matches. If all fields are empty, it matches no peer.
 type Peers struct {
-	Any       bool // everybody, known or not
+	Any       bool // all peers, known or unknown
 	ExceptOwn bool // with Any: all peers except the subject's local node
 	Selectors []selector.Selector
 	Networks  []Network
@@ -73,23 +67,21 @@ type Peers struct {
 	Names     []NamePeer
 }
 
-// Nobody reports whether the peers match nothing.
+// Nobody reports whether no peer matches.
 func (p Peers) Nobody() bool {
 	return !p.Any && len(p.Selectors) == 0 && len(p.Networks) == 0 && len(p.Groups) == 0 && len(p.Names) == 0
 }
 
-// Port is one interval on the protocol and port line, or a named port that is
-// resolved with the ports of the pod that receives the connection.
+// Port is a range of points, or a named port that is resolved with the ports of the pod that receives the connection.
 type Port struct {
-	Range port.Range // when Name is empty
+	Range port.Range // if Name is empty
 
 	Name     string
-	Protocol port.Protocol // of a named port; 0 means TCP, UDP and SCTP
-	FoldCase bool          // names are compared without case
+	Protocol port.Protocol // protocol of a named port; 0 means TCP, UDP and SCTP
+	FoldCase bool          // ignore the case of names
 }
 
-// Names reports whether the named port covers a container port of that name
-// and protocol.
+// Names reports whether the named port includes a container port with a name and protocol.
 func (p Port) Names(name string, proto port.Protocol) bool {
 	if p.Protocol != 0 && p.Protocol != proto {
 		return false
@@ -100,50 +92,49 @@ func (p Port) Names(name string, proto port.Protocol) bool {
 	return p.Name == name
 }
 
-// Rule is one line of policy. It is immutable once built.
+// Rule is a single rule. It is immutable once built.
 type Rule struct {
 	Source    policytable.Source
 	Direction policytable.Direction
 	Tier      policytable.Tier
-	Priority  int32 // lower is asked first, within the tier
-	Index     int32 // place in its policy where that matters, else 0
+	Priority  int32 // within the tier; lower is evaluated first
+	Index     int32 // position in its policy if the order matters, otherwise 0
 	Action    policytable.Action
 	Proxy     policytable.Proxy // for Redirect
 	Peers     Peers
-	// Ports the rule covers. AllPorts means every protocol; without it an
-	// empty list covers nothing.
+	// Ports are the ports of the rule. AllPorts means every protocol and port. If it is not set, an empty list means
+	// no ports.
 	AllPorts bool
 	Ports    []Port
 
 	digest Digest
 }
 
-// Digest stands for the content of something: equal digests, equal content.
+// Digest identifies content: equal digests mean equal content.
 type Digest [sha256.Size]byte
 
 // Seal computes the digest of the rule.
 func (r *Rule) Seal() *Rule { return r.SealWith(r.Peers.Digest()) }
 
-// SealWith is Seal for a rule whose peers have this digest. Rules that share a
-// long list of peers then do not read it once each.
+// SealWith is Seal with a known digest of the peers, so that rules that share a long list of peers do not each read
+// it.
 func (r *Rule) SealWith(peers Digest) *Rule {
 	r.digest = sha256.Sum256([]byte(r.head() + string(peers[:]) + r.ports()))
 	return r
 }
 
-// Digest is what Seal computed.
+// Digest returns the digest that Seal computed.
 func (r *Rule) Digest() Digest { return r.digest }
 
-// Content is the canonical text of the rule: everything that decides packets,
-// nothing that says where it came from.
+// Content returns the canonical text of the rule: everything that affects verdicts, without the source location.
 func (r *Rule) Content() string { return r.head() + r.Peers.Content() + ";" + r.ports() }
 
 func (r *Rule) head() string { return fmt.Sprintf("%s %s %s;", r.Direction, r.Action, r.Proxy) }
 
-// Digest stands for Content.
+// Digest returns the digest of Content.
 func (p Peers) Digest() Digest { return sha256.Sum256([]byte(p.Content())) }
 
-// Content is the canonical text of the peers.
+// Content returns the canonical text of the peers.
 func (p Peers) Content() string {
 	var parts []string
 	if p.Any {
@@ -181,7 +172,7 @@ func (r *Rule) ports() string {
 	return strings.Join(slices.Compact(parts), ",")
 }
 
-// Weight is how many peers and ports the rule lists.
+// Weight returns the number of peers and ports that the rule lists.
 func (r *Rule) Weight() int {
 	n := 1 + len(r.Ports) + len(r.Peers.Selectors) + len(r.Peers.Names)
 	for _, x := range r.Peers.Networks {
@@ -193,10 +184,9 @@ func (r *Rule) Weight() int {
 	return n
 }
 
-// Compare is the order in which rules are asked: tier, priority, place in the
-// policy, deny before redirect before allow before pass, the preferred proxy,
-// then the content, so that the order does not depend on names, and at last
-// the source, which decides nothing.
+// Compare is the order of evaluation: tier, priority, position in the policy, then deny before redirect before allow
+// before pass, the preferred proxy, the content, so that the order does not depend on names, and finally the source,
+// which affects no verdict.
 func Compare(a, b *Rule) int {
 	return cmp.Or(
 		cmp.Compare(a.Tier, b.Tier),
@@ -212,8 +202,7 @@ func Compare(a, b *Rule) int {
 	)
 }
 
-// Isolate is the rule that denies all peers but, for what they send, the subject's
-// local node.
+// Isolate returns a rule that denies all peers; on ingress it exempts the subject's local node.
 func Isolate(source policytable.Source, d policytable.Direction, tier policytable.Tier, priority int32) *Rule {
 	source.Path = "isolation"
 	r := &Rule{
@@ -223,38 +212,36 @@ func Isolate(source policytable.Source, d policytable.Direction, tier policytabl
 	return r.Seal()
 }
 
-// Options are the properties of the cluster that decide what a manifest means.
+// Options are the properties of the cluster that determine the meaning of a manifest.
 type Options struct {
-	// Cluster is this cluster's name.
+	// Cluster is the name of this cluster.
 	Cluster string
-	// LocalClusterOnly limits peers that name no cluster to this one.
+	// LocalClusterOnly limits peers without a cluster to this cluster.
 	LocalClusterOnly bool
 	// CIDRSelectsNodes extends Cilium's address rules to nodes.
 	CIDRSelectsNodes bool
-	// NodeLabels says that identities of nodes carry the labels of the nodes.
+	// NodeLabels is set if identities of nodes have the labels of the nodes.
 	NodeLabels bool
-	// HostRules says that rules for nodes are enforced. Without it they are
-	// refused: a policy that is accepted and does nothing would mislead.
+	// HostRules is set if rules for nodes are enforced. Otherwise they are rejected, because an accepted policy
+	// without effect would be misleading.
 	HostRules bool
-	// WithoutDNSProxy says that nothing looks at DNS questions: a list of DNS rules
-	// that allows every name is a plain allow of its ports, and others are closed.
+	// WithoutDNSProxy is set if no proxy inspects DNS queries. A list of DNS rules that allows every name is then a
+	// plain allow of its ports, and other lists allow nothing.
 	WithoutDNSProxy bool
 }
 
-// Spec is one subject with the rules that apply to it: what a policy object
-// consists of.
+// Spec is a subject and the rules that apply to it. A policy object consists of specs.
 type Spec struct {
-	// Subject selects the endpoints by their labels.
+	// Subject selects the endpoints by label.
 	Subject selector.Selector
-	// Namespace that the subject is tied to; empty when it is not tied to one.
-	// It repeats what Subject requires, for indexing.
+	// Namespace is the only namespace that the subject can select; empty if there is no such limit. It repeats a
+	// requirement of Subject, for indexing.
 	Namespace string
-	// Host says that the subject is the node itself and not a pod.
+	// Host is set if the subject is the node itself and not a pod.
 	Host bool
-	// Selects says that the policy applies to the direction, with or without
-	// rules in it.
+	// Selects is set if the policy applies to the direction, with or without rules.
 	Selects [2]bool
-	// DefaultDeny says that what no rule decides is denied in the direction.
+	// DefaultDeny is set if the direction denies connections that no rule matches.
 	DefaultDeny [2]bool
 	Rules       []*Rule
 }

@@ -12,10 +12,10 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 )
 
-// maxListed is how many peers or ports of a rule its text names.
+// maxListed limits the peers or ports that the text of a rule lists.
 const maxListed = 8
 
-// Text says in one line what the rule does.
+// Text describes the rule in one line.
 func (r *Rule) Text() string {
 	var b strings.Builder
 	b.WriteString(r.Action.String())

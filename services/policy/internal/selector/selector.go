@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package selector holds conjunctions of requirements on labels.
+// Package selector implements conjunctions of requirements on labels.
 //
-// A Selector is immutable and interned by its canonical text: two selectors
-// that say the same thing in another order are the same string. Negative
-// operators match what is absent, as in Kubernetes. A requirement without a
-// source looks at the labels of every source. Labels of label.SourceGenerated
-// are invisible to every requirement.
+// A Selector is immutable and interned by its canonical text: selectors that differ only in order have the same text.
+// As in Kubernetes, negative operators match missing labels. A requirement without a source applies to the labels of
+// every source. Labels of label.SourceGenerated are invisible to all requirements.
 package selector
 
 import (
@@ -32,7 +30,7 @@ const (
 	DoesNotExist
 )
 
-// String is the name the operator has in a manifest.
+// String returns the name of the operator in a manifest.
 func (o Op) String() string {
 	switch o {
 	case In:
@@ -47,7 +45,7 @@ func (o Op) String() string {
 	return "Op(" + strconv.Itoa(int(o)) + ")"
 }
 
-// ParseOp returns the operator of that name; the case matters.
+// ParseOp returns the operator with a name; the case matters.
 func ParseOp(s string) (Op, bool) {
 	for _, o := range []Op{In, NotIn, Exists, DoesNotExist} {
 		if o.String() == s {
@@ -57,7 +55,7 @@ func ParseOp(s string) (Op, bool) {
 	return 0, false
 }
 
-// Requirement is one condition on the labels of one key.
+// Requirement is a condition on the labels with one key.
 type Requirement struct {
 	Source string // empty: every source
 	Key    string
@@ -83,9 +81,8 @@ func (r Requirement) text() string {
 	return b.String()
 }
 
-// Matches reports whether labels satisfy the requirement. A key with several
-// values (several sources, or merged sets) satisfies In by any of them and
-// NotIn by none of them.
+// Matches reports whether labels satisfy the requirement. A key with several values (from several sources or merged
+// sets) satisfies In if any value is listed, and NotIn if no value is.
 func (r Requirement) Matches(labels label.Set) bool {
 	present, listed := false, false
 	for l := range labels.Key(r.Key) {
@@ -110,8 +107,8 @@ func (r Requirement) Matches(labels label.Set) bool {
 	return false
 }
 
-// Selector is a conjunction of requirements. The zero Selector matches every
-// set of labels. Equal selectors share what they hold and are equal by ==.
+// Selector is a conjunction of requirements. The zero Selector matches every label set. Equal selectors share memory
+// and compare equal with ==.
 type Selector struct{ *content }
 
 type content struct {
@@ -119,11 +116,11 @@ type content struct {
 	text string
 }
 
-// interned finds the content of the selectors that are in use by their texts.
-// A cluster has far fewer selectors than places where they are written.
+// interned maps texts to the contents of selectors that are in use. A cluster has far fewer different selectors than
+// occurrences of selectors.
 var interned sync.Map // string → weak.Pointer[content]
 
-// intern returns the one selector of a text.
+// intern returns the unique selector with a text.
 func intern(text string, reqs []Requirement) Selector {
 	if text == "" {
 		return Selector{}
@@ -139,7 +136,7 @@ func intern(text string, reqs []Requirement) Selector {
 		if c := found.(weak.Pointer[content]).Value(); c != nil {
 			return Selector{c}
 		}
-		interned.CompareAndDelete(text, found) // gone, and its cleanup has not run yet
+		interned.CompareAndDelete(text, found) // collected, but its cleanup has not run yet
 	}
 }
 
@@ -168,7 +165,7 @@ func New(reqs ...Requirement) Selector {
 	return intern(strings.Join(texts, ", "), sorted)
 }
 
-// Requirements returns the conditions in canonical order; do not change them.
+// Requirements returns the conditions in canonical order. The caller must not change them.
 func (s Selector) Requirements() []Requirement {
 	if s.content == nil {
 		return nil
@@ -176,7 +173,7 @@ func (s Selector) Requirements() []Requirement {
 	return s.reqs
 }
 
-// Matches reports whether all requirements hold.
+// Matches reports whether labels satisfy all requirements.
 func (s Selector) Matches(labels label.Set) bool {
 	for _, r := range s.Requirements() {
 		if !r.Matches(labels) {
@@ -186,13 +183,13 @@ func (s Selector) Matches(labels label.Set) bool {
 	return true
 }
 
-// Contradiction is why no set of labels that has one value per key matches; empty
-// if one may. Only requirements with the same source are compared.
+// Contradiction returns why no label set with one value per key can match; empty if one can. It compares only
+// requirements with the same source.
 func (s Selector) Contradiction() string {
 	type key struct{ source, key string }
 	type known struct {
-		allowed       []string // by In; nil for any
-		in, out       bool     // the key is required, forbidden
+		allowed       []string // values that In allows; nil: any
+		in, out       bool     // the key is required or forbidden
 		refused       []string
 		first, second Requirement
 	}
@@ -230,7 +227,7 @@ func (s Selector) Contradiction() string {
 	return ""
 }
 
-// String is the canonical text: equal selectors have equal texts.
+// String returns the canonical text: equal selectors have equal texts.
 func (s Selector) String() string {
 	if s.content == nil {
 		return ""

@@ -18,10 +18,10 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// retryAfter is when a caller may ask again for the identity of an address.
+// retryAfter is the suggested delay before a caller tries again to resolve an address.
 const retryAfter = time.Second
 
-// answers has code and reason of each error of the core.
+// answers maps the errors of the core to codes and reasons.
 var answers = answer.Reasons{
 	NotFound: policyv1.ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND,
 	Owned:    policyv1.ErrorReason_ERROR_REASON_POLICY_OWNED,
@@ -50,5 +50,5 @@ var answers = answer.Reasons{
 	rpcerr.On(errFormat, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_TABLE_FORMAT),
 )
 
-// statusOf is the answer to a call that ended with err.
+// statusOf returns the gRPC status for err.
 func statusOf(err error) error { return answers.Status(err) }

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
-// figures are what the metrics are taken from.
+// figures holds the values of the metrics.
 type figures struct {
 	summary.Status
 	weight int
@@ -34,10 +34,10 @@ func newMetric(name, help string, kind prometheus.ValueType, value func(figures)
 
 var metrics = []metric{
 	newMetric("policies", "Policies in force.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Policies) }),
-	newMetric("refused_sources", "Files and objects that were refused, and stored policies that are not in force. Each needs a look.", prometheus.GaugeValue,
+	newMetric("refused_sources", "Files and objects that were refused, and stored policies that are not enforced. Each needs attention.", prometheus.GaugeValue,
 		func(f figures) float64 { return float64(f.Refused) }),
 	newMetric("reduced_tables",
-		"Tables that do not have all rules of their subjects, since these exceed a limit. Each needs a look.",
+		"Tables that lack rules of their subjects because of a limit. Each needs attention.",
 		prometheus.GaugeValue,
 		func(f figures) float64 { return float64(f.Reduced) }),
 	newMetric("policy_revision", "Revision of the policies.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Revision) }),
@@ -45,19 +45,19 @@ var metrics = []metric{
 	newMetric("waiting_identities",
 		"Identities that a table treats as unknown because it has no capacity for them.", prometheus.GaugeValue,
 		func(f figures) float64 { return float64(f.Waiting) }),
-	newMetric("subjects", "Identities that have tables here.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Subjects) }),
+	newMetric("subjects", "Identities that have tables on this node.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Subjects) }),
 	newMetric("tables", "Tables; subjects with equal policy share them.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Tables) }),
 	newMetric("table_rows", "Rows of all tables: identity class to class.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.PeerRows) }),
-	newMetric("table_intervals", "Intervals of ports of all tables.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Intervals) }),
+	newMetric("table_intervals", "Port intervals of all tables.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Intervals) }),
 	newMetric("table_prefixes", "Prefixes of all tables.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Prefixes) }),
-	newMetric("merged_tables", "Tables with so many classes of addresses that those of equal verdict are one: of them the number of a rule names several.",
+	newMetric("merged_tables", "Tables with too many address classes, in which classes with equal verdicts are merged; a rule number may then mean several rules.",
 		prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Merged) }),
-	newMetric("identity_classes", "Sets of peers that no table tells apart.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.IdentityClasses) }),
+	newMetric("identity_classes", "Sets of peers that no table distinguishes.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.IdentityClasses) }),
 	newMetric("compiled_tables_total", "Tables compiled.", prometheus.CounterValue, func(f figures) float64 { return float64(f.Counters.Tables) }),
 	newMetric("learned_names", "DNS names with learned addresses.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Names) }),
-	newMetric("learned_addresses", "Addresses learned for DNS names, with those that only old connections use.", prometheus.GaugeValue,
+	newMetric("learned_addresses", "Addresses learned for DNS names, including expired addresses that old connections use.", prometheus.GaugeValue,
 		func(f figures) float64 { return float64(f.Addresses) }),
-	newMetric("connected_subscribers", "Subscribers of the table stream that are connected.", prometheus.GaugeValue, func(f figures) float64 {
+	newMetric("connected_subscribers", "Connected subscribers of the table stream.", prometheus.GaugeValue, func(f figures) float64 {
 		n := 0
 		for _, s := range f.Subscribers {
 			if s.Connected {
@@ -66,14 +66,14 @@ var metrics = []metric{
 		}
 		return float64(n)
 	}),
-	newMetric("unacknowledged_messages", "Messages sent or due and not acknowledged, of the connected subscriber that has most.", prometheus.GaugeValue, func(f figures) float64 {
+	newMetric("unacknowledged_messages", "Largest number of unacknowledged messages, sent or due, of a connected subscriber.", prometheus.GaugeValue, func(f figures) float64 {
 		most := uint64(0)
 		for _, s := range f.Subscribers {
 			most = max(most, s.Behind)
 		}
 		return float64(most)
 	}),
-	newMetric("refused_tables", "Tables that subscribers refused; their subjects keep the ones before. Each needs a look.", prometheus.GaugeValue, func(f figures) float64 {
+	newMetric("refused_tables", "Tables that subscribers refused; their subjects keep the previous tables. Each needs attention.", prometheus.GaugeValue, func(f figures) float64 {
 		n := 0
 		for _, s := range f.Subscribers {
 			n += len(s.Refusals)
@@ -81,9 +81,9 @@ var metrics = []metric{
 		return float64(n)
 	}),
 	newMetric("disconnected_subscribers_total", "Subscribers that were disconnected for being too far behind.", prometheus.CounterValue, func(f figures) float64 { return float64(f.cut) }),
-	newMetric("stream_log_bytes", "About what is kept for subscribers that are behind or may come back.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.weight) }),
+	newMetric("stream_log_bytes", "Approximate size of the steps kept for subscribers that are behind or may reconnect.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.weight) }),
 	newMetric("journal_bytes", "Size of the state files.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Journal) }),
-	newMetric("unsynced_sources", "Sources that have not said everything since the start.", prometheus.GaugeValue, func(f figures) float64 {
+	newMetric("unsynced_sources", "Sources that have not been complete since the start.", prometheus.GaugeValue, func(f figures) float64 {
 		n := 0
 		for _, s := range f.Sources {
 			if !s.Synced && s.Manager == "" { // a manager need not list what it has
@@ -95,10 +95,10 @@ var metrics = []metric{
 	newMetric("problems", "Problems in the status.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.ProblemCount) }),
 }
 
-// turns show the owner's time; the label operation is one of those that package owner lists.
+// turns measures the owner's time; package owner lists the values of the label operation.
 var turns = loopmetrics.New("sluice_policy_", "policy")
 
-// The limits that tenants share; the label limit is its name in the settings.
+// Metrics of the limits that tenants share. The label limit is the limit's name in the settings.
 var (
 	limitDesc = prometheus.NewDesc("sluice_policy_limit",
 		"Size of a limit that tenants share.", []string{"limit"}, nil)
@@ -117,7 +117,7 @@ func collectLimit(ch chan<- prometheus.Metric, u shares.Usage) {
 	}
 }
 
-// Collector gives the owner's figures to Prometheus.
+// Collector exports the owner's figures to Prometheus.
 type Collector struct{ Owner *owner.Owner }
 
 // Describe implements prometheus.Collector.
@@ -131,11 +131,10 @@ func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	turns.Describe(ch)
 }
 
-// collectTimeout is how long a scrape waits for the owner's turn.
+// collectTimeout limits how long a scrape waits for a turn of the owner.
 const collectTimeout = 5 * time.Second
 
-// Collect implements prometheus.Collector. Without an answer there are no
-// figures, rather than old ones.
+// Collect implements prometheus.Collector. If the owner does not answer, it exports no values rather than old ones.
 func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout)
 	defer cancel()

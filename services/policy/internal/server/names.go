@@ -59,8 +59,8 @@ func (s *Server) ForgetNames(
 	return answer, nil
 }
 
-// errNoFilter keeps a request that lost its fields from forgetting everything.
-var errNoFilter = errors.New(`is needed, or an address; "*" is every name`)
+// errNoFilter prevents a request that lost its fields from removing everything.
+var errNoFilter = errors.New(`is required unless an address is given; "*" matches every name`)
 
 func nameFilter(pattern, address string) (names.Filter, error) {
 	f := names.Filter{Pattern: pattern}

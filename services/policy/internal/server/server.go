@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package server answers sluice.policy.v1 from the owner of policy.
+// Package server implements sluice.policy.v1 for the owner.
 //
-// It translates and decides nothing: requests into the core's words, the
-// core's errors into status codes, in one function.
+// It only translates: requests to types of the core, and, in one function, errors of the core to status codes.
 package server
 
 import (
@@ -50,16 +49,16 @@ type Server struct {
 	Owner   *owner.Owner
 	Version string
 	Started time.Time
-	// Process says what this process runs with.
+	// Process describes the settings of this process.
 	Process words.Process
-	// Addresses resolves peers that are given by their address alone.
+	// Addresses resolves peers that are given only by address.
 	Addresses Addresses
 }
 
-// Addresses knows the addresses of the cluster.
+// Addresses resolves addresses of the cluster.
 type Addresses interface {
-	// IdentityOf returns the identity of an address; 0: the address lies outside of
-	// the cluster. It returns peer.ErrUnresolved if that cannot be found out.
+	// IdentityOf returns the identity of an address; 0 if the address is outside of the cluster. It returns
+	// peer.ErrUnresolved if it cannot be determined.
 	IdentityOf(ctx context.Context, a netip.Addr) (identity.Numeric, error)
 }
 
@@ -70,12 +69,12 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	statusv1.RegisterProcessServiceServer(r, s.Process)
 }
 
-// Methods says who may call what. Root changes policies, the datapath's user
-// gets the tables to enforce, the group reads.
+// Methods returns who may call which method. Root changes policies, the datapath's user gets the tables to enforce,
+// and the group reads.
 func Methods() rpc.Methods {
 	change := rpc.Limit{InFlight: 4, Waiting: 64}
 	read := rpc.Limit{InFlight: 16, Waiting: 128}
-	// These compile for the answer alone.
+	// These methods compile tables only for their answer.
 	costly := rpc.Limit{InFlight: 2, Waiting: 16}
 	return rpc.Methods{
 		statusv1.ProcessService_GetConfig_FullMethodName:        {Access: rpc.Group()},
@@ -95,7 +94,7 @@ func Methods() rpc.Methods {
 		policyv1.PolicyService_GetPolicyTable_FullMethodName:    {Access: rpc.Group(), Limit: costly},
 		policyv1.PolicyService_WaitForRevision_FullMethodName:   {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64, Waiting: 64}},
 		policyv1.PolicyService_Explain_FullMethodName:           {Access: rpc.Group(), Limit: costly},
-		// It holds two sets of tables until its reader has everything.
+		// It holds two sets of tables until its reader has received everything.
 		policyv1.PolicyService_Diff_FullMethodName:      {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 1, Waiting: 16}},
 		policyv1.PolicyService_GetStatus_FullMethodName: {Access: rpc.Group(), Limit: read},
 	}
@@ -202,8 +201,7 @@ func (s *Server) GetPolicyTable(ctx context.Context, req *policyv1.GetPolicyTabl
 	return policyTable(j), nil
 }
 
-// policyTable fits into a message: tables do by their limits, and the places of
-// their rules are cut as those of a Bind are.
+// policyTable fits into a message: tables are limited, and the source locations of their rules are cut as in a Bind.
 func policyTable(j query.Evaluated) *policyv1.GetPolicyTableResponse {
 	out := &policyv1.GetPolicyTableResponse{Revision: j.Revision, StoreRevision: storeRevision(j.Store)}
 	side := func(d policytable.Direction) (t *policyv1.PolicyTable, rules []*policyv1.RuleSources, omitted uint32) {
@@ -266,7 +264,7 @@ func (s *Server) HoldAddresses(
 	return &policyv1.HoldAddressesResponse{Expiring: words.Addresses(expiring)}, nil
 }
 
-// addressesOf reads the addresses of a field.
+// addressesOf parses the addresses of a field.
 func addressesOf(field string, texts []string) ([]netip.Addr, error) {
 	addrs := make([]netip.Addr, 0, len(texts))
 	for i, text := range texts {
@@ -283,7 +281,7 @@ func addressesOf(field string, texts []string) ([]netip.Addr, error) {
 func (s *Server) Explain(ctx context.Context, req *policyv1.ExplainRequest) (*policyv1.ExplainResponse, error) {
 	q := port.At(port.Protocol(req.GetProtocol()), uint16(req.GetPort()))
 	if p := port.Protocol(req.GetProtocol()); !p.HasPorts() && p != port.ICMP && p != port.ICMPv6 {
-		q = port.At(p, 0) // evaluated by number alone
+		q = port.At(p, 0) // evaluated only by protocol number
 	}
 	from, err := s.peerOf(ctx, "from", req.GetFrom())
 	if err != nil {
@@ -319,7 +317,7 @@ func (s *Server) Diff(req *policyv1.DiffRequest, stream grpc.ServerStreamingServ
 	return statusOf(err)
 }
 
-// problems have the reasons of the API.
+// problems converts problems to the API.
 func problems(all []summary.Problem) []*statusv1.Problem {
 	reasons := map[summary.ProblemKind]statusv1.ProblemReason{
 		summary.ProblemPolicy:   statusv1.ProblemReason_PROBLEM_REASON_POLICY,
@@ -428,8 +426,8 @@ func toPolicy(l *owner.Listed) *policyv1.Policy {
 	return p
 }
 
-// peerOf is a peer of the API. An address alone is resolved: the identity stays 0 only if the address lies outside of
-// the cluster.
+// peerOf converts a peer of the API. A peer with only an address is resolved: its identity stays 0 only if the
+// address is outside of the cluster.
 func (s *Server) peerOf(ctx context.Context, field string, p *policyv1.Peer) (query.Peer, error) {
 	out := query.Peer{Identity: identity.Numeric(p.GetIdentity()), Labels: words.LabelsOf(p.GetLabels())}
 	if p.GetAddress() == "" {
@@ -447,7 +445,7 @@ func (s *Server) peerOf(ctx context.Context, field string, p *policyv1.Peer) (qu
 	return out, nil
 }
 
-// labels are those of a workload, or the one that says that it has none.
+// labels returns the labels of a workload, or the label for a workload without labels.
 func labels(id peer.Identity) []*workloadv1.Label {
 	return words.Labels(slices.DeleteFunc(slices.Clone(id.Given().All()), func(l label.Label) bool {
 		return l.Source == label.SourceGenerated && l.Key != label.KeyNoLabels
@@ -478,10 +476,10 @@ func side(x query.Side) *policyv1.SideExplanation {
 	return out
 }
 
-// lastPoint is the last that a packet can have; the line of points goes on.
+// lastPoint is the last point that a packet can have.
 const lastPoint = port.Point(255<<16 | 65_535)
 
-// maxDiffPeers is how many peers one message of a difference names.
+// maxDiffPeers limits the peers in one message of a difference.
 const maxDiffPeers = 2048
 
 func differences(d *query.Difference) []*policyv1.DiffResponse {

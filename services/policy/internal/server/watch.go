@@ -25,12 +25,12 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// maxSources is the weight of the places of rules that one Bind carries: what
-// is beyond it is left out, so that a message fits into what a client takes.
+// maxSources limits the weight of the source locations in one Bind, so that the message does not exceed the limit of
+// clients. Further locations are left out.
 const maxSources = 3 << 20
 
-// errFormat says that a subscriber understands no format that the service sends.
-var errFormat = errors.New("no common format of tables")
+// errFormat means that a subscriber understands no format that the service sends.
+var errFormat = errors.New("no common table format")
 
 type tables = grpc.BidiStreamingServer[policyv1.WatchPolicyTablesRequest, policyv1.WatchPolicyTablesResponse]
 
@@ -79,8 +79,7 @@ func (s *Server) WatchPolicyTables(conn tables) error {
 	}, &answers)
 }
 
-// message writes a message. enforced is what the subscriber enforced before, nil if it
-// did not say.
+// message converts a message. enforced is the state that the subscriber enforced before; nil if it did not send one.
 func (s *Server) message(m stream.Message, enforced *policyv1.EnforcedState) *policyv1.WatchPolicyTablesResponse {
 	incarnation := s.Owner.Incarnation()
 	out := &policyv1.WatchPolicyTablesResponse{
@@ -121,8 +120,8 @@ func storeRevision(r peer.StoreRevision) *identityv1.StoreRevision {
 	return &identityv1.StoreRevision{ClusterId: r.Cluster, Revision: r.Revision}
 }
 
-// step writes a step. The revision is that of the policies which a binding belongs to; if the
-// rules of a binding have too many sources, the last ones are left out.
+// step converts a step. revision is the revision of the policies to which a binding belongs. If the rules of a
+// binding have too many sources, the last ones are left out.
 func step(st policytable.Step, revision uint64) *policyv1.Step {
 	if b, ok := st.(policytable.BindSubject); ok {
 		b.Revision = revision
@@ -134,7 +133,7 @@ func step(st policytable.Step, revision uint64) *policyv1.Step {
 	return policywire.Step(st)
 }
 
-// firstSources are the places of the first rules, as many as a message takes.
+// firstSources returns the source locations of the first rules, as many as fit into a message.
 func firstSources(all [][]policytable.Source) [][]policytable.Source {
 	weight := 0
 	for i := range all {

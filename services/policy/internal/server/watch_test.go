@@ -807,7 +807,7 @@ func TestLearnNamesAnswersAfterTheKernelKnows(t *testing.T) {
 		}
 	}
 	_, err = s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: "fifth.example.com", Addresses: []string{addr.String()}})
-	wantCode(t, err, codes.ResourceExhausted, "4 DNS names are remembered")
+	wantCode(t, err, codes.ResourceExhausted, "the maximum of 4 DNS names is reached")
 	_, err = s.LearnNames(s.ctx(), &policyv1.LearnNamesRequest{Name: "not a name", Addresses: []string{addr.String()}})
 	wantCode(t, err, codes.InvalidArgument, "name")
 }

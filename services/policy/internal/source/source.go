@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package source says what follows from where a policy comes from: who may change it, how
-// it shares the limits, and what becomes of a policy that is not understood or has no place.
+// Package source defines the properties of the sources of policies: who may change a policy, how it shares the
+// limits, and what happens to a policy that cannot be decoded or exceeds a limit.
 //
-// A new source of policies is one row here. It does no I/O, and knows no policy.
+// A new source of policies is one row here. The package does no I/O and does not depend on policies.
 package source
 
 import (
@@ -13,38 +13,36 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/managed"
 )
 
-// Identity is the source of identities, which brings no policies. The sources of policies
-// have the names of package managed.
+// Identity is the source of identities, which has no policies. Package managed has the names of the sources of
+// policies.
 const Identity = "identity"
 
-// Source is a source with its properties. One that this version does not know has a name and
-// no property: its policies are stored, and nothing brings them again.
+// Source is a source and its properties. A source that this version does not know has only a name: its policies are
+// stored, but never delivered again.
 type Source struct {
 	Name string
-	// Policies says that it brings policies. Limits are divided once all such sources are
-	// complete.
+	// Policies is set if the source delivers policies. Limits are divided once all such sources are complete.
 	Policies bool
-	// Calls says that calls bring its policies. Each of their managers completes by itself,
-	// nothing lists all of them, and calls change and delete them. Calls may not touch the
-	// policies of another configured source.
+	// Calls is set if calls deliver its policies. Each of their managers completes separately, they have no common
+	// listing, and calls change and delete them. Calls must not change the policies of another configured source.
 	Calls bool
-	// Files says that its policies are documents of files. A document that cannot be applied
-	// isolates what it selects, and an operator may accept that a file is missing.
+	// Files is set if its policies are documents of files. A document that cannot be applied isolates the pods that
+	// it selects, and an operator may accept that a file is missing.
 	Files bool
-	// Shared says that every node has the same objects. They get places in the limits before
-	// policies that this node alone has.
+	// Shared is set if every node has the same objects. They are admitted to the limits before policies that only
+	// this node has.
 	Shared bool
-	// Stamped says that its objects have a time of creation and a UID, which order them.
-	// Policies of other sources count from their first acceptance by this node.
+	// Stamped is set if its objects have a creation time and a UID, which order them. Policies of other sources are
+	// ordered by their first acceptance on this node.
 	Stamped bool
-	// Accepted says that its objects are stored elsewhere before they come here, so that no
-	// object can be refused for its content: one that is not understood isolates.
+	// Accepted is set if its objects were stored elsewhere before, so that no object can be rejected because of its
+	// content: an object that cannot be decoded isolates.
 	Accepted bool
-	// Redelivers says that it delivers an object again on request. The text of a large
-	// object that exceeds a share is not kept.
+	// Redelivers is set if the source delivers an object again on request. The text of a large object that exceeds a
+	// share is then not kept.
 	Redelivers bool
-	// Folds says that people who are no administrators write its objects in a namespace. The
-	// isolation of the namespace can stand for the objects that have no place.
+	// Folds is set if users without administrator rights write its objects in a namespace. The isolation of the
+	// namespace may replace objects that are not admitted.
 	Folds bool
 }
 
@@ -58,7 +56,7 @@ var rows = []Source{
 	},
 }
 
-// Of returns the source of a name.
+// Of returns the source with a name.
 func Of(name string) Source {
 	for _, s := range rows {
 		if s.Name == name {

@@ -13,29 +13,29 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
 
-// ErrHeld says that a subscriber goes on enforcing an earlier state.
+// ErrHeld means that a subscriber continues to enforce an earlier state.
 var ErrHeld = errors.New("an earlier state stays enforced")
 
-// Goal is what somebody waits for: that subscribers acknowledge a barrier.
+// Goal is the condition of a wait: that subscribers acknowledge a barrier.
 type Goal struct {
 	Barrier Barrier         // its policy and address revisions
-	Current uint64          // policy revision when the wait began
-	Who     map[string]bool // those that enforce, by name, and whether they are waited for
-	// Subjects of which a refusal ends the wait; none: of all.
+	Current uint64          // policy revision at the start of the wait
+	Who     map[string]bool // enforcing subscribers by name, and whether to wait for each
+	// Subjects limits the refusals that end the wait; none: all subjects.
 	Subjects []identity.Numeric
 }
 
-// Progress is how far subscribers are.
+// Progress is the progress of subscribers.
 type Progress struct {
-	Revision uint64             // that those waited for enforce; of the policies
-	Store    peer.StoreRevision // up to which they have the identities; zero: not known, or of several stores
-	// Names of the subscribers that enforce: those that are not connected, and
-	// those that are, are waited for and have it in force.
+	Revision uint64             // policy revision that all awaited subscribers enforce
+	Store    peer.StoreRevision // revision of the identities that they have; zero: unknown, or several stores
+	// Names of enforcing subscribers: disconnected ones, and connected ones that the wait includes and that enforce
+	// the goal.
 	Disconnected, Enforcing []string
 }
 
-// Reached says how far subscribers are, and whether those that are connected have
-// reached the goal. ErrRefused, ErrHeld: one of them will not by itself.
+// Reached returns the progress of subscribers, and whether all connected awaited subscribers have reached the goal.
+// With ErrRefused or ErrHeld, one of them will not reach it without intervention.
 func (g Goal) Reached(states []State) (Progress, bool, error) {
 	out := Progress{Revision: g.Current}
 	waiting, connected := false, make(map[string]bool)
@@ -57,7 +57,7 @@ func (g Goal) Reached(states []State) (Progress, bool, error) {
 		for at, r := range s.Refusals {
 			if r.Revision <= g.Barrier.Policy && (len(g.Subjects) == 0 || slices.Contains(g.Subjects, at.Subject)) {
 				return Progress{}, false, fmt.Errorf(
-					"%w: %s keeps the %s before table %d: %s; the largest share of the table is from %s",
+					"%w: %s keeps the %s from before table %d: %s; the largest share of the table is from %s",
 					failure.ErrRefused, s.Name, at, r.Table, r.Reason, r.Policy)
 			}
 		}

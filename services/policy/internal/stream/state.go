@@ -5,36 +5,35 @@ package stream
 
 import "slices"
 
-// StateID names a policy state: made with the state directory, kept for its life.
+// StateID names a policy state. It is created with the state directory and never changes.
 type StateID [16]byte
 
-// PolicyState is the policy state that a barrier's revision counts in. It is not
-// changed once it is in a barrier.
+// PolicyState is the policy state in which a barrier's revision counts. It is immutable once it is in a barrier.
 type PolicyState struct {
 	ID      StateID
-	Sources []string // that have policies; sorted
-	// Complete are the sources that have said everything in this run; sorted.
+	Sources []string // sources with policies; sorted
+	// Complete lists the sources that are complete in this run; sorted.
 	Complete []string
-	// Confirmed: an operator has said that the policies are what shall be enforced.
+	// Confirmed is set if an operator has confirmed the policies as the ones to enforce.
 	Confirmed bool
 }
 
-// Equal says whether two states say the same.
+// Equal reports whether two states are equal.
 func (s *PolicyState) Equal(o *PolicyState) bool {
 	return s == o || s != nil && o != nil && s.ID == o.ID && s.Confirmed == o.Confirmed &&
 		slices.Equal(s.Sources, o.Sources) && slices.Equal(s.Complete, o.Complete)
 }
 
-// Names of what a state may wait for besides sources of policies.
+// Names of inputs, other than sources of policies, for which a state may wait.
 const (
-	// Identities: without them the tables know no peer, and no confirmation helps.
+	// Identities: without identities the tables know no peers, and a confirmation does not help.
 	Identities = "identity"
-	// Unknown stands for sources that are not known.
+	// Unknown replaces the names of unknown sources.
 	Unknown = "unknown sources"
 )
 
-// Incomplete is what has not said everything, of the identities and of the
-// sources that had policies in a state that was enforced before.
+// Incomplete returns the incomplete inputs, among the identities and the sources that had policies in a state that
+// was enforced before.
 func (s *PolicyState) Incomplete(had []string) []string {
 	out := []string{}
 	need := func(source string) {

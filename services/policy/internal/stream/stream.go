@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package stream hands the engine's steps to subscribers, in one order, with
-// numbers by which a subscriber that was away can continue.
+// Package stream delivers the engine's steps to subscribers, in one order, with numbers by which a subscriber can
+// resume after a disconnection.
 //
-// A Log has one writer, the owner of the engine, and a Session per connected
-// subscriber. It keeps no queue for a session: a session is a place in the
-// log. A subscriber that falls so far behind that its place is no longer kept, or
-// that takes or acknowledges nothing for too long, is disconnected, also while a
-// message is on its way to it.
-// Numbers are a subscriber's own, because a snapshot is numbered too and only
-// one subscriber gets it; they never go back within a run of the service.
+// A Log has one writer, the owner of the engine, and a Session per connected subscriber. There is no queue per
+// session: a session is a position in the log. A subscriber is disconnected if it falls so far behind that its
+// position is no longer kept, or if it takes or acknowledges no message for too long, even while a message is being
+// sent to it. Each subscriber has its own numbers, because the messages of a snapshot are numbered, too, and only one
+// subscriber gets them. Within a run of the service, numbers never decrease.
 package stream
 
 import (
@@ -30,45 +28,45 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
 
-// Why a session ended.
+// Reasons for the end of a session.
 var (
-	// ErrSlow: the subscriber did not read, or acknowledge, for too long.
+	// ErrSlow means that the subscriber did not read or acknowledge for too long.
 	ErrSlow = errors.New("the subscriber is too far behind and was disconnected; subscribe again")
-	errGone = errors.New("the subscriber has gone")
+	errGone = errors.New("the subscriber has disconnected")
 )
 
-// Incarnation is a run of the service.
+// Incarnation identifies a run of the service.
 type Incarnation [16]byte
 
-// Barrier is a point at which the tables are those of some revisions.
+// Barrier is a point at which the tables agree with certain revisions.
 type Barrier struct {
 	Policy, Identity, Address uint64
 	State                     *PolicyState
 	IdentityService           peer.Revision
 }
 
-// Message is some steps with the number of their message.
+// Message is a numbered sequence of steps.
 type Message struct {
 	Seq      uint64
 	Steps    []policytable.Step
-	Revision uint64   // policy revision that bindings in it belong to
+	Revision uint64   // policy revision of the bindings in it
 	Complete bool     // the last of a snapshot
-	Barrier  *Barrier // behind the steps; nil inside of a change
+	Barrier  *Barrier // after the steps; nil within a change
 }
 
-// Limits bound what is kept. Weights are about the bytes of messages.
+// Limits bound the kept data. Weights are approximate sizes of messages in bytes.
 type Limits struct {
-	Message int // weight at which a message is full
-	Resume  int // weight kept for subscribers that may come back
-	Behind  int // weight that a connected subscriber may be behind
-	Unacked int // barriers sent and not acknowledged
-	// Stall is how long a connected subscriber may take one message, and how
-	// long it may acknowledge nothing while a barrier waits for it. 0: 30 s.
+	Message int // maximum weight of a message
+	Resume  int // weight kept for subscribers that may reconnect
+	Behind  int // weight by which a connected subscriber may be behind
+	Unacked int // unacknowledged barriers
+	// Stall limits how long a connected subscriber may take for one message, and how long it may acknowledge nothing
+	// while a barrier is unacknowledged. 0: 30 s.
 	Stall time.Duration
 }
 
-// Defaults are the limits of the service: one message is far below 4 MiB, and
-// what a subscriber is behind fits beside the tables themselves.
+// Defaults returns the limits of the service: a message is far below 4 MiB, and the data for a subscriber that is
+// behind is small compared with the tables.
 func Defaults() Limits {
 	return Limits{Message: 1 << 20, Resume: 4 << 20, Behind: 64 << 20, Unacked: 1 << 16, Stall: 30 * time.Second}
 }
@@ -76,45 +74,45 @@ func Defaults() Limits {
 type entry struct {
 	Message
 	weight int
-	change uint64 // entries of one change have one number
+	change uint64 // entries of one change have the same number
 }
 
-// Log is the order of all steps.
+// Log is the sequence of all steps.
 type Log struct {
 	limits      Limits
 	incarnation Incarnation
 
 	mu       sync.Mutex
-	first    uint64  // place of entries[0]; guarded by mu, as all below
+	first    uint64  // position of entries[0]; guarded by mu, as are all next fields
 	entries  []entry //
 	weight   int
 	change   uint64
-	high     uint64 // highest number that any subscriber was given
+	high     uint64 // highest number sent to any subscriber
 	sessions map[string]*Session
-	away     map[string]position // subscribers that may continue
+	away     map[string]position // subscribers that may resume
 	last     Barrier
 	changed  chan struct{} // closed and replaced at each change
-	cut      uint64        // sessions ended for being slow
+	cut      uint64        // number of sessions that ended because they were slow
 }
 
-// position is where a subscriber's numbers lie in the log.
+// position maps a subscriber's numbers to the log.
 type position struct {
-	offset uint64 // number less place
-	floor  uint64 // lowest number from which it may continue
+	offset uint64 // number minus position
+	floor  uint64 // lowest number from which it may resume
 	sent   uint64
 	acked  uint64
-	at     Barrier // last barrier that was acknowledged
+	at     Barrier // last acknowledged barrier
 	marks  []mark
 	refused
 }
 
-// mark is a barrier that was sent and not acknowledged.
+// mark is a barrier that was sent but not acknowledged.
 type mark struct {
 	seq     uint64
 	barrier Barrier
 }
 
-// reach takes everything up to a number as enforced.
+// reach records that everything up to a number is enforced.
 func (p *position) reach(seq uint64) {
 	p.acked = max(p.acked, seq)
 	n := 0
@@ -125,12 +123,12 @@ func (p *position) reach(seq uint64) {
 	p.marks = slices.Delete(p.marks, 0, n)
 }
 
-// refused are the tables that a subscriber does not enforce.
+// refused holds the tables that a subscriber does not enforce.
 type refused map[Refused]Refusal
 
-// Hold is why a subscriber goes on enforcing an earlier state.
+// Hold is why a subscriber continues to enforce an earlier state.
 type Hold struct {
-	Revision uint64 // that it enforces
+	Revision uint64 // the enforced revision
 	Reason   string
 }
 
@@ -140,18 +138,18 @@ type Refused struct {
 	Direction policytable.Direction
 }
 
-// Refusal says why a table is not enforced.
+// Refusal is why a table is not enforced.
 type Refusal struct {
 	Table    policytable.ID
 	Revision uint64 // policy revision of the binding
 	Reason   string
-	Policy   string // the one with the largest share of the table
+	Policy   string // the policy with the largest share of the table
 }
 
-// String is one line.
+// String returns one line.
 func (r Refused) String() string { return fmt.Sprintf("%s of identity %d", r.Direction, r.Subject) }
 
-// NewLog begins a run.
+// NewLog starts a run.
 func NewLog(limits Limits) *Log {
 	limits.Stall = cmp.Or(limits.Stall, Defaults().Stall)
 	l := &Log{limits: limits, first: 1, sessions: make(map[string]*Session), away: make(map[string]position), changed: make(chan struct{})}
@@ -159,7 +157,7 @@ func NewLog(limits Limits) *Log {
 	return l
 }
 
-// Incarnation names this run.
+// Incarnation identifies this run.
 func (l *Log) Incarnation() Incarnation { return l.incarnation }
 
 func (l *Log) wake() {
@@ -167,7 +165,7 @@ func (l *Log) wake() {
 	l.changed = make(chan struct{})
 }
 
-// split cuts steps into messages; the last has the barrier.
+// split divides steps into messages; the last one has the barrier.
 func (l *Log) split(steps []policytable.Step, revision uint64, b Barrier) []entry {
 	var out []entry
 	begin, weight := 0, 0
@@ -187,14 +185,13 @@ func (l *Log) split(steps []policytable.Step, revision uint64, b Barrier) []entr
 	return out
 }
 
-// Append adds the steps of one change with the barrier behind them. The steps
-// belong to the log from then on.
+// Append adds the steps of one change, followed by the barrier. The log owns the steps from then on.
 func (l *Log) Append(steps []policytable.Step, b Barrier) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.last = b
 	if len(l.sessions) == 0 && len(l.away) == 0 {
-		// Nobody could continue from here.
+		// No subscriber could resume from here.
 		l.first += uint64(len(l.entries)) + 1
 		l.entries, l.weight = nil, 0
 		l.wake()
@@ -202,7 +199,7 @@ func (l *Log) Append(steps []policytable.Step, b Barrier) {
 	}
 	for _, s := range l.sessions {
 		if !s.works() {
-			s.moved = time.Now() // from here on it has something to take
+			s.moved = time.Now() // from now on it has a message to take
 		}
 	}
 	l.change++
@@ -233,8 +230,8 @@ func (l *Log) unrefuse(r Refused) {
 	}
 }
 
-// trim drops what nobody may come back for, and what connected subscribers
-// are too slow for. The newest change is kept whatever its size.
+// trim drops entries that no subscriber may resume from, and entries for which connected subscribers are too slow.
+// The newest change is kept, whatever its size.
 func (l *Log) trim() {
 	needed := l.first + uint64(len(l.entries))
 	for _, s := range l.sessions {
@@ -276,37 +273,35 @@ type Session struct {
 	log      *Log
 	name     string
 	watches  bool
-	snapshot []Message // still to be sent
-	next     uint64    // place in the log
+	snapshot []Message // messages still to be sent
+	next     uint64    // position in the log
 	pos      position
-	busy     bool      // its last message is on its way: Next was not called since
+	busy     bool      // its last message is being sent: Next was not called since
 	moved    time.Time // when it took the last message, or first had one to take
-	heard    time.Time // when it acknowledged last, or was sent the first barrier since
+	heard    time.Time // last acknowledgement, or when the first barrier after it was sent
 	hold     *Hold     // nil: it does not hold
-	released uint64    // number from which on it may say that it holds
-	err      error     // why it ended
+	released uint64    // number from which on a Hold is accepted
+	err      error     // why the session ended
 	ended    chan struct{}
 }
 
-// works says whether there is something that the subscriber has to take.
+// works reports whether there are messages that the subscriber must take.
 func (s *Session) works() bool {
 	return s.busy || len(s.snapshot) > 0 || s.next < s.log.first+uint64(len(s.log.entries))
 }
 
-// Ended is closed when the session has ended, also while its last message is
-// still being sent; Err says why.
+// Ended is closed when the session has ended, even while its last message is being sent. Err returns the reason.
 func (s *Session) Ended() <-chan struct{} { return s.ended }
 
-// Err is why the session has ended; nil while it is connected.
+// Err returns why the session has ended; nil while it is connected.
 func (s *Session) Err() error {
 	s.log.mu.Lock()
 	defer s.log.mu.Unlock()
 	return s.err
 }
 
-// Check disconnects the subscriber if it stalls: if it did not take one message,
-// or acknowledged nothing while a barrier waits, for Limits.Stall. It returns
-// after how long to check again.
+// Check disconnects the subscriber if, for Limits.Stall, it did not take one message, or acknowledged nothing while a
+// barrier was unacknowledged. It returns the time until the next check.
 func (s *Session) Check() time.Duration {
 	l := s.log
 	l.mu.Lock()
@@ -329,19 +324,18 @@ func (s *Session) Check() time.Duration {
 	return max(again, 0)
 }
 
-// Subscriber is how one connects.
+// Subscriber holds the parameters with which a subscriber connects.
 type Subscriber struct {
 	Name    string
-	Watches bool // it acknowledges nothing
-	// Incarnation and number of the last message that it carried out.
+	Watches bool // it does not acknowledge
+	// Incarnation and number of the last message that it has applied.
 	Incarnation Incarnation
 	Seq         uint64
 }
 
-// Subscribe connects a subscriber. If it was here in this run and its number is
-// still known it continues; else snapshot is called for everything there is.
-// The caller must be the log's writer, so that nothing happens in between. A
-// session of the same name ends.
+// Subscribe connects a subscriber. If it was connected in this run and its number is still known, it resumes;
+// otherwise snapshot is called to get the whole state. The caller must be the log's writer, so that nothing happens
+// in between. An existing session with the same name ends.
 func (l *Log) Subscribe(who Subscriber, b Barrier, snapshot func() []policytable.Step) (s *Session, resumed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -355,13 +349,13 @@ func (l *Log) Subscribe(who Subscriber, b Barrier, snapshot func() []policytable
 	delete(l.away, name)
 	if known && in == l.incarnation && seq >= p.floor && seq <= p.sent && seq-p.offset+1 >= l.first {
 		s.pos, s.next = p, seq-p.offset+1
-		s.pos.reach(seq) // it says so itself
+		s.pos.reach(seq) // the subscriber states it
 		s.pos.sent, s.pos.marks = seq, nil
 		resumed = true
 	} else {
 		s.next = l.first + uint64(len(l.entries))
 		s.pos.refused = make(refused)
-		l.high++ // a gap, so that nobody takes the beginning for a continuation
+		l.high++ // a gap, so that the snapshot cannot be mistaken for a continuation
 		for _, e := range l.split(snapshot(), b.Policy, b) {
 			l.high++
 			e.Seq = l.high
@@ -376,7 +370,7 @@ func (l *Log) Subscribe(who Subscriber, b Barrier, snapshot func() []policytable
 	return s, resumed
 }
 
-// end stops a session and keeps its place.
+// end ends a session and keeps its position.
 func (l *Log) end(s *Session, why error) {
 	if s.err != nil {
 		return
@@ -391,14 +385,14 @@ func (l *Log) end(s *Session, why error) {
 	l.wake()
 }
 
-// Close ends the session; its subscriber may come back.
+// Close ends the session; its subscriber may reconnect.
 func (s *Session) Close() {
 	s.log.mu.Lock()
 	defer s.log.mu.Unlock()
 	s.log.end(s, errGone)
 }
 
-// Forget drops what is kept for a subscriber that is not connected.
+// Forget removes the data of a disconnected subscriber.
 func (l *Log) Forget(name string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -456,7 +450,7 @@ func (s *Session) take() (m Message, ok bool, err error) {
 	return m, true, nil
 }
 
-// Ack says that everything up to the number is enforced.
+// Ack records that everything up to the number is enforced.
 func (s *Session) Ack(seq uint64) error {
 	l := s.log
 	l.mu.Lock()
@@ -476,7 +470,7 @@ func (s *Session) Ack(seq uint64) error {
 	return nil
 }
 
-// Hold says that everything up to the number has arrived and is not enforced.
+// Hold records that everything up to the number has arrived but is not enforced.
 func (s *Session) Hold(seq uint64, h Hold) error {
 	l := s.log
 	l.mu.Lock()
@@ -489,8 +483,7 @@ func (s *Session) Hold(seq uint64, h Hold) error {
 	case s.watches:
 		return nil
 	}
-	// An acknowledgement is for everything before it, too: the last barrier is
-	// enough to know what it is of.
+	// An acknowledgement covers everything before it, so the last barrier is enough.
 	n := 0
 	for n+1 < len(s.pos.marks) && s.pos.marks[n+1].seq <= seq {
 		n++
@@ -503,9 +496,8 @@ func (s *Session) Hold(seq uint64, h Hold) error {
 	return nil
 }
 
-// RefuseMessage says that the subscriber does not know a step of the message. It
-// goes on enforcing what it acknowledged last, which is a reason to wait for it
-// as little as a hold is.
+// RefuseMessage records that the subscriber does not know a step of the message. It continues to enforce the last
+// acknowledged state; as with a hold, nothing waits for it.
 func (s *Session) RefuseMessage(seq uint64, reason string) error {
 	s.log.mu.Lock()
 	enforced := s.pos.at.Policy
@@ -513,8 +505,8 @@ func (s *Session) RefuseMessage(seq uint64, reason string) error {
 	return s.Hold(seq, Hold{Revision: enforced, Reason: reason})
 }
 
-// Release forgets that subscribers hold: the next entry tells them that they need
-// not. What they say of entries before it does not count any more.
+// Release clears all holds: the next entry tells the subscribers to stop holding. Their reports about earlier entries
+// are ignored.
 func (l *Log) Release() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -524,7 +516,7 @@ func (l *Log) Release() {
 	l.wake()
 }
 
-// Refuse notes that the subscriber keeps the table it had.
+// Refuse records that the subscriber keeps its previous table.
 func (s *Session) Refuse(r Refused, why Refusal) {
 	l := s.log
 	l.mu.Lock()
@@ -535,18 +527,17 @@ func (s *Session) Refuse(r Refused, why Refusal) {
 	}
 }
 
-// State is that of one subscriber.
+// State is the state of one subscriber.
 type State struct {
 	Name      string
 	Connected bool
 	Enforced  Barrier
-	Behind    uint64 // messages
+	Behind    uint64 // number of messages
 	Refusals  map[Refused]Refusal
 	Hold      *Hold // nil: it does not hold an earlier state
 }
 
-// States are the subscribers by name, and a channel that is closed when they
-// have changed.
+// States returns the subscribers by name, and a channel that is closed when they change.
 func (l *Log) States() ([]State, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -583,14 +574,14 @@ type Figures struct {
 	Cut      uint64
 }
 
-// Figures counts what is kept.
+// Figures returns the amount of kept data.
 func (l *Log) Figures() Figures {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return Figures{Messages: len(l.entries), Weight: l.weight, Cut: l.cut}
 }
 
-// Weight is about the size of an event in a message.
+// Weight returns the approximate size of a step in a message.
 func Weight(ev policytable.Step) int {
 	switch x := ev.(type) {
 	case policytable.DefineTable:
@@ -611,7 +602,7 @@ func Weight(ev policytable.Step) int {
 	return 48
 }
 
-// classes is about the size of classes in a message.
+// classes returns the approximate size of classes in a message.
 func classes(list []policytable.Ranges) int {
 	w := 4 * len(list)
 	for _, ranges := range list {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package summary is the state of the service as GetStatus and the metrics have
-// it. The owner of policy fills it in one turn.
+// Package summary defines the state of the service for GetStatus and the metrics. The owner fills it in one turn.
 package summary
 
 import (
@@ -18,13 +17,13 @@ import (
 // Status is a summary.
 type Status struct {
 	Revision    uint64
-	Store       peer.StoreRevision // of the identities
+	Store       peer.StoreRevision // revision of the identities
 	Policies    int
 	Refused     int
-	Unsupported int // policies in force with a field that is not supported
-	Exceeding   int // policies that isolate, since they exceed the share of their tenant
+	Unsupported int // enforced policies with an unsupported field
+	Exceeding   int // policies that isolate because they exceed the share of their tenant
 	Limits      []shares.Usage
-	Reduced     int // tables that do not have all rules of their subjects
+	Reduced     int // tables that lack rules of their subjects
 	Identities  int
 	Waiting     int
 	Size        engine.Size
@@ -35,42 +34,42 @@ type Status struct {
 	Busy        []loop.Figures
 	Sources     []SourceStatus
 	Subscribers []SubscriberStatus
-	// Problems are the first of them, and a line about the rest.
+	// Problems holds the first problems, and a line about the rest.
 	Problems     []Problem
 	ProblemCount int
-	// WaitsFor says why subscribers are not served yet.
+	// WaitsFor lists why subscribers are not served yet.
 	WaitsFor []string
-	// Skipped are documents of files that are no policies.
+	// Skipped lists documents of files that are not policies.
 	Skipped []string
 }
 
-// ProblemKind says where to look.
+// ProblemKind is the area of a problem.
 type ProblemKind uint8
 
 // The kinds of problems.
 const (
-	ProblemPolicy   ProblemKind = iota + 1 // one is refused, or is not enforced as it should be
-	ProblemStorage                         // the disk takes no writes
-	ProblemSettings                        // they contradict the state
+	ProblemPolicy   ProblemKind = iota + 1 // a policy is refused or not enforced correctly
+	ProblemStorage                         // the disk cannot be written
+	ProblemSettings                        // settings contradict the state
 )
 
-// Problem is one thing that needs an operator.
+// Problem is a problem that needs an operator.
 type Problem struct {
 	Kind ProblemKind
 	Text string // one line
 }
 
-// MaxProblems is how many are listed: every file of a directory can be one, and
-// a status has to fit into a message.
+// MaxProblems limits the listed problems: every file of a directory can have one, and a status must fit into a
+// message.
 const MaxProblems = 100
 
 // SourceStatus is the state of a source.
 type SourceStatus struct {
 	Name     string
-	Manager  string // of SourceGRPC
+	Manager  string // a manager of SourceGRPC
 	Synced   bool
 	Error    string
-	Policies int // in force
+	Policies int // number of enforced policies
 }
 
 // SubscriberStatus is the state of a subscriber.
@@ -79,11 +78,11 @@ type SubscriberStatus struct {
 	Connected bool
 	Enforces  bool
 	Revision  uint64
-	Store     peer.StoreRevision // of the identities that it enforces
+	Store     peer.StoreRevision // revision of the identities that it enforces
 	Behind    uint64
 	Refusals  []string
-	Held      string    // why it goes on enforcing an earlier state
-	Forgotten time.Time // when, unless it comes back
+	Held      string    // why it continues to enforce an earlier state
+	Forgotten time.Time // when it is removed, unless it reconnects
 }
 
 // Note adds a problem.

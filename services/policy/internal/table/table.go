@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package table holds compiled policy in the form in which the kernel looks it
-// up, and the lookup itself, step for step as the kernel takes it.
+// Package table implements compiled policy in the form in which the kernel looks it up, and the lookup itself, with
+// the same steps as in the kernel.
 //
-// A Table evaluates one direction of one subject. A peer is classified twice: by
-// who it is (identity → identity class → class) and by where it is (longest prefix
-// of its address → class per scope). A class leads to a total, sorted list of
-// intervals over protocol and port; an interval's value holds two rule
-// numbers, the best of the Admin tier and the best of the rest. The lower
-// number of the two sides wins in each slot.
+// A Table evaluates one direction of one subject. A peer is classified twice: by identity (identity → identity class
+// → class) and by address (longest prefix → class per scope). A class is a total, sorted list of intervals of
+// protocol and port. The value of an interval holds two rule numbers: the best rule of the Admin tier and the best
+// rule of the other tiers. For each slot, the lower number of the two classes wins.
 package table
 
 import (
@@ -27,25 +25,24 @@ import (
 const (
 	MaxIdentityClasses = 4096
 	MaxAddressClasses  = 1024
-	MaxIntervals       = 4096    // of one class
-	MaxAllIntervals    = 1 << 17 // of all classes, so that a table fits into a message
+	MaxIntervals       = 4096    // per class
+	MaxAllIntervals    = 1 << 17 // for all classes, so that a table fits into a message
 	MaxRules           = 65534
 	MaxAdminRules      = 32766
 
-	// No table takes more than a quarter of what a node has room for.
+	// No table may use more than a quarter of a node's capacity.
 	MaxNodes    = 4096
 	MaxPeers    = 65536
-	MaxPrefixes = 16384 // of each address family
+	MaxPrefixes = 16384 // per address family
 )
 
-// NoAdmin and NoRest are the numbers of "no rule" in the two slots.
+// NoAdmin and NoRest mean "no rule" in the two slots.
 const (
 	NoAdmin = 0x7FFF
 	NoRest  = 0xFFFF
 )
 
-// Value is what an interval says: bits 30..16 the Admin rule, bits 15..0 the
-// rule of the other tiers.
+// Value is the value of an interval: the Admin rule in bits 30..16, the rule of the other tiers in bits 15..0.
 type Value uint32
 
 // MakeValue packs two rule numbers.
@@ -54,31 +51,31 @@ func MakeValue(admin, rest uint16) Value { return Value(admin)<<16 | Value(rest)
 // Nothing is the value without rules.
 var Nothing = MakeValue(NoAdmin, NoRest)
 
-// Admin is the number of the Admin rule, or NoAdmin.
+// Admin returns the number of the Admin rule, or NoAdmin.
 func (v Value) Admin() uint16 { return uint16(v >> 16) }
 
-// Rest is the number of the other rule, or NoRest.
+// Rest returns the number of the other rule, or NoRest.
 func (v Value) Rest() uint16 { return uint16(v) }
 
-// Better takes the lower number of each slot.
+// Better returns the lower number for each slot.
 func (v Value) Better(w Value) Value {
 	return MakeValue(min(v.Admin(), w.Admin()), min(v.Rest(), w.Rest()))
 }
 
-// Interval ends at Hi, and begins after the one before it.
+// Interval ends at Hi, and starts after the previous interval.
 type Interval struct {
 	Hi    port.Point
 	Value Value
 }
 
-// Fanout is the number of entries in a node.
+// Fanout is the number of entries of a node.
 const Fanout = 16
 
 // child marks a node's value as the index of another node.
 const child = 1 << 31
 
-// Node is a node of the tree of intervals: the first entry whose Hi is not
-// below the point is taken. Entries that are not used repeat the last one.
+// Node is a node of the tree of intervals. The first entry whose Hi is at least the point applies. Unused entries
+// repeat the last one.
 type Node struct {
 	Hi    [Fanout]uint32
 	Value [Fanout]uint32
@@ -89,9 +86,9 @@ type Flags uint16
 
 // The flags.
 const (
-	DefaultAllow Flags = 1 << iota // what no rule decides is allowed
-	HostAllow                      // the subject's local node is, at least
-	HasAddresses                   // the address side has to be asked
+	DefaultAllow Flags = 1 << iota // allow if no rule decides
+	HostAllow                      // allow the subject's local node if no rule decides
+	HasAddresses                   // the address side must be evaluated
 )
 
 // Header is the fixed part of a table.
@@ -101,19 +98,19 @@ type Header struct {
 	Address policytable.PrefixClasses         // addresses in no prefix, by scope
 }
 
-// Table is one direction of the policy of a subject.
+// Table is the policy of a subject in one direction.
 type Table struct {
 	Header
-	Rules    []policytable.Rule // number 1 first
-	Classes  []uint32           // class → root node
+	Rules    []policytable.Rule // starting with number 1
+	Classes  []uint32           // root node by class
 	Nodes    []Node
 	Peers    map[policytable.IdentityClass]policytable.Class
 	Prefixes Prefixes
-	// Listed is how many intervals the lists of all classes have together.
+	// Listed is the number of intervals in the lists of all classes.
 	Listed int
 }
 
-// Entry is what the kernel's identity array holds for a number; 0 is unknown.
+// Entry is the entry of the kernel's identity array for a number; the value 0 means unknown.
 type Entry struct {
 	IdentityClass policytable.IdentityClass
 	Kind          identity.Kind
@@ -121,27 +118,26 @@ type Entry struct {
 	Known         bool
 }
 
-// Reason says what decided.
+// Reason is why a verdict was reached.
 type Reason uint8
 
 // The reasons.
 const (
-	ByRule            Reason = iota // the rule of that number
-	ByDefault                       // no rule did
-	ByHostAllow                     // no rule did, and the peer is the local node
-	ByUnknownIdentity               // the peer is unknown, and that denied it
+	ByRule            Reason = iota // a rule decided
+	ByDefault                       // no rule matched
+	ByHostAllow                     // no rule matched, and the peer is the local node
+	ByUnknownIdentity               // denied because the peer is unknown
 )
 
-// Verdict is the answer to a lookup.
+// Verdict is the result of a lookup.
 type Verdict struct {
 	Action policytable.Action // never Pass
 	Proxy  policytable.Proxy
-	Rule   uint16 // for ByRule, and ByUnknownIdentity if a rule was involved; else 0
+	Rule   uint16 // for ByRule, and for ByUnknownIdentity if a rule was involved; otherwise 0
 	Reason Reason
 }
 
-// Lookup evaluates a connection with a peer: its entry, its address, and the point
-// of the connection.
+// Lookup evaluates a connection, given the peer's entry and address, and the point of the connection.
 func (t *Table) Lookup(w Entry, addr netip.Addr, q port.Point) Verdict {
 	ac := t.Address
 	if t.Flags&HasAddresses != 0 {
@@ -152,7 +148,7 @@ func (t *Table) Lookup(w Entry, addr netip.Addr, q port.Point) Verdict {
 	return t.LookupIn(w, ac, q)
 }
 
-// ClassOf is the class of a peer on the identity side.
+// ClassOf returns the class of a peer on the identity side.
 func (t *Table) ClassOf(w Entry) policytable.Class {
 	if !w.Known {
 		return t.Default[identity.KindUnknown]
@@ -163,7 +159,7 @@ func (t *Table) ClassOf(w Entry) policytable.Class {
 	return t.Default[w.Kind]
 }
 
-// LookupIn is Lookup for an address whose classes are known.
+// LookupIn is Lookup with known classes of the address.
 func (t *Table) LookupIn(w Entry, ac policytable.PrefixClasses, q port.Point) Verdict {
 	if !w.Known {
 		w = Entry{Kind: identity.KindUnknown, Scope: identity.PeerScopeCluster}
@@ -202,7 +198,7 @@ func (t *Table) decided(r policytable.Rule, number uint16, w Entry, byIdentity b
 	return v
 }
 
-// search walks the tree of a class.
+// search searches the tree of a class.
 func (t *Table) search(class policytable.Class, q port.Point) Value {
 	n := &t.Nodes[t.Classes[class]]
 	for {
@@ -218,7 +214,7 @@ func (t *Table) search(class policytable.Class, q port.Point) Value {
 	}
 }
 
-// Definition returns the table as its readers get it. It shares the rules with the table.
+// Definition returns the table in the form for readers. It shares the rules with the table.
 func (t *Table) Definition(id policytable.ID, hash [32]byte) policytable.DefineTable {
 	out := policytable.DefineTable{Table: id, Content: policytable.Table{
 		Hash:         hash,
@@ -235,7 +231,7 @@ func (t *Table) Definition(id policytable.ID, hash [32]byte) policytable.DefineT
 	return out
 }
 
-// Ranges returns the classes from a number on, without the points that no rule decides.
+// Ranges returns the classes starting at number from, without the points that have no rule.
 func (t *Table) Ranges(from int) []policytable.Ranges {
 	out := make([]policytable.Ranges, 0, len(t.Classes)-from)
 	for class := from; class < len(t.Classes); class++ {
@@ -258,7 +254,7 @@ func (t *Table) Ranges(from int) []policytable.Ranges {
 	return out
 }
 
-// Intervals returns the list that a class stands for.
+// Intervals returns the list of a class.
 func (t *Table) Intervals(class policytable.Class) []Interval {
 	var out []Interval
 	var walk func(n uint32)
@@ -279,8 +275,7 @@ func (t *Table) Intervals(class policytable.Class) []Interval {
 	return out
 }
 
-// Prefixes maps prefixes to the classes of the addresses in them, per scope. The
-// longest prefix counts.
+// Prefixes maps prefixes to the classes of their addresses, per scope. The longest prefix applies.
 type Prefixes struct {
 	byLen [2][]length // IPv4, IPv6; longest first
 	n     [2]int
@@ -298,11 +293,10 @@ func family(a netip.Addr) int {
 	return 1
 }
 
-// Len is the number of prefixes.
+// Len returns the number of prefixes.
 func (b *Prefixes) Len() int { return b.n[0] + b.n[1] }
 
-// Full reports whether the family of an address has no room for another
-// prefix.
+// Full reports whether there is no capacity for another prefix in the family of an address.
 func (b *Prefixes) Full(a netip.Addr) bool { return b.n[family(a)] >= MaxPrefixes }
 
 // Set stores the classes of a prefix.
@@ -328,7 +322,7 @@ func (b *Prefixes) Delete(p netip.Prefix) {
 	}
 }
 
-// Exact returns the classes stored for a prefix itself.
+// Exact returns the classes that are stored for exactly this prefix.
 func (b *Prefixes) Exact(p netip.Prefix) (v policytable.PrefixClasses, ok bool) {
 	for _, l := range b.byLen[family(p.Addr())] {
 		if l.bits == p.Bits() {
@@ -338,17 +332,17 @@ func (b *Prefixes) Exact(p netip.Prefix) (v policytable.PrefixClasses, ok bool) 
 	return v, ok
 }
 
-// Around finds the longest prefix with the address that holds others too.
+// Around finds the longest prefix that contains the address, except for the prefix of this address alone.
 func (b *Prefixes) Around(a netip.Addr) (policytable.PrefixClasses, bool) {
 	return b.longest(a, a.BitLen()-1)
 }
 
-// Within finds the longest prefix that holds all of p, p itself included.
+// Within finds the longest prefix that contains all of p, including p itself.
 func (b *Prefixes) Within(p netip.Prefix) (policytable.PrefixClasses, bool) {
 	return b.longest(p.Addr(), p.Bits())
 }
 
-// Lookup finds the longest prefix with the address.
+// Lookup finds the longest prefix that contains the address.
 func (b *Prefixes) Lookup(a netip.Addr) (policytable.PrefixClasses, bool) {
 	return b.longest(a, a.BitLen())
 }
@@ -380,13 +374,11 @@ func (b *Prefixes) All(f func(netip.Prefix, policytable.PrefixClasses)) {
 	}
 }
 
-// Builder adds classes to a table; equal nodes and equal lists are stored
-// once. A table may keep its builder to grow.
+// Builder adds classes to a table; equal nodes and equal lists are stored once. A table may keep its builder to grow.
 //
-// The stream carries lists alone, and the datapath builds its trees from them.
-// The engine builds the same trees for two reasons: Lookup, which Explain and
-// Diff ask, searches them as the programs do, and a policy is refused when it
-// is applied if its tables have more nodes than a kernel has room for.
+// The stream carries only lists, and the datapath builds its trees from them. The engine builds the same trees for
+// two reasons: Lookup, which Explain and Diff use, searches them as the eBPF programs do, and a policy is rejected
+// when it is applied if its tables have more nodes than the kernel's capacity.
 type Builder struct {
 	nodes map[Node]uint32
 	class map[uint32]policytable.Class
@@ -397,7 +389,7 @@ func NewBuilder() *Builder {
 	return &Builder{nodes: make(map[Node]uint32), class: make(map[uint32]policytable.Class)}
 }
 
-// ErrTooLarge says which limit a table exceeds.
+// ErrTooLarge reports the limit that a table exceeds.
 type ErrTooLarge struct {
 	What       string
 	Got, Limit int
@@ -408,8 +400,7 @@ func (e *ErrTooLarge) Error() string {
 	return fmt.Sprintf("table needs %d %s, the limit is %d", e.Got, e.What, e.Limit)
 }
 
-// Class returns the class of a total list of intervals, adding it if the table
-// has none like it.
+// Class returns the class for a total list of intervals, and adds the class if the table does not have it.
 func (b *Builder) Class(t *Table, list []Interval) (policytable.Class, error) {
 	if len(list) > MaxIntervals {
 		return 0, &ErrTooLarge{"intervals in one class", len(list), MaxIntervals}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package wire writes verdicts as messages.
+// Package wire converts verdicts to messages.
 package wire
 
 import (
@@ -9,8 +9,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// DecidedBy writes what a verdict comes from. Enforced is false of a side
-// without a table.
+// DecidedBy converts the reason of a verdict. enforced is false for a side without a table.
 func DecidedBy(v table.Verdict, enforced bool) netv1.DecidedBy {
 	switch {
 	case !enforced:

@@ -19,16 +19,16 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// lookTimeout is of one look at the kinds of an API server.
+// lookTimeout limits one query for the kinds of an API server.
 const lookTimeout = 10 * time.Second
 
 // Discovery asks an API server which kinds of policy it has.
 type Discovery struct {
 	rest   *rest.RESTClient
-	groups map[string]bool // that have policies
+	groups map[string]bool // API groups with policies
 }
 
-// NewDiscovery returns a Discovery of an API server.
+// NewDiscovery returns a Discovery for an API server.
 func NewDiscovery(api *kube.Client) (*Discovery, error) {
 	client, err := rest.HTTPClientFor(api.Config)
 	if err != nil {
@@ -50,7 +50,7 @@ func newDiscovery(api *kube.Client, client *http.Client) (*Discovery, error) {
 }
 
 // Look returns the kinds of policy that the API server has, as group/version/resource, sorted. all is true if it has
-// every kind in the best version that is known here, so that none can appear.
+// every kind in the preferred version, so that none can still appear.
 func (d *Discovery) Look(ctx context.Context) (kinds []string, all bool, err error) {
 	served, failed := d.resources(ctx)
 	for _, group := range slices.Sorted(maps.Keys(failed)) {
@@ -68,9 +68,8 @@ func (d *Discovery) Look(ctx context.Context) (kinds []string, all bool, err err
 	return kinds, all, nil
 }
 
-// resources says in which versions the API server has each resource of the groups
-// that have policies, those too that are not known here, and of which groups that
-// cannot be said.
+// resources returns the versions in which the API server serves each resource of the groups with policies, including
+// unknown resources, and the groups for which this could not be determined.
 func (d *Discovery) resources(ctx context.Context) (served map[string][]string, failed map[string]error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
@@ -109,8 +108,8 @@ func (d *Discovery) resources(ctx context.Context) (served map[string][]string, 
 			}
 		}
 	}
-	if len(failed) == 0 && len(served[Resource("NetworkPolicy")]) == 0 { // which every API server has
-		none(errors.New("the API server names no networkpolicies: that it has no other kind is not believed"))
+	if len(failed) == 0 && len(served[Resource("NetworkPolicy")]) == 0 { // every API server has it
+		none(errors.New("the API server does not list networkpolicies, so its list of kinds is not trusted"))
 	}
 	return served, failed
 }
@@ -118,10 +117,10 @@ func (d *Discovery) resources(ctx context.Context) (served map[string][]string, 
 func (d *Discovery) get(ctx context.Context, path string, into any) error {
 	body, err := d.rest.Get().AbsPath(path).MaxRetries(0).Do(ctx).Raw()
 	if err != nil {
-		return fmt.Errorf("ask for the kinds: %w", err)
+		return fmt.Errorf("read the kinds of the API server: %w", err)
 	}
 	if err := json.Unmarshal(body, into); err != nil {
-		return fmt.Errorf("ask for the kinds: %s: %w", path, err)
+		return fmt.Errorf("read the kinds of the API server: %s: %w", path, err)
 	}
 	return nil
 }

@@ -16,36 +16,34 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// absences is how many looks in a row have to miss a kind of which there are
-// policies, until it is gone with them: an API server that starts does not name
-// all its kinds at once.
+// absences is the number of consecutive queries that must miss a kind with policies before its policies are deleted.
+// An API server that is starting does not list all its kinds at once.
 const absences = 3
 
-// Times of a finder. Between two looks at kinds that may appear are at least
+// Timing of a finder: shortest intervals between two queries.
 const (
 	again     = 5 * time.Second  // after a failure, or when a kind is missing
-	rescan    = 30 * time.Second // as long as no process looks for all, and longer in clusters of more than 300 nodes
+	rescan    = 30 * time.Second // while no process queries for all; longer in clusters of more than 300 nodes
 	published = 20 * time.Minute // otherwise
-	// announcements is the shortest time between two changes that others published.
+	// announcements is the shortest interval between two changes that another process published.
 	announcements = time.Second
 )
 
-// finder looks which kinds the API server has, until each is watched in its best
-// version, and whenever one is not found any more.
+// finder queries which kinds the API server has, until each kind is watched in its preferred version, and whenever a
+// kind is not found any more.
 type finder struct {
 	source    *Source
 	client    *http.Client
 	discovery *Discovery
 	kinds     []*watched
-	wake      chan struct{} // has a token when a kind is missing or has to be listed again
+	wake      chan struct{} // has a token when a kind is missing or must be listed again
 
 	looked time.Time
-	jitter float64 // of the pause after the last look
+	jitter float64 // random factor of the delay after the last query
 
-	events chan struct{} // has a token when announced has changed
+	events chan struct{} // has a token after announced changed
 	mu     sync.Mutex
-	// announced are the kinds that were published last; known is false as long as no
-	// process has published.
+	// announced are the last published kinds; known is false until a process has published kinds.
 	announced []string // guarded by mu
 	known     bool     // guarded by mu
 }
@@ -71,7 +69,7 @@ func (f *finder) run(ctx context.Context) {
 		}
 		if wait := f.pause(failing); wait > 0 {
 			wait += time.Duration(f.jitter * float64(wait/2))
-			due = time.After(time.Until(f.looked.Add(wait))) // what others publish does not delay it
+			due = time.After(time.Until(f.looked.Add(wait))) // published kinds do not delay it
 			if wait < again*2 {
 				wake = nil
 			}
@@ -91,8 +89,7 @@ func (f *finder) run(ctx context.Context) {
 	}
 }
 
-// again looks, and watches what there is. It reports whether something could not be
-// looked at.
+// again queries the kinds and watches the kinds that exist. It reports whether a query failed.
 func (f *finder) again(ctx context.Context) (failing bool) {
 	served, failed := f.discovery.resources(ctx)
 	f.looked, f.jitter = time.Now(), rand.Float64()
@@ -102,7 +99,7 @@ func (f *finder) again(ctx context.Context) (failing bool) {
 	relist := f.source.takeAgain()
 	for _, k := range f.kinds {
 		if _, ok := relist[k.kind]; ok && k.version != "" {
-			k.end() // settle watches it again, which begins with a list
+			k.end() // settle watches it again, starting with a list
 		}
 		if err := failed[k.group]; err == nil {
 			f.watchBest(ctx, k, served[k.resource])
@@ -113,7 +110,7 @@ func (f *finder) again(ctx context.Context) (failing bool) {
 	return len(failed) > 0
 }
 
-// told takes what was published last.
+// told stores the last published kinds.
 func (f *finder) told(kinds []string, known bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -124,8 +121,8 @@ func (f *finder) told(kinds []string, known bool) {
 	}
 }
 
-// adopt watches kinds that were published in a better version than the watched one. A
-// kind that was not published may exist nevertheless: only the API server takes it away.
+// adopt watches kinds that were published in a more preferred version than the watched version. A kind that was not
+// published may still exist: only a query of the API server can end its watch.
 func (f *finder) adopt(ctx context.Context) {
 	f.mu.Lock()
 	announced := f.announced
@@ -144,7 +141,7 @@ func (f *finder) adopt(ctx context.Context) {
 	}
 }
 
-// pause is how long to wait for the next look; zero: until a kind is missing.
+// pause returns the time until the next query; zero: until a kind is missing.
 func (f *finder) pause(failed bool) time.Duration {
 	wait := time.Duration(0)
 	for _, k := range f.kinds {
@@ -158,7 +155,7 @@ func (f *finder) pause(failed bool) time.Duration {
 	return wait
 }
 
-// rescan is the pause between two looks at kinds that may appear.
+// rescan returns the delay between two queries for kinds that may appear.
 func (f *finder) rescan() time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -168,7 +165,7 @@ func (f *finder) rescan() time.Duration {
 	return max(rescan, time.Duration(f.source.api.Nodes())*time.Second/10)
 }
 
-// watchBest watches the kind in the best version that is served.
+// watchBest watches the kind in the most preferred version that is served.
 func (f *finder) watchBest(ctx context.Context, k *watched, served []string) {
 	for _, version := range policy.Versions(k.kind) {
 		if !slices.Contains(served, version) {
@@ -187,15 +184,15 @@ func (f *finder) watchBest(ctx context.Context, k *watched, served []string) {
 	if len(served) > 0 {
 		k.end()
 		k.absent = 0
-		k.joint.Failed(k.resource, fmt.Errorf("the API server has it in %s, of which none is known here: "+
-			"nothing of it is enforced but what was before", strings.Join(served, ", ")))
+		k.joint.Failed(k.resource, fmt.Errorf("the API server has it only in %s, which Sluice does not support: "+
+			"only the policies from before are enforced", strings.Join(served, ", ")))
 		return
 	}
-	// What was never here is not waited for: nothing is deleted for it.
+	// A kind that was never watched need not be waited for, because nothing is deleted.
 	if k.absent++; k.absent >= absences || k.version == "" && len(k.keys) == 0 {
 		k.absent = absences
 		if n := k.gone(); n > 0 {
-			f.source.log.Warn("the API server has a kind of policy no more; its policies are deleted",
+			f.source.log.Warn("the API server no longer has a kind of policy; its policies are deleted",
 				"resource", k.resource, "policies", n)
 		}
 	}

@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package kubernetes is a source of policies: the objects of a Kubernetes API
-// server, of each kind that is a policy or that policies name.
+// Package kubernetes is a source of policies: the objects of a Kubernetes API server, of each kind that is a policy
+// or that policies refer to.
 //
-// Each kind that the server has is listed and watched by itself, in the best
-// version that is understood here. A kind may come and go while the source runs.
-// The objects are handed on as text and none is kept: who takes them keeps what
-// it needs.
+// Each kind is listed and watched separately, in the most preferred version that the server has. Kinds may appear and
+// disappear while the source runs. Objects are passed on as text; the source keeps none.
 //
-// What an object says is never guessed from less than it says. So the text is
-// that of the server, with the fields that nothing here knows, and a listing
-// that a server answers from an older state than another has told is not asked
-// for: what is missing in it would be a policy that is gone.
+// The source never works with incomplete information. It passes on the server's text including unknown fields. It
+// requests no listing that may be older than a state that any server has reported, because a policy that is missing
+// there would count as deleted.
 package kubernetes
 
 import (
@@ -31,10 +28,10 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// Sink takes the objects.
+// Sink receives the objects.
 type Sink interface {
 	watch.Sink[policy.Key, policy.Written]
-	// Held are the policies that the source brought, in earlier runs too.
+	// Held returns the policies of the source, including policies from earlier runs.
 	Held(ctx context.Context) ([]policy.Key, error)
 }
 
@@ -43,21 +40,21 @@ type Source struct {
 	api  *kube.Client
 	sink Sink
 	log  *slog.Logger
-	// Records has each object come with its record. It is set before Run.
+	// Records adds its record to each object. It must be set before Run.
 	Records bool
-	// Kinds says which kinds one process has found for all, which looks often; nil: this one looks alone. It
-	// is set before Run.
+	// Kinds delivers the kinds that one process, which queries frequently, has found for all processes; nil: this
+	// process queries by itself. It must be set before Run.
 	Kinds Kinds
 
 	mu    sync.Mutex
 	again map[string]struct{} // guarded by mu; kinds to list again
-	wake  chan struct{}       // has a token when there is something to look at
+	wake  chan struct{}       // has a token when there is work
 }
 
-// Kinds says which kinds the API server has, as group/version/resource.
+// Kinds delivers the kinds that the API server has, as group/version/resource.
 type Kinds interface {
-	// Watch calls told with what was published last, and after every change, until ctx
-	// ends. published is false as long as that is not known.
+	// Watch calls told with the last published kinds, and again after every change, until ctx ends. published is
+	// false while they are unknown.
 	Watch(ctx context.Context, told func(kinds []string, published bool))
 }
 
@@ -68,12 +65,11 @@ func New(api *kube.Client, sink Sink, l *slog.Logger) *Source {
 	}
 }
 
-// relistIn is the longest time until a kind is listed again on request. All nodes may
-// request it at the same time.
+// relistIn is the longest delay before a kind is listed again on request. All nodes may request it at the same time.
 const relistIn = 30 * time.Second
 
-// Again lists the objects of a kind again, at a random moment of the next 30 s, so that the
-// sink gets those of which it has not kept the text. It does not block.
+// Again lists the objects of a kind again, at a random moment within 30 s, so that the sink gets the objects whose
+// text it has not kept. It does not block.
 func (s *Source) Again(kind string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,7 +97,7 @@ func (s *Source) takeAgain() map[string]struct{} {
 	return kinds
 }
 
-// Run watches until the context ends. It then returns nil.
+// Run watches until ctx ends. It then returns nil.
 func (s *Source) Run(ctx context.Context) error {
 	held, err := s.sink.Held(ctx)
 	if err != nil {
@@ -140,7 +136,7 @@ func (s *Source) Run(ctx context.Context) error {
 	return err
 }
 
-// Resource is the name of a kind in the paths of an API server.
+// Resource returns the name of a kind in the paths of an API server.
 func Resource(kind string) string {
 	name := strings.ToLower(kind)
 	if base, ok := strings.CutSuffix(name, "y"); ok {
@@ -149,7 +145,7 @@ func Resource(kind string) string {
 	return name + "s"
 }
 
-// resources are those of all kinds.
+// resources returns the resources of all kinds.
 func resources() (out []string) {
 	for _, kind := range policy.Kinds() {
 		out = append(out, Resource(kind))

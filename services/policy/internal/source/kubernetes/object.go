@@ -16,13 +16,12 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// object is an object as the API server writes it. Of its metadata only what a
-// reflector and a policy need is kept; all other fields stay as they came, those
-// that nothing here knows too: one of them may narrow a rule.
+// object is an object as the API server sends it. Only the metadata that a reflector and a policy need is kept. All
+// other fields are kept unchanged, including unknown fields, because one of them may narrow a rule.
 type object struct {
 	metav1.TypeMeta
 	metav1.ObjectMeta
-	fields map[string]json.RawMessage // but for version, kind, metadata and status
+	fields map[string]json.RawMessage // except version, kind, metadata and status
 	status json.RawMessage
 }
 
@@ -49,7 +48,7 @@ func (o *object) UnmarshalJSON(data []byte) error {
 	m := &whole.Metadata
 	o.Name, o.Namespace, o.Labels, o.ResourceVersion = m.Name, m.Namespace, m.Labels, m.ResourceVersion
 	o.UID, o.Generation, o.CreationTimestamp = m.UID, m.Generation, m.CreationTimestamp
-	if v, ok := m.Annotations[metav1.InitialEventsAnnotationKey]; ok { // of a bookmark
+	if v, ok := m.Annotations[metav1.InitialEventsAnnotationKey]; ok { // set on a bookmark
 		o.Annotations = map[string]string{metav1.InitialEventsAnnotationKey: v}
 	}
 	if err := json.Unmarshal(data, &o.fields); err != nil {
@@ -62,14 +61,14 @@ func (o *object) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// DeepCopyObject implements runtime.Object. What an object holds is never changed.
+// DeepCopyObject implements runtime.Object. The content of an object is immutable.
 func (o *object) DeepCopyObject() runtime.Object {
 	out := *o
 	return &out
 }
 
-// written is the object as the text of a manifest: the same for the same spec and
-// labels, whatever else the API server says of the object.
+// written returns the object as the text of a manifest. Objects with the same spec and labels have the same text,
+// whatever else the API server reports about them.
 func (o *object) written(kind, version string) policy.Written {
 	metadata := map[string]any{"name": o.Name}
 	if o.Namespace != "" {
@@ -84,7 +83,7 @@ func (o *object) written(kind, version string) policy.Written {
 	}
 	text, err := json.Marshal(all)
 	if err != nil {
-		text = nil // which the text of JSON never makes, and isolates what it may select
+		text = nil // cannot happen for JSON; isolates the pods that it may select
 	}
 	key := policy.Key{Kind: kind, Namespace: o.Namespace, Name: o.Name}
 	return policy.Written{
@@ -93,7 +92,7 @@ func (o *object) written(kind, version string) policy.Written {
 	}
 }
 
-// record is what the API server says of the object beside its manifest.
+// record returns the facts about the object that are not in its manifest.
 func (o *object) record() *policy.Record {
 	r := &policy.Record{UID: string(o.UID), Generation: o.Generation, ResourceVersion: o.ResourceVersion}
 	var status struct {
@@ -105,8 +104,7 @@ func (o *object) record() *policy.Record {
 	return r
 }
 
-// printable writes as escapes the characters of a text in JSON that a text in
-// YAML may not have, and what is no character as the one that stands for it.
+// printable escapes the characters in a JSON text that YAML does not allow, and replaces invalid characters.
 func printable(text []byte) []byte {
 	out := make([]byte, 0, len(text)+1)
 	for len(text) > 0 {
@@ -124,7 +122,7 @@ func printable(text []byte) []byte {
 	return out
 }
 
-// objects is a list of them.
+// objects is a list of objects.
 type objects struct {
 	metav1.TypeMeta
 	metav1.ListMeta `json:"metadata"`

@@ -29,21 +29,21 @@ type watched struct {
 	records               bool
 
 	joint   *source.Joint[policy.Key, policy.Written]
-	missing func() // the API server does not know the version that is watched
+	missing func() // called if the API server does not know the watched version
 	log     *slog.Logger
 
-	version string // that is watched; empty: none
+	version string // the watched version; empty: none
 	stop    func() // ends the watch and waits for it
-	absent  int    // looks in a row that did not find it
+	absent  int    // consecutive queries that did not find the kind
 
-	// keys are those that the joint has, and those that the sink has of an earlier
-	// run. They belong to the watch while there is one.
+	// keys are the objects that the joint has, or that the sink has from an earlier run. While there is a watch, only
+	// the watch uses them.
 	keys map[policy.Key]struct{}
-	// listed are those that were said since the watch began; nil once it is complete.
+	// listed are the objects that were reported since the watch started; nil once it is complete.
 	listed map[policy.Key]struct{}
 }
 
-// watch watches a version instead of another.
+// watch starts watching a version, instead of the present one.
 func (k *watched) watch(ctx context.Context, api *kube.Client, client *http.Client, version string) error {
 	k.end()
 	c, err := restFor(api.Config, client, version, k.kind)
@@ -55,7 +55,7 @@ func (k *watched) watch(ctx context.Context, api *kube.Client, client *http.Clie
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// It returns nothing but nil.
+		// It always returns nil.
 		_ = kube.Follow(ctx, api, kube.Kind[policy.Written]{
 			Client: c, Resource: k.resource, Type: &object{}, First: true,
 			Trim: func(o runtime.Object) policy.Written {
@@ -79,8 +79,8 @@ func (k *watched) end() {
 	k.version, k.stop = "", nil
 }
 
-// gone says that the API server does not have the kind, nor any object of it. It
-// returns how many there were.
+// gone reports that the API server has neither the kind nor any object of it. It returns the number of removed
+// objects.
 func (k *watched) gone() int {
 	k.end()
 	n := len(k.keys)
@@ -110,7 +110,7 @@ func (k *watched) remove(key policy.Key) {
 
 // Complete implements kube.Handler.
 func (k *watched) Complete() {
-	if k.listed != nil { // else each deletion was told
+	if k.listed != nil { // otherwise each deletion was reported
 		for key := range k.keys {
 			if _, ok := k.listed[key]; !ok {
 				k.remove(key)
@@ -129,8 +129,7 @@ func (k *watched) Failed(err error) {
 	}
 }
 
-// plain leaves out the URL, which differs from kind to kind, of what is the same
-// for all.
+// plain removes the URL, which differs between kinds, from errors that are the same for all kinds.
 func plain(err error) error {
 	var restored *kube.RestoredError
 	var u *url.Error
@@ -141,11 +140,11 @@ func plain(err error) error {
 }
 
 func groupVersion(version string) schema.GroupVersion {
-	gv, _ := schema.ParseGroupVersion(version) // none here has two slashes
+	gv, _ := schema.ParseGroupVersion(version) // no version here has two slashes
 	return gv
 }
 
-// restFor is a client of one kind in one version, in JSON: protobuf has no text.
+// restFor returns a client for one kind in one version, as JSON, because protobuf has no text.
 func restFor(config *rest.Config, client *http.Client, version, kind string) (*rest.RESTClient, error) {
 	gv := groupVersion(version)
 	s := runtime.NewScheme()

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Command policy-bench measures the policy engine on synthetic clusters: time,
-// operations, and the memory of a process that holds nothing else. Each row
-// comes from a process of its own, since memory does not return to what it was.
+// Command policy-bench measures the policy engine on synthetic clusters: time, operations, and the memory of a
+// process with nothing else in it. Each row is measured in a separate process, because memory does not return to its
+// former value.
 //
 //	policy-bench [-rounds N] [-service FILE]
 //
-// With the program of the service it measures that too, as a process with an
-// identity service and a subscriber.
+// With -service it also measures the service, as a process with an identity service and a subscriber.
 package main
 
 import (
@@ -24,10 +23,10 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
 )
 
-// line is one figure.
+// line is a result.
 type line struct{ What, Value string }
 
-// shapes are the clusters that are measured.
+// shapes are the measured clusters.
 var shapes = []struct {
 	name string
 	synthetic.Shape
@@ -45,7 +44,7 @@ func run(args []string) int {
 	rounds := set.Int("rounds", 20000, "identities added and removed for a percentile")
 	part := set.String("part", "", "measure one part in this process and print JSON; set by the program itself")
 	index := set.Int("shape", 0, "shape of the part")
-	service := set.String("service", "", "program of the service, which is measured too")
+	service := set.String("service", "", "program of the service, to be measured, too")
 	only := set.Bool("only-service", false, "measure nothing else")
 	if set.Parse(args) != nil {
 		return 2
@@ -92,7 +91,7 @@ func run(args []string) int {
 		return 0
 	}
 	for _, x := range []struct{ part, title string }{
-		{"prefixes", "one policy with 5,000 prefixes that each have a hole, one subject"},
+		{"prefixes", "one policy with 5,000 prefixes with one exception each, one subject"},
 		{"ports", "one policy with 40 ports for 5,000 of 10,000 peers, one subject"},
 	} {
 		fmt.Printf("\n%s\n", x.title)
@@ -104,7 +103,7 @@ func run(args []string) int {
 	return 0
 }
 
-// child measures a part in a fresh process and prints it.
+// child measures a part in a separate process and prints the results.
 func child(part string, shape, rounds int) error {
 	self, err := os.Executable()
 	if err != nil {

@@ -28,7 +28,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
 )
 
-// measure returns the figures of one part.
+// measure returns the results of one part.
 func measure(part string, s synthetic.Shape, rounds int) ([]line, error) {
 	switch part {
 	case "time":
@@ -55,7 +55,7 @@ func decode(text string) (policy.Object, error) {
 	return policy.Decode(docs[0], options)
 }
 
-// stream takes events as the server does: to the bytes of their messages.
+// stream encodes events as the server does.
 type stream struct {
 	steps, bytes int
 	err          error
@@ -92,7 +92,7 @@ func load(s synthetic.Shape) (engine.Change, time.Duration, error) {
 	return change, time.Since(start), nil
 }
 
-// The policies that are changed; PORT stands for one of two numbers.
+// The policies that are changed; PORT is replaced by one of two numbers.
 const (
 	ofOne = `{apiVersion: cilium.io/v2, kind: CiliumNetworkPolicy, metadata: {name: changed, namespace: ns-001},
 spec: {endpointSelector: {matchLabels: {app: app-01}}, ingress: [{fromEndpoints: [{matchLabels: {app: app-02}}], toPorts: [{ports: [{port: "PORT", protocol: TCP}]}]}]}}`
@@ -109,7 +109,7 @@ type bench struct {
 	s   synthetic.Shape
 }
 
-// applied applies a change and says how long it took.
+// applied applies a change and returns the duration.
 func (r *bench) applied(c engine.Change) (time.Duration, error) {
 	start := time.Now()
 	err := r.e.Apply(c)
@@ -134,7 +134,7 @@ func short(d time.Duration) string {
 	return fmt.Sprintf("%d ms", d.Milliseconds())
 }
 
-// churn adds and removes identities of known kinds. Each must be one write.
+// churn adds and removes identities of known kinds. Each must cause exactly one write.
 func (r *bench) churn(rounds int) (add, remove []time.Duration, err error) {
 	for i := range rounds {
 		id, err := synthetic.Identity(r.s, i%r.s.Namespaces, i/r.s.Namespaces%r.s.Apps)
@@ -161,7 +161,7 @@ func (r *bench) churn(rounds int) (add, remove []time.Duration, err error) {
 	return add, remove, nil
 }
 
-// change swaps two versions of a policy and removes it.
+// change alternates between two versions of a policy and then removes it.
 func (r *bench) change(spec string, times int) (string, error) {
 	var took []time.Duration
 	var versions []policy.Object
@@ -242,7 +242,7 @@ func measureTime(s synthetic.Shape, rounds int) (out []line, err error) {
 	return out, r.out.err
 }
 
-// resident is the memory of this process in kB: now, and at its largest.
+// resident returns the memory of this process in kB: the present and the peak value.
 func resident() (now, peak int, err error) { return residentOf(os.Getpid()) }
 
 func residentOf(pid int) (now, peak int, err error) {
@@ -262,7 +262,7 @@ func residentOf(pid int) (now, peak int, err error) {
 		}
 	}
 	if now == 0 || peak == 0 {
-		return 0, 0, fmt.Errorf("/proc/%d/status names no VmRSS and VmHWM", pid)
+		return 0, 0, fmt.Errorf("/proc/%d/status has no VmRSS and VmHWM", pid)
 	}
 	return now, peak, nil
 }
@@ -294,7 +294,7 @@ func measureMemory(s synthetic.Shape, rounds int) (out []line, err error) {
 	if _, _, err := r.churn(5 * rounds); err != nil {
 		return nil, err
 	}
-	if err := say(fmt.Sprintf("after %d identities came and went", 5*rounds)); err != nil {
+	if err := say(fmt.Sprintf("after adding and removing %d identities", 5*rounds)); err != nil {
 		return nil, err
 	}
 	if _, err := r.change(ofOne, 100); err != nil {

@@ -31,8 +31,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
 )
 
-// owned is the owner of policy in this process, with a subscriber that takes
-// everything at once.
+// owned is an owner in this process, with a subscriber that acknowledges everything immediately.
 type owned struct {
 	*owner.Owner
 	ctx      context.Context
@@ -41,11 +40,10 @@ type owned struct {
 	manifest string
 }
 
-// bytesInCall is about what one call of UpsertPolicies carries.
+// bytesInCall is the approximate size of one call of UpsertPolicies.
 const bytesInCall = 1 << 20
 
-// measureOwner makes an owner do everything that it can be asked to do, and says for
-// how long its one goroutine was busy with one operation.
+// measureOwner performs all operations of an owner, and reports for how long each operation occupied its goroutine.
 func measureOwner(s synthetic.Shape) (out []line, err error) {
 	dir, err := os.MkdirTemp("", "policy-bench-")
 	if err != nil {
@@ -80,7 +78,7 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 	slices.Sort(o.subjects)
 	o.subjects = slices.Compact(o.subjects)
 
-	longest := make(map[string]time.Duration) // before the step
+	longest := make(map[string]time.Duration) // longest turns before the step
 	for _, step := range []struct {
 		what string
 		do   func() error
@@ -89,17 +87,17 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 		{"all policies, no subject, 1 MB in a call", o.apply},
 		{"500 subjects", o.subscribe},
 		{"a policy of all subjects, 20 times", o.ofAll},
-		{"all identities but the subjects go, and come back", o.burst},
+		{"all identities except the subjects are removed and added again", o.burst},
 		{"all policies deleted in one call", o.deleteAll},
 		{"all policies applied, 1 MB in a call", o.apply},
 		{"1,000 policies deleted one by one", o.deleteSome},
 		{"400 groups of 500 prefixes, 20 in a call", o.groups},
 		{"status, list, validate", o.read},
-		{"all subjects go and come back", o.comeBack},
+		{"all subjects are removed and added again", o.comeBack},
 		{"the rest of the policies deleted in one call", o.deleteAll},
 		{"all policies as 200 files, all at once", o.files},
 		{"one of the files changes", o.fileChanges},
-		{"all policies as one file, in the place of the 200", o.oneFile},
+		{"all policies as one file instead of the 200", o.oneFile},
 		{"all files go", func() error { return o.Feed(managed.SourceFile).Set(o.ctx, nil) }},
 	} {
 		began := time.Now()
@@ -134,11 +132,10 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 	return out, nil
 }
 
-// wanted is how long an operation of the owner may last.
+// wanted is the desired maximum duration of one operation of the owner.
 const wanted = 100 * time.Millisecond
 
-// histogram says how many operations were how long, in bounds that are further
-// apart than those of the figures.
+// histogram returns the number of operations by duration, in larger steps than the figures have.
 func histogram(f looptime.Figures) string {
 	var b strings.Builder
 	count, over := uint64(0), f.Count
@@ -305,7 +302,7 @@ func (o *owned) read() error {
 	return err
 }
 
-// listing are all manifests in 200 files.
+// listing returns all manifests in 200 files.
 func (o *owned) listing() []directory.File {
 	var files []directory.File
 	for i, list := 0, slices.Collect(slices.Chunk(o.cluster.Manifests, max(1, len(o.cluster.Manifests)/200))); i < len(list); i++ {
@@ -324,7 +321,7 @@ func (o *owned) oneFile() error {
 	}
 	st, err := o.Status(o.ctx)
 	if err == nil && (st.Policies != len(o.cluster.Manifests) || len(st.Problems) > 0) {
-		err = fmt.Errorf("%d policies in force, problems %q", st.Policies, st.Problems)
+		err = fmt.Errorf("%d policies enforced, problems %q", st.Policies, st.Problems)
 	}
 	return err
 }
@@ -334,8 +331,7 @@ func (o *owned) fileChanges() error {
 	return o.files()
 }
 
-// processorTime is that of the calling thread. Other than the time that passes,
-// it does not depend on what else the machine does.
+// processorTime returns the CPU time of the calling thread. It does not depend on the load of the machine.
 func processorTime() time.Duration {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now); err != nil {

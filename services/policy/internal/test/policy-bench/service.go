@@ -29,13 +29,13 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
 )
 
-// user is the service's own.
+// user is the service's user.
 const user = instance.PolicyID
 
-// patience is how long the service may take for anything.
+// patience limits how long the service may take for any operation.
 const patience = time.Minute
 
-// registry is an identity service that lists a cluster and then stays silent.
+// registry is an identity service that lists a cluster and then sends nothing more.
 type registry struct {
 	identityv1.UnimplementedIdentityServiceServer
 	cluster *synthetic.Cluster
@@ -107,7 +107,7 @@ func (m *measured) end() error {
 	return m.cmd.Wait()
 }
 
-// cpu is the time of the processor that the process had.
+// cpu returns the CPU time of the process.
 func (m *measured) cpu() (time.Duration, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", m.cmd.Process.Pid))
 	if err != nil {
@@ -125,11 +125,11 @@ func (m *measured) cpu() (time.Duration, error) {
 
 func (m *measured) memory() (string, error) {
 	now, peak, err := residentOf(m.cmd.Process.Pid)
-	return fmt.Sprintf("%d MB, the most until then %d MB", now>>10, peak>>10), err
+	return fmt.Sprintf("%d MB, peak %d MB", now>>10, peak>>10), err
 }
 
-// follow subscribes and acknowledges everything, until the snapshot is complete
-// and then until the context ends.
+// follow subscribes and acknowledges everything. It returns once the snapshot is complete, and continues until ctx
+// ends.
 func (m *measured) follow(ctx context.Context, subjects []uint32) (ended chan error, err error) {
 	w, err := m.WatchPolicyTables(ctx)
 	if err != nil {
@@ -164,7 +164,7 @@ func (m *measured) follow(ctx context.Context, subjects []uint32) (ended chan er
 	}
 }
 
-// serveIdentities is an identity service with the identities of a cluster.
+// serveIdentities starts an identity service with the identities of a cluster.
 func serveIdentities(cluster *synthetic.Cluster, socket string) (stop func(), err error) {
 	l, err := net.Listen("unix", socket)
 	if err != nil {
@@ -180,8 +180,7 @@ func serveIdentities(cluster *synthetic.Cluster, socket string) (stop func(), er
 	return func() { srv.Stop(); <-served }, nil
 }
 
-// measureService measures the whole process: with its identities, policies and
-// the subscriber of a datapath.
+// measureService measures the whole process: with its identities, its policies and the subscriber of a datapath.
 func measureService(binary string, s synthetic.Shape) (out []line, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -259,7 +258,7 @@ func measureService(binary string, s synthetic.Shape) (out []line, err error) {
 	if err.Error() != "EOF" {
 		return nil, err
 	}
-	if err := resident("after a question what would change"); err != nil {
+	if err := resident("after a Diff"); err != nil {
 		return nil, err
 	}
 	if err := m.end(); err != nil {
@@ -270,7 +269,7 @@ func measureService(binary string, s synthetic.Shape) (out []line, err error) {
 	}
 	took := time.Since(m.started)
 	used, err := m.cpu()
-	note("start with that state, to serving", fmt.Sprintf("%s, %s of processor time", short(took), short(used)))
+	note("start with that state, to serving", fmt.Sprintf("%s, %s of CPU time", short(took), short(used)))
 	if err != nil {
 		return nil, err
 	}

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Command policy-vectors writes tables and questions with the answers of the
-// policy engine to standard output, for tests of another implementation of the
-// lookup: length-delimited frames of proto/sluice/policyvector/v1.
+// Command policy-vectors writes tables and queries with the answers of the policy engine to standard output, for
+// tests of another implementation of the lookup. The format is length-delimited frames of
+// proto/sluice/policyvector/v1.
 //
 //	policy-vectors vectors [-every N] [DIR]
 //	policy-vectors random [-n PAIRS] [-seed S]
@@ -41,7 +41,7 @@ func run(args []string) int {
 	var write func() (frames.Figures, error)
 	switch args[0] {
 	case "vectors":
-		every := set.Int("every", 1, "ask every N-th probe")
+		every := set.Int("every", 1, "use every N-th probe")
 		if set.Parse(args[1:]) != nil || set.NArg() > 1 {
 			return 2
 		}

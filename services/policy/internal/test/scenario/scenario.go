@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package scenario draws random states of a cluster: policies of every tier and
-// action, identities of every kind, subjects, learned names, places. Tests that
-// compare two ways to evaluate a connection draw from it.
+// Package scenario generates random states of a cluster: policies of every tier and action, identities of every kind,
+// subjects, learned names, locations. It is for tests that compare two ways to evaluate a connection.
 //
-// The stock is small on purpose, a handful of namespaces, apps, prefixes and
-// ports, so that random rules meet random peers. What is drawn depends on the
-// seed only.
+// The stock of namespaces, apps, prefixes and ports is small on purpose, so that random rules match random peers. The
+// results depend only on the seed.
 package scenario
 
 import (
@@ -22,8 +20,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// State is everything an engine is told, as a value that can be compared,
-// changed and handed to a fresh engine.
+// State is the complete input of an engine, as a value that can be compared, changed and passed to a new engine.
 type State struct {
 	Objects    map[policy.Key]policy.Object
 	Identities map[identity.Numeric]peer.Identity
@@ -32,7 +29,7 @@ type State struct {
 	Located    map[netip.Addr]identity.Numeric
 }
 
-// NewState is the state in which nothing is.
+// NewState returns an empty state.
 func NewState() *State {
 	return &State{
 		Objects: make(map[policy.Key]policy.Object), Identities: make(map[identity.Numeric]peer.Identity),
@@ -40,7 +37,7 @@ func NewState() *State {
 	}
 }
 
-// Clone returns a copy that can be changed; policies are shared.
+// Clone returns a copy that may be changed; the policies are shared.
 func (s *State) Clone() *State {
 	c := &State{
 		Objects: maps.Clone(s.Objects), Identities: maps.Clone(s.Identities), Subjects: maps.Clone(s.Subjects),
@@ -52,17 +49,17 @@ func (s *State) Clone() *State {
 	return c
 }
 
-// SortedKeys are the keys of a map in order.
+// SortedKeys returns the keys of a map in order.
 func SortedKeys[K interface{ ~uint32 | ~string }, V any](m map[K]V) []K {
 	return slices.Sorted(maps.Keys(m))
 }
 
-// SortedObjects are the keys of policies in order.
+// SortedObjects returns the keys of policies in order.
 func SortedObjects(m map[policy.Key]policy.Object) []policy.Key {
 	return slices.SortedFunc(maps.Keys(m), func(a, b policy.Key) int { return strings.Compare(a.String(), b.String()) })
 }
 
-// Delta is what leads from one state to another, in a fixed order.
+// Delta is the difference between two states, in a fixed order.
 type Delta struct {
 	DeletePolicies   []policy.Key
 	UpsertPolicies   []policy.Object
@@ -81,13 +78,13 @@ type Name struct {
 	Addrs []netip.Addr
 }
 
-// Location says which identity has an address.
+// Location maps an address to its identity.
 type Location struct {
 	Addr     netip.Addr
 	Identity identity.Numeric
 }
 
-// Diff is the difference between two states.
+// Diff returns the difference between two states.
 func Diff(have, want *State) Delta {
 	var d Delta
 	for _, k := range SortedObjects(have.Objects) {
@@ -145,14 +142,14 @@ func Diff(have, want *State) Delta {
 	return d
 }
 
-// same is true for copies of one object, which share their rules.
+// same reports whether a and b are copies of one object, which share their rules.
 func same(a, b policy.Object) bool { return fmt.Sprint(a) == fmt.Sprint(b) }
 
 func sortedAddrs(m map[netip.Addr]identity.Numeric) []netip.Addr {
 	return slices.SortedFunc(maps.Keys(m), netip.Addr.Compare)
 }
 
-// String describes the state for the message of a failure.
+// String describes the state for failure messages.
 func (s *State) String() string {
 	var b strings.Builder
 	for _, k := range SortedObjects(s.Objects) {

@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 )
 
-// World is the stock that random states are drawn from.
+// World is the stock from which random states are generated.
 type World struct {
 	*rand.Rand
 	IDs   []peer.Identity
@@ -29,16 +29,16 @@ type World struct {
 	All   []netip.Addr
 }
 
-// Cluster is the name of the cluster that most of the identities belong to.
+// Cluster is the name of the cluster of most identities.
 const Cluster = "here"
 
-// The pool are pods whose labels and named ports are drawn anew for each state.
+// The pool contains pods whose labels and named ports are generated anew for each state.
 const (
 	firstOfPool = identity.MinCluster + 100
 	pool        = 6
 )
 
-// Nobody is a number that no state knows.
+// Nobody is a number that no state contains.
 const Nobody = identity.Numeric(60000)
 
 // NewWorld returns the stock with a source of randomness.
@@ -101,10 +101,10 @@ func NewWorld(r *rand.Rand) *World {
 	return w
 }
 
-// Pick draws one of a list.
+// Pick returns a random element of a list.
 func Pick[T any](w *World, list ...T) T { return list[w.IntN(len(list))] }
 
-// Chance is true in percent of 100 cases.
+// Chance returns true with the given probability in percent.
 func (w *World) Chance(percent int) bool { return w.IntN(100) < percent }
 
 func (w *World) selector() selector.Selector {
@@ -205,8 +205,7 @@ func (w *World) ports() (list []rule.Port, all bool) {
 	return list, false
 }
 
-// Policy draws a policy: of the Admin or Baseline tier, or of the Normal one
-// with or without isolation.
+// Policy generates a policy: in the Admin or Baseline tier, or in the Normal tier with or without isolation.
 func (w *World) Policy(name string) policy.Object {
 	kind := Pick(w, "Admin", "Normal", "Normal", "Normal", "Baseline")
 	o := policy.Object{Key: policy.Key{Kind: kind, Name: name}}
@@ -268,7 +267,7 @@ func (w *World) Policy(name string) policy.Object {
 	return o
 }
 
-// Group draws a group of prefixes.
+// Group generates a group of prefixes.
 func (w *World) Group(name string) policy.Object {
 	ls := []label.Label{{Source: label.SourceCIDRGroup, Key: label.KeyCIDRGroupName + name}}
 	for _, k := range []string{"zone", "site"} {
@@ -283,7 +282,7 @@ func (w *World) Group(name string) policy.Object {
 	return policy.Object{Key: policy.Key{Kind: "Group", Name: name}, Group: g}
 }
 
-// podLabels draws the labels of a pod.
+// podLabels generates the labels of a pod.
 func (w *World) podLabels() []label.Label {
 	k := label.Kubernetes
 	ls := []label.Label{
@@ -306,7 +305,7 @@ func (w *World) podLabels() []label.Label {
 	return ls
 }
 
-// relabeled is an identity with labels drawn anew, if it is of the pool.
+// relabeled returns an identity with new labels if it belongs to the pool.
 func (w *World) relabeled(id peer.Identity) peer.Identity {
 	if id.Number < firstOfPool || id.Number >= firstOfPool+pool {
 		return id
@@ -318,7 +317,7 @@ func (w *World) relabeled(id peer.Identity) peer.Identity {
 	return id
 }
 
-// SetIdentity makes an identity known, at its addresses.
+// SetIdentity adds an identity and its addresses.
 func (w *World) SetIdentity(s *State, id peer.Identity) {
 	s.Identities[id.Number] = id
 	for _, a := range w.Addrs[id.Number] {
@@ -326,7 +325,7 @@ func (w *World) SetIdentity(s *State, id peer.Identity) {
 	}
 }
 
-// DropIdentity takes an identity and its addresses away.
+// DropIdentity removes an identity and its addresses.
 func (w *World) DropIdentity(s *State, n identity.Numeric) {
 	delete(s.Identities, n)
 	delete(s.Subjects, n)
@@ -335,12 +334,12 @@ func (w *World) DropIdentity(s *State, n identity.Numeric) {
 	}
 }
 
-// Subjectable says which identities can be endpoints of the node.
+// Subjectable reports whether an identity can be an endpoint of the node.
 func Subjectable(id peer.Identity) bool {
 	return id.Kind == identity.KindInCluster || id.Kind == identity.KindHost || id.Number == identity.Init
 }
 
-// Draw makes a random state.
+// Draw generates a random state.
 func (w *World) Draw() *State {
 	s := NewState()
 	for _, id := range w.IDs {
@@ -370,7 +369,7 @@ func (w *World) Draw() *State {
 	return s
 }
 
-// Mutate changes one thing.
+// Mutate changes one part of a state.
 func (w *World) Mutate(s *State) {
 	switch w.IntN(12) {
 	case 10: // an address moves, without its identity
@@ -380,7 +379,7 @@ func (w *World) Mutate(s *State) {
 		} else {
 			s.Located[a] = Pick(w, w.IDs...).Number
 		}
-	case 11: // an identity comes or goes, without its addresses
+	case 11: // an identity is added or removed, without its addresses
 		id := Pick(w, w.IDs...)
 		if _, ok := s.Identities[id.Number]; ok {
 			delete(s.Identities, id.Number)
@@ -417,7 +416,7 @@ func (w *World) Mutate(s *State) {
 	case 9:
 		o := w.Group(fmt.Sprint("g", w.IntN(3)))
 		s.Objects[o.Key] = o
-		if id, ok := s.Identities[identity.Host]; ok && w.Chance(50) { // the one set that changes under its number
+		if id, ok := s.Identities[identity.Host]; ok && w.Chance(50) { // the only label set that changes while its number stays
 			ls := []label.Label{label.Reserved(identity.NameHost)}
 			if w.Chance(50) {
 				ls = append(ls, label.Reserved(identity.NameKubeAPIServer))
@@ -428,7 +427,7 @@ func (w *World) Mutate(s *State) {
 	}
 }
 
-// Point draws a protocol and port near the edges that rules have.
+// Point generates a protocol and port near the limits of rules.
 func (w *World) Point() port.Point {
 	switch w.IntN(8) {
 	case 0:
@@ -439,7 +438,7 @@ func (w *World) Point() port.Point {
 		switch w.IntN(4) {
 		case 0:
 			return port.AtICMP(port.ICMPv6, Pick[uint8](w, 0, 8, 128, 135), uint8(w.IntN(2)))
-		case 1: // no rule speaks of most of them
+		case 1: // most of them are in no rule
 			return port.At(Pick(w, port.GRE, port.ESP, port.IGMP, 0, 255), uint16(w.IntN(2)))
 		}
 		return port.At(port.SCTP, Pick[uint16](w, 0, 1, 80, 8080))
@@ -449,16 +448,16 @@ func (w *World) Point() port.Point {
 	return port.At(port.TCP, Pick[uint16](w, 0, 1, 53, 79, 80, 81, 82, 8080, 8081, 65535))
 }
 
-// Question is one side of a connection.
+// Question is a query about one side of a connection.
 type Question struct {
 	Subject   identity.Numeric
 	Direction policytable.Direction
-	Peer      identity.Numeric // need not be known
-	Addr      netip.Addr       // of the peer; need not be its own
+	Peer      identity.Numeric // may be unknown
+	Addr      netip.Addr       // address of the peer; may belong to another identity
 	Point     port.Point
 }
 
-// edge draws an address at the border of a prefix, or one beside it.
+// edge generates an address at the edge of a prefix or next to it.
 func (w *World) edge() netip.Addr {
 	p := w.prefix()
 	first := p.Addr()
@@ -475,7 +474,7 @@ func (w *World) edge() netip.Addr {
 	return first
 }
 
-// Question draws a question about a subject of a state; false if it has none.
+// Question generates a query about a subject of a state; false if the state has no subjects.
 func (w *World) Question(s *State) (Question, bool) {
 	if len(s.Subjects) == 0 {
 		return Question{}, false
@@ -497,7 +496,7 @@ func (w *World) Question(s *State) (Question, bool) {
 	return q, true
 }
 
-// namedPorts is the hidden label of named ports.
+// namedPorts returns the hidden label of named ports.
 func namedPorts(value string) label.Label {
 	return label.Label{Source: label.SourceGenerated, Key: workload.KeyNamedPorts, Value: value}
 }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package synthetic makes clusters of a realistic shape for benchmarks and
-// load tests: namespaces of teams with apps, default denies, DNS and
-// monitoring, allow lists between apps, denies, prefixes.
+// Package synthetic generates clusters of a realistic shape for benchmarks and load tests: namespaces of teams with
+// apps, default denies, DNS and monitoring, allow lists between apps, denies, prefixes.
 //
 // The same arguments always give the same cluster.
 package synthetic
@@ -20,30 +19,28 @@ import (
 
 // Shape is the size of a cluster.
 type Shape struct {
-	Namespaces int // with Apps identities each
+	Namespaces int // each with Apps identities
 	Apps       int
 	Policies   int // spread evenly over the namespaces
 	Subjects   int // identities with endpoints on the node
-	// SubjectNamespaces limits the subjects to that many namespaces; 0 takes
-	// them from all over the cluster.
+	// SubjectNamespaces limits the subjects to that many namespaces; 0 distributes them over the whole cluster.
 	SubjectNamespaces int
 }
 
-// Name of the cluster that the identities belong to.
+// Name is the name of the identities' cluster.
 const Name = "here"
 
-// Cluster is what Make returns.
+// Cluster is the result of Make.
 type Cluster struct {
 	Identities []peer.Identity
 	Manifests  []string // YAML
 	Subjects   []identity.Numeric
 }
 
-// Namespace is the name of a namespace.
+// Namespace returns the name of a namespace.
 func Namespace(i int) string { return fmt.Sprintf("ns-%03d", i) }
 
-// Identity is the identity of an app. Apps beyond the Shape's are new kinds in
-// a known namespace.
+// Identity returns the identity of an app. Apps beyond the Shape's number are new kinds in an existing namespace.
 func Identity(s Shape, namespace, app int) (peer.Identity, error) {
 	ls := []label.Label{
 		label.Kubernetes(label.KeyNamespace, Namespace(namespace)),
@@ -57,7 +54,7 @@ func Identity(s Shape, namespace, app int) (peer.Identity, error) {
 	return peer.New(identity.MinCluster+identity.Numeric(namespace*s.Apps+app), label.NewSet(ls...))
 }
 
-// Reserved are the identities every node knows.
+// Reserved returns the identities that every node knows.
 func Reserved() ([]peer.Identity, error) {
 	var out []peer.Identity
 	for n, name := range map[identity.Numeric]string{
@@ -73,7 +70,7 @@ func Reserved() ([]peer.Identity, error) {
 	return out, nil
 }
 
-// Make builds a cluster.
+// Make generates a cluster.
 func Make(s Shape) (*Cluster, error) {
 	c := &Cluster{}
 	var err error
@@ -111,8 +108,8 @@ func head(ns, i int, subject string) string {
 		i, Namespace(ns), subject)
 }
 
-// manifest is the i-th policy of a namespace: the first three are those every
-// namespace has, the rest belong to one app each.
+// manifest returns the i-th policy of a namespace. Every namespace has the first three; each of the others belongs to
+// one app.
 func manifest(r *rand.Rand, s Shape, ns, i int) string {
 	switch i {
 	case 0:
@@ -135,7 +132,7 @@ func manifest(r *rand.Rand, s Shape, ns, i int) string {
 	}
 	b := head(ns, i, "{matchLabels: {app: "+app()+"}}") + "  ingress:\n"
 	switch k := r.IntN(100); {
-	case k < 60: // apps of the namespace, or of others
+	case k < 60: // apps of this or another namespace
 		var peers []string
 		for range 1 + r.IntN(8) {
 			other := ns
@@ -149,7 +146,7 @@ func manifest(r *rand.Rand, s Shape, ns, i int) string {
 		b += fmt.Sprintf("  - fromEndpoints: [{matchLabels: {\"k8s:io.cilium.k8s.namespace.labels.team\": team-%02d}}]\n", r.IntN(20)) + ports()
 	case k < 80: // a namespace
 		b += fmt.Sprintf("  - fromEndpoints: [{matchLabels: {\"k8s:io.kubernetes.pod.namespace\": %s}}]\n", Namespace(r.IntN(s.Namespaces))) + ports()
-	case k < 84: // all but a tier
+	case k < 84: // all except one tier
 		b += fmt.Sprintf("  - fromEndpoints: [{matchExpressions: [{key: tier, operator: NotIn, values: [%s]}]}]\n", []string{"front", "back", "data"}[r.IntN(3)]) + ports()
 	case k < 88: // the whole cluster
 		b += "  - fromEntities: [cluster]\n" + ports()

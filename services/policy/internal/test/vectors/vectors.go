@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package vectors runs the policy vectors: cases with verdicts that engines
-// from outside this project computed. The format is described beside the data,
-// in testdata/policy-vectors/README.md.
+// Package vectors runs the policy vectors: cases with verdicts that engines outside of this project computed. The
+// format is described next to the data, in testdata/policy-vectors/README.md.
 //
-// A World is the cluster of one case. It plays the part of the identity
-// service: it gives numbers to label sets and keeps one engine per node, with
-// that node's view of the others.
+// A World is the cluster of one case. It also simulates the identity service: it assigns numbers to label sets, and
+// keeps one engine per node with that node's view of the other nodes.
 package vectors
 
 import (
@@ -53,7 +51,7 @@ type Case struct {
 // Tagged reports whether the case has a tag.
 func (c *Case) Tagged(tag string) bool { return slices.Contains(c.Tags, tag) }
 
-// Config is the configuration of the cluster; absent fields have defaults.
+// Config is the configuration of the cluster; missing fields have defaults.
 type Config struct {
 	ClusterName              *string `json:"clusterName"`
 	AllowLocalhost           *string `json:"allowLocalhost"`
@@ -116,7 +114,7 @@ type External struct {
 	KubeAPIServer bool       `json:"kubeApiserver"`
 }
 
-// Step changes the cluster, then asks.
+// Step changes the cluster, and then sends probes.
 type Step struct {
 	CreateNamespaces []Namespace       `json:"createNamespaces"`
 	CreatePods       []Pod             `json:"createPods"`
@@ -138,26 +136,26 @@ type Relabel struct {
 	Labels    map[string]string `json:"labels"`
 }
 
-// Reference names a policy object.
+// Reference identifies a policy object.
 type Reference struct {
 	Kind      string `json:"kind"`
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 }
 
-// PodReference names a pod.
+// PodReference identifies a pod.
 type PodReference struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 }
 
-// DNS is an answer that was seen.
+// DNS is an observed DNS answer.
 type DNS struct {
 	Name string       `json:"name"`
 	IPs  []netip.Addr `json:"ips"`
 }
 
-// Probe is a question with the answer of each side.
+// Probe is a query with the expected answer of each side.
 type Probe struct {
 	From     string `json:"from"`
 	To       string `json:"to"`
@@ -169,7 +167,7 @@ type Probe struct {
 	Loopback bool   `json:"loopback"`
 }
 
-// Validation is the decision on a manifest.
+// Validation is the expected validation of a manifest.
 type Validation struct {
 	Overall string `json:"overall"`
 }
@@ -225,7 +223,7 @@ type World struct {
 	pod     identity.Numeric // last number given to a pod's labels
 	local   identity.Numeric // last number given to labels that stay on a node
 	views   map[string]*view
-	ends    map[endKey]*end // of the present state
+	ends    map[endKey]*end // ends in the present state
 }
 
 type endKey struct {
@@ -233,7 +231,7 @@ type endKey struct {
 	v6   bool
 }
 
-// view is one node's engine and what it was told.
+// view is one node's engine and its inputs.
 type view struct {
 	engine     *engine.Engine
 	identities map[identity.Numeric]peer.Identity
@@ -243,7 +241,7 @@ type view struct {
 	located    map[netip.Addr]identity.Numeric
 }
 
-// NewWorld sets up the cluster of a case.
+// NewWorld creates the cluster of a case.
 func NewWorld(c *Case) *World {
 	w := &World{
 		options: rule.Options{
@@ -302,9 +300,8 @@ func (p *Pod) key() string {
 	return p.Namespace + "/" + p.Name
 }
 
-// Step applies everything but the probes. Manifests that must be refused and
-// are not, or the reverse, are errors. With tolerant, manifests that only the
-// schema refuses are taken, and counted in refused.
+// Step applies everything except the probes. It returns an error if a manifest is accepted but must be rejected, or
+// the reverse. If tolerant is set, manifests that only the schema rejects are accepted, and counted in refused.
 func (w *World) Step(s *Step, tolerant bool) (refused int, err error) {
 	for _, n := range s.CreateNamespaces {
 		w.namespaces[n.Name] = n.Labels
@@ -377,9 +374,8 @@ func (w *World) Step(s *Step, tolerant bool) (refused int, err error) {
 	return refused, nil
 }
 
-// The labels that make an identity by default, as the identity service chooses
-// them: a rule is the beginning of a key, or with "*." the end of its domain. The
-// longest that matches decides; what none matches is kept.
+// The labels that form an identity by default, as the identity service selects them: a rule is the prefix of a key,
+// or with "*." the suffix of its domain. The longest matching rule decides; a label without a matching rule is kept.
 var (
 	keptLabels = []string{
 		"io.kubernetes.pod.namespace", "io.cilium.k8s.namespace.labels.", "io.cilium.k8s.policy.", "app.kubernetes.io/",
@@ -406,7 +402,7 @@ func relevant(key string) bool {
 		}
 		return most
 	}
-	// No rule stands in both lists.
+	// No rule is in both lists.
 	return longest(keptLabels) >= longest(droppedLabels)
 }
 
@@ -490,8 +486,8 @@ var fixed = map[string]identity.Numeric{
 	identity.NameIngress: identity.Ingress, identity.NameWorldIPv4: identity.WorldIPv4, identity.NameWorldIPv6: identity.WorldIPv6,
 }
 
-// number gives each set of labels a number: the reserved ones where they are
-// meant, cluster numbers to pods, node-local ones to the rest.
+// number assigns a number to each label set: reserved numbers to reserved sets, cluster numbers to pods, and
+// node-local numbers to the rest.
 func (w *World) number(labels label.Set) identity.Numeric {
 	text := labels.String()
 	if n, ok := w.numbers[text]; ok {
@@ -519,11 +515,11 @@ func (w *World) number(labels label.Set) identity.Numeric {
 type end struct {
 	labels  func(view string) label.Set
 	addr    netip.Addr
-	node    string // where it is a subject; empty if nowhere
+	node    string // the node where it is a subject; empty if there is none
 	numbers map[string]identity.Numeric
 }
 
-// number is the identity of an end as seen from a node.
+// number returns the identity of an end as seen from a node.
 func (e *end) number(w *World, view string) identity.Numeric {
 	n, ok := e.numbers[view]
 	if !ok {
@@ -614,7 +610,7 @@ func (w *World) end(name string, v6 bool) (e end, err error) {
 	return e, nil
 }
 
-// desired is what a node's engine should know now.
+// desired returns the input that a node's engine should have now.
 func (w *World) desired(node string) *view {
 	v := &view{
 		identities: make(map[identity.Numeric]peer.Identity), subjects: make(map[identity.Numeric]bool),
@@ -658,8 +654,7 @@ func (w *World) desired(node string) *view {
 	return v
 }
 
-// Settle brings the engine of every node up to date, by the difference to what
-// it was told before.
+// Settle updates the engine of every node with the difference to its previous input.
 func (w *World) Settle() error {
 	clear(w.ends)
 	for name := range w.nodes {
@@ -677,7 +672,7 @@ func (w *World) Settle() error {
 	return nil
 }
 
-// Reset forgets the engines, so that Settle compiles from scratch.
+// Reset discards the engines, so that Settle compiles from scratch.
 func (w *World) Reset() { clear(w.views) }
 
 func difference(have, want *view) engine.Change {
@@ -732,7 +727,7 @@ func difference(have, want *view) engine.Change {
 	return c
 }
 
-// sameObject is true for copies of one decoding.
+// sameObject reports whether a and b are copies of one decoded object.
 func sameObject(a, b policy.Object) bool {
 	if a.Group != nil || b.Group != nil {
 		return a.Group == b.Group
@@ -740,13 +735,13 @@ func sameObject(a, b policy.Object) bool {
 	return len(a.Specs) == len(b.Specs) && len(a.Specs) > 0 && &a.Specs[0] == &b.Specs[0]
 }
 
-// Answer is what the tables say to a probe. A side without a subject is empty.
+// Answer is the result of a probe. A side without a subject is empty.
 type Answer struct {
 	Egress, Ingress, Overall string
 	EgressWhy, IngressWhy    table.Verdict
 }
 
-// Side is what one side of a probe comes to on the node that evaluates it.
+// Side is the result of one side of a probe on the node that evaluates it.
 type Side struct {
 	Node        string
 	Direction   policytable.Direction
@@ -760,7 +755,7 @@ type Side struct {
 	Verdict     table.Verdict
 }
 
-// Sides looks up each side of a probe that has a subject.
+// Sides evaluates each side of a probe that has a subject.
 func (w *World) Sides(p *Probe) ([]Side, error) {
 	proto, ok := port.ParseProtocol(p.Proto)
 	if !ok {
@@ -803,7 +798,7 @@ func (w *World) Sides(p *Probe) ([]Side, error) {
 			Peer: ends.peer.number(w, node), PeerAddr: ends.peer.addr,
 		}
 		if _, ok := v.identities[s.Peer]; !ok {
-			return nil, fmt.Errorf("peer %s is not known to node %s", ends.peer.labels(node), node)
+			return nil, fmt.Errorf("peer %s is unknown to node %s", ends.peer.labels(node), node)
 		}
 		if s.Verdict, err = v.engine.Lookup(s.Subject, s.Direction, s.Peer, s.PeerAddr, q); err != nil {
 			return nil, err
@@ -816,7 +811,7 @@ func (w *World) Sides(p *Probe) ([]Side, error) {
 	return out, nil
 }
 
-// Engine is what a node has compiled; nil before the first Settle.
+// Engine returns a node's engine; nil before the first Settle.
 func (w *World) Engine(node string) *engine.Engine {
 	if v := w.views[node]; v != nil {
 		return v.engine
@@ -824,7 +819,7 @@ func (w *World) Engine(node string) *engine.Engine {
 	return nil
 }
 
-// Ask looks a probe up.
+// Ask evaluates a probe.
 func (w *World) Ask(p *Probe) (Answer, error) {
 	sides, err := w.Sides(p)
 	if err != nil {
@@ -833,7 +828,7 @@ func (w *World) Ask(p *Probe) (Answer, error) {
 	return Combine(p, sides), nil
 }
 
-// Combine is what the sides of a probe come to.
+// Combine returns the overall result of the sides of a probe.
 func Combine(p *Probe, sides []Side) Answer {
 	a := Answer{Overall: "allow"}
 	for _, s := range sides {
@@ -853,8 +848,8 @@ func Combine(p *Probe, sides []Side) Answer {
 	return a
 }
 
-// Wants reports whether an answer is that of the probe. Cases of the
-// network-policy-api-conformance suite expect only the whole.
+// Wants reports whether an answer equals the expected one. Cases of the network-policy-api-conformance suite expect
+// only the overall result.
 func (c *Case) Wants(p *Probe, a Answer) bool {
 	if c.Suite == "network-policy-api-conformance" {
 		return a.Overall == p.Expect
@@ -862,12 +857,10 @@ func (c *Case) Wants(p *Probe, a Answer) bool {
 	return a.Egress == p.Egress && a.Ingress == p.Ingress && a.Overall == p.Expect
 }
 
-// Asks reports whether the case is about connections, and not about the
-// validity of a manifest or a name.
+// Asks reports whether the case is about connections, and not about the validity of a manifest or a name.
 func (c *Case) Asks() bool { return c.Kind != "Validation" && c.Kind != "FQDNMatch" }
 
-// Describe lists what a node knows: identities with their labels, and which of
-// them are subjects.
+// Describe lists the identities that a node knows, with their labels, and which of them are subjects.
 func (w *World) Describe(node string) string {
 	v := w.views[node]
 	if v == nil {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package wiretest reads messages of the table stream into tables of the engine,
-// for tests that compare both ends. It is written apart from package wire, whose
-// mistakes it is to show.
+// Package wiretest converts messages of the table stream to tables of the engine, for tests that compare both ends.
+// It is independent of package wire, whose mistakes it should reveal.
 package wiretest
 
 import (
@@ -13,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// PrefixClasses are the classes of a prefix, by scope.
+// PrefixClasses converts the classes of a prefix, by scope.
 func PrefixClasses(in []*policyv1.ScopeClass) (out policytable.PrefixClasses) {
 	for _, c := range in {
 		out[c.GetScope()-1] = policytable.Class(c.GetClass())
@@ -21,8 +20,7 @@ func PrefixClasses(in []*policyv1.ScopeClass) (out policytable.PrefixClasses) {
 	return out
 }
 
-// Grow adds classes to a table as they came, each with a list of its own. It
-// panics on lists that no table can have.
+// Grow adds classes to a table, each with its own list. It panics on lists that no table can have.
 func Grow(t *table.Table, classes []*policyv1.PeerClass) {
 	for _, c := range classes {
 		list, next := []table.Interval(nil), uint64(0)

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package frames writes tables and questions with known answers, for tests of
-// another implementation of the lookup. The form of a stream is described in
-// proto/sluice/policyvector/v1.
+// Package frames writes tables and queries with known answers, for tests of another implementation of the lookup. The
+// format of a stream is described in proto/sluice/policyvector/v1.
 package frames
 
 import (
@@ -26,16 +25,16 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/wire"
 )
 
-// maxMessage is about how large a message of steps becomes, in bytes. A step is
-// never divided, and none is larger than three times that.
+// maxMessage is the approximate maximum size of a message of steps, in bytes. A step is never divided, and none is
+// larger than three times this size.
 const maxMessage = 1 << 20
 
-// Figures say what was written.
+// Figures count the written elements.
 type Figures struct {
 	Views, Steps, Questions int
 }
 
-// String is one line.
+// String returns one line.
 func (f Figures) String() string {
 	return fmt.Sprintf("%d views, %d steps, %d questions", f.Views, f.Steps, f.Questions)
 }
@@ -43,14 +42,14 @@ func (f Figures) String() string {
 // writer writes one stream.
 type writer struct {
 	out      *bufio.Writer
-	seq      uint64 // of the view
-	revision uint64 // of the view
+	seq      uint64 // within the view
+	revision uint64 // within the view
 	steps    []*policyv1.Step
 	size     int
 	figures  Figures
 	err      error
-	every    int // which probes of vectors are asked
-	probes   int // that were seen
+	every    int // use every n-th probe of the vectors
+	probes   int // number of probes seen
 }
 
 func newWriter(w io.Writer) *writer { return &writer{out: bufio.NewWriterSize(w, 1<<20)} }
@@ -61,7 +60,7 @@ func (w *writer) frame(f *vectorv1.Frame) {
 	}
 }
 
-// view begins a view.
+// view starts a view.
 func (w *writer) view(v *vectorv1.View) {
 	w.seq, w.revision = 0, 0
 	w.figures.Views++
@@ -108,7 +107,7 @@ func (w *writer) flush() {
 	w.steps, w.size = nil, 0
 }
 
-// question is one side of a connection with its answer.
+// question is one side of a connection and its answer.
 type question struct {
 	name, text        string
 	subject, peer     identity.Numeric

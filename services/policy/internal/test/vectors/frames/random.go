@@ -16,16 +16,14 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
-// How a random stream is divided: so many questions about each state, and so
-// many states that follow each other by changes of live tables before one is
-// drawn anew.
+// Structure of a random stream: the number of queries per state, and the number of successive states that change live
+// tables before a new state is generated.
 const (
 	questionsPerState = 20
 	statesPerView     = 10
 )
 
-// configs are the settings of engines that states are evaluated under; the first
-// one is the usual one.
+// configs are the engine settings under which states are evaluated; the first one is the usual one.
 var configs = []engine.Config{
 	{Cluster: scenario.Cluster, AllowHost: true},
 	{Cluster: scenario.Cluster},
@@ -33,8 +31,7 @@ var configs = []engine.Config{
 	{Cluster: scenario.Cluster, Enforcement: engine.EnforceNever},
 }
 
-// Random writes pairs of a random set of policies and a random packet. What is
-// drawn, and the order of it, depends on the seed only.
+// Random writes pairs of random policies and a random packet. The content and order depend only on the seed.
 func Random(out io.Writer, pairs int, seed uint64) (Figures, error) {
 	w := newWriter(out)
 	world := scenario.NewWorld(rand.New(rand.NewPCG(seed, 71)))
@@ -46,8 +43,8 @@ func Random(out io.Writer, pairs int, seed uint64) (Figures, error) {
 	return w.end()
 }
 
-// randomView writes states until the view is full or there are enough pairs. A
-// drawn state may have no subject, and then asks nothing.
+// randomView writes states until the view is full or there are enough pairs. A generated state without subjects has
+// no queries.
 func (w *writer) randomView(world *scenario.World, pairs int, name string) error {
 	config := configs[0]
 	if world.Chance(25) {
@@ -101,7 +98,7 @@ func settings(c engine.Config) string {
 	return fmt.Sprintf("enforcement %d, allow host %t", c.Enforcement, c.AllowHost)
 }
 
-// fit turns a point into one that a packet from or to the address can have.
+// fit converts a point to one that a packet from or to the address can have.
 func fit(q port.Point, a netip.Addr) port.Point {
 	switch proto := port.Protocol(q >> 16); {
 	case proto == port.ICMP && a.Is6():
@@ -114,7 +111,7 @@ func fit(q port.Point, a netip.Addr) port.Point {
 	return q
 }
 
-// addressOf is an address of a subject, of the family that is asked for.
+// addressOf returns an address of a subject, of the requested family.
 func addressOf(world *scenario.World, n identity.Numeric, v6 bool) netip.Addr {
 	for _, a := range world.Addrs[n] {
 		if a.Is6() == v6 {

@@ -16,17 +16,16 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/vectors"
 )
 
-// ErrVectors is returned when an answer of the engine is not the one that a
-// vector expects, or a directory holds no question.
+// ErrVectors means that an answer of the engine differs from the expected answer of a vector, or that a directory has
+// no queries.
 var ErrVectors = errors.New("policy vectors")
 
-// Vectors writes every question about a connection of every file in a
-// directory, each side under the view of the node that evaluates it. The answers
-// are the engine's, after they were compared with the vector's own. One that
-// differs, and a step that cannot be made, which ends its case, do not end the
-// rest: the error names the first of them in each file, and how many there are.
+// Vectors writes every query about a connection in the files of a directory, each side under the view of the node
+// that evaluates it. The answers come from the engine, after a comparison with the expected ones. A different answer
+// does not end the run, and a step that cannot be made ends only its case: the error lists the first differences of
+// each file and their number.
 //
-// Of the probes of all cases together, every every-th is asked. Steps and tables are written all the same.
+// Of the probes of all cases together, every every-th is used. Steps and tables are written in any case.
 func Vectors(out io.Writer, dir string, every int) (Figures, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.jsonl.gz"))
 	if err != nil {
@@ -56,15 +55,15 @@ func Vectors(out io.Writer, dir string, every int) (Figures, error) {
 	}
 	f, err := w.end()
 	if err == nil && f.Questions == 0 {
-		err = fmt.Errorf("%w: no question in %s", ErrVectors, dir)
+		err = fmt.Errorf("%w: no query in %s", ErrVectors, dir)
 	}
 	return f, errors.Join(append(failed, err)...)
 }
 
-// maxShown is how many differences of a file are named.
+// maxShown limits the listed differences of a file.
 const maxShown = 5
 
-// differences are what is wrong with the cases of a file.
+// differences are the differences in the cases of a file.
 type differences struct {
 	n     int
 	shown []error
@@ -80,7 +79,7 @@ func (d *differences) err() error {
 	if d.n == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: %d differ from the engine, the first are: %w", ErrVectors, d.n, errors.Join(d.shown...))
+	return fmt.Errorf("%w: %d answers differ from the engine, the first are: %w", ErrVectors, d.n, errors.Join(d.shown...))
 }
 
 func (w *writer) vectorCase(file string, c *vectors.Case, differ *differences) error {
@@ -104,7 +103,7 @@ func (w *writer) vectorCase(file string, c *vectors.Case, differ *differences) e
 				return fmt.Errorf("step %d, probe %+v: %w", i, *p, err)
 			}
 			if a := vectors.Combine(p, sides); !c.Wants(p, a) {
-				differ.add(c, fmt.Errorf("step %d, probe %+v: the engine says %+v", i, *p, a))
+				differ.add(c, fmt.Errorf("step %d, probe %+v: the engine answers %+v", i, *p, a))
 			}
 			for _, side := range sides {
 				views[side.Node] = append(views[side.Node], question{
@@ -128,7 +127,7 @@ func (w *writer) vectorCase(file string, c *vectors.Case, differ *differences) e
 	return nil
 }
 
-// manifests are those that a case applied up to a step.
+// manifests returns the manifests that a case applies up to a step.
 func manifests(c *vectors.Case, step int) string {
 	var b strings.Builder
 	for i := range step + 1 {

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	leaktest.Main(m)
 }
 
-// bench is a place for processes of the service, with an identity service.
+// bench is an environment for processes of the service, with an identity service.
 type bench struct {
 	*servicetest.Place
 	t *testing.T
@@ -49,7 +49,7 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-// registry is an identity service that lists what it has and then stays silent.
+// registry is an identity service that lists its identities and then sends nothing more.
 type registry struct {
 	identityv1.UnimplementedIdentityServiceServer
 	ids map[uint32][]*workloadv1.Label
@@ -104,7 +104,7 @@ func (r *registry) WatchIdentities(_ *identityv1.WatchIdentitiesRequest, s grpc.
 	return nil
 }
 
-// proc is one process of the service.
+// proc is a process of the service.
 type proc struct {
 	policyv1.PolicyServiceClient
 	*servicetest.Process
@@ -137,15 +137,14 @@ func (p *proc) synced(name string) {
 	})
 }
 
-// allowPort lets web reach db on a port; the rest is a comment.
+// allowPort returns a policy that allows web to connect to db on a port; the rest is a comment.
 func allowPort(port int, size int) []byte {
 	return fmt.Appendf(nil, "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: db, namespace: shop}\nspec:\n"+
 		"  podSelector: {matchLabels: {app: db}}\n  ingress:\n  - from: [{podSelector: {matchLabels: {app: web}}}]\n    ports: [{protocol: TCP, port: %d}]\n# %s\n",
 		port, strings.Repeat("x", size))
 }
 
-// allowInParts allows two ports by the first and the last policy of a change that
-// the journal writes in parts.
+// allowInParts allows two ports, with the first and the last policy of a change that the journal writes in parts.
 func allowInParts(port int) []byte {
 	var b strings.Builder
 	b.Write(allowPort(port, 0))
@@ -156,7 +155,7 @@ func allowInParts(port int) []byte {
 	return []byte(b.String())
 }
 
-// lastPort is what the port of the last policy of allowInParts is above the first.
+// lastPort is the offset of the last policy's port from the first policy's port in allowInParts.
 const lastPort = 20_000
 
 func (p *proc) apply(manifest []byte) (uint64, error) {
@@ -164,7 +163,7 @@ func (p *proc) apply(manifest []byte) (uint64, error) {
 	return out.GetRevision(), err
 }
 
-// verdict of web to db on a port.
+// verdict returns the verdict for web to db on a port.
 func (p *proc) verdict(port uint32) policyv1.Action {
 	p.t.Helper()
 	x, err := p.Explain(servicetest.Context(p.t), &policyv1.ExplainRequest{From: &policyv1.Peer{Identity: 300}, To: &policyv1.Peer{Identity: 301}, Protocol: 6, Port: port})
@@ -174,8 +173,8 @@ func (p *proc) verdict(port uint32) policyv1.Action {
 	return x.GetVerdict()
 }
 
-// tables are those of the db: what a subscriber is told, less what belongs to
-// one run of the service.
+// tables returns a hash of the db's tables as sent to a subscriber, without values that belong to one run of the
+// service.
 func (p *proc) tables(subject uint32) (hash string, revision uint64) {
 	p.t.Helper()
 	ctx, cancel := context.WithCancel(servicetest.Context(p.t))
@@ -247,7 +246,7 @@ func TestKernelRestartServesTheSameBeforeAnySourceAnswers(t *testing.T) {
 	}
 	p.Kill()
 
-	// Neither source can be asked.
+	// Both sources are unreachable.
 	p = b.start("--sources-directory", filepath.Join(b.Dir, "absent"), "--sources-identity", filepath.Join(b.Dir, "absent.sock"))
 	p.Serving()
 	if again, r := p.tables(301); again != hash || r != revision {
@@ -258,13 +257,13 @@ func TestKernelRestartServesTheSameBeforeAnySourceAnswers(t *testing.T) {
 	}
 	for _, s := range p.status().GetSources() {
 		if s.GetName() != "grpc" && s.GetSynced() {
-			t.Errorf("source %v has synced", s)
+			t.Errorf("source %v is synced", s)
 		}
 	}
 	p.Kill()
 
-	// What is gone when the source can be asked is gone. A directory without any
-	// file would be looked at twice.
+	// A policy whose file is missing when the source becomes readable is removed. A directory without any file would
+	// be read twice.
 	if err := os.Rename(file, filepath.Join(filepath.Dir(file), "removed")); err != nil {
 		t.Fatal(err)
 	}
@@ -272,7 +271,7 @@ func TestKernelRestartServesTheSameBeforeAnySourceAnswers(t *testing.T) {
 		t.Fatal(err)
 	}
 	p = b.start("--sources-directory", filepath.Join(b.Dir, "files"))
-	servicetest.Eventually(t, "the policy is gone", func() bool { return p.status().GetPolicies() == 0 })
+	servicetest.Eventually(t, "the policy is removed", func() bool { return p.status().GetPolicies() == 0 })
 	if code := p.Stop(); code != process.ExitOK {
 		t.Errorf("exit code %d\n%s", code, p.Log())
 	}
@@ -306,7 +305,7 @@ func TestKernelKilledAnywhereLosesNoAnsweredChange(t *testing.T) {
 		for _, point := range points {
 			large := len(manifests(0)) > 1000
 			if !large && (point == "journal/before-stage" || point == "journal/before-tidy") {
-				continue // a small change does not get there
+				continue // a small change does not reach this point
 			}
 			p := b.start()
 			p.synced("identity")
@@ -333,10 +332,10 @@ func TestKernelKilledAnywhereLosesNoAnsweredChange(t *testing.T) {
 				return first == policyv1.Action_ACTION_ALLOW
 			}
 			_, revision := p.tables(301)
-			// The change that was not answered is whole, or not there.
+			// The unanswered change is either complete or absent.
 			before, after := allows(port-1), allows(port)
 			if !(revision == answered && before && !after || revision == answered+1 && after && !before) || p.status().GetPolicies() != policies {
-				t.Errorf("%s: revision %d, answered was %d; %d is allowed: %v, %d: %v; %d policies, want %d", point, revision, answered,
+				t.Errorf("%s: revision %d, last answered %d; %d is allowed: %v, %d: %v; %d policies, want %d", point, revision, answered,
 					port-1, before, port, after, p.status().GetPolicies(), policies)
 			}
 			if answered, err = p.apply(manifests(port)); err != nil || !allows(port) {
@@ -346,7 +345,7 @@ func TestKernelKilledAnywhereLosesNoAnsweredChange(t *testing.T) {
 				t.Errorf("%s: exit code %d\n%s", point, code, p.Log())
 			}
 		}
-		// The next ones begin with both ports of the same change.
+		// The next iteration starts with both ports of the same change.
 		p := b.start()
 		port++
 		if answered, err = p.apply(allowInParts(port)); err != nil {
@@ -449,10 +448,10 @@ func TestKernelSecondCopyOnOneStateIsRefused(t *testing.T) {
 	first.Serving()
 	second := b.start("--socket-path", filepath.Join(b.Dir, "run", "second.sock"))
 	if code := second.Exit(); code != process.ExitFailed || !strings.Contains(second.Log(), durable.ErrLocked.Error()) {
-		t.Errorf("the second ended with %d:\n%s", code, second.Log())
+		t.Errorf("the second process ended with %d:\n%s", code, second.Log())
 	}
 	if code := first.Stop(); code != process.ExitOK {
-		t.Errorf("the first ended with %d:\n%s", code, first.Log())
+		t.Errorf("the first process ended with %d:\n%s", code, first.Log())
 	}
 }
 
@@ -468,7 +467,7 @@ func TestKernelWrongConfigurationIsNamedAtOnce(t *testing.T) {
 		"names.max:", "names.addresses:", "names.grace:", "subscribers.linger:",
 	} {
 		if !strings.Contains(p.Log(), key) {
-			t.Errorf("no word about %s in\n%s", key, p.Log())
+			t.Errorf("%s is not mentioned in\n%s", key, p.Log())
 		}
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestKernelFullDiskOfAnotherUserIsSeen has a directory of another user on a disk of its own, first
-// without blocks and then without inodes.
+// TestKernelFullDiskOfAnotherUserIsSeen uses a directory of another user on a separate disk, first without blocks and
+// then without inodes.
 func TestKernelFullDiskOfAnotherUserIsSeen(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Fatal("this test needs root, to mount small file systems")
@@ -20,7 +20,7 @@ func TestKernelFullDiskOfAnotherUserIsSeen(t *testing.T) {
 	for options, want := range map[string]bool{
 		"size=8m": false, "size=512k": true, "size=8m,nr_inodes=1": true, "size=8m,nr_inodes=0": false,
 	} {
-		dir, err := os.MkdirTemp("", "sluice-ipam") // which others may reach
+		dir, err := os.MkdirTemp("", "sluice-ipam") // accessible to other users
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// TestFullDiskIsInTheReportOfTheNode has a disk that is full, another on which a write fails, and one that takes
-// writes again. The report names the first reason and since when, and is the same as long as the failure lasts.
+// TestFullDiskIsInTheReportOfTheNode: one disk is full, a write fails on another, and later writes succeed again. The
+// report has the first reason and its time, and stays the same as long as the failure lasts.
 func TestFullDiskIsInTheReportOfTheNode(t *testing.T) {
 	failure, fullDir, now := "", "", time.Unix(1e9, 0)
 	s := &storage{
@@ -24,7 +24,7 @@ func TestFullDiskIsInTheReportOfTheNode(t *testing.T) {
 		failure: func(context.Context) (string, error) { return failure, nil },
 		full: func(dir string) (bool, error) {
 			if filepath.Base(dir) == "loadbalancer" {
-				return true, os.ErrNotExist // services are off
+				return true, os.ErrNotExist // the service is not installed
 			}
 			return dir == fullDir, nil
 		},

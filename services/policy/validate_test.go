@@ -25,7 +25,7 @@ func TestValidateChecksEveryDocument(t *testing.T) {
 		want     string
 	}{
 		{"good", good, 0, `{"problems":[]}` + "\n"},
-		{"a field that is misspelt", strings.Replace(good, "podSelector", "podSelecter", 1), 0, `{"problems":["spec.podSelecter: no such field"]}` + "\n"},
+		{"a misspelt field", strings.Replace(good, "podSelector", "podSelecter", 1), 0, `{"problems":["spec.podSelecter: no such field"]}` + "\n"},
 		{
 			"a wrong field in the second", good + "---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: db}\nspec: {podSelector: {}, ingress: [{ports: [{port: 70000}]}]}\n",
 			0, `{"problems":[]}` + "\n" + `{"problems":["spec.ingress[0].ports[0].port: `,
@@ -39,7 +39,7 @@ func TestValidateChecksEveryDocument(t *testing.T) {
 			0, `{"problems":["spec: the ingress rules alone, for any subject: table needs 1025 address classes, the limit is 1024"]}`,
 		},
 		{
-			"notes beside one that is refused",
+			"notes and a rejected document",
 			"apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: a}\n" +
 				"spec: {endpointSelector: {}, egress: [{toGroups: [{}]}]}\n---\napiVersion: v1\nkind: Pod\n",
 			0, `{"problems":[],"notes":[{"kind":"unsupported","field":"spec.egress[0].toGroups","text":"not supported by Sluice: `,

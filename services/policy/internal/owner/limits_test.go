@@ -60,13 +60,13 @@ func TestRemovingWhatIsNotThereMakesNoRoomForASubscriber(t *testing.T) {
 		}
 	}
 	if !errors.Is(last, failure.ErrLimit) {
-		t.Errorf("the last was answered with %v", last)
+		t.Errorf("the result of the last call is %v", last)
 	}
-	s := o.subscribers.all["datapath"] // nobody else asks
+	s := o.subscribers.all["datapath"] // no concurrent calls
 	if len(s.subjects) > maxSubjects || len(s.locations) > maxLocations {
 		t.Errorf("%d subjects and %d locations, the limits are %d and %d", len(s.subjects), len(s.locations), maxSubjects, maxLocations)
 	}
-	// What really goes makes room.
+	// Removing existing interests frees capacity.
 	var some []identity.Numeric
 	for x := range s.subjects {
 		some = append(some, x)
@@ -76,7 +76,7 @@ func TestRemovingWhatIsNotThereMakesNoRoomForASubscriber(t *testing.T) {
 	}
 }
 
-// Two subscribers at one address, of which one leaves it.
+// Two subscribers have the same address, and one of them gives it up.
 func TestAddressBelongsToWhatStaysThere(t *testing.T) {
 	at := netip.MustParseAddr("192.0.2.7")
 	ports := func(name string) label.Label {
@@ -89,7 +89,7 @@ func TestAddressBelongsToWhatStaysThere(t *testing.T) {
 		"the later one vacates it": func(o *Owner, _, b *stream.Session) error {
 			return o.Change(t.Context(), "b", b, Interest{}, here(301))
 		},
-		"the later one comes back without it": func(o *Owner, _, b *stream.Session) error {
+		"the later one reconnects without it": func(o *Owner, _, b *stream.Session) error {
 			o.Unsubscribe("b", b)
 			_, err := o.Subscribe(t.Context(), Subscription{Name: "b", Role: RoleEnforces})
 			return err
@@ -128,7 +128,7 @@ func TestAddressBelongsToWhatStaysThere(t *testing.T) {
 				return x.Egress.Verdict.Action
 			}
 			if v := verdict(); v != policytable.Deny {
-				t.Fatalf("nothing has the address: %s, want deny", v)
+				t.Fatalf("no pod has the address: %s, want deny", v)
 			}
 			sessions := make(map[string]*stream.Session)
 			for _, name := range []string{"a", "b"} {
@@ -145,7 +145,7 @@ func TestAddressBelongsToWhatStaysThere(t *testing.T) {
 				t.Fatal(err)
 			}
 			if v := verdict(); v != policytable.Allow {
-				t.Errorf("one has left the address, the other is there: %s, want allow", v)
+				t.Errorf("one has given up the address, the other has it: %s, want allow", v)
 			}
 		})
 	}
@@ -180,9 +180,9 @@ func TestNamesWhoseTimeIsOverMakeRoom(t *testing.T) {
 	if _, err := o.Learn(t.Context(), "n3.example", at, time.Minute); !errors.Is(err, failure.ErrLimit) {
 		t.Fatalf("a fourth name: %v", err)
 	}
-	c.add(150 * time.Second) // the first is in its grace
+	c.add(150 * time.Second) // the first name is in its grace period
 	if _, err := o.Learn(t.Context(), "n3.example", at, time.Hour); err != nil {
-		t.Fatalf("a fourth name in the place of one whose time is over: %v", err)
+		t.Fatalf("a fourth name instead of an expired one: %v", err)
 	}
 	if _, err := o.Learn(t.Context(), "n4.example", at, time.Hour); !errors.Is(err, failure.ErrLimit) {
 		t.Errorf("a fifth name, while all others are valid: %v", err)
@@ -206,7 +206,7 @@ func TestStatusNamesSomeOfManyProblems(t *testing.T) {
 	if st.Refused != len(files) {
 		t.Errorf("%d are refused, want %d", st.Refused, len(files))
 	}
-	if last := st.Problems[len(st.Problems)-1]; len(st.Problems) != summary.MaxProblems+1 || !strings.HasPrefix(last.Text, "and 2900 more") || st.Problems[0].Text != "file 0000.yaml is refused: not a regular file" {
+	if last := st.Problems[len(st.Problems)-1]; len(st.Problems) != summary.MaxProblems+1 || !strings.HasPrefix(last.Text, "2900 more problems") || st.Problems[0].Text != "file 0000.yaml is refused: not a regular file" {
 		t.Errorf("%d problems, from %v to %v", len(st.Problems), st.Problems[0], last)
 	}
 	if st.ProblemCount != 3000 {
@@ -238,11 +238,11 @@ func TestFilesBeyondTheShareIsolateInTheOneChange(t *testing.T) {
 		}
 	}
 	if len(list) != 300 || revision != 1 {
-		t.Errorf("%d files, taken over in changes up to revision %d, want one", len(list), revision)
+		t.Errorf("%d files, applied in changes up to revision %d, want one", len(list), revision)
 	}
 }
 
-// The records are staged in many parts, and the tables compiled in many turns.
+// The records are staged in many parts, and the tables are compiled in many turns.
 func TestReadersSeeALargeChangeWholeOrNot(t *testing.T) {
 	const policies = 2000
 	dir := t.TempDir()
@@ -291,11 +291,11 @@ func TestReadersSeeALargeChangeWholeOrNot(t *testing.T) {
 				t.Fatalf("revision %d has %s", revision, list[x].Manifest)
 			}
 			if done && revision != uint64(i+1) {
-				t.Errorf("change %d is made, and the revision is %d", i, revision)
+				t.Errorf("change %d is made, but the revision is %d", i, revision)
 			}
 		}
 		if looks < 3 {
-			t.Errorf("change %d: %d looks, the test does not ask what it should", i, looks)
+			t.Errorf("change %d: %d reads, the test covers nothing", i, looks)
 		}
 	}
 	if err := feed.Set(t.Context(), listing(82)); err != nil {
@@ -308,7 +308,7 @@ func TestReadersSeeALargeChangeWholeOrNot(t *testing.T) {
 	}
 }
 
-// The bounds of a file are those of its documents, and limits.manifests.
+// The limits apply to each document of a file; limits.manifests applies as well.
 func TestOneFileMayHaveAllPolicies(t *testing.T) {
 	const policies = 2500
 	dir := t.TempDir()
@@ -319,9 +319,9 @@ func TestOneFileMayHaveAllPolicies(t *testing.T) {
 		b.WriteString("---\n# " + strings.Repeat("x", 2000) + "\n" + text("shop", fmt.Sprint("p", i), 80))
 	}
 	if err := manifest.Check([]byte(b.String())); err == nil {
-		t.Fatal("the file is within the bounds of one document: the test does not ask what it should")
+		t.Fatal("the file is within the bounds of one document: the test covers nothing")
 	}
-	for range 2 { // what is in force is found again after a restart
+	for range 2 { // the enforced policies are recognised after a restart
 		listing := []directory.File{{Origin: "all.yaml", Data: []byte(b.String())}}
 		if err := o.Feed(managed.SourceFile).Set(t.Context(), listing); err != nil {
 			t.Fatal(err)
@@ -344,7 +344,7 @@ func TestOneFileMayHaveAllPolicies(t *testing.T) {
 		!strings.HasPrefix(st.Problems[0].Text, want) {
 		t.Errorf("%d policies, problems %q, %v; want %q", st.Policies, st.Problems, err, want)
 	}
-	// One call is still bounded as a whole.
+	// A single call is still limited as a whole.
 	if _, err := o.Upsert(t.Context(), []byte(b.String()), "", false); err == nil || !strings.Contains(err.Error(), "is larger than") {
 		t.Errorf("a call: %v", err)
 	}
@@ -364,7 +364,7 @@ func TestCallerThatGoesLeavesNothingOfALargeChange(t *testing.T) {
 	}
 	made := 0
 	for turns := range 12 {
-		// The caller goes when it has had some turns of the owner.
+		// The caller gives up after some turns of the owner.
 		ctx, cancel := context.WithCancel(t.Context())
 		left := turns
 		_, err := o.revise(ctx, opChange, func() (edit, error) {
@@ -389,7 +389,7 @@ func TestCallerThatGoesLeavesNothingOfALargeChange(t *testing.T) {
 		}
 		for _, l := range limits {
 			if l.Limit.Name == "policies" && l.Used != len(list) {
-				t.Fatalf("after %d turns: places for %d policies are taken, and there are %d", turns, l.Used, len(list))
+				t.Fatalf("after %d turns: %d policies are admitted, but there are %d", turns, l.Used, len(list))
 			}
 		}
 		if len(list) == 2000 {
@@ -402,7 +402,7 @@ func TestCallerThatGoesLeavesNothingOfALargeChange(t *testing.T) {
 		}
 	}
 	if made == 12 {
-		t.Error("no caller went before its change was made: the test does not ask what it should")
+		t.Error("no caller gave up before its change was made: the test covers nothing")
 	}
 	stop()
 	o, _ = run(t, dir, many)
@@ -432,7 +432,7 @@ func TestFilesThatAreInForceAreNotKeptTwice(t *testing.T) {
 	}
 	stop()
 	o, _ = run(t, dir, hundred)
-	files[2].Data = []byte(text("shop", "four", 81)) // it is another now
+	files[2].Data = []byte(text("shop", "four", 81)) // a different policy now
 	feed := o.Feed(managed.SourceFile)
 	if err := feed.Set(t.Context(), files); err != nil {
 		t.Fatal(err)
@@ -453,7 +453,7 @@ func TestFilesThatAreInForceAreNotKeptTwice(t *testing.T) {
 		t.Errorf("documents: %v", got)
 	}
 	if !bytes.Contains(o.policies.all[feed.decoded["c.yaml"].docs[0].Object.Key].Manifest, []byte("81")) {
-		t.Error("the change was not taken over")
+		t.Error("the change was not applied")
 	}
 }
 
@@ -468,14 +468,14 @@ func TestPoliciesOfASourceThatIsNotConfiguredStayAndAreReported(t *testing.T) {
 	o, stop = runWith(t, dir, []string{source.Identity}, hundred)
 	list, _, err := o.List(t.Context(), Filter{})
 	if err != nil || len(list) != 1 || !list[0].Accepted {
-		t.Fatalf("%+v, %v; want that the policy stays", list, err)
+		t.Fatalf("%+v, %v; want the policy to stay", list, err)
 	}
 	st, err := o.Status(t.Context())
 	if want := "the source file is not configured, but 1 of its policies are enforced: delete them, or configure it again"; err != nil || len(st.Problems) != 1 || st.Problems[0] != (summary.Problem{Kind: summary.ProblemSettings, Text: want}) {
 		t.Errorf("problems %v, %v; want %q", st.Problems, err, want)
 	}
 	stop()
-	// Configured again, it has what it had.
+	// Configured again, the source has its former policies.
 	o, _ = run(t, dir, hundred)
 	if err := o.Feed(managed.SourceFile).Set(t.Context(), nil); err != nil {
 		t.Fatal(err)
@@ -485,7 +485,7 @@ func TestPoliciesOfASourceThatIsNotConfiguredStayAndAreReported(t *testing.T) {
 	}
 }
 
-// A clock that was far ahead when a name was learned does not keep it for ever.
+// A clock that was far ahead when a name was learned does not keep the name for ever.
 func TestLearnedAddressesEndThoughTheClockWentBack(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{now: time.Now().Add(365 * 24 * time.Hour)}
@@ -505,7 +505,7 @@ func TestLearnedAddressesEndThoughTheClockWentBack(t *testing.T) {
 		return st.Names
 	}
 	if remembered() != 1 {
-		t.Fatal("the name was forgotten")
+		t.Fatal("the name was removed")
 	}
 	c.add(names.MaxTTL + 2*time.Minute)
 	if err := o.loop.Do(t.Context(), opOther, o.sweep); err != nil {
@@ -535,13 +535,13 @@ func TestFileThatIsTheSameIsNotDecodedAgain(t *testing.T) {
 	}
 	list, revision, err := o.List(t.Context(), Filter{})
 	if err != nil || revision != 1 || len(list) != 2 || list[1].Error == "" && list[0].Error == "" {
-		t.Errorf("revision %d, %+v, %v; want a.yaml in force and b.yaml refused", revision, list, err)
+		t.Errorf("revision %d, %+v, %v; want a.yaml enforced and b.yaml refused", revision, list, err)
 	}
-	// What was kept was not decoded: it has to be read.
+	// Kept files were not decoded, so they must be read.
 	if err := feed.Set(t.Context(), []directory.File{{Origin: "a.yaml", Keep: true}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := feed.Set(t.Context(), []directory.File{{Origin: "a.yaml", Same: true}}); err == nil {
-		t.Error("a file that was kept is listed as the same: no error")
+		t.Error("a kept file is listed as unchanged: no error")
 	}
 }

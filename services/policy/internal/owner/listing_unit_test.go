@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// documents are those of a file.
+// documents returns a file with the given documents.
 func documents(t *testing.T, texts ...string) *file {
 	t.Helper()
 	f := &file{}
@@ -36,7 +36,7 @@ func listingOf(source string, files map[string]*file) *listing {
 	return &listing{source: source, files: files, order: slices.Sorted(maps.Keys(files))}
 }
 
-// fresh are the names of the policies that a listing brings.
+// freshNames returns the names of the policies that a listing adds.
 func (l *listing) freshNames() (out []string) {
 	for _, f := range l.fresh {
 		for _, p := range f.policies {
@@ -57,22 +57,22 @@ func TestListingOfFilesIsWhatThereIs(t *testing.T) {
 	l := listingOf(managed.SourceFile, files)
 	c.compare(l)
 	if got := l.freshNames(); !slices.Equal(got, []string{"one", "two", "three"}) || len(l.gone) > 0 || l.bad["c.yaml"].err != "is no YAML" {
-		t.Fatalf("the first listing brings %q, removes %v, refuses %v", got, l.gone, l.bad)
+		t.Fatalf("the first listing adds %q, removes %v, refuses %v", got, l.gone, l.bad)
 	}
 	d.change(l.edit())
-	// The same again, with one file gone and one that changed.
+	// The same files again, with one removed and one changed.
 	delete(files, "b.yaml")
 	files["a.yaml"] = documents(t, text("shop", "one", 80), text("shop", "two", 81))
 	l = listingOf(managed.SourceFile, files)
 	c.compare(l)
 	if got := l.freshNames(); !slices.Equal(got, []string{"two"}) || len(l.gone) != 1 || l.gone[0].Name != "three" {
-		t.Errorf("the second listing brings %q and removes %v", got, l.gone)
+		t.Errorf("the second listing adds %q and removes %v", got, l.gone)
 	}
-	// A file that cannot be read keeps its policies.
+	// An unreadable file keeps its policies.
 	l = listingOf(managed.SourceFile, map[string]*file{"a.yaml": {err: errors.New("is no YAML")}, "b.yaml": {keep: true}})
 	c.compare(l)
 	if len(l.fresh)+len(l.gone) > 0 || l.bad["a.yaml"].err == "" {
-		t.Errorf("without a word of any file: %q come, %v go, %v refused", l.freshNames(), l.gone, l.bad)
+		t.Errorf("with no readable file: %q added, %v removed, %v refused", l.freshNames(), l.gone, l.bad)
 	}
 }
 
@@ -83,7 +83,7 @@ func TestSecondOfTwoPoliciesWithOneKey(t *testing.T) {
 	l := listingOf(managed.SourceFile, map[string]*file{"a.yaml": documents(t, one), "b.yaml": documents(t, one)})
 	c.compare(l)
 	if len(l.fresh) != 2 || len(l.bad) > 0 {
-		t.Fatalf("%d files bring policies, %v are refused", len(l.fresh), l.bad)
+		t.Fatalf("%d files add policies, %v are refused", len(l.fresh), l.bad)
 	}
 	if first, second := l.fresh[0].policies[0], l.fresh[1].policies[0]; first.Broken != "" || !strings.Contains(second.Broken, "a.yaml") {
 		t.Errorf("the first is broken by %q; the second, which isolates, by %q", first.Broken, second.Broken)
@@ -96,21 +96,21 @@ func TestSecondOfTwoPoliciesWithOneKey(t *testing.T) {
 	l.deltas = true
 	c.compare(l)
 	if len(l.fresh) > 0 || !strings.Contains(l.bad[key.String()].err, "belongs to the source file") {
-		t.Errorf("brings %q, refused %v", l.freshNames(), l.bad)
+		t.Errorf("adds %q, refuses %v", l.freshNames(), l.bad)
 	}
-	// Its policies go when the source lists the others, and not before.
+	// Its policies are removed when the source has listed the others, and not before.
 	d.replace([]*Policy{d.make(managed.SourceKubernetes, "shop", 7)}, nil)
 	for _, listed := range []map[string]struct{}{nil, {}} {
 		l = &listing{source: managed.SourceKubernetes, deltas: true, listed: listed}
 		c.compare(l)
 		if want := listed != nil; (len(l.gone) == 1) != want {
-			t.Errorf("complete %v: %v go", want, l.gone)
+			t.Errorf("complete %v: %v removed", want, l.gone)
 		}
 	}
 	removed := d.make(managed.SourceKubernetes, "shop", 7).Key
 	l = &listing{source: managed.SourceKubernetes, deltas: true, removed: map[string]policy.Key{removed.String(): removed}}
 	if c.compare(l); !slices.Equal(l.gone, []policy.Key{removed}) {
-		t.Errorf("%s is removed by its source, and %v go", removed, l.gone)
+		t.Errorf("%s is removed by its source, but %v are removed", removed, l.gone)
 	}
 }
 
@@ -136,6 +136,6 @@ func TestIdentitiesThatStayTheSameAreNoChange(t *testing.T) {
 	}
 	c, rec = s.take(nil, []identity.Numeric{300})
 	if len(c.RemoveIdentities) != 1 || len(rec.GoneIdentities) != 1 || len(s.all) != 1 {
-		t.Errorf("one goes: %+v, %+v, %v left", c, rec, s.all)
+		t.Errorf("one is removed: %+v, %+v, %v left", c, rec, s.all)
 	}
 }

@@ -11,9 +11,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
 
-// TestNodesOfUnknownLabelsAreLetInByNothingThatNamesLabels (INV-106) shows that a rule opens
-// nothing for a node whose labels are not known, whether it would have selected the node
-// or not.
+// TestNodesOfUnknownLabelsAreLetInByNothingThatNamesLabels (INV-106): a rule with labels never allows a node whose
+// labels are unknown, whether it would have selected the node or not.
 func TestNodesOfUnknownLabelsAreLetInByNothingThatNamesLabels(t *testing.T) {
 	const east, west = identity.MinNodeLocal, identity.MinNodeLocal + 1
 	cilium := func(rules string) string {
@@ -35,14 +34,14 @@ func TestNodesOfUnknownLabelsAreLetInByNothingThatNamesLabels(t *testing.T) {
 		east, west, unknown bool
 	}{
 		{"allow by a value", cilium("  ingress: [{fromNodes: [{matchLabels: {zone: east}}]}]\n"), false, true, false, false},
-		{"allow but a value", cilium("  ingress: [{fromNodes: [" + notWest + "]}]\n"), false, true, false, false},
+		{"allow except a value", cilium("  ingress: [{fromNodes: [" + notWest + "]}]\n"), false, true, false, false},
 		{"allow every node", cilium("  ingress: [{fromNodes: [{}]}]\n"), false, true, true, true},
 		{
 			"deny by a value", cilium(allEntities + "  ingressDeny: [{fromNodes: [{matchLabels: {zone: west}}]}]\n"),
 			false, true, false, false,
 		},
 		{
-			"deny but a value", cilium(allEntities + "  ingressDeny: [{fromNodes: [" + notWest + "]}]\n"),
+			"deny except a value", cilium(allEntities + "  ingressDeny: [{fromNodes: [" + notWest + "]}]\n"),
 			false, false, true, false,
 		},
 		{
@@ -93,8 +92,8 @@ func TestNodesOfUnknownLabelsAreLetInByNothingThatNamesLabels(t *testing.T) {
 	}
 }
 
-// TestLabelsOfNodesAreNoLabelsOfPodsWithoutTheSetting shows that no selector of pods
-// meets the labels of nodes that the service of identities sends.
+// TestLabelsOfNodesAreNoLabelsOfPodsWithoutTheSetting: pod selectors never match the labels of nodes that the
+// identity service sends.
 func TestLabelsOfNodesAreNoLabelsOfPodsWithoutTheSetting(t *testing.T) {
 	id, err := peer.New(identity.Host, label.NewSet(
 		label.Reserved(identity.NameHost), label.Label{Source: label.SourceNode, Key: "app", Value: "web"}))
@@ -108,6 +107,6 @@ func TestLabelsOfNodesAreNoLabelsOfPodsWithoutTheSetting(t *testing.T) {
 		t.Errorf("with the setting the labels are %s, want %s", got.Labels, id.Labels)
 	}
 	if got := id.Node(false).Given(); !got.Equal(id.Labels) {
-		t.Errorf("what was announced is %s, want %s", got, id.Labels)
+		t.Errorf("the announced labels are %s, want %s", got, id.Labels)
 	}
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
-// deltas is a feed of objects under test, with what it takes.
+// deltas is a feed of objects under test.
 type deltas struct {
 	*Objects
 	t *testing.T
@@ -32,14 +32,14 @@ func network(name string) policy.Key {
 	return policy.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: name}
 }
 
-// text of an object with a key.
+// object returns the text of an object with a key.
 func object(version string, k policy.Key, rest string) policy.Written {
 	const head = `{"apiVersion":%q,"kind":%q,"metadata":{"name":%q,"namespace":%q},%s}`
 	text := fmt.Appendf(nil, head, version, k.Kind, k.Name, k.Namespace, rest)
 	return policy.Written{Key: k, APIVersion: version, Text: text}
 }
 
-// isolating lets nothing into the pods with app=NAME.
+// isolating returns a policy that denies all ingress to the pods with app=NAME.
 func isolating(name string) policy.Written {
 	spec := fmt.Sprintf(`"spec":{"podSelector":{"matchLabels":{"app":%q}}}`, name)
 	return object("networking.k8s.io/v1", network(name), spec)
@@ -67,8 +67,7 @@ func (d deltas) complete(keys ...policy.Key) {
 	}
 }
 
-// want compares the policies, as "SOURCE KIND NAMESPACE/NAME", with ": ERROR" of
-// those that are refused.
+// want compares the policies, as "SOURCE KIND NAMESPACE/NAME", with ": ERROR" for refused ones.
 func (d deltas) want(what string, want ...string) {
 	d.t.Helper()
 	list, _, err := d.owner.List(d.t.Context(), Filter{})
@@ -116,7 +115,7 @@ func TestObjectsThatAreNotNamedStayUntilTheSourceIsComplete(t *testing.T) {
 	})
 	d.want("before it is complete", "kubernetes CiliumCIDRGroup office", "kubernetes NetworkPolicy shop/db", "kubernetes NetworkPolicy shop/web")
 	if passes(t, d.owner, 300, 301) {
-		t.Error("the policy of a source that is not complete is not in force")
+		t.Error("the policy of an incomplete source is not enforced")
 	}
 	d.complete(network("db"), network("web"), group)
 	stop()
@@ -151,7 +150,7 @@ func TestObjectsThatAreNotNamedStayUntilTheSourceIsComplete(t *testing.T) {
 	d.complete()
 	d.want("complete and empty")
 	if !passes(t, d.owner, 300, 301) {
-		t.Error("nothing is left, and the pods are isolated")
+		t.Error("no policies are left, but the pods are isolated")
 	}
 	stop()
 }
@@ -175,17 +174,17 @@ func TestObjectsTouchNoPolicyOfAnotherSource(t *testing.T) {
 	d.want("another changed", "file NetworkPolicy shop/db", belongs, "kubernetes NetworkPolicy shop/other", "kubernetes NetworkPolicy shop/web")
 	set()
 	d.apply(nil)
-	d.want("the file is gone", "kubernetes NetworkPolicy shop/db", "kubernetes NetworkPolicy shop/other", "kubernetes NetworkPolicy shop/web")
+	d.want("the file is removed", "kubernetes NetworkPolicy shop/db", "kubernetes NetworkPolicy shop/other", "kubernetes NetworkPolicy shop/web")
 	set(directory.File{Origin: "db.yaml", Data: []byte(text("shop", "db", 80))})
 	d.apply(nil, network("never was"), network("other"))
 	d.want("a file with the same", "file NetworkPolicy shop/db: NetworkPolicy shop/db belongs…", "kubernetes NetworkPolicy shop/db", "kubernetes NetworkPolicy shop/web")
 	d.complete()
-	d.want("all objects are gone", "file NetworkPolicy shop/db: NetworkPolicy shop/db belongs…")
+	d.want("all objects are removed", "file NetworkPolicy shop/db: NetworkPolicy shop/db belongs…")
 	set(directory.File{Origin: "db.yaml", Data: []byte(text("shop", "db", 81))})
 	d.apply(map[policy.Key]policy.Written{network("db"): isolating("db")})
 	d.apply(nil, network("db"))
 	d.complete()
-	d.want("a refused object is gone", "file NetworkPolicy shop/db")
+	d.want("a refused object is removed", "file NetworkPolicy shop/db")
 }
 
 func TestEachRefusedObjectIsReportedAndTheOthersAreTaken(t *testing.T) {
@@ -200,17 +199,17 @@ func TestEachRefusedObjectIsReportedAndTheOthersAreTaken(t *testing.T) {
 		"kubernetes NetworkPolicy shop/broken: NetworkPolicy is not supported in version networking.k8s.io/v2, "+
 			"only in networking.k8s.io/v1",
 		"kubernetes NetworkPolicy shop/elsewhere: is NetworkPolicy shop/db, but the source lists it as NetworkPolicy shop/elsewhere", "kubernetes NetworkPolicy shop/web")
-	// What cannot be converted isolates, as any object that an API server holds.
+	// An object that cannot be converted isolates, as every object that an API server holds.
 	const spec = `"spec":{"podSelector":{"matchLabels":{"app":"db"}},"policyTypes":["Novel"]}`
 	odd := object("networking.k8s.io/v1", network("db"), spec)
 	d.apply(map[policy.Key]policy.Written{network("db"): odd})
 	if passes(t, d.owner, 300, 301) {
 		t.Error("an object that cannot be converted does not isolate")
 	}
-	// What was in force of a refused object stays.
+	// If an object is refused, its earlier version stays enforced.
 	d.apply(map[policy.Key]policy.Written{network("web"): {Key: network("web")}})
 	if passes(t, d.owner, 301, 300) {
-		t.Error("the policy of an object that is refused now is not in force any more")
+		t.Error("the earlier policy of a refused object is no longer enforced")
 	}
 	d.apply(nil, network("Not A Name"), network("elsewhere"), network("broken"))
 	d.complete(network("web"), network("db"))
@@ -257,7 +256,7 @@ func TestObjectBeyondTheShareIsEnforcedWhenThereIsRoom(t *testing.T) {
 	taken("two more were deleted", "p3", "p4")
 }
 
-// settle lets time pass until the limits are divided anew.
+// settle advances the clock until the limits are divided again.
 func settle(t *testing.T, o *Owner, c *clock) {
 	t.Helper()
 	for {
@@ -274,7 +273,7 @@ func settle(t *testing.T, o *Owner, c *clock) {
 			return
 		}
 		c.add(shares.LevelInterval)
-		if _, err := o.Shares(t.Context()); err != nil { // which makes the owner look at the clock
+		if _, err := o.Shares(t.Context()); err != nil { // makes the owner read the clock
 			t.Fatal(err)
 		}
 		select {
@@ -299,8 +298,8 @@ func TestOwnerIsReadyWhenTheObjectsAreComplete(t *testing.T) {
 	}
 	d.complete(network("db"))
 	select {
-	case <-o.Ready(): // behind the answer of the call
+	case <-o.Ready(): // closed after the call has returned
 	case <-time.After(time.Minute):
-		t.Error("not ready, and the objects are complete")
+		t.Error("not ready although the objects are complete")
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
 
-// What one operation compiles is what every other call waits for.
+// Every other call waits while an operation compiles tables.
 func TestNoOperationCompilesMoreThanAFewTables(t *testing.T) {
 	const pods = 300
 	o, _ := run(t, t.TempDir())
@@ -52,7 +52,7 @@ func TestNoOperationCompilesMoreThanAFewTables(t *testing.T) {
 	}
 	upsert(policies.String())
 	subscribe(want)
-	// A policy of every pod makes all tables others.
+	// A policy for every pod changes all tables.
 	upsert("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: all, namespace: shop}\nspec: {podSelector: {}, ingress: [{ports: [{port: 53}]}]}\n")
 	subscribe(Interest{})
 	subscribe(want)
@@ -67,12 +67,12 @@ func TestNoOperationCompilesMoreThanAFewTables(t *testing.T) {
 		t.Fatal(err)
 	}
 	if st.Size.Subjects != pods || st.Counters.Tables < 5*pods {
-		t.Fatalf("%d subjects, %d tables compiled: the test does not ask what it should", st.Size.Subjects, st.Counters.Tables)
+		t.Fatalf("%d subjects, %d tables compiled: the test covers nothing", st.Size.Subjects, st.Counters.Tables)
 	}
 	seen := 0
 	for _, b := range st.Busy {
 		if b.Most > 2*subjectsAtOnce {
-			t.Errorf("%s: one compiled %d tables, want at most %d", b.Operation, b.Most, 2*subjectsAtOnce)
+			t.Errorf("%s: one operation compiled %d tables, limit %d", b.Operation, b.Most, 2*subjectsAtOnce)
 		}
 		seen += b.Most
 	}

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	leaktest.Main(m)
 }
 
-// run starts an owner on a state directory; the function it returns stops it.
+// run starts an owner on a state directory and returns a function that stops it.
 func run(t testing.TB, dir string, change ...func(*Config)) (*Owner, func()) {
 	t.Helper()
 	return runWith(t, dir, []string{source.Identity, managed.SourceFile}, change...)

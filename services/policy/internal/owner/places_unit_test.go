@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// desk has what the places of policies need, without an owner.
+// desk has everything that places need, without an owner.
 type desk struct {
 	t   *testing.T
 	now time.Time
@@ -36,7 +36,7 @@ func newDesk(t *testing.T, policies int) *desk {
 	return d
 }
 
-// make returns the policy n of a namespace, of which a lower n is older.
+// make returns policy n of a namespace; lower numbers are older.
 func (d *desk) make(source, namespace string, n int) *Policy {
 	d.t.Helper()
 	docs, err := decode.Options{}.Decode([]byte(text(namespace, fmt.Sprint("p", n), 80)))
@@ -47,7 +47,7 @@ func (d *desk) make(source, namespace string, n int) *Policy {
 	return d.policy(docs[0], source, docs[0].Object.Key.String())
 }
 
-// change makes a change, as the owner does with one that is stored.
+// change makes a change as the owner does for a stored one.
 func (d *desk) change(e edit) {
 	d.t.Helper()
 	p, err := d.plan(e)
@@ -68,7 +68,7 @@ func (d *desk) plan(e edit) (plan, error) {
 	return p, d.divide(&e, &p, true, true)
 }
 
-// deliverAgain delivers the policies of which the text was not kept, of so many in a namespace.
+// deliverAgain delivers the policies whose text was not kept.
 func (d *desk) deliverAgain(namespace string, policies int) {
 	d.t.Helper()
 	var e edit
@@ -79,15 +79,15 @@ func (d *desk) deliverAgain(namespace string, policies int) {
 		}
 	}
 	if _, asked := d.kindsAgain()["NetworkPolicy"]; asked != (len(e.puts) > 0) {
-		d.t.Fatalf("the source is asked %v for %d policies", asked, len(e.puts))
+		d.t.Fatalf("the source got the requests %v for %d policies", asked, len(e.puts))
 	}
 	d.change(e)
 	if len(d.again) > 0 {
-		d.t.Fatalf("%d policies were delivered again and are asked for still", len(d.again))
+		d.t.Fatalf("%d policies were delivered again but are still requested", len(d.again))
 	}
 }
 
-// admitted counts the policies that are enforced as written, and those that isolate.
+// admitted counts the policies that are enforced as written, and the policies that isolate.
 func (d *desk) admitted() (admitted, isolate int) {
 	for _, p := range d.all {
 		switch {
@@ -113,21 +113,21 @@ func TestOldestPoliciesHaveThePlacesAfterALevel(t *testing.T) {
 	d.now = d.now.Add(time.Hour)
 	d.change(edit{levels: true})
 	d.deliverAgain("shop", 2*limit)
-	// A tenant alone gets nearly everything: something is left for the next one.
+	// A tenant alone gets most of the capacity; some is left for the next tenant.
 	admitted, isolate := d.admitted()
 	if admitted < limit/2 || admitted > limit || isolate+len(d.folded) != 2*limit-admitted {
-		t.Fatalf("%d admitted, %d isolate, %d folded, of %d in %d places", admitted, isolate, len(d.folded), 2*limit, limit)
+		t.Fatalf("%d admitted, %d isolate, %d folded, of %d with capacity for %d", admitted, isolate, len(d.folded), 2*limit, limit)
 	}
 	for n := 1; n <= 2*limit; n++ {
 		if k := d.make(managed.SourceKubernetes, "shop", n).Key; d.ledger.Admitted(k) != (n <= admitted) {
-			t.Errorf("%s has a place: %v; %d are admitted, the oldest first", k, d.ledger.Admitted(k), admitted)
+			t.Errorf("%s is admitted: %v; %d are admitted, oldest first", k, d.ledger.Admitted(k), admitted)
 		}
 	}
-	// Room for one: the oldest of the others gets it.
+	// With capacity for one more, the oldest of the others gets it.
 	d.now = d.now.Add(time.Hour)
 	d.change(edit{gone: []policy.Key{d.make(managed.SourceKubernetes, "shop", 1).Key}, levels: true})
 	if k := d.make(managed.SourceKubernetes, "shop", admitted+1).Key; !d.ledger.Admitted(k) {
-		t.Errorf("%s is the oldest without a place, and there is room", k)
+		t.Errorf("%s is the oldest refused policy, and there is capacity", k)
 	}
 }
 
@@ -143,11 +143,11 @@ func TestPlanThatIsTakenBackLeavesThePlaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	if d.ledger.Admitted(d.make(managed.SourceKubernetes, "shop", 1).Key) {
-		t.Error("the plan removes a policy that keeps its place")
+		t.Error("the plan removes a policy that stays admitted")
 	}
 	d.takeBack(p.places)
 	if got := d.ledger.Usage(); fmt.Sprint(got) != fmt.Sprint(before) {
-		t.Errorf("after the plan was taken back: %+v, want %+v", got, before)
+		t.Errorf("after the plan was undone: %+v, want %+v", got, before)
 	}
 }
 
@@ -161,13 +161,13 @@ func TestCallWithoutAPlaceIsRefused(t *testing.T) {
 	e.answers = true
 	p, err := d.plan(e)
 	if !errors.Is(err, failure.ErrLimit) {
-		t.Fatalf("five policies in two places: %v, want ErrLimit", err)
+		t.Fatalf("five policies with capacity for two: %v, want ErrLimit", err)
 	}
 	d.takeBack(p.places)
-	e.answers = false // as a file, which isolates
+	e.answers = false // as for a file, which isolates
 	d.change(e)
 	if _, isolate := d.admitted(); isolate == 0 || len(d.folded) > 0 {
-		t.Errorf("%d policies isolate and %d are folded; want that some isolate, as only policies of an API server fold",
+		t.Errorf("%d policies isolate and %d are folded; want isolated ones only, because only policies of an API server fold",
 			isolate, len(d.folded))
 	}
 }
@@ -189,7 +189,7 @@ func TestNamespaceStandsForFoldedPoliciesWhileThereIsOne(t *testing.T) {
 	}
 	for k := range d.folded {
 		if d.all[k] != nil {
-			t.Errorf("%s is folded and kept", k)
+			t.Errorf("%s is folded but kept", k)
 		}
 	}
 	var rest edit
@@ -216,11 +216,11 @@ func TestReplacedPoliciesCanBePutBack(t *testing.T) {
 	}
 	undo()
 	if len(d.all) != 3 || d.all[old.Key] != old || d.all[gone.Key] != gone || d.all[stays.Key] != stays {
-		t.Errorf("after it was put back: %v", d.all)
+		t.Errorf("after undoing the change: %v", d.all)
 	}
 }
 
-// TestClosedFormStandsInUntilAChangeIsStored: it isolates, once for the same new form.
+// TestClosedFormStandsInUntilAChangeIsStored: the closed form isolates, once for the same new version.
 func TestClosedFormStandsInUntilAChangeIsStored(t *testing.T) {
 	d := newDesk(t, 10)
 	p := d.make(managed.SourceFile, "shop", 1)
@@ -235,7 +235,7 @@ func TestClosedFormStandsInUntilAChangeIsStored(t *testing.T) {
 		t.Error("it is closed twice for one form")
 	}
 	if _, again := d.close(p.Key, nil); !again {
-		t.Error("its removal is another change, and is not closed")
+		t.Error("its removal is a different change, but is not closed")
 	}
 	d.stored([]*Policy{next}, nil)
 	if got := d.enforced(p.Key); got != &p.object {

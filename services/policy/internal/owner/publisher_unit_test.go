@@ -17,7 +17,7 @@ func TestStateHasOneName(t *testing.T) {
 	p := newPublisher(stream.Defaults())
 	name := p.nameState()
 	if name == "" || p.nameState() != "" {
-		t.Fatalf("a new state is called %q, and then has another name", name)
+		t.Fatalf("a new state has the name %q, and later another name", name)
 	}
 	next := newPublisher(stream.Defaults())
 	if err := next.takeState(name); err != nil || next.stateID != p.stateID || next.nameState() != "" {
@@ -25,7 +25,7 @@ func TestStateHasOneName(t *testing.T) {
 	}
 	for _, bad := range []string{"", "no hexadecimal", name + "00"} {
 		if err := newPublisher(stream.Defaults()).takeState(bad); err == nil {
-			t.Errorf("%q is taken for the name of a state", bad)
+			t.Errorf("%q is accepted as the name of a state", bad)
 		}
 	}
 }
@@ -49,11 +49,11 @@ func TestSubscribersAreToldWhichSourcesAStateHas(t *testing.T) {
 		t.Errorf("policies of %q, complete are %q", st.Sources, st.Complete)
 	}
 	if p.publish(d.policySet, s); p.barrier.State != st {
-		t.Error("the state is another, and nothing has changed")
+		t.Error("the state differs although nothing has changed")
 	}
 	p.confirm()
 	if p.publish(d.policySet, s); !p.barrier.State.Confirmed {
-		t.Error("an operator has confirmed the state, and subscribers do not hear of it")
+		t.Error("subscribers do not see that an operator has confirmed the state")
 	}
 }
 
@@ -70,7 +70,7 @@ func TestStepsArePublishedOnce(t *testing.T) {
 	for _, table := range []policytable.ID{7, 8} {
 		p.step(policytable.RetireTable{Table: table})
 		p.publish(d.policySet, s)
-		p.publish(d.policySet, s) // of nothing
+		p.publish(d.policySet, s) // no steps
 		m, err := session.Next(t.Context())
 		if err != nil || len(p.pending) > 0 {
 			t.Fatalf("%d steps wait, %v", len(p.pending), err)

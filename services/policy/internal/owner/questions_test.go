@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
 )
 
-// questions are those that compile.
+// questions are queries that compile tables.
 func questions(o *Owner, subject, stranger identity.Numeric) map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
 		"table of no subject": func(ctx context.Context) error { _, err := o.Table(ctx, stranger); return err },
@@ -55,7 +55,7 @@ func small(t *testing.T) (o *Owner, subject, stranger identity.Numeric) {
 
 func TestQuestionThatCompilesKeepsNobodyElseWaiting(t *testing.T) {
 	o, subject, stranger := small(t)
-	release, err := o.questions.Hold(t.Context()) // one is being worked on
+	release, err := o.questions.Hold(t.Context()) // a query is in progress
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,12 +71,12 @@ func TestQuestionThatCompilesKeepsNobodyElseWaiting(t *testing.T) {
 		}
 		select {
 		case err := <-ended:
-			t.Errorf("%s: answered with %v while another question is worked on", what, err)
+			t.Errorf("%s: answered with %v while another query is in progress", what, err)
 		default:
 		}
 		cancel()
 		if err := <-ended; !errors.Is(err, context.Canceled) {
-			t.Errorf("%s: %v, want that it stops waiting", what, err)
+			t.Errorf("%s: %v, want it to stop waiting", what, err)
 		}
 	}
 	release()
@@ -87,8 +87,7 @@ func TestQuestionThatCompilesKeepsNobodyElseWaiting(t *testing.T) {
 	}
 }
 
-// With the race detector this also says that what is worked on aside shares
-// nothing that changes.
+// With the race detector, this also shows that queries share no mutable state with the owner.
 func TestQuestionsAreAnsweredWhilePoliciesChange(t *testing.T) {
 	o, subject, stranger := small(t)
 	ctx := t.Context()
@@ -136,7 +135,7 @@ func TestQuestionsAreAnsweredWhilePoliciesChange(t *testing.T) {
 
 func TestDifferenceIsThatOfApplyingIt(t *testing.T) {
 	o, subject, _ := small(t)
-	peer := identity.MinCluster + 3 // app-03 of the same namespace
+	peer := identity.MinCluster + 3 // app-03 in the same namespace
 	manifest := []byte(strings.ReplaceAll(text(synthetic.Namespace(0), "app-00", 4711), "app: web", "app: app-03"))
 	verdict := func() policytable.Action {
 		from, to := query.Peer{Identity: peer}, query.Peer{Identity: subject}
@@ -167,9 +166,9 @@ func TestDifferenceIsThatOfApplyingIt(t *testing.T) {
 		t.Errorf("found %+v, want that %d may reach %d", found, peer, subject)
 	}
 	if again := ask(); len(again) != 0 {
-		t.Errorf("a difference to what is in force: %v", again)
+		t.Errorf("a difference from the enforced policies: %v", again)
 	}
-	// Whoever does not want more gets no more.
+	// A reader that stops gets no more differences.
 	enough := errors.New("enough")
 	manifest = []byte(strings.ReplaceAll(text(synthetic.Namespace(0), "app-00", 4712), "app: web", "app: app-03"))
 	if err := o.Diff(t.Context(), Request{Manifests: manifest}, nil, func(query.Difference) error { return enough }); !errors.Is(err, enough) {

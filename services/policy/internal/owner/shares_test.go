@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// padding are policies of another namespace that select nothing.
+// padding returns policies in another namespace that select nothing.
 func padding(n, bytes int) map[policy.Key]policy.Written {
 	all := make(map[policy.Key]policy.Written, n)
 	for i := range n {
@@ -25,9 +25,9 @@ func padding(n, bytes int) map[policy.Key]policy.Written {
 	return all
 }
 
-// TestOneNamespaceCannotKeepThePoliciesOfOthersOut lets a user who may create policies in one namespace
-// fill limits.policies with policies of a few bytes each. A policy of another namespace that isolates must
-// isolate nevertheless. INV-65
+// TestOneNamespaceCannotKeepThePoliciesOfOthersOut: a user who may create policies in one namespace fills
+// limits.policies with policies of a few bytes each. An isolating policy of another namespace must still isolate.
+// INV-65
 func TestOneNamespaceCannotKeepThePoliciesOfOthersOut(t *testing.T) {
 	limit := func(c *Config) { c.MaxPolicies = 20 }
 	t.Run("a new policy", func(t *testing.T) {
@@ -36,14 +36,14 @@ func TestOneNamespaceCannotKeepThePoliciesOfOthersOut(t *testing.T) {
 		d.apply(padding(20, 10))
 		d.apply(map[policy.Key]policy.Written{network("db"): isolating("db")})
 		if passes(t, d.owner, 300, 301) {
-			t.Error("shop/db isolates app=db, and app=web reaches it: the policies of namespace evil have all the room")
+			t.Error("shop/db isolates app=db, but app=web reaches it: the policies of namespace evil use all capacity")
 		}
 	})
 	t.Run("a policy that older nodes enforce, on a new node", func(t *testing.T) {
 		d, _ := objects(t, t.TempDir(), limit)
 		pods(t, d.owner, "shop")
 		all := padding(20, 10)
-		all[network("db")] = isolating("db") // created a year before those of evil
+		all[network("db")] = isolating("db") // created a year before the policies of evil
 		d.apply(all)
 		keys := make([]policy.Key, 0, len(all))
 		for k := range all {
@@ -51,7 +51,7 @@ func TestOneNamespaceCannotKeepThePoliciesOfOthersOut(t *testing.T) {
 		}
 		d.complete(keys...)
 		if passes(t, d.owner, 300, 301) {
-			t.Error("the oldest policy of the cluster is left out on a node that lists all, and its pods are open")
+			t.Error("a node that lists all policies omits the oldest one, and its pods are open")
 		}
 	})
 	t.Run("by bytes", func(t *testing.T) {
@@ -63,7 +63,7 @@ func TestOneNamespaceCannotKeepThePoliciesOfOthersOut(t *testing.T) {
 			`"ingress":[{"from":[{"podSelector":{"matchLabels":{"app":"`+strings.Repeat("x", 63)+`"}}}]}]}`)
 		d.apply(map[policy.Key]policy.Written{network("db"): long})
 		if passes(t, d.owner, 300, 301) {
-			t.Error("shop/db isolates app=db, and app=web reaches it: the manifests of namespace evil have all the bytes")
+			t.Error("shop/db isolates app=db, but app=web reaches it: the manifests of namespace evil use all bytes")
 		}
 	})
 	t.Run("a policy that becomes stricter", func(t *testing.T) {
@@ -77,12 +77,12 @@ func TestOneNamespaceCannotKeepThePoliciesOfOthersOut(t *testing.T) {
 			`{"podSelector":{"matchLabels":{"app":"`+strings.Repeat("y", 63)+`"}}}]}]}`)
 		d.apply(map[policy.Key]policy.Written{network("db"): closed})
 		if passes(t, d.owner, 300, 301) {
-			t.Error("shop/db is closed in the API and stays open here")
+			t.Error("shop/db is closed in the API but stays open here")
 		}
 	})
 }
 
-// TestObjectBeyondTheShareIsolates has two NetworkPolicies of an API server and room for one.
+// TestObjectBeyondTheShareIsolates has two NetworkPolicies of an API server and capacity for one.
 func TestObjectBeyondTheShareIsolates(t *testing.T) {
 	d, stop := objects(t, t.TempDir(), func(c *Config) { c.MaxPolicies = 1 })
 	defer stop()
@@ -94,8 +94,8 @@ func TestObjectBeyondTheShareIsolates(t *testing.T) {
 	}
 }
 
-// TestOneNamespaceDoesNotTakeTheShareOfAnother takes a first listing in which one namespace has more
-// policies than there is room for. The listing must not open the pods that another namespace isolates.
+// TestOneNamespaceDoesNotTakeTheShareOfAnother: in the first listing, one namespace has more policies than the limit.
+// The listing must not open the pods that another namespace isolates.
 func TestOneNamespaceDoesNotTakeTheShareOfAnother(t *testing.T) {
 	d, _ := objects(t, t.TempDir(), func(c *Config) { c.MaxPolicies = 5 })
 	pods(t, d.owner, "shop")
@@ -111,8 +111,8 @@ func TestOneNamespaceDoesNotTakeTheShareOfAnother(t *testing.T) {
 	}
 }
 
-// TestOldestObjectsOfATenantAreEnforcedInEveryOrder takes the objects of a tenant in several orders. The
-// oldest are enforced as written in each.
+// TestOldestObjectsOfATenantAreEnforcedInEveryOrder applies the objects of a tenant in several orders. The oldest are
+// always enforced as written.
 func TestOldestObjectsOfATenantAreEnforcedInEveryOrder(t *testing.T) {
 	now := time.Now().Truncate(time.Second)
 	all := make(map[policy.Key]policy.Written)
@@ -169,8 +169,8 @@ func TestOldestObjectsOfATenantAreEnforcedInEveryOrder(t *testing.T) {
 	}
 }
 
-// TestLargeObjectBeyondTheShareIsReduced takes a policy of an API server that exceeds the share, and
-// reduces it to its selectors. The source delivers it again once there is room.
+// TestLargeObjectBeyondTheShareIsReduced: a policy of an API server that exceeds the share is reduced to its
+// selectors. The source delivers it again once there is capacity.
 func TestLargeObjectBeyondTheShareIsReduced(t *testing.T) {
 	c := &clock{now: time.Now()}
 	dir := t.TempDir()
@@ -227,12 +227,12 @@ func TestLargeObjectBeyondTheShareIsReduced(t *testing.T) {
 	}
 	d.apply(map[policy.Key]policy.Written{k: all[k]})
 	if j := judge(d); j.Exceeds != "" || !passes(t, d.owner, 300, 301) {
-		t.Errorf("with room %+v; web reaches db: %t", j, passes(t, d.owner, 300, 301))
+		t.Errorf("with capacity %+v; web reaches db: %t", j, passes(t, d.owner, 300, 301))
 	}
 }
 
-// TestPoliciesThatGrewDuringARestartStay restarts with a tenant that uses more than an eighth of a limit.
-// Its policies stay in force while they are listed, also those that have grown meanwhile.
+// TestPoliciesThatGrewDuringARestartStay restarts with a tenant that uses more than an eighth of a limit. Its
+// policies stay enforced while they are listed, even if they have grown meanwhile.
 func TestPoliciesThatGrewDuringARestartStay(t *testing.T) {
 	c := &clock{now: time.Now()}
 	dir := t.TempDir()

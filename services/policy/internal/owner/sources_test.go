@@ -25,13 +25,13 @@ func fromFiles(t *testing.T, dir string, change ...func(*Config)) (*Owner, func(
 	return runWith(t, dir, []string{source.Identity, managed.SourceFile}, change...)
 }
 
-// isolatingText is a policy that isolates the pods of an app.
+// isolatingText returns a policy that isolates the pods of an app.
 func isolatingText(app string) string {
 	return fmt.Sprintf("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: %s, namespace: shop}\n"+
 		"spec: {podSelector: {matchLabels: {app: %s}}, policyTypes: [Ingress]}\n", app, app)
 }
 
-// waiting is what GetStatus says that subscribers wait for.
+// waiting returns the reasons for which subscribers wait, from GetStatus.
 func waiting(t *testing.T, o *Owner) string {
 	t.Helper()
 	st, err := o.Status(t.Context())
@@ -41,14 +41,14 @@ func waiting(t *testing.T, o *Owner) string {
 	return strings.Join(st.WaitsFor, "\n")
 }
 
-// TestSubscribersWaitUntilEachFileWasReadOnce gives nobody tables before each file was read once, since
-// what is missing may be what denies. From then on the state has what was in force.
+// TestSubscribersWaitUntilEachFileWasReadOnce: subscribers get no tables before each file was read once, because a
+// missing policy may deny. Afterwards the state has the enforced policies.
 func TestSubscribersWaitUntilEachFileWasReadOnce(t *testing.T) {
 	text := func(s string) []directory.File { return []directory.File{{Origin: "a.yaml", Data: []byte(s)}} }
 	for what, c := range map[string]struct {
 		files []directory.File
 		fails error
-		want  string // part of the reason; empty: nobody waits
+		want  string // part of the reason; empty: subscribers do not wait
 		part  string
 	}{
 		"no file":                {},
@@ -67,7 +67,7 @@ func TestSubscribersWaitUntilEachFileWasReadOnce(t *testing.T) {
 			files: text(strings.Replace(isolatingText("web"), "shop", "5", 1)), part: "a.yaml",
 			want: "metadata.namespace: must be a string",
 		},
-		"a file without right": {
+		"a file without read permission": {
 			files: []directory.File{{Origin: "a.yaml", Err: errors.New("permission denied")}}, part: "a.yaml",
 			want: "the file a.yaml was never read: permission denied",
 		},
@@ -84,7 +84,7 @@ func TestSubscribersWaitUntilEachFileWasReadOnce(t *testing.T) {
 			dir := t.TempDir()
 			o, stop := fromFiles(t, dir)
 			if !waits(t, o) || !strings.Contains(waiting(t, o), "/etc/policies was never read: is not read yet") {
-				t.Errorf("before the first listing nobody waits: %s", waiting(t, o))
+				t.Errorf("before the first listing, subscribers do not wait: %s", waiting(t, o))
 			}
 			listing := func(o *Owner) {
 				t.Helper()
@@ -112,7 +112,7 @@ func TestSubscribersWaitUntilEachFileWasReadOnce(t *testing.T) {
 					t.Errorf("another file is accepted as missing: %v", err)
 				}
 				if _, err := o.AcceptWithout(t.Context(), c.part, true); err != nil || !waits(t, o) {
-					t.Errorf("asked what would be accepted: %v, waits %t", err, waits(t, o))
+					t.Errorf("validate only: %v, waits %t", err, waits(t, o))
 				}
 				got, err := o.AcceptWithout(t.Context(), filepath.Join("/etc/policies", c.part), false)
 				if c.part == "/etc/policies" {
@@ -126,7 +126,7 @@ func TestSubscribersWaitUntilEachFileWasReadOnce(t *testing.T) {
 				}
 				stop()
 				if o, stop = fromFiles(t, dir); waits(t, o) {
-					t.Error("after a restart a subscriber waits for what was accepted")
+					t.Error("after a restart a subscriber waits for an accepted file")
 				}
 			}
 			stop()
@@ -134,8 +134,8 @@ func TestSubscribersWaitUntilEachFileWasReadOnce(t *testing.T) {
 	}
 }
 
-// TestFileThatCannotBeReadAnyMoreStays keeps a file that could be read once in force by its last text, and
-// nobody waits.
+// TestFileThatCannotBeReadAnyMoreStays: a file that was readable once stays enforced with its last text, and
+// subscribers do not wait.
 func TestFileThatCannotBeReadAnyMoreStays(t *testing.T) {
 	dir := t.TempDir()
 	o, stop := fromFiles(t, dir)
@@ -161,13 +161,12 @@ func TestFileThatCannotBeReadAnyMoreStays(t *testing.T) {
 	}
 	set(feed, "# nothing\n")
 	if !passes(t, o, 300, 301) {
-		t.Error("the policy is gone from the file, and in force still")
+		t.Error("the policy was removed from the file, but is still enforced")
 	}
 	stop()
 }
 
-// TestStateOfAnEarlierVersionIsComplete takes the state of a version without marks for files, which has
-// all of them.
+// TestStateOfAnEarlierVersionIsComplete uses the state of a version without marks for files; it has all policies.
 func TestStateOfAnEarlierVersionIsComplete(t *testing.T) {
 	dir := t.TempDir()
 	o, stop := fromFiles(t, dir)
@@ -181,21 +180,20 @@ func TestStateOfAnEarlierVersionIsComplete(t *testing.T) {
 		t.Fatal(err)
 	}
 	if o, stop = fromFiles(t, dir); waits(t, o) {
-		t.Error("a subscriber waits, and the state has the policies of the files")
+		t.Error("a subscriber waits although the state has the policies of the files")
 	}
 	stop()
-	// One that has some of them says so.
+	// A state with only some policies is marked.
 	if err := os.WriteFile(mark, []byte("incomplete"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if o, stop = fromFiles(t, dir); !waits(t, o) {
-		t.Error("a subscriber passes, and the state may have some of the policies")
+		t.Error("a subscriber passes although the state may lack policies")
 	}
 	stop()
 }
 
-// TestSubscribersWaitForManagersThatAreConfigured waits for the managers that the configuration names,
-// which have to complete once.
+// TestSubscribersWaitForManagersThatAreConfigured: subscribers wait until each configured manager has completed once.
 func TestSubscribersWaitForManagersThatAreConfigured(t *testing.T) {
 	dir := t.TempDir()
 	start := func() (*Owner, func()) {
@@ -218,8 +216,8 @@ func TestSubscribersWaitForManagersThatAreConfigured(t *testing.T) {
 	stop()
 }
 
-// TestDocumentThatCannotBeAppliedIsolates isolates what such a document selects, or its namespace: also
-// after a restart, and until the document can be applied.
+// TestDocumentThatCannotBeAppliedIsolates: such a document isolates the pods that it selects, or its namespace, even
+// after a restart, until it can be applied.
 func TestDocumentThatCannotBeAppliedIsolates(t *testing.T) {
 	good := isolatingText("db")
 	for what, c := range map[string]struct {
@@ -227,14 +225,14 @@ func TestDocumentThatCannotBeAppliedIsolates(t *testing.T) {
 		webToDB, dbToWeb bool
 	}{
 		"an unknown field": {strings.Replace(good, "policyTypes", "types: [x], policyTypes", 1), false, true},
-		"a value that is wrong": {
+		"an invalid value": {
 			strings.Replace(good, "[Ingress]", "[Ingress], ingress: [{ports: [{port: 70000}]}]", 1), false, true,
 		},
-		"a direction that is":     {strings.Replace(good, "[Ingress]", "[Ingres]", 1), false, false},
-		"a selector that is":      {strings.Replace(good, "app: db", "app: 5", 1), false, false},
+		"an invalid direction":    {strings.Replace(good, "[Ingress]", "[Ingres]", 1), false, false},
+		"an invalid selector":     {strings.Replace(good, "app: db", "app: 5", 1), false, false},
 		"a key twice":             {good + "spec: {podSelector: {}}\n", false, false},
 		"no name":                 {strings.Replace(good, "name: db, ", "", 1), false, false},
-		"a version of before":     {strings.Replace(good, "networking.k8s.io/v1", "extensions/v1beta1", 1), false, false},
+		"an outdated version":     {strings.Replace(good, "networking.k8s.io/v1", "extensions/v1beta1", 1), false, false},
 		"no version":              {strings.Replace(good, "apiVersion: networking.k8s.io/v1\n", "", 1), false, false},
 		"a kind that is misspelt": {strings.Replace(good, "kind: NetworkPolicy", "kind: NetworkPolcy", 1), false, false},
 		"a kind that is a number": {strings.Replace(good, "kind: NetworkPolicy", "kind: 5", 1), false, false},
@@ -278,7 +276,7 @@ func TestDocumentThatCannotBeAppliedIsolates(t *testing.T) {
 			}
 			for _, l := range list {
 				if !l.Accepted && !strings.Contains(l.Error, "a.yaml: document ") {
-					t.Errorf("%s is not named by its place: %s", l.Key, l.Error)
+					t.Errorf("%s does not have its position in the message: %s", l.Key, l.Error)
 				}
 			}
 			stop()
@@ -293,8 +291,8 @@ func TestDocumentThatCannotBeAppliedIsolates(t *testing.T) {
 	}
 }
 
-// TestPolicyOfTwoFilesIsolatesWhatTheSecondSelects sets two files with one policy. The second isolates what
-// it selects, and both are named.
+// TestPolicyOfTwoFilesIsolatesWhatTheSecondSelects: two files have the same policy. The second one isolates the pods
+// that it selects, and the message refers to both.
 func TestPolicyOfTwoFilesIsolatesWhatTheSecondSelects(t *testing.T) {
 	o, stop := fromFiles(t, t.TempDir())
 	pods(t, o, "shop")

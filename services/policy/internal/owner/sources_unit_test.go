@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// someSources are all kinds of sources over a state directory.
+// someSources returns all kinds of sources over a state directory.
 func someSources(t *testing.T, dir string) *sources {
 	t.Helper()
 	s, err := newSources(sourcesConfig{
@@ -34,7 +34,7 @@ func someSources(t *testing.T, dir string) *sources {
 
 func none(func(string) bool) {}
 
-// waitsFor checks for how many things subscribers wait, and that each text has one of the words.
+// waitsFor checks the number of reasons for waiting, and that each text contains one of the words.
 func waitsFor(t *testing.T, s *sources, words ...string) {
 	t.Helper()
 	got := s.waitsFor()
@@ -57,7 +57,7 @@ func TestSubscribersWaitForEachSourceOnce(t *testing.T) {
 	s.took(&listing{source: managed.SourceKubernetes, deltas: true, listed: map[string]struct{}{}}, none)
 	waitsFor(t, s, "/etc/policies", `"argo"`)
 	if s.listed("") || !s.listed(managed.SourceFile) || !s.foldingListed() {
-		t.Errorf("listed %v, but for files %v, folding %v", s.listed(""), s.listed(managed.SourceFile), s.foldingListed())
+		t.Errorf("listed %v, except for files %v, folding %v", s.listed(""), s.listed(managed.SourceFile), s.foldingListed())
 	}
 	s.managerCompleted("argo")
 	s.took(&listing{source: managed.SourceFile, files: map[string]*file{"a.yaml": {err: errors.New("is no YAML")}}}, none)
@@ -73,13 +73,13 @@ func TestSubscribersWaitForEachSourceOnce(t *testing.T) {
 	}
 	s.completed(source.Identity)
 	if !s.synced() {
-		t.Error("every source is complete, and they are not synced")
+		t.Error("every source is complete, but they are not synced")
 	}
-	// The next run has what was in force, so that nobody waits.
+	// The next run has the enforced policies, so subscribers do not wait.
 	next := someSources(t, dir)
 	waitsFor(t, next)
 	if next.synced() || next.listed("") {
-		t.Error("a source is complete that has said nothing in this run")
+		t.Error("a source is complete that has listed nothing in this run")
 	}
 }
 

@@ -28,8 +28,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// onDisk runs an owner that writes to the disk, and calls f beside it. It
-// returns what Run did.
+// onDisk runs an owner that writes to the disk, and calls f concurrently. It returns the result of Run.
 func onDisk(t *testing.T, disk *disktest.Disk, dir string, f func(o *Owner), sources ...string) (ran error) {
 	t.Helper()
 	config := Config{
@@ -88,7 +87,7 @@ func TestFullDiskUndoesAChangeAndIsShownUntilItTakesWrites(t *testing.T) {
 			if _, err := o.Upsert(t.Context(), []byte(text("shop", "two", 80)), "", false); !errors.Is(err, failure.ErrStorage) || !errors.Is(err, errno) || !strings.Contains(err.Error(), filepath.Join(dir, record.File)) {
 				t.Errorf("%v: %v, want failure.ErrStorage with the name of the file", errno, err)
 			}
-			// What is not synced is served and written later.
+			// Unsynced records take effect and are written later.
 			if _, err := o.Learn(t.Context(), "n.example", []netip.Addr{netip.MustParseAddr("192.0.2.1")}, time.Hour); err != nil {
 				t.Error(err)
 			}
@@ -100,7 +99,7 @@ func TestFullDiskUndoesAChangeAndIsShownUntilItTakesWrites(t *testing.T) {
 				t.Errorf("%v: %d policies at revision %d, %v; want one at 1", errno, len(list), revision, err)
 			}
 			disk.Fail(nil)
-			// The owner tries again by itself.
+			// The owner retries by itself.
 			for deadline := time.Now().Add(time.Minute); storageProblem(t, o) != ""; {
 				if time.Now().After(deadline) {
 					t.Error("with space again, the problem is still shown")
@@ -122,7 +121,7 @@ func TestFullDiskUndoesAChangeAndIsShownUntilItTakesWrites(t *testing.T) {
 	}
 }
 
-// The records of a large change are written beside the owner.
+// The records of a large change are written outside of the owner.
 func TestFullDiskUndoesALargeChange(t *testing.T) {
 	var b strings.Builder
 	for i := range 900 {
@@ -136,7 +135,7 @@ func TestFullDiskUndoesALargeChange(t *testing.T) {
 		if _, err := o.Upsert(t.Context(), []byte(text("shop", "one", 80)), "", false); err != nil {
 			t.Error(err)
 		}
-		for fail := range 6 { // at a write of some part, each after the one before
+		for fail := range 6 { // at a later write each time
 			writes := 0
 			disk.Fail(func(o disktest.Op) error {
 				if o.Kind == disktest.Write || o.Kind == disktest.Truncate {
@@ -171,7 +170,7 @@ func TestFullDiskUndoesALargeChange(t *testing.T) {
 
 func TestFailedSyncBesideTheOwnerEndsIt(t *testing.T) {
 	var b strings.Builder
-	for i := range 90 { // of more bytes than the owner writes itself
+	for i := range 90 { // more bytes than the owner writes by itself
 		b.WriteString("---\n" + text("shop", fmt.Sprint("p", i), 80) + "# " + strings.Repeat("x", 4000) + "\n")
 	}
 	root := t.TempDir()
@@ -224,8 +223,8 @@ func TestFailedSyncEndsTheOwner(t *testing.T) {
 	}
 }
 
-// TestPolicyThatCannotBeStoredIsReported takes a policy of an API server while the disk is full: it isolates what
-// it selects, and the report of the node names it.
+// TestPolicyThatCannotBeStoredIsReported: a policy of an API server arrives while the disk is full. It isolates the
+// pods that it selects, and the report of the node contains it.
 func TestPolicyThatCannotBeStoredIsReported(t *testing.T) {
 	root := t.TempDir()
 	disk := disktest.New(t, root)
@@ -257,7 +256,7 @@ func TestPolicyThatCannotBeStoredIsReported(t *testing.T) {
 			t.Error(err)
 		}
 		if all, err := o.Unenforced(t.Context()); err != nil || len(all) != 0 {
-			t.Errorf("the report with room: %q, %v", all, err)
+			t.Errorf("the report with free space: %q, %v", all, err)
 		}
 	}, source.Identity, managed.SourceFile, managed.SourceKubernetes); ran != nil {
 		t.Error(ran)

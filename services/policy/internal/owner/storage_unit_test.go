@@ -36,15 +36,15 @@ func TestStorageIsTriedAgainUntilAWriteWorks(t *testing.T) {
 	}
 	s.retry(now.Add(retryStorage))
 	if got := s.failure(); got != "" || !s.retryAt.IsZero() {
-		t.Errorf("after a write that worked: %q, next at %v", got, s.retryAt)
+		t.Errorf("after a successful write: %q, next at %v", got, s.retryAt)
 	}
 	s.save(t.Context(), record.Cache{Names: []record.Name{{Name: "example.com"}}})
 	if got := s.failure(); got != "" {
-		t.Errorf("a write that nobody waits for: %q", got)
+		t.Errorf("a write without a waiting caller: %q", got)
 	}
 	s.stored(fmt.Errorf("write: %w", journal.ErrLost))
 	if !errors.Is(s.lost, journal.ErrLost) {
-		t.Errorf("the journal is lost, and storage has %v", s.lost)
+		t.Errorf("the journal is lost, but storage has %v", s.lost)
 	}
 }
 
@@ -58,6 +58,6 @@ func TestProblemsEndWithTheirReason(t *testing.T) {
 	}
 	p.note("tables", nil)
 	if _, there := p.texts["tables"]; there || len(p.texts) != 1 {
-		t.Errorf("a part without a problem is there: %q", p.texts)
+		t.Errorf("a part without a problem is listed: %q", p.texts)
 	}
 }

@@ -23,8 +23,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
-// portPrefixes is a policy of namespace shop with as many address classes as it
-// has prefixes: each has a port of its own.
+// portPrefixes returns a policy of namespace shop with as many address classes as prefixes: each prefix has its own
+// port.
 func portPrefixes(name, app string, first, n int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: %s, namespace: shop}\nspec:\n"+
@@ -44,8 +44,7 @@ func shopPod(t *testing.T, number identity.Numeric, app string) peer.Identity {
 	return id
 }
 
-// The problem of a subject whose new tables have no room is shown until they
-// have.
+// The problem of a subject whose new tables do not fit is shown until they fit.
 func TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved(t *testing.T) {
 	o, _ := run(t, t.TempDir())
 	set := func(ids ...peer.Identity) {
@@ -92,12 +91,12 @@ func TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved(t *testing.T) {
 	shown("a policy was deleted", false)
 	table, err := o.Table(t.Context(), 300)
 	if err != nil || len(table.Sources[policytable.Ingress]) < 600 {
-		t.Errorf("the subject has a table of %d rules, %v; want that of its labels", len(table.Sources[policytable.Ingress]), err)
+		t.Errorf("the subject has a table of %d rules, %v; want the table for its labels", len(table.Sources[policytable.Ingress]), err)
 	}
 }
 
-// A policy that no table can hold is refused before there is a pod that could
-// not start with it, by calls, by files and in a trial.
+// A policy that is too large for any table is rejected before a pod exists that could not start because of it: for
+// calls, for files and in a trial.
 func TestAPolicyTooLargeForAnyTableIsRefusedWithoutASubject(t *testing.T) {
 	o, _ := run(t, t.TempDir())
 	large := portPrefixes("large", "large", 0, 1100)
@@ -124,8 +123,7 @@ func TestAPolicyTooLargeForAnyTableIsRefusedWithoutASubject(t *testing.T) {
 	}
 }
 
-// A trial looks at pods that are elsewhere, too, and does not blame a change for
-// what is so without it.
+// A trial also considers pods on other nodes, and does not blame a change for an earlier problem.
 func TestATrialCompilesForIdentitiesWithoutEndpointsHere(t *testing.T) {
 	o, _ := run(t, t.TempDir())
 	if err := o.SetIdentities(t.Context(), []peer.Identity{shopPod(t, 300, "large"), shopPod(t, 301, "other")}, nil); err != nil {
@@ -150,12 +148,12 @@ func TestATrialCompilesForIdentitiesWithoutEndpointsHere(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := try(portPrefixes("three", "large", 0, 1)); err != nil {
-		t.Errorf("what has no room without the change: %v", err)
+		t.Errorf("a policy that does not fit even without the change: %v", err)
 	}
 }
 
-// What was stored by a version that did not look stays, and keeps what it
-// selects from starting.
+// A policy that an earlier version stored without this check stays, and prevents the pods that it selects from
+// starting.
 func TestAStoredPolicyTooLargeForAnyTableStays(t *testing.T) {
 	o, _ := run(t, t.TempDir())
 	p := o.forms.decode(record.Policy{
@@ -163,6 +161,6 @@ func TestAStoredPolicyTooLargeForAnyTableStays(t *testing.T) {
 		Manifest: []byte(strings.TrimPrefix(portPrefixes("large", "large", 0, 1100), "---\n")),
 	})
 	if p.Broken != "" {
-		t.Errorf("it is out of force: %s", p.Broken)
+		t.Errorf("it is not enforced: %s", p.Broken)
 	}
 }

@@ -26,8 +26,8 @@ func pickSome(rng *rand.Rand, n int) (out []identity.Numeric) {
 	return out
 }
 
-// TestChangesOfInterestsAddUpToTheUnion: what the engine is told of subjects that go and of
-// locations is what all subscribers together have, after any changes.
+// TestChangesOfInterestsAddUpToTheUnion: after any changes, the subjects and locations of the engine are those of all
+// subscribers together.
 func TestChangesOfInterestsAddUpToTheUnion(t *testing.T) {
 	const names, subjects, addresses, changes = 4, 6, 5, 2000
 	seed := rand.Uint64()
@@ -46,7 +46,7 @@ func TestChangesOfInterestsAddUpToTheUnion(t *testing.T) {
 			a := netip.AddrFrom4([4]byte{10, 0, 0, byte(n)})
 			switch rng.IntN(4) {
 			case 0:
-				// One address has one identity, whoever names it.
+				// An address has the same identity for every subscriber.
 				locate = append(locate, engine.Location{Addr: a, Identity: identity.Numeric(300 + n)})
 			case 1:
 				vacate = append(vacate, a)
@@ -98,13 +98,13 @@ func TestSubscriberComesToItsSubjectsInSteps(t *testing.T) {
 		switch {
 		case len(add)+len(remove) == 0:
 			if len(one.subjects) != many || !one.wants(2000) || one.wants(1000) {
-				t.Errorf("it ends with %d subjects, want %d others than before", len(one.subjects), many)
+				t.Errorf("it ends with %d subjects, want %d different ones", len(one.subjects), many)
 			}
 			return
 		case len(add) > subjectsAtOnce || len(remove) > subjectsAtOnce:
-			t.Fatalf("%d come and %d go in one step", len(add), len(remove))
+			t.Fatalf("%d subjects are added and %d removed in one step", len(add), len(remove))
 		case len(remove) > 0 && (added || len(add) > 0):
-			t.Fatal("a subject comes before all that go have gone")
+			t.Fatal("a subject is added before all others are removed")
 		}
 		added = added || len(add) > 0
 		s.change(one, add, remove, nil, nil)
@@ -123,16 +123,16 @@ func TestSubscribersAreForgottenByWhatTheyDo(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.left(enforces) || !enforces.until.Equal(now.Add(time.Hour)) {
-		t.Errorf("one that enforces stays until %v, want an hour", enforces.until)
+		t.Errorf("an enforcing subscriber stays until %v, want an hour", enforces.until)
 	}
 	if !s.left(watches) {
-		t.Error("one that watches stays")
+		t.Error("a watching subscriber stays")
 	}
 	if who := s.awaited(nil); len(who) != 1 || !who["datapath"] {
-		t.Errorf("a change waits for %v, want the one that enforces", who)
+		t.Errorf("a change waits for %v, want the enforcing subscriber", who)
 	}
 	if who := s.awaited([]identity.Numeric{300}); who["datapath"] {
-		t.Error("a change waits for one without the subject")
+		t.Error("a change waits for a subscriber without the subject")
 	}
 	for n := range maxSubscribers - 1 {
 		if _, err := s.connecting(&Subscription{Name: fmt.Sprint(n), Role: RoleEnforces}); err != nil {
@@ -140,10 +140,10 @@ func TestSubscribersAreForgottenByWhatTheyDo(t *testing.T) {
 		}
 	}
 	if _, err := s.connecting(&Subscription{Name: "more", Role: RoleEnforces}); !errors.Is(err, failure.ErrLimit) {
-		t.Errorf("one more that enforces: %v, want ErrLimit", err)
+		t.Errorf("another enforcing subscriber: %v, want ErrLimit", err)
 	}
 	if _, err := s.connecting(&Subscription{Name: "other", Role: RoleWatches}); err != nil {
-		t.Errorf("those that enforce take the places of those that watch: %v", err)
+		t.Errorf("enforcing subscribers use up the limit of watching ones: %v", err)
 	}
 }
 
@@ -160,10 +160,10 @@ func TestStoredSubscriberIsTheSame(t *testing.T) {
 		t.Errorf("restored %+v, %v", got, err)
 	}
 	if got, err := s.restore(record.Subscriber{Name: "viewer"}); got != nil || err != nil || s.all["viewer"] != nil {
-		t.Errorf("one that watched under an earlier version is known: %+v, %v", got, err)
+		t.Errorf("a watching subscriber of an earlier version is kept: %+v, %v", got, err)
 	}
 	bad := record.Subscriber{Name: "datapath", Locations: []record.Location{{Address: "10.0.0", Identity: 300}}}
 	if _, err := s.restore(bad); err == nil {
-		t.Error("a location without an address is taken over")
+		t.Error("a location without an address is accepted")
 	}
 }

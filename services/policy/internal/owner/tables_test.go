@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// tenant makes pods 300 (of shop) and 301 (of evil) known and wanted by a datapath.
+// tenant adds pods 300 (in shop) and 301 (in evil), which a datapath wants as subjects.
 func tenant(t *testing.T, o *Owner) {
 	t.Helper()
 	var ids []peer.Identity
@@ -36,8 +36,7 @@ func tenant(t *testing.T, o *Owner) {
 	}
 }
 
-// full are policies of the namespace evil that leave the tables of its pods no room for
-// one prefix more.
+// full returns policies of the namespace evil that leave no capacity for another prefix in the tables of its pods.
 func full(prefixes int) map[policy.Key]policy.Written {
 	all := make(map[policy.Key]policy.Written)
 	const each = 1024
@@ -53,9 +52,9 @@ func full(prefixes int) map[policy.Key]policy.Written {
 	return all
 }
 
-// TestTablesOfOneTenantKeepOutNoPolicyOfTheCluster fills the tables of the pods of one namespace to the last
-// prefix, by policies of that namespace. A policy of the administrator that denies for the whole cluster
-// must hold for every other pod, and the pods of that namespace must be allowed nothing more.
+// TestTablesOfOneTenantKeepOutNoPolicyOfTheCluster: policies of one namespace fill the tables of its pods completely.
+// A cluster-wide deny policy of the administrator must apply to every other pod, and the pods of that namespace must
+// not be allowed anything more.
 func TestTablesOfOneTenantKeepOutNoPolicyOfTheCluster(t *testing.T) {
 	deny := policy.Key{Kind: "CiliumClusterwideNetworkPolicy", Name: "block"}
 	spec := object("cilium.io/v2", deny, `"spec":{"endpointSelector":{},`+
@@ -80,15 +79,15 @@ func TestTablesOfOneTenantKeepOutNoPolicyOfTheCluster(t *testing.T) {
 				t.Fatal(err)
 			}
 			if passes(t, d.owner, 301, 300) {
-				t.Errorf("a cluster-wide deny holds for no pod of the node, "+
+				t.Errorf("a cluster-wide deny applies to no pod of the node, "+
 					"because the tables of one tenant are full: %s", judged[deny].Refused)
 			}
 		})
 	}
 }
 
-// TestStatusOfAPolicyThatDoesNotFitOnANode: the writer of status has no subjects, so it knows no
-// tables. What it says of a policy that a node refuses must not be "enforced as written".
+// TestStatusOfAPolicyThatDoesNotFitOnANode: the writer of status has no subjects and therefore no tables. It must not
+// report "enforced as written" for a policy that a node refuses.
 func TestStatusOfAPolicyThatDoesNotFitOnANode(t *testing.T) {
 	deny := policy.Key{Kind: "CiliumClusterwideNetworkPolicy", Name: "block"}
 	spec := object("cilium.io/v2", deny, `"spec":{"endpointSelector":{},`+
@@ -114,13 +113,12 @@ func TestStatusOfAPolicyThatDoesNotFitOnANode(t *testing.T) {
 		refused[node] = judged[deny].Refused
 	}
 	if refused[true] != "" && refused[false] == "" {
-		t.Errorf("a node refuses the policy (%.80s…), and the status says that it is enforced as written", refused[true])
+		t.Errorf("a node refuses the policy (%.80s…), but its status is enforced as written", refused[true])
 	}
 }
 
-// TestTooLargeTablesKeepNoPodOutOfQuarantine: a tenant makes the tables of the labels that an
-// administrator quarantines by too large, before any pod has them. A pod that gets the label
-// must be closed then: what it had before is what it was to lose.
+// TestTooLargeTablesKeepNoPodOutOfQuarantine: a tenant makes the tables for a quarantine label too large, before any
+// pod has the label. A pod that then gets the label must be isolated, and must not keep its former tables.
 func TestTooLargeTablesKeepNoPodOutOfQuarantine(t *testing.T) {
 	d, _ := objects(t, t.TempDir())
 	d.complete()
@@ -130,7 +128,7 @@ func TestTooLargeTablesKeepNoPodOutOfQuarantine(t *testing.T) {
 		`"spec":{"endpointSelector":{"matchLabels":{"quarantine":"true"}},`+
 			`"ingressDeny":[{"fromEntities":["all"]}],"egressDeny":[{"toEntities":["all"]}]}`)})
 	for k, x := range full(2 * 16384) {
-		// Each of them selects the pods that will be in quarantine alone.
+		// Each of them selects only the future pods in quarantine.
 		x.Text = []byte(strings.Replace(string(x.Text),
 			`"podSelector":{}`, `"podSelector":{"matchLabels":{"quarantine":"true"}}`, 1))
 		d.apply(map[policy.Key]policy.Written{k: x})
@@ -144,6 +142,6 @@ func TestTooLargeTablesKeepNoPodOutOfQuarantine(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := d.owner.Table(t.Context(), 302); err != nil {
-		t.Errorf("a pod that is put into quarantine gets no tables, so it keeps those that it had: %v", err)
+		t.Errorf("a pod in quarantine gets no tables, so it keeps its former ones: %v", err)
 	}
 }

@@ -48,7 +48,7 @@ func TestHeldObjectsAreTakenByTheirMeaning(t *testing.T) {
 		if len(o.Notes) != 1 || o.Notes[0].Kind != manifest.NoteCanonical || o.Notes[0].Path != "spec.ingress[0].from[0].ipBlock.cidr" || !strings.Contains(o.Notes[0].Text, "it means "+want) {
 			t.Errorf("%s: noted %v", cidr, o.Notes)
 		}
-		// Of files and calls it is an error, as of new objects.
+		// For files and calls it is an error, as for new objects.
 		if _, err := decodeText(text); err == nil || !strings.Contains(err.Error(), "it means "+want) {
 			t.Errorf("%s in a file: %v", cidr, err)
 		}
@@ -57,7 +57,7 @@ func TestHeldObjectsAreTakenByTheirMeaning(t *testing.T) {
 	if n := o.Specs[0].Rules[0].Peers.Networks[0]; n.Prefix.String() != "10.0.0.0/8" || len(n.Except) != 1 || n.Except[0].String() != "10.1.0.0/16" {
 		t.Errorf("an exception: %v", n)
 	}
-	// No label has such a value, so that the requirement never holds.
+	// No label has such a value, so the requirement is never met.
 	o = held(t, head+`ingress: [{from: [{podSelector: {matchExpressions: [{key: app, operator: In, values: ["a b", web]}]}}]}]}`)
 	if o.Isolates != "" || !o.Specs[0].Rules[0].Peers.Selectors[0].Matches(pod("app", "web", "a")) {
 		t.Errorf("a value that no label has: %+v", o)
@@ -79,7 +79,7 @@ func TestIsolatingRulesAreInOneOrder(t *testing.T) {
 		"apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\n" + meta + "spec: {endpointSelector: {}}",
 		"apiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {name: p}\nspec: {tier: Admin, priority: 7, subject: {novel: {}}}",
 	} {
-		for range 50 { // the order of a map would be another in one of them
+		for range 50 { // a map would change its order in one of the iterations
 			rules := held(t, text).Specs[0].Rules
 			if len(rules) != 2 || rules[0].Direction != policytable.Ingress || rules[1].Direction != policytable.Egress {
 				t.Fatalf("%s: %d rules, of which the first is for %s", text, len(rules), rules[0].Direction)
@@ -95,8 +95,8 @@ func TestObjectsThatCannotBeConvertedIsolate(t *testing.T) {
 	kcnp := "apiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {name: p}\n"
 	anp := "apiVersion: policy.networking.k8s.io/v1alpha1\nkind: BaselineAdminNetworkPolicy\nmetadata: {name: default}\n"
 	const (
-		web   = "web"   // app=web of namespace a alone
-		space = "space" // all of namespace a
+		web   = "web"   // only app=web in namespace a
+		space = "space" // all pods in namespace a
 		all   = "all"
 		none  = "none"
 	)

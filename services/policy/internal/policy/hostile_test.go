@@ -20,8 +20,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/networkpolicy"
 )
 
-// wrong is a value of another type than a field has, nil for a field that takes
-// any.
+// wrong returns a value of a wrong type for a field, or nil if the field accepts any value.
 func wrong(t reflect.Type) any {
 	if t == reflect.TypeFor[manifest.Number]() {
 		return []int{1}
@@ -41,8 +40,7 @@ func wrong(t reflect.Type) any {
 	return nil
 }
 
-// fields calls f for every field below a type, with its path and a function that
-// puts a value there.
+// fields calls f for every field below a type, with its path and a function that sets a value there.
 func fields(t reflect.Type, path string, put func(any) any, f func(path string, t reflect.Type, put func(any) any)) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -107,7 +105,7 @@ func TestAWrongTypeInAnyFieldIsRefusedByItsPath(t *testing.T) {
 	}
 }
 
-// Objects that are small and would become large are refused, or cost little.
+// Small objects that would expand to large ones are rejected, or cost little.
 func TestHostilePoliciesCostBoundedMemory(t *testing.T) {
 	cnp := func(spec string) string {
 		return "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: p, namespace: a}\nspec: {endpointSelector: {}, " + spec + "}"
@@ -132,7 +130,7 @@ func TestHostilePoliciesCostBoundedMemory(t *testing.T) {
 			"spec.egress[0].toPorts[9]: is too large: together with the rules before it, it lists more than 400000 peers and ports",
 		},
 		{"100,000 prefixes", cnp("egress: [{toCIDR: [" + cidrs(100000) + "]}]"), "the document has more than 100000 values"},
-		{"90,000 prefixes that are none", cnp("egress: [{toCIDR: [" + list(90000, "x%d,") + "]}]"), `spec.egress[0].toCIDR[0]: "x0" is not a prefix`},
+		{"90,000 invalid prefixes", cnp("egress: [{toCIDR: [" + list(90000, "x%d,") + "]}]"), `spec.egress[0].toCIDR[0]: "x0" is not a prefix`},
 		{"100,000 ports", cnp("ingress: [{toPorts: [{ports: [" + list(100000, "{port: '%d'},") + "]}]}]"), "more than"},
 		{"30,000 ports", cnp("ingress: [{toPorts: [{ports: [" + list(30000, "{port: '%d'},") + "]}]}]"), "spec.ingress[0].toPorts[0].ports: has 30000 entries, more than 40"},
 		{"90,000 times an entity", cnp("ingress: [{fromEntities: [" + strings.Repeat("cluster,", 90000) + "]}]"), ""},
@@ -167,8 +165,8 @@ func TestHostilePoliciesCostBoundedMemory(t *testing.T) {
 	}
 }
 
-// peakHeap runs f with an eager collector and returns by how many bytes the
-// heap grew at most, as far as could be seen while f ran.
+// peakHeap runs f with frequent garbage collections, and returns by how much the heap grew at most, as far as it was
+// observed.
 func peakHeap(f func()) uint64 {
 	defer debug.SetGCPercent(debug.SetGCPercent(25))
 	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}

@@ -66,7 +66,7 @@ func TestErrorsNameTheField(t *testing.T) {
 			`spec.egress[1].toPorts[0]: redirects to the proxy for listener, but spec.egress[0].toPorts[0] redirects the same ports of the same peers ` +
 				`to the proxy for http`,
 		},
-		// What the schemas of the kinds demand.
+		// Requirements of the kinds' schemas.
 		{kcnp(`ingress: [{action: Accept}]`), `spec.ingress[0].from: needs at least one peer`},
 		{kcnp(`ingress: [{action: Deny, from: []}]`), `spec.ingress[0].from: needs at least one peer`},
 		{kcnp(`egress: [{action: Accept}]`), `spec.egress[0].to: needs at least one peer`},
@@ -143,7 +143,7 @@ func TestNamespacedSubjectNeverLeavesItsNamespace(t *testing.T) {
 		own      bool // selects a pod of its namespace
 	}{
 		{`{}`, true},
-		{`{matchLabels: {"k8s:io.kubernetes.pod.namespace": other}}`, true}, // the policy's takes its place
+		{`{matchLabels: {"k8s:io.kubernetes.pod.namespace": other}}`, true}, // the namespace of the policy replaces it
 		{`{matchLabels: {"k8s:io.kubernetes.pod.namespace": a}}`, true},
 		{`{matchLabels: {"k8s:io.kubernetes.pod.namespace": ""}}`, true},
 		{`{matchLabels: {io.kubernetes.pod.namespace: other}}`, false},
@@ -180,14 +180,13 @@ func TestUnknownFieldsAreReported(t *testing.T) {
 	if err != nil || len(o.Unknown) != 1 || o.Unknown[0] != "spec.ingress[0].fromEndpoint" {
 		t.Fatalf("%v, %v", o.Unknown, err)
 	}
-	// What is left of the rule is empty: it allows nothing.
+	// The rest of the rule is empty: it allows nothing.
 	if len(o.Specs[0].Rules) != 0 || !o.Specs[0].DefaultDeny[policytable.Ingress] {
 		t.Fatalf("%+v", o.Specs[0])
 	}
 }
 
-// Proxies may share a port as long as their peers are written differently, or
-// the one can be the other's.
+// Proxies may share a port if their peers are written differently, or if one proxy can serve both.
 func TestProxiesThatGoTogetherAreAccepted(t *testing.T) {
 	for _, egress := range []string{
 		`{toEndpoints: [{}], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*.a"}]}}]}, ` +
@@ -223,7 +222,7 @@ func TestUnsupportedFieldsAreNamedAndNeverWiden(t *testing.T) {
 		{`ingressDeny: [{fromGroups: [{}]}]`, "spec.ingressDeny[0].fromGroups: not supported by Sluice: groups of a cloud provider; the rule denies all peers", "deny any"},
 		{`egressDeny: [{toGroups: [{}]}]`, "spec.egressDeny[0].toGroups: not supported by Sluice: groups of a cloud provider; the rule denies all peers", "deny any"},
 		{`egressDeny: [{toServices: [{}], toPorts: [{ports: [{port: "80", protocol: TCP}]}]}]`, "spec.egressDeny[0].toServices: not supported by Sluice: services as peers; the rule denies all peers", "deny any"},
-		// A list without elements selects no peer, whatever is supported.
+		// A list without elements selects no peer, supported or not.
 		{`egressDeny: [{toGroups: []}]`, "", ""},
 		{`egressDeny: [{toServices: []}]`, "", ""},
 		{`egress: [{toFQDNs: [{matchName: a.b}]}]`, "spec.egress[0].toFQDNs: not supported by Sluice: learning addresses from DNS answers; the rule allows the addresses that LearnNames was called with", "allow names"},
@@ -338,7 +337,7 @@ func TestVersionsOfAKindMeanTheSame(t *testing.T) {
 	} {
 		versions := Versions(kind)
 		if len(versions) < 2 {
-			t.Errorf("%s is understood in %q alone", kind, versions)
+			t.Errorf("%s is supported only in %q", kind, versions)
 		}
 		var first Object
 		for i, version := range versions {
@@ -356,8 +355,7 @@ func TestVersionsOfAKindMeanTheSame(t *testing.T) {
 	}
 }
 
-// FuzzDecode looks for inputs that crash or that are accepted and cannot be
-// converted.
+// FuzzDecode searches for inputs that crash, or that are accepted but cannot be converted.
 func FuzzDecode(f *testing.F) {
 	for _, s := range []string{
 		"apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: p}\nspec: {podSelector: {}, egress: [{to: [{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}], ports: [{port: http, protocol: UDP}]}]}",

@@ -37,6 +37,6 @@ func TestTextThatCannotBeReadIsolatesTheNamespace(t *testing.T) {
 	group := Written{Key: Key{Kind: "CiliumCIDRGroup", Name: "g"}, APIVersion: "cilium.io/v2", Text: []byte("\x01")}
 	o, err := DecodeHeld(group, options)
 	if err != nil || o.Key != group.Key || o.Group == nil || !o.Group.Closed || o.Isolates == "" {
-		t.Errorf("a group that cannot be read is %+v, %v; want a closed one", o, err)
+		t.Errorf("an unreadable group is %+v, %v; want a closed group", o, err)
 	}
 }

@@ -16,8 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// made makes a change and adds the processor time of its commit, which is the part
-// that every other call waits for.
+// made makes a change and adds the CPU time of its commit, which is the part that delays every other call.
 func made(b *testing.B, j *Journal, c Change, commit *time.Duration) {
 	b.Helper()
 	s, err := j.Stage(b.Context(), c)
@@ -34,8 +33,8 @@ func made(b *testing.B, j *Journal, c Change, commit *time.Duration) {
 	}
 }
 
-// BenchmarkCommit replaces 10,000 policies in one change. The processor time is
-// that of the thread; the rest of the time it waits, for the disk above all.
+// BenchmarkCommit replaces 10,000 policies in one change. It measures the CPU time of the thread; the rest is
+// waiting, mainly for the disk.
 func BenchmarkCommit(b *testing.B) {
 	for _, size := range []int{400, 3200} {
 		b.Run(fmt.Sprintf("10,000 manifests of %d bytes", size), func(b *testing.B) {
@@ -84,7 +83,7 @@ func BenchmarkFirstCommit(b *testing.B) {
 	}
 }
 
-// many is a change of 10,000 policies with manifests of that size.
+// many returns a change of 10,000 policies with manifests of the given size.
 func many(size int) Change {
 	c := Change{Revision: 1}
 	for i := range 10_000 {
@@ -95,7 +94,7 @@ func many(size int) Change {
 	return c
 }
 
-// processorTime is that of the calling thread.
+// processorTime returns the CPU time of the calling thread.
 func processorTime(b *testing.B) time.Duration {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_THREAD, &u); err != nil {

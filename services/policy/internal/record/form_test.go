@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/kit/store"
 )
 
-// dump returns the records of a state file that is closed, one on a line.
+// dump returns the records of a closed state file, one per line.
 func dump(t *testing.T, dir string, o store.Options) string {
 	t.Helper()
 	d, err := store.OpenDir(dir, 0o755)
@@ -44,8 +44,8 @@ func dump(t *testing.T, dir string, o store.Options) string {
 	return b.String()
 }
 
-// TestFormOfTheFilesStays compares the records with those that version b7deab4c wrote for the same
-// changes: it has to read them after a return to it.
+// TestFormOfTheFilesStays compares the records with the records that version b7deab4c wrote for the same changes:
+// that version must be able to read them after a downgrade.
 func TestFormOfTheFilesStays(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "policy")
 	j, _, _ := mustOpen(t, dir)
@@ -76,7 +76,7 @@ func TestFormOfTheFilesStays(t *testing.T) {
 	}}})
 	note(t, j, Cache{Names: []Name{{Name: "n.example", Addresses: []Address{{Address: "192.0.2.1", Expires: 7}}}}})
 	closed(t, j)
-	j, _, _ = mustOpen(t, dir) // without what was never committed
+	j, _, _ = mustOpen(t, dir) // without the uncommitted change
 	closed(t, j)
 	got := dump(t, dir, policiesOptions) + dump(t, dir, cacheOptions)
 	want, err := os.ReadFile("testdata/form.txt")

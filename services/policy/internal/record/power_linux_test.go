@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-net/sluice/kit/disktest"
 )
 
-// TestPowerCutLosesNoPolicy proves INV-60: whatever was answered is there after
-// a loss of power at any moment, however the unsynced rest was left.
+// TestPowerCutLosesNoPolicy (INV-60): after a power failure at any moment, every answered change is present, whatever
+// happened to unsynced data.
 func TestPowerCutLosesNoPolicy(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "policy")
@@ -41,7 +41,7 @@ func TestPowerCutLosesNoPolicy(t *testing.T) {
 			closed(t, j)
 		}
 	})
-	random := rand.New(rand.NewPCG(9, 10)) //nolint:gosec // the same cuts in each run
+	random := rand.New(rand.NewPCG(9, 10)) //nolint:gosec // the same failures in each run
 	ops := len(disk.Ops())
 	for range 100 {
 		n := random.IntN(ops + 1)
@@ -66,7 +66,7 @@ func TestPowerCutLosesNoPolicy(t *testing.T) {
 	}
 }
 
-// anotherBoot follows a loss of power.
+// anotherBoot simulates the boot after a power failure.
 func anotherBoot(t *testing.T, dir string) {
 	t.Helper()
 	caches, err := filepath.Glob(filepath.Join(dir, "cache.*"))
@@ -93,7 +93,7 @@ func TestOnlyPoliciesAreSynced(t *testing.T) {
 		before := disk.Count(disktest.Sync)
 		note(t, j, Cache{Identities: []Identity{{Number: 300}}})
 		if got := disk.Count(disktest.Sync) - before; got != 0 {
-			t.Errorf("an identity costs %d syncs", got)
+			t.Errorf("an identity causes %d syncs", got)
 		}
 		commit(t, j, Change{Revision: 1, Puts: []Policy{policy("a", 1)}})
 		if ops := disk.Ops(); ops[len(ops)-1].Kind != disktest.Sync {

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	leaktest.Main(m)
 }
 
-// open returns the journal and, by name, what it replayed.
+// open opens the journal and returns the replayed records by name.
 func open(t testing.TB, dir string) (j *Journal, got map[string]string, cached bool, err error) {
 	t.Helper()
 	got = make(map[string]string)
@@ -91,7 +91,7 @@ func note(t testing.TB, j *Journal, c Cache) {
 	}
 }
 
-// state is a closed directory with something of everything.
+// state returns a closed directory with records of every kind.
 func state(t testing.TB) (dir, contents string) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "policy")
@@ -133,7 +133,7 @@ func TestPoliciesOutliveTheBootAndTheRestDoesNot(t *testing.T) {
 	if err != nil || len(caches) != 1 {
 		t.Fatal(caches, err)
 	}
-	// The file of another boot, which a loss of power has damaged.
+	// The file of another boot, corrupted by a power failure.
 	if err := errors.Join(os.Remove(caches[0]), os.WriteFile(filepath.Join(dir, "cache.1b4e28ba-2fa1-11d2-883f-0016d3cca427.db"), []byte("half"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +159,7 @@ func TestDamageIsRefused(t *testing.T) {
 		closed(t, j)
 		return describe(got), nil
 	}}
-	// A cache is not listed in the marker: one that was removed is empty.
+	// The marker does not list the cache: a removed cache is empty.
 	s.Replaceable = []string{filepath.Base(caches[0])}
 	storetest.Sweep(t, s)
 }
@@ -211,13 +211,13 @@ func TestPolicyRecordsAreReadAsWritten(t *testing.T) {
 		}
 		for end := range len(record) - len(manifest) {
 			if _, err := decodePolicy(record[:end]); err == nil {
-				t.Fatalf("a record cut to %d bytes was read", end)
+				t.Fatalf("a record truncated to %d bytes was read", end)
 			}
 		}
 	}
 }
 
-// ofVersion returns the directory of a service of an earlier version.
+// ofVersion returns the directory of an earlier version of the service.
 func ofVersion(t testing.TB, version int, policies map[string][]byte) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "policy")
@@ -260,7 +260,7 @@ func TestPreviousVersionsAreTakenOver(t *testing.T) {
 		two[k] = fmt.Appendf(nil, "%c%s%s", len(h), h, manifests[k])
 	}
 	for version, policies := range map[int]map[string][]byte{
-		1: { // as that version wrote them
+		1: { // as written by that version
 			"K\x00ns\x00a": []byte(`{"key":{"kind":"K","namespace":"ns","name":"a"},"source":"file","origin":"a.yaml","manifest":"a2luZDogSwo=","revision":6,"updated":1795000000}`),
 			"K\x00\x00b":   []byte(`{"key":{"kind":"K","name":"b"},"source":"grpc","manager":"m","manifest":"/wAK","revision":7,"updated":1795000001}`),
 		},
@@ -287,7 +287,7 @@ state: name
 		if _, there := got["K//b"]; there || len(got) != 3 {
 			t.Errorf("version %d: after a removal\n%s", version, describe(got))
 		}
-		// The versions before must refuse what they would not understand.
+		// Earlier versions must reject files that they cannot read.
 		d, err := store.OpenDir(dir, journal.DirMode)
 		if err != nil {
 			t.Fatal(err)
@@ -322,7 +322,7 @@ func TestNamedPortsOfThePreviousCacheGetTheirKey(t *testing.T) {
 	one := cacheOptions
 	one.Layout, one.Previous, one.Migrate = one.Previous[0], nil, nil
 	one.Init = func(tx *store.Tx) error {
-		for k, v := range map[string]string{ // as that version wrote them
+		for k, v := range map[string]string{ // as written by that version
 			"300": `{"number":300,"labels":[["generated","io.cilium.k8s.named-ports","http.TCP.80"],["k8s","app","web"]]}`,
 			"301": `{"number":301,"labels":[["k8s","io.cilium.k8s.named-ports","x"],["k8s","app","web"]]}`,
 		} {
@@ -400,11 +400,11 @@ subscriber datapath: [301] [{10.0.0.2 301}]
 			t.Errorf("%s start: cached %v, got\n%swant\n%s", start, cached, describe(got), want)
 		}
 	}
-	// The version before must not begin without policies.
+	// The previous version must not start without policies.
 	if err := durable.Load(filepath.Join(dir, FirstFile), 1<<20, firstSchema, new(firstChange)); !errors.Is(err, durable.ErrVersion) {
 		t.Errorf("the version before reads %v, want a later version", err)
 	}
-	// Without the new file and its marker, what is left still says that there were policies.
+	// Even without the new file and its marker, the remaining file shows that there were policies.
 	if err := errors.Join(os.Remove(filepath.Join(dir, File)), os.Remove(filepath.Join(dir, store.MarkerName))); err != nil {
 		t.Fatal(err)
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 )
 
-// levels are what Compare looks at, the most significant first: each sets its
-// own part of a rule to the one that is asked earlier or later.
+// levels are the criteria of Compare, most significant first. Each sets its part of a rule to an earlier or a later
+// value.
 var levels = []struct {
 	name string
 	set  func(r *Rule, later bool)
@@ -35,11 +35,10 @@ func pick[T any](later bool, a, b T) T {
 	return a
 }
 
-// Of two rules, the first level at which they differ decides, whatever all the
-// levels after it say.
+// The first level at which two rules differ decides, whatever the later levels are.
 func TestTheFirstLevelThatDiffersOrdersTwoRules(t *testing.T) {
 	for i := range levels {
-		for same := range 1 << i { // what both have at the levels before
+		for same := range 1 << i { // values that both have at the earlier levels
 			first, second := new(Rule), new(Rule)
 			for j, l := range levels {
 				switch {
@@ -52,10 +51,10 @@ func TestTheFirstLevelThatDiffersOrdersTwoRules(t *testing.T) {
 				}
 			}
 			if got := Compare(first, second); got != -1 {
-				t.Errorf("%s says first, all after it say second: Compare is %d, want -1", levels[i].name, got)
+				t.Errorf("%s orders first, all later levels second: Compare is %d, want -1", levels[i].name, got)
 			}
 			if got := Compare(second, first); got != 1 {
-				t.Errorf("%s says second, all after it say first: Compare is %d, want 1", levels[i].name, got)
+				t.Errorf("%s orders second, all later levels first: Compare is %d, want 1", levels[i].name, got)
 			}
 		}
 	}
@@ -65,7 +64,7 @@ func TestTheFirstLevelThatDiffersOrdersTwoRules(t *testing.T) {
 		l.set(b, true)
 	}
 	if got := Compare(a, b); got != 0 {
-		t.Errorf("rules that differ in nothing: Compare is %d, want 0", got)
+		t.Errorf("equal rules: Compare is %d, want 0", got)
 	}
 }
 

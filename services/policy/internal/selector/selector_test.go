@@ -61,7 +61,7 @@ func TestEqualSelectorsHaveEqualTexts(t *testing.T) {
 		}
 	}
 	if !New().Matches(label.NewSet()) || New(a).Matches(label.NewSet()) {
-		t.Error("the empty selector matches everything")
+		t.Error("the empty selector does not match everything")
 	}
 }
 
@@ -72,7 +72,7 @@ func TestParseOp(t *testing.T) {
 		}
 	}
 	if _, ok := ParseOp("in"); ok {
-		t.Error("operators are in their own case")
+		t.Error("ParseOp ignores case")
 	}
 }
 
@@ -84,14 +84,14 @@ func TestEqualSelectorsAreOne(t *testing.T) {
 		t.Errorf("%s and %s differ", a, b)
 	}
 	if New() != (Selector{}) {
-		t.Error("the selector of everything is not the zero one")
+		t.Error("the selector that matches everything is not the zero Selector")
 	}
 	if c := New(Requirement{Key: "x", Op: Exists}); c == a {
 		t.Errorf("%s equals %s", c, a)
 	}
 }
 
-// What no selector holds any more is not kept.
+// The content of a selector is removed with its last user.
 func TestContentOfSelectorsIsForgottenWithTheLastOne(t *testing.T) {
 	has := func(text string) bool { _, ok := interned.Load(text); return ok }
 	s := New(Requirement{Key: "only-here", Op: Exists})
@@ -113,8 +113,7 @@ func TestContentOfSelectorsIsForgottenWithTheLastOne(t *testing.T) {
 	t.Error("still there")
 }
 
-// What the identity service adds for itself is no selector's business, however
-// the selector asks for it.
+// Selectors cannot match labels that the identity service adds for its own use.
 func TestGeneratedLabelsAreInvisible(t *testing.T) {
 	t.Parallel()
 	only := label.NewSet(label.Label{Source: label.SourceGenerated, Key: "g", Value: "v"})

@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 )
 
-// More subscribers that never read than there are places, under a flood of
-// changes: the datapath misses nothing, and each call is answered.
+// More subscribers than the limit never read while there are many changes: the datapath misses nothing, and each call
+// is answered.
 func TestDatapathGoesOnBesideManySubscribersThatNeverRead(t *testing.T) {
 	s := serve(t, func(c *owner.Config) {
 		c.Stream.Message, c.Stream.Behind, c.Stream.Resume = 16<<10, 256<<10, 64<<10
@@ -38,7 +38,7 @@ func TestDatapathGoesOnBesideManySubscribersThatNeverRead(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.eventually("as many are connected as there are places", func(st *policyv1.GetStatusResponse) bool { return len(st.GetSubscribers()) == 16 })
+	s.eventually("the maximum number of subscribers is connected", func(st *policyv1.GetStatusResponse) bool { return len(st.GetSubscribers()) == 16 })
 	f := s.watch(subscribe("datapath", 301)).snapshot()
 	for i := range 30 {
 		revision := s.apply(manyRules(i)).GetRevision()
@@ -52,7 +52,7 @@ func TestDatapathGoesOnBesideManySubscribersThatNeverRead(t *testing.T) {
 	}
 	s.eventually("only the datapath is left", func(st *policyv1.GetStatusResponse) bool { return len(st.GetSubscribers()) == 1 })
 	if _, n := s.owner.Figures(); n != 16 {
-		t.Errorf("%d were disconnected for being slow, want 16", n)
+		t.Errorf("%d were disconnected because they are slow, want 16", n)
 	}
 }
 
@@ -70,7 +70,7 @@ func TestManyNamesAtOnceAreLearned(t *testing.T) {
 				at := netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)})
 				name := fmt.Sprintf("n%d.example.com", i)
 				if i%100 == 0 {
-					name = "api.example.com" // what a table wants
+					name = "api.example.com" // a table uses it
 				}
 				if _, err := s.LearnNames(t.Context(), &policyv1.LearnNamesRequest{Name: name, Addresses: []string{at.String()}}); err != nil {
 					t.Errorf("name %d: %v", i, err)
@@ -86,6 +86,6 @@ func TestManyNamesAtOnceAreLearned(t *testing.T) {
 	f.until("everything is there", func() bool { return f.barrier.GetAddressRevision() == names })
 	st, err := s.owner.Status(s.ctx())
 	if err != nil || st.Addresses != names {
-		t.Errorf("%d addresses are remembered, want %d; %v", st.Addresses, names, err)
+		t.Errorf("%d addresses are stored, want %d; %v", st.Addresses, names, err)
 	}
 }

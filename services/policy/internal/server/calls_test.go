@@ -44,7 +44,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// childSocket tells this test binary to be a caller, and where the server is.
+// childSocket tells this test binary to act as a caller, and contains the socket of the server.
 const childSocket = "SLUICE_TEST_CALL"
 
 func TestMain(m *testing.M) {
@@ -79,14 +79,14 @@ func calls(socket string) (map[string]codes.Code, error) {
 	_, err = c.ReplacePolicies(ctx, &policyv1.ReplacePoliciesRequest{Manager: "test"})
 	note("ReplacePolicies", err)
 	_, err = c.CompleteSource(ctx, &policyv1.CompleteSourceRequest{Manager: "test", Incarnation: make([]byte, 16), ValidateOnly: true})
-	if status.Code(err) == codes.Aborted { // root came as far as to the run
+	if status.Code(err) == codes.Aborted { // root passed the access check
 		err = nil
 	}
 	note("CompleteSource", err)
 	_, err = c.ConfirmPolicies(ctx, &policyv1.ConfirmPoliciesRequest{})
 	note("ConfirmPolicies", err)
 	_, err = c.AcceptWithoutFile(ctx, &policyv1.AcceptWithoutFileRequest{File: "a.yaml"})
-	if status.Code(err) == codes.FailedPrecondition { // nothing waits for it, and the caller may say so
+	if status.Code(err) == codes.FailedPrecondition { // no subscriber waits for the file; the call itself is permitted
 		err = nil
 	}
 	note("AcceptWithoutFile", err)
@@ -163,7 +163,7 @@ func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
 		name    string
 		uid     uint32
 		changes codes.Code
-		tables  codes.Code // of WatchPolicyTables and HoldAddresses
+		tables  codes.Code // for WatchPolicyTables and HoldAddresses
 	}{
 		{"root", 0, codes.OK, codes.OK},
 		{"datapath", 65706, codes.PermissionDenied, codes.OK},
@@ -175,7 +175,7 @@ func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The binary lies in a directory that only root may enter.
+		// The binary is in a directory that only root may enter.
 		self, err := os.Open(exe)
 		if err != nil {
 			t.Fatal(err)
@@ -312,7 +312,7 @@ func TestListTakesWhatTheFilterSays(t *testing.T) {
 	}
 }
 
-// TestDiffNamesWorkloadsWithoutLabels as the list of identities does.
+// TestDiffNamesWorkloadsWithoutLabels: Diff names them as the list of identities does.
 func TestDiffNamesWorkloadsWithoutLabels(t *testing.T) {
 	s := serve(t)
 	s.know(map[uint32]string{300: "k8s:app=web " + namespaceLabel + "shop", 301: town[301], 302: "generated:no-labels="})
@@ -382,7 +382,7 @@ func TestDiffChangesNothingAndNamesPortsAndPeers(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	if len(s.list()) != 0 {
-		t.Error("the policy is there")
+		t.Error("the policy exists")
 	}
 }
 
@@ -392,7 +392,7 @@ func TestTableThatIsTooLargeIsRefusedAsAWhole(t *testing.T) {
 	s.know(town)
 	f := s.watch(subscribe("datapath", 301)).snapshot()
 	s.apply(allowWeb)
-	// Together, more intervals than a class may have; each policy would fit.
+	// Together, they have more intervals than a class may have; each policy alone would fit.
 	ports := func(name string, first, n int) string {
 		var b strings.Builder
 		for i := first; i < first+n; i++ {
@@ -403,7 +403,7 @@ func TestTableThatIsTooLargeIsRefusedAsAWhole(t *testing.T) {
 	for _, dry := range []bool{true, false} {
 		_, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(ports("small", 0, 1000) + "---\n" + ports("big", 1000, 1100)), ValidateOnly: dry})
 		wantCode(t, err, codes.ResourceExhausted, "ingress of identity 301: table needs 4203 intervals in one class, the limit is 4096; the largest share is from NetworkPolicy shop/big")
-		// One that fits no table, whatever it selects.
+		// A policy that fits into no table, whatever it selects.
 		_, err = s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(named("small", allowWeb) + "---\n" + ports("big", 0, 2100)), ValidateOnly: dry})
 		wantCode(t, err, codes.InvalidArgument,
 			"document 2 (line 10): NetworkPolicy shop/big: spec: the ingress rules alone, "+
@@ -425,7 +425,7 @@ func TestTableThatIsTooLargeIsRefusedAsAWhole(t *testing.T) {
 func TestUnknownFieldsAreErrorsUnlessTheyAreAllowed(t *testing.T) {
 	s := serve(t)
 	s.know(town)
-	// Without the field that was meant, the rule lets every peer in.
+	// Without the intended field, the rule would allow every peer.
 	misspelt := strings.Replace(allowWeb, "from:", "form:", 1)
 	for _, manifests := range []string{misspelt, named("db2", allowWeb) + "---\n" + misspelt} {
 		_, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(manifests)})
@@ -448,7 +448,7 @@ func TestUnknownFieldsAreErrorsUnlessTheyAreAllowed(t *testing.T) {
 	if err != nil || !slices.Equal(out.GetChanges()[0].GetDroppedFields(), []string{"spec.ingress[0].form"}) {
 		t.Fatalf("allowed: %v, %v", out, err)
 	}
-	// What was taken stays so, also when the service begins anew.
+	// The accepted policy stays, even after a restart of the service.
 	s.stop()
 	s.start()
 	if p := s.list()["db"]; !p.GetAccepted() || !slices.Equal(p.GetDroppedFields(), []string{"spec.ingress[0].form"}) {
@@ -477,7 +477,7 @@ items:
 		got = append(got, c.GetKey().GetNamespace()+"/"+c.GetKey().GetName())
 	}
 	if want := []string{"shop/a", "shop/b", "default/c", "shop/d"}; !slices.Equal(got, want) {
-		t.Errorf("taken are %q, want %q", got, want)
+		t.Errorf("accepted: %q, want %q", got, want)
 	}
 	if again := s.apply(both); again.GetRevision() != out.GetRevision() {
 		t.Errorf("the same again has revision %d, before %d", again.GetRevision(), out.GetRevision())
@@ -521,7 +521,7 @@ func TestNamespaceIsThatOfTheCallWhereNoneIsNamed(t *testing.T) {
 		}
 	}
 	s.stop()
-	s.start() // what was stored says the same
+	s.start() // the stored policy has the namespace, too
 	if got := s.list()["db"]; got == nil || !got.GetAccepted() {
 		t.Errorf("after a restart: %v", got)
 	}
@@ -535,7 +535,7 @@ func TestNoMessageIsLargerThanAClientTakes(t *testing.T) {
 	}
 	s.know(town)
 	s.know(ids)
-	// Many rules with long names: the places of one table's rules are large.
+	// Many rules with long names: the source locations of one table are large.
 	name := strings.Repeat("n", 240)
 	var all strings.Builder
 	for i := range 40 {
@@ -581,17 +581,17 @@ func TestLearnedNamesOutliveARestartAndEnd(t *testing.T) {
 	if v := verdict(); v != policyv1.Action_ACTION_ALLOW {
 		t.Errorf("after a restart: %s", v)
 	}
-	clock.Add(90 * time.Second) // beyond its time, within its grace
+	clock.Add(90 * time.Second) // after its TTL, within the grace period
 	s.poke()
 	if v := verdict(); v != policyv1.Action_ACTION_ALLOW {
-		t.Errorf("in its grace: %s", v)
+		t.Errorf("in the grace period: %s", v)
 	}
 	clock.Add(time.Minute)
 	s.poke()
 	servicetest.Eventually(t, "the end of the address", func() bool { return verdict() == policyv1.Action_ACTION_DENY })
 }
 
-// The largest tables that there can be fit into an answer.
+// The largest possible tables fit into an answer.
 func TestTheLargestTablesFitIntoAnAnswer(t *testing.T) {
 	j := query.Evaluated{Bound: [2]bool{true, true}}
 	for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
@@ -599,7 +599,7 @@ func TestTheLargestTablesFitIntoAnAnswer(t *testing.T) {
 			Rules: make([]policytable.Rule, table.MaxRules), Peers: make(map[policytable.IdentityClass]policytable.Class),
 		}
 		b := table.NewBuilder()
-		for n := 0; ; n++ { // as many ranges as there can be, none of them short
+		for n := 0; ; n++ { // the maximum number of ranges, all of them long
 			list := make([]table.Interval, 1024)
 			for i := range list {
 				list[i] = table.Interval{Hi: port.Point(1<<31 + i), Value: table.MakeValue(table.MaxAdminRules, uint16(table.MaxRules-i%2))}
@@ -611,7 +611,7 @@ func TestTheLargestTablesFitIntoAnAnswer(t *testing.T) {
 			}
 		}
 		if content.Listed != table.MaxAllIntervals {
-			t.Errorf("%d ranges, and there can be %d", content.Listed, table.MaxAllIntervals)
+			t.Errorf("%d ranges, but the maximum is %d", content.Listed, table.MaxAllIntervals)
 		}
 		for i := range table.MaxPeers {
 			content.Peers[policytable.IdentityClass(1<<31+i)] = 5000

@@ -21,14 +21,14 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// TestEverySentinelHasItsCodeAndReason holds that statusOf answers every error
-// of the core as the API says, and that each reason of the API is given.
+// TestEverySentinelHasItsCodeAndReason: statusOf converts every error of the core as documented in the API, and each
+// reason of the API occurs.
 func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 	given := map[policyv1.ErrorReason]bool{0: true}
 	for _, c := range []struct {
 		err    error
 		code   codes.Code
-		reason policyv1.ErrorReason // unspecified: the answer has none
+		reason policyv1.ErrorReason // unspecified: no reason
 	}{
 		{&decode.Error{Whole: errors.New("empty")}, codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_INVALID_MANIFEST},
 		{&failure.FieldError{Field: "name", Err: errors.New("is empty")}, codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
@@ -65,7 +65,7 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 	}
 	for number, name := range policyv1.ErrorReason_name {
 		if !given[policyv1.ErrorReason(number)] {
-			t.Errorf("%s is promised and never given", name)
+			t.Errorf("%s is documented but never used", name)
 		}
 	}
 	if statusOf(nil) != nil {
@@ -73,7 +73,7 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 	}
 }
 
-// The field of a mistake is the one that the core names, whatever its text says.
+// The field of a violation is the field that the core reports, whatever the text is.
 func TestFieldIsNotReadFromTheText(t *testing.T) {
 	err := statusOf(fmt.Errorf("from: outer: %w", &failure.FieldError{Field: "to.labels", Err: errors.New("a: b: c")}))
 	if got := rpcerr.Fields(err); len(got) != 1 || got[0].GetField() != "to.labels" || got[0].GetDescription() != "a: b: c" {

@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
 
-// before is a subscription of a datapath that enforced something.
+// before is the subscription of a datapath that has already enforced a state.
 func before(state []byte, revision uint64, sources ...string) *policyv1.Subscribe {
 	s := subscribe("datapath", 301)
 	s.Enforced = &policyv1.EnforcedState{State: state, Revision: revision, Sources: sources}
@@ -63,7 +63,7 @@ func TestStateHasOneNameForItsLife(t *testing.T) {
 	}
 }
 
-// A gate across processes compares it with what the identity service gave out.
+// A gate across processes compares it with the revision of the identity service.
 func TestBarrierHasTheRevisionOfTheIdentityService(t *testing.T) {
 	s := serve(t)
 	f := s.watch(subscribe("datapath", 301)).snapshot()
@@ -83,7 +83,7 @@ func TestBarrierHasTheRevisionOfTheIdentityService(t *testing.T) {
 			t.Errorf("revision of %q with %d identities, want of run-of-i with %d", f.barrier.GetIdentityServiceIncarnation(), len(f.words), len(town))
 		}
 	})
-	at.Number++ // nothing of it matters here
+	at.Number++ // its content does not matter here
 	if err := s.owner.TakeIdentities(s.ctx(), nil, nil, at); err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +143,7 @@ func TestViewsOfTwoNodesAreComparedByTheStore(t *testing.T) {
 
 func TestBarrierNamesWhatIsNotComplete(t *testing.T) {
 	for what, test := range map[string]struct {
-		sources []string // that had policies
+		sources []string // sources that had policies
 		do      func(*service, *owner.Feed)
 		want    []string
 	}{
@@ -166,7 +166,7 @@ func TestBarrierNamesWhatIsNotComplete(t *testing.T) {
 			f := s.watch(before(make([]byte, 16), 7, test.sources...)).snapshot()
 			test.do(s, s.owner.Feed(managed.SourceFile))
 			f.until("the answer", func() bool { return slices.Equal(f.barrier.GetIncomplete(), test.want) })
-			// It is the same for one that subscribes now.
+			// It is the same for a new subscriber.
 			f.leave()
 			g := s.watch(before(make([]byte, 16), 7, test.sources...)).snapshot()
 			if got := g.barrier.GetIncomplete(); !slices.Equal(got, test.want) {
@@ -223,7 +223,7 @@ func TestCallersAreToldOfAHeldState(t *testing.T) {
 	})
 	var revision uint64
 	first := holds.Load()
-	for i := range int64(12) { // more than may be unacknowledged
+	for i := range int64(12) { // more than the limit of unacknowledged barriers
 		revision = s.apply(named(string(rune('a'+i)), allowWeb)).GetRevision()
 		// Changes that come faster than the follower reads would leave more than four barriers without a word of it.
 		servicetest.Eventually(t, "the subscriber says that it holds", func() bool { return holds.Load() > first+i })

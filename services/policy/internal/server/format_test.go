@@ -31,7 +31,7 @@ func TestSubscriberWithoutACommonFormatIsRefused(t *testing.T) {
 	s.watch(sub).snapshot()
 }
 
-// A subscriber that refuses a message is waited for by nothing, and shown.
+// Nothing waits for a subscriber that refuses a message, and the status shows it.
 func TestCallersAreToldOfARefusedMessage(t *testing.T) {
 	s := serve(t)
 	s.know(town)

@@ -19,7 +19,7 @@ func (s *service) put(manager, manifests string) (*policyv1.UpsertPoliciesRespon
 	return s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(manifests), Manager: manager})
 }
 
-// mustPut is put that has to succeed.
+// mustPut is put and must succeed.
 func (s *service) mustPut(manager, manifests string) *policyv1.UpsertPoliciesResponse {
 	s.t.Helper()
 	out, err := s.put(manager, manifests)
@@ -29,7 +29,7 @@ func (s *service) mustPut(manager, manifests string) *policyv1.UpsertPoliciesRes
 	return out
 }
 
-// owners are the names of all policies with their managers.
+// owners returns the names of all policies with their managers.
 func (s *service) owners() string {
 	s.t.Helper()
 	var out []string
@@ -79,7 +79,7 @@ func TestManagersKeepTheirPoliciesApart(t *testing.T) {
 		t.Errorf("of argo: %v, %v", m, err)
 	}
 	if m, err := stream.Recv(); err == nil {
-		t.Errorf("of argo besides: %v", m)
+		t.Errorf("other policies of argo: %v", m)
 	}
 }
 
@@ -117,7 +117,7 @@ func TestReplaceLeavesNothingElseOfTheManager(t *testing.T) {
 	if again.GetRevision() != 4 {
 		t.Errorf("the same again has revision %d", again.GetRevision())
 	}
-	// Of a set that is wrong in part nothing is taken.
+	// If a part of a set is invalid, no part of it is applied.
 	_, err := s.ReplacePolicies(s.ctx(), &policyv1.ReplacePoliciesRequest{Manager: "argo", Manifests: []byte(named("f", allowWeb))})
 	wantCode(t, err, codes.AlreadyExists, `"flux"`)
 	s.wantOwners("another's policy in it", "b=argo c=argo f=flux hand=")
@@ -125,8 +125,8 @@ func TestReplaceLeavesNothingElseOfTheManager(t *testing.T) {
 		_, err := s.ReplacePolicies(s.ctx(), &policyv1.ReplacePoliciesRequest{Manager: "argo", ValidateOnly: validate})
 		wantCode(t, err, codes.FailedPrecondition, "allow_empty")
 	}
-	s.wantOwners("an empty set that is not said to be meant", "b=argo c=argo f=flux hand=")
-	for range 2 { // it may be repeated, with the flag or without
+	s.wantOwners("an empty set without the confirming flag", "b=argo c=argo f=flux hand=")
+	for range 2 { // it may be repeated, with or without the flag
 		empty := &policyv1.ReplacePoliciesRequest{Manager: "another", AllowEmpty: true}
 		if out, err := s.ReplacePolicies(s.ctx(), empty); err != nil || len(out.GetChanges()) > 0 {
 			t.Errorf("the empty set of a manager that has nothing: %v, %v", out, err)
@@ -140,7 +140,7 @@ func TestReplaceLeavesNothingElseOfTheManager(t *testing.T) {
 	want(out, "b DELETED, c DELETED")
 	want(replace("", false), "")
 	s.wantOwners("an empty set", "f=flux hand=")
-	// What people applied belongs to no program.
+	// Policies that users applied belong to no manager.
 	_, err = s.ReplacePolicies(s.ctx(), &policyv1.ReplacePoliciesRequest{})
 	wantCode(t, err, codes.InvalidArgument, "manager")
 }
@@ -197,7 +197,7 @@ func TestCompletedSourceLosesWhatItDidNotRepeat(t *testing.T) {
 	synced("")
 	s.stop()
 	s.start()
-	// The listing after the restart: one is unchanged, one is new, b is not named.
+	// The listing after the restart: one policy is unchanged, one is new, and b is missing.
 	run := s.mustPut("argo", named("a", allowWeb)).GetIncarnation()
 	s.mustPut("argo", named("c", allowWeb))
 	s.wantOwners("not complete yet", "a=argo b=argo c=argo f=flux hand=")
@@ -213,7 +213,7 @@ func TestCompletedSourceLosesWhatItDidNotRepeat(t *testing.T) {
 	if out, err = complete("argo", run); err != nil || len(out.GetChanges()) != 0 {
 		t.Errorf("complete again: %v, %v", out, err)
 	}
-	// A listing that was taken in part by the run before is none.
+	// A partial listing of the previous run does not count.
 	s.mustPut("argo", named("d", allowWeb))
 	s.stop()
 	s.start()
@@ -223,7 +223,7 @@ func TestCompletedSourceLosesWhatItDidNotRepeat(t *testing.T) {
 	synced("")
 	_, err = complete("", run)
 	wantCode(t, err, codes.InvalidArgument, "manager")
-	// A manager that names nothing has lost its list, unless it says otherwise.
+	// An empty listing is rejected unless the manager confirms it.
 	st, err := s.GetStatus(s.ctx(), &policyv1.GetStatusRequest{})
 	if err != nil {
 		t.Fatal(err)

@@ -42,7 +42,7 @@ func TestMetricsHaveTheConventionsNames(t *testing.T) {
 		"sluice_policy_refused_tables": 0, "sluice_policy_unacknowledged_messages": 0, "sluice_policy_problems": 0,
 	} {
 		if v, ok := got[name]; !ok || v != want {
-			t.Errorf("%s is %v (there: %t), want %v", name, v, ok, want)
+			t.Errorf("%s is %v (present: %t), want %v", name, v, ok, want)
 		}
 	}
 }
@@ -67,7 +67,7 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 		delete(documented, name)
 	}
 	for name := range documented {
-		t.Errorf("docs/policy.md has %s, the service does not", name)
+		t.Errorf("docs/policy.md has %s, but the service does not", name)
 	}
 }
 

@@ -23,7 +23,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 )
 
-// learned are the names that a filter takes.
+// learned returns the names that a filter selects.
 func (s *service) learned(req *policyv1.ListNamesRequest) []*policyv1.LearnedName {
 	s.t.Helper()
 	list, err := s.ListNames(s.ctx(), req)
@@ -43,7 +43,7 @@ func (s *service) learned(req *policyv1.ListNamesRequest) []*policyv1.LearnedNam
 	}
 }
 
-// texts are the names with their addresses.
+// texts formats names with their addresses.
 func texts(list []*policyv1.LearnedName) (out []string) {
 	for _, n := range list {
 		var addrs []string
@@ -55,7 +55,7 @@ func texts(list []*policyv1.LearnedName) (out []string) {
 	return out
 }
 
-// learnPolicy is learnWeb by another name, for other names.
+// learnPolicy is learnWeb with another name and other DNS names.
 func learnPolicy(name, fqdn string) string {
 	return strings.NewReplacer("name: dns", "name: "+name, "matchName: api.example.com", fqdn).Replace(learnWeb)
 }
@@ -104,7 +104,7 @@ func TestLearnedNamesAreListedWithTheirRulesAndTimes(t *testing.T) {
 	a := all[0].GetAddresses()[0]
 	if e, f := a.GetExpireTime().AsTime(), a.GetForgetTime().AsTime(); !e.Equal(clock.Now().Add(time.Hour)) ||
 		f.Sub(e) != time.Minute {
-		t.Errorf("expires %s, is forgotten %s", e, f)
+		t.Errorf("expires %s, is removed %s", e, f)
 	}
 	if u := all[0].GetUsedBy(); len(u) != 1 || u[0].GetName() != "dns" || u[0].GetPath() != "spec.egress[0]" {
 		t.Errorf("used by %v", u)
@@ -144,7 +144,7 @@ func TestForgettingANameTakesItsPermissionsAway(t *testing.T) {
 	s.learn("cdn.example.com", time.Hour, shared.String())
 	verdicts := func(when string, wantShared, wantOwn policytable.Action) {
 		t.Helper()
-		f.look(func() { // what was acknowledged is carried out
+		f.look(func() { // acknowledged messages have been applied
 			for addr, want := range map[netip.Addr]policytable.Action{shared: wantShared, own: wantOwn} {
 				if a, ok := f.lookup(300, policytable.Egress, 9, addr, tcp5432); !ok || a != want {
 					t.Errorf("%s, to %s: %v %t, want %v", when, addr, a, ok, want)
@@ -158,7 +158,7 @@ func TestForgettingANameTakesItsPermissionsAway(t *testing.T) {
 	verdicts("asked", policytable.Allow, policytable.Allow)
 	s.forget("nothing.example.com", "", false, 0, 0)
 	s.forget("api.example.com", "", false, 1, 2)
-	verdicts("one forgotten", policytable.Allow, policytable.Deny) // the other name has the shared one
+	verdicts("one forgotten", policytable.Allow, policytable.Deny) // the other name has the shared address
 	s.forget("", shared.String(), false, 1, 1)
 	verdicts("its address forgotten", policytable.Deny, policytable.Deny)
 	s.forget("*", "", false, 0, 0)
@@ -192,8 +192,8 @@ func TestForgettingANameTakesItsPermissionsAway(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument, "pattern")
 }
 
-// TestNamesAreLearnedWhileOthersAreForgotten: what is listed after a proxy learned
-// while an operator forgot is what the kernel allows.
+// TestNamesAreLearnedWhileOthersAreForgotten: a proxy learns names while an operator removes names. Afterwards, the
+// kernel allows exactly the listed addresses.
 func TestNamesAreLearnedWhileOthersAreForgotten(t *testing.T) {
 	const count = 200
 	s := serve(t, func(c *owner.Config) { c.MaxNames, c.MaxAddresses = 2*count, 2*count })
@@ -215,7 +215,7 @@ func TestNamesAreLearnedWhileOthersAreForgotten(t *testing.T) {
 		}
 	})
 	wg.Wait()
-	s.learn("last.example.com", time.Hour, at(count).String()) // acknowledged behind everything
+	s.learn("last.example.com", time.Hour, at(count).String()) // acknowledged after everything else
 	known := map[string]bool{}
 	for _, n := range s.learned(&policyv1.ListNamesRequest{}) {
 		known[n.GetName()] = true
@@ -241,11 +241,11 @@ func TestTenThousandNamesAreListedAndForgotten(t *testing.T) {
 	s.watch(subscribe("datapath", 300)).snapshot()
 	next := make(chan int)
 	var wg sync.WaitGroup
-	ctx, cancel := context.WithCancelCause(t.Context()) // without a time: under load all of them take minutes
+	ctx, cancel := context.WithCancelCause(t.Context()) // without a timeout: under load they take minutes
 	defer cancel(nil)
 	for range 64 {
 		wg.Go(func() {
-			for i := range next { // to the end, whatever fails: the test waits to send them
+			for i := range next { // receive all, even after a failure: the test blocks on sending
 				addr := netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)})
 				if _, err := s.LearnNames(ctx, &policyv1.LearnNamesRequest{
 					Name: fmt.Sprintf("n%d.example.com", i), Addresses: []string{addr.String()}, Ttl: durationpb.New(time.Hour),
@@ -294,10 +294,10 @@ func TestLearnedAddressStaysWhileItsConnectionIsReported(t *testing.T) {
 		hold("192.0.2.1", "2001:db8::1")
 	}
 	s.poke()
-	s.poke() // the first one looked at the clock, and has been served
+	s.poke() // the first call has read the clock
 	got := texts(s.learned(&policyv1.ListNamesRequest{}))
 	if want := []string{"api.example.com. 192.0.2.1,2001:db8::1"}; !slices.Equal(got, want) {
-		t.Errorf("remembers %v, want %v", got, want)
+		t.Errorf("stored: %v, want %v", got, want)
 	}
 	_, err := s.HoldAddresses(s.ctx(), &policyv1.HoldAddressesRequest{InUse: []string{"192.0.2"}})
 	wantCode(t, err, codes.InvalidArgument, "in_use")

@@ -44,7 +44,7 @@ func TestTableSaysHowManyRulesHaveNoSourceLocation(t *testing.T) {
 		t.Errorf("the answer has %d bytes", n)
 	}
 	if got.GetOmittedEgressRuleCount() != 0 {
-		t.Errorf("%d egress rules are left out and there are none", got.GetOmittedEgressRuleCount())
+		t.Errorf("%d egress rules are left out, although there are no egress rules", got.GetOmittedEgressRuleCount())
 	}
 }
 
@@ -59,7 +59,7 @@ func TestManyNotesAreCounted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// one more note is of the service: that the policy selects no endpoint
+		// The service adds one note: that the policy selects no endpoint.
 		if c := out.GetChanges()[0]; len(c.GetNotes()) != 41 || c.GetOmittedNoteCount() != 12 {
 			t.Errorf("validate_only %v: %d notes and %d left out, want 41 and 12",
 				validate, len(c.GetNotes()), c.GetOmittedNoteCount())

@@ -49,13 +49,13 @@ type service struct {
 	dir     string
 	state   string
 	stop    func()
-	end     func()         // ends the owner, and leaves the server
-	runs    func(f func()) // nil: the owner runs on a goroutine like others
-	sources []string       // beside the identities
+	end     func()         // ends the owner but not the server
+	runs    func(f func()) // nil: the owner runs in an ordinary goroutine
+	sources []string       // in addition to the identities
 	cluster addresses
 }
 
-// addresses maps addresses of a cluster to identities. While away, it answers peer.ErrUnresolved.
+// addresses maps addresses of a cluster to identities. While it is down, it returns peer.ErrUnresolved.
 type addresses struct {
 	known map[string]identity.Numeric
 	away  bool
@@ -78,7 +78,7 @@ func serve(t *testing.T, opts ...option) *service {
 	return s
 }
 
-// prepare makes the directories of a server.
+// prepare creates the directories of a server.
 func prepare(t *testing.T) *service {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "policy-") // short enough for a socket's address
@@ -162,7 +162,7 @@ func (s *service) start(opts ...option) {
 
 func (s *service) ctx() context.Context { return servicetest.Context(s.t) }
 
-// know makes the owner know identities: number → labels as "source:key=value".
+// know adds identities to the owner: numbers with labels as "source:key=value".
 func (s *service) know(ids map[uint32]string) {
 	s.t.Helper()
 	if err := s.owner.SetIdentities(s.ctx(), identitiesOf(s.t, ids), nil); err != nil {
@@ -201,7 +201,7 @@ var town = map[uint32]string{
 	302: "k8s:app=other " + namespaceLabel + "shop",
 }
 
-// allowWeb lets web reach db on port 5432.
+// allowWeb allows web to connect to db on port 5432.
 const allowWeb = `apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata: {name: db, namespace: shop}
@@ -279,7 +279,7 @@ func TestUpsertIsAllOrNothingAndRepeatable(t *testing.T) {
 		t.Errorf("fields: %q", fields)
 	}
 	if got := s.list(); len(got) != 2 || got["db3"] != nil {
-		t.Errorf("after the bad one there are %v", got)
+		t.Errorf("after the invalid one there are %v", got)
 	}
 	replaced := s.apply(strings.Replace(allowWeb, "5432", "5433", 1))
 	if replaced.GetRevision() != 2 || replaced.GetChanges()[0].GetType() != policyv1.ChangeType_CHANGE_TYPE_REPLACED {
@@ -307,7 +307,7 @@ func TestExplainNamesTheRuleAndItsText(t *testing.T) {
 	if !m.GetDecides() || m.GetSources()[0].GetPath() != "spec.ingress[0]" || m.GetText() != `allow from {k8s:app In "web", k8s:io.kubernetes.pod.namespace In "shop"} on TCP/5432` {
 		t.Errorf("match: %v", m)
 	}
-	// Labels need not exist, and an address alone is the world.
+	// Labels need not exist, and an address alone means the world.
 	for _, c := range []struct {
 		from *policyv1.Peer
 		want policyv1.Action
@@ -331,8 +331,8 @@ func TestExplainNamesTheRuleAndItsText(t *testing.T) {
 	wantCode(t, err, codes.NotFound, "identity 77")
 }
 
-// TestExplainTakesAnAddressForTheIdentityThatItHasInTheCluster asks with addresses alone, on both sides, and while
-// sluice-identity is away.
+// TestExplainTakesAnAddressForTheIdentityThatItHasInTheCluster uses only addresses, on both sides, also while
+// sluice-identity is down.
 func TestExplainTakesAnAddressForTheIdentityThatItHasInTheCluster(t *testing.T) {
 	s := serve(t)
 	known := maps.Clone(town)
@@ -399,7 +399,7 @@ func TestSharesAreThoseOfTheNamespaces(t *testing.T) {
 		}
 		for _, x := range m.GetTenants() {
 			if x.GetName() == "" {
-				continue // what no tenant splits
+				continue // not divided among tenants
 			}
 			got = append(got, fmt.Sprintf("%s of %s: all admitted %t",
 				m.GetLimit().GetName(), x.GetName(), x.GetAdmitted() == x.GetAsked()))

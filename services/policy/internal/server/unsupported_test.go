@@ -12,7 +12,7 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
-// verdict is that of TCP from one identity to another.
+// verdict returns the verdict for TCP from one identity to another.
 func (s *service) verdict(from, to, port uint32) policyv1.Action {
 	s.t.Helper()
 	out, err := s.Explain(s.ctx(), &policyv1.ExplainRequest{From: &policyv1.Peer{Identity: from}, To: &policyv1.Peer{Identity: to}, Protocol: 6, Port: port})
@@ -65,7 +65,7 @@ func TestUnsupportedConditionsAllowNothingAndDenyAll(t *testing.T) {
 	s.wantVerdict(300, 301, 80, denied)
 	noted(cilium("web", "  egress: [{toEntities: [all]}]\n  egressDeny: [{toGroups: [{aws: {}}], toPorts: [{ports: [{port: \"80\", protocol: TCP}]}]}]\n"), "the rule denies all peers")
 	s.wantVerdict(300, 301, 80, denied)
-	s.wantVerdict(300, 301, 81, allowed) // the ports are known
+	s.wantVerdict(300, 301, 81, allowed) // the ports are supported
 	noted(cilium("db", "  ingress: [{fromEntities: [all]}]\n  ingressDeny: [{fromGroups: [{aws: {}}]}]\n"), "the rule denies all peers")
 	s.wantVerdict(300, 301, 80, denied)
 	_, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(
@@ -78,7 +78,7 @@ func TestUnsupportedConditionsAllowNothingAndDenyAll(t *testing.T) {
 	}
 }
 
-// TestFieldWithoutEffectIsNotConverted: a text for flow logs changes no rule, so nothing warns of the policy.
+// TestFieldWithoutEffectIsNotConverted: a text for flow logs changes no rule, so there is no warning.
 func TestFieldWithoutEffectIsNotConverted(t *testing.T) {
 	s := serve(t)
 	s.know(town)

@@ -32,7 +32,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/wire/wiretest"
 )
 
-// replica is what a datapath has: tables made of messages, and nothing else.
+// replica is the state of a datapath: tables that it has built only from messages.
 type replica struct {
 	words   map[uint32]table.Entry
 	classes map[uint32]string
@@ -76,7 +76,7 @@ func (r *replica) define(d *policyv1.PolicyTable) *table.Table {
 	return t
 }
 
-// apply carries out one step; an error is a broken promise of the stream.
+// apply applies one step; an error means that the stream violates its contract.
 func (r *replica) apply(s *policyv1.Step) error {
 	switch x := s.GetStep().(type) {
 	case *policyv1.Step_DefineIdentityClass:
@@ -104,14 +104,14 @@ func (r *replica) apply(s *policyv1.Step) error {
 	case *policyv1.Step_GrowTable:
 		t := r.tables[x.GrowTable.GetTable()]
 		if t == nil {
-			return fmt.Errorf("table %d grows and is not there", x.GrowTable.GetTable())
+			return fmt.Errorf("table %d grows but does not exist", x.GrowTable.GetTable())
 		}
 		wiretest.Grow(t, x.GrowTable.GetClasses())
 	case *policyv1.Step_RetireTable:
 		for n, b := range r.bound {
 			for _, id := range b {
 				if id != nil && *id == x.RetireTable.GetTable() {
-					return fmt.Errorf("table %d is retired and identity %d bound to it", *id, n)
+					return fmt.Errorf("table %d is retired while identity %d is bound to it", *id, n)
 				}
 			}
 		}
@@ -119,37 +119,37 @@ func (r *replica) apply(s *policyv1.Step) error {
 	case *policyv1.Step_SetPeer:
 		t, c := r.tables[x.SetPeer.GetTable()], policytable.IdentityClass(x.SetPeer.GetRow().GetIdentityClass())
 		if t == nil {
-			return fmt.Errorf("row for table %d, which is not there", x.SetPeer.GetTable())
+			return fmt.Errorf("row for table %d, which does not exist", x.SetPeer.GetTable())
 		}
 		if _, there := t.Peers[c]; there {
-			return fmt.Errorf("row %d of table %d is there", c, x.SetPeer.GetTable())
+			return fmt.Errorf("row %d of table %d exists already", c, x.SetPeer.GetTable())
 		}
 		t.Peers[c] = policytable.Class(x.SetPeer.GetRow().GetClass())
 	case *policyv1.Step_DeletePeer:
 		t, c := r.tables[x.DeletePeer.GetTable()], policytable.IdentityClass(x.DeletePeer.GetIdentityClass())
 		if t == nil {
-			return fmt.Errorf("row of table %d, which is not there", x.DeletePeer.GetTable())
+			return fmt.Errorf("row of table %d, which does not exist", x.DeletePeer.GetTable())
 		}
 		if _, there := t.Peers[c]; !there {
-			return fmt.Errorf("row %d of table %d is not there", c, x.DeletePeer.GetTable())
+			return fmt.Errorf("row %d of table %d does not exist", c, x.DeletePeer.GetTable())
 		}
 		delete(t.Peers, c)
 	case *policyv1.Step_SetPrefix:
 		t, p := r.tables[x.SetPrefix.GetTable()], x.SetPrefix.GetPrefix()
 		if t == nil {
-			return fmt.Errorf("prefix for table %d, which is not there", x.SetPrefix.GetTable())
+			return fmt.Errorf("prefix for table %d, which does not exist", x.SetPrefix.GetTable())
 		}
 		t.Prefixes.Set(netip.MustParsePrefix(p.GetPrefix()), wiretest.PrefixClasses(p.GetClasses()))
 	case *policyv1.Step_DeletePrefix:
 		t := r.tables[x.DeletePrefix.GetTable()]
 		if t == nil {
-			return fmt.Errorf("prefix of table %d, which is not there", x.DeletePrefix.GetTable())
+			return fmt.Errorf("prefix of table %d, which does not exist", x.DeletePrefix.GetTable())
 		}
 		t.Prefixes.Delete(netip.MustParsePrefix(x.DeletePrefix.GetPrefix()))
 	case *policyv1.Step_BindSubject:
 		b := x.BindSubject
 		if t := r.tables[b.GetTable()]; b.GetTable() != 0 && (t == nil || len(t.Rules) != len(b.GetRules())) {
-			return fmt.Errorf("identity %d is bound to table %d, which is not there or has other rules", b.GetSubject(), b.GetTable())
+			return fmt.Errorf("identity %d is bound to table %d, which does not exist or has other rules", b.GetSubject(), b.GetTable())
 		}
 		if r.bound[b.GetSubject()] == nil {
 			r.bound[b.GetSubject()] = new([2]*uint64)
@@ -179,31 +179,30 @@ func (r *replica) lookup(subject uint32, d policytable.Direction, peer uint32, a
 	return r.tables[*b[d]].Lookup(r.words[peer], addr, q).Action, true
 }
 
-// follower is a subscriber that does what it is told, and acknowledges it.
+// follower is a subscriber that applies and acknowledges every message.
 type follower struct {
 	t *testing.T
 	policyv1.PolicyService_WatchPolicyTablesClient
 	cancel context.CancelFunc
 	ended  chan struct{}
 
-	mu sync.Mutex // guards all below
+	mu sync.Mutex // guards the following fields
 	*replica
 	incarnation []byte
 	seq         uint64
-	complete    bool // the snapshot
+	complete    bool // the snapshot is complete
 	barrier     *policyv1.Barrier
 	messages    int
-	err         error // the end of the stream, or a broken promise
+	err         error // the end of the stream, or a contract violation
 }
 
-// watch subscribes. What decide answers about a message is done: whether it is
-// acknowledged.
+// watch subscribes. decide returns whether to acknowledge a message.
 func (s *service) watch(sub *policyv1.Subscribe, decide ...func(*follower, *policyv1.WatchPolicyTablesResponse) bool) *follower {
 	s.t.Helper()
 	return s.continueWith(sub, newReplica(), 0, decide...)
 }
 
-// continueWith subscribes with the tables of before.
+// continueWith subscribes with existing tables.
 func (s *service) continueWith(sub *policyv1.Subscribe, r *replica, seq uint64, decide ...func(*follower, *policyv1.WatchPolicyTablesResponse) bool) *follower {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), 2*servicetest.Patience)
@@ -235,7 +234,7 @@ func (s *service) continueWith(sub *policyv1.Subscribe, r *replica, seq uint64, 
 				ack = ack && d(f, m)
 			}
 			if ack {
-				f.Send(ackOf(m.GetSeq())) //nolint:errcheck // Recv says what is wrong
+				f.Send(ackOf(m.GetSeq())) //nolint:errcheck // Recv returns the error
 			}
 		}
 	}()
@@ -253,13 +252,13 @@ func (f *follower) send(m *policyv1.WatchPolicyTablesRequest) {
 	}
 }
 
-// leave ends the stream and returns when nothing comes any more.
+// leave ends the stream and returns when no more messages arrive.
 func (f *follower) leave() {
 	f.cancel()
 	<-f.ended
 }
 
-// take carries out one message.
+// take applies one message.
 func (f *follower) take(m *policyv1.WatchPolicyTablesResponse) error {
 	if f.seq != 0 && m.GetSeq() != f.seq+1 {
 		return fmt.Errorf("message %d follows %d", m.GetSeq(), f.seq)
@@ -274,21 +273,21 @@ func (f *follower) take(m *policyv1.WatchPolicyTablesResponse) error {
 		if b := step.GetBarrier(); b != nil {
 			f.barrier = b
 			if i != len(m.GetSteps())-1 {
-				return fmt.Errorf("message %d has steps behind its barrier", m.GetSeq())
+				return fmt.Errorf("message %d has steps after its barrier", m.GetSeq())
 			}
 		}
 	}
 	return nil
 }
 
-// look gives the lock back even if the test ends.
+// look calls at with the lock held, and releases it even if the test ends.
 func (f *follower) look(at func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	at()
 }
 
-// until waits for a condition, which is looked at under the lock.
+// until waits for a condition, which is checked with the lock held.
 func (f *follower) until(what string, ok func() bool) {
 	f.t.Helper()
 	servicetest.Eventually(f.t, what, func() bool {
@@ -312,7 +311,7 @@ func subscribe(name string, subjects ...uint32) *policyv1.Subscribe {
 	return &policyv1.Subscribe{Name: name, Subjects: subjects, Role: policyv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES, Formats: []policyv1.TableFormat{policywire.Format}}
 }
 
-// status waits until the service says what is wanted.
+// eventually waits until the status meets the condition.
 func (s *service) eventually(what string, ok func(*policyv1.GetStatusResponse) bool) {
 	s.t.Helper()
 	servicetest.EventuallyNil(s.t, what, func() error {
@@ -343,7 +342,7 @@ func TestSubscriberGetsSnapshotThenChanges(t *testing.T) {
 	if b := f.binds[301]; b.GetPolicyRevision() != 1 || b.GetRules()[0].GetSources()[0].GetName() != "db" {
 		t.Errorf("bind: %v", b)
 	}
-	// An identity that comes later gets its tables then.
+	// A later identity gets its tables when it appears.
 	s.know(map[uint32]string{999: "k8s:app=late " + namespaceLabel + "shop"})
 	f.until("tables of 999", func() bool { return f.bound[999] != nil && f.bound[999][1] != nil })
 	// Other subjects.
@@ -377,7 +376,7 @@ func TestReplicaOfTheStreamAnswersLikeTheService(t *testing.T) {
 			direction, side = "egress", "to"
 		}
 		p := peers[r.IntN(len(peers))]
-		// The policy types of one with an egress section are both.
+		// A policy with an egress section has both policy types.
 		return fmt.Sprintf("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: %s, namespace: %s}\nspec:\n  podSelector: {matchLabels: {tier: '%d'}}\n  %s:\n  - %s: [%s]\n    ports: [{protocol: TCP, port: %d, endPort: %d}]\n",
 			name, ns, r.IntN(3), direction, side, p, 80+r.IntN(2), 82+r.IntN(2))
 	}
@@ -420,8 +419,8 @@ func TestReplicaOfTheStreamAnswersLikeTheService(t *testing.T) {
 			}
 			f.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subjects{Subjects: &policyv1.SubjectChange{Add: next, Remove: gone}}})
 		}
-		// What is acknowledged is carried out, so the replica is at rest then. The
-		// change of subjects, which has no answer, is before this in one stream.
+		// An acknowledged message has been applied, so the replica is idle then. The change of subjects, which has no
+		// answer, comes earlier in the same stream.
 		revision := s.apply(marker(step)).GetRevision()
 		s.ordered(f)
 		if _, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: revision}); err != nil {
@@ -434,7 +433,7 @@ func TestReplicaOfTheStreamAnswersLikeTheService(t *testing.T) {
 			bound := slices.Sorted(maps.Keys(f.bound))
 			for _, n := range bound {
 				if !known[n] {
-					continue // its tables stay, and it has no labels to explain
+					continue // its tables stay, but it has no labels to explain
 				}
 				for range 6 {
 					peer := 400 + uint32(r.IntN(12))
@@ -466,20 +465,20 @@ func TestReplicaOfTheStreamAnswersLikeTheService(t *testing.T) {
 			}
 		})
 	}
-	// A late one is told the same.
+	// A later subscriber gets the same state.
 	late := s.watch(subscribe("late", slices.Collect(maps.Keys(f.bound))...)).snapshot()
 	if len(late.tables) != len(f.tables) || len(late.words) != len(f.words) || !maps.Equal(late.classes, f.classes) {
 		t.Errorf("late: %d tables, %d identities, %d classes; want %d, %d, %d", len(late.tables), len(late.words), len(late.classes), len(f.tables), len(f.words), len(f.classes))
 	}
 }
 
-// marker is a policy that concerns nobody and changes with each step.
+// marker is a policy that selects no endpoint and changes with each step.
 func marker(step int) string {
 	return fmt.Sprintf("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: marker, namespace: nowhere}\nspec: {podSelector: {matchLabels: {step: 's%d'}}}\n", step)
 }
 
-// ordered waits until the service has taken everything that the follower sent,
-// by a location that counts as a change.
+// ordered waits until the service has processed everything that the follower sent, by means of a location, which
+// counts as a change.
 func (s *service) ordered(f *follower) {
 	s.t.Helper()
 	before := f.addressRevision()
@@ -523,7 +522,7 @@ func TestResumeThatCannotBeStartsWithEverything(t *testing.T) {
 	f.leave()
 	s.eventually("disconnected", func(st *policyv1.GetStatusResponse) bool { return !st.GetSubscribers()[0].GetConnected() })
 	s.apply(named("a", allowWeb))
-	s.apply(named("b", allowWeb)) // the log keeps the last change only
+	s.apply(named("b", allowWeb)) // the log keeps only the last change
 	for what, change := range map[string]func(*policyv1.Subscribe){
 		"too old":           func(*policyv1.Subscribe) {},
 		"of another run":    func(s *policyv1.Subscribe) { s.Incarnation = []byte("0123456789abcdef") },
@@ -564,7 +563,7 @@ func TestSlowSubscriberIsDisconnectedAndStartsAnew(t *testing.T) {
 	s.watch(subscribe("datapath", 301)).snapshot()
 }
 
-// manyRules is a policy whose table fills a message; each i makes another.
+// manyRules returns a policy whose table fills a message; each i gives another policy.
 func manyRules(i int) string {
 	var b strings.Builder
 	b.WriteString("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: db, namespace: shop}\nspec:\n  podSelector: {matchLabels: {app: db}}\n  ingress:\n")
@@ -574,8 +573,7 @@ func manyRules(i int) string {
 	return b.String()
 }
 
-// stuck is a subscriber on a connection of its own that answers everything gRPC
-// asks and never reads a message.
+// stuck is a subscriber on a separate connection that responds to gRPC but never reads a message.
 func (s *service) stuck(name string, subjects ...uint32) {
 	s.t.Helper()
 	conn, err := client.Dial(filepath.Join(s.dir, "s"), client.Options{})
@@ -590,7 +588,7 @@ func (s *service) stuck(name string, subjects ...uint32) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	// It may have been disconnected again by now.
+	// It may already have been disconnected again.
 	s.eventually(name+" is known", func(st *policyv1.GetStatusResponse) bool {
 		return slices.ContainsFunc(st.GetSubscribers(), func(x *policyv1.SubscriberStatus) bool { return x.GetName() == name })
 	})
@@ -612,19 +610,19 @@ func TestSubscriberThatNeverReadsIsDisconnected(t *testing.T) {
 	var revision uint64
 	for i := range 30 {
 		revision = s.apply(manyRules(i)).GetRevision()
-		// The other one is never held up.
+		// The other subscriber is never delayed.
 		f.until("the change", func() bool { return f.barrier.GetPolicyRevision() == revision })
 	}
 	s.eventually("disconnected", gone("stuck"))
 	if _, n := s.owner.Figures(); n != 1 {
-		t.Errorf("%d were disconnected for being slow, want 1", n)
+		t.Errorf("%d were disconnected because they are slow, want 1", n)
 	}
 	if out, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: revision}); err != nil || out.GetRevision() != revision {
 		t.Errorf("wait for the revision: %v, %v", out, err)
 	}
 }
 
-// Below every limit of size, time alone tells.
+// Below all size limits, only time decides.
 func TestSubscriberThatTakesNothingIsDisconnected(t *testing.T) {
 	s := serve(t, func(c *owner.Config) { c.Stream.Stall = 50 * time.Millisecond })
 	s.know(town)
@@ -653,7 +651,7 @@ func TestWaitForRevisionWaitsForTheAcknowledgement(t *testing.T) {
 	defer cancel()
 	_, err := s.WaitForRevision(short, &policyv1.WaitForRevisionRequest{Revision: 1})
 	wantCode(t, err, codes.DeadlineExceeded, "")
-	// Of subjects that the subscriber has none of, nothing is waited for.
+	// Nothing waits for subjects that the subscriber does not have.
 	if _, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: 1, Subjects: []uint32{302}}); err != nil {
 		t.Errorf("other subjects: %v", err)
 	}
@@ -673,7 +671,7 @@ func TestWaitForRevisionWaitsForTheAcknowledgement(t *testing.T) {
 	}
 }
 
-// A debugging session with grpcurl, which sets no role, beside the datapath.
+// A debugging session with grpcurl, which sets no role, in addition to the datapath.
 func TestNothingWaitsForSubscribersThatOnlyWatch(t *testing.T) {
 	s := serve(t)
 	s.know(town)
@@ -693,12 +691,12 @@ func TestNothingWaitsForSubscribersThatOnlyWatch(t *testing.T) {
 	silent.until("the change", func() bool { return silent.barrier.GetPolicyRevision() == 2 })
 	silent.leave()
 	said.leave()
-	s.eventually("both are forgotten, with what they asked for", func(st *policyv1.GetStatusResponse) bool {
+	s.eventually("both are removed with their interests", func(st *policyv1.GetStatusResponse) bool {
 		return len(st.GetSubscribers()) == 1 && st.GetSubscribers()[0].GetEnforces() && st.GetSubjects() == 1
 	})
 	out, err = s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: 2})
 	if err != nil || !slices.Equal(out.GetEnforcing(), []string{"datapath"}) || len(out.GetDisconnected()) != 0 {
-		t.Errorf("after both went: %v, %v", out, err)
+		t.Errorf("after both left: %v, %v", out, err)
 	}
 	f.leave()
 	s.eventually("disconnected", gone("datapath"))
@@ -708,7 +706,7 @@ func TestNothingWaitsForSubscribersThatOnlyWatch(t *testing.T) {
 	}
 }
 
-// One that watches has nothing to acknowledge, so that it cannot be late.
+// A watching subscriber has nothing to acknowledge, so it cannot be late.
 func TestSubscriberThatWatchesStaysConnectedWithoutAcknowledging(t *testing.T) {
 	s := serve(t, func(c *owner.Config) { c.Stream.Unacked = 3 })
 	s.know(town)
@@ -719,7 +717,7 @@ func TestSubscriberThatWatchesStaysConnectedWithoutAcknowledging(t *testing.T) {
 	}
 }
 
-// A datapath of a version that does not say what it does with the tables.
+// A datapath of a version that does not send its role.
 func TestDatapathThatSaysNoRoleIsWaitedFor(t *testing.T) {
 	s := serve(t)
 	s.know(town)
@@ -789,7 +787,7 @@ func TestLearnNamesAnswersAfterTheKernelKnows(t *testing.T) {
 	if err != nil || !out.GetUsed() {
 		t.Fatalf("learn: %v, %v", out, err)
 	}
-	f.look(func() { // what was acknowledged is carried out
+	f.look(func() { // acknowledged messages have been applied
 		if a, ok := f.lookup(300, policytable.Egress, 9, addr, tcp5432); !ok || a != policytable.Allow {
 			t.Errorf("to the learned address: %v %t", a, ok)
 		}
@@ -816,8 +814,8 @@ func TestBadMessagesEndTheStream(t *testing.T) {
 	s := serve(t)
 	s.know(town)
 	for what, send := range map[string]*policyv1.WatchPolicyTablesRequest{
-		"ack of the future": ackOf(1 << 50),
-		"second subscribe":  {Message: &policyv1.WatchPolicyTablesRequest_Subscribe{Subscribe: subscribe("datapath")}},
+		"ack of a future message": ackOf(1 << 50),
+		"second subscribe":        {Message: &policyv1.WatchPolicyTablesRequest_Subscribe{Subscribe: subscribe("datapath")}},
 		"no address": {Message: &policyv1.WatchPolicyTablesRequest_Locate{Locate: &policyv1.Locate{
 			Add: []*policyv1.Location{{Address: "1.2", Identity: 300}},
 		}}},
@@ -857,7 +855,7 @@ func TestSubjectsOfAGoneSubscriberStayForAWhile(t *testing.T) {
 	})
 }
 
-// poke makes the owner look at its clock.
+// poke makes the owner read its clock.
 func (s *service) poke() { s.know(map[uint32]string{700: "k8s:poke=" + fmt.Sprint(rand.Uint64())}) }
 
 type fakeClock struct {

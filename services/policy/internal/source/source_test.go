@@ -9,7 +9,7 @@ func TestSourcesHaveOneRowEach(t *testing.T) {
 	seen := make(map[string]bool)
 	for _, s := range All() {
 		if s.Name == "" || seen[s.Name] {
-			t.Errorf("the name %q is empty or another row's", s.Name)
+			t.Errorf("the name %q is empty or not unique", s.Name)
 		}
 		seen[s.Name] = true
 		if Of(s.Name) != s {
@@ -18,18 +18,18 @@ func TestSourcesHaveOneRowEach(t *testing.T) {
 	}
 }
 
-// TestPropertiesOfASourceAgree: combinations that package owner does not support.
+// TestPropertiesOfASourceAgree: package owner does not support all combinations.
 func TestPropertiesOfASourceAgree(t *testing.T) {
 	for _, s := range All() {
 		switch {
 		case !s.Policies && s != (Source{Name: s.Name}):
-			t.Errorf("%s brings no policies and has properties of them: %+v", s.Name, s)
+			t.Errorf("%s has no policies, but has properties of policies: %+v", s.Name, s)
 		case s.Calls && s.Files:
-			t.Errorf("%s: calls bring no files", s.Name)
+			t.Errorf("%s: calls have no files", s.Name)
 		case s.Folds && !s.Redelivers:
-			t.Errorf("%s: nothing is kept of a folded policy, so its source has to deliver it again", s.Name)
+			t.Errorf("%s: folded policies are not kept, so the source must redeliver them", s.Name)
 		case s.Shared && !s.Stamped:
-			t.Errorf("%s: nodes give places in one order, which objects without a time of creation have not", s.Name)
+			t.Errorf("%s: nodes admit policies in one order, which requires a creation time", s.Name)
 		}
 	}
 }

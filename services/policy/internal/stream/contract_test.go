@@ -24,8 +24,8 @@ func TestStreamKeepsTheContractOfDesiredState(t *testing.T) {
 	})
 }
 
-// contract has the log with the tables of the engine. An object is a subject, and its value
-// the table of the direction ingress.
+// contract adapts the log with the tables of the engine. An object is a subject, and its value is the table for
+// ingress.
 type contract struct {
 	log      *Log
 	tables   map[identity.Numeric]policytable.ID
@@ -96,7 +96,7 @@ type contractSession struct{ *Session }
 
 func (s contractSession) Next() (m desiredtest.Message, ok bool, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
-	cancel() // it returns what there is
+	cancel() // Next returns pending messages
 	in, err := s.Session.Next(ctx)
 	if errors.Is(err, context.Canceled) {
 		return m, false, nil

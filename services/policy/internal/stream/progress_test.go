@@ -42,7 +42,7 @@ func TestGoalIsReachedByTheConnectedOnesThatAreWaitedFor(t *testing.T) {
 				Disconnected: []string{"away", "holds", "other", "refuses"},
 			},
 		},
-		"of two stores none is known": {
+		"the revision is unknown for two stores": {
 			states: []State{at("one", 9, 2, 9, 1), at("two", 9, 2, 8, 2), away}, reached: true,
 			want: Progress{
 				Revision: 5, Enforcing: []string{"one", "two"}, Disconnected: []string{"away", "holds", "other", "refuses"},
@@ -50,17 +50,17 @@ func TestGoalIsReachedByTheConnectedOnesThatAreWaitedFor(t *testing.T) {
 		},
 		"policy is behind":  {states: []State{at("one", 4, 2, 9, 1), at("two", 2, 2, 9, 1)}},
 		"address is behind": {states: []State{at("one", 4, 1, 9, 1)}},
-		"one that is not waited for is behind": {
+		"a subscriber outside of the wait is behind": {
 			states: []State{at("other", 0, 0, 0, 0), at("one", 4, 2, 9, 1)}, reached: true,
 			want: Progress{
 				Revision: 4, Store: peer.StoreRevision{Cluster: 1, Revision: 9}, Enforcing: []string{"one"},
 				Disconnected: []string{"away", "holds", "refuses", "two"},
 			},
 		},
-		"a refusal ends it":                   {states: []State{refuses}, err: failure.ErrRefused},
-		"a refusal of the subject ends it":    {states: []State{refuses}, subjects: []identity.Numeric{300}, err: failure.ErrRefused},
-		"a refusal of another does not":       {states: []State{refuses}, subjects: []identity.Numeric{301}},
-		"one that holds an older one ends it": {states: []State{holds}, err: ErrHeld},
+		"a refusal ends it":                              {states: []State{refuses}, err: failure.ErrRefused},
+		"a refusal of the subject ends it":               {states: []State{refuses}, subjects: []identity.Numeric{300}, err: failure.ErrRefused},
+		"a refusal of another does not":                  {states: []State{refuses}, subjects: []identity.Numeric{301}},
+		"a subscriber that holds an older state ends it": {states: []State{holds}, err: ErrHeld},
 	} {
 		t.Run(name, func(t *testing.T) {
 			goal := goal

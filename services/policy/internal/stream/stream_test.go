@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// world is a set of subjects, the only thing that the events of this test say.
+// world is a set of subjects, which is all that the steps of this test contain.
 type world map[identity.Numeric]bool
 
 func (w world) apply(ev policytable.Step) {
@@ -42,12 +42,12 @@ func (w world) snapshot() []policytable.Step {
 	return all
 }
 
-// reader is a subscriber that is away now and then.
+// reader is a subscriber that is sometimes disconnected.
 type reader struct {
 	name    string
 	session *Session
 	mine    world
-	fresh   world // of a snapshot that is not complete
+	fresh   world // from an incomplete snapshot
 	seq     uint64
 	in      Incarnation
 }
@@ -56,15 +56,15 @@ func TestReadersThatComeAndGoSeeTheSame(t *testing.T) {
 	seed := [2]uint64{rand.Uint64(), rand.Uint64()}
 	r := rand.New(rand.NewPCG(seed[0], seed[1]))
 	t.Logf("seed %v", seed)
-	// Small enough that every seed has some 50 subscribers cut off or more: a
-	// session lasts a few changes here, which the larger limits often outlive.
+	// Small enough that every seed disconnects about 50 subscribers or more: a session lasts a few changes here, and
+	// would often survive larger limits.
 	limits := Limits{Message: 150, Resume: 1500, Behind: 2000, Unacked: 5}
 	l := NewLog(limits)
 	truth, revision := world{}, uint64(0)
 	readers := []*reader{{name: "a"}, {name: "b"}, {name: "c"}}
 	cut, resumed, anew := 0, 0, 0
 	nothing, cancel := context.WithCancel(t.Context())
-	cancel() // reads what is there
+	cancel() // Next returns pending messages
 	for step := range 20_000 {
 		who := readers[r.IntN(len(readers))]
 		switch r.IntN(6) {
@@ -80,7 +80,7 @@ func TestReadersThatComeAndGoSeeTheSame(t *testing.T) {
 			}
 			revision++
 			l.Append(events, Barrier{Policy: revision})
-		case 2: // comes
+		case 2: // connects
 			if who.session != nil {
 				continue
 			}
@@ -92,7 +92,7 @@ func TestReadersThatComeAndGoSeeTheSame(t *testing.T) {
 				anew++
 				who.fresh = world{}
 			}
-		case 3: // goes, or forgets
+		case 3: // disconnects, or is removed
 			if who.session == nil {
 				continue
 			}
@@ -109,7 +109,7 @@ func TestReadersThatComeAndGoSeeTheSame(t *testing.T) {
 				m, err := who.session.Next(nothing)
 				if errors.Is(err, context.Canceled) {
 					if who.fresh == nil && who.mine != nil && !maps.Equal(who.mine, truth) {
-						t.Fatalf("step %d: %s has read everything and has %v, want %v", step, who.name, who.mine, truth)
+						t.Fatalf("step %d: %s has read everything but has %v, want %v", step, who.name, who.mine, truth)
 					}
 					break
 				}
@@ -123,7 +123,7 @@ func TestReadersThatComeAndGoSeeTheSame(t *testing.T) {
 					break
 				}
 				if m.Seq <= who.seq || who.fresh == nil && m.Seq != who.seq+1 {
-					t.Fatalf("step %d: %s had message %d and gets %d", step, who.name, who.seq, m.Seq)
+					t.Fatalf("step %d: %s had message %d but gets %d", step, who.name, who.seq, m.Seq)
 				}
 				target := who.mine
 				if who.fresh != nil {
@@ -150,7 +150,7 @@ func TestReadersThatComeAndGoSeeTheSame(t *testing.T) {
 		}
 	}
 	if cut == 0 || resumed == 0 || anew == 0 {
-		t.Errorf("%d were cut, %d resumed, %d began anew", cut, resumed, anew)
+		t.Errorf("%d were disconnected, %d resumed, %d started again", cut, resumed, anew)
 	}
 }
 
@@ -179,7 +179,7 @@ func TestBarrierOfAResumedSubscriberCounts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Close() // before it could say that it did everything
+	s.Close() // before it could acknowledge everything
 	if _, ok := l.Subscribe(Subscriber{Name: "a", Incarnation: l.Incarnation(), Seq: m.Seq}, Barrier{Policy: 7}, nil); !ok {
 		t.Fatal("not resumed")
 	}
@@ -189,7 +189,7 @@ func TestBarrierOfAResumedSubscriberCounts(t *testing.T) {
 	}
 }
 
-// bound is a step with the weight of n sources.
+// bound returns a step with the weight of n sources.
 func bound(n int) []policytable.Step {
 	return []policytable.Step{policytable.BindSubject{Subject: 300, Rules: make([][]policytable.Source, n)}}
 }
@@ -203,7 +203,7 @@ func ended(s *Session) error {
 	}
 }
 
-// A subscriber that does not read keeps the service in Send: Next is not called.
+// A subscriber that does not read blocks the service in Send: Next is not called.
 func TestSubscriberThatIsTooFarBehindIsDisconnectedWhileItIsSentAMessage(t *testing.T) {
 	l := NewLog(Limits{Message: 1000, Resume: 1000, Behind: 5000, Unacked: 100})
 	s, _ := l.Subscribe(Subscriber{Name: "a"}, Barrier{}, world{}.snapshot)
@@ -243,7 +243,7 @@ func TestSubscriberThatStallsIsDisconnectedInTime(t *testing.T) {
 	}
 	for what, test := range map[string]struct {
 		do   func(t *testing.T, l *Log, s *Session)
-		want string // the end, exactly one stall after do; empty: there is none
+		want string // the error, exactly one stall after do; empty: no error
 	}{
 		"takes nothing": {func(*testing.T, *Log, *Session) {}, "it took no message for 1m0s"},
 		"does not take a change that comes late": {func(t *testing.T, l *Log, s *Session) {
@@ -271,7 +271,7 @@ func TestSubscriberThatStallsIsDisconnectedInTime(t *testing.T) {
 				seq := take(t, s)
 				time.Sleep(stall - 1)
 				s.Check()
-				s.Ack(seq) //nolint:errcheck // the end says
+				s.Ack(seq) //nolint:errcheck // Err returns the error
 			}
 			s.take() //nolint:errcheck // nothing
 		}, ""},
@@ -284,18 +284,18 @@ func TestSubscriberThatStallsIsDisconnectedInTime(t *testing.T) {
 				s, _ := l.Subscribe(Subscriber{Name: "a"}, Barrier{}, world{}.snapshot)
 				test.do(t, l, s)
 				if err := ended(s); err != nil {
-					t.Fatalf("ended with %v, before the time was over", err)
+					t.Fatalf("ended early with %v", err)
 				}
 				time.Sleep(s.Check() - time.Nanosecond)
 				s.Check()
 				if err := ended(s); err != nil {
-					t.Errorf("ended with %v, a nanosecond before its time", err)
+					t.Errorf("ended with %v, a nanosecond early", err)
 				}
 				time.Sleep(time.Nanosecond)
 				s.Check()
 				switch err := ended(s); {
 				case test.want == "" && err != nil:
-					t.Errorf("ended with %v, want that it stays connected", err)
+					t.Errorf("ended with %v, want it to stay connected", err)
 				case test.want != "" && (!errors.Is(err, ErrSlow) || !strings.Contains(err.Error(), test.want)):
 					t.Errorf("ended with %v, want %q", err, test.want)
 				}
@@ -304,7 +304,7 @@ func TestSubscriberThatStallsIsDisconnectedInTime(t *testing.T) {
 	}
 }
 
-// A number of one run may lie within the numbers of another by chance.
+// A number of one run may by chance be valid in another run.
 func TestSubscriberOfAnotherRunBeginsAnew(t *testing.T) {
 	for what, in := range map[string]func(*Log) Incarnation{
 		"of this run": (*Log).Incarnation, "of another run": func(*Log) Incarnation { return Incarnation{9} }, "of none": func(*Log) Incarnation { return Incarnation{} },
@@ -325,7 +325,7 @@ func TestSubscriberOfAnotherRunBeginsAnew(t *testing.T) {
 			continue
 		}
 		if got, err := again.Next(t.Context()); err != nil || !got.Complete || len(got.Steps) != 1 || got.Seq <= m.Seq+1 {
-			t.Errorf("number %d %s: begins with %+v, %v; want everything, under a number that does not follow", m.Seq, what, got, err)
+			t.Errorf("number %d %s: starts with %+v, %v; want everything, with a number that does not follow", m.Seq, what, got, err)
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 )
 
-// list makes n intervals of random borders with values that differ.
+// list generates n intervals with random borders and different values.
 func list(r *rand.Rand, n int) []Interval {
 	out := make([]Interval, n)
 	step := uint64(1<<32) / uint64(n)
@@ -93,7 +93,7 @@ func TestTheLongestPrefixCounts(t *testing.T) {
 	}
 }
 
-// A pass of one side hides lower Admin rules of the other, and only those.
+// A pass on one side hides lower Admin rules of the other side, and only these.
 func TestPassOnOneSideDecidesForBoth(t *testing.T) {
 	tbl := &Table{Rules: []policytable.Rule{
 		{Action: policytable.Pass, Tier: policytable.Admin},

@@ -29,7 +29,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// api is an API server with kinds without objects.
+// api is an API server with kinds but without objects.
 type api struct {
 	*httptest.Server
 	mu    sync.Mutex
@@ -120,7 +120,7 @@ func (b *board) Watch(ctx context.Context, told func([]string, bool)) {
 	delete(b.readers, id)
 }
 
-// set is called with mu held.
+// set stores published kinds. Called with mu held.
 func (b *board) set(kinds []string, published bool) {
 	b.kinds, b.published = kinds, published
 	for _, told := range b.readers {
@@ -153,7 +153,7 @@ func (l *logged) Write(b []byte) (int, error) {
 
 func (l *logged) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
 
-// has reports whether a line has all words.
+// has reports whether a line contains all words.
 func (l *logged) has(words ...string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -165,7 +165,7 @@ func (l *logged) has(words ...string) bool {
 	return false
 }
 
-// client is one of an API server; nil: of none.
+// client returns a client of an API server; nil: of no server.
 func client(t *testing.T, server *httptest.Server) *kube.Client {
 	t.Helper()
 	dir, url, ca := t.TempDir(), "https://192.0.2.1:6443", []byte(nil)
@@ -191,7 +191,7 @@ func client(t *testing.T, server *httptest.Server) *kube.Client {
 	return c
 }
 
-// TestKindsThatOneProcessFindsAreWatchedByTheOthers: a process looks at the API server once, and watches a kind that
+// TestKindsThatOneProcessFindsAreWatchedByTheOthers: a process queries the API server once, and watches a kind that
 // another process publishes later.
 func TestKindsThatOneProcessFindsAreWatchedByTheOthers(t *testing.T) {
 	const groups, networks = "cilium.io/v2/ciliumcidrgroups", "networking.k8s.io/v1/networkpolicies"
@@ -221,16 +221,16 @@ func TestKindsThatOneProcessFindsAreWatchedByTheOthers(t *testing.T) {
 	b.mu.Unlock()
 	servicetest.Eventually(t, "the node watches the new kind", func() bool { return node.has("watched", "ciliumcidrgroups") })
 	if !node.has("published", "ciliumcidrgroups") {
-		t.Error("the node has found the kind by itself")
+		t.Error("the node has found the kind with its own query")
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.looks != 1 {
-		t.Errorf("the node has looked %d times", a.looks)
+		t.Errorf("the node has made %d queries", a.looks)
 	}
 }
 
-// TestDiscoveryNamesTheKindsOfPolicy names those alone, and says when none is missing.
+// TestDiscoveryNamesTheKindsOfPolicy and no others, and reports when none is missing.
 func TestDiscoveryNamesTheKindsOfPolicy(t *testing.T) {
 	a := &api{}
 	a.set("apps/v1/deployments", "cilium.io/v2/ciliumcidrgroups", "cilium.io/v2/ciliumnodes")
@@ -254,7 +254,7 @@ func TestDiscoveryNamesTheKindsOfPolicy(t *testing.T) {
 		t.Errorf("%q, all %t, %v; want every kind", kinds, all, err)
 	}
 	a.mu.Lock()
-	a.kinds = nil // as an API server that starts
+	a.kinds = nil // as while an API server starts
 	a.mu.Unlock()
 	if kinds, _, err = d.Look(t.Context()); err == nil {
 		t.Errorf("an API server without networkpolicies has %q", kinds)
@@ -271,7 +271,7 @@ func TestPauseBetweenLooksFitsTheCluster(t *testing.T) {
 			t.Errorf("%s: %s, want %s", what, got, want)
 		}
 	}
-	// The number of Nodes is not known: it may be 5,000.
+	// The number of Nodes is unknown: it may be 5,000.
 	want("no process looks for all", false, 500*time.Second)
 	want("a look failed", true, again)
 	f.told([]string{"g/v1/k"}, true)

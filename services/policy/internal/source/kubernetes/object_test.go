@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// served is a manifest as an API server has it: with what it adds.
+// served returns a manifest in the form of an API server, with additional fields.
 func served(t *testing.T, raw []byte, inList bool) *object {
 	t.Helper()
 	var whole map[string]any
@@ -65,7 +65,7 @@ func TestVectorsAsObjectsAreThePoliciesOfTheirManifests(t *testing.T) {
 	look := func(raw []byte) {
 		docs, err := manifest.Parse(raw)
 		if err != nil || len(docs) != 1 || !policy.IsKind(docs[0].APIVersion, docs[0].Kind) || known[string(raw)] {
-			return // no object, which vectors have too
+			return // not an object; vectors have such manifests, too
 		}
 		known[string(raw)] = true
 		doc := docs[0]
@@ -73,7 +73,7 @@ func TestVectorsAsObjectsAreThePoliciesOfTheirManifests(t *testing.T) {
 			Metadata struct{ Name, Namespace string } `json:"metadata"`
 		}
 		if json.Unmarshal(raw, &head) != nil || head.Metadata.Name == "" {
-			return // an API server has none without a name
+			return // every object of an API server has a name
 		}
 		if policy.Namespaced(doc.Kind) && head.Metadata.Namespace == "" {
 			head.Metadata.Namespace = "default"
@@ -87,7 +87,7 @@ func TestVectorsAsObjectsAreThePoliciesOfTheirManifests(t *testing.T) {
 		if got, err := policy.Decode(w, options); !reflect.DeepEqual(got, want) || !reflect.DeepEqual(err, wantErr) {
 			t.Fatalf("%s: %+v, %v\nwant %+v, %v", raw, got, err, want, wantErr)
 		}
-		if wantErr != nil { // else it is the same
+		if wantErr != nil { // otherwise it is the same
 			want, wantErr = policy.DecodeHeld(doc, options)
 			if got, err := policy.DecodeHeld(w, options); !reflect.DeepEqual(got, want) || !reflect.DeepEqual(err, wantErr) {
 				t.Fatalf("held %s: %+v, %v\nwant %+v, %v", raw, got, err, want, wantErr)
@@ -151,8 +151,7 @@ func TestBytesThatAreNoCharactersAreReplaced(t *testing.T) {
 	}
 }
 
-// FuzzDescription looks for texts that an API server takes and that are read as
-// others, or not at all.
+// FuzzDescription searches for texts that an API server accepts and that are decoded differently or not at all.
 func FuzzDescription(f *testing.F) {
 	for _, s := range []string{
 		"plain", "<a&b>", "\u2028\u2029", "\x7f\u0080\u0085\u009f", "\ufeffx\ufffe\uffff", "\U0001f600",

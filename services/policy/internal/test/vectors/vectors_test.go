@@ -22,10 +22,9 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// TestVectors runs every file of the directory in POLICY_VECTORS, by default
-// the module's own copy. It prints figures per file and the names of the
-// failed cases, and fails if a file holds other numbers of cases and probes than
-// the README of the directory says, or no case where there is no README.
+// TestVectors runs every file of the directory in POLICY_VECTORS, by default the module's own copy. It prints counts
+// per file and the names of the failed cases. It fails if the number of cases and probes in a file differs from the
+// README of the directory, or if a file is empty and there is no README.
 func TestVectors(t *testing.T) {
 	dir := os.Getenv("POLICY_VECTORS")
 	if dir == "" {
@@ -45,7 +44,7 @@ func TestVectors(t *testing.T) {
 	}
 	for name := range want {
 		if !slices.Contains(files, filepath.Join(dir, name+".jsonl.gz")) {
-			t.Errorf("%s.jsonl.gz is listed, and not there", name)
+			t.Errorf("%s.jsonl.gz is listed but missing", name)
 		}
 	}
 	for _, file := range files {
@@ -86,7 +85,7 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// listed reads how many cases and probes each file has, from the table of a README; nil if there is no README.
+// listed returns the number of cases and probes of each file, from the table of a README; nil if there is no README.
 func listed(readme string) (map[string][2]int, error) {
 	text, err := os.ReadFile(readme)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -113,7 +112,7 @@ func listed(readme string) (map[string][2]int, error) {
 	return counts, nil
 }
 
-// runCase returns the number of probes and what went wrong.
+// runCase returns the number of probes and the failures.
 func runCase(c *Case) (probes int, bad []string) {
 	switch c.Kind {
 	case "Validation":
@@ -132,7 +131,7 @@ func runCase(c *Case) (probes int, bad []string) {
 			return probes, bad
 		}
 		refused += n
-		// First by the difference to the step before, then from scratch.
+		// First by the difference to the previous step, then from scratch.
 		for _, how := range []string{"incremental", "from scratch"} {
 			if how == "from scratch" {
 				if i == 0 {
@@ -159,8 +158,8 @@ func runCase(c *Case) (probes int, bad []string) {
 		}
 		probes += len(s.Probes)
 	}
-	// What only the schema refuses is refused here too; the verdicts above are
-	// those of the meaning it would have.
+	// Manifests that only the schema rejects are rejected here, too; the verdicts above are based on their intended
+	// meaning.
 	if c.Tagged("crd-rejects") && refused == 0 {
 		fail("no manifest was refused")
 	}
@@ -209,7 +208,7 @@ func runNames(c *Case) (bad []string) {
 	return bad
 }
 
-// The identity service reads the same file in its tests.
+// The identity service uses the same file in its tests.
 func TestLabelsAreChosenAsByTheIdentityService(t *testing.T) {
 	t.Parallel()
 	data, err := os.ReadFile("../../../../identity/internal/labels/testdata/default-filter.json")

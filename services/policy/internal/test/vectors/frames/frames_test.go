@@ -28,7 +28,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/wire/wiretest"
 )
 
-// reader keeps the tables that a stream has told of, and nothing else.
+// reader keeps the tables of a stream, and nothing else.
 type reader struct {
 	words  map[uint32]table.Entry
 	tables map[uint64]*table.Table
@@ -123,7 +123,7 @@ func (r *reader) step(t *testing.T, s *policyv1.Step) {
 	}
 }
 
-// ask answers a question from what the stream has told.
+// ask answers a query from the tables of the stream.
 func (r *reader) ask(t *testing.T, q *vectorv1.Question) {
 	id, ok := r.bound[[2]uint32{q.Subject, uint32(q.Direction)}]
 	if !ok {
@@ -138,11 +138,11 @@ func (r *reader) ask(t *testing.T, q *vectorv1.Question) {
 		v = r.tables[id].Lookup(r.words[q.Peer], a, uint32(q.Protocol)<<16|q.Port)
 	}
 	if policywire.Action(v.Action) != q.Action || wire.DecidedBy(v, id != 0) != q.DecidedBy || uint32(v.Rule) != q.Rule {
-		t.Fatalf("%s: %v: the tables of the stream say %+v", q.Name, q, v)
+		t.Fatalf("%s: %v: the tables of the stream give %+v", q.Name, q, v)
 	}
 }
 
-// readAll answers every question of a stream and counts what it holds.
+// readAll answers every query of a stream and counts its content.
 func readAll(t *testing.T, in io.Reader) (views, questions int, steps map[string]int, by map[netv1.DecidedBy]int, protocols map[netv1.Protocol]int) {
 	t.Helper()
 	r := &reader{steps: make(map[string]int)}
@@ -175,8 +175,7 @@ func readAll(t *testing.T, in io.Reader) (views, questions int, steps map[string
 	}
 }
 
-// A random stream holds what is needed to answer it, and every sort of step,
-// answer and protocol.
+// A random stream is self-contained, and has every kind of step, answer and protocol.
 func TestARandomStreamGivesTheEnginesAnswers(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
@@ -193,7 +192,7 @@ func TestARandomStreamGivesTheEnginesAnswers(t *testing.T) {
 		"identity", "define", "grow", "retire", "row", "delete row", "prefix", "delete prefix", "bind", "gone", "class", "retire class", "barrier", "complete",
 	} {
 		if steps[what] == 0 {
-			t.Errorf("no step of the sort %q", what)
+			t.Errorf("no step of kind %q", what)
 		}
 	}
 	for n := range netv1.DecidedBy_name {
@@ -224,7 +223,7 @@ func TestARandomStreamDependsOnTheSeedOnly(t *testing.T) {
 	}
 }
 
-// directory has some of the project's files.
+// directory returns a directory with some of the project's files.
 func directory(t *testing.T, files ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -253,7 +252,7 @@ func TestAStreamOfVectorsAnswersItself(t *testing.T) {
 	}
 }
 
-// TestAStreamOfSomeProbesAnswersItself holds that what is left out is asked nothing of, and nothing else changes.
+// TestAStreamOfSomeProbesAnswersItself: skipping probes changes nothing else in the stream.
 func TestAStreamOfSomeProbesAnswersItself(t *testing.T) {
 	t.Parallel()
 	const every = 5
@@ -283,7 +282,7 @@ func TestADirectoryWithoutQuestionsIsAnError(t *testing.T) {
 	}
 }
 
-// rewritten are the cases of a file with one of them changed.
+// rewritten returns the cases of a file with one of them changed.
 func rewritten(t *testing.T, file string, change func(n int, line string) string) string {
 	t.Helper()
 	in, err := os.Open(filepath.Join(directory(t, file), file))
@@ -316,8 +315,7 @@ func rewritten(t *testing.T, file string, change func(n int, line string) string
 	return dir
 }
 
-// A vector that the engine answers otherwise, and one that cannot be made, take
-// no other with them.
+// A vector with another answer, or with an impossible step, does not affect the other vectors.
 func TestAVectorThatDiffersDoesNotEndTheStream(t *testing.T) {
 	t.Parallel()
 	const file = "npa-conformance.jsonl.gz"
@@ -330,7 +328,7 @@ func TestAVectorThatDiffersDoesNotEndTheStream(t *testing.T) {
 		name   string
 		change func(n int, line string) string
 		want   string
-		all    bool // the questions are all there
+		all    bool // all queries are present
 	}{
 		{"one case expects the opposite", func(n int, line string) string {
 			if n == 1 {
@@ -343,7 +341,7 @@ func TestAVectorThatDiffersDoesNotEndTheStream(t *testing.T) {
 				return strings.Replace(line, `"proto":"TCP"`, `"proto":"XXX"`, 1)
 			}
 			return line
-		}, "1 differ from the engine, the first are: ", false},
+		}, "1 answers differ from the engine, the first are: ", false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -353,7 +351,7 @@ func TestAVectorThatDiffersDoesNotEndTheStream(t *testing.T) {
 				t.Errorf("the error is %v, want one with %q", err, test.want)
 			}
 			if test.all && got.Questions != all.Questions || got.Questions < all.Questions/2 {
-				t.Errorf("%d questions were written, %d when all are as expected", got.Questions, all.Questions)
+				t.Errorf("%d questions were written, %d if all are as expected", got.Questions, all.Questions)
 			}
 			if _, questions, _, _, _ := readAll(t, &out); questions != got.Questions {
 				t.Errorf("%d questions were read, %d written", questions, got.Questions)

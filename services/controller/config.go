@@ -58,7 +58,7 @@ func (c *Config) Validate() error {
 	return p.Err()
 }
 
-// Calls returns the system calls that this service needs in addition to those of every service.
+// Calls returns the system calls that this service needs in addition to the calls that every service needs.
 func (*Config) Calls() sandbox.Calls { return sandbox.Calls{Inet: true} }
 
 // files returns the files that the service opens after startup.

@@ -249,8 +249,8 @@ func trim(text []byte) []byte {
 	return bytes.Clone(append(bytes.TrimSpace(text), '\n'))
 }
 
-// Same returns the documents of a file if its text is that of the known documents and nothing else. It returns nil if
-// the file has to be decoded.
+// Same returns the documents of a file if its text consists of exactly the known documents. It returns nil if the
+// file has to be decoded.
 func Same(data []byte, known []Decoded) []Decoded {
 	if len(known) == 0 {
 		return nil

@@ -114,7 +114,7 @@ func (f *file) document(d one) {
 // maxReasons limits the problems that are reported for a document.
 const maxReasons = 5
 
-// other handles a document whose version and kind are not those of a policy.
+// other handles a document whose version and kind do not belong to a policy.
 func (f *file) other(d one) {
 	_, err := policy.Decode(d.Document, f.options.Rules)
 	var problems manifest.Problems

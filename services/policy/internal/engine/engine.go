@@ -5,7 +5,7 @@
 // names.
 //
 // An Engine has one owner: it starts no goroutines and takes no locks. Apply takes a change and does only the work
-// that the change requires. Except for numbering, the result equals that of a new engine that gets the final state at
+// that the change requires. Except for numbering, the result is the same as if a new engine got the final state at
 // once. Counters measure the work.
 package engine
 

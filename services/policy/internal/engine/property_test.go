@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
-// disagreement compares the tables with the naive evaluation. It also checks that the number in the verdict is that
-// of the deciding rule.
+// disagreement compares the tables with the naive evaluation. It also checks that the number in the verdict belongs
+// to the deciding rule.
 func disagreement(e *Engine, n *naive, q scenario.Question) string {
 	want := n.evaluate(q)
 	got, err := e.Lookup(q.Subject, q.Direction, q.Peer, q.Addr, q.Point)

@@ -228,7 +228,7 @@ func TestListInAFileIsItsItems(t *testing.T) {
 	p.write("l.yaml", list+"- {apiVersion: v1, kind: Service}\n- {kind: NetworkPolicy, metadata: {name: d}}\n")
 	p.want("other kinds in it", "c.yaml: c 3", "l.yaml: a 1", "l.yaml: b 2",
 		"l.yaml: d !l.yaml: document 1 (line 17): NetworkPolicy d: items[3].apiVersion: is missing; "+
-			"that of NetworkPolicy is networking.k8s.io/v1")
+			"it is networking.k8s.io/v1 for NetworkPolicy")
 }
 
 func TestSecondDocumentWithAPolicyIsolates(t *testing.T) {

@@ -76,8 +76,8 @@ func (f *Objects) Apply(ctx context.Context, c watch.Changes[policy.Key, policy.
 	return nil
 }
 
-// same returns the objects whose text equals that of the present policy. After a restart all objects are listed, and
-// unchanged ones need not be decoded again.
+// same returns the objects whose text equals the text of the present policy. After a restart all objects are listed,
+// and unchanged ones need not be decoded again.
 func (f *Objects) same(ctx context.Context, objects map[policy.Key]policy.Written) (map[policy.Key]*file, error) {
 	return loop.Ask(ctx, f.owner.loop, opOther, func() (map[policy.Key]*file, error) {
 		out := make(map[policy.Key]*file)

@@ -26,8 +26,8 @@ func pickSome(rng *rand.Rand, n int) (out []identity.Numeric) {
 	return out
 }
 
-// TestChangesOfInterestsAddUpToTheUnion: after any changes, the subjects and locations of the engine are those of all
-// subscribers together.
+// TestChangesOfInterestsAddUpToTheUnion: after any changes, the engine has the union of all subscribers' subjects and
+// locations.
 func TestChangesOfInterestsAddUpToTheUnion(t *testing.T) {
 	const names, subjects, addresses, changes = 4, 6, 5, 2000
 	seed := rand.Uint64()

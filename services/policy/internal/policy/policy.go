@@ -194,7 +194,7 @@ func notAPolicy(form Form) error {
 	case kind == "":
 		return manifest.Problems{{Path: "kind", Text: "is missing; apiVersion is " + version}}
 	case version == "" && versions[kind] != nil:
-		return manifest.Problems{{Path: "apiVersion", Text: "is missing; that of " + kind + " is " + versions[kind][0]}}
+		return manifest.Problems{{Path: "apiVersion", Text: "is missing; it is " + versions[kind][0] + " for " + kind}}
 	case version == "":
 		return manifest.Problems{{Path: "apiVersion", Text: "is missing; kind is " + kind}}
 	case versions[kind] != nil:

@@ -106,7 +106,7 @@ func TestErrorsNameTheField(t *testing.T) {
 			`cilium.io/v2 CiliumEgressGatewayPolicy is a kind of Cilium that Sluice does not implement; ` +
 				`it has no effect`,
 		},
-		{"kind: NetworkPolicy\nmetadata: {name: p}", `apiVersion: is missing; that of NetworkPolicy is networking.k8s.io/v1`},
+		{"kind: NetworkPolicy\nmetadata: {name: p}", `apiVersion: is missing; it is networking.k8s.io/v1 for NetworkPolicy`},
 	} {
 		_, err := decodeText(tc.text)
 		if err == nil || !strings.Contains(err.Error(), tc.want) {

@@ -132,7 +132,7 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 	return out, nil
 }
 
-// wanted is the desired maximum duration of one operation of the owner.
+// wanted limits the duration of one operation of the owner.
 const wanted = 100 * time.Millisecond
 
 // histogram returns the number of operations by duration, in larger steps than the figures have.

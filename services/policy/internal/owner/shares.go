@@ -52,7 +52,7 @@ func (o *Owner) level(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
-	// The owner answers, or has ended, and then nothing matters.
+	// Do fails only if the owner has ended, and then the result no longer matters.
 	o.loop.Do(ctx, opOther, func() { //nolint:errcheck // above
 		o.leveling = false
 		o.problems.note("shares of limits", err)

@@ -98,7 +98,7 @@ func (o *Owner) saveSubscriber(name string, s *subscriber) {
 // tables when it reconnects; a watching subscriber is removed.
 func (o *Owner) Unsubscribe(name string, session *stream.Session) {
 	session.Close()
-	// The owner answers soon, or has ended, and then nothing matters.
+	// Ask fails only if the owner has ended, and then the result no longer matters.
 	loop.Ask(context.Background(), o.loop, opOther, func() (struct{}, error) { //nolint:errcheck // above
 		if s := o.subscribers.all[name]; s != nil && s.session == session {
 			if o.subscribers.left(s) {

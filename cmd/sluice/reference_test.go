@@ -26,14 +26,14 @@ lost or renamed name fails a test.
 |---|---|
 | commands, flags, help texts | [cmd/sluice/testdata/commands.txt](../cmd/sluice/testdata/commands.txt) |
 | output and exit codes of commands | [cmd/sluice/testdata/outputs.txt](../cmd/sluice/testdata/outputs.txt) |
-| settings and metrics of every service | [process.md](process.md) |
-| settings and metrics of sluice-identity | [identity.md](identity.md) |
-| settings and metrics of sluice-ipam | [ipam.md](ipam.md) |
-| settings and metrics of sluice-policy | [policy.md](policy.md) |
+| settings and metrics of every service | [reference/process.md](reference/process.md) |
+| settings and metrics of sluice-identity | [reference/identity.md](reference/identity.md) |
+| settings and metrics of sluice-ipam | [reference/ipam.md](reference/ipam.md) |
+| settings and metrics of sluice-policy | [reference/policy.md](reference/policy.md) |
 | settings and metrics of sluice-loadbalancer | [reference/loadbalancer.md](reference/loadbalancer.md) |
-| settings and metrics of sluice-controller | [controller.md](controller.md) |
+| settings and metrics of sluice-controller | [reference/controller.md](reference/controller.md) |
 | settings and metrics of sluice-datapath | [reference/datapath.md](reference/datapath.md) |
-| keys in etcd | [identity.md](identity.md) |
+| keys in etcd | [reference/identity.md](reference/identity.md#keys-in-etcd) |
 | calls of the services | below; the comments in ` + "`proto/`" + ` describe each call |
 
 ## JSON

@@ -630,9 +630,9 @@ func TestNobodyCountsAsRootInAServiceWithRights(t *testing.T) {
 	}
 }
 
-// docs/process.md describes what all services have in common.
+// docs/reference/process.md lists what all services have in common.
 func TestDocumentationHasTheCommonKeysAndMetrics(t *testing.T) {
-	b, err := os.ReadFile("../../docs/process.md")
+	b, err := os.ReadFile("../../docs/reference/process.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -645,7 +645,7 @@ func TestDocumentationHasTheCommonKeysAndMetrics(t *testing.T) {
 		"SLUICE_<SERVICE>").Replace(reference)
 	for line := range strings.Lines(reference) {
 		if !strings.Contains(doc, strings.TrimSpace(line)) {
-			t.Errorf("docs/process.md does not have the line\n%s", line)
+			t.Errorf("docs/reference/process.md does not have the line\n%s", line)
 		}
 	}
 
@@ -679,12 +679,12 @@ func TestDocumentationHasTheCommonKeysAndMetrics(t *testing.T) {
 	s.wantExit(t, ExitOK)
 	for _, name := range names {
 		if !strings.Contains(doc, "`"+name+"`") {
-			t.Errorf("docs/process.md does not have the metric %s", name)
+			t.Errorf("docs/reference/process.md does not have the metric %s", name)
 		}
 	}
 	for _, m := range regexp.MustCompile("`((?:sluice_<service>|grpc)_[a-z_]+)`").FindAllStringSubmatch(doc, -1) {
 		if !slices.Contains(names, m[1]) {
-			t.Errorf("docs/process.md has the metric %s, which does not exist; there are %v", m[1], names)
+			t.Errorf("docs/reference/process.md has the metric %s, which does not exist; there are %v", m[1], names)
 		}
 	}
 }

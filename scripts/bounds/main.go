@@ -106,7 +106,7 @@ func settings() error {
 	}
 	var errs []error
 	for document, process := range map[string]string{
-		"docs/policy.md": "sluice-policy", "docs/reference/loadbalancer.md": "sluice-loadbalancer",
+		"docs/reference/policy.md": "sluice-policy", "docs/reference/loadbalancer.md": "sluice-loadbalancer",
 	} {
 		text, err := os.ReadFile(document) //nolint:gosec // one of the two
 		if err != nil {

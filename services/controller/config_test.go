@@ -20,20 +20,20 @@ func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	doc, err := os.ReadFile("../../docs/controller.md")
+	doc, err := os.ReadFile("../../docs/reference/controller.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	// Settings that every service has are documented once, elsewhere.
 	_, own, ok := strings.Cut(want, "\n| `stateDir`")
 	if own = "| `stateDir`" + strings.TrimSpace(own); !ok || !strings.Contains(string(doc), own) {
-		t.Errorf("docs/controller.md does not have these rows:\n%s", own)
+		t.Errorf("docs/reference/controller.md does not have these rows:\n%s", own)
 	}
 }
 
 // TestSharesHaveTheDefaultsOfTheNodes: the status reports how nodes treat a policy, so both need the same limits.
 func TestSharesHaveTheDefaultsOfTheNodes(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/policy.md")
+	doc, err := os.ReadFile("../../docs/reference/policy.md")
 	if err != nil {
 		t.Fatal(err)
 	}

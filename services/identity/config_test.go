@@ -21,13 +21,13 @@ func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	doc, err := os.ReadFile("../../docs/identity.md")
+	doc, err := os.ReadFile("../../docs/reference/identity.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	// What every service takes is documented once, elsewhere.
 	_, own, ok := strings.Cut(want, "\n| `node`")
 	if own = "| `node`" + strings.TrimSpace(own); !ok || !strings.Contains(string(doc), own) {
-		t.Errorf("docs/identity.md does not have these rows:\n%s", own)
+		t.Errorf("docs/reference/identity.md does not have these rows:\n%s", own)
 	}
 }

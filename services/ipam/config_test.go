@@ -17,7 +17,7 @@ func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	doc, err := os.ReadFile("../../docs/ipam.md")
+	doc, err := os.ReadFile("../../docs/reference/ipam.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,7 +25,7 @@ func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
 	own := strings.Index(want, "| `mode`")
 	want, _, _ = strings.Cut(want, "| `kubernetes.node`") // its default is the machine's name
 	if own < 0 || !strings.Contains(string(doc), strings.TrimSpace(want[own:])) {
-		t.Errorf("docs/ipam.md does not have these rows:\n%s", want[max(own, 0):])
+		t.Errorf("docs/reference/ipam.md does not have these rows:\n%s", want[max(own, 0):])
 	}
 }
 

@@ -17,14 +17,14 @@ func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	doc, err := os.ReadFile("../../docs/policy.md")
+	doc, err := os.ReadFile("../../docs/reference/policy.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	// Settings that every service has are documented once, elsewhere.
 	_, own, ok := strings.Cut(want, "\n| `stateDir`")
 	if own = "| `stateDir`" + strings.TrimSpace(own); !ok || !strings.Contains(string(doc), own) {
-		t.Errorf("docs/policy.md does not have these rows:\n%s", own)
+		t.Errorf("docs/reference/policy.md does not have these rows:\n%s", own)
 	}
 }
 

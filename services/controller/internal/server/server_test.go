@@ -97,7 +97,7 @@ func TestStatusWaitsForTheEvaluation(t *testing.T) {
 }
 
 func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
-	doc, err := os.ReadFile("../../../../docs/controller.md")
+	doc, err := os.ReadFile("../../../../docs/reference/controller.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,11 +115,11 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 	}
 	for _, f := range families {
 		if !documented[f.GetName()] {
-			t.Errorf("%s is not in docs/controller.md", f.GetName())
+			t.Errorf("%s is not in docs/reference/controller.md", f.GetName())
 		}
 		delete(documented, f.GetName())
 	}
 	for name := range documented {
-		t.Errorf("docs/controller.md has %s, but the process does not", name)
+		t.Errorf("docs/reference/controller.md has %s, but the process does not", name)
 	}
 }

@@ -906,7 +906,7 @@ func TestMetricsHaveTheConventionsNames(t *testing.T) {
 }
 
 func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
-	doc, err := os.ReadFile("../../../../docs/identity.md")
+	doc, err := os.ReadFile("../../../../docs/reference/identity.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -922,12 +922,12 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 	for d := range ch {
 		name := regexp.MustCompile(`sluice_identity_[a-z_]+`).FindString(d.String())
 		if !documented[name] {
-			t.Errorf("%s is not in docs/identity.md", name)
+			t.Errorf("%s is not in docs/reference/identity.md", name)
 		}
 		delete(documented, name)
 	}
 	for name := range documented {
-		t.Errorf("docs/identity.md has %s, the service does not", name)
+		t.Errorf("docs/reference/identity.md has %s, the service does not", name)
 	}
 }
 

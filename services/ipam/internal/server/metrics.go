@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 )
 
-// Metrics are the service's numbers. docs/ipam.md lists them.
+// Metrics are the service's numbers. docs/reference/ipam.md lists them.
 type Metrics struct {
 	allocations *prometheus.CounterVec
 	commits     prometheus.Histogram

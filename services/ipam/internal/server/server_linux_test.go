@@ -552,7 +552,7 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	doc, err := os.ReadFile("../../../../docs/ipam.md")
+	doc, err := os.ReadFile("../../../../docs/reference/ipam.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -560,12 +560,12 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 	for _, f := range families {
 		names = append(names, f.GetName())
 		if !strings.Contains(string(doc), "`"+f.GetName()+"`") {
-			t.Errorf("docs/ipam.md does not have %s", f.GetName())
+			t.Errorf("docs/reference/ipam.md does not have %s", f.GetName())
 		}
 	}
 	for _, m := range regexp.MustCompile("`(sluice_ipam_[a-z_]+)`").FindAllStringSubmatch(string(doc), -1) {
 		if !slices.Contains(names, m[1]) {
-			t.Errorf("docs/ipam.md has %s, which does not exist", m[1])
+			t.Errorf("docs/reference/ipam.md has %s, which does not exist", m[1])
 		}
 	}
 }

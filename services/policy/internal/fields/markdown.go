@@ -13,11 +13,9 @@ import (
 
 const head = `# Fields of policies
 
-What Sluice does with every field of every kind of policy that it reads.
-` + "`sluice policy explain-field KIND[.PATH]`" + ` says the same of one field, without any service;
-[policy.md](policy.md#supported-fields) says how unsupported fields are converted, and what becomes of
-objects of an API server. This page is written by a test from what the decoder reads, and each row is
-tested with a manifest that has the field.
+What Sluice does with each field of each kind of policy. ` + "`sluice policy explain-field KIND[.PATH]`" + ` prints the same
+for one field, without a running service. [policy.md](../policy.md#supported-fields) says how unsupported fields are
+converted. A test writes this page from the decoder and checks each row with a manifest that has the field.
 
 | support | meaning |
 |---|---|
@@ -30,7 +28,7 @@ A field marked * is required. Any other field is one that the kind does not have
 ` + "`--allow-unknown-fields`" + ` is given.
 `
 
-// Markdown returns the content of docs/policy-fields.md.
+// Markdown returns the content of docs/reference/policy-fields.md.
 func Markdown() string {
 	var b strings.Builder
 	b.WriteString(head)

@@ -9,11 +9,11 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write docs/policy-fields.md")
+var update = flag.Bool("update", false, "write docs/reference/policy-fields.md")
 
-// TestThePageOfFieldsIsThatOfTheDecoder compares docs/policy-fields.md with the rows. -update rewrites it.
+// TestThePageOfFieldsIsThatOfTheDecoder compares docs/reference/policy-fields.md with the rows. -update rewrites it.
 func TestThePageOfFieldsIsThatOfTheDecoder(t *testing.T) {
-	const page = "../../../../docs/policy-fields.md"
+	const page = "../../../../docs/reference/policy-fields.md"
 	want := Markdown()
 	if *update {
 		if err := os.WriteFile(page, []byte(want), 0o644); err != nil { //nolint:gosec // a page of the documentation
@@ -25,7 +25,7 @@ func TestThePageOfFieldsIsThatOfTheDecoder(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(got) != want {
-		t.Error("docs/policy-fields.md is out of date; " +
+		t.Error("docs/reference/policy-fields.md is out of date; " +
 			"`go test ./internal/fields -update` in services/policy rewrites it")
 	}
 }

@@ -48,7 +48,7 @@ func TestMetricsHaveTheConventionsNames(t *testing.T) {
 }
 
 func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
-	doc, err := os.ReadFile("../../../../docs/policy.md")
+	doc, err := os.ReadFile("../../../../docs/reference/policy.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,12 +62,12 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 	for d := range ch {
 		name := regexp.MustCompile(`sluice_policy_[a-z_]+`).FindString(d.String())
 		if !documented[name] {
-			t.Errorf("%s is not in docs/policy.md", name)
+			t.Errorf("%s is not in docs/reference/policy.md", name)
 		}
 		delete(documented, name)
 	}
 	for name := range documented {
-		t.Errorf("docs/policy.md has %s, but the service does not", name)
+		t.Errorf("docs/reference/policy.md has %s, but the service does not", name)
 	}
 }
 

@@ -14,8 +14,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 )
 
-// TestEveryChangeCanBeTried: a call that changes something takes validate_only,
-// and says with it what would happen.
+// TestEveryChangeCanBeTried: every call that changes something has validate_only, and returns what would happen.
 func TestEveryChangeCanBeTried(t *testing.T) {
 	reads := []string{"Get", "List", "Watch", "Check", "Observe", "Explain", "Diff", "Wait", "Dump"}
 	others := map[protoreflect.FullName]string{
@@ -51,15 +50,14 @@ func TestEveryChangeCanBeTried(t *testing.T) {
 	}
 }
 
-// bounded says whether a text has a rule that bounds its length.
+// bounded reports whether a string field has a rule that limits its length.
 func bounded(s *validate.StringRules) bool {
 	return s.GetMaxLen()+s.GetMaxBytes()+s.GetLen() > 0 || s.GetIp() || s.GetIpPrefix() || s.GetPattern() != "" ||
 		len(s.GetIn()) > 0
 }
 
-// TestEveryFieldOfARequestIsBounded: a field that a caller fills has a rule for
-// its length, its number of items, or that its enum is a defined one, so that
-// servers refuse what is too large before a handler sees it.
+// TestEveryFieldOfARequestIsBounded: every field of a request limits its length, its number of items or its enum
+// values, so that servers refuse requests that are too large before the handler runs.
 func TestEveryFieldOfARequestIsBounded(t *testing.T) {
 	seen := map[protoreflect.FullName]bool{}
 	var walk func(m protoreflect.MessageDescriptor)
@@ -77,7 +75,7 @@ func TestEveryFieldOfARequestIsBounded(t *testing.T) {
 				}
 				rules = rules.GetRepeated().GetItems()
 			}
-			if f.IsMap() { // of strings
+			if f.IsMap() { // map of strings
 				m := rules.GetMap()
 				if m.GetMaxPairs() == 0 || !bounded(m.GetKeys().GetString()) || !bounded(m.GetValues().GetString()) {
 					t.Errorf("%s: no bound of its pairs, its keys or its values", f.FullName())
@@ -95,8 +93,8 @@ func TestEveryFieldOfARequestIsBounded(t *testing.T) {
 				}
 			case protoreflect.EnumKind:
 				switch f.Enum().FullName() {
-				case "sluice.net.v1.Protocol", // each IP protocol has a number
-					"sluice.policy.v1.TableFormat": // a newer subscriber names formats that this release has not
+				case "sluice.net.v1.Protocol", // any IP protocol number is valid
+					"sluice.policy.v1.TableFormat": // a newer subscriber may name unknown formats
 					continue
 				}
 				if !rules.GetEnum().GetDefinedOnly() {

@@ -23,9 +23,8 @@ import (
 
 var update = flag.Bool("update", false, "write the files below testdata/ that the tests compare with")
 
-// TestCommandsAndFlagsAreThoseListed compares the whole command line with a
-// file: every command with its help text, every flag with its type and default.
-// What scripts may rely on changes only together with that file.
+// TestCommandsAndFlagsAreThoseListed compares every command with its help text, and every flag with its type and
+// default, with a golden file, so that a change of the command line is visible in a diff.
 func TestCommandsAndFlagsAreThoseListed(t *testing.T) {
 	t.Setenv("SLUICE_INSTANCE", "")
 	var got strings.Builder
@@ -36,8 +35,7 @@ func TestCommandsAndFlagsAreThoseListed(t *testing.T) {
 	compareWithFile(t, "commands.txt", got.String())
 }
 
-// compareWithFile fails at the first line that is not that of a file below
-// testdata/.
+// compareWithFile fails at the first difference from a file in testdata/.
 func compareWithFile(t *testing.T, name, got string) {
 	t.Helper()
 	file := filepath.Join("testdata", name)
@@ -53,7 +51,7 @@ func compareWithFile(t *testing.T, name, got string) {
 	gotLines, wantLines := strings.Split(got, "\n"), strings.Split(string(content), "\n")
 	for i := range max(len(gotLines), len(wantLines)) {
 		if i >= len(gotLines) || i >= len(wantLines) || gotLines[i] != wantLines[i] {
-			t.Fatalf("line %d is not that of %s:\ngot  %q\nwant %q\n`go test . -run Listed -update` writes the file anew", i+1,
+			t.Fatalf("line %d differs from %s:\ngot  %q\nwant %q\n`go test . -run Listed -update` updates the file", i+1,
 				file, lineOf(gotLines, i), lineOf(wantLines, i))
 		}
 	}
@@ -168,7 +166,7 @@ func TestMistakesOnTheCommandLineAreExitCode2(t *testing.T) {
 	}
 }
 
-// TestHelpOfNoCommandIsAMistake: the library prints the help of what comes before.
+// TestHelpOfNoCommandIsAMistake: cobra alone would print the help of the parent command.
 func TestHelpOfNoCommandIsAMistake(t *testing.T) {
 	n := nodetest.New(t, commands...)
 	for _, bad := range [][]string{{"nonsense", "--help"}, {"policy", "nonsense", "--help"}, {
@@ -193,7 +191,7 @@ func TestHelpOfNoCommandIsAMistake(t *testing.T) {
 	}
 }
 
-// TestMistakesAreJSONWhereThatIsAskedFor: also those that keep --output from being read.
+// TestMistakesAreJSONWhereThatIsAskedFor includes mistakes that stop the flag parser before --output.
 func TestMistakesAreJSONWhereThatIsAskedFor(t *testing.T) {
 	n := nodetest.New(t, commands...)
 	n.Stop("datapath")
@@ -207,7 +205,7 @@ func TestMistakesAreJSONWhereThatIsAskedFor(t *testing.T) {
 		{"identity", "get", "--output", "json"},
 		{"policy", "explain", "-o", "json"},
 		{"observe", "--port", "1,x", "-o", "json"},
-		{"endpoint", "list", "-o", "json"}, // a service that is away
+		{"endpoint", "list", "-o", "json"}, // the service does not run
 	} {
 		code, out, errOut := n.Sluice(bad...)
 		var got struct {
@@ -222,7 +220,7 @@ func TestMistakesAreJSONWhereThatIsAskedFor(t *testing.T) {
 			t.Errorf("%q: exit code %d, standard error %q, output %q", bad, code, errOut, out)
 		}
 	}
-	// What is no value of --output is said in words, and so is everything after "--".
+	// An invalid value of --output gives an error as text, and so does "-o json" after "--".
 	for _, bad := range [][]string{{"status", "-o", "yaml"}, {"nonsense", "--", "-o", "json"}} {
 		if _, errOut := n.Want(t, invocation.ExitUsage, bad...); !strings.HasPrefix(errOut, "sluice: ") {
 			t.Errorf("%q: %s", bad, errOut)

@@ -13,13 +13,13 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 )
 
-// completed is what a shell is given, which must not be files.
+// completed returns the completions. It fails the test if the shell would complete file names.
 func completed(t *testing.T, n *nodetest.Node, args ...string) (found []string) {
 	t.Helper()
 	var out, errOut bytes.Buffer
 	code := invocation.RunRoot(append([]string{"__complete", "--run-dir", n.RunDir}, args...), &out, &errOut, rootOf)
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-	// Cobra says what the directive means on standard error; the scripts do not show it.
+	// Cobra prints the meaning of the directive to standard error, which the shell scripts discard.
 	if code != 0 || lines[len(lines)-1] != ":4" ||
 		strings.TrimSpace(errOut.String()) != "Completion ended with directive: ShellCompDirectiveNoFileComp" {
 		t.Errorf("%q: exit code %d, %q, standard error %q", args, code, lines, errOut.String())
@@ -44,7 +44,7 @@ func TestShellCompletesNamesOfTheNode(t *testing.T) {
 		"observe --direction ":                 "egress ingress",
 		"observe --protocol ic":                "icmp icmpv6",
 		"observe --reason spoofed-m":           "spoofed-mac",
-		"observe --container ":                 nodetest.LongID, // and not the one whose name a terminal would take for more
+		"observe --container ":                 nodetest.LongID, // not the one whose name has control characters
 		"observe --from reserved:h":            "reserved:health reserved:host",
 		"observe --to 0123":                    nodetest.LongID,
 		"observe --identity 3":                 "300",
@@ -81,7 +81,7 @@ func TestShellCompletesNamesOfTheNode(t *testing.T) {
 			t.Errorf("%q: %q, want %q", line, got, wanted)
 		}
 	}
-	// Names of files are the shell's.
+	// The shell completes file names.
 	for _, line := range []string{"observe --output-file ", "policy apply -f ", "capture x -w "} {
 		var out, errOut bytes.Buffer
 		invocation.RunRoot(append([]string{"__complete"}, strings.Split(line, " ")...), &out, &errOut, rootOf)
@@ -91,7 +91,7 @@ func TestShellCompletesNamesOfTheNode(t *testing.T) {
 	}
 }
 
-// TestShellIsSilentWhileAServiceIsAway: a completion that prints an error destroys the line that somebody types.
+// TestShellIsSilentWhileAServiceIsAway: an error printed by a completion would garble the command line.
 func TestShellIsSilentWhileAServiceIsAway(t *testing.T) {
 	n := nodetest.New(t, commands...)
 	for _, service := range []string{"datapath", "identity", "policy", "loadbalancer"} {

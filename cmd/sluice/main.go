@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Sluice shows what the services of a node know and do, and runs a whole node
-// for development. It owns nothing: every fact comes from a service's socket.
+// Sluice shows the state of a node's services, changes it, and runs a whole node for development. It keeps no state
+// of its own: it asks the services over their sockets.
 package main
 
 import (
@@ -39,7 +39,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/status"
 )
 
-// commands are those of the program, in the order in which they were added.
+// commands create the subcommands of the program.
 var commands = []func(*invocation.Invocation) *cobra.Command{
 	status.Command, endpoint.Command, identity.Command, ip.Command, ipam.Command,
 	policy.Command, fqdn.Command, explain.Command, observe.Command, capture.Command, conntrack.Command,
@@ -51,7 +51,7 @@ var commands = []func(*invocation.Invocation) *cobra.Command{
 
 func main() { os.Exit(run(os.Args)) }
 
-// run executes the program that args[0] names: kubectl calls its plugin by a name of its own.
+// run executes the program. kubectl calls its plugin under the name kubernetes.PluginName.
 func run(args []string) int {
 	if filepath.Base(args[0]) == kubernetes.PluginName {
 		return invocation.RunRoot(args[1:], os.Stdout, os.Stderr, kubernetes.Plugin)
@@ -59,7 +59,7 @@ func run(args []string) int {
 	return invocation.RunRoot(args[1:], os.Stdout, os.Stderr, rootOf)
 }
 
-// rootOf is the command with all others, completed by the shell.
+// rootOf returns the root command with shell completion.
 func rootOf(inv *invocation.Invocation) *cobra.Command {
 	root := inv.Root(commands...)
 	completion.Add(inv, root)

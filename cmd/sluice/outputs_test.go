@@ -25,7 +25,7 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// passing is what differs from run to run: times, and how long something took.
+// passing matches times and durations, which differ between runs.
 var passing = regexp.MustCompile(`"\d{4}-\d\d-\d\dT[^"]*"|\d\d:\d\d:\d\d\.\d{3}|\b(?:1m)?\d+(?:\.\d+)?(?:ms|µs|s)\b`)
 
 // TestOutputsAreThoseListed compares what commands print and their exit codes
@@ -171,7 +171,7 @@ func TestOutputsAreThoseListed(t *testing.T) {
 	compareWithFile(t, "../../../docs/reference/json.md", keyPage(keys))
 }
 
-// addKeys adds the paths of keys in the JSON that a command line printed to those of its command.
+// addKeys adds the paths of the JSON keys in the output of a command line to the paths of its command.
 func addKeys(t *testing.T, keys map[string]map[string]bool, line, out string) {
 	t.Helper()
 	name := commandOf(line)
@@ -194,8 +194,8 @@ func addKeys(t *testing.T, keys map[string]map[string]bool, line, out string) {
 	}
 }
 
-// commandOf returns the command of a line without arguments and flags. It is empty for a group of commands, which
-// prints help, and for a former name.
+// commandOf returns the command of a line without arguments and flags. It returns an empty string for a group of
+// commands, which prints help, and for a former name.
 func commandOf(line string) string {
 	cmd, _, err := (&invocation.Invocation{}).Root(commands...).Find(strings.Fields(line))
 	if err != nil || cmd.HasSubCommands() || cmd.Hidden {

@@ -102,7 +102,7 @@ func message(m protoreflect.MessageDescriptor, stream bool) string {
 	return fmt.Sprintf("`%s`", m.Name())
 }
 
-// resume is how every watch with a token is continued.
+// resume is the common text of all watches about resume tokens.
 const resume = "A caller that was away continues with the resume token of the last message: what was deleted " +
 	"meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too old or of another run of the service; watch " +
 	"again without one, and drop what is not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: " +

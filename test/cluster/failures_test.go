@@ -117,8 +117,10 @@ func failureGroups() []failureGroup {
 				away: "etcd, every member of 3", etcd: 3,
 				fresh: "11", elsewhere: "11", learns: after, learned: after,
 				shown: knownReady, shownElsewhere: knownReady,
-				says:            []string{"is not known on this node and etcd (", ") does not answer: ", "STORE_UNAVAILABLE"},
-				prints:          []string{"new label sets cannot be connected: etcd is away: ", "Meanwhile: without etcd: "},
+				says: []string{"is not known on this node and etcd (", ") does not answer: ", "STORE_UNAVAILABLE"},
+				prints: []string{
+					"containers with new labels cannot be connected: etcd is away: ", "Meanwhile: without etcd: ",
+				},
 				printsElsewhere: []string{"Meanwhile: without etcd: "},
 			},
 			{
@@ -150,7 +152,7 @@ func failureGroups() []failureGroup {
 				away: "sluice-loadbalancer of a node", processes: []string{devnode.LoadBalancer},
 				shown: ready,
 				prints: []string{
-					"Warning: sluice-loadbalancer: services stay as they are: ", "Meanwhile: without sluice-loadbalancer: ",
+					"Warning: sluice-loadbalancer: services cannot be changed: ", "Meanwhile: without sluice-loadbalancer: ",
 				},
 			},
 			{

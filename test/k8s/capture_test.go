@@ -205,8 +205,8 @@ func (p kubectlSluice) captureRefuses(file string) {
 	var pods struct{ Items []kubePod }
 	p.must(p.c.Get(p.Context(), &pods, "pods", "--namespace=sluice-system", "--selector=app.kubernetes.io/name=sluice"))
 	for _, c := range []struct{ pod, why string }{
-		{"shop/nobody", "the API has no pod shop/nobody"},
-		{"sluice-system/" + pods.Items[0].Metadata.Name, "has the network of its node"},
+		{"shop/nobody", "pod shop/nobody not found"},
+		{"sluice-system/" + pods.Items[0].Metadata.Name, "uses the network of its node"},
 		{"shop/web --interface=eth7", "the pod has no eth7, but eth0"},
 		{"shop/web --node=node1", "is not among the nodes"},
 		{"a/b/c", "is not [NAMESPACE/]POD"},

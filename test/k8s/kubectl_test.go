@@ -526,7 +526,7 @@ func (p kubectlSluice) observeCriteria(client kubePod, drop func()) {
 
 	// A pod that the API does not know is looked for by its name.
 	out, errOut, code := p.plugin("observe", "--from=shop/nobody")
-	if code != 0 || out != "" || !strings.Contains(errOut, "the API has no pod shop/nobody") {
+	if code != 0 || out != "" || !strings.Contains(errOut, "pod shop/nobody not found") {
 		p.Errorf("of no pod: exit code %d: %s%s", code, out, errOut)
 	}
 }
@@ -772,7 +772,7 @@ func (p kubectlSluice) testNodeThatHangs() {
 	}
 	files, code := p.bugreport("--timeout=1s")
 	if code != 1 || files["nodes/node1/status.json"] != "" || files["nodes/node2/status.json"] == "" ||
-		!strings.Contains(files["manifest.json"], `"not asked: 2 commands before it had no answer"`) {
+		!strings.Contains(files["manifest.json"], `"skipped: the 2 commands before it timed out"`) {
 		p.Errorf("report: exit code %d: %s", code, files["manifest.json"])
 	}
 	resume()

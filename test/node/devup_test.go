@@ -84,7 +84,7 @@ func TestKernelDevSaysWhatIsThere(t *testing.T) {
 	want(0, 0, "policy serves again", "dev", "restart", "policy", "--instance", first)
 
 	const nobody = 65534
-	want(nobody, 1, "dev status must run as root: the node's files are root's", "dev", "status", "--instance", first)
+	want(nobody, 1, "dev status must run as root, which owns the node's files", "dev", "status", "--instance", first)
 	want(nobody, 1, "must run as root: it makes network namespaces", append(up, second)...)
 
 	out, code := sluice(0, append(up, second, "--start-timeout", "1ms")...)
@@ -92,6 +92,6 @@ func TestKernelDevSaysWhatIsThere(t *testing.T) {
 		!strings.Contains(out, ".log ends with:\n") && !strings.Contains(out, "it has logged nothing") {
 		t.Errorf("a start without time, exit code %d: %s", code, out)
 	}
-	want(0, 0, "No node "+second+" was up; nothing of one is left.", "dev", "down", "--instance", second)
+	want(0, 0, "Node "+second+" was not up; there is nothing left of it.", "dev", "down", "--instance", second)
 	want(0, 0, "Node "+first+" is down.", "dev", "down", "--instance", first)
 }

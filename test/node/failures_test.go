@@ -191,7 +191,7 @@ func rows() []failure {
 				"connect: connection refused",
 				"STORE_UNAVAILABLE",
 			},
-			prints: []string{"new label sets cannot be connected: etcd is away: ", "Meanwhile: without etcd: "},
+			prints: []string{"containers with new labels cannot be connected: etcd is away: ", "Meanwhile: without etcd: "},
 			probes: []string{"identity: new label sets get no identity now; "},
 		}),
 		gone(devnode.Identity, failure{
@@ -231,7 +231,7 @@ func rows() []failure {
 			check: "0", del: "0", status: "0", later: "0", gc: "0",
 			shown: "3, ready", unready: "–",
 			prints: []string{
-				"Warning: sluice-loadbalancer: services stay as they are: ", "Meanwhile: without sluice-loadbalancer: ",
+				"Warning: sluice-loadbalancer: services cannot be changed: ", "Meanwhile: without sluice-loadbalancer: ",
 			},
 		}),
 		gone(devnode.Datapath, failure{
@@ -251,7 +251,7 @@ func rows() []failure {
 				"resolve the identity: identity: unavailable: state was not written: ",
 				"no space left on device",
 			},
-			prints: []string{"sluice-identity: new label sets cannot be connected: ", "no space left on device"},
+			prints: []string{"sluice-identity: containers with new labels cannot be connected: ", "no space left on device"},
 			probes: []string{"identity: new label sets get no identity now; "},
 		}),
 		full(devnode.IPAM, failure{

@@ -29,22 +29,22 @@ import (
 
 // Command is `backend`.
 func Command(inv *invocation.Invocation) *cobra.Command {
-	return invocation.Group("backend", "Show the backends that services lead to", listCommand(inv))
+	return invocation.Group("backend", "Show the backends of services", listCommand(inv))
 }
 
-// client is the load balancer's, for the calls of invocation.
+// client shortens the calls of package invocation.
 type client = lbv1.LoadBalancerServiceClient
 
 func listCommand(inv *invocation.Invocation) *cobra.Command {
 	var of, namespace string
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List each backend once, with its connections and the services and frontends that lead to it",
-		Long: `List each backend once, with its connections and the services and frontends that lead to it.
+		Short: "List the backends with their connections, services and frontends",
+		Long: `List each backend once, with its connections and all services and frontends that use it.
 
-CONNECTIONS are those of this node, whichever service they asked for, or none: TCP and SCTP from the end of the
-handshake until the connection ends, UDP while the flow is remembered. They are "-" while sluice-datapath is away or
-translates no services.`,
+CONNECTIONS counts the connections of this node to the backend, through any service or
+directly: TCP and SCTP from the end of the handshake until the connection ends, UDP while
+the flow is tracked. It is "-" if sluice-datapath does not run or translates no services.`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			req := &lbv1.ListServicesRequest{Namespace: namespace, WithFrontends: true}
@@ -58,16 +58,16 @@ translates no services.`,
 			return list(cmd.Context(), inv, req)
 		},
 	}
-	cmd.Flags().StringVar(&of, "service", "", "only of this service, [NAMESPACE/]NAME")
-	cmd.Flags().StringVarP(&namespace, "namespace", "n", "", "only of services of this namespace")
+	cmd.Flags().StringVar(&of, "service", "", "only backends of this service, [NAMESPACE/]NAME")
+	cmd.Flags().StringVarP(&namespace, "namespace", "n", "", "only backends of services in this namespace")
 	return cmd
 }
 
-// backend is an address that answers for services.
+// backend is a backend of one or more services.
 type backend struct {
 	*datapathv1.BackendConnections
 
-	// counted: the connections of this node are known.
+	// counted is true if the connections are known.
 	counted bool
 	// state is "ready" or "terminating".
 	state               string
@@ -91,7 +91,7 @@ var columns = []output.Column[*backend]{
 	{Header: "FRONTENDS", Cell: func(b *backend) any { return some(b.frontends) }},
 }
 
-// MarshalJSON implements json.Marshaler. Connections that are not known are absent.
+// MarshalJSON implements json.Marshaler. Unknown connections are absent.
 func (b *backend) MarshalJSON() ([]byte, error) {
 	count := message.Fact{Key: "connectionCount"}
 	if b.counted {
@@ -101,7 +101,7 @@ func (b *backend) MarshalJSON() ([]byte, error) {
 		message.Fact{Key: "services", Value: b.services}, message.Fact{Key: "frontends", Value: b.frontends}).MarshalJSON()
 }
 
-// key of a backend. Each protocol has ports of its own.
+// key identifies a backend.
 type key struct {
 	address  string
 	port     uint32
@@ -111,7 +111,7 @@ type key struct {
 // collect adds the backends of a service.
 func collect(all map[key]*backend, s *lbv1.Service) {
 	for _, f := range s.GetFrontends() {
-		// A list that is not set adds nothing.
+		// Inside or Outside may be nil.
 		for _, b := range slices.Concat(f.GetInside().GetBackends(), f.GetOutside().GetBackends()) {
 			k := key{b.GetAddress(), b.GetPort(), f.GetKey().GetProtocol()}
 			one := all[k]
@@ -122,7 +122,7 @@ func collect(all map[key]*backend, s *lbv1.Service) {
 				}
 				all[k] = one
 			}
-			// One that terminates for a list that has no other may be ready nowhere else.
+			// A list uses terminating backends only if it has no other, so the backend is ready if any list says so.
 			if !b.GetTerminating() {
 				one.state = "ready"
 			}
@@ -139,8 +139,8 @@ func add(all []string, text string) []string {
 	return append(all, text)
 }
 
-// count sets the connections of backends. They stay unknown if the datapath does not
-// run, translates no services, or is of a version that does not count them.
+// count sets the connections of the backends. They stay unknown if the datapath does not run, translates no services,
+// or is of a version that does not count them.
 func count(ctx context.Context, inv *invocation.Invocation, all map[key]*backend) error {
 	counts := map[key]uint32{}
 	err := invocation.Each(ctx, inv, invocation.Datapath, datapathv1.DatapathServiceClient.ListBackendConnections,
@@ -153,7 +153,7 @@ func count(ctx context.Context, inv *invocation.Invocation, all map[key]*backend
 	case codes.Unavailable, codes.FailedPrecondition, codes.Unimplemented:
 		return nil
 	default:
-		return fmt.Errorf("the connections of backends are not known: %w", err)
+		return fmt.Errorf("cannot count the connections of backends: %w", err)
 	}
 	for k, b := range all {
 		b.ConnectionCount, b.counted = counts[k], true
@@ -167,7 +167,7 @@ func compare(a, b *backend) int {
 	return cmp.Or(x.Compare(y), cmp.Compare(a.GetPort(), b.GetPort()), cmp.Compare(a.GetProtocol(), b.GetProtocol()))
 }
 
-// maxFrontends is how many frontends of a backend are named to people.
+// maxFrontends limits the frontends of a backend in tables.
 const maxFrontends = 4
 
 func list(ctx context.Context, inv *invocation.Invocation, req *lbv1.ListServicesRequest) error {
@@ -197,7 +197,7 @@ func list(ctx context.Context, inv *invocation.Invocation, req *lbv1.ListService
 	return counted
 }
 
-// some names the first of many.
+// some returns the first elements and the number of the others.
 func some(all []string) string {
 	if n := len(all); n > maxFrontends {
 		all = append(slices.Clone(all[:maxFrontends]), fmt.Sprintf("%d more", n-maxFrontends))

@@ -18,8 +18,8 @@ import (
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 )
 
-// TestBackendsAreListedOnce: one that several services and frontends lead to has
-// one row, and a port of another protocol is another backend.
+// TestBackendsAreListedOnce: a backend of several services and frontends has one row. The same port of another
+// protocol is another backend.
 func TestBackendsAreListedOnce(t *testing.T) {
 	n := nodetest.New(t, Command, service.Command)
 	n.Want(t, 0, "service", "apply", "-f", nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebService))
@@ -64,8 +64,8 @@ func TestBackendsAreListedOnce(t *testing.T) {
 	n.Want(t, invocation.ExitUsage, "backend", "list", "--service", "a/b/c")
 }
 
-// TestBackendsAreListedWithoutTheDatapath: their connections are unknown, which is not 0. An error that tells more
-// than that is shown besides.
+// TestBackendsAreListedWithoutTheDatapath: the connections are unknown, which is not 0. Unexpected errors are also
+// reported.
 func TestBackendsAreListedWithoutTheDatapath(t *testing.T) {
 	n := nodetest.New(t, Command, service.Command)
 	n.Want(t, 0, "service", "apply", "-f", nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebService))
@@ -85,7 +85,7 @@ func TestBackendsAreListedWithoutTheDatapath(t *testing.T) {
 	n.ConnectionsError = status.Error(codes.Unimplemented, "unknown method")
 	unknown(0)
 	n.ConnectionsError = status.Error(codes.Internal, "the map is gone")
-	if errOut := unknown(invocation.ExitFailed); !strings.Contains(errOut, "connections of backends are not known") ||
+	if errOut := unknown(invocation.ExitFailed); !strings.Contains(errOut, "cannot count the connections of backends") ||
 		!strings.Contains(errOut, "the map is gone") {
 		t.Errorf("standard error: %s", errOut)
 	}

@@ -23,20 +23,20 @@ import (
 func Command(inv *invocation.Invocation) *cobra.Command {
 	var limit uint32
 	dump := &cobra.Command{
-		Use: "dump NAME", Short: "Print the entries of a map in words; JSON comes one object a line",
+		Use: "dump NAME", Short: "Print the decoded entries of a map; with -o json one object per line",
 		Args: invocation.Args(1, "the name of a map; see `sluice map list`"),
 		RunE: func(cmd *cobra.Command, a []string) error { return dump(cmd.Context(), inv, a[0], limit) },
 	}
 	dump.Flags().Uint32Var(&limit, "limit", 0, "at most this many entries; 0: all")
 	return invocation.Group("map", "Show the eBPF maps", dump,
 		&cobra.Command{
-			Use: "list", Short: "List the maps, how full they are and the memory they take", Args: invocation.Args(0, ""),
+			Use: "list", Short: "List the maps with their entries, capacity and memory", Args: invocation.Args(0, ""),
 			RunE: func(cmd *cobra.Command, _ []string) error { return printList(cmd.Context(), inv) },
 		},
 	)
 }
 
-// columns are the columns of `map list`. The kernel cannot tell how many entries some maps have.
+// columns are the columns of `map list`. For some types of maps, the kernel does not report the number of entries.
 var columns = []output.Column[*datapathv1.MapUsage]{
 	{Header: "MAP", Cell: func(m *datapathv1.MapUsage) any { return m.GetName() }},
 	{Header: "ENTRIES", Cell: func(m *datapathv1.MapUsage) any {
@@ -66,7 +66,7 @@ func printList(ctx context.Context, inv *invocation.Invocation) error {
 }
 
 func dump(ctx context.Context, inv *invocation.Invocation, name string, limit uint32) error {
-	// Maps have up to a million entries, so they are printed as they come.
+	// Maps have up to a million entries, so they are printed as they arrive.
 	out := bufio.NewWriter(inv.Out)
 	omitted := uint64(0)
 	call, request := datapathv1.DatapathServiceClient.DumpMap, &datapathv1.DumpMapRequest{Name: name, Limit: limit}
@@ -78,9 +78,9 @@ func dump(ctx context.Context, inv *invocation.Invocation, name string, limit ui
 		_, err := fmt.Fprintf(out, "%s  =>  %s\n", output.Printable(m.GetKey()), output.Printable(m.GetValue()))
 		return err
 	})
-	err = cmp.Or(err, out.Flush()) // what came stays, and the first error is the reason
+	err = cmp.Or(err, out.Flush()) // print what has arrived, and return the first error
 	if omitted > 0 {
-		fmt.Fprintf(inv.ErrOut, "note: --limit leaves out %d more\n", omitted)
+		fmt.Fprintf(inv.ErrOut, "note: %d more entries are not shown because of --limit\n", omitted)
 	}
 	return invocation.OrNotFound(err, "map", name, "map list")
 }

@@ -22,7 +22,7 @@ func TestMaps(t *testing.T) {
 		t.Errorf("JSON %s, want %s", out, want)
 	}
 	_, errOut := n.Want(t, 0, "map", "dump", "sl_peer", "--limit", "2")
-	nodetest.WantLines(t, errOut, "note: --limit leaves out 1 more")
+	nodetest.WantLines(t, errOut, "note: 1 more entries are not shown because of --limit")
 	_, errOut = n.Want(t, invocation.ExitFailed, "map", "dump", "sl_x")
 	nodetest.WantLines(t, errOut, "sluice: no map sl_x; see `sluice map list`")
 	n.Want(t, invocation.ExitUsage, "map", "dump")

@@ -34,14 +34,14 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
-// commands are those whose answers are collected.
+// commands are the commands whose output is collected.
 var commands = []func(*invocation.Invocation) *cobra.Command{
 	status.Command, invocation.VersionCommand, node.Command, endpoint.Command, identity.Command, ipam.Command,
 	policy.Command, fqdn.Command, service.Command, backend.Command, shares.Command, bpfmap.Command, check.Command,
 	observe.Command, config.Command,
 }
 
-// answersOf are the commands about each service, by the names of the files.
+// answersOf has the commands about each service with the names of their files.
 var answersOf = map[string][]struct{ file, args string }{
 	"identity":     {{"identities.json", "identity list"}, {"nodes.json", "node list"}},
 	"ipam":         {{"pools.json", "ipam pools"}, {"allocations.json", "ipam list"}},
@@ -55,7 +55,7 @@ var answersOf = map[string][]struct{ file, args string }{
 	},
 }
 
-// groups are the parts of the report.
+// groups returns the parts of the report.
 func (r *report) groups(ctx context.Context) []group {
 	all := []group{{parts: []part{r.sluice("status.json", "status"), r.sluice("version.json", "version")}}}
 	for _, name := range invocation.Services {
@@ -64,7 +64,7 @@ func (r *report) groups(ctx context.Context) []group {
 	return append(all, r.ofMachine(ctx)...)
 }
 
-// ofService are the parts that one process answers.
+// ofService returns the parts that one process provides.
 func (r *report) ofService(name string) group {
 	g := group{telling: true}
 	for _, a := range answersOf[name] {
@@ -87,7 +87,7 @@ func (r *report) ofService(name string) group {
 	return g
 }
 
-// sluice is the answer of a command of this program as JSON.
+// sluice returns a part with the JSON output of a command of this program.
 func (r *report) sluice(file, args string) part {
 	return part{name: file, command: "sluice " + args, take: func(ctx context.Context, w *content) error {
 		var errOut content
@@ -104,15 +104,15 @@ func (r *report) sluice(file, args string) part {
 	}}
 }
 
-// exitCode is how a command ended whose output says why.
+// exitCode is the exit code of a command whose output explains it.
 type exitCode int
 
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
-// ExitCode says that the command ended by itself, and how.
+// ExitCode returns the exit code of a command that was not killed.
 func (e exitCode) ExitCode() int { return int(e) }
 
-// failure is why a command failed, by its standard error.
+// failure returns the error of a command from its standard error.
 func failure(code int, said []byte) error {
 	if code == 0 {
 		return nil
@@ -133,7 +133,7 @@ func failure(code int, said []byte) error {
 	return errors.New(strings.Join(texts, "; "))
 }
 
-// connections counts those that the kernel tracks.
+// connections writes the number of tracked connections.
 func (r *report) connections(ctx context.Context, w *content) error {
 	count := uint64(0)
 	err := invocation.Stream(ctx, r.inv, invocation.Connections, datapathv1.ConnectionServiceClient.ListConnections,
@@ -147,8 +147,8 @@ func (r *report) connections(ctx context.Context, w *content) error {
 	return json.NewEncoder(w).Encode(map[string]uint64{"connections": count})
 }
 
-// manifests writes each policy as it came, one object a line. A manifest is written by its structure, in which names
-// of secrets are found; one that has none is left out.
+// manifests writes the manifest of each policy, one object per line. Manifests are parsed and re-encoded, so that
+// secrets can be redacted by their names; manifests that cannot be parsed are left out.
 func (r *report) manifests(ctx context.Context, w *content) error {
 	return invocation.Stream(ctx, r.inv, invocation.Policy, policyv1.PolicyServiceClient.ListPolicies,
 		&policyv1.ListPoliciesRequest{WithManifests: true}, func(m *policyv1.ListPoliciesResponse) error {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package bugreport collects what others need to look into a fault of one node, in one archive: what the services
-// answer, what they have logged, and what the kernel has. It changes nothing, and waits for nothing longer than for an
-// answer: a process that hangs is what it is made for.
+// Package bugreport collects the information for the analysis of a fault of one node in an archive: answers, logs and
+// metrics of the services, and the state of the kernel. It changes nothing. Every step has a timeout, because a
+// service may hang.
 package bugreport
 
 import (
@@ -25,15 +25,16 @@ import (
 )
 
 const (
-	// together bounds the bytes of all files.
+	// together limits the bytes of all files.
 	together = 128 << 20
-	// answerLimit bounds what a service may send as one answer: it is in memory before it is written.
+	// answerLimit limits the bytes of one answer of a service, which is held in memory.
 	answerLimit = 32 << 20
-	// atOnce is how many groups are collected at once.
+	// atOnce is the number of groups that are collected in parallel.
 	atOnce = 8
-	// grace is what a part may take beyond the time of one answer: `status` says then who gave none.
+	// grace is how long a part may take in addition to --timeout, so that `status` can still report which service did
+	// not answer.
 	grace = 3 * time.Second
-	// silent is how many parts in a row a group may leave without an answer before it is asked no more.
+	// silent is the number of consecutive timeouts after which the rest of a group is skipped.
 	silent = 2
 )
 
@@ -46,19 +47,17 @@ func command(inv *invocation.Invocation, fileLimit, answerLimit int) *cobra.Comm
 	r := &report{inv: inv, fileLimit: fileLimit, answerLimit: answerLimit, grace: grace}
 	cmd := &cobra.Command{
 		Use:   "bugreport",
-		Short: "Collect what is needed to look into a fault of this node, in one archive",
-		Long: `Collect what is needed to look into a fault of this node, in one archive: what the
-services answer as JSON, their settings, metrics and logs, policies with their
-manifests, the packets that are remembered, and the network, the processes, the
-kernel and the mounts as the node sees them. What looks like a password, a token, a
-key or the user of a URL is replaced, and no environment and no file of keys is
-read; look into the archive before you give it away all the same.
+		Short: "Collect information for the analysis of a fault of this node in an archive",
+		Long: `Collect information for the analysis of a fault of this node in an archive: the answers of
+the services as JSON, their settings, metrics and logs, policies with their manifests,
+remembered events, and the state of network, processes, kernel and mounts. Passwords,
+tokens, keys and users in URLs are replaced, and no environment variables or key files are
+read. Check the archive before you share it.
 
-A part that has no answer within --timeout is left out. What is missing is on
-standard error and in the manifest.json of the archive, with the reason, and does not
-change the exit code, unless no service answered and no log was there. A member of
-group 65700 gets what the group may read; the rest is missing then. For all nodes of
-a cluster there is ` + "`sluice kubernetes bugreport`" + `.`,
+Parts without an answer within --timeout are left out. Missing parts are listed with the
+reason on standard error and in manifest.json in the archive. They do not change the exit
+code, unless no service answered and there were no logs. A member of group 65700 gets only
+what the group may read. For all nodes of a cluster, use ` + "`sluice kubernetes bugreport`" + `.`,
 		Example: `  sluice bugreport
   sluice bugreport --instance dev --without-manifests -w /tmp/report.tar.gz
   ssh node1 sluice bugreport -w - > node1.tar.gz`,
@@ -71,46 +70,46 @@ a cluster there is ` + "`sluice kubernetes bugreport`" + `.`,
 		},
 	}
 	archive.Flag(cmd.Flags(), &r.file, &r.force, "sluice-bugreport-NODE-TIME.tar.gz")
-	cmd.Flags().IntVar(&r.logLines, "log-lines", 5000, "how many lines of each log are collected, from its end")
-	cmd.Flags().BoolVar(&r.bare, "without-manifests", false, "leave the manifests of policies out")
+	cmd.Flags().IntVar(&r.logLines, "log-lines", 5000, "number of lines from the end of each log")
+	cmd.Flags().BoolVar(&r.bare, "without-manifests", false, "do not include the manifests of policies")
 	return cmd
 }
 
-// report is one report that is made.
+// report is one run of the command.
 type report struct {
 	inv      *invocation.Invocation
 	file     string
-	force    bool // replaces a file of any kind
+	force    bool // overwrite any regular file
 	logLines int
-	bare     bool // without manifests
+	bare     bool // --without-manifests
 
-	fileLimit   int // bytes of a file
-	answerLimit int // bytes that a service may send as one answer
+	fileLimit   int // largest file in bytes
+	answerLimit int // largest answer of a service in bytes
 	grace       time.Duration
 
 	runDir    string
-	configDir string // of the processes; empty: that of the instance
+	configDir string // configuration directory; empty: the instance's
 	archive   *archive.Archive
-	taken     atomic.Int64 // groups
-	came      atomic.Bool  // an answer of a service, or a log
+	taken     atomic.Int64 // number of collected groups
+	came      atomic.Bool  // an answer of a service or a log was collected
 
 	space    sync.Once
 	found    namespace // written by space
 	notFound error     // written by space
 }
 
-// group are parts that are collected one after the other, because one reason keeps all of them from coming.
+// group is a list of parts that are collected one after the other, because they usually fail for the same reason.
 type group struct {
 	parts []part
-	// telling says that a part of it makes the report worth something: the machine alone does not.
+	// telling is true if a part of the group is about Sluice, not only about the machine.
 	telling bool
 }
 
 // part is a file of the report.
 type part struct {
 	name    string
-	command string // what a person would type
-	// take writes the content. It may go on after its context has ended: then it is left to itself.
+	command string // the command or file for the manifest
+	// take writes the content. If it does not return when its context ends, it is abandoned.
 	take func(ctx context.Context, w *content) error
 }
 
@@ -126,7 +125,7 @@ func (r *report) run(ctx context.Context, now time.Time) (err error) {
 		r.file = name + ".tar.gz"
 	}
 	if r.file == archive.Stdout && invocation.IsTerminal(r.inv.Out) {
-		return invocation.Usagef("an archive is not for a terminal: name a file with -w, or pipe it")
+		return invocation.Usagef("an archive cannot be written to a terminal: give a file with -w, or use a pipe")
 	}
 	target, err := archive.Open(r.file, r.inv.Out, r.force)
 	if err != nil {
@@ -151,13 +150,13 @@ func (r *report) run(ctx context.Context, now time.Time) (err error) {
 		return err
 	}
 	if !r.came.Load() {
-		return fmt.Errorf("no service answered at the sockets under %s, and there are no logs: the report has the machine "+
-			"alone\n%sBe root, and name the node by --instance", r.runDir, r.inv.OtherNodes())
+		return fmt.Errorf("no service answered at the sockets under %s, and there are no logs: the report covers only the "+
+			"machine\n%sRun as root, and give the node with --instance", r.runDir, r.inv.OtherNodes())
 	}
 	return nil
 }
 
-// node is how the files are named: by the machine or by the instance.
+// node returns the name of the machine or the instance for file names.
 func (r *report) node() string {
 	if r.inv.Instance != "" {
 		return archive.FileName("sluice-" + r.inv.Instance)
@@ -169,11 +168,11 @@ func (r *report) node() string {
 	return archive.FileName(host)
 }
 
-// collect takes the parts of all groups.
+// collect collects all groups.
 func (r *report) collect(ctx context.Context) {
 	groups := r.groups(ctx)
 	defer r.inv.Progress(func() string {
-		return fmt.Sprintf("%d of %d groups of files are collected", r.taken.Load(), len(groups))
+		return fmt.Sprintf("%d of %d groups of files collected", r.taken.Load(), len(groups))
 	})()
 	var all errgroup.Group
 	all.SetLimit(atOnce)
@@ -184,10 +183,10 @@ func (r *report) collect(ctx context.Context) {
 			return nil
 		})
 	}
-	_ = all.Wait() // what failed is missing
+	_ = all.Wait() // failed parts are listed as missing
 }
 
-// errNoAnswer says that a part took longer than it may.
+// errNoAnswer is the error of a part that timed out.
 var errNoAnswer = errors.New("no answer")
 
 func (r *report) take(ctx context.Context, g group) {
@@ -197,7 +196,7 @@ func (r *report) take(ctx context.Context, g group) {
 		case ctx.Err() != nil:
 			return
 		case unanswered >= silent:
-			r.archive.Miss(p.name, fmt.Errorf("not asked: %d parts before it had no answer", silent))
+			r.archive.Miss(p.name, fmt.Errorf("skipped: the %d parts before it timed out", silent))
 			continue
 		}
 		out, err := r.within(ctx, p)
@@ -213,7 +212,7 @@ func (r *report) take(ctx context.Context, g group) {
 	}
 }
 
-// within takes one part, and goes on without it when its time is over.
+// within collects one part, or abandons it after its timeout.
 func (r *report) within(ctx context.Context, p part) ([]byte, error) {
 	limit := r.inv.Timeout + r.grace
 	timed, cancel := context.WithTimeout(ctx, limit)
@@ -232,7 +231,7 @@ func (r *report) within(ctx context.Context, p part) ([]byte, error) {
 	select {
 	case err = <-done:
 	case <-timed.Done():
-		// What knows the context ends now, and says what it has.
+		// Parts that respect the context return now, with what they have.
 		late := time.NewTimer(time.Second)
 		defer late.Stop()
 		select {
@@ -244,7 +243,7 @@ func (r *report) within(ctx context.Context, p part) ([]byte, error) {
 	out, cut := w.close()
 	var ended exitCode
 	switch {
-	case errors.As(err, &ended): // its output says what it had no answer to
+	case errors.As(err, &ended): // the output of the command explains the failure
 	case cut:
 		err = fmt.Errorf("cut at %d MiB", r.fileLimit>>20)
 	case err != nil && time.Since(began) >= r.inv.Timeout:

@@ -33,14 +33,14 @@ import (
 // private is in every secret of the tests.
 const private = "hunter2"
 
-// newNode is one whose command is that of the report, and `policy`.
+// newNode returns a node with the commands `bugreport` and `policy`.
 func newNode(t *testing.T) *nodetest.Node {
 	t.Helper()
 	t.Setenv("SLUICE_INSTANCE", "")
 	return nodetest.New(t, Command, policy.Command)
 }
 
-// reportOf makes a report and returns its files by their names.
+// reportOf makes a report and returns its files by name.
 func reportOf(t *testing.T, n *nodetest.Node, args ...string) (files map[string]string, m archive.Manifest,
 	stderr string,
 ) {
@@ -48,7 +48,7 @@ func reportOf(t *testing.T, n *nodetest.Node, args ...string) (files map[string]
 	file := filepath.Join(t.TempDir(), "r.tar.gz")
 	stdout, stderr := n.Want(t, 0, append([]string{"bugreport", "-w", file}, args...)...)
 	for len(n.Observed) > 0 {
-		<-n.Observed // the fake has one place
+		<-n.Observed // the channel has a capacity of 1
 	}
 	content, err := os.ReadFile(file)
 	if err != nil {
@@ -89,7 +89,7 @@ func unpack(t *testing.T, content []byte) (files map[string]string, m archive.Ma
 	return files, m
 }
 
-// reason is why a file is missing; empty if it is not.
+// reason returns why a file is missing; empty if it is not missing.
 func reason(m archive.Manifest, name string) string {
 	for _, x := range m.Missing {
 		if x.Name == name {
@@ -119,7 +119,7 @@ func TestReportHasWhatServicesAnswer(t *testing.T) {
 		"settings/ipam.json":         `"log.level"`,
 		"settings/datapath.json":     `(secret)`,
 		"processes/datapath.txt":     "VmRSS:",
-		"network/namespace.txt":      "that of this command",
+		"network/namespace.txt":      "the namespace of this command",
 		"network/sysctls.txt":        "net/ipv4/ip_forward = ",
 		"machine/kernel.txt":         "Linux version",
 		"machine/mounts.txt":         "blocks of",
@@ -139,7 +139,7 @@ func TestReportHasWhatServicesAnswer(t *testing.T) {
 func TestReportNamesWhatIsMissing(t *testing.T) {
 	n := newNode(t)
 	n.Stop("ipam")
-	// A process that was stopped: its socket takes connections, and nothing answers.
+	// A stopped process: its socket accepts connections, but nothing answers.
 	n.Stop("datapath")
 	l, err := net.Listen("unix", filepath.Join(n.RunDir, "datapath", "datapath.sock"))
 	if err != nil {
@@ -153,8 +153,8 @@ func TestReportNamesWhatIsMissing(t *testing.T) {
 		"processes/ipam.txt":     "ipam.sock",
 		"endpoints.json":         "no answer within 200ms",
 		"maps.json":              "no answer within 200ms",
-		"check.json":             "not asked: 2 parts before it had no answer",
-		"settings/datapath.json": "not asked",
+		"check.json":             "skipped: the 2 parts before it timed out",
+		"settings/datapath.json": "skipped",
 		"status.json":            "",
 	} {
 		if got := reason(m, name); !strings.Contains(got, want) || (got == "") != (want == "") {
@@ -183,7 +183,7 @@ func TestReportOfNoNodeFails(t *testing.T) {
 		t.Errorf("standard error: %s", stderr)
 	}
 	if _, err := os.Stat(file); err != nil {
-		t.Error(err) // what the machine says may be worth something
+		t.Error(err) // the other output may help
 	}
 }
 
@@ -215,7 +215,8 @@ func TestReportHasManifestsUnlessTheyAreLeftOut(t *testing.T) {
 	}
 }
 
-// TestReportTakesLogsThatAreFiles: the directory of logs is root's, but a report is made when things are not in order.
+// TestReportTakesLogsThatAreFiles: only regular files are read, although only root should be able to write into the
+// log directory.
 func TestReportTakesLogsThatAreFiles(t *testing.T) {
 	n := newNode(t)
 	dir := filepath.Join(n.RunDir, "log")
@@ -258,7 +259,7 @@ func TestReportTalksToNoTerminal(t *testing.T) {
 	}
 }
 
-// TestFloodOfAnswersIsCut: neither memory nor the archive grows with what a service sends.
+// TestFloodOfAnswersIsCut: memory and archive are limited, however much a service sends.
 func TestFloodOfAnswersIsCut(t *testing.T) {
 	const fileLimit, answerLimit = 1 << 20, 2 << 20
 	n := nodetest.New(t, func(inv *invocation.Invocation) *cobra.Command {
@@ -294,14 +295,13 @@ func TestReportGoesToStandardOutput(t *testing.T) {
 		t.Errorf("%d files, nodes %q, standard error %q", len(files), m.Nodes, stderr)
 	}
 	_, stderr = n.Want(t, invocation.ExitFailed, "bugreport", "-w", "/dev/full")
-	if !strings.Contains(stderr, "no regular file") {
+	if !strings.Contains(stderr, "not a regular file") {
 		t.Errorf("a device: %s", stderr)
 	}
 	n.Want(t, invocation.ExitUsage, "bugreport", "--log-lines=0")
 }
 
-// TestReportOfAFullDisk: a report that goes elsewhere needs no disk of the node, and one that cannot be written says
-// so.
+// TestReportOfAFullDisk: a report to another destination needs no disk space on the node; a failed write is an error.
 func TestReportOfAFullDisk(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
@@ -319,7 +319,7 @@ func TestReportOfAFullDisk(t *testing.T) {
 	n.Want(t, 0, "bugreport", "-w", "-")
 }
 
-// TestPanicOfACommandIsAMissingPart: a report is made of a state that was not foreseen.
+// TestPanicOfACommandIsAMissingPart: a report must also work in unforeseen states.
 func TestPanicOfACommandIsAMissingPart(t *testing.T) {
 	r := &report{inv: &invocation.Invocation{Timeout: time.Second}, fileLimit: 100, answerLimit: 100}
 	before := commands
@@ -332,7 +332,7 @@ func TestPanicOfACommandIsAMissingPart(t *testing.T) {
 	}
 }
 
-// withJournalctl makes a report of the machine's own installation whose journalctl is a shell script.
+// withJournalctl makes a report of the installed node with a shell script as journalctl.
 func withJournalctl(t *testing.T, script string, timeout time.Duration) *report {
 	t.Helper()
 	t.Setenv("PATH", t.TempDir()+":"+os.Getenv("PATH"))
@@ -379,7 +379,7 @@ echo "2026-11-28T03:20:10+0000 node $1: $* password: `+private+`"
 		}
 	}
 	for unit, want := range map[string]string{
-		"ipam": "the journal has nothing of the unit", "policy": "exit status 1: Failed to search journal",
+		"ipam": "the journal has no entries of the unit", "policy": "exit status 1: Failed to search journal",
 	} {
 		if got := reason(m, "logs/sluice-"+unit+".journal"); got != want {
 			t.Errorf("the journal of %s is missing because of %q, want %q", unit, got, want)
@@ -390,7 +390,7 @@ echo "2026-11-28T03:20:10+0000 node $1: $* password: `+private+`"
 	}
 }
 
-// TestJournalThatHangsIsLeftOut: journalctl hangs, ignores signals to end, and what it has started has its output.
+// TestJournalThatHangsIsLeftOut: journalctl hangs and ignores signals, and its child process keeps the output open.
 func TestJournalThatHangsIsLeftOut(t *testing.T) {
 	children := filepath.Join(t.TempDir(), "children")
 	script := "trap '' TERM INT\nsleep 1000 & echo $! >> " + children + "\nwait; wait\n"
@@ -413,7 +413,7 @@ func TestJournalThatHangsIsLeftOut(t *testing.T) {
 	for i, unit := range append([]string{"prepare"}, invocation.Services...) {
 		want := "no answer within 10ms"
 		if i >= silent {
-			want = "not asked: 2 parts before it had no answer"
+			want = "skipped: the 2 parts before it timed out"
 		}
 		if got := reason(m, "logs/sluice-"+unit+".journal"); !strings.Contains(got, want) {
 			t.Errorf("the journal of %s is missing because of %q, want %q", unit, got, want)

@@ -14,11 +14,11 @@ import (
 	archive "github.com/sluice-net/sluice/cmd/sluice/internal/report"
 )
 
-// errFull ends what writes more than a file may have.
+// errFull is returned by writes beyond the limit of a file.
 var errFull = errors.New("the file is full")
 
-// content keeps the beginning of what is written, up to a limit. Several goroutines may write: who was given up may
-// still be at it.
+// content keeps the beginning of the written data, up to a limit. It is safe for concurrent use, because an abandoned
+// part may still write.
 type content struct {
 	limit int
 
@@ -43,7 +43,7 @@ func (c *content) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// close returns what was written. Later writes fail.
+// close returns the written data. Later writes fail.
 func (c *content) close() (written []byte, cut bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -51,10 +51,10 @@ func (c *content) close() (written []byte, cut bool) {
 	return c.bytes, c.cut
 }
 
-// smallLimit bounds what is read of one file of the kernel.
+// smallLimit limits the bytes that are read from a file of the kernel.
 const smallLimit = 1 << 20
 
-// section writes what a file has, below a line with its name. One that is not there is left out.
+// section writes the content of a file after a line with its name. It skips files that do not exist.
 func section(w io.Writer, path string) error {
 	text, err := readSmall(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -67,7 +67,7 @@ func section(w io.Writer, path string) error {
 	return err
 }
 
-// readSmall reads a regular file, or one of the kernel, and follows no link: a pipe or a device would block.
+// readSmall reads a regular file or a file of the kernel. It refuses links, pipes and devices, which could block.
 func readSmall(path string) ([]byte, error) {
 	f, _, err := openRegular(path)
 	if err != nil {
@@ -84,7 +84,7 @@ func openRegular(path string) (*os.File, int64, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is no regular file", path)
+		err = fmt.Errorf("%s is not a regular file", path)
 	}
 	if err != nil {
 		f.Close()
@@ -94,9 +94,9 @@ func openRegular(path string) (*os.File, int64, error) {
 }
 
 const (
-	// mostLines is how many lines of a log may be asked for.
+	// mostLines is the maximum of --log-lines.
 	mostLines = 1_000_000
-	// logLimit bounds what is read of a log, from its end.
+	// logLimit limits the bytes that are read from the end of a log.
 	logLimit = archive.FileLimit / 2
 )
 
@@ -116,7 +116,7 @@ func tail(w io.Writer, path string, lines int) error {
 	return err
 }
 
-// lastLines are the last whole lines of a text, of which the first may be a part.
+// lastLines returns the last lines of a text. If part is true, the first line of the text may be incomplete.
 func lastLines(text []byte, lines int, part bool) []byte {
 	at := len(text)
 	if at > 0 && text[at-1] == '\n' {
@@ -131,7 +131,7 @@ func lastLines(text []byte, lines int, part bool) []byte {
 		}
 	}
 	if part {
-		return text[min(at, len(text)):] // where the first whole line begins
+		return text[min(at, len(text)):] // start of the first whole line
 	}
 	return text
 }

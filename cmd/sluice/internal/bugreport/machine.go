@@ -25,10 +25,10 @@ import (
 	archive "github.com/sluice-net/sluice/cmd/sluice/internal/report"
 )
 
-// own says whether the report is about the machine's own installation, and no other instance.
+// own reports whether the report is about the installed node, not another instance.
 func (r *report) own() bool { return r.inv.Instance == "" && r.inv.RunDir == "" }
 
-// ofMachine are the parts that no service answers.
+// ofMachine returns the parts that no service provides.
 func (r *report) ofMachine(ctx context.Context) []group {
 	all := []group{r.network(ctx), {parts: []part{
 		{name: "machine/kernel.txt", command: "cat /proc/version ...", take: kernel},
@@ -40,7 +40,7 @@ func (r *report) ofMachine(ctx context.Context) []group {
 	for _, name := range append([]string{"etcd"}, invocation.Services...) {
 		socket := filepath.Join(r.runDir, name, name+".sock")
 		if _, err := os.Lstat(socket); name == "etcd" && err != nil {
-			continue // it is one of development nodes alone
+			continue // only development nodes have it
 		}
 		all = append(all, group{parts: []part{{
 			name: "processes/" + name + ".txt", command: "cat /proc/PID/status ...",
@@ -50,7 +50,7 @@ func (r *report) ofMachine(ctx context.Context) []group {
 	return append(all, r.logs(), r.journal())
 }
 
-// logs are those of a development node, and the plugin's.
+// logs returns the logs of a development node and of the CNI plugin.
 func (r *report) logs() group {
 	g := group{telling: true}
 	paths, err := filepath.Glob(filepath.Join(r.runDir, "log", "*.log"))
@@ -74,13 +74,13 @@ func (r *report) logs() group {
 	return g
 }
 
-// exists says whether a file is there, or may be.
+// exists reports whether a file exists, or may exist.
 func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// journal is what systemd keeps of the units.
+// journal returns the logs of the systemd units.
 func (r *report) journal() group {
 	g := group{telling: true}
 	if !r.own() {
@@ -98,7 +98,7 @@ func (r *report) journal() group {
 					return err
 				}
 				if w.empty() {
-					return errors.New("the journal has nothing of the unit")
+					return errors.New("the journal has no entries of the unit")
 				}
 				return nil
 			},
@@ -113,14 +113,14 @@ func (c *content) empty() bool {
 	return len(c.bytes) == 0
 }
 
-// run writes what another program prints, and kills it when the context ends.
+// run writes the output of another program, and kills the program when the context ends.
 func run(ctx context.Context, w io.Writer, args ...string) error {
 	errOut := content{limit: 4 << 10}
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
-	// A program that writes more than the limit ends with the pipe.
+	// A write beyond the limit closes the pipe, which ends the program.
 	cmd.Stdout, cmd.Stderr = w, &errOut
-	cmd.WaitDelay = 500 * time.Millisecond // what it started may have its output open
+	cmd.WaitDelay = 500 * time.Millisecond // its child processes may keep the output open
 	err := cmd.Run()
 	if said, _ := errOut.close(); err != nil && len(bytes.TrimSpace(said)) > 0 {
 		return fmt.Errorf("%w: %s", err, oneLine(string(said)))
@@ -128,7 +128,7 @@ func run(ctx context.Context, w io.Writer, args ...string) error {
 	return err
 }
 
-// kernel writes what the machine is.
+// kernel writes the version, the settings and the load of the kernel, and the distribution.
 func kernel(_ context.Context, w *content) error {
 	paths := []string{
 		"/proc/version", "/proc/cmdline", "/proc/uptime", "/proc/loadavg", "/proc/meminfo", "/proc/pressure/cpu",
@@ -142,7 +142,7 @@ func kernel(_ context.Context, w *content) error {
 		paths = append(paths, "/proc/sys/"+name)
 	}
 	for _, path := range []string{"/etc/os-release", "/usr/lib/os-release"} {
-		// The first is a link on most systems.
+		// /etc/os-release is a link on most systems.
 		if target, err := filepath.EvalSymlinks(path); err == nil {
 			paths = append(paths, target)
 			break
@@ -151,7 +151,7 @@ func kernel(_ context.Context, w *content) error {
 	return sections(w, paths)
 }
 
-// sections writes files of the kernel. Those that may not be read are named.
+// sections writes files of the kernel. The error lists files that cannot be read.
 func sections(w io.Writer, paths []string) error {
 	var errs []string
 	for _, path := range paths {
@@ -169,7 +169,7 @@ func sections(w io.Writer, paths []string) error {
 	return nil
 }
 
-// mounts writes what is mounted, and how full the file systems are that Sluice writes to.
+// mounts writes the mounts, and the usage of the file systems that Sluice writes to.
 func (r *report) mounts(_ context.Context, w *content) error {
 	err := section(w, "/proc/thread-self/mountinfo")
 	state := "/var/lib/sluice"
@@ -189,7 +189,7 @@ func (r *report) mounts(_ context.Context, w *content) error {
 	return err
 }
 
-// process writes what the kernel says of the process that listens at a socket. Its environment is not read.
+// process writes the kernel's information about the process that listens on a socket, without its environment.
 func process(ctx context.Context, w *content, socket string) error {
 	pid, err := listener(ctx, socket)
 	if err != nil {
@@ -224,7 +224,7 @@ func process(ctx context.Context, w *content, socket string) error {
 	return joined(errs)
 }
 
-// joined is one line with all errors.
+// joined returns all errors as one line.
 func joined(errs []error) error {
 	if err := errors.Join(errs...); err != nil {
 		return errors.New(strings.ReplaceAll(err.Error(), "\n", "; "))
@@ -232,7 +232,8 @@ func joined(errs []error) error {
 	return nil
 }
 
-// listener is the process that listens at a socket. A stopped one is found, too: the kernel knows it.
+// listener returns the PID of the process that listens on a socket. It also finds a stopped process, because the
+// kernel answers.
 func listener(ctx context.Context, socket string) (int, error) {
 	conn, err := dialOwn(ctx, filepath.Dir(socket), filepath.Base(socket))
 	if err != nil {
@@ -246,19 +247,19 @@ func listener(ctx context.Context, socket string) (int, error) {
 	var peer *unix.Ucred
 	cerr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
 	if err := errors.Join(cerr, err); err != nil {
-		return 0, fmt.Errorf("ask who listens at %s: %w", socket, err)
+		return 0, fmt.Errorf("find the process listening on %s: %w", socket, err)
 	}
 	if peer.Pid == 0 {
-		return 0, fmt.Errorf("who listens at %s is a process of another PID namespace", socket)
+		return 0, fmt.Errorf("the process listening on %s is in another PID namespace", socket)
 	}
 	return int(peer.Pid), nil
 }
 
-// cgroupFiles are those of the control group of a process that say what it may use and uses.
+// cgroupFiles returns the files with the limits and the usage of a process's control group.
 func cgroupFiles(path string) (files []string) {
 	text, err := readSmall(path)
 	if err != nil {
-		return nil // which was said
+		return nil // already reported
 	}
 	for line := range strings.Lines(string(text)) {
 		hierarchy, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
@@ -281,21 +282,21 @@ func cgroupFiles(path string) (files []string) {
 	return files
 }
 
-// unifiedFiles are those of a control group of version 2.
+// unifiedFiles are the files of a cgroup v2.
 var unifiedFiles = []string{
 	"cgroup.events", "cpu.max", "cpu.pressure", "cpu.stat", "io.pressure", "memory.current", "memory.events",
 	"memory.high", "memory.max", "memory.peak", "memory.pressure", "memory.stat", "memory.swap.current",
 	"pids.current", "pids.max",
 }
 
-// controllerFiles are those of version 1, by controller.
+// controllerFiles are the files of a cgroup v1 by controller.
 var controllerFiles = map[string][]string{
 	"cpu":    {"cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.stat"},
 	"memory": {"memory.limit_in_bytes", "memory.usage_in_bytes", "memory.max_usage_in_bytes", "memory.failcnt"},
 	"pids":   {"pids.current", "pids.max"},
 }
 
-// network are the parts of the network namespace of the node.
+// network returns the parts about the network namespace of the node.
 func (r *report) network(ctx context.Context) group {
 	g := group{parts: []part{{
 		name: "network/namespace.txt", command: "readlink /proc/PID/ns/net",
@@ -344,10 +345,10 @@ func (r *report) network(ctx context.Context) group {
 	return g
 }
 
-// secretSysctls are keys.
+// secretSysctls contain secrets.
 var secretSysctls = []string{"tcp_fastopen_key", "stable_secret"}
 
-// sysctls writes those of the network namespace of the thread.
+// sysctls writes the sysctls of the thread's network namespace.
 func sysctls(ctx context.Context, w io.Writer) error {
 	const root = "/proc/sys/net"
 	denied := 0
@@ -358,7 +359,7 @@ func sysctls(ctx context.Context, w io.Writer) error {
 		case errors.Is(err, fs.ErrPermission):
 			denied++
 			return nil
-		case errors.Is(err, fs.ErrNotExist): // a device that went
+		case errors.Is(err, fs.ErrNotExist): // the device was removed
 			return nil
 		case err != nil:
 			return err
@@ -367,7 +368,7 @@ func sysctls(ctx context.Context, w io.Writer) error {
 		}
 		info, err := d.Info()
 		if err != nil || info.Mode().Perm()&0o444 == 0 {
-			return nil // one that is only written
+			return nil // write-only
 		}
 		text, err := readSmall(path)
 		if errors.Is(err, fs.ErrPermission) {

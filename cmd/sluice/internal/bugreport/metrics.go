@@ -22,9 +22,9 @@ import (
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 )
 
-// metrics writes what a process counts. The process says where its metrics are, but root does not connect to where a
-// process that was taken over tells it to: it connects to a socket of the process in the directory of its sockets, or
-// to an address that root has written into the configuration.
+// metrics writes the metrics of a process. A compromised process must not choose where root connects to, so the
+// address that it reports is used only if it is a socket in its own directory or an address in a configuration file
+// that only root can write.
 func (r *report) metrics(ctx context.Context, w *content, name string) error {
 	dir := filepath.Join(r.runDir, name)
 	address := filepath.Join(dir, "metrics.sock")
@@ -65,7 +65,7 @@ func (r *report) metrics(ctx context.Context, w *content, name string) error {
 			DisableKeepAlives: true,
 			DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
 		},
-		// The answer of a process leads nowhere else, either.
+		// Redirects are not followed, either.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	request, rerr := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/metrics", http.NoBody)
@@ -84,7 +84,7 @@ func (r *report) metrics(ctx context.Context, w *content, name string) error {
 	return err
 }
 
-// configFile is the configuration of a process, whatever the process says of it.
+// configFile returns the path of a process's configuration without asking the process.
 func (r *report) configFile(name string) (string, error) {
 	paths, err := instance.New(r.inv.Instance)
 	if err != nil {
@@ -124,7 +124,7 @@ func configuredAddress(file string) string {
 }
 
 // dialOwn connects to a socket in the directory of a process, if the socket belongs to the owner of the directory. It
-// follows no link: the process could point the name at the socket of another program.
+// does not follow links, which the process could point at another program's socket.
 func dialOwn(ctx context.Context, dir, name string) (*net.UnixConn, error) {
 	d, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

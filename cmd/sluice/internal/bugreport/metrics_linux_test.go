@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 )
 
-// counting counts the connections to a socket of a test, and answers as metrics do.
+// counting serves metrics on a socket and counts the connections.
 type counting struct {
 	net.Listener
 	accepted atomic.Int64
@@ -32,7 +32,7 @@ func (c *counting) Accept() (net.Conn, error) {
 	return conn, err
 }
 
-// serve answers at an address until the end of the test; to redirects, if it is not empty.
+// serve serves at an address until the end of the test. If to is not empty, it redirects there.
 func serve(t *testing.T, network, address, to string) *counting {
 	t.Helper()
 	l, err := net.Listen(network, address)
@@ -52,13 +52,13 @@ func serve(t *testing.T, network, address, to string) *counting {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = s.Serve(c) // it ends with the test
+		_ = s.Serve(c) // ends with the test
 	}()
 	t.Cleanup(func() { _ = s.Close(); <-done })
 	return c
 }
 
-// reportOfMetrics is a report of a node that is asked for metrics alone.
+// reportOfMetrics returns a report that collects only metrics.
 func reportOfMetrics(n *nodetest.Node) *report {
 	return &report{
 		inv: &invocation.Invocation{RunDir: n.RunDir, Timeout: time.Minute, AnswerLimit: 1 << 20}, runDir: n.RunDir,
@@ -74,8 +74,8 @@ func (r *report) metricsOf(t *testing.T, process string) (string, error) {
 	return string(out), err
 }
 
-// TestMetricsAreAskedOfTheProcessAlone has a process name addresses of others, in every form that an address has: none
-// of them gets a connection.
+// TestMetricsAreAskedOfTheProcessAlone: a process reports addresses of other programs in every form; no connection is
+// made to any of them.
 func TestMetricsAreAskedOfTheProcessAlone(t *testing.T) {
 	n := newNode(t)
 	own := filepath.Join(n.RunDir, "identity", "metrics.sock")
@@ -129,7 +129,7 @@ func TestMetricsAreAskedOfTheProcessAlone(t *testing.T) {
 	}
 }
 
-// TestMetricsFollowNoRedirect has a process send the request elsewhere.
+// TestMetricsFollowNoRedirect: a process redirects the request to another server.
 func TestMetricsFollowNoRedirect(t *testing.T) {
 	n := newNode(t)
 	other := serve(t, "tcp", "127.0.0.1:0", "")
@@ -144,7 +144,7 @@ func TestMetricsFollowNoRedirect(t *testing.T) {
 	}
 }
 
-// TestMetricsAreAskedAtAnAddressThatRootConfigured uses files that root alone can write, and others.
+// TestMetricsAreAskedAtAnAddressThatRootConfigured uses configuration files that only root can write, and others.
 func TestMetricsAreAskedAtAnAddressThatRootConfigured(t *testing.T) {
 	n := newNode(t)
 	tcp := serve(t, "tcp", "127.0.0.1:0", "")

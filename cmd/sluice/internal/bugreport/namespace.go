@@ -27,13 +27,13 @@ func dialSocket(ctx context.Context, path string) (*net.UnixConn, error) {
 
 // namespace is the network namespace of a node.
 type namespace struct {
-	file  *os.File // nil: that of this process
+	file  *os.File // nil: the namespace of this process
 	text  string   // how it was found
-	doubt error    // why it may be another one
+	doubt error    // why it may be the wrong namespace
 }
 
-// namespace finds the node's: a development node has one with a name, and an installed one is where its datapath runs.
-// It is opened once; the process ends before it would have to be closed.
+// namespace returns the network namespace of the node: the named namespace of a development node, or else the
+// namespace of the datapath's process. It is opened once and never closed, because the process exits soon.
 func (r *report) namespace(ctx context.Context) (namespace, error) {
 	r.space.Do(func() { r.found, r.notFound = r.findNamespace(ctx) })
 	return r.found, r.notFound
@@ -47,13 +47,15 @@ func (r *report) findNamespace(ctx context.Context) (namespace, error) {
 		path = fmt.Sprintf("/proc/%d/ns/net", pid)
 	} else {
 		return namespace{
-			text:  "that of this command",
-			doubt: fmt.Errorf("that of the datapath is not known: %w", err),
+			text:  "the namespace of this command",
+			doubt: fmt.Errorf("the namespace of the datapath is unknown: %w", err),
 		}, nil
 	}
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, os.ErrPermission) {
-		return namespace{text: "that of this command", doubt: fmt.Errorf("that of the datapath is not known: %w", err)}, nil
+		return namespace{
+			text: "the namespace of this command", doubt: fmt.Errorf("the namespace of the datapath is unknown: %w", err),
+		}, nil
 	}
 	if err != nil {
 		return namespace{}, err
@@ -63,7 +65,7 @@ func (r *report) findNamespace(ctx context.Context) (namespace, error) {
 		var own os.FileInfo
 		if own, err = os.Stat("/proc/self/ns/net"); err == nil && os.SameFile(node, own) {
 			f.Close()
-			return namespace{text: path + ", which is that of this command"}, nil
+			return namespace{text: path + ", the namespace of this command"}, nil
 		}
 	}
 	if err != nil {
@@ -73,7 +75,7 @@ func (r *report) findNamespace(ctx context.Context) (namespace, error) {
 	return namespace{file: f, text: path}, nil
 }
 
-// inNamespace calls f on a thread in the network namespace of the node. The thread ends with it: it never comes back.
+// inNamespace calls f on a thread in the network namespace of the node. The thread exits afterwards.
 func (r *report) inNamespace(ctx context.Context, f func() error) error {
 	space, err := r.namespace(ctx)
 	if err != nil {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package capture takes the packets of one container, as they are at its interface: what it sends, also if Sluice drops
-// it then, and what reaches it. It enters the network namespace itself, as root: the datapath has no right to read
-// packets (docs/decisions/capture-by-root.md).
+// Package capture captures the packets of one container at its interface: packets that it sends, even if Sluice drops
+// them later, and packets that reach it. It enters the network namespace itself, as root, because the datapath may
+// not read packets (docs/decisions/capture-by-root.md).
 package capture
 
 import (
@@ -31,14 +31,14 @@ import (
 
 const (
 	whole     = 256 << 10 // bytes of a packet: no GSO packet is larger
-	flushSize = 64 << 10  // bytes that wait to be written, while packets keep coming
-	mostKinds = 64        // values of one criterion
+	flushSize = 64 << 10  // bytes that are buffered while packets arrive
+	mostKinds = 64        // values of one filter
 )
 
-// Flags are those of the command, and of the one that runs it on a node of a cluster.
+// Flags are the flags of `capture` and `kubernetes capture`.
 type Flags struct {
 	file      string
-	force     bool // writes over a file of any kind
+	force     bool // overwrite any regular file
 	addresses []string
 	ports     []uint
 	protocols []string
@@ -56,18 +56,18 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 	untilInputEnds := false
 	cmd := &cobra.Command{
 		Use:   "capture CONTAINER[/INTERFACE]",
-		Short: "Capture the packets of one container, as pcapng",
-		Long: `Capture the packets of one container at its interface, in both directions, as
-pcapng, which tcpdump and Wireshark read. What the container sends is there also if
-Sluice drops it afterwards; what Sluice drops on the way to the container is not:
---drops prints on standard error what is dropped in both directions, as observe does.
-Packets that the kernel has not yet cut into segments are there whole, and checksums
-that it has not yet computed are wrong.
+		Short: "Capture the packets of a container, as pcapng",
+		Long: `Capture the packets of a container at its interface, in both directions, as pcapng for
+tcpdump and Wireshark. Packets that the container sends are captured even if Sluice drops
+them afterwards. Packets that Sluice drops on the way to the container are not captured;
+--drops prints the drops of both directions on standard error, as observe does. With
+segmentation offload, packets are larger than the MTU; with checksum offload, their
+checksums are wrong.
 
-It enters the container's network namespace, so it must run as root on the machine;
-of a Kubernetes cluster, ` + "`kubectl sluice capture`" + ` takes the packets of any pod.
-It ends with an interrupt, or with one of --count, --duration and --max-size; the last
-line on standard error says how many packets there are and how many were lost.`,
+The command enters the container's network namespace, so it must run as root on the
+machine. In a Kubernetes cluster, ` + "`kubectl sluice capture`" + ` captures the packets of any
+pod. The capture ends on an interrupt, or at --count, --duration or --max-size; the last
+line on standard error shows how many packets were captured and how many were lost.`,
 		Example: `  sluice capture web -w /tmp/web.pcapng --duration 30s
   sluice capture web --port 80 | tcpdump -nr -
   sluice capture web --address 10.244.1.7 --drops | wireshark -ki -`,
@@ -91,36 +91,36 @@ line on standard error says how many packets there are and how many were lost.`,
 func (o *Flags) Add(f *pflag.FlagSet) {
 	o.maxSize, o.buffer = 1<<30, 8<<20
 	f.StringVarP(&o.file, "write", "w", "",
-		"write to FILE, readable for its owner alone; without it to standard output, which must not be a terminal")
-	f.BoolVar(&o.force, "force", false, "write to FILE even if it has something else than a pcapng capture")
+		"write to FILE with mode 0600 (default: standard output, which must not be a terminal)")
+	f.BoolVar(&o.force, "force", false, "overwrite FILE even if it is not a pcapng file")
 	f.StringSliceVar(&o.addresses, "address", nil, "only packets with an address in this prefix on either side")
 	f.UintSliceVar(&o.ports, "port", nil, "only packets with this port on either side")
-	f.Lookup("port").DefValue = "" // or help shows an empty list
+	f.Lookup("port").DefValue = "" // otherwise help shows an empty list
 	f.StringSliceVar(&o.protocols, "protocol", nil,
-		"only packets of tcp, udp, sctp, icmp, icmpv6 or a number; of IPv6 without extension headers")
-	f.Uint64VarP(&o.count, "count", "c", 0, "end after so many packets; 0: do not")
-	f.DurationVar(&o.duration, "duration", 0, "end after this time; 0: do not")
+		"only packets of tcp, udp, sctp, icmp, icmpv6 or a protocol number; in IPv6 without extension headers")
+	f.Uint64VarP(&o.count, "count", "c", 0, "stop after this many packets; 0: no limit")
+	f.DurationVar(&o.duration, "duration", 0, "stop after this time; 0: no limit")
 	f.Uint32VarP(&o.snaplen, "snaplen", "s", 0, "bytes of each packet; 0: the whole packet")
-	f.Var(&o.maxSize, "max-size", "end before the output is larger; 0: do not")
+	f.Var(&o.maxSize, "max-size", "stop before the output exceeds this size; 0: no limit")
 	f.Var(&o.buffer, "buffer",
-		"what the kernel keeps of packets that are not yet written; what does not fit is lost, and counted")
+		"size of the kernel's buffer for packets that are not yet written; packets that do not fit are lost and counted")
 	f.BoolVar(&o.drops, "drops", false,
-		"print on standard error which packets of the container are dropped meanwhile, and why")
+		"print the dropped packets of the container with the reasons on standard error")
 }
 
-// Check finds mistakes in the flags.
+// Check checks the flags. stdout is the output of the command.
 func (o *Flags) Check(stdout io.Writer, command string) error {
 	if _, err := o.filter(); err != nil {
 		return err
 	}
 	if o.file == "" && invocation.IsTerminal(stdout) {
-		return invocation.Usagef("packets are not for a terminal: name a file with -w, or pipe them, as in "+
+		return invocation.Usagef("packets cannot be written to a terminal: give a file with -w, or use a pipe, as in "+
 			"`%s | tcpdump -nr -`", command)
 	}
 	return nil
 }
 
-// Args are the arguments that capture the same packets on another machine, to its standard output.
+// Args returns arguments for the same capture on another machine, to its standard output.
 func (o *Flags) Args() []string {
 	args := []string{
 		fmt.Sprintf("--count=%d", o.count), "--duration=" + o.duration.String(), fmt.Sprintf("--snaplen=%d", o.snaplen),
@@ -141,7 +141,6 @@ func (o *Flags) Args() []string {
 	return args
 }
 
-// filter is what is captured.
 func (o *Flags) filter() (f filter, err error) {
 	if len(o.addresses) > mostKinds || len(o.ports) > mostKinds || len(o.protocols) > mostKinds {
 		return f, invocation.Usagef("more than %d values of one flag", mostKinds)
@@ -200,7 +199,7 @@ func (o *Flags) run(ctx context.Context, inv *invocation.Invocation, name string
 	s, err := openSocket(device{e.GetNetworkNamespace(), c.GetName(), int(c.GetIndex()), c.GetMac()}, program,
 		int(o.buffer))
 	if errors.Is(err, os.ErrPermission) {
-		return fmt.Errorf("%w; only root on the machine may capture", err)
+		return fmt.Errorf("%w; only root on the machine can capture packets", err)
 	}
 	if err != nil {
 		return err
@@ -230,7 +229,7 @@ func (o *Flags) run(ctx context.Context, inv *invocation.Invocation, name string
 	return err
 }
 
-// describe names the endpoint in the file.
+// describe returns the description of the interface in the file.
 func describe(e *datapathv1.Endpoint) string {
 	text := "container " + workload.OwnerOf(e.GetOwner()).String()
 	if p := e.GetPod(); p.GetName() != "" {
@@ -239,7 +238,7 @@ func describe(e *datapathv1.Endpoint) string {
 	return text
 }
 
-// showDrops prints what is dropped until it is stopped.
+// showDrops prints dropped packets until stop is called.
 func showDrops(ctx context.Context, inv *invocation.Invocation, e *datapathv1.Endpoint) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
@@ -257,7 +256,7 @@ func showDrops(ctx context.Context, inv *invocation.Invocation, e *datapathv1.En
 	}
 }
 
-// copy writes packets until one of the bounds is met, and says which if nobody asked for the end.
+// copy writes packets until ctx ends or a limit is reached. end describes an unexpected end.
 func (o *Flags) copy(ctx context.Context, s *socket, w *writer) (end string, err error) {
 	var ended time.Time // zero: not yet
 	for {
@@ -266,11 +265,11 @@ func (o *Flags) copy(ctx context.Context, s *socket, w *writer) (end string, err
 		}
 		p, ok := s.receive()
 		if !ok {
-			// Whoever reads a pipe sees packets as they come.
+			// The reader of a pipe should see packets as they arrive.
 			if err := w.flush(); err != nil {
 				return "", err
 			}
-			// What came until the end lies in a block that the kernel hands over after a while.
+			// The last packets are in a block that the kernel retires after blockRetire.
 			if !ended.IsZero() && time.Since(ended) > 2*blockRetire*time.Millisecond {
 				return "", nil
 			}
@@ -289,7 +288,7 @@ func (o *Flags) copy(ctx context.Context, s *socket, w *writer) (end string, err
 		w.waiting = packetBlock(w.waiting, p)
 		if o.maxSize > 0 && w.size+int64(len(w.waiting))+statisticsSize > int64(o.maxSize) {
 			w.waiting = w.waiting[:before]
-			return "; the output has its size", nil
+			return "; --max-size is reached", nil
 		}
 		if w.packets++; o.count > 0 && w.packets >= o.count {
 			return "", nil
@@ -302,19 +301,19 @@ func (o *Flags) copy(ctx context.Context, s *socket, w *writer) (end string, err
 	}
 }
 
-// statisticsSize has room for the block that ends a file.
+// statisticsSize is reserved for the last block of a file.
 const statisticsSize = 64
 
-// writer writes whole blocks.
+// writer writes whole pcapng blocks.
 type writer struct {
 	out     io.Writer
 	file    *os.File // nil: standard output
 	waiting []byte
-	size    int64 // that was written
+	size    int64 // bytes written
 	packets uint64
 }
 
-// sectionBegin is how a pcapng file begins.
+// sectionBegin is the magic of a pcapng file.
 var sectionBegin = []byte{0x0a, 0x0d, 0x0d, 0x0a}
 
 func (o *Flags) open(stdout io.Writer) (*writer, error) {
@@ -329,7 +328,7 @@ func (o *Flags) open(stdout io.Writer) (*writer, error) {
 	switch {
 	case err != nil:
 	case !info.Mode().IsRegular():
-		err = fmt.Errorf("%s is no regular file", o.file)
+		err = fmt.Errorf("%s is not a regular file", o.file)
 	default:
 		if err = output.CheckOwner(info); err != nil {
 			err = fmt.Errorf("write %s: %w", o.file, err)
@@ -352,7 +351,7 @@ func (o *Flags) open(stdout io.Writer) (*writer, error) {
 
 func (w *writer) add(block []byte) { w.waiting = append(w.waiting, block...) }
 
-// flush writes what waits. After an error the file ends with the last whole block.
+// flush writes the buffered blocks. After an error it truncates the file to the last whole block.
 func (w *writer) flush() error {
 	if len(w.waiting) == 0 {
 		return nil

@@ -24,14 +24,14 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 )
 
-// parsed is what a file has.
+// parsed is the content of a file.
 type parsed struct {
 	name, description string
 	packets           []packet
 	received, lost    uint64
 }
 
-// parse reads a file of one interface, which must end with its statistics.
+// parse parses a file with one interface, which must end with a statistics block.
 func parse(t *testing.T, b []byte) (p parsed) {
 	t.Helper()
 	le := binary.LittleEndian
@@ -77,13 +77,13 @@ func parse(t *testing.T, b []byte) (p parsed) {
 	return p
 }
 
-// namespace is one of its own with a loopback device that is up.
+// namespace creates a network namespace with a loopback device that is up.
 func namespace(t *testing.T) (d device, send func(port, size int)) {
 	t.Helper()
 	ready, stop := make(chan error, 1), make(chan struct{})
 	var conn *net.UDPConn
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with its namespace
+		runtime.LockOSThread() // never unlocked: the thread exits with its namespace
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			ready <- err
 			return
@@ -126,7 +126,7 @@ func up(name string) error {
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, r)
 }
 
-// captured runs a capture around what the test does.
+// captured runs a capture while the test sends packets.
 func captured(t *testing.T, o Flags, f filter, d device, do func()) (parsed, string) {
 	t.Helper()
 	program, err := f.compile(o.snaplen)
@@ -144,7 +144,7 @@ func captured(t *testing.T, o Flags, f filter, d device, do func()) (parsed, str
 	ctx, cancel := context.WithCancel(t.Context())
 	do()
 	if o.count == 0 && o.maxSize == 0 {
-		cancel() // everything that was sent came before
+		cancel() // after all packets were sent
 	}
 	end, err := o.copy(ctx, s, w)
 	cancel()
@@ -161,7 +161,7 @@ func captured(t *testing.T, o Flags, f filter, d device, do func()) (parsed, str
 	return parse(t, out.Bytes()), end
 }
 
-// udp leaves out the errors that a closed port answers with.
+// udp ignores the errors of a closed port.
 var udp = filter{protocols: []uint8{17}}
 
 func TestKernelCaptureHasBothDirections(t *testing.T) {
@@ -172,7 +172,7 @@ func TestKernelCaptureHasBothDirections(t *testing.T) {
 		send(54, 1000)
 		send(53, 10)
 	})
-	// What is sent by loopback comes back.
+	// Packets on the loopback device are seen twice.
 	if len(got.packets) != 4 || got.received != 4 || got.lost != 0 || got.name != "lo" || got.description != "a test" {
 		t.Fatalf("%d packets, %+v", len(got.packets), got)
 	}
@@ -325,8 +325,7 @@ func TestCaptureFileIsOnesOwnAndEndsWithAWholeBlock(t *testing.T) {
 	}
 }
 
-// TestACaptureReplacesOnlyCaptures holds that a file of another kind keeps its content and its mode, unless --force
-// says otherwise.
+// TestACaptureReplacesOnlyCaptures: a file of another kind keeps its content and mode without --force.
 func TestACaptureReplacesOnlyCaptures(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "precious.conf")
 	for _, text := range []string{"key = value\n", "\n", "\x0a\x0d\x0d"} {
@@ -334,7 +333,7 @@ func TestACaptureReplacesOnlyCaptures(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := (&Flags{file: path}).open(nil)
-		if err == nil || !strings.Contains(err.Error(), path+": it is there, and is not a pcapng capture") {
+		if err == nil || !strings.Contains(err.Error(), path+": it exists and is not a pcapng capture") {
 			t.Errorf("%q: %v", text, err)
 		}
 		content, rerr := os.ReadFile(path)

@@ -10,28 +10,28 @@ import (
 	"golang.org/x/net/bpf"
 )
 
-// filter says which packets are captured: those of one of the addresses, of one of the ports and of one of the
-// protocols; without any of a kind, of all.
+// filter selects packets that match one of the prefixes, one of the ports and one of the protocols. An empty list
+// matches everything.
 type filter struct {
 	prefixes  []netip.Prefix
 	ports     []uint16
 	protocols []uint8
 }
 
-// Places in an Ethernet frame that carries IP.
+// Offsets in an Ethernet frame with IP.
 const (
 	etherTypeAt, protocol4At, fragment4At, source4At, destination4At = 12, 23, 20, 26, 30
 	nextHeader6At, source6At, destination6At                         = 20, 22, 38
 	header4At, payload6At                                            = 14, 54
 )
 
-// portProtocols have a source and a destination port first: TCP, UDP, DCCP, SCTP, UDP-Lite.
+// portProtocols have the source and destination ports at the start of their header: TCP, UDP, DCCP, SCTP, UDP-Lite.
 var portProtocols = []uint8{6, 17, 33, 132, 136}
 
-// program is a classic BPF program whose jumps go to labels.
+// program is a classic BPF program with labels as targets of jumps.
 type program struct {
 	code   []bpf.Instruction
-	jumps  map[int]string // index of a bpf.Jump → where it goes
+	jumps  map[int]string // index of a bpf.Jump → label
 	labels map[string]int
 }
 
@@ -44,13 +44,14 @@ func (p *program) jump(to string) {
 	p.add(bpf.Jump{})
 }
 
-// when jumps if the loaded value compares so. Only an unconditional jump reaches further than 255 instructions.
+// when jumps if the test is true. It uses an unconditional jump, because a conditional one reaches only 255
+// instructions.
 func (p *program) when(test bpf.JumpTest, value uint32, to string) {
 	p.add(bpf.JumpIf{Cond: test, Val: value, SkipFalse: 1})
 	p.jump(to)
 }
 
-// whenIn jumps if the loaded value is one of some.
+// whenIn jumps if the loaded value is one of values.
 func whenIn[N ~uint8 | ~uint16](p *program, values []N, to string) {
 	for _, v := range values {
 		p.when(bpf.JumpEqual, uint32(v), to)
@@ -64,8 +65,8 @@ func (p *program) assemble() ([]bpf.RawInstruction, error) {
 	return bpf.Assemble(p.code)
 }
 
-// compile makes the program that the kernel runs on each packet before it copies it, with so many bytes at most.
-// The protocol of IPv6 is that of its first header, and a fragment without the first bytes has no ports.
+// compile returns the program that the kernel runs on each packet; it captures at most snaplen bytes. For IPv6, the
+// protocol is the next header of the fixed header. Fragments other than the first have no ports.
 func (f filter) compile(snaplen uint32) ([]bpf.RawInstruction, error) {
 	p := &program{jumps: map[int]string{}, labels: map[string]int{}}
 	if len(f.prefixes)+len(f.ports)+len(f.protocols) > 0 {
@@ -117,7 +118,7 @@ func (f filter) address(p *program, four bool, family string) {
 	p.label("port" + family)
 }
 
-// prefixAt jumps if the address at a place is in the prefix.
+// prefixAt jumps if the address at the offset is in the prefix.
 func prefixAt(p *program, prefix netip.Prefix, at uint32, to string) {
 	address := prefix.Masked().Addr().AsSlice()
 	bits := prefix.Bits()

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/net/bpf"
 )
 
-// passes is the filter in words.
+// passes is a simple implementation of the filter.
 func (f filter) passes(frame []byte) bool {
 	if len(f.prefixes)+len(f.ports)+len(f.protocols) == 0 {
 		return true
@@ -57,7 +57,7 @@ func (f filter) passes(frame []byte) bool {
 		len(payload) >= 4 && slices.Contains(f.ports, binary.BigEndian.Uint16(payload[2:])))
 }
 
-// randomFrame is one of few addresses, protocols and ports, so that filters meet it often.
+// randomFrame returns a frame with few different addresses, protocols and ports, so that filters often match.
 func randomFrame(r *rand.Rand) []byte {
 	frame := make([]byte, 14, 128)
 	protocol := []uint8{1, 6, 17, 58, 132, 47}[r.IntN(6)]
@@ -88,12 +88,12 @@ func randomFrame(r *rand.Rand) []byte {
 	binary.BigEndian.PutUint16(ports[2:], uint16(80+r.IntN(3)))
 	frame = append(frame, ports...)
 	if r.IntN(10) == 0 {
-		frame = frame[:len(frame)-r.IntN(9)] // one that ends early
+		frame = frame[:len(frame)-r.IntN(9)] // truncated
 	}
 	return frame
 }
 
-// TestFilterIsWhatItSays compares the program with the filter in words, on random frames.
+// TestFilterIsWhatItSays compares the program with passes on random frames.
 func TestFilterIsWhatItSays(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	prefixes := []string{

@@ -26,15 +26,15 @@ const (
 	nanoseconds                = 9
 )
 
-// packet is one that was captured.
+// packet is a captured packet.
 type packet struct {
 	time     time.Time
-	data     []byte // what was captured of it
-	length   int    // of the whole packet
+	data     []byte // the captured bytes
+	length   int    // length of the whole packet
 	outgoing bool   // sent by the container
 }
 
-// block appends a block.
+// block appends a block with the content that body appends.
 func block(b []byte, kind uint32, body func(b []byte) []byte) []byte {
 	start := len(b)
 	b = binary.LittleEndian.AppendUint32(b, kind)
@@ -58,13 +58,13 @@ func option(b []byte, code uint16, value []byte) []byte {
 
 func endOfOptions(b []byte) []byte { return append(b, 0, 0, 0, 0) }
 
-// fileHeader begins a file with the packets of one interface.
+// fileHeader returns the first blocks of a file with one interface.
 func fileHeader(b []byte, application, name, description string, snaplen uint32) []byte {
 	b = block(b, blockSection, func(b []byte) []byte {
 		b = binary.LittleEndian.AppendUint32(b, 0x1a2b3c4d)
 		b = binary.LittleEndian.AppendUint16(b, 1)
 		b = binary.LittleEndian.AppendUint16(b, 0)
-		b = binary.LittleEndian.AppendUint64(b, ^uint64(0)) // the length of the section is not known
+		b = binary.LittleEndian.AppendUint64(b, ^uint64(0)) // the length of the section is unknown
 		return endOfOptions(option(b, optionSectionApplication, []byte(application)))
 	})
 	return block(b, blockInterface, func(b []byte) []byte {
@@ -98,7 +98,8 @@ func packetBlock(b []byte, p packet) []byte {
 	})
 }
 
-// statisticsBlock ends a file: how many packets passed the filter, and how many of them are missing.
+// statisticsBlock appends the last block of a file: how many packets matched the filter, and how many of them were
+// lost.
 func statisticsBlock(b []byte, now time.Time, received, lost uint64) []byte {
 	return block(b, blockStatistics, func(b []byte) []byte {
 		b = binary.LittleEndian.AppendUint32(b, 0)

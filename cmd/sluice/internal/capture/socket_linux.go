@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errOtherInterface: the namespace is not that of the endpoint any more, or somebody has replaced its interface.
-var errOtherInterface = errors.New("the interface in the namespace is not the one that the datapath made")
+// errOtherInterface is returned if the namespace is no longer the endpoint's, or if its interface was replaced.
+var errOtherInterface = errors.New("the interface in the namespace is not the one that the datapath created")
 
 // device is the interface of a container, as the datapath knows it.
 type device struct {
@@ -30,31 +30,31 @@ type device struct {
 	mac       string
 }
 
-// The ring that the kernel writes packets into, TPACKET_V3: blocks that are handed over when they are full, or after a
-// while. Only the ring has the time at which a packet came: to a plain socket, packets that eBPF programs redirect come
-// without one, and seem to come when they are read.
+// The kernel writes packets into a TPACKET_V3 ring. It retires a block when it is full or after blockRetire. A ring
+// is necessary for timestamps: on a plain socket, packets that eBPF programs redirect have none and would get the
+// time of reading.
 const (
-	blockSize   = 1 << 20 // has room for the largest packet
+	blockSize   = 1 << 20 // larger than the largest packet
 	blockRetire = 50      // milliseconds
 	frameSize   = 2048    // a packet may take several
 )
 
-// socket takes the packets of an interface.
+// socket captures the packets of an interface.
 type socket struct {
 	fd     int
 	ring   []byte
 	blocks int
-	block  int    // the one that is read now, or next
-	left   uint32 // packets of that block that were not read
-	at     uint32 // where the next of them is
-	lost   uint64 // by the kernel, because the ring was full
-	seen   uint64 // that passed the filter, with those that were lost
+	block  int    // index of the current block
+	left   uint32 // unread packets of the block
+	at     uint32 // offset of the next packet in the block
+	lost   uint64 // packets dropped because the ring was full
+	seen   uint64 // packets that matched the filter, including lost ones
 }
 
-// openSocket opens a packet socket in the namespace of a device. The thread that goes there ends with it if it cannot
-// come back.
+// openSocket opens a packet socket in the network namespace of a device. If the thread cannot return to its own
+// namespace, it exits.
 func openSocket(d device, program []bpf.RawInstruction, buffer int) (*socket, error) {
-	ns, err := os.OpenFile(d.namespace, os.O_RDONLY|unix.O_NONBLOCK, 0) // the datapath says where; a pipe would block
+	ns, err := os.OpenFile(d.namespace, os.O_RDONLY|unix.O_NONBLOCK, 0) // O_NONBLOCK in case it is a pipe
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +83,7 @@ func openSocket(d device, program []bpf.RawInstruction, buffer int) (*socket, er
 	return o.s, o.err
 }
 
-// openIn enters the namespace on the thread, and returns whether the thread is back.
+// openIn opens the socket in the namespace. home is true if the thread is back in its own namespace.
 func openIn(ns *os.File, d device, program []bpf.RawInstruction, buffer int) (s *socket, home bool, err error) {
 	const own = "/proc/thread-self/ns/net"
 	back, err := unix.Open(own, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -107,7 +107,7 @@ func newSocket(d device, program []bpf.RawInstruction, buffer int) (*socket, err
 		return nil, fmt.Errorf("%w: %s has index %d and address %s, want %d and %s", errOtherInterface, d.name, found.Index,
 			found.HardwareAddr, d.index, d.mac)
 	}
-	// Without a protocol it takes nothing until it has its filter.
+	// Without a protocol, the socket receives nothing before the filter is attached.
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open a packet socket: %w", err)
@@ -150,7 +150,7 @@ func (s *socket) prepare(d device, program []bpf.RawInstruction) error {
 	return nil
 }
 
-// wait waits for packets, and fails if there will be none.
+// wait waits for packets. It returns an error if the interface is down or gone.
 func (s *socket) wait(d time.Duration) error {
 	fds := []unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLIN}}
 	if _, err := unix.Poll(fds, int(d.Milliseconds())); err != nil && !errors.Is(err, unix.EINTR) {
@@ -166,12 +166,12 @@ func (s *socket) wait(d time.Duration) error {
 	return err
 }
 
-// status is that of the block that is read now; the kernel writes it too.
+// status returns the status of the current block, which the kernel also writes.
 func (s *socket) status() *uint32 {
 	return (*uint32)(unsafe.Pointer(&s.ring[s.block*blockSize+int(unsafe.Offsetof(unix.TpacketBlockDesc{}.Hdr))]))
 }
 
-// receive returns a packet, which is good until the next call. ok is false if there is none.
+// receive returns the next packet, which is valid until the next call. ok is false if there is none.
 func (s *socket) receive() (p packet, ok bool) {
 	if s.left == 0 && s.at != 0 {
 		atomic.StoreUint32(s.status(), unix.TP_STATUS_KERNEL)
@@ -185,12 +185,12 @@ func (s *socket) receive() (p packet, ok bool) {
 		h := (*unix.TpacketHdrV1)(unsafe.Pointer(&block[unsafe.Offsetof(unix.TpacketBlockDesc{}.Hdr)]))
 		s.left, s.at = h.Num_pkts, h.Offset_to_first_pkt
 		if s.left == 0 {
-			return s.receive() // a block that was retired without packets
+			return s.receive() // the block was retired without packets
 		}
 	}
 	h := (*unix.Tpacket3Hdr)(unsafe.Pointer(&block[s.at]))
 	data := s.at + uint32(h.Mac)
-	// The address that recvfrom would give follows the header, aligned.
+	// The sockaddr_ll follows the header, aligned.
 	kind := block[int(s.at)+(int(unsafe.Sizeof(*h))+15)&^15+int(unsafe.Offsetof(unix.RawSockaddrLinklayer{}.Pkttype))]
 	p = packet{
 		time: time.Unix(int64(h.Sec), int64(h.Nsec)), data: block[data : data+h.Snaplen], length: int(h.Len),
@@ -201,7 +201,7 @@ func (s *socket) receive() (p packet, ok bool) {
 	return p, true
 }
 
-// count reads how many packets came and how many were lost.
+// count adds the kernel's counters of received and lost packets.
 func (s *socket) count() error {
 	st, err := unix.GetsockoptTpacketStatsV3(s.fd, unix.SOL_PACKET, unix.PACKET_STATISTICS)
 	if err != nil {

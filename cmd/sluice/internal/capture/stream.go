@@ -10,24 +10,24 @@ import (
 	"io"
 )
 
-// largestBlock bounds one that is read: a whole packet with its header and options.
+// largestBlock is the largest accepted block: a whole packet with header and options.
 const largestBlock = whole + 4<<10
 
-// errNoCapture is returned for what a capture cannot have printed.
-var errNoCapture = errors.New("what came is no capture")
+// errNoCapture is returned for input that is not the output of a capture.
+var errNoCapture = errors.New("the received data is not a packet capture")
 
-// Stream writes what a capture on another machine prints. It writes whole blocks alone, so that the output can be read
-// wherever the stream was cut off, and no more than --max-size.
+// Stream writes the output of a capture on another machine. It writes only whole blocks, so that the file is valid if
+// the stream breaks, and at most --max-size bytes.
 type Stream struct {
 	w     *writer
-	limit int64 // 0: none
+	limit int64 // bytes; 0: no limit
 	part  []byte
-	any   bool // there was a block
-	ended bool // the last block is the one that a capture ends with
+	any   bool // a block was received
+	ended bool // the last block is a statistics block
 	err   error
 }
 
-// OpenStream opens the file, or takes stdout if there is none.
+// OpenStream opens the output file; without one it uses stdout.
 func (o *Flags) OpenStream(stdout io.Writer) (*Stream, error) {
 	w, err := o.open(stdout)
 	if err != nil {
@@ -36,13 +36,13 @@ func (o *Flags) OpenStream(stdout io.Writer) (*Stream, error) {
 	return &Stream{w: w, limit: int64(o.maxSize)}, nil
 }
 
-// Packets is how many were written.
+// Packets returns the number of packets written.
 func (s *Stream) Packets() uint64 { return s.w.packets }
 
-// Complete says that the capture has ended by itself.
+// Complete reports whether the capture ended regularly.
 func (s *Stream) Complete() bool { return s.ended && len(s.part) == 0 }
 
-// Err is why the output took no more; nil if it took all.
+// Err returns the error of a failed write, or nil.
 func (s *Stream) Err() error { return s.err }
 
 // Write implements io.Writer.
@@ -59,7 +59,7 @@ func (s *Stream) write(p []byte) error {
 	for len(s.part)-at >= 8 {
 		kind, size := binary.LittleEndian.Uint32(s.part[at:]), int(binary.LittleEndian.Uint32(s.part[at+4:]))
 		if s.any == (kind == blockSection) || size < 12 || size > largestBlock || size%4 != 0 {
-			return fmt.Errorf("%w: a block of type %#x and %d bytes", errNoCapture, kind, size)
+			return fmt.Errorf("%w: block of type %#x with %d bytes", errNoCapture, kind, size)
 		}
 		if len(s.part)-at < size {
 			break

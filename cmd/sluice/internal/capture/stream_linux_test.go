@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// printed is what a capture of some packets prints.
+// printed returns the output of a capture of some packets.
 func printed(packets ...int) []byte {
 	b := fileHeader(nil, "test", "eth0", "a test", whole)
 	for _, n := range packets {
@@ -80,7 +80,7 @@ func TestStreamRefusesWhatIsNoCapture(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := s.Write(printed(1000)); !errors.Is(err, errNoCapture) || out.Len() > 500 {
-		t.Errorf("more than it was asked for: %v, %d bytes", err, out.Len())
+		t.Errorf("more than --max-size: %v, %d bytes", err, out.Len())
 	}
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package check compares the kernel with what should be there.
+// Package check compares the kernel with the desired state.
 package check
 
 import (
@@ -22,18 +22,18 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 	var repair bool
 	cmd := &cobra.Command{
 		Use:   "check",
-		Short: "Compare the kernel with what should be there",
-		Long: `Compare maps, pins, programs, filters, routes, rules and sysctls with what should
-be there, and with --repair make it so. The exit code is 1 if a difference
-remains. The datapath does the same by itself from time to time.`,
+		Short: "Compare the kernel with the desired state, and repair it",
+		Long: `Compare maps, pins, programs, filters, routes, rules and sysctls with the desired state,
+and with --repair correct them. The exit code is 1 if a difference remains. The datapath
+also checks and repairs periodically by itself.`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), inv, repair) },
 	}
-	cmd.Flags().BoolVar(&repair, "repair", false, "repair what is found")
+	cmd.Flags().BoolVar(&repair, "repair", false, "repair the differences")
 	return cmd
 }
 
-// columns are the columns of the differences.
+// columns are the columns of `check`.
 var columns = []output.Column[*datapathv1.AuditMapsResponse]{
 	{Header: "WHAT", Cell: func(r *datapathv1.AuditMapsResponse) any { return r.GetDifference().GetSubject() }},
 	{Header: "WHICH", Cell: func(r *datapathv1.AuditMapsResponse) any { return r.GetDifference().GetKey() }},
@@ -42,7 +42,7 @@ var columns = []output.Column[*datapathv1.AuditMapsResponse]{
 	{Header: "REPAIRED", Cell: func(r *datapathv1.AuditMapsResponse) any { return repairText(r) }},
 }
 
-// repairText is "yes", or "no" with the reason.
+// repairText returns "yes", or "no" with the reason.
 func repairText(r *datapathv1.AuditMapsResponse) string {
 	switch {
 	case r.GetRepaired():
@@ -68,7 +68,7 @@ func run(ctx context.Context, inv *invocation.Invocation, repair bool) error {
 	}
 	if err := inv.Show(message.List(all), func(w io.Writer) {
 		if len(all) == 0 {
-			fmt.Fprintln(w, "The kernel is as it should be.")
+			fmt.Fprintln(w, "No differences found.")
 			return
 		}
 		output.Table(w, columns, all)

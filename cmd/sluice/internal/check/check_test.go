@@ -14,7 +14,7 @@ import (
 func TestAuditSaysWhetherAllIsWell(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "check")
-	nodetest.WantLines(t, out, "The kernel is as it should be.")
+	nodetest.WantLines(t, out, "No differences found.")
 	n.Differences = []*datapathv1.Difference{
 		{Subject: "sl_ip4", Key: "10.244.0.2", Want: "identity 300"},
 		{Subject: "pin", Key: "sl_x", Have: "map 7"},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package cluster shows the nodes that agree through one etcd, and has one of them forgotten.
+// Package cluster shows the nodes of the cluster and removes nodes from it.
 package cluster
 
 import (
@@ -21,21 +21,21 @@ import (
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 )
 
-// Commands are those below `node` that are about the nodes of the cluster.
+// Commands returns the subcommands of `node` for the nodes of the cluster.
 func Commands(inv *invocation.Invocation) []*cobra.Command {
 	var force, validate bool
 	forget := &cobra.Command{
 		Use:   "forget NAME",
-		Short: "Remove a node that does not come back from the cluster",
-		Long: `Remove what a node said of itself and the addresses of its containers, in one step.
-Its ranges stay reserved for a node of the same name for 15 minutes. A node that
-is alive is refused without --force, and registers again by itself. It runs as
-root, at any node of the cluster.`,
+		Short: "Remove a node from the cluster that will not come back",
+		Long: `Remove the registration of a node and the addresses of its containers from the cluster, in
+one step. For 15 minutes, the pod CIDRs of the node stay reserved for a node of the same
+name. For a node that is alive, the command requires --force; the node then registers
+again by itself. Run the command as root, on any node of the cluster.`,
 		Args: invocation.Args(1, "the name of a node"),
 		RunE: func(cmd *cobra.Command, a []string) error { return forget(cmd.Context(), inv, a[0], force, validate) },
 	}
-	forget.Flags().BoolVar(&force, "force", false, "also if the node is alive")
-	invocation.ValidateFlag(forget, &validate, "show what would be forgotten, but forget nothing")
+	forget.Flags().BoolVar(&force, "force", false, "forget the node even if it is alive")
+	invocation.ValidateFlag(forget, &validate, "show what would be forgotten; forget nothing")
 	return []*cobra.Command{
 		{
 			Use: "list", Short: "List the nodes of the cluster", Args: invocation.Args(0, ""),
@@ -69,12 +69,12 @@ var columns = []output.Column[*identityv1.ListNodesResponse]{
 	{Header: "VERSION", Cell: func(n *identityv1.ListNodesResponse) any { return n.GetNode().GetVersion() }},
 }
 
-// stateText is "unknown" of a node whose state the service does not know.
+// stateText returns the state of a node; "unknown" if the service does not know it.
 func stateText(n *identityv1.ListNodesResponse) string {
 	return cmp.Or(output.Enum(n.GetState(), "NODE_STATE_"), "unknown")
 }
 
-// refusalsText counts what of a node does not count.
+// refusalsText returns how many mappings and CIDRs of a node are refused.
 func refusalsText(n *identityv1.ListNodesResponse) string {
 	text := fmt.Sprint(n.GetRefusedMappingCount())
 	if ranges := n.GetNode().GetRefusedRanges(); len(ranges) > 0 {
@@ -83,7 +83,6 @@ func refusalsText(n *identityv1.ListNodesResponse) string {
 	return text
 }
 
-// list asks for every node.
 func list(ctx context.Context, inv *invocation.Invocation) (all []*identityv1.ListNodesResponse, err error) {
 	err = invocation.Each(ctx, inv, invocation.Cluster, identityv1.ClusterServiceClient.ListNodes,
 		&identityv1.ListNodesRequest{}, func(m *identityv1.ListNodesResponse) { all = append(all, m) })
@@ -137,7 +136,7 @@ func yesNo(b bool) string {
 	return "no"
 }
 
-// unset is empty for 0, which means that the node did not say it.
+// unset formats a number; 0 means that the node did not report one.
 func unset(n uint32) string {
 	if n == 0 {
 		return ""
@@ -150,7 +149,7 @@ func forget(ctx context.Context, inv *invocation.Invocation, name string, force,
 		&identityv1.ForgetNodeRequest{Name: name, Force: force, ValidateOnly: validate})
 	if st := status.Convert(err); st.Code() == codes.FailedPrecondition && !force {
 		said := st.Proto()
-		said.Message += "\nIt would register again by itself; --force forgets it all the same."
+		said.Message += "\nIt would register again by itself; use --force to forget it anyway."
 		return status.ErrorProto(said)
 	}
 	if err != nil {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package completion completes arguments and values of flags in the shell. Names come from the services of the node,
-// which are asked for half a second at most; while one does not answer, its names are missing, without a word.
+// Package completion completes arguments and values of flags in the shell. It gets names from the services of the
+// node with a timeout of half a second; names of a service that does not answer are missing.
 package completion
 
 import (
@@ -33,19 +33,19 @@ import (
 )
 
 const (
-	// patience is how long a person waits for a list that did not come.
+	// patience limits the wait for a service.
 	patience = 500 * time.Millisecond
-	// most is how many values are given: a shell asks whether to print more than a hundred.
+	// most limits the number of values: shells ask before they print more than about a hundred.
 	most = 1000
 )
 
-// safe is what a value may have, so that no shell reads anything else into it.
+// safe matches values without characters that are special to a shell.
 var safe = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.:/,=-]*$`)
 
-// values gives what a value may be, each with a description after a tab, if it has one. args are the arguments before.
+// values returns possible values, each with an optional description after a tab. args are the preceding arguments.
 type values func(ctx context.Context, inv *invocation.Invocation, args []string) []string
 
-// flagValues are those of flags, by name. Of the flags in files, the shell knows files; of all others, nothing.
+// flagValues has the possible values of flags by name. The shell completes file names for fileFlags.
 var (
 	flagValues = map[string]values{
 		"output": words("table", "json"), "instance": instances,
@@ -64,8 +64,8 @@ var (
 	}
 )
 
-// argumentValues are those of arguments, by the command and the place of the argument. The last goes for those after
-// it, if the command takes more.
+// argumentValues has the possible values of arguments by command and position. The last one is also for further
+// arguments, if the command takes them.
 var argumentValues = map[string][]values{
 	"endpoint get": {containers}, "endpoint label": {containers, nothing}, "endpoint check": {containers},
 	"endpoint delete": {containers}, "endpoint audit-mode": {containers, words("on", "off")}, "ipam release": {containers},
@@ -74,7 +74,7 @@ var argumentValues = map[string][]values{
 	"policy get": {kinds, policies}, "policy delete": {kinds, policies}, "policy table": {ends},
 }
 
-// Add makes every command of a root complete its flags and arguments.
+// Add adds completion to the flags and arguments of all commands below root.
 func Add(inv *invocation.Invocation, root *cobra.Command) {
 	register := func(cmd *cobra.Command, flags *pflag.FlagSet) {
 		flags.VisitAll(func(f *pflag.Flag) {
@@ -84,9 +84,9 @@ func Add(inv *invocation.Invocation, root *cobra.Command) {
 			of := flagValues[f.Name]
 			if cmd.CommandPath() != root.Name() && strings.HasPrefix(cmd.CommandPath(), root.Name()+" kubernetes") &&
 				asks(f.Name) {
-				of = nil // they are of other machines
+				of = nil // the values are on other machines
 			}
-			// The one error is that of a flag which has completions already.
+			// The only possible error is a flag that already has a completion.
 			_ = cmd.RegisterFlagCompletionFunc(f.Name, completer(inv, of, true))
 		})
 	}
@@ -104,7 +104,7 @@ func Add(inv *invocation.Invocation, root *cobra.Command) {
 	walk(root)
 }
 
-// asks says whether the values of a flag come from this node.
+// asks reports whether the values of a flag come from this node.
 func asks(flag string) bool {
 	return slices.Contains([]string{"instance", "container", "pod", "from", "to", "subject", "identity", "service"}, flag)
 }
@@ -124,8 +124,8 @@ func arguments(inv *invocation.Invocation, places []values) function {
 	}
 }
 
-// completer gives the values that begin as what was typed, without the names of files. With lists, that is what
-// follows the last comma.
+// completer returns the values that begin with the typed text. With lists, it completes the text after the last
+// comma.
 func completer(inv *invocation.Invocation, of values, lists bool) function {
 	return func(cmd *cobra.Command, args []string, begun string) (found []string, _ cobra.ShellCompDirective) {
 		if of == nil {
@@ -160,7 +160,7 @@ func words(all ...string) values {
 
 var nothing = words()
 
-// enum has the names that a person gives to the values of an enum.
+// enum returns the accepted names of an enum.
 func enum(prefix string, numbers map[string]int32) values {
 	var all []string
 	for name, n := range numbers {
@@ -172,7 +172,7 @@ func enum(prefix string, numbers map[string]int32) values {
 	return words(all...)
 }
 
-// instances are those of this machine.
+// instances returns the instances on this machine.
 func instances(context.Context, *invocation.Invocation, []string) (all []string) {
 	found, _ := filepath.Glob("/run/sluice-*")
 	for _, path := range found {
@@ -183,7 +183,7 @@ func instances(context.Context, *invocation.Invocation, []string) (all []string)
 	return all
 }
 
-// described is a value with what it is, of which a container may have chosen the text.
+// described returns a value with its description. A container may have chosen the text of the description.
 func described(value, text string) string {
 	if text == "" {
 		return value
@@ -229,7 +229,7 @@ func pods(ctx context.Context, inv *invocation.Invocation, _ []string) (all []st
 	return slices.Compact(all)
 }
 
-// ends are what a person may call one end of a connection: containers and reserved identities.
+// ends returns names for one end of a connection: containers and reserved identities.
 func ends(ctx context.Context, inv *invocation.Invocation, args []string) []string {
 	all := containers(ctx, inv, args)
 	for _, r := range identity.Reserved() {
@@ -281,7 +281,7 @@ func services(ctx context.Context, inv *invocation.Invocation, _ []string) (all 
 
 func kinds(context.Context, *invocation.Invocation, []string) []string { return policykind.Names() }
 
-// policies are those of the kind that is the argument before.
+// policies returns the policies of the kind in args[0].
 func policies(ctx context.Context, inv *invocation.Invocation, args []string) (all []string) {
 	kind, err := policykind.Named(args[0])
 	if err != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package config shows what running processes use.
+// Package config shows the settings of running processes.
 package config
 
 import (
@@ -23,17 +23,18 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 	var changed bool
 	cmd := &cobra.Command{
 		Use:   "config COMPONENT",
-		Short: "Show what a running component uses: each setting, its value and where that came from",
-		Long: `Show what a running component uses: each setting, its value, and whether that is the
-default or came from the configuration file, the environment or a flag. Secrets are
-not shown. COMPONENT is identity, ipam, policy, loadbalancer, datapath or controller.
-What a new process would use, sluice-COMPONENT --print-config shows.`,
+		Short: "Show the settings of a running component, with values and sources",
+		Long: `Show the settings of a running component: each key, its value, and whether the value is the
+default or comes from the configuration file, the environment or a flag. Secrets are not
+shown. COMPONENT is identity, ipam, policy, loadbalancer, datapath or controller. For the
+settings of a process that is not running, use sluice-COMPONENT --print-config.`,
 		Args:      invocation.Args(1, "a component: "+strings.Join(invocation.Components, ", ")),
 		ValidArgs: invocation.Components,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			process, ok := invocation.ProcessOf(args[0])
 			if !ok {
-				return invocation.Usagef("no component %q; there are %s", args[0], strings.Join(invocation.Components, ", "))
+				return invocation.Usagef("no component %q; the components are %s", args[0],
+					strings.Join(invocation.Components, ", "))
 			}
 			r, err := invocation.Ask(cmd.Context(), inv, process, client.GetConfig, &statusv1.GetConfigRequest{})
 			if err != nil {
@@ -48,11 +49,11 @@ What a new process would use, sluice-COMPONENT --print-config shows.`,
 			return inv.Show(shown, func(w io.Writer) { table(w, r) })
 		},
 	}
-	cmd.Flags().BoolVar(&changed, "changed", false, "only settings that are not the default")
+	cmd.Flags().BoolVar(&changed, "changed", false, "only settings that are not at their default")
 	return cmd
 }
 
-// client has the calls of the service.
+// client shortens the calls of package invocation.
 type client = statusv1.ProcessServiceClient
 
 func table(w io.Writer, c *statusv1.GetConfigResponse) {
@@ -67,6 +68,6 @@ func table(w io.Writer, c *statusv1.GetConfigResponse) {
 		}},
 	}, c.GetSettings())
 	for _, name := range c.GetIgnoredVariables() {
-		fmt.Fprintln(w, output.Printable("Ignored: "+name+" names no setting"))
+		fmt.Fprintln(w, output.Printable("Ignored: "+name+" is not a setting"))
 	}
 }

@@ -18,7 +18,7 @@ func TestConfigShowsWhatAProcessUses(t *testing.T) {
 	for _, name := range append([]string{"sluice-policy"}, invocation.Components...) {
 		out, _ := n.Want(t, 0, "config", name)
 		nodetest.WantLines(t, out, "log.level info default", "etcd.password (secret) /etc/sluice/x.yaml",
-			`node a\x1b[2J flag`, "Ignored: SLUICE_X_PORT names no setting")
+			`node a\x1b[2J flag`, "Ignored: SLUICE_X_PORT is not a setting")
 	}
 	out, _ := n.Want(t, 0, "config", "ipam", "--changed", "-o", "json")
 	var c struct {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package conntrack lists and flushes the connections that the kernel tracks.
+// Package conntrack lists and flushes tracked connections.
 package conntrack
 
 import (
@@ -23,11 +23,11 @@ import (
 
 // Command is `conntrack`.
 func Command(inv *invocation.Invocation) *cobra.Command {
-	return invocation.Group("conntrack", "Show and flush the connections that the kernel tracks",
+	return invocation.Group("conntrack", "List and flush tracked connections",
 		listCommand(inv), flushCommand(inv))
 }
 
-// filter are the criteria as given.
+// filter has the values of the filter flags.
 type filter struct {
 	containers []string
 	addresses  []string
@@ -39,25 +39,26 @@ type filter struct {
 
 func (o *filter) add(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.containers, "container", nil,
-		"connections of CONTAINER or CONTAINER/INTERFACE, whichever end it is; the start of its id is enough")
+		"connections of CONTAINER or CONTAINER/INTERFACE at either end; the start of the ID is enough")
 	f.StringSliceVar(&o.addresses, "address", nil,
-		"connections with an address in this prefix at either end, or asked for")
-	f.UintSliceVar(&o.ports, "port", nil, "connections with this port at either end, or asked for")
-	f.Lookup("port").DefValue = "" // or help shows an empty list
+		"connections with an address in this prefix at either end, or to a service in it")
+	f.UintSliceVar(&o.ports, "port", nil, "connections with this port at either end, or to a service at it")
+	f.Lookup("port").DefValue = "" // otherwise help shows an empty list
 	f.StringSliceVar(&o.protocols, "protocol", nil, "tcp, udp, sctp, icmp, icmpv6 or a number")
-	f.StringSliceVar(&o.states, "state", nil, "opening, established, half-closed, closing, reset or revoked; or what is "+
-		"special: picked-up, either-way, via-stack, proxied or hairpin")
+	f.StringSliceVar(&o.states, "state", nil,
+		"opening, established, half-closed, closing, reset or revoked; or one of the "+
+			"marks picked-up, either-way, via-stack, proxied and hairpin")
 	f.BoolVarP(&o.v4, "ipv4", "4", false, "only connections of IPv4")
 	f.BoolVarP(&o.v6, "ipv6", "6", false, "only connections of IPv6")
 }
 
-// criteria are the flags by the field of the filter.
+// criteria maps fields of the filter to flags.
 var criteria = map[string]string{
 	"owners": "--container", "prefixes": "--address", "ports": "--port", "protocols": "--protocol", "states": "--state",
 	"filter": "--all", "all": "--all",
 }
 
-// inFlags names the flags of the fields that the service found mistakes in.
+// inFlags replaces the fields in a service's validation errors by the flags.
 func inFlags(err error) error {
 	var lines []string
 	for _, v := range rpcerr.Fields(err) {
@@ -77,7 +78,7 @@ func inFlags(err error) error {
 	return invocation.Usagef("%s", strings.Join(lines, "\n"))
 }
 
-// request is the filter for the service.
+// request returns the filter for the service.
 func (o *filter) request(ctx context.Context, inv *invocation.Invocation) (*datapathv1.ConnectionFilter, error) {
 	req := &datapathv1.ConnectionFilter{}
 	switch {
@@ -122,7 +123,7 @@ func (o *filter) request(ctx context.Context, inv *invocation.Invocation) (*data
 
 const statePrefix = "CONNECTION_STATE_"
 
-// states are those that a connection may have.
+// states returns the names of the connection states, sorted.
 func states() []string {
 	var names []string
 	for name, n := range datapathv1.ConnectionState_value {

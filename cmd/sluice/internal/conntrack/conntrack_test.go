@@ -35,7 +35,7 @@ func TestConnectionsAreListedWithWhatTheyAskedFor(t *testing.T) {
 	c := &datapathv1.TrackedConnection{}
 	if err := message.Unmarshal([]byte(out), c); err != nil || c.GetInitiator().GetPod().GetName() != "web-0" ||
 		c.GetAskedAddress() != "10.96.0.1" || !strings.Contains(out, `"omittedConnectionCount":2`) ||
-		errOut != "note: --limit leaves out 2 more\n" {
+		errOut != "note: 2 more connections are not shown because of --limit\n" {
 		t.Errorf("%v: %s%s", err, out, errOut)
 	}
 }
@@ -65,7 +65,7 @@ func TestCriteriaOfConnectionsAreThoseOfTheFlags(t *testing.T) {
 	} {
 		n.Want(t, invocation.ExitUsage, append([]string{"conntrack", "list"}, wrong...)...)
 	}
-	// a container that is not there is no reason to flush those of all others
+	// An unknown container must not become an empty filter, which would match all connections.
 	n.Want(t, invocation.ExitFailed, "conntrack", "flush", "--container", "9")
 	if n.Flushed != nil {
 		t.Errorf("flushed %v", n.Flushed)
@@ -85,9 +85,9 @@ func TestFlushSaysWhatStays(t *testing.T) {
 	out, _ = n.Want(t, invocation.ExitFailed, "conntrack", "flush", "--all")
 	nodetest.WantLines(t, out, "9 connections flushed.",
 		"Not flushed: 1 connection, because a policy has terminated them.",
-		"Not flushed: 2 connections, because the direction of no more TCP connections of the family can be "+
-			"remembered until their next packet; they stay as they were; flush again later.",
-		"Not flushed: 3 connections, because packets change them all the time; flush again.")
+		"Not flushed: 2 connections, because the datapath cannot remember the direction of more TCP "+
+			"connections of the family; flush again later.",
+		"Not flushed: 3 connections, because packets changed them during the flush; flush again.")
 	out, _ = n.Want(t, invocation.ExitFailed, "conntrack", "flush", "--all", "-o", "json")
 	want := map[string]any{
 		"flushedCount": 9.0, "terminatedCount": 1.0, "unrememberedCount": 2.0, "busyCount": 3.0, "validateOnly": false,

@@ -21,30 +21,29 @@ func flushCommand(inv *invocation.Invocation) *cobra.Command {
 	var all, validate bool
 	cmd := &cobra.Command{
 		Use:   "flush",
-		Short: "Remove connections from the table",
-		Long: `Remove the connections that meet the criteria from the table. None is ended by that: a
-TCP connection goes on with the next segment of either end, if the policies allow it as
-the connection that it was. The next packet of another protocol is evaluated in its own
-direction: an answer may be dropped until the initiator sends again. What a policy has
-terminated stays, so that it cannot go on as another connection.
+		Short: "Remove connections from the connection table",
+		Long: `Remove the matching connections from the connection table. This does not close them: a TCP
+connection continues with the next segment from either end if the policies allow the
+original connection. For other protocols, the next packet is evaluated in its own
+direction, so a reply may be dropped until the initiator sends again. Connections that a
+policy has terminated stay in the table, so that they cannot continue as new ones.
 
-The direction of 6,144 flushed TCP connections of each family is remembered, of each
-until its next packet or the end of its idle time. More of them stay as they are, are
-counted, and end the command with exit code 1: flush again when those that were
-flushed have sent something, or leave out by criteria what need not be flushed.`,
+The datapath remembers the direction of up to 6,144 flushed TCP connections per family,
+each until its next packet or its idle timeout. Further connections are not flushed; the
+command counts them and exits with code 1. Flush again later, or flush fewer connections
+by means of filters.`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return flush(cmd.Context(), inv, &o, all, validate)
 		},
 	}
 	o.add(cmd.Flags())
-	cmd.Flags().BoolVar(&all, "all", false, "every connection is meant, of the whole node")
-	invocation.ValidateFlag(cmd, &validate, "count what would be flushed, but flush nothing")
+	cmd.Flags().BoolVar(&all, "all", false, "flush all connections of the node")
+	invocation.ValidateFlag(cmd, &validate, "count what would be flushed; flush nothing")
 	return cmd
 }
 
-// atLeast is how long a flush may take, whatever --timeout says: a full table takes
-// longer than other calls.
+// atLeast is the minimum timeout of a flush, because a full table takes longer than other calls.
 const atLeast = time.Minute
 
 func flush(ctx context.Context, inv *invocation.Invocation, o *filter, all, validate bool) error {
@@ -71,9 +70,9 @@ func flush(ctx context.Context, inv *invocation.Invocation, o *filter, all, vali
 			why   string
 		}{
 			{r.GetTerminatedCount(), "a policy has terminated them"},
-			{r.GetUnrememberedCount(), "the direction of no more TCP connections of the family can be remembered until " +
-				"their next packet; they stay as they were; flush again later"},
-			{r.GetBusyCount(), "packets change them all the time; flush again"},
+			{r.GetUnrememberedCount(), "the datapath cannot remember the direction of more TCP connections of the " +
+				"family; flush again later"},
+			{r.GetBusyCount(), "packets changed them during the flush; flush again"},
 		} {
 			if stays.count > 0 {
 				fmt.Fprintf(w, "Not flushed: %s, because %s.\n", counted(stays.count), stays.why)

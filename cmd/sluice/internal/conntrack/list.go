@@ -23,7 +23,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
-// listedAtOnce is how many connections are listed unless --limit says otherwise.
+// listedAtOnce is the default of --limit.
 const listedAtOnce = 1000
 
 func listCommand(inv *invocation.Invocation) *cobra.Command {
@@ -32,11 +32,11 @@ func listCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List tracked connections",
-		Long: `List the connections that the kernel tracks, in no order. Criteria of different kinds
-must all hold; of one kind, one must hold. ASKED is the address of a service that the
-connection was led from; a service that was translated when a socket connected leaves
-no trace in the connection. What --limit leaves out is counted. JSON comes one object
-a line.`,
+		Long: `List tracked connections, unordered. A connection is listed if it meets every kind of
+filter; of several filters of one kind, it must meet one. ASKED is the service address that
+was translated for the connection; it is missing if the service was translated when a
+socket connected. The command counts connections beyond --limit. With -o json, each line
+is one object.`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			req, err := o.request(cmd.Context(), inv)
@@ -47,7 +47,7 @@ a line.`,
 		},
 	}
 	o.add(cmd.Flags())
-	cmd.Flags().Uint32Var(&limit, "limit", listedAtOnce, "how many connections are shown at most; 0: all")
+	cmd.Flags().Uint32Var(&limit, "limit", listedAtOnce, "show at most this many connections; 0: all")
 	return cmd
 }
 
@@ -71,7 +71,7 @@ var columns = []output.Column[*datapathv1.TrackedConnection]{
 	{Header: "ASKED", Cell: func(t *datapathv1.TrackedConnection) any { return askedText(t) }},
 }
 
-// endText is "10.244.0.2:4000 (shop/web-0)".
+// endText returns "10.244.0.2:4000 (shop/web-0)".
 func endText(address string, port uint32, e *datapathv1.ConnectionEnd) string {
 	who := strconv.FormatUint(uint64(e.GetIdentity()), 10)
 	switch {
@@ -89,7 +89,7 @@ func hostPort(address string, port uint32) string {
 	return net.JoinHostPort(address, strconv.FormatUint(uint64(port), 10))
 }
 
-// stateText is the stage and what is special.
+// stateText returns the state of a connection with its marks.
 func stateText(t *datapathv1.TrackedConnection) string {
 	c := t.GetConnection()
 	var states []string
@@ -107,7 +107,8 @@ func stateText(t *datapathv1.TrackedConnection) string {
 	return strings.Join(states, ",")
 }
 
-// askedText is "10.96.0.1:80 (shop/web:http)", and what the responder sees.
+// askedText returns the service address, "10.96.0.1:80 (shop/web:http)", and the source address that the responder
+// sees.
 func askedText(t *datapathv1.TrackedConnection) string {
 	text, c := "", t.GetConnection()
 	if t.GetAskedAddress() != "" {
@@ -122,11 +123,11 @@ func askedText(t *datapathv1.TrackedConnection) string {
 	return text
 }
 
-// rowsAtOnce is how many rows are aligned with each other.
+// rowsAtOnce is the number of rows that are aligned together.
 const rowsAtOnce = 1000
 
 func list(ctx context.Context, inv *invocation.Invocation, req *datapathv1.ListConnectionsRequest) error {
-	// There may be a million, so they are printed as they come.
+	// There may be a million connections, so they are printed as they arrive.
 	out := bufio.NewWriter(inv.Out)
 	table := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	shown, omitted := 0, uint64(0)
@@ -149,9 +150,9 @@ func list(ctx context.Context, inv *invocation.Invocation, req *datapathv1.ListC
 	if err == nil && shown == 0 && inv.Format != "json" {
 		fmt.Fprintln(table, "No connection is tracked that meets the criteria.")
 	}
-	err = cmp.Or(inFlags(err), table.Flush(), out.Flush()) // what came stays, and the first error is the reason
+	err = cmp.Or(inFlags(err), table.Flush(), out.Flush()) // print what has arrived, and return the first error
 	if omitted > 0 {
-		fmt.Fprintf(inv.ErrOut, "note: --limit leaves out %d more\n", omitted)
+		fmt.Fprintf(inv.ErrOut, "note: %d more connections are not shown because of --limit\n", omitted)
 	}
 	return err
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package controller shows what sluice-controller does.
+// Package controller shows the status of sluice-controller.
 package controller
 
 import (
@@ -21,18 +21,19 @@ import (
 
 // Command is `controller`.
 func Command(inv *invocation.Invocation) *cobra.Command {
-	return invocation.Group("controller", "Show what sluice-controller does for the cluster", statusCommand(inv))
+	return invocation.Group("controller", "Show the status of sluice-controller", statusCommand(inv))
 }
 
 func statusCommand(inv *invocation.Invocation) *cobra.Command {
 	ready := false
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show which sluice-controller is elected, and what it has left to do",
-		Long: `Show whether this sluice-controller is elected, and how the requests of each of its
-subjects go. It serves no node: run this in its pod, with --run-dir. The exit code is 0
-whenever the process answers, so that a probe restarts none that waits for the API server.
-With --ready it is 1 until the process has listed every kind of policy.`,
+		Short: "Show which sluice-controller is elected, and its pending work",
+		Long: `Show whether this sluice-controller is elected, and the pending and failed requests of each
+of its subjects. sluice-controller does not run on every node: run the command in its pod,
+with --run-dir. The exit code is 0 if the process answers, so that a liveness probe does not
+restart a controller that waits for the API server. With --ready it is 1 until the process
+has listed every kind of policy.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if ready {

@@ -16,18 +16,16 @@ import (
 	"github.com/sluice-net/sluice/devnode"
 )
 
-// shownCluster is what `dev up -o json` and `dev status -o json` print of several
-// nodes.
+// shownCluster is the output of `dev up -o json` and `dev status -o json` for several nodes.
 type shownCluster struct {
 	Instance string `json:"instance"`
 	Netns    string `json:"netns"` // of the bridge between the nodes
-	// PolicyDir has the manifests that every node reads.
+	// PolicyDir is the directory of the manifests that all nodes read.
 	PolicyDir string         `json:"policyDir"`
 	Etcd      []shownService `json:"etcd"`
 	Nodes     []shownMember  `json:"nodes"`
 }
 
-// shownMember is one of the nodes.
 type shownMember struct {
 	Name      string   `json:"name"`
 	Addresses []string `json:"addresses"`

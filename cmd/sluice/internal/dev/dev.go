@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package dev runs a whole node for development, or several. It alone of the command line makes network namespaces and
-// devices.
+// Package dev runs one or several whole nodes for development. It creates network namespaces and devices, which no
+// other package of the command line does.
 package dev
 
 import (
@@ -31,7 +31,7 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
-// defaultInstance is the instance of `dev` if no other is named.
+// defaultInstance is the default instance of `dev`.
 const defaultInstance = "dev"
 
 // Command is `dev`.
@@ -42,12 +42,12 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 	)
 	up := &cobra.Command{
 		Use:   "up",
-		Short: "Start a node, or several: own network namespaces, etcd and every service",
-		Long: `Start a whole node under the directories of one instance: a network namespace of
-its own, joined to the caller's by a veth pair, an embedded etcd, sluice-identity,
-sluice-ipam, sluice-policy, sluice-loadbalancer and sluice-datapath, each as its own user. It returns when all of them
-serve. Of the caller's namespace, nothing changes but one device with its two
-addresses and one route for each pod range; ` + "`dev down`" + ` removes them.`,
+		Short: "Start one or several nodes, with network namespaces, etcd and all services",
+		Long: `Start a whole node in the directories of one instance: a network namespace that a veth pair
+connects to the caller's, an embedded etcd, sluice-identity, sluice-ipam, sluice-policy,
+sluice-loadbalancer and sluice-datapath, each as its own user. The command returns when all
+of them serve. In the caller's network namespace it adds only one device with two addresses
+and one route per pod CIDR; ` + "`dev down`" + ` removes them.`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !slices.Contains(policyModes, o.PolicyMode) {
@@ -57,31 +57,32 @@ addresses and one route for each pod range; ` + "`dev down`" + ` removes them.`,
 		},
 	}
 	up.Flags().StringSliceVar(&podCIDRs, "pod-cidr", nil,
-		"range of pod addresses, one per family (default: the first 10.244.N.0/24 and fd00:244:N::/64 without a route)")
-	up.Flags().StringVar(&o.BinDir, "bin-dir", "", "directory of the services' programs (default: that of this program)")
+		"pod CIDR, one per family (default: the first 10.244.N.0/24 and fd00:244:N::/64 without a route)")
+	up.Flags().StringVar(&o.BinDir, "bin-dir", "",
+		"directory of the services' programs (default: the directory of this program)")
 	up.Flags().DurationVar(&o.StartTimeout, "start-timeout", 30*time.Second, "how long the services may take to serve")
 	up.Flags().StringVar(&o.PolicyMode, "policy-mode", devnode.DefaultPolicyMode,
-		"required: a container is connected when its policy is enforced; init: at once, with ingress from the own "+
-			"node only until then; none: no policy is enforced")
+		"required: connect a container once its policy is enforced; init: connect it at once, until then with "+
+			"ingress from its own node only; none: enforce no policies")
 	up.Flags().StringVar(&o.PolicyDir, "policy-dir", "",
-		"directory of manifests that are in force besides what is applied (default: an empty one below the run directory)")
+		"directory of policy manifests, in force in addition to applied ones (default: an empty one in the run directory)")
 	up.Flags().StringVar(&o.ServiceDir, "service-dir", "",
-		"directory of manifests of Services and EndpointSlices that are in force besides what is applied (default: an "+
-			"empty one below the run directory)")
+		"directory of manifests of Services and EndpointSlices, in force in addition to applied ones (default: an "+
+			"empty one in the run directory)")
 	up.Flags().BoolVar(&o.NoLoadBalancer, "no-loadbalancer", false,
-		"leave sluice-loadbalancer out; no service is translated")
-	up.Flags().IntVar(&o.Nodes, "nodes", 1, fmt.Sprintf("how many nodes, at most %d", devnode.MaxNodes))
-	up.Flags().IntVar(&o.EtcdMembers, "etcd-members", 1, "1 or 3, for several nodes")
+		"do not start sluice-loadbalancer; services are not translated")
+	up.Flags().IntVar(&o.Nodes, "nodes", 1, fmt.Sprintf("number of nodes, at most %d", devnode.MaxNodes))
+	up.Flags().IntVar(&o.EtcdMembers, "etcd-members", 1, "number of etcd members, 1 or 3; 3 requires several nodes")
 	up.Flags().StringVar(&o.Routing, "routing", devnode.DefaultRouting,
-		"how packets travel between pods of several nodes: overlay, native, or none")
+		"routing between pods of several nodes: overlay, native or none")
 	cmd := invocation.Group("dev", "Run a whole node for development and tests", up,
 		&cobra.Command{
-			Use: "down", Short: "End a node, or several, and remove everything that `dev up` made", Args: invocation.Args(0, ""),
+			Use: "down", Short: "Stop the nodes and remove everything that `dev up` created", Args: invocation.Args(0, ""),
 			RunE: func(cmd *cobra.Command, _ []string) error { return down(cmd.Context(), inv) },
 		},
 		restartCommand(inv),
 		&cobra.Command{
-			Use: "status", Short: "Show the processes of the node", Args: invocation.Args(0, ""),
+			Use: "status", Short: "Show the processes of the nodes", Args: invocation.Args(0, ""),
 			RunE: func(cmd *cobra.Command, _ []string) error { return printStatus(cmd.Context(), inv) },
 		},
 	)
@@ -90,22 +91,23 @@ addresses and one route for each pod range; ` + "`dev down`" + ` removes them.`,
 			return err
 		}
 		if inv.RunDir != "" {
-			return invocation.Usagef("--run-dir: a development node is named by --instance")
+			return invocation.Usagef("--run-dir: not valid here; choose a development node with --instance")
 		}
 		inv.Instance = cmp.Or(inv.Instance, defaultInstance)
 		switch {
 		case os.Geteuid() == 0:
 		case cmd.Name() == "status":
-			return errors.New("dev status must run as root: the node's files are root's; `sluice status` is for the group too")
+			return errors.New("dev status must run as root, which owns the node's files; `sluice status` also works for the " +
+				"group")
 		default:
-			return errors.New("dev must run as root: it makes network namespaces and starts the datapath")
+			return errors.New("dev must run as root: it creates network namespaces and starts the datapath")
 		}
 		return nil
 	}
 	return cmd
 }
 
-// policyModes and routings are those of the datapath.
+// policyModes and routings are the values of --policy-mode and --routing.
 var (
 	policyModes = []string{"required", "init", "none"}
 	routings    = []string{"overlay", "native", "none"}
@@ -114,12 +116,12 @@ var (
 func restartCommand(inv *invocation.Invocation) *cobra.Command {
 	node := 0
 	cmd := &cobra.Command{
-		Use: "restart SERVICE", Short: "End one service of the node and start it again",
+		Use: "restart SERVICE", Short: "Restart one service of a node",
 		Args:      invocation.Args(1, "one of "+strings.Join(devnode.Services(), ", ")),
 		ValidArgs: devnode.Services(),
 		RunE:      func(cmd *cobra.Command, a []string) error { return restart(cmd.Context(), inv, node, a[0]) },
 	}
-	cmd.Flags().IntVar(&node, "node", 0, "number of the node, of several")
+	cmd.Flags().IntVar(&node, "node", 0, "number of the node, if there are several")
 	return cmd
 }
 
@@ -131,22 +133,22 @@ func up(ctx context.Context, inv *invocation.Invocation, podCIDRs []string, o de
 	case o.EtcdMembers != 1 && o.EtcdMembers != 3:
 		return invocation.Usagef("--etcd-members: %d is neither 1 nor 3", o.EtcdMembers)
 	case o.Nodes == 1 && o.EtcdMembers > 1:
-		return invocation.Usagef("--etcd-members: one node has one etcd; see --nodes")
+		return invocation.Usagef("--etcd-members: one node has one etcd member; see --nodes")
 	case !slices.Contains(routings, o.Routing):
 		return invocation.Usagef("--routing: %q is not one of %s", o.Routing, strings.Join(routings, ", "))
 	case o.Nodes > 1 && len(podCIDRs) > 0:
-		return invocation.Usagef("--pod-cidr: each of several nodes has ranges of its own")
+		return invocation.Usagef("--pod-cidr: not valid with several nodes, which get their pod CIDRs automatically")
 	}
 	for _, s := range podCIDRs {
 		p, err := netip.ParsePrefix(s)
 		if err != nil {
-			return invocation.Usagef("--pod-cidr: %q is not a range of addresses", s)
+			return invocation.Usagef("--pod-cidr: %q is not a CIDR", s)
 		}
 		if p != p.Masked() {
-			return invocation.Usagef("--pod-cidr: %q is an address within the range %s", s, p.Masked())
+			return invocation.Usagef("--pod-cidr: %q has host bits; the CIDR is %s", s, p.Masked())
 		}
 		if slices.ContainsFunc(o.PodCIDRs, func(q netip.Prefix) bool { return q.Addr().Is4() == p.Addr().Is4() }) {
-			return invocation.Usagef("--pod-cidr: %s is the second one of its family", p)
+			return invocation.Usagef("--pod-cidr: %s is the second CIDR of its family", p)
 		}
 		o.PodCIDRs = append(o.PodCIDRs, p)
 	}
@@ -179,13 +181,12 @@ func up(ctx context.Context, inv *invocation.Invocation, podCIDRs []string, o de
 		return running(inv, err)
 	}
 	for _, why := range waitingFor(ctx, node.Socket(devnode.Policy)) {
-		fmt.Fprintln(inv.ErrOut, output.Printable("warning: no container is connected yet: "+why))
+		fmt.Fprintln(inv.ErrOut, output.Printable("warning: containers cannot be connected yet: "+why))
 	}
 	return inv.Show(describe(ctx, inv, node), func(w io.Writer) { welcome(inv, w, node, time.Since(began)) })
 }
 
-// waitingFor is why the policy service at a socket sends no tables; nil if it does,
-// or does not say.
+// waitingFor returns why the policy service at a socket sends no tables yet; nil if it sends them or does not answer.
 func waitingFor(ctx context.Context, socket string) []string {
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -201,20 +202,20 @@ func waitingFor(ctx context.Context, socket string) []string {
 	return st.GetWaitingFor()
 }
 
-// running says what to do if err is that the instance runs.
+// running adds to the error ErrRunning what to do next.
 func running(inv *invocation.Invocation, err error) error {
 	if errors.Is(err, devnode.ErrRunning) {
 		if missing := ended(inv.Instance); len(missing) > 0 {
-			return fmt.Errorf("%w; %s has ended: start it again with `sluice dev restart %s --instance %s`", err,
+			return fmt.Errorf("%w; %s has exited: start it again with `sluice dev restart %s --instance %s`", err,
 				strings.Join(missing, ", "), missing[0], inv.Instance)
 		}
-		return fmt.Errorf("%w; see `sluice dev status --instance %s`, end it with `sluice dev down --instance %s`", err,
+		return fmt.Errorf("%w; see `sluice dev status --instance %s`, or stop it with `sluice dev down --instance %s`", err,
 			inv.Instance, inv.Instance)
 	}
 	return err
 }
 
-// ended are the services of an instance that do not run.
+// ended returns the services of an instance that do not run.
 func ended(instance string) (names []string) {
 	node, err := devnode.Open(instance)
 	if err != nil {
@@ -228,7 +229,7 @@ func ended(instance string) (names []string) {
 	return names
 }
 
-// shownNode is what `dev up -o json` and `dev status -o json` print.
+// shownNode is the output of `dev up -o json` and `dev status -o json`.
 type shownNode struct {
 	Instance   string         `json:"instance"`
 	RunDir     string         `json:"runDir"`
@@ -269,7 +270,6 @@ func describe(ctx context.Context, inv *invocation.Invocation, node *devnode.Nod
 	return d
 }
 
-// describeServices are those that run on the node.
 func describeServices(ctx context.Context, node *devnode.Node) (all []shownService) {
 	for _, name := range node.Services() {
 		s := shownService{Name: name, Socket: node.Socket(name), Log: node.Log(name)}
@@ -294,7 +294,7 @@ func welcome(inv *invocation.Invocation, w io.Writer, node *devnode.Node, took t
 	for _, name := range node.Services() {
 		pid, err := node.PID(name)
 		if err != nil {
-			continue // it ended just now; dev status says so
+			continue // it has just exited; dev status shows it
 		}
 		output.Row(w, name, pid, node.Socket(name))
 	}
@@ -327,7 +327,7 @@ End it:
 		node.Instance(), filepath.Dir(node.Plugin()), node.Plugin(), node.PluginConfig(), program())
 }
 
-// program is how this program is called again: by its name, or as it was called if PATH does not lead to it.
+// program returns the command to call this program again: its name if it is in PATH, else os.Args[0].
 func program() string {
 	const name = "sluice"
 	if _, err := exec.LookPath(name); err == nil || len(os.Args) == 0 || strings.ContainsAny(os.Args[0], " \t\"'") {
@@ -336,7 +336,7 @@ func program() string {
 	return os.Args[0]
 }
 
-// servicesText says where manifests of services may be put.
+// servicesText returns the directory for manifests of services.
 func servicesText(node *devnode.Node) string {
 	if !slices.Contains(node.Services(), devnode.LoadBalancer) {
 		return "not translated: --no-loadbalancer"
@@ -357,8 +357,8 @@ func down(ctx context.Context, inv *invocation.Invocation) error {
 	if _, err := devnode.OpenCluster(inv.Instance); err == nil {
 		what = "The nodes of " + inv.Instance + " are down."
 	} else if _, err := devnode.Open(inv.Instance); errors.Is(err, devnode.ErrNotRunning) {
-		// What an interrupted start left is removed all the same.
-		what = fmt.Sprintf("No node %s was up; nothing of one is left.", inv.Instance)
+		// Down also removes the remains of an interrupted start.
+		what = fmt.Sprintf("Node %s was not up; there is nothing left of it.", inv.Instance)
 		if others := inv.OtherNodes(); others != "" {
 			what += "\n" + strings.TrimSuffix(others, "\n")
 		}
@@ -370,15 +370,15 @@ func down(ctx context.Context, inv *invocation.Invocation) error {
 	return err
 }
 
-// find gives the node that runs a service: of several, the one of a number, or
-// the hub, of which etcd has no number.
+// find returns the node that runs a service: the node with a number if there are several, or the hub, which runs
+// etcd.
 func find(inv *invocation.Invocation, number int, service string) (*devnode.Node, error) {
 	c, err := devnode.OpenCluster(inv.Instance)
 	switch {
 	case errors.Is(err, devnode.ErrNotRunning) && number == 0:
 		return devnode.Open(inv.Instance)
 	case errors.Is(err, devnode.ErrNotRunning):
-		return nil, invocation.Usagef("--node: instance %s has not several nodes", inv.Instance)
+		return nil, invocation.Usagef("--node: instance %s has only one node", inv.Instance)
 	case err != nil:
 		return nil, err
 	case number != 0:
@@ -386,7 +386,7 @@ func find(inv *invocation.Invocation, number int, service string) (*devnode.Node
 	case slices.Contains(c.Hub().Services(), service):
 		return c.Hub(), nil
 	}
-	return nil, invocation.Usagef("instance %s has several nodes: want --node", inv.Instance)
+	return nil, invocation.Usagef("instance %s has several nodes: choose one with --node", inv.Instance)
 }
 
 func restart(ctx context.Context, inv *invocation.Invocation, number int, service string) error {
@@ -433,7 +433,7 @@ func printStatus(ctx context.Context, inv *invocation.Invocation) error {
 
 func (s shownService) away() bool { return !s.Serving }
 
-// row writes the service into a table, after other cells.
+// row writes the service as a row of a table, after the cells of before.
 func (s shownService) row(w io.Writer, before ...any) {
 	pid, serving := "-", "yes"
 	if s.PID != 0 {

@@ -24,11 +24,11 @@ func auditModeCommand(inv *invocation.Invocation) *cobra.Command {
 	lasts := time.Hour
 	cmd := &cobra.Command{
 		Use:   "audit-mode CONTAINER[/INTERFACE] on|off, or --node on|off",
-		Short: "Forward and report what policies deny, for a time",
-		Long: `Forward and report packets that the policies of a container would deny, or with --node
-those of every container of the node. Packets that layer 7 and DNS rules redirect are
-among them: there is no proxy yet. What is not policy is dropped as before, such as
-spoofed addresses. The mode ends by itself; it outlives a restart of the
+		Short: "Forward and report packets that policies deny, for a limited time",
+		Long: `Forward and report packets that policy would deny, for one container or, with --node, for
+all containers of this node. This includes packets that layer 7 and DNS rules redirect,
+because there is no proxy yet. Packets that are dropped for other reasons, such as spoofed
+addresses, are still dropped. The mode ends after --for; it survives a restart of the
 datapath. "sluice observe --verdict audited" shows what would have been denied.`,
 		Example: "  sluice endpoint audit-mode 5f0c on --for 10m\n  sluice endpoint audit-mode --node off",
 		RunE: func(cmd *cobra.Command, a []string) error {
@@ -41,7 +41,7 @@ datapath. "sluice observe --verdict audited" shows what would have been denied.`
 			}
 			on := a[0] == "on"
 			if !on && cmd.Flags().Changed("for") {
-				return invocation.Usagef("--for is for on")
+				return invocation.Usagef("--for is only valid with on")
 			}
 			if lasts < time.Second {
 				return invocation.Usagef("--for: %s is less than a second", lasts)
@@ -49,9 +49,9 @@ datapath. "sluice observe --verdict audited" shows what would have been denied.`
 			return setAuditMode(cmd.Context(), inv, name, on, lasts, validate)
 		},
 	}
-	cmd.Flags().BoolVar(&node, "node", false, "every container of the node, and those that come")
-	cmd.Flags().DurationVar(&lasts, "for", lasts, "how long it is on, at most 720h")
-	invocation.ValidateFlag(cmd, &validate, "check everything, but change nothing")
+	cmd.Flags().BoolVar(&node, "node", false, "all containers of this node, including new ones")
+	cmd.Flags().DurationVar(&lasts, "for", lasts, "duration of the audit mode, at most 720h")
+	invocation.ValidateFlag(cmd, &validate, "check the request; change nothing")
 	return cmd
 }
 
@@ -83,16 +83,16 @@ func setAuditMode(
 	})
 }
 
-// auditLines say what is in force for the node, and for an endpoint; nil for the node alone.
+// auditLines writes the audit mode of the node and of the endpoint e, which may be nil.
 func auditLines(w io.Writer, m *datapathv1.AuditMode, e *datapathv1.Endpoint) {
-	const passes, denies = "what policies deny passes and is reported", "policies are enforced"
+	const passes, denies = "packets that policies deny are forwarded and reported", "policies are enforced"
 	node := m.GetNodeExpireTime()
 	owner, policy := output.Printable(workload.OwnerOf(e.GetOwner()).String()), e.GetPolicy()
 	switch {
 	case e == nil && node != nil:
 		fmt.Fprintf(w, "The node is in audit mode until %s: %s.\n", output.Moment(node.AsTime()), passes)
 	case e == nil:
-		fmt.Fprintf(w, "The node is not in audit mode: %s, but for what is named below.\n", denies)
+		fmt.Fprintf(w, "The node is not in audit mode: %s, with the exceptions below.\n", denies)
 	case !policy.GetAudit():
 		fmt.Fprintf(w, "%s is not in audit mode: its %s.\n", owner, denies)
 	case policy.GetAuditExpireTime() != nil:
@@ -102,7 +102,7 @@ func auditLines(w io.Writer, m *datapathv1.AuditMode, e *datapathv1.Endpoint) {
 		fmt.Fprintf(w, "%s is in audit mode: %s.\n", owner, passes)
 	}
 	if m.GetConfigured() {
-		fmt.Fprintln(w, "The setting policy.audit has every container in audit mode, without an end.")
+		fmt.Fprintln(w, "The setting policy.audit puts all containers in audit mode permanently.")
 	}
 	if e != nil && node != nil {
 		fmt.Fprintf(w, "The node is in audit mode until %s.\n", output.Moment(node.AsTime()))

@@ -19,16 +19,16 @@ import (
 func checkCommand(inv *invocation.Invocation) *cobra.Command {
 	return &cobra.Command{
 		Use:   "check CONTAINER[/INTERFACE]",
-		Short: "Compare one endpoint with the kernel, as CNI CHECK does",
-		Long: `Compare one endpoint with the kernel: devices, addresses, routes, rules and neighbours
-on both sides, eBPF programs and map entries. It changes nothing. The exit code is 1 if
-something differs; "sluice check --repair" repairs.`,
+		Short: "Compare an endpoint with the kernel, as CNI CHECK does",
+		Long: `Compare an endpoint with the kernel: devices, addresses, routes, rules and neighbours
+on both sides, eBPF programs and map entries. Nothing is changed. The exit code is 1 if
+there are differences; "sluice check --repair" repairs them.`,
 		Args: invocation.Args(1, "a container's id"),
 		RunE: func(cmd *cobra.Command, a []string) error { return check(cmd.Context(), inv, a[0]) },
 	}
 }
 
-// differenceColumns are the columns of differences between the kernel and what should be there.
+// differenceColumns are the columns of the differences between the kernel and the desired state.
 var differenceColumns = []output.Column[*datapathv1.Difference]{
 	{Header: "WHAT", Cell: func(d *datapathv1.Difference) any { return d.GetSubject() }},
 	{Header: "WHICH", Cell: func(d *datapathv1.Difference) any { return d.GetKey() }},
@@ -49,7 +49,7 @@ func check(ctx context.Context, inv *invocation.Invocation, name string) error {
 	all := resp.GetDifferences()
 	if err := inv.Show(message.List(all), func(w io.Writer) {
 		if len(all) == 0 {
-			fmt.Fprintln(w, "The kernel has the endpoint as it should be.")
+			fmt.Fprintln(w, "No differences found.")
 			return
 		}
 		output.Table(w, differenceColumns, all)

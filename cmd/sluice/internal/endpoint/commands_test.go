@@ -26,7 +26,7 @@ import (
 func TestEndpointCheckNamesEveryDifference(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "endpoint", "check", "0123")
-	nodetest.WantLines(t, out, "The kernel has the endpoint as it should be.")
+	nodetest.WantLines(t, out, "No differences found.")
 	n.Differences = []*datapathv1.Difference{
 		{Subject: "container route", Key: "default", Want: "via 169.254.1.1", Target: &datapathv1.DifferenceTarget{
 			Kind: datapathv1.TargetKind_TARGET_KIND_ROUTE, InContainer: true,
@@ -82,7 +82,7 @@ func TestEndpointDeleteKeepsWhatIsInUse(t *testing.T) {
 	}
 }
 
-// TestEndpointDeleteTakesAWholeNameThatIsNotListed: a record that cannot be read is in no list.
+// TestEndpointDeleteTakesAWholeNameThatIsNotListed: endpoints with a corrupt record are not listed.
 func TestEndpointDeleteTakesAWholeNameThatIsNotListed(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "endpoint", "delete", "unreadable/eth0")
@@ -100,7 +100,7 @@ func TestAuditModeEndsByItself(t *testing.T) {
 	out, _ := n.Want(t, 0, "endpoint", "audit-mode", "0123", "on")
 	until := time.Unix(1e9, 0).Local().Format("2006-01-02 15:04:05 MST")
 	nodetest.WantLines(t, out,
-		"0123456789abc/eth0 is in audit mode until "+until+": what policies deny passes and is reported.",
+		"0123456789abc/eth0 is in audit mode until "+until+": packets that policies deny are forwarded and reported.",
 		"Containers in audit mode: 1.")
 	if r := n.Audited; r.GetDuration().AsDuration() != time.Hour || r.GetOwner().GetContainerId() != nodetest.LongID {
 		t.Errorf("asked %v", r)
@@ -155,7 +155,7 @@ func removed(id string) *datapathv1.WatchEndpointsResponse {
 	}
 }
 
-// events runs the command until it has printed n lines, and gives them without their times.
+// events runs the command until it has printed n lines, and returns them without times.
 func events(t *testing.T, n *nodetest.Node, lines int, args ...string) []string {
 	t.Helper()
 	inv := &invocation.Invocation{RunDir: n.RunDir, Format: "table", Timeout: 10 * time.Second, ErrOut: io.Discard}
@@ -178,7 +178,7 @@ func events(t *testing.T, n *nodetest.Node, lines int, args ...string) []string 
 	return got
 }
 
-// lineWriter calls done when it has some lines.
+// lineWriter calls done after a number of lines.
 type lineWriter struct {
 	text bytes.Buffer
 	want int
@@ -200,8 +200,8 @@ const (
 
 type messages = []*datapathv1.WatchEndpointsResponse
 
-// TestEndpointEventsGoOnOverARestart: the new process refuses the token, and what it lists is compared with what was
-// known.
+// TestEndpointEventsGoOnOverARestart: the new process refuses the token, and its listing is compared with the known
+// endpoints.
 func TestEndpointEventsGoOnOverARestart(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.GiveEndpointStreams([]nodetest.EndpointStream{
@@ -247,7 +247,8 @@ func TestEndpointEventsMayBeginWithWhatExists(t *testing.T) {
 	}
 }
 
-// TestEndpointEventsFailAtTheBeginning: nothing is waited for that was never there, nor for longer than --timeout.
+// TestEndpointEventsFailAtTheBeginning: the command does not wait for a datapath that was never reachable, and not
+// longer than --timeout.
 func TestEndpointEventsFailAtTheBeginning(t *testing.T) {
 	n := nodetest.New(t, Command)
 	_, errOut := n.Want(t, invocation.ExitFailed, "endpoint", "events", "--timeout", "50ms")
@@ -269,7 +270,7 @@ func (brokenPipe) Write([]byte) (int, error) { return 0, errPipe }
 
 var errPipe = errors.New("broken pipe")
 
-// TestEndpointEventsEndWhenNothingReadsThem and do not connect again.
+// TestEndpointEventsEndWhenNothingReadsThem, without reconnecting.
 func TestEndpointEventsEndWhenNothingReadsThem(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.GiveEndpointStreams(nodetest.EndpointStream{Messages: messages{complete("t1"), upsert("a", 300, ready)}})

@@ -25,18 +25,19 @@ func deleteCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delete CONTAINER[/INTERFACE]",
 		Short: "Delete the endpoint of a container that has ended",
-		Long: `Delete an endpoint as a CNI DEL does, where the runtime that made it does not come back
-to do so: its traffic stops, its device is removed, its addresses and its identity are
-released. A container whose network namespace or device is still there keeps its endpoint
-without --force. An endpoint whose record cannot be read is not in "endpoint list"; it is
-named by the whole id and the interface.`,
+		Long: `Delete an endpoint as CNI DEL does, for a runtime that will not send the DEL: traffic
+stops, the device is removed, the addresses and the identity are released. While the
+network namespace or the device of the container exists, the command requires --force.
+If the record of an endpoint is corrupt, "endpoint list" does not show it: give the whole
+container ID and the interface.`,
 		Args: invocation.Args(1, "a container's id"),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			return remove(cmd.Context(), inv, a[0], force, validate)
 		},
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "delete it although the container is still there, which loses its network")
-	invocation.ValidateFlag(cmd, &validate, "say what would be deleted, but delete nothing")
+	cmd.Flags().BoolVar(&force, "force", false,
+		"delete the endpoint even if the container still exists; the container loses its network")
+	invocation.ValidateFlag(cmd, &validate, "show what would be deleted; delete nothing")
 	return cmd
 }
 
@@ -61,7 +62,7 @@ func remove(ctx context.Context, inv *invocation.Invocation, name string, force,
 		&datapathv1.DeleteEndpointRequest{Owner: owner, UnlessInUse: !force, ValidateOnly: validate})
 	switch {
 	case rpcerr.Is(err, datapathv1.ErrorReason_ERROR_REASON_ENDPOINT_IN_USE):
-		return fmt.Errorf("%w\nWhoever made it deletes it when the container ends; --force deletes it now, and the "+
+		return fmt.Errorf("%w\nThe container runtime deletes it when the container ends; --force deletes it now, and the "+
 			"container loses its network", rpcerr.Answer(err))
 	case err != nil:
 		return err
@@ -77,7 +78,7 @@ func remove(ctx context.Context, inv *invocation.Invocation, name string, force,
 	})
 }
 
-// removedText names what was deleted, or would be; e is nil if its record cannot be read.
+// removedText describes the deleted endpoint. e is nil if its record cannot be read.
 func removedText(owner *workloadv1.Owner, e *datapathv1.Endpoint, validate bool) string {
 	was := "was deleted"
 	if validate {
@@ -98,7 +99,7 @@ func removedText(owner *workloadv1.Owner, e *datapathv1.Endpoint, validate bool)
 	return text + ": " + strings.Join(parts, ", ") + "."
 }
 
-// NotFound says that no endpoint has the name.
+// NotFound returns the error for a name that no endpoint has.
 func NotFound(name string) error {
 	return invocation.NotFound("endpoint of container", name, "endpoint list")
 }

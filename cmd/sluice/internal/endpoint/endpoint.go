@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package endpoint shows the connected containers, and finds the one that a person means.
+// Package endpoint shows, changes and deletes endpoints, and finds an endpoint by the name that a person typed.
 package endpoint
 
 import (
@@ -25,9 +25,9 @@ import (
 
 // Command is `endpoint`.
 func Command(inv *invocation.Invocation) *cobra.Command {
-	return invocation.Group("endpoint", "Show, check, change and delete the connections of containers",
+	return invocation.Group("endpoint", "Show, check, change and delete endpoints: the network attachments of containers",
 		&cobra.Command{
-			Use: "list", Short: "List every endpoint of the node", Args: invocation.Args(0, ""),
+			Use: "list", Short: "List the endpoints of this node", Args: invocation.Args(0, ""),
 			RunE: func(cmd *cobra.Command, _ []string) error { return printList(cmd.Context(), inv) },
 		},
 		&cobra.Command{
@@ -63,7 +63,7 @@ func identityText(e *datapathv1.Endpoint) string {
 	return workload.IdentityText(e.GetIdentity(), workload.LabelTexts(e.GetLabels()))
 }
 
-// policyText tells which policy evaluates the packets of an endpoint; empty from a datapath that knows none.
+// policyText describes the policy of an endpoint; empty if the datapath does not report one.
 func policyText(p *datapathv1.EndpointPolicy) string {
 	egress, ingress := p.GetEgressTable(), p.GetIngressTable()
 	switch {
@@ -76,7 +76,7 @@ func policyText(p *datapathv1.EndpointPolicy) string {
 	case p.GetAudit():
 		return fmt.Sprintf("revision %d, audit only", p.GetRevision())
 	case egress == verdict.TableWaiting || ingress == verdict.TableWaiting:
-		return "waits for a policy"
+		return "waiting for a policy"
 	case egress == verdict.TableAllow && ingress == verdict.TableAllow:
 		return "none, all is allowed"
 	default:
@@ -84,7 +84,7 @@ func policyText(p *datapathv1.EndpointPolicy) string {
 	}
 }
 
-// List asks the datapath for every endpoint.
+// List returns all endpoints of the node.
 func List(ctx context.Context, inv *invocation.Invocation) ([]*datapathv1.Endpoint, error) {
 	var all []*datapathv1.Endpoint
 	err := invocation.Each(ctx, inv, invocation.Datapath, datapathv1.DatapathServiceClient.ListEndpoints,
@@ -104,8 +104,7 @@ func printList(ctx context.Context, inv *invocation.Invocation) error {
 	return inv.Show(message.List(all), func(w io.Writer) { output.Table(w, columns, all) })
 }
 
-// Find finds an endpoint by CONTAINER[/INTERFACE], of which the start of
-// the container's id is enough.
+// Find returns the endpoint CONTAINER[/INTERFACE]; the start of the container ID is enough.
 func Find(ctx context.Context, inv *invocation.Invocation, name string) (*datapathv1.Endpoint, error) {
 	all, err := List(ctx, inv)
 	if err != nil {
@@ -118,7 +117,7 @@ func Find(ctx context.Context, inv *invocation.Invocation, name string) (*datapa
 	return found, err
 }
 
-// Match gives nil if no endpoint has the name.
+// Match returns the endpoint with a name, or nil if there is none.
 func Match(all []*datapathv1.Endpoint, name string) (*datapathv1.Endpoint, error) {
 	id, ifname, _ := strings.Cut(name, "/")
 	if id == "" {
@@ -189,7 +188,7 @@ func describe(w io.Writer, e *datapathv1.Endpoint) {
 		output.Row(w, "Host ports", strings.Join(texts, " "))
 	}
 	if e.GetLeaveSockets() {
-		output.Row(w, "Sockets", "left as they are; packets are led to services")
+		output.Row(w, "Sockets", "not translated; packets to services are translated instead")
 	}
 	output.Row(w, "Endpoint ID", e.GetEndpointIndex())
 	if p := e.GetPolicy(); p != nil {
@@ -207,7 +206,7 @@ func describe(w io.Writer, e *datapathv1.Endpoint) {
 	output.Row(w, "Age", output.Since(output.When(e.GetCreateTime())))
 }
 
-// hostPort is "8080=80/tcp", "192.0.2.1:8080=80/tcp".
+// hostPort returns "8080=80/tcp" or "192.0.2.1:8080=80/tcp".
 func hostPort(m *datapathv1.PortMapping) string {
 	asked := portText(m.GetHostPort())
 	if m.GetHostIp() != "" {
@@ -216,7 +215,7 @@ func hostPort(m *datapathv1.PortMapping) string {
 	return asked + "=" + portText(m.GetContainerPort()) + "/" + output.Enum(m.GetProtocol(), "PROTOCOL_")
 }
 
-// portsText is "http=80/tcp dns=53/udp".
+// portsText returns "http=80/tcp dns=53/udp".
 func portsText(e *datapathv1.Endpoint) string {
 	texts := make([]string, len(e.GetNamedPorts()))
 	for i, p := range e.GetNamedPorts() {

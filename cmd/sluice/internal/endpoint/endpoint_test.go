@@ -32,7 +32,7 @@ func TestEndpointsShowTheirPolicy(t *testing.T) {
 		},
 		{
 			&datapathv1.EndpointPolicy{EgressTable: verdict.TableWaiting, IngressTable: verdict.TableWaiting},
-			"waits for a policy",
+			"waiting for a policy",
 		},
 		{&datapathv1.EndpointPolicy{Revision: 4, EgressTable: verdict.TableAllow, IngressTable: 16}, "revision 4"},
 		{&datapathv1.EndpointPolicy{Revision: 4, IngressTable: 16, Audit: true}, "revision 4, audit only"},
@@ -69,7 +69,8 @@ func TestEndpointGetTakesTheStartOfAnID(t *testing.T) {
 	for _, name := range []string{nodetest.LongID, "0123", "0123/eth0"} {
 		out, _ := n.Want(t, 0, "endpoint", "get", name)
 		nodetest.WantLines(t, out, "Container "+nodetest.LongID, "Named ports http=80/tcp", "MTU 1500",
-			"Host ports 8080=80/tcp [2001:db8::1]:53=5353/udp", "Sockets left as they are; packets are led to services")
+			"Host ports 8080=80/tcp [2001:db8::1]:53=5353/udp",
+			"Sockets not translated; packets to services are translated instead")
 	}
 	n.Want(t, invocation.ExitFailed, "endpoint", "get", "9")
 	n.Want(t, invocation.ExitFailed, "endpoint", "get", "0123/eth1")
@@ -103,8 +104,8 @@ func TestEndpointLabelChangesWhatWasGiven(t *testing.T) {
 	}
 }
 
-// TestLabelsHaveTheSourceOfTheirContainer: podman names a pod in CNI_ARGS, and no
-// namespace; the plugin gives such a container labels of the source cni.
+// TestLabelsHaveTheSourceOfTheirContainer: podman sets a pod name but no namespace in CNI_ARGS; the plugin gives such
+// a container labels of the source cni.
 func TestLabelsHaveTheSourceOfTheirContainer(t *testing.T) {
 	for want, pods := range map[string][]*workloadv1.PodReference{
 		"cni": {nil, {Name: "client"}}, "k8s": {{Namespace: "shop"}, {Namespace: "shop", Name: "client", Uid: "1"}},

@@ -30,21 +30,21 @@ func eventsCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Show changes of endpoints as they happen",
-		Long: `Show endpoints as they are created, change and are deleted, until interrupted. When the
-datapath ends or restarts, a line says so; afterwards the command goes on, beginning with
-what has changed meanwhile. --timeout bounds how long the first answer may take. JSON
-comes one object a line.`,
+		Long: `Show endpoints as they are created, changed and deleted, until interrupted. If the
+datapath restarts, the command prints a line, reconnects and shows the changes that it
+missed. --timeout limits the wait for the first answer. With -o json, each line is one
+object.`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			w := watcher{inv: inv, known: map[workload.Owner]*datapathv1.Endpoint{}, existing: existing}
 			return w.run(cmd.Context())
 		},
 	}
-	cmd.Flags().BoolVar(&existing, "existing", false, "begin with the endpoints that exist")
+	cmd.Flags().BoolVar(&existing, "existing", false, "show the existing endpoints first")
 	return cmd
 }
 
-// The kinds of events.
+// Types of events.
 const (
 	eventExisting     = "existing"
 	eventCreated      = "created"
@@ -54,19 +54,18 @@ const (
 	eventConnected    = "connected"    // again
 )
 
-// event is what happened to an endpoint, or to the connection to the datapath.
+// event is a change of an endpoint, or of the connection to the datapath.
 type event struct {
 	time  time.Time
 	event string
-	// changes say what is different, each as "WHAT: OLD -> NEW".
+	// changes has one text "WHAT: OLD -> NEW" per difference.
 	changes []string
-	// endpoint is it afterwards, of one that was deleted before; nil for events of the
-	// connection.
+	// endpoint is the endpoint after the change, or before its deletion; nil for events of the connection.
 	endpoint *datapathv1.Endpoint
 	err      string
 }
 
-// object is the event for programs. What it does not have is absent.
+// object returns the event as JSON, without keys for absent values.
 func (e event) object() message.Object {
 	facts := []message.Fact{{Key: "time", Value: e.time}, {Key: "event", Value: e.event}}
 	if len(e.changes) > 0 {
@@ -81,7 +80,7 @@ func (e event) object() message.Object {
 	return message.Join(facts...)
 }
 
-// line is the event for people.
+// line returns the event as text.
 func (e event) line() string {
 	parts := []string{e.time.Format("15:04:05.000"), fmt.Sprintf("%-12s", e.event)}
 	if p := e.endpoint; p != nil {
@@ -101,27 +100,27 @@ func (e event) line() string {
 	return strings.TrimRight(strings.Join(parts, " "), " ")
 }
 
-// watcher shows the changes of a watch that goes on over restarts of the datapath.
+// watcher prints changes of endpoints, across restarts of the datapath.
 type watcher struct {
 	inv      *invocation.Invocation
-	existing bool // what exists at the beginning is shown
+	existing bool // print the endpoints of the first listing
 
 	known    map[workload.Owner]*datapathv1.Endpoint
 	token    []byte
-	complete bool // a listing was complete once
-	lost     bool // disconnected, and said so
-	// listed is what the listing that is under way has; nil: none is.
+	complete bool // the first listing has been received
+	lost     bool // disconnected, and the event was printed
+	// listed has the endpoints of the listing in progress; nil if there is none.
 	listed map[workload.Owner]struct{}
 }
 
-// firstPause and longestPause bound the pause between attempts to connect again.
+// firstPause and longestPause bound the backoff between attempts to reconnect.
 const firstPause, longestPause = 100 * time.Millisecond, 500 * time.Millisecond
 
 func (w *watcher) run(ctx context.Context) error {
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		err := w.watch(ctx, func() { pause = firstPause })
 		if ctx.Err() != nil {
-			return nil // the person has seen enough
+			return nil // interrupted
 		}
 		var fatal *printError
 		switch code := status.Code(err); {
@@ -129,7 +128,7 @@ func (w *watcher) run(ctx context.Context) error {
 			return fatal.err
 		case !w.complete, code == codes.PermissionDenied, code == codes.Unimplemented, code == codes.InvalidArgument:
 			return err
-		case code == codes.OutOfRange: // the datapath is another process, or too much has happened since
+		case code == codes.OutOfRange: // the datapath has restarted, or the token is too old
 			w.token = nil
 		}
 		if !w.lost {
@@ -150,12 +149,12 @@ func (w *watcher) run(ctx context.Context) error {
 	}
 }
 
-// printError ends the watch: what would be shown goes nowhere.
+// printError ends the watch, because the output cannot be written.
 type printError struct{ err error }
 
 func (e *printError) Error() string { return e.err.Error() }
 
-// watch shows what one stream says until that ends.
+// watch prints the changes of one stream until the stream ends.
 func (w *watcher) watch(ctx context.Context, answered func()) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -184,7 +183,7 @@ func (w *watcher) watch(ctx context.Context, answered func()) error {
 	return err
 }
 
-// take shows what a message says.
+// take prints the change of one message.
 func (w *watcher) take(m *datapathv1.WatchEndpointsResponse) error {
 	if w.lost {
 		w.lost = false
@@ -210,7 +209,7 @@ func (w *watcher) take(m *datapathv1.WatchEndpointsResponse) error {
 		}
 		w.listed, w.complete = nil, true
 	}
-	// a token from within a listing leads on in that listing, whose beginning is lost
+	// A token from within a listing would resume within that listing, without its beginning.
 	if w.listed == nil && err == nil {
 		w.token = m.GetResumeToken()
 	}
@@ -263,7 +262,7 @@ func (w *watcher) print(e event) error {
 	return err
 }
 
-// changesOf are the differences of what a person sees of an endpoint.
+// changesOf returns the differences between two states of an endpoint, as far as people see them.
 func changesOf(before, after *datapathv1.Endpoint) (changes []string) {
 	add := func(what string, text func(*datapathv1.Endpoint) string) {
 		if old, now := text(before), text(after); old != now {

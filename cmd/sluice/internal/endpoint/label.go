@@ -28,36 +28,36 @@ func labelCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "label CONTAINER[/INTERFACE] [SOURCE:]KEY=VALUE | [SOURCE:]KEY- ...",
 		Short: "Change the labels or named ports of a running container",
-		Long: "Sets the labels KEY=VALUE, removes the labels KEY-, and gives the container the identity that " +
-			"belongs to them: its policies change, and connections that those do not allow end. Without SOURCE a " +
-			"label is of \"cni\", or of \"k8s\" for a Kubernetes pod. The labels of pods that Sluice reads from " +
-			"Kubernetes are changed there.",
+		Long: `Set the labels KEY=VALUE and remove the labels KEY-. The container gets the identity of its
+new labels, and the policies of that identity; connections that these policies deny are
+terminated. The default SOURCE is "cni", or "k8s" for a Kubernetes pod. If Sluice reads the
+labels of a pod from Kubernetes, change them there.`,
 		Example: "  sluice endpoint label 5f0c tier=front old-\n  sluice endpoint label 5f0c --named-port http=8080/tcp",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			withPorts := cmd.Flags().Changed("named-port")
 			if len(a) == 1 && !withPorts {
-				return invocation.Usagef("nothing changes: want labels, or --named-port")
+				return invocation.Usagef("no change given: want labels or --named-port")
 			}
 			return changeLabels(cmd.Context(), inv, a[0], change{a[1:], ports, withPorts, validate})
 		},
 	}
 	cmd.Flags().StringArrayVar(&ports, "named-port", nil,
-		"NAME=PORT/PROTOCOL, instead of all named ports that were given; empty for none; may be repeated")
-	invocation.ValidateFlag(cmd, &validate, "show the identity that the container would have, but change nothing")
+		"replace the named ports of the container by NAME=PORT/PROTOCOL; empty removes all; may be repeated")
+	invocation.ValidateFlag(cmd, &validate, "show the identity that the container would get; change nothing")
 	return cmd
 }
 
-// change is what a person wants changed of a container.
+// change is a requested change of a container.
 type change struct {
 	labels    []string // KEY=VALUE or KEY-, with or without a source
 	ports     []string // NAME=PORT/PROTOCOL
-	withPorts bool     // ports replace what there is
+	withPorts bool     // ports replace the named ports of the container
 	validate  bool
 }
 
-// sourceOf is the source of a label that names none: that which the CNI plugin gives
-// the container's labels. podman gives a pod's name, and no namespace.
+// sourceOf returns the default source of a label, which is the one that the CNI plugin uses for the container. A pod
+// of podman has a name but no namespace.
 func sourceOf(e *datapathv1.Endpoint) string {
 	if e.GetPod().GetNamespace() != "" {
 		return "k8s"
@@ -112,8 +112,7 @@ func changeLabels(ctx context.Context, inv *invocation.Invocation, name string, 
 	})
 }
 
-// changed are the labels after the changes, KEY=VALUE or KEY- with or without a
-// source.
+// changed returns the labels after the changes [SOURCE:]KEY=VALUE and [SOURCE:]KEY-.
 func changed(labels []*workloadv1.Label, changes []string, source string) ([]*workloadv1.Label, error) {
 	labels = slices.Clone(labels)
 	for _, text := range changes {
@@ -121,7 +120,7 @@ func changed(labels []*workloadv1.Label, changes []string, source string) ([]*wo
 		if !set {
 			var removes bool
 			if name, removes = strings.CutSuffix(text, "-"); !removes {
-				return nil, invocation.Usagef("%q is no change of a label: want [SOURCE:]KEY=VALUE or [SOURCE:]KEY-", text)
+				return nil, invocation.Usagef("%q is not a label change: want [SOURCE:]KEY=VALUE or [SOURCE:]KEY-", text)
 			}
 		}
 		l := &workloadv1.Label{Source: source, Key: name, Value: value}
@@ -129,7 +128,7 @@ func changed(labels []*workloadv1.Label, changes []string, source string) ([]*wo
 			l.Source, l.Key = s, key
 		}
 		if l.GetSource() == "" || l.GetKey() == "" {
-			return nil, invocation.Usagef("%q names no label: want [SOURCE:]KEY=VALUE or [SOURCE:]KEY-", text)
+			return nil, invocation.Usagef("%q has no label key: want [SOURCE:]KEY=VALUE or [SOURCE:]KEY-", text)
 		}
 		n := len(labels)
 		labels = slices.DeleteFunc(labels, func(have *workloadv1.Label) bool {
@@ -138,7 +137,7 @@ func changed(labels []*workloadv1.Label, changes []string, source string) ([]*wo
 		if set {
 			labels = append(labels, l)
 		} else if len(labels) == n {
-			return nil, invocation.Usagef("the container was given no label %s:%s; it has %s",
+			return nil, invocation.Usagef("the container has no label %s:%s of its own; its own labels are %s",
 				l.GetSource(), output.Printable(l.GetKey()), strings.Join(workload.LabelTexts(labels), " "))
 		}
 	}
@@ -152,7 +151,7 @@ func parsePort(text string) (*workloadv1.NamedPort, error) {
 	n, err := strconv.ParseUint(number, 10, 16)
 	p := netv1.Protocol_value["PROTOCOL_"+strings.ToUpper(protocol)]
 	if name == "" || err != nil || n == 0 || p == 0 {
-		return nil, invocation.Usagef("%q is no named port: want NAME=PORT/PROTOCOL, for example http=80/tcp", text)
+		return nil, invocation.Usagef("%q is not a named port: want NAME=PORT/PROTOCOL, for example http=80/tcp", text)
 	}
 	return &workloadv1.NamedPort{Name: name, Port: uint32(n), Protocol: netv1.Protocol(p)}, nil
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package explain shows the steps by which the kernel's own tables decide on a connection.
+// Package explain shows how the datapath would handle a connection, step by step.
 package explain
 
 import (
@@ -36,16 +36,17 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 	var o peer.Flags
 	cmd := &cobra.Command{
 		Use:   "explain --from POD --to POD --port PORT",
-		Short: "Say what the kernel's own tables say to a connection, step by step",
-		Long: `Say what the kernel's own tables say to a connection, step by step: the eBPF
-programs evaluate a first packet on the live maps, and the next packet of the
-connection that --source-port names; nothing is changed and no packet is sent.
+		Short: "Show how the datapath would handle a connection, step by step",
+		Long: `Show how the datapath would handle a connection, step by step: the eBPF programs evaluate
+its first packet on the live maps, or with --source-port the next packet of an existing
+connection. Nothing is changed and no packet is sent.
 If the destination is the frontend of a service, such as a cluster IP, each of its
 backends is evaluated, because policies see the backend and not the service.
-Only this node is asked. If an end is a pod of another node, the first line says
-that the other node, which enforces the policies of that pod, was not asked.
-` + "`sluice policy explain`" + ` asks the policy service instead, which knows the rules'
-text.
+
+Only this node is asked. If an end is a pod of another node, that node enforces the
+policies of the pod, and the first line says that it was not asked.
+` + "`sluice policy explain`" + ` asks the policy service instead, which knows the text of the
+rules.
 
 Each end is a pod (the start of its container's id), an address, or the identity
 or labels of exactly one pod of this node.`,
@@ -65,7 +66,7 @@ or labels of exactly one pod of this node.`,
 	return cmd
 }
 
-// resolveLocal finds a peer that has an address. The kernel's tables map the address to an identity.
+// resolveLocal resolves a peer to an address, which the kernel maps to an identity.
 func resolveLocal(ctx context.Context, inv *invocation.Invocation, text, namespace string) (peer.Peer, error) {
 	p := peer.Peer{Text: text}
 	switch {
@@ -107,7 +108,8 @@ func resolveLocal(ctx context.Context, inv *invocation.Invocation, text, namespa
 	}
 	switch len(found) {
 	case 0:
-		return p, invocation.Usagef("no pod of this node is %s; the kernel evaluates addresses, so name a pod or an address",
+		return p, invocation.Usagef("no pod of this node is %s; the datapath evaluates addresses, so give a pod of this "+
+			"node or an address",
 			text)
 	case 1:
 		return found[0], nil
@@ -116,20 +118,20 @@ func resolveLocal(ctx context.Context, inv *invocation.Invocation, text, namespa
 	}
 }
 
-// Explanation is the answer of one node, as `explain` prints it.
+// Explanation is the answer of one node, in the form of `explain -o json`.
 type Explanation struct {
 	*datapathv1.ExplainResponse
 
 	asked
 }
 
-// asked is the connection, and what the node could not tell of it.
+// asked is the connection in question and the nodes that were not asked about it.
 type asked struct {
 	From     string `json:"from"`
 	To       string `json:"to"`
 	Protocol string `json:"protocol"`
 	Port     uint32 `json:"port"`
-	// NotAsked are the other nodes that decide on a side.
+	// NotAsked are other nodes that enforce the policies of an end.
 	NotAsked []peer.NotAsked `json:"notAsked"`
 }
 
@@ -156,7 +158,7 @@ func (x *Explanation) UnmarshalJSON(data []byte) error {
 	return message.Unmarshal(data, x.ExplainResponse)
 }
 
-// endText is one end of a connection, "10.244.0.2:80".
+// endText returns "10.244.0.2:80".
 func endText(address string, port uint32) string {
 	return net.JoinHostPort(address, strconv.FormatUint(uint64(port), 10))
 }
@@ -197,15 +199,15 @@ func (x Explanation) lines(w io.Writer, conn peer.Connection) {
 		verdicts(w, x.GetService(), conn.SourcePort != 0)
 		return
 	}
-	sideLines(w, "Egress, what the sender's policy says", x.GetEgress())
-	sideLines(w, "Ingress, what the receiver's policy says", x.GetIngress())
+	sideLines(w, "Egress, the sender's policy", x.GetEgress())
+	sideLines(w, "Ingress, the receiver's policy", x.GetIngress())
 	if x.GetDestination() == nil || x.GetVerdict() == datapathv1.Verdict_VERDICT_UNSPECIFIED {
 		return // no packet was evaluated
 	}
 	fmt.Fprintln(w)
 	switch t := x.GetConnection(); {
 	case t == nil && conn.SourcePort == 0:
-		fmt.Fprintln(w, "Connection: not asked for; --source-port names one")
+		fmt.Fprintln(w, "Connection: not shown; --source-port selects one")
 	case t == nil:
 		fmt.Fprintln(w, "Connection: none is tracked")
 	default:
@@ -213,7 +215,7 @@ func (x Explanation) lines(w io.Writer, conn peer.Connection) {
 	}
 }
 
-// Headline returns the verdict of the node on the connection.
+// Headline returns the verdict of the node on the connection, with its reason.
 func (x Explanation) Headline() string {
 	if x.GetService() != nil && x.GetReason() == datapathv1.Reason_REASON_UNSPECIFIED {
 		return serviceHeadline(x.GetService(), x.GetVerdict())
@@ -225,7 +227,7 @@ func (x Explanation) Headline() string {
 	return VerdictText(x.GetVerdict(), x.GetReason())
 }
 
-// VerdictText is "DROPPED (policy-denied)".
+// VerdictText returns a verdict with its reason: "DROPPED (policy-denied)".
 func VerdictText(v datapathv1.Verdict, r datapathv1.Reason) string {
 	return verdictText(v) + " (" + reasonText(r) + ")"
 }
@@ -234,7 +236,8 @@ func verdictText(v datapathv1.Verdict) string { return strings.ToUpper(output.En
 
 func reasonText(r datapathv1.Reason) string { return output.Enum(r, "REASON_") }
 
-// OtherNode is the other node that enforces the policies of an end; empty: this node does, or the end is no pod.
+// OtherNode returns the other node that enforces the policies of an end; empty if this node does, or if the end is
+// not a pod.
 func OtherNode(p *datapathv1.ExplainedPeer) string {
 	if p.GetOwner() != nil {
 		return ""
@@ -245,7 +248,7 @@ func OtherNode(p *datapathv1.ExplainedPeer) string {
 	return p.GetNodeName()
 }
 
-// row is a line of the table of ends.
+// row writes a row of the table of ends.
 func row(w io.Writer, end string, p *datapathv1.ExplainedPeer) {
 	if p == nil {
 		return
@@ -287,9 +290,9 @@ func connectionLines(w io.Writer, c *datapathv1.Connection) {
 	output.Row(w, "  last packet", output.Since(output.When(c.GetLastSeenTime()))+" ago")
 	output.Row(w, "  next packet", VerdictText(c.GetNextVerdict(), c.GetNextReason()))
 	if c.GetInTransit() {
-		return // no policy was asked
+		return // no policy was evaluated
 	}
-	standing := "stands: packets are not evaluated again"
+	standing := "valid: packets are not evaluated again"
 	if !c.GetCurrent() {
 		standing = "outdated: the next packet is evaluated again"
 	}

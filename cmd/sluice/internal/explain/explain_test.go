@@ -24,8 +24,8 @@ func TestExplainShowsEveryStepOfTheKernel(t *testing.T) {
 	nodetest.WantLines(t, out, "10.244.0.2 -> 10.244.0.3, tcp port 80: DROPPED (policy-denied)",
 		"END POD IDENTITY IDENTITY CLASS IPCACHE LABELS", `from 0123456789abc/eth0 300 4 10.244.0.2/32 app=web\a`,
 		"to none of this node 301 not known 10.244.0.3/32 -",
-		"Egress, what the sender's policy says: forwarded because no policy selects it", "table 1 (allows everything)",
-		"Ingress, what the receiver's policy says: dropped by NetworkPolicy shop/db", "table 17", "policy revision 6",
+		"Egress, the sender's policy: forwarded because no policy selects it", "table 1 (allows everything)",
+		"Ingress, the receiver's policy: dropped by NetworkPolicy shop/db", "table 17", "policy revision 6",
 		"class by identity 3, by a row of the table", "class by address 1, in 10.244.0.0/24", "rule 2",
 		"Connection: 10.244.0.2:4000 -> 10.244.0.3:80 tcp, established", "next packet DROPPED (policy-denied)",
 		"verdict outdated: the next packet is evaluated again",
@@ -51,8 +51,7 @@ func TestExplainWantsAddresses(t *testing.T) {
 	nodetest.WantLines(t, errOut, "sluice: neither address belongs to an endpoint of this node")
 }
 
-// TestExplainNamesTheNodeThatItDidNotAsk holds that the first line speaks for this node alone if another one has an
-// end.
+// TestExplainNamesTheNodeThatItDidNotAsk: the first line is about this node only if another node has an end.
 func TestExplainNamesTheNodeThatItDidNotAsk(t *testing.T) {
 	n := nodetest.New(t, Command)
 	pod := &datapathv1.ExplainedPeer{Identity: 300, Owner: &workloadv1.Owner{ContainerId: "a", InterfaceName: "eth0"}}
@@ -94,6 +93,6 @@ func TestExplainNamesTheNodeThatItDidNotAsk(t *testing.T) {
 				"10.244.1.2:8080: FORWARDED by this node (forwarded-overlay); node-b, which has the backend, was not asked")
 		}
 	}
-	n.Stop("identity") // who has an address is asked of the kernel's tables
+	n.Stop("identity") // the kernel maps addresses to identities
 	n.Want(t, 0, "explain", "--from", "10.244.0.9", "--to", "10.244.1.2", "--port", "80")
 }

@@ -21,7 +21,7 @@ func Translated(s *datapathv1.ExplainedService) bool {
 	return s.GetOutcome() == datapathv1.ServiceOutcome_SERVICE_OUTCOME_TRANSLATED
 }
 
-// serviceHeadline is what becomes of a connection of which the reasons do not tell it.
+// serviceHeadline returns the headline for a connection to a Service that has no reason of its own.
 func serviceHeadline(s *datapathv1.ExplainedService, v datapathv1.Verdict) string {
 	switch s.GetOutcome() {
 	case datapathv1.ServiceOutcome_SERVICE_OUTCOME_NO_BACKEND:
@@ -48,10 +48,11 @@ func serviceHeadline(s *datapathv1.ExplainedService, v datapathv1.Verdict) strin
 			return "DEPENDS ON THE BACKEND"
 		}
 	}
-	return "NO POLICY OF THIS NODE IS ASKED"
+	return "NO POLICY OF THIS NODE APPLIES"
 }
 
-// frontendText is "10.96.0.1:80/TCP, cluster-ip", or "node:30080/TCP, node-port" of every address of the node.
+// frontendText returns "10.96.0.1:80/TCP, cluster-ip", or "node:30080/TCP, node-port" for a port on all addresses of
+// the node.
 func frontendText(s *datapathv1.ExplainedService, protocol uint32) string {
 	port := service.PortText(s.GetPort(), netv1.Protocol(protocol))
 	text := service.AddressText(s.GetAddress(), s.GetPort()) + strings.TrimLeft(port, "0123456789")
@@ -66,14 +67,14 @@ func frontendText(s *datapathv1.ExplainedService, protocol uint32) string {
 	return text + ", " + output.Enum(s.GetKind(), "FRONTEND_KIND_")
 }
 
-// serviceLines name the service, its frontend and its list of backends.
+// serviceLines writes the service, its frontend and its backends.
 func serviceLines(w io.Writer, s *datapathv1.ExplainedService, protocol uint32) {
 	if s == nil {
 		return
 	}
 	fmt.Fprintln(w)
 	if s.GetOutcome() == datapathv1.ServiceOutcome_SERVICE_OUTCOME_NO_PORT {
-		output.Row(w, "Service", "none at this port; the address is of services alone")
+		output.Row(w, "Service", "none at this port; only services have this address")
 		return
 	}
 	name, port, _ := strings.Cut(s.GetService(), ":")
@@ -92,7 +93,7 @@ func serviceLines(w io.Writer, s *datapathv1.ExplainedService, protocol uint32) 
 	output.Row(w, "Backends", backendsText(s))
 }
 
-// backendsText says how many backends there are, and what that means.
+// backendsText returns the number of backends and its consequence.
 func backendsText(s *datapathv1.ExplainedService) string {
 	from := "this node"
 	if s.GetOutside() {
@@ -105,9 +106,9 @@ func backendsText(s *datapathv1.ExplainedService) string {
 	case datapathv1.ServiceOutcome_SERVICE_OUTCOME_NO_LOCAL_BACKEND:
 		return text + "; dropped: no local backend"
 	case datapathv1.ServiceOutcome_SERVICE_OUTCOME_SOURCE_RANGES:
-		return "dropped: the sender is in none of its source ranges"
+		return "dropped: the sender is not in the source ranges"
 	case datapathv1.ServiceOutcome_SERVICE_OUTCOME_INSIDE_ONLY:
-		return text + "; dropped: a cluster IP does not answer outside"
+		return text + "; dropped: a cluster IP is not reachable from outside"
 	case datapathv1.ServiceOutcome_SERVICE_OUTCOME_NOT_TRANSLATED:
 		return text + "; not translated: the connection passes as if there were no service"
 	}
@@ -122,14 +123,14 @@ func BackendHeadline(b *datapathv1.ExplainedBackend) string {
 	dropped := b.GetVerdict() == datapathv1.Verdict_VERDICT_DROPPED
 	switch path := b.GetPath(); {
 	case path == datapathv1.BackendPath_BACKEND_PATH_OWN_NAMESPACE:
-		return "FORWARDED inside the pod, where no policy is asked"
+		return "FORWARDED inside the pod, where no policy applies"
 	case path == datapathv1.BackendPath_BACKEND_PATH_NOT_LOCAL:
 		return "not evaluated: neither end is a pod of this node"
 	case dropped:
 	case path == datapathv1.BackendPath_BACKEND_PATH_IN_TRANSIT:
-		return "FORWARDED in transit under " + b.GetSourceAddress() + " of this node, which asks no policy"
+		return "FORWARDED in transit under " + b.GetSourceAddress() + " of this node; no policy applies"
 	case path == datapathv1.BackendPath_BACKEND_PATH_HOST_SOCKET:
-		return "FORWARDED to a socket of this node, which asks no policy"
+		return "FORWARDED to a socket of this node; no policy applies"
 	}
 	if node := OtherNode(b.GetPeer()); node != "" && !dropped {
 		return fmt.Sprintf("%s by this node (%s); %s, which has the backend, was not asked", verdictText(b.GetVerdict()),
@@ -138,8 +139,7 @@ func BackendHeadline(b *datapathv1.ExplainedBackend) string {
 	return VerdictText(b.GetVerdict(), b.GetReason())
 }
 
-// verdicts say what becomes of the connection, once for all backends of which the
-// same is to be said by the same rules.
+// verdicts writes the verdict for each backend. Backends with the same verdict by the same rules share one text.
 func verdicts(w io.Writer, s *datapathv1.ExplainedService, connections bool) {
 	type outcome struct{ headline, egress, ingress string }
 	var order []outcome

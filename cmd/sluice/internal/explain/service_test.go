@@ -28,7 +28,7 @@ const (
 	dropped       = datapathv1.Verdict_VERDICT_DROPPED
 )
 
-// web is the answer for a connection to a cluster IP.
+// web returns the answer for a connection to a cluster IP.
 func web(outcome datapathv1.ServiceOutcome, backends ...*datapathv1.ExplainedBackend) *datapathv1.ExplainResponse {
 	return &datapathv1.ExplainResponse{
 		Source: &datapathv1.ExplainedPeer{
@@ -42,7 +42,7 @@ func web(outcome datapathv1.ServiceOutcome, backends ...*datapathv1.ExplainedBac
 	}
 }
 
-// at is a backend that a rule of its own policy forwards or drops.
+// at returns a backend with the verdict of a policy rule.
 func at(address string, v datapathv1.Verdict) *datapathv1.ExplainedBackend {
 	b := &datapathv1.ExplainedBackend{
 		Address: address, Port: 8080, Path: evaluated, Verdict: v, Reason: datapathv1.Reason_REASON_FORWARDED_TO_POD,
@@ -71,7 +71,7 @@ func withoutPolicy(address string, path datapathv1.BackendPath) *datapathv1.Expl
 	return b
 }
 
-// inTransitAt is a backend that a sender outside is led to without a policy.
+// inTransitAt returns a backend for traffic in transit, which is not evaluated.
 func inTransitAt(address string, path datapathv1.BackendPath) *datapathv1.ExplainedBackend {
 	b := withoutPolicy(address, path)
 	b.Verdict, b.Reason = forwarded, datapathv1.Reason_REASON_FORWARDED_TO_STACK
@@ -140,13 +140,13 @@ func TestExplainOfAServiceSaysWhatBecomesOfEachBackend(t *testing.T) {
 		},
 		"the pod itself": {otherWays, []string{
 			"10.244.0.2 -> 10.96.0.10, tcp port 80: FORWARDED",
-			"10.244.0.2:8080: FORWARDED inside the pod, where no policy is asked",
+			"10.244.0.2:8080: FORWARDED inside the pod, where no policy applies",
 		}, nil},
 		"the rest is counted": {many, []string{
 			"Backends 40, for connections from this node; 39 of them are not evaluated",
 		}, nil},
 		"a node port": {node, []string{
-			"10.244.0.2 -> 10.96.0.10, tcp port 80: NO POLICY OF THIS NODE IS ASKED", "Frontend node:30080/TCP, node-port",
+			"10.244.0.2 -> 10.96.0.10, tcp port 80: NO POLICY OF THIS NODE APPLIES", "Frontend node:30080/TCP, node-port",
 			"10.244.1.3:8080: not evaluated: neither end is a pod of this node",
 		}, nil},
 		"no backend": {web(datapathv1.ServiceOutcome_SERVICE_OUTCOME_NO_BACKEND), append([]string{
@@ -159,25 +159,25 @@ func TestExplainOfAServiceSaysWhatBecomesOfEachBackend(t *testing.T) {
 		}, empty...), nil},
 		"a cluster IP from outside": {web(datapathv1.ServiceOutcome_SERVICE_OUTCOME_INSIDE_ONLY), append([]string{
 			"10.244.0.2 -> 10.96.0.10, tcp port 80: DROPPED (service-inside)",
-			"Backends 0, for connections from this node; dropped: a cluster IP does not answer outside",
+			"Backends 0, for connections from this node; dropped: a cluster IP is not reachable from outside",
 		}, empty...), nil},
 		"a port that no service has": {noPort, []string{
 			"10.244.0.2 -> 10.96.0.10, tcp port 80: REFUSED (no-service-port)",
-			"Service none at this port; the address is of services alone",
+			"Service none at this port; only services have this address",
 		}, []string{"Frontend", "Backends", "Egress"}},
 		"a port that no service has, from outside": {noPortOutside, []string{
 			"10.244.0.2 -> 10.96.0.10, tcp port 80: DROPPED (no-service-port)",
 		}, nil},
 		"of an earlier process": {adopted, []string{
 			"10.244.0.2 -> 10.96.0.10, tcp port 80: DROPPED (source ranges)",
-			"Backends dropped: the sender is in none of its source ranges",
+			"Backends dropped: the sender is not in the source ranges",
 			"Service not named by sluice-loadbalancer since sluice-datapath started", "Frontend 10.96.0.10:80/TCP",
 		}, nil},
 		"in transit": {led, []string{
 			"10.244.0.2 -> 10.96.0.10, tcp port 80: FORWARDED (forwarded-to-stack)",
 			"Backends 3, for connections from outside",
-			"10.244.1.3:8080, 10.244.1.4:8080: FORWARDED in transit under 10.244.0.1 of this node, which asks no policy",
-			"192.0.2.1:8080: FORWARDED to a socket of this node, which asks no policy",
+			"10.244.1.3:8080, 10.244.1.4:8080: FORWARDED in transit under 10.244.0.1 of this node; no policy applies",
+			"192.0.2.1:8080: FORWARDED to a socket of this node; no policy applies",
 		}, nil},
 		"dropped in transit": {web(translated, unsourced), []string{"10.244.1.3:8080: DROPPED (nat-no-source)"}, nil},
 		"from outside": {outside, []string{

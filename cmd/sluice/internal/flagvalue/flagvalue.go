@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package flagvalue reads what several commands take as criteria of packets.
+// Package flagvalue parses values of filter flags.
 package flagvalue
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
 )
 
-// Prefix reads a prefix, without the bits behind it, or one address.
+// Prefix parses a prefix, whose host bits it clears, or an address.
 func Prefix(flag, text string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(text)
 	if err != nil {
@@ -26,7 +26,7 @@ func Prefix(flag, text string) (netip.Prefix, error) {
 	return p.Masked(), nil
 }
 
-// Port reads a port.
+// Port parses a port.
 func Port(flag, text string) (uint16, error) {
 	p, err := strconv.ParseUint(text, 10, 16)
 	if err != nil {
@@ -35,7 +35,7 @@ func Port(flag, text string) (uint16, error) {
 	return uint16(p), nil
 }
 
-// Protocol reads the name or the number of an IP protocol.
+// Protocol parses the name or the number of an IP protocol.
 func Protocol(flag, text string) (uint8, error) {
 	if n, ok := ports.Protocols[strings.ToLower(text)]; ok {
 		return uint8(n), nil

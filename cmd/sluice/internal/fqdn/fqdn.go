@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package fqdn shows and forgets the DNS names that the policy service has
-// learned.
+// Package fqdn shows and deletes the DNS names that the policy service has learned.
 package fqdn
 
 import (
@@ -24,24 +23,24 @@ import (
 
 // Command is `fqdn`.
 func Command(inv *invocation.Invocation) *cobra.Command {
-	return invocation.Group("fqdn", "Show and forget the DNS names that policies were told of",
+	return invocation.Group("fqdn", "Show and delete learned DNS names",
 		listCommand(inv), deleteCommand(inv))
 }
 
-// client is the policy service's, for the calls of invocation.
+// client shortens the calls of package invocation.
 type client = policyv1.PolicyServiceClient
 
-const patternHelp = `NAME is a DNS name or a pattern, as matchPattern of a policy: "*" stands for characters
-of one label, "**." at the start for one or more labels, "*" alone for every name.`
+const patternHelp = `NAME is a DNS name or a pattern, as matchPattern of a policy: "*" matches characters of one
+label, "**." at the start matches one or more labels, "*" alone matches every name.`
 
 func listCommand(inv *invocation.Invocation) *cobra.Command {
 	var address string
 	cmd := &cobra.Command{
 		Use:   "list [NAME]",
-		Short: "List learned names with their addresses, how long they are valid, and the rules that select them",
+		Short: "List learned DNS names with their addresses, validity and the rules that select them",
 		Long: `List the DNS names that LearnNames was called with, their addresses, how long each is
-valid, and the rules of policies that select the name. An address whose time is over
-stays for a while for connections that use it.
+valid, and the policy rules that select the name. An expired address stays for a while for
+connections that use it.
 
 ` + patternHelp,
 		Args: optionalName,
@@ -64,30 +63,30 @@ func deleteCommand(inv *invocation.Invocation) *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "delete [NAME]",
-		Short: "Forget learned names, or one of their addresses; it opens nothing",
-		Long: `Forget the DNS names, all of their addresses or the one of --address, and wait until
-the kernel has forgotten them too. That opens nothing. A connection to an address that
-no rule allows any more ends with its next packet. The next LearnNames has the name
-again.
+		Short: "Delete learned DNS names, or one of their addresses",
+		Long: `Delete learned DNS names with all of their addresses, or only the address of --address,
+and wait until the kernel has deleted them, too. This allows no new connections. A
+connection to an address that no rule allows any more is terminated with its next packet.
+The next LearnNames adds the name again.
 
 ` + patternHelp,
 		Args: optionalName,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			if len(a) == 0 && address == "" {
-				return invocation.Usagef(`nothing to forget: give a NAME, such as api.example.com or "*", or --address`)
+				return invocation.Usagef(`nothing to delete: give a NAME, such as api.example.com or "*", or --address`)
 			}
 			return forget(cmd.Context(), inv, &policyv1.ForgetNamesRequest{
 				Pattern: nameOf(a), Address: address, ValidateOnly: dryRun,
 			})
 		},
 	}
-	cmd.Flags().StringVar(&address, "address", "", "forget this address of the names, of all if no NAME is given")
-	invocation.ValidateFlag(cmd, &dryRun, "say what would be forgotten, and forget nothing")
+	cmd.Flags().StringVar(&address, "address", "", "delete only this address, from all names if no NAME is given")
+	invocation.ValidateFlag(cmd, &dryRun, "show what would be deleted; delete nothing")
 	return cmd
 }
 
-// optionalName accepts one name that is not empty: a script that lost it must not
-// mean every name.
+// optionalName accepts at most one argument and refuses an empty one, so that a script with an unset variable does
+// not select every name.
 func optionalName(cmd *cobra.Command, a []string) error {
 	if len(a) > 1 || len(a) == 1 && a[0] == "" {
 		return invocation.Usagef("%s takes one NAME", cmd.CommandPath())
@@ -120,12 +119,12 @@ func writeNames(w io.Writer, all []*policyv1.LearnedName) {
 		name, used := n.GetName(), strings.Join(uses, ", ")
 		for _, a := range n.GetAddresses() {
 			output.Row(w, name, a.GetAddress(), left(a.GetExpireTime(), "over"), left(a.GetForgetTime(), "now"), used)
-			name, used = "", "" // once for each name
+			name, used = "", "" // only in the first row of a name
 		}
 	}
 }
 
-// left is how long it is until then.
+// left returns the time until t, or past if t is over.
 func left(t *timestamppb.Timestamp, past string) string {
 	if t == nil {
 		return ""
@@ -144,11 +143,11 @@ func forget(ctx context.Context, inv *invocation.Invocation, req *policyv1.Forge
 	done := message.Of(out, message.Fact{Key: "validateOnly", Value: req.GetValidateOnly()})
 	return inv.Show(done, func(w io.Writer) {
 		if req.GetValidateOnly() {
-			fmt.Fprintf(w, "Nothing was forgotten: --validate-only. Names that would be: %d, with %d addresses.\n",
+			fmt.Fprintf(w, "Nothing was deleted: --validate-only. Names that would be: %d, with %d addresses.\n",
 				out.GetNameCount(), out.GetAddressCount())
 			return
 		}
-		fmt.Fprintf(w, "Names forgotten, by the kernel too: %d, with %d addresses.\n", out.GetNameCount(),
+		fmt.Fprintf(w, "Names deleted, also in the kernel: %d, with %d addresses.\n", out.GetNameCount(),
 			out.GetAddressCount())
 	})
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package identity shows which numbers stand for which labels.
+// Package identity shows identities and their labels.
 package identity
 
 import (
@@ -29,19 +29,19 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 		Use: "list", Short: "List the identities of the cluster and of this node", Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error { return printList(cmd.Context(), inv, all) },
 	}
-	list.Flags().BoolVar(&all, "all", false, "the reserved ones too")
-	return invocation.Group("identity", "Show what numbers stand for which labels", list,
+	list.Flags().BoolVar(&all, "all", false, "also list the reserved identities")
+	return invocation.Group("identity", "Show identities: numbers of label sets", list,
 		&cobra.Command{
-			Use: "get NUMBER", Short: "Show one identity and who holds it on this node", Args: invocation.Args(1, "a number"),
+			Use: "get NUMBER", Short: "Show an identity and what holds it on this node", Args: invocation.Args(1, "a number"),
 			RunE: func(cmd *cobra.Command, a []string) error { return printOne(cmd.Context(), inv, a[0]) },
 		},
 		&cobra.Command{
 			Use:   "top-labels",
-			Short: "Show which label keys make most identities",
-			Long: `Show each label key with the number of its values and of the identities that have
-it, most values first. A key whose values are nearly as many as its identities
-gives each workload an identity of its own: exclude it by labels.exclude of
-sluice-identity, unless policies select by it.`,
+			Short: "Show which label keys create the most identities",
+			Long: `Show each label key with the number of its values and of the identities that have it,
+most values first. If a key has nearly as many values as identities, almost every workload
+gets an identity of its own: exclude the key with labels.exclude of sluice-identity,
+unless policies select by it.`,
 			Args: invocation.Args(0, ""),
 			RunE: func(cmd *cobra.Command, _ []string) error { return printTopLabels(cmd.Context(), inv) },
 		},
@@ -60,7 +60,8 @@ var columns = []output.Column[*identityv1.ListIdentitiesResponse]{
 
 func scopeText(i *identityv1.Identity) string { return output.Enum(i.GetScope(), "SCOPE_") }
 
-// each calls f for the identities of the cluster and of this node, and for the reserved ones, if they are wanted.
+// each calls f for the identities of the cluster and of this node, and for the reserved identities if reserved is
+// set.
 func each(ctx context.Context, inv *invocation.Invocation, reserved bool,
 	f func(*identityv1.ListIdentitiesResponse),
 ) error {
@@ -86,7 +87,7 @@ var keyColumns = []output.Column[labelKey]{
 	{Header: "IDENTITIES", Cell: func(k labelKey) any { return k.Identities }},
 }
 
-// labelKey is a key with how many identities it makes.
+// labelKey is a label key with the number of identities that have it.
 type labelKey struct {
 	Key        string `json:"key"`
 	Values     int    `json:"distinctValues"`
@@ -102,7 +103,7 @@ func printTopLabels(ctx context.Context, inv *invocation.Invocation) error {
 				values[key] = map[string]struct{}{}
 			}
 			values[key][l.GetValue()] = struct{}{}
-			identities[key]++ // a label set has a key once
+			identities[key]++ // a label set has each key once
 		}
 	}); err != nil {
 		return err

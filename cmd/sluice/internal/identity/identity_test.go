@@ -31,7 +31,6 @@ func TestIdentities(t *testing.T) {
 	}
 }
 
-// TestTopLabelsBeginWithTheKeyOfMostValues, which is the one that makes identities.
 func TestTopLabelsBeginWithTheKeyOfMostValues(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Identity.More = [][]*workloadv1.Label{

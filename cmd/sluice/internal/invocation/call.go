@@ -23,7 +23,7 @@ import (
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 )
 
-// Service is a gRPC service of the node: the name of its socket, and how a client of it is made.
+// Service is a gRPC service of the node: the name of its socket and the constructor of its client.
 type Service[C any] struct {
 	name   string
 	client func(grpc.ClientConnInterface) C
@@ -50,10 +50,10 @@ var (
 	Observer = Service[datapathv1.ObserverServiceClient]{"datapath", datapathv1.NewObserverServiceClient}
 )
 
-// Name is the process of the service, without "sluice-".
+// Name returns the name of the service's process without "sluice-".
 func (s Service[C]) Name() string { return s.name }
 
-// Connect is a client for many calls, with the connection that its user closes.
+// Connect returns a client for several calls. The caller closes the connection.
 func Connect[C any](inv *Invocation, s Service[C]) (*grpc.ClientConn, C, error) {
 	conn, err := inv.Dial(s.name)
 	if err != nil {
@@ -63,14 +63,13 @@ func Connect[C any](inv *Invocation, s Service[C]) (*grpc.ClientConn, C, error) 
 	return conn, s.client(conn), nil
 }
 
-// Services are the names of those of a node with a socket.
+// Services are the names of a node's processes that have a socket.
 var Services = []string{"identity", "ipam", "policy", "loadbalancer", "datapath"}
 
-// Components are the names of all processes with a socket: those of a node, and sluice-controller.
+// Components are Services and sluice-controller.
 var Components = append(slices.Clone(Services), "controller")
 
-// ProcessOf is the service by which the process of a name, with or without "sluice-",
-// says how it runs.
+// ProcessOf returns the ProcessService of a component. The name may begin with "sluice-".
 func ProcessOf(name string) (s Service[statusv1.ProcessServiceClient], ok bool) {
 	name = strings.TrimPrefix(name, "sluice-")
 	s = Service[statusv1.ProcessServiceClient]{name, statusv1.NewProcessServiceClient}
@@ -89,7 +88,7 @@ func Ask[C, Q, R any](ctx context.Context, inv *Invocation, s Service[C],
 	return call(s.client(conn), ctx, request)
 }
 
-// Each calls f for every message of an answer that ends by itself, within --timeout.
+// Each calls f for every message of a streamed answer. The whole answer must arrive within --timeout.
 func Each[C, Q, R any](ctx context.Context, inv *Invocation, s Service[C],
 	call func(C, context.Context, *Q, ...grpc.CallOption) (grpc.ServerStreamingClient[R], error), request *Q, f func(*R),
 ) error {
@@ -101,8 +100,8 @@ func Each[C, Q, R any](ctx context.Context, inv *Invocation, s Service[C],
 	})
 }
 
-// Stream calls f for every message of an answer until that ends, or f returns an error, which Stream then returns. It
-// may take as long as ctx allows.
+// Stream calls f for every message of a streamed answer. It returns the first error of f, and has no timeout other
+// than ctx.
 func Stream[C, Q, R any](ctx context.Context, inv *Invocation, s Service[C],
 	call func(C, context.Context, *Q, ...grpc.CallOption) (grpc.ServerStreamingClient[R], error), request *Q,
 	f func(*R) error,

@@ -24,13 +24,13 @@ import (
 const (
 	ExitFailed   = 1
 	ExitUsage    = 2
-	ExitNotReady = 3 // `status`: a service does not serve, or ADD is refused; `policy`: the kernel does not enforce it
+	ExitNotReady = 3 // `status`: a service does not serve, or ADD would fail; `policy`: not enforced by the kernel
 )
 
 // ExitError ends the program with an exit code.
 type ExitError struct {
 	Code int
-	Err  error // nil: the output has said why
+	Err  error // nil: the output already explains it
 }
 
 func (e *ExitError) Error() string { return fmt.Sprintf("exit code %d: %v", e.Code, e.Err) }
@@ -38,14 +38,14 @@ func (e *ExitError) Error() string { return fmt.Sprintf("exit code %d: %v", e.Co
 func (e *ExitError) Unwrap() error { return e.Err }
 
 var (
-	// ErrReported is returned by commands whose output says what is wrong.
+	// ErrReported is returned by commands whose output already describes the problem.
 	ErrReported error = &ExitError{Code: ExitFailed}
-	// ErrNotReady is returned by commands whose output says why the node is not
-	// ready, or why the kernel does not enforce a change.
+	// ErrNotReady is returned by commands whose output explains why the node is not ready, or why the kernel does not
+	// enforce a change.
 	ErrNotReady error = &ExitError{Code: ExitNotReady}
 )
 
-// complain prints an error to standard error, in the format that was asked for.
+// complain prints an error to standard error in the format of --output.
 func (c *Invocation) complain(err error) {
 	var usage *UsageError
 	text := err.Error()
@@ -59,7 +59,7 @@ func (c *Invocation) complain(err error) {
 			return
 		}
 	}
-	// What a service answers may repeat what a container is called.
+	// An error may contain names that a container chose, so control characters are escaped.
 	for i, line := range strings.Split(text, "\n") {
 		if i == 0 {
 			line = "sluice: " + line
@@ -68,7 +68,8 @@ func (c *Invocation) complain(err error) {
 	}
 }
 
-// wantsJSON says whether arguments ask for JSON, wherever a mistake in them is. The last one counts.
+// wantsJSON reports whether the arguments contain --output json. It parses by hand, because an earlier mistake may
+// have stopped the flag parser. The last --output counts.
 func wantsJSON(args []string) (wants bool) {
 	for i, a := range args {
 		value, given := "", true
@@ -91,8 +92,8 @@ func wantsJSON(args []string) (wants bool) {
 	return wants
 }
 
-// object is an error as JSON. What follows the text is there if a service
-// decided on it, and what a program branches on.
+// object is an error as JSON. Code, reason, domain and metadata are set if a service returned them; programs branch
+// on them.
 type object struct {
 	Error    string            `json:"error"`
 	Code     string            `json:"code,omitempty"`
@@ -120,8 +121,7 @@ func (e *UsageError) Unwrap() error { return e.err }
 // Usagef is a UsageError of a formatted text.
 func Usagef(format string, args ...any) error { return &UsageError{fmt.Errorf(format, args...)} }
 
-// explain puts an error into words, and says what to look at where that is
-// known.
+// explain returns the text of an error for people, with a hint about what to check next if there is one.
 func (c *Invocation) explain(err error) string {
 	st, ok := status.FromError(err)
 	if !ok {
@@ -146,13 +146,13 @@ func (c *Invocation) explain(err error) string {
 		codes.OutOfRange, codes.Aborted:
 		return text
 	case codes.Unimplemented:
-		return text + "\nIs the service of an older version than this program?"
+		return text + "\nThe service may be older than this program."
 	}
 	return fmt.Sprintf("%s: %s", st.Code(), text)
 }
 
-// OtherNodes names the development nodes of this machine, of which one was
-// probably meant if no instance was named, or one that has several nodes.
+// OtherNodes lists the development nodes of this machine, as a hint for a command without --instance, or with the
+// instance of a cluster of several nodes.
 func (c *Invocation) OtherNodes() string {
 	if c.RunDir != "" {
 		return ""
@@ -179,13 +179,13 @@ func otherNodes(run, instance string) string {
 	return fmt.Sprintf("There are development nodes: %s.\n", strings.Join(found, ", "))
 }
 
-// Who may open a socket, and what that is not enough for.
+// Hints for errors of permission.
 const (
 	WhoMay   = "Be root, or a member of group 65700."
 	rootOnly = "Only root may do this; the group may only read."
 )
 
-// Note says something on standard error that is no error, in the format that was asked for.
+// Note prints a note to standard error in the format of --output.
 func (c *Invocation) Note(text string) {
 	if c.Format == "json" {
 		encoder := json.NewEncoder(c.ErrOut)

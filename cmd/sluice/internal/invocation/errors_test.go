@@ -55,8 +55,8 @@ func TestASocketThatMayNotBeOpenedIsExplained(t *testing.T) {
 	}
 }
 
-// TestCallForRootIsExplainedAsOne: a caller that gets as far as a method is root or in the group already, and advice
-// to be that would not help.
+// TestCallForRootIsExplainedAsOne: a caller whom the socket accepted is already in the group, so the hint must say
+// that root is required.
 func TestCallForRootIsExplainedAsOne(t *testing.T) {
 	c := &Invocation{RunDir: "/run/x"}
 	got := c.explain(status.Error(codes.PermissionDenied,
@@ -67,7 +67,7 @@ func TestCallForRootIsExplainedAsOne(t *testing.T) {
 	}
 }
 
-// TestReasonOfAServiceIsShown: a service that answers that it cannot is not one that does not answer.
+// TestReasonOfAServiceIsShown: an error from a service is not reported as a service that does not answer.
 func TestReasonOfAServiceIsShown(t *testing.T) {
 	err := fmt.Errorf("apply: %w", rpcerr.New(codes.Unavailable,
 		rpcerr.Reason{Domain: "policy.sluice.io", Name: "STORAGE_FAILED"},

@@ -11,13 +11,13 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// wanted describes the values of a flag by its type, for types whose parser answers with an error of Go.
+// wanted describes the values of flag types whose parsers return errors of Go's standard library.
 var wanted = map[string]string{
 	"uint": "a whole number from 0 on", "int": "a whole number", "float": "a number", "bool": "true or false",
 	"duration": "a duration with a unit, such as 10s or 5m",
 }
 
-// flagError is a mistake in the value of a flag, in words of the command line.
+// flagError turns an error of the flag parser into a usage error that names the flag and the expected value.
 func flagError(err error) error {
 	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {

@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// TestMistakesInFlagsAreSaidInWords holds that no text of Go's parsers reaches a person.
+// TestMistakesInFlagsAreSaidInWords: errors of Go's parsers are translated.
 func TestMistakesInFlagsAreSaidInWords(t *testing.T) {
 	command := func(*Invocation) *cobra.Command {
 		cmd := &cobra.Command{Use: "x", RunE: func(*cobra.Command, []string) error { return nil }}

@@ -12,26 +12,26 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// ExitOnStdinEOF is the flag by which a command ends with its caller. One that kubectl executes in a pod is not told
-// that its caller has ended: its input ends.
+// ExitOnStdinEOF is the flag that makes a command exit with its caller. A command that kubectl executes in a pod gets
+// no signal when the caller exits; only its standard input ends.
 const ExitOnStdinEOF = "exit-on-stdin-eof"
 
-// UntilInputEnds is the former name of ExitOnStdinEOF. Until 0.2.0 the plugin of kubectl gives this one: it may be
-// newer than the program in the pod.
+// UntilInputEnds is the former name of ExitOnStdinEOF. The kubectl plugin passes it until 0.2.0, because the program
+// in the pod may be older than the plugin.
 const UntilInputEnds = "until-input-ends"
 
-// ExitOnStdinEOFFlag adds the flag to a command, which calls EndWith then.
+// ExitOnStdinEOFFlag adds the flag to a command, which calls EndWith if it is set.
 func ExitOnStdinEOFFlag(cmd *cobra.Command, to *bool) {
-	cmd.Flags().BoolVar(to, ExitOnStdinEOF, false, "end when standard input does, for a caller on another machine")
+	cmd.Flags().BoolVar(to, ExitOnStdinEOF, false, "exit when standard input ends, for a caller on another machine")
 	formerFlag(cmd, UntilInputEnds, ExitOnStdinEOF)
 }
 
-// abandoned is how long after the end of its input a command may still write.
+// abandoned is how long a command may still write after its input has ended.
 const abandoned = 2 * time.Second
 
-// EndWith ends the context when the input ends. The program ends soon after that, unless stop is called before: the
-// pipe of a command that kubectl executes in a pod stays open without a reader when kubectl is killed, and a write into
-// it would wait forever.
+// EndWith returns a context that ends when the input ends. The process exits 2 s later unless stop was called: if
+// kubectl is killed, the output pipe of the command in the pod stays open without a reader, and a write would block
+// forever.
 func EndWith(ctx context.Context, input io.Reader) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	stopped := make(chan struct{})

@@ -12,7 +12,7 @@ func TestCommandEndsWithItsInput(t *testing.T) {
 	input, caller := io.Pipe()
 	ctx, stop := EndWith(t.Context(), input)
 	defer stop()
-	// What comes in is not looked at.
+	// The content of the input is ignored.
 	if _, err := caller.Write([]byte("x\n")); err != nil || ctx.Err() != nil {
 		t.Fatalf("%v; with an input that goes on: %v", err, ctx.Err())
 	}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package invocation is one run of the program: the flags that all commands share, the services' sockets, and what
-// is printed and returned at its end. It knows no command.
+// Package invocation is one run of the program: the global flags, the connections to the services, the output, the
+// errors and the exit code. It does not depend on any command.
 package invocation
 
 import (
@@ -28,19 +28,19 @@ import (
 	"github.com/sluice-net/sluice/kit/version"
 )
 
-// Run executes the program with some commands, and returns its exit code.
+// Run executes the program with the given commands and returns its exit code.
 func Run(args []string, stdout, stderr io.Writer, commands ...func(*Invocation) *cobra.Command) int {
 	return RunRoot(args, stdout, stderr, func(c *Invocation) *cobra.Command { return c.Root(commands...) })
 }
 
-// RunRoot executes the program with another root.
+// RunRoot executes the program with the root command that rootOf returns.
 func RunRoot(args []string, stdout, stderr io.Writer, rootOf func(*Invocation) *cobra.Command) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	return RunContext(ctx, args, stdout, stderr, rootOf)
 }
 
-// RunContext executes the program with another root until a context ends, as a part of a command that does more.
+// RunContext is RunRoot for a command that runs other commands. It stops when ctx ends.
 func RunContext(ctx context.Context, args []string, stdout, stderr io.Writer,
 	rootOf func(*Invocation) *cobra.Command,
 ) int {
@@ -56,7 +56,7 @@ func RunContext(ctx context.Context, args []string, stdout, stderr io.Writer,
 		err = mistake
 	}
 	if err != nil && wantsJSON(args) {
-		c.Format = "json" // also if a mistake kept the flag from being read
+		c.Format = "json" // the error may have occurred before the flag was parsed
 	}
 	var exit *ExitError
 	var usage *UsageError
@@ -77,36 +77,37 @@ func RunContext(ctx context.Context, args []string, stdout, stderr io.Writer,
 	}
 }
 
-// Invocation is what all subcommands share.
+// Invocation holds the output streams and the global flags.
 type Invocation struct {
 	Out, ErrOut io.Writer
 
 	Instance string
-	RunDir   string // overrides the instance's
+	RunDir   string // overrides the run directory of the instance
 	Format   string // "table" or "json"
 	Timeout  time.Duration
-	// AnswerLimit bounds the bytes of all messages of one answer that a service streams; 0: no bound.
+	// AnswerLimit is the largest size of one streamed answer in bytes; 0: unlimited.
 	AnswerLimit int
 }
 
-// Root is the command that has all others.
+// Root returns the root command with its subcommands and global flags.
 func (c *Invocation) Root(commands ...func(*Invocation) *cobra.Command) *cobra.Command {
 	root := c.Bare("sluice")
 	root.Short = "Show and run a Sluice node"
-	root.Long = `Show what the services of a Sluice node know and do, apply and explain network
-policies, and run a whole node for development. Every answer comes from a service's socket, which root and members
-of group 65700 may open. The group may read; what changes something, check and map dump are for root alone.`
+	root.Long = `Show the state of a Sluice node, apply and explain network policies, and run whole nodes
+for development. sluice asks the services of the node over their sockets, which root and
+members of group 65700 may open. Members of the group may read; commands that change
+something, check and map dump require root.`
 	flags := root.PersistentFlags()
 	flags.StringVar(&c.Instance, "instance", os.Getenv("SLUICE_INSTANCE"),
-		"name of the copy of Sluice to talk to (or SLUICE_INSTANCE); empty for the machine's own")
-	flags.StringVar(&c.RunDir, "run-dir", "", "directory of the sockets, if it is not the instance's")
+		"instance of Sluice on this machine (default: $SLUICE_INSTANCE, or the installed node)")
+	flags.StringVar(&c.RunDir, "run-dir", "", "directory of the sockets (default: the instance's)")
 	for _, command := range commands {
 		root.AddCommand(command(c))
 	}
 	return root
 }
 
-// Bare is a root without commands, and with the flags that do not say which sockets are asked.
+// Bare returns a root command without subcommands, with --output and --timeout.
 func (c *Invocation) Bare(use string) *cobra.Command {
 	root := &cobra.Command{
 		Use:           use,
@@ -127,7 +128,7 @@ func (c *Invocation) Bare(use string) *cobra.Command {
 	}
 	flags := root.PersistentFlags()
 	flags.StringVarP(&c.Format, "output", "o", "table", "table or json")
-	flags.DurationVar(&c.Timeout, "timeout", 10*time.Second, "how long one answer may take")
+	flags.DurationVar(&c.Timeout, "timeout", 10*time.Second, "how long to wait for each answer")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
 	return root
 }
@@ -143,8 +144,8 @@ func VersionCommand(c *Invocation) *cobra.Command {
 	}
 }
 
-// helpOrMistake prints the help of a command, or says that there is none of a name: the library prints the help of the
-// root for whatever was typed.
+// helpOrMistake prints the help of a command. For an unknown subcommand it sets mistake; cobra alone would print the
+// help of the parent.
 func helpOrMistake(help func(*cobra.Command, []string), mistake *error) func(*cobra.Command, []string) {
 	return func(cmd *cobra.Command, args []string) {
 		if cmd.HasSubCommands() {
@@ -157,14 +158,14 @@ func helpOrMistake(help func(*cobra.Command, []string), mistake *error) func(*co
 	}
 }
 
-// Group is a command that only has subcommands.
+// Group returns a command that has only subcommands.
 func Group(use, short string, subcommands ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Args: cobra.ArbitraryArgs, RunE: onlyGroups}
 	cmd.AddCommand(subcommands...)
 	return cmd
 }
 
-// onlyGroups runs when none of a command's subcommands was named.
+// onlyGroups runs a command that has only subcommands: it prints help, or reports an unknown subcommand.
 func onlyGroups(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return Usagef("%s has no command %q; see `%s --help`", cmd.CommandPath(), args[0], cmd.CommandPath())
@@ -172,7 +173,7 @@ func onlyGroups(cmd *cobra.Command, args []string) error {
 	return cmd.Help()
 }
 
-// Args checks the number of arguments.
+// Args requires exactly n arguments. what describes them in the error.
 func Args(n int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) == n {
@@ -185,7 +186,7 @@ func Args(n int, what string) cobra.PositionalArgs {
 	}
 }
 
-// Socket is the path of a service's socket.
+// Socket returns the path of a service's socket.
 func (c *Invocation) Socket(service string) (string, error) {
 	paths, err := instance.New(c.Instance)
 	if err != nil {
@@ -199,8 +200,7 @@ func (c *Invocation) Socket(service string) (string, error) {
 	return paths.Socket(service), nil
 }
 
-// Dial connects to a service. A call fails at once if nobody answers: a person
-// waits for it.
+// Dial connects to a service. Calls fail at once if nothing listens on the socket, because a person is waiting.
 func (c *Invocation) Dial(service string) (*grpc.ClientConn, error) {
 	path, err := c.Socket(service)
 	if err != nil {
@@ -213,7 +213,7 @@ func (c *Invocation) Dial(service string) (*grpc.ClientConn, error) {
 	return client.Dial(path, o)
 }
 
-// Show prints v as JSON, or what table writes. A slice is a list: JSON has one object with its elements as "items".
+// Show prints v as JSON, or the output of table. A slice becomes a JSON object with the elements as "items".
 func (c *Invocation) Show(v any, table func(w io.Writer)) error {
 	if c.Format == "json" {
 		e := json.NewEncoder(c.Out)
@@ -232,8 +232,7 @@ func (c *Invocation) Show(v any, table func(w io.Writer)) error {
 	return w.Flush()
 }
 
-// ShowChanges prints what was changed, also if it ended with err, which it
-// returns then.
+// ShowChanges prints the changes that were made, even if err stopped them early. It returns err if that is set.
 func (c *Invocation) ShowChanges(changes []string, err error) error {
 	shown := c.Show(map[string][]string{"changes": changes}, func(w io.Writer) {
 		for _, change := range changes {
@@ -246,7 +245,7 @@ func (c *Invocation) ShowChanges(changes []string, err error) error {
 	return shown
 }
 
-// ValidateFlag adds --validate-only, which --dry-run is another name of.
+// ValidateFlag adds --validate-only and its synonym --dry-run.
 func ValidateFlag(cmd *cobra.Command, to *bool, help string) {
 	cmd.Flags().BoolVar(to, "validate-only", false, help+"; --dry-run is the same")
 	cmd.Flags().SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {

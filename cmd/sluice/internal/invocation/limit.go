@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// limitAnswers ends an answer that is longer than so many bytes.
+// limitAnswers fails streamed answers that are larger than limit bytes.
 func limitAnswers(limit int) grpc.StreamClientInterceptor {
 	return func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer,
 		opts ...grpc.CallOption,

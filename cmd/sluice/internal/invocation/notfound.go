@@ -12,13 +12,13 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 )
 
-// NotFound says that no object of a kind has the name. list is the command that lists those that there are: "service
-// list".
+// NotFound returns the error for a name that no object of the kind has. list is the command that lists the objects,
+// for example "service list".
 func NotFound(kind, name, list string) error {
 	return fmt.Errorf("no %s %s; see `sluice %s`", kind, output.Printable(name), list)
 }
 
-// OrNotFound returns err. If it is a service's answer NotFound, the message is the one of NotFound; code and details
+// OrNotFound replaces the message of err by the message of NotFound if the code of err is NotFound. Code and details
 // stay.
 func OrNotFound(err error, kind, name, list string) error {
 	if status.Code(err) != codes.NotFound {

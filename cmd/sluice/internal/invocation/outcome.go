@@ -12,16 +12,16 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 )
 
-// Outcome says whether the kernel enforces a change that a component has made.
+// Outcome tells whether the kernel enforces a change.
 type Outcome struct {
-	Revision     uint64 // of the component
-	ValidateOnly bool   // nothing was changed
-	Waited       bool   // for the kernel
-	Pending      string // why the kernel does not enforce it; "": it does, or was not waited for
+	Revision     uint64 // after the change
+	ValidateOnly bool   // the change was only checked
+	Waited       bool   // the command waited for the kernel
+	Pending      string // why the kernel does not enforce it; empty: it does, or Waited is false
 	Took         time.Duration
 }
 
-// Facts are the outcome in JSON.
+// Facts returns the outcome as JSON keys.
 func (o Outcome) Facts() []message.Fact {
 	enforced := any(nil)
 	if o.Waited {
@@ -32,14 +32,14 @@ func (o Outcome) Facts() []message.Fact {
 	}
 }
 
-// Write writes the outcome as a line for people. component is what made the change, with its
-// article.
+// Write writes the outcome as one line. component is the service that made the change, with its article: "the load
+// balancer".
 func (o Outcome) Write(w io.Writer, component string) {
 	switch {
 	case o.ValidateOnly:
 		fmt.Fprintln(w, "Nothing was changed: --validate-only.")
 	case !o.Waited:
-		fmt.Fprintf(w, "Revision %d is in force in %s; that of the kernel was not waited for.\n", o.Revision, component)
+		fmt.Fprintf(w, "Revision %d is in force in %s; the command did not wait for the kernel.\n", o.Revision, component)
 	case o.Pending == "":
 		fmt.Fprintf(w, "The kernel enforces revision %d, after %s.\n", o.Revision, o.Took)
 	default:
@@ -48,7 +48,7 @@ func (o Outcome) Write(w io.Writer, component string) {
 	}
 }
 
-// Err is ErrNotReady if the kernel does not enforce the change.
+// Err returns ErrNotReady if the kernel does not enforce the change.
 func (o Outcome) Err() error {
 	if o.Pending != "" {
 		return ErrNotReady

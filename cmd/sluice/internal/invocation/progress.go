@@ -15,11 +15,11 @@ import (
 )
 
 const (
-	progressAfter = time.Second // what takes no longer says nothing
+	progressAfter = time.Second // shorter commands show no progress
 	progressEach  = time.Second
 )
 
-// IsTerminal says whether what is written appears on somebody's screen.
+// IsTerminal reports whether w is a terminal.
 func IsTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {
@@ -29,8 +29,8 @@ func IsTerminal(w io.Writer) bool {
 	return err == nil
 }
 
-// Progress shows on standard error, if that is a terminal, what the program is at and for how long, in a line that is
-// removed by the function that it returns. It is called before anything else is printed.
+// Progress shows the text and the elapsed time in one line on standard error, if that is a terminal. The returned
+// function removes the line. Call Progress before anything else is printed.
 func (c *Invocation) Progress(text func() string) (done func()) {
 	if c.Format == "json" || !IsTerminal(c.ErrOut) {
 		return func() {}

@@ -10,25 +10,24 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// formerUntil is the release that no longer knows former names of commands and flags.
+// formerUntil is the first release without the former names of commands and flags.
 const formerUntil = "0.2.0"
 
-// RenamedFlag has the flags of a command take the former name of one of them. Who gives it is told the new name by one
-// line on standard error.
+// RenamedFlag adds a hidden flag under a former name. Its use prints one line with the new name to standard error.
 func RenamedFlag(cmd *cobra.Command, former, name string) {
 	formerFlag(cmd, former, name)
 	alias := cmd.Flags().Lookup(former)
 	alias.Value = &renamed{alias.Value, func() { tellName(cmd, "--"+former, "--"+name) }}
 }
 
-// formerFlag is RenamedFlag for a flag that programs give: nobody is told.
+// formerFlag is RenamedFlag without the line on standard error, for flags that programs pass.
 func formerFlag(cmd *cobra.Command, former, name string) {
 	alias := *cmd.Flags().Lookup(name)
 	alias.Name, alias.Shorthand, alias.Hidden = former, "", true
 	cmd.Flags().AddFlag(&alias)
 }
 
-// renamed is the value of a flag, given by its former name.
+// renamed is the value of a flag under its former name.
 type renamed struct {
 	pflag.Value
 	tell func()
@@ -40,8 +39,8 @@ func (r *renamed) Set(text string) error {
 	return r.Value.Set(text)
 }
 
-// RenamedCommand is a command under its former name, which help does not show. Who gives it is told the new name by one
-// line on standard error.
+// RenamedCommand returns a hidden command under a former name. Its use prints one line with the new name to standard
+// error.
 func RenamedCommand(former string, command func(*Invocation) *cobra.Command) func(*Invocation) *cobra.Command {
 	return func(inv *Invocation) *cobra.Command {
 		cmd := command(inv)
@@ -55,7 +54,8 @@ func RenamedCommand(former string, command func(*Invocation) *cobra.Command) fun
 	}
 }
 
-// tellName names what a former name stands for. Standard output may be read by a program.
+// tellName prints the new name to standard error, because a program may read standard output.
 func tellName(cmd *cobra.Command, former, name string) {
-	fmt.Fprintf(cmd.ErrOrStderr(), "sluice: %s is %s now; %s knows the former name no more\n", former, name, formerUntil)
+	fmt.Fprintf(cmd.ErrOrStderr(), "sluice: %s is now called %s; %s removes the former name\n", former, name,
+		formerUntil)
 }

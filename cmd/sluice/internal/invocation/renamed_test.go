@@ -11,15 +11,15 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// TestFormerNamesWorkAndNameTheNewOne: of commands and flags; one line on standard error says so.
+// TestFormerNamesWorkAndNameTheNewOne: former names of commands and flags print the new name to standard error.
 func TestFormerNamesWorkAndNameTheNewOne(t *testing.T) {
 	for args, want := range map[string]struct {
 		revision uint64
 		told     string
 	}{
 		"check --expect-revision 7": {7, ""},
-		"check --if-revision 7":     {7, "--if-revision is --expect-revision now"},
-		"audit --expect-revision=7": {7, "audit is check now"},
+		"check --if-revision 7":     {7, "--if-revision is now called --expect-revision"},
+		"audit --expect-revision=7": {7, "audit is now called check"},
 		"check":                     {0, ""},
 	} {
 		var out, errOut bytes.Buffer

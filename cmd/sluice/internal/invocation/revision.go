@@ -9,16 +9,16 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Revision is the revision that a change expects. The zero value expects none.
+// Revision is the value of --expect-revision. The zero value expects no revision.
 type Revision struct{ number *uint64 }
 
-// Flag adds --expect-revision to a command. what names the revision: "the policy revision".
+// Flag adds --expect-revision to a command. what describes the revision: "the policy revision".
 func (r *Revision) Flag(cmd *cobra.Command, what string) {
-	cmd.Flags().Var(r, "expect-revision", "change nothing unless this is "+what+" (default: whatever it is)")
+	cmd.Flags().Var(r, "expect-revision", "fail without a change unless "+what+" is this one")
 	RenamedFlag(cmd, "if-revision", "expect-revision")
 }
 
-// Expected is the revision; nil if none was given.
+// Expected returns the revision, or nil if the flag is not set.
 func (r *Revision) Expected() *uint64 { return r.number }
 
 // Set implements pflag.Value.
@@ -39,5 +39,5 @@ func (r *Revision) String() string {
 	return strconv.FormatUint(*r.number, 10)
 }
 
-// Type implements pflag.Value: help shows it as the kind of value.
+// Type implements pflag.Value.
 func (*Revision) Type() string { return "revision" }

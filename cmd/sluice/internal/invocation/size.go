@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Size is the value of a flag in bytes, given as 512, 64KiB, 64K, 10MiB, 10M, 1GiB or 1G.
+// Size is the value of a flag in bytes, such as 512, 64KiB, 64K, 10MiB, 10M, 1GiB or 1G.
 type Size int64
 
 var units = []struct {

@@ -12,24 +12,23 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Wait is the value of --wait: how long to wait until the kernel enforces a
-// change.
+// Wait is the value of --wait: how long to wait for the kernel to enforce a change.
 type Wait struct {
 	off   bool
-	limit time.Duration // 0: that of --timeout
+	limit time.Duration // 0: the value of --timeout
 }
 
 // Flag adds --wait to a command.
 func (w *Wait) Flag(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.Var(w, "wait",
-		"wait at most this `duration` until the kernel enforces it; false: do not wait (default: as --timeout)")
+		"wait up to this `duration` for the kernel to enforce the change; false: do not wait (default: --timeout)")
 	f.Lookup("wait").NoOptDefVal = "true"
 	f.Lookup("wait").DefValue = ""
 }
 
-// WithoutWait are the arguments of a command without the time that its --wait was given as a word of its own: a flag
-// that needs no value has it after "=" alone.
+// WithoutWait takes the duration of "--wait 5s" from the arguments of a command. The flag has an optional value,
+// which pflag accepts only as "--wait=5s".
 func WithoutWait(cmd *cobra.Command, args []string) []string {
 	f := cmd.Flags().Lookup("wait")
 	if f == nil || !f.Changed || len(args) == 0 {
@@ -42,14 +41,14 @@ func WithoutWait(cmd *cobra.Command, args []string) []string {
 	if d, err := time.ParseDuration(args[0]); err != nil || d <= 0 {
 		return args
 	}
-	_ = w.Set(args[0]) // it is a time
+	_ = w.Set(args[0]) // args[0] is a valid duration
 	return args[1:]
 }
 
-// Off says that the command does not wait.
+// Off reports whether the command does not wait.
 func (w *Wait) Off() bool { return w.off }
 
-// Limit is the time of --wait, or timeout if it has none.
+// Limit returns the duration of --wait, or timeout if --wait has none.
 func (w *Wait) Limit(timeout time.Duration) time.Duration { return cmp.Or(w.limit, timeout) }
 
 // String implements pflag.Value.
@@ -72,7 +71,7 @@ func (w *Wait) Set(text string) error {
 	}
 	d, err := time.ParseDuration(text)
 	if err != nil || d <= 0 {
-		return errors.New("want true, false or a time such as 5s")
+		return errors.New("want true, false or a duration such as 5s")
 	}
 	*w = Wait{limit: d}
 	return nil

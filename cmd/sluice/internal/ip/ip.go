@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package ip shows what the cluster knows of an address.
+// Package ip shows the identity and the node of an address.
 package ip
 
 import (
@@ -24,9 +24,9 @@ import (
 
 // Command is `ip`.
 func Command(inv *invocation.Invocation) *cobra.Command {
-	return invocation.Group("ip", "Show what the cluster knows of an address", &cobra.Command{
+	return invocation.Group("ip", "Show the identity and the node of an address", &cobra.Command{
 		Use:   "get ADDRESS",
-		Short: "Show the identity of an address, its node, and mappings of it that do not count",
+		Short: "Show the identity of an address, its node, and refused mappings of it",
 		Args:  invocation.Args(1, "an address"),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			address, err := netip.ParseAddr(a[0])
@@ -45,7 +45,7 @@ func printOne(ctx context.Context, inv *invocation.Invocation, a netip.Addr) err
 		return err
 	}
 	labels := map[uint32][]string{}
-	// of is a mapping with the labels of its identity.
+	// of returns a mapping with the labels of its identity.
 	of := func(m *identityv1.IPMapping) (message.Object, error) {
 		known, err := labelsOf(ctx, inv, m.GetIdentity())
 		labels[m.GetIdentity()] = known
@@ -71,7 +71,7 @@ func printOne(ctx context.Context, inv *invocation.Invocation, a netip.Addr) err
 	return inv.Show(message.Of(resp, facts...), func(w io.Writer) { table(w, a, resp, labels) })
 }
 
-// labelsOf are the labels of an identity. One that this node does not know yet has none.
+// labelsOf returns the labels of an identity; empty if this node does not know the identity yet.
 func labelsOf(ctx context.Context, inv *invocation.Invocation, number uint32) ([]string, error) {
 	resp, err := invocation.Ask(ctx, inv, invocation.Identity, identityv1.IdentityServiceClient.GetIdentity,
 		&identityv1.GetIdentityRequest{Number: number})
@@ -91,7 +91,7 @@ func table(w io.Writer, a netip.Addr, r *identityv1.GetIPMappingResponse, labels
 		output.Row(w, "Node", m.GetNode())
 	} else if r.GetRange() != "" {
 		output.Row(w, "Identity", fmt.Sprintf("none: packets have %d, unknown-in-cluster", numbers.UnknownInCluster))
-	} else { // mappings that do not count change nothing
+	} else { // refused mappings have no effect
 		output.Row(w, "Identity", "none: packets have the identity of the world")
 	}
 	if r.GetRange() == "" {

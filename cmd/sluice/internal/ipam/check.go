@@ -33,25 +33,25 @@ func checkCommand(inv *invocation.Invocation) *cobra.Command {
 	settle := 2 * time.Second
 	cmd := &cobra.Command{
 		Use:   "check",
-		Short: "Compare the addresses of ipam with live endpoints, and with what the cluster says",
-		Long: `Compare the addresses that ipam holds with those of the datapath's endpoints and, if the
-node is registered in the cluster, with what it has published. What does not fit is
-looked at twice, because containers come and go meanwhile. The exit code is 1 if
-something differs. Nothing is changed.
+		Short: "Compare allocated addresses with live endpoints and with the cluster",
+		Long: `Compare the addresses that ipam has allocated with the endpoints of the datapath and, if
+the node is registered in the cluster, with the published addresses. Differences are
+checked twice, because containers start and end meanwhile. The exit code is 1 if there are
+differences. Nothing is changed.
 
-  leaked       ipam holds it for an owner that has no endpoint
-  missing      an endpoint has it, and ipam holds it for nobody
+  leaked       allocated to an owner without an endpoint
+  missing      an endpoint uses it, but it is not allocated
   held-twice   two owners have it
-  unpublished  an endpoint has it, and the cluster does not say so
-  published    the cluster says that this node has it, and no endpoint does`,
+  unpublished  an endpoint uses it, but the cluster does not have it
+  published    the cluster has it for this node, but no endpoint uses it`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error { return check(cmd.Context(), inv, settle) },
 	}
-	cmd.Flags().DurationVar(&settle, "settle", settle, "how long until what does not fit is looked at again")
+	cmd.Flags().DurationVar(&settle, "settle", settle, "how long to wait before differences are checked again")
 	return cmd
 }
 
-// finding is an address that does not fit.
+// finding is a difference in one address.
 type finding struct {
 	Kind    string                         `json:"kind"`
 	Address string                         `json:"address"`
@@ -83,20 +83,20 @@ const (
 	published   = "published"
 )
 
-// seen is what the services say.
+// seen has the answers of the services.
 type seen struct {
 	allocations []*ipamv1.Allocation
 	endpoints   []*datapathv1.Endpoint
-	cluster     *clusterView // nil: the node is on its own, or cannot say
+	cluster     *clusterView // nil: the node is not registered, or does not know
 }
 
-// clusterView is what the cluster says of addresses.
+// clusterView has the mappings of addresses in the cluster.
 type clusterView struct {
 	node     string
-	mappings map[string]string // by address, the node whose mapping of it counts: of all of this node, and those asked for
+	mappings map[string]string // address → node that has it; for the addresses of this node and of its endpoints
 }
 
-// report is what `ipam check -o json` prints.
+// report is the output of `ipam check -o json`.
 type report struct {
 	Allocations int       `json:"allocations"`
 	Endpoints   int       `json:"endpoints"`
@@ -134,7 +134,7 @@ func check(ctx context.Context, inv *invocation.Invocation, settle time.Duration
 	return nil
 }
 
-// lasting are the findings of the second look that the first had, too.
+// lasting returns the findings of the second comparison that were also in the first.
 func lasting(first, second []finding) []finding {
 	same := func(a, b finding) bool {
 		return a.Kind == b.Kind && a.Address == b.Address && proto.Equal(a.Owner.Message, b.Owner.Message)
@@ -157,9 +157,8 @@ func (r report) table(w io.Writer) {
 		len(r.Findings))
 }
 
-// listAll asks ipam before the datapath: an owner is in the datapath's records before
-// its addresses are confirmed, so one that ipam lists as confirmed has an endpoint
-// in the listing that follows, or had one, or never will.
+// listAll asks ipam before the datapath. The datapath records an owner before it confirms the addresses, so an owner
+// with confirmed addresses but no endpoint in the later listing has leaked them, or has just been deleted.
 func listAll(ctx context.Context, inv *invocation.Invocation) (s seen, err error) {
 	if s.allocations, err = allocations(ctx, inv); err != nil {
 		return s, err
@@ -171,15 +170,13 @@ func listAll(ctx context.Context, inv *invocation.Invocation) (s seen, err error
 	return s, err
 }
 
-// allocations are what ipam lists.
 func allocations(ctx context.Context, inv *invocation.Invocation) (all []*ipamv1.Allocation, err error) {
 	err = invocation.Each(ctx, inv, invocation.IPAM, ipamv1.IPAMServiceClient.ListAllocations,
 		&ipamv1.ListAllocationsRequest{}, func(m *ipamv1.ListAllocationsResponse) { all = append(all, m.GetAllocation()) })
 	return all, err
 }
 
-// askCluster asks what the cluster says of each address; nil if this node has no
-// record there.
+// askCluster returns the cluster's mappings of all addresses; nil if this node is not registered.
 func (s *seen) askCluster(ctx context.Context, inv *invocation.Invocation) (*clusterView, error) {
 	c := &clusterView{mappings: map[string]string{}}
 	err := invocation.Each(ctx, inv, invocation.Cluster, identityv1.ClusterServiceClient.ListNodes,
@@ -235,7 +232,7 @@ func (s *seen) askCluster(ctx context.Context, inv *invocation.Invocation) (*clu
 	return c, nil
 }
 
-// compare finds what does not fit, sorted by kind and address.
+// compare returns the differences, sorted by kind and address.
 func (s *seen) compare() []finding {
 	found := []finding{}
 	add := func(kind, address string, owner *workloadv1.Owner, format string, args ...any) {
@@ -245,18 +242,18 @@ func (s *seen) compare() []finding {
 		})
 	}
 	live := map[workload.Owner]bool{}
-	user := map[string]workload.Owner{} // the endpoint that has an address
+	user := map[string]workload.Owner{} // address → owner of the endpoint that uses it
 	for _, e := range s.endpoints {
 		o := workload.OwnerOf(e.GetOwner())
 		live[o] = true
 		for _, a := range e.GetAddresses() {
 			if other, ok := user[a]; ok && other != o {
-				add(heldTwice, a, e.GetOwner(), "the endpoint %s has it too", other)
+				add(heldTwice, a, e.GetOwner(), "the endpoint %s also uses it", other)
 			}
 			user[a] = o
 		}
 	}
-	holder := map[string]workload.Owner{} // whom ipam says that an address belongs to
+	holder := map[string]workload.Owner{} // address → owner that it is allocated to
 	for _, a := range s.allocations {
 		o := workload.OwnerOf(a.GetOwner())
 		confirmed := a.GetState() == ipamv1.AllocationState_ALLOCATION_STATE_CONFIRMED
@@ -265,9 +262,9 @@ func (s *seen) compare() []finding {
 			holder[address] = o
 			switch who, used := user[address]; {
 			case used && who != o:
-				add(heldTwice, address, a.GetOwner(), "ipam holds it for this container, and the endpoint %s has it", who)
+				add(heldTwice, address, a.GetOwner(), "allocated to this container, but the endpoint %s uses it", who)
 			case confirmed && a.GetManager() == "" && !live[o]:
-				add(leaked, address, a.GetOwner(), "confirmed, and no endpoint has it; `sluice ipam release %s` frees it",
+				add(leaked, address, a.GetOwner(), "confirmed, but no endpoint uses it; `sluice ipam release %s` releases it",
 					address)
 			}
 		}
@@ -275,8 +272,8 @@ func (s *seen) compare() []finding {
 	for _, e := range s.endpoints {
 		for _, a := range e.GetAddresses() {
 			if _, held := holder[a]; !held {
-				add(missing, a, e.GetOwner(), "the endpoint has it, and ipam holds it for nobody; "+
-					"after a restart of sluice-ipam the datapath claims it again")
+				add(missing, a, e.GetOwner(), "the endpoint uses it, but it is not allocated; "+
+					"the datapath allocates it again after a restart of sluice-ipam")
 			}
 		}
 	}
@@ -298,20 +295,20 @@ func (s *seen) comparePublished(
 		for _, a := range e.GetAddresses() {
 			switch node := c.mappings[a]; {
 			case node == "" && e.GetState() == datapathv1.EndpointState_ENDPOINT_STATE_READY:
-				add(unpublished, a, e.GetOwner(), "other nodes do not know whose it is; `sluice ip get %s` says more", a)
+				add(unpublished, a, e.GetOwner(), "other nodes do not know its identity; see `sluice ip get %s`", a)
 			case node != "" && node != c.node:
-				add(heldTwice, a, e.GetOwner(), "in the cluster it counts as of node %s", node)
+				add(heldTwice, a, e.GetOwner(), "in the cluster it belongs to node %s", node)
 			}
 		}
 	}
 	for a, node := range c.mappings {
 		if _, used := user[a]; node == c.node && !used {
-			add(published, a, nil, "the cluster says that this node has it, and no endpoint does")
+			add(published, a, nil, "the cluster has it for this node, but no endpoint uses it")
 		}
 	}
 }
 
-// compareAddresses orders addresses as numbers.
+// compareAddresses compares addresses numerically.
 func compareAddresses(a, b string) int {
 	x, errX := netip.ParseAddr(a)
 	y, errY := netip.ParseAddr(b)

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package ipam shows the pools of addresses and their owners, compares them with
-// the endpoints, and releases what no endpoint has.
+// Package ipam shows address pools and allocations, compares them with the endpoints, and releases leaked addresses.
 package ipam
 
 import (
@@ -25,11 +24,11 @@ import (
 func Command(inv *invocation.Invocation) *cobra.Command {
 	return invocation.Group("ipam", "Show, check and release the addresses of the node",
 		&cobra.Command{
-			Use: "pools", Short: "Show the ranges and how full they are", Args: invocation.Args(0, ""),
+			Use: "pools", Short: "Show the address pools and their usage", Args: invocation.Args(0, ""),
 			RunE: func(cmd *cobra.Command, _ []string) error { return printPools(cmd.Context(), inv) },
 		},
 		&cobra.Command{
-			Use: "list", Short: "List who holds which addresses", Args: invocation.Args(0, ""),
+			Use: "list", Short: "List the allocated addresses and their owners", Args: invocation.Args(0, ""),
 			RunE: func(cmd *cobra.Command, _ []string) error { return printAllocations(cmd.Context(), inv) },
 		},
 		checkCommand(inv), releaseCommand(inv),

@@ -28,7 +28,7 @@ func owner(id string) *workloadv1.Owner {
 	return &workloadv1.Owner{ContainerId: id, InterfaceName: "eth0"}
 }
 
-// held is a confirmed allocation.
+// held returns a confirmed allocation.
 func held(id string, addresses ...string) *ipamv1.Allocation {
 	a := &ipamv1.Allocation{Owner: owner(id), State: ipamv1.AllocationState_ALLOCATION_STATE_CONFIRMED}
 	for _, x := range addresses {
@@ -56,7 +56,7 @@ func live(id string, addresses ...string) *datapathv1.Endpoint {
 	}
 }
 
-// compared is what check prints.
+// compared returns the output of check.
 type compared struct {
 	Allocations int
 	Endpoints   int
@@ -67,7 +67,7 @@ type compared struct {
 	}
 }
 
-// findings are what check says, as "kind address owner".
+// findings returns the findings of check as "kind address owner".
 func findings(t *testing.T, n *nodetest.Node, args ...string) (found []string, whole compared) {
 	t.Helper()
 	code, out, errOut := n.Sluice(append([]string{"ipam", "check", "--settle", "0s", "-o", "json"}, args...)...)
@@ -189,7 +189,7 @@ func TestAddressesAreComparedWithEndpointsAndTheCluster(t *testing.T) {
 	n.Want(t, invocation.ExitFailed, "ipam", "check")
 }
 
-// TestWhatIsOnlySeenOnceIsNoFinding: a container came or went between two questions.
+// TestWhatIsOnlySeenOnceIsNoFinding: a container started or ended between two requests.
 func TestWhatIsOnlySeenOnceIsNoFinding(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Endpoints = []*datapathv1.Endpoint{}
@@ -229,10 +229,10 @@ func TestAnOwnerWithoutAnEndpointIsReleased(t *testing.T) {
 	}
 	n.IPAM.Released = nil
 	for name, want := range map[string]string{
-		"used":       "used/eth0: it has an endpoint; delete that, and its addresses are released; --force ",
-		"10.244.0.3": "twice/eth0: the endpoint elsewhere/eth0 has 10.244.0.3; --force ",
-		"lease":      "lease/eth0: an ADD is in progress, or was; the lease ends by itself at ",
-		"other":      `other/eth0: the manager "nomad" answers for it, and says when it is released; --force `,
+		"used":       "used/eth0: it has an endpoint; delete the endpoint to release its addresses; use --force ",
+		"10.244.0.3": "twice/eth0: the endpoint elsewhere/eth0 has 10.244.0.3; use --force ",
+		"lease":      "lease/eth0: an ADD is in progress, or has failed; the lease expires at ",
+		"other":      `other/eth0: the manager "nomad" owns it and decides when it is released; use --force `,
 		"nobody":     "no allocation of nobody; see `sluice ipam list`",
 		"10.244.9.9": "no allocation of 10.244.9.9; see `sluice ipam list`",
 		"":           `"" is not CONTAINER or CONTAINER/INTERFACE`,
@@ -263,7 +263,7 @@ func TestAnOwnerWithoutAnEndpointIsReleased(t *testing.T) {
 	n.IPAM.ReleaseOf = nil
 	n.Stop("datapath")
 	_, errOut = n.Want(t, invocation.ExitFailed, "ipam", "release", "ghost")
-	if !strings.Contains(errOut, "whether an endpoint has the addresses cannot be told") {
+	if !strings.Contains(errOut, "cannot check whether an endpoint still uses the addresses") {
 		t.Errorf("without the datapath: %s", errOut)
 	}
 	n.Want(t, 0, "ipam", "release", "ghost", "--force")

@@ -27,22 +27,22 @@ func releaseCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "release CONTAINER[/INTERFACE]|ADDRESS",
 		Short: "Release the addresses of an owner that has no endpoint",
-		Long: `Release all addresses of an owner, which is named by the start of its container's id or
-by one of the addresses. Confirmed ones are in quarantine before another owner gets
-them, as after any release.
+		Long: `Release all addresses of an owner, which is given by the start of its container ID or by
+one of its addresses. As after any release, confirmed addresses stay in quarantine before
+another owner gets them.
 
-What an endpoint has is refused, and so is a lease, which belongs to an ADD in progress
-and ends by itself: with --force an endpoint goes on with an address that ipam does not
-hold for it any more. The datapath claims that again after a restart of sluice-ipam, and lets no
-other endpoint have it meanwhile.`,
+Addresses of an endpoint and leases are refused: a lease belongs to an ADD in progress and
+expires by itself. With --force, the endpoint keeps using an address that is no longer
+allocated to it. The datapath does not give the address to another endpoint, and allocates
+it again after a restart of sluice-ipam.`,
 		Args: invocation.Args(1, "a container's id or an address"),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			return release(cmd.Context(), inv, a[0], force, dryRun)
 		},
 	}
 	cmd.Flags().BoolVar(&force, "force", false,
-		"release what an endpoint has, or a lease, or what cannot be compared because the datapath does not answer")
-	invocation.ValidateFlag(cmd, &dryRun, "say what would be released, and release nothing")
+		"also release addresses of an endpoint, leases, and addresses that cannot be checked because the datapath is away")
+	invocation.ValidateFlag(cmd, &dryRun, "show what would be released; release nothing")
 	return cmd
 }
 
@@ -55,14 +55,15 @@ func release(ctx context.Context, inv *invocation.Invocation, name string, force
 	if err != nil {
 		return err
 	}
-	// After the listing of ipam, as for look.
+	// Ask the datapath after ipam, as in listAll.
 	if why, err := inUse(ctx, inv, held); !force {
 		switch {
 		case err != nil:
-			return fmt.Errorf("whether an endpoint has the addresses cannot be told; --force releases them all the same: %w",
+			return fmt.Errorf("cannot check whether an endpoint still uses the addresses; use --force to release them "+
+				"anyway: %w",
 				err)
 		case why != "":
-			return fmt.Errorf("%s: %s; --force releases its addresses all the same", workload.OwnerOf(held.GetOwner()), why)
+			return fmt.Errorf("%s: %s; use --force to release its addresses anyway", workload.OwnerOf(held.GetOwner()), why)
 		}
 	}
 	resp, err := invocation.Ask(ctx, inv, invocation.IPAM, ipamv1.IPAMServiceClient.Release,
@@ -75,7 +76,7 @@ func release(ctx context.Context, inv *invocation.Invocation, name string, force
 	return inv.Show(shown, func(w io.Writer) {
 		switch {
 		case resp.GetReleased() == nil:
-			fmt.Fprintf(w, "%s holds nothing any more.\n", output.Printable(owner.String()))
+			fmt.Fprintf(w, "%s has no addresses any more.\n", output.Printable(owner.String()))
 		case dryRun:
 			fmt.Fprintf(w, "Nothing was released: --validate-only. %s would lose %s.\n", output.Printable(owner.String()),
 				addresses)
@@ -93,8 +94,7 @@ func addressesOf(a *ipamv1.Allocation) []string {
 	return out
 }
 
-// match finds the allocation of a container, of which the start of the id is
-// enough, or of an address.
+// match returns the allocation with an address, or of a container that is given by the start of its ID.
 func match(all []*ipamv1.Allocation, name string) (*ipamv1.Allocation, error) {
 	if addr, err := netip.ParseAddr(name); err == nil {
 		text := addr.Unmap().String()
@@ -105,7 +105,7 @@ func match(all []*ipamv1.Allocation, name string) (*ipamv1.Allocation, error) {
 		}
 		return nil, invocation.NotFound("allocation of", text, "ipam list")
 	}
-	// An allocation is found by the name of its owner as an endpoint is.
+	// Allocations and endpoints are matched by owner in the same way.
 	owners := make([]*datapathv1.Endpoint, 0, len(all))
 	for _, a := range all {
 		owners = append(owners, &datapathv1.Endpoint{Owner: a.GetOwner()})
@@ -120,8 +120,7 @@ func match(all []*ipamv1.Allocation, name string) (*ipamv1.Allocation, error) {
 	return all[slices.Index(owners, found)], nil
 }
 
-// inUse says why addresses should not be released; empty if nothing speaks against
-// it.
+// inUse returns why the addresses of an allocation should not be released; empty if they can be.
 func inUse(ctx context.Context, inv *invocation.Invocation, a *ipamv1.Allocation) (string, error) {
 	endpoints, err := endpoint.List(ctx, inv)
 	if err != nil {
@@ -131,7 +130,7 @@ func inUse(ctx context.Context, inv *invocation.Invocation, a *ipamv1.Allocation
 	for _, e := range endpoints {
 		o := workload.OwnerOf(e.GetOwner())
 		if o == owner {
-			return "it has an endpoint; delete that, and its addresses are released", nil
+			return "it has an endpoint; delete the endpoint to release its addresses", nil
 		}
 		for _, x := range e.GetAddresses() {
 			if slices.Contains(addresses, x) {
@@ -140,11 +139,11 @@ func inUse(ctx context.Context, inv *invocation.Invocation, a *ipamv1.Allocation
 		}
 	}
 	if a.GetState() == ipamv1.AllocationState_ALLOCATION_STATE_LEASED {
-		return fmt.Sprintf("an ADD is in progress, or was; the lease ends by itself at %s",
+		return fmt.Sprintf("an ADD is in progress, or has failed; the lease expires at %s",
 			a.GetLeaseExpireTime().AsTime().Format("15:04:05 MST")), nil
 	}
 	if a.GetManager() != "" {
-		return fmt.Sprintf("the manager %q answers for it, and says when it is released", a.GetManager()), nil
+		return fmt.Sprintf("the manager %q owns it and decides when it is released", a.GetManager()), nil
 	}
 	return "", nil
 }

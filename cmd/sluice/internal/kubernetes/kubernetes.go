@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package kubernetes has the commands about all nodes of a cluster of Kubernetes. They run kubectl, which executes
-// `sluice` in the pod of each node, and are the commands of the plugin `kubectl sluice`, too.
+// Package kubernetes has the commands for all nodes of a Kubernetes cluster. They run kubectl, which executes
+// `sluice` in the pod of each node. The plugin `kubectl sluice` has the same commands.
 package kubernetes
 
 import (
@@ -19,24 +19,24 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/usage"
 )
 
-// PluginName is what a link to the program is called so that `kubectl sluice` finds it.
+// PluginName is the name of the program as a plugin of kubectl.
 const PluginName = "kubectl-sluice"
 
-const long = `Show, observe and test all nodes of a Kubernetes cluster with Sluice. The
-commands run kubectl, with the access that it has, and execute ` + "`sluice`" + ` in the
-pod of each node; nodes are asked at the same time, and one that does not answer
-within --timeout and 10 s more is named. A link to this program that is called ` + PluginName + `
-and lies in PATH makes them commands of kubectl: ` + "`kubectl sluice status`" + `.`
+const long = `Show, observe and test all nodes of a Kubernetes cluster with Sluice. The commands use
+kubectl and its credentials to execute ` + "`sluice`" + ` in the pod of each node. Nodes are asked in
+parallel; nodes that do not answer within --timeout plus 10 s are reported. If a link named
+` + PluginName + ` to this program is in PATH, kubectl has the same commands:
+` + "`kubectl sluice status`" + `.`
 
 // Command is `kubernetes`.
 func Command(inv *invocation.Invocation) *cobra.Command {
-	cmd := invocation.Group("kubernetes", "Show, observe and test all nodes of a Kubernetes cluster, by kubectl")
+	cmd := invocation.Group("kubernetes", "Show, observe and test all nodes of a Kubernetes cluster through kubectl")
 	cmd.Long = long
 	add(inv, cmd)
 	return cmd
 }
 
-// Plugin is the root of the same commands for kubectl.
+// Plugin returns the root command of the kubectl plugin.
 func Plugin(inv *invocation.Invocation) *cobra.Command {
 	cmd := inv.Bare(PluginName)
 	cmd.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl sluice"}
@@ -57,7 +57,7 @@ func add(inv *invocation.Invocation, cmd *cobra.Command) {
 	}
 }
 
-// checked finds mistakes in the shared flags before the command runs.
+// checked validates the shared flags before the command runs.
 func checked(cmd *cobra.Command, client *kubectl.Client) *cobra.Command {
 	for _, sub := range cmd.Commands() {
 		checked(sub, client)
@@ -66,7 +66,7 @@ func checked(cmd *cobra.Command, client *kubectl.Client) *cobra.Command {
 		cmd.RunE = func(cmd *cobra.Command, args []string) error {
 			for _, name := range []string{"instance", "run-dir"} {
 				if f := cmd.Flags().Lookup(name); f != nil && f.Changed {
-					return invocation.Usagef("--%s: %s asks the pods of a cluster, and no socket of this machine", name,
+					return invocation.Usagef("--%s: %s asks the pods of a cluster, not the sockets of this machine", name,
 						cmd.CommandPath())
 				}
 			}

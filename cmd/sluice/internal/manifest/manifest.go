@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package manifest reads files of policies and services as far as the name of each object, and puts what a service says
-// about a document into words of files. What is in an object is for that service to check.
+// Package manifest reads files of policies and services, and translates the errors of a service about documents into
+// files and lines. It parses only the name and kind of each object; the service checks the rest.
 package manifest
 
 import (
@@ -23,28 +23,28 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
-// MaxBytes is what a service takes in one call, in bytes.
+// MaxBytes is the largest size of the manifests in one call to a service.
 const MaxBytes = 3 << 20
 
-// maxInput bounds what is read of all files together, in bytes.
+// maxInput limits the size of all files together, in bytes.
 const maxInput = 256 << 20
 
 // Document is one object of a stream of YAML or JSON documents.
 type Document struct {
-	File  string // as the person named it; "-" is standard input
-	Index int    // within the file, 1 first
-	Item  int    // within the list that the document is, 1 first; 0: it is none
-	Line  int    // line of the file that it begins at, 1 first
+	File  string // as given on the command line; "-" is standard input
+	Index int    // in the file, from 1
+	Item  int    // in the list, from 1; 0: the document is not a list
+	Line  int    // first line in the file, from 1
 	text  []byte
 	group string              // of its apiVersion
 	Key   *policyv1.PolicyKey // as written: the namespace may be missing
-	// Service is the service that an endpoint slice says it is of.
+	// Service is the name of the service of an endpoint slice.
 	Service string
-	// Selector says that spec has a selector.
+	// Selector is true if spec has a selector.
 	Selector bool
 }
 
-// Place is how a message names the document.
+// Place returns the file, the position and the line of the document for messages.
 func (d Document) Place() string {
 	if d.Item > 0 {
 		return fmt.Sprintf("%s: document %d, item %d (line %d)", fileText(d.File), d.Index, d.Item, d.Line)
@@ -52,12 +52,11 @@ func (d Document) Place() string {
 	return fmt.Sprintf("%s: document %d (line %d)", fileText(d.File), d.Index, d.Line)
 }
 
-// Facts are the file and the document within it, for JSON.
+// Facts returns the file and the position of the document as JSON keys.
 func (d Document) Facts() []message.Fact {
 	return []message.Fact{{Key: "file", Value: d.File}, {Key: "document", Value: d.Index}}
 }
 
-// fileText is how a message names a file.
 func fileText(file string) string {
 	if file == "-" {
 		return "standard input"
@@ -65,19 +64,18 @@ func fileText(file string) string {
 	return file
 }
 
-// FileError is why a file, or a document of it, cannot be read as manifests.
+// FileError is the error of a file or document that cannot be read.
 type FileError struct {
 	File     string
-	Document int   // 1 first; 0: the whole file
-	Line     int   // at which the document begins
-	Err      error // names the file, the document and its line
+	Document int   // from 1; 0: the whole file
+	Line     int   // first line of the document
+	Err      error // includes the file, the document and its line
 }
 
-// FileErrors are the files and documents that cannot be read, beside others that
-// can.
+// FileErrors are the errors of all files and documents that cannot be read.
 type FileErrors []FileError
 
-// Files counts the files of which not everything can be read.
+// Files returns the number of files with errors.
 func (e FileErrors) Files() int {
 	names := make(map[string]struct{})
 	for _, f := range e {
@@ -86,7 +84,7 @@ func (e FileErrors) Files() int {
 	return len(names)
 }
 
-// Error has a line for each.
+// Error returns one line per error.
 func (e FileErrors) Error() string {
 	lines := make([]string, len(e))
 	for i, f := range e {
@@ -95,10 +93,8 @@ func (e FileErrors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Read reads files, directories and standard input, in the order
-// given. It looks no deeper than at the name of each object; what is in it is
-// for the service to check. With an error of the type FileErrors it
-// returns the documents that can be read.
+// Read reads files, directories and standard input, in the given order. If it returns an error of type FileErrors, it
+// also returns the readable documents.
 func Read(paths []string, stdin io.Reader) ([]Document, error) {
 	var (
 		all    []Document
@@ -118,7 +114,7 @@ func Read(paths []string, stdin io.Reader) ([]Document, error) {
 				continue
 			}
 			if size += len(content); size > maxInput {
-				return nil, fmt.Errorf("%s: the files are larger than %d bytes together: divide them", fileText(file),
+				return nil, fmt.Errorf("%s: the files together are larger than %d bytes; split them", fileText(file),
 					maxInput)
 			}
 			docs, bad := documents(file, content)
@@ -133,43 +129,42 @@ func Read(paths []string, stdin io.Reader) ([]Document, error) {
 		for _, path := range paths {
 			names = append(names, fileText(path))
 		}
-		return nil, fmt.Errorf("%s: no document in it", strings.Join(names, ", "))
+		return nil, fmt.Errorf("%s: no documents found", strings.Join(names, ", "))
 	}
 	return all, nil
 }
 
-// Fits returns an error if the documents are more than a service takes in one call.
+// Fits returns an error if the documents are larger than MaxBytes.
 func Fits(docs []Document) error {
 	size := 0
 	for _, d := range docs {
 		if size += len(d.text) + len(marker) + 1; size > MaxBytes {
-			return fmt.Errorf("%s: the manifests up to here are larger than %d bytes together, which is all that the "+
-				"service takes at once", d.Place(), MaxBytes)
+			return fmt.Errorf("%s: the manifests up to here are larger than %d bytes, the limit of the service for one "+
+				"call", d.Place(), MaxBytes)
 		}
 	}
 	return nil
 }
 
-// Only leaves out objects whose group and kind are not wanted, and names them. what
-// is what they are not: "no policy". An object without version or kind may be
-// wanted: it is kept, for the service to refuse.
+// Only returns the objects of wanted kinds, and a message for each object that it skips. what is the name of the
+// wanted kinds: "a policy". It keeps objects without apiVersion or kind, so that the service can refuse them.
 func Only(docs []Document, wanted func(group, kind string) bool, what string) (kept []Document, others []string) {
 	for _, d := range docs {
 		switch {
 		case d.Key.GetKind() == "" || d.group == "", wanted(d.group, d.Key.GetKind()):
 			kept = append(kept, d)
 		case d.group == "cilium.io":
-			others = append(others, d.Problem("is a kind of Cilium that Sluice does not implement, and left out; "+
-				"what it asks for does not happen"))
+			others = append(others, d.Problem("is a kind of Cilium that Sluice does not implement; skipped: "+
+				"it has no effect"))
 		default:
-			others = append(others, d.Problem("is "+what+", and left out"))
+			others = append(others, d.Problem("is not "+what+"; skipped"))
 		}
 	}
 	return kept, others
 }
 
-// manifestFiles are the files that a path stands for: a directory's own YAML
-// and JSON files, sorted, without hidden ones and subdirectories.
+// manifestFiles returns the files at a path: the file itself, or the YAML and JSON files of a directory, sorted,
+// without hidden files and subdirectories.
 func manifestFiles(path string) ([]string, error) {
 	if path == "-" {
 		return []string{path}, nil
@@ -194,7 +189,7 @@ func manifestFiles(path string) ([]string, error) {
 		files = append(files, filepath.Join(path, e.Name()))
 	}
 	if len(files) == 0 {
-		return nil, fmt.Errorf("%s: no .yaml, .yml or .json file in it", path)
+		return nil, fmt.Errorf("%s: no .yaml, .yml or .json files found", path)
 	}
 	return files, nil
 }
@@ -209,7 +204,7 @@ func readFile(file string, stdin io.Reader) ([]byte, error) {
 		defer f.Close()
 		in = f
 	}
-	// One byte more than is taken, so that a file too large is noticed.
+	// One byte more than the limit, to detect files that are too large.
 	content, err := io.ReadAll(io.LimitReader(in, maxInput+1))
 	var perr *fs.PathError
 	if err != nil && !errors.As(err, &perr) {
@@ -218,8 +213,8 @@ func readFile(file string, stdin io.Reader) ([]byte, error) {
 	return content, err
 }
 
-// documents are the objects of a file; those of a list stand for it. broken are the
-// documents that cannot be read.
+// documents returns the objects of a file, with the items of lists as objects of their own, and the documents that
+// cannot be read.
 func documents(file string, content []byte) (docs []Document, broken FileErrors) {
 	_ = yamlstream.Each(content, nil, func(y yamlstream.Document) error { // it returns no error
 		d := Document{File: file, Index: y.Number + 1, Line: y.Line, text: y.Text}
@@ -240,7 +235,7 @@ func documents(file string, content []byte) (docs []Document, broken FileErrors)
 		// A list, as `kubectl get -o yaml` writes it.
 		for i, node := range y.Root.Content[at].Content {
 			one := Document{File: file, Index: d.Index, Item: i + 1}
-			if kind != "" && node.Kind == yaml.MappingNode { // items of a typed list need not say it
+			if kind != "" && node.Kind == yaml.MappingNode { // items of a typed list may omit the kind
 				node = yamlstream.WithDefaults(node, "kind", kind, "apiVersion", scalar(y.Root, "apiVersion"))
 			}
 			one.describe(node, y.Before)
@@ -256,20 +251,20 @@ func documents(file string, content []byte) (docs []Document, broken FileErrors)
 	return docs, broken
 }
 
-// itemText is an item of a list as a document of its own.
+// itemText returns an item of a list as a document.
 func itemText(node *yaml.Node) ([]byte, error) {
 	if refers(node) {
-		return nil, errors.New("has an anchor or an alias, which an object of a list may not have")
+		return nil, errors.New("anchors and aliases are not allowed in objects of a list")
 	}
 	return yaml.Marshal(node)
 }
 
-// refers reports whether a value, or one within it, is shared with others.
+// refers reports whether a value has an anchor or an alias.
 func refers(n *yaml.Node) bool {
 	return n.Kind == yaml.AliasNode || n.Anchor != "" || slices.ContainsFunc(n.Content, refers)
 }
 
-// scalar is the text of a key that has one.
+// scalar returns the scalar value of a key, or an empty string.
 func scalar(of *yaml.Node, key string) string {
 	if at := yamlstream.Field(of, key); at >= 0 && of.Content[at].Kind == yaml.ScalarNode {
 		return of.Content[at].Value
@@ -277,7 +272,7 @@ func scalar(of *yaml.Node, key string) string {
 	return ""
 }
 
-// describe reads line, group and name of an object, as far as it has them.
+// describe sets the line, group, key and other properties of an object.
 func (d *Document) describe(object *yaml.Node, before int) {
 	meta := &yaml.Node{}
 	if at := yamlstream.Field(object, "metadata"); at >= 0 {
@@ -296,11 +291,10 @@ func (d *Document) describe(object *yaml.Node, before int) {
 	d.group, _, _ = strings.Cut(scalar(object, "apiVersion"), "/")
 }
 
-// marker stands before each document of a stream.
+// marker begins each document of a stream.
 const marker = "---\n"
 
-// Join makes one stream of documents again, in which they have the numbers
-// that they have in the list.
+// Join returns a stream with the documents in the order of the list.
 func Join(docs []Document) []byte {
 	var b bytes.Buffer
 	for _, d := range docs {

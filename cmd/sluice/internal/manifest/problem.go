@@ -17,12 +17,10 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
 )
 
-// documentField is how the service's messages name a document of a stream, 0
-// first, and a field in it.
+// documentField matches a document (from 0) and a field in it, as services name them.
 var documentField = regexp.MustCompile(`^(?:manifests|documents?)\[(\d+)\]\.?(.*)$`)
 
-// InDocuments says in words of files what the service says about a refused
-// stream of documents.
+// InDocuments replaces the positions of documents in a service's validation errors by files and lines.
 func InDocuments(err error, docs []Document) error {
 	st, ok := status.FromError(err)
 	if !ok || st.Code() != codes.InvalidArgument {
@@ -62,7 +60,7 @@ func InDocuments(err error, docs []Document) error {
 	return errors.New(strings.Join(lines, "\n"))
 }
 
-// Problem is a message about the document.
+// Problem returns a message with the place and the name of the document.
 func (d Document) Problem(text string) string {
 	name := policykind.KeyText(d.Key)
 	if name != "" {

@@ -16,17 +16,16 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 )
 
-// plugin is the CNI plugin, as a file and as a type.
+// plugin is the file name and the type of the CNI plugin.
 const plugin = "sluice-cni"
 
-// configuration is the file that a container runtime reads.
+// configuration is the CNI configuration file of a container runtime.
 type configuration struct {
 	directory string // of the runtime
 	name      string // the first name in the directory wins
 	plugins   string // directory of the plugins
 	paths     instance.Paths
-	// translates: the datapath leads ports of the machine to containers, as it does
-	// services.
+	// translates: the datapath translates host ports, as it translates services.
 	translates bool
 }
 
@@ -38,8 +37,8 @@ type network struct {
 	Plugins    []json.RawMessage `json:"plugins"`
 }
 
-// content is what the file shall be. Ports of the machine are opened by the datapath or
-// else by the reference plugin, if the machine has it.
+// content returns the desired content of the file. Host ports are opened by the datapath, or else by the reference
+// plugin if it is installed.
 func (c configuration) content() []byte {
 	opener := c.opener()
 	capabilities := map[string]bool{"labels": true, "ips": true, "mac": true, "io.kubernetes.cri.pod-annotations": true}
@@ -72,17 +71,17 @@ func encode(v any) json.RawMessage {
 	return b
 }
 
-// portMappings is the capability of a plugin that opens ports of the machine.
+// portMappings is the capability of a plugin that opens host ports.
 const portMappings = "portMappings"
 
-// What opens ports of the machine.
+// Implementations of host ports.
 const (
 	openerSluice  = "sluice"
 	openerPortmap = "portmap" // the reference plugin
 	openerNone    = "none"
 )
 
-// opener says what opens ports of the machine, which is hostPort in a pod.
+// opener returns the implementation of host ports (hostPort of a pod).
 func (c configuration) opener() string {
 	if c.translates {
 		return openerSluice
@@ -93,10 +92,10 @@ func (c configuration) opener() string {
 	return openerPortmap
 }
 
-// errForeign: a file of the name is there, and another program wrote it.
-var errForeign = errors.New("is another network's; it was left as it is")
+// errForeign is returned if the file exists and another program wrote it.
+var errForeign = errors.New("belongs to another network; it was not changed")
 
-// read returns the file if it is ours, nil if there is none.
+// read returns the content of the file; nil if it does not exist.
 func (c configuration) read() ([]byte, error) {
 	content, err := durable.ReadFile(c.path(), 1<<20)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -117,7 +116,7 @@ func (c configuration) read() ([]byte, error) {
 	return content, nil
 }
 
-// write makes the file what it shall be, and says whether it was not.
+// write writes the desired content, and reports whether the file was different.
 func (c configuration) write() (changed bool, err error) {
 	have, err := c.read()
 	if err != nil || slices.Equal(have, c.content()) {
@@ -126,7 +125,7 @@ func (c configuration) write() (changed bool, err error) {
 	return true, durable.WriteFile(c.path(), c.content(), 0o644, durable.SyncAll)
 }
 
-// remove removes the file if it is ours, and says whether it was there.
+// remove removes the file, and reports whether it existed.
 func (c configuration) remove() (bool, error) {
 	if have, err := c.read(); err != nil || have == nil {
 		return false, err
@@ -134,7 +133,7 @@ func (c configuration) remove() (bool, error) {
 	return durable.Remove(c.path(), durable.SyncAll)
 }
 
-// preferred lists the files that the runtime takes instead.
+// preferred returns the files that the runtime would prefer to this one.
 func (c configuration) preferred() ([]string, error) {
 	entries, err := os.ReadDir(c.directory) // by name
 	if err != nil {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package node puts on a machine what containers of a pod cannot bring along:
-// directories, the bpffs, the CNI plugin and its configuration; and takes it away.
+// Package node installs and removes the parts of Sluice on a machine that containers of a pod cannot bring along:
+// directories, the bpffs, the CNI plugin and its configuration.
 package node
 
 import (
@@ -31,7 +31,7 @@ import (
 	"github.com/sluice-net/sluice/kit/nodefiles"
 )
 
-// options are the flags that the commands share.
+// options are the flags of the commands.
 type options struct {
 	plugins    string
 	directory  string
@@ -48,36 +48,36 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 	directories := func(cmd *cobra.Command) *cobra.Command {
 		cmd.Args = invocation.Args(0, "")
 		cmd.Flags().StringVar(&o.plugins, "plugin-directory", "/opt/cni/bin",
-			"where the container runtime has its CNI plugins")
+			"directory of the container runtime's CNI plugins")
 		if cmd.Name() != "install" {
 			cmd.Flags().StringVar(&o.directory, "cni-directory", "/etc/cni/net.d",
-				"where the container runtime reads CNI configurations")
+				"directory of the container runtime's CNI configurations")
 			cmd.Flags().StringVar(&o.name, "cni-file", "05-sluice.conflist",
-				"name of the configuration there; the first name wins")
+				"name of the configuration file; the runtime takes the first name in the directory")
 		}
 		return cmd
 	}
 	installing := directories(&cobra.Command{
 		Use:   "install",
-		Short: "Make directories and bpffs, and put the CNI plugin in place",
-		Long: `Do what prepare does, and put the CNI plugin, which lies beside this program,
-into the container runtime's directory. It runs as root, before the services,
-for example in an init container with /run/sluice mounted Bidirectional; running
-it again changes nothing.`,
+		Short: "Create the directories, mount the bpffs and install the CNI plugin",
+		Long: `Run "prepare", and copy the CNI plugin from the directory of this program into the
+directory of the container runtime. Run it as root before the services, for example in an
+init container with /run/sluice mounted with propagation Bidirectional. Running it again
+changes nothing.`,
 		RunE: func(*cobra.Command, []string) error {
 			return report(inv, func(p instance.Paths) ([]string, error) { return install(p, o) })
 		},
 	})
 	installing.Flags().StringVar(&o.mountBPFFS, "mount-bpffs", "auto",
-		"auto mounts the bpffs if there is none, never ends with an error then")
+		"auto: mount the bpffs if there is none; never: fail if there is none")
 	uninstalling := directories(&cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove the CNI configuration and plugin, devices, rules and pins of Sluice",
-		Long: `Remove what install, the services and cni left on the machine: the CNI
-configuration and the plugin, the devices, rules, routes and firewall table that
-sluice-datapath made, and the bpffs with its pins. Containers that are connected
-lose their network. What other programs own stays, and so does /var/lib/sluice
-without --state. It runs as root, after the services have ended.`,
+		Long: `Remove what install, cni and the services have created on the machine: the CNI
+configuration and the plugin, the devices, rules, routes and firewall table of
+sluice-datapath, and the bpffs with its pins. Connected containers lose their network.
+Objects of other programs stay, and so does /var/lib/sluice without --state. Run it as
+root, after the services have ended.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := report(inv, func(p instance.Paths) ([]string, error) { return uninstall(cmd, p, o) })
 			if err == nil && o.stay {
@@ -87,17 +87,17 @@ without --state. It runs as root, after the services have ended.`,
 		},
 	})
 	uninstalling.Flags().BoolVar(&o.state, "state", false,
-		"remove the directories of state, sockets and logs as well: addresses, identities and policies that are kept")
+		"also remove the directories of state, sockets and logs, with the stored addresses, identities and policies")
 	uninstalling.Flags().BoolVar(&o.stay, "stay", false,
-		"do not end afterwards, for a DaemonSet, which starts again what ends")
+		"do not exit afterwards, for a DaemonSet, which restarts containers that exit")
 	uninstalling.Flags().StringVar(&o.health, "health-address", "off",
-		"with --stay, loopback ip:port that answers /livez and /readyz over HTTP once everything is removed, or off")
+		"with --stay, loopback ip:port that serves /livez and /readyz over HTTP once everything is removed, or off")
 	writing := directories(&cobra.Command{
 		Use:   "cni",
 		Short: "Keep the CNI configuration in place while this runs",
-		Long: `Write the CNI configuration once containers can be connected, and again if it is
-removed or changed. It stays when this ends. A file of another network is never
-touched; one that the runtime takes instead is an error in the log and at /readyz.`,
+		Long: `Write the CNI configuration once containers can be connected, and again if it is removed
+or changed. The file stays when the command ends. Files of other networks are never
+changed; if the runtime prefers one of them, the log and /readyz report an error.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			p, err := paths(inv)
 			if err != nil {
@@ -107,11 +107,11 @@ touched; one that the runtime takes instead is an error in the log and at /ready
 		},
 	})
 	writing.Flags().StringVar(&o.health, "health-address", "off",
-		"loopback ip:port that answers /livez and /readyz over HTTP, or off")
+		"loopback ip:port that serves /livez and /readyz over HTTP, or off")
 	looking := directories(&cobra.Command{
 		Use:   "status",
-		Short: "Show what of Sluice is on the machine",
-		Long:  `Show what of Sluice is on the machine; the exit code is 3 if something is missing.`,
+		Short: "Show which parts of Sluice are installed on the machine",
+		Long:  `Show which parts of Sluice are installed on the machine; the exit code is 3 if one is missing.`,
 		RunE: func(*cobra.Command, []string) error {
 			p, err := paths(inv)
 			if err != nil {
@@ -120,7 +120,7 @@ touched; one that the runtime takes instead is an error in the log and at /ready
 			return show(inv, checkParts(p, o))
 		},
 	})
-	return invocation.Group("node", "Show the nodes of the cluster; put Sluice on a machine, and take it away",
+	return invocation.Group("node", "Show the nodes of the cluster; install Sluice on a machine, and remove it",
 		append(cluster.Commands(inv), installing, uninstalling, looking, writing)...)
 }
 
@@ -136,14 +136,14 @@ func paths(inv *invocation.Invocation) (instance.Paths, error) {
 	return p, nil
 }
 
-// report does something as root and prints what was changed, one line each.
+// report runs do as root and prints the changes, one per line.
 func report(inv *invocation.Invocation, do func(instance.Paths) ([]string, error)) error {
 	p, err := paths(inv)
 	if err != nil {
 		return err
 	}
 	if inv.RunDir != "" {
-		return invocation.Usagef("--run-dir: the directories are those of an --instance")
+		return invocation.Usagef("--run-dir: not valid here; choose the directories with --instance")
 	}
 	if err := nodefiles.Root(); err != nil {
 		return err
@@ -152,7 +152,7 @@ func report(inv *invocation.Invocation, do func(instance.Paths) ([]string, error
 	return inv.ShowChanges(changes, err)
 }
 
-// beside is a program that was built with this one.
+// beside returns the path of a program in the directory of this program, or else in PATH.
 func beside(program string) (string, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -164,7 +164,7 @@ func beside(program string) (string, error) {
 	}
 	found, err := exec.LookPath(program)
 	if err != nil {
-		return "", fmt.Errorf("%s is neither %s nor in PATH", program, path)
+		return "", fmt.Errorf("%s is neither at %s nor in PATH", program, path)
 	}
 	return found, nil
 }
@@ -202,20 +202,19 @@ func install(p instance.Paths, o options) (changes []string, err error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return changes, err
 	}
-	// No package of a runtime may have made it yet.
+	// The directory may not exist before a runtime is installed.
 	if err := os.MkdirAll(o.plugins, 0o755); err != nil { //nolint:gosec // the runtime's user reads it
 		return changes, err
 	}
-	// The runtime may execute it at any moment: the old one or the new one.
+	// The runtime may execute the plugin at any time, so it is replaced atomically.
 	if err := durable.WriteFile(target, content, 0o755, durable.SyncAll); err != nil {
 		return changes, err
 	}
 	return append(changes, "wrote "+target), nil
 }
 
-// reachesTheMachine refuses a run directory that is a mount of its own, as in a
-// container, and from which the bpffs would not get out: its pins would be gone
-// with the container.
+// reachesTheMachine returns an error if the run directory is a mount of a container without propagation to the
+// machine: the pins in the bpffs would be lost with the container.
 func reachesTheMachine(p instance.Paths) error {
 	m, err := mountinfo.Of(p.RunDir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -233,7 +232,7 @@ func reachesTheMachine(p instance.Paths) error {
 }
 
 func uninstall(cmd *cobra.Command, p instance.Paths, o options) (changes []string, err error) {
-	// First what makes the runtime ask for connections.
+	// The configuration first: it makes the runtime call the plugin.
 	c := o.configuration(p)
 	removed, err := c.remove()
 	if removed {
@@ -274,7 +273,7 @@ func uninstall(cmd *cobra.Command, p instance.Paths, o options) (changes []strin
 	return append(changes, state...), err
 }
 
-// stay answers probes until ctx ends.
+// stay serves probes until ctx ends.
 func stay(ctx context.Context, inv *invocation.Invocation, address string) error {
 	if address != "off" {
 		l, err := health.Listen(address)
@@ -288,8 +287,7 @@ func stay(ctx context.Context, inv *invocation.Invocation, address string) error
 	return nil
 }
 
-// failure returns the errors in the log of a service, without its other lines. Without
-// any it returns the end of the output.
+// failure returns the errors in the log of a service. If there are none, it returns the end of the output.
 func failure(out []byte) string {
 	var all []string
 	for line := range bytes.Lines(out) {

@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// machine is a directory that stands for one, with programs in PATH.
+// machine is a directory tree that represents a machine, with programs in PATH.
 type machine struct {
 	t     *testing.T
 	paths instance.Paths
@@ -78,7 +78,7 @@ func (m *machine) content(path string) string {
 	return string(b)
 }
 
-// problems are the parts that are not as they should be.
+// problems returns the parts with problems.
 func (m *machine) problems() (all []string) {
 	for _, p := range checkParts(m.paths, m.o) {
 		if p.Problem != "" {
@@ -93,7 +93,7 @@ func TestKernelInstallAndUninstallAreWholeAndRepeatable(t *testing.T) {
 	if got := m.problems(); len(got) < 10 {
 		t.Errorf("an empty machine lacks only %q", got)
 	}
-	// No runtime has made the directory of the plugins.
+	// The directory of the plugins does not exist.
 	if err := os.Remove(m.o.plugins); err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +116,7 @@ func TestKernelInstallAndUninstallAreWholeAndRepeatable(t *testing.T) {
 	if got := m.problems(); len(got) > 0 {
 		t.Errorf("a whole machine lacks %q", got)
 	}
-	// A new version of the plugin replaces the old one at once.
+	// A new version of the plugin replaces the old one atomically.
 	m.write(filepath.Join(m.bin, plugin), "the new plugin", 0o755)
 	if changes, err := install(m.paths, m.o); err != nil || fmt.Sprint(changes) != "[wrote "+target+"]" {
 		t.Errorf("a new plugin: %q, %v", changes, err)
@@ -148,8 +148,7 @@ func TestKernelInstallAndUninstallAreWholeAndRepeatable(t *testing.T) {
 	}
 }
 
-// TestKernelUninstallWithStateLeavesNoDirectory, though the plugin has mounted a
-// namespace below one.
+// TestKernelUninstallWithStateLeavesNoDirectory, even if the plugin has mounted a network namespace in one.
 func TestKernelUninstallWithStateLeavesNoDirectory(t *testing.T) {
 	m := newMachine(t)
 	if _, err := install(m.paths, m.o); err != nil {
@@ -179,8 +178,8 @@ func TestKernelUninstallWithStateLeavesNoDirectory(t *testing.T) {
 	}
 }
 
-// TestKernelUninstallEmptiesMountPoints, of which one is the directory of state and one
-// lies below it, and changes nothing when it runs again.
+// TestKernelUninstallEmptiesMountPoints: the state directory and a directory in it are mount points. A second run
+// changes nothing.
 func TestKernelUninstallEmptiesMountPoints(t *testing.T) {
 	m := newMachine(t)
 	logs := filepath.Join(filepath.Dir(filepath.Dir(m.paths.StateDir)), "log", "sluice")
@@ -234,7 +233,7 @@ func TestKernelUninstallEmptiesMountPoints(t *testing.T) {
 	if err != nil || slices.ContainsFunc(again, func(c string) bool { return strings.Contains(c, m.paths.StateDir) }) {
 		t.Errorf("once more: %q, %v", again, err)
 	}
-	// A file that cannot be removed is an error still.
+	// A file that cannot be removed is an error.
 	busy := filepath.Join(below, "busy")
 	m.write(busy, "", 0o600)
 	if err := unix.Mount("/proc/self/ns/net", busy, "", unix.MS_BIND, ""); err != nil {
@@ -248,8 +247,7 @@ func TestKernelUninstallEmptiesMountPoints(t *testing.T) {
 	}
 }
 
-// TestKernelUninstallThatFailsSaysWhy: what it did before that is done, and the
-// rest is repeated.
+// TestKernelUninstallThatFailsSaysWhy: after a failure, a second run completes the uninstallation.
 func TestKernelUninstallThatFailsSaysWhy(t *testing.T) {
 	m := newMachine(t)
 	if _, err := install(m.paths, m.o); err != nil {
@@ -259,12 +257,12 @@ func TestKernelUninstallThatFailsSaysWhy(t *testing.T) {
 	cmd := &cobra.Command{}
 	cmd.SetContext(t.Context())
 	if _, err := uninstall(cmd, m.paths, m.o); err == nil || !strings.Contains(err.Error(), "another process runs") {
-		t.Errorf("uninstall beside a running service: %v", err)
+		t.Errorf("uninstall while a service runs: %v", err)
 	}
 	if got := m.content(filepath.Join(m.o.plugins, plugin)); got != "the plugin" {
 		t.Errorf("the plugin is %q", got)
 	}
-	// Of the log only what failed is shown, not the configuration.
+	// Only errors of the log are shown.
 	m.write(filepath.Join(m.bin, "sluice-datapath"), `#!/bin/sh
 echo '{"level":"INFO","msg":"starting","config":{"instance":"u"}}' >&2
 echo '{"level":"ERROR","msg":"stopped","error":"another process runs"}' >&2
@@ -286,8 +284,7 @@ func TestKernelInstallAsksForMountsByName(t *testing.T) {
 	if _, err := install(m.paths, m.o); err == nil {
 		t.Error("a third value is taken")
 	}
-	// The run directory is a private mount of its own, as without propagation in
-	// a container.
+	// The run directory is a private mount, as in a container without mount propagation.
 	m.o.mountBPFFS = "auto"
 	for _, flags := range []uintptr{0, unix.MS_PRIVATE} {
 		if err := unix.Mount("tmpfs", m.paths.RunDir, "tmpfs", flags, "mode=0755"); err != nil {

@@ -21,16 +21,16 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
-// needed are the services without which no container with new labels is
-// connected. The datapath serves when policy does, if it is wanted.
+// needed are the services without which no container with new labels can be connected. The datapath serves only when
+// the policy service does, unless policies are off.
 var needed = []string{"identity", "ipam", "datapath"}
 
-// Time between two looks: before the file is written, and then.
+// Intervals of the checks, before and after the file is written.
 const (
 	soon  = 200 * time.Millisecond
 	later = 5 * time.Second
-	// askAgain is how long an answer of the datapath holds, which is that of its settings:
-	// a status takes it a look at every map. It is asked at once after a failed look.
+	// askAgain is the interval between GetStatus calls, which are expensive for the datapath. After a failed check, the
+	// datapath is asked at once.
 	askAgain = time.Minute
 )
 
@@ -42,14 +42,13 @@ type writer struct {
 	log           *slog.Logger
 
 	written bool
-	asked   time.Time             // when the datapath answered last; zero: it has to be asked
-	opener  string                // of ports of the machine, as the log has it; empty: it has not yet
-	state   atomic.Pointer[error] // of the last look
+	asked   time.Time             // last answer of the datapath; zero: ask at the next check
+	opener  string                // implementation of host ports that was logged last; empty: none yet
+	state   atomic.Pointer[error] // result of the last check
 }
 
-// serve writes the configuration once every service that is needed serves, and
-// again if it is removed or changed, until ctx ends. It stays then: without it the
-// runtime would delete no container, and another network's would take over.
+// serve writes the configuration once all needed services serve, and again if it is removed or changed, until ctx
+// ends. The file stays then: without it, the runtime could not delete containers, or would use another network.
 func serve(ctx context.Context, inv *invocation.Invocation, c configuration, address string) error {
 	logger := log.New(inv.ErrOut, log.Level(slog.LevelInfo)).With(log.KeyService, "cni")
 	w := &writer{configuration: c, services: map[string]grpc.ClientConnInterface{}, timeout: inv.Timeout, log: logger}
@@ -83,7 +82,7 @@ func serve(ctx context.Context, inv *invocation.Invocation, c configuration, add
 	}
 }
 
-// note tells of a look whose result is another than before.
+// note stores the result of a check, and logs an error that is new.
 func (w *writer) note(err error) {
 	before := w.state.Swap(&err)
 	switch {
@@ -116,19 +115,19 @@ func (w *writer) check(ctx context.Context) error {
 		w.log.Info("CNI configuration written", "file", w.configuration.path(), "hostPort", opener)
 	}
 	if opener == openerNone && w.opener != opener {
-		w.log.Warn("hostPort does nothing: the datapath translates no services, and the plugin portmap is missing",
+		w.log.Warn("host ports do not work: the datapath translates no services, and the plugin portmap is not installed",
 			"directory", w.configuration.plugins)
 	}
 	w.opener = opener
 	names, err := w.configuration.preferred()
 	if err == nil && len(names) > 0 {
-		err = fmt.Errorf("the runtime takes %s of %s before %s; rename or remove it",
+		err = fmt.Errorf("the runtime prefers %s in %s to %s; rename or remove it",
 			strings.Join(names, ", "), w.configuration.directory, w.configuration.name)
 	}
 	return err
 }
 
-// serving says which service does not.
+// serving returns an error if a needed service does not serve.
 func (w *writer) serving(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, w.timeout)
 	defer cancel()
@@ -144,13 +143,13 @@ func (w *writer) serving(ctx context.Context) error {
 	return nil
 }
 
-// askDatapath finds out whether the datapath opens ports of the machine.
+// askDatapath asks whether the datapath translates host ports.
 func (w *writer) askDatapath(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, w.timeout)
 	defer cancel()
 	st, err := datapathv1.NewDatapathServiceClient(w.services["datapath"]).GetStatus(ctx, &datapathv1.GetStatusRequest{})
 	if err != nil {
-		return fmt.Errorf("sluice-datapath does not say its status: %w", err)
+		return fmt.Errorf("sluice-datapath does not report its status: %w", err)
 	}
 	w.configuration.translates = st.GetFrontendStream() != nil
 	return nil

@@ -31,7 +31,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
-// output may be read while it is written.
+// output is a buffer that is safe for concurrent use.
 type output struct {
 	mu sync.Mutex
 	b  bytes.Buffer // guarded by mu
@@ -51,8 +51,8 @@ func (o *output) String() string {
 
 var addressRE = regexp.MustCompile(`"address":"([^"]+)"`)
 
-// TestConfigurationFollowsTheServicesAndStays from the first moment at which a
-// container can be connected, over the end of the process.
+// TestConfigurationFollowsTheServicesAndStays: the file is written once containers can be connected, and stays after
+// the process has ended.
 func TestConfigurationFollowsTheServicesAndStays(t *testing.T) {
 	n := nodetest.New(t)
 	n.Health["datapath"].SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
@@ -100,13 +100,13 @@ func TestConfigurationFollowsTheServicesAndStays(t *testing.T) {
 	if err != nil || !bytes.Equal(content, c.content()) {
 		t.Fatalf("%s, %v, want\n%s", content, err, c.content())
 	}
-	// Once it is written, a service that is away does not take it back.
+	// The file stays when a service goes away.
 	n.Health["ipam"].SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
 	wantProbe("503 sluice-ipam does not serve yet")
-	// A file that the runtime takes first.
+	// A file that the runtime prefers.
 	nodetest.Write(t, c.directory, "00-other.conf", "{}")
 	n.Health["ipam"].SetServingStatus("", grpc_health_v1.HealthCheckResponse_SERVING)
-	wantProbe("503 the runtime takes 00-other.conf")
+	wantProbe("503 the runtime prefers 00-other.conf")
 	stop()
 	if err := <-done; err != nil {
 		t.Error(err)
@@ -114,7 +114,7 @@ func TestConfigurationFollowsTheServicesAndStays(t *testing.T) {
 	if after, err := os.ReadFile(c.path()); err != nil || !bytes.Equal(after, content) {
 		t.Errorf("after the end: %s, %v", after, err)
 	}
-	for _, want := range []string{"hostPort does nothing", "CNI configuration written", "rename or remove it"} {
+	for _, want := range []string{"host ports do not work", "CNI configuration written", "rename or remove it"} {
 		if strings.Count(log.String(), want) != 1 {
 			t.Errorf("the log does not say %q once:\n%s", want, log)
 		}
@@ -145,7 +145,8 @@ func TestForeignConfigurationIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestTranslatingDatapathOpensPorts of the machine, also where the plugin that could is there.
+// TestTranslatingDatapathOpensPorts: a datapath that translates services opens host ports even if the portmap plugin
+// is installed.
 func TestTranslatingDatapathOpensPorts(t *testing.T) {
 	n := nodetest.New(t)
 	n.Balances = true
@@ -175,7 +176,7 @@ func TestTranslatingDatapathOpensPorts(t *testing.T) {
 	}
 }
 
-// statuses counts how often a datapath was asked for its status.
+// statuses counts the GetStatus calls of a datapath.
 type statuses struct {
 	grpc.ClientConnInterface
 	asked int
@@ -188,8 +189,7 @@ func (s *statuses) Invoke(ctx context.Context, method string, in, out any, o ...
 	return s.ClientConnInterface.Invoke(ctx, method, in, out, o...)
 }
 
-// TestDatapathIsAskedAgainAfterItWasAway, and not with every look: a status is a look at
-// all of its maps.
+// TestDatapathIsAskedAgainAfterItWasAway, but not in every check: GetStatus reads all maps.
 func TestDatapathIsAskedAgainAfterItWasAway(t *testing.T) {
 	n := nodetest.New(t)
 	p, err := instance.New("")
@@ -232,8 +232,8 @@ func TestDatapathIsAskedAgainAfterItWasAway(t *testing.T) {
 	look(true, 3)
 }
 
-// TestConfigurationIsTheDeployedOne with a datapath that translates services; with
-// another one the reference plugin opens ports, which a machine may lack.
+// TestConfigurationIsTheDeployedOne for a datapath that translates services; otherwise the portmap plugin, if
+// installed, opens host ports.
 func TestConfigurationIsTheDeployedOne(t *testing.T) {
 	p, err := instance.New("")
 	if err != nil {

@@ -16,14 +16,14 @@ import (
 	"github.com/sluice-net/sluice/kit/nodefiles"
 )
 
-// part is one thing that an installed machine has.
+// part is one part of an installation.
 type part struct {
 	Name    string `json:"name"`
 	Path    string `json:"path"`
-	Problem string `json:"problem,omitempty"` // empty if it is as it should be
+	Problem string `json:"problem,omitempty"`
 }
 
-// checkParts compares the machine with what install and cni make.
+// checkParts checks the parts that install and cni create.
 func checkParts(p instance.Paths, o options) (parts []part) {
 	add := func(name, path string, err error) {
 		one := part{Name: name, Path: path}
@@ -49,7 +49,7 @@ func checkParts(p instance.Paths, o options) (parts []part) {
 	add("configuration", c.path(), err)
 	if names, err := c.preferred(); err != nil || len(names) > 0 {
 		if err == nil {
-			err = fmt.Errorf("the runtime takes %s first", strings.Join(names, ", "))
+			err = fmt.Errorf("the runtime prefers %s", strings.Join(names, ", "))
 		}
 		add("configurations", c.directory, err)
 	}

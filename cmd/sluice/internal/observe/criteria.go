@@ -25,34 +25,34 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// Flags are the criteria as given, and where what meets them goes.
+// Flags are the filters and the output of `observe`, as given on the command line.
 type Flags struct {
-	Follow bool // stay and show new events
-	Last   uint // so many of what is remembered; 0: all
+	Follow bool // also show new events
+	Last   uint // the number of remembered events to show; 0: all
 
 	since, until string
 	file         string
 	fileSize     invocation.Size
 	files        uint
-	criteria     []criterion // in the order of the command line
-	not          bool        // the next criterion is turned into its opposite
+	criteria     []criterion // in order of the command line
+	not          bool        // --not precedes the next criterion
 }
 
-// criterion is one flag as given.
+// criterion is one filter as given.
 type criterion struct {
 	not         bool
 	name, value string
 }
 
-// kind is what a criterion is about, and its flag.
+// kind is a kind of filter with its flag.
 type kind struct {
 	name   string
-	commas bool // a value may be several, with commas between
+	commas bool // the flag takes several values separated by commas
 	help   string
 	add    func(to *datapathv1.FlowCriteria, value string, n *names) error
 }
 
-// kindFlag is the flag of a kind.
+// kindFlag is the pflag.Value of a kind.
 type kindFlag struct {
 	kind
 
@@ -81,7 +81,7 @@ func (c criterion) kind() kind {
 	return kinds[slices.IndexFunc(kinds, func(k kind) bool { return k.name == c.name })]
 }
 
-// values are the texts of a criterion.
+// values returns the values of a criterion.
 func (c criterion) values() []string {
 	if c.kind().commas {
 		return strings.Split(c.value, ",")
@@ -89,22 +89,22 @@ func (c criterion) values() []string {
 	return []string{c.value}
 }
 
-// kinds are the criteria: how each is added to others. A new one is also one of `kubernetes observe`.
+// kinds are the filters of `observe` and `kubernetes observe`.
 var kinds = []kind{
 	{
 		"container", true,
-		"events about CONTAINER or CONTAINER/INTERFACE; of a container that is there, the start of its id is enough",
+		"events of CONTAINER or CONTAINER/INTERFACE; the start of the ID is enough while the container exists",
 		addContainer,
 	},
-	{"pod", true, "events about the pod [NAMESPACE/]NAME of this node", addPod},
+	{"pod", true, "events of the pod [NAMESPACE/]NAME of this node", addPod},
 	{
-		"from", false, "events whose sender is a container, pod, address, prefix, identity or has labels",
+		"from", false, "events with this sender: a container, pod, address, prefix, identity or label selector",
 		func(c *datapathv1.FlowCriteria, value string, n *names) error {
 			return addEnd(sourceOf(c), "--from", value, n)
 		},
 	},
 	{
-		"to", false, "events whose receiver is one, as --from",
+		"to", false, "events with this receiver; the same forms as --from",
 		func(c *datapathv1.FlowCriteria, value string, n *names) error {
 			return addEnd(destinationOf(c), "--to", value, n)
 		},
@@ -116,7 +116,7 @@ var kinds = []kind{
 		},
 	},
 	{
-		"to-port", true, "events with this destination port, or that asked for it",
+		"to-port", true, "events with this destination port, before or after service translation",
 		func(c *datapathv1.FlowCriteria, value string, _ *names) error {
 			return addPort(&destinationOf(c).Ports, "--to-port", value)
 		},
@@ -130,7 +130,7 @@ var kinds = []kind{
 		},
 	},
 	{
-		"address", true, "events with an address in this prefix on either side, or asked for",
+		"address", true, "events with an address in this prefix on either side, before or after service translation",
 		func(c *datapathv1.FlowCriteria, value string, _ *names) error {
 			p, err := flagvalue.Prefix("--address", value)
 			c.Prefixes = append(c.Prefixes, p.String())
@@ -138,56 +138,56 @@ var kinds = []kind{
 		},
 	},
 	{"reason", true, "events with this reason, for example spoofed-ip", addReason},
-	{"direction", false, "egress or ingress, seen from the container", addDirection},
+	{"direction", false, "egress or ingress, from the view of the container", addDirection},
 	{"protocol", true, "tcp, udp, sctp, icmp, icmpv6 or a number", addProtocol},
 	{
-		"port", true, "events with this port on either side, or asked for",
+		"port", true, "events with this port on either side, before or after service translation",
 		func(c *datapathv1.FlowCriteria, value string, _ *names) error {
 			return addPort(&c.Ports, "--port", value)
 		},
 	},
 	{
 		"label", false,
-		"events with a pod of these labels on either side, as kubectl selects: app=web,tier in (a,b),!x; may be repeated",
+		"events with a pod on either side that this label selector matches: app=web,tier in (a,b),!x; may be repeated",
 		addLabel,
 	},
 	{
 		"service", true,
-		"events of packets to the service [NAMESPACE/]NAME, and of those to its backends that name no service",
+		"events of packets to the service [NAMESPACE/]NAME, or to its backends without a service address",
 		addService,
 	},
 	{"verdict", true, "forwarded, dropped, audited or redirected", addVerdict},
 	{"type", true, "drop, policy-verdict or connection-closed", addType},
 }
 
-// Check finds mistakes in the criteria, but not in names of containers and pods.
+// Check checks the filters, but not the names of containers and pods.
 func (o *Flags) Check() error {
 	_, err := o.request(time.Now(), nil)
 	return err
 }
 
-// Add adds the criteria to a command.
+// Add adds the flags to a command.
 func (o *Flags) Add(f *pflag.FlagSet) {
-	f.BoolVarP(&o.Follow, "follow", "f", false, "stay and show new events")
+	f.BoolVarP(&o.Follow, "follow", "f", false, "also show new events, until interrupted")
 	f.StringVar(&o.since, "since", "",
-		"begin with events of this long ago, for example 1m, or of a time: "+timeForms)
-	f.StringVar(&o.until, "until", "", "leave out events that are later, given likewise; --follow ends then")
-	f.UintVar(&o.Last, "last", 0, "of what is remembered and meets the criteria, only so many of the latest, at most 4096")
+		"show events since this long ago, for example 1m, or since a time: "+timeForms)
+	f.StringVar(&o.until, "until", "", "show events until then, in the same forms; also ends --follow")
+	f.UintVar(&o.Last, "last", 0, "show only the latest N of the remembered events that meet the filters, at most 4096")
 	for _, k := range kinds {
 		f.Var(kindFlag{k, o}, k.name, k.help)
 	}
-	f.BoolVar(&o.not, "not", false, "leave out events that meet the next criterion")
+	f.BoolVar(&o.not, "not", false, "invert the next filter")
 	o.addFile(f)
 }
 
-// PodPlace is where a pod is, and what other nodes know it by.
+// PodPlace is the node of a pod and the addresses by which other nodes know it.
 type PodPlace struct {
 	Node      string
 	Addresses []string
 }
 
-// PodNames are the pods NAMESPACE/NAME that the criteria name, each once. What --from and --to name may be the
-// interface of a container as well.
+// PodNames returns the pods NAMESPACE/NAME in the filters, each once. A value of --from or --to of this form may also
+// be CONTAINER/INTERFACE.
 func (o *Flags) PodNames() []string {
 	var names []string
 	for _, c := range o.criteria {
@@ -200,7 +200,7 @@ func (o *Flags) PodNames() []string {
 	return names
 }
 
-// podName is the pod NAMESPACE/NAME that a value may be; empty if it is none.
+// podName returns the value as NAMESPACE/NAME if it may be the name of a pod, else an empty string.
 func (c criterion) podName(value string) string {
 	value = strings.TrimSpace(value)
 	namespace, name, found := strings.Cut(value, "/")
@@ -219,7 +219,7 @@ func (c criterion) podName(value string) string {
 	return namespace + "/" + name
 }
 
-// Args are the arguments that give the same criteria on another machine, or later.
+// Args returns arguments for the same filters on another machine or at a later time.
 func (o *Flags) Args() ([]string, error) {
 	args, err := o.otherArgs()
 	for _, c := range o.criteria {
@@ -228,9 +228,10 @@ func (o *Flags) Args() ([]string, error) {
 	return args, err
 }
 
-// ArgsOn are the arguments that give the same criteria on a node of a cluster: a pod of another node is known there by
-// its addresses alone. The name stays beside them, because a pod that was called so may have been there before. The
-// names of --pod stay alone where one of the pods is, or with --address: criteria of two kinds must both hold.
+// ArgsOn returns arguments for the same filters on a node of a cluster. A node knows the pods of other nodes only by
+// their addresses, so ArgsOn adds these; the names stay, because a pod of the same name may have been on the node
+// earlier. Filters of two kinds must both match: therefore --pod is replaced by --address only if all of its pods are
+// on other nodes, and --address is not given.
 func (o *Flags) ArgsOn(node string, pods map[string]PodPlace) ([]string, error) {
 	args, err := o.otherArgs()
 	byAddress := o.podsByAddress(node, pods)
@@ -239,7 +240,7 @@ func (o *Flags) ArgsOn(node string, pods map[string]PodPlace) ([]string, error) 
 		if name == "pod" {
 			name = "address"
 		}
-		// Of --pod it is one or the other, of --from and --to, which take both, and of what is left out it may be both.
+		// --pod becomes either names or addresses. --from, --to and inverted filters can have both.
 		either := c.name == "pod" && !c.not
 		if !either || !byAddress {
 			args = c.appendTo(args)
@@ -258,7 +259,7 @@ func (o *Flags) ArgsOn(node string, pods map[string]PodPlace) ([]string, error) 
 	return args, err
 }
 
-// podsByAddress says that the pods of --pod are all of other nodes, and can be asked for by their addresses.
+// podsByAddress reports whether all pods of --pod are on other nodes and can be selected by address.
 func (o *Flags) podsByAddress(node string, pods map[string]PodPlace) bool {
 	for _, c := range o.criteria {
 		switch {
@@ -276,7 +277,7 @@ func (o *Flags) podsByAddress(node string, pods map[string]PodPlace) bool {
 	return true
 }
 
-// appendTo adds the flag.
+// appendTo appends the criterion as a flag.
 func (c criterion) appendTo(args []string) []string {
 	if c.not {
 		args = append(args, "--not")
@@ -284,7 +285,7 @@ func (c criterion) appendTo(args []string) []string {
 	return append(args, "--"+c.name+"="+c.value)
 }
 
-// otherArgs are the arguments beside the criteria.
+// otherArgs returns the arguments other than filters.
 func (o *Flags) otherArgs() ([]string, error) {
 	var args []string
 	if o.Follow {
@@ -294,7 +295,7 @@ func (o *Flags) otherArgs() ([]string, error) {
 		args = append(args, "--last="+strconv.FormatUint(uint64(o.Last), 10))
 	}
 	for _, f := range []struct{ name, text string }{{"--since", o.since}, {"--until", o.until}} {
-		// Another machine may be in another time zone; how long ago something was is the same there.
+		// The other machine may be in another time zone, so times become absolute. Durations stay.
 		if _, err := time.ParseDuration(f.text); f.text != "" && err != nil {
 			t, err := timeOf(f.name, f.text, time.Now())
 			if err != nil {
@@ -311,7 +312,7 @@ func (o *Flags) otherArgs() ([]string, error) {
 
 const timeForms = "15:04:05, \"2006-01-02 15:04:05\" or 2006-01-02T15:04:05Z"
 
-// timeOf is what a person means by a time: how long ago, or when.
+// timeOf parses a duration before now, or a time.
 func timeOf(flag, text string, now time.Time) (time.Time, error) {
 	if d, err := time.ParseDuration(text); err == nil {
 		if d < 0 {
@@ -333,11 +334,11 @@ func timeOf(flag, text string, now time.Time) (time.Time, error) {
 			return time.Date(y, m, d, t.Hour(), t.Minute(), t.Second(), t.Nanosecond(), now.Location()), nil
 		}
 	}
-	return now, invocation.Usagef("%s: %q is neither how long ago, such as 1m, nor a time such as %s", flag, text,
+	return now, invocation.Usagef("%s: %q is neither a duration such as 1m nor a time such as %s", flag, text,
 		timeForms)
 }
 
-// Until is the end of what is asked for, if there is one.
+// Until returns the time of --until; ok is false if the flag is not set.
 func (o *Flags) Until(now time.Time) (t time.Time, ok bool, err error) {
 	if o.until == "" {
 		return t, false, nil
@@ -346,14 +347,14 @@ func (o *Flags) Until(now time.Time) (t time.Time, ok bool, err error) {
 	return t, true, err
 }
 
-// request is what the datapath is asked for. Without n, names stay as they are.
+// request returns the request for the datapath. With n == nil, it does not resolve names.
 func (o *Flags) request(now time.Time, n *names) (*datapathv1.ObserveRequest, error) {
 	req := &datapathv1.ObserveRequest{Follow: o.Follow, Last: uint32(o.Last)}
 	if o.Last > 4096 {
-		return nil, invocation.Usagef("--last: %d is more than the 4096 that are remembered", o.Last)
+		return nil, invocation.Usagef("--last: %d is more than 4096, the number of remembered events", o.Last)
 	}
 	if o.not {
-		return nil, invocation.Usagef("--not: no criterion follows it")
+		return nil, invocation.Usagef("--not: no filter follows")
 	}
 	if o.since != "" {
 		t, err := timeOf("--since", o.since, now)
@@ -367,7 +368,7 @@ func (o *Flags) request(now time.Time, n *names) (*datapathv1.ObserveRequest, er
 	} else if ok {
 		req.Until = timestamppb.New(t)
 		if req.Since != nil && t.Before(req.GetSince().AsTime()) {
-			return nil, invocation.Usagef("--until: it is before --since")
+			return nil, invocation.Usagef("--until is before --since")
 		}
 	}
 	if err := o.checkFile(); err != nil {
@@ -420,7 +421,7 @@ func destinationOf(c *datapathv1.FlowCriteria) *datapathv1.FlowEndCriteria {
 	return c.Destination
 }
 
-// addEnd adds what a person calls one end of a flow.
+// addEnd adds the value of --from or --to.
 func addEnd(to *datapathv1.FlowEndCriteria, flag, value string, n *names) error {
 	if p, err := flagvalue.Prefix(flag, value); err == nil {
 		to.Prefixes = append(to.Prefixes, p.String())
@@ -429,7 +430,8 @@ func addEnd(to *datapathv1.FlowEndCriteria, flag, value string, n *names) error 
 	if _, err := netip.ParseAddrPort(value); err == nil {
 		return invocation.Usagef("%s: %q has a port; give the address here, and the port with %s-port", flag, value, flag)
 	}
-	// As policy explain reads it: the start of an id that has only digits is given up to its first letter.
+	// A number is an identity, as in `policy explain`. To name a container whose ID begins with digits, give the ID up
+	// to its first letter.
 	if _, err := strconv.ParseUint(value, 10, 64); err == nil && len(value) <= 8 && value[0] != '0' {
 		n, err := identityOf(flag, value)
 		to.Identities = append(to.Identities, n)
@@ -528,7 +530,7 @@ func addType(c *datapathv1.FlowCriteria, value string, _ *names) error {
 	return err
 }
 
-// enumNamed finds a value by its last words, in lower case with "-".
+// enumNamed returns the value of an enum with a name such as "policy-denied".
 func enumNamed[E ~int32](flag, text, prefix string, values map[string]int32) (E, error) {
 	n, ok := values[prefix+strings.ToUpper(strings.ReplaceAll(text, "-", "_"))]
 	if ok && n != 0 {
@@ -537,7 +539,7 @@ func enumNamed[E ~int32](flag, text, prefix string, values map[string]int32) (E,
 	return 0, invocation.Usagef("%s: %q is not one of %s", flag, text, strings.Join(enumNames(prefix, values), ", "))
 }
 
-// enumNames are what a person may call the values.
+// enumNames returns the accepted names of an enum, sorted.
 func enumNames(prefix string, values map[string]int32) []string {
 	var texts []string
 	for name, n := range values {
@@ -549,7 +551,7 @@ func enumNames(prefix string, values map[string]int32) []string {
 	return texts
 }
 
-// flagsOf are the flags by the field of the request.
+// flagsOf maps fields of the request to flags.
 var flagsOf = map[string]string{
 	"since": "--since", "owners": "--container", "identities": "--identity", "prefixes": "--address",
 	"reasons": "--reason", "direction": "--direction",
@@ -558,7 +560,7 @@ var flagsOf = map[string]string{
 	"until": "--until", "last": "--last",
 }
 
-// inFlags names the flags of the fields that the service found mistakes in.
+// inFlags replaces the fields in a service's validation errors by the flags.
 func inFlags(err error) error {
 	var lines []string
 	for _, v := range rpcerr.Fields(err) {
@@ -578,7 +580,7 @@ func inFlags(err error) error {
 	return invocation.Usagef("%s", strings.Join(lines, "\n"))
 }
 
-// names finds the containers and pods that a person means. A nil one takes the text for the name.
+// names resolves names of containers and pods. A nil value accepts every name.
 type names struct {
 	list func() ([]*datapathv1.Endpoint, error)
 	note func(text string)
@@ -600,11 +602,12 @@ func (n *names) endpoints() ([]*datapathv1.Endpoint, error) {
 	return n.all, err
 }
 
-// missing notes that nothing has a name now. It may have gone, or may come.
+// missing prints a note that no container or pod has the name at present. It may have been removed, or be created
+// later.
 func (n *names) missing(flag, what, name string) {
 	if n != nil {
 		n.note(flag + " " + name + ": no " + what +
-			" of this node is called so now; events of one that has gone, or comes, are shown")
+			" of this node has this name now; the filter still matches earlier and later ones")
 	}
 }
 
@@ -624,7 +627,7 @@ func (n *names) container(flag, name string) (*workloadv1.Owner, error) {
 	return ownerNamed(name), nil
 }
 
-// ownerNamed takes the text for a whole name.
+// ownerNamed parses CONTAINER[/INTERFACE] as a complete name.
 func ownerNamed(name string) *workloadv1.Owner {
 	id, ifname, found := strings.Cut(name, "/")
 	if !found {
@@ -657,7 +660,7 @@ func hasPod(all []*datapathv1.Endpoint, namespace, name string) bool {
 	})
 }
 
-// end finds a container or a pod. What is neither now may be one or the other.
+// end resolves a container or a pod. A name that neither has at present may be either.
 func (n *names) end(flag, name string) ([]*workloadv1.Owner, []*datapathv1.PodName, error) {
 	all, err := n.endpoints()
 	if err != nil {
@@ -683,7 +686,7 @@ func (n *names) end(flag, name string) ([]*workloadv1.Owner, []*datapathv1.PodNa
 	if !slash {
 		return []*workloadv1.Owner{ownerNamed(name)}, nil, nil
 	}
-	if len(podName) > 15 { // longer than the name of an interface
+	if len(podName) > 15 { // too long for the name of an interface
 		return nil, pods, nil
 	}
 	return []*workloadv1.Owner{ownerNamed(name)}, pods, nil

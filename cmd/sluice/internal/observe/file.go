@@ -21,23 +21,23 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 )
 
-// Output takes events.
+// Output is a destination for events.
 type Output interface {
 	Write(e Event) error
 	Close() error
 }
 
-// minFileSize has room for some events with long labels.
+// minFileSize is large enough for some events with long labels.
 const minFileSize = 64 << 10
 
 func (o *Flags) addFile(f *pflag.FlagSet) {
 	o.fileSize, o.files = 64<<20, 4
 	f.StringVar(&o.file, "output-file", "",
-		"write the events to FILE, one JSON object a line, instead of to standard output; readable for its owner alone; "+
-			"it must be new, empty or begin with an event")
+		"write the events to FILE as one JSON object per line, with mode 0600, instead of to standard output; "+
+			"FILE must be new, empty or begin with an event")
 	f.Var(&o.fileSize, "max-size",
-		"begin a new output file at this size; the one before is FILE.1 then, older ones FILE.2 and so on")
-	f.UintVar(&o.files, "max-files", 4, "keep so many output files at most, with the one that is written")
+		"rotate the output file at this size; the previous file becomes FILE.1, older ones FILE.2 and so on")
+	f.UintVar(&o.files, "max-files", 4, "keep at most this many output files, including the current one")
 }
 
 func (o *Flags) checkFile() error {
@@ -51,7 +51,7 @@ func (o *Flags) checkFile() error {
 	return nil
 }
 
-// Open opens what the events go to. The caller closes it.
+// Open opens the output. The caller closes it.
 func (o *Flags) Open(inv *invocation.Invocation) (Output, error) {
 	if o.file == "" {
 		return newLines(inv), nil
@@ -66,10 +66,10 @@ func (o *Flags) Open(inv *invocation.Invocation) (Output, error) {
 	return f, nil
 }
 
-// ToFile says whether the events go to a file.
+// ToFile reports whether the output is a file.
 func (o *Flags) ToFile() bool { return o.file != "" }
 
-// lines writes events to standard output as they come.
+// lines writes events to standard output as they arrive.
 type lines struct {
 	out   io.Writer
 	json  bool
@@ -77,7 +77,7 @@ type lines struct {
 }
 
 func newLines(inv *invocation.Invocation) *lines {
-	// JSON comes one object a line: a stream has no end to close a list at.
+	// JSON has one object per line: a stream has no end at which a list could be closed.
 	return &lines{out: inv.Out, json: inv.Format == "json", today: time.Now()}
 }
 
@@ -91,21 +91,21 @@ func (l *lines) Write(e Event) error {
 
 func (*lines) Close() error { return nil }
 
-// file writes events into a file of bounded size, one line of JSON each, and keeps some of those before. An event that
-// cannot be written is counted; nothing waits for a full disk.
+// file writes events as lines of JSON into a file of limited size, and keeps some rotated files. If a write fails,
+// for example on a full disk, the event is counted as lost.
 type file struct {
 	path string
-	most int64 // bytes of one file
-	keep int   // files
+	most int64 // largest size of a file in bytes
+	keep int   // number of files, including the current one
 	note func(text string)
 
-	f       *os.File // nil: it could not be opened again
+	f       *os.File // nil: reopening failed
 	size    int64
-	lost    uint64 // since the last event that was written
-	dropped uint64 // in total
+	lost    uint64 // events lost since the last successful write
+	dropped uint64 // events lost in total
 }
 
-// open opens the file, which belongs to this process alone: a second one would take files away from the first.
+// open opens and locks the file: a second process would rotate the files of the first.
 func (w *file) open() error {
 	f, err := os.OpenFile(w.path, os.O_RDWR|os.O_CREATE|os.O_APPEND|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
 	if err != nil {
@@ -120,14 +120,14 @@ func (w *file) open() error {
 	return nil
 }
 
-// prepare gives the size of a file that was opened.
+// prepare checks and locks an open file, and returns its size.
 func (w *file) prepare(f *os.File) (int64, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return 0, err
 	}
 	if !info.Mode().IsRegular() {
-		return 0, fmt.Errorf("%s is no regular file", w.path)
+		return 0, fmt.Errorf("%s is not a regular file", w.path)
 	}
 	if err := output.CheckOwner(info); err != nil {
 		return 0, fmt.Errorf("write %s: %w", w.path, err)
@@ -150,7 +150,7 @@ func (w *file) prepare(f *os.File) (int64, error) {
 	if size == 0 {
 		return 0, nil
 	}
-	// The end of a machine may have left half a line.
+	// A crash may have left an incomplete line.
 	last := make([]byte, 1)
 	if _, err := f.ReadAt(last, size-1); err != nil {
 		return 0, fmt.Errorf("read %s: %w", w.path, err)
@@ -162,10 +162,10 @@ func (w *file) prepare(f *os.File) (int64, error) {
 	return size + int64(n), err
 }
 
-// beginning has room for the first event of a file.
+// beginning limits what is read to find the first event of a file.
 const beginning = 64 << 10
 
-// checkOwn refuses a file that does not begin with an event, because another program wrote it. It takes an empty file.
+// checkOwn refuses a file that is neither empty nor begins with an event, because another program wrote it.
 func (w *file) checkOwn(f *os.File, size int64) error {
 	if size == 0 {
 		return nil
@@ -176,12 +176,13 @@ func (w *file) checkOwn(f *os.File, size int64) error {
 	}
 	line, _, whole := bytes.Cut(text, []byte{'\n'})
 	if !isEvent(line, whole) {
-		return fmt.Errorf("write %s: it is there, and does not begin with an event; remove it or take another name", f.Name())
+		return fmt.Errorf("write %s: it exists and does not begin with an event; remove it or choose another name", f.Name())
 	}
 	return nil
 }
 
-// isEvent reports whether a line is an event of this or another release, or, if it is not whole, can begin one.
+// isEvent reports whether a line is an event of this or another release. If whole is false, it checks whether the
+// line can be the beginning of one.
 func isEvent(line []byte, whole bool) bool {
 	if !whole {
 		return bytes.HasPrefix(line, []byte(`{"time":"`)) || bytes.HasPrefix(line, []byte(`{"lost`)) ||
@@ -195,14 +196,14 @@ func isEvent(line []byte, whole bool) bool {
 	if json.Unmarshal(line, &f) == nil && (f.UUID != "" || f.LostBy != "" || f.Verdict != "" && f.Reason != "") {
 		return true
 	}
-	// Notes have no field that notes do not have: logs of others have a time and a note, too.
+	// Logs of other programs may have a time and a note, too, so other fields are not allowed in notes.
 	strict := json.NewDecoder(bytes.NewReader(line))
 	strict.DisallowUnknownFields()
 	var note missing
 	return strict.Decode(&note) == nil && note != missing{}
 }
 
-// checkOlder refuses older files that are somebody else's, which a rotation would rename or replace.
+// checkOlder refuses rotated files of other programs, which a rotation would rename or replace.
 func (w *file) checkOlder() error {
 	for n := 1; n < w.keep; n++ {
 		f, err := os.OpenFile(w.older(n), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
@@ -216,7 +217,7 @@ func (w *file) checkOlder() error {
 		switch {
 		case err != nil:
 		case !info.Mode().IsRegular():
-			err = fmt.Errorf("%s is no regular file", f.Name())
+			err = fmt.Errorf("%s is not a regular file", f.Name())
 		default:
 			err = w.checkOwn(f, info.Size())
 		}
@@ -228,10 +229,10 @@ func (w *file) checkOlder() error {
 	return nil
 }
 
-// older is the name of the n-th file before the one that is written.
+// older returns the name of the n-th rotated file.
 func (w *file) older(n int) string { return w.path + "." + strconv.Itoa(n) }
 
-// Write implements Output. It gives no error: what is lost is counted, and said.
+// Write implements Output. It returns no error for a failed write: it counts the lost event and prints a note.
 func (w *file) Write(e Event) error {
 	line, err := e.Append(nil)
 	if err != nil {
@@ -246,13 +247,13 @@ func (w *file) Write(e Event) error {
 		w.lost++
 		w.dropped++
 	case w.lost > 0:
-		w.note(fmt.Sprintf("%s is written again; %d events were lost", w.path, w.lost))
+		w.note(fmt.Sprintf("writing to %s works again; %d events were lost", w.path, w.lost))
 		w.lost = 0
 	}
 	return nil
 }
 
-// append writes a line, after one that says what was lost before it.
+// append writes a line, preceded by a line with the number of lost events, if any.
 func (w *file) append(line []byte) error {
 	if w.lost > 0 {
 		line = append(fmt.Appendf(nil, "{\"lost\":%d,\"lostBy\":\"file\"}\n", w.lost), line...)
@@ -273,7 +274,7 @@ func (w *file) append(line []byte) error {
 		return nil
 	}
 	if n > 0 {
-		// Half a line is none.
+		// Remove the incomplete line.
 		if terr := w.f.Truncate(w.size); terr != nil {
 			w.size += int64(n)
 			err = errors.Join(err, terr)
@@ -282,7 +283,7 @@ func (w *file) append(line []byte) error {
 	return err
 }
 
-// rotate gives the file the name of an older one, and begins it anew.
+// rotate renames the file and opens a new one.
 func (w *file) rotate() error {
 	if w.keep == 1 {
 		if err := w.f.Truncate(0); err != nil {

@@ -19,7 +19,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
-// newFile opens an output file, and collects its notes.
+// newFile opens an output file and collects its notes.
 func newFile(t *testing.T, path string, most int64, keep int) (*file, *[]string) {
 	t.Helper()
 	var notes []string
@@ -30,7 +30,7 @@ func newFile(t *testing.T, path string, most int64, keep int) (*file, *[]string)
 	return w, &notes
 }
 
-// repairOf is an event that is short.
+// repairOf returns a short event.
 func repairOf(endpoint uint32) Event {
 	return Event{ObserveResponse: &datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Repair{
 		Repair: &datapathv1.AttachmentRepair{EndpointIndex: endpoint, Uuid: "u"},
@@ -43,7 +43,7 @@ func flowOf(uuid string) Event {
 	}}}
 }
 
-// numbers are those of the events in a file, in which every line must be one.
+// numbers returns the numbers of the events in a file. Every line must be an event.
 func numbers(t *testing.T, path string) (all []uint32, lost uint64) {
 	t.Helper()
 	f, err := os.Open(path)
@@ -118,7 +118,7 @@ func TestOneOutputFileBeginsAnew(t *testing.T) {
 	}
 }
 
-// TestEventsOfAFullDiskAreCounted writes to a disk of 64 KiB, which fills up and has room again.
+// TestEventsOfAFullDiskAreCounted writes to a disk of 64 KiB, which becomes full and is freed again.
 func TestEventsOfAFullDiskAreCounted(t *testing.T) {
 	dir := t.TempDir()
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
@@ -152,7 +152,7 @@ func TestEventsOfAFullDiskAreCounted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if len(*notes) != 2 || !strings.Contains((*notes)[1], "is written again") {
+	if len(*notes) != 2 || !strings.Contains((*notes)[1], "works again") {
 		t.Errorf("notes %q", *notes)
 	}
 	if err := w.Close(); err == nil || !strings.Contains(err.Error(), "events were not written to") {
@@ -204,8 +204,8 @@ func TestOutputFileIsOnesOwn(t *testing.T) {
 	}
 }
 
-// TestOutputFilesOfOtherProgramsAreRefused holds that a file that does not begin with an event keeps content, mode and
-// name, both at the path of the output file and at the paths of older files.
+// TestOutputFilesOfOtherProgramsAreRefused: a file that does not begin with an event keeps its content, mode and
+// name, as the output file and as a rotated file.
 func TestOutputFilesOfOtherProgramsAreRefused(t *testing.T) {
 	n := nodetest.New(t, Command)
 	dir := t.TempDir()
@@ -220,7 +220,7 @@ func TestOutputFilesOfOtherProgramsAreRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, errOut := n.Want(t, invocation.ExitFailed, "observe", "--output-file", path, "--max-files=4")
-			if !strings.Contains(errOut, other+": it is there, and does not begin with an event") {
+			if !strings.Contains(errOut, other+": it exists and does not begin with an event") {
 				t.Errorf("%s with %q: %s", name, text, errOut)
 			}
 			content, rerr := os.ReadFile(other)
@@ -233,7 +233,7 @@ func TestOutputFilesOfOtherProgramsAreRefused(t *testing.T) {
 			}
 		}
 	}
-	// Its own files are taken, also of a release with other fields, or with half of the first event.
+	// Its own files are accepted, including files of other releases and files with an incomplete first event.
 	for _, text := range []string{
 		`{"time":"2026-11-28T13:00:00Z","uuid":"0a","nodeName":"a","later":1}` + "\n", `{"lost":3,"lostBy":"file"}` + "\n",
 		`{"time":"2026-11-28T13:00:00Z","note":"restarted"}` + "\n", `{"time":"2026-11-`, `{"ti`, "",
@@ -244,7 +244,7 @@ func TestOutputFilesOfOtherProgramsAreRefused(t *testing.T) {
 		n.Want(t, 0, "observe", "--output-file", path)
 		<-n.Observed
 	}
-	// A rotation does not replace a file that appeared meanwhile at the path of an older file.
+	// A rotation does not replace a file that another program created meanwhile.
 	w, _ := newFile(t, path, 200, 2)
 	for range 2 {
 		if err := w.Write(flowOf(strings.Repeat("a", 150))); err != nil {

@@ -23,27 +23,27 @@ import (
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 )
 
-// Event is what a node reports: a packet, a repair, that events were lost, or a note about the stream.
+// Event is a line of `observe`: a packet, a repair, lost events, or a note about the stream.
 type Event struct {
 	*datapathv1.ObserveResponse
-	// Note says what became of the stream, and Noted when. There is no message then.
+	// Note describes a change of the stream, and Noted is its time. The message is empty then.
 	Note  string
 	Noted time.Time
-	// Node is the node of a note or of lost events, if several nodes are shown.
+	// Node is the node of a note or of lost events, if the events of several nodes are shown.
 	Node string
 }
 
-// missing is the JSON of lost events and notes, and what tells the kinds of events apart.
+// missing is the JSON of lost events and notes. Its keys also tell the kinds of events apart.
 type missing struct {
 	Type   string     `json:"type,omitempty"`
 	Time   *time.Time `json:"time,omitempty"`
 	Node   string     `json:"nodeName,omitempty"`
-	Lost   uint64     `json:"lost,omitempty"` // 0 with LostBy: it is not known how many
+	Lost   uint64     `json:"lost,omitempty"` // 0 with LostBy: the number is unknown
 	LostBy string     `json:"lostBy,omitempty"`
 	Note   string     `json:"note,omitempty"`
 }
 
-// typeRepair is the type of a repair in JSON, beside those of packets.
+// typeRepair is the type of a repair in JSON.
 const typeRepair = "repair"
 
 // Append appends the JSON of the event to b.
@@ -122,10 +122,10 @@ func (e Event) At() time.Time {
 	return at.AsTime()
 }
 
-// uuid is the id by which a stream goes on behind the event; empty if it has none.
+// uuid returns the ID from which a stream can resume after the event; empty if there is none.
 func (e Event) uuid() string { return cmp.Or(e.GetFlow().GetUuid(), e.GetRepair().GetUuid()) }
 
-// Line is an event for people. Lines come one by one, so no table aligns them.
+// Line returns the event as text. Events are printed as they arrive, so they are not aligned as a table.
 func (e Event) Line(today time.Time) string {
 	at, lost, r := timeText(e.At(), today), e.GetLost(), e.GetRepair()
 	switch {
@@ -148,7 +148,7 @@ func (e Event) Line(today time.Time) string {
 	return output.Printable(packetLine(e.GetFlow(), at))
 }
 
-// timeText is the time of an event. The date is there if it is not today's.
+// timeText returns the time of an event, with the date if it is not today.
 func timeText(t, today time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -160,7 +160,7 @@ func timeText(t, today time.Time) string {
 	return t.Format("15:04:05.000")
 }
 
-// endText is one end of a packet: address and port, labels or identity, and the node if it is another.
+// endText returns one end of a packet: address and port, labels or identity, and the node if it is another node.
 func endText(e *datapathv1.FlowEnd, ports bool) string {
 	s := cmp.Or(e.GetAddress(), "-")
 	if a, err := netip.ParseAddr(e.GetAddress()); err == nil && ports {
@@ -178,8 +178,8 @@ func endText(e *datapathv1.FlowEnd, ports bool) string {
 	return s
 }
 
-// destinationText is the way to the destination past the service that the packet asked for; only the destination if it
-// asked for none. A packet that was led to no backend has the address that it asked for as its destination.
+// destinationText returns the destination of a packet, after the service address that was translated, if any. The
+// destination of a packet that was not translated to a backend is the service address itself.
 func destinationText(f *datapathv1.Flow, ports bool) string {
 	to := endText(f.GetDestination(), ports)
 	asked, port := f.GetOriginalDestinationAddress(), f.GetOriginalDestinationPort()
@@ -193,7 +193,7 @@ func destinationText(f *datapathv1.Flow, ports bool) string {
 	return fmt.Sprintf("%s (%s) -> %s", service.AddressText(asked, port), name, to)
 }
 
-// packetText is the protocol of a packet and what is known of its headers.
+// packetText returns the protocol and the known header fields of a packet.
 func packetText(f *datapathv1.Flow, protocol string) string {
 	what := protocol
 	switch {
@@ -208,7 +208,7 @@ func packetText(f *datapathv1.Flow, protocol string) string {
 	if f.GetLength() > 0 {
 		what += fmt.Sprintf(", %d bytes", f.GetLength())
 	}
-	// The sender is known by more than its hardware address, if it is known.
+	// The MAC address is shown if nothing else identifies the sender.
 	spoofed := strings.HasPrefix(f.GetReason().String(), "REASON_SPOOFED")
 	if s := f.GetSource(); f.GetSourceMac() != "" && s.GetNodeName() == "" && (s.GetIdentity() == 0 || spoofed) {
 		what += ", from " + f.GetSourceMac()
@@ -216,7 +216,7 @@ func packetText(f *datapathv1.Flow, protocol string) string {
 	return what
 }
 
-// packetLine is a packet with its time.
+// packetLine returns a packet with its time.
 func packetLine(f *datapathv1.Flow, at string) string {
 	here := f.GetDestination()
 	if f.GetDirection() == netv1.Direction_DIRECTION_EGRESS {
@@ -243,8 +243,7 @@ func packetLine(f *datapathv1.Flow, at string) string {
 		name string
 		said *datapathv1.SideVerdict
 	}{{"egress", f.GetEgress()}, {"ingress", f.GetIngress()}} {
-		// Of a dropped packet only the side that dropped it matters, and at the
-		// end of a connection only rules.
+		// For a dropped packet only the side that dropped it matters, and for a closed connection only rules.
 		matters := s.said != nil && (f.GetVerdict() != datapathv1.Verdict_VERDICT_DROPPED ||
 			s.said.GetVerdict() != datapathv1.Verdict_VERDICT_FORWARDED)
 		if matters && (!closed || s.said.GetRule() != 0) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package observe shows what the eBPF programs report of packets.
+// Package observe shows the events that the eBPF programs report: drops, verdicts and ended connections.
 package observe
 
 import (
@@ -21,21 +21,20 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 	untilInputEnds := false
 	cmd := &cobra.Command{
 		Use:   "observe",
-		Short: "Show what happens to packets",
-		Long: `Show what the eBPF programs report: drops with their reason, the policies' verdicts
-on connections with the deciding rule, and the ends of connections. Without
---follow it shows what is remembered and ends. With it, it stays, also while the
-datapath restarts, and says what may be missing then.
+		Short: "Show drops, policy verdicts and ended connections",
+		Long: `Show the events of the eBPF programs: drops with their reason, policy verdicts on
+connections with the deciding rule, and the ends of connections. Without --follow, the
+command shows the events that the datapath remembers and exits. With --follow, it also
+shows new events, across restarts of the datapath, and notes where events may be missing.
 
-Criteria of different kinds must all hold; of one kind, one must hold. --not turns
-the criterion that follows it, and only that one, into its opposite: an event that
-meets it is left out, whatever else it meets. Events that were lost are shown where
-they are missing.
+An event is shown if it meets every kind of filter; of several filters of one kind, it
+must meet one. --not inverts the filter that follows it, and only that one: events that
+meet the filter are left out. Where events were lost, a line shows how many.
 
-What --from and --to take: a container (the start of its id, or CONTAINER/INTERFACE),
-a pod of this node as NAMESPACE/NAME, an address or prefix, the number of an identity,
-or labels as kubectl selects them (app=web, k8s:app, reserved:host). Each may be
-repeated; the sender of a reply is the other end of the connection.`,
+--from and --to take a container (the start of its ID, or CONTAINER/INTERFACE), a pod of
+this node as NAMESPACE/NAME, an address or prefix, an identity number, or a label selector
+in the syntax of kubectl (app=web, k8s:app, reserved:host). Both may be repeated. The
+sender of a reply is the responder of the connection.`,
 		Example: `  sluice observe --follow --verdict dropped
   sluice observe --last 20 --from app=client --to-port 80
   sluice observe --since 10:15:00 --until 10:16:00 --not --port 53

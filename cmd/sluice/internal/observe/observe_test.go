@@ -68,7 +68,7 @@ func TestObserveShowsVerdictsWithTheirRules(t *testing.T) {
 	if len(n.Observed) > 0 {
 		t.Error("a selector with a mistake was sent")
 	}
-	// The service names the field, and the answer of the command the flag.
+	// The service's error names the field, and the command's error names the flag.
 	_, errOut = n.Want(t, invocation.ExitUsage, "observe", "--port", "1", "--label", "app")
 	<-n.Observed
 	nodetest.WantLines(t, errOut, "sluice: --port: is none that this node has",
@@ -101,14 +101,14 @@ func TestObserveSendsItsCriteria(t *testing.T) {
 	}
 	_, errOut := n.Want(t, 0, "observe", "--container", "0123")
 	if r := <-n.Observed; r.GetOwners()[0].GetContainerId() != nodetest.LongID || errOut != "" {
-		t.Errorf("the start of an id is asked for as %v, %s", r.GetOwners(), errOut)
+		t.Errorf("the start of an ID was sent as %v, %s", r.GetOwners(), errOut)
 	}
-	// A name that nothing has may have gone, or come; the person learns that nothing has it.
+	// A name that no container has is accepted with a note, because it may have existed or may be created.
 	_, errOut = n.Want(t, 0, "observe", "--container", "nope", "--to", "shop/gone")
 	if r := <-n.Observed; r.GetOwners()[0].GetContainerId() != "nope" ||
 		r.GetDestination().GetPods()[0].GetName() != "gone" ||
-		!strings.Contains(errOut, "sluice: note: --container nope: no container of this node is called so now") ||
-		!strings.Contains(errOut, "sluice: note: --to shop/gone: no container or pod of this node is called so now") {
+		!strings.Contains(errOut, "sluice: note: --container nope: no container of this node has this name now") ||
+		!strings.Contains(errOut, "sluice: note: --to shop/gone: no container or pod of this node has this name now") {
 		t.Errorf("request %v, standard error %s", r, errOut)
 	}
 	for _, want := range []string{
@@ -271,7 +271,7 @@ func TestObserveSendsTheCriteriaOfEachEnd(t *testing.T) {
 	}
 }
 
-// TestNotIsOfTheNextCriterionAlone: each is left out for itself, and what follows without --not must hold.
+// TestNotIsOfTheNextCriterionAlone: --not inverts only the next filter.
 func TestNotIsOfTheNextCriterionAlone(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Want(t, 0, "observe", "--not", "--port", "53,80", "--verdict", "dropped", "--not", "--from", "10.0.0.0/8", "--not",

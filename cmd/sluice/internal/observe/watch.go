@@ -22,25 +22,24 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// How long a follower waits before it asks for the datapath again.
+// Bounds of the backoff before a reconnect.
 const (
 	againFirst = 50 * time.Millisecond
 	againMost  = time.Second
 )
 
-// watch shows the events of the datapath, and with follow stays while that is away.
+// watch prints the events of the datapath. With follow it reconnects when the datapath is away.
 type watch struct {
 	inv *invocation.Invocation
 	out Output
 
-	last  string    // id of the last event that was shown
-	begun time.Time // when the first stream began
+	last  string    // ID of the last printed event
+	begun time.Time // start of the first stream
 }
 
-// errEnded: the datapath has ended the stream.
 var errEnded = errors.New("the datapath has ended the stream")
 
-// run shows events until there are no more, or ctx ends.
+// run prints events until the stream or ctx ends.
 func (w *watch) run(ctx context.Context, req *datapathv1.ObserveRequest) error {
 	conn, err := w.inv.Dial("datapath")
 	if err != nil {
@@ -57,7 +56,7 @@ func (w *watch) run(ctx context.Context, req *datapathv1.ObserveRequest) error {
 	}
 	user := ctx
 	if req.GetUntil() != nil {
-		// The datapath ends the stream then, unless it is away.
+		// The datapath ends the stream at that time. The deadline covers a datapath that is away.
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, req.GetUntil().AsTime().Add(againMost))
 		defer cancel()
@@ -65,7 +64,7 @@ func (w *watch) run(ctx context.Context, req *datapathv1.ObserveRequest) error {
 	over := func() bool {
 		return user.Err() != nil || req.GetUntil() != nil && !time.Now().Before(req.GetUntil().AsTime())
 	}
-	var away time.Time // zero: the datapath is there
+	var away time.Time // zero: the datapath is connected
 	pause := againFirst
 	for {
 		there, err := w.stream(ctx, client, w.resume(req, away), away)
@@ -74,7 +73,7 @@ func (w *watch) run(ctx context.Context, req *datapathv1.ObserveRequest) error {
 		case errors.As(err, &out):
 			return out.err
 		case over():
-			return nil // all that was asked for, or the person has seen enough
+			return nil // --until is reached, or the command was interrupted
 		case err == nil:
 			err = errEnded
 		}
@@ -95,7 +94,7 @@ func (w *watch) run(ctx context.Context, req *datapathv1.ObserveRequest) error {
 	}
 }
 
-// resume is the request that goes on where the last stream ended.
+// resume returns the request that continues after the last printed event.
 func (w *watch) resume(req *datapathv1.ObserveRequest, away time.Time) *datapathv1.ObserveRequest {
 	if away.IsZero() {
 		return req
@@ -110,7 +109,7 @@ func (w *watch) resume(req *datapathv1.ObserveRequest, away time.Time) *datapath
 	return again
 }
 
-// stream shows the events of one stream. there is false if the datapath did not answer.
+// stream prints the events of one stream. there is false if the datapath did not answer.
 func (w *watch) stream(ctx context.Context, client datapathv1.ObserverServiceClient, req *datapathv1.ObserveRequest,
 	away time.Time,
 ) (there bool, err error) {
@@ -118,8 +117,8 @@ func (w *watch) stream(ctx context.Context, client datapathv1.ObserverServiceCli
 	if err != nil {
 		return false, inFlags(err)
 	}
-	// An answer without headers is an error, which Recv has. A datapath of an earlier version sends them with its
-	// first event.
+	// Without headers, the answer is an error, which Recv returns. A datapath of an earlier version sends the headers
+	// with its first event.
 	if md, err := stream.Header(); err != nil {
 		return false, err
 	} else if md != nil && !away.IsZero() {
@@ -137,7 +136,7 @@ func (w *watch) stream(ctx context.Context, client datapathv1.ObserverServiceCli
 	return there, w.show(stream)
 }
 
-// outputError says that what is shown could not be written.
+// outputError is a failed write of the output.
 type outputError struct{ err error }
 
 func (e *outputError) Error() string { return e.err.Error() }
@@ -159,7 +158,7 @@ func (w *watch) show(stream grpc.ServerStreamingClient[datapathv1.ObserveRespons
 	}
 }
 
-// isFinal says that asking again would give the same error.
+// isFinal reports whether a retry would give the same error.
 func isFinal(err error) bool {
 	var usage *invocation.UsageError
 	if errors.As(err, &usage) {
@@ -172,7 +171,7 @@ func isFinal(err error) bool {
 	return false
 }
 
-// reasonOf is the end of a stream in a few words.
+// reasonOf returns why a stream ended.
 func reasonOf(err error) string {
 	if st, ok := status.FromError(err); ok && st.Code() == codes.Unavailable {
 		return st.Message()
@@ -180,10 +179,10 @@ func reasonOf(err error) string {
 	return err.Error()
 }
 
-// noteOf is a line about the stream and no packet.
+// noteOf returns a note about the stream.
 func noteOf(text string) Event { return Event{Note: text, Noted: time.Now()} }
 
-// Drops shows what is dropped of one endpoint's packets, until ctx ends.
+// Drops prints the dropped packets of an endpoint until ctx ends.
 func Drops(ctx context.Context, inv *invocation.Invocation, owner *workloadv1.Owner) error {
 	w := watch{inv: inv, out: newLines(inv)}
 	return w.run(ctx, &datapathv1.ObserveRequest{

@@ -25,7 +25,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
-// observer is a datapath of one call: it answers with some events, and waits for its end.
+// observer is a fake datapath: it sends some events, then blocks until the call ends.
 type observer struct {
 	datapathv1.UnimplementedObserverServiceServer
 	events   []*datapathv1.ObserveResponse
@@ -79,16 +79,16 @@ func flowNumbered(n int) *datapathv1.ObserveResponse {
 	}}}
 }
 
-// lostByKernel is a message without an id.
+// lostByKernel is a message without an ID.
 var lostByKernel = &datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Lost{
 	Lost: &datapathv1.LostEvents{Source: datapathv1.LossSource_LOSS_SOURCE_KERNEL, Count: 1},
 }}
 
-// shown collects what is shown.
+// shown collects the output.
 type shown struct {
 	mu    sync.Mutex
 	texts []string      // guarded by mu
-	news  chan struct{} // one for each
+	news  chan struct{} // receives a value per text
 }
 
 func (s *shown) Write(e Event) error {
@@ -139,7 +139,7 @@ func TestFollowGoesOnOverARestartOfTheDatapath(t *testing.T) {
 	<-out.news
 	<-out.news
 	stop()
-	<-out.news // away
+	<-out.news // the note that the datapath is away
 	lost := &datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Lost{
 		Lost: &datapathv1.LostEvents{Source: datapathv1.LossSource_LOSS_SOURCE_RESTART},
 	}}
@@ -163,7 +163,7 @@ func TestFollowGoesOnOverARestartOfTheDatapath(t *testing.T) {
 	}
 }
 
-// TestFollowWithoutEventsGoesOnFromItsBeginning: there is no event to go on after.
+// TestFollowWithoutEventsGoesOnFromItsBeginning: without an event to resume after, the start time is used.
 func TestFollowWithoutEventsGoesOnFromItsBeginning(t *testing.T) {
 	dir := runDir(t)
 	out := &shown{news: make(chan struct{}, 100)}
@@ -178,7 +178,7 @@ func TestFollowWithoutEventsGoesOnFromItsBeginning(t *testing.T) {
 	<-out.news
 	stop()
 	<-out.news
-	// What no second call can mend ends the command.
+	// Errors that a retry cannot fix end the command.
 	stop = (&observer{requests: requests, err: status.Error(codes.PermissionDenied, "no")}).serve(t, dir)
 	defer stop()
 	if r := <-requests; r.GetSince() == nil || r.GetAfterUuid() != "" {
@@ -189,7 +189,7 @@ func TestFollowWithoutEventsGoesOnFromItsBeginning(t *testing.T) {
 	}
 }
 
-// TestFollowDoesNotWaitForADatapathThatWasNeverThere: a person has named the wrong node.
+// TestFollowDoesNotWaitForADatapathThatWasNeverThere: the instance may be wrong.
 func TestFollowDoesNotWaitForADatapathThatWasNeverThere(t *testing.T) {
 	w := watch{inv: &invocation.Invocation{RunDir: runDir(t), Timeout: time.Minute}, out: &shown{}}
 	if err := w.run(t.Context(), &datapathv1.ObserveRequest{Follow: true}); status.Code(err) != codes.Unavailable {

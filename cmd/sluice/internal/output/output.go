@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package output writes rows and values as people read them. What comes from a container never reaches the terminal
-// unescaped.
+// Package output formats rows and values for people. It escapes control characters, because a container may have
+// chosen the text.
 package output
 
 import (
@@ -21,7 +21,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// Count shortens what no one counts: a /64 saturates the field.
+// Count formats a number of addresses. Large numbers become powers of 2; the maximum means 2^64, the size of a /64.
 func Count(n uint64) string {
 	switch {
 	case n == math.MaxUint64:
@@ -33,7 +33,15 @@ func Count(n uint64) string {
 	}
 }
 
-// Bytes is a size for people.
+// Plural returns a number with a noun: "1 policy", "2 policies".
+func Plural[N ~int | ~uint | ~uint32 | ~uint64](n N, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}
+
+// Bytes formats a size in bytes.
 func Bytes(n uint64) string {
 	switch {
 	case n < 1<<10:
@@ -45,7 +53,7 @@ func Bytes(n uint64) string {
 	}
 }
 
-// Row writes one line of a table.
+// Row writes one row of a table. Empty cells become "-".
 func Row(w io.Writer, cells ...any) {
 	texts := make([]string, len(cells))
 	for i, cell := range cells {
@@ -54,8 +62,7 @@ func Row(w io.Writer, cells ...any) {
 	fmt.Fprintln(w, strings.Join(texts, "\t"))
 }
 
-// Printable keeps text from a container, such as a label's value, from talking
-// to the terminal.
+// Printable escapes control characters in text from a container, such as the value of a label.
 func Printable(s string) string {
 	if strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0 {
 		return s
@@ -64,8 +71,8 @@ func Printable(s string) string {
 	return q[1 : len(q)-1]
 }
 
-// Enum is the last word of an enum's name, in lower case: READY of
-// ENDPOINT_STATE_READY is "ready". It is empty for what is not specified.
+// Enum returns the name of an enum value in lower case without its prefix: "ready" for ENDPOINT_STATE_READY. It is
+// empty for UNSPECIFIED.
 func Enum(name fmt.Stringer, prefix string) string {
 	if name.String() == prefix+"UNSPECIFIED" {
 		return ""
@@ -73,7 +80,7 @@ func Enum(name fmt.Stringer, prefix string) string {
 	return strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(name.String(), prefix), "_", "-"))
 }
 
-// When is nil for an unset time, which JSON then leaves out.
+// When converts a time. It returns nil if t is nil.
 func When(t *timestamppb.Timestamp) *time.Time {
 	if t == nil {
 		return nil
@@ -82,10 +89,10 @@ func When(t *timestamppb.Timestamp) *time.Time {
 	return &at
 }
 
-// Moment is a time of this machine, for people.
+// Moment formats a time in the local time zone.
 func Moment(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05 MST") }
 
-// Since is how long ago t was, for people.
+// Since formats the time that has passed since t; empty if t is nil.
 func Since(t *time.Time) string {
 	if t == nil {
 		return ""
@@ -103,7 +110,7 @@ func Since(t *time.Time) string {
 	}
 }
 
-// Ordered ranges over a map by its keys.
+// Ordered iterates over a map in the order of its keys.
 func Ordered[K cmp.Ordered, V any](m map[K]V) iter.Seq2[K, V] {
 	return func(yield func(K, V) bool) {
 		for _, k := range slices.Sorted(maps.Keys(m)) {

@@ -13,8 +13,8 @@ import (
 	"syscall"
 )
 
-// CheckKind refuses a file that is neither empty nor begins with the bytes by which files of one kind, for example "a
-// gzip archive", are known: somebody else's file is not replaced.
+// CheckKind returns an error if a file is neither empty nor begins with the magic bytes of a kind, for example "a
+// gzip archive", so that no other file is replaced.
 func CheckKind(f io.ReaderAt, kind string, begin []byte) error {
 	have := make([]byte, len(begin))
 	n, err := f.ReadAt(have, 0)
@@ -22,22 +22,22 @@ func CheckKind(f io.ReaderAt, kind string, begin []byte) error {
 	case err != nil && !errors.Is(err, io.EOF):
 		return err
 	case n > 0 && (n < len(begin) || !bytes.Equal(have, begin)):
-		return fmt.Errorf("it is there, and is not %s; remove it, take another name, or use --force", kind)
+		return fmt.Errorf("it exists and is not %s; remove it, choose another name, or use --force", kind)
 	}
 	return nil
 }
 
-// CheckOwner refuses a file that another user could read or change whatever its mode becomes: its owner, who may
-// have made it beforehand in a directory like /tmp, and all who see it under another name.
+// CheckOwner returns an error if another user could access the file regardless of its mode: if the user owns it, for
+// example because they created it in /tmp beforehand, or if it has other hard links.
 func CheckOwner(info fs.FileInfo) error {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	switch {
 	case !ok:
-		return nil // no file of this system
+		return nil // the file system does not report an owner
 	case int64(st.Uid) != int64(os.Geteuid()):
-		return fmt.Errorf("it is there, and belongs to uid %d; remove it or take another name", st.Uid)
+		return fmt.Errorf("it exists and belongs to uid %d; remove it or choose another name", st.Uid)
 	case st.Nlink > 1:
-		return fmt.Errorf("it is there under %d names; remove it or take another name", st.Nlink)
+		return fmt.Errorf("it exists with %d hard links; remove it or choose another name", st.Nlink)
 	}
 	return nil
 }

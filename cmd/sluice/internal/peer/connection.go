@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
 )
 
-// Connection is what `explain` asks about.
+// Connection is the connection that `explain` evaluates.
 type Connection struct {
 	From, To   Peer
 	V6         bool
@@ -28,7 +28,7 @@ type Connection struct {
 	Port       uint32 // type << 8 | code for ICMP
 }
 
-// Flags are a connection as given.
+// Flags are the values of the flags that describe a connection.
 type Flags struct {
 	from, to, port, icmp, protocol, namespace string
 	SourcePort                                uint
@@ -38,26 +38,28 @@ type Flags struct {
 // Add defines the flags of a connection.
 func (o *Flags) Add(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.from, "from", "", "who begins the connection: "+Forms)
-	f.StringVar(&o.to, "to", "", "who is called, likewise")
-	f.StringVarP(&o.namespace, "namespace", "n", "", "namespace of the pods whose labels are given")
+	f.StringVar(&o.from, "from", "", "initiator of the connection: "+Forms)
+	f.StringVar(&o.to, "to", "", "responder of the connection; the same forms as --from")
+	f.StringVarP(&o.namespace, "namespace", "n", "", "namespace of pods that are given by labels")
 	o.AddService(f)
 }
 
-// AddService defines the flags of the protocol and the port alone.
+// AddService defines only the flags of the protocol and the port.
 func (o *Flags) AddService(f *pflag.FlagSet) {
 	f.StringVar(&o.port, "port", "", "destination port, as 80, 80/tcp, 53/udp or 5000/sctp")
-	f.StringVar(&o.icmp, "icmp", "", "ICMP type or TYPE/CODE instead of a port, or \"echo\"; of ICMPv6 for IPv6")
-	f.StringVar(&o.protocol, "protocol", "", "another protocol by its number instead of a port")
-	f.BoolVarP(&o.v6, "ipv6", "6", false, "take the IPv6 addresses of pods that have both")
+	f.StringVar(&o.icmp, "icmp", "",
+		"ICMP TYPE, TYPE/CODE or \"echo\" instead of a port; ICMPv6 if the addresses are IPv6")
+	f.StringVar(&o.protocol, "protocol", "", "number of another protocol, instead of a port")
+	f.BoolVarP(&o.v6, "ipv6", "6", false, "use the IPv6 addresses of pods that have both families")
 }
 
 // AddSourcePort defines the flag of the source port.
 func (o *Flags) AddSourcePort(f *pflag.FlagSet) {
-	f.UintVar(&o.SourcePort, "source-port", 0, "source port (ICMP: identifier), to find the state of one connection")
+	f.UintVar(&o.SourcePort, "source-port", 0,
+		"source port (ICMP: identifier) of an existing connection whose state is shown")
 }
 
-// ResolveConnection finds the ends and checks that they can talk to each other.
+// ResolveConnection resolves both ends and checks that they have addresses of the same family.
 func ResolveConnection(ctx context.Context, inv *invocation.Invocation, o Flags, resolve Resolver) (Connection, error) {
 	var conn Connection
 	for _, end := range []struct {
@@ -79,7 +81,7 @@ func ResolveConnection(ctx context.Context, inv *invocation.Invocation, o Flags,
 	return conn, o.Complete(&conn)
 }
 
-// Complete chooses the family of a connection whose ends are known, and sets its protocol and ports.
+// Complete chooses the address family and sets the protocol and the ports. From and To are already set.
 func (o Flags) Complete(conn *Connection) (err error) {
 	if conn.V6, err = family(conn.From, conn.To, o.v6); err != nil {
 		return err
@@ -94,8 +96,8 @@ func (o Flags) Complete(conn *Connection) (err error) {
 	return nil
 }
 
-// ServiceArgs are the flags that name the protocol and the ports of the connection; port replaces the destination port
-// unless it is 0.
+// ServiceArgs returns flags for the protocol and the ports of the connection. A port other than 0 replaces the
+// destination port.
 func (c Connection) ServiceArgs(port uint32) (args []string) {
 	switch {
 	case ports.HasPorts(c.Protocol):
@@ -111,7 +113,7 @@ func (c Connection) ServiceArgs(port uint32) (args []string) {
 	return args
 }
 
-// Notes say how the ends were found.
+// Notes returns the notes of both ends.
 func (c Connection) Notes() (notes []string) {
 	for _, p := range []Peer{c.From, c.To} {
 		if p.Note != "" && !slices.Contains(notes, p.Note) {
@@ -121,7 +123,7 @@ func (c Connection) Notes() (notes []string) {
 	return notes
 }
 
-// NotAsked is another node on which one end of a connection runs. That node enforces its own policies there.
+// NotAsked is another node that has an end of the connection and enforces its own policies for it.
 type NotAsked struct {
 	Node string `json:"node"`
 	Has  string `json:"has"` // "sender", "receiver" or "sender and receiver"
@@ -130,7 +132,7 @@ type NotAsked struct {
 // NotAsked returns the other nodes that have an end of the connection.
 func (c Connection) NotAsked() []NotAsked { return NotAskedOf(c.From.OtherNode(), c.To.OtherNode()) }
 
-// NotAskedOf returns the nodes of the sender and the receiver; an empty name is not another node.
+// NotAskedOf returns the nodes of the sender and the receiver. An empty name means the local node.
 func NotAskedOf(sender, receiver string) (nodes []NotAsked) {
 	switch {
 	case sender != "" && sender == receiver:
@@ -144,7 +146,7 @@ func NotAskedOf(sender, receiver string) (nodes []NotAsked) {
 	return nodes
 }
 
-// NotAskedText continues a headline: "; node-b, which has the receiver, was not asked".
+// NotAskedText returns the end of a headline: "; node-b, which has the receiver, was not asked".
 func NotAskedText(nodes []NotAsked) (text string) {
 	for _, n := range nodes {
 		text += fmt.Sprintf("; %s, which has the %s, was not asked", n.Node, n.Has)
@@ -152,7 +154,7 @@ func NotAskedText(nodes []NotAsked) (text string) {
 	return text
 }
 
-// family chooses IPv4 or IPv6. Peers without an address have both.
+// family chooses IPv4 or IPv6. Peers without an address can have both.
 func family(from, to Peer, wantV6 bool) (v6 bool, err error) {
 	can := func(p Peer, v6 bool) bool {
 		_, ok := p.Address(v6)
@@ -161,15 +163,15 @@ func family(from, to Peer, wantV6 bool) (v6 bool, err error) {
 	for _, v6 := range []bool{wantV6, !wantV6} {
 		if can(from, v6) && can(to, v6) {
 			if v6 != wantV6 && wantV6 {
-				return false, invocation.Usagef("--ipv6: %s and %s have no IPv6 address both", from.Text, to.Text)
+				return false, invocation.Usagef("--ipv6: %s and %s do not both have an IPv6 address", from.Text, to.Text)
 			}
 			return v6, nil
 		}
 	}
-	return false, invocation.Usagef("%s and %s have no address of the same family", from.Text, to.Text)
+	return false, invocation.Usagef("%s and %s have no addresses of the same family", from.Text, to.Text)
 }
 
-// service is the protocol and port that are asked about.
+// service returns the protocol and the destination port of the flags.
 func (o Flags) service(v6 bool) (protocol, port uint32, err error) {
 	given := 0
 	for _, s := range []string{o.port, o.icmp, o.protocol} {
@@ -188,7 +190,7 @@ func (o Flags) service(v6 bool) (protocol, port uint32, err error) {
 		}
 		protocol, ok := ports.Protocols[name]
 		if !ok || !ports.HasPorts(protocol) {
-			return 0, 0, invocation.Usagef("--port: %q: the protocol is none of tcp, udp, sctp", o.port)
+			return 0, 0, invocation.Usagef("--port: %q: the protocol is not tcp, udp or sctp", o.port)
 		}
 		n, err := strconv.ParseUint(number, 10, 16)
 		if err != nil || n == 0 {
@@ -224,7 +226,7 @@ func (o Flags) service(v6 bool) (protocol, port uint32, err error) {
 			return 0, 0, invocation.Usagef("--protocol: %q: want 1 to 255", o.protocol)
 		}
 		if ports.HasPorts(uint32(n)) || ports.IsICMP(uint32(n)) {
-			return 0, 0, invocation.Usagef("--protocol: %s is %s; ask with --port or --icmp", o.protocol,
+			return 0, 0, invocation.Usagef("--protocol: %s is %s; use --port or --icmp", o.protocol,
 				ports.ProtocolText(uint32(n)))
 		}
 		return uint32(n), 0, nil

@@ -17,8 +17,8 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// IsLabels reports whether the text is a list of labels, by the characters that names of pods do not have. The label
-// of a reserved identity alone names that identity.
+// IsLabels reports whether the text is a list of labels: it has characters that names of pods cannot have. A single
+// label of a reserved identity, such as "reserved:host", is not a list.
 func IsLabels(text string) bool {
 	return strings.ContainsAny(text, "=,") || strings.Contains(text, ":") && !isReserved(text)
 }
@@ -27,8 +27,9 @@ func isReserved(text string) bool {
 	return strings.HasPrefix(text, "reserved:") && !strings.ContainsAny(text, "=,")
 }
 
-// ParseLabels reads "k8s:app=web,tier". The default source of a label is k8s. A namespace that is not empty adds the
-// label of the pod's namespace. To that label ParseLabels adds the name label of the namespace, unless the text has it.
+// ParseLabels parses "k8s:app=web,tier". The default source of a label is k8s. If namespace is not empty, ParseLabels
+// adds the label of the pod's namespace. If there is such a label, it also adds the label with the namespace's name,
+// unless the text has it.
 func ParseLabels(text, namespace string) ([]*workloadv1.Label, error) {
 	var labels []*workloadv1.Label
 	for one := range strings.SplitSeq(text, ",") {
@@ -42,7 +43,7 @@ func ParseLabels(text, namespace string) ([]*workloadv1.Label, error) {
 			return nil, invocation.Usagef("%q is not a label: want [SOURCE:]KEY[=VALUE]", one)
 		}
 		if find(labels, source, key) != nil {
-			return nil, invocation.Usagef("%q: the label %s:%s is there twice", text, source, key)
+			return nil, invocation.Usagef("%q: the label %s:%s is given twice", text, source, key)
 		}
 		labels = append(labels, &workloadv1.Label{Source: source, Key: key, Value: value})
 	}
@@ -53,7 +54,7 @@ func ParseLabels(text, namespace string) ([]*workloadv1.Label, error) {
 		given = &workloadv1.Label{Source: label.SourceKubernetes, Key: label.KeyNamespace, Value: namespace}
 		labels = append(labels, given)
 	case given.GetValue() != namespace:
-		return nil, invocation.Usagef("%q names the namespace %s, and --namespace %s", text, given.GetValue(), namespace)
+		return nil, invocation.Usagef("%q has the namespace %s, but --namespace is %s", text, given.GetValue(), namespace)
 	}
 	if given.GetValue() != "" && find(labels, label.SourceKubernetes, label.KeyNamespaceName) == nil {
 		labels = append(labels, &workloadv1.Label{
@@ -72,15 +73,15 @@ func find(labels []*workloadv1.Label, source, key string) *workloadv1.Label {
 	return nil
 }
 
-// candidate is an identity of the cluster, compared with the given labels.
+// candidate is an identity of the cluster that has at least one of the given labels.
 type candidate struct {
 	number uint32
 	texts  []string // its labels
-	shared int      // of the given labels
+	shared int      // number of the given labels that it has
 }
 
-// resolveLabels takes the identity with exactly these labels, or else the only identity that has all of them. Otherwise
-// it keeps the labels, and the policy service evaluates them for a workload that does not exist.
+// resolveLabels chooses the identity with exactly the given labels, or else the only identity that has all of them.
+// Otherwise the peer keeps the labels, and the policy service evaluates them for a hypothetical workload.
 func resolveLabels(ctx context.Context, inv *invocation.Invocation, p Peer) (Peer, error) {
 	given := workload.LabelTexts(p.Labels)
 	var all []candidate
@@ -107,7 +108,7 @@ func resolveLabels(ctx context.Context, inv *invocation.Invocation, p Peer) (Pee
 	if err != nil {
 		return p, fmt.Errorf("cannot find the identities with the labels %s: %w", p.Text, err)
 	}
-	// the nearest first
+	// nearest first
 	slices.SortFunc(all, func(x, y candidate) int {
 		return cmp.Or(cmp.Compare(y.shared, x.shared), cmp.Compare(len(x.texts), len(y.texts)),
 			cmp.Compare(x.number, y.number))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package peer finds out which workload, address or identity a person means by the end of a connection.
+// Package peer resolves the ends of a connection as people name them to workloads, addresses and identities.
 package peer
 
 import (
@@ -29,28 +29,28 @@ import (
 	"github.com/sluice-net/sluice/proto/wire"
 )
 
-// Forms is how a person may name one end of a connection.
+// Forms describes the accepted names of one end of a connection.
 const Forms = "a pod (start of its container's id), an address, an identity number, or labels such as " +
 	"k8s:app=web,k8s:tier=front"
 
-// Peer is one end of a connection.
+// Peer is one resolved end of a connection.
 type Peer struct {
-	Text      string // as the person named it
-	Identity  uint32 // 0: by its labels, or an address outside of the cluster
+	Text      string // as given on the command line
+	Identity  uint32 // 0: Labels decide, or the address is outside of the cluster
 	Labels    []*workloadv1.Label
 	Addresses []netip.Addr
-	Owner     *workload.Owner // of an endpoint of this node
-	// Node is the other node that has the address; empty: it is of this node, outside, or the peer has none.
+	Owner     *workload.Owner // of the endpoint; nil if the peer is not an endpoint of this node
+	// Node is the name of the other node that has the address; empty if there is none.
 	Node string
-	// Note says how the identity was found, where the name alone does not; may be empty.
+	// Note tells how the identity was chosen, if that is not obvious; may be empty.
 	Note string
 }
 
-// Resolver finds the peer that a text names. A namespace that is not empty adds its labels to given labels.
+// Resolver resolves one end of a connection. If namespace is not empty, its labels are added to the given labels.
 type Resolver func(ctx context.Context, inv *invocation.Invocation, text, namespace string) (Peer, error)
 
-// Resolve finds the peer and its identity. It asks the datapath about this node, and sluice-identity about the rest of
-// the cluster; if the service that knows does not answer, Resolve fails.
+// Resolve resolves a peer and its identity. It asks the datapath about this node and sluice-identity about the
+// cluster, and fails if the service that has the answer does not respond.
 func Resolve(ctx context.Context, inv *invocation.Invocation, text, namespace string) (Peer, error) {
 	p := Peer{Text: text}
 	if text == "" {
@@ -64,8 +64,8 @@ func Resolve(ctx context.Context, inv *invocation.Invocation, text, namespace st
 		p.Addresses = []netip.Addr{a}
 		return resolveAddress(ctx, inv, p)
 	}
-	// Digits alone are an identity. The start of an id that has only digits has
-	// to be given up to its first letter, or with the interface.
+	// A number is an identity. To name a container whose ID begins with digits, give the ID up to its first letter, or
+	// with the interface.
 	if n, err := strconv.ParseUint(text, 10, 64); err == nil && len(text) <= 8 && text[0] != '0' {
 		if n > uint64(identity.Max) {
 			return p, invocation.Usagef("%q is not an identity: want 1 to %d", text, identity.Max)
@@ -86,7 +86,7 @@ func Resolve(ctx context.Context, inv *invocation.Invocation, text, namespace st
 	}
 	e, err := endpoint.Find(ctx, inv, text)
 	if err != nil && strings.Contains(text, ".") && !errors.As(err, new(*invocation.UsageError)) {
-		err = fmt.Errorf("%w; names of DNS are not taken, give an address", err)
+		err = fmt.Errorf("%w; DNS names are not accepted; give an address", err)
 	}
 	if err != nil {
 		return p, err
@@ -94,7 +94,7 @@ func Resolve(ctx context.Context, inv *invocation.Invocation, text, namespace st
 	return p.At(e), nil
 }
 
-// At is the peer that an endpoint is.
+// At returns the peer with the owner, identity and addresses of an endpoint.
 func (p Peer) At(e *datapathv1.Endpoint) Peer {
 	o := workload.OwnerOf(e.GetOwner())
 	p.Owner, p.Identity, p.Addresses = &o, e.GetIdentity(), nil
@@ -112,7 +112,7 @@ func IsAddress(text string) bool {
 	return err == nil
 }
 
-// ParseAddress reads an address that a packet can have beyond one machine's loopback device.
+// ParseAddress parses the address of a peer. It refuses addresses that only loopback packets or no packets have.
 func ParseAddress(text string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(text)
 	switch a = a.Unmap(); {
@@ -122,13 +122,13 @@ func ParseAddress(text string) (netip.Addr, error) {
 		return a, invocation.Usagef("%q: an address of a peer has no zone", text)
 	case a.IsLoopback(), a.IsMulticast(), a.IsUnspecified():
 		return a, invocation.Usagef("%s is a loopback, multicast or unspecified address; the datapath drops its packets "+
-			"(martian-address, multicast) before it asks policies", text)
+			"(martian-address, multicast) before it evaluates policies", text)
 	}
 	return a, nil
 }
 
-// resolveAddress finds the identity of an address as the kernel has it: the datapath knows the addresses of this node,
-// sluice-identity the addresses of the cluster.
+// resolveAddress finds the identity that the kernel uses for an address. The datapath knows the addresses of this
+// node, sluice-identity those in the rest of the cluster.
 func resolveAddress(ctx context.Context, inv *invocation.Invocation, p Peer) (Peer, error) {
 	a := p.Addresses[0]
 	endpoints, err := endpoint.List(ctx, inv)
@@ -180,8 +180,9 @@ func resolveAddress(ctx context.Context, inv *invocation.Invocation, p Peer) (Pe
 	return p, nil
 }
 
-// isHost reports whether the kernel has the address for one of this node's own. It has all that the interfaces of the
-// node have; the cluster knows those by which other nodes reach it. Without a pod of the family no table says anything.
+// isHost reports whether the kernel treats the address as one of the local node. The kernel knows the addresses of
+// all interfaces, the cluster only the addresses under which other nodes reach the node. isHost evaluates a packet
+// from a pod of the same family; without such a pod it returns false.
 func isHost(
 	ctx context.Context, inv *invocation.Invocation, endpoints []*datapathv1.Endpoint, a netip.Addr,
 ) (bool, error) {
@@ -225,7 +226,7 @@ func resolveReserved(ctx context.Context, inv *invocation.Invocation, p Peer) (P
 	return p, err
 }
 
-// Proto is the peer for the policy service, with an address of the family.
+// Proto returns the peer for the policy service, with an address of the family.
 func (p Peer) Proto(v6 bool) *policyv1.Peer {
 	out := &policyv1.Peer{Identity: p.Identity, Labels: p.Labels}
 	if a, ok := p.Address(v6); ok {
@@ -234,7 +235,7 @@ func (p Peer) Proto(v6 bool) *policyv1.Peer {
 	return out
 }
 
-// Address is the first address of a family, if the peer has one.
+// Address returns the first address of the family.
 func (p Peer) Address(v6 bool) (netip.Addr, bool) {
 	for _, a := range p.Addresses {
 		if a.Is6() == v6 {
@@ -244,7 +245,8 @@ func (p Peer) Address(v6 bool) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// OtherNode is the other node that enforces the policies of the peer; empty: this node does, or the peer is no pod.
+// OtherNode returns the other node that enforces the policies of the peer; empty if this node does, or if the peer is
+// not a pod.
 func (p Peer) OtherNode() string {
 	if id := identity.Numeric(p.Identity); id.OfNode() || id == identity.UnknownInCluster {
 		return ""
@@ -252,7 +254,7 @@ func (p Peer) OtherNode() string {
 	return p.Node
 }
 
-// Name is the peer with the address that is asked about.
+// Name returns the name of the peer with its address of the family.
 func (p Peer) Name(v6 bool) string {
 	text := p.Text
 	if p.Owner != nil {

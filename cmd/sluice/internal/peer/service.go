@@ -20,11 +20,11 @@ import (
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 )
 
-// maxBackends is how many backends a message names.
+// maxBackends limits the backends in an error message.
 const maxBackends = 8
 
-// RefuseService returns an error if the destination is an address of a Service as the kernel translates it for the
-// sender: policies see the backend, so a verdict about the address of the Service would be about nothing.
+// RefuseService returns an error if the kernel would translate the destination because it is an address of a Service.
+// Policies see the backends, so a verdict on the address of the Service would be meaningless.
 func RefuseService(ctx context.Context, inv *invocation.Invocation, conn Connection) error {
 	to, ok := conn.To.Address(conn.V6)
 	if !ok || !ports.HasPorts(conn.Protocol) || conn.To.Owner != nil {
@@ -37,7 +37,7 @@ func RefuseService(ctx context.Context, inv *invocation.Invocation, conn Connect
 				DestinationPort: conn.Port,
 			})
 		switch {
-		case status.Code(err) == codes.NotFound: // neither end is of this node
+		case status.Code(err) == codes.NotFound: // neither end is on this node
 		case err != nil:
 			return fmt.Errorf("cannot find out whether %s is an address of a Service: %w", to, err)
 		default:
@@ -47,7 +47,7 @@ func RefuseService(ctx context.Context, inv *invocation.Invocation, conn Connect
 	return refuseFrontend(ctx, inv, conn, to)
 }
 
-// refusal is about the service that the kernel finds.
+// refusal returns the error for a Service that the kernel found.
 func refusal(conn Connection, to netip.Addr, s *datapathv1.ExplainedService) error {
 	backends := make([]string, 0, len(s.GetBackends()))
 	for _, b := range s.GetBackends() {
@@ -62,9 +62,9 @@ func refusal(conn Connection, to netip.Addr, s *datapathv1.ExplainedService) err
 	return serviceError(conn, to, s.GetService(), backends, int(s.GetBackendCount()))
 }
 
-// refuseFrontend looks for the destination among the frontends of this node.
+// refuseFrontend searches the frontends of this node for the destination.
 func refuseFrontend(ctx context.Context, inv *invocation.Invocation, conn Connection, to netip.Addr) (refused error) {
-	others := false // the address is a frontend's, at another port
+	others := false // the address has a frontend at another port
 	err := invocation.Each(ctx, inv, invocation.Datapath, datapathv1.DatapathServiceClient.ListFrontends,
 		&datapathv1.ListFrontendsRequest{}, func(m *datapathv1.ListFrontendsResponse) {
 			f := m.GetFrontend()
@@ -95,24 +95,25 @@ func refuseFrontend(ctx context.Context, inv *invocation.Invocation, conn Connec
 }
 
 func noPort(conn Connection, to netip.Addr) error {
-	return fmt.Errorf("%s is an address of Services, and none of them has %s: the connection is refused before policies "+
-		"are asked", to, ports.ServiceText(conn.Protocol, conn.Port))
+	return fmt.Errorf("%s is an address of a Service that does not serve %s: the connection is refused before policies "+
+		"are evaluated", to, ports.ServiceText(conn.Protocol, conn.Port))
 }
 
 func serviceError(conn Connection, to netip.Addr, service string, backends []string, count int) error {
 	name, _, _ := strings.Cut(service, ":")
 	if name == "" {
-		name = "of a name that is not known yet"
+		name = "with a name that is not known yet"
 	}
 	text := fmt.Sprintf("%s, %s, is an address of Service %s, and policies see its backends", to,
 		ports.ServiceText(conn.Protocol, conn.Port), name)
 	if len(backends) == 0 {
-		return fmt.Errorf("%s: none is evaluated; `sluice explain` says what happens to the connection", text)
+		return fmt.Errorf("%s: it has none; `sluice explain` shows what happens to the connection", text)
 	}
 	shown := backends[:min(len(backends), maxBackends)]
 	more := ""
 	if n := max(count, len(backends)) - len(shown); n > 0 {
 		more = fmt.Sprintf(" and %d more", n)
 	}
-	return fmt.Errorf("%s: ask about one of them (%s%s), or use `sluice explain`", text, strings.Join(shown, ", "), more)
+	return fmt.Errorf("%s: give one of the backends (%s%s), or use `sluice explain`", text, strings.Join(shown, ", "),
+		more)
 }

@@ -25,7 +25,7 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
-// changeFlags are those of commands that change policies.
+// changeFlags are the flags of commands that change policies.
 type changeFlags struct {
 	files        []string
 	namespace    string
@@ -41,9 +41,9 @@ type changeFlags struct {
 func (o *changeFlags) add(cmd *cobra.Command, files string) {
 	f := cmd.Flags()
 	f.StringArrayVarP(&o.files, "filename", "f", nil, files)
-	f.StringVarP(&o.namespace, "namespace", "n", "", "namespace of what names none (default \"default\")")
-	invocation.ValidateFlag(cmd, &o.validate, "check and compile, but change nothing")
-	f.StringVar(&o.manager, "manager", "", "act as this program, whose policies are apart from those of others")
+	f.StringVarP(&o.namespace, "namespace", "n", "", "namespace of objects without one (default \"default\")")
+	invocation.ValidateFlag(cmd, &o.validate, "check and compile; change nothing")
+	f.StringVar(&o.manager, "manager", "", "act on the policies of this program only; each program has its own set")
 	o.expect.Flag(cmd, "the policy revision")
 	o.wait.Flag(cmd)
 }
@@ -52,11 +52,11 @@ func applyCommand(inv *invocation.Invocation) *cobra.Command {
 	var o changeFlags
 	cmd := &cobra.Command{
 		Use:   "apply -f FILE",
-		Short: "Add or replace policies, all of them or none",
-		Long: fmt.Sprintf(`Add or replace the policies of files, of the YAML and JSON files of a directory,
-or of standard input, all of them or none; and wait until the kernel enforces
-them. The exit code is %d if they are in force in the policy service, but not
-(yet) in the kernel.`, invocation.ExitNotReady),
+		Short: "Add or replace policies, all or none",
+		Long: fmt.Sprintf(`Add or replace policies from files, from the YAML and JSON files of a directory, or from
+standard input, all or none, and wait until the kernel enforces them. The exit code is %d if
+the policy service has accepted them but the kernel does not enforce them (yet).`,
+			invocation.ExitNotReady),
 		Args: onlyFiles,
 		RunE: func(cmd *cobra.Command, _ []string) error { return apply(cmd.Context(), inv, cmd.InOrStdin(), o) },
 	}
@@ -71,7 +71,7 @@ func apply(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, o c
 		return invocation.Usagef("nothing to apply: name it with -f FILE, -f DIRECTORY or -f -")
 	}
 	if o.prune && o.manager == "" {
-		return invocation.Usagef("--prune deletes what else a program brought: name it with --manager NAME")
+		return invocation.Usagef("--prune deletes the other policies of a program: name the program with --manager NAME")
 	}
 	docs, err := readPolicies(inv, o.files, stdin, o.skipOthers)
 	if err == nil {
@@ -92,8 +92,8 @@ func apply(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, o c
 	})
 }
 
-// alsoRefused adds to an error about documents that cannot be read what the policy
-// service says against the others. It changes nothing.
+// alsoRefused adds the policy service's errors about the readable documents to an error about unreadable ones. It
+// changes nothing.
 func alsoRefused(ctx context.Context, inv *invocation.Invocation, err error, docs []manifest.Document, namespace string,
 	allowUnknown bool,
 ) error {
@@ -103,7 +103,7 @@ func alsoRefused(ctx context.Context, inv *invocation.Invocation, err error, doc
 	_, refused := invocation.Ask(ctx, inv, invocation.Policy, client.UpsertPolicies, &policyv1.UpsertPoliciesRequest{
 		Manifests: manifest.Join(docs), DefaultNamespace: namespace, ValidateOnly: true, AllowUnknownFields: allowUnknown,
 	})
-	if status.Code(refused) != codes.InvalidArgument { // it has none, or is away
+	if status.Code(refused) != codes.InvalidArgument { // no errors, or no answer
 		return err
 	}
 	return fmt.Errorf("%w\n%w", err, manifest.InDocuments(refused, docs))
@@ -113,28 +113,28 @@ func deleteCommand(inv *invocation.Invocation) *cobra.Command {
 	var o changeFlags
 	cmd := &cobra.Command{
 		Use:   "delete (-f FILE | KIND [NAMESPACE/]NAME... | KIND/[NAMESPACE/]NAME...)",
-		Short: "Delete policies that `policy apply` brought",
-		Long: fmt.Sprintf(`Delete policies by name, or those that files, a directory or standard input name,
-all of them or none; and wait until the kernel enforces that. Deleting what does not exist
-succeeds. The exit code is %d if they are gone from the policy service, but not
-(yet) from the kernel.`, invocation.ExitNotReady),
+		Short: "Delete policies that were applied with `policy apply`",
+		Long: fmt.Sprintf(`Delete policies by name, or the policies in files, a directory or standard input, all or
+none, and wait until the kernel enforces the change. Deleting a policy that does not exist
+succeeds. The exit code is %d if the policy service has deleted them but the kernel still
+enforces them.`, invocation.ExitNotReady),
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			return deletePolicies(cmd.Context(), inv, cmd.InOrStdin(), invocation.WithoutWait(cmd, a), o)
 		},
 	}
-	o.add(cmd, "file, directory or - for standard input that names the policies; may be repeated")
+	o.add(cmd, "file, directory or - for standard input with the policies to delete; may be repeated")
 	return cmd
 }
 
-// keysNamed are the keys of the arguments, or of files.
+// keysNamed returns the keys of the policies in the arguments or in the files.
 func keysNamed(a, files []string, namespace string, stdin io.Reader) ([]*policyv1.PolicyKey, error) {
 	var keys []*policyv1.PolicyKey
 	switch {
 	case len(a) > 0 && len(files) > 0:
-		return nil, invocation.Usagef("name policies either with -f or as KIND NAME, not both")
+		return nil, invocation.Usagef("give policies either with -f or as KIND NAME, not both")
 	case len(a) == 0 && len(files) == 0:
-		return nil, invocation.Usagef("nothing named: want -f FILE or KIND [NAMESPACE/]NAME")
+		return nil, invocation.Usagef("no policy given: want -f FILE or KIND [NAMESPACE/]NAME")
 	case len(a) > 0:
 		return policykind.KeysNamed(a, namespace)
 	}
@@ -161,14 +161,15 @@ func deletePolicies(ctx context.Context, inv *invocation.Invocation, stdin io.Re
 	})
 }
 
-// answer is what the policy service answers to a change.
+// answer is the policy service's answer to a change.
 type answer interface {
 	proto.Message
 	GetRevision() uint64
 	GetChanges() []*policyv1.PolicyChange
 }
 
-// makeChange makes a change, waits until it is enforced, and shows both. docs are what was sent, if that was documents.
+// makeChange makes a change, waits until the kernel enforces it, and prints the result. docs are the documents that
+// were sent, if any.
 func makeChange[Q any, R answer](ctx context.Context, inv *invocation.Invocation, o changeFlags,
 	docs []manifest.Document, call func(client, context.Context, *Q, ...grpc.CallOption) (R, error), request *Q,
 ) error {
@@ -217,8 +218,8 @@ func makeChange[Q any, R answer](ctx context.Context, inv *invocation.Invocation
 	return outcome.Err()
 }
 
-// awaitRevision returns nil when a datapath is connected and the kernel
-// enforces the revision, else why it does not.
+// awaitRevision returns nil when a datapath is connected and the kernel enforces the revision, else the reason why it
+// does not.
 func awaitRevision(ctx context.Context, inv *invocation.Invocation, revision uint64, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -228,14 +229,14 @@ func awaitRevision(ctx context.Context, inv *invocation.Invocation, revision uin
 	if err != nil {
 		st, _ := status.FromError(err)
 		if st.Code() == codes.DeadlineExceeded {
-			return fmt.Errorf("not within %s; `sluice status` shows how far it is", limit)
+			return fmt.Errorf("not within %s; `sluice status` shows the progress", limit)
 		}
 		return errors.New(st.Message())
 	}
 	if away := r.GetDisconnected(); len(away) > 0 {
 		return fmt.Errorf("not connected: %s", strings.Join(away, ", "))
 	}
-	// Subscribers that only watch the tables say nothing about the kernel.
+	// Subscribers that only watch the tables do not program a kernel.
 	if len(r.GetEnforcing()) == 0 {
 		return errors.New("no datapath is connected to the policy service")
 	}

@@ -21,19 +21,19 @@ func confirmCommand(inv *invocation.Invocation) *cobra.Command {
 	var validate bool
 	cmd := &cobra.Command{
 		Use:   "confirm",
-		Short: "Have the kernel take over policies that are behind what it enforces",
-		Long: fmt.Sprintf(`Say that the policies of the policy service, as `+"`sluice policy list`"+` shows them,
-are what shall be enforced, and wait until the kernel enforces them.
+		Short: "Enforce the stored policies after the state of the policy service was lost",
+		Long: fmt.Sprintf(`Confirm that the policies in `+"`sluice policy list`"+` are complete, and wait until the
+kernel enforces them.
 
-After the state of the policy service was lost, reset, or restored from a
-backup, the kernel goes on enforcing what it enforced before: policies that are
-missing would open what they closed. Apply what is missing first. Without such
-a difference nothing changes. The exit code is %d if the kernel does not enforce
-the policies (yet).`, invocation.ExitNotReady),
+After the state of the policy service was lost, reset or restored from a backup, the
+kernel continues to enforce the previous policies, because missing policies would allow
+connections that they denied. Apply the missing policies before you confirm. If nothing
+was lost, confirm changes nothing. The exit code is %d if the kernel does not enforce the
+policies (yet).`, invocation.ExitNotReady),
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error { return confirm(cmd.Context(), inv, validate) },
 	}
-	invocation.ValidateFlag(cmd, &validate, "say what would be enforced, but confirm nothing")
+	invocation.ValidateFlag(cmd, &validate, "show what would be enforced; confirm nothing")
 	return cmd
 }
 
@@ -57,21 +57,21 @@ func confirm(ctx context.Context, inv *invocation.Invocation, validate bool) err
 		message.Fact{Key: "pending", Value: pending},
 	), func(w io.Writer) {
 		for _, held := range r.GetHeld() {
-			fmt.Fprintln(w, "Until now "+output.Printable(held))
+			fmt.Fprintln(w, "Before: "+output.Printable(held))
 		}
 		if len(r.GetHeld()) == 0 {
-			fmt.Fprintln(w, "The kernel was not behind the policy service: nothing was held.")
+			fmt.Fprintln(w, "The kernel already followed the policy service: there was nothing to confirm.")
 		}
 		switch {
 		case validate:
-			fmt.Fprintf(w, "Nothing was changed: --validate-only. Revision %d, of %d policies, would be enforced.\n",
-				r.GetRevision(), r.GetPolicies())
+			fmt.Fprintf(w, "Nothing was changed: --validate-only. Revision %d with %s would be enforced.\n",
+				r.GetRevision(), output.Plural(r.GetPolicies(), "policy", "policies"))
 		case pending != "":
 			fmt.Fprintln(w, output.Printable(fmt.Sprintf("Revision %d is confirmed, but the kernel does not enforce it: %s.",
 				r.GetRevision(), pending)))
 		default:
-			fmt.Fprintf(w, "The kernel enforces revision %d, of %d policies, after %s.\n", r.GetRevision(), r.GetPolicies(),
-				took)
+			fmt.Fprintf(w, "The kernel enforces revision %d with %s, after %s.\n", r.GetRevision(),
+				output.Plural(r.GetPolicies(), "policy", "policies"), took)
 		}
 	}); err != nil {
 		return err

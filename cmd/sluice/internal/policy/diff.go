@@ -30,7 +30,7 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
-// Exit codes of `policy diff`, as of diff(1).
+// Exit codes of `policy diff`, the same as diff(1).
 const (
 	exitDiffers = invocation.ExitFailed
 	exitTrouble = 2
@@ -45,11 +45,10 @@ func diffCommand(inv *invocation.Invocation) *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "diff [-f FILE] [--delete KIND/[NAMESPACE/]NAME]",
-		Short: "Show whose verdicts would change if policies were applied or deleted",
-		Long: fmt.Sprintf(`Show which connections of the pods of this node would be evaluated differently if
-the policies of files were applied and others deleted. It changes nothing. The
-exit code is 0 if no verdict would change, %d if one would, %d if that cannot be
-said.`, exitDiffers, exitTrouble),
+		Short: "Show which verdicts would change if policies were applied or deleted",
+		Long: fmt.Sprintf(`Show which connections of the pods of this node would get another verdict if the policies
+in files were applied and others deleted. Nothing is changed. The exit code is 0 if no
+verdict would change, %d if one would, %d on errors.`, exitDiffers, exitTrouble),
 		Example: `  sluice policy diff -f web.yaml
   sluice policy diff --delete NetworkPolicy/shop/web`,
 		Args: onlyFiles,
@@ -66,15 +65,15 @@ said.`, exitDiffers, exitTrouble),
 	f.StringArrayVarP(&files, "filename", "f", nil,
 		"file, directory or - for standard input with policies to apply; may be repeated")
 	f.StringArrayVar(&remove, "delete", nil, "policy to delete, KIND/[NAMESPACE/]NAME; may be repeated")
-	f.StringVarP(&namespace, "namespace", "n", "", "namespace of what names none (default \"default\")")
+	f.StringVarP(&namespace, "namespace", "n", "", "namespace of objects without one (default \"default\")")
 	return cmd
 }
 
-// otherFamily is every address of the other family.
+// otherFamily maps the prefix of all IPv4 addresses to that of all IPv6 addresses, and back.
 var otherFamily = map[string]string{"0.0.0.0/0": "::/0", "::/0": "0.0.0.0/0"}
 
-// addPeer adds a peer that is not there yet. An identity that was named at
-// every IPv4 and at every IPv6 address is named once.
+// addPeer adds a peer unless it is in the list. An identity with all IPv4 and all IPv6 addresses becomes one entry
+// without a prefix.
 func addPeer(all []*policyv1.DiffPeer, p *policyv1.DiffPeer) []*policyv1.DiffPeer {
 	find := func(prefix string) int {
 		return slices.IndexFunc(all, func(q *policyv1.DiffPeer) bool {
@@ -94,7 +93,7 @@ func addPeer(all []*policyv1.DiffPeer, p *policyv1.DiffPeer) []*policyv1.DiffPee
 	return all
 }
 
-// addDifference puts peers for which the same changes together.
+// addDifference merges peers with the same changes.
 func addDifference(all []*policyv1.DiffResponse, d *policyv1.DiffResponse) []*policyv1.DiffResponse {
 	peers := d.GetPeers()
 	i := slices.IndexFunc(all, func(o *policyv1.DiffResponse) bool {
@@ -115,7 +114,7 @@ func diff(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, file
 	allowUnknown, skipOthers bool,
 ) error {
 	if len(files) == 0 && len(remove) == 0 {
-		return invocation.Usagef("nothing to compare: want -f FILE, --delete KIND/[NAMESPACE/]NAME, or both")
+		return invocation.Usagef("nothing to compare: want -f FILE, --delete KIND/[NAMESPACE/]NAME or both")
 	}
 	req := &policyv1.DiffRequest{DefaultNamespace: namespace, AllowUnknownFields: allowUnknown}
 	var docs []manifest.Document
@@ -164,24 +163,24 @@ func diff(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, file
 	return invocation.ErrReported
 }
 
-// addressCounts is how many addresses of the cluster have an identity; nil if that is not known.
+// addressCounts has the number of addresses of each identity in the cluster; nil if unknown.
 type addressCounts map[uint32]int
 
-// of returns the count of a peer that no endpoint of this node is.
+// of returns the count for a peer without an endpoint on this node.
 func (c addressCounts) of(p *policyv1.DiffPeer) (n int, known bool) {
 	return c[p.GetIdentity()], c != nil && unlocated(p)
 }
 
-// unlocated tells whether the policy service knows no address of the peer.
+// unlocated reports whether the policy service knows no address of the peer.
 func unlocated(p *policyv1.DiffPeer) bool {
 	return p.GetPrefix() == "" && identity.Numeric(p.GetIdentity()).Scope() == identity.ScopeCluster
 }
 
-// locateTimeout is how long the differences wait for a service that hangs.
+// locateTimeout limits the wait for sluice-identity, which may hang.
 const locateTimeout = 3 * time.Second
 
-// locate counts the addresses of identities that the policy service knows none of: it knows those of this node. A node
-// that is not registered, or whose service of identities is away, does not know what others have.
+// locate counts the cluster's addresses of identities for which the policy service has no address, because it knows
+// only the addresses of this node. It returns nil if sluice-identity is not available or the node is not registered.
 func locate(ctx context.Context, inv *invocation.Invocation, all []*policyv1.DiffResponse) addressCounts {
 	if !slices.ContainsFunc(all, func(d *policyv1.DiffResponse) bool {
 		return slices.ContainsFunc(d.GetPeers(), unlocated)
@@ -202,13 +201,12 @@ func locate(ctx context.Context, inv *invocation.Invocation, all []*policyv1.Dif
 				counts[x.GetIdentity()]++
 			}
 		}); err != nil {
-		return nil // the differences do not depend on it
+		return nil // the counts are optional
 	}
 	return counts
 }
 
-// warnWithoutSubjects says that no difference means nothing, where nothing was
-// compared.
+// warnWithoutSubjects warns that nothing was compared, if the policy service knows no pods.
 func warnWithoutSubjects(ctx context.Context, inv *invocation.Invocation) error {
 	s, err := invocation.Ask(ctx, inv, invocation.Policy, client.GetStatus, &policyv1.GetStatusRequest{})
 	if err == nil && s.GetSubjects() == 0 {
@@ -243,7 +241,7 @@ func differencesTable(w io.Writer, all []*policyv1.DiffResponse, counts addressC
 	}
 }
 
-// portLines gives all ports with the same change a line.
+// portLines returns one line per change of verdict with its ports.
 func portLines(all []*policyv1.DiffPorts) (lines []string) {
 	var changes []string
 	sets := map[string]ports.Intervals{}
@@ -252,7 +250,7 @@ func portLines(all []*policyv1.DiffPorts) (lines []string) {
 		if sets[change] == nil {
 			changes = append(changes, change)
 		}
-		// The line goes on behind the last protocol that a packet can have.
+		// The axis continues beyond the last protocol number that a packet can have.
 		first, last := ports.Point(p.GetFirstProtocol(), p.GetFirstPort()), ports.Point(p.GetLastProtocol(), p.GetLastPort())
 		sets[change] = append(sets[change],
 			ports.Interval{First: min(first, ports.LastPoint), Last: min(last, ports.LastPoint)})
@@ -263,11 +261,10 @@ func portLines(all []*policyv1.DiffPorts) (lines []string) {
 	return lines
 }
 
-// maxPlaces is how many addresses of an identity are named to people.
+// maxPlaces limits the addresses of an identity in tables.
 const maxPlaces = 4
 
-// peerLines gives each workload a line, and one to all prefixes and
-// one to all reserved identities.
+// peerLines returns one line per workload, one for all prefixes and one for all reserved identities.
 func peerLines(peers []*policyv1.DiffPeer, counts addressCounts) []string {
 	var workloads, reserved, blocks []string
 	var order []*policyv1.DiffPeer
@@ -301,7 +298,7 @@ func peerLines(peers []*policyv1.DiffPeer, counts addressCounts) []string {
 			line += " at " + strings.Join(at, ", ")
 		case !known:
 		case n == 0:
-			line += ", which no endpoint has now"
+			line += ", which no endpoint has at present"
 		case n == 1:
 			line += " at one address of the cluster"
 		default:
@@ -317,7 +314,7 @@ func peerLines(peers []*policyv1.DiffPeer, counts addressCounts) []string {
 	return workloads
 }
 
-// placeText is a prefix; of one address, the address.
+// placeText returns the prefix, or the address if the prefix has only one.
 func placeText(prefix string) string {
 	if p, err := netip.ParsePrefix(prefix); err == nil && p.IsSingleIP() {
 		return p.Addr().String()

@@ -26,18 +26,18 @@ func explainCommand(inv *invocation.Invocation) *cobra.Command {
 	var o peer.Flags
 	cmd := &cobra.Command{
 		Use:   "explain --from PEER --to PEER --port PORT",
-		Short: "Evaluate a connection by the policies, and name every rule that matches it",
-		Long: `Evaluate a connection by the policies as they are compiled, on both sides, and name
-every rule that matches it with the place that it was written in. No packet is
-sent. ` + "`sluice explain`" + ` asks the kernel's tables instead.
+		Short: "Evaluate a connection against the policies, and list the matching rules",
+		Long: `Evaluate a connection against the compiled policies on both sides, and list every
+matching rule with its location in a manifest. No packet is sent. ` + "`sluice explain`" + `
+asks the datapath instead.
 
 A peer is ` + peer.Forms + `.
-An address is evaluated as the identity that the cluster gives it. Labels are those of
-the only identity that has them; otherwise they are evaluated as given, as those of a
-pod that does not exist, and a note names the nearest identity.
+An address is evaluated as the identity that it has in the cluster. Labels select the
+only identity that has them; if there is none or more than one, the labels are evaluated
+as those of a hypothetical pod, and a note shows the nearest identity.
 
-Both sides are evaluated by the policies of this node. If a pod is on another node,
-that node enforces its own, and the first line says that it was not asked.`,
+Both sides are evaluated by the policies of this node. If a pod is on another node, that
+node enforces its own policies, and the first line says that it was not asked.`,
 		Example: `  sluice policy explain --from 4caf --to 10.244.0.2 --port 80
   sluice policy explain -n shop --from app=client --to 4caf --port 53/udp
   sluice policy explain --from 4caf --to 192.0.2.7 --icmp echo`,
@@ -54,7 +54,7 @@ that node enforces its own, and the first line says that it was not asked.`,
 	return cmd
 }
 
-// sourceTexts are "NetworkPolicy shop/web spec.ingress[0]".
+// sourceTexts returns locations such as "NetworkPolicy shop/web spec.ingress[0]".
 func sourceTexts(sources []*policyv1.RuleSource) []string {
 	texts := make([]string, 0, len(sources))
 	for _, s := range sources {
@@ -66,7 +66,7 @@ func sourceTexts(sources []*policyv1.RuleSource) []string {
 	return texts
 }
 
-// verdictWords are the actions as verdicts.
+// verdictWords are the verdicts for actions.
 var verdictWords = map[policyv1.Action]string{
 	policyv1.Action_ACTION_ALLOW: "allowed", policyv1.Action_ACTION_DENY: "denied",
 	policyv1.Action_ACTION_REDIRECT: "redirected",
@@ -91,7 +91,7 @@ func explain(ctx context.Context, inv *invocation.Invocation, conn peer.Connecti
 		return err
 	}
 	egress, ingress := r.GetEgress(), r.GetIngress()
-	// A denial of this node is final: other nodes do not change it.
+	// A denial by this node is final, whatever other nodes decide.
 	var notAsked []peer.NotAsked
 	if conn.From.OtherNode() != "" || egress.GetAction() != policyv1.Action_ACTION_DENY {
 		notAsked = conn.NotAsked()
@@ -99,8 +99,7 @@ func explain(ctx context.Context, inv *invocation.Invocation, conn peer.Connecti
 	if conn.To.OtherNode() == "" && ingress.GetAction() == policyv1.Action_ACTION_DENY {
 		notAsked = nil
 	}
-	// Labels that nobody has stand for an identity that exists for the answer
-	// alone.
+	// The policy service evaluates hypothetical labels under a temporary number, which means nothing to people.
 	if egress != nil && conn.From.Identity == 0 {
 		egress.Subject = 0
 	}
@@ -130,13 +129,12 @@ func explain(ctx context.Context, inv *invocation.Invocation, conn peer.Connecti
 		sideLines(w, egress, "Egress", "what %s may send")
 		sideLines(w, ingress, "Ingress", "what %s may receive")
 		if egress == nil && ingress == nil {
-			fmt.Fprintln(w, "\nNeither end is a workload, so no policy has a say.")
+			fmt.Fprintln(w, "\nNeither end is a workload, so no policy applies.")
 		}
 	})
 }
 
-// outcome is what happens to the packets where the verdict alone does not tell. `sluice
-// explain` asks the programs, and prints the same.
+// outcome returns what the datapath does with redirected packets, as `sluice explain` prints it.
 func outcome(verdict policyv1.Action) string {
 	if verdict != policyv1.Action_ACTION_REDIRECT {
 		return ""
@@ -168,7 +166,7 @@ func sideLines(w io.Writer, s *policyv1.SideExplanation, title, what string) {
 	output.Rows(w, matchColumns, s.GetMatches()...)
 }
 
-// because tells what decided, where the list of rules does not.
+// because returns the reason for the verdict.
 func because(s *policyv1.SideExplanation) string {
 	proxy := ""
 	if p := output.Enum(s.GetProxy(), "PROXY_"); p != "" {
@@ -183,7 +181,7 @@ func because(s *policyv1.SideExplanation) string {
 		}
 		return ", because no rule allows it"
 	case netv1.DecidedBy_DECIDED_BY_HOST_ALLOW:
-		return ", because the local node may"
+		return ", because the local node is always allowed"
 	case netv1.DecidedBy_DECIDED_BY_UNKNOWN_IDENTITY:
 		return fmt.Sprintf(", because sluice-policy does not know identity %d yet", s.GetPeer())
 	case netv1.DecidedBy_DECIDED_BY_NO_POLICY:

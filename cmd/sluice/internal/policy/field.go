@@ -26,18 +26,18 @@ func explainFieldCommand(inv *invocation.Invocation) *cobra.Command {
 	var recursive bool
 	cmd := &cobra.Command{
 		Use:   "explain-field [KIND[.PATH]]",
-		Short: "Say what a field of a kind of policy does here: enforced, converted or refused",
-		Long: `Say what Sluice does with a field of a kind of policy, and what it is for; of an
-object, also with each field in it. PATH has a name for each level, such as
-cnp.spec.ingress.toPorts; positions in lists, as in spec.ingress[0], are left out.
-Without KIND, the kinds are listed. No service is asked: the program
-` + program + ` is executed for it, from the directory of this program or from PATH.
+		Short: "Show whether a field of a kind of policy is enforced, converted or refused",
+		Long: `Show whether Sluice supports a field of a kind of policy, and what the field does; for an
+object, also show the fields in it. PATH has a name for each level, such as
+cnp.spec.ingress.toPorts; positions in lists, as in spec.ingress[0], are ignored.
+Without KIND, the command lists the kinds. It needs no running service: it executes
+` + program + ` from its own directory or from PATH.
 
   enforced   the field decides which packets pass, as its kind defines
-  converted  it is not supported: the policy is accepted with a note, and its rule
-             allows less than it says, or denies more
+  converted  not supported: the policy is accepted with a note, and its rule allows less,
+             or denies more, than the manifest says
   refused    a policy with the field is refused
-  no effect  it is accepted, and no verdict depends on it`,
+  no effect  accepted; no verdict depends on the field`,
 		Args: cobra.MaximumNArgs(1),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return policykind.Names(), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
@@ -52,12 +52,11 @@ Without KIND, the kinds are listed. No service is asked: the program
 			return explainField(cmd.Context(), inv, a[0], recursive)
 		},
 	}
-	cmd.Flags().BoolVar(&recursive, "recursive", false, "list all fields below, not only the next level")
+	cmd.Flags().BoolVar(&recursive, "recursive", false, "list the fields of all levels, not only the next one")
 	return cmd
 }
 
-// field is a line of what `sluice-policy fields` prints, and what
-// `policy explain-field -o json` prints of one field.
+// field is one line of the output of `sluice-policy fields`, and one field in `policy explain-field -o json`.
 type field struct {
 	Kind     string   `json:"kind"`
 	Versions []string `json:"versions"`
@@ -71,7 +70,7 @@ type field struct {
 	About    string   `json:"about"`
 }
 
-// fields has the policy service's program list all fields.
+// fields returns all fields of all kinds from the policy service's program.
 func fields(ctx context.Context) ([]field, error) {
 	program, err := findProgram()
 	if err != nil {
@@ -97,7 +96,7 @@ func fields(ctx context.Context) ([]field, error) {
 	}
 }
 
-// kindFields is what `policy explain-field -o json` prints of one kind.
+// kindFields is one kind in `policy explain-field -o json`.
 type kindFields struct {
 	Kind     string         `json:"kind"`
 	Versions []string       `json:"versions"`
@@ -131,7 +130,7 @@ func explainKinds(ctx context.Context, inv *invocation.Invocation) error {
 	})
 }
 
-// position is one in a list, as paths in messages have it: [0].
+// position matches a position in a list: [0].
 var position = regexp.MustCompile(`\[[0-9*]*\]`)
 
 func explainField(ctx context.Context, inv *invocation.Invocation, text string, recursive bool) error {
@@ -147,7 +146,7 @@ func explainField(ctx context.Context, inv *invocation.Invocation, text string, 
 	}
 	all = slices.DeleteFunc(all, func(f field) bool { return f.Kind != kind.Name })
 	if len(all) == 0 {
-		return fmt.Errorf("%s does not know %s; is it of another version?", program, kind.Name)
+		return fmt.Errorf("%s does not know %s; it may have another version", program, kind.Name)
 	}
 	path = withContent(all, path)
 	shown, found := []field{}, path == ""
@@ -170,8 +169,8 @@ func explainField(ctx context.Context, inv *invocation.Invocation, text string, 
 	return inv.Show(shown, func(w io.Writer) { writeFields(w, kind.Name, path, shown) })
 }
 
-// withContent is the path of the field that holds what a path leads to, if its keys
-// are the author's, such as a label in matchLabels.
+// withContent shortens a path to the field that holds it if the rest is chosen by the author, such as a label in
+// matchLabels.
 func withContent(all []field, path string) string {
 	for _, f := range all {
 		if strings.HasPrefix(path, f.Path+".") && (f.Type == "map of strings" || strings.HasSuffix(f.Type, "any")) {
@@ -181,7 +180,7 @@ func withContent(all []field, path string) string {
 	return path
 }
 
-// near names the fields of the closest object around a path that there is not.
+// near lists the fields of the closest existing object on an unknown path.
 func near(all []field, path string) string {
 	for path != "" {
 		at := strings.LastIndexByte(path, '.')
@@ -236,7 +235,7 @@ func writeFields(w io.Writer, kind, path string, shown []field) {
 	}
 }
 
-// supportText is the support with what it depends on.
+// supportText returns the support of a field with its conditions.
 func (f field) supportText() string {
 	text := f.Support
 	if f.Becomes != "" {

@@ -27,7 +27,7 @@ func listCommand(inv *invocation.Invocation) *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List policies with their state, and what was refused",
+		Short: "List policies with their state, and refused policies",
 		Args:  invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			req := &policyv1.ListPoliciesRequest{Namespace: namespace}
@@ -58,7 +58,7 @@ func listCommand(inv *invocation.Invocation) *cobra.Command {
 	f.StringVar(&kind, "kind", "", "only this kind")
 	f.StringVarP(&namespace, "namespace", "n", "", "only this namespace")
 	f.StringVar(&subject, "subject", "", "only policies that select this pod or identity")
-	f.BoolVar(&short, "refused", false, "only what was refused")
+	f.BoolVar(&short, "refused", false, "only refused policies")
 	return cmd
 }
 
@@ -73,11 +73,11 @@ var columns = []output.Column[*policyv1.Policy]{
 	{Header: "SOURCE", Cell: func(p *policyv1.Policy) any { return sourceText(p) }},
 }
 
-// stateText is the state of a policy, in a word or two.
+// stateText returns the state of a policy in a few words.
 func stateText(p *policyv1.Policy) string {
 	switch {
 	case p.GetAccepted() && p.GetError() != "":
-		return "outdated" // a newer form was refused
+		return "outdated" // a newer version was refused
 	case !p.GetAccepted():
 		return "refused"
 	}
@@ -102,8 +102,8 @@ func stateText(p *policyv1.Policy) string {
 	return strings.Join(parts, ", ")
 }
 
-// remarks are the notes on a policy, and the fields that it lost. That it selects
-// no endpoint of this node is in a column of its own.
+// remarks returns the notes on a policy and its ignored fields. The column SELECTS already shows that a policy
+// selects nothing.
 func remarks(p *policyv1.Policy) []string {
 	var all []string
 	for _, field := range p.GetDroppedFields() {
@@ -117,8 +117,7 @@ func remarks(p *policyv1.Policy) []string {
 	return all
 }
 
-// title is the policy's name; of a file that could not be read as one, the
-// file's.
+// title returns the name of the policy, or the file if it could not be parsed.
 func title(p *policyv1.Policy) string {
 	if p.GetKey().GetName() == "" {
 		return sourceText(p)
@@ -169,7 +168,7 @@ func printList(ctx context.Context, inv *invocation.Invocation, req *policyv1.Li
 		for _, p := range all {
 			switch {
 			case p.GetError() != "" && p.GetAccepted():
-				line(title(p) + " stays as it is; a newer form was refused: " + p.GetError())
+				line(title(p) + " stays in force in its previous version; the new version was refused: " + p.GetError())
 			case p.GetError() != "":
 				line(title(p) + " was refused: " + p.GetError())
 			}
@@ -191,7 +190,7 @@ func getCommand(inv *invocation.Invocation) *cobra.Command {
 	var namespace string
 	cmd := &cobra.Command{
 		Use:   "get (KIND [NAMESPACE/]NAME | KIND/[NAMESPACE/]NAME)",
-		Short: "Print the manifest of a policy; with -o json its state too",
+		Short: "Print the manifest of a policy; with -o json also its state",
 		Args:  cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			keys, err := policykind.KeysNamed(a, namespace)
@@ -199,7 +198,7 @@ func getCommand(inv *invocation.Invocation) *cobra.Command {
 			case err != nil:
 				return err
 			case len(keys) != 1:
-				return invocation.Usagef("%s wants one policy, such as NetworkPolicy shop/web", cmd.CommandPath())
+				return invocation.Usagef("%s takes one policy, such as NetworkPolicy shop/web", cmd.CommandPath())
 			}
 			return printOne(cmd.Context(), inv, keys[0])
 		},
@@ -224,7 +223,7 @@ func printOne(ctx context.Context, inv *invocation.Invocation, key *policyv1.Pol
 	}
 	for _, p := range all {
 		if p.GetError() != "" {
-			fmt.Fprintln(inv.ErrOut, output.Printable("warning: a newer form was refused: "+p.GetError()))
+			fmt.Fprintln(inv.ErrOut, output.Printable("warning: a newer version was refused: "+p.GetError()))
 		}
 		for _, text := range remarks(p) {
 			fmt.Fprintln(inv.ErrOut, output.Printable("warning: "+text))

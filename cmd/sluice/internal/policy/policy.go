@@ -25,18 +25,17 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 		explainCommand(inv), explainFieldCommand(inv), diffCommand(inv), validateCommand(inv), tableCommand(inv))
 }
 
-// client is the policy service's, for the calls of invocation.
+// client shortens the calls of package invocation.
 type client = policyv1.PolicyServiceClient
 
-// manifestFlags are flags of commands that send manifests.
+// manifestFlags adds the flags of commands that send manifests.
 func manifestFlags(cmd *cobra.Command, allowUnknown, skipOthers *bool) {
 	cmd.Flags().BoolVar(allowUnknown, "allow-unknown-fields", false,
-		"warn of fields that a kind does not have, and ignore them")
-	cmd.Flags().BoolVar(skipOthers, "skip-other-kinds", false, "leave out objects that are no policies")
+		"ignore unknown fields with a warning")
+	cmd.Flags().BoolVar(skipOthers, "skip-other-kinds", false, "skip objects that are not policies")
 }
 
-// readPolicies is readManifests without objects that are no policies, if those
-// are to be left out.
+// readPolicies reads manifests. With skipOthers it skips objects that are not policies.
 func readPolicies(inv *invocation.Invocation, files []string, stdin io.Reader, skipOthers bool) ([]manifest.Document,
 	error,
 ) {
@@ -44,17 +43,17 @@ func readPolicies(inv *invocation.Invocation, files []string, stdin io.Reader, s
 	if !skipOthers {
 		return docs, err
 	}
-	kept, others := manifest.Only(docs, policykind.IsPolicy, "no policy")
+	kept, others := manifest.Only(docs, policykind.IsPolicy, "a policy")
 	for _, text := range others {
 		fmt.Fprintln(inv.ErrOut, "note: "+text)
 	}
 	if err == nil && len(kept) == 0 {
-		err = errors.New("there is no policy among the objects")
+		err = errors.New("no policy found among the objects")
 	}
 	return kept, err
 }
 
-// onlyFiles refuses arguments where files are named with -f.
+// onlyFiles refuses arguments: the command takes files with -f.
 func onlyFiles(cmd *cobra.Command, a []string) error {
 	if a = invocation.WithoutWait(cmd, a); len(a) > 0 {
 		return invocation.Usagef("%s takes no argument; name files with -f, as in `%s -f %s`", cmd.CommandPath(),
@@ -63,7 +62,7 @@ func onlyFiles(cmd *cobra.Command, a []string) error {
 	return nil
 }
 
-// noteText is "field: text".
+// noteText returns "field: text".
 func noteText(n *policyv1.PolicyNote) string {
 	if n.GetField() == "" {
 		return n.GetText()
@@ -71,7 +70,7 @@ func noteText(n *policyv1.PolicyNote) string {
 	return n.GetField() + ": " + n.GetText()
 }
 
-// noteLabel is how much attention a note wants.
+// noteLabel returns the severity of a note.
 func noteLabel(n *policyv1.PolicyNote) string {
 	switch n.GetKind() {
 	case policyv1.PolicyNoteKind_POLICY_NOTE_KIND_SELECTS_NOTHING, policyv1.PolicyNoteKind_POLICY_NOTE_KIND_NO_EFFECT:
@@ -80,7 +79,7 @@ func noteLabel(n *policyv1.PolicyNote) string {
 	return "warning: "
 }
 
-// withOmitted adds to the notes of a policy a note on those that the service left out.
+// withOmitted appends a note with the number of notes that the service left out.
 func withOmitted(notes []*policyv1.PolicyNote, omitted uint32) []*policyv1.PolicyNote {
 	if omitted == 0 {
 		return notes

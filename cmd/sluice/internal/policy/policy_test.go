@@ -44,16 +44,16 @@ func TestConfirmEndsWhatTheKernelHolds(t *testing.T) {
 	}
 	for _, flag := range []string{"--validate-only", "--dry-run"} {
 		out, _ = n.Want(t, 0, "policy", "confirm", flag)
-		nodetest.WantLines(t, out, "Until now "+n.Policy.Held[0],
-			"Nothing was changed: --validate-only. Revision 7, of 1 policies, would be enforced.")
+		nodetest.WantLines(t, out, "Before: "+n.Policy.Held[0],
+			"Nothing was changed: --validate-only. Revision 7 with 1 policy would be enforced.")
 	}
 	if n.Policy.WaitError == nil {
 		t.Error("--validate-only confirmed the policies")
 	}
 	out, _ = n.Want(t, 0, "policy", "confirm")
 	for _, want := range []string{
-		"Until now datapath: the kernel goes on enforcing revision 12",
-		"The kernel enforces revision 7, of ",
+		"Before: datapath: the kernel goes on enforcing revision 12",
+		"The kernel enforces revision 7 with ",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("confirm says\n%s, want %q", out, want)
@@ -61,7 +61,7 @@ func TestConfirmEndsWhatTheKernelHolds(t *testing.T) {
 	}
 	n.Policy.Held, n.Policy.Confirmed = nil, status.Error(codes.FailedPrecondition, "incomplete: identity")
 	out, _ = n.Want(t, invocation.ExitNotReady, "policy", "confirm")
-	if !strings.Contains(out, "nothing was held") || !strings.Contains(out,
+	if !strings.Contains(out, "there was nothing to confirm") || !strings.Contains(out,
 		"Revision 7 is confirmed, but the kernel does not enforce it: incomplete: identity") {
 		t.Errorf("confirm says\n%s", out)
 	}
@@ -97,7 +97,7 @@ func TestApplyWaitsUntilTheKernelEnforces(t *testing.T) {
 	}{
 		{"a datapath that is away", func() { n.Policy.Disconnected = []string{"datapath"} }, "not connected: datapath"},
 		{"no datapath at all", func() {
-			// A subscriber that only watches, and was asked for by a debugging session, is no datapath.
+			// A subscriber that only watches, for example in a debugging session, does not program a kernel.
 			n.Policy.Enforcing, n.Policy.Subscribers = nil, []*policyv1.SubscriberStatus{{Name: "nc-sub", Connected: true}}
 		}, "no datapath is connected"},
 		{"a refused table", func() {
@@ -204,8 +204,8 @@ func TestUnsupportedFieldsStayInSight(t *testing.T) {
 	n.Policy.Unsupported = 1
 	n.Policy.Mu.Unlock()
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
-	nodetest.WantLines(t, out, "Warning: sluice-policy: policies with fields that Sluice does not support: 1; "+
-		"`sluice policy list` names them")
+	nodetest.WantLines(t, out, "Warning: sluice-policy: policies with fields that Sluice does not support: 1; see "+
+		"`sluice policy list`")
 }
 
 func TestListsAndOtherKindsAreRead(t *testing.T) {
@@ -229,11 +229,11 @@ func TestListsAndOtherKindsAreRead(t *testing.T) {
 		nodetest.WebPolicy+"---\napiVersion: crd.projectcalico.org/v1\nkind: NetworkPolicy\nmetadata: {name: x}\n")
 	out, errOut = n.Want(t, 0, "policy", "apply", "-f", mixed, "--skip-other-kinds")
 	nodetest.WantLines(t, out, "NetworkPolicy shop/web created")
-	nodetest.WantLines(t, errOut, "note: "+mixed+": document 1 (line 1): Service s: is no policy, and left out",
-		"note: "+mixed+": document 3 (line 10): NetworkPolicy x: is no policy, and left out")
+	nodetest.WantLines(t, errOut, "note: "+mixed+": document 1 (line 1): Service s: is not a policy; skipped",
+		"note: "+mixed+": document 3 (line 10): NetworkPolicy x: is not a policy; skipped")
 	none := nodetest.Write(t, dir, "none.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: s}\n")
 	_, errOut = n.Want(t, invocation.ExitFailed, "policy", "apply", "-f", none, "--skip-other-kinds")
-	nodetest.WantLines(t, errOut, "sluice: there is no policy among the objects")
+	nodetest.WantLines(t, errOut, "sluice: no policy found among the objects")
 }
 
 func TestBrokenFilesHideNoOthers(t *testing.T) {
@@ -296,7 +296,8 @@ func TestApplyAsAManager(t *testing.T) {
 	out, _ = n.Want(t, 0, "policy", "apply", "-f", b, "--manager", "argo", "--prune")
 	nodetest.WantLines(t, out, "NetworkPolicy shop/b unchanged", "NetworkPolicy shop/a deleted")
 	_, errOut = n.Want(t, invocation.ExitUsage, "policy", "apply", "-f", b, "--prune")
-	nodetest.WantLines(t, errOut, "sluice: --prune deletes what else a program brought: name it with --manager NAME")
+	nodetest.WantLines(t, errOut,
+		"sluice: --prune deletes the other policies of a program: name the program with --manager NAME")
 }
 
 func TestPolicyThatSelectsNothingIsNoted(t *testing.T) {
@@ -306,7 +307,7 @@ func TestPolicyThatSelectsNothingIsNoted(t *testing.T) {
 	_, errOut := n.Want(t, 0, "policy", "apply", "-f", file)
 	nodetest.WantLines(t, errOut, "note: "+file+
 		": document 1 (line 1): NetworkPolicy shop/web: selects no endpoint of this node")
-	// The list has a column for it.
+	// The list shows it in a column.
 	out, _ := n.Want(t, 0, "policy", "list")
 	nodetest.WantLines(t, out, "NetworkPolicy shop/web accepted 7 1 identity 2 0s grpc")
 }
@@ -362,7 +363,7 @@ func TestPoliciesAreNamedAsPeopleDo(t *testing.T) {
 	}
 }
 
-// TestPoliciesAreNamedInOneWay: get, delete and diff --delete take the same two forms.
+// TestPoliciesAreNamedInOneWay: get, delete and diff --delete accept the same two forms.
 func TestPoliciesAreNamedInOneWay(t *testing.T) {
 	for args, want := range map[string]string{
 		"netpol shop/web web": "[NetworkPolicy shop/web NetworkPolicy default/web]",
@@ -409,7 +410,7 @@ func TestDeleteListAndGet(t *testing.T) {
 		"NetworkPolicy shop/web accepted 7 1 identity 2 0s grpc",
 		"NetworkPolicy shop/x outdated 2 0 identities 0 - file:x.yaml", "file:z.yaml refused 0 0 identities 0 - file:z.yaml",
 		"file:z.yaml was refused: is no YAML",
-		"NetworkPolicy shop/x stays as it is; a newer form was refused: spec.ingress: is a number")
+		"NetworkPolicy shop/x stays in force in its previous version; the new version was refused: spec.ingress: is a number")
 	out, _ = n.Want(t, 0, "policy", "list", "--subject", "300", "-o", "json")
 	var all message.Items[*policyv1.Policy]
 	if err := nodetest.UnmarshalItems(out, &all); err != nil || len(all) != 1 || all[0].GetKey().GetName() != "web" {
@@ -459,7 +460,7 @@ func TestPolicyExplainFindsWhoIsMeant(t *testing.T) {
 		{"10.244.0.1", want{uint32(identity.Host), "10.244.0.1", 0}},
 		{"10.244.0.99", want{uint32(identity.UnknownInCluster), "10.244.0.99", 0}},
 		{"k8s:app=web,tier", want{300, "", 2}}, // exactly
-		{"app=web", want{300, "", 1}},          // among others, of one identity
+		{"app=web", want{300, "", 1}},          // a subset of one identity's labels
 		{"app=new", want{0, "", 1}},
 		{"reserved:host", want{1, "", 0}},
 	} {
@@ -506,11 +507,11 @@ func TestPolicyExplainFindsWhoIsMeant(t *testing.T) {
 	_, errOut = n.Want(t, invocation.ExitFailed, "policy", "explain", "--from", "300", "--to", "a.example",
 		"--port", "80")
 	nodetest.WantLines(t, errOut, "sluice: no endpoint of container a.example; see `sluice endpoint list`; "+
-		"names of DNS are not taken, give an address")
+		"DNS names are not accepted; give an address")
 }
 
-// TestPolicyExplainFindsLabelsAmongTheIdentitiesOfTheCluster holds that labels resolve to one identity, or that a note
-// says that no single identity matches.
+// TestPolicyExplainFindsLabelsAmongTheIdentitiesOfTheCluster: labels resolve to one identity, or a note says that no
+// single identity matches.
 func TestPolicyExplainFindsLabelsAmongTheIdentitiesOfTheCluster(t *testing.T) {
 	n := nodetest.New(t, Command)
 	namespace := func(name string) []*workloadv1.Label {
@@ -568,7 +569,7 @@ func TestPolicyExplainFindsLabelsAmongTheIdentitiesOfTheCluster(t *testing.T) {
 	}
 }
 
-// TestPolicyExplainNamesTheNodesThatItDidNotAsk holds that the first line does not speak for another node.
+// TestPolicyExplainNamesTheNodesThatItDidNotAsk: the first line lists the nodes that were not asked.
 func TestPolicyExplainNamesTheNodesThatItDidNotAsk(t *testing.T) {
 	n := nodetest.New(t, Command)
 	for _, c := range []struct{ from, to, suffix string }{
@@ -583,7 +584,7 @@ func TestPolicyExplainNamesTheNodesThatItDidNotAsk(t *testing.T) {
 		line, _, _ := strings.Cut(out, "\n")
 		suffix := c.suffix
 		if c.to == "0123" {
-			suffix = "" // what this node's side denies no other node allows
+			suffix = "" // a denial by this node is final
 		}
 		if !strings.HasSuffix(line, "DENIED by policy revision 6"+suffix) {
 			t.Errorf("%s -> %s: %s, want it to end with %q", c.from, c.to, line, suffix)
@@ -591,8 +592,8 @@ func TestPolicyExplainNamesTheNodesThatItDidNotAsk(t *testing.T) {
 	}
 }
 
-// TestPolicyExplainRefusesAddressesOfServices holds that no verdict is given about an address that no packet has once
-// it is translated.
+// TestPolicyExplainRefusesAddressesOfServices: there is no verdict on an address that is translated before policies
+// see it.
 func TestPolicyExplainRefusesAddressesOfServices(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Explained = map[string]*datapathv1.ExplainResponse{
@@ -609,21 +610,19 @@ func TestPolicyExplainRefusesAddressesOfServices(t *testing.T) {
 		}},
 	}
 	for address, want := range map[string]string{
-		"10.96.0.10": "10.96.0.10, tcp port 80, is an address of Service shop/web, and policies see its backends: ask " +
-			"about one " +
-			"of them (10.244.0.3:8080, 10.244.1.2:8080 and 1 more), or use `sluice explain`",
-		"10.96.0.11": "10.96.0.11 is an address of Services, and none of them has tcp port 80: the connection is refused " +
-			"before " +
-			"policies are asked",
-		"10.96.0.12": "10.96.0.12, tcp port 80, is an address of Service shop/db, and policies see its backends: none is " +
-			"evaluated; `sluice explain` says what happens to the connection",
+		"10.96.0.10": "10.96.0.10, tcp port 80, is an address of Service shop/web, and policies see its backends: give " +
+			"one of the backends (10.244.0.3:8080, 10.244.1.2:8080 and 1 more), or use `sluice explain`",
+		"10.96.0.11": "10.96.0.11 is an address of a Service that does not serve tcp port 80: the connection is refused " +
+			"before policies are evaluated",
+		"10.96.0.12": "10.96.0.12, tcp port 80, is an address of Service shop/db, and policies see its backends: it has " +
+			"none; `sluice explain` shows what happens to the connection",
 	} {
 		_, errOut := n.Want(t, invocation.ExitFailed, "policy", "explain", "--from", "0123", "--to", address, "--port", "80")
 		nodetest.WantLines(t, errOut, "sluice: "+want)
 	}
 	n.Want(t, 0, "policy", "explain", "--from", "0123", "--to", "203.0.113.9", "--port", "80")
 	n.Want(t, 0, "policy", "explain", "--from", "0123", "--to", "10.96.0.10", "--icmp", "echo")
-	// A sender without an address has no path through the kernel; its frontends are listed.
+	// Without a sender's address, the datapath cannot evaluate a packet, so the frontends are listed instead.
 	n.Frontends = []*datapathv1.KernelFrontend{{
 		Address: "10.96.0.20", Port: 80, Protocol: netv1.Protocol_PROTOCOL_TCP, Service: "shop/web:http",
 		Inside: &datapathv1.KernelBackendList{Backends: []*datapathv1.KernelBackend{{Address: "10.244.0.3", Port: 8080}}},
@@ -631,17 +630,15 @@ func TestPolicyExplainRefusesAddressesOfServices(t *testing.T) {
 	_, errOut := n.Want(t, invocation.ExitFailed, "policy", "explain", "--from", "300", "--to", "10.96.0.20", "--port",
 		"80")
 	nodetest.WantLines(t, errOut, "sluice: 10.96.0.20, tcp port 80, is an address of Service shop/web, and policies see "+
-		"its "+
-		"backends: ask about one of them (10.244.0.3:8080), or use `sluice explain`")
+		"its backends: give one of the backends (10.244.0.3:8080), or use `sluice explain`")
 	_, errOut = n.Want(t, invocation.ExitFailed, "policy", "explain", "--from", "300", "--to", "10.96.0.20", "--port",
 		"81")
-	if !strings.Contains(errOut, "none of them has tcp port 81") {
+	if !strings.Contains(errOut, "does not serve tcp port 81") {
 		t.Errorf("another port: %s", errOut)
 	}
 }
 
-// TestExplainOfARedirectSaysThatItIsDropped: `sluice explain` asks the programs, which drop it:
-// there is no proxy.
+// TestExplainOfARedirectSaysThatItIsDropped, as `sluice explain` does, because there is no proxy.
 func TestExplainOfARedirectSaysThatItIsDropped(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "policy", "explain", "--from", "300", "--to", "301", "--port", "8080")
@@ -669,8 +666,8 @@ func TestPolicyExplainShowsBothSidesAndEveryRule(t *testing.T) {
 	}
 }
 
-// TestDiffSaysWhichPeersNoEndpointHas: an identity that rests in its grace, or of another node, has no address that the
-// policy service knows.
+// TestDiffSaysWhichPeersNoEndpointHas: the policy service knows no address of identities of other nodes, or without
+// endpoints.
 func TestDiffSaysWhichPeersNoEndpointHas(t *testing.T) {
 	n := nodetest.New(t, Command)
 	file := nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebPolicy)
@@ -695,7 +692,7 @@ func TestDiffSaysWhichPeersNoEndpointHas(t *testing.T) {
 	}
 	out, _ := n.Want(t, exitDiffers, "policy", "diff", "-f", file)
 	nodetest.WantLines(t, out, "from app=here (301) at 10.244.0.7", "from app=one (302) at one address of the cluster",
-		"from app=two (303) at 2 addresses of the cluster", "from app=ghost (304), which no endpoint has now",
+		"from app=two (303) at 2 addresses of the cluster", "from app=ghost (304), which no endpoint has at present",
 		"from app=local (65536)", "from reserved:host")
 	out, _ = n.Want(t, exitDiffers, "policy", "diff", "-f", file, "-o", "json")
 	var all []struct {
@@ -758,7 +755,7 @@ func TestDiffExitsAsDiffDoes(t *testing.T) {
 			},
 		},
 	}}
-	// The same for other peers, of which one was named.
+	// The same for other peers, one of which was already listed.
 	n.Policy.Differences = append(n.Policy.Differences, proto.Clone(n.Policy.Differences[0]).(*policyv1.DiffResponse))
 	n.Policy.Differences[1].Peers = []*policyv1.DiffPeer{
 		{Identity: 301, Labels: []*workloadv1.Label{nodetest.Label("app", "client")}},
@@ -768,7 +765,7 @@ func TestDiffExitsAsDiffDoes(t *testing.T) {
 		"ccnp/all")
 	nodetest.WantLines(t, out, "What app=web (300) may receive", "everything but tcp 80: allowed -> denied",
 		"tcp 80: allowed -> redirected",
-		"from app=client (301), which no endpoint has now",
+		"from app=client (301), which no endpoint has at present",
 		"from identity 302 at ::/0, 10.0.0.7", "from reserved:host, reserved:a+reserved:b",
 		"from 192.0.2.0/24, every other address outside")
 	if strings.Count(out, "What ") != 1 {
@@ -822,8 +819,8 @@ func TestPolicyTableShowsRangesAndWhatLiesBetween(t *testing.T) {
 		}}}},
 	}
 	out, _ := n.Want(t, 0, "policy", "table", "300")
-	nodetest.WantLines(t, out, "Identity 300, policy revision 9", "Egress: nothing is enforced",
-		"Ingress: what no rule decides is denied, but for the local node",
+	nodetest.WantLines(t, out, "Identity 300, policy revision 9", "Egress: no policy is enforced",
+		"Ingress: connections that match no rule are denied, except for the local node",
 		"rule 1 allow normal NetworkPolicy shop/web spec.ingress[0]", "rule 2 deny isolation -",
 		"class 0 everything rule 2", "tcp 80 rule 1", "tcp 81-65535 rule 3, else rule 1", "identity class 5 class 1",
 		"192.0.2.0/24 cluster: class 0, outside: class 1",
@@ -845,7 +842,7 @@ func TestValidateNeedsNoService(t *testing.T) {
 		!strings.Contains(errOut.String(), "sluice-policy, which checks manifests, is neither ") {
 		t.Errorf("without the program: exit code %d\n%s%s", code, out.String(), errOut.String())
 	}
-	// A stand-in for the program answers as it does.
+	// A fake of the program.
 	bin := t.TempDir()
 	program := filepath.Join(bin, "sluice-policy")
 	script := "#!/bin/sh\n[ \"$*\" = 'validate --namespace=shop' ] || exit 2\n/bin/cat > " + filepath.Join(bin, "stdin") +
@@ -876,7 +873,7 @@ func TestValidateNeedsNoService(t *testing.T) {
 	}
 }
 
-// listed is what the stand-in for `sluice-policy fields` prints.
+// listed is the output of the fake `sluice-policy fields`.
 var listed = strings.ReplaceAll(`
 {HEAD,"path":"spec","type":"object","required":true,"support":"enforced","about":"All."}
 {HEAD,"path":"spec.ingress","type":"list of object","support":"enforced","about":"Rules."}
@@ -935,9 +932,9 @@ func TestFieldsAreExplainedWithoutAService(t *testing.T) {
 		"netpol.spec.ingress[0].form": "NetworkPolicy has no field spec.ingress.form: such a policy is refused; " +
 			"there are in spec.ingress: nodes",
 		"netpol.x.y.z":                           "has no field x.y.z: such a policy is refused; there are: spec",
-		"pod":                                    `"pod" is not a kind of policy; there are NetworkPolicy (netpol)`,
+		"pod":                                    `"pod" is not a kind of policy; the kinds are NetworkPolicy (netpol)`,
 		"":                                       `"" is not a kind of policy`,
-		"ccg":                                    "sluice-policy does not know CiliumCIDRGroup; is it of another version?",
+		"ccg":                                    "sluice-policy does not know CiliumCIDRGroup; it may have another version",
 		"netpol.\x1b[31m":                        "has no field",
 		"netpol." + strings.Repeat("x.", 10_000): "has no field",
 	} {
@@ -958,7 +955,7 @@ func TestFieldsAreExplainedWithoutAService(t *testing.T) {
 	}
 }
 
-// TestTimeOfWaitMayBeAWordOfItsOwn: people write it as they write that of --timeout.
+// TestTimeOfWaitMayBeAWordOfItsOwn: people type "--wait 5s" as they type "--timeout 5s".
 func TestTimeOfWaitMayBeAWordOfItsOwn(t *testing.T) {
 	n := nodetest.New(t, Command)
 	file := nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebPolicy)
@@ -976,9 +973,8 @@ func TestTimeOfWaitMayBeAWordOfItsOwn(t *testing.T) {
 	}
 }
 
-// TestOnlyWhatIsSentCountsForTheLimit: a bundle of resource definitions is larger than what a service takes at once.
-// What --skip-other-kinds leaves out does not count, and an object without a kind, or with the group of before, is not
-// left out.
+// TestOnlyWhatIsSentCountsForTheLimit: objects that --skip-other-kinds skips do not count, because a bundle of CRDs
+// may be larger than the limit. Objects without a kind or with an obsolete group are not skipped.
 func TestOnlyWhatIsSentCountsForTheLimit(t *testing.T) {
 	n := nodetest.New(t, Command)
 	dir := t.TempDir()
@@ -987,13 +983,13 @@ func TestOnlyWhatIsSentCountsForTheLimit(t *testing.T) {
 	policy := "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\n"
 	bundle := nodetest.Write(t, dir, "bundle.yaml", strings.Repeat(crd, 2)+policy)
 	out, errOut := n.Want(t, 0, "policy", "apply", "-f", bundle, "--skip-other-kinds")
-	if !strings.Contains(out, "NetworkPolicy shop/web") || strings.Count(errOut, "is no policy, and left out") != 2 {
+	if !strings.Contains(out, "NetworkPolicy shop/web") || strings.Count(errOut, "is not a policy; skipped") != 2 {
 		t.Errorf("a bundle: %s%s", out, errOut)
 	}
 	_, errOut = n.Want(t, invocation.ExitFailed, "policy", "apply", "-f", bundle)
 	nodetest.WantLines(t, errOut, "sluice: "+bundle+
-		": document 2 (line 7): the manifests up to here are larger than 3145728 bytes together, "+
-		"which is all that the service takes at once")
+		": document 2 (line 7): the manifests up to here are larger than 3145728 bytes, "+
+		"the limit of the service for one call")
 	docs, err := readPolicies(&invocation.Invocation{ErrOut: io.Discard}, []string{"-"}, strings.NewReader(
 		"kind: NetworkPolicy\n---\napiVersion: v1\n---\napiVersion: extensions/v1beta1\nkind: NetworkPolicy\n---\n"+
 			"apiVersion: cilium.io/v2\nkind: CiliumEgressGatewayPolicy\n---\napiVersion: v1\nkind: Secret\n"), true)

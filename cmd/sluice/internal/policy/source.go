@@ -17,23 +17,23 @@ import (
 )
 
 func sourceCommand(inv *invocation.Invocation) *cobra.Command {
-	return invocation.Group("source", "Act on the sources of policies", acceptCommand(inv))
+	return invocation.Group("source", "Manage sources of policies", acceptCommand(inv))
 }
 
 func acceptCommand(inv *invocation.Invocation) *cobra.Command {
 	var validate bool
 	cmd := &cobra.Command{
 		Use:   "accept-without FILE",
-		Short: "Connect containers without the policies of a file that was never read",
-		Long: fmt.Sprintf(`End the waiting for a file of policies, or for the directory, that was never read:
-containers are connected without its policies, and what these deny is allowed.
-The policy service records it, and takes the policies over as soon as it can read
-them. `+"`sluice status`"+` names the files that are missing, and why. The exit code
-is %d if containers are not connected for another reason.`, invocation.ExitNotReady),
+		Short: "Allow containers to start without the policies of a file that was never read",
+		Long: fmt.Sprintf(`Stop waiting for a file of policies, or for the policy directory, that was never read.
+Containers are connected without its policies, so connections that these policies deny
+are allowed. The policy service records the decision, and enforces the policies as soon
+as it can read them. `+"`sluice status`"+` lists the missing files and the reasons. The exit
+code is %d if containers still cannot be connected for another reason.`, invocation.ExitNotReady),
 		Args: invocation.Args(1, "FILE"),
 		RunE: func(cmd *cobra.Command, a []string) error { return accept(cmd.Context(), inv, a[0], validate) },
 	}
-	invocation.ValidateFlag(cmd, &validate, "say what is missing, but accept nothing")
+	invocation.ValidateFlag(cmd, &validate, "show what is missing; accept nothing")
 	return cmd
 }
 

@@ -24,11 +24,11 @@ import (
 func tableCommand(inv *invocation.Invocation) *cobra.Command {
 	return &cobra.Command{
 		Use:   "table PEER",
-		Short: "Print the compiled tables by which a pod or an identity is evaluated",
-		Long: `Print the compiled tables by which a pod or an identity is evaluated: the rules in
-the order in which they are asked, and for each class of peers the ports at which
-each decides. Of Admin rules, which are asked first, and of the others the best
-one is given.`,
+		Short: "Print the compiled policy tables of a pod or an identity",
+		Long: `Print the compiled policy tables of a pod or an identity: the rules in order of
+evaluation, and for each peer class the rule that decides at each range of ports. For
+Admin rules, which are evaluated first, and for the other rules, the first match is
+shown.`,
 		Args: invocation.Args(1, "a pod or an identity number"),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			p, err := peer.Resolve(cmd.Context(), inv, a[0], "")
@@ -59,7 +59,7 @@ func printTables(ctx context.Context, inv *invocation.Invocation, subject uint32
 	})
 }
 
-// withGaps lists all ports in order, those without a rule too.
+// withGaps returns the ranges with the ports between them, which no rule matches.
 func withGaps(ranges []*policyv1.PortRange) (all []*policyv1.PortRange) {
 	next := uint32(0)
 	for _, r := range ranges {
@@ -80,7 +80,7 @@ func withGaps(ranges []*policyv1.PortRange) (all []*policyv1.PortRange) {
 	return append(all, &policyv1.PortRange{First: next, Last: ports.LastPoint})
 }
 
-// rulesText names the rules that decide at some ports.
+// rulesText returns the rules that decide at a range of ports.
 func rulesText(r *policyv1.PortRange) string {
 	var rules []string
 	for _, n := range []uint32{r.GetAdmin(), r.GetRest()} {
@@ -96,7 +96,7 @@ func rulesText(r *policyv1.PortRange) string {
 
 func tableLines(w io.Writer, title string, t *policyv1.PolicyTable, sources []*policyv1.RuleSources, omitted uint32) {
 	if t == nil {
-		fmt.Fprintf(w, "\n%s: nothing is enforced\n", title)
+		fmt.Fprintf(w, "\n%s: no policy is enforced\n", title)
 		return
 	}
 	otherwise := "denied"
@@ -104,9 +104,9 @@ func tableLines(w io.Writer, title string, t *policyv1.PolicyTable, sources []*p
 	case t.GetDefaultAllow():
 		otherwise = "allowed"
 	case t.GetHostAllow():
-		otherwise = "denied, but for the local node"
+		otherwise = "denied, except for the local node"
 	}
-	fmt.Fprintf(w, "\n%s: what no rule decides is %s\n", title, otherwise)
+	fmt.Fprintf(w, "\n%s: connections that match no rule are %s\n", title, otherwise)
 	for i, r := range t.GetRules() {
 		var texts []string
 		if i < len(sources) {
@@ -118,7 +118,7 @@ func tableLines(w io.Writer, title string, t *policyv1.PolicyTable, sources []*p
 	if omitted > 0 {
 		fmt.Fprintf(w, "  The source locations of the last %d of %d rules are left out.\n", omitted, len(t.GetRules()))
 	}
-	// An empty line ends the columns of a table.
+	// tabwriter aligns the rows between empty lines.
 	fmt.Fprintln(w)
 	for class, c := range t.GetClasses() {
 		name := fmt.Sprintf("class %d", class)
@@ -152,7 +152,7 @@ func tableLines(w io.Writer, title string, t *policyv1.PolicyTable, sources []*p
 	}
 }
 
-// sorted returns messages in the order of a key.
+// sorted returns the messages sorted by a key.
 func sorted[M any, K cmp.Ordered](all []M, key func(M) K) []M {
 	return slices.SortedFunc(slices.Values(all), func(a, b M) int { return cmp.Compare(key(a), key(b)) })
 }

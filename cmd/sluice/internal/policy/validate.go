@@ -25,7 +25,7 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
-// program checks manifests offline: the engine is that service's own.
+// program is the policy service's program, which checks manifests offline with the same engine.
 const program = "sluice-policy"
 
 func validateCommand(inv *invocation.Invocation) *cobra.Command {
@@ -37,11 +37,10 @@ func validateCommand(inv *invocation.Invocation) *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "validate -f FILE",
-		Short: "Check manifests offline, as the policy service would; for a CI of manifests",
-		Long: `Check manifests as the policy service would, without any service: the program
-` + program + ` is executed for it, from the directory of this program or from PATH.
-Every problem is named with file, document and field. The exit code is 1 if there
-is one.`,
+		Short: "Check manifests offline as the policy service would, for CI of manifests",
+		Long: `Check manifests as the policy service would, without a running service: the command
+executes ` + program + ` from its own directory or from PATH. Every problem is reported
+with file, document and field. The exit code is 1 if there are problems.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			files = append(files, a...)
@@ -59,11 +58,11 @@ is one.`,
 	manifestFlags(cmd, &allowUnknown, &skipOthers)
 	f := cmd.Flags()
 	f.StringArrayVarP(&files, "filename", "f", nil, "file, directory or - for standard input; may be repeated")
-	f.StringVarP(&namespace, "namespace", "n", "", "namespace of what names none (default \"default\")")
+	f.StringVarP(&namespace, "namespace", "n", "", "namespace of objects without one (default \"default\")")
 	return cmd
 }
 
-// checked is what `policy validate -o json` prints of one document.
+// checked is the result for one document in `policy validate -o json`.
 type checked struct {
 	File      string   `json:"file"`
 	Document  int      `json:"document,omitempty"` // 0: the file could not be read
@@ -77,11 +76,11 @@ type checked struct {
 	Notes     notes    `json:"notes,omitempty"`
 }
 
-// notes are written and read as those of the policy service.
+// notes have the JSON form of the policy service's notes.
 type notes = message.Items[*policyv1.PolicyNote]
 
-// verdictOnDocument is a line of what `sluice-policy validate` prints, one for
-// each document of its standard input in order.
+// verdictOnDocument is one line of the output of `sluice-policy validate`, which prints a line for each document of
+// its standard input.
 type verdictOnDocument struct {
 	Problems []string `json:"problems"`
 	Dropped  []string `json:"droppedFields"`
@@ -99,7 +98,8 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 		}
 	}
 	if len(verdicts) != len(docs) {
-		return fmt.Errorf("%s evaluated %d of %d documents; is it of another version?", program, len(verdicts), len(docs))
+		return fmt.Errorf("%s checked %d of %d documents; it may have another version", program, len(verdicts),
+			len(docs))
 	}
 	all := make([]checked, 0, len(docs))
 	refused, dropped := 0, 0
@@ -161,7 +161,7 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 	return nil
 }
 
-// checkOffline has the policy service's program evaluate a stream of documents.
+// checkOffline checks a stream of documents with the policy service's program.
 func checkOffline(ctx context.Context, manifests []byte, namespace string, allowUnknown bool) ([]verdictOnDocument,
 	error,
 ) {
@@ -196,7 +196,7 @@ func checkOffline(ctx context.Context, manifests []byte, namespace string, allow
 	}
 }
 
-// findProgram prefers the program that was built with this one.
+// findProgram returns the path of the policy service's program: in the directory of this program, or else in PATH.
 func findProgram() (string, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -208,7 +208,7 @@ func findProgram() (string, error) {
 	}
 	path, err := exec.LookPath(program)
 	if err != nil {
-		return "", fmt.Errorf("%s, which checks manifests, is neither %s nor in PATH", program, beside)
+		return "", fmt.Errorf("%s, which checks manifests, is neither at %s nor in PATH", program, beside)
 	}
 	return path, nil
 }

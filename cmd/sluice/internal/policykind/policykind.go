@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package policykind has the kinds of policies and their names as people write them.
+// Package policykind has the kinds of policies and parses their names.
 package policykind
 
 import (
@@ -12,7 +12,7 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
-// Kind is a kind of policy as a person may write it.
+// Kind is a kind of policy with its names.
 type Kind struct {
 	Name       string
 	plural     string
@@ -31,7 +31,7 @@ var kinds = []Kind{
 	{"BaselineAdminNetworkPolicy", "baselineadminnetworkpolicies", "banp", false, "policy.networking.k8s.io"},
 }
 
-// Names are the names of all kinds.
+// Names returns the names of all kinds.
 func Names() []string {
 	names := make([]string, 0, len(kinds))
 	for _, k := range kinds {
@@ -40,15 +40,14 @@ func Names() []string {
 	return names
 }
 
-// IsPolicy reports whether objects of a group and kind are policies. Whether
-// they are of a version that is known is for the policy service to check, which
-// refuses the group that Kubernetes had before.
+// IsPolicy reports whether objects of a group and kind are policies, in any version. It includes the obsolete group
+// "extensions", so that the policy service can refuse it with an explanation.
 func IsPolicy(group, kind string) bool {
 	return group == "extensions" && kind == "NetworkPolicy" ||
 		slices.ContainsFunc(kinds, func(k Kind) bool { return k.group == group && k.Name == kind })
 }
 
-// defaultNamespace is where objects are that name no namespace.
+// defaultNamespace is the namespace of objects without one.
 const defaultNamespace = "default"
 
 // Named finds a kind by its name, plural or short name, in any case.
@@ -62,10 +61,10 @@ func Named(text string) (Kind, error) {
 	for _, k := range kinds {
 		names = append(names, k.Name+" ("+k.short+")")
 	}
-	return Kind{}, invocation.Usagef("%q is not a kind of policy; there are %s", text, strings.Join(names, ", "))
+	return Kind{}, invocation.Usagef("%q is not a kind of policy; the kinds are %s", text, strings.Join(names, ", "))
 }
 
-// KeyNamed is the key of the arguments KIND and [NAMESPACE/]NAME.
+// KeyNamed returns the key for the arguments KIND and [NAMESPACE/]NAME.
 func KeyNamed(kind, name, namespace string) (*policyv1.PolicyKey, error) {
 	k, err := Named(kind)
 	if err != nil {
@@ -88,7 +87,7 @@ func KeyNamed(kind, name, namespace string) (*policyv1.PolicyKey, error) {
 	return &policyv1.PolicyKey{Kind: k.Name, Namespace: namespace, Name: name}, nil
 }
 
-// KeysNamed are the keys of the arguments KIND [NAMESPACE/]NAME..., or KIND/[NAMESPACE/]NAME....
+// KeysNamed returns the keys for the arguments KIND [NAMESPACE/]NAME... or KIND/[NAMESPACE/]NAME....
 func KeysNamed(args []string, namespace string) ([]*policyv1.PolicyKey, error) {
 	if len(args) == 0 {
 		return nil, nil
@@ -117,9 +116,8 @@ func KeysNamed(args []string, namespace string) ([]*policyv1.PolicyKey, error) {
 	return keys, nil
 }
 
-// Complete is a document's key with the namespace that the service would give
-// it. The kind is taken as it is: the service refuses one that it does not
-// know.
+// Complete returns the key of a document with the namespace that the service would choose. An unknown kind stays
+// unchanged; the service refuses it.
 func Complete(key *policyv1.PolicyKey, namespace string) *policyv1.PolicyKey {
 	full := &policyv1.PolicyKey{Kind: key.GetKind(), Namespace: key.GetNamespace(), Name: key.GetName()}
 	if full.Namespace != "" {
@@ -136,12 +134,12 @@ func Complete(key *policyv1.PolicyKey, namespace string) *policyv1.PolicyKey {
 	return full
 }
 
-// KeyText is "NetworkPolicy shop/web".
+// KeyText returns "NetworkPolicy shop/web".
 func KeyText(k *policyv1.PolicyKey) string {
 	return strings.TrimSpace(k.GetKind() + " " + NameText(k))
 }
 
-// NameText is "shop/web".
+// NameText returns "shop/web".
 func NameText(k *policyv1.PolicyKey) string {
 	if k.GetNamespace() != "" {
 		return k.GetNamespace() + "/" + k.GetName()

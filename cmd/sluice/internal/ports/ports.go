@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package ports writes protocols and sets of ports as people read them.
+// Package ports formats protocols and sets of ports for people.
 package ports
 
 import (
@@ -12,7 +12,7 @@ import (
 
 var Protocols = map[string]uint32{"icmp": 1, "tcp": 6, "udp": 17, "icmpv6": 58, "sctp": 132}
 
-// ProtocolText is the name of a protocol, or its number.
+// ProtocolText returns the name of a protocol, or its number.
 func ProtocolText(n uint32) string {
 	if n == 0 {
 		return ""
@@ -31,7 +31,7 @@ func HasPorts(protocol uint32) bool { return protocol == 6 || protocol == 17 || 
 // IsICMP reports whether packets of a protocol have a type and a code.
 func IsICMP(protocol uint32) bool { return protocol == 1 || protocol == 58 }
 
-// ServiceText is "tcp port 80", "icmp type 8 code 0" or "protocol 47".
+// ServiceText returns "tcp port 80", "icmp type 8 code 0" or "protocol 47".
 func ServiceText(protocol, port uint32) string {
 	switch {
 	case HasPorts(protocol):
@@ -43,19 +43,18 @@ func ServiceText(protocol, port uint32) string {
 	}
 }
 
-// Interval is a range of points on the line protocol << 16 | port, on which
-// policies are evaluated; both ends belong to it.
+// Interval is a range of points protocol << 16 | port, including First and Last.
 type Interval struct{ First, Last uint32 }
 
 const LastPoint = 0xFF<<16 | 0xFFFF
 
-// Point is where a port lies on the line.
+// Point returns protocol << 16 | port.
 func Point(protocol, port uint32) uint32 { return protocol<<16 | port }
 
 // Intervals is a set of points.
 type Intervals []Interval
 
-// merged is the set, sorted, with as few intervals as it takes.
+// merged returns the set as a minimal, sorted list.
 func (s Intervals) merged() Intervals {
 	sorted := slices.Clone(s)
 	slices.SortFunc(sorted, func(a, b Interval) int { return int(a.First) - int(b.First) })
@@ -70,7 +69,7 @@ func (s Intervals) merged() Intervals {
 	return out
 }
 
-// complement is every point that is not in the merged set.
+// complement returns all points that are not in the merged set.
 func (s Intervals) complement() Intervals {
 	var out Intervals
 	next := uint32(0)
@@ -86,7 +85,7 @@ func (s Intervals) complement() Intervals {
 	return out
 }
 
-// Texts are the set in words, by what is left out if that is shorter.
+// Texts describes the set, by its complement if that is shorter.
 func (s Intervals) Texts() []string {
 	set := s.merged()
 	in := set.texts()
@@ -100,7 +99,7 @@ func (s Intervals) Texts() []string {
 	return in
 }
 
-// texts are each interval in words.
+// texts describes each interval.
 func (s Intervals) texts() []string {
 	var words []string
 	for _, i := range s {
@@ -132,7 +131,7 @@ func (s Intervals) texts() []string {
 	return words
 }
 
-// portsText is a range of ports of one protocol, or of types and codes.
+// portsText describes a range of ports of one protocol, or of ICMP types and codes.
 func portsText(protocol, first, last uint32) string {
 	name := ProtocolText(protocol)
 	switch {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package prepare makes what the services find at their start.
+// Package prepare creates the directories and mounts that the services need.
 package prepare
 
 import (
@@ -16,12 +16,11 @@ import (
 func Command(inv *invocation.Invocation) *cobra.Command {
 	return &cobra.Command{
 		Use:   "prepare",
-		Short: "Make the directories that the services find at their start",
-		Long: `Make the run and state directories of an instance, each with the user of its
-service, and give what an earlier version left under other users to those of
-today. Mount the bpffs in which the datapath pins maps and programs, and move
-there what an earlier version pinned elsewhere. It runs as root, before the
-services; running it again changes nothing.`,
+		Short: "Create the directories and the bpffs that the services need",
+		Long: `Create the run and state directories of an instance, each owned by the user of its service;
+files that an earlier version created as another user get their present owner. Mount the
+bpffs for the pins of the datapath, and move pins of an earlier version there. Run it as
+root before the services; running it again changes nothing.`,
 		Args: invocation.Args(0, ""),
 		RunE: func(*cobra.Command, []string) error { return run(inv) },
 	}
@@ -29,7 +28,7 @@ services; running it again changes nothing.`,
 
 func run(inv *invocation.Invocation) error {
 	if inv.RunDir != "" {
-		return invocation.Usagef("--run-dir: the directories are those of an --instance")
+		return invocation.Usagef("--run-dir: not valid here; choose the directories with --instance")
 	}
 	paths, err := instance.New(inv.Instance)
 	if err != nil {

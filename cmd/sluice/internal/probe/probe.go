@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package probe is both ends of a connection that the connectivity test makes between pods: their image has no other
-// program than Sluice's own. It asks no service.
+// Package probe is the client and the server of the connectivity test. The pods of the test use Sluice's image, which
+// has no other programs. It needs no services.
 package probe
 
 import (
@@ -34,7 +34,7 @@ const (
 	Failed      = "failed"
 )
 
-// Attempt is what `probe connect` and `probe resolve` print as JSON.
+// Attempt is the output of `probe connect -o json` and `probe resolve -o json`.
 type Attempt struct {
 	Target    string   `json:"target"`
 	Outcome   string   `json:"outcome"`
@@ -44,7 +44,7 @@ type Attempt struct {
 	Addresses []string `json:"addresses,omitempty"`
 }
 
-// Answer is what a server answers.
+// Answer is the answer of a server.
 type Answer struct {
 	Server string `json:"server"`
 	Client string `json:"client"`
@@ -69,22 +69,22 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 			return serve(cmd.Context(), l, handler(name))
 		},
 	}
-	serving.Flags().StringVar(&address, "address", ":8080", "where to listen")
+	serving.Flags().StringVar(&address, "address", ":8080", "address to listen on")
 	bare := false
 	connecting := &cobra.Command{
 		Use:   "connect HOST:PORT",
-		Short: "Connect, ask for the server's name, and say what came of it",
-		Long: `Connect to a server, ask it for its name, and say what came of it, within
---timeout. The exit code is 1 if no connection came about.`,
+		Short: "Connect to a server, request its name, and print the result",
+		Long: `Connect to a server, request its name, and print the result, within --timeout. The exit
+code is 1 if the connection fails.`,
 		Args: invocation.Args(1, "HOST:PORT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return show(inv, connect(cmd.Context(), inv.Timeout, args[0], bare))
 		},
 	}
-	connecting.Flags().BoolVar(&bare, "tcp", false, "end when there is a connection, and ask for no name")
+	connecting.Flags().BoolVar(&bare, "tcp", false, "close the connection at once, without a request")
 	resolving := &cobra.Command{
 		Use:   "resolve NAME",
-		Short: "Ask the DNS server for the addresses of a name",
+		Short: "Resolve the addresses of a DNS name",
 		Args:  invocation.Args(1, "a name"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return show(inv, resolve(cmd.Context(), inv.Timeout, args[0]))
@@ -93,15 +93,14 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 	var idle time.Duration
 	holding := &cobra.Command{
 		Use:   "hold",
-		Short: "Stay as the first process of a container while commands are executed in it",
-		Long: `Stay as long as other processes run in the container, and end when there has been
-none for --idle: a pod that was made for a command ends then, also if whoever made
-it is gone.`,
+		Short: "Keep a container running while commands are executed in it",
+		Long: `Run while other processes run in the container, and exit when there has been none for
+--idle, so that a temporary pod ends even if its creator was killed.`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error { return hold(cmd.Context(), "/proc", idle, time.Second) },
 	}
-	holding.Flags().DurationVar(&idle, "idle", 30*time.Second, "how long no other process may run")
-	cmd := invocation.Group("probe", "Be a process of a pod that a command about a cluster makes", serving, connecting,
+	holding.Flags().DurationVar(&idle, "idle", 30*time.Second, "exit after this time without other processes")
+	cmd := invocation.Group("probe", "Run in pods of cluster commands", serving, connecting,
 		resolving, holding)
 	cmd.Hidden = true
 	return cmd
@@ -130,7 +129,7 @@ func serve(ctx context.Context, l net.Listener, h http.Handler) error {
 	return nil
 }
 
-// handler answers with the name of the server, whatever it is asked.
+// handler answers every request with the name of the server.
 func handler(name string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -138,7 +137,7 @@ func handler(name string) http.Handler {
 	})
 }
 
-// answerLimit bounds what is read of an answer.
+// answerLimit limits the size of an answer in bytes.
 const answerLimit = 64 << 10
 
 func connect(ctx context.Context, timeout time.Duration, target string, bare bool) Attempt {
@@ -158,7 +157,7 @@ func connect(ctx context.Context, timeout time.Duration, target string, bare boo
 	}
 	answer, err := ask(ctx, conn, target)
 	if err != nil {
-		// There is a connection, and no more: a packet that is too large for the way is lost then.
+		// For example, packets that exceed the path MTU are lost.
 		a.Outcome, a.Error = Failed, "connected, but no answer: "+err.Error()
 		return a
 	}
@@ -199,7 +198,7 @@ func resolve(ctx context.Context, timeout time.Duration, name string) Attempt {
 	return Attempt{Target: name, Outcome: Resolved, Addresses: addresses}
 }
 
-// hold returns when no process but this one has been there for a time, or ctx ends.
+// hold returns when there has been no other process for the time idle, or when ctx ends.
 func hold(ctx context.Context, proc string, idle, every time.Duration) error {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -223,7 +222,7 @@ func hold(ctx context.Context, proc string, idle, every time.Duration) error {
 	return nil
 }
 
-// outcome puts an error into a word.
+// outcome returns the outcome for an error.
 func outcome(err error) string {
 	var dns *net.DNSError
 	var timeout net.Error

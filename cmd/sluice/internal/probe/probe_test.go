@@ -58,7 +58,7 @@ func TestConnectTellsRefusalFromSilence(t *testing.T) {
 	if a := connect(t.Context(), time.Minute, at, false); a.Outcome != Refused || a.Error == "" {
 		t.Errorf("a port without a server: %+v", a)
 	}
-	// A deadline that is over stands for a server that never answers.
+	// An expired deadline simulates a server that never answers.
 	over, cancel := context.WithTimeout(t.Context(), 0)
 	defer cancel()
 	if a := connect(over, time.Minute, at, false); a.Outcome != TimedOut {
@@ -85,7 +85,7 @@ func TestHoldEndsWhenNoOtherProcessIsThere(t *testing.T) {
 	go func() { done <- hold(t.Context(), dir, 50*time.Millisecond, time.Millisecond) }()
 	select {
 	case err := <-done:
-		t.Fatalf("it has ended beside another process: %v", err)
+		t.Fatalf("hold returned while another process was running: %v", err)
 	case <-time.After(200 * time.Millisecond):
 	}
 	if err := os.Remove(process("9999999")); err != nil {
@@ -94,7 +94,7 @@ func TestHoldEndsWhenNoOtherProcessIsThere(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	// Without a directory it does not stay.
+	// Without a proc directory, hold returns.
 	if err := hold(t.Context(), process("none"), time.Hour, time.Millisecond); err == nil {
 		t.Error("no error")
 	}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package report makes an archive of files without secrets, for people who look into a fault: those of one node, or
-// those of a cluster. It names what could not be had with the reason, and collects nothing by itself.
+// Package report writes an archive of files for the analysis of a fault of a node or a cluster. It redacts secrets
+// and lists missing files with the reasons. Its callers collect the files.
 package report
 
 import (
@@ -25,40 +25,40 @@ import (
 	"github.com/sluice-net/sluice/kit/version"
 )
 
-// FileLimit bounds each file.
+// FileLimit is the largest size of one file in bytes.
 const FileLimit = 16 << 20
 
-// Manifest is what `manifest.json` says.
+// Manifest is the content of `manifest.json`.
 type Manifest struct {
 	Created time.Time `json:"created"`
-	Program string    `json:"program"` // version of the command that made the report
+	Program string    `json:"program"` // version of the command that wrote the report
 	Nodes   []string  `json:"nodes"`
 	Files   []Entry   `json:"files"`
 	Missing []Missing `json:"missing"`
 }
 
-// Entry is a file and where it comes from.
+// Entry is a file of the archive with its origin.
 type Entry struct {
 	Name    string `json:"name"`
 	Command string `json:"command"`
 	Bytes   int    `json:"bytes"`
-	// Truncated says that the end of what the command printed is missing.
+	// Truncated is true if the end of the output is missing.
 	Truncated bool `json:"truncated,omitempty"`
-	// Error is how the command ended, if what it printed is here all the same.
+	// Error is the error of a command whose output is nevertheless included.
 	Error string `json:"error,omitempty"`
 }
 
-// Missing is a file that could not be had.
+// Missing is a file that could not be collected.
 type Missing struct {
 	Name   string `json:"name"`
 	Reason string `json:"reason"`
 }
 
-// Archive holds the files of a report until they are written in order: parts come in any. Its methods may be called by
-// several goroutines at once, but for Close and WriteTo.
+// Archive collects the files of a report, in any order, until they are written sorted by name. Its methods are safe
+// for concurrent use, except Close.
 type Archive struct {
-	dir   string // the files, by their names; empty: they are in memory
-	limit int64  // bytes of all files; 0: no bound
+	dir   string // directory of the files; empty: they are in memory
+	limit int64  // largest size of all files in bytes; 0: no limit
 
 	mu       sync.Mutex
 	manifest Manifest          // guarded by mu
@@ -66,8 +66,9 @@ type Archive struct {
 	files    map[string][]byte // compressed; guarded by mu
 }
 
-// New makes an archive whose files together have limit bytes at most. They are in memory, compressed: a report may be
-// made because a disk is full. Without a bound, 0, they lie in a temporary directory. The caller closes the archive.
+// New returns an archive for files of at most limit bytes in total. It keeps them compressed in memory, because a
+// report may be about a full disk. If limit is 0, there is no limit, and the files are in a temporary directory. The
+// caller closes the archive.
 func New(now time.Time, limit int64) (*Archive, error) {
 	a := &Archive{limit: limit, files: map[string][]byte{}, manifest: Manifest{
 		Created: now, Program: version.Get().String(), Nodes: []string{}, Files: []Entry{}, Missing: []Missing{},
@@ -80,7 +81,7 @@ func New(now time.Time, limit int64) (*Archive, error) {
 	return a, err
 }
 
-// Close removes what the archive held.
+// Close removes the temporary directory.
 func (a *Archive) Close() error {
 	if a.dir == "" {
 		return nil
@@ -88,15 +89,15 @@ func (a *Archive) Close() error {
 	return os.RemoveAll(a.dir)
 }
 
-// Node adds the name of a node that the report is about.
+// Node adds the name of a node to the manifest.
 func (a *Archive) Node(name string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.manifest.Nodes = append(a.manifest.Nodes, name)
 }
 
-// Keep adds what a command printed, without secrets. One that failed may have printed what is worth keeping: the exit
-// code of `sluice status` says what is in its output.
+// Keep adds the redacted output of a command. It keeps the output of a failed command, too: for example, `sluice
+// status` prints the problems and fails.
 func (a *Archive) Keep(name, command string, out []byte, err error) {
 	if err != nil && len(bytes.TrimSpace(out)) == 0 {
 		a.Miss(name, err)
@@ -123,7 +124,7 @@ func (a *Archive) Keep(name, command string, out []byte, err error) {
 	}
 }
 
-// answered says that a command ended by itself: its exit code is part of its answer.
+// answered reports whether a command exited by itself, so that its output is complete.
 func answered(err error) bool {
 	var exit interface {
 		error
@@ -132,19 +133,18 @@ func answered(err error) bool {
 	return errors.As(err, &exit)
 }
 
-// Miss says why a file is not there.
+// Miss records why a file is missing.
 func (a *Archive) Miss(name string, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.manifest.Missing = append(a.manifest.Missing, Missing{name, Text(err.Error())})
 }
 
-// add keeps a file.
 func (a *Archive) add(name string, content []byte) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.limit > 0 && a.size+int64(len(content)) > a.limit {
-		return fmt.Errorf("with %d bytes more the report would be larger than %d MiB", len(content), a.limit>>20)
+		return fmt.Errorf("%d more bytes would make the report larger than %d MiB", len(content), a.limit>>20)
 	}
 	a.size += int64(len(content))
 	if a.dir == "" {
@@ -172,7 +172,6 @@ func (a *Archive) add(name string, content []byte) error {
 
 func (a *Archive) path(name string) string { return filepath.Join(a.dir, filepath.FromSlash(name)) }
 
-// read returns a file that was added.
 func (a *Archive) read(name string) ([]byte, error) {
 	if a.dir != "" {
 		return os.ReadFile(a.path(name))
@@ -182,7 +181,7 @@ func (a *Archive) read(name string) ([]byte, error) {
 	return io.ReadAll(flate.NewReader(bytes.NewReader(a.files[name])))
 }
 
-// Manifest is what the archive has, in order.
+// Manifest returns the manifest, sorted by name.
 func (a *Archive) Manifest() Manifest {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -195,7 +194,7 @@ func (a *Archive) Manifest() Manifest {
 	return m
 }
 
-// write writes the files and the manifest into an archive below one directory, sorted by name.
+// write writes the files and the manifest as a tar.gz, sorted by name, in one directory.
 func (a *Archive) write(w io.Writer, directory string) error {
 	m := a.Manifest()
 	manifest, err := json.MarshalIndent(m, "", "  ")
@@ -230,7 +229,7 @@ func (a *Archive) write(w io.Writer, directory string) error {
 	return errors.Join(archive.Close(), compressed.Close())
 }
 
-// FileName keeps a name that others chose from leading elsewhere.
+// FileName makes a name that others chose safe for use as a file name.
 func FileName(name string) string {
 	return strings.TrimLeft(strings.Map(func(c rune) rune {
 		if c == '/' || c == '\\' || c < ' ' {

@@ -19,52 +19,53 @@ import (
 	"unicode/utf8"
 )
 
-// redacted stands for what was taken out.
+// redacted replaces secrets.
 const redacted = "REDACTED"
 
-// names are the ends of names whose values are secrets, headers are those of headers, whose values may have several
-// words. Names of names have none of them: secretName, tokenRef.
+// names matches the ends of names whose values are secrets; headers matches HTTP headers, whose values may have
+// several words. Names of references, such as secretName and tokenRef, do not match.
 const (
 	names = `(?:passw(?:or)?d|passphrase|passcode|pwd|secret|token|credentials?|psk|pre[-_ ]?shared[-_ ]?key|key-data|` +
 		`\.dockerconfigjson|\.dockercfg|` +
 		`(?:api|private|access|secret|shared|session|signing|encryption|account|master)[-_ ]?key)`
 	headers = `(?:authorization|cookie)`
-	// keyFile are names of files with private keys, which are keys of Secrets, too. In settings they have paths.
+	// keyFile matches names of files with private keys, which are also keys of Secrets. In settings their values are
+	// paths.
 	keyFile = `(?:\b(?:[a-z0-9_-]+\.key|(?:tls|ssl|ca|server|client)[-_]key|id_(?:rsa|dsa|ecdsa|ed25519)|auth))`
 )
 
-// compiled compiles an expression when it is first used: the commands that redact nothing do not wait for it.
+// compiled compiles an expression on first use, so that other commands start faster.
 func compiled(expression string) func() *regexp.Regexp {
 	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expression) })
 }
 
 var (
-	// sensitive is a name whose value is a secret.
+	// sensitive matches a name whose value is a secret.
 	sensitive = compiled(`(?i)(?:` + names + `|` + headers + `)$`)
-	// sensitiveFlag is a flag whose value is the next argument.
+	// sensitiveFlag matches a flag whose value, the next argument, is a secret.
 	sensitiveFlag = compiled(`(?i)^--?[A-Za-z0-9._-]*` + names + `$`)
-	// sensitiveFile is a name whose value is a secret, unless it is a path.
+	// sensitiveFile matches a name whose value is a secret unless it is a path.
 	sensitiveFile = compiled(`(?i)^` + keyFile + `$`)
 )
 
-// privateKey is one in armor, of PEM, OpenSSH, SSH2 or PGP, with the lines before it that say how it is encrypted. The
-// ends of lines may be escaped: PEM in JSON.
+// privateKey matches an armored private key (PEM, OpenSSH, SSH2, PGP) with its headers. Newlines may be escaped, as
+// in PEM within JSON.
 var privateKey = compiled(`-----?[ ]?BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?[ ]?-----?(?:\s|\\+[nr])*` +
 	`(?:[A-Za-z0-9-]+: [^\n\\]*(?:\s|\\+[nr])+)*[^-]*(?:-----?[ ]?END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?[ ]?-----?)?`)
 
-// patterns are those of secrets in a line, with what replaces them. A line that has none of the words, in lower case,
-// is not searched: that costs seconds for a few MiB.
+// patterns match secrets in a line. An expression is applied only to lines with one of the words (in lower case),
+// because expressions take seconds for a few MiB.
 var patterns = []struct {
 	words   []string
 	find    func() *regexp.Regexp
 	replace string
 }{
-	// The user of a URL, with or without a password.
+	// User and password in a URL.
 	{
 		[]string{"://"},
 		compiled(`([A-Za-z][A-Za-z0-9+.-]*://)[^\s/?#"'\\<>@]+(?:@[^\s/?#"'\\<>@]+)*@`), "${1}" + redacted + "@",
 	},
-	// The signature of a URL, and a key of an API in it.
+	// Signatures and API keys in URLs.
 	{
 		[]string{"sig", "key=", "code="},
 		compiled(`(?i)([?&](?:sig|key|code|apikey|(?:[a-z0-9-]+-)?signature)=)[^\s&#"'\\]+`), "${1}" + redacted,
@@ -73,9 +74,9 @@ var patterns = []struct {
 		[]string{"bearer", "basic"},
 		compiled(`(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}`), "${1} " + redacted,
 	},
-	// A token of a service account is one.
+	// JSON Web Tokens, such as tokens of service accounts.
 	{[]string{"eyj"}, compiled(`\beyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*`), redacted},
-	// Tokens of forges, registries and clouds, which say what they are.
+	// Tokens of forges, registries and clouds, by their prefixes.
 	{
 		[]string{
 			"glpat-", "glptt-", "gldt-", "glrt-", "glft-", "glcbt-", "glsoat-", "glimt-", "glagent-", "gloas-",
@@ -98,7 +99,7 @@ var patterns = []struct {
 		compiled(`\b(?:AIza[A-Za-z0-9_-]{30,}|ya29\.[A-Za-z0-9_-]{16,}|[rs]k_(?:live|test)_[A-Za-z0-9]{12,}|` +
 			`AT(?:ATT|BB)[A-Za-z0-9_=-]{16,}|do[opr]_v1_[a-f0-9]{32,}|AGE-SECRET-KEY-1[A-Z0-9]{16,})`), redacted,
 	},
-	// In quotes, which may be escaped: JSON in JSON.
+	// Quoted values; the quotes may be escaped, as in JSON within JSON.
 	{
 		secretWords,
 		compiled(`(?i)((?:` + names + `|` + headers + `)\\*"\s*:\s*\\*")(?:[^"\\]|\\+[^"\\])+`),
@@ -112,18 +113,18 @@ var patterns = []struct {
 		secretWords,
 		compiled(`(?i)(` + names + `=\\+")(?:[^"\\]|\\+[^"\\])+`), "${1}" + redacted,
 	},
-	// A block of YAML whose lines have escaped ends.
+	// YAML block scalars with escaped newlines.
 	{
 		secretWords,
 		compiled(`(?i)(` + names + `["']?\s*:\s*[|>][0-9+-]*)(?:(?:\\+[nr])+[ \t]+(?:[^\\"]|\\+[^nr"\\])*)+`),
 		"${1} " + redacted,
 	},
-	// A header, to the end of its line or string.
+	// Headers, up to the end of the line or string.
 	{
 		secretWords,
 		compiled(`(?i)(` + headers + `:[ \t]*)[^ \t\r\n"\\][^\r\n"\\]*`), "${1}" + redacted,
 	},
-	// A value in quotes behind the name: YAML, or a log of key=value.
+	// Quoted values after an unquoted name: YAML, or key=value logs.
 	{
 		secretWords,
 		compiled(`(?i)(` + names + `["']?[ \t]*[:=][ \t]*")(?:[^"\\\r\n]|\\.)+`), "${1}" + redacted,
@@ -132,23 +133,23 @@ var patterns = []struct {
 		secretWords,
 		compiled(`(?i)(` + names + `["']?[ \t]*[:=][ \t]*')[^'\r\n]+`), "${1}" + redacted,
 	},
-	// A key of IPsec.
+	// IPsec keys.
 	{
 		[]string{"psk", "eap", "xauth"},
 		compiled(`(?i)(:[ \t]*(?:psk|eap|xauth)[ \t]+["'])[^"'\r\n]+`), "${1}" + redacted,
 	},
-	// The user of a command, with a password.
+	// User and password as arguments of a command.
 	{
 		[]string{"-u ", "--user"},
 		compiled(`((?:^|\s)(?:-u|--user)[ =]['"]?[^\s:'"]+:)[^\s'"]+`), "${1}" + redacted,
 	},
-	// A flag, whose value is one word.
+	// Flags; the value is one word.
 	{
 		secretWords,
 		compiled(`(?i)((?:^|[\s"'\[])--?[a-z0-9._-]*` + names + `(?:[ \t]+|=))(?:[^\s"'&;\\]|\\[^\s"])+`),
 		"${1}" + redacted,
 	},
-	// The value of a file's name, unless it is a path, or a word of an error about the file.
+	// Values of names of key files, except paths and words of error messages about the file.
 	{
 		fileWords,
 		compiled(`(?i)(` + keyFile + `["']?[ \t]*[:=][ \t]*["']?)` +
@@ -156,7 +157,7 @@ var patterns = []struct {
 	},
 }
 
-// secretWords are in every name of a secret that the patterns know, fileWords in every name of a file.
+// Every name in the patterns contains one of secretWords; every name of a file contains one of fileWords.
 var (
 	secretWords = []string{
 		"passw", "passphrase", "passcode", "pwd", "secret", "token", "credential", "key", "authorization", "cookie", "psk",
@@ -166,17 +167,17 @@ var (
 )
 
 var (
-	// assignment is a name with its sign, before a value without quotes: an assignment, a line of YAML, an attribute.
+	// assignment matches a name and an unquoted value: an assignment, a line of YAML, an attribute.
 	assignment = compiled(`(?i)([a-z0-9_./\[\]-]*` + names + `[ \t]*[:=][ \t]*)((?:[^\s"'&;\\]|\\[^\s"])+)`)
-	// nextWord is one more word of a value; nextName begins what follows a value.
+	// nextWord matches a further word of a value; nextName matches the start of the next name.
 	nextWord = compiled(`^[ \t]+((?:[^\s"'&;\\]|\\[^\s"])+)`)
 	nextName = compiled(`^(?:[A-Za-z0-9_./\[\]-]+[:=]|--?[A-Za-z]|[|{\[(\x00-\x1f])`)
-	// yamlName is a line of YAML, or of JSON that is broken, whose value is a secret that may go on in the next lines.
+	// yamlName matches a line of YAML, or of invalid JSON, whose value is a secret and may continue in the next lines.
 	yamlName = compiled(`(?i)^([ \t]*(?:- )*)["']?[a-z0-9_./-]*` + names + `["']?[ \t]*:[ \t]*(.*)$`)
 	yamlFile = compiled(`(?i)^([ \t]*(?:- )*)["']?` + keyFile + `["']?[ \t]*:[ \t]*([|>].*)$`)
 )
 
-// Text replaces what looks like a secret in text.
+// Text redacts secrets in text.
 func Text(text string) string {
 	if strings.Contains(text, "BEGIN ") {
 		text = privateKey().ReplaceAllString(text, redacted)
@@ -210,7 +211,7 @@ func Text(text string) string {
 	return b.String()
 }
 
-// assignments replaces values without quotes. Of a flag a value is one word; else it ends where another name begins.
+// assignments redacts unquoted values. The value of a flag is one word; other values end at the next name.
 func assignments(line string) string {
 	var b strings.Builder
 	for {
@@ -232,7 +233,7 @@ func assignments(line string) string {
 		b.WriteString(line[:m[3]])
 		value, yaml := line[m[4]:m[5]], strings.HasSuffix(strings.TrimRight(name, " \t"), ":")
 		if yaml && strings.Trim(value, "|>+-0123456789") == "" {
-			b.WriteString(line[m[4]:end]) // a number, or a block of YAML follows
+			b.WriteString(line[m[4]:end]) // a number, or a YAML block scalar follows
 		} else {
 			b.WriteString(redacted)
 		}
@@ -240,16 +241,16 @@ func assignments(line string) string {
 	}
 }
 
-// secretLines says which lines after a name belong to its value, which is a secret.
+// secretLines finds the lines that belong to a secret value of several lines.
 type secretLines struct {
 	active bool
-	indent int  // of the name
-	begun  bool // the value began in the line of the name
+	indent int  // column of the name
+	begun  bool // the value starts on the line of the name
 	quoted bool // the name is in quotes, as in JSON
 	said   bool
 }
 
-// followerOf looks for a line that ends with a name whose value goes on in the next lines.
+// followerOf checks whether the value of a secret continues in the lines after this one.
 func followerOf(line string) secretLines {
 	line = strings.TrimRight(line, " \t\r\n")
 	m := yamlName().FindStringSubmatch(line)
@@ -262,19 +263,19 @@ func followerOf(line string) secretLines {
 	rest := m[2]
 	block := rest != "" && (rest[0] == '|' || rest[0] == '>')
 	if rest != "" && !block && strings.ContainsAny(rest[:1], `"'{[&*`) {
-		return secretLines{} // in quotes, or a structure
+		return secretLines{} // a quoted value, or a structure
 	}
 	indent := indentOf(line)
 	quoted := strings.ContainsAny(line[indent:indent+1], `"'`)
 	return secretLines{active: true, indent: indent, begun: rest != "", quoted: quoted}
 }
 
-// indentOf is the column of the first character that is no blank.
+// indentOf returns the column of the first character that is not a blank.
 func indentOf(line string) int {
 	return len(line) - len(strings.TrimLeft(line, " \t"))
 }
 
-// has reports whether a line belongs to the value.
+// has reports whether a line belongs to the secret value.
 func (f *secretLines) has(line string) bool {
 	if !f.active {
 		return false
@@ -293,7 +294,7 @@ func (f *secretLines) has(line string) bool {
 	return false
 }
 
-// first reports whether a line that follows a name without a value is that value, and not a mapping below it.
+// first reports whether the line after a name is its value, not a nested mapping.
 func (f *secretLines) first(text string, indent int) bool {
 	item := strings.HasPrefix(text, "- ")
 	if indent < f.indent || indent == f.indent && !item {
@@ -307,16 +308,16 @@ func (f *secretLines) first(text string, indent int) bool {
 		!strings.ContainsAny(text[:min(len(text), 1)], "{}[],")
 }
 
-// armors are how "-----BEGIN" begins in base64, by its place in the text that was encoded. They are words, not an
-// expression: a report searches MiBs for them, and an expression takes a second for 16 MiB.
+// armors are the beginnings of "-----BEGIN" in base64 at the three possible offsets. They are strings, not an
+// expression, because an expression takes a second for 16 MiB.
 var armors = [...]string{"LS0tLS1CRUdJTi", "tLS0tLUJFR0lO", "0tLS0tQkVHSU4"}
 
-// encodedKeys replaces base64 of PEM and PGP, in one line or in several. Certificates are no secrets, but a key may
+// encodedKeys redacts base64 of PEM and PGP, on one or several lines. This includes certificates, because a key may
 // follow them in the same text.
 func encodedKeys(text string) string {
 	var b strings.Builder
 	written := 0
-	next := [len(armors)]int{-1, -1, -1} // where each word occurs next
+	next := [len(armors)]int{-1, -1, -1} // next position of each armor
 	for {
 		start := len(text)
 		for i, armor := range armors {
@@ -344,8 +345,8 @@ func encodedKeys(text string) string {
 	return b.String()
 }
 
-// encodedEnd is where base64 ends that may be wrapped: lines of 40 characters and more go on, and a shorter one is the
-// last, unless it is the name of what follows.
+// encodedEnd returns the end of base64 that may be wrapped. It continues after lines of at least 40 characters; a
+// shorter line is the last one, unless it is the name of another value.
 func encodedEnd(text string, start int) int {
 	word := func(from int) (end int) {
 		for end = from; end < len(text) && isBase64(text[end]); end++ {
@@ -378,15 +379,16 @@ func isBase64(c byte) bool {
 		c == '_'
 }
 
-// Output redacts what a program printed: JSON by its structure, several values after each other, too, and
-// anything else as text. What a terminal would not print is escaped: a label or a log line may have any characters.
+// Output redacts the output of a program: JSON values by their structure, anything else as text. It escapes
+// unprintable characters, because labels and log lines may have any characters.
 func Output(content []byte) []byte { return escape(redactOutput(content)) }
 
-// maxBroken is how many lines may begin as JSON and be none before the rest is text: each costs a look at what follows.
+// maxBroken limits the lines that look like JSON but are not, because each attempt to parse one takes time. The rest
+// is then treated as text.
 const maxBroken = 100
 
 func redactOutput(content []byte) []byte {
-	var b, text bytes.Buffer // text: lines that are no JSON, until the next value
+	var b, text bytes.Buffer // text: lines before the next JSON value
 	indented := bytes.HasPrefix(content, []byte("{\n")) || bytes.HasPrefix(content, []byte("[\n"))
 	for broken := 0; len(content) > 0; {
 		if broken < maxBroken && (content[0] == '{' || content[0] == '[') {
@@ -397,7 +399,7 @@ func redactOutput(content []byte) []byte {
 				content = bytes.TrimLeft(content[size:], " \t\r\n")
 				continue
 			} else if errors.Is(err, io.ErrUnexpectedEOF) {
-				broken = maxBroken // the end is cut off
+				broken = maxBroken // truncated JSON
 			}
 			broken++
 		}
@@ -412,7 +414,7 @@ func redactOutput(content []byte) []byte {
 	return b.Bytes()
 }
 
-// redactJSON redacts the value that content begins with, and gives its size there.
+// redactJSON redacts the JSON value at the start of content. size is its length in content.
 func redactJSON(content []byte, indented bool) (value []byte, size int64, err error) {
 	decoder := json.NewDecoder(bytes.NewReader(content))
 	decoder.UseNumber()
@@ -430,7 +432,7 @@ func redactJSON(content []byte, indented bool) (value []byte, size int64, err er
 	return b.Bytes(), decoder.InputOffset(), err
 }
 
-// redactValue redacts a value of JSON, which has a name in an object.
+// redactValue redacts a JSON value. name is its key in an object.
 func redactValue(name string, v any) any {
 	switch v := v.(type) {
 	case string:
@@ -443,7 +445,7 @@ func redactValue(name string, v any) any {
 			return redacted
 		}
 	case []any:
-		flag := "" // an argument before the value: ["--password", "…"]
+		flag := "" // the previous argument, if it is a flag with a secret value: ["--password", "…"]
 		for i := range v {
 			argument, _ := v[i].(string)
 			v[i] = redactValue(cmp.Or(flag, name), v[i])
@@ -475,7 +477,7 @@ func redactValue(name string, v any) any {
 	return v
 }
 
-// redactAll replaces all strings of an object of JSON, whatever their names are.
+// redactAll redacts all strings of a JSON value.
 func redactAll(v any) any {
 	switch v := v.(type) {
 	case string:
@@ -494,12 +496,12 @@ func redactAll(v any) any {
 	return v
 }
 
-// isPath reports whether the value of a setting is the path of a file, and no secret itself.
+// isPath reports whether a value is the path of a file.
 func isPath(v string) bool {
 	return strings.ContainsAny(v[:1], "/.~$") && !strings.ContainsAny(v, "\n")
 }
 
-// escape replaces characters that do not print, as JSON escapes them in a string, and bytes that are no characters.
+// escape escapes unprintable characters as JSON does, and invalid UTF-8 as \x.
 func escape(content []byte) []byte {
 	special := func(r rune) bool { return r == utf8.RuneError || r != '\n' && r != '\t' && !unicode.IsPrint(r) }
 	if bytes.IndexFunc(content, special) < 0 {

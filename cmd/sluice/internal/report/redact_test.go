@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// TestSecretsAreReplacedInEveryForm has secrets in the forms of annotations, arguments, logs and configurations.
+// TestSecretsAreReplacedInEveryForm has secrets in annotations, arguments, logs and configurations.
 func TestSecretsAreReplacedInEveryForm(t *testing.T) {
 	for name, text := range map[string]string{
 		"a key of a kubeconfig":         "    client-key-data: " + private + private + "\n",
@@ -79,7 +79,7 @@ func TestSecretsAreReplacedInEveryForm(t *testing.T) {
 	}
 }
 
-// TestWhatSurroundsSecretsStays holds that a report stays readable: names, paths, errors about files, what follows.
+// TestWhatSurroundsSecretsStays: names, paths, errors about files and the text after a secret stay readable.
 func TestWhatSurroundsSecretsStays(t *testing.T) {
 	for text, want := range map[string]string{
 		"password: my secret\nuser: root\n": "password: REDACTED\nuser: " +
@@ -115,7 +115,7 @@ func TestWhatSurroundsSecretsStays(t *testing.T) {
 	}
 }
 
-// FuzzOutput holds that a secret in a line of its own is replaced, whatever a program prints before and after it.
+// FuzzOutput: a secret on its own line is redacted, whatever text precedes and follows it.
 func FuzzOutput(f *testing.F) {
 	for _, s := range []string{
 		`{"a":1}`, "[1,2\n[3]\n", "password: x\n", "password: |\n  x\n", "token:\n",
@@ -136,7 +136,7 @@ func FuzzOutput(f *testing.F) {
 	})
 }
 
-// TestEncodedKeysAreFoundWhereverTheyBegin compares the search for words with an expression of the same words.
+// TestEncodedKeysAreFoundWhereverTheyBegin compares the search for strings with an equivalent expression.
 func TestEncodedKeysAreFoundWhereverTheyBegin(t *testing.T) {
 	t.Parallel()
 	expression := regexp.MustCompile(strings.Join(armors[:], "|"))
@@ -168,7 +168,7 @@ func TestEncodedKeysAreFoundWhereverTheyBegin(t *testing.T) {
 	}
 }
 
-// TestEveryPatternCompiles: an expression is compiled when it is first used.
+// TestEveryPatternCompiles: expressions are compiled only on first use.
 func TestEveryPatternCompiles(t *testing.T) {
 	t.Parallel()
 	for _, p := range patterns {

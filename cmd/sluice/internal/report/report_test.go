@@ -97,7 +97,7 @@ func TestWhatIsNoSecretStays(t *testing.T) {
 			t.Errorf("%s\nbecomes %s", text, got)
 		}
 	}
-	// A number is none by its name alone in the middle of a value, and is one where the name says so.
+	// A number in the middle of a text is not a secret, but the number value of a secret's name is.
 	if got := string(Output([]byte(`{"tokens":5,"token":5}`))); got != `{"token":"REDACTED","tokens":5}`+"\n" {
 		t.Errorf("numbers: %s", got)
 	}
@@ -107,7 +107,7 @@ func TestWhatIsNoSecretStays(t *testing.T) {
 	}
 }
 
-// newArchive is one whose files are removed with the test.
+// newArchive returns an archive that is closed at the end of the test.
 func newArchive(t *testing.T, limit int64) *Archive {
 	t.Helper()
 	a, err := New(time.Unix(1e9, 0).UTC(), limit)
@@ -164,7 +164,7 @@ func contents(t *testing.T, file string) (names []string, files map[string]strin
 	}
 }
 
-// exit is how a command ended that says something by that.
+// exit is the exit code of a command.
 type exit int
 
 func (e exit) Error() string { return fmt.Sprintf("x (exit code %d)", int(e)) }
@@ -213,7 +213,7 @@ func saysWhatIsMissing(t *testing.T, a *Archive) {
 	}
 	left, err := os.ReadDir(filepath.Dir(file))
 	if err != nil || len(left) != 1 {
-		t.Errorf("beside the archive there is %v, %v", left, err)
+		t.Errorf("the directory of the archive also has %v, %v", left, err)
 	}
 	if info, err := os.Stat(file); err != nil || info.Mode() != 0o600 {
 		t.Errorf("the archive is %v, %v", info, err)
@@ -225,7 +225,7 @@ func TestReportsOfTheSameAnswersAreTheSame(t *testing.T) {
 	answers := []string{"nodes/a/status.json", "nodes/b/status.json", "cluster/pods.json"}
 	for range 2 {
 		a := newArchive(t, 0)
-		slices.Reverse(answers) // parts come in any order
+		slices.Reverse(answers) // parts arrive in any order
 		for _, name := range answers {
 			a.Keep(name, "x", []byte(`{}`), nil)
 		}
@@ -263,7 +263,7 @@ func TestAnArchiveThatCannotBeWrittenLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestOnlyARegularFileIsReplaced: root may write into a directory where others make links.
+// TestOnlyARegularFileIsReplaced: root may write into a directory where other users create links.
 func TestOnlyARegularFileIsReplaced(t *testing.T) {
 	dir := t.TempDir()
 	other := filepath.Join(dir, "other")
@@ -284,9 +284,9 @@ func TestOnlyARegularFileIsReplaced(t *testing.T) {
 	if content, err := os.ReadFile(other); err != nil || string(content) != "precious" {
 		t.Errorf("behind the link there is %q, %v", content, err)
 	}
-	// A file of another kind stays, unless force is set; also one that comes while the report is collected.
+	// A file of another kind is not replaced without force, even if it is created during the collection.
 	if _, err := Open(other, nil, false); err == nil || !strings.Contains(err.Error(),
-		other+": it is there, and is not a gzip archive") {
+		other+": it exists and is not a gzip archive") {
 		t.Errorf("a file of another kind: %v", err)
 	}
 	late := filepath.Join(dir, "late")
@@ -341,7 +341,7 @@ func TestReportsAreBounded(t *testing.T) {
 	}
 }
 
-// TestAFileTalksToNoTerminal: labels, names of containers and lines of logs have any characters.
+// TestAFileTalksToNoTerminal: control characters in labels, container names and logs are escaped.
 func TestAFileTalksToNoTerminal(t *testing.T) {
 	for text, want := range map[string]string{
 		"a\x1b[2Jb\r\n\tc\u009b1m\xffd\u00e4": `a\u001b[2Jb\u000d` + "\n\tc" + `\u009b1m\xffd` + "\u00e4",

@@ -18,29 +18,29 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 )
 
-// Stdout is the name of a file that stands for standard output.
+// Stdout is the file name for standard output.
 const Stdout = "-"
 
-// Flag adds the name of the archive to a command, and whether it replaces a file of any kind.
+// Flag adds the flags --file and --force.
 func Flag(f *pflag.FlagSet, to *string, force *bool, name string) {
 	f.StringVarP(to, "file", "w", "",
-		"the archive, readable for its owner alone; - for standard output (default: "+name+" in this directory)")
+		"write the archive to FILE with mode 0600; - for standard output (default: "+name+" in this directory)")
 	f.BoolVar(force, "force", false, "replace the file even if it is not a gzip archive")
 }
 
-// gzipBegin is how a gzip archive begins.
+// gzipBegin is the magic of a gzip archive.
 var gzipBegin = []byte{0x1f, 0x8b}
 
-// Target is where an archive goes. A file appears under its name when it is complete.
+// Target is the destination of an archive. A file gets its name when it is complete.
 type Target struct {
 	file      string
-	force     bool // replaces a file of any kind
+	force     bool // overwrite any regular file
 	out       io.Writer
-	temporary *os.File // nil: standard output, or it is written
+	temporary *os.File // nil: standard output, or already written
 }
 
-// Open finds out whether an archive can be written to a file, before anything is collected for it. It replaces only an
-// empty file or a gzip archive, with force every regular file. The caller discards the target at the end.
+// Open checks that an archive can be written to a file, before the archive is collected. An existing file must be
+// empty or a gzip archive; with force, any regular file is replaced. The caller discards the target at the end.
 func Open(file string, stdout io.Writer, force bool) (*Target, error) {
 	t := &Target{file: file, out: stdout, force: force}
 	if file == Stdout {
@@ -57,16 +57,16 @@ func Open(file string, stdout io.Writer, force bool) (*Target, error) {
 	return t, nil
 }
 
-// replaceable returns an error if a file exists at the path of the target that must not be replaced.
+// replaceable returns an error if the target exists and must not be replaced.
 func (t *Target) replaceable() error {
-	// A link, a device or a pipe is never replaced, and no link is followed.
+	// Links, devices and pipes are never replaced, and links are not followed.
 	switch info, err := os.Lstat(t.file); {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil:
 		return err
 	case !info.Mode().IsRegular():
-		return errors.New("it is there, and is no regular file")
+		return errors.New("it exists and is not a regular file")
 	case t.force:
 		return nil
 	}
@@ -78,7 +78,7 @@ func (t *Target) replaceable() error {
 	return output.CheckKind(f, "a gzip archive", gzipBegin)
 }
 
-// Write writes an archive whose files lie below a directory.
+// Write writes the archive. directory is the name of the directory in it.
 func (t *Target) Write(a *Archive, directory string) error {
 	if err := a.write(t.out, directory); err != nil {
 		return fmt.Errorf("write %s: %w", t.file, err)
@@ -89,7 +89,7 @@ func (t *Target) Write(a *Archive, directory string) error {
 	if err := t.temporary.Close(); err != nil {
 		return fmt.Errorf("write %s: %w", t.file, err)
 	}
-	if err := t.replaceable(); err != nil { // it came meanwhile
+	if err := t.replaceable(); err != nil { // another file may have been created meanwhile
 		return fmt.Errorf("write %s: %w", t.file, err)
 	}
 	if err := os.Rename(t.temporary.Name(), t.file); err != nil {
@@ -99,19 +99,19 @@ func (t *Target) Write(a *Archive, directory string) error {
 	return nil
 }
 
-// Discard removes what was written of an archive that is not complete.
+// Discard removes an incomplete archive.
 func (t *Target) Discard() error {
 	if t.temporary == nil {
 		return nil
 	}
-	t.temporary.Close() // it may be closed
+	t.temporary.Close() // may already be closed
 	err := os.Remove(t.temporary.Name())
 	t.temporary = nil
 	return err
 }
 
-// Show says on standard output what an archive has, or on standard error if the archive is on standard output, and on
-// standard error what is missing.
+// Show prints a summary of the archive to standard output, or to standard error if the archive is on standard output.
+// It prints the missing files to standard error.
 func Show(inv *invocation.Invocation, file string, m Manifest, summary string) error {
 	shown := *inv
 	if file == Stdout {

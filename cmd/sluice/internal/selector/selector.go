@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package selector reads label selectors as people type them, in the syntax of kubectl with an optional source before
-// a key: "k8s:app=web, tier in (front, back), !canary". The datapath gets them as messages and parses no text.
+// Package selector parses label selectors in the syntax of kubectl, with an optional source before a key:
+// "k8s:app=web, tier in (front, back), !canary". The datapath gets the result as a message and parses no text.
 //
-// It is for looking at things. Selectors of policies have rules of their own, and are none of its business.
+// It is for filters of commands. Selectors of policies have other rules.
 package selector
 
 import (
@@ -21,10 +21,9 @@ const (
 	notIn     = datapathv1.LabelOperator_LABEL_OPERATOR_NOT_IN
 )
 
-// Parse reads requirements separated by commas: "key", "!key", "key=value",
-// "key==value", "key!=value", "key in (a,b)", "key notin (a,b)". A key may have
-// its source before it, as in "k8s:app". An error says at which byte and what
-// was expected.
+// Parse parses requirements separated by commas: "key", "!key", "key=value", "key==value", "key!=value", "key in
+// (a,b)", "key notin (a,b)". A source may precede a key, as in "k8s:app". Errors tell the byte offset and what was
+// expected.
 func Parse(text string) (*datapathv1.LabelSelector, error) {
 	p := parser{text: text}
 	s := &datapathv1.LabelSelector{}
@@ -66,7 +65,7 @@ func (p *parser) space() {
 	}
 }
 
-// take moves over what comes next, after spaces, if it is token.
+// take skips spaces and consumes the token. It returns false if another text follows.
 func (p *parser) take(token string) bool {
 	p.space()
 	if !strings.HasPrefix(p.text[p.at:], token) {
@@ -80,7 +79,7 @@ func plain(c byte) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_' || c == '.'
 }
 
-// word is the longest run of plain characters and those of more.
+// word consumes the longest run of plain characters and characters in more.
 func (p *parser) word(more string) string {
 	p.space()
 	start := p.at

@@ -14,7 +14,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
-// requirement is one in the words of the message.
+// requirement returns a requirement.
 func requirement(source, key string, operator datapathv1.LabelOperator, values ...string) *datapathv1.LabelRequirement {
 	return &datapathv1.LabelRequirement{Source: source, Key: key, Operator: operator, Values: values}
 }
@@ -95,7 +95,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// What is short enough is a message that the datapath takes.
+		// The datapath accepts the result if it is short enough.
 		if err := validator.Validate(s); err != nil && len(text) < 32 {
 			t.Errorf("%q is %s, which the datapath refuses: %v", text, prototext.Format(s), err)
 		}

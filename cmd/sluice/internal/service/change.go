@@ -25,7 +25,7 @@ import (
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 )
 
-// fileFlags are those of commands that send manifests.
+// fileFlags are the flags of commands that send manifests.
 type fileFlags struct {
 	files        []string
 	namespace    string
@@ -36,17 +36,17 @@ type fileFlags struct {
 func (o *fileFlags) add(cmd *cobra.Command, files string) {
 	f := cmd.Flags()
 	f.StringArrayVarP(&o.files, "filename", "f", nil, files)
-	f.StringVarP(&o.namespace, "namespace", "n", "", "namespace of what names none (default \"default\")")
+	f.StringVarP(&o.namespace, "namespace", "n", "", "namespace of objects without one (default \"default\")")
 }
 
-// addManifest adds what matters only where manifests are read whole.
+// addManifest adds the flags of commands that send whole manifests, not only names.
 func (o *fileFlags) addManifest(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.BoolVar(&o.allowUnknown, "allow-unknown-fields", false, "warn of fields that a kind does not have, and ignore them")
-	f.BoolVar(&o.skipOthers, "skip-other-kinds", false, "leave out objects that are neither services nor endpoint slices")
+	f.BoolVar(&o.allowUnknown, "allow-unknown-fields", false, "ignore unknown fields with a warning")
+	f.BoolVar(&o.skipOthers, "skip-other-kinds", false, "skip objects that are not services or endpoint slices")
 }
 
-// changeFlags are those of commands that change services.
+// changeFlags are the flags of commands that change services.
 type changeFlags struct {
 	fileFlags
 	manager  string
@@ -54,21 +54,21 @@ type changeFlags struct {
 	validate bool
 	wait     invocation.Wait
 	ended    bool
-	hints    bool // add notes about what is valid and probably not meant
+	hints    bool // add notes about valid but probably unintended settings
 }
 
 func (o *changeFlags) add(cmd *cobra.Command, files string) {
 	o.fileFlags.add(cmd, files)
 	f := cmd.Flags()
-	invocation.ValidateFlag(cmd, &o.validate, "check, but change nothing")
-	f.StringVar(&o.manager, "manager", "", "act as this program, whose services are apart from those of others")
+	invocation.ValidateFlag(cmd, &o.validate, "check; change nothing")
+	f.StringVar(&o.manager, "manager", "", "act on the services of this program only; each program has its own set")
 	o.expect.Flag(cmd, "the revision of the services")
 	o.wait.Flag(cmd)
-	f.BoolVar(&o.ended, "wait-drained", false, "wait too until no socket sends to a backend that was removed")
+	f.BoolVar(&o.ended, "wait-drained", false, "also wait until no socket sends to a removed backend")
 	invocation.RenamedFlag(cmd, "wait-ended", "wait-drained")
 }
 
-// onlyFiles refuses arguments where files are named with -f.
+// onlyFiles refuses arguments: the command takes files with -f.
 func onlyFiles(cmd *cobra.Command, a []string) error {
 	if a = invocation.WithoutWait(cmd, a); len(a) > 0 {
 		return invocation.Usagef("%s takes no argument; name files with -f, as in `%s -f %s`", cmd.CommandPath(),
@@ -81,11 +81,11 @@ func applyCommand(inv *invocation.Invocation) *cobra.Command {
 	var o changeFlags
 	cmd := &cobra.Command{
 		Use:   "apply -f FILE",
-		Short: "Add or replace services and endpoint slices, all of them or none",
-		Long: fmt.Sprintf(`Add or replace the Services and EndpointSlices of files, of the YAML and JSON files
-of a directory, or of standard input, all of them or none; and wait until the
-kernel enforces them. The exit code is %d if they are in force in the load
-balancer, but not (yet) in the kernel.`, invocation.ExitNotReady),
+		Short: "Add or replace services and endpoint slices, all or none",
+		Long: fmt.Sprintf(`Add or replace Services and EndpointSlices from files, from the YAML and JSON files of a
+directory, or from standard input, all or none, and wait until the kernel enforces them.
+The exit code is %d if the load balancer has accepted them but the kernel does not enforce
+them (yet).`, invocation.ExitNotReady),
 		Args: onlyFiles,
 		RunE: func(cmd *cobra.Command, _ []string) error { return apply(cmd.Context(), inv, cmd.InOrStdin(), o) },
 	}
@@ -113,30 +113,29 @@ func deleteCommand(inv *invocation.Invocation) *cobra.Command {
 	var o changeFlags
 	cmd := &cobra.Command{
 		Use:   "delete (-f FILE | [NAMESPACE/]NAME...)",
-		Short: "Delete services that `service apply` brought",
-		Long: fmt.Sprintf(`Delete services by name, or the services and endpoint slices that files, a directory or
-standard input name, all of them or none; and wait until the kernel enforces
-that. Deleting what does not exist succeeds. The endpoint slices of a service
-that is deleted by name stay, and wait for a service of that name. The exit code is %d
-if the services are gone from the load balancer, but not (yet) from the kernel.`, invocation.ExitNotReady),
+		Short: "Delete services that were applied with `service apply`",
+		Long: fmt.Sprintf(`Delete services by name, or the services and endpoint slices in files, a directory or
+standard input, all or none, and wait until the kernel enforces the change. Deleting an
+object that does not exist succeeds. If a service is deleted by name, its endpoint slices
+stay for a later service of the same name. The exit code is %d if the load balancer has
+deleted the services but the kernel still translates them.`, invocation.ExitNotReady),
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			return deleteServices(cmd.Context(), inv, cmd.InOrStdin(), invocation.WithoutWait(cmd, a), o)
 		},
 	}
-	o.add(cmd, "file, directory or - for standard input that names the objects; may be repeated")
+	o.add(cmd, "file, directory or - for standard input with the objects to delete; may be repeated")
 	return cmd
 }
 
-// keysNamed are the keys of the arguments NAME..., or of files, whose documents
-// are returned too.
+// keysNamed returns the keys of the arguments NAME..., or the keys and the documents of the files.
 func keysNamed(a []string, o changeFlags, stdin io.Reader) ([]*lbv1.ObjectKey, []manifest.Document, error) {
 	var keys []*lbv1.ObjectKey
 	switch {
 	case len(a) > 0 && len(o.files) > 0:
-		return nil, nil, invocation.Usagef("name services either with -f or as arguments, not both")
+		return nil, nil, invocation.Usagef("give services either with -f or as arguments, not both")
 	case len(a) == 0 && len(o.files) == 0:
-		return nil, nil, invocation.Usagef("nothing named: want -f FILE or [NAMESPACE/]NAME")
+		return nil, nil, invocation.Usagef("no service given: want -f FILE or [NAMESPACE/]NAME")
 	}
 	for _, text := range a {
 		name, err := Named(text, o.namespace)
@@ -158,7 +157,7 @@ func keysNamed(a []string, o changeFlags, stdin io.Reader) ([]*lbv1.ObjectKey, [
 			return nil, nil, fmt.Errorf("%s has no kind or no metadata.name", d.Place())
 		}
 		if key.GetKind() != kindService && key.GetKind() != kindSlice {
-			return nil, nil, errors.New(d.Problem("is no service and no endpoint slice"))
+			return nil, nil, errors.New(d.Problem("is not a service or an endpoint slice"))
 		}
 		if key.Namespace == "" {
 			key.Namespace = o.namespace
@@ -181,7 +180,7 @@ func deleteServices(ctx context.Context, inv *invocation.Invocation, stdin io.Re
 	})
 }
 
-// changesOf are the changes for JSON, with the documents that they are of.
+// changesOf returns the changes for JSON, with their documents.
 func changesOf(changes []*lbv1.ObjectChange, docs []manifest.Document) message.Fact {
 	all := make([]message.Object, len(changes))
 	for i, ch := range changes {
@@ -193,7 +192,7 @@ func changesOf(changes []*lbv1.ObjectChange, docs []manifest.Document) message.F
 	return message.Fact{Key: "changes", Value: all}
 }
 
-// warn prints what the author of each object should know.
+// warn prints warnings and notes about the changed objects.
 func warn(inv *invocation.Invocation, changes []*lbv1.ObjectChange, docs []manifest.Document) {
 	for i, ch := range changes {
 		where := keyText(ch.GetKey()) + ": "
@@ -209,15 +208,15 @@ func warn(inv *invocation.Invocation, changes []*lbv1.ObjectChange, docs []manif
 	}
 }
 
-// answer is what the load balancer answers to a change.
+// answer is the load balancer's answer to a change.
 type answer interface {
 	proto.Message
 	GetRevision() uint64
 	GetChanges() []*lbv1.ObjectChange
 }
 
-// makeChange makes a change, waits until it is enforced, and shows both. docs are
-// those that the objects were named in, if they were.
+// makeChange makes a change, waits until the kernel enforces it, and prints the result. docs are the documents with
+// the objects, if any.
 func makeChange[Q any, R answer](ctx context.Context, inv *invocation.Invocation, o changeFlags,
 	docs []manifest.Document, call func(client, context.Context, *Q, ...grpc.CallOption) (R, error), request *Q,
 ) error {
@@ -252,8 +251,8 @@ func makeChange[Q any, R answer](ctx context.Context, inv *invocation.Invocation
 	return outcome.Err()
 }
 
-// concerned are the services whose refused frontends matter to a change; nil if a
-// slice does not say which service it is of, and then all matter.
+// concerned returns the services that a change affects; nil, which means all services, if the service of a slice is
+// unknown.
 func concerned(changes []*lbv1.ObjectChange, docs []manifest.Document) []*lbv1.ServiceKey {
 	var keys []*lbv1.ServiceKey
 	for i, ch := range changes {
@@ -271,8 +270,8 @@ func concerned(changes []*lbv1.ObjectChange, docs []manifest.Document) []*lbv1.S
 	return keys
 }
 
-// await returns nil when a datapath is connected and the kernel enforces the
-// revision, else why it does not.
+// await returns nil when a datapath is connected and the kernel enforces the revision, else the reason why it does
+// not.
 func await(ctx context.Context, inv *invocation.Invocation, o changeFlags, done answer,
 	docs []manifest.Document,
 ) error {
@@ -289,17 +288,17 @@ func await(ctx context.Context, inv *invocation.Invocation, o changeFlags, done 
 	if err != nil {
 		st, _ := status.FromError(err)
 		if st.Code() == codes.DeadlineExceeded {
-			return fmt.Errorf("not within %s; `sluice status` shows how far it is", limit)
+			return fmt.Errorf("not within %s; `sluice status` shows the progress", limit)
 		}
 		return errors.New(st.Message())
 	}
 	if away := r.GetDisconnected(); len(away) > 0 {
 		return fmt.Errorf("not connected: %s", strings.Join(away, ", "))
 	}
-	// Subscribers that only watch the frontends say nothing about the kernel.
+	// Subscribers that only watch the frontends do not program a kernel.
 	if len(r.GetEnforcing()) == 0 {
-		return errors.New("no datapath is connected to the load balancer; with its setting loadBalancing.mode=off " +
-			"it translates no service")
+		return errors.New("no datapath is connected to the load balancer; a datapath with the setting " +
+			"loadBalancing.mode=off translates no services")
 	}
 	return nil
 }

@@ -19,7 +19,7 @@ import (
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 )
 
-// Exit codes of `service diff`, as of diff(1).
+// Exit codes of `service diff`, the same as diff(1).
 const (
 	exitDiffers = invocation.ExitFailed
 	exitTrouble = 2
@@ -33,9 +33,9 @@ func diffCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "diff -f FILE",
 		Short: "Show which objects `service apply` would change",
-		Long: fmt.Sprintf(`Show which Services and EndpointSlices of files are new, or other than those in
-force, and what their author should know. It changes nothing. The exit code is 0
-if nothing would change, %d if something would, %d if that cannot be said.`, exitDiffers, exitTrouble),
+		Long: fmt.Sprintf(`Show which Services and EndpointSlices in files are new or differ from those in force, with
+warnings and notes. Nothing is changed. The exit code is 0 if nothing would change, %d if
+something would, %d on errors.`, exitDiffers, exitTrouble),
 		Example: `  sluice service diff -f web.yaml`,
 		Args:    onlyFiles,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -48,7 +48,8 @@ if nothing would change, %d if something would, %d if that cannot be said.`, exi
 	}
 	o.add(cmd, "file, directory or - for standard input; may be repeated")
 	o.addManifest(cmd)
-	cmd.Flags().StringVar(&manager, "manager", "", "act as this program, whose services are apart from those of others")
+	cmd.Flags().StringVar(&manager, "manager", "",
+		"act on the services of this program only; each program has its own set")
 	return cmd
 }
 

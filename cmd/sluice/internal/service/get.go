@@ -21,10 +21,10 @@ import (
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 )
 
-// maxBackends is how many backends of a list are named to people.
+// maxBackends limits the backends of a list in tables.
 const maxBackends = 8
 
-// listText names the backends, and those that terminate and get no new connections.
+// listText returns the backends of a list, and its draining backends.
 func listText(l *lbv1.BackendList) string {
 	text := backendTexts(l.GetBackends(), " (terminating)")
 	switch {
@@ -41,7 +41,7 @@ func listText(l *lbv1.BackendList) string {
 	return text
 }
 
-// backendTexts names backends, with a remark at those that terminate.
+// backendTexts returns the backends, with a remark for terminating ones.
 func backendTexts(bs []*lbv1.Backend, terminating string) string {
 	var texts []string
 	for i, b := range bs {
@@ -62,7 +62,7 @@ func getCommand(inv *invocation.Invocation) *cobra.Command {
 	var namespace string
 	cmd := &cobra.Command{
 		Use:   "get [NAMESPACE/]NAME",
-		Short: "Show a service: its frontends, where they lead, and what the kernel refused",
+		Short: "Show a service with its frontends and backends, and what the kernel refused",
 		Args:  invocation.Args(1, "the name of a service, such as shop/web"),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			key, err := Named(a[0], namespace)
@@ -89,7 +89,6 @@ func printOne(ctx context.Context, inv *invocation.Invocation, key *lbv1.Service
 	return inv.Show(message.Of(s), func(w io.Writer) { describe(w, s) })
 }
 
-// describe writes everything about a service.
 func describe(w io.Writer, s *lbv1.Service) {
 	output.Row(w, "Service", title(s))
 	output.Row(w, "Type", s.GetType())
@@ -134,7 +133,7 @@ func describe(w io.Writer, s *lbv1.Service) {
 
 type side struct{ from, backends string }
 
-// sides are where connections of this node, and those from elsewhere, lead.
+// sides returns the backends of a frontend for connections of this node (inside) and for others (outside).
 func sides(f *lbv1.Frontend) []side {
 	in, out := f.GetInside(), f.GetOutside()
 	switch {
@@ -148,7 +147,7 @@ func sides(f *lbv1.Frontend) []side {
 	return []side{{"inside", listText(in)}, {"outside", listText(out)}}
 }
 
-// portNames is "http 80/TCP, 443:30443/TCP".
+// portNames returns "http 80/TCP, 443:30443/TCP".
 func portNames(s *lbv1.Service) string {
 	texts := make([]string, len(s.GetPorts()))
 	for i, p := range s.GetPorts() {
@@ -157,8 +156,7 @@ func portNames(s *lbv1.Service) string {
 	return strings.Join(texts, ", ")
 }
 
-// affinity is for how long a client keeps its backend; the same for all
-// frontends of a service.
+// affinity describes the session affinity, which is the same for all frontends of a service.
 func affinity(s *lbv1.Service) string {
 	for _, f := range s.GetFrontends() {
 		if f.GetAffinitySeconds() > 0 {
@@ -169,7 +167,7 @@ func affinity(s *lbv1.Service) string {
 	return "none"
 }
 
-// ranges are the clients that may use the load balancer's addresses.
+// ranges returns the source ranges: the clients that may use the load balancer addresses.
 func ranges(s *lbv1.Service) []string {
 	for _, f := range s.GetFrontends() {
 		if len(f.GetSourceRanges()) > 0 {

@@ -14,11 +14,11 @@ import (
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 )
 
-// sourceKubernetes is the source that makes endpoint slices of selectors.
+// sourceKubernetes is the source in which selectors of Services work, because Kubernetes creates the endpoint slices.
 const sourceKubernetes = "kubernetes"
 
-// addHints adds notes about Services that are valid and probably not what their author means. A service that does not
-// answer costs the notes alone: the change is made.
+// addHints adds notes about Services that are valid but probably not intended. If a service of the node does not
+// answer, notes are missing; the change is already made.
 func addHints(ctx context.Context, inv *invocation.Invocation, changes []*lbv1.ObjectChange,
 	docs []manifest.Document,
 ) {
@@ -33,28 +33,27 @@ func addHints(ctx context.Context, inv *invocation.Invocation, changes []*lbv1.O
 		r, err := invocation.Ask(ctx, inv, invocation.LoadBalancer, client.GetService,
 			&lbv1.GetServiceRequest{Namespace: key.GetNamespace(), Name: key.GetName()})
 		if err != nil {
-			continue // nothing was stored, or nothing answers
+			continue // not stored, or no answer
 		}
 		if docs[i].Selector && r.GetService().GetEndpoints() == 0 && !hasSlice(changes, docs, key) &&
 			!withKubernetes(ctx, inv) {
-			ch.Notes = append(ch.Notes, "its selector selects no pod by itself, because there is no Kubernetes: apply an "+
-				"EndpointSlice with the label kubernetes.io/service-name: "+key.GetName())
+			ch.Notes = append(ch.Notes, "its selector has no effect without Kubernetes: apply an EndpointSlice with the "+
+				"label kubernetes.io/service-name: "+key.GetName())
 		}
 		for _, address := range r.GetService().GetAddresses() {
 			m, err := invocation.Ask(ctx, inv, invocation.Cluster, identityv1.ClusterServiceClient.GetIPMapping,
 				&identityv1.GetIPMappingRequest{Address: address})
 			switch {
-			case err != nil: // nobody's, or not known
+			case err != nil: // unassigned, or unknown
 			case m.GetRangeNode() != "":
-				ch.Notes = append(ch.Notes, fmt.Sprintf("its address %s lies in the pod range %s of node %s, so a pod may have "+
-					"the "+
-					"same address", address, m.GetRange(), m.GetRangeNode()))
+				ch.Notes = append(ch.Notes, fmt.Sprintf("its address %s is in the pod CIDR %s of node %s, so a pod may have "+
+					"the same address", address, m.GetRange(), m.GetRangeNode()))
 			}
 		}
 	}
 }
 
-// hasSlice reports whether an endpoint slice of the same change is the Service's.
+// hasSlice reports whether the change has an endpoint slice of the Service.
 func hasSlice(changes []*lbv1.ObjectChange, docs []manifest.Document, service *lbv1.ObjectKey) bool {
 	for i, ch := range changes {
 		key := ch.GetKey()
@@ -66,7 +65,7 @@ func hasSlice(changes []*lbv1.ObjectChange, docs []manifest.Document, service *l
 	return false
 }
 
-// withKubernetes reports whether the load balancer follows an API server; so it does if it does not say.
+// withKubernetes reports whether the load balancer follows an API server; true if the load balancer does not answer.
 func withKubernetes(ctx context.Context, inv *invocation.Invocation) bool {
 	r, err := invocation.Ask(ctx, inv, invocation.LoadBalancer, client.GetStatus, &lbv1.GetStatusRequest{})
 	return err != nil || slices.ContainsFunc(r.GetSources(), func(s *lbv1.SourceStatus) bool {

@@ -26,7 +26,7 @@ func listCommand(inv *invocation.Invocation) *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List services with their state, and what was refused",
+		Short: "List services with their state, and refused objects",
 		Args:  invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if address != "" {
@@ -39,8 +39,8 @@ func listCommand(inv *invocation.Invocation) *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVarP(&namespace, "namespace", "n", "", "only this namespace")
-	f.StringVar(&address, "address", "", "only services that are reached at this address")
-	f.BoolVar(&all, "all", false, "also services without an address, such as headless ones")
+	f.StringVar(&address, "address", "", "only services with this address")
+	f.BoolVar(&all, "all", false, "also services without an address, such as headless services")
 	return cmd
 }
 
@@ -61,7 +61,7 @@ var columns = []output.Column[*lbv1.Service]{
 
 func title(s *lbv1.Service) string { return s.GetNamespace() + "/" + s.GetName() }
 
-// portsText is "80/TCP,443:30443/TCP", as kubectl writes it.
+// portsText returns "80/TCP,443:30443/TCP", as kubectl prints it.
 func portsText(s *lbv1.Service) string {
 	texts := make([]string, len(s.GetPorts()))
 	for i, p := range s.GetPorts() {
@@ -89,7 +89,7 @@ func sourceText(source, manager, origin string) string {
 	return source
 }
 
-// reachable reports whether anything can lead to the service by an address.
+// reachable reports whether the service has an address or a node port.
 func reachable(s *lbv1.Service) bool {
 	return len(s.GetAddresses()) > 0 ||
 		slices.ContainsFunc(s.GetPorts(), func(p *lbv1.ServicePort) bool { return p.GetNodePort() != 0 })
@@ -146,10 +146,10 @@ func table(w io.Writer, services []*lbv1.Service, refused []*lbv1.RefusedObject,
 		if what == "" {
 			what = sourceText(r.GetSource(), "", r.GetOrigin())
 		}
-		line(what + " is not in force as it was given: " + r.GetError())
+		line(what + " is not in force as given: " + r.GetError())
 	}
 	if hidden > 0 {
-		line(fmt.Sprintf("Services without an address that are not shown: %d; see --all.", hidden))
+		line(fmt.Sprintf("Services without an address, shown with --all: %d.", hidden))
 	}
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package service applies, lists and explains services: addresses with the backends that connections to them lead to.
+// Package service applies, lists and explains services: stable addresses with their backends.
 package service
 
 import (
@@ -24,11 +24,11 @@ import (
 
 // Command is `service`.
 func Command(inv *invocation.Invocation) *cobra.Command {
-	return invocation.Group("service", "Apply and show services, and where they lead",
+	return invocation.Group("service", "Apply and show services and their backends",
 		listCommand(inv), getCommand(inv), applyCommand(inv), deleteCommand(inv), diffCommand(inv))
 }
 
-// client is the load balancer's, for the calls of invocation.
+// client shortens the calls of package invocation.
 type client = lbv1.LoadBalancerServiceClient
 
 // The kinds of objects.
@@ -37,17 +37,15 @@ const (
 	kindSlice   = "EndpointSlice"
 )
 
-// defaultNamespace is where objects are that name no namespace.
+// defaultNamespace is the namespace of objects without one.
 const defaultNamespace = "default"
 
-// isOurs reports whether objects of a group and kind are services or their
-// endpoints. Whether they are of a version that is known is for the load balancer to check.
+// isOurs reports whether objects of a group and kind are Services or EndpointSlices, in any version.
 func isOurs(group, kind string) bool {
 	return group == "v1" && kind == kindService || group == "discovery.k8s.io" && kind == kindSlice
 }
 
-// readManifests reads files, without objects of other kinds, if those are to be
-// left out.
+// readManifests reads manifests. With skipOthers it skips objects of other kinds.
 func readManifests(inv *invocation.Invocation, files []string, stdin io.Reader, skipOthers bool) ([]manifest.Document,
 	error,
 ) {
@@ -55,17 +53,17 @@ func readManifests(inv *invocation.Invocation, files []string, stdin io.Reader, 
 	if !skipOthers {
 		return docs, cmp.Or(err, manifest.Fits(docs))
 	}
-	kept, others := manifest.Only(docs, isOurs, "no service and no endpoint slice")
+	kept, others := manifest.Only(docs, isOurs, "a service or an endpoint slice")
 	for _, text := range others {
 		fmt.Fprintln(inv.ErrOut, "note: "+text)
 	}
 	if err == nil && len(kept) == 0 {
-		err = errors.New("there is no service and no endpoint slice among the objects")
+		err = errors.New("no service or endpoint slice found among the objects")
 	}
 	return kept, cmp.Or(err, manifest.Fits(kept))
 }
 
-// Named is the service of [NAMESPACE/]NAME.
+// Named parses [NAMESPACE/]NAME.
 func Named(text, namespace string) (*lbv1.ServiceKey, error) {
 	given, rest, found := strings.Cut(text, "/")
 	key := &lbv1.ServiceKey{Namespace: namespace, Name: text}
@@ -80,7 +78,7 @@ func Named(text, namespace string) (*lbv1.ServiceKey, error) {
 	return key, nil
 }
 
-// keyText is "Service shop/web".
+// keyText returns "Service shop/web".
 func keyText(k *lbv1.ObjectKey) string {
 	name := k.GetName()
 	if k.GetNamespace() != "" {
@@ -89,12 +87,12 @@ func keyText(k *lbv1.ObjectKey) string {
 	return strings.TrimSpace(k.GetKind() + " " + name)
 }
 
-// PortText is "80/TCP".
+// PortText returns "80/TCP".
 func PortText(port uint32, protocol netv1.Protocol) string {
 	return fmt.Sprintf("%d/%s", port, strings.ToUpper(output.Enum(protocol, "PROTOCOL_")))
 }
 
-// AddressText is "10.244.0.2:80" or "[fd00:244::2]:80".
+// AddressText returns "10.244.0.2:80" or "[fd00:244::2]:80".
 func AddressText(address string, port uint32) string {
 	if a, err := netip.ParseAddr(address); err == nil && port <= 65535 {
 		return netip.AddrPortFrom(a, uint16(port)).String()
@@ -102,8 +100,7 @@ func AddressText(address string, port uint32) string {
 	return address + ":" + strconv.FormatUint(uint64(port), 10)
 }
 
-// FrontendText is "10.96.0.10:80/TCP", or "node:30080/TCP (IPv4)" of every address of
-// the node.
+// FrontendText returns "10.96.0.10:80/TCP", or "node:30080/TCP (IPv4)" for all addresses of the node.
 func FrontendText(k *lbv1.FrontendKey) string {
 	port := PortText(k.GetPort(), k.GetProtocol())
 	if k.GetAddress() != "" {

@@ -32,14 +32,14 @@ func TestApplyWaitsUntilTheKernelEnforces(t *testing.T) {
 	if !strings.Contains(out, "The kernel enforces revision 7, after ") {
 		t.Errorf("apply says\n%s", out)
 	}
-	// A slice is of the service that its label names: one key for both objects.
+	// A slice belongs to the service in its label, so both objects have one key.
 	w := n.Balancer.Waited
 	if len(w.GetServices()) != 1 || w.GetServices()[0].GetName() != "web" || w.GetRevision() != 7 || !w.GetEnded() {
 		t.Errorf("it waited for %v", w)
 	}
 	out, _ = n.Want(t, 0, "service", "apply", "-f", file, "--wait=false")
 	nodetest.WantLines(t, out, "Service shop/web unchanged",
-		"Revision 7 is in force in the load balancer; that of the kernel was not waited for.")
+		"Revision 7 is in force in the load balancer; the command did not wait for the kernel.")
 }
 
 func TestApplyNamesWhatTheKernelRefuses(t *testing.T) {
@@ -63,8 +63,8 @@ func TestApplyNamesWhatTheKernelRefuses(t *testing.T) {
 	n.Balancer.WaitError = status.Error(codes.DeadlineExceeded, "")
 	out, _ = n.Want(t, invocation.ExitNotReady, "service", "apply", "-f", file, "--wait=20ms")
 	nodetest.WantLines(t, out, "Revision 7 is stored, but the kernel does not enforce it: not within 20ms; "+
-		"`sluice status` shows how far it is.")
-	n.Balancer.Mu.Lock() // the call before may not have ended there
+		"`sluice status` shows the progress.")
+	n.Balancer.Mu.Lock() // the previous call may still run in the fake
 	n.Balancer.WaitError, n.Balancer.Disconnected = nil, []string{"datapath"}
 	n.Balancer.Mu.Unlock()
 	out, _ = n.Want(t, invocation.ExitNotReady, "service", "apply", "-f", file)
@@ -93,14 +93,14 @@ func TestApplyNamesFileAndFieldOfWhatIsWrong(t *testing.T) {
 	nodetest.WantLines(t, errOut,
 		"warning: "+unknown+": document 1 (line 1): Service shop/x: spec.unknown: no such field; it is ignored")
 
-	// A dump of a cluster has other objects too.
+	// A dump of a cluster also has other objects.
 	mixed := nodetest.Write(t, dir, "mixed.yaml",
 		nodetest.WebService+"---\napiVersion: v1\nkind: Pod\nmetadata: {name: p}\n")
 	_, errOut = n.Want(t, 0, "service", "apply", "-f", mixed, "--skip-other-kinds")
 	nodetest.WantLines(t, errOut,
-		"note: "+mixed+": document 3 (line 11): Pod p: is no service and no endpoint slice, and left out")
+		"note: "+mixed+": document 3 (line 11): Pod p: is not a service or an endpoint slice; skipped")
 	_, errOut = n.Want(t, invocation.ExitFailed, "service", "delete", "-f", mixed)
-	nodetest.WantLines(t, errOut, "sluice: "+mixed+": document 3 (line 11): Pod p: is no service and no endpoint slice")
+	nodetest.WantLines(t, errOut, "sluice: "+mixed+": document 3 (line 11): Pod p: is not a service or an endpoint slice")
 	for _, args := range [][]string{
 		{"apply"},
 		{"apply", "x"},
@@ -166,9 +166,9 @@ func TestListAndGetShowWhereAServiceLeads(t *testing.T) {
 		"shop web ClusterIP 10.96.0.10 80/TCP 2/2 yes 0s grpc",
 		"shop door LoadBalancer fd00:96::1 53:30053/UDP 0/0 no - grpc:argo",
 		`shop/web: spec.x is not supported\x1b[2J`,
-		"EndpointSlice shop/lost-1 is not in force as it was given: its service shop/lost is missing",
-		"file:z.yaml is not in force as it was given: is no YAML",
-		"Services without an address that are not shown: 1; see --all.")
+		"EndpointSlice shop/lost-1 is not in force as given: its service shop/lost is missing",
+		"file:z.yaml is not in force as given: is no YAML",
+		"Services without an address, shown with --all: 1.")
 	out, _ = n.Want(t, 0, "service", "list", "--all", "--address", "fd00:96::1")
 	if strings.Contains(out, "shop web") || strings.Contains(out, "quiet") || !strings.Contains(out, "door") {
 		t.Errorf("--address\n%s", out)
@@ -238,8 +238,8 @@ func TestDeleteByNameLeavesSlices(t *testing.T) {
 	nodetest.WantLines(t, out, "Service shop/web absent", "EndpointSlice shop/web-1 deleted")
 }
 
-// TestApplyNotesWhatIsProbablyNotMeant applies valid Services: one with a selector and without Kubernetes, and one with
-// an address of a pod range.
+// TestApplyNotesWhatIsProbablyNotMeant applies valid Services: one with a selector without Kubernetes, and one with
+// an address in a pod CIDR.
 func TestApplyNotesWhatIsProbablyNotMeant(t *testing.T) {
 	n := nodetest.New(t, Command)
 	dir := t.TempDir()
@@ -247,8 +247,7 @@ func TestApplyNotesWhatIsProbablyNotMeant(t *testing.T) {
 		"spec: {clusterIP: 10.96.0.11, port: 80, selector: {app: web}}\n"
 	slice := "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: sel-1, namespace: shop, " +
 		"labels: {kubernetes.io/service-name: sel}}\nspec: {addresses: []}\n"
-	const noted = "NOTE Service shop/sel: its selector selects no pod by itself, because there is no Kubernetes: apply " +
-		"an " +
+	const noted = "NOTE Service shop/sel: its selector has no effect without Kubernetes: apply an " +
 		"EndpointSlice with the label kubernetes.io/service-name: sel"
 	notes := func(text string) string {
 		t.Helper()
@@ -272,9 +271,8 @@ func TestApplyNotesWhatIsProbablyNotMeant(t *testing.T) {
 	}
 	for _, address := range []string{"10.244.0.2", "10.244.0.9"} { // a pod has it, or may get it
 		got := notes(strings.Replace(nodetest.WebService, "10.96.0.10", address, 1))
-		if want := "NOTE Service shop/web: its address " + address + " lies in the pod range 10.244.0.0/24 of node node-a, " +
-			"so " +
-			"a pod may have the same address\n"; got != want {
+		if want := "NOTE Service shop/web: its address " + address + " is in the pod CIDR 10.244.0.0/24 of node node-a, " +
+			"so a pod may have the same address\n"; got != want {
 			t.Errorf("a cluster IP of pods: %q, want %q", got, want)
 		}
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package shares shows what tenants use of the limits that they share.
+// Package shares shows how much of the shared limits each tenant uses.
 package shares
 
 import (
@@ -29,19 +29,21 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 	var exceeded bool
 	cmd := &cobra.Command{
 		Use:   "shares [TENANT]",
-		Short: "Show what tenants and endpoints have of the limits that they share",
-		Long: `Show what tenants ask for and have of the limits that they share, and what endpoints of the
-node have of the limits of the eBPF programs.
+		Short: "Show how tenants and endpoints share the limits of the node",
+		Long: `Show how much of each shared limit the tenants ask for and have, and how much of the limits
+of the eBPF programs the endpoints of the node have.
 
-A tenant is a namespace, or all namespaces with one value of the tenant label. TENANT is that value, or
-the name of a namespace without the label. A tenant that has less than it asks for exceeds its share:
-its newest objects are not in force as they were written. MAY USE is what the tenant could use when the
-levels were last computed, at most 10 s ago; "-" means that a source was never complete.
+A tenant is a namespace, or all namespaces with one value of the tenant label. TENANT is
+that value, or the name of a namespace without the label. A tenant that has less than it
+asks for exceeds its share: its newest objects are not in force as written. MAY USE is what
+the tenant could use when the levels were last computed, at most 10 s ago; "-" means that a
+source was never complete.
 
-The second table lists the endpoints that use connections, translations, fragments, affinity, events or
-answers, or that were refused some, and what senders outside of the node have. MAY USE is what the
-endpoint may have now, "-" means that there is no limit. REFUSED counts packets, events and answers
-beyond the share since the endpoint was made. With TENANT it lists the pods of the tenant.`,
+The second table lists endpoints that use connections, translations, fragments, affinity,
+events or answers, or that were refused some, and senders outside of the node. MAY USE is
+what the endpoint may have now; "-" means that there is no limit. REFUSED counts packets,
+events and answers beyond the share since the endpoint was created. With TENANT, the table
+lists the pods of the tenant.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req := &sharesv1.ListSharesRequest{}
@@ -56,7 +58,7 @@ beyond the share since the endpoint was made. With TENANT it lists the pods of t
 	return cmd
 }
 
-// Limit is one limit of a process, with its tenants or endpoints.
+// Limit is a limit of a process with the shares of its tenants or endpoints.
 type Limit struct {
 	Process string
 	*sharesv1.ListSharesResponse
@@ -103,7 +105,7 @@ func list(ctx context.Context, inv *invocation.Invocation, req *sharesv1.ListSha
 		switch status.Code(err) {
 		case codes.OK:
 		case codes.Unimplemented:
-			errs = append(errs, fmt.Errorf("sluice-%s is of a version that does not divide limits", process.Name()))
+			errs = append(errs, fmt.Errorf("sluice-%s is of a version without shares", process.Name()))
 		default:
 			errs = append(errs, err)
 		}
@@ -114,7 +116,7 @@ func list(ctx context.Context, inv *invocation.Invocation, req *sharesv1.ListSha
 	return errors.Join(append([]error{inv.Show(all, func(w io.Writer) { table(w, all) })}, errs...)...)
 }
 
-// Columns are the names of the columns of Rows.
+// Columns are the headers of Rows.
 var Columns = []any{"LIMIT", "SIZE", "TENANT", "ASKS FOR", "HAS", "GUARANTEED", "MAY USE"}
 
 func table(w io.Writer, limits []*Limit) {
@@ -137,10 +139,10 @@ func table(w io.Writer, limits []*Limit) {
 	}
 }
 
-// EndpointColumns are the names of the columns of EndpointRows.
+// EndpointColumns are the headers of EndpointRows.
 var EndpointColumns = []any{"LIMIT", "SIZE", "ENDPOINT", "HAS", "GUARANTEED", "MAY USE", "REFUSED"}
 
-// EndpointRows are the endpoints of the limit as rows of a table.
+// EndpointRows returns the endpoints of the limit as rows of a table.
 func (l *Limit) EndpointRows() (rows [][]any) {
 	for _, e := range l.GetEndpoints() {
 		rows = append(rows, []any{
@@ -169,7 +171,7 @@ func unlessNone(n uint64) string {
 	return number(n)
 }
 
-// Rows are the limit and its tenants as rows of a table.
+// Rows returns the limit and its tenants as rows of a table.
 func (l *Limit) Rows() [][]any {
 	if l.GetLimit().GetByEndpoint() {
 		return nil

@@ -40,8 +40,8 @@ func TestSharesOfEveryProcessAreListed(t *testing.T) {
 	}
 }
 
-// TestSharesAreListedWithoutOneProcess stops a process: the others answer, and the exit code says that
-// something is missing.
+// TestSharesAreListedWithoutOneProcess stops a process: the shares of the others are listed, and the exit code is not
+// 0.
 func TestSharesAreListedWithoutOneProcess(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Stop("policy")

@@ -24,8 +24,8 @@ import (
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 )
 
-// ask fills in what one service says. What it does not say is part of the
-// answer; only a mistake of the caller is an error.
+// ask adds the status of one service. A service that does not answer is part of the status; ask returns only errors
+// of the caller.
 func ask(ctx context.Context, inv *invocation.Invocation, service *serviceStatus, s *Node) error {
 	conn, err := inv.Dial(service.Name)
 	if err != nil {
@@ -55,14 +55,14 @@ func ask(ctx context.Context, inv *invocation.Invocation, service *serviceStatus
 	}
 	service.Error, service.denied, service.away = status.Convert(err).Message(), errors.Is(err, syscall.EACCES), true
 	if ctx.Err() != nil {
-		// It is connected, or is not: the process accepts and does not read.
-		service.Error = fmt.Sprintf("no answer within %s; it may hang, or have been stopped", inv.Timeout)
+		// The connection may be established while the process does not read from it.
+		service.Error = fmt.Sprintf("no answer within %s; it may hang or be stopped", inv.Timeout)
 	}
 	return nil
 }
 
-// askNode reads which node the settings of a service name; what cannot be read names none. In ipam the name counts in
-// one mode alone.
+// askNode reads the name of the node from the settings of a service; empty on errors. ipam uses the name only in the
+// mode kubernetes.
 func (s *serviceStatus) askNode(ctx context.Context, conn grpc.ClientConnInterface) {
 	r, err := statusv1.NewProcessServiceClient(conn).GetConfig(ctx, &statusv1.GetConfigRequest{})
 	if err != nil {
@@ -80,12 +80,12 @@ func (s *serviceStatus) askNode(ctx context.Context, conn grpc.ClientConnInterfa
 	}
 }
 
-// about takes what every service says of itself.
+// about sets version and start time.
 func (s *serviceStatus) about(said *statusv1.ServiceStatus) {
 	s.Version, s.Started = said.GetVersion(), output.When(said.GetStartTime())
 }
 
-// textsOf are the problems of a service, as it words them.
+// textsOf returns the texts of a service's problems.
 func textsOf(said *statusv1.ServiceStatus) []string {
 	var texts []string
 	for _, p := range said.GetProblems() {
@@ -105,13 +105,14 @@ func (s *Node) askIdentity(ctx context.Context, service *serviceStatus,
 	s.Identity.Message = r
 	switch {
 	case !r.GetStoreConnected():
-		service.Error, service.known = "new label sets cannot be connected: etcd is away: "+r.GetStoreError(), true
+		service.Error = "containers with new labels cannot be connected: etcd is away: " + r.GetStoreError()
+		service.known = true
 	case r.GetStoreError() != "":
-		service.Error, service.known = "new label sets cannot be connected: "+r.GetStoreError(), true
+		service.Error, service.known = "containers with new labels cannot be connected: "+r.GetStoreError(), true
 	}
 	for _, p := range r.GetService().GetProblems() {
 		if p.GetReason() == statusv1.ProblemReason_PROBLEM_REASON_STORAGE {
-			service.Error, service.known = "new label sets cannot be connected: "+p.GetText(), true
+			service.Error, service.known = "containers with new labels cannot be connected: "+p.GetText(), true
 		}
 	}
 	return nil
@@ -126,7 +127,7 @@ func (s *Node) askIPAM(ctx context.Context, service *serviceStatus, client ipamv
 	s.IPAM.Message = r
 	var problems []string
 	for _, p := range r.GetService().GetProblems() {
-		// What the cluster has of the ranges changes; addresses are given out of those that there are.
+		// Problems of the store delay only changes of the pod CIDRs; ipam can still allocate from the present ones.
 		if p.GetReason() != statusv1.ProblemReason_PROBLEM_REASON_STORE {
 			problems = append(problems, p.GetText())
 		}

@@ -15,11 +15,11 @@ import (
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 )
 
-// enforces tells whether a subscriber enforces the services; else it only watches them.
+// enforces reports whether a subscriber enforces the services; others only watch them.
 func enforces(x *lbv1.SubscriberStatus) bool { return x.GetEnforces() }
 
-// loadBalancerRows are the services, where they lead, and where they come from; off says that the
-// datapath is set to translate none.
+// loadBalancerRows writes the rows about services. off is true if the datapath is configured not to translate
+// services.
 func loadBalancerRows(w io.Writer, r *lbv1.GetStatusResponse, off bool) {
 	text := fmt.Sprintf("%d with %d endpoint slices, revision %d", r.GetServices(), r.GetEndpointSlices(), r.GetRevision())
 	if n := r.GetOrphanedSlices(); n > 0 {
@@ -42,8 +42,8 @@ func loadBalancerRows(w io.Writer, r *lbv1.GetStatusResponse, off bool) {
 	output.Row(w, "Service sources", sourcesText(r.GetSources()))
 }
 
-// loadBalancerWarnings is what is wrong with services; off says that the datapath is set to
-// translate none.
+// loadBalancerWarnings returns problems of services. off is true if the datapath is configured not to translate
+// services.
 func loadBalancerWarnings(r *lbv1.GetStatusResponse, off bool) (all []string) {
 	problems := textsOf(r.GetService())
 	if n := r.GetService().GetOmittedProblemCount(); n > 0 {
@@ -57,7 +57,7 @@ func loadBalancerWarnings(r *lbv1.GetStatusResponse, off bool) (all []string) {
 			fmt.Sprintf("sluice-loadbalancer: %d objects or files were refused; see `sluice service list`", r.GetRefused()))
 	}
 	for _, x := range r.GetSources() {
-		if !x.GetSynced() && x.GetError() == "" { // an error is one of the problems
+		if !x.GetSynced() && x.GetError() == "" { // errors are among the problems
 			all = append(all, "sluice-loadbalancer: source "+sourceName(x)+" is not complete yet")
 		}
 	}
@@ -69,12 +69,12 @@ func loadBalancerWarnings(r *lbv1.GetStatusResponse, off bool) (all []string) {
 		}
 	}
 	if r.GetFrontends() > 0 && !off && !slices.ContainsFunc(r.GetSubscribers(), enforces) {
-		all = append(all, "sluice-loadbalancer: no datapath takes the services")
+		all = append(all, "sluice-loadbalancer: no datapath enforces the services")
 	}
 	return all
 }
 
-// frontendText counts what the kernel has of services.
+// frontendText returns the number of frontends and backends in the kernel.
 func frontendText(f *datapathv1.FrontendStream) string {
 	text := fmt.Sprintf("%d frontends to %d backends, of revision %d", f.GetFrontends(), f.GetBackends(), f.GetRevision())
 	if n := f.GetRestingNumbers(); n > 0 {
@@ -83,8 +83,8 @@ func frontendText(f *datapathv1.FrontendStream) string {
 	return text
 }
 
-// frontendWarnings is what is wrong with services in the kernel; f is nil of a datapath that translates none. b is nil
-// if the load balancer does not answer; what it refuses is among its problems.
+// frontendWarnings returns problems of services in the kernel. f is nil if the datapath translates no services. b is
+// nil if the load balancer does not answer; otherwise refused frontends are among its problems.
 func frontendWarnings(f *datapathv1.FrontendStream, b *lbv1.GetStatusResponse) (all []string) {
 	if f == nil {
 		return nil
@@ -94,13 +94,13 @@ func frontendWarnings(f *datapathv1.FrontendStream, b *lbv1.GetStatusResponse) (
 			strings.Join(f.GetRefused()[:min(1, len(f.GetRefused()))], "")))
 	}
 	if !f.GetComplete() || f.GetError() != "" {
-		all = append(all, "sluice-datapath: the kernel keeps the services that it has: "+
-			cmp.Or(f.GetError(), "the load balancer has not listed them yet"))
+		all = append(all, "sluice-datapath: the kernel keeps its present services: "+
+			cmp.Or(f.GetError(), "the load balancer has not sent its services yet"))
 	}
 	if n := f.GetEarlierFrontends(); n > 0 {
 		all = append(all,
-			fmt.Sprintf("sluice-datapath: %d frontends stay that the load balancer does not name since its state was "+
-				"lost, until all of its sources are complete", n))
+			fmt.Sprintf("sluice-datapath: %d frontends from before the load balancer lost its state stay until all of "+
+				"its sources are complete", n))
 	}
 	return all
 }

@@ -11,23 +11,23 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 )
 
-// works is what goes on without a service. docs/failures.md has the same as a table, and
-// a test of whole nodes holds both.
+// works tells what continues to work without a service. docs/failures.md has the same as a table; a test with whole
+// nodes checks both.
 var works = map[string]string{
 	"etcd": "packets, services, policies and their changes, DEL, and ADD of label sets that are known here. " +
-		"Nothing on this node has to be restarted: it goes on by itself when etcd is back",
+		"No restart is needed: the node reconnects by itself when etcd is back",
 	"identity": "packets, services, policies and their changes, DEL, and ADD of containers with the labels of one that " +
 		"is here. Labels of live containers do not change",
 	"ipam": "packets, services, policies and their changes, and DEL, whose addresses are released later. No ADD",
 	"policy": "packets under the policies that the kernel enforces, services, DEL, and ADD of containers with the " +
 		"labels of one that is here. Policies cannot be changed",
-	"loadbalancer": "packets, policies and their changes, ADD and DEL, and services as they are. Services do not " +
-		"change",
-	"datapath": "packets under the policies and services that the kernel has, and DEL, which is written down and " +
-		"carried out later. No ADD; changes of policies and services are stored and enforced when it is back",
+	"loadbalancer": "packets, policies and their changes, ADD and DEL, and the present services. Services cannot " +
+		"be changed",
+	"datapath": "packets under the policies and services in the kernel, and DEL, which is recorded and executed " +
+		"later. No ADD; changes of policies and services are stored and enforced when it is back",
 }
 
-// meanwhile says of each service that is away what works without it, and where its log is.
+// meanwhile returns a text per service that is away: what works without it, and where its log is.
 func (s *Node) meanwhile(inv *invocation.Invocation) []string {
 	all := []string{}
 	if i := s.Identity.Message; i != nil && !i.GetStoreConnected() {
@@ -43,8 +43,7 @@ func (s *Node) meanwhile(inv *invocation.Invocation) []string {
 	return all
 }
 
-// whereToLook names the log of a service that is away, and how it is started again if
-// that is known.
+// whereToLook returns where the log of a service is, and for a development node how to start the service.
 func whereToLook(inv *invocation.Invocation, service string) string {
 	if socket, err := inv.Socket(service); err == nil {
 		file := filepath.Join(filepath.Dir(filepath.Dir(socket)), "log", service+".log")

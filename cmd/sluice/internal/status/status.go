@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package status asks every service and says whether a container could be connected now.
+// Package status shows whether the services of a node answer and whether containers can be connected.
 package status
 
 import (
@@ -33,11 +33,11 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 	var wait waiting
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show whether every service answers and a container could be connected",
-		Long: fmt.Sprintf(`Show whether every service answers and a container could be connected now, also
-one with labels that no container of this node has. The exit code is %d if not,
-and if anything else is not as it should be: then there are warnings. Lines that
-begin with Meanwhile say what works while a service is away, and what to do.`, invocation.ExitNotReady),
+		Short: "Show whether the services answer and containers can be connected",
+		Long: fmt.Sprintf(`Show whether every service answers and whether containers can be connected now, including
+containers with labels that are new to this node. The exit code is %d if not, or if there
+are warnings. Lines that begin with Meanwhile tell what works while a service is away, and
+what to do.`, invocation.ExitNotReady),
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
@@ -52,21 +52,21 @@ begin with Meanwhile say what works while a service is away, and what to do.`, i
 		},
 	}
 	cmd.Flags().BoolVar(&watch, "watch", false,
-		"go on, and show what changes: on a terminal the whole status, else one line for each change")
+		"watch for changes: on a terminal show the whole status, otherwise one line per change")
 	wait.flag(cmd)
 	return cmd
 }
 
-// Node is what `status -o json` prints.
+// Node is the output of `status -o json`.
 type Node struct {
-	Ready    bool     `json:"ready"`         // an ADD with a new label set works
-	Known    bool     `json:"readyForKnown"` // one with a label set that this node has does
+	Ready    bool     `json:"ready"`         // ADD works for any labels
+	Known    bool     `json:"readyForKnown"` // ADD works for label sets in use on this node
 	Problems []string `json:"problems"`
 	Warnings []string `json:"warnings"`
-	// Meanwhile says what works without the services that are away, and what to do.
+	// Meanwhile tells what works without the services that are away, and what to do.
 	Meanwhile []string        `json:"meanwhile"`
 	Services  []serviceStatus `json:"services"`
-	// What each service says of itself; absent if it does not answer.
+	// The status of each service; absent if it does not answer.
 	Identity     message.One[*identityv1.GetStatusResponse] `json:"identity,omitzero"`
 	IPAM         message.One[*ipamv1.GetStatusResponse]     `json:"ipam,omitzero"`
 	Policy       message.One[*policyv1.GetStatusResponse]   `json:"policy,omitzero"`
@@ -81,13 +81,12 @@ type serviceStatus struct {
 	Version string     `json:"version,omitempty"`
 	Started *time.Time `json:"startTime,omitempty"`
 	denied  bool       // the caller may not open the socket
-	away    bool       // it did not answer at all
-	known   bool       // Error is about label sets that this node does not have
-	node    string     // that its settings name; empty: none
-	nodeKey string     // of that setting
+	away    bool       // it did not answer
+	known   bool       // Error affects only label sets that are new to this node
+	node    string     // name of the node in its settings; may be empty
+	nodeKey string     // key of that setting
 }
 
-// once shows the status.
 func once(ctx context.Context, inv *invocation.Invocation) error {
 	s, err := collect(ctx, inv)
 	if err != nil {
@@ -102,7 +101,7 @@ func once(ctx context.Context, inv *invocation.Invocation) error {
 	return nil
 }
 
-// collect asks every service.
+// collect asks all services.
 func collect(ctx context.Context, inv *invocation.Invocation) (*Node, error) {
 	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
 	defer cancel()
@@ -135,21 +134,21 @@ func collect(ctx context.Context, inv *invocation.Invocation) (*Node, error) {
 	return s, nil
 }
 
-// judge says for which containers an ADD works, and why for no others.
+// judge sets Ready, Known and Problems.
 func (s *Node) judge() {
 	s.Problems = append(s.Problems, exhausted(s.IPAM.Message.GetPools())...)
 	if why := s.LoadBalancer.Message.GetSystemRefused(); why != "" {
-		// A container would start without the cluster's DNS or API server.
+		// A container would start without access to the cluster's DNS or API server.
 		s.Problems = append(s.Problems, "sluice-loadbalancer: "+why)
 	}
 	s.Known = len(s.Problems) == 0
-	// While identity or policy are away, the datapath knows what it needs of them for
-	// the label sets of this node.
+	// While identity or policy is away, the datapath can connect containers with label sets that are in use on this
+	// node.
 	stands := s.Datapath.Message.GetAddReady() || s.Datapath.Message.GetKnownAddReady()
 	for _, service := range s.Services {
 		switch {
 		case service.Name == "loadbalancer":
-			// Containers are connected without it: the kernel has the services.
+			// Containers can be connected without it: the kernel has the services.
 		case service.Error != "":
 			s.Problems = append(s.Problems, "sluice-"+service.Name+": "+service.Error)
 			s.Known = s.Known && (service.known || service.away && stands && service.standsIn())
@@ -161,11 +160,10 @@ func (s *Node) judge() {
 	s.Ready = len(s.Problems) == 0
 }
 
-// standsIn says that the datapath connects containers with labels that this node has
-// without the service.
+// standsIn reports whether the datapath can connect containers with label sets in use on this node without the
+// service.
 func (s *serviceStatus) standsIn() bool { return s.Name == "identity" || s.Name == "policy" }
 
-// readyText says for which containers an ADD works.
 func (s *Node) readyText() string {
 	switch {
 	case s.Ready:
@@ -176,7 +174,7 @@ func (s *Node) readyText() string {
 	return "no"
 }
 
-// accessHint says who may ask, if a socket could not be opened for want of rights.
+// accessHint returns who has access, if a socket could not be opened for lack of permission.
 func accessHint(services []serviceStatus) string {
 	if slices.ContainsFunc(services, func(service serviceStatus) bool { return service.denied }) {
 		return invocation.WhoMay
@@ -184,8 +182,7 @@ func accessHint(services []serviceStatus) string {
 	return ""
 }
 
-// dropUnused leaves out services that do not answer, and that the datapath does not
-// use.
+// dropUnused removes services that do not answer and that the datapath does not need.
 func (s *Node) dropUnused() {
 	d := s.Datapath.Message
 	if d == nil {
@@ -198,8 +195,7 @@ func (s *Node) dropUnused() {
 	})
 }
 
-// exhausted names the families of which no pool has an address left. Resting
-// in quarantine come back by themselves, but not for a container that wants one now.
+// exhausted returns the address families without a free address. Addresses in quarantine do not count as free.
 func exhausted(pools []*ipamv1.Pool) []string {
 	free, full := map[string]bool{}, map[string][]string{}
 	for _, p := range pools {
@@ -224,19 +220,19 @@ func exhausted(pools []*ipamv1.Pool) []string {
 	return problems
 }
 
-// translatesNone says that the datapath is set to leave services to others.
+// translatesNone reports whether the datapath is configured not to translate services.
 func (s *Node) translatesNone() bool {
 	return s.Datapath.Message != nil && s.Datapath.Message.GetFrontendStream() == nil
 }
 
-// warnings is what is wrong and keeps no container from being connected.
+// warnings returns problems that do not prevent containers from being connected.
 func (s *Node) warnings() []string {
 	all := []string{}
 	i := s.Identity.Message
 	for _, p := range i.GetService().GetProblems() {
 		switch p.GetReason() {
 		case statusv1.ProblemReason_PROBLEM_REASON_STORE, statusv1.ProblemReason_PROBLEM_REASON_STORAGE:
-			// They are errors of the service.
+			// They are in the error of the service.
 		default:
 			all = append(all, "sluice-identity: "+p.GetText())
 		}
@@ -249,14 +245,14 @@ func (s *Node) warnings() []string {
 	if c := i.GetCluster(); c != nil { // nil from a service of an older version
 		if !c.GetRegistered() && i.GetStoreConnected() {
 			all = append(all, "sluice-identity: this node is not registered: other nodes do not know the addresses of its "+
-				"containers; sluice-ipam registers it, if its setting identity is there")
+				"containers; sluice-ipam registers it if it has the setting identity")
 		}
 		if n := c.GetRefusedMappings(); n > 0 {
 			all = append(all, fmt.Sprintf("sluice-identity: %d addresses that other nodes wrote do not count; "+
 				"`sluice node list` names the nodes, `sluice ip get` says why of an address", n))
 		}
 		if why := c.GetPublicationError(); why != "" && i.GetStoreConnected() {
-			all = append(all, "sluice-identity: what this node says does not reach the cluster: "+why)
+			all = append(all, "sluice-identity: this node cannot publish its state to the cluster: "+why)
 		}
 	}
 	all = append(all, policyWarnings(s.Policy.Message)...)
@@ -265,15 +261,15 @@ func (s *Node) warnings() []string {
 	}
 	for _, service := range s.Services {
 		if name := i.GetNodeName(); service.node != "" && name != "" && service.node != name {
-			all = append(all, fmt.Sprintf("sluice-%s: the setting %s is %q, and sluice-identity has this node as %q: make the "+
+			all = append(all, fmt.Sprintf("sluice-%s: the setting %s is %q, but sluice-identity calls this node %q: make the "+
 				"two equal", service.Name, service.nodeKey, service.node, name))
 		}
 		switch {
 		case service.Name != "loadbalancer":
 		case service.Error != "":
-			all = append(all, "sluice-loadbalancer: services stay as they are: "+service.Error)
+			all = append(all, "sluice-loadbalancer: services cannot be changed: "+service.Error)
 		case !service.Serving:
-			all = append(all, "sluice-loadbalancer is not ready: services stay as they are")
+			all = append(all, "sluice-loadbalancer is not ready: services cannot be changed")
 		}
 	}
 	if d := s.Datapath.Message; d != nil {
@@ -293,16 +289,16 @@ func (s *Node) warnings() []string {
 		}
 		all = append(all, frontendWarnings(d.GetFrontendStream(), s.LoadBalancer.Message)...)
 		if i := d.GetIdentityStream(); i != nil && !i.GetComplete() {
-			all = append(all, "sluice-datapath: endpoints keep their identities when labels change: "+
-				cmp.Or(i.GetError(), "identity has not listed them yet"))
+			all = append(all, "sluice-datapath: label changes are not applied: "+
+				cmp.Or(i.GetError(), "sluice-identity has not sent the identities yet"))
 		}
 	}
-	// Two may say the same.
+	// Remove duplicates.
 	slices.Sort(all)
 	return slices.Compact(all)
 }
 
-// policyWarnings are what is wrong with policies; p is nil if the service does not answer.
+// policyWarnings returns problems of policies; p is nil if the service does not answer.
 func policyWarnings(p *policyv1.GetStatusResponse) (all []string) {
 	problems := textsOf(p.GetService())
 	for _, problem := range problems {
@@ -313,8 +309,8 @@ func policyWarnings(p *policyv1.GetStatusResponse) (all []string) {
 			p.GetRefused()))
 	}
 	if n := p.GetPoliciesWithUnsupportedFields(); n > 0 {
-		all = append(all, fmt.Sprintf("sluice-policy: policies with fields that Sluice does not support: %d; `sluice "+
-			"policy list` names them", n))
+		all = append(all, fmt.Sprintf("sluice-policy: policies with fields that Sluice does not support: %d; see `sluice "+
+			"policy list`", n))
 	}
 	for _, source := range p.GetSources() {
 		switch {
@@ -325,7 +321,7 @@ func policyWarnings(p *policyv1.GetStatusResponse) (all []string) {
 		}
 	}
 	if n := p.GetWaitingIdentities(); n > 0 {
-		all = append(all, fmt.Sprintf("sluice-policy: %d identities are unknown to a table that has no room", n))
+		all = append(all, fmt.Sprintf("sluice-policy: a policy table is full; identities that it lacks: %d", n))
 	}
 	return all
 }
@@ -359,7 +355,7 @@ func (s *Node) table(w io.Writer) {
 		case !i.GetStoreConnected():
 			store = "away: " + i.GetStoreError()
 		case i.GetStoreError() != "":
-			store = "reached; it refuses what this node writes"
+			store = "reached; it refuses writes of this node"
 		}
 		output.Row(w, "etcd", store)
 		output.Row(w, "Node", i.GetNodeName())
@@ -401,7 +397,7 @@ func (s *Node) table(w io.Writer) {
 	}
 }
 
-// clusterText counts the nodes of the cluster, what they say, and what of it is refused.
+// clusterText returns the number of nodes and mappings, and of refused or unpublished ones.
 func clusterText(c *identityv1.ClusterStatus) string {
 	text := fmt.Sprintf("%d nodes, %d mappings of others", c.GetNodes(), c.GetMappings())
 	if !c.GetRegistered() {
@@ -422,17 +418,17 @@ func clusterText(c *identityv1.ClusterStatus) string {
 	return text
 }
 
-// source is what sources of policies and of services have in common.
+// source has the common methods of sources of policies and of services.
 type source interface {
 	GetName() string
 	GetManager() string
 	GetSynced() bool
 }
 
-// sourceName is the name of a source, with the program whose objects it has.
+// sourceName returns the name of a source with its manager.
 func sourceName(s source) string { return strings.TrimSuffix(s.GetName()+" "+s.GetManager(), " ") }
 
-// sourcesText names the sources, and those that are not complete.
+// sourcesText returns the names of the sources, with a remark for incomplete ones.
 func sourcesText[S source](all []S) string {
 	names := make([]string, len(all))
 	for i, s := range all {
@@ -444,7 +440,7 @@ func sourcesText[S source](all []S) string {
 	return strings.Join(names, ", ")
 }
 
-// policyRows are the policies, their tables and sources.
+// policyRows writes the rows about policies.
 func policyRows(w io.Writer, p *policyv1.GetStatusResponse) {
 	output.Row(w, "Policies", fmt.Sprintf("%d in force, %d refused, revision %d", p.GetPolicies(), p.GetRefused(),
 		p.GetRevision()))
@@ -455,11 +451,11 @@ func policyRows(w io.Writer, p *policyv1.GetStatusResponse) {
 		output.Row(w, "Skipped", output.Printable(text))
 	}
 	if n := p.GetWaitingIdentities(); n > 0 {
-		output.Row(w, "Unknown", fmt.Sprintf("%d identities, because a table has no room", n))
+		output.Row(w, "Unknown", output.Plural(n, "identity", "identities")+", because a policy table is full")
 	}
 }
 
-// packetColumns are the columns of the packets that were counted.
+// packetColumns are the columns of the packet counters.
 var packetColumns = []output.Column[*datapathv1.PacketCounter]{
 	{Header: "PACKETS", Cell: func(p *datapathv1.PacketCounter) any { return p.GetPackets() }},
 	{Header: "DIRECTION", Cell: func(p *datapathv1.PacketCounter) any {
@@ -474,7 +470,7 @@ var packetColumns = []output.Column[*datapathv1.PacketCounter]{
 	{Header: "REASON", Cell: func(p *datapathv1.PacketCounter) any { return output.Enum(p.GetReason(), "REASON_") }},
 }
 
-// datapathRows are the endpoints, what evaluates them, and the kernel.
+// datapathRows writes the rows about the datapath and the kernel.
 func datapathRows(w io.Writer, d *datapathv1.GetStatusResponse, p *policyv1.GetStatusResponse) {
 	states := []string{}
 	for _, state := range []datapathv1.EndpointState{
@@ -531,10 +527,10 @@ func datapathRows(w io.Writer, d *datapathv1.GetStatusResponse, p *policyv1.GetS
 	}
 }
 
-// policyText says which policies the kernel enforces.
+// policyText returns which policies the kernel enforces.
 func policyText(d *datapathv1.GetStatusResponse, p *policyv1.GetStatusResponse) string {
 	if d.GetPolicyMode() == datapathv1.PolicyMode_POLICY_MODE_NONE {
-		return "none: nothing is enforced, every pod may talk to every pod"
+		return "none: no policy is enforced; every pod can reach every pod"
 	}
 	text := fmt.Sprintf("%s; the kernel enforces revision %d", output.Enum(d.GetPolicyMode(), "POLICY_MODE_"),
 		d.GetPolicyRevision())
@@ -544,7 +540,7 @@ func policyText(d *datapathv1.GetStatusResponse, p *policyv1.GetStatusResponse) 
 	return text
 }
 
-// probesText counts the nodes that answer, with the slowest path.
+// probesText returns how many nodes answer probes, with the slowest round trip.
 func probesText(p *datapathv1.NodeProbes) string {
 	text := fmt.Sprintf("%d of %d other nodes answer", p.GetAnsweringNodes(), p.GetNodes())
 	if slowest := p.GetSlowestUs(); slowest > 0 {
@@ -557,14 +553,14 @@ func probesText(p *datapathv1.NodeProbes) string {
 	return text
 }
 
-// routingText is how packets between pods of two nodes travel.
+// routingText describes the path of packets between pods of two nodes.
 func routingText(r *datapathv1.PodRouting) string {
 	if r.GetReason() == "" {
 		return r.GetMode()
 	}
-	path := "past the host's stack"
+	path := "bypassing the host's stack"
 	if r.GetByStack() {
-		path = "by the host's stack"
+		path = "through the host's stack"
 	}
 	return r.GetMode() + ", " + path + " (" + r.GetReason() + ")"
 }

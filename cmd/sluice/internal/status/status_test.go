@@ -44,7 +44,7 @@ func TestStatusTellsOfPolicies(t *testing.T) {
 	n.PolicyMode = datapathv1.PolicyMode_POLICY_MODE_NONE
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
 	if strings.Contains(out, "sluice-policy") {
-		t.Errorf("without the policy service that nobody uses\n%s", out)
+		t.Errorf("without the policy service, which is not needed\n%s", out)
 	}
 }
 
@@ -77,7 +77,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	n.AddReady, n.Identity.StoreError = true, "etcd has gone"
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
 	nodetest.WantLines(t, out, "etcd away: etcd has gone",
-		"Problem: sluice-identity: new label sets cannot be connected: etcd is away: etcd has gone")
+		"Problem: sluice-identity: containers with new labels cannot be connected: etcd is away: etcd has gone")
 	n.AddReady, n.Identity.StoreError = false, ""
 	n.Stop("ipam")
 	out, _ = n.Want(t, invocation.ExitNotReady, "status", "-o", "json")
@@ -90,8 +90,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-// TestStatusEndsWithZeroOnlyIfAllIsAsItShouldBe: Ready is about an ADD, the exit
-// code about everything that is shown.
+// TestStatusEndsWithZeroOnlyIfAllIsAsItShouldBe: Ready is about ADD, the exit code also about warnings.
 func TestStatusEndsWithZeroOnlyIfAllIsAsItShouldBe(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Healthy, n.Policy.Healthy = true, true
@@ -104,7 +103,7 @@ func TestStatusEndsWithZeroOnlyIfAllIsAsItShouldBe(t *testing.T) {
 		}
 	}
 	want(0, "Ready yes", "Relabelled 4 endpoints, 1 pending")
-	n.Healthy = false // a warning alone
+	n.Healthy = false // only a warning
 	want(invocation.ExitNotReady, "Ready yes")
 	n.Healthy = true
 	n.Policy.Unsupported = 1
@@ -112,13 +111,13 @@ func TestStatusEndsWithZeroOnlyIfAllIsAsItShouldBe(t *testing.T) {
 	n.Policy.Unsupported = 0
 	n.StreamError = "identity: connection refused"
 	want(invocation.ExitNotReady, "Ready yes", "Relabelled 4 endpoints, 1 pending; the stream from identity is not open",
-		"Warning: sluice-datapath: endpoints keep their identities when labels change: identity: connection refused")
+		"Warning: sluice-datapath: label changes are not applied: identity: connection refused")
 	n.StreamError = ""
 
 	n.Identity.StoreFull = "etcd (e) has no space left; compact and defragment it, then disarm its alarm: no space"
 	want(invocation.ExitNotReady, "Ready only for label sets that this node has",
-		"etcd reached; it refuses what this node writes",
-		"Problem: sluice-identity: new label sets cannot be connected: "+n.Identity.StoreFull)
+		"etcd reached; it refuses writes of this node",
+		"Problem: sluice-identity: containers with new labels cannot be connected: "+n.Identity.StoreFull)
 	n.Identity.StoreFull, n.Identity.StoreError = "", "connection refused"
 	want(invocation.ExitNotReady, "Ready only for label sets that this node has", "etcd away: connection refused")
 	n.IPAM.Problems = []string{"no space left on device"}
@@ -140,9 +139,9 @@ func TestStatusSaysWhatWorksMeanwhile(t *testing.T) {
 		"policy":   {true, known, "Problem: sluice-policy: ", "Policies cannot be changed"},
 		"ipam":     {false, "Ready no", "Problem: sluice-ipam: ", "whose addresses are released later. No ADD"},
 		"loadbalancer": {
-			true, "Ready yes", "Warning: sluice-loadbalancer: services stay as they are: ", "Services do not change",
+			true, "Ready yes", "Warning: sluice-loadbalancer: services cannot be changed: ", "Services cannot be changed",
 		},
-		"datapath": {false, "Ready no", "Problem: sluice-datapath: ", "DEL, which is written down and carried out later"},
+		"datapath": {false, "Ready no", "Problem: sluice-datapath: ", "DEL, which is recorded and executed later"},
 	} {
 		n := nodetest.New(t, Command)
 		n.Healthy, n.Policy.Healthy, n.Balances = true, true, true
@@ -171,8 +170,8 @@ func TestStatusSaysWhatWorksMeanwhile(t *testing.T) {
 	}
 }
 
-// TestStatusOfRangesThatAreNotRegisteredIsAWarning: what the cluster does not know of the
-// ranges keeps no address from being given out.
+// TestStatusOfRangesThatAreNotRegisteredIsAWarning: addresses can be allocated although the pod CIDRs are not
+// registered.
 func TestStatusOfRangesThatAreNotRegisteredIsAWarning(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Healthy, n.Policy.Healthy = true, true
@@ -200,8 +199,8 @@ func TestStatusShowsTheCluster(t *testing.T) {
 			"5 endpoints wait to be published",
 		"Warning: sluice-identity: the range 10.0.0.0/24 does not count",
 		"Warning: sluice-identity: this node is not registered: other nodes do not know the addresses of its containers; "+
-			"sluice-ipam registers it, if its setting identity is there",
-		"Warning: sluice-identity: what this node says does not reach the cluster: register this node: refused",
+			"sluice-ipam registers it if it has the setting identity",
+		"Warning: sluice-identity: this node cannot publish its state to the cluster: register this node: refused",
 		"Warning: sluice-identity: 4 addresses that other nodes wrote do not count; `sluice node list` names the nodes, "+
 			"`sluice ip get` says why of an address")
 	n.Identity.StoreError = "etcd has gone"
@@ -212,12 +211,11 @@ func TestStatusShowsTheCluster(t *testing.T) {
 	n.Identity.StoreError, n.Identity.Problems, n.Identity.Cluster = "", nil, nil
 	out, _ = n.Want(t, 0, "status")
 	if strings.Contains(out, "Cluster") {
-		t.Errorf("of an identity service that says nothing of the cluster:\n%s", out)
+		t.Errorf("of an identity service that reports no cluster:\n%s", out)
 	}
 }
 
-// TestStatusTellsOfServices: without the load balancer containers are connected all
-// the same, but what is shown is not as it should be.
+// TestStatusTellsOfServices: without the load balancer, containers can be connected, but there is a warning.
 func TestStatusTellsOfServices(t *testing.T) {
 	n := nodetest.New(t, Command, service.Command)
 	n.Healthy, n.Policy.Healthy, n.Balances = true, true, true
@@ -229,7 +227,7 @@ func TestStatusTellsOfServices(t *testing.T) {
 	n.FrontendError = "loadbalancer: connection refused"
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
 	nodetest.WantLines(t, out, "Ready yes",
-		"Warning: sluice-datapath: the kernel keeps the services that it has: loadbalancer: connection refused")
+		"Warning: sluice-datapath: the kernel keeps its present services: loadbalancer: connection refused")
 	n.FrontendError = ""
 	n.Balancer.Problems = []string{"datapath does not enforce 10.96.0.10:80/TCP of service shop/web: no room"}
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
@@ -247,24 +245,24 @@ func TestStatusTellsOfServices(t *testing.T) {
 		"Warning: sluice-loadbalancer: datapath is not connected: the kernel keeps the services of revision 6")
 	n.Balancer.Subscribers = nil
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
-	if !strings.Contains(out, "Warning: sluice-loadbalancer: no datapath takes the services") {
+	if !strings.Contains(out, "Warning: sluice-loadbalancer: no datapath enforces the services") {
 		t.Errorf("without a datapath\n%s", out)
 	}
-	// With mode off that is as it should be.
+	// With mode off there is no warning.
 	n.Balances = false
 	out, _ = n.Want(t, 0, "status")
 	nodetest.WantLines(t, out, "Frontends 1 to 2 backends; the datapath translates none (loadBalancing.mode is off)")
 	n.Balances = true
 	n.Stop("loadbalancer")
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
-	if !strings.Contains(out, "Warning: sluice-loadbalancer: services stay as they are: ") ||
+	if !strings.Contains(out, "Warning: sluice-loadbalancer: services cannot be changed: ") ||
 		!strings.Contains(out, "Ready") || strings.Contains(out, "Problem") {
 		t.Errorf("without the load balancer that the datapath uses\n%s", out)
 	}
 	n.Balances = false
 	out, _ = n.Want(t, 0, "status")
 	if strings.Contains(out, "loadbalancer") {
-		t.Errorf("without a load balancer that nobody uses\n%s", out)
+		t.Errorf("without a load balancer, which is not needed\n%s", out)
 	}
 }
 
@@ -298,7 +296,7 @@ func TestStatusTellsOfAFamilyWithoutAFreeAddress(t *testing.T) {
 	}
 }
 
-// TestStatusShowsWhichNodesAnswer: a line in the table; each path for programs.
+// TestStatusShowsWhichNodesAnswer: one line in the table, and each path in JSON.
 func TestStatusShowsWhichNodesAnswer(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Healthy, n.Policy.Healthy = true, true
@@ -307,7 +305,7 @@ func TestStatusShowsWhichNodesAnswer(t *testing.T) {
 		want   string
 	}{
 		{nil, ""},
-		{&datapathv1.NodeProbes{}, ""}, // a node alone
+		{&datapathv1.NodeProbes{}, ""}, // a single node
 		{&datapathv1.NodeProbes{Nodes: 2}, "Nodes 0 of 2 other nodes answer"},
 		{
 			&datapathv1.NodeProbes{Nodes: 2, AnsweringNodes: 2, SlowestUs: 312},
@@ -337,7 +335,7 @@ func TestStatusShowsWhichNodesAnswer(t *testing.T) {
 	}
 }
 
-// datapathOf reads what a status has of the datapath.
+// datapathOf returns the datapath's part of a status.
 func datapathOf(t *testing.T, status string) *datapathv1.GetStatusResponse {
 	t.Helper()
 	var s struct{ Datapath json.RawMessage }
@@ -361,11 +359,11 @@ func TestStatusShowsHowPacketsTravelBetweenNodes(t *testing.T) {
 		{&datapathv1.PodRouting{Mode: "overlay"}, "Routing overlay"},
 		{
 			&datapathv1.PodRouting{Mode: "native", Reason: "no xfrm policies"},
-			"Routing native, past the host's stack (no xfrm policies)",
+			"Routing native, bypassing the host's stack (no xfrm policies)",
 		},
 		{
 			&datapathv1.PodRouting{Mode: "native", ByStack: true, Reason: "xfrm policies: 2 out"},
-			"Routing native, by the host's stack (xfrm policies: 2 out)",
+			"Routing native, through the host's stack (xfrm policies: 2 out)",
 		},
 	} {
 		n.Routing = c.routing
@@ -382,7 +380,7 @@ func TestStatusShowsHowPacketsTravelBetweenNodes(t *testing.T) {
 	}
 }
 
-// TestNodeIsNotReadyWithoutTheServicesOfTheCluster: a container would start without its DNS.
+// TestNodeIsNotReadyWithoutTheServicesOfTheCluster: a container would start without DNS.
 func TestNodeIsNotReadyWithoutTheServicesOfTheCluster(t *testing.T) {
 	why := "datapath does not enforce 10.96.0.10:53/UDP of service kube-system/kube-dns: no room"
 	n := &Node{LoadBalancer: message.One[*lbv1.GetStatusResponse]{Message: &lbv1.GetStatusResponse{SystemRefused: why}}}
@@ -392,7 +390,7 @@ func TestNodeIsNotReadyWithoutTheServicesOfTheCluster(t *testing.T) {
 	}
 }
 
-// TestStatusComparesTheNamesOfTheNode holds that settings that name the node agree with the name in the cluster.
+// TestStatusComparesTheNamesOfTheNode: settings with the name of the node must match the name in the cluster.
 func TestStatusComparesTheNamesOfTheNode(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Healthy = true
@@ -404,11 +402,11 @@ func TestStatusComparesTheNamesOfTheNode(t *testing.T) {
 		{map[string]string{"node.name": ""}, ""},
 		{
 			map[string]string{"node.name": "node-A"},
-			`Warning: sluice-loadbalancer: the setting node.name is "node-A", and sluice-identity has this node as "node-a"`,
+			`Warning: sluice-loadbalancer: the setting node.name is "node-A", but sluice-identity calls this node "node-a"`,
 		},
 		{
 			map[string]string{"mode": "kubernetes", "kubernetes.node": "other"},
-			`Warning: sluice-ipam: the setting kubernetes.node is "other", and sluice-identity has this node as "node-a"`,
+			`Warning: sluice-ipam: the setting kubernetes.node is "other", but sluice-identity calls this node "node-a"`,
 		},
 	} {
 		n.Settings = c.settings

@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 )
 
-// Pauses between two looks at the node.
+// Intervals between two requests of the status.
 const (
 	watchPause = time.Second
 	waitPause  = 200 * time.Millisecond
@@ -33,7 +33,7 @@ type waiting struct{ limit time.Duration }
 
 func (w *waiting) flag(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.Var(w, "wait", "wait until the node is ready, so long at most")
+	f.Var(w, "wait", "wait up to this long for the node to become ready")
 	f.Lookup("wait").NoOptDefVal = "1m"
 }
 
@@ -49,7 +49,7 @@ func (w *waiting) String() string {
 func (w *waiting) Set(text string) error {
 	d, err := time.ParseDuration(text)
 	if err != nil || d <= 0 {
-		return errors.New("want a time such as 30s")
+		return errors.New("want a duration such as 30s")
 	}
 	w.limit = d
 	return nil
@@ -58,8 +58,7 @@ func (w *waiting) Set(text string) error {
 // Type implements pflag.Value.
 func (*waiting) Type() string { return "duration" }
 
-// await looks again and again until the node is ready, and shows how it is then, or how
-// it is at the end of the time.
+// await polls until the node is ready or the time is over, and prints the last status.
 func await(ctx context.Context, inv *invocation.Invocation, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -70,7 +69,7 @@ func await(ctx context.Context, inv *invocation.Invocation, limit time.Duration)
 		if err != nil {
 			return err
 		}
-		// A look that the end of the time cut short says less than the one before it.
+		// If the deadline interrupted collect, the previous status is more complete.
 		if ctx.Err() == nil || last == nil {
 			last = s
 		}
@@ -93,7 +92,7 @@ func await(ctx context.Context, inv *invocation.Invocation, limit time.Duration)
 	}
 }
 
-// pause waits, and says whether ctx goes on.
+// pause waits; it returns false if ctx ends.
 func pause(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-time.After(d):
@@ -103,8 +102,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// watchNode shows the node until ctx is done: the whole status again and again on a
-// terminal, else what has changed.
+// watchNode prints the status until ctx ends: on a terminal the whole status, otherwise the changes.
 func watchNode(ctx context.Context, inv *invocation.Invocation) error {
 	show := changes(inv.Out)
 	switch {
@@ -130,7 +128,7 @@ func watchNode(ctx context.Context, inv *invocation.Invocation) error {
 	}
 }
 
-// redraw shows the whole status in the place of the one before.
+// redraw replaces the previous status on the terminal.
 func redraw(w io.Writer) func(*Node) error {
 	var last []byte
 	return func(s *Node) error {
@@ -149,8 +147,7 @@ func redraw(w io.Writer) func(*Node) error {
 	}
 }
 
-// verdictOf is what counts as a change: whether the node is ready, and what is not as it
-// should be. Counters are not part of it.
+// verdictOf returns the problems and warnings, which are compared to detect changes. Counters are ignored.
 func verdictOf(s *Node) []string {
 	all := []string{}
 	for _, problem := range s.Problems {
@@ -162,8 +159,7 @@ func verdictOf(s *Node) []string {
 	return all
 }
 
-// changes writes a line for each thing that has changed, with the time; at first for all
-// that there is.
+// changes writes a line with the time for each new or resolved problem, at first for all of them.
 func changes(w io.Writer) func(*Node) error {
 	var ready string
 	var last []string
@@ -176,7 +172,7 @@ func changes(w io.Writer) func(*Node) error {
 		}
 		for _, text := range last {
 			if !slices.Contains(verdict, text) {
-				lines = append(lines, "over: "+text)
+				lines = append(lines, "resolved: "+text)
 			}
 		}
 		for _, text := range verdict {
@@ -194,8 +190,7 @@ func changes(w io.Writer) func(*Node) error {
 	}
 }
 
-// objects writes the whole status as one line of JSON whenever something has changed
-// that changes would write.
+// objects writes the whole status as one line of JSON whenever changes would write a line.
 func objects(w io.Writer) func(*Node) error {
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)
@@ -210,7 +205,6 @@ func objects(w io.Writer) func(*Node) error {
 	}
 }
 
-// isTerminal says whether somebody sees what is written as a screen.
 func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {

@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 )
 
-// screen takes what is written, and calls seen with all of it after each write.
+// screen collects the output, and calls seen with all of it after each write.
 type screen struct {
 	bytes.Buffer
 	seen func(text string)
@@ -32,15 +32,14 @@ func (s *screen) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// healthy is a node of which nothing is wrong.
+// healthy returns a node without problems.
 func healthy(t *testing.T) *nodetest.Node {
 	n := nodetest.New(t, Command)
 	n.Healthy, n.Policy.Healthy = true, true
 	return n
 }
 
-// watched runs --watch until the output has the second text; at the first, ipam is
-// stopped.
+// watched runs --watch until the output has the second text. When the output has the first text, it stops ipam.
 func watched(t *testing.T, n *nodetest.Node, format, first, second string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -108,14 +107,13 @@ func TestWatchTellsWhatIsOver(t *testing.T) {
 		got = append(got, line[len("15:04:05  "):])
 	}
 	want := "Ready: no\nProblem: a\\x1b[2J\nWarning: w\n" +
-		"Ready: yes\nover: Problem: a\\x1b[2J\nover: Warning: w\nWarning: v\n" + "over: Warning: v\n"
+		"Ready: yes\nresolved: Problem: a\\x1b[2J\nresolved: Warning: w\nWarning: v\n" + "resolved: Warning: v\n"
 	if strings.Join(got, "") != want {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, ""), want)
 	}
 }
 
-// TestWatchRedrawsATerminal: a terminal shows the whole status, again only if something of it
-// is another.
+// TestWatchRedrawsATerminal: a terminal shows the whole status, and is redrawn only after a change.
 func TestWatchRedrawsATerminal(t *testing.T) {
 	var out bytes.Buffer
 	show := redraw(&out)
@@ -150,7 +148,7 @@ func TestWatchRedrawsATerminal(t *testing.T) {
 
 func TestWaitEndsWhenTheNodeIsReady(t *testing.T) {
 	n := healthy(t)
-	later := filepath.Join(t.TempDir(), "run") // nothing is there yet
+	later := filepath.Join(t.TempDir(), "run") // does not exist yet
 	var out bytes.Buffer
 	inv := &invocation.Invocation{Out: &out, Format: "table", RunDir: later, Timeout: 10 * time.Second}
 	cmd := Command(inv)
@@ -166,8 +164,7 @@ func TestWaitEndsWhenTheNodeIsReady(t *testing.T) {
 	nodetest.WantLines(t, out.String(), "Ready yes")
 }
 
-// TestWaitIsForReadinessAlone: a warning is no reason to wait: a refused policy would stay for
-// ever.
+// TestWaitIsForReadinessAlone: --wait does not wait for warnings, which may be permanent.
 func TestWaitIsForReadinessAlone(t *testing.T) {
 	n := healthy(t)
 	n.Healthy = false

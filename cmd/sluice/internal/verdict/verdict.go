@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package verdict shows what one side's policy says of a packet, as the datapath reports it.
+// Package verdict formats the verdict of one side's policy on a packet, as the datapath reports it.
 package verdict
 
 import (
@@ -14,7 +14,7 @@ import (
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 )
 
-// Text is what one side's policy said and what decided, in words; empty if it was not asked.
+// Text returns the verdict and the reason for it; empty if the side was not evaluated.
 func Text(v *datapathv1.SideVerdict) string {
 	if v == nil {
 		return ""
@@ -22,7 +22,7 @@ func Text(v *datapathv1.SideVerdict) string {
 	return output.Enum(v.GetVerdict(), "VERDICT_") + " " + because(v)
 }
 
-// because is what decided, in words.
+// because returns the reason for the verdict.
 func because(v *datapathv1.SideVerdict) string {
 	switch v.GetDecidedBy() {
 	case netv1.DecidedBy_DECIDED_BY_RULE:
@@ -36,7 +36,7 @@ func because(v *datapathv1.SideVerdict) string {
 		}
 		return "because no rule allows it"
 	case netv1.DecidedBy_DECIDED_BY_HOST_ALLOW:
-		return "because the local node may"
+		return "because the local node is always allowed"
 	case netv1.DecidedBy_DECIDED_BY_UNKNOWN_IDENTITY:
 		return "because the identity is not known"
 	case netv1.DecidedBy_DECIDED_BY_NO_POLICY:
@@ -51,14 +51,14 @@ func because(v *datapathv1.SideVerdict) string {
 	return output.Enum(v.GetDecidedBy(), "DECIDED_BY_")
 }
 
-// Numbers of tables that are no tables.
+// Reserved table numbers.
 const (
 	TableDeny    = 0
 	TableAllow   = 1
 	TableWaiting = 2
 )
 
-// TableText is the number of a table, with what it stands for if it is none.
+// TableText returns a table number, with an explanation of reserved numbers.
 func TableText(n uint32) string {
 	switch n {
 	case TableDeny:
@@ -66,7 +66,7 @@ func TableText(n uint32) string {
 	case TableAllow:
 		return "1 (allows everything)"
 	case TableWaiting:
-		return "2 (waits for a policy)"
+		return "2 (waiting for a policy)"
 	default:
 		return strconv.FormatUint(uint64(n), 10)
 	}

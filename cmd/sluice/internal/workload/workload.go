@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package workload writes owners and labels of workloads as people read them.
+// Package workload formats owners and labels of workloads for people.
 package workload
 
 import (
@@ -12,17 +12,17 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// Owner is who an endpoint or an allocation belongs to.
+// Owner is the container interface that an endpoint or an allocation belongs to.
 type Owner struct {
 	ContainerID, Interface string
 }
 
-// OwnerOf shows an owner of the services.
+// OwnerOf converts an owner of the API.
 func OwnerOf(o *workloadv1.Owner) Owner {
 	return Owner{ContainerID: o.GetContainerId(), Interface: o.GetInterfaceName()}
 }
 
-// String shortens a container id as runtimes do.
+// String returns CONTAINER/INTERFACE with a shortened container ID, as runtimes print it.
 func (o Owner) String() string {
 	id := o.ContainerID
 	if len(id) == 64 && strings.Trim(id, "0123456789abcdef") == "" {
@@ -31,7 +31,7 @@ func (o Owner) String() string {
 	return id + "/" + o.Interface
 }
 
-// PodText is NAMESPACE/NAME of a pod of Kubernetes; empty without one.
+// PodText returns NAMESPACE/NAME, or an empty string for nil.
 func PodText(p *workloadv1.PodReference) string {
 	if p == nil {
 		return ""
@@ -39,7 +39,7 @@ func PodText(p *workloadv1.PodReference) string {
 	return p.GetNamespace() + "/" + p.GetName()
 }
 
-// LabelTexts writes labels as SOURCE:KEY=VALUE, sorted.
+// LabelTexts returns the labels as SOURCE:KEY=VALUE, sorted.
 func LabelTexts(labels []*workloadv1.Label) []string {
 	texts := LabelTextsInOrder(labels)
 	if texts == nil {
@@ -49,7 +49,7 @@ func LabelTexts(labels []*workloadv1.Label) []string {
 	return texts
 }
 
-// LabelTextsInOrder writes labels as SOURCE:KEY=VALUE; nil if there are none.
+// LabelTextsInOrder returns the labels as SOURCE:KEY=VALUE in the given order, or nil if there are none.
 func LabelTextsInOrder(labels []*workloadv1.Label) []string {
 	if len(labels) == 0 {
 		return nil
@@ -65,8 +65,7 @@ func LabelTextsInOrder(labels []*workloadv1.Label) []string {
 	return texts
 }
 
-// The labels that say the namespace of a pod of Kubernetes, those of the namespace itself, and those that a pod has
-// unless something else is written.
+// Labels of the namespace of a Kubernetes pod, and labels that pods have by default.
 const (
 	namespaceLabel   = "k8s:io.kubernetes.pod.namespace="
 	ofNamespace      = "k8s:io.cilium.k8s.namespace.labels."
@@ -74,9 +73,8 @@ const (
 	defaultOfAccount = "k8s:io.cilium.k8s.policy.serviceaccount=default"
 )
 
-// Text shortens labels for people: "shop/app=web,tier=front" are labels
-// of Kubernetes in the namespace shop. What follows from the namespace, or is as for most pods, is left out. Labels of
-// other sources are written out.
+// Text shortens labels for people: "shop/app=web,tier=front" are Kubernetes labels in the namespace shop. Labels of
+// the namespace and default labels are left out. Labels of other sources keep their source.
 func Text(labels []string) string {
 	namespace := ""
 	for _, l := range labels {
@@ -99,7 +97,7 @@ func Text(labels []string) string {
 	return text
 }
 
-// IdentityText is an identity with its labels, for people.
+// IdentityText returns the labels of an identity with its number: "shop/app=web (30300)".
 func IdentityText(identity uint32, labels []string) string {
 	text := Text(labels)
 	switch {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package bugreport collects what developers need to look into a fault of a cluster, in one archive.
+// Package bugreport collects information for the analysis of a fault of a cluster in an archive.
 package bugreport
 
 import (
@@ -22,10 +22,10 @@ import (
 	archive "github.com/sluice-net/sluice/cmd/sluice/internal/report"
 )
 
-// silent is how many commands in a row a node may leave without an answer before it is asked no more.
+// silent is the number of consecutive timeouts after which a node is skipped.
 const silent = 2
 
-// onNode are the commands whose answers are collected of each node, by the names of the files.
+// onNode has the commands that run on each node, with the names of their files.
 var onNode = []struct {
 	file string
 	args []string
@@ -51,15 +51,14 @@ func Command(inv *invocation.Invocation, client *kubectl.Client) *cobra.Command 
 	r := &report{inv: inv, client: client}
 	cmd := &cobra.Command{
 		Use:   "bugreport",
-		Short: "Collect what is needed to look into a fault, in one archive",
-		Long: `Collect what is needed to look into a fault: of each node what the commands of
-` + "`sluice`" + ` print as JSON, with endpoints, labels, addresses, policies, services and
-the packets that are remembered, and the logs of each container, of the one before a
-restart, too; of the cluster the DaemonSet with its pods, the nodes, the events of
-the namespace and the ConfigMap. No Secret is read, and what looks like a password,
-a token or the user of a URL is replaced; look into the archive before you
-give it away all the same. manifest.json in it says what could not be had, and why;
-the exit code is 1 then.`,
+		Short: "Collect information for the analysis of a fault of the cluster in an archive",
+		Long: `Collect information for the analysis of a fault in an archive: from each node the JSON
+output of ` + "`sluice`" + ` commands (endpoints, labels, addresses, policies, services, remembered
+events) and the logs of each container, including the one before a restart; from the
+cluster the DaemonSet with its pods, the nodes, the events of the namespace and the
+ConfigMap. Secrets are not read; passwords, tokens and users in URLs are replaced. Check
+the archive before you share it. manifest.json in it lists missing files with the reasons;
+the exit code is 1 if there are any.`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if r.logLines < 1 {
@@ -69,16 +68,16 @@ the exit code is 1 then.`,
 		},
 	}
 	archive.Flag(cmd.Flags(), &r.file, &r.force, "sluice-bugreport-TIME.tar.gz")
-	cmd.Flags().IntVar(&r.logLines, "log-lines", 5000, "how many lines of each log are collected, from its end")
+	cmd.Flags().IntVar(&r.logLines, "log-lines", 5000, "number of lines from the end of each log")
 	return cmd
 }
 
-// report is one report that is made.
+// report is one run of the command.
 type report struct {
 	inv      *invocation.Invocation
 	client   *kubectl.Client
 	file     string
-	force    bool // replaces a file of any kind
+	force    bool // overwrite any regular file
 	logLines int
 	archive  *archive.Archive
 }
@@ -89,7 +88,7 @@ func (r *report) run(ctx context.Context, now time.Time) (err error) {
 		r.file = name + ".tar.gz"
 	}
 	if r.file == archive.Stdout && invocation.IsTerminal(r.inv.Out) {
-		return invocation.Usagef("an archive is not for a terminal: name a file with -w, or pipe it")
+		return invocation.Usagef("an archive cannot be written to a terminal: give a file with -w, or use a pipe")
 	}
 	target, err := archive.Open(r.file, r.inv.Out, r.force)
 	if err != nil {
@@ -103,7 +102,7 @@ func (r *report) run(ctx context.Context, now time.Time) (err error) {
 	r.ofCluster(ctx)
 	cluster, err := r.client.Cluster(ctx)
 	if err != nil {
-		// What the API gave is worth an archive.
+		// The answers of the API alone are useful.
 		r.archive.Miss("nodes", err)
 	}
 	for _, n := range cluster.Nodes {
@@ -116,7 +115,7 @@ func (r *report) run(ctx context.Context, now time.Time) (err error) {
 	return r.finish(target, name)
 }
 
-// ofCluster collects what the API says.
+// ofCluster collects objects of the API.
 func (r *report) ofCluster(ctx context.Context) {
 	inNamespace := "--namespace=" + r.client.Namespace
 	for _, c := range []struct {
@@ -135,17 +134,17 @@ func (r *report) ofCluster(ctx context.Context) {
 	}
 }
 
-// ofNode collects what the commands of a node print, and its logs.
+// ofNode collects the output of commands on a node, and its logs.
 func (r *report) ofNode(ctx context.Context, n kubectl.Node) {
 	dir := "nodes/" + archive.FileName(n.Name) + "/"
 	if n.Pod == nil {
-		r.archive.Miss(dir, errors.New(cmp.Or(n.NoPod, "no pod of Sluice is on the node")))
+		r.archive.Miss(dir, errors.New(cmp.Or(n.NoPod, "the node has no pod of Sluice")))
 		return
 	}
 	unanswered := 0
 	collect := func(name, command string, run func() ([]byte, error)) {
 		if unanswered >= silent {
-			r.archive.Miss(name, fmt.Errorf("not asked: %d commands before it had no answer", silent))
+			r.archive.Miss(name, fmt.Errorf("skipped: the %d commands before it timed out", silent))
 			return
 		}
 		out, err := run()
@@ -183,7 +182,7 @@ func (r *report) ofNode(ctx context.Context, n kubectl.Node) {
 	}
 }
 
-// finish writes the archive, and says what it has and what is missing.
+// finish writes the archive and prints a summary.
 func (r *report) finish(target *archive.Target, directory string) error {
 	if err := target.Write(r.archive, directory); err != nil {
 		return err

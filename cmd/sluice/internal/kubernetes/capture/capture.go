@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package capture captures the packets of one pod of a cluster. No container of the DaemonSet may do that
-// (docs/decisions/capture-by-root.md), so a Job with the rights makes a pod on the node for as long as it takes; the
-// person needs the right to make one.
+// Package capture captures the packets of one pod of a cluster. The containers of the DaemonSet lack the privileges
+// for that (docs/decisions/capture-by-root.md), so a temporary Job creates a privileged pod on the node. The user
+// needs the right to create Jobs.
 package capture
 
 import (
@@ -28,9 +28,9 @@ import (
 )
 
 const (
-	// removal is how long the API may take to delete the Job.
+	// removal is the timeout for the deletion of the Job.
 	removal = 15 * time.Second
-	// look is how often the pod of the Job is looked for.
+	// look is the interval of polling for the pod of the Job.
 	look = 500 * time.Millisecond
 )
 
@@ -47,17 +47,17 @@ func Command(inv *invocation.Invocation, client *kubectl.Client) *cobra.Command 
 	var o options
 	cmd := &cobra.Command{
 		Use:   "capture [NAMESPACE/]POD",
-		Short: "Capture the packets of one pod, as pcapng",
-		Long: `Capture the packets of one pod at its interface, in both directions, as pcapng, to
-a file or to standard output of this machine, as ` + "`sluice capture`" + ` does on the node.
-No container of Sluice has the right to: a Job in Sluice's namespace makes a pod on
-the node, with its image and the capabilities NET_RAW and SYS_ADMIN, for as long as
-the command runs. It is removed at the end; if this command is killed, the pod ends
-within half a minute, and the Job is removed half a minute later.
+		Short: "Capture the packets of a pod, as pcapng",
+		Long: `Capture the packets of a pod at its interface, in both directions, as pcapng, to a file or
+to standard output of this machine, as ` + "`sluice capture`" + ` does on the node. Sluice's own
+containers lack the privileges: while the command runs, a Job in Sluice's namespace has a
+pod on the node, with Sluice's image and the capabilities NET_RAW and SYS_ADMIN. The Job is
+removed at the end; if the command is killed, the pod ends within half a minute, and the
+Job is removed half a minute later.
 
-It ends with an interrupt, or with one of --count, --duration and --max-size. If the
-connection to the node breaks, what came until then is in the file, and the exit
-code is 1.`,
+The capture ends on an interrupt, or at --count, --duration or --max-size. If the
+connection to the node breaks, the file has the packets received so far, and the exit code
+is 1.`,
 		Example: `  kubectl sluice capture shop/web-0 -w web.pcapng --duration 30s
   kubectl sluice capture shop/web-0 --port 80 | tcpdump -nr -
   kubectl sluice capture shop/web-0 --drops | wireshark -ki -`,
@@ -78,8 +78,8 @@ code is 1.`,
 		},
 	}
 	o.Add(cmd.Flags())
-	cmd.Flags().StringVar(&o.ifname, "interface", "", "the interface of a pod that has several, for example eth0")
-	cmd.Flags().DurationVar(&o.wait, "wait", time.Minute, "how long the pod that captures may take to start")
+	cmd.Flags().StringVar(&o.ifname, "interface", "", "interface of a pod with several interfaces, for example eth0")
+	cmd.Flags().DurationVar(&o.wait, "wait", time.Minute, "timeout for the start of the capturing pod")
 	return cmd
 }
 
@@ -97,19 +97,19 @@ func (c *capture) run(ctx context.Context, namespace, name string) error {
 	if err != nil {
 		return err
 	}
-	// The end of whoever reads a pipe is an error of a write, after which the Job is removed.
+	// If the reader of the pipe exits, a write fails, and the Job is removed afterwards.
 	broken := make(chan os.Signal, 1)
 	signal.Notify(broken, syscall.SIGPIPE)
 	defer signal.Stop(broken)
 	job := fmt.Sprintf("%s-%08x", labelValue, rand.Uint32())
 	if err := c.create(ctx, job, node); err != nil {
-		_ = c.remove(ctx, job) // it may be there all the same, if the answer was lost
+		_ = c.remove(ctx, job) // the Job may exist although the answer was lost
 		return err
 	}
 	return errors.Join(c.onNode(ctx, node, job, container), c.remove(ctx, job))
 }
 
-// endpoint is what is read of `sluice endpoint list`.
+// endpoint has the needed fields of `sluice endpoint list`.
 type endpoint struct {
 	Owner struct {
 		ContainerID   string `json:"containerId"`
@@ -121,7 +121,7 @@ type endpoint struct {
 	} `json:"pod"`
 }
 
-// find finds the node of a pod, and the container with its interface as Sluice's datapath knows it.
+// find returns the node of a pod, and CONTAINER/INTERFACE of its endpoint.
 func (c *capture) find(ctx context.Context, namespace, name string) (node, container string, err error) {
 	pod, err := c.client.Pod(ctx, namespace+"/"+name)
 	switch {
@@ -130,7 +130,7 @@ func (c *capture) find(ctx context.Context, namespace, name string) (node, conta
 	case pod.Node == "":
 		return "", "", fmt.Errorf("the pod %s/%s is on no node yet", namespace, name)
 	case pod.HostNetwork:
-		return "", "", fmt.Errorf("the pod %s/%s has the network of its node %s: capture there, for example with tcpdump",
+		return "", "", fmt.Errorf("the pod %s/%s uses the network of its node %s: capture there, for example with tcpdump",
 			namespace, name, pod.Node)
 	}
 	cluster, err := c.client.Cluster(ctx)
@@ -161,8 +161,8 @@ func (c *capture) find(ctx context.Context, namespace, name string) (node, conta
 	return pod.Node, container, err
 }
 
-// endpointsOf reads what `sluice endpoint list` has printed. The program in a pod may be older than this one, and print
-// the list without the object around it.
+// endpointsOf parses the output of `sluice endpoint list`. An older program in the pod prints a plain list instead of
+// an object with items.
 func endpointsOf(out []byte) ([]endpoint, error) {
 	var list struct{ Items []endpoint }
 	if err := json.Unmarshal(out, &list); err == nil {
@@ -171,7 +171,7 @@ func endpointsOf(out []byte) ([]endpoint, error) {
 	return list.Items, json.Unmarshal(out, &list.Items)
 }
 
-// choose finds the one interface of a pod, or the one that is named.
+// choose returns the only endpoint of a pod, or the endpoint with the given interface.
 func choose(all []endpoint, namespace, name, ifname string) (string, error) {
 	var names, containers []string
 	for _, e := range all {
@@ -194,7 +194,6 @@ func choose(all []endpoint, namespace, name, ifname string) (string, error) {
 	return containers[0], nil
 }
 
-// create creates the Job.
 func (c *capture) create(ctx context.Context, job, node string) error {
 	content, err := json.Marshal(jobOf(c.client.Namespace, job, node, c.set))
 	if err != nil {
@@ -206,7 +205,7 @@ func (c *capture) create(ctx context.Context, job, node string) error {
 	return nil
 }
 
-// onNode captures on a node. What is in the file stays until there is a capture.
+// onNode captures on a node. An existing file is not overwritten before the capture starts.
 func (c *capture) onNode(ctx context.Context, node, job, container string) error {
 	pod, err := c.started(ctx, job)
 	if err != nil {
@@ -220,7 +219,7 @@ func (c *capture) onNode(ctx context.Context, node, job, container string) error
 	return errors.Join(c.copy(ctx, pod, container, stream), stream.Close())
 }
 
-// copy executes the capture in a pod, and writes what it prints.
+// copy executes the capture in a pod and writes its output.
 func (c *capture) copy(ctx context.Context, pod, container string, to *local.Stream) error {
 	args := []string{
 		"--namespace=" + c.client.Namespace, "exec", pod, "--container=" + containerName, "--stdin", "--",
@@ -230,20 +229,20 @@ func (c *capture) copy(ctx context.Context, pod, container string, to *local.Str
 	var failed *kubectl.Error
 	switch {
 	case errors.Is(to.Err(), syscall.EPIPE):
-		return nil // whoever read has seen enough
+		return nil // the reader of the pipe has exited
 	case to.Err() != nil:
-		err = to.Err() // kubectl only says that nothing reads
+		err = to.Err() // kubectl reports only a broken pipe
 	case to.Complete():
 		return nil
 	case errors.As(err, &failed) && to.Packets() == 0:
-		return invocation.ErrReported // standard error has it
+		return invocation.ErrReported // already on standard error
 	case err == nil:
 		err = errors.New("it was cut off")
 	}
 	return fmt.Errorf("the capture has not ended as it should; %d packets came: %w", to.Packets(), err)
 }
 
-// started waits for the pod of the Job.
+// started waits until the pod of the Job runs.
 func (c *capture) started(ctx context.Context, job string) (pod string, err error) {
 	timed, cancel := context.WithTimeout(ctx, c.wait)
 	defer cancel()
@@ -276,7 +275,7 @@ func (c *capture) started(ctx context.Context, job string) (pod string, err erro
 	}
 }
 
-// events are what the cluster says of a Job that makes no pod.
+// events returns the events of a Job without a pod.
 func (c *capture) events(ctx context.Context, job string) string {
 	var list struct{ Items []struct{ Message string } }
 	err := c.client.Get(ctx, &list, "events", "--namespace="+c.client.Namespace,
@@ -291,7 +290,7 @@ func (c *capture) events(ctx context.Context, job string) string {
 	return text.String()
 }
 
-// remove removes the Job with its pod, also if ctx has ended.
+// remove removes the Job with its pod, even if ctx has ended.
 func (c *capture) remove(ctx context.Context, job string) error {
 	args := []string{"--namespace=" + c.client.Namespace, "delete", "job", job}
 	if _, err := c.client.RunFor(context.WithoutCancel(ctx), removal, nil,

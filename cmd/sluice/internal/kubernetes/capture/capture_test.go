@@ -36,7 +36,7 @@ func TestOneInterfaceOfThePodIsChosen(t *testing.T) {
 	}
 }
 
-// TestJobHasTwoCapabilitiesAndNothingToWrite holds what docs/privileges.md says of it.
+// TestJobHasTwoCapabilitiesAndNothingToWrite, as documented in docs/privileges.md.
 func TestJobHasTwoCapabilitiesAndNothingToWrite(t *testing.T) {
 	content, err := json.Marshal(jobOf("ns", "x", "node1", kubectl.DaemonSet{
 		Image: "i", PullPolicy: "Never", PullSecrets: []string{"registry"},
@@ -75,7 +75,7 @@ func TestJobHasTwoCapabilitiesAndNothingToWrite(t *testing.T) {
 	if job.Spec.TTLSecondsAfterFinished == nil || job.Spec.BackoffLimit == nil || *job.Spec.BackoffLimit != 0 {
 		t.Errorf("the Job stays, or tries again: %s", content)
 	}
-	// The commands about a cluster take a pod with this label for one of the DaemonSet.
+	// The cluster commands would mistake a pod with this label for a pod of the DaemonSet.
 	if "app.kubernetes.io/name="+job.Spec.Template.Metadata.Labels["app.kubernetes.io/name"] == kubectl.Selector {
 		t.Error("its pod would be taken for Sluice's on the node")
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 )
 
-// The label of what the command makes: not that of the DaemonSet's pods.
+// The label of the command's objects, different from the label of the DaemonSet's pods.
 const (
 	labelKey      = "app.kubernetes.io/name"
 	labelValue    = "sluice-capture"
@@ -21,9 +21,9 @@ const (
 
 type object = map[string]any
 
-// jobOf is the Job whose pod has what the command in it needs: the datapath's socket, the network namespaces of the
-// node's pods, the right to enter one (SYS_ADMIN) and to open a packet socket there (NET_RAW). It has no other right,
-// no token, and no network but the node's, so that it needs none that may be broken.
+// jobOf returns the Job. Its pod has the datapath's socket, the network namespaces of the node's pods, and the
+// capabilities to enter one (SYS_ADMIN) and to open a packet socket there (NET_RAW). It has no other privileges and
+// no token. It uses the host network, because the pod network may be broken.
 func jobOf(namespace, name, node string, set kubectl.DaemonSet) object {
 	labels := object{labelKey: labelValue}
 	mount := func(name, path string) object {
@@ -39,7 +39,7 @@ func jobOf(namespace, name, node string, set kubectl.DaemonSet) object {
 			"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,
 			"capabilities": object{"drop": []string{"ALL"}, "add": []string{"NET_RAW", "SYS_ADMIN"}},
 		},
-		// A node without room for more runs it all the same.
+		// No requests, so that the pod also fits on a full node.
 		"resources": object{
 			"requests": object{"cpu": "0", "memory": "0"}, "limits": object{"memory": "128Mi"},
 		},
@@ -75,7 +75,7 @@ func jobOf(namespace, name, node string, set kubectl.DaemonSet) object {
 	}
 }
 
-// jobPod is what is read of the pod of the Job.
+// jobPod has the needed fields of the Job's pod.
 type jobPod struct {
 	Metadata struct{ Name string }
 	Status   struct {
@@ -92,10 +92,10 @@ type jobPod struct {
 	}
 }
 
-// ended says that the pod will not run any more.
+// ended reports whether the pod has terminated.
 func (p jobPod) ended() bool { return p.Status.Phase == "Failed" || p.Status.Phase == "Succeeded" }
 
-// why is what keeps the pod from running.
+// why returns the reason why the pod does not run.
 func (p jobPod) why() string {
 	words := []string{"its pod " + p.Metadata.Name + " is " + cmp.Or(p.Status.Phase, "new")}
 	add := func(some ...string) {

@@ -15,44 +15,44 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/probe"
 )
 
-// check is an attempt of one end, and what has to come of it.
+// check is a connection attempt with its expected result.
 type check struct {
 	name   string
 	from   string // a pod of the test, or "" for the client's node
-	target string // HOST:PORT, or a name to resolve
+	target string // HOST:PORT, or a DNS name
 	kind   kind
-	denied bool // no answer may come
-	// server is the pod that has to answer; empty if that does not matter.
+	denied bool // the connection must fail
+	// server is the pod that must answer; empty: any.
 	server string
-	// addresses are those that the name has to have.
+	// addresses are the expected addresses of the name.
 	addresses []string
-	// after names a check that has to have passed: without it this one would say nothing.
+	// after is the name of a check that must have passed; otherwise this one is skipped.
 	after string
 }
 
 type kind int
 
 const (
-	answers  kind = iota // the server says its name
-	accepts              // the server takes a connection
-	resolves             // the name has addresses
+	answers  kind = iota // the server answers with its name
+	accepts              // the server accepts a connection
+	resolves             // the name resolves
 )
 
-// environment is what the checks are made of.
+// environment has the pods, nodes and addresses for the checks.
 type environment struct {
 	namespace string
-	nodes     []kubectl.Node // the one or two with pods
-	all       []kubectl.Node // those with a node port
+	nodes     []kubectl.Node // one or two nodes with pods
+	all       []kubectl.Node // nodes whose node port is tested
 	addresses map[string][]string
 	clusterIP []string
 	nodePort  int
 	hostPort  int
-	api       []string // addresses of the service of the API server
+	api       []string // addresses of the API server's Service
 	apiPort   int
 	external  string
 }
 
-// family names the family of an address.
+// family returns the family of an address.
 func family(address string) string {
 	if a, err := netip.ParseAddr(address); err == nil && a.Is6() {
 		return "IPv6"
@@ -62,7 +62,7 @@ func family(address string) string {
 
 func (e environment) several() bool { return len(e.nodes) > 1 }
 
-// farthest is the pod that the service leads to.
+// farthest returns the pod that is the backend of the Service.
 func (e environment) farthest() string {
 	if e.several() {
 		return far
@@ -72,7 +72,7 @@ func (e environment) farthest() string {
 
 func at(address string, port int) string { return net.JoinHostPort(address, strconv.Itoa(port)) }
 
-// connections are the checks without a policy. Those of a family are left out if an end does not have it.
+// connections returns the checks without a policy, for the address families that both ends have.
 func (e environment) connections() []check {
 	var all []check
 	pods := func(what, from, to string) {
@@ -152,7 +152,7 @@ func (e environment) connections() []check {
 	return slices.DeleteFunc(all, func(c check) bool { return c.from != "" && len(e.addresses[c.from]) == 0 })
 }
 
-// Checks that others are about.
+// Names of checks that other checks refer to.
 const (
 	podToNear    = "pod to pod on the same node"
 	podToFar     = "pod to pod on another node"
@@ -160,13 +160,13 @@ const (
 	podToService = "pod to Service"
 )
 
-// stage is a policy with the checks while it is in force, and those after it was deleted.
+// stage is a policy with the checks while it is enforced and after its deletion.
 type stage struct {
 	policy     object
 	with, then []check
 }
 
-// stages are the checks with policies.
+// stages returns the checks with policies.
 func (e environment) stages() []stage {
 	var ingress, egress stage
 	add := func(to *[]check, denied bool, what, from, target, after string) {
@@ -196,7 +196,7 @@ func (e environment) stages() []stage {
 	add(&egress.with, true, "egress denied to another node", client, far, podToFar)
 	add(&egress.with, false, "egress allowed by label", client, near, "")
 	for _, c := range e.connections() {
-		// The service of one node leads to the pod that is allowed.
+		// With one node, the backend of the Service is a pod that the policy allows.
 		if e.several() && strings.HasPrefix(c.name, podToService+", ") {
 			c.name, c.denied, c.after = "egress denied through the Service, "+family(host(c.target)), true, c.name
 			egress.with = append(egress.with, c)
@@ -206,7 +206,7 @@ func (e environment) stages() []stage {
 	return []stage{ingress, egress}
 }
 
-// host is the first part of HOST:PORT.
+// host returns HOST of HOST:PORT.
 func host(target string) string {
 	h, _, err := net.SplitHostPort(target)
 	if err != nil {
@@ -215,7 +215,7 @@ func host(target string) string {
 	return h
 }
 
-// expected says what has to come of the check.
+// expected describes the expected result.
 func (c check) expected() string {
 	switch {
 	case c.denied:
@@ -228,7 +228,7 @@ func (c check) expected() string {
 	return "a connection"
 }
 
-// met says whether an attempt came out as it has to.
+// met reports whether an attempt had the expected result.
 func (c check) met(a probe.Attempt) bool {
 	switch {
 	case c.denied:
@@ -241,7 +241,7 @@ func (c check) met(a probe.Attempt) bool {
 	return a.Outcome == probe.Connected && (c.server == "" || c.server == a.Server)
 }
 
-// got puts an attempt into words.
+// got describes the result of an attempt.
 func got(a probe.Attempt) string {
 	text := a.Outcome
 	switch {
@@ -255,7 +255,7 @@ func got(a probe.Attempt) string {
 	return text
 }
 
-// args are the command that makes the attempt.
+// args returns the command that makes the attempt.
 func (c check) args() []string {
 	args := []string{"probe", "connect", c.target}
 	switch c.kind {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package connectivity tests what pods of a cluster reach and what policies keep from them, with pods of its own.
+// Package connectivity tests the connections between pods of a cluster, and the policies on them, with pods of its
+// own.
 package connectivity
 
 import (
@@ -21,9 +22,9 @@ import (
 )
 
 const (
-	// attempt is how long one connection may take.
+	// attempt is the timeout of one connection.
 	attempt = 3 * time.Second
-	// removal is how long the namespace may take to be removed.
+	// removal is the timeout for the removal of the namespace.
 	removal = time.Minute
 )
 
@@ -32,8 +33,8 @@ type options struct {
 	external string
 	keep     bool
 	hostPort int
-	wait     time.Duration // until the pods run
-	retry    time.Duration // until a check that fails has failed
+	wait     time.Duration // timeout for the start of the pods
+	retry    time.Duration // how long a failing check is repeated
 }
 
 // Command is `kubernetes connectivity`.
@@ -41,16 +42,15 @@ func Command(inv *invocation.Invocation, client *kubectl.Client) *cobra.Command 
 	var o options
 	testing := &cobra.Command{
 		Use:   "test",
-		Short: "Test what pods reach and what policies keep from them, and name what fails",
-		Long: `Test what pods reach and what policies keep from them, and name what fails: pods
-of the same node and of another one, a Service, node ports, a port of a node that is
-a pod's, the pod's own node, the DNS server, the API server, and what NetworkPolicies
-deny and allow, by each family of addresses that the pods have. The pods run in a
-namespace of their own, with the image of the DaemonSet, on the first two nodes
-with Sluice or those that --node names. The namespace is removed at the end, also
-after an interrupt. The exit code is 1 if a check fails; each failure says what was
-tried, what was expected, what came, what the eBPF programs say to such a packet,
-and the command to go on with.`,
+		Short: "Test connections between pods, services and nodes, and network policies",
+		Long: `Test connections from a pod to pods of the same node and of another node, a Service, node
+ports, a host port, the pod's own node, the DNS server and the API server, and the
+enforcement of NetworkPolicies, for each address family of the pods. The pods run in a
+temporary namespace, with the image of the DaemonSet, on the first two nodes with Sluice or
+on the nodes of --node. The namespace is removed at the end, also after an interrupt. The
+exit code is 1 if a check fails; each failure shows the connection, the expected and the
+actual result, the verdict of the eBPF programs on such a packet, and the command for
+further analysis.`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.hostPort < 0 || o.hostPort > 65535 {
@@ -66,13 +66,13 @@ and the command to go on with.`,
 	}
 	f := testing.Flags()
 	f.StringVar(&o.external, "external", "",
-		"HOST:PORT outside of the cluster that pods have to reach; empty: none is tried")
+		"HOST:PORT outside of the cluster that pods must reach; empty: skip the check")
 	f.IntVar(&o.hostPort, "host-port", 64720,
-		"a free port of the nodes for a pod with a hostPort; 0 leaves that check out")
-	f.BoolVar(&o.keep, "keep", false, "leave the namespace with its pods as they are at the end")
-	f.DurationVar(&o.wait, "wait", 2*time.Minute, "how long the pods may take to start")
-	f.DurationVar(&o.retry, "retry", 15*time.Second, "how long a check is repeated until it has failed")
-	return invocation.Group("connectivity", "Test what pods of the cluster reach", testing)
+		"free port of the nodes for a pod with a hostPort; 0: skip the check")
+	f.BoolVar(&o.keep, "keep", false, "keep the namespace with its pods")
+	f.DurationVar(&o.wait, "wait", 2*time.Minute, "timeout for the start of the pods")
+	f.DurationVar(&o.retry, "retry", 15*time.Second, "how long a failing check is repeated")
+	return invocation.Group("connectivity", "Test the connectivity of the cluster", testing)
 }
 
 // tester is one run of the test.
@@ -81,26 +81,26 @@ type tester struct {
 
 	inv     *invocation.Invocation
 	client  *kubectl.Client
-	program string // what the other commands of the tree begin with
+	program string // prefix of the other commands
 
 	env    environment
 	set    kubectl.DaemonSet
 	report report
 }
 
-// report is what `connectivity test -o json` prints.
+// report is the output of `connectivity test -o json`.
 type report struct {
 	Namespace string    `json:"namespace"`
 	Nodes     []string  `json:"nodes"`
 	Image     string    `json:"image"`
-	Notes     []string  `json:"notes"` // what is not tested, and why
+	Notes     []string  `json:"notes"` // what was not tested, and why
 	Checks    []result  `json:"checks"`
 	Failed    []string  `json:"failed"`
 	Skipped   []skipped `json:"skipped"`
 	Kept      bool      `json:"kept"`
 }
 
-// result is what came of a check.
+// result is the result of a check.
 type result struct {
 	Name     string   `json:"name"`
 	From     string   `json:"from"`
@@ -108,11 +108,11 @@ type result struct {
 	OK       bool     `json:"ok"`
 	Expected string   `json:"expected"`
 	Got      string   `json:"got"`
-	Says     []string `json:"explained,omitempty"` // of a failure, what the eBPF programs say to such a packet
-	Next     string   `json:"next,omitempty"`      // of a failure, the command to go on with
+	Says     []string `json:"explained,omitempty"` // for a failure, the verdict of the eBPF programs on such a packet
+	Next     string   `json:"next,omitempty"`      // for a failure, the command for further analysis
 }
 
-// skipped is a check that would say nothing.
+// skipped is a check that was skipped because its result would be meaningless.
 type skipped struct {
 	Name   string `json:"name"`
 	Reason string `json:"reason"`
@@ -129,7 +129,7 @@ func (t *tester) run(ctx context.Context) (err error) {
 	defer func() {
 		if removed := t.remove(ctx); removed != nil {
 			if errors.Is(err, invocation.ErrReported) {
-				err = nil // the output has it
+				err = nil // the output has the failures
 			}
 			err = errors.Join(err, removed)
 		}
@@ -149,7 +149,7 @@ func (t *tester) run(ctx context.Context) (err error) {
 	return t.conclude()
 }
 
-// choose takes two nodes, or the only one.
+// choose selects two nodes, or the only one.
 func (t *tester) choose(cluster kubectl.Cluster) error {
 	t.set = cluster.DaemonSet
 	t.report = report{
@@ -157,7 +157,7 @@ func (t *tester) choose(cluster kubectl.Cluster) error {
 	}
 	t.env = environment{external: t.external, hostPort: t.hostPort, addresses: map[string][]string{}}
 	if t.set.Image == "" {
-		return fmt.Errorf("DaemonSet %s has no container cni, whose image the pods of the test have", t.set.Name)
+		return fmt.Errorf("DaemonSet %s has no container cni, whose image the pods of the test need", t.set.Name)
 	}
 	for _, n := range cluster.Nodes {
 		if _, err := n.Container(); err != nil {
@@ -174,10 +174,10 @@ func (t *tester) choose(cluster kubectl.Cluster) error {
 		}
 	}
 	if len(t.env.nodes) == 0 {
-		return fmt.Errorf("no node is Ready and has a pod of Sluice that runs; see `%s status`", t.program)
+		return fmt.Errorf("no Ready node has a running pod of Sluice; see `%s status`", t.program)
 	}
 	if !t.env.several() {
-		t.report.Notes = append(t.report.Notes, "pods are on one node: nothing between nodes is tested")
+		t.report.Notes = append(t.report.Notes, "all pods are on one node: connections between nodes are not tested")
 	}
 	if len(t.set.PullSecrets) > 0 {
 		t.report.Notes = append(t.report.Notes, fmt.Sprintf("the image is pulled with the Secrets %s, which the "+
@@ -192,11 +192,11 @@ func (t *tester) choose(cluster kubectl.Cluster) error {
 	return nil
 }
 
-// prepare makes the namespace.
+// prepare creates the namespace.
 func (t *tester) prepare(ctx context.Context) error {
 	name := labelValue + "-" + strings.ToLower(rand.Text()[:6])
 	if err := t.create(ctx, namespaceOf(name)); err != nil {
-		// It may be there all the same, if the answer was lost.
+		// The namespace may exist although the answer was lost.
 		t.env.namespace = name
 		return fmt.Errorf("create the namespace %s: %w", name, err)
 	}
@@ -208,7 +208,7 @@ func (t *tester) prepare(ctx context.Context) error {
 	return nil
 }
 
-// earlier names what killed runs left.
+// earlier returns the namespaces of killed runs.
 func (t *tester) earlier(ctx context.Context) []string {
 	var namespaces struct {
 		Items []struct{ Metadata struct{ Name string } }
@@ -225,7 +225,7 @@ func (t *tester) earlier(ctx context.Context) []string {
 	return notes
 }
 
-// say prints a line while the test runs, unless JSON follows.
+// say prints a line of progress, unless the output is JSON.
 func (t *tester) say(format string, args ...any) {
 	if t.inv.Format != "json" {
 		fmt.Fprintln(t.inv.Out, output.Printable(fmt.Sprintf(format, args...)))
@@ -241,7 +241,7 @@ func (t *tester) create(ctx context.Context, o object) error {
 	return err
 }
 
-// remove removes the namespace, also if ctx has ended.
+// remove removes the namespace, even if ctx has ended.
 func (t *tester) remove(ctx context.Context) error {
 	namespace := t.env.namespace
 	if namespace == "" {
@@ -255,7 +255,8 @@ func (t *tester) remove(ctx context.Context) error {
 	_, err := t.client.RunFor(context.WithoutCancel(ctx), removal, nil,
 		append(remove, "--ignore-not-found", "--wait", "--timeout="+removal.String())...)
 	if err != nil {
-		return fmt.Errorf("the namespace %s may be left: %w; `%s` removes it", namespace, err, t.client.Text(remove...))
+		return fmt.Errorf("the namespace %s may still exist: %w; remove it with `%s`", namespace, err,
+			t.client.Text(remove...))
 	}
 	return nil
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/probe"
 )
 
-// twoNodes have both families, the pods likewise.
+// twoNodes returns an environment of two nodes with both address families.
 func twoNodes() environment {
 	a := kubectl.Node{Name: "a", Addresses: []string{"10.0.0.1", "fd00::1"}, Kubelet: 10250}
 	b := kubectl.Node{Name: "b", Addresses: []string{"10.0.0.2", "fd00::2"}, Kubelet: 10250}
@@ -68,7 +68,7 @@ func TestEveryCheckHasANameOfItsOwn(t *testing.T) {
 	}
 }
 
-// TestADenialComesAfterAConnection: without one, silence says nothing about a policy.
+// TestADenialComesAfterAConnection: a timeout proves a policy only if the same connection worked before.
 func TestADenialComesAfterAConnection(t *testing.T) {
 	e := twoNodes()
 	before := map[string]check{}
@@ -110,7 +110,7 @@ func TestOneNodeAndOneFamilyHaveFewerChecks(t *testing.T) {
 	}) {
 		t.Error("the service of one node does not lead to its pod")
 	}
-	delete(e.addresses, client) // it does not run
+	delete(e.addresses, client) // the client does not run
 	for _, c := range all(e) {
 		if c.from == client {
 			t.Errorf("without the client there is %+v", c)
@@ -131,7 +131,7 @@ func TestOutcomesAreToldApart(t *testing.T) {
 		{check{server: near}, []probe.Attempt{answered}, []probe.Attempt{silent, refused, resolved}},
 		{check{server: far}, nil, []probe.Attempt{answered, silent}},
 		{check{kind: accepts}, []probe.Attempt{answered}, []probe.Attempt{silent, refused}},
-		// A policy drops: a refusal comes from the server's machine.
+		// Policies drop packets, so "refused" must come from the server.
 		{check{server: near, denied: true}, []probe.Attempt{silent}, []probe.Attempt{answered, refused}},
 		{
 			check{kind: resolves, addresses: []string{"10.96.0.1"}},
@@ -153,7 +153,7 @@ func TestOutcomesAreToldApart(t *testing.T) {
 	}
 }
 
-// TestPodsAreRestricted: as Kubernetes' strictest standard wants it, but for the port of the node.
+// TestPodsAreRestricted: pods meet the restricted Pod Security Standard, except for the host port.
 func TestPodsAreRestricted(t *testing.T) {
 	e := twoNodes()
 	leads := 0

@@ -9,13 +9,13 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/kubectl"
 )
 
-// The label of everything that the test makes.
+// The label of all objects of the test.
 const (
 	labelKey   = "app.kubernetes.io/name"
 	labelValue = "sluice-connectivity-test"
 )
 
-// The pods of the test. Each answers at port; what it is called says where it is, seen from the client.
+// The pods of the test, named by their location relative to the client. Each serves at its port.
 const (
 	client   = "client"
 	friend   = "friend" // on the client's node, with the label that policies allow
@@ -29,14 +29,14 @@ const (
 
 type object = map[string]any
 
-// podPlan is a pod that is made.
+// podPlan is a pod to create.
 type podPlan struct {
 	name, node string
 	labels     map[string]string
 	hostPort   int
 }
 
-// podPlans are the pods on one node or on two. The service leads to the one that is as far away as can be.
+// podPlans returns the pods for one or two nodes. The backend of the Service is on the other node if there is one.
 func podPlans(nodes []kubectl.Node, port int) []podPlan {
 	first, last := nodes[0].Name, nodes[len(nodes)-1].Name
 	plans := []podPlan{
@@ -57,12 +57,12 @@ func podPlans(nodes []kubectl.Node, port int) []podPlan {
 func namespaceOf(name string) object {
 	return object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": name, "labels": object{
 		labelKey: labelValue,
-		// The pods are as restricted as can be, but for one with a hostPort.
+		// The pods would fit the restricted level, except the pod with a hostPort.
 		"pod-security.kubernetes.io/enforce": "privileged",
 	}}}
 }
 
-// podOf is a pod with Sluice's own image, whose server needs no right.
+// podOf returns a pod with Sluice's image, whose server needs no privileges.
 func podOf(namespace string, p podPlan, set kubectl.DaemonSet) object {
 	labels := object{labelKey: labelValue, "app": p.name}
 	for key, value := range p.labels {
@@ -114,7 +114,7 @@ func serviceOf(namespace string) object {
 	}
 }
 
-// policyOf is a NetworkPolicy for the selected pods, which allows one direction to and from pods with the labels only.
+// policyOf returns a NetworkPolicy for the selected pods that allows one direction only for peers with the labels.
 func policyOf(namespace, name string, selected object, direction, peers string, allowed object) object {
 	spec := object{
 		"podSelector": object{"matchLabels": selected}, "policyTypes": []string{map[string]string{

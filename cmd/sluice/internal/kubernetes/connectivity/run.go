@@ -20,13 +20,13 @@ import (
 )
 
 const (
-	// pause is the time between two attempts of a check.
+	// pause is the interval between attempts of a check.
 	pause = 500 * time.Millisecond
-	// atOnce is how many checks run at the same time.
+	// atOnce is the number of parallel checks.
 	atOnce = 4
 )
 
-// kubePod is what is read of a Pod of the test.
+// kubePod has the needed fields of a Pod.
 type kubePod struct {
 	Metadata struct{ Name string }
 	Status   struct {
@@ -42,7 +42,7 @@ type kubePod struct {
 	}
 }
 
-// runs says that the pod answers, or why not.
+// runs reports whether the pod is ready, or else the reason.
 func (p kubePod) runs() (bool, string) {
 	for _, c := range p.Status.Conditions {
 		if c.Type == "Ready" && c.Status == "True" && len(p.Status.PodIPs) > 0 {
@@ -61,7 +61,8 @@ func (p kubePod) runs() (bool, string) {
 	return false, strings.Join(why, "; ")
 }
 
-// start starts the pods and the service. Each is a check of its own; those of pods that do not run are left out.
+// start starts the pods and the Service. The start of each pod is a check; checks with pods that do not run are
+// skipped.
 func (t *tester) start(ctx context.Context) {
 	plans := podPlans(t.env.nodes, t.hostPort)
 	refused := map[string]error{}
@@ -101,7 +102,7 @@ func (t *tester) start(ctx context.Context) {
 	}
 }
 
-// wait waits until so many pods run, and returns what they are in the end.
+// wait waits until want pods run, and returns their last state.
 func (t *tester) wait(ctx context.Context, want int) map[string]kubePod {
 	limited, cancel := context.WithTimeout(ctx, t.options.wait)
 	defer cancel()
@@ -128,7 +129,7 @@ func (t *tester) wait(ctx context.Context, want int) map[string]kubePod {
 	}
 }
 
-// events are the last ones of a pod, of which kubelet's say why it does not start.
+// events returns the last events of a pod, which tell why it does not start.
 func (t *tester) events(ctx context.Context, name string) []string {
 	var list struct {
 		Items []struct{ Reason, Message string }
@@ -153,7 +154,7 @@ func (t *tester) discover(ctx context.Context) {
 		}
 	}
 	var mine, api kubeService
-	// What cannot be read is left out, and said.
+	// Checks whose objects cannot be read are skipped with a note.
 	if err := t.client.Get(ctx, &mine, "service", "--namespace="+t.env.namespace, service); err != nil {
 		t.skip("what is about the Service", err.Error())
 	}
@@ -174,7 +175,7 @@ func (t *tester) skip(name, reason string) {
 	t.say("left out  %s: %s", name, reason)
 }
 
-// stage has a policy in force during some checks.
+// stage runs checks while a policy is enforced and after its deletion.
 func (t *tester) stage(ctx context.Context, s stage) {
 	if len(s.with)+len(s.then) == 0 || ctx.Err() != nil {
 		return
@@ -199,7 +200,7 @@ func (t *tester) stage(ctx context.Context, s stage) {
 	t.try(ctx, s.then)
 }
 
-// try makes checks, some at the same time, and reports them in their order.
+// try runs checks in parallel and reports them in order.
 func (t *tester) try(ctx context.Context, checks []check) {
 	results := make([]*result, len(checks))
 	var group errgroup.Group
@@ -228,7 +229,7 @@ func (t *tester) passed(name string) bool {
 	return slices.ContainsFunc(t.report.Checks, func(r result) bool { return r.Name == name && r.OK })
 }
 
-// add takes a result into the report. One that was interrupted says nothing.
+// add adds a result to the report, unless the check was interrupted.
 func (t *tester) add(ctx context.Context, r result) {
 	if ctx.Err() != nil {
 		return
@@ -250,7 +251,7 @@ func (t *tester) add(ctx context.Context, r result) {
 	}
 }
 
-// check makes attempts until one comes out as it has to, or the time for that is over.
+// check repeats attempts until one has the expected result or the time is over.
 func (t *tester) check(ctx context.Context, c check) result {
 	r := result{Name: c.name, From: cmp.Or(c.from, "node "+t.env.nodes[0].Name), Target: c.target, Expected: c.expected()}
 	limited, cancel := context.WithTimeout(ctx, t.retry)
@@ -274,7 +275,6 @@ func (t *tester) check(ctx context.Context, c check) result {
 	}
 }
 
-// attempt makes a check once.
 func (t *tester) attempt(ctx context.Context, c check) (probe.Attempt, error) {
 	args := append([]string{"--namespace=" + t.env.namespace, "exec", c.from, "--", "sluice"}, c.args()...)
 	if c.from == "" {
@@ -283,16 +283,17 @@ func (t *tester) attempt(ctx context.Context, c check) (probe.Attempt, error) {
 			return probe.Attempt{}, err
 		}
 	}
-	// The exit code says what the answer says.
+	// The exit code has no information beyond the output.
 	out, err := t.client.Run(ctx, args...)
 	var a probe.Attempt
 	if json.Unmarshal(out, &a) == nil && a.Outcome != "" {
 		return a, nil
 	}
-	return a, cmp.Or(err, fmt.Errorf("the probe says %q", out))
+	return a, cmp.Or(err, fmt.Errorf("unexpected output of the probe: %q", out))
 }
 
-// explain asks the eBPF programs of the sender's node what they say to such a packet, and names the command for more.
+// explain returns the verdict of the eBPF programs of the sender's node on such a packet, and the command for further
+// analysis.
 func (t *tester) explain(ctx context.Context, c check) ([]string, string) {
 	if c.kind == resolves {
 		return nil, t.client.Text("--namespace=kube-system", "get", "pods", "--selector=k8s-app=kube-dns", "--output=wide")
@@ -317,7 +318,7 @@ func (t *tester) explain(ctx context.Context, c check) ([]string, string) {
 	return verdicts(string(out)), t.client.Text(next...)
 }
 
-// verdicts are the lines of `sluice explain` that say what becomes of the packet, and why.
+// verdicts returns the lines of `sluice explain` with the verdict and the reason.
 func verdicts(out string) []string {
 	var lines []string
 	for i, line := range strings.Split(out, "\n") {
@@ -329,7 +330,7 @@ func verdicts(out string) []string {
 	return lines
 }
 
-// address is the sender's, of the family of the target.
+// address returns the sender's address of the target's family.
 func (t *tester) address(c check) string {
 	for _, a := range t.env.addresses[c.from] {
 		if family(a) == family(host(c.target)) {
@@ -339,7 +340,6 @@ func (t *tester) address(c check) string {
 	return ""
 }
 
-// nodeOf is the node of a pod.
 func (t *tester) nodeOf(name string) kubectl.Node {
 	if name == far || name == hostPort {
 		return t.env.nodes[len(t.env.nodes)-1]

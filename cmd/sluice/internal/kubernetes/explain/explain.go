@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package explain asks the nodes of both ends of a connection what becomes of it.
+// Package explain shows how the nodes of both ends would handle a connection.
 package explain
 
 import (
@@ -35,15 +35,15 @@ func Command(inv *invocation.Invocation, client *kubectl.Client) *cobra.Command 
 	cmd := &cobra.Command{
 		Use:   "explain --from POD --to POD|ADDRESS --port PORT",
 		Short: "Show how the nodes of both ends would handle a connection",
-		Long: `Show how the nodes of both ends would handle a connection, by ` + "`sluice explain`" + ` on
-each of them: the sender's node evaluates the egress policies, the receiver's node
-the ingress policies, each by the tables of its own kernel. No packet is sent. Of a
-Service, the sender's node names the backends, and the node of each backend is asked
-about the connection to it.
+		Long: `Show how the nodes of both ends would handle a connection, by means of ` + "`sluice explain`" + ` on
+each node: the sender's node evaluates the egress policies, the receiver's node the ingress
+policies, each with its own kernel. No packet is sent. If the destination is a Service, the
+sender's node returns the backends, and the node of each backend evaluates the connection
+to it.
 
-At least one end is a pod NAMESPACE/NAME; the other one may be an address. The first
-line says what both nodes together do. If a node does not answer, its line says why,
-and the exit code is 1.`,
+At least one end must be a pod NAMESPACE/NAME; the other may be an address. The first line
+has the combined verdict. If a node does not answer, its line has the reason, and the exit
+code is 1.`,
 		Example: `  kubectl sluice explain --from shop/client --to shop/web --port 8080
   kubectl sluice explain --from shop/client --to 10.96.0.10 --port 53/udp`,
 		Args: invocation.Args(0, ""),
@@ -56,8 +56,8 @@ and the exit code is 1.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&from, "from", "", "who begins the connection: "+forms)
-	f.StringVar(&to, "to", "", "who is called, likewise")
+	f.StringVar(&from, "from", "", "initiator of the connection: "+forms)
+	f.StringVar(&to, "to", "", "responder of the connection; the same forms as --from")
 	service.AddService(f)
 	service.AddSourcePort(f)
 	return cmd
@@ -81,14 +81,14 @@ type Answer struct {
 	From        string                   `json:"from"`
 	To          string                   `json:"to"`
 	Explanation *nodeexplain.Explanation `json:"explanation,omitempty"`
-	Error       string                   `json:"error,omitempty"` // why there is none
+	Error       string                   `json:"error,omitempty"` // why there is no answer
 }
 
 // question is one call of `sluice explain` on a node.
 type question struct {
 	node, has string
 	from, to  string
-	port      uint32 // 0: that of the connection
+	port      uint32 // 0: the port of the connection
 }
 
 type query struct {
@@ -98,10 +98,10 @@ type query struct {
 	conn      peer.Connection
 	nodes     map[string]kubectl.Node
 	from, to  kubectl.Workload // zero for an address
-	questions []question       // all that were asked
+	questions []question       // all questions so far
 }
 
-// resolve finds both ends, and the nodes that have them.
+// resolve resolves both ends and their nodes.
 func (q *query) resolve(ctx context.Context, from, to string, service peer.Flags) (err error) {
 	pods := 0
 	for _, end := range []struct {
@@ -131,15 +131,15 @@ func (q *query) resolve(ctx context.Context, from, to string, service peer.Flags
 			}
 		}
 		if end.pod.Node == "" || len(end.peer.Addresses) == 0 {
-			return fmt.Errorf("the pod %s has no address yet: it is %s", end.text, end.pod.Phase)
+			return fmt.Errorf("the pod %s has no address yet: its phase is %s", end.text, end.pod.Phase)
 		}
 		if end.pod.HostNetwork {
-			q.inv.Note(fmt.Sprintf("the pod %s has the network of its node %s, whose policies do not select it", end.text,
+			q.inv.Note(fmt.Sprintf("the pod %s uses the network of its node %s; policies do not apply to it", end.text,
 				end.pod.Node))
 		}
 	}
 	if pods == 0 {
-		return invocation.Usagef("one end has to be a pod NAMESPACE/NAME: a node explains connections of its own pods")
+		return invocation.Usagef("one end must be a pod NAMESPACE/NAME: a node explains connections of its own pods")
 	}
 	if err := service.Complete(&q.conn); err != nil {
 		return err
@@ -155,7 +155,7 @@ func (q *query) resolve(ctx context.Context, from, to string, service peer.Flags
 	return nil
 }
 
-// run asks the nodes of the ends, and then those that their answers name.
+// run asks the nodes of the ends, and then the nodes in their answers.
 func (q *query) run(ctx context.Context) error {
 	a, _ := q.conn.From.Address(q.conn.V6)
 	b, _ := q.conn.To.Address(q.conn.V6)
@@ -194,7 +194,7 @@ func (q *query) run(ctx context.Context) error {
 	return x.failed()
 }
 
-// node is the node that enforces the policies of a pod; empty if none does.
+// node returns the node that enforces the policies of a pod; empty if none does.
 func node(w kubectl.Workload) string {
 	if w.HostNetwork {
 		return ""
@@ -225,7 +225,7 @@ func (q *query) ask(ctx context.Context, n kubectl.Node, one question) Answer {
 		return answer
 	}
 	if n.Name == "" {
-		return fail(errors.New("the cluster, or --node, has no such node"))
+		return fail(errors.New("the node is not in the cluster or not in --node"))
 	}
 	args := append([]string{"explain", "--from=" + one.from, "--to=" + one.to}, q.conn.ServiceArgs(one.port)...)
 	out, err := q.client.Sluice(ctx, n, append(args, "--output=json", "--timeout="+q.client.Timeout().String())...)
@@ -233,15 +233,15 @@ func (q *query) ask(ctx context.Context, n kubectl.Node, one question) Answer {
 		return fail(err)
 	}
 	if err := json.Unmarshal(out, &answer.Explanation); err != nil {
-		return fail(fmt.Errorf("the answer is no explanation: %w", err))
+		return fail(fmt.Errorf("the answer is not an explanation: %w", err))
 	}
 	return answer
 }
 
-// addQuestions adds the questions to other nodes that an answer leads to.
+// addQuestions adds the questions to other nodes that follow from an answer.
 func (q *query) addQuestions(one question, answer Answer) {
 	x := answer.Explanation
-	// The sender's node has answered for each backend of the Service.
+	// The sender's node has already answered for all backends of the Service.
 	if x == nil || one.has == "backend" {
 		return
 	}
@@ -259,7 +259,7 @@ func (q *query) addQuestions(one question, answer Answer) {
 	}
 }
 
-// order puts the sender's node first, and backends last.
+// order sorts the sender's node first and backends last.
 func (x *Explanation) order() {
 	slices.SortStableFunc(x.Answers, func(a, b Answer) int { return rank(a.Has) - rank(b.Has) })
 }
@@ -268,7 +268,7 @@ func rank(has string) int {
 	return slices.Index([]string{"sender and receiver", "sender", "receiver", "backend"}, has)
 }
 
-// row is what one node does with the connection to one destination.
+// row is the verdict of one node on the connection to one destination.
 type row struct {
 	node, has, to, verdict, text, because string
 }
@@ -290,7 +290,7 @@ func (x *Explanation) rows() (rows []row) {
 	return rows
 }
 
-// outcome is what a node says of the connection, or of the connection to one backend.
+// outcome is a node's verdict on the connection, or on the connection to one backend.
 type outcome interface {
 	GetVerdict() datapathv1.Verdict
 	GetReason() datapathv1.Reason
@@ -298,7 +298,7 @@ type outcome interface {
 	GetIngress() *datapathv1.ExplainedSide
 }
 
-// rowOf has the verdict with its reason; without one of them the headline says more.
+// rowOf returns the verdict with its reason, or the headline if one of them is missing.
 func rowOf(a Answer, to string, o outcome, headline string) row {
 	r := row{node: a.Node, has: a.Has, to: to, verdict: output.Enum(o.GetVerdict(), "VERDICT_"), text: headline}
 	if r.verdict != "" && o.GetReason() != datapathv1.Reason_REASON_UNSPECIFIED {
@@ -315,7 +315,7 @@ func rowOf(a Answer, to string, o outcome, headline string) row {
 	return r
 }
 
-// verdict is what becomes of the connection past all nodes: a drop at one of them is one.
+// verdict returns the combined verdict of all nodes: dropped if one node drops.
 func (x *Explanation) verdict() string {
 	severity := []string{"", "forwarded", "audited", "unknown", "dropped"}
 	worst := map[string]string{} // by destination
@@ -364,7 +364,7 @@ func (x *Explanation) lines(w io.Writer, service string) {
 	case x.Verdict == "forwarded" || x.Verdict == "audited":
 		headline += " by " + strings.Join(nodes, " and ")
 	case len(x.rows()) == 1 && x.Answers[0].Explanation != nil:
-		headline = x.rows()[0].text // of a Service without a backend
+		headline = x.rows()[0].text // a Service without backends
 	}
 	fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s -> %s, %s: %s", x.From, x.To, service, headline)))
 	fmt.Fprintln(w)
@@ -374,7 +374,7 @@ func (x *Explanation) lines(w io.Writer, service string) {
 	}
 }
 
-// failed names the nodes that did not answer.
+// failed returns an error with the nodes that did not answer.
 func (x *Explanation) failed() error {
 	var errs []error
 	for _, a := range x.Answers {

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/kubectl"
 )
 
-// cluster answers as kubectl does for a cluster of node1 and node2, with pods of Sluice and of the namespace shop.
+// cluster is a fake kubectl for a cluster of node1 and node2, with pods of Sluice and of the namespace shop.
 type cluster struct {
 	t   *testing.T
 	dir string
@@ -76,10 +76,10 @@ func (c cluster) pod(name, node, address string) {
 		node, address))
 }
 
-// answer is what `sluice explain` prints on a node about the way to an address.
+// answer returns the output of `sluice explain` on a node for an address.
 func (c cluster) answer(node, to, text string) { c.write(node+"-"+to, text) }
 
-// run executes the command, and returns the commands that kubectl executed in pods.
+// run executes the command and returns the commands that kubectl executed in pods.
 func (c cluster) run(args ...string) (code int, out, errOut string, executed []string) {
 	c.t.Helper()
 	if err := os.RemoveAll(filepath.Join(c.dir, "asked")); err != nil {
@@ -148,7 +148,7 @@ func TestBothNodesAreAskedAndADropOfEitherIsTheVerdict(t *testing.T) {
 		!strings.Contains(out, ": FORWARDED by node1 and node2\n") || !strings.Contains(executed[0], " --icmp=8/0 ") {
 		t.Errorf("asked %q\n%s", executed, out)
 	}
-	// The first answer names the node that has the address of a pod.
+	// The first answer has the node of the pod with the address.
 	if _, out, _, executed = c.run("explain", "--from", "shop/client", "--to", "10.244.1.2", "--port",
 		"80"); len(executed) != 2 ||
 		!strings.Contains(out, "shop/client 10.244.0.2 -> 10.244.1.2, tcp port 80: FORWARDED by node1 and node2\n") {
@@ -184,7 +184,7 @@ func TestANodeThatDoesNotAnswerIsNamed(t *testing.T) {
 		!strings.Contains(errOut, "node2: sluice explain: sluice: sluice-datapath does not answer") {
 		t.Errorf("exit code %d\n%s%s", code, out, errOut)
 	}
-	// A drop on one node is the verdict, also without an answer of the other node.
+	// A drop on one node is the verdict, even if the other node does not answer.
 	if err := os.Rename(filepath.Join(c.dir, "node1-10.244.1.2"), filepath.Join(c.dir, "unused")); err != nil {
 		t.Fatal(err)
 	}
@@ -193,16 +193,16 @@ func TestANodeThatDoesNotAnswerIsNamed(t *testing.T) {
 	if code != invocation.ExitFailed || !strings.Contains(out, ": DROPPED by node2 (policy-denied)\n") {
 		t.Errorf("exit code %d\n%s", code, out)
 	}
-	// The sender's node has a pod of Sluice that --node leaves out.
+	// --node excludes the sender's node.
 	code, _, errOut, _ = c.run("explain", "--from", "shop/client", "--to", "shop/web", "--port", "80", "--node", "node2")
-	if code != invocation.ExitFailed || !strings.Contains(errOut, "node1: sluice explain: the cluster, or --node, has "+
-		"no such node") {
+	if code != invocation.ExitFailed || !strings.Contains(errOut, "node1: sluice explain: the node is not in the cluster or not "+
+		"in --node") {
 		t.Errorf("exit code %d: %s", code, errOut)
 	}
 }
 
-// TestTheNodeOfEachBackendIsAsked holds that the node of each backend of a Service explains the connection to it, and
-// that the sender's node, which has done so for all backends, is not asked again.
+// TestTheNodeOfEachBackendIsAsked: the node of each backend of a Service explains the connection to it. The sender's
+// node, which has explained all backends, is not asked again.
 func TestTheNodeOfEachBackendIsAsked(t *testing.T) {
 	c := newCluster(t)
 	backend := func(address, node, verdict string) string {
@@ -240,14 +240,14 @@ func TestEndsThatNoNodeCanBeAskedAboutAreRefused(t *testing.T) {
 		from, to, err string
 		code          int
 	}{
-		{"10.0.0.1", "10.0.0.2", "one end has to be a pod NAMESPACE/NAME", invocation.ExitUsage},
+		{"10.0.0.1", "10.0.0.2", "one end must be a pod NAMESPACE/NAME", invocation.ExitUsage},
 		{"shop/client", "web", `--to: "web" is not a pod NAMESPACE/NAME, or an address`, invocation.ExitUsage},
 		{"shop/client", "a/b/c", `--to: "a/b/c" is not`, invocation.ExitUsage},
 		{"shop/client", "", "--to: ", invocation.ExitUsage},
 		{"shop/client", "127.0.0.1", "loopback", invocation.ExitUsage},
-		{"shop/client", "fd00::1", "no address of the same family", invocation.ExitUsage},
-		{"shop/client", "shop/absent", "the API has no pod shop/absent", invocation.ExitFailed},
-		{"shop/new", "shop/web", "the pod shop/new has no address yet: it is Pending", invocation.ExitFailed},
+		{"shop/client", "fd00::1", "no addresses of the same family", invocation.ExitUsage},
+		{"shop/client", "shop/absent", "pod shop/absent not found", invocation.ExitFailed},
+		{"shop/new", "shop/web", "the pod shop/new has no address yet: its phase is Pending", invocation.ExitFailed},
 	} {
 		code, _, errOut, executed := c.run("explain", "--from", bad.from, "--to", bad.to, "--port", "80")
 		if code != bad.code || !strings.Contains(errOut, bad.err) || len(executed) > 0 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package flows shows what happens to packets on all nodes of a cluster, by time.
+// Package flows shows the events of all nodes of a cluster, sorted by time.
 package flows
 
 import (
@@ -23,17 +23,17 @@ import (
 )
 
 const (
-	// hold is how long an event waits for those of other nodes that were before it.
+	// hold is how long an event is held back for earlier events of other nodes.
 	hold = 500 * time.Millisecond
-	// settle is how long it waits at the start, when nodes tell what they remember.
+	// settle is hold at the start, when nodes send the events that they remember.
 	settle = 3 * time.Second
-	// heldLimit bounds the events that wait.
+	// heldLimit limits the number of held events.
 	heldLimit = 20000
-	// followed is how many nodes are followed at most: each has a process of kubectl.
+	// followed is the maximum number of followed nodes, because each needs a kubectl process.
 	followed = 64
-	// look is how often the pods are listed, to find those that were replaced.
+	// look is the interval of listing the pods, to find replaced ones.
 	look = 5 * time.Second
-	// again is how long after the end of a stream the pods are listed.
+	// again is the delay before the pods are listed after a stream has ended.
 	again = time.Second
 )
 
@@ -42,17 +42,16 @@ func Command(inv *invocation.Invocation, client *kubectl.Client) *cobra.Command 
 	var criteria observe.Flags
 	cmd := &cobra.Command{
 		Use:   "observe",
-		Short: "Show what happens to packets on all nodes, by time",
-		Long: `Show what the eBPF programs of all nodes report, by time, each line with its
-node; the criteria are those of ` + "`sluice observe`" + `. Without --follow it shows
-what the nodes remember and ends; a node that does not answer is named, and the
-exit code is 1 then. With --follow it stays until it is interrupted, follows a node
-whose pod is replaced to the new pod, and says so: what happens in between is
-missing. Times are those of the nodes' clocks; an event that comes half a second
-late, or 3 s at the start, is shown out of order. --last is of all nodes together,
-without --follow. A pod NAMESPACE/NAME of --pod, --from or --to is known by its name
-at its own node; at others kubectl's answer gives the addresses that it has when the
-command begins.`,
+		Short: "Show drops, policy verdicts and ended connections on all nodes",
+		Long: `Show the events of the eBPF programs of all nodes, sorted by time, each line with its node.
+The filters are the same as for ` + "`sluice observe`" + `. Without --follow, the command shows the
+events that the nodes remember and exits, with code 1 if a node does not answer. With
+--follow, it runs until interrupted. If the pod of a node is replaced, the command prints a
+note and follows the new pod; events in between are missing. Times are from the clocks of
+the nodes; events that arrive more than half a second late (3 s at the start) are shown out
+of order. Without --follow, --last counts the events of all nodes together. For a pod
+NAMESPACE/NAME in --pod, --from or --to, its own node matches the name; other nodes match the
+addresses that the pod has when the command starts.`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := criteria.Check(); err != nil {
@@ -76,13 +75,13 @@ command begins.`,
 type observer struct {
 	inv    *invocation.Invocation
 	client *kubectl.Client
-	args   func(node string) ([]string, error) // of the command in the pod of a node
-	last   int                                 // events of all nodes together that are remembered; 0: all
+	args   func(node string) ([]string, error) // arguments of `sluice` in the pod of a node
+	last   int                                 // number of remembered events to show; 0: all
 	until  time.Time
 	file   observe.Output // nil: standard output
 	today  time.Time
 
-	width int // of the column with the node
+	width int // width of the column with the node
 }
 
 func newObserver(
@@ -97,7 +96,7 @@ func newObserver(
 		args, err := criteria.ArgsOn(node, pods)
 		return append(append([]string{"observe"}, args...), "--output=json"), err
 	}
-	// A mistake is the same for every node.
+	// Errors in the flags are the same for every node.
 	if _, err := o.args(""); err != nil {
 		return nil, err
 	}
@@ -110,7 +109,8 @@ func newObserver(
 	return o, err
 }
 
-// podLocations asks the API where pods are. One that it does not know may have gone, and is left to the nodes.
+// podLocations asks the API for the nodes and addresses of pods. It skips unknown pods, which may have been deleted;
+// the nodes may still remember them.
 func (o *observer) podLocations(ctx context.Context, names []string) (map[string]observe.PodPlace, error) {
 	places := map[string]observe.PodPlace{}
 	for _, name := range names {
@@ -119,7 +119,7 @@ func (o *observer) podLocations(ctx context.Context, names []string) (map[string
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
 		case err != nil:
-			o.inv.Note(fmt.Sprintf("%v; only the node of a pod that is called so has it in its events", err))
+			o.inv.Note(fmt.Sprintf("%v; only the node of a pod with this name can match it", err))
 		case p.HostNetwork:
 			o.inv.Note(fmt.Sprintf("the pod %s has the addresses of its node and is in no event by its name: name an "+
 				"address, or %s", name, "reserved:host"))
@@ -137,7 +137,7 @@ func (o *observer) close() error {
 	return o.file.Close()
 }
 
-// remembered shows what all nodes remember.
+// remembered prints the events that the nodes remember.
 func (o *observer) remembered(ctx context.Context) error {
 	cluster, err := o.client.Cluster(ctx)
 	if err != nil {
@@ -151,7 +151,7 @@ func (o *observer) remembered(ctx context.Context) error {
 		if n.Pod == nil && !n.Selected {
 			return
 		}
-		args, _ := o.args(n.Name) // newObserver found the mistakes
+		args, _ := o.args(n.Name) // newObserver has checked the flags
 		out, err := o.client.Sluice(ctx, n, append(args, "--timeout="+o.client.Timeout().String())...)
 		mu.Lock()
 		defer mu.Unlock()
@@ -203,7 +203,7 @@ func (o *observer) setWidth(nodes []kubectl.Node) {
 	}
 }
 
-// show prints events, each with its node.
+// show prints events with their nodes.
 func (o *observer) show(events []*event) error {
 	for _, e := range events {
 		if o.file != nil {
@@ -225,7 +225,7 @@ func (o *observer) show(events []*event) error {
 	return nil
 }
 
-// note says on standard error what became of a node.
+// note prints a note about a node to standard error.
 func (o *observer) note(node, text string) {
 	if o.inv.Format == "json" {
 		_ = json.NewEncoder(o.inv.ErrOut).Encode(map[string]string{"nodeName": node, "note": text})
@@ -234,26 +234,26 @@ func (o *observer) note(node, text string) {
 	fmt.Fprintln(o.inv.ErrOut, output.Printable(fmt.Sprintf("--- %s: %s ---", node, text)))
 }
 
-// ended says that the stream of a node has ended, and why.
+// ended is the end of a node's stream with its error.
 type ended struct {
 	node string
 	err  error
 }
 
-// following is the state of follow, which one goroutine owns.
+// following is the state of --follow. One goroutine owns it.
 type following struct {
 	*observer
 
 	events  chan *event
 	ends    chan ended
 	clock   clock
-	pods    map[string]string // node → UID of the pod that is followed
-	before  map[string]string // node → UID of the pod that was
-	said    map[string]string // node → the last note
+	pods    map[string]string // node → UID of the followed pod
+	before  map[string]string // node → UID of the previously followed pod
+	said    map[string]string // node → last printed note
 	streams sync.WaitGroup
 }
 
-// watch shows new events until ctx ends.
+// watch prints new events until ctx ends.
 func (o *observer) watch(ctx context.Context) error {
 	cluster, err := o.client.Cluster(ctx)
 	if err != nil {
@@ -265,7 +265,8 @@ func (o *observer) watch(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	if !o.until.IsZero() {
-		ctx, cancel = context.WithDeadline(ctx, o.until.Add(hold)) // the streams end then, and events wait for others
+		// The streams end at o.until. Events are held a little longer.
+		ctx, cancel = context.WithDeadline(ctx, o.until.Add(hold))
 	}
 	f := following{
 		observer: o, events: make(chan *event, 1024), ends: make(chan ended), clock: clock{},
@@ -284,7 +285,7 @@ func (o *observer) watch(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
-			return o.show(merged.held) // the person has seen enough
+			return o.show(merged.held) // interrupted
 		case e := <-f.events:
 			merged.push(e, time.Now())
 		case e := <-f.ends:
@@ -305,11 +306,11 @@ func (o *observer) watch(ctx context.Context) error {
 	}
 }
 
-// list lists the pods without making the events wait for them.
+// list lists the pods in the background, so that events are not delayed.
 func (f *following) list(ctx context.Context, to chan<- kubectl.Cluster) {
 	cluster, err := f.client.Cluster(ctx)
 	if err != nil {
-		cluster = kubectl.Cluster{} // the streams go on, and the next listing may succeed
+		cluster = kubectl.Cluster{} // the streams continue, and the next listing may succeed
 	}
 	select {
 	case to <- cluster:
@@ -317,7 +318,7 @@ func (f *following) list(ctx context.Context, to chan<- kubectl.Cluster) {
 	}
 }
 
-// reconcile starts the streams of the nodes that have none.
+// reconcile starts streams for nodes without one.
 func (f *following) reconcile(ctx context.Context, cluster kubectl.Cluster) {
 	f.setWidth(cluster.Nodes)
 	for _, n := range cluster.Nodes {
@@ -343,8 +344,8 @@ func (f *following) reconcile(ctx context.Context, cluster kubectl.Cluster) {
 	}
 }
 
-// stream hands on the events of a node after a time, until its stream ends: a node that is followed again tells anew
-// what it remembers.
+// stream forwards the events of a node that are later than after, because a node that is followed again resends the
+// events that it remembers.
 func (f *following) stream(ctx context.Context, node string, after time.Time, args []string) {
 	replays := !after.IsZero()
 	err := f.client.Stream(ctx, func(line []byte) error {
@@ -368,12 +369,12 @@ func (f *following) stream(ctx context.Context, node string, after time.Time, ar
 	}
 }
 
-// end takes note of the end of a stream.
+// end handles the end of a stream.
 func (f *following) end(e ended) {
 	f.before[e.node] = f.pods[e.node]
 	delete(f.pods, e.node)
 	if !f.until.IsZero() && !time.Now().Before(f.until) {
-		return // as it was asked to
+		return // at --until
 	}
 	text := "the stream has ended"
 	if e.err != nil {
@@ -382,7 +383,7 @@ func (f *following) end(e ended) {
 	f.tell(e.node, text+"; events may be missing from here on")
 }
 
-// tell notes what is new about a node.
+// tell prints a note about a node unless it is the same as the last one.
 func (f *following) tell(node, text string) {
 	if f.said[node] != text {
 		f.note(node, text)

@@ -20,7 +20,7 @@ import (
 
 var epoch = time.Unix(1e9, 0)
 
-// of makes the event of a node at a second; without a time if the second is negative.
+// of returns an event of a node at a second; without a time if the second is negative.
 func of(node string, second int) *event {
 	e := &event{node: node}
 	if second >= 0 {
@@ -47,7 +47,7 @@ func TestEventsWaitForThoseOfOtherNodes(t *testing.T) {
 	}
 	m.push(of("b", 3), now.Add(time.Second/2))
 	m.push(of("b", 9), now.Add(time.Second/2))
-	// That of 3 has not waited for long, and is before one that has.
+	// The event of 3 has not been held for long, but precedes one that has.
 	if got := text(m.due(now.Add(time.Second))); got != "b3 a5" {
 		t.Errorf("got %q, want b3 a5", got)
 	}
@@ -76,7 +76,7 @@ func TestAnEventWithoutATimeFollowsTheOneBeforeItOnItsNode(t *testing.T) {
 	}
 }
 
-// TestMergerOrdersAsSortingDoes compares what comes out at the end with a stable sort.
+// TestMergerOrdersAsSortingDoes compares the output with a stable sort.
 func TestMergerOrdersAsSortingDoes(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 200 {
@@ -125,11 +125,11 @@ func TestCriteriaReachThePodsAsTheyWereGiven(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
-	// A second parse gives the same criteria.
+	// Parsing the arguments again gives the same filters.
 	if again := parse(got...); !slices.Equal(again, got) {
 		t.Errorf("got %q, and from these %q", got, again)
 	}
-	// A time of day is one of this machine.
+	// A time of day is in the local time zone.
 	day := parse("--since", "10:15")[0]
 	at, err := time.Parse(time.RFC3339, strings.TrimPrefix(day, "--since="))
 	if err != nil || at.In(time.Local).Format("15:04:05") != "10:15:00" {
@@ -155,9 +155,9 @@ func TestPodsOfOtherNodesAreAskedForByTheirAddresses(t *testing.T) {
 			"--not --pod=x,shop/web", "--not --pod=x,shop/web --not --address=10.0.0.3",
 			"--not --pod=x,shop/web --not --address=10.0.0.1 --not --address=fd00::1",
 		},
-		// Both of --pod and --address must hold.
+		// Both --pod and --address must match.
 		{"--pod=shop/web --address=10.0.0.9", "--pod=shop/web --address=10.0.0.9", "--pod=shop/web --address=10.0.0.9"},
-		// What the API does not know, or is no pod.
+		// Unknown pods, and names that are not pods.
 		{"--pod=shop/gone --pod=shop/db", "--pod=shop/gone --pod=shop/db", "--pod=shop/gone --pod=shop/db"},
 		{
 			"--from=shop/gone --from=app --from=10.0.0.0/8 --from=a=b --to=7",
@@ -176,7 +176,7 @@ func TestPodsOfOtherNodesAreAskedForByTheirAddresses(t *testing.T) {
 			if err != nil || strings.Join(got, " ") != want {
 				t.Errorf("%s on %s: %q, %v, want %s", c.given, node, got, err, want)
 			}
-			// The pods understand them.
+			// The program in the pods accepts the arguments.
 			var again observe.Flags
 			flags := pflag.NewFlagSet("observe", pflag.ContinueOnError)
 			again.Add(flags)
@@ -220,7 +220,7 @@ func TestLinesNameTheirNode(t *testing.T) {
 		lines[1] != "node2     --- 12 events were lost by the kernel ---" {
 		t.Errorf("got %q", lines)
 	}
-	// Of another day the date is shown, and what a stream says of itself.
+	// Events of another day show the date; notes about the stream are shown, too.
 	out.Reset()
 	at := time.Date(2026, 11, 26, 10, 0, 0, 0, time.Local)
 	noted := &event{node: "node1", flow: observe.Event{Noted: at, Note: "datapath is away"}}

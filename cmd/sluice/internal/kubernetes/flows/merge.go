@@ -10,15 +10,15 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/observe"
 )
 
-// event is what one node reported, or that events of it are missing.
+// event is an event of a node, or a gap in its events.
 type event struct {
 	node    string
 	flow    observe.Event
-	at      time.Time // of the event; that of the one before it, if it has none
+	at      time.Time // time of the event, or of the previous one if it has none
 	arrived time.Time
 }
 
-// clock gives events without a time, such as those that were lost, the time of the node's event before them.
+// clock gives events without a time, such as lost events, the time of the node's previous event.
 type clock map[string]time.Time // node → time of its last event
 
 func (c clock) set(e *event) {
@@ -28,25 +28,25 @@ func (c clock) set(e *event) {
 	c[e.node] = e.at
 }
 
-// byTime orders events; those of the same time stay in the order in which they came.
+// byTime sorts events by time. The sort is stable.
 func byTime(events []*event) {
 	slices.SortStableFunc(events, func(a, b *event) int { return a.at.Compare(b.at) })
 }
 
-// merger orders the events of several nodes by their times. It holds each back for a moment, because the one before it
-// may still be on its way from another node.
+// merger sorts the events of several nodes by time. It holds each event back for a moment, because an earlier event
+// of another node may still arrive.
 type merger struct {
 	hold  time.Duration
-	limit int // of events that are held back; the oldest go on then
+	limit int // maximum number of held events; beyond it, the oldest are released
 	clock clock
-	held  []*event // by time; of the same time in the order in which they came
+	held  []*event // sorted by time, stable
 }
 
-// push takes an event that arrives now.
+// push adds an event that arrives now.
 func (m *merger) push(e *event, now time.Time) {
 	m.clock.set(e)
 	e.arrived = now
-	// A node's events come nearly in order, so the place is near the end.
+	// A node's events arrive nearly in order, so the position is near the end.
 	i := len(m.held)
 	for i > 0 && e.at.Before(m.held[i-1].at) {
 		i--
@@ -54,7 +54,7 @@ func (m *merger) push(e *event, now time.Time) {
 	m.held = slices.Insert(m.held, i, e)
 }
 
-// due takes away the events that have been held back for long enough, and all that were before them.
+// due removes and returns the events that have been held long enough, and all earlier ones.
 func (m *merger) due(now time.Time) []*event {
 	n := max(0, len(m.held)-m.limit)
 	for i := len(m.held) - 1; i >= n; i-- {

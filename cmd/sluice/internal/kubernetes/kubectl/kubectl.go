@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package kubectl runs kubectl, which has the person's access to a cluster: Sluice's own commands need no client of
-// the API, no credentials and no rights in the cluster. Every run has a deadline and a bound of its output, and one
-// that hangs is killed.
+// Package kubectl runs kubectl with the user's access to a cluster, so that the commands need no API client and no
+// credentials of their own. Every run has a deadline and a limit on its output; a run that hangs is killed.
 package kubectl
 
 import (
@@ -29,11 +28,12 @@ import (
 )
 
 const (
-	// grace is what kubectl may take beside the time that the command in the pod has, which says best what hangs.
+	// grace is how long kubectl may take in addition to the timeout of the command in the pod. The command in the pod
+	// should time out first, because its error is more precise.
 	grace = 10 * time.Second
-	// outputLimit bounds what is kept of one run, in bytes.
+	// outputLimit limits the output of one run in bytes.
 	outputLimit = 64 << 20
-	// endDelay is how long kubectl may take to end by itself.
+	// endDelay is how long kubectl may take to exit by itself.
 	endDelay = 3 * time.Second
 )
 
@@ -44,25 +44,25 @@ type Client struct {
 	Kubeconfig string
 	Namespace  string // of the DaemonSet
 	Parallel   int
-	Nodes      []string // those that were chosen; all if there are none
+	Nodes      []string // of --node; empty: all
 
-	outputLimit int // 0: the constant of that name
+	outputLimit int // 0: the constant outputLimit
 
 	inv *invocation.Invocation
 }
 
-// Flags adds those of the client to commands.
+// Flags adds the flags of the client to commands.
 func (c *Client) Flags(f *pflag.FlagSet, inv *invocation.Invocation) {
 	c.inv = inv
-	f.StringVar(&c.Program, "kubectl", "kubectl", "the program kubectl, by its path or its name in PATH")
-	f.StringVar(&c.Context, "context", "", "context of kubectl's configuration")
-	f.StringVar(&c.Kubeconfig, "kubeconfig", "", "file of kubectl's configuration")
+	f.StringVar(&c.Program, "kubectl", "kubectl", "path of kubectl, or its name in PATH")
+	f.StringVar(&c.Context, "context", "", "context in the kubeconfig")
+	f.StringVar(&c.Kubeconfig, "kubeconfig", "", "path of the kubeconfig")
 	f.StringVarP(&c.Namespace, "namespace", "n", "sluice-system", "namespace of Sluice's DaemonSet")
-	f.IntVar(&c.Parallel, "parallel", 8, "how many nodes are asked at once")
+	f.IntVar(&c.Parallel, "parallel", 8, "number of nodes to ask in parallel")
 	f.StringSliceVar(&c.Nodes, "node", nil, "only these nodes")
 }
 
-// Check finds mistakes in the flags, before kubectl runs.
+// Check checks the flags before kubectl runs.
 func (c *Client) Check() error {
 	switch {
 	case c.Parallel < 1:
@@ -71,18 +71,18 @@ func (c *Client) Check() error {
 		return invocation.Usagef("--namespace: empty")
 	}
 	if _, err := exec.LookPath(c.Program); err != nil {
-		return invocation.Usagef("--kubectl: %w; install kubectl, or name it by its path", err)
+		return invocation.Usagef("--kubectl: %w; install kubectl, or give its path", err)
 	}
 	return nil
 }
 
-// Timeout is how long a command in a pod may take to answer.
+// Timeout is the timeout of a command in a pod.
 func (c *Client) Timeout() time.Duration { return c.inv.Timeout }
 
-// limit is how long kubectl may take for one.
+// limit is the timeout of kubectl for such a command.
 func (c *Client) limit() time.Duration { return c.inv.Timeout + grace }
 
-// args are those of kubectl, those that all of its runs have first.
+// args returns the arguments of kubectl, beginning with the common ones.
 func (c *Client) args(args []string) []string {
 	var all []string
 	if c.Context != "" {
@@ -94,7 +94,7 @@ func (c *Client) args(args []string) []string {
 	return append(all, args...)
 }
 
-// Text is a command of kubectl as a person would enter it.
+// Text returns a kubectl command for people to copy.
 func (c *Client) Text(args ...string) string {
 	var words []string
 	for _, word := range append([]string{"kubectl"}, c.args(args)...) {
@@ -106,21 +106,21 @@ func (c *Client) Text(args ...string) string {
 	return strings.Join(words, " ")
 }
 
-// ErrNoAnswer is returned if kubectl was killed because its time was over.
+// ErrNoAnswer is returned if kubectl was killed after its timeout.
 var ErrNoAnswer = errors.New("no answer")
 
-// Error is how a run of kubectl failed.
+// Error is the error of a failed run of kubectl.
 type Error struct {
-	Code int // that of the command in the pod, if there was one
+	Code int // exit code of the command in the pod, or of kubectl
 	Text string
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("%s (exit code %d)", e.Text, e.Code) }
 
-// ExitCode says that the command ended by itself, and how.
+// ExitCode returns the exit code of a command that was not killed.
 func (e *Error) ExitCode() int { return e.Code }
 
-// Run runs kubectl and returns its standard output, which is there also if it fails.
+// Run runs kubectl and returns its standard output, even on errors.
 func (c *Client) Run(ctx context.Context, args ...string) ([]byte, error) {
 	return c.RunFor(ctx, c.limit(), nil, args...)
 }
@@ -136,7 +136,7 @@ func (c *Client) RunFor(ctx context.Context, limit time.Duration, input []byte, 
 	if input != nil {
 		cmd.Stdin = bytes.NewReader(input)
 	}
-	// What kubectl started, such as a plugin for credentials, may have its output open.
+	// Child processes of kubectl, such as credential plugins, may keep the output open.
 	cmd.WaitDelay = endDelay
 	err := cmd.Run()
 	switch {
@@ -164,7 +164,7 @@ func (c *Client) Get(ctx context.Context, v any, args ...string) error {
 	return nil
 }
 
-// Sluice runs the command `sluice` in the pod of a node, which has --timeout for each answer.
+// Sluice runs `sluice` in the pod of a node and returns its standard output.
 func (c *Client) Sluice(ctx context.Context, n Node, args ...string) ([]byte, error) {
 	all, err := c.SluiceArgs(n, false, args...)
 	if err != nil {
@@ -173,7 +173,7 @@ func (c *Client) Sluice(ctx context.Context, n Node, args ...string) ([]byte, er
 	return c.Run(ctx, all...)
 }
 
-// SluiceArgs are kubectl's to run the command `sluice` in the pod of a node.
+// SluiceArgs returns the arguments of kubectl to run `sluice` in the pod of a node.
 func (c *Client) SluiceArgs(n Node, stdin bool, args ...string) ([]string, error) {
 	container, err := n.Container()
 	if err != nil {
@@ -186,7 +186,7 @@ func (c *Client) SluiceArgs(n Node, stdin bool, args ...string) ([]string, error
 	return append(all, append([]string{"--", "sluice"}, args...)...), nil
 }
 
-// Each calls f for every node, --parallel of them at once, and waits for all.
+// Each calls f for every node, up to --parallel at the same time, and waits for all calls.
 func (c *Client) Each(nodes []Node, f func(i int, n Node)) {
 	var answered atomic.Int64
 	defer c.inv.Progress(func() string {
@@ -205,8 +205,8 @@ func (c *Client) Each(nodes []Node, f func(i int, n Node)) {
 	_ = group.Wait()
 }
 
-// Stream runs a command of kubectl that ends when its standard input does, and calls line for each line of its
-// output. When ctx ends, it closes the input, and kubectl has a moment to end by itself.
+// Stream runs a kubectl command that exits when its standard input ends, and calls line for each line of output. When
+// ctx ends, Stream closes the input, and kills kubectl if it does not exit within endDelay.
 func (c *Client) Stream(ctx context.Context, line func([]byte) error, args ...string) error {
 	cmd := exec.CommandContext(ctx, c.Program, c.args(args)...)
 	input, err := cmd.StdinPipe()
@@ -228,8 +228,8 @@ func (c *Client) Stream(ctx context.Context, line func([]byte) error, args ...st
 	return nil
 }
 
-// Pipe is Stream for output that has no lines, with standard error. An interrupt of the terminal does not reach
-// kubectl, so that what the command in the pod prints at its end still comes; the end of ctx is no error then.
+// Pipe is Stream for binary output, with standard error. kubectl does not receive the terminal's interrupt, so that
+// the last output of the command in the pod still arrives. The end of ctx is not an error.
 func (c *Client) Pipe(ctx context.Context, out, errOut io.Writer, args ...string) error {
 	cmd := exec.CommandContext(ctx, c.Program, c.args(args)...)
 	input, err := cmd.StdinPipe()
@@ -263,10 +263,10 @@ func (c *Client) Pipe(ctx context.Context, out, errOut io.Writer, args ...string
 	return nil
 }
 
-// klogLine begins what the libraries of kubectl log.
+// klogLine matches log lines of kubectl's libraries.
 var klogLine = regexp.MustCompile(`^[IWEF]\d{4} \d\d:`)
 
-// failure is what kubectl said on standard error, without what is known already and what its libraries log.
+// failure returns the error on kubectl's standard error, without redundant lines and log lines.
 func failure(err error, stderr []byte) error {
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) {
@@ -294,7 +294,7 @@ func failure(err error, stderr []byte) error {
 	return &Error{Code: exit.ExitCode(), Text: text}
 }
 
-// plain is the text of an error that `sluice` printed as JSON.
+// plain returns the text of an error that `sluice` printed as JSON.
 func plain(line string) string {
 	var printed struct {
 		Error string `json:"error"`
@@ -305,15 +305,15 @@ func plain(line string) string {
 	return strings.ReplaceAll(printed.Error, "\n", " ")
 }
 
-// bounded keeps the beginning of what is written. It embeds no buffer: io.Copy would call the buffer's ReadFrom, which
-// knows no limit.
+// bounded keeps the beginning of the written data. It does not embed a buffer, because io.Copy would call the
+// buffer's ReadFrom, which ignores the limit.
 type bounded struct {
 	kept  bytes.Buffer
 	limit int
 	cut   bool
 }
 
-// Bytes returns the beginning that was kept.
+// Bytes returns the kept data.
 func (b *bounded) Bytes() []byte { return b.kept.Bytes() }
 
 func (b *bounded) String() string { return b.kept.String() }
@@ -328,10 +328,10 @@ func (b *bounded) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// lineLimit bounds a line of a stream.
+// lineLimit limits a line of a stream in bytes.
 const lineLimit = 1 << 20
 
-// lines calls each for every line that is written to it, without its end.
+// lines calls each for every written line, without the newline.
 type lines struct {
 	each func([]byte) error
 	part []byte

@@ -201,7 +201,7 @@ func TestTextCanBeEnteredAgain(t *testing.T) {
 	}
 }
 
-// client runs a program in place of kubectl.
+// client returns a client that runs a script instead of kubectl.
 func client(t *testing.T, script string) *Client {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "kubectl")
@@ -211,7 +211,7 @@ func client(t *testing.T, script string) *Client {
 	return &Client{Program: program, inv: &invocation.Invocation{Timeout: time.Minute}}
 }
 
-// TestOutputAboveTheLimitIsNoAnswer holds that what was cut is not taken for the whole.
+// TestOutputAboveTheLimitIsNoAnswer: truncated output is an error.
 func TestOutputAboveTheLimitIsNoAnswer(t *testing.T) {
 	const limit = 100_000
 	printing := func(bytes int) *Client {
@@ -235,11 +235,11 @@ func TestOutputAboveTheLimitIsNoAnswer(t *testing.T) {
 	}
 }
 
-// TestAnInterruptOfTheTerminalDoesNotReachKubectl holds that kubectl has a process group of its own: what the command
-// in the pod prints at its end still comes.
+// TestAnInterruptOfTheTerminalDoesNotReachKubectl: kubectl has its own process group, so that the last output of the
+// command in the pod still arrives.
 func TestAnInterruptOfTheTerminalDoesNotReachKubectl(t *testing.T) {
 	var out, errOut bytes.Buffer
-	// the process group is the third field behind the name of the program
+	// the process group is the third field after the name of the program
 	if err := client(t, `read -r stat </proc/$$/stat; set -- ${stat##*) }; echo "$$ $3"`).Pipe(t.Context(), &out,
 		&errOut); err != nil {
 		t.Fatal(err)

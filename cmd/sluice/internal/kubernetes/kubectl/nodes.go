@@ -25,9 +25,9 @@ const Selector = "app.kubernetes.io/name=sluice"
 type Node struct {
 	Name      string
 	Pod       *Pod   // nil if there is none
-	NoPod     string // why there is none, if Selected is false
-	Selected  bool   // the DaemonSet wants a pod on it
-	Problem   string // what the API says of the node itself; empty if it is Ready
+	NoPod     string // why there is no pod, if Selected is false
+	Selected  bool   // the DaemonSet selects the node
+	Problem   string // of the Node object; empty if it is Ready
 	Addresses []string
 	Kubelet   int // port of its kubelet
 }
@@ -42,25 +42,25 @@ type Pod struct {
 	Inits []string
 }
 
-// Container is one of a pod, in the order of the manifest.
+// Container is a container of a pod.
 type Container struct {
 	Name     string
 	Image    string
 	Ready    bool
 	Running  bool
 	Restarts int
-	Waits    string // the reason and the message of a container that does not run
+	Waits    string // reason and message if the container does not run
 }
 
-// Cluster is what the API says of Sluice.
+// Cluster has the nodes of a cluster and Sluice's DaemonSet.
 type Cluster struct {
 	Nodes     []Node // by name
 	DaemonSet DaemonSet
-	// Unlisted is why nodes without a pod could not be looked for; nil if they were.
+	// Unlisted is the error of listing the nodes; nodes without a pod are missing then.
 	Unlisted error
 }
 
-// DaemonSet is that of Sluice.
+// DaemonSet is Sluice's DaemonSet.
 type DaemonSet struct {
 	Name         string
 	Image        string // of the container in which the command runs
@@ -71,10 +71,10 @@ type DaemonSet struct {
 	Desired, Ready, Updated int
 }
 
-// Workload is a pod of a person's.
+// Workload is a pod of a workload.
 type Workload struct {
 	Namespace, Name string
-	Node            string // empty: none yet
+	Node            string // empty: not scheduled yet
 	Phase           string
 	HostNetwork     bool
 	Addresses       []string
@@ -101,7 +101,7 @@ func (c *Client) Pod(ctx context.Context, name string) (Workload, error) {
 		return w, err
 	}
 	if len(found.Items) == 0 {
-		return w, fmt.Errorf("the API has no pod %s", name)
+		return w, fmt.Errorf("pod %s not found", name)
 	}
 	p := found.Items[0]
 	w.Node, w.Phase, w.HostNetwork = p.Spec.NodeName, p.Status.Phase, p.Spec.HostNetwork
@@ -111,7 +111,7 @@ func (c *Client) Pod(ctx context.Context, name string) (Workload, error) {
 	return w, nil
 }
 
-// Ready says of each container whether kubelet found it ready.
+// Ready returns the readiness of each container.
 func (p *Pod) Ready() map[string]bool {
 	ready := map[string]bool{}
 	for _, c := range p.Containers {
@@ -120,10 +120,10 @@ func (p *Pod) Ready() map[string]bool {
 	return ready
 }
 
-// Container is the one to execute the command in, which has every socket.
+// Container returns the name of the container in which `sluice` is executed, because it has all sockets.
 func (n Node) Container() (string, error) {
 	if n.Pod == nil {
-		return "", errors.New("no pod of Sluice is on the node")
+		return "", errors.New("the node has no pod of Sluice")
 	}
 	var waits []string
 	for _, name := range []string{"cni", "datapath"} {
@@ -139,7 +139,7 @@ func (n Node) Container() (string, error) {
 	return "", errors.New(cmp.Or(strings.Join(waits, "; "), "the pod has no container cni"))
 }
 
-// The objects of the API, as far as they are read.
+// Objects of the API with the needed fields.
 type (
 	meta struct {
 		Name              string            `json:"name"`
@@ -237,7 +237,7 @@ func (c *Client) Cluster(ctx context.Context) (Cluster, error) {
 	group.Go(func() error {
 		return c.Get(ctx, &pods, "pods", "--namespace="+c.Namespace, "--selector="+Selector)
 	})
-	// A person may have rights in the namespace alone.
+	// The user may have access to the namespace only.
 	group.Go(func() error {
 		unlisted = c.Get(ctx, &nodes, "nodes")
 		return nil
@@ -246,14 +246,14 @@ func (c *Client) Cluster(ctx context.Context) (Cluster, error) {
 		return Cluster{}, err
 	}
 	if len(sets.Items) == 0 {
-		return Cluster{}, fmt.Errorf("namespace %s has no DaemonSet with the label %s; --namespace names another",
+		return Cluster{}, fmt.Errorf("namespace %s has no DaemonSet with the label %s; select another with --namespace",
 			c.Namespace, Selector)
 	}
 	all := join(sets.Items[0], pods.Items, nodes.Items, unlisted)
 	return all, c.choose(&all)
 }
 
-// choose leaves the nodes that --node names.
+// choose keeps only the nodes of --node.
 func (c *Client) choose(all *Cluster) error {
 	if len(c.Nodes) == 0 {
 		return nil
@@ -267,7 +267,7 @@ func (c *Client) choose(all *Cluster) error {
 	return nil
 }
 
-// join gives each node its pod. A pod whose node is not listed is on one all the same.
+// join assigns the pods to the nodes. It adds nodes that have a pod but are not listed.
 func join(set daemonSet, pods []pod, nodes []node, unlisted error) Cluster {
 	all := Cluster{DaemonSet: daemonSetOf(set), Unlisted: unlisted}
 	byName := map[string]*Node{}
@@ -276,14 +276,14 @@ func join(set daemonSet, pods []pod, nodes []node, unlisted error) Cluster {
 	}
 	for _, p := range pods {
 		if p.Spec.NodeName == "" {
-			continue // it waits for a node
+			continue // not scheduled yet
 		}
 		at := byName[p.Spec.NodeName]
 		if at == nil {
 			at = &Node{Name: p.Spec.NodeName, Selected: true}
 			byName[at.Name] = at
 		}
-		// The one that is to stay, of those the newest.
+		// Prefer a pod that is not terminating, then the newest.
 		mine := podOf(p)
 		if have := at.Pod; have == nil || have.Terminates && !mine.Terminates ||
 			have.Terminates == mine.Terminates && mine.Created.After(have.Created) {
@@ -356,7 +356,7 @@ func podOf(p pod) *Pod {
 	return made
 }
 
-// waits is why a container does not run; empty if it does.
+// waits returns why a container does not run; empty if it runs.
 func (s stateOf) waits() string {
 	switch {
 	case s.Waiting != nil:
@@ -367,7 +367,7 @@ func (s stateOf) waits() string {
 	return ""
 }
 
-// initializing names the init container that the others wait for.
+// initializing returns the name of the init container that the others wait for.
 func initializing(all []containerStatus) string {
 	for _, s := range all {
 		switch t := s.State.Terminated; {

@@ -26,20 +26,19 @@ import (
 func Command(inv *invocation.Invocation, client *kubectl.Client) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status",
-		Short: "Show every node of the cluster on one screen",
-		Long: fmt.Sprintf(`Show every node of the cluster on one screen: which containers of its pod are
-ready, what its own `+"`sluice status`"+` counts, and what is not as it should be. A
-node that does not answer in time is named with the reason, and so is one without
-a pod of Sluice. The exit code is %d if anything is not as it should be. JSON has
-the whole status of each node.`, invocation.ExitNotReady),
+		Short: "Show the status of all nodes of the cluster",
+		Long: fmt.Sprintf(`Show all nodes of the cluster on one screen: the ready containers of the node's pod, counts
+from its `+"`sluice status`"+`, and problems. Nodes that do not answer in time and nodes
+without a pod of Sluice are listed with the reason. The exit code is %d if there are
+problems. With -o json, the output has the whole status of each node.`, invocation.ExitNotReady),
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), inv, client) },
 	}
 }
 
-// clusterStatus is what `kubernetes status -o json` prints.
+// clusterStatus is the output of `kubernetes status -o json`.
 type clusterStatus struct {
-	Ready     bool         `json:"ready"` // nothing is wrong
+	Ready     bool         `json:"ready"` // no problems
 	Problems  []string     `json:"problems"`
 	DaemonSet daemonSet    `json:"daemonSet"`
 	Nodes     []nodeStatus `json:"nodes"`
@@ -53,23 +52,23 @@ type daemonSet struct {
 	Updated int    `json:"updated"`
 }
 
-// nodeStatus is one node, as the API and its own services see it.
+// nodeStatus is one node as the API and its own services report it.
 type nodeStatus struct {
 	Name     string          `json:"name"`
 	Pod      string          `json:"pod,omitempty"`
 	Selected bool            `json:"selected"` // the DaemonSet wants a pod here
 	Ready    map[string]bool `json:"containersReady,omitempty"`
-	// Problems are those that the node's own status cannot say.
+	// Problems are problems that are not in Status.
 	Problems []string `json:"problems"`
-	// Status is what the node's own `sluice status -o json` printed.
+	// Status is the output of the node's `sluice status -o json`.
 	Status json.RawMessage `json:"status,omitempty"`
 
 	containers []string
 	status     *answer // nil without an answer
 }
 
-// answer is what is read of a node's status. Nodes of earlier releases have other keys below the services; their counts
-// are not known.
+// answer has the needed fields of a node's status. Earlier releases have other keys for the services; their counts
+// are unknown.
 type answer struct {
 	Problems, Warnings []string
 	Services           []struct{}
@@ -98,7 +97,7 @@ func run(ctx context.Context, inv *invocation.Invocation, client *kubectl.Client
 	return nil
 }
 
-// ask asks a node for its status, if it has a pod.
+// ask gets the status of a node from its pod, if there is one.
 func ask(ctx context.Context, client *kubectl.Client, n kubectl.Node) nodeStatus {
 	s := nodeStatus{Name: n.Name, Selected: n.Selected || n.Pod != nil, Problems: []string{}}
 	if n.Problem != "" {
@@ -106,21 +105,21 @@ func ask(ctx context.Context, client *kubectl.Client, n kubectl.Node) nodeStatus
 	}
 	if n.Pod == nil {
 		if n.Selected {
-			s.Problems = append(s.Problems, "no pod of Sluice is on the node")
+			s.Problems = append(s.Problems, "the node has no pod of Sluice")
 		}
 		return s
 	}
 	s.Pod, s.Ready = n.Pod.Name, n.Pod.Ready()
 	s.lookAt(n.Pod.Containers)
 	if _, err := n.Container(); err != nil {
-		return s // what was said of the containers says why
+		return s // the problems of the containers explain it
 	}
 	out, err := client.Sluice(ctx, n, "status", "--output=json", "--timeout="+client.Timeout().String())
 	s.read(out, err)
 	return s
 }
 
-// lookAt names the containers that do not run, those with the same reason together.
+// lookAt adds the containers that do not run to the problems, grouped by reason.
 func (s *nodeStatus) lookAt(containers []kubectl.Container) {
 	var reasons []string
 	waiting := map[string][]string{}
@@ -147,25 +146,25 @@ func (s *nodeStatus) lookAt(containers []kubectl.Container) {
 	}
 }
 
-// read takes over the answer of a node. The exit code says what the answer says, too.
+// read parses the answer of a node. A non-zero exit code is expected if the status has problems.
 func (s *nodeStatus) read(out []byte, err error) {
 	var got answer
 	decoded := json.Unmarshal(out, &got)
 	if _, other := errors.AsType[*json.UnmarshalTypeError](decoded); other {
-		decoded = nil // of another release, and the rest was read
+		decoded = nil // from another release; the other fields were decoded
 	}
-	// A command that was stopped may have printed half of an object.
+	// A killed command may have printed an incomplete object.
 	if decoded == nil && len(got.Services) > 0 {
 		s.Status, s.status = out, &got
 		return
 	}
 	if err == nil {
-		err = errors.New("the answer is no status")
+		err = errors.New("the answer is not a status")
 	}
 	s.Problems = append(s.Problems, "sluice status: "+err.Error())
 }
 
-// assess says what is not as it should be.
+// assess adds the problems of the cluster.
 func (s *clusterStatus) assess(c kubectl.Cluster) {
 	d := c.DaemonSet
 	s.DaemonSet = daemonSet{Name: d.Name, Image: d.Image, Desired: d.Desired, Ready: d.Ready, Updated: d.Updated}
@@ -182,12 +181,12 @@ func (s *clusterStatus) assess(c kubectl.Cluster) {
 	}
 }
 
-// healthy says that nothing is wrong with the node.
+// healthy reports whether the node has no problems.
 func (s nodeStatus) healthy() bool { return s.state() == "ok" || s.state() == notSelected }
 
 const notSelected = "not selected"
 
-// state is a node in a word or two.
+// state returns the state of a node in a few words.
 func (s nodeStatus) state() string {
 	problems := len(s.Problems)
 	warnings := 0
@@ -212,7 +211,7 @@ func (s nodeStatus) state() string {
 	return "ok"
 }
 
-// count is a number with a noun.
+// count returns a number with a noun.
 func count(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
@@ -242,7 +241,7 @@ func (s *clusterStatus) table(w io.Writer) {
 	}
 }
 
-// containers are those of all pods, in the order of their manifests.
+// containers returns the names of the containers of all pods, in the order of their manifests.
 func (s *clusterStatus) containers() []string {
 	var all []string
 	for _, n := range s.Nodes {
@@ -265,7 +264,7 @@ func (s nodeStatus) ready(container string) string {
 	return "no"
 }
 
-// counts are empty where the node does not say them.
+// counts returns counts for the table; empty if unknown.
 func (s nodeStatus) counts() (endpoints, policies, services string) {
 	if s.status == nil {
 		return "", "", ""
@@ -286,7 +285,7 @@ func (s nodeStatus) counts() (endpoints, policies, services string) {
 	return endpoints, policies, services
 }
 
-// summary counts the nodes by their state.
+// summary returns the number of nodes by state.
 func (s *clusterStatus) summary() string {
 	states := map[string]int{}
 	for _, n := range s.Nodes {
@@ -312,7 +311,7 @@ func (s *clusterStatus) summary() string {
 	return text
 }
 
-// lines are what is wrong, each once with the nodes that say it.
+// lines returns each problem once with its nodes.
 func (s *clusterStatus) lines() []string {
 	at := map[string][]string{}
 	var order []string
@@ -341,7 +340,7 @@ func (s *clusterStatus) lines() []string {
 	return lines
 }
 
-// texts are a node's problems or warnings.
+// texts returns a node's problems or warnings.
 func (s nodeStatus) texts(kind string) []string {
 	own := cmp.Or(s.status, &answer{})
 	if kind == "Problem" {
@@ -350,7 +349,7 @@ func (s nodeStatus) texts(kind string) []string {
 	return own.Warnings
 }
 
-// named is how many nodes a line names.
+// named limits the nodes in a line.
 const named = 5
 
 func nodesText(nodes []string) string {

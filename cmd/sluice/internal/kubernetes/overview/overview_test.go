@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/kubectl"
 )
 
-// answerOf is what a node prints as its status.
+// answerOf returns the status that a node prints.
 func answerOf(warnings ...string) []byte {
 	list, _ := json.Marshal(warnings)
 	return fmt.Appendf(nil, `{
@@ -24,7 +24,7 @@ func answerOf(warnings ...string) []byte {
 		"policy": {"policies": 7}, "loadBalancer": {"services": 5}}`, list)
 }
 
-// withPod is a node whose pod has two containers.
+// withPod returns a node whose pod has two containers.
 func withPod(name string, cniReady bool) nodeStatus {
 	return nodeStatus{
 		Name: name, Pod: "sluice-" + name, Selected: true, Problems: []string{}, containers: []string{"ipam", "cni"},
@@ -32,7 +32,7 @@ func withPod(name string, cniReady bool) nodeStatus {
 	}
 }
 
-// shown assesses nodes and returns what is printed.
+// shown returns the output for nodes.
 func shown(t *testing.T, d kubectl.DaemonSet, nodes ...nodeStatus) (clusterStatus, string) {
 	t.Helper()
 	s := clusterStatus{Nodes: nodes, Problems: []string{}}
@@ -47,11 +47,11 @@ func shown(t *testing.T, d kubectl.DaemonSet, nodes ...nodeStatus) (clusterStatu
 func TestEveryNodeIsOneLine(t *testing.T) {
 	good, warned, silent, starting := withPod("a", true), withPod("b", true), withPod("c", true), withPod("d", false)
 	good.read(answerOf(), nil)
-	// The exit code says that there are warnings, and the answer has them.
+	// The non-zero exit code is due to warnings, which are in the answer.
 	warned.read(answerOf("sluice-policy: source file: gone"), &kubectl.Error{Code: 3})
 	silent.read(nil, fmt.Errorf("%w within 20s", kubectl.ErrNoAnswer))
 	starting.read(answerOf("sluice-policy: source file: gone"), nil)
-	absent := nodeStatus{Name: "e", Selected: true, Problems: []string{"no pod of Sluice is on the node"}}
+	absent := nodeStatus{Name: "e", Selected: true, Problems: []string{"the node has no pod of Sluice"}}
 	other := nodeStatus{Name: "w", Problems: []string{}}
 	s, text := shown(t, kubectl.DaemonSet{Name: "sluice", Desired: 5, Ready: 4, Updated: 5},
 		good, warned, silent, starting, absent, other)
@@ -66,7 +66,7 @@ w     -         -     -    -          -         -         not selected
 6 nodes: 1 ok, 1 with warnings, 1 not ready, 1 no answer, 1 no pod, 1 not selected
 Problem: DaemonSet sluice: 5 pods are wanted, 4 are ready, 5 are of its newest revision
 Problem: c: sluice status: no answer within 20s
-Problem: e: no pod of Sluice is on the node
+Problem: e: the node has no pod of Sluice
 Warning: b, d: sluice-policy: source file: gone
 `
 	if text != want || s.Ready {
@@ -74,7 +74,7 @@ Warning: b, d: sluice-policy: source file: gone
 	}
 }
 
-// TestNodesOfAnEarlierReleaseAreShown: a cluster that is upgraded has both. Their keys are others below the services.
+// TestNodesOfAnEarlierReleaseAreShown: during an upgrade, a cluster has nodes of both releases, with different keys.
 func TestNodesOfAnEarlierReleaseAreShown(t *testing.T) {
 	n := withPod("a", true)
 	n.read(bytes.Replace(answerOf("x"), []byte(`[{"state": "ready", "count": 3}, {"state": "restoring", "count": 1}]`),

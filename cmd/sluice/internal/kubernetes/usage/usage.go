@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package usage shows what tenants have of the shared limits on the nodes of a cluster.
+// Package usage shows how tenants share the limits on the nodes of a cluster.
 package usage
 
 import (
@@ -28,10 +28,10 @@ func Command(inv *invocation.Invocation, client *kubectl.Client) *cobra.Command 
 	var exceeded bool
 	cmd := &cobra.Command{
 		Use:   "shares [TENANT]",
-		Short: "Show what tenants ask for and have of the limits that they share, on every node",
-		Long: `Show what tenants ask for and have of the limits that they share, on every node.
-Nodes with the same figures share a row; objects of the API server are divided alike on
-all nodes. See ` + "`sluice shares --help`" + ` for the columns.`,
+		Short: "Show how tenants share the limits of every node",
+		Long: `Show how much of each shared limit the tenants ask for and have on every node. Nodes with
+the same figures share a row; the shares of objects from the API server are the same on all
+nodes. See ` + "`sluice shares --help`" + ` for the columns.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if exceeded {
@@ -44,12 +44,12 @@ all nodes. See ` + "`sluice shares --help`" + ` for the columns.`,
 	return cmd
 }
 
-// nodes is what `kubernetes shares -o json` prints.
+// nodes is the output of `kubernetes shares -o json`.
 type nodes struct {
 	Items []*node `json:"items"`
 }
 
-// node has the answer of one node.
+// node is the answer of one node.
 type node struct {
 	Name   string          `json:"node"`
 	Limits []*shares.Limit `json:"limits"`
@@ -82,14 +82,13 @@ func run(ctx context.Context, inv *invocation.Invocation, client *kubectl.Client
 	return errors.Join(errs...)
 }
 
-// distinct keeps limits with the same figures once: thousands of nodes have the same thousands of
-// tenants.
+// distinct deduplicates limits, because thousands of nodes may have the same thousands of tenants.
 type distinct struct {
 	mu    sync.Mutex
 	known map[[sha256.Size]byte]*shares.Limit // guarded by mu; by the hash of its JSON
 }
 
-// share replaces limits by equal ones that are known.
+// share replaces limits by equal ones that are already stored.
 func (d *distinct) share(limits []*shares.Limit) error {
 	for i, l := range limits {
 		text, err := json.Marshal(l)
@@ -107,8 +106,8 @@ func (d *distinct) share(limits []*shares.Limit) error {
 	return nil
 }
 
-// noPod is the error of a node that no pod of Sluice is wanted on.
-const noPod = "no pod of Sluice is wanted on the node"
+// noPod is the error of a node that the DaemonSet does not select.
+const noPod = "the DaemonSet does not select the node"
 
 func (s *node) ask(
 	ctx context.Context, client *kubectl.Client, n kubectl.Node, args []string, once *distinct,
@@ -117,7 +116,7 @@ func (s *node) ask(
 	case n.Pod == nil && !n.Selected:
 		return errors.New(noPod)
 	case n.Pod == nil:
-		return errors.New("no pod of Sluice is on the node")
+		return errors.New("the node has no pod of Sluice")
 	}
 	if _, err := n.Container(); err != nil {
 		return err
@@ -128,29 +127,28 @@ func (s *node) ask(
 	return errors.Join(s.read(out, err), once.share(s.Limits))
 }
 
-// read takes what the node printed; it may be a part beside an error.
+// read parses the output of the node, which may be partial if err is set.
 func (s *node) read(out []byte, err error) error {
 	if len(out) == 0 {
 		return err
 	}
 	var answer struct{ Items []*shares.Limit }
 	if jerr := json.Unmarshal(out, &answer); jerr != nil {
-		return errors.Join(err, fmt.Errorf("the answer is not that of `sluice shares`: %w", jerr))
+		return errors.Join(err, fmt.Errorf("the answer is not the output of `sluice shares`: %w", jerr))
 	}
 	s.Limits = answer.Items
 	return err
 }
 
-// mostNamed is how many nodes of a row are named.
+// mostNamed limits the nodes in a row.
 const mostNamed = 3
 
-// who are nodes: how many, and the first few.
+// who is a number of nodes with the first few names.
 type who struct {
 	n     int
 	named []string
 }
 
-// add adds nodes.
 func (w *who) add(n int, named ...string) {
 	w.n += n
 	w.named = append(w.named, named[:min(len(named), mostNamed-len(w.named))]...)
@@ -161,7 +159,7 @@ func (n nodes) table(w io.Writer) {
 	n.rows(w, shares.EndpointColumns, (*shares.Limit).EndpointRows, false)
 }
 
-// rows prints one table; only if it has rows, unless always is set.
+// rows prints one table. It skips a table without rows unless always is set.
 func (n nodes) rows(w io.Writer, columns []any, rowsOf func(*shares.Limit) [][]any, always bool) {
 	var limits []*shares.Limit
 	of := make(map[*shares.Limit]*who)

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/shares"
 )
 
-// answer is what `sluice shares -o json` prints.
+// answer is the output of `sluice shares -o json`.
 func answer(admitted int) []byte {
 	return fmt.Appendf(nil, `{"items": [{"process": "policy",
 		"limit": {"name": "policies", "size": 100, "asked": 30, "used": %[1]d},
@@ -28,7 +28,7 @@ func TestNodesWithTheSameFiguresShareARow(t *testing.T) {
 		n := &node{Name: fmt.Sprint("n", i)}
 		admitted := 20
 		if i == 5 {
-			admitted = 10 // a node whose datapath has less room
+			admitted = 10 // a node whose datapath has less capacity
 		}
 		if err := n.read(answer(admitted), nil); err != nil {
 			t.Fatal(err)

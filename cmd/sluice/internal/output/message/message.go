@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package message writes messages of the services as JSON for programs, and reads it. The JSON of protobuf itself is
-// not used: it leaves zero values out, has every 64-bit number as text, and promises no stable bytes.
+// Package message encodes messages of the services as JSON for programs, and decodes it. It does not use protojson,
+// which omits zero values, encodes 64-bit numbers as text, and has no stable output.
 //
 //   - Keys are the fields' names in lower camel case, in the order of the message. endpoint_index is endpointId.
 //   - Zero values are present. A message, an optional field or a member of a oneof that is not set is absent, and so
@@ -12,7 +12,7 @@
 //   - Times are RFC 3339 in UTC. Durations are text such as "1m30s". Bytes are hexadecimal, but a manifest is text.
 //   - Labels are SOURCE:KEY=VALUE, sorted.
 //   - Deprecated fields are absent.
-//   - What a command adds stands behind the fields of the message.
+//   - Keys that a command adds follow the fields of the message.
 package message
 
 import (
@@ -37,33 +37,33 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// Unbounded are the 64-bit fields whose values may reach 2^53, from which on readers with floating point, such as jq,
-// round numbers. They are text.
+// Unbounded are the 64-bit fields that are encoded as text, because their values may reach 2^53. Readers that use
+// floating point, such as jq, round larger numbers.
 var Unbounded = map[protoreflect.FullName]bool{
 	"sluice.ipam.v1.Pool.address_count":  true, // a /64 has 2^64 addresses
-	"sluice.ipam.v1.Pool.reserved_count": true, // an exclusion may be as large
+	"sluice.ipam.v1.Pool.reserved_count": true, // an excluded range may be as large
 	"sluice.ipam.v1.Pool.free_count":     true,
 }
 
-// Text are the fields of bytes that have text.
+// Text are the fields of type bytes that contain text.
 var Text = map[protoreflect.FullName]bool{"sluice.policy.v1.Policy.manifest": true}
 
-// Flags are the fields whose bits have names, the lowest bit first.
+// Flags are the fields of named bits, with the names from the lowest bit.
 var Flags = map[protoreflect.FullName][]string{
 	"sluice.datapath.v1.Flow.tcp_flags": {"fin", "syn", "rst", "psh", "ack", "urg", "ece", "cwr"},
 }
 
-// renamed are keys that differ from the fields' names: people and documents say endpoint ID.
+// renamed are keys that differ from the names of their fields.
 var renamed = map[protoreflect.Name]string{"endpoint_index": "endpointId"}
 
-// Object is a message that encoding/json writes by the rules of this package.
+// Object is a message that encoding/json encodes by the rules of this package.
 type Object struct {
 	Message proto.Message
-	// Facts are additional keys, behind the fields of the message. One with the key of a field replaces it.
+	// Facts are additional keys after the fields of the message. A fact with the key of a field replaces the field.
 	Facts []Fact
 }
 
-// Fact is a key with a value that encoding/json can write. It is absent if the value is nil.
+// Fact is a key with a value for encoding/json. It is absent if the value is nil.
 type Fact struct {
 	Key   string
 	Value any
@@ -72,20 +72,20 @@ type Fact struct {
 // Of wraps m for encoding/json.
 func Of(m proto.Message, facts ...Fact) Object { return Object{m, facts} }
 
-// Join is an object of facts, for a command whose answer has several messages.
+// Join returns an object of facts, for a command whose output has several messages.
 func Join(facts ...Fact) Object { return Object{Facts: facts} }
 
-// One is a message of a struct that encoding/json writes by the rules of this package. With omitzero, one that is not
-// set is absent.
+// One is a message as a field of a struct that encoding/json encodes by the rules of this package. With omitzero, an
+// unset message is absent.
 type One[M proto.Message] struct{ Message M }
 
-// IsZero tells whether the message is not set.
+// IsZero reports whether the message is not set.
 func (o One[M]) IsZero() bool { return !o.Message.ProtoReflect().IsValid() }
 
 // MarshalJSON implements json.Marshaler.
 func (o One[M]) MarshalJSON() ([]byte, error) { return Of(o.Message).MarshalJSON() }
 
-// Items are messages that encoding/json writes and reads by the rules of this package.
+// Items are messages that encoding/json encodes and decodes by the rules of this package.
 type Items[M proto.Message] []M
 
 // List wraps all for encoding/json.
@@ -138,15 +138,15 @@ func (o Object) Append(b []byte) ([]byte, error) {
 	return append(b, "null"...), nil
 }
 
-// Appender is what has JSON.
+// Appender appends its JSON to b.
 type Appender interface {
 	Append(b []byte) ([]byte, error)
 }
 
-// buffers are for lines.
+// buffers are reused by WriteLine.
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
-// WriteLine writes the JSON of one value as a line, for lists without an end.
+// WriteLine writes the JSON of one value as a line, for streams.
 func WriteLine(w io.Writer, v Appender) error {
 	buffer, _ := buffers.Get().(*[]byte)
 	defer buffers.Put(buffer)
@@ -159,24 +159,24 @@ func WriteLine(w io.Writer, v Appender) error {
 	return err
 }
 
-// Shown tells whether the JSON of a message can have the field.
+// Shown reports whether the JSON of a message can have the field.
 func Shown(f protoreflect.FieldDescriptor) bool {
 	options, ok := f.Options().(*descriptorpb.FieldOptions)
 	return !ok || !options.GetDeprecated()
 }
 
-// field is what all messages of a type have in common.
+// field is the precomputed encoding of a field.
 type field struct {
 	protoreflect.FieldDescriptor
 	name       string
-	key        string // with quotes and the colon
+	key        string // with quotes and colon
 	presence   bool
 	hidesZero  bool // an enum that begins with UNSPECIFIED
 	labels     bool
 	appendEach func(b []byte, v protoreflect.Value) ([]byte, error)
 }
 
-// plans are the fields of each type of messages that was written.
+// plans caches the fields of each type of message.
 var plans sync.Map // protoreflect.MessageDescriptor → []field
 
 func fieldsOf(d protoreflect.MessageDescriptor) []field {
@@ -241,7 +241,7 @@ func appendFields(b []byte, m protoreflect.Message, facts []Fact) ([]byte, error
 	return append(b, '}'), err
 }
 
-// appendFacts appends the keys and values of some facts to an object.
+// appendFacts appends the selected facts to an object.
 func appendFacts(b []byte, facts []Fact, which func(Fact) bool) ([]byte, error) {
 	var err error
 	for _, fact := range facts {
@@ -287,7 +287,7 @@ func (f *field) append(b []byte, v protoreflect.Value) ([]byte, error) {
 	return f.appendEach(b, v)
 }
 
-// appendMap appends an object, whose keys are sorted by their text.
+// appendMap appends a map as an object, sorted by the text of the keys.
 func appendMap(b []byte, f *field, m protoreflect.Map) ([]byte, error) {
 	keys := make([]protoreflect.MapKey, 0, m.Len())
 	m.Range(func(k protoreflect.MapKey, _ protoreflect.Value) bool {
@@ -309,7 +309,7 @@ func appendMap(b []byte, f *field, m protoreflect.Map) ([]byte, error) {
 	return append(b, '}'), nil
 }
 
-// appender returns what appends one value of a field.
+// appender returns the function that appends one value of a field.
 func appender(f protoreflect.FieldDescriptor) func([]byte, protoreflect.Value) ([]byte, error) {
 	name := f.FullName()
 	if f.IsMap() {
@@ -362,7 +362,7 @@ func appendMessage(b []byte, v protoreflect.Value) ([]byte, error) {
 	return appendFields(b, v.Message(), nil)
 }
 
-// FlagTexts are the names of the bits that are set; a bit without a name is its value.
+// FlagTexts returns the names of the set bits. A bit without a name becomes its number.
 func FlagTexts(names []string, bits uint64) []string {
 	set := []string{}
 	for i := 0; bits>>i != 0; i++ {
@@ -377,12 +377,12 @@ func FlagTexts(names []string, bits uint64) []string {
 	return set
 }
 
-// unspecified ends the name of an enum's zero value, behind the prefix that all its values have.
+// unspecified is the suffix of the name of an enum's zero value, after the common prefix.
 const unspecified = "UNSPECIFIED"
 
 func zeroName(e protoreflect.EnumDescriptor) string { return string(e.Values().Get(0).Name()) }
 
-// enumTexts are the names of the values of each enum that was written.
+// enumTexts caches the names of the values of each enum.
 var enumTexts sync.Map // protoreflect.EnumDescriptor → map[protoreflect.EnumNumber]string
 
 func textsOf(e protoreflect.EnumDescriptor) map[protoreflect.EnumNumber]string {
@@ -401,8 +401,8 @@ func textsOf(e protoreflect.EnumDescriptor) map[protoreflect.EnumNumber]string {
 	return texts
 }
 
-// EnumText is the name of a value in lower case without the prefix of its enum: "ready" for ENDPOINT_STATE_READY. It
-// is the number of a value that this program does not know.
+// EnumText returns the name of a value in lower case without the prefix of its enum: "ready" for
+// ENDPOINT_STATE_READY. For an unknown value it returns the number.
 func EnumText(e protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
 	return enumText(textsOf(e), n)
 }
@@ -425,18 +425,18 @@ func appendTexts(b []byte, all []string) []byte {
 	return append(b, ']')
 }
 
-// appendText appends s as encoding/json writes it. Most text needs no escapes.
+// appendText appends s as encoding/json does, with a fast path for text without escapes.
 func appendText(b []byte, s string) []byte {
 	for i := range len(s) {
 		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
-			b, _ = appendAny(b, s) // text can always be written
+			b, _ = appendAny(b, s) // strings can always be encoded
 			return b
 		}
 	}
 	return append(append(append(b, '"'), s...), '"')
 }
 
-// appendAny appends v as encoding/json writes it, without escapes of <, > and &.
+// appendAny appends v as encoding/json does, without escaping <, > and &.
 func appendAny(b []byte, v any) ([]byte, error) {
 	w := bytes.NewBuffer(b)
 	e := json.NewEncoder(w)

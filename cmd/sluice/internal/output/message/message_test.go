@@ -38,7 +38,7 @@ func TestMessagesAreWrittenByTheRules(t *testing.T) {
 			message.Of(&datapathv1.MapUsage{Name: "sl_ct", Entries: -1}),
 			`{"name":"sl_ct","entries":-1,"maxEntries":0,"bytes":0}`,
 		},
-		"facts of the command, and text as it is": {
+		"facts of the command, and text without escapes": {
 			message.Of(&datapathv1.DumpMapResponse{Key: "<&>\x1b"}, message.Fact{Key: "node", Value: "n1"}),
 			`{"key":"<&>\u001b","value":"","omittedEntryCount":0,"node":"n1"}`,
 		},
@@ -82,7 +82,7 @@ func TestMessagesAreWrittenByTheRules(t *testing.T) {
 	}
 }
 
-// TestEveryMessageIsWritten: no message of the services has a field that cannot be written.
+// TestEveryMessageIsWritten: all fields of all messages can be encoded.
 func TestEveryMessageIsWritten(t *testing.T) {
 	count := 0
 	protoregistry.GlobalTypes.RangeMessages(func(typ protoreflect.MessageType) bool {
@@ -117,7 +117,7 @@ func TestEveryMessageIsWritten(t *testing.T) {
 	}
 }
 
-// fill sets every field of a message, down to some depth.
+// fill sets every field of a message, down to a depth.
 func fill(m protoreflect.Message, depth int) {
 	if depth > 3 {
 		return
@@ -195,7 +195,7 @@ func TestAMessageOfAStructIsAbsentUnlessItIsSet(t *testing.T) {
 	}
 }
 
-// fieldsWithRules are the fields that the package writes in another way, and their kinds.
+// fieldsWithRules are the fields with special encodings, and their kinds.
 func fieldsWithRules() map[protoreflect.FullName]protoreflect.Kind {
 	kinds := map[protoreflect.FullName]protoreflect.Kind{}
 	for name := range message.Unbounded {
@@ -210,7 +210,7 @@ func fieldsWithRules() map[protoreflect.FullName]protoreflect.Kind {
 	return kinds
 }
 
-// TestFieldsWithRulesExist fails if such a field was renamed; its JSON would silently be another.
+// TestFieldsWithRulesExist: if such a field were renamed, its JSON would change silently.
 func TestFieldsWithRulesExist(t *testing.T) {
 	for name, kind := range fieldsWithRules() {
 		d, err := protoregistry.GlobalFiles.FindDescriptorByName(name)

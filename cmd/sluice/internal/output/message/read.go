@@ -21,8 +21,8 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// Unmarshal sets the fields of m from JSON that this package wrote, in this version or another. It ignores keys that
-// are not fields of m.
+// Unmarshal decodes JSON that this package wrote, in this version or another, into m. It ignores keys that are not
+// fields of m.
 func Unmarshal(data []byte, m proto.Message) error { return readFields(data, m.ProtoReflect()) }
 
 func readFields(data []byte, m protoreflect.Message) error {
@@ -68,7 +68,7 @@ func (f *field) read(raw json.RawMessage, m protoreflect.Message) error {
 	return err
 }
 
-// value reads one value. create makes an empty message.
+// value decodes one value. create returns an empty message.
 func (f *field) value(raw json.RawMessage, create func() protoreflect.Value) (v protoreflect.Value, err error) {
 	switch f.Kind() {
 	case protoreflect.MessageKind, protoreflect.GroupKind:
@@ -155,8 +155,7 @@ func readFlags(raw json.RawMessage, names []string) (bits uint32, err error) {
 	return bits, nil
 }
 
-// enumNumber returns the number of a value's text. A name that this program does not know is of a newer version; it
-// reads as unspecified.
+// enumNumber returns the number of a value's text. Unknown names, from a newer version, become UNSPECIFIED.
 func enumNumber(e protoreflect.EnumDescriptor, text string) protoreflect.EnumNumber {
 	for n, name := range textsOf(e) {
 		if name == text {

@@ -23,7 +23,8 @@ type connections struct {
 	node *Node
 }
 
-// ListConnections has three: of a pod to a service, of a container to the node, and one in transit.
+// ListConnections returns three connections: from a pod to a service, from a container to the node, and one in
+// transit.
 func (f *connections) ListConnections(r *datapathv1.ListConnectionsRequest,
 	s grpc.ServerStreamingServer[datapathv1.ListConnectionsResponse],
 ) error {

@@ -122,7 +122,7 @@ func (f *datapath) ListEndpoints(_ *datapathv1.ListEndpointsRequest,
 	return nil
 }
 
-// endpointOf is an endpoint of the node.
+// endpointOf returns an endpoint of the node.
 func endpointOf(o *workloadv1.Owner, index int) *datapathv1.Endpoint {
 	return &datapathv1.Endpoint{
 		Owner: o, EndpointIndex: uint32(index),
@@ -164,7 +164,8 @@ func (f *datapath) CheckEndpoint(_ context.Context, r *datapathv1.CheckEndpointR
 	return &datapathv1.CheckEndpointResponse{Differences: f.node.Differences}, nil
 }
 
-// DeleteEndpoint knows LongID, whose container is there, another that has ended, and "unreadable".
+// DeleteEndpoint knows the endpoints LongID, whose container still exists, one whose container has ended, and
+// "unreadable".
 func (f *datapath) DeleteEndpoint(_ context.Context, r *datapathv1.DeleteEndpointRequest,
 ) (*datapathv1.DeleteEndpointResponse, error) {
 	f.node.Deleted = r
@@ -180,7 +181,7 @@ func (f *datapath) DeleteEndpoint(_ context.Context, r *datapathv1.DeleteEndpoin
 	return &datapathv1.DeleteEndpointResponse{Existed: true, Endpoint: endpointOf(r.GetOwner(), 1)}, nil
 }
 
-// SetAuditMode says what it was asked, with an end at a fixed time.
+// SetAuditMode returns the requested mode with a fixed end.
 func (f *datapath) SetAuditMode(_ context.Context, r *datapathv1.SetAuditModeRequest,
 ) (*datapathv1.SetAuditModeResponse, error) {
 	f.node.Audited = r
@@ -198,7 +199,7 @@ func (f *datapath) SetAuditMode(_ context.Context, r *datapathv1.SetAuditModeReq
 	return answer, nil
 }
 
-// WatchEndpoints gives the next of the node's streams; when there is none any more, it waits.
+// WatchEndpoints plays the next stream; after the last one, it blocks until the call ends.
 func (f *datapath) WatchEndpoints(r *datapathv1.WatchEndpointsRequest,
 	s grpc.ServerStreamingServer[datapathv1.WatchEndpointsResponse],
 ) error {

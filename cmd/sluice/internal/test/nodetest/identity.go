@@ -19,8 +19,8 @@ import (
 
 type identity struct {
 	identityv1.UnimplementedIdentityServiceServer
-	StoreError string // why etcd is away
-	StoreFull  string // what it refuses although it answers
+	StoreError string // error of etcd; empty: connected
+	StoreFull  string // error of writes although etcd is connected
 	Problems   []*statusv1.Problem
 	Cluster    *identityv1.ClusterStatus
 	More       [][]*workloadv1.Label // identities from 302 on
@@ -84,14 +84,14 @@ func (f *identity) GetStatus(context.Context, *identityv1.GetStatusRequest) (*id
 	}, nil
 }
 
-// cluster answers as node-a of a cluster in which node-b is silent.
+// cluster is the cluster service of node-a; node-b does not answer.
 type cluster struct {
 	identityv1.UnimplementedClusterServiceServer
 	node      *Node
-	Forgotten *identityv1.ForgetNodeRequest // the last one
-	// Mapped is the node whose mapping of an address counts; nil: the usual ones.
+	Forgotten *identityv1.ForgetNodeRequest // the last request
+	// Mapped maps addresses to nodes; nil: the default mappings.
 	Mapped map[string]string
-	// Listed are the mappings that are listed beside those in Mapped.
+	// Listed are further listed mappings.
 	Listed []*identityv1.IPMapping
 }
 

@@ -19,9 +19,8 @@ import (
 type ipam struct {
 	ipamv1.UnimplementedIPAMServiceServer
 	Problems      []string
-	StoreProblems []string // of the cluster's registry
-	// Allocations are those that are listed, one look after the other; the last
-	// stays. Empty: the usual one.
+	StoreProblems []string // problems of the cluster's registry
+	// Allocations are the successive listings; the last one repeats. Empty: the default listing.
 	Allocations [][]*ipamv1.Allocation
 	Released    *ipamv1.ReleaseRequest
 	ReleaseOf   error

@@ -34,8 +34,8 @@ metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: we
 spec: {addresses: [10.244.0.2, 10.244.0.3]}
 `
 
-// loadBalancer keeps services as sluice-loadbalancer does, of manifests that have
-// only what WebService has; `spec: {refuse: why}` makes a document wrong.
+// loadBalancer stores services from manifests with the fields of WebService. It refuses documents with `spec:
+// {refuse: why}`.
 type loadBalancer struct {
 	lbv1.UnimplementedLoadBalancerServiceServer
 
@@ -43,7 +43,7 @@ type loadBalancer struct {
 	Revision     uint64
 	Problems     []string
 	Objects      map[string]string // manifests by "Service shop/web"
-	Extra        []*lbv1.Service   // listed besides
+	Extra        []*lbv1.Service   // also listed
 	Refused      []*lbv1.RefusedObject
 	Notes        []string // on every service
 	Sources      []*lbv1.SourceStatus
@@ -64,7 +64,7 @@ func newLoadBalancer() *loadBalancer {
 	}
 }
 
-// object is a manifest as this service reads it.
+// object has the fields of a manifest that this fake reads.
 type object struct {
 	Kind     string
 	Metadata struct {
@@ -165,12 +165,12 @@ func (f *loadBalancer) DeleteServices(_ context.Context, r *lbv1.DeleteServicesR
 	return resp, nil
 }
 
-// services are those of the manifests, then the extra ones.
+// services returns the services of the manifests, then Extra.
 func (f *loadBalancer) services(frontends bool) (all []*lbv1.Service) {
 	for _, text := range output.Ordered(f.Objects) {
 		var o object
 		if err := yaml.Unmarshal([]byte(text), &o); err != nil {
-			panic(err) // it was read before
+			panic(err) // it was parsed before
 		}
 		if o.Kind == "Service" {
 			all = append(all, f.service(&o, frontends))

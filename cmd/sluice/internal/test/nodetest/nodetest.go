@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package nodetest is a node for tests of commands: fakes of the services on real sockets.
+// Package nodetest provides a node for tests of commands: fakes of the services on real sockets.
 package nodetest
 
 import (
@@ -32,7 +32,7 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// Write puts a file into a directory of the test.
+// Write writes a file into a directory and returns its path.
 func Write(t *testing.T, dir, name, content string) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
@@ -46,7 +46,7 @@ func Write(t *testing.T, dir, name, content string) string {
 const WebPolicy = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web, namespace: " +
 	"shop}\nspec: {podSelector: {}}\n"
 
-// Node answers as the services of a node with two containers do.
+// Node is a fake node with two containers.
 type Node struct {
 	commands []func(*invocation.Invocation) *cobra.Command
 	RunDir   string
@@ -54,26 +54,25 @@ type Node struct {
 	Health   map[string]*health.Server
 	Observed chan *datapathv1.ObserveRequest
 	AddReady bool
-	// KnownReady: labels that an endpoint has can be connected all the same.
+	// KnownReady: containers with label sets in use on the node can be connected even if others cannot.
 	KnownReady bool
 	Healthy    bool // the datapath has no warnings
 	// Settings are added to the usual settings of each process.
 	Settings map[string]string
-	// MetricsAddress is where each process says that its metrics are; empty: it does not say.
+	// MetricsAddress is the metrics address that each process reports; may be empty.
 	MetricsAddress string
-	// StreamError is why the datapath does not hear identity; empty if it does.
+	// StreamError is the error of the datapath's stream from identity; empty if the stream is open.
 	StreamError string
-	// Probes is what the datapath found of other nodes; nil: it sends none.
+	// Probes are the results of the datapath's probes of other nodes; nil: it sends none.
 	Probes *datapathv1.NodeProbes
-	// Routing is how packets between pods of two nodes travel; nil: none do.
+	// Routing is the routing between pods of two nodes; nil: none.
 	Routing *datapathv1.PodRouting
 	// Balances: the datapath translates services.
 	Balances bool
-	// Connections are those of backends, unless ConnectionsError is set.
+	// Connections are the connections of backends, unless ConnectionsError is set.
 	Connections      []*datapathv1.BackendConnections
 	ConnectionsError error
-	// FrontendError is why the datapath does not hear the load balancer; empty if it
-	// does.
+	// FrontendError is the error of the datapath's stream from the load balancer; empty if the stream is open.
 	FrontendError string
 	Identity      *identity
 	Cluster       *cluster
@@ -82,10 +81,10 @@ type Node struct {
 	Balancer      *loadBalancer
 	PolicyMode    datapathv1.PolicyMode
 	Evaluated     *datapathv1.ExplainRequest
-	Explained     map[string]*datapathv1.ExplainResponse // by the destination, before the usual answers
-	Frontends     []*datapathv1.KernelFrontend           // that the kernel has
+	Explained     map[string]*datapathv1.ExplainResponse // by destination; takes precedence over the default answers
+	Frontends     []*datapathv1.KernelFrontend           // in the kernel
 	Differences   []*datapathv1.Difference
-	// Endpoints are those that are listed; nil: the usual two.
+	// Endpoints are the listed endpoints; nil: the default two.
 	Endpoints []*datapathv1.Endpoint
 	Flows     []*datapathv1.Flow
 	Deleted   *datapathv1.DeleteEndpointRequest   // the last
@@ -94,25 +93,25 @@ type Node struct {
 	Audited   *datapathv1.SetAuditModeRequest     // the last
 
 	mu sync.Mutex
-	// endpointStreams are what WatchEndpoints gives, one after the other, and Watched what it was asked.
+	// endpointStreams are the successive streams of WatchEndpoints, and Watched its requests.
 	endpointStreams []EndpointStream                    // guarded by mu
 	Watched         []*datapathv1.WatchEndpointsRequest // guarded by mu
 }
 
-// EndpointStream is one watch of endpoints, and how it ends.
+// EndpointStream is the script of one watch of endpoints with its end.
 type EndpointStream struct {
 	Messages []*datapathv1.WatchEndpointsResponse
 	End      error
 }
 
-// GiveEndpointStreams sets what WatchEndpoints gives from now on.
+// GiveEndpointStreams sets the next streams of WatchEndpoints.
 func (n *Node) GiveEndpointStreams(streams ...EndpointStream) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.endpointStreams = streams
 }
 
-// WatchedEndpoints is what WatchEndpoints was asked.
+// WatchedEndpoints returns the requests of WatchEndpoints.
 func (n *Node) WatchedEndpoints() []*datapathv1.WatchEndpointsRequest {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -127,17 +126,17 @@ type server struct {
 
 func (s *server) serve(l net.Listener) {
 	defer close(s.served)
-	_ = s.Serve(l) // it ends with stop
+	_ = s.Serve(l) // ends with stop
 }
 
-// stop waits for serve: a server that is stopped before it begins to serve
-// closes its listener only then, and resets who connected meanwhile.
+// stop waits for Serve: if a server is stopped before it serves, Serve closes the listener later and resets
+// connections made in between.
 func (s *server) stop() {
 	s.Stop()
 	<-s.served
 }
 
-// New starts the fakes of a node whose method Sluice runs some of the commands.
+// New starts the fakes of a node. Its method Sluice runs the given commands.
 func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) *Node {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "sl") // t.TempDir may be too long for a socket
@@ -197,7 +196,7 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 	return n
 }
 
-// Stop ends a service of the node: its socket is removed when Stop returns.
+// Stop stops a service of the node. Its socket is removed when Stop returns.
 func (n *Node) Stop(service string) { n.servers[service].stop() }
 
 // Sluice runs the command against the node.
@@ -207,7 +206,7 @@ func (n *Node) Sluice(args ...string) (code int, stdout, stderr string) {
 	return code, out.String(), errOut.String()
 }
 
-// Want runs the command against the node, and fails the test at another exit code.
+// Want is Sluice; it fails the test if the exit code is not code.
 func (n *Node) Want(t *testing.T, code int, args ...string) (stdout, stderr string) {
 	t.Helper()
 	got, stdout, stderr := n.Sluice(args...)
@@ -219,12 +218,12 @@ func (n *Node) Want(t *testing.T, code int, args ...string) (stdout, stderr stri
 
 const LongID = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
-// Label is a label of Kubernetes.
+// Label returns a Kubernetes label.
 func Label(key, value string) *workloadv1.Label {
 	return &workloadv1.Label{Source: "k8s", Key: key, Value: value}
 }
 
-// WantLines fails the test if the output lacks a line, however its columns are aligned.
+// WantLines fails the test if the output lacks a line. It ignores the alignment of columns.
 func WantLines(t *testing.T, out string, lines ...string) {
 	t.Helper()
 	for _, line := range lines {
@@ -240,7 +239,7 @@ func WantLines(t *testing.T, out string, lines ...string) {
 	}
 }
 
-// UnmarshalItems reads the items of a list that a command has printed as JSON.
+// UnmarshalItems decodes the items of a list that a command has printed as JSON.
 func UnmarshalItems(out string, to any) error {
 	list := struct {
 		Items any `json:"items"`

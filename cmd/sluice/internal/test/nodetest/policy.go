@@ -25,8 +25,7 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// policy keeps policies as the policy service does, without a look at what
-// is in them: `spec: {refuse: why}` makes a document wrong.
+// policy stores policies without evaluating them. It refuses documents with `spec: {refuse: why}`.
 type policy struct {
 	policyv1.UnimplementedPolicyServiceServer
 
@@ -34,13 +33,13 @@ type policy struct {
 	Revision     uint64
 	Subjects     uint32
 	Unsupported  uint32
-	Healthy      bool // nothing is refused or missing
+	Healthy      bool // no policies are refused or missing
 	Policies     map[string]*policyv1.Policy
 	Subscribers  []*policyv1.SubscriberStatus
 	Disconnected []string
 	Enforcing    []string
 	Held         []string
-	Confirmed    error // what WaitForRevision answers after a confirmation
+	Confirmed    error // answer of WaitForRevision after a confirmation
 	WaitError    error
 	Explained    *policyv1.ExplainRequest
 	Compared     *policyv1.DiffRequest
@@ -54,7 +53,7 @@ type policy struct {
 	Forgot   *policyv1.ForgetNamesRequest
 	ForgetOf error
 
-	Missing map[string]string // files that were never read, and why
+	Missing map[string]string // files that were never read → reason
 }
 
 func newPolicy() *policy {

@@ -10,7 +10,7 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// tenants answers with the limits of one process; in two messages for the first limit.
+// tenants returns the limits of one process, the first limit in two messages.
 type tenants struct {
 	sharesv1.UnimplementedSharesServiceServer
 	process string

@@ -11,7 +11,7 @@ import (
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 )
 
-// serviceStatus is what a service of this node says of itself.
+// serviceStatus returns the status of a service of this node.
 func serviceStatus(problems ...string) *statusv1.ServiceStatus {
 	s := &statusv1.ServiceStatus{Version: "v1", StartTime: timestamppb.Now()}
 	for _, text := range problems {
@@ -20,7 +20,7 @@ func serviceStatus(problems ...string) *statusv1.ServiceStatus {
 	return s
 }
 
-// process is any of the services.
+// process is the ProcessService of any component.
 type process struct {
 	statusv1.UnimplementedProcessServiceServer
 	node *Node

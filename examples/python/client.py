@@ -7,6 +7,7 @@ docs/use-without-cni.md explains the calls. The modules below sluice/ are
 generated from proto/ into a directory of PYTHONPATH:
 
     apt install python3-grpcio protobuf-compiler protobuf-compiler-grpc libprotobuf-dev
+    mkdir -p OUT
     protoc --proto_path=proto --proto_path=third_party/protovalidate \\
         --python_out=OUT --grpc_python_out=OUT \\
         --plugin=protoc-gen-grpc_python=/usr/bin/grpc_python_plugin \\
@@ -196,10 +197,11 @@ def show(what, endpoint):
 
 def arguments():
     parser = argparse.ArgumentParser(description="Connect network namespaces by Sluice without CNI.")
-    parser.add_argument("-run-dir", default="/run/sluice", help="directory of the sockets")
-    parser.add_argument("-namespace", default="", help="namespace for policies; empty: default")
-    parser.add_argument("-none", action="store_true", help="an empty list of policies or containers is meant")
-    parser.add_argument("-timeout", type=float, default=30, help="seconds that a command may take; watch has no end")
+    parser.add_argument("--run-dir", "-run-dir", default="/run/sluice", help="directory of the sockets")
+    parser.add_argument("--namespace", "-namespace", default="", help="namespace for policies; empty: default")
+    parser.add_argument("--none", "-none", action="store_true", help="an empty list of policies or containers is meant")
+    parser.add_argument("--timeout", "-timeout", type=float, default=30,
+                        help="seconds that a command may take; watch has no end")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, arguments_of in {
         "connect": ["netns", "container", "labels"],

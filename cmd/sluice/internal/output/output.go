@@ -34,7 +34,7 @@ func Count(n uint64) string {
 }
 
 // Plural returns a number with a noun: "1 policy", "2 policies".
-func Plural[N ~int | ~uint | ~uint32 | ~uint64](n N, one, many string) string {
+func Plural[N ~int | ~int32 | ~int64 | ~uint | ~uint32 | ~uint64](n N, one, many string) string {
 	if n == 1 {
 		return "1 " + one
 	}

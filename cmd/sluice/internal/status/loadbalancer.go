@@ -21,12 +21,13 @@ func enforces(x *lbv1.SubscriberStatus) bool { return x.GetEnforces() }
 // loadBalancerRows writes the rows about services. off is true if the datapath is configured not to translate
 // services.
 func loadBalancerRows(w io.Writer, r *lbv1.GetStatusResponse, off bool) {
-	text := fmt.Sprintf("%d with %d endpoint slices, revision %d", r.GetServices(), r.GetEndpointSlices(), r.GetRevision())
+	text := fmt.Sprintf("%d with %s, revision %d", r.GetServices(),
+		output.Plural(r.GetEndpointSlices(), "endpoint slice", "endpoint slices"), r.GetRevision())
 	if n := r.GetOrphanedSlices(); n > 0 {
 		text += fmt.Sprintf("; %d slices wait for their service", n)
 	}
 	output.Row(w, "Services", text)
-	text = fmt.Sprintf("%d to %d backends", r.GetFrontends(), r.GetBackends())
+	text = fmt.Sprintf("%d to %s", r.GetFrontends(), output.Plural(r.GetBackends(), "backend", "backends"))
 	for _, x := range r.GetSubscribers() {
 		if x.GetEnforces() {
 			text += fmt.Sprintf("; %s enforces revision %d", x.GetName(), x.GetRevision())
@@ -76,7 +77,8 @@ func loadBalancerWarnings(r *lbv1.GetStatusResponse, off bool) (all []string) {
 
 // frontendText returns the number of frontends and backends in the kernel.
 func frontendText(f *datapathv1.FrontendStream) string {
-	text := fmt.Sprintf("%d frontends to %d backends, of revision %d", f.GetFrontends(), f.GetBackends(), f.GetRevision())
+	text := fmt.Sprintf("%s to %s, of revision %d", output.Plural(f.GetFrontends(), "frontend", "frontends"),
+		output.Plural(f.GetBackends(), "backend", "backends"), f.GetRevision())
 	if n := f.GetRestingNumbers(); n > 0 {
 		text += fmt.Sprintf("; %d numbers rest", n)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 )
@@ -27,18 +28,26 @@ var works = map[string]string{
 		"later. No ADD; changes of policies and services are stored and enforced when it is back",
 }
 
-// meanwhile returns a text per service that is away: what works without it, and where its log is.
+// meanwhile returns what works without etcd and the services that are away, and where their logs are.
 func (s *Node) meanwhile(inv *invocation.Invocation) []string {
 	all := []string{}
 	if i := s.Identity.Message; i != nil && !i.GetStoreConnected() {
 		all = append(all, "without etcd: "+works["etcd"])
 	}
+	var away []string
 	for _, service := range s.Services {
-		if !service.away || service.denied {
-			continue
+		if service.away && !service.denied {
+			away = append(away, service.Name)
 		}
-		all = append(all, fmt.Sprintf("without sluice-%s: %s. %s", service.Name, works[service.Name],
-			whereToLook(inv, service.Name)))
+	}
+	switch len(away) {
+	case 0:
+	case 1:
+		all = append(all, fmt.Sprintf("without sluice-%s: %s. %s", away[0], works[away[0]], whereToLook(inv, away[0])))
+	default:
+		// The texts in works assume that all other services run.
+		all = append(all, fmt.Sprintf("without sluice-%s: packets under the policies and services in the kernel, and DEL, "+
+			"which is recorded and executed later. %s", strings.Join(away, ", sluice-"), whereToLook(inv, away[0])))
 	}
 	return all
 }

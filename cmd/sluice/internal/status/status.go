@@ -7,8 +7,12 @@ package status
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -88,6 +92,9 @@ type serviceStatus struct {
 }
 
 func once(ctx context.Context, inv *invocation.Invocation) error {
+	if err := instanceExists(inv); err != nil {
+		return err
+	}
 	s, err := collect(ctx, inv)
 	if err != nil {
 		return err
@@ -97,6 +104,20 @@ func once(ctx context.Context, inv *invocation.Invocation) error {
 	}
 	if !s.Ready || len(s.Warnings) > 0 {
 		return invocation.ErrNotReady
+	}
+	return nil
+}
+
+// instanceExists returns an error if --instance names an instance that this machine does not have.
+func instanceExists(inv *invocation.Invocation) error {
+	socket, err := inv.Socket("datapath")
+	if err != nil || inv.Instance == "" || inv.RunDir != "" {
+		return err
+	}
+	dir := filepath.Dir(filepath.Dir(socket))
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return errors.New(strings.TrimSpace(fmt.Sprintf("no instance %s on this machine: %s does not exist\n%s",
+			inv.Instance, dir, inv.OtherNodes())))
 	}
 	return nil
 }
@@ -278,7 +299,8 @@ func (s *Node) warnings() []string {
 			datapathv1.EndpointState_ENDPOINT_STATE_WAITING_FOR_POLICY, datapathv1.EndpointState_ENDPOINT_STATE_RESTORING,
 		} {
 			if n := endpointsIn(d, state); n > 0 {
-				all = append(all, fmt.Sprintf("sluice-datapath: %d endpoints are %s", n, stateText(state)))
+				all = append(all, fmt.Sprintf("sluice-datapath: %s in the state %s",
+					output.Plural(n, "endpoint", "endpoints"), stateText(state)))
 			}
 		}
 		for _, refusal := range d.GetPolicyRefusals() {
@@ -399,20 +421,21 @@ func (s *Node) table(w io.Writer) {
 
 // clusterText returns the number of nodes and mappings, and of refused or unpublished ones.
 func clusterText(c *identityv1.ClusterStatus) string {
-	text := fmt.Sprintf("%d nodes, %d mappings of others", c.GetNodes(), c.GetMappings())
+	text := fmt.Sprintf("%s, %s of others", output.Plural(c.GetNodes(), "node", "nodes"),
+		output.Plural(c.GetMappings(), "mapping", "mappings"))
 	if !c.GetRegistered() {
 		text = "not registered; " + text
 	}
 	for _, more := range []struct {
-		n    uint32
-		what string
+		n         uint32
+		one, many string
 	}{
-		{c.GetRefusedMappings(), "of others refused"},
-		{c.GetRefusedRanges(), "ranges of this node refused"},
-		{c.GetPendingPublications(), "endpoints wait to be published"},
+		{c.GetRefusedMappings(), "of others refused", "of others refused"},
+		{c.GetRefusedRanges(), "range of this node refused", "ranges of this node refused"},
+		{c.GetPendingPublications(), "endpoint not yet published", "endpoints not yet published"},
 	} {
 		if more.n > 0 {
-			text += fmt.Sprintf("; %d %s", more.n, more.what)
+			text += "; " + output.Plural(more.n, more.one, more.many)
 		}
 	}
 	return text
@@ -444,8 +467,9 @@ func sourcesText[S source](all []S) string {
 func policyRows(w io.Writer, p *policyv1.GetStatusResponse) {
 	output.Row(w, "Policies", fmt.Sprintf("%d in force, %d refused, revision %d", p.GetPolicies(), p.GetRefused(),
 		p.GetRevision()))
-	output.Row(w, "Tables", fmt.Sprintf("%d for %d subjects, %d identities known", p.GetTables(), p.GetSubjects(),
-		p.GetIdentities()))
+	output.Row(w, "Tables", fmt.Sprintf("%d for %s, %s known", p.GetTables(),
+		output.Plural(p.GetSubjects(), "subject", "subjects"),
+		output.Plural(p.GetIdentities(), "identity", "identities")))
 	output.Row(w, "Sources", sourcesText(p.GetSources()))
 	for _, text := range p.GetSkippedDocuments() {
 		output.Row(w, "Skipped", output.Printable(text))
@@ -489,7 +513,7 @@ func datapathRows(w io.Writer, d *datapathv1.GetStatusResponse, p *policyv1.GetS
 		output.Row(w, "Translated", frontendText(f))
 	}
 	if i := d.GetIdentityStream(); i != nil {
-		text := fmt.Sprintf("%d endpoints, %d pending", i.GetChanged(), i.GetPending())
+		text := fmt.Sprintf("%s, %d pending", output.Plural(i.GetChanged(), "endpoint", "endpoints"), i.GetPending())
 		if !i.GetComplete() {
 			text += "; the stream from identity is not open"
 		}
@@ -516,7 +540,7 @@ func datapathRows(w io.Writer, d *datapathv1.GetStatusResponse, p *policyv1.GetS
 	output.Row(w, "Repairs", fmt.Sprintf("attachments %d, devices %d, node %d", d.GetAttachmentRepairs(),
 		d.GetDeviceRepairs(), d.GetNodeRepairs()))
 	if n := d.GetPendingReleases(); n > 0 {
-		output.Row(w, "Pending", fmt.Sprintf("%d releases wait for identity or ipam", n))
+		output.Row(w, "Pending", output.Plural(n, "release", "releases")+" to identity or ipam")
 	}
 	counted := slices.DeleteFunc(slices.Clone(d.GetPacketCounters()), func(p *datapathv1.PacketCounter) bool {
 		return p.GetPackets() == 0

@@ -4,6 +4,7 @@
 package status
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"slices"
@@ -195,8 +196,8 @@ func TestStatusShowsTheCluster(t *testing.T) {
 	}}
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
 	nodetest.WantLines(t, out, "Ready yes",
-		"Cluster not registered; 1 nodes, 0 mappings of others; 4 of others refused; 1 ranges of this node refused; "+
-			"5 endpoints wait to be published",
+		"Cluster not registered; 1 node, 0 mappings of others; 4 of others refused; 1 range of this node refused; "+
+			"5 endpoints not yet published",
 		"Warning: sluice-identity: the range 10.0.0.0/24 does not count",
 		"Warning: sluice-identity: this node is not registered: other nodes do not know the addresses of its containers; "+
 			"sluice-ipam registers it if it has the setting identity",
@@ -221,9 +222,9 @@ func TestStatusTellsOfServices(t *testing.T) {
 	n.Healthy, n.Policy.Healthy, n.Balances = true, true, true
 	n.Want(t, 0, "service", "apply", "-f", nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebService))
 	out, _ := n.Want(t, 0, "status")
-	nodetest.WantLines(t, out, "Services 1 with 1 endpoint slices, revision 7",
+	nodetest.WantLines(t, out, "Services 1 with 1 endpoint slice, revision 7",
 		"Frontends 1 to 2 backends; datapath enforces revision 6", "Service sources grpc")
-	nodetest.WantLines(t, out, "Translated 1 frontends to 2 backends, of revision 6")
+	nodetest.WantLines(t, out, "Translated 1 frontend to 2 backends, of revision 6")
 	n.FrontendError = "loadbalancer: connection refused"
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
 	nodetest.WantLines(t, out, "Ready yes",
@@ -414,5 +415,26 @@ func TestStatusComparesTheNamesOfTheNode(t *testing.T) {
 		if strings.Contains(out, "make the two equal") != (c.want != "") || !strings.Contains(out, c.want) {
 			t.Errorf("%v: want %q in\n%s", c.settings, c.want, out)
 		}
+	}
+}
+
+func TestStatusOfAnInstanceThatDoesNotExistIsOneLine(t *testing.T) {
+	var out, errOut bytes.Buffer
+	code := invocation.Run([]string{"--instance", "nosuch", "status"}, &out, &errOut, Command)
+	if text := errOut.String(); code != invocation.ExitFailed || out.Len() > 0 ||
+		!strings.HasPrefix(text, "sluice: no instance nosuch on this machine: /run/sluice-nosuch does not exist\n") {
+		t.Errorf("exit code %d: %s%s", code, out.String(), text)
+	}
+}
+
+// TestStatusWithoutServicesSaysOnce: what works without one service does not hold without several.
+func TestStatusWithoutServicesSaysOnce(t *testing.T) {
+	n := nodetest.New(t, Command)
+	n.Stop("identity")
+	n.Stop("ipam")
+	out, _ := n.Want(t, invocation.ExitNotReady, "status")
+	if strings.Count(out, "Meanwhile: ") != 1 ||
+		!strings.Contains(out, "Meanwhile: without sluice-identity, sluice-ipam: packets") {
+		t.Errorf("%s", out)
 	}
 }

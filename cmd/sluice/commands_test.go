@@ -238,3 +238,21 @@ func TestAnAbsentServiceIsExplained(t *testing.T) {
 		}
 	}
 }
+
+// TestCommandsHaveAliasesAndSuggestions: users of kubectl and cilium type short names, and mistype others.
+func TestCommandsHaveAliasesAndSuggestions(t *testing.T) {
+	n := nodetest.New(t, commands...)
+	for _, alias := range []string{"ep", "svc", "ct", "netpol"} {
+		n.Want(t, 0, alias, "list")
+	}
+	for line, want := range map[string]string{
+		"stauts": "did you mean status?", "endpoint lst": "did you mean list?",
+		"policy get netpoll x":       "did you mean netpol?",
+		"observe --verdict forwardd": "did you mean forwarded?", "conntrack list --state closng": "did you mean closing?",
+		"config ipan": "did you mean ipam?",
+	} {
+		if _, errOut := n.Want(t, invocation.ExitUsage, strings.Fields(line)...); !strings.Contains(errOut, want) {
+			t.Errorf("%s: %s, want %q", line, errOut, want)
+		}
+	}
+}

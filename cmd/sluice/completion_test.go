@@ -51,7 +51,7 @@ func TestShellCompletesNamesOfTheNode(t *testing.T) {
 		"observe --output-file x --direction ": "egress ingress",
 		"observe ":                             "",
 		"observe --port ":                      "",
-		"observe -o ":                          "json table",
+		"observe -o ":                          "json table wide",
 		"endpoint get ":                        nodetest.LongID,
 		"endpoint get x ":                      "",
 		"capture ":                             nodetest.LongID,

@@ -55,7 +55,7 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 	var o Flags
 	untilInputEnds := false
 	cmd := &cobra.Command{
-		Use:   "capture CONTAINER[/INTERFACE]",
+		Use:   "capture CONTAINER|POD",
 		Short: "Capture the packets of a container, as pcapng",
 		Long: `Capture the packets of a container at its interface, in both directions, as pcapng for
 tcpdump and Wireshark. Packets that the container sends are captured even if Sluice drops
@@ -67,11 +67,13 @@ checksums are wrong.
 The command enters the container's network namespace, so it must run as root on the
 machine. In a Kubernetes cluster, ` + "`kubectl sluice capture`" + ` captures the packets of any
 pod. The capture ends on an interrupt, or at --count, --duration or --max-size; the last
-line on standard error shows how many packets were captured and how many were lost.`,
-		Example: `  sluice capture web -w /tmp/web.pcapng --duration 30s
+line on standard error shows how many packets were captured and how many were lost.
+
+` + endpoint.NameHelp,
+		Example: `  sluice capture shop/web -w /tmp/web.pcapng --duration 30s
   sluice capture web --port 80 | tcpdump -nr -
   sluice capture web --address 10.244.1.7 --drops | wireshark -ki -`,
-		Args: invocation.Args(1, "a container's id"),
+		Args: invocation.Args(1, endpoint.NameForms),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
 			if untilInputEnds {

@@ -250,7 +250,7 @@ func TestCaptureOfNothingChangesNoFile(t *testing.T) {
 		t.Errorf("file %q, %v, standard error %s", content, err, errOut)
 	}
 	_, errOut = n.Want(t, invocation.ExitFailed, "capture", "nope")
-	if !strings.Contains(errOut, "no endpoint of container nope") {
+	if !strings.Contains(errOut, "no container or pod nope") {
 		t.Errorf("standard error %s", errOut)
 	}
 	for _, bad := range [][]string{

@@ -65,8 +65,8 @@ var columns = []output.Column[*identityv1.ListNodesResponse]{
 		return strings.Join(n.GetNode().GetPodRanges(), ",")
 	}},
 	{Header: "MAPPINGS", Cell: func(n *identityv1.ListNodesResponse) any { return n.GetMappingCount() }},
-	{Header: "REFUSED", Cell: func(n *identityv1.ListNodesResponse) any { return refusalsText(n) }},
-	{Header: "VERSION", Cell: func(n *identityv1.ListNodesResponse) any { return n.GetNode().GetVersion() }},
+	{Header: "REFUSED", Wide: true, Cell: func(n *identityv1.ListNodesResponse) any { return refusalsText(n) }},
+	{Header: "VERSION", Wide: true, Cell: func(n *identityv1.ListNodesResponse) any { return n.GetNode().GetVersion() }},
 }
 
 // stateText returns the state of a node; "unknown" if the service does not know it.
@@ -94,7 +94,9 @@ func printList(ctx context.Context, inv *invocation.Invocation) error {
 	if err != nil {
 		return err
 	}
-	return inv.Show(message.List(all), func(w io.Writer) { output.Table(w, columns, all) })
+	return inv.Show(message.List(all), func(w io.Writer) {
+		output.Table(w, output.Shown(columns, inv.Wide()), all)
+	})
 }
 
 func printOne(ctx context.Context, inv *invocation.Invocation, name string) error {
@@ -158,7 +160,7 @@ func forget(ctx context.Context, inv *invocation.Invocation, name string, force,
 	return inv.Show(message.Of(resp, message.Fact{Key: "validateOnly", Value: validate}), func(w io.Writer) {
 		what := fmt.Sprintf("node %s with %d mappings", output.Printable(name), resp.GetMappingCount())
 		if validate {
-			fmt.Fprintf(w, "Nothing was changed: --validate-only. It would forget %s.\n", what)
+			fmt.Fprintf(w, "Nothing was changed: --dry-run. It would forget %s.\n", what)
 			return
 		}
 		fmt.Fprintf(w, "Forgot %s.\n", what)

@@ -21,6 +21,9 @@ func TestNodesAreListedWithTheirState(t *testing.T) {
 	n := nodetest.New(t, command)
 	out, _ := n.Want(t, 0, "node", "list")
 	nodetest.WantLines(t, out,
+		"node-a (this node) alive 192.0.2.1,2001:db8::1 10.244.0.0/24,fd00:244::/64 2", "node-b silent - - 0")
+	out, _ = n.Want(t, 0, "node", "list", "-o", "wide")
+	nodetest.WantLines(t, out,
 		"node-a (this node) alive 192.0.2.1,2001:db8::1 10.244.0.0/24,fd00:244::/64 2 0 1.0",
 		"node-b silent - - 0 1, 1 ranges 1.0")
 	n.Identity.StoreError = "etcd has gone"
@@ -60,7 +63,7 @@ func TestForgetRefusesANodeThatIsAlive(t *testing.T) {
 	}
 	for _, flag := range []string{"--validate-only", "--dry-run"} {
 		out, _ := n.Want(t, 0, "node", "forget", "node-a", "--force", flag)
-		nodetest.WantLines(t, out, "Nothing was changed: --validate-only. It would forget node node-a with 2 mappings.")
+		nodetest.WantLines(t, out, "Nothing was changed: --dry-run. It would forget node node-a with 2 mappings.")
 		if !n.Cluster.Forgotten.GetValidateOnly() {
 			t.Errorf("%s asked for %v", flag, n.Cluster.Forgotten)
 		}

@@ -48,7 +48,7 @@ type values func(ctx context.Context, inv *invocation.Invocation, args []string)
 // flagValues has the possible values of flags by name. The shell completes file names for fileFlags.
 var (
 	flagValues = map[string]values{
-		"output": words("table", "json"), "instance": instances,
+		"output": words(invocation.Formats...), "instance": instances,
 		"direction": words("egress", "ingress"), "protocol": words(slices.Sorted(maps.Keys(ports.Protocols))...),
 		"reason":    enum("REASON_", datapathv1.Reason_value),
 		"verdict":   enum("VERDICT_", datapathv1.Verdict_value),
@@ -201,6 +201,9 @@ func containers(ctx context.Context, inv *invocation.Invocation, _ []string) (al
 		interfaces[e.GetOwner().GetContainerId()]++
 	}
 	for _, e := range found {
+		if p := e.GetPod(); p.GetNamespace() != "" {
+			all = append(all, described(workload.PodText(p), e.GetOwner().GetContainerId()))
+		}
 		o := workload.OwnerOf(e.GetOwner())
 		name := o.ContainerID
 		if interfaces[name] > 1 {

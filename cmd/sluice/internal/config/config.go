@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/nearest"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
@@ -33,8 +34,8 @@ settings of a process that is not running, use sluice-COMPONENT --print-config.`
 		RunE: func(cmd *cobra.Command, args []string) error {
 			process, ok := invocation.ProcessOf(args[0])
 			if !ok {
-				return invocation.Usagef("no component %q; the components are %s", args[0],
-					strings.Join(invocation.Components, ", "))
+				return invocation.Usagef("no component %q; the components are %s%s", args[0],
+					strings.Join(invocation.Components, ", "), nearest.Hint(args[0], invocation.Components))
 			}
 			r, err := invocation.Ask(cmd.Context(), inv, process, client.GetConfig, &statusv1.GetConfigRequest{})
 			if err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/flagvalue"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/nearest"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
@@ -23,8 +24,8 @@ import (
 
 // Command is `conntrack`.
 func Command(inv *invocation.Invocation) *cobra.Command {
-	return invocation.Group("conntrack", "List and flush tracked connections",
-		listCommand(inv), flushCommand(inv))
+	return invocation.WithAlias("ct", invocation.Group("conntrack", "List and flush tracked connections",
+		listCommand(inv), flushCommand(inv)))
 }
 
 // filter has the values of the filter flags.
@@ -39,7 +40,7 @@ type filter struct {
 
 func (o *filter) add(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.containers, "container", nil,
-		"connections of CONTAINER or CONTAINER/INTERFACE at either end; the start of the ID is enough")
+		"connections of the container CONTAINER[/INTERFACE] or the pod NAMESPACE/NAME at either end")
 	f.StringSliceVar(&o.addresses, "address", nil,
 		"connections with an address in this prefix at either end, or to a service in it")
 	f.UintSliceVar(&o.ports, "port", nil, "connections with this port at either end, or to a service at it")
@@ -50,6 +51,11 @@ func (o *filter) add(f *pflag.FlagSet) {
 			"marks picked-up, either-way, via-stack, proxied and hairpin")
 	f.BoolVarP(&o.v4, "ipv4", "4", false, "only connections of IPv4")
 	f.BoolVarP(&o.v6, "ipv6", "6", false, "only connections of IPv6")
+}
+
+// empty reports whether no filter is given.
+func (o *filter) empty() bool {
+	return len(o.containers)+len(o.addresses)+len(o.ports)+len(o.protocols)+len(o.states) == 0 && !o.v4 && !o.v6
 }
 
 // criteria maps fields of the filter to flags.
@@ -112,7 +118,8 @@ func (o *filter) request(ctx context.Context, inv *invocation.Invocation) (*data
 	for _, s := range o.states {
 		n, ok := datapathv1.ConnectionState_value[statePrefix+strings.ToUpper(strings.ReplaceAll(s, "-", "_"))]
 		if !ok || n == 0 {
-			return nil, invocation.Usagef("--state: %q is not one of %s", s, strings.Join(states(), ", "))
+			return nil, invocation.Usagef("--state: %q is not one of %s%s", s, strings.Join(states(), ", "),
+				nearest.Hint(s, states()))
 		}
 		req.States = append(req.States, datapathv1.ConnectionState(n))
 	}

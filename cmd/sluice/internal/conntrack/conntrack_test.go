@@ -75,11 +75,11 @@ func TestCriteriaOfConnectionsAreThoseOfTheFlags(t *testing.T) {
 func TestFlushSaysWhatStays(t *testing.T) {
 	n := nodetest.New(t, Command)
 	_, errOut := n.Want(t, invocation.ExitUsage, "conntrack", "flush")
-	if !strings.Contains(errOut, "--all: has no criterion") {
+	if !strings.Contains(errOut, "no filter: give one, or --all to flush every connection") {
 		t.Errorf("without criteria: %q", errOut)
 	}
 	out, _ := n.Want(t, 0, "conntrack", "flush", "--port", "53", "--dry-run")
-	if out != "Nothing was flushed: --validate-only. 1 connection would be.\n" || !n.Flushed.GetValidateOnly() {
+	if out != "Nothing was flushed: --dry-run. 1 connection would be.\n" || !n.Flushed.GetValidateOnly() {
 		t.Errorf("%q after %v", out, n.Flushed)
 	}
 	out, _ = n.Want(t, invocation.ExitFailed, "conntrack", "flush", "--all")

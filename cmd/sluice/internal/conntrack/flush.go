@@ -47,6 +47,9 @@ by means of filters.`,
 const atLeast = time.Minute
 
 func flush(ctx context.Context, inv *invocation.Invocation, o *filter, all, validate bool) error {
+	if !all && o.empty() {
+		return invocation.Usagef("no filter: give one, or --all to flush every connection")
+	}
 	req, err := o.request(ctx, inv)
 	if err != nil {
 		return err
@@ -61,7 +64,7 @@ func flush(ctx context.Context, inv *invocation.Invocation, o *filter, all, vali
 	done := message.Of(r, message.Fact{Key: "validateOnly", Value: validate})
 	if err := inv.Show(done, func(w io.Writer) {
 		if validate {
-			fmt.Fprintf(w, "Nothing was flushed: --validate-only. %s would be.\n", counted(r.GetFlushedCount()))
+			fmt.Fprintf(w, "Nothing was flushed: --dry-run. %s would be.\n", counted(r.GetFlushedCount()))
 		} else {
 			fmt.Fprintf(w, "%s flushed.\n", counted(r.GetFlushedCount()))
 		}

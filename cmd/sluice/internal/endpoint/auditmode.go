@@ -23,21 +23,23 @@ func auditModeCommand(inv *invocation.Invocation) *cobra.Command {
 	var node, validate bool
 	lasts := time.Hour
 	cmd := &cobra.Command{
-		Use:   "audit-mode CONTAINER[/INTERFACE] on|off, or --node on|off",
+		Use:   "audit-mode CONTAINER|POD on|off, or --node on|off",
 		Short: "Forward and report packets that policies deny, for a limited time",
 		Long: `Forward and report packets that policy would deny, for one container or, with --node, for
 all containers of this node. This includes packets that layer 7 and DNS rules redirect,
 because there is no proxy yet. Packets that are dropped for other reasons, such as spoofed
 addresses, are still dropped. The mode ends after --for; it survives a restart of the
-datapath. "sluice observe --verdict audited" shows what would have been denied.`,
-		Example: "  sluice endpoint audit-mode 5f0c on --for 10m\n  sluice endpoint audit-mode --node off",
+datapath. "sluice observe --verdict audited" shows what would have been denied.
+
+` + NameHelp,
+		Example: "  sluice endpoint audit-mode shop/web on --for 10m\n  sluice endpoint audit-mode --node off",
 		RunE: func(cmd *cobra.Command, a []string) error {
 			name := ""
 			if !node && len(a) > 0 {
 				name, a = a[0], a[1:]
 			}
 			if len(a) != 1 || a[0] != "on" && a[0] != "off" || !node && name == "" {
-				return invocation.Usagef("%s wants a container's id, or --node, and on or off", cmd.CommandPath())
+				return invocation.Usagef("%s takes a container or a pod, or --node, and on or off", cmd.CommandPath())
 			}
 			on := a[0] == "on"
 			if !on && cmd.Flags().Changed("for") {
@@ -77,7 +79,7 @@ func setAuditMode(
 	}
 	return inv.Show(message.Of(resp), func(w io.Writer) {
 		if validate {
-			fmt.Fprint(w, "Nothing was changed: --validate-only. ")
+			fmt.Fprint(w, "Nothing was changed: --dry-run. ")
 		}
 		auditLines(w, resp.GetMode(), resp.GetEndpoint())
 	})

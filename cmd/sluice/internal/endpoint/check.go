@@ -18,12 +18,14 @@ import (
 
 func checkCommand(inv *invocation.Invocation) *cobra.Command {
 	return &cobra.Command{
-		Use:   "check CONTAINER[/INTERFACE]",
+		Use:   "check CONTAINER|POD",
 		Short: "Compare an endpoint with the kernel, as CNI CHECK does",
 		Long: `Compare an endpoint with the kernel: devices, addresses, routes, rules and neighbours
 on both sides, eBPF programs and map entries. Nothing is changed. The exit code is 1 if
-there are differences; "sluice check --repair" repairs them.`,
-		Args: invocation.Args(1, "a container's id"),
+there are differences; "sluice check --repair" repairs them.
+
+` + NameHelp,
+		Args: invocation.Args(1, NameForms),
 		RunE: func(cmd *cobra.Command, a []string) error { return check(cmd.Context(), inv, a[0]) },
 	}
 }

@@ -70,7 +70,7 @@ func TestEndpointDeleteKeepsWhatIsInUse(t *testing.T) {
 		t.Errorf("request %v", r)
 	}
 	out, _ = n.Want(t, 0, "endpoint", "delete", "evil", "--dry-run")
-	if !strings.HasPrefix(out, "Nothing was deleted: --validate-only. The endpoint of evil") ||
+	if !strings.HasPrefix(out, "Nothing was deleted: --dry-run. The endpoint of evil") ||
 		!n.Deleted.GetValidateOnly() || !n.Deleted.GetUnlessInUse() || strings.Contains(out, "\x1b") {
 		t.Errorf("%q after %v", out, n.Deleted)
 	}

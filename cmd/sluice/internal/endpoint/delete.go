@@ -23,14 +23,16 @@ import (
 func deleteCommand(inv *invocation.Invocation) *cobra.Command {
 	var force, validate bool
 	cmd := &cobra.Command{
-		Use:   "delete CONTAINER[/INTERFACE]",
+		Use:   "delete CONTAINER|POD",
 		Short: "Delete the endpoint of a container that has ended",
 		Long: `Delete an endpoint as CNI DEL does, for a runtime that will not send the DEL: traffic
 stops, the device is removed, the addresses and the identity are released. While the
 network namespace or the device of the container exists, the command requires --force.
 If the record of an endpoint is corrupt, "endpoint list" does not show it: give the whole
-container ID and the interface.`,
-		Args: invocation.Args(1, "a container's id"),
+container ID and the interface.
+
+` + NameHelp,
+		Args: invocation.Args(1, NameForms),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			return remove(cmd.Context(), inv, a[0], force, validate)
 		},
@@ -46,17 +48,20 @@ func remove(ctx context.Context, inv *invocation.Invocation, name string, force,
 	if err != nil {
 		return err
 	}
-	found, err := Match(all, name)
+	n, err := ParseName(name)
+	if err != nil {
+		return err
+	}
+	found, err := n.Match(all)
 	if err != nil {
 		return err
 	}
 	owner := found.GetOwner()
 	if found == nil {
-		id, ifname, both := strings.Cut(name, "/")
-		if !both {
+		// The record may be corrupt, so that the endpoint is not listed.
+		if owner = n.Owner(); owner == nil || !n.Whole() {
 			return NotFound(name)
 		}
-		owner = &workloadv1.Owner{ContainerId: id, InterfaceName: ifname}
 	}
 	resp, err := invocation.Ask(ctx, inv, invocation.Datapath, datapathv1.DatapathServiceClient.DeleteEndpoint,
 		&datapathv1.DeleteEndpointRequest{Owner: owner, UnlessInUse: !force, ValidateOnly: validate})
@@ -72,7 +77,7 @@ func remove(ctx context.Context, inv *invocation.Invocation, name string, force,
 	return inv.Show(message.Of(resp, message.Fact{Key: "owner", Value: message.Of(owner)},
 		message.Fact{Key: "deleted", Value: !validate}), func(w io.Writer) {
 		if validate {
-			fmt.Fprint(w, "Nothing was deleted: --validate-only. ")
+			fmt.Fprint(w, "Nothing was deleted: --dry-run. ")
 		}
 		fmt.Fprintln(w, removedText(owner, resp.GetEndpoint(), validate))
 	})
@@ -101,5 +106,5 @@ func removedText(owner *workloadv1.Owner, e *datapathv1.Endpoint, validate bool)
 
 // NotFound returns the error for a name that no endpoint has.
 func NotFound(name string) error {
-	return invocation.NotFound("endpoint of container", name, "endpoint list")
+	return invocation.NotFound("container or pod", name, "endpoint list")
 }

@@ -9,30 +9,33 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/verdict"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
 // Command is `endpoint`.
 func Command(inv *invocation.Invocation) *cobra.Command {
-	return invocation.Group("endpoint", "Show, check, change and delete endpoints: the network attachments of containers",
+	return invocation.WithAlias("ep", invocation.Group("endpoint",
+		"Show, check, change and delete endpoints: the network attachments of containers",
 		&cobra.Command{
 			Use: "list", Short: "List the endpoints of this node", Args: invocation.Args(0, ""),
 			RunE: func(cmd *cobra.Command, _ []string) error { return printList(cmd.Context(), inv) },
 		},
 		&cobra.Command{
-			Use: "get CONTAINER[/INTERFACE]", Short: "Show one endpoint; the start of the container's id is enough",
-			Args: invocation.Args(1, "a container's id"),
+			Use: "get CONTAINER|POD", Short: "Show an endpoint", Long: "Show an endpoint.\n\n" + NameHelp,
+			Args: invocation.Args(1, NameForms),
 			RunE: func(cmd *cobra.Command, a []string) error { return printOne(cmd.Context(), inv, a[0]) },
 		},
 		labelCommand(inv),
@@ -40,21 +43,30 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 		checkCommand(inv),
 		deleteCommand(inv),
 		eventsCommand(inv),
-	)
+	))
 }
 
 // columns are the columns of `endpoint list`.
 var columns = []output.Column[*datapathv1.Endpoint]{
 	{Header: "CONTAINER", Cell: func(e *datapathv1.Endpoint) any { return workload.OwnerOf(e.GetOwner()) }},
-	{Header: "ID", Cell: func(e *datapathv1.Endpoint) any { return e.GetEndpointIndex() }},
+	{Header: "POD", Cell: func(e *datapathv1.Endpoint) any { return podText(e) }},
 	{Header: "STATE", Cell: func(e *datapathv1.Endpoint) any { return stateText(e) }},
-	{Header: "IDENTITY", Cell: func(e *datapathv1.Endpoint) any { return e.GetIdentity() }},
 	{Header: "ADDRESSES", Cell: func(e *datapathv1.Endpoint) any { return strings.Join(e.GetAddresses(), ",") }},
-	{Header: "DEVICE", Cell: func(e *datapathv1.Endpoint) any { return e.GetHostInterface().GetName() }},
 	{Header: "POLICY", Cell: func(e *datapathv1.Endpoint) any { return policyText(e.GetPolicy()) }},
-	{Header: "LABELS", Cell: func(e *datapathv1.Endpoint) any {
+	{Header: "IDENTITY", Cell: func(e *datapathv1.Endpoint) any { return identityText(e) }},
+	{Header: "ID", Wide: true, Cell: func(e *datapathv1.Endpoint) any { return e.GetEndpointIndex() }},
+	{Header: "DEVICE", Wide: true, Cell: func(e *datapathv1.Endpoint) any { return e.GetHostInterface().GetName() }},
+	{Header: "LABELS", Wide: true, Cell: func(e *datapathv1.Endpoint) any {
 		return strings.Join(workload.LabelTexts(e.GetLabels()), ",")
 	}},
+}
+
+// podText returns NAMESPACE/NAME of the pod; empty if the runtime named none, or no namespace.
+func podText(e *datapathv1.Endpoint) string {
+	if e.GetPod().GetNamespace() == "" {
+		return e.GetPod().GetName()
+	}
+	return workload.PodText(e.GetPod())
 }
 
 func stateText(e *datapathv1.Endpoint) string { return output.Enum(e.GetState(), "ENDPOINT_STATE_") }
@@ -101,10 +113,12 @@ func printList(ctx context.Context, inv *invocation.Invocation) error {
 	if err != nil {
 		return err
 	}
-	return inv.Show(message.List(all), func(w io.Writer) { output.Table(w, columns, all) })
+	return inv.Show(message.List(all), func(w io.Writer) {
+		output.Table(w, output.Shown(columns, inv.Wide()), all)
+	})
 }
 
-// Find returns the endpoint CONTAINER[/INTERFACE]; the start of the container ID is enough.
+// Find asks the datapath for the endpoint of a container or a pod, in the forms of Name.
 func Find(ctx context.Context, inv *invocation.Invocation, name string) (*datapathv1.Endpoint, error) {
 	all, err := List(ctx, inv)
 	if err != nil {
@@ -117,46 +131,42 @@ func Find(ctx context.Context, inv *invocation.Invocation, name string) (*datapa
 	return found, err
 }
 
-// Match returns the endpoint with a name, or nil if there is none.
-func Match(all []*datapathv1.Endpoint, name string) (*datapathv1.Endpoint, error) {
-	id, ifname, _ := strings.Cut(name, "/")
-	if id == "" {
-		return nil, invocation.Usagef("%q is not CONTAINER or CONTAINER/INTERFACE", name)
-	}
-	matches := func(exact bool) []*datapathv1.Endpoint {
-		return slices.DeleteFunc(slices.Clone(all), func(e *datapathv1.Endpoint) bool {
-			o := workload.OwnerOf(e.GetOwner())
-			same := o.ContainerID == id || !exact && strings.HasPrefix(o.ContainerID, id)
-			return !same || ifname != "" && o.Interface != ifname
-		})
-	}
-	found := matches(true)
-	if len(found) == 0 {
-		found = matches(false)
-	}
-	switch len(found) {
-	case 0:
-		return nil, nil
-	case 1:
-		return found[0], nil
-	}
-	names := make([]string, 0, len(found))
-	for _, e := range found {
-		o := workload.OwnerOf(e.GetOwner())
-		names = append(names, o.ContainerID+"/"+o.Interface)
-	}
-	return nil, invocation.Usagef("%q could be %s", name, strings.Join(names, " or "))
-}
-
 func printOne(ctx context.Context, inv *invocation.Invocation, name string) error {
 	e, err := Find(ctx, inv, name)
 	if err != nil {
 		return err
 	}
-	return inv.Show(message.Of(e), func(w io.Writer) { describe(w, e) })
+	policies := ""
+	if inv.Format != "json" {
+		policies = selecting(ctx, inv, e)
+	}
+	return inv.Show(message.Of(e), func(w io.Writer) { describe(w, e, policies, inv.Wide()) })
 }
 
-func describe(w io.Writer, e *datapathv1.Endpoint) {
+// selectingTimeout limits the wait for the policy service, whose answer is optional.
+const selectingTimeout = 3 * time.Second
+
+// selecting returns the policies that select an endpoint.
+func selecting(ctx context.Context, inv *invocation.Invocation, e *datapathv1.Endpoint) string {
+	if e.GetIdentity() == 0 {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(ctx, selectingTimeout)
+	defer cancel()
+	var names []string
+	err := invocation.Each(ctx, inv, invocation.Policy, policyv1.PolicyServiceClient.ListPolicies,
+		&policyv1.ListPoliciesRequest{Subject: e.GetIdentity()}, func(m *policyv1.ListPoliciesResponse) {
+			if k := m.GetPolicy().GetKey(); k.GetName() != "" {
+				names = append(names, policykind.KeyText(k))
+			}
+		})
+	if err != nil {
+		return "unknown: sluice-policy does not answer"
+	}
+	return strings.Join(names, ", ")
+}
+
+func describe(w io.Writer, e *datapathv1.Endpoint, policies string, wide bool) {
 	host := e.GetHostInterface()
 	output.Row(w, "Container", e.GetOwner().GetContainerId())
 	output.Row(w, "Interface", e.GetOwner().GetInterfaceName()+" "+e.GetContainerInterface().GetMac())
@@ -167,7 +177,12 @@ func describe(w io.Writer, e *datapathv1.Endpoint) {
 	}
 	output.Row(w, "State", stateText(e))
 	output.Row(w, "Identity", e.GetIdentity())
-	output.Row(w, "Labels", strings.Join(workload.LabelTexts(e.GetLabels()), " "))
+	labels := workload.LabelTexts(e.GetLabels())
+	if wide {
+		output.Row(w, "Labels", strings.Join(labels, " "))
+	} else {
+		output.Row(w, "Labels", workload.Text(labels))
+	}
 	if e.GetLabelsFromPod() {
 		output.Row(w, "Labels from", "the Kubernetes pod")
 	}
@@ -193,6 +208,7 @@ func describe(w io.Writer, e *datapathv1.Endpoint) {
 	output.Row(w, "Endpoint ID", e.GetEndpointIndex())
 	if p := e.GetPolicy(); p != nil {
 		output.Row(w, "Policy", policyText(p))
+		output.Row(w, "Policies", policies)
 		if p.GetAuditExpireTime() != nil {
 			output.Row(w, "Audit mode", "until "+output.Moment(p.GetAuditExpireTime().AsTime()))
 		}

@@ -47,8 +47,14 @@ func TestEndpointListIsATableOrJSON(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "endpoint", "list")
 	nodetest.WantLines(t, out,
-		"CONTAINER ID STATE IDENTITY ADDRESSES DEVICE POLICY LABELS",
-		`0123456789abc/eth0 1 ready 300 10.244.0.2,fd00:244::2 sl0 revision 6, newer refused k8s:app=web\x1b]0;x\a`,
+		"CONTAINER POD STATE ADDRESSES POLICY IDENTITY",
+		`0123456789abc/eth0 - ready 10.244.0.2,fd00:244::2 revision 6, newer refused app=web\x1b]0;x\a (300)`,
+	)
+	wide, _ := n.Want(t, 0, "endpoint", "list", "-o", "wide")
+	nodetest.WantLines(t, wide,
+		"CONTAINER POD STATE ADDRESSES POLICY IDENTITY ID DEVICE LABELS",
+		`0123456789abc/eth0 - ready 10.244.0.2,fd00:244::2 revision 6, newer refused app=web\x1b]0;x\a (300) 1 sl0 `+
+			`k8s:app=web\x1b]0;x\a`,
 	)
 	if strings.ContainsAny(out, "\x1b\a") {
 		t.Errorf("what a container says reaches the terminal: %q", out)
@@ -87,8 +93,8 @@ func TestEndpointLabelChangesWhatWasGiven(t *testing.T) {
 	if err := message.Unmarshal([]byte(out), changed); err != nil || portsText(changed) != "http=8080/tcp" {
 		t.Errorf("named ports: %s", out)
 	}
-	out, _ = n.Want(t, 0, "endpoint", "label", "0123", "app=db", "--validate-only")
-	nodetest.WantLines(t, out, "Nothing was changed: --validate-only. 0123456789abc/eth0 would change from identity 300 "+
+	out, _ = n.Want(t, 0, "endpoint", "label", "0123", "app=db", "--dry-run")
+	nodetest.WantLines(t, out, "Nothing was changed: --dry-run. 0123456789abc/eth0 would change from identity 300 "+
 		"to cni:app=db (301)")
 	for _, wrong := range [][]string{
 		{"0123"},

@@ -26,13 +26,15 @@ func labelCommand(inv *invocation.Invocation) *cobra.Command {
 	var ports []string
 	var validate bool
 	cmd := &cobra.Command{
-		Use:   "label CONTAINER[/INTERFACE] [SOURCE:]KEY=VALUE | [SOURCE:]KEY- ...",
+		Use:   "label CONTAINER|POD [SOURCE:]KEY=VALUE | [SOURCE:]KEY- ...",
 		Short: "Change the labels or named ports of a running container",
 		Long: `Set the labels KEY=VALUE and remove the labels KEY-. The container gets the identity of its
 new labels, and the policies of that identity; connections that these policies deny are
 terminated. The default SOURCE is "cni", or "k8s" for a Kubernetes pod. If Sluice reads the
-labels of a pod from Kubernetes, change them there.`,
-		Example: "  sluice endpoint label 5f0c tier=front old-\n  sluice endpoint label 5f0c --named-port http=8080/tcp",
+labels of a pod from Kubernetes, change them there.
+
+` + NameHelp,
+		Example: "  sluice endpoint label shop/web tier=front old-\n  sluice endpoint label 5f0c --named-port http=8080/tcp",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			withPorts := cmd.Flags().Changed("named-port")
@@ -97,7 +99,7 @@ func changeLabels(ctx context.Context, inv *invocation.Invocation, name string, 
 	}
 	after := resp.GetEndpoint()
 	return inv.Show(message.Of(after), func(w io.Writer) {
-		const unchanged = "Nothing was changed: --validate-only."
+		const unchanged = "Nothing was changed: --dry-run."
 		before, owner, text := e.GetIdentity(), workload.OwnerOf(after.GetOwner()), identityText(after)
 		switch {
 		case c.validate && after.GetIdentity() == 0:
@@ -130,6 +132,9 @@ func changed(labels []*workloadv1.Label, changes []string, source string) ([]*wo
 		if l.GetSource() == "" || l.GetKey() == "" {
 			return nil, invocation.Usagef("%q has no label key: want [SOURCE:]KEY=VALUE or [SOURCE:]KEY-", text)
 		}
+		if !isLabelValue(value) {
+			return nil, invocation.Usagef("%q: %q is not a label value, so no policy could select it", text, value)
+		}
 		n := len(labels)
 		labels = slices.DeleteFunc(labels, func(have *workloadv1.Label) bool {
 			return have.GetSource() == l.GetSource() && have.GetKey() == l.GetKey()
@@ -142,6 +147,12 @@ func changed(labels []*workloadv1.Label, changes []string, source string) ([]*wo
 		}
 	}
 	return labels, nil
+}
+
+// isLabelValue reports whether Kubernetes accepts the value of a label. Selectors of policies have only such values.
+func isLabelValue(value string) bool {
+	const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+	return len(value) <= 63 && strings.Trim(value, letters+"-_.") == "" && strings.Trim(value, "-_.") == value
 }
 
 // parsePort reads NAME=PORT/PROTOCOL.

@@ -48,9 +48,9 @@ policies of the pod, and the first line says that it was not asked.
 ` + "`sluice policy explain`" + ` asks the policy service instead, which knows the text of the
 rules.
 
-Each end is a pod (the start of its container's id), an address, or the identity
+Each end is a pod NAMESPACE/NAME or a container of this node, an address, or the identity
 or labels of exactly one pod of this node.`,
-		Example: `  sluice explain --from 4caf --to 10.244.0.2 --port 80
+		Example: `  sluice explain --from shop/client --to 10.244.0.2 --port 80
   sluice explain --from k8s:app=client --to k8s:app=web --port 53/udp -6`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -91,6 +92,20 @@ func optionalName(cmd *cobra.Command, a []string) error {
 	if len(a) > 1 || len(a) == 1 && a[0] == "" {
 		return invocation.Usagef("%s takes one NAME", cmd.CommandPath())
 	}
+	return checkPattern(nameOf(a))
+}
+
+// checkPattern returns an error for a text that is not a DNS name or pattern.
+func checkPattern(text string) error {
+	name := strings.TrimSuffix(strings.TrimPrefix(text, "**."), ".")
+	for part := range strings.SplitSeq(name, ".") {
+		invalid := strings.IndexFunc(part, func(r rune) bool {
+			return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyz0123456789-_*", unicode.ToLower(r))
+		}) >= 0
+		if text != "" && (part == "" || len(part) > 63 || invalid) {
+			return invocation.Usagef("%q is not a DNS name or pattern, such as api.example.com or *.example.com", text)
+		}
+	}
 	return nil
 }
 
@@ -143,11 +158,11 @@ func forget(ctx context.Context, inv *invocation.Invocation, req *policyv1.Forge
 	done := message.Of(out, message.Fact{Key: "validateOnly", Value: req.GetValidateOnly()})
 	return inv.Show(done, func(w io.Writer) {
 		if req.GetValidateOnly() {
-			fmt.Fprintf(w, "Nothing was deleted: --validate-only. Names that would be: %d, with %d addresses.\n",
-				out.GetNameCount(), out.GetAddressCount())
+			fmt.Fprintf(w, "Nothing was deleted: --dry-run. Names that would be: %d, with %s.\n", out.GetNameCount(),
+				output.Plural(out.GetAddressCount(), "address", "addresses"))
 			return
 		}
-		fmt.Fprintf(w, "Names deleted, also in the kernel: %d, with %d addresses.\n", out.GetNameCount(),
-			out.GetAddressCount())
+		fmt.Fprintf(w, "Names deleted, also in the kernel: %d, with %s.\n", out.GetNameCount(),
+			output.Plural(out.GetAddressCount(), "address", "addresses"))
 	})
 }

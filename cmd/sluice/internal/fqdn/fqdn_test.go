@@ -75,7 +75,7 @@ func TestLearnedNamesAreForgotten(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Policy.Names = names()
 	out, _ := n.Want(t, 0, "fqdn", "delete", "*", "--dry-run")
-	nodetest.WantLines(t, out, "Nothing was deleted: --validate-only. Names that would be: 2, with 3 addresses.")
+	nodetest.WantLines(t, out, "Nothing was deleted: --dry-run. Names that would be: 2, with 3 addresses.")
 	if !n.Policy.Forgot.GetValidateOnly() {
 		t.Error("--dry-run was not asked for")
 	}
@@ -95,5 +95,16 @@ func TestLearnedNamesAreForgotten(t *testing.T) {
 	_, errOut := n.Want(t, invocation.ExitFailed, "fqdn", "delete", "*")
 	if !strings.Contains(errOut, "Only root may do this") {
 		t.Errorf("of another user: %s", errOut)
+	}
+}
+
+func TestNamesAndPatternsAreChecked(t *testing.T) {
+	for text, want := range map[string]bool{
+		"": true, "*": true, "api.example.com": true, "API.example.com.": true, "*.example.com": true, "**.example.com": true,
+		"bad..name": false, "a b": false, ".": false, "x.": true, "a/b": false,
+	} {
+		if (checkPattern(text) == nil) != want {
+			t.Errorf("%q: want %v", text, want)
+		}
 	}
 }

@@ -54,6 +54,9 @@ var columns = []output.Column[*identityv1.ListIdentitiesResponse]{
 	{Header: "SCOPE", Cell: func(r *identityv1.ListIdentitiesResponse) any { return scopeText(r.GetIdentity()) }},
 	{Header: "HELD BY", Cell: func(r *identityv1.ListIdentitiesResponse) any { return r.GetReferenceCount() }},
 	{Header: "LABELS", Cell: func(r *identityv1.ListIdentitiesResponse) any {
+		return workload.Text(workload.LabelTexts(r.GetIdentity().GetLabels()))
+	}},
+	{Header: "ALL LABELS", Wide: true, Cell: func(r *identityv1.ListIdentitiesResponse) any {
 		return strings.Join(workload.LabelTexts(r.GetIdentity().GetLabels()), ",")
 	}},
 }
@@ -77,7 +80,9 @@ func printList(ctx context.Context, inv *invocation.Invocation, reserved bool) e
 	if err := each(ctx, inv, reserved, func(m *identityv1.ListIdentitiesResponse) { all = append(all, m) }); err != nil {
 		return err
 	}
-	return inv.Show(message.List(all), func(w io.Writer) { output.Table(w, columns, all) })
+	return inv.Show(message.List(all), func(w io.Writer) {
+		output.Table(w, output.Shown(columns, inv.Wide()), all)
+	})
 }
 
 // keyColumns are the columns of `identity top-labels`.

@@ -16,7 +16,9 @@ import (
 func TestIdentities(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "identity", "list")
-	nodetest.WantLines(t, out, "300 cluster 2 k8s:app=web,k8s:tier")
+	nodetest.WantLines(t, out, "300 cluster 2 app=web,tier")
+	wide, _ := n.Want(t, 0, "identity", "list", "-o", "wide")
+	nodetest.WantLines(t, wide, "300 cluster 2 app=web,tier k8s:app=web,k8s:tier")
 	if strings.Contains(out, "reserved:host") {
 		t.Errorf("reserved identities are listed unasked:\n%s", out)
 	}

@@ -15,6 +15,8 @@ import (
 	"os/signal"
 	"path/filepath"
 	"reflect"
+	"slices"
+	"strings"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -23,6 +25,7 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 
+	"github.com/sluice-net/sluice/cmd/sluice/internal/nearest"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/version"
@@ -83,7 +86,7 @@ type Invocation struct {
 
 	Instance string
 	RunDir   string // overrides the run directory of the instance
-	Format   string // "table" or "json"
+	Format   string // "table", "wide" or "json"
 	Timeout  time.Duration
 	// AnswerLimit is the largest size of one streamed answer in bytes; 0: unlimited.
 	AnswerLimit int
@@ -117,8 +120,8 @@ func (c *Invocation) Bare(use string) *cobra.Command {
 		SilenceErrors: true,
 		Version:       version.Get().String(),
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
-			if c.Format != "table" && c.Format != "json" {
-				return Usagef("--output: %q is neither table nor json", c.Format)
+			if !slices.Contains(Formats, c.Format) {
+				return Usagef("--output: %q is not one of %s", c.Format, strings.Join(Formats, ", "))
 			}
 			if c.Timeout <= 0 {
 				return Usagef("--timeout: %s is not positive", c.Timeout)
@@ -127,11 +130,17 @@ func (c *Invocation) Bare(use string) *cobra.Command {
 		},
 	}
 	flags := root.PersistentFlags()
-	flags.StringVarP(&c.Format, "output", "o", "table", "table or json")
+	flags.StringVarP(&c.Format, "output", "o", "table", "table, wide (with further columns) or json")
 	flags.DurationVar(&c.Timeout, "timeout", 10*time.Second, "how long to wait for each answer")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
 	return root
 }
+
+// Formats are the values of --output.
+var Formats = []string{"table", "wide", "json"}
+
+// Wide reports whether tables have further columns, which may make them wider than 100 columns.
+func (c *Invocation) Wide() bool { return c.Format == "wide" }
 
 // VersionCommand is `version`.
 func VersionCommand(c *Invocation) *cobra.Command {
@@ -165,10 +174,23 @@ func Group(use, short string, subcommands ...*cobra.Command) *cobra.Command {
 	return cmd
 }
 
+// WithAlias adds a second name to a command.
+func WithAlias(alias string, cmd *cobra.Command) *cobra.Command {
+	cmd.Aliases = []string{alias}
+	return cmd
+}
+
 // onlyGroups runs a command that has only subcommands: it prints help, or reports an unknown subcommand.
 func onlyGroups(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return Usagef("%s has no command %q; see `%s --help`", cmd.CommandPath(), args[0], cmd.CommandPath())
+		var names []string
+		for _, sub := range cmd.Commands() {
+			if !sub.Hidden {
+				names = append(append(names, sub.Name()), sub.Aliases...)
+			}
+		}
+		return Usagef("%s has no command %q; see `%s --help`%s", cmd.CommandPath(), args[0], cmd.CommandPath(),
+			nearest.Hint(args[0], names))
 	}
 	return cmd.Help()
 }
@@ -245,12 +267,12 @@ func (c *Invocation) ShowChanges(changes []string, err error) error {
 	return shown
 }
 
-// ValidateFlag adds --validate-only and its synonym --dry-run.
+// ValidateFlag adds --dry-run. It is also accepted under its former name --validate-only.
 func ValidateFlag(cmd *cobra.Command, to *bool, help string) {
-	cmd.Flags().BoolVar(to, "validate-only", false, help+"; --dry-run is the same")
+	cmd.Flags().BoolVar(to, "dry-run", false, help)
 	cmd.Flags().SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		if name == "dry-run" {
-			name = "validate-only"
+		if name == "validate-only" {
+			name = "dry-run"
 		}
 		return pflag.NormalizedName(name)
 	})

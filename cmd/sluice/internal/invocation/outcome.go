@@ -19,6 +19,7 @@ type Outcome struct {
 	Waited       bool   // the command waited for the kernel
 	Pending      string // why the kernel does not enforce it; empty: it does, or Waited is false
 	Took         time.Duration
+	Node         LocalNode // the node that was changed
 }
 
 // Facts returns the outcome as JSON keys.
@@ -35,9 +36,16 @@ func (o Outcome) Facts() []message.Fact {
 // Write writes the outcome as one line. component is the service that made the change, with its article: "the load
 // balancer".
 func (o Outcome) Write(w io.Writer, component string) {
+	o.write(w, component)
+	if only := o.Node.Only(); only != "" {
+		fmt.Fprintln(w, output.Printable("The change applies only to "+only+"."))
+	}
+}
+
+func (o Outcome) write(w io.Writer, component string) {
 	switch {
 	case o.ValidateOnly:
-		fmt.Fprintln(w, "Nothing was changed: --validate-only.")
+		fmt.Fprintln(w, "Nothing was changed: --dry-run.")
 	case !o.Waited:
 		fmt.Fprintf(w, "Revision %d is in force in %s; the command did not wait for the kernel.\n", o.Revision, component)
 	case o.Pending == "":

@@ -235,7 +235,7 @@ func TestAnOwnerWithoutAnEndpointIsReleased(t *testing.T) {
 		"other":      `other/eth0: the manager "nomad" owns it and decides when it is released; use --force `,
 		"nobody":     "no allocation of nobody; see `sluice ipam list`",
 		"10.244.9.9": "no allocation of 10.244.9.9; see `sluice ipam list`",
-		"":           `"" is not CONTAINER or CONTAINER/INTERFACE`,
+		"":           `"" is neither CONTAINER[/INTERFACE] nor the pod NAMESPACE/NAME`,
 	} {
 		for _, flag := range []string{"--dry-run=false", "--dry-run"} {
 			code, out, errOut := n.Sluice("ipam", "release", flag, "--", name)
@@ -245,7 +245,7 @@ func TestAnOwnerWithoutAnEndpointIsReleased(t *testing.T) {
 		}
 	}
 	out, _ := n.Want(t, 0, "ipam", "release", "used", "--force", "--dry-run")
-	nodetest.WantLines(t, out, "Nothing was released: --validate-only. used/eth0 would lose 10.244.0.2.")
+	nodetest.WantLines(t, out, "Nothing was released: --dry-run. used/eth0 would lose 10.244.0.2.")
 	if !n.IPAM.Released.GetValidateOnly() {
 		t.Error("--dry-run was not asked for")
 	}

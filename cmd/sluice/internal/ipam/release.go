@@ -20,22 +20,23 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
 func releaseCommand(inv *invocation.Invocation) *cobra.Command {
 	var force, dryRun bool
 	cmd := &cobra.Command{
-		Use:   "release CONTAINER[/INTERFACE]|ADDRESS",
+		Use:   "release CONTAINER|POD|ADDRESS",
 		Short: "Release the addresses of an owner that has no endpoint",
-		Long: `Release all addresses of an owner, which is given by the start of its container ID or by
-one of its addresses. As after any release, confirmed addresses stay in quarantine before
+		Long: `Release all addresses of an owner, which is given as a container, a pod or one of its
+addresses. As after any release, confirmed addresses stay in quarantine before
 another owner gets them.
 
 Addresses of an endpoint and leases are refused: a lease belongs to an ADD in progress and
 expires by itself. With --force, the endpoint keeps using an address that is no longer
 allocated to it. The datapath does not give the address to another endpoint, and allocates
 it again after a restart of sluice-ipam.`,
-		Args: invocation.Args(1, "a container's id or an address"),
+		Args: invocation.Args(1, "a container, a pod or an address"),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			return release(cmd.Context(), inv, a[0], force, dryRun)
 		},
@@ -51,7 +52,7 @@ func release(ctx context.Context, inv *invocation.Invocation, name string, force
 	if err != nil {
 		return err
 	}
-	held, err := match(all, name)
+	held, err := match(all, name, podsOf(ctx, inv))
 	if err != nil {
 		return err
 	}
@@ -78,7 +79,7 @@ func release(ctx context.Context, inv *invocation.Invocation, name string, force
 		case resp.GetReleased() == nil:
 			fmt.Fprintf(w, "%s has no addresses any more.\n", output.Printable(owner.String()))
 		case dryRun:
-			fmt.Fprintf(w, "Nothing was released: --validate-only. %s would lose %s.\n", output.Printable(owner.String()),
+			fmt.Fprintf(w, "Nothing was released: --dry-run. %s would lose %s.\n", output.Printable(owner.String()),
 				addresses)
 		default:
 			fmt.Fprintf(w, "%s released %s.\n", output.Printable(owner.String()), addresses)
@@ -94,8 +95,25 @@ func addressesOf(a *ipamv1.Allocation) []string {
 	return out
 }
 
-// match returns the allocation with an address, or of a container that is given by the start of its ID.
-func match(all []*ipamv1.Allocation, name string) (*ipamv1.Allocation, error) {
+// podsOf returns the pods of the endpoints; nil if the datapath does not answer.
+func podsOf(ctx context.Context, inv *invocation.Invocation) map[workload.Owner]*workloadv1.PodReference {
+	endpoints, err := endpoint.List(ctx, inv)
+	if err != nil {
+		return nil
+	}
+	pods := map[workload.Owner]*workloadv1.PodReference{}
+	for _, e := range endpoints {
+		if e.GetPod() != nil {
+			pods[workload.OwnerOf(e.GetOwner())] = e.GetPod()
+		}
+	}
+	return pods
+}
+
+// match returns the allocation with an address, or of a container or a pod.
+func match(
+	all []*ipamv1.Allocation, name string, pods map[workload.Owner]*workloadv1.PodReference,
+) (*ipamv1.Allocation, error) {
 	if addr, err := netip.ParseAddr(name); err == nil {
 		text := addr.Unmap().String()
 		for _, a := range all {
@@ -108,7 +126,7 @@ func match(all []*ipamv1.Allocation, name string) (*ipamv1.Allocation, error) {
 	// Allocations and endpoints are matched by owner in the same way.
 	owners := make([]*datapathv1.Endpoint, 0, len(all))
 	for _, a := range all {
-		owners = append(owners, &datapathv1.Endpoint{Owner: a.GetOwner()})
+		owners = append(owners, &datapathv1.Endpoint{Owner: a.GetOwner(), Pod: pods[workload.OwnerOf(a.GetOwner())]})
 	}
 	found, err := endpoint.Match(owners, name)
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/flagvalue"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/nearest"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/selector"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/service"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
@@ -93,7 +94,7 @@ func (c criterion) values() []string {
 var kinds = []kind{
 	{
 		"container", true,
-		"events of CONTAINER or CONTAINER/INTERFACE; the start of the ID is enough while the container exists",
+		"events of the container CONTAINER[/INTERFACE] or the pod NAMESPACE/NAME",
 		addContainer,
 	},
 	{"pod", true, "events of the pod [NAMESPACE/]NAME of this node", addPod},
@@ -203,6 +204,9 @@ func (o *Flags) PodNames() []string {
 // podName returns the value as NAMESPACE/NAME if it may be the name of a pod, else an empty string.
 func (c criterion) podName(value string) string {
 	value = strings.TrimSpace(value)
+	if c.name == "from" || c.name == "to" {
+		value = strings.TrimPrefix(value, "pod:")
+	}
 	namespace, name, found := strings.Cut(value, "/")
 	switch {
 	case c.name == "pod" && !found:
@@ -437,7 +441,7 @@ func addEnd(to *datapathv1.FlowEndCriteria, flag, value string, n *names) error 
 		to.Identities = append(to.Identities, n)
 		return err
 	}
-	if strings.ContainsAny(value, "=!(,: ") {
+	if strings.ContainsAny(value, "=!(,: ") && !endpoint.HasPrefix(value) {
 		sel, err := selector.Parse(value)
 		if err != nil {
 			return invocation.Usagef("%s: %w", flag, err)
@@ -536,7 +540,9 @@ func enumNamed[E ~int32](flag, text, prefix string, values map[string]int32) (E,
 	if ok && n != 0 {
 		return E(n), nil
 	}
-	return 0, invocation.Usagef("%s: %q is not one of %s", flag, text, strings.Join(enumNames(prefix, values), ", "))
+	names := enumNames(prefix, values)
+	return 0, invocation.Usagef("%s: %q is not one of %s%s", flag, text, strings.Join(names, ", "),
+		nearest.Hint(text, names))
 }
 
 // enumNames returns the accepted names of an enum, sorted.
@@ -616,24 +622,22 @@ func (n *names) container(flag, name string) (*workloadv1.Owner, error) {
 	if err != nil {
 		return nil, err
 	}
-	e, err := endpoint.Match(all, name)
-	switch {
+	parsed, err := endpoint.ParseName(name)
+	if err != nil {
+		return nil, invocation.Usagef("%s: %w", flag, err)
+	}
+	e, err := parsed.Match(all)
+	switch owner := parsed.Owner(); {
 	case err != nil:
 		return nil, invocation.Usagef("%s: %w", flag, err)
 	case e != nil:
 		return e.GetOwner(), nil
+	case owner == nil && n != nil:
+		return nil, invocation.Usagef("%s: %q is not a pod of this node; use --pod for an earlier or later pod", flag, name)
+	default:
+		n.missing(flag, "container", name)
+		return owner, nil
 	}
-	n.missing(flag, "container", name)
-	return ownerNamed(name), nil
-}
-
-// ownerNamed parses CONTAINER[/INTERFACE] as a complete name.
-func ownerNamed(name string) *workloadv1.Owner {
-	id, ifname, found := strings.Cut(name, "/")
-	if !found {
-		ifname = "eth0"
-	}
-	return &workloadv1.Owner{ContainerId: id, InterfaceName: ifname}
 }
 
 func (n *names) pod(flag, name string) (*datapathv1.PodName, error) {
@@ -666,28 +670,30 @@ func (n *names) end(flag, name string) ([]*workloadv1.Owner, []*datapathv1.PodNa
 	if err != nil {
 		return nil, nil, err
 	}
-	namespace, podName, slash := strings.Cut(name, "/")
-	if namespace == "" || slash && (podName == "" || strings.Contains(podName, "/")) {
-		return nil, nil, invocation.Usagef("%s: %q is neither CONTAINER, CONTAINER/INTERFACE nor the pod NAMESPACE/NAME",
-			flag, name)
+	parsed, err := endpoint.ParseName(name)
+	if err != nil {
+		return nil, nil, invocation.Usagef("%s: %w", flag, err)
 	}
-	pods := []*datapathv1.PodName{{Namespace: namespace, Name: podName}}
-	if slash && hasPod(all, namespace, podName) {
-		return nil, pods, nil
+	var pods []*datapathv1.PodName
+	if p := parsed.Pod(); p != nil {
+		pods = append(pods, p)
 	}
-	e, err := endpoint.Match(all, name)
+	found, isPod, err := parsed.Find(all)
 	switch {
 	case err != nil:
 		return nil, nil, invocation.Usagef("%s: %w", flag, err)
-	case e != nil:
+	case isPod:
+		return nil, pods, nil
+	case len(found) > 0:
+		e, err := parsed.Match(all)
+		if err != nil {
+			return nil, nil, invocation.Usagef("%s: %w", flag, err)
+		}
 		return []*workloadv1.Owner{e.GetOwner()}, nil, nil
 	}
 	n.missing(flag, "container or pod", name)
-	if !slash {
-		return []*workloadv1.Owner{ownerNamed(name)}, nil, nil
+	if o := parsed.Owner(); o != nil {
+		return []*workloadv1.Owner{o}, pods, nil
 	}
-	if len(podName) > 15 { // too long for the name of an interface
-		return nil, pods, nil
-	}
-	return []*workloadv1.Owner{ownerNamed(name)}, pods, nil
+	return nil, pods, nil
 }

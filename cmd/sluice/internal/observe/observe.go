@@ -31,10 +31,10 @@ An event is shown if it meets every kind of filter; of several filters of one ki
 must meet one. --not inverts the filter that follows it, and only that one: events that
 meet the filter are left out. Where events were lost, a line shows how many.
 
---from and --to take a container (the start of its ID, or CONTAINER/INTERFACE), a pod of
-this node as NAMESPACE/NAME, an address or prefix, an identity number, or a label selector
-in the syntax of kubectl (app=web, k8s:app, reserved:host). Both may be repeated. The
-sender of a reply is the responder of the connection.`,
+--from and --to take a container or a pod of this node, an address or prefix, an identity
+number, or a label selector in the syntax of kubectl (app=web, k8s:app, reserved:host).
+Both may be repeated. The sender of a reply is the responder of the connection.
+` + endpoint.NameHelp,
 		Example: `  sluice observe --follow --verdict dropped
   sluice observe --last 20 --from app=client --to-port 80
   sluice observe --since 10:15:00 --until 10:16:00 --not --port 53

@@ -3,13 +3,23 @@
 
 package output
 
-import "io"
+import (
+	"io"
+	"slices"
+)
 
 // Column is one column of a table of messages.
 type Column[M any] struct {
 	Header string
+	// Wide columns are shown only with -o wide.
+	Wide bool
 	// Cell returns the value of the column.
 	Cell func(M) any
+}
+
+// Shown returns the columns for -o table, or for -o wide.
+func Shown[M any](columns []Column[M], wide bool) []Column[M] {
+	return slices.DeleteFunc(slices.Clone(columns), func(c Column[M]) bool { return c.Wide && !wide })
 }
 
 // Table writes a header and one row for each message.

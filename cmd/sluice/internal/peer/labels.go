@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	"github.com/sluice-net/sluice/model/label"
@@ -20,7 +21,8 @@ import (
 // IsLabels reports whether the text is a list of labels: it has characters that names of pods cannot have. A single
 // label of a reserved identity, such as "reserved:host", is not a list.
 func IsLabels(text string) bool {
-	return strings.ContainsAny(text, "=,") || strings.Contains(text, ":") && !isReserved(text)
+	return strings.ContainsAny(text, "=,") ||
+		strings.Contains(text, ":") && !isReserved(text) && !endpoint.HasPrefix(text)
 }
 
 func isReserved(text string) bool {

@@ -30,7 +30,7 @@ import (
 )
 
 // Forms describes the accepted names of one end of a connection.
-const Forms = "a pod (start of its container's id), an address, an identity number, or labels such as " +
+const Forms = "a pod NAMESPACE/NAME or container of this node, an address, an identity number, or labels such as " +
 	"k8s:app=web,k8s:tier=front"
 
 // Peer is one resolved end of a connection.

@@ -53,9 +53,9 @@ func applyCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "apply -f FILE",
 		Short: "Add or replace policies, all or none",
-		Long: fmt.Sprintf(`Add or replace policies from files, from the YAML and JSON files of a directory, or from
-standard input, all or none, and wait until the kernel enforces them. The exit code is %d if
-the policy service has accepted them but the kernel does not enforce them (yet).`,
+		Long: fmt.Sprintf(`Add or replace policies of this node from files, from the YAML and JSON files of a directory,
+or from standard input, all or none, and wait until the kernel enforces them. The exit code
+is %d if the policy service has accepted them but the kernel does not enforce them (yet).`,
 			invocation.ExitNotReady),
 		Args: onlyFiles,
 		RunE: func(cmd *cobra.Command, _ []string) error { return apply(cmd.Context(), inv, cmd.InOrStdin(), o) },
@@ -114,8 +114,8 @@ func deleteCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delete (-f FILE | KIND [NAMESPACE/]NAME... | KIND/[NAMESPACE/]NAME...)",
 		Short: "Delete policies that were applied with `policy apply`",
-		Long: fmt.Sprintf(`Delete policies by name, or the policies in files, a directory or standard input, all or
-none, and wait until the kernel enforces the change. Deleting a policy that does not exist
+		Long: fmt.Sprintf(`Delete policies of this node by name, or the policies in files, a directory or standard
+input, all or none, and wait until the kernel enforces the change. Deleting a policy that does not exist
 succeeds. The exit code is %d if the policy service has deleted them but the kernel still
 enforces them.`, invocation.ExitNotReady),
 		Args: cobra.ArbitraryArgs,
@@ -156,6 +156,10 @@ func deletePolicies(ctx context.Context, inv *invocation.Invocation, stdin io.Re
 	if err != nil {
 		return err
 	}
+	for _, name := range policykind.KindsAmong(a) {
+		inv.Note(fmt.Sprintf("%q is the name of a kind, but is used as the name of a policy; policies of several kinds are "+
+			"KIND/[NAMESPACE/]NAME", name))
+	}
 	return makeChange(ctx, inv, o, nil, client.DeletePolicies, &policyv1.DeletePoliciesRequest{
 		Keys: keys, ValidateOnly: o.validate, Manager: o.manager, IfRevision: o.expect.Expected(),
 	})
@@ -191,6 +195,7 @@ func makeChange[Q any, R answer](ctx context.Context, inv *invocation.Invocation
 		}
 	}
 	outcome.Took = time.Since(began).Round(time.Millisecond)
+	outcome.Node = invocation.AskLocalNode(ctx, inv)
 	shown := make([]message.Object, len(changes))
 	for i, ch := range changes {
 		shown[i] = message.Of(ch)

@@ -64,7 +64,7 @@ func confirm(ctx context.Context, inv *invocation.Invocation, validate bool) err
 		}
 		switch {
 		case validate:
-			fmt.Fprintf(w, "Nothing was changed: --validate-only. Revision %d with %s would be enforced.\n",
+			fmt.Fprintf(w, "Nothing was changed: --dry-run. Revision %d with %s would be enforced.\n",
 				r.GetRevision(), output.Plural(r.GetPolicies(), "policy", "policies"))
 		case pending != "":
 			fmt.Fprintln(w, output.Printable(fmt.Sprintf("Revision %d is confirmed, but the kernel does not enforce it: %s.",

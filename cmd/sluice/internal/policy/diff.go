@@ -135,6 +135,14 @@ func diff(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, file
 		}
 		req.Delete = append(req.Delete, keys...)
 	}
+	for _, key := range req.GetDelete() {
+		found, err := list(ctx, inv, &policyv1.ListPoliciesRequest{
+			Kind: key.GetKind(), Namespace: key.GetNamespace(), Name: key.GetName(),
+		})
+		if err == nil && len(found) == 0 {
+			fmt.Fprintln(inv.ErrOut, output.Printable("warning: --delete: this node has no "+policykind.KeyText(key)))
+		}
+	}
 	var all []*policyv1.DiffResponse
 	if err := invocation.Each(ctx, inv, invocation.Policy, client.Diff, req, func(m *policyv1.DiffResponse) {
 		all = addDifference(all, m)
@@ -154,7 +162,12 @@ func diff(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, file
 		}
 		items[i] = message.Of(d, message.Fact{Key: "peers", Value: peers})
 	}
-	if err := inv.Show(items, func(w io.Writer) { differencesTable(w, all, counts) }); err != nil {
+	if err := inv.Show(items, func(w io.Writer) {
+		differencesTable(w, all, counts)
+		if only := invocation.AskLocalNode(ctx, inv).Only(); only != "" {
+			fmt.Fprintln(w, "\n"+output.Printable("Compared: "+only+"."))
+		}
+	}); err != nil {
 		return err
 	}
 	if len(all) == 0 {
@@ -306,12 +319,32 @@ func peerLines(peers []*policyv1.DiffPeer, counts addressCounts) []string {
 		}
 		workloads = append(workloads, line)
 	}
-	for _, together := range [][]string{slices.Compact(reserved), blocks} {
+	for _, together := range [][]string{shortReserved(slices.Compact(reserved)), blocks} {
 		if len(together) > 0 {
 			workloads = append(workloads, strings.Join(together, ", "))
 		}
 	}
 	return workloads
+}
+
+// usualReserved are the reserved identities that are always listed by name.
+var usualReserved = []string{
+	identity.NameHost, identity.NameRemoteNode, identity.NameWorld, identity.NameWorldIPv4, identity.NameWorldIPv6,
+}
+
+// shortReserved replaces the unusual reserved identities by one text if the list has all of them.
+func shortReserved(listed []string) []string {
+	var unusual []string
+	for _, r := range identity.Reserved() {
+		if labels := r.Labels.All(); len(labels) == 1 && !slices.Contains(usualReserved, labels[0].Key) {
+			unusual = append(unusual, labels[0].Source+":"+labels[0].Key)
+		}
+	}
+	others := slices.DeleteFunc(slices.Clone(listed), func(l string) bool { return slices.Contains(unusual, l) })
+	if len(listed)-len(others) < len(unusual) {
+		return listed
+	}
+	return append(others, "all reserved identities other than host, remote-node and world")
 }
 
 // placeText returns the prefix, or the address if the prefix has only one.

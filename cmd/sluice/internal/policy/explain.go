@@ -38,9 +38,9 @@ as those of a hypothetical pod, and a note shows the nearest identity.
 
 Both sides are evaluated by the policies of this node. If a pod is on another node, that
 node enforces its own policies, and the first line says that it was not asked.`,
-		Example: `  sluice policy explain --from 4caf --to 10.244.0.2 --port 80
-  sluice policy explain -n shop --from app=client --to 4caf --port 53/udp
-  sluice policy explain --from 4caf --to 192.0.2.7 --icmp echo`,
+		Example: `  sluice policy explain --from shop/client --to shop/web --port 80
+  sluice policy explain -n shop --from app=client --to shop/dns --port 53/udp
+  sluice policy explain --from shop/client --to 192.0.2.7 --icmp echo`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			conn, err := peer.ResolveConnection(cmd.Context(), inv, o, peer.Resolve)

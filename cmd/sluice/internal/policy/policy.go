@@ -20,9 +20,9 @@ import (
 
 // Command is `policy`.
 func Command(inv *invocation.Invocation) *cobra.Command {
-	return invocation.Group("policy", "Apply, check and explain network policies",
+	return invocation.WithAlias("netpol", invocation.Group("policy", "Apply, check and explain network policies",
 		applyCommand(inv), deleteCommand(inv), confirmCommand(inv), sourceCommand(inv), listCommand(inv), getCommand(inv),
-		explainCommand(inv), explainFieldCommand(inv), diffCommand(inv), validateCommand(inv), tableCommand(inv))
+		explainCommand(inv), explainFieldCommand(inv), diffCommand(inv), validateCommand(inv), tableCommand(inv)))
 }
 
 // client shortens the calls of package invocation.

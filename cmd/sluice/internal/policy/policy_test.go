@@ -45,10 +45,10 @@ func TestConfirmEndsWhatTheKernelHolds(t *testing.T) {
 	for _, flag := range []string{"--validate-only", "--dry-run"} {
 		out, _ = n.Want(t, 0, "policy", "confirm", flag)
 		nodetest.WantLines(t, out, "Before: "+n.Policy.Held[0],
-			"Nothing was changed: --validate-only. Revision 7 with 1 policy would be enforced.")
+			"Nothing was changed: --dry-run. Revision 7 with 1 policy would be enforced.")
 	}
 	if n.Policy.WaitError == nil {
-		t.Error("--validate-only confirmed the policies")
+		t.Error("--dry-run confirmed the policies")
 	}
 	out, _ = n.Want(t, 0, "policy", "confirm")
 	for _, want := range []string{
@@ -87,8 +87,8 @@ func TestApplyWaitsUntilTheKernelEnforces(t *testing.T) {
 		done.Changes[0].File != file {
 		t.Errorf("apply --wait=false: %+v", done)
 	}
-	out, _ = n.Want(t, 0, "policy", "apply", "-f", file, "--validate-only")
-	nodetest.WantLines(t, out, "Nothing was changed: --validate-only.")
+	out, _ = n.Want(t, 0, "policy", "apply", "-f", file, "--dry-run")
+	nodetest.WantLines(t, out, "Nothing was changed: --dry-run.")
 
 	for _, c := range []struct {
 		what string
@@ -506,7 +506,7 @@ func TestPolicyExplainFindsWhoIsMeant(t *testing.T) {
 	nodetest.WantLines(t, errOut, "sluice: identity 999 is not known")
 	_, errOut = n.Want(t, invocation.ExitFailed, "policy", "explain", "--from", "300", "--to", "a.example",
 		"--port", "80")
-	nodetest.WantLines(t, errOut, "sluice: no endpoint of container a.example; see `sluice endpoint list`; "+
+	nodetest.WantLines(t, errOut, "sluice: no container or pod a.example; see `sluice endpoint list`; "+
 		"DNS names are not accepted; give an address")
 }
 
@@ -1001,8 +1001,8 @@ func TestOnlyWhatIsSentCountsForTheLimit(t *testing.T) {
 func TestFileThatWasNeverReadIsAccepted(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Policy.Missing = map[string]string{"a.yaml": "no YAML", "b.yaml": "no YAML"}
-	out, _ := n.Want(t, 0, "policy", "source", "accept-without", "a.yaml", "--validate-only")
-	nodetest.WantLines(t, out, "a.yaml was never read: no YAML", "Nothing was changed: --validate-only.")
+	out, _ := n.Want(t, 0, "policy", "source", "accept-without", "a.yaml", "--dry-run")
+	nodetest.WantLines(t, out, "a.yaml was never read: no YAML", "Nothing was changed: --dry-run.")
 	out, _ = n.Want(t, invocation.ExitNotReady, "policy", "source", "accept-without", "a.yaml")
 	nodetest.WantLines(t, out, "a.yaml was never read: no YAML",
 		"It is accepted as missing. Containers are still not connected:", "b.yaml")
@@ -1012,4 +1012,39 @@ func TestFileThatWasNeverReadIsAccepted(t *testing.T) {
 	}
 	_, errOut := n.Want(t, invocation.ExitFailed, "policy", "source", "accept-without", "c.yaml")
 	nodetest.WantLines(t, errOut, "sluice: nothing waits for c.yaml")
+}
+
+func TestUnusualReservedIdentitiesAreOneText(t *testing.T) {
+	unusual := []string{
+		"reserved:unmanaged", "reserved:health", "reserved:init", "reserved:ingress", "reserved:unknown-in-cluster",
+	}
+	got := shortReserved(append([]string{"reserved:host"}, unusual...))
+	if len(got) != 2 || got[0] != "reserved:host" || !strings.HasPrefix(got[1], "all reserved identities other than") {
+		t.Errorf("all: %q", got)
+	}
+	if got := shortReserved(unusual[1:]); len(got) != 4 {
+		t.Errorf("not all: %q", got)
+	}
+}
+
+func TestNamesOfKindsAreNoted(t *testing.T) {
+	n := nodetest.New(t, Command)
+	_, errOut := n.Want(t, 0, "policy", "delete", "netpol", "shop/web", "cnp", "--wait=false")
+	nodetest.WantLines(t, errOut, `sluice: note: "cnp" is the name of a kind, but is used as the name of a policy; `+
+		"policies of several kinds are KIND/[NAMESPACE/]NAME")
+	_, errOut = n.Want(t, 0, "policy", "diff", "--delete", "netpol/shop/nosuch")
+	nodetest.WantLines(t, errOut, "warning: --delete: this node has no NetworkPolicy shop/nosuch")
+}
+
+// TestChangesNameTheNode: a change is of one node, although the cluster has two.
+func TestChangesNameTheNode(t *testing.T) {
+	n := nodetest.New(t, Command)
+	file := nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebPolicy)
+	const only = "The change applies only to this node (node-a), not 1 other node of the cluster."
+	out, _ := n.Want(t, 0, "policy", "apply", "-f", file)
+	nodetest.WantLines(t, out, only)
+	n.Identity.Cluster.Nodes = 1
+	if out, _ = n.Want(t, 0, "policy", "apply", "-f", file); strings.Contains(out, "this node") {
+		t.Errorf("with one node: %s", out)
+	}
 }

@@ -49,7 +49,7 @@ func accept(ctx context.Context, inv *invocation.Invocation, file string, valida
 		fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s was never read: %s", r.GetFile(), r.GetReason())))
 		switch {
 		case validate:
-			fmt.Fprintln(w, "Nothing was changed: --validate-only.")
+			fmt.Fprintln(w, "Nothing was changed: --dry-run.")
 		case !waits:
 			fmt.Fprintln(w, "It is accepted as missing. Containers are connected without its policies.")
 		default:

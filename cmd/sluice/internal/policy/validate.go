@@ -138,6 +138,8 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 			}
 		}
 		switch {
+		case len(broken) > 0 && len(all) == 0:
+			fmt.Fprintf(w, "%s cannot be read.\n", output.Plural(broken.Files(), "file", "files"))
 		case len(broken) > 0:
 			fmt.Fprintf(w, "%d of %d policies would be refused; files that cannot be read: %d.\n", refused, len(all),
 				broken.Files())

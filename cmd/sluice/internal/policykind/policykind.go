@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/nearest"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
@@ -57,11 +58,13 @@ func Named(text string) (Kind, error) {
 			return k, nil
 		}
 	}
-	names := make([]string, 0, len(kinds))
+	names, words := make([]string, 0, len(kinds)), make([]string, 0, 3*len(kinds))
 	for _, k := range kinds {
 		names = append(names, k.Name+" ("+k.short+")")
+		words = append(words, k.Name, k.plural, k.short)
 	}
-	return Kind{}, invocation.Usagef("%q is not a kind of policy; the kinds are %s", text, strings.Join(names, ", "))
+	return Kind{}, invocation.Usagef("%q is not a kind of policy; the kinds are %s%s", text,
+		strings.Join(names, ", "), nearest.Hint(text, words))
 }
 
 // KeyNamed returns the key for the arguments KIND and [NAMESPACE/]NAME.
@@ -114,6 +117,17 @@ func KeysNamed(args []string, namespace string) ([]*policyv1.PolicyKey, error) {
 		keys = append(keys, key)
 	}
 	return keys, nil
+}
+
+// KindsAmong returns the arguments after KIND that are the names of kinds as well: they were probably not meant as the
+// names of policies.
+func KindsAmong(args []string) (kinds []string) {
+	for i, name := range args {
+		if _, err := Named(name); i > 0 && err == nil && !strings.Contains(args[0], "/") {
+			kinds = append(kinds, name)
+		}
+	}
+	return kinds
 }
 
 // Complete returns the key of a document with the namespace that the service would choose. An unknown kind stays

@@ -82,8 +82,8 @@ func applyCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "apply -f FILE",
 		Short: "Add or replace services and endpoint slices, all or none",
-		Long: fmt.Sprintf(`Add or replace Services and EndpointSlices from files, from the YAML and JSON files of a
-directory, or from standard input, all or none, and wait until the kernel enforces them.
+		Long: fmt.Sprintf(`Add or replace Services and EndpointSlices of this node from files, from the YAML and JSON
+files of a directory, or from standard input, all or none, and wait until the kernel enforces them.
 The exit code is %d if the load balancer has accepted them but the kernel does not enforce
 them (yet).`, invocation.ExitNotReady),
 		Args: onlyFiles,
@@ -114,7 +114,7 @@ func deleteCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delete (-f FILE | [NAMESPACE/]NAME...)",
 		Short: "Delete services that were applied with `service apply`",
-		Long: fmt.Sprintf(`Delete services by name, or the services and endpoint slices in files, a directory or
+		Long: fmt.Sprintf(`Delete services of this node by name, or the services and endpoint slices in files, a directory or
 standard input, all or none, and wait until the kernel enforces the change. Deleting an
 object that does not exist succeeds. If a service is deleted by name, its endpoint slices
 stay for a later service of the same name. The exit code is %d if the load balancer has
@@ -174,6 +174,11 @@ func deleteServices(ctx context.Context, inv *invocation.Invocation, stdin io.Re
 	keys, docs, err := keysNamed(a, o, stdin)
 	if err != nil {
 		return err
+	}
+	for _, name := range a {
+		if slices.Contains([]string{"service", "services", "svc", "endpointslice", "endpointslices"}, strings.ToLower(name)) {
+			inv.Note(fmt.Sprintf("%q is the name of a kind, but is used as the name of a service", name))
+		}
 	}
 	return makeChange(ctx, inv, o, docs, client.DeleteServices, &lbv1.DeleteServicesRequest{
 		Keys: keys, ValidateOnly: o.validate, Manager: o.manager, IfRevision: o.expect.Expected(),
@@ -235,6 +240,7 @@ func makeChange[Q any, R answer](ctx context.Context, inv *invocation.Invocation
 		}
 	}
 	outcome.Took = time.Since(began).Round(time.Millisecond)
+	outcome.Node = invocation.AskLocalNode(ctx, inv)
 	if o.hints {
 		addHints(ctx, inv, changes, docs)
 	}

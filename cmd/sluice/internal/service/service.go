@@ -24,8 +24,8 @@ import (
 
 // Command is `service`.
 func Command(inv *invocation.Invocation) *cobra.Command {
-	return invocation.Group("service", "Apply and show services and their backends",
-		listCommand(inv), getCommand(inv), applyCommand(inv), deleteCommand(inv), diffCommand(inv))
+	return invocation.WithAlias("svc", invocation.Group("service", "Apply and show services and their backends",
+		listCommand(inv), getCommand(inv), applyCommand(inv), deleteCommand(inv), diffCommand(inv)))
 }
 
 // client shortens the calls of package invocation.

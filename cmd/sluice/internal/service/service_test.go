@@ -23,7 +23,7 @@ func TestApplyWaitsUntilTheKernelEnforces(t *testing.T) {
 	file := nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebService)
 	out, _ := n.Want(t, 0, "service", "apply", "-f", file, "--dry-run")
 	nodetest.WantLines(t, out, "Service shop/web created", "EndpointSlice shop/web-1 created",
-		"Nothing was changed: --validate-only.")
+		"Nothing was changed: --dry-run.")
 	if len(n.Balancer.Objects) > 0 {
 		t.Fatalf("--dry-run has stored %v", n.Balancer.Objects)
 	}

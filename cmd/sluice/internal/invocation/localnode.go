@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package invocation
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+)
+
+// localNodeTimeout limits the wait for sluice-identity, whose answer is optional.
+const localNodeTimeout = time.Second
+
+// LocalNode is this node, for commands that act on one node although the cluster has others.
+type LocalNode struct {
+	Name   string
+	Others uint32 // other nodes of the cluster
+}
+
+// AskLocalNode asks sluice-identity for the node. If it does not answer, the zero value has no other nodes.
+func AskLocalNode(ctx context.Context, inv *Invocation) LocalNode {
+	ctx, cancel := context.WithTimeout(ctx, min(inv.Timeout, localNodeTimeout))
+	defer cancel()
+	r, err := Ask(ctx, inv, Identity, identityv1.IdentityServiceClient.GetStatus, &identityv1.GetStatusRequest{})
+	if n := r.GetCluster().GetNodes(); err == nil && n > 1 {
+		return LocalNode{Name: r.GetNodeName(), Others: n - 1}
+	}
+	return LocalNode{}
+}
+
+// Only returns "this node (NAME), not N other nodes of the cluster"; empty if there are no other nodes.
+func (n LocalNode) Only() string {
+	if n.Others == 0 {
+		return ""
+	}
+	return fmt.Sprintf("this node (%s), not %s of the cluster", n.Name,
+		output.Plural(n.Others, "other node", "other nodes"))
+}

@@ -47,7 +47,7 @@ func TestKernelRecipeOfDevUpMakesAPodThatPoliciesSelect(t *testing.T) {
 		}
 	})
 	printed := sluice("dev", "up", "--bin-dir", bin)
-	_, rest, found := strings.Cut(printed, "Connect a network namespace by hand")
+	_, rest, found := strings.Cut(printed, "Connect a network namespace as the pod")
 	_, rest, _ = strings.Cut(rest, "\n")
 	recipe, _, ended := strings.Cut(rest, "\n\n")
 	if !found || !ended {

@@ -69,7 +69,11 @@ Look at them:
   %[4]s status --instance %[2]s
   %[4]s dev status --instance %[3]s
 
-End them:
+Connect a network namespace to the first node as the pod default/pod1 with the label app=pod1:
+  ip netns add pod1
+  %[4]s dev connect pod1 pod1 app=pod1 --node 1 --instance %[3]s
+
+Stop them:
   %[4]s dev down --instance %[3]s
 `, d.PolicyDir, first.Instance, d.Instance, program())
 }

@@ -80,7 +80,7 @@ and one route per pod CIDR; ` + "`dev down`" + ` removes them.`,
 			Use: "down", Short: "Stop the nodes and remove everything that `dev up` created", Args: invocation.Args(0, ""),
 			RunE: func(cmd *cobra.Command, _ []string) error { return down(cmd.Context(), inv) },
 		},
-		restartCommand(inv),
+		connectCommand(inv), disconnectCommand(inv), restartCommand(inv),
 		&cobra.Command{
 			Use: "status", Short: "Show the processes of the nodes", Args: invocation.Args(0, ""),
 			RunE: func(cmd *cobra.Command, _ []string) error { return printStatus(cmd.Context(), inv) },
@@ -307,24 +307,22 @@ Services        %s
 Logs            %s
 
 Look at it:
-  %[12]s status --instance %[8]s
-  %[12]s endpoint list --instance %[8]s
-  %[12]s policy list --instance %[8]s
-  %[12]s service list --instance %[8]s
-  %[12]s observe --follow --instance %[8]s
+  %[9]s status --instance %[8]s
+  %[9]s endpoint list --instance %[8]s
+  %[9]s policy list --instance %[8]s
+  %[9]s service list --instance %[8]s
+  %[9]s observe --follow --instance %[8]s
 
-Connect a network namespace by hand, as a container runtime would, with the label app=pod1 in the namespace default:
+Connect a network namespace as the pod default/pod1 with the label app=pod1:
   ip netns add pod1
-  sed '1s/{/{"args":{"cni":{"labels":[{"key":"app","value":"pod1"}]}},/' %[11]s |
-    CNI_COMMAND=ADD CNI_CONTAINERID=pod1 CNI_IFNAME=eth0 CNI_NETNS=/run/netns/pod1 CNI_PATH=%[9]s \
-    CNI_ARGS='K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod1' %[10]s
+  %[9]s dev connect pod1 pod1 app=pod1 --instance %[8]s
 
-End it:
-  %[12]s dev down --instance %[8]s
+Stop it:
+  %[9]s dev down --instance %[8]s
 `, strings.Join(prefixTexts(node.PodCIDRs()), ", "), node.Netns(), node.CNIConfDir(), node.PolicyDir(),
 		node.PolicyMode(),
 		servicesText(node), filepath.Dir(node.Log("ipam")),
-		node.Instance(), filepath.Dir(node.Plugin()), node.Plugin(), node.PluginConfig(), program())
+		node.Instance(), program())
 }
 
 // program returns the command to call this program again: its name if it is in PATH, else os.Args[0].

@@ -35,7 +35,8 @@ func TestConnectExecutesThePluginAsARuntimeDoes(t *testing.T) {
 	if err := p.connect(t.Context(), &invocation.Invocation{Out: &out, Format: "table"}, plugin, config); err != nil {
 		t.Fatal(err)
 	}
-	if want := " is connected as the pod shop/web with 10.244.0.2 and fd00:244::2.\n"; !strings.HasSuffix(out.String(), want) {
+	const want = " is connected as the pod shop/web with 10.244.0.2 and fd00:244::2.\n"
+	if !strings.HasSuffix(out.String(), want) {
 		t.Errorf("%q, want %q", out.String(), want)
 	}
 	for name, want := range map[string]string{

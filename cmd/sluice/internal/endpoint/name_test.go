@@ -30,8 +30,9 @@ func TestNamesAreContainersOrPods(t *testing.T) {
 		"two/net1": "two/net1", "shop/gone": "", "pod:0123": "", "container:shop/web": "", "pod:web": "",
 		"a/b":      `"a/b" is a container and a pod: give container:a/b or pod:a/b`,
 		"shop/two": `"shop/two" could be two/eth0 or two/net1`, "two": `"two" could be two/eth0 or two/net1`,
-		"": "is neither CONTAINER[/INTERFACE] nor the pod NAMESPACE/NAME", "/b": "is neither CONTAINER", "a/b/c": "is neither",
-		"a/": "is neither CONTAINER", "pod:": "is not pod:[NAMESPACE/]NAME",
+		"": "is neither CONTAINER[/INTERFACE] nor the pod NAMESPACE/NAME", "/b": "is neither CONTAINER",
+		"a/b/c": "is neither",
+		"a/":    "is neither CONTAINER", "pod:": "is not pod:[NAMESPACE/]NAME",
 	} {
 		e, err := Match(all, name)
 		got := ""

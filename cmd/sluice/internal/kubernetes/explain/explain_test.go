@@ -195,8 +195,8 @@ func TestANodeThatDoesNotAnswerIsNamed(t *testing.T) {
 	}
 	// --node excludes the sender's node.
 	code, _, errOut, _ = c.run("explain", "--from", "shop/client", "--to", "shop/web", "--port", "80", "--node", "node2")
-	if code != invocation.ExitFailed || !strings.Contains(errOut, "node1: sluice explain: the node is not in the cluster or not "+
-		"in --node") {
+	if code != invocation.ExitFailed ||
+		!strings.Contains(errOut, "node1: sluice explain: the node is not in the cluster or not in --node") {
 		t.Errorf("exit code %d: %s", code, errOut)
 	}
 }

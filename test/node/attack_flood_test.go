@@ -81,7 +81,7 @@ func TestKernelADeniedFloodFromOutsideTakesNoConnections(t *testing.T) {
 	enforce(t, policies, isolatedVictim)
 	q := ask(t, victim, web, 25)
 	created, denied := n.connections(t).GetCreated(), n.counters(t)[policyDenied]
-	const count = 400_000
+	const count = 100_000
 	n.newWire(t, world, false).flood(t, count, 1, func(i int) segment {
 		return segment{from: at(world.IPv4, port(i)), to: at(victim.IPv4, port(i/60000)), flags: ack, seq: 1, ack: 1}
 	})
@@ -109,7 +109,7 @@ func TestKernelAnAllowedFloodFromOutsideHasABudget(t *testing.T) {
 	enforce(t, policies, isolatedVictim)
 	q := ask(t, victim, web, 25)
 	n.sluice(t, 0, "", "status")
-	const count = 400_000
+	const count = 100_000
 	n.newWire(t, world, false).flood(t, count, 1, func(i int) segment {
 		// of the network of worldHosts
 		source := netip.AddrFrom4([4]byte{203, 0, 113, byte(10 + i%200)})

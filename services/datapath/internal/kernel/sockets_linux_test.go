@@ -1097,7 +1097,7 @@ func TestKernelCgroupThatCannotHoldPodsIsNamed(t *testing.T) {
 	}{
 		{sockets.Options{Cgroup: filepath.Dir(cgroup)}, nil, ""},
 		{sockets.Options{Cgroup: cgroup, Subtree: true}, nil, ""},
-		{sockets.Options{Cgroup: cgroup}, sockets.ErrNotRoot, "would reach no service"},
+		{sockets.Options{Cgroup: cgroup}, sockets.ErrNotRoot, "services would not be translated"},
 		{sockets.Options{Cgroup: t.TempDir()}, sockets.ErrNotCgroup2, "findmnt -t cgroup2"},
 		{sockets.Options{Cgroup: filepath.Join(cgroup, "cgroup.procs"), Subtree: true}, sockets.ErrNotCgroup2, "a file"},
 		{sockets.Options{Cgroup: filepath.Join(cgroup, "none")}, fs.ErrNotExist, "is mounted"},

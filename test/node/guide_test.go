@@ -115,11 +115,7 @@ func TestKernelPoliciesOfTheGuideAreAccepted(t *testing.T) {
 func TestKernelFirstHourIsTrue(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	dir := t.TempDir()
-	replace := []string{
-		"/tmp/hour-cni", filepath.Join(dir, "cni"),
-		"/tmp/hour-service.yaml", filepath.Join(dir, "service.yaml"),
-	}
+	replace := []string{"/tmp/hour-service.yaml", filepath.Join(t.TempDir(), "service.yaml")}
 	for _, p := range []string{"hour-web", "hour-client"} {
 		unique := name(t, p+"-")
 		replace = append(replace, p, unique)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package boottime reads the clock that goes on while the machine sleeps. Go's monotonic
-// clock does not.
+// Package boottime reads CLOCK_BOOTTIME, which also runs while the machine is suspended. Go's
+// monotonic clock does not.
 package boottime
 
 import (
@@ -11,12 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Now is the time since the machine booted, with that in which it slept. No one can set
-// the clock.
+// Now returns the time since boot, including time in suspend. The clock cannot be set.
 func Now() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
-		panic(err) // Linux has the clock
+		panic(err) // every Linux kernel has this clock
 	}
 	return time.Duration(t.Nano())
 }

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// TestNowIsTheUptimeOfTheKernel, which counts sleep.
+// TestNowIsTheUptimeOfTheKernel compares Now with /proc/uptime, which includes time in suspend.
 func TestNowIsTheUptimeOfTheKernel(t *testing.T) {
 	before := Now()
 	b, err := os.ReadFile("/proc/uptime")
@@ -23,7 +23,7 @@ func TestNowIsTheUptimeOfTheKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	uptime := time.Duration(seconds * float64(time.Second))
-	const tick = 10 * time.Millisecond // the file has hundredths
+	const tick = 10 * time.Millisecond // /proc/uptime has a resolution of 10 ms
 	if after := Now(); uptime < before-tick || uptime > after+tick {
 		t.Errorf("/proc/uptime says %s, between %s and %s", uptime, before, after)
 	}

@@ -16,17 +16,17 @@
 //	}
 //
 // A key such as store.maxSize is the path in the file, the flag
-// --store-max-size and the variable SLUICE_<SERVICE>_STORE_MAX_SIZE. Lists are
-// comma-separated in flags and variables. A field without the tag is not
-// configuration. Strings, booleans, numbers, time.Duration, ByteSize, what
-// implements encoding.TextUnmarshaler (netip.Addr, netip.Prefix,
-// netip.AddrPort), lists of these, and map[string]string are supported.
-//
+// A key such as store.maxSize is the path in the file, the flag --store-max-size and the variable
+// SLUICE_<SERVICE>_STORE_MAX_SIZE. Lists are comma-separated in flags and variables. Fields without
+// the tag are ignored. Supported types: strings, booleans, numbers, time.Duration, ByteSize,
+// implementations of encoding.TextUnmarshaler (netip.Addr, netip.Prefix, netip.AddrPort), lists of
+// these, and map[string]string.
 // The file is strict: unknown and duplicate keys are refused with their line,
-// and so is a file that others than root and the own user could change.
-// A struct, or a group in it, that has Validate() error is asked once all
-// values are in; Problems collects what it finds. What no one value shows,
-// such as two options that contradict each other, belongs there.
+// Parsing of the file is strict: unknown and duplicate keys are errors that name the line. A file
+// that anyone except root and the process's own user can write is refused. If the struct, or a
+// group in it, has a method Validate() error, Load calls it after all values are set; the method
+// collects errors in Problems. Checks across several values, such as two options that contradict
+// each other, belong in Validate.
 package config
 
 import (
@@ -51,28 +51,28 @@ import (
 // MaxFileSize is the largest configuration file that is read, in bytes.
 const MaxFileSize = 1 << 20
 
-// ErrHelp and ErrPrinted say that the arguments asked for a text, that it was
-// written to Options.Output, and that the process should end with success.
+// ErrHelp and ErrPrinted report that the requested text was written to Options.Output and that the
+// process should exit with success.
 var (
 	ErrHelp    = flag.ErrHelp
 	ErrPrinted = errors.New("configuration printed")
 )
 
-// Options say where values come from.
+// Options are the inputs of Load.
 type Options struct {
-	Service string    // part of the file's and the variables' names
+	Service string    // part of the names of the file and of the variables
 	Args    []string  // without the program's name
 	Environ []string  // as os.Environ returns it
 	Output  io.Writer // for --help, --version and --print-config; os.Stdout if nil
 	Version string    // what --version prints
-	// Root is put before every default path, for tests.
+	// Root is prepended to every default path, for tests.
 	Root string
 }
 
-// Source says where a value came from.
+// Source is where a value came from.
 type Source string
 
-// Sources, from the weakest to the strongest.
+// Sources in ascending order of precedence.
 const (
 	FromDefault Source = "default"
 	FromFile    Source = "file"
@@ -83,22 +83,22 @@ const (
 // Entry is one value of the effective configuration.
 type Entry struct {
 	Key    string
-	Value  string // "(secret)" where the field says so
+	Value  string // "(secret)" if the field is marked as secret
 	Source Source
 }
 
-// Effective is what a process runs with.
+// Effective is the effective configuration of a process.
 type Effective struct {
 	Paths   instance.Paths
-	File    string // what was read; empty if no file was
+	File    string // path of the file that was read; empty if none was read
 	Entries []Entry
-	// Ignored are variables with the service's prefix that no key has. They
-	// are not refused: Kubernetes puts such names into containers.
+	// Ignored lists variables that have the service's prefix and match no key. They are not errors,
+	// because Kubernetes injects variables with such names into containers.
 	Ignored  []string
-	misspelt []string // of them those that Kubernetes does not put there
+	misspelt []string // the ignored variables that Kubernetes does not inject
 }
 
-// Each yields every setting in order, as text: its key, its value and its source.
+// Each yields the key, value and source of every setting as text, in order.
 func (e *Effective) Each(yield func(key, value, source string)) {
 	for _, entry := range e.Entries {
 		yield(entry.Key, entry.Value, string(entry.Source))
@@ -118,9 +118,9 @@ func (e *Effective) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-// Load returns the configuration of a service. defaults gets the instance's
-// directories, because many defaults lie in them. All problems are returned
-// at once, joined; each is a *Problem.
+// Load returns the configuration of a service. defaults receives the directories of the instance,
+// because many defaults are paths below them. All problems are returned at once, joined; each is a
+// *Problem.
 func Load[T any](o Options, defaults func(instance.Paths) T) (T, *Effective, error) {
 	var zero T
 	if err := instance.CheckService(o.Service); err != nil {
@@ -131,7 +131,7 @@ func Load[T any](o Options, defaults func(instance.Paths) T) (T, *Effective, err
 	}
 	env := environment(o)
 
-	// --instance and --config decide where the rest is, so they come first.
+	// --instance and --config select the file, so they are parsed first.
 	name := cmp.Or(instanceIn(o.Args), env["INSTANCE"])
 	paths, err := instance.New(name)
 	if err != nil {
@@ -194,7 +194,7 @@ func Load[T any](o Options, defaults func(instance.Paths) T) (T, *Effective, err
 		}
 	}
 	problems = append(problems, more...)
-	// A rule over several values would mislead while one of them was not read.
+	// Rules across several values are only checked if every value was read.
 	if len(problems) == 0 {
 		problems = append(problems, validate(&cfg)...)
 	}
@@ -211,8 +211,8 @@ func Load[T any](o Options, defaults func(instance.Paths) T) (T, *Effective, err
 	return cfg, eff, nil
 }
 
-// overlay sets what the environment and then the flags say. ignored are the
-// variables of the service that name no setting.
+// overlay applies the variables, then the flags. ignored lists variables with the service's prefix
+// that match no key.
 func overlay(
 	service string, fields []*field, env map[string]string, given map[string]string,
 ) (ignored []string, problems []error) {
@@ -247,23 +247,24 @@ func overlay(
 	return ignored, problems
 }
 
-// ofServices are the variables that Kubernetes puts into containers for a Service by the name of this one, without
-// the prefix.
+// ofServices matches the variables, without the prefix, that Kubernetes injects into containers for
+// a Service of the same name.
 var ofServices = regexp.MustCompile(
 	`^(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
 
-// Log writes the effective configuration as one record, and another about variables that are misspelt, it seems.
+// Log writes the effective configuration as one record, and a warning that lists variables that are
+// probably misspelt.
 func (e *Effective) Log(ctx context.Context, l *slog.Logger) {
 	l.InfoContext(ctx, "configuration", "config", e)
 	if len(e.misspelt) > 0 {
-		l.WarnContext(ctx, "environment variables that no setting has are ignored", "variables", e.misspelt)
+		l.WarnContext(ctx, "environment variables that match no setting are ignored", "variables", e.misspelt)
 	}
 }
 
-// Problem is one thing that is wrong, with the key that it is about.
+// Problem is one configuration error and the key that it concerns.
 type Problem struct {
-	Key   string // "store.path"; empty if it concerns no single key
-	Where string // "/etc/….yaml:12", "SLUICE_…" or "--flag"; empty in Validate
+	Key   string // "store.path"; empty if no single key is at fault
+	Where string // "/etc/….yaml:12", "SLUICE_…" or "--flag"; empty for errors of Validate
 	Err   error
 }
 
@@ -280,18 +281,18 @@ func (p *Problem) Error() string {
 
 func (p *Problem) Unwrap() error { return p.Err }
 
-// Problems collects what a Validate method finds. The zero value is empty.
+// Problems collects the errors of a Validate method. The zero value is empty.
 type Problems struct{ errs []error }
 
-// Addf adds a problem about the key, which is relative to the struct.
+// Addf adds a problem with a key, which is relative to the struct.
 func (p *Problems) Addf(key, format string, args ...any) {
 	p.errs = append(p.errs, &Problem{Key: key, Err: fmt.Errorf(format, args...)})
 }
 
-// Err is nil if nothing was added.
+// Err returns the joined problems, or nil if none was added.
 func (p *Problems) Err() error { return errors.Join(p.errs...) }
 
-// All returns every single problem in an error that Load returned.
+// All splits an error of Load into its problems.
 func All(err error) []error {
 	if err == nil {
 		return nil
@@ -306,7 +307,7 @@ func All(err error) []error {
 	return []error{err}
 }
 
-// renamed refuses what an earlier version had under another name.
+// renamed returns the error for a key that was renamed in this version.
 func renamed(where, key, now string) error {
 	return &Problem{Key: key, Where: where, Err: fmt.Errorf("was renamed to %s", now)}
 }
@@ -326,8 +327,8 @@ func environment(o Options) map[string]string {
 	return env
 }
 
-// instanceIn finds --instance before the flags are known. The real parse comes
-// later and refuses what is wrong.
+// instanceIn finds --instance before the flags are defined. Errors are left to the real parse,
+// which comes later.
 func instanceIn(args []string) (found string) {
 	for i, a := range args {
 		if a == "--" {
@@ -368,8 +369,8 @@ func readFile(explicit, standard string) ([]byte, string, error) {
 	return bytes.TrimPrefix(data, []byte("\xef\xbb\xbf")), path, nil
 }
 
-// trusted refuses a file that others than root and the process's own user may
-// write: it says, among other things, who may call the service.
+// trusted refuses a file that users other than root and the process's own user can write: the file
+// configures, among other things, who may call the service.
 func trusted(f *os.File) error {
 	fi, err := f.Stat()
 	if err != nil {
@@ -378,11 +379,11 @@ func trusted(f *os.File) error {
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	switch mode := fi.Mode().Perm(); {
 	case !ok:
-		return fmt.Errorf("%s: its owner cannot be told", f.Name())
+		return fmt.Errorf("%s: cannot determine its owner", f.Name())
 	case st.Uid != 0 && st.Uid != uint32(os.Geteuid()):
 		return fmt.Errorf("%s belongs to uid %d; it must be root's or the service's own", f.Name(), st.Uid)
 	case mode&0o002 != 0, mode&0o020 != 0 && st.Gid != 0:
-		return fmt.Errorf("%s has mode %#o: others could change it; run: chmod go-w %s", f.Name(), mode, f.Name())
+		return fmt.Errorf("%s has mode %#o: other users can write it; run: chmod go-w %s", f.Name(), mode, f.Name())
 	}
 	return nil
 }

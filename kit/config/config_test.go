@@ -55,7 +55,7 @@ type testConfig struct {
 func (c *testConfig) Validate() error {
 	var p Problems
 	if c.Mode == "none" && c.Workers > 10 {
-		p.Addf("workers", "%d workers have nothing to do while mode is none", c.Workers)
+		p.Addf("workers", "%d workers are useless with mode none", c.Workers)
 	}
 	if c.Lease < 0 {
 		p.Addf("lease", "is negative")
@@ -240,7 +240,7 @@ func TestRenamedSettingIsRefusedWithItsNewName(t *testing.T) {
 
 func TestContradictionsAreReportedWithTheirGroup(t *testing.T) {
 	_, _, err := load(t, "mode: none\nworkers: 11\nlease: -1s\nstore: {maxSize: 0}\n", nil)
-	want := "store.maxSize: is zero\nworkers: 11 workers have nothing to do while mode is none\nlease: is negative"
+	want := "store.maxSize: is zero\nworkers: 11 workers are useless with mode none\nlease: is negative"
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
@@ -273,7 +273,7 @@ func TestFileThatOthersCouldChangeIsRefused(t *testing.T) {
 	if err := os.WriteFile(path, []byte("lease: 1s\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if os.Getegid() == 0 { // the group of root may: it is root
+	if os.Getegid() == 0 { // group-writable by the group of root is allowed
 		if err := os.Chown(path, -1, 65700); err != nil {
 			t.Fatal(err)
 		}
@@ -363,7 +363,7 @@ func TestPrintedConfigurationGivesTheSameConfiguration(t *testing.T) {
 		t.Fatalf("%v, printed:\n%s", err, out.String())
 	}
 	got, _, err := load(t, out.String(), nil)
-	want.Store.Path, got.Store.Path = "", "" // two temporary roots
+	want.Store.Path, got.Store.Path = "", "" // the two temporary roots differ
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("read back: %+v, %v\nwant %+v\nfrom:\n%s", got, err, want, out.String())
 	}
@@ -389,8 +389,8 @@ func TestHelpVersionAndReferenceComeFromTheStruct(t *testing.T) {
 	}
 }
 
-// TestVariablesThatNoSettingHasAreWarnedOf: a misspelt variable is a warning, and what Kubernetes puts into
-// containers is none.
+// TestVariablesThatNoSettingHasAreWarnedOf checks that a misspelt variable causes a warning and
+// that variables injected by Kubernetes do not.
 func TestVariablesThatNoSettingHasAreWarnedOf(t *testing.T) {
 	env := []string{
 		"SLUICE_DEMO_LEASES=2s", "SLUICE_DEMO_SERVICE_HOST=10.0.0.1", "SLUICE_DEMO_SERVICE_PORT=80",

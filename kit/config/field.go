@@ -15,15 +15,15 @@ import (
 	"unicode"
 )
 
-// field is one key and the variable that it fills.
+// field is one key and the variable that it sets.
 type field struct {
 	key, flag, env string
 	help           string
 	enum           []string
 	secret         bool
 	value          reflect.Value
-	def            string // text of the default
-	was            *field // key, flag and env of an earlier version; nil if they are the same
+	def            string // default as text
+	was            *field // key, flag and variable before a rename; nil if the key was never renamed
 	source         Source
 }
 
@@ -32,8 +32,8 @@ var (
 	unmarshalerType = reflect.TypeFor[encoding.TextUnmarshaler]()
 )
 
-// fieldsOf lists the keys of the struct that ptr points to. Its errors are
-// mistakes in the struct, not in anybody's configuration.
+// fieldsOf lists the keys of the struct that ptr points to. Its errors are mistakes in the struct,
+// not in a user's configuration.
 func fieldsOf(ptr any) ([]*field, error) {
 	v := reflect.ValueOf(ptr).Elem()
 	if v.Kind() != reflect.Struct {
@@ -159,7 +159,7 @@ func (f *field) isList() bool {
 }
 func (f *field) isMap() bool { return f.value.Kind() == reflect.Map }
 
-// set takes the text of a flag or a variable.
+// set parses the text of a flag or a variable.
 func (f *field) set(text string, from Source, where string) []error {
 	switch {
 	case f.isList():
@@ -287,7 +287,7 @@ func (f *field) parse(v reflect.Value, text string) error {
 	return nil
 }
 
-// typeName is what a person calls the type.
+// typeName returns the type's name in messages to users.
 func typeName(t reflect.Type) string {
 	switch t.String() {
 	case "netip.Prefix":
@@ -335,8 +335,8 @@ func textOf(v reflect.Value) string {
 	return fmt.Sprint(v.Interface())
 }
 
-// validate asks the groups first, then the struct that holds them. An embedded
-// group lends its method to the struct, which then says the same again.
+// validate validates the groups, then the struct that contains them. The method of an embedded
+// group is promoted to the struct, which would report the same problems twice.
 func validate(ptr any) []error {
 	var errs []error
 	seen := map[string]bool{}

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 )
 
-// Markdown returns the reference table of a service's configuration, made
-// from the struct itself, for its documentation.
+// Markdown returns the reference table of a service's configuration, generated from the struct, for
+// its documentation.
 func Markdown[T any](service string, defaults func(instance.Paths) T) (string, error) {
 	paths, err := instance.New("")
 	if err != nil {
@@ -65,8 +65,8 @@ func writeHelp(w io.Writer, service string, paths instance.Paths, fields []*fiel
 	tw.Flush()
 }
 
-// writeYAML prints a file that gives this configuration, with a comment where
-// each value came from.
+// writeYAML writes a file that reproduces this configuration, with the source of each value as a
+// comment.
 func writeYAML(w io.Writer, eff *Effective, fields []*field) {
 	root := &yaml.Node{Kind: yaml.MappingNode}
 	groups := map[string]*yaml.Node{"": root}
@@ -116,12 +116,12 @@ func writeYAML(w io.Writer, eff *Effective, fields []*field) {
 	}
 	enc := yaml.NewEncoder(w)
 	enc.SetIndent(2)
-	enc.Encode(root) //nolint:errcheck // a full terminal is the reader's to notice
+	enc.Encode(root) //nolint:errcheck // errors writing to a terminal are visible to the user
 	enc.Close()      // as above
 }
 
-// scalarNode quotes what YAML would take for something else than text; the
-// reader of this package takes text for any type.
+// scalarNode quotes text that YAML would parse as another type. Reading it back is safe, because
+// this package accepts quoted text for every type.
 func scalarNode(s string) *yaml.Node {
 	n := &yaml.Node{}
 	n.SetString(s)

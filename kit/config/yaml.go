@@ -13,9 +13,9 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// applyYAML sets the fields that the document names. It reads the tree by
-// itself, because a decoder into a struct stops at the first error, accepts
-// aliases that blow up, and converts what is not what it seems.
+// applyYAML sets the fields that the document names. It walks the tree itself, because a decoder
+// into a struct stops at the first error, expands aliases without limit, and converts values
+// silently.
 func applyYAML(path string, data []byte, fields []*field) []error {
 	fail := func(line int, key, format string, args ...any) error {
 		return &Problem{Key: key, Where: fmt.Sprintf("%s:%d", path, line), Err: fmt.Errorf(format, args...)}
@@ -162,7 +162,7 @@ func kindName(n *yaml.Node) string {
 	return "nothing"
 }
 
-// didYouMean helps with the usual slips: case and dashes.
+// didYouMean suggests a key that differs only in case or dashes.
 func didYouMean(key string, fields []*field) string {
 	plain := func(s string) string {
 		return strings.ToLower(strings.NewReplacer("-", "", "_", "", ".", "").Replace(s))

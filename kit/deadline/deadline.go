@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package deadline keeps a part of a caller's time for the answer to it.
+// Package deadline reserves part of a caller's deadline for sending the answer.
 package deadline
 
 import (
@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// answerTime is what of a caller's time is left for the answer, at most: when the
-// caller's deadline has passed, nobody reads what was waited for.
+// answerTime is the most that is reserved for the answer. After the caller's deadline, the caller
+// no longer reads the answer.
 const answerTime = 500 * time.Millisecond
 
-// Answerable ends a little before the deadline of ctx: half a second, or an eighth of
-// what is left if that is less. What a service waits for ends with it, so that the
-// caller reads what that was and not that its time has passed.
+// Answerable returns a context that ends shortly before the deadline of ctx: half a second, or an
+// eighth of the remaining time if that is less. A service waits under this context, so that its
+// caller receives the specific error instead of DEADLINE_EXCEEDED.
 func Answerable(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
 	if !ok {

@@ -26,7 +26,7 @@ func TestAnswerableLeavesAnEighthAndAtMostHalfASecond(t *testing.T) {
 			<-ctx.Done()
 			at, _ := caller.Deadline()
 			if got := time.Until(at); got != left {
-				t.Errorf("of %s, %s are left, want %s", given, got, left)
+				t.Errorf("deadline in %s: the context ends in %s, want %s", given, got, left)
 			}
 		})
 	}
@@ -41,6 +41,6 @@ func TestAnswerableEndsWithItsCaller(t *testing.T) {
 	}
 	leave()
 	if ctx.Err() == nil {
-		t.Error("goes on without its caller")
+		t.Error("the context continues after its parent was cancelled")
 	}
 }

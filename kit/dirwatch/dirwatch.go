@@ -1,45 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package dirwatch says that something changed in a directory: that a look is due,
-// never what there is. The directory may be a link that is exchanged, or come later.
+// Package dirwatch reports that something changed in a directory, so that a scan is due; it does
+// not report the directory's content. The directory may be a symbolic link that is replaced, and
+// may not exist yet.
 package dirwatch
 
-// What happened to a name.
+// What is the kind of an Event.
 type What uint8
 
-// What can happen. Changed is everything that is none of the others.
+// Kinds of events. Changed is every event that is none of the others.
 const (
 	Changed  What = iota
-	Written       // it is open, and was written to
-	Closed        // by who wrote to it
-	Arrived       // whole, by a rename
-	Departed      // removed, or renamed to another name
-	Lost          // messages were lost: what is open is not known any more
+	Written       // a file is open and was written to
+	Closed        // a file that was open for writing was closed
+	Arrived       // a complete file appeared through a rename
+	Departed      // a file was removed, or renamed away
+	Lost          // events were lost, so the set of open files is unknown
 )
 
-// Event is what a watcher says. The name is that of a file of the directory, or empty
-// for the directory itself.
+// Event is one change. Name is the name of a file in the directory, or empty for the directory
+// itself.
 type Event struct {
 	What What
 	Name string
-	// Cookie joins the departure and the arrival of one rename within the directory; 0
-	// for none.
+	// Cookie is equal for the Departed and the Arrived event of one rename within the directory;
+	// otherwise 0.
 	Cookie uint32
 }
 
 // Watcher watches one directory.
 type Watcher struct {
 	Events <-chan Event
-	// Renew looks whether the path leads to another directory than before, and watches
-	// that. An error says that the kernel has no room for a watch: until a later call
-	// succeeds, events may be missing, and the caller has to look by itself.
+	// Renew checks whether the path now leads to another directory, and if so watches that. An
+	// error means that no watch is available: until a later call succeeds, events may be missing,
+	// and the caller has to scan periodically.
 	Renew func(path string) (other bool, err error)
-	// Close ends the watcher and waits for it.
+	// Close stops the watcher and waits until its goroutine has ended.
 	Close func()
 }
 
-// None is a watcher that says nothing.
+// None returns a watcher without events.
 func None() Watcher {
 	return Watcher{Events: make(chan Event), Renew: func(string) (bool, error) { return false, nil }, Close: func() {}}
 }

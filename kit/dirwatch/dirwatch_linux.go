@@ -15,35 +15,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is asked for: everything that changes a file or what a name means.
+// Watched events: everything that changes a file, or what a name refers to.
 const (
 	inside = unix.IN_CREATE | unix.IN_MODIFY | unix.IN_CLOSE_WRITE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
 		unix.IN_DELETE | unix.IN_ATTRIB | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF
-	// around: the directory itself may be a link that is swapped, or come later.
+	// around: events of the parent, because the directory may be a replaced link, or may not exist
+	// yet.
 	around = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE
 )
 
-// inotify is one queue of the kernel for a directory and its parent.
+// inotify is an inotify instance that watches a directory and its parent.
 type inotify struct {
 	events chan Event
 	stop   chan struct{}
 	wg     sync.WaitGroup
 
 	mu          sync.Mutex
-	file        *os.File // guarded by mu; nil: the kernel had no room for a queue
-	fd          int      // guarded by mu; of file, whose Fd would make reads block
-	dir, parent int      // guarded by mu; watches, -1: none
+	file        *os.File // guarded by mu; nil if no inotify instance was available
+	fd          int      // guarded by mu; file's descriptor, kept because file.Fd would make reads blocking
+	dir, parent int      // guarded by mu; watch descriptors, -1 for none
 	base        string   // guarded by mu; the last element of the path
 }
 
-// Watch returns a watcher of what changes in the directory that Renew names, which need not be there yet. The queue of
-// events is one: each says no more than that a scan is due, and what the kernel drops it says too.
+// Watch returns a watcher for the directory that Renew names, which need not exist yet. Events may
+// be merged or dropped; each means no more than that a scan is due, and dropped events are reported
+// as Lost.
 func Watch() Watcher {
 	i := &inotify{events: make(chan Event), stop: make(chan struct{}), dir: -1, parent: -1}
 	return Watcher{Events: i.events, Renew: i.renew, Close: i.close}
 }
 
-// open makes the queue. Called with mu held.
+// open creates the inotify instance. Called with mu held.
 func (i *inotify) open() error {
 	if i.file != nil {
 		return nil
@@ -70,12 +72,12 @@ func (i *inotify) renew(path string) (other bool, err error) {
 			wd = -1
 		}
 		if *old != wd && *old >= 0 {
-			unix.InotifyRmWatch(fd, uint32(*old)) //nolint:errcheck // it is gone with its directory
+			unix.InotifyRmWatch(fd, uint32(*old)) //nolint:errcheck // fails if the directory was removed
 		}
 		*old = wd
 		switch {
 		case err == nil, errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EACCES):
-			return nil // who reads the directory reports these
+			return nil // the reader of the directory reports these errors
 		case errors.Is(err, unix.ENOSPC):
 			return fmt.Errorf("inotify: %s: fs.inotify.max_user_watches is reached: %w", path, err)
 		}
@@ -99,7 +101,7 @@ func (i *inotify) close() {
 	i.wg.Wait()
 }
 
-// read passes events on until the file is closed.
+// read forwards events until the file is closed.
 func (i *inotify) read(file *os.File) {
 	buf := make([]byte, 64<<10)
 	for {
@@ -115,7 +117,7 @@ func (i *inotify) read(file *os.File) {
 			name := string(bytes.TrimRight(buf[at+unix.SizeofInotifyEvent:at+unix.SizeofInotifyEvent+size], "\x00"))
 			at += unix.SizeofInotifyEvent + size
 			i.mu.Lock()
-			// A message about none of them says that some were lost.
+			// An event with an unknown watch descriptor reports a queue overflow.
 			around, base := wd >= 0 && wd == i.parent, i.base
 			i.mu.Unlock()
 			if around && name != base || mask&unix.IN_IGNORED != 0 {

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/kit/dirwatch/dirwatchtest"
 )
 
-// TestKernelWatchWithoutRoomIsReportedAndMadeLater has the limits of inotify reached, and then raised.
+// TestKernelWatchWithoutRoomIsReportedAndMadeLater exhausts the inotify limits, then raises them.
 func TestKernelWatchWithoutRoomIsReportedAndMadeLater(t *testing.T) {
 	limit, inside := dirwatchtest.Limited(t)
 	if !inside {
@@ -29,7 +29,7 @@ func TestKernelWatchWithoutRoomIsReportedAndMadeLater(t *testing.T) {
 	}{
 		{0, 1000, unix.EMFILE, "fs.inotify.max_user_instances"},
 		{1000, 0, unix.ENOSPC, "fs.inotify.max_user_watches"},
-		{1000, 1, unix.ENOSPC, "fs.inotify.max_user_watches"}, // room for the parent alone
+		{1000, 1, unix.ENOSPC, "fs.inotify.max_user_watches"}, // enough for the parent only
 	} {
 		dir := filepath.Join(t.TempDir(), "policies")
 		w := dirwatch.Watch()
@@ -55,7 +55,8 @@ func TestKernelWatchWithoutRoomIsReportedAndMadeLater(t *testing.T) {
 	}
 }
 
-// TestMissingDirectoryIsWatchedWhenItAppears: a directory that is not there is no lack of room.
+// TestMissingDirectoryIsWatchedWhenItAppears: a missing directory is not reported as an exhausted
+// limit.
 func TestMissingDirectoryIsWatchedWhenItAppears(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "policies")
 	w := dirwatch.Watch()

@@ -5,5 +5,5 @@
 
 package dirwatch
 
-// Watch leaves it to the caller to look from time to time.
+// Watch returns a watcher without events; the caller scans periodically.
 func Watch() Watcher { return None() }

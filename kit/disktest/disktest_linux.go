@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package disktest stands between code under test and the disk.
+// Package disktest intercepts the disk operations of code under test.
 //
-// A Disk sees each write, sync, truncation and change of a name that a function
-// makes below one directory, in order, by a seccomp filter with a listener on
-// the thread of that function. So the code under test needs no seam: what is
-// seen is what the kernel is asked for, by bbolt as by os. It can answer with
-// errors, as a full, read-only or broken disk does, and it can say what a loss
-// of power at any moment would leave: all that was synced, and any part of what
-// was not.
+// A Disk sees every write, sync, truncation and name change that a function makes below one
+// directory, in order. It uses a seccomp user-notification filter on the thread of that function,
+// so the code under test needs no injected interface: the Disk sees the system calls of bbolt as
+// well as of package os. It can inject errors, as from a full, read-only or broken disk, and it can
+// reproduce the state after a loss of power at any moment: everything that was synced, and any part
+// of what was not.
 package disktest
 
 import (
@@ -30,7 +29,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kind is what an operation does.
+// Kind is the kind of an operation.
 type Kind int
 
 // Kinds of operations.
@@ -62,15 +61,17 @@ type Op struct {
 	mark   int
 }
 
-// memoryDir is the directory of a file system in memory, and minMemory what it has to have free, in bytes.
+// memoryDir is a directory in a memory file system; minMemory is the free space in bytes that is
+// needed to use it.
 const (
 	memoryDir = "/dev/shm"
 	minMemory = 1 << 30
 )
 
-// InMemory makes t.TempDir return directories in memory where the machine has room for them there, for the TestMain of
-// packages whose tests write state files. They ask for thousands of syncs; a disk that other tests use takes minutes
-// for those, and no test sees what the disk does with one: a Disk sees that the sync is asked for.
+// InMemory makes t.TempDir return directories in memory, if the machine has enough. It is for
+// TestMain of packages whose tests write state files. Such tests issue thousands of syncs, which
+// take minutes on a busy disk and make no difference to the result: a Disk sees the sync call
+// itself.
 func InMemory() {
 	var st unix.Statfs_t
 	if unix.Statfs(memoryDir, &st) != nil || st.Type != unix.TMPFS_MAGIC ||
@@ -78,25 +79,25 @@ func InMemory() {
 		return
 	}
 	if err := os.Setenv("TMPDIR", memoryDir); err != nil {
-		panic(err) // of a constant name and value
+		panic(err) // cannot fail with a constant name and value
 	}
 }
 
 // Disk watches one directory.
 type Disk struct {
 	root   string
-	memory *os.File // of this process, while Run runs
+	memory *os.File // /proc/self/mem while Run runs
 
 	mu    sync.Mutex
-	base  map[string]uint64 // files that were there, by path
+	base  map[string]uint64 // files at the start, by path
 	files map[uint64][]byte // their content
-	live  map[uint64]uint64 // files that have a name, by inode; the kernel gives an inode out again
-	last  uint64            // file that was numbered last
+	live  map[uint64]uint64 // files with a name, by inode; needed because the kernel reuses inode numbers
+	last  uint64            // highest file number
 	ops   []Op
 	fail  func(Op) error
 }
 
-// New watches a directory, in which everything that is there is durable.
+// New watches a directory. Its current content counts as durable.
 func New(t testing.TB, root string) *Disk {
 	t.Helper()
 	d := &Disk{root: root, base: map[string]uint64{}, files: map[uint64][]byte{}, live: map[uint64]uint64{}}
@@ -104,7 +105,7 @@ func New(t testing.TB, root string) *Disk {
 		if err != nil || e.IsDir() {
 			return err
 		}
-		content, err := os.ReadFile(path) //nolint:gosec // a directory of the test
+		content, err := os.ReadFile(path) //nolint:gosec // the test's own directory
 		if err != nil {
 			return err
 		}
@@ -121,37 +122,36 @@ func New(t testing.TB, root string) *Disk {
 	return d
 }
 
-// number gives a file with an unknown inode its number.
+// number assigns a number to a file with a new inode.
 func (d *Disk) number(ino uint64) uint64 {
 	d.last++
 	d.live[ino] = d.last
 	return d.last
 }
 
-// Fail calls f before each operation; an error of it, which is an errno, is the
-// answer in the operation's place. Nil lets everything pass.
+// Fail calls f before each operation. If f returns an error, which must be an errno, the operation
+// fails with it and is not executed. Nil stops the injection.
 func (d *Disk) Fail(f func(Op) error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.fail = f
 }
 
-// Mark notes a number of the caller's between two operations. It is what the
-// code under test has answered by then.
+// Mark records a number between two operations: what the code under test has confirmed so far.
 func (d *Disk) Mark(n int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.ops = append(d.ops, Op{Kind: mark, mark: n})
 }
 
-// Ops are the operations so far.
+// Ops returns the operations so far.
 func (d *Disk) Ops() []Op {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(d.ops), func(o Op) bool { return o.Kind == mark })
 }
 
-// Count is how many operations of a kind there were so far.
+// Count returns the number of operations of a kind so far.
 func (d *Disk) Count(k Kind) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -164,8 +164,8 @@ func (d *Disk) Count(k Kind) int {
 	return n
 }
 
-// Run runs f on a thread of its own, whose operations the disk sees, and
-// returns when f does. Goroutines that f starts are not seen.
+// Run runs f on a locked thread, whose operations the disk sees, and returns when f does.
+// Operations of goroutines that f starts are not seen.
 func (d *Disk) Run(t testing.TB, f func()) {
 	t.Helper()
 	stop, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
@@ -181,12 +181,12 @@ func (d *Disk) Run(t testing.TB, f func()) {
 	var listener int
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // and never unlocked: the thread, with its filter, ends here
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine, and the filter with it
 		var err error
 		listener, err = listen()
 		listening <- err
 		if err == nil {
-			<-watched // the first operation may come at once
+			<-watched // wait for the listener before the first operation
 			f()
 		}
 	}()
@@ -206,8 +206,8 @@ func (d *Disk) Run(t testing.TB, f func()) {
 	}
 }
 
-// calls are the system calls that the filter hands to the listener. A write of
-// eight bytes is the runtime's, to wake its poller.
+// calls are the system calls that the filter sends to the listener. An eight-byte write comes from
+// the Go runtime, which wakes its poller.
 var calls = []uint32{unix.SYS_PWRITE64, unix.SYS_FSYNC, unix.SYS_FDATASYNC, unix.SYS_FTRUNCATE, unix.SYS_RENAMEAT, unix.SYS_RENAMEAT2, unix.SYS_UNLINKAT}
 
 const (
@@ -239,8 +239,8 @@ func listen() (int, error) {
 		return 0, err
 	}
 	prog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	// Without the second flag a signal of the Go runtime interrupts a call that is
-	// being carried out: its answer finds no call, and the call comes again.
+	// Without the second flag, a signal of the Go runtime interrupts a call that is being executed:
+	// its answer is lost, and the thread repeats the call.
 	const flags = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
 	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&prog)))
 	runtime.KeepAlive(program)
@@ -248,8 +248,8 @@ func listen() (int, error) {
 		return 0, errno
 	}
 	unix.CloseOnExec(int(fd))
-	// The thread waits while its call is carried out: on its own processor, the supervisor runs at once. A kernel before
-	// 6.6 does not know the flag, and is slower.
+	// The thread waits while the supervisor executes its call; with this flag the supervisor runs
+	// at once on the same CPU. Kernels before 6.6 do not support it and are slower.
 	_, _, _ = unix.Syscall(unix.SYS_IOCTL, fd, unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS, unix.SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP)
 	return int(fd), nil
 }
@@ -287,7 +287,7 @@ func (d *Disk) supervise(t testing.TB, listener, stop int) {
 		}
 		var n notification
 		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(&n))); errno != 0 {
-			continue // the call was interrupted, and is made again
+			continue // the call was interrupted; the thread repeats it
 		}
 		a := answer{id: n.id}
 		var errno unix.Errno
@@ -306,8 +306,7 @@ func (d *Disk) supervise(t testing.TB, listener, stop int) {
 	}
 }
 
-// carryOut does what the thread asked for, in its place: it has the same
-// descriptors and the same memory.
+// carryOut executes the call for the thread, with the same descriptors and memory.
 func (d *Disk) carryOut(n notification) (int, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -393,7 +392,7 @@ func (d *Disk) carryOut(n notification) (int, error) {
 	return val, err
 }
 
-// changeName does a change after which a name no longer names what it did.
+// changeName executes an operation that removes or replaces a name.
 func (d *Disk) changeName(o Op, lost string, do func() error) error {
 	if !d.inside(o.Path) {
 		return do()
@@ -424,8 +423,7 @@ func (d *Disk) inside(path string) bool {
 	return path == d.root || strings.HasPrefix(path, d.root+string(filepath.Separator))
 }
 
-// path reads the name that a call got, which has to be absolute, as those in a
-// state directory are.
+// path reads the path argument of a call. It must be absolute, like all paths of state directories.
 func (d *Disk) path(at uint64) (string, error) {
 	var name []byte
 	for b := make([]byte, 1); ; at++ {
@@ -443,13 +441,12 @@ func (d *Disk) path(at uint64) (string, error) {
 	return string(name), nil
 }
 
-// page is what storage writes in any order, each whole.
+// page is the unit that storage writes atomically, in any order.
 const page = 4096
 
-// Cut writes into an empty directory what a loss of power after the first n
-// operations leaves: what was synced, a random part of the writes that were
-// not, page by page, and of the changes of names that were not. It returns the
-// last mark before.
+// Cut writes into an empty directory the state after a loss of power that follows the first n
+// operations: everything that was synced, and a random part of the unsynced writes (by page) and of
+// the unsynced name changes. It returns the last mark before the cut.
 func (d *Disk) Cut(t testing.TB, n int, random *rand.Rand, dir string) (marked int) {
 	t.Helper()
 	d.mu.Lock()
@@ -458,8 +455,8 @@ func (d *Disk) Cut(t testing.TB, n int, random *rand.Rand, dir string) (marked i
 	for ino, content := range d.files {
 		files[ino] = slices.Clone(content)
 	}
-	writes := map[uint64][]Op{} // not synced, by file
-	var changes []Op            // of names, not synced
+	writes := map[uint64][]Op{} // unsynced, by file
+	var changes []Op            // unsynced name changes
 	seen := 0
 	for _, o := range d.ops {
 		if o.Kind == mark {
@@ -525,7 +522,7 @@ func rename(names map[string]uint64, o Op) {
 	}
 }
 
-// apply does a write to a content: all of it, or with random a part of it.
+// apply applies a write: completely, or partly if random is set.
 func apply(content []byte, o Op, random *rand.Rand) []byte {
 	kept := func() bool { return random == nil || random.IntN(2) == 0 }
 	grow := func(size int64) {

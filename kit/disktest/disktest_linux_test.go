@@ -57,7 +57,7 @@ func TestDiskSeesWhatReachesIt(t *testing.T) {
 		t.Errorf("%v, want %v", got, want)
 	}
 	if _, err := os.Stat(path + "2"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the operations were not carried out: %v", err)
+		t.Errorf("the operations were not executed: %v", err)
 	}
 }
 
@@ -88,7 +88,7 @@ func TestPowerCutKeepsWhatWasSynced(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	random := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // the same cuts in each run
+	random := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // deterministic cuts
 	mixed := false
 	for n := range len(d.Ops()) + 1 {
 		for range 20 {
@@ -105,7 +105,7 @@ func TestPowerCutKeepsWhatWasSynced(t *testing.T) {
 		}
 	}
 	if !mixed {
-		t.Error("no cut left a part of what was not synced")
+		t.Error("no cut left a part of the unsynced writes")
 	}
 }
 

@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// BootID reads the name that Linux gave to the running boot.
+// BootID returns the kernel's identifier of the current boot.
 func BootID() (string, error) {
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return "", fmt.Errorf("identifier of the boot: %w", err)
+		return "", fmt.Errorf("read the boot ID: %w", err)
 	}
 	return strings.TrimSpace(string(id)), nil
 }

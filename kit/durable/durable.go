@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package durable keeps small records in files that are whole or not there.
+// Package durable stores small records in files that are either complete or absent.
 //
-// A record is JSON in an envelope that says what it is, in which version, and
-// has a checksum. What is damaged, foreign or too new is reported with the
-// file's name and the field, and is never changed, moved or taken for empty.
+// A record is JSON in an envelope with schema name, version and checksum. An error about a corrupt,
+// foreign or too new record names the file and the field. Such a file is never changed, moved or
+// treated as empty.
 package durable
 
 import (
@@ -20,28 +20,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sync says what is on the disk when a write returns.
+// Sync selects what is durable when a write returns.
 type Sync int
 
 const (
-	// SyncNone leaves it to the kernel: a killed process loses nothing, a
-	// machine that loses power may lose the file, or have it empty.
+	// SyncNone leaves writing to the kernel: the file survives a killed process, but after a power
+	// loss it may be missing or empty.
 	SyncNone Sync = iota
-	// SyncFile makes the content durable: after a power loss the file has the
-	// old content or the new one.
+	// SyncFile makes the content durable: after a power loss the file has the old or the new
+	// content.
 	SyncFile
-	// SyncAll makes the name durable too: what was written is there.
+	// SyncAll also makes the file name durable: the write survives a power loss.
 	SyncAll
 )
 
-// tempMark is part of the name of a file that is being written.
+// tempMark is part of the names of temporary files.
 const tempMark = ".tmp-"
 
 // ErrTooLarge is returned for a file larger than the caller's limit.
 var ErrTooLarge = errors.New("file too large")
 
-// WriteFile replaces the content of path in one step: whoever reads sees the
-// old content or the new one, also after the process was killed.
+// WriteFile replaces the content of path atomically: readers see the old or the new content, even
+// if the process is killed.
 func WriteFile(path string, data []byte, perm fs.FileMode, s Sync) (err error) {
 	dir, base := filepath.Split(path)
 	f, err := os.CreateTemp(dir, "."+base+tempMark+"*")
@@ -78,7 +78,7 @@ func WriteFile(path string, data []byte, perm fs.FileMode, s Sync) (err error) {
 	return nil
 }
 
-// Remove removes path and says whether it was there.
+// Remove removes path and reports whether it existed.
 func Remove(path string, s Sync) (bool, error) {
 	err := os.Remove(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -93,7 +93,7 @@ func Remove(path string, s Sync) (bool, error) {
 	return true, nil
 }
 
-// SyncDir makes the names in a directory durable.
+// SyncDir makes the file names in a directory durable.
 func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -102,8 +102,8 @@ func SyncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// ReadFile reads a regular file of at most limit bytes. It does not follow a
-// symbolic link at the end of path, and does not hang on a pipe.
+// ReadFile reads a regular file of at most limit bytes. It does not follow a symbolic link in the
+// last path element, and does not block on a named pipe.
 func ReadFile(path string, limit int64) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -130,14 +130,13 @@ func ReadFile(path string, limit int64) ([]byte, error) {
 	return data, nil
 }
 
-// isTemp says whether a killed process left the file behind while writing.
+// isTemp reports whether the file is a temporary file of a killed process.
 func isTemp(name string) bool {
 	return strings.HasPrefix(name, ".") && strings.Contains(name, tempMark)
 }
 
-// RemoveTemp removes what killed processes left half-written in dir, and
-// returns the names. Only the one owner of the directory may call it, while
-// it writes nothing.
+// RemoveTemp removes the temporary files of killed processes from dir and returns their names. Only
+// the owner of the directory may call it, and not concurrently with writes.
 func RemoveTemp(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

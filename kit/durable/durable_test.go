@@ -53,7 +53,7 @@ func TestEveryFlippedBitIsSeen(t *testing.T) {
 			b := bytes.Clone(whole)
 			b[i] ^= 1 << bit
 			var got pet
-			// JSON field names match without case, so such a flip is harmless.
+			// JSON field names match case-insensitively, so a flipped case bit is harmless.
 			if err := Decode(b, pets, &got); err == nil && got != want {
 				t.Fatalf("byte %d bit %d: decoded as %+v without an error: %s", i, bit, got, b)
 			}
@@ -247,7 +247,7 @@ func FuzzDecodeNeverAcceptsWhatWasNotEncoded(f *testing.F) {
 		}
 		_, data2, err := Open(again, pets)
 		if err != nil {
-			t.Fatalf("what was opened does not open again: %v\n%s", err, again)
+			t.Fatalf("an accepted record is refused after encoding: %v\n%s", err, again)
 		}
 		_ = data2
 	})

@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrLocked is returned by Lock when another process keeps the lock.
+// ErrLocked is returned by Lock if another process holds the lock.
 var ErrLocked = errors.New("in use by another process")
 
-// Lock takes the lock of which path is the file, and waits at most so long for
-// a process that is on its way out. The file stays; the lock ends when the
-// result is closed, or with the process, however that ends. Zero waits not at all.
+// Lock takes the lock on the file path, and waits at most wait for a process that is exiting; with
+// 0 it does not wait. The lock is released when the result is closed or the process ends. The file
+// stays.
 func Lock(path string, wait time.Duration) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {

@@ -32,7 +32,7 @@ func TestLockIsHeldByOneUntilItIsClosed(t *testing.T) {
 		t.Error(err)
 	}
 	if err := <-got; err != nil {
-		t.Errorf("the one who waited: %v", err)
+		t.Errorf("the waiting Lock: %v", err)
 	}
 	if _, err := Lock(filepath.Join(path, "x"), time.Minute); err == nil {
 		t.Error("a lock below a file was taken")

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-net/sluice/kit/disktest"
 )
 
-// TestPowerCutLeavesWhatWasPromised cuts the power after each operation of
-// files that are written again and again, and removed.
+// TestPowerCutLeavesWhatWasPromised cuts the power after each operation while files are written
+// repeatedly and removed.
 func TestPowerCutLeavesWhatWasPromised(t *testing.T) {
 	content := func(n int) []byte { return bytes.Repeat([]byte{byte('0' + n)}, 3*4096) }
 	for _, c := range []struct {
@@ -38,7 +38,7 @@ func TestPowerCutLeavesWhatWasPromised(t *testing.T) {
 				}
 				disk.Mark(5)
 			})
-			random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same cuts in each run
+			random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // deterministic cuts
 			for n := range len(disk.Ops()) + 1 {
 				for range 8 {
 					dir := t.TempDir()
@@ -57,7 +57,7 @@ func TestPowerCutLeavesWhatWasPromised(t *testing.T) {
 					case c.sync == SyncAll && marked == 5 && !absent:
 						t.Fatalf("after %d operations: the removed file is back", n)
 					case c.sync == SyncAll && marked > 0 && marked < 4 && found < marked:
-						t.Fatalf("after %d operations: content %d, %d was promised", n, found, marked)
+						t.Fatalf("after %d operations: content %d, want at least %d", n, found, marked)
 					}
 				}
 			}

@@ -19,26 +19,26 @@ import (
 )
 
 var (
-	// ErrCorrupt: the content is not what was written.
+	// ErrCorrupt is returned if the content differs from what was written.
 	ErrCorrupt = errors.New("corrupt record")
-	// ErrForeign: a record, but of another kind.
+	// ErrForeign is returned for a record of another schema.
 	ErrForeign = errors.New("record of another schema")
-	// ErrVersion: a record of this kind in a version that this program does not read.
+	// ErrVersion is returned for a record in a version that this program does not read.
 	ErrVersion = errors.New("record of an unsupported version")
 )
 
-// Schema names a kind of record.
+// Schema identifies a kind of record.
 type Schema struct {
-	Name    string // "sluice.example.v1" or the like; never changed
-	Version int    // what is written, from 1
+	Name    string // such as "sluice.example.v1"; never changed
+	Version int    // the version that is written, from 1
 	Oldest  int    // the oldest version that is read; Version if 0
 }
 
-// RecordError says which record is unusable, and where. It wraps one of the
-// errors above, or what the file system said.
+// RecordError reports an unusable record and the faulty field. It wraps one of the errors above, or
+// an error of the file system.
 type RecordError struct {
-	File  string // "" if the record did not come from a file
-	Field string // "" if it is about the whole
+	File  string // empty if the record did not come from a file
+	Field string // empty if the record as a whole is unusable
 	Err   error
 }
 
@@ -62,12 +62,12 @@ type envelope struct {
 	Data    json.RawMessage `json:"data"`
 }
 
-// castagnoli is computed when it is first used: the CNI plugin, which lives for a few
-// milliseconds, writes files but no records.
+// castagnoli is built on first use: the CNI plugin, which runs for a few milliseconds, writes files
+// but no records.
 var castagnoli = sync.OnceValue(func() *crc32.Table { return crc32.MakeTable(crc32.Castagnoli) })
 
-// The checksum covers the head too: a flipped bit in the version must not make
-// a record of another version.
+// The checksum covers the header, too: otherwise a flipped bit could turn a record into one of
+// another version.
 func checksum(schema string, version int, data []byte) string {
 	h := crc32.New(castagnoli())
 	fmt.Fprintf(h, "%s\n%d\n", schema, version)
@@ -75,7 +75,7 @@ func checksum(schema string, version int, data []byte) string {
 	return fmt.Sprintf("%08x", h.Sum32())
 }
 
-// Encode puts v into the envelope of the schema.
+// Encode returns v in the envelope of the schema.
 func Encode(s Schema, v any) ([]byte, error) {
 	if s.Name == "" || s.Version < 1 {
 		return nil, fmt.Errorf("schema %+v has no name or no version", s)
@@ -91,14 +91,14 @@ func Encode(s Schema, v any) ([]byte, error) {
 	return append(b, '\n'), nil
 }
 
-// Open checks the envelope and returns the version and the JSON in it, for
-// callers that read more than one version.
+// Open verifies the envelope and returns its version and JSON data, for callers that read several
+// versions.
 func Open(b []byte, s Schema) (version int, data []byte, err error) {
 	var e envelope
 	if err := strict(b, &e); err != nil {
 		return 0, nil, &RecordError{Err: fmt.Errorf("%w: %w", ErrCorrupt, err)}
 	}
-	// The checksum is over the compact form, which is what Encode writes.
+	// The checksum is computed over the compact form, which Encode writes.
 	var compact bytes.Buffer
 	if len(e.Data) == 0 {
 		return 0, nil, &RecordError{Field: "data", Err: fmt.Errorf("%w: missing", ErrCorrupt)}
@@ -119,8 +119,8 @@ func Open(b []byte, s Schema) (version int, data []byte, err error) {
 	return e.Version, compact.Bytes(), nil
 }
 
-// Decode reads a record of exactly the schema's version, or of an older one
-// that has the same fields, into v. Unknown fields are refused.
+// Decode reads a record into v. Its version must be readable by the schema, and unknown fields are
+// refused.
 func Decode(b []byte, s Schema, v any) error {
 	_, data, err := Open(b, s)
 	if err != nil {
@@ -158,7 +158,7 @@ func clip(s string) string {
 	return s
 }
 
-// Save writes v to path, readable by the owner only.
+// Save writes v to path. Only the owner can read the file.
 func Save(path string, s Schema, v any, sync Sync) error {
 	b, err := Encode(s, v)
 	if err != nil {
@@ -167,8 +167,8 @@ func Save(path string, s Schema, v any, sync Sync) error {
 	return WriteFile(path, b, 0o600, sync)
 }
 
-// Load reads path, of at most limit bytes, into v. A missing file is
-// fs.ErrNotExist; everything else that is wrong is a *RecordError.
+// Load reads path, of at most limit bytes, into v. It returns fs.ErrNotExist for a missing file and
+// a *RecordError for any other problem.
 func Load(path string, limit int64, s Schema, v any) error {
 	b, err := ReadFile(path, limit)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -187,16 +187,15 @@ func inFile(path string, err error) error {
 	return err
 }
 
-// Record is one file of a directory.
+// Record is the content of one file of a directory.
 type Record[T any] struct {
-	Name  string // of the file, without the suffix
+	Name  string // file name without the suffix
 	Value T
 }
 
-// List reads every file of dir that ends in suffix. Records that cannot be
-// read are returned as *RecordError beside those that can; they stay where
-// they are. A missing directory has no records. The error is about the
-// directory itself.
+// List reads every file of dir that ends in suffix. It returns unreadable records as *RecordError
+// in bad, together with the readable ones; their files stay in place. A missing directory has no
+// records. err reports a failure to read the directory itself.
 func List[T any](dir, suffix string, limit int64, s Schema) (records []Record[T], bad []error, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

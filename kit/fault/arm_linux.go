@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Arm looks at descriptor 3 once, at the start of the process, before other
-// files are opened. Anything but a controller there is left alone; a
-// controller that is refused is an error.
+// Arm checks descriptor 3 once, at process start, before other files are opened. If the descriptor
+// is not a controller's socket, Arm leaves it alone; if the controller may not interfere, Arm
+// returns an error.
 func Arm() error {
 	ok, err := greeted(FD)
 	if err != nil {
@@ -22,15 +22,15 @@ func Arm() error {
 		return nil
 	}
 	unix.CloseOnExec(FD) // children do not inherit it
-	// Without this, its reader would keep a thread blocked in the kernel.
+	// A blocking descriptor would keep the reader's thread in the kernel.
 	if err := unix.SetNonblock(FD, true); err != nil {
 		return fmt.Errorf("fault controller on descriptor %d: %w", FD, err)
 	}
 	return start(os.NewFile(FD, "fault"))
 }
 
-// greeted says whether a controller waits at fd. It takes the greeting off
-// the socket only if it is one.
+// greeted reports whether a controller is connected at fd. It consumes the message only if it is
+// the greeting.
 func greeted(fd int) (bool, error) {
 	if domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN); err != nil || domain != unix.AF_UNIX {
 		return false, nil
@@ -56,9 +56,8 @@ func greeted(fd int) (bool, error) {
 	return true, nil
 }
 
-// mayArm says whether a controller of that user may interfere with a process:
-// it has to have the process's rights already. Those of a set-uid program are
-// not those of who started it.
+// mayArm reports whether a controller of the given user may interfere: the user must already have
+// the process's rights. The user who starts a set-uid program does not have them.
 func mayArm(controller uint32, uid, euid int) error {
 	if uid != euid {
 		return fmt.Errorf("the process runs set-uid, from %d as %d", uid, euid)

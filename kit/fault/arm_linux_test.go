@@ -16,7 +16,7 @@ func TestOnlyRootAndTheUserOfTheProcessMayArm(t *testing.T) {
 		{65702, 65702, 65702, true},
 		{65701, 65702, 65702, false},
 		{1000, 0, 0, false},
-		{1000, 1000, 0, false}, // a set-uid program, armed by who started it
+		{1000, 1000, 0, false}, // a set-uid program, armed by the user who started it
 		{0, 1000, 0, false},
 	} {
 		if err := mayArm(c.controller, c.uid, c.euid); (err == nil) != c.want {

@@ -5,5 +5,5 @@
 
 package fault
 
-// Arm does nothing: only Linux has services, other systems run unit tests.
+// Arm does nothing: services only run on Linux; other systems run unit tests.
 func Arm() error { return nil }

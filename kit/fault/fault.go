@@ -3,11 +3,10 @@
 
 // Package fault lets a test stop, fail or kill a process at a named place.
 //
-// Points are compiled into every binary, because what is tested should be what
-// is shipped. They can be armed only by whoever started the process, through
-// descriptor 3: a SOCK_SEQPACKET unix socket, whose other end belongs to root
-// or to the process's own user, on which a greeting already waits. No
-// variable, file or request arms them. Disarmed, a point costs one atomic load.
+// Points are compiled into every binary, so that tests run the binaries that are shipped. Only the
+// process that starts the binary can arm them, through descriptor 3: a SOCK_SEQPACKET unix socket
+// whose peer runs as root or as the process's own user, and that already holds a greeting. No
+// variable, file or request arms them. A disarmed point costs one atomic load.
 //
 //	var afterCommit = fault.Register("allocate.committed")
 //	…
@@ -27,39 +26,39 @@ import (
 	"syscall"
 )
 
-// FD is the descriptor that is looked at.
+// FD is the number of the controller's descriptor.
 const FD = 3
 
-// Greeting is the first message on the socket, from the controller.
+// Greeting is the first message on the socket, sent by the controller.
 const Greeting = "sluice-fault-points 1"
 
-// MaxMessage is the size of the largest message in bytes.
+// MaxMessage is the maximum size of a message in bytes.
 const MaxMessage = 64 << 10
 
-// ErrInjected is part of every error that a point returns on purpose.
+// ErrInjected is wrapped by every injected error.
 var ErrInjected = errors.New("injected fault")
 
-// Request is a message to the controller: once the list of names, then hits.
+// Request is a message to the controller: first the list of names, then one message per hit.
 type Request struct {
 	Names []string `json:"names,omitempty"`
-	Seq   uint64   `json:"seq,omitempty"` // of a hit, from 1
+	Seq   uint64   `json:"seq,omitempty"` // number of the hit, from 1
 	Point string   `json:"point,omitempty"`
 }
 
-// Reply answers one hit. Until it comes the caller of Hit is blocked.
+// Reply answers one hit. The caller of Hit is blocked until it arrives.
 type Reply struct {
 	Seq    uint64 `json:"seq"`
 	Action Action `json:"action"`
 	Error  string `json:"error,omitempty"` // text for ActionError
 }
 
-// Action is what a point does.
+// Action is the effect of a point.
 type Action string
 
-// The actions. To block is to not answer yet.
+// The actions. A controller blocks a point by not replying.
 const (
 	Continue Action = "continue"
-	Kill     Action = "kill" // SIGKILL to the own process
+	Kill     Action = "kill" // SIGKILL to this process
 	Error    Action = "error"
 )
 
@@ -71,11 +70,11 @@ var (
 	armed atomic.Pointer[controller]
 )
 
-// Point is a place at which a test may interfere.
+// Point is a place in the code where a test can inject a fault.
 type Point struct{ name string }
 
-// Register names a place. It is called from package variables, and panics if
-// the name is empty or taken.
+// Register declares a point. It is called from package variables, and panics if the name is empty
+// or already registered.
 func Register(name string) *Point {
 	registry.Lock()
 	defer registry.Unlock()
@@ -89,16 +88,16 @@ func Register(name string) *Point {
 	return &Point{name: name}
 }
 
-// Names lists every point of this binary, sorted.
+// Names returns the names of all points of this binary, sorted.
 func Names() []string {
 	registry.Lock()
 	defer registry.Unlock()
 	return slices.Sorted(maps.Keys(registry.names))
 }
 
-// Hit does nothing and returns nil, unless the process is armed: then the
-// controller says whether to go on, to fail with an error that is
-// ErrInjected, or to die here. It waits for that answer until ctx ends.
+// Hit returns nil unless the process is armed. If it is armed, Hit asks the controller, which lets
+// it return nil, makes it return an error that wraps ErrInjected, or kills the process. Hit waits
+// for the reply until ctx ends.
 func (p *Point) Hit(ctx context.Context) error {
 	c := armed.Load()
 	if c == nil {
@@ -107,15 +106,15 @@ func (p *Point) Hit(ctx context.Context) error {
 	return c.hit(ctx, p.name)
 }
 
-// Armed says whether the process listens to a controller.
+// Armed reports whether a controller is connected.
 func Armed() bool { return armed.Load() != nil }
 
 type controller struct {
-	conn *os.File // not of package net, which the CNI plugin does without
+	conn *os.File // not a net.Conn, because the CNI plugin does not link package net
 
 	mu      sync.Mutex
 	seq     uint64                // guarded by mu
-	waiting map[uint64]chan Reply // guarded by mu; nil when the controller went away
+	waiting map[uint64]chan Reply // guarded by mu; nil after the controller has disconnected
 }
 
 func start(conn *os.File) error {
@@ -138,8 +137,8 @@ func (c *controller) send(r Request) error {
 	return err
 }
 
-// read hands out replies until the controller goes away, which disarms
-// everything: a test that died must not leave blocked processes behind.
+// read delivers replies until the controller disconnects, which disarms all points: a test that
+// died must not leave blocked processes behind.
 func (c *controller) read() {
 	defer func() {
 		armed.CompareAndSwap(c, nil)
@@ -183,7 +182,7 @@ func (c *controller) hit(ctx context.Context, point string) error {
 	c.waiting[seq] = w
 	c.mu.Unlock()
 	if err := c.send(Request{Seq: seq, Point: point}); err != nil {
-		return nil // the controller went away
+		return nil // the controller has disconnected
 	}
 	select {
 	case r, ok := <-w:
@@ -192,7 +191,7 @@ func (c *controller) hit(ctx context.Context, point string) error {
 		}
 		switch r.Action {
 		case Kill:
-			syscall.Kill(os.Getpid(), syscall.SIGKILL) //nolint:errcheck // cannot fail on oneself
+			syscall.Kill(os.Getpid(), syscall.SIGKILL) //nolint:errcheck // signalling this process cannot fail
 			select {}                                  // until the signal is delivered
 		case Error:
 			return fmt.Errorf("%w at %s: %s", ErrInjected, point, r.Error)

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package health answers a supervisor's probes over HTTP on a loopback address:
-// /livez says that the process runs, /readyz that it serves, or why not.
+// Package health answers HTTP probes of a supervisor on a loopback address: /livez reports that the
+// process runs, /readyz whether it serves, and if not why.
 //
-// It is for supervisors that cannot reach a unix socket, as the kubelet. It says
-// nothing that a user of the machine may not know.
+// It is for supervisors that cannot reach a unix socket, such as the kubelet. Its answers contain
+// nothing that must be hidden from other users of the machine.
 package health
 
 import (
@@ -21,15 +21,15 @@ import (
 	"golang.org/x/net/netutil"
 )
 
-// maxConns are the connections at once. Every user of the machine can open
-// them, and each ends with its answer or after headerTimeout.
+// maxConns limits concurrent connections. Every user of the machine can open them; each is closed
+// after its answer or after headerTimeout.
 const (
 	maxConns      = 64
 	headerTimeout = time.Second
 )
 
-// CheckAddress says whether an address is ip:port with an address of the loopback
-// device: probes come from the machine itself.
+// CheckAddress returns an error unless the address is ip:port with a loopback address, since probes
+// come from the local machine.
 func CheckAddress(address string) error {
 	a, err := netip.ParseAddrPort(address)
 	if err != nil || !a.Addr().IsLoopback() {
@@ -38,7 +38,7 @@ func CheckAddress(address string) error {
 	return nil
 }
 
-// Listen opens an address.
+// Listen checks the address and listens on it.
 func Listen(address string) (net.Listener, error) {
 	if err := CheckAddress(address); err != nil {
 		return nil, fmt.Errorf("serve health: %w", err)
@@ -50,9 +50,8 @@ func Listen(address string) (net.Listener, error) {
 	return netutil.LimitListener(l, maxConns), nil
 }
 
-// Serve answers on l until stop is called. Ready returns nil if the process
-// serves, else why it does not; it is called for each request, at once by
-// several goroutines.
+// Serve answers probes on l until stop is called. ready returns nil if the process serves, and
+// otherwise the reason. Serve calls it for each request, from several goroutines.
 func Serve(l net.Listener, ready func() error, logger *slog.Logger) (stop func()) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { answer(w, nil) })
@@ -71,7 +70,7 @@ func Serve(l net.Listener, ready func() error, logger *slog.Logger) (stop func()
 	}()
 	logger.Info("health", "address", l.Addr().String())
 	return func() {
-		server.Close() //nolint:errcheck // a probe is asked again
+		server.Close() //nolint:errcheck // the supervisor repeats a probe
 		<-done
 	}
 }
@@ -83,5 +82,5 @@ func answer(w http.ResponseWriter, failed error) {
 		text = failed.Error() + "\n"
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
-	io.WriteString(w, text) //nolint:errcheck // whoever asked has gone
+	io.WriteString(w, text) //nolint:errcheck // the client may have disconnected
 }

@@ -27,7 +27,7 @@ func TestOnlyLoopbackAddressesAreTaken(t *testing.T) {
 		"", "off", ":80", "0.0.0.0:80", "[::]:80", "192.0.2.1:80", "localhost:80", "127.0.0.1", "127.0.0.1:x",
 	} {
 		if CheckAddress(bad) == nil {
-			t.Errorf("%q is taken", bad)
+			t.Errorf("%q was accepted", bad)
 		}
 		if l, err := Listen(bad); err == nil {
 			t.Errorf("%q is listened on", bad)
@@ -69,13 +69,13 @@ func TestProbesSayWhetherAndWhyNot(t *testing.T) {
 	}
 	stop()
 	if c, err := net.Dial("tcp", l.Addr().String()); err == nil {
-		t.Error("it answers after its end")
+		t.Error("the server answers after stop")
 		c.Close()
 	}
 }
 
-// TestSilentConnectionsDoNotKeepProbesAway: every user of the machine can open
-// the port.
+// TestSilentConnectionsDoNotKeepProbesAway: every user of the machine can open connections to the
+// port.
 func TestSilentConnectionsDoNotKeepProbesAway(t *testing.T) {
 	l, err := Listen("127.0.0.1:0")
 	if err != nil {

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package instance says where one copy of the system keeps its files.
+// Package instance defines the paths and user IDs of an instance of Sluice.
 //
-// Several copies may run side by side on one machine; each has a name, and
-// the name is part of every directory it owns. The package computes paths and
-// nothing else: it creates no directory and opens no file.
+// Several instances may run on one machine. Each has a name, which is part of every directory that
+// it owns. The package only computes paths: it creates no directory and opens no file.
 package instance
 
 import (
@@ -14,12 +13,11 @@ import (
 	"path/filepath"
 )
 
-// Numeric users and the group of the processes. No passwd entry is needed;
-// deploy/sysusers.d has the same numbers for machines that want one. They lie
-// above every range from which systemd and Debian hand out users, and below the
-// subordinate ids.
+// Numeric user IDs and group ID of the processes. They need no passwd entry; deploy/sysusers.d has
+// the same numbers for machines that want names. They lie above all ranges that systemd and Debian
+// allocate users from, and below the subordinate IDs.
 const (
-	GroupID uint32 = 65700 // every process and every permitted reader is a member
+	GroupID uint32 = 65700 // group of every process and of every permitted reader
 
 	FirstServiceID uint32 = 65701
 	LastServiceID  uint32 = 65799
@@ -28,17 +26,17 @@ const (
 	IPAMID         = FirstServiceID + 1
 	PolicyID       = FirstServiceID + 2
 	LoadBalancerID = FirstServiceID + 3
-	EtcdID         = FirstServiceID + 4 // of a development node's etcd, which has a group of the same number
+	EtcdID         = FirstServiceID + 4 // etcd of a development node; its group has the same number
 	DatapathID     = FirstServiceID + 5
-	ControllerID   = FirstServiceID + 6 // its user has the name sluice-status, as in earlier versions
+	ControllerID   = FirstServiceID + 6 // the user is called sluice-status, the name in earlier versions
 )
 
-// ErrName is returned for an instance or service name that cannot be part of a path.
+// ErrName is returned for an instance or service name that is not allowed in a path.
 var ErrName = errors.New("invalid name")
 
-// isName says whether s is 1 to 32 of a-z, 0-9 and "-", not beginning with "-". It is a
-// loop because the CNI plugin, which lives for a few milliseconds, links this package:
-// compiling the pattern took a quarter of one.
+// isName reports whether s is 1 to 32 characters of a-z, 0-9 and "-" and does not begin with "-".
+// It avoids regexp because the CNI plugin, which runs for a few milliseconds, links this package:
+// compiling the pattern took a quarter of a millisecond.
 func isName(s string) bool {
 	for i := range len(s) {
 		if c := s[i]; !isLetter(c) && (c < '0' || c > '9') && (c != '-' || i == 0) {
@@ -54,14 +52,13 @@ func isLetter(c byte) bool { return c >= 'a' && c <= 'z' }
 type Paths struct {
 	Name      string // empty for the default instance
 	RunDir    string // sockets; one directory per service below it
-	ConfigDir string // <service>.yaml files
-	StateDir  string // what must survive a reboot; one directory per service
-	BPFDir    string // a bpffs of the instance's own: the machine's, /sys/fs/bpf, is root's alone
+	ConfigDir string // files <service>.yaml
+	StateDir  string // state that survives a reboot; one directory per service
+	BPFDir    string // the instance's own bpffs; the machine's, /sys/fs/bpf, is accessible to root only
 }
 
-// New returns the directories of the instance of that name; the empty name is
-// the default instance. A name is 1 to 32 characters of a-z, 0-9 and "-" and
-// does not begin with "-".
+// New returns the directories of an instance; the empty name is the default instance. A name is 1
+// to 32 characters of a-z, 0-9 and "-" and does not begin with "-".
 func New(name string) (Paths, error) {
 	suffix := ""
 	if name != "" {
@@ -79,8 +76,8 @@ func New(name string) (Paths, error) {
 	}, nil
 }
 
-// Under returns the same instance with every directory moved below root,
-// which is how tests and unprivileged runs keep off the machine's own.
+// Under returns the same instance with all directories moved below root, for tests and unprivileged
+// runs.
 func (p Paths) Under(root string) Paths {
 	p.RunDir = filepath.Join(root, p.RunDir)
 	p.ConfigDir = filepath.Join(root, p.ConfigDir)
@@ -89,7 +86,7 @@ func (p Paths) Under(root string) Paths {
 	return p
 }
 
-// CheckService says whether a service name can be part of a path.
+// CheckService returns an error if a service name is not allowed in a path.
 func CheckService(service string) error {
 	if !isName(service) || !isLetter(service[0]) {
 		return fmt.Errorf("service %q: %w: want 1 to 32 of a-z, 0-9 and \"-\", beginning with a letter", service, ErrName)
@@ -97,23 +94,24 @@ func CheckService(service string) error {
 	return nil
 }
 
-// ServiceRunDir is the directory that holds the service's sockets.
+// ServiceRunDir returns the directory of the service's sockets.
 func (p Paths) ServiceRunDir(service string) string { return filepath.Join(p.RunDir, service) }
 
-// Socket is the service's gRPC socket.
+// Socket returns the path of the service's gRPC socket.
 func (p Paths) Socket(service string) string {
 	return filepath.Join(p.RunDir, service, service+".sock")
 }
 
-// MetricsSocket is where the service answers HTTP requests for its metrics.
+// MetricsSocket returns the path of the unix socket on which the service serves its metrics over
+// HTTP.
 func (p Paths) MetricsSocket(service string) string {
 	return filepath.Join(p.RunDir, service, "metrics.sock")
 }
 
-// ConfigFile is the service's configuration file; it need not exist.
+// ConfigFile returns the path of the service's configuration file; it need not exist.
 func (p Paths) ConfigFile(service string) string {
 	return filepath.Join(p.ConfigDir, service+".yaml")
 }
 
-// ServiceStateDir is the service's writable directory.
+// ServiceStateDir returns the service's writable directory.
 func (p Paths) ServiceStateDir(service string) string { return filepath.Join(p.StateDir, service) }

@@ -11,15 +11,15 @@ import (
 	"testing"
 )
 
-// TestUsersLieInNoRangeThatOthersHandOut: a user of Sluice's has no passwd entry
-// on most machines, so nothing else would keep the number free.
+// TestUsersLieInNoRangeThatOthersHandOut: on most machines Sluice's users have no passwd entry, so
+// nothing else reserves the numbers.
 func TestUsersLieInNoRangeThatOthersHandOut(t *testing.T) {
 	foreign := map[string][2]uint32{
-		"Debian's reserved users":                {60000, 64999},
-		"systemd's DynamicUser and containers":   {60001, 65533},
-		"nobody and the 16-bit form of no user":  {65534, 65535},
-		"the subordinate ids that useradd gives": {100000, 600100000},
-		"systemd's nspawn":                       {524288, 1879048191},
+		"Debian's reserved users":                     {60000, 64999},
+		"systemd's DynamicUser and containers":        {60001, 65533},
+		"the overflow user and the 16-bit form of -1": {65534, 65535},
+		"the subordinate ids that useradd gives":      {100000, 600100000},
+		"systemd's nspawn":                            {524288, 1879048191},
 	}
 	seen := map[uint32]string{}
 	for name, id := range map[string]uint32{
@@ -41,7 +41,7 @@ func TestUsersLieInNoRangeThatOthersHandOut(t *testing.T) {
 	}
 }
 
-// TestDeployedUsersAreThese: the file for machines that give the numbers names.
+// TestDeployedUsersAreThese compares the numbers with the sysusers.d file.
 func TestDeployedUsersAreThese(t *testing.T) {
 	content, err := os.ReadFile(filepath.Join("..", "..", "deploy", "sysusers.d", "sluice.conf"))
 	if err != nil {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package keymutex has a mutex per key, whose lock is waited for under a context,
-// and by those whose work others may end.
+// Package keymutex provides one mutex per key. A wait for a mutex can be limited by a context, and
+// interrupted by other goroutines.
 package keymutex
 
 import (
@@ -11,28 +11,26 @@ import (
 	"time"
 )
 
-// Mutexes are one for each key. The zero value is ready.
+// Mutexes is a set of mutexes, one per key. The zero value is ready to use.
 type Mutexes[K comparable] struct {
 	mu   sync.Mutex
-	keys map[K]*mutex // guarded by mu; those that are held or waited for
+	keys map[K]*mutex // guarded by mu; mutexes that are held or waited for
 }
 
 type mutex struct {
 	free     chan struct{} // holds a token while the mutex is not held
-	interest int           // guarded by Mutexes.mu; who holds it or waits
-	// aborts are guarded by Mutexes.mu, and of those who hold it or wait and need
-	// not end what they began.
+	interest int           // guarded by Mutexes.mu; number of holders and waiters
+	// guarded by Mutexes.mu; cancel functions of holders and waiters that Interrupt may end
 	aborts map[*context.CancelCauseFunc]struct{}
 }
 
-// Lock waits for the mutex of the key. unlock must be called unless ctx ended.
+// Lock takes the mutex of the key. The caller must call unlock unless ctx ended.
 func (m *Mutexes[K]) Lock(ctx context.Context, key K) (unlock func(), err error) {
 	return m.LockWith(ctx, key, nil)
 }
 
-// LockWithin is Lock for a caller that comes back later instead of waiting for
-// longer. Those who wait are served in the order of arrival, so that calls of which
-// one follows the other do not keep it out.
+// LockWithin is Lock with a limit d on the wait, for a caller that retries later. Waiters are
+// served in order of arrival, so a series of calls by others cannot starve it.
 func (m *Mutexes[K]) LockWithin(ctx context.Context, key K, d time.Duration) (unlock func(), ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
@@ -40,7 +38,7 @@ func (m *Mutexes[K]) LockWithin(ctx context.Context, key K, d time.Duration) (un
 	return unlock, err == nil
 }
 
-// LockWith is Lock for work, or a wait, that Interrupt may end by abort.
+// LockWith is Lock for a holder or waiter that Interrupt may end by calling abort.
 func (m *Mutexes[K]) LockWith(ctx context.Context, key K, abort context.CancelCauseFunc) (unlock func(), err error) {
 	k, done := m.join(key, abort)
 	select {
@@ -52,7 +50,7 @@ func (m *Mutexes[K]) LockWith(ctx context.Context, key K, abort context.CancelCa
 	}
 }
 
-// join notes the interest in the key's mutex until done is called.
+// join registers a holder or waiter of the key's mutex until done is called.
 func (m *Mutexes[K]) join(key K, abort context.CancelCauseFunc) (k *mutex, done func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -79,7 +77,7 @@ func (m *Mutexes[K]) join(key K, abort context.CancelCauseFunc) (k *mutex, done 
 	}
 }
 
-// Interrupt ends the work, and the waits, of LockWith on the key.
+// Interrupt ends, with the cause, all holders and waiters of the key that used LockWith.
 func (m *Mutexes[K]) Interrupt(key K, cause error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

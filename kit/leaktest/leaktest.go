@@ -5,8 +5,8 @@
 //
 //	func TestMain(m *testing.M) { leaktest.Main(m) }
 //
-// Goroutines and file descriptors are always checked. What else a package
-// makes, such as network namespaces or mounts, is given as a Resource.
+// Goroutines and file descriptors are always checked. Other things that a package creates, such as
+// network namespaces or mounts, are passed as Resources.
 package leaktest
 
 import (
@@ -24,13 +24,12 @@ import (
 	"go.uber.org/goleak"
 )
 
-// patience is how long what is closed in the background may take to go. A binary
-// that leaves nothing does not wait, so it only has to be longer than the pauses
-// of a machine that runs many tests.
+// patience is how long background cleanup may take. A binary without leaks does not wait, so it
+// only has to be longer than the pauses of a busy machine.
 var patience = 30 * time.Second
 
-// Resource lists what exists of one kind. What is there after the tests and
-// was not before is a leak.
+// Resource lists the existing things of one kind. A thing that exists after the tests and did not
+// exist before is a leak.
 type Resource struct {
 	Name string
 	List func() ([]string, error)
@@ -39,7 +38,7 @@ type Resource struct {
 // Main runs the tests of a package and ends the process.
 func Main(m *testing.M, resources ...Resource) { os.Exit(Run(m, resources...)) }
 
-// Run is Main for those who have more to do after the tests.
+// Run is Main without the exit: it returns the exit code.
 func Run(m *testing.M, resources ...Resource) int {
 	check, err := begin(append([]Resource{Descriptors()}, resources...))
 	if err != nil {
@@ -48,7 +47,7 @@ func Run(m *testing.M, resources ...Resource) int {
 	}
 	code := m.Run()
 	if code != 0 {
-		return code // a failed test may leave things; its own message matters
+		return code // failed tests may leak; their own message matters
 	}
 	if err := errors.Join(ended(), check()); err != nil {
 		fmt.Fprintf(os.Stderr, "leaktest: %v\n", err)
@@ -77,8 +76,7 @@ func begin(resources []Resource) (check func() error, _ error) {
 	}, nil
 }
 
-// ended waits until no goroutine of a test is left; goleak alone waits for less
-// than half a second.
+// ended waits until no goroutine of a test is left; goleak itself waits less than half a second.
 func ended() error {
 	for deadline := time.Now().Add(patience); ; {
 		if err := goleak.Find(); err == nil || time.Now().After(deadline) {
@@ -87,7 +85,7 @@ func ended() error {
 	}
 }
 
-// gone waits until nothing new is left.
+// gone waits until no leaked thing is left.
 func gone(r Resource, before map[string]int) error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		names, err := r.List()
@@ -118,7 +116,7 @@ func count(names []string) map[string]int {
 	return m
 }
 
-// Descriptors are the open files of this process.
+// Descriptors lists the open files of this process.
 func Descriptors() Resource {
 	return Resource{Name: "file descriptors", List: func() ([]string, error) {
 		entries, err := os.ReadDir("/proc/self/fd")
@@ -129,9 +127,9 @@ func Descriptors() Resource {
 		for _, e := range entries {
 			target, err := os.Readlink("/proc/self/fd/" + e.Name())
 			if err != nil {
-				continue // the listing's own, closed by now
+				continue // the descriptor of the listing itself, closed by now
 			}
-			// The runtime opens these once, when first needed.
+			// The Go runtime opens these once, on first use.
 			if strings.HasPrefix(target, "anon_inode:[event") ||
 				strings.Contains(target, "/cgroup/") || strings.HasPrefix(target, "/sys/fs/cgroup") {
 				continue
@@ -142,13 +140,12 @@ func Descriptors() Resource {
 	}}
 }
 
-// Files are the paths that match a pattern of filepath.Glob, such as
-// "/run/netns/mytest-*".
+// Files lists the paths that match a pattern of filepath.Glob, such as "/run/netns/mytest-*".
 func Files(name, pattern string) Resource {
 	return Resource{Name: name, List: func() ([]string, error) { return filepath.Glob(pattern) }}
 }
 
-// Mounts are the mount points of this process below a directory.
+// Mounts lists the mount points of this process below a directory.
 func Mounts(below string) Resource {
 	return Resource{Name: "mounts", List: func() ([]string, error) {
 		b, err := os.ReadFile("/proc/self/mountinfo")
@@ -165,8 +162,8 @@ func Mounts(below string) Resource {
 	}}
 }
 
-// Links are the network devices of this process's network namespace whose
-// names match a pattern of path.Match.
+// Links lists the network devices in this process's network namespace whose names match a pattern
+// of path.Match.
 func Links(pattern string) Resource {
 	return Resource{Name: "network devices", List: func() ([]string, error) {
 		entries, err := os.ReadDir("/proc/self/net/dev_snmp6")

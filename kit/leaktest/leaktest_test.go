@@ -13,12 +13,12 @@ import (
 	"time"
 )
 
-// The leaking binary is this one, with a variable that only these tests know.
+// The leaking binary is this test binary, started with a variable that only these tests set.
 const leakEnv = "LEAKTEST_LEAK"
 
 func TestMain(m *testing.M) {
 	if leak := os.Getenv(leakEnv); leak == "fd" || leak == "goroutine" {
-		patience = time.Second // they never go
+		patience = time.Second // leaked on purpose
 	}
 	Main(m)
 }
@@ -32,7 +32,7 @@ func TestLeak(t *testing.T) {
 	case "goroutine":
 		go func() { select {} }()
 	case "slow":
-		go time.Sleep(time.Second) // what is waited for
+		go time.Sleep(time.Second) // ends within the patience
 	}
 }
 

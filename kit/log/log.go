@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package log makes the one kind of logger that every process uses: slog JSON
-// on one writer, with the request identifier of the context added by itself.
+// Package log creates the logger that all processes use: slog JSON on one writer, with the request
+// identifier of the context added to each record.
 //
-// Messages are constant and lower-case; facts are attributes under the keys
-// below. An error is logged once, by whoever handles it.
+// Messages are constant and lower case; facts are attributes under the keys below. The code that
+// handles an error logs it, once.
 package log
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/kit/requestid"
 )
 
-// Keys that mean the same in every process. A service adds its own nouns.
+// Keys that have the same meaning in every process. Services add their own.
 const (
 	KeyError     = "error"
 	KeyRequestID = "request_id"
@@ -34,7 +34,7 @@ const (
 	KeyStack     = "stack"
 )
 
-// Err is the attribute of an error.
+// Err returns the attribute for an error.
 func Err(err error) slog.Attr {
 	if err == nil {
 		return slog.Attr{}
@@ -42,8 +42,8 @@ func Err(err error) slog.Attr {
 	return slog.String(KeyError, err.Error())
 }
 
-// New returns a logger that writes JSON lines to w. The level can be changed
-// while the process runs when it is a *slog.LevelVar.
+// New returns a logger that writes JSON lines to w. If level is a *slog.LevelVar, it can be changed
+// at run time.
 func New(w io.Writer, level slog.Leveler) *slog.Logger {
 	return slog.New(WithRequestID(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})))
 }
@@ -51,7 +51,7 @@ func New(w io.Writer, level slog.Leveler) *slog.Logger {
 // Discard returns a logger that drops everything, for tests and defaults.
 func Discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
-// Level is a log level in a configuration: debug, info, warn or error.
+// Level is a log level in a configuration.
 type Level slog.Level
 
 // Level implements slog.Leveler.
@@ -77,7 +77,7 @@ func (l *Level) UnmarshalText(text []byte) error {
 // MarshalText is the inverse of UnmarshalText.
 func (l Level) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 
-// String is one of debug, info, warn, error.
+// String returns debug, info, warn or error.
 func (l Level) String() string {
 	switch {
 	case l.Level() < slog.LevelInfo:

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package looptime counts for how long the one owner of a service's state, a
-// goroutine or a lock, is taken by each operation: as long as one lasts, every
-// other waits.
+// Package looptime measures how long each operation occupies the single owner of a service's state,
+// which is a goroutine or a lock: all other operations wait meanwhile.
 //
-// It knows neither which operations there are nor how the figures are shown.
+// The package knows neither the operations nor how the figures are exported.
 package looptime
 
 import (
@@ -15,7 +14,7 @@ import (
 	"time"
 )
 
-// Bounds are the upper bounds of the histograms.
+// Bounds are the upper bounds of the histogram buckets.
 var Bounds = [...]time.Duration{
 	100 * time.Microsecond, 250 * time.Microsecond, 500 * time.Microsecond,
 	time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond,
@@ -24,16 +23,16 @@ var Bounds = [...]time.Duration{
 	time.Second, 2500 * time.Millisecond,
 }
 
-// Figures say for how long operations of one kind took the owner.
+// Figures are the durations of one operation.
 type Figures struct {
 	Operation string
-	Buckets   [len(Bounds)]uint64 // not cumulative; what is longer than the last bound is in none
+	Buckets   [len(Bounds)]uint64 // not cumulative; durations above the last bound are in no bucket
 	Count     uint64
 	Sum       time.Duration
 	Longest   time.Duration
 }
 
-// Add notes one operation, which took d.
+// Add records a duration.
 func (f *Figures) Add(d time.Duration) {
 	f.Count++
 	f.Sum += d
@@ -43,7 +42,7 @@ func (f *Figures) Add(d time.Duration) {
 	}
 }
 
-// Cumulative are the buckets as Prometheus has them, by upper bound in seconds.
+// Cumulative returns the buckets in Prometheus form, by upper bound in seconds.
 func (f *Figures) Cumulative() map[float64]uint64 {
 	out := make(map[float64]uint64, len(Bounds))
 	count := uint64(0)
@@ -54,15 +53,14 @@ func (f *Figures) Cumulative() map[float64]uint64 {
 	return out
 }
 
-// Times are the figures of one owner. The zero value is ready; its methods may
-// be called concurrently.
+// Times are the figures of one owner. The zero value is ready to use; methods are safe for
+// concurrent use.
 type Times struct {
 	mu sync.Mutex
 	by map[string]*Figures // guarded by mu
 }
 
-// Add notes that an operation took the owner for d. The set of operations must
-// be a fixed one.
+// Add records that an operation occupied the owner for d. The set of operation names must be fixed.
 func (t *Times) Add(operation string, d time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -77,7 +75,7 @@ func (t *Times) Add(operation string, d time.Duration) {
 	f.Add(d)
 }
 
-// All is a copy of the figures, sorted by operation.
+// All returns a copy of the figures, sorted by operation.
 func (t *Times) All() []Figures {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -88,8 +86,8 @@ func (t *Times) All() []Figures {
 	return out
 }
 
-// Mutex is a lock that counts for how long each operation holds it. The wait for
-// the lock is not counted.
+// Mutex is a lock that measures how long each operation holds it. Waiting for the lock is not
+// measured.
 type Mutex struct {
 	mu        sync.Mutex
 	operation string    // guarded by mu
@@ -97,18 +95,18 @@ type Mutex struct {
 	times     Times
 }
 
-// Lock takes the lock for an operation.
+// Lock takes the lock on behalf of an operation.
 func (m *Mutex) Lock(operation string) {
 	m.mu.Lock()
 	m.operation, m.began = operation, time.Now()
 }
 
-// Unlock gives the lock back.
+// Unlock releases the lock.
 func (m *Mutex) Unlock() {
 	operation, d := m.operation, time.Since(m.began)
 	m.mu.Unlock()
 	m.times.Add(operation, d)
 }
 
-// Times are the figures of the lock. It does not take the lock.
+// Times returns the figures of the lock. It does not take the lock.
 func (m *Mutex) Times() []Figures { return m.times.All() }

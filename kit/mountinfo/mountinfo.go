@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package mountinfo says which mount a path lies on, and whether mounts that are
-// made later elsewhere reach it.
+// Package mountinfo finds the mount that contains a path, and reports whether later mounts of other
+// namespaces propagate to it.
 package mountinfo
 
 import (
@@ -14,19 +14,19 @@ import (
 
 // Mount is one mount of the process's mount namespace.
 type Mount struct {
-	// Point is where it is mounted.
+	// Point is the mount point.
 	Point string
-	// Shared says that mounts below it reach its peers, and theirs reach it.
+	// Shared means that mounts below it propagate to and from its peers.
 	Shared bool
-	// Slave says that mounts below its master reach it, but not the reverse.
+	// Slave means that mounts propagate to it from its master, but not in the other direction.
 	Slave bool
 }
 
-// Receives says whether mounts that another mount namespace makes below the
-// mount are seen here.
+// Receives reports whether mounts below it that are made in another mount namespace propagate to
+// this one.
 func (m Mount) Receives() bool { return m.Shared || m.Slave }
 
-// Of is the mount that a path lies on, which must exist.
+// Of returns the mount that contains a path. The path must exist.
 func Of(path string) (Mount, error) {
 	path, err := filepath.EvalSymlinks(path)
 	if err != nil {
@@ -43,11 +43,11 @@ func Of(path string) (Mount, error) {
 	return m, nil
 }
 
-// unescape undoes how the kernel writes a path in a line of words.
+// unescape reverses the kernel's octal escapes in paths.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
-// holding finds the mount of a path without links: the longest point above it,
-// and the last of several there, which covers the others.
+// holding finds the mount of a path that contains no links: the mount with the longest mount point
+// above it, and of several there the last one, which covers the others.
 func holding(mountinfo, path string) (found Mount, ok bool) {
 	for line := range strings.Lines(mountinfo) {
 		fields := strings.Fields(line)

@@ -36,12 +36,12 @@ func TestDeepestAndLastMountHoldsAPath(t *testing.T) {
 	}
 }
 
-// TestKernelMountSaysWhatTheKernelDoes in a mount namespace of the test's own.
+// TestKernelMountSaysWhatTheKernelDoes runs in its own mount namespace.
 func TestKernelMountSaysWhatTheKernelDoes(t *testing.T) {
 	dir := t.TempDir()
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and not unlocked: the namespace ends with the thread
+		runtime.LockOSThread() // never unlocked: the namespace ends with the thread
 		err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS)
 		mount := func(flags uintptr) {
 			if err == nil {
@@ -69,7 +69,7 @@ func TestKernelMountSaysWhatTheKernelDoes(t *testing.T) {
 		want(Mount{})
 		mount(unix.MS_SHARED)
 		want(Mount{Shared: true})
-		// Without a peer to be the slave of, it is private again.
+		// A mount that has no peers, made a slave, becomes private.
 		mount(unix.MS_SLAVE)
 		want(Mount{})
 		done <- err

@@ -21,15 +21,15 @@ import (
 	"github.com/sluice-net/sluice/kit/mountinfo"
 )
 
-// FormerBPFDir is where earlier versions pinned the maps and programs of an
-// instance: in the machine's bpffs, which belongs to root alone.
+// FormerBPFDir returns where earlier versions pinned the maps and programs of an instance: in the
+// machine's bpffs, which only root can access.
 func FormerBPFDir(p instance.Paths) string {
 	name := filepath.Base(p.RunDir)
 	return filepath.Join(strings.TrimSuffix(p.RunDir, "/run/"+name), "/sys/fs/bpf", name)
 }
 
-// prepareBPF mounts a bpffs for the service, unless there is one, and moves the
-// pins of earlier versions into it.
+// prepareBPF mounts a bpffs for the service unless one is mounted, and moves the pins of earlier
+// versions into it.
 func (s Service) prepareBPF(p instance.Paths) (changes []string, err error) {
 	if changes, err = mountBPF(p.BPFDir, s.Mounted); err != nil {
 		return changes, err
@@ -39,13 +39,13 @@ func (s Service) prepareBPF(p instance.Paths) (changes []string, err error) {
 	if err != nil {
 		return changes, err
 	}
-	// Mount options that name the owner exist from Linux 6.8 on only.
+	// The mount options for the owner exist only from Linux 6.8 on, so the owner is set afterwards.
 	given, err := s.givePins(p.BPFDir)
 	return append(changes, given...), err
 }
 
-// RemoveBPFFS unmounts the bpffs of an instance, with which its pins are gone, and
-// says whether there was one.
+// RemoveBPFFS unmounts the bpffs of an instance, which removes its pins, and reports whether one
+// was mounted.
 func RemoveBPFFS(p instance.Paths) (removed bool, err error) {
 	if is, err := onBPFFS(p.BPFDir); err != nil || !is {
 		return false, err
@@ -56,10 +56,10 @@ func RemoveBPFFS(p instance.Paths) (removed bool, err error) {
 	return true, os.Remove(p.BPFDir)
 }
 
-// RemoveState removes the directories of sockets, state and logs of an instance,
-// whose bpffs is gone, and returns what it changed. It unmounts the namespaces of
-// containers that the CNI plugin has mounted there. A directory that is a mount point is
-// emptied and stays, with the directories above it.
+// RemoveState removes the directories for sockets, state and logs of an instance, whose bpffs must
+// already be removed. It unmounts the namespaces that the CNI plugin mounted there. A directory
+// that is a mount point is emptied but stays, with its parents. RemoveState returns what it
+// changed.
 func RemoveState(p instance.Paths) (changes []string, err error) {
 	bound, err := filepath.Glob(filepath.Join(p.RunDir, "netns", "*"))
 	if err != nil {
@@ -67,7 +67,7 @@ func RemoveState(p instance.Paths) (changes []string, err error) {
 	}
 	for _, path := range bound {
 		err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
-		if err != nil && !errors.Is(err, unix.EINVAL) { // no mount
+		if err != nil && !errors.Is(err, unix.EINVAL) { // not a mount point
 			return nil, fmt.Errorf("unmount %s: %w", path, err)
 		}
 	}
@@ -85,7 +85,7 @@ func RemoveState(p instance.Paths) (changes []string, err error) {
 			var now bool
 			if now, err = bare(dir); err == nil && now {
 				if !before {
-					changes = append(changes, "emptied "+dir+", which has a mount point")
+					changes = append(changes, "emptied "+dir+", which contains a mount point")
 				}
 				continue
 			}
@@ -101,8 +101,8 @@ func RemoveState(p instance.Paths) (changes []string, err error) {
 	return changes, nil
 }
 
-// bare reports whether a directory holds mount points alone: each is empty, and so is
-// everything else but the way to them.
+// bare reports whether a directory contains only empty mount points and the directories that lead
+// to them.
 func bare(dir string) (bool, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -142,8 +142,7 @@ func mountBPF(dir string, mounted bool) (changes []string, err error) {
 	return []string{"mounted a bpffs at " + dir}, nil
 }
 
-// onBPFFS says whether a path lies on a bpffs. A path that does not exist does
-// not.
+// onBPFFS reports whether a path exists and is on a bpffs.
 func onBPFFS(path string) (bool, error) {
 	var st unix.Statfs_t
 	switch err := unix.Statfs(path, &st); {
@@ -155,7 +154,7 @@ func onBPFFS(path string) (bool, error) {
 	return uint32(st.Type) == unix.BPF_FS_MAGIC, nil
 }
 
-// givePins gives the bpffs and all that is pinned in it to the service.
+// givePins changes the owner of the bpffs and all its pins to the service.
 func (s Service) givePins(dir string) (changes []string, err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -186,10 +185,9 @@ func (s Service) givePins(dir string) (changes []string, err error) {
 	return changes, nil
 }
 
-// movePins pins what is pinned below from at the same names below to, and
-// removes the old pins when every object has its new one: a map that lost its
-// last pin would be lost for the next start. The programs in the kernel, and
-// with them the connections, do not notice.
+// movePins pins every object below from under the same name below to. It removes the old pins only
+// after every object has its new pin: a map without a pin would be lost for the next start. The
+// programs in the kernel, and so the connections, are not affected.
 func movePins(from, to string) (changes []string, err error) {
 	defer func() {
 		if err != nil {
@@ -214,7 +212,7 @@ func movePins(from, to string) (changes []string, err error) {
 		case entry.Type().IsRegular():
 			pins = append(pins, name)
 		default:
-			return fmt.Errorf("%s is no pin but %s", path, entry.Type())
+			return fmt.Errorf("%s is not a pin, but %s", path, entry.Type())
 		}
 		return nil
 	})
@@ -245,8 +243,8 @@ func movePins(from, to string) (changes []string, err error) {
 	return []string{fmt.Sprintf("moved %d pins from %s to %s", len(pins), from, to)}, nil
 }
 
-// CopyPin pins the object that is pinned at from at to as well. That it is there
-// already is no error.
+// CopyPin pins the object at from additionally at to. It is not an error if to already is the same
+// object.
 func CopyPin(from, to string) error {
 	object, err := openPin(from)
 	if err != nil {
@@ -274,8 +272,8 @@ func CopyPin(from, to string) error {
 	return err
 }
 
-// The bpf calls that move a pin, whatever is pinned. Everything else about eBPF
-// is services/datapath's.
+// The bpf system calls that move a pin, for any kind of object. All other eBPF code is in
+// services/datapath.
 const (
 	bpfObjPin         = 6
 	bpfObjGet         = 7
@@ -283,7 +281,7 @@ const (
 )
 
 type pinAttr struct {
-	path  *byte // 64 bits wide: the layout is that of 64-bit machines
+	path  *byte // 64 bits wide: the struct layout assumes a 64-bit machine
 	fd    uint32
 	flags uint32
 }
@@ -294,8 +292,8 @@ type infoAttr struct {
 	info   *objectInfo
 }
 
-// objectInfo is what the information about every kind of object begins with.
-type objectInfo [2]uint32 // its kind and its id
+// objectInfo is the common beginning of the kernel's info structs of all kinds of objects.
+type objectInfo [2]uint32 // kind and ID
 
 func bpf(command uintptr, attr unsafe.Pointer, size uintptr) (int, error) {
 	for {
@@ -321,8 +319,8 @@ func openPin(path string) (int, error) {
 	return fd, nil
 }
 
-// sameObject says whether two descriptors lead to one object. A map and a
-// program may have the same id, so that the kind of the descriptor counts too.
+// sameObject reports whether two descriptors refer to the same object. A map and a program may have
+// the same ID, so it compares the kinds, too.
 func sameObject(a, b int) (bool, error) {
 	var kinds [2]string
 	var infos [2]objectInfo

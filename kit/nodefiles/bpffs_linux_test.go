@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 )
 
-// datapath is the service that pins.
+// datapath returns the service that pins maps and programs.
 func datapath(t *testing.T) Service {
 	t.Helper()
 	for _, s := range Services() {
@@ -29,8 +29,8 @@ func datapath(t *testing.T) Service {
 	return Service{}
 }
 
-// withBPFFS gives the instance a machine's bpffs with a directory of its own, as
-// an earlier version left it.
+// withBPFFS mounts a bpffs in the machine's place and creates the instance's directory in it, as
+// earlier versions did.
 func withBPFFS(t *testing.T) (instance.Paths, string) {
 	t.Helper()
 	p := paths(t)
@@ -53,7 +53,7 @@ func withBPFFS(t *testing.T) (instance.Paths, string) {
 	return p, former
 }
 
-// pinMap makes a map that nothing but its pin keeps.
+// pinMap creates a map that is only kept by its pin.
 func pinMap(t *testing.T, path string) objectInfo {
 	t.Helper()
 	attr := struct{ kind, key, value, entries, flags uint32 }{2 /* array */, 4, 8, 1, 0}
@@ -70,7 +70,7 @@ func pinMap(t *testing.T, path string) objectInfo {
 	return pinned(t, path)
 }
 
-// pinned is the object at a pin.
+// pinned returns the object at a pin.
 func pinned(t *testing.T, path string) objectInfo {
 	t.Helper()
 	fd, err := openPin(path)
@@ -111,7 +111,7 @@ func TestKernelPinsMoveIntoTheInstancesOwnBPFFS(t *testing.T) {
 	for _, name := range append(names, "", "programs") {
 		var st unix.Stat_t
 		if err := unix.Lstat(filepath.Join(p.BPFDir, name), &st); err != nil || st.Uid != s.UID || st.Gid != s.GID || st.Mode&0o077 != 0 {
-			t.Errorf("%q belongs to %d:%d with mode %#o, %v; want %d:%d and nothing for others", name, st.Uid, st.Gid, st.Mode&0o777, err, s.UID, s.GID)
+			t.Errorf("%q belongs to %d:%d with mode %#o, %v; want %d:%d and no access for others", name, st.Uid, st.Gid, st.Mode&0o777, err, s.UID, s.GID)
 		}
 	}
 	for _, name := range names {
@@ -127,7 +127,7 @@ func TestKernelPinsMoveIntoTheInstancesOwnBPFFS(t *testing.T) {
 	}
 }
 
-// TestKernelInterruptedMoveOfPinsIsFinished: some objects have both pins.
+// TestKernelInterruptedMoveOfPinsIsFinished begins with some objects that have both pins.
 func TestKernelInterruptedMoveOfPinsIsFinished(t *testing.T) {
 	p, former := withBPFFS(t)
 	a, b := pinMap(t, filepath.Join(former, "a")), pinMap(t, filepath.Join(former, "b"))
@@ -154,8 +154,8 @@ func TestKernelInterruptedMoveOfPinsIsFinished(t *testing.T) {
 	}
 }
 
-// TestKernelPinOfAnotherObjectStopsTheMove: which of the two the programs use
-// cannot be known here, and no pin is removed.
+// TestKernelPinOfAnotherObjectStopsTheMove: it is unknown which of the two objects the programs
+// use, so no pin is removed.
 func TestKernelPinOfAnotherObjectStopsTheMove(t *testing.T) {
 	p, former := withBPFFS(t)
 	pinMap(t, filepath.Join(former, "a"))

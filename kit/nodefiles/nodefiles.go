@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package nodefiles makes what the services of one instance find at their
-// start: their directories, each with its owner, and the bpffs. It runs as
-// root, before the services, and opens no socket.
+// Package nodefiles prepares what the services of an instance need at their start: their
+// directories, with owners and modes, and the bpffs. It runs as root, before the services, and
+// opens no socket.
 //
-// Everything here can be repeated: what is as it should be stays untouched, and
-// what was interrupted goes on.
+// All operations are idempotent: correct parts are not touched, and interrupted operations are
+// completed.
 package nodefiles
 
 import (
@@ -22,32 +22,32 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 )
 
-// Service is one service of a node with the user that it runs as.
+// Service is a service of a node and the user that it runs as.
 type Service struct {
 	Name     string
 	UID, GID uint32
-	// Former is the user that the service ran as in earlier versions: what
-	// belongs to it is given to UID.
+	// Former is the user that the service ran as in earlier versions. Files of that user are given
+	// to UID.
 	Former uint32
-	// BPF says that the service pins maps and programs.
+	// BPF means that the service pins maps and programs.
 	BPF bool
-	// Mounted says that somebody else mounts the bpffs.
+	// Mounted means that the bpffs is mounted by someone else.
 	Mounted bool
 }
 
-// Services are those of a machine.
+// Services returns the services of a node.
 func Services() []Service {
 	return []Service{
 		{Name: "identity", UID: instance.IdentityID, GID: instance.GroupID, Former: 64701},
 		{Name: "ipam", UID: instance.IPAMID, GID: instance.GroupID, Former: 64702},
 		{Name: "policy", UID: instance.PolicyID, GID: instance.GroupID, Former: 64703},
-		// Of which there are no earlier versions.
+		// No earlier version had this service.
 		{Name: "loadbalancer", UID: instance.LoadBalancerID, GID: instance.GroupID, Former: instance.LoadBalancerID},
 		{Name: "datapath", UID: instance.DatapathID, GID: instance.GroupID, Former: 0, BPF: true},
 	}
 }
 
-// directory is one directory as it should be.
+// directory is the desired state of one directory.
 type directory struct {
 	path     string
 	mode     fs.FileMode
@@ -55,7 +55,7 @@ type directory struct {
 	former   uint32 // owner of its content in earlier versions
 }
 
-// directories lists those of a service, parents first.
+// directories returns the directories of the service, parents first.
 func (s Service) directories(p instance.Paths) []directory {
 	all := []directory{
 		{p.RunDir, 0o755, 0, 0, 0},
@@ -65,9 +65,9 @@ func (s Service) directories(p instance.Paths) []directory {
 	}
 	if s.BPF {
 		all = append(all,
-			// Where the CNI plugin leaves deletions, which the service removes, and
-			// where it mounts namespaces. mount follows links, so that the service
-			// may not write there.
+			// The CNI plugin leaves deletions here, which the service removes, and mounts
+			// namespaces here. mount(2) follows links, so the service must not be able to write to
+			// the latter.
 			directory{p.ServiceStateDir("cni"), 0o755, 0, 0, 0},
 			directory{filepath.Join(p.ServiceStateDir("cni"), "deletes"), 0o700, s.UID, s.GID, s.Former},
 			directory{filepath.Join(p.RunDir, "netns"), 0o755, 0, 0, 0})
@@ -75,10 +75,9 @@ func (s Service) directories(p instance.Paths) []directory {
 	return all
 }
 
-// Prepare makes the directories of the services, gives what belonged to a
-// service's former user to its user, and mounts the bpffs, into which the pins
-// of earlier versions move. A service must not run as its former user
-// meanwhile. It returns what it changed, one line each, also beside an error.
+// Prepare creates the directories of the services, gives files of a service's former user to its
+// current user, and mounts the bpffs, into which it moves the pins of earlier versions. No service
+// may run as its former user meanwhile. It returns its changes, one line each, also if it fails.
 func Prepare(p instance.Paths, services ...Service) (changes []string, err error) {
 	for _, s := range services {
 		for _, d := range s.directories(p) {
@@ -99,14 +98,14 @@ func Prepare(p instance.Paths, services ...Service) (changes []string, err error
 	return changes, nil
 }
 
-// Finding is one part of what Prepare makes.
+// Finding is the check result for one part of what Prepare creates.
 type Finding struct {
 	Kind, Path string
-	// Problem is nil if the part is as it should be.
+	// Problem is nil if the part is correct.
 	Problem error
 }
 
-// Check reports for each directory and of the bpffs whether it is as Prepare makes it.
+// Check reports, for each directory and for the bpffs, whether it is as Prepare would leave it.
 func Check(p instance.Paths, services ...Service) (all []Finding) {
 	seen := map[string]bool{}
 	for _, s := range services {
@@ -127,7 +126,7 @@ func Check(p instance.Paths, services ...Service) (all []Finding) {
 	return all
 }
 
-// check says in what a directory differs.
+// check returns an error that describes how the directory differs.
 func (d directory) check() error {
 	info, err := os.Lstat(d.path)
 	if err != nil {
@@ -135,13 +134,13 @@ func (d directory) check() error {
 	}
 	st := info.Sys().(*syscall.Stat_t)
 	if !info.IsDir() || st.Uid != d.uid || st.Gid != d.gid || info.Mode().Perm() != d.mode {
-		return fmt.Errorf("is %s of %d:%d, and should be %s of %d:%d",
+		return fmt.Errorf("is %s of %d:%d, want %s of %d:%d",
 			info.Mode(), st.Uid, st.Gid, d.mode|fs.ModeDir, d.uid, d.gid)
 	}
 	return nil
 }
 
-// prepare makes one directory, or gives it its owner and mode.
+// prepare creates the directory, or corrects its owner and mode.
 func (d directory) prepare() (changes []string, err error) {
 	err = os.Mkdir(d.path, d.mode)
 	switch {
@@ -155,13 +154,13 @@ func (d directory) prepare() (changes []string, err error) {
 		return changes, err
 	}
 	if !info.IsDir() {
-		return changes, fmt.Errorf("%s is not a directory but %s", d.path, info.Mode().Type())
+		return changes, fmt.Errorf("%s is not a directory, but %s", d.path, info.Mode().Type())
 	}
 	st := info.Sys().(*syscall.Stat_t)
 	if st.Uid != d.uid || st.Gid != d.gid {
-		// The content first: as long as the directory belongs to its former user,
-		// a run that was interrupted is repeated. Afterwards nothing in it is
-		// touched again, whatever the service's user puts there.
+		// The content comes first: while the directory itself belongs to its former user, an
+		// interrupted run is repeated. Afterwards its content is never touched again, whatever the
+		// service's user creates there.
 		if st.Uid == d.former && d.former != d.uid {
 			n, err := d.giveContent()
 			if err != nil {
@@ -183,9 +182,9 @@ func (d directory) prepare() (changes []string, err error) {
 	return changes, nil
 }
 
-// giveContent gives everything below the directory that belongs to the former
-// user to the user of today. It follows no symbolic link, and a file with a
-// second name is an error: the other name may lie anywhere.
+// giveContent changes the owner of all files of the former user below the directory to the current
+// user. It follows no symbolic links. A file with several hard links is an error, because its other
+// names may be anywhere.
 func (d directory) giveContent() (files int, err error) {
 	root, err := os.OpenRoot(d.path)
 	if err != nil {
@@ -216,10 +215,10 @@ func (d directory) giveContent() (files int, err error) {
 	return files, nil
 }
 
-// Root says whether the process may do all this.
+// Root returns an error unless the process runs as root.
 func Root() error {
 	if unix.Geteuid() != 0 {
-		return errors.New("it makes directories for other users and must run as root")
+		return errors.New("must run as root, because it creates directories for other users")
 	}
 	return nil
 }

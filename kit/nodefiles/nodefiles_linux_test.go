@@ -19,8 +19,8 @@ import (
 	"github.com/sluice-net/sluice/kit/leaktest"
 )
 
-// TestMain has the tests mount below a directory of their own, not below the
-// one in which other packages look for the mounts that they left.
+// TestMain makes the tests mount below their own directory, not below the one in which other
+// packages look for leaked mounts.
 func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("/run", "nodefiles-test-")
 	if err == nil {
@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// paths are those of an instance below a directory of the test's own.
+// paths returns the paths of an instance below a temporary directory.
 func paths(t *testing.T) instance.Paths {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -62,7 +62,7 @@ func paths(t *testing.T) instance.Paths {
 	return p
 }
 
-// write makes a file with its directories, all of one owner.
+// write creates a file and its directories with one owner.
 func write(t *testing.T, path string, uid, gid int) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -76,7 +76,7 @@ func write(t *testing.T, path string, uid, gid int) {
 	}
 }
 
-// owner is "uid:gid mode" of a path that is not followed.
+// owner returns "uid:gid mode" of a path, without following links.
 func owner(t *testing.T, path string) string {
 	t.Helper()
 	info, err := os.Lstat(path)
@@ -110,8 +110,8 @@ func TestKernelNewDirectoriesHaveTheirOwners(t *testing.T) {
 	}
 }
 
-// TestKernelStateOfTheFormerUserIsGivenOnce: what a service left under the
-// number that it had is its own again, with the content that it had.
+// TestKernelStateOfTheFormerUserIsGivenOnce: files of a service's former user belong to the service
+// again, with unchanged content.
 func TestKernelStateOfTheFormerUserIsGivenOnce(t *testing.T) {
 	p := paths(t)
 	outside := filepath.Join(t.TempDir(), "outside")
@@ -150,8 +150,7 @@ func TestKernelStateOfTheFormerUserIsGivenOnce(t *testing.T) {
 	}
 	wantOwner(t, outside, "64702:64700 -rw-------")
 
-	// Once: a file that the former number's next owner puts there later is not
-	// taken for the service's.
+	// A file that appears later with the former user's number is not given to the service.
 	late := filepath.Join(p.ServiceStateDir("ipam"), "late")
 	write(t, late, 64702, 64702)
 	if err := os.Chown(p.ServiceStateDir("ipam"), 65702, 65700); err != nil {
@@ -163,8 +162,8 @@ func TestKernelStateOfTheFormerUserIsGivenOnce(t *testing.T) {
 	wantOwner(t, late, "64702:64702 -rw-------")
 }
 
-// TestKernelStateOfTheRootDatapathIsGiven: it was root in earlier versions, and
-// so was the CNI plugin, which leaves deletions for it.
+// TestKernelStateOfTheRootDatapathIsGiven: in earlier versions the datapath ran as root, and so did
+// the CNI plugin, which leaves deletions for it.
 func TestKernelStateOfTheRootDatapathIsGiven(t *testing.T) {
 	p := paths(t)
 	files := []string{
@@ -184,7 +183,7 @@ func TestKernelStateOfTheRootDatapathIsGiven(t *testing.T) {
 	wantOwner(t, p.ServiceStateDir("cni"), "0:0 -rwxr-xr-x")
 	wantOwner(t, filepath.Join(p.ServiceStateDir("cni"), "deletes"), "65706:65700 -rwx------")
 	wantOwner(t, filepath.Join(p.RunDir, "netns"), "0:0 -rwxr-xr-x")
-	// Once: what root puts there later stays root's, whoever chose its name.
+	// A file that root creates later stays root's, also if its name was chosen by another user.
 	late := filepath.Join(p.ServiceStateDir("datapath"), "late")
 	if err := os.WriteFile(late, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -195,7 +194,7 @@ func TestKernelStateOfTheRootDatapathIsGiven(t *testing.T) {
 	wantOwner(t, late, "0:0 -rw-------")
 }
 
-// TestKernelInterruptedGiftIsFinished: the directory itself is given last.
+// TestKernelInterruptedGiftIsFinished: the directory itself changes owner last.
 func TestKernelInterruptedGiftIsFinished(t *testing.T) {
 	p := paths(t)
 	dir := p.ServiceStateDir("ipam")
@@ -210,8 +209,8 @@ func TestKernelInterruptedGiftIsFinished(t *testing.T) {
 	wantOwner(t, dir, "65702:65700 -rwx------")
 }
 
-// TestKernelFileWithTwoNamesIsNotGivenAway: the former user may have linked a
-// file from elsewhere, which would change hands too.
+// TestKernelFileWithTwoNamesIsNotGivenAway: the former user may have hard-linked a file from
+// elsewhere, which would change its owner, too.
 func TestKernelFileWithTwoNamesIsNotGivenAway(t *testing.T) {
 	p := paths(t)
 	dir := p.ServiceStateDir("ipam")
@@ -237,11 +236,11 @@ func TestKernelLinkInPlaceOfADirectoryIsRefused(t *testing.T) {
 		t.Errorf("got %v, want an error about the link", err)
 	}
 	if info, err := os.Stat(elsewhere); err != nil || info.Mode().Perm() != fs.FileMode(0o755) {
-		t.Errorf("where the link leads: %v, %v", info, err)
+		t.Errorf("the target of the link: %v, %v", info, err)
 	}
 }
 
-// TestDeployedDirectoriesAreThese: tmpfiles.d makes at boot what Prepare makes.
+// TestDeployedDirectoriesAreThese: the tmpfiles.d file creates at boot what Prepare creates.
 func TestDeployedDirectoriesAreThese(t *testing.T) {
 	p, err := instance.New("")
 	if err != nil {
@@ -272,8 +271,7 @@ func TestDeployedDirectoriesAreThese(t *testing.T) {
 	}
 }
 
-// TestDeployedUnitsRunAsTheUsersOfTheServices and write to their directories
-// alone.
+// TestDeployedUnitsRunAsTheUsersOfTheServices, and may write to their directories only.
 func TestDeployedUnitsRunAsTheUsersOfTheServices(t *testing.T) {
 	for _, s := range Services() {
 		content, err := os.ReadFile(filepath.Join("..", "..", "deploy", "systemd", "sluice-"+s.Name+".service"))

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package privilege gives up what a process does not need, for all its threads.
+// Package privilege drops privileges that a process does not need, for all its threads.
 //
-// Nothing here can be taken back. Each function reads back from the kernel
-// what every thread has afterwards, and an error means that the process must
-// not go on. Binaries must be built without cgo (CGO_ENABLED=0): the Go runtime
-// cannot reach threads that C code might have started, and says ENOTSUP.
+// No change can be undone. Each function verifies the result for every thread in the kernel; after
+// an error the process must not continue. Binaries must be built without cgo (CGO_ENABLED=0): the
+// Go runtime cannot change threads that C code may have started, and returns ENOTSUP.
 package privilege
 
 import (
@@ -35,7 +34,7 @@ var capNames = []string{
 	"CHECKPOINT_RESTORE",
 }
 
-// String is the kernel's name, "CAP_BPF".
+// String returns the kernel's name, such as "CAP_BPF".
 func (c Cap) String() string {
 	if c >= 0 && int(c) < len(capNames) {
 		return "CAP_" + capNames[c]
@@ -55,10 +54,10 @@ func SetOf(caps ...Cap) Set {
 	return s
 }
 
-// Has says whether c is in the set.
+// Has reports whether c is in the set.
 func (s Set) Has(c Cap) bool { return s&(1<<uint(c)) != 0 }
 
-// String lists the names, separated by commas; "none" for the empty set.
+// String returns the names, separated by commas, or "none".
 func (s Set) String() string {
 	var names []string
 	for c := Cap(0); c < 64; c++ {
@@ -72,16 +71,16 @@ func (s Set) String() string {
 	return strings.Join(names, ",")
 }
 
-// State is what the kernel says about one thread.
+// State holds the credentials of a thread, as reported by the kernel.
 type State struct {
-	UIDs, GIDs [4]uint32 // real, effective, saved, of the file system
+	UIDs, GIDs [4]uint32 // real, effective, saved, file system
 
 	Inheritable, Permitted, Effective, Bounding, Ambient Set
 
 	NoNewPrivs bool
 }
 
-// Current returns the state of the process, and an error if its threads differ.
+// Current returns the state of the process, or an error if its threads differ.
 func Current() (State, error) {
 	var first State
 	dirs, err := filepath.Glob("/proc/self/task/*/status")
@@ -148,13 +147,13 @@ func parseStatus(text string) (State, error) {
 	return st, nil
 }
 
-// KeepCapabilities leaves every thread exactly the given capabilities, as
-// permitted, effective and bounding set. Nothing is inheritable or ambient:
-// no program that the process might execute gets any of it that way.
-// It fails, before it changes anything, with the names of those that are not
-// there. To shrink the bounding set it needs CAP_SETPCAP, which it gives up
-// too unless it is listed; a process without it keeps its bounding set and
-// must have called NoNewPrivs, under which that set gives nothing to anybody.
+// KeepCapabilities reduces the permitted, effective and bounding sets of every thread to the given
+// capabilities, and clears the inheritable and ambient sets, so that no executed program inherits
+// capabilities through them. If the process lacks one of the capabilities, KeepCapabilities changes
+// nothing and returns an error that lists the missing ones. To shrink the bounding set the process
+// needs CAP_SETPCAP, which is dropped as well unless it is listed. Without CAP_SETPCAP the bounding
+// set stays, and the process must have called NoNewPrivs, with which the bounding set grants
+// nothing.
 func KeepCapabilities(caps ...Cap) error {
 	keep := SetOf(caps...)
 	before, err := Current()
@@ -187,8 +186,8 @@ func KeepCapabilities(caps ...Cap) error {
 			return fmt.Errorf("keep capabilities %s: clear the ambient set: %w", keep, errno)
 		}
 	}
-	// Pid 0 is the calling thread, so one header serves them all; the kernel
-	// only writes to it when it does not know the version.
+	// Pid 0 means the calling thread, so one header serves all threads; the kernel only writes to
+	// it if it does not know the version.
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	data := [2]unix.CapUserData{
 		{Effective: uint32(keep), Permitted: uint32(keep)},
@@ -203,16 +202,15 @@ func KeepCapabilities(caps ...Cap) error {
 	}
 	want := State{UIDs: before.UIDs, GIDs: before.GIDs, Permitted: keep, Effective: keep, Bounding: bounding, NoNewPrivs: before.NoNewPrivs}
 	if after != want {
-		return fmt.Errorf("keep capabilities %s: the kernel says %+v", keep, after)
+		return fmt.Errorf("keep capabilities %s: the kernel reports %+v", keep, after)
 	}
 	return nil
 }
 
-// Become gives every thread another user, with one group and exactly the given
-// capabilities, and sets no_new_privs. The process must be root with
-// CAP_SETUID, CAP_SETGID and the given capabilities. With CAP_SETPCAP the
-// bounding set becomes the given capabilities; without, it stays what it was,
-// and under no_new_privs it gives nothing to anybody.
+// Become changes the user of every thread, with a single group and exactly the given capabilities,
+// and sets no_new_privs. The process must be root with CAP_SETUID, CAP_SETGID and the given
+// capabilities. With CAP_SETPCAP it also reduces the bounding set to the given capabilities;
+// without, the bounding set stays, and grants nothing under no_new_privs.
 func Become(uid, gid uint32, caps ...Cap) error {
 	keep := SetOf(caps...)
 	before, err := Current()
@@ -223,7 +221,7 @@ func Become(uid, gid uint32, caps ...Cap) error {
 		return fmt.Errorf("become uid %d with %s: the process does not have %s", uid, keep, missing)
 	}
 	if before.Effective.Has(unix.CAP_SETPCAP) {
-		// First: the change of the user takes the effective set away.
+		// Before the user changes, since that clears the effective set.
 		for c := Cap(0); c < 64; c++ {
 			if !before.Bounding.Has(c) || keep.Has(c) {
 				continue
@@ -257,13 +255,13 @@ func Become(uid, gid uint32, caps ...Cap) error {
 		return fmt.Errorf("become uid %d: read back: %w", uid, err)
 	}
 	if after.UIDs != [4]uint32{uid, uid, uid, uid} || after.GIDs != [4]uint32{gid, gid, gid, gid} {
-		return fmt.Errorf("become uid %d, gid %d: the kernel says %v, %v", uid, gid, after.UIDs, after.GIDs)
+		return fmt.Errorf("become uid %d, gid %d: the kernel reports %v, %v", uid, gid, after.UIDs, after.GIDs)
 	}
 	return nil
 }
 
-// NoNewPrivs makes sure that no executed program gets more rights than the
-// process has, by set-uid bits or file capabilities.
+// NoNewPrivs sets no_new_privs: executed programs gain no privileges from set-uid bits or file
+// capabilities.
 func NoNewPrivs() error {
 	if _, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); errno != 0 {
 		return fmt.Errorf("set no_new_privs: %w", errno)
@@ -273,15 +271,16 @@ func NoNewPrivs() error {
 		return fmt.Errorf("set no_new_privs: read back: %w", err)
 	}
 	if !st.NoNewPrivs {
-		return errors.New("set no_new_privs: the kernel did not take it")
+		return errors.New("set no_new_privs: the kernel did not set it")
 	}
 	return nil
 }
 
-// Unprivileged makes sure that a process which needs no rights gets none that
-// it was not started with, and says so if it was started with any.
+// Unprivileged sets no_new_privs for a process that needs no privileges, and logs a warning if it
+// was started with any.
 func Unprivileged(log *slog.Logger) error {
-	// Not supported in a binary that links C, which only the race detector's do.
+	// Setting it for all threads is not supported in a binary that links C; only race detector
+	// builds do.
 	if err := NoNewPrivs(); err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return err
 	}
@@ -290,7 +289,7 @@ func Unprivileged(log *slog.Logger) error {
 		return err
 	}
 	if state.Permitted != 0 {
-		log.Warn("running with capabilities; this service needs none and is meant to run as an own user", "capabilities", state.Permitted.String())
+		log.Warn("running with capabilities; this service needs none and should run as its own user", "capabilities", state.Permitted.String())
 	}
 	return nil
 }

@@ -18,9 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What cannot be taken back is done in a child: this package's tests, built
-// without cgo (which -race needs) as the shipped binaries are, and asked by the
-// first argument.
+// Irreversible changes are tested in a child process: this test binary, built without cgo like the
+// shipped binaries (-race needs cgo). The first argument selects the job.
 const childArg = "privilege-child:"
 
 var childPath string
@@ -40,7 +39,7 @@ func withChild(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(dir)
-	if err := os.Chmod(dir, 0o755); err != nil { // one child is another user
+	if err := os.Chmod(dir, 0o755); err != nil { // one child runs as another user
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -54,7 +53,8 @@ func withChild(m *testing.M) int {
 	return m.Run()
 }
 
-// child holds several threads, gives up what it is told and prints the state.
+// child starts several threads, drops the privileges that the job names, and prints the resulting
+// state.
 func child(job string) {
 	release := make(chan struct{})
 	var locked sync.WaitGroup
@@ -113,7 +113,7 @@ func child(job string) {
 		fmt.Print(err)
 		os.Exit(1)
 	}
-	// A thread started now inherits from one that was changed.
+	// A new thread inherits from a thread that was changed.
 	var st State
 	done := make(chan struct{})
 	go func() {
@@ -131,7 +131,7 @@ func child(job string) {
 	}
 }
 
-// four are those of a process that needs some.
+// four are the capabilities of a privileged process in the tests.
 var four = []Cap{unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}
 
 func runChild(t *testing.T, job string) (State, string, error) { return runChildAs(t, 0, job) }
@@ -161,9 +161,8 @@ func TestKernelKeepsExactlyTheNamedCapabilitiesInEveryThread(t *testing.T) {
 	}
 }
 
-// TestKernelBecomesAUserWithExactlyTheNamedCapabilities: with the right to shrink
-// the bounding set, as root has it, and without, as in a container that got no
-// more than it needs.
+// TestKernelBecomesAUserWithExactlyTheNamedCapabilities: with the right to shrink the bounding set,
+// as root has it, and without, as in a container with minimal capabilities.
 func TestKernelBecomesAUserWithExactlyTheNamedCapabilities(t *testing.T) {
 	keep := SetOf(four...)
 	for job, bounding := range map[string]Set{"become": keep, "become-in-container": keep | SetOf(unix.CAP_SETUID, unix.CAP_SETGID)} {
@@ -200,7 +199,7 @@ func TestKernelExecutedProgramsGetNoMoreThanWasKept(t *testing.T) {
 	st, out, err := runChild(t, "exec")
 	keep := SetOf(unix.CAP_NET_ADMIN)
 	if err != nil || st.Bounding != keep || st.Permitted&^keep != 0 || st.Effective&^keep != 0 {
-		t.Fatalf("program executed by the child has %+v (%v, %s), want at most %s", st, err, out, keep)
+		t.Fatalf("executed by the child, a program has %+v (%v, %s), want at most %s", st, err, out, keep)
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 )
 
-// Config is what every service can be told.
+// Config has the settings that all services share.
 type Config struct {
 	Log             LogConfig     `config:"log"`
 	Socket          SocketConfig  `config:"socket"`
@@ -29,12 +29,12 @@ type Config struct {
 	ShutdownTimeout time.Duration `config:"shutdownTimeout" help:"how long running calls and background work may take to end, each"`
 }
 
-// LogConfig is about the log on stderr.
+// LogConfig configures the log on stderr.
 type LogConfig struct {
 	Level log.Level `config:"level" help:"debug, info, warn or error"`
 }
 
-// SocketConfig is about the gRPC socket.
+// SocketConfig configures the gRPC socket.
 type SocketConfig struct {
 	Path     string   `config:"path" help:"unix socket that the service answers on"`
 	Group    int64    `config:"group" help:"numeric group of the socket; -1 keeps the process's own"`
@@ -50,21 +50,21 @@ func (c SocketConfig) listenOptions(connections int) rpc.ListenOptions {
 	return o
 }
 
-// MetricsConfig is about the HTTP server for Prometheus.
+// MetricsConfig configures the HTTP server for Prometheus.
 type MetricsConfig struct {
 	Address string `config:"address" help:"unix socket path, host:port, or off"`
 	Pprof   bool   `config:"pprof" help:"also serve /debug/pprof/"`
 }
 
-// overTCP says whether the address is no unix socket.
+// overTCP reports whether the address is a TCP address.
 func (c MetricsConfig) overTCP() bool { return c.Address != "off" && !filepath.IsAbs(c.Address) }
 
-// HealthConfig is about the HTTP server for a supervisor's probes.
+// HealthConfig configures the HTTP server for probes of a supervisor.
 type HealthConfig struct {
 	Address string `config:"address" help:"loopback ip:port that answers /livez and /readyz over HTTP, or off"`
 }
 
-// off says whether nothing is served.
+// off reports whether probes are disabled.
 func (c HealthConfig) off() bool { return c.Address == "off" }
 
 // RuntimeConfig tunes the Go runtime for a small resident size.
@@ -95,7 +95,7 @@ func memberOf(gid uint32) bool {
 	return slices.Contains(append(groups, os.Getegid()), int(gid))
 }
 
-// Validate implements the check of package config.
+// Validate implements the interface of package config.
 func (c *Config) Validate() error {
 	var p config.Problems
 	if c.ShutdownTimeout <= 0 || c.ShutdownTimeout > 10*time.Minute {
@@ -115,7 +115,7 @@ func (c *Config) Validate() error {
 		case uid == 1<<32-1:
 			p.Addf(key, "%d is no user", uid)
 		case uid != 0 && hasRights():
-			// What root does for a caller, the caller can do.
+			// A caller could use the privileges of the service.
 			p.Addf(key, "this service runs as root or with capabilities, and would lend them to uid %d", uid)
 		}
 	}

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bounds of the connections on the two sockets of a service, and of what is
-// kept free for its own work: the clients of other services, the files and
-// network namespaces that calls open.
+// Limits on the connections to the two sockets of a service, and the number of descriptors that are
+// kept free for its own work: connections to other services, and files and network namespaces that
+// calls open.
 const (
 	mostConnections  = 1024
 	leastConnections = 16
@@ -20,8 +20,8 @@ const (
 	mostForWork      = 256
 )
 
-// descriptorLimit is RLIMIT_NOFILE of the process. The Go runtime has raised the
-// soft limit to the hard one before main began, and gives children the old one.
+// descriptorLimit returns RLIMIT_NOFILE of the process. The Go runtime raised the soft limit to the
+// hard limit before main began; children get the old limit.
 func descriptorLimit() (uint64, error) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -30,25 +30,25 @@ func descriptorLimit() (uint64, error) {
 	return limit.Cur, nil
 }
 
-// openDescriptors is how many descriptors the process has open now.
+// openDescriptors returns the number of open descriptors.
 func openDescriptors() (int, error) {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return 0, fmt.Errorf("count open descriptors: %w", err)
 	}
-	return len(entries) - 1, nil // one is that of the listing
+	return len(entries) - 1, nil // minus the descriptor of the listing itself
 }
 
-// metricsConnections is how many connections the metrics socket takes: a
-// sixteenth of all descriptors, and few, because scrapers are few.
+// metricsConnections returns the maximum number of connections to the metrics socket: a sixteenth
+// of all descriptors, within a small range, because there are few scrapers.
 func metricsConnections(limit uint64) int {
 	return int(min(mostMetricsConns, max(2, limit/16)))
 }
 
-// socketConnections is how many connections the service's socket takes when
-// some descriptors are open already. Half of what is free, at most mostForWork,
-// stays for the work. Below leastConnections it does not go, though then the
-// work may find none: scarce says so.
+// socketConnections returns the maximum number of connections to the service's socket, given the
+// number of descriptors that are already open. Half of the free descriptors, at most mostForWork,
+// are kept for the service's own work. conns is never below leastConnections; scarce reports that
+// too few are then left for the work.
 func socketConnections(limit uint64, open, metrics int) (conns int, scarce bool) {
 	used := uint64(open + metrics) //nolint:gosec // neither is negative
 	if limit <= used {

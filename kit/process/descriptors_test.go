@@ -50,7 +50,7 @@ func TestOpenDescriptorsAreCounted(t *testing.T) {
 	}
 	after, err := openDescriptors()
 	if err != nil || after != before+1 {
-		t.Errorf("%d after one was opened beside %d, %v", after, before, err)
+		t.Errorf("%d descriptors after one more was opened, %d before, %v", after, before, err)
 	}
 	if err := unix.Close(fd); err != nil {
 		t.Fatal(err)

@@ -17,7 +17,8 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 )
 
-// Config is the service's own part; log, socket and metrics come with the kit.
+// Config has the service's own settings; settings of log, socket and metrics are added by package
+// process.
 type Config struct {
 	StateDir string        `config:"stateDir" help:"where the store is"`
 	Interval time.Duration `config:"interval" help:"between two sweeps"`
@@ -27,7 +28,7 @@ func defaults(p instance.Paths) Config {
 	return Config{StateDir: p.ServiceStateDir("example"), Interval: time.Minute}
 }
 
-// Validate says what no single value shows.
+// Validate checks rules across several settings.
 func (c *Config) Validate() error {
 	var p config.Problems
 	if c.Interval <= 0 {
@@ -42,13 +43,13 @@ func openStore(string) (*store, error)                               { return &s
 func (*store) Close() error                                          { return nil }
 func (*store) SweepEvery(ctx context.Context, _ time.Duration) error { <-ctx.Done(); return nil }
 
-// server is the gRPC face of the core; here a service of grpc's own stands in.
+// server is the gRPC side of the core; this example uses grpc's own test service.
 type server struct {
 	pb.UnimplementedTestServiceServer
 	store *store
 }
 
-// methods says who may call what, and how much of it at once.
+// methods defines who may call each method, and its limits.
 func methods() rpc.Methods {
 	return rpc.Methods{
 		pb.TestService_EmptyCall_FullMethodName:           {Access: rpc.Group()},
@@ -58,11 +59,11 @@ func methods() rpc.Methods {
 		pb.TestService_StreamingInputCall_FullMethodName:  {Access: rpc.Root()},
 		pb.TestService_FullDuplexCall_FullMethodName:      {Access: rpc.Root()},
 		pb.TestService_HalfDuplexCall_FullMethodName:      {Access: rpc.Root()},
-		pb.TestService_UnimplementedCall_FullMethodName:   {}, // nobody
+		pb.TestService_UnimplementedCall_FullMethodName:   {}, // no caller is allowed
 	}
 }
 
-// This is the main.go of a service.
+// A service's main.go looks like this.
 func Example() {
 	os.Exit(process.Run("example", defaults, run))
 }
@@ -83,7 +84,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	p.Go("sweep", func(ctx context.Context) error { return st.SweepEvery(ctx, cfg.Interval) })
 
-	srv.SetAllServing(true) // once all sources are complete
+	srv.SetAllServing(true) // as soon as all sources are complete
 	p.Ready()
 	return p.Serve(ctx, srv)
 }

@@ -12,26 +12,26 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// When a process gives memory back by itself. The runtime does so too, but keeps
-// what the largest heap of the last minutes needed, and collects only every two
-// minutes when nothing happens.
+// Constants that decide when a process returns memory to the kernel. The Go runtime also returns
+// memory, but keeps as much as the largest heap of the last minutes needed, and an idle process
+// collects only every two minutes.
 const (
-	memoryInterval = 10 * time.Second // between two looks
-	// A process that allocates less than this between two looks is idle.
+	memoryInterval = 10 * time.Second // between two checks
+	// A process that allocates less than this between two checks is idle.
 	idleBytes = 2 << 20
-	// What was allocated since memory was given back last must be worth a
-	// collection, which costs as much CPU time as an ADD or two.
+	// Minimum allocation since memory was last returned that justifies a collection, which costs as
+	// much CPU time as one or two CNI ADDs.
 	busyBytes = 16 << 20
 )
 
-// giveBack decides when memory is given back to the kernel.
+// giveBack decides when to return memory to the kernel.
 type giveBack struct {
-	last  uint64 // allocated, at the last look
-	given uint64 // allocated, when memory was given back last
+	last  uint64 // total allocation at the last check
+	given uint64 // total allocation when memory was last returned
 }
 
-// due takes how many bytes were ever allocated and says whether it is time: a
-// burst is over.
+// due takes the total number of allocated bytes and reports whether a burst of work has ended, so
+// that memory should be returned.
 func (g *giveBack) due(allocated uint64) bool {
 	idle := allocated-g.last < idleBytes
 	g.last = allocated
@@ -42,8 +42,8 @@ func (g *giveBack) due(allocated uint64) bool {
 	return true
 }
 
-// giveBackMemory gives back what only the start needed, and then, whenever a
-// burst of work is over, what that needed, until ctx ends.
+// giveBackMemory returns memory of the start-up, and then memory after each burst of work, until
+// ctx ends.
 func giveBackMemory(ctx context.Context, looks <-chan time.Time, release func()) {
 	sample := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
 	allocated := func() uint64 {
@@ -65,17 +65,16 @@ func giveBackMemory(ctx context.Context, looks <-chan time.Time, release func())
 	}
 }
 
-// watchMemory is giveBackMemory of a service.
+// watchMemory runs giveBackMemory for a service.
 func (p *Process) watchMemory() {
 	looks := time.NewTicker(memoryInterval)
 	defer looks.Stop()
 	giveBackMemory(p.work, looks.C, p.GiveBackMemory)
 }
 
-// GiveBackMemory collects garbage and gives to the kernel what is free then, with the
-// pages of the program that were mapped. A process that is Ready does so by itself some
-// ten seconds after a burst of work; call it when one is known to be over. It takes as
-// long as a collection.
+// GiveBackMemory collects garbage, returns free memory to the kernel, and unmaps the mapped pages
+// of the program file. A process that is Ready does so by itself about ten seconds after a burst of
+// work; call GiveBackMemory at the known end of a burst. It takes as long as a garbage collection.
 func (p *Process) GiveBackMemory() {
 	debug.FreeOSMemory()
 	if err := unmapProgram(); err != nil {

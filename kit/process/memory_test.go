@@ -15,20 +15,20 @@ func TestMemoryIsGivenBackWhenABurstIsOver(t *testing.T) {
 	const mib = 1 << 20
 	g := giveBack{last: 100 * mib, given: 100 * mib}
 	for i, step := range []struct {
-		more uint64 // MiB allocated since the look before
+		more uint64 // MiB allocated since the last check
 		want bool
 	}{
 		{0, false}, // nothing to give back
 		{1, false},
 		{200, false}, // busy
-		{20, false},  // still
-		{1, true},    // over
+		{20, false},  // still busy
+		{1, true},    // the burst has ended
 		{0, false},
 		{1, false},
 		{3, false}, // never idle
 		{3, false},
 		{3, false},
-		{1, false}, // too little for a collection
+		{1, false}, // too little to justify a collection
 		{3, false},
 		{1, false},
 		{1, true},
@@ -42,11 +42,11 @@ func TestMemoryIsGivenBackWhenABurstIsOver(t *testing.T) {
 	}
 }
 
-// hold keeps the compiler from leaving an allocation out.
+// hold prevents the compiler from removing an allocation.
 var hold [][]byte
 
 func TestGivenBackMemoryIsTheKernels(t *testing.T) {
-	free := func() uint64 { // kept for later
+	free := func() uint64 { // kept for a later check
 		s := []metrics.Sample{{Name: "/memory/classes/heap/free:bytes"}}
 		metrics.Read(s)
 		return s[0].Value.Uint64()
@@ -61,7 +61,7 @@ func TestGivenBackMemoryIsTheKernels(t *testing.T) {
 			released <- free()
 		})
 	}()
-	<-released // after the start
+	<-released // after start-up
 	for range 64 {
 		hold = append(hold, make([]byte, 1<<20))
 	}

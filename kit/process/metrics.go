@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 )
 
-// serveMetrics starts the HTTP server and returns what stops it.
+// serveMetrics starts the HTTP server and returns a function that stops it.
 func (p *Process) serveMetrics() (stop func(), _ error) {
 	address := p.Config.Metrics.Address
 	if address == "off" {
@@ -63,7 +63,7 @@ func (p *Process) serveMetrics() (stop func(), _ error) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		if server.Shutdown(ctx) != nil {
-			server.Close() // what is left are connections that hang
+			server.Close() // closes connections that hang
 		}
 		<-done
 	}, nil

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package process is the one way to start a service.
+// Package process starts and stops a service.
 //
-// Run reads the configuration, sets up the log, the metrics and the signals,
-// and calls the service's main function, which reads like a list of its parts.
-// The service's own settings stand beside those of Config, in the same file
-// and the same flags. When main returns, or a signal asks for the end, health
-// turns to NOT_SERVING, running calls are finished within a bound, the
-// background work is stopped, in this order, and the exit code says how it went.
+// Run reads the configuration, sets up log, metrics and signals, and calls the service's main
+// function, which reads like a list of its parts. The service's own settings share the file and the
+// flags with the settings of Config. When main returns or a signal arrives, health turns to
+// NOT_SERVING, running calls are completed within a time limit, and background work is stopped, in
+// this order. The exit code reports the result.
 package process
 
 import (
@@ -45,11 +44,11 @@ import (
 const (
 	ExitOK     = 0
 	ExitFailed = 1 // main returned an error
-	ExitUsage  = 2 // configuration or machine are not as they must be; starting again will not help
+	ExitUsage  = 2 // the configuration or the machine is wrong; a restart will not help
 )
 
-// Misconfigured is an error of main after which starting again does not help: a
-// person has to change a setting, a mount or a right. Run returns ExitUsage then.
+// Misconfigured wraps an error of main that a restart cannot fix: a person must change a setting, a
+// mount or a permission. Run then returns ExitUsage.
 func Misconfigured(err error) error {
 	if err == nil {
 		return nil
@@ -61,35 +60,34 @@ type misconfigured struct{ error }
 
 func (m *misconfigured) Unwrap() error { return m.error }
 
-// ErrBackground is part of the error of Serve when work that Go started ended
-// although nobody asked it to.
+// ErrBackground is wrapped by the error of Serve if work started by Go ended before it was stopped.
 var ErrBackground = errors.New("background work ended")
 
-// Process is what the main function of a service works with.
+// Process is passed to the main function of a service.
 type Process struct {
 	Service string
 	Paths   instance.Paths
 	Config  Config
-	// Effective are all settings, the service's own too, without secrets.
+	// Effective has all settings, including the service's own, without secrets.
 	Effective *config.Effective
 	Log       *slog.Logger
-	// Metrics takes the service's own metrics: sluice_<service>_<noun>_<unit>.
+	// Metrics is the registry for the service's own metrics: sluice_<service>_<noun>_<unit>.
 	Metrics *prometheus.Registry
 
 	started     time.Time
 	descriptors uint64 // RLIMIT_NOFILE
 	phases      *prometheus.GaugeVec
 	ready       prometheus.Gauge
-	dial        []grpc.DialOption // count the calls to other services
+	dial        []grpc.DialOption // count calls to other services
 	sandbox     *prometheus.GaugeVec
-	confined    bool     // Confine restricts files
-	missing     []string // layers of the sandbox, and why; complete once Confine has returned
+	confined    bool     // Confine restricts file access
+	missing     []string // missing layers of the sandbox, and why; final after Confine has returned
 
-	server  atomic.Pointer[rpc.Server] // once it answers
-	waiting atomic.Pointer[string]     // what for, while the server does not serve
-	unready atomic.Pointer[error]      // why /readyz says no although the server serves
+	server  atomic.Pointer[rpc.Server] // set once it serves
+	waiting atomic.Pointer[string]     // what the process waits for while the server does not serve
+	unready atomic.Pointer[error]      // why /readyz reports an error although the server serves
 
-	work    context.Context // of the background work: outlives the servers
+	work    context.Context // context of the background work; outlives the servers
 	endWork context.CancelCauseFunc
 	wg      sync.WaitGroup
 	failed  chan error // the first failure of background work
@@ -107,22 +105,21 @@ func settingsOf[C any](service string, defaults func(instance.Paths) C) func(ins
 	}
 }
 
-// Reference returns the table of every key that the service takes, the
-// common ones first, in Markdown.
+// Reference returns the Markdown table of all settings of a service, the common ones first.
 func Reference[C any](service string, defaults func(instance.Paths) C) (string, error) {
 	return config.Markdown(service, func(p instance.Paths) settings[C] {
 		s := settingsOf(service, defaults)(p)
-		s.Process.Socket.Group = int64(instance.GroupID) // whoever runs the generator
+		s.Process.Socket.Group = int64(instance.GroupID) // so that the table does not depend on the user who runs the generator
 		return s
 	})
 }
 
-// Run runs a service until SIGTERM, SIGINT or an error, and returns its exit
-// code: os.Exit(process.Run("name", defaults, run)). The context given to main
-// ends with the first signal; a second signal ends the process at once.
+// Run runs a service until SIGTERM, SIGINT or an error, and returns its exit code:
+// os.Exit(process.Run("name", defaults, run)). The context passed to main ends with the first
+// signal; a second signal ends the process at once.
 //
-// Before main is called, and before anything is opened but the configuration
-// and the port for health, the process gives up every right that no option asks for.
+// Before Run calls main, and before it opens anything except the configuration and the health port,
+// it drops all privileges that no option requests.
 func Run[C any](service string, defaults func(instance.Paths) C, main func(context.Context, *Process, C) error,
 	options ...Option,
 ) int {
@@ -134,9 +131,9 @@ func Run[C any](service string, defaults func(instance.Paths) C, main func(conte
 		service, defaults, main)
 }
 
-// OneShot is implemented by the pointer to a configuration that can ask for a
-// run which looks at something and ends. Such a run may be beside the service
-// itself, so it opens no socket: metrics are not served.
+// OneShot is implemented by a pointer to a configuration that can request a one-time run which
+// inspects something and exits. Such a run may happen while the service runs, so it opens no socket
+// and serves no metrics.
 type OneShot interface{ OneShot() bool }
 
 type environment struct {
@@ -144,9 +141,9 @@ type environment struct {
 	environ []string
 	stdout  io.Writer
 	stderr  io.Writer
-	root    string          // before every default path
-	rights  *rights         // that are kept; nil leaves the process as it is
-	ctx     context.Context // ends like a signal; nil for none
+	root    string          // prepended to every default path
+	rights  *rights         // privileges to keep; nil changes nothing
+	ctx     context.Context // ends the process like a signal; may be nil
 }
 
 func run[C any](env environment, service string, defaults func(instance.Paths) C,
@@ -183,7 +180,7 @@ func run[C any](env environment, service string, defaults func(instance.Paths) C
 	}
 	ctx, stop := signal.NotifyContext(parent, syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	// From the first signal on the next one has its usual effect again.
+	// After the first signal, the next one has its default effect.
 	defer context.AfterFunc(ctx, stop)()
 
 	p := &Process{
@@ -195,7 +192,7 @@ func run[C any](env environment, service string, defaults func(instance.Paths) C
 	logger.Info("starting", log.KeyVersion, version.Get().String(), "go", runtime.Version(), "pid", os.Getpid(),
 		"uid", os.Geteuid(), "config", effective)
 	if also := cfg.Process.Socket.AlsoRoot; len(also) > 0 {
-		logger.Warn("users beside root may call what only root may", "users", also)
+		logger.Warn("users other than root may call methods that are restricted to root", "users", also)
 	}
 	if err := roomForThreads(logger); err != nil {
 		logger.Error("start", log.Err(err))
@@ -215,7 +212,7 @@ func run[C any](env environment, service string, defaults func(instance.Paths) C
 		for _, f := range slices.Backward(p.onExit) {
 			err = errors.Join(err, f())
 		}
-	} else { // what it uses cannot be closed under it
+	} else { // the work still uses these resources, so they cannot be closed
 		err = errors.Join(err, fmt.Errorf("background work did not stop within %s", cfg.Process.ShutdownTimeout))
 	}
 	if err != nil && !(ctx.Err() != nil && onlyCanceled(err)) {
@@ -229,9 +226,8 @@ func run[C any](env environment, service string, defaults func(instance.Paths) C
 	return ExitOK
 }
 
-// start takes the rights that the process keeps, and opens the ports that every
-// service has if it serves; service is its settings. stop closes what was
-// opened, also with an error.
+// start drops all other privileges and, if the process serves, opens the ports that every service
+// has. service is the service's configuration. stop closes what start opened, also after an error.
 func (p *Process) start(rights *rights, service any, serves bool) (stop func(), err error) {
 	var opened []func()
 	stop = func() {
@@ -254,7 +250,7 @@ func (p *Process) start(rights *rights, service any, serves bool) (stop func(), 
 		}
 	}
 	if serves && !p.Config.Health.off() {
-		// Before the filter of system calls: no later socket needs the internet.
+		// Before the system call filter is installed: no later socket uses internet addresses.
 		l, err := health.Listen(p.Config.Health.Address)
 		if err != nil {
 			return stop, err
@@ -276,9 +272,9 @@ func (p *Process) start(rights *rights, service any, serves bool) (stop func(), 
 	return stop, nil
 }
 
-// onlyCanceled says whether nothing but the end of the context went wrong.
+// onlyCanceled reports whether the error consists of nothing but context.Canceled.
 func onlyCanceled(err error) bool {
-	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // looks at this very error, not below it
+	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // checks this error itself, not what it wraps
 	if !ok {
 		return errors.Is(err, context.Canceled)
 	}
@@ -320,9 +316,8 @@ func (p *Process) registerMetrics() error {
 	return err
 }
 
-// Dial returns a connection to the socket of another service, which is closed
-// at the end. Its calls are counted in grpc_client_…; without a deadline of
-// their own they have the timeout, 10 s if that is 0.
+// Dial returns a connection to the socket of another service; it is closed when the process ends.
+// Calls are counted in grpc_client_…. Calls without a deadline get the timeout, 10 s if 0.
 func (p *Process) Dial(path string, timeout time.Duration) (*grpc.ClientConn, error) {
 	conn, err := client.Dial(path, client.Options{Timeout: timeout, Dial: p.dial})
 	if err == nil {
@@ -331,8 +326,7 @@ func (p *Process) Dial(path string, timeout time.Duration) (*grpc.ClientConn, er
 	return conn, err
 }
 
-// Phase runs one step of the start, and logs and counts how long it took. Its
-// error says which phase it was.
+// Phase runs one step of the start-up, and logs and counts its duration. Its error names the phase.
 func (p *Process) Phase(name string, f func() error) error {
 	p.Waiting("starting: " + name)
 	began := time.Now()
@@ -346,7 +340,7 @@ func (p *Process) Phase(name string, f func() error) error {
 	return nil
 }
 
-// Phase is Process.Phase for a step that makes something.
+// Phase is Process.Phase for a step that returns a value.
 func Phase[T any](p *Process, name string, f func() (T, error)) (T, error) {
 	var v T
 	err := p.Phase(name, func() (err error) {
@@ -356,13 +350,13 @@ func Phase[T any](p *Process, name string, f func() (T, error)) (T, error) {
 	return v, err
 }
 
-// Waiting says what the process needs before its server serves. /readyz answers
-// with it until then, and again whenever the server stops serving.
+// Waiting sets what the process needs before its server can serve. /readyz returns this text until
+// then, and again whenever the server stops serving.
 func (p *Process) Waiting(what string) { p.waiting.Store(&what) }
 
-// Unready has /readyz answer with a reason although the server serves: what the
-// process needs for all of its work is away, and its calls wait or say so
-// themselves. Nil takes it back.
+// Unready makes /readyz return a reason although the server serves: something that the process
+// needs for all of its work is unavailable, so that its calls wait or fail with that reason. Nil
+// clears it.
 func (p *Process) Unready(why error) {
 	if why == nil {
 		p.unready.Store(nil)
@@ -371,7 +365,7 @@ func (p *Process) Unready(why error) {
 	p.unready.Store(&why)
 }
 
-// notReady says why the process does not serve, nil if it does.
+// notReady returns why the process does not serve, or nil.
 func (p *Process) notReady() error {
 	if s := p.server.Load(); s != nil && s.Serving() {
 		if why := p.unready.Load(); why != nil {
@@ -385,8 +379,8 @@ func (p *Process) notReady() error {
 	return errors.New("starting")
 }
 
-// Ready notes that the start is over. From now on memory that only the start
-// needed, and later that of bursts of work, is given back.
+// Ready marks the end of the start-up. From now on the process returns memory of the start-up, and
+// later memory of bursts of work, to the kernel.
 func (p *Process) Ready() {
 	took := time.Since(p.started)
 	p.ready.Set(took.Seconds())
@@ -394,14 +388,14 @@ func (p *Process) Ready() {
 	p.wg.Go(p.watchMemory)
 }
 
-// OnExit adds a step that runs after the servers and the background work have
-// stopped, the last added first; if the work does not stop in time, no step
-// runs. It is for what both of them use: a deferred call in main would run
-// while background work still goes on. Not for concurrent use.
+// OnExit adds a step that runs after the servers and the background work have stopped, in reverse
+// order of addition. If the work does not stop in time, no step runs. Use it for resources that
+// servers and background work share: a deferred call in main would run while background work still
+// runs. Not safe for concurrent use.
 func (p *Process) OnExit(f func() error) { p.onExit = append(p.onExit, f) }
 
-// Go starts background work. Its context ends after the servers have stopped.
-// If it returns before that, Serve returns with its error.
+// Go starts background work. Its context ends after the servers have stopped. If f returns before
+// that, Serve returns its error.
 func (p *Process) Go(name string, f func(context.Context) error) {
 	p.wg.Go(func() {
 		err := f(p.work)
@@ -413,7 +407,7 @@ func (p *Process) Go(name string, f func(context.Context) error) {
 		}
 		select {
 		case p.failed <- fmt.Errorf("%w: %s: %w", ErrBackground, name, err):
-		default: // one reason to stop is enough
+		default: // the first reason is enough
 			p.Log.Error("background work ended", "work", name, log.Err(err))
 		}
 	})
@@ -442,8 +436,8 @@ func (p *Process) NewServer(o rpc.Options) (*rpc.Server, error) {
 	return rpc.NewServer(o)
 }
 
-// Listen opens the service's socket as the configuration says, once. The trusted
-// users share the connections that are kept for root.
+// Listen opens the service's socket as configured. It may be called once. Trusted users share the
+// connections that are reserved for root.
 func (p *Process) Listen(trusted ...uint32) (*rpc.Listener, error) {
 	open, err := openDescriptors()
 	if err != nil {
@@ -482,9 +476,9 @@ func (p *Process) Listen(trusted ...uint32) (*rpc.Listener, error) {
 	return l, nil
 }
 
-// Serve answers on the service's socket until ctx ends or background work
-// fails, then shuts the server down in order. The server says NOT_SERVING
-// until somebody calls its SetServing or SetAllServing.
+// Serve serves on the service's socket until ctx ends or background work fails, then shuts the
+// server down in order. The server reports NOT_SERVING until its SetServing or SetAllServing is
+// called.
 func (p *Process) Serve(ctx context.Context, s *rpc.Server) error {
 	l, err := p.Listen(s.Named()...)
 	if err != nil {

@@ -83,7 +83,7 @@ func (o *output) messages(t *testing.T) []string {
 	return all
 }
 
-// logged is the log line with that message.
+// logged returns the log line with the message.
 func (s *started) logged(t *testing.T, msg string) map[string]any {
 	t.Helper()
 	for line := range strings.Lines(s.out.String()) {
@@ -106,7 +106,7 @@ type started struct {
 	exit chan int
 }
 
-// start runs a process in this test's own process.
+// start runs a service within the test process.
 func start(t *testing.T, main func(context.Context, *Process, own) error, args ...string) *started {
 	t.Helper()
 	root, err := os.MkdirTemp("/tmp", "kit")
@@ -175,7 +175,7 @@ func get(t *testing.T, socket, path string) (int, string) {
 }
 
 func TestServiceStartsServesAndStopsInOrder(t *testing.T) {
-	var order []string // written by one goroutine after the other
+	var order []string // written by one goroutine at a time
 	ready, inCall, release := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	s := start(t, func(ctx context.Context, p *Process, cfg own) error {
 		if cfg.Size != 5 {
@@ -254,8 +254,8 @@ func TestServiceStartsServesAndStopsInOrder(t *testing.T) {
 	}
 }
 
-// TestProbesFollowTheStartTheServerAndTheEnd: the process is alive throughout,
-// and says what it does while it does not serve.
+// TestProbesFollowTheStartTheServerAndTheEnd: /livez succeeds throughout, and /readyz explains why
+// the process does not serve.
 func TestProbesFollowTheStartTheServerAndTheEnd(t *testing.T) {
 	steps, inCall, release := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	step := func() { steps <- struct{}{}; <-steps }
@@ -356,10 +356,10 @@ func TestFailingStartNamesThePhaseAndExitsWithOne(t *testing.T) {
 
 func TestStartThatAPersonMustPrepareExitsWithTwo(t *testing.T) {
 	s := start(t, func(_ context.Context, p *Process, _ own) error {
-		return p.Phase("probe", func() error { return Misconfigured(errors.New("nothing is mounted")) })
+		return p.Phase("probe", func() error { return Misconfigured(errors.New("no bpffs is mounted")) })
 	})
 	s.wantExit(t, ExitUsage)
-	if !strings.Contains(s.out.String(), `"error":"probe: nothing is mounted"`) {
+	if !strings.Contains(s.out.String(), `"error":"probe: no bpffs is mounted"`) {
 		t.Errorf("log:\n%s", s.out)
 	}
 	if err := Misconfigured(nil); err != nil {
@@ -539,7 +539,7 @@ func TestCallsToOtherServicesAreCounted(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		conn, err := p.Dial(p.Config.Socket.Path, 0) // any service, so this one
+		conn, err := p.Dial(p.Config.Socket.Path, 0) // connects to this very service
 		if err != nil {
 			return err
 		}

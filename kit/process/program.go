@@ -14,12 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mapping is a range of the process's addresses.
+// mapping is a range of addresses of the process.
 type mapping struct{ from, to uintptr }
 
-// programMappings finds, in a text like /proc/self/smaps, the mappings of a file
-// that cannot be written and of which no page was copied: what they hold is in the
-// file, and can be read from it again.
+// programMappings finds, in the format of /proc/self/smaps, the read-only mappings of a file that
+// have no copied page: their content can be read from the file again.
 func programMappings(smaps io.Reader, file string) (clean []mapping, err error) {
 	var m mapping
 	candidate := false
@@ -39,11 +38,10 @@ func programMappings(smaps io.Reader, file string) (clean []mapping, err error) 
 	return clean, lines.Err()
 }
 
-// unmapProgram takes the pages of the program's file that are in memory out of the
-// process. They stay in the page cache, from which those that are needed again are
-// mapped at their next use. Most were needed by the start alone.
+// unmapProgram unmaps the resident pages of the program file. They stay in the page cache and are
+// mapped again on their next use. Most of them were only needed during start-up.
 func unmapProgram() error {
-	file, err := os.Readlink("/proc/self/exe") // with " (deleted)" after it if it is, as in smaps
+	file, err := os.Readlink("/proc/self/exe") // a deleted file has the suffix " (deleted)", as in smaps
 	if err != nil {
 		return err
 	}

@@ -29,11 +29,11 @@ func TestProgramMappingsAreThoseThatTheFileCanFillAgain(t *testing.T) {
 		t.Errorf("got %x, %v; want %x", got, err, want)
 	}
 	if _, err := programMappings(strings.NewReader("zz-yy r-xp 0 0 0 /bin/x"), "/bin/x"); err == nil {
-		t.Error("no error of an address range that is none")
+		t.Error("an invalid address range was accepted")
 	}
 }
 
-// resident is how much of the process's memory is pages of files, in kB.
+// resident returns the resident size of file pages of the process, in kB.
 func resident(t *testing.T) int {
 	t.Helper()
 	status, err := os.ReadFile("/proc/self/status")

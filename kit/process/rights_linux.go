@@ -17,27 +17,24 @@ import (
 	"github.com/sluice-net/sluice/kit/sandbox"
 )
 
-// Option changes how Run runs a service.
+// Option changes how Run starts a service.
 type Option func(*rights)
 
-// Privileged is for a service that needs capabilities: it keeps exactly these.
-// Started as root, it becomes that user with the group of all services before
-// it opens anything; started as another user, it must have been given them as
-// ambient ones.
+// Privileged keeps exactly the given capabilities. Started as root, the process becomes the given
+// user, with the group of all services, before it opens anything. Started as another user, it must
+// have the capabilities as ambient capabilities.
 func Privileged(uid uint32, caps ...privilege.Cap) Option {
 	return func(r *rights) { r.uid, r.capabilities = uid, caps }
 }
 
-// rights are what a service keeps of what it was started with. The zero value
-// needs none.
+// rights are the privileges that a service keeps. The zero value keeps none.
 type rights struct {
 	uid          uint32
 	capabilities []privilege.Cap
 }
 
-// take gives up everything else. The sandbox can follow if that is so of every
-// thread: a binary that links C, which only the race detector's do, does not
-// know all of its threads.
+// take drops all other privileges. whole reports whether it covered every thread, which the sandbox
+// requires: a binary that links C, as race detector builds do, does not know all its threads.
 func (r rights) take(logger *slog.Logger) (whole bool, err error) {
 	if len(r.capabilities) == 0 {
 		if err := privilege.Unprivileged(logger); err != nil {
@@ -60,8 +57,8 @@ func (r rights) take(logger *slog.Logger) (whole bool, err error) {
 	return true, nil
 }
 
-// hasRights says whether the process may do what others may not: what it does
-// for a caller, the caller can do. It is replaced by tests.
+// hasRights reports whether the process is root or has capabilities, which its callers could use
+// through it. Replaced by tests.
 var hasRights = func() bool {
 	if os.Geteuid() == 0 {
 		return true
@@ -70,12 +67,11 @@ var hasRights = func() bool {
 	return err != nil || state.Permitted != 0
 }
 
-// Caller is implemented by the pointer to a configuration of a service that
-// makes system calls beside those that every service makes.
+// Caller is implemented by a pointer to a configuration of a service that needs system calls in
+// addition to the common ones.
 type Caller interface{ Calls() sandbox.Calls }
 
-// restrictCalls leaves the process the system calls that its configuration
-// needs.
+// restrictCalls limits the process to the system calls that its configuration needs.
 func (p *Process) restrictCalls(service any) error {
 	var c sandbox.Calls
 	if s, ok := service.(Caller); ok {
@@ -85,10 +81,9 @@ func (p *Process) restrictCalls(service any) error {
 	return p.sandboxed("seccomp", sandbox.RestrictCalls(c))
 }
 
-// Confine leaves the process the given files, beside its sockets, what /proc
-// shows and what is open already. It is called once, when the service has opened
-// what it needs, before the first background work. In a process that Run did
-// not start it does nothing.
+// Confine limits the process to the given files, in addition to its sockets, /proc and files that
+// are already open. Call it once, after the service has opened what it needs and before background
+// work starts. It does nothing in a process that was not started by Run.
 func (p *Process) Confine(f sandbox.Files) error {
 	if !p.confined {
 		return nil
@@ -107,12 +102,12 @@ func (p *Process) Confine(f sandbox.Files) error {
 	})
 }
 
-// MissingLayers says which layers of the sandbox the kernel does not have, one
-// line each. It may be called once Confine has returned.
+// MissingLayers returns the layers of the sandbox that the kernel does not support, one line each.
+// It may be called once Confine has returned.
 func (p *Process) MissingLayers() []string { return slices.Clone(p.missing) }
 
-// sandboxed notes whether a layer of the sandbox is enforced. A kernel without
-// it is no error: users and capabilities hold as ever.
+// sandboxed records whether a layer of the sandbox is enforced. An unsupported layer is not an
+// error: user IDs and capabilities still limit the process.
 func (p *Process) sandboxed(layer string, err error) error {
 	if errors.Is(err, sandbox.ErrUnsupported) {
 		p.sandbox.WithLabelValues(layer).Set(0)

@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-net/sluice/kit/sandbox"
 )
 
-// TestMissingLayersOfTheSandboxAreTold: a kernel without one is no error, and
-// an operator sees it without reading the log.
+// TestMissingLayersOfTheSandboxAreTold: an unsupported layer is not an error, and the status shows
+// it, so that an operator need not read the log.
 func TestMissingLayersOfTheSandboxAreTold(t *testing.T) {
 	p := &Process{Log: log.Discard(), sandbox: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "x", Help: "x"},
 		[]string{"layer"})}
@@ -28,7 +28,7 @@ func TestMissingLayersOfTheSandboxAreTold(t *testing.T) {
 	}
 	if told := p.MissingLayers(); len(told) != 1 || !strings.Contains(told[0], "landlock") ||
 		!strings.Contains(told[0], sandbox.ErrUnsupported.Error()) {
-		t.Errorf("told %q, want landlock and the reason", told)
+		t.Errorf("reported %q, want landlock and the reason", told)
 	}
 	if err := p.sandboxed("seccomp", errors.New("refused")); err == nil || len(p.MissingLayers()) != 1 {
 		t.Errorf("a layer that failed: %v, %q, want the error", err, p.MissingLayers())

@@ -10,17 +10,17 @@ import (
 	"github.com/sluice-net/sluice/kit/tasks"
 )
 
-// Threads that a service needs beside those that it has when it begins: the fewest with
-// which the smallest one has been seen to serve, and what a busy one may have on a
-// machine of one processor.
+// Threads that a service needs in addition to those at its start: the minimum with which the
+// smallest service was seen to work, and the number that a busy service may use on a machine with
+// one CPU.
 const (
 	leastThreads = 6
 	usualThreads = 16
 )
 
-// roomForThreads refuses a start for which a cgroup leaves too few threads, and warns of
-// one that may end later: the Go runtime ends a process that gets none, without a line
-// in the log.
+// roomForThreads returns an error if the cgroup leaves too few threads to start, and logs a warning
+// if it leaves too few for a busy service: the Go runtime ends a process that cannot create a
+// thread, without a log line.
 func roomForThreads(logger *slog.Logger) error {
 	if err := tasks.Need(leastThreads, "a service"); err != nil {
 		return err

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package requestid carries one identifier through every process that takes
-// part in one request, so that their logs can be joined.
+// Package requestid passes one identifier through all processes that handle a request, so that
+// their logs can be correlated.
 //
-// The identifier is never trusted: it appears in logs and nowhere else, so it need
-// not be hard to guess. The package links neither gRPC nor cryptography, because the
-// CNI plugin uses it, which lives for a few milliseconds; package rpcid of kit/rpc
-// puts the identifier into calls.
+// The identifier is not trusted: it is only used in logs, so it need not be hard to guess. The
+// package links neither gRPC nor cryptography, because the CNI plugin, which runs for a few
+// milliseconds, uses it; package rpcid of kit/rpc adds the identifier to calls.
 package requestid
 
 import (
@@ -19,7 +18,7 @@ import (
 // Key is the gRPC metadata key that carries the identifier.
 const Key = "sluice-request-id"
 
-// MaxLen is the longest identifier that is accepted from a peer.
+// MaxLen is the maximum length of an identifier from a peer.
 const MaxLen = 64
 
 type contextKey struct{}
@@ -27,7 +26,7 @@ type contextKey struct{}
 // New returns a random identifier of 16 hexadecimal digits.
 func New() string { return fmt.Sprintf("%016x", rand.Uint64()) }
 
-// Valid says whether id may be logged: 1 to MaxLen of letters, digits, "-", "_", "." and ":".
+// Valid reports whether id may be logged: 1 to MaxLen letters, digits, "-", "_", "." and ":".
 func Valid(id string) bool {
 	if id == "" || len(id) > MaxLen {
 		return false
@@ -43,7 +42,7 @@ func Valid(id string) bool {
 	return true
 }
 
-// Into returns a context that carries id. An invalid id is not carried.
+// Into returns a context with id, or ctx itself if id is invalid.
 func Into(ctx context.Context, id string) context.Context {
 	if !Valid(id) {
 		return ctx
@@ -51,7 +50,7 @@ func Into(ctx context.Context, id string) context.Context {
 	return context.WithValue(ctx, contextKey{}, id)
 }
 
-// From returns the identifier that ctx carries, or "".
+// From returns the identifier in ctx, or "".
 func From(ctx context.Context) string {
 	id, _ := ctx.Value(contextKey{}).(string)
 	return id

@@ -24,7 +24,7 @@ func TestNewIdentifiersDiffer(t *testing.T) {
 	for range 1000 {
 		id := New()
 		if !Valid(id) || seen[id] {
-			t.Fatalf("identifier %q is invalid or was there before", id)
+			t.Fatalf("identifier %q is invalid or a duplicate", id)
 		}
 		seen[id] = true
 	}

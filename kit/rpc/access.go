@@ -17,21 +17,20 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
 
-// Access says who may call a method. The zero value lets nobody.
+// Access defines who may call a method. The zero value allows no caller.
 type Access struct {
 	Root  bool     // uid 0 and Options.AlsoRoot
-	Group bool     // everybody who could connect to the socket
-	UIDs  []uint32 // these as well
+	Group bool     // every user who can connect to the socket
+	UIDs  []uint32 // additional users
 }
 
-// Root lets uid 0 call, and nobody else.
+// Root allows uid 0 only.
 func Root() Access { return Access{Root: true} }
 
-// Group lets everybody call who could connect, which the socket's mode limits
-// to root and the group.
+// Group allows every user who can connect; the socket's mode limits that to root and the group.
 func Group() Access { return Access{Root: true, Group: true} }
 
-// RootAnd lets uid 0 and the given users call.
+// RootAnd allows uid 0 and the given users.
 func RootAnd(uids ...uint32) Access { return Access{Root: true, UIDs: uids} }
 
 func (a Access) allows(uid uint32, alsoRoot []uint32) bool {
@@ -42,7 +41,7 @@ func (a Access) allows(uid uint32, alsoRoot []uint32) bool {
 
 func isRoot(uid uint32, alsoRoot []uint32) bool { return uid == 0 || slices.Contains(alsoRoot, uid) }
 
-// named lists the users that some row names: services that others wait for.
+// named returns the users that rows of the table name: services that others wait for.
 func (m Methods) named() []uint32 {
 	var uids []uint32
 	for _, row := range m {
@@ -52,27 +51,27 @@ func (m Methods) named() []uint32 {
 	return slices.Compact(uids)
 }
 
-// Method is the row of one method in the table of a Server.
+// Method is the row of one method in a Server's table.
 type Method struct {
 	Access Access
-	Limit  Limit // none if zero
-	// Prepared has the rules of the request compiled when the server begins to
-	// serve. Otherwise the first call waits for that, 10 ms for the first message of
-	// a process; what is compiled costs memory.
+	Limit  Limit // zero for no limit
+	// Prepared compiles the validation rules of the request when the server starts. Otherwise the
+	// first call compiles them, which takes 10 ms for the first message of a process. Compiled
+	// rules use memory.
 	Prepared bool
 }
 
-// Methods is keyed by the full method name, as generated code has it in
-// constants: "/package.Service/Method".
+// Methods maps full method names, "/package.Service/Method" as in the constants of generated code,
+// to their rows.
 type Methods map[string]Method
 
-// always are served beside what Register adds.
+// always reports whether the method belongs to health or reflection, which every server serves.
 func always(method string) bool {
 	return strings.HasPrefix(method, "/"+grpc_health_v1.Health_ServiceDesc.ServiceName+"/") ||
 		strings.HasPrefix(method, "/grpc.reflection.")
 }
 
-// check compares the table with what is registered: each must have the other.
+// check returns an error unless the table and the registered services have the same methods.
 func (m Methods) check(services map[string]grpc.ServiceInfo) error {
 	var errs []error
 	known := map[string]bool{}
@@ -85,7 +84,7 @@ func (m Methods) check(services map[string]grpc.ServiceInfo) error {
 			known[full] = true
 			row, ok := m[full]
 			if !ok {
-				errs = append(errs, fmt.Errorf("method %s is registered, and the table does not say who may call it", full))
+				errs = append(errs, fmt.Errorf("method %s is registered, and the table has no row for it", full))
 				continue
 			}
 			if err := row.Limit.check(); err != nil {
@@ -95,7 +94,7 @@ func (m Methods) check(services map[string]grpc.ServiceInfo) error {
 	}
 	for full := range m {
 		if !known[full] {
-			errs = append(errs, fmt.Errorf("method %s is in the table, and no registered service has it", full))
+			errs = append(errs, fmt.Errorf("method %s is in the table, but no registered service has it", full))
 		}
 	}
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
@@ -108,7 +107,7 @@ func (s *Server) authorise(ctx context.Context, method string) error {
 	}
 	row, ok := s.methods[method]
 	if !ok {
-		return rpcerr.New(codes.PermissionDenied, rpcerr.NotPermitted, fmt.Errorf("the method %s is for no caller", method))
+		return rpcerr.New(codes.PermissionDenied, rpcerr.NotPermitted, fmt.Errorf("no caller may call the method %s", method))
 	}
 	cred, ok := PeerCred(ctx)
 	if !ok {

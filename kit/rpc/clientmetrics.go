@@ -11,9 +11,9 @@ import (
 	"google.golang.org/grpc"
 )
 
-// ClientMetrics registers the counters of calls that this process makes and
-// returns the options that fill them, for client.Options.Dial. Call it once
-// per process and give the result to every connection.
+// ClientMetrics registers counters for the calls that this process makes, and returns the options
+// that count them, for client.Options.Dial. Call it once per process and pass the result to every
+// connection.
 func ClientMetrics(reg prometheus.Registerer) ([]grpc.DialOption, error) {
 	m := grpcprom.NewClientMetrics()
 	if err := reg.Register(m); err != nil {

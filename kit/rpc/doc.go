@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package rpc serves gRPC on a unix socket to peers that the kernel vouches for.
+// Package rpc serves gRPC on unix sockets and identifies callers by kernel peer credentials.
 //
-// A Server is built from a table that says, for every method, who may call it
-// and how much of it may run at once; a method that the table forgets makes
-// NewServer fail. Every call passes, in this order: request identifier,
-// Prometheus, logging of the finish, authorisation, limits, protovalidate,
-// recovery. Health and reflection are always served, to whoever can connect;
-// all callers but root may have MaxAlwaysStreams of their streams open together.
+// A Server is built from a table that defines, for every method, who may call it and how many calls
+// may run at once. If the table lacks a registered method, NewServer fails. Every call passes these
+// interceptors, in this order: request identifier, Prometheus, log of the finished call,
+// authorisation, limits, protovalidate, panic recovery. Health and reflection are always served, to
+// every user who can connect; all callers except root share MaxAlwaysStreams concurrent streams of
+// these two services.
 //
-// Who can connect is decided by the socket's mode and group; the kernel tells
-// only the primary group of a peer, so "the group" in a table means everybody
-// who got as far as connecting.
+// The mode and the group of the socket decide who can connect. Peer credentials contain only the
+// primary group of a peer, so "the group" in a table means every user who could connect.
 //
-// The client side is in package client, which imports little, so that a
-// short-lived process starts fast.
+// The client is package client, which imports little, so that short-lived processes start fast.
 package rpc

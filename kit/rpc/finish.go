@@ -15,27 +15,28 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// Bounds of the lines about calls that failed alike: by one user, in one method, with one code.
+// Limits on log lines about similar failed calls: same user, method and code.
 const (
-	failureBurst = 20  // that are logged at once
-	failureRate  = 0.1 // a second, from then on
-	// maxFailures is how many kinds of failures have a rate of their own. All others share one.
+	failureBurst = 20  // number that is logged without a rate limit
+	failureRate  = 0.1 // per second afterwards
+	// maxFailures is the number of combinations that have a rate limit of their own. All others
+	// share one.
 	maxFailures = 1024
 )
 
-// finishes logs the end of calls. Whoever may connect to the socket may make calls that are
-// refused, so these lines have a rate.
+// finishes logs the end of calls. Every user who can connect can cause failed calls, so their log
+// lines are rate-limited.
 type finishes struct {
 	log *slog.Logger
 
 	mu    sync.Mutex
-	kinds map[string]*failures // guarded by mu
+	kinds map[string]*failures // guarded by mu; by user, method and code
 }
 
-// failures are those of one kind.
+// failures is the rate limit for one combination of user, method and code.
 type failures struct {
 	limit   *rate.Limiter
-	omitted int // since the last line
+	omitted int // lines suppressed since the last one that was written
 }
 
 func newFinishes(l *slog.Logger) *finishes {
@@ -53,10 +54,10 @@ func (f *finishes) Log(ctx context.Context, l logging.Level, msg string, fields 
 			fields = append(fields, "alike_and_not_logged", omitted)
 		}
 	}
-	f.log.Log(ctx, slog.Level(l), msg, fields...) //nolint:sloglint // the middleware chooses among constants
+	f.log.Log(ctx, slog.Level(l), msg, fields...) //nolint:sloglint // the middleware passes constant messages
 }
 
-// kindOf names the user, the method and the code of a call.
+// kindOf returns the combination of user, method and code of a call.
 func kindOf(fields []any) string {
 	var uid, service, method, code any
 	for i := 0; i+1 < len(fields); i += 2 {
@@ -74,8 +75,8 @@ func kindOf(fields []any) string {
 	return fmt.Sprint(uid, " ", service, "/", method, " ", code)
 }
 
-// allow reports whether a line about a failure is written, and how many alike were not since
-// the last one.
+// allow reports whether to write a line about a failure, and how many similar lines were suppressed
+// since the last one.
 func (f *finishes) allow(kind string) (omitted int, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

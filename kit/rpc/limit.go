@@ -18,18 +18,18 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
 
-// Limit bounds one method, once for root and the users that a row of the table
-// names, and once for everybody else together: who may only read cannot keep
-// those waiting on whom pods wait. Zero
-// fields do not limit. Whoever finds the queue full, or the rate used up, gets
-// RESOURCE_EXHAUSTED with RetryInfo.
+// Limit bounds the calls of one method, separately for root with the users that rows of the table
+// name, and for all other callers together: read-only callers cannot delay the callers that pods
+// depend on. Fields that are 0 do not limit. If the queue is full or the rate is exceeded, a call
+// fails with RESOURCE_EXHAUSTED and RetryInfo.
 type Limit struct {
-	InFlight int // calls, or open streams, that run at once
-	Waiting  int // calls that may wait for one of them to end; only with InFlight
-	// Rate is calls per second over time, Burst how many at once (at least 1).
+	InFlight int // concurrent calls, or open streams
+	Waiting  int // calls that may wait for a running one to end; requires InFlight
+	// Rate is the average number of calls per second, Burst the number of calls at once (at least
+	// 1).
 	Rate  float64
 	Burst int
-	// RetryAfter is what RetryInfo tells a refused caller, 100 ms if 0.
+	// RetryAfter is the delay in RetryInfo for refused callers, 100 ms if 0.
 	RetryAfter time.Duration
 }
 
@@ -48,7 +48,7 @@ func (l Limit) check() error {
 type limiter struct {
 	limit    Limit
 	running  chan struct{} // nil without InFlight
-	admitted chan struct{} // nil without InFlight; running and waiting
+	admitted chan struct{} // nil without InFlight; counts running and waiting calls
 	rate     *rate.Limiter // nil without Rate
 }
 
@@ -68,7 +68,7 @@ func newLimiter(l Limit) *limiter {
 	return lim
 }
 
-// limiters are the two of a method; trusted is root's.
+// limiters are the two limiters of a method; trusted is for root and named users.
 type limiters struct{ trusted, others *limiter }
 
 func newLimiters(l Limit) limiters { return limiters{trusted: newLimiter(l), others: newLimiter(l)} }
@@ -80,7 +80,7 @@ func (l limiters) of(trusted bool) *limiter {
 	return l.others
 }
 
-// enter returns when the call may run; done must be called when it ended.
+// enter returns when the call may run. The caller must call done at the end of the call.
 func (l *limiter) enter(ctx context.Context, method string) (done func(), _ error) {
 	if l == nil {
 		return func() {}, nil
@@ -109,7 +109,7 @@ func (l *limiter) refuse(format string, args ...any) error {
 	return rpcerr.New(codes.ResourceExhausted, rpcerr.TooManyCalls, fmt.Errorf(format, args...), rpcerr.Retry(l.limit.RetryAfter))
 }
 
-// enter takes a place for the caller that authorise let through.
+// enter takes a slot for a caller that was authorised.
 func (s *Server) enter(ctx context.Context, method string) (done func(), _ error) {
 	cred, ok := PeerCred(ctx)
 	trusted := ok && (isRoot(cred.UID, s.alsoRoot) || slices.Contains(s.named, cred.UID))
@@ -122,7 +122,7 @@ func (s *Server) enter(ctx context.Context, method string) (done func(), _ error
 
 func (s *Server) limitUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	if always(info.FullMethod) {
-		return next(ctx, req) // a health check; it ends at once and takes no place of a stream
+		return next(ctx, req) // a health check; it ends at once and needs no stream slot
 	}
 	done, err := s.enter(ctx, info.FullMethod)
 	if err != nil {

@@ -22,39 +22,39 @@ import (
 	"github.com/sluice-net/sluice/kit/durable"
 )
 
-// MaxPath is the longest socket path in bytes. The kernel takes 107; four are
-// kept for the name under which a socket is made ready before it is shown.
+// MaxPath is the maximum length of a socket path in bytes. The kernel allows 107; four are reserved
+// for the suffix of the temporary name under which the socket is prepared.
 const MaxPath = 107 - len(newSuffix)
 
 const newSuffix = ".new"
 
-// ErrInUse is returned by Listen when a living process serves the path.
+// ErrInUse is returned by Listen if a running process serves the path.
 var ErrInUse = errors.New("another process serves this socket")
 
-// ListenOptions say how a socket looks to others. The zero value is usable.
+// ListenOptions configure Listen. The zero value is usable.
 type ListenOptions struct {
-	Mode    fs.FileMode // of the socket; 0660 if 0
-	DirMode fs.FileMode // of the directory if it has to be made; 0750 if 0
+	Mode    fs.FileMode // mode of the socket; 0660 if 0
+	DirMode fs.FileMode // mode of the directory if Listen creates it; 0750 if 0
 	UID     *uint32     // owner of the socket; the process's own if nil
-	GID     *uint32     // group of the socket, and of a directory made here; the process's own if nil
-	// MaxConns is how many connections may be open at once, 1,024 if 0.
+	GID     *uint32     // group of the socket, and of the directory if Listen creates it; the process's own if nil
+	// MaxConns is the maximum number of open connections, 1,024 if 0.
 	MaxConns int
-	// MaxConnsPerUID is how many of them one uid other than 0 may hold, half
-	// of MaxConns if 0. One more is closed at once. All of these together leave
-	// an eighth of MaxConns, of a small one up to four, to root. One process of
-	// root may hold as many as another user, and leaves half of what is root's
-	// to other processes of root.
+	// MaxConnsPerUID is the maximum number of open connections per uid other than 0, half of
+	// MaxConns if 0. Further connections are closed at once. All non-root users together leave an
+	// eighth of MaxConns to root, at least 4 unless MaxConns is very small. A single process of
+	// root is limited to MaxConnsPerUID, too, and leaves half of root's share to other processes of
+	// root.
 	MaxConnsPerUID int
-	// Trusted users count as root.
+	// Trusted users share the limits of root.
 	Trusted []uint32
 }
 
-// Cred is what the kernel says about the other end of a unix socket: the
-// process as it was when it connected.
+// Cred holds the kernel's peer credentials of a unix socket connection: of the process at the time
+// when it connected.
 type Cred struct {
 	UID uint32
 	GID uint32 // primary group only
-	PID int32  // for logs only: it may have been used again since
+	PID int32  // for logs only: the kernel may have reused it
 }
 
 // Listener is a unix socket with the peer's credentials on each connection.
@@ -62,29 +62,29 @@ type Listener struct {
 	path  string
 	inner *net.UnixListener
 	lock  *os.File
-	self  os.FileInfo // of the socket, to remove no one else's
+	self  os.FileInfo // identifies the socket file, so that Close removes no other socket
 
 	maxConns, maxPerUID int
-	trusted             []uint32 // beside root
+	trusted             []uint32 // in addition to root
 
 	mu      sync.Mutex
 	conns   int            // guarded by mu
 	perUID  map[uint32]int // guarded by mu
-	perRoot map[int32]int  // guarded by mu; by process of uid 0 or a trusted user
+	perRoot map[int32]int  // guarded by mu; by PID of processes of uid 0 or of a trusted user
 	refused uint64         // guarded by mu
 
 	closeOnce sync.Once
 	closeErr  error
 }
 
-// Listen makes a socket at path. Its directory is made if only it is missing.
+// Listen creates a socket at path. It creates the directory of the path, but not the parents of
+// that directory.
 //
-// A lock beside the socket ("<path>.lock", which stays) tells a living server
-// from a dead one without a race: a socket whose lock is free was left behind
-// by a process that was killed and is replaced; one whose lock is held is
-// refused with ErrInUse, after a wait of 2 s for a process that is still on its
-// way out. The socket appears under its name only when it has
-// its owner and mode and accepts connections.
+// A lock file next to the socket ("<path>.lock", which stays) distinguishes a running server from a
+// dead one without a race. If the lock is free, the socket belongs to a process that was killed,
+// and is replaced. If the lock is held for longer than 2 s, which allows for a process that is
+// exiting, Listen returns ErrInUse. The socket appears under its name only when it has its owner
+// and mode and accepts connections.
 func Listen(path string, o ListenOptions) (_ *Listener, err error) {
 	if len(path) > MaxPath {
 		return nil, fmt.Errorf("socket path %q is %d bytes long; at most %d fit into a unix address", path, len(path), MaxPath)
@@ -121,8 +121,8 @@ func Listen(path string, o ListenOptions) (_ *Listener, err error) {
 		}
 	}
 
-	// The mode given to the descriptor before bind is the one the name is
-	// born with, so there is no moment in which others could connect.
+	// The file gets the mode that the descriptor has at bind, so there is no moment in which other
+	// users could connect.
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var cerr error
 		if err := c.Control(func(fd uintptr) { cerr = unix.Fchmod(int(fd), 0o600) }); err != nil {
@@ -164,13 +164,13 @@ func Listen(path string, o ListenOptions) (_ *Listener, err error) {
 	}, nil
 }
 
-// prepareDir makes dir if it is missing and refuses one in which others could
-// put a socket of their own under our name.
+// prepareDir creates dir if it is missing. It refuses a directory in which other users could
+// replace the socket.
 func prepareDir(dir string, mode fs.FileMode, uid, gid int) error {
 	err := os.Mkdir(dir, mode)
 	switch {
 	case err == nil:
-		if err := os.Chmod(dir, mode); err != nil { // the umask took some away
+		if err := os.Chmod(dir, mode); err != nil { // the umask may have removed bits
 			return err
 		}
 		if uid >= 0 || gid >= 0 {
@@ -179,7 +179,7 @@ func prepareDir(dir string, mode fs.FileMode, uid, gid int) error {
 			}
 		}
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
-		// Services have no right to make what is above it, and would not know whose it is.
+		// Services may not create the parent directories, and do not know their owners.
 		return fmt.Errorf("%w: `sluice prepare` makes the directories of the services", err)
 	case !errors.Is(err, fs.ErrExist):
 		return err
@@ -202,8 +202,8 @@ func prepareDir(dir string, mode fs.FileMode, uid, gid int) error {
 	return nil
 }
 
-// exitWait is how long a lock is waited for that a killed process still holds:
-// the kernel frees a process's files some time after it looks dead.
+// exitWait is how long Listen waits for a lock that a killed process still holds: the kernel closes
+// the files of a process some time after it appears dead.
 const exitWait = 2 * time.Second
 
 func lockFile(path string) (*os.File, error) {
@@ -236,7 +236,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		cred, err := peerCred(c)
-		if err != nil { // gone already
+		if err != nil { // the peer has disconnected
 			c.Close()
 			continue
 		}
@@ -248,8 +248,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// forRoot is how many connections are left to root: an eighth, and not fewer
-// than the plug-in and an operator need at the same time.
+// forRoot returns the number of connections that are reserved for root: an eighth, and at least as
+// many as the CNI plugin and an operator need at the same time.
 func (l *Listener) forRoot() int { return max(l.maxConns/8, min(4, l.maxConns/4)) }
 
 func (l *Listener) isTrusted(uid uint32) bool { return uid == 0 || slices.Contains(l.trusted, uid) }
@@ -259,9 +259,9 @@ func (l *Listener) admit(c Cred) bool {
 	defer l.mu.Unlock()
 	full := l.conns >= l.maxConns
 	if l.isTrusted(c.UID) {
-		// Only against one process that leaks connections, which must not take
-		// the last ones: the id may have been used again, and is 0 for a process
-		// of another PID namespace.
+		// This only limits a single process that leaks connections, which must not use up the last
+		// ones. It is not exact: the PID may have been reused, and is 0 for a process in another
+		// PID namespace.
 		last, own := l.forRoot()/2, l.perRoot[c.PID]
 		full = full || own >= l.maxPerUID || own >= last && l.conns >= l.maxConns-last
 	} else {
@@ -298,15 +298,15 @@ func (l *Listener) release(c Cred) {
 	}
 }
 
-// Conns is how many connections are open, and how many were refused so far
-// because too many were.
+// Conns returns the number of open connections, and the number of connections refused so far
+// because of the limits.
 func (l *Listener) Conns() (open int, refused uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.conns, l.refused
 }
 
-// Close stops listening, removes the socket if it is still ours and frees its lock.
+// Close stops listening, removes the socket unless it was replaced, and releases the lock.
 func (l *Listener) Close() error {
 	l.closeOnce.Do(func() {
 		if fi, err := os.Lstat(l.path); err == nil && os.SameFile(fi, l.self) {
@@ -317,7 +317,7 @@ func (l *Listener) Close() error {
 	return l.closeErr
 }
 
-// Addr is the address that clients connect to.
+// Addr returns the address of the socket.
 func (l *Listener) Addr() net.Addr { return &net.UnixAddr{Net: "unix", Name: l.path} }
 
 type conn struct {

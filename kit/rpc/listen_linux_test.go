@@ -25,10 +25,10 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/client"
 )
 
-// What needs a process of its own is this binary with one of these arguments.
+// Jobs for child processes: this test binary with one of these arguments.
 const (
-	listenArg = "listen-and-hang" // is killed while it listens
-	callArg   = "call-and-print"  // is a client with another uid
+	listenArg = "listen-and-hang" // killed while it listens
+	callArg   = "call-and-print"  // a client with another uid
 )
 
 func TestMain(m *testing.M) {
@@ -36,8 +36,8 @@ func TestMain(m *testing.M) {
 		l, err := Listen(os.Args[2], ListenOptions{})
 		fmt.Println("listening", err)
 		if err == nil {
-			// Blocks in the poller and keeps the lock: select{} in the only
-			// goroutine is a deadlock to a runtime without cgo.
+			// Blocks in the poller and keeps the lock: a select{} in the only goroutine would be
+			// reported as a deadlock.
 			_, err = l.Accept()
 		}
 		fmt.Println("accepted", err)
@@ -54,7 +54,7 @@ func TestMain(m *testing.M) {
 	leaktest.Main(m)
 }
 
-// shortDir is a temporary directory whose path fits into a unix address.
+// shortDir returns a temporary directory whose path is short enough for a unix address.
 func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "kit")
@@ -119,7 +119,7 @@ func TestLiveSocketIsRefusedAndStaysAlive(t *testing.T) {
 	}
 	c, err := net.Dial("unix", path)
 	if err != nil {
-		t.Fatalf("the first listener is gone: %v", err)
+		t.Fatalf("the first listener does not accept: %v", err)
 	}
 	c.Close()
 	if err := l.Close(); err != nil {
@@ -143,7 +143,7 @@ func TestSocketOfAKilledProcessIsTakenOver(t *testing.T) {
 		t.Errorf("child said %q, %v", line, err)
 	}
 	if _, err := Listen(path, ListenOptions{}); !errors.Is(err, ErrInUse) {
-		t.Errorf("Listen beside a living process: %v, want ErrInUse", err)
+		t.Errorf("while another process listens: %v, want ErrInUse", err)
 	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -215,7 +215,7 @@ func TestListenRefusesWhatItMustNotTouch(t *testing.T) {
 	if err := os.Mkdir(group, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if os.Getegid() == 0 { // the group of root may: it is root
+	if os.Getegid() == 0 { // group-writable by the group of root is allowed
 		if err := os.Chown(group, -1, 65700); err != nil {
 			t.Fatal(err)
 		}
@@ -274,7 +274,7 @@ func TestCloseLeavesASocketThatIsNotOurs(t *testing.T) {
 
 func TestConnectionsBeyondTheBoundAreClosedAtOnce(t *testing.T) {
 	path := shortDir(t) + "/s.sock"
-	// Both, or whoever is not root would be refused after half of them.
+	// Both limits, because half of MaxConns is the default for users other than root.
 	l := listen(t, path, ListenOptions{MaxConns: 2, MaxConnsPerUID: 2})
 	accepted := make(chan net.Conn)
 	stopped := make(chan struct{})
@@ -307,11 +307,11 @@ func TestConnectionsBeyondTheBoundAreClosedAtOnce(t *testing.T) {
 		t.Errorf("%d open and %d refused, want 2 and 1", open, refused)
 	}
 	first.Close()
-	first.Close() // counted once
+	first.Close() // a second Close must not be counted
 	dial()
 	third := <-accepted
 	if cred := third.(*conn).Cred(); cred.UID != uint32(os.Geteuid()) || cred.PID != int32(os.Getpid()) {
-		t.Errorf("credentials are %+v, want those of this process", cred)
+		t.Errorf("credentials are %+v, want the credentials of this process", cred)
 	}
 	second.Close()
 	third.Close()
@@ -334,7 +334,7 @@ func TestOneUserCannotTakeAllConnections(t *testing.T) {
 	}
 	l.release(Cred{UID: 7, PID: 7})
 	if !l.admit(Cred{PID: 7}) {
-		t.Error("a freed place was not given out")
+		t.Error("a freed connection slot was not reused")
 	}
 	if _, refused := l.Conns(); refused != 2 {
 		t.Errorf("%d refused, want 2", refused)
@@ -348,12 +348,12 @@ func TestTrustedUsersShareTheConnectionsOfRoot(t *testing.T) {
 	}
 	for pid := range int32(2) {
 		if !l.admit(Cred{UID: 9, PID: 1 + pid}) {
-			t.Error("a trusted user was refused a connection of those that are left to root")
+			t.Error("a trusted user was refused a connection that is reserved for root")
 		}
 	}
 	l.release(Cred{UID: 9, PID: 1})
 	if l.admit(Cred{UID: 1}) {
-		t.Error("another user got the place that is left to root")
+		t.Error("another user got the connection that is reserved for root")
 	}
 }
 
@@ -370,7 +370,7 @@ func TestAllOthersTogetherLeaveRootConnections(t *testing.T) {
 	}
 	for pid := range int32(4) {
 		if !l.admit(Cred{PID: 7 + pid}) {
-			t.Error("root was refused a connection of the four that are left to it")
+			t.Error("root was refused a connection of the four that are reserved for it")
 		}
 	}
 	if l.admit(Cred{PID: 7}) {
@@ -378,7 +378,7 @@ func TestAllOthersTogetherLeaveRootConnections(t *testing.T) {
 	}
 	l.release(Cred{PID: 7})
 	if l.admit(Cred{UID: 1}) {
-		t.Error("a user got root's place")
+		t.Error("a user got a connection that is reserved for root")
 	}
 }
 
@@ -401,7 +401,7 @@ func TestOneProcessOfRootLeavesConnectionsToAnother(t *testing.T) {
 		l.admit(Cred{UID: 1 + i%4})
 	}
 	for l.admit(leak) {
-		t.Log("the leaking process got a place that a user left")
+		t.Log("the leaking process got a connection that a user closed")
 	}
 	for pid := range int32(8) {
 		if l.admit(Cred{PID: 100 + pid}) && pid > 0 {

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// AuthInfo is the credentials.AuthInfo of a connection whose peer the kernel named.
+// AuthInfo is the credentials.AuthInfo of a connection, with the kernel's peer credentials.
 type AuthInfo struct {
 	credentials.CommonAuthInfo
 	Cred
@@ -23,7 +23,7 @@ type AuthInfo struct {
 // AuthType implements credentials.AuthInfo.
 func (AuthInfo) AuthType() string { return "peercred" }
 
-// PeerCred returns the caller's credentials from a handler's context.
+// PeerCred returns the caller's credentials from the context of a handler.
 func PeerCred(ctx context.Context) (Cred, bool) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -33,7 +33,7 @@ func PeerCred(ctx context.Context) (Cred, bool) {
 	return info.Cred, ok
 }
 
-// transportCredentials take the peer's identity from the kernel instead of a handshake.
+// transportCredentials take the peer's identity from the kernel, without a handshake.
 type transportCredentials struct{}
 
 func (transportCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {

@@ -35,31 +35,31 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcid"
 )
 
-// Sizes of one message of a server, in bytes: of a request and of an answer.
+// Maximum sizes of a request and of an answer, in bytes.
 const (
 	MaxRecv = 4 << 20
 	MaxSend = 16 << 20
 )
 
-// MaxAlwaysStreams is how many streams of health and reflection all callers but
-// root may have open together. Each costs some 13 kB for as long as its caller
-// likes, and a caller needs one.
+// MaxAlwaysStreams is the maximum number of concurrent streams of health and reflection of all
+// callers except root together. A stream costs about 13 kB for as long as the caller keeps it open,
+// and a caller needs only one.
 const MaxAlwaysStreams = 64
 
 // Options describe a Server. Register and Methods are required.
 type Options struct {
-	// Register adds the services: func(r) { foov1.RegisterFooServiceServer(r, srv) }.
+	// Register registers the services: func(r) { foov1.RegisterFooServiceServer(r, srv) }.
 	Register func(grpc.ServiceRegistrar)
-	// Methods has a row for every method that Register adds, and no other.
+	// Methods must have a row for exactly the methods that Register adds.
 	Methods Methods
-	// AlsoRoot are users who count as uid 0, for runs without root.
+	// AlsoRoot lists users that are treated as uid 0, for runs without root.
 	AlsoRoot []uint32
 
-	Logger     *slog.Logger          // nothing is logged if nil
-	Registerer prometheus.Registerer // nothing is registered if nil
+	Logger     *slog.Logger          // nil for no log
+	Registerer prometheus.Registerer // nil for no metrics
 }
 
-// Server is a gRPC server with the chain that the package comment describes.
+// Server is a gRPC server with the interceptors that the package comment describes.
 type Server struct {
 	grpc      *grpc.Server
 	health    *health.Server
@@ -68,16 +68,16 @@ type Server struct {
 	alsoRoot  []uint32
 	named     []uint32 // users that the table names
 	limiters  map[string]limiters
-	always    limiters // of the streams of health and reflection together
+	always    limiters // limits the streams of health and reflection together
 	validator protovalidate.Validator
 	panics    prometheus.Counter
 
-	stopping context.Context // done when Shutdown begins: ends the streams
+	stopping context.Context // ends streams; done when Shutdown begins
 	stop     context.CancelFunc
 }
 
-// NewServer builds a server that serves nothing yet. It fails, naming each,
-// when the table and the registered methods differ.
+// NewServer builds a server that does not serve yet. If the table and the registered methods
+// differ, it fails with an error that lists the differences.
 func NewServer(o Options) (*Server, error) {
 	if o.Register == nil {
 		return nil, errors.New("new gRPC server: Register is not set")
@@ -117,7 +117,7 @@ func NewServer(o Options) (*Server, error) {
 		grpc.MaxConcurrentStreams(256),
 		grpc.MaxHeaderListSize(16<<10),
 		grpc.ConnectionTimeout(10*time.Second),
-		// A dead local peer closes its socket; these are for a stopped one.
+		// A local peer that dies closes its socket; keepalive detects a peer that is stopped.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 	)...)
@@ -144,7 +144,7 @@ func NewServer(o Options) (*Server, error) {
 	return s, nil
 }
 
-// chain is what every call goes through, in this order.
+// chain returns the interceptors, in the order in which calls pass them.
 func (s *Server) chain(metrics *grpcprom.ServerMetrics) []grpc.ServerOption {
 	logged := selector.MatchFunc(func(_ context.Context, c interceptors.CallMeta) bool { return !always(c.FullMethod()) })
 	logOpts := []logging.Option{
@@ -187,8 +187,8 @@ func (s *Server) chain(metrics *grpcprom.ServerMetrics) []grpc.ServerOption {
 	}
 }
 
-// SetServing says whether a service (its full proto name) is ready. The empty
-// name stands for the process as a whole. Everything begins not ready.
+// SetServing sets whether a service (its full proto name) is ready. The empty name is the process
+// as a whole. Initially nothing is ready.
 func (s *Server) SetServing(service string, serving bool) {
 	state := grpc_health_v1.HealthCheckResponse_NOT_SERVING
 	if serving {
@@ -197,7 +197,7 @@ func (s *Server) SetServing(service string, serving bool) {
 	s.health.SetServingStatus(service, state)
 }
 
-// SetAllServing says of every service, and of the process, whether it is ready.
+// SetAllServing sets whether all services and the process are ready.
 func (s *Server) SetAllServing(serving bool) {
 	for service := range s.grpc.GetServiceInfo() {
 		if !always("/" + service + "/") {
@@ -207,17 +207,17 @@ func (s *Server) SetAllServing(serving bool) {
 	s.SetServing("", serving)
 }
 
-// Serving says whether the process as a whole is ready.
+// Serving reports whether the process as a whole is ready.
 func (s *Server) Serving() bool {
 	r, err := s.health.Check(context.Background(), &grpc_health_v1.HealthCheckRequest{})
 	return err == nil && r.GetStatus() == grpc_health_v1.HealthCheckResponse_SERVING
 }
 
-// Named lists the users that the table of methods names. They share root's
-// places, of methods and, by ListenOptions.Trusted, of connections.
+// Named returns the users that the table of methods names. They share root's limits, of methods
+// and, through ListenOptions.Trusted, of connections.
 func (s *Server) Named() []uint32 { return slices.Clone(s.named) }
 
-// Serve answers on l until Shutdown or Stop, and returns nil then. It closes l.
+// Serve serves on l until Shutdown or Stop, and then returns nil. It closes l.
 func (s *Server) Serve(l net.Listener) error {
 	var preparing sync.WaitGroup
 	preparing.Go(s.prepare)
@@ -229,9 +229,9 @@ func (s *Server) Serve(l net.Listener) error {
 	return err
 }
 
-// Shutdown says NOT_SERVING, ends the streams with UNAVAILABLE, accepts no
-// more calls and waits for the running ones until ctx is done; then it cuts
-// them and returns the context's error.
+// Shutdown reports NOT_SERVING, ends streams with UNAVAILABLE, accepts no more calls and waits for
+// running calls until ctx ends. It then terminates the remaining calls and returns the context's
+// error.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.health.Shutdown()
 	s.stop()
@@ -246,19 +246,18 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	case <-ctx.Done():
 		s.grpc.Stop()
 		<-done
-		return fmt.Errorf("calls were cut at shutdown: %w", ctx.Err())
+		return fmt.Errorf("calls were terminated at shutdown: %w", ctx.Err())
 	}
 }
 
-// Stop cuts everything at once.
+// Stop terminates all calls at once.
 func (s *Server) Stop() {
 	s.health.Shutdown()
 	s.stop()
 	s.grpc.Stop()
 }
 
-// recovered turns a panic into INTERNAL, says nothing of it to the caller and
-// everything to the log.
+// recovered turns a panic into INTERNAL. The details go to the log and not to the caller.
 func (s *Server) recovered(ctx context.Context, p any) error {
 	s.panics.Inc()
 	s.log.ErrorContext(ctx, "handler panicked", log.KeyError, fmt.Sprint(p), log.KeyStack, string(debug.Stack()))
@@ -266,8 +265,8 @@ func (s *Server) recovered(ctx context.Context, p any) error {
 		errors.New("internal error; the log of the server has the details under this request id: "+requestid.From(ctx)))
 }
 
-// drainStream ends a stream's context when the server shuts down: watches
-// never end by themselves and would hold it up until they are cut.
+// drainStream ends the context of a stream when the server shuts down. Watches do not end by
+// themselves and would delay the shutdown.
 func (s *Server) drainStream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 	ctx, cancel := context.WithCancel(ss.Context())
 	defer cancel()
@@ -285,14 +284,14 @@ type drainingStream struct {
 	grpc.ServerStream
 	ctx          context.Context
 	stopping     context.Context
-	clientStream bool // the client may send more than one message, or none for long
+	clientStream bool // the client may send several messages, at any time
 }
 
 func (s *drainingStream) Context() context.Context { return s.ctx }
 
-// RecvMsg ends when the server shuts down, which the stream beneath does not:
-// it waits for its client. What still reads there then ends with the stream,
-// as soon as the handler has returned, and nobody looks at its message.
+// RecvMsg returns when the server shuts down. The underlying stream does not: it waits for its
+// client. The goroutine that still reads ends with the stream, right after the handler returns, and
+// its message is discarded.
 func (s *drainingStream) RecvMsg(m any) error {
 	if !s.clientStream {
 		return s.ServerStream.RecvMsg(m)
@@ -307,7 +306,7 @@ func (s *drainingStream) RecvMsg(m any) error {
 	}
 }
 
-// levelOf logs what the caller did wrong at info, what we did wrong at error.
+// levelOf returns info for errors of the caller and error for errors of the server.
 func levelOf(code codes.Code) logging.Level {
 	switch code {
 	case codes.Unknown, codes.Internal, codes.DataLoss:

@@ -48,7 +48,7 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 )
 
-// testService is grpc's own test service; each test sets what it needs.
+// testService is grpc's test service; each test sets the handlers that it needs.
 type testService struct {
 	pb.UnimplementedTestServiceServer
 	empty  func(context.Context) error
@@ -74,7 +74,7 @@ func (s *testService) StreamingOutputCall(_ *pb.StreamingOutputCallRequest, ss p
 
 const service = "grpc.testing.TestService"
 
-// table lets the group call everything.
+// table allows the group to call every method.
 func table() Methods {
 	m := Methods{}
 	for _, d := range pb.TestService_ServiceDesc.Methods {
@@ -226,8 +226,8 @@ func TestMethodsOfOthersAreDeniedAndHealthIsNot(t *testing.T) {
 	}
 }
 
-// A peer with another uid is a child that runs this test binary's client. Uid 0 of a user namespace is the user that
-// it is mapped to.
+// The peer with another uid is a child process that runs this test binary's client. Uid 0 of a user
+// namespace counts as the uid that it is mapped to.
 func TestKernelPeersAreToldApartByTheirUID(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test needs root")
@@ -324,7 +324,7 @@ func TestPanicIsInternalAndItsStackIsLogged(t *testing.T) {
 	_, err := pb.NewTestServiceClient(f.dial(t, client.Options{})).EmptyCall(ctx, &pb.Empty{})
 	wantCode(t, err, codes.Internal, "req-1")
 	if strings.Contains(err.Error(), "secret") {
-		t.Errorf("the caller was told the panic: %v", err)
+		t.Errorf("the caller received the panic: %v", err)
 	}
 	var found bool
 	for _, l := range f.log.lines(t) {
@@ -385,7 +385,8 @@ func TestFinishIsLoggedOnceAndHealthIsMuted(t *testing.T) {
 	}
 }
 
-// TestCallsThatFailAlikeAreLoggedWithARate: whoever may connect cannot fill the log, and others' calls stay in it.
+// TestCallsThatFailAlikeAreLoggedWithARate: users that can connect cannot flood the log or suppress
+// the log lines of other users.
 func TestCallsThatFailAlikeAreLoggedWithARate(t *testing.T) {
 	f := serve(t, &testService{empty: func(context.Context) error {
 		return status.Error(codes.InvalidArgument, "you did it")
@@ -409,7 +410,7 @@ func TestCallsThatFailAlikeAreLoggedWithARate(t *testing.T) {
 	for _, other := range [][]any{as(1001, "Get"), as(1000, "List")} {
 		logged.Log(t.Context(), logging.LevelInfo, "finished call", other...)
 	}
-	logged.Log(t.Context(), logging.LevelError, "finished call", as(1000, "Get")...) // a fault of ours
+	logged.Log(t.Context(), logging.LevelError, "finished call", as(1000, "Get")...) // a server error
 	if n := len(out.lines(t)); n != failureBurst+3 {
 		t.Errorf("%d lines, want %d, one each of another user, another method and an error", n, failureBurst+3)
 	}
@@ -421,7 +422,7 @@ func TestCallsThatFailAlikeAreLoggedWithARate(t *testing.T) {
 	}
 	logged.kinds["1000 x.Y/Get NotFound"].limit.SetLimit(rate.Inf)
 	if omitted, ok := logged.allow("1000 x.Y/Get NotFound"); !ok || omitted != 5 {
-		t.Errorf("the next line says that %d were not logged, want 5", omitted)
+		t.Errorf("the next line reports %d suppressed lines, want 5", omitted)
 	}
 }
 
@@ -472,9 +473,9 @@ func TestFullQueueIsRefusedWithRetryInfo(t *testing.T) {
 	go call()
 	<-entered
 	<-entered
-	go call() // waits
+	go call() // waits in the queue
 	lim := f.server.limiters[pb.TestService_EmptyCall_FullMethodName].of(os.Geteuid() == 0)
-	servicetest.Eventually(t, "three calls in their places", func() bool { return len(lim.admitted) == 3 })
+	servicetest.Eventually(t, "one waiting and two running calls", func() bool { return len(lim.admitted) == 3 })
 
 	_, err := c.EmptyCall(t.Context(), &pb.Empty{})
 	wantCode(t, err, codes.ResourceExhausted, "2 calls run and 1 wait")
@@ -511,7 +512,7 @@ func TestWaiterThatGivesUpFreesItsPlace(t *testing.T) {
 	}
 	done()
 	if len(l.admitted) != 0 || len(l.running) != 0 {
-		t.Errorf("%d places and %d running are taken, want none", len(l.admitted), len(l.running))
+		t.Errorf("%d calls admitted and %d running, want none", len(l.admitted), len(l.running))
 	}
 }
 
@@ -533,17 +534,17 @@ func TestNobodyElseTakesRootsPlaces(t *testing.T) {
 		}
 		done, err := s.enter(as(0), method)
 		if err != nil {
-			t.Fatalf("%s: root has to wait for readers: %v", name, err)
+			t.Fatalf("%s: root must wait for readers: %v", name, err)
 		}
 		if _, err := s.enter(as(7), method); status.Code(err) != codes.ResourceExhausted {
-			t.Errorf("%s: who counts as root got %v beyond root's places, want RESOURCE_EXHAUSTED", name, err)
+			t.Errorf("%s: a trusted user got %v beyond root's limit, want RESOURCE_EXHAUSTED", name, err)
 		}
 		done()
 		leave()
 	}
 }
 
-// foreign is a listener whose callers have the uid that it says.
+// foreign is a listener that reports a chosen uid for its callers.
 type foreign struct {
 	net.Listener
 	uid atomic.Uint32
@@ -590,7 +591,7 @@ func TestStreamsOfHealthAndReflectionAreLimited(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { cc.Close() })
-		// The connection exists, and checks of health take no place.
+		// The connection is established, and health checks need no stream slot.
 		if _, err := grpc_health_v1.NewHealthClient(cc).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{}); err != nil {
 			t.Fatalf("uid %d: health check: %v", uid, err)
 		}
@@ -635,10 +636,10 @@ func TestStreamsOfHealthAndReflectionAreLimited(t *testing.T) {
 	}
 	wantCode(t, reflect(readers[0]), codes.ResourceExhausted, "")
 	if _, err := grpc_health_v1.NewHealthClient(readers[0]).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{}); err != nil {
-		t.Errorf("a check beside the watches: %v", err)
+		t.Errorf("a health check during the watches: %v", err)
 	}
 	if _, err := pb.NewTestServiceClient(readers[0]).EmptyCall(t.Context(), &pb.Empty{}); err != nil {
-		t.Errorf("a call beside the watches: %v", err)
+		t.Errorf("a call during the watches: %v", err)
 	}
 	root := connect(0)
 	for i := range 4 {
@@ -659,7 +660,7 @@ func TestStreamsOfHealthAndReflectionAreLimited(t *testing.T) {
 	}
 }
 
-// counted is the value of the series of a counter with these labels.
+// counted returns the value of a counter with these labels.
 func counted(t *testing.T, reg *prometheus.Registry, name string, labels map[string]string) float64 {
 	t.Helper()
 	families, err := reg.Gather()
@@ -682,8 +683,8 @@ func counted(t *testing.T, reg *prometheus.Registry, name string, labels map[str
 	return 0
 }
 
-// A service that is not root but that others wait for, such as one that a row
-// of the table names, does not queue with readers: of that method or any other.
+// A service that does not run as root but that others wait for, because a row of the table names
+// it, does not queue with readers, of that method or of any other.
 func TestNamedUsersShareRootsPlaces(t *testing.T) {
 	const named, method = "/x.Y/Named", "/x.Y/Z"
 	table := Methods{named: {Access: RootAnd(65706)}, method: {Access: Group(), Limit: Limit{InFlight: 1}}}
@@ -698,10 +699,10 @@ func TestNamedUsersShareRootsPlaces(t *testing.T) {
 	defer leave()
 	done, err := s.enter(as(65706), method)
 	if err != nil {
-		t.Fatalf("the named user has to wait for readers: %v", err)
+		t.Fatalf("the named user must wait for readers: %v", err)
 	}
 	if _, err := s.enter(as(0), method); status.Code(err) != codes.ResourceExhausted {
-		t.Errorf("root got %v beyond the places that it shares, want RESOURCE_EXHAUSTED", err)
+		t.Errorf("root got %v beyond the shared limit, want RESOURCE_EXHAUSTED", err)
 	}
 	done()
 	for uid, want := range map[uint32]codes.Code{0: codes.OK, 65706: codes.OK, 65701: codes.PermissionDenied, 65799: codes.PermissionDenied} {
@@ -778,7 +779,7 @@ func TestShutdownFinishesCallsEndsStreamsAndTakesNoMore(t *testing.T) {
 
 func TestShutdownEndsStreamsThatWaitForTheirClient(t *testing.T) {
 	f := serve(t, &testService{}, table())
-	// Reflection reads until its client has no more to say, which this one never says.
+	// Reflection reads until its client closes the stream, which this client does not do.
 	s, err := grpc_reflection_v1.NewServerReflectionClient(f.dial(t, client.Options{})).ServerReflectionInfo(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -812,7 +813,7 @@ func TestShutdownCutsWhatDoesNotEnd(t *testing.T) {
 		t.Errorf("Shutdown returned %v, want the context's error", err)
 	}
 	if err := <-call; err == nil {
-		t.Error("the call that was cut succeeded")
+		t.Error("the terminated call succeeded")
 	}
 }
 
@@ -852,7 +853,7 @@ func TestClientFindsARestartedServer(t *testing.T) {
 		_, err := c.EmptyCall(t.Context(), &pb.Empty{}, opts...)
 		return err
 	}
-	wantCode(t, call(), codes.Unavailable, path) // it says which socket
+	wantCode(t, call(), codes.Unavailable, path) // the message has the path of the socket
 	stream := func() error {
 		s, err := c.StreamingOutputCall(t.Context(), &pb.StreamingOutputCallRequest{})
 		if err == nil {
@@ -863,8 +864,8 @@ func TestClientFindsARestartedServer(t *testing.T) {
 		}
 		return err
 	}
-	// However often it was looked for: a server that listens is found by the next
-	// call, and one that does not refuses at once.
+	// However often the client has tried before: the next call reaches a server that listens, and
+	// fails at once if none does.
 	for range 20 {
 		for range 5 {
 			wantCode(t, call(), codes.Unavailable, "")
@@ -928,7 +929,8 @@ func TestClientMetricsCountCalls(t *testing.T) {
 	}
 }
 
-// ruled makes a message type {string name = 1 [min_len 3]; repeated int32 ports = 2 [items gt 0]}.
+// ruled returns a message of type {string name = 1 [min_len 3]; repeated int32 ports = 2 [items gt
+// 0]}.
 func ruled(t *testing.T) *dynamicpb.Message {
 	t.Helper()
 	options := func(r *validate.FieldRules) *descriptorpb.FieldOptions {
@@ -968,7 +970,7 @@ func TestHostileMessageGetsAShortAnswer(t *testing.T) {
 	for name, c := range map[string]struct{ bad, want int }{"small": {1000, rpcerr.MaxViolations}, "large": {1 << 20, 1}} {
 		m := ruled(t)
 		b := protowire.AppendTag([]byte{0x0a, 3, 'a', 'b', 'c'}, 2, protowire.BytesType)
-		b = protowire.AppendBytes(b, make([]byte, c.bad)) // as many numbers that are not above 0
+		b = protowire.AppendBytes(b, make([]byte, c.bad)) // c.bad numbers that violate the rule
 		if err := proto.Unmarshal(b, m); err != nil {
 			t.Fatal(err)
 		}
@@ -980,7 +982,7 @@ func TestHostileMessageGetsAShortAnswer(t *testing.T) {
 		st := status.Convert(err)
 		violations := rpcerr.Fields(err)
 		if len(violations) != c.want {
-			t.Errorf("%s: %d violations are named, want %d", name, len(violations), c.want)
+			t.Errorf("%s: the answer has %d violations, want %d", name, len(violations), c.want)
 		}
 		if n := proto.Size(st.Proto()); n > 16<<10 {
 			t.Errorf("%s: the answer has %d bytes", name, n)
@@ -1020,8 +1022,8 @@ func TestInvalidRequestNamesEveryField(t *testing.T) {
 	wantCode(t, checkMessage(v, "text"), codes.Internal, "not a proto.Message")
 }
 
-// Each refusal of this package has a reason, so that a caller tells it from one
-// of the service.
+// Every refusal of this package has a reason, so that callers can distinguish it from refusals of
+// the service.
 func TestRefusalsHaveReasons(t *testing.T) {
 	v, err := protovalidate.New()
 	if err != nil {

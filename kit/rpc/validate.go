@@ -20,13 +20,13 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
 
-// maxExplained bounds, in bytes, the messages of which more than the first
-// violation is looked for.
+// maxExplained is the maximum size in bytes of messages for which more than the first violation is
+// reported.
 const maxExplained = 64 << 10
 
-// checkMessage answers INVALID_ARGUMENT with a BadRequest that names the fields
-// which break a rule of their proto file: at most rpcerr.MaxViolations of them, and
-// one of a large message, whose millions of bad elements would each be an object.
+// checkMessage returns INVALID_ARGUMENT with a BadRequest that names the fields which violate the
+// rules of their proto file: at most rpcerr.MaxViolations fields, and only one for a large message,
+// in which millions of invalid elements would each create an object.
 func checkMessage(v protovalidate.Validator, msg any) error {
 	m, ok := msg.(proto.Message)
 	if !ok {
@@ -40,7 +40,7 @@ func checkMessage(v protovalidate.Validator, msg any) error {
 		err = v.Validate(m)
 	}
 	var invalid *protovalidate.ValidationError
-	if !errors.As(err, &invalid) { // the rule itself does not compile or run
+	if !errors.As(err, &invalid) { // the rule itself failed to compile or run
 		return rpcerr.New(codes.Internal, rpcerr.Panicked, fmt.Errorf("validate %s: %w", m.ProtoReflect().Descriptor().FullName(), err))
 	}
 	more := len(invalid.Violations) - rpcerr.MaxViolations
@@ -62,7 +62,7 @@ func checkMessage(v protovalidate.Validator, msg any) error {
 	return rpcerr.New(codes.InvalidArgument, rpcerr.InvalidMessage, errors.New(text), bad)
 }
 
-// prepare has the validator compile the rules of prepared methods' requests.
+// prepare compiles the rules of the requests of prepared methods.
 func (s *Server) prepare() {
 	for name, m := range s.methods {
 		if !m.Prepared {
@@ -72,13 +72,13 @@ func (s *Server) prepare() {
 		d, err := protoregistry.GlobalFiles.FindDescriptorByName(full)
 		method, ok := d.(protoreflect.MethodDescriptor)
 		if err != nil || !ok {
-			continue // the first call compiles them
+			continue // the first call compiles the rules
 		}
 		request, err := protoregistry.GlobalTypes.FindMessageByName(method.Input().FullName())
 		if err != nil {
 			continue
 		}
-		_ = s.validator.Validate(request.New().Interface()) // that an empty one breaks rules is no matter
+		_ = s.validator.Validate(request.New().Interface()) // the result for an empty message does not matter
 	}
 }
 

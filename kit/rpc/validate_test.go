@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// asked notes which messages it was asked about.
+// asked is a validator that records the names of the messages it validates.
 type asked struct {
 	mu    sync.Mutex
 	names []string // guarded by mu
@@ -41,7 +41,7 @@ func TestServeCompilesTheRulesOfPreparedRequestsAlone(t *testing.T) {
 	a := &asked{}
 	server.validator = a
 	server.Stop()
-	// Serve returns at once, and not before the rules are compiled.
+	// Serve returns at once, but only after the rules are compiled.
 	if err := server.Serve(listen(t, shortDir(t)+"/s.sock", ListenOptions{})); err != nil {
 		t.Fatal(err)
 	}

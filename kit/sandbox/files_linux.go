@@ -14,15 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Files are what a process may still open, beside what is open. Of a path that
-// does not exist, the nearest directory that does stands for it, but never the
-// root. The rights are bounds: owners and modes of the files hold as ever.
+// Files are the files that a process may still open, in addition to files that are already open. If
+// a path does not exist, the rule applies to its nearest existing parent, but never to the root.
+// File owners and modes still apply.
 type Files struct {
-	// Read are directories and files whose content, at any depth, may be read.
+	// Read lists files, and directories whose content may be read at any depth.
 	Read []string
-	// Write are directories in which files may also be made, changed and removed.
+	// Write lists directories in which files may be read, created, written and removed.
 	Write []string
-	// Change are directories in which files that exist may be read and written.
+	// Change lists directories in which existing files may be read and written.
 	Change []string
 }
 
@@ -31,17 +31,16 @@ const (
 	changeAccess                      = readAccess | ll.AccessFSWriteFile | ll.AccessFSTruncate
 	writeAccess                       = changeAccess | ll.AccessFSRemoveDir | ll.AccessFSRemoveFile | ll.AccessFSMakeDir | ll.AccessFSMakeReg |
 		ll.AccessFSMakeSock | ll.AccessFSMakeSym
-	// What applies to a file that is no directory.
+	// Access rights that apply to a file that is not a directory.
 	fileAccess landlock.AccessFSSet = ll.AccessFSReadFile | ll.AccessFSWriteFile | ll.AccessFSTruncate
 )
 
-// landlockVersion is the newest interface whose rights are known here.
+// landlockVersion is the newest Landlock ABI version whose rights are used.
 const landlockVersion = 7
 
-// RestrictFiles leaves every thread the files of f, and no way to execute a
-// file, to make a device, to signal a process outside or to connect to an
-// abstract socket outside, as far as the kernel's version of Landlock knows
-// these. It returns that version.
+// RestrictFiles limits every thread to the files in f. It also forbids to execute files, to create
+// devices, to signal processes outside the sandbox, and to connect to abstract sockets outside it,
+// as far as the kernel's Landlock version supports these. It returns that version.
 func RestrictFiles(f Files) (version int, err error) {
 	version, err = ll.LandlockGetABIVersion()
 	if err != nil || version <= 0 {
@@ -64,8 +63,8 @@ func RestrictFiles(f Files) (version int, err error) {
 			}
 		}
 	}
-	// A name of procfs that nobody holds may get another inode, of which the rule
-	// would know nothing. These descriptors stay open as long as the process lives.
+	// The kernel may give a procfs name another inode when nothing holds it open, and the rule
+	// would then not apply to it. These descriptors stay open for the life of the process.
 	for _, path := range held {
 		if _, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0); err != nil {
 			return version, fmt.Errorf("restrict files: hold %s: %w", path, err)
@@ -81,8 +80,7 @@ func RestrictFiles(f Files) (version int, err error) {
 	return min(version, landlockVersion), nil
 }
 
-// existing finds the path or what stands for it, and leaves of the rights those
-// that apply to it.
+// existing returns the path, or its nearest existing parent, and the rights that apply to its type.
 func existing(path string, access landlock.AccessFSSet) (string, landlock.AccessFSSet, error) {
 	for path = filepath.Clean(path); path != "/"; path = filepath.Dir(path) {
 		var st unix.Stat_t

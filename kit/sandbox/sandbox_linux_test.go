@@ -27,8 +27,8 @@ import (
 	"github.com/sluice-net/sluice/kit/privilege"
 )
 
-// What cannot be taken back is done in a child: this package's tests, built
-// without cgo as the shipped binaries are.
+// Irreversible changes are tested in a child process: this test binary, built without cgo like the
+// shipped binaries.
 const childEnv = "SANDBOX_TEST_DIR"
 
 var childPath string
@@ -67,18 +67,17 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// withoutC says whether this binary is linked as a service is: then it can be
-// its own child, also where there is no compiler.
+// withoutC reports whether this binary is linked like a service, without cgo. Then it can be its
+// own child, even without a compiler.
 func withoutC() bool {
 	info, ok := debug.ReadBuildInfo()
 	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "CGO_ENABLED", Value: "0"})
 }
 
-// attempts are what the child tries after it has been confined; the error of
-// each, or "" if it succeeded.
+// attempts has the error of each operation that the confined child tried, "" if it succeeded.
 type attempts map[string]string
 
-// errnoOf makes a system call.
+// errnoOf makes a system call and returns its error.
 func errnoOf(number uintptr, args ...uintptr) error {
 	var a [6]uintptr
 	copy(a[:], args)
@@ -96,7 +95,7 @@ func socket(family int) error {
 	return err
 }
 
-// internet opens a socket as package net does, of any kind.
+// internet opens an IPv4 or IPv6 socket of the given kind, as package net does.
 func internet(kind, protocol int) error {
 	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if err == nil {
@@ -105,7 +104,7 @@ func internet(kind, protocol int) error {
 	return err
 }
 
-// udp sends a datagram to itself.
+// udp sends a datagram to its own socket.
 func udp(family int) error {
 	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -170,19 +169,19 @@ func calls() map[string]func() error {
 	}
 }
 
-// fork makes a copy of the process that ends at once.
+// fork creates a child process that ends at once.
 func fork() error {
 	pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
 	if errno != 0 {
 		return errno
 	}
 	if pid == 0 {
-		unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0) //nolint:errcheck // it does not return
+		unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0) //nolint:errcheck // does not return
 	}
 	return nil
 }
 
-// thread runs on a thread that did not exist before.
+// thread runs code on a new thread.
 func thread() error {
 	done := make(chan struct{})
 	go func() { runtime.LockOSThread(); close(done) }()
@@ -190,7 +189,7 @@ func thread() error {
 	return nil
 }
 
-// converse is over a socket in the directory that may be written.
+// converse connects to a socket in the writable directory.
 func converse() error {
 	path := filepath.Join(os.Getenv(childEnv), "write", "s")
 	l, err := net.Listen("unix", path)
@@ -243,7 +242,7 @@ func files(dir string) map[string]func() error {
 	}
 }
 
-// child is confined while it has many threads, and tries everything in each.
+// child confines itself while many threads run, and then tries everything on each thread.
 func child(dir, what string) int {
 	const threads = 6
 	begin := make(chan struct{})
@@ -262,7 +261,7 @@ func child(dir, what string) int {
 			<-begin
 			one.Lock()
 			defer one.Unlock()
-			if what == "files" { // what an earlier thread made
+			if what == "files" { // created by an earlier thread
 				_ = os.Remove(filepath.Join(dir, "maybe", "late", "f"))
 				_ = os.Remove(filepath.Join(dir, "maybe", "late"))
 			}
@@ -328,13 +327,13 @@ func TestKernelCallsThatNoServiceMakesFailInEveryThread(t *testing.T) {
 	wantCalls(t, "calls")
 }
 
-// TestKernelDatagramAllowsUDPAlone of all that the internet's families have.
+// TestKernelDatagramAllowsUDPAlone: Datagram allows no internet socket other than UDP.
 func TestKernelDatagramAllowsUDPAlone(t *testing.T) {
 	wantCalls(t, "datagram", "open a UDP socket")
 }
 
-// wantCalls has the child try every call. Those that every service makes succeed, and
-// these.
+// wantCalls makes the child try every operation. Only the common ones and the allowed ones may
+// succeed.
 func wantCalls(t *testing.T, what string, allowed ...string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -376,7 +375,7 @@ func TestKernelFilesOutsideAreClosedInEveryThread(t *testing.T) {
 	for _, name := range []string{
 		"read", "read below", "write", "replace", "make and remove", "change", "one file",
 		"read a setting of net", "a namespace of its own",
-		"where nothing was", // below the nearest directory that was there
+		"where nothing was", // below the nearest existing directory
 	} {
 		allowed[name] = true
 	}

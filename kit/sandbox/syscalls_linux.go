@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package sandbox takes from a process what no service needs: system calls by a
-// seccomp filter, files by a Landlock ruleset. Both hold for every thread, those
-// that exist and those to come, and cannot be taken back.
+// Package sandbox removes rights that no service needs: system calls by a seccomp filter, files by
+// a Landlock ruleset. Both apply to all existing and future threads, and cannot be undone.
 //
-// A kernel that was built or booted without one of them is reported by
-// ErrUnsupported. The process goes on without: its user and its capabilities
-// still bound it.
+// If the kernel was built or booted without one of them, the functions return ErrUnsupported. The
+// process continues without it: its user and its capabilities still limit it.
 package sandbox
 
 import (
@@ -21,32 +19,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrUnsupported is returned when the kernel does not have what was asked for,
-// and nothing was changed.
+// ErrUnsupported is returned if the kernel lacks the feature; nothing was changed.
 var ErrUnsupported = errors.New("not supported by this kernel")
 
-// Calls are the system calls that a service makes beside those that every
-// service makes.
+// Calls are the system calls that a service needs in addition to the common ones.
 type Calls struct {
-	// Inet allows internet sockets, Netlink netlink sockets; unix sockets are
-	// always allowed, and others never.
+	// Inet allows internet sockets, Netlink allows netlink sockets. Unix sockets are always
+	// allowed; other families never are.
 	Inet, Netlink bool
-	// Datagram allows UDP sockets and no other of the internet, unless Inet does. They
-	// are to be opened by SOCK_CLOEXEC and SOCK_NONBLOCK, without a protocol.
+	// Datagram allows UDP sockets but, without Inet, no other internet sockets. They must be opened
+	// with SOCK_CLOEXEC and SOCK_NONBLOCK and without a protocol number.
 	Datagram bool
-	// Enter allows setns into network namespaces, and the ioctl that tells the
-	// kind of a namespace.
+	// Enter allows setns into network namespaces, and the ioctl that returns the type of a
+	// namespace.
 	Enter bool
-	// Names of calls that are allowed with any argument.
+	// Names lists calls that are allowed with any arguments.
 	Names []string
 }
 
-// common are the calls that every service may make with any argument: what the
-// Go runtime, files, unix sockets and the watching of directories take. Not in
-// it, among others: whatever executes or starts a program, enters a namespace,
-// mounts, changes a user or a capability, looks into another process, opens a
-// file by handle, loads code into the kernel, makes a device or a key, or gives
-// a file away. Calls of other architectures in the list are left out.
+// common lists the calls that every service may make with any arguments: the calls of the Go
+// runtime, for files, for unix sockets and for watching directories. Among others it excludes calls
+// that execute or start programs, enter namespaces, mount, change users or capabilities, inspect
+// other processes, open files by handle, load code into the kernel, create devices or keys, or
+// change the owner of files. Calls that do not exist on this architecture are skipped.
 var common = []string{
 	// memory, threads, time, signals
 	"arch_prctl", "brk", "clock_getres", "clock_gettime", "clock_nanosleep", "exit", "exit_group", "futex", "futex_wait", "futex_wake",
@@ -55,7 +50,7 @@ var common = []string{
 	"rt_sigsuspend", "rt_sigtimedwait", "sched_getaffinity", "sched_getparam", "sched_getscheduler", "sched_yield", "set_robust_list",
 	"set_tid_address", "setitimer", "sigaltstack", "time", "timer_create", "timer_delete", "timer_settime", "timerfd_create",
 	"timerfd_gettime", "timerfd_settime", "times", "wait4", "waitid",
-	// what the process is
+	// the process's own IDs and limits
 	"capget", "getegid", "geteuid", "getgid", "getgroups", "getpgid", "getpgrp", "getpid", "getppid", "getpriority", "getresgid", "getresuid",
 	"getrlimit", "getrusage", "getsid", "gettid", "getuid", "prlimit64", "setrlimit", "sysinfo", "umask", "uname",
 	// files
@@ -70,15 +65,15 @@ var common = []string{
 	"eventfd", "eventfd2", "getpeername", "getsockname", "getsockopt", "inotify_add_watch", "inotify_init", "inotify_init1",
 	"inotify_rm_watch", "listen", "pipe", "pipe2", "poll", "ppoll", "pselect6", "recvfrom", "recvmmsg", "recvmsg", "select", "sendmmsg",
 	"sendmsg", "sendto", "setsockopt", "shutdown", "signalfd", "signalfd4",
-	// the second half of the sandbox
+	// Landlock, the other half of the sandbox
 	"landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self",
 }
 
-// prSetVMA is PR_SET_VMA, with which the runtime names its memory.
+// prSetVMA is PR_SET_VMA, with which the Go runtime names memory regions.
 const prSetVMA = 0x53564d41
 
-// checked are the calls that are allowed with some arguments only: each is
-// refused if all of its conditions hold.
+// checked lists the calls that are only allowed with some arguments. A call is refused if all
+// conditions of its entry hold.
 func checked(c Calls, pid int) []seccomp.NameWithConditions {
 	arg := func(n uint32, op seccomp.Operation, value uint64) seccomp.Condition {
 		return seccomp.Condition{Argument: n, Operation: op, Value: value}
@@ -90,7 +85,7 @@ func checked(c Calls, pid int) []seccomp.NameWithConditions {
 		}
 		return call
 	}
-	// internet refuses another argument than this one, for sockets of the internet alone.
+	// internet refuses a call on internet sockets if argument n differs from than.
 	internet := func(name string, n uint32, than uint64) seccomp.NameWithConditions {
 		return seccomp.NameWithConditions{Name: name, Conditions: seccomp.ArgumentConditions{
 			arg(0, seccomp.NotEqual, unix.AF_UNIX), arg(0, seccomp.NotEqual, unix.AF_NETLINK), arg(n, seccomp.NotEqual, than),
@@ -104,12 +99,12 @@ func checked(c Calls, pid int) []seccomp.NameWithConditions {
 		families = append(families, unix.AF_NETLINK)
 	}
 	calls := []seccomp.NameWithConditions{
-		// No memory becomes code that was not in the program.
+		// No new executable memory.
 		{Name: "mmap", Conditions: seccomp.ArgumentConditions{arg(2, seccomp.BitsSet, unix.PROT_EXEC)}},
 		{Name: "mprotect", Conditions: seccomp.ArgumentConditions{arg(2, seccomp.BitsSet, unix.PROT_EXEC)}},
-		// Threads, and no processes.
+		// New threads only, no new processes.
 		{Name: "clone", Conditions: seccomp.ArgumentConditions{arg(0, seccomp.BitsNotSet, unix.CLONE_THREAD)}},
-		// Signals to itself: the runtime's, and those of an orderly death.
+		// Signals to the process itself: the Go runtime's own, and SIGABRT and the like on a crash.
 		other("kill", 0, uint64(pid)),
 		other("tgkill", 0, uint64(pid)),
 		other("prctl", 0, prSetVMA, unix.PR_SET_NAME, unix.PR_SET_NO_NEW_PRIVS, unix.PR_GET_NO_NEW_PRIVS),
@@ -125,12 +120,11 @@ func checked(c Calls, pid int) []seccomp.NameWithConditions {
 	return calls
 }
 
-// policies are the filters of a process, of which the strictest answer counts.
-// The first lists every call that may succeed; what it does not list fails with
-// EPERM, and so does every call of another architecture. Each of the others
-// looks at the arguments of one call. It is a filter of its own because the
-// library, at 1.6.0, compares the number of the next call with the argument that
-// it looked at last.
+// policies returns the filters of a process; the kernel applies the strictest result. The first
+// filter lists every call that may succeed. All other calls, and all calls of other architectures,
+// fail with EPERM. Each of the other filters checks the arguments of one call. They are separate
+// filters because library version 1.6.0 compares the number of the next call with the argument that
+// it loaded last.
 func policies(c Calls, pid int) ([]seccomp.Policy, error) {
 	info, err := arch.GetInfo("")
 	if err != nil {
@@ -144,7 +138,7 @@ func policies(c Calls, pid int) ([]seccomp.Policy, error) {
 	names := append(slices.Clone(common), c.Names...)
 	var looks []seccomp.Policy
 	for _, call := range checked(c, pid) {
-		if !slices.Contains(names, call.Name) { // some are looked at more than once
+		if !slices.Contains(names, call.Name) { // some calls have several entries
 			names = append(names, call.Name)
 		}
 		looks = append(looks, seccomp.Policy{
@@ -156,16 +150,16 @@ func policies(c Calls, pid int) ([]seccomp.Policy, error) {
 	return append([]seccomp.Policy{{
 		DefaultAction: seccomp.ActionErrno,
 		Syscalls: []seccomp.SyscallGroup{
-			// Arguments cannot be read through the pointer that this one takes; its
-			// callers fall back on clone.
+			// seccomp cannot read the arguments behind clone3's pointer. With ENOSYS its callers
+			// fall back to clone.
 			{Names: []string{"clone3"}, Action: seccomp.ActionErrno&^0xffff | seccomp.Action(unix.ENOSYS)},
 			{Names: names, Action: seccomp.ActionAllow},
 		},
 	}}, looks...), nil
 }
 
-// RestrictCalls leaves every thread the common system calls and those of c. The
-// process must have set no_new_privs.
+// RestrictCalls limits every thread to the common system calls and the calls in c. The process must
+// have set no_new_privs.
 func RestrictCalls(c Calls) error {
 	all, err := policies(c, os.Getpid())
 	if err != nil {
@@ -174,8 +168,8 @@ func RestrictCalls(c Calls) error {
 	if !seccomp.Supported() {
 		return fmt.Errorf("restrict system calls by seccomp: %w", ErrUnsupported)
 	}
-	// The first one, which is the bound of all, last: it does not allow the call
-	// that adds another.
+	// The filter with the list of calls is installed last, because it does not allow the call that
+	// installs filters.
 	slices.Reverse(all)
 	for _, p := range all {
 		if err := seccomp.LoadFilter(seccomp.Filter{Flag: seccomp.FilterFlagTSync, Policy: p}); err != nil {

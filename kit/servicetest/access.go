@@ -10,8 +10,7 @@ import (
 	"testing"
 )
 
-// Comments are the comments of the calls in .proto files of a directory, by
-// "Service/Call".
+// Comments returns the comments of the calls in the .proto files of a directory, by "Service/Call".
 func Comments(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*.proto"))

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DialerAs is a dialer for gRPC that connects to a unix socket as another user,
-// which the kernel reports to the server. It needs root.
+// DialerAs returns a gRPC dialer that connects to a unix socket as another user, as the kernel
+// reports it to the server. It needs root.
 func DialerAs(socket string, uid uintptr) func(context.Context, string) (net.Conn, error) {
 	return func(context.Context, string) (net.Conn, error) {
 		type result struct {
@@ -21,7 +21,7 @@ func DialerAs(socket string, uid uintptr) func(context.Context, string) (net.Con
 		}
 		done := make(chan result)
 		go func() {
-			// Never unlocked: the thread with the other user ends with the goroutine.
+			// Never unlocked: the thread with the changed user ends with the goroutine.
 			runtime.LockOSThread()
 			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uid, uid, uid); errno != 0 {
 				done <- result{err: errno}

@@ -18,12 +18,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ProbeFlags make a service answer the probes of WantProbes, at a port that the
-// kernel chooses and the log tells.
+// ProbeFlags make a service answer probes for WantProbes, on a port that the kernel chooses and the
+// service logs.
 var ProbeFlags = []string{"--health-address", "127.0.0.1:0", "--log-level", "info"}
 
-// WantProbes waits until /readyz of the process answers this code with this text,
-// and fails the test unless /livez says that the process runs.
+// WantProbes waits until /readyz of the process answers with this code and text. It fails the test
+// unless /livez reports success.
 func (p *Process) WantProbes(code int, text string) {
 	p.t.Helper()
 	EventuallyNil(p.t, fmt.Sprintf("/readyz answers %d %q", code, text), func() error {
@@ -59,7 +59,7 @@ func (p *Process) probe(path string) (code int, text string, err error) {
 	return r.StatusCode, string(body), err
 }
 
-// healthAddress is what the process's log says of it.
+// healthAddress returns the address of the health server from the process's log.
 func (p *Process) healthAddress() (string, error) {
 	for line := range strings.Lines(p.Log()) {
 		var l struct{ Msg, Address string }
@@ -67,10 +67,10 @@ func (p *Process) healthAddress() (string, error) {
 			return l.Address, nil
 		}
 	}
-	return "", errors.New("the log does not tell an address of health")
+	return "", errors.New("the log has no address of the health server")
 }
 
-// dial connects in the network namespace of the process.
+// dial connects within the network namespace of the process.
 func (p *Process) dial(address string) (conn net.Conn, err error) {
 	path := fmt.Sprintf("/proc/%d/ns/net", p.Cmd.Process.Pid)
 	own, err := os.Readlink("/proc/thread-self/ns/net")
@@ -83,7 +83,7 @@ func (p *Process) dial(address string) (conn net.Conn, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // and not unlocked: the thread ends in that namespace
+		runtime.LockOSThread() // never unlocked: the thread stays in that namespace and ends with the goroutine
 		var fd int
 		if fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 			return

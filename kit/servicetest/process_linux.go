@@ -24,12 +24,12 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/client"
 )
 
-// asService makes a test binary the service whose tests it has, so that what is
-// killed is the code under test, with the race detector if the tests have it.
+// asService makes a test binary run as the service that it tests, so that the killed process is the
+// code under test, including the race detector if the tests use it.
 const asService = "SLUICE_TEST_AS_SERVICE"
 
-// Main makes the process the service if Command or Place.Command made it. It is
-// the first line of TestMain; main is that of the service.
+// Main runs the service instead of the tests if Command or Place.Command started the process. It
+// must be the first statement of TestMain; main is the service's main function.
 func Main(main func()) {
 	if os.Getenv(asService) == "" {
 		return
@@ -39,22 +39,22 @@ func Main(main func()) {
 	os.Exit(0)
 }
 
-// Command is the service as a process of this user that dies with the test.
+// Command returns a command that runs the service as the current user. The process is killed when
+// the test process ends.
 func Command(args ...string) *exec.Cmd {
 	return command("/proc/self/exe", args...)
 }
 
 func command(exe string, args ...string) *exec.Cmd {
 	cmd := exec.Command(exe, args...)
-	// Without the second that the race detector sleeps at the end.
+	// By default, the race detector sleeps a second at exit.
 	cmd.Env = []string{asService + "=1", "GORACE=atexit_sleep_ms=0 " + os.Getenv("GORACE")}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return cmd
 }
 
-// Place is where processes of a service run as the service's own user: a
-// directory with a copy of the test binary, and run and state, which are the
-// user's.
+// Place is an environment in which processes of a service run as the service's user: a directory
+// with a copy of the test binary, and the directories run and state, which belong to the user.
 type Place struct {
 	Dir string
 
@@ -63,8 +63,8 @@ type Place struct {
 	exe string
 }
 
-// NewPlace makes a place that is removed after the test, which needs root. The
-// paths in it are short enough for sockets.
+// NewPlace creates a place that is removed after the test. It needs root. Paths in it are short
+// enough for unix sockets.
 func NewPlace(t testing.TB, uid uint32) *Place {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -76,7 +76,7 @@ func NewPlace(t testing.TB, uid uint32) *Place {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	p := &Place{Dir: dir, t: t, uid: uid, exe: filepath.Join(dir, "service")}
-	// go test's own directory may be closed to other users.
+	// Other users may not be able to access go test's own directory.
 	if err := copyExecutable(p.exe); err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func copyExecutable(path string) error {
 	return exe.Close()
 }
 
-// Mkdir makes a directory of the service's user and returns its path.
+// Mkdir creates a directory that belongs to the service's user and returns its path.
 func (p *Place) Mkdir(name string) string {
 	p.t.Helper()
 	path := filepath.Join(p.Dir, name)
@@ -118,17 +118,18 @@ func (p *Place) Mkdir(name string) string {
 	return path
 }
 
-// Command is the service as a process of its own user that dies with the test.
+// Command returns a command that runs the service as its own user. The process is killed when the
+// test process ends.
 func (p *Place) Command(args ...string) *exec.Cmd {
 	cmd := command(p.exe, args...)
 	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: p.uid, Gid: instance.GroupID}
 	return cmd
 }
 
-// Process is a service that runs beside the test.
+// Process is a running service that a test uses.
 type Process struct {
 	Cmd    *exec.Cmd
-	Conn   *grpc.ClientConn // to its socket
+	Conn   *grpc.ClientConn // to the process's socket
 	Faults *faulttest.Controller
 
 	t     testing.TB
@@ -138,16 +139,14 @@ type Process struct {
 	stderr bytes.Buffer // guarded by mu
 }
 
-// Start starts a process that will serve on a socket, with its fault points
-// armed. The test ends it; if the test fails, the process's log is part of the
-// test's.
+// Start starts a service that will serve on a socket, with its fault points armed. The end of the
+// test stops the process. If the test fails, the log of the process is added to the test's output.
 func Start(t testing.TB, cmd *exec.Cmd, socket string, o client.Options) *Process {
 	t.Helper()
 	return StartBy(t, func(start func() error) error { return start() }, cmd, socket, o)
 }
 
-// StartBy is Start from within another function, which may change the thread
-// that start is called on.
+// StartBy is Start with a launch function, which may change the thread on which it calls start.
 func StartBy(t testing.TB, launch func(start func() error) error, cmd *exec.Cmd, socket string, o client.Options) *Process {
 	t.Helper()
 	p := &Process{Cmd: cmd, t: t, ended: make(chan struct{})}
@@ -160,7 +159,7 @@ func StartBy(t testing.TB, launch func(start func() error) error, cmd *exec.Cmd,
 	}
 	go func() {
 		defer close(p.ended)
-		cmd.Wait() //nolint:errcheck // ProcessState says it
+		cmd.Wait() //nolint:errcheck // the result is in ProcessState
 	}()
 	t.Cleanup(func() {
 		p.Kill()
@@ -174,44 +173,43 @@ func StartBy(t testing.TB, launch func(start func() error) error, cmd *exec.Cmd,
 	return p
 }
 
-// Write takes what the process writes to its standard error.
+// Write receives the standard error of the process.
 func (p *Process) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.stderr.Write(b)
 }
 
-// Log is what the process has written to its standard error.
+// Log returns what the process has written to standard error.
 func (p *Process) Log() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.stderr.String()
 }
 
-// gone cleans up after the end of the process, as often as it is called.
+// gone cleans up after the end of the process. It may be called repeatedly.
 func (p *Process) gone() {
 	<-p.ended
 	if p.Conn != nil {
-		p.Conn.Close() //nolint:errcheck // nothing is at the other end
+		p.Conn.Close() //nolint:errcheck // the process has ended
 	}
 	p.Faults.Close()
 }
 
-// Kill ends the process, if it runs, as a crash would.
+// Kill kills the process, as a crash would, if it runs.
 func (p *Process) Kill() {
-	p.Cmd.Process.Kill() //nolint:errcheck // it may have ended
+	p.Cmd.Process.Kill() //nolint:errcheck // the process may have ended
 	p.gone()
 }
 
-// Stop asks the process to end and returns its exit code.
+// Stop sends SIGTERM and returns the exit code.
 func (p *Process) Stop() int {
 	p.t.Helper()
-	p.Cmd.Process.Signal(syscall.SIGTERM) //nolint:errcheck // it may have ended
+	p.Cmd.Process.Signal(syscall.SIGTERM) //nolint:errcheck // the process may have ended
 	return p.Exit()
 }
 
-// Exit waits for the end of the process and returns its exit code, -1 if a
-// signal ended it.
+// Exit waits for the end of the process and returns its exit code, -1 if a signal ended it.
 func (p *Process) Exit() int {
 	p.t.Helper()
 	select {
@@ -223,7 +221,7 @@ func (p *Process) Exit() int {
 	return p.Cmd.ProcessState.ExitCode()
 }
 
-// Killed waits for the end of the process, which must be by SIGKILL.
+// Killed waits for the end of the process and fails the test unless SIGKILL ended it.
 func (p *Process) Killed() {
 	p.t.Helper()
 	p.Exit()
@@ -232,7 +230,7 @@ func (p *Process) Killed() {
 	}
 }
 
-// Health is what the process says of one of its services, or of itself if the
+// Health returns the health status of one service of the process, or of the process itself if the
 // name is empty.
 func (p *Process) Health(service string) grpc_health_v1.HealthCheckResponse_ServingStatus {
 	p.t.Helper()
@@ -245,7 +243,7 @@ func (p *Process) Health(service string) grpc_health_v1.HealthCheckResponse_Serv
 	return resp.GetStatus()
 }
 
-// Serving waits until the process says that it serves.
+// Serving waits until the process reports that it serves.
 func (p *Process) Serving() {
 	p.t.Helper()
 	if err := p.serving(); err != nil {

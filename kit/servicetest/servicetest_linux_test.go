@@ -27,8 +27,8 @@ func TestMain(m *testing.M) {
 	leaktest.Main(m)
 }
 
-// serve is a service: it says that it serves on the socket that is its argument
-// until SIGTERM, and then ends with 3.
+// serve is a service that reports SERVING on the socket in its argument until SIGTERM, and then
+// exits with 3.
 func serve() {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM)
@@ -40,7 +40,7 @@ func serve() {
 	}
 	srv := grpc.NewServer()
 	grpc_health_v1.RegisterHealthServer(srv, health.NewServer())
-	go srv.Serve(l) //nolint:errcheck // it ends with the process
+	go srv.Serve(l) //nolint:errcheck // ends with the process
 	<-stop
 	os.Exit(3)
 }
@@ -63,11 +63,11 @@ func TestServiceRunsAsItsUserAndEndsAsItIsTold(t *testing.T) {
 	if want := fmt.Sprintf("user %d group %d environment \n", instance.FirstServiceID, instance.GroupID); s.Log() != want {
 		t.Errorf("log %q, want %q", s.Log(), want)
 	}
-	os.Remove(socket) //nolint:errcheck // the listener of a process that ended so leaves it
+	os.Remove(socket) //nolint:errcheck // a killed process leaves its socket
 	s = start()
 	s.Kill()
 	s.Killed()
-	s.Kill() // gone already
+	s.Kill() // a second Kill must be harmless
 	if code := s.Exit(); code != -1 {
 		t.Errorf("exit code %d after SIGKILL, want -1", code)
 	}

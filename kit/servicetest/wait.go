@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package servicetest runs services as processes for tests, and waits for what
-// they do.
+// Package servicetest runs services as processes for tests, and waits for conditions.
 package servicetest
 
 import (
@@ -11,27 +10,26 @@ import (
 	"time"
 )
 
-// Patience is how long a test waits for what should come at once. It is much
-// more than that on purpose: it only has to be longer than the pauses of a
-// machine that runs many tests, since a test that passes does not wait.
+// Patience is how long a test waits for an event that should happen at once. It is generous on
+// purpose: tests that pass do not wait, so it only has to be longer than the pauses of a busy
+// machine.
 const Patience = time.Minute
 
-// Bounds of the time between two looks, which is as long as the look took: the rest
-// of the CPU is for what the test waits for.
+// Limits of the pause between two checks. A pause is as long as the check took, so that at least
+// half of the CPU time is left for the code under test.
 const (
 	shortest = 5 * time.Millisecond
 	longest  = 100 * time.Millisecond
 )
 
-// Eventually waits until ok, and fails the test if that takes longer than
-// Patience. What names the condition.
+// Eventually waits until ok returns true, and fails the test after Patience. what describes the
+// condition.
 func Eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	wait(t, what, func() (string, bool) { return "", ok() })
 }
 
-// EventuallyNil is Eventually for a condition that can say what is missing: it
-// waits until get returns nil.
+// EventuallyNil waits until get returns nil, and fails the test with the last error after Patience.
 func EventuallyNil(t testing.TB, what string, get func() error) {
 	t.Helper()
 	wait(t, what, func() (string, bool) {
@@ -58,7 +56,7 @@ func wait(t testing.TB, what string, look func() (why string, ok bool)) {
 	}
 }
 
-// Context ends with the test, or after Patience.
+// Context returns a context that ends with the test, or after Patience.
 func Context(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	t.Cleanup(cancel)

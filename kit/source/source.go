@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package source joins the objects of several kinds, as informers deliver them,
-// into one set for a watch.Sink.
+// Package source combines objects of several kinds, as informers deliver them, into one set for a
+// watch.Sink.
 //
-// Each kind is listed and watched by itself. The set is complete when every kind
-// has said that it is; until then the sink gets what is there, and keeps what it
-// has beside it. So a kind that is never listed, because the rights for it are
-// missing or its API is away, deletes nothing.
+// Each kind is listed and watched separately. The set is complete when all kinds are complete.
+// Until then the sink receives the objects that are known, and keeps other objects that it has. So
+// a kind that cannot be listed, because of missing permissions or an unavailable API, causes no
+// deletions.
 package source
 
 import (
@@ -25,38 +25,38 @@ import (
 	"github.com/sluice-net/sluice/kit/watch"
 )
 
-// Options of a Joint. All are needed.
+// Options of a Joint. All fields are required.
 type Options struct {
-	// RetryMin and RetryMax bound the pause after the sink failed; it doubles.
+	// RetryMin and RetryMax bound the pause after a failure of the sink; the pause doubles each
+	// time.
 	RetryMin, RetryMax time.Duration
-	// Refresh is how long the sink gets nothing before it gets a call of Apply
-	// without changes, in which it may try again what it refused.
+	// Refresh is the interval after which an idle sink gets a call of Apply without changes, in
+	// which it may retry objects that it refused.
 	Refresh time.Duration
 	Log     *slog.Logger
 }
 
-// batch is how many changes the sink gets at once.
+// batch is the maximum number of changes in one call of the sink.
 const batch = 512
 
-// Joint is the set. Upsert, Delete, Complete and Failed may be called from any
-// goroutine and do not wait for the sink: changes that it has not taken are
-// merged by key, so that there are never more than keys.
+// Joint is the combined set. Upsert, Delete, Complete and Failed are safe for concurrent use and do
+// not wait for the sink: undelivered changes are merged by key, so there is at most one per key.
 type Joint[K comparable, V any] struct {
 	sink    watch.Sink[K, V]
 	options Options
-	wake    chan struct{} // has a token when there may be something to do
+	wake    chan struct{} // holds a token when Run may have work
 
 	mu        sync.Mutex
-	pending   map[K]change[V]  // guarded by mu; not taken by the sink
-	keys      map[K]struct{}   // guarded by mu; of all kinds
+	pending   map[K]change[V]  // guarded by mu; not yet delivered to the sink
+	keys      map[K]struct{}   // guarded by mu; the keys of all kinds
 	kinds     map[string]*kind // guarded by mu
-	completed bool             // guarded by mu; the sink knows that the set is complete
+	completed bool             // guarded by mu; the sink has received Complete
 }
 
-// kind is what is known of one.
+// kind is the state of one kind of object.
 type kind struct {
 	complete bool
-	failure  error // why nothing comes from it; nil if that is not known
+	failure  error // why the kind delivers nothing; nil if no failure is known
 }
 
 type change[V any] struct {
@@ -64,7 +64,7 @@ type change[V any] struct {
 	delete bool
 }
 
-// New returns a Joint of the kinds that the source has.
+// New returns a Joint for these kinds of objects.
 func New[K comparable, V any](sink watch.Sink[K, V], kinds []string, o Options) *Joint[K, V] {
 	j := &Joint[K, V]{
 		sink: sink, options: o, wake: make(chan struct{}, 1),
@@ -83,7 +83,7 @@ func (j *Joint[K, V]) notify() {
 	}
 }
 
-// Upsert sets an object. It is shared and must not be changed.
+// Upsert sets an object. The value is shared and must not be modified afterwards.
 func (j *Joint[K, V]) Upsert(key K, value V) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -92,7 +92,7 @@ func (j *Joint[K, V]) Upsert(key K, value V) {
 	j.notify()
 }
 
-// Delete removes an object that was there.
+// Delete removes an object.
 func (j *Joint[K, V]) Delete(key K) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -101,8 +101,8 @@ func (j *Joint[K, V]) Delete(key K) {
 	j.notify()
 }
 
-// Complete says that every object of a kind of New that exists was set, and
-// takes back its failure.
+// Complete marks a kind as complete: all of its existing objects were set. It clears the failure of
+// the kind.
 func (j *Joint[K, V]) Complete(name string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -110,8 +110,8 @@ func (j *Joint[K, V]) Complete(name string) {
 	j.notify()
 }
 
-// Failed says why nothing comes from a kind of New; nil takes it back. A kind
-// that is complete stays so: what it misses it will say later.
+// Failed sets the reason why a kind delivers nothing; nil clears it. A complete kind stays
+// complete: its missed changes will be delivered later.
 func (j *Joint[K, V]) Failed(name string, why error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -119,7 +119,7 @@ func (j *Joint[K, V]) Failed(name string, why error) {
 	j.notify()
 }
 
-// Run hands everything to the sink until ctx is done; it then returns nil.
+// Run delivers the set to the sink until ctx ends, and then returns nil.
 func (j *Joint[K, V]) Run(ctx context.Context) error {
 	pause, reported := j.options.RetryMin, ""
 	for {
@@ -139,9 +139,9 @@ func (j *Joint[K, V]) Run(ctx context.Context) error {
 		if err != nil {
 			text = err.Error()
 		}
-		if text != reported || retry || completed { // which the sink takes for the end of what failed
+		if text != reported || retry || completed { // after a retry or Complete the sink assumes that the failure has ended
 			if text != "" && text != reported {
-				j.options.Log.Warn("the source is not taken over completely", log.Err(err))
+				j.options.Log.Warn("the source is applied incompletely", log.Err(err))
 			}
 			reported = text
 			if err := j.sink.Failed(ctx, err); err != nil {
@@ -153,7 +153,7 @@ func (j *Joint[K, V]) Run(ctx context.Context) error {
 		}
 		wake := j.wake
 		if retry {
-			wake = nil // changes do not make a sink that failed work again
+			wake = nil // new changes do not cut the pause after a failure short
 		}
 		timer := time.NewTimer(wait)
 		select {
@@ -170,15 +170,15 @@ func (j *Joint[K, V]) Run(ctx context.Context) error {
 	}
 }
 
-// refresh is a call without changes. What comes of it the next one says.
+// refresh calls Apply without changes. A failure is only logged; the next call retries.
 func (j *Joint[K, V]) refresh(ctx context.Context) {
 	if err := j.sink.Apply(ctx, watch.Changes[K, V]{}); err != nil {
-		j.options.Log.Debug("the sink did not take a call without changes", log.Err(err))
+		j.options.Log.Debug("a refresh of the sink failed", log.Err(err))
 	}
 }
 
-// missing says from which kinds nothing comes, those together that fail alike;
-// nil if it is not known that something is wrong.
+// missing returns an error that lists the kinds that deliver nothing, grouped by failure; nil if no
+// failure is known.
 func (j *Joint[K, V]) missing() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -199,7 +199,7 @@ func (j *Joint[K, V]) missing() error {
 	return errors.New(strings.Join(all, "; "))
 }
 
-// deliver hands on what is pending, and then completeness.
+// deliver sends the pending changes to the sink, and then Complete.
 func (j *Joint[K, V]) deliver(ctx context.Context) (completed bool, err error) {
 	for {
 		taken, listed := j.take()
@@ -232,8 +232,8 @@ func (j *Joint[K, V]) deliver(ctx context.Context) (completed bool, err error) {
 	}
 }
 
-// take returns some changes that are pending. If there are none, it returns the
-// keys when the sink has to know that they are all; else nothing.
+// take returns up to a batch of pending changes. If none are pending and the sink has not received
+// Complete although all kinds are complete, it returns the keys of the set instead.
 func (j *Joint[K, V]) take() (some map[K]change[V], listed map[K]struct{}) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -259,7 +259,7 @@ func (j *Joint[K, V]) take() (some map[K]change[V], listed map[K]struct{}) {
 	return some, nil
 }
 
-// putBack makes changes pending again, unless newer ones are.
+// putBack makes changes pending again, except where newer changes are pending.
 func (j *Joint[K, V]) putBack(taken map[K]change[V]) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -23,15 +23,15 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// keeper is a sink.
+// keeper is a sink that keeps the set.
 type keeper struct {
 	mu        sync.Mutex
 	set       map[string]int // guarded by mu
-	completed int            // guarded by mu
+	completed int            // guarded by mu; calls of Complete
 	empty     int            // guarded by mu; calls without changes
-	largest   int            // guarded by mu; changes of one call
+	largest   int            // guarded by mu; largest number of changes in a call
 	failures  []string       // guarded by mu
-	fault     error          // guarded by mu; of Apply and Complete
+	fault     error          // guarded by mu; returned by Apply and Complete
 }
 
 func (k *keeper) Apply(_ context.Context, c watch.Changes[string, int]) error {
@@ -76,7 +76,7 @@ func (k *keeper) fail(err error) {
 	k.fault = err
 }
 
-// want fails unless the sink has the keys, as "a=1 b=2".
+// want fails the test unless the sink has the set, in the form "a=1 b=2".
 func (k *keeper) want(t *testing.T, what, set string, completed int) {
 	t.Helper()
 	synctest.Wait()
@@ -91,7 +91,7 @@ func (k *keeper) want(t *testing.T, what, set string, completed int) {
 	}
 }
 
-// lastFailure is what the sink was told last.
+// lastFailure returns the failure that was last reported to the sink.
 func (k *keeper) lastFailure() string {
 	synctest.Wait()
 	k.mu.Lock()
@@ -102,7 +102,7 @@ func (k *keeper) lastFailure() string {
 	return k.failures[len(k.failures)-1]
 }
 
-// joined runs a Joint of two kinds in a bubble.
+// joined runs a Joint of two kinds in a synctest bubble.
 func joined(t *testing.T, f func(*Joint[string, int], *keeper)) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &keeper{set: map[string]int{"earlier": 1, "stays": 1}}
@@ -113,7 +113,7 @@ func joined(t *testing.T, f func(*Joint[string, int], *keeper)) {
 		f(j, k)
 		cancel()
 		if err := <-ended; err != nil {
-			t.Errorf("run: %v, want nil after its context", err)
+			t.Errorf("Run returned %v, want nil after its context has ended", err)
 		}
 	})
 }
@@ -143,7 +143,7 @@ func TestKindThatNeverCompletesDeletesNothing(t *testing.T) {
 			t.Errorf("the sink knows of %q, want the kind and why", got)
 		}
 		j.Upsert("new", 2)
-		j.Delete("earlier") // that an object is gone may be said of one at any time
+		j.Delete("earlier") // a deletion may arrive before the kind is complete
 		time.Sleep(24 * time.Hour)
 		k.want(t, "a day later", "new=2 stays=1", 0)
 		j.Complete("groups")
@@ -165,7 +165,7 @@ func TestFailureOfACompleteKindIsToldAndTakenBack(t *testing.T) {
 				t.Errorf("the sink knows of %q, want %q", got, want)
 			}
 		}
-		want("policies: connection refused") // also after the set was complete
+		want("policies: connection refused") // failures are also reported after the set was complete
 		j.Failed("groups", errors.New("connection refused"))
 		want("groups, policies: connection refused")
 		j.Failed("policies", errors.New("forbidden"))

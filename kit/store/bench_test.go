@@ -14,10 +14,10 @@ import (
 	"github.com/sluice-net/sluice/kit/store"
 )
 
-// BenchmarkCommit measures synced commits of one record, and of eight that
-// share a commit as concurrent calls do, beside 10,000 records. Appending the
-// same bytes to a file and syncing it is what a journal would cost. The
-// directory has to be on a disk: TMPDIR chooses it.
+// BenchmarkCommit measures synced commits of one record, and of eight records that share a commit
+// as concurrent calls do, in a file with 10,000 records. For comparison it measures appending the
+// same bytes to a file with a sync, the cost of a journal. The directory must be on a disk; set
+// TMPDIR to select it.
 func BenchmarkCommit(b *testing.B) {
 	value := bytes.Repeat([]byte("x"), 60)
 	for _, n := range []int{1, 8} {

@@ -8,8 +8,8 @@ import (
 	"encoding/binary"
 )
 
-// digest is a sum over all records that does not depend on their order, so
-// that a commit can bring it up to date from the records it touches.
+// digest is an order-independent checksum over all records, so that a commit can update it from the
+// changed records only.
 type digest struct{ sum, count uint64 }
 
 func (d *digest) add(bucket string, key, value []byte) {

@@ -17,13 +17,13 @@ import (
 
 // Names in a state directory.
 const (
-	// MarkerName is the file that lists the state files that were created. A
-	// listed file that is absent is a loss, never a new installation.
+	// MarkerName is the file that lists the state files that were created. If a listed file is
+	// missing, it was lost; the directory is not a new installation.
 	MarkerName = "created"
 	lockName   = "lock"
 )
 
-// markerLimit bounds the marker in bytes; it holds a few names.
+// markerLimit is the maximum size of the marker in bytes.
 const markerLimit = 64 << 10
 
 var markerSchema = durable.Schema{Name: "sluice.state.created", Version: 1}
@@ -32,10 +32,10 @@ type marker struct {
 	Files []string `json:"files"`
 }
 
-// lockWait is how long OpenDir waits for a process that is on its way out.
+// lockWait is how long OpenDir waits for a process that is exiting.
 const lockWait = 5 * time.Second
 
-// Dir is a state directory that belongs to this process until Close.
+// Dir is a state directory that this process owns until Close.
 type Dir struct {
 	path    string
 	lock    *os.File
@@ -43,9 +43,8 @@ type Dir struct {
 	marked  bool     // the marker exists
 }
 
-// OpenDir takes a state directory, which is made with the mode if it does not
-// exist. A directory whose mode has bits beyond that is refused, and so is one
-// that another process uses.
+// OpenDir opens and locks a state directory. If it does not exist, it is created with the mode. A
+// directory with additional mode bits is refused, as is a directory that another process uses.
 func OpenDir(path string, mode fs.FileMode) (*Dir, error) {
 	if err := prepare(path, mode); err != nil {
 		return nil, err
@@ -81,8 +80,8 @@ func prepare(path string, mode fs.FileMode) error {
 	return nil
 }
 
-// makeDir makes what is missing of a directory, durably: a synced file in a
-// directory whose own name was lost with the power is lost too.
+// makeDir creates a directory and its missing parents durably: a synced file is lost in a power
+// loss if the name of its directory was not synced.
 func makeDir(path string, mode fs.FileMode) error {
 	err := os.Mkdir(path, mode)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -100,10 +99,10 @@ func makeDir(path string, mode fs.FileMode) error {
 	return durable.SyncDir(filepath.Dir(path))
 }
 
-// Path is the directory.
+// Path returns the path of the directory.
 func (d *Dir) Path() string { return d.path }
 
-// Marker is the file that lists the state files that were created.
+// Marker returns the path of the file that lists the created state files.
 func (d *Dir) Marker() string { return filepath.Join(d.path, MarkerName) }
 
 func (d *Dir) readMarker() error {
@@ -115,7 +114,7 @@ func (d *Dir) readMarker() error {
 	case errors.Is(err, durable.ErrVersion):
 		return fmt.Errorf("%w: %w; start the version of Sluice that wrote it", ErrVersion, err)
 	case err != nil:
-		return fmt.Errorf("%w: %w; the file lists the state files of its directory: check that those are there, then run: rm %s", ErrCorrupt, err, d.Marker())
+		return fmt.Errorf("%w: %w; the file lists the state files of its directory: check that they exist, then run: rm %s", ErrCorrupt, err, d.Marker())
 	}
 	d.created, d.marked = m.Files, true
 	return nil
@@ -124,7 +123,7 @@ func (d *Dir) readMarker() error {
 // Created reports whether a state file of that name was created here.
 func (d *Dir) Created(name string) bool { return slices.Contains(d.created, name) }
 
-// mark adds a file to the marker. The file has to be durable already.
+// mark adds a file, which must already be durable, to the marker.
 func (d *Dir) mark(name string) error {
 	if d.Created(name) {
 		return nil
@@ -137,5 +136,5 @@ func (d *Dir) mark(name string) error {
 	return nil
 }
 
-// Close gives the directory to the next process.
+// Close releases the directory for the next process.
 func (d *Dir) Close() error { return d.lock.Close() }

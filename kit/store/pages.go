@@ -14,9 +14,8 @@ import (
 	"os"
 )
 
-// The layout of a bbolt file, version 2, which has not changed since 2013.
-// Numbers are in the byte order of the machine; the magic number says if that
-// was another one.
+// The layout of a bbolt file, version 2, unchanged since 2013. Numbers are in the machine's byte
+// order; the magic number reveals a different one.
 const (
 	magic       = 0xED0CDAED
 	fileVersion = 2
@@ -35,12 +34,11 @@ const (
 
 var order = binary.NativeEndian
 
-// checkPages walks a bbolt file as bytes and says what is wrong with it.
+// checkPages reads a bbolt file as bytes and returns an error if its structure is invalid.
 //
-// bbolt maps the file and trusts it: a damaged page number makes it panic, in
-// a goroutine of its own where nobody can recover, or touches memory behind
-// the end of a truncated file, which ends the process with SIGBUS. So what it
-// is going to trust is checked here first, with plain reads.
+// bbolt maps the file into memory and trusts its content. A corrupt page number makes it panic in a
+// goroutine where the panic cannot be recovered, or access memory beyond the end of a truncated
+// file, which kills the process with SIGBUS. So the structure is checked first, with plain reads.
 func checkPages(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {
@@ -58,16 +56,15 @@ type pageWalk struct {
 	f        *os.File
 	size     uint64 // of the file, in bytes
 	pageSize uint64
-	root     uint64 // page of the root bucket
-	high     uint64 // the first page that was never used
+	root     uint64 // page number of the root bucket
+	high     uint64 // number of the first page that was never used
 	seen     []uint64
 }
 
-// findMeta reads the two header pages and takes the newer one. Both have to be
-// whole: a header is 80 bytes at the start of its page, which storage writes
-// with their sector or not at all, so no loss of power leaves half of one. A
-// file with one damaged header would otherwise be taken for what it was before
-// the last commit.
+// findMeta reads the two meta pages and uses the newer one. Both must be intact: the meta data are
+// 80 bytes at the start of a page, which storage writes atomically within a sector, so a loss of
+// power cannot corrupt one. Otherwise a file with one corrupt meta page would be read in its state
+// before the last commit.
 func (w *pageWalk) findMeta() error {
 	if w.size == 0 {
 		return errors.New("the file is empty")
@@ -87,13 +84,13 @@ func (w *pageWalk) findMeta() error {
 	w.pageSize, w.root, w.high = m.pageSize, m.root, m.high
 	switch {
 	case second.pageSize != first.pageSize:
-		return fmt.Errorf("its headers say pages of %d and %d bytes", first.pageSize, second.pageSize)
+		return fmt.Errorf("its headers have page sizes of %d and %d bytes", first.pageSize, second.pageSize)
 	case m.commit != first.commit+1 && m.commit != second.commit+1:
 		return fmt.Errorf("its headers are of commits %d and %d", first.commit, second.commit)
 	case m.freelist != noFreelist:
 		return fmt.Errorf("%w: it has a page of free pages, which Sluice never writes", errOtherWriter)
 	case w.high > w.size/w.pageSize:
-		return fmt.Errorf("it is truncated: %d bytes, its header says %d pages of %d bytes", w.size, w.high, w.pageSize)
+		return fmt.Errorf("it is truncated: %d bytes, its header requires %d pages of %d bytes", w.size, w.high, w.pageSize)
 	}
 	return nil
 }
@@ -112,17 +109,16 @@ func (w *pageWalk) meta(at uint64) (meta, error) {
 	size := uint64(order.Uint32(m[8:]))
 	if order.Uint16(b[8:])&flagMeta == 0 || order.Uint32(m) != magic || order.Uint32(m[4:]) != fileVersion ||
 		order.Uint64(m[56:]) != sum.Sum64() || size < minPageSize || size > maxPageSize || bits.OnesCount64(size) != 1 {
-		return meta{}, errors.New("it is not that of a bbolt database of this machine's byte order")
+		return meta{}, errors.New("not a header of a bbolt database in this machine's byte order")
 	}
 	return meta{size, order.Uint64(m[16:]), order.Uint64(m[32:]), order.Uint64(m[40:]), order.Uint64(m[48:])}, nil
 }
 
-// errOtherWriter says that the file is sound as far as one can see, but that
-// another program wrote it.
+// errOtherWriter is returned for a file that seems intact, but was written by another program.
 var errOtherWriter = errors.New("written by another program")
 
-// tree checks a page and all below it. Keys are not below low and below high,
-// where those are given.
+// tree checks a page and everything below it. Keys must be at least low and below high, if these
+// are given.
 func (w *pageWalk) tree(id uint64, low, high []byte, depth int) error {
 	if depth > maxDepth {
 		return fmt.Errorf("page %d: deeper than %d levels", id, maxDepth)
@@ -139,7 +135,7 @@ func (w *pageWalk) tree(id uint64, low, high []byte, depth int) error {
 		return fmt.Errorf("page %d: reaches to page %d of %d", id, id+overflow, w.high)
 	}
 	if got := order.Uint64(head); got != id {
-		return fmt.Errorf("page %d: says it is page %d", id, got)
+		return fmt.Errorf("page %d: has the page number %d", id, got)
 	}
 	for p := id; p <= id+overflow; p++ {
 		if w.seen[p/64]>>(p%64)&1 == 1 {
@@ -167,8 +163,8 @@ func (w *pageWalk) read(b []byte, at uint64) error {
 	return nil
 }
 
-// elements checks the content of a page, or of a bucket that is small enough
-// to be stored inside its parent's page.
+// elements checks the content of a page, or of a small bucket that is stored inline in its parent's
+// page.
 func (w *pageWalk) elements(page, low, high []byte, depth int) error {
 	flags, count := order.Uint16(page[8:]), uint64(order.Uint16(page[10:]))
 	if flags != flagBranch && flags != flagLeaf {
@@ -243,7 +239,7 @@ func (w *pageWalk) elements(page, low, high []byte, depth int) error {
 	return nil
 }
 
-// bucket checks a nested bucket: its root page, or the page in its value.
+// bucket checks a nested bucket: its root page, or the inline page in its value.
 func (w *pageWalk) bucket(value []byte, depth int) error {
 	if root := order.Uint64(value); root != 0 {
 		return w.tree(root, nil, nil, depth+1)

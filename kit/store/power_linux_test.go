@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-net/sluice/kit/store"
 )
 
-// count writes n in one commit, beside records that make it touch many pages.
+// count writes n in one commit, together with records that make the commit touch many pages.
 func count(s *store.Store, n int) error {
 	return s.Update(func(tx *store.Tx) error {
 		tx.Put(records, []byte("count"), binary.BigEndian.AppendUint32(nil, uint32(n)))
@@ -41,8 +41,7 @@ func counted(s *store.Store) (n int, err error) {
 	return n, err
 }
 
-// TestPowerCutLosesNothingThatWasAnswered proves the half of INV-10 and INV-60
-// that is about the disk.
+// TestPowerCutLosesNothingThatWasAnswered proves the disk-related half of INV-10 and INV-60.
 func TestPowerCutLosesNothingThatWasAnswered(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "state")
@@ -65,14 +64,14 @@ func TestPowerCutLosesNothingThatWasAnswered(t *testing.T) {
 			done()
 		}
 	})
-	random := rand.New(rand.NewPCG(3, 4)) //nolint:gosec // the same cuts in each run
+	random := rand.New(rand.NewPCG(3, 4)) //nolint:gosec // deterministic cuts
 	ops := len(disk.Ops())
 	var cuts []int
 	for range 100 {
 		cuts = append(cuts, random.IntN(ops+1))
 	}
 	for n, o := range disk.Ops() {
-		if o.Kind == disktest.SyncDir { // the creation
+		if o.Kind == disktest.SyncDir { // the creation of the file is complete
 			cuts = append(cuts, slices.Repeat([]int{n}, 20)...)
 		}
 	}
@@ -90,7 +89,7 @@ func TestPowerCutLosesNothingThatWasAnswered(t *testing.T) {
 	}
 }
 
-// TestEachCommitIsSynced holds against options of bbolt that leave syncs out.
+// TestEachCommitIsSynced guards against bbolt options that omit syncs.
 func TestEachCommitIsSynced(t *testing.T) {
 	root := t.TempDir()
 	disk := disktest.New(t, root)
@@ -112,8 +111,8 @@ func TestEachCommitIsSynced(t *testing.T) {
 	})
 }
 
-// TestCommitOfAKilledProcessIsSyncedBeforeItIsRead answers from a commit that
-// the process before could not sync.
+// TestCommitOfAKilledProcessIsSyncedBeforeItIsRead reads a commit that the previous process was
+// killed before syncing.
 func TestCommitOfAKilledProcessIsSyncedBeforeItIsRead(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "state")
@@ -127,7 +126,7 @@ func TestCommitOfAKilledProcessIsSyncedBeforeItIsRead(t *testing.T) {
 		syncs := 0
 		disk.Fail(func(o disktest.Op) error {
 			if o.Kind == disktest.Sync {
-				if syncs++; syncs == 2 { // the header is written
+				if syncs++; syncs == 2 { // the header has been written
 					return unix.EINTR
 				}
 			}
@@ -150,7 +149,7 @@ func TestCommitOfAKilledProcessIsSyncedBeforeItIsRead(t *testing.T) {
 		disk.Mark(n)
 		done()
 	})
-	random := rand.New(rand.NewPCG(5, 6)) //nolint:gosec // the same cuts in each run
+	random := rand.New(rand.NewPCG(5, 6)) //nolint:gosec // deterministic cuts
 	for range 30 {
 		after := t.TempDir()
 		disk.Cut(t, len(disk.Ops()), random, after)
@@ -195,7 +194,7 @@ func TestDiskThatTakesNoWrites(t *testing.T) {
 				disk.Fail(nil)
 				if err == nil {
 					n++
-					continue // fewer writes than that
+					continue // the commit has fewer writes
 				}
 				if !errors.Is(err, store.ErrFull) || errors.Is(err, store.ErrLost) || !errors.Is(err, errno) || !strings.Contains(err.Error(), s.Path()) {
 					t.Errorf("%v after %d writes: %v, want ErrFull", errno, bad, err)
@@ -237,7 +236,7 @@ func TestSyncThatFailsLosesTheStore(t *testing.T) {
 			disk.Fail(func(o disktest.Op) error {
 				if o.Kind == disktest.Sync {
 					if syncs++; syncs == bad {
-						return unix.ENOSPC // of a block that was promised
+						return unix.ENOSPC // for a block that was already allocated
 					}
 				}
 				return nil
@@ -251,7 +250,7 @@ func TestSyncThatFailsLosesTheStore(t *testing.T) {
 	}
 }
 
-// TestReadOnlyOrFullDiskAtTheStart says what cannot be written.
+// TestReadOnlyOrFullDiskAtTheStart checks that the error names what cannot be written.
 func TestReadOnlyOrFullDiskAtTheStart(t *testing.T) {
 	for _, errno := range []unix.Errno{unix.ENOSPC, unix.EROFS} {
 		for _, there := range []bool{false, true} {

@@ -3,18 +3,17 @@
 
 // Package store keeps the state of a service in bbolt files.
 //
-// A file is created whole or not at all, and a marker beside it lists what was
-// created: a file that is absent, empty, truncated, damaged or of another
-// version is refused and left as it is, with an error that names the file and
-// the way out. It is never taken for the file of a new installation.
+// A file is created completely or not at all, and a marker file lists the files that were created.
+// A file that is missing, empty, truncated, corrupt or of another version is refused and left
+// unchanged; the error names the file and the steps to recover. It is never mistaken for the file
+// of a new installation.
 //
-// Each commit is synced before Update returns. A sum over all records is part
-// of each commit, so that a record that was changed or lost behind the back of
-// the service is found at the next start. Only the owner of a Dir opens its
-// files, and only one goroutine at a time may call Update.
+// Each commit is synced before Update returns. A checksum over all records is part of each commit,
+// so that the next start detects a record that was changed or lost outside the service. Only the
+// owner of a Dir opens its files, and only one goroutine at a time may call Update.
 //
-// The package knows neither what the records mean nor how often they may be
-// written: batching concurrent calls into one Update is for its caller.
+// The package does not know the meaning of the records and does not limit how often they are
+// written: callers batch concurrent calls into one Update.
 package store
 
 import (
@@ -39,30 +38,29 @@ import (
 	"github.com/sluice-net/sluice/kit/durable"
 )
 
-// Sentinels of OpenDir and Open.
+// Errors of OpenDir and Open.
 var (
-	// ErrCorrupt says that a file is damaged, or absent although it was created.
+	// ErrCorrupt is returned for a file that is corrupt, or missing although it was created.
 	ErrCorrupt = errors.New("corrupt")
-	// ErrForeign says that the file is not the state of this service.
+	// ErrForeign is returned for a file that is not state of this service.
 	ErrForeign = errors.New("of another program")
-	// ErrVersion says that a version of this service wrote the file that this
-	// one does not read.
+	// ErrVersion is returned for a file of another version of this service that this version cannot
+	// read.
 	ErrVersion = errors.New("written by another version")
-	// ErrLocked says that another process uses the directory.
+	// ErrLocked is returned if another process uses the directory.
 	ErrLocked = durable.ErrLocked
-	// ErrPermission says that users other than the service's could change the
-	// state.
+	// ErrPermission is returned if users other than the service's could change the state.
 	ErrPermission = errors.New("open to others")
 )
 
-// Sentinels of Update.
+// Errors of Update.
 var (
-	// ErrFull says that the file system has no space or is read-only. Nothing was
-	// changed, and what was written before is not in doubt: try again later.
+	// ErrFull means that the file system is full or read-only. Nothing was changed, and earlier
+	// commits are intact: try again later.
 	ErrFull = errors.New("the file system takes no writes")
-	// ErrLost says that the state on the disk is unknown: after a sync that did
-	// not succeed the kernel may have dropped pages that it now calls clean. Only
-	// a process that opens the file anew knows what is in it, so this one ends.
+	// ErrLost means that the state on disk is unknown: after a failed sync the kernel may have
+	// dropped pages that it now considers clean. Only a process that opens the file again can
+	// determine its content, so this process must end.
 	ErrLost = errors.New("the state on disk is uncertain")
 )
 
@@ -73,11 +71,11 @@ var (
 	keyDigest  = []byte("digest")
 )
 
-// Layout says what is in a file.
+// Layout describes the content of a file.
 type Layout struct {
 	Format  string   // kind of state, such as "sluice-ipam"; never changed
 	Version uint32   // of the records, from 1
-	Buckets []string // "meta" is taken
+	Buckets []string // the name "meta" is reserved
 }
 
 // Options describe a file.
@@ -85,33 +83,32 @@ type Options struct {
 	Name   string // in the directory
 	Layout Layout
 
-	// Previous are the earlier layouts that Migrate brings up to Layout, in one
-	// transaction that sees the buckets of both. From is the version of the file.
+	// Previous lists earlier layouts, which Migrate converts to Layout in one transaction that sees
+	// the buckets of both. from is the version of the file.
 	Previous []Layout
 	Migrate  func(t *Tx, from uint32) error
 
 	// Init fills a new file before it gets its name; nil leaves it empty.
 	Init func(*Tx) error
 
-	// Boot keeps the file for this boot only and syncs nothing: a killed process
-	// loses nothing, a loss of power loses the file. Files of other boots are
-	// removed unread, and the marker does not list the file.
+	// Boot keeps the file only for the current boot, without syncs: it survives a killed process,
+	// but not a loss of power. Files of earlier boots are removed unread, and the marker does not
+	// list the file.
 	Boot bool
 
-	// Unlisted keeps the file out of the marker: it is a cache, and one that is
-	// absent is new.
+	// Unlisted keeps the file out of the marker: it is a cache, and a missing cache is created
+	// anew.
 	Unlisted bool
 
-	// Reserve is how many bytes of address space the file is mapped with. Within
-	// a commit, bbolt copies all that was changed so far each time that the file
-	// outgrows its mapping, which it then doubles: a large commit into a small
-	// file spends most of its time with that. A reserve costs no memory, and a
-	// file may outgrow it. 0 maps the file as it is.
+	// Reserve is the size in bytes of the memory mapping of the file. When a commit outgrows the
+	// mapping, bbolt doubles it and copies all changes of the commit so far, so a large commit into
+	// a small file spends most of its time on copying. A reserve uses address space but no memory,
+	// and the file may outgrow it. 0 maps the file in its actual size.
 	Reserve int
 
-	// Loss completes "when …, begin without it" in the error of a refused file.
+	// Loss completes the clause "when …, begin without it" in the error about a refused file.
 	Loss string
-	// Doc is the page that says more, such as `docs/ipam.md, "A refused state file"`.
+	// Doc is the documentation page for that error, such as `docs/ipam.md, "A refused state file"`.
 	Doc string
 }
 
@@ -119,17 +116,17 @@ type Options struct {
 type Store struct {
 	o       Options
 	path    string
-	marker  string // "" if the file is not listed there
+	marker  string // empty if the marker does not list the file
 	db      *bolt.DB
-	file    *os.File // of db
-	sum     digest   // of what is committed
+	file    *os.File // the file that db uses
+	sum     digest   // checksum of the committed records
 	fresh   bool
-	lost    error // set by the first Update that ended in ErrLost
-	stuck   bool  // a panic left the locks of db taken
+	lost    error // set by the first Update that returned ErrLost
+	stuck   bool  // a panic left locks of db taken
 	problem atomic.Pointer[error]
 }
 
-// Open opens a file of the directory, or creates it if that was never done.
+// Open opens a file of the directory, or creates it if it was never created.
 func (d *Dir) Open(o Options) (*Store, error) {
 	s := &Store{o: o, path: filepath.Join(d.path, o.Name), marker: d.Marker()}
 	if o.Unlisted {
@@ -146,7 +143,7 @@ func (d *Dir) Open(o Options) (*Store, error) {
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("state file: %w", err)
 	case !o.Boot && !o.Unlisted && d.Created(o.Name):
-		return nil, s.refuse(ErrCorrupt, fmt.Errorf("%s says that it was created, and it is absent", s.marker))
+		return nil, s.refuse(ErrCorrupt, fmt.Errorf("%s lists it as created, but it is absent", s.marker))
 	default:
 		if err := s.create(); err != nil {
 			return nil, fmt.Errorf("create state file %s: %w", s.path, err)
@@ -164,8 +161,8 @@ func (d *Dir) Open(o Options) (*Store, error) {
 	return s, nil
 }
 
-// forBoot puts the boot into the file's name, so that a file of another boot,
-// which may be damaged in any way, need not be read to be told apart.
+// forBoot adds the boot ID to the file name, so that a file of another boot, which may be corrupt,
+// is recognised without reading it.
 func (s *Store) forBoot(dir string) error {
 	id, err := durable.BootID()
 	if err != nil {
@@ -206,7 +203,7 @@ func (s *Store) open() (err error) {
 	return nil
 }
 
-// checkFile looks at the file before bbolt maps it.
+// checkFile checks the file before bbolt maps it.
 func (s *Store) checkFile() error {
 	f, err := os.OpenFile(s.path, os.O_RDONLY|syscall.O_CLOEXEC|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -235,9 +232,8 @@ func (s *Store) checkFile() error {
 	}
 }
 
-// syncDisk makes what is going to be read the same as what is on the disk. A
-// process that was killed may have left a commit unsynced, and one whose sync
-// did not succeed pages that only the kernel's cache has.
+// syncDisk makes the content that is about to be read durable. A process that was killed may have
+// left a commit unsynced, and after a failed sync some pages may exist only in the kernel's cache.
 func syncDisk(f *os.File) error {
 	if err := f.Sync(); err != nil {
 		return err
@@ -245,7 +241,7 @@ func syncDisk(f *os.File) error {
 	return unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
 }
 
-// refuse says what is wrong with the file and what to do.
+// refuse returns an error with the fault of the file and the steps to recover.
 func (s *Store) refuse(kind, detail error) error {
 	begin := "mv " + s.path + " " + s.path + ".refused"
 	if s.marker != "" {
@@ -259,18 +255,18 @@ func (s *Store) refuse(kind, detail error) error {
 	if s.o.Doc != "" {
 		doc = " (" + s.o.Doc + ")"
 	}
-	return fmt.Errorf("state file %s is %w: %w; it was left as it is: %s, or, when %s, begin without it: %s%s", s.path, kind, detail, first, s.o.Loss, begin, doc)
+	return fmt.Errorf("state file %s is %w: %w; it was left unchanged: %s, or, when %s, begin without it: %s%s", s.path, kind, detail, first, s.o.Loss, begin, doc)
 }
 
-// reservedStep is by how much a file with a reserve grows at least, in bytes.
-// Without one, bbolt doubles the file with its mapping.
+// reservedStep is the minimum growth in bytes of a file with a reserve. Without a reserve, bbolt
+// doubles the file together with its mapping.
 const reservedStep = 1 << 20
 
 func (s *Store) openBolt(path string) (*bolt.DB, error) {
 	db, err := bolt.Open(path, 0o600, &bolt.Options{
 		Timeout: time.Second,
-		// The list of free pages is rebuilt at the start instead of being
-		// written with every commit, whose cost would grow with it.
+		// The free list is rebuilt at the start instead of being written with every commit, which
+		// would cost more the longer the list is.
 		NoFreelistSync: true,
 		FreelistType:   bolt.FreelistMapType,
 		NoSync:         s.o.Boot,
@@ -292,8 +288,8 @@ func (s *Store) openBolt(path string) (*bolt.DB, error) {
 	return db, nil
 }
 
-// create makes the file beside its name and moves it there, so that a state
-// file is always whole: one that is not is damaged, never new.
+// create writes the file under a temporary name and renames it, so that an incomplete state file is
+// always corrupt and never new.
 func (s *Store) create() error {
 	tmp := s.path + ".new"
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -332,11 +328,11 @@ func (s *Store) fill(db *bolt.DB) error {
 	if err != nil {
 		return err
 	}
-	// Once more, so that both header pages are of a commit of ours.
+	// A second commit, so that both meta pages are written by Sluice.
 	return db.Update(func(tx *bolt.Tx) error { return (&Tx{tx: tx, sum: &sum}).finish() })
 }
 
-// putLayout writes what verify looks for, all but the digest.
+// putLayout writes the records that verify checks, except the digest.
 func (s *Store) putLayout(tx *bolt.Tx) error {
 	meta, err := tx.CreateBucketIfNotExists(bucketMeta)
 	if err != nil {
@@ -353,8 +349,8 @@ func (s *Store) putLayout(tx *bolt.Tx) error {
 	)
 }
 
-// guarded runs f and turns a panic of bbolt over a file that changed under it,
-// and a fault in the mapped file, into an error of that kind.
+// guarded runs f. If bbolt panics because the file changed under it, or the mapped file cannot be
+// read, it returns an error of the given kind.
 func (s *Store) guarded(kind error, f func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -366,7 +362,7 @@ func (s *Store) guarded(kind error, f func() error) (err error) {
 	return f()
 }
 
-// verify compares the file with its layout and its digest, and migrates it.
+// verify compares the file with its layout and digest, and migrates it if necessary.
 func (s *Store) verify() error {
 	layout := s.o.Layout
 	err := s.guarded(errFault, func() error {
@@ -387,7 +383,7 @@ func (s *Store) verify() error {
 				}
 			}
 			if sum != stored {
-				return s.refuse(ErrCorrupt, fmt.Errorf("the sum over its %d records is not the stored one, over %d", sum.count, stored.count))
+				return s.refuse(ErrCorrupt, fmt.Errorf("the checksum over its %d records differs from the stored checksum over %d", sum.count, stored.count))
 			}
 			s.sum = sum
 			return nil
@@ -405,7 +401,7 @@ func (s *Store) verify() error {
 	return nil
 }
 
-// errFault marks a panic inside bbolt, or a page that cannot be read.
+// errFault is the error for a panic inside bbolt, or for a page that cannot be read.
 var errFault = errors.New("it cannot be read")
 
 func (s *Store) readMeta(tx *bolt.Tx) (Layout, digest, error) {
@@ -427,7 +423,7 @@ func (s *Store) readMeta(tx *bolt.Tx) (Layout, digest, error) {
 	}
 	sum := meta.Get(keyDigest)
 	if len(sum) != 16 {
-		return Layout{}, digest{}, s.refuse(ErrCorrupt, errors.New("it has no sum over its records"))
+		return Layout{}, digest{}, s.refuse(ErrCorrupt, errors.New("it has no checksum over its records"))
 	}
 	return layout, digest{binary.BigEndian.Uint64(sum), binary.BigEndian.Uint64(sum[8:])}, nil
 }
@@ -440,14 +436,14 @@ func (s *Store) reads() string {
 	return text.String() + fmt.Sprint(s.o.Layout.Version)
 }
 
-// migrate brings a file of an earlier layout up to the present one.
+// migrate converts a file of an earlier layout to the current one.
 func (s *Store) migrate(from Layout) error {
 	return s.update(func(t *Tx) error {
 		if err := s.putLayout(t.tx); err != nil {
 			return err
 		}
 		if err := s.o.Migrate(t, from.Version); err != nil {
-			return s.refuse(ErrVersion, err) // by a record of the previous layout
+			return s.refuse(ErrVersion, err) // Migrate failed on a record of the previous layout
 		}
 		for _, name := range from.Buckets {
 			if slices.Contains(s.o.Layout.Buckets, name) {
@@ -464,8 +460,7 @@ func (s *Store) migrate(from Layout) error {
 	})
 }
 
-// View runs f over the state of the last commit. Keys and values are valid
-// until f returns.
+// View runs f on the state of the last commit. Keys and values are valid until f returns.
 func (s *Store) View(f func(*Tx) error) error {
 	err := s.guarded(errFault, func() error {
 		return s.db.View(func(tx *bolt.Tx) error { return f(&Tx{tx: tx}) })
@@ -476,9 +471,8 @@ func (s *Store) View(f func(*Tx) error) error {
 	return err
 }
 
-// Update runs f in one transaction, which is on the disk when Update returns
-// nil. After an error of f nothing is changed, and the error is returned as it
-// is; other errors are ErrFull or ErrLost.
+// Update runs f in one transaction, which is on disk when Update returns nil. If f fails, nothing
+// is changed, and Update returns that error unwrapped; other errors wrap ErrFull or ErrLost.
 func (s *Store) Update(f func(*Tx) error) error {
 	if s.lost != nil {
 		return s.lost
@@ -498,7 +492,7 @@ func (s *Store) Update(f func(*Tx) error) error {
 
 func (s *Store) update(f func(*Tx) error) error {
 	sum := s.sum
-	var refused error // by f
+	var refused error // the error of f
 	err := s.guarded(ErrLost, func() error {
 		return s.db.Update(func(tx *bolt.Tx) error {
 			t := &Tx{tx: tx, sum: &sum}
@@ -526,16 +520,16 @@ func (s *Store) update(f func(*Tx) error) error {
 	}
 }
 
-// full reports whether a write was refused for want of space or because the
-// file system is read-only. Then nothing that was written before is in doubt.
+// full reports whether a write failed because of missing space or a read-only file system. Earlier
+// writes are then intact.
 func full(err error) bool {
 	var path *fs.PathError
 	return errors.As(err, &path) && path.Op != "sync" &&
 		(errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EROFS))
 }
 
-// Problem is the error of the last Update if that could not be written, else
-// nil. It may be called from any goroutine.
+// Problem returns the error of the last Update if it could not be written, else nil. It is safe for
+// concurrent use.
 func (s *Store) Problem() error {
 	if p := s.problem.Load(); p != nil {
 		return *p
@@ -543,8 +537,8 @@ func (s *Store) Problem() error {
 	return nil
 }
 
-// Probe commits nothing new if the last Update could not be written, so that
-// Problem tells when the file system takes writes again.
+// Probe makes an empty commit if the last Update could not be written, so that Problem becomes nil
+// when the file system accepts writes again.
 func (s *Store) Probe() error {
 	if s.Problem() == nil {
 		return nil
@@ -555,7 +549,7 @@ func (s *Store) Probe() error {
 // Fresh reports whether Open created the file.
 func (s *Store) Fresh() bool { return s.fresh }
 
-// Size is the size of the file in bytes; 0 if that cannot be read.
+// Size returns the size of the file in bytes, 0 if it cannot be read.
 func (s *Store) Size() int64 {
 	info, err := os.Stat(s.path)
 	if err != nil {
@@ -564,18 +558,16 @@ func (s *Store) Size() int64 {
 	return info.Size()
 }
 
-// Path is the file.
+// Path returns the path of the file.
 func (s *Store) Path() string { return s.path }
 
-// Refuse makes the error of a file whose records this program cannot read,
-// for callers that decode them.
+// Refuse returns the error for a file whose records the caller cannot decode.
 func (s *Store) Refuse(detail error) error { return s.refuse(ErrCorrupt, detail) }
 
-// Unload takes the pages of the file that this process has mapped out of its memory.
-// They stay in the page cache, from which those that are read again are mapped at
-// their next use. A commit maps every page that it looks at.
+// Unload removes the mapped pages of the file from the memory of this process. They stay in the
+// page cache and are mapped again on their next use. A commit maps every page that it reads.
 func (s *Store) Unload() error {
-	// bbolt replaces its mapping when the file grows, and not under a transaction.
+	// bbolt replaces its mapping when the file grows, but not during a transaction.
 	return s.View(func(t *Tx) error {
 		_, _, errno := unix.Syscall(unix.SYS_MADVISE, s.db.Info().Data, uintptr(t.tx.Size()), unix.MADV_DONTNEED)
 		if errno != 0 {
@@ -585,9 +577,9 @@ func (s *Store) Unload() error {
 	})
 }
 
-// Close closes the file. The directory stays taken.
+// Close closes the file. The directory stays locked.
 func (s *Store) Close() error {
-	if s.stuck { // bbolt would wait for its locks for ever
+	if s.stuck { // bbolt would block on its locks for ever
 		return s.file.Close()
 	}
 	return s.db.Close()
@@ -600,12 +592,12 @@ type Tx struct {
 	err error   // the first error of Put or Delete
 }
 
-// Get returns the value of a key, nil if it is not there.
+// Get returns the value of a key, or nil.
 func (t *Tx) Get(bucket string, key []byte) []byte {
 	return t.tx.Bucket([]byte(bucket)).Get(key)
 }
 
-// Put sets the value of a key. An error makes the transaction fail.
+// Put sets the value of a key. After an error the transaction fails.
 func (t *Tx) Put(bucket string, key, value []byte) {
 	if t.err != nil {
 		return
@@ -618,7 +610,7 @@ func (t *Tx) Put(bucket string, key, value []byte) {
 	t.err = b.Put(key, value)
 }
 
-// Delete removes a key, if it is there.
+// Delete removes a key if it exists.
 func (t *Tx) Delete(bucket string, key []byte) {
 	if t.err != nil {
 		return
@@ -632,14 +624,13 @@ func (t *Tx) Delete(bucket string, key []byte) {
 	t.err = b.Delete(key)
 }
 
-// ForEach calls f for each key of a bucket in order. F must not change the
-// bucket.
+// ForEach calls f for each key of a bucket in order. f must not change the bucket.
 func (t *Tx) ForEach(bucket string, f func(key, value []byte) error) error {
 	return t.tx.Bucket([]byte(bucket)).ForEach(f)
 }
 
-// ForEachWith calls f for each key of a bucket that begins with a prefix, in
-// order. F must not change the bucket.
+// ForEachWith calls f for each key of a bucket that has the prefix, in order. f must not change the
+// bucket.
 func (t *Tx) ForEachWith(bucket string, prefix []byte, f func(key, value []byte) error) error {
 	c := t.tx.Bucket([]byte(bucket)).Cursor()
 	for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix) && k != nil; k, v = c.Next() {

@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) {
 	if os.Getenv(inChild) != "" {
-		os.Exit(m.Run()) // bbolt leaves a goroutine behind: leaktest would wait for it until its patience ends
+		os.Exit(m.Run()) // bbolt leaves a goroutine behind, for which leaktest would wait
 	}
 	disktest.InMemory()
 	leaktest.Main(m)
@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 
 const records = "records"
 
-// options are those of the file that the tests use.
+// options returns the options of the file that the tests use.
 func options() store.Options {
 	return store.Options{
 		Name:   "state.db",
@@ -43,7 +43,7 @@ func options() store.Options {
 	}
 }
 
-// open opens the file in dir until the test ends or done is called.
+// open opens the file in dir. The end of the test, or done, closes it.
 func open(t testing.TB, dir string, o store.Options) (s *store.Store, done func(), err error) {
 	t.Helper()
 	d, err := store.OpenDir(dir, 0o700)
@@ -116,8 +116,7 @@ func contents(t testing.TB, s *store.Store, buckets ...string) string {
 	return got
 }
 
-// filled returns a closed directory whose file has branch pages, free pages
-// and pages that overflow.
+// filled returns a closed directory whose file has branch pages, free pages and overflow pages.
 func filled(t testing.TB) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "state")
@@ -209,10 +208,10 @@ func TestLostFileIsNotANewOne(t *testing.T) {
 	}
 	for _, part := range []string{path, "absent", "rm -f " + marker, "when nothing depends on it", "docs/test.md"} {
 		if !strings.Contains(err.Error(), part) {
-			t.Errorf("%q does not say %q", err, part)
+			t.Errorf("%q does not contain %q", err, part)
 		}
 	}
-	// The way out.
+	// The steps to recover.
 	if err := os.Remove(marker); err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +221,7 @@ func TestLostFileIsNotANewOne(t *testing.T) {
 	}
 }
 
-// TestUnlistedFileMayBeAbsent: a cache that was put aside is a new one.
+// TestUnlistedFileMayBeAbsent: a cache that was moved away is created anew.
 func TestUnlistedFileMayBeAbsent(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	o := options()
@@ -265,7 +264,7 @@ func TestFileWithoutAMarkerIsTakenOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, _, err := open(t, dir, options()); !errors.Is(err, store.ErrCorrupt) {
-		t.Errorf("%v: the file was not listed when it was taken over", err)
+		t.Errorf("%v: the file was not listed when an existing file was opened", err)
 	}
 }
 
@@ -317,7 +316,7 @@ func TestReserveChangesNothingInTheFile(t *testing.T) {
 	o.Reserve = 4 << 20
 	long := strings.Repeat("x", 1<<20)
 	var list []string
-	for range 8 { // more than the reserve together
+	for range 8 { // together more than the reserve
 		list = append(list, fmt.Sprint("k", len(list)/2), long)
 	}
 	s, done, err := open(t, dir, o)
@@ -326,7 +325,7 @@ func TestReserveChangesNothingInTheFile(t *testing.T) {
 	}
 	put(t, s, "a", "1")
 	if size := s.Size(); size > 2<<20 {
-		t.Errorf("a file with one record has %d bytes: the reserve is not to be written", size)
+		t.Errorf("a file with one record has %d bytes: the reserve must not be written", size)
 	}
 	put(t, s, list...)
 	want := contents(t, s)
@@ -338,14 +337,14 @@ func TestReserveChangesNothingInTheFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		if contents(t, s) != want {
-			t.Errorf("with a reserve of %d the contents are others", reserve)
+			t.Errorf("with a reserve of %d the contents differ", reserve)
 		}
 		put(t, s, "a", "1")
 		done()
 	}
 }
 
-// v3 reads version 2, whose records it moves to another bucket.
+// v3 returns options of version 3, which reads version 2 and moves its records to another bucket.
 func v3(migrate func(*store.Tx, uint32) error) store.Options {
 	o := options()
 	o.Previous, o.Layout = []store.Layout{{Format: "test", Version: 1, Buckets: []string{records}}, o.Layout}, store.Layout{Format: "test", Version: 3, Buckets: []string{"moved"}}
@@ -363,10 +362,10 @@ func TestPreviousVersionIsMigratedInOneTransaction(t *testing.T) {
 		tx.Put("moved", []byte("half"), nil)
 		return mine
 	})); !errors.Is(err, mine) || !errors.Is(err, store.ErrVersion) || !strings.Contains(err.Error(), "start the version that wrote it") {
-		t.Errorf("a migration that went wrong: %v, want its error with what to do", err)
+		t.Errorf("a failed migration: %v, want its error with the steps to recover", err)
 	}
 	if s, done = mustOpen(t, dir); contents(t, s) != "a=1 b=2" {
-		t.Errorf("after a migration that went wrong: %q", contents(t, s))
+		t.Errorf("after a failed migration: %q", contents(t, s))
 	}
 	done()
 	move := func(tx *store.Tx, from uint32) error {
@@ -385,7 +384,7 @@ func TestPreviousVersionIsMigratedInOneTransaction(t *testing.T) {
 	}
 	done()
 	if _, _, err := open(t, dir, options()); !errors.Is(err, store.ErrVersion) || !strings.Contains(err.Error(), "start the version that wrote it") {
-		t.Errorf("the version before: %v, want ErrVersion", err)
+		t.Errorf("the previous version: %v, want ErrVersion", err)
 	}
 	o := v3(move)
 	o.Layout.Version, o.Previous = 6, []store.Layout{{Version: 4}, {Version: 5}}
@@ -491,7 +490,7 @@ func TestDirectoryIsOfOneProcessAndOneUser(t *testing.T) {
 		t.Errorf("a second process: %v", err)
 	}
 	done()
-	if err := os.Chmod(dir, 0o750); err != nil { //nolint:gosec // that is the test
+	if err := os.Chmod(dir, 0o750); err != nil { //nolint:gosec // the tested mode
 		t.Fatal(err)
 	}
 	if _, _, err := open(t, dir, options()); !errors.Is(err, store.ErrPermission) || !strings.Contains(err.Error(), "chmod 0700 "+dir) {
@@ -505,7 +504,7 @@ func TestDirectoryIsOfOneProcessAndOneUser(t *testing.T) {
 		t.Errorf("a file: %v", err)
 	}
 	if _, err := store.OpenDir(filepath.Join(file, "x"), 0o700); err == nil {
-		t.Error("a directory below a file was taken")
+		t.Error("a directory below a file was opened")
 	}
 }
 
@@ -528,7 +527,7 @@ func TestFileOfABootIsRemovedWithTheBoot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Damage within the boot is no loss of power.
+	// Corruption during a boot is not explained by a loss of power.
 	if err := os.WriteFile(path, before[:5000], 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -553,14 +552,13 @@ func TestFileOfABootIsRemovedWithTheBoot(t *testing.T) {
 	}
 }
 
-// inChild is set in the process that TestFileCutUnderTheServiceIsAnError
-// starts.
+// inChild is set in the child process of TestFileCutUnderTheServiceIsAnError.
 const inChild = "SLUICE_TEST_STORE_CUT"
 
 func TestFileCutUnderTheServiceIsAnError(t *testing.T) {
 	dir := os.Getenv(inChild)
 	if dir == "" {
-		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v") //nolint:gosec // this test itself
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v") //nolint:gosec // runs this test
 		cmd.Env = append(os.Environ(), inChild+"="+filled(t))
 		out, err := cmd.CombinedOutput()
 		if err != nil || !bytes.Contains(out, []byte("--- PASS")) {
@@ -586,8 +584,8 @@ func TestFileCutUnderTheServiceIsAnError(t *testing.T) {
 	}
 }
 
-// FuzzFile gives arbitrary damage to a file: nothing may panic or be taken for
-// something that was not committed.
+// FuzzFile damages a file arbitrarily: the store must not panic, and must not read anything that
+// was not committed.
 func FuzzFile(f *testing.F) {
 	dir := filled(f)
 	good, err := os.ReadFile(filepath.Join(dir, "state.db"))
@@ -617,12 +615,12 @@ func FuzzFile(f *testing.F) {
 			return
 		}
 		if got, err := describe(s, records); err != nil || got != want {
-			t.Errorf("a file damaged at %d was taken for something that was never committed: %v", int(at)%len(good), err)
+			t.Errorf("a file damaged at %d was read as something that was never committed: %v", int(at)%len(good), err)
 		}
 	})
 }
 
-// TestUnloadedFileIsReadAgain: its pages leave the process, and nothing else does.
+// TestUnloadedFileIsReadAgain: the pages of the file leave the process, and the data stay readable.
 func TestUnloadedFileIsReadAgain(t *testing.T) {
 	s, done := mustOpen(t, filepath.Join(t.TempDir(), "state"))
 	defer done()

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package tasks says how many more threads and processes the cgroups of this process
-// allow.
+// Package tasks determines how many more threads and processes the cgroups of this process allow.
 //
-// The Go runtime ends a process at once when the kernel gives it no thread, with stacks
-// instead of a message, and no code can prevent that. So a process asks before it needs
-// them.
+// If the kernel refuses a new thread, the Go runtime ends the process at once, with stack traces
+// instead of a message, and code cannot prevent that. So a process checks the limits before it
+// needs the threads.
 package tasks
 
 import (
@@ -18,18 +17,18 @@ import (
 	"strings"
 )
 
-// Room is what the tightest of the cgroups allows.
+// Room is the remaining capacity of the most restrictive cgroup.
 type Room struct {
-	Left  int    // more tasks that it allows; never negative
-	Limit int    // all that it allows
-	File  string // its pids.max
+	Left  int    // number of further tasks; never negative
+	Limit int    // the limit of the cgroup
+	File  string // path of its pids.max
 }
 
-// Left asks the cgroups of this process, as far as its mounts show them. It is false if
-// none has a limit, or none can be asked.
+// Left returns the remaining capacity in the cgroups of this process, as far as they are mounted.
+// It returns false if no cgroup has a limit, or none can be read.
 func Left() (Room, bool) { return left("/proc/self") }
 
-// Need returns an error that names the limit if fewer tasks than that are left.
+// Need returns an error that names the limit if fewer than least tasks are left.
 func Need(least int, what string) error { return need("/proc/self", least, what) }
 
 func need(proc string, least int, what string) error {
@@ -45,7 +44,7 @@ func left(proc string) (tightest Room, limited bool) {
 	for _, dir := range directories(proc) {
 		limit, err := number(filepath.Join(dir, "pids.max"))
 		if err != nil {
-			continue // "max", or the root, which has no limit
+			continue // "max", or the root, which has no file
 		}
 		current, err := number(filepath.Join(dir, "pids.current"))
 		if err != nil {
@@ -67,8 +66,8 @@ func number(path string) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(content)))
 }
 
-// directories are those of the cgroup that counts the tasks of the process, and of all
-// above it that are mounted.
+// directories returns the directories of the cgroup that counts the tasks of the process, and of
+// all its mounted parents.
 func directories(proc string) (dirs []string) {
 	cgroups, err := os.ReadFile(filepath.Join(proc, "cgroup"))
 	if err != nil {
@@ -99,14 +98,15 @@ func directories(proc string) (dirs []string) {
 					break
 				}
 			}
-			break // others show the same
+			break // other mounts show the same hierarchy
 		}
 	}
 	return dirs
 }
 
-// hierarchy says what of a hierarchy a line of mountinfo mounts, and where; false if it is
-// not that of the unified one, or of the pids controller.
+// hierarchy parses a line of mountinfo and returns which part of the hierarchy is mounted, and
+// where. ok is false if the line mounts neither the unified hierarchy nor the pids controller,
+// whichever is asked for.
 func hierarchy(line string, unified bool) (root, point string, ok bool) {
 	before, after, found := strings.Cut(line, " - ")
 	fields, of := strings.Fields(before), strings.Fields(after)

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// machine is files as /proc/self and /sys/fs/cgroup have them.
+// machine is a directory with files like those in /proc/self and /sys/fs/cgroup.
 type machine struct {
 	t   *testing.T
 	dir string
@@ -35,7 +35,7 @@ func (m machine) write(path, content string) {
 	}
 }
 
-// limit gives a cgroup its limit and what it has.
+// limit writes the limit and the current number of tasks of a cgroup.
 func (m machine) limit(dir, limit, current string) {
 	m.t.Helper()
 	m.write(dir+"/pids.max", limit+"\n")
@@ -86,10 +86,10 @@ func TestTheTightestCgroupCounts(t *testing.T) {
 			Room{},
 			false,
 		},
-		"no limit":        {"0::/a\n", unified, map[string][2]string{"sys/fs/cgroup/a": {"max", "7"}}, Room{}, false},
-		"no cgroups":      {"0::/a\n", "", nil, Room{}, false},
-		"nothing of them": {"", unified, nil, Room{}, false},
-		"garbage":         {"0\n::\nx", " - \n" + unified, nil, Room{}, false},
+		"no limit":   {"0::/a\n", unified, map[string][2]string{"sys/fs/cgroup/a": {"max", "7"}}, Room{}, false},
+		"no cgroups": {"0::/a\n", "", nil, Room{}, false},
+		"no cgroup":  {"", unified, nil, Room{}, false},
+		"garbage":    {"0\n::\nx", " - \n" + unified, nil, Room{}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, c.cgroup, c.mounts)
@@ -119,7 +119,7 @@ func TestTheErrorNamesTheLimit(t *testing.T) {
 	}
 }
 
-// TestThisMachineIsRead: the real files, whatever limits they have.
+// TestThisMachineIsRead reads the real files, whatever limits they have.
 func TestThisMachineIsRead(t *testing.T) {
 	if err := Need(1, "this test"); err != nil {
 		t.Error(err)

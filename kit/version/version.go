@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package version says what was built. It links nothing, because the command
-// line tells its version and runs no service.
+// Package version returns the version of the build. It has no dependencies, because the command
+// line prints its version and runs no service.
 package version
 
 import (
@@ -11,17 +11,17 @@ import (
 	"strings"
 )
 
-// Build says what was built.
+// Build identifies a build.
 type Build struct {
-	Version  string // of the module, "devel" for a working copy
-	Revision string // of the repository; "" if it was not recorded
-	Modified bool   // the working copy had changes
+	Version  string // version of the module, "devel" for a working copy
+	Revision string // revision of the repository; empty if it was not recorded
+	Modified bool   // the working copy had uncommitted changes
 }
 
 // linkVersion is set with -ldflags "-X github.com/sluice-net/sluice/kit/version.linkVersion=v1.2.3".
 var linkVersion string
 
-// Get returns what the linker recorded.
+// Get returns the build information from the linker.
 func Get() Build {
 	v := Build{Version: linkVersion}
 	info, ok := debug.ReadBuildInfo()
@@ -40,7 +40,7 @@ func Get() Build {
 	return v
 }
 
-// String is the version with the revision, as logs and answers have it.
+// String returns version and revision, as in logs and answers.
 func (v Build) String() string {
 	s := v.Version
 	if v.Revision != "" {

@@ -16,64 +16,62 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/client"
 )
 
-// Source is a set that is kept elsewhere and can be watched.
+// Source is a remote set that can be watched.
 type Source[K comparable, V any] interface {
-	// Watch yields the events of a Hub or of a service that has one: from a
-	// listing on if the token is nil, else from after the event that carried the
-	// token, beginning with an event that is there already, a bookmark if nothing
-	// has changed. It ends soon after ctx is done. An error is the last that it
-	// yields; one that wraps ErrExpired refuses the token.
+	// Watch yields the events of a Hub, or of a service that uses one. With a nil token it begins
+	// with a listing, else with the event after the token. The first event comes at once: a
+	// bookmark if nothing has changed. Watch returns soon after ctx ends. An error is always the
+	// last item; it wraps ErrExpired if the source refuses the token.
 	Watch(ctx context.Context, token []byte) iter.Seq2[Event[K, V], error]
 }
 
-// Changes are what Follow hands on at once: each key is in one of the two maps.
+// Changes is one batch from Follow to a Sink. Each key is in at most one of the two maps.
 type Changes[K comparable, V any] struct {
 	Upserts map[K]V
 	Deletes map[K]struct{}
-	// Revision of the source's run Incarnation up to which the sink has
-	// everything with these changes. Zero, as during a listing: not known.
+	// Revision is the source's revision, within run Incarnation, up to which the sink is complete
+	// after these changes. 0 if unknown, as during a listing.
 	Revision    uint64
 	Incarnation string
-	// Origin up to which the sink has everything with these changes, as Revision.
+	// Origin is the origin up to which the sink is complete after these changes; zero if unknown.
 	Origin Origin
 }
 
-// Sink takes the set that Follow follows. Its methods are called one at a time
-// and keep none of the maps. After an error of Apply or Complete the source is
-// watched again, so that the same changes come once more.
+// Sink receives the set that Follow follows. Follow calls one method at a time; the sink must not
+// keep the maps. After an error of Apply or Complete, Follow watches the source again and delivers
+// the same changes again.
 type Sink[K comparable, V any] interface {
-	// Apply sets and deletes keys. It may be called without changes, to say the
-	// revision. Keys may be set that are equal, or deleted that do not exist.
+	// Apply sets and deletes keys. A call without changes only updates the revision. A key may be
+	// set to an equal value, and a deleted key may not exist.
 	Apply(ctx context.Context, c Changes[K, V]) error
-	// Complete says that the source has the listed keys and no other, and that it
-	// does not fail any more.
+	// Complete reports that the source has exactly the listed keys. It also clears a failure.
 	Complete(ctx context.Context, listed map[K]struct{}) error
-	// Failed says why nothing comes from the source; nil takes it back. What the
-	// sink has stays. An error of Failed ends Follow.
+	// Failed reports why the source delivers nothing; nil clears the failure. The sink keeps its
+	// content. An error of Failed ends Follow.
 	Failed(ctx context.Context, why error) error
 }
 
-// FollowOptions of Follow. All but Log are needed.
+// FollowOptions of Follow. All fields are required.
 type FollowOptions struct {
-	// Max is how many keys the set may have. A source with more fails, and what
-	// the sink has of it stays.
+	// Max is the maximum number of keys. If the source has more, the watch fails, and the sink
+	// keeps its content.
 	Max int
-	// RetryMin and RetryMax bound the pause after a failure. It doubles up to
-	// RetryMax, and begins anew after a watch that lasted for longer than that. A
-	// server whose socket cannot be connected to is asked every absentPause: one
-	// system call says whether it is back.
+	// RetryMin and RetryMax bound the pause after a failure. The pause doubles up to RetryMax, and
+	// restarts at RetryMin after a watch that lasted longer than RetryMax. While the server's
+	// socket cannot be connected to, the pause is at most absentPause, because a connection attempt
+	// costs only one system call.
 	RetryMin, RetryMax time.Duration
 	Log                *slog.Logger
 }
 
-// followBatch is how many changes Follow hands on at once, and how many events
-// it reads ahead of the sink.
+// followBatch is the maximum number of changes per call of the sink, and the number of events that
+// are read ahead.
 const followBatch = 512
 
-// absentPause is the longest pause while the source has no socket that answers.
+// absentPause is the longest pause while the server's socket refuses connections.
 const absentPause = 100 * time.Millisecond
 
-// Follow keeps a sink equal to a source until ctx is done. It then returns nil.
+// Follow keeps a sink equal to a source until ctx ends, and then returns nil.
 func Follow[K comparable, V any](ctx context.Context, source Source[K, V], sink Sink[K, V], o FollowOptions) error {
 	f := follower[K, V]{source: source, sink: sink, options: o}
 	pause := o.RetryMin
@@ -84,12 +82,12 @@ func Follow[K comparable, V any](ctx context.Context, source Source[K, V], sink 
 			return nil
 		}
 		if errors.Is(err, ErrExpired) && f.token != nil {
-			o.Log.Info("the source does not know the revision of the watch; everything is listed again")
+			o.Log.Info("the source no longer has the revision of the watch; listing everything again")
 			f.token = nil
 		} else {
 			if err.Error() != f.reported {
 				f.reported = err.Error()
-				o.Log.Warn("watch ended; it is opened again until that works", log.Err(err))
+				o.Log.Warn("watch ended; retrying", log.Err(err))
 			}
 			if err := sink.Failed(ctx, err); err != nil {
 				if ctx.Err() != nil {
@@ -114,27 +112,27 @@ func Follow[K comparable, V any](ctx context.Context, source Source[K, V], sink 
 	}
 }
 
-// follower is what Follow keeps from one watch to the next.
+// follower is the state of Follow that outlives a watch.
 type follower[K comparable, V any] struct {
 	source  Source[K, V]
 	sink    Sink[K, V]
 	options FollowOptions
 
-	token    []byte         // after what the sink has; nil: it has to be listed
-	keys     map[K]struct{} // of the source, as far as they were read
-	applied  Changes[K, V]  // the sink's revision, without maps
-	failed   bool           // the sink was told so last
-	reported string         // the failure that was logged last
+	token    []byte         // token after the changes that the sink has; nil before a listing
+	keys     map[K]struct{} // keys of the source that were read so far
+	applied  Changes[K, V]  // the revision of the sink, without maps
+	failed   bool           // the sink's last report was a failure
+	reported string         // the last failure that was logged
 }
 
-// watch follows one watch to its end and returns why it ended.
+// watch runs one watch to its end and returns why it ended.
 func (f *follower[K, V]) watch(ctx context.Context) error {
 	received, why, stop := f.receive(ctx)
 	defer stop()
 
 	listing := f.token == nil
 	next := Changes[K, V]{Upserts: make(map[K]V), Deletes: make(map[K]struct{}), Origin: f.applied.Origin}
-	var token []byte // of the last event
+	var token []byte // token of the last event
 	flush := func() error {
 		if listing {
 			next.Revision, next.Incarnation, next.Origin = 0, "", Origin{}
@@ -155,7 +153,7 @@ func (f *follower[K, V]) watch(ctx context.Context) error {
 	}
 	if listing {
 		f.keys = make(map[K]struct{})
-		if err := flush(); err != nil { // the revision is not known any more
+		if err := flush(); err != nil { // clears the sink's revision for the listing
 			return err
 		}
 	}
@@ -170,13 +168,13 @@ func (f *follower[K, V]) watch(ctx context.Context) error {
 		if e.Origin != (Origin{}) {
 			next.Origin = e.Origin
 		}
-		if next.Incarnation != string(e.Incarnation) { // no copy for each event
+		if next.Incarnation != string(e.Incarnation) { // avoids a copy for each event
 			next.Incarnation = string(e.Incarnation)
 		}
 		switch e.Kind {
 		case Upsert:
 			if f.keys[e.Key] = struct{}{}; len(f.keys) > f.options.Max {
-				f.token = nil // what of the keys is there still, only a listing tells
+				f.token = nil // only a listing can tell which keys still exist
 				return fmt.Errorf("the source has more than %d keys", f.options.Max)
 			}
 			delete(next.Deletes, e.Key)
@@ -207,8 +205,8 @@ func (f *follower[K, V]) watch(ctx context.Context) error {
 	return *why
 }
 
-// receive reads the source ahead of who handles its events. received is closed at
-// the end, and why says then how it came; stop returns when nothing reads any more.
+// receive reads the source in its own goroutine. received is closed at the end of the watch, and
+// *why is then its error. stop returns after the goroutine has stopped sending.
 func (f *follower[K, V]) receive(ctx context.Context) (received <-chan Event[K, V], why *error, stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	events := make(chan Event[K, V], followBatch)

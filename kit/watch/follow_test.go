@@ -27,14 +27,14 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/client"
 )
 
-// remote is a Source over a hub, as a service is that serves it.
+// remote is a Source that reads a hub, as a service does.
 type remote struct {
 	hub atomic.Pointer[Hub[string, int]]
-	// cut is asked before each event, counted from 0 in each watch, and ends the
-	// watch by an error. Nil: none ends.
+	// cut is called before each event, numbered from 0 in each watch. If it returns an error, the
+	// watch ends with it. May be nil.
 	cut    func(watch, event int) error
-	opened []time.Time // when each watch was
-	tokens []bool      // whether each continued
+	opened []time.Time // start of each watch
+	tokens []bool      // whether each watch continued from a token
 }
 
 func remoteOf(h *Hub[string, int], cut func(watch, event int) error) *remote {
@@ -69,16 +69,16 @@ func (r *remote) Watch(ctx context.Context, token []byte) iter.Seq2[Event[string
 	}
 }
 
-// keeper is a Sink that checks the contract while it takes the set.
+// keeper is a Sink that keeps the set and checks the contract.
 type keeper struct {
 	set       map[string]int
 	applied   int // calls of Apply with changes
 	completed int
-	failures  []string // "" where one is taken back
-	revision  uint64   // with incarnation
+	failures  []string // an empty text where a failure was cleared
+	revision  uint64   // valid with incarnation
 	run       string
-	origin    Origin                  // grows
-	fault     func(call string) error // called before each; nil: none fails
+	origin    Origin                  // never decreases
+	fault     func(call string) error // called before each call; may be nil
 }
 
 func (k *keeper) hit(call string) error {
@@ -139,7 +139,7 @@ func (k *keeper) Failed(_ context.Context, why error) error {
 	return nil
 }
 
-// want fails unless the keeper has what the hub has, at its revision.
+// want fails the test unless the keeper has the content and the revision of the hub.
 func (k *keeper) want(t *testing.T, h *Hub[string, int], completed int) {
 	t.Helper()
 	k.wantSet(t, h, completed)
@@ -151,8 +151,8 @@ func (k *keeper) want(t *testing.T, h *Hub[string, int], completed int) {
 	}
 }
 
-// wantSet is want without the revision: where the hub merges changes, the next
-// bookmark brings it.
+// wantSet is want without the revision: if the hub merged changes, the sink only learns the
+// revision with the next bookmark.
 func (k *keeper) wantSet(t *testing.T, h *Hub[string, int], completed int) {
 	t.Helper()
 	want := map[string]int{}
@@ -167,11 +167,11 @@ func (k *keeper) wantSet(t *testing.T, h *Hub[string, int], completed int) {
 	}
 }
 
-// turn orders what a test reads before what the follower writes after it: time
-// that goes by does not do so for the race detector.
+// turn orders the test's reads before the follower's later writes for the race detector, which does
+// not treat the passing of time as synchronisation.
 var turn atomic.Int64
 
-// after lets a time go by, and what happens in it.
+// after lets fake time pass, including everything that happens in it.
 func after(d time.Duration) {
 	turn.Add(1)
 	time.Sleep(d)
@@ -180,7 +180,7 @@ func after(d time.Duration) {
 
 var followOptions = FollowOptions{Max: 100, RetryMin: 50 * time.Millisecond, RetryMax: 2 * time.Second, Log: log.Discard()}
 
-// followed runs Follow while f does.
+// followed runs Follow while f runs.
 func followed(t *testing.T, r Source[string, int], k *keeper, f func()) {
 	t.Helper()
 	if k.set == nil {
@@ -197,7 +197,7 @@ func followed(t *testing.T, r Source[string, int], k *keeper, f func()) {
 	}
 }
 
-// hubOf has keys with their places as values.
+// hubOf returns a hub with these keys; a key's value is its position.
 func hubOf(o Options[int], keys ...string) *Hub[string, int] {
 	h := NewHub[string](o)
 	for i, k := range keys {
@@ -232,8 +232,8 @@ func TestFollowTakesTheListingAndEveryChange(t *testing.T) {
 }
 
 func TestFollowContinuesAfterTheSourceDiedAtAnyEvent(t *testing.T) {
-	// Three keys, the bookmark, two changes: seven places to die at, in the first
-	// watch and once more in the second.
+	// Three keys, the bookmark and two changes: the watch can fail at seven positions, in the first
+	// watch and again in the second.
 	for first := range 7 {
 		for second := range 5 {
 			t.Run(fmt.Sprintf("events %d and %d", first, second), func(t *testing.T) {
@@ -249,12 +249,12 @@ func TestFollowContinuesAfterTheSourceDiedAtAnyEvent(t *testing.T) {
 					k := &keeper{set: map[string]int{"stays": 2}}
 					k.fault = func(string) error {
 						if _, ok := k.set["stays"]; !ok {
-							t.Error("a key was lost that the source had all the time")
+							t.Error("a key that the source always had was deleted")
 						}
 						return nil
 					}
 					followed(t, r, k, func() {
-						h.Upsert("c", 4) // while the watch is open, or away
+						h.Upsert("c", 4) // while the watch is open, or interrupted
 						h.Delete("a")
 						h.Reach(1, 20)
 						after(time.Minute)
@@ -291,12 +291,12 @@ func TestFollowListsAgainWhenTheTokenIsTooOld(t *testing.T) {
 			k.want(t, h, 1)
 			away.Store(true)
 			for i := range 10 {
-				h.Upsert("d", i) // the first is read, and the watch then ends
+				h.Upsert("d", i) // the first change is read, and then the watch ends
 			}
 			h.Delete("a")
 			after(10 * time.Second)
 			if _, ok := k.set["a"]; !ok || k.completed != 1 {
-				t.Errorf("%v after %d listings while the source is away, want what it was", k.set, k.completed)
+				t.Errorf("%v after %d listings while the source is unavailable, want no change", k.set, k.completed)
 			}
 			failures := len(k.failures)
 			away.Store(false)
@@ -318,7 +318,7 @@ func TestFollowListsAgainAfterARestartOfTheSource(t *testing.T) {
 		k := &keeper{}
 		followed(t, r, k, func() {
 			old, fresh := r.hub.Load(), hubOf(Options[int]{Loading: true}, "b")
-			// The new run has not loaded what it had: nothing may be deleted for that.
+			// The new run has not loaded its keys yet, which must not cause deletions.
 			r.hub.Store(fresh)
 			old.Close()
 			after(time.Minute)
@@ -332,7 +332,7 @@ func TestFollowListsAgainAfterARestartOfTheSource(t *testing.T) {
 	})
 }
 
-// script is a Source that says what it is told to, and then nothing.
+// script is a Source that yields these events, and then blocks.
 type script []Event[string, int]
 
 func (s script) Watch(ctx context.Context, _ []byte) iter.Seq2[Event[string, int], error] {
@@ -388,9 +388,9 @@ func TestFollowRefusesASetOverItsBound(t *testing.T) {
 				t.Errorf("%d listings, failures %q; want none, and the bound", k.completed, k.failures)
 			}
 			if _, ok := k.set["had"]; !ok {
-				t.Error("what the sink had is gone")
+				t.Error("the sink has lost its content")
 			}
-			// A listing is costly: it must not be read many times a second.
+			// A listing is expensive, so it must not be repeated many times a second.
 			if n := len(r.opened); n > 60 {
 				t.Errorf("%d watches in a minute", n)
 			}
@@ -398,7 +398,7 @@ func TestFollowRefusesASetOverItsBound(t *testing.T) {
 			after(10 * time.Second)
 			k.want(t, h, 1)
 
-			h.Upsert("one too many", 1) // of a set that was complete
+			h.Upsert("one too many", 1) // the set was complete before
 			after(10 * time.Second)
 			if k.completed != 1 || k.failures[len(k.failures)-1] == "" {
 				t.Errorf("%d listings, failures %q; want 1, and the bound", k.completed, k.failures)
@@ -458,8 +458,8 @@ func TestFollowPausesLongerAfterEachFailureAndNeverAllAtOnce(t *testing.T) {
 	})
 }
 
-// TestFollowFindsAServerThatIsBack: a server that is started again is followed at once, however
-// long it was away, and is not asked all the time until then.
+// TestFollowFindsAServerThatIsBack: Follow notices a restarted server quickly, however long it was
+// absent, and does not poll it continuously.
 func TestFollowFindsAServerThatIsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := hubOf(Options[int]{}, "a")
@@ -475,7 +475,7 @@ func TestFollowFindsAServerThatIsBack(t *testing.T) {
 			after(time.Minute + absentPause)
 			k.want(t, h, 1)
 			if n := len(r.opened); n > 1300 {
-				t.Errorf("asked %d times in a minute", n)
+				t.Errorf("%d connection attempts in a minute", n)
 			}
 		})
 	})
@@ -518,7 +518,7 @@ func TestFollowEndsWithItsContextWhereverItIs(t *testing.T) {
 		cut  error
 		run  time.Duration // before the context ends
 	}{
-		{"while the source has nothing to say", nil, time.Second},
+		{"while the source is idle", nil, time.Second},
 		{"in the pause after a failure", errDead, 10 * time.Second},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -555,12 +555,12 @@ func TestFollowEndsWithItsContextWhereverItIs(t *testing.T) {
 	})
 }
 
-// A source that churns and dies at random ends up in the sink, whatever was lost
-// on the way.
+// Follow ends with the content of a source that changes and fails at random, whatever was lost in
+// between.
 func TestFollowAgreesWithARandomSource(t *testing.T) {
 	for seed := range uint64(50) {
 		synctest.Test(t, func(t *testing.T) {
-			// One for each goroutine.
+			// One generator per goroutine.
 			rnd, cuts, faults := rand.New(rand.NewPCG(seed, 1)), rand.New(rand.NewPCG(seed, 2)), rand.New(rand.NewPCG(seed, 3))
 			h := hubOf(Options[int]{History: 16, Pending: 16}, "a", "b")
 			var calm atomic.Bool
@@ -591,7 +591,7 @@ func TestFollowAgreesWithARandomSource(t *testing.T) {
 				after(time.Minute)
 				k.wantSet(t, h, k.completed)
 				if k.completed == 0 {
-					t.Error("it never completed")
+					t.Error("the sink was never complete")
 				}
 			})
 		})
@@ -601,7 +601,7 @@ func TestFollowAgreesWithARandomSource(t *testing.T) {
 	}
 }
 
-// answers is a stream of a client, of which the last error is the end.
+// answers is a client stream that ends with an error.
 type answers struct {
 	grpc.ClientStream
 	messages []int

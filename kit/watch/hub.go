@@ -3,23 +3,21 @@
 
 // Package watch distributes the changes of a keyed set to many readers.
 //
-// A reader gets a listing of everything, a bookmark that says "that was
-// everything", and then changes. Each carries a token with which a reader that
-// was away continues where it was; a token that is too old, or from another
-// run of the process, is refused with ErrExpired, and the reader lists again.
+// A reader receives a listing of the set, a bookmark that marks the end of the listing, and then
+// changes. Each event carries a token, from which a reader can resume after an interruption. A
+// token that is too old, or from another run of the process, is refused with ErrExpired, and the
+// reader must list again.
 //
-// The producer never waits. Changes that a slow reader has not taken yet are
-// merged by key; a reader with more than Options.Pending keys outstanding is
-// cut with ErrSlow. So no reader has a gap that it does not know of, and none
-// costs more memory than its bound.
+// The producer never waits. Changes that a slow reader has not read yet are merged by key; a reader
+// with more than Options.Pending unread keys is disconnected with ErrSlow. So a reader never has an
+// unnoticed gap, and its memory use is bounded.
 //
-// Follow is the reader of such a set in another process: it keeps a Sink equal
-// to a Source, through the ends of watches and the restarts of the source.
+// Follow reads such a set from another process: it keeps a Sink equal to a Source across
+// interrupted watches and restarts of the source.
 //
-// Order: a key's changes arrive in order, a new key never before one that was
-// added earlier, a deletion never before one that was made earlier. Merging may
-// show a later value earlier, or show a deletion of a key that the reader never
-// saw, which readers must ignore.
+// Order: the changes of a key arrive in order. A new key never arrives before a key that was added
+// earlier, and a deletion never before an earlier deletion. Because of merging, a reader may see a
+// later value earlier, or the deletion of a key that it never saw, which it must ignore.
 package watch
 
 import (
@@ -35,21 +33,22 @@ import (
 )
 
 var (
-	// ErrExpired: the token cannot be continued from; list again.
+	// ErrExpired means that the watch cannot be resumed from the token; list again.
 	ErrExpired = errors.New("resume token expired")
-	// ErrSlow: the reader fell too far behind and was cut; its last token may still be good.
+	// ErrSlow means that the reader fell too far behind and was disconnected; its last token may
+	// still be valid.
 	ErrSlow = errors.New("reader too slow")
-	// ErrClosed: the hub or the subscription was closed.
+	// ErrClosed means that the hub or the subscription was closed.
 	ErrClosed = errors.New("watch closed")
 )
 
-// Kind says what an Event tells.
+// Kind is the kind of an Event.
 type Kind uint8
 
 const (
-	Upsert   Kind = iota + 1 // the key is there and has this value
-	Delete                   // the key is not there
-	Bookmark                 // nothing changed; the token is newer
+	Upsert   Kind = iota + 1 // the key exists with this value
+	Delete                   // the key does not exist
+	Bookmark                 // no change, but a newer token
 )
 
 func (k Kind) String() string {
@@ -67,45 +66,45 @@ func (k Kind) String() string {
 // Event is one message to a reader.
 type Event[K comparable, V any] struct {
 	Kind  Kind
-	Key   K // not for a bookmark
-	Value V // only for an upsert; shared, must not be changed
-	// SnapshotComplete is set on the bookmark after a listing: what was not
-	// listed is gone.
+	Key   K // not set in a bookmark
+	Value V // only set in an upsert; shared, must not be modified
+	// SnapshotComplete is set on the bookmark after a listing: keys that were not listed do not
+	// exist.
 	SnapshotComplete bool
-	// Token continues after this event. It is nil until the listing is complete.
+	// Token resumes after this event. It is nil until the listing is complete.
 	Token []byte
-	// Revision of the hub up to which the reader has everything after this event:
-	// the number of changes in the hub's run. 0 until the listing is complete.
+	// Revision is the number of changes in the hub's run that are included up to this event. 0
+	// until the listing is complete.
 	Revision uint64
-	// Incarnation is the run that Revision counts in. It is nil with revision 0,
-	// or where the source has none.
+	// Incarnation identifies the run of the hub to which Revision belongs. It is nil if Revision is
+	// 0 or the source has none.
 	Incarnation []byte
-	// Origin up to which the reader has everything after this event. Zero: that of
-	// the event before.
+	// Origin is the revision of the store up to which changes are included after this event. Zero
+	// means the Origin of the previous event.
 	Origin Origin
 }
 
-// Origin is a point in the store that the set of a Hub is from.
+// Origin is a revision of the store that a Hub's set is derived from.
 type Origin struct {
-	Store    uint64 // names the store; 0: not known
-	Revision int64  // of the store
+	Store    uint64 // identifies the store; 0 if unknown
+	Revision int64  // revision of the store
 }
 
 // Options of a Hub. The zero value is usable.
 type Options[V any] struct {
-	History int // changes that a token may lie back; 8,192 if 0
-	Pending int // keys that a reader may have outstanding; 8,192 if 0
-	// Loading holds back every "that was everything" until Loaded is called:
-	// the hub's own source has not listed completely yet.
+	History int // number of changes after which a token expires; 8,192 if 0
+	Pending int // maximum number of unread keys of a reader; 8,192 if 0
+	// Loading delays the bookmark after listings until Loaded is called, because the hub's own
+	// source is not complete yet.
 	Loading bool
-	// Equal makes an upsert of an equal value no change at all. Nil never does.
+	// Equal reports whether an upsert can be ignored because the value is equal. Nil ignores none.
 	Equal func(a, b V) bool
-	// Quiet is how much later readers may learn of a Reach before which nothing
-	// changed: a store has revisions that are of no interest to them. 0: at once.
+	// Quiet is the maximum delay of a bookmark for a Reach without changes before it, because many
+	// revisions of a store do not concern the readers. 0 sends it at once.
 	Quiet time.Duration
 }
 
-// Hub holds the set and its readers. All methods may be called concurrently.
+// Hub holds the set and its readers. All methods are safe for concurrent use.
 type Hub[K comparable, V any] struct {
 	opts        Options[V]
 	incarnation [8]byte
@@ -113,20 +112,20 @@ type Hub[K comparable, V any] struct {
 	mu       sync.Mutex
 	revision uint64                           // guarded by mu; of the last change
 	items    map[K]*item[V]                   // guarded by mu
-	history  []change[K, V]                   // guarded by mu; a ring
-	first    uint64                           // guarded by mu; the oldest revision in history
+	history  []change[K, V]                   // guarded by mu; a ring buffer
+	first    uint64                           // guarded by mu; oldest revision in history
 	subs     map[*Subscription[K, V]]struct{} // guarded by mu
-	origin   Origin                           // guarded by mu; the items have everything up to it
-	told     uint64                           // guarded by mu; revision at which readers learned an origin last
-	telling  bool                             // guarded by mu; they will learn this one
-	changed  chan struct{}                    // guarded by mu; closed at the next change; nil if nothing waits for it
+	origin   Origin                           // guarded by mu; the items include everything up to it
+	told     uint64                           // guarded by mu; revision of the hub when readers last received an origin
+	telling  bool                             // guarded by mu; a timer will send the origin
+	changed  chan struct{}                    // guarded by mu; closed at the next change; nil if no caller waits for it
 	loaded   bool                             // guarded by mu
 	closed   bool                             // guarded by mu
 }
 
 type item[V any] struct {
 	value   V
-	created uint64 // revision at which the key appeared: the order of listings
+	created uint64 // revision of the first upsert: the order of listings
 }
 
 type change[K comparable, V any] struct {
@@ -155,8 +154,8 @@ func NewHub[K comparable, V any](o Options[V]) *Hub[K, V] {
 	return h
 }
 
-// Upsert sets a key. It returns the revision of the change, or of the last
-// one if the value is equal to the present one.
+// Upsert sets a key. It returns the revision of the change, or the current revision if the value is
+// unchanged.
 func (h *Hub[K, V]) Upsert(key K, value V) uint64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -177,7 +176,7 @@ func (h *Hub[K, V]) Upsert(key K, value V) uint64 {
 	return h.revision
 }
 
-// Delete removes a key and says whether it was there.
+// Delete removes a key and reports whether it existed.
 func (h *Hub[K, V]) Delete(key K) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -201,14 +200,14 @@ func (h *Hub[K, V]) Get(key K) (V, bool) {
 	return zero, false
 }
 
-// Len is the number of keys.
+// Len returns the number of keys.
 func (h *Hub[K, V]) Len() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return len(h.items)
 }
 
-// Keys returns all keys in the order in which they appeared.
+// Keys returns all keys in the order in which they were added.
 func (h *Hub[K, V]) Keys() []K {
 	h.mu.Lock()
 	listing := h.list()
@@ -221,16 +220,16 @@ func (h *Hub[K, V]) Keys() []K {
 	return keys
 }
 
-// Revision is the number of changes so far.
+// Revision returns the number of changes so far.
 func (h *Hub[K, V]) Revision() uint64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.revision
 }
 
-// Changed returns a channel that is closed at the next change. It is for those that
-// look at the whole set after each, and takes no subscription: ask for it before the
-// look, so that no change goes by between the two.
+// Changed returns a channel that is closed at the next change. It is for callers that read the
+// whole set after each change, without a subscription: call Changed before reading the set, so that
+// no change is missed.
 func (h *Hub[K, V]) Changed() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -240,16 +239,16 @@ func (h *Hub[K, V]) Changed() <-chan struct{} {
 	return h.changed
 }
 
-// Origin is what the last call of Reach said.
+// Origin returns the arguments of the last call of Reach.
 func (h *Hub[K, V]) Origin() Origin {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.origin
 }
 
-// Reach says that the hub has everything up to a revision of the store that its
-// set is from. Readers learn it from the next event, or from a bookmark: at once,
-// or within Options.Quiet if nothing has changed since they learned the last one.
+// Reach declares that the hub includes everything up to a revision of its store. Readers receive it
+// with the next event or in a bookmark: at once, or within Options.Quiet if nothing has changed
+// since they last received an origin.
 func (h *Hub[K, V]) Reach(store uint64, revision int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -260,7 +259,7 @@ func (h *Hub[K, V]) Reach(store uint64, revision int64) {
 	h.origin = at
 	onward := at.Store == before.Store && at.Revision > before.Revision
 	switch {
-	case !h.loaded: // the first bookmark has it
+	case !h.loaded: // the bookmark after the listing will have it
 	case h.opts.Quiet <= 0 || h.revision != h.told || !onward:
 		h.tell()
 	case !h.telling:
@@ -275,7 +274,7 @@ func (h *Hub[K, V]) Reach(store uint64, revision int64) {
 	}
 }
 
-// tell lets readers know of the origin. It runs with mu held.
+// tell sends the origin to all readers. Called with mu held.
 func (h *Hub[K, V]) tell() {
 	h.told, h.telling = h.revision, false
 	for s := range h.subs {
@@ -283,18 +282,18 @@ func (h *Hub[K, V]) tell() {
 	}
 }
 
-// Incarnation is the run of the hub in which revisions count, 8 bytes.
+// Incarnation returns the 8-byte identifier of this run of the hub.
 func (h *Hub[K, V]) Incarnation() []byte { return h.incarnation[:8:8] }
 
-// Readers is the number of open subscriptions.
+// Readers returns the number of open subscriptions.
 func (h *Hub[K, V]) Readers() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return len(h.subs)
 }
 
-// Loaded says that the source has listed everything: readers that wait for
-// their bookmark get it. Further calls do nothing.
+// Loaded declares that the hub's source is complete: readers that wait for their bookmark get it.
+// Further calls do nothing.
 func (h *Hub[K, V]) Loaded() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -318,7 +317,7 @@ func (h *Hub[K, V]) Close() {
 	}
 }
 
-// publish runs with mu held.
+// publish must be called with mu held.
 func (h *Hub[K, V]) publish(c change[K, V]) {
 	if len(h.history) < h.opts.History {
 		h.history = append(h.history, c)
@@ -337,8 +336,8 @@ func (h *Hub[K, V]) publish(c change[K, V]) {
 	}
 }
 
-// list runs with mu held. The order is made without it, by sorted: sorting
-// many keys takes longer than copying them, and must not hold the producer up.
+// list must be called with mu held. It does not sort: sorting takes longer than copying and must
+// not delay the producer.
 func (h *Hub[K, V]) list() []change[K, V] {
 	all := make([]change[K, V], 0, len(h.items))
 	for k, it := range h.items {
@@ -347,7 +346,7 @@ func (h *Hub[K, V]) list() []change[K, V] {
 	return all
 }
 
-// sorted puts a listing into the order in which the keys appeared.
+// sorted sorts a listing by the order in which the keys were added.
 func sorted[K comparable, V any](listing []change[K, V]) []change[K, V] {
 	slices.SortFunc(listing, func(a, b change[K, V]) int { return cmp.Compare(a.revision, b.revision) })
 	return listing
@@ -359,19 +358,19 @@ func (h *Hub[K, V]) token(revision uint64) []byte {
 
 func (h *Hub[K, V]) parse(token []byte) (uint64, error) {
 	if len(token) != 16 || [8]byte(token[:8]) != h.incarnation {
-		return 0, fmt.Errorf("%w: it is from another run of the server", ErrExpired)
+		return 0, fmt.Errorf("%w: the token is from another run of the server", ErrExpired)
 	}
 	return binary.BigEndian.Uint64(token[8:]), nil
 }
 
-// Subscribe opens a subscription: with an empty token from a listing on, else
-// from after the event that carried it. The reader must call Close.
+// Subscribe opens a subscription. With an empty token it begins with a listing, else with the
+// changes after the token. The reader must call Close.
 func (h *Hub[K, V]) Subscribe(token []byte) (*Subscription[K, V], error) {
 	s, err := h.subscribe(token)
 	if err != nil {
 		return nil, err
 	}
-	sorted(s.listing) // the reader's own, and it has not begun
+	sorted(s.listing) // safe without mu: the listing belongs to the reader, which has not begun
 	return s, nil
 }
 
@@ -399,7 +398,7 @@ func (h *Hub[K, V]) subscribe(token []byte) (*Subscription[K, V], error) {
 			return nil, fmt.Errorf("%w: revision %d, have %d to %d", ErrExpired, revision, h.first, h.revision)
 		}
 		s.position = revision
-		s.limit += h.opts.History // the replay must not count as slowness
+		s.limit += h.opts.History // the replay must not count towards the limit
 		for r := revision + 1; r <= h.revision; r++ {
 			s.push(h.history[int((r-1)%uint64(h.opts.History))])
 		}
@@ -410,33 +409,33 @@ func (h *Hub[K, V]) subscribe(token []byte) (*Subscription[K, V], error) {
 	return s, nil
 }
 
-// Subscription is one reader's view. Next belongs to one goroutine.
+// Subscription is one reader's view. Only one goroutine may call Next.
 type Subscription[K comparable, V any] struct {
 	hub     *Hub[K, V]
 	limit   int
-	fresh   bool           // began with a listing
-	listing []change[K, V] // what of the listing was not read yet; the reader's own
-	wake    chan struct{}  // has a token when there may be news
+	fresh   bool           // the subscription began with a listing
+	listing []change[K, V] // unread rest of the listing; owned by the reader
+	wake    chan struct{}  // holds a token when there may be something to read
 	ended   chan struct{}  // closed when err is set
 
 	mu       sync.Mutex
 	head     *entry[K, V]       // guarded by mu; oldest
 	tail     *entry[K, V]       // guarded by mu
-	queued   map[K]*entry[K, V] // guarded by mu; bookmarks are not in it
+	queued   map[K]*entry[K, V] // guarded by mu; without bookmarks
 	err      error              // guarded by mu
 	reached  *entry[K, V]       // guarded by mu; the queued bookmark of the last Reach
 	position uint64             // guarded by mu; everything up to it was read
 	origin   Origin             // guarded by mu; everything up to it was read
-	marked   bool               // guarded by mu; the first bookmark was read
+	marked   bool               // guarded by mu; the bookmark after the listing was read
 }
 
 type entry[K comparable, V any] struct {
 	change     change[K, V]
-	origin     Origin // of a bookmark
+	origin     Origin // only for a bookmark
 	prev, next *entry[K, V]
 }
 
-// push merges a change into the queue and says whether the reader still keeps up.
+// push merges a change into the queue and reports whether the reader is still within its limit.
 func (s *Subscription[K, V]) push(c change[K, V]) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -445,8 +444,8 @@ func (s *Subscription[K, V]) push(c change[K, V]) bool {
 	}
 	if e, ok := s.queued[c.key]; ok {
 		if e.change.kind == Upsert && c.kind == Upsert {
-			// It keeps its place, before what was added after it. The token
-			// of that place is older than the value, which does no harm.
+			// The entry keeps its position, before keys that were added later. The token of that
+			// position is older than the value, which is harmless.
 			e.change.value = c.value
 			return true
 		}
@@ -470,7 +469,7 @@ func (s *Subscription[K, V]) mark(revision uint64, origin Origin) {
 	s.notify()
 }
 
-// reach queues a bookmark in the place of the one that the last call queued.
+// reach queues a bookmark, which replaces the bookmark of the previous call.
 func (s *Subscription[K, V]) reach(revision uint64, origin Origin) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -530,8 +529,8 @@ func (s *Subscription[K, V]) unlink(e *entry[K, V]) {
 	e.prev, e.next = nil, nil
 }
 
-// Next returns the next event, waiting for it until ctx is done. Errors other
-// than the context's are final: ErrSlow, ErrClosed.
+// Next returns the next event, and waits for it until ctx ends. Errors other than the context's are
+// final: ErrSlow, ErrClosed.
 func (s *Subscription[K, V]) Next(ctx context.Context) (Event[K, V], error) {
 	for {
 		if e, ok, err := s.take(); ok || err != nil {
@@ -554,7 +553,7 @@ func (s *Subscription[K, V]) take() (Event[K, V], bool, error) {
 	}
 	if len(s.listing) > 0 {
 		c := s.listing[0]
-		s.listing[0] = change[K, V]{} // let go of the value
+		s.listing[0] = change[K, V]{} // release the value
 		s.listing = s.listing[1:]
 		return Event[K, V]{Kind: Upsert, Key: c.key, Value: c.value}, true, nil
 	}
@@ -582,25 +581,24 @@ func (s *Subscription[K, V]) take() (Event[K, V], bool, error) {
 	return out, true, nil
 }
 
-// Ended is closed when the subscription has ended, also while its reader does
-// not call Next; Err says why.
+// Ended is closed when the subscription ends, even if its reader does not call Next. Err then
+// returns the reason.
 func (s *Subscription[K, V]) Ended() <-chan struct{} { return s.ended }
 
-// Err is why the subscription has ended: ErrSlow or ErrClosed; nil while it is open.
+// Err returns why the subscription ended, ErrSlow or ErrClosed; nil while it is open.
 func (s *Subscription[K, V]) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
 }
 
-// Token continues after the last event that Next returned; nil while the
-// listing is not complete.
+// Token returns the token after the last event that Next returned; nil until the listing is
+// complete.
 func (s *Subscription[K, V]) Token() []byte {
 	return s.bookmark().Token
 }
 
-// bookmark returns a bookmark after the last event, without token while the listing is
-// not complete.
+// bookmark returns a bookmark after the last event, without a token until the listing is complete.
 func (s *Subscription[K, V]) bookmark() Event[K, V] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -612,7 +610,7 @@ func (s *Subscription[K, V]) bookmark() Event[K, V] {
 	return out
 }
 
-// Close frees the subscription; Next then returns ErrClosed.
+// Close frees the subscription. Next then returns ErrClosed.
 func (s *Subscription[K, V]) Close() {
 	s.hub.mu.Lock()
 	delete(s.hub.subs, s)

@@ -25,10 +25,10 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// replica is what a reader knows; it checks the contract while it reads.
+// replica is a reader's copy of the set; it checks the contract on each event.
 type replica struct {
 	state    map[string]int
-	listed   map[string]bool // during a listing
+	listed   map[string]bool // not nil during a listing
 	complete bool
 	token    []byte
 }
@@ -51,11 +51,11 @@ func (r *replica) apply(e Event[string, int]) error {
 		}
 		if e.SnapshotComplete {
 			if r.listed == nil {
-				return errors.New("a listing ended that did not begin")
+				return errors.New("the end of a listing without its beginning")
 			}
 			for k := range r.state {
 				if !r.listed[k] {
-					delete(r.state, k) // what was not listed is gone
+					delete(r.state, k) // keys that were not listed do not exist
 				}
 			}
 			r.listed, r.complete = nil, true
@@ -71,7 +71,7 @@ func (r *replica) apply(e Event[string, int]) error {
 	return nil
 }
 
-// drain reads until nothing is left.
+// drain reads all available events.
 func drain(t *testing.T, s *Subscription[string, int]) []Event[string, int] {
 	t.Helper()
 	var events []Event[string, int]
@@ -97,8 +97,8 @@ func subscribe(t *testing.T, h *Hub[string, int], token []byte) *Subscription[st
 	return s
 }
 
-// brief writes events as "a=1 -b | a=2", with "|" for the end of a listing
-// and "." for another bookmark.
+// brief formats events as "a=1 -b | a=2", with "|" for the end of a listing and "." for any other
+// bookmark.
 func brief(events []Event[string, int]) string {
 	var s string
 	for _, e := range events {
@@ -136,7 +136,7 @@ func TestReaderGetsListingBookmarkAndChangesInOrder(t *testing.T) {
 	h.Upsert("x", 1)
 	h.Delete("x")
 	s := subscribe(t, h, nil)
-	wantEvents(t, s, "b=3 a=2 |") // in the order in which the keys appeared
+	wantEvents(t, s, "b=3 a=2 |") // in the order in which the keys were added
 	h.Upsert("c", 4)
 	h.Delete("a")
 	if h.Delete("a") {
@@ -157,7 +157,7 @@ func TestMergedChangesKeepAnOrderThatDependentsCanRelyOn(t *testing.T) {
 	s := subscribe(t, h, nil)
 	wantEvents(t, s, "|")
 	h.Upsert("base", 1)
-	h.Upsert("user", 1) // needs base
+	h.Upsert("user", 1) // depends on base
 	h.Upsert("base", 2)
 	wantEvents(t, s, "base=2 user=1")
 	h.Upsert("base", 3)
@@ -184,11 +184,11 @@ func TestResumedReaderGetsWhatItMissedAndABookmark(t *testing.T) {
 	h.Delete("b")
 	s = subscribe(t, h, token)
 	events = wantEvents(t, s, "a=2 -b .")
-	// From any of them it goes on without losing what was merged.
+	// A reader can resume from each of these tokens without losing merged changes.
 	wantEvents(t, subscribe(t, h, events[0].Token), "-b .")
 	wantEvents(t, subscribe(t, h, events[2].Token), ".")
 	if !bytes.Equal(s.Token(), events[2].Token) {
-		t.Error("Token is not that of the last event")
+		t.Error("Token differs from the token of the last event")
 	}
 }
 
@@ -202,7 +202,7 @@ func TestTokensThatCannotBeContinuedFromAreRefused(t *testing.T) {
 	for i := range 4 {
 		h.Upsert("k", i)
 	}
-	wantEvents(t, subscribe(t, h, old), "k=3 .") // just inside
+	wantEvents(t, subscribe(t, h, old), "k=3 .") // just within the history
 	h.Upsert("k", 9)
 	other := NewHub[string, int](Options[int]{})
 	future := bytes.Clone(old)
@@ -224,7 +224,7 @@ func TestSlowReaderIsDisconnectedAndOthersAreNot(t *testing.T) {
 	events := wantEvents(t, slow, "|")
 	wantEvents(t, fast, "|")
 	for i := range 3 {
-		for range 5 { // changes of one key do not add up
+		for range 5 { // changes of one key count once
 			h.Upsert(fmt.Sprint("k", i), i)
 		}
 	}
@@ -237,7 +237,7 @@ func TestSlowReaderIsDisconnectedAndOthersAreNot(t *testing.T) {
 	if h.Readers() != 1 {
 		t.Errorf("%d readers, want the fast one", h.Readers())
 	}
-	// A replay longer than the bound is no slowness, but what comes then is bounded.
+	// A replay longer than the limit does not count as slow, but later changes are limited.
 	resumed := subscribe(t, h, events[0].Token)
 	wantEvents(t, resumed, "k0=0 k1=1 k2=2 k3=3 .")
 	for i := range 5 {
@@ -287,14 +287,14 @@ func TestReadersLearnHowFarTheStoreIsRead(t *testing.T) {
 	h.Upsert("a", 2)
 	h.Reach(7, 12)
 	h.Upsert("b", 1)
-	h.Upsert("a", 3) // in the place of the first
+	h.Upsert("a", 3) // merged into the first change
 	h.Reach(7, 13)
 	h.Reach(7, 13)
 	want("two changes", s, "a=3 b=1 .", at(11), at(11), at(13))
 	token := s.Token()
 	h.Upsert("c", 1)
 	want("the next change", s, "c=1", at(13))
-	h.Reach(8, 2) // put back to an older state
+	h.Reach(8, 2) // the store was restored to an older state
 	want("another store", s, ".", Origin{Store: 8, Revision: 2})
 	want("resumed", subscribe(t, h, token), "c=1 .", Origin{}, Origin{Store: 8, Revision: 2})
 	if got := h.Origin(); got != (Origin{Store: 8, Revision: 2}) {
@@ -302,8 +302,8 @@ func TestReadersLearnHowFarTheStoreIsRead(t *testing.T) {
 	}
 }
 
-// TestReadersAreNotWokenByWhatDoesNotConcernThem: revisions of the store without a
-// change of the set come to them later, and together.
+// TestReadersAreNotWokenByWhatDoesNotConcernThem: store revisions without a change of the set reach
+// the readers later and merged.
 func TestReadersAreNotWokenByWhatDoesNotConcernThem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := NewHub[string, int](Options[int]{Quiet: time.Second})
@@ -376,9 +376,8 @@ func TestClosedHubEndsReadersAndRefusesNewOnes(t *testing.T) {
 	s.Close()
 }
 
-// Readers of every kind follow a random history, with random pauses, cuts and
-// resumptions; in the end each must know exactly what the hub has, and what it
-// was never told must not be needed to get there.
+// Readers of every kind follow a random history, with random pauses, interruptions and resumptions.
+// At the end the state of each must equal the hub's.
 func TestEveryReadersReplicaEndsEqualToTheHub(t *testing.T) {
 	for seed := range uint64(300) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -504,8 +503,8 @@ func TestConcurrentReadersFollowAConcurrentProducer(t *testing.T) {
 					return
 				}
 			}
-			// "end" was the last change, so nothing else may be missing, except
-			// that merging may have shown it early: it was never changed before.
+			// "end" was the last change, so nothing else may be missing. Merging may have shown it
+			// early: it was never changed before.
 			for i := range 100 {
 				if want := changes - 100 + i; r.state[fmt.Sprint("k", want%100)] != want {
 					t.Errorf("k%d is %d, want %d", want%100, r.state[fmt.Sprint("k", want%100)], want)
@@ -535,7 +534,7 @@ func TestServeSendsBookmarksWhileIdleAndEndsWithTheContext(t *testing.T) {
 			done <- Serve(ctx, h, nil, func(e Event[string, int]) error { events <- e; return nil })
 		}()
 		first, second := <-events, <-events
-		idle := <-events // synctest lets the time pass
+		idle := <-events // synctest advances the time
 		if brief([]Event[string, int]{first, second, idle}) != "a=1 | ." || !bytes.Equal(idle.Token, second.Token) {
 			t.Errorf("got %v, %v, %v", first, second, idle)
 		}
@@ -563,7 +562,7 @@ func TestStatusLeavesOtherErrorsAlone(t *testing.T) {
 	}
 }
 
-// The producer's cost must not depend on how many keys there are.
+// The producer's cost must not depend on the number of keys.
 func BenchmarkUpsertWithOneReader(b *testing.B) {
 	for _, keys := range []int{1_000, 65_000} {
 		b.Run(fmt.Sprint(keys), func(b *testing.B) {
@@ -607,17 +606,17 @@ func TestChangedTellsOfTheNextChangeAndOfNoneBefore(t *testing.T) {
 	first, second := h.Changed(), h.Changed()
 	h.Upsert("a", 1)
 	if told(first) {
-		t.Error("told of an equal value, which is no change")
+		t.Error("notified of an equal value, which is not a change")
 	}
 	h.Upsert("a", 2)
 	if !told(first) || !told(second) {
-		t.Error("not told of a change")
+		t.Error("not notified of a change")
 	}
 	deleted := h.Changed()
 	if told(deleted) {
-		t.Error("told of a change before the call")
+		t.Error("notified of a change before the call")
 	}
 	if h.Delete("a"); !told(deleted) {
-		t.Error("not told of a deletion")
+		t.Error("not notified of a deletion")
 	}
 }

@@ -14,9 +14,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Receive yields the messages of a Watch RPC as events, for Source.Watch. Open
-// makes the call; the stream ends with the context that it was made with. The
-// code OUT_OF_RANGE, with which Serve refuses a token, becomes ErrExpired.
+// Receive yields the messages of a Watch RPC as events, for Source.Watch. open makes the call; the
+// stream ends with the context of the call. The code OUT_OF_RANGE, with which Serve refuses a
+// token, becomes ErrExpired.
 func Receive[M any, K comparable, V any](
 	open func() (grpc.ServerStreamingClient[M], error), event func(*M) Event[K, V],
 ) iter.Seq2[Event[K, V], error] {
@@ -25,8 +25,8 @@ func Receive[M any, K comparable, V any](
 	})
 }
 
-// ReceiveBatches is Receive for messages of several events. All but the last of a
-// message must be without a token: it is for what comes after the message.
+// ReceiveBatches is Receive for messages with several events. Only the last event of a message may
+// have a token, which resumes after the whole message.
 func ReceiveBatches[M any, K comparable, V any](
 	open func() (grpc.ServerStreamingClient[M], error), events func(*M) iter.Seq[Event[K, V]],
 ) iter.Seq2[Event[K, V], error] {

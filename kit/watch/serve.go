@@ -15,29 +15,27 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
 
-// IdleBookmark is how long a reader of Serve hears nothing before it gets a
-// bookmark that only moves its token.
+// IdleBookmark is the idle time of a reader after which Serve sends a bookmark that only renews the
+// token.
 const IdleBookmark = 30 * time.Second
 
-// SendTimeout is how long one send of Serve may take. A client that accepts
-// nothing for so long is disconnected with ErrSlow.
+// SendTimeout is the maximum duration of one send. A client that accepts nothing for this long is
+// disconnected with ErrSlow.
 const SendTimeout = 30 * time.Second
 
-// Serve subscribes and passes every event to send until ctx is done, send
-// fails, or the subscription ends. It is the body of a Watch RPC: what it
-// returns is ready to be the RPC's status.
+// Serve subscribes to the hub and passes every event to send until ctx ends, send fails, or the
+// subscription ends. It implements a Watch RPC: its result is the status of the RPC.
 //
-// Serve returns when the subscription ends, or when one send takes longer than
-// SendTimeout, although send has not returned: gRPC's Send waits for a client
-// that does not read until its handler returns, which is what ends it. So send
-// is called from a goroutine that ends with send; nothing is sent after the
-// event that it was called with.
+// Serve returns when the subscription ends or when one send takes longer than SendTimeout, even if
+// that send has not returned: gRPC's Send to a client that does not read only returns after its
+// handler has returned. Therefore a separate goroutine calls send; after Serve has returned, that
+// goroutine ends as soon as its last send returns, and sends nothing else.
 func Serve[K comparable, V any](ctx context.Context, h *Hub[K, V], token []byte, send func(Event[K, V]) error) error {
 	return ServeBatches(ctx, h, token, 1, func(events []Event[K, V]) error { return send(events[0]) })
 }
 
-// ServeBatches is Serve with up to most events in one call of send: those that
-// wait at that time. The slice is valid during the call.
+// ServeBatches is Serve with up to most events per call of send: the events that are available at
+// that time. The slice is only valid during the call.
 func ServeBatches[K comparable, V any](ctx context.Context, h *Hub[K, V], token []byte, most int,
 	send func([]Event[K, V]) error,
 ) error {
@@ -64,13 +62,13 @@ func ServeBatches[K comparable, V any](ctx context.Context, h *Hub[K, V], token 
 	case <-s.Ended():
 		return Status(s.Err())
 	case <-blocked.C:
-		return Status(fmt.Errorf("%w: it accepted nothing for %v", ErrSlow, SendTimeout))
+		return Status(fmt.Errorf("%w: the client accepted nothing for %v", ErrSlow, SendTimeout))
 	case <-ctx.Done():
 		return Status(ctx.Err())
 	}
 }
 
-// pump passes events to send until either ends.
+// pump passes events to send until the subscription or send ends.
 func pump[K comparable, V any](ctx context.Context, s *Subscription[K, V], most int,
 	send func([]Event[K, V]) error,
 ) error {
@@ -81,7 +79,7 @@ func pump[K comparable, V any](ctx context.Context, s *Subscription[K, V], most 
 			return err
 		}
 		if e.Kind == 0 {
-			continue // idle before the listing is complete: there is no token yet
+			continue // idle before the end of the listing: there is no token yet
 		}
 		events = append(events[:0], e)
 		for len(events) < most {
@@ -97,17 +95,17 @@ func pump[K comparable, V any](ctx context.Context, s *Subscription[K, V], most 
 		if err := send(events); err != nil {
 			return err
 		}
-		clear(events) // let go of the values
+		clear(events) // release the values
 	}
 }
 
-// nextOrIdle returns a bookmark when nothing happens for IdleBookmark.
+// nextOrIdle returns the next event, or a bookmark after IdleBookmark.
 func nextOrIdle[K comparable, V any](ctx context.Context, s *Subscription[K, V]) (Event[K, V], error) {
 	if e, ok, err := s.take(); ok || err != nil {
 		if ctx.Err() != nil {
 			return Event[K, V]{}, ctx.Err()
 		}
-		return e, err // without a timer while there is more
+		return e, err // no timer needed while events are available
 	}
 	idle, cancel := context.WithTimeout(ctx, IdleBookmark)
 	defer cancel()
@@ -121,7 +119,7 @@ func nextOrIdle[K comparable, V any](ctx context.Context, s *Subscription[K, V])
 	return e, err
 }
 
-// Status gives the errors of this package, and of a context, their gRPC code.
+// Status adds the gRPC code to errors of this package and of contexts.
 func Status(err error) error {
 	switch {
 	case err == nil:

@@ -22,8 +22,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// serveBlocked serves with a send that behaves as gRPC's Send to a client that does
-// not read: it returns after the handler has.
+// serveBlocked runs Serve with a send that blocks like gRPC's Send to a client that does not read:
+// it returns only after the handler has returned.
 func serveBlocked(t *testing.T, h *Hub[string, int], blockAt int) (ended chan error, entered *atomic.Int32, release func()) {
 	t.Helper()
 	ended, entered = make(chan error, 1), new(atomic.Int32)
@@ -63,7 +63,7 @@ func TestServeEndsAReaderThatIsBehindWhileItsSendBlocks(t *testing.T) {
 		release()
 		synctest.Wait()
 		if n := entered.Load(); n != 2 {
-			t.Errorf("send was called %d times, want 2: nothing is sent after the end", n)
+			t.Errorf("send was called %d times, want 2: no send after the end", n)
 		}
 	})
 }
@@ -114,7 +114,7 @@ func TestServeLeavesAReaderAloneThatIsSlowAndReads(t *testing.T) {
 	})
 }
 
-// A client of a real connection that answers everything but never reads.
+// The client of a real connection keeps it alive, but never reads the stream.
 func TestServeFreesTheHandlerOfAClientThatNeverReads(t *testing.T) {
 	h := NewHub[int, []byte](Options[[]byte]{Pending: 64})
 	handlers := make(chan error, 1)
@@ -165,7 +165,7 @@ func TestServeFreesTheHandlerOfAClientThatNeverReads(t *testing.T) {
 	if status.Code(ended) != codes.ResourceExhausted || h.Readers() != 0 {
 		t.Errorf("the handler ended with %v, %d readers are open; want RESOURCE_EXHAUSTED and 0", ended, h.Readers())
 	}
-	// A client that reads after all gets the reason behind what was sent.
+	// A client that later reads receives the events that were sent, and then the reason.
 	for err == nil {
 		err = stream.RecvMsg(&wrapperspb.BytesValue{})
 	}

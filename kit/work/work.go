@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package work describes the background work of a process: what a part of it does from its
-// start to its end.
+// Package work describes the background work of a process.
 package work
 
 import (
@@ -13,21 +12,21 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// Task is work that goes on until its context ends. Run returns earlier only with an error
-// that the process cannot live with.
+// Task is work that runs until its context ends. Run only returns earlier with an error that must
+// end the process.
 type Task struct {
 	Name string // for logs
 	Run  func(ctx context.Context) error
 }
 
-// Await is what a part of a process waits for before it can do all of its work.
+// Await is a condition that part of a process waits for before it can do all of its work.
 type Await struct {
 	What string // for logs and status: "the pod ranges of sluice-ipam"
 	Done <-chan struct{}
 }
 
-// Every calls fn at intervals until ctx ends, and returns why it ended. An error of fn is
-// logged with the name of the work, and fn is called again the next time.
+// Every calls fn at intervals until ctx ends, and returns the error of ctx. Errors of fn are logged
+// with the name of the work, and fn is called again after the next interval.
 func Every(ctx context.Context, interval time.Duration, l *slog.Logger, name string, fn func() error) error {
 	t := time.NewTicker(interval)
 	defer t.Stop()

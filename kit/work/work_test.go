@@ -16,7 +16,8 @@ import (
 	"github.com/sluice-net/sluice/kit/work"
 )
 
-// TestEveryGoesOnAfterAnError and says which work failed, until the context ends.
+// TestEveryGoesOnAfterAnError: errors are logged with the name of the work, and calls continue
+// until the context ends.
 func TestEveryGoesOnAfterAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var lines bytes.Buffer

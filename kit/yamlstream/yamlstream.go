@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package yamlstream divides a stream of YAML or JSON documents, as files of
-// manifests are. It knows where each stands, and nothing of what is in it.
+// Package yamlstream splits a stream of YAML or JSON documents, such as a file of manifests. It
+// records the position of each document and does not interpret the content.
 package yamlstream
 
 import (
@@ -18,19 +18,19 @@ import (
 
 // Document is one document of a stream.
 type Document struct {
-	Number int        // from 0; empty documents are not counted
-	Before int        // lines of the stream before those that Root counts
-	Line   int        // of the stream at which the document begins, 1 first
-	Text   []byte     // as it came, with its marker
-	Root   *yaml.Node // not null; nil if Err is set
-	// Err is why the document cannot be read. It names a line of the stream.
+	Number int        // from 0, without empty documents
+	Before int        // number of lines to add to the line numbers of Root
+	Line   int        // first line of the document in the stream, from 1
+	Text   []byte     // the original text, with its marker
+	Root   *yaml.Node // never null; nil if Err is set
+	// Err is why the document cannot be parsed. It names a line of the stream.
 	Err error
 }
 
-// Each parses the documents of a stream one by one and passes each to take, whose
-// error ends it. It calls check, if there is one, before it parses a text. A
-// document that cannot be read is passed with Err, and those behind it are read.
-// Text in UTF-16 is converted, and byte order marks are removed.
+// Each parses the documents of a stream one by one and passes each to take; an error of take ends
+// it. If check is not nil, it is called with each text before it is parsed. A document that cannot
+// be parsed is passed with Err, and the following documents are parsed. UTF-16 is converted, and
+// byte order marks are removed.
 func Each(data []byte, check func(text []byte) error, take func(Document) error) error {
 	data = clean(data)
 	n, directives := 0, -1
@@ -38,7 +38,7 @@ func Each(data []byte, check func(text []byte) error, take func(Document) error)
 		text := data[c.begin:c.end]
 		if empty, directive := nothing(text); empty && c.end < len(data) {
 			if directive && directives < 0 {
-				directives = c.begin // they are of the next document
+				directives = c.begin // directives belong to the next document
 				if bytes.HasPrefix(text, []byte("...")) {
 					directives += bytes.IndexByte(text, '\n') + 1
 				}
@@ -54,7 +54,7 @@ func Each(data []byte, check func(text []byte) error, take func(Document) error)
 			if directives >= 0 {
 				whole, line = data[directives:c.end], 1+bytes.Count(data[:directives], []byte("\n"))
 			} else if bytes.HasPrefix(text, []byte("...")) {
-				if end := bytes.IndexByte(text, '\n'); end >= 0 { // without it, the text is no end but a document
+				if end := bytes.IndexByte(text, '\n'); end >= 0 { // a marker without a newline is the document itself
 					if empty, _ := nothing(text[:end]); empty {
 						whole, line = text[end+1:], line+1
 					}
@@ -74,10 +74,10 @@ func Each(data []byte, check func(text []byte) error, take func(Document) error)
 	return nil
 }
 
-// read parses the text of a document, which begins at a line of the stream.
+// read parses the text of a document, which begins at the given line of the stream.
 func (d *Document) read(text []byte, line int) {
 	roots, err := Parse(text)
-	if err != nil && line > 1 { // once more, for the lines in the message
+	if err != nil && line > 1 { // parse again, for correct line numbers in the message
 		_, err = Parse(append(bytes.Repeat([]byte("\n"), line-1), text...))
 	}
 	d.Before = line - 1
@@ -92,8 +92,7 @@ func (d *Document) read(text []byte, line int) {
 	}
 }
 
-// blank counts the lines before the first one that has more than a marker or a
-// comment.
+// blank counts the lines before the first line that has more than a marker or a comment.
 func blank(text []byte) (n int) {
 	for line := range bytes.Lines(text) {
 		if empty, _ := nothing(line); !empty {
@@ -104,12 +103,11 @@ func blank(text []byte) (n int) {
 	return 0
 }
 
-// byteOrderMark begins a text in UTF-8 that some editors write.
+// byteOrderMark is the UTF-8 byte order mark, which some editors write.
 var byteOrderMark = []byte("\ufeff")
 
-// clean converts UTF-16 to UTF-8, and removes the byte order marks at the
-// beginning of the stream and of each document: files with marks may have been
-// joined.
+// clean converts UTF-16 to UTF-8, and removes byte order marks at the start of the stream and of
+// each document, because files with marks may have been concatenated.
 func clean(data []byte) []byte {
 	var order binary.ByteOrder
 	switch {
@@ -139,8 +137,7 @@ func clean(data []byte) []byte {
 	return out
 }
 
-// Parse returns the values of the documents of a stream. Empty documents are
-// skipped.
+// Parse returns the root values of the documents of a stream, without empty documents.
 func Parse(data []byte) ([]*yaml.Node, error) {
 	var roots []*yaml.Node
 	for dec := yaml.NewDecoder(bytes.NewReader(clean(data))); ; {
@@ -156,8 +153,8 @@ func Parse(data []byte) ([]*yaml.Node, error) {
 	}
 }
 
-// Word reports whether a value is written as one of the words that YAML 1.1, by
-// which kubectl and API servers read, has as true and false, and YAML 1.2 as text.
+// Word reports whether a scalar is one of the words, such as yes and off, that YAML 1.1 (and so
+// kubectl and API servers) reads as booleans and YAML 1.2 reads as text.
 func Word(n *yaml.Node) (is, ok bool) {
 	if n.Kind != yaml.ScalarNode || n.Style != 0 || n.ShortTag() != "!!str" {
 		return false, false
@@ -171,8 +168,8 @@ func Word(n *yaml.Node) (is, ok bool) {
 	return false, false
 }
 
-// Field is the place of a key's value in the content of a mapping; -1 if there
-// is none.
+// Field returns the index of a key's value in the content of a mapping, -1 if the key does not
+// exist.
 func Field(n *yaml.Node, key string) int {
 	for i := 0; n.Kind == yaml.MappingNode && i+1 < len(n.Content); i += 2 {
 		if n.Content[i].Value == key {
@@ -182,8 +179,7 @@ func Field(n *yaml.Node, key string) int {
 	return -1
 }
 
-// WithDefaults is a mapping with those keys and values in front that it does not
-// have.
+// WithDefaults returns the mapping with the missing ones of the given keys and values prepended.
 func WithDefaults(n *yaml.Node, pairs ...string) *yaml.Node {
 	out := *n
 	out.Content = nil
@@ -198,7 +194,7 @@ func WithDefaults(n *yaml.Node, pairs ...string) *yaml.Node {
 	return &out
 }
 
-// Chunks are the parts of a stream of which each has a document at most.
+// Chunks splits a stream into parts that contain at most one document each.
 func Chunks(data []byte) [][]byte {
 	var out [][]byte
 	data = clean(data)
@@ -208,11 +204,11 @@ func Chunks(data []byte) [][]byte {
 	return out
 }
 
-// chunk is a part of a stream that begins with a marker, or at the beginning.
+// chunk is a part of a stream that begins with a marker, or at the start of the stream.
 type chunk struct{ line, begin, end int }
 
-// divide cuts a stream at its markers. A line that begins with a marker ends a
-// document wherever it stands, in quotes and blocks of text too.
+// divide splits a stream at its markers. A line that begins with a marker always ends a document,
+// even within quotes and block scalars.
 func divide(data []byte) []chunk {
 	var chunks []chunk
 	line, begin, at, n := 1, 0, 0, 1
@@ -233,8 +229,8 @@ func marker(line []byte) bool {
 	return len(line) == 3 || bytes.IndexByte([]byte(" \t\r\n"), line[3]) >= 0
 }
 
-// nothing reports whether a part of a stream has no document, and whether it has
-// directives for the next one.
+// nothing reports whether a part of a stream contains no document, and whether it has directives
+// for the next one.
 func nothing(text []byte) (empty, directive bool) {
 	for line := range bytes.Lines(text) {
 		if marker(line) {
@@ -251,17 +247,17 @@ func nothing(text []byte) (empty, directive bool) {
 	return true, directive
 }
 
-// Marks counts the signs of which one stands before every value of a text, those
-// in strings included. A tree of yaml.Node takes some 200 bytes per value: three
-// megabytes of "[[],[],…" become hundreds, so a caller bounds the marks before it
-// has the text parsed.
+// Marks returns an upper bound for the number of values in a text: it counts the characters of
+// which one precedes every value, also within strings. A yaml.Node tree takes about 200 bytes per
+// value, so three megabytes of "[[],[],…" become hundreds of megabytes. Callers limit the marks
+// before they parse a text.
 func Marks(text []byte) int {
 	n := 0
 	for i, c := range text {
 		switch c {
 		case ',', '[', '{':
 			n++
-		case ':', '-', '?': // with something after it that ends a word
+		case ':', '-', '?': // only if followed by the end of a word
 			if i+1 == len(text) || text[i+1] <= ' ' || i > 0 && (text[i-1] == '"' || text[i-1] == '\'') {
 				n++
 			}

@@ -38,8 +38,8 @@ func TestUnreadableDocumentHidesNoOther(t *testing.T) {
 	}
 }
 
-// TestByteOrderMarksAreNoText: editors of Windows write byte order marks, and its shell
-// redirects in UTF-16. Files with marks that are joined have them in the middle.
+// TestByteOrderMarksAreNoText: Windows editors write byte order marks, and the Windows shell
+// redirects in UTF-16. Concatenated files have marks in the middle.
 func TestByteOrderMarksAreNoText(t *testing.T) {
 	sixteen := func(big bool, text string) string {
 		var b []byte
@@ -74,7 +74,7 @@ func TestByteOrderMarksAreNoText(t *testing.T) {
 func TestErrorOfTheCallerEndsTheStream(t *testing.T) {
 	enough, n := errors.New("enough"), 0
 	err := Each([]byte("a: 1\n---\nb: 2\n"), nil, func(Document) error { n++; return enough })
-	if err != enough || n != 1 { //nolint:errorlint // the error as it was
+	if err != enough || n != 1 { //nolint:errorlint // the identical error
 		t.Errorf("%v after %d documents, want %v after 1", err, n, enough)
 	}
 }

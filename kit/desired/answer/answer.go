@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package answer is the gRPC side of a service of desired state: the codes of its
-// errors, and the stream of a subscriber.
+// Package answer is the gRPC side of a desired-state service: it maps errors to codes and serves
+// the stream of a subscriber.
 package answer
 
 import (
@@ -16,21 +16,22 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
 
-// retryAfter is when a caller may repeat a change that storage did not take.
+// retryAfter is the RetryInfo delay after a change that could not be stored.
 const retryAfter = time.Second
 
-// Reasons are what a service calls the errors of package failure in its enum
-// ErrorReason. Each is set.
+// Reasons maps the errors of package failure to values of the service's enum ErrorReason. Every
+// field must be set.
 type Reasons struct {
 	NotFound, Owned, Foreign, Changed, Limit, Empty, Revision, Refused, Storage, Stopped, Replaced, Ack protoreflect.Enum
-	// Field is the reason of a FieldError, and Internal of an error that no row matches.
+	// Field is the reason for a FieldError; Internal is the reason for an error that no row
+	// matches.
 	Field, Internal protoreflect.Enum
-	// Resource is the type of what is not found, and Quota names what has a limit.
+	// Resource is the resource type in NOT_FOUND answers; Quota is the subject in quota violations.
 	Resource, Quota string
 }
 
-// Table returns the answers of a service: its own errors, which are matched first, and
-// the errors of package failure.
+// Table returns the error table of a service: its own rows, which are matched first, then the rows
+// for package failure.
 func (r Reasons) Table(own ...rpcerr.Row) rpcerr.Table {
 	return rpcerr.Table{
 		Rows: append(own,

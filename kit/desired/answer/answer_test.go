@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// file is the API of a service: reasons 1 to 15.
+// file describes the API of a service with reasons 1 to 15.
 var file = func() protoreflect.FileDescriptor {
 	enum := &descriptorpb.EnumDescriptorProto{Name: proto.String("ErrorReason")}
 	for i := range int32(16) {
@@ -50,7 +50,7 @@ func (reason) Descriptor() protoreflect.EnumDescriptor { return file.Enums().Get
 func (reason) Type() protoreflect.EnumType             { return nil }
 func (r reason) Number() protoreflect.EnumNumber       { return protoreflect.EnumNumber(r) }
 
-var errOwn = errors.New("of the service alone")
+var errOwn = errors.New("error of the service itself")
 
 var answers = Reasons{
 	NotFound: reason(1), Owned: reason(2), Foreign: reason(3), Changed: reason(4), Limit: reason(5), Empty: reason(6),
@@ -58,7 +58,7 @@ var answers = Reasons{
 	Ack: reason(12), Field: reason(13), Internal: reason(14), Resource: "object", Quota: "objects",
 }.Table(rpcerr.On(errOwn, codes.DataLoss, reason(15)))
 
-// TestErrorsHaveTheirCodes: each error has its code and its reason, also within others.
+// TestErrorsHaveTheirCodes checks code and reason of each error, also when it is wrapped.
 func TestErrorsHaveTheirCodes(t *testing.T) {
 	for _, c := range []struct {
 		err    error
@@ -84,18 +84,18 @@ func TestErrorsHaveTheirCodes(t *testing.T) {
 		{errors.New("a bug"), codes.Internal, 14},
 		{fmt.Errorf("%w: %w", errOwn, failure.ErrLimit), codes.DataLoss, 15},
 	} {
-		got := answers.Status(fmt.Errorf("of a test: %w", c.err))
+		got := answers.Status(fmt.Errorf("wrapped: %w", c.err))
 		if status.Code(got) != c.code || !rpcerr.Is(got, c.reason) {
 			t.Errorf("%v is answered with %v, want %s and reason %d", c.err, got, c.code, c.reason)
 		}
 	}
 }
 
-// conn is a connection whose client is the test. Recv and Send end with the call.
+// conn is a stream whose client side is the test. Recv and Send return when the call ends.
 type conn struct {
 	grpc.ServerStream
 	ctx context.Context
-	in  chan string // closed: the client has closed its side
+	in  chan string // closed when the client has closed its side
 	out chan string
 }
 
@@ -122,13 +122,14 @@ func (c *conn) Send(m *string) error {
 	}
 }
 
-// TestSessionsEndAsTheyShould ends a session in each way and compares the answer to the call.
+// TestSessionsEndAsTheyShould ends a session in each possible way and checks the status of the
+// call.
 func TestSessionsEndAsTheyShould(t *testing.T) {
 	gone := errors.New("gone")
 	for name, c := range map[string]struct {
 		end  func(client *conn, cancel func(), s *session)
 		want codes.Code
-		is   reason // 0: none
+		is   reason // 0 for none
 	}{
 		"the subscriber closes its side": {func(c *conn, _ func(), _ *session) { close(c.in) }, codes.OK, 0},
 		"the call is cancelled":          {func(_ *conn, cancel func(), _ *session) { cancel() }, codes.Canceled, 0},
@@ -171,9 +172,9 @@ func TestSessionsEndAsTheyShould(t *testing.T) {
 	}
 }
 
-// session is what the tests serve.
+// session is a Session whose events the tests trigger.
 type session struct {
-	messages chan string // closed: there is no room for the next one
+	messages chan string // closed when the subscriber's queue is full
 	slow     chan struct{}
 	ended    chan struct{}
 	why      error
@@ -198,7 +199,7 @@ func (s *session) take(_ context.Context, m *string) error {
 	return nil
 }
 
-// check is called again after a moment until the subscriber is slow.
+// check asks to be called again after a moment, until the subscriber is slow.
 func (s *session) check() time.Duration {
 	select {
 	case <-s.slow:

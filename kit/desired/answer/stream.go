@@ -15,43 +15,42 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
 
-// Errors of messages in the wrong place, which are answered as they are.
+// Errors for messages out of order. Serve returns them unchanged.
 var (
-	// ErrNoSubscribe says that a stream does not begin with subscribe.
+	// ErrNoSubscribe is returned if the first message is not subscribe.
 	ErrNoSubscribe error = &failure.FieldError{
 		Field: "message", Err: errors.New("the first message is not subscribe"),
 	}
-	// ErrSubscribed says that subscribe, or nothing, follows the first message.
+	// ErrSubscribed is returned for a subscribe message after the first message.
 	ErrSubscribed error = &failure.FieldError{
 		Field: "message", Err: errors.New("subscribe is only the first message"),
 	}
 )
 
-// Session is a subscriber that is connected. Next and Take are called by one goroutine
-// each, beside each other.
+// Session is one connected subscriber. One goroutine calls Next and another calls Take,
+// concurrently.
 type Session[In, Out any] struct {
-	// Next waits for the next message to the subscriber.
+	// Next waits for the next message to send to the subscriber.
 	Next func(context.Context) (*Out, error)
-	// Take takes a message of the subscriber.
+	// Take processes a message from the subscriber.
 	Take func(context.Context, *In) error
-	// Ended is closed when the service ends the session, and Err says why.
+	// Ended is closed when the service ends the session; Err then returns the reason.
 	Ended <-chan struct{}
 	Err   func() error
-	// Check looks whether the subscriber keeps up, which may end the session, and
-	// returns when to look again; nil: nothing does.
+	// Check ends the session if the subscriber is too slow, and returns the time until the next
+	// check. Nil if the service has no such check.
 	Check func() time.Duration
 }
 
-// Serve passes messages in both directions until the subscriber or the service ends the
-// session, or the call is over. It returns the answer to the call: nil if the
-// subscriber has closed its side.
+// Serve passes messages in both directions until the subscriber or the service ends the session, or
+// the call ends. It returns the status of the call: nil if the subscriber closed its side.
 func Serve[In, Out any](
 	conn grpc.BidiStreamingServer[In, Out], s Session[In, Out], answers *rpcerr.Table,
 ) error {
 	ctx, cancel := context.WithCancel(conn.Context())
 	defer cancel()
-	// Both end right after the handler has returned, which is what ends a Send to a
-	// client that does not read, and a Recv from one that does not write.
+	// Both goroutines end right after the handler returns: only then do a blocked Send to a client
+	// that does not read, and a blocked Recv, return.
 	received, sent := make(chan error, 1), make(chan error, 1)
 	go func() { received <- receive(ctx, conn, s.Take, answers) }()
 	go func() { sent <- send(ctx, conn, s.Next, answers) }()

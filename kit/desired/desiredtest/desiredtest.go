@@ -77,8 +77,8 @@ type Message struct {
 	SnapshotComplete bool
 }
 
-// Position is the last barrier that a subscriber carried out. The zero Position is the
-// position of a subscriber that has nothing.
+// Position is the last barrier that a subscriber has applied. The zero Position means that the
+// subscriber has no state.
 type Position struct {
 	Incarnation string
 	Seq         uint64
@@ -135,14 +135,14 @@ func (w *world) change(steps ...Step) {
 	w.revision = w.Change(steps...)
 }
 
-// subscriber keeps what it carried out over its sessions, as a kernel does.
+// subscriber keeps its applied state across sessions, as a kernel does.
 type subscriber struct {
 	w       *world
 	name    string
 	session Session
 	has     map[int]int // as of the last barrier
 	at      Position    // of the last barrier
-	// Of the present session.
+	// State of the current session.
 	pending  map[int]int // steps since the last barrier, applied to has
 	snapshot bool        // it began with a snapshot that is not complete
 	last     uint64      // number of the last message
@@ -171,7 +171,7 @@ func (s *subscriber) close() {
 	s.session = nil
 }
 
-// next takes one message and checks it against the messages before.
+// next receives one message and checks it against the previous messages.
 func (s *subscriber) next(t *testing.T) (m Message, ok bool, err error) {
 	t.Helper()
 	m, ok, err = s.session.Next()
@@ -206,7 +206,7 @@ func (s *subscriber) next(t *testing.T) (m Message, ok bool, err error) {
 	return m, true, nil
 }
 
-// drain takes messages until no message waits. The subscriber must then have every object.
+// drain receives messages until none is waiting, and checks that the subscriber has every object.
 func (s *subscriber) drain(t *testing.T) {
 	t.Helper()
 	for {
@@ -395,7 +395,7 @@ func hold(t *testing.T, w *world) {
 	s := synced(t, w)
 	h, ok := s.session.(Holder)
 	if !ok {
-		return // its subscribers cannot hold
+		return // this service's subscribers cannot hold
 	}
 	before := s.revision
 	w.change(Step{1, 2})
@@ -421,11 +421,11 @@ func resumes(t *testing.T, w *world) {
 	s := synced(t, w)
 	at, has, revision := s.at, s.has, s.revision
 	w.change(Step{1, 2})
-	s.drain(t)           // received, and lost with the connection
+	s.drain(t)           // received, then lost with the connection
 	w.change(Step{2, 2}) // not sent
 	s.close()
 	s.enforces(t, revision)
-	w.change(Step{3, 0}, Step{4, 1}) // while it is absent
+	w.change(Step{3, 0}, Step{4, 1}) // while the subscriber is disconnected
 	s.at, s.has = at, has
 	if !s.connect() {
 		t.Fatal("the stream does not resume behind what was acknowledged last")
@@ -444,14 +444,14 @@ func resumptionAcknowledges(t *testing.T, w *world) {
 	w.change(Step{1, 2})
 	s.drain(t)
 	revision := s.revision
-	s.close() // it has carried everything out, and could not say so
+	s.close() // the subscriber has applied everything and could not acknowledge it
 	if !s.connect() {
-		t.Fatal("the stream does not resume behind what was carried out last")
+		t.Fatal("the stream does not resume behind the last applied barrier")
 	}
 	s.enforces(t, revision)
 	s.drain(t)
 	if s.upserts != 0 {
-		t.Errorf("%d objects are sent that the subscriber has", s.upserts)
+		t.Errorf("%d objects are sent again", s.upserts)
 	}
 }
 
@@ -480,7 +480,7 @@ func unknownPosition(t *testing.T, w *world) {
 		t.Fatal("the stream resumes behind a number that was not sent")
 	}
 	s.drain(t)
-	// The service does not know the name.
+	// The service does not know this subscriber name.
 	other := w.subscriber("b")
 	other.at = s.at
 	if other.connect() {
@@ -508,8 +508,8 @@ func unfinishedSnapshot(t *testing.T, w *world) {
 		t.Fatal("the stream resumes in the middle of a snapshot")
 	}
 	s.drain(t)
-	// A run of the subscriber that had a position is followed by one that knows nothing and
-	// ends in the middle of its snapshot. The first run comes back.
+	// A subscriber with a position restarts without state and disconnects in the middle of its
+	// snapshot. Then the first instance reconnects with its old position.
 	s.ack(t)
 	s.close()
 	again := w.subscriber("a")
@@ -517,7 +517,7 @@ func unfinishedSnapshot(t *testing.T, w *world) {
 	if m, _, err := again.next(t); err != nil || m.Barrier {
 		t.Fatalf("the first of 2,999 objects: %v, barrier %t", err, m.Barrier)
 	}
-	// An acknowledgement of the stream before is late.
+	// An acknowledgement from the previous stream arrives late.
 	if err := again.session.Ack(s.at.Seq); err != nil {
 		t.Fatal(err)
 	}
@@ -556,8 +556,8 @@ func newIncarnation(t *testing.T, w *world) {
 	s.drain(t)
 }
 
-// flood changes more objects than the service keeps for a subscriber. The objects are new
-// and removed at once.
+// flood changes more objects than the service retains for a subscriber. The objects are created and
+// immediately removed.
 func flood(t *testing.T, w *world, names ...string) {
 	t.Helper()
 	n := w.Overflow()
@@ -567,7 +567,7 @@ func flood(t *testing.T, w *world, names ...string) {
 	}
 	for _, name := range names {
 		if got := w.Retained(name); got > n {
-			t.Errorf("the service keeps %d for %s, want at most %d", got, name, n)
+			t.Errorf("the service retains %d units for %s, want at most %d", got, name, n)
 		}
 	}
 	w.change(Step{1, 7}, Step{2, 0})
@@ -602,8 +602,8 @@ func overflowAbsent(t *testing.T, w *world) {
 	s.enforces(t, w.revision)
 }
 
-// anyHistory mixes changes, messages, acknowledgements and disconnects. A subscriber that has
-// received everything has every object.
+// anyHistory mixes changes, messages, acknowledgements and disconnects at random. A subscriber that
+// has received everything must have every object.
 func anyHistory(t *testing.T, w *world) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

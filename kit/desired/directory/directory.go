@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package directory is a source of objects: the YAML and JSON files of one directory,
-// without those below it, watched for changes.
+// Package directory is a source of objects: the YAML and JSON files of one directory, without
+// subdirectories, watched for changes.
 //
-// An event of the kernel only begins a scan, and each scan lists the whole directory. So a
-// lost event, an editor that renames and a link that is exchanged lead to the same listing. A
-// scan reads the files that may have changed; every Rescan, one reads all files.
+// An inotify event only triggers a scan, and each scan lists the whole directory. So lost events,
+// editors that rename files, and replaced symbolic links all end in the same result. A scan reads
+// the files that may have changed; every Rescan, a scan reads all files.
 //
-// A finished rename is scanned at once. After any other event the scan waits until the
-// directory is quiet. Meanwhile a file that is open for writing, or whose name has just gone,
-// keeps what it had. A directory that cannot be read deletes nothing. One that has become empty
-// deletes its objects when it has been empty for some time.
+// A completed rename is scanned at once. After any other event the scan waits until the directory
+// is quiet. Meanwhile a file that is open for writing, or that was just removed, keeps its previous
+// objects. If the directory cannot be read, no object is deleted. If the directory has become
+// empty, its objects are deleted only after it has been empty for the time Empty.
 package directory
 
 import (
@@ -31,88 +31,88 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// maxFiles is how many files a directory may have.
+// maxFiles is the maximum number of files in a directory.
 const maxFiles = 20_000
 
 // File is one file of a listing.
 type File struct {
-	// Origin is the name of the file in the directory.
+	// Origin is the file name without the directory.
 	Origin string
 	Data   []byte
-	Err    error // it cannot be read; its objects stay
-	// Keep says that the file was not read, because it is being changed. Its objects stay. Err,
-	// if set, is reported besides.
+	Err    error // the read error; the file's objects stay
+	// Keep means that the file was not read because it is being changed. Its objects stay. Err, if
+	// set, is reported in addition.
 	Keep bool
-	// Same says that the file was not read, because it is as in the listing before, which had
-	// it with Data.
+	// Same means that the file was not read because it has not changed since the previous listing,
+	// which contained its Data.
 	Same bool
 }
 
-// Feed takes listings.
+// Feed receives listings.
 type Feed interface {
-	// Set takes everything that the directory has. It is called by one goroutine. If it
-	// fails, the next listing has the Data of every file.
+	// Set receives the complete listing of the directory. One goroutine calls it. After an error,
+	// the next listing has the Data of every file.
 	Set(ctx context.Context, files []File) error
-	// Held returns how many objects of the source are in force.
+	// Held returns how many objects of this source are enforced.
 	Held(ctx context.Context) (int, error)
 }
 
-// Source watches a directory. Its fields are not changed after the start of Run.
+// Source watches a directory. Its fields must not change after Run has started.
 type Source struct {
 	Path string
-	// What names the objects in messages, in the plural: "policies".
+	// What is the plural noun for the objects in messages, such as "policies".
 	What string
 	Feed Feed
-	// Failed is told why the directory cannot be read. The next listing takes it back.
+	// Failed receives the error if the directory cannot be read. The next listing clears it.
 	Failed func(context.Context, error) error
 	Log    *slog.Logger
 
-	Quiet    time.Duration // quiet before a scan
-	Patience time.Duration // longest time without a scan while there is no quiet
-	Rescan   time.Duration // between two scans that read all files
-	Poll     time.Duration // between two scans while the kernel has no room for a watch
-	// Rest is how many times as long as a scan took the next waits for at least.
+	Quiet    time.Duration // time without events before a scan
+	Patience time.Duration // longest delay of a scan while events keep coming
+	Rescan   time.Duration // interval of scans that read all files
+	Poll     time.Duration // interval of scans while no inotify watch is available
+	// Rest bounds the share of time that scans take: the pause after a scan is at least Rest times
+	// its duration.
 	Rest time.Duration
-	// Grain is how long ago a file was changed at least when it is read, if an equal stamp
-	// later means equal content. Two writes within one tick of the kernel's clock (10 ms at
-	// 100 Hz), or within the 2 s that FAT stores, leave the same times: the second may come
-	// after the file was read.
+	// Grain is the minimum age of a file's last change, at the time of reading, from which an equal
+	// stamp proves equal content. Two writes within one tick of the kernel's clock (10 ms at 100
+	// Hz), or within the 2 s resolution of FAT, leave equal times, and the second write may come
+	// after the read.
 	Grain time.Duration
-	// Empty is how long a directory that had files has to be empty until their
-	// objects are deleted: a volume may not be mounted yet.
+	// Empty is how long a directory that had files must be empty before their objects are deleted:
+	// a volume may not be mounted yet.
 	Empty time.Duration
-	// MaxBytes is how large the files may be together; one that is too much is
-	// refused.
+	// MaxBytes limits the total size of the files. Files beyond the limit are refused.
 	MaxBytes int
 
 	pending *pending
-	empty   time.Time // since when the directory is empty
-	// taken are the files that need not be read again while they have this stamp,
-	// by name: the feed has them, and no event named them since.
+	empty   time.Time // since when the directory is empty; zero if it is not
+	// taken holds, by name, the stamps of files that need not be read again while the stamp is
+	// unchanged: the feed has their content, and no event has named them since.
 	taken map[string]stamp
 
-	// Tests have others.
-	open func(path string) ([]byte, stamp, error) // read
-	stat func(path string) (stamp, error)         // look
-	now  func() time.Time                         // what stamps are compared with
+	// Replaced by tests.
+	open func(path string) ([]byte, stamp, error) // reads a file
+	stat func(path string) (stamp, error)         // returns the stamp without reading
+	now  func() time.Time                         // the clock that stamps are compared with
 }
 
-// stamp tells two states of a file apart, and a file from another of its name.
+// stamp distinguishes two states of a file, and two files of the same name.
 type stamp struct {
 	device, inode uint64
 	size          int64
 	modified      time.Time
-	changed       time.Time // content or attributes; no program can set it
-	weak          bool      // the system does not say enough to tell states apart
+	changed       time.Time // ctime: last change of content or attributes; programs cannot set it
+	weak          bool      // the system provides too little to distinguish states
 }
 
-// holds reports whether a file with this stamp, read at a time or later, is the
-// same as long as the stamp is.
+// holds reports whether an unchanged stamp proves that the file is unchanged since it was read at
+// the given time.
 func (s stamp) holds(read time.Time, grain time.Duration) bool {
 	return !s.weak && !read.Before(s.changed.Add(grain))
 }
 
-// New returns a source with the usual times. what names its objects in messages, in the plural.
+// New returns a source with default intervals. what is the plural noun for the objects in messages.
 func New(path, what string, feed Feed, failed func(context.Context, error) error, l *slog.Logger) *Source {
 	s := &Source{
 		Path: path, What: what, Feed: feed, Failed: failed, Log: l,
@@ -125,20 +125,20 @@ func New(path, what string, feed Feed, failed func(context.Context, error) error
 	return s
 }
 
-// Run lists the directory now and after each change, until the context ends.
+// Run lists the directory now and after each change, until ctx ends.
 func (s *Source) Run(ctx context.Context) error {
 	w := dirwatch.Watch()
 	defer w.Close()
-	var failed string // the last error
+	var failed string // the last reported error
 	var unwatched error
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var (
 		p       = s.pending
-		since   time.Time     // when the first of what is pending happened
-		scanned time.Time     // when the last scan ended
-		took    time.Duration // what it took
-		whole   time.Time     // when the last scan that read all files ended
+		since   time.Time     // time of the first pending event
+		scanned time.Time     // end of the last scan
+		took    time.Duration // duration of the last scan
+		whole   time.Time     // end of the last scan that read all files
 	)
 	for {
 		select {
@@ -147,7 +147,7 @@ func (s *Source) Run(ctx context.Context) error {
 		case e := <-w.Events:
 			if strings.HasPrefix(e.Name, ".") && !strings.HasPrefix(e.Name, "..") {
 				p.aside(e, time.Now())
-				continue // an editor's, or what is about to be renamed
+				continue // a temporary file of an editor, or a file before its rename
 			}
 			now := time.Now()
 			if since.IsZero() {
@@ -158,8 +158,8 @@ func (s *Source) Run(ctx context.Context) error {
 				due = limit
 			}
 			if p.note(e, now); p.urgent {
-				// At once; but where renames never end, a quarter of the time goes
-				// into scans.
+				// Scan at once, unless renames never stop: then scans take at most a quarter of the
+				// time.
 				due = scanned.Add(s.Rest * took)
 			}
 			s.distrust(e)
@@ -175,14 +175,14 @@ func (s *Source) Run(ctx context.Context) error {
 		}
 		switch {
 		case err != nil && unwatched == nil:
-			s.Log.Warn("a directory of objects cannot be watched: it is looked at again and again",
+			s.Log.Warn("a directory of objects cannot be watched: it is scanned periodically",
 				"objects", s.What, "directory", s.Path, "every", s.Poll.String(), log.Err(err))
 		case err == nil && unwatched != nil:
 			s.Log.Info("a directory of objects is watched again", "objects", s.What, "directory", s.Path)
 		}
 		unwatched = err
-		// A memory mapping, a file system that caches times, or a clock that was set
-		// back may change a file and leave its stamp.
+		// A memory mapping, a file system that caches times, or a clock that was set back can
+		// change a file without changing its stamp.
 		all := began.Sub(whole) >= s.Rescan
 		if all {
 			clear(s.taken)
@@ -190,7 +190,7 @@ func (s *Source) Run(ctx context.Context) error {
 		p.expire(began, s.Quiet, s.Patience)
 		p.young = s.Quiet
 		if scanned.IsZero() {
-			p.young = 0 // what is there at the start is taken
+			p.young = 0 // files found at the start are read at once
 		}
 		err = s.Scan(ctx)
 		scanned = time.Now()
@@ -209,7 +209,7 @@ func (s *Source) Run(ctx context.Context) error {
 		default:
 			if err.Error() != failed {
 				failed = err.Error()
-				s.Log.Error("a directory of objects cannot be read; its objects stay",
+				s.Log.Error("a directory of objects cannot be read; its objects are kept",
 					"objects", s.What, "directory", s.Path, log.Err(err))
 			}
 			if err := s.Failed(ctx, err); err != nil && ctx.Err() == nil {
@@ -231,21 +231,20 @@ func (s *Source) Run(ctx context.Context) error {
 	}
 }
 
-// pending is what happened and is not in a scan yet.
+// pending collects events since the last scan.
 type pending struct {
-	open      map[string]time.Time // files that are being written, since when
-	unsettled map[string]span      // names of which more may be to come
-	departed  map[uint32]string    // by the cookie of a rename
-	arrived   map[string]struct{}  // by renames that have finished
-	overdue   map[string]struct{}  // unsettled for too long
-	urgent    bool                 // a rename has finished
-	// young is how long ago a file was changed, at most, if a message about it may
-	// be on its way still.
+	open      map[string]time.Time // open for writing, with the time of the first event
+	unsettled map[string]span      // recently changed names
+	departed  map[uint32]string    // names that were renamed away, by inotify cookie
+	arrived   map[string]struct{}  // names that are targets of completed renames
+	overdue   map[string]struct{}  // names that were unsettled for too long
+	urgent    bool                 // a rename has completed
+	// young is the age of a change up to which its event may still be in the inotify queue.
 	young time.Duration
-	again bool // the last scan left something out
+	again bool // the last scan skipped some files
 }
 
-// span is the time from the first to the last event about a name.
+// span is the time of the first and of the last event about a name.
 type span struct{ first, last time.Time }
 
 func newPending() *pending {
@@ -255,8 +254,8 @@ func newPending() *pending {
 	}
 }
 
-// aside takes an event about a name that is never that of a manifest. A link
-// may lead to it.
+// aside records an event about a name that is not a manifest but may be the target of a symbolic
+// link.
 func (p *pending) aside(e dirwatch.Event, now time.Time) {
 	if e.What == dirwatch.Written {
 		if _, ok := p.open[e.Name]; !ok {
@@ -267,7 +266,7 @@ func (p *pending) aside(e dirwatch.Event, now time.Time) {
 	delete(p.open, e.Name)
 }
 
-// note takes an event.
+// note records an event.
 func (p *pending) note(e dirwatch.Event, now time.Time) {
 	at, ok := p.unsettled[e.Name]
 	if !ok {
@@ -289,20 +288,20 @@ func (p *pending) note(e dirwatch.Event, now time.Time) {
 	switch {
 	case e.What == dirwatch.Departed && e.Cookie != 0:
 		p.departed[e.Cookie] = e.Name
-	// Of a volume of Kubernetes a name with two dots is swapped.
+	// A Kubernetes volume swaps a directory whose name begins with two dots.
 	case e.What == dirwatch.Arrived && (e.Name == "" || isManifest(e.Name) || strings.HasPrefix(e.Name, "..")):
 		p.urgent = true
 		p.arrived[e.Name] = struct{}{}
 		delete(p.unsettled, e.Name)
 		if from, ok := p.departed[e.Cookie]; ok {
-			delete(p.unsettled, from) // it is here
+			delete(p.unsettled, from) // the file is still in this directory
 			delete(p.departed, e.Cookie)
 		}
 	}
 }
 
-// expire forgets names about which nothing happened for a while, or too much for
-// too long.
+// expire removes names without recent events, and marks names whose events have not stopped for too
+// long as overdue.
 func (p *pending) expire(now time.Time, quiet, patience time.Duration) {
 	clear(p.overdue)
 	for name, at := range p.unsettled {
@@ -320,9 +319,8 @@ func (p *pending) expire(now time.Time, quiet, patience time.Duration) {
 	}
 }
 
-// writing reports whether a file that was read may be one that is being written
-// in place: it was changed a moment ago, and not by a rename. What the kernel
-// says about it may not have been heard yet.
+// writing reports whether a file that was read may still be being written in place: it was changed
+// recently, and not by a rename. The event for that change may not have arrived yet.
 func (p *pending) writing(name string, link bool, changed time.Time) bool {
 	if age := time.Since(changed); age < 0 || age >= p.young {
 		return false
@@ -336,7 +334,7 @@ func (p *pending) writing(name string, link bool, changed time.Time) bool {
 	return !overdue
 }
 
-// forget says that the dirwatch.Events so far mean nothing any more.
+// forget discards the recorded events after events were lost.
 func (p *pending) forget() {
 	clear(p.open)
 	clear(p.unsettled)
@@ -344,16 +342,15 @@ func (p *pending) forget() {
 	p.arrived[""] = struct{}{}
 }
 
-// isManifest reports whether a name is that of a file with objects. Names
-// with a dot at the front are those of editors, and of the directories that a
-// volume of Kubernetes swaps.
+// isManifest reports whether a file may contain objects. Editors and Kubernetes volumes use names
+// that begin with a dot for temporary files and directories.
 func isManifest(name string) bool {
 	return !strings.HasPrefix(name, ".") &&
 		(strings.HasSuffix(name, ".yaml") || strings.HasSuffix(name, ".yml") || strings.HasSuffix(name, ".json"))
 }
 
-// distrust has the files that an event is about read again, whatever their
-// stamps say.
+// distrust makes the next scan read the files that an event concerns, even if their stamps are
+// unchanged.
 func (s *Source) distrust(e dirwatch.Event) {
 	if e.What == dirwatch.Lost || e.Name == "" {
 		clear(s.taken)
@@ -362,9 +359,9 @@ func (s *Source) distrust(e dirwatch.Event) {
 	delete(s.taken, e.Name)
 }
 
-// Scan hands on what the directory has, unchanged files too: what kept one from being taken
-// over may have gone. It trusts no time that a program can set. Names of which more may be to
-// come keep what they had. It does not run beside Run.
+// Scan passes the complete listing to the feed, including unchanged files, because the cause of an
+// earlier refusal may be resolved. It ignores timestamps that programs can set. Files that are
+// being changed keep their previous objects. It must not run concurrently with Run.
 func (s *Source) Scan(ctx context.Context) error {
 	p := s.pending
 	p.again = false
@@ -421,8 +418,8 @@ func (s *Source) Scan(ctx context.Context) error {
 			continue
 		}
 		if errors.Is(f.Err, fs.ErrNotExist) {
-			// Gone since it was listed, or a link to nothing: the next look says
-			// whether it is gone, or another by now.
+			// The file was removed after the listing, or it is a dangling link; Lstat distinguishes
+			// the two.
 			if _, err := os.Lstat(filepath.Join(s.Path, n)); errors.Is(err, fs.ErrNotExist) {
 				keep[n] = nil
 				p.again = true
@@ -442,7 +439,7 @@ func (s *Source) Scan(ctx context.Context) error {
 	for n, why := range keep {
 		files = append(files, File{Origin: n, Err: why, Keep: true})
 	}
-	s.taken = nil // the feed may not have what it was given if it fails
+	s.taken = nil // if Set fails, the feed may not have the content
 	if err := s.Feed.Set(ctx, files); err != nil {
 		return err
 	}
@@ -450,9 +447,8 @@ func (s *Source) Scan(ctx context.Context) error {
 	return nil
 }
 
-// held are the manifests that keep what they had, with the problem that this
-// is, nil for a moment. Target says that another file is being written, to which
-// a link may lead.
+// held lists manifests that keep their previous objects, with the problem to report; nil in the
+// first moments. target reports that a file is being written that may be the target of a link.
 func (p *pending) held(patience time.Duration) (keep map[string]error, target bool) {
 	keep = make(map[string]error)
 	for name := range p.unsettled {
@@ -475,8 +471,8 @@ func (p *pending) held(patience time.Duration) (keep map[string]error, target bo
 	return keep, target
 }
 
-// isEmpty notes whether the directory is empty. Stop says that it is too early
-// to say so: it had files not long ago.
+// isEmpty records since when the directory is empty. stop is true if the directory had files
+// recently, so that it is too early to delete their objects.
 func (s *Source) isEmpty(ctx context.Context, empty bool) (stop bool, err error) {
 	if !empty {
 		s.empty = time.Time{}
@@ -490,13 +486,13 @@ func (s *Source) isEmpty(ctx context.Context, empty bool) (stop bool, err error)
 		s.empty = time.Now()
 	}
 	if until := s.empty.Add(s.Empty); time.Now().Before(until) {
-		return true, fmt.Errorf("%s has no file any more; if it stays so, its %d %s are deleted after %s",
+		return true, fmt.Errorf("%s has no files any more; if it stays empty, its %d %s are deleted after %s",
 			s.Path, held, s.What, s.Empty)
 	}
 	return false, nil
 }
 
-// stampAt returns the stamp that a file has now.
+// stampAt returns the current stamp of a file.
 func stampAt(path string) (stamp, error) {
 	fi, err := os.Stat(path)
 	if err != nil {
@@ -505,8 +501,7 @@ func stampAt(path string) (stamp, error) {
 	return stampOf(fi), nil
 }
 
-// read reads a regular file of a size that all together may have, and returns the
-// stamp that it had afterwards.
+// read reads a regular file of at most MaxBytes and returns its stamp after the read.
 func (s *Source) read(path string) ([]byte, stamp, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -528,7 +523,7 @@ func (s *Source) read(path string) ([]byte, stamp, error) {
 		return nil, stamp{}, fmt.Errorf("larger than %d bytes, which all files together may have (limits.manifests)",
 			s.MaxBytes)
 	}
-	if fi, err = f.Stat(); err != nil { // after what was read
+	if fi, err = f.Stat(); err != nil { // the stamp after the read
 		return nil, stamp{}, err
 	}
 	return data, stampOf(fi), nil

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// feed keeps what the files say, as an owner does.
+// feed keeps the content of the files, as an owner does.
 type feed struct {
 	mu     sync.Mutex
 	has    map[string]string
@@ -44,7 +44,7 @@ func (f *feed) Set(_ context.Context, files []File) error {
 		case x.Err != nil:
 			now[x.Origin] = "!" + x.Err.Error()
 		case x.Same && !ok:
-			return fmt.Errorf("%s is the same as nothing", x.Origin)
+			return fmt.Errorf("%s is listed as unchanged, and was not listed before", x.Origin)
 		case x.Keep && !ok:
 		case x.Keep, x.Same:
 			now[x.Origin] = had
@@ -84,7 +84,7 @@ type place struct {
 	dir string
 }
 
-// watched is a directory that is watched.
+// watched runs a source on a temporary directory.
 func watched(t *testing.T, change ...func(*Source)) *place {
 	t.Helper()
 	p := &place{feed: &feed{}, t: t, dir: filepath.Join(t.TempDir(), "objects")}
@@ -153,8 +153,8 @@ func TestFilesFollowTheDirectory(t *testing.T) {
 	p.want("a removal", "b.yaml=2")
 }
 
-// TestKernelDirectoryIsReadThoughItCannotBeWatched has the limits of inotify reached, as other programs of
-// the machine may reach them.
+// TestKernelDirectoryIsReadThoughItCannotBeWatched exhausts the inotify limits, as other programs
+// on the machine may do.
 func TestKernelDirectoryIsReadThoughItCannotBeWatched(t *testing.T) {
 	limit, inside := dirwatchtest.Limited(t)
 	if !inside {
@@ -194,12 +194,12 @@ func TestEditorsAndVolumesExchangeFiles(t *testing.T) {
 	p.write("a.yaml", "1")
 	p.write("b.yaml", "1")
 	p.want("at first", "a.yaml=1 b.yaml=1")
-	// As vim does: away with the old one, and then a new one.
+	// vim saves by renaming the old file away and creating a new one.
 	p.do(os.Rename(filepath.Join(p.dir, "a.yaml"), filepath.Join(p.dir, "a.yaml~")))
 	p.write("a.yaml", "2")
 	p.do(os.Remove(filepath.Join(p.dir, "a.yaml~")))
 	p.want("after an editor", "a.yaml=2 b.yaml=1")
-	// The directory as a whole becomes another, and none for a while.
+	// The directory is replaced by another one and is missing in between.
 	old := p.dir + ".old"
 	p.do(os.Rename(p.dir, old))
 	servicetest.Eventually(t, "the directory is missing",
@@ -218,7 +218,7 @@ func TestDirectoryThatBecameEmptyIsNotBelievedAtOnce(t *testing.T) {
 	p.write("a.yaml", "1")
 	p.want("at first", "a.yaml=1")
 	p.do(os.Remove(filepath.Join(p.dir, "a.yaml")))
-	servicetest.Eventually(t, "the problem", func() bool { return strings.Contains(p.problem(), "has no file any more") })
+	servicetest.Eventually(t, "the problem", func() bool { return strings.Contains(p.problem(), "has no files any more") })
 	if got := p.text(); got != "a.yaml=1" {
 		t.Errorf("at once: %q", got)
 	}
@@ -255,7 +255,7 @@ func TestFileThatVanishesWhileItIsListedIsNotDeletedYet(t *testing.T) {
 	p.do(s.Scan(t.Context()))
 	p.want("the others go on", "a.yaml=1 b.yaml=1 c.yaml=2")
 	if !s.pending.again {
-		t.Error("no other scan is due")
+		t.Error("no further scan is due")
 	}
 	p.do(os.Rename(filepath.Join(dir, ".away"), filepath.Join(dir, "b.yaml")))
 	s.open = s.read
@@ -266,7 +266,7 @@ func TestFileThatVanishesWhileItIsListedIsNotDeletedYet(t *testing.T) {
 	p.want("removed", "a.yaml=1 c.yaml=2")
 }
 
-// listings are those that came.
+// listings passes each listing to a channel.
 type listings struct{ came chan []File }
 
 func (f listings) Set(_ context.Context, files []File) error {
@@ -311,10 +311,9 @@ func TestDirectoryThatNeverRestsIsRead(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	t.Cleanup(func() { cancel(); wg.Wait() })
-	wg.Go(func() { s.Run(ctx) }) //nolint:errcheck // it ends with the context
+	wg.Go(func() { s.Run(ctx) }) //nolint:errcheck // ends with the context
 	<-f.came
-	// Links are renamed all the time: never is it quiet for as long as a scan
-	// would like it to be.
+	// Links are renamed continuously, so the directory is never quiet.
 	wg.Go(func() {
 		for ctx.Err() == nil {
 			next := filepath.Join(dir, "next")

@@ -9,7 +9,6 @@ import (
 	"time"
 )
 
-// stampOf is the stamp of a file.
 func stampOf(fi os.FileInfo) stamp {
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	if !ok {

@@ -34,14 +34,14 @@ func (k *keeper) Set(_ context.Context, files []File) error {
 
 func (k *keeper) Held(context.Context) (int, error) { return 0, nil }
 
-// stamped is a source whose clock and stamps a test may set.
+// stamped is a source with a clock and stamps that tests can set.
 type stamped struct {
 	*Source
 	t      *testing.T
 	feed   *keeper
 	clock  time.Time
-	frozen *stamp   // what every file has, if set
-	read   []string // names that were read since the last scan
+	frozen *stamp   // the stamp of every file, if set
+	read   []string // names of files that were read since the last scan
 }
 
 func newStamped(t *testing.T) *stamped {
@@ -72,7 +72,7 @@ func newStamped(t *testing.T) *stamped {
 
 func (s *stamped) path(name string) string { return filepath.Join(s.Path, name) }
 
-// put writes in place: the file stays what it is to links and to its inode.
+// put writes in place, so that the inode and links to the file stay.
 func (s *stamped) put(name, content string) {
 	s.t.Helper()
 	if err := os.WriteFile(s.path(name), []byte(content), 0o644); err != nil {
@@ -80,7 +80,7 @@ func (s *stamped) put(name, content string) {
 	}
 }
 
-// want scans, and compares the names that were read.
+// want runs a scan and compares the names of the files that were read.
 func (s *stamped) want(what string, names ...string) {
 	s.t.Helper()
 	s.read = nil
@@ -118,18 +118,18 @@ func TestUnchangedFilesAreNotReadAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.put("b.yaml", policy("b", 2)) // as long as before
+	s.put("b.yaml", policy("b", 2)) // same length as before
 	if err := os.Chtimes(s.path("b.yaml"), before.ModTime(), before.ModTime()); err != nil {
 		t.Fatal(err)
 	}
-	s.want("size and modification time are those of before", "b.yaml")
+	s.want("size and modification time are unchanged", "b.yaml")
 	s.put("c.yaml", policy("c", 2))
-	s.want("a link leads to the file", "c.yaml", "d.yaml")
+	s.want("the file is the target of a link", "c.yaml", "d.yaml")
 	s.put(".next", policy("a", 2))
 	if err := os.Rename(s.path(".next"), s.path("a.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	s.want("another file has the name", "a.yaml")
+	s.want("another file has taken the name", "a.yaml")
 	s.want("nothing changed any more")
 }
 
@@ -137,29 +137,29 @@ func TestWriteWithinOneTickOfTheClockIsNotMissed(t *testing.T) {
 	s := newStamped(t)
 	written := time.Now()
 	s.frozen = &stamp{device: 1, inode: 1, changed: written, modified: written}
-	s.clock = written.Add(2 * time.Second) // the tick of FAT; others have shorter ones
+	s.clock = written.Add(2 * time.Second) // the resolution of FAT; other file systems have a finer one
 	s.put("a.yaml", policy("a", 1))
 	s.want("written a moment ago", "a.yaml")
-	s.put("a.yaml", policy("a", 2)) // in the same tick, in the same place
+	s.put("a.yaml", policy("a", 2)) // within the same tick, in place
 	s.clock = written.Add(time.Hour)
 	s.want("the second write", "a.yaml")
 	s.want("read late enough")
 
-	// A clock that is behind what the file says proves nothing.
+	// If the clock is behind the file's times, an equal stamp proves nothing.
 	s.taken = nil
 	s.clock = written.Add(-time.Hour)
-	s.want("a file from the future", "a.yaml")
-	s.want("a file from the future still", "a.yaml")
+	s.want("a change time in the future", "a.yaml")
+	s.want("a change time in the future, second scan", "a.yaml")
 
-	// Nor does a system that does not tell two states apart.
+	// An equal stamp proves nothing either if the system does not provide enough.
 	s.frozen.weak = true
 	s.clock = written.Add(time.Hour)
 	s.want("weak stamps", "a.yaml")
-	s.want("weak stamps still", "a.yaml")
+	s.want("weak stamps, second scan", "a.yaml")
 }
 
-// An event about a file, and the scan of everything, read what has an unchanged
-// stamp: a memory mapping changes a file without changing its times.
+// An event about a file, and a full scan, read files with an unchanged stamp: a memory mapping
+// changes a file without changing its times.
 func TestChangeThatLeavesTheStampIsTakenOver(t *testing.T) {
 	freeze := func(s *Source) {
 		stat := func(path string) (stamp, error) {
@@ -203,14 +203,14 @@ func TestFileIsReadAgainAfterItWasNotTaken(t *testing.T) {
 	s.put("b.yaml", policy("b", 1))
 	s.want("at first", "a.yaml", "b.yaml")
 	s.pending.open["a.yaml"] = time.Now()
-	s.want("open for writing")
+	s.want("the file is open for writing")
 	if !s.feed.last["a.yaml"].Keep {
 		t.Errorf("a file that is open for writing was listed as %+v", s.feed.last["a.yaml"])
 	}
 	clear(s.pending.open)
 	s.want("closed", "a.yaml")
 
-	s.feed.err = errors.New("no listing is taken")
+	s.feed.err = errors.New("the feed refuses the listing")
 	s.want("the feed fails")
 	s.want("it fails again", "a.yaml", "b.yaml")
 	s.feed.err = nil
@@ -237,12 +237,12 @@ func TestFilesThatWereNotReadCountAgainstTheBound(t *testing.T) {
 	if err := s.feed.last["d.yaml"].Err; err == nil || !strings.Contains(err.Error(), "those before it have 2000") {
 		t.Errorf("the third file: %v", err)
 	}
-	s.put("a.yaml", strings.Repeat("#", 1000)) // now the third is c.yaml
+	s.put("a.yaml", strings.Repeat("#", 1000)) // now c.yaml is the third file
 	s.want("one before them", "a.yaml", "c.yaml", "d.yaml")
 	if err := s.feed.last["c.yaml"].Err; err == nil {
-		t.Error("more than the bound was handed on")
+		t.Error("more than MaxBytes was passed to the feed")
 	}
 }
 
-// policy is a file of a size that a port changes.
+// policy returns a file whose size does not depend on the port.
 func policy(name string, port int) string { return fmt.Sprintf("%s: %d\n", name, port) }

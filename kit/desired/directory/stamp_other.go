@@ -7,5 +7,5 @@ package directory
 
 import "os"
 
-// stampOf is when the file was changed, as far as it says.
+// stampOf returns a weak stamp: only the modification time is portable.
 func stampOf(fi os.FileInfo) stamp { return stamp{changed: fi.ModTime(), weak: true} }

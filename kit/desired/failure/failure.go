@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package failure has the reasons why a service of desired state does not do what it
-// is asked for. Each has a code and a reason of its own in the API of the service;
-// package answer has the codes.
+// Package failure declares the errors with which a desired-state service refuses a call. In the
+// service's API each has its own code and reason; package answer maps them.
 package failure
 
 import (
@@ -12,43 +11,43 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/loop"
 )
 
-// What callers branch on.
+// Errors that callers branch on.
 var (
-	// ErrNotFound says that there is no object of that name.
+	// ErrNotFound is returned if no object has the name.
 	ErrNotFound = errors.New("not found")
-	// ErrOwned says that another source or manager has the object.
+	// ErrOwned is returned if another source or manager owns the object.
 	ErrOwned = errors.New("another source or manager has the object")
-	// ErrForeign says that the object is not the caller's to delete.
+	// ErrForeign is returned if the caller may not delete the object, because another source or
+	// manager owns it.
 	ErrForeign = errors.New("the object belongs to another source or manager")
-	// ErrChanged says that the state is not the one that the caller decided by.
+	// ErrChanged is returned if the state differs from the state that the caller expected.
 	ErrChanged = errors.New("the state has changed")
-	// ErrLimit says that something has no room. Everything is as it was.
+	// ErrLimit is returned if a limit would be exceeded. Nothing was changed.
 	ErrLimit = errors.New("no room")
-	// ErrEmpty says that every object of a manager would be deleted, which the caller
-	// has not confirmed.
+	// ErrEmpty is returned if a change would delete every object of a manager without AllowEmpty.
 	ErrEmpty = errors.New("no object would stay; allow_empty confirms that")
-	// ErrRevision says that there is no such revision yet.
+	// ErrRevision is returned for a revision that does not exist yet.
 	ErrRevision = errors.New("no such revision yet")
-	// ErrRefused says that a subscriber does not enforce what was asked about.
+	// ErrRefused is returned if a subscriber has refused the object, so that it is not enforced.
 	ErrRefused = errors.New("refused by a subscriber")
-	// ErrStorage says that stable storage did not take a change. Everything is as it
-	// was.
+	// ErrStorage is returned if a change could not be written to stable storage. Nothing was
+	// changed.
 	ErrStorage = errors.New("storage")
-	// ErrStopped says that the loop that owns the state has ended.
+	// ErrStopped is returned after the loop that owns the state has ended.
 	ErrStopped = loop.ErrStopped
-	// ErrReplaced says that a newer connection has the name of a subscriber.
-	ErrReplaced = errors.New("a newer connection has the name of this subscriber")
-	// ErrAck says that a subscriber acknowledges what was never sent to it.
+	// ErrReplaced ends the session of a subscriber whose name is used by a newer connection.
+	ErrReplaced = errors.New("a newer connection uses the name of this subscriber")
+	// ErrAck is returned for an acknowledgement of a message that was never sent.
 	ErrAck = errors.New("a message that was not sent is acknowledged")
 )
 
-// FieldError says that an argument makes no sense, whatever the state.
+// FieldError reports an argument that is invalid in any state.
 type FieldError struct {
-	Field string // as the API names it
+	Field string // field name in the API
 	Err   error
 }
 
 func (e *FieldError) Error() string { return e.Field + ": " + e.Err.Error() }
 
-// Unwrap returns what is wrong with the field.
+// Unwrap returns the mistake.
 func (e *FieldError) Unwrap() error { return e.Err }

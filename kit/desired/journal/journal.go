@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package journal keeps the objects of a service of desired state on stable
-// storage, with the revision that they are in, and a cache of what the service
-// can learn again.
+// Package journal stores the objects of a desired-state service and their revision on stable
+// storage, together with a cache of state that the service can rebuild.
 //
-// Objects are in a file of kit/store that is synced with each change: what a
-// caller was told to be in force is there after a crash and after a loss of
-// power, and a file that is lost or damaged stops the start. The cache is a
-// second file, which is not synced and is worth one boot: a killed process loses
-// none of it, and after a boot the sources say it again. So neither can damage
-// the other.
+// Objects are kept in a kit/store file that is synced on each change: a change that was reported as
+// enforced survives a crash and a loss of power. If that file is lost or corrupt, the service does
+// not start. The cache is a second file, which is not synced and is valid for one boot: it survives
+// a killed process, and after a reboot the sources deliver its content again. Damage to one file
+// cannot affect the other.
 //
-// The package knows neither what an object means nor how it is encoded: the
-// service gives a Codec, and the names of the buckets. State files of earlier
-// versions stay readable, because the keys and values are the service's own.
+// The package does not know the meaning or the encoding of objects: the service provides a Codec
+// and the names of the buckets. State files of earlier versions stay readable, because the service
+// defines keys and values.
 package journal
 
 import (
@@ -28,65 +26,62 @@ import (
 	"github.com/sluice-net/sluice/kit/store"
 )
 
-// DirMode is the mode of a state directory at most: others may list it, the
-// files are readable by their owner alone.
+// DirMode is the most permissive mode of a state directory: other users may list it; the files are
+// readable by their owner only.
 const DirMode = 0o755
 
-// Keys of the bucket of state that belong to the journal. All others belong to
-// the service.
+// Keys of the state bucket that belong to the journal. All other keys belong to the service.
 const (
 	keyRevision = "revision"
-	keyNumber   = "change" // number of the last change that counts
+	keyNumber   = "change" // number of the last committed change
 )
 
-// ErrLost says that the state takes no more changes; the process has to start
-// anew.
+// ErrLost is returned if the state accepts no more changes; the process must restart.
 var ErrLost = store.ErrLost
 
-// errClosed says that the service is going down.
+// errClosed is returned after Close.
 var errClosed = errors.New("the journal is closed")
 
-// beforeWrite is where a test may kill the process or make it fail.
+// beforeWrite lets a test kill the process, or make the write fail.
 var beforeWrite = fault.Register("journal/before-write")
 
-// Codec encodes objects of one type. Its functions may be called concurrently.
+// Codec encodes objects of one type. Its functions must be safe for concurrent use.
 type Codec[O any] struct {
-	// Key names an object in the file. It has no zero byte at its end.
+	// Key returns the object's key in the file. It must not end with a zero byte.
 	Key func(*O) string
-	// Size is at most the length of the record of an object, in bytes. It is found
-	// without encoding the object. Only journals that stage need it.
+	// Size returns an upper bound of the record length in bytes, without encoding the object. Only
+	// needed with Staged.
 	Size func(*O) int
-	// Encode returns the record of an object, which does not begin with a zero byte.
+	// Encode returns the record of an object. It must not begin with a zero byte.
 	Encode func(*O) []byte
-	// Decode returns the object of a record. The key is the one that the record has.
-	// Record and annotation are valid until Decode returns.
+	// Decode returns the object of a record, given its key. record and annotation are valid until
+	// Decode returns.
 	Decode func(key string, record, annotation []byte) (O, error)
-	// Annotate returns what is kept of an object outside its record; empty: nothing.
-	// A nil Annotate keeps nothing.
+	// Annotate returns data that is stored with the object but outside its record; empty for none.
+	// May be nil.
 	Annotate func(*O) []byte
 }
 
 // Options describe the files of a journal.
 type Options[O any] struct {
 	Codec[O]
-	// File has the objects and the state. Its layout has the buckets Objects and
-	// State.
+	// File holds objects and state. Its layout must have the buckets Objects and State.
 	File           store.Options
 	Objects, State string
-	// Staged gives each record the number of its change, so that a large change is
-	// written in many transactions and counts with the last one. Without it, the key
-	// of a record is the key of the object, and a change is one transaction.
+	// Staged appends the number of the change to each record key, so that a large change is written
+	// in many transactions and takes effect with the last one. Without Staged, the record key is
+	// the object key, and a change is one transaction.
 	Staged bool
-	// Annotations begins the keys of annotations in the bucket State. Versions that
-	// do not know annotations leave these keys alone.
+	// Annotations is the key prefix of annotations in the bucket State. Versions without
+	// annotations leave these keys untouched.
 	Annotations string
-	// Cache is the second file; nil: there is none.
+	// Cache describes the cache file; nil for a journal without cache.
 	Cache *store.Options
 }
 
-// Change is a change of objects and of the state.
+// Change is a change of objects and state.
 type Change[O any] struct {
-	Revision uint64 // of the objects after the change; 0: as before
+	Revision uint64 // of the objects after the change; 0 leaves it unchanged
 	Puts     []O
 	Deletes  []string          // keys of objects
 	State    map[string][]byte // records of the service in the bucket State
@@ -95,38 +90,37 @@ type Change[O any] struct {
 // CacheKey names a record of the cache.
 type CacheKey struct{ Bucket, Key string }
 
-// Contents takes what a journal has, one record at a time. An error of one of its
+// Contents receives the content of a journal, one record at a time. An error from one of its
 // functions ends Replay.
 type Contents[O any] struct {
-	// State takes a record of the service in the bucket State.
+	// State receives a record of the service in the bucket State.
 	State func(key string, value []byte) error
-	// Object takes an object.
+	// Object receives an object.
 	Object func(O) error
-	// Cached takes a record of the cache.
+	// Cached receives a record of the cache.
 	Cached func(bucket string, value []byte) error
 }
 
-// Journal is the open state. It belongs to one goroutine, but for Staged: one change
-// at a time is staged by another goroutine. Size and Problem may be called from
-// anywhere.
+// Journal is an open journal. One goroutine uses it, with one exception: another goroutine may
+// stage one change at a time. Size and Problem may be called from any goroutine.
 type Journal[O any] struct {
 	options Options[O]
 	dir     *store.Dir
-	cache   *store.Store        // nil: there is none
-	waiting map[CacheKey][]byte // for the cache, nil deletes; could not be written yet
+	cache   *store.Store        // nil without a cache
+	waiting map[CacheKey][]byte // unwritten cache records; nil deletes
 
 	file      *store.Store
-	number    uint64   // of the last change that counts
-	leftovers []string // objects with records of a later change, to be removed before the next one is committed
-	outdated  []string // objects with records that no longer count
+	number    uint64   // of the last committed change
+	leftovers []string // objects with records of an uncommitted change; removed before the next commit
+	outdated  []string // objects with superseded records
 
-	mu     sync.Mutex // held by each transaction of file
+	mu     sync.Mutex // held during each transaction of file
 	closed bool       // guarded by mu
 	mapped bool       // a large change has mapped many pages of file
 }
 
-// Open opens the files of a journal in a directory, which Close gives back. The
-// error of a damaged file ends with what to do.
+// Open opens the files of a journal in a directory. Close releases the directory. The error for a
+// corrupt file ends with the steps to recover.
 func Open[O any](dir *store.Dir, o Options[O]) (*Journal[O], error) {
 	j := &Journal[O]{options: o, dir: dir, waiting: make(map[CacheKey][]byte)}
 	if err := j.open(); err != nil {
@@ -136,8 +130,8 @@ func Open[O any](dir *store.Dir, o Options[O]) (*Journal[O], error) {
 }
 
 func (j *Journal[O]) open() (err error) {
-	// The cache first: the directory's marker lists the file of objects only once
-	// everything is there.
+	// The cache is opened first: the marker of the directory lists the object file only after
+	// everything exists.
 	if j.options.Cache != nil {
 		if j.cache, err = j.dir.Open(*j.options.Cache); err != nil {
 			return err
@@ -147,11 +141,10 @@ func (j *Journal[O]) open() (err error) {
 	return err
 }
 
-// Replay gives everything in the files to the functions of c, the state first and
-// the cache last, and removes what a change left that was never committed. It
-// returns the revision of the objects; 0: there is none. It is called once, before
-// anything is changed. A record that a Codec, State or Cached does not understand
-// is an error that names the file and the way out.
+// Replay passes the content of the files to the functions of c, state first and cache last, and
+// removes records of uncommitted changes. It returns the revision of the objects, 0 if there is
+// none. It must be called once, before any change. If a Codec, State or Cached rejects a record,
+// the error names the file and the steps to recover.
 func (j *Journal[O]) Replay(c Contents[O]) (revision uint64, err error) {
 	if err := j.file.View(func(t *store.Tx) error {
 		if revision, err = j.replayState(t, c.State); err != nil {
@@ -161,7 +154,7 @@ func (j *Journal[O]) Replay(c Contents[O]) (revision uint64, err error) {
 	}); err != nil {
 		return 0, err
 	}
-	// On a full disk leftovers stay: nothing is committed before they are removed.
+	// With a full disk the leftovers stay; they are removed before the next commit.
 	if err := j.Tidy(context.Background()); err != nil && !errors.Is(err, store.ErrFull) {
 		return 0, err
 	}
@@ -215,13 +208,12 @@ func (j *Journal[O]) replayCache(give func(string, []byte) error) error {
 	return j.cache.Unload()
 }
 
-// Refuse returns the error of a file of objects whose contents the service cannot
-// read: it names the file and the way out.
+// Refuse returns an error about an object file whose content the service cannot read. The error
+// names the file and the steps to recover.
 func (j *Journal[O]) Refuse(detail error) error { return j.file.Refuse(detail) }
 
-// Commit stages and commits a change, which is on stable storage when Commit
-// returns nil. After ErrLost the process has to end; after any other error
-// everything is as before.
+// Commit stages and commits a change. If it returns nil, the change is on stable storage. After
+// ErrLost the process must end; after any other error nothing was changed.
 func (j *Journal[O]) Commit(ctx context.Context, c Change[O]) error {
 	s, err := j.Stage(ctx, c)
 	if err != nil {
@@ -233,12 +225,12 @@ func (j *Journal[O]) Commit(ctx context.Context, c Change[O]) error {
 	if err := j.Tidy(ctx); errors.Is(err, ErrLost) {
 		return err
 	}
-	return nil // of what could not be tidied, Problem tells
+	return nil // Problem reports a failed cleanup
 }
 
-// Note writes records of the cache, which survive the process when Note returns
-// nil; a nil value deletes a record. After ErrLost the process has to end; after
-// any other error the records wait for Flush, or for the next Note.
+// Note writes cache records; nil deletes a record. If it returns nil, the records survive the
+// process. After ErrLost the process must end; after any other error the records wait for Flush or
+// the next Note.
 func (j *Journal[O]) Note(ctx context.Context, records map[CacheKey][]byte) error {
 	for k, value := range records {
 		j.waiting[k] = value
@@ -249,7 +241,7 @@ func (j *Journal[O]) Note(ctx context.Context, records map[CacheKey][]byte) erro
 	return j.flush()
 }
 
-// flush writes what waits for the cache.
+// flush writes the waiting cache records.
 func (j *Journal[O]) flush() error {
 	if len(j.waiting) == 0 {
 		return nil
@@ -270,8 +262,8 @@ func (j *Journal[O]) flush() error {
 	return nil
 }
 
-// Flush tries again what could not be written, and whether the disk takes writes,
-// if the last change found that it does not.
+// Flush retries failed writes. If the last change could not be written, it also probes whether the
+// disk accepts writes again.
 func (j *Journal[O]) Flush() error {
 	return errors.Join(j.probe(), j.flush())
 }
@@ -282,8 +274,7 @@ func (j *Journal[O]) probe() error {
 	return j.file.Probe()
 }
 
-// Problem is why there is something for Flush to do, on one line; nil if there
-// is not.
+// Problem returns, on one line, why Flush has something to retry; nil if it has nothing.
 func (j *Journal[O]) Problem() error {
 	file := j.file.Problem()
 	if j.cache == nil {
@@ -296,7 +287,7 @@ func (j *Journal[O]) Problem() error {
 	return errors.Join(file, cache)
 }
 
-// Size is the size of the files in bytes.
+// Size returns the size of the files in bytes.
 func (j *Journal[O]) Size() int64 {
 	size := j.file.Size()
 	if j.cache != nil {
@@ -305,7 +296,7 @@ func (j *Journal[O]) Size() int64 {
 	return size
 }
 
-// Close gives the directory to the next process.
+// Close closes the files and releases the directory for the next process.
 func (j *Journal[O]) Close() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()

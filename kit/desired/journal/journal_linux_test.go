@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	leaktest.Main(m)
 }
 
-// object is what the tests keep. Its record is the text behind the revision.
+// object is the object type of the tests. Its record is its revision and its text.
 type object struct {
 	Name     string
 	Revision uint64
@@ -64,7 +64,7 @@ func optionsOf(staged bool) Options[object] {
 	}
 }
 
-// openAs returns the journal and, by name, what it replayed.
+// openAs opens a journal and returns it with the replayed objects, by name.
 func openAs(t testing.TB, dir string, o Options[object]) (j *Journal[object], got map[string]string, err error) {
 	t.Helper()
 	d, err := store.OpenDir(dir, DirMode)
@@ -131,7 +131,7 @@ func commit(t testing.TB, j *Journal[object], c Change[object]) {
 	}
 }
 
-// many is a change of 10,000 objects with texts of that size.
+// many returns a change of 10,000 objects with texts of the given size.
 func many(size int) Change[object] {
 	c := Change[object]{Revision: 1}
 	for i := range 10_000 {
@@ -162,7 +162,7 @@ func TestJournalHasItsContentsAfterARestart(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(j.waiting) > 0 {
-				t.Errorf("%d records of the cache wait that are written", len(j.waiting))
+				t.Errorf("%d cache records still wait after they were written", len(j.waiting))
 			}
 		}
 		closed(t, j)
@@ -179,15 +179,15 @@ state name: x
 				t.Fatalf("staged %v: %v, got\n%swant\n%s", staged, err, describe(got), want)
 			}
 			if n := records(t, j, "state"); n != 3+map[bool]int{true: 1}[staged] { // name, revision, note; number
-				t.Errorf("staged %v: %d records of the state: a removed object has an annotation", staged, n)
+				t.Errorf("staged %v: %d records of the state: a removed object still has an annotation", staged, n)
 			}
 			closed(t, j)
 		}
 	}
 }
 
-// TestUnstagedChangeIsOneTransaction: without numbers in their keys, records count as soon as they are
-// written.
+// TestUnstagedChangeIsOneTransaction: without change numbers in their keys, records take effect as
+// soon as they are written.
 func TestUnstagedChangeIsOneTransaction(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "state")
@@ -203,9 +203,9 @@ func TestUnstagedChangeIsOneTransaction(t *testing.T) {
 		c := many(1000)
 		c.Revision = 2
 		if !j.Fits(c) {
-			t.Error("a change would be staged")
+			t.Error("Fits reports that a change must be staged")
 		}
-		for _, limit := range []int{20, 200, 1000} { // of the writes of one transaction
+		for _, limit := range []int{20, 200, 1000} { // limit on the writes of one transaction
 			writes := 0
 			disk.Fail(func(o disktest.Op) error {
 				if o.Kind == disktest.Write {
@@ -243,7 +243,8 @@ func TestUnstagedChangeIsOneTransaction(t *testing.T) {
 	closed(t, j)
 }
 
-// TestRecordsThatAreNotUnderstoodAreRefused: one stops the start, with the file and the way out.
+// TestRecordsThatAreNotUnderstoodAreRefused checks that an unreadable record prevents the start
+// with an error that names the file and the steps to recover.
 func TestRecordsThatAreNotUnderstoodAreRefused(t *testing.T) {
 	for name, put := range map[string]func(*store.Tx){
 		"no revision":    func(tx *store.Tx) { tx.Put("objects", StagedKey("a", 0), []byte("text")) },

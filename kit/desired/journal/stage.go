@@ -15,42 +15,40 @@ import (
 	"github.com/sluice-net/sluice/kit/store"
 )
 
-// With Options.Staged, the key of a record ends with the number of its change, and
-// the record counts once the state has that number or a later one. So a large
-// change is written in many small transactions of which nothing counts, and the
-// last one, which has the number, makes all of it count at once. Of the records of
-// one object that count, the one of the latest change is the object; a removal is a
-// record, too. Records that no longer count, and the records of a change that was
-// never committed, are removed afterwards, or when the file is opened.
+// With Options.Staged, a record key ends with the number of its change. A record counts once the
+// number in the state is equal or higher. A large change is written in many small transactions, of
+// which none counts until the last one writes the number and makes all of them count at once. Of
+// the counting records of one object, the record of the latest change is the object; a removal is a
+// record, too. Superseded records, and records of a change that was never committed, are removed
+// afterwards or when the file is opened.
 
-// Bounds of one transaction, and so of what Commit writes of any staged change. A
+// Limits of one transaction, and so of the amount that Commit writes for any staged change. A
 // single object may be larger.
 const (
 	partRecords = 256
 	partBytes   = 256 << 10
 )
 
-// Points at which a test may kill the process.
+// Points where a test may kill the process.
 var (
 	beforeStage = fault.Register("journal/before-stage")
 	beforeTidy  = fault.Register("journal/before-tidy")
 )
 
-// removal is the record of a removed object. No record of an object begins with a
-// zero byte.
+// removal is the record of a removed object. Records of objects never begin with a zero byte.
 var removal = []byte{0}
 
 func isRemoval(record []byte) bool { return len(record) == 1 && record[0] == 0 }
 
-// StagedKey returns the key of a record of an object in a file with Options.Staged.
+// StagedKey returns the record key of an object in a file with Options.Staged.
 func StagedKey(key string, number uint64) []byte {
 	return binary.BigEndian.AppendUint64(append([]byte(key), 0), number)
 }
 
-// numberSize is how much longer the key of a record is than the key of its object.
+// numberSize is the length that the change number adds to a key.
 const numberSize = 1 + 8
 
-// splitKey divides the key of a record.
+// splitKey splits a record key into object key and change number.
 func splitKey(key []byte) (object string, number uint64, err error) {
 	end := len(key) - numberSize
 	if end < 0 || key[end] != 0 {
@@ -59,14 +57,14 @@ func splitKey(key []byte) (object string, number uint64, err error) {
 	return string(key[:end]), binary.BigEndian.Uint64(key[end+1:]), nil
 }
 
-// part is what one transaction writes.
+// part is the content of one transaction.
 type part struct {
 	keys        []string // of objects
 	records     [][]byte
 	annotations [][]byte
 }
 
-// divide makes parts of a change, at least one.
+// divide splits a change into at least one part.
 func (j *Journal[O]) divide(c Change[O]) []part {
 	parts := []part{{}}
 	size := 0
@@ -95,8 +93,8 @@ func (j *Journal[O]) divide(c Change[O]) []part {
 	return parts
 }
 
-// Staged is a change that is on the disk but for its last part, and does not count
-// yet. Its owner commits or discards it.
+// Staged is a change of which all parts but the last are on disk. It does not count yet. Its owner
+// commits or discards it.
 type Staged[O any] struct {
 	journal *Journal[O]
 	change  Change[O] // without objects
@@ -104,7 +102,7 @@ type Staged[O any] struct {
 	written []string // keys of objects
 }
 
-// Fits reports whether Stage of a change has nothing to write.
+// Fits reports whether Commit can write the whole change in one transaction, without Stage.
 func (j *Journal[O]) Fits(c Change[O]) bool {
 	if !j.options.Staged {
 		return true
@@ -119,10 +117,10 @@ func (j *Journal[O]) Fits(c Change[O]) bool {
 	return size <= partBytes && len(j.divide(c)) == 1
 }
 
-// Stage writes a change but for its last part. It may run beside every call but
-// those of Stage, Tidy and Commit, and those of another Staged.
+// Stage writes all parts of a change but the last. It may run concurrently with every method except
+// Stage, Tidy, Commit, and the methods of another Staged.
 func (j *Journal[O]) Stage(ctx context.Context, c Change[O]) (*Staged[O], error) {
-	// What another change left under this number would count with it.
+	// Records that another change left under this number would count with this change.
 	if err := j.removeLeftovers(); err != nil {
 		return nil, err
 	}
@@ -146,10 +144,10 @@ func (j *Journal[O]) Stage(ctx context.Context, c Change[O]) (*Staged[O], error)
 	return s, nil
 }
 
-// Small reports whether Commit writes all of the change.
+// Small reports whether Commit writes the whole change.
 func (s *Staged[O]) Small() bool { return len(s.written) == 0 }
 
-// put writes records of the change that is not committed yet.
+// put writes the records of one part.
 func (j *Journal[O]) put(t *store.Tx, p part) {
 	for i, key := range p.keys {
 		record := p.records[i]
@@ -172,8 +170,8 @@ func (j *Journal[O]) isAnnotation(key string) bool {
 	return j.options.Annotations != "" && strings.HasPrefix(key, j.options.Annotations)
 }
 
-// annotate sets the annotation of an object; empty: there is none. It has no number
-// of a change: a codec that stages has to tell whether it belongs to the record.
+// annotate stores the annotation of an object, or removes it if empty. Annotations have no change
+// number: a codec that stages must itself detect whether an annotation belongs to the record.
 func (j *Journal[O]) annotate(t *store.Tx, key string, annotation []byte) {
 	if j.options.Annotations == "" {
 		return
@@ -186,9 +184,9 @@ func (j *Journal[O]) annotate(t *store.Tx, key string, annotation []byte) {
 	}
 }
 
-// Commit makes the change count. It is on the disk when Commit returns nil. After
-// ErrLost the process has to end; after any other error everything is as before,
-// and the change may be committed again or discarded.
+// Commit makes the change count. If it returns nil, the change is on disk. After ErrLost the
+// process must end; after any other error nothing was changed, and the change may be committed
+// again or discarded.
 func (s *Staged[O]) Commit(ctx context.Context) error {
 	if err := beforeWrite.Hit(ctx); err != nil {
 		return err
@@ -230,7 +228,7 @@ func (s *Staged[O]) Commit(ctx context.Context) error {
 	return nil
 }
 
-// Discard removes what Stage wrote. What cannot be removed now never counts.
+// Discard removes the staged records. Records that cannot be removed now never count.
 func (s *Staged[O]) Discard() error {
 	j := s.journal
 	j.leftovers = append(j.leftovers, s.written...)
@@ -238,9 +236,9 @@ func (s *Staged[O]) Discard() error {
 	return j.removeLeftovers()
 }
 
-// Tidy removes records that no longer count, in transactions of bounded size, and
-// after a large change unmaps the pages of the file. What cannot be removed now is
-// removed by a later call, or when the file is opened.
+// Tidy removes superseded records, in transactions of bounded size, and unmaps the pages of the
+// file after a large change. Records that cannot be removed now are removed by a later call, or
+// when the file is opened.
 func (j *Journal[O]) Tidy(ctx context.Context) error {
 	if err := j.removeLeftovers(); err != nil {
 		return err
@@ -274,8 +272,7 @@ func (j *Journal[O]) tidy(ctx context.Context, objects *[]string) error {
 	return nil
 }
 
-// clean removes the records of some objects but for those that say what the objects
-// are after the change with a number.
+// clean removes the superseded records of some objects, as of the change with the given number.
 func (j *Journal[O]) clean(t *store.Tx, objects []string, number uint64) error {
 	for _, object := range objects {
 		var drop [][]byte
@@ -308,7 +305,7 @@ func (j *Journal[O]) clean(t *store.Tx, objects []string, number uint64) error {
 	return nil
 }
 
-// update changes the file of objects.
+// update runs a transaction on the object file.
 func (j *Journal[O]) update(f func(*store.Tx) error) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -318,8 +315,8 @@ func (j *Journal[O]) update(f func(*store.Tx) error) error {
 	return j.file.Update(f)
 }
 
-// replayObjects gives the objects that the last change left, and notes which records
-// have to be removed.
+// replayObjects yields the objects as of the last committed change, and notes which records must be
+// removed.
 func (j *Journal[O]) replayObjects(t *store.Tx, give func(O) error) error {
 	replay := func(object string, record []byte) error {
 		if record == nil || j.options.Staged && isRemoval(record) {
@@ -334,8 +331,8 @@ func (j *Journal[O]) replayObjects(t *store.Tx, give func(O) error) error {
 	if !j.options.Staged {
 		return t.ForEach(j.options.Objects, func(k, v []byte) error { return replay(string(k), v) })
 	}
-	var object string  // that the records belong to
-	var current []byte // its record
+	var object string  // the object of the current records
+	var current []byte // its latest counting record
 	if err := t.ForEach(j.options.Objects, func(k, v []byte) error {
 		of, n, err := splitKey(k)
 		if err != nil {
@@ -363,7 +360,7 @@ func (j *Journal[O]) replayObjects(t *store.Tx, give func(O) error) error {
 	return replay(object, current)
 }
 
-// annotation returns the annotation of an object; nil: there is none.
+// annotation returns the annotation of an object, nil if it has none.
 func (j *Journal[O]) annotation(t *store.Tx, object string) []byte {
 	if j.options.Annotations == "" {
 		return nil

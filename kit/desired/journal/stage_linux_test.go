@@ -20,8 +20,8 @@ import (
 	"github.com/sluice-net/sluice/kit/store"
 )
 
-// change is the one of a revision: from 2 on it replaces a third of the objects
-// of the one before, removes a third, and adds some.
+// change returns the change of a revision: from 2 on it replaces a third of the objects of the
+// previous revision, removes a third, and adds some.
 func change(revision, objects int) Change[object] {
 	c := Change[object]{Revision: uint64(revision)}
 	for i := range objects {
@@ -36,7 +36,7 @@ func change(revision, objects int) Change[object] {
 	return c
 }
 
-// after is what the changes up to a revision come to.
+// after returns the objects after all changes up to a revision, as text.
 func after(revision, objects int) string {
 	all := make(map[string]string)
 	for r := 1; r <= revision; r++ {
@@ -61,7 +61,7 @@ func stage(t testing.TB, j *Journal[object], c Change[object]) *Staged[object] {
 	return s
 }
 
-// records counts those of a bucket.
+// records counts the records of a bucket.
 func records(t testing.TB, j *Journal[object], bucket string) int {
 	t.Helper()
 	n := 0
@@ -73,7 +73,7 @@ func records(t testing.TB, j *Journal[object], bucket string) int {
 	return n
 }
 
-// withoutCache removes the cache, as the next start does after a loss of power.
+// withoutCache removes the cache, as the next start after a loss of power does.
 func withoutCache(t *testing.T, dir string) {
 	t.Helper()
 	caches, err := filepath.Glob(filepath.Join(dir, "cache.*"))
@@ -94,9 +94,9 @@ func TestStagedChangeCountsWhenItIsCommitted(t *testing.T) {
 
 	s := stage(t, j, change(2, objects))
 	if s.Small() || records(t, j, "objects") == before {
-		t.Fatal("nothing was staged: the test does not ask what it should")
+		t.Fatal("nothing was staged: the test is not effective")
 	}
-	closed(t, j) // as a kill does it
+	closed(t, j) // leaves the files as after a kill
 	j, got := mustOpen(t, dir)
 	if describe(got) != after(1, objects) || records(t, j, "objects") != before {
 		t.Errorf("after a change that was not committed: %d records, want %d", records(t, j, "objects"), before)
@@ -123,9 +123,8 @@ func TestStagedChangeCountsWhenItIsCommitted(t *testing.T) {
 	}
 }
 
-// TestPowerCutLosesNoLargeChange proves INV-60 for changes that are staged: after
-// a loss of power at any moment, all of a change is there or nothing, and what was
-// answered is.
+// TestPowerCutLosesNoLargeChange proves INV-60 for staged changes: after a loss of power at any
+// moment, a change is there completely or not at all, and every confirmed change is there.
 func TestPowerCutLosesNoLargeChange(t *testing.T) {
 	const objects, changes = 3 * partRecords, 5
 	root := t.TempDir()
@@ -184,11 +183,11 @@ func TestPowerCutLosesNoLargeChange(t *testing.T) {
 		}
 	}
 	if len(seen) < changes {
-		t.Errorf("only %d states were seen: the test does not ask what it should", len(seen))
+		t.Errorf("only %d states were seen: the test is not effective", len(seen))
 	}
 }
 
-// TestCommitOfALargeChangeWritesLittle: every other call of the service waits for what Commit writes.
+// TestCommitOfALargeChangeWritesLittle: all other calls of the service wait while Commit writes.
 func TestCommitOfALargeChangeWritesLittle(t *testing.T) {
 	root := t.TempDir()
 	disk := disktest.New(t, root)
@@ -214,13 +213,13 @@ func TestCommitOfALargeChangeWritesLittle(t *testing.T) {
 			}
 			return bytes, syncs
 		}
-		for _, revision := range []uint64{1, 2} { // into an empty file, and in the place of others
+		for _, revision := range []uint64{1, 2} { // into an empty file, then over existing objects
 			c := many(3200)
 			c.Revision = revision
 			var s *Staged[object]
 			all, _ := written(func() (err error) { s, err = j.Stage(t.Context(), c); return err })
 			last, syncs := written(func() error { return s.Commit(t.Context()) })
-			if all < 32_000_000 || last > 4*partBytes || syncs > 3 { // pages of its records, and those that lead to them
+			if all < 32_000_000 || last > 4*partBytes || syncs > 3 { // leaf pages of its records, and branch pages above them
 				t.Errorf("revision %d: %d bytes staged; the commit writes %d bytes with %d syncs", revision, all, last, syncs)
 			}
 			if err := j.Tidy(t.Context()); err != nil {

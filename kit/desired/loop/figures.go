@@ -12,27 +12,27 @@ import (
 	"github.com/sluice-net/sluice/kit/looptime"
 )
 
-// Figures say for how long turns of one operation took the loop.
+// Figures are the durations of one operation's turns.
 type Figures struct {
 	looptime.Figures
-	// Most is the most that Options.Done rose in one turn.
+	// Most is the largest increase of Options.Done in one turn.
 	Most int
-	// Processor are the figures of the processor time of the turns; empty if it is not
-	// measured. The rest of its time the loop waited for the disk, or for a processor.
+	// Processor has the CPU times of the turns; empty if they are not measured. During the rest of
+	// a turn the loop waited for the disk or for a CPU.
 	Processor looptime.Figures
 }
 
-// moment is when a turn, or a part of one, began.
+// moment is the start of a turn or of a part of a turn.
 type moment struct {
 	at   time.Time
-	used time.Duration // of the processor
+	used time.Duration // CPU time
 }
 
-// record has the figures. Its zero value is ready.
+// record collects figures. Its zero value is ready.
 type record struct {
 	mu   sync.Mutex
 	by   map[string]*Figures // by operation; guarded by mu
-	done int                 // Options.Done after the turn before; belongs to the loop
+	done int                 // Options.Done after the previous turn; owned by the loop
 }
 
 func (l *Loop) begin() moment {
@@ -43,7 +43,7 @@ func (l *Loop) begin() moment {
 	return m
 }
 
-// end counts a turn.
+// end records the duration of a turn.
 func (l *Loop) end(operation string, began moment) {
 	if l.options.Done == nil {
 		l.add(operation, began, 0)
@@ -77,15 +77,15 @@ func (l *Loop) add(operation string, began moment, done int) {
 	}
 }
 
-// Part begins a part of the present turn, which counts as an operation of its own
-// besides, until its caller calls end. It is called in a turn.
+// Part begins a part of the current turn, which is also counted as an operation of its own, until
+// the caller calls end. It must be called within a turn.
 func (l *Loop) Part(operation string) (end func()) {
 	began := l.begin()
 	return func() { l.add(operation, began, 0) }
 }
 
-// Figures returns a copy of the figures, sorted by operation. It may be called from any
-// goroutine, and does not wait for a turn.
+// Figures returns a copy of the figures, sorted by operation. It is safe for concurrent use and
+// does not wait for a turn.
 func (l *Loop) Figures() []Figures {
 	l.figures.mu.Lock()
 	defer l.figures.mu.Unlock()

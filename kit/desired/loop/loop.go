@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package loop runs the one goroutine that owns the state of a service of desired
-// state, and counts how long each turn of it takes.
+// Package loop runs the single goroutine that owns the state of a desired-state service, and
+// measures its turns.
 //
-// A call from elsewhere is a turn: it waits in a queue of bounded length, runs alone,
-// and its caller gets the answer. A call whose context ends while it waits never runs; one
-// that has begun is waited for. As long as a turn lasts, every other call waits, so long
-// work belongs into several turns, or beside the loop under a Lock.
+// A call from another goroutine is a turn: it waits in a bounded queue, runs alone, and returns an
+// answer to its caller. If the caller's context ends while the call is queued, the call never runs;
+// once it has begun, the caller waits for it. All other calls wait during a turn, so long work must
+// be split into several turns or be done outside the loop under a Lock.
 //
-// The package knows neither the state nor which operations there are.
+// The package knows neither the state nor the operations.
 package loop
 
 import (
@@ -19,22 +19,21 @@ import (
 	"time"
 )
 
-// ErrStopped says that the loop has ended, and took no call any more.
+// ErrStopped is returned if the loop ended before it ran the call.
 var ErrStopped = errors.New("the service is stopping")
 
-// queued is how many calls wait in the queue; more wait to get there.
+// queued is the length of the queue. Callers block while the queue is full.
 const queued = 64
 
 // Options are fixed for the life of a loop.
 type Options struct {
-	// After runs at the end of each turn, before its caller has the answer; nil: nothing
-	// does.
+	// After runs at the end of each turn, before the caller receives the answer; may be nil.
 	After func()
-	// Processor returns the processor time of the thread that Run is locked to; nil: it
-	// is not measured.
+	// Processor returns the CPU time of the thread that Run is locked to; nil if CPU time is not
+	// measured.
 	Processor func() time.Duration
-	// Done returns how much of the service's work is done since its start, such as how
-	// many tables are compiled; nil: it is not counted.
+	// Done returns how much of the service's work is done since its start, such as the number of
+	// compiled tables; nil if work is not counted.
 	Done func() int
 }
 
@@ -43,34 +42,34 @@ type Loop struct {
 	options   Options
 	calls     chan func()
 	stopped   chan struct{} // closed when Run has returned
-	operation string        // of the present turn; belongs to the loop
+	operation string        // of the current turn; owned by the loop
 	figures   record
 }
 
-// New returns a loop. Calls wait until Run takes them.
+// New returns a loop. Calls wait until Run starts.
 func New(o Options) *Loop {
 	return &Loop{options: o, calls: make(chan func(), queued), stopped: make(chan struct{})}
 }
 
-// Work is what a loop does besides calls. Its functions run in the loop.
+// Work is what a loop does in addition to calls. The loop calls all its functions.
 type Work struct {
-	// Pause returns the time until Sweep has something to do.
+	// Pause returns the time until the next Sweep.
 	Pause func() time.Duration
-	// Sweep does what is due without a call.
+	// Sweep runs timed work.
 	Sweep func()
-	// Wake has a token when Woken has something to do; nil: it never has.
+	// Wake triggers Woken; nil if Woken is never needed.
 	Wake  <-chan struct{}
 	Woken func()
-	// SweepAs and WokenAs are the operations that Sweep and Woken are counted as.
+	// SweepAs and WokenAs are the operation names of Sweep and Woken in the figures.
 	SweepAs, WokenAs string
-	// Fatal returns why the loop has to end; nil: it goes on.
+	// Fatal returns the error that must end the loop, or nil.
 	Fatal func() error
-	// Stop is the last turn when the context ends; nil: there is none.
+	// Stop runs as the last turn after the context has ended; may be nil.
 	Stop func()
 }
 
-// Run runs turns until the context ends, or until Fatal returns an error, which it
-// returns. It is called once.
+// Run runs turns until the context ends, or until Fatal returns an error, which Run returns. It
+// must be called once.
 func (l *Loop) Run(ctx context.Context, w Work) error {
 	defer close(l.stopped)
 	if l.options.Done != nil {
@@ -96,7 +95,7 @@ func (l *Loop) Run(ctx context.Context, w Work) error {
 	}
 }
 
-// run runs f as an operation of the loop and counts it.
+// run runs f and counts it as an operation.
 func (l *Loop) run(operation string, f func()) {
 	began := l.begin()
 	l.operation = operation
@@ -107,23 +106,24 @@ func (l *Loop) run(operation string, f func()) {
 	l.end(l.operation, began)
 }
 
-// Rename counts the present turn as another operation. It is called in a turn.
+// Rename changes the operation that the current turn is counted as. It must be called within a
+// turn.
 func (l *Loop) Rename(operation string) { l.operation = operation }
 
 // Stopped is closed when Run has returned.
 func (l *Loop) Stopped() <-chan struct{} { return l.stopped }
 
-// Ask runs f as a turn of the loop, which is counted as the operation, and returns its
-// answer. It returns the error of ctx if that ends before the turn begins, and ErrStopped
-// if the loop does. A turn that has begun is waited for, so what f has written is the
-// caller's when Ask returns without such an error, and no turn runs after it.
+// Ask runs f as a turn, counts it as the operation, and returns its answer. It returns the error of
+// ctx if ctx ends before the turn begins, and ErrStopped if the loop ends before that. Once the
+// turn has begun, Ask waits for it: without such an error the caller may read what f has written,
+// and with one f never runs.
 func Ask[T any](ctx context.Context, l *Loop, operation string, f func() (T, error)) (T, error) {
 	type answer struct {
 		v   T
 		err error
 	}
 	var none T
-	var taken atomic.Bool // by the turn, or by a caller that has gone
+	var taken atomic.Bool // set by the turn, or by a caller that gave up
 	out := make(chan answer, 1)
 	call := func() {
 		if ctx.Err() != nil || !taken.CompareAndSwap(false, true) {
@@ -147,26 +147,26 @@ func Ask[T any](ctx context.Context, l *Loop, operation string, f func() (T, err
 		if taken.CompareAndSwap(false, true) {
 			return none, ctx.Err()
 		}
-		a := <-out // it has begun
+		a := <-out // the turn has begun
 		return a.v, a.err
 	case <-l.stopped:
 	}
 	select {
-	case a := <-out: // of the last turn
+	case a := <-out: // the last turn's answer
 		return a.v, a.err
 	default:
 		return none, ErrStopped
 	}
 }
 
-// Do is Ask for a turn that has no answer.
+// Do is Ask for a turn without an answer.
 func (l *Loop) Do(ctx context.Context, operation string, f func()) error {
 	_, err := Ask(ctx, l, operation, func() (struct{}, error) { f(); return struct{}{}, nil })
 	return err
 }
 
-// Wait waits for a channel outside the loop. It returns the error of ctx if that ends
-// first, and ErrStopped if the loop does.
+// Wait receives from a channel outside the loop. It returns the error of ctx if ctx ends first, and
+// ErrStopped if the loop ends first.
 func (l *Loop) Wait(ctx context.Context, c <-chan struct{}) error {
 	select {
 	case <-c:
@@ -178,19 +178,18 @@ func (l *Loop) Wait(ctx context.Context, c <-chan struct{}) error {
 	}
 }
 
-// Lock is held by one goroutine at a time, over several turns of a loop: what is
-// decided in one turn is then still right in a later one.
+// Lock is a mutex that is held over several turns of a loop, so that a decision of one turn is
+// still valid in a later turn.
 type Lock struct {
 	loop *Loop
 	held chan struct{}
 }
 
-// NewLock returns a lock that nobody holds.
+// NewLock returns an unlocked Lock.
 func (l *Loop) NewLock() *Lock { return &Lock{loop: l, held: make(chan struct{}, 1)} }
 
-// Hold waits until the lock is free and takes it. The caller gives it back with
-// release. It returns the error of ctx if that ends first, and ErrStopped if the loop
-// does.
+// Hold waits for the lock and takes it. The caller must call release. Hold returns the error of ctx
+// if ctx ends first, and ErrStopped if the loop ends first.
 func (l *Lock) Hold(ctx context.Context) (release func(), err error) {
 	select {
 	case l.held <- struct{}{}:
@@ -202,7 +201,7 @@ func (l *Lock) Hold(ctx context.Context) (release func(), err error) {
 	}
 }
 
-// TryHold takes the lock if it is free. It does not wait, so a turn may call it.
+// TryHold takes the lock if it is free. It does not block, so it may be called within a turn.
 func (l *Lock) TryHold() (release func(), held bool) {
 	select {
 	case l.held <- struct{}{}:

@@ -16,13 +16,12 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// idle is the Work of a loop that only takes calls.
+// idle is the Work of a loop without timed work.
 func idle() Work {
 	return Work{Pause: func() time.Duration { return time.Hour }, Fatal: func() error { return nil }}
 }
 
-// start runs a loop until the test ends or the returned function is called, which
-// returns the error of Run.
+// start runs a loop until the test ends or stop is called. stop returns the error of Run.
 func start(t *testing.T, l *Loop, w Work) (stop func() error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -37,11 +36,11 @@ func start(t *testing.T, l *Loop, w Work) (stop func() error) {
 		cancel()
 		return <-ended
 	}
-	t.Cleanup(func() { stop() }) //nolint:errcheck // a test that wants it asks
+	t.Cleanup(func() { stop() }) //nolint:errcheck // checked by the tests that need it
 	return stop
 }
 
-// count asks for a turn that returns n.
+// count runs a turn that returns n.
 func count(ctx context.Context, l *Loop, n int) (int, error) {
 	return Ask(ctx, l, "count", func() (int, error) { return n, nil })
 }
@@ -55,7 +54,7 @@ func TestTurnsRunAloneAndAnswer(t *testing.T) {
 		t.Errorf("got %v, want the error of the turn", err)
 	}
 	const callers, each = 8, 50
-	sum := 0 // belongs to the loop
+	sum := 0 // owned by the loop
 	errs := make(chan error, callers)
 	for range callers {
 		go func() {
@@ -81,7 +80,7 @@ func TestTurnsRunAloneAndAnswer(t *testing.T) {
 }
 
 func TestAnswerComesAfterAfter(t *testing.T) {
-	done := false // belongs to the loop until the answer
+	done := false // owned by the loop until the answer
 	l := New(Options{After: func() { done = true }})
 	start(t, l, idle())
 	if _, err := count(t.Context(), l, 1); err != nil || !done {
@@ -89,7 +88,7 @@ func TestAnswerComesAfterAfter(t *testing.T) {
 	}
 }
 
-// block begins a turn that lasts until the returned function is called.
+// block begins a turn that lasts until end is called.
 func block(t *testing.T, l *Loop) (end func()) {
 	t.Helper()
 	begun, over, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
@@ -110,9 +109,9 @@ func TestCallerWhoseContextEndsStopsWaiting(t *testing.T) {
 	start(t, l, idle())
 	end := block(t, l)
 	ctx, cancel := context.WithCancel(t.Context())
-	ran := false // belongs to the loop
+	ran := false // owned by the loop
 	errs := make(chan error, queued+1)
-	for range queued + 1 { // one of them has no place in the queue
+	for range queued + 1 { // one more than the queue holds
 		go func() { errs <- l.Do(ctx, "never", func() { ran = true }) }()
 	}
 	for len(l.calls) < queued { // until the queue is full
@@ -139,8 +138,8 @@ func TestCallerWhoseContextEndsStopsWaiting(t *testing.T) {
 	}
 }
 
-// TestATurnThatHasBegunIsWaitedFor although its caller's context has ended: the caller reads what it has
-// written.
+// TestATurnThatHasBegunIsWaitedFor, although the context of its caller has ended: the caller reads
+// what the turn has written.
 func TestATurnThatHasBegunIsWaitedFor(t *testing.T) {
 	l := New(Options{})
 	start(t, l, idle())
@@ -173,7 +172,7 @@ func TestStoppedLoopTakesNoCalls(t *testing.T) {
 		t.Errorf("%v; Stop has run: %v", err, last)
 	}
 	<-l.Stopped()
-	for range queued + 2 { // more than the queue has places
+	for range queued + 2 { // more than the queue holds
 		if _, err := count(t.Context(), l, 1); !errors.Is(err, ErrStopped) {
 			t.Fatalf("got %v, want ErrStopped", err)
 		}
@@ -187,8 +186,8 @@ func TestStoppedLoopTakesNoCalls(t *testing.T) {
 	release()
 }
 
-// late is a context of a caller that looks for its answer only after the loop has ended: Ask asks for Done
-// once before the call is queued and once after.
+// late is the context of a caller that only looks for its answer after the loop has ended: Ask
+// calls Done once before it queues the call and once after.
 type late struct {
 	context.Context
 	asked int
@@ -202,7 +201,7 @@ func (c *late) Done() <-chan struct{} {
 	return c.Context.Done()
 }
 
-// TestFatalTurnStillAnswers: the caller of the last turn learns what became of its call.
+// TestFatalTurnStillAnswers: the caller of the last turn receives its answer.
 func TestFatalTurnStillAnswers(t *testing.T) {
 	why, answer := errors.New("the disk is lost"), errors.New("the answer")
 	for range 50 {
@@ -225,7 +224,7 @@ func TestFatalTurnStillAnswers(t *testing.T) {
 
 func TestSweepAndWokenAreTurns(t *testing.T) {
 	wake, swept, woken := make(chan struct{}, 1), make(chan struct{}), make(chan struct{})
-	due := true // belongs to the loop
+	due := true // owned by the loop
 	l := New(Options{})
 	start(t, l, Work{
 		Pause: func() time.Duration {
@@ -254,7 +253,7 @@ func TestSweepAndWokenAreTurns(t *testing.T) {
 }
 
 func TestFiguresOfTurns(t *testing.T) {
-	used, done := time.Duration(0), 7 // belong to the loop; done before it
+	used, done := time.Duration(0), 7 // owned by the loop; done is set before it starts
 	l := New(Options{Processor: func() time.Duration { return used }, Done: func() int { return done }})
 	start(t, l, idle())
 	for _, n := range []int{3, 5, 2} {
@@ -292,7 +291,7 @@ func TestLockIsHeldByOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, held := lock.TryHold(); held {
-		t.Error("two hold it")
+		t.Error("two goroutines hold the lock")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -302,7 +301,7 @@ func TestLockIsHeldByOne(t *testing.T) {
 	release()
 	again, held := lock.TryHold()
 	if !held {
-		t.Fatal("it is not free")
+		t.Fatal("the lock is not free")
 	}
 	again()
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package managed says who may change which objects of a service of desired state, on
-// what condition, and what a deletion does.
+// Package managed decides who may change which objects of a desired-state service, under which
+// conditions, and what a deletion removes.
 //
-// A source brings objects: files, the objects of an API server, or calls. Calls name
-// their manager, and a manager changes its own objects alone. The functions run in the
-// loop that owns the objects, and change nothing.
+// Objects come from sources: files, an API server, or calls. A call names its manager, and a
+// manager may only change its own objects. The functions run in the loop that owns the objects, and
+// change nothing.
 package managed
 
 import (
@@ -21,20 +21,20 @@ import (
 const (
 	SourceGRPC = "grpc"
 	SourceFile = "file"
-	// SourceKubernetes gives the objects of an API server, one by one.
+	// SourceKubernetes delivers the objects of an API server one by one.
 	SourceKubernetes = "kubernetes"
 )
 
-// By says who brought an object.
+// By identifies who created an object.
 type By struct {
 	Source  string
-	Origin  string // within the source, such as a file
-	Manager string // of SourceGRPC; empty: calls without one
+	Origin  string // within the source, such as a file name
+	Manager string // only with SourceGRPC; empty for calls without a manager
 }
 
-// Holder names who has an object that a manager may not touch; empty: the manager may.
-// An object of a source that is not configured any more belongs to every caller: its own
-// source will not come.
+// Holder returns the owner of an object that the manager may not change, or "" if it may. An object
+// of a source that is no longer configured may be changed by every caller, because its source will
+// never update it.
 func (b By) Holder(manager string, configured func(source string) bool) string {
 	switch {
 	case b.Source != SourceGRPC && configured(b.Source):
@@ -47,10 +47,10 @@ func (b By) Holder(manager string, configured func(source string) bool) string {
 	return fmt.Sprintf("the manager %q", b.Manager)
 }
 
-// ChangeType is what was done to an object.
+// ChangeType is the effect of a change on an object.
 type ChangeType int
 
-// The types.
+// Values of ChangeType.
 const (
 	Created ChangeType = iota + 1
 	Replaced
@@ -59,7 +59,7 @@ const (
 	Absent
 )
 
-// Changed is what became of one object.
+// Changed is the result for one object.
 type Changed[K comparable, N any] struct {
 	Key     K
 	Type    ChangeType
@@ -67,21 +67,21 @@ type Changed[K comparable, N any] struct {
 	Notes   N
 }
 
-// Outcome is the answer of a change.
+// Outcome is the result of a change.
 type Outcome[K comparable, N any] struct {
 	Revision uint64
 	Changes  []Changed[K, N]
 }
 
-// Caller is who asks for a change of the source "grpc", and on what condition.
+// Caller identifies the caller of a change through source "grpc", and its conditions.
 type Caller struct {
-	Manager      string  // empty: that of calls without one
-	IfRevision   *uint64 // nil: whatever the revision is
+	Manager      string  // empty for calls without a manager
+	IfRevision   *uint64 // expected revision; nil for any
 	ValidateOnly bool    // check, but change nothing
-	AllowEmpty   bool    // the manager may lose every object that it has
+	AllowEmpty   bool    // allow a change that deletes every object of the manager
 }
 
-// Check returns ErrChanged if the revision is not the one that the caller expects.
+// Check returns ErrChanged if the revision differs from the expected one.
 func (c *Caller) Check(revision uint64) error {
 	if c.IfRevision != nil && *c.IfRevision != revision {
 		return fmt.Errorf("%w: the revision is %d, not %d", failure.ErrChanged, revision, *c.IfRevision)
@@ -89,8 +89,8 @@ func (c *Caller) Check(revision uint64) error {
 	return nil
 }
 
-// CheckRun returns ErrChanged if this run of the service is not the one that took the
-// listing which the caller completes.
+// CheckRun returns ErrChanged if the listing that the caller completes began in another run of the
+// service.
 func (c *Caller) CheckRun(listed, run [16]byte) error {
 	if listed != run {
 		return fmt.Errorf("%w: this is another run of the service than the one that took the listing of %q",
@@ -99,33 +99,33 @@ func (c *Caller) CheckRun(listed, run [16]byte) error {
 	return nil
 }
 
-// Objects are the objects of a service.
+// Objects gives access to the objects of a service.
 type Objects[K comparable] struct {
-	// By returns who brought an object; false: there is none.
+	// By returns who created an object; false if it does not exist.
 	By func(K) (By, bool)
-	// All are all objects.
+	// All yields all objects.
 	All iter.Seq2[K, By]
 	// Configured reports whether a source is configured.
 	Configured func(source string) bool
-	// Compare orders keys.
+	// Compare defines the order of keys.
 	Compare func(a, b K) int
 }
 
-// Put returns nil if the caller may create or replace an object, and whether it exists.
-// ErrOwned: another source or manager has it.
+// Put returns nil if the caller may create or replace an object, and reports whether it exists.
+// ErrOwned: another source or manager owns it.
 func (o *Objects[K]) Put(c *Caller, k K) (exists bool, err error) {
 	by, exists := o.By(k)
 	if !exists {
 		return false, nil
 	}
 	if who := by.Holder(c.Manager, o.Configured); who != "" {
-		return true, fmt.Errorf("%w: %v is of %s", failure.ErrOwned, k, who)
+		return true, fmt.Errorf("%w: %v belongs to %s", failure.ErrOwned, k, who)
 	}
 	return true, nil
 }
 
-// Delete returns which of the objects are there, each once. ErrForeign: another source
-// or manager has one of them.
+// Delete returns the existing objects among keys, without duplicates. ErrForeign: another source or
+// manager owns one of them.
 func (o *Objects[K]) Delete(c *Caller, keys []K) (gone []K, err error) {
 	seen := make(map[K]struct{}, len(keys))
 	for _, k := range keys {
@@ -134,7 +134,7 @@ func (o *Objects[K]) Delete(c *Caller, keys []K) (gone []K, err error) {
 			continue
 		}
 		if who := by.Holder(c.Manager, o.Configured); who != "" {
-			return nil, fmt.Errorf("%w: %v is of %s", failure.ErrForeign, k, who)
+			return nil, fmt.Errorf("%w: %v belongs to %s", failure.ErrForeign, k, who)
 		}
 		seen[k] = struct{}{}
 		gone = append(gone, k)
@@ -142,9 +142,9 @@ func (o *Objects[K]) Delete(c *Caller, keys []K) (gone []K, err error) {
 	return gone, nil
 }
 
-// Prune returns the objects of the caller's manager that do not stay, in order. ErrEmpty:
-// the manager would lose all that it has, which has to be allowed; added is how many
-// objects the same change names.
+// Prune returns, in order, the objects of the caller's manager for which stays returns false.
+// ErrEmpty: the manager would lose all its objects and the caller did not set AllowEmpty; added is
+// the number of objects that the same change names.
 func (o *Objects[K]) Prune(c *Caller, added int, stays func(K) bool) (gone []K, err error) {
 	kept := added
 	for k, by := range o.All {
@@ -163,8 +163,8 @@ func (o *Objects[K]) Prune(c *Caller, added int, stays func(K) bool) (gone []K, 
 	return gone, nil
 }
 
-// Deletions says of each key what Delete does: Deleted for the first of those that go,
-// Absent for the others.
+// Deletions returns the result for each key of Delete: Deleted for the first occurrence of a
+// removed object, Absent otherwise.
 func Deletions[K comparable, N any](keys, gone []K) []Changed[K, N] {
 	left := make(map[K]struct{}, len(gone))
 	for _, k := range gone {

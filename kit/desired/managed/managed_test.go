@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/failure"
 )
 
-// objects are those that the tests ask about: the source "file" is configured, "kubernetes" is not.
+// objects returns objects of several sources: "file" is configured, "kubernetes" is not.
 func objects() *Objects[string] {
 	all := map[string]By{
 		"mine":  {Source: SourceGRPC, Manager: "m"},
@@ -36,7 +36,7 @@ func TestManagersChangeTheirOwnObjectsAlone(t *testing.T) {
 	o := objects()
 	for _, c := range []struct {
 		manager, key string
-		who          string // in the error; empty: it may be changed
+		who          string // owner in the error; empty if the change is allowed
 	}{
 		{"m", "mine", ""},
 		{"m", "new", ""},
@@ -46,7 +46,7 @@ func TestManagersChangeTheirOwnObjectsAlone(t *testing.T) {
 		{"", "mine", `the manager "m"`},
 		{"m", "file", "file a.yaml"},
 		{"", "file", "file a.yaml"},
-		{"m", "left", ""}, // its source will not come
+		{"m", "left", ""}, // its source is no longer configured
 	} {
 		caller := Caller{Manager: c.manager}
 		exists, err := o.Put(&caller, c.key)
@@ -66,7 +66,7 @@ func TestManagersChangeTheirOwnObjectsAlone(t *testing.T) {
 		}
 		if !errors.Is(err, failure.ErrOwned) || !errors.Is(derr, failure.ErrForeign) || gone != nil ||
 			!strings.HasSuffix(err.Error(), c.key+" is of "+c.who) || !strings.HasSuffix(derr.Error(), c.key+" is of "+c.who) {
-			t.Errorf("manager %q, %s: %v and %v, want that it is of %s", c.manager, c.key, err, derr, c.who)
+			t.Errorf("manager %q, %s: %v and %v, want it to belong to %s", c.manager, c.key, err, derr, c.who)
 		}
 	}
 }

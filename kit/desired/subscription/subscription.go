@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package subscription keeps a subscriber of desired state subscribed: one stream after the
-// other, with pauses between them.
+// Package subscription keeps a subscriber connected to a desired-state service: when a stream ends,
+// it opens the next one after a pause.
 //
-// A stream of desired state is incremental, as that of xDS is: the service sends changes with
-// numbers, and the subscriber answers that it enforces them, or why not. A stream that ends is
-// opened again behind what was answered last. What a stream brings, and how it is answered, is
-// the subscriber's.
+// A stream of desired state is incremental, like incremental xDS: the service sends numbered
+// changes, and the subscriber acknowledges or refuses them. A new stream resumes after the last
+// acknowledged change. The caller handles the messages of a stream.
 package subscription
 
 import (
@@ -16,27 +15,27 @@ import (
 	"time"
 )
 
-// Pauses between two streams. The pause doubles from First to Longest. It begins anew behind a
-// stream that lasted for longer than Longest.
+// Pauses between two streams. The pause doubles from First to Longest, and starts again at First
+// after a stream that lasted longer than Longest.
 const (
 	First   = 50 * time.Millisecond
 	Longest = 2 * time.Second
-	// Absent is the longest pause while no service can be connected to, which costs one
-	// system call to find out. Others may wait for the service to be back.
+	// Absent is the longest pause while the service cannot be connected to. An attempt costs one
+	// system call, and other components may be waiting for the service.
 	Absent = 100 * time.Millisecond
 )
 
-// Why a stream ended, for the pause behind it.
+// Reasons for the end of a stream that determine the pause after it.
 var (
-	// ErrAbsent: it did not begin, because nothing answers.
-	ErrAbsent = errors.New("the service is away")
-	// ErrAnew: the subscriber has ended it, to begin another one at once.
-	ErrAnew = errors.New("the subscription begins anew")
+	// ErrAbsent: the stream did not begin, because the socket refused the connection.
+	ErrAbsent = errors.New("the service is unreachable")
+	// ErrAnew: the subscriber ended the stream to begin another one at once.
+	ErrAnew = errors.New("the subscription restarts")
 )
 
-// Keep opens one stream after the other until ctx is done, and returns its error then. open
-// has a stream from its beginning to its end, and returns why it ended; ended is told so, if ctx
-// is not done. Both are called by the goroutine of Keep.
+// Keep opens one stream after the other until ctx ends, and returns the error of ctx. open runs a
+// stream from beginning to end and returns why it ended; Keep then calls ended with that error,
+// unless ctx has ended. Keep calls both from its own goroutine.
 func Keep(ctx context.Context, open func(context.Context) error, ended func(error)) error {
 	pause := First
 	for {
@@ -47,7 +46,7 @@ func Keep(ctx context.Context, open func(context.Context) error, ended func(erro
 		}
 		ended(err)
 		if time.Since(began) > Longest || errors.Is(err, ErrAnew) {
-			pause = First // else what ends it may end the next one too
+			pause = First // otherwise the same cause may end the next stream, too
 		}
 		if errors.Is(err, ErrAbsent) {
 			pause = min(pause, Absent)
@@ -63,14 +62,14 @@ func Keep(ctx context.Context, open func(context.Context) error, ended func(erro
 	}
 }
 
-// Received is what a stream has brought, or why it brings no more.
+// Received is a message of a stream, or the error that ended it.
 type Received[M any] struct {
 	Message M
 	Err     error
 }
 
-// Receive hands on what receive returns, until ctx is done or it fails; done is closed then. So a
-// subscriber can wait for other events beside its stream.
+// Receive sends the results of receive to a channel until ctx ends or receive fails; it then closes
+// done. A subscriber can so wait for its stream and for other events at the same time.
 func Receive[M any](
 	ctx context.Context, receive func() (M, error),
 ) (messages <-chan Received[M], done <-chan struct{}) {

@@ -12,13 +12,14 @@ import (
 	"time"
 )
 
-// TestPausesGrowWhileStreamsFail: how long each pause is, by why the stream before it ended.
+// TestPausesGrowWhileStreamsFail checks the pause after each stream, by the error that ended the
+// stream.
 func TestPausesGrowWhileStreamsFail(t *testing.T) {
 	failed := errors.New("too far behind")
 	absent := fmt.Errorf("%w: connection refused", ErrAbsent)
 	for what, c := range map[string]struct {
 		ends  []error
-		lasts time.Duration // each stream
+		lasts time.Duration // duration of each stream
 		want  []time.Duration
 	}{
 		"refused": {
@@ -34,7 +35,7 @@ func TestPausesGrowWhileStreamsFail(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				var last time.Time // when a stream ended
+				var last time.Time // end of the previous stream
 				n := 0
 				open := func(context.Context) error {
 					if n > 0 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package dirwatchtest runs tests under the kernel's limits of inotify.
+// Package dirwatchtest runs tests with lowered inotify limits.
 package dirwatchtest
 
 import (
@@ -12,11 +12,12 @@ import (
 	"testing"
 )
 
-// variable names the test that runs in a user namespace.
+// variable holds the name of the test that runs in a user namespace.
 const variable = "SLUICE_DIRWATCH_TEST"
 
-// Limited runs the calling test once more in a process with a user namespace of its own, whose limits of inotify are
-// not those of the machine. In that process inside is true, and limit sets how many queues and watches there may be.
+// Limited runs the calling test again in a child process with its own user namespace, whose inotify
+// limits are independent of the machine's. In the child, inside is true, and limit sets the maximum
+// number of instances and watches.
 func Limited(t *testing.T) (limit func(instances, watches int), inside bool) {
 	t.Helper()
 	if os.Getenv(variable) == t.Name() {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package faulttest is the test's end of package fault: it starts a command
-// with fault points armed and says what happens at each.
+// Package faulttest controls fault points from a test: it starts a command with armed fault points
+// and decides the action at each.
 package faulttest
 
 import (
@@ -21,31 +21,31 @@ import (
 	"github.com/sluice-net/sluice/kit/fault"
 )
 
-// Controller decides for one process. It is made by Start, or by New for
-// those who start the process themselves.
+// Controller controls one process. Start creates it; New is for callers that start the process
+// themselves.
 type Controller struct {
 	conn  *net.UnixConn
-	child *os.File // the process's end, until it was started
+	child *os.File // the process's end of the socket, until the process is started
 	done  chan struct{}
 
 	mu      sync.Mutex
-	names   []string            // guarded by mu; nil until the process said them
+	names   []string            // guarded by mu; nil until the process has sent its names
 	plans   map[string]*plan    // guarded by mu
 	hits    map[string]int      // guarded by mu
-	blocked map[string][]uint64 // guarded by mu; hits that wait, by point
-	gone    bool                // guarded by mu; the process closed its end
+	blocked map[string][]uint64 // guarded by mu; unanswered hits, by point
+	gone    bool                // guarded by mu; the process has closed its end
 	changed chan struct{}       // guarded by mu; closed and replaced at each change
 }
 
 type plan struct {
 	action fault.Action
 	text   string
-	skip   int // hits that pass before the plan applies
+	skip   int // number of hits that pass before the plan applies
 	block  bool
 }
 
-// New returns a controller and puts the process's end into cmd as descriptor
-// 3. Call Started once cmd runs. The test's cleanup closes the controller.
+// New returns a controller and passes the process's end of the socket to cmd as descriptor 3. Call
+// Started once cmd runs. The cleanup of t closes the controller.
 func New(t testing.TB, cmd *exec.Cmd) *Controller {
 	t.Helper()
 	if len(cmd.ExtraFiles) != 0 {
@@ -79,36 +79,35 @@ func New(t testing.TB, cmd *exec.Cmd) *Controller {
 	return c
 }
 
-// Started closes the test's copy of the process's end, so that the end of the
-// process is seen.
+// Started closes the test's copy of the process's end, so that the controller notices the end of
+// the process.
 func (c *Controller) Started() { c.child.Close() }
 
-// Close lets everything pass from now on. It may be called more than once.
+// Close releases all blocked hits and lets later ones pass. It may be called more than once.
 func (c *Controller) Close() {
 	c.child.Close()
 	c.conn.Close()
 	<-c.done
 }
 
-// KillAt kills the process, as by SIGKILL, when it has passed the point skip
-// times and reaches it again.
+// KillAt kills the process with SIGKILL at hit skip+1 of the point.
 func (c *Controller) KillAt(point string, skip int) {
 	c.plan(point, &plan{action: fault.Kill, skip: skip})
 }
 
-// FailAt makes every hit after the first skip ones return an error with the text.
+// FailAt makes every hit after the first skip hits return an error with the text.
 func (c *Controller) FailAt(point string, skip int, text string) {
 	c.plan(point, &plan{action: fault.Error, text: text, skip: skip})
 }
 
-// BlockAt holds every hit after the first skip ones until release is called,
-// which also lets later ones pass.
+// BlockAt blocks every hit after the first skip hits until release is called. Hits after the
+// release pass.
 func (c *Controller) BlockAt(point string, skip int) (release func()) {
 	c.plan(point, &plan{block: true, skip: skip})
 	return func() { c.Pass(point) }
 }
 
-// Pass removes the plan of a point and lets those go who wait there.
+// Pass removes the plan of a point and releases its blocked hits.
 func (c *Controller) Pass(point string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -125,14 +124,14 @@ func (c *Controller) plan(point string, p *plan) {
 	c.plans[point] = p
 }
 
-// Hits is how often the process reached the point.
+// Hits returns how often the process has reached the point.
 func (c *Controller) Hits(point string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.hits[point]
 }
 
-// Names waits until the process said which points it has.
+// Names waits until the process has sent the names of its points, and returns them.
 func (c *Controller) Names(ctx context.Context) ([]string, error) {
 	err := c.wait(ctx, func() bool { return c.names != nil })
 	c.mu.Lock()
@@ -140,8 +139,8 @@ func (c *Controller) Names(ctx context.Context) ([]string, error) {
 	return slices.Clone(c.names), err
 }
 
-// WaitHits waits until the process has reached the point n times. It fails
-// when the process ends before that.
+// WaitHits waits until the process has reached the point n times. It fails if the process ends
+// before that.
 func (c *Controller) WaitHits(ctx context.Context, point string, n int) error {
 	if err := c.wait(ctx, func() bool { return c.hits[point] >= n }); err != nil {
 		return fmt.Errorf("wait for hit %d of fault point %s: %w", n, point, err)
@@ -149,7 +148,7 @@ func (c *Controller) WaitHits(ctx context.Context, point string, n int) error {
 	return nil
 }
 
-// wait runs ok with mu held, after each change.
+// wait calls ok, with mu held, after each change until it returns true.
 func (c *Controller) wait(ctx context.Context, ok func() bool) error {
 	for {
 		c.mu.Lock()
@@ -195,13 +194,13 @@ func (c *Controller) serve() {
 	}
 }
 
-// notify runs with mu held.
+// notify must be called with mu held.
 func (c *Controller) notify() {
 	close(c.changed)
 	c.changed = make(chan struct{})
 }
 
-// decide runs with mu held.
+// decide must be called with mu held.
 func (c *Controller) decide(r fault.Request) {
 	c.hits[r.Point]++
 	p := c.plans[r.Point]
@@ -218,7 +217,8 @@ func (c *Controller) decide(r fault.Request) {
 	}
 }
 
-// reply runs with mu held. A process that is gone needs no reply.
+// reply must be called with mu held. Errors are ignored, because a process that has ended needs no
+// reply.
 func (c *Controller) reply(r fault.Reply) {
 	if b, err := json.Marshal(r); err == nil {
 		c.conn.Write(b) //nolint:errcheck // see above

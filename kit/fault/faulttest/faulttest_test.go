@@ -50,7 +50,7 @@ func TestMain(m *testing.M) {
 
 func child(args ...string) (*exec.Cmd, *strings.Builder) {
 	cmd := exec.Command("/proc/self/exe", append([]string{childArg}, args...)...)
-	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0") // -race waits a second otherwise
+	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0") // by default, -race sleeps a second at exit
 	out := &strings.Builder{}
 	cmd.Stdout = out
 	return cmd, out
@@ -120,7 +120,7 @@ func TestKillEndsTheProcessAtThePoint(t *testing.T) {
 		t.Errorf("hits are %d and %d, want 3 and 0", c.Hits("test.a"), c.Hits("test.b"))
 	}
 	if err := c.WaitHits(within(t), "test.b", 1); err == nil {
-		t.Error("WaitHits did not notice that the process is gone")
+		t.Error("WaitHits did not notice the end of the process")
 	}
 }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package looptimetest says in a benchmark for how long the owner of a service's
-// state was taken by one operation, step by step, and fails it beyond a limit.
+// Package looptimetest reports in a benchmark, step by step, how long single operations occupied
+// the owner of a service's state, and fails the benchmark beyond a limit.
 //
-// Time is that of the wall clock, as in the service's own figures, so what the
-// machine did meanwhile is in it. A goroutine that only sleeps finds out how
-// much that was at most: by twice as much the limit is exceeded without blame.
+// It measures wall-clock time, like the service's own figures, so stalls of the machine are
+// included. A goroutine that only sleeps estimates the longest stall; the limit may be exceeded by
+// twice that time.
 package looptimetest
 
 import (
@@ -19,23 +19,23 @@ import (
 	"github.com/sluice-net/sluice/kit/looptime"
 )
 
-// Limit is how long one operation may take an owner.
+// Limit is how long one operation may occupy an owner.
 const Limit = 100 * time.Millisecond
 
-// Owner is watched.
+// Owner is an owner under observation.
 type Owner struct {
 	tb      testing.TB
 	figures func() []looptime.Figures
 	longest map[string]time.Duration // by operation, before the step
 }
 
-// Watch begins to watch an owner that has these figures.
+// Watch begins to observe an owner through its figures.
 func Watch(tb testing.TB, figures func() []looptime.Figures) *Owner {
 	return &Owner{tb: tb, figures: figures, longest: map[string]time.Duration{}}
 }
 
-// Step does something and prints the operations that took longer than ever
-// before, the longest first.
+// Step runs do and prints the operations that took longer than in all previous steps, the longest
+// first.
 func (o *Owner) Step(what string, do func()) {
 	o.tb.Helper()
 	stalled := stalls()
@@ -63,8 +63,8 @@ func (o *Owner) Step(what string, do func()) {
 	}
 }
 
-// stalls returns a function that says by how much a goroutine was late at most
-// since.
+// stalls returns a function that returns the largest delay of a sleeping goroutine since the call
+// of stalls.
 func stalls() func() time.Duration {
 	stop, worst := make(chan struct{}), make(chan time.Duration)
 	go func() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package privilegetest reads the rights of running processes for tests.
+// Package privilegetest reads the credentials of running processes for tests.
 package privilegetest
 
 import (
@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// Threads gives /proc/<pid>/task/*/status of a process, one map per thread: the
-// kernel keeps rights by thread.
+// Threads returns the fields of /proc/<pid>/task/*/status, one map per thread, because the kernel
+// keeps credentials per thread.
 func Threads(t testing.TB, pid int) []map[string]string {
 	t.Helper()
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
@@ -24,7 +24,7 @@ func Threads(t testing.TB, pid int) []map[string]string {
 	for _, task := range tasks {
 		b, err := os.ReadFile(task)
 		if err != nil {
-			continue // the thread ended
+			continue // the thread has ended
 		}
 		have := map[string]string{}
 		for line := range strings.Lines(string(b)) {

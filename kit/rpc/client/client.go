@@ -3,8 +3,8 @@
 
 // Package client dials a gRPC server on a unix socket.
 //
-// It imports no metrics, no validation and no server code, because the command
-// line uses it. Metrics are added through Options.Dial by those who want them.
+// It imports no metrics, validation or server code, because the command line uses it. Callers that
+// want metrics add them through Options.Dial.
 package client
 
 import (
@@ -25,23 +25,22 @@ import (
 
 // Options change how calls behave. The zero value is usable.
 type Options struct {
-	// Timeout is the deadline of a unary call whose context has none, 10 s if
-	// 0. A negative value sets none. Streams get none.
+	// Timeout is the deadline of a unary call whose context has none, 10 s if 0. A negative value
+	// means no deadline. It does not apply to streams.
 	Timeout time.Duration
-	// WaitForReady makes calls wait for an absent server until their deadline,
-	// instead of failing with UNAVAILABLE.
+	// WaitForReady makes calls wait for an absent server until their deadline, instead of failing
+	// with UNAVAILABLE.
 	WaitForReady bool
-	// Dial is added at the end.
+	// Dial options are appended last.
 	Dial []grpc.DialOption
 }
 
-// maxRequest is how many bytes a request has at most.
+// maxRequest is the maximum size of a request in bytes.
 const maxRequest = 4 << 20
 
-// Dial returns a connection to the socket at path. It connects on the first
-// call and again whenever the server came back, so it succeeds while nothing
-// listens. A call finds a server that is back at once, however long it was away;
-// no call is sent twice.
+// Dial returns a connection to the socket at path. It connects on the first call, so Dial succeeds
+// while no server listens, and reconnects when the server is back. The first call after that
+// reaches the server, regardless of how long it was absent. No call is sent twice.
 func Dial(path string, o Options) (*grpc.ClientConn, error) {
 	if !filepath.IsAbs(path) {
 		return nil, fmt.Errorf("dial %q: the socket's path is not absolute", path)
@@ -52,7 +51,7 @@ func Dial(path string, o Options) (*grpc.ClientConn, error) {
 	o.Timeout = cmp.Or(o.Timeout, 10*time.Second)
 	to := &socket{path: path}
 	opts := []grpc.DialOption{
-		// The kernel guards the socket by its mode; there is nothing to encrypt.
+		// The mode of the socket protects it; encryption is not needed.
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return to.dial(ctx) }),
 		grpc.WithAuthority("localhost"),
@@ -60,8 +59,8 @@ func Dial(path string, o Options) (*grpc.ClientConn, error) {
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDisableRetry(),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			// Local: a restarted server is back in a blink, and to look for it
-			// costs one system call.
+			// The server is local: it restarts quickly, and a connection attempt costs one system
+			// call.
 			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 100 * time.Millisecond},
 			MinConnectTimeout: 5 * time.Second,
 		}),
@@ -75,7 +74,7 @@ func Dial(path string, o Options) (*grpc.ClientConn, error) {
 		grpc.WithChainStreamInterceptor(rpcid.StreamClient(), reconnectStream(to)),
 		grpc.WithIdleTimeout(0),
 	}
-	// "passthrough" keeps the resolver, which is not needed, out of the way.
+	// The "passthrough" scheme bypasses name resolution, which is not needed.
 	cc, err := grpc.NewClient("passthrough:///"+path, append(opts, o.Dial...)...)
 	if err != nil {
 		return nil, fmt.Errorf("dial %s: %w", path, err)

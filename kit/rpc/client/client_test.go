@@ -46,7 +46,7 @@ func TestDialSucceedsWhileNothingListens(t *testing.T) {
 	}
 }
 
-// A call that waits for the server waits for one that was never there, too.
+// A call with WaitForReady also waits for a server that was never started.
 func TestCallWaitsForAServerThatIsAbsentAtFirst(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.sock")
 	cc, err := Dial(path, Options{WaitForReady: true})
@@ -59,9 +59,9 @@ func TestCallWaitsForAServerThatIsAbsentAtFirst(t *testing.T) {
 		_, err := grpc_health_v1.NewHealthClient(cc).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
 		answered <- err
 	}()
-	for cc.GetState() != connectivity.TransientFailure { // it was looked for
+	for cc.GetState() != connectivity.TransientFailure { // until the client has tried to connect
 		if !cc.WaitForStateChange(t.Context(), cc.GetState()) {
-			t.Fatal("it was not looked for")
+			t.Fatal("the client did not try to connect")
 		}
 	}
 	l, err := net.Listen("unix", path)
@@ -70,15 +70,14 @@ func TestCallWaitsForAServerThatIsAbsentAtFirst(t *testing.T) {
 	}
 	srv := grpc.NewServer()
 	grpc_health_v1.RegisterHealthServer(srv, health.NewServer())
-	go srv.Serve(l) //nolint:errcheck // it ends with the test
+	go srv.Serve(l) //nolint:errcheck // ends with the test
 	defer srv.Stop()
 	if err := <-answered; err != nil {
 		t.Errorf("the call ended with %v, want the server's answer", err)
 	}
 }
 
-// The first call and those after it say what the kernel says of the socket, and
-// nothing of gRPC's own.
+// The first call and later ones return the kernel's error for the socket, without gRPC's text.
 func TestAbsentServerIsNamedInTheKernelsWords(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.sock")
 	cc, err := Dial(path, Options{})
@@ -120,9 +119,8 @@ func TestAbsentServerIsNamedInTheKernelsWords(t *testing.T) {
 	}
 }
 
-// TestServerThatAnswersNothingIsNamed: a stopped process leaves its connections in the queue of
-// the kernel; one that ends meanwhile resets them. What gRPC says of either is in words of its
-// own.
+// TestServerThatAnswersNothingIsNamed: connections to a stopped process stay in the kernel's accept
+// queue; if the process ends, they are reset. gRPC describes both with texts of its own.
 func TestServerThatAnswersNothingIsNamed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.sock")
 	l, err := net.Listen("unix", path)
@@ -145,13 +143,14 @@ func TestServerThatAnswersNothingIsNamed(t *testing.T) {
 	}
 	defer cc.Close()
 	_, err = grpc_health_v1.NewHealthClient(cc).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
-	want := "unix " + path + ": it accepts connections and answers none"
+	want := "unix " + path + ": accepts connections, but sends no answer"
 	if status.Code(err) != codes.Unavailable || status.Convert(err).Message() != want {
 		t.Errorf("%v, want %q", err, want)
 	}
 }
 
-// TestHeavyPackagesAreNotImported: a command pays for every package at each start.
+// TestHeavyPackagesAreNotImported: a command pays the initialisation of every imported package at
+// each start.
 func TestHeavyPackagesAreNotImported(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", ".").Output()
 	if err != nil {

@@ -19,11 +19,12 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
 
-// AbsentError says that a call was not sent, because the socket could not be
-// connected to, or nothing came from behind it: the process was stopped, or hangs. Its code is UNAVAILABLE, and no server gave it a reason.
+// AbsentError means that a call was not sent, because the socket could not be connected to, or
+// because the process behind it sent nothing: it is stopped or hangs. The code is UNAVAILABLE,
+// without a reason, since no server answered.
 type AbsentError struct {
 	Socket string
-	Err    error // the kernel's, for example a syscall.ECONNREFUSED, if it refused
+	Err    error // the kernel's error if it refused the connection, such as syscall.ECONNREFUSED
 }
 
 func (e *AbsentError) Error() string { return e.Err.Error() }
@@ -31,18 +32,17 @@ func (e *AbsentError) Error() string { return e.Err.Error() }
 // Unwrap returns the kernel's error.
 func (e *AbsentError) Unwrap() error { return e.Err }
 
-// GRPCStatus is the error as those of gRPC.
+// GRPCStatus makes package status find the code UNAVAILABLE.
 func (e *AbsentError) GRPCStatus() *status.Status { return status.New(codes.Unavailable, e.Error()) }
 
-// socket is what a connection goes to.
+// socket is the socket of a connection.
 type socket struct {
 	path string
-	last atomic.Pointer[AbsentError] // how the last attempt to connect ended; nil if it did well
+	last atomic.Pointer[AbsentError] // error of the last attempt to connect; nil if it succeeded
 }
 
-// dial connects. The error is the kernel's, not an AbsentError: gRPC ends also
-// those calls that wait for a server when an attempt to connect fails with a
-// status.
+// dial connects. It returns the kernel's error, not an AbsentError: an error with a gRPC status
+// would also end calls that wait for the server.
 func (s *socket) dial(ctx context.Context) (net.Conn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", s.path)
@@ -54,11 +54,10 @@ func (s *socket) dial(ctx context.Context) (net.Conn, error) {
 	return conn, nil
 }
 
-// explain gives an error of gRPC's the kernel's words, where gRPC has put its own
-// around them.
+// explain replaces gRPC's text for a failed connection with the kernel's error.
 func (s *socket) explain(err error) error {
 	if err != nil && silentServer(status.Convert(err).Message()) {
-		return &AbsentError{Socket: s.path, Err: fmt.Errorf("unix %s: it accepts connections and answers none", s.path)}
+		return &AbsentError{Socket: s.path, Err: fmt.Errorf("unix %s: accepts connections, but sends no answer", s.path)}
 	}
 	absent := s.last.Load()
 	if _, decided := rpcerr.ReasonIn(err); absent == nil || decided || status.Code(err) != codes.Unavailable {
@@ -67,28 +66,27 @@ func (s *socket) explain(err error) error {
 	return absent
 }
 
-// silentServer says whether gRPC's words are about a connection that ended before the
-// first bytes from the other side: reading or writing what both begin with.
+// silentServer reports whether a gRPC error text describes a connection that ended before the
+// server's first bytes, while the client read or wrote the HTTP/2 preface.
 func silentServer(message string) bool {
 	return strings.Contains(message, "error reading server preface") ||
 		strings.Contains(message, "failed to write client preface")
 }
 
-// A server that listens is connected to in a fraction of these. One that closes
-// each connection, because it has too many, is left to gRPC after the last.
+// A listening server is connected to in a fraction of these times. If a server closes each
+// connection, because it has too many, gRPC handles the retry after the last attempt.
 const (
 	reconnectTries = 5
-	reconnectTime  = 100 * time.Millisecond // of one
+	reconnectTime  = 100 * time.Millisecond // per attempt
 )
 
-// reconnect connects anew if the last attempt failed. By itself gRPC would fail
-// calls until its next attempt, though the server is back: the kernel says at
-// once whether it is. A server that is away makes the call fail at once too,
-// unless it is to wait.
+// reconnect connects again if the last attempt failed. gRPC itself would fail calls until its next
+// attempt, even if the server is back, whereas the kernel reports at once whether it is. If the
+// server is absent, the call fails at once, too, unless it waits for the server.
 func reconnect(ctx context.Context, cc *grpc.ClientConn, to *socket, opts []grpc.CallOption) error {
 	for range reconnectTries {
-		// gRPC fails calls a moment before it says that an attempt has failed. An
-		// attempt after one that failed is waited for.
+		// gRPC fails calls a moment before it reports that an attempt has failed, so wait for the
+		// attempt that follows a failed one.
 		state := cc.GetState()
 		failed := state == connectivity.TransientFailure ||
 			state == connectivity.Connecting && to.last.Load() != nil
@@ -114,8 +112,8 @@ func reconnect(ctx context.Context, cc *grpc.ClientConn, to *socket, opts []grpc
 	return nil
 }
 
-// waits says whether a call waits for an absent server. The last option counts;
-// those of Dial come first.
+// waits reports whether a call waits for an absent server. The last option takes precedence; the
+// options of Dial come first.
 func waits(opts []grpc.CallOption) bool {
 	wait := false
 	for _, o := range opts {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package reasontest holds that the tests of a server provoke each reason of its API by
-// calls. A test that gives a table of errors one error of each kind does not show which
-// reason a caller gets where the core wraps one error in another.
+// Package reasontest checks that the tests of a server provoke every reason of its API by real
+// calls. A table test of errors alone does not show which reason a caller receives if the core
+// wraps one error in another.
 package reasontest
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
 
-// answers are the reasons that servers have answered with in this process.
+// answers has the reasons that servers in this process have answered with.
 var answers sync.Map // rpcerr.Reason -> struct{}
 
 func note(err error) error {
@@ -31,7 +31,7 @@ func note(err error) error {
 	return err
 }
 
-// Record returns the connection with every answer recorded.
+// Record returns the connection, with all answers recorded.
 func Record(c grpc.ClientConnInterface) grpc.ClientConnInterface { return recorded{c} }
 
 type recorded struct{ grpc.ClientConnInterface }
@@ -54,9 +54,10 @@ type stream struct{ grpc.ClientStream }
 
 func (s stream) RecvMsg(m any) error { return note(s.ClientStream.RecvMsg(m)) }
 
-// Run returns the exit code of run, which runs the tests of a package. If they pass, it fails
-// where a value of of's enumeration was in no answer, INTERNAL aside. except are the values for which that is
-// so, each with why. Where a flag selects tests, nothing is missed.
+// Run runs the tests of a package through run and returns the exit code. If the tests pass, it
+// fails unless every value of the enumeration of was answered, except INTERNAL and the values in
+// except, which maps a value to the explanation. If a flag selects tests, missing values are not an
+// error.
 func Run(run func() int, of protoreflect.Enum, except map[string]string) int {
 	code := run()
 	if code != 0 || selected() {
@@ -69,7 +70,7 @@ func Run(run func() int, of protoreflect.Enum, except map[string]string) int {
 	return code
 }
 
-// selected says whether flags leave tests out.
+// selected reports whether flags exclude tests.
 func selected() bool {
 	return slices.ContainsFunc([]string{"test.run", "test.skip", "test.list", "test.short"}, func(name string) bool {
 		f := flag.Lookup(name)
@@ -85,9 +86,9 @@ func problems(of protoreflect.Enum, except map[string]string) (all []string) {
 		_, given := answers.Load(rpcerr.Of(of.Type().New(v.Number())))
 		why, excepted := except[name]
 		switch {
-		case v.Number() == 0, name == "INTERNAL": // never sent; a bug, of a fake too
+		case v.Number() == 0, name == "INTERNAL": // never sent, or sent only because of a bug
 		case given && excepted:
-			all = append(all, fmt.Sprintf("%s was answered, and is an exception: %s", name, why))
+			all = append(all, fmt.Sprintf("%s was answered, but is listed as an exception: %s", name, why))
 		case !given && !excepted:
 			all = append(all, fmt.Sprintf("no test provokes %s", name))
 		}

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
 
-// answering is a connection on which each call ends with an error.
+// answering is a connection on which every call ends with the error.
 type answering struct{ err error }
 
 func (a answering) Invoke(context.Context, string, any, any, ...grpc.CallOption) error { return a.err }
@@ -33,7 +33,8 @@ type ending struct {
 
 func (e ending) RecvMsg(any) error { return e.err }
 
-// TestReasonsAreSeenInCallsAndStreams with an enumeration of four values, the first of which is never sent.
+// TestReasonsAreSeenInCallsAndStreams uses an enumeration of four values, of which the first is
+// never sent.
 func TestReasonsAreSeenInCallsAndStreams(t *testing.T) {
 	answer := func(v grpc_health_v1.HealthCheckResponse_ServingStatus) error {
 		return rpcerr.New(codes.NotFound, rpcerr.Of(v), errors.New("x"))
@@ -56,10 +57,10 @@ func TestReasonsAreSeenInCallsAndStreams(t *testing.T) {
 		t.Errorf("%q, want none", got)
 	}
 	got = problems(of, map[string]string{"SERVICE_UNKNOWN": "a bug", "SERVING": "never sent"})
-	if want := []string{"SERVING was answered, and is an exception: never sent"}; !slices.Equal(got, want) {
+	if want := []string{"SERVING was answered, but is listed as an exception: never sent"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
-	// What has no reason is none of them.
+	// An answer without a reason is not recorded.
 	if err := Record(answering{nil}).Invoke(t.Context(), "m", nil, nil); err != nil {
 		t.Error(err)
 	}
@@ -71,6 +72,6 @@ func TestReasonsAreSeenInCallsAndStreams(t *testing.T) {
 
 func TestFailedTestsAreNotJudged(t *testing.T) {
 	if code := Run(func() int { return 3 }, grpc_health_v1.HealthCheckResponse_UNKNOWN, nil); code != 3 {
-		t.Errorf("exit code %d, want that of the tests", code)
+		t.Errorf("exit code %d, want the exit code of the tests", code)
 	}
 }

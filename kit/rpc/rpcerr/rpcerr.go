@@ -3,21 +3,18 @@
 
 // Package rpcerr builds and reads the errors that services answer with.
 //
-// An error has a code, which says what a caller may do; a reason, which says
-// what happened; details, which name the field, the quota or the delay; and a
-// text for people. The reason is a google.rpc.ErrorInfo: a name that is unique
-// in a domain, the domain being the service that decided on the error, for
-// example POOL_EXHAUSTED of ipam.sluice.io. Programs branch on codes and
-// reasons and never on texts.
+// An error has a code, which tells the caller what it may do; a reason, which tells what happened;
+// details, which name the field, the quota or the delay; and a text for people. The reason is a
+// google.rpc.ErrorInfo: a name that is unique in a domain. The domain is the service that decided
+// on the error, for example POOL_EXHAUSTED of ipam.sluice.io. Programs branch on codes and reasons,
+// never on texts.
 //
-// A service lists its reasons as the values of the enum ErrorReason in its
-// proto file, so that clients have names for them, and has code and reason of each
-// error of its core in one Table. A service that answers because
-// another service answered keeps the reason and the details of that service:
-// the reader of an error at the end of the way sees where it began.
+// A service lists its reasons as values of the enum ErrorReason in its proto file, so that clients
+// have names for them, and maps the errors of its core to codes and reasons in one Table. If a
+// service fails because another service failed, it passes on the reason and the details of that
+// service, so that the caller sees where the error originated.
 //
-// The package imports neither a server nor metrics, because the command line uses
-// it.
+// The package imports neither a server nor metrics, because the command line uses it.
 package rpcerr
 
 import (
@@ -37,31 +34,29 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// Bounds of one error. Text and details travel in headers, of which clients
-// take little, and are often made of what a hostile caller, or the service
-// behind this one, sent.
+// Limits of one error. Text and details are sent in headers, whose size clients limit, and often
+// contain input from an untrusted caller or from another service.
 const (
 	MaxText       = 4096 // bytes of the text of an error
 	MaxWords      = 512  // bytes of each string in the details
-	MaxViolations = 20   // violations of each kind, and keys of the metadata
+	MaxViolations = 20   // violations of each kind, and metadata keys
 )
 
-// Reason says what happened: Name is unique in Domain.
+// Reason identifies what happened. Name is unique within Domain.
 type Reason struct {
-	Domain string // the service that decided, for example ipam.sluice.io
+	Domain string // the service that decided on the error, for example ipam.sluice.io
 	Name   string // for example POOL_EXHAUSTED
 }
 
-// String is the reason as logs and people write it: domain/NAME.
+// String returns domain/NAME, the form in logs and messages.
 func (r Reason) String() string { return r.Domain + "/" + r.Name }
 
-// suffix ends the domains of all services.
+// suffix is the end of all service domains.
 const suffix = ".sluice.io"
 
-// Of is the reason that a value of a service's enum ErrorReason stands for: of
-// sluice.ipam.v1.ErrorReason's ERROR_REASON_POOL_EXHAUSTED it is
-// ipam.sluice.io/POOL_EXHAUSTED. The version of the API is not part of the
-// domain: a reason keeps its meaning in the next one.
+// Of returns the reason for a value of a service's enum ErrorReason. For example,
+// ERROR_REASON_POOL_EXHAUSTED of sluice.ipam.v1.ErrorReason is ipam.sluice.io/POOL_EXHAUSTED. The
+// API version is not part of the domain, because a reason keeps its meaning in later versions.
 func Of(value protoreflect.Enum) Reason {
 	d := value.Descriptor()
 	_, service, _ := strings.Cut(string(d.FullName().Parent()), ".")
@@ -73,41 +68,39 @@ func Of(value protoreflect.Enum) Reason {
 	return r
 }
 
-// Reasons that every service gives, because what all of them share decides: the
-// packages rpc and watch.
+// Reasons that are common to all services, from the packages rpc and watch.
 var (
-	// InvalidMessage: INVALID_ARGUMENT, the message breaks rules of its proto
-	// file; BadRequest names fields and rules.
+	// InvalidMessage: INVALID_ARGUMENT, the message violates rules of its proto file; BadRequest
+	// names the fields and the rules.
 	InvalidMessage = ofAll("INVALID_MESSAGE")
-	// NotPermitted: PERMISSION_DENIED, the method is not for the caller's user.
+	// NotPermitted: PERMISSION_DENIED, the caller's user may not call the method.
 	NotPermitted = ofAll("NOT_PERMITTED")
-	// NoCredentials: UNAUTHENTICATED, the kernel does not tell the caller's user.
+	// NoCredentials: UNAUTHENTICATED, the connection has no peer credentials.
 	NoCredentials = ofAll("NO_CREDENTIALS")
-	// TooManyCalls: RESOURCE_EXHAUSTED, the limit of the method is reached;
-	// RetryInfo says when to come back.
+	// TooManyCalls: RESOURCE_EXHAUSTED, the limit of the method is reached; RetryInfo has the delay
+	// before a retry.
 	TooManyCalls = ofAll("TOO_MANY_CALLS")
-	// Panicked: INTERNAL, a bug; the log of the server has the request id.
+	// Panicked: INTERNAL, a bug; the server logs it with the request ID.
 	Panicked = ofAll("PANICKED")
-	// ShuttingDown: UNAVAILABLE, a stream ends because the server does.
+	// ShuttingDown: UNAVAILABLE, the stream ended because the server shuts down.
 	ShuttingDown = ofAll("SHUTTING_DOWN")
-	// TokenExpired: OUT_OF_RANGE, a watch cannot be resumed from the token; it
-	// begins anew, without one.
+	// TokenExpired: OUT_OF_RANGE, the watch cannot be resumed from the token; watch again without a
+	// token.
 	TokenExpired = ofAll("TOKEN_EXPIRED")
-	// ReaderTooSlow: RESOURCE_EXHAUSTED, the reader of a watch was disconnected
-	// because it is too far behind; it resumes from its last token.
+	// ReaderTooSlow: RESOURCE_EXHAUSTED, the reader of a watch fell too far behind and was
+	// disconnected; watch again from its last token.
 	ReaderTooSlow = ofAll("READER_TOO_SLOW")
 )
 
 func ofAll(name string) Reason { return Reason{Domain: "rpc" + suffix, Name: name} }
 
-// New is the answer to a call that ended with err: its code, its reason, the
-// text of err and the details. Details of one type are merged into one, as
-// google.rpc wants them. If a system call's error is at the bottom of err, the
-// metadata of the reason has its name as "errno", for example ENOSPC.
+// New returns the answer to a call that failed with err: with the code, the reason, the text of err
+// and the details. Details of the same type are merged into one, as google.rpc requires. If err
+// wraps the error of a system call, the metadata of the reason has the name of the error as
+// "errno", for example ENOSPC.
 //
-// If err wraps the answer of another service that has a reason, that reason and
-// those details stay; reason and details are then left out, since they would
-// contradict them.
+// If err wraps an answer of another service that has a reason, that reason and its details are
+// passed on, and the arguments reason and details are ignored, since they would contradict them.
 func New(code codes.Code, reason Reason, err error, details ...protoadapt.MessageV1) error {
 	info := &errdetails.ErrorInfo{Domain: reason.Domain, Reason: reason.Name}
 	if errno := syscall.Errno(0); errors.As(err, &errno) {
@@ -139,7 +132,7 @@ func New(code codes.Code, reason Reason, err error, details ...protoadapt.Messag
 	return st.Err()
 }
 
-// merge adds d to the detail of its type.
+// merge adds d to the existing detail of the same type, if any.
 func merge(all []proto.Message, d protoadapt.MessageV1) []proto.Message {
 	m := protoadapt.MessageV2Of(d)
 	for _, have := range all {
@@ -151,8 +144,8 @@ func merge(all []proto.Message, d protoadapt.MessageV1) []proto.Message {
 	return append(all, proto.Clone(m))
 }
 
-// bound cuts a detail to what a header takes, and says whether it is one of
-// those that services of this house send.
+// bound truncates a detail to the limits, and reports whether its type is one that Sluice services
+// send.
 func bound(m proto.Message) bool {
 	switch m := m.(type) {
 	case *errdetails.ErrorInfo:
@@ -192,7 +185,7 @@ func bound(m proto.Message) bool {
 
 func first[T any](all []T) []T { return all[:min(len(all), MaxViolations)] }
 
-// clip makes s valid UTF-8 of at most limit bytes, as messages must be.
+// clip returns s as valid UTF-8 of at most limit bytes, as protobuf requires.
 func clip(s string, limit int) string {
 	const more = "…"
 	s = strings.ToValidUTF8(s[:min(len(s), limit+1)], "\uFFFD")
@@ -202,34 +195,34 @@ func clip(s string, limit int) string {
 	return strings.ToValidUTF8(s[:limit-len(more)], "") + more
 }
 
-// Field is a detail that names a field of the request and its mistake.
+// Field returns a detail that names a field of the request and its mistake.
 func Field(field, text string) *errdetails.BadRequest {
 	return &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: field, Description: text}}}
 }
 
-// Quota is a detail that names what is used up.
+// Quota returns a detail that names an exhausted resource.
 func Quota(subject, text string) *errdetails.QuotaFailure {
 	return &errdetails.QuotaFailure{Violations: []*errdetails.QuotaFailure_Violation{{Subject: subject, Description: text}}}
 }
 
-// Resource is a detail that names what does not exist, or exists already.
+// Resource returns a detail that names a resource that does not exist or already exists.
 func Resource(kind, name, text string) *errdetails.ResourceInfo {
 	return &errdetails.ResourceInfo{ResourceType: kind, ResourceName: name, Description: text}
 }
 
-// Retry is a detail that tells the caller to repeat the call, and after what
-// time. An error without it is not cured by repeating the call alone.
+// Retry returns a detail that asks the caller to retry after the delay. Without this detail, a
+// retry of the same call will not succeed.
 func Retry(after time.Duration) *errdetails.RetryInfo {
 	return &errdetails.RetryInfo{RetryDelay: durationpb.New(after)}
 }
 
-// Metadata is a detail that adds facts to the reason; keys are lowerCamelCase.
+// Metadata returns a detail that adds facts to the reason; keys are in lowerCamelCase.
 func Metadata(facts map[string]string) *errdetails.ErrorInfo {
 	return &errdetails.ErrorInfo{Metadata: facts}
 }
 
-// ReasonIn returns the reason of an answer that err is or wraps. It is false
-// for errors that no service decided on: the connection's, and a context's.
+// ReasonIn returns the reason in err or in an answer that err wraps. It returns false for errors
+// that no service decided on: failed connections and ended contexts.
 func ReasonIn(err error) (Reason, bool) {
 	if err == nil {
 		return Reason{}, false
@@ -254,25 +247,25 @@ func errorInfo(st *status.Status) *errdetails.ErrorInfo {
 	return nil
 }
 
-// Facts are the metadata of the reason: "errno", and what Metadata added.
+// Facts returns the metadata of the reason: "errno", and the facts from Metadata.
 func Facts(err error) map[string]string {
 	return detail[*errdetails.ErrorInfo](err).GetMetadata()
 }
 
-// Is says whether an answer that err is or wraps has one of these reasons.
+// Is reports whether err is or wraps an answer with one of these reasons.
 func Is(err error, values ...protoreflect.Enum) bool {
 	r, ok := ReasonIn(err)
 	return ok && slices.ContainsFunc(values, func(v protoreflect.Enum) bool { return r == Of(v) })
 }
 
-// Has says whether an answer that err is or wraps has one of these reasons.
+// Has reports whether err is or wraps an answer with one of these reasons.
 func Has(err error, reasons ...Reason) bool {
 	r, ok := ReasonIn(err)
 	return ok && slices.Contains(reasons, r)
 }
 
-// RetryDelay is when the server wants the call again. It is false if the server
-// does not ask for that.
+// RetryDelay returns the delay after which the server asks for a retry. It returns false if the
+// server does not ask for one.
 func RetryDelay(err error) (time.Duration, bool) {
 	if d := detail[*errdetails.RetryInfo](err); d != nil {
 		return max(0, d.GetRetryDelay().AsDuration()), true
@@ -280,18 +273,17 @@ func RetryDelay(err error) (time.Duration, bool) {
 	return 0, false
 }
 
-// Fields are the fields of the request that an answer names, with their
-// mistakes.
+// Fields returns the fields of the request that the answer names, with their mistakes.
 func Fields(err error) []*errdetails.BadRequest_FieldViolation {
 	return detail[*errdetails.BadRequest](err).GetFieldViolations()
 }
 
-// Quotas are what an answer names of what is used up.
+// Quotas returns the exhausted resources that the answer names.
 func Quotas(err error) []*errdetails.QuotaFailure_Violation {
 	return detail[*errdetails.QuotaFailure](err).GetViolations()
 }
 
-// detail is the first detail of its type, or nil.
+// detail returns the first detail of its type, or nil.
 func detail[T any](err error) (none T) {
 	if err == nil {
 		return none
@@ -308,9 +300,9 @@ func detail[T any](err error) (none T) {
 	return none
 }
 
-// Answer is err as the answer of a service, which a core may wrap beside its own
-// error: the text is the service's, without gRPC's words around it, and code,
-// reason and details can be read from whatever wraps it.
+// Answer converts a gRPC error into an error that a core may wrap together with its own: the text
+// is the service's, without gRPC's prefix, and code, reason and details can be read from every
+// error that wraps it.
 func Answer(err error) error {
 	if err == nil {
 		return nil
@@ -326,5 +318,5 @@ type answer struct{ st *status.Status }
 
 func (a *answer) Error() string { return a.st.Message() }
 
-// GRPCStatus lets package status find the answer in errors that wrap it.
+// GRPCStatus makes package status find the answer in errors that wrap it.
 func (a *answer) GRPCStatus() *status.Status { return a.st }

@@ -24,7 +24,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// file is an API as the services have theirs: kit knows none of them.
+// file describes the API of a test service, because package kit knows no real one.
 var file = built(&descriptorpb.FileDescriptorProto{
 	Name: proto.String("t.proto"), Package: proto.String("sluice.ipam.v1"), Syntax: proto.String("proto3"),
 	EnumType: []*descriptorpb.EnumDescriptorProto{{
@@ -82,7 +82,7 @@ func TestAnswerIsReadAsItWasBuilt(t *testing.T) {
 		t.Errorf("retry delay is %v, %v; want 1s", d, ok)
 	}
 	if got := Quotas(wrapped); len(got) != 2 || got[1].GetSubject() != "pool:fd00::/64" {
-		t.Errorf("quotas are %v, want those of both pools", got)
+		t.Errorf("quotas are %v, want the quotas of both pools", got)
 	}
 	if got := Fields(wrapped); len(got) != 1 || got[0].GetField() != "addresses" {
 		t.Errorf("fields are %v, want addresses", got)
@@ -91,7 +91,7 @@ func TestAnswerIsReadAsItWasBuilt(t *testing.T) {
 	for i, d := range status.Convert(err).Details() {
 		name := string(protoadapt.MessageV2Of(d.(protoadapt.MessageV1)).ProtoReflect().Descriptor().FullName())
 		if seen[name] {
-			t.Errorf("%s is there twice", name)
+			t.Errorf("%s is repeated", name)
 		}
 		seen[name] = true
 		if info, ok := d.(*errdetails.ErrorInfo); ok && (i != 0 || info.GetMetadata()["family"] != "IPv4") {
@@ -113,12 +113,12 @@ func TestErrorsWithoutAnAnswerHaveNoReason(t *testing.T) {
 	}
 }
 
-// A service that asks another one answers with that one's reason and details.
+// A service that calls another one passes on its reason and details.
 func TestAnswerOfAnotherServiceKeepsItsReason(t *testing.T) {
-	lease := errors.New("the addresses cannot be had")
+	lease := errors.New("the addresses are unavailable")
 	theirs := New(codes.ResourceExhausted, exhausted, errors.New("no free address"), Quota("pool:10.0.0.0/24", "all in use"))
 	err := fmt.Errorf("claim: %w: %w", lease, Answer(theirs))
-	if want := "claim: the addresses cannot be had: no free address"; err.Error() != want {
+	if want := "claim: the addresses are unavailable: no free address"; err.Error() != want {
 		t.Errorf("text is %q, want %q", err, want)
 	}
 	if !errors.Is(err, lease) {
@@ -152,14 +152,14 @@ func TestSystemCallsErrorIsNamed(t *testing.T) {
 	err := New(codes.Unavailable, Reason{"ipam.sluice.io", "STORAGE_FAILED"},
 		fmt.Errorf("commit: %w", &os.PathError{Op: "fdatasync", Path: "/state", Err: syscall.EROFS}), Metadata(map[string]string{"file": "/state"}))
 	if got := Facts(err); got["errno"] != "EROFS" || got["file"] != "/state" {
-		t.Errorf("metadata is %v, want errno EROFS beside the rest", got)
+		t.Errorf("metadata is %v, want errno EROFS and the other keys", got)
 	}
 	if got := Facts(New(codes.Internal, exhausted, errors.New("x"))); len(got) != 0 {
 		t.Errorf("metadata is %v without a system call", got)
 	}
 }
 
-// What another service, or a caller, sends is bounded before it is sent on.
+// Input from another service or from a caller is bounded before it is passed on.
 func TestHostileDetailsAreBounded(t *testing.T) {
 	long := strings.Repeat("\xffä", 1<<20)
 	bad, quota := &errdetails.BadRequest{}, &errdetails.QuotaFailure{}
@@ -175,13 +175,13 @@ func TestHostileDetailsAreBounded(t *testing.T) {
 	err := New(codes.Internal, Reason{long, long}, errors.New(long), bad, quota, info, Resource(long, long, long), &emptypb.Empty{})
 	st := status.Convert(err)
 	if n := len(st.Message()); n > MaxText || !utf8.ValidString(st.Message()) {
-		t.Errorf("text has %d bytes, want at most %d of UTF-8", n, MaxText)
+		t.Errorf("the text is %d bytes long, want at most %d, in UTF-8", n, MaxText)
 	}
 	if n := len(st.Details()); n != 4 {
 		t.Errorf("%d details, want the four that services send", n)
 	}
 	if n, limit := proto.Size(st.Proto()), 128<<10; n > limit {
-		t.Errorf("answer has %d bytes, want at most %d", n, limit)
+		t.Errorf("the answer is %d bytes long, want at most %d", n, limit)
 	}
 	if len(Fields(err)) != MaxViolations || len(Quotas(err)) != MaxViolations {
 		t.Errorf("%d and %d violations, want %d", len(Fields(err)), len(Quotas(err)), MaxViolations)

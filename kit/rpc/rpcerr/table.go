@@ -16,29 +16,28 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// Table is how a service answers the errors of its core. The first row that matches an
-// error decides, so a row for a wrapper follows the rows for what it may wrap.
+// Table maps the errors of a service's core to answers. The first row that matches an error
+// decides, so the row of a wrapper must follow the rows of the errors that it may wrap.
 //
-// An error of a context that no row matches keeps the code of the context, and has no
-// reason.
+// A context error that no row matches keeps the code of the context, without a reason.
 type Table struct {
 	Rows []Row
-	// Otherwise is the reason of INTERNAL, which answers an error that no row matches.
+	// Otherwise is the reason of the answer INTERNAL for errors that no row matches.
 	Otherwise protoreflect.Enum
 }
 
-// Row is how one kind of error is answered. On and OnType make one.
+// Row maps one kind of error. On and OnType create rows.
 type Row struct {
 	Code    codes.Code
-	Reason  protoreflect.Enum // of the enum ErrorReason of the service
+	Reason  protoreflect.Enum // a value of the service's enum ErrorReason
 	matches func(error) bool
 	details func(error) []protoadapt.MessageV1
 }
 
-// Detail makes a detail of the answer from the error.
+// Detail creates a detail of the answer from the error.
 type Detail func(error) protoadapt.MessageV1
 
-// On is the row for the errors that errors.Is takes for target.
+// On returns the row for errors that match target by errors.Is.
 func On(target error, code codes.Code, reason protoreflect.Enum, details ...Detail) Row {
 	return Row{
 		Code: code, Reason: reason,
@@ -53,8 +52,8 @@ func On(target error, code codes.Code, reason protoreflect.Enum, details ...Deta
 	}
 }
 
-// OnType is the row for the errors in which errors.As finds a T. Details are made from that
-// T; nil: there are none.
+// OnType returns the row for errors in which errors.As finds a T. details creates the details from
+// that T; it may be nil.
 func OnType[T error](code codes.Code, reason protoreflect.Enum, details func(T) []protoadapt.MessageV1) Row {
 	return Row{
 		Code: code, Reason: reason,
@@ -68,14 +67,14 @@ func OnType[T error](code codes.Code, reason protoreflect.Enum, details func(T) 
 	}
 }
 
-// And narrows a row to errors that errors.Is takes for target as well.
+// And restricts a row to errors that also match target by errors.Is.
 func (r Row) And(target error) Row {
 	matches := r.matches
 	r.matches = func(err error) bool { return matches(err) && errors.Is(err, target) }
 	return r
 }
 
-// Status is the answer to a call that ended with err; nil if it did not fail.
+// Status returns the answer to a call that ended with err; nil if err is nil.
 func (t *Table) Status(err error) error {
 	if err == nil {
 		return nil
@@ -91,35 +90,35 @@ func (t *Table) Status(err error) error {
 	return New(codes.Internal, Of(t.Otherwise), err)
 }
 
-// Retries has the caller repeat the call after a time.
+// Retries asks the caller to retry after the delay.
 func Retries(after time.Duration) Detail {
 	return func(error) protoadapt.MessageV1 { return Retry(after) }
 }
 
-// InField names a field of the request; the text of the error says what is wrong with it.
+// InField names a field of the request; the text of the error describes the mistake.
 func InField(field string) Detail {
 	return func(err error) protoadapt.MessageV1 { return Field(field, err.Error()) }
 }
 
-// OfResource names a type of resource; the text of the error says which resource it is.
+// OfResource names a type of resource; the text of the error identifies the resource.
 func OfResource(kind string) Detail {
 	return func(err error) protoadapt.MessageV1 { return Resource(kind, "", err.Error()) }
 }
 
-// OfQuota names what is used up; the text of the error has the figures.
+// OfQuota names an exhausted resource; the text of the error has the figures.
 func OfQuota(subject string) Detail {
 	return func(err error) protoadapt.MessageV1 { return Quota(subject, err.Error()) }
 }
 
-// Violation is a mistake in a document of a request.
+// Violation is a mistake in one document of a request.
 type Violation interface {
-	// Where returns the number of the document from 0, the path of the field, which is empty
-	// if the mistake is about the document as a whole, and the mistake.
+	// Where returns the index of the document, from 0; the path of the field, which is empty if the
+	// mistake concerns the whole document; and the mistake.
 	Where() (document int, path, mistake string)
 }
 
-// Manifests are the details of manifests with mistakes. Whole, if it is not nil, is why they
-// could not be divided into documents.
+// Manifests returns the details for invalid manifests. whole, if not nil, is the reason why the
+// input could not be split into documents.
 func Manifests[V Violation](whole error, violations []V) []protoadapt.MessageV1 {
 	if whole != nil {
 		return []protoadapt.MessageV1{Field("manifests", whole.Error())}

@@ -42,7 +42,7 @@ func table() *Table {
 	}
 }
 
-// TestFirstMatchingRowAnswers holds that the order of rows decides, whatever wraps an error.
+// TestFirstMatchingRowAnswers checks that the order of rows decides, however an error is wrapped.
 func TestFirstMatchingRowAnswers(t *testing.T) {
 	for _, c := range []struct {
 		err       error
@@ -53,7 +53,7 @@ func TestFirstMatchingRowAnswers(t *testing.T) {
 		quotas    int
 	}{
 		{err: errFull, code: codes.ResourceExhausted, hasReason: true, delay: 2 * time.Second, quotas: 1},
-		// The row of what is wrapped precedes the row of the wrapper.
+		// The row of the wrapped error precedes the row of the wrapper.
 		{
 			err:  &fieldError{"pool", errFull},
 			code: codes.ResourceExhausted, hasReason: true, delay: 2 * time.Second, quotas: 1,
@@ -63,7 +63,7 @@ func TestFirstMatchingRowAnswers(t *testing.T) {
 		{err: errors.New("unforeseen"), code: codes.Internal, hasReason: true},
 		{err: context.Canceled, code: codes.Canceled},
 		{err: context.DeadlineExceeded, code: codes.DeadlineExceeded},
-		// A context that ended is less than what a row says.
+		// A matching row takes precedence over the error of an ended context.
 		{
 			err:  fmt.Errorf("%w: %w", errFull, context.Canceled),
 			code: codes.ResourceExhausted, hasReason: true, delay: 2 * time.Second, quotas: 1,
@@ -107,6 +107,6 @@ func TestManifestsNameDocumentAndField(t *testing.T) {
 	whole := Manifests[mistake](errors.New("is empty"), nil)
 	got = Fields(New(codes.InvalidArgument, Of(reason(1)), errors.New("x"), whole...))
 	if len(got) != 1 || got[0].GetField() != "manifests" || got[0].GetDescription() != "is empty" {
-		t.Errorf("manifests that are no documents: %v", got)
+		t.Errorf("manifests that cannot be split into documents: %v", got)
 	}
 }

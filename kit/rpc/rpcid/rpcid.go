@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package rpcid puts the identifier of a request into the metadata of gRPC calls, and
-// takes it from there.
+// Package rpcid adds the request identifier to the metadata of gRPC calls, and reads it from there.
 package rpcid
 
 import (
@@ -14,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/kit/requestid"
 )
 
-// incoming takes the identifier from the peer's metadata, or makes one.
+// incoming takes the identifier from the peer's metadata, or creates one.
 func incoming(ctx context.Context) context.Context {
 	if ids := metadata.ValueFromIncomingContext(ctx, requestid.Key); len(ids) == 1 && requestid.Valid(ids[0]) {
 		return requestid.Into(ctx, ids[0])
@@ -33,7 +32,7 @@ func outgoing(ctx context.Context) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, requestid.Key, id)
 }
 
-// UnaryServer puts the caller's identifier, or a new one, into the handler's context.
+// UnaryServer adds the caller's identifier, or a new one, to the handler's context.
 func UnaryServer() grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		return next(incoming(ctx), req)
@@ -54,7 +53,7 @@ type serverStream struct {
 
 func (s *serverStream) Context() context.Context { return s.ctx }
 
-// UnaryClient sends the context's identifier along.
+// UnaryClient sends the identifier in the context with each call.
 func UnaryClient() grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 		return invoke(outgoing(ctx), method, req, reply, cc, opts...)

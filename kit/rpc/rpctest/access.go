@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package rpctest has what tests of servers have in common.
+// Package rpctest has checks that are common to the tests of all servers.
 package rpctest
 
 import (
@@ -13,9 +13,8 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 )
 
-// AccessIsDocumented fails the test unless the comments of the calls in the .proto
-// files below a directory say PERMISSION_DENIED where the group may not call, and only
-// there.
+// AccessIsDocumented fails the test unless the comments of calls in the .proto files below root
+// mention PERMISSION_DENIED exactly for the calls that the group may not make.
 func AccessIsDocumented(t testing.TB, methods rpc.Methods, root string) {
 	t.Helper()
 	comments := map[string]map[string]string{} // by package and call

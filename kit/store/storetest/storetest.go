@@ -21,25 +21,25 @@ import (
 	"github.com/sluice-net/sluice/kit/durable"
 )
 
-// State is a closed state directory and what it takes to judge it.
+// State is a closed state directory, with the functions to check it.
 type State struct {
 	Dir string
-	// Open opens the directory as the service does at its start, describes what
-	// it read, and closes it.
+	// Open opens the directory as the service does at its start, returns a description of what it
+	// read, and closes it.
 	Open func(dir string) (contents string, err error)
-	// Replaceable lists files that may be removed: the state without them is
-	// less, and the service says so by other contents and no error.
+	// Replaceable lists files that may be removed: without them the service has less state, which
+	// shows in the contents and is no error.
 	Replaceable []string
-	// PutAside maps files that the service replaces to the name under which it
-	// keeps the damaged one. Open returns the damage as its error all the same.
+	// PutAside maps files that the service replaces to the name under which it keeps the corrupt
+	// file. Open still returns the corruption as its error.
 	PutAside map[string]string
 }
 
-// Sweep damages each file of the directory in every way: cut at each sector,
-// emptied, removed, filled with zeros, text or random bytes, with flipped bits,
-// without a page, of a newer and of an older version. The service has to refuse with an error
-// that names the file and a command that leads out, and leave the file as it
-// is; or it has to read exactly what was there.
+// Sweep damages each file of the directory in many ways: truncated at each sector, emptied,
+// removed, filled with zeros, text or random bytes, with flipped bits, without one page, and as a
+// newer or an older version. The service must either read exactly the original content, or refuse
+// the file with an error that names the file and a command to recover, and leave the file
+// unchanged.
 func Sweep(t *testing.T, s State) {
 	t.Helper()
 	want, err := s.Open(s.Dir)
@@ -47,7 +47,7 @@ func Sweep(t *testing.T, s State) {
 		t.Fatalf("the undamaged state: %v", err)
 	}
 	if want == "" {
-		t.Fatal("the undamaged state is empty: its loss could not be seen")
+		t.Fatal("the undamaged state is empty: the test could not detect its loss")
 	}
 	entries, err := os.ReadDir(s.Dir)
 	if err != nil {
@@ -81,7 +81,7 @@ type sweep struct {
 const sector = 512
 
 func (w *sweep) file(t *testing.T, name string, good []byte) {
-	random := rand.New(rand.NewPCG(1, uint64(len(good)))) //nolint:gosec // the same damage in each run
+	random := rand.New(rand.NewPCG(1, uint64(len(good)))) //nolint:gosec // deterministic damage
 	if !slices.Contains(w.Replaceable, name) {
 		w.check(t, name, "removed", nil)
 	}
@@ -94,7 +94,7 @@ func (w *sweep) file(t *testing.T, name string, good []byte) {
 	}
 	w.check(t, name, "random bytes", noise)
 	step := sector
-	for len(good)/step > 100 { // large files are cut at each page, or at every few
+	for len(good)/step > 100 { // large files are truncated at each page, or at every n-th
 		step *= 2
 	}
 	for n := step; n < len(good); n += step {
@@ -116,7 +116,7 @@ func (w *sweep) file(t *testing.T, name string, good []byte) {
 	for what, version := range map[string]uint32{"newer version": 99, "older version": 0} {
 		if other := ofVersion(t, good, version); other != nil {
 			if err := w.open(t, name, what, other); err == nil || !strings.Contains(err.Error(), "version") {
-				t.Errorf("%s: %v, want a refusal that says so", what, err)
+				t.Errorf("%s: %v, want a refusal with this reason", what, err)
 			}
 		}
 	}
@@ -125,10 +125,10 @@ func (w *sweep) file(t *testing.T, name string, good []byte) {
 // check opens a copy of the state in which one file has other content.
 func (w *sweep) check(t *testing.T, name, what string, content []byte) {
 	t.Helper()
-	_ = w.open(t, name, what, content) // which judges it
+	_ = w.open(t, name, what, content) // open checks the result
 }
 
-// open is check, and returns the refusal.
+// open is check, and returns the error of the refusal.
 func (w *sweep) open(t *testing.T, name, what string, content []byte) error {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "state")
@@ -151,7 +151,7 @@ func (w *sweep) open(t *testing.T, name, what string, content []byte) error {
 		}
 	}
 	path := filepath.Join(dir, name)
-	kept, aside := path, false // where the damaged file has to be
+	kept, aside := path, false // the path where the damaged file must be
 	if to, ok := w.PutAside[name]; ok {
 		kept, aside = filepath.Join(dir, to), true
 	}
@@ -162,7 +162,7 @@ func (w *sweep) open(t *testing.T, name, what string, content []byte) error {
 	case err != nil && !strings.Contains(err.Error(), path):
 		t.Errorf("%s %s: the error does not name %s: %v", name, what, path, err)
 	case err != nil && !aside && !strings.Contains(err.Error(), "rm ") && !strings.Contains(err.Error(), "mv ") && !strings.Contains(err.Error(), "start the version"):
-		t.Errorf("%s %s: the error names no way out: %v", name, what, err)
+		t.Errorf("%s %s: the error names no step to recover: %v", name, what, err)
 	case err != nil:
 		now, rerr := os.ReadFile(kept)
 		if content != nil && !bytes.Equal(now, content) || content == nil && !os.IsNotExist(rerr) {
@@ -172,8 +172,8 @@ func (w *sweep) open(t *testing.T, name, what string, content []byte) error {
 	return err
 }
 
-// ofVersion returns a file of kit/store or kit/durable as another version of its
-// service would leave it; nil if it is neither.
+// ofVersion returns a file of kit/store or kit/durable as another version of its service would
+// write it; nil for other files.
 func ofVersion(t *testing.T, good []byte, version uint32) []byte {
 	var record struct {
 		Schema string          `json:"schema"`
@@ -181,7 +181,7 @@ func ofVersion(t *testing.T, good []byte, version uint32) []byte {
 	}
 	if json.Unmarshal(good, &record) == nil {
 		if version == 0 {
-			return nil // which kit/durable does not write
+			return nil // kit/durable does not write such a file
 		}
 		b, err := durable.Encode(durable.Schema{Name: record.Schema, Version: int(version)}, record.Data)
 		if err != nil {

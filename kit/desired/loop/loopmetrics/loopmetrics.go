@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package loopmetrics shows the figures of a loop to Prometheus. It is apart from the
-// loop, which programs without metrics use, too.
+// Package loopmetrics exports the figures of a loop to Prometheus. It is separate from package
+// loop, which programs without metrics also use.
 package loopmetrics
 
 import (
@@ -11,11 +11,11 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/loop"
 )
 
-// Metrics show figures to Prometheus: a histogram and the longest turn, by operation.
+// Metrics exports, per operation, a histogram of turn durations and the longest turn.
 type Metrics struct{ busy, longest *prometheus.Desc }
 
-// New returns the metrics of the loop that owns something, such as "policy".
-// Prefix begins their names, such as "sluice_policy_".
+// New returns the metrics of a loop. owned names what the loop owns, such as "policy"; prefix
+// begins the metric names, such as "sluice_policy_".
 func New(prefix, owned string) Metrics {
 	labels := []string{"operation"}
 	return Metrics{
@@ -26,13 +26,13 @@ func New(prefix, owned string) Metrics {
 	}
 }
 
-// Describe gives the descriptions of the metrics to ch.
+// Describe sends the descriptions of the metrics to ch.
 func (m Metrics) Describe(ch chan<- *prometheus.Desc) {
 	ch <- m.busy
 	ch <- m.longest
 }
 
-// Collect gives the metrics of the figures to ch.
+// Collect sends the metrics of the figures to ch.
 func (m Metrics) Collect(ch chan<- prometheus.Metric, figures []loop.Figures) {
 	for _, f := range figures {
 		ch <- prometheus.MustNewConstHistogram(m.busy, f.Count, f.Sum.Seconds(), f.Cumulative(), f.Operation)

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/loop"
 )
 
-// collector is a Collector of fixed figures.
+// collector is a Collector with fixed figures.
 type collector struct {
 	Metrics
 	figures []loop.Figures

@@ -54,7 +54,7 @@ func TestManagersKeepTheirPoliciesApart(t *testing.T) {
 	other := strings.Replace(allowWeb, "5432", "80", 1)
 	for _, manager := range []string{"", "flux"} {
 		_, err := s.put(manager, other)
-		wantCode(t, err, codes.AlreadyExists, `NetworkPolicy shop/db is of the manager "argo"`)
+		wantCode(t, err, codes.AlreadyExists, `NetworkPolicy shop/db belongs to the manager "argo"`)
 		_, err = s.DeletePolicies(s.ctx(), &policyv1.DeletePoliciesRequest{
 			Keys: []*policyv1.PolicyKey{{Kind: "NetworkPolicy", Namespace: "shop", Name: "db"}}, Manager: manager,
 		})

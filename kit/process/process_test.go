@@ -477,7 +477,7 @@ func TestCallThatDoesNotEndIsCutAtTheBound(t *testing.T) {
 		t.Errorf("the call got %v", err)
 	}
 	s.wantExit(t, ExitOK)
-	if !strings.Contains(s.out.String(), "calls were cut at shutdown") {
+	if !strings.Contains(s.out.String(), "calls were terminated at shutdown") {
 		t.Errorf("log:\n%s", s.out)
 	}
 }

@@ -16,8 +16,8 @@ type Process struct {
 	config *statusv1.GetConfigResponse
 }
 
-// NewProcess says what a process runs with. Each yields every setting, in order: its
-// key, its value without secrets, and "default", "file", "environment" or "flag".
+// NewProcess returns a Process with these settings. each yields every setting in order: its key,
+// its value without secrets, and "default", "file", "environment" or "flag".
 func NewProcess(instance, file string, ignored []string, each func(yield func(key, value, source string))) Process {
 	c := &statusv1.GetConfigResponse{Instance: instance, File: file, IgnoredVariables: ignored}
 	each(func(key, value, source string) {

@@ -12,7 +12,7 @@ import (
 	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 )
 
-// tenantsPerMessage bounds the tenants in one message of ListShares.
+// tenantsPerMessage is the maximum number of tenants in one message of ListShares.
 const tenantsPerMessage = 1000
 
 var tenantKinds = map[shares.Kind]sharesv1.TenantKind{
@@ -40,7 +40,7 @@ func ReadTenant(t *sharesv1.Tenant) (tenant shares.Tenant, guarantee int) {
 	return shares.Namespace(""), 0
 }
 
-// SendEndpointShares sends a limit with what endpoints have of it.
+// SendEndpointShares sends a limit with the shares of endpoints.
 func SendEndpointShares(
 	limit *sharesv1.Limit, all []*sharesv1.EndpointShare, stream grpc.ServerStreamingServer[sharesv1.ListSharesResponse],
 ) error {
@@ -55,7 +55,7 @@ func SendEndpointShares(
 	return nil
 }
 
-// SendShares answers ListShares with what tenants use of the limits of a process.
+// SendShares answers ListShares with the shares of tenants in the limits of a process.
 func SendShares(
 	all []shares.Usage, req *sharesv1.ListSharesRequest, stream grpc.ServerStreamingServer[sharesv1.ListSharesResponse],
 ) error {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package wire writes addresses as text and the words of module model as messages
-// of sluice.workload.v1, and reads them, for the servers and clients of all
-// processes. It decides nothing.
+// Package wire converts addresses to and from text, and the types of module model to and from
+// messages of sluice.workload.v1, for the servers and clients of all processes.
 package wire
 
 import (
@@ -17,17 +16,17 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// NewLabelSets is the name under which grpc.health.v1.Health of sluice-identity says
-// whether a label set that no node has gets a number now. The service itself serves
-// also while etcd is away: it answers known label sets.
+// NewLabelSets is the service name in grpc.health.v1.Health of sluice-identity whose status tells
+// whether a new label set can get a number now. The service itself also serves while etcd is
+// unavailable, for known label sets.
 const NewLabelSets = "new-label-sets"
 
-// Owner is an owner as a message.
+// Owner converts an owner to a message.
 func Owner(o workload.Owner) *workloadv1.Owner {
 	return &workloadv1.Owner{ContainerId: o.ContainerID, InterfaceName: o.Interface}
 }
 
-// OwnerOf reads a message.
+// OwnerOf converts a message to an owner.
 func OwnerOf(o *workloadv1.Owner) workload.Owner {
 	return workload.Owner{ContainerID: o.GetContainerId(), Interface: o.GetInterfaceName()}
 }
@@ -40,12 +39,12 @@ func Pod(p workload.PodReference) *workloadv1.PodReference {
 	return &workloadv1.PodReference{Namespace: p.Namespace, Name: p.Name, Uid: p.UID}
 }
 
-// PodOf reads a message; nil is no pod.
+// PodOf converts a message; nil means no pod.
 func PodOf(p *workloadv1.PodReference) workload.PodReference {
 	return workload.PodReference{Namespace: p.GetNamespace(), Name: p.GetName(), UID: p.GetUid()}
 }
 
-// Address is an address as the API spells it; empty for the zero Addr.
+// Address returns an address in the API's spelling; empty for the zero Addr.
 func Address(a netip.Addr) string {
 	if !a.IsValid() {
 		return ""
@@ -53,7 +52,7 @@ func Address(a netip.Addr) string {
 	return a.String()
 }
 
-// Addresses are addresses as the API spells them, in their order.
+// Addresses returns addresses in the API's spelling, in order.
 func Addresses(all []netip.Addr) []string {
 	var out []string
 	for _, a := range all {
@@ -62,8 +61,7 @@ func Addresses(all []netip.Addr) []string {
 	return out
 }
 
-// AddressOf reads an address. It refuses what is none in the API: a zone, and
-// an IPv4 address in IPv6 form.
+// AddressOf parses an address. It refuses zones, and IPv4 addresses in IPv6 form.
 func AddressOf(text string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(text)
 	switch {
@@ -77,7 +75,7 @@ func AddressOf(text string) (netip.Addr, error) {
 	return a, nil
 }
 
-// Labels are labels as messages, in their order.
+// Labels converts labels to messages, in order.
 func Labels(all []label.Label) []*workloadv1.Label {
 	var out []*workloadv1.Label
 	for _, l := range all {
@@ -86,7 +84,7 @@ func Labels(all []label.Label) []*workloadv1.Label {
 	return out
 }
 
-// LabelsOf reads messages, in their order.
+// LabelsOf converts messages to labels, in order.
 func LabelsOf(all []*workloadv1.Label) []label.Label {
 	var out []label.Label
 	for _, l := range all {
@@ -95,7 +93,7 @@ func LabelsOf(all []*workloadv1.Label) []label.Label {
 	return out
 }
 
-// NamedPorts are named ports as messages, in their order.
+// NamedPorts converts named ports to messages, in order.
 func NamedPorts(all []workload.NamedPort) []*workloadv1.NamedPort {
 	var out []*workloadv1.NamedPort
 	for _, p := range all {
@@ -104,8 +102,8 @@ func NamedPorts(all []workload.NamedPort) []*workloadv1.NamedPort {
 	return out
 }
 
-// NamedPortsOf reads messages, in their order. What is no port, or no protocol
-// with ports, is 0.
+// NamedPortsOf converts messages to named ports, in order. An invalid port, or a protocol without
+// ports, becomes 0.
 func NamedPortsOf(all []*workloadv1.NamedPort) []workload.NamedPort {
 	var out []workload.NamedPort
 	for _, m := range all {

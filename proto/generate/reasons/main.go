@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Command reasons is a plugin of protoc. It writes what the enum sluice.datapath.v1.Reason
-// says in the forms that others need: the enum of the eBPF programs, the names of the process,
-// and a page of the documentation. buf.gen.reasons.yaml runs it.
+// Command reasons is a protoc plugin. From the enum sluice.datapath.v1.Reason it generates the enum
+// of the eBPF programs, the names in Go, and a page of the documentation. buf.gen.reasons.yaml runs
+// it.
 package main
 
 import (
@@ -17,21 +17,21 @@ import (
 	"google.golang.org/protobuf/compiler/protogen"
 )
 
-// The files that are written, from the root of the repository.
+// Generated files, relative to the root of the repository.
 const (
 	header = "bpf/include/sluice/reason.h"
 	names  = "services/datapath/internal/observation/event/reasons.go"
 	page   = "docs/reference/reasons.md"
 )
 
-// Borders of the numbers, as the comment of the enum says.
+// Ranges of the numbers, as documented at the enum.
 const (
 	firstDrop  = 16
 	firstQuiet = 48
 	firstLate  = 52 // drops with events again
 )
 
-// severities are those that a reason for a drop may have.
+// severities are the permitted severities of a drop reason.
 var severities = []string{"expected", "configuration", "capacity", "attack", "fault"}
 
 // reason is one value of the enum.
@@ -60,7 +60,7 @@ func main() {
 	})
 }
 
-// read takes the values of the enum but the first.
+// read returns the values of the enum except the first.
 func read(e *protogen.Enum) ([]reason, error) {
 	var all []reason
 	for _, v := range e.Values[1:] {
@@ -89,13 +89,13 @@ func read(e *protogen.Enum) ([]reason, error) {
 
 func (r *reason) quiet() bool { return r.number >= firstQuiet && r.number < firstLate }
 
-// label is the name in metrics and events.
+// label returns the name in metrics and events.
 func (r *reason) label() string { return strings.ReplaceAll(strings.ToLower(r.name), "_", "-") }
 
-// initialisms are words of names that Go writes in capitals.
+// initialisms are words that Go names write in capitals.
 var initialisms = []string{"arp", "ndp", "ip", "mac", "nat", "sctp"}
 
-// ident is the name of the constant in Go.
+// ident returns the name of the Go constant.
 func (r *reason) ident() string {
 	var b strings.Builder
 	for word := range strings.SplitSeq(strings.ToLower(r.name), "_") {
@@ -177,7 +177,7 @@ const (
 	firstLate Reason = %d
 )
 
-// reasonNames are part of the interface: they are labels of metrics.
+// reasonNames are part of the interface: they are metric labels.
 var reasonNames = map[Reason]string{
 `, firstDrop, firstQuiet, firstLate)
 	for _, r := range all {

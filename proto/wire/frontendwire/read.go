@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/proto/wire"
 )
 
-// ErrMalformed says that a message cannot be read. The text names the field.
+// ErrMalformed is returned for a message that cannot be read. The text names the field.
 var ErrMalformed = errors.New("malformed")
 
 // Bounds of a barrier.
@@ -184,7 +184,7 @@ func CapacityOf(p *loadbalancerv1.Capacity) frontend.Capacity {
 	}
 }
 
-// RefusalOf reads which frontend a subscriber refuses, and why.
+// RefusalOf reads the refused frontend and the reason.
 func RefusalOf(p *loadbalancerv1.Refused) (k frontend.Key, reason string, err error) {
 	k, err = KeyOf(p.GetKey())
 	return k, p.GetReason(), err

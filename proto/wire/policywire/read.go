@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/proto/wire"
 )
 
-// Bounds of what one message may bring, before anything of it is looked at.
+// Limits on the content of one message, checked before it is read.
 const (
 	maxIncarnation = 16
 	maxSteps       = 1 << 20
@@ -25,9 +25,9 @@ const (
 	maxSource      = 128 // bytes
 )
 
-// MessageOf reads a message of the stream. It checks lengths, ranges of types and enums. The
-// error names the field and wraps policytable.ErrInvalid. Whether there are the tables and
-// classes that a step names, the caller checks.
+// MessageOf reads a message of the stream. It checks lengths, value ranges and enums. Errors name
+// the field and wrap policytable.ErrInvalid. The caller must check that referenced tables and
+// classes exist.
 func MessageOf(m *policyv1.WatchPolicyTablesResponse) (policytable.Message, error) {
 	out := policytable.Message{Incarnation: string(m.GetIncarnation()), Seq: m.GetSeq()}
 	if m.GetFormat() != Format {
@@ -138,8 +138,8 @@ func barrierOf(x *policyv1.Barrier) (policytable.Step, error) {
 	}, nil
 }
 
-// sourceNames checks names of sources. Beyond a bound they are left out: one that is
-// there is as good as all.
+// sourceNames checks names of sources. Names beyond the limit are dropped: one incomplete source
+// has the same effect as all.
 func sourceNames(field string, names []string) ([]string, error) {
 	names = names[:min(len(names), maxSources)]
 	for i, name := range names {
@@ -221,8 +221,8 @@ func defineTableOf(x *policyv1.PolicyTable) (policytable.Step, error) {
 	return st, nil
 }
 
-// keyed takes the entries of a list that goes by an enum: each of its values
-// after 0 once. entry gives value and class of an entry.
+// keyed reads a list with exactly one entry for each enum value except 0. entry returns value and
+// class of an entry.
 func keyed(field string, n int, to []policytable.Class, entry func(i int) (key int32, class uint32)) error {
 	if n != len(to) {
 		return policytable.Invalid("%s: %d entries, want %d", field, n, len(to))

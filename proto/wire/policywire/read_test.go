@@ -117,7 +117,7 @@ func wholeSteps() policytable.Message {
 	}}
 }
 
-// TestStepsAreReadAsTheyWereWritten: nothing is lost on the way.
+// TestStepsAreReadAsTheyWereWritten checks that writing and reading a step loses nothing.
 func TestStepsAreReadAsTheyWereWritten(t *testing.T) {
 	want := wholeSteps()
 	m := &response{Format: Format, Incarnation: []byte(want.Incarnation), Seq: want.Seq}
@@ -190,7 +190,8 @@ func TestMalformedStepsNameTheField(t *testing.T) {
 	}
 }
 
-// TestUnknownStepIsAStepWithItsNumber: a step of a later release is no error, the caller refuses the message.
+// TestUnknownStepIsAStepWithItsNumber: a step of a later release is not an error here; the caller
+// refuses the message.
 func TestUnknownStepIsAStepWithItsNumber(t *testing.T) {
 	m := wholeMessage()
 	later := &policyv1.Step{}
@@ -208,7 +209,7 @@ func TestUnknownStepIsAStepWithItsNumber(t *testing.T) {
 	}
 }
 
-// FuzzMessage: whatever bytes come, they are a message or an error.
+// FuzzMessage: arbitrary bytes give a message or an error.
 func FuzzMessage(f *testing.F) {
 	whole, err := proto.Marshal(wholeMessage())
 	if err != nil {

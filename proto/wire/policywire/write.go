@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package policywire converts policy tables and their steps to the messages of
-// sluice.policy.v1 and back.
+// Package policywire converts policy tables and their steps to the messages of sluice.policy.v1 and
+// back.
 //
-// The enums of the messages are those of model/policytable plus one, because 0 means
+// The enum values of the messages are the values of model/policytable plus one, because 0 means
 // unspecified there.
 package policywire
 
@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/proto/wire"
 )
 
-// Format is the format of the tables.
+// Format is the table format that this release writes and reads.
 const Format = policyv1.TableFormat_TABLE_FORMAT_RANGES
 
 // Step writes a step. It panics if given an UnknownStep.
@@ -152,7 +152,7 @@ func prefix(p netip.Prefix, classes policytable.PrefixClasses) *policyv1.PrefixC
 	return &policyv1.PrefixClasses{Prefix: p.String(), Classes: scopeClasses(classes)}
 }
 
-// Sources writes where rules were written, number 1 first.
+// Sources writes source locations of rules, beginning with number 1.
 func Sources(list [][]policytable.Source) []*policyv1.RuleSources {
 	out := make([]*policyv1.RuleSources, len(list))
 	for i, sources := range list {

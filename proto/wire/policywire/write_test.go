@@ -14,7 +14,8 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
-// TestEnumsAreThoseOfTheModelPlusOne: the enums count from 1 where the model counts from 0, in the same order.
+// TestEnumsAreThoseOfTheModelPlusOne: the enums of the messages begin at 1 and the model's at 0, in
+// the same order.
 func TestEnumsAreThoseOfTheModelPlusOne(t *testing.T) {
 	t.Parallel()
 	for kind, want := range map[identity.Kind]policyv1.PeerKind{

@@ -7,7 +7,7 @@
 // 	protoc        (unknown)
 // source: sluice/controller/v1/controller.proto
 
-// Package sluice.controller.v1 says what sluice-controller does for a cluster.
+// Package sluice.controller.v1 reports what sluice-controller does for a cluster.
 
 package controllerv1
 
@@ -72,7 +72,7 @@ type GetStatusResponse struct {
 	Service *v1.ServiceStatus `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
 	// The election as this process sees it.
 	Election *Election `protobuf:"bytes,2,opt,name=election,proto3" json:"election,omitempty"`
-	// What the process does while it is elected, sorted by name.
+	// Work of the process while it is elected, sorted by name.
 	Subjects      []*Subject `protobuf:"bytes,3,rep,name=subjects,proto3" json:"subjects,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -140,11 +140,11 @@ type Election struct {
 	Identity string `protobuf:"bytes,3,opt,name=identity,proto3" json:"identity,omitempty"`
 	// Whether this process is elected.
 	Leading bool `protobuf:"varint,4,opt,name=leading,proto3" json:"leading,omitempty"`
-	// Identity of the holder that this process saw last; empty: it saw none yet.
+	// Identity of the holder that this process last saw; empty if it has seen none.
 	Holder string `protobuf:"bytes,5,opt,name=holder,proto3" json:"holder,omitempty"`
 	// When this process was elected; unset while it is not.
 	ElectedTime *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=elected_time,json=electedTime,proto3" json:"elected_time,omitempty"`
-	// Why the Lease was not read or written last; empty: it was.
+	// Why the last read or write of the Lease failed; empty if it succeeded.
 	Error         string `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -229,18 +229,18 @@ func (x *Election) GetError() string {
 	return ""
 }
 
-// Subject is one thing that the elected process does.
+// Subject is one kind of work of the elected process.
 type Subject struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name, for example "policy status".
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// How many objects wait for a request.
+	// Number of objects that wait for a request.
 	Pending uint32 `protobuf:"varint,2,opt,name=pending,proto3" json:"pending,omitempty"`
 	// Requests that succeeded since the start of this process.
 	Requests uint64 `protobuf:"varint,3,opt,name=requests,proto3" json:"requests,omitempty"`
 	// Requests that failed since then.
 	FailedRequests uint64 `protobuf:"varint,4,opt,name=failed_requests,json=failedRequests,proto3" json:"failed_requests,omitempty"`
-	// Why the last request failed; empty: it succeeded, or there was none.
+	// Why the last request failed; empty if it succeeded or there was none.
 	Error         string `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -7,7 +7,7 @@
 // - protoc             (unknown)
 // source: sluice/controller/v1/controller.proto
 
-// Package sluice.controller.v1 says what sluice-controller does for a cluster.
+// Package sluice.controller.v1 reports what sluice-controller does for a cluster.
 
 package controllerv1
 
@@ -31,11 +31,11 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// ControllerService is served by each sluice-controller, on a socket of its own
-// pod. One of them is elected; the others follow the same objects and wait.
+// ControllerService is served by each sluice-controller, on a socket in its own pod. One controller
+// is elected; the others follow the same objects and wait.
 type ControllerServiceClient interface {
-	// GetStatus returns who is elected and what each subject has left to do.
-	// Root and members of the group may call it.
+	// GetStatus returns which controller is elected and the pending work of each subject. Root and
+	// members of the group may call it.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
 }
 
@@ -61,11 +61,11 @@ func (c *controllerServiceClient) GetStatus(ctx context.Context, in *GetStatusRe
 // All implementations must embed UnimplementedControllerServiceServer
 // for forward compatibility.
 //
-// ControllerService is served by each sluice-controller, on a socket of its own
-// pod. One of them is elected; the others follow the same objects and wait.
+// ControllerService is served by each sluice-controller, on a socket in its own pod. One controller
+// is elected; the others follow the same objects and wait.
 type ControllerServiceServer interface {
-	// GetStatus returns who is elected and what each subject has left to do.
-	// Root and members of the group may call it.
+	// GetStatus returns which controller is elected and the pending work of each subject. Root and
+	// members of the group may call it.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
 	mustEmbedUnimplementedControllerServiceServer()
 }

@@ -80,8 +80,8 @@ func (AddressFamily) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_connection_proto_rawDescGZIP(), []int{0}
 }
 
-// ConnectionFilter says which connections are meant. Criteria of different kinds
-// must all hold; of one kind, one must hold; a kind left empty always holds.
+// ConnectionFilter selects connections. Criteria of different kinds must all match; of one kind, at
+// least one must match; a kind left empty always matches.
 type ConnectionFilter struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Connections of which an end is an endpoint of one of these owners.
@@ -177,9 +177,9 @@ func (x *ConnectionFilter) GetFamily() AddressFamily {
 // ListConnectionsRequest is the input of ListConnections.
 type ListConnectionsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which; unset: all.
+	// Which connections; unset: all.
 	Filter *ConnectionFilter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
-	// How many connections are sent at most; 0: all. The others are counted.
+	// Maximum number of connections to send; 0: all. The others are only counted.
 	Limit         uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -234,7 +234,7 @@ type ListConnectionsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The connection.
 	Connection *TrackedConnection `protobuf:"bytes,1,opt,name=connection,proto3" json:"connection,omitempty"`
-	// How many connections pass the filter beyond the limit; in the last message.
+	// Number of connections that pass the filter beyond the limit; in the last message.
 	OmittedConnectionCount uint64 `protobuf:"varint,2,opt,name=omitted_connection_count,json=omittedConnectionCount,proto3" json:"omitted_connection_count,omitempty"`
 	unknownFields          protoimpl.UnknownFields
 	sizeCache              protoimpl.SizeCache
@@ -284,28 +284,27 @@ func (x *ListConnectionsResponse) GetOmittedConnectionCount() uint64 {
 	return 0
 }
 
-// TrackedConnection is an entry of the connection table with what it leads to.
+// TrackedConnection is an entry of the connection table with its endpoints, service and node.
 type TrackedConnection struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The entry. Not set in it are next_verdict and next_reason, which Explain has.
+	// The entry, without next_verdict and next_reason, which only Explain sets.
 	Connection *Connection `protobuf:"bytes,1,opt,name=connection,proto3" json:"connection,omitempty"`
-	// The end that began it.
+	// The end that opened the connection.
 	Initiator *ConnectionEnd `protobuf:"bytes,2,opt,name=initiator,proto3" json:"initiator,omitempty"`
-	// The other end. If the connection asked for a service, this is the backend that it
-	// was led to.
+	// The other end. If the connection was opened to a service, this is the backend.
 	Responder *ConnectionEnd `protobuf:"bytes,3,opt,name=responder,proto3" json:"responder,omitempty"`
-	// Address that the initiator asked for; empty if the datapath did not translate its
-	// packets, or the service is removed. A service that was translated when a socket
-	// connected leaves no trace in the connection.
+	// Address that the initiator connected to; empty if the datapath did not translate its packets,
+	// or the service was removed. If the service was translated at the socket, the connection has no
+	// record of it.
 	AskedAddress string `protobuf:"bytes,4,opt,name=asked_address,json=askedAddress,proto3" json:"asked_address,omitempty"`
-	// Port that the initiator asked for, if asked_address is set.
+	// Port that the initiator connected to, if asked_address is set.
 	AskedPort uint32 `protobuf:"varint,5,opt,name=asked_port,json=askedPort,proto3" json:"asked_port,omitempty"`
-	// Service and port that the address belonged to, as KernelFrontend.service.
+	// Service and port of asked_address, as KernelFrontend.service.
 	Service string `protobuf:"bytes,6,opt,name=service,proto3" json:"service,omitempty"`
-	// Node of the far end, by which its packets travel; empty: none, or this one.
+	// Node of the far end; empty if it is this node or none.
 	NodeName string `protobuf:"bytes,7,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
-	// The entry has the layout of an earlier version: no packet has been seen since the
-	// upgrade, with the first of which it is taken over.
+	// The entry has the layout of an earlier version: no packet was seen since the upgrade. The first
+	// packet converts it.
 	EarlierLayout bool `protobuf:"varint,8,opt,name=earlier_layout,json=earlierLayout,proto3" json:"earlier_layout,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -400,15 +399,15 @@ func (x *TrackedConnection) GetEarlierLayout() bool {
 // ConnectionEnd is one end of a connection.
 type ConnectionEnd struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Identity number by which the policies evaluate it; 0: not known.
+	// Identity number that the policies use for this end; 0: unknown.
 	Identity uint32 `protobuf:"varint,1,opt,name=identity,proto3" json:"identity,omitempty"`
-	// Index of the endpoint; 0: no endpoint of this node.
+	// Endpoint index; 0: not an endpoint of this node.
 	EndpointIndex uint32 `protobuf:"varint,2,opt,name=endpoint_index,json=endpointIndex,proto3" json:"endpoint_index,omitempty"`
 	// Owner of the endpoint; unset without one.
 	Owner *v1.Owner `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
 	// Kubernetes pod of the endpoint; unset without one.
 	Pod *v1.PodReference `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"`
-	// It is the local node itself.
+	// This end is the local node itself.
 	LocalNode     bool `protobuf:"varint,5,opt,name=local_node,json=localNode,proto3" json:"local_node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -482,11 +481,11 @@ func (x *ConnectionEnd) GetLocalNode() bool {
 // FlushConnectionsRequest is the input of FlushConnections.
 type FlushConnectionsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which; a filter without criteria needs all.
+	// Which connections; with an empty filter, all must be set.
 	Filter *ConnectionFilter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
-	// Every connection is meant; the filter is empty then.
+	// Flush every connection; the filter must be empty.
 	All bool `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`
-	// Count what would be flushed, but flush nothing.
+	// Count the connections without flushing them.
 	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -548,15 +547,15 @@ type FlushConnectionsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Connections that were flushed, or would be.
 	FlushedCount uint64 `protobuf:"varint,1,opt,name=flushed_count,json=flushedCount,proto3" json:"flushed_count,omitempty"`
-	// Connections that pass the filter and stay, because a policy has terminated them:
-	// their entries keep them from being taken for new ones.
+	// Connections that pass the filter and stay because a policy has terminated them: without the
+	// entry, their packets would count as new connections.
 	TerminatedCount uint64 `protobuf:"varint,2,opt,name=terminated_count,json=terminatedCount,proto3" json:"terminated_count,omitempty"`
-	// TCP connections that pass the filter and stay, because no capacity is left to
-	// remember their direction: at most 6,144 of each family, less those that are
-	// remembered already, for which no packet has come since.
+	// TCP connections that pass the filter and stay because there is no capacity to remember their
+	// direction: the limit is 6,144 per address family, minus the directions that are remembered and
+	// for which no packet has arrived since.
 	UnrememberedCount uint64 `protobuf:"varint,3,opt,name=unremembered_count,json=unrememberedCount,proto3" json:"unremembered_count,omitempty"`
-	// Connections that pass the filter and stay, because packets changed them at each
-	// of several attempts.
+	// Connections that pass the filter and stay because packets changed their entries during several
+	// attempts.
 	BusyCount     uint64 `protobuf:"varint,4,opt,name=busy_count,json=busyCount,proto3" json:"busy_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

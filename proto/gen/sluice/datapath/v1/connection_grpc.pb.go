@@ -37,21 +37,19 @@ type ConnectionServiceClient interface {
 	// the whole table, some thousand entries at a time, and stops when the caller
 	// does. NOT_FOUND: an owner of the filter has no endpoint that is published.
 	ListConnections(ctx context.Context, in *ListConnectionsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListConnectionsResponse], error)
-	// FlushConnections removes the tracked connections that pass the filter from the
-	// table. It ends none: the next packet is evaluated like one of a connection of
-	// which the first packets were not seen. A TCP connection goes on with its next
-	// segment, of either end, if the policies allow it as the connection that it was;
-	// its direction is remembered for the life of an established connection. Packets of
-	// other protocols are evaluated in their own direction. What a policy has
-	// terminated stays, and so do TCP connections beyond those whose direction can be
-	// remembered; the answer counts both. It may be repeated.
+	// FlushConnections removes the tracked connections that pass the filter from the table. It does
+	// not end them: the next packet is evaluated as if the first packets of its connection had not
+	// been seen. A TCP connection continues with the next segment of either end if the policies allow
+	// the original connection; the direction of an established connection is remembered for its
+	// lifetime. Packets of other protocols are evaluated in their own direction. Two kinds of entries
+	// stay, and the answer counts them: connections that a policy has terminated, and TCP connections
+	// for whose direction no capacity is left. The call may be repeated.
 	//
-	// INVALID_ARGUMENT: the filter is empty and all is not set, or both are given.
-	// NOT_FOUND: an owner of the filter has no endpoint that is published; nothing was
-	// flushed. A call that is cancelled, or whose deadline ends, has flushed a part.
+	// INVALID_ARGUMENT: the filter is empty and all is not set, or both are given. NOT_FOUND: an
+	// owner in the filter has no published endpoint; nothing was flushed. A call that is cancelled,
+	// or whose deadline passes, has flushed some of the connections.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	FlushConnections(ctx context.Context, in *FlushConnectionsRequest, opts ...grpc.CallOption) (*FlushConnectionsResponse, error)
 }
 
@@ -103,21 +101,19 @@ type ConnectionServiceServer interface {
 	// the whole table, some thousand entries at a time, and stops when the caller
 	// does. NOT_FOUND: an owner of the filter has no endpoint that is published.
 	ListConnections(*ListConnectionsRequest, grpc.ServerStreamingServer[ListConnectionsResponse]) error
-	// FlushConnections removes the tracked connections that pass the filter from the
-	// table. It ends none: the next packet is evaluated like one of a connection of
-	// which the first packets were not seen. A TCP connection goes on with its next
-	// segment, of either end, if the policies allow it as the connection that it was;
-	// its direction is remembered for the life of an established connection. Packets of
-	// other protocols are evaluated in their own direction. What a policy has
-	// terminated stays, and so do TCP connections beyond those whose direction can be
-	// remembered; the answer counts both. It may be repeated.
+	// FlushConnections removes the tracked connections that pass the filter from the table. It does
+	// not end them: the next packet is evaluated as if the first packets of its connection had not
+	// been seen. A TCP connection continues with the next segment of either end if the policies allow
+	// the original connection; the direction of an established connection is remembered for its
+	// lifetime. Packets of other protocols are evaluated in their own direction. Two kinds of entries
+	// stay, and the answer counts them: connections that a policy has terminated, and TCP connections
+	// for whose direction no capacity is left. The call may be repeated.
 	//
-	// INVALID_ARGUMENT: the filter is empty and all is not set, or both are given.
-	// NOT_FOUND: an owner of the filter has no endpoint that is published; nothing was
-	// flushed. A call that is cancelled, or whose deadline ends, has flushed a part.
+	// INVALID_ARGUMENT: the filter is empty and all is not set, or both are given. NOT_FOUND: an
+	// owner in the filter has no published endpoint; nothing was flushed. A call that is cancelled,
+	// or whose deadline passes, has flushed some of the connections.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	FlushConnections(context.Context, *FlushConnectionsRequest) (*FlushConnectionsResponse, error)
 	mustEmbedUnimplementedConnectionServiceServer()
 }

@@ -7,8 +7,8 @@
 // 	protoc        (unknown)
 // source: sluice/datapath/v1/datapath.proto
 
-// Package sluice.datapath.v1 makes endpoints: devices, addresses, routes and
-// eBPF state of the containers of one node.
+// Package sluice.datapath.v1 manages endpoints: devices, addresses, routes and eBPF state of the
+// containers of one node.
 
 package datapathv1
 
@@ -33,7 +33,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// EndpointState is where an endpoint is in its life.
+// EndpointState is a stage in the life of an endpoint.
 type EndpointState int32
 
 const (
@@ -41,7 +41,7 @@ const (
 	EndpointState_ENDPOINT_STATE_UNSPECIFIED EndpointState = 0
 	// Found on disk after a restart, not yet compared with the kernel.
 	EndpointState_ENDPOINT_STATE_RESTORING EndpointState = 1
-	// Its label set has no number yet; no traffic.
+	// Its label set has no identity yet; no traffic.
 	EndpointState_ENDPOINT_STATE_WAITING_FOR_IDENTITY EndpointState = 2
 	// Its policy is not known yet; ingress from the local node only.
 	EndpointState_ENDPOINT_STATE_WAITING_FOR_POLICY EndpointState = 3
@@ -49,9 +49,9 @@ const (
 	EndpointState_ENDPOINT_STATE_READY EndpointState = 4
 	// Being removed; no traffic.
 	EndpointState_ENDPOINT_STATE_DISCONNECTING EndpointState = 5
-	// Its device is gone although its network namespace is not: the container or
-	// an operator deleted it. No traffic until the endpoint is deleted and created
-	// again; CreateEndpoint of the same owner does both.
+	// Its device was deleted by the container or an operator, although its network namespace still
+	// exists. No traffic until the endpoint is deleted and created again; CreateEndpoint of the same
+	// owner does both.
 	EndpointState_ENDPOINT_STATE_DAMAGED EndpointState = 6
 )
 
@@ -113,12 +113,11 @@ type ErrorReason int32
 const (
 	// Never sent.
 	ErrorReason_ERROR_REASON_UNSPECIFIED ErrorReason = 0
-	// INTERNAL: a bug, or a system call's error that is not expected; the
-	// metadata's "errno" has its name.
+	// INTERNAL: a bug, or an unexpected system call error; the metadata's "errno" has its name.
 	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 1
 	// INVALID_ARGUMENT: a field is not what it should be; BadRequest names it.
 	ErrorReason_ERROR_REASON_INVALID_REQUEST ErrorReason = 2
-	// INVALID_ARGUMENT: the path is no network namespace that may be used.
+	// INVALID_ARGUMENT: the path is not a usable network namespace.
 	ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_UNUSABLE ErrorReason = 3
 	// INVALID_ARGUMENT: there is nothing at the path of the network namespace.
 	ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_REMOVED ErrorReason = 4
@@ -145,8 +144,8 @@ const (
 	ErrorReason_ERROR_REASON_RECORD_UNREADABLE ErrorReason = 12
 	// RESOURCE_EXHAUSTED: endpoint slots or map space are used up.
 	ErrorReason_ERROR_REASON_NO_CAPACITY ErrorReason = 13
-	// RESOURCE_EXHAUSTED: a service that is needed has nothing left to give and
-	// gave no reason.
+	// RESOURCE_EXHAUSTED: a service that this depends on has no capacity, and its answer has no
+	// reason.
 	ErrorReason_ERROR_REASON_SERVICE_EXHAUSTED ErrorReason = 14
 	// UNAVAILABLE: a service that is needed does not answer.
 	ErrorReason_ERROR_REASON_SERVICE_UNAVAILABLE ErrorReason = 15
@@ -162,7 +161,7 @@ const (
 	ErrorReason_ERROR_REASON_MAP_NOT_FOUND ErrorReason = 19
 	// FAILED_PRECONDITION: another manager made the endpoint.
 	ErrorReason_ERROR_REASON_FOREIGN_MANAGER ErrorReason = 20
-	// FAILED_PRECONDITION: the labels are those of a Kubernetes pod.
+	// FAILED_PRECONDITION: the labels come from a Kubernetes pod.
 	ErrorReason_ERROR_REASON_LABELS_FROM_KUBERNETES ErrorReason = 21
 	// FAILED_PRECONDITION: services are not translated, because loadBalancing.mode is
 	// off.
@@ -264,12 +263,11 @@ func (ErrorReason) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{1}
 }
 
-// TargetKind is a kind of thing that an endpoint or the node needs in the kernel
-// or on disk.
+// TargetKind is a kind of object that an endpoint or the node needs in the kernel or on disk.
 type TargetKind int32
 
 const (
-	// Of a kind that has no number yet: subject names it.
+	// A kind without a value in this enum; subject names it.
 	TargetKind_TARGET_KIND_UNSPECIFIED TargetKind = 0
 	// Entry of a map.
 	TargetKind_TARGET_KIND_MAP_ENTRY TargetKind = 1
@@ -358,11 +356,11 @@ func (TargetKind) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{2}
 }
 
-// FrontendKind is where the address of a frontend comes from.
+// FrontendKind is the source of a frontend's address.
 type FrontendKind int32
 
 const (
-	// It is not known.
+	// Unknown.
 	FrontendKind_FRONTEND_KIND_UNSPECIFIED FrontendKind = 0
 	// A cluster IP.
 	FrontendKind_FRONTEND_KIND_CLUSTER_IP FrontendKind = 1
@@ -372,7 +370,7 @@ const (
 	FrontendKind_FRONTEND_KIND_EXTERNAL_IP FrontendKind = 3
 	// An address of a load balancer.
 	FrontendKind_FRONTEND_KIND_LOAD_BALANCER FrontendKind = 4
-	// A port of the node that leads to one container; see PortMapping.
+	// A port of the node that is forwarded to one container; see PortMapping.
 	FrontendKind_FRONTEND_KIND_HOST_PORT FrontendKind = 5
 )
 
@@ -423,17 +421,17 @@ func (FrontendKind) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{3}
 }
 
-// NodePathState is whether a node answers.
+// NodePathState tells whether a node answers probes.
 type NodePathState int32
 
 const (
 	// Never sent.
 	NodePathState_NODE_PATH_STATE_UNSPECIFIED NodePathState = 0
-	// It was not asked often enough yet.
+	// Too few probes were sent yet.
 	NodePathState_NODE_PATH_STATE_UNKNOWN NodePathState = 1
-	// It answers.
+	// The node answers.
 	NodePathState_NODE_PATH_STATE_REACHABLE NodePathState = 2
-	// It did not answer to three questions in a row.
+	// Three probes in a row were not answered.
 	NodePathState_NODE_PATH_STATE_UNREACHABLE NodePathState = 3
 )
 
@@ -895,17 +893,18 @@ func (Reason) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{5}
 }
 
-// PolicyMode says what a container's creation waits for.
+// PolicyMode defines what the creation of a container waits for.
 type PolicyMode int32
 
 const (
 	// Never sent.
 	PolicyMode_POLICY_MODE_UNSPECIFIED PolicyMode = 0
-	// Nothing evaluates policies.
+	// Policies are not evaluated.
 	PolicyMode_POLICY_MODE_NONE PolicyMode = 1
-	// Until the kernel has the tables of its policies.
+	// Creation waits until the kernel has the endpoint's policy tables.
 	PolicyMode_POLICY_MODE_REQUIRED PolicyMode = 2
-	// For nothing: until its tables are there, it gets only what the local node sends.
+	// Creation does not wait: until its tables are there, the endpoint only receives packets from the
+	// local node.
 	PolicyMode_POLICY_MODE_INIT PolicyMode = 3
 )
 
@@ -955,13 +954,13 @@ func (PolicyMode) EnumDescriptor() ([]byte, []int) {
 // Endpoint is one connected container.
 type Endpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whose it is.
+	// Owner of the endpoint.
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
 	// The same as endpoint_index, under its earlier name.
 	//
 	// Deprecated: Marked as deprecated in sluice/datapath/v1/datapath.proto.
 	Slot uint32 `protobuf:"varint,2,opt,name=slot,proto3" json:"slot,omitempty"`
-	// Where it is in its life.
+	// Stage in the endpoint's life.
 	State EndpointState `protobuf:"varint,3,opt,name=state,proto3,enum=sluice.datapath.v1.EndpointState" json:"state,omitempty"`
 	// Identity number.
 	Identity uint32 `protobuf:"varint,4,opt,name=identity,proto3" json:"identity,omitempty"`
@@ -979,22 +978,21 @@ type Endpoint struct {
 	Mtu uint32 `protobuf:"varint,10,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	// Default gateways, one per family, answered by eBPF: 169.254.1.1, fe80::1.
 	Gateways []string `protobuf:"bytes,11,rep,name=gateways,proto3" json:"gateways,omitempty"`
-	// Names of ports that belong to the identity: as given last, or those of the
-	// pod.
+	// Named ports that belong to the identity: the last ones given, or the pod's.
 	NamedPorts []*v1.NamedPort `protobuf:"bytes,12,rep,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
 	// When CreateEndpoint finished.
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
-	// What evaluates its packets.
+	// Policy tables of the endpoint.
 	Policy *EndpointPolicy `protobuf:"bytes,14,opt,name=policy,proto3" json:"policy,omitempty"`
-	// Who made it, as given at creation; empty if not known.
+	// Manager that created the endpoint; empty: unknown.
 	Manager string `protobuf:"bytes,15,opt,name=manager,proto3" json:"manager,omitempty"`
-	// Network of the manager, as given at creation; empty if not known.
+	// Network of the manager, as given at creation; empty: unknown.
 	Network string `protobuf:"bytes,16,opt,name=network,proto3" json:"network,omitempty"`
 	// Kubernetes pod, as given at creation; unset without one.
 	Pod *v1.PodReference `protobuf:"bytes,17,opt,name=pod,proto3" json:"pod,omitempty"`
-	// Those of the addresses whose family has its default routes by another
-	// interface of the container. What the container sends from them leaves by this
-	// one all the same, by a routing rule and a table of the interface's own.
+	// Addresses whose family has its default route through another interface of the container.
+	// Packets from these addresses still leave through this interface, by a routing rule and the
+	// interface's own routing table.
 	SourceRouted []string `protobuf:"bytes,18,rep,name=source_routed,json=sourceRouted,proto3" json:"source_routed,omitempty"`
 	// Index of the endpoint in the datapath's maps, 1 to 4095. Unique among live
 	// endpoints, reused later.
@@ -1005,7 +1003,7 @@ type Endpoint struct {
 	LabelsFromPod bool `protobuf:"varint,21,opt,name=labels_from_pod,json=labelsFromPod,proto3" json:"labels_from_pod,omitempty"`
 	// Ports of the node that lead to the container, as given at creation.
 	PortMappings []*PortMapping `protobuf:"bytes,22,rep,name=port_mappings,json=portMappings,proto3" json:"port_mappings,omitempty"`
-	// The calls of its sockets are left as they are, as given at creation.
+	// The container's socket calls are not translated, as given at creation.
 	LeaveSockets  bool `protobuf:"varint,23,opt,name=leave_sockets,json=leaveSockets,proto3" json:"leave_sockets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1203,18 +1201,17 @@ func (x *Endpoint) GetLeaveSockets() bool {
 	return false
 }
 
-// PortMapping is a port of the node that leads to a port of a container.
+// PortMapping forwards a port of the node to a port of a container.
 type PortMapping struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Port of the node that clients ask, 1 to 65535.
+	// Port of the node that clients connect to, 1 to 65535.
 	HostPort uint32 `protobuf:"varint,1,opt,name=host_port,json=hostPort,proto3" json:"host_port,omitempty"`
-	// Port of the container that answers, 1 to 65535.
+	// Port of the container, 1 to 65535.
 	ContainerPort uint32 `protobuf:"varint,2,opt,name=container_port,json=containerPort,proto3" json:"container_port,omitempty"`
 	// TCP, UDP or SCTP.
 	Protocol v11.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
-	// Address of the node that clients ask, which the node has and which is no
-	// loopback address; empty: every address of the families that the container has;
-	// 0.0.0.0 or ::: every address of that family.
+	// Address of the node that clients connect to; not a loopback address. Empty: all addresses of
+	// the families that the container has; 0.0.0.0 or ::: all addresses of that family.
 	HostIp        string `protobuf:"bytes,4,opt,name=host_ip,json=hostIp,proto3" json:"host_ip,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1278,24 +1275,24 @@ func (x *PortMapping) GetHostIp() string {
 	return ""
 }
 
-// EndpointPolicy is what evaluates the packets of an endpoint.
+// EndpointPolicy describes the policy tables of an endpoint.
 type EndpointPolicy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Policy revision that the kernel enforces; 0 if no policy service has been
-	// heard since the datapath started, or none is used.
+	// Policy revision that the kernel enforces; 0 if the policy service has not answered since the
+	// datapath started, or none is used.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Kernel's number of the table for what it sends: 0 denies, 1 allows
-	// everything, 2 waits for a policy, 16 and up are tables.
+	// Number of the egress table in the kernel: 0 denies, 1 allows everything, 2 waits for a policy,
+	// 16 and up are tables.
 	EgressTable uint32 `protobuf:"varint,2,opt,name=egress_table,json=egressTable,proto3" json:"egress_table,omitempty"`
-	// Kernel's number of the table for what it receives.
+	// Number of the ingress table in the kernel.
 	IngressTable uint32 `protobuf:"varint,3,opt,name=ingress_table,json=ingressTable,proto3" json:"ingress_table,omitempty"`
-	// Changes with every change of the tables; connections remember it.
+	// Increases with every change of the tables; connections store it.
 	Epoch uint32 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Why a newer revision could not be enforced; empty if it could.
 	Refusal string `protobuf:"bytes,5,opt,name=refusal,proto3" json:"refusal,omitempty"`
-	// What a policy would deny is let through and reported.
+	// Packets that a policy denies are forwarded and reported.
 	Audit bool `protobuf:"varint,6,opt,name=audit,proto3" json:"audit,omitempty"`
-	// When that ends by itself; unset: it is so configured, or audit is not set.
+	// When audit mode expires; unset: it is configured permanently, or audit is not set.
 	AuditExpireTime *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=audit_expire_time,json=auditExpireTime,proto3" json:"audit_expire_time,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -1448,7 +1445,7 @@ func (x *Interface) GetMac() string {
 // any, travels in the metadata key sluice-request-id.
 type CreateEndpointRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whose endpoint.
+	// Owner of the endpoint.
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
 	// Path of the container's network namespace, for example
 	// /run/netns/cni-1234. It must be an nsfs file of kind net that the datapath
@@ -1472,24 +1469,22 @@ type CreateEndpointRequest struct {
 	// Check everything that can be checked without changing anything, and answer
 	// with an endpoint that has no index and no devices.
 	ValidateOnly bool `protobuf:"varint,9,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
-	// Who makes the endpoint and knows when it is no longer needed: "cni" for the
-	// CNI plugin, another name for another orchestrator. Empty: not known; then
-	// no ReclaimEndpoints deletes it.
+	// Manager that creates the endpoint and knows when it is no longer needed: "cni" for the CNI
+	// plugin, another name for another orchestrator. Empty: unknown; no ReclaimEndpoints then deletes
+	// the endpoint.
 	Manager string `protobuf:"bytes,10,opt,name=manager,proto3" json:"manager,omitempty"`
 	// Network of the manager that the endpoint belongs to, for CNI the name in
 	// the network configuration. Empty for a manager without networks.
 	Network string `protobuf:"bytes,11,opt,name=network,proto3" json:"network,omitempty"`
 	// Kubernetes pod; unset without one.
 	Pod *v1.PodReference `protobuf:"bytes,12,opt,name=pod,proto3" json:"pod,omitempty"`
-	// Ports of the node that lead to the container until it is deleted. They need
-	// loadBalancing.mode on. No two endpoints of the node have the same address, port
-	// and protocol, nor do an endpoint and a service; an empty host_ip is an address
-	// of its own.
+	// Ports of the node that are forwarded to the container until it is deleted. They need
+	// loadBalancing.mode on. Two endpoints of the node, or an endpoint and a service, must not use
+	// the same address, port and protocol; an empty host_ip counts as an address of its own.
 	PortMappings []*PortMapping `protobuf:"bytes,13,rep,name=port_mappings,json=portMappings,proto3" json:"port_mappings,omitempty"`
-	// Leave the calls of the container's sockets as they are: they are connected to the
-	// addresses of services, and their packets are led to backends. For containers
-	// whose own rules go by the addresses of services, such as those of a proxy that
-	// catches their connections.
+	// Do not translate the container's socket calls: sockets stay connected to service addresses, and
+	// their packets are translated to backends. For containers whose own rules match service
+	// addresses, such as containers with a proxy that intercepts their connections.
 	LeaveSockets  bool `protobuf:"varint,14,opt,name=leave_sockets,json=leaveSockets,proto3" json:"leave_sockets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1669,7 +1664,7 @@ func (x *CreateEndpointResponse) GetEndpoint() *Endpoint {
 	return nil
 }
 
-// GivenLabels are labels as a runtime gives them.
+// GivenLabels are labels from the runtime.
 type GivenLabels struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The labels, unfiltered.
@@ -1715,7 +1710,7 @@ func (x *GivenLabels) GetLabels() []*v1.Label {
 	return nil
 }
 
-// GivenPorts are named ports as a runtime gives them.
+// GivenPorts are named ports from the runtime.
 type GivenPorts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The ports.
@@ -1764,17 +1759,16 @@ func (x *GivenPorts) GetNamedPorts() []*v1.NamedPort {
 // UpdateEndpointRequest is the input of UpdateEndpoint.
 type UpdateEndpointRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whose endpoint.
+	// Owner of the endpoint.
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
-	// Manager of the caller: that of the endpoint, or anything if the endpoint has
-	// none.
+	// Manager of the caller: must be the endpoint's manager, or anything if the endpoint has none.
 	Manager string `protobuf:"bytes,2,opt,name=manager,proto3" json:"manager,omitempty"`
-	// Labels that replace all that were given; unset: they stay.
+	// Labels that replace all given labels; unset: unchanged.
 	Labels *GivenLabels `protobuf:"bytes,3,opt,name=labels,proto3" json:"labels,omitempty"`
-	// Named ports that replace all that were given; unset: they stay.
+	// Named ports that replace all given ports; unset: unchanged.
 	NamedPorts *GivenPorts `protobuf:"bytes,4,opt,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
-	// Check everything that can be checked, and answer with the endpoint as it would
-	// be, with identity 0 if no number is known for it yet.
+	// Check everything that can be checked and return the endpoint as it would be; its identity is 0
+	// if its label set has no number yet.
 	ValidateOnly  bool `protobuf:"varint,5,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1894,15 +1888,13 @@ func (x *UpdateEndpointResponse) GetEndpoint() *Endpoint {
 // DeleteEndpointRequest is the input of DeleteEndpoint.
 type DeleteEndpointRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whose endpoint.
+	// Owner of the endpoint.
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
-	// Say whether there is one, but delete nothing. A creation that is under way
-	// goes on.
+	// Only report whether the endpoint exists. A creation in progress continues.
 	ValidateOnly bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
-	// Refuse, with FAILED_PRECONDITION, to delete what is in use: the network
-	// namespace of the endpoint or its device is still there, or its creation is under
-	// way. For callers other than the manager of the endpoint, which knows that the
-	// container has ended.
+	// Fail with FAILED_PRECONDITION if the endpoint is in use: its network namespace or its device
+	// still exists, or it is being created. For callers other than the endpoint's manager, which
+	// knows that the container has ended.
 	UnlessInUse   bool `protobuf:"varint,3,opt,name=unless_in_use,json=unlessInUse,proto3" json:"unless_in_use,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1962,9 +1954,9 @@ func (x *DeleteEndpointRequest) GetUnlessInUse() bool {
 // DeleteEndpointResponse is the answer of DeleteEndpoint.
 type DeleteEndpointResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whether there was one.
+	// Whether the endpoint existed.
 	Existed bool `protobuf:"varint,1,opt,name=existed,proto3" json:"existed,omitempty"`
-	// The endpoint as it was; unset if there was none, or its record cannot be read.
+	// The endpoint before the deletion; unset if it did not exist, or its record cannot be read.
 	Endpoint      *Endpoint `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2017,18 +2009,18 @@ func (x *DeleteEndpointResponse) GetEndpoint() *Endpoint {
 // SetAuditModeRequest is the input of SetAuditMode.
 type SetAuditModeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whose policies are audited.
+	// Endpoints to set the mode for.
 	//
 	// Types that are valid to be assigned to Target:
 	//
 	//	*SetAuditModeRequest_Owner
 	//	*SetAuditModeRequest_Node
 	Target isSetAuditModeRequest_Target `protobuf_oneof:"target"`
-	// Whether the mode begins, or ends.
+	// Whether to begin or to end audit mode.
 	Enabled bool `protobuf:"varint,3,opt,name=enabled,proto3" json:"enabled,omitempty"`
 	// How long it lasts, a second to 30 days; unset: one hour.
 	Duration *durationpb.Duration `protobuf:"bytes,4,opt,name=duration,proto3" json:"duration,omitempty"`
-	// Check everything that can be checked, and answer with what is in force.
+	// Check everything that can be checked and return the current mode.
 	ValidateOnly  bool `protobuf:"varint,5,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2120,7 +2112,7 @@ type SetAuditModeRequest_Owner struct {
 }
 
 type SetAuditModeRequest_Node struct {
-	// Every endpoint of the node, and those that come; must be true.
+	// Every present and future endpoint of the node; must be true.
 	Node bool `protobuf:"varint,2,opt,name=node,proto3,oneof"`
 }
 
@@ -2131,9 +2123,9 @@ func (*SetAuditModeRequest_Node) isSetAuditModeRequest_Target() {}
 // SetAuditModeResponse is the answer of SetAuditMode.
 type SetAuditModeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What is in force for the node.
+	// Audit mode of the node.
 	Mode *AuditMode `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
-	// The endpoint; unset for the node. It may be in audit mode because the node is.
+	// The endpoint; unset if the target is the node. It may be in audit mode because the node is.
 	Endpoint      *Endpoint `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2183,14 +2175,14 @@ func (x *SetAuditModeResponse) GetEndpoint() *Endpoint {
 	return nil
 }
 
-// AuditMode says what of the node is in audit mode.
+// AuditMode is the audit mode of the node.
 type AuditMode struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Every endpoint is, by the setting policy.audit, without an end.
+	// Every endpoint is in audit mode permanently, by the setting policy.audit.
 	Configured bool `protobuf:"varint,1,opt,name=configured,proto3" json:"configured,omitempty"`
-	// When the mode of every endpoint ends; unset: there is none.
+	// When the node-wide audit mode expires; unset: it is not set.
 	NodeExpireTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=node_expire_time,json=nodeExpireTime,proto3" json:"node_expire_time,omitempty"`
-	// Endpoints that are in audit mode, for whatever reason.
+	// Number of endpoints in audit mode, for any reason.
 	EndpointCount uint32 `protobuf:"varint,3,opt,name=endpoint_count,json=endpointCount,proto3" json:"endpoint_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2250,12 +2242,11 @@ func (x *AuditMode) GetEndpointCount() uint32 {
 // CheckEndpointRequest is the input of CheckEndpoint.
 type CheckEndpointRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whose endpoint.
+	// Owner of the endpoint.
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
-	// Path of the network namespace that the caller believes in; empty: the
-	// recorded one.
+	// Path of the network namespace that the caller expects; empty: the recorded path.
 	NetworkNamespace string `protobuf:"bytes,2,opt,name=network_namespace,json=networkNamespace,proto3" json:"network_namespace,omitempty"`
-	// Addresses that the caller believes in; empty: the recorded ones.
+	// Addresses that the caller expects; empty: the recorded ones.
 	Addresses     []string `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2315,7 +2306,7 @@ func (x *CheckEndpointRequest) GetAddresses() []string {
 // CheckEndpointResponse is the answer of CheckEndpoint.
 type CheckEndpointResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What differs from the endpoint's record; empty if all is well.
+	// Differences from the endpoint's record; empty if there are none.
 	Differences   []*Difference `protobuf:"bytes,1,rep,name=differences,proto3" json:"differences,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2358,18 +2349,18 @@ func (x *CheckEndpointResponse) GetDifferences() []*Difference {
 	return nil
 }
 
-// Difference is one deviation of the kernel from what is recorded.
+// Difference is a deviation of the kernel's state from the record.
 type Difference struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What it is about, for example "filter", "route", "sl_ip4".
+	// Kind of object, for example "filter", "route", "sl_ip4".
 	Subject string `protobuf:"bytes,1,opt,name=subject,proto3" json:"subject,omitempty"`
-	// Which one, for example a device name, an address or a map key.
+	// The object, for example a device name, an address or a map key.
 	Key string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
-	// What should be there; empty if nothing.
+	// Expected value; empty if the object should not exist.
 	Want string `protobuf:"bytes,3,opt,name=want,proto3" json:"want,omitempty"`
-	// What is there; empty if nothing.
+	// Actual value; empty if the object does not exist.
 	Have string `protobuf:"bytes,4,opt,name=have,proto3" json:"have,omitempty"`
-	// What subject is, for programs.
+	// The subject in machine-readable form.
 	Target        *DifferenceTarget `protobuf:"bytes,5,opt,name=target,proto3" json:"target,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2440,12 +2431,12 @@ func (x *Difference) GetTarget() *DifferenceTarget {
 	return nil
 }
 
-// DifferenceTarget is what a difference is about.
+// DifferenceTarget is the object of a difference.
 type DifferenceTarget struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What kind of thing.
+	// Kind of object.
 	Kind TargetKind `protobuf:"varint,1,opt,name=kind,proto3,enum=sluice.datapath.v1.TargetKind" json:"kind,omitempty"`
-	// Whether it is inside of a container; else it is the node's.
+	// The object is inside a container; otherwise it belongs to the node.
 	InContainer   bool `protobuf:"varint,2,opt,name=in_container,json=inContainer,proto3" json:"in_container,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2498,7 +2489,7 @@ func (x *DifferenceTarget) GetInContainer() bool {
 // GetEndpointRequest is the input of GetEndpoint.
 type GetEndpointRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whose endpoint.
+	// Owner of the endpoint.
 	Owner         *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2592,8 +2583,8 @@ type ListEndpointsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only endpoints of this manager; empty: of all.
 	Manager string `protobuf:"bytes,1,opt,name=manager,proto3" json:"manager,omitempty"`
-	// Only endpoints of this network; empty: of all. Networks of different
-	// managers may have the same name.
+	// Only endpoints of this network; empty: of all networks. Networks of different managers may have
+	// the same name.
 	Network       string `protobuf:"bytes,2,opt,name=network,proto3" json:"network,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2740,7 +2731,7 @@ type WatchEndpointsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Continue after this message with this token. Opaque.
 	ResumeToken []byte `protobuf:"bytes,1,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
-	// What happened.
+	// The event.
 	//
 	// Types that are valid to be assigned to Event:
 	//
@@ -2833,7 +2824,7 @@ type WatchEndpointsResponse_Upsert struct {
 }
 
 type WatchEndpointsResponse_Delete struct {
-	// The owner's endpoint is gone.
+	// The owner's endpoint does not exist any more.
 	Delete *v1.Owner `protobuf:"bytes,3,opt,name=delete,proto3,oneof"`
 }
 
@@ -2899,14 +2890,14 @@ type ReclaimEndpointsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Owners whose endpoints stay. An empty list needs none_valid.
 	ValidOwners []*v1.Owner `protobuf:"bytes,1,rep,name=valid_owners,json=validOwners,proto3" json:"valid_owners,omitempty"`
-	// Manager whose endpoints are looked at.
+	// Manager whose endpoints are compared with the list.
 	Manager string `protobuf:"bytes,2,opt,name=manager,proto3" json:"manager,omitempty"`
 	// Network of the manager; empty: its endpoints without a network.
 	Network string `protobuf:"bytes,3,opt,name=network,proto3" json:"network,omitempty"`
-	// The empty list is meant: no endpoint of the manager and network stays. A
-	// caller that lost the list must not lose the endpoints with it.
+	// Confirms that the list is empty on purpose: no endpoint of the manager and network stays. It
+	// protects the endpoints of a caller that has lost its list.
 	NoneValid bool `protobuf:"varint,4,opt,name=none_valid,json=noneValid,proto3" json:"none_valid,omitempty"`
-	// Say whose endpoints would be deleted, but delete none.
+	// Only return the owners whose endpoints would be deleted.
 	ValidateOnly  bool `protobuf:"varint,5,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2980,7 +2971,7 @@ func (x *ReclaimEndpointsRequest) GetValidateOnly() bool {
 // ReclaimEndpointsResponse is the answer of ReclaimEndpoints.
 type ReclaimEndpointsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whose endpoints were deleted.
+	// Owners of the deleted endpoints.
 	Reclaimed     []*v1.Owner `protobuf:"bytes,1,rep,name=reclaimed,proto3" json:"reclaimed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3068,7 +3059,7 @@ type GetStatusResponse struct {
 	Service *v12.ServiceStatus `protobuf:"bytes,23,opt,name=service,proto3" json:"service,omitempty"`
 	// Whether an ADD can be served now, whatever its labels.
 	AddReady bool `protobuf:"varint,3,opt,name=add_ready,json=addReady,proto3" json:"add_ready,omitempty"`
-	// What a container's creation waits for.
+	// How container creation depends on policies.
 	PolicyMode PolicyMode `protobuf:"varint,5,opt,name=policy_mode,json=policyMode,proto3,enum=sluice.datapath.v1.PolicyMode" json:"policy_mode,omitempty"`
 	// Endpoints by state.
 	Endpoints []*EndpointStateCount `protobuf:"bytes,6,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
@@ -3091,43 +3082,39 @@ type GetStatusResponse struct {
 	EventsLost uint64 `protobuf:"varint,14,opt,name=events_lost,json=eventsLost,proto3" json:"events_lost,omitempty"`
 	// Policy revision that the kernel enforces for all endpoints.
 	PolicyRevision uint64 `protobuf:"varint,15,opt,name=policy_revision,json=policyRevision,proto3" json:"policy_revision,omitempty"`
-	// What could not be enforced, one line per subject with policy and figures.
+	// Policies that could not be enforced, one line per subject with policy and figures.
 	PolicyRefusals []string `protobuf:"bytes,16,rep,name=policy_refusals,json=policyRefusals,proto3" json:"policy_refusals,omitempty"`
 	// The eBPF maps, sorted by name.
 	Maps []*MapUsage `protobuf:"bytes,17,rep,name=maps,proto3" json:"maps,omitempty"`
 	// Tracked connections.
 	Connections *ConnectionCounts `protobuf:"bytes,18,opt,name=connections,proto3" json:"connections,omitempty"`
-	// What keeps no container from being connected and needs an operator, one
-	// line each: differences of host ends that a repair did not remove, for
-	// example a program that others attached before the datapath's own; records of
-	// endpoints that cannot be read, with the file and what to do.
+	// Conditions that do not prevent new containers but need an operator, one line each: differences
+	// at host devices that a repair did not remove, for example a program attached in front of the
+	// datapath's own; unreadable records of endpoints, with the file and the steps to recover.
 	Warnings []string `protobuf:"bytes,19,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	// Host ends of endpoints that were found changed (state, hardware address,
 	// MTU, routes, neighbours, sysctls) and were repaired, since the process
 	// started.
 	DeviceRepairs uint64 `protobuf:"varint,20,opt,name=device_repairs,json=deviceRepairs,proto3" json:"device_repairs,omitempty"`
-	// Repairs of what the node has for all endpoints: its addresses, rules,
-	// routes, firewall and sysctls, since the process has restored them.
+	// Repairs of node-wide state since the process has restored it: addresses, rules, routes,
+	// firewall and sysctls.
 	NodeRepairs uint64 `protobuf:"varint,21,opt,name=node_repairs,json=nodeRepairs,proto3" json:"node_repairs,omitempty"`
-	// Whether an ADD can be served now for labels that a ready endpoint of this
-	// node has: that needs neither the identity nor the policy service. True
-	// whenever add_ready is.
+	// Whether an ADD can be served now for the labels of a ready endpoint of this node, which needs
+	// neither the identity nor the policy service. True whenever add_ready is.
 	KnownAddReady bool `protobuf:"varint,22,opt,name=known_add_ready,json=knownAddReady,proto3" json:"known_add_ready,omitempty"`
-	// The stream by which identity says what other nodes there are; unset in a
-	// process that follows none.
+	// Stream of other nodes from identity; unset in a process that does not follow it.
 	ClusterStream *ClusterStream `protobuf:"bytes,24,opt,name=cluster_stream,json=clusterStream,proto3" json:"cluster_stream,omitempty"`
-	// The stream by which identity says what endpoints shall be.
+	// Stream of endpoint identities from identity.
 	IdentityStream *IdentityStream `protobuf:"bytes,40,opt,name=identity_stream,json=identityStream,proto3" json:"identity_stream,omitempty"`
 	// Since when known_add_ready is false; unset while it is true.
 	AddUnreadySince *timestamppb.Timestamp `protobuf:"bytes,41,opt,name=add_unready_since,json=addUnreadySince,proto3" json:"add_unready_since,omitempty"`
-	// What probes of other nodes found; unset in a process that sends none.
+	// Results of probes to other nodes; unset in a process that sends none.
 	NodeProbes *NodeProbes `protobuf:"bytes,42,opt,name=node_probes,json=nodeProbes,proto3" json:"node_probes,omitempty"`
-	// The stream by which sluice-loadbalancer says what services there are; unset in
-	// a process that translates none.
+	// Stream of services from sluice-loadbalancer; unset in a process that translates none.
 	FrontendStream *FrontendStream `protobuf:"bytes,43,opt,name=frontend_stream,json=frontendStream,proto3" json:"frontend_stream,omitempty"`
-	// What is in audit mode; unset without policies.
+	// Audit mode; unset without policies.
 	AuditMode *AuditMode `protobuf:"bytes,50,opt,name=audit_mode,json=auditMode,proto3" json:"audit_mode,omitempty"`
-	// How packets between pods of two nodes travel; unset if none do.
+	// How packets between pods of two nodes travel; unset if there are none.
 	PodRouting    *PodRouting `protobuf:"bytes,60,opt,name=pod_routing,json=podRouting,proto3" json:"pod_routing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3357,10 +3344,10 @@ type PodRouting struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// overlay or native.
 	Mode string `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
-	// With mode native: they go by the host's stack, which applies the operator's IPsec
-	// policies, instead of past it.
+	// In mode native: packets pass through the host's stack, which applies the operator's IPsec
+	// policies, instead of bypassing it.
 	ByStack bool `protobuf:"varint,2,opt,name=by_stack,json=byStack,proto3" json:"by_stack,omitempty"`
-	// With mode native: why they go by the stack, or past it.
+	// In mode native: why packets pass through the stack, or bypass it.
 	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3417,30 +3404,30 @@ func (x *PodRouting) GetReason() string {
 	return ""
 }
 
-// FrontendStream is how far the frontends of sluice-loadbalancer are in the kernel.
+// FrontendStream is the progress of frontends from sluice-loadbalancer into the kernel.
 type FrontendStream struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whether the process has received and enforced all of them at least once.
 	Complete bool `protobuf:"varint,1,opt,name=complete,proto3" json:"complete,omitempty"`
-	// Why the stream is not open; empty: it is.
+	// Why the stream is not open; empty if it is.
 	Error string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
-	// Revision of the services that is enforced, but for what was refused; 0: the
-	// process has enforced none yet, and the kernel has what an earlier one left.
+	// Enforced revision of the services, except for refused frontends; 0: the process has enforced
+	// none yet, and the kernel has the frontends of an earlier process.
 	Revision uint64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Revision whose removed backends no socket of the node uses any more.
+	// Revision whose removed backends are no longer used by any socket of the node.
 	EndedRevision uint64 `protobuf:"varint,4,opt,name=ended_revision,json=endedRevision,proto3" json:"ended_revision,omitempty"`
 	// Frontends in the kernel.
 	Frontends uint32 `protobuf:"varint,5,opt,name=frontends,proto3" json:"frontends,omitempty"`
-	// Backends in the kernel, each once for all frontends that lead to it.
+	// Backends in the kernel; a backend of several frontends counts once.
 	Backends uint32 `protobuf:"varint,6,opt,name=backends,proto3" json:"backends,omitempty"`
-	// Numbers of removed frontends and backends that connections may still name.
+	// Numbers of removed frontends and backends that connections may still refer to.
 	RestingNumbers uint32 `protobuf:"varint,7,opt,name=resting_numbers,json=restingNumbers,proto3" json:"resting_numbers,omitempty"`
-	// Frontends that sluice-loadbalancer does not name since it lost its state. They
-	// stay until all its sources were listed completely.
+	// Frontends that sluice-loadbalancer has not sent since it lost its state. They stay until all
+	// its sources are complete.
 	EarlierFrontends uint32 `protobuf:"varint,8,opt,name=earlier_frontends,json=earlierFrontends,proto3" json:"earlier_frontends,omitempty"`
-	// How many frontends are refused.
+	// Number of refused frontends.
 	RefusedCount uint32 `protobuf:"varint,9,opt,name=refused_count,json=refusedCount,proto3" json:"refused_count,omitempty"`
-	// Frontends that are refused, with the reason, one line each, at most 100.
+	// Refused frontends with the reason, one line each, at most 100.
 	Refused       []string `protobuf:"bytes,10,rep,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3712,7 +3699,7 @@ func (x *ListBackendConnectionsResponse) GetBackend() *BackendConnections {
 	return nil
 }
 
-// BackendConnections says how many connections a backend has.
+// BackendConnections is the number of connections of a backend.
 type BackendConnections struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Address of the backend.
@@ -3721,7 +3708,7 @@ type BackendConnections struct {
 	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
 	// TCP, UDP or SCTP.
 	Protocol v11.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
-	// Connections of this node to the backend, at least one.
+	// Number of connections of this node to the backend, at least one.
 	ConnectionCount uint32 `protobuf:"varint,4,opt,name=connection_count,json=connectionCount,proto3" json:"connection_count,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -3785,30 +3772,28 @@ func (x *BackendConnections) GetConnectionCount() uint32 {
 	return 0
 }
 
-// KernelFrontend is an address of a service as the kernel translates it.
+// KernelFrontend is a service address that the kernel translates.
 type KernelFrontend struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Address that clients ask; of a node port the unspecified address of its family.
+	// Address that clients connect to; for a node port the unspecified address of its family.
 	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
-	// Port that clients ask.
+	// Port that clients connect to.
 	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
 	// TCP, UDP or SCTP.
 	Protocol v11.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
-	// Clients ask it at addresses of the node.
+	// Clients connect to addresses of the node.
 	NodePort bool `protobuf:"varint,4,opt,name=node_port,json=nodePort,proto3" json:"node_port,omitempty"`
-	// Service and port, "shop/web:http"; empty: an earlier process has enforced it,
-	// and sluice-loadbalancer has not named it since. Of a host port the endpoint
-	// that has it: its pod, "shop/web-1", or else its container and interface.
+	// Service and port, "shop/web:http". Empty: an earlier process enforced the frontend, and
+	// sluice-loadbalancer has not sent it since. For a host port, the endpoint: its pod,
+	// "shop/web-1", or else its container and interface.
 	Service string `protobuf:"bytes,5,opt,name=service,proto3" json:"service,omitempty"`
-	// Where connections of this node's pods and host lead; unset: they are not
-	// translated.
+	// Backends for connections of this node's pods and host; unset: these are not translated.
 	Inside *KernelBackendList `protobuf:"bytes,6,opt,name=inside,proto3" json:"inside,omitempty"`
-	// Where connections from elsewhere lead.
+	// Backends for connections from outside the node.
 	Outside *KernelBackendList `protobuf:"bytes,7,opt,name=outside,proto3" json:"outside,omitempty"`
-	// For how long a client keeps its backend, in seconds; 0: it does not.
+	// How long a client keeps its backend, in seconds; 0: no affinity.
 	AffinitySeconds uint32 `protobuf:"varint,8,opt,name=affinity_seconds,json=affinitySeconds,proto3" json:"affinity_seconds,omitempty"`
-	// Where the address comes from; unspecified if service is empty, but for a node
-	// port.
+	// Source of the address. Unspecified if service is empty, except for a node port.
 	Kind          FrontendKind `protobuf:"varint,9,opt,name=kind,proto3,enum=sluice.datapath.v1.FrontendKind" json:"kind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3912,11 +3897,11 @@ type KernelBackendList struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Number of the list in sl_front.
 	Front uint32 `protobuf:"varint,1,opt,name=front,proto3" json:"front,omitempty"`
-	// Connections are dropped, not refused, while there is no backend.
+	// Without a backend, connections are dropped instead of refused.
 	Drop bool `protobuf:"varint,2,opt,name=drop,proto3" json:"drop,omitempty"`
 	// The backends, sorted by address and port.
 	Backends []*KernelBackend `protobuf:"bytes,3,rep,name=backends,proto3" json:"backends,omitempty"`
-	// Slots of the rendezvous table by which a backend is chosen; 0: there is no table.
+	// Slots of the rendezvous table that selects backends; 0: no table.
 	TableSlots    uint32 `protobuf:"varint,4,opt,name=table_slots,json=tableSlots,proto3" json:"table_slots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3987,7 +3972,7 @@ type KernelBackend struct {
 	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
 	// Port.
 	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
-	// Its number in sl_be4 or sl_be6.
+	// Number of the backend in sl_be4 or sl_be6.
 	Number        uint32 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4044,20 +4029,19 @@ func (x *KernelBackend) GetNumber() uint32 {
 	return 0
 }
 
-// NodeProbes is how other nodes answer to the UDP packets by which this node asks
-// them, small ones and ones as large as the path should carry.
+// NodeProbes has the results of UDP probes to other nodes: small probes, and probes as large as the
+// path should carry.
 type NodeProbes struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Nodes that are asked.
+	// Number of probed nodes.
 	Nodes uint32 `protobuf:"varint,1,opt,name=nodes,proto3" json:"nodes,omitempty"`
-	// Those of them that answer at each of their addresses that are asked.
+	// Number of probed nodes that answer at all their probed addresses.
 	AnsweringNodes uint32 `protobuf:"varint,2,opt,name=answering_nodes,json=answeringNodes,proto3" json:"answering_nodes,omitempty"`
-	// Largest smoothed latency of a path whose node answers, in microseconds; 0 if
-	// there is none.
+	// Largest smoothed latency of a path to a node that answers, in microseconds; 0 if there is none.
 	SlowestUs uint64 `protobuf:"varint,3,opt,name=slowest_us,json=slowestUs,proto3" json:"slowest_us,omitempty"`
-	// How many paths there are.
+	// Number of paths.
 	PathCount uint32 `protobuf:"varint,4,opt,name=path_count,json=pathCount,proto3" json:"path_count,omitempty"`
-	// The paths, at most 4,096: those with a trouble first, then by node and address.
+	// The paths, at most 4,096: first the ones with a problem, then by node and address.
 	Paths         []*NodePath `protobuf:"bytes,5,rep,name=paths,proto3" json:"paths,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4128,40 +4112,38 @@ func (x *NodeProbes) GetPaths() []*NodePath {
 	return nil
 }
 
-// NodePath is the way to one address of another node and back. It is asked more
-// seldom the more paths there are: at most 50 questions a second go to all of them.
+// NodePath is the path to one address of another node and back. The probe interval grows with the
+// number of paths: at most 50 probes per second are sent in total.
 type NodePath struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the node.
 	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	// The address that is asked, the node's preferred one of its family.
+	// The probed address: the node's preferred address of its family.
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
-	// Whether it answers.
+	// Whether the node answers.
 	State NodePathState `protobuf:"varint,3,opt,name=state,proto3,enum=sluice.datapath.v1.NodePathState" json:"state,omitempty"`
-	// Since when.
+	// Time of the last change of state.
 	StateSince *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=state_since,json=stateSince,proto3" json:"state_since,omitempty"`
-	// When it answered last; unset if it never did.
+	// Time of the last answer; unset if there was none.
 	LastAnswer *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_answer,json=lastAnswer,proto3" json:"last_answer,omitempty"`
-	// Round trip of the last question that was answered, in microseconds. It is that
-	// from this process to the other one.
+	// Round-trip time of the last answered probe in microseconds, measured between the two processes.
 	LatencyUs uint64 `protobuf:"varint,6,opt,name=latency_us,json=latencyUs,proto3" json:"latency_us,omitempty"`
-	// Average of the last round trips, in microseconds.
+	// Moving average of the round-trip time, in microseconds.
 	SmoothedLatencyUs uint64 `protobuf:"varint,7,opt,name=smoothed_latency_us,json=smoothedLatencyUs,proto3" json:"smoothed_latency_us,omitempty"`
-	// Largest IP packet in bytes that is carried in both directions; a lower bound while
-	// searching_mtu; 0: not known.
+	// Largest IP packet in bytes that passes in both directions; a lower bound while searching_mtu;
+	// 0: unknown.
 	PathMtu uint32 `protobuf:"varint,8,opt,name=path_mtu,json=pathMtu,proto3" json:"path_mtu,omitempty"`
-	// What the path should carry; 0: not known, and packets of full size are not sent.
+	// MTU that the path should have; 0: unknown, and no probes of full size are sent.
 	ExpectedMtu uint32 `protobuf:"varint,9,opt,name=expected_mtu,json=expectedMtu,proto3" json:"expected_mtu,omitempty"`
-	// Packets of some sizes are lost, and the largest that is not is being searched.
+	// Probes of some sizes are lost, and the path MTU is being searched.
 	SearchingMtu bool `protobuf:"varint,10,opt,name=searching_mtu,json=searchingMtu,proto3" json:"searching_mtu,omitempty"`
-	// Small questions without an answer since the last answer.
+	// Number of small probes without an answer since the last answer.
 	Losses uint32 `protobuf:"varint,11,opt,name=losses,proto3" json:"losses,omitempty"`
-	// Of the last recent_questions small questions, at most 64, these had no answer.
+	// Number of unanswered probes among the last recent_questions small probes.
 	RecentLosses uint32 `protobuf:"varint,12,opt,name=recent_losses,json=recentLosses,proto3" json:"recent_losses,omitempty"`
-	// How many small questions recent_losses is of.
+	// Number of small probes that recent_losses counts, at most 64.
 	RecentQuestions uint32 `protobuf:"varint,13,opt,name=recent_questions,json=recentQuestions,proto3" json:"recent_questions,omitempty"`
-	// Why the path is not as it should be; empty if it is, or was not asked often
-	// enough yet.
+	// Problem of the path; empty if there is none, or too few probes were sent yet.
 	Trouble       string `protobuf:"bytes,14,opt,name=trouble,proto3" json:"trouble,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4295,17 +4277,17 @@ func (x *NodePath) GetTrouble() string {
 	return ""
 }
 
-// IdentityStream is the state of the stream by which sluice-identity moves
-// endpoints to other identities. While it is away endpoints stay what they are.
+// IdentityStream is the state of the stream by which sluice-identity changes the identities of
+// endpoints. While it is interrupted, endpoints keep their identities.
 type IdentityStream struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Everything that identity wants was heard, and the stream is open.
+	// All changes were received, and the stream is open.
 	Complete bool `protobuf:"varint,1,opt,name=complete,proto3" json:"complete,omitempty"`
-	// Why not, if it is not.
+	// The error if complete is false.
 	Error string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
 	// Endpoints whose identity was changed since the process started.
 	Changed uint64 `protobuf:"varint,3,opt,name=changed,proto3" json:"changed,omitempty"`
-	// Endpoints that shall have another identity and do not yet.
+	// Endpoints whose change of identity is not applied yet.
 	Pending       uint32 `protobuf:"varint,4,opt,name=pending,proto3" json:"pending,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4369,27 +4351,26 @@ func (x *IdentityStream) GetPending() uint32 {
 	return 0
 }
 
-// ClusterStream is the state of the stream by which sluice-identity says whose the
-// ranges and addresses of other nodes are. While it is away they stay in the
-// kernel as they are.
+// ClusterStream is the state of the stream by which sluice-identity sends the ranges and addresses
+// of other nodes. While it is interrupted, the kernel keeps the last ones.
 type ClusterStream struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// All nodes and mappings were received, and the stream is open.
 	Complete bool `protobuf:"varint,1,opt,name=complete,proto3" json:"complete,omitempty"`
-	// Why not, if it is not.
+	// The error if complete is false.
 	Error string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
 	// Other nodes.
 	Nodes uint32 `protobuf:"varint,3,opt,name=nodes,proto3" json:"nodes,omitempty"`
-	// Ranges and addresses of other nodes and outside that the ipcache has.
+	// Number of ranges and addresses of other nodes and outside the cluster in the ipcache.
 	Prefixes uint32 `protobuf:"varint,4,opt,name=prefixes,proto3" json:"prefixes,omitempty"`
-	// Those of them whose identity the policy tables do not know yet; they count as
+	// Number of these whose identity the policy tables do not know yet; they count as
 	// unknown-in-cluster.
 	WaitingPrefixes uint32 `protobuf:"varint,5,opt,name=waiting_prefixes,json=waitingPrefixes,proto3" json:"waiting_prefixes,omitempty"`
-	// Numbers of nodes that are gone, of which connections may remain.
+	// Numbers of removed nodes to which connections may still refer.
 	RestingNumbers uint32 `protobuf:"varint,6,opt,name=resting_numbers,json=restingNumbers,proto3" json:"resting_numbers,omitempty"`
-	// Why the cluster may not have how this node is reached; empty if it has.
+	// Why other nodes may not know how to reach this node; empty if they do.
 	RegistrationError string `protobuf:"bytes,7,opt,name=registration_error,json=registrationError,proto3" json:"registration_error,omitempty"`
-	// What was sent and is not believed, with the reason, at most 16.
+	// Records that were received and refused, with the reason, at most 16.
 	Refused       []string `protobuf:"bytes,8,rep,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4481,14 +4462,14 @@ func (x *ClusterStream) GetRefused() []string {
 	return nil
 }
 
-// MapUsage says how full a map is.
+// MapUsage is the usage of a map.
 type MapUsage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name, for example "sl_peer".
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Entries in use; -1 if the kernel cannot say.
+	// Entries in use; -1 if the kernel does not report it.
 	Entries int64 `protobuf:"varint,2,opt,name=entries,proto3" json:"entries,omitempty"`
-	// Entries that fit.
+	// Maximum number of entries.
 	MaxEntries uint32 `protobuf:"varint,3,opt,name=max_entries,json=maxEntries,proto3" json:"max_entries,omitempty"`
 	// Kernel memory in bytes.
 	Bytes         uint64 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
@@ -4554,21 +4535,20 @@ func (x *MapUsage) GetBytes() uint64 {
 	return 0
 }
 
-// ConnectionCounts counts tracked connections, since the maps were created
-// where not said otherwise.
+// ConnectionCounts counts tracked connections, since the maps were created unless stated otherwise.
 type ConnectionCounts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Live ones, as of the last pass of the collector.
+	// Live connections, as of the last pass of the collector.
 	Live uint64 `protobuf:"varint,1,opt,name=live,proto3" json:"live,omitempty"`
-	// Begun.
+	// Created.
 	Created uint64 `protobuf:"varint,2,opt,name=created,proto3" json:"created,omitempty"`
-	// Ended by a verdict that changed.
+	// Terminated because a verdict changed.
 	Revoked uint64 `protobuf:"varint,3,opt,name=revoked,proto3" json:"revoked,omitempty"`
 	// Removed because they were idle or closed.
 	Expired uint64 `protobuf:"varint,4,opt,name=expired,proto3" json:"expired,omitempty"`
-	// Pushed out by newer ones because the map was full.
+	// Evicted by newer ones because the map was full.
 	Evicted uint64 `protobuf:"varint,5,opt,name=evicted,proto3" json:"evicted,omitempty"`
-	// Found again in mid-flow after they had been pushed out.
+	// Picked up again mid-flow after they had been evicted.
 	PickedUp      uint64 `protobuf:"varint,6,opt,name=picked_up,json=pickedUp,proto3" json:"picked_up,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4646,12 +4626,12 @@ func (x *ConnectionCounts) GetPickedUp() uint64 {
 	return 0
 }
 
-// EndpointStateCount says how many endpoints are in a state.
+// EndpointStateCount is the number of endpoints in a state.
 type EndpointStateCount struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The state.
 	State EndpointState `protobuf:"varint,1,opt,name=state,proto3,enum=sluice.datapath.v1.EndpointState" json:"state,omitempty"`
-	// How many.
+	// Number of endpoints.
 	Count         uint32 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4790,7 +4770,7 @@ type Dependency struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Whether the last call or health check succeeded.
 	Serving bool `protobuf:"varint,2,opt,name=serving,proto3" json:"serving,omitempty"`
-	// The last error, if not.
+	// The last error if serving is false.
 	Error         string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4850,7 +4830,7 @@ func (x *Dependency) GetError() string {
 // AuditMapsRequest is the input of AuditMaps.
 type AuditMapsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Repair what is found.
+	// Repair the differences.
 	Repair        bool `protobuf:"varint,1,opt,name=repair,proto3" json:"repair,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4896,11 +4876,11 @@ func (x *AuditMapsRequest) GetRepair() bool {
 // AuditMapsResponse is one difference.
 type AuditMapsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What differs.
+	// The difference.
 	Difference *Difference `protobuf:"bytes,1,opt,name=difference,proto3" json:"difference,omitempty"`
 	// Whether it was repaired.
 	Repaired bool `protobuf:"varint,2,opt,name=repaired,proto3" json:"repaired,omitempty"`
-	// Why it could not be repaired, if it was tried in vain.
+	// Why the repair failed, if it was tried.
 	Error         string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4960,9 +4940,9 @@ func (x *AuditMapsResponse) GetError() string {
 // DumpMapRequest is the input of DumpMap.
 type DumpMapRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name of the map, for example "sl_peer"; GetStatus lists them.
+	// Name of the map, for example "sl_peer"; GetStatus lists the names.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// At most this many entries; 0: all. The last entry says how many are left out.
+	// Maximum number of entries; 0: all. The last entry has the number of omitted entries.
 	Limit         uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5015,12 +4995,11 @@ func (x *DumpMapRequest) GetLimit() uint32 {
 // DumpMapResponse is one entry.
 type DumpMapResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Key in words.
+	// Key in text form.
 	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// Value in words, field by field.
+	// Value in text form, field by field.
 	Value string `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
-	// In the last entry: how many more the map has, which DumpMapRequest.limit
-	// leaves out. Else 0.
+	// In the last entry: number of entries beyond DumpMapRequest.limit. Otherwise 0.
 	OmittedEntryCount uint64 `protobuf:"varint,3,opt,name=omitted_entry_count,json=omittedEntryCount,proto3" json:"omitted_entry_count,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache

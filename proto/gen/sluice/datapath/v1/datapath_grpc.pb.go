@@ -7,8 +7,8 @@
 // - protoc             (unknown)
 // source: sluice/datapath/v1/datapath.proto
 
-// Package sluice.datapath.v1 makes endpoints: devices, addresses, routes and
-// eBPF state of the containers of one node.
+// Package sluice.datapath.v1 manages endpoints: devices, addresses, routes and eBPF state of the
+// containers of one node.
 
 package datapathv1
 
@@ -49,45 +49,39 @@ const (
 // every eBPF map, program and link, every netlink and network namespace
 // operation, and the endpoints.
 type DatapathServiceClient interface {
-	// CreateEndpoint connects a container: resolves its identity, confirms its
-	// lease, makes the device pair with the peer already in the container's
-	// network namespace, configures addresses and routes, attaches the programs
-	// and publishes the addresses. It answers when all of that is in force; a
-	// step that fails undoes the steps before it.
+	// CreateEndpoint connects a container: it resolves the identity, confirms the lease, creates the
+	// device pair with the peer already in the container's network namespace, configures addresses
+	// and routes, attaches the programs and publishes the addresses. It returns once everything is in
+	// place; if a step fails, the earlier steps are rolled back.
 	//
-	// Repeating it with the same content gives the same answer.
-	// ALREADY_EXISTS: the owner has an endpoint with other content.
-	// INVALID_ARGUMENT: a field is wrong; the details name it. For the network
-	// namespace also: not a network namespace, or the datapath's own.
-	// FAILED_PRECONDITION: the lease is gone, the interface name is taken in the
-	// namespace, the namespace has an interface and secondInterfaces refuses
-	// another, the owner's record cannot be read, another endpoint or a service has
-	// a host port, or host ports are asked for while loadBalancing.mode is off; the
-	// details tell them apart. ABORTED: an address still belongs to a live endpoint, try
-	// again. RESOURCE_EXHAUSTED: endpoint slots or map space are used up, or too
-	// many calls wait; retry later. UNAVAILABLE: a service that this depends on
+	// A repeated call with the same content returns the same answer. ALREADY_EXISTS: the owner has an
+	// endpoint with other content. INVALID_ARGUMENT: a field is invalid, and the details name it;
+	// also if the path is not a network namespace, or is the datapath's own. FAILED_PRECONDITION,
+	// with details that distinguish the cases: the lease has ended; the interface name is in use in
+	// the namespace; the namespace has an interface and secondInterfaces refuses another; the owner's
+	// record cannot be read; another endpoint or a service uses a host port; or host ports are
+	// requested while loadBalancing.mode is off. ABORTED: an address still belongs to a live
+	// endpoint; try again. RESOURCE_EXHAUSTED: endpoint indexes or map space are used up, or too many
+	// calls wait; retry later. UNAVAILABLE: a service that this depends on does not answer; the
+	// message names it.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
+	CreateEndpoint(ctx context.Context, in *CreateEndpointRequest, opts ...grpc.CallOption) (*CreateEndpointResponse, error)
+	// UpdateEndpoint replaces the labels or named ports of a live endpoint, and so its identity. It
+	// is for callers whose labels do not come from Kubernetes. It returns once the new identity is
+	// enforced. Each packet is evaluated with either the old or the new identity, and connections
+	// that the new identity does not allow are terminated. After an error the old identity stays
+	// enforced. An update that does not change the identity costs nothing, so the call may be
+	// repeated. A repeated CreateEndpoint is still compared with the content of the original
+	// CreateEndpoint.
+	//
+	// NOT_FOUND: the owner has no endpoint, or it is being created or deleted. FAILED_PRECONDITION,
+	// with details that distinguish the cases: another manager created the endpoint, or its labels
+	// come from a Kubernetes pod. ABORTED: the endpoint was deleted meanwhile. RESOURCE_EXHAUSTED:
+	// the policy tables of the new identity do not fit. UNAVAILABLE: a service that this depends on
 	// does not answer; the message names it.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
-	CreateEndpoint(ctx context.Context, in *CreateEndpointRequest, opts ...grpc.CallOption) (*CreateEndpointResponse, error)
-	// UpdateEndpoint gives a live endpoint other labels or named ports, and with them
-	// another identity, for callers that have no Kubernetes to tell of them. It
-	// answers when the new identity is enforced. A packet is evaluated as the old
-	// identity or as the new one, and connections that the new one does not allow are
-	// terminated. After an error the endpoint is enforced as before. What the identity
-	// does not change by costs nothing, so the call may be repeated. CreateEndpoint
-	// goes on comparing with what it was called with itself.
-	//
-	// NOT_FOUND: the owner has no endpoint, or it is being created or deleted.
-	// FAILED_PRECONDITION: another manager made the endpoint, or its labels are those
-	// of a Kubernetes pod; the details tell them apart. ABORTED: the endpoint was
-	// deleted meanwhile. RESOURCE_EXHAUSTED: the tables of the new identity do not
-	// fit. UNAVAILABLE: a service that this depends on does not answer; the message
-	// names it.
-	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	UpdateEndpoint(ctx context.Context, in *UpdateEndpointRequest, opts ...grpc.CallOption) (*UpdateEndpointResponse, error)
 	// DeleteEndpoint disconnects a container. It stops its traffic, frees map
 	// state, writes a durable tombstone and answers; the addresses and the
@@ -100,30 +94,29 @@ type DatapathServiceClient interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	DeleteEndpoint(ctx context.Context, in *DeleteEndpointRequest, opts ...grpc.CallOption) (*DeleteEndpointResponse, error)
-	// SetAuditMode has an endpoint, or every endpoint of the node, be in audit mode for a
-	// time, or ends that: packets that their policies deny are forwarded and reported with
-	// the verdict VERDICT_AUDITED. What is not policy is dropped as before: spoofed
-	// addresses, corrupt tables, what is for an endpoint that is being deleted. The mode
-	// ends by itself and outlives restarts of the datapath; while that does not run, it
-	// does not end. An endpoint that is deleted takes it along. The call answers when the
-	// kernel enforces it; connections that audit mode alone has let pass are terminated
-	// when it ends. To repeat it begins a new time.
+	// SetAuditMode puts an endpoint, or every endpoint of the node, into audit mode for a time, or
+	// ends it. In audit mode, packets that policies deny are forwarded and reported with the verdict
+	// VERDICT_AUDITED. Packets that are dropped for other reasons are still dropped: spoofed
+	// addresses, corrupt tables, packets to an endpoint that is being deleted. The mode expires by
+	// itself and survives restarts of the datapath; it does not expire while the datapath is down.
+	// Deleting an endpoint ends its audit mode. The call returns once the kernel enforces the mode.
+	// When audit mode ends, connections that only audit mode allowed are terminated. A repeated call
+	// restarts the time.
 	//
-	// NOT_FOUND: the owner has no endpoint that is published. FAILED_PRECONDITION: no
-	// policies are enforced, because policy.mode is none. UNAVAILABLE: the state could
-	// not be written; the message says what is in force.
+	// NOT_FOUND: the owner has no published endpoint. FAILED_PRECONDITION: no policies are enforced,
+	// because policy.mode is none. UNAVAILABLE: the state could not be written; the message names the
+	// mode that is enforced.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	SetAuditMode(ctx context.Context, in *SetAuditModeRequest, opts ...grpc.CallOption) (*SetAuditModeResponse, error)
-	// CheckEndpoint compares an endpoint with the kernel, as CNI CHECK wants:
-	// devices, addresses, routes, neighbours, programs and map entries. It
-	// changes nothing. NOT_FOUND: no such endpoint.
+	// CheckEndpoint compares an endpoint with the kernel, as CNI CHECK requires: devices, addresses,
+	// routes, neighbours, programs and map entries. It changes nothing. NOT_FOUND: the endpoint does
+	// not exist.
 	CheckEndpoint(ctx context.Context, in *CheckEndpointRequest, opts ...grpc.CallOption) (*CheckEndpointResponse, error)
-	// GetEndpoint gives one endpoint. NOT_FOUND: none of that owner.
+	// GetEndpoint returns one endpoint. NOT_FOUND: the owner has no endpoint.
 	GetEndpoint(ctx context.Context, in *GetEndpointRequest, opts ...grpc.CallOption) (*GetEndpointResponse, error)
-	// ListEndpoints streams the endpoints as of one point in time, sorted by
-	// endpoint index; those of one manager or network if the request names it.
+	// ListEndpoints streams the endpoints as of one point in time, sorted by endpoint index. The
+	// request may restrict the list to one manager or network.
 	ListEndpoints(ctx context.Context, in *ListEndpointsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListEndpointsResponse], error)
 	// WatchEndpoints sends every endpoint, then a bookmark with
 	// snapshot_complete (what was not listed does not exist), then changes as they
@@ -168,9 +161,8 @@ type DatapathServiceClient interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	DumpMap(ctx context.Context, in *DumpMapRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DumpMapResponse], error)
-	// ListFrontends streams the addresses of services that the kernel translates,
-	// with the backends that each leads to, sorted by address, port and protocol.
-	// Without services there are none.
+	// ListFrontends streams the service addresses that the kernel translates, with their backends,
+	// sorted by address, port and protocol. The list is empty if services are not translated.
 	ListFrontends(ctx context.Context, in *ListFrontendsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListFrontendsResponse], error)
 	// ListBackendConnections streams how many connections of this node each backend
 	// has, sorted by address, port and protocol; a backend without one is left out. A
@@ -396,45 +388,39 @@ type DatapathService_ListBackendConnectionsClient = grpc.ServerStreamingClient[L
 // every eBPF map, program and link, every netlink and network namespace
 // operation, and the endpoints.
 type DatapathServiceServer interface {
-	// CreateEndpoint connects a container: resolves its identity, confirms its
-	// lease, makes the device pair with the peer already in the container's
-	// network namespace, configures addresses and routes, attaches the programs
-	// and publishes the addresses. It answers when all of that is in force; a
-	// step that fails undoes the steps before it.
+	// CreateEndpoint connects a container: it resolves the identity, confirms the lease, creates the
+	// device pair with the peer already in the container's network namespace, configures addresses
+	// and routes, attaches the programs and publishes the addresses. It returns once everything is in
+	// place; if a step fails, the earlier steps are rolled back.
 	//
-	// Repeating it with the same content gives the same answer.
-	// ALREADY_EXISTS: the owner has an endpoint with other content.
-	// INVALID_ARGUMENT: a field is wrong; the details name it. For the network
-	// namespace also: not a network namespace, or the datapath's own.
-	// FAILED_PRECONDITION: the lease is gone, the interface name is taken in the
-	// namespace, the namespace has an interface and secondInterfaces refuses
-	// another, the owner's record cannot be read, another endpoint or a service has
-	// a host port, or host ports are asked for while loadBalancing.mode is off; the
-	// details tell them apart. ABORTED: an address still belongs to a live endpoint, try
-	// again. RESOURCE_EXHAUSTED: endpoint slots or map space are used up, or too
-	// many calls wait; retry later. UNAVAILABLE: a service that this depends on
+	// A repeated call with the same content returns the same answer. ALREADY_EXISTS: the owner has an
+	// endpoint with other content. INVALID_ARGUMENT: a field is invalid, and the details name it;
+	// also if the path is not a network namespace, or is the datapath's own. FAILED_PRECONDITION,
+	// with details that distinguish the cases: the lease has ended; the interface name is in use in
+	// the namespace; the namespace has an interface and secondInterfaces refuses another; the owner's
+	// record cannot be read; another endpoint or a service uses a host port; or host ports are
+	// requested while loadBalancing.mode is off. ABORTED: an address still belongs to a live
+	// endpoint; try again. RESOURCE_EXHAUSTED: endpoint indexes or map space are used up, or too many
+	// calls wait; retry later. UNAVAILABLE: a service that this depends on does not answer; the
+	// message names it.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
+	CreateEndpoint(context.Context, *CreateEndpointRequest) (*CreateEndpointResponse, error)
+	// UpdateEndpoint replaces the labels or named ports of a live endpoint, and so its identity. It
+	// is for callers whose labels do not come from Kubernetes. It returns once the new identity is
+	// enforced. Each packet is evaluated with either the old or the new identity, and connections
+	// that the new identity does not allow are terminated. After an error the old identity stays
+	// enforced. An update that does not change the identity costs nothing, so the call may be
+	// repeated. A repeated CreateEndpoint is still compared with the content of the original
+	// CreateEndpoint.
+	//
+	// NOT_FOUND: the owner has no endpoint, or it is being created or deleted. FAILED_PRECONDITION,
+	// with details that distinguish the cases: another manager created the endpoint, or its labels
+	// come from a Kubernetes pod. ABORTED: the endpoint was deleted meanwhile. RESOURCE_EXHAUSTED:
+	// the policy tables of the new identity do not fit. UNAVAILABLE: a service that this depends on
 	// does not answer; the message names it.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
-	CreateEndpoint(context.Context, *CreateEndpointRequest) (*CreateEndpointResponse, error)
-	// UpdateEndpoint gives a live endpoint other labels or named ports, and with them
-	// another identity, for callers that have no Kubernetes to tell of them. It
-	// answers when the new identity is enforced. A packet is evaluated as the old
-	// identity or as the new one, and connections that the new one does not allow are
-	// terminated. After an error the endpoint is enforced as before. What the identity
-	// does not change by costs nothing, so the call may be repeated. CreateEndpoint
-	// goes on comparing with what it was called with itself.
-	//
-	// NOT_FOUND: the owner has no endpoint, or it is being created or deleted.
-	// FAILED_PRECONDITION: another manager made the endpoint, or its labels are those
-	// of a Kubernetes pod; the details tell them apart. ABORTED: the endpoint was
-	// deleted meanwhile. RESOURCE_EXHAUSTED: the tables of the new identity do not
-	// fit. UNAVAILABLE: a service that this depends on does not answer; the message
-	// names it.
-	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	UpdateEndpoint(context.Context, *UpdateEndpointRequest) (*UpdateEndpointResponse, error)
 	// DeleteEndpoint disconnects a container. It stops its traffic, frees map
 	// state, writes a durable tombstone and answers; the addresses and the
@@ -447,30 +433,29 @@ type DatapathServiceServer interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	DeleteEndpoint(context.Context, *DeleteEndpointRequest) (*DeleteEndpointResponse, error)
-	// SetAuditMode has an endpoint, or every endpoint of the node, be in audit mode for a
-	// time, or ends that: packets that their policies deny are forwarded and reported with
-	// the verdict VERDICT_AUDITED. What is not policy is dropped as before: spoofed
-	// addresses, corrupt tables, what is for an endpoint that is being deleted. The mode
-	// ends by itself and outlives restarts of the datapath; while that does not run, it
-	// does not end. An endpoint that is deleted takes it along. The call answers when the
-	// kernel enforces it; connections that audit mode alone has let pass are terminated
-	// when it ends. To repeat it begins a new time.
+	// SetAuditMode puts an endpoint, or every endpoint of the node, into audit mode for a time, or
+	// ends it. In audit mode, packets that policies deny are forwarded and reported with the verdict
+	// VERDICT_AUDITED. Packets that are dropped for other reasons are still dropped: spoofed
+	// addresses, corrupt tables, packets to an endpoint that is being deleted. The mode expires by
+	// itself and survives restarts of the datapath; it does not expire while the datapath is down.
+	// Deleting an endpoint ends its audit mode. The call returns once the kernel enforces the mode.
+	// When audit mode ends, connections that only audit mode allowed are terminated. A repeated call
+	// restarts the time.
 	//
-	// NOT_FOUND: the owner has no endpoint that is published. FAILED_PRECONDITION: no
-	// policies are enforced, because policy.mode is none. UNAVAILABLE: the state could
-	// not be written; the message says what is in force.
+	// NOT_FOUND: the owner has no published endpoint. FAILED_PRECONDITION: no policies are enforced,
+	// because policy.mode is none. UNAVAILABLE: the state could not be written; the message names the
+	// mode that is enforced.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	SetAuditMode(context.Context, *SetAuditModeRequest) (*SetAuditModeResponse, error)
-	// CheckEndpoint compares an endpoint with the kernel, as CNI CHECK wants:
-	// devices, addresses, routes, neighbours, programs and map entries. It
-	// changes nothing. NOT_FOUND: no such endpoint.
+	// CheckEndpoint compares an endpoint with the kernel, as CNI CHECK requires: devices, addresses,
+	// routes, neighbours, programs and map entries. It changes nothing. NOT_FOUND: the endpoint does
+	// not exist.
 	CheckEndpoint(context.Context, *CheckEndpointRequest) (*CheckEndpointResponse, error)
-	// GetEndpoint gives one endpoint. NOT_FOUND: none of that owner.
+	// GetEndpoint returns one endpoint. NOT_FOUND: the owner has no endpoint.
 	GetEndpoint(context.Context, *GetEndpointRequest) (*GetEndpointResponse, error)
-	// ListEndpoints streams the endpoints as of one point in time, sorted by
-	// endpoint index; those of one manager or network if the request names it.
+	// ListEndpoints streams the endpoints as of one point in time, sorted by endpoint index. The
+	// request may restrict the list to one manager or network.
 	ListEndpoints(*ListEndpointsRequest, grpc.ServerStreamingServer[ListEndpointsResponse]) error
 	// WatchEndpoints sends every endpoint, then a bookmark with
 	// snapshot_complete (what was not listed does not exist), then changes as they
@@ -515,9 +500,8 @@ type DatapathServiceServer interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	DumpMap(*DumpMapRequest, grpc.ServerStreamingServer[DumpMapResponse]) error
-	// ListFrontends streams the addresses of services that the kernel translates,
-	// with the backends that each leads to, sorted by address, port and protocol.
-	// Without services there are none.
+	// ListFrontends streams the service addresses that the kernel translates, with their backends,
+	// sorted by address, port and protocol. The list is empty if services are not translated.
 	ListFrontends(*ListFrontendsRequest, grpc.ServerStreamingServer[ListFrontendsResponse]) error
 	// ListBackendConnections streams how many connections of this node each backend
 	// has, sorted by address, port and protocol; a backend without one is left out. A

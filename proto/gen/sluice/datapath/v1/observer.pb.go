@@ -28,7 +28,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// LabelOperator is what a requirement asks of the labels of its key.
+// LabelOperator is the condition of a label requirement.
 type LabelOperator int32
 
 const (
@@ -100,7 +100,7 @@ const (
 	// A connection was evaluated: the first packet, or the first after the policy
 	// had changed.
 	FlowType_FLOW_TYPE_POLICY_VERDICT FlowType = 2
-	// A connection has ended: closed by its ends, or cut by a policy.
+	// A connection has ended: closed by its ends, or terminated by a policy.
 	FlowType_FLOW_TYPE_CONNECTION_CLOSED FlowType = 3
 )
 
@@ -147,7 +147,7 @@ func (FlowType) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{1}
 }
 
-// Verdict says what became of a packet.
+// Verdict is the result for a packet.
 type Verdict int32
 
 const (
@@ -159,7 +159,7 @@ const (
 	Verdict_VERDICT_DROPPED Verdict = 2
 	// Denied by a policy, and forwarded because the endpoint is in audit mode.
 	Verdict_VERDICT_AUDITED Verdict = 3
-	// To a proxy.
+	// Redirected to a proxy.
 	Verdict_VERDICT_REDIRECTED Verdict = 4
 )
 
@@ -218,9 +218,9 @@ const (
 	LossSource_LOSS_SOURCE_KERNEL LossSource = 1
 	// The caller read too slowly.
 	LossSource_LOSS_SOURCE_OBSERVER LossSource = 2
-	// The datapath was restarted since the event of after_uuid: what it remembered
-	// and had not sent is lost. The count is 0, because it is not known. What the
-	// programs reported meanwhile waited in the kernel and is not lost by this.
+	// The datapath was restarted after the event of after_uuid: stored events that it had not sent
+	// are lost. count is 0, because the number is unknown. Events of the programs during the restart
+	// waited in the kernel and are not lost.
 	LossSource_LOSS_SOURCE_RESTART LossSource = 3
 )
 
@@ -267,13 +267,13 @@ func (LossSource) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{3}
 }
 
-// ServiceOutcome is what becomes of a connection to a service.
+// ServiceOutcome is the result of the service lookup for a connection.
 type ServiceOutcome int32
 
 const (
 	// Never sent.
 	ServiceOutcome_SERVICE_OUTCOME_UNSPECIFIED ServiceOutcome = 0
-	// It is led to one of the backends, which policies see as its destination.
+	// It is translated to one of the backends, which policies see as its destination.
 	ServiceOutcome_SERVICE_OUTCOME_TRANSLATED ServiceOutcome = 1
 	// It is refused: no node has a backend.
 	ServiceOutcome_SERVICE_OUTCOME_NO_BACKEND ServiceOutcome = 2
@@ -289,8 +289,8 @@ const (
 	// It is dropped: the sender is outside of this node, and a cluster IP does not
 	// answer there.
 	ServiceOutcome_SERVICE_OUTCOME_INSIDE_ONLY ServiceOutcome = 6
-	// The address is of services alone, and none of them has the port: a connection of
-	// this node is refused, one from outside dropped.
+	// Only Services use the address, and none of them has the port: a connection from this node is
+	// refused, one from outside is dropped.
 	ServiceOutcome_SERVICE_OUTCOME_NO_PORT ServiceOutcome = 7
 )
 
@@ -345,25 +345,25 @@ func (ServiceOutcome) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{4}
 }
 
-// BackendPath is how a connection gets to a backend.
+// BackendPath is the path of a connection to a backend.
 type BackendPath int32
 
 const (
 	// Never sent.
 	BackendPath_BACKEND_PATH_UNSPECIFIED BackendPath = 0
-	// Past the program of an endpoint of this node, which evaluates it; or dropped
-	// before that, as the reason says.
+	// The program of an endpoint of this node evaluates the connection, or it is dropped before, as
+	// the reason tells.
 	BackendPath_BACKEND_PATH_EVALUATED BackendPath = 1
-	// The backend is the sender: the connection stays inside its network namespace,
-	// and no policy is asked.
+	// The backend is the sender: the connection stays inside its network namespace, and no policy is
+	// evaluated.
 	BackendPath_BACKEND_PATH_OWN_NAMESPACE BackendPath = 2
-	// Neither the sender nor the backend is an endpoint of this node: no policy of
-	// this node is asked.
+	// Neither the sender nor the backend is an endpoint of this node: no policy of this node is
+	// evaluated.
 	BackendPath_BACKEND_PATH_NOT_LOCAL BackendPath = 3
-	// From outside of the node to a backend elsewhere, which sees an address of this
-	// node as the sender: no policy of this node is asked.
+	// From outside the node to a backend on another node, which sees an address of this node as the
+	// sender: no policy of this node is evaluated.
 	BackendPath_BACKEND_PATH_IN_TRANSIT BackendPath = 4
-	// From outside of the node to a socket of the node itself: no policy is asked.
+	// From outside the node to a socket of the node itself: no policy is evaluated.
 	BackendPath_BACKEND_PATH_HOST_SOCKET BackendPath = 5
 )
 
@@ -434,7 +434,7 @@ const (
 	ConnectionState_CONNECTION_STATE_REVOKED ConnectionState = 6
 	// Its first packets were not seen.
 	ConnectionState_CONNECTION_STATE_PICKED_UP ConnectionState = 7
-	// Which end began it is not known.
+	// It is unknown which end opened it.
 	ConnectionState_CONNECTION_STATE_EITHER_WAY ConnectionState = 8
 	// Its packets go through the host's stack.
 	ConnectionState_CONNECTION_STATE_VIA_STACK ConnectionState = 9
@@ -507,10 +507,10 @@ func (ConnectionState) EnumDescriptor() ([]byte, []int) {
 // hold; of one kind, one must hold; a kind left empty always holds.
 type ObserveRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Stay and send new events.
+	// Keep the stream open and send new events.
 	Follow bool `protobuf:"varint,1,opt,name=follow,proto3" json:"follow,omitempty"`
-	// Start with remembered events not older than this; unset: none, if follow
-	// is set, else all remembered.
+	// Start with stored events that are not older than this. Unset: with follow no stored events,
+	// otherwise all of them.
 	Since *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
 	// Events about the endpoints of these owners, on either side.
 	Owners []*v1.Owner `protobuf:"bytes,3,rep,name=owners,proto3" json:"owners,omitempty"`
@@ -534,30 +534,27 @@ type ObserveRequest struct {
 	Types []FlowType `protobuf:"varint,11,rep,packed,name=types,proto3,enum=sluice.datapath.v1.FlowType" json:"types,omitempty"`
 	// Label selectors of which one must select the workload on either side.
 	Selectors []*LabelSelector `protobuf:"bytes,13,rep,name=selectors,proto3" json:"selectors,omitempty"`
-	// Events of packets that asked for one of these services, as Flow.service names it,
-	// and of packets to one of their present backends that asked for no service: those
-	// of sockets, which are led there before they send anything, and direct ones.
+	// Events of packets that were sent to one of these services, as named in Flow.service, and of
+	// packets sent directly to one of their current backends. The latter include packets of sockets
+	// that were connected to the backend by socket translation.
 	Services []*ServiceName `protobuf:"bytes,14,rep,name=services,proto3" json:"services,omitempty"`
 	// Events about these Kubernetes pods of the node, on either side.
 	Pods []*PodName `protobuf:"bytes,15,rep,name=pods,proto3" json:"pods,omitempty"`
-	// What the sender must be. The sender of a reply is the other end of the
-	// connection.
+	// Criteria for the sender. The sender of a reply is the other end of the connection.
 	Source *FlowEndCriteria `protobuf:"bytes,16,opt,name=source,proto3" json:"source,omitempty"`
-	// What the receiver must be.
+	// Criteria for the receiver.
 	Destination *FlowEndCriteria `protobuf:"bytes,17,opt,name=destination,proto3" json:"destination,omitempty"`
 	// Events that meet one of these are left out, whatever else holds.
 	Excluded []*FlowCriteria `protobuf:"bytes,18,rep,name=excluded,proto3" json:"excluded,omitempty"`
-	// Leave out events later than this; with follow, the stream ends then. Unset:
-	// no end. An end in the past with follow ends the stream after what is
-	// remembered.
+	// Omit events later than this; with follow, the stream then ends. Unset: no end. With follow and
+	// a time in the past, the stream ends after the stored events.
 	Until *timestamppb.Timestamp `protobuf:"bytes,19,opt,name=until,proto3" json:"until,omitempty"`
-	// Of the remembered events that pass, only so many of the latest; 0: all.
+	// Only this many of the latest stored events that pass; 0: all.
 	Last uint32 `protobuf:"varint,20,opt,name=last,proto3" json:"last,omitempty"`
-	// Begin after the event with this id, instead of at since; empty: not used. If
-	// the datapath was restarted in between, or the id is not one of its own, a
-	// LostEvents of LOSS_SOURCE_RESTART comes first, and then all that is remembered
-	// and passes. A caller whose stream broke goes on with the id of the last event
-	// that it received, and receives none twice.
+	// Begin after the event with this ID, instead of at since; empty: not used. If the datapath was
+	// restarted in between, or does not know the ID, a LostEvents with LOSS_SOURCE_RESTART comes
+	// first, followed by all stored events that pass. A caller whose stream broke continues with the
+	// ID of the last event that it received, and receives no event twice.
 	AfterUuid     string `protobuf:"bytes,21,opt,name=after_uuid,json=afterUuid,proto3" json:"after_uuid,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -733,9 +730,9 @@ func (x *ObserveRequest) GetAfterUuid() string {
 	return ""
 }
 
-// FlowCriteria are criteria as those of ObserveRequest with the same names, of
-// which at least one is given: those of different kinds must all hold, of one kind
-// one. A selector does not hold for labels that are not known.
+// FlowCriteria are criteria as in ObserveRequest. At least one must be given. Criteria of different
+// kinds must all match; of one kind, at least one. A selector does not match if the labels are
+// unknown.
 type FlowCriteria struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Endpoints, on either side.
@@ -760,11 +757,11 @@ type FlowCriteria struct {
 	Types []FlowType `protobuf:"varint,10,rep,packed,name=types,proto3,enum=sluice.datapath.v1.FlowType" json:"types,omitempty"`
 	// Label selectors, for the workload on either side.
 	Selectors []*LabelSelector `protobuf:"bytes,11,rep,name=selectors,proto3" json:"selectors,omitempty"`
-	// Services that were asked for, as in ObserveRequest.
+	// Services, as in ObserveRequest.
 	Services []*ServiceName `protobuf:"bytes,12,rep,name=services,proto3" json:"services,omitempty"`
-	// What the sender is.
+	// Criteria for the sender.
 	Source *FlowEndCriteria `protobuf:"bytes,13,opt,name=source,proto3" json:"source,omitempty"`
-	// What the receiver is.
+	// Criteria for the receiver.
 	Destination   *FlowEndCriteria `protobuf:"bytes,14,opt,name=destination,proto3" json:"destination,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -898,9 +895,8 @@ func (x *FlowCriteria) GetDestination() *FlowEndCriteria {
 	return nil
 }
 
-// FlowEndCriteria say what one end of a flow is: one of the owners, pods,
-// identities, prefixes and selectors must hold if there is any, and one of the
-// ports if there is any.
+// FlowEndCriteria select one end of a flow: at least one of the owners, pods, identities, prefixes
+// and selectors must match, if any are given, and at least one of the ports, if any are given.
 type FlowEndCriteria struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Endpoints of the node.
@@ -1105,7 +1101,7 @@ func (x *ServiceName) GetName() string {
 // LabelSelector selects workloads by their labels: all requirements must hold.
 type LabelSelector struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What the labels must meet.
+	// Requirements for the labels.
 	Requirements  []*LabelRequirement `protobuf:"bytes,1,rep,name=requirements,proto3" json:"requirements,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1157,7 +1153,7 @@ type LabelRequirement struct {
 	Source string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
 	// Key of the label.
 	Key string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
-	// What must hold.
+	// Condition for the labels of the key.
 	Operator LabelOperator `protobuf:"varint,3,opt,name=operator,proto3,enum=sluice.datapath.v1.LabelOperator" json:"operator,omitempty"`
 	// Values that IN and NOT_IN compare with.
 	Values        []string `protobuf:"bytes,4,rep,name=values,proto3" json:"values,omitempty"`
@@ -1226,7 +1222,7 @@ func (x *LabelRequirement) GetValues() []string {
 // ObserveResponse is one event or a report of missing ones.
 type ObserveResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What the message is.
+	// Content of the message.
 	//
 	// Types that are valid to be assigned to Event:
 	//
@@ -1307,7 +1303,7 @@ type isObserveResponse_Event interface {
 }
 
 type ObserveResponse_Flow struct {
-	// What happened to one packet.
+	// Event of one packet.
 	Flow *Flow `protobuf:"bytes,1,opt,name=flow,proto3,oneof"`
 }
 
@@ -1327,10 +1323,9 @@ func (*ObserveResponse_Lost) isObserveResponse_Event() {}
 
 func (*ObserveResponse_Repair) isObserveResponse_Event() {}
 
-// AttachmentRepair says that somebody had taken a program off an endpoint's
-// device. Criteria that only a packet can meet leave repairs out: addresses,
-// reasons, direction, protocols, ports, verdicts, types, services, source and
-// destination.
+// AttachmentRepair reports that a program had been removed from an endpoint's device and was
+// attached again. Criteria that only apply to packets exclude repairs: addresses, reasons,
+// direction, protocols, ports, verdicts, types, services, source and destination.
 type AttachmentRepair struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// When, by the node's clock.
@@ -1343,10 +1338,9 @@ type AttachmentRepair struct {
 	Slot uint32 `protobuf:"varint,3,opt,name=slot,proto3" json:"slot,omitempty"`
 	// Identity of the endpoint.
 	Identity uint32 `protobuf:"varint,4,opt,name=identity,proto3" json:"identity,omitempty"`
-	// What was wrong: subject "filter" or "qdisc", the device, what should have
-	// been there and what was.
+	// The difference: subject "filter" or "qdisc", the device, the expected and the actual value.
 	Difference *Difference `protobuf:"bytes,5,opt,name=difference,proto3" json:"difference,omitempty"`
-	// Why it could not be put back; empty if it was.
+	// Why the program could not be attached again; empty if it was.
 	Error string `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
 	// Unique id of the event, as in Flow.
 	Uuid string `protobuf:"bytes,7,opt,name=uuid,proto3" json:"uuid,omitempty"`
@@ -1461,9 +1455,9 @@ func (x *AttachmentRepair) GetEndpointIndex() uint32 {
 	return 0
 }
 
-// Flow is what happened to one packet. What proxies will tell (a request of layer
-// 7, names of DNS, a trace context) becomes new fields of Flow and FlowEnd and new
-// values of FlowType; a caller ignores those that it does not know.
+// Flow is an event of one packet. Information from future proxies (layer 7 requests, DNS names,
+// trace contexts) will be new fields of Flow and FlowEnd and new values of FlowType; callers must
+// ignore unknown ones.
 type Flow struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// When, by the node's clock.
@@ -1472,7 +1466,7 @@ type Flow struct {
 	Uuid string `protobuf:"bytes,2,opt,name=uuid,proto3" json:"uuid,omitempty"`
 	// Name of the node that saw the packet.
 	NodeName string `protobuf:"bytes,3,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
-	// What kind of event it is.
+	// Kind of event.
 	Type FlowType `protobuf:"varint,4,opt,name=type,proto3,enum=sluice.datapath.v1.FlowType" json:"type,omitempty"`
 	// Verdict on the packet.
 	Verdict Verdict `protobuf:"varint,5,opt,name=verdict,proto3,enum=sluice.datapath.v1.Verdict" json:"verdict,omitempty"`
@@ -1502,18 +1496,18 @@ type Flow struct {
 	// Index of the device that the packet was seen at, in the node's network
 	// namespace.
 	InterfaceIndex uint32 `protobuf:"varint,17,opt,name=interface_index,json=interfaceIndex,proto3" json:"interface_index,omitempty"`
-	// What the sender's policy said; unset if it was not evaluated.
+	// Verdict of the sender's policy; unset if it was not evaluated.
 	Egress *SideVerdict `protobuf:"bytes,18,opt,name=egress,proto3" json:"egress,omitempty"`
-	// What the receiver's policy said; unset if it was not evaluated.
+	// Verdict of the receiver's policy; unset if it was not evaluated.
 	Ingress *SideVerdict `protobuf:"bytes,19,opt,name=ingress,proto3" json:"ingress,omitempty"`
-	// Address that the packet was sent to before a program led it to a backend of a
-	// service, which is the destination; empty: none did. A socket that asks for a
-	// service is given the backend before it sends anything, so its packets have none.
+	// Address that the packet was sent to before it was translated to a backend of a service, which
+	// is the destination; empty if it was not translated. Socket translation happens before a packet
+	// is sent, so such packets have no original destination.
 	OriginalDestinationAddress string `protobuf:"bytes,20,opt,name=original_destination_address,json=originalDestinationAddress,proto3" json:"original_destination_address,omitempty"`
-	// Port that the packet was sent to before; 0 without the address.
+	// Port that the packet was originally sent to; 0 without the address.
 	OriginalDestinationPort uint32 `protobuf:"varint,21,opt,name=original_destination_port,json=originalDestinationPort,proto3" json:"original_destination_port,omitempty"`
-	// Service and port that had that address when the packet was seen,
-	// "shop/web:http"; empty: none is known.
+	// Service and port of the original destination when the packet was seen, "shop/web:http"; empty:
+	// unknown.
 	Service       string `protobuf:"bytes,22,opt,name=service,proto3" json:"service,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1718,7 +1712,7 @@ type FlowEnd struct {
 	Owner *v1.Owner `protobuf:"bytes,5,opt,name=owner,proto3" json:"owner,omitempty"`
 	// Kubernetes pod of the endpoint; unset without one.
 	Pod *v1.PodReference `protobuf:"bytes,6,opt,name=pod,proto3" json:"pod,omitempty"`
-	// Index of the endpoint; 0 if it is none of the node.
+	// Endpoint index; 0 if the end is not an endpoint of this node.
 	EndpointIndex uint32 `protobuf:"varint,7,opt,name=endpoint_index,json=endpointIndex,proto3" json:"endpoint_index,omitempty"`
 	// Name of the other node that the packet came from or goes to past the stack
 	// of this one; "#" and its number if the name is not known, empty without one.
@@ -1868,26 +1862,25 @@ func (x *IcmpHeader) GetCode() uint32 {
 	return 0
 }
 
-// SideVerdict is what one side's policy said.
+// SideVerdict is the verdict of the policy of one side.
 type SideVerdict struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What became of it: forwarded, dropped, audited, redirected.
+	// The verdict.
 	Verdict Verdict `protobuf:"varint,1,opt,name=verdict,proto3,enum=sluice.datapath.v1.Verdict" json:"verdict,omitempty"`
 	// Number of the deciding rule in the table; 0: a default decided.
 	Rule uint32 `protobuf:"varint,2,opt,name=rule,proto3" json:"rule,omitempty"`
 	// Kernel's number of the table.
 	Table uint32 `protobuf:"varint,3,opt,name=table,proto3" json:"table,omitempty"`
-	// Epoch of the endpoint's word.
+	// Policy epoch of the endpoint.
 	Epoch uint32 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Policy revision of that epoch; 0 if it was not known when the packet was seen.
+	// Policy revision of that epoch; 0 if it was unknown when the packet was seen.
 	Revision uint64 `protobuf:"varint,5,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Places of the rule when the packet was seen, "NetworkPolicy shop/web
-	// spec.ingress[0]"; empty if they were not known.
+	// Source locations of the rule when the packet was seen, "NetworkPolicy shop/web
+	// spec.ingress[0]"; empty if unknown.
 	RuleSources []string `protobuf:"bytes,6,rep,name=rule_sources,json=ruleSources,proto3" json:"rule_sources,omitempty"`
-	// What decided.
+	// What kind of rule or default decided.
 	DecidedBy v11.DecidedBy `protobuf:"varint,7,opt,name=decided_by,json=decidedBy,proto3,enum=sluice.net.v1.DecidedBy" json:"decided_by,omitempty"`
-	// Proxy of the rule, if it redirects; unspecified if that is not known any
-	// more.
+	// Proxy of the rule if it redirects; unspecified if it is no longer known.
 	Proxy         v11.Proxy `protobuf:"varint,8,opt,name=proxy,proto3,enum=sluice.net.v1.Proxy" json:"proxy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1979,12 +1972,12 @@ func (x *SideVerdict) GetProxy() v11.Proxy {
 	return v11.Proxy(0)
 }
 
-// LostEvents says that events are missing at this place of the stream.
+// LostEvents reports that events are missing at this position of the stream.
 type LostEvents struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Where they were lost.
 	Source LossSource `protobuf:"varint,1,opt,name=source,proto3,enum=sluice.datapath.v1.LossSource" json:"source,omitempty"`
-	// How many; 0 if that is not known.
+	// Number of lost events; 0 if unknown.
 	Count         uint64 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2119,15 +2112,15 @@ func (x *ExplainRequest) GetDestinationPort() uint32 {
 // ExplainResponse is the answer of Explain.
 type ExplainResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What would become of a first packet. Of a service it is what all backends that
-	// were evaluated agree on; unspecified: they do not, or no policy is asked.
+	// Verdict on a first packet. For a service, the common verdict of all evaluated backends;
+	// unspecified if they differ or no policy is evaluated.
 	Verdict Verdict `protobuf:"varint,1,opt,name=verdict,proto3,enum=sluice.datapath.v1.Verdict" json:"verdict,omitempty"`
-	// Why; as verdict. Unspecified too where service.outcome says it.
+	// Reason of the verdict. Also unspecified if service.outcome is the reason.
 	Reason Reason `protobuf:"varint,2,opt,name=reason,proto3,enum=sluice.datapath.v1.Reason" json:"reason,omitempty"`
-	// The sender, as the ipcache and the endpoints know it.
+	// The sender, from the ipcache and the endpoints.
 	Source *ExplainedPeer `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
-	// The receiver; unset for a service that is translated, whose backends have it, as
-	// they have what follows but for service.
+	// The receiver. For a translated service, this field and all following ones except service are
+	// unset, and the backends have them.
 	Destination *ExplainedPeer `protobuf:"bytes,4,opt,name=destination,proto3" json:"destination,omitempty"`
 	// The sender's side; unset if it is not of this node.
 	Egress *ExplainedSide `protobuf:"bytes,5,opt,name=egress,proto3" json:"egress,omitempty"`
@@ -2135,7 +2128,7 @@ type ExplainResponse struct {
 	Ingress *ExplainedSide `protobuf:"bytes,6,opt,name=ingress,proto3" json:"ingress,omitempty"`
 	// The tracked connection, if there is one.
 	Connection *Connection `protobuf:"bytes,7,opt,name=connection,proto3" json:"connection,omitempty"`
-	// The service whose frontend the destination is; unset: of none.
+	// Service of the destination; unset if the destination is not a frontend.
 	Service       *ExplainedService `protobuf:"bytes,8,opt,name=service,proto3" json:"service,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2227,7 +2220,7 @@ func (x *ExplainResponse) GetService() *ExplainedService {
 	return nil
 }
 
-// ExplainedService is a service that a connection asks for, as the kernel has it.
+// ExplainedService is the service that a connection is opened to, as the kernel has it.
 type ExplainedService struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Service and port, "shop/web:http"; empty: an earlier process has enforced it,
@@ -2239,15 +2232,15 @@ type ExplainedService struct {
 	Port uint32 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
 	// Where the address comes from; unspecified: it is not known.
 	Kind FrontendKind `protobuf:"varint,4,opt,name=kind,proto3,enum=sluice.datapath.v1.FrontendKind" json:"kind,omitempty"`
-	// The sender is neither an endpoint nor the host of this node, and the list of
-	// backends for outside counts.
+	// The sender is neither an endpoint nor the host of this node, so the list of backends for
+	// outside applies.
 	Outside bool `protobuf:"varint,5,opt,name=outside,proto3" json:"outside,omitempty"`
-	// What becomes of the connection before any policy is asked.
+	// Result before policies are evaluated.
 	Outcome ServiceOutcome `protobuf:"varint,6,opt,name=outcome,proto3,enum=sluice.datapath.v1.ServiceOutcome" json:"outcome,omitempty"`
 	// How many backends the list has.
 	BackendCount uint32 `protobuf:"varint,7,opt,name=backend_count,json=backendCount,proto3" json:"backend_count,omitempty"`
-	// The first 16 of them, by address and port; empty if the outcome is not
-	// TRANSLATED. The others are not evaluated.
+	// The first 16 backends, by address and port; empty if the outcome is not TRANSLATED. Further
+	// backends are not evaluated.
 	Backends      []*ExplainedBackend `protobuf:"bytes,8,rep,name=backends,proto3" json:"backends,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2339,17 +2332,16 @@ func (x *ExplainedService) GetBackends() []*ExplainedBackend {
 	return nil
 }
 
-// ExplainedBackend is what becomes of a connection that is led to one backend.
+// ExplainedBackend is the result for a connection to one backend.
 type ExplainedBackend struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Address.
 	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
 	// Port.
 	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
-	// How the connection gets there.
+	// Path to the backend.
 	Path BackendPath `protobuf:"varint,3,opt,name=path,proto3,enum=sluice.datapath.v1.BackendPath" json:"path,omitempty"`
-	// What would become of a first packet on this node; unspecified if the path is
-	// NOT_LOCAL.
+	// Verdict on a first packet on this node; unspecified if the path is NOT_LOCAL.
 	Verdict Verdict `protobuf:"varint,4,opt,name=verdict,proto3,enum=sluice.datapath.v1.Verdict" json:"verdict,omitempty"`
 	// Why; unspecified if the path is OWN_NAMESPACE or NOT_LOCAL.
 	Reason Reason `protobuf:"varint,5,opt,name=reason,proto3,enum=sluice.datapath.v1.Reason" json:"reason,omitempty"`
@@ -2471,7 +2463,7 @@ func (x *ExplainedBackend) GetSourceAddress() string {
 // ExplainedPeer is one end.
 type ExplainedPeer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Identity; 0 if the packet is dropped before anybody asks for it.
+	// Identity; 0 if the packet is dropped before the identity is looked up.
 	Identity uint32 `protobuf:"varint,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	// Whether the identity is known to the policy tables.
 	Known bool `protobuf:"varint,2,opt,name=known,proto3" json:"known,omitempty"`
@@ -2483,7 +2475,7 @@ type ExplainedPeer struct {
 	//
 	// Deprecated: Marked as deprecated in sluice/datapath/v1/observer.proto.
 	Slot uint32 `protobuf:"varint,5,opt,name=slot,proto3" json:"slot,omitempty"`
-	// Prefix in the ipcache that holds the address; empty: none does.
+	// Prefix in the ipcache that contains the address; empty: none.
 	IpcachePrefix string `protobuf:"bytes,6,opt,name=ipcache_prefix,json=ipcachePrefix,proto3" json:"ipcache_prefix,omitempty"`
 	// Labels, if known.
 	Labels []*v1.Label `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty"`
@@ -2599,7 +2591,7 @@ func (x *ExplainedPeer) GetNodeName() string {
 	return ""
 }
 
-// ExplainedSide is what one side's tables say, step by step.
+// ExplainedSide is the evaluation of one side's tables, step by step.
 type ExplainedSide struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The verdict.
@@ -2695,7 +2687,7 @@ type Connection struct {
 	ResponderPort uint32 `protobuf:"varint,10,opt,name=responder_port,json=responderPort,proto3" json:"responder_port,omitempty"`
 	// IP protocol.
 	Protocol v11.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
-	// State: the stage first, then what is special about it.
+	// Stage first, then special properties.
 	States []ConnectionState `protobuf:"varint,4,rep,packed,name=states,proto3,enum=sluice.datapath.v1.ConnectionState" json:"states,omitempty"`
 	// When the last packet was seen, to a second.
 	LastSeenTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_seen_time,json=lastSeenTime,proto3" json:"last_seen_time,omitempty"`
@@ -2706,12 +2698,12 @@ type Connection struct {
 	EgressRule uint32 `protobuf:"varint,7,opt,name=egress_rule,json=egressRule,proto3" json:"egress_rule,omitempty"`
 	// Rule that let it in; 0: a default.
 	IngressRule uint32 `protobuf:"varint,8,opt,name=ingress_rule,json=ingressRule,proto3" json:"ingress_rule,omitempty"`
-	// What becomes of its next packet from the source to the destination.
+	// Verdict on its next packet from the source to the destination.
 	NextVerdict Verdict `protobuf:"varint,11,opt,name=next_verdict,json=nextVerdict,proto3,enum=sluice.datapath.v1.Verdict" json:"next_verdict,omitempty"`
 	// Why.
 	NextReason Reason `protobuf:"varint,12,opt,name=next_reason,json=nextReason,proto3,enum=sluice.datapath.v1.Reason" json:"next_reason,omitempty"`
-	// A service leads a sender outside of the node to a backend that is no endpoint of
-	// it; no policy of this node was asked.
+	// A service forwards a connection from outside the node to a backend that is not an endpoint of
+	// this node; no policy of this node was evaluated.
 	InTransit bool `protobuf:"varint,13,opt,name=in_transit,json=inTransit,proto3" json:"in_transit,omitempty"`
 	// Address of this node that the backend sees in place of the initiator's; empty if
 	// the connection is not in transit, its backend is this node or nothing was sent yet.

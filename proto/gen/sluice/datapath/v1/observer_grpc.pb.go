@@ -32,17 +32,15 @@ const (
 //
 // ObserverService shows what happens to packets. It changes nothing.
 type ObserverServiceClient interface {
-	// Observe streams the events of the eBPF programs that pass the filter:
-	// first those of the recent past if asked, then, if asked to follow, new
-	// ones. Events that were lost, in the kernel or because the caller reads too
-	// slowly, are reported in the stream at the place where they are missing;
-	// the stream itself is never cut for it.
+	// Observe streams the events of the eBPF programs that pass the filter: first recent events if
+	// requested, then new ones if follow is set. Events that were lost, in the kernel or because the
+	// caller reads too slowly, are reported in the stream at the position where they are missing;
+	// lost events never end the stream.
 	Observe(ctx context.Context, in *ObserveRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ObserveResponse], error)
-	// Explain says what becomes of a connection in the kernel: it has the eBPF
-	// programs evaluate a first packet on the live maps, and, if the connection is
-	// tracked, its next one. A destination that is the frontend of a service is
-	// answered by what becomes of the connection at each backend. Nothing is changed
-	// or sent. NOT_FOUND: neither address belongs to an endpoint of this node, and the
+	// Explain returns how the kernel would handle a connection: it runs the eBPF programs on the live
+	// maps for a first packet and, if the connection is tracked, for its next packet. If the
+	// destination is the frontend of a service, the answer has the result for each backend. Nothing
+	// is changed or sent. NOT_FOUND: neither address belongs to an endpoint of this node, and the
 	// destination to no service.
 	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
 }
@@ -90,17 +88,15 @@ func (c *observerServiceClient) Explain(ctx context.Context, in *ExplainRequest,
 //
 // ObserverService shows what happens to packets. It changes nothing.
 type ObserverServiceServer interface {
-	// Observe streams the events of the eBPF programs that pass the filter:
-	// first those of the recent past if asked, then, if asked to follow, new
-	// ones. Events that were lost, in the kernel or because the caller reads too
-	// slowly, are reported in the stream at the place where they are missing;
-	// the stream itself is never cut for it.
+	// Observe streams the events of the eBPF programs that pass the filter: first recent events if
+	// requested, then new ones if follow is set. Events that were lost, in the kernel or because the
+	// caller reads too slowly, are reported in the stream at the position where they are missing;
+	// lost events never end the stream.
 	Observe(*ObserveRequest, grpc.ServerStreamingServer[ObserveResponse]) error
-	// Explain says what becomes of a connection in the kernel: it has the eBPF
-	// programs evaluate a first packet on the live maps, and, if the connection is
-	// tracked, its next one. A destination that is the frontend of a service is
-	// answered by what becomes of the connection at each backend. Nothing is changed
-	// or sent. NOT_FOUND: neither address belongs to an endpoint of this node, and the
+	// Explain returns how the kernel would handle a connection: it runs the eBPF programs on the live
+	// maps for a first packet and, if the connection is tracked, for its next packet. If the
+	// destination is the frontend of a service, the answer has the result for each backend. Nothing
+	// is changed or sent. NOT_FOUND: neither address belongs to an endpoint of this node, and the
 	// destination to no service.
 	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)
 	mustEmbedUnimplementedObserverServiceServer()

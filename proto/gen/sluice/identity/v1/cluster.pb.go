@@ -35,7 +35,7 @@ const (
 	RoutingMode_ROUTING_MODE_UNSPECIFIED RoutingMode = 0
 	// In a tunnel between the addresses of the nodes.
 	RoutingMode_ROUTING_MODE_OVERLAY RoutingMode = 1
-	// As they are; the network between the nodes has routes to the ranges.
+	// Unencapsulated; the network between the nodes has routes to the ranges.
 	RoutingMode_ROUTING_MODE_NATIVE RoutingMode = 2
 )
 
@@ -80,7 +80,7 @@ func (RoutingMode) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{0}
 }
 
-// NodeState is whether a node renews its name in etcd.
+// NodeState tells whether a node renews its name in etcd.
 type NodeState int32
 
 const (
@@ -267,7 +267,7 @@ func (x *PodRanges) GetPrefixes() []string {
 // NodeLabels are labels of a node.
 type NodeLabels struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// By key, those of the Node object of Kubernetes, at most 1,000.
+	// Labels of the Kubernetes Node object, by key, at most 1,000.
 	Labels        map[string]string `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -323,7 +323,7 @@ type Node struct {
 	RefusedRanges []*RefusedRange `protobuf:"bytes,4,rep,name=refused_ranges,json=refusedRanges,proto3" json:"refused_ranges,omitempty"`
 	// Version of its identity service.
 	Version string `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"`
-	// Which installation of the node it is: another state directory, another one.
+	// Installation of the node: a new state directory is a new installation.
 	Incarnation string `protobuf:"bytes,6,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Its labels that count, by key: rules select nodes by them.
 	Labels        map[string]string `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -419,8 +419,8 @@ type RefusedRange struct {
 	Holder string `protobuf:"bytes,2,opt,name=holder,proto3" json:"holder,omitempty"`
 	// Why, for people.
 	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
-	// The node keeps the range with all endpoints in it, and gives out no new address
-	// of it: only its settings of ipam differ from those of the cluster.
+	// The node keeps the range with all its endpoints, but assigns no new addresses from it: only its
+	// ipam settings differ from the cluster's.
 	Kept bool `protobuf:"varint,60,opt,name=kept,proto3" json:"kept,omitempty"`
 	// The answering node goes on with the node that had the range before the store was
 	// rebuilt, although the store has the other claim.
@@ -503,12 +503,12 @@ type RegisterNodeRequest struct {
 	PodRanges *PodRanges `protobuf:"bytes,2,opt,name=pod_ranges,json=podRanges,proto3" json:"pod_ranges,omitempty"`
 	// Check the request and return what would be registered, but change nothing.
 	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
-	// What the cluster has to agree on about ranges: from ipam, with pod_ranges.
-	// Unset: as before. If the cluster has other settings, the node keeps the ranges
-	// that it has, gets no other one, and gives out no new address.
+	// Settings about ranges that must be equal in the cluster: from ipam, with pod_ranges. Unset:
+	// unchanged. If the cluster has other settings, the node keeps its ranges, gets no new ones, and
+	// assigns no new addresses.
 	Ipam *IPAMSettings `protobuf:"bytes,4,opt,name=ipam,proto3" json:"ipam,omitempty"`
-	// Its labels: from ipam. Unset: as before. Set and empty: it has none. Those that the
-	// setting nodeLabels excludes do not count.
+	// Labels of the node: from ipam. Unset: unchanged. Set and empty: none. Labels that the setting
+	// nodeLabels excludes are ignored.
 	Labels        *NodeLabels `protobuf:"bytes,5,opt,name=labels,proto3" json:"labels,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -697,9 +697,9 @@ type WatchClusterResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Continue after this message with this token. Opaque.
 	ResumeToken []byte `protobuf:"bytes,1,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
-	// The nodes are so now.
+	// New or changed nodes.
 	Nodes []*Node `protobuf:"bytes,2,rep,name=nodes,proto3" json:"nodes,omitempty"`
-	// The mappings are so now, at most 1,000.
+	// New or changed mappings, at most 1,000.
 	Mappings []*IPMapping `protobuf:"bytes,3,rep,name=mappings,proto3" json:"mappings,omitempty"`
 	// Prefixes that no longer have a mapping, at most 1,000: the range around
 	// them decides again.
@@ -708,8 +708,8 @@ type WatchClusterResponse struct {
 	RemovedNodes []string `protobuf:"bytes,5,rep,name=removed_nodes,json=removedNodes,proto3" json:"removed_nodes,omitempty"`
 	// A point in the stream; alone in its message.
 	Bookmark *Bookmark `protobuf:"bytes,6,opt,name=bookmark,proto3" json:"bookmark,omitempty"`
-	// Revision of the store up to which the caller has every change of nodes and
-	// mappings with this message; unset: that of the message before, or not known.
+	// Revision of the store up to which all changes of nodes and mappings are included with this
+	// message; unset: unchanged since the previous message, or unknown.
 	StoreRevision *StoreRevision `protobuf:"bytes,7,opt,name=store_revision,json=storeRevision,proto3" json:"store_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -801,9 +801,9 @@ type IPMapping struct {
 	Prefix string `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
 	// Node that it is on; empty for one outside, such as an API server.
 	Node string `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
-	// Number of the identity, 1 to 0xFFFFFF: 6 for addresses of nodes, 7 for those
-	// of nodes with an API server of Kubernetes, one of this node only for those of a
-	// node with labels and for an API server outside of all nodes.
+	// Number of the identity, 1 to 0xFFFFFF: 6 for addresses of nodes, 7 for nodes with a Kubernetes
+	// API server. Node-local numbers only occur for nodes with labels and for an API server outside
+	// all nodes.
 	Identity      uint32 `protobuf:"varint,3,opt,name=identity,proto3" json:"identity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1031,7 +1031,7 @@ type GetIPMappingResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The mapping that counts; unset if none does.
 	Mapping *IPMapping `protobuf:"bytes,1,opt,name=mapping,proto3" json:"mapping,omitempty"`
-	// Range of a node around the address; empty if there is none.
+	// Range of a node that contains the address; empty: none.
 	Range string `protobuf:"bytes,2,opt,name=range,proto3" json:"range,omitempty"`
 	// Node that has the range.
 	RangeNode string `protobuf:"bytes,3,opt,name=range_node,json=rangeNode,proto3" json:"range_node,omitempty"`
@@ -1195,7 +1195,7 @@ func (x *ListIPMappingsResponse) GetMappings() []*IPMapping {
 // RefusedMapping is a mapping that does not count.
 type RefusedMapping struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What was written.
+	// The mapping.
 	Mapping *IPMapping `protobuf:"bytes,1,opt,name=mapping,proto3" json:"mapping,omitempty"`
 	// Why it does not count, for people.
 	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
@@ -1250,9 +1250,9 @@ func (x *RefusedMapping) GetReason() string {
 // WaitForPublicationRequest is the input of WaitForPublication.
 type WaitForPublicationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whose addresses: an owner that ResolveEndpoint was called for.
+	// Owner of the addresses, for which ResolveEndpoint was called.
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
-	// How long at most, up to 10 s; 0: 200 ms.
+	// Maximum wait, up to 10 s; 0: 200 ms.
 	Timeout       *durationpb.Duration `protobuf:"bytes,2,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1354,9 +1354,9 @@ type ForgetNodeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the node.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Also if the node is alive.
+	// Forget the node even if it is alive.
 	Force bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
-	// Return what would be forgotten, but forget nothing.
+	// Only return what would be forgotten.
 	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1416,9 +1416,9 @@ func (x *ForgetNodeRequest) GetValidateOnly() bool {
 // ForgetNodeResponse is the answer of ForgetNode.
 type ForgetNodeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What was forgotten.
+	// The forgotten node.
 	Node *Node `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	// Mappings that went with it.
+	// Number of its mappings, which are removed with it.
 	MappingCount  uint32 `protobuf:"varint,2,opt,name=mapping_count,json=mappingCount,proto3" json:"mapping_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1769,12 +1769,12 @@ type AddressReuse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The address.
 	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
-	// It may.
+	// It may be reused.
 	Reusable bool `protobuf:"varint,2,opt,name=reusable,proto3" json:"reusable,omitempty"`
-	// After how long it may, if nothing changes. Unset: that is not known, because etcd
-	// may still have the mapping, or does not answer.
+	// Time until it may be reused if nothing changes. Unset: unknown, because etcd may still have the
+	// mapping, or does not answer.
 	Wait *durationpb.Duration `protobuf:"bytes,3,opt,name=wait,proto3" json:"wait,omitempty"`
-	// Why it may not yet, for people.
+	// Why it may not be reused yet, for people.
 	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1843,7 +1843,7 @@ type ReportRefusalsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Policies that the node does not enforce as written; none: it enforces all.
 	Refusals []*PolicyRefusal `protobuf:"bytes,160,rep,name=refusals,proto3" json:"refusals,omitempty"`
-	// How many policies more there are, for which a report has no room.
+	// Number of further policies that do not fit into the report.
 	Omitted       uint32 `protobuf:"varint,161,opt,name=omitted,proto3" json:"omitted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2047,7 +2047,7 @@ type WatchRefusalsResponse struct {
 	Node string `protobuf:"bytes,160,opt,name=node,proto3" json:"node,omitempty"`
 	// Its refusals; none and none omitted: it has no report any more.
 	Refusals []*PolicyRefusal `protobuf:"bytes,161,rep,name=refusals,proto3" json:"refusals,omitempty"`
-	// How many policies more there are.
+	// Number of further policies.
 	Omitted uint32 `protobuf:"varint,162,opt,name=omitted,proto3" json:"omitted,omitempty"`
 	// The report of every node was sent.
 	Complete      bool `protobuf:"varint,163,opt,name=complete,proto3" json:"complete,omitempty"`

@@ -88,18 +88,17 @@ type ClusterServiceClient interface {
 	// in no range of a node, and no node wrote a mapping of it. UNAVAILABLE: the
 	// nodes of the cluster, or the addresses of this node, are not known yet.
 	GetIPMapping(ctx context.Context, in *GetIPMappingRequest, opts ...grpc.CallOption) (*GetIPMappingResponse, error)
-	// ListIPMappings streams the mappings of endpoints that count, this node's too,
-	// sorted by node and prefix. Each node's are of one moment, those of two nodes
-	// need not be. What follows from the records of nodes, as the addresses of hosts
-	// do, is not in the list. It changes nothing.
+	// ListIPMappings streams the valid endpoint mappings, including this node's, sorted by node and
+	// prefix. The mappings of one node are consistent; mappings of different nodes may be from
+	// different times. Mappings that follow from node records, such as host addresses, are not
+	// listed. It changes nothing.
 	ListIPMappings(ctx context.Context, in *ListIPMappingsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListIPMappingsResponse], error)
-	// WaitForPublication returns when etcd has the addresses of an endpoint of this
-	// node, which are written at once and not gathered with others, or when it is
-	// clear that they will not be there soon. It changes nothing and may be repeated;
-	// the caller's deadline bounds it, and is no error.
+	// WaitForPublication returns once etcd has the addresses of an endpoint of this node, which are
+	// then written at once instead of in a batch, or once it is clear that this will take longer. It
+	// changes nothing and may be repeated; reaching the caller's deadline is not an error.
 	//
-	// PERMISSION_DENIED: the caller is neither root, the datapath's user nor listed
-	// in socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root, the datapath's user nor listed in
+	// socket.alsoRoot of the service.
 	WaitForPublication(ctx context.Context, in *WaitForPublicationRequest, opts ...grpc.CallOption) (*WaitForPublicationResponse, error)
 	// ForgetNode removes the record of a node and its mappings in one step. Its
 	// ranges are in quarantine for 15 minutes: only a node of the same name may
@@ -456,18 +455,17 @@ type ClusterServiceServer interface {
 	// in no range of a node, and no node wrote a mapping of it. UNAVAILABLE: the
 	// nodes of the cluster, or the addresses of this node, are not known yet.
 	GetIPMapping(context.Context, *GetIPMappingRequest) (*GetIPMappingResponse, error)
-	// ListIPMappings streams the mappings of endpoints that count, this node's too,
-	// sorted by node and prefix. Each node's are of one moment, those of two nodes
-	// need not be. What follows from the records of nodes, as the addresses of hosts
-	// do, is not in the list. It changes nothing.
+	// ListIPMappings streams the valid endpoint mappings, including this node's, sorted by node and
+	// prefix. The mappings of one node are consistent; mappings of different nodes may be from
+	// different times. Mappings that follow from node records, such as host addresses, are not
+	// listed. It changes nothing.
 	ListIPMappings(*ListIPMappingsRequest, grpc.ServerStreamingServer[ListIPMappingsResponse]) error
-	// WaitForPublication returns when etcd has the addresses of an endpoint of this
-	// node, which are written at once and not gathered with others, or when it is
-	// clear that they will not be there soon. It changes nothing and may be repeated;
-	// the caller's deadline bounds it, and is no error.
+	// WaitForPublication returns once etcd has the addresses of an endpoint of this node, which are
+	// then written at once instead of in a batch, or once it is clear that this will take longer. It
+	// changes nothing and may be repeated; reaching the caller's deadline is not an error.
 	//
-	// PERMISSION_DENIED: the caller is neither root, the datapath's user nor listed
-	// in socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root, the datapath's user nor listed in
+	// socket.alsoRoot of the service.
 	WaitForPublication(context.Context, *WaitForPublicationRequest) (*WaitForPublicationResponse, error)
 	// ForgetNode removes the record of a node and its mappings in one step. Its
 	// ranges are in quarantine for 15 minutes: only a node of the same name may

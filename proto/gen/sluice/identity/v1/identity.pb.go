@@ -7,8 +7,8 @@
 // 	protoc        (unknown)
 // source: sluice/identity/v1/identity.proto
 
-// Package sluice.identity.v1 turns sets of labels into numbers that are the
-// same on every node of a cluster.
+// Package sluice.identity.v1 maps sets of labels to numbers that are the same on every node of a
+// cluster.
 
 package identityv1
 
@@ -31,7 +31,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Scope says where a number is valid.
+// Scope is where a number is valid.
 type Scope int32
 
 const (
@@ -152,7 +152,7 @@ const (
 	ErrorReason_ERROR_REASON_NO_FREE_RANGE ErrorReason = 22
 	// FAILED_PRECONDITION: the last block of a family is not returned.
 	ErrorReason_ERROR_REASON_LAST_RANGE ErrorReason = 23
-	// Other nodes may still take an address of the endpoint for that of an earlier one.
+	// Other nodes may still map an address of the endpoint to the identity of an earlier endpoint.
 	ErrorReason_ERROR_REASON_ADDRESS_RESTING ErrorReason = 60
 )
 
@@ -241,7 +241,7 @@ func (ErrorReason) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{1}
 }
 
-// Identity is a number and the label set it stands for.
+// Identity is a number with its label set.
 type Identity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The number, 1 to 0xFFFFFF.
@@ -310,14 +310,14 @@ type AllocateIdentityRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The label set; filtered and sorted by the service.
 	Labels []*v1.Label `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty"`
-	// Who holds the number: any string that is unique on the node, chosen by the
+	// Reference that keeps the number allocated: any string that is unique on the node, chosen by the
 	// caller.
 	Reference string `protobuf:"bytes,2,opt,name=reference,proto3" json:"reference,omitempty"`
-	// Where the number is to be valid: SCOPE_CLUSTER, also if unspecified, or
-	// SCOPE_NODE_LOCAL, which needs no etcd and never leaves the node.
+	// Where the number will be valid: SCOPE_CLUSTER, also if unspecified, or SCOPE_NODE_LOCAL, which
+	// needs no etcd and is valid on this node only.
 	Scope Scope `protobuf:"varint,3,opt,name=scope,proto3,enum=sluice.identity.v1.Scope" json:"scope,omitempty"`
-	// Check the labels and say the label set after filtering, with the number if
-	// one is known here, but hold nothing.
+	// Check the labels and return the filtered label set, with its number if one is known here,
+	// without creating a reference.
 	ValidateOnly  bool `protobuf:"varint,4,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -431,14 +431,14 @@ func (x *AllocateIdentityResponse) GetIdentity() *Identity {
 // ReleaseIdentityRequest is the input of ReleaseIdentity.
 type ReleaseIdentityRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whose hold is dropped.
+	// Reference to release.
 	//
 	// Types that are valid to be assigned to Holder:
 	//
 	//	*ReleaseIdentityRequest_Reference
 	//	*ReleaseIdentityRequest_Owner
 	Holder isReleaseIdentityRequest_Holder `protobuf_oneof:"holder"`
-	// Say which number would be released, but release nothing.
+	// Only return the number that would be released.
 	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -621,9 +621,9 @@ type GetIdentityResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The identity.
 	Identity *Identity `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
-	// References of AllocateIdentity that hold it on this node, sorted.
+	// References of AllocateIdentity to it on this node, sorted.
 	References []string `protobuf:"bytes,2,rep,name=references,proto3" json:"references,omitempty"`
-	// Endpoints that hold it on this node, sorted by owner.
+	// Endpoints of this node that refer to it, sorted by owner.
 	Endpoints     []*HoldingEndpoint `protobuf:"bytes,3,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -680,13 +680,13 @@ func (x *GetIdentityResponse) GetEndpoints() []*HoldingEndpoint {
 	return nil
 }
 
-// HoldingEndpoint is an endpoint of this node that holds an identity, as
-// ResolveEndpoint described it. A field that was never given is unset.
+// HoldingEndpoint is an endpoint of this node that refers to an identity, as given to
+// ResolveEndpoint. Fields that were never given are unset.
 type HoldingEndpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The endpoint.
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
-	// What manages it.
+	// Manager of the endpoint.
 	Manager string `protobuf:"bytes,2,opt,name=manager,proto3" json:"manager,omitempty"`
 	// Network of the manager.
 	Network string `protobuf:"bytes,3,opt,name=network,proto3" json:"network,omitempty"`
@@ -814,7 +814,7 @@ type ListIdentitiesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// One identity.
 	Identity *Identity `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
-	// How many holders on this node.
+	// Number of references on this node.
 	ReferenceCount uint32 `protobuf:"varint,2,opt,name=reference_count,json=referenceCount,proto3" json:"reference_count,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -915,7 +915,7 @@ type WatchIdentitiesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Continue after this message with this token. Opaque.
 	ResumeToken []byte `protobuf:"bytes,1,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
-	// What happened.
+	// The event.
 	//
 	// Types that are valid to be assigned to Event:
 	//
@@ -925,13 +925,13 @@ type WatchIdentitiesResponse struct {
 	Event isWatchIdentitiesResponse_Event `protobuf_oneof:"event"`
 	// Run of the service in which revision counts; 8 bytes.
 	Incarnation []byte `protobuf:"bytes,5,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	// Changes of identities, in this run of the service, that the caller has all
-	// of with this message. 0 until the snapshot is complete.
+	// Number of changes of identities in this run of the service that are included with this message.
+	// 0 until the snapshot is complete.
 	Revision uint64 `protobuf:"varint,6,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Revision of the store up to which the caller has every change of identities
-	// with this message. Unset: that of the message before; not known until the
-	// snapshot is complete, and while the service has only its cache. It grows,
-	// unless the store was put back to an older state, or replaced by another.
+	// Revision of the store up to which all changes of identities are included with this message.
+	// Unset: unchanged since the previous message. It is unknown until the snapshot is complete, and
+	// while the service only has its cache. It never decreases, unless the store was restored to an
+	// older state or replaced.
 	StoreRevision *StoreRevision `protobuf:"bytes,7,opt,name=store_revision,json=storeRevision,proto3" json:"store_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1034,13 +1034,12 @@ type isWatchIdentitiesResponse_Event interface {
 }
 
 type WatchIdentitiesResponse_Upsert struct {
-	// The identity exists. A number never changes its label set, but for the
-	// host's own.
+	// The identity exists. The label set of a number never changes, except for the host.
 	Upsert *Identity `protobuf:"bytes,2,opt,name=upsert,proto3,oneof"`
 }
 
 type WatchIdentitiesResponse_Delete struct {
-	// The number was collected and means nothing any more.
+	// The number was collected and is unassigned.
 	Delete uint32 `protobuf:"varint,3,opt,name=delete,proto3,oneof"`
 }
 
@@ -1104,14 +1103,14 @@ func (x *Bookmark) GetSnapshotComplete() bool {
 // ResolveEndpointRequest is the input of ResolveEndpoint.
 type ResolveEndpointRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whose identity.
+	// Owner of the endpoint.
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
 	// Labels that the runtime gives, unfiltered.
 	Labels []*v1.Label `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty"`
 	// Ports that policies may refer to by name.
 	NamedPorts []*v1.NamedPort `protobuf:"bytes,3,rep,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
-	// What manages the endpoint, for example "cni"; kept with the reference, and
-	// shown by GetIdentity. Empty: what was given before stays.
+	// Manager of the endpoint, for example "cni"; stored with the reference and returned by
+	// GetIdentity. Empty: keeps the previous value.
 	Manager string `protobuf:"bytes,4,opt,name=manager,proto3" json:"manager,omitempty"`
 	// Network of the manager that the endpoint belongs to; as manager.
 	Network string `protobuf:"bytes,5,opt,name=network,proto3" json:"network,omitempty"`
@@ -1119,7 +1118,7 @@ type ResolveEndpointRequest struct {
 	Pod *v1.PodReference `protobuf:"bytes,6,opt,name=pod,proto3" json:"pod,omitempty"`
 	// Addresses of the endpoint; as manager.
 	Addresses []string `protobuf:"bytes,7,rep,name=addresses,proto3" json:"addresses,omitempty"`
-	// As in AllocateIdentityRequest; it says nothing of the owner.
+	// As in AllocateIdentityRequest; the owner is not checked.
 	ValidateOnly  bool `protobuf:"varint,8,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1216,7 +1215,7 @@ type ResolveEndpointResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The identity, as in AllocateIdentityResponse.
 	Identity *Identity `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
-	// The named ports that belong to it: those of the request, or of the pod.
+	// Named ports that belong to the identity, from the request or from the pod.
 	NamedPorts []*v1.NamedPort `protobuf:"bytes,2,rep,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
 	// Labels and named ports come from the Kubernetes API.
 	FromPod bool `protobuf:"varint,3,opt,name=from_pod,json=fromPod,proto3" json:"from_pod,omitempty"`
@@ -1336,7 +1335,7 @@ type WatchEndpointsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Continue after this message with this token. Opaque.
 	ResumeToken []byte `protobuf:"bytes,1,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
-	// What happened.
+	// The event.
 	//
 	// Types that are valid to be assigned to Event:
 	//
@@ -1447,7 +1446,7 @@ func (*WatchEndpointsResponse_Bookmark) isWatchEndpointsResponse_Event() {}
 // EndpointIdentity is the identity of an owner.
 type EndpointIdentity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whose identity.
+	// Owner of the endpoint.
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
 	// The identity, with its label set.
 	Identity *Identity `protobuf:"bytes,2,opt,name=identity,proto3" json:"identity,omitempty"`
@@ -1538,7 +1537,7 @@ func (x *EndpointIdentity) GetFromPod() bool {
 // ConfirmEndpointRequest is the input of ConfirmEndpoint.
 type ConfirmEndpointRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whose packets.
+	// Owner of the endpoint.
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
 	// The number that they carry, 1 to 0xFFFFFF.
 	Number        uint32 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
@@ -1673,8 +1672,8 @@ type GetStatusResponse struct {
 	NodeName string `protobuf:"bytes,3,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
 	// Whether etcd answers.
 	StoreConnected bool `protobuf:"varint,4,opt,name=store_connected,json=storeConnected,proto3" json:"store_connected,omitempty"`
-	// Why not, if it does not; or what it refuses although it answers, for
-	// example writes when it has no space left.
+	// The error if etcd does not answer, or if it refuses requests although it answers, for example
+	// writes when it has no space left.
 	StoreError string `protobuf:"bytes,5,opt,name=store_error,json=storeError,proto3" json:"store_error,omitempty"`
 	// Cluster-wide identities known here.
 	ClusterIdentities uint32 `protobuf:"varint,6,opt,name=cluster_identities,json=clusterIdentities,proto3" json:"cluster_identities,omitempty"`
@@ -1793,36 +1792,36 @@ func (x *GetStatusResponse) GetCluster() *ClusterStatus {
 	return nil
 }
 
-// ClusterStatus is what a node knows of the cluster, and the cluster of it.
+// ClusterStatus is the view of a node on the cluster, and its registration there.
 type ClusterStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The store has what RegisterNode said of this node last. It stays true while
-	// the store does not answer.
+	// The store has the last record that RegisterNode set for this node. It stays true while the
+	// store does not answer.
 	Registered bool `protobuf:"varint,1,opt,name=registered,proto3" json:"registered,omitempty"`
 	// Registered nodes, this one too.
 	Nodes uint32 `protobuf:"varint,2,opt,name=nodes,proto3" json:"nodes,omitempty"`
-	// Addresses of other nodes' endpoints of which the identity counts.
+	// Valid addresses of other nodes' endpoints.
 	Mappings uint32 `protobuf:"varint,3,opt,name=mappings,proto3" json:"mappings,omitempty"`
-	// Addresses that other nodes wrote and that do not count.
+	// Addresses that other nodes wrote and that are not valid.
 	RefusedMappings uint32 `protobuf:"varint,4,opt,name=refused_mappings,json=refusedMappings,proto3" json:"refused_mappings,omitempty"`
-	// Ranges that this node asked for and does not have; problems of service says
-	// which and why.
+	// Ranges that this node claims and does not have; problems of service has the ranges and the
+	// reasons.
 	RefusedRanges uint32 `protobuf:"varint,5,opt,name=refused_ranges,json=refusedRanges,proto3" json:"refused_ranges,omitempty"`
 	// Endpoints of this node whose addresses wait for the store.
 	PendingPublications uint32 `protobuf:"varint,6,opt,name=pending_publications,json=pendingPublications,proto3" json:"pending_publications,omitempty"`
-	// Why this node, or endpoints of it, wait for the store; empty if the last
-	// write succeeded, or none was tried.
+	// Why records of this node or its endpoints wait for the store; empty if the last write
+	// succeeded, or none was tried.
 	PublicationError string `protobuf:"bytes,7,opt,name=publication_error,json=publicationError,proto3" json:"publication_error,omitempty"`
 	// Ranges that other nodes claim and do not have, and ranges that other nodes had
 	// before the store was rebuilt and have not claimed again; at most 32.
 	RangeOverlaps []*RangeOverlap `protobuf:"bytes,60,rep,name=range_overlaps,json=rangeOverlaps,proto3" json:"range_overlaps,omitempty"`
-	// How many there are.
+	// Number of overlaps.
 	RangeOverlapCount uint32 `protobuf:"varint,61,opt,name=range_overlap_count,json=rangeOverlapCount,proto3" json:"range_overlap_count,omitempty"`
-	// Why this node cannot confirm to other nodes which mappings it has, or cannot ask
-	// them: released addresses rest for their whole time. Empty: nothing is wrong.
+	// Why this node cannot confirm its mappings to other nodes, or cannot ask them for confirmation:
+	// released addresses then stay in quarantine for the full time. Empty: no problem.
 	ConfirmationError string `protobuf:"bytes,220,opt,name=confirmation_error,json=confirmationError,proto3" json:"confirmation_error,omitempty"`
-	// In mode kubernetes, why the ranges that nodes claim are not compared with the podCIDRs
-	// of their Nodes. Empty: they are, or the mode is another.
+	// In mode kubernetes, why the ranges of nodes are not compared with the podCIDRs of their Nodes.
+	// Empty: they are, or another mode is used.
 	AssignmentError string `protobuf:"bytes,62,opt,name=assignment_error,json=assignmentError,proto3" json:"assignment_error,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -1935,24 +1934,23 @@ func (x *ClusterStatus) GetAssignmentError() string {
 	return ""
 }
 
-// RangeOverlap is a range of another node about which this node and the store, or that
-// node, differ.
+// RangeOverlap is a range of another node on which this node disagrees with the store or with that
+// node.
 type RangeOverlap struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The other node.
 	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	// The node claims the range in the store. Otherwise it had the range before the store
-	// was rebuilt.
+	// The node claims the range in the store. If unset, it had the range before the store was
+	// rebuilt.
 	Claimed bool `protobuf:"varint,2,opt,name=claimed,proto3" json:"claimed,omitempty"`
 	// The range.
 	Prefix string `protobuf:"bytes,3,opt,name=prefix,proto3" json:"prefix,omitempty"`
-	// The node that this node takes for the holder of the range, or of a range that
-	// overlaps it.
+	// The node that this node considers the holder of the range, or of an overlapping range.
 	Holder string `protobuf:"bytes,4,opt,name=holder,proto3" json:"holder,omitempty"`
 	// Why, for people.
 	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
-	// By the store alone the node would have the range: this node goes on with the node
-	// that had it before the store was rebuilt.
+	// According to the store, the node would have the range: this node still uses the node that had
+	// it before the store was rebuilt.
 	DiffersFromStore bool `protobuf:"varint,6,opt,name=differs_from_store,json=differsFromStore,proto3" json:"differs_from_store,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
@@ -2030,7 +2028,7 @@ func (x *RangeOverlap) GetDiffersFromStore() bool {
 	return false
 }
 
-// LabelKeyCount is a label key and how many values of it identities carry.
+// LabelKeyCount is a label key with the number of its values in identities.
 type LabelKeyCount struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Source and key, for example "k8s:app".
@@ -2125,8 +2123,8 @@ func (*GetLabelFilterRequest) Descriptor() ([]byte, []int) {
 // GetLabelFilterResponse is the answer of GetLabelFilter.
 type GetLabelFilterResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The rules, of which the longest that matches decides; of several of one length,
-	// the first. A label that no rule matches counts.
+	// The rules. The longest matching rule decides; of several of the same length, the first. Labels
+	// without a matching rule are part of identities.
 	Rules []*LabelFilterRule `protobuf:"bytes,1,rep,name=rules,proto3" json:"rules,omitempty"`
 	// The rules for labels of nodes, in the same way.
 	NodeRules     []*LabelFilterRule `protobuf:"bytes,2,rep,name=node_rules,json=nodeRules,proto3" json:"node_rules,omitempty"`
@@ -2184,7 +2182,7 @@ type LabelFilterRule struct {
 	// "[source:]prefix", which matches keys that begin with the prefix; a prefix that
 	// begins with "*." matches every key whose domain ends in the rest.
 	Rule string `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"`
-	// Whether labels that it matches count.
+	// Whether matching labels are part of identities.
 	Counts        bool `protobuf:"varint,2,opt,name=counts,proto3" json:"counts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2278,7 +2276,7 @@ type WatchWaitingLabelsResponse struct {
 	Change uint64 `protobuf:"varint,1,opt,name=change,proto3" json:"change,omitempty"`
 	// Present identity of the endpoint.
 	Identity uint32 `protobuf:"varint,2,opt,name=identity,proto3" json:"identity,omitempty"`
-	// Labels that the endpoint shall have.
+	// Requested labels of the endpoint.
 	Labels        []*v1.Label `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -7,8 +7,8 @@
 // - protoc             (unknown)
 // source: sluice/identity/v1/identity.proto
 
-// Package sluice.identity.v1 turns sets of labels into numbers that are the
-// same on every node of a cluster.
+// Package sluice.identity.v1 maps sets of labels to numbers that are the same on every node of a
+// cluster.
 
 package identityv1
 
@@ -43,16 +43,16 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// IdentityService owns the numbers. Policies and packets know workloads by
-// number only. A number is allocated in etcd by a transaction, so two nodes
-// that meet the same new label set at the same time get the same number. It
-// stays as long as a node refers to it; what nobody refers to is collected
-// after a grace period. While etcd is away, every label set that this service
-// has seen keeps being answered, also after a restart of the service.
+// IdentityService allocates identities: numbers that stand for label sets. Policies and packets
+// refer to workloads by number only. A number is allocated in an etcd transaction, so two nodes
+// that see the same new label set at the same time get the same number. It stays allocated as long
+// as a node refers to it; unused numbers are collected after a grace period. While etcd is
+// unavailable, the service still answers for every label set that it has seen, also after a restart
+// of the service.
 //
-// Numbers: 1 to 255 are reserved with fixed meanings (1 host, 2 world, ...,
-// 255 unknown in the cluster), 256 to 65535 are this cluster's, 0xFF0000 to
-// 0xFF0FFF never leave the node.
+// Numbers: 1 to 255 are reserved with fixed meanings (1 host, 2 world, ..., 255 unknown in the
+// cluster), 256 to 65535 are valid in this cluster, 0xFF0000 to 0xFF0FFF are valid on one node
+// only.
 type IdentityServiceClient interface {
 	// AllocateIdentity gives the number of a label set, creating it if needed,
 	// and holds it for the reference until ReleaseIdentity. Repeating it changes
@@ -74,8 +74,7 @@ type IdentityServiceClient interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	ReleaseIdentity(ctx context.Context, in *ReleaseIdentityRequest, opts ...grpc.CallOption) (*ReleaseIdentityResponse, error)
-	// GetIdentity gives the label set of a number. NOT_FOUND: no such number is
-	// known here.
+	// GetIdentity returns the label set of a number. NOT_FOUND: the number is not known here.
 	GetIdentity(ctx context.Context, in *GetIdentityRequest, opts ...grpc.CallOption) (*GetIdentityResponse, error)
 	// ListIdentities streams all identities, reserved ones included, sorted by
 	// number, as of one point in time.
@@ -92,23 +91,21 @@ type IdentityServiceClient interface {
 	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
 	// is stopping; watch again with the last token.
 	WatchIdentities(ctx context.Context, in *WatchIdentitiesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchIdentitiesResponse], error)
-	// ResolveEndpoint gives the identity of a workload from what its runtime
-	// says about it: filters the labels, adds the hidden label of its named
-	// ports and allocates, with the owner as reference. The same owner asking
-	// again gets the same answer; with other labels it moves to the new label
-	// set and the old one is released.
+	// ResolveEndpoint returns the identity of a workload that its runtime describes: it filters the
+	// labels, adds the hidden label of its named ports, and allocates the identity with the owner as
+	// reference. A repeated call of the same owner returns the same answer; with other labels, the
+	// owner moves to the new label set and the old one is released.
 	//
-	// If the service uses a Kubernetes API, labels and named ports of a pod
-	// reference that has namespace, name and uid come from there, and those of the
-	// request are not read. The call waits up to 10 s, and until shortly before the
-	// caller's deadline, for a pod that the API has not shown yet. While the API is
-	// away, another endpoint of the pod on this node may answer for it.
+	// If the service uses a Kubernetes API and the pod reference has namespace, name and uid, labels
+	// and named ports come from the API, and the ones in the request are ignored. If the API has not
+	// delivered the pod yet, the call waits for up to 10 s, but ends shortly before the caller's
+	// deadline. While the API is unavailable, the service may use what another endpoint of the same
+	// pod on this node has.
 	//
-	// Errors as for AllocateIdentity, and UNAVAILABLE if the pod is not known;
-	// the reason says whether the API answers.
+	// Errors as for AllocateIdentity, and UNAVAILABLE if the pod is not known; the reason tells
+	// whether the API answers.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	ResolveEndpoint(ctx context.Context, in *ResolveEndpointRequest, opts ...grpc.CallOption) (*ResolveEndpointResponse, error)
 	// WatchEndpoints sends the identity of every owner that ResolveEndpoint gave
 	// one and that was not released, then a bookmark with snapshot_complete (an
@@ -125,21 +122,19 @@ type IdentityServiceClient interface {
 	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
 	// is stopping; watch again with the last token.
 	WatchEndpoints(ctx context.Context, in *WatchEndpointsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchEndpointsResponse], error)
-	// ConfirmEndpoint says that the packets of an owner carry a number that
-	// WatchEndpoints announced with confirm set. Until then the service holds the
-	// former number too, so that it gets no other meaning, and does not move the
-	// owner again. It may be repeated, and needs no etcd. Another number than the
-	// owner's changes nothing: a newer one is on its way.
+	// ConfirmEndpoint reports that the packets of an owner carry a number that WatchEndpoints
+	// announced with confirm set. Until then the service also keeps a reference to the previous
+	// number, so that it cannot be reused, and does not move the owner again. It may be repeated, and
+	// needs no etcd. If the number is not the owner's current one, nothing changes, because a newer
+	// one has already been announced.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	ConfirmEndpoint(ctx context.Context, in *ConfirmEndpointRequest, opts ...grpc.CallOption) (*ConfirmEndpointResponse, error)
-	// GetStatus gives a summary for people and for `sluice status`.
+	// GetStatus returns a summary for people and for `sluice status`.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
-	// GetLabelFilter gives the rules by which labels of workloads count for
-	// identities. No identity has a label that does not count, so a selector over one
-	// does not say which identities it means. The rules are those of the
-	// configuration: they stay the same while the service runs.
+	// GetLabelFilter returns the rules that select the labels which are part of identities.
+	// Identities do not contain other labels, so a selector over such a label matches no particular
+	// identities. The rules come from the configuration and do not change while the service runs.
 	GetLabelFilter(ctx context.Context, in *GetLabelFilterRequest, opts ...grpc.CallOption) (*GetLabelFilterResponse, error)
 	// WatchWaitingLabels sends an empty message, and then each change of the labels of a pod
 	// that waits for a rate: those that wait now, then new ones. sluice-policy follows it and
@@ -147,9 +142,9 @@ type IdentityServiceClient interface {
 	//
 	// PERMISSION_DENIED: the caller is neither root nor sluice-policy.
 	WatchWaitingLabels(ctx context.Context, in *WatchWaitingLabelsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchWaitingLabelsResponse], error)
-	// AdmitLabels says that a change of labels needs no rate, because the policies of the pod
-	// allow with the new labels a part of what they allow with the present ones. A change that
-	// does not wait any more is ignored.
+	// AdmitLabels exempts a waiting change of labels from the rate limit, because the pod's policies
+	// allow with the new labels only a part of what they allow now. A change that is no longer
+	// waiting is ignored.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor sluice-policy.
 	AdmitLabels(ctx context.Context, in *AdmitLabelsRequest, opts ...grpc.CallOption) (*AdmitLabelsResponse, error)
@@ -323,16 +318,16 @@ func (c *identityServiceClient) AdmitLabels(ctx context.Context, in *AdmitLabels
 // All implementations must embed UnimplementedIdentityServiceServer
 // for forward compatibility.
 //
-// IdentityService owns the numbers. Policies and packets know workloads by
-// number only. A number is allocated in etcd by a transaction, so two nodes
-// that meet the same new label set at the same time get the same number. It
-// stays as long as a node refers to it; what nobody refers to is collected
-// after a grace period. While etcd is away, every label set that this service
-// has seen keeps being answered, also after a restart of the service.
+// IdentityService allocates identities: numbers that stand for label sets. Policies and packets
+// refer to workloads by number only. A number is allocated in an etcd transaction, so two nodes
+// that see the same new label set at the same time get the same number. It stays allocated as long
+// as a node refers to it; unused numbers are collected after a grace period. While etcd is
+// unavailable, the service still answers for every label set that it has seen, also after a restart
+// of the service.
 //
-// Numbers: 1 to 255 are reserved with fixed meanings (1 host, 2 world, ...,
-// 255 unknown in the cluster), 256 to 65535 are this cluster's, 0xFF0000 to
-// 0xFF0FFF never leave the node.
+// Numbers: 1 to 255 are reserved with fixed meanings (1 host, 2 world, ..., 255 unknown in the
+// cluster), 256 to 65535 are valid in this cluster, 0xFF0000 to 0xFF0FFF are valid on one node
+// only.
 type IdentityServiceServer interface {
 	// AllocateIdentity gives the number of a label set, creating it if needed,
 	// and holds it for the reference until ReleaseIdentity. Repeating it changes
@@ -354,8 +349,7 @@ type IdentityServiceServer interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	ReleaseIdentity(context.Context, *ReleaseIdentityRequest) (*ReleaseIdentityResponse, error)
-	// GetIdentity gives the label set of a number. NOT_FOUND: no such number is
-	// known here.
+	// GetIdentity returns the label set of a number. NOT_FOUND: the number is not known here.
 	GetIdentity(context.Context, *GetIdentityRequest) (*GetIdentityResponse, error)
 	// ListIdentities streams all identities, reserved ones included, sorted by
 	// number, as of one point in time.
@@ -372,23 +366,21 @@ type IdentityServiceServer interface {
 	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
 	// is stopping; watch again with the last token.
 	WatchIdentities(*WatchIdentitiesRequest, grpc.ServerStreamingServer[WatchIdentitiesResponse]) error
-	// ResolveEndpoint gives the identity of a workload from what its runtime
-	// says about it: filters the labels, adds the hidden label of its named
-	// ports and allocates, with the owner as reference. The same owner asking
-	// again gets the same answer; with other labels it moves to the new label
-	// set and the old one is released.
+	// ResolveEndpoint returns the identity of a workload that its runtime describes: it filters the
+	// labels, adds the hidden label of its named ports, and allocates the identity with the owner as
+	// reference. A repeated call of the same owner returns the same answer; with other labels, the
+	// owner moves to the new label set and the old one is released.
 	//
-	// If the service uses a Kubernetes API, labels and named ports of a pod
-	// reference that has namespace, name and uid come from there, and those of the
-	// request are not read. The call waits up to 10 s, and until shortly before the
-	// caller's deadline, for a pod that the API has not shown yet. While the API is
-	// away, another endpoint of the pod on this node may answer for it.
+	// If the service uses a Kubernetes API and the pod reference has namespace, name and uid, labels
+	// and named ports come from the API, and the ones in the request are ignored. If the API has not
+	// delivered the pod yet, the call waits for up to 10 s, but ends shortly before the caller's
+	// deadline. While the API is unavailable, the service may use what another endpoint of the same
+	// pod on this node has.
 	//
-	// Errors as for AllocateIdentity, and UNAVAILABLE if the pod is not known;
-	// the reason says whether the API answers.
+	// Errors as for AllocateIdentity, and UNAVAILABLE if the pod is not known; the reason tells
+	// whether the API answers.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	ResolveEndpoint(context.Context, *ResolveEndpointRequest) (*ResolveEndpointResponse, error)
 	// WatchEndpoints sends the identity of every owner that ResolveEndpoint gave
 	// one and that was not released, then a bookmark with snapshot_complete (an
@@ -405,21 +397,19 @@ type IdentityServiceServer interface {
 	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
 	// is stopping; watch again with the last token.
 	WatchEndpoints(*WatchEndpointsRequest, grpc.ServerStreamingServer[WatchEndpointsResponse]) error
-	// ConfirmEndpoint says that the packets of an owner carry a number that
-	// WatchEndpoints announced with confirm set. Until then the service holds the
-	// former number too, so that it gets no other meaning, and does not move the
-	// owner again. It may be repeated, and needs no etcd. Another number than the
-	// owner's changes nothing: a newer one is on its way.
+	// ConfirmEndpoint reports that the packets of an owner carry a number that WatchEndpoints
+	// announced with confirm set. Until then the service also keeps a reference to the previous
+	// number, so that it cannot be reused, and does not move the owner again. It may be repeated, and
+	// needs no etcd. If the number is not the owner's current one, nothing changes, because a newer
+	// one has already been announced.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	ConfirmEndpoint(context.Context, *ConfirmEndpointRequest) (*ConfirmEndpointResponse, error)
-	// GetStatus gives a summary for people and for `sluice status`.
+	// GetStatus returns a summary for people and for `sluice status`.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
-	// GetLabelFilter gives the rules by which labels of workloads count for
-	// identities. No identity has a label that does not count, so a selector over one
-	// does not say which identities it means. The rules are those of the
-	// configuration: they stay the same while the service runs.
+	// GetLabelFilter returns the rules that select the labels which are part of identities.
+	// Identities do not contain other labels, so a selector over such a label matches no particular
+	// identities. The rules come from the configuration and do not change while the service runs.
 	GetLabelFilter(context.Context, *GetLabelFilterRequest) (*GetLabelFilterResponse, error)
 	// WatchWaitingLabels sends an empty message, and then each change of the labels of a pod
 	// that waits for a rate: those that wait now, then new ones. sluice-policy follows it and
@@ -427,9 +417,9 @@ type IdentityServiceServer interface {
 	//
 	// PERMISSION_DENIED: the caller is neither root nor sluice-policy.
 	WatchWaitingLabels(*WatchWaitingLabelsRequest, grpc.ServerStreamingServer[WatchWaitingLabelsResponse]) error
-	// AdmitLabels says that a change of labels needs no rate, because the policies of the pod
-	// allow with the new labels a part of what they allow with the present ones. A change that
-	// does not wait any more is ignored.
+	// AdmitLabels exempts a waiting change of labels from the rate limit, because the pod's policies
+	// allow with the new labels only a part of what they allow now. A change that is no longer
+	// waiting is ignored.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor sluice-policy.
 	AdmitLabels(context.Context, *AdmitLabelsRequest) (*AdmitLabelsResponse, error)

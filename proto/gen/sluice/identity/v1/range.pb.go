@@ -25,11 +25,11 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// IPAMMode is where the ranges of all nodes of a cluster come from.
+// IPAMMode is the source of the ranges of all nodes of a cluster.
 type IPAMMode int32
 
 const (
-	// Not said: the node takes no part in the agreement.
+	// Unknown: the node takes no part in the agreement.
 	IPAMMode_IPAM_MODE_UNSPECIFIED IPAMMode = 0
 	// The configuration of each node.
 	IPAMMode_IPAM_MODE_STATIC IPAMMode = 1
@@ -82,12 +82,12 @@ func (IPAMMode) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_identity_v1_range_proto_rawDescGZIP(), []int{0}
 }
 
-// IPAMSettings are what all nodes of a cluster have to agree on about their
-// ranges. The first node to register or claim writes them to etcd; a node with
-// others gets no range. The pool is set in mode POOL alone.
+// IPAMSettings are the settings about ranges that must be equal on all nodes of a cluster. The
+// first node that registers or claims writes them to etcd; a node with other settings gets no
+// range. The pool is only set in mode POOL.
 type IPAMSettings struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Where ranges come from.
+	// Source of ranges.
 	Mode IPAMMode `protobuf:"varint,1,opt,name=mode,proto3,enum=sluice.identity.v1.IPAMMode" json:"mode,omitempty"`
 	// In mode POOL, prefixes that blocks are taken from; in mode STATIC, prefixes in which the
 	// ranges of all nodes lie, none if these are not limited. Without host bits, at most 16.
@@ -173,16 +173,14 @@ func (x *IPAMSettings) GetMaxBlocks() uint32 {
 // ClaimRangeRequest is the input of ClaimRange.
 type ClaimRangeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The pool, with the mode POOL. It has to be the cluster's.
+	// The pool, with the mode POOL. It must be equal to the cluster's.
 	Settings *IPAMSettings `protobuf:"bytes,1,opt,name=settings,proto3" json:"settings,omitempty"`
-	// A block of IPv6 prefixes is wanted; else of IPv4 ones.
+	// Claim a block of IPv6 prefixes; otherwise of IPv4.
 	Ipv6 bool `protobuf:"varint,2,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
-	// Every block of the family that the caller has on stable storage, at most 32.
-	// A block that this node has in etcd and the caller does not name is one whose
-	// answer was lost: that one is the answer.
+	// Every block of the family that the caller has on stable storage, at most 32. If this node has a
+	// block in etcd that is not listed, the answer to its claim was lost, and that block is returned.
 	KnownRanges []string `protobuf:"bytes,3,rep,name=known_ranges,json=knownRanges,proto3" json:"known_ranges,omitempty"`
-	// Say whether the request is valid and the settings are the cluster's, but
-	// claim nothing.
+	// Only check whether the request is valid and the settings match the cluster's.
 	ValidateOnly  bool `protobuf:"varint,4,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -297,7 +295,7 @@ type ReturnRangeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The block, of which no address is in use.
 	Range string `protobuf:"bytes,1,opt,name=range,proto3" json:"range,omitempty"`
-	// Say whether the block could be returned, but return nothing.
+	// Only check whether the block could be returned.
 	ValidateOnly  bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -24,9 +24,8 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// StoreRevision is a point in the store that the nodes of a cluster share, by
-// which what two nodes know can be compared. Revisions of different stores
-// cannot.
+// StoreRevision is a revision of the store that the nodes of a cluster share. The states of two
+// nodes can be compared by it. Revisions of different stores are not comparable.
 type StoreRevision struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Cluster id of etcd.

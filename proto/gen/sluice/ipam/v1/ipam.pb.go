@@ -7,7 +7,7 @@
 // 	protoc        (unknown)
 // source: sluice/ipam/v1/ipam.proto
 
-// Package sluice.ipam.v1 hands out this node's pod addresses.
+// Package sluice.ipam.v1 assigns this node's pod addresses.
 
 package ipamv1
 
@@ -83,7 +83,7 @@ func (Family) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_ipam_v1_ipam_proto_rawDescGZIP(), []int{0}
 }
 
-// AllocationState is where an allocation is in its life.
+// AllocationState is a stage in the life of an allocation.
 type AllocationState int32
 
 const (
@@ -136,7 +136,7 @@ func (AllocationState) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_ipam_v1_ipam_proto_rawDescGZIP(), []int{1}
 }
 
-// RangeState is where a range of addresses is in its life.
+// RangeState is a stage in the life of a range.
 type RangeState int32
 
 const (
@@ -144,11 +144,11 @@ const (
 	RangeState_RANGE_STATE_UNSPECIFIED RangeState = 0
 	// New addresses are taken from it.
 	RangeState_RANGE_STATE_SERVING RangeState = 1
-	// No new address is taken from it; it is gone when no owner holds one.
+	// No new address is taken from it; it is removed when no owner has one.
 	RangeState_RANGE_STATE_DRAINING RangeState = 2
-	// The cluster says that another node has it, or that this node's settings are
-	// not the cluster's: no new address is taken from it until that ends. In
-	// WatchPools such a range is draining, or gone if no owner holds an address.
+	// Another node has it, or this node's settings differ from the cluster's: no new address is taken
+	// from it until that ends. In WatchPools such a range is draining, or absent if no owner has an
+	// address.
 	RangeState_RANGE_STATE_REFUSED RangeState = 3
 )
 
@@ -205,8 +205,7 @@ const (
 	ErrorReason_ERROR_REASON_UNSPECIFIED ErrorReason = 0
 	// INTERNAL: a bug, or a stored state that contradicts itself.
 	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 1
-	// INVALID_ARGUMENT: a field contradicts another one or is not what it should
-	// be; BadRequest names it.
+	// INVALID_ARGUMENT: a field is invalid or contradicts another one; BadRequest names it.
 	ErrorReason_ERROR_REASON_INVALID_REQUEST ErrorReason = 2
 	// INVALID_ARGUMENT: a requested address or family has no pool; BadRequest
 	// names the field.
@@ -231,8 +230,7 @@ const (
 	// UNAVAILABLE: the state could not be written and nothing was changed; the
 	// metadata's "errno" has the system call's error, for example ENOSPC.
 	ErrorReason_ERROR_REASON_STORAGE_FAILED ErrorReason = 11
-	// UNAVAILABLE: the service cannot say what is on the disk; it ends and reads
-	// the state anew.
+	// UNAVAILABLE: the state on disk is uncertain; the service restarts and reads it again.
 	ErrorReason_ERROR_REASON_STORAGE_UNCERTAIN ErrorReason = 12
 	// UNAVAILABLE: the node has no range to take addresses from yet, or none any
 	// more; RetryInfo says when to come back.
@@ -240,8 +238,8 @@ const (
 	// RESOURCE_EXHAUSTED: no address is free, and neither is a block of the
 	// cluster's pool, which the message names; RetryInfo says when to come back.
 	ErrorReason_ERROR_REASON_CLUSTER_POOL_EXHAUSTED ErrorReason = 14
-	// UNAVAILABLE: no address is free, and the cluster cannot be asked for another
-	// block of its pool, which the message names; RetryInfo says when to come back.
+	// UNAVAILABLE: no address is free, and no further block can be claimed because the cluster does
+	// not answer; the message names the pool, and RetryInfo has the delay before a retry.
 	ErrorReason_ERROR_REASON_CLUSTER_UNAVAILABLE ErrorReason = 15
 )
 
@@ -368,10 +366,10 @@ func (x *Address) GetPoolPrefixLength() uint32 {
 	return 0
 }
 
-// Allocation is what one owner holds.
+// Allocation has the addresses of one owner.
 type Allocation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Who holds it.
+	// The owner.
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
 	// At most one address per family, IPv4 first.
 	Addresses []*Address `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
@@ -379,7 +377,7 @@ type Allocation struct {
 	State AllocationState `protobuf:"varint,3,opt,name=state,proto3,enum=sluice.ipam.v1.AllocationState" json:"state,omitempty"`
 	// When an unconfirmed lease is freed. Unset once confirmed.
 	LeaseExpireTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=lease_expire_time,json=leaseExpireTime,proto3" json:"lease_expire_time,omitempty"`
-	// Who answers for it, as given to Allocate.
+	// Manager of the addresses, as given to Allocate.
 	Manager       string `protobuf:"bytes,5,opt,name=manager,proto3" json:"manager,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -453,19 +451,17 @@ func (x *Allocation) GetManager() string {
 // AllocateRequest is the input of Allocate.
 type AllocateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Who gets the addresses.
+	// The new owner of the addresses.
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
-	// Families wanted. Empty: one address of every family that has a pool.
+	// Requested families. Empty: one address of every family that has a pool.
 	Families []Family `protobuf:"varint,2,rep,packed,name=families,proto3,enum=sluice.ipam.v1.Family" json:"families,omitempty"`
-	// Particular addresses wanted, at most one per family. A family without
-	// one gets any free address.
+	// Requested addresses, at most one per family. A family without one gets any free address.
 	RequestedAddresses []string `protobuf:"bytes,3,rep,name=requested_addresses,json=requestedAddresses,proto3" json:"requested_addresses,omitempty"`
-	// Check everything and say what would be answered, but lease nothing.
+	// Check everything and return the answer without leasing.
 	ValidateOnly bool `protobuf:"varint,4,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
-	// Who answers for the addresses. Empty: the datapath of this node, which
-	// releases those of owners without an endpoint. Those of another manager it
-	// leaves alone: the manager releases them. An owner that holds addresses keeps
-	// its manager; with another one the call answers ALREADY_EXISTS.
+	// Manager of the addresses. Empty: the datapath of this node, which releases addresses of owners
+	// without an endpoint. Addresses of another manager are only released by that manager. An owner
+	// with addresses keeps its manager; a call with another one returns ALREADY_EXISTS.
 	Manager       string `protobuf:"bytes,5,opt,name=manager,proto3" json:"manager,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -539,7 +535,7 @@ func (x *AllocateRequest) GetManager() string {
 // AllocateResponse is the answer of Allocate.
 type AllocateResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What the owner holds now.
+	// The owner's addresses.
 	Allocation    *Allocation `protobuf:"bytes,1,opt,name=allocation,proto3" json:"allocation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -585,12 +581,12 @@ func (x *AllocateResponse) GetAllocation() *Allocation {
 // ConfirmAllocationRequest is the input of ConfirmAllocation.
 type ConfirmAllocationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Who holds the lease.
+	// The owner of the lease.
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
 	// The addresses that are about to be configured, in any order; all of the
 	// lease's.
 	Addresses []string `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
-	// Say what would be answered, but confirm nothing.
+	// Return the answer without confirming.
 	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -650,7 +646,7 @@ func (x *ConfirmAllocationRequest) GetValidateOnly() bool {
 // ConfirmAllocationResponse is the answer of ConfirmAllocation.
 type ConfirmAllocationResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What the owner holds now, confirmed.
+	// The owner's addresses, now confirmed.
 	Allocation    *Allocation `protobuf:"bytes,1,opt,name=allocation,proto3" json:"allocation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -696,13 +692,12 @@ func (x *ConfirmAllocationResponse) GetAllocation() *Allocation {
 // ReleaseRequest is the input of Release.
 type ReleaseRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whose addresses are released.
+	// The owner of the addresses.
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
-	// Say what would be answered, but release nothing.
+	// Return the answer without releasing.
 	ValidateOnly bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
-	// Release them only if the owner holds exactly these, in any order: what a
-	// caller decided by may be gone, and the owner have others. Empty: whatever it
-	// holds.
+	// Release only if the owner has exactly these addresses, in any order. It protects against a
+	// change since the caller's decision. Empty: release all addresses.
 	Addresses     []string `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -762,7 +757,7 @@ func (x *ReleaseRequest) GetAddresses() []string {
 // ReleaseResponse is the answer of Release.
 type ReleaseResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What was released; unset if the owner held nothing.
+	// The released addresses; unset if the owner had none.
 	Released      *Allocation `protobuf:"bytes,1,opt,name=released,proto3" json:"released,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -976,12 +971,11 @@ type Pool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The range.
 	Prefix string `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
-	// The gateway's address (the node's own on the pod side), never allocated.
+	// The gateway's address (the node's address on the pod side), never allocated.
 	Gateway string `protobuf:"bytes,2,opt,name=gateway,proto3" json:"gateway,omitempty"`
 	// Addresses in the range.
 	AddressCount uint64 `protobuf:"varint,3,opt,name=address_count,json=addressCount,proto3" json:"address_count,omitempty"`
-	// Addresses that are never given out: network, broadcast, gateway and the
-	// configured exclusions.
+	// Addresses that are never assigned: network, broadcast, gateway and the configured exclusions.
 	ReservedCount uint64 `protobuf:"varint,4,opt,name=reserved_count,json=reservedCount,proto3" json:"reserved_count,omitempty"`
 	// Addresses leased to an ADD in progress.
 	LeasedCount uint64 `protobuf:"varint,5,opt,name=leased_count,json=leasedCount,proto3" json:"leased_count,omitempty"`
@@ -1160,7 +1154,7 @@ type WatchPoolsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Continues after this message. Empty until the listing is complete.
 	ResumeToken []byte `protobuf:"bytes,1,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
-	// What happened.
+	// The event.
 	//
 	// Types that are valid to be assigned to Event:
 	//
@@ -1436,11 +1430,11 @@ type GetStatusResponse struct {
 	Pools []*Pool `protobuf:"bytes,3,rep,name=pools,proto3" json:"pools,omitempty"`
 	// Bytes of the state file.
 	StateBytes uint64 `protobuf:"varint,4,opt,name=state_bytes,json=stateBytes,proto3" json:"state_bytes,omitempty"`
-	// Addresses that are still held although the configured pools no longer
-	// allow them: they lie in no pool or are reserved by now. They are kept
-	// until their owners release them, and count in no pool.
+	// Addresses that are still in use although the configured pools no longer allow them: they are in
+	// no pool, or reserved. They are kept until their owners release them, and are not counted in any
+	// pool.
 	OutsideAddressCount uint64 `protobuf:"varint,5,opt,name=outside_address_count,json=outsideAddressCount,proto3" json:"outside_address_count,omitempty"`
-	// The agreement with the other nodes; unset if the node is on its own.
+	// The ranges within the cluster; unset if the node does not share a pool with others.
 	Cluster       *ClusterRanges `protobuf:"bytes,8,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1511,17 +1505,17 @@ func (x *GetStatusResponse) GetCluster() *ClusterRanges {
 	return nil
 }
 
-// ClusterRanges is what the ranges of this node have to do with other nodes.
+// ClusterRanges is the state of this node's ranges in the cluster.
 type ClusterRanges struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Where ranges come from: static, kubernetes or pool.
+	// Source of ranges: static, kubernetes or pool.
 	Mode string `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
-	// The cluster has the ranges of this node. Those that it refuses are among the
-	// pools, with the reason.
+	// The cluster has registered the ranges of this node. Refused ranges are among the pools, with
+	// the reason.
 	Registered bool `protobuf:"varint,2,opt,name=registered,proto3" json:"registered,omitempty"`
-	// Prefixes that blocks are taken from; in mode pool alone.
+	// Prefixes that blocks are taken from; only in mode pool.
 	Pools []*ClusterPool `protobuf:"bytes,3,rep,name=pools,proto3" json:"pools,omitempty"`
-	// Blocks of a family that the node may have; in mode pool alone.
+	// Maximum number of blocks per family of the node; only in mode pool.
 	MaxBlocks     uint32 `protobuf:"varint,4,opt,name=max_blocks,json=maxBlocks,proto3" json:"max_blocks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1585,7 +1579,7 @@ func (x *ClusterRanges) GetMaxBlocks() uint32 {
 	return 0
 }
 
-// ClusterPool is a prefix of which nodes have blocks.
+// ClusterPool is a prefix that nodes claim blocks of.
 type ClusterPool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The prefix.

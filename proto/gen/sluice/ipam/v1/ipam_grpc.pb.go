@@ -7,7 +7,7 @@
 // - protoc             (unknown)
 // source: sluice/ipam/v1/ipam.proto
 
-// Package sluice.ipam.v1 hands out this node's pod addresses.
+// Package sluice.ipam.v1 assigns this node's pod addresses.
 
 package ipamv1
 
@@ -37,26 +37,22 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// IPAMService owns the addresses of one node: which are free, which are
-// leased to an ADD that has not finished, which belong to a live endpoint and
-// which rest after a release. Confirmed addresses and those that rest survive
-// kill -9 and power loss: an answer that says so is sent only when it is on
-// stable storage. Leases are in memory and end with the process.
+// IPAMService owns the addresses of one node. An address is free, leased to an ADD that has not
+// finished, confirmed for a live endpoint, or in quarantine after its release. Confirmed and
+// quarantined addresses survive kill -9 and power loss: they are on stable storage before the
+// answer is sent. Leases are kept in memory and end with the process.
 type IPAMServiceClient interface {
-	// Allocate leases one address per requested family to the owner. The same
-	// owner asking again gets the same addresses, with the lease renewed if it
-	// was not confirmed yet; so the call may be repeated. A lease that nobody
-	// confirms before it expires is freed, and all leases are when the service
-	// ends: asking again then may give other addresses.
+	// Allocate leases one address per requested family to the owner. A repeated call of the same
+	// owner returns the same addresses and renews an unconfirmed lease. A lease that is not confirmed
+	// before it expires is freed, and all leases are freed when the service ends: a repeated call may
+	// then return other addresses.
 	//
-	// RESOURCE_EXHAUSTED: no free address in a family; the details name the
-	// pool and its figures. ALREADY_EXISTS: the owner holds other addresses
-	// than those requested. FAILED_PRECONDITION: a requested address is in use,
-	// is in quarantine or is reserved. INVALID_ARGUMENT: a requested address is in no
-	// pool, or a family is requested that has no pool.
+	// RESOURCE_EXHAUSTED: a family has no free address; the details name the pool and its figures.
+	// ALREADY_EXISTS: the owner has addresses other than the requested ones. FAILED_PRECONDITION: a
+	// requested address is in use, in quarantine or reserved. INVALID_ARGUMENT: a requested address
+	// is in no pool, or a requested family has no pool.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	Allocate(ctx context.Context, in *AllocateRequest, opts ...grpc.CallOption) (*AllocateResponse, error)
 	// ConfirmAllocation makes a lease permanent: its addresses stay with the
 	// owner until Release, and are on stable storage before the answer. Repeating
@@ -70,26 +66,23 @@ type IPAMServiceClient interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	ConfirmAllocation(ctx context.Context, in *ConfirmAllocationRequest, opts ...grpc.CallOption) (*ConfirmAllocationResponse, error)
-	// Release takes all addresses from the owner. Confirmed ones rest for the
-	// configured time before another owner gets them; those of a lease are free
-	// at once. Releasing what is already gone succeeds; so the call may be
-	// repeated. FAILED_PRECONDITION: the owner holds other addresses than those of
-	// the request, if it names any.
+	// Release takes all addresses from the owner. Confirmed addresses stay in quarantine for the
+	// configured time before another owner gets them; leased addresses are free at once. Releasing
+	// nothing succeeds, so the call may be repeated. FAILED_PRECONDITION: the request names
+	// addresses, and the owner has others.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
 	// ListAllocations streams every owner with its addresses as of one point in
 	// time, sorted by owner.
 	ListAllocations(ctx context.Context, in *ListAllocationsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListAllocationsResponse], error)
-	// ListPools gives the ranges and how full they are.
+	// ListPools returns the ranges and their usage.
 	ListPools(ctx context.Context, in *ListPoolsRequest, opts ...grpc.CallOption) (*ListPoolsResponse, error)
-	// WatchPools streams the ranges of this node: a listing of all, a bookmark
-	// with snapshot_complete, then changes. What was not listed is gone. The
-	// bookmark comes only when the service knows the node's ranges, which it may
-	// have to learn first; a range that serves is announced before an address of
-	// it is answered, and one that drains until no owner holds an address of it.
-	//
+	// WatchPools streams the ranges of this node: a listing of all, a bookmark with
+	// snapshot_complete, then changes. Ranges that were not listed do not exist. The bookmark is sent
+	// once the service knows the node's ranges, which it may have to learn first. A serving range is
+	// announced before one of its addresses is assigned; a draining range stays until no owner has an
+	// address of it.
 	// A caller that was away continues with the resume token of the last message:
 	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
 	// old or of another run of the service; watch again without one, and drop what is
@@ -98,7 +91,7 @@ type IPAMServiceClient interface {
 	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
 	// is stopping; watch again with the last token.
 	WatchPools(ctx context.Context, in *WatchPoolsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchPoolsResponse], error)
-	// GetStatus gives a summary for people and for `sluice status`.
+	// GetStatus returns a summary for people and for `sluice status`.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
 }
 
@@ -202,26 +195,22 @@ func (c *iPAMServiceClient) GetStatus(ctx context.Context, in *GetStatusRequest,
 // All implementations must embed UnimplementedIPAMServiceServer
 // for forward compatibility.
 //
-// IPAMService owns the addresses of one node: which are free, which are
-// leased to an ADD that has not finished, which belong to a live endpoint and
-// which rest after a release. Confirmed addresses and those that rest survive
-// kill -9 and power loss: an answer that says so is sent only when it is on
-// stable storage. Leases are in memory and end with the process.
+// IPAMService owns the addresses of one node. An address is free, leased to an ADD that has not
+// finished, confirmed for a live endpoint, or in quarantine after its release. Confirmed and
+// quarantined addresses survive kill -9 and power loss: they are on stable storage before the
+// answer is sent. Leases are kept in memory and end with the process.
 type IPAMServiceServer interface {
-	// Allocate leases one address per requested family to the owner. The same
-	// owner asking again gets the same addresses, with the lease renewed if it
-	// was not confirmed yet; so the call may be repeated. A lease that nobody
-	// confirms before it expires is freed, and all leases are when the service
-	// ends: asking again then may give other addresses.
+	// Allocate leases one address per requested family to the owner. A repeated call of the same
+	// owner returns the same addresses and renews an unconfirmed lease. A lease that is not confirmed
+	// before it expires is freed, and all leases are freed when the service ends: a repeated call may
+	// then return other addresses.
 	//
-	// RESOURCE_EXHAUSTED: no free address in a family; the details name the
-	// pool and its figures. ALREADY_EXISTS: the owner holds other addresses
-	// than those requested. FAILED_PRECONDITION: a requested address is in use,
-	// is in quarantine or is reserved. INVALID_ARGUMENT: a requested address is in no
-	// pool, or a family is requested that has no pool.
+	// RESOURCE_EXHAUSTED: a family has no free address; the details name the pool and its figures.
+	// ALREADY_EXISTS: the owner has addresses other than the requested ones. FAILED_PRECONDITION: a
+	// requested address is in use, in quarantine or reserved. INVALID_ARGUMENT: a requested address
+	// is in no pool, or a requested family has no pool.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	Allocate(context.Context, *AllocateRequest) (*AllocateResponse, error)
 	// ConfirmAllocation makes a lease permanent: its addresses stay with the
 	// owner until Release, and are on stable storage before the answer. Repeating
@@ -235,26 +224,23 @@ type IPAMServiceServer interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	ConfirmAllocation(context.Context, *ConfirmAllocationRequest) (*ConfirmAllocationResponse, error)
-	// Release takes all addresses from the owner. Confirmed ones rest for the
-	// configured time before another owner gets them; those of a lease are free
-	// at once. Releasing what is already gone succeeds; so the call may be
-	// repeated. FAILED_PRECONDITION: the owner holds other addresses than those of
-	// the request, if it names any.
+	// Release takes all addresses from the owner. Confirmed addresses stay in quarantine for the
+	// configured time before another owner gets them; leased addresses are free at once. Releasing
+	// nothing succeeds, so the call may be repeated. FAILED_PRECONDITION: the request names
+	// addresses, and the owner has others.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
 	// ListAllocations streams every owner with its addresses as of one point in
 	// time, sorted by owner.
 	ListAllocations(*ListAllocationsRequest, grpc.ServerStreamingServer[ListAllocationsResponse]) error
-	// ListPools gives the ranges and how full they are.
+	// ListPools returns the ranges and their usage.
 	ListPools(context.Context, *ListPoolsRequest) (*ListPoolsResponse, error)
-	// WatchPools streams the ranges of this node: a listing of all, a bookmark
-	// with snapshot_complete, then changes. What was not listed is gone. The
-	// bookmark comes only when the service knows the node's ranges, which it may
-	// have to learn first; a range that serves is announced before an address of
-	// it is answered, and one that drains until no owner holds an address of it.
-	//
+	// WatchPools streams the ranges of this node: a listing of all, a bookmark with
+	// snapshot_complete, then changes. Ranges that were not listed do not exist. The bookmark is sent
+	// once the service knows the node's ranges, which it may have to learn first. A serving range is
+	// announced before one of its addresses is assigned; a draining range stays until no owner has an
+	// address of it.
 	// A caller that was away continues with the resume token of the last message:
 	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
 	// old or of another run of the service; watch again without one, and drop what is
@@ -263,7 +249,7 @@ type IPAMServiceServer interface {
 	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
 	// is stopping; watch again with the last token.
 	WatchPools(*WatchPoolsRequest, grpc.ServerStreamingServer[WatchPoolsResponse]) error
-	// GetStatus gives a summary for people and for `sluice status`.
+	// GetStatus returns a summary for people and for `sluice status`.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
 	mustEmbedUnimplementedIPAMServiceServer()
 }

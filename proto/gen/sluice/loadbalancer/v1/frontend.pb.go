@@ -27,8 +27,8 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// SubscriberRole says what a subscriber does with frontends. WaitForRevision and
-// the health check ports go by those that enforce them.
+// SubscriberRole is the role of a subscriber. WaitForRevision and the health check ports only
+// consider subscribers that enforce.
 type SubscriberRole int32
 
 const (
@@ -36,7 +36,7 @@ const (
 	SubscriberRole_SUBSCRIBER_ROLE_UNSPECIFIED SubscriberRole = 0
 	// It writes the frontends into the kernel of this node.
 	SubscriberRole_SUBSCRIBER_ROLE_ENFORCES SubscriberRole = 1
-	// It looks. Nothing waits for it.
+	// It only watches. Nothing waits for it.
 	SubscriberRole_SUBSCRIBER_ROLE_WATCHES SubscriberRole = 2
 )
 
@@ -85,7 +85,7 @@ func (SubscriberRole) EnumDescriptor() ([]byte, []int) {
 type IPFamily int32
 
 const (
-	// The family is that of the address.
+	// The family follows from the address.
 	IPFamily_IP_FAMILY_UNSPECIFIED IPFamily = 0
 	// IPv4.
 	IPFamily_IP_FAMILY_IPV4 IPFamily = 4
@@ -134,7 +134,7 @@ func (IPFamily) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{1}
 }
 
-// FrontendKind is where the address of a frontend comes from.
+// FrontendKind is the source of a frontend's address.
 type FrontendKind int32
 
 const (
@@ -195,16 +195,16 @@ func (FrontendKind) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{2}
 }
 
-// Algorithm is how one of many backends is chosen for a connection that affinity does
-// not decide. Among up to 16 it is by rendezvous hashing in any case: a backend that comes
-// or goes moves no connection between others.
+// Algorithm selects one of many backends for a connection that affinity does not decide. Up to 16
+// backends always use rendezvous hashing: adding or removing a backend moves no connection between
+// other backends.
 type Algorithm int32
 
 const (
-	// Above 16 backends the hash of the connection modulo their number.
+	// With more than 16 backends: hash of the connection modulo their number.
 	Algorithm_ALGORITHM_UNSPECIFIED Algorithm = 0
-	// Above 16 backends by a rendezvous table: as among few, however many there are. At most
-	// 2,048 backends have one. A subscriber that has no capacity for the table refuses the
+	// With more than 16 backends: a rendezvous table, with the same property as for few backends. At
+	// most 2,048 backends can use a table. A subscriber without capacity for the table refuses the
 	// frontend.
 	Algorithm_ALGORITHM_TABLE Algorithm = 1
 )
@@ -248,13 +248,13 @@ func (Algorithm) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_loadbalancer_v1_frontend_proto_rawDescGZIP(), []int{3}
 }
 
-// EmptyAction is what becomes of a connection without a backend.
+// EmptyAction is the action for a connection without a backend.
 type EmptyAction int32
 
 const (
 	// Never sent.
 	EmptyAction_EMPTY_ACTION_UNSPECIFIED EmptyAction = 0
-	// It is refused, as by a port that nothing listens on.
+	// It is refused, as by a closed port.
 	EmptyAction_EMPTY_ACTION_REJECT EmptyAction = 1
 	// Its packets are dropped, because other nodes have backends.
 	EmptyAction_EMPTY_ACTION_DROP EmptyAction = 2
@@ -304,7 +304,7 @@ func (EmptyAction) EnumDescriptor() ([]byte, []int) {
 // WatchFrontendsRequest is one message of a subscriber.
 type WatchFrontendsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What the message is.
+	// Content of the message.
 	//
 	// Types that are valid to be assigned to Message:
 	//
@@ -411,18 +411,15 @@ type Subscribe struct {
 	// Name of the subscriber, for status; one connection per name, a newer one
 	// ends the older.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// What the subscriber does with the frontends.
+	// Role of the subscriber.
 	Role SubscriberRole `protobuf:"varint,2,opt,name=role,proto3,enum=sluice.loadbalancer.v1.SubscriberRole" json:"role,omitempty"`
-	// Run of the service that sent the barrier of the next field, from Barrier;
-	// empty: none.
+	// Run of the service that sent the barrier of seq, from Barrier; empty: none.
 	Incarnation []byte `protobuf:"bytes,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	// Seq of the last barrier that was carried out. Of this run of the service, it
-	// resumes the stream behind that barrier; else the stream begins with every
-	// frontend.
+	// Seq of the last barrier that was applied. If it is of the current run of the service, the
+	// stream resumes after that barrier; otherwise it begins with all frontends.
 	Seq uint64 `protobuf:"varint,4,opt,name=seq,proto3" json:"seq,omitempty"`
-	// What the subscriber's kernel can hold. The service names no more than the smaller of
-	// this and its own limits, of all subscribers that enforce. Unset: its own limits alone
-	// count.
+	// Capacity of the subscriber's kernel. The service sends at most the smaller of its own limits
+	// and the capacities of all subscribers that enforce. Unset: only its own limits apply.
 	Capacity      *Capacity `protobuf:"bytes,60,opt,name=capacity,proto3" json:"capacity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -493,8 +490,8 @@ func (x *Subscribe) GetCapacity() *Capacity {
 	return nil
 }
 
-// Capacity is what the kernel of a subscriber can hold. A change needs some more for a
-// moment, which is not part of it.
+// Capacity is the capacity of a subscriber's kernel. It does not include the additional space that
+// a change needs temporarily.
 type Capacity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Elements of each map of frontends: of the fronts, and of the keys of each family. A
@@ -503,9 +500,9 @@ type Capacity struct {
 	Frontends uint32 `protobuf:"varint,1,opt,name=frontends,proto3" json:"frontends,omitempty"`
 	// Backends of each family.
 	Backends uint32 `protobuf:"varint,2,opt,name=backends,proto3" json:"backends,omitempty"`
-	// Members of all lists together.
+	// Total number of members of all lists.
 	Members uint32 `protobuf:"varint,3,opt,name=members,proto3" json:"members,omitempty"`
-	// Backends of one list.
+	// Maximum number of backends of one list.
 	BackendsPerList uint32 `protobuf:"varint,4,opt,name=backends_per_list,json=backendsPerList,proto3" json:"backends_per_list,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -569,16 +566,15 @@ func (x *Capacity) GetBackendsPerList() uint32 {
 	return 0
 }
 
-// Ack says how far a subscriber has come. Acknowledgements are cumulative, and
-// each field keeps the highest value that was sent.
+// Ack is the progress of a subscriber. Acknowledgements are cumulative, and each field keeps its
+// highest value.
 type Ack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Seq of the barrier up to which every packet and every socket that asks from
-	// now on finds the frontends as they were sent, those refused excepted.
+	// Seq of the barrier whose frontends are enforced for every new packet and socket lookup, except
+	// for refused frontends.
 	Enforced uint64 `protobuf:"varint,1,opt,name=enforced,proto3" json:"enforced,omitempty"`
-	// Seq of the barrier up to which no socket of the node sends to a backend that
-	// was removed before it. A backend that a list drains is not removed. At most
-	// enforced.
+	// Seq of the barrier up to which no socket of the node sends to a backend that was removed before
+	// it. Draining backends are not removed. At most enforced.
 	Ended         uint64 `protobuf:"varint,2,opt,name=ended,proto3" json:"ended,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -628,12 +624,12 @@ func (x *Ack) GetEnded() uint64 {
 	return 0
 }
 
-// Refused says that a frontend is not enforced as it was sent. Where there was one, what
-// was removed from its lists is removed, and nothing was added. It holds until the frontend
-// is sent again.
+// Refused reports that a frontend is not enforced as it was sent. If an earlier version exists in
+// the kernel, removals from its lists were applied and additions were not. It is valid until the
+// frontend is sent again.
 type Refused struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which.
+	// The frontend.
 	Key *FrontendKey `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	// Why, with the figures.
 	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
@@ -685,9 +681,8 @@ func (x *Refused) GetReason() string {
 	return ""
 }
 
-// WatchFrontendsResponse is one message to a subscriber: some steps, to be
-// carried out in their order. It has at most 1,000 steps and 1 MiB, unless one
-// step alone is larger.
+// WatchFrontendsResponse is one message to a subscriber: steps that are applied in order. It has at
+// most 1,000 steps and 1 MiB, unless a single step is larger.
 type WatchFrontendsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The steps.
@@ -736,7 +731,7 @@ func (x *WatchFrontendsResponse) GetSteps() []*FrontendStep {
 // FrontendStep is one change.
 type FrontendStep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What the step is.
+	// The change.
 	//
 	// Types that are valid to be assigned to Step:
 	//
@@ -817,17 +812,17 @@ type isFrontendStep_Step interface {
 }
 
 type FrontendStep_Upsert struct {
-	// A frontend, whole: it is new, or another than before.
+	// A new or changed frontend, complete.
 	Upsert *Frontend `protobuf:"bytes,1,opt,name=upsert,proto3,oneof"`
 }
 
 type FrontendStep_Remove struct {
-	// A frontend is gone.
+	// A frontend was removed.
 	Remove *FrontendKey `protobuf:"bytes,2,opt,name=remove,proto3,oneof"`
 }
 
 type FrontendStep_Barrier struct {
-	// Every step up to here makes one state.
+	// All steps so far form one state.
 	Barrier *Barrier `protobuf:"bytes,3,opt,name=barrier,proto3,oneof"`
 }
 
@@ -842,20 +837,20 @@ type Barrier struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Run of the service; 16 bytes.
 	Incarnation []byte `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	// Number of the barrier, above that of every earlier one of this run.
+	// Number of the barrier; increases within a run.
 	Seq uint64 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`
-	// Revision of the services whose frontends these are. Frontends of several
-	// revisions are merged: only the last one has a barrier.
+	// Revision of the services of these frontends. Several revisions may be merged; then only the
+	// last one has a barrier.
 	Revision uint64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
-	// The stream began with every frontend, and this ends them: a frontend that it
-	// has not named is gone. Set once, in the first barrier of such a stream.
+	// The stream began with all frontends, and this ends the snapshot: frontends that were not sent
+	// do not exist. Set once, in the first barrier of such a stream.
 	SnapshotComplete bool `protobuf:"varint,4,opt,name=snapshot_complete,json=snapshotComplete,proto3" json:"snapshot_complete,omitempty"`
-	// Name of the state that the service keeps on stable storage, 16 bytes. Another
-	// name than before says that the state was lost, or reset.
+	// Identifier of the service's state on stable storage, 16 bytes. A different identifier means
+	// that the state was lost or reset.
 	State []byte `protobuf:"bytes,5,opt,name=state,proto3" json:"state,omitempty"`
-	// Every source that the service is configured with has been listed completely,
-	// in this state. Until then services may be missing: a subscriber that enforces
-	// the frontends of another state keeps those that this one does not name.
+	// All configured sources were listed completely in this state. Until then services may be
+	// missing: a subscriber that enforces the frontends of another state keeps the ones that were not
+	// sent.
 	SourcesComplete bool `protobuf:"varint,6,opt,name=sources_complete,json=sourcesComplete,proto3" json:"sources_complete,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -933,16 +928,16 @@ func (x *Barrier) GetSourcesComplete() bool {
 	return false
 }
 
-// FrontendKey names a frontend. Two frontends never have one key.
+// FrontendKey identifies a frontend. Keys are unique.
 type FrontendKey struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Address; empty: every address of the node, of a kind that has no address.
+	// Address; empty for a kind without an address: all addresses of the node.
 	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
 	// Port, 1 to 65,535.
 	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
 	// TCP, UDP or SCTP.
 	Protocol v1.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
-	// The family of a frontend without an address.
+	// Address family of a frontend without an address.
 	Family        IPFamily `protobuf:"varint,4,opt,name=family,proto3,enum=sluice.loadbalancer.v1.IPFamily" json:"family,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1006,33 +1001,32 @@ func (x *FrontendKey) GetFamily() IPFamily {
 	return IPFamily_IP_FAMILY_UNSPECIFIED
 }
 
-// Frontend is an address that a service is reached at, with what it leads to.
+// Frontend is an address of a service, with its backends.
 type Frontend struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Address, port and protocol.
 	Key *FrontendKey `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// Where the address comes from.
+	// Source of the address.
 	Kind FrontendKind `protobuf:"varint,2,opt,name=kind,proto3,enum=sluice.loadbalancer.v1.FrontendKind" json:"kind,omitempty"`
 	// Namespace of the service.
 	Namespace string `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// Name of the service.
 	Name string `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
-	// Name of its port; empty: the port has none.
+	// Name of the service port; empty: none.
 	PortName string `protobuf:"bytes,5,opt,name=port_name,json=portName,proto3" json:"port_name,omitempty"`
-	// Where connections of this node's pods and host lead. Unset: they do not use
-	// this frontend, and pass as if it were not there.
+	// Backends for connections of this node's pods and host. Unset: the frontend does not apply to
+	// them.
 	Inside *BackendList `protobuf:"bytes,6,opt,name=inside,proto3" json:"inside,omitempty"`
-	// Where connections from elsewhere lead. Unset: as for inside.
+	// Backends for connections from outside the node. Unset: the frontend does not apply to them.
 	Outside *BackendList `protobuf:"bytes,7,opt,name=outside,proto3" json:"outside,omitempty"`
-	// A client keeps its backend for as long as it comes back within this time,
-	// 1 to 86,400 s; 0: it does not. All frontends of one port of a service share
-	// what they remember.
+	// Client affinity: a client keeps its backend while its connections are at most this many seconds
+	// apart, 1 to 86,400; 0: no affinity. All frontends of one service port share the affinity.
 	AffinitySeconds uint32 `protobuf:"varint,8,opt,name=affinity_seconds,json=affinitySeconds,proto3" json:"affinity_seconds,omitempty"`
 	// Clients that may use the frontend, as prefixes; others' packets are dropped.
 	// Empty: all.
 	SourceRanges []string `protobuf:"bytes,9,rep,name=source_ranges,json=sourceRanges,proto3" json:"source_ranges,omitempty"`
-	// Tenant of the service's namespace when the frontend was made. The subscriber counts for it
-	// what it cannot give to others yet. Unset by earlier versions.
+	// Tenant of the service's namespace when the frontend was created. The subscriber counts numbers
+	// in quarantine for it. Unset by earlier versions.
 	Tenant *v11.Tenant `protobuf:"bytes,10,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	// The service's tenant asks for more frontends than its share, so this one has no backend
 	// and refuses connections. Of an address that only services use, the other ports refuse
@@ -1149,20 +1143,20 @@ func (x *Frontend) GetExceedsShare() bool {
 	return false
 }
 
-// BackendList is a list of backends, and how one of them is chosen.
+// BackendList is a list of backends with the method of selection.
 type BackendList struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The backends that new connections go to, sorted by address and port, each
 	// once.
 	Backends []*Backend `protobuf:"bytes,1,rep,name=backends,proto3" json:"backends,omitempty"`
-	// What becomes of connections while there is no backend.
+	// Action for connections while there is no backend.
 	WhenEmpty EmptyAction `protobuf:"varint,2,opt,name=when_empty,json=whenEmpty,proto3,enum=sluice.loadbalancer.v1.EmptyAction" json:"when_empty,omitempty"`
 	// Backends that get no new connections and keep those that they have: endpoints of
 	// the service that serve or terminate, and that are not in backends. Sorted by
 	// address and port, each once. A backend that is in neither list is removed: no
 	// socket sends to it once the subscriber acknowledges that as ended.
 	Draining []*Backend `protobuf:"bytes,3,rep,name=draining,proto3" json:"draining,omitempty"`
-	// How one of the backends is chosen.
+	// How a backend is selected.
 	Algorithm     Algorithm `protobuf:"varint,4,opt,name=algorithm,proto3,enum=sluice.loadbalancer.v1.Algorithm" json:"algorithm,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1226,15 +1220,15 @@ func (x *BackendList) GetAlgorithm() Algorithm {
 	return Algorithm_ALGORITHM_UNSPECIFIED
 }
 
-// Backend is an address that answers for a service.
+// Backend is an address that connections of a service are sent to.
 type Backend struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Address, of the family of the frontend.
 	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
 	// Port, 1 to 65,535.
 	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
-	// It is being removed, and finishes its connections. Among the backends of a list it
-	// gets new ones too, because no endpoint is ready.
+	// It is being removed and finishes its connections. In a list's backends it also gets new
+	// connections, because no endpoint is ready.
 	Terminating   bool `protobuf:"varint,3,opt,name=terminating,proto3" json:"terminating,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -7,8 +7,8 @@
 // 	protoc        (unknown)
 // source: sluice/loadbalancer/v1/loadbalancer.proto
 
-// Package sluice.loadbalancer.v1 turns services and their endpoints into
-// frontends: addresses with the backends that connections to them lead to.
+// Package sluice.loadbalancer.v1 turns services and their endpoints into frontends: addresses with
+// their backends.
 
 package loadbalancerv1
 
@@ -44,25 +44,24 @@ const (
 	// INVALID_ARGUMENT: a manifest is no service or endpoint slice that this service
 	// takes; BadRequest names the first documents and fields.
 	ErrorReason_ERROR_REASON_INVALID_MANIFEST ErrorReason = 2
-	// INVALID_ARGUMENT: a field makes no sense, whatever the state; BadRequest names
-	// it.
+	// INVALID_ARGUMENT: a field is invalid in any state; BadRequest names it.
 	ErrorReason_ERROR_REASON_INVALID_REQUEST ErrorReason = 3
 	// NOT_FOUND: there is no service of that name.
 	ErrorReason_ERROR_REASON_SERVICE_NOT_FOUND ErrorReason = 4
-	// ALREADY_EXISTS: another source or manager has the object.
+	// ALREADY_EXISTS: another source or manager owns the object.
 	ErrorReason_ERROR_REASON_OBJECT_OWNED ErrorReason = 5
-	// FAILED_PRECONDITION: the object is not the caller's to delete.
+	// FAILED_PRECONDITION: the caller may not delete the object.
 	ErrorReason_ERROR_REASON_OBJECT_FOREIGN ErrorReason = 6
-	// ABORTED: the state is not the one that the caller decided by.
+	// ABORTED: the state differs from the state that the caller expected.
 	ErrorReason_ERROR_REASON_STATE_CHANGED ErrorReason = 7
 	// RESOURCE_EXHAUSTED: a limit of the service is reached and nothing was changed;
 	// QuotaFailure says which.
 	ErrorReason_ERROR_REASON_LIMIT_EXCEEDED ErrorReason = 8
-	// FAILED_PRECONDITION: a subscriber does not enforce what was asked about.
+	// FAILED_PRECONDITION: a subscriber has refused a requested frontend.
 	ErrorReason_ERROR_REASON_REFUSED_BY_SUBSCRIBER ErrorReason = 9
 	// OUT_OF_RANGE: there is no such revision yet.
 	ErrorReason_ERROR_REASON_UNKNOWN_REVISION ErrorReason = 10
-	// ABORTED: a newer connection has the name of the subscriber.
+	// ABORTED: a newer connection uses the name of the subscriber.
 	ErrorReason_ERROR_REASON_SUBSCRIBER_REPLACED ErrorReason = 11
 	// INVALID_ARGUMENT: a barrier that was not sent is acknowledged.
 	ErrorReason_ERROR_REASON_UNKNOWN_ACK ErrorReason = 12
@@ -71,8 +70,7 @@ const (
 	ErrorReason_ERROR_REASON_STORAGE_FAILED ErrorReason = 13
 	// UNAVAILABLE: the service is stopping.
 	ErrorReason_ERROR_REASON_STOPPING ErrorReason = 14
-	// FAILED_PRECONDITION: every object of the manager would be deleted, and
-	// allow_empty does not say that this is meant.
+	// FAILED_PRECONDITION: every object of the manager would be deleted, and allow_empty is not set.
 	ErrorReason_ERROR_REASON_SET_EMPTY ErrorReason = 15
 	// Never sent: a watch whose resume token is of another run, or too old, is answered
 	// with OUT_OF_RANGE and the reason TOKEN_EXPIRED of rpc.sluice.io.
@@ -148,7 +146,7 @@ func (ErrorReason) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_loadbalancer_v1_loadbalancer_proto_rawDescGZIP(), []int{0}
 }
 
-// ChangeType says what was done to an object.
+// ChangeType is the change of an object.
 type ChangeType int32
 
 const (
@@ -156,11 +154,11 @@ const (
 	ChangeType_CHANGE_TYPE_UNSPECIFIED ChangeType = 0
 	// It is new.
 	ChangeType_CHANGE_TYPE_CREATED ChangeType = 1
-	// It replaces another of that name.
+	// It replaced an object of the same name.
 	ChangeType_CHANGE_TYPE_REPLACED ChangeType = 2
-	// It was there already.
+	// It was already there, unchanged.
 	ChangeType_CHANGE_TYPE_UNCHANGED ChangeType = 3
-	// It is gone.
+	// It was deleted.
 	ChangeType_CHANGE_TYPE_DELETED ChangeType = 4
 	// It did not exist.
 	ChangeType_CHANGE_TYPE_ABSENT ChangeType = 5
@@ -290,7 +288,7 @@ type UpsertServicesRequest struct {
 	// Program that the objects belong to: lower-case letters, digits, '-' and '.';
 	// empty: the manager of calls that name none.
 	Manager string `protobuf:"bytes,4,opt,name=manager,proto3" json:"manager,omitempty"`
-	// Change nothing unless this is the revision; unset: whatever it is.
+	// Expected revision: fail with ABORTED if it differs. Unset: any.
 	IfRevision *uint64 `protobuf:"varint,5,opt,name=if_revision,json=ifRevision,proto3,oneof" json:"if_revision,omitempty"`
 	// Drop fields that a kind does not have, and name them in dropped_fields;
 	// without it they are errors.
@@ -376,7 +374,7 @@ type UpsertServicesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Revision that holds them.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	// What became of each document, in order, and of each item of a list.
+	// Result for each document, in order, and for each item of a list.
 	Changes []*ObjectChange `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
 	// Run of the service that took them, for CompleteSource; 16 bytes.
 	Incarnation   []byte `protobuf:"bytes,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
@@ -435,17 +433,17 @@ func (x *UpsertServicesResponse) GetIncarnation() []byte {
 	return nil
 }
 
-// ObjectChange is what became of one object.
+// ObjectChange is the result for one object.
 type ObjectChange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which object.
+	// The object.
 	Key *ObjectKey `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// What was done.
+	// The change.
 	Type ChangeType `protobuf:"varint,2,opt,name=type,proto3,enum=sluice.loadbalancer.v1.ChangeType" json:"type,omitempty"`
 	// Fields that the kind does not have, and that were dropped.
 	DroppedFields []string `protobuf:"bytes,3,rep,name=dropped_fields,json=droppedFields,proto3" json:"dropped_fields,omitempty"`
-	// What its author should know, for example a field that is not supported and
-	// what was done instead, or a frontend that another service has.
+	// Notes for the author, for example about an unsupported field and its replacement, or about a
+	// frontend that another service has.
 	Notes         []string `protobuf:"bytes,4,rep,name=notes,proto3" json:"notes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -518,7 +516,7 @@ type DeleteServicesRequest struct {
 	ValidateOnly bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	// Program that the objects belong to, as for UpsertServices.
 	Manager string `protobuf:"bytes,3,opt,name=manager,proto3" json:"manager,omitempty"`
-	// Change nothing unless this is the revision; unset: whatever it is.
+	// Expected revision: fail with ABORTED if it differs. Unset: any.
 	IfRevision    *uint64 `protobuf:"varint,4,opt,name=if_revision,json=ifRevision,proto3,oneof" json:"if_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -587,7 +585,7 @@ type DeleteServicesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Revision without them.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	// What became of each, in the order of the request.
+	// Results in the order of the request.
 	Changes       []*ObjectChange `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -640,16 +638,16 @@ func (x *DeleteServicesResponse) GetChanges() []*ObjectChange {
 // CompleteSourceRequest is the input of CompleteSource.
 type CompleteSourceRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Program whose listing is complete. It has to be named: what calls without a
-	// manager brought belongs to people, and no program lists it.
+	// Program whose listing is complete; required. Objects of calls without a manager were applied by
+	// people, so no program can list them.
 	Manager string `protobuf:"bytes,1,opt,name=manager,proto3" json:"manager,omitempty"`
 	// Run of the service that took the listing: the incarnation of the answers of
 	// UpsertServices, or of GetStatus for a listing of no object.
 	Incarnation []byte `protobuf:"bytes,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Check, but change nothing.
 	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
-	// A listing of no object is meant. A caller that lost its list must not end
-	// every service that it brought.
+	// Confirms that the listing has no objects. It protects the services of a caller that has lost
+	// its list.
 	AllowEmpty    bool `protobuf:"varint,4,opt,name=allow_empty,json=allowEmpty,proto3" json:"allow_empty,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -716,9 +714,9 @@ func (x *CompleteSourceRequest) GetAllowEmpty() bool {
 // CompleteSourceResponse is the answer of CompleteSource.
 type CompleteSourceResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Revision without what was deleted.
+	// Revision without the deleted objects.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	// What was deleted, sorted by kind, namespace and name.
+	// Deleted objects, sorted by kind, namespace and name.
 	Changes       []*ObjectChange `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -768,7 +766,7 @@ func (x *CompleteSourceResponse) GetChanges() []*ObjectChange {
 	return nil
 }
 
-// ListServicesRequest is the input of ListServices. Empty fields take all.
+// ListServicesRequest is the input of ListServices. Empty fields match everything.
 type ListServicesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only this namespace.
@@ -853,7 +851,7 @@ func (x *ListServicesRequest) GetWithFrontends() bool {
 // ListServicesResponse is one element of the list.
 type ListServicesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What the element is.
+	// The element.
 	//
 	// Types that are valid to be assigned to Element:
 	//
@@ -938,7 +936,7 @@ type ListServicesResponse_Service struct {
 }
 
 type ListServicesResponse_Refused struct {
-	// An object or a file that is not in force as it was last given.
+	// An object or a file whose last version is not in use.
 	Refused *RefusedObject `protobuf:"bytes,2,opt,name=refused,proto3,oneof"`
 }
 
@@ -974,15 +972,14 @@ type Service struct {
 	Revision uint64 `protobuf:"varint,11,opt,name=revision,proto3" json:"revision,omitempty"`
 	// When that was.
 	UpdateTime *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=update_time,json=updateTime,proto3" json:"update_time,omitempty"`
-	// What its author should know, as in ObjectChange, and which of its frontends the
-	// kernel does not have, and why.
+	// Notes for the author, as in ObjectChange, and about frontends that the kernel does not have,
+	// with the reason.
 	Notes []string `protobuf:"bytes,13,rep,name=notes,proto3" json:"notes,omitempty"`
 	// Whether every connected datapath enforces the revision of this service.
 	Enforced bool `protobuf:"varint,14,opt,name=enforced,proto3" json:"enforced,omitempty"`
 	// Its frontends, if asked for, sorted by kind, address, port and protocol.
 	Frontends []*Frontend `protobuf:"bytes,15,rep,name=frontends,proto3" json:"frontends,omitempty"`
-	// How its backends are chosen, from the annotation
-	// sluice.io/load-balancing-algorithm.
+	// Selection of backends, from the annotation sluice.io/load-balancing-algorithm.
 	Algorithm Algorithm `protobuf:"varint,16,opt,name=algorithm,proto3,enum=sluice.loadbalancer.v1.Algorithm" json:"algorithm,omitempty"`
 	// Frontends that exceed the share of the service's tenant; notes say which share.
 	ExceedingFrontends uint32 `protobuf:"varint,60,opt,name=exceeding_frontends,json=exceedingFrontends,proto3" json:"exceeding_frontends,omitempty"`
@@ -1221,10 +1218,10 @@ func (x *ServicePort) GetNodePort() uint32 {
 	return 0
 }
 
-// RefusedObject is an object, or a file, that is not in force as it was last given.
+// RefusedObject is an object or a file whose last version is not in use.
 type RefusedObject struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which object; unset: a file as a whole.
+	// The object; unset if the file as a whole is refused.
 	Key *ObjectKey `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	// Source that it belongs to.
 	Source string `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"`
@@ -1455,7 +1452,7 @@ type WatchServicesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Continues after this message. Empty until the listing is complete.
 	ResumeToken []byte `protobuf:"bytes,1,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
-	// What happened.
+	// The event.
 	//
 	// Types that are valid to be assigned to Event:
 	//
@@ -1543,7 +1540,7 @@ type isWatchServicesResponse_Event interface {
 }
 
 type WatchServicesResponse_Upsert struct {
-	// There is this service, without frontends.
+	// The service exists; sent without frontends.
 	Upsert *Service `protobuf:"bytes,2,opt,name=upsert,proto3,oneof"`
 }
 
@@ -1621,7 +1618,7 @@ func (x *ServiceKey) GetName() string {
 // Bookmark is a point in the stream.
 type Bookmark struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The listing is complete: what it did not name does not exist.
+	// The listing is complete: services that were not sent do not exist.
 	SnapshotComplete bool `protobuf:"varint,1,opt,name=snapshot_complete,json=snapshotComplete,proto3" json:"snapshot_complete,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
@@ -1671,7 +1668,7 @@ type WaitForRevisionRequest struct {
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Services whose refused frontends matter; empty: all.
 	Services []*ServiceKey `protobuf:"bytes,2,rep,name=services,proto3" json:"services,omitempty"`
-	// Wait too until no socket sends to a backend that was removed up to there.
+	// Also wait until no socket sends to a backend that was removed up to this revision.
 	Ended         bool `protobuf:"varint,3,opt,name=ended,proto3" json:"ended,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1847,7 +1844,7 @@ type GetStatusResponse struct {
 	Frontends uint32 `protobuf:"varint,6,opt,name=frontends,proto3" json:"frontends,omitempty"`
 	// Distinct backends.
 	Backends uint32 `protobuf:"varint,7,opt,name=backends,proto3" json:"backends,omitempty"`
-	// Objects and files that are not in force as they were last given.
+	// Objects and files whose last version is not in use.
 	Refused uint32 `protobuf:"varint,8,opt,name=refused,proto3" json:"refused,omitempty"`
 	// Sources.
 	Sources []*SourceStatus `protobuf:"bytes,9,rep,name=sources,proto3" json:"sources,omitempty"`
@@ -1859,8 +1856,8 @@ type GetStatusResponse struct {
 	HealthCheckPorts uint32 `protobuf:"varint,12,opt,name=health_check_ports,json=healthCheckPorts,proto3" json:"health_check_ports,omitempty"`
 	// Limits that tenants share.
 	Limits []*SharedLimit `protobuf:"bytes,60,rep,name=limits,proto3" json:"limits,omitempty"`
-	// Why a service of the cluster itself (the tenant system, such as its DNS) has frontends
-	// that are not in force; empty: all are. Until then the node is not ready.
+	// Why a service of the cluster itself (of the tenant system, such as its DNS) has frontends that
+	// are not enforced; empty: all are. Until then the node is not ready.
 	SystemRefused string `protobuf:"bytes,61,opt,name=system_refused,json=systemRefused,proto3" json:"system_refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1999,7 +1996,7 @@ type SharedLimit struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "frontends" or "backends", as in the settings below "limits".
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// The smaller of the setting and of what the datapath can hold.
+	// The smaller of the setting and the datapath's capacity.
 	Size uint32 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
 	// Units that are in use.
 	Used uint32 `protobuf:"varint,3,opt,name=used,proto3" json:"used,omitempty"`
@@ -2090,13 +2087,13 @@ type SourceStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "grpc", "file", "kubernetes".
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Whether it has said everything at least once since the start. The source "grpc"
-	// without a manager always has: nothing lists what people apply.
+	// Whether the source was complete at least once since the start. The source "grpc" without a
+	// manager always is, because nothing lists objects that people apply.
 	Synced bool `protobuf:"varint,2,opt,name=synced,proto3" json:"synced,omitempty"`
-	// Why not, or the last error.
+	// Why it is not complete, or the last error.
 	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
-	// Program, of the source "grpc": each that has objects, or has completed in this
-	// run, has a state of its own.
+	// Program, for the source "grpc": each program that has objects, or has completed in this run,
+	// has its own status.
 	Manager string `protobuf:"bytes,4,opt,name=manager,proto3" json:"manager,omitempty"`
 	// Objects in force that it brought.
 	Objects       uint32 `protobuf:"varint,5,opt,name=objects,proto3" json:"objects,omitempty"`
@@ -2180,11 +2177,11 @@ type SubscriberStatus struct {
 	Enforces bool `protobuf:"varint,3,opt,name=enforces,proto3" json:"enforces,omitempty"`
 	// Revision that it enforces.
 	Revision uint64 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Revision up to whose removals no socket sends to a removed backend.
+	// Revision up to which no socket sends to a removed backend.
 	EndedRevision uint64 `protobuf:"varint,5,opt,name=ended_revision,json=endedRevision,proto3" json:"ended_revision,omitempty"`
 	// Frontends that it refused, one line each, at most 100.
 	Refusals []string `protobuf:"bytes,6,rep,name=refusals,proto3" json:"refusals,omitempty"`
-	// How many refusals are left out.
+	// Number of omitted refusals.
 	OmittedRefusalCount uint32 `protobuf:"varint,7,opt,name=omitted_refusal_count,json=omittedRefusalCount,proto3" json:"omitted_refusal_count,omitempty"`
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache

@@ -7,8 +7,8 @@
 // - protoc             (unknown)
 // source: sluice/loadbalancer/v1/loadbalancer.proto
 
-// Package sluice.loadbalancer.v1 turns services and their endpoints into
-// frontends: addresses with the backends that connections to them lead to.
+// Package sluice.loadbalancer.v1 turns services and their endpoints into frontends: addresses with
+// their backends.
 
 package loadbalancerv1
 
@@ -93,8 +93,7 @@ type LoadBalancerServiceClient interface {
 	// and name, as of one revision, then the objects and files that were refused and
 	// the slices whose service is missing.
 	ListServices(ctx context.Context, in *ListServicesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListServicesResponse], error)
-	// GetService gives one service with its frontends. NOT_FOUND: there is none of
-	// that name.
+	// GetService returns one service with its frontends. NOT_FOUND: the service does not exist.
 	GetService(ctx context.Context, in *GetServiceRequest, opts ...grpc.CallOption) (*GetServiceResponse, error)
 	// WatchServices sends every service, then a bookmark with snapshot_complete (what
 	// was not listed does not exist), then changes as they happen.
@@ -107,18 +106,15 @@ type LoadBalancerServiceClient interface {
 	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
 	// is stopping; watch again with the last token.
 	WatchServices(ctx context.Context, in *WatchServicesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchServicesResponse], error)
-	// WatchFrontends is how a datapath gets its frontends: whole ones, each replacing
-	// that of its key. What a slow reader has not taken is merged by key, so that it
-	// gets the latest of each and is never disconnected for being slow.
+	// WatchFrontends sends complete frontends to a datapath; each replaces the previous one with its
+	// key. Unread changes are merged by key, so a slow reader gets the latest state and is never
+	// disconnected for being slow.
 	//
-	// The first message of the caller is Subscribe, as it describes. A frontend that
-	// the datapath refuses leaves the kernel with what it had for that key, without the
-	// backends that were removed.
-	// UNAVAILABLE: the service is going down. ABORTED: a newer connection has the
-	// subscriber's name.
+	// The first message of the caller is Subscribe. If the datapath refuses a frontend, the kernel
+	// keeps the previous frontend of that key, without the backends that were removed. UNAVAILABLE:
+	// the service is stopping. ABORTED: a newer connection uses the subscriber's name.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of
-	// the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	WatchFrontends(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WatchFrontendsRequest, WatchFrontendsResponse], error)
 	// WaitForRevision answers when every connected subscriber that enforces has
 	// acknowledged the revision. The answer names those that enforce, connected and
@@ -131,7 +127,7 @@ type LoadBalancerServiceClient interface {
 	// the revision yet; the call may be repeated. UNAVAILABLE: the service is
 	// stopping; the revision is on stable storage.
 	WaitForRevision(ctx context.Context, in *WaitForRevisionRequest, opts ...grpc.CallOption) (*WaitForRevisionResponse, error)
-	// GetStatus gives a summary for people and for `sluice status`.
+	// GetStatus returns a summary for people and for `sluice status`.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
 }
 
@@ -311,8 +307,7 @@ type LoadBalancerServiceServer interface {
 	// and name, as of one revision, then the objects and files that were refused and
 	// the slices whose service is missing.
 	ListServices(*ListServicesRequest, grpc.ServerStreamingServer[ListServicesResponse]) error
-	// GetService gives one service with its frontends. NOT_FOUND: there is none of
-	// that name.
+	// GetService returns one service with its frontends. NOT_FOUND: the service does not exist.
 	GetService(context.Context, *GetServiceRequest) (*GetServiceResponse, error)
 	// WatchServices sends every service, then a bookmark with snapshot_complete (what
 	// was not listed does not exist), then changes as they happen.
@@ -325,18 +320,15 @@ type LoadBalancerServiceServer interface {
 	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
 	// is stopping; watch again with the last token.
 	WatchServices(*WatchServicesRequest, grpc.ServerStreamingServer[WatchServicesResponse]) error
-	// WatchFrontends is how a datapath gets its frontends: whole ones, each replacing
-	// that of its key. What a slow reader has not taken is merged by key, so that it
-	// gets the latest of each and is never disconnected for being slow.
+	// WatchFrontends sends complete frontends to a datapath; each replaces the previous one with its
+	// key. Unread changes are merged by key, so a slow reader gets the latest state and is never
+	// disconnected for being slow.
 	//
-	// The first message of the caller is Subscribe, as it describes. A frontend that
-	// the datapath refuses leaves the kernel with what it had for that key, without the
-	// backends that were removed.
-	// UNAVAILABLE: the service is going down. ABORTED: a newer connection has the
-	// subscriber's name.
+	// The first message of the caller is Subscribe. If the datapath refuses a frontend, the kernel
+	// keeps the previous frontend of that key, without the backends that were removed. UNAVAILABLE:
+	// the service is stopping. ABORTED: a newer connection uses the subscriber's name.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of
-	// the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	WatchFrontends(grpc.BidiStreamingServer[WatchFrontendsRequest, WatchFrontendsResponse]) error
 	// WaitForRevision answers when every connected subscriber that enforces has
 	// acknowledged the revision. The answer names those that enforce, connected and
@@ -349,7 +341,7 @@ type LoadBalancerServiceServer interface {
 	// the revision yet; the call may be repeated. UNAVAILABLE: the service is
 	// stopping; the revision is on stable storage.
 	WaitForRevision(context.Context, *WaitForRevisionRequest) (*WaitForRevisionResponse, error)
-	// GetStatus gives a summary for people and for `sluice status`.
+	// GetStatus returns a summary for people and for `sluice status`.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
 	mustEmbedUnimplementedLoadBalancerServiceServer()
 }

@@ -7,8 +7,7 @@
 // 	protoc        (unknown)
 // source: sluice/net/v1/net.proto
 
-// Package sluice.net.v1 holds the words that several services use about packets
-// and what decides on them.
+// Package sluice.net.v1 has the terms for packets and verdicts that several services share.
 //
 // Addresses, prefixes and hardware addresses are strings in all packages (the
 // reason: docs/decisions/addresses-are-text.md):
@@ -41,16 +40,16 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Direction is seen from the endpoint, or from the subject of a policy. The
-// numbers are those of the eBPF programs.
+// Direction is relative to the endpoint, or to the subject of a policy. The numbers are equal to
+// the eBPF programs'.
 type Direction int32
 
 const (
 	// In a filter: both. Never sent.
 	Direction_DIRECTION_UNSPECIFIED Direction = 0
-	// What it sends.
+	// Packets that it sends.
 	Direction_DIRECTION_EGRESS Direction = 1
-	// What it receives.
+	// Packets that it receives.
 	Direction_DIRECTION_INGRESS Direction = 2
 )
 
@@ -100,9 +99,8 @@ func (Direction) EnumDescriptor() ([]byte, []int) {
 type Protocol int32
 
 const (
-	// The packet is not IP, or the protocol is not known. As an IP protocol the
-	// number is that of a header in front of the transport protocol (RFC 8200
-	// section 4.3), which is never reported.
+	// The packet is not IP, or the protocol is unknown. As an IP protocol, 0 is the number of an
+	// extension header (RFC 8200 section 4.3), which is never reported.
 	Protocol_PROTOCOL_UNSPECIFIED Protocol = 0
 	// RFC 792. Ports are type << 8 | code where a field does not say otherwise.
 	Protocol_PROTOCOL_ICMP Protocol = 1
@@ -163,8 +161,7 @@ func (Protocol) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_net_v1_net_proto_rawDescGZIP(), []int{1}
 }
 
-// DecidedBy says what the verdict of one side, the sender's or the receiver's,
-// comes from.
+// DecidedBy is the origin of the verdict of one side, the sender's or the receiver's.
 type DecidedBy int32
 
 const (
@@ -176,10 +173,9 @@ const (
 	DecidedBy_DECIDED_BY_DEFAULT DecidedBy = 2
 	// No rule; the peer is the local node, which always reaches its workloads.
 	DecidedBy_DECIDED_BY_HOST_ALLOW DecidedBy = 3
-	// The peer's identity is not known, and was denied for it.
+	// The peer was denied because its identity is unknown.
 	DecidedBy_DECIDED_BY_UNKNOWN_IDENTITY DecidedBy = 4
-	// No policy: nothing is enforced on this side, or its policy is not known yet
-	// and the fixed rules for that time decide.
+	// No policy: none is enforced on this side, or the policy is not known yet and fixed rules apply.
 	DecidedBy_DECIDED_BY_NO_POLICY DecidedBy = 5
 )
 
@@ -230,7 +226,7 @@ func (DecidedBy) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_net_v1_net_proto_rawDescGZIP(), []int{2}
 }
 
-// Proxy is where a redirect leads to.
+// Proxy is the target of a redirect.
 type Proxy int32
 
 const (

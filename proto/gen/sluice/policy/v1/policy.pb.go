@@ -7,8 +7,8 @@
 // 	protoc        (unknown)
 // source: sluice/policy/v1/policy.proto
 
-// Package sluice.policy.v1 turns network policies into tables that a kernel
-// can look up, keeps them in step, and explains every verdict.
+// Package sluice.policy.v1 compiles network policies into tables for the kernel, keeps them up to
+// date, and explains verdicts.
 
 package policyv1
 
@@ -47,21 +47,20 @@ const (
 	// INVALID_ARGUMENT: a manifest is not a policy that this service enforces;
 	// BadRequest names the first documents and fields.
 	ErrorReason_ERROR_REASON_INVALID_MANIFEST ErrorReason = 2
-	// INVALID_ARGUMENT: a field makes no sense, whatever the state; BadRequest
-	// names it.
+	// INVALID_ARGUMENT: a field is invalid in any state; BadRequest names it.
 	ErrorReason_ERROR_REASON_INVALID_REQUEST ErrorReason = 3
 	// NOT_FOUND: the identity is not known here.
 	ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND ErrorReason = 4
-	// ALREADY_EXISTS: another source or manager has the policy.
+	// ALREADY_EXISTS: another source or manager owns the policy.
 	ErrorReason_ERROR_REASON_POLICY_OWNED ErrorReason = 5
-	// FAILED_PRECONDITION: the policy is not the caller's to delete.
+	// FAILED_PRECONDITION: the caller may not delete the policy.
 	ErrorReason_ERROR_REASON_POLICY_FOREIGN ErrorReason = 6
-	// ABORTED: the state is not the one that the caller decided by.
+	// ABORTED: the state differs from the state that the caller expected.
 	ErrorReason_ERROR_REASON_STATE_CHANGED ErrorReason = 7
 	// RESOURCE_EXHAUSTED: a limit of the service is reached and nothing was
 	// changed; QuotaFailure says which.
 	ErrorReason_ERROR_REASON_LIMIT_EXCEEDED ErrorReason = 8
-	// FAILED_PRECONDITION: a subscriber does not enforce what was asked about.
+	// FAILED_PRECONDITION: a subscriber has refused a required table.
 	ErrorReason_ERROR_REASON_REFUSED_BY_SUBSCRIBER ErrorReason = 9
 	// FAILED_PRECONDITION: an earlier state stays enforced.
 	ErrorReason_ERROR_REASON_EARLIER_STATE_ENFORCED ErrorReason = 10
@@ -69,7 +68,7 @@ const (
 	ErrorReason_ERROR_REASON_UNKNOWN_REVISION ErrorReason = 11
 	// RESOURCE_EXHAUSTED: the subscriber is too far behind; it subscribes again.
 	ErrorReason_ERROR_REASON_SUBSCRIBER_TOO_SLOW ErrorReason = 12
-	// ABORTED: a newer connection has the name of the subscriber.
+	// ABORTED: a newer connection uses the name of the subscriber.
 	ErrorReason_ERROR_REASON_SUBSCRIBER_REPLACED ErrorReason = 13
 	// INVALID_ARGUMENT: a message that was not sent is acknowledged.
 	ErrorReason_ERROR_REASON_UNKNOWN_ACK ErrorReason = 14
@@ -78,11 +77,10 @@ const (
 	ErrorReason_ERROR_REASON_STORAGE_FAILED ErrorReason = 15
 	// UNAVAILABLE: the service is stopping.
 	ErrorReason_ERROR_REASON_STOPPING ErrorReason = 16
-	// The subscriber understands no format of tables that the service sends: one of
-	// the two is of another release.
+	// The subscriber supports no table format that the service sends: the two are of different
+	// releases.
 	ErrorReason_ERROR_REASON_TABLE_FORMAT ErrorReason = 17
-	// FAILED_PRECONDITION: every policy of the manager would be deleted, and
-	// allow_empty does not say that this is meant.
+	// FAILED_PRECONDITION: every policy of the manager would be deleted, and allow_empty is not set.
 	ErrorReason_ERROR_REASON_SET_EMPTY ErrorReason = 18
 	// FAILED_PRECONDITION: nothing waits for the file.
 	ErrorReason_ERROR_REASON_FILE_NOT_MISSING ErrorReason = 100
@@ -168,23 +166,23 @@ func (ErrorReason) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{0}
 }
 
-// PolicyNoteKind says what a note is about.
+// PolicyNoteKind is the subject of a note.
 type PolicyNoteKind int32
 
 const (
 	// Never sent.
 	PolicyNoteKind_POLICY_NOTE_KIND_UNSPECIFIED PolicyNoteKind = 0
-	// The field is not supported. Its rule was converted so that the policy never
-	// allows more than it says: an allow with it allows nothing, a deny with it
-	// denies all peers, a redirect stays one and its packets are dropped.
+	// The field is not supported. Its rule was converted so that the policy never allows more than
+	// written: an allow rule allows nothing, a deny rule denies all peers, and a redirect rule drops
+	// its packets.
 	PolicyNoteKind_POLICY_NOTE_KIND_UNSUPPORTED PolicyNoteKind = 1
-	// A value was taken in its canonical spelling.
+	// A value was converted to its canonical spelling.
 	PolicyNoteKind_POLICY_NOTE_KIND_CANONICAL PolicyNoteKind = 2
 	// The policy could not be converted: what it selects is isolated.
 	PolicyNoteKind_POLICY_NOTE_KIND_ISOLATES PolicyNoteKind = 3
 	// The policy selects no endpoint.
 	PolicyNoteKind_POLICY_NOTE_KIND_SELECTS_NOTHING PolicyNoteKind = 4
-	// The field has no effect here, and no verdict would be another with it.
+	// The field has no effect here, and support for it would change no verdict.
 	PolicyNoteKind_POLICY_NOTE_KIND_NO_EFFECT PolicyNoteKind = 5
 )
 
@@ -235,7 +233,7 @@ func (PolicyNoteKind) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{1}
 }
 
-// ChangeType says what was done to a policy.
+// ChangeType is the change of a policy.
 type ChangeType int32
 
 const (
@@ -243,11 +241,11 @@ const (
 	ChangeType_CHANGE_TYPE_UNSPECIFIED ChangeType = 0
 	// It is new.
 	ChangeType_CHANGE_TYPE_CREATED ChangeType = 1
-	// It replaces another of that name.
+	// It replaced a policy of the same name.
 	ChangeType_CHANGE_TYPE_REPLACED ChangeType = 2
-	// It was there already.
+	// It was already there, unchanged.
 	ChangeType_CHANGE_TYPE_UNCHANGED ChangeType = 3
-	// It is gone.
+	// It was deleted.
 	ChangeType_CHANGE_TYPE_DELETED ChangeType = 4
 	// It did not exist.
 	ChangeType_CHANGE_TYPE_ABSENT ChangeType = 5
@@ -300,11 +298,11 @@ func (ChangeType) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{2}
 }
 
-// SourceKind is where policies, or identities, come from.
+// SourceKind is the source of policies or identities.
 type SourceKind int32
 
 const (
-	// Of a kind that has no number yet: the name says it.
+	// A kind without a value in this enum: see name.
 	SourceKind_SOURCE_KIND_UNSPECIFIED SourceKind = 0
 	// The identity service.
 	SourceKind_SOURCE_KIND_IDENTITY SourceKind = 1
@@ -438,7 +436,7 @@ type UpsertPoliciesRequest struct {
 	// Program that the policies belong to: lower-case letters, digits, '-' and
 	// '.'; empty: the manager of calls that name none.
 	Manager string `protobuf:"bytes,4,opt,name=manager,proto3" json:"manager,omitempty"`
-	// Change nothing unless this is the policy revision; unset: whatever it is.
+	// Expected policy revision: fail with ABORTED if it differs. Unset: any.
 	IfRevision *uint64 `protobuf:"varint,5,opt,name=if_revision,json=ifRevision,proto3,oneof" json:"if_revision,omitempty"`
 	// Drop fields that a kind does not have, and name them in dropped_fields;
 	// without it they are errors.
@@ -524,7 +522,7 @@ type UpsertPoliciesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Policy revision that holds them.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	// What became of each document, in order, and of each item of a list.
+	// Result for each document, in order, and for each item of a list.
 	Changes []*PolicyChange `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
 	// Run of the service that took them, for CompleteSource; 16 bytes.
 	Incarnation   []byte `protobuf:"bytes,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
@@ -593,16 +591,16 @@ type ReplacePoliciesRequest struct {
 	DefaultNamespace string `protobuf:"bytes,2,opt,name=default_namespace,json=defaultNamespace,proto3" json:"default_namespace,omitempty"`
 	// Check and compile, but change nothing.
 	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
-	// Program that the policies belong to. It has to be named: what calls without
-	// a manager brought belongs to people, and no program lists it.
+	// Program that the policies belong to; required. Policies of calls without a manager were applied
+	// by people, so no program can list them.
 	Manager string `protobuf:"bytes,4,opt,name=manager,proto3" json:"manager,omitempty"`
-	// Change nothing unless this is the policy revision; unset: whatever it is.
+	// Expected policy revision: fail with ABORTED if it differs. Unset: any.
 	IfRevision *uint64 `protobuf:"varint,5,opt,name=if_revision,json=ifRevision,proto3,oneof" json:"if_revision,omitempty"`
 	// Drop fields that a kind does not have, and name them in dropped_fields;
 	// without it they are errors.
 	AllowUnknownFields bool `protobuf:"varint,6,opt,name=allow_unknown_fields,json=allowUnknownFields,proto3" json:"allow_unknown_fields,omitempty"`
-	// The empty set is meant: no policy of the manager stays. A caller that lost its
-	// list must not open what its policies closed.
+	// Confirms that the set is empty: no policy of the manager stays. It protects the policies of a
+	// caller that has lost its list.
 	AllowEmpty    bool `protobuf:"varint,7,opt,name=allow_empty,json=allowEmpty,proto3" json:"allow_empty,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -692,8 +690,8 @@ type ReplacePoliciesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Policy revision that holds them.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	// What became of each document, in order, then what was deleted, sorted by
-	// kind, namespace and name.
+	// Result for each document, in order, then the deleted policies, sorted by kind, namespace and
+	// name.
 	Changes       []*PolicyChange `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -746,15 +744,14 @@ func (x *ReplacePoliciesResponse) GetChanges() []*PolicyChange {
 // CompleteSourceRequest is the input of CompleteSource.
 type CompleteSourceRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Program whose listing is complete. It has to be named, as for
-	// ReplacePolicies.
+	// Program whose listing is complete; required, as for ReplacePolicies.
 	Manager string `protobuf:"bytes,1,opt,name=manager,proto3" json:"manager,omitempty"`
 	// Run of the service that took the listing: the incarnation of the answers of
 	// UpsertPolicies, or of GetStatus for a listing of no policy.
 	Incarnation []byte `protobuf:"bytes,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Check and compile, but change nothing.
 	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
-	// A listing of no policy is meant, as in ReplacePoliciesRequest.
+	// Confirms that the listing has no policies, as in ReplacePoliciesRequest.
 	AllowEmpty    bool `protobuf:"varint,4,opt,name=allow_empty,json=allowEmpty,proto3" json:"allow_empty,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -821,9 +818,9 @@ func (x *CompleteSourceRequest) GetAllowEmpty() bool {
 // CompleteSourceResponse is the answer of CompleteSource.
 type CompleteSourceResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Policy revision without what was deleted.
+	// Policy revision without the deleted policies.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	// What was deleted, sorted by kind, namespace and name.
+	// Deleted policies, sorted by kind, namespace and name.
 	Changes       []*PolicyChange `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -873,19 +870,19 @@ func (x *CompleteSourceResponse) GetChanges() []*PolicyChange {
 	return nil
 }
 
-// PolicyChange is what became of one policy.
+// PolicyChange is the result for one policy.
 type PolicyChange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which policy.
+	// The policy.
 	Key *PolicyKey `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// What was done.
+	// The change.
 	Type ChangeType `protobuf:"varint,2,opt,name=type,proto3,enum=sluice.policy.v1.ChangeType" json:"type,omitempty"`
 	// Fields that the kind does not have, and that were dropped.
 	DroppedFields []string `protobuf:"bytes,3,rep,name=dropped_fields,json=droppedFields,proto3" json:"dropped_fields,omitempty"`
-	// What its author should know: the first 40 of what conversion says, and what
-	// the service says of the whole policy.
+	// Notes for the author: the first 40 notes of the conversion, and notes about the policy as a
+	// whole.
 	Notes []*PolicyNote `protobuf:"bytes,4,rep,name=notes,proto3" json:"notes,omitempty"`
-	// How many notes of the conversion are left out.
+	// Number of omitted notes of the conversion.
 	OmittedNoteCount uint32 `protobuf:"varint,5,opt,name=omitted_note_count,json=omittedNoteCount,proto3" json:"omitted_note_count,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
@@ -956,10 +953,10 @@ func (x *PolicyChange) GetOmittedNoteCount() uint32 {
 	return 0
 }
 
-// PolicyNote is something about an accepted policy that its author should know.
+// PolicyNote is a note about an accepted policy for its author.
 type PolicyNote struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What it is about.
+	// Kind of note.
 	Kind PolicyNoteKind `protobuf:"varint,1,opt,name=kind,proto3,enum=sluice.policy.v1.PolicyNoteKind" json:"kind,omitempty"`
 	// Field, for example "spec.ingress[0].authentication"; empty: the whole policy.
 	Field string `protobuf:"bytes,2,opt,name=field,proto3" json:"field,omitempty"`
@@ -1029,7 +1026,7 @@ type DeletePoliciesRequest struct {
 	ValidateOnly bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	// Program that the policies belong to, as for UpsertPolicies.
 	Manager string `protobuf:"bytes,3,opt,name=manager,proto3" json:"manager,omitempty"`
-	// Change nothing unless this is the policy revision; unset: whatever it is.
+	// Expected policy revision: fail with ABORTED if it differs. Unset: any.
 	IfRevision    *uint64 `protobuf:"varint,4,opt,name=if_revision,json=ifRevision,proto3,oneof" json:"if_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1098,7 +1095,7 @@ type DeletePoliciesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Policy revision without them.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	// What became of each, in the order of the request.
+	// Results in the order of the request.
 	Changes       []*PolicyChange `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1151,8 +1148,7 @@ func (x *DeletePoliciesResponse) GetChanges() []*PolicyChange {
 // ConfirmPoliciesRequest is the input of ConfirmPolicies.
 type ConfirmPoliciesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Say what would be enforced and who holds an earlier state, but confirm
-	// nothing.
+	// Only return what would be enforced and which subscribers keep an earlier state.
 	ValidateOnly  bool `protobuf:"varint,1,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1202,7 +1198,7 @@ type ConfirmPoliciesResponse struct {
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Policies in it.
 	Policies uint32 `protobuf:"varint,2,opt,name=policies,proto3" json:"policies,omitempty"`
-	// Subscribers that held an earlier state, one line each.
+	// Subscribers that kept an earlier state, one line each.
 	Held          []string `protobuf:"bytes,3,rep,name=held,proto3" json:"held,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1259,7 +1255,7 @@ func (x *ConfirmPoliciesResponse) GetHeld() []string {
 	return nil
 }
 
-// ListPoliciesRequest is the input of ListPolicies. Empty fields take all.
+// ListPoliciesRequest is the input of ListPolicies. Empty fields match everything.
 type ListPoliciesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only this kind.
@@ -1408,16 +1404,16 @@ func (x *ListPoliciesResponse) GetRevision() uint64 {
 // Policy is a policy with its state.
 type Policy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which one.
+	// The policy.
 	Key *PolicyKey `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	// Source that it belongs to: "grpc", "file", "kubernetes".
 	Source string `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"`
 	// Where in the source, for example a file's name.
 	Origin string `protobuf:"bytes,3,opt,name=origin,proto3" json:"origin,omitempty"`
-	// Whether the policy, as listed here, is in force. If error is set too, a
-	// newer form of it was refused and this is the last good one.
+	// Whether the policy is in use as listed here. If error is also set, a newer version was refused
+	// and this is the last valid one.
 	Accepted bool `protobuf:"varint,4,opt,name=accepted,proto3" json:"accepted,omitempty"`
-	// Why it, or a newer form of it, was refused.
+	// Why it, or a newer version, was refused.
 	Error string `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`
 	// Revision at which it took effect in this form.
 	Revision uint64 `protobuf:"varint,6,opt,name=revision,proto3" json:"revision,omitempty"`
@@ -1425,17 +1421,17 @@ type Policy struct {
 	Subjects []uint32 `protobuf:"varint,7,rep,packed,name=subjects,proto3" json:"subjects,omitempty"`
 	// Rules after normalisation, both directions.
 	Rules uint32 `protobuf:"varint,8,opt,name=rules,proto3" json:"rules,omitempty"`
-	// When it was taken over in this form.
+	// When this version was applied.
 	UpdateTime *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=update_time,json=updateTime,proto3" json:"update_time,omitempty"`
-	// The manifest as it came, if asked for.
+	// The original manifest, if requested.
 	Manifest []byte `protobuf:"bytes,10,opt,name=manifest,proto3" json:"manifest,omitempty"`
 	// Fields that the kind does not have, and that were dropped.
 	DroppedFields []string `protobuf:"bytes,11,rep,name=dropped_fields,json=droppedFields,proto3" json:"dropped_fields,omitempty"`
 	// Program that it belongs to, of the source "grpc".
 	Manager string `protobuf:"bytes,12,opt,name=manager,proto3" json:"manager,omitempty"`
-	// What its author should know, as in PolicyChange.
+	// Notes for the author, as in PolicyChange.
 	Notes []*PolicyNote `protobuf:"bytes,13,rep,name=notes,proto3" json:"notes,omitempty"`
-	// How many notes are left out, as in PolicyChange.
+	// Number of omitted notes, as in PolicyChange.
 	OmittedNoteCount uint32 `protobuf:"varint,14,opt,name=omitted_note_count,json=omittedNoteCount,proto3" json:"omitted_note_count,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
@@ -1618,23 +1614,23 @@ func (x *GetPolicyTableRequest) GetSubject() uint32 {
 // GetPolicyTableResponse is the answer of GetPolicyTable.
 type GetPolicyTableResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What the subject sends is evaluated by this; unset if nothing is enforced.
+	// Table for packets that the subject sends; unset if no policy is enforced.
 	Egress *PolicyTable `protobuf:"bytes,1,opt,name=egress,proto3" json:"egress,omitempty"`
-	// What the subject receives is evaluated by this; unset if nothing is enforced.
+	// Table for packets that the subject receives; unset if no policy is enforced.
 	Ingress *PolicyTable `protobuf:"bytes,2,opt,name=ingress,proto3" json:"ingress,omitempty"`
-	// Source locations of the rules of egress, number 1 first; of very many rules
-	// only the first, as many as about 3 MiB hold.
+	// Source locations of the egress rules, beginning with number 1; at most about 3 MiB, further
+	// rules are omitted.
 	EgressRules []*RuleSources `protobuf:"bytes,3,rep,name=egress_rules,json=egressRules,proto3" json:"egress_rules,omitempty"`
-	// Source locations of the rules of ingress, as those of egress.
+	// Source locations of the ingress rules, like egress_rules.
 	IngressRules []*RuleSources `protobuf:"bytes,4,rep,name=ingress_rules,json=ingressRules,proto3" json:"ingress_rules,omitempty"`
 	// Policy revision.
 	Revision uint64 `protobuf:"varint,5,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Revision of the cluster's store up to which the tables reflect identities;
 	// unset while that is not known.
 	StoreRevision *v1.StoreRevision `protobuf:"bytes,6,opt,name=store_revision,json=storeRevision,proto3" json:"store_revision,omitempty"`
-	// How many rules of egress, the last ones, egress_rules leaves out.
+	// Number of egress rules that egress_rules omits, at the end.
 	OmittedEgressRuleCount uint32 `protobuf:"varint,7,opt,name=omitted_egress_rule_count,json=omittedEgressRuleCount,proto3" json:"omitted_egress_rule_count,omitempty"`
-	// How many rules of ingress, the last ones, ingress_rules leaves out.
+	// Number of ingress rules that ingress_rules omits, at the end.
 	OmittedIngressRuleCount uint32 `protobuf:"varint,8,opt,name=omitted_ingress_rule_count,json=omittedIngressRuleCount,proto3" json:"omitted_ingress_rule_count,omitempty"`
 	unknownFields           protoimpl.UnknownFields
 	sizeCache               protoimpl.SizeCache
@@ -1731,7 +1727,7 @@ type WaitForRevisionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Policy revision, from the answer of a call that changed policies.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Identities that it has to be in force for; empty: all.
+	// Identities for which the revision must be enforced; empty: all.
 	Subjects      []uint32 `protobuf:"varint,2,rep,packed,name=subjects,proto3" json:"subjects,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1863,10 +1859,10 @@ type LearnNamesRequest struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Addresses in the answer.
 	Addresses []string `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
-	// How long the answer is valid; at least a minute is kept, at most a week.
+	// Validity of the answer; the service uses at least a minute and at most a week.
 	Ttl *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
-	// Check the fields and say whether any table wants the name, but remember
-	// nothing. Whether there is room is not checked.
+	// Check the fields and report whether any table uses the name, without remembering it. Capacity
+	// is not checked.
 	ValidateOnly  bool `protobuf:"varint,4,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1933,7 +1929,7 @@ func (x *LearnNamesRequest) GetValidateOnly() bool {
 // LearnNamesResponse is the answer of LearnNames.
 type LearnNamesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whether any table wants the name; if not, it is remembered all the same.
+	// Whether any table uses the name. The name is remembered in either case.
 	Used          bool `protobuf:"varint,1,opt,name=used,proto3" json:"used,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1979,9 +1975,9 @@ func (x *LearnNamesResponse) GetUsed() bool {
 // ListNamesRequest is the input of ListNames.
 type ListNamesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// DNS name or pattern, as matchPattern of a policy: "*" stands for characters
-	// of one label, "**." at the start for one or more labels, and "*" alone for
-	// every name. Empty: every name.
+	// DNS name or pattern, as matchPattern of a policy: "*" matches characters within one label,
+	// "**." at the start matches one or more labels, and a single "*" matches every name. Empty:
+	// every name.
 	Pattern string `protobuf:"bytes,1,opt,name=pattern,proto3" json:"pattern,omitempty"`
 	// Only names that have this address; empty: all.
 	Address       string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
@@ -2089,7 +2085,7 @@ type LearnedName struct {
 	// Rules of policies in force that select the name, whether or not they select
 	// an endpoint of this node; the first 16, sorted by their policy.
 	UsedBy []*RuleSource `protobuf:"bytes,3,rep,name=used_by,json=usedBy,proto3" json:"used_by,omitempty"`
-	// How many more such rules there are.
+	// Number of further such rules.
 	OmittedUseCount uint32 `protobuf:"varint,4,opt,name=omitted_use_count,json=omittedUseCount,proto3" json:"omitted_use_count,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -2158,10 +2154,10 @@ type LearnedAddress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Address.
 	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
-	// When its time is over, by the ttl of the last LearnNames that had it. Past:
-	// it stays for connections that use it, and makes room for others.
+	// When the address expires, by the TTL of the last LearnNames that had it. An expired address is
+	// kept for connections that use it, and is evicted first.
 	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
-	// When it is forgotten unless a connection is reported until then: names.grace after
+	// When the address is removed unless a connection is reported before: names.grace after
 	// expire_time, or after the last report of a connection.
 	ForgetTime    *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=forget_time,json=forgetTime,proto3" json:"forget_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2222,12 +2218,11 @@ func (x *LearnedAddress) GetForgetTime() *timestamppb.Timestamp {
 // ForgetNamesRequest is the input of ForgetNames.
 type ForgetNamesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Names, as in ListNamesRequest; "*" for all. Empty: all, and address has to be
-	// set.
+	// Names, as in ListNamesRequest; "*" for all. Empty: all, and address must be set.
 	Pattern string `protobuf:"bytes,1,opt,name=pattern,proto3" json:"pattern,omitempty"`
-	// Forget this address of them alone; empty: all of their addresses.
+	// Only remove this address; empty: all addresses.
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
-	// Say what would be forgotten, and forget nothing.
+	// Only return what would be removed.
 	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2287,9 +2282,9 @@ func (x *ForgetNamesRequest) GetValidateOnly() bool {
 // ForgetNamesResponse is the answer of ForgetNames.
 type ForgetNamesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How many names had such addresses.
+	// Number of names with such addresses.
 	NameCount uint32 `protobuf:"varint,1,opt,name=name_count,json=nameCount,proto3" json:"name_count,omitempty"`
-	// How many addresses were forgotten, of all names together.
+	// Total number of removed addresses.
 	AddressCount  uint32 `protobuf:"varint,2,opt,name=address_count,json=addressCount,proto3" json:"address_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2342,7 +2337,7 @@ func (x *ForgetNamesResponse) GetAddressCount() uint32 {
 // Peer is one end of a connection.
 type Peer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Identity number; 0: given by labels, or by the address alone.
+	// Identity number; 0: use the labels, or the address alone.
 	Identity uint32 `protobuf:"varint,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	// Labels of a workload, which need not exist; only without an identity.
 	Labels []*v11.Label `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty"`
@@ -2412,9 +2407,9 @@ func (x *Peer) GetAddress() string {
 // ExplainRequest is the input of Explain.
 type ExplainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Who begins the connection.
+	// The end that opens the connection.
 	From *Peer `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
-	// Who is called.
+	// The other end.
 	To *Peer `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
 	// IP protocol. TCP, UDP and SCTP are evaluated with their port, ICMP and
 	// ICMPv6 with type and code, others by number alone.
@@ -2486,12 +2481,12 @@ func (x *ExplainRequest) GetPort() uint32 {
 // ExplainResponse is the answer of Explain.
 type ExplainResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What becomes of the connection: denied if either side denies, else
-	// redirected if either redirects, else allowed.
+	// Verdict on the connection: denied if either side denies, else redirected if either redirects,
+	// else allowed.
 	Verdict Action `protobuf:"varint,1,opt,name=verdict,proto3,enum=sluice.policy.v1.Action" json:"verdict,omitempty"`
-	// What the sender's policy says; unset if the sender is no workload.
+	// Verdict of the sender's policy; unset if the sender is not a workload.
 	Egress *SideExplanation `protobuf:"bytes,2,opt,name=egress,proto3" json:"egress,omitempty"`
-	// What the receiver's policy says; unset if the receiver is no workload.
+	// Verdict of the receiver's policy; unset if the receiver is not a workload.
 	Ingress *SideExplanation `protobuf:"bytes,3,opt,name=ingress,proto3" json:"ingress,omitempty"`
 	// Policy revision.
 	Revision      uint64 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
@@ -2557,10 +2552,10 @@ func (x *ExplainResponse) GetRevision() uint64 {
 	return 0
 }
 
-// SideExplanation is what one side says to a connection, and why.
+// SideExplanation is the verdict of one side on a connection, with the reasons.
 type SideExplanation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whose policy.
+	// Identity whose policy is evaluated.
 	Subject uint32 `protobuf:"varint,1,opt,name=subject,proto3" json:"subject,omitempty"`
 	// Labels of the subject, sorted by source, key and value.
 	SubjectLabels []*v11.Label `protobuf:"bytes,2,rep,name=subject_labels,json=subjectLabels,proto3" json:"subject_labels,omitempty"`
@@ -2572,13 +2567,13 @@ type SideExplanation struct {
 	Action Action `protobuf:"varint,5,opt,name=action,proto3,enum=sluice.policy.v1.Action" json:"action,omitempty"`
 	// Proxy of a redirect; else unspecified.
 	Proxy v12.Proxy `protobuf:"varint,6,opt,name=proxy,proto3,enum=sluice.net.v1.Proxy" json:"proxy,omitempty"`
-	// What decided.
+	// What kind of rule or default decided.
 	DecidedBy v12.DecidedBy `protobuf:"varint,7,opt,name=decided_by,json=decidedBy,proto3,enum=sluice.net.v1.DecidedBy" json:"decided_by,omitempty"`
 	// Number of the deciding rule, 1 first; 0 if none.
 	Rule uint32 `protobuf:"varint,8,opt,name=rule,proto3" json:"rule,omitempty"`
 	// Whether any policy is enforced on this side.
 	Enforced bool `protobuf:"varint,9,opt,name=enforced,proto3" json:"enforced,omitempty"`
-	// Every rule that matches, in the order in which they are asked.
+	// All matching rules, in order of evaluation.
 	Matches       []*MatchingRule `protobuf:"bytes,10,rep,name=matches,proto3" json:"matches,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2689,15 +2684,15 @@ type MatchingRule struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its number in the table.
 	Number uint32 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
-	// What it does.
+	// Action of the rule.
 	Action Action `protobuf:"varint,2,opt,name=action,proto3,enum=sluice.policy.v1.Action" json:"action,omitempty"`
-	// Tier that it is of.
+	// Tier of the rule.
 	Tier Tier `protobuf:"varint,3,opt,name=tier,proto3,enum=sluice.policy.v1.Tier" json:"tier,omitempty"`
-	// Places it was written in; several if equal rules were written twice.
+	// Source locations; several if equal rules were written more than once.
 	Sources []*RuleSource `protobuf:"bytes,4,rep,name=sources,proto3" json:"sources,omitempty"`
-	// What the rule says, in one line.
+	// Summary of the rule in one line.
 	Text string `protobuf:"bytes,5,opt,name=text,proto3" json:"text,omitempty"`
-	// Whether it decided.
+	// Whether this rule decided.
 	Decides       bool `protobuf:"varint,6,opt,name=decides,proto3" json:"decides,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2851,15 +2846,15 @@ func (x *DiffRequest) GetAllowUnknownFields() bool {
 // DiffResponse is one difference.
 type DiffResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whose verdicts change.
+	// Identity whose verdicts change.
 	Subject uint32 `protobuf:"varint,1,opt,name=subject,proto3" json:"subject,omitempty"`
 	// Labels of the subject, sorted by source, key and value.
 	SubjectLabels []*v11.Label `protobuf:"bytes,2,rep,name=subject_labels,json=subjectLabels,proto3" json:"subject_labels,omitempty"`
-	// Which direction.
+	// Direction.
 	Direction v12.Direction `protobuf:"varint,3,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
-	// For which peers.
+	// Peers whose verdicts change.
 	Peers []*DiffPeer `protobuf:"bytes,4,rep,name=peers,proto3" json:"peers,omitempty"`
-	// Which ports, and how.
+	// Ports, with the old and the new verdict.
 	Ports         []*DiffPorts `protobuf:"bytes,5,rep,name=ports,proto3" json:"ports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2937,8 +2932,8 @@ type DiffPeer struct {
 	Identity uint32 `protobuf:"varint,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	// Labels of the identity, sorted by source, key and value.
 	Labels []*v11.Label `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty"`
-	// Prefix in CIDR notation, without the narrower prefixes that are
-	// listed beside it; empty with identity 0: every other address.
+	// Prefix in CIDR notation, without the narrower prefixes that are listed separately; empty with
+	// identity 0: every other address.
 	Prefix        string `protobuf:"bytes,3,opt,name=prefix,proto3" json:"prefix,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3006,9 +3001,9 @@ type DiffPorts struct {
 	LastProtocol uint32 `protobuf:"varint,3,opt,name=last_protocol,json=lastProtocol,proto3" json:"last_protocol,omitempty"`
 	// Port, last of the interval.
 	LastPort uint32 `protobuf:"varint,4,opt,name=last_port,json=lastPort,proto3" json:"last_port,omitempty"`
-	// Verdict now.
+	// Old verdict.
 	Before Action `protobuf:"varint,5,opt,name=before,proto3,enum=sluice.policy.v1.Action" json:"before,omitempty"`
-	// Verdict then.
+	// New verdict.
 	After         Action `protobuf:"varint,6,opt,name=after,proto3,enum=sluice.policy.v1.Action" json:"after,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3126,8 +3121,8 @@ func (*GetStatusRequest) Descriptor() ([]byte, []int) {
 // GetStatusResponse is the answer of GetStatus.
 type GetStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Version, start and problems, of which at most 100 are listed, with one more
-	// that says in words how many are left out.
+	// Version, start and problems, of which at most 100 are listed; a further entry has the number of
+	// omitted ones.
 	Service *v13.ServiceStatus `protobuf:"bytes,15,opt,name=service,proto3" json:"service,omitempty"`
 	// Policy revision.
 	Revision uint64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
@@ -3137,7 +3132,7 @@ type GetStatusResponse struct {
 	Refused uint32 `protobuf:"varint,5,opt,name=refused,proto3" json:"refused,omitempty"`
 	// Identities known.
 	Identities uint32 `protobuf:"varint,6,opt,name=identities,proto3" json:"identities,omitempty"`
-	// Identities that are kept unknown because a table has no room.
+	// Identities that are treated as unknown because a table has no capacity.
 	WaitingIdentities uint32 `protobuf:"varint,7,opt,name=waiting_identities,json=waitingIdentities,proto3" json:"waiting_identities,omitempty"`
 	// Subjects.
 	Subjects uint32 `protobuf:"varint,8,opt,name=subjects,proto3" json:"subjects,omitempty"`
@@ -3151,14 +3146,14 @@ type GetStatusResponse struct {
 	Incarnation []byte `protobuf:"bytes,13,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Policies in force with a field that is not supported.
 	PoliciesWithUnsupportedFields uint32 `protobuf:"varint,14,opt,name=policies_with_unsupported_fields,json=policiesWithUnsupportedFields,proto3" json:"policies_with_unsupported_fields,omitempty"`
-	// Revision of the cluster's store up to which every change of identities is
-	// taken in; unset while that is not known.
+	// Revision of the cluster's store up to which all changes of identities are included; unset while
+	// unknown.
 	StoreRevision *v1.StoreRevision `protobuf:"bytes,16,opt,name=store_revision,json=storeRevision,proto3" json:"store_revision,omitempty"`
-	// Why subscribers are not served yet, and with that no new endpoint is connected:
-	// a line for each file that was never read, and each source and manager that is
-	// not complete. Empty: they are served.
+	// Why subscribers are not served yet, so that no new endpoint can be connected: one line for each
+	// file that was never read, and for each source and manager that is not complete. Empty: they are
+	// served.
 	WaitingFor []string `protobuf:"bytes,100,rep,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"`
-	// Documents of files that are no policies and were skipped, at most 100, sorted.
+	// Documents in files that are not policies and were skipped, at most 100, sorted.
 	SkippedDocuments []string `protobuf:"bytes,101,rep,name=skipped_documents,json=skippedDocuments,proto3" json:"skipped_documents,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
@@ -3304,17 +3299,17 @@ type SourceStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name: "identity", "grpc", "file", "kubernetes".
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Whether it has said everything at least once since the start. The source
-	// "grpc" without a manager always has: nothing lists what people apply.
+	// Whether the source was complete at least once since the start. The source "grpc" without a
+	// manager always is, because nothing lists policies that people apply.
 	Synced bool `protobuf:"varint,2,opt,name=synced,proto3" json:"synced,omitempty"`
-	// Why not, or the last error.
+	// Why it is not complete, or the last error.
 	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
-	// Program, of the source "grpc": each that has policies, or has completed in
-	// this run, has a state of its own.
+	// Program, for the source "grpc": each program that has policies, or has completed in this run,
+	// has its own status.
 	Manager string `protobuf:"bytes,4,opt,name=manager,proto3" json:"manager,omitempty"`
 	// Policies in force that it brought.
 	Policies uint32 `protobuf:"varint,5,opt,name=policies,proto3" json:"policies,omitempty"`
-	// What name says, for programs.
+	// The kind of source, in machine-readable form.
 	Kind          SourceKind `protobuf:"varint,6,opt,name=kind,proto3,enum=sluice.policy.v1.SourceKind" json:"kind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3407,7 +3402,7 @@ type SubscriberStatus struct {
 	Refusals []string `protobuf:"bytes,5,rep,name=refusals,proto3" json:"refusals,omitempty"`
 	// Whether it enforces the tables; else it only watches them.
 	Enforces bool `protobuf:"varint,6,opt,name=enforces,proto3" json:"enforces,omitempty"`
-	// Why it goes on enforcing an earlier state; empty: it does not.
+	// Why it keeps enforcing an earlier state; empty: it does not.
 	Held string `protobuf:"bytes,7,opt,name=held,proto3" json:"held,omitempty"`
 	// Revision of the cluster's store up to which it enforces changes of
 	// identities; unset while that is not known.
@@ -3551,8 +3546,7 @@ func (x *HoldAddressesRequest) GetInUse() []string {
 // HoldAddressesResponse is the answer of HoldAddresses.
 type HoldAddressesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Addresses whose time is over, at most 16,384: those that are forgotten first come
-	// first.
+	// Expired addresses, at most 16,384, in the order in which they will be removed.
 	Expiring      []string `protobuf:"bytes,1,rep,name=expiring,proto3" json:"expiring,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3601,7 +3595,7 @@ type AcceptWithoutFileRequest struct {
 	// Name of the file in the directory, or its path; the path of the directory, if
 	// that cannot be read.
 	File string `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"`
-	// Say what is missing of it, and accept nothing.
+	// Only return what is missing.
 	ValidateOnly  bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3658,7 +3652,7 @@ type AcceptWithoutFileResponse struct {
 	File string `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"`
 	// Why it was never read.
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
-	// What subscribers are waiting for still, as in GetStatusResponse.
+	// What subscribers still wait for, as in GetStatusResponse.
 	WaitingFor    []string `protobuf:"bytes,3,rep,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -7,8 +7,8 @@
 // - protoc             (unknown)
 // source: sluice/policy/v1/policy.proto
 
-// Package sluice.policy.v1 turns network policies into tables that a kernel
-// can look up, keeps them in step, and explains every verdict.
+// Package sluice.policy.v1 compiles network policies into tables for the kernel, keeps them up to
+// date, and explains verdicts.
 
 package policyv1
 
@@ -96,20 +96,16 @@ type PolicyServiceClient interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	DeletePolicies(ctx context.Context, in *DeletePoliciesRequest, opts ...grpc.CallOption) (*DeletePoliciesResponse, error)
-	// ReplacePolicies makes the policies of a manager those of the request: it
-	// adds, replaces and deletes, all of it or nothing, and completes the manager
-	// as CompleteSource does. Policies of other managers and sources stay.
-	// Repeating it changes nothing. Errors are those of UpsertPolicies, and
-	// FAILED_PRECONDITION: the set is empty, the manager has policies, and
-	// allow_empty is not set. A set that is larger than one request is listed by
-	// UpsertPolicies and CompleteSource.
+	// ReplacePolicies replaces all policies of a manager: it adds, replaces and deletes in one atomic
+	// change, and completes the manager like CompleteSource. Policies of other managers and sources
+	// stay. Repeating it changes nothing. Errors as for UpsertPolicies, and FAILED_PRECONDITION: the
+	// set is empty, the manager has policies, and allow_empty is not set. A set that does not fit
+	// into one request can be listed with UpsertPolicies and CompleteSource.
 	//
-	// UNAVAILABLE: the state could not be written, or the service is stopping.
-	// DEADLINE_EXCEEDED: the change may have been made. After both the call may be
-	// repeated.
+	// UNAVAILABLE: the state could not be written, or the service is stopping. DEADLINE_EXCEEDED: the
+	// change may have been made. After both the call may be repeated.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	ReplacePolicies(ctx context.Context, in *ReplacePoliciesRequest, opts ...grpc.CallOption) (*ReplacePoliciesResponse, error)
 	// CompleteSource says that a manager has named every policy that it has, by
 	// UpsertPolicies since this run of the service began. The policies that it
@@ -127,41 +123,35 @@ type PolicyServiceClient interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	CompleteSource(ctx context.Context, in *CompleteSourceRequest, opts ...grpc.CallOption) (*CompleteSourceResponse, error)
-	// ConfirmPolicies says that the policies of the service are those that shall
-	// be enforced, although a subscriber enforced a later revision, or another
-	// state, before: after the state directory was lost, reset, or restored from a
-	// backup. Until then, or until every source that had policies has completed,
-	// such a subscriber goes on enforcing what it enforced. It holds for this run
-	// of the service, and may be repeated.
+	// ConfirmPolicies confirms that the current policies must be enforced, although a subscriber
+	// enforced a later revision or another state before. It is needed after the state directory was
+	// lost, reset, or restored from a backup. Until this call, or until every source that had
+	// policies is complete, such a subscriber keeps enforcing the earlier state. The confirmation is
+	// valid for this run of the service, and the call may be repeated.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	ConfirmPolicies(ctx context.Context, in *ConfirmPoliciesRequest, opts ...grpc.CallOption) (*ConfirmPoliciesResponse, error)
 	// ListPolicies streams the policies that the filter takes, and the files
 	// and objects that were refused, sorted by kind, namespace and name, as of
 	// one revision.
 	ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListPoliciesResponse], error)
-	// GetPolicyTable gives the tables by which a subject is evaluated. Identities
-	// that are no subject are compiled for the answer alone. NOT_FOUND: the
-	// identity is not known.
+	// GetPolicyTable returns the tables of a subject. For an identity that is not a subject, they are
+	// only compiled for the answer. NOT_FOUND: the identity is not known.
 	GetPolicyTable(ctx context.Context, in *GetPolicyTableRequest, opts ...grpc.CallOption) (*GetPolicyTableResponse, error)
-	// WatchPolicyTables is how a datapath gets its tables: one ordered stream of
-	// steps. Whoever carries them out one by one, in order, has the same tables,
-	// and after each single step every verdict is that of before the change or
-	// that of after it.
+	// WatchPolicyTables sends policy tables to a datapath as an ordered stream of steps. A subscriber
+	// that applies all steps in order has the same tables as the service; after each single step,
+	// every verdict equals either the verdict before the change or the one after it.
 	//
-	// The first message of the caller is Subscribe. If incarnation and seq are
-	// of this run of the service and not too old, the stream continues behind
-	// them; else it begins with everything there is, then SnapshotComplete:
-	// what was not named until then is gone. Acknowledgements are cumulative and
-	// mean that the kernel enforces everything up to there. The
-	// direction of a refused table is closed for its subjects.
+	// The first message of the caller is Subscribe. If incarnation and seq are of this run of the
+	// service and not too old, the stream resumes after them. Otherwise it begins with all tables,
+	// then SnapshotComplete: anything that was not sent before does not exist. Acknowledgements are
+	// cumulative and mean that the kernel enforces everything up to seq. If a table is refused, all
+	// traffic of its subjects in its direction is denied.
 	//
-	// RESOURCE_EXHAUSTED: the caller is too far behind, or took or acknowledged
-	// nothing for 30 s, and was disconnected; subscribe again. UNAVAILABLE: the service is going down.
+	// RESOURCE_EXHAUSTED: the caller is too far behind, or read or acknowledged nothing for 30 s, and
+	// was disconnected; subscribe again. UNAVAILABLE: the service is stopping.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	WatchPolicyTables(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WatchPolicyTablesRequest, WatchPolicyTablesResponse], error)
 	// WaitForRevision answers when every connected subscriber that enforces has
 	// the revision in force for the given subjects. Subscribers that only watch
@@ -188,57 +178,51 @@ type PolicyServiceClient interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	LearnNames(ctx context.Context, in *LearnNamesRequest, opts ...grpc.CallOption) (*LearnNamesResponse, error)
-	// ListNames streams the names that LearnNames was called with and that are
-	// remembered, sorted by name, as of one moment, with the rules that select
-	// them. One message holds one name. It changes nothing. INVALID_ARGUMENT: the
-	// pattern is none.
+	// ListNames streams the remembered names from LearnNames, sorted by name, as of one point in
+	// time, with the rules that select them. Each message has one name. It changes nothing.
+	// INVALID_ARGUMENT: the pattern is invalid.
 	ListNames(ctx context.Context, in *ListNamesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListNamesResponse], error)
-	// ForgetNames forgets learned names, or an address of them, and answers when
-	// the kernel of every connected subscriber that enforces has forgotten them
-	// too. It takes permissions away and gives none: names occur in rules that
-	// allow alone. An address that another name has, which a rule allows, stays
-	// allowed. A connection to an address that no rule allows any more ends with
-	// its next packet, also one that the grace period of an expired address kept.
-	// The next LearnNames has the name again.
+	// ForgetNames removes learned names, or one address of them, and returns when the kernels of all
+	// connected subscribers that enforce have removed them, too. It only removes permissions, because
+	// names occur only in allow rules. An address stays allowed if another name has it and a rule
+	// allows that name. A connection to an address that no rule allows any more ends with its next
+	// packet, even if the grace period of an expired address has kept it. The next LearnNames adds
+	// the name again.
 	//
-	// Forgetting what is not remembered succeeds, so the call may be repeated. Many
-	// names are forgotten in parts; a call that ends before its answer
-	// (DEADLINE_EXCEEDED, CANCELLED) may have forgotten some. INVALID_ARGUMENT: the
-	// pattern is none, or neither pattern nor address is set.
-	// FAILED_PRECONDITION: a subscriber has refused a table that this needs, or
-	// holds an earlier state; the service has forgotten the names.
+	// Removing an unknown name succeeds, so the call may be repeated. Many names are removed in
+	// parts; a call that ends before its answer (DEADLINE_EXCEEDED, CANCELLED) may have removed some.
+	// INVALID_ARGUMENT: the pattern is invalid, or neither pattern nor address is set.
+	// FAILED_PRECONDITION: a subscriber has refused a required table, or keeps an earlier state; the
+	// service has removed the names.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	ForgetNames(ctx context.Context, in *ForgetNamesRequest, opts ...grpc.CallOption) (*ForgetNamesResponse, error)
 	// Explain evaluates a connection on both sides by the compiled tables and lists
 	// every rule that matches it, with the place it was written in. NOT_FOUND:
 	// an identity is not known. UNAVAILABLE: an address is given without an identity,
 	// and sluice-identity does not answer.
 	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
-	// Diff says which verdicts would change if policies were applied or deleted.
-	// It changes nothing. Errors as for UpsertPolicies.
+	// Diff returns the verdicts that would change if policies were applied or deleted. It changes
+	// nothing. Errors as for UpsertPolicies.
 	Diff(ctx context.Context, in *DiffRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DiffResponse], error)
-	// GetStatus gives a summary for people and for `sluice status`.
+	// GetStatus returns a summary for people and for `sluice status`.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
-	// HoldAddresses keeps learned addresses whose time is over while connections use
-	// them. A datapath calls it again and again: it reports for which of the addresses
-	// of the last answer it has found a connection, and looks for connections to those of
-	// this answer. An address that was reported stays for at least 5 minutes more.
-	// Addresses that the service did not ask about are ignored.
+	// HoldAddresses keeps expired learned addresses while connections use them. A datapath calls it
+	// periodically: it reports for which addresses of the last answer it has found a connection, and
+	// then looks for connections to the addresses of this answer. A reported address stays for at
+	// least 5 more minutes. Addresses that the service did not ask for are ignored.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor the datapath.
 	HoldAddresses(ctx context.Context, in *HoldAddressesRequest, opts ...grpc.CallOption) (*HoldAddressesResponse, error)
-	// AcceptWithoutFile ends the waiting for a file of policies, or for the directory,
-	// that was never read since the policy state began: subscribers are served without
-	// its policies. It is recorded beside the state and holds for it, also after a
-	// restart. When the file can be read, its policies are in force. FAILED_PRECONDITION:
-	// nothing waits for that file; the message names what is missing.
+	// AcceptWithoutFile stops waiting for a policy file, or for the policy directory, that was never
+	// read since the policy state was created: subscribers are served without its policies. The
+	// decision is stored with the state and survives restarts. Once the file can be read, its
+	// policies are applied. FAILED_PRECONDITION: the service does not wait for that file; the message
+	// names the missing files.
 	//
 	// UNAVAILABLE: the record could not be written, or the service is stopping.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	AcceptWithoutFile(ctx context.Context, in *AcceptWithoutFileRequest, opts ...grpc.CallOption) (*AcceptWithoutFileResponse, error)
 }
 
@@ -502,20 +486,16 @@ type PolicyServiceServer interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	DeletePolicies(context.Context, *DeletePoliciesRequest) (*DeletePoliciesResponse, error)
-	// ReplacePolicies makes the policies of a manager those of the request: it
-	// adds, replaces and deletes, all of it or nothing, and completes the manager
-	// as CompleteSource does. Policies of other managers and sources stay.
-	// Repeating it changes nothing. Errors are those of UpsertPolicies, and
-	// FAILED_PRECONDITION: the set is empty, the manager has policies, and
-	// allow_empty is not set. A set that is larger than one request is listed by
-	// UpsertPolicies and CompleteSource.
+	// ReplacePolicies replaces all policies of a manager: it adds, replaces and deletes in one atomic
+	// change, and completes the manager like CompleteSource. Policies of other managers and sources
+	// stay. Repeating it changes nothing. Errors as for UpsertPolicies, and FAILED_PRECONDITION: the
+	// set is empty, the manager has policies, and allow_empty is not set. A set that does not fit
+	// into one request can be listed with UpsertPolicies and CompleteSource.
 	//
-	// UNAVAILABLE: the state could not be written, or the service is stopping.
-	// DEADLINE_EXCEEDED: the change may have been made. After both the call may be
-	// repeated.
+	// UNAVAILABLE: the state could not be written, or the service is stopping. DEADLINE_EXCEEDED: the
+	// change may have been made. After both the call may be repeated.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	ReplacePolicies(context.Context, *ReplacePoliciesRequest) (*ReplacePoliciesResponse, error)
 	// CompleteSource says that a manager has named every policy that it has, by
 	// UpsertPolicies since this run of the service began. The policies that it
@@ -533,41 +513,35 @@ type PolicyServiceServer interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	CompleteSource(context.Context, *CompleteSourceRequest) (*CompleteSourceResponse, error)
-	// ConfirmPolicies says that the policies of the service are those that shall
-	// be enforced, although a subscriber enforced a later revision, or another
-	// state, before: after the state directory was lost, reset, or restored from a
-	// backup. Until then, or until every source that had policies has completed,
-	// such a subscriber goes on enforcing what it enforced. It holds for this run
-	// of the service, and may be repeated.
+	// ConfirmPolicies confirms that the current policies must be enforced, although a subscriber
+	// enforced a later revision or another state before. It is needed after the state directory was
+	// lost, reset, or restored from a backup. Until this call, or until every source that had
+	// policies is complete, such a subscriber keeps enforcing the earlier state. The confirmation is
+	// valid for this run of the service, and the call may be repeated.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	ConfirmPolicies(context.Context, *ConfirmPoliciesRequest) (*ConfirmPoliciesResponse, error)
 	// ListPolicies streams the policies that the filter takes, and the files
 	// and objects that were refused, sorted by kind, namespace and name, as of
 	// one revision.
 	ListPolicies(*ListPoliciesRequest, grpc.ServerStreamingServer[ListPoliciesResponse]) error
-	// GetPolicyTable gives the tables by which a subject is evaluated. Identities
-	// that are no subject are compiled for the answer alone. NOT_FOUND: the
-	// identity is not known.
+	// GetPolicyTable returns the tables of a subject. For an identity that is not a subject, they are
+	// only compiled for the answer. NOT_FOUND: the identity is not known.
 	GetPolicyTable(context.Context, *GetPolicyTableRequest) (*GetPolicyTableResponse, error)
-	// WatchPolicyTables is how a datapath gets its tables: one ordered stream of
-	// steps. Whoever carries them out one by one, in order, has the same tables,
-	// and after each single step every verdict is that of before the change or
-	// that of after it.
+	// WatchPolicyTables sends policy tables to a datapath as an ordered stream of steps. A subscriber
+	// that applies all steps in order has the same tables as the service; after each single step,
+	// every verdict equals either the verdict before the change or the one after it.
 	//
-	// The first message of the caller is Subscribe. If incarnation and seq are
-	// of this run of the service and not too old, the stream continues behind
-	// them; else it begins with everything there is, then SnapshotComplete:
-	// what was not named until then is gone. Acknowledgements are cumulative and
-	// mean that the kernel enforces everything up to there. The
-	// direction of a refused table is closed for its subjects.
+	// The first message of the caller is Subscribe. If incarnation and seq are of this run of the
+	// service and not too old, the stream resumes after them. Otherwise it begins with all tables,
+	// then SnapshotComplete: anything that was not sent before does not exist. Acknowledgements are
+	// cumulative and mean that the kernel enforces everything up to seq. If a table is refused, all
+	// traffic of its subjects in its direction is denied.
 	//
-	// RESOURCE_EXHAUSTED: the caller is too far behind, or took or acknowledged
-	// nothing for 30 s, and was disconnected; subscribe again. UNAVAILABLE: the service is going down.
+	// RESOURCE_EXHAUSTED: the caller is too far behind, or read or acknowledged nothing for 30 s, and
+	// was disconnected; subscribe again. UNAVAILABLE: the service is stopping.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	WatchPolicyTables(grpc.BidiStreamingServer[WatchPolicyTablesRequest, WatchPolicyTablesResponse]) error
 	// WaitForRevision answers when every connected subscriber that enforces has
 	// the revision in force for the given subjects. Subscribers that only watch
@@ -594,57 +568,51 @@ type PolicyServiceServer interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	LearnNames(context.Context, *LearnNamesRequest) (*LearnNamesResponse, error)
-	// ListNames streams the names that LearnNames was called with and that are
-	// remembered, sorted by name, as of one moment, with the rules that select
-	// them. One message holds one name. It changes nothing. INVALID_ARGUMENT: the
-	// pattern is none.
+	// ListNames streams the remembered names from LearnNames, sorted by name, as of one point in
+	// time, with the rules that select them. Each message has one name. It changes nothing.
+	// INVALID_ARGUMENT: the pattern is invalid.
 	ListNames(*ListNamesRequest, grpc.ServerStreamingServer[ListNamesResponse]) error
-	// ForgetNames forgets learned names, or an address of them, and answers when
-	// the kernel of every connected subscriber that enforces has forgotten them
-	// too. It takes permissions away and gives none: names occur in rules that
-	// allow alone. An address that another name has, which a rule allows, stays
-	// allowed. A connection to an address that no rule allows any more ends with
-	// its next packet, also one that the grace period of an expired address kept.
-	// The next LearnNames has the name again.
+	// ForgetNames removes learned names, or one address of them, and returns when the kernels of all
+	// connected subscribers that enforce have removed them, too. It only removes permissions, because
+	// names occur only in allow rules. An address stays allowed if another name has it and a rule
+	// allows that name. A connection to an address that no rule allows any more ends with its next
+	// packet, even if the grace period of an expired address has kept it. The next LearnNames adds
+	// the name again.
 	//
-	// Forgetting what is not remembered succeeds, so the call may be repeated. Many
-	// names are forgotten in parts; a call that ends before its answer
-	// (DEADLINE_EXCEEDED, CANCELLED) may have forgotten some. INVALID_ARGUMENT: the
-	// pattern is none, or neither pattern nor address is set.
-	// FAILED_PRECONDITION: a subscriber has refused a table that this needs, or
-	// holds an earlier state; the service has forgotten the names.
+	// Removing an unknown name succeeds, so the call may be repeated. Many names are removed in
+	// parts; a call that ends before its answer (DEADLINE_EXCEEDED, CANCELLED) may have removed some.
+	// INVALID_ARGUMENT: the pattern is invalid, or neither pattern nor address is set.
+	// FAILED_PRECONDITION: a subscriber has refused a required table, or keeps an earlier state; the
+	// service has removed the names.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	ForgetNames(context.Context, *ForgetNamesRequest) (*ForgetNamesResponse, error)
 	// Explain evaluates a connection on both sides by the compiled tables and lists
 	// every rule that matches it, with the place it was written in. NOT_FOUND:
 	// an identity is not known. UNAVAILABLE: an address is given without an identity,
 	// and sluice-identity does not answer.
 	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)
-	// Diff says which verdicts would change if policies were applied or deleted.
-	// It changes nothing. Errors as for UpsertPolicies.
+	// Diff returns the verdicts that would change if policies were applied or deleted. It changes
+	// nothing. Errors as for UpsertPolicies.
 	Diff(*DiffRequest, grpc.ServerStreamingServer[DiffResponse]) error
-	// GetStatus gives a summary for people and for `sluice status`.
+	// GetStatus returns a summary for people and for `sluice status`.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
-	// HoldAddresses keeps learned addresses whose time is over while connections use
-	// them. A datapath calls it again and again: it reports for which of the addresses
-	// of the last answer it has found a connection, and looks for connections to those of
-	// this answer. An address that was reported stays for at least 5 minutes more.
-	// Addresses that the service did not ask about are ignored.
+	// HoldAddresses keeps expired learned addresses while connections use them. A datapath calls it
+	// periodically: it reports for which addresses of the last answer it has found a connection, and
+	// then looks for connections to the addresses of this answer. A reported address stays for at
+	// least 5 more minutes. Addresses that the service did not ask for are ignored.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor the datapath.
 	HoldAddresses(context.Context, *HoldAddressesRequest) (*HoldAddressesResponse, error)
-	// AcceptWithoutFile ends the waiting for a file of policies, or for the directory,
-	// that was never read since the policy state began: subscribers are served without
-	// its policies. It is recorded beside the state and holds for it, also after a
-	// restart. When the file can be read, its policies are in force. FAILED_PRECONDITION:
-	// nothing waits for that file; the message names what is missing.
+	// AcceptWithoutFile stops waiting for a policy file, or for the policy directory, that was never
+	// read since the policy state was created: subscribers are served without its policies. The
+	// decision is stored with the state and survives restarts. Once the file can be read, its
+	// policies are applied. FAILED_PRECONDITION: the service does not wait for that file; the message
+	// names the missing files.
 	//
 	// UNAVAILABLE: the record could not be written, or the service is stopping.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	AcceptWithoutFile(context.Context, *AcceptWithoutFileRequest) (*AcceptWithoutFileResponse, error)
 	mustEmbedUnimplementedPolicyServiceServer()
 }

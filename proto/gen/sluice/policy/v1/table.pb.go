@@ -28,12 +28,12 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// TableFormat is what the steps of a stream look like. A new kind of step, or a
-// new meaning of a field, is a new format.
+// TableFormat is the format of the steps of a stream. A new kind of step, or a new meaning of a
+// field, requires a new format.
 type TableFormat int32
 
 const (
-	// Of a peer that does not know the field: its steps cannot be understood.
+	// The peer predates this field: its steps cannot be read.
 	TableFormat_TABLE_FORMAT_UNSPECIFIED TableFormat = 0
 	// Classes are lists of ranges of ports, and lists that go by kind or scope
 	// name them.
@@ -79,20 +79,20 @@ func (TableFormat) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{0}
 }
 
-// SubscriberRole says what a subscriber does with the tables. WaitForRevision
-// and LearnNames wait for those that enforce them. Only root and the datapath's
-// user may subscribe, so only they can say that they enforce.
+// SubscriberRole is the role of a subscriber. WaitForRevision and LearnNames wait for subscribers
+// that enforce. Only root and the datapath's user may subscribe, so no other user can claim to
+// enforce.
 type SubscriberRole int32
 
 const (
-	// Of a caller that does not know the field. It enforces if its name is
-	// "datapath", the name that every datapath has given.
+	// The caller predates this field. It enforces if its name is "datapath", the name that every
+	// datapath uses.
 	SubscriberRole_SUBSCRIBER_ROLE_UNSPECIFIED SubscriberRole = 0
-	// It writes the tables into the kernel of this node. It has to acknowledge
-	// what it was sent within 30 s. Its subjects stay for a while after it went.
+	// It writes the tables into the kernel of this node. It must acknowledge messages within 30 s.
+	// Its subjects are kept for a while after it has disconnected.
 	SubscriberRole_SUBSCRIBER_ROLE_ENFORCES SubscriberRole = 1
-	// It looks. Acknowledgements are ignored, nothing waits for it, and nothing
-	// of it stays after it went.
+	// It only watches. Acknowledgements are ignored, nothing waits for it, and its state is removed
+	// when it disconnects.
 	SubscriberRole_SUBSCRIBER_ROLE_WATCHES SubscriberRole = 2
 )
 
@@ -137,15 +137,15 @@ func (SubscriberRole) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{1}
 }
 
-// PeerKind is the coarse sort of a peer.
+// PeerKind is the kind of a peer.
 type PeerKind int32
 
 const (
-	// Never sent, but for an identity that is not known any more.
+	// Only sent for an identity that is no longer known.
 	PeerKind_PEER_KIND_UNSPECIFIED PeerKind = 0
 	// Pods, of this cluster or another.
 	PeerKind_PEER_KIND_IN_CLUSTER PeerKind = 1
-	// Outside, IPv4, or outside where there is one family only.
+	// Outside, IPv4, or outside in a single-family cluster.
 	PeerKind_PEER_KIND_WORLD_IPV4 PeerKind = 2
 	// Outside, IPv6.
 	PeerKind_PEER_KIND_WORLD_IPV6 PeerKind = 3
@@ -155,7 +155,7 @@ const (
 	PeerKind_PEER_KIND_REMOTE_NODE PeerKind = 5
 	// An API server outside the cluster.
 	PeerKind_PEER_KIND_KUBE_APISERVER PeerKind = 6
-	// A number that nobody has announced.
+	// An unannounced identity number.
 	PeerKind_PEER_KIND_UNKNOWN PeerKind = 7
 	// Health, init, ingress, unmanaged.
 	PeerKind_PEER_KIND_OTHER PeerKind = 8
@@ -214,11 +214,11 @@ func (PeerKind) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{2}
 }
 
-// PeerScope says which address rules reach a peer.
+// PeerScope is the class of address rules that apply to a peer.
 type PeerScope int32
 
 const (
-	// Never sent, but for an identity that is not known any more.
+	// Only sent for an identity that is no longer known.
 	PeerScope_PEER_SCOPE_UNSPECIFIED PeerScope = 0
 	// Pods and other endpoints inside.
 	PeerScope_PEER_SCOPE_CLUSTER PeerScope = 1
@@ -271,19 +271,19 @@ func (PeerScope) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{3}
 }
 
-// Tier orders groups of rules: those of the first tier are asked first.
+// Tier orders groups of rules: the rules of the first tier are evaluated first.
 type Tier int32
 
 const (
 	// Never sent.
 	Tier_TIER_UNSPECIFIED Tier = 0
-	// Rules of an administrator that come before all others.
+	// Rules of an administrator that precede all others.
 	Tier_TIER_ADMIN Tier = 1
 	// NetworkPolicy and CiliumNetworkPolicy.
 	Tier_TIER_NORMAL Tier = 2
-	// What a policy of the normal tier implies: what it does not allow is denied.
+	// Implied by a policy of the normal tier: anything that it does not allow is denied.
 	Tier_TIER_ISOLATION Tier = 3
-	// Rules of an administrator for what no policy selects.
+	// Rules of an administrator for traffic that no policy selects.
 	Tier_TIER_BASELINE Tier = 4
 )
 
@@ -332,7 +332,7 @@ func (Tier) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_table_proto_rawDescGZIP(), []int{4}
 }
 
-// Action is what a rule or a table says.
+// Action is the action of a rule or a table.
 type Action int32
 
 const (
@@ -340,11 +340,11 @@ const (
 	Action_ACTION_UNSPECIFIED Action = 0
 	// Drop.
 	Action_ACTION_DENY Action = 1
-	// To a proxy.
+	// Redirect to a proxy.
 	Action_ACTION_REDIRECT Action = 2
-	// Let through.
+	// Forward.
 	Action_ACTION_ALLOW Action = 3
-	// Leave it to the next tier; only of rules.
+	// Continue with the next tier; only in rules.
 	Action_ACTION_PASS Action = 4
 )
 
@@ -396,7 +396,7 @@ func (Action) EnumDescriptor() ([]byte, []int) {
 // WatchPolicyTablesRequest is one message of a subscriber.
 type WatchPolicyTablesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What the message is.
+	// Content of the message.
 	//
 	// Types that are valid to be assigned to Message:
 	//
@@ -512,7 +512,7 @@ type WatchPolicyTablesRequest_Subscribe struct {
 }
 
 type WatchPolicyTablesRequest_Subjects struct {
-	// Other subjects.
+	// Change of subjects.
 	Subjects *SubjectChange `protobuf:"bytes,2,opt,name=subjects,proto3,oneof"`
 }
 
@@ -527,12 +527,12 @@ type WatchPolicyTablesRequest_Nack struct {
 }
 
 type WatchPolicyTablesRequest_Locate struct {
-	// Where local identities live.
+	// Addresses of local identities.
 	Locate *Locate `protobuf:"bytes,5,opt,name=locate,proto3,oneof"`
 }
 
 type WatchPolicyTablesRequest_Hold struct {
-	// Tables of a state that the subscriber does not take over yet.
+	// The subscriber has received the tables of a state but does not apply it yet.
 	Hold *Hold `protobuf:"bytes,6,opt,name=hold,proto3,oneof"`
 }
 
@@ -554,23 +554,23 @@ type Subscribe struct {
 	// Name of the subscriber, for status; one connection per name, a newer one
 	// ends the older.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Incarnation of the last message that was carried out; empty: none.
+	// Incarnation of the last applied message; empty: none.
 	Incarnation []byte `protobuf:"bytes,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	// Its seq.
+	// Seq of that message.
 	Seq uint64 `protobuf:"varint,3,opt,name=seq,proto3" json:"seq,omitempty"`
-	// Identities that the subscriber wants tables for. An identity that is not
-	// known yet gets its tables when it is.
+	// Identities that the subscriber needs tables for. The tables of an unknown identity follow when
+	// it becomes known.
 	Subjects []uint32 `protobuf:"varint,4,rep,packed,name=subjects,proto3" json:"subjects,omitempty"`
-	// Where they live.
+	// Addresses of the subjects.
 	Locations []*Location `protobuf:"bytes,5,rep,name=locations,proto3" json:"locations,omitempty"`
-	// What the subscriber does with the tables.
+	// Role of the subscriber.
 	Role SubscriberRole `protobuf:"varint,6,opt,name=role,proto3,enum=sluice.policy.v1.SubscriberRole" json:"role,omitempty"`
-	// What the subscriber's kernel enforces since before this subscription, also
-	// before a restart of either side; unset: nothing.
+	// State that the subscriber's kernel enforces from before this subscription, possibly from before
+	// a restart of either side; unset: none.
 	Enforced *EnforcedState `protobuf:"bytes,7,opt,name=enforced,proto3" json:"enforced,omitempty"`
-	// Formats of steps that the subscriber understands. The service chooses one
-	// and names it in every response; without one that it sends too it answers
-	// FAILED_PRECONDITION. Empty: the subscriber is of before formats had numbers.
+	// Table formats that the subscriber supports. The service selects one and names it in every
+	// response; if it supports none of them, it returns FAILED_PRECONDITION. Empty: the subscriber
+	// predates numbered formats.
 	Formats       []TableFormat `protobuf:"varint,8,rep,packed,name=formats,proto3,enum=sluice.policy.v1.TableFormat" json:"formats,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -669,7 +669,7 @@ type EnforcedState struct {
 	State []byte `protobuf:"bytes,1,opt,name=state,proto3" json:"state,omitempty"`
 	// Policy revision.
 	Revision uint64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Sources that had policies in it, from Barrier.sources. Empty: not known.
+	// Sources that had policies in it, from Barrier.sources. Empty: unknown.
 	Sources       []string `protobuf:"bytes,3,rep,name=sources,proto3" json:"sources,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -729,9 +729,9 @@ func (x *EnforcedState) GetSources() []string {
 // SubjectChange adds and removes subjects; removals come first.
 type SubjectChange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Identities from now on.
+	// Subjects to add.
 	Add []uint32 `protobuf:"varint,1,rep,packed,name=add,proto3" json:"add,omitempty"`
-	// Identities no more.
+	// Subjects to remove.
 	Remove        []uint32 `protobuf:"varint,2,rep,packed,name=remove,proto3" json:"remove,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -781,7 +781,7 @@ func (x *SubjectChange) GetRemove() []uint32 {
 	return nil
 }
 
-// Ack says that the kernel enforces everything up to a message.
+// Ack reports that the kernel enforces everything up to a message.
 type Ack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The message's seq.
@@ -827,11 +827,10 @@ func (x *Ack) GetSeq() uint64 {
 	return 0
 }
 
-// Hold says that the subscriber has received everything up to a message, and
-// goes on enforcing what it enforced before the subscription began: the state of
-// the service is another one, or an earlier revision, and its sources have not
-// completed. The subscriber acknowledges when that is over. WaitForRevision and
-// LearnNames answer FAILED_PRECONDITION meanwhile.
+// Hold reports that the subscriber has received everything up to a message but keeps enforcing the
+// state from before the subscription: the service has another state, or an earlier revision, and
+// its sources are not complete. The subscriber acknowledges once it applies the new state. Until
+// then WaitForRevision and LearnNames return FAILED_PRECONDITION.
 type Hold struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The message's seq.
@@ -895,14 +894,14 @@ func (x *Hold) GetReason() string {
 	return ""
 }
 
-// Nack says that a subject is closed in the direction of a table that the
-// datapath has no room for. Without a subject it refuses the message as a whole,
-// because it has a step that the subscriber does not know: the subscriber goes on enforcing what it enforced and carries out
-// nothing of this stream from there on, so it refuses every later message too.
-// WaitForRevision and LearnNames answer FAILED_PRECONDITION meanwhile.
+// Nack reports that the datapath has no capacity for a table, and denies all traffic of the subject
+// in its direction. Without a subject it refuses the whole message, because it has an unknown step:
+// the subscriber keeps enforcing its current tables and applies nothing more from this stream, so
+// it refuses all later messages, too. Until then WaitForRevision and LearnNames return
+// FAILED_PRECONDITION.
 type Nack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The message that brought the BindSubject, or that is refused.
+	// Seq of the message with the BindSubject, or of the refused message.
 	Seq uint64 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
 	// The subject; 0: the message is refused.
 	Subject uint32 `protobuf:"varint,2,opt,name=subject,proto3" json:"subject,omitempty"`
@@ -972,13 +971,12 @@ func (x *Nack) GetReason() string {
 	return ""
 }
 
-// Locate says which identity an address belongs to. Rules that limit a prefix
-// to a named port need it.
+// Locate reports the identities of addresses. Rules that limit a prefix to a named port need them.
 type Locate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Addresses from now on.
+	// Addresses to add.
 	Add []*Location `protobuf:"bytes,1,rep,name=add,proto3" json:"add,omitempty"`
-	// Addresses no more.
+	// Addresses to remove.
 	Remove        []string `protobuf:"bytes,2,rep,name=remove,proto3" json:"remove,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1083,18 +1081,17 @@ func (x *Location) GetIdentity() uint32 {
 	return 0
 }
 
-// WatchPolicyTablesResponse is one message to a subscriber: some steps, to be
-// carried out in their order.
+// WatchPolicyTablesResponse is one message to a subscriber: steps that are applied in order.
 type WatchPolicyTablesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Run of the service; seq counts within it.
 	Incarnation []byte `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	// Number of the message, one more than that of the one before. Only a stream
-	// that resumes begins with the successor of the number it was asked for.
+	// Number of the message, one more than the previous message's. A stream that resumes begins with
+	// the number after the requested one.
 	Seq uint64 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`
 	// The steps.
 	Steps []*Step `protobuf:"bytes,3,rep,name=steps,proto3" json:"steps,omitempty"`
-	// What they look like: one of Subscribe.formats.
+	// Format of the steps: one of Subscribe.formats.
 	Format        TableFormat `protobuf:"varint,4,opt,name=format,proto3,enum=sluice.policy.v1.TableFormat" json:"format,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1158,11 +1155,10 @@ func (x *WatchPolicyTablesResponse) GetFormat() TableFormat {
 	return TableFormat_TABLE_FORMAT_UNSPECIFIED
 }
 
-// Step is one change. A subscriber that does not know a step refuses the message
-// that it is in.
+// Step is one change. A subscriber refuses a message with an unknown step.
 type Step struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What changes.
+	// The change.
 	//
 	// Types that are valid to be assigned to Step:
 	//
@@ -1353,52 +1349,52 @@ type isStep_Step interface {
 }
 
 type Step_DefineIdentityClass struct {
-	// An identity class gets its name, before it is used.
+	// Defines an identity class before it is used.
 	DefineIdentityClass *DefineIdentityClass `protobuf:"bytes,1,opt,name=define_identity_class,json=defineIdentityClass,proto3,oneof"`
 }
 
 type Step_RetireIdentityClass struct {
-	// No identity has the class and no table a row for it.
+	// The class has no identities, and no table has a row for it.
 	RetireIdentityClass *RetireIdentityClass `protobuf:"bytes,2,opt,name=retire_identity_class,json=retireIdentityClass,proto3,oneof"`
 }
 
 type Step_SetIdentity struct {
-	// What an identity is.
+	// Sets class, kind and scope of an identity.
 	SetIdentity *SetIdentity `protobuf:"bytes,3,opt,name=set_identity,json=setIdentity,proto3,oneof"`
 }
 
 type Step_DefineTable struct {
-	// A table, whole.
+	// Defines a complete table.
 	DefineTable *PolicyTable `protobuf:"bytes,4,opt,name=define_table,json=defineTable,proto3,oneof"`
 }
 
 type Step_GrowTable struct {
-	// More classes for a table.
+	// Adds classes to a table.
 	GrowTable *GrowTable `protobuf:"bytes,5,opt,name=grow_table,json=growTable,proto3,oneof"`
 }
 
 type Step_RetireTable struct {
-	// No subject uses the table any more.
+	// Removes a table that no subject uses.
 	RetireTable *RetireTable `protobuf:"bytes,6,opt,name=retire_table,json=retireTable,proto3,oneof"`
 }
 
 type Step_SetPeer struct {
-	// A new row of a table.
+	// Adds a row to a table.
 	SetPeer *SetPeer `protobuf:"bytes,7,opt,name=set_peer,json=setPeer,proto3,oneof"`
 }
 
 type Step_SetPrefix struct {
-	// A prefix of a table.
+	// Sets a prefix of a table.
 	SetPrefix *SetPrefix `protobuf:"bytes,8,opt,name=set_prefix,json=setPrefix,proto3,oneof"`
 }
 
 type Step_BindSubject struct {
-	// A subject is evaluated by a table.
+	// Assigns a table to a subject.
 	BindSubject *BindSubject `protobuf:"bytes,9,opt,name=bind_subject,json=bindSubject,proto3,oneof"`
 }
 
 type Step_RemoveSubject struct {
-	// The node has no such subject any more.
+	// Removes a subject.
 	RemoveSubject *RemoveSubject `protobuf:"bytes,10,opt,name=remove_subject,json=removeSubject,proto3,oneof"`
 }
 
@@ -1408,17 +1404,17 @@ type Step_Barrier struct {
 }
 
 type Step_SnapshotComplete struct {
-	// Everything there is was named.
+	// Everything that exists was sent.
 	SnapshotComplete *SnapshotComplete `protobuf:"bytes,12,opt,name=snapshot_complete,json=snapshotComplete,proto3,oneof"`
 }
 
 type Step_DeletePeer struct {
-	// A row of a table is no more.
+	// Removes a row of a table.
 	DeletePeer *DeletePeer `protobuf:"bytes,13,opt,name=delete_peer,json=deletePeer,proto3,oneof"`
 }
 
 type Step_DeletePrefix struct {
-	// A prefix of a table is no more.
+	// Removes a prefix of a table.
 	DeletePrefix *DeletePrefix `protobuf:"bytes,14,opt,name=delete_prefix,json=deletePrefix,proto3,oneof"`
 }
 
@@ -1450,13 +1446,13 @@ func (*Step_DeletePeer) isStep_Step() {}
 
 func (*Step_DeletePrefix) isStep_Step() {}
 
-// DefineIdentityClass names an identity class: the peers of one kind, with equal
-// named ports, that match the same selectors.
+// DefineIdentityClass defines an identity class: the peers of one kind, with equal named ports,
+// that match the same selectors.
 type DefineIdentityClass struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Number, 1 and up, of this run of the service.
 	IdentityClass uint32 `protobuf:"varint,1,opt,name=identity_class,json=identityClass,proto3" json:"identity_class,omitempty"`
-	// What the class is, 16 bytes: the same for ever, in every run.
+	// Identifier of the class, 16 bytes: constant across runs.
 	Key           []byte `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1552,16 +1548,16 @@ func (x *RetireIdentityClass) GetIdentityClass() uint32 {
 	return 0
 }
 
-// SetIdentity says what an identity is.
+// SetIdentity sets the properties of an identity.
 type SetIdentity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Identity number.
 	Identity uint32 `protobuf:"varint,1,opt,name=identity,proto3" json:"identity,omitempty"`
-	// Its identity class; 0: the identity is not known any more.
+	// Its identity class; 0: the identity is no longer known.
 	IdentityClass uint32 `protobuf:"varint,2,opt,name=identity_class,json=identityClass,proto3" json:"identity_class,omitempty"`
 	// Its kind.
 	Kind PeerKind `protobuf:"varint,3,opt,name=kind,proto3,enum=sluice.policy.v1.PeerKind" json:"kind,omitempty"`
-	// Which address rules reach it.
+	// Address rules that apply to it.
 	Scope         PeerScope `protobuf:"varint,4,opt,name=scope,proto3,enum=sluice.policy.v1.PeerScope" json:"scope,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1628,17 +1624,17 @@ func (x *SetIdentity) GetScope() PeerScope {
 // PolicyTable is one direction of one policy.
 type PolicyTable struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Number of the table in this run of the service, never used twice. 0 is
-	// never defined: it allows everything.
+	// Number of the table in this run of the service, never reused. Table 0 is never defined: it
+	// allows everything.
 	Table uint64 `protobuf:"varint,1,opt,name=table,proto3" json:"table,omitempty"`
-	// Hash of rules, ports and defaults, 32 bytes: equal tables have equal hashes
-	// in every run. Rows and prefixes, which come and go, are not in it.
+	// Hash of rules, ports and defaults, 32 bytes: equal for equal tables in every run. It excludes
+	// rows and prefixes, which change.
 	StructureHash []byte `protobuf:"bytes,2,opt,name=structure_hash,json=structureHash,proto3" json:"structure_hash,omitempty"`
-	// What no rule decides is allowed.
+	// Packets without a deciding rule are allowed.
 	DefaultAllow bool `protobuf:"varint,3,opt,name=default_allow,json=defaultAllow,proto3" json:"default_allow,omitempty"`
-	// What no rule decides is allowed for the subject's local node.
+	// Packets of the subject's local node without a deciding rule are allowed.
 	HostAllow bool `protobuf:"varint,4,opt,name=host_allow,json=hostAllow,proto3" json:"host_allow,omitempty"`
-	// The address side has to be evaluated.
+	// Address rules must be evaluated.
 	HasAddresses bool `protobuf:"varint,5,opt,name=has_addresses,json=hasAddresses,proto3" json:"has_addresses,omitempty"`
 	// Class of a peer without a row: one entry for each kind.
 	DefaultClasses []*KindClass `protobuf:"bytes,6,rep,name=default_classes,json=defaultClasses,proto3" json:"default_classes,omitempty"`
@@ -1873,12 +1869,12 @@ func (x *ScopeClass) GetClass() uint32 {
 	return 0
 }
 
-// TableRule is what a kernel knows of a rule.
+// TableRule is the part of a rule that the kernel needs.
 type TableRule struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What it does; never unspecified.
+	// Action; never unspecified.
 	Action Action `protobuf:"varint,1,opt,name=action,proto3,enum=sluice.policy.v1.Action" json:"action,omitempty"`
-	// Tier that it is of; never unspecified.
+	// Tier; never unspecified.
 	Tier Tier `protobuf:"varint,2,opt,name=tier,proto3,enum=sluice.policy.v1.Tier" json:"tier,omitempty"`
 	// Proxy of a redirect; else unspecified.
 	Proxy         v1.Proxy `protobuf:"varint,3,opt,name=proxy,proto3,enum=sluice.net.v1.Proxy" json:"proxy,omitempty"`
@@ -1937,7 +1933,7 @@ func (x *TableRule) GetProxy() v1.Proxy {
 	return v1.Proxy(0)
 }
 
-// PeerClass says which rules there are for the peers of a class.
+// PeerClass has the rules for the peers of a class.
 type PeerClass struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Ranges of ports in ascending order that do not overlap. Ports in no range
@@ -1984,8 +1980,8 @@ func (x *PeerClass) GetRanges() []*PortRange {
 	return nil
 }
 
-// PortRange is a run of points with their rules. A point is a protocol with what
-// comes behind it: protocol << 16 | port, or type << 8 | code of ICMP.
+// PortRange is an interval of points with their rules. A point is protocol << 16 | port, or for
+// ICMP protocol << 16 | type << 8 | code.
 type PortRange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// First point.
@@ -2173,7 +2169,7 @@ type GrowTable struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Table.
 	Table uint64 `protobuf:"varint,1,opt,name=table,proto3" json:"table,omitempty"`
-	// Classes behind those there are.
+	// Classes to append.
 	Classes       []*PeerClass `protobuf:"bytes,2,rep,name=classes,proto3" json:"classes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2489,20 +2485,19 @@ func (x *DeletePrefix) GetPrefix() string {
 	return ""
 }
 
-// BindSubject points a direction of a subject at a table that was defined before.
+// BindSubject assigns a table, which was defined before, to a direction of a subject.
 type BindSubject struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Identity.
 	Subject uint32 `protobuf:"varint,1,opt,name=subject,proto3" json:"subject,omitempty"`
-	// Which direction.
+	// Direction.
 	Direction v1.Direction `protobuf:"varint,2,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
 	// Table; 0: everything is allowed.
 	Table uint64 `protobuf:"varint,3,opt,name=table,proto3" json:"table,omitempty"`
 	// Policy revision that this belongs to.
 	PolicyRevision uint64 `protobuf:"varint,4,opt,name=policy_revision,json=policyRevision,proto3" json:"policy_revision,omitempty"`
-	// Source locations of the rules, number 1 first. The last ones are left out
-	// where all of them would take more than about 3 MiB: PolicyTable.rules says how
-	// many rules there are.
+	// Source locations of the rules, beginning with number 1. At most about 3 MiB are sent and
+	// further ones are omitted: PolicyTable.rules has the number of rules.
 	Rules []*RuleSources `protobuf:"bytes,5,rep,name=rules,proto3" json:"rules,omitempty"`
 	// Tenant of the subject. The datapath divides the maps of the node among the tenants
 	// of the subjects. Unset by earlier versions: all subjects are of one tenant.
@@ -2583,7 +2578,7 @@ func (x *BindSubject) GetTenant() *v11.Tenant {
 	return nil
 }
 
-// RuleSources are the places that one rule was written in.
+// RuleSources are the source locations of one rule.
 type RuleSources struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// At least one.
@@ -2629,7 +2624,7 @@ func (x *RuleSources) GetSources() []*RuleSource {
 	return nil
 }
 
-// RuleSource is the place of a rule.
+// RuleSource is a source location of a rule.
 type RuleSource struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Kind, for example "NetworkPolicy".
@@ -2638,8 +2633,8 @@ type RuleSource struct {
 	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// Name.
 	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
-	// Path in the manifest, for example spec.egress[2].toPorts[0]; empty for
-	// what the policy implies, such as isolation.
+	// Path in the manifest, for example spec.egress[2].toPorts[0]; empty for rules that the policy
+	// implies, such as isolation.
 	Path          string `protobuf:"bytes,4,opt,name=path,proto3" json:"path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2703,7 +2698,7 @@ func (x *RuleSource) GetPath() string {
 	return ""
 }
 
-// RemoveSubject says that a subject has no tables any more.
+// RemoveSubject reports that a subject has no tables any more.
 type RemoveSubject struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Identity.
@@ -2749,36 +2744,34 @@ func (x *RemoveSubject) GetSubject() uint32 {
 	return 0
 }
 
-// Barrier is a point at which the tables are those of some revisions.
+// Barrier marks a point at which the tables correspond to these revisions.
 type Barrier struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Policy revision.
 	PolicyRevision uint64 `protobuf:"varint,1,opt,name=policy_revision,json=policyRevision,proto3" json:"policy_revision,omitempty"`
-	// Changes of identities taken in, in this run of the service.
+	// Number of applied changes of identities in this run of the service.
 	IdentityRevision uint64 `protobuf:"varint,2,opt,name=identity_revision,json=identityRevision,proto3" json:"identity_revision,omitempty"`
-	// Changes of learned addresses taken in, in this run of the service.
+	// Number of applied changes of learned addresses in this run of the service.
 	AddressRevision uint64 `protobuf:"varint,3,opt,name=address_revision,json=addressRevision,proto3" json:"address_revision,omitempty"`
-	// Name of the policy state that the revision counts in: 16 bytes, made with
-	// the state directory and kept for its life. Another name means that the state
-	// was lost or replaced.
+	// Identifier of the policy state of the revision: 16 bytes, created with the state directory.
+	// Another identifier means that the state was lost or replaced.
 	State []byte `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
 	// Sources that have policies, for Subscribe.enforced: "file", "kubernetes", "grpc" for calls
 	// without a manager, "grpc/NAME" for a manager.
 	Sources []string `protobuf:"bytes,5,rep,name=sources,proto3" json:"sources,omitempty"`
-	// What Subscribe.enforced needs and has not said everything since the service
-	// started, sorted: "identity", and sources of Subscribe.enforced. Calls without
-	// a manager, and a list of sources that is not known, are complete by
-	// ConfirmPolicies alone. Empty: everything is complete. Only for a subscriber
-	// that gave Subscribe.enforced.
+	// Sources in Subscribe.enforced, and "identity", that are not complete since the service started,
+	// sorted. Calls without a manager, and an unknown list of sources, only become complete by
+	// ConfirmPolicies. Empty: everything is complete. Only sent to a subscriber that set
+	// Subscribe.enforced.
 	Incomplete []string `protobuf:"bytes,6,rep,name=incomplete,proto3" json:"incomplete,omitempty"`
-	// Run of the identity service that the identities are from, 8 bytes; empty
-	// while its listing is not complete. See WatchIdentitiesResponse.
+	// Run of the identity service that the identities are from, 8 bytes; empty until its listing is
+	// complete. See WatchIdentitiesResponse.
 	IdentityServiceIncarnation []byte `protobuf:"bytes,7,opt,name=identity_service_incarnation,json=identityServiceIncarnation,proto3" json:"identity_service_incarnation,omitempty"`
-	// Revision of that run up to which every change of identities is taken in.
+	// Revision of that run up to which all changes of identities are included.
 	IdentityServiceRevision uint64 `protobuf:"varint,8,opt,name=identity_service_revision,json=identityServiceRevision,proto3" json:"identity_service_revision,omitempty"`
-	// Revision of the cluster's store up to which every change of identities is
-	// taken in; unset while that is not known. Tables of two nodes are compared by
-	// it. It grows, but for a store that was put back or replaced.
+	// Revision of the cluster's store up to which all changes of identities are included; unset while
+	// unknown. The tables of two nodes can be compared by it. It only decreases if the store was
+	// restored or replaced.
 	StoreRevision *v12.StoreRevision `protobuf:"bytes,9,opt,name=store_revision,json=storeRevision,proto3" json:"store_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

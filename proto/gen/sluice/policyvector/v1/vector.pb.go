@@ -7,9 +7,9 @@
 // 	protoc        (unknown)
 // source: sluice/policyvector/v1/vector.proto
 
-// Package sluice.policyvector.v1 carries tables and questions with known
-// answers from the policy engine to a test of another implementation of the
-// lookup. It is a file format for tests and no API of a service.
+// Package sluice.policyvector.v1 is a file format for tests: it has tables, and questions with the
+// policy engine's answers, to test another implementation of the lookup. It is not the API of a
+// service.
 
 package policyvectorv1
 
@@ -34,7 +34,7 @@ const (
 // varint.
 type Frame struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What the element is.
+	// The element.
 	//
 	// Types that are valid to be assigned to Frame:
 	//
@@ -120,12 +120,12 @@ type Frame_View struct {
 }
 
 type Frame_Tables struct {
-	// Tables of the view, as a subscriber gets them.
+	// Tables of the view, as sent to a subscriber.
 	Tables *v1.WatchPolicyTablesResponse `protobuf:"bytes,2,opt,name=tables,proto3,oneof"`
 }
 
 type Frame_Question struct {
-	// A question about the tables as they are now.
+	// A question about the current tables.
 	Question *Question `protobuf:"bytes,3,opt,name=question,proto3,oneof"`
 }
 
@@ -146,7 +146,7 @@ type View struct {
 	Step uint32 `protobuf:"varint,3,opt,name=step,proto3" json:"step,omitempty"`
 	// Node whose view it is.
 	Node string `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
-	// What is needed to understand a wrong answer: manifests, labels.
+	// Context to understand a wrong answer: manifests, labels.
 	Text          string `protobuf:"bytes,5,opt,name=text,proto3" json:"text,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -222,9 +222,9 @@ type Question struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name for messages, as in the file.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Whose policy is asked.
+	// Identity whose policy is evaluated.
 	Subject uint32 `protobuf:"varint,2,opt,name=subject,proto3" json:"subject,omitempty"`
-	// Which direction of it.
+	// Direction.
 	Direction v11.Direction `protobuf:"varint,3,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
 	// Identity of the other end; the number need not be known.
 	Peer uint32 `protobuf:"varint,4,opt,name=peer,proto3" json:"peer,omitempty"`
@@ -238,15 +238,15 @@ type Question struct {
 	Port uint32 `protobuf:"varint,8,opt,name=port,proto3" json:"port,omitempty"`
 	// The verdict of the engine's table.
 	Action v1.Action `protobuf:"varint,9,opt,name=action,proto3,enum=sluice.policy.v1.Action" json:"action,omitempty"`
-	// What decided.
+	// What kind of rule or default decided.
 	DecidedBy v11.DecidedBy `protobuf:"varint,10,opt,name=decided_by,json=decidedBy,proto3,enum=sluice.net.v1.DecidedBy" json:"decided_by,omitempty"`
 	// Number of the deciding rule, 0 if none.
 	Rule uint32 `protobuf:"varint,11,opt,name=rule,proto3" json:"rule,omitempty"`
-	// Whether the subject is a pod; else it is the host or another thing that no
-	// program of a pod evaluates.
+	// Whether the subject is a pod; otherwise it is the host or an identity that no pod program
+	// evaluates.
 	Pod bool `protobuf:"varint,12,opt,name=pod,proto3" json:"pod,omitempty"`
-	// Set where what was known has changed since the view began: the text of the
-	// state as it is now, in place of the view's, until the next one.
+	// Set if the state has changed since the view began: the text of the current state, which
+	// replaces the view's text.
 	Text          string `protobuf:"bytes,13,opt,name=text,proto3" json:"text,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -7,7 +7,7 @@
 // 	protoc        (unknown)
 // source: sluice/shares/v1/shares.proto
 
-// Package sluice.shares.v1 holds what tenants use of the limits that they share.
+// Package sluice.shares.v1 reports the usage of limits that tenants share.
 
 package sharesv1
 
@@ -264,11 +264,11 @@ type Limit struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name, for example "policies".
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// How many units there are.
+	// Number of units.
 	Size uint64 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
-	// How many units all objects together ask for.
+	// Number of units that all objects together request.
 	Asked uint64 `protobuf:"varint,3,opt,name=asked,proto3" json:"asked,omitempty"`
-	// How many units are in use.
+	// Number of units in use.
 	Used uint64 `protobuf:"varint,4,opt,name=used,proto3" json:"used,omitempty"`
 	// Endpoints of the node share the limit, not tenants.
 	ByEndpoint    bool `protobuf:"varint,5,opt,name=by_endpoint,json=byEndpoint,proto3" json:"by_endpoint,omitempty"`
@@ -341,21 +341,21 @@ func (x *Limit) GetByEndpoint() bool {
 	return false
 }
 
-// TenantShare is what one tenant has of a limit.
+// TenantShare is the share of one tenant in a limit.
 type TenantShare struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Kind of tenant.
 	Kind TenantKind `protobuf:"varint,1,opt,name=kind,proto3,enum=sluice.shares.v1.TenantKind" json:"kind,omitempty"`
 	// Value of the tenant label, or name of the namespace. Empty for the others.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// How many units the tenant's objects ask for.
+	// Number of units that the tenant's objects request.
 	Asked uint64 `protobuf:"varint,3,opt,name=asked,proto3" json:"asked,omitempty"`
-	// How many units they have. Less than asked: the tenant exceeds its share.
+	// Number of units that the tenant gets. If it is less than asked, the tenant exceeds its share.
 	Admitted uint64 `protobuf:"varint,4,opt,name=admitted,proto3" json:"admitted,omitempty"`
-	// How many units are guaranteed by a setting.
+	// Number of units that a setting guarantees.
 	Guarantee uint64 `protobuf:"varint,5,opt,name=guarantee,proto3" json:"guarantee,omitempty"`
-	// How many units the tenant could use when the levels were last computed. 0: they
-	// were not computed yet.
+	// Number of units that the tenant could use when the levels were last computed. 0: not computed
+	// yet.
 	Allotment     uint64 `protobuf:"varint,6,opt,name=allotment,proto3" json:"allotment,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -433,25 +433,23 @@ func (x *TenantShare) GetAllotment() uint64 {
 	return 0
 }
 
-// EndpointShare is what one endpoint of the node has of a limit of the eBPF programs.
+// EndpointShare is the share of one endpoint of the node in a limit of the eBPF programs.
 type EndpointShare struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Kind of user of the limit.
 	Kind EndpointKind `protobuf:"varint,1,opt,name=kind,proto3,enum=sluice.shares.v1.EndpointKind" json:"kind,omitempty"`
-	// Whose endpoint it is. Unset for the others.
+	// Owner of the endpoint. Unset for other kinds.
 	Owner *v1.Owner `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
 	// Kubernetes pod of the endpoint. Unset without one.
 	Pod *v1.PodReference `protobuf:"bytes,3,opt,name=pod,proto3" json:"pod,omitempty"`
-	// How many units it has: entries of a map, events that wait, or answers in this
-	// second.
+	// Number of units in use: map entries, waiting events, or answers in the current second.
 	Used uint64 `protobuf:"varint,4,opt,name=used,proto3" json:"used,omitempty"`
-	// How many units it may have whatever the others have. 0: none are guaranteed.
+	// Number of units that are guaranteed. 0: none.
 	Guarantee uint64 `protobuf:"varint,5,opt,name=guarantee,proto3" json:"guarantee,omitempty"`
-	// How many units it may have now. 0: there is no limit.
+	// Number of units that it may currently use. 0: unlimited.
 	Most uint64 `protobuf:"varint,6,opt,name=most,proto3" json:"most,omitempty"`
-	// How many packets, events or answers exceeded the share since the endpoint was made,
-	// modulo 2^32. Entries from outside replace each other, so that most are never
-	// refused.
+	// Number of packets, events or answers that exceeded the share since the endpoint was created,
+	// modulo 2^32. Entries from outside replace each other, so most are never refused.
 	Refused       uint64 `protobuf:"varint,7,opt,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -7,7 +7,7 @@
 // - protoc             (unknown)
 // source: sluice/shares/v1/shares.proto
 
-// Package sluice.shares.v1 holds what tenants use of the limits that they share.
+// Package sluice.shares.v1 reports the usage of limits that tenants share.
 
 package sharesv1
 

@@ -7,8 +7,8 @@
 // 	protoc        (unknown)
 // source: sluice/status/v1/status.proto
 
-// Package sluice.status.v1 holds what every service says of itself: in its
-// GetStatus, and in the calls of ProcessService, which each of them serves.
+// Package sluice.status.v1 has the status that every service reports in its GetStatus, and the
+// calls of ProcessService, which every service serves.
 
 package statusv1
 
@@ -28,7 +28,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// SettingSource is where a value came from, from the weakest to the strongest.
+// SettingSource is the source of a value, in ascending order of precedence.
 type SettingSource int32
 
 const (
@@ -89,7 +89,7 @@ func (SettingSource) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{0}
 }
 
-// ProblemReason is where to look.
+// ProblemReason is the area of a problem.
 type ProblemReason int32
 
 const (
@@ -99,9 +99,9 @@ const (
 	ProblemReason_PROBLEM_REASON_STORAGE ProblemReason = 1
 	// etcd does not answer, or takes no writes.
 	ProblemReason_PROBLEM_REASON_STORE ProblemReason = 2
-	// Another service, which is needed, does not answer.
+	// Another service that is needed does not answer.
 	ProblemReason_PROBLEM_REASON_SERVICE ProblemReason = 3
-	// The settings of two services contradict each other, or the state.
+	// The settings of two services contradict each other, or the state contradicts the settings.
 	ProblemReason_PROBLEM_REASON_SETTINGS ProblemReason = 4
 	// A policy is refused, or is not enforced as it should be.
 	ProblemReason_PROBLEM_REASON_POLICY ProblemReason = 5
@@ -200,7 +200,7 @@ type GetConfigResponse struct {
 	File string `protobuf:"bytes,2,opt,name=file,proto3" json:"file,omitempty"`
 	// All settings, the common ones first, in the order of the documentation.
 	Settings []*Setting `protobuf:"bytes,3,rep,name=settings,proto3" json:"settings,omitempty"`
-	// Names of environment variables with the service's prefix that no setting has.
+	// Names of environment variables with the service's prefix that match no setting.
 	IgnoredVariables []string `protobuf:"bytes,4,rep,name=ignored_variables,json=ignoredVariables,proto3" json:"ignored_variables,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
@@ -269,10 +269,10 @@ type Setting struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its key, for example "etcd.timeout".
 	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// Its value as the documentation writes it, for example "3s" or, of a list,
-	// "a,b"; "(secret)" for a secret that is set.
+	// Its value as in the documentation, for example "3s" or, for a list, "a,b"; "(secret)" for a
+	// secret that is set.
 	Value string `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
-	// Where the value came from.
+	// Source of the value.
 	Source        SettingSource `protobuf:"varint,3,opt,name=source,proto3,enum=sluice.status.v1.SettingSource" json:"source,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -329,16 +329,16 @@ func (x *Setting) GetSource() SettingSource {
 	return SettingSource_SETTING_SOURCE_UNSPECIFIED
 }
 
-// ServiceStatus is what a service says of itself.
+// ServiceStatus is the status of a service.
 type ServiceStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Version of the binary.
 	Version string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
 	// When the process started.
 	StartTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
-	// What keeps the service from doing all of its work now. Empty: nothing.
+	// Problems that keep the service from doing all of its work. Empty: none.
 	Problems []*Problem `protobuf:"bytes,3,rep,name=problems,proto3" json:"problems,omitempty"`
-	// How many problems are left out because there are too many to list.
+	// Number of omitted problems beyond the maximum number.
 	OmittedProblemCount uint32 `protobuf:"varint,4,opt,name=omitted_problem_count,json=omittedProblemCount,proto3" json:"omitted_problem_count,omitempty"`
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
@@ -402,12 +402,12 @@ func (x *ServiceStatus) GetOmittedProblemCount() uint32 {
 	return 0
 }
 
-// Problem is one thing that needs an operator, or time.
+// Problem needs an operator, or time.
 type Problem struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What kind of thing it is, for programs.
+	// Kind of problem, in machine-readable form.
 	Reason ProblemReason `protobuf:"varint,1,opt,name=reason,proto3,enum=sluice.status.v1.ProblemReason" json:"reason,omitempty"`
-	// What it is, in one line, for people.
+	// The problem in one line, for people.
 	Text          string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

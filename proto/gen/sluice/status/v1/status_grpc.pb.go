@@ -7,8 +7,8 @@
 // - protoc             (unknown)
 // source: sluice/status/v1/status.proto
 
-// Package sluice.status.v1 holds what every service says of itself: in its
-// GetStatus, and in the calls of ProcessService, which each of them serves.
+// Package sluice.status.v1 has the status that every service reports in its GetStatus, and the
+// calls of ProcessService, which every service serves.
 
 package statusv1
 
@@ -32,13 +32,12 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// ProcessService says how a process runs. Every service serves it on its socket.
+// ProcessService describes a process. Every service serves it on its socket.
 type ProcessServiceClient interface {
-	// GetConfig returns every setting of the running process, with its value and
-	// where that came from. Nothing changes, and the answer is the same as long as
-	// the process runs: settings are read at the start alone. Root and members of
-	// the group may call it; values of settings that are secret are not in it.
-	// Errors: UNIMPLEMENTED from a process of an earlier version.
+	// GetConfig returns every setting of the running process, with its value and source. It changes
+	// nothing. The answer is constant while the process runs, because settings are only read at the
+	// start. Root and members of the group may call it; secret values are masked. Errors:
+	// UNIMPLEMENTED from a process of an earlier version.
 	GetConfig(ctx context.Context, in *GetConfigRequest, opts ...grpc.CallOption) (*GetConfigResponse, error)
 }
 
@@ -64,13 +63,12 @@ func (c *processServiceClient) GetConfig(ctx context.Context, in *GetConfigReque
 // All implementations must embed UnimplementedProcessServiceServer
 // for forward compatibility.
 //
-// ProcessService says how a process runs. Every service serves it on its socket.
+// ProcessService describes a process. Every service serves it on its socket.
 type ProcessServiceServer interface {
-	// GetConfig returns every setting of the running process, with its value and
-	// where that came from. Nothing changes, and the answer is the same as long as
-	// the process runs: settings are read at the start alone. Root and members of
-	// the group may call it; values of settings that are secret are not in it.
-	// Errors: UNIMPLEMENTED from a process of an earlier version.
+	// GetConfig returns every setting of the running process, with its value and source. It changes
+	// nothing. The answer is constant while the process runs, because settings are only read at the
+	// start. Root and members of the group may call it; secret values are masked. Errors:
+	// UNIMPLEMENTED from a process of an earlier version.
 	GetConfig(context.Context, *GetConfigRequest) (*GetConfigResponse, error)
 	mustEmbedUnimplementedProcessServiceServer()
 }

@@ -7,8 +7,8 @@
 // 	protoc        (unknown)
 // source: sluice/workload/v1/workload.proto
 
-// Package sluice.workload.v1 holds the words that several services use about
-// the thing that gets a network: who owns it, and what it is called.
+// Package sluice.workload.v1 has the terms for workloads that several services share: owners, pods,
+// labels and named ports.
 
 package workloadv1
 
@@ -29,9 +29,9 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Owner names one attachment of a container to this network, as the CNI
-// specification does: the pair is unique on a node. It is the key that makes
-// Allocate, ResolveEndpoint and CreateEndpoint idempotent.
+// Owner identifies an attachment of a container to this network, as in the CNI specification: the
+// pair is unique on a node. It is the key that makes Allocate, ResolveEndpoint and CreateEndpoint
+// idempotent.
 type Owner struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Container (pod sandbox) id, as in CNI_CONTAINERID: starts with an
@@ -88,7 +88,7 @@ func (x *Owner) GetInterfaceName() string {
 	return ""
 }
 
-// PodReference names the Kubernetes pod that a workload is.
+// PodReference identifies the Kubernetes pod of a workload.
 type PodReference struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Namespace of the pod.
@@ -152,8 +152,8 @@ func (x *PodReference) GetUid() string {
 	return ""
 }
 
-// Label is one property of a workload. Policies select workloads by labels,
-// and the set of labels that count is what an identity number stands for.
+// Label is one property of a workload. Policies select workloads by labels, and an identity number
+// stands for a set of labels.
 type Label struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Where the label comes from: "k8s" for Kubernetes, "cni" for labels that a
@@ -161,12 +161,11 @@ type Label struct {
 	// "generated", "cidr", "cidrgroup", "fqdn", "node", "any", "all" and
 	// "unspec" belong to no workload and are refused in requests.
 	Source string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
-	// Key, for example "app" or "io.kubernetes.pod.namespace". A prefix ending
-	// in '/' is part of the key. Requests may have keys that begin with
-	// "io.kubernetes.pod." or "io.cilium.k8s." only with the source "k8s", those
-	// that begin with "io.cilium.k8s." only beside the label
-	// "io.kubernetes.pod.namespace", and the caller answers for their truth: it
-	// takes them from Kubernetes and not from the workload.
+	// Key, for example "app" or "io.kubernetes.pod.namespace". A prefix ending in '/' is part of the
+	// key. In requests, keys that begin with "io.kubernetes.pod." or "io.cilium.k8s." are only
+	// allowed with the source "k8s", and keys that begin with "io.cilium.k8s." only together with the
+	// label "io.kubernetes.pod.namespace". The caller vouches for these: it takes them from
+	// Kubernetes and not from the workload.
 	Key string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	// Value; may be empty.
 	Value         string `protobuf:"bytes,3,opt,name=value,proto3" json:"value,omitempty"`

@@ -139,7 +139,7 @@ const (
 	firstLate  Reason = 52
 )
 
-// reasonNames are part of the interface: they are labels of metrics.
+// reasonNames are part of the interface: they are metric labels.
 var reasonNames = map[Reason]string{
 	ForwardedToPod:         "forwarded-to-pod",
 	ForwardedToPodDevice:   "forwarded-to-pod-device",

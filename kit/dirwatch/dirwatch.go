@@ -6,10 +6,10 @@
 // may not exist yet.
 package dirwatch
 
-// What is the kind of an Event.
+// What is the type of an Event.
 type What uint8
 
-// Kinds of events. Changed is every event that is none of the others.
+// Types of events. Changed means any event that the others do not cover.
 const (
 	Changed  What = iota
 	Written       // a file is open and was written to

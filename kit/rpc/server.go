@@ -187,8 +187,8 @@ func (s *Server) chain(metrics *grpcprom.ServerMetrics) []grpc.ServerOption {
 	}
 }
 
-// SetServing sets whether a service (its full proto name) is ready. The empty name is the process
-// as a whole. Initially nothing is ready.
+// SetServing sets whether a service, given by its full proto name, is ready. The empty name is the
+// process as a whole. Initially all are not ready.
 func (s *Server) SetServing(service string, serving bool) {
 	state := grpc_health_v1.HealthCheckResponse_NOT_SERVING
 	if serving {

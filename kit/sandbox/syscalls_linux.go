@@ -104,7 +104,7 @@ func checked(c Calls, pid int) []seccomp.NameWithConditions {
 		{Name: "mprotect", Conditions: seccomp.ArgumentConditions{arg(2, seccomp.BitsSet, unix.PROT_EXEC)}},
 		// New threads only, no new processes.
 		{Name: "clone", Conditions: seccomp.ArgumentConditions{arg(0, seccomp.BitsNotSet, unix.CLONE_THREAD)}},
-		// Signals to the process itself: the Go runtime's own, and SIGABRT and the like on a crash.
+		// Signals to the process itself: the Go runtime's own, and SIGABRT and others on a crash.
 		other("kill", 0, uint64(pid)),
 		other("tgkill", 0, uint64(pid)),
 		other("prctl", 0, prSetVMA, unix.PR_SET_NAME, unix.PR_SET_NO_NEW_PRIVS, unix.PR_GET_NO_NEW_PRIVS),

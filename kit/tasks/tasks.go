@@ -24,8 +24,8 @@ type Room struct {
 	File  string // path of its pids.max
 }
 
-// Left returns the remaining capacity in the cgroups of this process, as far as they are mounted.
-// It returns false if no cgroup has a limit, or none can be read.
+// Left returns the remaining capacity in the cgroups of this process that are mounted. It returns
+// false if no cgroup has a limit, or if they cannot be read.
 func Left() (Room, bool) { return left("/proc/self") }
 
 // Need returns an error that names the limit if fewer than least tasks are left.
@@ -104,9 +104,8 @@ func directories(proc string) (dirs []string) {
 	return dirs
 }
 
-// hierarchy parses a line of mountinfo and returns which part of the hierarchy is mounted, and
-// where. ok is false if the line mounts neither the unified hierarchy nor the pids controller,
-// whichever is asked for.
+// hierarchy parses a line of mountinfo. If unified is set, it looks for the cgroup2 hierarchy,
+// otherwise for the pids controller. It returns which part of the hierarchy is mounted, and where.
 func hierarchy(line string, unified bool) (root, point string, ok bool) {
 	before, after, found := strings.Cut(line, " - ")
 	fields, of := strings.Fields(before), strings.Fields(after)

@@ -79,8 +79,8 @@ type Source struct {
 	// Hz), or within the 2 s resolution of FAT, leave equal times, and the second write may come
 	// after the read.
 	Grain time.Duration
-	// Empty is how long a directory that had files must be empty before their objects are deleted:
-	// a volume may not be mounted yet.
+	// Empty is how long a directory must be without files before the objects of its former files
+	// are deleted: a volume may not be mounted yet.
 	Empty time.Duration
 	// MaxBytes limits the total size of the files. Files beyond the limit are refused.
 	MaxBytes int

@@ -51,7 +51,7 @@ func New(o Options) *Loop {
 	return &Loop{options: o, calls: make(chan func(), queued), stopped: make(chan struct{})}
 }
 
-// Work is what a loop does in addition to calls. The loop calls all its functions.
+// Work is the loop's work in addition to calls. The loop calls all its functions.
 type Work struct {
 	// Pause returns the time until the next Sweep.
 	Pause func() time.Duration

@@ -250,9 +250,9 @@ func TestPoliciesOfAFileAreTheFiles(t *testing.T) {
 	}
 	f := &Server{Owner: o}
 	_, err = f.UpsertPolicies(t.Context(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(allowWeb)})
-	wantCode(t, err, codes.AlreadyExists, "NetworkPolicy shop/db is of file db.yaml")
+	wantCode(t, err, codes.AlreadyExists, "NetworkPolicy shop/db belongs to file db.yaml")
 	_, err = f.DeletePolicies(t.Context(), &policyv1.DeletePoliciesRequest{Keys: []*policyv1.PolicyKey{{Kind: "NetworkPolicy", Namespace: "shop", Name: "db"}}})
-	wantCode(t, err, codes.FailedPrecondition, "NetworkPolicy shop/db is of file db.yaml")
+	wantCode(t, err, codes.FailedPrecondition, "NetworkPolicy shop/db belongs to file db.yaml")
 }
 
 func TestTableOfNoSubjectIsCompiledForTheAnswerAlone(t *testing.T) {

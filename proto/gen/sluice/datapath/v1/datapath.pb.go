@@ -478,11 +478,10 @@ func (NodePathState) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{4}
 }
 
-// Reason says why a packet was forwarded or dropped. The numbers are those of the
-// eBPF programs and are never reused; programs of another release may have
-// others. Below 16 the packet was forwarded or answered, from 16 on dropped, and
-// from 48 to 51 dropped without an event, because every pod causes such packets.
-// Metrics and `sluice` write the names in lower case with "-".
+// Reason tells why a packet was forwarded or dropped. The numbers are equal to the eBPF programs'
+// and are never reused; programs of another release may use others. Below 16 the packet was
+// forwarded or answered, from 16 on dropped, and from 48 to 51 dropped without an event, because
+// every pod causes such packets. Metrics and `sluice` write the names in lower case with "-".
 //
 // `make generate` makes the enum of the programs, the names in Go and
 // docs/reference/reasons.md of this list. The second paragraph of a value has its
@@ -583,7 +582,7 @@ const (
 	//
 	// Severity: fault. Run `sluice check`, and report it.
 	Reason_REASON_POLICY_TABLE_UNKNOWN Reason = 29
-	// In the pod range, and no endpoint has the address.
+	// To an address of the pod range that no endpoint has.
 	//
 	// Severity: expected. The receiver is gone; look at what still uses its address.
 	Reason_REASON_NO_ROUTE Reason = 30
@@ -609,11 +608,11 @@ const (
 	// Severity: expected. Wait; if it stays, run `sluice identity list` and `sluice
 	// status` on the peer's node.
 	Reason_REASON_IDENTITY_UNKNOWN Reason = 35
-	// A policy table leads nowhere.
+	// A policy table refers to an entry that does not exist.
 	//
 	// Severity: fault. Run `sluice check`, and report it.
 	Reason_REASON_POLICY_TABLE_CORRUPT Reason = 36
-	// The policy wants a proxy, and there is none.
+	// The policy redirects to a proxy, and Sluice has no proxy yet.
 	//
 	// Severity: configuration. Remove the rule, or the part of it that names the
 	// application protocol.
@@ -670,7 +669,7 @@ const (
 	Reason_REASON_MULTICAST Reason = 50
 	// Broadcast, such as DHCP.
 	Reason_REASON_BROADCAST Reason = 51
-	// To a Service that has no backend. The sender is told.
+	// To a Service that has no backend. The sender gets an error.
 	//
 	// Severity: expected. Run `sluice service get`: no endpoint of the Service is ready.
 	Reason_REASON_SERVICE_NO_BACKEND Reason = 52
@@ -683,7 +682,7 @@ const (
 	//
 	// Severity: expected. Look at loadBalancerSourceRanges of the Service.
 	Reason_REASON_SERVICE_SOURCE_RANGE Reason = 54
-	// A Service leads nowhere.
+	// A Service refers to an entry that does not exist.
 	//
 	// Severity: fault. Run `sluice check`, and report it.
 	Reason_REASON_SERVICE_CORRUPT Reason = 55
@@ -692,17 +691,17 @@ const (
 	// Severity: configuration. Give the Service and its backends the same port.
 	Reason_REASON_SERVICE_SCTP_PORT Reason = 56
 	// The sender has this port in use to every backend already, directly or by another
-	// Service. It is told.
+	// Service. It gets an error.
 	//
 	// Severity: expected. None: the sender tries another port.
 	Reason_REASON_SERVICE_PORT_IN_USE Reason = 57
 	// No port of the node from 20000 to 29999 is free for the path of a sender outside to
-	// the backend. The sender is told.
+	// the backend. The sender gets an error.
 	//
 	// Severity: capacity. Add backends, or use externalTrafficPolicy: Local.
 	Reason_REASON_NAT_EXHAUSTED Reason = 58
 	// The node has no address of the family for the path of a sender outside to a backend
-	// elsewhere. The sender is told.
+	// elsewhere. The sender gets an error.
 	//
 	// Severity: configuration. Give the node an address of the family.
 	Reason_REASON_NAT_NO_SOURCE Reason = 59
@@ -710,22 +709,22 @@ const (
 	//
 	// Severity: expected. Use a node port or a load balancer.
 	Reason_REASON_SERVICE_INSIDE Reason = 60
-	// To an address that is of Services alone, at a port that none of them has. A pod is
-	// told.
+	// To an address that only Services use, at a port that none of them has. A pod gets an
+	// error.
 	//
 	// Severity: expected. Run `sluice service list`; the port is wrong.
 	Reason_REASON_NO_SERVICE_PORT Reason = 61
 	// The sender outside has its share of the node's ports to this backend, and half of
-	// these ports are in use. The sender is told.
+	// these ports are in use. The sender gets an error.
 	//
 	// Severity: capacity. Look at the sender; see docs/shares.md.
 	Reason_REASON_NAT_SHARE Reason = 62
-	// The endpoint has its share of translations, counting both of a hairpin.
+	// The endpoint has used up its share of translations, counting both of a hairpin.
 	//
 	// Severity: capacity. Look at the endpoint, which begins many connections by Services;
 	// see docs/shares.md.
 	Reason_REASON_TRANSLATION_SHARE Reason = 63
-	// The endpoint has its share of datagrams in fragments.
+	// The endpoint has used up its share of fragmented datagrams.
 	//
 	// Severity: capacity. Look at the endpoint, which sends many fragments; see
 	// docs/shares.md.
@@ -1710,7 +1709,7 @@ func (x *GivenLabels) GetLabels() []*v1.Label {
 	return nil
 }
 
-// GivenPorts are named ports from the runtime.
+// GivenPorts are ports with names from the runtime.
 type GivenPorts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The ports.

@@ -19,7 +19,7 @@
 //     length: "10.244.0.0/24", "fd00:244::/64".
 //   - A hardware address is six bytes in lower case, "02:5c:0a:f4:00:07".
 //
-// The rules of protovalidate that say so are, in the order above,
+// The corresponding protovalidate rules are, in the order above,
 // {ip: true, not_contains: "%"}, {ip_prefix: true} and the pattern
 // "^[0-9a-f]{2}(:[0-9a-f]{2}){5}$".
 

@@ -61,7 +61,7 @@ const (
 	PolicyPending Reason = 28
 	// PolicyTableUnknown: The table of the endpoint's policy does not exist.
 	PolicyTableUnknown Reason = 29
-	// NoRoute: In the pod range, and no endpoint has the address.
+	// NoRoute: To an address of the pod range that no endpoint has.
 	NoRoute Reason = 30
 	// Hairpin: From the pod to its own address.
 	Hairpin Reason = 31
@@ -73,9 +73,9 @@ const (
 	DeliveryUnknown Reason = 34
 	// IdentityUnknown: Denied because the identity of the peer is not known yet.
 	IdentityUnknown Reason = 35
-	// PolicyTableCorrupt: A policy table leads nowhere.
+	// PolicyTableCorrupt: A policy table refers to an entry that does not exist.
 	PolicyTableCorrupt Reason = 36
-	// NoProxy: The policy wants a proxy, and there is none.
+	// NoProxy: The policy redirects to a proxy, and Sluice has no proxy yet.
 	NoProxy Reason = 37
 	// ConnectionInvalid: Belongs to no connection and can start none.
 	ConnectionInvalid Reason = 38
@@ -105,31 +105,31 @@ const (
 	Multicast Reason = 50
 	// Broadcast: Broadcast, such as DHCP.
 	Broadcast Reason = 51
-	// ServiceNoBackend: To a Service that has no backend. The sender is told.
+	// ServiceNoBackend: To a Service that has no backend. The sender gets an error.
 	ServiceNoBackend Reason = 52
 	// ServiceNoLocalBackend: To a Service that wants backends of this node, which has none.
 	ServiceNoLocalBackend Reason = 53
 	// ServiceSourceRange: To a Service that is for other sources.
 	ServiceSourceRange Reason = 54
-	// ServiceCorrupt: A Service leads nowhere.
+	// ServiceCorrupt: A Service refers to an entry that does not exist.
 	ServiceCorrupt Reason = 55
 	// ServiceSCTPPort: SCTP to a Service whose backend has another port: its checksum could not follow.
 	ServiceSCTPPort Reason = 56
-	// ServicePortInUse: The sender has this port in use to every backend already, directly or by another Service. It is told.
+	// ServicePortInUse: The sender has this port in use to every backend already, directly or by another Service. It gets an error.
 	ServicePortInUse Reason = 57
-	// NATExhausted: No port of the node from 20000 to 29999 is free for the path of a sender outside to the backend. The sender is told.
+	// NATExhausted: No port of the node from 20000 to 29999 is free for the path of a sender outside to the backend. The sender gets an error.
 	NATExhausted Reason = 58
-	// NATNoSource: The node has no address of the family for the path of a sender outside to a backend elsewhere. The sender is told.
+	// NATNoSource: The node has no address of the family for the path of a sender outside to a backend elsewhere. The sender gets an error.
 	NATNoSource Reason = 59
 	// ServiceInside: From outside of the node to a cluster IP, which is for its pods and itself.
 	ServiceInside Reason = 60
-	// NoServicePort: To an address that is of Services alone, at a port that none of them has. A pod is told.
+	// NoServicePort: To an address that only Services use, at a port that none of them has. A pod gets an error.
 	NoServicePort Reason = 61
-	// NATShare: The sender outside has its share of the node's ports to this backend, and half of these ports are in use. The sender is told.
+	// NATShare: The sender outside has its share of the node's ports to this backend, and half of these ports are in use. The sender gets an error.
 	NATShare Reason = 62
-	// TranslationShare: The endpoint has its share of translations, counting both of a hairpin.
+	// TranslationShare: The endpoint has used up its share of translations, counting both of a hairpin.
 	TranslationShare Reason = 63
-	// FragmentShare: The endpoint has its share of datagrams in fragments.
+	// FragmentShare: The endpoint has used up its share of fragmented datagrams.
 	FragmentShare Reason = 64
 )
 

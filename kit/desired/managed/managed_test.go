@@ -65,7 +65,8 @@ func TestManagersChangeTheirOwnObjectsAlone(t *testing.T) {
 			continue
 		}
 		if !errors.Is(err, failure.ErrOwned) || !errors.Is(derr, failure.ErrForeign) || gone != nil ||
-			!strings.HasSuffix(err.Error(), c.key+" belongs to "+c.who) || !strings.HasSuffix(derr.Error(), c.key+" belongs to "+c.who) {
+			!strings.HasSuffix(err.Error(), c.key+" belongs to "+c.who) ||
+			!strings.HasSuffix(derr.Error(), c.key+" belongs to "+c.who) {
 			t.Errorf("manager %q, %s: %v and %v, want it to belong to %s", c.manager, c.key, err, derr, c.who)
 		}
 	}

@@ -190,8 +190,9 @@ func (s settings) Warnings() []string {
 		return e.Key == "node" && e.Source != config.FromDefault
 	})
 	if name := s.named(); set && name != "" && name != s.node {
-		all = append(all, fmt.Sprintf("the setting node is %q, but sluice-identity registered this node as %q, the name that events use; "+
-			"remove the setting, or use the same name in both", s.node, name))
+		all = append(all,
+			fmt.Sprintf("the setting node is %q, but sluice-identity registered this node as %q, the name that events use; "+
+				"remove the setting, or use the same name in both", s.node, name))
 	}
 	return all
 }

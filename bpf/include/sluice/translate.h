@@ -142,11 +142,11 @@ static __always_inline long store_answer(__u8 family, __u8 zone)
 		return -1;
 	if (family == 4) {
 		own->xl4.zone = zone;
-		/* not in place: an LRU map replaces the element */
+		/* in place: no, an LRU map replaces the element */
 		return bpf_map_update_elem(&sl_answers4, &own->xl4, &own->xl, BPF_ANY);
 	}
 	own->xl6.zone = zone;
-	/* not in place, as above */
+	/* in place: no, as above */
 	return bpf_map_update_elem(&sl_answers6, &own->xl6, &own->xl, BPF_ANY);
 }
 

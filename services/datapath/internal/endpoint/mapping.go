@@ -71,7 +71,8 @@ func validateMappings(field string, ms []PortMapping, addrs []netip.Addr) error 
 		case m.Protocol != workload.TCP && m.Protocol != workload.UDP && m.Protocol != workload.SCTP:
 			return invalid(field, "%v: the protocol must be TCP, UDP or SCTP", m)
 		case m.Protocol == workload.SCTP && m.HostPort != m.ContainerPort:
-			return invalid(field, "%v: the ports must be equal for SCTP, because its checksum cannot be adjusted to another port", m)
+			return invalid(field,
+				"%v: the ports must be equal for SCTP, because its checksum cannot be adjusted to another port", m)
 		case m.HostIP.Is4In6() || m.HostIP.Zone() != "" || m.HostIP.IsMulticast():
 			return invalid(field, "%v: clients cannot connect to this address", m)
 		}

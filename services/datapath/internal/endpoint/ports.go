@@ -109,7 +109,8 @@ func (NoHostPorts) Check(s Spec) error {
 	if len(s.PortMappings) == 0 {
 		return nil
 	}
-	return fmt.Errorf("host port %v: %w, so its traffic would not reach the container", s.PortMappings[0], ErrLoadBalancingOff)
+	return fmt.Errorf("host port %v: %w, so its traffic would not reach the container", s.PortMappings[0],
+		ErrLoadBalancingOff)
 }
 
 // SetTenant implements HostPorts.

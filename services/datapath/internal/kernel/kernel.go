@@ -374,7 +374,8 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 		return nil, err
 	}
 	if len(k.Pins.PreviousNames()) > 0 {
-		k.opened.Log.Info("connections of an earlier version are migrated when their next packet arrives", "maps", k.Pins.PreviousNames())
+		k.opened.Log.Info("connections of an earlier version are migrated when their next packet arrives", "maps",
+			k.Pins.PreviousNames())
 	}
 	return k, nil
 }

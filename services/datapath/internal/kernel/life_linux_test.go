@@ -906,7 +906,8 @@ func TestKernelEventsAreLimitedAndTheLossIsTold(t *testing.T) {
 		told += uint64(e.Lost)
 	}
 	if counted != sent || read+lost != sent || lost == 0 || told > lost {
-		t.Errorf("%d drops counted, %d events read, %d lost, %d reported as lost; want %d = read + lost, reported <= lost", counted, read, lost, told, sent)
+		t.Errorf("%d drops counted, %d events read, %d lost, %d reported as lost; want %d = read + lost, reported <= lost",
+			counted, read, lost, told, sent)
 	}
 	// another reason has a limit of its own
 	r.run(t, program.FromPod, from4(a.IPv4, 17, udp(1, 2)), skbContext{}, 0)

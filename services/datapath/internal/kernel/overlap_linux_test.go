@@ -331,7 +331,8 @@ func TestKernelBothVersionsForwardSideBySide(t *testing.T) {
 	}
 	th.goOn(t, "upgrade", sequels())
 	if current, previous := th.held(t); current != kept || previous != 1 {
-		t.Errorf("%d connections, %d in the previous map, want %d and the one that was created again", current, previous, kept)
+		t.Errorf("%d connections, %d in the previous map, want %d and the one that was created again", current, previous,
+			kept)
 	}
 	pass := func() conntrack.PreviousPass {
 		p, err := th.k.Connections.DrainPrevious(t.Context(), conntrack.MonotonicSeconds(), conntrack.DefaultTimeouts())

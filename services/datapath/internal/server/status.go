@@ -231,7 +231,8 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 		depend("policy", of.policy)
 		resp.PolicyRevision, resp.PolicyRefusals = p.Revision, p.Refusals
 		if p.Waiting > 0 {
-			resp.PolicyRefusals = append(resp.PolicyRefusals, fmt.Sprintf("%d identities stay unknown, because they do not fit into the tables", p.Waiting))
+			resp.PolicyRefusals = append(resp.PolicyRefusals,
+				fmt.Sprintf("%d identities stay unknown, because they do not fit into the tables", p.Waiting))
 		}
 		if p.Held != "" && !s.Facts.PolicyRequired {
 			warnings = append(warnings, "policy: "+p.Held)

@@ -386,7 +386,7 @@ func TestDirectoryThatBecomesEmptyKeepsItsPoliciesForAWhile(t *testing.T) {
 	p.want("one is removed", "b.yaml: b 1")
 	p.do(os.Remove(p.path("b.yaml")))
 	servicetest.EventuallyNil(t, "the announcement", func() error {
-		if e := p.fileError(); !strings.Contains(e, "has no file any more; if it stays so, its 1 policies are deleted after 1h0m0s") {
+		if e := p.fileError(); !strings.Contains(e, "has no files any more; if it stays empty, its 1 policies are deleted after 1h0m0s") {
 			return fmt.Errorf("the error of the source is %q", e)
 		}
 		return nil

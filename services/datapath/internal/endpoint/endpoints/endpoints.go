@@ -203,7 +203,8 @@ func (e *Endpoints) Warnings() (lines []string) {
 	}
 	for _, ep := range e.Core.List() {
 		if len(ep.Spec.PortMappings) > 0 {
-			lines = append(lines, fmt.Sprintf("endpoint %s: its host ports are not forwarded, because loadBalancing.mode is off", ep.Spec.Owner))
+			lines = append(lines,
+				fmt.Sprintf("endpoint %s: its host ports are not forwarded, because loadBalancing.mode is off", ep.Spec.Owner))
 		}
 	}
 	return lines

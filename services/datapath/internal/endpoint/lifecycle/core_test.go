@@ -164,7 +164,8 @@ func TestCallsAreServedBeforeDevicesAreCompared(t *testing.T) {
 	}
 	for _, s := range []endpoint.Spec{kept, later} {
 		if e, err := c.Get(s.Owner); err != nil || e.State != endpoint.Ready || !m.deviceOf(s.Owner).filtered {
-			t.Errorf("%s after the devices are compared: %v, %v, attached %v", s.Owner, e.State, err, m.deviceOf(s.Owner).filtered)
+			t.Errorf("%s after the devices are compared: %v, %v, attached %v", s.Owner, e.State, err,
+				m.deviceOf(s.Owner).filtered)
 		}
 	}
 	if _, err := c.Get(removed.Owner); !errors.Is(err, endpoint.ErrNotFound) {
@@ -259,7 +260,8 @@ func TestReleasesRetryUntilTheServiceIsBack(t *testing.T) {
 	if _, err := c.Delete(t.Context(), s.Owner); err != nil {
 		t.Fatal(err)
 	}
-	servicetest.Eventually(t, "three attempts to release the identity", func() bool { return m.count("release identity") >= 3 })
+	servicetest.Eventually(t, "three attempts to release the identity",
+		func() bool { return m.count("release identity") >= 3 })
 	m.setFail("release identity", nil)
 	servicetest.Eventually(t, "nothing is held", func() bool { return m.holding(c) == holding{} })
 }
@@ -965,7 +967,8 @@ func TestWithoutAnAnswerOfIdentityTheNumberOfAnEqualEndpointIsTaken(t *testing.T
 		began := time.Now()
 		e, err := c.Create(ctx, equal, false)
 		if err != nil || e.Identity.Number != 1000 || !c.RefreshDue() || time.Since(began) != standInAfter {
-			t.Errorf("an endpoint of equal labels and ports: %+v, %v, refresh due %v, after %s", e.Identity, err, c.RefreshDue(), time.Since(began))
+			t.Errorf("an endpoint of equal labels and ports: %+v, %v, refresh due %v, after %s", e.Identity, err,
+				c.RefreshDue(), time.Since(began))
 		}
 	})
 }

@@ -259,7 +259,8 @@ func (n *Netdev) RepairContainer(ns endpoint.Namespace, d endpoint.Device) error
 		return fmt.Errorf("find %s in the container: %w", d.Name, err)
 	}
 	if link.Attrs().Index != int(d.Index) {
-		return fmt.Errorf("%s in the container has index %d, but the endpoint's device had %d", d.Name, link.Attrs().Index, d.Index)
+		return fmt.Errorf("%s in the container has index %d, but the endpoint's device had %d", d.Name, link.Attrs().Index,
+			d.Index)
 	}
 	if err := h.LinkSetHardwareAddr(link, d.MAC[:]); err != nil {
 		return fmt.Errorf("hardware address of %s in the container: %w", d.Name, err)

@@ -310,7 +310,8 @@ func (n *Netdev) whoseName(d endpoint.Device) error {
 	link, err := n.reads.LinkByName(d.HostName)
 	if err == nil {
 		if g := link.Attrs().Group &^ 1; g != n.group {
-			return fmt.Errorf("device %s of the node: %w, by a device that is not Sluice's (group %d)", d.HostName, endpoint.ErrNameTaken, g)
+			return fmt.Errorf("device %s of the node: %w, by a device that is not Sluice's (group %d)", d.HostName,
+				endpoint.ErrNameTaken, g)
 		}
 		return n.Remove([]endpoint.HostDevice{{Name: d.HostName, Index: uint32(link.Attrs().Index)}})
 	}

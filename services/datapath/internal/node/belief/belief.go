@@ -131,7 +131,8 @@ func Open(o Options) *Beliefs {
 	switch err := durable.Load(o.Path, maxFile, schema, &f); {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
-		o.Log.Error("cannot read when this node last heard from the store; treating it as cut off until it does", log.Err(err))
+		o.Log.Error("cannot read when this node last heard from the store; treating it as cut off until it does",
+			log.Err(err))
 		b.heard, b.known = never, true
 	case f.BootID != o.BootID:
 		b.heard, b.known, b.limit = never, true, f.Limit

@@ -180,7 +180,8 @@ func (s situation) overlay(p *peer, paths [2]Path) (d decision) {
 					path.Source, "set underlay.addresses"))
 			}
 			if p.ranges[1] && w.MTU < minIPv6 {
-				d.notes = append(d.notes, fmt.Sprintf("the node receives packets of at most %d bytes, IPv6 needs %d", w.MTU, minIPv6))
+				d.notes = append(d.notes, fmt.Sprintf("the node receives packets of at most %d bytes, IPv6 needs %d", w.MTU,
+					minIPv6))
 			}
 			return d
 		}

@@ -329,8 +329,9 @@ func (m *Modes) Warnings() (lines []string) {
 	defer m.mu.Unlock()
 	text := func(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 	if n := m.state.Node; n != nil {
-		lines = append(lines, fmt.Sprintf("audit mode: packets that policies deny pass for every endpoint of the node until %s; "+
-			"`sluice endpoint audit-mode --node off` ends that", text(n.Until)))
+		lines = append(lines,
+			fmt.Sprintf("audit mode: packets that policies deny pass for every endpoint of the node until %s; "+
+				"`sluice endpoint audit-mode --node off` ends that", text(n.Until)))
 	}
 	if n := len(m.state.Endpoints); n > 0 {
 		until := map[string]time.Time{}

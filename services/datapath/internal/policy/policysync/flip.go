@@ -62,7 +62,8 @@ func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
 	}
 	switch {
 	case refusal != "" && s.refusal != refusal:
-		a.log.Warn("policy exceeds the capacity; its endpoints are isolated in that direction", "subject", id, "reason", refusal)
+		a.log.Warn("policy exceeds the capacity; its endpoints are isolated in that direction", "subject", id, "reason",
+			refusal)
 	case refusal == "" && s.refusal != "":
 		a.log.Info("policy that had exceeded the capacity is enforced", "subject", id)
 	}

@@ -296,7 +296,8 @@ func TestNewEndpointsWhileTablesStay(t *testing.T) {
 		egress, ingress = e, i
 		return 9, 1, nil
 	}); err != nil || egress != nodetable.Pending || ingress != nodetable.Pending {
-		t.Errorf("it begins with tables %d and %d, %v; want %d, which allows only the local node", egress, ingress, err, nodetable.Pending)
+		t.Errorf("it begins with tables %d and %d, %v; want %d, which allows only the local node", egress, ingress, err,
+			nodetable.Pending)
 	}
 }
 

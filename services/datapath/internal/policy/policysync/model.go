@@ -192,7 +192,8 @@ func (m *model) defineClass(st policytable.DefineIdentityClass, number func(poli
 	case st.Key == policytable.ClassKey{}:
 		return policytable.Invalid("define_identity_class.key is zero")
 	case ok && old.key != st.Key:
-		return policytable.Invalid("define_identity_class.identity_class: %d is already defined with another key", st.IdentityClass)
+		return policytable.Invalid("define_identity_class.identity_class: %d is already defined with another key",
+			st.IdentityClass)
 	case ok:
 		return nil
 	case len(m.classes) >= maxIdentityClasses:

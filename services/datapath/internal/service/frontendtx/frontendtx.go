@@ -102,7 +102,8 @@ func (e *NoRoomError) Error() string {
 		text += "; they are not contiguous"
 	}
 	if e.Tenant != "" {
-		text += fmt.Sprintf("; %s has %d removed elements that are not free yet, and must leave the others to other tenants", e.Tenant, e.Resting)
+		text += fmt.Sprintf("; %s has %d removed elements that are not free yet, and must leave the others to other tenants",
+			e.Tenant, e.Resting)
 	}
 	if e.Open {
 		text += "; no space even to refuse connections: packets pass as if there were no frontend"

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-net/sluice/services/cni-shim/internal/test/nodetest"
 )
 
-// What the plugin itself costs, as a process: the services answer at once.
-// Compare with BenchmarkStart, which is a process that calls nobody.
+// BenchmarkAddAndDel measures the plugin as a process, with services that answer at once. Compare with BenchmarkStart,
+// a process that makes no calls.
 func BenchmarkAddAndDel(b *testing.B) {
 	n, ns := nodetest.New(b), newNetns(b)
 	plugin := build(b)

@@ -380,7 +380,7 @@ func TestKernelAddGivesEveryFailureItsCodeAndLeavesNothing(t *testing.T) {
 	}
 }
 
-// What was done although the answer was lost is undone too.
+// The plugin also undoes calls that succeeded although it lost their answers.
 func TestKernelAddUndoesWhatItHasNoAnswerAbout(t *testing.T) {
 	ns := newNetns(t)
 	n := nodetest.New(t)
@@ -388,8 +388,8 @@ func TestKernelAddUndoesWhatItHasNoAnswerAbout(t *testing.T) {
 	wantCode(t, add(n, ns), 100)
 	wantHeld(t, n, 0, 0)
 
-	// While the datapath cannot say that nobody uses the addresses, they stay
-	// leased rather than go to another.
+	// While the datapath cannot confirm that the addresses are unused, they stay leased and are not given to another
+	// owner.
 	n = nodetest.New(t)
 	n.FailAfter("CreateEndpoint", withDetails(codes.Internal, "broke off"))
 	n.Fail("DeleteEndpoint", withDetails(codes.Internal, "broke off"))
@@ -498,7 +498,7 @@ func TestKernelAddExchangesAddressesOfALiveEndpoint(t *testing.T) {
 		c.stdin = config(n, "1.0.0", `"timeout":"1s","runtimeConfig":{"ips":["10.244.0.9/24"]},"capabilities":{"ips":true}`)
 		wantCode(t, c, 11)
 		if got := calls(n, "Release"); got != 1 {
-			t.Errorf("%d releases, want only that of the undo: %v", got, n.Calls())
+			t.Errorf("%d releases, want only the undo's release: %v", got, n.Calls())
 		}
 	})
 	t.Run("open", func(t *testing.T) {
@@ -614,8 +614,8 @@ func TestKernelAddUndoesWhenTheResultCannotBeWritten(t *testing.T) {
 	wantHeld(t, n, 0, 0)
 }
 
-// As it is when a runtime has died: nothing reads what the plugin writes, on
-// either descriptor, and the write is what would end it.
+// Imitate a runtime that died: the plugin's standard output and error have no reader, so that a write would end the
+// process.
 func TestKernelAddUndoesWhenTheRuntimeHasGone(t *testing.T) {
 	n, ns := nodetest.New(t), newNetns(t)
 	r, w, err := os.Pipe()
@@ -768,7 +768,7 @@ func TestKernelNamespaceOfAProcessIsBoundUntilDel(t *testing.T) {
 	wantHeld(t, n, 0, 0)
 }
 
-// The default routes are those of the first interface.
+// The default routes stay with the first interface.
 func TestKernelResultOfASecondInterfaceHasNoDefaultRoutes(t *testing.T) {
 	n, ns := nodetest.New(t), newNetns(t)
 	for _, c := range []struct {
@@ -802,8 +802,8 @@ func TestKernelGCStaysWithinItsNetwork(t *testing.T) {
 			wantCode(t, c, 0)
 		}
 	}
-	// As for containers whose namespaces need a name: those of the other network,
-	// of an earlier version, and of an ADD that was killed.
+	// Create mounts as for containers whose namespaces need a name: of the other network, of an earlier version, and
+	// of an ADD that was killed.
 	ours, theirs := netns.NamesOf(n.RunDir, "k8s"), netns.NamesOf(n.RunDir, "podman")
 	if err := os.Mkdir(filepath.Dir(ours.Path("")), 0o755); err != nil { //nolint:gosec // as Bind does
 		t.Fatal(err)
@@ -995,8 +995,8 @@ func TestDelSaysWhyItWasRefusedThoughTheLastCallIsLate(t *testing.T) {
 func TestDelWithAWrongRunDirIsNotLost(t *testing.T) {
 	n := nodetest.New(t)
 	for name, dirs := range map[string]string{
-		"that of no instance":           filepath.Dir(n.RunDir) + "/other",
-		"that of an instance that left": filepath.Dir(n.RunDir) + "/left",
+		"of no instance":        filepath.Dir(n.RunDir) + "/other",
+		"of a removed instance": filepath.Dir(n.RunDir) + "/left",
 	} {
 		if err := os.MkdirAll(filepath.Join(filepath.Dir(n.StateDir), "left", "ipam"), 0o755); err != nil {
 			t.Fatal(err)

@@ -41,9 +41,9 @@ type Config struct {
 	Shares     tenants.Config `config:"shares"`
 }
 
-// ClusterConfig is what pods of Kubernetes have in common.
+// ClusterConfig holds the settings that all pods of the cluster share.
 type ClusterConfig struct {
-	Name          string        `config:"name" help:"name of this cluster, which policies may name; that of sluice-policy"`
+	Name          string        `config:"name" help:"name of this cluster, which policies may name; the same as the name in sluice-policy's settings"`
 	StaleMappings time.Duration `config:"staleMappings" help:"with native routing, how long after its removal from etcd a node without etcd may believe the mapping of an address; a minute longer the address is not given out again; the same on all nodes"`
 }
 
@@ -56,9 +56,9 @@ type EtcdConfig struct {
 	ServerName string        `config:"serverName" help:"name in etcd's certificate, if it is not the host of the endpoint"`
 	Prefix     string        `config:"prefix" help:"beginning of all keys; the same on all nodes of a cluster"`
 	LeaseTTL   time.Duration `config:"leaseTTL" help:"how long the references of this node outlive its last sign of life; the same on all nodes"`
-	AliveTTL   time.Duration `config:"aliveTTL" help:"how long this node is alive for others, and has its name, after its last sign of life"`
+	AliveTTL   time.Duration `config:"aliveTTL" help:"how long other nodes regard this node as alive, and its name as taken, after its last sign of life"`
 	Timeout    time.Duration `config:"timeout" help:"how long one request may take; a caller's own deadline may be shorter"`
-	Heartbeat  time.Duration `config:"heartbeat" help:"between two looks whether etcd answers and this node has its name"`
+	Heartbeat  time.Duration `config:"heartbeat" help:"between two checks that etcd answers and that this node still owns its name"`
 }
 
 func (c EtcdConfig) client() session.Client {
@@ -71,9 +71,9 @@ type LabelsConfig struct {
 	Exclude []string `config:"exclude" help:"label keys, as [source:]prefix or *.domain, that do not count"`
 }
 
-// GCConfig is about numbers that nobody refers to.
+// GCConfig sets how unreferenced identities are collected.
 type GCConfig struct {
-	Grace      time.Duration `config:"grace" help:"how long nobody refers to a number before it is collected"`
+	Grace      time.Duration `config:"grace" help:"how long an identity has no references before it is collected"`
 	Quarantine time.Duration `config:"quarantine" was:"rest" help:"how long a collected number is not given to another label set"`
 	Interval   time.Duration `config:"interval" help:"between two looks at what is referred to"`
 }

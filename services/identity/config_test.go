@@ -25,7 +25,7 @@ func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What every service takes is documented once, elsewhere.
+	// Settings that all services share are documented once, elsewhere.
 	_, own, ok := strings.Cut(want, "\n| `node`")
 	if own = "| `node`" + strings.TrimSpace(own); !ok || !strings.Contains(string(doc), own) {
 		t.Errorf("docs/reference/identity.md does not have these rows:\n%s", own)

@@ -172,7 +172,7 @@ func (m mappings) Applied() cluster.Point {
 	return at
 }
 
-// Wants returns the revision that the other nodes are asked to confirm.
+// Wants returns the revision that this node asks the other nodes to confirm.
 func (m mappings) Wants() int64 { return m.WantsConfirmed() }
 
 // Nodes returns how many other nodes there are.
@@ -183,9 +183,9 @@ func (m mappings) SetConfirmed(s confirmed.Summary) {
 	m.Registry.SetConfirmed(registry.Confirmed{Cluster: s.Cluster, Revision: s.Revision})
 }
 
-// spread is how long a listing may wait, by how many other nodes are known:
-// each listing of a large cluster costs etcd a tenth of a second of processor time, and after
-// an outage all nodes want one. A node that knows none has nothing to serve, and begins at once.
+// spread returns the longest delay of a listing, for a number of other known nodes. Each listing of a large cluster
+// costs etcd a tenth of a second of processor time, and after an outage all nodes list. A node that knows no others
+// serves no data yet, and begins at once.
 func spread(nodes int) time.Duration {
 	return min(time.Duration(nodes)*time.Second/20, time.Minute)
 }

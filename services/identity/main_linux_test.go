@@ -247,7 +247,7 @@ func TestKernelKilledAnywhereLeavesNothingBehind(t *testing.T) {
 		if got, err := p.release("c1"); err != nil || got != again {
 			t.Errorf("%s: release: %d, %v, want %d", point, got, err, again)
 		}
-		servicetest.Eventually(t, point+": nothing is referred to, nothing is left", func() bool {
+		servicetest.Eventually(t, point+": no references and no keys are left", func() bool {
 			return len(keys(t, admin, "ref"))+len(keys(t, admin, "id"))+len(keys(t, admin, "labels")) == 0
 		})
 		if st := p.status(); st.GetHeldIdentities() != 0 || st.GetPendingStoreWrites() != 0 {

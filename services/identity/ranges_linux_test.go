@@ -95,7 +95,7 @@ func TestKernelKilledAnywhereLeaksNoRange(t *testing.T) {
 					c.p.Faults.Pass(point)
 				}
 				servicetest.EventuallyNil(t, "the same call again", change)
-				// What ipam does when it starts, and now and then.
+				// Write as ipam does at its start and from time to time.
 				admin := b.etcd.Client()
 				servicetest.EventuallyNil(t, "etcd to have what the caller has", func() error {
 					resp, err := c.cluster().RegisterNode(servicetest.Context(t), &identityv1.RegisterNodeRequest{

@@ -313,7 +313,7 @@ func TestPoolServesItsFileWhileTheClusterIsAway(t *testing.T) {
 	n.start()
 	n.fill("o", 5, perBlock) // what it has, it has
 	_, err := n.allocate("more")
-	if !says(err, codes.Unavailable, poolName+": the cluster's pool cannot be asked") {
+	if !says(err, codes.Unavailable, poolName+": the cluster's pool is unreachable") {
 		t.Errorf("an address beyond the block: %v", err)
 	}
 	r.set(func() { r.away = false })

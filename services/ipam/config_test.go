@@ -21,7 +21,7 @@ func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What every service takes is documented once, elsewhere.
+	// Settings that all services share are documented once, elsewhere.
 	own := strings.Index(want, "| `mode`")
 	want, _, _ = strings.Cut(want, "| `kubernetes.node`") // its default is the machine's name
 	if own < 0 || !strings.Contains(string(doc), strings.TrimSpace(want[own:])) {

@@ -124,7 +124,7 @@ func (s *settings) maxBlocks(p *config.Problems) int {
 func defaults(p instance.Paths) settings {
 	return settings{
 		Mode: modeStatic,
-		// For one node on its own; a node of a cluster is told its ranges.
+		// Used by a single node; in a cluster, the node's ranges come from the cluster.
 		Pools:            []string{"10.244.0.0/24", "fd00:244::/64"},
 		Lease:            ipam.DefaultLease,
 		Quarantine:       ipam.DefaultQuarantine,
@@ -239,7 +239,7 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 			Lease: cfg.Lease, Quarantine: cfg.Quarantine, Observe: observe, AsksReuse: cfg.Identity != "",
 		})
 		if errors.Is(err, ipam.ErrInconsistent) {
-			err = fmt.Errorf("state file %s was left as it is: %w (docs/ipam.md, \"A refused state file\")", state.Path(), err)
+			err = fmt.Errorf("state file %s was left unchanged: %w (docs/ipam.md, \"A refused state file\")", state.Path(), err)
 		}
 		return a, err
 	})
@@ -308,7 +308,7 @@ type readiness struct {
 func (r *readiness) part(name string) func(error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.why[name] = errors.New("nothing is known of it yet")
+	r.why[name] = errors.New("not checked yet")
 	return func(why error) {
 		r.mu.Lock()
 		r.why[name] = why

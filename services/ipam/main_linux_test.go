@@ -150,9 +150,8 @@ func (n *node) hold(uid uint32) {
 	}
 }
 
-// Connections that do nothing must not cost the service the descriptors that it
-// works with, nor root its way in: neither those of readers nor those of
-// another process of root.
+// Idle connections, of readers or of another process of root, must not use up the descriptors that the service needs
+// for its work and for new connections of root.
 func TestKernelIdleConnectionsLeaveDescriptorsToWorkAndRoot(t *testing.T) {
 	n := newNode(t, "--pools", "10.1.0.0/24")
 	n.limit = 64
@@ -172,7 +171,7 @@ func TestKernelIdleConnectionsLeaveDescriptorsToWorkAndRoot(t *testing.T) {
 			// The service may still hold the connection before this one.
 			_, err = ipamv1.NewIPAMServiceClient(conn).Allocate(servicetest.Context(t), &ipamv1.AllocateRequest{Owner: owner(fmt.Sprintf("c-%d-%d", uid, i))})
 			if err != nil {
-				t.Errorf("connection %d of root beside %d idle ones of uid %d: %v", i, held, uid, err)
+				t.Errorf("connection %d of root, with %d idle ones of uid %d: %v", i, held, uid, err)
 			}
 			conn.Close() //nolint:errcheck // the next one is new
 		}
@@ -214,8 +213,7 @@ func (n *node) all() map[string]string {
 	}
 }
 
-// history is a short life on a node: what it was told is what must be true
-// after a restart.
+// history makes calls on a node, and records the answers; after a restart, the node's state must agree with them.
 type history struct {
 	told    map[string]string // what each owner was told it holds; "" after a release
 	pending string            // the owner of the call that got no answer
@@ -310,7 +308,7 @@ func killAt(t *testing.T, point string, skip int) {
 		case told == "" && now[id] != "":
 			t.Errorf("%s was released and holds %s", id, now[id])
 		case told != now[id]:
-			t.Errorf("%s was told %q and holds %q", id, told, now[id])
+			t.Errorf("%s holds %[3]q, but the answer was %[2]q", id, told, now[id])
 		}
 	}
 	// A lease that ended with the process is another's as soon as that asks.

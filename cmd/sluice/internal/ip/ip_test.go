@@ -29,7 +29,7 @@ func TestAnAddressIsShownWithItsIdentityAndWhatIsRefused(t *testing.T) {
 	nodetest.WantLines(t, out, "Identity none: packets have the identity of the world", "Range none of a node",
 		"node-b identity 301 the address lies in no range of the node")
 	_, errOut := n.Want(t, invocation.ExitFailed, "ip", "get", "203.0.113.1")
-	nodetest.WantLines(t, errOut, "sluice: nothing is known of the address: 203.0.113.1")
+	nodetest.WantLines(t, errOut, "sluice: the address is unknown: 203.0.113.1")
 	for _, bad := range []string{"x", "10.244.0.0/24", "fe80::1%eth0"} {
 		n.Want(t, invocation.ExitUsage, "ip", "get", bad)
 	}

@@ -138,8 +138,8 @@ func (p *Plugin) undo(ctx context.Context, what string, f func(context.Context) 
 	}
 }
 
-// absent says whether nobody serves the socket: it is not there, or the kernel
-// refuses to connect to it. A server that is slow or stuck is not absent.
+// absent reports whether no server has the socket: it does not exist, or the kernel refuses the connection. A slow or
+// stuck server is not absent.
 func absent(service unary.Client) bool {
 	err := service.Probe()
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)

@@ -26,10 +26,9 @@ const (
 	mostSpread = 20
 )
 
-// patience is how long a verb waits for a server that is away. What ADD answers
-// makes kubelet pause for 12 to 15 s, while services start or are upgraded in
-// less than 20 s. The others are repeated soon anyway, and STATUS reports what is
-// now.
+// patience returns how long a verb waits for an unavailable server. After an error of ADD, kubelet pauses for 12 to 15
+// s, while services start or are upgraded in less than 20 s. The runtime soon repeats the other verbs anyway, and
+// STATUS reports the present state.
 func patience(c invocation.Command) time.Duration {
 	switch c {
 	case invocation.Add:

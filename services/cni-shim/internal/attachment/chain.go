@@ -13,8 +13,7 @@ import (
 	"github.com/sluice-net/sluice/services/cni-shim/internal/cni"
 )
 
-// confDir is where runtimes read network configurations, unless they are told another
-// directory.
+// confDir is the default directory of network configurations, which runtimes can change.
 const confDir = "/etc/cni/net.d"
 
 // Bounds of what is read of that directory.
@@ -26,24 +25,23 @@ const (
 // shapers are the plugins that limit a container by a qdisc at the host end.
 var shapers = []string{"bandwidth"}
 
-// notShaped refuses a network whose configuration list has a plugin that limits what a
-// container receives or sends by a qdisc at the host end: packets of other pods are
-// delivered past the qdisc, so that it limits nothing. A plugin is not told what is
-// chained behind it, so the list is looked for by the name of the network. What cannot be
-// read is no reason to refuse: CHECK and the datapath's audit find the qdisc itself.
+// notShaped refuses a network whose configuration list has a plugin that shapes a container's traffic with a qdisc at
+// the host end. The datapath delivers packets of other pods past that qdisc, so it would not limit them. A plugin does
+// not get the list of chained plugins, so notShaped finds the list by the name of the network. Unreadable files are
+// ignored: CHECK and the datapath's audit find the qdisc itself.
 func (p *Plugin) notShaped() error {
 	files, _ := filepath.Glob(filepath.Join(p.confDir, "*.conflist"))
 	for _, file := range files[:min(len(files), mostLists)] {
 		if shaper := shaperIn(file, p.in.Config.Name); shaper != "" {
 			return cni.NewError(cni.ErrInvalidConfig, "plugins: "+shaper+" is chained behind sluice-cni in "+file+
-				": its qdisc limits nothing of what other pods send; remove it from the list (docs/cni.md, Chaining)", "")
+				": its qdisc does not limit traffic from other pods; remove it from the list (docs/cni.md, Chaining)", "")
 		}
 	}
 	return nil
 }
 
-// shaperIn is the plugin of that kind in the list of a network with sluice-cni; "": there
-// is none, or the file is of another network.
+// shaperIn returns the shaper that the network's list chains behind sluice-cni; "" without a shaper, or if the file is
+// of another network.
 func shaperIn(file, network string) string {
 	f, err := os.Open(file)
 	if err != nil {

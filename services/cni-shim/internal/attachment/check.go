@@ -49,7 +49,7 @@ func (p *Plugin) check(ctx context.Context) error {
 	req := &message.CheckEndpointRequest{Owner: p.owner(), NetworkNamespace: path, Addresses: addresses}
 	resp, err := ask[message.CheckEndpointResponse](ctx, &p.waits, p.datapath, message.CheckEndpoint, req)
 	if unary.CodeOf(err) == unary.NotFound {
-		return different([]string{"endpoint: there is none of " + p.in.Owner.String()})
+		return different([]string{"endpoint: the datapath has no endpoint of " + p.in.Owner.String()})
 	}
 	if err != nil {
 		return cniError("check the endpoint", err)
@@ -101,8 +101,8 @@ func different(lines []string) *cni.Error {
 	return cni.NewError(CodeDifferent, "the attachment is not what ADD made", strings.Join(lines, "; "))
 }
 
-// statusPatience is how long no ADD at all may work before STATUS says so: kubelet
-// makes the whole node NotReady then. Until then ADDs wait, or are repeated.
+// statusPatience is how long all ADDs may fail before STATUS reports it: kubelet then makes the whole node NotReady.
+// Until then ADDs wait, or are repeated.
 const statusPatience = time.Minute
 
 // unableSince is since when no ADD works, as a file in the run directory remembers
@@ -131,10 +131,9 @@ func (p *Plugin) unableSince(unable bool) (time.Time, error) {
 	return now, os.Chtimes(path, now, now) // the clock was set back since
 }
 
-// status says whether an ADD would be served, if only one with labels that the node
-// knows. While the datapath is away the existing attachments do not suffer: its
-// programs stay in the kernel. Nobody is waited for, but what keeps every ADD from
-// working counts only after statusPatience.
+// status returns nil if an ADD would be served, at least with labels that the node knows. While the datapath is
+// unavailable, existing attachments keep working, because its programs stay in the kernel. status does not wait for
+// services. A problem that fails every ADD counts only after statusPatience.
 func (p *Plugin) status(ctx context.Context) error {
 	const what = "the plugin cannot serve ADD"
 	var problems []string
@@ -159,7 +158,7 @@ func (p *Plugin) status(ctx context.Context) error {
 		if len(st.Service.Problems) == 0 {
 			problems = append(problems, "sluice-datapath: it is not ready")
 		}
-		// Endpoints that wait have no traffic, or that of their local node only.
+		// Waiting endpoints have no traffic, or only traffic with the local node.
 		for _, e := range st.Endpoints {
 			switch e.State {
 			case message.EndpointStateWaitingForIdentity, message.EndpointStateWaitingForPolicy:

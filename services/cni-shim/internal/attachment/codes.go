@@ -18,8 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/cni-shim/internal/unary"
 )
 
-// CNI codes that are the plugin's own to define, from 100 upwards, and those
-// of STATUS, which the library has no names for.
+// CNI reserves codes from 100 upwards for the plugin. The codes of STATUS have no names in the library.
 const (
 	CodeInternal    uint = 100 // a bug, or something that nobody foresaw
 	CodeDifferent   uint = 101 // CHECK: the attachment is not what ADD made
@@ -45,7 +44,7 @@ func cniError(what string, err error) *cni.Error {
 		return answer(cni.ErrTryAgainLater, "start sluice-datapath; it empties the spool")
 	case errors.Is(err, spool.ErrNoState):
 		// The runtime repeats it, until the datapath serves or the node is prepared.
-		return answer(cni.ErrTryAgainLater, "runDir and stateDir must be those of the services of this node; see `sluice prepare`")
+		return answer(cni.ErrTryAgainLater, "set runDir and stateDir to the directories of this node's services; see `sluice prepare`")
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), isShort(err):
 		return answer(cni.ErrTryAgainLater, "")
 	}

@@ -77,7 +77,7 @@ func (p *Plugin) deleteOrSpool(ctx context.Context) error {
 	}
 }
 
-// deleteEndpoint calls the datapath once. What is gone already is deleted.
+// deleteEndpoint calls the datapath once. A missing endpoint counts as deleted.
 func (p *Plugin) deleteEndpoint(ctx context.Context) (existed bool, err error) {
 	resp, err := request[message.DeleteEndpointResponse](ctx, p.datapath, message.DeleteEndpoint,
 		&message.DeleteEndpointRequest{Owner: p.owner()})
@@ -87,8 +87,8 @@ func (p *Plugin) deleteEndpoint(ctx context.Context) (existed bool, err error) {
 	return resp.Existed, err
 }
 
-// spool remembers the deletion. A datapath that started meanwhile may have
-// read the spool before the entry was there, so it is asked once more.
+// spool writes the deletion to the spool. A datapath that started meanwhile may have read the spool before the entry
+// was there, so spool calls it once more.
 func (p *Plugin) spool(ctx context.Context) error {
 	p.phases.begin("spool")
 	if err := spool.Put(ctx, p.in.Config.StateDir, deletion.Entry{Owner: p.in.Owner, Time: time.Now()}); err != nil {

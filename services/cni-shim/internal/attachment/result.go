@@ -67,7 +67,7 @@ func (p *Plugin) result(e *message.Endpoint) (*cni.Result, error) {
 		ip.Gateway = cni.Gateway{Addr: g}
 		r.IPs = append(r.IPs, ip)
 
-		// What leaves by a table of the interface's own is no default route.
+		// A source-routed prefix uses the interface's own routing table and is not a default route.
 		if !slices.Contains(e.SourceRouted, text) {
 			r.Routes = append(r.Routes, &cni.Route{Dst: everything(a), GW: cni.Gateway{Addr: g}})
 		}
@@ -75,8 +75,7 @@ func (p *Plugin) result(e *message.Endpoint) (*cni.Result, error) {
 	return r, nil
 }
 
-// address reads an address. It refuses what is none in the API: a zone, and an IPv4
-// address in IPv6 form.
+// address parses an address. It refuses addresses that the API does not accept: with a zone, and IPv4 in IPv6 form.
 func address(text string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(text)
 	if err != nil || a.Zone() != "" || a.Is4In6() {

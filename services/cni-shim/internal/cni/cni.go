@@ -46,7 +46,7 @@ func (e *Error) Error() string {
 	return e.Msg + "; " + e.Details
 }
 
-// DNS is what a result says for resolvers.
+// DNS is the resolver configuration of a result.
 type DNS struct {
 	Domain      string   `json:"domain,omitempty"`
 	Nameservers []string `json:"nameservers,omitempty"`
@@ -91,7 +91,7 @@ type Route struct {
 // Gateway is an address, which may be missing.
 type Gateway struct{ netip.Addr }
 
-// UnmarshalText reads an address; there is none in an empty text.
+// UnmarshalText parses an address; an empty text gives the zero value.
 func (g *Gateway) UnmarshalText(text []byte) error {
 	if err := g.Addr.UnmarshalText(text); err != nil {
 		return err
@@ -103,10 +103,10 @@ func (g *Gateway) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// IsZero says whether there is none.
+// IsZero reports whether the gateway has no address.
 func (g Gateway) IsZero() bool { return !g.IsValid() }
 
-// Result is what ADD answers, its keys in the order of the alphabet.
+// Result is the answer of ADD, with its keys in alphabetical order.
 type Result struct {
 	CNIVersion string       `json:"cniVersion,omitempty"`
 	DNS        DNS          `json:"dns,omitzero"`
@@ -199,8 +199,8 @@ func (r *Result) Print(w io.Writer, version string) error {
 	return err
 }
 
-// ParseMAC reads an address of Ethernet, of six bytes with ":" or "-" between them, or
-// in three groups with ".", and writes it with ":". It is false for one that is none.
+// ParseMAC parses a MAC address: six bytes with ":" or "-" between them, or three groups with "." between them.
+// canonical has ":". ok is false for any other text.
 func ParseMAC(text string) (mac [6]byte, canonical string, ok bool) {
 	digits := ""
 	switch {

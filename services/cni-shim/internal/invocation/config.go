@@ -22,8 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/cni-shim/internal/cni"
 )
 
-// Limits on standard input. The largest honest document is that of GC on a
-// full node: 4,095 attachments of some 150 bytes.
+// Limits of standard input. The largest valid input is GC's on a full node: 4,095 attachments of about 150 bytes each.
 const (
 	MaxStdin         = 4 << 20
 	maxDepth         = 32
@@ -59,8 +58,7 @@ type Config struct {
 	// Ignored says what is wrong with fields that DEL and GC do without.
 	Ignored []string
 
-	// PrevResult is what the chain's earlier plugins, or at CHECK this one,
-	// answered; nil if there is none.
+	// PrevResult is the result of the chain's earlier plugins or, at CHECK, of this plugin; nil if absent.
 	PrevResult *cni.Result
 	// ValidAttachments is nil if the key is missing, which differs from empty.
 	ValidAttachments []workload.Owner
@@ -127,8 +125,7 @@ func parseConfig(command Command, stdin []byte) (Config, error) {
 	return c, nil
 }
 
-// Keys of the plugin first, then those that CNI defines for a plugin or for
-// the list that a lone configuration stands for.
+// Keys of the plugin first, then the keys that CNI defines for a plugin or for a configuration list.
 var knownKeys = []string{
 	"runDir", "stateDir", "mtu", "logFile", "timeout", keyLabelsFromArgs,
 	"cniVersion", "cniVersions", "name", "type", "capabilities", "runtimeConfig", "args", "dns", "ipam", "ipMasq", "prevResult",
@@ -215,13 +212,13 @@ func isLog(path string) bool {
 	return ok && below && isInstance(name)
 }
 
-// isBelow says whether a path is below dir, and dir is that of an instance by its
-// name: any other could be a mistake too.
+// isBelow reports whether a path is below dir, and dir has the name of an instance's directory: any other directory
+// could be a mistake.
 func isBelow(path, dir string) bool {
 	return isInstance(filepath.Base(dir)) && strings.HasPrefix(path, dir+"/")
 }
 
-// isInstance says whether a directory's name is that of an instance's.
+// isInstance reports whether an instance's directory may have the name.
 func isInstance(name string) bool { return name == "sluice" || strings.HasPrefix(name, "sluice-") }
 
 func (c *Config) parseTimeout(d fields) error {
@@ -316,8 +313,8 @@ func (c *Config) parseRuntime(d fields) error {
 		switch key {
 		case "labels", "ips", "mac", capPortMappings, capPodAnnotations:
 		default:
-			// Nobody sends what no capability asked for; to ignore it would be
-			// to promise, say, a bandwidth that nobody limits.
+			// Runtimes send only values of announced capabilities. Ignoring another value would promise a limit that
+			// is not enforced, for example of bandwidth.
 			if string(value) != "null" {
 				return unsupported("runtimeConfig."+clip(key), value, "the capability is not offered")
 			}
@@ -442,8 +439,8 @@ func checkDir(path string) string {
 	return ""
 }
 
-// stateDirOf finds the state directory that belongs to a run directory: an
-// instance has both under the same name, ROOT/run/NAME and ROOT/var/lib/NAME.
+// stateDirOf returns the state directory that belongs to a run directory: both have the instance's name, ROOT/run/NAME
+// and ROOT/var/lib/NAME.
 func stateDirOf(runDir string) (string, bool) {
 	parent, name := filepath.Split(runDir)
 	root, ok := strings.CutSuffix(parent, "/run/")

@@ -4,12 +4,10 @@
 // Package invocation reads what a container runtime says when it executes the
 // plugin: the CNI environment and the JSON document on standard input.
 //
-// Everything here comes from outside and is parsed as root, so it is bounded
-// in size and depth, checked before anything is done, and refused with the CNI
-// code that belongs to it: 4 for the environment, 6 for what is not JSON, 2 for a
-// field of the configuration that is not supported, 7 for one that is wrong, 1 for
-// a version that is not spoken. The
-// package opens no file and calls nobody.
+// The input comes from outside and is parsed as root. So it is bounded in size and depth, and checked before the
+// plugin acts. Invalid input is refused with its CNI code: 4 for the environment, 6 for invalid JSON, 2 for an
+// unsupported field of the configuration, 7 for a wrong field, 1 for an unsupported version. The package opens no
+// files and makes no calls.
 package invocation
 
 import (
@@ -53,7 +51,7 @@ type Invocation struct {
 	Netns   string         // of ADD and CHECK: an absolute path; of DEL possibly empty
 	Config  Config
 
-	// Pod is what the runtime says in CNI_ARGS; zero without Kubernetes.
+	// Pod identifies the pod, from CNI_ARGS; zero without Kubernetes.
 	Pod workload.PodReference
 	// Labels of the workload, sorted, without duplicates.
 	Labels []label.Label
@@ -182,7 +180,7 @@ func (in *Invocation) parseEnvironment(getenv func(string) string) error {
 		return environment(EnvNetns, "%q is not a path", clip(in.Netns))
 	}
 
-	// DEL must succeed whatever was said at ADD, and needs none of it.
+	// DEL needs no labels, and must succeed whatever ADD's configuration contained.
 	if in.Command == Del {
 		return nil
 	}

@@ -91,7 +91,7 @@ func TestHostileInputHasTheRightCode(t *testing.T) {
 		"no version":                   {`{"name":"x"}`, 1},
 		"a version of the past":        {`{"cniVersion":"0.2.0","name":"x"}`, 1},
 		"a version of the future":      {`{"cniVersion":"9.0.0","name":"x"}`, 1},
-		"a version that is none":       {`{"cniVersion":"1","name":"x"}`, 1},
+		"an invalid version":           {`{"cniVersion":"1","name":"x"}`, 1},
 		"the version is a number":      {`{"cniVersion":1,"name":"x"}`, 7},
 		"no name":                      {`{"cniVersion":"1.0.0"}`, 7},
 		"a bad name":                   {`{"cniVersion":"1.0.0","name":"../x"}`, 7},
@@ -129,19 +129,19 @@ func TestHostileInputHasTheRightCode(t *testing.T) {
 		"a label from no argument":     {doc(`"labelsFromArgs":{"job":""}`), 7},
 		"a derived label from one":     {doc(`"labelsFromArgs":{"io.kubernetes.pod.namespace":"A"}`), 7},
 		"a reserved label from one":    {doc(`"labelsFromArgs":{"reserved:host":"A"}`), 7},
-		"an annotation that is none":   {doc(`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"sluice.io/labels":"app"}}`), 7},
+		"an invalid annotation":        {doc(`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"sluice.io/labels":"app"}}`), 7},
 		"annotations are text":         {doc(`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":"app"}`), 7},
-		"an address that is none":      {doc(`"runtimeConfig":{"ips":["10.0.0"]}`), 7},
-		"a length that is none":        {doc(`"runtimeConfig":{"ips":["10.0.0.1/33"]}`), 7},
+		"an invalid address":           {doc(`"runtimeConfig":{"ips":["10.0.0"]}`), 7},
+		"an invalid prefix length":     {doc(`"runtimeConfig":{"ips":["10.0.0.1/33"]}`), 7},
 		"two of a family":              {doc(`"runtimeConfig":{"ips":["10.0.0.1","10.0.0.2"]}`), 7},
 		"an address with a zone":       {doc(`"runtimeConfig":{"ips":["fe80::1%eth0"]}`), 7},
 		"a multicast address":          {doc(`"args":{"cni":{"ips":["224.0.0.1"]}}`), 7},
 		"addresses in both places":     {doc(`"runtimeConfig":{"ips":["10.0.0.1"]},"args":{"cni":{"ips":["fd00::1"]}}`), 7},
-		"a MAC that is none":           {doc(`"runtimeConfig":{"mac":"zz"}`), 7},
+		"an invalid MAC":               {doc(`"runtimeConfig":{"mac":"zz"}`), 7},
 		"a group's MAC":                {doc(`"runtimeConfig":{"mac":"01:00:5e:00:00:01"}`), 7},
 		"no MAC":                       {doc(`"runtimeConfig":{"mac":"00:00:00:00:00:00"}`), 7},
 		"a MAC of eight bytes":         {doc(`"runtimeConfig":{"mac":"02:00:00:00:00:00:00:01"}`), 7},
-		"a name server that is none":   {doc(`"dns":{"nameservers":["ns"]}`), 7},
+		"an invalid name server":       {doc(`"dns":{"nameservers":["ns"]}`), 7},
 		"dns is text":                  {doc(`"dns":"1.1.1.1"`), 7},
 		"prevResult is text":           {doc(`"prevResult":"x"`), 7},
 		"prevResult of another world":  {doc(`"prevResult":{"cniVersion":"7"}`), 7},
@@ -233,8 +233,7 @@ func TestDelNeedsLittle(t *testing.T) {
 	}
 }
 
-// What an operator breaks in a configuration must not keep the containers that
-// are there from going away.
+// A mistake of an operator in the configuration must not keep existing containers from being removed.
 func TestDelAndGCIgnoreWhatTheyDoNotNeed(t *testing.T) {
 	list := `,"cni.dev/valid-attachments":[]`
 	for more, field := range map[string]string{
@@ -361,9 +360,8 @@ func TestLabelsFromArgsAreThereOrADDFails(t *testing.T) {
 	}
 }
 
-// What Kubernetes knows about a pod is derived, never taken from the pod: not
-// even the right value, and not under the source "cni" either, which a selector
-// without a source matches too.
+// Labels that Kubernetes derives for a pod are never taken from the pod, even with the right value. They are refused
+// under the source "cni", too, because a selector without a source matches it.
 func TestDerivedLabelsCannotBeSet(t *testing.T) {
 	for _, key := range []string{
 		"io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.pod.uid",
@@ -390,8 +388,7 @@ func TestDerivedLabelsCannotBeSet(t *testing.T) {
 	}
 }
 
-// Whatever comes in, there is either a CNI error or an invocation that keeps
-// the promises the verbs rely on.
+// Any input results in either a CNI error or an invocation with the properties on which the verbs rely.
 func FuzzParse(f *testing.F) {
 	f.Add("ADD", "c1", "eth0", "/run/netns/x", "IgnoreUnknown=1;K8S_POD_NAMESPACE=a", []byte(doc(`"mtu":1500,"runtimeConfig":{"ips":["10.0.0.1/24"],"mac":"02:00:00:00:00:01","labels":[{"key":"a","value":"b"}]}`)))
 	f.Add("CHECK", "c1", "eth0", "/x", "", []byte(doc(`"prevResult":{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.0.0.1/24"}]}`)))
@@ -460,7 +457,7 @@ func FuzzArgs(f *testing.F) {
 				t.Fatalf("pair %q=%q", k, v)
 			}
 		}
-		// What was understood is understood again.
+		// An accepted invocation is accepted again.
 		var b strings.Builder
 		for k, v := range args {
 			fmt.Fprintf(&b, "%s=%s;", k, v)
@@ -526,7 +523,7 @@ func TestShippedConfigurationIsTaken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// It spells out the defaults, so that nobody has to look them up.
+	// It spells out the defaults for the reader.
 	if !reflect.DeepEqual(in.Config, defaults.Config) {
 		t.Errorf("shipped %+v, default %+v", in.Config, defaults.Config)
 	}

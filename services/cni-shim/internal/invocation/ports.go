@@ -27,8 +27,8 @@ type portMapping struct {
 	HostIP        string `json:"hostIP"`
 }
 
-// wantPorts checks the mappings. Those with host port 0 are none: runtimes pass
-// on every port that a container declares.
+// wantPorts checks the mappings. Mappings with host port 0 are ignored: runtimes pass on every port that a container
+// declares.
 func (c *Config) wantPorts(mappings []portMapping) error {
 	for i, p := range mappings {
 		bad := func(field, format string, args ...any) error {
@@ -52,7 +52,7 @@ func (c *Config) wantPorts(mappings []portMapping) error {
 		case "sctp":
 			m.Protocol = workload.SCTP
 		default:
-			return bad("protocol", "%q is none of tcp, udp and sctp", clip(p.Protocol))
+			return bad("protocol", "%q is not tcp, udp or sctp", clip(p.Protocol))
 		}
 		if m.Protocol == workload.SCTP && m.HostPort != m.ContainerPort {
 			return bad("containerPort", "%d is not hostPort %d, and SCTP's checksum does not follow another port",

@@ -38,8 +38,7 @@ func TestPortMappingsAreRead(t *testing.T) {
 	}
 }
 
-// TestWrongPortMappingsNameTheirField: a runtime shows the message to whoever wrote the
-// container's ports.
+// TestWrongPortMappingsNameTheirField: a runtime shows the message to the author of the container's ports.
 func TestWrongPortMappingsNameTheirField(t *testing.T) {
 	ok := `{"hostPort":1,"containerPort":1},`
 	for mapping, want := range map[string]string{

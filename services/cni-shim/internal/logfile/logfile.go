@@ -3,11 +3,9 @@
 
 // Package logfile appends to one log from many short-lived processes.
 //
-// The file is opened with O_APPEND and every record is one write, so records
-// of processes that run at once do not mix. Whoever opens a file that has
-// grown past the limit turns it: path becomes path.1, path.1 becomes path.2
-// and so on, under a lock on the file itself. A process that still holds the
-// old file finishes its few lines there.
+// The file is opened with O_APPEND and every record is one write, so records of concurrent processes do not mix. A
+// process that opens a file beyond the limit rotates it, under a lock on the file itself: path becomes path.1, path.1
+// becomes path.2 and so on. A process that still has the old file open writes its last few lines there.
 package logfile
 
 import (
@@ -37,10 +35,9 @@ var errRotating = errors.New("being rotated")
 // root: a mistake in it must not change files of others.
 var ErrForeign = errors.New("not a place for this log")
 
-// Open opens the log, making it (0640) and its directory (0750) if they are
-// missing; the directory above must exist. It does not follow a link at path or
-// at its directory, and appends only to a file that begins as a log of JSON lines, in a directory
-// that nobody else can write to.
+// Open opens the log, and creates it (0640) and its directory (0750) if they are missing; the parent directory must
+// exist. It does not follow a link at path or at its directory. It appends only to a file that begins like a log of
+// JSON lines, in a directory without write permission for other users.
 func Open(path string) (*os.File, error) { return open(path, MaxBytes) }
 
 func open(path string, limit int64) (*os.File, error) {
@@ -125,7 +122,7 @@ func ours(f *os.File, fi fs.FileInfo) error {
 		return err
 	}
 	if fi.Sys().(*syscall.Stat_t).Nlink > 1 {
-		return fmt.Errorf("%w: the file has another name too", ErrForeign)
+		return fmt.Errorf("%w: the file has another hard link", ErrForeign)
 	}
 	var first [1]byte
 	switch _, err := f.ReadAt(first[:], 0); {

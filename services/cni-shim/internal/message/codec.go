@@ -70,8 +70,8 @@ const (
 	maxGroups = 100 // inside each other
 )
 
-// Fields is what a message lists its fields to: it encodes each of them, or, of a
-// message that is decoded, stores the one that has been read.
+// Fields encodes or decodes a message: the message calls it for each of its fields. It encodes each of them, or stores
+// the field that was read last.
 type Fields struct {
 	encoding bool
 	out      []byte
@@ -319,7 +319,7 @@ func textMap(f *Fields, number int, p *map[string]string) {
 	}
 }
 
-// entry is one of a map, as it is encoded.
+// entry is a map entry in its encoding.
 type entry struct{ key, value string }
 
 func (e *entry) fields(f *Fields) {

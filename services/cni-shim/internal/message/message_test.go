@@ -25,7 +25,7 @@ import (
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 )
 
-// pairs are the messages of this package and what they stand for.
+// pairs are the messages of this package and their counterparts in the API.
 var pairs = []struct {
 	api  proto.Message
 	ours Message
@@ -63,10 +63,10 @@ func fresh(m Message) Message {
 
 func name(p protoreflect.Message) string { return string(p.Descriptor().FullName()) }
 
-// plain is a name as it is compared.
+// plain normalises a name for comparison.
 func plain(name string) string { return strings.ToLower(strings.ReplaceAll(name, "_", "")) }
 
-// ourField is the struct's field that stands for a field of the API.
+// ourField returns the struct's field that corresponds to a field of the API.
 func ourField(v reflect.Value, fd protoreflect.FieldDescriptor) (reflect.Value, bool) {
 	want := plain(string(fd.Name()))
 	for i := range v.NumField() {

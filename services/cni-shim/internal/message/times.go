@@ -11,7 +11,7 @@ import (
 // Time is the time that m says.
 func (m *Timestamp) Time() time.Time { return time.Unix(m.Seconds, int64(m.Nanos)) }
 
-// Duration is what m says, or the nearest that can be said.
+// Duration converts m, clipped to the range of time.Duration.
 func (m *Duration) Duration() time.Duration {
 	const most = math.MaxInt64 / int64(time.Second)
 	switch {

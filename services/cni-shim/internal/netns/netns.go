@@ -41,9 +41,8 @@ func isID(s string) bool {
 	return err == nil && n > 0 && strconv.FormatInt(n, 10) == s
 }
 
-// NeedsName says whether the datapath could not open path: the namespace is
-// named by a process, or lies below a directory that others may not enter, as
-// that of containerd's state is. The datapath has a user of its own.
+// NeedsName reports whether the datapath, which runs as a user of its own, cannot open path. Such a path names a
+// namespace by a process, or is below a directory that other users may not enter, such as containerd's state.
 func NeedsName(path string) bool {
 	if IsProcess(path) {
 		return true
@@ -188,9 +187,9 @@ func Unbind(target string) error {
 	return nil
 }
 
-// Prune unbinds every mount of the network whose owner is not in keep. It must
-// not run beside an ADD of an owner that is not in keep, as CNI asks of GC. Mounts
-// of an earlier version stay for their DEL: their network is not known.
+// Prune unbinds every mount of the network whose owner is not in keep. It must not run concurrently with an ADD of an
+// owner that is not in keep, as CNI requires for GC. Mounts of an earlier version stay for their DEL: their network is
+// not known.
 func (n Names) Prune(keep []string) error {
 	valid := map[string]bool{}
 	for _, owner := range keep {

@@ -39,10 +39,9 @@ var ErrFull = errors.New("the spool is full")
 // missing, or others could put deletions there.
 var ErrNoState = errors.New("not the spool of a node")
 
-// check says whether a datapath looks for deletions in the spool of a state
-// directory. What prepares a node makes it, and gives it to the datapath's user:
-// that tells it from any other directory that a configuration could name. A
-// deletion that is written elsewhere would be lost in silence.
+// check returns an error if no datapath reads deletions from the spool of a state directory. `sluice prepare` creates
+// the spool and gives it to the datapath's user, which distinguishes it from any other directory that a configuration
+// could contain. A deletion written elsewhere would be lost silently.
 func check(stateDir string) error {
 	self := uint32(os.Geteuid()) //nolint:gosec // a uid
 	datapath := self             // of a node without root
@@ -100,7 +99,7 @@ func Put(ctx context.Context, stateDir string, e deletion.Entry) (err error) {
 
 	path := filepath.Join(dir, e.Owner.Key())
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-		// The lock is ours, so nobody else is writing.
+		// This process has the lock, so no other process is writing.
 		if _, err := durable.RemoveTemp(dir); err != nil {
 			return err
 		}
@@ -122,8 +121,7 @@ func Put(ctx context.Context, stateDir string, e deletion.Entry) (err error) {
 	if err != nil {
 		return err
 	}
-	// The datapath, which reads it, is another user; nobody else may enter the
-	// directory.
+	// The datapath, which reads the file, runs as another user; other users cannot enter the directory.
 	return durable.WriteFile(path, b, 0o644, durable.SyncAll)
 }
 
@@ -136,8 +134,7 @@ func Has(dir string, o workload.Owner) (bool, error) {
 	return err == nil, err
 }
 
-// Remove takes a deletion back, because the datapath has done it after all. It
-// is no error if there is none.
+// Remove takes a deletion back, because the datapath has done it in the meantime. A missing entry is not an error.
 func Remove(dir string, o workload.Owner) error {
 	_, err := durable.Remove(filepath.Join(dir, o.Key()), durable.SyncNone)
 	return err

@@ -160,7 +160,7 @@ func (c *call) readBlock(f frame) ([]byte, error) {
 	}
 }
 
-// headers are those of an answer that count.
+// headers are the headers of an answer that the client uses.
 type headers struct {
 	status      string // of HTTP
 	contentType string

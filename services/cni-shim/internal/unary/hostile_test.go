@@ -138,7 +138,7 @@ func play(t testing.TB, path string, say func(io.Writer), hold bool) {
 	})
 }
 
-// differences are where the code is not that of grpc-go's client.
+// differences are the cases in which grpc-go's client returns another code.
 var differences = map[string]Code{
 	"data of another stream":  Unavailable, // grpc-go skips it; HTTP/2 wants an error
 	"a window opened too far": Unavailable, // grpc-go does not look
@@ -220,7 +220,7 @@ func oddAnswers() map[string]*script {
 		"a cut answer":             sends().begin().data(whole[:len(whole)-1]).end(),
 		"a cut prefix":             sends().begin().data(whole[:3]).end(),
 		"two answers":              sends().begin().data(whole).data(whole).end(),
-		"an answer that is none":   sends().begin().data([]byte{0, 0, 0, 0, 1, 0xff}).end(),
+		"an invalid answer":        sends().begin().data([]byte{0, 0, 0, 0, 1, 0xff}).end(),
 		"a huge length":            sends().begin().data([]byte{0, 0xff, 0xff, 0xff, 0xff}).end(),
 		"above the limit":          sends().begin().data([]byte{0, 1, 0, 0, 1}).end(),
 		"compressed":               sends().begin().data(append([]byte{1}, whole[1:]...)).end(),

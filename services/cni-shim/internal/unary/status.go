@@ -57,7 +57,7 @@ func (c Code) String() string {
 type Error struct {
 	Code    Code
 	Message string
-	// Details are those of the server, undecoded.
+	// Details are the server's error details, not decoded.
 	Details []*message.Any
 	// Unsent says that the server has not begun with the call.
 	Unsent bool
@@ -99,8 +99,8 @@ func detail(err error, typ string, m message.Message) bool {
 	return false
 }
 
-// Reason is what a service decided, DOMAIN/NAME, and the facts that it added. It is
-// false for an error that no service decided on: the connection's, and a context's.
+// Reason returns the reason of a service's error, DOMAIN/NAME, and the facts in it. ok is false for other errors: of
+// the connection, and of a context.
 func Reason(err error) (reason string, facts map[string]string, ok bool) {
 	var info message.ErrorInfo
 	ok = detail(err, "google.rpc.ErrorInfo", &info)
@@ -122,7 +122,7 @@ func Fields(err error) []*message.BadRequestFieldViolation {
 	return v.FieldViolations
 }
 
-// Quotas are what an answer names of what is used up.
+// Quotas returns the exhausted quotas in an error.
 func Quotas(err error) []*message.QuotaFailureViolation {
 	var v message.QuotaFailure
 	detail(err, "google.rpc.QuotaFailure", &v)
@@ -159,8 +159,8 @@ func (t *trailers) err() error {
 	return e
 }
 
-// unescape undoes the encoding of grpc-message: %XX is a byte. What is no such
-// sequence stands for itself, and bytes that are not UTF-8 are replaced.
+// unescape decodes grpc-message: %XX is a byte. Invalid sequences are kept literally, and bytes that are not UTF-8 are
+// replaced.
 func unescape(s string) string {
 	if strings.IndexByte(s, '%') < 0 {
 		return strings.ToValidUTF8(s, "\uFFFD")

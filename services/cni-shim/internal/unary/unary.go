@@ -69,7 +69,7 @@ func New(path string, maxSend int) (Client, error) {
 	return Client{path: path, maxSend: maxSend}, nil
 }
 
-// Path is that of the socket.
+// Path returns the path of the socket.
 func (c Client) Path() string { return c.path }
 
 // Probe connects and closes the connection. The error wraps the kernel's.
@@ -207,8 +207,8 @@ func (c *call) explain(ctx context.Context, err error) error {
 	return &Error{Code: Unavailable, Message: text, Unsent: !c.sent}
 }
 
-// begin puts everything in front of the request's body into frames. The windows
-// have room for the largest answer, so the server never waits for one to be opened.
+// begin appends all frames before the request's body. The windows are as large as the largest answer, so the server
+// never waits for a window update.
 func (c *call) begin(block []byte) {
 	b := append(c.out, preface...)
 	b = appendFrame(b, frameSettings, 0, 0, 3*6)
@@ -292,7 +292,7 @@ func (c *call) handle(f frame) error {
 	case frameContinuation:
 		return broken("the server continues headers that have not begun")
 	case framePushPromise:
-		return broken("the server promises what nobody asked for")
+		return broken("the server sent PUSH_PROMISE, although push is disabled")
 	}
 	b, err := c.readPayload(f)
 	if err != nil {
@@ -327,7 +327,7 @@ func (c *call) data(f frame) error {
 		return err
 	}
 	c.over = f.has(flagEndStream)
-	// Of an answer that HTTP refused, nobody reads the text.
+	// Do not read the text of an HTTP error.
 	if !c.head.isGRPC() || len(b) == 0 {
 		return c.spend()
 	}

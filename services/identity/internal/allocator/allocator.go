@@ -3,15 +3,13 @@
 
 // Package allocator decides which number a label set has.
 //
-// It owns the mirror of the cluster's identities, what this node holds of
-// them, and the difference between the two that still has to be written to
-// the store. It knows nothing of etcd, files or gRPC: a Store is shared with
-// the other nodes, Records survive this process, a Publisher tells readers.
+// The allocator owns the mirror of the cluster's identities, this node's references to identities, and the references
+// that still have to be written to the store. It does not know etcd, files or gRPC: the Store is shared with the other
+// nodes, the Records survive this process, and the Publisher passes changes on to readers.
 //
-// What is held here is desired state, the node's references in the store are
-// actual state. One loop, Run, makes them equal whenever the store answers;
-// so a release needs no store, and a reference that a killed process left
-// behind is found by comparing.
+// The holds in memory are the desired state; this node's references in the store are the actual state. One loop, Run,
+// makes the two equal whenever the store answers. So a release needs no store, and a comparison finds a reference that
+// a killed process left behind.
 package allocator
 
 import (
@@ -51,7 +49,7 @@ type Config struct {
 	StoreTimeout time.Duration // how long one request to the store may take
 	Heartbeat    time.Duration // between two signs of life of the session
 	Reconcile    time.Duration // between two comparisons of held and referred to; also between collections
-	Grace        time.Duration // how long nobody refers to a number before it is collected
+	Grace        time.Duration // how long an identity has no references before it is collected
 	Quarantine   time.Duration // how long a collected number is not given to another label set
 	KnownDelay   time.Duration // how long changes of the cache are gathered before it is written
 	RetryMin     time.Duration // first pause after the store failed; doubles
@@ -141,7 +139,8 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 		}
 		pub.Upsert(id.Number, id)
 	}
-	// Without the lock: it is not shared yet. What is held comes first: where the cache says something else, it is older.
+	// No lock: the allocator is not shared yet. Holds are learned before the cache; where they differ, the cache is
+	// older.
 	for _, r := range holds.Holders {
 		if !holdable(r.Identity) {
 			return nil, fmt.Errorf("holder %s: %d is not a number that can be held", r.Holder, r.Identity.Number)
@@ -189,9 +188,8 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 	return a, nil
 }
 
-// Ready says whether the identities of the cluster are known, from the cache
-// or from the store, and no other node has this node's name; the channel is
-// closed when that may have changed.
+// Ready reports whether the identities of the cluster are known, from the cache or from the store, and no other node
+// owns this node's name. The channel is closed when the result may have changed.
 func (a *Allocator) Ready() (bool, <-chan struct{}) {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
@@ -222,9 +220,9 @@ func (a *Allocator) Hold(ctx context.Context, holder Holder, labels label.Canoni
 	return a.hold(ctx, holder, labels, Workload{}, move)
 }
 
-// HoldEndpoint is Hold for an endpoint, which moves, and remembers what it is.
-// What w does not say stays. While there is no free number, or none in the share of the
-// tenant, it waits, and then returns a *QuotaError.
+// HoldEndpoint is like Hold, for an endpoint: it moves the endpoint to a new identity and stores its workload. Empty
+// fields of w keep their former values. If no number is free, or the tenant's share is used up, it waits for a while
+// and then returns a *QuotaError.
 func (a *Allocator) HoldEndpoint(ctx context.Context, holder Holder, labels label.Canonical, w Workload,
 ) (identity.Identity, error) {
 	return awaitNumber(ctx, func() (identity.Identity, error) { return a.hold(ctx, holder, labels, w, true) })
@@ -333,7 +331,7 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 	var claim Claim
 	err := ErrUnavailable
 	if refused != nil {
-		// What this node refers to would not count, so nothing may rely on it.
+		// The store would not count this node's reference, so the identity must not be used.
 		return identity.Identity{}, &StoreError{Endpoints: a.store.Endpoints(), Labels: labels, Err: refused}
 	}
 	if connected || !isKnown {
@@ -368,9 +366,9 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 	a.mu.Lock(opHold)
 	defer a.mu.Unlock()
 	if h := a.held.other(id.Number, labels); h != nil {
-		// The number was given to this set while we, cut off, held it for
-		// another. Run moves those holders away first; what was just written
-		// is found as a stray reference if nobody comes back.
+		// While this node was disconnected, the store gave the number to this label set, and this node still holds it
+		// for another. Run first moves those holders to another number. If the caller does not retry, the comparison
+		// removes the reference just written as a stray one.
 		a.wake()
 		return identity.Identity{}, fmt.Errorf("%w: number %d is still being taken from %s", ErrContended, id.Number, clip(h.labels.Text(), 200))
 	}
@@ -446,9 +444,8 @@ func (a *Allocator) claim(ctx context.Context, labels label.Canonical, known ide
 			a.mu.Unlock()
 			known = 0
 		case errors.Is(err, ErrSessionLost):
-			// Nothing happened in the store. Run joins again and restores what
-			// is held; then this claim has its turn. Run is told last: whatever
-			// it makes of that comes after what is noted here.
+			// The store changed nothing. Run joins again and restores the holds; then this claim is tried again. Run
+			// is woken last, so that it acts on the state noted here.
 			a.disconnected(err)
 			a.fail(err)
 			if err := a.awaitStore(bounded); err != nil {
@@ -565,7 +562,7 @@ func (a *Allocator) dropHolder(holder Holder) identity.Numeric {
 	return n
 }
 
-// dropHold drops a number that nobody holds any more. It runs with mu held.
+// dropHold removes a hold without holders. Called with mu held.
 func (a *Allocator) dropHold(n identity.Numeric, h *hold) {
 	switch n.Scope() {
 	case identity.ScopeCluster:
@@ -689,7 +686,7 @@ func (a *Allocator) saveKnown() error {
 	return err
 }
 
-// takeKnown returns what SaveKnown has not got yet, and what it was told of heard.
+// takeKnown returns the changes that SaveKnown has not received yet, and the former time of heard.
 func (a *Allocator) takeKnown() (c KnownChange, was time.Time) {
 	a.mu.Lock(opSave)
 	c, was = a.mirror.take()

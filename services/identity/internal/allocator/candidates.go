@@ -9,10 +9,9 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 )
 
-// candidates chooses numbers for label sets that have none. It never chooses a number
-// that another claim under way has, and prefers numbers whose last label set did not have
-// a short life. assigned has only numbers that are known or held: whoever removes the last
-// use of a number calls end or unassign. The caller locks.
+// candidates chooses numbers for label sets that have none. It never chooses a number of another claim under way, and
+// prefers numbers whose last label set did not have a short life. assigned contains only numbers that are known or
+// held: code that removes the last use of a number calls end or unassign. The caller locks.
 type candidates struct {
 	assigned numbers                        // those that a search has met
 	short    numbers                        // free ones of label sets that had a short life

@@ -168,9 +168,9 @@ func add[K comparable](to, by map[K]int) {
 	}
 }
 
-// unused returns the identities that no node refers to, and the references of
-// each node, as of one revision; complete is false before that is known. What
-// this node holds is never unused, even if its reference could not be written.
+// unused returns the identities without references, and the references of each node, as of one revision. complete is
+// false before they are known. An identity that this node holds is never unused, even if its reference could not be
+// written.
 func (c *collector) unused() (unused []identity.Identity, refs References, complete bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -25,7 +25,7 @@ func (e Endpoint) Equal(f Endpoint) bool {
 	return e.Holder == f.Holder && e.Identity.Equal(f.Identity) && e.Workload.equal(f.Workload) && e.Former == f.Former
 }
 
-// endpoints are those of some records that are endpoints.
+// endpoints returns the endpoints among the holders of records.
 func (s *holdings) endpoints(records []HolderRecord) (all []Endpoint) {
 	for _, r := range records {
 		if _, ok := r.Holder.Owner(); ok {

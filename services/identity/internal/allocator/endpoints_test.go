@@ -18,7 +18,7 @@ func (n *node) relabel(app string) error {
 	return n.Relabel(n.t.Context(), c1, storetest.Labels(n.t, app))
 }
 
-// sees fails unless readers were told that c1 has a number and had another.
+// sees fails unless the publication has c1 with this number and this former number.
 func (n *node) sees(number, former identity.Numeric) {
 	n.t.Helper()
 	e, ok := n.endpoints.Get(c1)

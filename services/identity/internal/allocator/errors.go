@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/labels"
 )
 
-// Errors of an Allocator, beside those of its Store.
+// Errors of an Allocator. Errors of its Store are returned, too.
 var (
 	// ErrHolder: a holder that could not be read again from where it is written.
 	ErrHolder = errors.New("not a holder")

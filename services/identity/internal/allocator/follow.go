@@ -26,8 +26,8 @@ func (a *Allocator) learn(id identity.Identity, revision int64) {
 		a.candidates.begin(id.Number)
 	}
 	if h := a.held.other(id.Number, id.Labels); h != nil {
-		// What we hold is something else to the cluster. Until that is settled
-		// readers see what our own endpoints have.
+		// In the cluster, the number belongs to another label set than the one held here. Until Run has resolved that,
+		// readers see the label set of this node's endpoints.
 		h.ref = 0
 		a.wake()
 		return
@@ -59,8 +59,8 @@ func (a *Allocator) forget(n identity.Numeric) {
 	}
 }
 
-// note remembers what an update changes before any reader is told: what this
-// node has said exists must be known to the next process too.
+// note records an update before readers get it: the next process must know every identity that this node has
+// published.
 func (a *Allocator) note(u Update) {
 	a.mu.Lock(opUpdate)
 	c := a.mirror.news(u, a.held.has)
@@ -69,7 +69,7 @@ func (a *Allocator) note(u Update) {
 		return
 	}
 	if err := a.records.NoteKnown(c); err != nil {
-		// Readers wait for it all the same: it is a cache.
+		// Readers get the update nevertheless: the file is only a cache.
 		a.cfg.Log.Error("what is known of the cluster was not written; a restart without etcd would know less", log.Err(err))
 	}
 }
@@ -78,9 +78,8 @@ func (a *Allocator) note(u Update) {
 // a listing of the whole cluster must not keep callers waiting.
 const takeStep = 1024
 
-// observe is the sink of Store.Follow. Between two steps callers see a mirror
-// that is partly of before; it is said to be complete, and as new as the update,
-// after the last one.
+// observe is the sink of Store.Follow. Between two steps, callers see a mirror that is only partly updated. Only after
+// the last step is it marked complete and as new as the update.
 func (a *Allocator) observe(u Update) {
 	if u.Complete {
 		for some := range slices.Chunk(a.unlisted(u), takeStep) {
@@ -124,8 +123,8 @@ func (a *Allocator) observe(u Update) {
 	}
 }
 
-// unlisted returns the numbers that a complete listing does not have, of those
-// that are not newer. What another history of the store said is older than any.
+// unlisted returns the numbers that are missing from a complete listing and are not newer than it. Everything from
+// another history of the store is older than any listing.
 func (a *Allocator) unlisted(u Update) []identity.Numeric {
 	listed := make(map[identity.Numeric]struct{}, len(u.Upserts))
 	for _, e := range u.Upserts {

@@ -46,7 +46,7 @@ func (s *holdings) as(n identity.Numeric, labels label.Canonical) *hold {
 	return nil
 }
 
-// other returns the hold of a number for another label set; nil if there is none.
+// other returns the hold of a number for another label set, or nil.
 func (s *holdings) other(n identity.Numeric, labels label.Canonical) *hold {
 	if h := s.byNumber[n]; h != nil && h.labels.Text() != labels.Text() {
 		return h
@@ -69,8 +69,7 @@ func (s *holdings) add(holder Holder, id identity.Identity, ref int64) (first bo
 	return first
 }
 
-// drop removes a holder, and returns the number that it held, 0 if none, and the hold if
-// nobody holds the number any more.
+// drop removes a holder, and returns the number that it held (0: none), and the hold if that was its last holder.
 func (s *holdings) drop(holder Holder) (n identity.Numeric, ended *hold) {
 	n, ok := s.byHolder[holder]
 	if !ok {

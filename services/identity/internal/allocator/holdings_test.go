@@ -72,7 +72,7 @@ func TestHoldingsAndRecordsAgreeAfterAnyChanges(t *testing.T) {
 			count := 0
 			for n, h := range s.byNumber {
 				if len(h.holders) == 0 {
-					t.Fatalf("seed %d, step %d: nobody holds %d", seed, step, n)
+					t.Fatalf("seed %d, step %d: number %d has no holder", seed, step, n)
 				}
 				for holder := range h.holders {
 					count++

@@ -151,8 +151,8 @@ func (m *mirror) age(now time.Time) (age time.Duration, ok bool) {
 	if m.heard.IsZero() {
 		return 0, false
 	}
-	// The monotonic clock stands still while the machine sleeps, the wall clock
-	// may be set; the longer time counts. What a file told has a wall clock only.
+	// The monotonic clock stops while the machine sleeps, and the wall clock may be set: take the longer age. A time
+	// that was read from a file has only a wall clock.
 	age = max(now.Sub(m.heard), now.Round(0).Sub(m.heard.Round(0)))
 	return age, age >= 0
 }

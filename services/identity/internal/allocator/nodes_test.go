@@ -563,7 +563,7 @@ func TestHangingStoreIsNamedBeforeTheCallerIsGone(t *testing.T) {
 	})
 }
 
-// damaged has one identity that cannot be restored.
+// damaged cannot restore one identity.
 type damaged struct {
 	allocator.Store
 	number identity.Numeric
@@ -971,8 +971,8 @@ func TestAClosedConnectionIsToldWithoutAHeartbeat(t *testing.T) {
 	})
 }
 
-// TestRecordsThatAreNotWrittenAreTold for as long as the disk takes none; no call is
-// needed to find that it has space again.
+// TestRecordsThatAreNotWrittenAreTold: a status of failed writes lasts until the disk takes writes again, which the
+// allocator notices without a call.
 func TestRecordsThatAreNotWrittenAreTold(t *testing.T) {
 	m := &memory{}
 	a := start(t, storetest.NewFake().Node("a"), m, quick())
@@ -995,7 +995,7 @@ func TestRecordsThatAreNotWrittenAreTold(t *testing.T) {
 	}
 }
 
-// steps records how much a store is asked to collect at once.
+// steps records the size of each collection request.
 type steps struct {
 	allocator.Store
 	mu   sync.Mutex
@@ -1028,7 +1028,7 @@ func TestManyIdentitiesAreCollectedInBoundedSteps(t *testing.T) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.most > step {
-		t.Errorf("%d were collected with one request, want at most %d", s.most, step)
+		t.Errorf("one request collected %d identities; the limit is %d", s.most, step)
 	}
 }
 
@@ -1291,8 +1291,8 @@ func TestCallersAreAnsweredWhileAListingIsTakenOver(t *testing.T) {
 	}
 }
 
-// TestWhatAHolderIsSurvivesWithTheHold: through saves that other changes make, a
-// restart, a move to another label set, and a caller that says nothing of it.
+// TestWhatAHolderIsSurvivesWithTheHold: a holder's description survives saves of other changes, a restart, a move to
+// another label set, and a call without a description.
 func TestWhatAHolderIsSurvivesWithTheHold(t *testing.T) {
 	f, records := storetest.NewFake(), &memory{}
 	a := startFake(t, f, "a", records)

@@ -96,8 +96,8 @@ func (p *places) withinShare(ns, leaves string, used int) *QuotaError {
 	return nil
 }
 
-// tally counts, of numbers by namespace, those of a tenant, and those of all namespaces
-// without the tenant label. Labels without a namespace are nobody's.
+// tally sums numbers by namespace: has for one tenant, unlabelled for all namespaces without the tenant label. Labels
+// without a namespace count for neither.
 type tally struct {
 	of              func(namespace string) shares.Tenant
 	tenant          shares.Tenant

@@ -107,7 +107,7 @@ func randomLife(t *testing.T, r *rand.Rand) {
 	if len(unique) != len(numbers) {
 		t.Errorf("numbers %v are not unique", numbers)
 	}
-	// Nothing that is held was collected, and in the end nothing else is left.
+	// No held identity was collected, and in the end no other identities remain.
 	servicetest.Eventually(t, "only what is held is left", func() bool {
 		for _, n := range all {
 			if n.Summary().Known != len(numbers) {

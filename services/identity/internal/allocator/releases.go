@@ -5,10 +5,9 @@ package allocator
 
 import "github.com/sluice-net/sluice/model/identity"
 
-// releases is which references of this node the store is to drop. due has the revision
-// of the write that is to be dropped: a reference that was written again since stays.
-// strays has references without a hold that one comparison saw: a claim may be under way.
-// The caller locks.
+// releases lists references of this node that are to be removed from the store. due stores the revision of the write
+// to undo; if the reference was written again since, it stays. strays lists references without a hold, found by one
+// comparison; a claim for them may be under way. The caller locks.
 type releases struct {
 	due    map[identity.Numeric]int64
 	strays map[identity.Numeric]int64

@@ -100,8 +100,8 @@ func (a *Allocator) runKnown(ctx context.Context) {
 // recordsAgain is the pause after records that could not be written.
 const recordsAgain = time.Second
 
-// runRecords writes records again that a full disk did not take, so that what is said of
-// the disk is true also while nobody calls.
+// runRecords retries writes that a full disk refused, so that the reported state of the disk is current even without
+// calls.
 func (a *Allocator) runRecords(ctx context.Context) {
 	for {
 		select {
@@ -148,20 +148,20 @@ func (a *Allocator) runSession(ctx context.Context) {
 	}
 }
 
-// disconnected notes that there is no session, and says so once.
+// disconnected notes that there is no session, and logs it once.
 func (a *Allocator) disconnected(err error) {
 	a.mu.Lock(opSession)
 	defer a.mu.Unlock()
 	switch isNew := a.available.down(err); {
 	case !isNew:
 	case errors.Is(err, ErrNameTaken):
-		a.cfg.Log.Error("another node has the name of this one; no label set gets a number here", log.Err(err))
+		a.cfg.Log.Error("another node owns this node's name; label sets get no numbers on this node", log.Err(err))
 	default:
 		a.cfg.Log.Warn("store is away; known label sets keep being answered", "endpoints", a.store.Endpoints(), log.Err(err))
 	}
 }
 
-// noSpace notes that the store takes no writes, and says so once.
+// noSpace notes that the store takes no writes, and logs it once.
 func (a *Allocator) noSpace(err error) {
 	a.mu.Lock(opSession)
 	defer a.mu.Unlock()
@@ -210,9 +210,8 @@ func (a *Allocator) bounded(ctx context.Context, f func(context.Context) error) 
 	return f(ctx)
 }
 
-// session joins the store, makes its references equal to what is held, and
-// keeps them so until the session fails. Nothing is claimed before the
-// references are equal, and nothing is collected by this node before that.
+// session joins the store, makes its references equal to the holds, and keeps them equal until the session fails. This
+// node neither claims nor collects before they are equal.
 func (a *Allocator) session(ctx context.Context, first *bool) error {
 	fresh, err := within(ctx, a, a.store.Join)
 	if err != nil {
@@ -317,8 +316,8 @@ func (a *Allocator) reconcile(ctx context.Context, strict bool) error {
 		case h.ref != 0 && have[n] == 0:
 			h.ref = 0
 		case h.ref == 0 && present[n]:
-			// It has been there all the time that its session lives, so the
-			// number was never collected: nothing is to be written.
+			// The reference was there for the whole lifetime of its session, so the number was never collected and
+			// need not be written again.
 			if e, ok := a.mirror.known[n]; ok && !e.gone && e.labels.Text() == h.labels.Text() {
 				h.ref = have[n]
 			}
@@ -528,7 +527,7 @@ func (a *Allocator) resolve(ctx context.Context, c *ConflictError) error {
 	if first {
 		a.places.hold(namespaceOf(moved.Labels))
 	}
-	// Readers are told what the old number is now.
+	// Publish the present meaning of the old number.
 	a.mirror.remove(c.Held.Number)
 	a.candidates.unassign(c.Held.Number)
 	if c.Occupant.Labels.IsZero() {

@@ -9,8 +9,7 @@ import (
 	"sync"
 )
 
-// saver writes the holds, many changes with one write: whoever waits while a
-// write runs is served by the next one.
+// saver writes the holds, many changes with one write: the next write serves all callers that wait while a write runs.
 type saver struct {
 	save func() error // writes the state as it is when called
 	told func(error)  // takes how each write ended

@@ -181,7 +181,7 @@ func TestATenantLeavesPartOfTheQuotaOfANodeToOthers(t *testing.T) {
 				t.Errorf("%s got %d: %v", namespace, n, err)
 			}
 		}
-		// What is given back counts no more.
+		// Returned numbers no longer count.
 		for i := range 384 {
 			if _, err := nodes[0].Release(t.Context(), allocator.ReferenceHolder(fmt.Sprint("team-a/", i))); err != nil {
 				t.Fatal(err)
@@ -193,8 +193,8 @@ func TestATenantLeavesPartOfTheQuotaOfANodeToOthers(t *testing.T) {
 	})
 }
 
-// TestNumbersInQuarantineCountForTheirTenant: label sets that come and go hold their numbers
-// for another hour. The collector alone sees those, and tells all nodes.
+// TestNumbersInQuarantineCountForTheirTenant: the numbers of short-lived label sets stay in quarantine for an hour.
+// Only the collector sees them, and publishes their count to all nodes.
 func TestNumbersInQuarantineCountForTheirTenant(t *testing.T) {
 	cfg := quick()
 	cfg.Grace, cfg.Quarantine = 15*time.Minute, time.Hour

@@ -104,7 +104,7 @@ func (a *Allocator) lookup(n identity.Numeric) (identity.Identity, bool) {
 	return identity.Identity{}, false
 }
 
-// References are those of all holders on this node that are no endpoints.
+// References returns the names of this node's holders that are not endpoints.
 func (a *Allocator) References() (all []string) {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
@@ -171,7 +171,7 @@ func (a *Allocator) Summary() Status {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
 	s := Status{
-		// A store that has refused the name has answered.
+		// A store that refused the name has answered, so it counts as connected.
 		Connected: a.available.connected || a.available.refusedNow,
 		Unsaved:   a.available.diskErr, Denied: a.denied, Ready: a.available.answers(), Heard: a.mirror.heard,
 		Known: len(a.mirror.known), PendingWrites: len(a.releases.due),

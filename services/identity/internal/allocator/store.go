@@ -48,7 +48,7 @@ type ConflictError struct {
 func (e *ConflictError) Error() string {
 	switch {
 	case !e.Occupant.Labels.IsZero():
-		return fmt.Sprintf("%v: number %d stands for %s now, not for %s", ErrConflict, e.Held.Number, e.Occupant.Labels, e.Held.Labels)
+		return fmt.Sprintf("%v: number %d now belongs to %s, not to %s", ErrConflict, e.Held.Number, e.Occupant.Labels, e.Held.Labels)
 	case e.Moved != 0:
 		return fmt.Sprintf("%v: %s has the number %d now, not %d", ErrConflict, e.Held.Labels, e.Moved, e.Held.Number)
 	}
@@ -58,7 +58,7 @@ func (e *ConflictError) Error() string {
 // Is makes it an ErrConflict.
 func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
 
-// Claim is what Store.Claim and Store.Restore did.
+// Claim is the result of Store.Claim and Store.Restore.
 type Claim struct {
 	Number   identity.Numeric
 	Revision int64 // of the reference that was written
@@ -155,14 +155,13 @@ type Store interface {
 	// FollowReferences hands the counts of references of all nodes to sink, then
 	// every change of them, in order, as Follow does.
 	FollowReferences(ctx context.Context, sink func(References)) error
-	// Lead says whether this node is the one that collects, becoming it if
-	// nobody is. It lasts as long as the session.
+	// Lead makes this node the collector if the cluster has no collector, and reports whether this node is the
+	// collector. The role lasts as long as the session.
 	Lead(ctx context.Context) (bool, error)
 	// Candidates reads what proves that identities were not touched since.
 	Candidates(ctx context.Context, unused []identity.Identity) ([]Candidate, error)
-	// Collect removes those candidates that nobody touched since they were
-	// listed and returns their numbers, which rest: for that long no other
-	// label set gets them.
+	// Collect removes the candidates that are unchanged since they were listed, and returns their numbers. They are in
+	// quarantine for the time rest: no other label set gets them.
 	Collect(ctx context.Context, unused []Candidate, rest time.Duration) ([]identity.Numeric, error)
 	// Resting lists the numbers that rest.
 	Resting(ctx context.Context) ([]identity.Numeric, error)
@@ -171,14 +170,14 @@ type Store interface {
 	PublishNumbers(ctx context.Context, n Numbers) error
 	// FollowNumbers hands what was published to sink, then every change, as Follow does.
 	FollowNumbers(ctx context.Context, sink func(Numbers)) error
-	// Tidy brings keys into order that claims and collection do not come by.
-	// references are those of all nodes. Its requests have deadlines of their own.
+	// Tidy repairs keys that neither claims nor collection touch. references has the references of all nodes. Its
+	// requests have deadlines of their own.
 	Tidy(ctx context.Context, references References) error
 	// Endpoints names the store for messages.
 	Endpoints() []string
 }
 
-// Publisher is told what exists.
+// Publisher receives the identities that exist.
 type Publisher interface {
 	Upsert(identity.Numeric, identity.Identity) uint64
 	Delete(identity.Numeric) bool
@@ -186,14 +185,13 @@ type Publisher interface {
 	Loaded()                              // what was not upserted does not exist
 }
 
-// EndpointPublisher is told what the endpoints of this node hold, once that
-// survives this process.
+// EndpointPublisher receives the identities of this node's endpoints, after they were saved.
 type EndpointPublisher interface {
 	Upsert(Holder, Endpoint) uint64
 	Delete(Holder) bool // also holders that are no endpoints
 }
 
-// Holds is what this node may not forget: who holds which number.
+// Holds are this node's references to identities; they must survive a restart.
 type Holds struct {
 	Holders []HolderRecord
 	// NextNodeLocal is where the search for a free node-local number begins,
@@ -235,7 +233,7 @@ func (w Workload) equal(v Workload) bool {
 	return w.Manager == v.Manager && w.Network == v.Network && w.Pod == v.Pod && slices.Equal(w.Addresses, v.Addresses)
 }
 
-// HoldsChange is what changed in the holds since they were last saved.
+// HoldsChange is the change of the holds since they were last saved.
 type HoldsChange struct {
 	Put           []HolderRecord // new, or moved
 	Drop          []Holder       // hold nothing any more
@@ -243,7 +241,7 @@ type HoldsChange struct {
 	Session       string
 }
 
-// Known is what this node knows of the cluster.
+// Known is this node's knowledge of the cluster's identities.
 type Known struct {
 	Identities []identity.Identity
 	// Heard is when the store was last heard: Identities is complete as of
@@ -251,23 +249,21 @@ type Known struct {
 	Heard time.Time
 }
 
-// KnownChange is what changed in it.
+// KnownChange is a change of Known.
 type KnownChange struct {
 	Put   []identity.Identity
 	Drop  []identity.Numeric
 	Heard time.Time
 }
 
-// Records is the memory of this node. What a method was given survives this
-// process, however it ends, once the method returned nil. All may be called
-// concurrently.
+// Records is the persistent memory of this node. Once a method has returned nil, its argument survives the end of this
+// process, however it ends. All methods may be called concurrently.
 type Records interface {
 	SaveHolds(HoldsChange) error
 	// NoteKnown remembers a change in what is known of the cluster, for this
 	// boot of the machine, until SaveKnown was called with it.
 	NoteKnown(KnownChange) error
-	// SaveKnown remembers over a reboot, too, the change that take returns,
-	// which it calls once, and what the records have beside it. The first one
-	// makes what is known a listing of the cluster.
+	// SaveKnown saves the change that take returns, together with the other changes noted so far, so that they survive
+	// a reboot, too. It calls take once. The first call makes the saved state a complete listing of the cluster.
 	SaveKnown(take func() KnownChange) error
 }

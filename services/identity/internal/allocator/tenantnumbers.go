@@ -120,8 +120,7 @@ func (t *tenantNumbers) admit(m *mirror, labels label.Canonical, now time.Time) 
 	return err
 }
 
-// usage returns how many numbers tenants have and ask for. It removes label sets that
-// wait no longer.
+// usage returns how many numbers the tenants have and request. It removes expired requests of label sets.
 func (t *tenantNumbers) usage(m *mirror, now time.Time) shares.Usage {
 	has := map[shares.Tenant]int{}
 	for ns, n := range m.living {

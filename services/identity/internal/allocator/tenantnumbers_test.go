@@ -28,7 +28,7 @@ func TestPublishedAndCreatedNumbersBoundATenant(t *testing.T) {
 	create := func(revision int64) { s.create(revision, inNamespace(t, "team", fmt.Sprint(revision))) }
 	create(1)
 	if len(s.created) != 0 {
-		t.Error("without a publication a created number is counted beside the mirror")
+		t.Error("without a publication a created number is counted in addition to the mirror")
 	}
 	// Almost all numbers are used: a tenant has its first ones and no more.
 	s.publish(Numbers{Revision: 10, Used: identity.ClusterSize, Tenants: map[string]int{"tenant team": firstNumbers - 2}})
@@ -41,7 +41,7 @@ func TestPublishedAndCreatedNumbersBoundATenant(t *testing.T) {
 	// The collector counts the first of them; a label set of the tenant is gone.
 	s.publish(Numbers{Revision: 11, Used: identity.ClusterSize, Tenants: map[string]int{"tenant team": firstNumbers - 2}})
 	if len(s.created) != 1 {
-		t.Errorf("%d numbers are counted beside the publication, want 1", len(s.created))
+		t.Errorf("%d numbers are counted in addition to the publication, want 1", len(s.created))
 	}
 	admit("team", "b", 0)
 	// Namespaces without the label have a bound together.

@@ -70,8 +70,7 @@ func (g *Group[T]) run() {
 	}
 }
 
-// take returns the calls of the next act, and nil if there is none, when the act
-// that asks has ended.
+// take returns the waiting calls for the next act, once the current act is over; nil without waiting calls.
 func (g *Group[T]) take() (act []*entry[T]) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -13,8 +13,7 @@ import (
 )
 
 var (
-	// ErrUnavailable: the store does not answer. It is not known whether what was
-	// asked for happened.
+	// ErrUnavailable: the store does not answer. It is unknown whether it executed the request.
 	ErrUnavailable = errors.New("store unavailable")
 	// ErrNoSpace: the store answers and takes no writes, only deletions, until
 	// its operator makes room.
@@ -27,7 +26,7 @@ var (
 	ErrNameTaken = errors.New("the name of this node is taken")
 )
 
-// NameError says that another node has the name of this one.
+// NameError reports that another node owns this node's name.
 type NameError struct {
 	Node        string
 	Incarnation string        // of the other

@@ -23,7 +23,7 @@ type Keys struct {
 	All []Key
 }
 
-// Change is what changed in Keys up to a point.
+// Change is a change of Keys up to a point.
 type Change struct {
 	At   Point
 	Put  []Key

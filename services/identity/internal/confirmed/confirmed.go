@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package confirmed finds the revision of the store up to which every node that may have
-// mappings has heard of their removals, so that addresses may be reused before the time
-// after which no node believes a removed mapping anyway.
+// Package confirmed finds the revision of the store up to which every node with mappings has applied their removals.
+// Addresses removed up to that revision may be reused early. Without it, they wait until every node's stale mappings
+// have expired.
 //
-// A node that wants a revision confirmed says so in its report. The collecting node reads
-// all reports and publishes which revision is wanted. Each node then reports the revision
-// that it has applied, at a random moment of an interval. The collecting node publishes
-// the least of them. While no node wants anything, no node writes.
+// A node that needs a revision confirmed asks for it in its report. The collecting node reads all reports and
+// publishes which revision is needed. Each node then reports the revision that it has applied, at a random moment of
+// an interval. The collecting node publishes the lowest of them. While no node needs a confirmation, none writes
+// reports.
 package confirmed
 
 import (
@@ -21,7 +21,7 @@ import (
 // ErrDenied says that the role of this node in the store lacks a grant.
 var ErrDenied = errors.New("the store refuses the write")
 
-// Report is what one node reports.
+// Report is the report of one node.
 type Report struct {
 	// Incarnation of the node: another machine of the same name has another one.
 	Incarnation string `json:"incarnation"`
@@ -32,12 +32,12 @@ type Report struct {
 	Wants int64 `json:"wants,omitempty"`
 }
 
-// Summary is what the collecting node publishes.
+// Summary is published by the collecting node for all nodes.
 type Summary struct {
 	Cluster uint64 `json:"cluster,string"`
 	// Revision up to which every node that may have mappings has confirmed; 0: not known.
 	Revision int64 `json:"revision"`
-	// Wanted is the revision that nodes are to confirm; 0: none.
+	// Wanted is the revision that nodes must confirm; 0 if they need not confirm any.
 	Wanted int64 `json:"wanted,omitempty"`
 }
 

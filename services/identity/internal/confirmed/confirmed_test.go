@@ -304,8 +304,8 @@ func TestNodeThatMayHaveMappingsHoldsConfirmationsUp(t *testing.T) {
 	}
 }
 
-// TestMachineOfTheSameNameConfirmsForItselfAlone: the report of the machine that has the name now says nothing about the
-// one before.
+// TestMachineOfTheSameNameConfirmsForItselfAlone: the report of the machine that now owns the name does not confirm
+// anything for the machine that owned it before.
 func TestMachineOfTheSameNameConfirmsForItselfAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tr := NewTracker(rest)
@@ -333,7 +333,7 @@ func TestMachineOfTheSameNameConfirmsForItselfAlone(t *testing.T) {
 }
 
 // TestNothingIsConfirmedBeforeLeasesAreKnown: a new collecting node, or one whose watch has a gap, does not know which
-// nodes lost their leases lately, and of a store that was rebuilt nothing counts that was said before.
+// nodes lost their leases lately. Reports from before a rebuild of the store do not count.
 func TestNothingIsConfirmedBeforeLeasesAreKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tr := NewTracker(rest)

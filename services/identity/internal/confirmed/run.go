@@ -67,8 +67,7 @@ func (e *Exchange) Lead(leads bool) {
 	}
 }
 
-// Err returns why this node cannot report or publish; nil if nothing is wrong with its
-// role in the store.
+// Err returns why this node's role in the store does not let it report or publish; nil if it can.
 func (e *Exchange) Err() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

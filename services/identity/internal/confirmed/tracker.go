@@ -116,7 +116,7 @@ func (t *Tracker) confirm(node string, r Report) {
 	}
 }
 
-// ReportGone takes the end of a report. What the node confirmed stays.
+// ReportGone takes the removal of a report. Revisions that the node has confirmed remain confirmed.
 func (t *Tracker) ReportGone(node string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

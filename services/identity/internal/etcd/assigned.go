@@ -14,9 +14,9 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
-// assignedPrefix begins the keys of assignments. They lie below ip/, so that they come with the claims in
-// one watch, and are in the copy on the disk. No node has this name, so no node's role allows
-// it to write them.
+// assignedPrefix is the beginning of the keys of assignments. They are below ip/, so that the watch of the claims
+// delivers them, and the copy on the disk includes them. It is not a valid node name, so no node's role allows it to
+// write them.
 func (s *Store) assignedPrefix() string { return s.nodesPrefix() + ".assigned/" }
 
 // assignmentKey has the ranges that are assigned to a node.

@@ -101,7 +101,8 @@ func TestNodeThatClaimsAllRangesKeepsNoOtherFromJoining(t *testing.T) {
 	}
 }
 
-// TestAssignmentsSurviveARestartWithoutEtcd: they are in the copy on the disk, and lies are refused all the same.
+// TestAssignmentsSurviveARestartWithoutEtcd: the copy on the disk has the assignments, so false claims are still
+// refused.
 func TestAssignmentsSurviveARestartWithoutEtcd(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.Start(t)

@@ -58,8 +58,8 @@ func (s *Store) refer(ctx context.Context, n identity.Numeric, l label.Canonical
 	return allocator.Claim{Number: n, Revision: c.revision}, have, ok, nil
 }
 
-// maxRaces bounds how often one call starts over because another changed what
-// it had just read. Each time the other one made progress.
+// maxRaces bounds how often one call starts over after a conflict with another call. After each conflict the other
+// call made progress.
 const maxRaces = 16
 
 // state is what etcd has about a label set and a number.
@@ -77,7 +77,7 @@ func stateOf(resp []*etcdserverpb.ResponseOp) state {
 	return state{labels: first(0), id: first(1), rest: first(2)}
 }
 
-// is says whether the number stands for the label set.
+// is reports whether the number belongs to the label set.
 func (h state) is(l label.Canonical) bool { return h.id != nil && string(h.id.Value) == l.Text() }
 
 // restsAfterAnother says whether another label set than this one had the number.
@@ -144,7 +144,7 @@ func (s *Store) Claim(ctx context.Context, l label.Canonical, known, candidate i
 			}
 			continue
 		case have.labels != nil && have.id != nil:
-			return allocator.Claim{}, fmt.Errorf("%w: %s names %d, and %s does not stand for %s", allocator.ErrCorrupt, s.labelsKey(l), n, s.idKey(n), l)
+			return allocator.Claim{}, fmt.Errorf("%w: %s refers to %d, but %s does not have the label set %s", allocator.ErrCorrupt, s.labelsKey(l), n, s.idKey(n), l)
 		case n == 0, have.labels == nil && (have.id != nil && !have.is(l) || have.restsAfterAnother(l)):
 			return allocator.Claim{}, allocator.ErrOccupied
 		}
@@ -157,7 +157,7 @@ func (s *Store) Claim(ctx context.Context, l label.Canonical, known, candidate i
 	return allocator.Claim{}, fmt.Errorf("%w: %s changes all the time", allocator.ErrUnavailable, s.labelsKey(l))
 }
 
-// create writes an identity if nothing about it has changed since it was read.
+// create writes an identity if its keys are unchanged since they were read.
 func (s *Store) create(ctx context.Context, n identity.Numeric, l label.Canonical, lease clientv3.LeaseID, have state) (_ allocator.Claim, ok bool, err error) {
 	resp, err := s.session.Commit(ctx, "create identity", s.session.Txn(ctx).If(
 		session.Unchanged(s.labelsKey(l), have.labels),

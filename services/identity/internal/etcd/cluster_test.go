@@ -425,7 +425,7 @@ func TestLeaseThatRanOutIsRestoredBeforeAnythingIsCollected(t *testing.T) {
 	silent.settled()
 	numbers, refs := content(t, admin)
 	if len(refs) != 2 || numbers[id.Labels.Text()] != id.Number || numbers[other.Labels.Text()] != other.Number {
-		t.Errorf("etcd has %v and references %v, want those of %s and %s", numbers, refs, id, other)
+		t.Errorf("etcd has %v and references %v, want only the identities of %s and %s", numbers, refs, id, other)
 	}
 }
 
@@ -553,7 +553,7 @@ func TestRestartWithoutEtcdKnowsWhatItKnew(t *testing.T) {
 	s.Up()
 	a.settled()
 	if _, refs := content(t, s.Client()); refs["a/"+fmt.Sprint(db.Number)] != 1 || refs["a/"+fmt.Sprint(web.Number)] != 1 {
-		t.Errorf("references %v, want those of a on both", refs)
+		t.Errorf("references %v, want node a's references to both", refs)
 	}
 }
 

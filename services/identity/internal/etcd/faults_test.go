@@ -95,8 +95,8 @@ func (h *history) check(t *testing.T) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for what, m := range map[string]porcupine.Model{
-		"a set has one number":        bindings(thingOf, holderOf),
-		"a number stands for one set": bindings(holderOf, thingOf),
+		"a set has one number":              bindings(thingOf, holderOf),
+		"a number belongs to one label set": bindings(holderOf, thingOf),
 	} {
 		if r := porcupine.CheckOperationsTimeout(m, h.all, 2*time.Minute); r != porcupine.Ok {
 			t.Errorf("%s: the history of %d operations is %s", what, len(h.all), r)
@@ -234,7 +234,7 @@ func (r *racers) progress() {
 	servicetest.Eventually(r.t, "more operations", func() bool { return r.done.Load() >= want })
 }
 
-// settled waits until nothing of any node waits for etcd.
+// settled waits until no node has a request to etcd under way.
 func (r *racers) settled() {
 	r.t.Helper()
 	for i := range r.nodes {
@@ -310,8 +310,7 @@ func TestKernelNothingIsInTwoHandsOnSlowDisks(t *testing.T) {
 		}
 		return n
 	}
-	// On whichever disk: while they cannot agree on a leader, a member may have nothing to
-	// write.
+	// Count the syncs of all disks, because a member writes nothing while the members cannot agree on a leader.
 	syncs := func(n int64) {
 		t.Helper()
 		before := ended()
@@ -328,7 +327,7 @@ func TestKernelNothingIsInTwoHandsOnSlowDisks(t *testing.T) {
 	r.restart(1) // a node that starts meanwhile
 	slow(0, disks...)
 	r.progress()
-	// One of three is no majority: the others go on, whoever leads.
+	// One of three is no majority: the others go on, whichever of them leads.
 	for i := range disks {
 		slow(3*time.Second, disks[i])
 		r.progress()
@@ -340,9 +339,8 @@ func TestKernelNothingIsInTwoHandsOnSlowDisks(t *testing.T) {
 	content(t, s.Client())
 }
 
-// TestNothingIsInTwoHandsAfterLostLeases revokes every lease again and again.
-// What was collected meanwhile rests for longer than the test takes, as it does
-// for longer than a lease in service.
+// TestNothingIsInTwoHandsAfterLostLeases revokes every lease again and again. Numbers collected meanwhile are in
+// quarantine for longer than the test takes, as in service they are for longer than a lease.
 func TestNothingIsInTwoHandsAfterLostLeases(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.StartThree(t)
@@ -561,9 +559,8 @@ func TestNodePartitionedBeyondEveryTimeout(t *testing.T) {
 	}
 }
 
-// TestNoRangeInTwoHandsOverFaults lets nodes claim the same ranges while members
-// of etcd are killed; the history of granted and refused claims is that of ranges
-// with one holder.
+// TestNoRangeInTwoHandsOverFaults lets nodes claim the same ranges while members of etcd are killed. The history of
+// granted and refused claims must be one in which each range has at most one holder at a time.
 func TestNoRangeInTwoHandsOverFaults(t *testing.T) {
 	t.Parallel()
 	const nodes, ranges = 6, 5

@@ -19,30 +19,27 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
-// Mirror keeps a copy of the keys of nodes, so that the next process can go on
-// from where this one was. An error is the mirror's own to get over: it is
-// reported, and nobody waits for it.
+// Mirror keeps a copy of the keys of nodes, from which the next process resumes. The mirror handles its errors itself;
+// they are reported, and Follow does not wait for it.
 type Mirror interface {
 	// ReplaceKeys has all keys. The point is kept by the next NoteKeys.
 	ReplaceKeys(cluster.Keys) error
-	// NoteKeys has what changed since the call before, before any reader is told.
+	// NoteKeys adds the changes since the previous call. It is called before readers get them.
 	NoteKeys(of string, c cluster.Change) error
 }
 
-// Keep has Follow give a mirror what it reads of nodes. It is called before Follow.
+// Keep sets the mirror that gets the keys of nodes. It is called before Follow.
 func (s *Store) Keep(m Mirror) { s.mirror = m }
 
-// Prepare has Follow pass on what it reads of nodes before the mirror has it; the sink of Observe
-// gets the same afterwards. It is called before Follow.
+// Prepare sets a function that gets updates of nodes before the mirror does; the sink of Observe gets them afterwards.
+// It is called before Follow.
 func (s *Store) Prepare(f func(registry.Update)) { s.prepare = f }
 
-// Spread has Follow begin its listings at a random time within what f returns.
-// It is called before Follow.
+// Spread delays each listing of Follow by a random time below the result of f. It is called before Follow.
 func (s *Store) Spread(f func() time.Duration) { s.spread = f }
 
-// Resume passes on what a mirror kept, as if it had been listed, and has
-// Follow go on from there if etcd has that point in its past. It is called
-// after Observe and before Follow.
+// Resume passes on the keys of a mirror as if they had been listed. If etcd's history still contains their revision,
+// Follow continues from there. It is called after Observe and before Follow.
 func (s *Store) Resume(k cluster.Keys) {
 	if k.Of != s.nodesPrefix() {
 		return // nothing was kept, or of another cluster's place in etcd
@@ -70,8 +67,7 @@ type following struct {
 	of, now <-chan struct{} // the history that the sinks have, and that of the listing
 }
 
-// Follow implements allocator.Store. What it reads of nodes goes to the sink of
-// Observe.
+// Follow implements allocator.Store. It passes updates of nodes to the sink of Observe.
 func (s *Store) Follow(ctx context.Context, sink func(allocator.Update)) error {
 	f := &following{Store: s, sink: sink}
 	if s.position.lacksSettings() {
@@ -120,7 +116,7 @@ func (f *following) listed(kv *mvccpb.KeyValue) {
 func (f *following) complete(at cluster.Point, asked time.Time) {
 	f.listings.Add(1)
 	f.position.at = at
-	// What was there before is not from this run's history.
+	// Updates from before this run may belong to another history of the store.
 	f.u.Heard, f.u.Reset = asked, f.of != f.now
 	f.of = f.now
 	f.nodes.Removed = nil

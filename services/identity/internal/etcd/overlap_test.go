@@ -114,7 +114,7 @@ func TestRangeAroundThatOfASilentNodeIsTakenOver(t *testing.T) {
 	watcher := startNode(t, s.Endpoint, "w", t.TempDir(), quick())
 	watcher.seesMapping(address(1, 5), fmt.Sprint("b ", db.Number))
 	if _, node, err := rangeAround(watcher, address(9, 5)); err != nil || node != "a" {
-		t.Errorf("the range of a that does not overlap is that of %q, %v", node, err)
+		t.Errorf("a's range without an overlap belongs to %q, %v", node, err)
 	}
 	oneHand(t, s.Client())
 }
@@ -132,8 +132,9 @@ func (n *node) own(t *testing.T) (registry.Record, int64, error) {
 	return New(n.store.session).Own(t.Context())
 }
 
-// TestNodeThatPutsEveryBlockIntoQuarantineKeepsNoOtherFromJoining: with its own mark of each quarantine. It also
-// overwrites the mark and the key of a block that another node has returned: that block rests all the same.
+// TestNodeThatPutsEveryBlockIntoQuarantineKeepsNoOtherFromJoining: the node marks each quarantine as its own. It also
+// overwrites the mark and the key of a block that another node has returned; that block stays in quarantine
+// nevertheless.
 func TestNodeThatPutsEveryBlockIntoQuarantineKeepsNoOtherFromJoining(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.Start(t)

@@ -78,9 +78,8 @@ func startOwner(b *testing.B, endpoint, dir string, cfg nodeConfig) *owner {
 	return &owner{node: n, Owner: looptimetest.Watch(b, n.Busy)}
 }
 
-// BenchmarkOwner makes a node do everything that it can be asked to do, at the
-// size of a full cluster, with a real etcd and real files, and fails if one
-// operation held the allocator's lock for longer than looptimetest.Limit.
+// BenchmarkOwner lets a node do every operation of its API, at the size of a full cluster, with a real etcd and real
+// files. It fails if one operation held the allocator's lock for longer than looptimetest.Limit.
 func BenchmarkOwner(b *testing.B) {
 	for b.Loop() {
 		bursts(b)
@@ -156,7 +155,7 @@ func bursts(b *testing.B) {
 	o.stop()
 }
 
-// referenceLease is that of the references in an etcd of one node.
+// referenceLease returns the lease of the references in the etcd of a single node.
 func referenceLease(b *testing.B, s *etcdtest.Server) clientv3.LeaseID {
 	b.Helper()
 	resp, err := s.Client().Get(b.Context(), testPrefix+"/ref/", clientv3.WithPrefix(), clientv3.WithLimit(1))

@@ -5,10 +5,9 @@ package etcd
 
 import "github.com/sluice-net/sluice/services/identity/internal/cluster"
 
-// position is up to where the readers of Follow have the keys of the cluster, and from
-// where its first call goes on. Only a position of a copy has a witness: without one, an
-// etcd that was emptied and has come as far again could be taken for the one before.
-// Follow alone uses it once it runs.
+// position is the revision up to which the readers of Follow have the cluster's keys, and from which its first call
+// continues. Only the position of a copy has a witness. Without a witness, an emptied etcd that has reached the same
+// revision again could be mistaken for the former one. Once Follow runs, only Follow uses the position.
 type position struct {
 	at       cluster.Point // the readers have everything up to it
 	from     cluster.Point // where the next call goes on; zero: it lists

@@ -45,9 +45,9 @@ func readSettings(kv *mvccpb.KeyValue) (registry.IPAM, error) {
 	return settings, err
 }
 
-// agree compares the settings of the node with those of the cluster, which become the
-// node's if there are none. Former settings go on to decide about older claims. A node with other
-// settings keeps the ranges that it has and gets no other one.
+// agree compares the settings of the node with the cluster's. If the cluster has none, the node's settings become the
+// cluster's. Former settings still decide about older claims. A node with other settings keeps its ranges and gets no
+// more.
 func (b *claiming) agree(have *mvccpb.KeyValue) {
 	if b.ipam == nil {
 		return
@@ -62,9 +62,8 @@ func (b *claiming) agree(have *mvccpb.KeyValue) {
 	b.differs = differ(*b.ipam, have)
 }
 
-// differ names both settings if those of the cluster are not those of the node; "" if
-// they are. How many blocks a node may have is not compared: what the cluster has counts
-// for all nodes.
+// differ returns a text with both settings if the node's settings differ from the cluster's; "" if they are equal. The
+// number of blocks per node is not compared: the cluster's number counts for all nodes.
 func differ(mine registry.IPAM, have *mvccpb.KeyValue) string {
 	other, err := readSettings(have)
 	mine.MaxBlocks = other.MaxBlocks
@@ -252,11 +251,10 @@ func (s *Store) claimRefused(ctx context.Context, c registry.RangeClaim, have []
 	return registry.ErrForgotten
 }
 
-// candidates are the blocks that a claim tries. Without a listing they are those
-// that the node's name leads to. With one they are those that no node has and that are
-// not in quarantine, those without a key first, and if there is none, those in this
-// node's own quarantine. seen is the revision up to which the claims of all nodes are
-// known.
+// candidates returns the blocks that a claim tries. Without a listing (taken is nil), hashes of the node's name select
+// them. With a listing, they are blocks without a holder and not in quarantine, blocks without a key first. If no such
+// block exists, they are blocks in this node's own quarantine. seen is the revision up to which the claims of all
+// nodes are known.
 func (s *Store) candidates(ctx context.Context, c registry.RangeClaim, taken map[netip.Prefix]*mvccpb.KeyValue,
 	seen int64,
 ) (blocks []netip.Prefix, err error) {

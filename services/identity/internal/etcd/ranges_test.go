@@ -140,8 +140,7 @@ func heldRanges(t *testing.T, admin *clientv3.Client) map[string]string {
 	return out
 }
 
-// oneHand checks that every range that a record has is the node's, and the other
-// way round.
+// oneHand checks that the ranges in the nodes' records and the ranges' keys agree with each other.
 func oneHand(t *testing.T, admin *clientv3.Client) {
 	t.Helper()
 	held := heldRanges(t, admin)
@@ -267,8 +266,8 @@ func TestPoolWithoutAFreeBlockRecovers(t *testing.T) {
 	if got := heldRanges(t, admin)[gone.String()]; got != "rests" {
 		t.Errorf("the returned block is held by %q", got)
 	}
-	// Nobody but its last node has it before the quarantine is over.
-	servicetest.EventuallyNil(t, "the other node hears of the return", func() error {
+	// Until the quarantine is over, only its last node can get it.
+	servicetest.EventuallyNil(t, "the other node sees the return", func() error {
 		_, err := b.reg.ClaimRange(t.Context(), settings, false, []netip.Prefix{other})
 		if !errors.As(err, &full) || full.Resting != 1 || full.Held != 3 {
 			return fmt.Errorf("a claim of a block in quarantine: %w", err)
@@ -307,7 +306,7 @@ func TestPoolWithoutAFreeBlockRecovers(t *testing.T) {
 	}
 }
 
-// TestNodeWithOtherSettingsGetsNoRange: whichever way it asks, and what it is told names both.
+// TestNodeWithOtherSettingsGetsNoRange: every kind of claim fails, and the error has both settings.
 func TestNodeWithOtherSettingsGetsNoRange(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.Start(t)

@@ -29,12 +29,12 @@ const RangeQuarantine = 15 * time.Minute
 const (
 	maxRanges    = 64
 	maxAddresses = 16
-	// maxNodeLabels is that of RegisterNode.
+	// maxNodeLabels is the limit of RegisterNode.
 	maxNodeLabels = 1000
 )
 
-// Observe has Follow pass what it reads of nodes and addresses to sink, after
-// the identities that were written before them. It is called before Follow.
+// Observe sets the sink of the updates of nodes and addresses. It gets them after the identities that were written
+// before them. It is called before Follow.
 func (s *Store) Observe(sink func(registry.Update)) { s.observe = sink }
 
 func (s *Store) nodesPrefix() string           { return s.cfg.Prefix + "/ip/" }
@@ -106,7 +106,7 @@ func (s *Store) readRecord(kv *mvccpb.KeyValue) (registry.Record, error) {
 		return r, fmt.Errorf("%s: %w: %w", kv.Key, allocator.ErrCorrupt, err)
 	}
 	if len(r.Labels) > maxNodeLabels {
-		// Its addresses are a remote node's all the same, and its ranges its own.
+		// Its addresses still belong to a remote node, and it keeps its ranges.
 		s.cfg.Log.Error("labels of a node in etcd are ignored", "key", string(kv.Key), "labels", len(r.Labels),
 			"at most", maxNodeLabels)
 		r.Labels = nil
@@ -203,8 +203,8 @@ func (s *Store) nodeUpdate(u *registry.Update, kv *mvccpb.KeyValue, removed bool
 		registry.Removal{Node: node, Endpoint: endpoint, Slot: slot, Revision: kv.ModRevision})
 }
 
-// settingsUpdate adds the settings of ipam to a step. While there are none that can be read,
-// readers go on with the last ones.
+// settingsUpdate adds the settings of ipam to a step. While there are no readable settings, readers keep using the
+// last ones.
 func (s *Store) settingsUpdate(u *registry.Update, kv *mvccpb.KeyValue, removed bool) {
 	u.IPAM = &registry.IPAMKey{}
 	if removed {
@@ -509,8 +509,8 @@ func (b *claiming) giveBack(ctx context.Context) error {
 	return err
 }
 
-// writeSlots makes the slots of the node those of its ranges. A slot that has its range
-// already is not written: its revision says since when the node has the range.
+// writeSlots writes the node's ranges to its slots. It does not write a slot that already has its range, because the
+// slot's revision tells since when the node has the range.
 func (b *claiming) writeSlots() {
 	own := b.s.own.slots
 	used := map[registry.Slot]bool{}

@@ -199,7 +199,7 @@ func TestIncarnationReplacesOldNode(t *testing.T) {
 	old := a.endpoint("c1", "web", address(1, 5))
 	b.seesMapping(address(1, 5), fmt.Sprint("a ", old.Number))
 	a.stop()
-	// The machine is installed anew: nothing of its state is left.
+	// The machine is installed anew, and its state is lost.
 	again := startNode(t, s.Endpoint, "a", t.TempDir(), cfg)
 	if got := b.mapping(address(1, 5)); got == "" {
 		t.Error("a mapping went because its node is silent")
@@ -210,10 +210,9 @@ func TestIncarnationReplacesOldNode(t *testing.T) {
 	b.seesMapping(address(1, 5), "")
 }
 
-// TestSecondNodeOfANameWritesNothing: two machines have one name. The one that is
-// alive keeps its record, its range and its mappings; the other one has none of its
-// own in etcd until the first is silent for as long as it may be, and then what the
-// first wrote counts no more.
+// TestSecondNodeOfANameWritesNothing: two machines have one name. The living one keeps its record, its range and its
+// mappings. The other machine writes nothing to etcd until the first is silent for longer than its lease. From then
+// on, the first machine's keys do not count.
 func TestSecondNodeOfANameWritesNothing(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.StartThree(t)
@@ -276,7 +275,7 @@ func TestRestartPublishesNothingAnew(t *testing.T) {
 	a.register(1, prefix(1))
 	web := a.endpoint("c1", "web", address(1, 5))
 	a.published()
-	// What the node has not read when it stops, it writes once more.
+	// The stopped node may not have seen its own write, and repeats it.
 	servicetest.Eventually(t, "the node to read what it wrote", func() bool {
 		known := a.reg.Nodes()
 		return len(known) == 1 && known[0].Mappings == 1
@@ -358,9 +357,9 @@ func TestForgottenNodeIsNotBelieved(t *testing.T) {
 	}
 }
 
-// TestLivingNodeIsForgottenAsOftenAsItRegisters: a node that is alive registers
-// again. Whoever is asked to forget it asks etcd whether there is such a node, and
-// does not answer that there is none because it has not heard of the return.
+// TestLivingNodeIsForgottenAsOftenAsItRegisters: a node that is alive registers again. A node that gets a request to
+// forget it asks etcd whether the record exists. It must not answer from its own copy, which may not have the new
+// registration yet.
 func TestLivingNodeIsForgottenAsOftenAsItRegisters(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.StartThree(t)
@@ -543,8 +542,8 @@ func TestWatchFromTheFuture(t *testing.T) {
 	s.Backup()
 	s.Up()
 	admin := s.Client()
-	// A state that comes beyond the last revision that a node saw before it asks
-	// again cannot be told apart: keep the revisions far from each other.
+	// If a state changes after the last revision that a node saw and before it asks again, the test cannot distinguish
+	// the two: keep the revisions far from each other.
 	for range 200 {
 		if _, err := admin.Put(t.Context(), "/elsewhere", "x"); err != nil {
 			t.Fatal(err)
@@ -677,7 +676,7 @@ func TestUnreadableKeysHideNothingElse(t *testing.T) {
 	if n := len(b.reg.Nodes()); n != 1 {
 		t.Errorf("%d nodes", n)
 	}
-	// What was good becomes unreadable: it does not count any more.
+	// A readable record becomes unreadable: it no longer counts.
 	if _, err := admin.Put(context.Background(), testPrefix+"/ip/a/node", "{"); err != nil {
 		t.Fatal(err)
 	}

@@ -35,7 +35,7 @@ func documentedAssigner(t *testing.T, node string) (calls [][]string) {
 	return documentedCalls(t, node, 1)
 }
 
-// documentedCalls are those of the i-th example of roles.
+// documentedCalls returns the commands of the i-th example of roles.
 func documentedCalls(t *testing.T, node string, i int) (calls [][]string) {
 	t.Helper()
 	doc, err := os.ReadFile("../../../../docs/identity.md")

@@ -132,7 +132,7 @@ func TestOneNodeHasAName(t *testing.T) {
 	}
 	first.settled()
 	if _, refs := content(t, s.Client()); len(refs) != 1 || refs[fmt.Sprint("a/", id.Number)] != 1 {
-		t.Errorf("references %v, want that of the first node", refs)
+		t.Errorf("references %v, want the first node's reference", refs)
 	}
 	// The same state directory is the same node, however fast it comes back.
 	first.stop()
@@ -145,7 +145,7 @@ func TestOneNodeHasAName(t *testing.T) {
 	first.stop()
 	second.connected()
 	if ready, _ := second.Ready(); !ready {
-		t.Error("the second node has the name and is not ready")
+		t.Error("the second node owns the name and is not ready")
 	}
 	first = startNode(t, s.Endpoint, "a", first.dir, cfg)
 	servicetest.Eventually(t, "the refusal of the first", func() bool { return errors.Is(nameError(t, first), allocator.ErrNameTaken) })

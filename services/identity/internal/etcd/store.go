@@ -4,8 +4,7 @@
 // Package etcd keeps the identities of a cluster in etcd, as the allocator's Store,
 // and its nodes, as the registry's.
 //
-// It owns the keys below one prefix, and writes those of this node with the
-// lease of its session:
+// It owns the keys below one prefix. It writes this node's keys with the lease of its session:
 //
 //	layout               version of this layout, 2
 //	id/<number>          the label set of the number, as canonical text
@@ -15,7 +14,7 @@
 //	rest/<number>        the hash of the set that had the number until it was collected; expires
 //	collector            the node that collects; dies with its lease
 //	cluster/numbers      how many numbers tenants have, as JSON; written by the collector
-//	alive/<node>         of the session: who has the node's name
+//	alive/<node>         the session that owns the node's name
 //	ip/<node>/node       the record of that node; see package registry
 //	ip/<node>/ep/<hash>  the addresses and the identity of one of its endpoints
 //	ip/<node>/range/<slot>  one of the ranges that the node claims; see package registry
@@ -23,18 +22,16 @@
 //	range/<pool>/<cidr>  the node that has that range of addresses
 //	ipam                 the settings of ranges that all nodes agree on
 //
-// id and labels are written and deleted together, in one transaction. There
-// are no locks. What makes collection safe is that every transaction that
-// writes a reference also writes fence/<number>: a collector deletes only when
-// the revision of that key is the one it saw when it saw no reference. Only id/
-// and ip/ are watched by every node, so this costs the other nodes nothing.
+// id and labels are written and deleted together, in one transaction. There are no locks. Collection is safe because
+// every transaction that writes a reference also writes fence/<number>: a collector deletes an identity only if the
+// revision of that key is unchanged since the collector saw no reference. All nodes watch only id/ and ip/, so fences
+// cost the other nodes nothing.
 //
 // id/, ip/ and ipam are neighbours, and one watch brings them: a node receives an
 // identity before any address that has it.
 //
-// range/ keeps two nodes from claiming one range at the same time. Every node can write
-// all of it, so no reader believes it: whose a range is, the slots below ip/ say, and
-// their revisions say since when.
+// range/ keeps two nodes from claiming one range at the same time. Every node can write all of it, so readers do not
+// trust it: the slots below ip/ tell which node has a range, and their revisions tell since when.
 //
 // In layout 1 labels/<sha256> is "<number> <canonical text>", and the fence
 // itself. As long as nodes of that version may run, identities are made in
@@ -158,7 +155,7 @@ func (s *Store) parseID(kv *mvccpb.KeyValue) (identity.Identity, error) {
 		return identity.Identity{}, fmt.Errorf("%s: %w: %w", kv.Key, allocator.ErrCorrupt, err)
 	}
 	if labels.Set().HasSource(label.SourceReserved) {
-		// Nobody becomes the host or the world by a key in etcd.
+		// A key in etcd cannot give reserved identities such as host or world.
 		return identity.Identity{}, fmt.Errorf("%s: %w: reserved labels %s", kv.Key, allocator.ErrCorrupt, labels)
 	}
 	return identity.Identity{Number: n, Labels: labels}, nil

@@ -152,7 +152,7 @@ func TestTwoSetsWithOneHashNeverShareANumber(t *testing.T) {
 	}
 	web, db := storetest.Labels(t, "web"), storetest.Labels(t, "db")
 	for _, labels := range []string{"300", "300 " + db.Text()} { // both forms of the layout
-		// What a collision would look like: the key of web's hash is db's.
+		// Imitate a collision: the key with the hash of web has db's label set.
 		for k, v := range map[string]string{"/labels/" + hashText(web): labels, "/id/300": db.Text()} {
 			if _, err := c.admin.Put(t.Context(), testPrefix+k, v); err != nil {
 				t.Fatal(err)
@@ -238,7 +238,7 @@ func TestAnEmptiedEtcdIsNoticedAndListedAgain(t *testing.T) {
 		fresh, err := st.Join(t.Context())
 		return err == nil && fresh
 	})
-	servicetest.Eventually(t, "a listing that says so", func() bool {
+	servicetest.Eventually(t, "a listing without the identities", func() bool {
 		select {
 		case u := <-updates:
 			if u.Complete && u.Cluster == first.Cluster {

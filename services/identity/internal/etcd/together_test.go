@@ -30,8 +30,8 @@ func joined(t *testing.T, s *etcdtest.Server, node string) *Store {
 	return store
 }
 
-// TestClaimsThatComeTogetherShareTransactions proves INV-13 for them: whatever is
-// in a transaction with it, a claim gets its number, or is told why not.
+// TestClaimsThatComeTogetherShareTransactions proves INV-13 for batched claims: whatever else the transaction
+// contains, each claim gets its number or its own error.
 func TestClaimsThatComeTogetherShareTransactions(t *testing.T) {
 	s := etcdtest.Start(t)
 	a := joined(t, s, "a")
@@ -101,7 +101,7 @@ func TestClaimsThatComeTogetherShareTransactions(t *testing.T) {
 			t.Errorf("set %d was created %d times", i, created)
 		}
 	}
-	// What etcd says is what the claims said.
+	// etcd and the results of the claims agree.
 	resp, err := s.Client().Get(servicetest.Context(t), testPrefix+"/id/", clientv3.WithPrefix())
 	if err != nil {
 		t.Fatal(err)
@@ -121,7 +121,7 @@ func TestClaimsThatComeTogetherShareTransactions(t *testing.T) {
 	}
 }
 
-// TestLostSessionIsToldToAllClaimsOfATransaction: none of them is half done.
+// TestLostSessionIsToldToAllClaimsOfATransaction: all of them fail, and none is half done.
 func TestLostSessionIsToldToAllClaimsOfATransaction(t *testing.T) {
 	s := etcdtest.Start(t)
 	a := joined(t, s, "a")

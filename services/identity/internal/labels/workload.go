@@ -11,9 +11,8 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 )
 
-// Workload makes the label set of a workload from what its runtime says:
-// checked, filtered, with the hidden label of its ports. A workload that has
-// nothing left gets the one set that stands for no labels.
+// Workload returns the label set of a workload with the labels from its runtime: checked, filtered, and with the
+// hidden label of its ports. If no label remains, it returns the label set for workloads without labels.
 func Workload(f Filter, labels []label.Label, ports []workload.NamedPort) (label.Canonical, error) {
 	if err := CheckCaller(labels); err != nil {
 		return label.Canonical{}, err

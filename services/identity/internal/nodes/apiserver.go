@@ -9,10 +9,10 @@
 // with prefixes select it: that is a set of labels with a number of this node
 // only. On this node the host's own identity has the label in addition.
 //
-// Addresses of another node with labels have a set with a number of this node only:
-// that of a remote node, that of an API server where one is, and the labels of the
-// node. In a tunnel nothing changes: a node sends as a remote node, and its address
-// says which. This node's labels are the host's.
+// Addresses of another node with labels have a set with a number of this node only. The set contains the labels of a
+// remote node or, where one runs, of an API server, and the node's own labels. In overlay mode nothing changes: a node
+// sends with the identity remote-node, and its address tells which node it is. This node's labels belong to the host
+// identity.
 package nodes
 
 import (
@@ -43,9 +43,8 @@ type APIServers struct {
 	log       *slog.Logger
 }
 
-// NewAPIServers returns them, and gives the addresses of now their identities: readers
-// that come afterwards see no state between that of the last process and this.
-// What fails here, Run repeats.
+// NewAPIServers returns APIServers, and gives the present addresses their identities at once: later readers never see
+// a state between the last process's and this one. If that fails, Run retries.
 func NewAPIServers(ctx context.Context, s Servers, a *allocator.Allocator, r *registry.Registry,
 	l *slog.Logger,
 ) *APIServers {
@@ -74,8 +73,8 @@ func set(names ...string) label.Canonical {
 	return c
 }
 
-// apply gives the addresses as they are now their identities. If a number cannot be
-// written to the disk, all keep what they had.
+// apply gives the present addresses their identities. If a number cannot be saved, all addresses keep their former
+// identities.
 func (f *APIServers) apply(ctx context.Context) error {
 	all, _ := f.servers()
 	numbers := map[netip.Addr]identity.Numeric{}

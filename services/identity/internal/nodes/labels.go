@@ -44,7 +44,7 @@ type held struct {
 	reference string
 }
 
-// NewLabels returns Labels, and gives the nodes of now their identities.
+// NewLabels returns Labels, and gives the present nodes their identities.
 func NewLabels(ctx context.Context, a *allocator.Allocator, r *registry.Registry, l *slog.Logger) *Labels {
 	f := &Labels{allocator: a, registry: r, log: l, unused: map[string]time.Time{}, problems: map[string]bool{}}
 	f.apply(ctx)
@@ -70,7 +70,7 @@ func (f *Labels) Run(ctx context.Context) error {
 	return nil
 }
 
-// apply gives all nodes their identities, and says whether nothing is left to do.
+// apply gives all nodes their identities; done means that none is missing.
 func (f *Labels) apply(ctx context.Context) (done bool) {
 	own, others, _ := f.registry.Labels()
 	here, _ := f.registry.APIServerHere()
@@ -81,7 +81,7 @@ func (f *Labels) apply(ctx context.Context) (done bool) {
 		}
 		text := what + ": " + err.Error()
 		if problems[text] = true; !f.problems[text] {
-			f.log.Error("policies do not see labels of nodes as they are", "what", what, log.Err(err))
+			f.log.Error("policies do not see the current labels of nodes", "what", what, log.Err(err))
 		}
 	}
 	host, err := setOf(identity.NameHost, here, own)
@@ -147,13 +147,13 @@ func (f *Labels) release(ctx context.Context, wanted map[string]bool, problem fu
 	return len(f.unused) == 0
 }
 
-// referenceOf is that which holds the number of a set.
+// referenceOf names the reference that holds the number of a set.
 func referenceOf(labels label.Canonical) string {
 	sum := sha256.Sum256([]byte(labels.Text()))
 	return reference + hex.EncodeToString(sum[:16])
 }
 
-// setOf is the label set of a node. With an error it is that of one without labels.
+// setOf returns the label set of a node. With an error it returns the set of a node without labels.
 func setOf(name string, api bool, of map[string]string) (label.Canonical, error) {
 	reserved := []label.Label{label.Reserved(name)}
 	if api {

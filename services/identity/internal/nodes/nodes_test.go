@@ -142,7 +142,7 @@ func (p *process) of(address string) (on, labels string) {
 	}
 	id, ok := p.identities.Get(item.Identity)
 	if !ok {
-		p.t.Errorf("%s has the identity %d, which nobody announced", address, item.Identity)
+		p.t.Errorf("%s has the identity %d, which was not published", address, item.Identity)
 	}
 	return item.On, strings.TrimSuffix(strings.ReplaceAll(id.Labels.Text(), "reserved:", ""), "=;")
 }
@@ -312,14 +312,14 @@ func TestNodesHaveTheirLabels(t *testing.T) {
 		time.Sleep(rest + 2*retry)
 		synctest.Wait()
 		if id, ok := p.identities.Get(front); ok {
-			t.Errorf("nobody has %s, and it is kept", id)
+			t.Errorf("%s is unused, but its number is still held", id)
 		}
 		stop()
 	})
 }
 
-// TestAddressWaitsForTheNumberOfItsLabels (INV-106) and is what it was until then: neither of a node
-// without labels, nor of nobody.
+// TestAddressWaitsForTheNumberOfItsLabels (INV-106): until the number exists, the address keeps its former identity.
+// It is neither a node without labels nor unknown.
 func TestAddressWaitsForTheNumberOfItsLabels(t *testing.T) {
 	r := &records{}
 	p := start(t, r, at("192.0.2.1"))

@@ -58,7 +58,7 @@ func trim(o runtime.Object) Pod {
 	}
 }
 
-// namedPorts are those of the containers that run as long as the pod.
+// namedPorts returns the ports of the containers that run as long as the pod.
 func namedPorts(p *corev1.Pod) (ports []workload.NamedPort) {
 	containers := slices.Clone(p.Spec.Containers)
 	for _, c := range p.Spec.InitContainers {

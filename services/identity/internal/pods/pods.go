@@ -4,8 +4,8 @@
 // Package pods gives the pods of this node the labels and named ports that the
 // Kubernetes API says, at ADD and whenever they change.
 //
-// It never asks the API for one pod: it follows those of the node, and waits. What
-// it was told stays while the API is away.
+// It never requests a single pod from the API: it watches the pods of the node, and waits. Known pods stay known while
+// the API is unavailable.
 package pods
 
 import (
@@ -42,10 +42,10 @@ const (
 // Name is the namespace and the name of a pod; namespaces have a name alone.
 type Name struct{ Namespace, Name string }
 
-// Pod is what is kept of a pod.
+// Pod is the stored part of a pod.
 type Pod struct {
 	UID string
-	// StaticUID is what kubelet calls a pod from a file; in the API it has another.
+	// StaticUID is kubelet's UID of a static pod (from a file); in the API it has another.
 	StaticUID      string
 	ServiceAccount string
 	// Controller is the UID of the object that controls the pod, such as a ReplicaSet.
@@ -66,7 +66,7 @@ const (
 	kindNamespaces = "namespaces"
 )
 
-// Set is what the API said. Its methods may be called concurrently.
+// Set keeps the pods and namespaces from the API. Its methods may be called concurrently.
 type Set struct {
 	node    string
 	cluster string
@@ -136,9 +136,8 @@ func Named(ref workload.PodReference) bool {
 	return ref.Namespace != "" && ref.Name != "" && ref.UID != ""
 }
 
-// Find returns the label set of a pod, and waits until it is known: ADD may be
-// faster than the API. While the API fails, what last says that the pod had is
-// the answer. A pod whose labels no identity can have gets reserved:init.
+// Find returns the label set of a pod, and waits until it is known: ADD may be faster than the API. If the API fails,
+// Find returns the pod's former label set from last. A pod whose labels cannot form an identity gets reserved:init.
 func (s *Set) Find(ctx context.Context, ref workload.PodReference,
 	last func() (label.Canonical, bool),
 ) (label.Canonical, error) {
@@ -187,8 +186,8 @@ type Labels struct {
 	Controller string // UID; empty: the pod has none
 }
 
-// Labels returns the labels of a pod; ok is false while the pod or its namespace is
-// not known, or another pod has the name.
+// Labels returns the labels of a pod; ok is false while the pod or its namespace is unknown, or the name belongs to
+// another pod.
 func (s *Set) Labels(ref workload.PodReference) (l Labels, ok bool) {
 	s.mu.Lock()
 	pod, known := s.pods[Name{ref.Namespace, ref.Name}]
@@ -207,7 +206,7 @@ func (s *Set) Labels(ref workload.PodReference) (l Labels, ok bool) {
 		all = append(all, label.Kubernetes(label.KeyNamespaceLabels+key, value))
 	}
 	for key, value := range pod.Labels {
-		// Who may write a pod must not give it another's namespace or account.
+		// Permission to write a pod must not suffice to give it another namespace or service account.
 		if !strings.HasPrefix(key, label.PrefixPod) && !strings.HasPrefix(key, label.PrefixDerived) {
 			all = append(all, label.Kubernetes(key, value))
 		}

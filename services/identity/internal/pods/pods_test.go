@@ -53,7 +53,7 @@ func (s told) namespace(l map[string]string) {
 	s.namespaces.Upsert(types.NamespacedName{Name: "prod"}, l)
 }
 
-// Labels returns the label set of a pod. Its error is that of a set that is none.
+// Labels returns the label set of a pod, or the error for an invalid one.
 func (s told) Labels(ref workload.PodReference) (label.Canonical, bool, error) {
 	l, ok := s.Set.Labels(ref)
 	if ok && l.Set.IsZero() {
@@ -177,7 +177,7 @@ func TestWithoutAPIWhatIsKnownIsTheAnswer(t *testing.T) {
 		s.pods.Failed(away)
 		s.namespaces.Failed(away)
 		if got := <-s.find(t.Context(), "k8s:app=held;"); got.err != nil || got.text != web0Text || got.after != 0 {
-			t.Errorf("%+v, want at once the last object", got)
+			t.Errorf("%+v, want the last object immediately", got)
 		}
 		if err := s.Problem(); err == nil {
 			t.Error("the API is away, and there is no problem")

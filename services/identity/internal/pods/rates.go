@@ -84,7 +84,7 @@ func newTurns(now func() time.Time) *turns {
 	}
 }
 
-// group is that of a tenant: 0 for tenants with the label and system, 1 for the others.
+// group returns the group of a tenant: 0 for tenants with the label and for system, 1 for the others.
 func group(t shares.Tenant) int {
 	if t.HasLabel() || t == shares.System {
 		return 0

@@ -24,8 +24,7 @@ import (
 )
 
 const (
-	// settle is how long changes are gathered: the labels of a namespace are those
-	// of many pods.
+	// settle is how long changes are batched: a changed label of a namespace changes many pods.
 	settle = 100 * time.Millisecond
 	// inFlight is how many endpoints are moved at once.
 	inFlight = 8
@@ -39,13 +38,13 @@ const (
 // Reasons why an endpoint waits for its identity.
 var (
 	errRate = fmt.Errorf("labels change too often: a pod has %d changes at once and one more each %s, "+
-		"those of one controller have %d and one more each %s, "+
+		"the pods of one controller have %d and one more each %s, "+
 		"and this node has %d new label sets and one more each %s",
 		podRate.burst, podRate.every, controllerRate.burst, controllerRate.every, nodeRate.burst, nodeRate.every)
 	errStore = errors.New("etcd is away, and the label set is new to this node")
 )
 
-// Allocator is what a Relabeler needs of an allocator.Allocator.
+// Allocator is the part of allocator.Allocator that a Relabeler needs.
 type Allocator interface {
 	Find(labels label.Canonical, nodeLocal bool) identity.Identity
 	Relabel(context.Context, allocator.Holder, label.Canonical) error
@@ -91,7 +90,7 @@ type waitingMove struct {
 	pause time.Duration // after the next failure
 }
 
-// NewRelabeler returns a Relabeler; endpoints are those that the allocator publishes.
+// NewRelabeler returns a Relabeler; endpoints is the allocator's publication of endpoints.
 func NewRelabeler(s *Set, a Allocator, endpoints *watch.Hub[allocator.Holder, allocator.Endpoint], l *slog.Logger,
 ) *Relabeler {
 	return &Relabeler{
@@ -399,6 +398,6 @@ func (r *Relabeler) report(ctx context.Context, out outcome) {
 	r.problem = problem
 	r.mu.Unlock()
 	if problem != nil && (before == nil || before.Error() != problem.Error()) {
-		r.log.Warn("endpoints do not have what their pods say; they are tried again", log.Err(problem))
+		r.log.Warn("endpoints do not have the labels of their pods yet; retrying", log.Err(problem))
 	}
 }

@@ -26,7 +26,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/test/storetest"
 )
 
-// nothing is Records that keep nothing, and a Publisher that nobody reads.
+// nothing discards Records and publications.
 type nothing struct{}
 
 func (nothing) SaveHolds(allocator.HoldsChange) error             { return nil }
@@ -113,8 +113,8 @@ func (n *node) podIn(namespace string, i int, labels map[string]string) {
 
 func holder(i int) allocator.Holder { return allocator.EndpointHolder(fmt.Sprint("c", i), "eth0") }
 
-// want waits until the relabelling has nothing to do, and fails unless the label
-// set of an endpoint has a label, and the endpoint owes a confirmation or not.
+// want waits until the relabelling is idle. It fails unless the label set of an endpoint has a label, and the
+// endpoint's confirmation is pending or not, as owes says.
 func (n *node) want(what string, i int, label string, owes bool) allocator.Endpoint {
 	n.t.Helper()
 	time.Sleep(time.Second)
@@ -323,7 +323,7 @@ func TestLabelsThatNeverRestTakeFewNumbers(t *testing.T) {
 				}
 				most := pods * (podRate.burst + int(time.Duration(rounds)*time.Second/podRate.every) + 1)
 				if c := int(n.alloc.Counters().Allocated - before); c > most || c < most/2 {
-					t.Errorf("%d new numbers in %d s, want at most %d", c, rounds, most)
+					t.Errorf("%d new numbers in %d s, the limit is %d", c, rounds, most)
 				}
 				time.Sleep(time.Minute)
 				for i := range pods {
@@ -394,7 +394,7 @@ func TestPodsThatFlipTheirLabelsDelayNoOtherTenant(t *testing.T) {
 					n.flip(v.flip, round, v.of...)
 				}
 				if most := 5 * time.Second; time.Since(began) > most {
-					t.Errorf("it moved after %s, want at most %s", time.Since(began), most)
+					t.Errorf("it moved after %s, the limit is %s", time.Since(began), most)
 				}
 			})
 		})

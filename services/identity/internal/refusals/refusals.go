@@ -24,7 +24,7 @@ type Refusal struct {
 	Reason    string `json:"reason,omitempty"`
 }
 
-// Report is what a node reports. The zero value removes it.
+// Report is the report of one node. The zero value removes it.
 type Report struct {
 	Refusals []Refusal `json:"refusals,omitempty"`
 	Omitted  uint32    `json:"omitted,omitempty"` // how many more there are

@@ -39,7 +39,7 @@ type AssignmentKey struct {
 	Assignment Assignment
 }
 
-// assignments are those of all nodes.
+// assignments has the assignments of all nodes.
 type assignments struct {
 	of     map[string]Assignment
 	nodes  map[netip.Prefix]map[string]struct{} // range → nodes to which it is assigned
@@ -83,8 +83,8 @@ func (a *assignments) set(node string, next *Assignment) {
 	}
 }
 
-// other returns another node to which a range is assigned that overlaps p, and that range;
-// "" if there is none.
+// other returns another node with an assigned range that overlaps p, and that range; the node is "" if no range
+// overlaps.
 func (a *assignments) other(p netip.Prefix, node string) (holder string, held netip.Prefix) {
 	first := func(q netip.Prefix) bool {
 		for name := range a.nodes[q] {
@@ -113,9 +113,9 @@ func (a *assignments) other(p netip.Prefix, node string) (holder string, held ne
 	return "", netip.Prefix{}
 }
 
-// assign takes the assignments of an update, and adds the nodes whose claims may count
-// otherwise now. What the store does not have any more stays, unless it was removed or the
-// store has those of all nodes.
+// assign applies the assignments of an update, and adds the nodes whose claims may now count differently to changed.
+// Assignments that the store no longer has stay, unless they were removed or the store has the assignments of all
+// nodes.
 func (v *view) assign(u Update, changed map[*nodeView]struct{}) {
 	next := map[string]*Assignment{}
 	if u.Complete && u.Assigned {
@@ -199,10 +199,10 @@ func (r *Registry) assignmentProblem() error {
 	return nil
 }
 
-// Assign writes the podCIDRs of all Nodes to the store, as far as it has others. A range
-// that a Node had before stays with its node until another Node has it, and the assignment
-// of a Node that was deleted until its node is forgotten. In other modes than kubernetes
-// Assign writes nothing. It may be repeated. Its errors are cluster.ErrUnavailable and those of Store.
+// Assign writes the podCIDRs of all Nodes to the store, where they differ. A former range of a Node stays assigned to
+// it until another Node has it; the assignment of a deleted Node stays until its node is forgotten. In modes other
+// than kubernetes, Assign writes nothing. It may be repeated. It returns cluster.ErrUnavailable and the errors of
+// Store.
 func (r *Registry) Assign(ctx context.Context, nodes map[string][]netip.Prefix) error {
 	r.mu.Lock()
 	listed, settings := r.view.listed, r.view.ipam
@@ -371,10 +371,10 @@ const (
 
 var (
 	errTooLarge = fmt.Errorf("a range has at most the size of a /%d or, for IPv6, a /%d unless etcd has the "+
-		"prefixes of all ranges or those of the node", ShortestIPv4, ShortestIPv6)
+		"prefixes of all ranges or the ranges of the node", ShortestIPv4, ShortestIPv6)
 	errNotOfPool     = errors.New("it is not a block of the cluster's pool")
 	errNotInPrefix   = errors.New("it is not within the prefixes of the cluster's ranges, or larger than a range may be")
-	errNotAssigned   = errors.New("it is none of the ranges that are assigned to the node")
+	errNotAssigned   = errors.New("it is not one of the ranges assigned to the node")
 	errNoAssignments = errors.New("etcd has no podCIDRs of Nodes yet: the elected " +
 		"sluice-controller writes them")
 	errNoSettings = fmt.Errorf("%w: no sluice-ipam of the cluster has registered its mode with etcd yet",
@@ -390,10 +390,10 @@ func CheckSize(p netip.Prefix) error {
 	return nil
 }
 
-// excess returns why a claim does not count, even if no other node claims the range. The settings
-// that counted when the claim was made decide: with a pool a node has only blocks of it, and no
-// more than the settings allow; in the other modes the ranges that are assigned to the node or, if
-// nothing is, ranges within the prefixes of the settings, and of a limited size.
+// excess returns why a claim does not count, even if no other node claims the range. The settings at the time of the
+// claim decide. With a pool, a node has only blocks of it, and no more than the settings allow. In the other modes, it
+// has the ranges assigned to it. If no ranges are assigned, it has ranges within the prefixes of the settings and of a
+// limited size.
 //
 // The place of a claim decides, not how many others the node has: a claim beyond the limit
 // counts neither now nor when an earlier one is given up, because it would be older than the
@@ -450,7 +450,7 @@ func (v *view) pinEnds(p netip.Prefix, node string) bool {
 	return other != ""
 }
 
-// rebuiltSettings has the last settings and assignments go on in a store whose revisions are new.
+// rebuiltSettings keeps the last settings and assignments in effect for a rebuilt store, whose revisions are new.
 func (v *view) rebuiltSettings() {
 	v.formerSettings = nil
 	if v.ipam.Revision != 0 {

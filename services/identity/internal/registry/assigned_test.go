@@ -23,7 +23,7 @@ func assigned(node string, all ...string) AssignmentKey {
 	return AssignmentKey{Node: node, Assignment: Assignment{Ranges: ranges(all...)}}
 }
 
-// lies are ranges that a node claims beside its own.
+// lies are ranges that a node claims in addition to its own.
 var lies = map[string][]string{
 	"everything":               {"0.0.0.0/0", "::/0"},
 	"a range around others":    {"10.0.0.0/16", "fd00::/48"},
@@ -156,8 +156,9 @@ func TestNodeWithoutAssignmentHasNoRange(t *testing.T) {
 	}
 }
 
-// TestAssignmentsStayWhileTheStoreHasNone: a store that was rebuilt, or from which the keys were removed, has
-// none. What was known goes on until all Nodes were written again, and then only what was written counts.
+// TestAssignmentsStayWhileTheStoreHasNone: a store that was rebuilt, or from which the keys were removed, has no
+// assignments. The known ones stay in effect until all Nodes were written again; from then on only the written ones
+// count.
 func TestAssignmentsStayWhileTheStoreHasNone(t *testing.T) {
 	settings := &IPAMKey{Settings: IPAM{Mode: IPAMKubernetes}, Revision: 5}
 	r, _ := newRegistry(t, time.Hour)
@@ -208,7 +209,7 @@ func TestPodCIDROfANodeIsItsOwnAfterTheStoreWasRebuilt(t *testing.T) {
 		Assignments: []AssignmentKey{assigned("before", "10.0.7.0/24"), assigned("now", "10.0.2.0/24")},
 	})
 	if got := r.holders()["10.0.2.0/24"]; got != "now" {
-		t.Errorf("the range is that of %q", got)
+		t.Errorf("the range belongs to %q", got)
 	}
 	if holder, _ := r.view.heldByOther(netip.MustParsePrefix("10.0.2.0/24"), "now"); holder != "" {
 		t.Errorf("%q keeps the range from its node", holder)
@@ -361,8 +362,8 @@ func TestRangesInTheModeStaticAreLimited(t *testing.T) {
 	}
 }
 
-// TestClaimsAreJudgedByTheSettingsOfTheirTime: what was refused under former settings stays refused while etcd has
-// none, when it has others, and for a process that begins then. What counted goes on.
+// TestClaimsAreJudgedByTheSettingsOfTheirTime: claims refused under former settings stay refused while etcd has no
+// settings, when it has others, and for a new process. Claims that counted still count.
 func TestClaimsAreJudgedByTheSettingsOfTheirTime(t *testing.T) {
 	pool := IPAM{Mode: IPAMPool, Pool: ranges("10.0.0.0/16"), IPv4Block: 24, MaxBlocks: 2}
 	other := IPAM{Mode: IPAMPool, Pool: ranges("10.1.0.0/16"), IPv4Block: 24, MaxBlocks: 2}

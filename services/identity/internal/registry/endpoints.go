@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 )
 
-// endpoint is what a node says of one of its endpoints. A node has one for each
-// pod of the cluster: it keeps nothing of the text that it was read from.
+// endpoint is a node's record of one of its endpoints. A node stores one for each pod of the cluster, so it does not
+// retain the text that it was parsed from.
 type endpoint struct {
 	addresses   []netip.Addr // sorted
 	incarnation string       // shared by those of a node
@@ -21,7 +21,7 @@ type endpoint struct {
 	revision    int64 // of the last write
 }
 
-// endpoints are those of one node.
+// endpoints are the endpoints of one node.
 type endpoints struct {
 	byName map[string]*endpoint
 	at     map[netip.Addr]*endpoint   // one that has the address
@@ -96,8 +96,7 @@ func (all *endpoints) having(a netip.Addr) iter.Seq[*endpoint] {
 	}
 }
 
-// last is the endpoint that has an address and was written last by an
-// incarnation of the node; nil if there is none.
+// last returns the endpoint with an address that an incarnation of the node wrote last; nil without such an endpoint.
 func (all *endpoints) last(a netip.Addr, incarnation string) (last *endpoint) {
 	for e := range all.having(a) {
 		if e.incarnation == incarnation && (last == nil || e.revision > last.revision) {

@@ -20,7 +20,7 @@ type Mapping struct {
 	Reason   string // why it does not count; "" if it does
 }
 
-// Found is what is known of an address.
+// Found describes a known address.
 type Found struct {
 	Mapping   Mapping // that counts; zero if none does
 	Range     netip.Prefix
@@ -94,7 +94,7 @@ func (r *Registry) EachMapping(node string, take func([]Mapping) error) error {
 	return nil
 }
 
-// mappings are those of a node's endpoints that count, sorted by address.
+// mappings returns the mappings of a node's endpoints that count, sorted by address.
 func (v *view) mappings(node string) (all []Mapping) {
 	n := v.nodes[node]
 	if n == nil {
@@ -132,10 +132,9 @@ func (v *view) reason(n *nodeView, e *endpoint, a netip.Addr) string {
 	return "a later endpoint of the node has the address"
 }
 
-// SetAPIServers takes the addresses of the API servers of Kubernetes, each with the
-// identity that it has outside of all nodes. Another node's address has
-// identity.KubeAPIServer, whose labels include that of a remote node, or a set with the
-// labels of the node; for this node's see APIServerHere. The registry keeps the map.
+// SetAPIServers sets the addresses of the Kubernetes API servers, each with the identity that it has if it does not
+// belong to a node. An address of another node has identity.KubeAPIServer, whose labels include remote-node, or a set
+// with the labels of the node; for this node's addresses see APIServerHere. The registry keeps the map.
 func (r *Registry) SetAPIServers(servers map[netip.Addr]identity.Numeric) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -177,7 +176,7 @@ func (v *view) setAPIServers(servers map[netip.Addr]identity.Numeric) {
 	v.apiServers = servers
 }
 
-// setOwn takes the addresses of this node; nil as long as they are not known.
+// setOwn sets the addresses of this node; nil while they are unknown.
 func (v *view) setOwn(u *Underlay) {
 	if u == nil {
 		return

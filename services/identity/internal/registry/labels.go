@@ -16,15 +16,15 @@ type NodeSet struct {
 	APIServer bool
 }
 
-// relabel has those look again who give sets of nodes their numbers. It runs with mu held.
+// relabel wakes the loop that numbers the label sets of nodes. Called with mu held.
 func (r *Registry) relabel() {
 	close(r.relabelled)
 	r.relabelled = make(chan struct{})
 }
 
-// Labels are those of this node, and of each other node that has some, by key, once for
-// its addresses without and once for those with an API server. They must not be changed.
-// The channel is closed when they may be others.
+// Labels returns the labels of this node, and the labels of each other node that has some, by node set: once for
+// addresses without an API server, once for addresses with one. They must not be changed. The channel is closed when
+// they may have changed.
 func (r *Registry) Labels() (own map[string]string, others map[NodeSet]map[string]string, changed <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -48,7 +48,7 @@ func (v *view) labels() map[NodeSet]map[string]string {
 	return all
 }
 
-// Numbered is what became of the labels of a node.
+// Numbered is the identity for the labels of a node.
 type Numbered struct {
 	Labels map[string]string
 	// Number of their set; 0 if they have none: the node is a remote node, or one with

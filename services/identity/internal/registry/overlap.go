@@ -59,8 +59,8 @@ func (v *view) free(p netip.Prefix) bool {
 	return true
 }
 
-// heldByOther returns an accepted or pinned range that overlaps p and belongs to another
-// node than the given one, and that node; "" if there is none.
+// heldByOther returns an accepted or pinned range that overlaps p and belongs to another node than the given one, and
+// that node; "" if there is no such range.
 func (v *view) heldByOther(p netip.Prefix, node string) (holder string, held netip.Prefix) {
 	for _, ranges := range []map[netip.Prefix]string{v.ranges, v.pins} {
 		for around := range wider(p) {

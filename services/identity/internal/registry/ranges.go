@@ -19,7 +19,7 @@ import (
 // Errors of claims.
 var (
 	// ErrIPAMDiffers: the cluster has other settings of ipam, so the node gets no further range.
-	ErrIPAMDiffers = errors.New("the settings of ipam are not those of the cluster")
+	ErrIPAMDiffers = errors.New("the node's ipam settings differ from the cluster's")
 	// ErrNoFreeRange: no block of the pool is free. It is always a *FullError.
 	ErrNoFreeRange = errors.New("no block of the cluster's pool is free")
 	// ErrMaxRanges: the node has as many blocks of a family as the settings allow.
@@ -58,7 +58,7 @@ const (
 	IPAMPool       IPAMMode = "pool"
 )
 
-// IPAM is what all nodes of a cluster agree on about their ranges.
+// IPAM has the settings of ranges on which all nodes of a cluster agree.
 type IPAM struct {
 	Mode      IPAMMode       `json:"mode"`
 	Pool      []netip.Prefix `json:"pool,omitempty"`      // that blocks are taken from; sorted
@@ -248,7 +248,7 @@ func (r *Registry) ClaimRange(ctx context.Context, settings IPAM, ipv6 bool, kno
 		return netip.Prefix{}, err
 	}
 	for try := range maxClaims {
-		// What this process reads of the store may be behind what it has written.
+		// The node's last write may not have reached this process's copy of the store yet.
 		if err := wait(ctx, time.Duration(try*try)*claimPause); err != nil {
 			return netip.Prefix{}, fmt.Errorf("claim a block: %w: %w", cluster.ErrUnavailable, ErrForgotten)
 		}
@@ -394,8 +394,8 @@ func (r *Registry) noteClaimed(p netip.Prefix, record Record, revision int64) er
 	return nil
 }
 
-// ReturnRange puts a block of this node into quarantine; false if the node does
-// not have it. What this node says of itself lacks the block before the store does.
+// ReturnRange puts a block of this node into quarantine; false if the node does not have it. This node's registration
+// lacks the block before the store does.
 func (r *Registry) ReturnRange(ctx context.Context, p netip.Prefix, validateOnly bool) (returned bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()

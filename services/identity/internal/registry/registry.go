@@ -10,12 +10,10 @@
 // The keys of all nodes come back by Observe; the registry decides which of them
 // count and publishes those.
 //
-// A mapping counts only inside a range of the record of the node that wrote it,
-// and only if both were written by the same incarnation of that node. Of ranges
-// that overlap, those of the node that registered first count. So no mapping
-// needs a lease or a lock: a stale one of a dead node is harmless while no other
-// node has its range, and a claim of the range by another node takes the stale
-// mappings out of effect in the same moment.
+// A mapping counts only inside a range of the record of the node that wrote it, and only if both were written by the
+// same incarnation of that node. Of overlapping ranges, the ranges of the node that registered first count. So no
+// mapping needs a lease or a lock: a stale mapping of a dead node is harmless while no other node has its range. If
+// another node claims the range, the claim invalidates the stale mappings at the same moment.
 package registry
 
 import (
@@ -51,7 +49,7 @@ var (
 	ErrNotListed = fmt.Errorf("%w: the nodes in etcd are not listed yet", cluster.ErrUnavailable)
 	// ErrNoMapping: no range of a node has the address, and no node wrote a
 	// mapping of it.
-	ErrNoMapping = errors.New("nothing is known of the address")
+	ErrNoMapping = errors.New("the address is unknown")
 	// ErrUnlisted: the nodes of the cluster were not listed yet, or this node did not
 	// register its addresses yet, so an address without a mapping may be anybody's.
 	ErrUnlisted = errors.New("the addresses of the cluster are not known yet")
@@ -81,7 +79,7 @@ func (u Underlay) equal(v Underlay) bool {
 		u.Mode == v.Mode && u.TunnelPort == v.TunnelPort && u.MTU == v.MTU
 }
 
-// Record is what a node registers of itself.
+// Record is a node's registration of itself.
 type Record struct {
 	Incarnation string         `json:"incarnation"`
 	Underlay    Underlay       `json:"underlay"`
@@ -244,17 +242,17 @@ type AddressesKey struct {
 	Revision int64 // of the last write
 }
 
-// Removal is a key that is no longer there: that of an endpoint, of a slot, of a range in
-// quarantine, of an assignment or, if none is set, of the node's record.
+// Removal is a deleted key. It belongs to an endpoint, a slot, a range in quarantine or an assignment, whichever field
+// is set; otherwise it is the node's record.
 type Removal struct {
 	Node, Endpoint, Slot string
 	Rest                 netip.Prefix
-	// Assignment: the key is that of the assignment of Node.
+	// Assignment: the deleted key is the assignment of Node.
 	Assignment bool
 	Revision   int64
 }
 
-// ofRecord reports whether the key is that of a node's record.
+// ofRecord reports whether the key is a node's record.
 func (r Removal) ofRecord() bool {
 	return r.Endpoint == "" && r.Slot == "" && !r.Rest.IsValid() && !r.Assignment
 }
@@ -271,8 +269,8 @@ type Update struct {
 	Claims   []ClaimKey
 	Resting  []RestKey
 	IPAM     *IPAMKey // nil: unchanged; in a complete update: the cluster has none
-	// Assigned says that the store has the assignments of all nodes, and Unassigned that the key that
-	// says so was removed.
+	// Assigned reports that the store has the assignments of all nodes, and Unassigned that the key which marks that
+	// was removed.
 	Assigned    bool
 	Unassigned  bool
 	Assignments []AssignmentKey
@@ -286,7 +284,7 @@ type Change struct {
 	Value    *Addresses
 }
 
-// Statement is what Register writes.
+// Statement is the data that Register writes.
 type Statement struct {
 	Record       Record
 	KeepUnderlay bool  // that of the record in the store stays: none was said
@@ -296,8 +294,7 @@ type Statement struct {
 
 // Ranges tells a Store what this node knows of the ranges of all nodes.
 type Ranges interface {
-	// Holder returns a range that overlaps p and counts for another node, and that node;
-	// "" if there is none.
+	// Holder returns a range that overlaps p and counts for another node, and that node; "" if there is no such range.
 	Holder(p netip.Prefix) (node string, held netip.Prefix)
 	// Mine reports whether this node had a range before the store was rebuilt, and when it
 	// claimed it then; nil: that is not known.
@@ -313,22 +310,21 @@ type Ranges interface {
 	Seen() cluster.Point
 }
 
-// Written is what Register wrote.
+// Written is the result of Register.
 type Written struct {
 	Record   Record // with the ranges that the node got
 	Revision int64  // of the record, for Publish
 	Refused  []Refusal
 }
 
-// Store is where the nodes of a cluster meet. Its errors are those of package
-// cluster, and those of this package.
+// Store is the shared store of a cluster's nodes. It returns errors of package cluster and of this package.
 type Store interface {
 	// Register writes the record of this node, and claims its ranges in the same
 	// step. Ranges that others hold are left out of the record, and all of them if
 	// the cluster has other settings of ipam. The mappings of an earlier
 	// incarnation of the node go.
 	Register(ctx context.Context, s Statement) (Written, error)
-	// Own is the record of this node in the store; zero if there is none.
+	// Own reads the record of this node; zero if the store does not contain it.
 	Own(ctx context.Context) (r Record, revision int64, err error)
 	// Agrees is ErrIPAMDiffers if the cluster has other settings.
 	Agrees(ctx context.Context, s IPAM) error
@@ -345,7 +341,7 @@ type Store interface {
 	Forget(ctx context.Context, node string, force, validateOnly bool) (Record, error)
 	// Alive returns the names of the nodes that are alive.
 	Alive(ctx context.Context) (map[string]bool, error)
-	// Assign writes and removes assignments, and notes that the store has those of all nodes.
+	// Assign writes and removes assignments, and marks that the store has the assignments of all nodes.
 	Assign(ctx context.Context, put []AssignmentKey, drop []string) error
 }
 
@@ -358,8 +354,7 @@ type Records interface {
 	SavePins([]Pin) error // in place of those before
 }
 
-// Registration is what the other processes of this node registered. A part that
-// is nil was never registered.
+// Registration holds the registrations of this node's other processes. A part that is nil was never registered.
 type Registration struct {
 	Underlay *Underlay       `json:"underlay,omitempty"`
 	Ranges   *[]netip.Prefix `json:"ranges,omitempty"` // sorted
@@ -386,7 +381,7 @@ func (g Registration) with(said Registration) Registration {
 	return g
 }
 
-// labels are those that count; nil if there are none.
+// labels returns the labels that count; nil without labels.
 func (g Registration) labels() map[string]string {
 	if g.Labels == nil {
 		return nil
@@ -431,8 +426,8 @@ type Config struct {
 	// with labels wait for it.
 	NodeLabels bool
 	Log        *slog.Logger
-	// BootTime is a clock that goes on while the machine sleeps; nil, which is for tests: that
-	// of package time.
+	// BootTime returns a clock that does not stop while the machine sleeps. Tests may leave it nil, for the clock of
+	// package time.
 	BootTime func() time.Duration
 }
 
@@ -666,9 +661,8 @@ func (r *Registry) touch(endpoint string) {
 	r.kick()
 }
 
-// Run writes the record and the mappings of this node until ctx is done. The
-// channel of session is closed, and replaced, when the node may have got or lost
-// its name in the store.
+// Run writes the record and the mappings of this node until ctx is done. The channel of session is closed, and
+// replaced, when the node may have got or lost ownership of its name.
 func (r *Registry) Run(ctx context.Context, session func() (up bool, changed <-chan struct{})) error {
 	var wait time.Duration
 	for ctx.Err() == nil {
@@ -756,7 +750,7 @@ func (r *Registry) noteProblem(err error) {
 	r.wakeWaiters()
 }
 
-// setUp notes whether the node has its name in the store.
+// setUp notes whether the node owns its name in the store.
 func (r *Registry) setUp(up bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -891,7 +885,7 @@ func (r *Registry) writeRecord(ctx context.Context) error {
 		Record: r.recordOf(said), KeepUnderlay: said.Underlay == nil, IPAM: said.IPAM, Cluster: knownRanges{r},
 	}
 	r.mu.Lock()
-	// Before a listing it is not known whose the ranges are.
+	// Before a listing, the holders of ranges are unknown.
 	done := r.revision != 0 || said.Ranges == nil || !r.view.listed
 	r.mu.Unlock()
 	if done {
@@ -951,7 +945,7 @@ func (r *Registry) batch() (record int64, changes []Change) {
 		if c.Value != nil {
 			r.mappings.try(c.Endpoint, c.Value.Addresses)
 		}
-		// What a process before this one wrote is in the store, too.
+		// Endpoints that an earlier process wrote are in the store, too.
 		if own := r.view.nodes[r.cfg.Node]; own != nil && own.endpoints.byName[c.Endpoint] != nil {
 			r.mappings.try(c.Endpoint, own.endpoints.byName[c.Endpoint].addresses)
 		}
@@ -1120,8 +1114,8 @@ type Status struct {
 	Unassigned error
 }
 
-// Overlap is a range, or an address of its own, that another node claims and does not have, or, without Claimed, one
-// that it had before the store was rebuilt and has not claimed again.
+// Overlap is a range, or an address of a node itself, that another node claims and does not have. If Claimed is not
+// set, the node had it before the store was rebuilt and has not claimed it again.
 type Overlap struct {
 	Node    string
 	Claimed bool
@@ -1170,9 +1164,8 @@ func (r *Registry) Alive(ctx context.Context) (map[string]bool, error) {
 	return r.store.Alive(ctx)
 }
 
-// Forget removes the record and the mappings of a node, and returns what was
-// known of it: see Store. The store says whether there is such a node. What this
-// node has heard is older: a living node that was forgotten may be back already.
+// Forget removes the record and the mappings of a node, and returns what was known of it: see Store. The store decides
+// whether the node exists. This node's copy is older: a living node that was forgotten may have registered again.
 func (r *Registry) Forget(ctx context.Context, node string, force, validateOnly bool) (Known, error) {
 	known := Known{Node: Node{Name: node}}
 	for _, k := range r.Nodes() {

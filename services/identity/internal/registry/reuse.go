@@ -20,7 +20,7 @@ import (
 // of the removal. With a tunnel each packet names its identity.
 
 // ErrResting: other nodes may still have an earlier mapping of the address.
-var ErrResting = errors.New("other nodes may still take the address for that of an earlier endpoint")
+var ErrResting = errors.New("other nodes may still map the address to an earlier endpoint")
 
 // margin is how much longer than StaleMappings an address rests: a minute, or
 // StaleMappings if that is shorter.
@@ -208,10 +208,9 @@ func (r *Registry) rested(gone removal, now time.Time) bool {
 		gone.revision > 0 && c.Cluster == r.view.at.Cluster && gone.revision <= c.Revision
 }
 
-// CheckReuse says how packets travel to this node's pods, as far as the datapath has said
-// it, and, with native routing, which addresses may be given to another endpoint. If
-// addresses are scarce, the other nodes are asked to confirm that they have no mapping of
-// those that may not.
+// CheckReuse returns the routing mode of this node's pods, if the datapath has registered it, and, with native
+// routing, which addresses may be given to another endpoint. If addresses are scarce, it asks the other nodes to
+// confirm that they have no mappings of the addresses that may not be reused yet.
 func (r *Registry) CheckReuse(addresses []netip.Addr, scarce bool) (mode RoutingMode, known bool, all []Reuse) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -186,8 +186,8 @@ func TestTunnelNeedsNoRest(t *testing.T) {
 	}
 }
 
-// TestConfirmedAddressIsReusedBeforeItsTime: once all nodes have confirmed the revision of its removal, if that is of
-// the same store. Nothing is wanted while addresses are not scarce, or of addresses that may be reused.
+// TestConfirmedAddressIsReusedBeforeItsTime: once all nodes have confirmed the revision of its removal in the same
+// store. No confirmation is requested while addresses are not scarce, or for reusable addresses.
 func TestConfirmedAddressIsReusedBeforeItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := newRegistry(t, time.Hour)
@@ -247,7 +247,8 @@ func TestConfirmedAddressIsReusedBeforeItsTime(t *testing.T) {
 }
 
 // TestAddressRestsWhoeverRemovedItsMapping: another node removes a mapping that a process before this one wrote, as
-// ForgetNode does, while its endpoint ends here. This process has removed nothing, and the address rests all the same.
+// ForgetNode does, while its endpoint ends here. This process has removed nothing, and the address must not be reused
+// yet nevertheless.
 func TestAddressRestsWhoeverRemovedItsMapping(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := newRegistry(t, time.Hour)

@@ -93,7 +93,7 @@ func (v *view) get(name string) *nodeView {
 	return n
 }
 
-// tidy forgets a node of which nothing is left.
+// tidy deletes a node without content.
 func (v *view) tidy(n *nodeView) {
 	if !n.registered && len(n.endpoints.byName) == 0 && len(n.slots) == 0 {
 		delete(v.nodes, n.name)
@@ -419,8 +419,8 @@ type change struct {
 	gone bool
 }
 
-// changes are those that the steps since the last call make to what was published:
-// nodes before mappings, and nodes that go after them.
+// changes returns the differences between the published state and the steps since the last call: nodes before
+// mappings, and removed nodes last.
 func (v *view) changes(published func(Key) (Item, bool)) []change {
 	var nodes, mappings, gone []change
 	undecided := map[Key]struct{}{}

@@ -289,8 +289,8 @@ func TestListingThatLosesHalfIsHeld(t *testing.T) {
 	})
 }
 
-// TestMappingsThatCountAreListed: of endpoints of each node, this one too, without those of hosts and those that do not
-// count, node by node.
+// TestMappingsThatCountAreListed: for the endpoints of each node, including this one, node by node; hosts and mappings
+// that do not count are left out.
 func TestMappingsThatCountAreListed(t *testing.T) {
 	r, _ := newRegistry(t, time.Hour)
 	a := node("a", 1, "10.0.1.0/24")
@@ -425,7 +425,7 @@ func TestMappingOfAnotherIncarnationDoesNotCount(t *testing.T) {
 		{"of another incarnation alone", Update{
 			Complete: true, Nodes: []NodeKey{now}, Addresses: []AddressesKey{said(1, "before", 300, 10)},
 		}, 0},
-		{"of this one beside it", Update{Addresses: []AddressesKey{said(2, "i", 301, 9)}}, 301},
+		{"of this one next to it", Update{Addresses: []AddressesKey{said(2, "i", 301, 9)}}, 301},
 		{"of another one that was written later", Update{Addresses: []AddressesKey{said(1, "next", 302, 11)}}, 301},
 		{"of the one that the node has become", Update{Nodes: []NodeKey{again}}, 302},
 		{"of none", Update{Removed: []Removal{{Node: "a", Endpoint: "1"}}}, 0},

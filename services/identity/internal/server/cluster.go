@@ -31,7 +31,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
-// ClusterHub is what WatchCluster reads; the registry publishes into it.
+// ClusterHub is the source of WatchCluster; the registry publishes into it.
 type ClusterHub = watch.Hub[registry.Key, registry.Item]
 
 // How many changes of the cluster a token may lie back, which costs memory all the
@@ -100,8 +100,7 @@ type Cluster struct {
 	Kinds *kinds.Board
 	// Refusals keeps which policies nodes do not enforce as written.
 	Refusals refusals.Store
-	// Confirming returns why this node cannot confirm mappings, or ask others to; nil:
-	// nothing is wrong.
+	// Confirming returns why this node cannot confirm mappings or ask others to; nil if it can.
 	Confirming func() error
 }
 
@@ -147,7 +146,7 @@ func (c *Cluster) RegisterNode(ctx context.Context,
 		nil
 }
 
-// labels are those of a Node that count.
+// labels returns the labels of a Node that count.
 func (c *Cluster) labels(all map[string]string) (map[string]string, error) {
 	out := map[string]string{}
 	for key, value := range all {

@@ -63,7 +63,7 @@ var (
 		[]string{"operation"}, nil)
 )
 
-// What the registry knows.
+// Metrics of the registry.
 var (
 	nodesDesc = prometheus.NewDesc("sluice_identity_nodes", "Other nodes of the cluster that are registered.", nil,
 		nil)

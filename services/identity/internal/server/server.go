@@ -36,7 +36,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/pods"
 )
 
-// Hub is what WatchIdentities reads; the allocator publishes into it.
+// Hub is the source of WatchIdentities; the allocator publishes into it.
 type Hub = watch.Hub[identity.Numeric, identity.Identity]
 
 // quiet is how much later readers learn of revisions of etcd without a change that
@@ -53,7 +53,7 @@ func NewHub() *Hub {
 	})
 }
 
-// EndpointHub is what WatchEndpoints reads; the allocator publishes into it.
+// EndpointHub is the source of WatchEndpoints; the allocator publishes into it.
 type EndpointHub = watch.Hub[allocator.Holder, allocator.Endpoint]
 
 // NewEndpointHub returns an empty hub, which is complete: the allocator publishes
@@ -93,8 +93,8 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	sharesv1.RegisterSharesServiceServer(r, s)
 }
 
-// Methods says who may call what. Root changes everything, the datapath's user
-// the identities of its endpoints; nobody else has endpoints.
+// Methods returns which user may call which method. Root may change everything, the datapath's user the identities of
+// its endpoints; no other user may change endpoints.
 func Methods() rpc.Methods {
 	// More changes at once than the store answers gain nothing; a caller
 	// that waits too long gets RESOURCE_EXHAUSTED instead of filling memory.
@@ -247,14 +247,14 @@ func (s *Server) mayUse(owner *workloadv1.Owner, texts []string) error {
 // fromPod says whether the labels of a pod come from Kubernetes.
 func (s *Server) fromPod(pod workload.PodReference) bool { return s.Pods != nil && pods.Named(pod) }
 
-// labelSet is that of the pod in Kubernetes, or what the request says.
+// labelSet returns the label set of the pod in Kubernetes or, without Kubernetes, of the request.
 func (s *Server) labelSet(ctx context.Context, req *identityv1.ResolveEndpointRequest, pod workload.PodReference,
 ) (label.Canonical, error) {
 	if !s.fromPod(pod) {
 		return labels.Workload(s.Filter, wire.LabelsOf(req.GetLabels()), wire.NamedPortsOf(req.GetNamedPorts()))
 	}
 	return s.Pods.Find(ctx, pod, func() (label.Canonical, bool) {
-		// What an endpoint of the pod holds survives this process; what the API said does not.
+		// The identity of the pod's endpoint survives this process; the labels from the API do not.
 		for _, holder := range s.Endpoints.Keys() {
 			if e, ok := s.Endpoints.Get(holder); ok && e.Workload.Pod == pod {
 				return e.Identity.Labels, true
@@ -497,7 +497,7 @@ func (s *Server) toEndpoint(e allocator.Endpoint) *identityv1.EndpointIdentity {
 	}
 }
 
-// namedPorts are those of an identity, which NamedPortsLabel wrote.
+// namedPorts returns the ports of an identity, which NamedPortsLabel wrote.
 func namedPorts(labels label.Canonical) []*workloadv1.NamedPort {
 	ports, err := workload.NamedPortsOf(labels.Set())
 	if err != nil {

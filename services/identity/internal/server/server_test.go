@@ -483,7 +483,7 @@ func TestWatchEndpointsTellsEveryMoveAndRelease(t *testing.T) {
 	db := s.resolve("c1", newLabel("cni", "app", "db"))
 	if u := next().GetUpsert(); u.GetIdentity().GetNumber() != db.GetNumber() || u.GetConfirm() ||
 		len(u.GetNamedPorts()) != 0 {
-		t.Errorf("after the move comes %v, want %d, which nothing is owed for", u, db.GetNumber())
+		t.Errorf("after the move comes %v, want %d, without a pending confirmation", u, db.GetNumber())
 	}
 	other, err := label.Canonicalize(label.Kubernetes("app", "new"))
 	if err != nil {
@@ -503,7 +503,7 @@ func TestWatchEndpointsTellsEveryMoveAndRelease(t *testing.T) {
 	}
 	number := u.GetIdentity().GetNumber()
 	if again := next().GetUpsert(); again.GetIdentity().GetNumber() != number || again.GetConfirm() {
-		t.Errorf("after the confirmation comes %v, want %d, which nothing is owed for", again, number)
+		t.Errorf("after the confirmation comes %v, want %d, without a pending confirmation", again, number)
 	}
 	if _, err := s.ReleaseIdentity(t.Context(), &identityv1.ReleaseIdentityRequest{
 		Holder: &identityv1.ReleaseIdentityRequest_Owner{Owner: owner("c1")},

@@ -17,14 +17,13 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
-// The keys of nodes are in known.db, as they were when it was last written, and
-// what changed since is in the holds of this boot, without a sync, before any
-// reader is told. So after a killed process no reader is told less than before.
+// known.db has the keys of nodes as of its last write. Later changes are in the holds of this boot; they are written
+// without a sync, before readers get them. So after a process was killed, readers do not get an older state than
+// before.
 //
-// Each has a point of its own, which covers the identities too: those of known.db
-// are written with it, and those of the holds no later. What the holds have
-// belongs to one generation of known.db: each listing begins another, so that
-// nothing that was noted before a listing counts after it.
+// Both have a revision of their own, which covers the identities, too: known.db is written together with its
+// identities, and the holds not before theirs. The holds belong to one generation of known.db. Each listing begins a
+// new generation, so that changes noted before a listing do not count after it.
 
 // knownReserve is address space for a cluster of 50,000 addresses: see
 // store.Options.
@@ -67,8 +66,7 @@ type keysChange struct {
 	changed map[string]*cluster.Key
 }
 
-// take returns what has to be written. What is noted from here on belongs to the
-// next time.
+// take returns the changes to write. Changes noted from here on belong to the next write.
 func (k *keys) take() keysChange {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -117,8 +115,7 @@ func (c keysChange) forget(t *store.Tx) {
 	}
 }
 
-// ReplaceKeys implements etcd.Mirror. What the file has already is not written
-// again.
+// ReplaceKeys implements etcd.Mirror. It does not write keys again that the file already has.
 func (d *Dir) ReplaceKeys(k cluster.Keys) error {
 	d.cache.Lock()
 	defer d.cache.Unlock()

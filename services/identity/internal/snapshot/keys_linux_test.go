@@ -26,8 +26,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
-// past is what a store had at each revision, and how the Dir is told of it: as
-// the follower does, identities before keys.
+// past has a store's state at each revision, and passes it to the Dir as the follower does: identities before keys.
 type past struct {
 	t      testing.TB
 	random *rand.Rand
@@ -207,8 +206,8 @@ func (p *past) leadsOn(l Loaded, what string) int64 {
 	return at
 }
 
-// TestKeysSurviveTheProcess (INV-87): the next process goes on from what the
-// readers of the one before were told.
+// TestKeysSurviveTheProcess (INV-87): the next process resumes from the state that the readers of the former process
+// had.
 func TestKeysSurviveTheProcess(t *testing.T) {
 	path := stateDir(t)
 	p := &past{t: t, random: rand.New(rand.NewPCG(1, 2))} //nolint:gosec // the same in each run
@@ -219,7 +218,7 @@ func TestKeysSurviveTheProcess(t *testing.T) {
 		}
 		at := p.leadsOn(l, fmt.Sprint("run ", run))
 		if run > 0 && at != p.head().Revision {
-			t.Fatalf("run %d goes on from %d, readers were told %d", run, at, p.head().Revision)
+			t.Fatalf("run %d resumes from revision %d, but readers got revision %d", run, at, p.head().Revision)
 		}
 		if run == 0 || p.random.IntN(8) == 0 {
 			err = errors.Join(err, p.list(d))

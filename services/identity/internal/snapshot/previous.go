@@ -54,8 +54,7 @@ type oldIdentityRecord struct {
 	Labels string `json:"labels"` // canonical text
 }
 
-// oldHolds reads the holds that the version before wrote in this boot; none if
-// there are none.
+// oldHolds reads the holds that the previous version wrote in this boot; empty if there is no such file.
 func (d *Dir) oldHolds() (allocator.Holds, error) {
 	path := filepath.Join(d.dir.Path(), oldHoldsFile(d.boot))
 	var rec oldHoldsRecord

@@ -99,7 +99,7 @@ type holderRecord struct {
 	Number uint32 `json:"number"`
 	Labels string `json:"labels"` // canonical text
 
-	// What the holder is, if its caller said so.
+	// The holder's description, if its caller gave one.
 	Manager   string   `json:"manager,omitempty"`
 	Network   string   `json:"network,omitempty"`
 	Pod       string   `json:"pod,omitempty"` // namespace/name
@@ -114,9 +114,8 @@ type incarnationRecord struct {
 
 var incarnationSchema = durable.Schema{Name: "sluice.identity.incarnation", Version: 1}
 
-// Dir is the directory with the files. It is one process's at a time: of two
-// that write holds each would forget those of the other, and the cluster would
-// collect numbers that endpoints use. Its methods may be called concurrently.
+// Dir is the directory with the files. Only one process may use it at a time: two processes would overwrite each
+// other's holds, and the cluster would collect numbers that endpoints use. Its methods may be called concurrently.
 type Dir struct {
 	dir  *store.Dir
 	node string
@@ -126,8 +125,8 @@ type Dir struct {
 	holds *store.Store // guarded by mu
 	cache sync.Mutex   // one change of known at a time
 	known *store.Store // guarded by cache; nil if it cannot be written
-	// What the holds had at the start beside known: number → text of the set, empty
-	// if it was collected. Guarded by cache; nil when known has it.
+	// Identities that were in the holds at the start, but not in known: number → text of the set, empty if it was
+	// collected. Guarded by cache; nil once they are in known.
 	noted map[identity.Numeric]string
 	keys  keys
 
@@ -169,15 +168,15 @@ func (d *Dir) Close() error {
 // BootID is the boot that the holds belong to.
 func (d *Dir) BootID() string { return d.boot }
 
-// Loaded is what a directory had.
+// Loaded is the content of a directory.
 type Loaded struct {
-	// Incarnation is of this directory: random, made once, and lost with it.
+	// Incarnation identifies this directory: random, made once, and lost with it.
 	Incarnation string
 	Holds       allocator.Holds
-	// Registration is what the other processes of this node registered in this boot.
+	// Registration has the registrations of this node's other processes in this boot.
 	Registration registry.Registration
 	Known        allocator.Known
-	// Keys are those of nodes. Their point is zero if it is not known.
+	// Keys are the keys of nodes. Their point is zero if it is unknown.
 	Keys cluster.Keys
 	// Pins are the ranges that nodes had before etcd was rebuilt.
 	Pins    []registry.Pin
@@ -188,9 +187,8 @@ type Loaded struct {
 	DamagedIncarnation error
 }
 
-// Load reads the files, and makes those that are not there. Its error is about
-// the holds or about the disk. One about the holds ends with what to do; the
-// file stays as it is.
+// Load reads the files, and creates missing ones. It returns errors of the holds and of the disk. An error of the
+// holds ends with what to do; the file stays unchanged.
 func (d *Dir) Load() (l Loaded, err error) {
 	node, damaged, err := d.loadIncarnation()
 	if err != nil {
@@ -455,8 +453,8 @@ func (d *Dir) loadKnown(l *Loaded) (err error) {
 	return err
 }
 
-// keyPins has the pins, as JSON. It is in the cache, which survives a reboot: the keys of nodes beside
-// it are those of the rebuilt etcd. Earlier versions leave it alone.
+// keyPins has the pins, as JSON. They are in the cache, which survives a reboot, because its keys of nodes come from
+// the rebuilt etcd, too. Earlier versions ignore the key.
 var keyPins = []byte("pins")
 
 // SavePins implements registry.Records.
@@ -477,7 +475,7 @@ func (d *Dir) SavePins(pins []registry.Pin) error {
 	})
 }
 
-// keyListed is there once the cache is a listing of the cluster.
+// keyListed exists if the cache is a complete listing of the cluster.
 var keyListed = []byte("listed")
 
 // overlay brings what the cache has up to what was learned since.
@@ -669,7 +667,7 @@ func (d *Dir) SaveKnown(take func() allocator.KnownChange) error {
 		d.keys.saved = k.at
 	}
 	d.keys.mu.Unlock()
-	// What the cache has need not be noted, unless it changed again.
+	// Identities in the cache need not be noted, unless they changed again.
 	if len(c.Put)+len(c.Drop)+len(k.changed) == 0 {
 		return nil // the time and the point alone
 	}

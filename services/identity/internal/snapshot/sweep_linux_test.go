@@ -25,8 +25,8 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 )
 
-// TestDamageIsReported damages each file in every way. Holds are refused; the
-// cache and the incarnation are put aside, and the service says so.
+// TestDamageIsReported damages each file in every way. Corrupt holds are refused; a corrupt cache or incarnation is
+// renamed, and the service reports it.
 func TestDamageIsReported(t *testing.T) {
 	t.Parallel()
 	path, _ := saved(t)

@@ -27,7 +27,7 @@ type Identity struct {
 	labels   Labels
 }
 
-// Labels are those of this node, by key; ok is false as long as they are not known.
+// Labels returns the labels of this node, by key; ok is false while they are unknown.
 type Labels func() (labels map[string]string, ok bool)
 
 var modes = map[cluster.Mode]identityv1.IPAMMode{
@@ -36,8 +36,7 @@ var modes = map[cluster.Mode]identityv1.IPAMMode{
 	cluster.Pool:       identityv1.IPAMMode_IPAM_MODE_POOL,
 }
 
-// New uses a connection to the identity service's socket. Labels are nil where nobody
-// knows any.
+// New uses a connection to the identity service's socket. labels is nil if this node's labels are never known.
 func New(cc grpc.ClientConnInterface, s cluster.Settings, labels Labels) *Identity {
 	i := &Identity{
 		labels: labels,

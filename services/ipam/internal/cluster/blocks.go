@@ -175,8 +175,8 @@ func (a *Agent) shrink(ctx context.Context) {
 	}
 }
 
-// giveBack takes a block out of the file. What is not returned after that, the
-// next registration returns.
+// giveBack removes a block from the file and then returns it. If the return fails, the next registration returns the
+// block.
 func (a *Agent) giveBack(ctx context.Context, p netip.Prefix) {
 	retired, err := a.Ranges.Retire(ctx, p)
 	if err != nil || !retired {

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package cluster keeps the ranges of this node and those of the others apart:
-// it registers what ipam has, closes what another node has, and in mode pool
-// claims blocks of the cluster's pool and returns them.
+// Package cluster keeps the ranges of this node and the other nodes disjoint. It registers ipam's ranges, closes
+// ranges that another node has, and in mode pool claims blocks of the cluster's pool and returns them.
 //
-// What is in ipam's file is what this node serves, also while the cluster does
-// not answer. A block is in the cluster's registry before it is in the file, and
-// out of the file before it is returned: so the registry may have a block that
-// the file lacks, which the next claim or registration settles, and never the
-// other way round.
+// This node serves the ranges in ipam's file, also while the cluster does not answer. A block is written to the
+// cluster's registry before the file, and removed from the file before the registry. So the registry may have a block
+// that the file lacks, but never the reverse; the next claim or registration removes the difference.
 package cluster
 
 import (
@@ -36,8 +33,8 @@ var (
 	ErrPoolFull = errors.New("the cluster's pool has no free block")
 	// ErrMaxBlocks says that the node has as many blocks as it may have.
 	ErrMaxBlocks = errors.New("the node has as many blocks as it may have")
-	// ErrAway says that the cluster cannot be asked for a block.
-	ErrAway = errors.New("the cluster's pool cannot be asked")
+	// ErrAway: the registry does not answer a request for a block.
+	ErrAway = errors.New("the cluster's pool is unreachable")
 )
 
 // Places where a test may interfere.
@@ -59,7 +56,7 @@ const (
 	Pool       Mode = "pool"
 )
 
-// Settings are what all nodes of a cluster agree on.
+// Settings must be the same on all nodes of a cluster.
 type Settings struct {
 	Mode                 Mode
 	Prefixes             []netip.Prefix // of the pool
@@ -67,7 +64,7 @@ type Settings struct {
 	MaxBlocks            int            // of a family, for one node
 }
 
-// Families are those of the pool.
+// Families returns the families of the pool.
 func (s Settings) Families() (families []ipam.Family) {
 	for _, f := range []ipam.Family{ipam.IPv4, ipam.IPv6} {
 		of := func(p netip.Prefix) bool { return ipam.FamilyOf(p.Addr()) == f }
@@ -89,7 +86,7 @@ func (s Settings) name(f ipam.Family) string {
 	return "cluster pool " + strings.Join(prefixes, " and ")
 }
 
-// Answer is what the registry says of this node.
+// Answer is the registry's answer to a registration of this node.
 type Answer struct {
 	Registered bool // the cluster has the ranges as they were given
 	Connected  bool // the cluster answers
@@ -101,7 +98,7 @@ type Answer struct {
 type Registry interface {
 	// Register says which ranges this node has.
 	Register(ctx context.Context, ranges []netip.Prefix) (Answer, error)
-	// Claim gives the node a block that is none of the known ones. ErrPoolFull.
+	// Claim gives the node a block that is not in known. ErrPoolFull.
 	Claim(ctx context.Context, f ipam.Family, known []netip.Prefix) (netip.Prefix, error)
 	// Return gives one back. It may be repeated.
 	Return(ctx context.Context, p netip.Prefix) error
@@ -115,14 +112,14 @@ type Reuse struct {
 	// Asks says that other nodes know endpoints by their addresses, or that this is not
 	// known yet: only the addresses in Free are free. Otherwise all are.
 	Asks bool
-	// Unknown says that the datapath has not registered how packets travel: Asks is an
-	// assumption, and the registry is asked again soon.
+	// Unknown: the datapath has not registered its routing mode. Asks is an assumption, and the agent soon checks
+	// again.
 	Unknown bool
 	Free    []netip.Addr
 	Why     string // why the first of the others is not free
 }
 
-// Ranges are those that ipam has.
+// Ranges are the ranges of ipam.
 type Ranges interface {
 	Summary() *ipam.Summary
 	SetRanges(ctx context.Context, ranges []netip.Prefix) error
@@ -218,7 +215,7 @@ func (a *Agent) Checked() error {
 	return fmt.Errorf("%w yet: they are compared with the cluster's", ipam.ErrNoRange)
 }
 
-// Problems are what an operator should know.
+// Problems returns the problems that an operator should know.
 func (a *Agent) Problems() []error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -341,8 +338,8 @@ func (a *Agent) once(ctx context.Context, wanted map[ipam.Family]bool) (well boo
 // mostAsked is how many addresses one call of CheckReuse has.
 const mostAsked = 4096
 
-// reuse asks which of the released addresses may be given out again. It asks without any
-// too: how packets travel may change. known is false if nobody has said yet how they do.
+// reuse asks the registry which of the released addresses may be given out again. It asks even without released
+// addresses, because the routing mode may change. known is false while the routing mode is unknown.
 func (a *Agent) reuse(ctx context.Context) (known bool, _ error) {
 	sum := a.Ranges.Summary()
 	waiting := sum.Waiting[:min(len(sum.Waiting), mostAsked)]

@@ -128,5 +128,5 @@ func TestReleasedAddressesAreAskedAbout(t *testing.T) {
 	third := release("d")
 	step("with native routing, after a release", Reuse{Asks: true, Why: "it is too young"}, nil, third)
 	step("in a tunnel again", Reuse{}, nil)
-	step("nobody has said how packets travel", Reuse{Asks: true, Unknown: true, Why: "not registered"}, nil)
+	step("the routing mode is unknown", Reuse{Asks: true, Unknown: true, Why: "not registered"}, nil)
 }

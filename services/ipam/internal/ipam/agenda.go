@@ -43,7 +43,7 @@ func (a *agenda[K]) has(d *deadline[K]) bool {
 	return d != nil && d.index >= 0 && d.index < len(a.heap) && a.heap[d.index] == d
 }
 
-// first returns the earliest, nil if there is none.
+// first returns the earliest deadline, nil if the agenda is empty.
 func (a *agenda[K]) first() *deadline[K] {
 	if len(a.heap) == 0 {
 		return nil

@@ -28,7 +28,7 @@ const (
 	retryAfter = time.Second
 )
 
-// faultLeased is where a lease is in memory and nobody was told.
+// faultLeased is between creating a lease in memory and answering the caller.
 var faultLeased = fault.Register("ipam/allocate/leased")
 
 // Places where a test may kill the process or make it fail.
@@ -50,7 +50,7 @@ const (
 	verbList
 )
 
-// Operations that the loop's time is counted by, beside what the calls decide.
+// Operations of the loop whose durations are measured, in addition to the calls.
 const (
 	// opTurn is all that the loop does between two looks at the queue, and so
 	// what a call waits for at most before its turn. The others are parts of it.
@@ -84,7 +84,7 @@ type Options struct {
 	Now func() time.Time
 }
 
-// Observer is told what happens. Its functions may be nil and must not block.
+// Observer receives events. Its functions may be nil and must not block.
 type Observer struct {
 	Committed func(took time.Duration, err error)
 	Expired   func(leases int)
@@ -93,11 +93,9 @@ type Observer struct {
 	Reloaded func(cause error)
 }
 
-// Allocator serves calls from many goroutines. One loop, Run, owns the state:
-// it takes what waits in the queue, decides, writes all of it with one commit,
-// and then answers. So calls that come together share one sync of the disk,
-// and nobody sees what is not on it, but for leases: they are in memory alone,
-// and answered at once.
+// Allocator serves calls from many goroutines. One loop, Run, owns the state: it takes the queued calls, decides,
+// writes all changes with one commit, and then answers. So concurrent calls share one sync of the disk, and every
+// answer describes state on the disk. Leases are the exception: they are only in memory, and answered at once.
 type Allocator struct {
 	o       Options
 	store   Store
@@ -200,8 +198,7 @@ func (a *Allocator) load() error {
 	return nil
 }
 
-// pools are those of ranges that serve; there may be none if they are not
-// configured.
+// pools creates pools of the serving ranges; unless they are configured, there may be none.
 func (a *Allocator) pools(ranges []netip.Prefix) ([]*pool.Pool, error) {
 	if a.o.Stored && len(ranges) == 0 {
 		return nil, nil
@@ -274,8 +271,7 @@ func (a *Allocator) Outside() []*Allocation {
 // Run serves until ctx ends, which is not an error, or until the store is lost.
 func (a *Allocator) Run(ctx context.Context) error {
 	defer close(a.stopped)
-	// What the load had to cut short must be on disk before anything else
-	// happens: otherwise one restart after the other could add up.
+	// Commit the waits that the load shortened before anything else: otherwise repeated restarts would add up.
 	wait, err := a.serve(ctx, nil)
 	if err != nil {
 		return err
@@ -324,7 +320,7 @@ func (a *Allocator) serve(ctx context.Context, batch []*call) (time.Duration, er
 	err := a.commit(ctx, did)
 	switch {
 	case ranges && (err == nil || errors.Is(err, errInjectedAfter)):
-		// What is held keeps its deadlines; where the search goes on is stored.
+		// Allocations keep their deadlines, and the cursors are stored.
 		if lerr := a.load(); lerr != nil {
 			a.fail(batch, lerr)
 			return 0, lerr
@@ -335,8 +331,8 @@ func (a *Allocator) serve(ctx context.Context, batch []*call) (time.Duration, er
 	case errors.Is(err, errInjectedAfter):
 		// Committed; only the answers are lost.
 	case err != nil:
-		// What memory says was not written, and perhaps what was written is
-		// not what memory said before. The file has the truth.
+		// The changes in memory may or may not have been written, and the file may differ from memory. Reload the
+		// file.
 		if a.o.Observe.Reloaded != nil {
 			a.o.Observe.Reloaded(err)
 		}
@@ -388,10 +384,9 @@ func (a *Allocator) serve(ctx context.Context, batch []*call) (time.Duration, er
 	return max(wait, at.Sub(a.o.Now())), nil
 }
 
-// decide carries out calls in memory and returns those whose answers wait for the
-// commit. What an Allocate says of a lease, or of no address, is answered here: if
-// it rests on a change that is not written in the end, a Confirm of that lease is
-// refused.
+// decide executes calls in memory and returns those whose answers wait for the commit. An Allocate that returns a
+// lease, or no address, is answered here: if it depends on a change that is not committed in the end, a Confirm of
+// that lease is refused.
 func (a *Allocator) decide(
 	ctx context.Context, batch []*call, now time.Time, did *[verbAllocate]bool, last time.Time,
 ) (waiting []*call) {
@@ -557,9 +552,9 @@ func (a *Allocator) Allocate(ctx context.Context, r Request) (*Allocation, error
 	return got.allocation, err
 }
 
-// Confirm makes a lease permanent if the addresses are those of the lease. It is
-// on stable storage then. ErrNotHeld if the lease has ended, or its process has;
-// ErrMismatch if the owner has leased other addresses since.
+// Confirm makes a lease permanent if addrs are the addresses of the lease. When it returns nil, the allocation is on
+// stable storage. It returns ErrNotHeld if the lease, or the process that gave it, has ended, and ErrMismatch if the
+// owner has leased other addresses since.
 func (a *Allocator) Confirm(ctx context.Context, o workload.Owner, addrs []netip.Addr) (*Allocation, error) {
 	got, err := a.do(ctx, verbConfirm, func(l *ledger, now time.Time) (answer, error) {
 		allocation, err := l.confirm(now, o, addrs)

@@ -175,7 +175,7 @@ func TestValidateOnlySaysTheAnswerAndLeasesNothing(t *testing.T) {
 		t.Fatalf("validate_only made %d commits and %d owners", m.Commits(), a.Summary().Owners)
 	}
 	if got := allocate(t, a, ipam.Request{Owner: owner("a")}); got.List() != said.List() {
-		t.Errorf("got %s, was told %s", got.List(), said.List())
+		t.Errorf("holds %s, but the answer was %s", got.List(), said.List())
 	}
 }
 
@@ -406,7 +406,7 @@ func TestFailedCommitChangesNothingAndIsUnavailable(t *testing.T) {
 			if _, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("c")}); !refused(err) {
 				t.Fatalf("Allocate: %v", err)
 			}
-			// What needs no commit is still answered.
+			// Calls that need no commit are still answered.
 			if got, err := a.List(t.Context()); err != nil || !slices.ContainsFunc(got, func(x *ipam.Allocation) bool { return x.Owner == kept.Owner }) {
 				t.Fatalf("List: %v %v", got, err)
 			}
@@ -644,7 +644,7 @@ func TestTheOwnersTimeIsCountedByOperation(t *testing.T) {
 	}
 	for _, operation := range []string{"expire", "summarize", "turn"} {
 		if n := got[operation].Count; n < 6 {
-			t.Errorf("%q was counted %d times, want at least once for each of 6 calls", operation, n)
+			t.Errorf("%q was counted %d times, want 6 times or more, once for each call", operation, n)
 		}
 	}
 	parts := got["allocate"].Sum + got["confirm"].Sum + got["release"].Sum
@@ -738,8 +738,8 @@ func TestAnADDCostsOneCommit(t *testing.T) {
 	}
 }
 
-// TestALeaseEndsWithItsProcess proves the other half of INV-10: what a process that
-// ended had leased may be another owner's, and only one of the two can confirm it.
+// TestALeaseEndsWithItsProcess proves the other half of INV-10: the addresses leased by a former process may be leased
+// to another owner, and only one of the two owners can confirm them.
 func TestALeaseEndsWithItsProcess(t *testing.T) {
 	m := ipamtest.NewMemory()
 	o := ipam.Options{Ranges: prefixes("10.0.0.0/24"), Lease: time.Hour, Quarantine: time.Hour}
@@ -799,7 +799,7 @@ func TestLeasesThatTheVersionBeforeWroteGoOn(t *testing.T) {
 	all, err := a.List(t.Context())
 	if err != nil || len(all) != 2 ||
 		all[0].Expires != now.Add(time.Minute) || all[1].Expires != now.Add(2*time.Minute) {
-		t.Fatalf("the leases are %+v, %v; want that of a, and that of late cut to two minutes", all, err)
+		t.Fatalf("the leases are %+v, %v; want a's lease, and late's lease cut to two minutes", all, err)
 	}
 	if got, err := a.Confirm(t.Context(), owner("a"), addrs("10.0.0.2")); err != nil || got.Manager != "nomad" {
 		t.Errorf("Confirm: %+v, %v", got, err)

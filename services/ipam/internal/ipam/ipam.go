@@ -3,14 +3,12 @@
 
 // Package ipam decides who holds which address of this node.
 //
-// An owner is given one address per family as a lease. A lease that is not
-// confirmed in time is freed; a confirmed one stays until it is released, and
-// a released address is in quarantine before somebody else gets it. What an answer
-// says of confirmed and released addresses is on stable storage before the answer is
-// given, so that a process that is killed at any point neither forgets such an
-// address nor gives it out twice. A lease is in memory alone and ends with the
-// process: the address may be leased to another owner then, and of the two only
-// the one that has the lease now can confirm it.
+// Allocate gives an owner one address per family as a lease. A lease that is not confirmed in time is freed. A
+// confirmed address stays until it is released; a released address is in quarantine before another owner gets it.
+// Confirmed and released addresses are on stable storage before the caller gets the answer. So a process that is
+// killed at any point neither forgets such an address nor gives it out twice. Leases are only in memory and end with
+// the process. The address may then be leased to another owner, and only the owner with the present lease can confirm
+// it.
 //
 // The package knows Go values and the Store that it declares. It has never
 // heard of sockets, messages or files.
@@ -38,8 +36,7 @@ var (
 	// ErrExhausted says that no address of a family is free. The error is an
 	// *ExhaustedError with the figures.
 	ErrExhausted = errors.New("no free address")
-	// ErrOtherContent says that the owner holds other addresses than those
-	// that the request asks for.
+	// ErrOtherContent: the owner holds addresses other than the requested ones.
 	ErrOtherContent = errors.New("the owner holds other addresses")
 	// ErrUnavailable says that a requested address is in use, in quarantine or is
 	// reserved.
@@ -115,7 +112,7 @@ type Address struct {
 	PoolBits int
 }
 
-// Allocation is what one owner holds. It is never changed, only replaced.
+// Allocation holds the addresses of one owner. It is never changed, only replaced.
 type Allocation struct {
 	Owner     workload.Owner // one interface of one container
 	Addresses []Address      // one or two, IPv4 first
@@ -261,7 +258,7 @@ type Contents struct {
 	Primary     []netip.Prefix              // at most one of a family, IPv4 first
 }
 
-// Changes is what one commit writes. Each key appears once, with its last value.
+// Changes is the content of one commit. Each key appears once, with its last value.
 type Changes struct {
 	Allocations map[workload.Owner]*Allocation // confirmed; nil removes
 	Quarantined map[netip.Addr]time.Time       // zero removes

@@ -65,10 +65,9 @@ type use struct {
 // store has: one whose owner or address is in the store is left out. The former
 // pools drain.
 //
-// Stored times are those of the wall clock, and nobody knows what became of
-// that clock while the process was down. No wait begins anew, but none is
-// longer than the configuration allows either: what lies further ahead was
-// written under another clock or configuration and is cut, durably.
+// Stored times are wall clock times, and the clock may have been set while the process was down. No wait starts anew,
+// and none is longer than the configuration allows. A later deadline was written under another clock or configuration;
+// it is shortened, durably.
 func newLedger(
 	serving, former []*pool.Pool, c *Contents, leases []*Allocation, lease, rest time.Duration, now time.Time,
 ) (*ledger, error) {
@@ -260,8 +259,7 @@ func (l *ledger) setRefused(list []Refusal) {
 	}
 }
 
-// dropEmptied forgets the draining ranges of which nobody holds an address any
-// more, and says whether there was one.
+// dropEmptied removes draining ranges without allocated addresses, and reports whether there was one.
 func (l *ledger) dropEmptied() bool {
 	n := len(l.pools)
 	l.pools = slices.DeleteFunc(l.pools, func(p *poolState) bool { return p.draining && p.held() == 0 })
@@ -420,8 +418,7 @@ func (l *ledger) allocate(now time.Time, r Request) (*Allocation, error) {
 		p.rested.remove(l.addrs[x.Addr].rested)
 		p.Take(x.Addr)
 		l.addrs[x.Addr] = use{owner: r.Owner}
-		// An address that was asked for says nothing about where free
-		// ones are, so it does not move the cursor.
+		// A requested address does not show where free addresses are, so the cursor does not move.
 		if !wanted[FamilyOf(x.Addr)].IsValid() {
 			p.Advance(x.Addr)
 		}
@@ -467,8 +464,7 @@ func (l *ledger) resolve(r Request) ([]Family, map[Family]netip.Addr, error) {
 		case len(r.Families) > 0 && !slices.Contains(families, f):
 			return nil, nil, bad(ErrBadRequest, "%s is of %s, which families does not ask for", a, f)
 		default:
-			// What the owner holds already needs no pool: the
-			// configuration may have changed since.
+			// Addresses that the owner already holds need no pool: the configuration may have changed since.
 			held := l.held[r.Owner]
 			inPool := slices.ContainsFunc(l.pools, func(p *poolState) bool { return p.Contains(a) })
 			if held == nil && !inPool {
@@ -712,7 +708,7 @@ func (l *ledger) setReuse(asks bool, free []netip.Addr, why string) {
 	}
 }
 
-// next is when expire has something to do; false if never.
+// next returns the time of the next expiry; false if there is none.
 func (l *ledger) next() (time.Time, bool) {
 	lease, rest := l.leases.first(), l.rests.first()
 	switch {

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-net/sluice/services/ipam/internal/pool"
 )
 
-// BenchmarkDecide is the core alone: allocate, confirm and release one owner
-// beside so many others, without a store.
+// BenchmarkDecide measures the ledger alone, without a store: allocate, confirm and release one owner while many
+// others hold addresses.
 func BenchmarkDecide(b *testing.B) {
 	for _, c := range []struct {
 		cidr string

@@ -278,8 +278,8 @@ func TestAllocatorBehavesAsTheNaiveModel(t *testing.T) {
 				}
 				m.expire()
 				if !onDisk && r.IntN(40) == 0 {
-					// One commit fails, and nobody knows whether it was written:
-					// asking again must make both agree.
+					// One commit fails, and may or may not have been written: after a repeated request, memory and
+					// file must agree.
 					memory.Fail(func(*ipam.Changes) (bool, error) { return false, ipamtest.ErrDisk })
 					got, err := a.Release(t.Context(), who)
 					switch {

@@ -56,9 +56,8 @@ func (o *owned) burst(call func(ctx context.Context, i int) error) {
 	wg.Wait()
 }
 
-// BenchmarkOwner makes the ledger do everything that it can be asked to do,
-// beside 65,000 held addresses and with a real file, and fails if one turn of
-// its loop took longer than looptimetest.Limit.
+// BenchmarkOwner lets the ledger do every operation of its API, with 65,000 held addresses and a real file. It fails
+// if one turn of its loop took longer than looptimetest.Limit.
 func BenchmarkOwner(b *testing.B) {
 	for b.Loop() {
 		owner65000(b)
@@ -73,7 +72,7 @@ func owner65000(b *testing.B) {
 	options := func() ipam.Options { return ipam.Options{Ranges: ranges, Lease: lease, Quarantine: rest} }
 	a, stop := start(b, file, options())
 	o := watched(b, a)
-	fmt.Printf("\nbursts of %d calls, %d at a time, beside %d addresses\n", ownerBurst, ownerCallers, ownerHeld)
+	fmt.Printf("\nbursts of %d calls, %d at a time, with %d addresses held\n", ownerBurst, ownerCallers, ownerHeld)
 	got := make([][]netip.Addr, ownerBurst)
 	allocate := func(ctx context.Context, i int) error {
 		l, err := o.Allocate(ctx, ipam.Request{Owner: owner(fmt.Sprint("b", i))})

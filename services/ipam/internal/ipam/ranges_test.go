@@ -94,7 +94,7 @@ func TestARangeDrainsUntilItsLastAddressIsReleased(t *testing.T) {
 		t.Fatal(err)
 	}
 	want("10.2.0.0/24")
-	// What was released is in quarantine all the same.
+	// Released addresses are in quarantine nevertheless.
 	setRanges(t, a, "10.1.0.0/30")
 	if got, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("d")}); !errors.Is(err, ipam.ErrExhausted) {
 		t.Errorf("a quarantined address of a range that came back: %v, %v", got, err)
@@ -152,8 +152,8 @@ func TestRangesAreThoseOnTheDiskAfterACommitThatFailed(t *testing.T) {
 	}
 }
 
-// TestABurstAcrossAChangeOfRanges allocates from many goroutines while the ranges
-// change: nobody gets an address twice, of a range that never served, or none.
+// TestABurstAcrossAChangeOfRanges allocates from many goroutines while the ranges change: no address is allocated
+// twice, each comes from a range that served, and each call returns an address.
 func TestABurstAcrossAChangeOfRanges(t *testing.T) {
 	a, _ := start(t, ipamtest.NewMemory(), ipam.Options{Stored: true})
 	sets := [][]string{{"10.1.0.0/22"}, {"10.2.0.0/22", "10.1.0.0/22"}, {"10.2.0.0/22"}, {"10.3.0.0/22"}}
@@ -258,7 +258,7 @@ func TestARefusedRangeGivesNoNewAddress(t *testing.T) {
 		commits := m.Commits()
 		refuse(first, second)
 		if m.Commits() != commits {
-			t.Error("what was said already is written again")
+			t.Error("an unchanged refusal is written again")
 		}
 		refuse(first)
 		if got := ranges(a); got != "10.1.0.0/24 drains, 10.2.0.0/24, fd01::/64" {
@@ -350,7 +350,7 @@ func TestARangeIsRetiredOnlyWhenItIsEmpty(t *testing.T) {
 	}
 }
 
-// primaries are the primary ranges that the hub has, which are those of the summary.
+// primaries returns the primary ranges in the hub, and checks that the summary has the same.
 func primaries(t *testing.T, a *ipam.Allocator) string {
 	t.Helper()
 	var hub, sum []string
@@ -429,12 +429,12 @@ func TestThePrimaryRangeStaysWhileTheNodeHasIt(t *testing.T) {
 	want("10.7.0.0/24, fd05::/64")
 	setRanges(t, a, "10.1.0.0/24", "fd05::/64", "10.7.0.0/24")
 	want("10.7.0.0/24, fd05::/64")
-	// A range that another node has is none to have an address in.
+	// A range that another node has must not be primary.
 	refuse("10.7.0.0/24")
 	want("10.1.0.0/24, fd05::/64")
 	refuse()
 	want("10.1.0.0/24, fd05::/64")
-	// Nothing else is there to take its place: it is primary when it comes back.
+	// No other range replaces it as primary: it is primary when it serves again.
 	setRanges(t, a)
 	want("")
 	setRanges(t, a, "10.7.0.0/24", "10.1.0.0/24")
@@ -478,8 +478,9 @@ func TestAKeptRangeGivesNoNewAddressAndStays(t *testing.T) {
 	}
 }
 
-// TestReleasedAddressWaitsUntilItMayBeReused: at the end of its quarantine an address that other nodes may still know
-// waits, over a restart too; those that nobody had are given out meanwhile, then the one that was released longest ago.
+// TestReleasedAddressWaitsUntilItMayBeReused: at the end of its quarantine, an address that other nodes may still know
+// waits, over a restart, too. Meanwhile addresses that were never used are allocated first, then the address that was
+// released longest ago.
 func TestReleasedAddressWaitsUntilItMayBeReused(t *testing.T) {
 	var now atomic.Pointer[time.Time]
 	begin := time.Now()

@@ -36,14 +36,14 @@ import (
 	"github.com/sluice-net/sluice/services/ipam/internal/pool"
 )
 
-// What is written on the Node.
+// Annotations and the taint of the Node.
 const (
 	servingAnnotation  = "node.sluice.io/pod-ranges"
 	drainingAnnotation = "node.sluice.io/draining-pod-ranges"
 	notReadyTaint      = "node.sluice.io/not-ready"
 )
 
-// Field is what ranges are called in errors.
+// Field names the ranges in errors.
 const Field = "spec.podCIDRs"
 
 // missingFor is how long a Node may be without ranges before that is called an
@@ -53,13 +53,13 @@ const missingFor = 30 * time.Second
 // errUnread: the API server has neither answered nor failed.
 var errUnread = errors.New("was not read yet")
 
-// maxLabels is that of identity's RegisterNode.
+// maxLabels is the limit of identity's RegisterNode.
 const maxLabels = 1000
 
 // retryEvery is the pause after something that failed.
 const retryEvery = 2 * time.Second
 
-// Ranges are those that ipam serves.
+// Ranges are the ranges that ipam serves.
 type Ranges interface {
 	SetRanges(ctx context.Context, ranges []netip.Prefix) error
 	Hub() *watch.Hub[netip.Prefix, ipam.Range]
@@ -78,8 +78,7 @@ type Options struct {
 	Name      string // of the object
 	Ranges    Ranges
 	Addresses Addresses
-	// Report is told why no range serves, and with nil that one does, when that
-	// changes.
+	// Report is called when the reason why no range serves changes: with that reason, or with nil once a range serves.
 	Report func(error)
 	Log    *slog.Logger
 }
@@ -168,8 +167,8 @@ func (n *Node) note(change func()) {
 	}
 }
 
-// Labels are those of the object, by key; ok is false as long as nothing is known of it,
-// or it does not exist. More than identity takes count as none. They must not be changed.
+// Labels returns the labels of the object, by key; ok is false while the object is unknown or does not exist. If the
+// object has more labels than identity accepts, Labels returns none. They must not be changed.
 func (n *Node) Labels() (labels map[string]string, ok bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -230,8 +229,8 @@ func (n *Node) Run(ctx context.Context) error {
 	}
 }
 
-// step makes the ranges those of the object, and the object's notes those of the
-// ranges. It says whether that is done, and a range serves.
+// step applies the object's ranges to ipam, and writes ipam's ranges to the object's annotations. It returns true if
+// both succeeded and a range serves.
 func (n *Node) step(ctx context.Context) (done bool) {
 	n.mu.Lock()
 	o, complete, away := n.object, n.complete, n.away
@@ -241,7 +240,7 @@ func (n *Node) step(ctx context.Context) (done bool) {
 		var ranges []netip.Prefix
 		ranges, why = n.wanted(o)
 		if err := n.Ranges.SetRanges(ctx, ranges); err != nil {
-			// What the Node had before is not its any more, whatever comes in its place.
+			// The Node's former ranges no longer belong to it, even without a replacement.
 			why = errors.Join(fmt.Errorf("the Node %s: %w", n.Name, err), n.Ranges.SetRanges(ctx, nil))
 		}
 	}
@@ -266,7 +265,7 @@ func (n *Node) step(ctx context.Context) (done bool) {
 	return why == nil
 }
 
-// wanted are the ranges of an object; why says why there are none.
+// wanted returns the ranges of an object, or why it has none.
 func (n *Node) wanted(o *object) (ranges []netip.Prefix, why error) {
 	switch {
 	case o == nil:
@@ -281,7 +280,7 @@ func (n *Node) wanted(o *object) (ranges []netip.Prefix, why error) {
 	return ranges, nil
 }
 
-// ranges are those that ipam has.
+// ranges returns the ranges of ipam.
 func (n *Node) ranges() (serving, draining []string) {
 	hub := n.Ranges.Hub()
 	for _, p := range hub.Keys() {
@@ -340,7 +339,7 @@ func (n *Node) addresses(o *object) string {
 	return note.String()
 }
 
-// annotations are those of the object; empty: absent.
+// annotations are the annotations of the object; empty: absent.
 type annotations struct{ serving, draining, addresses string }
 
 // write puts on the object what it does not say yet. Every patch names the object

@@ -96,7 +96,7 @@ func TestWhatANodeSaysIsReadOrRefusedByName(t *testing.T) {
 	}
 }
 
-// ranges are those of an ipam that takes all of them, or none.
+// ranges imitates an ipam that accepts all ranges, or refuses all.
 type ranges struct {
 	hub *watch.Hub[netip.Prefix, ipam.Range]
 	err error
@@ -136,8 +136,7 @@ func TestNodeIsDoneOnceItsRangesServe(t *testing.T) {
 	}
 }
 
-// TestRestoredServerIsAProblemUntilTheNodeIsRead: another failure is none while ranges
-// serve.
+// TestRestoredServerIsAProblemUntilTheNodeIsRead: while ranges serve, other failures are not reported as problems.
 func TestRestoredServerIsAProblemUntilTheNodeIsRead(t *testing.T) {
 	n := &Node{wake: make(chan struct{}, 1)}
 	restored := &kube.RestoredError{}

@@ -80,8 +80,8 @@ func (n *node) kid(d uint) *node {
 	return n.kids[n.index(d)]
 }
 
-// grow returns the child at d, making one whose addresses are all taken
-// (full is allTaken) or all free (0) if there is none.
+// grow returns the child at d. If it is missing, grow creates it, with its addresses all taken (full is allTaken) or
+// all free (0).
 func (n *node) grow(d uint, full uint64) *node {
 	if kid := n.kid(d); kid != nil {
 		return kid

@@ -56,7 +56,7 @@ func (t *Tracker) Note() podrange.Note {
 // Exhausted reports whether there is a shortage.
 func (t *Tracker) Exhausted() bool { return t.Note().State == podrange.Exhausted }
 
-// Changed is closed when the state is not that of now any more.
+// Changed returns a channel that is closed when the state changes.
 func (t *Tracker) Changed() <-chan struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -63,7 +63,7 @@ func TestShortageBeginsWithARefusalAndEndsWhenThereWasRoomForAMinute(t *testing.
 		}
 		k.Answered(nil)
 		k.Answered(errors.New("something else"))
-		state(time.Hour, "", "full, and nobody was refused")
+		state(time.Hour, "", "full, but no pod was refused")
 		k.Answered(refused(0))
 		state(time.Hour, podrange.Exhausted, "a pod was refused")
 		const want = "no IPv4 address is left for new pods: 10.1.0.0/29 has 5 in use, 0 leased, 0 in quarantine and 3 " +
@@ -73,7 +73,7 @@ func TestShortageBeginsWithARefusalAndEndsWhenThereWasRoomForAMinute(t *testing.
 		}
 		since := k.Note().Since
 
-		// What comes free is taken again, for an hour: that is no change.
+		// A free address that is taken again at once, for an hour, is not a change.
 		for range 60 {
 			now.Store(pools(1, 1))
 			state(30*time.Second, podrange.Exhausted, "an address came free")
@@ -98,7 +98,7 @@ func TestShortageBeginsWithARefusalAndEndsWhenThereWasRoomForAMinute(t *testing.
 			t.Errorf("%d changes after the first, want 1", changes)
 		}
 		now.Store(pools(0, 0))
-		state(time.Hour, podrange.Available, "full again, and nobody was refused")
+		state(time.Hour, podrange.Available, "full again, but no pod was refused")
 		k.Answered(refused(1))
 		state(0, podrange.Exhausted, "refused again")
 		cancel()

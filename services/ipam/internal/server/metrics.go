@@ -52,7 +52,7 @@ func NewMetrics() *Metrics {
 			Name: "sluice_ipam_commit_failures_total", Help: "Commits that went wrong; what they held was refused.",
 		}),
 		expired: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "sluice_ipam_expired_leases_total", Help: "Leases that nobody confirmed in time.",
+			Name: "sluice_ipam_expired_leases_total", Help: "Leases that were not confirmed in time.",
 		}),
 		addresses: prometheus.NewDesc("sluice_ipam_pool_addresses", "Addresses of a pool, by state.", []string{"family", "pool", "state"}, nil),
 		exhausted: prometheus.NewDesc("sluice_ipam_exhausted",
@@ -110,7 +110,7 @@ func (m *Metrics) Register(r prometheus.Registerer, a *ipam.Allocator, exhausted
 	return nil
 }
 
-// gauges reads the figures when they are asked for.
+// gauges reads the values at each scrape.
 type gauges struct {
 	*Metrics
 	ipam  *ipam.Allocator

@@ -48,9 +48,9 @@ type Server struct {
 	// Cluster is the node's half of the agreement with the others; nil: the node
 	// is on its own.
 	Cluster *cluster.Agent
-	// Shortage is told how allocations went; nil: none is.
+	// Shortage gets the results of allocations; may be nil.
 	Shortage *poolevents.Tracker
-	// Settings are those of the agreement.
+	// Settings are the settings on which the nodes agree.
 	Settings cluster.Settings
 	// Process says what this process runs with.
 	Process wire.Process
@@ -162,8 +162,8 @@ const (
 	reuseMost   = 30 * time.Second // without a deadline
 )
 
-// awaitReuse waits until the agent has checked again which addresses may be reused; false
-// if the caller's time is nearly over.
+// awaitReuse waits until the agent has repeated its check for reusable addresses; false if the caller's deadline is
+// too near.
 func (s *Server) awaitReuse(ctx context.Context) bool {
 	deadline, ok := ctx.Deadline()
 	if !ok {

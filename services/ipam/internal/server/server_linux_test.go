@@ -327,7 +327,7 @@ func TestEveryCodeReachesTheCallerWithItsDetails(t *testing.T) {
 		check func(error) bool
 	}{
 		{"no owner", allocate(&ipamv1.AllocateRequest{}), codes.InvalidArgument, field("owner")},
-		{"a family that is none", allocate(&ipamv1.AllocateRequest{Owner: owner("b"), Families: []ipamv1.Family{0}}), codes.InvalidArgument, field("families[0]")},
+		{"an unknown family", allocate(&ipamv1.AllocateRequest{Owner: owner("b"), Families: []ipamv1.Family{0}}), codes.InvalidArgument, field("families[0]")},
 		{"an address with a zone", allocate(&ipamv1.AllocateRequest{Owner: owner("b"), RequestedAddresses: []string{"fe80::1%eth0"}}), codes.InvalidArgument, field("requested_addresses[0]")},
 		{"an address in no pool", allocate(&ipamv1.AllocateRequest{Owner: owner("b"), RequestedAddresses: []string{"192.0.2.1"}}), codes.InvalidArgument, field("requested_addresses[0]")},
 		{"confirming IPv4 in IPv6 form", confirm("a", "::ffff:10.0.0.4"), codes.InvalidArgument, field("addresses[0]")},
@@ -546,7 +546,7 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := testutil.ToFloat64(s.metrics.allocations.WithLabelValues(resultOK)); got != 1 {
-		t.Errorf("%v allocations were counted, want 1: a validation is none", got)
+		t.Errorf("%v allocations were counted, want 1: a validation does not count", got)
 	}
 	families, err := s.registry.Gather()
 	if err != nil {

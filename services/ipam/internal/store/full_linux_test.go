@@ -110,11 +110,11 @@ func TestKernelFullDiskRefusesAndLosesNothing(t *testing.T) {
 	}
 	for _, x := range c.Allocations {
 		if told[x.Owner] != x.List() {
-			t.Errorf("the file says that %s holds %s, it was told %q", x.Owner, x.List(), told[x.Owner])
+			t.Errorf("in the file %s holds %s, but the answer was %q", x.Owner, x.List(), told[x.Owner])
 		}
 	}
 	if len(c.Allocations) != len(told) {
-		t.Errorf("the file has %d owners, %d were told of an address", len(c.Allocations), len(told))
+		t.Errorf("the file has %d owners, but %d got an address", len(c.Allocations), len(told))
 	}
 }
 

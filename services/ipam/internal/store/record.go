@@ -16,9 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 )
 
-// Records are small and written often, so they are packed by hand. Each
-// begins with the version of its layout, which is not that of the schema: a
-// later schema may still have records of this layout.
+// Records are small and written often, so they are packed by hand. Each begins with the version of its layout, which
+// is independent of the version of the schema: a later schema may still have records of this layout.
 //
 //	allocation   key    container id, 0, interface name
 //	             value  1, state, expiry (8 bytes), then per address: length (4 or 16), pool prefix length, address;
@@ -34,7 +33,7 @@ import (
 //	             value  1, length of what follows (1 byte), address of the range, prefix length, reason; for a
 //	                    range that the node keeps, 0 behind the reason
 //
-// Times are nanoseconds of the wall clock since 1970, big-endian; 0 is none.
+// Times are nanoseconds of the wall clock since 1970, big-endian; 0 is the zero time.
 const recordVersion = 1
 
 var errRecord = errors.New("not a record of this program")

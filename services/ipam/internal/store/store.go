@@ -184,7 +184,7 @@ func (s *Store) Commit(c *ipam.Changes) error {
 	return err
 }
 
-// replace writes a list in its order; one that is nil stays as it is.
+// replace writes a list in its order; a nil list leaves the bucket unchanged.
 func replace[T any](t *store.Tx, bucket string, list []T, encode func(T) []byte) {
 	if list == nil {
 		return

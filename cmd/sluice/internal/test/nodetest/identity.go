@@ -163,7 +163,7 @@ func (c *cluster) GetIPMapping(_ context.Context, r *identityv1.GetIPMappingRequ
 	if c.Mapped != nil {
 		node, ok := c.Mapped[r.GetAddress()]
 		if !ok {
-			return nil, status.Error(codes.NotFound, "nothing is known of the address: "+r.GetAddress())
+			return nil, status.Error(codes.NotFound, "the address is unknown: "+r.GetAddress())
 		}
 		return &identityv1.GetIPMappingResponse{Mapping: &identityv1.IPMapping{Node: node}}, nil
 	}
@@ -195,7 +195,7 @@ func (c *cluster) GetIPMapping(_ context.Context, r *identityv1.GetIPMappingRequ
 	case "192.0.2.7":
 		return &identityv1.GetIPMappingResponse{Mapping: mapping("", 7)}, nil
 	}
-	return nil, status.Error(codes.NotFound, "nothing is known of the address: "+r.GetAddress())
+	return nil, status.Error(codes.NotFound, "the address is unknown: "+r.GetAddress())
 }
 
 func (c *cluster) ForgetNode(_ context.Context, r *identityv1.ForgetNodeRequest) (

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// methods are those of one service that the plugin calls.
+// methods are the methods of one service that the plugin calls.
 type methods struct {
 	service protoreflect.ServiceDescriptor
 	names   []protoreflect.Name
@@ -159,8 +159,7 @@ func (b *builder) add(d protoreflect.MessageDescriptor) error {
 	return nil
 }
 
-// message adds a message with the fields of which used says that they are, and
-// whether the presence of a message is told.
+// message adds a message with the fields that used selects; pointer means that the field's presence is kept.
 func (b *builder) message(d protoreflect.MessageDescriptor, used func(protoreflect.FieldDescriptor) (use, pointer bool)) {
 	m := message{Name: typeName(d), Proto: string(d.FullName())}
 	for i := range d.Fields().Len() {

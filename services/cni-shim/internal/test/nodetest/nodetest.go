@@ -84,7 +84,7 @@ func New(t testing.TB) *Node {
 		failAfter:   map[string]func(context.Context) error{},
 		stops:       map[string]func(){},
 	}
-	// What prepares a node makes it; the plugin does not.
+	// `sluice prepare` creates it; the plugin does not.
 	deletes := filepath.Join(n.StateDir, "cni", "deletes")
 	if err := os.MkdirAll(deletes, 0o755); err != nil { //nolint:gosec // as on a node
 		t.Fatal(err)
@@ -168,14 +168,14 @@ func (n *Node) FailAfter(method string, f func(context.Context) error) {
 	n.failAfter[method] = f
 }
 
-// SetStatus is what GetStatus answers.
+// SetStatus sets the answer of GetStatus.
 func (n *Node) SetStatus(s *datapathv1.GetStatusResponse) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.status = s
 }
 
-// SetDifferences is what CheckEndpoint finds.
+// SetDifferences sets the differences that CheckEndpoint returns.
 func (n *Node) SetDifferences(d ...*datapathv1.Difference) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -218,7 +218,7 @@ func (n *Node) Renew(owner string) {
 	n.gone[owner] = true
 }
 
-// Request is what the endpoint "container/interface" was created with.
+// Request returns the CreateEndpoint request of the endpoint "container/interface".
 func (n *Node) Request(owner string) *datapathv1.CreateEndpointRequest {
 	n.mu.Lock()
 	defer n.mu.Unlock()

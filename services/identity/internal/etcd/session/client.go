@@ -34,8 +34,7 @@ type Client struct {
 	// required there; Cert and Key, for clients that etcd wants to know, come
 	// together.
 	CA, Cert, Key string
-	// ServerName is what the server's certificate must say; the endpoint's
-	// host if empty.
+	// ServerName is the name that the server's certificate must have; if empty, the endpoint's host.
 	ServerName string
 	Username   string // with Password, if etcd authenticates by them
 	Password   string
@@ -148,8 +147,8 @@ func (r renewed) Clone() credentials.TransportCredentials {
 	return renewed{r.TransportCredentials.Clone(), r.client, r.last}
 }
 
-// handshake is why the last handshake with etcd failed. The client retries by
-// itself and ends with its deadline, which says nothing of the certificates.
+// handshake keeps the error of the last TLS handshake with etcd. The client retries by itself and then returns a
+// deadline error, which does not mention the certificates.
 type handshake struct {
 	mu  sync.Mutex
 	err error // guarded by mu; nil if there was none, or the last one succeeded

@@ -31,8 +31,8 @@ type Reader struct {
 	Prefix   string
 	End      string // first key that is not wanted; "": the first one after the prefix
 	KeysOnly bool
-	// From is what the caller has already. If etcd has that in its past, Resumed is called, and the watch begins
-	// there. Otherwise, or with 0 for its revision, everything is listed.
+	// From is the point up to which the caller has everything. If etcd's history contains it, Follow calls Resumed and
+	// watches from there. Otherwise, or if its revision is 0, it lists everything.
 	From    cluster.Point
 	Witness cluster.Key // one that From has, the last one written; without a name nothing is compared
 	Resumed func()
@@ -106,9 +106,8 @@ func (s *Session) resume(ctx context.Context, r Reader) (bool, error) {
 	return true, nil
 }
 
-// remembers reports whether etcd has had a key as it was saved: a cluster that was
-// put back to a backup may have gone further than the saved revision by now. What
-// changed since and was compacted, nobody can tell.
+// remembers reports whether etcd's history has a key as it was saved: a cluster that was restored from a backup may
+// have passed the saved revision by now. If the key was changed and its history compacted, the result is false.
 func (s *Session) remembers(ctx context.Context, k cluster.Key) (bool, error) {
 	same := func(resp *clientv3.GetResponse) bool {
 		return len(resp.Kvs) == 1 && resp.Kvs[0].ModRevision == k.Modified && bytes.Equal(resp.Kvs[0].Value, k.Value)
@@ -236,7 +235,7 @@ func (s *Session) watch(ctx context.Context, r Reader, next int64, history <-cha
 	}
 }
 
-// head is the revision that etcd had when it was asked.
+// head is etcd's revision at the time of a request.
 type head struct {
 	asked    time.Time
 	revision int64

@@ -62,7 +62,7 @@ func (s *Session) saw(before position, h *etcdserverpb.ResponseHeader) error {
 	return nil
 }
 
-// Get is a linearised read. What names it in errors.
+// Get is a linearised read. Errors contain the text in what.
 func (s *Session) Get(ctx context.Context, what, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
 	before := s.position()
 	resp, err := s.client.Get(ctx, key, opts...)
@@ -78,7 +78,7 @@ func (s *Session) Get(ctx context.Context, what, key string, opts ...clientv3.Op
 // Txn begins a transaction, for Commit.
 func (s *Session) Txn(ctx context.Context) clientv3.Txn { return s.client.Txn(ctx) }
 
-// Commit runs a transaction. What names it in errors.
+// Commit runs a transaction. Errors contain the text in what.
 func (s *Session) Commit(ctx context.Context, what string, txn clientv3.Txn) (*clientv3.TxnResponse, error) {
 	before := s.position()
 	resp, err := txn.Commit()

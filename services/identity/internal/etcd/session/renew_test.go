@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
 )
 
-// giveUp is how long the client of these tests waits for the first answer of a lease. One
-// second would stand for its default of five.
+// giveUp is how long the client of these tests waits for the first answer of a lease. Its default is five seconds; a
+// value of one second would be taken as that default.
 const giveUp = 2 * time.Second
 
 // lateAnswers is a connection to etcd on which the answers of the first stream of
@@ -184,7 +184,7 @@ func TestQuestionsThatFailEndNoSession(t *testing.T) {
 	close(late.release)
 }
 
-// leases are those of the keys and of the name, 0 without.
+// leases returns the leases of the keys and of the name; 0 for a missing lease.
 func (s *Session) leases() (keys, name clientv3.LeaseID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -4,10 +4,9 @@
 // Package session connects a node to etcd: the leases that its keys live on, the
 // claim of its name, and requests that notice when etcd has lost its history.
 //
-// A session is two leases: a long one, which the keys of this node live on, and
-// a short one for alive/<node>, the claim of the node's name. That key is the
-// only one that the package knows; whoever has a session writes keys of its own
-// with Commit, and hangs on the session with Lease what is to go with the node.
+// A session is two leases: a long one for this node's keys, and a short one for alive/<node>, the claim of the node's
+// name. The package knows no other key. Callers write their keys with Commit, and attach keys that shall disappear
+// with the node to Lease.
 //
 // The value of alive/<node> is "<incarnation> <boot id>": the incarnation is of
 // the state directory. A process takes the name over from one of the same
@@ -51,7 +50,7 @@ type Config struct {
 	Log         *slog.Logger
 }
 
-// Session is what a node has in etcd. All methods may be called concurrently.
+// Session is a node's presence in etcd. All methods may be called concurrently.
 type Session struct {
 	cfg    Config
 	client *clientv3.Client
@@ -81,7 +80,7 @@ func Open(cfg Config) (*Session, error) {
 		return nil, fmt.Errorf("listen interval %s, timeout %s: want more than 0", cfg.Listen, cfg.Timeout)
 	}
 	if cfg.TTL < time.Second || cfg.AliveTTL < time.Second {
-		return nil, fmt.Errorf("lease of %s, lease of the name %s: want at least 1s", cfg.TTL, cfg.AliveTTL)
+		return nil, fmt.Errorf("lease of %s, lease of the name %s: both must be at least 1s", cfg.TTL, cfg.AliveTTL)
 	}
 	if cfg.Incarnation == "" || strings.ContainsAny(cfg.Incarnation+cfg.Boot, " /") {
 		return nil, fmt.Errorf("incarnation %q, boot %q: want words", cfg.Incarnation, cfg.Boot)
@@ -108,7 +107,7 @@ func (s *Session) Close() error {
 	return err
 }
 
-// Config is what the session was opened with.
+// Config returns the session's configuration.
 func (s *Session) Config() Config { return s.cfg }
 
 // lease is a lease that is kept alive.
@@ -133,17 +132,15 @@ func (s *Session) Alive(ctx context.Context, node string) (*mvccpb.KeyValue, err
 	return resp.Kvs[0], nil
 }
 
-// Named is a condition for transactions of this node: they fail once another
-// node has its name.
+// Named is a condition for this node's transactions: they fail once another node owns its name.
 func (s *Session) Named() clientv3.Cmp {
 	return clientv3.Compare(clientv3.Value(s.aliveKey()), "=", s.aliveValue())
 }
 
 func (s *Session) aliveValue() string { return s.cfg.Incarnation + " " + s.cfg.Boot }
 
-// Join makes sure that this node has its name and a lease for its keys. fresh
-// says that the lease is a new one: keys of the one before it are gone or will
-// go. Before it claims the name for a new session it calls prepare, whose error
+// Join makes sure that this node owns its name and has a lease for its keys. fresh reports a new lease: keys of the
+// former lease were or will be deleted. Before Join claims the name for a new session, it calls prepare, whose error
 // it returns.
 func (s *Session) Join(ctx context.Context, prepare func(context.Context) error) (fresh bool, err error) {
 	if id, err := s.Lease(); err == nil {
@@ -181,7 +178,7 @@ func (s *Session) Join(ctx context.Context, prepare func(context.Context) error)
 	return !alive, nil
 }
 
-// Name is that of the session for the process that comes next: Config.Last.
+// Name returns the name claim for Config.Last of the next process.
 func (s *Session) Name() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -259,7 +256,7 @@ func (s *Session) renew(ctx context.Context, id clientv3.LeaseID, ttl time.Durat
 		if err == nil {
 			return alive
 		}
-		// Nobody knows whether a lease lives while its time is not over.
+		// Until its time is over, it is unknown whether a lease is still alive.
 		if time.Since(lived) >= ttl {
 			return false
 		}
@@ -311,12 +308,11 @@ func (s *Session) Ping(ctx context.Context) error {
 	return s.claimName(ctx)
 }
 
-// maxRaces bounds how often one call starts over because another changed what
-// it had just read. Each time the other one made progress.
+// maxRaces bounds how often one call starts over after a conflict with another call. After each conflict the other
+// call made progress.
 const maxRaces = 16
 
-// claimName makes the name of this node that of this process. It writes nothing
-// if it is so already.
+// claimName claims the node's name for this process. It writes nothing if the process already owns it.
 func (s *Session) claimName(ctx context.Context) error {
 	for range maxRaces {
 		resp, err := s.Get(ctx, "read name", s.aliveKey())
@@ -357,8 +353,7 @@ func (s *Session) claimName(ctx context.Context) error {
 	return fmt.Errorf("%w: %s changes all the time", cluster.ErrUnavailable, s.aliveKey())
 }
 
-// lastAlive is the lease that alive/<node> should have: ours, or that of the
-// process before.
+// lastAlive returns the expected lease of alive/<node>: this process's or the previous process's lease.
 func (s *Session) lastAlive(id clientv3.LeaseID) clientv3.LeaseID {
 	if id != 0 {
 		return id

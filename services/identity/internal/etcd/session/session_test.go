@@ -64,8 +64,8 @@ func TestWrongConfigurationIsNamed(t *testing.T) {
 	}
 }
 
-// TestCopiesOfOneDiskDoNotTakeTurns: two machines with the same state directory
-// differ in their boot. The one that started last has the name.
+// TestCopiesOfOneDiskDoNotTakeTurns: two machines with the same state directory differ in their boot ID. The one that
+// started last owns the name.
 func TestCopiesOfOneDiskDoNotTakeTurns(t *testing.T) {
 	s := etcdtest.Start(t)
 	boots := func(boot string) *Session {
@@ -96,9 +96,8 @@ func TestCopiesOfOneDiskDoNotTakeTurns(t *testing.T) {
 	}
 }
 
-// TestAClosedConnectionIsNoticedAndExplained: the kernel closes the connections of a
-// server that ends. What the session says then is the kernel's word, and comes without
-// a request.
+// TestAClosedConnectionIsNoticedAndExplained: the kernel closes the connections of a server that ends. The session
+// then reports the kernel's error, without waiting for a request.
 func TestAClosedConnectionIsNoticedAndExplained(t *testing.T) {
 	server := etcdtest.Start(t)
 	s := open(t, server, "a")
@@ -141,7 +140,7 @@ func TestWatchFromACompactedRevisionIsAGap(t *testing.T) {
 		}
 	}
 	server.Compact()
-	// What a node does that was away for so long: its client resumes here.
+	// Watch as a node does after a long absence: its client resumes here.
 	_, err := s.watch(t.Context(), Reader{Prefix: prefix + "/x", Changes: func(e []*clientv3.Event, _ int64, _ time.Time) {
 		t.Errorf("events %v out of a gap", e)
 	}}, first, s.History())
@@ -180,8 +179,8 @@ func TestListingsOfManyPagesAreOfOneRevision(t *testing.T) {
 	}
 }
 
-// TestKeysOfSeveralOwnersLiveOnOneSession: what a node has in etcd beside its
-// identities goes with the node too, and only that.
+// TestKeysOfSeveralOwnersLiveOnOneSession: a node's other keys in etcd are deleted with the node, too, and no keys of
+// others are.
 func TestKeysOfSeveralOwnersLiveOnOneSession(t *testing.T) {
 	server := etcdtest.Start(t)
 	admin := server.Client()
@@ -268,13 +267,13 @@ func TestTransactionsOfANodeFailOnceAnotherHasItsName(t *testing.T) {
 		return resp.Succeeded
 	}
 	if !write() {
-		t.Error("the node has its name, and its transaction failed")
+		t.Error("the node owns its name, but its transaction failed")
 	}
 	if _, err := server.Client().Put(t.Context(), s.AliveKey("a"), "state-of-another boot"); err != nil {
 		t.Fatal(err)
 	}
 	if write() {
-		t.Error("another node has the name, and the transaction succeeded")
+		t.Error("another node owns the name, but the transaction succeeded")
 	}
 }
 

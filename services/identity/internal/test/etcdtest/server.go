@@ -312,7 +312,7 @@ func (s *Server) Restore() {
 		if err := os.Rename(m.data+".backup", m.data); err != nil {
 			s.t.Fatal(err)
 		}
-		// What the copy does not keep.
+		// os.CopyFS does not copy the modes of directories.
 		if err := filepath.WalkDir(m.data, func(path string, d os.DirEntry, err error) error {
 			if err == nil && d.IsDir() {
 				err = os.Chmod(path, 0o700)

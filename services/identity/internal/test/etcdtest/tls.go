@@ -74,8 +74,7 @@ func (s *TLS) newAuthority() {
 	s.CA = s.write("ca.pem", "CERTIFICATE", der)
 }
 
-// Rotate starts etcd again with another authority and certificates of it; those
-// of before are worth nothing.
+// Rotate restarts etcd with another authority and new certificates; the former ones are no longer valid.
 func (s *TLS) Rotate() {
 	s.t.Helper()
 	s.Down()
@@ -84,7 +83,7 @@ func (s *TLS) Rotate() {
 	s.Up()
 }
 
-// Files are those of a new certificate of a user, and its key.
+// Files creates a certificate of a user and its key, and returns their files.
 func (s *TLS) Files(user string) (cert, key string) {
 	s.t.Helper()
 	pair, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -112,7 +112,7 @@ func (c *cluster) close() {
 	}
 }
 
-// addressOf is the address of a slot of a member; that of slot -1 is the member's own.
+// addressOf returns the address of a slot of a member; slot -1 is the member's own address.
 func (c *cluster) addressOf(index, slot int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, byte(1 + index>>8), byte(index), byte(2 + slot)})
 }
@@ -134,10 +134,10 @@ func (c *cluster) sentAt(a netip.Addr) (time.Time, bool) {
 // changes is how many events of members there were.
 func (c *cluster) changes() int64 { return c.written.Load() }
 
-// begin has changes count from now on.
+// begin starts counting changes.
 func (c *cluster) begin() { c.written.Store(0) }
 
-// revision is that of the last write of a member.
+// revision returns the revision of the members' last write.
 func (c *cluster) revision() int64 { return c.newest.Load() }
 
 func (c *cluster) commit(ctx context.Context, publisher int, ops []clientv3.Op, events int) error {
@@ -315,7 +315,7 @@ func (c *cluster) forget(ctx context.Context, by *node) error {
 	return nil
 }
 
-// compact has etcd forget everything before now.
+// compact compacts etcd's whole history.
 func (c *cluster) compact(ctx context.Context) error {
 	_, err := c.clients[0].Compact(ctx, c.revision())
 	return err

@@ -9,12 +9,10 @@
 //	simulate -bin DIR [-nodes 500] [-addresses 50000] [-identities 2000] [-seconds 20] [-profile DIR]
 //	simulate -load ENDPOINT [-nodes 500] [-addresses 50000] [-identities 2000]
 //
-// With -load it only writes the cluster into an etcd that runs already, such as
-// that of a development node.
+// With -load it only writes the cluster into an etcd that runs already, such as a development node's.
 //
-// It prints a table of what is wanted and what was measured, and exits with 1
-// if a change was not delivered to every watch, or a full node has anything else
-// than the cluster says. Figures that are missed are reported and end nothing.
+// It prints a table of targets and measurements. It exits with 1 if a change was not delivered to every watch, or if a
+// full node's state differs from the cluster's. Missed targets are only reported.
 package main
 
 import (
@@ -219,7 +217,7 @@ func (s *simulation) load(ctx context.Context, first *node, empty memory) error 
 		return err
 	}
 	grown := full.heap - empty.heap
-	s.report.add(fmt.Sprintf("heap that sluice-identity keeps for it, beside %.1f MiB", empty.heap), "at most 20 MiB",
+	s.report.add(fmt.Sprintf("heap that sluice-identity keeps for it, in addition to %.1f MiB", empty.heap), "at most 20 MiB",
 		fmt.Sprintf("%.1f MiB", grown), grown <= 20)
 	s.report.note("resident memory of sluice-identity before; after it; at most", "%.1f MiB; %.1f MiB; %.1f MiB",
 		empty.resident, full.resident, full.peak)

@@ -10,14 +10,13 @@ import (
 	"time"
 )
 
-// result is a figure beside what is wanted of it.
+// result is a measurement and its target.
 type result struct {
 	what, wanted, measured string
 	met                    bool
 }
 
-// report gathers results. One that is said again is so for all times: it is met
-// only if it always was.
+// report gathers results. A target that is reported several times is met only if it was met each time.
 type report struct{ results []result }
 
 func (r *report) add(what, wanted, measured string, met bool) {
@@ -32,7 +31,7 @@ func (r *report) add(what, wanted, measured string, met bool) {
 	r.results = append(r.results, result{what, wanted, measured, met})
 }
 
-// note reports a figure of which nothing is wanted.
+// note reports a measurement without a target.
 func (r *report) note(what, format string, args ...any) {
 	r.add(what, "", fmt.Sprintf(format, args...), true)
 }

@@ -72,7 +72,7 @@ func NewFake() *Fake {
 // Node returns the Store of a node.
 func (f *Fake) Node(name string) allocator.Store { return &fakeStore{Fake: f, node: name} }
 
-// Down makes the cluster answer nobody until Up.
+// Down makes the cluster stop answering until Up.
 func (f *Fake) Down() { f.set(true, false) }
 
 // Cut is Down, and closes the connections.
@@ -436,7 +436,7 @@ func (f *Fake) Deny(denied bool) {
 	f.denied = denied
 }
 
-// Fill creates identities that nobody refers to, under the first free numbers.
+// Fill creates unreferenced identities, under the first free numbers.
 func (f *Fake) Fill(sets ...label.Canonical) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 )
 
-// Cluster is what the suite runs against.
+// Cluster is the cluster under test.
 type Cluster interface {
 	Node(name string) allocator.Store // a new process of that node
 	Expire(node string)               // ends the node's session
@@ -293,7 +293,7 @@ func releaseRevision(s suite) {
 	}
 }
 
-// collectAll collects everything that nobody refers to.
+// collectAll collects all unreferenced identities.
 func (s suite) collectAll(st allocator.Store, rest time.Duration) []identity.Numeric {
 	s.t.Helper()
 	gone, err := st.Collect(s.ctx, s.unused(st), rest)
@@ -378,7 +378,7 @@ func collectFence(s suite) {
 	if len(unused) != 2 {
 		s.t.Fatalf("unreferenced %v, want 300 and 301", unused)
 	}
-	// Referred to and released again: the candidate is stale all the same.
+	// The candidate was referenced and released again, so it is stale.
 	c := s.claim(b, touched, 0, 400)
 	if err := b.Release(s.ctx, allocator.Reference{Number: c.Number, Revision: c.Revision}); err != nil {
 		s.t.Fatal(err)

@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 )
 
-// ErrDisk is what a Memory that was told to fail returns.
+// ErrDisk is the error of a Memory that shall fail.
 var ErrDisk = errors.New("no space left on the pretended device")
 
 // Memory is a Store without a disk.
@@ -244,7 +244,7 @@ func Suite(t *testing.T, open func(t *testing.T, old ipam.Store) ipam.Store) {
 			expect(t, s, c.want)
 		}
 	})
-	t.Run("thousands of records come and go", func(t *testing.T) {
+	t.Run("thousands of records are added and removed", func(t *testing.T) {
 		s := open(t, nil)
 		const n = 3000
 		owner := func(i int) workload.Owner {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// sluice-cni is the CNI plugin: a container runtime executes it for each verb.
-// It leases addresses from sluice-ipam, has sluice-datapath connect the
-// container, and answers in CNI's words. Nothing but the result, or an error
-// as CNI defines it, goes to standard output.
+// sluice-cni is the CNI plugin: a container runtime executes it for each verb. It leases addresses from sluice-ipam,
+// calls sluice-datapath to connect the container, and returns a CNI result. Standard output gets only the result, or
+// an error as CNI defines it.
 package main
 
 import (
@@ -30,8 +29,7 @@ import (
 )
 
 func main() {
-	// A runtime that has gone must not kill an ADD that has to be undone: the
-	// write of the result fails instead.
+	// A runtime that has ended must not kill an ADD that has to be undone: instead, the write of the result fails.
 	signal.Ignore(syscall.SIGPIPE)
 	if text, ok := about(os.Args[1:]); ok {
 		fmt.Println(text)
@@ -99,7 +97,7 @@ func execute(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writ
 	if command == invocation.Version {
 		return version, printVersions(stdout)
 	}
-	// One byte more than is taken tells too much from just enough.
+	// Read one byte beyond the limit, to detect an input that is too large.
 	input, err := io.ReadAll(io.LimitReader(stdin, invocation.MaxStdin+1))
 	if err != nil {
 		return version, cni.NewError(cni.ErrIOFailure, "read standard input: "+err.Error(), "")
@@ -150,8 +148,8 @@ func printVersions(w io.Writer) error {
 	return nil
 }
 
-// openLog never keeps a container from being connected: if there is no log,
-// the runtime's own, which gets standard error, says why.
+// openLog never keeps a container from being connected: without a log file, it writes the reason to standard error,
+// which the runtime logs.
 func openLog(path string, stderr io.Writer) (*slog.Logger, func()) {
 	if path == "" {
 		return log.Discard(), func() {}

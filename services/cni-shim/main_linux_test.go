@@ -535,7 +535,7 @@ func TestKernelAddExchangesAddressesOfALiveEndpoint(t *testing.T) {
 	})
 }
 
-// That a later request is refused says nothing about one whose answer was lost.
+// The refusal of a later request does not tell what became of an earlier one whose answer was lost.
 func TestKernelAddUndoesAnEarlierRequestThatWasNotAnswered(t *testing.T) {
 	n, ns := nodetest.New(t), newNetns(t)
 	lost := false
@@ -971,8 +971,8 @@ func TestKernelFailedDelKeepsTheNamespace(t *testing.T) {
 	}
 }
 
-// TestDelSaysWhyItWasRefusedThoughTheLastCallIsLate: the last of several calls ends with the time that the verb has,
-// and the answer is what the datapath said before.
+// TestDelSaysWhyItWasRefusedThoughTheLastCallIsLate: the last of several calls ends with the verb's timeout, and the
+// error is the datapath's earlier answer.
 func TestDelSaysWhyItWasRefusedThoughTheLastCallIsLate(t *testing.T) {
 	n := nodetest.New(t)
 	refuse := withDetails(codes.Unavailable, "no space left on device",
@@ -1267,8 +1267,8 @@ func TestKernelLogTellsOfEachVerbOnce(t *testing.T) {
 	}
 }
 
-// The datapath runs 4 creations at once and lets 8 wait; of the others each is
-// refused at least once here. None is refused to the runtime.
+// The datapath runs 4 creations at once and lets 8 wait; it refuses each of the others at least once here. The plugin
+// repeats them, so the runtime sees no refusal.
 func TestKernelBurstIsServedWithoutRefusal(t *testing.T) {
 	const pods, running, places = 110, 4, 12
 	n, ns := nodetest.New(t), newNetns(t)

@@ -65,7 +65,7 @@ func (c EtcdConfig) client() session.Client {
 	return session.Client{Endpoints: c.Endpoints, CA: c.CA, Cert: c.Cert, Key: c.Key, ServerName: c.ServerName}
 }
 
-// LabelsConfig says which labels count.
+// LabelsConfig selects the labels that are part of identities.
 type LabelsConfig struct {
 	Include []string `config:"include" help:"label keys, as [source:]prefix or *.domain, that count although a shorter rule excludes them"`
 	Exclude []string `config:"exclude" help:"label keys, as [source:]prefix or *.domain, that do not count"`
@@ -173,15 +173,15 @@ func (c *Config) registry(incarnation string, l *slog.Logger) registry.Config {
 	}
 }
 
-// listen is how often the service asks whether it missed changes: often enough
-// that an answer from memory is never refused for the question alone.
+// listen returns the interval at which the service asks etcd whether it missed changes. It is short enough that an
+// answer from memory is never refused only because the last such check was too long ago.
 func (c *Config) listen() time.Duration {
 	const least = 100 * time.Millisecond
 	return min(heardEvery, max(c.GC.Quarantine/4, least), max(c.Cluster.StaleMappings/4, least))
 }
 
-// heardEvery is how often the service asks at least: other nodes take one that has not
-// heard from etcd for a minute for one that is cut off.
+// heardEvery is the longest interval between these checks: other nodes regard a node that has not heard from etcd for
+// a minute as cut off.
 const heardEvery = 15 * time.Second
 
 // Calls implements process.Caller.
@@ -190,8 +190,8 @@ func (c *Config) Calls() sandbox.Calls {
 	return sandbox.Calls{Inet: c.Kubernetes.Enabled() || slices.ContainsFunc(c.Etcd.Endpoints, overTCP)}
 }
 
-// files are what the service opens after its start: its state, what names are
-// looked up in, and certificates, in whose directories new ones may appear.
+// files lists the files that the service opens after its start: its state, the files of the resolver, and certificates
+// with their directories, in which new files may appear.
 func (c *Config) files(kubernetes *kube.Client) sandbox.Files {
 	f := sandbox.Files{Write: []string{c.StateDir}}
 	if !c.Calls().Inet {

@@ -145,7 +145,7 @@ const (
 	modePool       = "pool"
 )
 
-// learns says whether the ranges come from the Node object.
+// learns reports whether the ranges come from the Node object.
 func (s *settings) learns() bool { return s.Mode == modeKubernetes }
 
 // Calls implements process.Caller.
@@ -293,8 +293,7 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 	return p.Serve(ctx, srv)
 }
 
-// readiness says that the service is ready once every part that waits for a range
-// has one.
+// readiness reports the service as ready once every part that waits for a range has one.
 type readiness struct {
 	process *process.Process
 	server  *rpc.Server
@@ -304,7 +303,7 @@ type readiness struct {
 	why  map[string]error // guarded by mu; by part; nil: it has one
 }
 
-// part returns how a part says why it waits. Until it says something, it does.
+// part returns the function with which a part reports why it waits. Until its first call, the part counts as waiting.
 func (r *readiness) part(name string) func(error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

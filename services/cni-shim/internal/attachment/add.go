@@ -21,8 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/cni-shim/internal/unary"
 )
 
-// add connects the container. A step that fails undoes those before it, in
-// reverse.
+// add connects the container. If a step fails, it undoes the earlier ones, in reverse.
 func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 	var undo []func()
 	defer func() {
@@ -63,9 +62,8 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 		// Of an answer that was lost only the lease may be left; it expires.
 		return cniError("allocate addresses", err)
 	}
-	// An allocation that is confirmed already belongs to an endpoint that an
-	// earlier ADD made. This one may find it as it should be, or fail, but it
-	// undoes only what it did itself.
+	// An allocation that is confirmed already belongs to an endpoint that an earlier ADD created. This ADD may succeed
+	// or fail with it, but it only undoes its own steps.
 	ours := lease.State != message.AllocationStateConfirmed
 	var earlier *message.Endpoint
 	if !ours {
@@ -153,9 +151,8 @@ func (p *Plugin) allocate(ctx context.Context) (*message.Allocation, error) {
 	return resp.Allocation, nil
 }
 
-// create also says whether the outcome is open: a request has reached the
-// datapath, and its answer did not come back. That of a later one says nothing
-// about it. ours says that the lease is this ADD's.
+// create also returns whether the outcome is open: a request has reached the datapath, and its answer was lost. The
+// answer to a later request does not change that. ours means that this ADD made the lease.
 func (p *Plugin) create(ctx context.Context, path string, lease *message.Allocation, ours bool) (_ *message.Endpoint, open bool, _ error) {
 	req := &message.CreateEndpointRequest{
 		Owner:            p.owner(),
@@ -200,10 +197,9 @@ func (p *Plugin) create(ctx context.Context, path string, lease *message.Allocat
 	exchange := func(ctx context.Context) (*message.CreateEndpointResponse, error) {
 		for {
 			resp, err := ask(ctx)
-			// An ipam that ended, or lost its state, gives out what live endpoints
-			// have. Other addresses are free; those that an operator fixed are not
-			// exchanged. Those that an endpoint of this very ADD may have are, once it
-			// is deleted.
+			// An ipam that ended, or lost its state, gives out addresses of live endpoints. Retry with other
+			// addresses, which are free; addresses fixed by an operator are not replaced. If an endpoint of this same
+			// ADD may have them, delete it first.
 			if !ours || len(p.in.Config.Addresses) > 0 || !addressInUse(err) {
 				return resp, err
 			}
@@ -237,8 +233,8 @@ func (p *Plugin) create(ctx context.Context, path string, lease *message.Allocat
 		if !leaseLost(err) {
 			return nil, open, err
 		}
-		// A creation that the datapath undid, because a service was away, has given
-		// the lease back: that service is what the operator has to know of.
+		// A creation that the datapath undid, because a service was unavailable, has released the lease: report that
+		// service to the operator.
 		if cause = undone; cause == nil {
 			cause = err
 		}
@@ -249,7 +245,7 @@ func (p *Plugin) create(ctx context.Context, path string, lease *message.Allocat
 	}
 }
 
-// unsent says whether the server has not begun with a call.
+// unsent reports whether the server has not begun with a call.
 func unsent(err error) bool {
 	e, ok := errors.AsType[*unary.Error](err)
 	return ok && e.Unsent
@@ -258,7 +254,7 @@ func unsent(err error) bool {
 // leasePause is how long ADD waits before it leases addresses again.
 const leasePause = 50 * time.Millisecond
 
-// endpoint is what the datapath has of the owner; nil for nothing.
+// endpoint returns the datapath's endpoint of the owner; nil if it has none.
 func (p *Plugin) endpoint(ctx context.Context) (*message.Endpoint, error) {
 	req := &message.GetEndpointRequest{Owner: p.owner()}
 	resp, err := ask[message.GetEndpointResponse](ctx, &p.waits, p.datapath, message.GetEndpoint, req)
@@ -268,22 +264,20 @@ func (p *Plugin) endpoint(ctx context.Context) (*message.Endpoint, error) {
 	return resp.Endpoint, err
 }
 
-// attached refuses a second ADD: CNI wants an error if the interface exists in the
-// container. That includes an ADD whose answer was lost: the runtime takes it for
-// failed, and its DEL comes before the next one.
+// attached refuses a second ADD: CNI wants an error if the interface exists in the container. That includes an ADD
+// whose answer was lost: the runtime regards it as failed, and calls DEL before the next one.
 func (p *Plugin) attached() error {
 	return invocation.Environment(invocation.EnvIfName, fmt.Errorf("the container has %s by an earlier ADD; DEL comes before another ADD", p.in.Owner.Interface))
 }
 
-// sameAttachment says whether an endpoint is the one that was there before. The
-// datapath makes another one where the device has gone with its namespace.
+// sameAttachment reports whether an endpoint is the one that was there before. The datapath creates another one if the
+// device was removed with its namespace.
 func sameAttachment(before, now *message.Endpoint) bool {
 	return now != nil && before.HostInterface.Index == now.HostInterface.Index &&
 		before.CreateTime.Time().Equal(now.CreateTime.Time())
 }
 
-// useLease puts the addresses into the request, and says when the lease should be
-// renewed; zero if it does not end.
+// useLease puts the addresses into the request, and returns when the lease should be renewed; zero if it does not end.
 func useLease(req *message.CreateEndpointRequest, lease *message.Allocation) (renew time.Time) {
 	req.LeaseExpireTime, req.Addresses = lease.LeaseExpireTime, nil
 	for _, a := range lease.Addresses {

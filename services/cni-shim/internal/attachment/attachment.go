@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package attachment carries out the CNI verbs by calling sluice-ipam and
-// sluice-datapath. It keeps nothing: what a killed plugin leaves behind is
-// known to those two, and found by the datapath or by GC.
+// Package attachment implements the CNI verbs by calling sluice-ipam and sluice-datapath. It keeps no state: the two
+// services know everything that a killed plugin leaves behind, and the datapath or GC removes it.
 package attachment
 
 import (
@@ -24,7 +23,7 @@ import (
 	"github.com/sluice-net/sluice/services/cni-shim/internal/unary"
 )
 
-// undoTime is what undoing gets beyond the deadline that has passed.
+// undoTime is the time for undoing steps after the deadline has passed.
 const undoTime = 5 * time.Second
 
 // Places at which tests interrupt the plugin.
@@ -80,9 +79,8 @@ func New(in invocation.Invocation, logger *slog.Logger, start time.Time) (*Plugi
 	return p, nil
 }
 
-// Run carries out the verb and writes its result, if it has one, to stdout. It
-// is done when the configuration's timeout has passed, except for undoing what
-// then has to be undone. The error is a *cni.Error.
+// Run executes the verb and writes its result, if it has one, to stdout. It ends when the configuration's timeout has
+// passed, except for undoing its steps. The error is a *cni.Error.
 func (p *Plugin) Run(ctx context.Context, stdout io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, p.in.Config.Timeout)
 	defer cancel()

@@ -15,11 +15,9 @@ import (
 )
 
 const (
-	// reconnectPause is how long a call waits before it looks for an absent
-	// server again.
+	// reconnectPause is how long a call waits before it tries to reach an absent server again.
 	reconnectPause = 25 * time.Millisecond
-	// shortestPause is that before a call that the server has refused, whatever
-	// it says.
+	// shortestPause is the shortest wait before a refused call is repeated, even if the server allows less.
 	shortestPause = 10 * time.Millisecond
 	// mostSpread bounds how far apart calls come back that were refused
 	// together, in delays of the server.
@@ -40,9 +38,8 @@ func patience(c invocation.Command) time.Duration {
 	}
 }
 
-// call repeats f while the server at socket is away, for at most w.patience, and,
-// until ctx ends, while the server refuses but says when to come back. Only calls
-// that may be repeated are made through it; all of this API may.
+// call repeats f while the server at socket is unavailable, for at most w.patience, and, until ctx ends, while the
+// server refuses and returns a retry delay. Only calls that may be repeated use it; all calls of this API may.
 func call[T any](ctx context.Context, w *waiting, socket string, f func(context.Context) (T, error)) (T, error) {
 	var (
 		away    time.Time // since when no server answers
@@ -86,7 +83,7 @@ func request[R any, A interface {
 	return answer, err
 }
 
-// ask is call for a method of a service.
+// ask makes a call to a method of a service, with call.
 func ask[R any, A interface {
 	*R
 	message.Message
@@ -94,8 +91,7 @@ func ask[R any, A interface {
 	return call(ctx, w, service.Path(), func(ctx context.Context) (*R, error) { return request[R, A](ctx, service, method, m) })
 }
 
-// timeIsUp says whether an error is about the deadline, which the server may
-// notice first.
+// timeIsUp reports whether an error means the deadline, which the server may notice first.
 func timeIsUp(ctx context.Context, err error) bool {
 	return err != nil && (ctx.Err() != nil || unary.CodeOf(err) == unary.DeadlineExceeded)
 }
@@ -107,10 +103,9 @@ func retryDelay(err error) (time.Duration, bool) {
 	return max(delay, shortestPause), ok
 }
 
-// pause is how long a call waits that was refused so many times: at least the
-// delay, and a random time on top, which grows with the number of refusals. So
-// calls that were refused together come back apart, and the longer the queue, the
-// less often each of them asks. It is false if the call cannot come back in time.
+// pause waits before a call is repeated that was refused so many times: at least the delay, and a random time on top,
+// which grows with the number of refusals. So calls that were refused together are spread, and the longer the queue,
+// the less often each of them asks. It returns false if the call cannot be repeated before the deadline.
 func pause(ctx context.Context, delay time.Duration, refused int) (time.Duration, bool) {
 	spread := delay * time.Duration(min(refused, mostSpread))
 	if deadline, ok := ctx.Deadline(); ok {
@@ -123,7 +118,7 @@ func pause(ctx context.Context, delay time.Duration, refused int) (time.Duration
 	return delay + rand.N(spread+1), true
 }
 
-// absentError says on which socket no server answers. It keeps the code.
+// absentError names the socket on which no server answers. It keeps the code.
 type absentError struct {
 	socket string
 	cause  error

@@ -16,7 +16,7 @@ import (
 // confDir is the default directory of network configurations, which runtimes can change.
 const confDir = "/etc/cni/net.d"
 
-// Bounds of what is read of that directory.
+// Limits for reading that directory.
 const (
 	mostLists   = 64
 	mostOfAList = 1 << 20 // bytes

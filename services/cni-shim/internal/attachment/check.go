@@ -24,7 +24,7 @@ import (
 	"github.com/sluice-net/sluice/services/cni-shim/internal/unary"
 )
 
-// check compares what ADD answered with what is there now.
+// check compares ADD's result with the present state.
 func (p *Plugin) check(ctx context.Context) error {
 	addresses, err := p.expected()
 	if err != nil {

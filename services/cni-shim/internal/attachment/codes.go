@@ -27,9 +27,8 @@ const (
 	CodeLimited     uint = 51  // STATUS: and existing attachments suffer
 )
 
-// cniError chooses the CNI code of whatever went wrong in doing what. It is the
-// only place where that is decided; errors that are CNI errors already keep
-// their code.
+// cniError chooses the CNI code for an error of the action what. It is the only place that chooses codes; errors that
+// are CNI errors already keep theirs.
 func cniError(what string, err error) *cni.Error {
 	if ready, ok := errors.AsType[*cni.Error](err); ok {
 		return ready
@@ -75,8 +74,8 @@ func cniError(what string, err error) *cni.Error {
 	}
 }
 
-// isShort says whether the machine lacks something, or refuses writes, for which
-// neither the plugin nor its caller is to blame. The error's text has the file.
+// isShort reports whether the machine lacks a resource, or refuses writes, for which neither the plugin nor its caller
+// is to blame. The error's text has the file.
 func isShort(err error) bool {
 	return slices.ContainsFunc([]syscall.Errno{
 		syscall.ENOSPC, syscall.EDQUOT, syscall.EROFS, syscall.EIO, syscall.ENOMEM, syscall.ENFILE, syscall.EMFILE,
@@ -94,7 +93,7 @@ func explain(err error) string {
 	return err.Error()
 }
 
-// text is what the error of a call says, without its code.
+// text returns the text of a call's error, without its code.
 func text(err error) string {
 	if e, ok := errors.AsType[*unary.Error](err); ok {
 		return e.Message
@@ -115,14 +114,14 @@ const (
 	reasonAddressUnavailable = "ipam.sluice.io/ADDRESS_UNAVAILABLE"
 )
 
-// hasReason says whether an answer has one of these reasons.
+// hasReason reports whether an answer has one of these reasons.
 func hasReason(err error, reasons ...string) bool {
 	reason, _, ok := unary.Reason(err)
 	return ok && slices.Contains(reasons, reason)
 }
 
-// aboutEnvironment says whether what a service refuses came from a CNI
-// variable: the container id, the interface name or the namespace.
+// aboutEnvironment reports whether a service refused a value from a CNI variable: the container ID, the interface name
+// or the namespace.
 func aboutEnvironment(err error) bool {
 	if hasReason(err, reasonNamespaceUnusable, reasonNamespaceRemoved, reasonSecondInterface, reasonInterfaceNameTaken) {
 		return true
@@ -136,20 +135,17 @@ func aboutEnvironment(err error) bool {
 	return false
 }
 
-// leaseLost says whether the datapath refuses because the lease of the addresses
-// is gone, which a new one cures.
+// leaseLost reports whether the datapath refuses because the lease of the addresses has ended; a new lease helps.
 func leaseLost(err error) bool {
 	return hasReason(err, reasonLeaseLost, reasonAllocationNotFound, reasonAddressesDiffer, reasonAddressUnavailable)
 }
 
-// addressInUse says whether the datapath refuses because a live endpoint has one
-// of the addresses.
+// addressInUse reports whether the datapath refuses because a live endpoint has one of the addresses.
 func addressInUse(err error) bool {
 	return hasReason(err, reasonAddressInUse)
 }
 
-// details puts the reason and the details of a service's answer into words,
-// less what its text says already.
+// details formats the reason and the details of a service's answer, except those that its text already contains.
 func details(err error) string {
 	var words []string
 	if reason, facts, ok := unary.Reason(err); ok {
@@ -185,10 +181,9 @@ func about(what, text string) string {
 	return what + ": " + text
 }
 
-// answered says whether an error was decided by the server, rather than by the
-// way to it: then the server has undone what it did. An UNAVAILABLE that a
-// service decides on has a reason; one of the connection does not. INTERNAL may
-// be a handler that broke off half-way.
+// answered reports whether the server, rather than the connection, decided about an error: then the server has undone
+// its steps. An UNAVAILABLE of a service has a reason; one of the connection does not. INTERNAL may be a handler that
+// failed half-way.
 func answered(err error) bool {
 	switch unary.CodeOf(err) {
 	case unary.DeadlineExceeded, unary.Canceled, unary.Unknown, unary.Internal:

@@ -17,8 +17,8 @@ import (
 	"github.com/sluice-net/sluice/services/cni-shim/internal/unary"
 )
 
-// del disconnects the container. The datapath owes the release of addresses
-// and identity; if it is away, the spool remembers the deletion for it.
+// del disconnects the container. The datapath releases addresses and identity; if it is unavailable, the spool keeps
+// the deletion for it.
 func (p *Plugin) del(ctx context.Context) error {
 	if err := faultDelBegin.Hit(ctx); err != nil {
 		return cniError("DEL", err)
@@ -110,7 +110,7 @@ func (p *Plugin) spool(ctx context.Context) error {
 
 // takeBack removes a spooled deletion that has been carried out.
 func (p *Plugin) takeBack(ctx context.Context) {
-	// To remove what is not there fails on a read-only disk.
+	// Removing a missing file fails on a read-only disk.
 	waits, err := spool.Has(deletion.Dir(p.in.Config.StateDir), p.in.Owner)
 	if waits {
 		err = spool.Remove(deletion.Dir(p.in.Config.StateDir), p.in.Owner)
@@ -120,9 +120,8 @@ func (p *Plugin) takeBack(ctx context.Context) {
 	}
 }
 
-// finishDeletion carries out a deletion of this owner that waits in the spool. A
-// datapath that came up just when the entry was written has not read it, and
-// would at its next start delete what this ADD is about to make.
+// finishDeletion executes a deletion of this owner in the spool. A datapath that started just when the entry was
+// written has not read it, and at its next start would delete the endpoint that this ADD is about to create.
 func (p *Plugin) finishDeletion(ctx context.Context) error {
 	waits, err := spool.Has(deletion.Dir(p.in.Config.StateDir), p.in.Owner)
 	if err != nil || !waits {

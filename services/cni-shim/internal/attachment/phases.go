@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/services/cni-shim/internal/cni"
 )
 
-// phases are what an invocation spends its time on, one after the other.
+// phases are the consecutive parts of an invocation's duration.
 type phases struct {
 	start time.Time // of the process
 	name  string    // of the phase that is under way
@@ -31,18 +31,17 @@ func (p *phases) begin(name string) {
 // milliseconds, to a microsecond.
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// outcome is what a verb has done, for its line in the log; the zero value is
-// nothing.
+// outcome is the result of a verb, for its line in the log; zero: it did nothing.
 type outcome struct {
 	msg   string
 	attrs []slog.Attr
 }
 
-// did notes what the verb has done.
+// did sets the outcome.
 func (p *Plugin) did(msg string, attrs ...slog.Attr) { p.outcome = outcome{msg, attrs} }
 
-// Report writes the one line of an invocation, if it changed or refused
-// something: what came of it, how long that took and where the time went.
+// Report writes the one log line of an invocation, if it changed or refused something: its outcome, its duration and
+// the durations of its phases.
 func (p *Plugin) Report(ctx context.Context, err error) {
 	p.phases.begin("")
 	level, msg, attrs := slog.LevelInfo, p.outcome.msg, p.outcome.attrs

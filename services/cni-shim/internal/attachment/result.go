@@ -13,8 +13,7 @@ import (
 	"github.com/sluice-net/sluice/services/cni-shim/internal/message"
 )
 
-// result puts an endpoint into CNI's words, behind what the chain's earlier
-// plugins said.
+// result converts an endpoint to a CNI result, after the results of the chain's earlier plugins.
 func (p *Plugin) result(e *message.Endpoint) (*cni.Result, error) {
 	if e == nil {
 		return nil, errors.New("no endpoint")
@@ -101,7 +100,7 @@ func everything(a netip.Addr) netip.Prefix {
 	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 }
 
-// mergeDNS lets this plugin's configuration win where it says something.
+// mergeDNS lets this plugin's configuration take precedence where it is set.
 func mergeDNS(prev, own cni.DNS) cni.DNS {
 	if own.IsZero() {
 		return prev

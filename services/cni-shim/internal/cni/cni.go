@@ -54,7 +54,7 @@ type DNS struct {
 	Search      []string `json:"search,omitempty"`
 }
 
-// IsZero says whether d says nothing.
+// IsZero reports whether d is empty.
 func (d DNS) IsZero() bool {
 	return d.Domain == "" && len(d.Nameservers) == 0 && len(d.Options) == 0 && len(d.Search) == 0
 }
@@ -120,7 +120,7 @@ var (
 	current = []string{"1.0.0", "1.1.0"}
 )
 
-// ParseResult reads a result. One that does not say its version is of that one.
+// ParseResult parses a result. One without a version has the given version.
 func ParseResult(b []byte, version string) (*Result, error) {
 	r := &Result{}
 	if err := json.Unmarshal(b, r); err != nil {

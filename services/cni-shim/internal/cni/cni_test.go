@@ -70,7 +70,7 @@ func drawn(r *rand.Rand, version string) string {
 	return "{" + strings.Join(parts, ",") + "}"
 }
 
-// read decodes a result, less a "dns" that says nothing, which libcni writes before 1.0.0.
+// read decodes a result, without the empty "dns" that libcni writes before 1.0.0.
 func read(t *testing.T, b []byte) map[string]any {
 	t.Helper()
 	var m map[string]any

@@ -19,8 +19,8 @@ const (
 	argSandbox       = "K8S_POD_INFRA_CONTAINER_ID"
 )
 
-// parseArgs reads CNI_ARGS: KEY=VALUE pairs separated by semicolons. Keys that
-// are not known are refused unless IgnoreUnknown says otherwise, as CNI asks.
+// parseArgs parses CNI_ARGS: KEY=VALUE pairs separated by semicolons. Unknown keys are refused unless IgnoreUnknown is
+// set, as CNI requires.
 func parseArgs(s string) (map[string]string, error) {
 	if len(s) > maxArgs {
 		return nil, environment(EnvArgs, "is %d bytes long, at most %d are read", len(s), maxArgs)

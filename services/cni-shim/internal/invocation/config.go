@@ -55,16 +55,16 @@ type Config struct {
 	LogFile    string // empty for no log
 	Timeout    time.Duration
 	DNS        cni.DNS
-	// Ignored says what is wrong with fields that DEL and GC do without.
+	// Ignored describes the errors in fields that DEL and GC do not need.
 	Ignored []string
 
 	// PrevResult is the result of the chain's earlier plugins or, at CHECK, of this plugin; nil if absent.
 	PrevResult *cni.Result
 	// ValidAttachments is nil if the key is missing, which differs from empty.
 	ValidAttachments []workload.Owner
-	// Addresses that the runtime asks for, at most one per family, IPv4 first.
+	// Addresses that the runtime requests, at most one per family, IPv4 first.
 	Addresses []netip.Addr
-	// MAC that the runtime asks for, with ":" between its bytes; empty for any.
+	// MAC that the runtime requests, with ":" between its bytes; empty for any.
 	MAC string
 	// PortMappings are the ports of the node that lead to the container.
 	PortMappings []PortMapping
@@ -104,8 +104,8 @@ func parseConfig(command Command, stdin []byte) (Config, error) {
 	case GC:
 		steps = []func(fields) error{c.parseName, c.parseDirs, c.parseAttachments, c.optional(c.parseLogFile), c.optional(c.parseTimeout)}
 	case Del:
-		// A configuration that ADD refuses comes back with the DEL that
-		// follows, and must not keep the container from going away.
+		// A configuration that ADD refuses is used by the following DEL, too, and must not keep the container from
+		// being removed.
 		steps = []func(fields) error{c.parseDirs, c.optional(c.parseLogFile), c.optional(c.parseTimeout)}
 	}
 	for _, step := range steps {
@@ -205,7 +205,7 @@ func (c *Config) parseLogFile(d fields) error {
 	return nil
 }
 
-// isLog says whether a path is below the directory for logs of an instance.
+// isLog reports whether a path is below an instance's log directory.
 func isLog(path string) bool {
 	rest, ok := strings.CutPrefix(path, "/var/log/")
 	name, _, below := strings.Cut(rest, "/")
@@ -426,7 +426,7 @@ func (c *Config) parseAttachments(d fields) error {
 	return nil
 }
 
-// checkDir gives what is wrong with a configured path, or "".
+// checkDir returns the error in a configured path, or "".
 func checkDir(path string) string {
 	switch {
 	case !filepath.IsAbs(path):
@@ -488,7 +488,7 @@ func wanted(t reflect.Type) string {
 	}
 }
 
-// given names what is there; the decoder adds the value of some numbers.
+// given describes a value for messages; the decoder adds the value of some numbers.
 func given(value string) string {
 	kind, _, _ := strings.Cut(value, " ")
 	switch kind {
@@ -505,15 +505,14 @@ func given(value string) string {
 	}
 }
 
-// fieldError is the CNI error for the first of what fields.get complained of.
+// fieldError returns the CNI error for the first error of fields.get.
 func fieldError(prefix string, err error) *cni.Error {
 	line, _, _ := strings.Cut(err.Error(), "\n")
 	return cni.NewError(cni.ErrInvalidConfig, prefix+line, "")
 }
 
-// object reads one JSON object and nothing after it. It refuses nesting below
-// maxDepth before any recursive decoder sees it, and keys given twice, of
-// which two readers could choose different ones.
+// object parses one JSON object and nothing after it. It refuses nesting below maxDepth before a recursive decoder
+// sees it, and duplicate keys, because readers could disagree about their value.
 func object(b []byte) (map[string]json.RawMessage, error) {
 	if len(b) > MaxStdin {
 		return nil, fmt.Errorf("more than %d bytes", MaxStdin)

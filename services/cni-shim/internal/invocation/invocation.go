@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package invocation reads what a container runtime says when it executes the
-// plugin: the CNI environment and the JSON document on standard input.
+// Package invocation parses the input of the plugin from the container runtime: the CNI environment and the JSON
+// document on standard input.
 //
 // The input comes from outside and is parsed as root. So it is bounded in size and depth, and checked before the
 // plugin acts. Invalid input is refused with its CNI code: 4 for the environment, 6 for invalid JSON, 2 for an
@@ -73,9 +73,8 @@ const (
 	maxArgs  = 64 << 10
 )
 
-// isName says whether s is letters, digits, "_", "." and "-", with a letter or
-// digit first. These checks are loops because the process lives for a few
-// milliseconds, and compiling the patterns took half of one.
+// isName reports whether s is letters, digits, "_", "." and "-", with a letter or digit first. These checks are loops
+// because the process lives for a few milliseconds, and compiling regular expressions took half a millisecond.
 func isName(s string) bool {
 	for i := range len(s) {
 		if !alphanumeric(s[i]) && (i == 0 || strings.IndexByte("_.-", s[i]) < 0) {
@@ -85,8 +84,8 @@ func isName(s string) bool {
 	return s != ""
 }
 
-// isDNSName says whether s is at most most lower-case letters, digits and what
-// is in inner, with a letter or digit at both ends.
+// isDNSName reports whether s is up to most lower-case letters, digits and characters of inner, with a letter or digit
+// at both ends.
 func isDNSName(s, inner string, most int) bool {
 	if s == "" || len(s) > most {
 		return false
@@ -105,8 +104,7 @@ func alphanumeric(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
 }
 
-// ParseCommand reads the verb alone, before anything is read from standard
-// input: VERSION needs none.
+// ParseCommand reads only the verb, before standard input is read: VERSION needs no input.
 func ParseCommand(getenv func(string) string) (Command, error) {
 	c := Command(getenv(EnvCommand))
 	switch c {
@@ -190,8 +188,7 @@ func (in *Invocation) parseEnvironment(getenv func(string) string) error {
 	}
 	in.args = args
 	in.Pod = workload.PodReference{Namespace: args[argPodNamespace], Name: args[argPodName], UID: args[argPodUID]}
-	// Not only names that Kubernetes would allow: podman, for one, says the
-	// container's name here.
+	// Kubernetes would not allow all of these names: podman, for example, passes the container's name here.
 	for _, v := range []struct{ key, value, what string }{
 		{argPodNamespace, in.Pod.Namespace, "a namespace"},
 		{argPodName, in.Pod.Name, "the name of a pod"},
@@ -204,7 +201,7 @@ func (in *Invocation) parseEnvironment(getenv func(string) string) error {
 	return nil
 }
 
-// checkContainerID gives what is wrong with id, or "".
+// checkContainerID returns the error in id, or "".
 func checkContainerID(id string) string {
 	switch {
 	case id == "":
@@ -217,9 +214,8 @@ func checkContainerID(id string) string {
 	return ""
 }
 
-// checkInterfaceName gives what is wrong with a device name, or "". Beyond
-// what CNI forbids, the kernel would take "%" for a pattern to fill in, and
-// "all" and "default" are directories of its sysctls.
+// checkInterfaceName returns the error in a device name, or "". In addition to CNI's rules it refuses "%", which the
+// kernel would expand as a pattern, and "all" and "default", which are directories of its sysctls.
 func checkInterfaceName(name string) string {
 	bad := func(r rune) bool {
 		return r == '/' || r == ':' || r == '%' || r == utf8.RuneError || unicode.IsSpace(r) || unicode.IsControl(r)

@@ -12,8 +12,7 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 )
 
-// AnnotationLabels is the pod annotation whose "key=value,key=value" become
-// labels where a runtime passes annotations on.
+// AnnotationLabels is the pod annotation with labels, "key=value,key=value", for runtimes that pass annotations on.
 const AnnotationLabels = "sluice.io/labels"
 
 // derived are the prefixes of the keys that no pod and no runtime may write.
@@ -22,8 +21,8 @@ var derived = []string{label.PrefixKubernetes, label.PrefixDerived}
 // maxLabelName is the length of the name in a key, in bytes.
 const maxLabelName = 63
 
-// workloadLabels joins the labels of every place they may come from, gives
-// them their source and refuses what a caller may not say. args are CNI_ARGS.
+// workloadLabels joins the labels from all sources, sets their source and refuses labels that a caller may not set.
+// args are CNI_ARGS.
 func workloadLabels(c Config, args map[string]string) ([]label.Label, error) {
 	podNamespace := args[argPodNamespace]
 	source := label.SourceCNI
@@ -93,8 +92,8 @@ func workloadLabels(c Config, args map[string]string) ([]label.Label, error) {
 	return labels, nil
 }
 
-// checkLabel gives what is wrong with a label, or "". A key is as in
-// Kubernetes: an optional DNS name and "/", then a name.
+// checkLabel returns the error in a label, or "". A key is as in Kubernetes: an optional DNS name and "/", then a
+// name.
 func checkLabel(kv keyValue) string {
 	if source, _, found := strings.Cut(kv.Key, ":"); found {
 		switch source {

@@ -15,7 +15,7 @@ import (
 type PortMapping struct {
 	HostPort, ContainerPort uint16
 	Protocol                workload.Protocol
-	// HostIP is the address of the node that clients ask; zero for each.
+	// HostIP is the address of the node at which clients connect; zero for all.
 	HostIP netip.Addr
 }
 

@@ -26,8 +26,7 @@ const (
 	Keep     = 3        // turned files
 )
 
-// errRotating says that another process rotates the file. It goes on being
-// written to: a few records more than the limit.
+// errRotating: another process rotates the file. Writing continues, a few records beyond the limit.
 var errRotating = errors.New("being rotated")
 
 // ErrForeign is in the error about a file or directory that is not the plugin's
@@ -88,7 +87,7 @@ func openAppend(path string) (*os.File, error) {
 	return f, err
 }
 
-// checkDir says whether the log may be in a directory, if there is one.
+// checkDir checks whether an existing directory may have the log.
 func checkDir(dir string) error {
 	fi, err := os.Lstat(dir)
 	switch {
@@ -102,7 +101,7 @@ func checkDir(dir string) error {
 	return closed("directory "+dir, fi)
 }
 
-// closed says whether root alone decides about a file or directory.
+// closed checks that a file or directory belongs to root or this user, and is not writable for everybody.
 func closed(what string, fi fs.FileInfo) error {
 	if st := fi.Sys().(*syscall.Stat_t); st.Uid != 0 && st.Uid != uint32(os.Geteuid()) {
 		return fmt.Errorf("%w: %s belongs to uid %d", ErrForeign, what, st.Uid)
@@ -113,7 +112,7 @@ func closed(what string, fi fs.FileInfo) error {
 	return nil
 }
 
-// ours says whether a file may be appended to.
+// ours checks whether a file may be appended to.
 func ours(f *os.File, fi fs.FileInfo) error {
 	if !fi.Mode().IsRegular() {
 		return fmt.Errorf("%w: it is not a regular file", ErrForeign)
@@ -136,8 +135,8 @@ func ours(f *os.File, fi fs.FileInfo) error {
 	return nil
 }
 
-// rotate rotates the files, if f is still the one at path. It does not wait: a
-// process that was stopped while it turned would keep every container waiting.
+// rotate rotates the files, if f is still the one at path. It does not wait: a process that was stopped during its
+// rotation would block every container.
 func rotate(path string, f *os.File, self fs.FileInfo) error {
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)

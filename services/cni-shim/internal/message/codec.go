@@ -4,13 +4,11 @@
 // Package message holds the protobuf messages that the plugin sends and
 // receives, as plain structs, and their encoding.
 //
-// The generated code of proto/ is not linked: it brings the reflection of
-// protobuf and the rules of its validation along, whose package variables alone
-// take longer than a call. The command in generate/ writes the messages from the
-// descriptors of the API, each with a list of its fields for both directions.
+// The generated code of proto/ is not linked: it needs protobuf's reflection and the validation rules, whose package
+// variables alone take longer to initialise than a call takes. The command in generate/ generates the messages from
+// the descriptors of the API, each with a list of its fields for both directions.
 //
-// Requests have every field of the API. Answers have those that the plugin
-// reads; the others are skipped.
+// Requests have every field of the API. Answers have only the fields that the plugin reads.
 package message
 
 //go:generate go run ./generate messages_gen.go
@@ -150,7 +148,7 @@ func (f *Fields) one(b []byte) (int, error) {
 	return n + size, nil
 }
 
-// is says whether a field of this number and type has been read.
+// is reports whether a field of this number and type has been read.
 func (f *Fields) is(number, wire int) bool { return f.number == number && f.wire == wire }
 
 func (f *Fields) tag(number, wire int) {

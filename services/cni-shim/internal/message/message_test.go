@@ -77,8 +77,7 @@ func ourField(v reflect.Value, fd protoreflect.FieldDescriptor) (reflect.Value, 
 	return reflect.Value{}, false
 }
 
-// differ compares what a message of ours holds with what the API's does, field by
-// field and by their names, as far as ours has them.
+// differ compares a message of this package with the API's, field by field and by their names, as far as it has them.
 func differ(path string, v reflect.Value, m protoreflect.Message) []string {
 	if v.Kind() == reflect.Pointer {
 		if v.IsNil() {

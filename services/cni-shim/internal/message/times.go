@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Time is the time that m says.
+// Time converts m.
 func (m *Timestamp) Time() time.Time { return time.Unix(m.Seconds, int64(m.Nanos)) }
 
 // Duration converts m, clipped to the range of time.Duration.

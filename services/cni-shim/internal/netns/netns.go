@@ -21,14 +21,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrInvalid says that a path is not the network namespace of a container.
+// ErrInvalid: a path is not the network namespace of a container.
 var ErrInvalid = errors.New("not a container's network namespace")
 
-// ID tells namespaces apart.
+// ID identifies a namespace.
 type ID struct{ Dev, Ino uint64 }
 
-// IsProcess says whether path names a namespace by a process or thread that is
-// in it, by number: "self" would be the plugin.
+// IsProcess reports whether path names a namespace by the number of a process or thread in it; "self" would be the
+// plugin.
 func IsProcess(path string) bool {
 	rest, proc := strings.CutPrefix(path, "/proc/")
 	rest, net := strings.CutSuffix(rest, "/ns/net")
@@ -82,8 +82,7 @@ func Check(path string) (ID, error) {
 	return id, nil
 }
 
-// identify opens nothing but an nsfs file for reading: a FIFO or a device at
-// path is looked at only through O_PATH.
+// identify opens only nsfs files for reading: it inspects a FIFO or a device at path only through O_PATH.
 func identify(path string) (ID, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -116,18 +115,16 @@ func identify(path string) (ID, error) {
 	return ID{Dev: st.Dev, Ino: st.Ino}, nil
 }
 
-// Same says whether two paths lead to one namespace. Paths that cannot be
-// looked at are not the same.
+// Same reports whether two paths refer to one namespace; false if one cannot be inspected.
 func Same(a, b string) bool {
 	ia, erra := identify(a)
 	ib, errb := identify(b)
 	return erra == nil && errb == nil && ia == ib
 }
 
-// Names are the mounts of one network, in the instance's own directory. They are
-// not in /run/netns: the first `ip netns add` of a machine binds that directory
-// over itself, after which a mount made there before can be neither seen nor
-// removed, and its namespace never goes away.
+// Names are the mounts of one network, in the instance's own directory. They are not in /run/netns: the first `ip
+// netns add` of a machine binds that directory over itself. A mount made there before can then be neither seen nor
+// removed, and its namespace is never freed.
 type Names struct{ dir, prefix string }
 
 // NamesOf gives the names of a network for the instance with that run directory.
@@ -138,8 +135,7 @@ func NamesOf(runDir, network string) Names {
 // Path is where the namespace of an owner is mounted if it is.
 func (n Names) Path(owner string) string { return filepath.Join(n.dir, n.prefix+hash(owner)[:24]) }
 
-// EarlierPath is where an earlier version mounted it, which did not tell
-// networks apart.
+// EarlierPath returns where an earlier version, which did not distinguish networks, mounted it.
 func (n Names) EarlierPath(owner string) string { return filepath.Join(n.dir, hash(owner)[:24]) }
 
 func hash(s string) string {
@@ -175,7 +171,7 @@ func Bind(source, target string) (made bool, err error) {
 	return true, nil
 }
 
-// Unbind undoes Bind. It is no error if there is nothing to undo.
+// Unbind undoes Bind. A missing mount is not an error.
 func Unbind(target string) error {
 	err := unix.Unmount(target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {

@@ -35,8 +35,7 @@ const Max = 4096
 // again when the datapath has run.
 var ErrFull = errors.New("the spool is full")
 
-// ErrNoState is returned when there is no spool in which a datapath looks: it is
-// missing, or others could put deletions there.
+// ErrNoState: no datapath reads the spool, because it is missing or other users could write deletions to it.
 var ErrNoState = errors.New("not the spool of a node")
 
 // check returns an error if no datapath reads deletions from the spool of a state directory. `sluice prepare` creates
@@ -125,7 +124,7 @@ func Put(ctx context.Context, stateDir string, e deletion.Entry) (err error) {
 	return durable.WriteFile(path, b, 0o644, durable.SyncAll)
 }
 
-// Has says whether a deletion waits.
+// Has reports whether a deletion is in the spool.
 func Has(dir string, o workload.Owner) (bool, error) {
 	_, err := os.Lstat(filepath.Join(dir, o.Key()))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -88,8 +88,7 @@ func TestPutIsBoundedUnderConcurrentWriters(t *testing.T) {
 	}
 }
 
-// A deletion in a directory where no datapath looks is lost: the answer must
-// not say that it was taken, and nothing must be made there.
+// A deletion in a directory that no datapath reads is lost: it must be refused, and no file may be created there.
 func TestKernelOnlyThePreparedSpoolOfANodeTakesDeletions(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test gives directories to other users and needs root")

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/model/deletion"
 )
 
-// whole says whether the entry of the owner is what Put writes.
+// whole checks that the entry of the owner is as Put writes it.
 func whole(path string, want deletion.Entry) error {
 	b, err := os.ReadFile(path)
 	if err != nil {

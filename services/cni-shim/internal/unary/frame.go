@@ -199,7 +199,7 @@ func (c *call) decode(block []byte) (*headers, error) {
 	return h, nil
 }
 
-// isGRPC says whether the answer is one of gRPC's.
+// isGRPC reports whether the answer is a gRPC answer.
 func (h *headers) isGRPC() bool {
 	rest, ok := strings.CutPrefix(h.contentType, "application/grpc")
 	return h.status == "200" && ok && (rest == "" || rest[0] == '+' || rest[0] == ';')
@@ -225,9 +225,8 @@ func (h *headers) set(name, value string) {
 	}
 }
 
-// appendHeaders encodes the headers of a request. None goes into the server's
-// table: the next request is rarely like this one. A value of Huffman's code
-// would save some bytes of a copy within the kernel.
+// appendHeaders encodes the headers of a request. It adds none to the server's table, because the next request is
+// rarely similar. Huffman coding would only save some bytes of a copy within the kernel.
 func appendHeaders(b []byte, method, requestID string, timeout time.Duration) []byte {
 	b = append(b, 0x83, 0x86) // :method POST, :scheme http
 	b = appendLiteral(b, ":path", method)

@@ -90,8 +90,8 @@ func answer(owner string) []byte {
 
 func good() *script { return newScript().begin().data(answer("o")).end() }
 
-// play serves one connection after the other: settings, then, when the request has
-// come, what say sends, then the end, unless hold.
+// play serves one connection after the other: settings, then, after the request, the output of say, then the end,
+// unless hold is set.
 func play(t testing.TB, path string, say func(io.Writer), hold bool) {
 	t.Helper()
 	l, err := net.Listen("unix", path)
@@ -377,8 +377,7 @@ func TestServerThatDiesIsUnavailable(t *testing.T) {
 	}
 }
 
-// TestRefusedCallIsUnsent: what the server said that it has not begun with is known
-// not to have happened.
+// TestRefusedCallIsUnsent: a call that the server reports as not begun is known not to have happened.
 func TestRefusedCallIsUnsent(t *testing.T) {
 	for name, s := range map[string]*script{
 		"goodbye": newScript().frame(http2.FrameGoAway, 0, 0, make([]byte, 8)),
@@ -391,7 +390,7 @@ func TestRefusedCallIsUnsent(t *testing.T) {
 			t.Errorf("%s: %v, unsent %v", name, err, e.Unsent)
 		}
 	}
-	// A reset with another code says nothing about what the server has done.
+	// A reset with another code does not tell what the server has done.
 	for _, code := range []byte{0, 2, 8} {
 		path := socket(t)
 		reset := newScript().frame(http2.FrameRSTStream, 0, 1, []byte{0, 0, 0, code})
@@ -424,8 +423,8 @@ func TestRefusedCallIsUnsent(t *testing.T) {
 	}
 }
 
-// TestEndlessServersAreGivenUp long before the deadline, and nothing that they say
-// fills the memory.
+// TestEndlessServersAreGivenUp: the client gives up long before the deadline, and the server's data does not fill the
+// memory.
 func TestEndlessServersAreGivenUp(t *testing.T) {
 	forever := func(first, then []byte) func(io.Writer) {
 		return func(w io.Writer) {
@@ -485,7 +484,7 @@ func TestEndlessServersAreGivenUp(t *testing.T) {
 	}
 }
 
-// pipe is a connection whose other end has sent all of b and says no more.
+// pipe is a connection whose other end has sent all of b and sends no more.
 func pipe(t testing.TB, b []byte) *os.File {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)

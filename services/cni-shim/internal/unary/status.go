@@ -59,13 +59,13 @@ type Error struct {
 	Message string
 	// Details are the server's error details, not decoded.
 	Details []*message.Any
-	// Unsent says that the server has not begun with the call.
+	// Unsent means that the server has not begun with the call.
 	Unsent bool
 	// Cause is the kernel's error where that is why; else nil.
 	Cause error
 }
 
-// Error is the text of logs; what people read is Message.
+// Error returns the text for logs; Message is for users.
 func (e *Error) Error() string {
 	return fmt.Sprintf("rpc error: code = %s desc = %s", e.Code, e.Message)
 }
@@ -85,7 +85,7 @@ func CodeOf(err error) Code {
 	return Unknown
 }
 
-// detail decodes the first detail of a type into m, and says whether there is one.
+// detail decodes the first detail of a type into m, and reports whether there is one.
 func detail(err error, typ string, m message.Message) bool {
 	e, ok := errors.AsType[*Error](err)
 	if !ok {
@@ -107,8 +107,7 @@ func Reason(err error) (reason string, facts map[string]string, ok bool) {
 	return info.Domain + "/" + info.Reason, info.Metadata, ok
 }
 
-// RetryDelay is when the server wants the call again. It is false if the server
-// does not ask for that.
+// RetryDelay returns the server's retry delay; false if the answer has none.
 func RetryDelay(err error) (time.Duration, bool) {
 	var retry message.RetryInfo
 	ok := detail(err, "google.rpc.RetryInfo", &retry)
@@ -129,7 +128,7 @@ func Quotas(err error) []*message.QuotaFailureViolation {
 	return v.Violations
 }
 
-// trailers are what the server says at the end of a call.
+// trailers are the trailers of an answer that the client uses.
 type trailers struct {
 	code    Code
 	hasCode bool
@@ -187,11 +186,11 @@ func fail(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
-// broken is about a server that does not keep to HTTP/2: with the connection, the
-// call is lost, as if the server had gone.
+// broken returns the error for a server that violates HTTP/2: the call is lost with the connection, as if the server
+// had ended.
 func broken(format string, args ...any) *Error { return fail(Unavailable, format, args...) }
 
-// odd is about one that does not keep to gRPC.
+// odd returns the error for a server that violates gRPC.
 func odd(format string, args ...any) *Error { return fail(Internal, format, args...) }
 
 // ended is the error of a context that has ended.

@@ -4,12 +4,10 @@
 // Package unary makes unary gRPC calls over unix sockets, for a process that makes
 // two of them and ends.
 //
-// It speaks HTTP/2 as far as that needs it: a connection for each call, no
-// goroutine, and the request in the same write as the connection's preface. grpc-go
-// does far more, which for such a process is most of its CPU time; its server is
-// what the tests hold this package against. A connection that waits for a second
-// call would be one that does not answer the server's pings, and the second call
-// rarely comes.
+// It implements only the necessary part of HTTP/2: a connection for each call, no goroutine, and the request in the
+// same write as the connection's preface. grpc-go does far more, which would be most of such a process's CPU time; the
+// tests compare this package with its server. An idle connection would not answer the server's pings, and a second
+// call is rare, so connections are not reused.
 //
 // Not here: streams, compression, keepalive (every call has a deadline), retries
 // (they are the caller's), TLS.
@@ -81,9 +79,8 @@ func (c Client) Probe() error {
 	return err
 }
 
-// Call makes one call, and merges the answer into answer. It ends with ctx at the
-// latest, whose deadline and request id go to the server. The error is an *Error.
-// No call is sent twice.
+// Call makes one call, and merges the answer into answer. It ends with ctx at the latest; the server gets the deadline
+// and the request ID of ctx. The error is an *Error. No call is sent twice.
 func (c Client) Call(ctx context.Context, method string, request, answer message.Message) error {
 	if err := ctx.Err(); err != nil {
 		e := ended(err)
@@ -111,7 +108,7 @@ func (c Client) Call(ctx context.Context, method string, request, answer message
 	return nil
 }
 
-// dial does not wait: a server whose queue is full is as one that is away.
+// dial does not wait: a server with a full queue counts as unavailable.
 func dial(path string) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -186,8 +183,8 @@ type call struct {
 	trailed bool     // by headers
 }
 
-// explain chooses the error of what broke the call off. An error of the file's is
-// about the deadline, or about a server that went away.
+// explain chooses the error for a broken call. An os.File error means the deadline, or a server that closed the
+// connection.
 func (c *call) explain(ctx context.Context, err error) error {
 	// A server that notices the deadline first resets the call.
 	deadline, ok := ctx.Deadline()
@@ -246,7 +243,7 @@ func (c *call) spend() error {
 	return nil
 }
 
-// send writes what is due, and of the request what the windows have room for.
+// send writes pending frames, and as much of the request as the windows allow.
 func (c *call) send() error {
 	for !c.whole {
 		n := min(int64(len(c.body)), c.window, c.streamWindow, int64(c.maxFrame))
@@ -269,7 +266,7 @@ func (c *call) send() error {
 	if err == nil || !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
 		return err
 	}
-	// The server has gone; what it said before that is still there to be read.
+	// The server closed the connection; data that it sent before can still be read.
 	c.whole = true
 	return nil
 }
@@ -461,8 +458,7 @@ func (c *call) windowUpdate(f frame, b []byte) error {
 	return nil
 }
 
-// goAway is a server that takes no new call. It finishes those up to the stream that
-// it names.
+// goAway handles a server that takes no new calls. It still finishes calls up to the stream in the frame.
 func (c *call) goAway(f frame, b []byte) error {
 	if f.stream != 0 || len(b) < 8 {
 		return broken("the server said goodbye in %d bytes", len(b))

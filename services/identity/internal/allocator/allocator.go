@@ -118,9 +118,8 @@ type Allocator struct {
 	uncached  bool          // there was no cache
 }
 
-// New returns an Allocator that starts from what the last process left.
-// cached says that known is a listing of the cluster, however old: then the
-// allocator is ready at once.
+// New returns an Allocator that starts from the last process's state. cached means that known is a complete listing of
+// the cluster, however old: then the allocator is ready at once.
 func New(cfg Config, store Store, records Records, pub Publisher, endpoints EndpointPublisher,
 	holds Holds, known Known, cached bool,
 ) (*Allocator, error) {
@@ -196,16 +195,15 @@ func (a *Allocator) Ready() (bool, <-chan struct{}) {
 	return a.available.answers(), a.available.changed
 }
 
-// Numbers says whether a label set that no node has gets a number now: the store
-// is reached and takes writes, and so does the disk. The channel is closed when that,
-// or what Ready says, may have changed.
+// Numbers reports whether a label set that is new to the cluster would get a number now: the store is reachable and
+// takes writes, and so does the disk. The channel is closed when that, or the result of Ready, may have changed.
 func (a *Allocator) Numbers() (bool, <-chan struct{}) {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
 	return a.available.numbers(), a.available.changed
 }
 
-// becomeReady runs with mu held.
+// becomeReady is called with mu held.
 func (a *Allocator) becomeReady() {
 	if a.available.loaded() {
 		a.pub.Loaded()
@@ -273,14 +271,14 @@ func (a *Allocator) hold(ctx context.Context, holder Holder, labels label.Canoni
 	return a.answer(ctx, id)
 }
 
-// describe runs with mu held.
+// describe is called with mu held.
 func (a *Allocator) describe(holder Holder, w Workload) {
 	if a.held.describe(holder, w) {
 		a.saver.dirty()
 	}
 }
 
-// answer waits until everything that the answer says survives this process.
+// answer waits until the data in the answer is saved, so that it survives this process.
 func (a *Allocator) answer(ctx context.Context, id identity.Identity) (identity.Identity, error) {
 	if err := faultResolveRecorded.Hit(ctx); err != nil {
 		return identity.Identity{}, err
@@ -347,10 +345,9 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 		if !isKnown || !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrSessionLost) || ctx.Err() != nil {
 			return identity.Identity{}, err
 		}
-		// The store is away and the set is known: the number as we know it
-		// stands, and the reference is written when the store answers again.
-		// But a number that was collected after the store was last heard may be
-		// another set's as soon as its quarantine is over.
+		// The store is unreachable and the set is known: the known number is still valid, and Run writes the reference
+		// once the store answers again. But a number that was collected after the store was last heard may get another
+		// set as soon as its quarantine is over.
 		if age, ok := a.sinceHeard(); !ok || age >= a.cfg.Quarantine {
 			return identity.Identity{}, &StaleError{Labels: labels, Number: number, Age: age, Never: !ok, Limit: a.cfg.Quarantine, Err: err}
 		}
@@ -387,7 +384,7 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 }
 
 // reserve takes a place in the quota for a label set that this node does not
-// hold yet. It runs with mu held; the caller gives the place back.
+// hold yet. It is called with mu held; the caller gives the place back.
 func (a *Allocator) reserve(holder Holder, labels label.Canonical) *QuotaError {
 	// A holder that moves away from a number of its own frees a place.
 	if n, ok := a.held.byHolder[holder]; ok && n.Scope() == identity.ScopeCluster && len(a.held.byNumber[n].holders) == 1 {
@@ -396,10 +393,8 @@ func (a *Allocator) reserve(holder Holder, labels label.Canonical) *QuotaError {
 	return a.places.reserve(namespaceOf(labels), false, "")
 }
 
-// maxAttempts bounds how many candidates one call tries. Candidates are free
-// as far as the mirror knows, so an attempt fails only when another node was
-// faster with another label set that wants the same number, or on a number
-// that rests.
+// maxAttempts bounds how many candidates one call tries. Candidates are free according to the mirror, so an attempt
+// fails only if another node gave the same number to another label set first, or if the number is in quarantine.
 const maxAttempts = 64
 
 // claim gets the number of a label set from the store.
@@ -471,7 +466,7 @@ func (a *Allocator) unavailable(ctx context.Context, labels label.Canonical, err
 	return &StoreError{Endpoints: a.store.Endpoints(), Labels: labels, Err: err}
 }
 
-// errListing: nothing tells yet which numbers are free.
+// errListing: it is not known yet which numbers are free.
 var errListing = errors.New("the identities of the cluster are still being listed")
 
 // awaitStore waits until the session is up, and the cluster's identities are
@@ -495,7 +490,7 @@ func (a *Allocator) awaitStore(ctx context.Context) error {
 	}
 }
 
-// fail tells Run that a call saw the store fail.
+// fail wakes Run because a call failed at the store.
 func (a *Allocator) fail(err error) {
 	select {
 	case a.lost <- err:
@@ -503,11 +498,10 @@ func (a *Allocator) fail(err error) {
 	}
 }
 
-// candidate picks a number for a label set that has none, and keeps other calls
-// of this node from picking it until done is called: the first free one from a
-// start that the set's hash gives. So two nodes rarely want the same number for
-// different sets, and a set that was collected and comes back usually gets the
-// number that it had. n is 0, and used how many are taken, if none is free.
+// candidate picks a number for a label set that has none, and keeps other calls of this node from picking it until
+// done is called. It is the first free number from a start that depends on the set's hash. So two nodes rarely choose
+// the same number for different sets, and a set that was collected usually gets its former number again. n is 0, and
+// used is the number of taken ones, if none is free.
 func (a *Allocator) candidate(labels label.Canonical) (n identity.Numeric, used int, done func()) {
 	sum := labels.Hash()
 	start := int(binary.BigEndian.Uint32(sum[:4]) % uint32(identity.ClusterSize))
@@ -524,8 +518,8 @@ func (a *Allocator) candidate(labels label.Canonical) (n identity.Numeric, used 
 	}
 }
 
-// move puts a holder onto an identity and takes it off the one it had, which
-// with keep its former self holds until Confirm. It runs with mu held.
+// move puts a holder onto an identity and removes it from its former one. With keep, a holder for the former identity
+// keeps that until Confirm. Called with mu held.
 func (a *Allocator) move(holder Holder, id identity.Identity, ref int64, keep bool) {
 	if n, ok := a.held.byHolder[holder]; ok {
 		if n == id.Number {
@@ -546,14 +540,14 @@ func (a *Allocator) move(holder Holder, id identity.Identity, ref int64, keep bo
 	}
 }
 
-// addHolder runs with mu held.
+// addHolder is called with mu held.
 func (a *Allocator) addHolder(holder Holder, id identity.Identity, ref int64) {
 	if a.held.add(holder, id, ref) && id.Number.Scope() == identity.ScopeCluster {
 		a.places.hold(namespaceOf(id.Labels))
 	}
 }
 
-// dropHolder runs with mu held and returns the number that was held, 0 if none.
+// dropHolder is called with mu held and returns the number that was held, 0 if none.
 func (a *Allocator) dropHolder(holder Holder) identity.Numeric {
 	n, ended := a.held.drop(holder)
 	if ended != nil {
@@ -589,16 +583,15 @@ func (a *Allocator) dropHold(n identity.Numeric, h *hold) {
 	}
 }
 
-// HeldBy is the number that a holder holds, and that Release would release; 0 if
-// it holds none.
+// HeldBy returns the number that a holder holds, and that Release would release; 0 if it holds none.
 func (a *Allocator) HeldBy(holder Holder) identity.Numeric {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
 	return a.held.byHolder[holder]
 }
 
-// Release drops what a holder holds and returns the number, 0 if it held none.
-// It needs no store: the reference there is dropped by Run.
+// Release removes a holder's hold and returns the number; 0 if it held none. It needs no store: Run removes the
+// reference there.
 func (a *Allocator) Release(ctx context.Context, holder Holder) (identity.Numeric, error) {
 	unlock, err := a.byHolder.Lock(ctx, holder)
 	if err != nil {
@@ -614,8 +607,7 @@ func (a *Allocator) Release(ctx context.Context, holder Holder) (identity.Numeri
 	if err := faultReleaseStart.Hit(ctx); err != nil {
 		return 0, err
 	}
-	// Also when nothing was held: an earlier call may have dropped it and
-	// failed to store that.
+	// Wait even if the holder held nothing: an earlier call may have failed to save the removal of its hold.
 	if err := a.saver.wait(ctx); err != nil {
 		return 0, err
 	}
@@ -635,8 +627,8 @@ func (a *Allocator) wake() {
 	}
 }
 
-// saveHolds writes what changed in the holds, and then tells readers of
-// endpoints: what they learn survives this process. One call runs at a time.
+// saveHolds writes the changes of the holds, and then publishes the changed endpoints, so that readers only learn what
+// survives this process. One call runs at a time.
 func (a *Allocator) saveHolds() error {
 	a.mu.Lock(opSave)
 	c := HoldsChange{NextNodeLocal: a.local.next, Session: a.joined}
@@ -669,8 +661,7 @@ func (a *Allocator) sinceHeard() (age time.Duration, ok bool) {
 	return a.mirror.age(time.Now())
 }
 
-// saveKnown writes what changed in what is known of the cluster. One call runs
-// at a time.
+// saveKnown writes the changes of the cluster's known identities. One call runs at a time.
 func (a *Allocator) saveKnown() error {
 	var c KnownChange
 	var was time.Time

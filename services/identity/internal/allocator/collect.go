@@ -201,8 +201,8 @@ const (
 	maxCollect  = 16_384 // in one round
 )
 
-// plan says which of the unused identities are so for the first time, and which
-// of the others were unused since then for the grace period, longest first.
+// plan returns the identities that are unused for the first time, and those that were unused for the whole grace
+// period, longest first.
 func (c *collector) plan(unused []identity.Identity, now time.Time, grace time.Duration) (fresh []identity.Identity, due []Candidate) {
 	is := make(map[identity.Numeric]struct{}, len(unused))
 	for _, id := range unused {
@@ -224,8 +224,8 @@ func (c *collector) plan(unused []identity.Identity, now time.Time, grace time.D
 	return fresh, due
 }
 
-// collect takes the identities that are unused as of a revision a step further:
-// it notes the fences of those that were in use, and removes those that are due.
+// collect continues with the identities that are unused as of a revision: it notes the fences of newly unused ones,
+// and removes those that were unused for the grace period.
 func (c *collector) collect(ctx context.Context, unused []identity.Identity, revision int64) error {
 	a := c.a
 	now := time.Now()

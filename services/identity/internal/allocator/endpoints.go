@@ -20,7 +20,7 @@ type Endpoint struct {
 	Former identity.Numeric
 }
 
-// Equal says whether both are the same.
+// Equal reports whether both endpoints are equal.
 func (e Endpoint) Equal(f Endpoint) bool {
 	return e.Holder == f.Holder && e.Identity.Equal(f.Identity) && e.Workload.equal(f.Workload) && e.Former == f.Former
 }
@@ -35,10 +35,9 @@ func (s *holdings) endpoints(records []HolderRecord) (all []Endpoint) {
 	return all
 }
 
-// Relabel moves an endpoint to another label set and holds the number that it
-// had until Confirm, because its packets carry it until then. An endpoint that
-// holds nothing stays so. ErrUnconfirmed: Confirm is owed for the last move; so
-// no endpoint holds more than two numbers.
+// Relabel moves an endpoint to another label set and holds its former number until Confirm, because its packets carry
+// that number until then. An endpoint without an identity stays without. It returns ErrUnconfirmed if the last move is
+// not confirmed yet; so an endpoint holds at most two numbers.
 func (a *Allocator) Relabel(ctx context.Context, holder Holder, labels label.Canonical) error {
 	unlock, err := a.byHolder.Lock(ctx, holder)
 	if err != nil {
@@ -72,8 +71,8 @@ func (a *Allocator) Relabel(ctx context.Context, holder Holder, labels label.Can
 	return err
 }
 
-// Confirm says that the packets of an endpoint carry a number. The number that
-// it had before is released if that is the endpoint's; else nothing changes.
+// Confirm reports that an endpoint's packets now carry a number. If that is the endpoint's number, its former one is
+// released; otherwise nothing changes.
 func (a *Allocator) Confirm(ctx context.Context, holder Holder, n identity.Numeric) error {
 	unlock, err := a.byHolder.Lock(ctx, holder)
 	if err != nil {
@@ -86,7 +85,7 @@ func (a *Allocator) Confirm(ctx context.Context, holder Holder, n identity.Numer
 		a.saver.dirty()
 	}
 	a.mu.Unlock()
-	// Also when nothing was dropped: an earlier call may not have stored that.
+	// Wait even without a change: an earlier call may have failed to save its change.
 	if err := a.saver.wait(ctx); err != nil {
 		return err
 	}

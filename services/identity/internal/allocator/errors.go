@@ -39,7 +39,7 @@ var (
 	ErrRecords = errors.New("state was not written")
 )
 
-// StoreError says that the store is needed and does not answer.
+// StoreError: the call needs the store, and the store does not answer.
 type StoreError struct {
 	Endpoints []string
 	Labels    label.Canonical
@@ -63,7 +63,7 @@ func (e *StoreError) Error() string {
 	return s
 }
 
-// noSpace says what an operator has to do.
+// noSpace returns the message with the operator's next step.
 func noSpace(endpoints []string, err error) string {
 	return fmt.Sprintf("etcd (%s) has no space left; compact and defragment it, then disarm its alarm: %v", strings.Join(endpoints, ", "), err)
 }
@@ -73,8 +73,7 @@ func (e *StoreError) Unwrap() error { return e.Err }
 // Is makes it an ErrUnavailable.
 func (e *StoreError) Is(target error) bool { return target == ErrUnavailable }
 
-// StaleError says that the store is needed, because what this node remembers
-// of a label set is too old to be believed.
+// StaleError: the call needs the store, because this node's copy of the label set is too old to be trusted.
 type StaleError struct {
 	Labels label.Canonical
 	Number identity.Numeric // what it was when the store was last heard
@@ -99,7 +98,7 @@ func (e *StaleError) Unwrap() error { return e.Err }
 // Is makes it an ErrUnavailable.
 func (e *StaleError) Is(target error) bool { return target == ErrUnavailable }
 
-// QuotaError says what is used up, and which labels to look at.
+// QuotaError describes the exhausted limit and the labels with the most values.
 type QuotaError struct {
 	Kind  error  // ErrQuota, ErrShare or ErrExhausted
 	Of    string // the tenant, for ErrShare

@@ -28,7 +28,7 @@ func (a *Allocator) FreeLast() (n int) {
 	return n
 }
 
-// IsFree says whether a number has no label set and is given out first.
+// IsFree reports whether a number has no label set and is given out first.
 func (a *Allocator) IsFree(n identity.Numeric) bool {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()

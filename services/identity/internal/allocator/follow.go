@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 )
 
-// learn puts an identity into the mirror as the store had it at a revision;
-// what the mirror has from a later revision stays. It runs with mu held.
+// learn adds an identity to the mirror as of a revision of the store; a later revision in the mirror is kept. Called
+// with mu held.
 func (a *Allocator) learn(id identity.Identity, revision int64) {
 	var since time.Time
 	if a.available.ready {
@@ -35,7 +35,7 @@ func (a *Allocator) learn(id identity.Identity, revision int64) {
 	a.pub.Upsert(id.Number, id)
 }
 
-// forget takes a number out of the mirror. It runs with mu held.
+// forget takes a number out of the mirror. Called with mu held.
 func (a *Allocator) forget(n identity.Numeric) {
 	e, ok := a.mirror.known[n]
 	if !ok {
@@ -52,7 +52,7 @@ func (a *Allocator) forget(n identity.Numeric) {
 		}
 	}
 	a.mirror.remove(n)
-	// Collection takes the grace period, and up to two looks of the collector.
+	// Collection takes the grace period, and up to two rounds of the collector.
 	a.candidates.end(n, e.since, time.Now(), a.cfg.Grace+2*a.cfg.Reconcile)
 	if h == nil {
 		a.pub.Delete(n)

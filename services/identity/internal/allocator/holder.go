@@ -11,9 +11,8 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 )
 
-// Holder is who holds a number on this node: an endpoint, an endpoint whose
-// packets may still carry its former number, or a reference that a caller chose.
-// They cannot be confused.
+// Holder identifies the holder of a number on this node: an endpoint, an endpoint whose packets may still carry its
+// former number, or a reference that a caller named. The three kinds have distinct forms.
 type Holder string
 
 const (
@@ -31,14 +30,14 @@ func EndpointHolder(containerID, interfaceName string) Holder {
 // ReferenceHolder is a string of the caller's.
 func ReferenceHolder(reference string) Holder { return Holder(referencePrefix + reference) }
 
-// ParseHolder reads what String wrote.
+// ParseHolder parses the result of String.
 func ParseHolder(s string) (Holder, error) {
 	h := Holder(s)
 	return h, h.check()
 }
 
-// check says whether ParseHolder would read it again: what it would not may not
-// be written, or the next process could not start.
+// check returns an error if ParseHolder would not accept the holder: it must not be saved, or the next process could
+// not start.
 func (h Holder) check() error {
 	known := strings.HasPrefix(string(h), endpointPrefix) || strings.HasPrefix(string(h), referencePrefix) ||
 		strings.HasPrefix(string(h), formerPrefix)

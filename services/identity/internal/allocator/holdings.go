@@ -54,8 +54,8 @@ func (s *holdings) other(n identity.Numeric, labels label.Canonical) *hold {
 	return nil
 }
 
-// add adds a holder, which holds nothing or the same, to an identity, and returns whether
-// it is the first one. ref is the revision of our reference, if the store has it.
+// add adds a holder to an identity and returns whether it is the first one. The holder must hold the same identity or
+// none. ref is the revision of this node's reference, if the store has it.
 func (s *holdings) add(holder Holder, id identity.Identity, ref int64) (first bool) {
 	h := s.byNumber[id.Number]
 	if h == nil {
@@ -98,7 +98,7 @@ func (s *holdings) reassign(from identity.Numeric, to identity.Identity, ref int
 	return holders, first
 }
 
-// describe records what w says of a holder, and returns whether that is new.
+// describe records the workload of a holder, and returns whether it changed.
 func (s *holdings) describe(holder Holder, w Workload) bool {
 	have := s.workloads[holder]
 	known := have.learn(w)
@@ -113,8 +113,8 @@ func (s *holdings) describe(holder Holder, w Workload) bool {
 // touch makes the records, and then the readers, get a holder again.
 func (s *holdings) touch(holder Holder) { s.unsaved[holder] = struct{}{} }
 
-// take returns the holders that the records lack, and those that hold nothing any more,
-// in any order. putBack undoes it if the records were not written.
+// take returns the holders that the records lack, and the holders without a hold, in any order. putBack undoes it if
+// the records were not written.
 func (s *holdings) take() (put []HolderRecord, drop []Holder) {
 	for holder := range s.unsaved {
 		if n, ok := s.byHolder[holder]; ok {

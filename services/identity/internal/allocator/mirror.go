@@ -10,11 +10,10 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 )
 
-// mirror is what this node knows of the cluster's identities, and which changes of it
-// the cache lacks. byText has the number under which a label set was learned last, and
-// known has that number with that label set. living counts the label sets of known by
-// namespace, without zeros. An earlier revision never replaces a later one. The caller
-// locks, and need not to receive from dirty.
+// mirror is this node's copy of the cluster's identities, and the changes that the cache lacks. byText has the number
+// under which a label set was learned last, and known has that number with that label set. living counts the label
+// sets of known by namespace, without zeros. An earlier revision never replaces a later one. The caller locks;
+// receiving from dirty needs no lock.
 type mirror struct {
 	known    map[identity.Numeric]knownEntry
 	byText   map[string]identity.Numeric // by canonical text
@@ -34,7 +33,7 @@ type knownEntry struct {
 	since    time.Time // it came while this process followed the store; zero: before
 }
 
-// newMirror returns an empty mirror. heard is what the cache has.
+// newMirror returns an empty mirror. heard is the time stored in the cache.
 func newMirror(heard time.Time) mirror {
 	return mirror{
 		known: map[identity.Numeric]knownEntry{}, byText: map[string]identity.Numeric{}, living: map[string]int{},
@@ -42,7 +41,7 @@ func newMirror(heard time.Time) mirror {
 	}
 }
 
-// save asks for the cache to be written.
+// save requests a write of the cache.
 func (m *mirror) save() {
 	select {
 	case m.dirty <- struct{}{}:
@@ -95,14 +94,14 @@ func (m *mirror) remove(n identity.Numeric) {
 	m.save()
 }
 
-// keep marks a number as gone from the store. The mirror keeps it, because it is held:
-// the next call for its label set joins the hold.
+// keep marks a number as removed from the store. The mirror keeps it because it is held: the next call for its label
+// set joins the hold.
 func (m *mirror) keep(n identity.Numeric) {
 	e := m.known[n]
 	m.known[n] = knownEntry{labels: e.labels, gone: true, since: e.since}
 }
 
-// news returns what an update changes. A number that is held is not dropped.
+// news returns the changes in an update. Numbers that are held are not dropped.
 func (m *mirror) news(u Update, held func(identity.Numeric) bool) (c KnownChange) {
 	for _, e := range u.Upserts {
 		have, ok := m.known[e.Identity.Number]
@@ -118,8 +117,8 @@ func (m *mirror) news(u Update, held func(identity.Numeric) bool) (c KnownChange
 	return c
 }
 
-// unlisted returns the numbers that a complete listing does not have, of those that are
-// not newer. With Reset all are older: their revisions are of another store's history.
+// unlisted returns the numbers that are missing from a complete listing and are not newer. With Reset all are older:
+// their revisions belong to another store's history.
 func (m *mirror) unlisted(u Update, listed map[identity.Numeric]struct{}) (out []identity.Numeric) {
 	for n, e := range m.known {
 		if u.Reset {
@@ -157,8 +156,8 @@ func (m *mirror) age(now time.Time) (age time.Duration, ok bool) {
 	return age, age >= 0
 }
 
-// take returns what the cache lacks, in any order, and what it has of heard. putBack
-// undoes it if the cache was not written.
+// take returns the changes that the cache lacks, in any order, and the time of heard in it. putBack undoes it if the
+// cache was not written.
 func (m *mirror) take() (c KnownChange, saved time.Time) {
 	saved = m.heardSaved
 	m.heardSaved = m.heard

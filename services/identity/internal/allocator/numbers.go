@@ -33,8 +33,7 @@ func (s *numbers) has(n identity.Numeric) bool {
 	return n.Scope() == identity.ScopeCluster && s[i/64]&(1<<(i%64)) != 0
 }
 
-// clear yields what is not in the set, as offsets from the first cluster number:
-// from start to the end, then up to start.
+// clear yields the offsets of the numbers that are not in the set: from start to the end, then up to start.
 func (s *numbers) clear(start int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		for _, part := range [2][2]int{{start, identity.ClusterSize}, {0, start}} {

@@ -45,8 +45,8 @@ func (p *places) release(ns string) {
 	p.count(ns, -1)
 }
 
-// reserve takes a place for a claim of a label set of a namespace, until done. moves says
-// that the holder gives up a place, of the namespace leaves. The error has no Keys.
+// reserve takes a place for a claim of a label set of a namespace, until done. moves means that the holder gives up a
+// place of the namespace leaves. The error has no Keys.
 func (p *places) reserve(ns string, moves bool, leaves string) *QuotaError {
 	used := p.claiming + p.held
 	if moves {

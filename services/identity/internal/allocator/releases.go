@@ -15,8 +15,8 @@ type releases struct {
 
 func newReleases() releases { return releases{due: map[identity.Numeric]int64{}} }
 
-// compare takes what the store has of this node. A reference without a hold is due if
-// strict is set, or if the last comparison saw it too, unchanged.
+// compare compares the holds with this node's references in the store. A reference without a hold is due if strict is
+// set, or if the last comparison saw it too, unchanged.
 func (r *releases) compare(refs []Reference, strict bool, held func(identity.Numeric) bool) {
 	strays := map[identity.Numeric]int64{}
 	for _, ref := range refs {
@@ -31,7 +31,7 @@ func (r *releases) compare(refs []Reference, strict bool, held func(identity.Num
 	r.strays = strays
 }
 
-// list returns what is due, in any order.
+// list returns the due references, in any order.
 func (r *releases) list() []Reference {
 	out := make([]Reference, 0, len(r.due))
 	for n, revision := range r.due {
@@ -40,7 +40,7 @@ func (r *releases) list() []Reference {
 	return out
 }
 
-// done removes what the store has dropped.
+// done removes references that the store has removed.
 func (r *releases) done(refs []Reference) {
 	for _, ref := range refs {
 		if r.due[ref.Number] == ref.Revision {

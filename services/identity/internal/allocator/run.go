@@ -170,8 +170,7 @@ func (a *Allocator) noSpace(err error) {
 	}
 }
 
-// reconnected notes that there is a session whose references are equal to
-// what is held.
+// reconnected notes that there is a session whose references equal the holds.
 func (a *Allocator) reconnected() {
 	a.mu.Lock(opSession)
 	defer a.mu.Unlock()
@@ -186,8 +185,8 @@ func (a *Allocator) Connected() (bool, <-chan struct{}) {
 	return a.available.connected, a.available.changed
 }
 
-// alive asks the store for the session. A claim that began in an earlier
-// session may have called this one lost; if so, the store knows better.
+// alive asks the store about the session. A claim that began in an earlier session may have reported the present one
+// as lost; the store's answer decides.
 func (a *Allocator) alive(ctx context.Context) error {
 	if err := a.bounded(ctx, a.store.Ping); err != nil {
 		return err
@@ -196,7 +195,7 @@ func (a *Allocator) alive(ctx context.Context) error {
 	return nil
 }
 
-// within returns what a method of the store does, in no longer than StoreTimeout.
+// within runs a method of the store for at most StoreTimeout.
 func within[T any](ctx context.Context, a *Allocator, f func(context.Context) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.cfg.StoreTimeout)
 	defer cancel()
@@ -238,8 +237,7 @@ func (a *Allocator) session(ctx context.Context, first *bool) error {
 	case <-a.lost: // of the session before
 	default:
 	}
-	// In a new process no claim of ours is under way: what is referred to and
-	// not held was left behind by the process before.
+	// In a new process no claim is under way: references without a hold were left behind by the former process.
 	if err := a.reconcile(ctx, *first); err != nil {
 		return err
 	}
@@ -273,7 +271,7 @@ func (a *Allocator) session(ctx context.Context, first *bool) error {
 			return ctx.Err()
 		case err = <-a.lost:
 			if errors.Is(err, ErrUnavailable) {
-				// A call may have been given little time; ask ourselves.
+				// The caller's deadline may have been short; ask the store without it.
 				err = a.alive(ctx)
 			}
 		case <-heartbeat.C:
@@ -292,9 +290,8 @@ func (a *Allocator) session(ctx context.Context, first *bool) error {
 	}
 }
 
-// reconcile compares the references in the store with what is held. A
-// reference without a hold is dropped when strict is set, and otherwise when it
-// was seen, unchanged, the last time too: a claim may be on its way.
+// reconcile compares the references in the store with the holds. A reference without a hold is removed if strict is
+// set, and otherwise if the last comparison saw it too, unchanged: a claim may be under way.
 func (a *Allocator) reconcile(ctx context.Context, strict bool) error {
 	refs, err := within(ctx, a, a.store.References)
 	if err != nil {
@@ -326,7 +323,7 @@ func (a *Allocator) reconcile(ctx context.Context, strict bool) error {
 	return nil
 }
 
-// flush writes the references that are missing and drops those that are owed.
+// flush writes missing references and removes due ones.
 func (a *Allocator) flush(ctx context.Context) error {
 	a.mu.Lock(opReferences)
 	var restore []identity.Identity
@@ -363,8 +360,8 @@ func (a *Allocator) flush(ctx context.Context) error {
 // one request.
 const flushStep = 256
 
-// renew writes the references of many held identities at once, and returns
-// those that have to be looked at one by one.
+// renew writes the references of many held identities at once, and returns the identities that must be restored one by
+// one.
 func (a *Allocator) renew(ctx context.Context, ids []identity.Identity) (left []identity.Identity, err error) {
 	if len(ids) < 2 {
 		return ids, nil
@@ -393,8 +390,7 @@ func (a *Allocator) renew(ctx context.Context, ids []identity.Identity) (left []
 	return left, nil
 }
 
-// inParallel runs work with at most n at a time and returns the first error,
-// after which nothing more is begun.
+// inParallel runs work with at most n at a time. After the first error, which it returns, it starts no more.
 func inParallel(ctx context.Context, n int, work []func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -40,9 +40,8 @@ func namespaceOf(labels label.Canonical) string {
 	return ns
 }
 
-// Usage returns how many numbers tenants have, as far as this node knows: its own count
-// of the label sets of the cluster, and the published counts. A tenant also asks for a
-// number for each of its label sets on this node that wait.
+// Usage returns how many numbers tenants have, according to this node's own count of the cluster's label sets and the
+// published counts. A tenant also requests a number for each of its waiting label sets on this node.
 func (a *Allocator) Usage() []shares.Usage {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
@@ -68,7 +67,7 @@ func awaitNumber(ctx context.Context, f func() (identity.Identity, error)) (iden
 	}
 }
 
-// runNumbers follows what the collector publishes.
+// runNumbers follows the collector's published counts.
 func (a *Allocator) runNumbers(ctx context.Context) {
 	var wait time.Duration
 	for ctx.Err() == nil {
@@ -92,7 +91,7 @@ type resting struct {
 	until     time.Time
 }
 
-// numbersNow counts what is published.
+// numbersNow counts the numbers to publish.
 func (c *collector) numbersNow(now time.Time) Numbers {
 	a := c.a
 	a.mu.Lock(opCollect)

@@ -56,8 +56,7 @@ func (a *Allocator) Get(n identity.Numeric) (identity.Identity, []Holder, error)
 	return id, holders, nil
 }
 
-// Find returns a label set with the number that it has, as far as this node
-// knows, or 0: of the cluster, or a node-local one.
+// Find returns a label set with its number, according to this node: a cluster number, a node-local one, or 0.
 func (a *Allocator) Find(labels label.Canonical, nodeLocal bool) identity.Identity {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
@@ -83,7 +82,7 @@ func (a *Allocator) Endpoints(n identity.Numeric) map[Holder]Workload {
 	return out
 }
 
-// lookup runs with mu held.
+// lookup is called with mu held.
 func (a *Allocator) lookup(n identity.Numeric) (identity.Identity, bool) {
 	if n == identity.Host {
 		return a.host, true
@@ -166,7 +165,7 @@ func (a *Allocator) Status() Status {
 	return s
 }
 
-// Summary is Status without TopKeys, which cost a look at every identity.
+// Summary is Status without TopKeys, which would read every identity.
 func (a *Allocator) Summary() Status {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
@@ -195,15 +194,14 @@ func (a *Allocator) Summary() Status {
 	return s
 }
 
-// Counters returns what happened since the start.
+// Counters returns the counts of events since the start.
 func (a *Allocator) Counters() Counters {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
 	return a.counters
 }
 
-// Busy says for how long each operation held the lock on what the allocator
-// knows. It does not wait for the lock.
+// Busy returns for how long each operation held the allocator's lock. It does not wait for the lock.
 func (a *Allocator) Busy() []looptime.Figures { return a.mu.Times() }
 
 func (a *Allocator) topKeys() []labels.KeyCount {

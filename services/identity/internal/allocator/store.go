@@ -34,11 +34,11 @@ var (
 	ErrConflict = errors.New("identity conflict")
 	// ErrLayout: the store is kept by a newer version.
 	ErrLayout = errors.New("layout of the store is newer than this version")
-	// ErrCorrupt: the store holds what this program never writes.
+	// ErrCorrupt: the store has content that Sluice never writes.
 	ErrCorrupt = errors.New("store content is damaged")
 )
 
-// ConflictError says what the store has instead of an identity that this node held.
+// ConflictError describes what the store has in place of an identity that this node held.
 type ConflictError struct {
 	Held     identity.Identity
 	Occupant identity.Identity // who has the number now; zero if nobody
@@ -72,8 +72,7 @@ type Reference struct {
 	Present  bool  // of the present session; else it goes with the one that wrote it
 }
 
-// Candidate is an identity without references, with what proves later that no
-// node touched it since.
+// Candidate is an identity without references, and the revisions that later prove that it is still unused.
 type Candidate struct {
 	Identity identity.Identity
 	Fence    int64 // revision at which a node last referred to the identity
@@ -108,8 +107,7 @@ type Update struct {
 	Upserts  []Entry
 	Deletes  []Deletion
 	Beside   bool // something else changed that the records save with what is known
-	// Heard is a time of which everything was seen: this update and those
-	// before it have all changes up to then. Zero if the update does not say.
+	// Heard is a time up to which this update and earlier ones contain all changes. Zero if unknown.
 	Heard time.Time
 }
 
@@ -119,29 +117,25 @@ type Update struct {
 // Every method returns an error that is ErrUnavailable when the store does not
 // answer before ctx is done. All may be called concurrently.
 type Store interface {
-	// Join makes sure that this node has a session. fresh says that it is a
-	// new one: references written before it are gone or will go. ErrNameTaken
-	// if another node with this name has one.
+	// Join makes sure that this node has a session. fresh reports a new one: references written before it were or will
+	// be deleted. ErrNameTaken if another node has a session of this name.
 	Join(ctx context.Context) (fresh bool, err error)
-	// Session names the session, so that the next process of this node can go
-	// on with it.
+	// Session names the session, so that the next process of this node can continue it.
 	Session() string
-	// Ping looks whether the session is what it was: nil, ErrSessionLost,
-	// ErrNameTaken or ErrUnavailable. The store keeps it alive by itself.
+	// Ping checks the session: nil, ErrSessionLost, ErrNameTaken or ErrUnavailable. The store keeps it alive by
+	// itself.
 	Ping(ctx context.Context) error
 	// Severed returns once the store has no connection, with ErrUnavailable and why,
 	// or with ctx's error. A store that is connected and does not answer is found by
 	// Ping.
 	Severed(ctx context.Context) error
-	// Claim refers to the number of a label set, in one step that either
-	// happens wholly or not at all. known is the number it probably has, or 0.
-	// If it has none, it gets candidate: ErrOccupied if that is not free.
+	// Claim refers to the number of a label set, atomically. known is the number that it probably has, or 0. If it has
+	// none, it gets candidate; ErrOccupied if that is not free.
 	Claim(ctx context.Context, labels label.Canonical, known, candidate identity.Numeric) (Claim, error)
-	// Restore refers to an identity that this node held before, and creates it
-	// again if it is gone. ErrConflict if number or label set mean something else.
+	// Restore refers to an identity that this node held before, and creates it again if it was removed. ErrConflict if
+	// the number or the label set belongs to another identity.
 	Restore(ctx context.Context, id identity.Identity) (Claim, error)
-	// Renew does what Restore does for those identities that exist just so, in
-	// few steps, and returns what it wrote.
+	// Renew restores the identities that exist unchanged, in few steps, and returns the written references.
 	Renew(ctx context.Context, ids []identity.Identity) ([]Claim, error)
 	// Release drops references that were not written again since.
 	Release(ctx context.Context, refs ...Reference) error
@@ -158,17 +152,17 @@ type Store interface {
 	// Lead makes this node the collector if the cluster has no collector, and reports whether this node is the
 	// collector. The role lasts as long as the session.
 	Lead(ctx context.Context) (bool, error)
-	// Candidates reads what proves that identities were not touched since.
+	// Candidates reads the revisions that later prove that identities are still unused.
 	Candidates(ctx context.Context, unused []identity.Identity) ([]Candidate, error)
 	// Collect removes the candidates that are unchanged since they were listed, and returns their numbers. They are in
 	// quarantine for the time rest: no other label set gets them.
 	Collect(ctx context.Context, unused []Candidate, rest time.Duration) ([]identity.Numeric, error)
 	// Resting lists the numbers that rest.
 	Resting(ctx context.Context) ([]identity.Numeric, error)
-	// PublishNumbers tells all nodes how many numbers tenants have. ErrDenied if the
-	// store does not let this node write it.
+	// PublishNumbers publishes to all nodes how many numbers tenants have. ErrDenied if the store does not let this
+	// node write it.
 	PublishNumbers(ctx context.Context, n Numbers) error
-	// FollowNumbers hands what was published to sink, then every change, as Follow does.
+	// FollowNumbers hands the published counts to sink, then every change, as Follow does.
 	FollowNumbers(ctx context.Context, sink func(Numbers)) error
 	// Tidy repairs keys that neither claims nor collection touch. references has the references of all nodes. Its
 	// requests have deadlines of their own.
@@ -201,15 +195,14 @@ type Holds struct {
 	Session string
 }
 
-// HolderRecord is one holder. The label set is part of it: what was answered
-// must not depend on a cache.
+// HolderRecord is one holder. The label set is part of it, because answers must not depend on a cache.
 type HolderRecord struct {
 	Holder   Holder
 	Identity identity.Identity
 	Workload Workload
 }
 
-// Workload says what a holder is. Each field may be empty.
+// Workload describes a holder. Each field may be empty.
 type Workload struct {
 	Manager   string // who made it, for example "kubernetes"
 	Network   string // name of the CNI network
@@ -217,7 +210,7 @@ type Workload struct {
 	Addresses []string // of the endpoint
 }
 
-// learn is w with what v says where w says something else, or nothing.
+// learn returns w with the non-empty fields of v.
 func (w Workload) learn(v Workload) Workload {
 	w.Manager, w.Network = cmp.Or(v.Manager, w.Manager), cmp.Or(v.Network, w.Network)
 	if v.Pod.Name != "" {
@@ -260,8 +253,7 @@ type KnownChange struct {
 // process, however it ends. All methods may be called concurrently.
 type Records interface {
 	SaveHolds(HoldsChange) error
-	// NoteKnown remembers a change in what is known of the cluster, for this
-	// boot of the machine, until SaveKnown was called with it.
+	// NoteKnown saves a change of the known identities, for this boot of the machine, until SaveKnown has saved it.
 	NoteKnown(KnownChange) error
 	// SaveKnown saves the change that take returns, together with the other changes noted so far, so that they survive
 	// a reboot, too. It calls take once. The first call makes the saved state a complete listing of the cluster.

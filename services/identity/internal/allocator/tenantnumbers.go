@@ -43,11 +43,10 @@ const (
 	maxWaiting, waitingFor = 4096, time.Minute
 )
 
-// tenantNumbers bounds how many numbers of the cluster a tenant gets. It counts the
-// label sets of the mirror, and the numbers that the collector published with those that
-// this node created since; the greater count is valid: the mirror lacks numbers in
-// quarantine, and the publication what other nodes created since. created has no number
-// that the publication counts. The caller locks.
+// tenantNumbers bounds how many numbers of the cluster a tenant gets. It has two counts: the label sets of the mirror,
+// which lack numbers in quarantine; and the collector's published numbers with the numbers that this node created
+// since, which lack the numbers created by other nodes. The greater count is valid. created has no number that the
+// publication counts. The caller locks.
 type tenantNumbers struct {
 	tenant    func(namespace string) shares.Tenant
 	published Numbers            // what the collector published last
@@ -67,7 +66,7 @@ func (t *tenantNumbers) create(revision int64, labels label.Canonical) {
 	t.created = append(t.created, createdNumber{revision, namespaceOf(labels)})
 }
 
-// publish records what the collector published.
+// publish records the collector's publication.
 func (t *tenantNumbers) publish(n Numbers) {
 	t.published = n
 	var left []createdNumber

@@ -13,10 +13,10 @@ import (
 
 // Group gathers calls. Do must be set before the first one.
 type Group[T any] struct {
-	// Do carries out calls, in the order in which they came, and says how each of
-	// them ended in the call itself, which is a pointer then.
+	// Do executes calls, in the order in which they came, and stores each result in the call itself, which must then
+	// be a pointer.
 	Do func([]T)
-	// Fits says whether another call may be in one act with those; nil: always.
+	// Fits reports whether a call may be in one act with the others; nil: always.
 	Fits func(with []T, call T) bool
 	// AtOnce is how many acts run at a time; less than 1 is 1.
 	AtOnce int

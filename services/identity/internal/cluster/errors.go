@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package cluster has the answers of the store that the nodes of a cluster
-// share, for the cores that keep something in it and for the edge that speaks
-// to it. It knows neither what they keep nor which store it is.
+// Package cluster has the errors and types of the store that the nodes of a cluster share, for packages that store
+// data in it and for the package that connects to it. It depends on neither the data nor the kind of store.
 package cluster
 
 import (

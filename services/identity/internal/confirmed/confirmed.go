@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
-// ErrDenied says that the role of this node in the store lacks a grant.
+// ErrDenied: the role of this node in the store lacks a grant.
 var ErrDenied = errors.New("the store refuses the write")
 
 // Report is the report of one node.
@@ -53,10 +53,9 @@ type Store interface {
 	// the store fails. listed is true for the first call, and after the store lost its
 	// history.
 	FollowSummary(ctx context.Context, sink func(s Summary, listed bool)) error
-	// FollowNodes tells the tracker which nodes are alive, until ctx ends or the store
-	// fails.
+	// FollowNodes passes the living nodes to the tracker, until ctx ends or the store fails.
 	FollowNodes(ctx context.Context, t *Tracker) error
-	// FollowReports tells the tracker what nodes report, as FollowNodes.
+	// FollowReports passes the nodes' reports to the tracker, as FollowNodes does.
 	FollowReports(ctx context.Context, t *Tracker) error
 }
 
@@ -69,6 +68,6 @@ type Node interface {
 	Wants() int64
 	// Nodes returns how many nodes the cluster has.
 	Nodes() int
-	// SetConfirmed takes what is published.
+	// SetConfirmed takes the published summary.
 	SetConfirmed(Summary)
 }

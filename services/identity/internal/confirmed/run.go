@@ -15,8 +15,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// Exchange reports what this node confirmed, and publishes the summary while this node is
-// the collecting one.
+// Exchange reports the revision that this node confirmed, and publishes the summary while this node is the collector.
 type Exchange struct {
 	Options
 	leads chan bool // capacity 1: whether this node is the collecting one, the newest
@@ -52,7 +51,7 @@ func (e *Exchange) spread() time.Duration {
 	return max(e.Interval, time.Duration(e.Node.Nodes())*time.Second/50)
 }
 
-// Lead says whether this node is the collecting one. It does not wait.
+// Lead sets whether this node is the collector. It does not wait.
 func (e *Exchange) Lead(leads bool) {
 	for {
 		select {
@@ -200,7 +199,7 @@ func (e *Exchange) collect(ctx context.Context) {
 	}
 }
 
-// publish publishes a summary if it says more than the last one.
+// publish publishes a summary if it is newer than the last one.
 func (e *Exchange) publish(ctx context.Context, s Summary) {
 	e.mu.Lock()
 	last := e.summary

@@ -13,11 +13,10 @@ import (
 // machine is one node with one state directory.
 type machine struct{ node, incarnation string }
 
-// Tracker knows which nodes had a lease in the last time and what they confirmed. It is
-// the collecting node's.
+// Tracker knows which nodes had a lease recently and what they confirmed. The collecting node uses it.
 type Tracker struct {
-	// rest is how long a node counts after its lease has ended, and how long the tracker
-	// watches leases before it says anything.
+	// rest is how long a node counts after its lease has ended, and how long the tracker watches leases before it
+	// publishes a revision.
 	rest time.Duration
 
 	mu       sync.Mutex
@@ -32,7 +31,7 @@ type Tracker struct {
 	has map[machine]int64
 }
 
-// NewTracker returns a tracker that says nothing before it has watched for rest.
+// NewTracker returns a tracker that publishes no revision before it has watched for rest.
 func NewTracker(rest time.Duration) *Tracker {
 	return &Tracker{
 		rest: rest, alive: map[string]string{}, gone: map[machine]time.Time{}, reports: map[string]Report{},
@@ -40,7 +39,7 @@ func NewTracker(rest time.Duration) *Tracker {
 	}
 }
 
-// BeginNodes begins a listing of the leases: what happened before is not known.
+// BeginNodes begins a listing of the leases: earlier leases are unknown.
 func (t *Tracker) BeginNodes() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -72,7 +71,7 @@ func (t *Tracker) NodeGone(node string) {
 	}
 }
 
-// ReachNodes says up to which point leases are known. It completes a listing.
+// ReachNodes sets the point up to which leases are known. It completes a listing.
 func (t *Tracker) ReachNodes(at cluster.Point) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -109,7 +108,7 @@ func (t *Tracker) Report(node string, r Report, revision int64) {
 	t.confirm(node, r)
 }
 
-// confirm notes what a machine confirmed. It runs with mu held.
+// confirm notes the confirmation of a machine. Called with mu held.
 func (t *Tracker) confirm(node string, r Report) {
 	if m := (machine{node, r.Incarnation}); r.Cluster == t.nodesAt.Cluster {
 		t.has[m] = max(t.has[m], r.Revision)
@@ -123,15 +122,15 @@ func (t *Tracker) ReportGone(node string) {
 	delete(t.reports, node)
 }
 
-// ReachReports says up to which point reports are known.
+// ReachReports sets the point up to which reports are known.
 func (t *Tracker) ReachReports(at cluster.Point) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.reported = at
 }
 
-// Summary returns what is to be published. It has no revision while the leases of the
-// last time are not known, or some node of that time has confirmed nothing.
+// Summary returns the summary to publish. It has no revision while the recent leases are unknown, or if one of their
+// nodes has not confirmed any revision.
 func (t *Tracker) Summary() Summary {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -25,8 +25,8 @@ func (s *Store) assignmentKey(node string) string { return s.assignedPrefix() + 
 // allAssignedKey exists once the assignments of all nodes were written.
 func (s *Store) allAssignedKey() string { return s.assignedPrefix() + "all" }
 
-// assignmentUpdate adds a key of assignments to a step; name is what follows their prefix. While
-// an assignment cannot be read, it assigns nothing.
+// assignmentUpdate adds a key of assignments to a step; name is the part after their prefix. While an assignment
+// cannot be read, it assigns nothing.
 func (s *Store) assignmentUpdate(u *registry.Update, name string, kv *mvccpb.KeyValue, removed bool) {
 	if string(kv.Key) == s.allAssignedKey() {
 		u.Assigned, u.Unassigned = !removed, removed

@@ -30,8 +30,7 @@ func (s *Store) put(n identity.Numeric, l label.Canonical, lease clientv3.LeaseI
 	return ops
 }
 
-// refer refers to an identity that exists just so. If it does not, ok is false
-// and have is what there is instead.
+// refer refers to an identity that exists unchanged. If it does not, ok is false and have is the present state.
 func (s *Store) refer(ctx context.Context, n identity.Numeric, l label.Canonical, lease clientv3.LeaseID) (_ allocator.Claim, have state, ok bool, err error) {
 	exists := func(labels string) []clientv3.Cmp {
 		return []clientv3.Cmp{
@@ -62,7 +61,7 @@ func (s *Store) refer(ctx context.Context, n identity.Numeric, l label.Canonical
 // call made progress.
 const maxRaces = 16
 
-// state is what etcd has about a label set and a number.
+// state is etcd's content for a label set and a number.
 type state struct {
 	labels, id, rest *mvccpb.KeyValue // nil: no such key
 }
@@ -80,7 +79,7 @@ func stateOf(resp []*etcdserverpb.ResponseOp) state {
 // is reports whether the number belongs to the label set.
 func (h state) is(l label.Canonical) bool { return h.id != nil && string(h.id.Value) == l.Text() }
 
-// restsAfterAnother says whether another label set than this one had the number.
+// restsAfterAnother reports whether another label set than this one had the number.
 func (h state) restsAfterAnother(l label.Canonical) bool {
 	return h.rest != nil && string(h.rest.Value) != hashText(l)
 }
@@ -105,8 +104,7 @@ func (s *Store) Claim(ctx context.Context, l label.Canonical, known, candidate i
 		}
 	}
 	for range maxRaces {
-		// One round trip creates it, or tells why not. Without a candidate it
-		// only tells: number 0 is never created.
+		// One round trip creates it, or returns why not. Without a candidate it only reads: number 0 is never created.
 		first := &claim{what: "allocate identity", number: candidate, labels: l, then: s.gets(candidate, l)}
 		if candidate != 0 {
 			first.when = []clientv3.Cmp{
@@ -148,8 +146,8 @@ func (s *Store) Claim(ctx context.Context, l label.Canonical, known, candidate i
 		case n == 0, have.labels == nil && (have.id != nil && !have.is(l) || have.restsAfterAnother(l)):
 			return allocator.Claim{}, allocator.ErrOccupied
 		}
-		// It is in quarantine after this very set, which may have it back; or one
-		// of id/ and labels/ was deleted alone, and the other says what it was.
+		// The number is in quarantine after this same set, which may have it back; or one of id/ and labels/ was
+		// deleted alone, and the other still has the content.
 		if c, ok, err := s.create(ctx, n, l, lease, have); err != nil || ok {
 			return c, err
 		}

@@ -334,8 +334,7 @@ func TestCollectionNeverTakesWhatIsHeld(t *testing.T) {
 		}
 	}
 	var collectors, work sync.WaitGroup
-	// Beside the node that leads, one that does not ask who leads: what makes
-	// collection safe is not that one node does it.
+	// Next to the collector, run a node that collects without the role: safety must not depend on a single collector.
 	rogue := newStore(t, s.Endpoint, "rogue")
 	stop := make(chan struct{})
 	rogueTook := 0

@@ -193,9 +193,8 @@ type stray struct {
 	revision int64
 }
 
-// removeStrays deletes those keys whose number has no id/ and no reference:
-// what is left when keys were deleted by hand, or a node of layout 1 collected.
-// It only deletes, which a full etcd allows.
+// removeStrays deletes the keys of numbers without id/ and without references. They remain if keys were deleted by
+// hand, or if a node of layout 1 collected. It only deletes, which a full etcd allows.
 func (s *Store) removeStrays(ctx context.Context, keys map[string]stray, referred map[identity.Numeric]int) error {
 	exists := map[identity.Numeric]bool{}
 	if _, err := s.session.List(ctx, s.cfg.Prefix+"/id/", true, func(kv *mvccpb.KeyValue) {

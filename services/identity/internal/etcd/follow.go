@@ -55,7 +55,7 @@ func (s *Store) Resume(k cluster.Keys) {
 	s.observe(u)
 }
 
-// following is what one call of Follow has in hand.
+// following is the state of one call of Follow.
 type following struct {
 	*Store
 	sink    func(allocator.Update)
@@ -125,9 +125,8 @@ func (f *following) complete(at cluster.Point, asked time.Time) {
 	})
 }
 
-// deliver passes on what is in hand: identities before the addresses that have
-// them, to the disk before the readers. The point of the mirror covers the
-// identities too, so it comes when they are kept.
+// deliver passes on the gathered changes: identities before the addresses that have them, to the disk before the
+// readers. The point of the mirror covers the identities too, so it is saved after them.
 func (f *following) deliver(keep func() error) {
 	at := f.position.at
 	f.u.Cluster, f.u.Revision = at.Cluster, at.Revision

@@ -66,8 +66,7 @@ func (s *Store) FollowKinds(ctx context.Context, sink func(kinds.State)) error {
 	})
 }
 
-// readKinds reads a value. One that is damaged counts as none, and is written again by
-// the next publication.
+// readKinds reads a value. A corrupt one counts as missing; the next publication overwrites it.
 func (s *Store) readKinds(kv *mvccpb.KeyValue) kinds.State {
 	var r kindsRecord
 	err := json.Unmarshal(kv.Value, &r)

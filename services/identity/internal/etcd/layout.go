@@ -53,7 +53,7 @@ func (s *Store) readLayout(ctx context.Context) error {
 	return s.writeLayout(ctx, empty...)
 }
 
-// writeLayout makes the layout the final one, on conditions, and learns what it is then.
+// writeLayout writes the final layout, under conditions, and reads the resulting layout.
 func (s *Store) writeLayout(ctx context.Context, conditions ...clientv3.Cmp) error {
 	want := strconv.Itoa(layoutFinal)
 	resp, err := s.session.Commit(ctx, "write layout", s.session.Txn(ctx).
@@ -106,7 +106,7 @@ func labelsValue1(n identity.Numeric, l label.Canonical) string {
 	return labelsValue(n) + " " + l.Text()
 }
 
-// parseLabelsValue reads a value of labels/ in either form; final says which.
+// parseLabelsValue parses a value of labels/ in either form; final reports which.
 func parseLabelsValue(kv *mvccpb.KeyValue) (n identity.Numeric, text string, final bool, err error) {
 	number, text, split := strings.Cut(string(kv.Value), " ")
 	if n, err = parseNumber(number); err != nil {
@@ -129,8 +129,8 @@ func numberOf(kv *mvccpb.KeyValue, l label.Canonical) (identity.Numeric, error) 
 	return n, nil
 }
 
-// finish writes the final layout once every node that has references is alive
-// in this version, and says whether it is written.
+// finish writes the final layout once every node with references is alive in this version, and reports whether it is
+// written.
 func (s *Store) finish(ctx context.Context, nodes map[string]int) (bool, error) {
 	s.mu.Lock()
 	have := s.layout

@@ -38,8 +38,8 @@ func (s *Store) Resting(ctx context.Context) (all []identity.Numeric, err error)
 	return all, err
 }
 
-// PublishNumbers implements allocator.Store. Only the collector writes: a node that was
-// it until a moment ago may not overwrite what the next one counted.
+// PublishNumbers implements allocator.Store. Only the collector writes: a former collector must not overwrite the
+// counts of its successor.
 func (s *Store) PublishNumbers(ctx context.Context, n allocator.Numbers) error {
 	value, err := json.Marshal(n)
 	if err != nil {

@@ -27,10 +27,10 @@ func positionOf(k cluster.Keys, ipam string) position {
 	return p
 }
 
-// lacksSettings reports whether the call that goes on has to read the settings.
+// lacksSettings reports whether the next call has to read the settings.
 func (p *position) lacksSettings() bool { return p.from.Revision != 0 && !p.settings }
 
-// start returns from where a call goes on. The next one lists.
+// start returns the point from which a call continues. The call after it lists.
 func (p *position) start() cluster.Point {
 	from := p.from
 	p.from = cluster.Point{}

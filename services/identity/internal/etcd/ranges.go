@@ -88,8 +88,8 @@ func (s *Store) Agrees(ctx context.Context, mine registry.IPAM) error {
 	return nil
 }
 
-// seen returns the revision up to which the ranges of all nodes are known. It is
-// registry.ErrNotListed while what is known may be of another history than etcd's.
+// seen returns the revision up to which the ranges of all nodes are known. It is registry.ErrNotListed while the known
+// ranges may belong to another history of etcd.
 func (s *Store) seen(known registry.Ranges) (int64, error) {
 	at := known.Seen()
 	if at.Revision != 0 && s.followed.Load() != s.session.History() {
@@ -153,9 +153,8 @@ func (s *Store) Own(ctx context.Context) (r registry.Record, revision int64, err
 	return r, have[0].ModRevision, err
 }
 
-// ClaimRange implements registry.Store. It tries blocks that the node's name leads
-// to, so that nodes that come at once try different ones; only when all of them
-// are taken does it list what is.
+// ClaimRange implements registry.Store. It first tries blocks selected by hashes of the node's name, so that nodes
+// that join at once try different ones. Only if all of them are taken does it list the ranges.
 func (s *Store) ClaimRange(ctx context.Context, c registry.RangeClaim) (p netip.Prefix, revision int64, err error) {
 	if s.own.ipam != nil {
 		if text := differ(c.IPAM, s.own.ipam); text != "" {
@@ -321,9 +320,8 @@ func (s *Store) candidates(ctx context.Context, c registry.RangeClaim, taken map
 	return nil, full
 }
 
-// newKeys returns which keys of ranges say what this node may not have heard of. Every node can
-// write these keys, so each is compared with what only its node writes in the same
-// transaction: the record, or the mark of the quarantine.
+// newKeys returns the keys of ranges with news for this node. Every node can write these keys, so each is compared
+// with data that only its node writes in the same transaction: the record, or the mark of the quarantine.
 func (s *Store) newKeys(ctx context.Context, ranges []netip.Prefix, keys map[netip.Prefix]*mvccpb.KeyValue, seen int64,
 ) (map[netip.Prefix]bool, error) {
 	witness := map[netip.Prefix]string{}

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/refusals"
 )
 
-// reportPrefix begins the keys of what nodes report; each node writes below its own name.
+// reportPrefix is the beginning of the keys of nodes' reports; each node writes below its own name.
 func (s *Store) reportPrefix() string { return s.cfg.Prefix + "/report/" }
 
 // refusedSuffix ends the key of the policies that a node does not enforce as written.

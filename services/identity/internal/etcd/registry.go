@@ -290,7 +290,7 @@ func (s *Store) Register(ctx context.Context, statement registry.Statement) (reg
 	return registry.Written{}, fmt.Errorf("%w: the ranges of this node change all the time", allocator.ErrUnavailable)
 }
 
-// registration prepares the transaction of Register, from what etcd has now.
+// registration prepares the transaction of Register from etcd's present content.
 func (s *Store) registration(ctx context.Context, statement registry.Statement) (*claiming, error) {
 	key, rec := s.nodeKey(s.cfg.Node), statement.Record
 	have, err := s.getAll(ctx, "read node", key, s.ipamKey())
@@ -349,8 +349,8 @@ func (b *claiming) mine(p netip.Prefix) bool {
 	return had || slices.Contains(b.before, p)
 }
 
-// claim takes the ranges that are free, that this node has, or that a silent
-// node has, and leaves the others out of the record.
+// claim claims the ranges that are free, that this node has, or that a silent node has. It leaves the other ranges out
+// of the record.
 func (b *claiming) claim(ctx context.Context) error {
 	s := b.s
 	var keys []string
@@ -420,7 +420,7 @@ func (b *claiming) mayHave(ctx context.Context, p netip.Prefix, holder rangeHold
 	}
 	switch {
 	case other != "":
-		// Another node's record overlaps it, whatever the key of the range says.
+		// Another node's record overlaps it, even if the key of the range names this node.
 	case b.differs != "" && mine:
 		b.refuse(registry.Refusal{Range: p, Reason: b.differs, Kept: true})
 		return "", nil, nil
@@ -616,7 +616,7 @@ func (s *Store) Forget(ctx context.Context, node string, force, validateOnly boo
 		if !force {
 			unchanged = append(unchanged, session.Unchanged(s.session.AliveKey(node), nil))
 		}
-		// All but what begins to rest.
+		// All blocks except the new ones in quarantine.
 		ops = append(ops, clientv3.OpDelete(key), clientv3.OpDelete(s.slotsPrefix(node), clientv3.WithPrefix()),
 			clientv3.OpDelete(s.nodePrefix(node)+"ep/", clientv3.WithPrefix()))
 		resp, err := s.session.Commit(ctx, "forget node", s.session.Txn(ctx).If(unchanged...).Then(ops...))

@@ -28,8 +28,7 @@ const (
 	claimsAtOnce = 2
 )
 
-// claim is one step of a claim: a transaction about one number and one label set,
-// and what became of it.
+// claim is one step of a claim: a transaction about one number and one label set, and its result.
 type claim struct {
 	ctx    context.Context
 	what   string
@@ -45,8 +44,7 @@ type claim struct {
 	err       error
 }
 
-// commit carries out a step, in one transaction with those that come at the same
-// time. Each of them happens or does not by itself.
+// commit executes a step, in one transaction with concurrent steps. Each step succeeds or fails independently.
 func (s *Store) commit(ctx context.Context, c *claim) error {
 	c.ctx = ctx
 	if err := s.claims.Call(ctx, c); err != nil {
@@ -55,7 +53,7 @@ func (s *Store) commit(ctx context.Context, c *claim) error {
 	return c.err
 }
 
-// disjoint says whether a step may be in one transaction with others: etcd
+// disjoint reports whether a step may be in one transaction with others: etcd
 // evaluates all conditions before it writes, and refuses to write a key twice.
 func disjoint(with []*claim, c *claim) bool {
 	text := len(c.labels.Text())

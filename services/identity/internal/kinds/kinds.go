@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package kinds passes on which kinds of policy the API server has: one process of the
-// cluster looks, and the others need not.
+// Package kinds publishes the kinds of policy that the API server has: one process of the cluster looks them up for
+// all.
 package kinds
 
 import (

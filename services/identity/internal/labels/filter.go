@@ -12,9 +12,8 @@ import (
 	"github.com/sluice-net/sluice/model/labelfilter"
 )
 
-// Filter says which labels count. Labels that differ per pod, or that no
-// policy selects, would make a number per pod. Of rules of one length a configured
-// one decides before a default.
+// Filter selects the labels that count. Labels that differ per pod, or that no policy selects, would create a number
+// per pod. Of rules of the same length, a configured rule precedes a default rule.
 type Filter = labelfilter.Filter
 
 // Defaults of the filter.

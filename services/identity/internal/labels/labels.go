@@ -17,16 +17,14 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 )
 
-// systemSources are the sources that no caller may use: Sluice's own, those
-// under which policies select addresses, names and nodes instead of workloads,
-// and those that selectors understand as "every source".
+// systemSources are the sources that no caller may use: Sluice's own, the sources of addresses, names and nodes in
+// policies, and the sources that selectors understand as "every source".
 var systemSources = []string{
 	label.SourceReserved, label.SourceGenerated, label.SourceCIDRGroup, label.SourceNode, "cidr", "fqdn", "any", "all", "unspec",
 }
 
-// CheckCaller checks labels that come from outside: each by itself, that none
-// claims a source that no workload has, and that keys which Kubernetes derives
-// are of Kubernetes and of a pod in the namespace that they name.
+// CheckCaller checks labels from outside: each by itself, that none has a source reserved for the system, and that
+// keys derived by Kubernetes come from Kubernetes and belong to a pod in the namespace that they name.
 func CheckCaller(labels []label.Label) error {
 	namespace := ""
 	for _, l := range labels {
@@ -58,15 +56,14 @@ func CheckCaller(labels []label.Label) error {
 	return errors.Join(errs...)
 }
 
-// KeyCount says how many different values a label key has.
+// KeyCount is a label key and its number of different values.
 type KeyCount struct {
 	Key    string // "source:key"
 	Values int
 }
 
-// TopKeys counts the different values of each label key over some label sets
-// and returns the n keys with most, most first. Hidden labels and reserved
-// ones do not count: an operator can do nothing about them.
+// TopKeys counts the different values of each label key over some label sets and returns the n keys with most, most
+// first. Hidden and reserved labels are left out, because an operator cannot change them.
 func TopKeys(sets func(yield func(label.Canonical) bool), n int) []KeyCount {
 	values := map[string]map[string]struct{}{}
 	for set := range sets {

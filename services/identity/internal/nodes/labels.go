@@ -24,7 +24,7 @@ import (
 // the numbers that came in its place.
 const rest = time.Minute
 
-// reference begins those that hold numbers of sets of nodes.
+// reference is the beginning of the references that hold the numbers of nodes' sets.
 const reference = "sluice.io/node/"
 
 // Labels keeps the identities of nodes with labels.
@@ -122,8 +122,7 @@ func (f *Labels) hold(ctx context.Context, node registry.NodeSet, of map[string]
 	return h, err
 }
 
-// release gives back numbers that no node has had for a while, and says whether none
-// is left that it will.
+// release releases numbers that no node has had for a while, and reports whether no such number remains.
 func (f *Labels) release(ctx context.Context, wanted map[string]bool, problem func(string, error)) (done bool) {
 	before := f.unused
 	f.unused = map[string]time.Time{}

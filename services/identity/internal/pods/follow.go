@@ -89,7 +89,7 @@ type sink[V any] struct {
 	note  func(name string, v V) // of what changed; guarded by set.mu
 }
 
-// sinks are what pods and namespaces are handed to.
+// sinks returns the receivers of pods and namespaces.
 func (s *Set) sinks() (sink[Pod], sink[map[string]string]) {
 	return sink[Pod]{s, kindPods, s.pods, Pod.equal, func(string, Pod) {}},
 		sink[map[string]string]{

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package pods gives the pods of this node the labels and named ports that the
-// Kubernetes API says, at ADD and whenever they change.
+// Package pods gives the pods of this node the labels and named ports that they have in the Kubernetes API, at ADD and
+// whenever they change.
 //
 // It never requests a single pod from the API: it watches the pods of the node, and waits. Known pods stay known while
 // the API is unavailable.
@@ -92,7 +92,7 @@ func New(node, cluster string, filter labels.Filter) *Set {
 	}
 }
 
-// change runs f, which says whether anything changed, and wakes who waits.
+// change runs f, which returns whether it changed the set, and wakes waiting calls.
 func (s *Set) change(f func() bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,10 +109,10 @@ func (s *Set) Changed() <-chan struct{} {
 	return s.changed
 }
 
-// errListing: the API has not failed, and not told everything yet.
+// errListing: the API has not failed, but the listing is not complete yet.
 var errListing = errors.New("the pods of this node are still being listed")
 
-// Problem says why the set is not up to date; nil if it is.
+// Problem returns why the set is not up to date; nil if it is.
 func (s *Set) Problem() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,8 +130,7 @@ func (s *Set) Problem() error {
 	return errors.Join(all...)
 }
 
-// Named says whether a reference names one pod for all time, so that its labels
-// are to be had here.
+// Named reports whether a reference identifies one pod forever, so that its labels can be looked up.
 func Named(ref workload.PodReference) bool {
 	return ref.Namespace != "" && ref.Name != "" && ref.UID != ""
 }
@@ -175,13 +174,12 @@ func (s *Set) Find(ctx context.Context, ref workload.PodReference,
 // Labels is the label set of a pod, as it counts for the identity.
 type Labels struct {
 	Set label.Canonical
-	// Isolated says why Set is reserved:init: no identity can have the labels of the pod.
-	// Nil: Set has them.
+	// Isolated is the reason why Set is reserved:init: the labels of the pod cannot form an identity. Nil: Set has
+	// them.
 	Isolated error
-	// Ports says why Set lacks named ports of the pod; rules that name them match
-	// nothing. Nil: it has all.
+	// Ports is the reason why Set lacks named ports of the pod; rules with these names match nothing. Nil: it has all.
 	Ports error
-	// Tenant and Controller say whose share of the rates a change of labels uses.
+	// Tenant and Controller are charged for a change of labels.
 	Tenant     shares.Tenant
 	Controller string // UID; empty: the pod has none
 }

@@ -58,12 +58,11 @@ type want struct {
 	fresh  bool // the label set has no number yet
 }
 
-// owner is what the rate of a controller is counted by.
+// owner is the key of a controller's rate.
 type owner struct{ namespace, controller string }
 
-// turns says whose change of labels comes next. Groups of tenants take turns, then the
-// tenants of a group, then the pods of a tenant: a pod waits for one change of each
-// other tenant, however many pods those have.
+// turns chooses the pod whose change of labels comes next. Groups of tenants take turns, then the tenants of a group,
+// then the pods of a tenant: a pod waits for one change of each other tenant, however many pods that tenant has.
 type turns struct {
 	now func() time.Time
 
@@ -209,11 +208,10 @@ func (t *turns) buckets(w want) (pod, controller *bucket) {
 	return pod, controller
 }
 
-// forgetLength is how many buckets there may be before those that are full again are
-// forgotten.
+// forgetLength is the number of buckets from which on full ones are removed.
 const forgetLength = 1024
 
-// forget drops what says no more than an entry that is not there.
+// forget removes entries that are equal to a missing entry.
 func (t *turns) forget(now time.Time) {
 	if len(t.pods)+len(t.controllers)+len(t.tenants) < forgetLength {
 		return

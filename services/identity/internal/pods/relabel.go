@@ -51,11 +51,11 @@ type Allocator interface {
 	Connected() (bool, <-chan struct{})
 }
 
-// Relabeler moves endpoints to the label set that their pod has now. It compares
-// all of them after each change: what it missed, or could not do, it finds then.
+// Relabeler moves endpoints to the present label set of their pod. It compares all of them after each change, and so
+// also finds moves that it missed or could not make before.
 //
-// An endpoint whose new label set cannot have a number, or does not get one within
-// patience, is isolated until it has one: it never keeps what its former labels allow.
+// An endpoint is isolated while its new label set cannot have a number, or if it does not get one within patience: it
+// never keeps the permissions of its former labels.
 type Relabeler struct {
 	set       *Set
 	allocator Allocator
@@ -67,7 +67,7 @@ type Relabeler struct {
 	mu      sync.Mutex
 	problem error // guarded by mu; of the last comparison
 
-	// Changes that wait for a rate, by endpoint, and what was admitted without one.
+	// Changes that wait for a rate, by endpoint, and changes admitted without one.
 	held     map[allocator.Holder]HeldChange // guarded by mu
 	last     uint64                          // guarded by mu; number of a change
 	admitted map[allocator.Holder]uint64     // guarded by mu; numbers of changes
@@ -82,7 +82,7 @@ type HeldChange struct {
 	Labels   label.Canonical
 }
 
-// waitingMove is an endpoint whose pod has other labels than it.
+// waitingMove is an endpoint whose labels differ from its pod's.
 type waitingMove struct {
 	since time.Time     // it has waited without a move
 	err   error         // of the last attempt
@@ -161,8 +161,8 @@ func (r *Relabeler) hold(waiting []want, endpoints map[allocator.Holder]allocato
 	}
 }
 
-// Problem says why endpoints have another identity than their pod, or not all of its
-// named ports; nil if none has.
+// Problem returns why endpoints do not have the identity of their pod, or not all of its named ports; nil if all have
+// them.
 func (r *Relabeler) Problem() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -195,16 +195,15 @@ func (r *Relabeler) Run(ctx context.Context) error {
 	}
 }
 
-// outcome is what a comparison did and found.
+// outcome is the result of a comparison.
 type outcome struct {
 	isolated []error // reasons, one for each endpoint that is isolated
 	kept     []error // reasons, one for each endpoint that keeps its former identity
 	ports    []error // one for each endpoint without all named ports
 }
 
-// compare moves every endpoint whose pod has another label set, and returns when to
-// compare again; zero: with the next change. An endpoint that owes a confirmation
-// comes later.
+// compare moves every endpoint whose pod has another label set, and returns when to compare again; zero: with the next
+// change. Endpoints with a pending confirmation are moved later.
 func (r *Relabeler) compare(ctx context.Context) (next time.Time) {
 	now := time.Now()
 	connected, _ := r.allocator.Connected()
@@ -309,7 +308,7 @@ type move struct {
 	to label.Canonical
 }
 
-// carryOut moves endpoints, some at once. Those that were moved wait no longer.
+// carryOut moves endpoints, several at once. Moved endpoints no longer wait.
 func (r *Relabeler) carryOut(ctx context.Context, moves []move, endpoints map[allocator.Holder]allocator.Endpoint,
 	soonest func(time.Time),
 ) {
@@ -375,7 +374,7 @@ func (r *Relabeler) isolate(ctx context.Context, endpoints map[allocator.Holder]
 	}
 }
 
-// report keeps what went wrong, and logs it when it begins or changes.
+// report keeps the problems of a comparison, and logs them when they begin or change.
 func (r *Relabeler) report(ctx context.Context, out outcome) {
 	if ctx.Err() != nil {
 		return

@@ -13,7 +13,7 @@ import (
 // MaxBytes bounds the report of a node.
 const MaxBytes = 64 << 10
 
-// ErrTooLarge says that a report has more than MaxBytes.
+// ErrTooLarge: a report is larger than MaxBytes.
 var ErrTooLarge = errors.New("the report has more than 64 KiB")
 
 // Refusal is a policy that a node does not enforce as written.

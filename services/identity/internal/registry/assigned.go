@@ -19,9 +19,8 @@ import (
 // MostAssigned is how many ranges of a node its assignment has, and how many former ones.
 const MostAssigned = 8
 
-// Assignment has the ranges that a node gets from outside of the node: in mode kubernetes
-// the podCIDRs of its Node, in mode static what an administrator wrote. The node cannot
-// change it.
+// Assignment has the ranges that are assigned to a node from outside: in mode kubernetes the podCIDRs of its Node, in
+// mode static the ranges that an administrator wrote. The node cannot change it.
 type Assignment struct {
 	Ranges []netip.Prefix `json:"ranges,omitempty"` // sorted
 	// Former are ranges that the Node had before and that no other Node has, the last one
@@ -44,7 +43,7 @@ type assignments struct {
 	of     map[string]Assignment
 	nodes  map[netip.Prefix]map[string]struct{} // range → nodes to which it is assigned
 	around map[netip.Prefix]int                 // prefixes that contain assigned ranges → how many
-	// complete says that the assignments of all nodes were in the store once.
+	// complete means that the store once had the assignments of all nodes.
 	complete bool
 }
 
@@ -186,7 +185,7 @@ func overlapsAny(sorted []netip.Prefix, p netip.Prefix) bool {
 }
 
 // assignmentProblem returns why claims are not compared with the podCIDRs of Nodes in mode
-// kubernetes. It runs with mu held.
+// kubernetes. Called with mu held.
 func (r *Registry) assignmentProblem() error {
 	switch {
 	case r.view.ipam.Settings.Mode != IPAMKubernetes:
@@ -224,7 +223,7 @@ func (r *Registry) Assign(ctx context.Context, nodes map[string][]netip.Prefix) 
 	return err
 }
 
-// assignments returns what has to be written so that the store has the podCIDRs of all Nodes.
+// assignments returns the changes after which the store has the podCIDRs of all Nodes.
 func (v *view) assignments(nodes map[string][]netip.Prefix) (put []AssignmentKey, drop []string) {
 	now := v.assignable(nodes)
 	for _, node := range slices.Sorted(maps.Keys(nodes)) {
@@ -252,8 +251,8 @@ func (v *view) assignments(nodes map[string][]netip.Prefix) (put []AssignmentKey
 	return put, drop
 }
 
-// assignable returns the podCIDRs of Nodes without those that overlap a range that is assigned to another
-// Node already: a kubelet may choose the podCIDRs of a Node that it makes.
+// assignable returns the podCIDRs of Nodes, except those that overlap a range assigned to another Node: a kubelet may
+// choose the podCIDRs of a Node that it creates.
 func (v *view) assignable(nodes map[string][]netip.Prefix) assignments {
 	now := newAssignments()
 	for node, ranges := range nodes {
@@ -316,8 +315,8 @@ type FormerIPAM struct {
 // mostFormer is how many former settings the store has.
 const mostFormer = 8
 
-// setSettings notes the settings of ipam that the store has. Those before go on to decide about the
-// claims that are older. While the store has none, the last ones count: unknown settings allow nothing.
+// setSettings notes the settings of ipam in the store. Former settings still decide about older claims. While the
+// store has none, the last ones count: unknown settings allow nothing.
 func (v *view) setSettings(k IPAMKey) {
 	if k.Revision == 0 || k.Revision == v.ipam.Revision {
 		return
@@ -362,8 +361,8 @@ func (v *view) settingsUntilNow() (all []FormerIPAM) {
 	return all
 }
 
-// Shortest lengths of a range in the modes without a pool, where neither the settings nor an
-// assignment of the node say more.
+// Shortest prefix lengths of a range in the modes without a pool, unless the settings or an assignment of the node
+// allow more.
 const (
 	ShortestIPv4 = 16
 	ShortestIPv6 = 48
@@ -382,7 +381,7 @@ var (
 	errNotPublished = errors.New("the ranges that are assigned to the node are not in etcd yet")
 )
 
-// CheckSize returns an error if a range is larger than one may be that nothing assigns.
+// CheckSize returns an error if a range is larger than an unassigned range may be.
 func CheckSize(p netip.Prefix) error {
 	if shortest := map[bool]int{false: ShortestIPv4, true: ShortestIPv6}[p.Addr().Is6()]; p.Bits() < shortest {
 		return errTooLarge

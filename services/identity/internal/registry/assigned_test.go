@@ -192,8 +192,8 @@ func TestAssignmentsStayWhileTheStoreHasNone(t *testing.T) {
 	}
 }
 
-// TestPodCIDROfANodeIsItsOwnAfterTheStoreWasRebuilt: a range that another node had before is the node's whose Node
-// has it by now, and the former node keeps none of it.
+// TestPodCIDROfANodeIsItsOwnAfterTheStoreWasRebuilt: a range of a former node belongs to the node whose Node has it
+// now, and the former node keeps no part of it.
 func TestPodCIDROfANodeIsItsOwnAfterTheStoreWasRebuilt(t *testing.T) {
 	r, _ := newRegistry(t, time.Hour)
 	settings := IPAM{Mode: IPAMKubernetes}
@@ -395,7 +395,7 @@ func TestClaimsAreJudgedByTheSettingsOfTheirTime(t *testing.T) {
 	if len(third.Former) != 2 || third.Former[0].Since != 12 || third.Former[1].Since != 5 {
 		t.Errorf("former settings are %+v", third.Former)
 	}
-	// Of another store they say nothing: revisions began anew.
+	// For another store the revisions prove nothing: they began anew.
 	u.Cluster, u.IPAM = 2, &IPAMKey{Settings: third, Revision: 12}
 	elsewhere, _ := newRegistry(t, time.Hour)
 	elsewhere.Observe(u)

@@ -41,9 +41,8 @@ func (r *Registry) bootTime() time.Duration {
 // others.
 func (r *Registry) StaleMappings() time.Duration { return r.cfg.StaleMappings }
 
-// Applied returns the point up to which this node believes no mapping that was removed
-// from the store: its datapath has applied everything up to there. Revision 0 says that
-// this is not known.
+// Applied returns the point up to which this node has applied all removals of mappings, including its datapath.
+// Revision 0: unknown.
 func (r *Registry) Applied() cluster.Point {
 	r.mu.Lock()
 	defer r.mu.Unlock()

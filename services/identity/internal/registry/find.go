@@ -28,8 +28,8 @@ type Found struct {
 	Refused   []Mapping
 }
 
-// Find returns what is known of an address. It returns ErrNoMapping if the address belongs to no node, and
-// ErrUnlisted if the registry cannot know that yet.
+// Find returns the owner of an address. It returns ErrNoMapping if the address belongs to no node, and ErrUnlisted if
+// the registry cannot know that yet.
 func (r *Registry) Find(a netip.Addr) (Found, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -144,15 +144,15 @@ func (r *Registry) SetAPIServers(servers map[netip.Addr]identity.Numeric) {
 	r.publish()
 }
 
-// APIServerHere says whether an API server has an address of this node, and
-// returns a channel that is closed when that changes.
+// APIServerHere reports whether an API server has an address of this node, and returns a channel that is closed when
+// that changes.
 func (r *Registry) APIServerHere() (here bool, changed <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.here, r.hereChanged
 }
 
-// locate runs with mu held.
+// locate is called with mu held.
 func (r *Registry) locate() {
 	here := false
 	for a := range r.view.apiServers {
@@ -199,8 +199,8 @@ func (v *view) setOwn(u *Underlay) {
 	}
 }
 
-// apiServer is the identity of an API server's address outside of all nodes. It is
-// given to none before the nodes are known, this one among them.
+// apiServer returns the identity of an API server's address outside of all nodes; none before all nodes, including
+// this one, are known.
 func (v *view) apiServer(a netip.Addr) (identity.Numeric, bool) {
 	_, own := v.ownAddresses[a]
 	id, ok := v.apiServers[a]

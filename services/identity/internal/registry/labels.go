@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 )
 
-// NodeSet names the label set of addresses of another node: those at which an API
-// server of Kubernetes is have a set of their own.
+// NodeSet names the label set of another node's addresses: addresses with an API server of Kubernetes have a set of
+// their own.
 type NodeSet struct {
 	Node      string
 	APIServer bool
@@ -51,8 +51,8 @@ func (v *view) labels() map[NodeSet]map[string]string {
 // Numbered is the identity for the labels of a node.
 type Numbered struct {
 	Labels map[string]string
-	// Number of their set; 0 if they have none: the node is a remote node, or one with
-	// an API server.
+	// Number of their set. It is 0 without labels: the address then has the identity of a remote node, or of an API
+	// server.
 	Number identity.Numeric
 }
 
@@ -91,8 +91,7 @@ func (v *view) ofNode(name string, api bool) identity.Numeric {
 	return identity.RemoteNode
 }
 
-// undecided reports whether the identity of an address depends on labels of a node whose
-// number was not said yet.
+// undecided reports whether the identity of an address depends on node labels without a number yet.
 func (v *view) undecided(k Key) bool {
 	if !v.numbers || k.Node != "" {
 		return false

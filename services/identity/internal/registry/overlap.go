@@ -116,8 +116,8 @@ func (c claim) beats(d claim, former uint64) bool {
 	return c.former.Revision < d.former.Revision
 }
 
-// formerOf returns the store that this one was rebuilt from: the one that claims of more
-// than half of the nodes name. One node alone cannot make its claims older by naming one.
+// formerOf returns the store from which this one was rebuilt: the store that claims of more than half of the nodes
+// name. So a single node cannot make its claims older.
 func formerOf(all []claim) uint64 {
 	nodes, named := map[*nodeView]struct{}{}, map[uint64]map[*nodeView]struct{}{}
 	for _, c := range all {
@@ -140,10 +140,9 @@ func formerOf(all []claim) uint64 {
 
 // claims returns the ranges that a node claims, oldest first.
 //
-// The store itself says how old a claim is: by the revision at which its slot was written,
-// which the node cannot change afterwards. The slots of a node that deletes its record and
-// writes another are as old as that record. A node of an earlier version writes no slots; its
-// ranges are as old as its record was when this process first saw them in it.
+// The revision at which its slot was written tells the age of a claim; the node cannot change it afterwards. If a node
+// deletes its record and writes another, its slots are as old as the new record. A node of an earlier version writes
+// no slots; its ranges are as old as the record in which this process first saw them.
 func (v *view) claims(n *nodeView) (all []claim) {
 	if !n.registered {
 		return nil
@@ -181,8 +180,8 @@ func (v *view) claims(n *nodeView) (all []claim) {
 // MostRanges is how many slots of a family a node has.
 const MostRanges = 64
 
-// permitted returns the claims of a node that count unless another node has the range,
-// and the others with the reason.
+// permitted returns the claims of a node that count if no other node has the range, and the refused ones with the
+// reason.
 func (v *view) permitted(n *nodeView) (all []claim, refused []Refusal) {
 	for _, c := range v.claims(n) {
 		if why := v.excess(c); why != nil {
@@ -214,9 +213,8 @@ func (n *nodeView) take(all []claim, refused []Refusal) {
 	}
 }
 
-// rangesChanged decides which ranges count after claims of some nodes changed.
-// Where no range of any node overlaps another node's, as it should be, that
-// costs what changed; else all are resolved.
+// rangesChanged decides which ranges count after claims of some nodes changed. While no ranges of different nodes
+// overlap, which is the normal case, the cost depends on the changed claims; otherwise all are resolved.
 func (v *view) rangesChanged(changed []*nodeView) {
 	if len(changed) == 0 {
 		return
@@ -278,9 +276,8 @@ func overlapping(all []claim) bool {
 	return false
 }
 
-// resolve decides which ranges count. Of claims of different nodes that overlap, the one
-// that was made first counts, whichever node registered first. After the store was
-// rebuilt each range stays with its former node.
+// resolve decides which ranges count. Of overlapping claims of different nodes, the earliest counts, whichever node
+// registered first. After the store was rebuilt each range stays with its former node.
 func (v *view) resolve() {
 	before := map[*nodeView]*nodeView{}
 	var all []claim
@@ -332,7 +329,7 @@ type resolution struct {
 	contested bool
 }
 
-// decide accepts a claim, or refuses it because of those before it.
+// decide accepts a claim, or refuses it because of earlier ones.
 func (r *resolution) decide(c claim) {
 	if holder, held := r.view.pinned(c); holder != "" {
 		r.refuse(c, Refusal{
@@ -413,8 +410,8 @@ func (v *view) pinned(c claim) (holder string, held netip.Prefix) {
 	return holder, held
 }
 
-// pin reserves all accepted ranges for their present nodes, because the store was
-// rebuilt: all revisions are new, so the ages of claims say nothing about who had a range.
+// pin reserves all accepted ranges for their present nodes, because the store was rebuilt: all revisions are new, so
+// they no longer show which node had a range first.
 func (v *view) pin(cluster uint64) {
 	if v.pins == nil {
 		v.pins = map[netip.Prefix]string{}

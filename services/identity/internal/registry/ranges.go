@@ -69,7 +69,7 @@ type IPAM struct {
 	Former []FormerIPAM `json:"former,omitempty"`
 }
 
-// Equal says whether both are the same, apart from those before.
+// Equal reports whether the settings are equal, apart from the former ones.
 func (s IPAM) Equal(t IPAM) bool {
 	return s.Mode == t.Mode && slices.Equal(s.Pool, t.Pool) && s.IPv4Block == t.IPv4Block &&
 		s.IPv6Block == t.IPv6Block && s.MaxBlocks == t.MaxBlocks
@@ -100,7 +100,7 @@ func (s IPAM) String() string {
 // blocks can be counted.
 const maxBlockBits = 32
 
-// Check says what is wrong with settings, by the name of the field in the API.
+// Check validates settings. It returns the name of the API field with the error.
 func (s IPAM) Check() (field string, err error) {
 	if s.Mode != IPAMPool && (s.Mode != IPAMStatic || len(s.Pool) == 0) {
 		if len(s.Pool) > 0 || s.IPv4Block != 0 || s.IPv6Block != 0 || s.MaxBlocks != 0 {
@@ -179,7 +179,7 @@ func (s IPAM) Block(ipv6 bool, i uint64) netip.Prefix {
 	panic(fmt.Sprintf("the pool has no block %d", i))
 }
 
-// Has says whether a range is a block of a family of the pool.
+// Has reports whether a range is a block of a family of the pool.
 func (s IPAM) Has(ipv6 bool, p netip.Prefix) bool {
 	return p.Addr().Is6() == ipv6 && p.Bits() == s.bits(ipv6) &&
 		slices.ContainsFunc(s.Pool, func(q netip.Prefix) bool { return q.Bits() <= p.Bits() && q.Contains(p.Addr()) })
@@ -205,7 +205,7 @@ func (e *FullError) Error() string {
 	return fmt.Sprintf("%v: %s", ErrNoFreeRange, e.Figures())
 }
 
-// Figures name the pool and say where its blocks are.
+// Figures describes the pool and the use of its blocks.
 func (e *FullError) Figures() string {
 	var pool []string
 	for _, p := range e.IPAM.Pool {
@@ -220,7 +220,7 @@ func (e *FullError) Figures() string {
 // Unwrap returns ErrNoFreeRange.
 func (e *FullError) Unwrap() error { return ErrNoFreeRange }
 
-// RangeClaim asks a Store for a block.
+// RangeClaim is a request for a block.
 type RangeClaim struct {
 	Record   Record // of this node, as it is in the store
 	Revision int64  // of that record
@@ -310,16 +310,15 @@ func unknown(c RangeClaim, known []netip.Prefix) (netip.Prefix, bool) {
 	return netip.Prefix{}, false
 }
 
-// ValidateClaim says whether a claim with these settings would be one of the
-// cluster's.
+// ValidateClaim checks whether a claim with these settings would be accepted, without claiming.
 func (r *Registry) ValidateClaim(ctx context.Context, settings IPAM) error {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
 	return r.store.Agrees(ctx, settings)
 }
 
-// maxClaims is how often a claim begins anew because the node's record, or what it says of its
-// ranges, is another than this process has read. Before the n-th time it waits n² claimPauses.
+// maxClaims is how often a claim starts over because this process's copy of the node's record or ranges is older than
+// the store. Before the n-th try it waits n² claimPauses.
 const (
 	maxClaims  = 6
 	claimPause = 10 * time.Millisecond
@@ -353,8 +352,7 @@ func (r *Registry) registered(ctx context.Context) (Record, int64, error) {
 	return r.record, r.revision, nil
 }
 
-// said notes the settings of a claim, and the ranges of one that comes before
-// any registration.
+// said notes the settings of a claim, and its ranges if it comes before any registration.
 func (r *Registry) said(ctx context.Context, settings IPAM, known []netip.Prefix) error {
 	r.mu.Lock()
 	var ranges *[]netip.Prefix
@@ -366,8 +364,7 @@ func (r *Registry) said(ctx context.Context, settings IPAM, known []netip.Prefix
 	return err
 }
 
-// noteClaimed adds a block to what this node says of itself. If that fails, the
-// next registration gives the block back.
+// noteClaimed adds a block to this node's registration. If that fails, the next registration returns the block.
 func (r *Registry) noteClaimed(p netip.Prefix, record Record, revision int64) error {
 	r.registering.Lock()
 	defer r.registering.Unlock()
@@ -444,7 +441,7 @@ func (r *Registry) ReturnRange(ctx context.Context, p netip.Prefix, validateOnly
 	return returned, nil
 }
 
-// forgetRange takes a range out of what this node says of itself.
+// forgetRange removes a range from this node's registration.
 func (r *Registry) forgetRange(p netip.Prefix) error {
 	r.registering.Lock()
 	defer r.registering.Unlock()
@@ -466,7 +463,7 @@ func (r *Registry) forgetRange(p netip.Prefix) error {
 	return nil
 }
 
-// lockStore keeps one write of the record, or of what depends on it, at a time.
+// lockStore serialises writes of the record and of data that depends on it.
 func (r *Registry) lockStore(ctx context.Context) error {
 	select {
 	case r.storing <- struct{}{}:

@@ -4,11 +4,9 @@
 // Package registry knows the nodes of a cluster, which ranges of addresses are
 // theirs, and which identity each address in them has.
 //
-// It has two halves that meet in one store. The record of this node and the
-// addresses of its endpoints are desired state, the keys of this node in the
-// store are actual state, and Run makes them equal whenever the store answers.
-// The keys of all nodes come back by Observe; the registry decides which of them
-// count and publishes those.
+// The registry has two halves that meet in one store. This node's record and the addresses of its endpoints are the
+// desired state, this node's keys in the store are the actual state, and Run makes them equal whenever the store
+// answers. Observe receives the keys of all nodes; the registry decides which of them count and publishes those.
 //
 // A mapping counts only inside a range of the record of the node that wrote it, and only if both were written by the
 // same incarnation of that node. Of overlapping ranges, the ranges of the node that registered first count. So no
@@ -42,7 +40,7 @@ var (
 	ErrNoNode = errors.New("no such node")
 	// ErrAlive: the node is alive, so it is not forgotten.
 	ErrAlive = errors.New("the node is alive")
-	// ErrRecords: what the node is could not be written to its disk.
+	// ErrRecords: the registration could not be written to this node's disk.
 	ErrRecords = errors.New("the registration was not written to this node's disk")
 	// ErrNotListed: the nodes of the store, which has another history than before, are not
 	// known yet.
@@ -105,18 +103,17 @@ func (a Addresses) equal(b Addresses) bool {
 	return slices.Equal(a.Addresses, b.Addresses) && a.Identity == b.Identity && a.Incarnation == b.Incarnation
 }
 
-// Refusal is a range that a node asked for and does not have.
+// Refusal is a range that a node claims and does not have.
 type Refusal struct {
 	Range  netip.Prefix
 	Holder string // node that has it, or addresses of it
 	Reason string // for people
-	// Kept says that the node keeps the range with all endpoints in it, and gives out no
-	// new address of it.
+	// Kept means that the node keeps the range with all endpoints in it, and allocates no new addresses from it.
 	Kept bool
-	// Waits says that the range counts once the store has the assignment of the node.
+	// Waits means that the range counts once the store has the assignment of the node.
 	Waits bool
-	// Differs says that by the store alone the claim would count: this process goes on
-	// with the node that had the range before the store was rebuilt.
+	// Differs means that the claim would count according to the store, but this process keeps the range with the node
+	// that had it before the store was rebuilt.
 	Differs bool
 }
 
@@ -260,8 +257,7 @@ func (r Removal) ofRecord() bool {
 // Update is a listing of the store or a change of it.
 type Update struct {
 	Complete bool // Nodes and Addresses are everything at Revision
-	// Heard is when the store had nothing that this node does not have with the update;
-	// zero: not known.
+	// Heard is a time at which the store had no later changes than this update; zero: unknown.
 	Heard    time.Time
 	Cluster  uint64
 	Revision int64
@@ -292,7 +288,7 @@ type Statement struct {
 	Cluster      Ranges
 }
 
-// Ranges tells a Store what this node knows of the ranges of all nodes.
+// Ranges gives a Store this node's knowledge of the ranges of all nodes.
 type Ranges interface {
 	// Holder returns a range that overlaps p and counts for another node, and that node; "" if there is no such range.
 	Holder(p netip.Prefix) (node string, held netip.Prefix)
@@ -328,16 +324,14 @@ type Store interface {
 	Own(ctx context.Context) (r Record, revision int64, err error)
 	// Agrees is ErrIPAMDiffers if the cluster has other settings.
 	Agrees(ctx context.Context, s IPAM) error
-	// ClaimRange finds a block that no node has, and adds it to the record in the same
-	// step. ErrForgotten if the record is not the one of the claim's revision,
-	// ErrIPAMDiffers, and ErrNoFreeRange.
+	// ClaimRange finds a free block, and adds it to the record in the same step. It returns ErrForgotten if the record
+	// changed since the claim's revision, ErrIPAMDiffers, and ErrNoFreeRange.
 	ClaimRange(ctx context.Context, c RangeClaim) (p netip.Prefix, revision int64, err error)
-	// Publish writes addresses of endpoints, in one step, at most MaxChanges. It is
-	// ErrForgotten if the record is not the one of that revision.
+	// Publish writes addresses of endpoints, in one step, at most MaxChanges. It returns ErrForgotten if the record
+	// changed since that revision.
 	Publish(ctx context.Context, record int64, changes []Change) (revision int64, err error)
-	// Forget removes the record and the mappings of a node, puts its ranges into
-	// quarantine, and returns the record; with validateOnly nothing changes. Its
-	// errors are ErrNoNode and, without force, ErrAlive.
+	// Forget removes the record and the mappings of a node, puts its ranges into quarantine, and returns the record;
+	// with validateOnly nothing changes. Its errors are ErrNoNode and, without force, ErrAlive.
 	Forget(ctx context.Context, node string, force, validateOnly bool) (Record, error)
 	// Alive returns the names of the nodes that are alive.
 	Alive(ctx context.Context) (map[string]bool, error)
@@ -348,7 +342,7 @@ type Store interface {
 // MaxChanges is how many changes Publish takes.
 const MaxChanges = 100
 
-// Records keeps on the disk of this node what RegisterNode received, and the pins.
+// Records saves registrations and pins on this node's disk.
 type Records interface {
 	SaveRegistration(Registration) error
 	SavePins([]Pin) error // in place of those before
@@ -363,7 +357,7 @@ type Registration struct {
 	Labels *map[string]string `json:"labels,omitempty"`
 }
 
-// with is g with the parts of said that are not nil.
+// with returns g with the non-nil parts of said.
 func (g Registration) with(said Registration) Registration {
 	if said.Underlay != nil {
 		g.Underlay = said.Underlay
@@ -416,14 +410,12 @@ type Config struct {
 	RetryMin    time.Duration // first pause after the store failed; doubles
 	RetryMax    time.Duration // longest pause
 	RetryRanges time.Duration // between two claims of ranges that others have
-	// HoldLosses is how long a listing that lacks more than half of the nodes
-	// or mappings takes nothing out of effect.
+	// HoldLosses is how long entries stay in effect after a listing without more than half of the nodes or mappings.
 	HoldLosses time.Duration
 	// StaleMappings is how long a node that does not hear from the store may believe the
 	// mappings that it has.
 	StaleMappings time.Duration
-	// NodeLabels says that SetNodeSets is called when Labels changes: addresses of nodes
-	// with labels wait for it.
+	// NodeLabels means that SetNodeSets is called when Labels changes: addresses of nodes with labels wait for it.
 	NodeLabels bool
 	Log        *slog.Logger
 	// BootTime returns a clock that does not stop while the machine sleeps. Tests may leave it nil, for the clock of
@@ -513,9 +505,9 @@ func (r *Registry) recordOf(g Registration) (rec Record) {
 	return rec
 }
 
-// Register changes the record of this node; a part that is nil keeps its last
-// value. The change survives this process; the store has it once registered is
-// true, which takes ranges. With validateOnly nothing changes.
+// Register changes the record of this node; a nil part keeps its last value. The change is saved on the disk before
+// Register returns; registered reports whether the store has it, too, which takes ranges. With validateOnly nothing
+// changes.
 func (r *Registry) Register(ctx context.Context, said Registration, validateOnly bool) (n Node, registered bool,
 	err error,
 ) {
@@ -557,8 +549,8 @@ func (r *Registry) Register(ctx context.Context, said Registration, validateOnly
 	return n, false, nil
 }
 
-// refusals are the ranges of this node that others have, by what the store
-// refused and by what overlaps. It runs with mu held.
+// refusals returns the ranges of this node that other nodes have: those that the store refused, and those that
+// overlap. Called with mu held.
 func (r *Registry) refusals() []Refusal {
 	out := slices.Clone(r.refused)
 	if own := r.view.nodes[r.cfg.Node]; own != nil {
@@ -571,8 +563,8 @@ func (r *Registry) refusals() []Refusal {
 	return out
 }
 
-// overlaps returns what is refused of a node that says other ranges than before, by what
-// is known of the ranges of others. It runs with mu held.
+// overlaps returns which ranges of a node's new registration would be refused, according to the known ranges of
+// others. Called with mu held.
 func (r *Registry) overlaps(n Node) []Refusal {
 	out := n.Refused
 	for _, p := range n.Record.Ranges {
@@ -652,7 +644,7 @@ func (r *Registry) Set(endpoint string, addresses []netip.Addr, id identity.Nume
 // Remove removes the mapping of an endpoint of this node.
 func (r *Registry) Remove(endpoint string) { r.Set(endpoint, nil, 0) }
 
-// touch runs with mu held.
+// touch is called with mu held.
 func (r *Registry) touch(endpoint string) {
 	if len(r.dirty) == 0 {
 		r.touched = time.Now()
@@ -801,7 +793,7 @@ func (r *Registry) write(ctx context.Context) error {
 		if err != nil || !wrote {
 			return err
 		}
-		// Every write costs every node a message: what comes in the pause shares one.
+		// Every write sends a message to every node: changes within the pause share one.
 		select {
 		case <-time.After(r.cfg.Pause):
 		case <-ctx.Done():
@@ -810,8 +802,7 @@ func (r *Registry) write(ctx context.Context) error {
 	}
 }
 
-// writeSome writes the record, if need be, and some endpoints, and says whether
-// there were any.
+// writeSome writes the record, if necessary, and some endpoints, and reports whether it wrote any.
 func (r *Registry) writeSome(ctx context.Context) (wrote bool, err error) {
 	if err := r.lockStore(ctx); err != nil {
 		return false, err
@@ -866,7 +857,7 @@ func (r *Registry) publishNow(ctx context.Context, record int64, changes []Chang
 	return revision, faultPublishWritten.Hit(ctx)
 }
 
-// refresh makes Run write everything again. It runs with mu held.
+// refresh makes Run write everything again. Called with mu held.
 func (r *Registry) refresh() {
 	r.revision = 0
 	for endpoint := range r.desired {
@@ -875,8 +866,7 @@ func (r *Registry) refresh() {
 	r.kick()
 }
 
-// writeRecord registers this node unless it is, or has not said its ranges. It
-// runs with storing held.
+// writeRecord registers this node, unless it is registered or its ranges are unknown. Called with storing held.
 func (r *Registry) writeRecord(ctx context.Context) error {
 	r.mu.Lock()
 	said := r.registration
@@ -1005,8 +995,8 @@ func (r *Registry) obey() {
 	r.publish()
 }
 
-// publish passes on what counts, and how far it got once nothing waits for the numbers
-// of labels. It runs with mu held.
+// publish publishes the changes that count. It calls reached once no address waits for the number of labels. Called
+// with mu held.
 func (r *Registry) publish() {
 	for _, c := range r.view.changes(r.pub.Get) {
 		if c.gone {
@@ -1022,7 +1012,7 @@ func (r *Registry) publish() {
 }
 
 // compareOwn finds the keys of this node in which the store differs from the
-// desired state. It runs with mu held.
+// desired state. Called with mu held.
 func (r *Registry) compareOwn(u Update) {
 	r.observed = u.Revision
 	seen := map[string]bool{}
@@ -1091,7 +1081,7 @@ func (r *Registry) lose(at int64) {
 }
 
 // isNew reports whether a revision of an endpoint in the store is not older than
-// this node's own last write. It runs with mu held.
+// this node's own last write. Called with mu held.
 func (r *Registry) isNew(endpoint string, revision int64) bool {
 	if revision < r.written[endpoint] {
 		return false
@@ -1133,7 +1123,7 @@ func (r *Registry) Status() Status {
 	return s
 }
 
-// Known is a node with what is known of it.
+// Known is a node and this node's knowledge of it.
 type Known struct {
 	Node              Node
 	Mappings, Refused int

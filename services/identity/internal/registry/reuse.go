@@ -11,13 +11,12 @@ import (
 	"time"
 )
 
-// Addresses of endpoints that are gone, and when another endpoint may have them.
+// Addresses of deleted endpoints, and when another endpoint may have them.
 //
-// With native routing other nodes know the identity of a packet by its source address
-// alone. A node that cannot reach etcd goes on with the mappings that it has, so an address
-// rests until no node can have its last mapping: since the store has no mapping of it any
-// more, StaleMappings and a minute have passed, or every node has confirmed that it knows
-// of the removal. With a tunnel each packet names its identity.
+// With native routing, other nodes know the identity of a packet only from its source address. A node without etcd
+// continues to use its mappings, so an address is not reused until no node can still use its last mapping. That is the
+// case when StaleMappings and a minute have passed since the store has no mapping of it, or when every node has
+// confirmed the removal. In overlay mode each packet carries its identity.
 
 // ErrResting: other nodes may still have an earlier mapping of the address.
 var ErrResting = errors.New("other nodes may still map the address to an earlier endpoint")
@@ -26,10 +25,10 @@ var ErrResting = errors.New("other nodes may still map the address to an earlier
 // StaleMappings if that is shorter.
 func (r *Registry) margin() time.Duration { return min(time.Minute, r.cfg.StaleMappings) }
 
-// unbroken is how long this node must have heard from the store without a break before it
-// lets an address go. A node that is cut off may rely that long on the answer to a probe
-// in which this node said that it was cut off, too: a minute, or in a large cluster two
-// rounds of probes, of 40 addresses a second. It runs with mu held.
+// unbroken is how long this node must have heard from the store without a break before it frees an address. A
+// disconnected node may rely for that long on the answer to a probe in which this node reported that it was
+// disconnected, too: a minute, or in a large cluster two rounds of probes, at 40 addresses a second. Called with mu
+// held.
 func (r *Registry) unbroken() time.Duration {
 	return max(r.margin(), time.Duration(len(r.view.nodes))*time.Second/10)
 }
@@ -41,25 +40,25 @@ func (r *Registry) rest() time.Duration { return r.cfg.StaleMappings + r.margin(
 // mapping.
 func (r *Registry) Rest() time.Duration { return r.rest() }
 
-// Reuse says whether an address of this node may be given to another endpoint.
+// Reuse reports whether an address of this node may be given to another endpoint.
 type Reuse struct {
 	Address netip.Addr
 	OK      bool
-	// Wait is after how long it may, if nothing changes; 0: that is not known.
+	// Wait is the time until the address may be reused, if nothing changes; 0: unknown.
 	Wait   time.Duration
 	Reason string // why it may not; "" if it may
 }
 
-// mappings are what the store may have of addresses of this node. All is guarded by the
-// registry's mu.
+// mappings are the mappings of this node's addresses that the store may have. All fields are guarded by the registry's
+// mu.
 type mappings struct {
 	// written are the addresses of each endpoint that a transaction was tried with and that
 	// no later one has removed.
 	written map[string]map[netip.Addr]struct{}
 	count   map[netip.Addr]int     // endpoints in written that have the address
 	removed map[netip.Addr]removal // when the store had no mapping of the address any more
-	// since is when this process had both a listing and the store for the first time: what
-	// was removed before is not known. Zero: it has not.
+	// since is when this process first had both a listing and the store: earlier removals are unknown. Zero: it has
+	// not yet.
 	since removal
 	heard time.Time // since when the store answers without a break; zero: it does not
 
@@ -122,8 +121,7 @@ func (m *mappings) wrote(endpoint string, addresses []netip.Addr, since removal)
 	}
 }
 
-// prune forgets removals that are older than any that matters, once the store has told of
-// them. It runs with mu held.
+// prune forgets removals that are too old to matter, once the store has reported them. Called with mu held.
 func (r *Registry) prune(before time.Time) {
 	for a, gone := range r.mappings.removed {
 		if gone.at.Before(before) && !r.mapped(a, "") {
@@ -140,9 +138,8 @@ func (m *mappings) rebuilt() {
 	m.since.revision, m.confirmed = 0, Confirmed{}
 }
 
-// noteFreed notes the addresses of this node whose mappings the store has no more although
-// this process did not remove them: another node has forgotten this one. It runs with mu
-// held.
+// noteFreed notes this node's addresses whose mappings were removed from the store by another process: another node
+// has forgotten this one. Called with mu held.
 func (r *Registry) noteFreed(revision int64) {
 	now := time.Now()
 	for _, a := range r.view.freed {
@@ -153,7 +150,7 @@ func (r *Registry) noteFreed(revision int64) {
 	r.view.freed = nil
 }
 
-// noteHeard notes whether the store answers. It runs with mu held.
+// noteHeard notes whether the store answers. Called with mu held.
 func (r *Registry) noteHeard(up bool) {
 	now := time.Now()
 	switch {
@@ -167,15 +164,15 @@ func (r *Registry) noteHeard(up bool) {
 	}
 }
 
-// SetConfirmed notes what all nodes have confirmed.
+// SetConfirmed notes the revision that all nodes have confirmed.
 func (r *Registry) SetConfirmed(c Confirmed) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.mappings.confirmed = c
 }
 
-// WantsConfirmed returns the revision of the store that all nodes should confirm, so that
-// addresses of this node may be reused before their time; 0: none is wanted.
+// WantsConfirmed returns the revision of the store that all nodes should confirm, so that addresses of this node may
+// be reused early; 0: none.
 func (r *Registry) WantsConfirmed() (revision int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -192,7 +189,7 @@ func (r *Registry) WantsConfirmed() (revision int64) {
 	return revision
 }
 
-// gone returns when the store had no mapping of an address any more.
+// gone returns when the last mapping of an address was removed from the store.
 func (m *mappings) gone(a netip.Addr) removal {
 	if gone, ok := m.removed[a]; ok {
 		return gone
@@ -201,7 +198,7 @@ func (m *mappings) gone(a netip.Addr) removal {
 }
 
 // rested reports whether no node can have a mapping that was removed from the store. It
-// runs with mu held.
+// is called with mu held.
 func (r *Registry) rested(gone removal, now time.Time) bool {
 	c := r.mappings.confirmed
 	return now.Sub(gone.at) >= r.rest() ||
@@ -246,7 +243,7 @@ func (r *Registry) CheckReuse(addresses []netip.Addr, scarce bool) (mode Routing
 	return ModeNative, true, all
 }
 
-// reuse decides about an address that no endpoint has. It runs with mu held.
+// reuse decides about an address that no endpoint has. Called with mu held.
 func (r *Registry) reuse(a netip.Addr, now time.Time) Reuse {
 	m := &r.mappings
 	out := Reuse{Address: a}
@@ -272,7 +269,7 @@ func (r *Registry) reuse(a netip.Addr, now time.Time) Reuse {
 }
 
 // mapped reports whether the store may have a mapping of an address of this node by an
-// endpoint other than the given one. It runs with mu held.
+// endpoint other than the given one. Called with mu held.
 func (r *Registry) mapped(a netip.Addr, except string) bool {
 	count := r.mappings.count[a]
 	if _, ok := r.mappings.written[except][a]; ok {
@@ -293,9 +290,9 @@ func (r *Registry) mapped(a netip.Addr, except string) bool {
 	return false
 }
 
-// MayUse is ErrResting if other nodes may have a mapping of one of the addresses by another
-// endpoint of this node, as far as this process knows. It keeps an endpoint from getting
-// the rights of another one even if ipam gives out an address too early.
+// MayUse returns ErrResting if, as far as this process knows, other nodes may map one of the addresses to another
+// endpoint of this node. It keeps an endpoint from getting another one's permissions even if ipam gives out an address
+// too early.
 func (r *Registry) MayUse(endpoint string, addresses []netip.Addr) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

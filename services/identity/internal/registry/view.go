@@ -16,9 +16,9 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
-// view holds the records and mappings of all nodes, and which of them count. It
-// decides that for the keys that a change touches, so that a change costs only
-// what it changes; only a change of ranges compares the ranges of all nodes.
+// view holds the records and mappings of all nodes, and which of them count. It decides only about the keys that a
+// change touches, so that the cost depends on the size of the change; only a change of ranges compares the ranges of
+// all nodes.
 type view struct {
 	own   string
 	nodes map[string]*nodeView
@@ -37,11 +37,11 @@ type view struct {
 	// pins are the ranges that nodes had before the store was rebuilt, until they give them up.
 	pins   map[netip.Prefix]string
 	former map[netip.Prefix]Former // when this node had claimed its pinned ranges
-	// prepared says that the ranges are pinned for the next update.
+	// prepared means that the ranges are pinned for the next update.
 	prepared bool
 	wrote    []netip.Prefix // ranges of this node's record as it was written last
 	ipam     IPAMKey        // the last that the cluster had; zero: none are known
-	// formerSettings are those before, the last ones first.
+	// formerSettings are the former settings, the last ones first.
 	formerSettings []IPAMKey
 	assigned       assignments
 	resting        quarantine
@@ -191,8 +191,8 @@ func (v *view) apply(u Update) (labels bool) {
 	return labels
 }
 
-// rebuilt reports whether a listing is of a store that was emptied, replaced, or put back
-// to an older state since the last update: its revisions say nothing about those before.
+// rebuilt reports whether a listing is of a store that was emptied, replaced, or restored to an older state since the
+// last update: its revisions cannot be compared with earlier ones.
 func (v *view) rebuilt(u Update) bool {
 	if v.at == (cluster.Point{}) || u.Revision == 0 {
 		return false
@@ -200,8 +200,7 @@ func (v *view) rebuilt(u Update) bool {
 	return u.Cluster != v.at.Cluster || u.Revision < v.at.Revision
 }
 
-// unlisted removes what a complete listing does not have, and returns the nodes
-// whose ranges changed.
+// unlisted removes keys that a complete listing lacks, and returns the nodes whose ranges changed.
 func (v *view) unlisted(u Update) (changed []*nodeView) {
 	nodes := make(map[string]bool, len(u.Nodes))
 	for _, k := range u.Nodes {
@@ -310,7 +309,7 @@ func (v *view) rangeOf(a netip.Addr) (netip.Prefix, string) {
 	return netip.Prefix{}, ""
 }
 
-// claimant is the node that has an address itself; "" if none has.
+// claimant returns the node that has an address itself; "" without such a node.
 func (v *view) claimant(a netip.Addr) string {
 	_, holder := v.rangeOf(a)
 	var first *nodeView
@@ -371,9 +370,8 @@ func (v *view) node(n *nodeView) Node {
 	return out
 }
 
-// reached is the node that is reached at an address: this one, or of those that registered it the
-// first. Two nodes at one address would break each other's packets: what comes from there is of
-// one of them.
+// reached returns the node that is reached at an address: this one or, of the nodes that registered it, the first. Two
+// nodes with one address would break each other's packets, so packets from it are attributed to one of them.
 func (v *view) reached(a netip.Addr) string {
 	if _, ok := v.ownAddresses[a]; ok {
 		return v.own
@@ -412,7 +410,7 @@ func (v *view) contestedAddresses() (out []Overlap) {
 	return out
 }
 
-// change is what is to be published of a key.
+// change is a pending publication of a key.
 type change struct {
 	key  Key
 	item Item
@@ -455,9 +453,8 @@ func (v *view) changes(published func(Key) (Item, bool)) []change {
 	return slices.Concat(nodes, mappings, gone)
 }
 
-// holdBack keeps in effect what a complete listing lacks, if that is more than
-// half of the nodes or mappings, and returns what it lacks and until when it is
-// kept.
+// holdBack keeps entries in effect that a complete listing lacks, if they are more than half of the nodes or mappings.
+// It returns them and until when they are kept.
 func (v *view) holdBack(published func() []Key, d time.Duration) (until time.Time, lost string) {
 	first := !v.listed
 	v.listed = true

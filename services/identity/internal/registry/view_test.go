@@ -165,8 +165,8 @@ func random(rng *rand.Rand, revision int64, s keys) (u Update) {
 	return u
 }
 
-// TestViewDependsOnTheStoreAlone: what counts depends on what the store has, and
-// not on how it came to be.
+// TestViewDependsOnTheStoreAlone: what counts depends on the content of the store, and not on the order of its
+// changes.
 func TestViewDependsOnTheStoreAlone(t *testing.T) {
 	steps := 0
 	for seed := range uint64(60) {
@@ -209,7 +209,7 @@ func TestViewDependsOnTheStoreAlone(t *testing.T) {
 	}
 }
 
-// clash says whether an update has a key twice, or as removed and written.
+// clash reports whether an update has a key twice, or as removed and written.
 func clash(u Update) bool {
 	seen := map[Removal]bool{}
 	twice := false
@@ -406,8 +406,8 @@ func TestAddressOfTwoNodesIsOfTheFirst(t *testing.T) {
 	}
 }
 
-// TestMappingOfAnotherIncarnationDoesNotCount: what another incarnation of a node has said of an address does not
-// count, whatever was written last (INV-80).
+// TestMappingOfAnotherIncarnationDoesNotCount: a mapping that another incarnation of a node wrote does not count, even
+// if it was written last (INV-80).
 func TestMappingOfAnotherIncarnationDoesNotCount(t *testing.T) {
 	said := func(n int, incarnation string, id identity.Numeric, revision int64) AddressesKey {
 		k := at("a", n, "10.0.1.5")
@@ -438,7 +438,7 @@ func TestMappingOfAnotherIncarnationDoesNotCount(t *testing.T) {
 }
 
 // TestNodeThatComesBackHasNoLabelsOfBefore (INV-106): a node that was forgotten and registers with other labels has no
-// identity until those have a number, least of all the one that it had.
+// identity until those have a number. In particular, it does not get its former identity.
 func TestNodeThatComesBackHasNoLabelsOfBefore(t *testing.T) {
 	labelled := func(zone string) NodeKey {
 		k := node("a", 1, "10.0.1.0/24")

@@ -92,9 +92,9 @@ type Cluster struct {
 	Registry *registry.Registry
 	Hub      *ClusterHub
 	Node     string
-	// NodeFilter says which labels of this node count.
+	// NodeFilter selects the labels of this node that count.
 	NodeFilter labels.Filter
-	// Connected says whether the store answers.
+	// Connected reports whether the store answers.
 	Connected func() bool
 	// Kinds has the kinds of policy that the API server has.
 	Kinds *kinds.Board
@@ -252,8 +252,7 @@ func toClusterStatus(s registry.Status) *identityv1.ClusterStatus {
 // mostOverlaps is how many ranges of other nodes a status names.
 const mostOverlaps = 32
 
-// rangeProblems say which ranges this node does not have as it wants them, and of which
-// ranges of other nodes that is so.
+// rangeProblems describes the ranges that this node claims and does not have, and the same for other nodes.
 func rangeProblems(s registry.Status) (all []string) {
 	for _, r := range s.Ranges {
 		what := "does not count in the cluster"
@@ -400,7 +399,7 @@ func toMapping(p netip.Prefix, node string, n identity.Numeric) *identityv1.IPMa
 	return &identityv1.IPMapping{Prefix: p.String(), Node: node, Identity: uint32(n)}
 }
 
-// publicationTimeout is how long a call waits that says nothing.
+// publicationTimeout is how long a call waits whose request has no timeout.
 const publicationTimeout = 200 * time.Millisecond
 
 // WaitForPublication implements the service.

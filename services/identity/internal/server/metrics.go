@@ -54,7 +54,7 @@ var metrics = []metric{
 		func(_ allocator.Status, c allocator.Counters) float64 { return float64(c.Conflicts) }),
 }
 
-// The lock's time; the label operation is one of those that package allocator lists.
+// Metrics of the lock; the label operation has the operations of package allocator.
 var (
 	busyDesc = prometheus.NewDesc("sluice_identity_owner_busy_seconds",
 		"How long each operation held the one lock on what the allocator knows; every other waits as long.",

@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
-// mayRegister says whether the parts of a registration are the caller's to say.
+// mayRegister checks whether the caller may set these parts of a registration.
 func mayRegister(ctx context.Context, req *identityv1.RegisterNodeRequest) error {
 	cred, ok := rpc.PeerCred(ctx)
 	var part string

@@ -3,8 +3,7 @@
 
 // Package server answers sluice.identity.v1 from the allocator.
 //
-// It translates and decides nothing: requests into the core's words, the
-// core's errors into status codes, in one function.
+// It only translates: requests into the core's types, and the core's errors into status codes, in one function.
 package server
 
 import (
@@ -39,12 +38,11 @@ import (
 // Hub is the source of WatchIdentities; the allocator publishes into it.
 type Hub = watch.Hub[identity.Numeric, identity.Identity]
 
-// quiet is how much later readers learn of revisions of etcd without a change that
-// concerns them. Each address that is published is one, and to tell of it wakes
-// sluice-policy, and then sluice-datapath, on every node.
+// quiet delays the publication of revisions of etcd without a change for readers. Each published address is such a
+// revision, and each publication wakes sluice-policy, and then sluice-datapath, on every node.
 const quiet = time.Second
 
-// NewHub returns a hub that says "that was everything" only when the allocator does.
+// NewHub returns a hub whose listing is complete once the allocator calls Loaded.
 func NewHub() *Hub {
 	return watch.NewHub[identity.Numeric](watch.Options[identity.Identity]{
 		Loading: true,
@@ -71,7 +69,7 @@ type Server struct {
 	Hub       *Hub
 	Endpoints *EndpointHub
 	Filter    labels.Filter
-	// NodeFilter says which labels of nodes count.
+	// NodeFilter selects the labels of nodes that count.
 	NodeFilter labels.Filter
 	Node       string
 	Version    string
@@ -81,7 +79,7 @@ type Server struct {
 	Relabeler *pods.Relabeler
 
 	Cluster *Cluster
-	// Process says what this process runs with.
+	// Process describes this process.
 	Process wire.Process
 }
 
@@ -96,8 +94,8 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 // Methods returns which user may call which method. Root may change everything, the datapath's user the identities of
 // its endpoints; no other user may change endpoints.
 func Methods() rpc.Methods {
-	// More changes at once than the store answers gain nothing; a caller
-	// that waits too long gets RESOURCE_EXHAUSTED instead of filling memory.
+	// More concurrent changes than the store can answer gain nothing; a caller that waits too long gets
+	// RESOURCE_EXHAUSTED instead of using up memory.
 	change := rpc.Limit{InFlight: 64, Waiting: 1024}
 	read := rpc.Limit{InFlight: 32, Waiting: 256}
 	return rpc.Methods{
@@ -244,7 +242,7 @@ func (s *Server) mayUse(owner *workloadv1.Owner, texts []string) error {
 	return s.Cluster.Registry.MayUse(endpointName(endpoint(owner)), addresses)
 }
 
-// fromPod says whether the labels of a pod come from Kubernetes.
+// fromPod reports whether the labels of a pod come from Kubernetes.
 func (s *Server) fromPod(pod workload.PodReference) bool { return s.Pods != nil && pods.Named(pod) }
 
 // labelSet returns the label set of the pod in Kubernetes or, without Kubernetes, of the request.

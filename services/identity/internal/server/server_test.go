@@ -751,7 +751,7 @@ func (c *claims) Claim(
 	return c.Store.Claim(ctx, l, known, candidate)
 }
 
-// TestWhyAClaimFailsReachesTheCaller: the allocator wraps what the store says in errors of its own.
+// TestWhyAClaimFailsReachesTheCaller: the allocator wraps the store's errors in its own.
 func TestWhyAClaimFailsReachesTheCaller(t *testing.T) {
 	of := errors.New("of etcd")
 	for name, c := range map[string]struct {

@@ -36,7 +36,7 @@ var (
 	keyPoint = []byte("point")
 )
 
-// keys is what of the keys of nodes has to be written.
+// keys are the nodes' keys that have to be written.
 type keys struct {
 	mu         sync.Mutex
 	generation uint64                  // guarded by mu; of known
@@ -51,8 +51,8 @@ type keys struct {
 	saved cluster.Point
 }
 
-// Saved returns the point up to which the keys of nodes survive a loss of power: no later
-// process begins with what was removed up to there. Zero: that is not known.
+// Saved returns the point up to which the keys of nodes survive a loss of power: no later process starts with keys
+// that were removed up to there. Zero: unknown.
 func (d *Dir) Saved() cluster.Point {
 	d.keys.mu.Lock()
 	defer d.keys.mu.Unlock()
@@ -78,7 +78,7 @@ func (k *keys) take() keysChange {
 	return c
 }
 
-// giveBack takes back what was not written.
+// giveBack takes unwritten changes back.
 func (k *keys) giveBack(c keysChange) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -102,7 +102,7 @@ func (c keysChange) put(t *store.Tx) {
 	}
 }
 
-// forget takes out of the holds what known has by now.
+// forget removes keys from the holds that known has by now.
 func (c keysChange) forget(t *store.Tx) {
 	for name, key := range c.changed {
 		var value []byte
@@ -230,8 +230,8 @@ func (d *Dir) NoteKnown(c allocator.KnownChange) error {
 	return d.note(func(*store.Tx) error { return nil })
 }
 
-// note writes to the holds, with the identities that they did not take before: no
-// point gets ahead of those. It runs with keys.mu held.
+// note writes to the holds, together with the identities that were not noted yet, so that no point is ahead of the
+// identities. Called with keys.mu held.
 func (d *Dir) note(f func(*store.Tx) error) error {
 	err := d.change(func(t *store.Tx) error {
 		for n, text := range d.keys.identities {
@@ -245,7 +245,7 @@ func (d *Dir) note(f func(*store.Tx) error) error {
 	return err
 }
 
-// loadKeys reads what known has.
+// loadKeys reads the keys in known.
 func (d *Dir) loadKeys(t *store.Tx, k *cluster.Keys) (err error) {
 	if g := t.Get(bucketState, keyGeneration); len(g) == 8 {
 		d.keys.generation = binary.BigEndian.Uint64(g)
@@ -260,7 +260,7 @@ func (d *Dir) loadKeys(t *store.Tx, k *cluster.Keys) (err error) {
 	})
 }
 
-// overlayKeys brings that up to what was noted since.
+// overlayKeys applies the changes noted since.
 func (d *Dir) overlayKeys(k *cluster.Keys) error {
 	d.keys.mu.Lock()
 	defer d.keys.mu.Unlock()
@@ -305,8 +305,8 @@ func (d *Dir) overlayKeys(k *cluster.Keys) error {
 	return nil
 }
 
-// encodeKey is the value of a key in both files: the revisions of its creation
-// and last change as unsigned varints, and what etcd has.
+// encodeKey encodes a key for both files: the revisions of its creation and last change as unsigned varints, and its
+// value in etcd.
 func encodeKey(k cluster.Key) []byte {
 	b := binary.AppendUvarint(make([]byte, 0, len(k.Value)+12), uint64(k.Created))
 	b = binary.AppendUvarint(b, uint64(k.Modified))
@@ -332,8 +332,8 @@ func encodePoint(of string, at cluster.Point) []byte {
 	return append(binary.BigEndian.AppendUint64(b, uint64(at.Revision)), of...)
 }
 
-// decodePoint is zero for a point that is not there; the one of a listing of
-// which the identities were not written has the revision 0.
+// decodePoint returns zero for a missing point. The point of a listing whose identities were not written has the
+// revision 0.
 func decodePoint(b []byte) (of string, at cluster.Point, err error) {
 	if b == nil {
 		return "", at, nil

@@ -91,7 +91,7 @@ func (p *past) change(d *Dir) error {
 	return p.tell(d, from)
 }
 
-// tell tells the directory the steps from one on, in one change.
+// tell passes the steps from one on to the directory, in one change.
 func (p *past) tell(d *Dir, from int) error {
 	c := cluster.Change{}
 	var known allocator.KnownChange
@@ -179,8 +179,8 @@ func (p *past) follow(d *Dir, at int64) error {
 	return p.tell(d, int(at))
 }
 
-// leadsOn checks that what was loaded, with the steps after its point, is what
-// there is now, and returns the point.
+// leadsOn checks that the loaded state with the steps after its point results in the present state, and returns the
+// point.
 func (p *past) leadsOn(l Loaded, what string) int64 {
 	p.t.Helper()
 	names, ids := map[string]string{}, map[identity.Numeric]bool{}

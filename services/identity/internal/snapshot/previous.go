@@ -23,7 +23,7 @@ const oldKnownFile = "known.json"
 
 func oldHoldsFile(bootID string) string { return "holds." + bootID + ".json" }
 
-// maxFile bounds what is read, in bytes: all numbers of a cluster with long labels.
+// maxFile bounds the size of a file, in bytes: all numbers of a cluster with long labels.
 const maxFile = 256 << 20
 
 var (

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package snapshot keeps on disk what this service may not forget, and what it
-// would like to remember.
+// Package snapshot keeps the service's state on disk: the holds, which must not be lost, and a cache.
 //
 // Three files with different rights to exist:
 //
@@ -136,8 +135,8 @@ type Dir struct {
 	lost chan error // has the first error after which a file takes no more changes
 }
 
-// Open takes a directory for this process, making it if only it is missing. It
-// is store.ErrLocked, and nothing was touched, while another process has it.
+// Open opens a directory for this process, and creates it if its parent exists. While another process has it, Open
+// returns store.ErrLocked and changes nothing.
 func Open(path, node string) (*Dir, error) {
 	boot, err := durable.BootID()
 	if err != nil {
@@ -391,7 +390,7 @@ func parseIdentity(number uint32, text string) (identity.Identity, error) {
 	if err != nil {
 		return identity.Identity{}, fmt.Errorf("number %d: %w", number, err)
 	}
-	// Only what this node alone knows has them: an API server in the world.
+	// Only identities of this node alone have them: an API server in the world.
 	if identity.Numeric(number).Scope() != identity.ScopeNodeLocal && labels.Set().HasSource(label.SourceReserved) {
 		return identity.Identity{}, fmt.Errorf("number %d has reserved labels", number)
 	}
@@ -478,7 +477,7 @@ func (d *Dir) SavePins(pins []registry.Pin) error {
 // keyListed exists if the cache is a complete listing of the cluster.
 var keyListed = []byte("listed")
 
-// overlay brings what the cache has up to what was learned since.
+// overlay applies changes learned since to the cache's content.
 func overlay(k *allocator.Known, recent map[identity.Numeric]string) error {
 	out := k.Identities[:0]
 	for _, id := range k.Identities {
@@ -500,9 +499,8 @@ func overlay(k *allocator.Known, recent map[identity.Numeric]string) error {
 	return nil
 }
 
-// loadIncarnation reads the name of this directory, or invents one that is not
-// saved yet. Of a file that cannot be used, damaged says why: a new name only
-// costs the time until the old one's lease ends.
+// loadIncarnation reads the name of this directory, or creates one that is not saved yet. damaged tells why a file
+// cannot be used: a new name only costs the time until the old one's lease ends.
 func (d *Dir) loadIncarnation() (rec incarnationRecord, damaged, err error) {
 	path := filepath.Join(d.dir.Path(), IncarnationFile)
 	err = durable.Load(path, 4096, incarnationSchema, &rec)
@@ -538,8 +536,7 @@ type change struct {
 	err  error
 }
 
-// change makes a change of the holds, in one commit with those that came while
-// another commit ran. They go wrong together.
+// change changes the holds, in one commit with the calls that came while another commit ran. They fail together.
 func (d *Dir) change(f func(*store.Tx) error) error {
 	c := &change{make: f}
 	d.queue.Lock()
@@ -580,9 +577,8 @@ func (d *Dir) update(f *store.Store, change func(*store.Tx) error) error {
 	return err
 }
 
-// Watch returns when a file takes no more changes, because it is not known what
-// is on the disk: only a process that opens it anew can tell. It returns nil
-// when ctx ends.
+// Watch returns an error when a file takes no more changes, because the content on the disk is uncertain: only a
+// process that opens it anew can read it. It returns nil when ctx ends.
 func (d *Dir) Watch(ctx context.Context) error {
 	select {
 	case err := <-d.lost:
@@ -688,8 +684,8 @@ func (d *Dir) SaveKnown(take func() allocator.KnownChange) error {
 	})
 }
 
-// unload takes what the files have in memory out of it: they grow with the cluster,
-// and are read page by page afterwards, if at all. If it fails it costs that memory.
+// unload frees the memory of the files' pages: they grow with the cluster, and are later read page by page, if at all.
+// A failure only costs that memory.
 func (d *Dir) unload() {
 	d.cache.Lock()
 	_ = d.known.Unload()
@@ -699,8 +695,7 @@ func (d *Dir) unload() {
 	d.mu.Unlock()
 }
 
-// withNoted is a change with what the process before noted and did not save. It
-// runs with cache held.
+// withNoted adds the changes that the former process noted and did not save. Called with cache held.
 func (d *Dir) withNoted(c allocator.KnownChange) allocator.KnownChange {
 	if len(d.noted) == 0 {
 		return c

@@ -147,7 +147,7 @@ func texts(ranges []netip.Prefix) (out []string) {
 	return out
 }
 
-// failed says what was tried, and whether the pool has no block.
+// failed wraps an error with the attempted action, and as ErrPoolFull if the pool has no block.
 func failed(what string, err error) error {
 	s := status.Convert(err)
 	if s.Code() == codes.ResourceExhausted {

@@ -43,7 +43,7 @@ func blocksOf(sum *ipam.Summary, f ipam.Family) (b blocks) {
 	return b
 }
 
-// full says whether another block is needed soon.
+// full reports whether another block is needed soon.
 func (b *blocks) full() bool {
 	return b.usable == 0 || b.used >= tenths(b.usable, growAt)
 }
@@ -143,8 +143,8 @@ func (a *Agent) letGo(ctx context.Context, taken []netip.Prefix) error {
 	return a.Ranges.SetRanges(ctx, rest)
 }
 
-// shrink returns a block that was empty at the last look too and is not needed.
-// The primary one of a family stays: the node's overlay address is in it.
+// shrink returns a block that is not needed and was empty at the last check, too. The primary block of a family stays:
+// the node's overlay address is in it.
 func (a *Agent) shrink(ctx context.Context) {
 	spares := map[netip.Prefix]bool{}
 	for _, f := range a.Settings.Families() {

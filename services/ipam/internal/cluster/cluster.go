@@ -29,9 +29,9 @@ import (
 
 // Sentinels, for callers that branch.
 var (
-	// ErrPoolFull says that the cluster's pool has no free block.
+	// ErrPoolFull: the cluster's pool has no free block.
 	ErrPoolFull = errors.New("the cluster's pool has no free block")
-	// ErrMaxBlocks says that the node has as many blocks as it may have.
+	// ErrMaxBlocks: the node has its maximum number of blocks.
 	ErrMaxBlocks = errors.New("the node has as many blocks as it may have")
 	// ErrAway: the registry does not answer a request for a block.
 	ErrAway = errors.New("the cluster's pool is unreachable")
@@ -96,21 +96,21 @@ type Answer struct {
 
 // Registry is the cluster.
 type Registry interface {
-	// Register says which ranges this node has.
+	// Register registers the ranges of this node.
 	Register(ctx context.Context, ranges []netip.Prefix) (Answer, error)
 	// Claim gives the node a block that is not in known. ErrPoolFull.
 	Claim(ctx context.Context, f ipam.Family, known []netip.Prefix) (netip.Prefix, error)
 	// Return gives one back. It may be repeated.
 	Return(ctx context.Context, p netip.Prefix) error
-	// CheckReuse says which released addresses may be given out again. If addresses are
-	// scarce, the cluster tries to let them go before their time.
+	// CheckReuse returns which released addresses may be given out again. If addresses are scarce, the cluster tries
+	// to free them early.
 	CheckReuse(ctx context.Context, addresses []netip.Addr, scarce bool) (Reuse, error)
 }
 
 // Reuse is the answer of CheckReuse.
 type Reuse struct {
-	// Asks says that other nodes know endpoints by their addresses, or that this is not
-	// known yet: only the addresses in Free are free. Otherwise all are.
+	// Asks means that other nodes know endpoints by their addresses, or that this is not known yet: only the addresses
+	// in Free are free. Otherwise all are.
 	Asks bool
 	// Unknown: the datapath has not registered its routing mode. Asks is an assumption, and the agent soon checks
 	// again.
@@ -134,8 +134,8 @@ type Options struct {
 	Settings Settings
 	Registry Registry
 	Ranges   Ranges
-	// Report is called with the reason why this node cannot give new addresses as
-	// far as the cluster is concerned, and with nil when it can.
+	// Report is called with the reason in the cluster why this node cannot give out new addresses, and with nil when
+	// it can.
 	Report func(error)
 	Log    *slog.Logger
 
@@ -204,8 +204,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 }
 
-// Checked says why no new address may be given out: the node's ranges were not
-// compared with the cluster's since the start.
+// Checked returns why no new address may be given out: the node's ranges were not compared with the cluster's since
+// the start.
 func (a *Agent) Checked() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -231,14 +231,14 @@ func (a *Agent) Problems() []error {
 	return all
 }
 
-// Registered says whether the cluster has the ranges of this node.
+// Registered reports whether the cluster has the ranges of this node.
 func (a *Agent) Registered() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.answer.Registered && a.problem == nil
 }
 
-// Note looks whether a family needs another block, after addresses were taken.
+// Note checks whether a family needs another block, after addresses were allocated.
 func (a *Agent) Note() {
 	if a.Settings.Mode != Pool {
 		return
@@ -291,7 +291,7 @@ func (a *Agent) Grow(ctx context.Context) error {
 	return nil
 }
 
-// once does all that there is to do. It says whether that went well.
+// once does all pending work, and reports whether it succeeded.
 func (a *Agent) once(ctx context.Context, wanted map[ipam.Family]bool) (well bool) {
 	ranges := a.known()
 	answer, err := a.Registry.Register(ctx, ranges)
@@ -380,7 +380,7 @@ func (a *Agent) AwaitStep(ctx context.Context) error {
 	}
 }
 
-// known are the ranges that this node has, those that serve first.
+// known returns the ranges of this node, serving ones first.
 func (a *Agent) known() (ranges []netip.Prefix) {
 	for _, f := range a.Ranges.Summary().Pools {
 		if len(ranges) < pool.MaxPools {
@@ -390,7 +390,7 @@ func (a *Agent) known() (ranges []netip.Prefix) {
 	return ranges
 }
 
-// report says whether new addresses can be given out.
+// report calls Report with the reasons why new addresses cannot be given out.
 func (a *Agent) report() {
 	why := a.Checked()
 	sum := a.Ranges.Summary()
@@ -424,7 +424,7 @@ func serves(sum *ipam.Summary, f ipam.Family) bool {
 	})
 }
 
-// complain logs what is not what was logged last of a subject.
+// complain logs an error, unless it was the last one logged for the subject.
 func (a *Agent) complain(subject string, err error) {
 	text := ""
 	if err != nil {

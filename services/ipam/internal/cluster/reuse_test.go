@@ -31,8 +31,8 @@ func (r *answers) CheckReuse(_ context.Context, addresses []netip.Addr, scarce b
 	return r.reuse, r.err
 }
 
-// TestReleasedAddressesAreAskedAbout until the registry lets them go: an error frees none, without native routing none
-// waits, and a change of that takes effect.
+// TestReleasedAddressesAreAskedAbout: the agent asks until the registry frees released addresses. An error frees none.
+// Without native routing none waits, and a change of the routing mode takes effect.
 func TestReleasedAddressesAreAskedAbout(t *testing.T) {
 	alloc, err := ipam.New(ipamtest.NewMemory(), ipam.Options{
 		Ranges: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/29")}, Lease: ipam.DefaultLease, Field: "pools",

@@ -52,15 +52,15 @@ const (
 
 // Operations of the loop whose durations are measured, in addition to the calls.
 const (
-	// opTurn is all that the loop does between two looks at the queue, and so
-	// what a call waits for at most before its turn. The others are parts of it.
+	// opTurn is one turn of the loop, and so the longest time that a call waits for its turn. The other operations are
+	// parts of it.
 	opTurn    = "turn"
 	opCommit  = "commit"
 	opReload  = "reload"
 	opSummary = "summarize"
 )
 
-// operations are the names of what calls and deadlines decide.
+// operations are the names of the calls' and deadlines' operations.
 var operations = [...]string{
 	verbAllocate: "allocate", verbConfirm: "confirm", verbRelease: "release", verbExpire: "expire", verbRanges: "ranges",
 	verbList: "list",
@@ -76,7 +76,7 @@ type Options struct {
 	Lease      time.Duration // at least a second
 	Quarantine time.Duration // 0 or more
 	Observe    Observer
-	// AsksReuse says that no address is given out again before SetReuse was called.
+	// AsksReuse means that no released address is given out again before SetReuse was called.
 	AsksReuse bool
 
 	// Now is the clock; time.Now if nil. Its times should carry a monotonic
@@ -150,14 +150,13 @@ func New(store Store, o Options) (*Allocator, error) {
 	return a, nil
 }
 
-// load builds the ledger from the store, and keeps the leases of the one before.
+// load builds the ledger from the store, and keeps the leases of the former ledger.
 func (a *Allocator) load() error {
 	contents, err := a.store.Load()
 	if err != nil {
 		return err
 	}
-	// A process of the version before wrote leases down. They go on as any other,
-	// and leave the store.
+	// The previous version stored leases. They continue as other leases, and are removed from the store.
 	var leases []*Allocation
 	contents.Allocations = slices.DeleteFunc(contents.Allocations, func(x *Allocation) bool {
 		if x.State == Leased {
@@ -240,8 +239,8 @@ func (a *Allocator) announce() {
 	}
 }
 
-// announcesTooMuch says whether the hub has a range that is the cluster's no
-// more, and of which no owner holds an address any more.
+// announcesTooMuch reports whether the hub has a range that no longer belongs to the node and has no allocated
+// addresses left.
 func (a *Allocator) announcesTooMuch() bool {
 	return slices.ContainsFunc(a.ledger.pools, func(p *poolState) bool {
 		if !p.hidden() {
@@ -305,7 +304,7 @@ func (a *Allocator) Run(ctx context.Context) error {
 	}
 }
 
-// serve handles one batch, and says how long nothing else has to be done.
+// serve executes one batch, and returns the time until the next deadline.
 func (a *Allocator) serve(ctx context.Context, batch []*call) (time.Duration, error) {
 	began := time.Now()
 	defer func() { a.spent(opTurn, began) }()
@@ -420,8 +419,7 @@ func (a *Allocator) decide(
 	return waiting
 }
 
-// writable says why the store takes no writes. After a commit that went wrong it
-// tries, at most once a turn.
+// writable returns why the store takes no writes. After a failed commit it tries to write, at most once a turn.
 func (a *Allocator) writable() error {
 	if a.Problem() != nil && !a.tried {
 		a.tried = true
@@ -441,8 +439,7 @@ func (a *Allocator) spent(operation string, began time.Time) time.Time {
 	return now
 }
 
-// Busy says for how long the loop was busy with each operation. It never waits
-// for the loop.
+// Busy returns for how long the loop was busy with each operation. It never waits for the loop.
 func (a *Allocator) Busy() []looptime.Figures { return a.times.All() }
 
 func (a *Allocator) fail(batch []*call, err error) {
@@ -563,7 +560,7 @@ func (a *Allocator) Confirm(ctx context.Context, o workload.Owner, addrs []netip
 	return got.allocation, err
 }
 
-// ValidateConfirm says what Confirm would answer, and changes nothing.
+// ValidateConfirm returns the result that Confirm would have, and changes nothing.
 func (a *Allocator) ValidateConfirm(ctx context.Context, o workload.Owner, addrs []netip.Addr) (*Allocation, error) {
 	got, err := a.do(ctx, verbList, func(l *ledger, now time.Time) (answer, error) {
 		allocation, err := l.confirmed(now, o, addrs)
@@ -572,7 +569,7 @@ func (a *Allocator) ValidateConfirm(ctx context.Context, o workload.Owner, addrs
 	return got.allocation, err
 }
 
-// ValidateRelease says what Release would answer, and changes nothing.
+// ValidateRelease returns the result that Release would have, and changes nothing.
 func (a *Allocator) ValidateRelease(ctx context.Context, o workload.Owner, only ...netip.Addr) (*Allocation, error) {
 	got, err := a.do(ctx, verbList, func(l *ledger, _ time.Time) (answer, error) {
 		if err := l.mayRelease(o, only); err != nil {
@@ -586,9 +583,8 @@ func (a *Allocator) ValidateRelease(ctx context.Context, o workload.Owner, only 
 	return got.allocation, err
 }
 
-// Release takes everything from an owner and returns what that was; nil if it
-// held nothing, which is not an error. If addresses are given and it holds others,
-// it keeps them, and the error is ErrMismatch.
+// Release removes an owner's allocation and returns it; nil if it held nothing, which is not an error. If addresses
+// are given and the owner holds others, it keeps them, and the error is ErrMismatch.
 func (a *Allocator) Release(ctx context.Context, o workload.Owner, only ...netip.Addr) (*Allocation, error) {
 	got, err := a.do(ctx, verbRelease, func(l *ledger, now time.Time) (answer, error) {
 		if err := l.mayRelease(o, only); err != nil {
@@ -615,9 +611,8 @@ func (a *Allocator) List(ctx context.Context) ([]*Allocation, error) {
 	return out, nil
 }
 
-// SetRanges makes other ranges serve, in order of use. Of those that do not serve
-// any more no new address is taken; they drain, and are gone when no owner holds
-// one of their addresses. The error names the range.
+// SetRanges replaces the serving ranges, in order of use. Ranges that no longer serve drain: no new addresses are
+// allocated from them, and they are removed when their last address is released. The error names the range.
 func (a *Allocator) SetRanges(ctx context.Context, ranges []netip.Prefix) error {
 	pools, err := a.pools(ranges)
 	if err != nil {
@@ -629,9 +624,8 @@ func (a *Allocator) SetRanges(ctx context.Context, ranges []netip.Prefix) error 
 	return err
 }
 
-// SetRefused closes ranges to new addresses, and opens those that are not among
-// them: the cluster says that another node has them. It is stored, so a restart
-// opens none.
+// SetRefused closes ranges that the cluster has given to another node, so that no new addresses are allocated from
+// them, and reopens all others. The list is stored, so a restart reopens none.
 func (a *Allocator) SetRefused(ctx context.Context, list []Refusal) error {
 	_, err := a.do(ctx, verbRanges, func(l *ledger, _ time.Time) (answer, error) {
 		l.setRefused(list)
@@ -640,8 +634,8 @@ func (a *Allocator) SetRefused(ctx context.Context, list []Refusal) error {
 	return err
 }
 
-// SetReuse says whether addresses wait at the end of their quarantine, and why they do.
-// Those of free may be given out now, and without asks all.
+// SetReuse sets whether addresses wait at the end of their quarantine, and why. The addresses in free may be given out
+// now; without asks, all.
 func (a *Allocator) SetReuse(ctx context.Context, asks bool, free []netip.Addr, why string) error {
 	_, err := a.do(ctx, verbRanges, func(l *ledger, _ time.Time) (answer, error) {
 		l.setReuse(asks, free, why)
@@ -650,9 +644,8 @@ func (a *Allocator) SetReuse(ctx context.Context, asks bool, free []netip.Addr, 
 	return err
 }
 
-// Retire takes a range out of those that serve, unless it is primary, or an address
-// of it is in use or in quarantine: false. When it returns true, that is stored and no
-// address of the range is given out any more.
+// Retire removes a serving range, unless it is primary, or an address of it is in use or in quarantine: then it
+// returns false. When it returns true, the removal is stored and no address of the range is given out any more.
 func (a *Allocator) Retire(ctx context.Context, p netip.Prefix) (retired bool, err error) {
 	_, err = a.do(ctx, verbRanges, func(l *ledger, _ time.Time) (answer, error) {
 		retired = l.retire(p)

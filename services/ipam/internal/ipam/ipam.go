@@ -33,38 +33,33 @@ const (
 
 // Sentinels, for callers that branch.
 var (
-	// ErrExhausted says that no address of a family is free. The error is an
-	// *ExhaustedError with the figures.
+	// ErrExhausted: no address of a family is free. The error is an *ExhaustedError with the figures.
 	ErrExhausted = errors.New("no free address")
 	// ErrOtherContent: the owner holds addresses other than the requested ones.
 	ErrOtherContent = errors.New("the owner holds other addresses")
-	// ErrUnavailable says that a requested address is in use, in quarantine or is
+	// ErrUnavailable means that a requested address is in use, in quarantine or is
 	// reserved.
 	ErrUnavailable = errors.New("the address cannot be given out")
-	// ErrNoPool says that a requested address or family has no pool.
+	// ErrNoPool: a requested address or family has no pool.
 	ErrNoPool = errors.New("no pool")
-	// ErrNoRange says that the node has no range to take addresses from, not yet
-	// or not any more.
+	// ErrNoRange: the node has no range to allocate from, not yet or no longer.
 	ErrNoRange = errors.New("this node has no range of addresses")
-	// ErrBadRequest says that a request contradicts itself. The error is a
-	// *FieldError.
+	// ErrBadRequest: a request contradicts itself. The error is a *FieldError.
 	ErrBadRequest = errors.New("bad request")
-	// ErrNotHeld says that the owner holds nothing: it never did, or its lease has
-	// ended, by time or with the process.
+	// ErrNotHeld: the owner holds nothing. It never did, or its lease has ended, by time or with the process.
 	ErrNotHeld = errors.New("the owner holds no address")
-	// ErrMismatch says that an owner confirms, or is to lose, other addresses than it
-	// holds.
+	// ErrMismatch: an owner confirms or releases other addresses than it holds.
 	ErrMismatch = errors.New("the owner holds other addresses than those given")
-	// ErrBusy says that too many calls wait already. Trying again helps.
+	// ErrBusy: too many calls are waiting. The caller may retry.
 	ErrBusy = errors.New("too many calls are waiting")
-	// ErrStopped says that the service is going down.
+	// ErrStopped: the service is stopping.
 	ErrStopped = errors.New("the service is stopping")
-	// ErrStore says that the state could not be written; nothing was changed.
+	// ErrStore: the state could not be written; nothing was changed.
 	ErrStore = errors.New("the state could not be written")
-	// ErrStoreLost is returned by a Store that can no longer say what is on
-	// stable storage. The process must end and read it anew.
+	// ErrStoreLost is returned by a Store when the content of stable storage is uncertain. The process must end and
+	// read it anew.
 	ErrStoreLost = errors.New("the state on disk is uncertain")
-	// ErrInconsistent says that the stored state contradicts itself.
+	// ErrInconsistent: the stored state contradicts itself.
 	ErrInconsistent = errors.New("the state contradicts itself")
 )
 
@@ -121,7 +116,7 @@ type Allocation struct {
 	Manager   string    // who answers for it; empty: the datapath
 }
 
-// Has says whether the owner holds an address.
+// Has reports whether the owner holds an address.
 func (a *Allocation) Has(addr netip.Addr) bool {
 	return slices.ContainsFunc(a.Addresses, func(x Address) bool { return x.Addr == addr })
 }
@@ -138,7 +133,7 @@ func (a *Allocation) List() string {
 	return s
 }
 
-// Request asks for addresses.
+// Request is a request for addresses.
 type Request struct {
 	Owner        workload.Owner
 	Families     []Family     // empty: every family that has a pool
@@ -167,8 +162,7 @@ type ExhaustedError struct {
 	// again yet, and Why is the reason.
 	Waiting uint64
 	Why     string
-	// NextFree is the earliest time at which an address may come back by
-	// itself, of whatever family; zero if none will.
+	// NextFree is the earliest time at which an address of any family becomes free by itself; zero if none will.
 	NextFree time.Time
 }
 
@@ -202,11 +196,11 @@ type Range struct {
 	Primary  bool       // its gateway is the node's overlay address; at most one range of a family
 }
 
-// Refusal is a range of this node that the cluster says it does not have.
+// Refusal is a range that this node claims and, according to the cluster, does not have.
 type Refusal struct {
 	Prefix netip.Prefix
 	Reason string // for people
-	// Kept says that the node keeps the range, and gives out no new address of it.
+	// Kept means that the node keeps the range, and allocates no new addresses from it.
 	Kept bool
 }
 
@@ -225,7 +219,7 @@ type Figures struct {
 	Primary     bool   // its gateway is the node's overlay address
 }
 
-// Serves says whether new addresses are taken from the pool.
+// Serves reports whether new addresses are allocated from the pool.
 func (f *Figures) Serves() bool { return !f.Draining && f.Refused == "" }
 
 // Summary are the figures of all pools, as of the last answer.
@@ -236,8 +230,8 @@ type Summary struct {
 	Outside uint64
 	// Owners is the number of allocations.
 	Owners uint64
-	// Waiting are addresses whose quarantine is over and that other nodes may still know
-	// as an earlier endpoint's; Why is the reason.
+	// Waiting are addresses whose quarantine is over and that other nodes may still map to an earlier endpoint; Why is
+	// the reason.
 	Waiting []netip.Addr
 	Why     string
 }
@@ -268,7 +262,7 @@ type Changes struct {
 	Primary     []netip.Prefix // replaces all; nil: unchanged
 }
 
-// Empty says whether there is nothing to write.
+// Empty reports whether there is nothing to write.
 func (c *Changes) Empty() bool {
 	return len(c.Allocations)+len(c.Quarantined)+len(c.Cursors) == 0 &&
 		c.Serving == nil && c.Refused == nil && c.Primary == nil
@@ -278,10 +272,9 @@ func (c *Changes) Empty() bool {
 type Store interface {
 	// Load reads everything.
 	Load() (*Contents, error)
-	// Commit makes the changes durable, all or none, before it returns. After
-	// an error the caller loads again, because none is not certain; after one
-	// that is ErrStoreLost it must not go on. Empty changes say whether it takes
-	// any: not while the disk is full.
+	// Commit makes all changes durable, or none, before it returns. After an error the caller must load again, because
+	// it is uncertain whether they were written; after ErrStoreLost it must stop. Empty changes test whether the store
+	// takes changes, which it does not while the disk is full.
 	Commit(*Changes) error
 	// Size is how many bytes the state takes.
 	Size() int64

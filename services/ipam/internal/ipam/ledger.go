@@ -15,9 +15,8 @@ import (
 	"github.com/sluice-net/sluice/services/ipam/internal/pool"
 )
 
-// ledger is the state in memory and the rules by which it changes. It writes
-// nothing: what has changed since the last call of takeChanges is handed out
-// to be committed. It belongs to one goroutine.
+// ledger is the state in memory and the rules of its changes. It writes nothing: takeChanges returns the changes since
+// its last call, to be committed. Only one goroutine may use it.
 type ledger struct {
 	lease, rest time.Duration
 	families    []Family // that a request without families asks for; empty: those that are served
@@ -31,8 +30,7 @@ type ledger struct {
 	moved       bool           // the store has another primary
 	outside     uint64
 	changes     Changes
-	// asks says that the end of its quarantine does not free an address: it waits for
-	// reuse.
+	// asks means that the end of its quarantine does not free an address: it waits for reuse.
 	asks    bool
 	waiting agenda[netip.Addr] // by the end of their quarantine
 	why     string             // why those that wait are not reused, for people
@@ -54,16 +52,15 @@ type entry struct {
 	index  int                       // in ledger.all
 }
 
-// use is what an address is used for: by an owner, or one of the others.
+// use is the state of an address that has or had an owner.
 type use struct {
 	owner  workload.Owner
 	rest   *deadline[netip.Addr] // it is in quarantine, or waits after that
 	rested *deadline[netip.Addr] // it is free, and was released before
 }
 
-// newLedger builds the index of what is stored, and of the leases, which no
-// store has: one whose owner or address is in the store is left out. The former
-// pools drain.
+// newLedger builds the index of the stored content and the leases, which are not stored. It omits leases whose owner
+// or address is in the store. The former pools drain.
 //
 // Stored times are wall clock times, and the clock may have been set while the process was down. No wait starts anew,
 // and none is longer than the configuration allows. A later deadline was written under another clock or configuration;
@@ -196,9 +193,8 @@ func (l *ledger) setRanges(field string, pools []*pool.Pool) error {
 	return nil
 }
 
-// retire takes a range that serves, that is not primary, and of which no address is
-// in use or in quarantine, out of those that do. No address of it is given out from
-// now on.
+// retire removes a serving range that is not primary and has no address in use or in quarantine. From now on no
+// address of it is given out.
 func (l *ledger) retire(prefix netip.Prefix) bool {
 	for _, p := range l.pools {
 		if p.Prefix() == prefix && !p.draining && p.held() == 0 && p.quarantined == 0 && !l.isPrimary(p) {
@@ -210,11 +206,9 @@ func (l *ledger) retire(prefix netip.Prefix) bool {
 	return false
 }
 
-// choosePrimary keeps the primary range of each family as long as the node has it.
-// Then the first in the order of use that serves takes its place, or else one that
-// drains. A family of which the node has no such range keeps its primary range for the
-// case that it comes back. The choice depends on nothing but what is stored and
-// configured, so it is no reason to commit by itself.
+// choosePrimary keeps the primary range of each family while the node has it. Otherwise the first serving range in the
+// order of use becomes primary, or else a draining one. A family without ranges keeps its primary range in case it
+// comes back. The choice depends only on stored and configured data, so it needs no commit of its own.
 func (l *ledger) choosePrimary() {
 	var next []netip.Prefix
 	for _, f := range []Family{IPv4, IPv6} {
@@ -287,8 +281,8 @@ func (l *ledger) changed() *Changes {
 	return &l.changes
 }
 
-// takeChanges hands out what has to be committed, with the cursors and primary ranges
-// that moved since the last time. These are no reason to commit by themselves.
+// takeChanges returns the changes to commit, with the cursors and primary ranges that moved since the last call. These
+// need no commit of their own.
 func (l *ledger) takeChanges() *Changes {
 	c := l.changes
 	l.changes = Changes{}
@@ -306,7 +300,7 @@ func (l *ledger) takeChanges() *Changes {
 	return &c
 }
 
-// poolFor returns the pool that may give out an address; nil if none may.
+// poolFor returns the pool that may give out an address; nil without such a pool.
 func (l *ledger) poolFor(a netip.Addr) *poolState {
 	for _, p := range l.pools {
 		if p.Contains(a) {
@@ -379,8 +373,7 @@ func (l *ledger) free(a netip.Addr) {
 	}
 }
 
-// allocate answers a request, and changes nothing if it is an error or only
-// to be validated.
+// allocate answers a request. It changes nothing after an error, or if it only validates.
 func (l *ledger) allocate(now time.Time, r Request) (*Allocation, error) {
 	if err := r.Owner.Check(); err != nil {
 		return nil, &FieldError{Field: "owner", Text: err.Error(), Kind: ErrBadRequest}
@@ -476,8 +469,7 @@ func (l *ledger) resolve(r Request) ([]Family, map[Family]netip.Addr, error) {
 	return families, wanted, nil
 }
 
-// expects says whether the node is to have a range of a family, although none
-// serves.
+// expects reports whether the node should have a range of a family, although none serves.
 func (l *ledger) expects(f Family) bool {
 	return slices.Contains(l.families, f) ||
 		slices.ContainsFunc(l.pools, func(p *poolState) bool {
@@ -485,8 +477,7 @@ func (l *ledger) expects(f Family) bool {
 		})
 }
 
-// noRange is an ErrNoRange that says which ranges of a family the cluster
-// refuses; of any family if it is 0.
+// noRange returns an ErrNoRange that names the refused ranges of a family; of all families if it is 0.
 func (l *ledger) noRange(f Family) error {
 	err := ErrNoRange
 	if f != 0 {
@@ -500,7 +491,7 @@ func (l *ledger) noRange(f Family) error {
 	return err
 }
 
-// sameContent says whether what an owner holds answers its request.
+// sameContent returns an error if an owner's addresses do not satisfy its request.
 func sameContent(a *Allocation, r Request) error {
 	if a.Manager != r.Manager {
 		return fmt.Errorf("%s is of the manager %q, not %q: %w", a.Owner, a.Manager, r.Manager, ErrOtherContent)
@@ -521,7 +512,7 @@ func sameContent(a *Allocation, r Request) error {
 	return nil
 }
 
-// choose finds the address for a family and takes nothing.
+// choose selects an address of a family, without allocating it.
 func (l *ledger) choose(f Family, wanted netip.Addr) (netip.Addr, *poolState, error) {
 	if wanted.IsValid() {
 		p := l.poolFor(wanted)
@@ -588,7 +579,7 @@ func (l *ledger) confirm(now time.Time, o workload.Owner, addrs []netip.Addr) (*
 	return next, err
 }
 
-// confirmed is what confirm answers; it changes nothing.
+// confirmed returns the result of confirm, and changes nothing.
 func (l *ledger) confirmed(now time.Time, o workload.Owner, addrs []netip.Addr) (*Allocation, error) {
 	e := l.held[o]
 	if e == nil || e.State == Leased && !now.Before(e.Expires) {
@@ -610,9 +601,8 @@ func sameAddresses(held []Address, given []netip.Addr) bool {
 	return !slices.ContainsFunc(held, func(x Address) bool { return !slices.Contains(given, x.Addr) })
 }
 
-// release takes everything from an owner; nil if it held nothing. Confirmed
-// addresses rest. Those of a lease do not: a datapath confirms before it
-// configures, so no container has used them.
+// release removes an owner's allocation and returns it; nil if it held nothing. Confirmed addresses go into
+// quarantine. Leased ones do not: a datapath confirms before it configures, so no container has used them.
 func (l *ledger) release(now time.Time, o workload.Owner) *Allocation {
 	e := l.held[o]
 	if e == nil {
@@ -633,8 +623,8 @@ func (l *ledger) release(now time.Time, o workload.Owner) *Allocation {
 	return e.Allocation
 }
 
-// mayRelease refuses to take other addresses from an owner than those it is to
-// lose; none are given: whatever it holds. One that holds nothing loses nothing.
+// mayRelease refuses to release other addresses of an owner than the given ones; if none are given, any. An owner
+// without addresses loses nothing.
 func (l *ledger) mayRelease(o workload.Owner, only []netip.Addr) error {
 	if e := l.held[o]; e != nil && len(only) > 0 && !sameAddresses(e.Addresses, only) {
 		return fmt.Errorf("release %s: it holds %s, given were %v: %w", o, e.List(), only, ErrMismatch)
@@ -642,7 +632,7 @@ func (l *ledger) mayRelease(o workload.Owner, only []netip.Addr) error {
 	return nil
 }
 
-// drop ends an allocation whose addresses need no rest.
+// drop removes an allocation whose addresses need no quarantine.
 func (l *ledger) drop(e *entry) {
 	l.leave(e)
 	if e.State == Confirmed {
@@ -692,8 +682,8 @@ func (l *ledger) reuse(d *deadline[netip.Addr]) {
 	l.addrs[d.key] = use{rested: p.rested.add(d.at, d.key)}
 }
 
-// setReuse says whether addresses wait at the end of their quarantine, and why they still
-// do, and frees some of those that wait; all if none does any more.
+// setReuse sets whether addresses wait at the end of their quarantine, and why. It frees the given ones of the waiting
+// addresses, or all of them if addresses no longer wait.
 func (l *ledger) setReuse(asks bool, free []netip.Addr, why string) {
 	l.asks, l.why = asks, why
 	for _, a := range free {
@@ -720,7 +710,7 @@ func (l *ledger) next() (time.Time, bool) {
 	return rest.at, true
 }
 
-// serves says whether new addresses of a family are taken from the pool.
+// serves reports whether new addresses of a family are allocated from the pool.
 func (p *poolState) serves(f Family) bool {
 	return !p.draining && p.refused == "" && p.Is4() == (f == IPv4)
 }

@@ -65,11 +65,11 @@ type Ranges interface {
 	Hub() *watch.Hub[netip.Prefix, ipam.Range]
 }
 
-// Addresses say whether there are any for new pods.
+// Addresses reports whether there are addresses for new pods.
 type Addresses interface {
 	Note() podrange.Note
 	Changed() <-chan struct{}
-	// Adopt takes over what the object says from an earlier process.
+	// Adopt takes over the note in the object from an earlier process.
 	Adopt(podrange.Note)
 }
 
@@ -100,7 +100,7 @@ type Node struct {
 	logged string // of the loop
 }
 
-// object is what is kept of a Node.
+// object is the stored part of a Node.
 type object struct {
 	uid, version       string
 	podCIDRs           []string
@@ -181,7 +181,7 @@ func (n *Node) Labels() (labels map[string]string, ok bool) {
 	return n.object.labels, true
 }
 
-// Problem says why no range serves; nil if one does.
+// Problem returns why no range serves; nil if one does.
 func (n *Node) Problem() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -192,8 +192,8 @@ func (n *Node) Problem() error {
 		n.problem, time.Since(n.missing).Truncate(time.Second))
 }
 
-// Restored says that the API server was restored from an older backup and the
-// object has not been read since; nil if that is not so.
+// Restored returns an error if the API server was restored from an older backup and the object has not been read
+// since; nil otherwise.
 func (n *Node) Restored() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -316,7 +316,7 @@ func (n *Node) report(why error) {
 	}
 }
 
-// complain logs what is not what was logged last.
+// complain logs an error, unless it was the last one logged.
 func (n *Node) complain(err error) {
 	if err.Error() != n.logged {
 		n.logged = err.Error()
@@ -342,8 +342,8 @@ func (n *Node) addresses(o *object) string {
 // annotations are the annotations of the object; empty: absent.
 type annotations struct{ serving, draining, addresses string }
 
-// write puts on the object what it does not say yet. Every patch names the object
-// by its uid: another one of the same name is not written.
+// write patches the object where it differs from the notes. Every patch contains the object's uid, so that another
+// object of the same name is not changed.
 func (n *Node) write(ctx context.Context, o *object, notes annotations) error {
 	var errs []error
 	if notes != (annotations{o.serving, o.draining, o.addresses}) {

@@ -4,8 +4,7 @@
 // Package pool holds ranges of addresses: which of a range are taken, which
 // may never be given out, and which comes next.
 //
-// It is arithmetic on addresses and nothing else: it knows no owner, no time
-// and no file. A Pool is not safe for concurrent use.
+// It only does arithmetic on addresses: it has no owners, times or files. A Pool is not safe for concurrent use.
 package pool
 
 import (
@@ -23,7 +22,7 @@ const (
 	MaxExclusions = 1024
 )
 
-// Pool is one range and what is taken of it.
+// Pool is one range and its taken addresses.
 type Pool struct {
 	prefix    netip.Prefix
 	gateway   netip.Addr
@@ -108,8 +107,7 @@ func ParseExclusions(field string, list []string) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// checkRanges says what is wrong with a list of ranges. Those that are not
-// valid prefixes at all are passed over.
+// checkRanges returns the errors in a list of ranges. Invalid prefixes are skipped.
 func checkRanges(field string, ranges []netip.Prefix) []error {
 	var errs []error
 	bad := func(i int, format string, args ...any) {
@@ -170,9 +168,8 @@ func New(field string, ranges, exclude []netip.Prefix) ([]*Pool, error) {
 	return pools, nil
 }
 
-// Former returns pools of the ranges, of those that overlap only the largest,
-// without what overlaps one that serves and what could be no pool. There are at
-// most MaxPools.
+// Former returns pools of former ranges. Of overlapping ranges it uses only the largest. It omits ranges that overlap
+// a serving one or could not be a pool. There are at most MaxPools.
 func Former(ranges, serving, exclude []netip.Prefix) []*Pool {
 	var pools []*Pool
 	ranges = slices.SortedFunc(slices.Values(ranges), func(a, b netip.Prefix) int {
@@ -215,8 +212,8 @@ func newPool(prefix netip.Prefix, exclude []netip.Prefix) *Pool {
 		}
 		blocks = append(blocks, x)
 	}
-	// Larger blocks first: of two that overlap one contains the other, so
-	// what is reserved already need not be counted again.
+	// Larger blocks first: of two that overlap one contains the other, so addresses reserved already need not be
+	// counted again.
 	slices.SortStableFunc(blocks, func(a, b netip.Prefix) int { return a.Bits() - b.Bits() })
 	for _, b := range blocks {
 		off, size := p.offset(b.Addr()), b.Addr().BitLen()-b.Bits()
@@ -239,16 +236,16 @@ func (p *Pool) at(off u128) netip.Addr {
 // Prefix is the range.
 func (p *Pool) Prefix() netip.Prefix { return p.prefix }
 
-// Is4 says whether the range is of IPv4.
+// Is4 reports whether the range is of IPv4.
 func (p *Pool) Is4() bool { return p.prefix.Addr().Is4() }
 
 // Gateway is the node's own address on the pod side, the second of the range.
 func (p *Pool) Gateway() netip.Addr { return p.gateway }
 
-// Contains says whether an address lies in the range, reserved or not.
+// Contains reports whether the range contains an address, reserved or not.
 func (p *Pool) Contains(a netip.Addr) bool { return p.prefix.Contains(a) }
 
-// Reserved says whether an address of the range is never given out.
+// Reserved reports whether an address of the range is never given out.
 func (p *Pool) Reserved(a netip.Addr) bool { return p.reserved.has(p.offset(a)) }
 
 // Take marks an address of the range; false if it is taken or reserved.
@@ -284,13 +281,13 @@ func (p *Pool) Next() (netip.Addr, bool) {
 	return p.at(off), true
 }
 
-// Cursor is where Next begins to look.
+// Cursor returns the address at which Next begins its search.
 func (p *Pool) Cursor() netip.Addr { return p.at(p.cursor) }
 
-// SetCursor makes Next begin to look at an address of the range.
+// SetCursor sets the address at which Next begins its search.
 func (p *Pool) SetCursor(a netip.Addr) { p.cursor = p.offset(a) }
 
-// Advance makes Next begin to look behind an address of the range.
+// Advance moves the start of Next's search behind an address of the range.
 func (p *Pool) Advance(a netip.Addr) {
 	p.cursor = p.offset(a).add(u128{0, 1}).low(p.hostBits)
 }

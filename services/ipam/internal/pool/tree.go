@@ -17,10 +17,9 @@ const (
 // tree is the set of taken addresses of one range, as a bitmap with 64-way
 // summaries that is kept only where it is neither empty nor full.
 //
-// Every operation walks at most one path per level, and there is one level
-// for each six bits of the range: 3 for a /16 of IPv4, 11 for a /64 of IPv6.
-// So the cost depends on the size of the range and never on its fill, and the
-// memory depends on what is taken and never on the size of the range.
+// Every operation walks at most one path per level, and there is one level for each six bits of the range: 3 for a /16
+// of IPv4, 11 for a /64 of IPv6. So the time depends only on the size of the range, and the memory only on the taken
+// addresses.
 type tree struct {
 	levels int
 	root   node
@@ -42,7 +41,7 @@ func newTree(hostBits int) *tree {
 	return t
 }
 
-// has says whether an address is taken.
+// has reports whether an address is taken.
 func (t *tree) has(off u128) bool {
 	n := &t.root
 	for level := t.levels - 1; ; level-- {
@@ -68,7 +67,7 @@ func (t *tree) takeBlock(off u128, size int) { t.root.takeBlock(t.levels-1, off,
 // next returns the lowest free address that is not below from.
 func (t *tree) next(from u128) (u128, bool) { return t.root.next(t.levels-1, from, true) }
 
-// exhausted says whether every address is taken.
+// exhausted reports whether every address is taken.
 func (t *tree) exhausted() bool { return t.root.full == allTaken }
 
 func (n *node) index(d uint) int { return bits.OnesCount64(n.present & (1<<d - 1)) }

@@ -46,7 +46,7 @@ func New(summary func() *ipam.Summary) *Tracker {
 	return &Tracker{summary: summary, now: time.Now, changed: make(chan struct{})}
 }
 
-// Note is the state, which has none before the first shortage.
+// Note returns the state; it is empty before the first shortage.
 func (t *Tracker) Note() podrange.Note {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -77,8 +77,7 @@ func (t *Tracker) Answered(err error) {
 	}
 }
 
-// Adopt takes over what an earlier process of this node has said, unless this one
-// knows better by now.
+// Adopt takes over the note of an earlier process of this node, unless this process has a newer one.
 func (t *Tracker) Adopt(n podrange.Note) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -98,7 +97,7 @@ func (t *Tracker) tell() {
 	t.changed = make(chan struct{})
 }
 
-// Run looks for the end of each shortage until ctx ends; it then returns nil.
+// Run waits for the end of each shortage until ctx ends; it then returns nil.
 func (t *Tracker) Run(ctx context.Context) error {
 	for {
 		changed := t.Changed()
@@ -150,7 +149,7 @@ func allHaveRoom(sum *ipam.Summary) bool {
 // maxRanges is how many ranges a message names.
 const maxRanges = 8
 
-// exhausted says which ranges are full, and what to do.
+// exhausted describes the full ranges, and what to do.
 func exhausted(e *ipam.ExhaustedError) string {
 	text := fmt.Sprintf("no %s address is left for new pods: %s", e.Family, ranges(e.Pools, func(f ipam.Figures) string {
 		return fmt.Sprintf("%s has %d in use, %d leased, %d in quarantine and %d reserved of %d",
@@ -165,7 +164,7 @@ func exhausted(e *ipam.ExhaustedError) string {
 	return text + `; run fewer pods here, or give nodes larger ranges (docs/ipam.md, "A node without free addresses")`
 }
 
-// available says what is free.
+// available describes the free addresses.
 func available(sum *ipam.Summary) string {
 	var serving []ipam.Figures
 	for _, f := range sum.Pools {

@@ -40,19 +40,18 @@ type Server struct {
 	version string
 	started time.Time
 
-	// NoRange says why no range serves; nil: there are always some.
+	// NoRange returns why no range serves; nil: there are always some.
 	NoRange func() error
 	// Restored returns an error while the API server was restored and the Node was
 	// not read since. It is nil unless the mode is kubernetes.
 	Restored func() error
-	// Cluster is the node's half of the agreement with the others; nil: the node
-	// is on its own.
+	// Cluster is the node's agent for the agreement with the other nodes; nil on a single node.
 	Cluster *cluster.Agent
 	// Shortage gets the results of allocations; may be nil.
 	Shortage *poolevents.Tracker
 	// Settings are the settings on which the nodes agree.
 	Settings cluster.Settings
-	// Process says what this process runs with.
+	// Process describes this process.
 	Process wire.Process
 }
 
@@ -67,8 +66,8 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	statusv1.RegisterProcessServiceServer(r, s.Process)
 }
 
-// Methods says who may call what: root, as which the plug-in runs, and the
-// datapath's user change allocations; reading is for the group.
+// Methods returns which user may call which method: root, as which the plugin runs, and the datapath's user may change
+// allocations; the group may read.
 func Methods() rpc.Methods {
 	datapath := rpc.Method{Access: rpc.RootAnd(instance.DatapathID), Prepared: true}
 	read := rpc.Method{Access: rpc.Group()}
@@ -174,7 +173,7 @@ func (s *Server) awaitReuse(ctx context.Context) bool {
 	return s.Cluster.AwaitStep(limited) == nil
 }
 
-// growError says why there is no address, and why no other block came.
+// growError has the reason why no address is free, and why no other block was claimed.
 type growError struct{ cause, grow error }
 
 func (e *growError) Error() string   { return e.cause.Error() + "; " + e.grow.Error() }
@@ -314,7 +313,7 @@ func (s *Server) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.G
 	}, nil
 }
 
-// cluster is what this node has to do with the others; nil: it is on its own.
+// cluster returns this node's state in the cluster; nil on a single node.
 func (s *Server) cluster() *ipamv1.ClusterRanges {
 	if s.Cluster == nil {
 		return nil

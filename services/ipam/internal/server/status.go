@@ -22,8 +22,7 @@ const retryDelay = 200 * time.Millisecond
 // growDelay is when another block may have come.
 const growDelay = time.Second
 
-// allocation is the type of what the answers about a missing or another
-// allocation name.
+// allocation is the resource type in errors about a missing or another allocation.
 const allocation = "sluice.ipam.v1.Allocation"
 
 // answers has code and reason of each error of the core.

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package store keeps the state of an Allocator in a file of kit/store, whose
-// package comment says what that survives and refuses: an address that is in
-// use and forgotten would be given to a second pod.
+// Package store keeps the state of an Allocator in a file of kit/store, whose package comment describes crashes and
+// corruption. If an address in use were forgotten, a second pod would get it.
 package store
 
 import (
@@ -131,12 +130,11 @@ func each(t *store.Tx, bucket string, f func(k, v []byte) error) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// minFree is what must be free on the disk, in bytes, before the store says that
-// it takes changes again: some pages of the file.
+// minFree is the free space on the disk, in bytes, that must exist before the store takes changes again: some pages of
+// the file.
 const minFree = 64 << 10
 
-// writable looks for space on the disk. An empty commit finds room in the file
-// itself, where a record more may not.
+// writable checks for space on the disk. An empty commit may fit into the file itself when another record does not.
 func (s *Store) writable() error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(s.file.Path(), &st); err != nil {

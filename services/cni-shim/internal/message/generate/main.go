@@ -19,7 +19,7 @@ import (
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 )
 
-// spec is what the plugin uses of the API.
+// spec lists the parts of the API that the plugin uses.
 var spec = use{
 	calls: []methods{
 		{ipamv1.File_sluice_ipam_v1_ipam_proto.Services().ByName("IPAMService"), []protoreflect.Name{

@@ -98,7 +98,7 @@ func (u use) source() ([]byte, error) {
 	return format.Source(out.Bytes())
 }
 
-// methodName is the constant of a method: its name. "Check" says too little alone.
+// methodName returns the name of a method's constant. "Check" alone would be unclear.
 func methodName(m protoreflect.MethodDescriptor) string {
 	if m.Parent().Name() == "Health" {
 		return "Health" + string(m.Name())
@@ -114,7 +114,7 @@ type builder struct {
 	enums map[protoreflect.FullName]bool
 }
 
-// ask notes a message of a request, with all that it contains.
+// ask adds a message of a request, with all messages in it.
 func (b *builder) ask(d protoreflect.MessageDescriptor) {
 	if b.asked[d.FullName()] {
 		return
@@ -128,7 +128,7 @@ func (b *builder) ask(d protoreflect.MessageDescriptor) {
 	b.message(d, func(protoreflect.FieldDescriptor) (use, pointer bool) { return true, true })
 }
 
-// add adds a message of an answer, with those in the fields that are read.
+// add adds a message of an answer, with the messages in its used fields.
 func (b *builder) add(d protoreflect.MessageDescriptor) error {
 	if b.seen[d.FullName()] || b.asked[d.FullName()] {
 		return nil
@@ -224,7 +224,7 @@ func (b *builder) enum(d protoreflect.EnumDescriptor) {
 	b.file.Enums = append(b.file.Enums, e)
 }
 
-// typeName is the Go name of a message or enum: those around it come first.
+// typeName returns the Go name of a message or enum, with the names of enclosing messages first.
 func typeName(d protoreflect.Descriptor) string {
 	if owner, ok := d.Parent().(protoreflect.MessageDescriptor); ok {
 		return typeName(owner) + string(d.Name())

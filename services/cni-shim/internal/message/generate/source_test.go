@@ -11,8 +11,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// TestAPIThatDiffersIsRefused shows that the messages cannot be written when what the
-// plugin reads is not what the API has: the error names it.
+// TestAPIThatDiffersIsRefused: generation fails if the plugin reads a field that the API does not have; the error
+// names it.
 func TestAPIThatDiffersIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name   string

@@ -356,7 +356,7 @@ func (n *Node) CreateEndpoint(_ context.Context, r *datapathv1.CreateEndpointReq
 	return &datapathv1.CreateEndpointResponse{Endpoint: e}, nil
 }
 
-// GetEndpoint gives the endpoint, also one whose device has gone.
+// GetEndpoint returns the endpoint, even if its device was removed.
 func (n *Node) GetEndpoint(_ context.Context, r *datapathv1.GetEndpointRequest) (*datapathv1.GetEndpointResponse, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -391,7 +391,7 @@ func (n *Node) drop(k string) bool {
 	return existed
 }
 
-// CheckEndpoint compares addresses and namespace, and adds what SetDifferences said.
+// CheckEndpoint compares addresses and namespace, and adds the differences of SetDifferences.
 func (n *Node) CheckEndpoint(_ context.Context, r *datapathv1.CheckEndpointRequest) (*datapathv1.CheckEndpointResponse, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -25,7 +25,7 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// Client says how to reach etcd.
+// Client has the settings of connections to etcd.
 type Client struct {
 	// Endpoints are all http://host:port, all https://host:port or all
 	// unix:///absolute/path.
@@ -40,7 +40,7 @@ type Client struct {
 	Password   string
 }
 
-// Check reads nothing; it says what is wrong with the combination.
+// Check returns an error for a wrong combination of settings. It reads no files.
 func (c Client) Check() error {
 	if len(c.Endpoints) == 0 {
 		return errors.New("endpoints: at least one is needed")
@@ -84,8 +84,7 @@ func (c Client) Check() error {
 	return errors.Join(errs...)
 }
 
-// tls reads the files and returns what one handshake needs of them. Its errors
-// name the setting and the file.
+// tls reads the files and returns the configuration of one handshake. Its errors name the setting and the file.
 func (c Client) tls() (*tls.Config, error) {
 	pem, err := os.ReadFile(c.CA)
 	if err != nil {
@@ -111,7 +110,7 @@ func (c Client) tls() (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("etcd.cert and etcd.key: %s and %s: %w", c.Cert, c.Key, err)
 	}
-	// Also to a server that names other authorities, so that it says what it refuses.
+	// Present it also to a server that names other authorities, so that the server's refusal tells the reason.
 	t.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 	return t, nil
 }
@@ -194,9 +193,8 @@ func (c *answering) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// dial returns a client that connects when it is first used. It reads the files
-// of TLS once, so that a file that is missing or broken ends the start; what goes
-// wrong with them later is in the handshake.
+// dial returns a client that connects when it is first used. It reads the files of TLS once, so that a missing or
+// broken file ends the start; later errors of the files are in the handshake.
 func (c Client) dial() (*clientv3.Client, *handshake, error) {
 	if err := c.Check(); err != nil {
 		return nil, nil, fmt.Errorf("etcd: %w", err)

@@ -25,8 +25,7 @@ import (
 // errGap: the watch cannot continue where it was; list again.
 var errGap = errors.New("gap in the watch")
 
-// Reader takes what Follow brings of one prefix. Its functions are called one
-// at a time.
+// Reader receives the keys of one prefix from Follow. Its functions are called one at a time.
 type Reader struct {
 	Prefix   string
 	End      string // first key that is not wanted; "": the first one after the prefix
@@ -42,17 +41,16 @@ type Reader struct {
 	Begin    func()                                  // a listing begins
 	Listed   func(*mvccpb.KeyValue)                  // a key of the listing
 	Complete func(at cluster.Point, asked time.Time) // the listing is over; it began at that time
-	// Changes are the events up to a revision of the listing's cluster, perhaps none. asked is not zero
-	// if everything up to then has come.
+	// Changes gets the events up to a revision of the listing's cluster, perhaps none. If asked is not zero, all
+	// changes up to that time have been delivered.
 	Changes func(events []*clientv3.Event, revision int64, asked time.Time)
 }
 
 func (r Reader) end() string { return cmp.Or(r.End, clientv3.GetPrefixRangeEnd(r.Prefix)) }
 
-// Follow watches a prefix from the point that the reader has, or lists it and
-// watches it from there, and returns only with an error before the watch or when
-// ctx is done. An interrupted watch continues where it was; only what etcd
-// compacted, or lost with its history, is listed again.
+// Follow watches a prefix from the reader's point, or lists it and watches it from there. It returns only with an
+// error before the watch or when ctx is done. An interrupted watch continues where it was; only keys that etcd
+// compacted, or lost with its history, are listed again.
 func (s *Session) Follow(ctx context.Context, r Reader) error {
 	for resume := r.From.Revision != 0; ; resume = false {
 		history := s.History()
@@ -79,8 +77,8 @@ func (s *Session) Follow(ctx context.Context, r Reader) error {
 	}
 }
 
-// resume asks etcd whether what the reader has is in its past. Only a linearised
-// read tells: a watch from a revision that etcd has not reached is silent.
+// resume asks etcd whether its history contains the reader's point. This needs a linearised read: a watch from a
+// revision that etcd has not reached is silent.
 func (s *Session) resume(ctx context.Context, r Reader) (bool, error) {
 	limited, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
@@ -178,7 +176,7 @@ func pause(ctx context.Context, d *time.Duration) {
 	}
 }
 
-// watch returns the revision at which the next watch goes on.
+// watch returns the revision at which the next watch continues.
 func (s *Session) watch(ctx context.Context, r Reader, next int64, history <-chan struct{}) (int64, error) {
 	// The context ends the watch on the server too.
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
@@ -189,8 +187,8 @@ func (s *Session) watch(ctx context.Context, r Reader, next int64, history <-cha
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	// Progress notifications move the revision on although nothing changes
-	// here, so that a compaction finds nothing that was not seen.
+	// Progress notifications advance the revision even without changes here, so that a compaction does not remove
+	// unseen revisions.
 	events := s.client.Watch(ctx, r.Prefix, clientv3.WithRange(r.end()), clientv3.WithRev(next),
 		clientv3.WithProgressNotify())
 	heads := make(chan head, 1)
@@ -241,9 +239,8 @@ type head struct {
 	revision int64
 }
 
-// listen asks etcd for its revision again and again, and to tell the watch that
-// it has brought everything up to there. A watch that brings nothing may have
-// nothing to bring, or may be cut off: only this tells the two apart.
+// listen regularly asks etcd for its revision, and lets the watch report that it has delivered everything up to there.
+// A silent watch may have no changes, or may be cut off: only this distinguishes the two.
 func (s *Session) listen(ctx context.Context, heads chan<- head) {
 	tick := time.NewTicker(s.cfg.Listen)
 	defer tick.Stop()
@@ -272,7 +269,7 @@ func (s *Session) listen(ctx context.Context, heads chan<- head) {
 	}
 }
 
-// head reads the revision that etcd has. Only a linearised read tells.
+// head reads etcd's revision. This needs a linearised read.
 func (s *Session) head(ctx context.Context) (cluster.Point, error) {
 	resp, err := s.Get(ctx, "read revision", s.aliveKey(), clientv3.WithKeysOnly())
 	if err != nil {

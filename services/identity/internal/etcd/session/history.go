@@ -31,15 +31,13 @@ func (s *Session) position() position {
 	return s.pos
 }
 
-// errHistory: etcd has another past than what this process saw of it, because
-// its data was put back to an older state or is another cluster's. With it went
-// whatever this process knows: it is an ErrSessionLost.
+// errHistory: etcd's history differs from the one that this process saw, because its data was restored from an older
+// state or belongs to another cluster. All data of this process is then invalid, so it is an ErrSessionLost.
 var errHistory = fmt.Errorf("etcd has another history than before: %w", cluster.ErrSessionLost)
 
-// saw compares the answer to a linearised request with where etcd was when the
-// request was made. Leases say nothing: they are part of a backup too. A watch
-// would wait in silence for revisions that etcd has not reached yet, and which
-// will be something else when they come.
+// saw compares the answer to a linearised request with etcd's position when the request was made. Leases are no proof,
+// because they are part of a backup, too. A watch would silently wait for revisions that etcd has not reached yet, and
+// deliver other changes under the same revisions.
 func (s *Session) saw(before position, h *etcdserverpb.ResponseHeader) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,7 +108,7 @@ func (s *Session) Fault(ctx context.Context, what string, err error) error {
 		return fmt.Errorf("%s: %w: %w; %w", what, cluster.ErrUnavailable, err, failure)
 	}
 	if why := s.why(ctx); why != nil {
-		// The client tries to connect until the deadline, which is all that its error says.
+		// The client tries to connect until the deadline, and its error only reports the deadline.
 		return fmt.Errorf("%s: %w: %w", what, cluster.ErrUnavailable, why)
 	}
 	return fmt.Errorf("%s: %w: %w", what, cluster.ErrUnavailable, err)
@@ -158,7 +156,7 @@ func (s *Session) list(ctx context.Context, prefix, end string, keysOnly bool, f
 	}
 }
 
-// Unchanged compares a key with what was read of it; nil: it did not exist.
+// Unchanged is the condition that a key is as it was read; nil: it did not exist.
 func Unchanged(key string, kv *mvccpb.KeyValue) clientv3.Cmp {
 	var revision int64 // that of a key that does not exist
 	if kv != nil {
@@ -167,8 +165,8 @@ func Unchanged(key string, kv *mvccpb.KeyValue) clientv3.Cmp {
 	return clientv3.Compare(clientv3.ModRevision(key), "=", revision)
 }
 
-// History is closed when etcd turns out to have another past than this process
-// saw: what was read before means nothing then.
+// History is closed when etcd's history turns out to differ from the one that this process saw: everything read before
+// is then invalid.
 func (s *Session) History() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()

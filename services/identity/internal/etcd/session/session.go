@@ -185,7 +185,7 @@ func (s *Session) Name() string {
 	return fmt.Sprintf("%x %x", int64(s.last), int64(s.alive.id))
 }
 
-// parseName reads what Name wrote; what it cannot read is no lease.
+// parseName parses the result of Name; unreadable parts give no lease.
 func parseName(name string) (refs, alive clientv3.LeaseID) {
 	first, second, _ := strings.Cut(name, " ")
 	parse := func(text string) clientv3.LeaseID {
@@ -198,7 +198,7 @@ func parseName(name string) (refs, alive clientv3.LeaseID) {
 	return parse(first), parse(second)
 }
 
-// isAlive says whether a lease exists, and renews it.
+// isAlive reports whether a lease exists, and renews it.
 func (s *Session) isAlive(ctx context.Context, id clientv3.LeaseID) (bool, error) {
 	if id == 0 {
 		return false, nil
@@ -213,7 +213,7 @@ func (s *Session) isAlive(ctx context.Context, id clientv3.LeaseID) (bool, error
 	return resp.TTL > 0, nil
 }
 
-// Grant makes a lease of at least the given time, which nothing keeps alive.
+// Grant creates a lease of at least the given time. It is not renewed.
 func (s *Session) Grant(ctx context.Context, ttl time.Duration) (clientv3.LeaseID, error) {
 	resp, err := s.client.Grant(ctx, int64((ttl+time.Second-1)/time.Second))
 	if err != nil {
@@ -224,7 +224,7 @@ func (s *Session) Grant(ctx context.Context, ttl time.Duration) (clientv3.LeaseI
 
 // keep renews a lease whenever a third of its time is over, on the one stream
 // that the client has for all leases, until it is stopped or the lease is gone.
-// It runs with mu held.
+// Called with mu held.
 func (s *Session) keep(id clientv3.LeaseID, ttl time.Duration) lease {
 	ctx, cancel := context.WithCancel(s.ctx)
 	s.wg.Go(func() {
@@ -238,10 +238,9 @@ func (s *Session) keep(id clientv3.LeaseID, ttl time.Duration) lease {
 	return lease{id: id, stop: cancel}
 }
 
-// renew keeps a lease alive until the client gives up, and says whether it is to go
-// on: the client also gives up on a lease that lives, if the first answer takes
-// longer than a connection may. It asks etcd then, and asks again if etcd does not
-// answer, until the time of the lease is over.
+// renew keeps a lease alive until the client gives up, and reports whether to continue. The client also gives up on a
+// living lease if the first answer takes longer than a connection may. Then renew asks etcd, repeatedly if etcd does
+// not answer, until the time of the lease is over.
 func (s *Session) renew(ctx context.Context, id clientv3.LeaseID, ttl time.Duration) bool {
 	lived := time.Now()
 	renewed, err := s.client.KeepAlive(ctx, id)
@@ -271,14 +270,14 @@ func (s *Session) renew(ctx context.Context, id clientv3.LeaseID, ttl time.Durat
 // askAgain is the pause between two questions whether a lease lives.
 const askAgain = time.Second
 
-// ask is isAlive within the time that a request may take.
+// ask is isAlive with the timeout of a request.
 func (s *Session) ask(ctx context.Context, id clientv3.LeaseID) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	return s.isAlive(ctx, id)
 }
 
-// expired forgets a lease that is gone.
+// expired removes an expired lease.
 func (s *Session) expired(id clientv3.LeaseID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -291,7 +290,7 @@ func (s *Session) expired(id clientv3.LeaseID) {
 	}
 }
 
-// leave ends the session. It runs with mu held.
+// leave ends the session. Called with mu held.
 func (s *Session) leave() {
 	if s.keys.stop != nil {
 		s.keys.stop()
@@ -299,8 +298,8 @@ func (s *Session) leave() {
 	s.keys = lease{}
 }
 
-// Ping finds out what no lease tells: that etcd has another history, or the name
-// another owner. ErrSessionLost without a session.
+// Ping checks what leases cannot show: that etcd has another history, or that the name has another owner.
+// ErrSessionLost without a session.
 func (s *Session) Ping(ctx context.Context) error {
 	if _, err := s.Lease(); err != nil {
 		return err

@@ -18,11 +18,10 @@ import (
 
 // Times of a connection that was closed.
 const (
-	// severedGrace is how long the client may take to connect again before etcd
-	// counts as away: a member that is restarted, or that hands its clients to
-	// others, is back sooner.
+	// severedGrace is how long the client may take to reconnect before etcd counts as unavailable: a member that
+	// restarts, or hands its clients to others, is back sooner.
 	severedGrace = 500 * time.Millisecond
-	// probeTime bounds the attempt to connect that says why there is no connection.
+	// probeTime bounds the connection attempt that finds out why there is no connection.
 	probeTime = 200 * time.Millisecond
 )
 
@@ -58,8 +57,8 @@ func (s *Session) Severed(ctx context.Context) error {
 	}
 }
 
-// why says why etcd cannot be connected to, as the kernel says it of the first
-// endpoint that refuses; nil if the client is connected.
+// why returns why etcd cannot be connected to: the kernel's error for the first endpoint that refuses; nil if the
+// client is connected.
 func (s *Session) why(ctx context.Context) error {
 	if s.client.ActiveConnection().GetState() == connectivity.Ready {
 		return nil

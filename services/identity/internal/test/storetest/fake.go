@@ -211,7 +211,7 @@ func (s *fakeStore) create(n identity.Numeric, l label.Canonical) allocator.Clai
 	return c
 }
 
-// rests says whether the number rests after another label set.
+// rests reports whether the number rests after another label set.
 func (s *fakeStore) restsFor(n identity.Numeric, l label.Canonical) bool {
 	r, ok := s.rests[n]
 	return ok && r.text != l.Text() && time.Now().Before(r.ends)

@@ -45,8 +45,8 @@ func NewMemory() *Memory {
 	}
 }
 
-// Fail makes commits ask f what becomes of them: whether they are written, and
-// what they return. Nil makes them work again.
+// Fail sets a function that decides for each commit whether it is written, and what it returns. With nil, commits
+// succeed again.
 func (m *Memory) Fail(f func(*ipam.Changes) (write bool, err error)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

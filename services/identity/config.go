@@ -74,8 +74,8 @@ type LabelsConfig struct {
 // GCConfig sets how unreferenced identities are collected.
 type GCConfig struct {
 	Grace      time.Duration `config:"grace" help:"how long an identity has no references before it is collected"`
-	Quarantine time.Duration `config:"quarantine" was:"rest" help:"how long a collected number is not given to another label set"`
-	Interval   time.Duration `config:"interval" help:"between two looks at what is referred to"`
+	Quarantine time.Duration `config:"quarantine" was:"rest" help:"how long a collected number stays reserved for its former label set"`
+	Interval   time.Duration `config:"interval" help:"between two checks for unreferenced identities"`
 }
 
 func defaults(p instance.Paths) Config {

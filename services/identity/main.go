@@ -102,7 +102,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	store.Resume(last.Keys) // after the allocator, which has said what this node's endpoints are
+	store.Resume(last.Keys) // after the allocator, which has published this node's endpoints
 	if err := p.Metrics.Register(server.Collector{Allocator: alloc, Registry: reg, Listings: store.Listings}); err != nil {
 		return err
 	}

@@ -252,7 +252,7 @@ func TestPoolGrowsUnderABurstAndShrinks(t *testing.T) {
 			defer mu.Unlock()
 			if err != nil {
 				failed[status.Code(err)]++
-				if !says(err, codes.ResourceExhausted, poolName+": the node has as many blocks as it may have: 3") {
+				if !says(err, codes.ResourceExhausted, poolName+": the node has its maximum number of blocks: 3") {
 					t.Error(err)
 				}
 				return

@@ -259,7 +259,7 @@ func (p *Plugin) endpoint(ctx context.Context) (*message.Endpoint, error) {
 	req := &message.GetEndpointRequest{Owner: p.owner()}
 	resp, err := ask[message.GetEndpointResponse](ctx, &p.waits, p.datapath, message.GetEndpoint, req)
 	if unary.CodeOf(err) == unary.NotFound {
-		return nil, nil //nolint:nilnil // none is no error
+		return nil, nil //nolint:nilnil // a missing endpoint is not an error
 	}
 	return resp.Endpoint, err
 }
@@ -304,7 +304,7 @@ func (p *Plugin) deleteAndRelease(ctx context.Context) error {
 		return err
 	}
 	if resp.Existed {
-		return nil // the datapath releases what its tombstone says
+		return nil // the datapath's tombstone releases them
 	}
 	return p.release(ctx)
 }

@@ -49,7 +49,7 @@ func call[T any](ctx context.Context, w *waiting, socket string, f func(context.
 	for {
 		answer, err := f(ctx)
 		if cause != nil && timeIsUp(ctx, err) {
-			return answer, cause // says more than that the time has passed
+			return answer, cause // more helpful than the deadline
 		}
 		if delay, ok := retryDelay(err); ok {
 			refused++
@@ -132,7 +132,7 @@ func (e *absentError) Unwrap() error { return e.cause }
 
 // waiting is how an invocation waits, and has waited, for servers.
 type waiting struct {
-	patience time.Duration // with one that is away
+	patience time.Duration // with an unavailable server
 	total    time.Duration
 	repeated int // calls that were made again
 }

@@ -98,7 +98,7 @@ func describe(d *message.Difference) string {
 }
 
 func different(lines []string) *cni.Error {
-	return cni.NewError(CodeDifferent, "the attachment is not what ADD made", strings.Join(lines, "; "))
+	return cni.NewError(CodeDifferent, "the attachment differs from ADD's result", strings.Join(lines, "; "))
 }
 
 // statusPatience is how long all ADDs may fail before STATUS reports it: kubelet then makes the whole node NotReady.
@@ -171,7 +171,7 @@ func (p *Plugin) status(ctx context.Context) error {
 	}
 	since, err := p.unableSince(len(problems) > 0)
 	if err != nil {
-		p.log.WarnContext(ctx, "it is not known since when no ADD works", log.KeyError, err.Error())
+		p.log.WarnContext(ctx, "cannot determine since when ADDs fail", log.KeyError, err.Error())
 	}
 	if len(problems) == 0 || err == nil && time.Since(since) < statusPatience {
 		return nil

@@ -20,8 +20,8 @@ import (
 
 // CNI reserves codes from 100 upwards for the plugin. The codes of STATUS have no names in the library.
 const (
-	CodeInternal    uint = 100 // a bug, or something that nobody foresaw
-	CodeDifferent   uint = 101 // CHECK: the attachment is not what ADD made
+	CodeInternal    uint = 100 // a bug, or an unforeseen error
+	CodeDifferent   uint = 101 // CHECK: the attachment differs from ADD's result
 	CodePermission  uint = 102 // a service does not take calls from this user
 	CodeUnavailable uint = 50  // STATUS: ADD cannot be served
 	CodeLimited     uint = 51  // STATUS: and existing attachments suffer

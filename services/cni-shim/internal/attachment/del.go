@@ -54,7 +54,7 @@ func (p *Plugin) deleteOrSpool(ctx context.Context) error {
 			return nil
 		}
 		if cause != nil && unary.CodeOf(err) == unary.DeadlineExceeded {
-			return cause // says more than that the time has passed
+			return cause // more helpful than the deadline
 		}
 		if delay, ok := retryDelay(err); ok {
 			refused++

@@ -26,7 +26,7 @@ func parseArgs(s string) (map[string]string, error) {
 		return nil, environment(EnvArgs, "is %d bytes long, at most %d are read", len(s), maxArgs)
 	}
 	if !utf8.ValidString(s) || strings.IndexFunc(s, unicode.IsControl) >= 0 {
-		return nil, environment(EnvArgs, "holds bytes that are not text")
+		return nil, environment(EnvArgs, "contains bytes that are not text")
 	}
 	args := map[string]string{}
 	unknown := ""

@@ -188,7 +188,7 @@ func (c *Config) parseMTU(d fields) error {
 // mistake must not write to files of others.
 func (c *Config) parseLogFile(d fields) error {
 	path := c.LogFile
-	c.LogFile = "" // of a verb that goes on without
+	c.LogFile = "" // the verb runs without a log
 	if err := d.get("logFile", &path); err != nil {
 		return fieldError("", err)
 	}

@@ -49,7 +49,7 @@ func NeedsName(path string) bool {
 	}
 	resolved, err := filepath.EvalSymlinks(path)
 	if err != nil {
-		return false // Check says what is wrong with it
+		return false // Check returns the error
 	}
 	for dir := filepath.Dir(resolved); ; dir = filepath.Dir(dir) {
 		info, err := os.Stat(dir)

@@ -161,7 +161,7 @@ func lock(ctx context.Context, dir string) (unlock func(), err error) {
 		case <-time.After(lockPause):
 			continue
 		case <-ctx.Done():
-			err = fmt.Errorf("another process has it: %w", ctx.Err())
+			err = fmt.Errorf("another process has locked it: %w", ctx.Err())
 		}
 		break
 	}

@@ -52,7 +52,7 @@ const (
 const (
 	preface       = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 	headerSize    = 9         // of a frame
-	maxFrame      = 16 << 10  // of a frame of the server: nothing else is asked for
+	maxFrame      = 16 << 10  // of the server's frames: the client never raises the default
 	defaultWindow = 1<<16 - 1 // of both sides, until they say another
 	maxWindow     = 1<<31 - 1
 )

@@ -152,7 +152,7 @@ func (t *trailers) err() error {
 		return e
 	}
 	if Code(st.Code) != t.code {
-		return fail(Internal, "the server says the codes %s and %s", t.code, Code(st.Code))
+		return fail(Internal, "the server sent two different codes, %s and %s", t.code, Code(st.Code))
 	}
 	e.Message, e.Details = st.Message, st.Details
 	return e

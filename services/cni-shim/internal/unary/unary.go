@@ -168,11 +168,11 @@ type call struct {
 	others  int    // frames of the server that brought no byte of the answer
 
 	out   []byte // frames that go out with the next write
-	body  []byte // of the request, its prefix included: what is not in frames yet
-	sent  bool   // at least a byte has gone out
+	body  []byte // the part of the request, with its prefix, that is not in frames yet
+	sent  bool   // at least one byte was sent
 	whole bool   // all of the request is in frames
 
-	window        int64 // what the server takes on the connection, in bytes
+	window        int64 // the server's window for the connection, in bytes
 	streamWindow  int64 // and of the call
 	initialWindow int64 // of a call, as the server's settings say
 	maxFrame      int   // that the server takes
@@ -312,12 +312,12 @@ func (c *call) handle(f frame) error {
 	case frameWindowUpdate:
 		return c.windowUpdate(f, b)
 	}
-	return nil // PRIORITY, and what later versions of HTTP/2 may send
+	return nil // PRIORITY, and frame types of later versions of HTTP/2
 }
 
 func (c *call) data(f frame) error {
 	if f.stream == 0 || c.head == nil {
-		return broken("the server sent data where none belongs")
+		return broken("the server sent unexpected data")
 	}
 	b, err := c.readPayload(f)
 	if err != nil {
@@ -445,7 +445,7 @@ func (c *call) settings(f frame, b []byte) error {
 
 func (c *call) windowUpdate(f frame, b []byte) error {
 	if len(b) != 4 || binary.BigEndian.Uint32(b)&maxWindow == 0 {
-		return broken("the server opened the window by nothing")
+		return broken("the server sent WINDOW_UPDATE with an increment of 0")
 	}
 	window := &c.window
 	if f.stream == stream {
@@ -461,7 +461,7 @@ func (c *call) windowUpdate(f frame, b []byte) error {
 // goAway handles a server that takes no new calls. It still finishes calls up to the stream in the frame.
 func (c *call) goAway(f frame, b []byte) error {
 	if f.stream != 0 || len(b) < 8 {
-		return broken("the server said goodbye in %d bytes", len(b))
+		return broken("the server sent GOAWAY with only %d bytes", len(b))
 	}
 	if last := binary.BigEndian.Uint32(b) & maxWindow; last < stream {
 		e := fail(Unavailable, "the server ends")

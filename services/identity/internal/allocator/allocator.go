@@ -50,7 +50,7 @@ type Config struct {
 	Heartbeat    time.Duration // between two signs of life of the session
 	Reconcile    time.Duration // between two comparisons of held and referred to; also between collections
 	Grace        time.Duration // how long an identity has no references before it is collected
-	Quarantine   time.Duration // how long a collected number is not given to another label set
+	Quarantine   time.Duration // how long a collected number stays reserved for its former label set
 	KnownDelay   time.Duration // how long changes of the cache are gathered before it is written
 	RetryMin     time.Duration // first pause after the store failed; doubles
 	RetryMax     time.Duration // longest pause
@@ -105,7 +105,7 @@ type Allocator struct {
 	candidates candidates        // guarded by mu; for label sets without a number
 	tenants    tenantNumbers     // guarded by mu; their shares of the cluster's numbers
 	places     places            // guarded by mu; in the quota of this node
-	available  availability      // guarded by mu; what calls can expect
+	available  availability      // guarded by mu
 	joined     string            // guarded by mu; the session of the store
 	sessions   uint64            // guarded by mu; how many sessions were up
 	denied     error             // guarded by mu; the grant that the store lacks

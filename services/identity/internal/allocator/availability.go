@@ -12,7 +12,7 @@ import "errors"
 // and replaces it. The caller locks.
 type availability struct {
 	ready      bool          // the identities of the cluster are known
-	connected  bool          // a session is up, and its references equal what is held
+	connected  bool          // a session is up, and its references equal the holds
 	refused    bool          // another node has this node's name
 	refusedNow bool          // the last answer of the store was that
 	storeErr   error         // why it is not connected; nil: no attempt has ended yet
@@ -65,7 +65,7 @@ func (v *availability) down(err error) (isNew bool) {
 	default:
 		isNew = v.connected || v.storeErr == nil
 		if v.refused {
-			err = v.storeErr // until a session is up, the name is what matters
+			err = v.storeErr // until a session is up, the refused name takes precedence
 		}
 	}
 	v.connected, v.storeErr, v.refusedNow = false, err, taken

@@ -13,8 +13,8 @@ import (
 // prefers numbers whose last label set did not have a short life. assigned contains only numbers that are known or
 // held: code that removes the last use of a number calls end or unassign. The caller locks.
 type candidates struct {
-	assigned numbers                        // those that a search has met
-	short    numbers                        // free ones of label sets that had a short life
+	assigned numbers                        // numbers that a search found in use
+	short    numbers                        // free numbers of short-lived label sets
 	occupied map[identity.Numeric]time.Time // refused by the store, until then
 	picked   map[identity.Numeric]struct{}  // of claims under way
 }

@@ -33,7 +33,7 @@ type collector struct {
 	published *Numbers                     // by this collector; nil: nothing yet
 
 	mu      sync.Mutex
-	refs    References                    // guarded by mu; how many nodes refer to what, if Complete
+	refs    References                    // guarded by mu; references per number and node, if Complete
 	touched map[identity.Numeric]struct{} // guarded by mu; referred to since the last round
 }
 
@@ -65,7 +65,7 @@ func (a *Allocator) runCollect(ctx context.Context) {
 		case <-tick.C:
 		}
 		if err := c.round(ctx); err != nil && ctx.Err() == nil {
-			a.cfg.Log.Warn("collection of unused identities was cut short; it goes on with the next round", log.Err(err))
+			a.cfg.Log.Warn("collection of unused identities was interrupted; it continues in the next round", log.Err(err))
 		}
 	}
 }

@@ -76,9 +76,9 @@ func (e *StoreError) Is(target error) bool { return target == ErrUnavailable }
 // StaleError: the call needs the store, because this node's copy of the label set is too old to be trusted.
 type StaleError struct {
 	Labels label.Canonical
-	Number identity.Numeric // what it was when the store was last heard
+	Number identity.Numeric // as of the last contact with the store
 	Age    time.Duration    // since then
-	Never  bool             // nothing says when that was
+	Never  bool             // the time of the last contact is unknown
 	Limit  time.Duration    // how old it may be
 	Err    error            // of the store
 }

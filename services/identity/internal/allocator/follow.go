@@ -70,7 +70,7 @@ func (a *Allocator) note(u Update) {
 	}
 	if err := a.records.NoteKnown(c); err != nil {
 		// Readers get the update nevertheless: the file is only a cache.
-		a.cfg.Log.Error("what is known of the cluster was not written; a restart without etcd would know less", log.Err(err))
+		a.cfg.Log.Error("known identities were not saved; after a restart without etcd, fewer are known", log.Err(err))
 	}
 }
 

@@ -18,7 +18,7 @@ type holdings struct {
 	byNumber  map[identity.Numeric]*hold
 	byHolder  map[Holder]identity.Numeric
 	workloads map[Holder]Workload // of holders that were described
-	unsaved   map[Holder]struct{} // what changed since take
+	unsaved   map[Holder]struct{} // changed since take
 }
 
 // hold is a number that this node holds.

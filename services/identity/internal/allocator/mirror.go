@@ -21,14 +21,14 @@ type mirror struct {
 	revision int64     // of the store, that known has
 	heard    time.Time // known is complete as of then; zero: never
 
-	unsaved    map[identity.Numeric]struct{} // what changed since take
+	unsaved    map[identity.Numeric]struct{} // changed since take
 	heardSaved time.Time                     // heard as of take
 	dirty      chan struct{}                 // the cache is to be written; capacity 1
 }
 
 type knownEntry struct {
 	labels   label.Canonical
-	revision int64     // 0 for what came from the cache
+	revision int64     // 0 if it came from the cache
 	gone     bool      // not in the store any more; kept because it is held
 	since    time.Time // it came while this process followed the store; zero: before
 }

@@ -157,7 +157,7 @@ func (a *Allocator) disconnected(err error) {
 	case errors.Is(err, ErrNameTaken):
 		a.cfg.Log.Error("another node owns this node's name; label sets get no numbers on this node", log.Err(err))
 	default:
-		a.cfg.Log.Warn("store is away; known label sets keep being answered", "endpoints", a.store.Endpoints(), log.Err(err))
+		a.cfg.Log.Warn("the store is unavailable; known label sets are still answered", "endpoints", a.store.Endpoints(), log.Err(err))
 	}
 }
 
@@ -454,7 +454,7 @@ func (a *Allocator) restore(ctx context.Context, id identity.Identity) error {
 	default:
 		// One damaged identity must not keep the node from all others. It is
 		// tried again at the next comparison, and shows as a pending write.
-		a.cfg.Log.Error("a held identity cannot be referred to; if this stays, nodes may collect its number", "identity", id.Number, "labels", id.Labels.Text(), log.Err(err))
+		a.cfg.Log.Error("the reference to a held identity cannot be written; if this persists, nodes may collect its number", "identity", id.Number, "labels", id.Labels.Text(), log.Err(err))
 		return nil
 	}
 	a.note(Update{Upserts: []Entry{{Identity: id, Revision: claim.Revision}}})
@@ -477,7 +477,7 @@ func (a *Allocator) restored(id identity.Identity, claim Claim) {
 	a.counters.Restored++
 	a.learn(id, claim.Revision)
 	if claim.Created {
-		a.cfg.Log.Warn("a held identity was gone from the store and was created again", "identity", id.Number, "labels", id.Labels.Text())
+		a.cfg.Log.Warn("a held identity was missing in the store and was created again", "identity", id.Number, "labels", id.Labels.Text())
 	}
 }
 
@@ -533,7 +533,7 @@ func (a *Allocator) resolve(ctx context.Context, c *ConflictError) error {
 	}
 	a.saver.dirty()
 	a.counters.Conflicts++
-	a.cfg.Log.Error("identity conflict: a held number means something else in the cluster; its holders were moved and must be resolved again",
+	a.cfg.Log.Error("identity conflict: a held number belongs to another label set in the cluster; its holders were moved and must be resolved again",
 		"identity", c.Held.Number, "labels", c.Held.Labels.Text(), "now", c.Occupant.Labels.Text(), "moved_to", claim.Number, "holders", holders)
 	return nil
 }

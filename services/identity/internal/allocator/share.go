@@ -31,7 +31,7 @@ type Numbers struct {
 	Revision   int64          `json:"revision"`   // of the store; identities up to it are counted
 	Used       int            `json:"used"`       // numbers that are given out or in quarantine
 	Unlabelled int            `json:"unlabelled"` // of them, of namespaces without the tenant label
-	Tenants    map[string]int `json:"tenants"`    // by Tenant.String, without those that have few
+	Tenants    map[string]int `json:"tenants"`    // by Tenant.String, without tenants that have few
 }
 
 // namespaceOf returns the namespace of a label set; empty if it is not of Kubernetes.

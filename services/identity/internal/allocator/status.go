@@ -18,7 +18,7 @@ import (
 // Status is a summary.
 type Status struct {
 	Connected     bool
-	StoreError    string // why not, or what the store refuses although it answers
+	StoreError    string // why it is not connected, or what a connected store refuses
 	Unsaved       error  // why this node's own records are not written; nil: they are
 	Denied        error  // the grant that the store lacks; nil: none
 	Ready         bool
@@ -36,7 +36,7 @@ type Counters struct {
 	Conflicts uint64 // held numbers that meant something else afterwards
 	Restored  uint64 // references that were written again
 	Collected uint64 // identities that this node removed
-	Offline   uint64 // answers that were given from memory because the store was away
+	Offline   uint64 // answers given from memory because the store was unavailable
 
 	Relabelled uint64 // endpoints that were moved to other labels of their pod
 }

@@ -41,8 +41,8 @@ var (
 // ConflictError describes what the store has in place of an identity that this node held.
 type ConflictError struct {
 	Held     identity.Identity
-	Occupant identity.Identity // who has the number now; zero if nobody
-	Moved    identity.Numeric  // the number that the label set has now; 0 if none
+	Occupant identity.Identity // present owner of the number; zero if it is free
+	Moved    identity.Numeric  // present number of the label set; 0 if it has none
 }
 
 func (e *ConflictError) Error() string {
@@ -62,7 +62,7 @@ func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
 type Claim struct {
 	Number   identity.Numeric
 	Revision int64 // of the reference that was written
-	Created  bool  // nobody had the label set before
+	Created  bool  // the label set had no number before
 }
 
 // Reference is one of this node's references as the store has it.
@@ -80,7 +80,7 @@ type Candidate struct {
 
 // References is one step of Store.FollowReferences.
 type References struct {
-	Complete bool                     // these are all at Revision; else they are added to those before
+	Complete bool                     // all references as of Revision; otherwise changes of the former ones
 	Revision int64                    // everything up to it is counted
 	Numbers  map[identity.Numeric]int // how many nodes refer to a number
 	Nodes    map[string]int           // how many numbers a node refers to
@@ -106,7 +106,7 @@ type Update struct {
 	Revision int64  // everything up to it is here, or was before
 	Upserts  []Entry
 	Deletes  []Deletion
-	Beside   bool // something else changed that the records save with what is known
+	Beside   bool // the records save other changes together with the known identities
 	// Heard is a time up to which this update and earlier ones contain all changes. Zero if unknown.
 	Heard time.Time
 }
@@ -175,8 +175,8 @@ type Store interface {
 type Publisher interface {
 	Upsert(identity.Numeric, identity.Identity) uint64
 	Delete(identity.Numeric) bool
-	Reach(cluster uint64, revision int64) // everything up to a revision of the store was said
-	Loaded()                              // what was not upserted does not exist
+	Reach(cluster uint64, revision int64) // everything up to a revision of the store was published
+	Loaded()                              // identities that were not upserted do not exist
 }
 
 // EndpointPublisher receives the identities of this node's endpoints, after they were saved.

@@ -49,7 +49,7 @@ const (
 // publication counts. The caller locks.
 type tenantNumbers struct {
 	tenant    func(namespace string) shares.Tenant
-	published Numbers            // what the collector published last
+	published Numbers            // the collector's last publication
 	created   []createdNumber    // numbers of this node that published lacks
 	waiting   map[string]waiting // label sets beyond a share, by text; at most maxWaiting
 }

@@ -77,7 +77,7 @@ func (g *Group[T]) take() (act []*entry[T]) {
 	var calls []T
 	g.waiting = slices.DeleteFunc(g.waiting, func(e *entry[T]) bool {
 		if e.ctx.Err() != nil {
-			return true // nobody waits any more
+			return true // the caller no longer waits
 		}
 		if g.Fits != nil && len(calls) > 0 && !g.Fits(calls, e.call) {
 			return false

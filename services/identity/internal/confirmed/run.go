@@ -160,7 +160,7 @@ func (e *Exchange) note(err error) {
 	switch {
 	case errors.Is(err, ErrDenied):
 		if e.denied == nil {
-			e.Log.Warn("released addresses rest for their whole time", log.Err(err))
+			e.Log.Warn("released addresses stay in quarantine for the whole time", log.Err(err))
 		}
 		e.denied = err
 	case err == nil:
@@ -205,10 +205,10 @@ func (e *Exchange) publish(ctx context.Context, s Summary) {
 	last := e.summary
 	e.mu.Unlock()
 	if s.Cluster == 0 || s.Wanted == 0 && last.Wanted == 0 {
-		return // nobody asks
+		return // no node needs a confirmation
 	}
 	if s.Cluster == last.Cluster {
-		s.Revision = max(s.Revision, last.Revision) // what all nodes confirmed once stays confirmed
+		s.Revision = max(s.Revision, last.Revision) // a confirmed revision stays confirmed
 	}
 	if s == last {
 		return

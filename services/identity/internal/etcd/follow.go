@@ -61,8 +61,8 @@ type following struct {
 	sink    func(allocator.Update)
 	u       allocator.Update
 	nodes   registry.Update
-	keys    []cluster.Key  // of a listing, those of nodes
-	changed cluster.Change // of those, by the answer in hand
+	keys    []cluster.Key  // of a listing: the keys of nodes
+	changed cluster.Change // changes of these keys in the present answer
 
 	of, now <-chan struct{} // the history that the sinks have, and that of the listing
 }
@@ -139,7 +139,7 @@ func (f *following) deliver(keep func() error) {
 	}
 	if f.mirror != nil {
 		if err := keep(); err != nil {
-			f.cfg.Log.Error("what is known of nodes was not written; a restart without etcd would know less", log.Err(err))
+			f.cfg.Log.Error("the keys of nodes were not saved; after a restart without etcd, fewer are known", log.Err(err))
 		}
 	}
 	if f.observe != nil {

@@ -10,7 +10,7 @@ import "github.com/sluice-net/sluice/services/identity/internal/cluster"
 // revision again could be mistaken for the former one. Once Follow runs, only Follow uses the position.
 type position struct {
 	at       cluster.Point // the readers have everything up to it
-	from     cluster.Point // where the next call goes on; zero: it lists
+	from     cluster.Point // where the next call continues; zero: it lists
 	witness  cluster.Key   // the key of the copy that was written last
 	settings bool          // the copy has the settings of ranges; an earlier version did not save them
 }

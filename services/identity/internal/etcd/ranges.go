@@ -272,7 +272,7 @@ func (s *Store) candidates(ctx context.Context, c registry.RangeClaim, taken map
 				break
 			}
 		}
-		return blocks, nil // none in a small pool, of which nodes have much: then all ranges are listed
+		return blocks, nil // perhaps none in a small, well used pool: then all ranges are listed
 	}
 	// Each block that is passed over is one of the keys, or overlaps a range that a node has.
 	full := &registry.FullError{IPAM: c.IPAM, IPv6: c.IPv6, Blocks: n}

@@ -68,7 +68,7 @@ type rangeHolder struct {
 func toJSON(v any) string {
 	text, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // none of the types here can fail
+		panic(err) // these types never fail to encode
 	}
 	return string(text)
 }
@@ -332,7 +332,7 @@ func (s *Store) registration(ctx context.Context, statement registry.Statement) 
 type claiming struct {
 	s         *Store
 	rec       registry.Record // with the ranges that the node gets
-	ipam      *registry.IPAM  // of the node; nil: not said
+	ipam      *registry.IPAM  // of the node; nil: unknown
 	before    []netip.Prefix  // ranges of the record that etcd has
 	cluster   registry.Ranges
 	differs   string                         // why the node gets no further range; "": it may

@@ -65,7 +65,7 @@ type Store struct {
 	session  *session.Session
 	cfg      session.Config // of the session
 	claims   *batch.Group[*claim]
-	observe  func(registry.Update) // nil: Follow drops what it reads of nodes
+	observe  func(registry.Update) // nil: Follow drops the keys of nodes
 	prepare  func(registry.Update) // nil: nothing is done before the mirror
 	mirror   Mirror                // nil: no copy of the keys of nodes is kept
 	spread   func() time.Duration  // nil: listings begin at once

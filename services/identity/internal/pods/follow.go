@@ -86,7 +86,7 @@ type sink[V any] struct {
 	kind  string
 	all   map[Name]V // guarded by set.mu
 	equal func(a, b V) bool
-	note  func(name string, v V) // of what changed; guarded by set.mu
+	note  func(name string, v V) // notes a change; guarded by set.mu
 }
 
 // sinks returns the receivers of pods and namespaces.

@@ -120,7 +120,7 @@ func (s *Set) Problem() error {
 		return errListing
 	}
 	var all []error
-	said := map[string]bool{} // a restore is told of each kind
+	said := map[string]bool{} // each kind reports a restore
 	for _, kind := range slices.Sorted(maps.Keys(s.failures)) {
 		if err := s.failures[kind]; !said[err.Error()] {
 			said[err.Error()] = true

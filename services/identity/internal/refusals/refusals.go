@@ -36,7 +36,7 @@ func (r Report) Empty() bool { return len(r.Refusals) == 0 && r.Omitted == 0 }
 // Sink takes the reports of all nodes.
 type Sink struct {
 	Begin    func()                      // everything is sent again
-	Node     func(node string, r Report) // a report, or that there is none any more
+	Node     func(node string, r Report) // a report; empty: it was removed
 	Complete func()                      // each node's report was sent since Begin
 }
 

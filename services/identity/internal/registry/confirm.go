@@ -49,7 +49,7 @@ func (r *Registry) Applied() cluster.Point {
 	at := r.view.at
 	switch u := r.registration.Underlay; {
 	case len(r.view.held) > 0 || len(r.view.touched) > 0:
-		return cluster.Point{Cluster: at.Cluster} // readers were not told of everything
+		return cluster.Point{Cluster: at.Cluster} // readers do not have everything yet
 	case u == nil || u.Mode == ModeUnset:
 		return at // no packets travel to other nodes
 	case r.applied.Cluster != at.Cluster || r.applied.Revision <= r.lagged:

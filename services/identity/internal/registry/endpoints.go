@@ -16,7 +16,7 @@ import (
 // retain the text that it was parsed from.
 type endpoint struct {
 	addresses   []netip.Addr // sorted
-	incarnation string       // shared by those of a node
+	incarnation string       // the endpoints of a node share the string
 	identity    identity.Numeric
 	revision    int64 // of the last write
 }
@@ -25,7 +25,7 @@ type endpoint struct {
 type endpoints struct {
 	byName map[string]*endpoint
 	at     map[netip.Addr]*endpoint   // one that has the address
-	also   map[netip.Addr][]*endpoint // the others, nearly always none
+	also   map[netip.Addr][]*endpoint // further endpoints of an address, nearly always none
 	total  int                        // addresses of all
 }
 

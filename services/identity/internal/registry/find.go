@@ -49,7 +49,7 @@ func (v *view) find(a netip.Addr) (f Found, err error) {
 		if _, ok := v.claimed[a][name]; ok && claimant != name {
 			f.Refused = append(f.Refused, Mapping{
 				a, name, v.ofNode(name, false),
-				"the address is another node's, or lies in a range of pods",
+				"the address belongs to another node, or to a range of pods",
 			})
 		}
 		for e := range n.endpoints.having(a) {

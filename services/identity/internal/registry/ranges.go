@@ -23,7 +23,7 @@ var (
 	// ErrNoFreeRange: no block of the pool is free. It is always a *FullError.
 	ErrNoFreeRange = errors.New("no block of the cluster's pool is free")
 	// ErrMaxRanges: the node has as many blocks of a family as the settings allow.
-	ErrMaxRanges = errors.New("the node has as many blocks of the cluster's pool as it may have")
+	ErrMaxRanges = errors.New("the node has its maximum number of blocks of the cluster's pool")
 	// ErrLastRange: the last block of a family is not returned.
 	ErrLastRange = errors.New("the node's last block of a family is not returned")
 )
@@ -346,7 +346,7 @@ func (r *Registry) registered(ctx context.Context) (Record, int64, error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.revision == 0 { // something else was said meanwhile
+	if r.revision == 0 { // the registration changed meanwhile
 		return Record{}, 0, ErrForgotten
 	}
 	return r.record, r.revision, nil
@@ -369,7 +369,7 @@ func (r *Registry) noteClaimed(p netip.Prefix, record Record, revision int64) er
 	r.registering.Lock()
 	defer r.registering.Unlock()
 	r.mu.Lock()
-	next, said := r.registration, r.revision == 0 // something else was said meanwhile
+	next, said := r.registration, r.revision == 0 // the registration changed meanwhile
 	r.revision = 0
 	r.mu.Unlock()
 	if !slices.Contains(*next.Ranges, p) {

@@ -159,7 +159,7 @@ type Publisher interface {
 	Get(Key) (Item, bool)
 	Keys() []Key                          // of all that were upserted and not deleted
 	Reach(cluster uint64, revision int64) // everything up to a revision of the store was passed on
-	Loaded()                              // what was not upserted does not exist
+	Loaded()                              // keys that were not upserted do not exist
 }
 
 // NodeKey is a record as the store has it.
@@ -283,8 +283,8 @@ type Change struct {
 // Statement is the data that Register writes.
 type Statement struct {
 	Record       Record
-	KeepUnderlay bool  // that of the record in the store stays: none was said
-	IPAM         *IPAM // nil: was not said
+	KeepUnderlay bool  // keep the underlay of the record in the store: none is registered
+	IPAM         *IPAM // nil: unknown
 	Cluster      Ranges
 }
 
@@ -345,7 +345,7 @@ const MaxChanges = 100
 // Records saves registrations and pins on this node's disk.
 type Records interface {
 	SaveRegistration(Registration) error
-	SavePins([]Pin) error // in place of those before
+	SavePins([]Pin) error // replaces the former ones
 }
 
 // Registration holds the registrations of this node's other processes. A part that is nil was never registered.
@@ -403,7 +403,7 @@ type Config struct {
 	Incarnation string
 	Version     string
 	Timeout     time.Duration // of one request to the store
-	Pause       time.Duration // between two writes: what comes meanwhile goes into the second
+	Pause       time.Duration // between two writes: changes in between go into the second
 	// Gather is how long the first endpoint waits for others, and lets its node end
 	// the ADD that it is of before etcd and every other node have work.
 	Gather      time.Duration
@@ -434,7 +434,7 @@ type Registry struct {
 	expired chan struct{} // capacity 1: some of the held losses may take effect
 
 	storing     chan struct{} // capacity 1: one write to the store at a time
-	registering sync.Mutex    // one change of what the node is at a time
+	registering sync.Mutex    // serialises changes of the registration
 
 	mu           sync.Mutex
 	registration Registration         // guarded by mu
@@ -555,7 +555,7 @@ func (r *Registry) refusals() []Refusal {
 	out := slices.Clone(r.refused)
 	if own := r.view.nodes[r.cfg.Node]; own != nil {
 		for _, f := range own.refused {
-			if !f.Waits { // ipam of this node knows what is assigned to it
+			if !f.Waits { // this node's ipam knows its assignment
 				out = append(out, f)
 			}
 		}
@@ -676,7 +676,7 @@ func (r *Registry) Run(ctx context.Context, session func() (up bool, changed <-c
 		default:
 			wait = min(max(2*wait, r.cfg.RetryMin), r.cfg.RetryMax)
 			retry = time.After(wait)
-			changed = nil // the store decides when it goes on
+			changed = nil // the store decides when to continue
 		}
 		r.noteProblem(err)
 		wake := r.wake
@@ -963,7 +963,7 @@ func (r *Registry) Observe(u Update) {
 	}
 	if u.Complete {
 		if until, lost := r.view.holdBack(r.pub.Keys, r.cfg.HoldLosses); lost != "" {
-			r.cfg.Log.Error("the store lacks most of what it had; what is missing stays in effect for a while",
+			r.cfg.Log.Error("the store lacks most of its former content; missing entries stay in effect for a while",
 				"missing", lost, "for", r.cfg.HoldLosses)
 			time.AfterFunc(time.Until(until), func() {
 				select {
@@ -990,7 +990,7 @@ func (r *Registry) obey() {
 	defer r.mu.Unlock()
 	if n := r.view.release(); n > 0 {
 		r.lagged = r.observed
-		r.cfg.Log.Warn("what the store lacked is still missing and is taken out of effect", "nodes and mappings", n)
+		r.cfg.Log.Warn("entries are still missing in the store and are removed", "nodes and mappings", n)
 	}
 	r.publish()
 }
@@ -1092,7 +1092,7 @@ func (r *Registry) isNew(endpoint string, revision int64) bool {
 
 // Status is a summary.
 type Status struct {
-	Registered bool // the store has what this node is
+	Registered bool // the store has this node's registration
 	Nodes      int  // others
 	Mappings   int  // that count, of others
 	Refused    int  // mappings that do not count

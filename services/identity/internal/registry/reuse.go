@@ -62,8 +62,8 @@ type mappings struct {
 	since removal
 	heard time.Time // since when the store answers without a break; zero: it does not
 
-	confirmed Confirmed               // what all nodes confirmed last
-	scarce    bool                    // few addresses are free, so the nodes are asked to confirm
+	confirmed Confirmed               // last confirmation by all nodes
+	scarce    bool                    // few addresses are free, so this node asks the others to confirm
 	asked     map[netip.Addr]struct{} // the addresses of the last CheckReuse that were refused
 }
 

@@ -30,7 +30,7 @@ type view struct {
 	numbers      bool                            // somebody gives label sets their numbers
 	ownAddresses map[netip.Addr]struct{}         // of this node; nil: not known yet
 
-	ranges    map[netip.Prefix]string // that count → node; none overlaps another node's
+	ranges    map[netip.Prefix]string // that count → node; ranges of different nodes do not overlap
 	around    map[netip.Prefix]int    // prefixes with ranges that count inside → how many
 	lengths   map[bool]map[int]int    // IPv6? → lengths of ranges → how many
 	contested bool                    // some range does not count, because it overlaps another node's
@@ -40,14 +40,14 @@ type view struct {
 	// prepared means that the ranges are pinned for the next update.
 	prepared bool
 	wrote    []netip.Prefix // ranges of this node's record as it was written last
-	ipam     IPAMKey        // the last that the cluster had; zero: none are known
+	ipam     IPAMKey        // the cluster's last settings; zero: unknown
 	// formerSettings are the former settings, the last ones first.
 	formerSettings []IPAMKey
 	assigned       assignments
 	resting        quarantine
-	at             cluster.Point // of the last update; zero: none came
+	at             cluster.Point // of the last update; zero: no update yet
 
-	touched map[Key]struct{} // to be compared with what was published
+	touched map[Key]struct{} // to be compared with the published state
 	counted map[string]int   // node → mappings of its endpoints that are published
 	freed   []netip.Addr     // of endpoints of this node that the store has no more, until Observe takes them
 	held    map[Key]struct{} // missing since a listing that lacked most, and still in effect
@@ -65,7 +65,7 @@ type nodeView struct {
 	endpoints  endpoints
 	slots      map[string]ClaimKey    // by the name of the slot
 	ranges     []netip.Prefix         // that count, sorted
-	since      map[netip.Prefix]int64 // ages of those
+	since      map[netip.Prefix]int64 // ages of the ranges
 	refused    []Refusal
 }
 
@@ -103,7 +103,7 @@ func (v *view) tidy(n *nodeView) {
 // apply takes a step, and reports whether the labels of a node may have changed, or its
 // addresses.
 func (v *view) apply(u Update) (labels bool) {
-	changed := map[*nodeView]struct{}{} // those whose ranges did
+	changed := map[*nodeView]struct{}{} // nodes whose ranges changed
 	labels = u.Complete
 	if u.Complete {
 		if v.rebuilt(u) {
@@ -124,7 +124,7 @@ func (v *view) apply(u Update) (labels bool) {
 	if u.IPAM != nil && u.IPAM.Revision != 0 && v.ipam.Revision != u.IPAM.Revision {
 		v.setSettings(*u.IPAM)
 		for _, n := range v.nodes {
-			changed[n] = struct{}{} // what its settings allow it may be different
+			changed[n] = struct{}{} // its settings may allow other ranges
 		}
 	}
 	for _, k := range u.Resting {

@@ -45,7 +45,7 @@ var metrics = []metric{
 		func(_ allocator.Status, c allocator.Counters) float64 { return float64(c.Collected) }),
 	newMetric("restored_references_total", "References of this node that were written again.", prometheus.CounterValue,
 		func(_ allocator.Status, c allocator.Counters) float64 { return float64(c.Restored) }),
-	newMetric("offline_answers_total", "Answers given from memory because etcd was away.", prometheus.CounterValue,
+	newMetric("offline_answers_total", "Answers given from memory because etcd was unavailable.", prometheus.CounterValue,
 		func(_ allocator.Status, c allocator.Counters) float64 { return float64(c.Offline) }),
 	newMetric("relabelled_endpoints_total", "Endpoints that were moved because the labels of their pod changed.",
 		prometheus.CounterValue,
@@ -75,7 +75,7 @@ var (
 	unpublishedDesc = prometheus.NewDesc("sluice_identity_pending_mappings",
 		"Endpoints of this node of which the addresses wait for etcd.", nil, nil)
 	rangesDesc = prometheus.NewDesc("sluice_identity_refused_ranges",
-		"Ranges of this node that are another node's.", nil, nil)
+		"Ranges of this node that belong to another node.", nil, nil)
 	listingsDesc = prometheus.NewDesc("sluice_identity_store_listings_total",
 		"Listings of all identities, nodes and addresses in etcd: one at the first start, then only when etcd's history "+
 			"does not reach back to what this node has.", nil, nil)

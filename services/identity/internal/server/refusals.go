@@ -55,7 +55,7 @@ func (c *Cluster) WatchRefusals(_ *identityv1.WatchRefusalsRequest,
 	}
 	err := c.Refusals.FollowRefusals(ctx, refusals.Sink{
 		Begin: func() {
-			if complete { // what is gone meanwhile was not sent: the caller begins anew
+			if complete { // removals in between were not sent: the caller begins anew
 				cancel(errRelisted)
 			}
 		},

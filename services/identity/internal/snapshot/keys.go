@@ -42,11 +42,11 @@ type keys struct {
 	generation uint64                  // guarded by mu; of known
 	of         string                  // guarded by mu
 	at         cluster.Point           // guarded by mu; zero: not known
-	changed    map[string]*cluster.Key // guarded by mu; since known was written; nil: gone
-	unnoted    map[string]*cluster.Key // guarded by mu; what the holds did not take
+	changed    map[string]*cluster.Key // guarded by mu; since known was written; nil: removed
+	unnoted    map[string]*cluster.Key // guarded by mu; changes that are not in the holds yet
 	// guarded by mu; identities that the holds did not take: number → text, empty for a removal
 	identities map[identity.Numeric]string
-	broken     bool // guarded by mu; a listing was not written: known has what was before
+	broken     bool // guarded by mu; a listing was not written: known has the former content
 	// guarded by mu; up to which known has the keys, so that no later process has fewer; zero: not known
 	saved cluster.Point
 }

@@ -120,7 +120,7 @@ type Dir struct {
 	node string
 	boot string
 
-	mu    sync.Mutex   // one commit of holds at a time; guards what became of a change
+	mu    sync.Mutex   // one commit of holds at a time; guards the results of changes
 	holds *store.Store // guarded by mu
 	cache sync.Mutex   // one change of known at a time
 	known *store.Store // guarded by cache; nil if it cannot be written
@@ -362,7 +362,7 @@ func parseHolder(key, value []byte) (allocator.HolderRecord, error) {
 		return allocator.HolderRecord{}, fmt.Errorf("%w: %s: %w", errRecord, holder.Holder, err)
 	}
 	if s := holder.Identity.Number.Scope(); s != identity.ScopeCluster && s != identity.ScopeNodeLocal {
-		return allocator.HolderRecord{}, fmt.Errorf("%w: %s: %d is no number that can be held",
+		return allocator.HolderRecord{}, fmt.Errorf("%w: %s: %d is not a number that can be held",
 			errRecord, holder.Holder, r.Number)
 	}
 	return holder, nil

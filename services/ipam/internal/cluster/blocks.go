@@ -24,7 +24,7 @@ const (
 // blocks are the blocks of one family.
 type blocks struct {
 	all          []ipam.Figures // that serve or drain, in the order of use
-	usable, used uint64         // addresses of those that serve
+	usable, used uint64         // addresses of the serving blocks
 	free         uint64
 }
 
@@ -59,7 +59,7 @@ func (a *Agent) grow(ctx context.Context, f ipam.Family, wanted bool, answer Ans
 	case !b.full() && (!wanted || b.free > 0):
 	case len(b.all) >= a.Settings.MaxBlocks && b.free > 0:
 	case time.Now().Before(pause.until):
-		return // what came of the last attempt stands
+		return // the last result still counts
 	case len(b.all) >= a.Settings.MaxBlocks:
 		err = fmt.Errorf("%s: %w: %d", a.Settings.name(f), ErrMaxBlocks, len(b.all))
 	case away != nil:
@@ -139,7 +139,7 @@ func (a *Agent) letGo(ctx context.Context, taken []netip.Prefix) error {
 	if len(rest) == len(all) {
 		return nil
 	}
-	a.Log.Error("blocks of this node belong to others; what their owners hold drains", "ranges", taken)
+	a.Log.Error("blocks of this node belong to other nodes; their addresses drain", "ranges", taken)
 	return a.Ranges.SetRanges(ctx, rest)
 }
 

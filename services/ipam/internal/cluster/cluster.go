@@ -32,7 +32,7 @@ var (
 	// ErrPoolFull: the cluster's pool has no free block.
 	ErrPoolFull = errors.New("the cluster's pool has no free block")
 	// ErrMaxBlocks: the node has its maximum number of blocks.
-	ErrMaxBlocks = errors.New("the node has as many blocks as it may have")
+	ErrMaxBlocks = errors.New("the node has its maximum number of blocks")
 	// ErrAway: the registry does not answer a request for a block.
 	ErrAway = errors.New("the cluster's pool is unreachable")
 )
@@ -91,7 +91,7 @@ type Answer struct {
 	Registered bool // the cluster has the ranges as they were given
 	Connected  bool // the cluster answers
 	Refused    []ipam.Refusal
-	Taken      []netip.Prefix // of those that are refused: another node has them
+	Taken      []netip.Prefix // the refused ranges that another node has
 }
 
 // Registry is the cluster.
@@ -154,14 +154,14 @@ type Agent struct {
 	checked bool                    // guarded by mu; the ranges may be used
 	answer  Answer                  // guarded by mu; the last
 	problem error                   // guarded by mu; why the registry does not answer, or a block did not come
-	grown   map[ipam.Family]error   // guarded by mu; what became of the last attempt to get a block
+	grown   map[ipam.Family]error   // guarded by mu; result of the last claim of a block
 	step    chan struct{}           // guarded by mu; closed at the end of a step that begins from now on
 	wanted  map[ipam.Family]bool    // guarded by mu; families of which callers wait for a block
-	logged  map[string]string       // of the loop; what was logged last
+	logged  map[string]string       // of the loop; the last logged texts
 	spares  map[netip.Prefix]bool   // of the loop; blocks that were empty at the last look
 	pause   map[ipam.Family]backoff // of the loop
 	owed    map[netip.Prefix]bool   // of the loop; out of the file and perhaps not returned
-	said    *bool                   // of the loop; whether addresses wait, by the registry; nil: it has not said
+	said    *bool                   // of the loop; the registry's answer whether addresses wait; nil: none yet
 }
 
 // New returns an Agent that does nothing before Run.
@@ -297,7 +297,7 @@ func (a *Agent) once(ctx context.Context, wanted map[ipam.Family]bool) (well boo
 	answer, err := a.Registry.Register(ctx, ranges)
 	if err == nil && answer.Registered {
 		err = a.Ranges.SetRefused(ctx, answer.Refused)
-		clear(a.owed) // what is not known was given back with the registration
+		clear(a.owed) // the registration returned unknown blocks
 	}
 	if err == nil && answer.Registered && a.Settings.Mode == Pool {
 		err = a.letGo(ctx, answer.Taken)

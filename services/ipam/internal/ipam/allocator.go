@@ -46,7 +46,7 @@ const (
 	verbRelease
 	verbExpire
 	verbRanges
-	verbAllocate // this and what follows changes nothing in the store
+	verbAllocate // this and the following verbs change nothing in the store
 	verbList
 )
 
@@ -68,10 +68,10 @@ var operations = [...]string{
 
 // Options are the settings of an Allocator.
 type Options struct {
-	Field      string // what ranges are called where they come from, for errors
+	Field      string // the name of the ranges' setting, for errors
 	Ranges     []netip.Prefix
-	Stored     bool     // the ranges are those of SetRanges, as the store has them, and not Ranges
-	Families   []Family // that the node is to have a range of; empty: those that it has
+	Stored     bool     // the ranges come from SetRanges and the store, not from Ranges
+	Families   []Family // in which the node should have a range; empty: no requirement
 	Exclude    []netip.Prefix
 	Lease      time.Duration // at least a second
 	Quarantine time.Duration // 0 or more
@@ -392,7 +392,7 @@ func (a *Allocator) decide(
 	var leases []*call
 	waiting = batch[:0]
 	for _, c := range batch {
-		if c.err = context.Cause(c.ctx); c.err == nil { // else nobody waits any more
+		if c.err = context.Cause(c.ctx); c.err == nil { // otherwise the caller no longer waits
 			c.answer, c.err = c.work(a.ledger, now)
 			last = a.spent(operations[c.verb], last)
 			if c.verb < verbAllocate {

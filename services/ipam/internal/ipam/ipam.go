@@ -49,7 +49,7 @@ var (
 	// ErrNotHeld: the owner holds nothing. It never did, or its lease has ended, by time or with the process.
 	ErrNotHeld = errors.New("the owner holds no address")
 	// ErrMismatch: an owner confirms or releases other addresses than it holds.
-	ErrMismatch = errors.New("the owner holds other addresses than those given")
+	ErrMismatch = errors.New("the owner holds other addresses than the given ones")
 	// ErrBusy: too many calls are waiting. The caller may retry.
 	ErrBusy = errors.New("too many calls are waiting")
 	// ErrStopped: the service is stopping.
@@ -246,7 +246,7 @@ type Quarantined struct {
 type Contents struct {
 	Allocations []*Allocation // confirmed; leased only if the version before wrote them
 	Quarantined []Quarantined
-	Cursors     map[netip.Prefix]netip.Addr // where the search in each pool goes on
+	Cursors     map[netip.Prefix]netip.Addr // where the search in each pool continues
 	Serving     []netip.Prefix              // as SetRanges had them last, in order of use
 	Refused     []Refusal                   // as SetRefused had them last
 	Primary     []netip.Prefix              // at most one of a family, IPv4 first

@@ -19,7 +19,7 @@ import (
 // its last call, to be committed. Only one goroutine may use it.
 type ledger struct {
 	lease, rest time.Duration
-	families    []Family // that a request without families asks for; empty: those that are served
+	families    []Family // of a request without families; empty: the serving ones
 	pools       []*poolState
 	held        map[workload.Owner]*entry
 	all         []*entry // of held, in no order: a listing is one copy
@@ -33,7 +33,7 @@ type ledger struct {
 	// asks means that the end of its quarantine does not free an address: it waits for reuse.
 	asks    bool
 	waiting agenda[netip.Addr] // by the end of their quarantine
-	why     string             // why those that wait are not reused, for people
+	why     string             // why waiting addresses are not reused, for messages
 }
 
 type poolState struct {
@@ -461,7 +461,7 @@ func (l *ledger) resolve(r Request) ([]Family, map[Family]netip.Addr, error) {
 			held := l.held[r.Owner]
 			inPool := slices.ContainsFunc(l.pools, func(p *poolState) bool { return p.Contains(a) })
 			if held == nil && !inPool {
-				return nil, nil, bad(ErrNoPool, "%s is in none of the pools of this node", a)
+				return nil, nil, bad(ErrNoPool, "%s is not in a pool of this node", a)
 			}
 			wanted[f] = a
 		}
@@ -698,7 +698,7 @@ func (l *ledger) setReuse(asks bool, free []netip.Addr, why string) {
 	}
 }
 
-// next returns the time of the next expiry; false if there is none.
+// next returns the time of the next expiry; false without deadlines.
 func (l *ledger) next() (time.Time, bool) {
 	lease, rest := l.leases.first(), l.rests.first()
 	switch {

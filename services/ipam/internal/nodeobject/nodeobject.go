@@ -108,7 +108,7 @@ type object struct {
 	serving, draining  string // annotations
 	addresses          string // the annotation of package podrange
 	networkUnavailable bool
-	taint              int // its place, -1 if there is none
+	taint              int // its index, -1 without it
 }
 
 // New returns a Node that does nothing before Run.
@@ -216,7 +216,7 @@ func (n *Node) Run(ctx context.Context) error {
 		ranges, addresses := n.Ranges.Hub().Changed(), n.Addresses.Changed()
 		var again <-chan time.Time
 		if !n.step(ctx) {
-			again = time.After(retryEvery) // and the time goes on in Problem
+			again = time.After(retryEvery) // Problem depends on the time
 		}
 		select {
 		case <-n.wake:

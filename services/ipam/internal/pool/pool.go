@@ -131,7 +131,7 @@ func checkRanges(field string, ranges []netip.Prefix) []error {
 			}
 		}
 		if hostBits := p.Addr().BitLen() - p.Bits(); hostBits < 2 {
-			bad(i, "%s is too small: it has no addresses besides network, gateway and the last one; the smallest ranges are /30 and /126", p)
+			bad(i, "%s is too small: no address is left after network, gateway and the last one; the smallest ranges are /30 and /126", p)
 		}
 		for j, q := range ranges[:i] {
 			if p.Overlaps(q) {

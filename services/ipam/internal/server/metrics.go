@@ -49,7 +49,7 @@ func NewMetrics() *Metrics {
 			Buckets: []float64{.0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5},
 		}),
 		failures: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "sluice_ipam_commit_failures_total", Help: "Commits that went wrong; what they held was refused.",
+			Name: "sluice_ipam_commit_failures_total", Help: "Failed commits; their calls were refused.",
 		}),
 		expired: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "sluice_ipam_expired_leases_total", Help: "Leases that were not confirmed in time.",

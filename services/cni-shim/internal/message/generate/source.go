@@ -24,7 +24,7 @@ type methods struct {
 // use is the part of the API that the plugin uses.
 type use struct {
 	calls  []methods
-	errors []protoreflect.MessageDescriptor // what the details of an error may be
+	errors []protoreflect.MessageDescriptor // possible details of an error
 	// reads names the fields that are read of each message of an answer. A message
 	// without presence in Go is as good as its defaults; "?" after the name of a
 	// field keeps its presence, as a pointer.
@@ -198,7 +198,7 @@ func (b *builder) typeOf(fd protoreflect.FieldDescriptor, pointer bool) (typ, co
 	case k == protoreflect.StringKind:
 		typ, codec = "string", "text"
 	default:
-		typ, codec = k.String(), "varint" // the compiler refuses what is no varint
+		typ, codec = k.String(), "varint" // the compiler refuses other kinds
 	}
 	if fd.IsList() {
 		return "[]" + typ, codec + "s"

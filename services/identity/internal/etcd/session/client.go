@@ -120,7 +120,7 @@ func (c Client) tls() (*tls.Config, error) {
 // restart; a connection that exists keeps the certificate that it began with. A
 // tls.Config alone renews the client's certificate, but not RootCAs.
 type renewed struct {
-	credentials.TransportCredentials // what does not depend on the files
+	credentials.TransportCredentials // for methods that do not depend on the files
 	client                           Client
 	last                             *handshake
 }
@@ -150,7 +150,7 @@ func (r renewed) Clone() credentials.TransportCredentials {
 // deadline error, which does not mention the certificates.
 type handshake struct {
 	mu  sync.Mutex
-	err error // guarded by mu; nil if there was none, or the last one succeeded
+	err error // guarded by mu; nil before the first one, and after a success
 }
 
 func (h *handshake) set(server string, err error) {

@@ -155,7 +155,7 @@ func (s *Session) watchFrom(ctx context.Context, r Reader, next int64, history <
 		if errors.Is(err, errGap) {
 			return nil
 		}
-		s.cfg.Log.Debug("watching goes on where it was", "prefix", r.Prefix, "revision", next, log.Err(err))
+		s.cfg.Log.Debug("the watch continues at the saved revision", "prefix", r.Prefix, "revision", next, log.Err(err))
 		if time.Since(began) > maxPause {
 			wait = 0
 		}
@@ -208,7 +208,7 @@ func (s *Session) watch(ctx context.Context, r Reader, next int64, history <-cha
 		case resp, ok := <-events:
 			switch {
 			case resp.CompactRevision != 0:
-				s.cfg.Log.Info("etcd compacted what was not seen yet; listing again", "prefix", r.Prefix, "from", next, "compacted", resp.CompactRevision)
+				s.cfg.Log.Info("etcd compacted unseen changes; listing again", "prefix", r.Prefix, "from", next, "compacted", resp.CompactRevision)
 				return next, errGap
 			case resp.Err() != nil:
 				return next, s.Fault(ctx, "watch "+r.Prefix, resp.Err())
@@ -245,7 +245,7 @@ func (s *Session) listen(ctx context.Context, heads chan<- head) {
 	tick := time.NewTicker(s.cfg.Listen)
 	defer tick.Stop()
 	for first := true; ; first = false {
-		if !first { // a reader that goes on where it was has to know soon whether it has everything
+		if !first { // a resumed reader has to know soon whether it has everything
 			select {
 			case <-ctx.Done():
 				return

@@ -40,13 +40,13 @@ type Config struct {
 	Prefix  string        // of all keys, "/sluice/v1/identity" for example
 	Node    string        // name of this node in the cluster; without '/'
 	TTL     time.Duration // how long the keys of this node outlive its last sign of life; whole seconds
-	Timeout time.Duration // of what the session asks by itself
+	Timeout time.Duration // of the session's own requests
 	Listen  time.Duration // between two questions of Follow up to when it has heard everything
 	// AliveTTL is how long the name outlives the last sign of life; whole seconds.
 	AliveTTL    time.Duration
 	Incarnation string // of the state directory: another node with this name has another
 	Boot        string // of the machine
-	Last        string // session of the process before, as Name said; empty if there was none
+	Last        string // result of Name in the former process; empty if unknown
 	Log         *slog.Logger
 }
 
@@ -55,13 +55,13 @@ type Session struct {
 	cfg    Config
 	client *clientv3.Client
 	tls    *handshake      // the last one of client
-	ctx    context.Context // of what keeps leases alive; ends with Close
+	ctx    context.Context // of the goroutines that renew leases; ends with Close
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // of the same
 
 	mu      sync.Mutex
 	keys    lease            // guarded by mu; of the node's keys; zero without a session
-	last    clientv3.LeaseID // guarded by mu; that of the last session, perhaps of the process before; 0: none
+	last    clientv3.LeaseID // guarded by mu; lease of the last session, perhaps of the former process; 0: none
 	alive   lease            // guarded by mu; of the node's name; zero while it is not claimed
 	named   bool             // guarded by mu; this process had the name
 	pos     position         // guarded by mu
@@ -101,7 +101,7 @@ func (s *Session) Close() error {
 	s.cancel()
 	s.wg.Wait()
 	err := s.client.Close()
-	if errors.Is(err, context.Canceled) { // what the client returns for its own end
+	if errors.Is(err, context.Canceled) { // the client's error after Close
 		return nil
 	}
 	return err

@@ -155,7 +155,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	return p.Serve(ctx, srv)
 }
 
-// mappings is what this node has of others, for the confirmations of removals.
+// mappings gives package confirmed access to this node's mappings of other nodes.
 type mappings struct {
 	*registry.Registry
 	dir *snapshot.Dir
@@ -178,7 +178,7 @@ func (m mappings) Wants() int64 { return m.WantsConfirmed() }
 // Nodes returns how many other nodes there are.
 func (m mappings) Nodes() int { return m.Status().Nodes }
 
-// SetConfirmed takes what all nodes have confirmed.
+// SetConfirmed sets the revision that all nodes have confirmed.
 func (m mappings) SetConfirmed(s confirmed.Summary) {
 	m.Registry.SetConfirmed(registry.Confirmed{Cluster: s.Cluster, Revision: s.Revision})
 }
@@ -190,7 +190,7 @@ func spread(nodes int) time.Duration {
 	return min(time.Duration(nodes)*time.Second/20, time.Minute)
 }
 
-// followKubernetes starts what keeps up with the API.
+// followKubernetes starts the watches of the Kubernetes API.
 func followKubernetes(ctx context.Context, p *process.Process, client *kube.Client, s *server.Server) {
 	servers := nodes.NewAPIServers(ctx, client.Servers, s.Allocator, s.Cluster.Registry, p.Log)
 	labels := nodes.NewLabels(ctx, s.Allocator, s.Cluster.Registry, p.Log)
@@ -201,8 +201,7 @@ func followKubernetes(ctx context.Context, p *process.Process, client *kube.Clie
 	p.Go("pods", func(ctx context.Context) error { return s.Pods.Follow(ctx, client, p.Log) })
 }
 
-// openState opens the state directory, which the end of the process closes, and
-// reads what the process before left there.
+// openState opens the state directory, which is closed when the process ends, and reads the former process's state.
 func openState(p *process.Process, cfg Config) (dir *snapshot.Dir, last snapshot.Loaded, err error) {
 	last, err = process.Phase(p, "load state", func() (last snapshot.Loaded, err error) {
 		dir, err = snapshot.Open(cfg.StateDir, cfg.Node)

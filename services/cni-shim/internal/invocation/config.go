@@ -212,13 +212,13 @@ func isLog(path string) bool {
 	return ok && below && isInstance(name)
 }
 
-// isBelow reports whether a path is below dir, and dir has the name of an instance's directory: any other directory
+// isBelow reports whether a path is below dir, and dir is named like an instance's directory: any other directory
 // could be a mistake.
 func isBelow(path, dir string) bool {
 	return isInstance(filepath.Base(dir)) && strings.HasPrefix(path, dir+"/")
 }
 
-// isInstance reports whether an instance's directory may have the name.
+// isInstance reports whether a name is valid for an instance's directory.
 func isInstance(name string) bool { return name == "sluice" || strings.HasPrefix(name, "sluice-") }
 
 func (c *Config) parseTimeout(d fields) error {

@@ -6,8 +6,8 @@ package allocator
 import "github.com/sluice-net/sluice/model/shares"
 
 const (
-	// A tenant may have one part of the quota of a node in any case, and beyond it one part
-	// of what is left. A smaller quota than dividedQuota is not divided.
+	// A tenant may always have 1/firstQuotaPart of a node's quota, and beyond that 1/freeQuotaPart of the rest. A
+	// quota below dividedQuota is not divided.
 	firstQuotaPart, freeQuotaPart = 16, 2
 	dividedQuota                  = 64
 )

@@ -177,8 +177,8 @@ func (a *Allocator) reconnected() {
 	a.available.up()
 }
 
-// Connected returns whether there is a session whose references equal what this
-// node holds; the channel is closed when that may have changed.
+// Connected reports whether there is a session whose references equal the holds; the channel is closed when that may
+// have changed.
 func (a *Allocator) Connected() (bool, <-chan struct{}) {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()

@@ -133,8 +133,8 @@ func (s *Store) Claim(ctx context.Context, l label.Canonical, known, candidate i
 		}
 		switch {
 		case have.labels != nil && have.id == nil && have.restsAfterAnother(l):
-			// labels/ was left behind by the deletion of id/, and the number is
-			// another set's quarantine: this one has none.
+			// The deletion of id/ left labels/ behind, and the number is in quarantine for another set: this set has
+			// no number.
 			if _, err := s.session.Commit(ctx, "remove stray label set", s.session.Txn(ctx).If(
 				session.Unchanged(s.labelsKey(l), have.labels), session.Unchanged(s.idKey(n), nil),
 			).Then(clientv3.OpDelete(s.labelsKey(l)))); err != nil {

@@ -24,7 +24,7 @@ import (
 // Confirmed implements confirmed.Store.
 type Confirmed struct{ *Store }
 
-// confirmedSuffix ends the key of what a node has confirmed.
+// confirmedSuffix is the end of the key with a node's confirmations.
 const confirmedSuffix = "/confirmed"
 
 func (s Confirmed) summaryKey() string { return s.clusterPrefix() + "confirmed" }

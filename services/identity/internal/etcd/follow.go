@@ -76,7 +76,7 @@ func (s *Store) Follow(ctx context.Context, sink func(allocator.Update)) error {
 		}
 	}
 	return s.session.Follow(ctx, session.Reader{
-		// From id/ to ipam; ip/ lies between.
+		// From id/ to ipam, which includes ip/.
 		Prefix: s.cfg.Prefix + "/id/", End: s.ipamKey() + "\x00",
 		From: s.position.start(), Witness: s.position.witness,
 		Spread: s.spread,
@@ -153,7 +153,7 @@ func keyOf(kv *mvccpb.KeyValue) cluster.Key {
 	return cluster.Key{Name: string(kv.Key), Value: kv.Value, Created: kv.CreateRevision, Modified: kv.ModRevision}
 }
 
-// isNode reports whether a key is one of nodes, or has the settings of their ranges.
+// isNode reports whether a key belongs to a node, or has the settings of ranges.
 func (s *Store) isNode(kv *mvccpb.KeyValue) bool {
 	return strings.HasPrefix(string(kv.Key), s.nodesPrefix()) || string(kv.Key) == s.ipamKey()
 }

@@ -274,7 +274,7 @@ func (s *Store) candidates(ctx context.Context, c registry.RangeClaim, taken map
 		}
 		return blocks, nil // perhaps none in a small, well used pool: then all ranges are listed
 	}
-	// Each block that is passed over is one of the keys, or overlaps a range that a node has.
+	// Each skipped block has a key, or overlaps another node's range.
 	full := &registry.FullError{IPAM: c.IPAM, IPv6: c.IPv6, Blocks: n}
 	var others []netip.Prefix
 	for i := range min(n, uint64(len(taken)+mostPassed)) {

@@ -243,7 +243,7 @@ func (s *Store) readClaim(kv *mvccpb.KeyValue, slot registry.Slot) (registry.Cla
 	return c, nil
 }
 
-// getAll reads keys in one step; nil for one that does not exist.
+// getAll reads keys in one step; the result is nil for a missing key.
 func (s *Store) getAll(ctx context.Context, what string, keys ...string) ([]*mvccpb.KeyValue, error) {
 	var ops []clientv3.Op
 	for _, key := range keys {
@@ -282,7 +282,7 @@ func (s *Store) Register(ctx context.Context, statement registry.Statement) (reg
 			}
 			return registry.Written{Record: b.rec, Revision: resp.Header.Revision, Refused: b.refused}, nil
 		}
-		// Another node changed what was read; or this one lost its name.
+		// Another node changed the keys that were read, or this node lost its name.
 		if err := s.session.Ping(ctx); err != nil {
 			return registry.Written{}, err
 		}
@@ -403,8 +403,8 @@ func (b *claiming) claim(ctx context.Context) error {
 	return b.takeOver(ctx, losers)
 }
 
-// mayHave decides whether this node may have a range, of which etcd has that holder. loser
-// is a silent node that it is taken from.
+// mayHave decides whether this node may have a range with that holder in etcd. loser is a silent node that loses the
+// range.
 func (b *claiming) mayHave(ctx context.Context, p netip.Prefix, holder rangeHolder, have *mvccpb.KeyValue,
 	seen int64,
 ) (loser string, refused *registry.Refusal, err error) {

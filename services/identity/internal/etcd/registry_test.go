@@ -275,7 +275,7 @@ func TestRestartPublishesNothingAnew(t *testing.T) {
 	a.register(1, prefix(1))
 	web := a.endpoint("c1", "web", address(1, 5))
 	a.published()
-	// The stopped node may not have seen its own write, and repeats it.
+	// The stopped node repeats a write whose effect it may not have seen.
 	servicetest.Eventually(t, "the node to read what it wrote", func() bool {
 		known := a.reg.Nodes()
 		return len(known) == 1 && known[0].Mappings == 1

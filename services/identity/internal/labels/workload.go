@@ -30,7 +30,7 @@ func Workload(f Filter, labels []label.Label, ports []workload.NamedPort) (label
 	}
 	set, err := label.Canonicalize(kept...)
 	if lerr := (*label.Error)(nil); errors.As(err, &lerr) && lerr.Index >= 0 {
-		// The index counts what the filter kept; the caller knows its own list.
+		// The error's index refers to the filtered list; convert it to the caller's.
 		lerr.Index = slices.Index(labels, kept[lerr.Index])
 	}
 	return set, err

@@ -167,7 +167,7 @@ func (s IPAM) Block(ipv6 bool, i uint64) netip.Prefix {
 			i -= n
 			continue
 		}
-		// i goes to the bits that end at the length of the block.
+		// Write i to the address bits before the length of the block.
 		a := p.Addr().AsSlice()
 		for bit := bits - 1; bit >= p.Bits(); bit-- {
 			a[bit/8] |= byte(i&1) << (7 - bit%8)
@@ -185,7 +185,7 @@ func (s IPAM) Has(ipv6 bool, p netip.Prefix) bool {
 		slices.ContainsFunc(s.Pool, func(q netip.Prefix) bool { return q.Bits() <= p.Bits() && q.Contains(p.Addr()) })
 }
 
-// Within reports whether a range lies in a prefix of the settings and is not larger than a block.
+// Within reports whether a range is inside a prefix of the settings and is not larger than a block.
 func (s IPAM) Within(p netip.Prefix) bool {
 	return p.Bits() >= s.bits(p.Addr().Is6()) && slices.ContainsFunc(s.Pool, func(q netip.Prefix) bool {
 		return q.Bits() <= p.Bits() && q.Contains(p.Addr())

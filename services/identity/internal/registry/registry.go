@@ -458,7 +458,7 @@ type Registry struct {
 	heard        current              // guarded by mu; when the kernel had, too
 	// guarded by mu; up to which the kernel has every change of nodes and mappings; zero: that is not known
 	applied cluster.Point
-	// guarded by mu; losses were held back up to this revision, so what was applied before may lack their removals
+	// guarded by mu; removals were held back up to this revision, so the revisions applied before may lack them
 	lagged int64
 	// guarded by mu; the store had no record of this node at this revision; 0: it always had
 	lost        int64

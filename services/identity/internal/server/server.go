@@ -54,8 +54,8 @@ func NewHub() *Hub {
 // EndpointHub is the source of WatchEndpoints; the allocator publishes into it.
 type EndpointHub = watch.Hub[allocator.Holder, allocator.Endpoint]
 
-// NewEndpointHub returns an empty hub, which is complete: the allocator publishes
-// what this node holds before it returns.
+// NewEndpointHub returns an empty hub, which is complete: the allocator publishes this node's holds before New
+// returns.
 func NewEndpointHub() *EndpointHub {
 	return watch.NewHub[allocator.Holder](watch.Options[allocator.Endpoint]{Equal: allocator.Endpoint.Equal})
 }

@@ -494,9 +494,8 @@ func (a *Allocator) write(c *Changes) error {
 	return nil
 }
 
-// Problem is why the last commit did not succeed, nil if it did. As long as
-// there is one, no address can be given out or come back; Run tries the store
-// again every second.
+// Problem returns the error of the last commit, nil if it succeeded. While there is one, no address can be given out
+// or released; Run tries the store again every second.
 func (a *Allocator) Problem() error {
 	if p := a.problem.Load(); p != nil {
 		return *p

@@ -70,7 +70,7 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-// Observer returns what an Allocator should call.
+// Observer returns the functions that an Allocator calls.
 func (m *Metrics) Observer() ipam.Observer {
 	return ipam.Observer{
 		Committed: func(took time.Duration, err error) {

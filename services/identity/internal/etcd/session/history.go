@@ -89,7 +89,7 @@ func (s *Session) Commit(ctx context.Context, what string, txn clientv3.Txn) (*c
 	return resp, nil
 }
 
-// Fault gives an error of the client its meaning.
+// Fault converts an error of the client to an error of package cluster.
 func (s *Session) Fault(ctx context.Context, what string, err error) error {
 	switch {
 	case errors.Is(err, rpctypes.ErrLeaseNotFound):
@@ -114,9 +114,8 @@ func (s *Session) Fault(ctx context.Context, what string, err error) error {
 	return fmt.Errorf("%s: %w: %w", what, cluster.ErrUnavailable, err)
 }
 
-// Keys in one answer of etcd to a listing. With each page etcd counts all that
-// is left, so that small pages cost the square of what is listed. Keys alone
-// are short enough for large ones.
+// Number of keys in one answer to a listing. With each page etcd counts all remaining keys, so many small pages cost
+// quadratic time. Without values, keys are short enough for large pages.
 const (
 	pageSize = 1000
 	keysSize = 10_000

@@ -36,18 +36,17 @@ const (
 	callerPort = "caller"
 )
 
-// callerHost is the last byte of the caller's addresses in the network between
-// the nodes; a node has its number there.
+// callerHost is the host part of the caller's addresses in the network between the nodes. A node's host part is its
+// number.
 const callerHost = 254
 
-// ClusterOptions describe a cluster. Those of its nodes that name an instance or
-// policies are about the cluster; PodCIDRs must be empty, because every node has
-// ranges of its own.
+// ClusterOptions describe a cluster. Of the node options, Instance names the cluster, and PolicyDir and PolicyMode
+// apply to every node. PodCIDRs must be empty, because every node has its own pod CIDRs.
 type ClusterOptions struct {
 	Options
-	// Nodes is how many there are at first, 1 to MaxNodes.
+	// Nodes is the initial number of nodes, 1 to MaxNodes.
 	Nodes int
-	// EtcdMembers is 1 or 3. Default: 1.
+	// EtcdMembers is the number of etcd members, 1 or 3. Default: 1.
 	EtcdMembers int
 	// Routing is how packets travel between the nodes' pods: "overlay", "native" or
 	// "none". Default: DefaultRouting.
@@ -57,19 +56,18 @@ type ClusterOptions struct {
 // DefaultRouting is how packets travel between the pods of a cluster's nodes.
 const DefaultRouting = "overlay"
 
-// Cluster is several nodes that share an etcd. A namespace with the name of the
-// cluster has the bridge that joins the nodes; the caller has one device in it,
-// and reaches every node and its pods.
+// Cluster is a set of nodes that share an etcd. A network namespace with the name of the cluster contains the bridge
+// that joins the nodes. The caller has one device on that bridge, which reaches every node and its pods.
 type Cluster struct {
-	hub   *Node // whose services are etcd's members
+	hub   *Node // runs the etcd members
 	state clusterState
 }
 
-// clusterState is the file by which the nodes of a cluster are found. It is
-// written before anything of a node is made, and removed after all of it.
+// clusterState is the file from which the nodes of a cluster are found. It is written before the first node is made,
+// and removed after the last one is removed.
 type clusterState struct {
-	Nodes []int `json:"nodes"` // numbers of those that are there, or were begun
-	// Network are the ranges of the nodes' uplinks, one per family.
+	Nodes []int `json:"nodes"` // numbers of the nodes that exist or whose creation began
+	// Network contains the uplink prefixes of the nodes, one per family.
 	Network []netip.Prefix `json:"network,omitempty"`
 	Routing string         `json:"routing,omitempty"`
 	// Services run on every node.
@@ -77,10 +75,10 @@ type clusterState struct {
 	Hub      state    `json:"hub"`
 }
 
-// member is what a node has of its cluster.
+// member is the part of a node's state that refers to its cluster.
 type member struct {
 	Netns     string         `json:"netns"`  // of the bridge
-	Device    string         `json:"device"` // the caller's, by which it reaches the nodes
+	Device    string         `json:"device"` // the caller's device, which reaches the nodes
 	Number    int            `json:"number"`
 	Etcd      []string       `json:"etcd"`
 	Addresses []netip.Prefix `json:"addresses"`
@@ -88,7 +86,7 @@ type member struct {
 	Routing   string         `json:"routing,omitempty"`
 }
 
-// etcdMembers are the names of etcd's processes in a cluster with n of them.
+// etcdMembers returns the names of the etcd processes in a cluster with n members.
 func etcdMembers(n int) []string {
 	if n == 1 {
 		return []string{Etcd}
@@ -100,8 +98,8 @@ func etcdMembers(n int) []string {
 	return names
 }
 
-// memberArguments join the members of etcd to each other, over the loopback
-// device of the cluster's namespace.
+// memberArguments returns the arguments with which an etcd member joins the others over the loopback device of the
+// cluster's namespace.
 func memberArguments(all []string, service string) []string {
 	if len(all) < 2 || service == Etcd {
 		return nil
@@ -118,11 +116,10 @@ func memberArguments(all []string, service string) []string {
 	return []string{"--name=" + service, "--peer=" + peer, "--members=" + strings.Join(peers, ",")}
 }
 
-// UpCluster starts a cluster and returns when every service of every node
-// serves. The first node has the first ranges of addresses that are free. What
-// was started is taken down again if something fails.
+// UpCluster starts a cluster and returns when every service of every node serves. The first node gets the first free
+// address ranges. If a step fails, UpCluster removes what it started.
 //
-// The error wraps ErrRunning if the instance, or that of a node, is up.
+// The error wraps ErrRunning if the instance or one of its nodes is up.
 func UpCluster(ctx context.Context, o ClusterOptions) (*Cluster, error) {
 	if o.EtcdMembers == 0 {
 		o.EtcdMembers = 1
@@ -133,7 +130,7 @@ func UpCluster(ctx context.Context, o ClusterOptions) (*Cluster, error) {
 	case o.EtcdMembers != 1 && o.EtcdMembers != maxEtcdMembers:
 		return nil, fmt.Errorf("%d members of etcd: want 1 or %d", o.EtcdMembers, maxEtcdMembers)
 	case len(o.PodCIDRs) > 0:
-		return nil, errors.New("pod CIDRs: every node of a cluster has its own")
+		return nil, errors.New("pod CIDRs: must be empty: every node of a cluster has its own")
 	}
 	hub, err := newNode(o.Instance)
 	if err != nil {
@@ -162,7 +159,7 @@ func UpCluster(ctx context.Context, o ClusterOptions) (*Cluster, error) {
 	return c, nil
 }
 
-// reserve locks the instances of nodes, of which none may run.
+// reserve locks the instances of nodes. It fails if one of them is running.
 func (c *Cluster) reserve(numbers ...int) (_ func(), err error) {
 	var locked []func()
 	unlock := func() {
@@ -199,7 +196,7 @@ func (c *Cluster) reserve(numbers ...int) (_ func(), err error) {
 	return unlock, nil
 }
 
-// build makes what the nodes share, then all of them at once.
+// build makes what the nodes share, then all nodes in parallel.
 func (c *Cluster) build(ctx context.Context) error {
 	if err := c.hub.makePlace(); err != nil {
 		return err
@@ -213,7 +210,7 @@ func (c *Cluster) build(ctx context.Context) error {
 	if err := c.write(); err != nil {
 		return err
 	}
-	// One after the other, so that the first node has the first free ranges.
+	// Prepare nodes in sequence, so that the first node gets the first free ranges.
 	var nodes []*Node
 	for _, k := range c.state.Nodes {
 		n, err := c.prepareNode(k)
@@ -249,11 +246,11 @@ func beginNode(ctx context.Context, n *Node) error {
 	return nil
 }
 
-// nodeState describes a node.
+// nodeState returns the state of node k.
 func (c *Cluster) nodeState(k int) state {
 	s := c.hub.state
 	s.Services = slices.Clone(c.state.Services)
-	if s.Services == nil { // brought up by an earlier version
+	if s.Services == nil { // written by an earlier version
 		s.Services = slices.DeleteFunc(Services(), isEtcd)
 	}
 	s.Policies, s.Manifests = c.hub.PolicyDir(), c.hub.ServiceDir()
@@ -268,7 +265,7 @@ func (c *Cluster) nodeState(k int) state {
 	return s
 }
 
-// host is the address of a range with this last byte.
+// host returns the address in a prefix with this last byte.
 func host(p netip.Prefix, last int) netip.Addr {
 	b := p.Addr().AsSlice()
 	b[len(b)-1] = byte(last)
@@ -276,9 +273,9 @@ func host(p netip.Prefix, last int) netip.Addr {
 	return a
 }
 
-// OpenCluster gives the cluster of an instance that another process brought up.
+// OpenCluster returns the cluster of an instance that another process started.
 //
-// The error wraps ErrNotRunning if there is none.
+// The error wraps ErrNotRunning if the cluster is not running.
 func OpenCluster(name string) (*Cluster, error) {
 	hub, err := newNode(name)
 	if err != nil {
@@ -315,11 +312,10 @@ func (c *Cluster) nodeName(k int) string { return c.hub.paths.Name + "-" + strco
 // Instance is the cluster's name.
 func (c *Cluster) Instance() string { return c.hub.paths.Name }
 
-// Hub runs etcd: its services are the members, and its namespace has the bridge
-// between the nodes.
+// Hub returns the node that runs the etcd members. Its namespace contains the bridge between the nodes.
 func (c *Cluster) Hub() *Node { return c.hub }
 
-// Nodes are the nodes that are up, by their numbers.
+// Nodes returns the running nodes by number.
 func (c *Cluster) Nodes() ([]*Node, error) {
 	var nodes []*Node
 	for _, k := range c.state.Nodes {
@@ -335,9 +331,9 @@ func (c *Cluster) Nodes() ([]*Node, error) {
 	return nodes, nil
 }
 
-// Node is the node of a number, from 1 on.
+// Node returns the node with a number, from 1 on.
 //
-// The error wraps ErrNotRunning if there is none.
+// The error wraps ErrNotRunning if the node is not running.
 func (c *Cluster) Node(k int) (*Node, error) {
 	if !slices.Contains(c.state.Nodes, k) {
 		return nil, fmt.Errorf("node %d of instance %s %w", k, c.hub.paths.Name, ErrNotRunning)
@@ -345,7 +341,7 @@ func (c *Cluster) Node(k int) (*Node, error) {
 	return Open(c.nodeName(k))
 }
 
-// AddNode starts one more node, with the number after the highest one.
+// AddNode starts one more node, numbered one above the highest number.
 func (c *Cluster) AddNode(ctx context.Context) (*Node, error) {
 	unlock, err := c.hub.lock()
 	if err != nil {
@@ -381,7 +377,7 @@ func (c *Cluster) AddNode(ctx context.Context) (*Node, error) {
 // Down ends the cluster, as the function Down does.
 func (c *Cluster) Down(ctx context.Context) error { return Down(ctx, c.hub.paths.Name) }
 
-// members are the nodes of the cluster of this instance; none if it is none.
+// members returns the nodes of the instance's cluster, or none if the instance is not a cluster.
 func (n *Node) members() ([]*Node, error) {
 	c, err := OpenCluster(n.paths.Name)
 	if errors.Is(err, ErrNotRunning) {
@@ -423,7 +419,7 @@ func (n *Node) removeMembers(ctx context.Context) error {
 	return errors.Join(group.Wait(), errors.Join(errs...))
 }
 
-// clusterOf is the cluster that an instance is a node of.
+// clusterOf returns the cluster that an instance is a node of.
 func clusterOf(name string) (*Cluster, bool) {
 	i := strings.LastIndexByte(name, '-')
 	if i < 0 {
@@ -440,8 +436,8 @@ func clusterOf(name string) (*Cluster, bool) {
 	return c, true
 }
 
-// makeNetwork makes the namespace with the bridge, and the caller's device in it.
-// Its route to the network between the nodes is how a cluster claims that.
+// makeNetwork makes the namespace with the bridge, and the caller's device on it. The device's route to the network
+// between the nodes claims that network for the cluster.
 func (c *Cluster) makeNetwork() error {
 	n := c.hub
 	if err := n.makeNamespace(); err != nil {
@@ -487,7 +483,7 @@ func (c *Cluster) makeNetwork() error {
 	return nil
 }
 
-// plug makes a device of the calling thread's namespace a port of the bridge.
+// plug attaches a device of the calling thread's namespace to the bridge.
 func plug(port string) error {
 	link, err := netlink.LinkByName(port)
 	if err != nil {
@@ -500,8 +496,8 @@ func plug(port string) error {
 	return errors.Join(netlink.LinkSetMaster(link, master), netlink.LinkSetUp(link))
 }
 
-// claim makes the caller's routes to ranges, and gives it an address in each. It
-// is EEXIST if another instance has one of them.
+// claim adds the caller's routes to ranges, and gives link an address in each range. It returns EEXIST if another
+// instance has claimed a range.
 func claim(link netlink.Link, ranges []netip.Prefix) error {
 	for i, p := range ranges {
 		err := netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(p), Scope: netlink.SCOPE_LINK})
@@ -554,8 +550,8 @@ func (n *Node) joinNetwork() error {
 	return nil
 }
 
-// leaveNetwork removes a node of a cluster from its network: the port, which the
-// end of the node's namespace would remove later, and the caller's routes.
+// leaveNetwork removes a node from its cluster's network: the bridge port, which the kernel would remove only some
+// time after the node's namespace, and the caller's routes.
 func (n *Node) leaveNetwork() error {
 	c, ok := clusterOf(n.paths.Name)
 	if !ok || len(c.state.Network) == 0 {

@@ -43,8 +43,8 @@ func nodesOf(t *testing.T, c *Cluster) []*Node {
 	return nodes
 }
 
-// wantNoCluster looks for what a cluster and any node of it has on the machine,
-// and for routes by a device that is gone.
+// wantNoCluster fails the test if anything of a cluster or of its nodes is left on the machine, or a route over a
+// removed device.
 func wantNoCluster(t *testing.T, o ClusterOptions) {
 	t.Helper()
 	wantNothing(t, o.Instance)
@@ -53,8 +53,7 @@ func wantNoCluster(t *testing.T, o ClusterOptions) {
 	}
 }
 
-// exchange sends a byte from one namespace to an address of another one; the
-// empty name is the caller's.
+// exchange sends a byte from one namespace to an address in another one. An empty name is the caller's namespace.
 func exchange(from, to string, address netip.Addr) error {
 	in := func(netns string, fn func() error) error {
 		if netns == "" {
@@ -110,13 +109,13 @@ func TestKernelNodesOfAClusterReachEachOther(t *testing.T) {
 		}
 		for _, p := range n.PodCIDRs() {
 			if slices.ContainsFunc(ranges, p.Overlaps) {
-				t.Errorf("%s of node %d is another node's too", p, i+1)
+				t.Errorf("%s of node %d is also used by another node", p, i+1)
 			}
 			ranges = append(ranges, p)
 		}
 		for _, p := range n.Addresses() {
 			if p.IsLinkLocalUnicast() {
-				t.Errorf("node %d has %s, by which no other node reaches it", i+1, p)
+				t.Errorf("node %d has %s, which no other node can reach", i+1, p)
 			}
 			if err := exchange("", n.Netns(), p); err != nil {
 				t.Errorf("from the caller to node %d: %v", i+1, err)
@@ -146,12 +145,12 @@ func TestKernelNodesOfAClusterReachEachOther(t *testing.T) {
 	down(t, o.Options) // once more
 }
 
-// TestKernelNodesComeAndGo: one more is up, one is gone as if it had been switched
-// off, and the others go on.
+// TestKernelNodesComeAndGo: a node is added, another is removed as if its machine had been switched off, and the
+// remaining nodes keep working.
 func TestKernelNodesComeAndGo(t *testing.T) {
 	o := clusterOptions(t, programs(t), 2, 1)
 	upCluster(t, o)
-	c, err := OpenCluster(o.Instance) // as another command would
+	c, err := OpenCluster(o.Instance) // as another command opens it
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,8 +227,7 @@ func TestKernelClustersRunSideBySide(t *testing.T) {
 	wantNoCluster(t, b)
 }
 
-// TestKernelClusterLeavesOtherInstancesAlone: a node of its own may have the name
-// of a node of the cluster.
+// TestKernelClusterLeavesOtherInstancesAlone: a single node may have the name that a node of the cluster would get.
 func TestKernelClusterLeavesOtherInstancesAlone(t *testing.T) {
 	o := clusterOptions(t, programs(t), 3, 1)
 	other := o.Options
@@ -241,7 +239,7 @@ func TestKernelClusterLeavesOtherInstancesAlone(t *testing.T) {
 	if err := n.Serving(t.Context(), Datapath); err != nil {
 		t.Errorf("the node that ran before: %v", err)
 	}
-	down(t, o.Options) // whose name is not that of the node
+	down(t, o.Options) // the outer directory does not have the name of the node
 	if err := n.Serving(t.Context(), Datapath); err != nil {
 		t.Errorf("the node that ran before, after Down of the cluster: %v", err)
 	}
@@ -250,7 +248,7 @@ func TestKernelClusterLeavesOtherInstancesAlone(t *testing.T) {
 	for _, name := range []string{o.Instance, o.Instance + "-2"} {
 		other.Instance = name
 		if _, err := Up(t.Context(), other); err == nil {
-			t.Errorf("instance %s was brought up although it is of a cluster", name)
+			t.Errorf("instance %s was started although it belongs to a cluster", name)
 		}
 	}
 	if _, err := UpCluster(t.Context(), o); !errors.Is(err, ErrRunning) {

@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package devnode runs a whole Sluice node on one machine: a network namespace
-// of its own joined to the caller's by a veth pair, an embedded etcd and every
-// service under the directories of one instance. `sluice dev` is a thin
-// command line around it; the node tests, the demo and the benchmarks use it
-// as a library.
+// Package devnode runs a whole Sluice node on one machine: a network namespace joined to the caller's by a veth pair,
+// an embedded etcd, and every service, under the directories of one instance. `sluice dev` is a thin command line
+// around this package; the node tests, the demo and the benchmarks use it as a library.
 //
-// A node is found by its instance name alone: Down ends every process that was
-// started for the instance and removes every object that carries its name,
-// also if Up was killed half-way.
+// A node is identified by its instance name alone. Down ends every process of the instance and removes every object
+// with its name, even if Up was killed half-way.
 //
-// A Cluster is several nodes that share an etcd, each with an instance of its
-// own: those of the cluster x are x-1, x-2 and so on.
+// A Cluster is several nodes that share an etcd. Each node is an instance: the nodes of cluster x are x-1, x-2 and so
+// on.
 package devnode
 
 import (
@@ -40,7 +37,7 @@ import (
 	"github.com/sluice-net/sluice/kit/tasks"
 )
 
-// Services of a node, by the names of their sockets.
+// Services of a node, named after their sockets.
 const (
 	Etcd         = "etcd"
 	Identity     = "identity"
@@ -50,65 +47,60 @@ const (
 	Datapath     = "datapath"
 )
 
-// Services lists all of them in the order of starting.
+// Services returns all services in starting order.
 func Services() []string { return []string{Etcd, Identity, IPAM, Policy, LoadBalancer, Datapath} }
 
-// processNames are the names under which an instance may have processes.
+// processNames are all names that a process of an instance can have.
 var processNames = append(Services(), etcdMembers(maxEtcdMembers)...)
 
-// ErrRunning is returned by Up for an instance that is up.
+// ErrRunning is returned by Up if the instance is already running.
 var ErrRunning = errors.New("is running already")
 
-// ErrNotRunning is returned by Open for an instance that is not up.
+// ErrNotRunning is returned by Open if the instance is not running.
 var ErrNotRunning = errors.New("is not running")
 
-// Options describe a node. The zero value is usable but for BinDir.
+// Options describe a node. Only BinDir is required.
 type Options struct {
 	// Instance names the node: 1 to 32 characters of a-z, 0-9 and "-".
 	// Default: "dev".
 	Instance string
 	// BinDir holds the services' executables. Required.
 	BinDir string
-	// PodCIDRs are the ranges of pod addresses, at most one per family.
-	// Default: 10.244.N.0/24 and fd00:244:N::/64 with the first N to which no
-	// route of the caller's namespace leads.
+	// PodCIDRs are the prefixes of pod addresses, at most one per family. Default: 10.244.N.0/24 and fd00:244:N::/64,
+	// with the lowest N for which the caller's namespace has no route.
 	PodCIDRs []netip.Prefix
 	// StartTimeout bounds the wait for the services. Default: 30 s.
 	StartTimeout time.Duration
-	// PolicyMode is the datapath's: "none", "required" or "init". Default:
-	// DefaultPolicyMode.
+	// PolicyMode is the datapath's policy mode: "none", "required" or "init". Default: DefaultPolicyMode.
 	PolicyMode string
-	// PolicyDir holds manifests that are in force besides what is applied by
-	// calls; it is seen below the run directory, read-only. sluice-policy's user
-	// must be able to read it, but not what lies above it. Default: an empty
-	// directory there, into which files may be put.
+	// PolicyDir is a directory of manifests that are enforced in addition to policies applied by calls. It is mounted
+	// read-only below the run directory. sluice-policy's user must be able to read the directory itself, but needs no
+	// access to its parents. Default: an empty directory below the run directory, to which the caller may add files.
 	PolicyDir string
-	// ServiceDir holds manifests of Services and EndpointSlices, under the same
-	// conditions, for sluice-loadbalancer.
+	// ServiceDir is a directory of manifests of Services and EndpointSlices for sluice-loadbalancer. The conditions
+	// of PolicyDir apply.
 	ServiceDir string
-	// NoLoadBalancer leaves sluice-loadbalancer out. The datapath then translates no
-	// service.
+	// NoLoadBalancer leaves out sluice-loadbalancer. The datapath then does not translate Service addresses.
 	NoLoadBalancer bool
 	// Args are additional arguments by service.
 	Args map[string][]string
-	// Waits reports whether the policy service at a socket waits for policies that were
-	// never read. A node of which services do not serve for that is up all the same; nil:
-	// it is not.
+	// Waits reports whether the policy service at a socket waits for policies that it has never read. If it does, Up
+	// accepts that services of the node do not serve yet. With nil, Up waits until every service serves.
 	Waits func(ctx context.Context, socket string) bool `json:"-"`
 }
 
-// DefaultPolicyMode is how strict the datapath of a node is about policies.
+// DefaultPolicyMode is the policy mode of a node's datapath.
 const DefaultPolicyMode = "required"
 
 // Node is a running node.
 type Node struct {
 	paths instance.Paths
 	state state
-	// waits is that of the Options.
+	// waits is Options.Waits.
 	waits func(ctx context.Context, socket string) bool
 }
 
-// state is what Open needs to know and Down does not.
+// state is the information that Open needs and Down does not.
 type state struct {
 	BinDir    string              `json:"binDir"`
 	PodCIDRs  []netip.Prefix      `json:"podCIDRs"`
@@ -117,17 +109,16 @@ type state struct {
 	Policy    string              `json:"policyMode"`
 	Policies  string              `json:"policyDir,omitempty"`
 	Manifests string              `json:"serviceDir,omitempty"`
-	// Services run on the node; all of them, unless it is one of a cluster.
+	// Services run on the node: all services, or a part of them on a node of a cluster.
 	Services []string `json:"services,omitempty"`
-	// Member is the node's place in its cluster; nil for a node of its own.
+	// Member describes the node in its cluster; nil for a single node.
 	Member *member `json:"member,omitempty"`
 	// Ready is set once every service has served.
 	Ready bool `json:"ready"`
 }
 
-// users are the services with their numeric users. etcd is one of development
-// nodes alone. It has a group of its own, whose members may connect: it does
-// not ask who writes, and members of the services' group may only read.
+// users are the services with their numeric users. Only development nodes run etcd. It has a group of its own, whose
+// members may connect, because etcd does not authenticate writers, and members of the services' group may only read.
 var users = func() map[string]nodefiles.Service {
 	m := map[string]nodefiles.Service{}
 	for _, s := range nodefiles.Services() {
@@ -139,7 +130,7 @@ var users = func() map[string]nodefiles.Service {
 	return m
 }()
 
-// newNode computes where everything of an instance is.
+// newNode returns a node with all paths of an instance.
 func newNode(name string) (*Node, error) {
 	name = cmp.Or(name, "dev")
 	paths, err := instance.New(name)
@@ -149,8 +140,7 @@ func newNode(name string) (*Node, error) {
 	return &Node{paths: paths}, nil
 }
 
-// Up starts a node and returns when every service serves. What it started is
-// taken down again if something fails.
+// Up starts a node and returns when every service serves. If a step fails, Up removes what it started.
 //
 // The error wraps ErrRunning if the instance is up.
 func Up(ctx context.Context, o Options) (*Node, error) {
@@ -174,8 +164,8 @@ func Up(ctx context.Context, o Options) (*Node, error) {
 	return n, nil
 }
 
-// up calls build when nothing of the instance runs or is left of an Up that was
-// killed. What build made is removed if it fails.
+// up calls build if no process of the instance runs, after it has removed what a killed Up left. If build fails, up
+// removes what it made.
 func (n *Node) up(ctx context.Context, build func() error) (err error) {
 	unlock, err := n.lock()
 	if err != nil {
@@ -196,7 +186,7 @@ func (n *Node) up(ctx context.Context, build func() error) (err error) {
 	return nil
 }
 
-// build makes the node that state describes and starts its services.
+// build makes the node that n.state describes and starts its services.
 func (n *Node) build(ctx context.Context) error {
 	if err := n.prepare(); err != nil {
 		return err
@@ -204,7 +194,7 @@ func (n *Node) build(ctx context.Context) error {
 	return n.begin(ctx)
 }
 
-// prepare makes all of the node but its processes.
+// prepare makes everything of the node except its processes.
 func (n *Node) prepare() error {
 	if err := n.makePlace(); err != nil {
 		return err
@@ -222,7 +212,7 @@ func (n *Node) prepare() error {
 	return n.writeCNIConfig()
 }
 
-// begin starts the services of a node that was prepared.
+// begin starts the services of a prepared node.
 func (n *Node) begin(ctx context.Context) error {
 	if err := n.startAll(ctx); err != nil {
 		return err
@@ -231,7 +221,7 @@ func (n *Node) begin(ctx context.Context) error {
 	return n.writeState()
 }
 
-// makePlace makes the directories of the instance and mounts what lies elsewhere.
+// makePlace makes the directories of the instance and mounts the directories from elsewhere.
 func (n *Node) makePlace() error {
 	if err := n.makeDirectories(); err != nil {
 		return err
@@ -253,7 +243,7 @@ func (n *Node) makePlace() error {
 	return nil
 }
 
-// startAll starts every service of the instance, all at once.
+// startAll starts every service of the instance in parallel.
 func (n *Node) startAll(ctx context.Context) error {
 	services := n.Services()
 	need := threads + threadsEach*(len(services)-1)
@@ -267,9 +257,9 @@ func (n *Node) startAll(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Open gives the node of an instance that another process brought up.
+// Open returns the node of an instance that another process started.
 //
-// The error wraps ErrNotRunning if there is none.
+// The error wraps ErrNotRunning if the node is not running.
 func Open(name string) (*Node, error) {
 	n, err := newNode(name)
 	if err != nil {
@@ -292,10 +282,9 @@ func Open(name string) (*Node, error) {
 	return n, nil
 }
 
-// Down ends every process of an instance and removes all that Up made, and
-// succeeds if there is nothing. It needs no state file. Down of a cluster takes
-// all of its nodes down; Down of one of its nodes removes that one, as if its
-// machine had been switched off.
+// Down ends every process of an instance and removes everything that Up made. It succeeds if there is nothing to
+// remove, and needs no state file. Down of a cluster removes all of its nodes; Down of one of its nodes removes that
+// node as if its machine had been switched off.
 func Down(ctx context.Context, name string) error {
 	n, err := newNode(name)
 	if err != nil {
@@ -309,14 +298,14 @@ func Down(ctx context.Context, name string) error {
 	return n.remove(ctx)
 }
 
-// Restart ends a service in an orderly way, if it runs, and starts it again.
+// Restart stops a service with SIGTERM, if it runs, and starts it again.
 func (n *Node) Restart(ctx context.Context, service string) error {
 	unlock, err := n.lock()
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	// What cannot be started again is not ended.
+	// Check that the service can be started again before ending it.
 	if err := tasks.Need(threads, "the start of a service"); err != nil {
 		return fmt.Errorf("restart %s: %w", service, err)
 	}
@@ -332,14 +321,14 @@ func (n *Node) Down(ctx context.Context) error { return Down(ctx, n.paths.Name) 
 // Instance is the node's name.
 func (n *Node) Instance() string { return n.paths.Name }
 
-// Name is what the node is called in its cluster.
+// Name returns the node's name in its cluster.
 func (n *Node) Name() string { return n.name() }
 
 // Paths are the directories of the node.
 func (n *Node) Paths() instance.Paths { return n.paths }
 
-// Services are those that run on the node, in the order of starting. etcd is
-// not among them on a node of a cluster.
+// Services returns the services that run on the node, in starting order. On a node of a cluster, they do not include
+// etcd.
 func (n *Node) Services() []string {
 	return n.state.services()
 }
@@ -351,22 +340,21 @@ func (s state) services() []string {
 	return Services()
 }
 
-// Socket is the path of a service's gRPC socket.
+// Socket returns the path of a service's gRPC socket.
 func (n *Node) Socket(service string) string { return n.paths.Socket(service) }
 
 // Netns is the path of the node's network namespace, as iproute2 knows it.
 func (n *Node) Netns() string { return filepath.Join(netnsDir, n.name()) }
 
-// netnsMount is where it is mounted. Netns leads there by a link and is no
-// mount itself: the first `ip netns add` of a machine binds /run/netns over
-// itself, after which a mount made there before can be neither seen nor
-// removed.
+// netnsMount returns the path at which the network namespace is mounted. Netns is a symbolic link to it and not a
+// mount: the first `ip netns add` on a machine bind-mounts /run/netns over itself, and earlier mounts in that
+// directory can then be neither seen nor removed.
 func (n *Node) netnsMount() string { return filepath.Join(n.paths.RunDir, "node.netns") }
 
-// Device is the caller's end of the link to the node.
+// Device returns the caller's end of the link to the node.
 func (n *Node) Device() string { return n.link() }
 
-// Addresses are those of the node's uplink, one per family.
+// Addresses returns the addresses of the node's uplink, one per family.
 func (n *Node) Addresses() []netip.Addr {
 	if m := n.state.Member; m != nil {
 		var addresses []netip.Addr
@@ -382,7 +370,7 @@ func (n *Node) Addresses() []netip.Addr {
 // PodCIDRs are the ranges of pod addresses.
 func (n *Node) PodCIDRs() []netip.Prefix { return slices.Clone(n.state.PodCIDRs) }
 
-// SetArgs replaces the additional arguments of a service, from its next start on.
+// SetArgs replaces the additional arguments of a service, effective from its next start.
 func (n *Node) SetArgs(service string, args ...string) error {
 	n.state.Args = maps.Clone(n.state.Args)
 	if n.state.Args == nil {
@@ -424,13 +412,13 @@ func (n *Node) plugin() map[string]any {
 	}
 }
 
-// PluginConfig is a file that holds what a runtime would write to the plugin's
-// standard input, for calling it by hand.
+// PluginConfig returns a file with the network configuration that a runtime writes to the plugin's standard input,
+// for calling the plugin by hand.
 func (n *Node) PluginConfig() string {
 	return filepath.Join(n.paths.RunDir, "cni", "sluice.json")
 }
 
-// encode makes JSON of maps of strings and booleans, which always succeeds.
+// encode returns the JSON of maps of strings and booleans, which cannot fail.
 func encode(v any) []byte {
 	b, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
@@ -439,19 +427,19 @@ func encode(v any) []byte {
 	return append(b, '\n')
 }
 
-// name is the node's part of the names of kernel objects.
+// name returns the prefix of the names of the node's kernel objects.
 func (n *Node) name() string { return "sluice-" + n.paths.Name }
 
-// binDir is where the services are executed.
+// binDir returns the directory from which the services are executed.
 func (n *Node) binDir() string { return filepath.Join(n.paths.RunDir, "bin") }
 
-// PolicyDir holds the manifests that sluice-policy watches.
+// PolicyDir returns the directory of manifests that sluice-policy watches.
 func (n *Node) PolicyDir() string { return filepath.Join(n.paths.RunDir, "policies") }
 
-// ServiceDir holds the manifests that sluice-loadbalancer watches.
+// ServiceDir returns the directory of manifests that sluice-loadbalancer watches.
 func (n *Node) ServiceDir() string { return filepath.Join(n.paths.RunDir, "services") }
 
-// PolicyMode is the datapath's: "none", "required" or "init".
+// PolicyMode returns the datapath's policy mode: "none", "required" or "init".
 func (n *Node) PolicyMode() string { return n.state.Policy }
 
 func (n *Node) statePath() string { return filepath.Join(n.paths.RunDir, "dev.json") }
@@ -476,9 +464,8 @@ func (n *Node) writeCNIConfig() error {
 	)
 }
 
-// lock keeps two commands from changing one instance at the same time. The lock
-// is the name of an abstract socket, which the kernel frees with the process
-// and which leaves no file.
+// lock keeps two commands from changing one instance at the same time. The lock is an abstract socket: the kernel
+// frees it when the process ends, and it leaves no file.
 func (n *Node) lock() (unlock func(), err error) {
 	name := "@" + n.name() + "-dev"
 	l, err := net.Listen("unix", name)
@@ -491,8 +478,8 @@ func (n *Node) lock() (unlock func(), err error) {
 	return func() { _ = l.Close() }, nil
 }
 
-// makeDirectories makes the directories of the node itself, those of the services
-// with the owners that the services expect.
+// makeDirectories makes the directories of the node, and the services' directories with the owners that the services
+// expect.
 func (n *Node) makeDirectories() error {
 	for _, service := range n.Services() {
 		if _, err := nodefiles.Prepare(n.paths, users[service]); err != nil {
@@ -518,10 +505,9 @@ func (n *Node) makeDirectories() error {
 	return nil
 }
 
-// bindReadOnly makes a directory visible below the run directory: the one that
-// the programs were built in may be closed to the services' users, as a
-// checkout below /root is. Read-only, so that nothing done to the mount reaches
-// the original.
+// bindReadOnly bind-mounts a directory below the run directory. The build directory may be closed to the services'
+// users, as a checkout below /root is. The mount is read-only, so that changes below the mount cannot reach the
+// original.
 func bindReadOnly(dir, at string) error {
 	if err := unix.Mount(dir, at, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("mount %s at %s: %w", dir, at, err)
@@ -532,8 +518,7 @@ func bindReadOnly(dir, at string) error {
 	return nil
 }
 
-// unmount takes away every mount at a path: there is more than one if a killed
-// Up was repeated over it.
+// unmount removes every mount at a path. There is more than one if Up was repeated after it had been killed.
 func unmount(path string) error {
 	for {
 		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
@@ -546,11 +531,11 @@ func unmount(path string) error {
 	}
 }
 
-// remove takes down whatever exists of the instance, in the reverse order of
-// Up, and goes on after errors. The nodes of a cluster go before it.
+// remove removes everything that exists of the instance, in the reverse order of Up, and continues after errors. It
+// removes the nodes of a cluster first.
 func (n *Node) remove(ctx context.Context) error {
 	if err := n.removeMembers(ctx); err != nil {
-		return err // the file that names them stays, for the next attempt
+		return err // keep the file that names the nodes for the next attempt
 	}
 	var errs []error
 	services := slices.Clone(processNames)
@@ -561,7 +546,7 @@ func (n *Node) remove(ctx context.Context) error {
 	errs = append(errs, n.removePodMounts(), n.removeNetwork())
 	for _, dir := range []string{n.paths.BPFDir, n.binDir(), n.PolicyDir(), n.ServiceDir()} {
 		if err := unmount(dir); err != nil {
-			// Removing the directory would empty what is still mounted there.
+			// Removing the directory would delete the contents of what is still mounted there.
 			return errors.Join(append(errs, err)...)
 		}
 	}
@@ -569,10 +554,9 @@ func (n *Node) remove(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// readableBy says whether a user with the services' group may list a directory
-// and open what is in it.
+// readableBy reports whether a user in the services' group may list a directory and open its files.
 func readableBy(info fs.FileInfo, uid uint32) bool {
-	shift := 0 // the bits of others
+	shift := 0 // permission bits of others
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
 		switch {
 		case st.Uid == uid:
@@ -584,8 +568,8 @@ func readableBy(info fs.FileInfo, uid uint32) bool {
 	return info.Mode().Perm()>>shift&0o5 == 0o5
 }
 
-// manifestDir is the absolute path of a directory that the user of a service can
-// read; empty for the empty path.
+// manifestDir returns the absolute path of a directory that the service's user can read, or an empty path for an
+// empty one.
 func manifestDir(what, dir, service string) (string, error) {
 	if dir == "" {
 		return "", nil

@@ -33,10 +33,9 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// TestMain has the test binary play the services too: copies of it under their names do
-// what a service does as far as this package can see, so that these tests are
-// about the node and not about what runs on it. The real services on a node
-// are tested in the test module.
+// TestMain lets the test binary also run as the services. Copies of it under the services' names behave as this
+// package expects of a service, so these tests cover the node and not the services. The test module tests real
+// services on a node.
 func TestMain(m *testing.M) {
 	switch base := filepath.Base(os.Args[0]); {
 	case base == "sluice-devetcd", base == "sluice-identity", base == "sluice-ipam", base == "sluice-policy",
@@ -55,12 +54,12 @@ func TestMain(m *testing.M) {
 	case os.Getenv("DEVNODE_TEST_UP_CLUSTER") != "":
 		os.Exit(upClusterForTest(os.Getenv("DEVNODE_TEST_UP_CLUSTER")))
 	}
-	grace = 3 * time.Second // stand-ins end at once, or not at all
+	grace = 3 * time.Second // stand-ins end at once, or never
 	os.Exit(m.Run())
 }
 
-// standIn serves health on the socket until SIGTERM. "--fail" ends it at once,
-// "--hang" has it never serve, "--stubborn" has it ignore SIGTERM.
+// standIn serves the health service on the socket until SIGTERM. With "--fail" it exits at once, with "--hang" it
+// never serves, and with "--stubborn" it ignores SIGTERM.
 func standIn(args []string) int {
 	socket := ""
 	for _, a := range args {
@@ -69,7 +68,7 @@ func standIn(args []string) int {
 			socket = (&Node{}).mustSocket(value, strings.TrimPrefix(filepath.Base(os.Args[0]), "sluice-"))
 		case "--listen":
 			socket = strings.TrimPrefix(value, "unix://")
-			unix.Umask(0o007) // as sluice-devetcd does
+			unix.Umask(0o007) // as in sluice-devetcd
 		}
 	}
 	if slices.Contains(args, "--fail") {
@@ -106,7 +105,7 @@ func (*Node) mustSocket(instance, service string) string {
 	return n.Socket(service)
 }
 
-// upForTest is an Up in a process of its own, to be killed.
+// upForTest calls Up in a process that the test kills.
 func upForTest(options string) int {
 	var o Options
 	if err := json.Unmarshal([]byte(options), &o); err != nil {
@@ -120,7 +119,7 @@ func upForTest(options string) int {
 	return 0
 }
 
-// upClusterForTest is the same of a cluster.
+// upClusterForTest calls UpCluster in a process that the test kills.
 func upClusterForTest(options string) int {
 	var o ClusterOptions
 	if err := json.Unmarshal([]byte(options), &o); err != nil {
@@ -134,7 +133,7 @@ func upClusterForTest(options string) int {
 	return 0
 }
 
-// programs makes a directory of stand-ins that the services' users can execute.
+// programs makes a directory of stand-ins that the services' users may execute.
 func programs(t *testing.T) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -178,7 +177,7 @@ func programs(t *testing.T) string {
 	return dir
 }
 
-// options of a node that no other test has.
+// options returns the options of a node that no other test uses.
 func options(t *testing.T, binDir string) Options {
 	t.Helper()
 	b := make([]byte, 4)
@@ -192,7 +191,7 @@ func options(t *testing.T, binDir string) Options {
 	return o
 }
 
-// trace finds whatever of the instance is on the machine.
+// trace returns everything of the instance that exists on the machine.
 func trace(t *testing.T, name string) []string {
 	t.Helper()
 	n, err := newNode(name)
@@ -237,7 +236,7 @@ func wantNothing(t *testing.T, name string) {
 	}
 }
 
-// surroundings is what of the caller's namespace must be as it was.
+// surroundings returns the state of the caller's namespace that must not change.
 func surroundings(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder
@@ -272,7 +271,7 @@ func up(t *testing.T, o Options) *Node {
 
 func down(t *testing.T, o Options) {
 	t.Helper()
-	// In a cleanup the context of the test has ended.
+	// The context of the test has ended before cleanups run.
 	if err := Down(context.WithoutCancel(t.Context()), o.Instance); err != nil {
 		t.Fatal(err)
 	}
@@ -317,7 +316,7 @@ func TestKernelDownLeavesNothing(t *testing.T) {
 				t.Errorf("%s: %s is not %s:\n%s", service, set, capabilities, status)
 			}
 		}
-		// The datapath is inside the node, and what listens on ports of it.
+		// The datapath runs in the node's namespace, as do services that listen on ports of the node.
 		ns, err := os.Stat(fmt.Sprintf("/proc/%d/ns/net", pid))
 		if err != nil {
 			t.Fatal(err)
@@ -330,7 +329,7 @@ func TestKernelDownLeavesNothing(t *testing.T) {
 			t.Errorf("%s: inside the node's namespace is %v", service, os.SameFile(ns, node))
 		}
 	}
-	// The caller reaches the node at both of its addresses.
+	// The caller reaches the node at its IPv4 and its IPv6 address.
 	ipv4, ipv6 := n.linkAddresses()
 	for _, a := range []netip.Addr{ipv4[1], ipv6[1]} {
 		routes, err := netlink.RouteGet(a.AsSlice())
@@ -342,14 +341,14 @@ func TestKernelDownLeavesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		if link.Attrs().Name != n.link() {
-			t.Errorf("%s is reached by %s, want %s", a, link.Attrs().Name, n.link())
+			t.Errorf("%s is reached via %s, want %s", a, link.Attrs().Name, n.link())
 		}
 	}
 	var fs unix.Statfs_t
 	if err := unix.Statfs(n.Paths().BPFDir, &fs); err != nil || fs.Type != unix.BPF_FS_MAGIC {
 		t.Errorf("%s is not a bpffs: %v", n.Paths().BPFDir, err)
 	}
-	// What the plugin would leave for a container whose DEL never came.
+	// A mount that the plugin leaves for a container whose DEL was never called.
 	left := filepath.Join(n.Paths().RunDir, "netns", "x")
 	if err := makeNetns(left); err != nil {
 		t.Fatal(err)
@@ -366,8 +365,8 @@ func TestKernelDownLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestKernelProgramsMayLieInAClosedDirectory: a checkout of root's, for
-// example, which the services' users cannot enter.
+// TestKernelProgramsMayLieInAClosedDirectory: the programs are in a directory that the services' users cannot enter,
+// for example in root's checkout.
 func TestKernelProgramsMayLieInAClosedDirectory(t *testing.T) {
 	bin, closed := programs(t), t.TempDir()
 	if err := os.Chmod(closed, 0o700); err != nil {
@@ -402,12 +401,12 @@ func TestKernelSecondUpSaysThatItRuns(t *testing.T) {
 		t.Fatalf("second up: %v, want ErrRunning", err)
 	}
 	if again, err := n.PID(IPAM); err != nil || again != pid {
-		t.Errorf("the second up has touched the first: pid %d, then %d (%v)", pid, again, err)
+		t.Errorf("the second up changed the first: pid %d, then %d (%v)", pid, again, err)
 	}
 }
 
-// TestKernelPoliciesOfAClosedDirectoryAreReadable: the policy service's user may
-// not enter the directory that a person keeps them in.
+// TestKernelPoliciesOfAClosedDirectoryAreReadable: the policies are in a directory that the policy service's user may
+// not enter.
 func TestKernelPoliciesOfAClosedDirectoryAreReadable(t *testing.T) {
 	o := options(t, programs(t))
 	o.PolicyDir = t.TempDir()
@@ -445,8 +444,8 @@ func TestKernelPoliciesOfAClosedDirectoryAreReadable(t *testing.T) {
 	}
 }
 
-// TestKernelLoadBalancerIsLeftOutOnRequest: a node without it starts, restarts and
-// goes like any other. One with it watches a directory that is the caller's.
+// TestKernelLoadBalancerIsLeftOutOnRequest: a node without a load balancer starts, restarts and ends like any other.
+// A node with one watches a directory of the caller.
 func TestKernelLoadBalancerIsLeftOutOnRequest(t *testing.T) {
 	o := options(t, programs(t))
 	o.ServiceDir = t.TempDir()
@@ -508,13 +507,14 @@ func TestKernelRangeInUseIsNamed(t *testing.T) {
 	n := up(t, a)
 	b.PodCIDRs = n.PodCIDRs()
 	if _, err := Up(t.Context(), b); err == nil || !strings.Contains(err.Error(), n.PodCIDRs()[0].String()) ||
-		!strings.Contains(err.Error(), "is in use, by another development node") {
+		!strings.Contains(err.Error(), "is used by another development node") {
 		t.Errorf("a range of another node: %v", err)
 	}
 	wantNothing(t, b.Instance)
 }
 
-// TestKernelNodesStartedAtOnceHaveRangesOfTheirOwn: nodes that start at the same moment see the same ranges as free.
+// TestKernelNodesStartedAtOnceHaveRangesOfTheirOwn: nodes that start at the same moment all see the same ranges as
+// free.
 func TestKernelNodesStartedAtOnceHaveRangesOfTheirOwn(t *testing.T) {
 	bin := programs(t)
 	nodes := make([]*Node, 4)
@@ -576,10 +576,10 @@ func TestKernelFailedUpLeavesNothingAndShowsTheLog(t *testing.T) {
 		}
 	}
 	var nodes []string
-	var hanging sync.WaitGroup // they wait at the same time
+	var hanging sync.WaitGroup // the nodes that hang wait at the same time
 	for _, service := range Services() {
 		o := options(t, bin)
-		o.StartTimeout = 10 * time.Second // enough for those that do not hang, also when all nodes start at once
+		o.StartTimeout = 10 * time.Second // enough for the services that do not hang, even when all nodes start at once
 		nodes = append(nodes, o.Instance)
 		hanging.Go(func() { attempt(o, service, "--hang", service+" does not serve") })
 	}
@@ -617,7 +617,7 @@ func TestKernelInterruptedUpLeavesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// In the middle: another service serves already.
+	// Cancel in the middle: another service already serves.
 	for n.Serving(ctx, Etcd) != nil {
 		select {
 		case err := <-done:
@@ -682,7 +682,7 @@ func TestKernelDownAfterUpWasKilled(t *testing.T) {
 func TestKernelRestartGivesANewProcess(t *testing.T) {
 	o := options(t, programs(t))
 	up(t, o)
-	n, err := Open(o.Instance) // as another command would
+	n, err := Open(o.Instance) // as another command opens it
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -701,9 +701,8 @@ func TestKernelRestartGivesANewProcess(t *testing.T) {
 	}
 }
 
-// TestKernelServicesInheritNothingOfTheCaller: a descriptor that whoever calls
-// dev up has open, as a shell's `exec 8<file` leaves it, reaches no service,
-// neither by Up nor by Restart.
+// TestKernelServicesInheritNothingOfTheCaller: neither Up nor Restart passes an open descriptor of its caller, such
+// as one left by a shell's `exec 8<file`, to a service.
 func TestKernelServicesInheritNothingOfTheCaller(t *testing.T) {
 	secret, err := os.Create(filepath.Join(t.TempDir(), "secret"))
 	if err != nil {
@@ -765,13 +764,13 @@ func TestKernelServicesInheritNothingOfTheCaller(t *testing.T) {
 	}
 }
 
-// TestKernelOnlyIdentityMayConnectToEtcd: who may only read what the services
-// tell could otherwise write the cluster's identities.
+// TestKernelOnlyIdentityMayConnectToEtcd: a user that may only read from the services could otherwise write the
+// cluster's identities.
 func TestKernelOnlyIdentityMayConnectToEtcd(t *testing.T) {
 	bin := programs(t)
 	n := up(t, options(t, bin))
 	connect := func(c *syscall.Credential) (string, error) {
-		cmd := exec.Command(filepath.Join(bin, "sluice-cni")) //nolint:gosec // a copy of the test
+		cmd := exec.Command(filepath.Join(bin, "sluice-cni")) //nolint:gosec // a copy of the test binary
 		cmd.Env = append(os.Environ(), "DEVNODE_TEST_CONNECT="+n.Socket(Etcd))
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: c}
 		out, err := cmd.Output()
@@ -797,8 +796,8 @@ func TestKernelOnlyIdentityMayConnectToEtcd(t *testing.T) {
 	}
 }
 
-// TestKernelRestartGivesStateToTheUserOfToday: the node was brought up by a
-// version in which the services had other numbers.
+// TestKernelRestartGivesStateToTheUserOfToday: the node was started by a version in which the services had other
+// numeric users.
 func TestKernelRestartGivesStateToTheUserOfToday(t *testing.T) {
 	o := options(t, programs(t))
 	n := up(t, o)

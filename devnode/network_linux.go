@@ -20,22 +20,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// netnsDir is where iproute2 keeps named network namespaces.
+// netnsDir is the directory in which iproute2 keeps named network namespaces.
 const netnsDir = "/run/netns"
 
 // uplink is the node's device towards the caller's namespace.
 const uplink = "eth0"
 
-// A pod's gateway is in 169.254.1.0/24; links are taken from the upper half of
-// 169.254.0.0/16 and from fd00:244:ffff::/48, which no pod uses.
+// Addresses of links come from the upper half of 169.254.0.0/16 and from fd00:244:ffff::/48, which pods do not use: a
+// pod's gateway is in 169.254.1.0/24.
 var (
 	linksIPv4 = netip.MustParsePrefix("169.254.128.0/17")
 	linksIPv6 = netip.MustParsePrefix("fd00:244:ffff::/48")
 )
 
-// linkAddresses are both ends' addresses, the caller's first, derived from the
-// instance's name. Two instances whose names collide cannot both be up, and
-// the second one is told by the kernel.
+// linkAddresses returns the addresses of both ends of the link, the caller's first. They are derived from a hash of
+// the instance's name. If the hashes of two instances collide, the kernel rejects the addresses of the second one.
 func (n *Node) linkAddresses() (ipv4, ipv6 [2]netip.Addr) {
 	sum := sha256.Sum256([]byte(n.paths.Name))
 	pair := binary.BigEndian.Uint32(sum[:])
@@ -48,7 +47,7 @@ func (n *Node) linkAddresses() (ipv4, ipv6 [2]netip.Addr) {
 	return ipv4, ipv6
 }
 
-// link is the caller's device towards the node.
+// link returns the caller's device towards the node.
 func (n *Node) link() string {
 	return "sldev" + hashOf(n.paths.Name)[:8]
 }
@@ -92,9 +91,9 @@ func connect(device, netns, peer string, mtu int) error {
 	return nil
 }
 
-// makeNetwork makes the node's namespace and joins it to the caller's by a
-// veth pair: the caller reaches the node and its pods, and the node's default
-// route leads to the caller. Nothing else of the caller's namespace changes.
+// makeNetwork makes the node's namespace and joins it to the caller's namespace by a veth pair. The caller reaches
+// the node and its pods, and the node's default route leads to the caller. Nothing else in the caller's namespace
+// changes.
 func (n *Node) makeNetwork() error {
 	if err := n.makeNamespace(); err != nil {
 		return err
@@ -107,7 +106,7 @@ func (n *Node) makeNetwork() error {
 		return err
 	}
 	ipv4, ipv6 := n.linkAddresses()
-	// The node's end first, so that the caller's routes find their device up.
+	// Configure the node's end first, so that the device is up when the caller adds its routes.
 	if err := n.configureUplink([]netip.Prefix{netip.PrefixFrom(ipv4[1], 31), netip.PrefixFrom(ipv6[1], 127)},
 		ipv4[0], ipv6[0]); err != nil {
 		return err
@@ -121,11 +120,11 @@ func (n *Node) makeNetwork() error {
 	return nil
 }
 
-// configureUplink has the node forward, gives its uplink addresses, and makes
-// the gateways its default routes.
+// configureUplink enables forwarding on the node, adds the addresses of its uplink, and adds default routes via the
+// gateways.
 func (n *Node) configureUplink(addresses []netip.Prefix, gateways ...netip.Addr) error {
 	err := inNetns(n.Netns(), func() error {
-		// /proc/sys/net is that of the thread's namespace.
+		// /proc/sys/net shows the sysctls of the thread's network namespace.
 		for _, path := range []string{"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"} {
 			if err := os.WriteFile(path, []byte("1"), 0); err != nil {
 				return err
@@ -147,9 +146,8 @@ func (n *Node) configureUplink(addresses []netip.Prefix, gateways ...netip.Addr)
 	return nil
 }
 
-// routePods adds the caller's routes to the pod ranges, by a device of its. Without given ranges it
-// takes free ones: a route is how a node claims them, and another node may
-// claim the same ones first.
+// routePods adds the caller's routes to the pod ranges over one of its devices. If no ranges are given, it takes free
+// ones: a route claims a range, and another node may claim the same range first.
 func (n *Node) routePods(device string, ipv4, ipv6 netip.Addr) error {
 	add := func(prefixes []netip.Prefix) error {
 		for i, prefix := range prefixes {
@@ -169,7 +167,7 @@ func (n *Node) routePods(device string, ipv4, ipv6 netip.Addr) error {
 	if len(n.state.PodCIDRs) > 0 {
 		err := add(n.state.PodCIDRs)
 		if errors.Is(err, unix.EEXIST) {
-			err = fmt.Errorf("%w: the range is in use, by another development node or a network of this machine; `ip route` "+
+			err = fmt.Errorf("%w: the range is used by another development node or network of this machine; `ip route` "+
 				"and `ip -6 route` name the device that it is routed to", err)
 		}
 		return err
@@ -200,8 +198,8 @@ func deleteRoute(device string, to netip.Prefix) error {
 	return nil
 }
 
-// removePodMounts unmounts what the plugin keeps for containers whose namespace
-// was named by a process and whose DEL never came.
+// removePodMounts removes the plugin's mounts of the network namespaces of containers that were given as a process
+// path and never deleted.
 func (n *Node) removePodMounts() error {
 	mounts, err := filepath.Glob(filepath.Join(n.paths.RunDir, "netns", "*"))
 	if err != nil {
@@ -214,7 +212,7 @@ func (n *Node) removePodMounts() error {
 	return errors.Join(errs...)
 }
 
-// removeMount unmounts a file and removes it. What is not there is no error.
+// removeMount unmounts and removes a file. It returns nil if the file does not exist.
 func removeMount(path string) error {
 	err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
@@ -226,8 +224,8 @@ func removeMount(path string) error {
 	return nil
 }
 
-// removeLink removes a device of the calling thread's namespace, and with it its
-// routes. What is not there is no error.
+// removeLink removes a device of the calling thread's namespace, and with it its routes. It returns nil if the device
+// does not exist.
 func removeLink(device string) error {
 	link, err := netlink.LinkByName(device)
 	switch {
@@ -242,7 +240,7 @@ func removeLink(device string) error {
 	return nil
 }
 
-// removeNetwork removes the device, and with it the routes, and the namespace.
+// removeNetwork removes the device with its routes, and the namespace.
 func (n *Node) removeNetwork() error {
 	errs := []error{removeLink(n.link()), n.leaveNetwork()}
 	if err := os.Remove(n.Netns()); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -260,7 +258,7 @@ func makeNetns(path string) error {
 	_ = file.Close()
 	done := make(chan error, 1)
 	go func() {
-		// The thread stays in the new namespace and dies with the goroutine.
+		// The thread stays in the new namespace and ends with the goroutine.
 		runtime.LockOSThread()
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			done <- fmt.Errorf("make network namespace: %w", err)
@@ -285,8 +283,7 @@ func configure(device string, addresses ...netip.Prefix) error {
 	for _, p := range addresses {
 		a := &netlink.Addr{IPNet: ipNet(p)}
 		if p.Addr().Is6() {
-			// No duplicate address detection: the address works at once, and every
-			// device of the network is ours.
+			// Skip duplicate address detection: the address works at once, and every device of the network is ours.
 			a.Flags = unix.IFA_F_NODAD
 		}
 		if err := netlink.AddrAdd(link, a); err != nil {
@@ -316,8 +313,8 @@ func addRoute(device string, to netip.Prefix, via netip.Addr) error {
 	return nil
 }
 
-// defaultRouteMTU is the MTU of the device that the caller's default route
-// leads through, or Ethernet's if there is none.
+// defaultRouteMTU returns the MTU of the device of the caller's default route, or the Ethernet MTU if the caller has
+// no default route.
 func defaultRouteMTU() (int, error) {
 	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
 	if err != nil {
@@ -333,7 +330,7 @@ func defaultRouteMTU() (int, error) {
 	return 1500, nil
 }
 
-// freePodCIDRs picks ranges to which no route of the caller leads.
+// freePodCIDRs returns prefixes for which the caller has no route.
 func freePodCIDRs() ([]netip.Prefix, error) {
 	free, err := freeRanges(244)
 	if err != nil {
@@ -342,8 +339,8 @@ func freePodCIDRs() ([]netip.Prefix, error) {
 	return free, nil
 }
 
-// freeRanges picks 10.K.N.0/24 and fd00:K:N::/64 with the first N, in hexadecimal
-// digits for IPv6, to which no route of the caller leads.
+// freeRanges returns 10.K.N.0/24 and fd00:K:N::/64, in IPv6 with hexadecimal digits, with the lowest N for which the
+// caller has no route.
 func freeRanges(k byte) ([]netip.Prefix, error) {
 	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
 	if err != nil {

@@ -39,8 +39,7 @@ func executable(binDir, service string) string {
 	return filepath.Join(binDir, "sluice-"+service)
 }
 
-// mark is the argument by which a service's process is known to belong to the
-// instance.
+// mark returns the argument that identifies a service's process as one of the instance.
 func (n *Node) mark(service string) string {
 	if isEtcd(service) {
 		return "--data-dir=" + n.paths.ServiceStateDir(service)
@@ -50,7 +49,7 @@ func (n *Node) mark(service string) string {
 
 func (n *Node) etcdURL(service string) string { return "unix://" + n.Socket(service) }
 
-// etcdURLs are where the node's identity service finds etcd.
+// etcdURLs returns the etcd endpoints of the node's identity service.
 func (n *Node) etcdURLs() []string {
 	if n.state.Member != nil {
 		return n.state.Member.Etcd
@@ -58,7 +57,7 @@ func (n *Node) etcdURLs() []string {
 	return []string{n.etcdURL(Etcd)}
 }
 
-// arguments are the command line of a service, its mark first.
+// arguments returns the command line of a service, its mark first.
 func (n *Node) arguments(service string) []string {
 	args := []string{n.mark(service)}
 	var cidrs []string
@@ -66,7 +65,7 @@ func (n *Node) arguments(service string) []string {
 		cidrs = append(cidrs, p.String())
 	}
 	switch service {
-	default: // etcd, or a member of it
+	default: // etcd, or one of its members
 		args = append(args, "--listen="+n.etcdURL(service))
 		args = append(args, memberArguments(n.Services(), service)...)
 	case Identity:
@@ -80,7 +79,7 @@ func (n *Node) arguments(service string) []string {
 	case Datapath:
 		args = append(args, "--bpf-dir="+n.paths.BPFDir, "--policy-mode="+n.state.Policy)
 		if slices.Contains(n.Services(), LoadBalancer) {
-			// The namespaces beside the node's are those of other nodes, or the caller's.
+			// The other network namespaces belong to other nodes or to the caller.
 			args = append(args, "--load-balancing-mode=on", "--load-balancing-other-namespaces=leave")
 		}
 		if m := n.state.Member; m != nil && m.Routing != "" {
@@ -90,24 +89,22 @@ func (n *Node) arguments(service string) []string {
 	return append(args, n.state.Args[service]...)
 }
 
-// Threads that services have: one of them when it begins to serve, with what its starter
-// takes meanwhile, and each of several beside it. The cgroup of the caller is that of the
-// services, too.
+// Numbers of threads: those that a service has when it begins to serve, including threads that its starter needs
+// meanwhile, and those of each further service started at the same time. The services run in the caller's cgroup.
 const (
 	threads     = 20
 	threadsEach = 12
 )
 
-// Start starts a service that does not run, exactly as Up did, and waits until
-// it serves. The service inherits the files, from descriptor 3 on.
+// Start starts a stopped service with the arguments of Up, and waits until it serves. The service inherits the files,
+// from descriptor 3 on.
 func (n *Node) Start(ctx context.Context, service string, files ...*os.File) error {
 	if err := tasks.Need(threads, "the start of a service"); err != nil {
 		return fmt.Errorf("start %s: %w", service, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, n.state.Timeout)
 	defer cancel()
-	// The state of a node that an earlier version brought up may belong to the
-	// user that the service had then.
+	// If an earlier version started the node, its state may belong to a former user of the service.
 	user := users[service]
 	if _, err := nodefiles.Prepare(n.paths, user); err != nil {
 		return err
@@ -134,9 +131,8 @@ func (n *Node) Start(ctx context.Context, service string, files ...*os.File) err
 		Credential:  &syscall.Credential{Uid: user.UID, Gid: user.GID, Groups: groups},
 		AmbientCaps: capabilities,
 	}
-	// What the caller has open, without close-on-exec, is not the service's: only
-	// the standard streams and files are. Go opens nothing of its own
-	// without it.
+	// The service inherits only the standard streams and files. The caller may have other descriptors without
+	// close-on-exec; Go itself opens none without it.
 	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return fmt.Errorf("start %s: mark open descriptors close-on-exec: %w", service, err)
 	}
@@ -160,18 +156,17 @@ func (n *Node) Start(ctx context.Context, service string, files ...*os.File) err
 	return n.waitUntilServing(ctx, service, exited)
 }
 
-// datapathCapabilities are what the datapath needs, as docs/privileges.md says.
+// datapathCapabilities are the capabilities that the datapath needs; docs/privileges.md explains them.
 var datapathCapabilities = []uintptr{unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}
 
-// boundCapabilities takes every other capability out of the bounding set of the
-// calling thread, which must not be used again afterwards. What it starts can
-// get no other.
+// boundCapabilities drops every other capability from the bounding set of the calling thread, so that programs
+// started by the thread cannot gain them. The thread must not be used for anything else afterwards.
 func boundCapabilities(keep []uintptr) error {
 	for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {
 		if slices.Contains(keep, c) {
 			continue
 		}
-		// EINVAL: the kernel does not know it.
+		// EINVAL: the kernel does not know this capability.
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil && !errors.Is(err, unix.EINVAL) {
 			return fmt.Errorf("drop capability %d from the bounding set: %w", c, err)
 		}
@@ -179,12 +174,11 @@ func boundCapabilities(keep []uintptr) error {
 	return nil
 }
 
-// waitsAfter is how long a service that does not serve is given before the policy
-// service is asked whether it waits for policies.
+// waitsAfter is the time after which waitUntilServing asks the policy service whether it waits for policies.
 const waitsAfter = 2 * time.Second
 
-// waitUntilServing returns when the service's health says SERVING, or when it does
-// not for want of policies and that is accepted.
+// waitUntilServing returns when the service's health is SERVING, or when the service waits for policies and the
+// caller accepts that.
 func (n *Node) waitUntilServing(ctx context.Context, service string, exited <-chan error) error {
 	check := n.healthCheck(service)
 	defer check.close()
@@ -213,7 +207,7 @@ func (n *Node) waitUntilServing(ctx context.Context, service string, exited <-ch
 	}
 }
 
-// logText is the end of a log in a message, which outlives the log of a node that is taken down again.
+// logText returns the end of a log for a message, because a failed Up removes the log.
 func (n *Node) logText(service string) string {
 	tail := n.logTail(service)
 	if len(tail) == 0 {
@@ -222,7 +216,7 @@ func (n *Node) logText(service string) string {
 	return fmt.Sprintf("its log %s ends with:\n%s", n.Log(service), tail)
 }
 
-// Serving says, with nil, that a service serves now.
+// Serving returns nil if a service serves now.
 func (n *Node) Serving(ctx context.Context, service string) error {
 	check := n.healthCheck(service)
 	defer check.close()
@@ -236,7 +230,7 @@ type healthCheck struct {
 
 func (n *Node) healthCheck(service string) healthCheck {
 	if isEtcd(service) {
-		// No health service there; who listens serves.
+		// etcd has no health service here: it serves when it accepts connections.
 		return healthCheck{close: func() {}, serving: func(ctx context.Context) error {
 			conn, err := new(net.Dialer).DialContext(ctx, "unix", n.Socket(service))
 			if err != nil {
@@ -252,8 +246,7 @@ func (n *Node) healthCheck(service string) healthCheck {
 	return healthCheck{
 		close: func() { _ = conn.Close() },
 		serving: func(ctx context.Context) error {
-			// A connection attempt that found no socket backs off; ask for the
-			// next one now.
+			// The connection backs off after an attempt that found no socket. Retry now.
 			conn.ResetConnectBackoff()
 			answer, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{})
 			if err != nil {
@@ -279,20 +272,20 @@ func (n *Node) logTail(service string) []byte {
 	return content
 }
 
-// Stop ends a service with SIGTERM, or with SIGKILL after 10 s, and waits until
-// it is gone. Stopping what does not run succeeds.
+// Stop ends a service with SIGTERM, or with SIGKILL after 10 s, and waits until it has ended. It returns nil if the
+// service does not run.
 func (n *Node) Stop(ctx context.Context, service string) error {
 	return n.end(ctx, service, unix.SIGTERM)
 }
 
-// Kill ends a service with SIGKILL and waits until it is gone.
+// Kill ends a service with SIGKILL and waits until it has ended.
 func (n *Node) Kill(ctx context.Context, service string) error {
 	return n.end(ctx, service, unix.SIGKILL)
 }
 
 // PID is the process id of a running service.
 //
-// The error wraps ErrNotRunning if it does not run.
+// The error wraps ErrNotRunning if the service does not run.
 func (n *Node) PID(service string) (int, error) {
 	pids, err := n.processes(service)
 	if err != nil {
@@ -304,7 +297,7 @@ func (n *Node) PID(service string) (int, error) {
 	return pids[0], nil
 }
 
-// runningServices are those of the instance, and of the nodes of a cluster.
+// runningServices returns the running services of the instance and, for a cluster, of its nodes.
 func (n *Node) runningServices() ([]string, error) {
 	pids, err := n.allProcesses()
 	if err != nil {
@@ -324,13 +317,13 @@ func (n *Node) runningServices() ([]string, error) {
 	return running, err
 }
 
-// processes finds the service's processes by their command line.
+// processes returns the service's processes, found by their command lines.
 func (n *Node) processes(service string) ([]int, error) {
 	pids, err := n.allProcesses()
 	return pids[service], err
 }
 
-// allProcesses finds those of every service.
+// allProcesses returns the processes of every service.
 func (n *Node) allProcesses() (map[string][]int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -347,8 +340,8 @@ func (n *Node) allProcesses() (map[string][]int, error) {
 	return pids, nil
 }
 
-// serviceOf is the service that a process is of, if it is of this instance. A
-// zombie, whose command line is empty, is not.
+// serviceOf returns the service that a process runs, if it belongs to this instance. A zombie has an empty command
+// line and does not count.
 func (n *Node) serviceOf(pid int) string {
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil {
@@ -378,11 +371,11 @@ func (n *Node) end(ctx context.Context, service string, signal unix.Signal) erro
 	return errors.Join(errs...)
 }
 
-// grace is how long a service may take to end before it is killed. Tests change it before they begin.
+// grace is the time that a service has to end before it is killed. Tests change it before they begin.
 var grace = 10 * time.Second
 
-// endProcess signals through a pidfd, opened before the process is looked at
-// again, so that a reused pid is never hit.
+// endProcess signals through a pidfd, which it opens before it checks the process again, so that it never signals a
+// reused pid.
 func (n *Node) endProcess(ctx context.Context, pid int, service string, signal unix.Signal) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
@@ -411,8 +404,8 @@ func (n *Node) endProcess(ctx context.Context, pid int, service string, signal u
 	return fmt.Errorf("%s (%d) does not end: %w", service, pid, ctx.Err())
 }
 
-// waitForExit says whether the process of a pidfd ended in time. A pidfd is
-// readable once its process has ended, before or after it is reaped.
+// waitForExit reports whether the process of a pidfd ended in time. A pidfd becomes readable when its process ends,
+// reaped or not.
 func waitForExit(ctx context.Context, fd int) bool {
 	for {
 		ready, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 20)
@@ -425,8 +418,7 @@ func waitForExit(ctx context.Context, fd int) bool {
 	}
 }
 
-// inNetns runs fn, which must not start goroutines that matter, on a thread
-// inside a network namespace.
+// inNetns runs fn on a thread in a network namespace. Goroutines that fn starts run elsewhere.
 func inNetns(path string, fn func() error) error {
 	target, err := os.Open(path)
 	if err != nil {
@@ -441,8 +433,7 @@ func inNetns(path string, fn func() error) error {
 	})
 }
 
-// onOwnThread runs fn on a thread that is not used again: it dies with its
-// goroutine.
+// onOwnThread runs fn on a thread that ends with its goroutine and is not used again.
 func onOwnThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -452,7 +443,7 @@ func onOwnThread(fn func() error) error {
 	return <-done
 }
 
-// exists says whether there is a file at path, whatever it is.
+// exists reports whether there is a file of any kind at path.
 func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return !errors.Is(err, fs.ErrNotExist)

@@ -95,7 +95,7 @@ func names() (all []string) {
 	return all
 }
 
-// row is a setting in a table of a document.
+// row matches the row of a setting in a Markdown table.
 var row = regexp.MustCompile("(?m)^\\| `((?:limits|shares|names)\\.[A-Za-z.]+)` \\|")
 
 // settings returns an error for each limit of the settings without a row in the list.

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Style judges what no linter here does: a doc comment begins with the name of
-// what it documents, and a line ends at 120 columns, of which a tab takes one. It reads
-// the names of Go files from standard input.
+// Style checks what no linter here checks: that a doc comment begins with the name that it documents, and that a line
+// has at most 120 columns, counting a tab as one. It reads the names of Go files from standard input.
 //
-// What a directory with all below it still has of the first two stands in its line of the
-// allow list, "DIRECTORY LONG-LINES UNNAMED-COMMENTS"; more of either is an error.
-// With -shrink it lowers the numbers of the list to what is there, and raises none.
+// The allow list has a line for each directory with remaining violations: "DIRECTORY LONG-LINES UNNAMED-COMMENTS".
+// The counts include all directories below. A higher count is an error. With -shrink, style lowers the counts in the
+// list to the actual ones, and never raises them.
 package main
 
 import (
@@ -27,10 +26,10 @@ import (
 const (
 	allowList = "scripts/style/allowed.txt"
 	columns   = 120
-	shown     = 20 // places of a directory that are named
+	shown     = 20 // number of places listed for each directory
 )
 
-// found are the places below one directory, as "FILE:LINE: what".
+// found are the violations below one directory, as "FILE:LINE: what".
 type found struct{ long, unnamed []string }
 
 func main() {
@@ -79,7 +78,7 @@ func run(shrink bool) error {
 	return nil
 }
 
-// judge looks at one file.
+// judge checks one file.
 func (f *found) judge(name string) error {
 	content, err := os.ReadFile(name)
 	if err != nil {
@@ -104,7 +103,7 @@ func (f *found) judge(name string) error {
 		case *ast.FuncDecl:
 			documented, doc = d.Name.Name, d.Doc
 		case *ast.GenDecl:
-			// The comment of a group is about all that is in it.
+			// The comment of a group documents the whole group.
 			if d.Lparen.IsValid() || d.Tok == token.IMPORT {
 				continue
 			}
@@ -157,7 +156,7 @@ func writeAllowed(allowed map[string][2]int, all map[string]*found) error {
 	for _, dir := range slices.Sorted(maps.Keys(allowed)) {
 		f := all[dir]
 		if f == nil {
-			continue // there is no such directory any more
+			continue // the directory no longer exists
 		}
 		n := allowed[dir]
 		n[0], n[1] = min(n[0], len(f.long)), min(n[1], len(f.unnamed))

@@ -15,13 +15,13 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// commandTimes are what the calls of one command took.
+// commandTimes are the durations of the calls of one command.
 type commandTimes struct {
 	wall samples
-	cpu  cpuTimes // of all calls together
+	cpu  cpuTimes // of all calls
 }
 
-// meanCPU is the processor time of one call, in all processes.
+// meanCPU returns the mean processor time of a call, summed over all processes.
 func (t commandTimes) meanCPU() time.Duration {
 	return t.cpu.sum() / time.Duration(max(len(t.wall), 1))
 }
@@ -29,11 +29,10 @@ func (t commandTimes) meanCPU() time.Duration {
 // attachmentTimes are the times of one network.
 type attachmentTimes struct{ add, del commandTimes }
 
-// attachments measures ADD and DEL by executing the plugins as a runtime does,
-// first one at a time, then eight at a time.
+// attachments measures ADD and DEL by executing the plugins as a runtime does, first one at a time, then eight at a
+// time.
 func (b *bench) attachments(ctx context.Context) (err error) {
-	// A pod under policies whose tables are in the kernel already: the first
-	// one stays.
+	// A pod whose policy tables are already in the kernel, because the first pod stays.
 	undo, err := b.guard(ctx)
 	if err != nil {
 		return err
@@ -65,7 +64,7 @@ func (b *bench) attachments(ctx context.Context) (err error) {
 				}
 			}
 		}
-		fmt.Fprintf(b.out, "%d at a time, interleaved in %d rounds; IPv4 alone where nothing else is said:\n\n", atOnce,
+		fmt.Fprintf(b.out, "%d at a time, interleaved in %d rounds; IPv4 only unless noted:\n\n", atOnce,
 			b.sizes.rounds)
 		const ptp = 1
 		b.printAttachments(networks, times, ptp)
@@ -100,7 +99,7 @@ func (b *bench) printAttachments(networks []network, times []attachmentTimes, ba
 	fmt.Fprintln(b.out)
 }
 
-// judgeAttachments holds the times against what is wanted.
+// judgeAttachments compares the times with the targets.
 func (b *bench) judgeAttachments(atOnce int, sluice, ptp, dualStack, guarded attachmentTimes) {
 	add, del := sluice.add.wall, sluice.del.wall
 	if atOnce > 1 {
@@ -128,8 +127,8 @@ func (b *bench) judgeAttachments(atOnce int, sluice, ptp, dualStack, guarded att
 	}
 }
 
-// attachAndDetach connects count pods, then disconnects them. The namespaces
-// are made before and removed after, outside the measured times.
+// attachAndDetach connects count pods, then disconnects them. The measured times do not include creating and removing
+// the namespaces.
 func (b *bench) attachAndDetach(ctx context.Context, n network, prefix string, count, atOnce int,
 	times *attachmentTimes,
 ) (err error) {

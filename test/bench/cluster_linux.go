@@ -25,11 +25,10 @@ import (
 // remoteNode is the identity of other nodes' addresses.
 const remoteNode = 6
 
-// perSecond is how many endpoints change while it is measured how long that takes
-// to the other nodes.
+// perSecond is the rate of endpoint changes while their propagation to other nodes is measured.
 const perSecond = 50
 
-// nodeGroup is a cluster of three nodes, and what each of them knows of the others.
+// nodeGroup is a cluster of three nodes, with the information that each node has about the others.
 type nodeGroup struct {
 	bench   *bench
 	cluster *devnode.Cluster
@@ -43,27 +42,25 @@ type groupNode struct {
 	*devnode.Node
 	registry identityv1.ClusterServiceClient
 	identity identityv1.IdentityServiceClient
-	ipcache  *ebpf.Map // of IPv4, in the node's kernel
+	ipcache  *ebpf.Map // IPv4 ipcache in the node's kernel
 }
 
-// arrival is something that a node comes to know: another node, or the identity
-// of an address.
+// arrival is information that reaches a node: another node, or the identity of an address.
 type arrival struct {
-	kernel   bool // it is in the ipcache; else WatchCluster has sent it
+	kernel   bool // arrived in the ipcache; otherwise WatchCluster sent it
 	node     string
 	address  netip.Addr
 	identity uint32
 }
 
-// expected is an arrival that is waited for.
+// expected is an arrival that every node is expected to get.
 type expected struct {
-	left map[*groupNode]bool // that do not have it yet
-	last time.Time           // when the last one had it
+	left map[*groupNode]bool // nodes without it
+	last time.Time           // time at which the last node got it
 	done chan struct{}
 }
 
-// cluster measures how long nodes take to hear of each other, and what the
-// cluster costs an ADD.
+// cluster measures the time until nodes learn of each other, and the cost of the cluster for an ADD.
 func (b *bench) cluster(ctx context.Context) error {
 	c, err := devnode.UpCluster(ctx, devnode.ClusterOptions{Nodes: 3, Options: devnode.Options{
 		Instance: b.prefix + "c", BinDir: b.binDir, Args: map[string][]string{devnode.IPAM: {"--quarantine=1s"}},
@@ -110,8 +107,7 @@ func (b *bench) cluster(ctx context.Context) error {
 	return g.adds(ctx)
 }
 
-// ipcacheOf opens the map of a node's kernel in which IPv4 addresses have
-// identities.
+// ipcacheOf opens the IPv4 ipcache of a node.
 func ipcacheOf(n *devnode.Node) (*ebpf.Map, error) {
 	pins, err := filepath.Glob(filepath.Join(n.Paths().BPFDir, "sl_ipc4_*"))
 	if err != nil || len(pins) != 1 {
@@ -120,7 +116,7 @@ func ipcacheOf(n *devnode.Node) (*ebpf.Map, error) {
 	return ebpf.LoadPinnedMap(pins[0], &ebpf.LoadPinOptions{ReadOnly: true})
 }
 
-// identityInKernel is that of the longest prefix around an address: struct
+// identityInKernel returns the identity of the longest prefix that contains an address. The layout is struct
 // sl_prefix4 and struct sl_ipcache of bpf/include/sluice/abi.h.
 func (n *groupNode) identityInKernel(a netip.Addr) (uint32, error) {
 	key := struct {
@@ -150,7 +146,7 @@ func (g *nodeGroup) join(n *devnode.Node) (*groupNode, error) {
 	}, nil
 }
 
-// follow notes what WatchCluster of a node sends.
+// follow records what a node's WatchCluster sends.
 func (g *nodeGroup) follow(ctx context.Context, n *groupNode,
 	stream identityv1.ClusterService_WatchClusterClient,
 ) error {
@@ -174,7 +170,7 @@ func (g *nodeGroup) follow(ctx context.Context, n *groupNode,
 	}
 }
 
-// poll notes what a node's kernel has, to the millisecond.
+// poll records the state of a node's kernel, with millisecond resolution.
 func (g *nodeGroup) poll(ctx context.Context, n *groupNode) error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
@@ -221,7 +217,7 @@ func (g *nodeGroup) arrived(n *groupNode, what arrival, at time.Time) {
 	}
 }
 
-// expect waits from now on until every node but one has something.
+// expect starts to wait until every node except one has an arrival.
 func (g *nodeGroup) expect(what arrival, but *groupNode) *expected {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -235,7 +231,7 @@ func (g *nodeGroup) expect(what arrival, but *groupNode) *expected {
 	return e
 }
 
-// after waits, and returns how long after begin the last node had it.
+// after waits for the last node, and returns the time from begin until that node had the arrival.
 func (e *expected) after(ctx context.Context, begin time.Time) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -247,7 +243,7 @@ func (e *expected) after(ctx context.Context, begin time.Time) (time.Duration, e
 	}
 }
 
-// joins starts a fourth node, again and again.
+// joins adds a fourth node and removes it, repeatedly.
 func (g *nodeGroup) joins(ctx context.Context) error {
 	b := g.bench
 	var start, kernel samples
@@ -271,8 +267,8 @@ func (g *nodeGroup) joins(ctx context.Context) error {
 			return err
 		}
 		start, kernel = append(start, took), append(kernel, inKernel)
-		// The next one is the fourth that runs. Its ranges are not those of this one,
-		// which rest until this one is forgotten.
+		// The next node becomes the fourth one. It gets new ranges: those of the removed node are in quarantine until
+		// the node is forgotten.
 		for _, service := range n.Services() {
 			if err := n.Stop(ctx, service); err != nil {
 				return err
@@ -310,15 +306,14 @@ func printTimes(out io.Writer, rows []timesRow) {
 	fmt.Fprintln(out)
 }
 
-// addressOf is the address of an endpoint of the node that no container has.
+// addressOf returns an address of the node's range that no container has.
 func (n *groupNode) addressOf(endpoint int) netip.Addr {
 	b := n.PodCIDRs()[0].Addr().As4()
 	b[3] = byte(200 + endpoint)
 	return netip.AddrFrom4(b)
 }
 
-// resolve gives an endpoint of a node one of two identities, as its datapath does
-// when labels change.
+// resolve assigns one of two identities to an endpoint of a node, as the datapath does when labels change.
 func (n *groupNode) resolve(ctx context.Context, endpoint, turn int) (number uint32, err error) {
 	resp, err := n.identity.ResolveEndpoint(ctx, &identityv1.ResolveEndpointRequest{
 		Owner:   &workloadv1.Owner{ContainerId: fmt.Sprint("bench-", endpoint), InterfaceName: "eth0"},
@@ -328,8 +323,8 @@ func (n *groupNode) resolve(ctx context.Context, endpoint, turn int) (number uin
 	return resp.GetIdentity().GetNumber(), err
 }
 
-// changes gives endpoints of all nodes in turn other identities, and measures
-// until the two other nodes know each, and have it in their kernels.
+// changes changes the identities of endpoints on all nodes in turn. It measures until both other nodes have each
+// change in WatchCluster and in their kernels.
 func (g *nodeGroup) changes(ctx context.Context) error {
 	const endpoints = 40 // of each node
 	b := g.bench
@@ -385,11 +380,11 @@ func (g *nodeGroup) changes(ctx context.Context) error {
 	return nil
 }
 
-// adds compares an ADD of a node of three with one of a node that is in no
-// cluster, while etcd answers and while it does not.
+// adds compares ADD on a node of a three-node cluster with ADD on a single node, while etcd is available and while it
+// is not.
 func (g *nodeGroup) adds(ctx context.Context) error {
 	b := g.bench
-	// Without ranges a node is not registered, and tells others of no endpoint.
+	// Without ranges, a node does not register and publishes no endpoints.
 	without, err := devnode.Up(ctx, devnode.Options{
 		Instance: b.prefix + "w", BinDir: b.binDir,
 		Args: map[string][]string{devnode.IPAM: {"--quarantine=1s", "--identity="}},
@@ -410,7 +405,7 @@ func (g *nodeGroup) adds(ctx context.Context) error {
 		networks = append(networks, network)
 	}
 	release, err := b.hold(ctx, networks)
-	defer func() { _ = release() }() // the nodes go anyway
+	defer func() { _ = release() }() // the nodes are removed anyway
 	if err != nil {
 		return err
 	}
@@ -430,16 +425,15 @@ func (g *nodeGroup) adds(ctx context.Context) error {
 			b.sizes.rounds, state)
 		printTimes(b.out, rowsOf(networks, times))
 		for i, n := range networks[1:] {
-			b.wantTime(fmt.Sprintf("ADD p50 of %s above that of one in no cluster, while %s", n.name, state),
+			b.wantTime(fmt.Sprintf("ADD p50 of %s minus the p50 of a single node, while %s", n.name, state),
 				300*time.Microsecond, times[1+i].quantile(0.5)-times[0].quantile(0.5))
 		}
 	}
 	return b.node.Start(ctx, devnode.Etcd) // for the parts that follow
 }
 
-// hold connects a pod to each network, so that its node holds the label set of
-// those that follow. They are removed by the function that it returns, also if it
-// fails.
+// hold connects a pod to each network, so that its node has a reference to the label set of later pods. The returned
+// function removes the pods, also after an error.
 func (b *bench) hold(ctx context.Context, networks []network) (release func() error, err error) {
 	var made undo
 	for i, n := range networks {
@@ -452,12 +446,12 @@ func (b *bench) hold(ctx context.Context, networks []network) (release func() er
 	return made.all, nil
 }
 
-// addsInTurn measures ADDs of networks, which take turns in each round.
+// addsInTurn measures ADDs of networks, alternating between them in each round.
 func (b *bench) addsInTurn(ctx context.Context, networks []network) ([]samples, error) {
 	times := make([]samples, len(networks))
 	for round := range b.sizes.rounds {
 		for k := range networks {
-			i := (k + round) % len(networks) // nobody is always first
+			i := (k + round) % len(networks) // a different one begins each round
 			took, err := b.timeAdds(ctx, networks[i], fmt.Sprintf("%s-a-%d-%d", b.prefix, round, i))
 			if err != nil {
 				return nil, err
@@ -468,7 +462,7 @@ func (b *bench) addsInTurn(ctx context.Context, networks []network) ([]samples, 
 	return times, nil
 }
 
-// rowsOf are the rows of what networks took.
+// rowsOf returns a table row for each network.
 func rowsOf(networks []network, times []samples) (rows []timesRow) {
 	for i, n := range networks {
 		rows = append(rows, timesRow{n.name, times[i]})
@@ -476,12 +470,11 @@ func rowsOf(networks []network, times []samples) (rows []timesRow) {
 	return rows
 }
 
-// quiet is how long nothing happens before an ADD that is compared: etcd and all nodes
-// are done with the DEL before it, which otherwise costs the next ADD, of whichever
-// node it is.
+// quiet is the pause before each measured ADD. In it, etcd and all nodes finish the previous DEL, which would
+// otherwise slow down the next ADD on any node.
 const quiet = 100 * time.Millisecond
 
-// timeAdds measures ADDs; what is before and after them is not in the times.
+// timeAdds measures ADDs. The times include only the ADD itself.
 func (b *bench) timeAdds(ctx context.Context, n network, prefix string) (took samples, err error) {
 	for i := range b.sizes.pods {
 		p := pod.Pod{Name: fmt.Sprintf("%s-%d", prefix, i)}
@@ -489,7 +482,7 @@ func (b *bench) timeAdds(ctx context.Context, n network, prefix string) (took sa
 		if err := pod.NewNetns(p.Netns); err != nil {
 			return nil, err
 		}
-		time.Sleep(quiet) // etcd and the nodes finish what was before
+		time.Sleep(quiet) // etcd and the nodes finish earlier work
 		d, err := timed(func() error {
 			_, _, err := n.call(ctx, "ADD", p.Name, p.Netns)
 			return err

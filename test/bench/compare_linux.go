@@ -9,18 +9,17 @@ import (
 	"fmt"
 )
 
-// measured is what one path did in all rounds.
+// measured contains the results of one path in all rounds.
 type measured struct {
 	times           samples
 	connects, rates []float64 // per second and round
-	p5, p50         []float64 // ratio to the bare pair of the round
+	p5, p50         []float64 // ratios to the bare pair of the same round
 	connectRatio    []float64
 	rateRatio       []float64
 }
 
-// compare measures paths of which the first is the bare pair: the round trip, the
-// connects per second, and a rate of what is sent one way. They take turns in each
-// round.
+// compare measures the round trip, the connection rate, and a one-way rate of each path, alternating between the
+// paths in each round. The first path must be the bare pair.
 func (b *bench) compare(paths []path, rate func(path) (float64, error)) ([]measured, error) {
 	all := make([]measured, len(paths))
 	for round := range b.sizes.rounds {
@@ -28,7 +27,7 @@ func (b *bench) compare(paths []path, rate func(path) (float64, error)) ([]measu
 		connected := make([]float64, len(paths))
 		rates := make([]float64, len(paths))
 		for k := range paths {
-			i := (k + round) % len(paths) // nobody is always first
+			i := (k + round) % len(paths) // a different one begins each round
 			var err error
 			if times[i], err = requestResponse(paths[i], b.sizes.exchanges); err != nil {
 				return nil, err
@@ -54,7 +53,7 @@ func (b *bench) compare(paths []path, rate func(path) (float64, error)) ([]measu
 	return all, nil
 }
 
-// inTurn are the ratios of what was measured in the same rounds.
+// inTurn returns the ratios of values of the same round.
 func inTurn(of, to []float64) []float64 {
 	ratios := make([]float64, len(of))
 	for round := range of {
@@ -63,7 +62,7 @@ func inTurn(of, to []float64) []float64 {
 	return ratios
 }
 
-// traffic measures between two pods of each network.
+// traffic measures the traffic between two pods of each network.
 func (b *bench) traffic(ctx context.Context) (err error) {
 	paths, remove, err := b.paths(ctx)
 	defer func() { err = errors.Join(err, remove()) }()
@@ -98,7 +97,7 @@ func (b *bench) traffic(ctx context.Context) (err error) {
 	return nil
 }
 
-// Positions in what paths returns.
+// Positions in the result of paths.
 const (
 	bare = iota
 	passing
@@ -108,8 +107,7 @@ const (
 	ptp
 )
 
-// paths makes the pods to measure between. What it made is removed by the
-// function that it returns, also if it fails.
+// paths makes pods and the paths between them. The returned function removes the pods, also after an error.
 func (b *bench) paths(ctx context.Context) (paths []path, remove func() error, err error) {
 	var made []func() error
 	remove = func() error {
@@ -144,7 +142,7 @@ func (b *bench) paths(ctx context.Context) (paths []path, remove func() error, e
 		return nil, remove, err
 	}
 	made = append(made, undo)
-	// The order of the constants above.
+	// Same order as the constants above.
 	for i, way := range []struct {
 		name     string
 		from, to network
@@ -168,8 +166,8 @@ func (b *bench) paths(ctx context.Context) (paths []path, remove func() error, e
 	return paths, remove, nil
 }
 
-// guardManifests are a policy on each side of the guarded pods, of the kind that
-// people write: named peers, a port or two.
+// guardManifests are a policy for each side of the guarded pods, typical of hand-written ones: named peers, one or
+// two ports.
 const guardManifests = `
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -192,7 +190,7 @@ spec:
     ports: [{protocol: TCP, port: 1, endPort: 65535}, {protocol: UDP, port: 1, endPort: 65535}]
 `
 
-// guard puts policies on the guarded pods.
+// guard applies policies to the guarded pods.
 func (b *bench) guard(ctx context.Context) (remove func() error, err error) {
 	if _, err := b.policies.upsert(ctx, guardManifests); err != nil {
 		return nil, err

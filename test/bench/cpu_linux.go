@@ -14,18 +14,17 @@ import (
 	"github.com/sluice-net/sluice/devnode"
 )
 
-// plugin is the name under which the processor time of the plugin is kept
-// beside those of the services.
+// plugin is the key of the plugin's processor time among the services' names.
 const plugin = "plugin"
 
-// workingServices are the processes of a node that work for an ADD or a DEL.
+// workingServices are the processes of a node that take part in ADD or DEL.
 var workingServices = append(slices.Clone(measuredServices), devnode.Etcd)
 
-// cpuTimes are processor times by process, in user and kernel mode.
+// cpuTimes are user and system times by process.
 type cpuTimes map[string]time.Duration
 
-// servicesCPU reads what the services of a node have used since they started. A
-// reference network, which has no node, has no services either.
+// servicesCPU returns the processor time that each service of a node has used since its start. It returns none for a
+// reference network, which has no node.
 func servicesCPU(node *devnode.Node) (cpuTimes, error) {
 	times := cpuTimes{}
 	if node == nil {
@@ -41,8 +40,7 @@ func servicesCPU(node *devnode.Node) (cpuTimes, error) {
 	return times, nil
 }
 
-// serviceCPU reads the clock of a process, which counts all of its threads, also
-// those that have ended, in nanoseconds.
+// serviceCPU reads the processor clock of a process in nanoseconds. It includes all threads, also ended ones.
 func serviceCPU(node *devnode.Node, service string) (time.Duration, error) {
 	pid, err := node.PID(service)
 	if err != nil {
@@ -57,7 +55,7 @@ func serviceCPU(node *devnode.Node, service string) (time.Duration, error) {
 	return time.Duration(used.Nano()), nil
 }
 
-// addDifference adds what was used between two readings.
+// addDifference adds the processor time between two readings.
 func (t cpuTimes) addDifference(before, after cpuTimes) {
 	for service, used := range after {
 		t[service] += used - before[service]
@@ -72,12 +70,12 @@ func (t cpuTimes) sum() time.Duration {
 	return sum
 }
 
-// printCPU prints the processor time of one ADD and one DEL, the mean of all,
-// by process. The ratio is to the network at the position of base.
+// printCPU prints the mean processor time of ADD and DEL by process. The ratio is to the network at the position of
+// base.
 func (b *bench) printCPU(networks []network, times []attachmentTimes, base int) {
 	fmt.Fprintln(b.out,
-		"Processor time of one call in ms, in user and kernel mode, the mean of all. The plugin's includes what it "+
-			"executes; what the kernel does later and elsewhere is in none.")
+		"Processor time of one call in ms, user and system, mean of all calls. The plugin's time includes programs that it "+
+			"executes. Kernel work that runs later or in other contexts is not included.")
 	fmt.Fprintln(b.out)
 	fmt.Fprintf(b.out,
 		"| network | command | plugin | %s | all | ratio to %s |\n",

@@ -18,17 +18,15 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
-// filesBeside is how many files of policies stay as they are while one changes.
+// filesBeside is the number of unchanged policy files next to the changing one.
 const filesBeside = 99
 
-// byFile measures from the rename of a file to its enforcement, in turn with
-// the same change by a call, and proves by packets that it was enforced when the
-// service said so.
+// byFile measures the time from the rename of a file to the enforcement of its policy, alternating with the same
+// change by a call. Packets prove that the policy is enforced when the service reports it.
 func (b *bench) byFile(ctx context.Context) (err error) {
 	var written []string
 	defer func() {
-		// One stays, of which no pod is a subject: an empty directory would keep
-		// the policies of all for a while.
+		// Keep one policy without subject pods: an empty directory would keep all policies for a while.
 		for _, path := range written[:max(0, len(written)-1)] {
 			err = errors.Join(err, os.Remove(path))
 		}
@@ -52,12 +50,12 @@ func (b *bench) byFile(ctx context.Context) (err error) {
 		}
 		written = append(written, path)
 	}
-	// The source trusts the times of a file that was changed a while ago.
+	// The source trusts the modification time of a file only if the file did not change recently.
 	for begin := time.Now(); time.Since(begin) < 5*time.Second; {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(100 * time.Millisecond): // between two looks
+		case <-time.After(100 * time.Millisecond): // poll interval
 		}
 	}
 	probe, err := b.labelled("sluice", "role", "probe")
@@ -79,7 +77,7 @@ func (b *bench) byFile(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, server.disconnect(context.WithoutCancel(ctx), to)) }()
 
-	// Those of the calls are 7000 and 7001, those of the file 7100 and 7101.
+	// The calls use ports 7000 and 7001, the files 7100 and 7101.
 	var called, filed, above samples
 	for turn := range b.sizes.changes + 1 {
 		byCall, took, err := b.callThenFile(ctx, turn)
@@ -97,27 +95,27 @@ func (b *bench) byFile(ctx context.Context) (err error) {
 		}
 	}
 	fmt.Fprintf(b.out,
-		"From the call of UpsertPolicies, and from the rename of a file beside %d others, until the kernel "+
-			"enforces the change for one endpoint. %d changes each, in turn; after each, packets prove the old port "+
-			"closed and the new one open. The revision of a file's change is asked for every 0.2 ms, so that its "+
-			"figure includes up to one pause and one call too many.\n\n",
+		"From the call of UpsertPolicies, and from the rename of a file among %d others, until the kernel "+
+			"enforces the change for one endpoint. %d changes each, alternating; after each, packets prove the old port "+
+			"closed and the new one open. The revision after a file's change is polled every 0.2 ms, so its "+
+			"time includes up to one extra pause and one extra call.\n\n",
 		filesBeside, b.sizes.changes)
 	fmt.Fprintln(b.out, "| change | enforced p50 | p99 | worst |")
 	fmt.Fprintln(b.out, "|---|---|---|---|")
 	for _, row := range []struct {
 		what string
 		of   samples
-	}{{"by call", called}, {"by file", filed}, {"by file, above the call before it", above}} {
+	}{{"by call", called}, {"by file", filed}, {"by file, minus the call before it", above}} {
 		fmt.Fprintf(b.out, "| %s | %s | %s | %s |\n", row.what, milliseconds(row.of.quantile(0.5)),
 			milliseconds(row.of.quantile(0.99)), milliseconds(row.of.worst()))
 	}
-	b.wantTime(fmt.Sprintf("change enforced, p50 above the call before it: a file beside %d", filesBeside),
+	b.wantTime(fmt.Sprintf("change enforced, p50 minus the call before it: a file among %d others", filesBeside),
 		2*time.Millisecond, above.quantile(0.5))
 	return nil
 }
 
-// callThenFile makes one change by a call and then the same by a file, and
-// returns how long each took to be enforced.
+// callThenFile makes one change by a call and then the same change by a file, and returns the time until the
+// enforcement of each.
 func (b *bench) callThenFile(ctx context.Context, turn int) (byCall, byFile time.Duration, err error) {
 	c, err := b.policies.upsert(ctx, renamedPolicy("bench-called", portOf(turn)))
 	if err != nil {
@@ -127,14 +125,14 @@ func (b *bench) callThenFile(ctx context.Context, turn int) (byCall, byFile time
 	return c.enforced, byFile, err
 }
 
-// putNext writes a manifest beside the file of a policy, whose path it returns.
+// putNext writes a manifest next to a policy's file, and returns its path.
 func (b *bench) putNext(name, manifest string) (string, error) {
 	next := filepath.Join(b.node.PolicyDir(), ".next")
 	return filepath.Join(b.node.PolicyDir(), name+".yaml"), errors.Join(
 		os.WriteFile(next, []byte(manifest), 0o644), os.Chmod(next, 0o644))
 }
 
-// replaceByNext puts what putNext wrote in the place of a file.
+// replaceByNext renames the manifest of putNext to the policy's file.
 func (b *bench) replaceByNext(path string) error {
 	return os.Rename(filepath.Join(b.node.PolicyDir(), ".next"), path)
 }
@@ -143,15 +141,14 @@ func renamedPolicy(name string, port int) string {
 	return strings.ReplaceAll(serverPolicy(port, ""), "bench-changes", name)
 }
 
-// waitForNext waits until there is a revision after the given one, and the
-// kernel enforces it.
+// waitForNext waits for a revision after the given one, and for its enforcement.
 func (p policies) waitForNext(ctx context.Context, revision uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	for {
 		_, err := p.client.WaitForRevision(ctx, &policyv1.WaitForRevisionRequest{Revision: revision + 1})
 		if status.Code(err) == codes.OutOfRange && ctx.Err() == nil {
-			time.Sleep(200 * time.Microsecond) // between two looks: the file is not read yet
+			time.Sleep(200 * time.Microsecond) // poll interval: the file has not been read yet
 			continue
 		}
 		if err != nil {
@@ -161,22 +158,22 @@ func (p policies) waitForNext(ctx context.Context, revision uint64) error {
 	}
 }
 
-// waitForCount waits until n policies are in force.
+// waitForCount waits until n policies are enforced.
 func (p policies) waitForCount(ctx context.Context, n uint32) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	for {
 		st, err := p.client.GetStatus(ctx, &policyv1.GetStatusRequest{})
 		if err != nil {
-			return fmt.Errorf("wait until %d policies are in force: %w", n, err)
+			return fmt.Errorf("wait until %d policies are enforced: %w", n, err)
 		}
 		if st.GetPolicies() == n {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("wait until %d policies are in force, there are %d: %w", n, st.GetPolicies(), ctx.Err())
-		case <-time.After(10 * time.Millisecond): // between two looks
+			return fmt.Errorf("wait until %d policies are enforced, now %d: %w", n, st.GetPolicies(), ctx.Err())
+		case <-time.After(10 * time.Millisecond): // poll interval
 		}
 	}
 }

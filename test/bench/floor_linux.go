@@ -17,11 +17,10 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// The floors below are what any datapath made of eBPF programs pays before it
-// has looked at a packet.
+// The floors below are the minimal cost of any eBPF datapath, before it examines a packet.
 
-// passingPair is a bare veth pair with a program at both hooks of both ends
-// that passes every packet: what the hooks alone cost.
+// passingPair makes a bare veth pair with a program at both hooks of both ends that passes every packet. It shows the
+// cost of the hooks.
 func passingPair(prefix string) (_ path, remove func() error, err error) {
 	p, remove, err := barePair(prefix)
 	if err != nil {
@@ -45,12 +44,11 @@ func passingPair(prefix string) (_ path, remove func() error, err error) {
 	return p, remove, nil
 }
 
-// redirectedPair are two pods whose host ends have a program each that only
-// calls bpf_redirect_peer: the way that Sluice delivers, without deciding or
-// checking anything.
+// redirectedPair makes two pods whose host ends have a program that only calls bpf_redirect_peer. Sluice delivers in
+// this way, but also decides and checks.
 func redirectedPair(prefix string) (_ path, remove func() error, err error) {
 	p := path{
-		name: "redirect to the peer alone",
+		name: "only bpf_redirect_peer",
 		from: pod.Pod{Name: prefix + "-a", Netns: pod.NetnsPath(prefix + "-a"), IPv4: bareFrom},
 		to:   pod.Pod{Name: prefix + "-b", Netns: pod.NetnsPath(prefix + "-b"), IPv4: bareTo},
 	}
@@ -105,7 +103,7 @@ func redirectedPair(prefix string) (_ path, remove func() error, err error) {
 			if err != nil {
 				return err
 			}
-			// Nobody answers ARP here.
+			// There are no ARP replies on this path, so add the entry by hand.
 			return netlink.NeighSet(&netlink.Neigh{
 				LinkIndex: link.Attrs().Index, Family: unix.AF_INET, State: netlink.NUD_PERMANENT,
 				IP: ends[1-i].IPv4.AsSlice(), HardwareAddr: macs[1-i],
@@ -118,8 +116,8 @@ func redirectedPair(prefix string) (_ path, remove func() error, err error) {
 	return p, remove, nil
 }
 
-// hostEnd makes a veth pair between the current namespace and a pod's, where it
-// is called eth0, and sets the host's end up.
+// hostEnd makes a veth pair between the current namespace and a pod's, in which the device is eth0, and sets the
+// host's end up.
 func hostEnd(name, netns string, podMAC net.HardwareAddr) (netlink.Link, error) {
 	peer, err := os.Open(netns)
 	if err != nil {

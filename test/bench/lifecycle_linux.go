@@ -20,18 +20,17 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// crowd is a node of its own, fresh and with room for many pods, beside the
-// benchmark's, which has none meanwhile.
+// crowd is a fresh node with capacity for many pods. It runs next to the benchmark's node, which has no pods
+// meanwhile.
 type crowd struct {
 	bench   *bench
 	node    *devnode.Node
 	network network
 	pods    []pod.Pod
-	made    int // pods, so that no name is used twice
+	made    int // number of pods made so far, so that names are unique
 }
 
-// lifecycle measures start, memory, restart with endpoints, and ADD and DEL on
-// a full node.
+// lifecycle measures starts, memory, restarts with endpoints, and ADD and DEL on a full node.
 func (b *bench) lifecycle(ctx context.Context) (err error) {
 	if err := b.startAndFirstAdd(ctx); err != nil {
 		return err
@@ -44,7 +43,7 @@ func (b *bench) lifecycle(ctx context.Context) (err error) {
 	}
 	c := &crowd{bench: b, node: node}
 	defer func() {
-		for i := range c.made { // also those whose disconnection failed
+		for i := range c.made { // including pods whose disconnection failed
 			err = errors.Join(err, pod.DeleteNetns(c.pod(i).Netns))
 		}
 		err = errors.Join(err, node.Down(context.WithoutCancel(ctx)))
@@ -52,7 +51,7 @@ func (b *bench) lifecycle(ctx context.Context) (err error) {
 	if c.network, err = labelledOn(node, "sluice", "role", "plain"); err != nil {
 		return err
 	}
-	// Memory first: a restart would give back what pods have left behind.
+	// Measure memory first: a restart would free the memory that removed pods left.
 	if err := c.memory(ctx); err != nil {
 		return err
 	}
@@ -62,8 +61,7 @@ func (b *bench) lifecycle(ctx context.Context) (err error) {
 	return c.fullNode(ctx)
 }
 
-// upWithRoom brings a node up with a range of 2,046 addresses of IPv4 that
-// nothing else uses.
+// upWithRoom starts a node with an unused range of 2,046 IPv4 addresses.
 func upWithRoom(ctx context.Context, o devnode.Options) (*devnode.Node, error) {
 	for i := range 16 {
 		o.PodCIDRs = []netip.Prefix{
@@ -78,13 +76,13 @@ func upWithRoom(ctx context.Context, o devnode.Options) (*devnode.Node, error) {
 	return nil, errors.New("every range 10.160.0.0/21 to 10.175.0.0/21 has a route")
 }
 
-// pod is the one of this number.
+// pod returns the pod with this number.
 func (c *crowd) pod(number int) pod.Pod {
 	id := fmt.Sprintf("%s-%d", c.node.Instance(), number)
 	return pod.Pod{Name: id, Netns: pod.NetnsPath(id)}
 }
 
-// resize connects or disconnects pods, 8 at a time, until there are n.
+// resize connects or disconnects pods, 8 at a time, until n are connected.
 func (c *crowd) resize(ctx context.Context, n int) error {
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.SetLimit(8)
@@ -104,7 +102,7 @@ func (c *crowd) resize(ctx context.Context, n int) error {
 	return group.Wait()
 }
 
-// memory measures what the processes hold before, with, and after many pods.
+// memory measures the memory of the processes before, with, and after many pods.
 func (c *crowd) memory(ctx context.Context) error {
 	b, many := c.bench, c.bench.sizes.many
 	var columns []map[string]usage
@@ -125,7 +123,7 @@ func (c *crowd) memory(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-time.After(rest): // what the processes give back when nothing happens
+	case <-time.After(rest): // the processes free memory while they are idle
 	}
 	if err := look(); err != nil {
 		return err
@@ -133,7 +131,7 @@ func (c *crowd) memory(ctx context.Context) error {
 	fmt.Fprintf(b.out,
 		"Memory in MiB, resident / anonymous, as the kernel reports it in /proc/PID/status, on a fresh node:\n\n")
 	fmt.Fprintf(b.out,
-		"| process | idle | %d endpoints | %d endpoints | after they went | %.0f s later |\n",
+		"| process | idle | %d endpoints | %d endpoints | after their removal | %.0f s later |\n",
 		many/10, many,
 		rest.Seconds())
 	fmt.Fprintln(b.out, "|---|---|---|---|---|---|")
@@ -156,13 +154,12 @@ func (c *crowd) memory(ctx context.Context) error {
 	b.wantMemory("anonymous, all processes, idle", 70, sums[0].anonymous)
 	b.wantMemory(fmt.Sprintf("growth of resident memory with %d endpoints", many/10), 5,
 		sums[1].resident-sums[0].resident)
-	b.wantMemory(fmt.Sprintf("resident, all processes, after %d pods came and went", many), 120,
+	b.wantMemory(fmt.Sprintf("resident, all processes, after %d pods were added and removed", many), 120,
 		sums[len(sums)-1].resident)
 	return nil
 }
 
-// restarts measures restarts of the datapath with endpoints, in turn with those
-// of a node that has none.
+// restarts measures restarts of the datapath with endpoints, alternating with restarts on a node without endpoints.
 func (c *crowd) restarts(ctx context.Context) error {
 	b := c.bench
 	var rows []string
@@ -204,7 +201,7 @@ func (c *crowd) restarts(ctx context.Context) error {
 		}
 	}
 	fmt.Fprintf(b.out,
-		"Restarts of the datapath, %d each, from the start of the process to serving, in turn with those of a node "+
+		"Restarts of the datapath, %d each, from the start of the process to serving, alternating with restarts on a node "+
 			"without endpoints; processor time until then; and an ADD issued at the stop, retried as runtimes do:\n\n",
 		b.sizes.restarts)
 	fmt.Fprintln(b.out, "| endpoints | serving p50 | worst | processor time p50 | ADD p50 | worst |")
@@ -216,8 +213,7 @@ func (c *crowd) restarts(ctx context.Context) error {
 	return nil
 }
 
-// fullNode measures ADD and DEL on the full node in turn with those on a node
-// without endpoints.
+// fullNode measures ADD and DEL on the full node, alternating with a node without endpoints.
 func (c *crowd) fullNode(ctx context.Context) error {
 	b := c.bench
 	if err := c.resize(ctx, b.sizes.many); err != nil {
@@ -234,13 +230,13 @@ func (c *crowd) fullNode(ctx context.Context) error {
 			}
 		}
 	}
-	fmt.Fprintf(b.out, "ADD and DEL by what is present, one at a time, interleaved in %d rounds:\n\n", b.sizes.rounds)
+	fmt.Fprintf(b.out, "ADD and DEL by number of endpoints, one at a time, interleaved in %d rounds:\n\n", b.sizes.rounds)
 	b.printAttachments(networks, times, 0)
 	b.printCPU(networks, times, 0)
 	return nil
 }
 
-// kernelObjects reports maps and programs.
+// kernelObjects reports the datapath's maps and programs.
 func (c *crowd) kernelObjects(ctx context.Context) error {
 	b, endpoints := c.bench, len(c.pods)
 	datapath, err := b.dialTo(c.node, devnode.Datapath)
@@ -289,11 +285,11 @@ func (b *bench) describeProgram(pin string) error {
 	defer prog.Close()
 	info, err := prog.Info()
 	if err != nil {
-		return fmt.Errorf("look at program %s: %w", pin, err)
+		return fmt.Errorf("read program %s: %w", pin, err)
 	}
 	size, err := info.TranslatedSize()
 	if err != nil {
-		return fmt.Errorf("look at program %s: %w", pin, err)
+		return fmt.Errorf("read program %s: %w", pin, err)
 	}
 	const instruction = 8 // bytes
 	walked, _ := info.VerifiedInstructions()
@@ -301,8 +297,8 @@ func (b *bench) describeProgram(pin string) error {
 	return nil
 }
 
-// startAndFirstAdd stops and starts the datapath without endpoints, and compares
-// the first ADD after it with those that follow.
+// startAndFirstAdd restarts the datapath without endpoints, and compares the first ADD after a start with the next
+// ones.
 func (b *bench) startAndFirstAdd(ctx context.Context) error {
 	var start, first, next samples
 	for i := range b.sizes.rounds {
@@ -334,20 +330,20 @@ func (b *bench) startAndFirstAdd(ctx context.Context) error {
 	}
 	fmt.Fprintln(b.out)
 	b.wantTime("datapath: start to serving", 500*time.Millisecond, start.quantile(0.5))
-	b.wantTime("first ADD after a start, p50: within the p99 of those that follow", next.quantile(0.99),
+	b.wantTime("first ADD after a start, p50: within the p99 of the following ADDs", next.quantile(0.99),
 		first.quantile(0.5))
 	return nil
 }
 
-// restartTimes are those of a number of restarts.
+// restartTimes are the durations of several restarts.
 type restartTimes struct {
 	serving samples // from the start of the process
-	cpu     samples // the process's, until then
-	add     samples // from before the stop
+	cpu     samples // the process's processor time until it serves
+	add     samples // from just before the stop
 }
 
-// restart stops and starts the datapath of the network's node, and has an ADD
-// begin at the moment of the stop, which is tried again until it succeeds.
+// restart stops and starts the datapath of the network's node. At the moment of the stop it begins an ADD, which it
+// retries until it succeeds.
 func (b *bench) restart(ctx context.Context, n network, times *restartTimes) error {
 	id := fmt.Sprintf("%s-r", n.node.Instance())
 	if err := pod.NewNetns(pod.NetnsPath(id)); err != nil {

@@ -22,28 +22,28 @@ const (
 	linuxVTEP = "vxlan0"
 )
 
-// Of the tunnel between nodes without Sluice: a port other than Sluice's, and what
-// is left of 1,500 bytes.
+// Properties of the tunnel between nodes without Sluice: a port that Sluice does not use, and the MTU that remains of
+// 1,500 bytes.
 const (
 	linuxVNI   = 42
 	linuxPort  = 4790
 	linuxInner = 1450
 )
 
-// linuxNode is a node without Sluice, and the one pod that it has.
+// linuxNode is a node without Sluice and with one pod.
 type linuxNode struct {
 	netns string
 	pod   pod.Pod
-	// address is the node's in the network between the nodes, gateway the one that the
-	// pod has for a router, the first of podRange.
+	// address is the node's address in the network between the nodes. gateway is the pod's default gateway, the first
+	// address of podRange.
 	address, gateway netip.Addr
 	podRange         netip.Prefix
 	mac              net.HardwareAddr // of the uplink and of the tunnel
 }
 
-// linuxNodes are two nodes as Linux makes them by routes alone, or by routes and a
-// VXLAN device, with a pod each: what Sluice is compared with. As in a cluster of
-// devnode, a bridge in a namespace of its own joins them. Nothing tracks connections.
+// linuxNodes makes two nodes with a pod each that Linux connects by routes alone, or by routes and a VXLAN device.
+// Sluice is compared with them. As in a cluster of devnode, a bridge in a separate namespace joins them. They do not
+// use connection tracking.
 func linuxNodes(prefix string, tunnel bool) (_ path, remove func() error, err error) {
 	hub := pod.NetnsPath(prefix + "-h")
 	namespaces := []string{hub}
@@ -89,8 +89,7 @@ func linuxNodes(prefix string, tunnel bool) (_ path, remove func() error, err er
 	return path{name: name, from: nodes[0].pod, to: nodes[1].pod}, remove, nil
 }
 
-// joinByBridge makes a bridge in the current namespace with a port for each node,
-// whose uplink is eth0.
+// joinByBridge makes a bridge in the current namespace with a port for each node. The node's uplink is eth0.
 func joinByBridge(nodes []linuxNode) error {
 	attributes := netlink.NewLinkAttrs()
 	attributes.Name = "br0"
@@ -113,7 +112,7 @@ func joinByBridge(nodes []linuxNode) error {
 	return nil
 }
 
-// configure has the node forward between its pod and the other node.
+// configure lets the node forward between its pod and the other node.
 func (n linuxNode) configure(other linuxNode, tunnel bool) error {
 	if err := forward(n.netns); err != nil {
 		return err
@@ -150,7 +149,7 @@ func (n linuxNode) configure(other linuxNode, tunnel bool) error {
 	})
 }
 
-// tunnelTo makes the tunnel device, with one remote end, and the route by it.
+// tunnelTo makes the tunnel device with one remote end, and the route over it.
 func (n linuxNode) tunnelTo(other linuxNode) error {
 	if err := makeVXLAN(n, other); err != nil {
 		return fmt.Errorf("make %s: %w", linuxVTEP, err)
@@ -175,8 +174,8 @@ func (n linuxNode) tunnelTo(other linuxNode) error {
 	})
 }
 
-// makeVXLAN makes the tunnel device without checksums of the outer packet, which
-// Sluice has none of either; netlink.Vxlan cannot say so.
+// makeVXLAN makes the tunnel device without checksums of the outer packet, as in Sluice. It calls ip because
+// netlink.Vxlan has no option for this.
 func makeVXLAN(n, other linuxNode) error {
 	request := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
 	request.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
@@ -197,7 +196,7 @@ func makeVXLAN(n, other linuxNode) error {
 	return err
 }
 
-// addressed gives a device of the current namespace an address and sets it up.
+// addressed adds an address to a device of the current namespace and sets the device up.
 func addressed(device string, address netip.Prefix) (netlink.Link, error) {
 	link, err := netlink.LinkByName(device)
 	if err != nil {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Command bench measures Sluice beside reference networks on the same machine
-// in the same run: the CNI plugins ptp and bridge with host-local, and a bare
-// veth pair. The networks take turns within every round, so that a machine
-// whose speed drifts slows all of them; compare the ratios, not the times.
+// Command bench measures Sluice and reference networks on the same machine in the same run: the CNI plugins ptp and
+// bridge with host-local, and a bare veth pair. The networks alternate within every round, so that changes of the
+// machine's speed affect all of them. Compare the ratios, not the times.
 //
 // It needs root and leaves nothing behind.
 package main
@@ -34,7 +33,7 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// sizes say how much is measured.
+// sizes are the numbers of repetitions and objects.
 type sizes struct {
 	rounds       int // of everything
 	pods         int // ADD and DEL one at a time, per network and round
@@ -43,35 +42,33 @@ type sizes struct {
 	connects     int // connections, per path and round
 	datagrams    int // one way, per path and round
 	streamed     int // bytes one way, per path and round
-	changes      int // of policies, per kind of change
-	fileChanges  int // by file, per kind of change
-	endpoints    int // at most, of the changes of policies
+	changes      int // changes of policies, per kind
+	fileChanges  int // changes by file, per kind
+	endpoints    int // at most, for the changes of policies
 	many         int // endpoints of a full node
 	restarts     int // per number of endpoints, and of services
-	services     int // of a node with many
+	services     int // of a node with many services
 }
 
-// part is a measurement that can be chosen.
+// part is a selectable measurement.
 type part struct {
 	name, title string
 	run         func(*bench, context.Context) error
 }
 
-// parts in the order in which they run. The changes are last: they fill the
-// processes with identities.
+// parts in the order in which they run. The changes are last, because they fill the processes with identities.
 var parts = []part{
 	{"attach", "ADD and DEL", (*bench).attachments},
 	{"traffic", "Traffic between two pods of one node", (*bench).traffic},
 	{"nodes", "Traffic between pods of two nodes", (*bench).nodes},
 	{"lifecycle", "Start, restart, memory, and a full node", (*bench).lifecycle},
-	{"file", "A change of policy by file beside one by call", (*bench).byFile},
+	{"file", "A change of policy by file and by call", (*bench).byFile},
 	{"cluster", "Nodes that agree through etcd", (*bench).cluster},
 	{"services", "Services", (*bench).services},
 	{"changes", "From a change of policy to its enforcement", (*bench).changes},
 }
 
-// choose returns the named parts, separated by commas; all of them without a
-// name.
+// choose returns the named parts, separated by commas, or all parts without a name.
 func choose(names string) ([]part, error) {
 	if names == "" {
 		return parts, nil
@@ -88,15 +85,15 @@ func choose(names string) ([]part, error) {
 }
 
 func main() {
-	binDir := flag.String("bin-dir", "bin", "directory of the programs that `make build` made")
-	quick := flag.Bool("quick", false, "measure little: to see that everything works")
-	names := flag.String("parts", "", "measure these `parts` alone, separated by commas: "+
+	binDir := flag.String("bin-dir", "bin", "directory of the programs that `make build` writes")
+	quick := flag.Bool("quick", false, "few repetitions, to check that everything works")
+	names := flag.String("parts", "", "measure only these `parts`, separated by commas: "+
 		"attach, traffic, nodes, lifecycle, file, cluster, services, changes")
-	rounds := flag.Int("rounds", 0, "instead of 10: how often the networks take turns")
+	rounds := flag.Int("rounds", 0, "number of rounds, instead of 10")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
-	// A reader that leaves must not keep the benchmark from cleaning up.
+	// A reader that closes the pipe must not prevent the cleanup.
 	signal.Ignore(unix.SIGPIPE)
 	s := sizes{
 		rounds: 10, pods: 20, parallelPods: 24, exchanges: 20000, connects: 2000, datagrams: 50000,
@@ -134,8 +131,8 @@ type bench struct {
 	policies policies
 	identity identityv1.IdentityServiceClient
 	datapath datapathv1.DatapathServiceClient
-	peers    []network // the reference networks, IPv4 alone
-	// dualStack is the one that does the same work as Sluice.
+	peers    []network // the reference networks, IPv4 only
+	// dualStack is the reference network that does the same work as Sluice.
 	dualStack network
 	prefix    string
 	results   []result
@@ -161,20 +158,20 @@ func run(ctx context.Context, out io.Writer, binDir string, s sizes, chosen []pa
 			return fmt.Errorf("%s: %w", p.title, err)
 		}
 	}
-	fmt.Fprint(out, "\n## Against what is wanted\n\n")
+	fmt.Fprint(out, "\n## Results and targets\n\n")
 	printResults(out, b.results)
 	return nil
 }
 
-// start brings up a Sluice node and a namespace for each reference network.
+// start starts a Sluice node and makes a namespace for each reference network.
 func (b *bench) start(ctx context.Context) error {
 	if err := os.MkdirAll(filepath.Dir(pod.NetnsPath("x")), 0o755); err != nil {
 		return err
 	}
 	node, err := devnode.Up(ctx, devnode.Options{
 		Instance: b.prefix, BinDir: b.binDir,
-		// More pods come and go than there are addresses, and more identities
-		// are made than a node may hold by default.
+		// The benchmark uses more pods than there are addresses, so quarantine is short, and more identities than a
+		// node may hold by default.
 		Args: map[string][]string{devnode.IPAM: {"--quarantine=1s"}, devnode.Identity: {"--quota=16384"}},
 	})
 	if err != nil {
@@ -213,7 +210,7 @@ func (b *bench) start(ctx context.Context) error {
 	return nil
 }
 
-// forward switches IP forwarding on in a namespace.
+// forward enables IP forwarding in a namespace.
 func forward(netns string) error {
 	return pod.In(netns, func() error {
 		for _, key := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
@@ -225,8 +222,7 @@ func forward(netns string) error {
 	})
 }
 
-// labelled is Sluice's network for pods with these labels, keys and values in
-// turn.
+// labelled returns Sluice's network for pods with these labels, given as alternating keys and values.
 func (b *bench) labelled(name string, pairs ...string) (network, error) {
 	return labelledOn(b.node, name, pairs...)
 }
@@ -273,7 +269,7 @@ func (b *bench) dialTo(node *devnode.Node, service string) (*grpc.ClientConn, er
 	return conn, err
 }
 
-// undo is what has to be done at the end, last first.
+// undo are the cleanup steps, executed in reverse order.
 type undo []func() error
 
 func (u *undo) add(fn func() error) { *u = append(*u, fn) }

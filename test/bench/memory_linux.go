@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/devnode"
 )
 
-// measuredServices are the processes of Sluice itself; etcd is the cluster's.
+// measuredServices are the processes of Sluice itself, without etcd.
 var measuredServices = []string{devnode.Identity, devnode.IPAM, devnode.Policy, devnode.Datapath}
 
 // usage is a process's memory in MiB.

@@ -19,28 +19,26 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// referencePlugins is where Debian's containernetworking-plugins puts them.
+// referencePlugins is the directory of Debian's containernetworking-plugins.
 const referencePlugins = "/usr/lib/cni"
 
-// network is a CNI plugin with its configuration, executed in the network
-// namespace of a node.
+// network is a CNI plugin with its configuration, executed in the network namespace of a node.
 type network struct {
 	name string
-	// node is Sluice's; nil for a reference.
+	// node is the Sluice node; nil for a reference network.
 	node   *devnode.Node
 	plugin string
 	config []byte
 	// args are CNI_ARGS.
 	args string
-	// netns is the node's; empty: the benchmark's own.
+	// netns is the node's namespace; empty for the benchmark's own.
 	netns string
-	// share of the pods is what it gets: one of so many.
+	// share is the divisor of the number of pods that this network gets.
 	share int
 }
 
-// reference is a chain of a reference plugin with host-local. With IPv6, ptp
-// waits over a second for duplicate address detection; share then says that
-// fewer pods are enough.
+// reference returns a network of a reference plugin with host-local. With IPv6, ptp waits more than a second for
+// duplicate address detection; a larger share then reduces the number of pods.
 func reference(kind, netns, dataDir string, ranges ...string) network {
 	extra := ""
 	if kind == "bridge" {
@@ -64,8 +62,8 @@ func reference(kind, netns, dataDir string, ranges ...string) network {
 	return n
 }
 
-// call executes the plugin, and returns its result and the processor time of it
-// and of what it executed.
+// call executes the plugin. It returns the plugin's result, and the processor time of the plugin and its child
+// processes.
 func (n network) call(ctx context.Context, command, id, netns string) (result []byte, cpu time.Duration, err error) {
 	run := func() error {
 		result, err = cni.Run(ctx, cni.Call{
@@ -82,7 +80,7 @@ func (n network) call(ctx context.Context, command, id, netns string) (result []
 	return result, cpu, err
 }
 
-// connect makes a pod's namespace and connects it.
+// connect makes a pod's namespace and connects the pod.
 func (n network) connect(ctx context.Context, id string) (pod.Pod, error) {
 	p := pod.Pod{Name: id, Netns: pod.NetnsPath(id)}
 	if err := pod.NewNetns(p.Netns); err != nil {
@@ -99,20 +97,19 @@ func (n network) connect(ctx context.Context, id string) (pod.Pod, error) {
 	return p.WithAddresses(addresses), nil
 }
 
-// disconnect is DEL and the end of the namespace.
+// disconnect executes DEL and removes the namespace.
 func (n network) disconnect(ctx context.Context, p pod.Pod) error {
 	_, _, err := n.call(ctx, "DEL", p.Name, p.Netns)
 	return errors.Join(err, pod.DeleteNetns(p.Netns))
 }
 
-// Addresses of the pairs that no plugin makes.
+// Addresses of the pairs that the benchmark configures itself.
 var (
 	bareFrom = netip.MustParseAddr("192.0.2.1")
 	bareTo   = netip.MustParseAddr("192.0.2.2")
 )
 
-// barePair joins two new namespaces by one veth pair, nothing between them:
-// the floor that every network is compared with.
+// barePair joins two new namespaces by one veth pair. It is the floor for every network.
 func barePair(prefix string) (path, func() error, error) {
 	from := pod.Pod{Name: prefix + "-a", Netns: pod.NetnsPath(prefix + "-a"), IPv4: bareFrom}
 	to := pod.Pod{Name: prefix + "-b", Netns: pod.NetnsPath(prefix + "-b"), IPv4: bareTo}
@@ -148,8 +145,7 @@ func barePair(prefix string) (path, func() error, error) {
 	return path{name: "bare veth pair", from: from, to: to}, remove, nil
 }
 
-// configure gives the eth0 of the current namespace an address in a /30 and
-// sets it up.
+// configure adds an address in a /30 to eth0 in the current namespace and sets the device up.
 func configure(address netip.Addr) error {
 	_, err := addressed("eth0", netip.PrefixFrom(address, 30))
 	return err

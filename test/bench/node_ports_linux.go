@@ -18,15 +18,15 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// A pod answers at two ports, and a node leads one node port to each of them.
+// A pod answers at two ports. Each port has a node port.
 const (
-	echoPort    = 8080 // bytes and datagrams come back
+	echoPort    = 8080 // returns bytes and datagrams
 	echoAt      = 30080
 	connectPort = firstAnswer
 	connectAt   = 30081
 )
 
-// Positions of the ways from outside to a pod of a node.
+// Positions of the paths from outside to a pod of a node.
 const (
 	outsideRouted = iota
 	outsideTracked
@@ -36,21 +36,21 @@ const (
 	outsideNodePort
 )
 
-// outsidePath is a way from outside of a node to a pod of it.
+// outsidePath is a path from outside of a node to a pod on it.
 type outsidePath struct {
 	path
-	echo, connect netip.AddrPort // what the sender outside asks
-	// by TCP, by UDP, and connect
+	echo, connect netip.AddrPort // destinations of the sender outside
+	// TCP, UDP and connect, in this order
 	figures [3]outsideFigure
 }
 
 type outsideFigure struct {
 	times  samples
 	p5     []float64 // of each round, in nanoseconds
-	routed []float64 // its ratio to that of Linux routing
+	routed []float64 // ratio to the p5 of Linux routing
 }
 
-// nodePorts measures what it costs a sender outside to reach a pod by a node port.
+// nodePorts measures the cost of a node port for a sender outside.
 func (b *bench) nodePorts(ctx context.Context) (err error) {
 	paths, remove, err := b.outsidePaths(ctx)
 	defer func() { err = errors.Join(err, remove()) }()
@@ -60,7 +60,7 @@ func (b *bench) nodePorts(ctx context.Context) (err error) {
 	for round := range b.sizes.rounds {
 		times := make([][3]samples, len(paths))
 		for k := range paths {
-			i := (k + round) % len(paths) // nobody is always first
+			i := (k + round) % len(paths) // a different one begins each round
 			if times[i], err = paths[i].measure(b.sizes); err != nil {
 				return fmt.Errorf("%s: %w", paths[i].name, err)
 			}
@@ -75,7 +75,7 @@ func (b *bench) nodePorts(ctx context.Context) (err error) {
 		}
 	}
 	fmt.Fprintf(b.out, "From outside of a node to a pod of it, over IPv4: %d exchanges of one byte by TCP and of %d "+
-		"bytes by UDP, and %d calls of connect(), of each path in each of %d rounds. Ratios are of the p5 to that of "+
+		"bytes by UDP, and %d calls of connect(), of each path in each of %d rounds. Ratios are of the p5 to the p5 of "+
 		"Linux routing in the same round, the median over the rounds.\n\n",
 		b.sizes.exchanges, datagramSize, b.sizes.connects, b.sizes.rounds)
 	fmt.Fprintln(b.out, "| path | TCP p5 | p50 | ratio | UDP p5 | p50 | ratio | connect p5 | p50 | ratio |")
@@ -98,7 +98,7 @@ func (b *bench) nodePorts(ctx context.Context) (err error) {
 	return nil
 }
 
-// measure takes the figures of a path once.
+// measure measures a path once.
 func (p outsidePath) measure(s sizes) (times [3]samples, err error) {
 	listener, _, err := listenIn(p.to, echoPort)
 	if err != nil {
@@ -116,11 +116,11 @@ func (p outsidePath) measure(s sizes) (times [3]samples, err error) {
 	return times, err
 }
 
-// datagramSize is that of the datagrams that are exchanged.
+// datagramSize is the size of the exchanged datagrams.
 const datagramSize = 64
 
-// datagramExchanges has n datagrams come back from a port of the path's one end that the
-// other reaches at an address, one after the other.
+// datagramExchanges sends n datagrams, one after the other, from one end of a path to an address that leads to a port
+// of the other end, which returns each of them.
 func datagramExchanges(p path, port uint16, at netip.AddrPort, n int) (samples, error) {
 	server, err := datagramSocketIn(p.to, port)
 	if err != nil {
@@ -180,9 +180,8 @@ func returnDatagrams(fd, n int) error {
 	return err
 }
 
-// outsidePaths makes nodes of the same shape, each with a pod and a network outside, in
-// the order of the constants above. What it made is removed by the function that it
-// returns, also if it fails.
+// outsidePaths makes nodes of the same shape, each with a pod and a network outside, in the order of the constants
+// above. The returned function removes them, also after an error.
 func (b *bench) outsidePaths(ctx context.Context) (paths []outsidePath, remove func() error, err error) {
 	var made undo
 	add := func(p path, name string, at netip.Addr) {
@@ -193,7 +192,7 @@ func (b *bench) outsidePaths(ctx context.Context) (paths []outsidePath, remove f
 		}
 		paths = append(paths, o)
 	}
-	var routed [3]routedPath // without rules, node ports of policy Local, and of policy Cluster
+	var routed [3]routedPath // without rules, with node ports of policy Local, and with node ports of policy Cluster
 	for i := range routed {
 		r, undo, err := routedPair(fmt.Sprintf("%s-o%d", b.prefix, i))
 		if err != nil {
@@ -233,8 +232,8 @@ func (b *bench) outsidePaths(ctx context.Context) (paths []outsidePath, remove f
 	return paths, made.all, nil
 }
 
-// reached waits until the pod is reached: the datapath may still be about to find the
-// device and the address outside.
+// reached waits until the sender reaches the pod: the datapath may not have found the device and the address outside
+// yet.
 func (p outsidePath) reached(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -247,17 +246,17 @@ func (p outsidePath) reached(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%s: nobody answers at %s: %w", p.name, p.connect, err)
-		case <-time.After(10 * time.Millisecond): // between two attempts
+			return fmt.Errorf("%s: no answer from %s: %w", p.name, p.connect, err)
+		case <-time.After(10 * time.Millisecond): // retry interval
 		}
 	}
 }
 
-// outsideAddress is the node's where the first pod is what is outside.
+// outsideAddress returns the node's address towards the first pod, which plays the sender outside.
 func (r routedPath) outsideAddress() netip.Addr { return r.from.IPv4.Prev() }
 
-// outsideOfNode makes a node with a pod, its service, and a network outside like that of
-// routedPair, and returns the way between them and the node's address outside.
+// outsideOfNode makes a node with a pod, its service, and a network outside as in routedPair. It returns the path
+// between them and the node's address outside.
 func (b *bench) outsideOfNode(ctx context.Context) (p path, node netip.Addr, remove func() error, err error) {
 	var made undo
 	out := b.prefix + "-out"
@@ -290,7 +289,7 @@ func (b *bench) outsideOfNode(ctx context.Context) (p path, node netip.Addr, rem
 	if err != nil {
 		return p, node, made.all, fmt.Errorf("make a network outside: %w", err)
 	}
-	// Else its uplink is the one that its default route leads through, to the caller.
+	// Otherwise, the datapath takes the device of the default route, which leads to the caller, as the uplink.
 	err = errors.Join(n.SetArgs(devnode.Datapath, "--underlay-devices=outside"), n.Restart(ctx, devnode.Datapath))
 	if err != nil {
 		return p, node, made.all, err
@@ -314,7 +313,7 @@ func (b *bench) outsideOfNode(ctx context.Context) (p path, node netip.Addr, rem
 	return p, node, made.all, s.wait(ctx, revision, true)
 }
 
-// nodePortTexts are the service of the node ports and its one endpoint, as JSON.
+// nodePortTexts returns the Service of the node ports and its only endpoint, as JSON.
 func nodePortTexts(backend netip.Addr) []string {
 	port := func(name, protocol string, nodePort int) string {
 		return fmt.Sprintf(`{"name":%q,"protocol":%q,"port":%d,"nodePort":%d}`, name, protocol, nodePort, nodePort)

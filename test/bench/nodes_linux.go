@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// Positions of the paths between two nodes, behind that of the bare pair.
+// Positions of the paths between two nodes. The bare pair precedes them.
 const (
 	linuxRouted = bare + 1 + iota
 	linuxTunnelled
@@ -27,14 +27,14 @@ const (
 	overlayGuarded
 )
 
-// twoNodes are a cluster of two nodes, and how packets travel between them.
+// twoNodes is a cluster of two nodes with a routing mode.
 type twoNodes struct {
 	routing string
 	nodes   []*devnode.Node
 }
 
-// nodes measures between pods of two nodes, and what it costs an ADD that other
-// nodes have to know of the pod.
+// nodes measures between pods of two nodes. It also measures the cost for an ADD of making the pod known to other
+// nodes.
 func (b *bench) nodes(ctx context.Context) (err error) {
 	var made undo
 	defer func() { err = errors.Join(err, made.all()) }()
@@ -65,7 +65,7 @@ func (b *bench) nodes(ctx context.Context) (err error) {
 	return b.addsOfNodes(ctx, clusters)
 }
 
-// trafficOfNodes measures between pods of two nodes of each kind.
+// trafficOfNodes measures between pods of two nodes, for each routing mode.
 func (b *bench) trafficOfNodes(ctx context.Context, clusters []twoNodes) (err error) {
 	paths, remove, err := b.pathsOfNodes(ctx, clusters)
 	defer func() { err = errors.Join(err, remove()) }()
@@ -107,13 +107,13 @@ func (b *bench) trafficOfNodes(ctx context.Context, clusters []twoNodes) (err er
 		b.wantRatio(fmt.Sprintf("request/response p5 to %s: %s", paths[pair.to].name, paths[pair.of].name), 1,
 			median(inTurn(all[pair.of].p5, all[pair.to].p5)))
 	}
-	// A stack that forwarded would show the figures of Linux as those of Sluice.
-	b.wantCount("packets that the nodes forwarded past the programs", 1000, after-before)
+	// If the stack forwarded packets, the figures of Sluice would show the performance of Linux.
+	b.wantCount("packets that the nodes' stacks forwarded", 1000, after-before)
 	return nil
 }
 
-// pathsOfNodes makes the pods to measure between, in the order of the constants
-// above. What it made is removed by the function that it returns, also if it fails.
+// pathsOfNodes makes pods and the paths between them, in the order of the constants above. The returned function
+// removes them, also after an error.
 func (b *bench) pathsOfNodes(ctx context.Context, clusters []twoNodes) (paths []path, remove func() error, err error) {
 	var made undo
 	for _, pair := range []func() (path, func() error, error){
@@ -162,7 +162,7 @@ func (b *bench) pathsOfNodes(ctx context.Context, clusters []twoNodes) (paths []
 			return nil, made.all, err
 		}
 	}
-	// Else the policies would cost nothing.
+	// Without this check, unenforced policies would appear to cost nothing.
 	for _, pair := range [][2]int{{native, nativeGuarded}, {overlay, overlayGuarded}} {
 		denied := path{from: paths[pair[0]].from, to: paths[pair[1]].to}
 		attempt, cancel := context.WithTimeout(ctx, time.Second)
@@ -175,7 +175,7 @@ func (b *bench) pathsOfNodes(ctx context.Context, clusters []twoNodes) (paths []
 	return paths, made.all, nil
 }
 
-// guardNodes puts policies on the guarded pods of each node.
+// guardNodes applies policies to the guarded pods of each node.
 func (b *bench) guardNodes(ctx context.Context, c twoNodes) error {
 	for _, n := range c.nodes {
 		conn, err := b.dialTo(n, devnode.Policy)
@@ -189,8 +189,7 @@ func (b *bench) guardNodes(ctx context.Context, c twoNodes) error {
 	return nil
 }
 
-// reachable waits until one end of a path reaches the other: nodes may still be
-// telling each other of the pods.
+// reachable waits until one end of a path reaches the other: the nodes may not have learned the pods' addresses yet.
 func reachable(ctx context.Context, p path) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -204,13 +203,13 @@ func reachable(ctx context.Context, p path) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%s: the pods do not reach each other: %w", p.name, err)
-		case <-time.After(10 * time.Millisecond): // between two attempts
+		case <-time.After(10 * time.Millisecond): // retry interval
 		}
 	}
 }
 
-// forwardedByStack is how many packets of IPv4 the stacks of the nodes have
-// forwarded. What programs redirect is not among them.
+// forwardedByStack returns the number of IPv4 packets that the stacks of the nodes have forwarded. It does not
+// include packets that programs redirected.
 func forwardedByStack(clusters []twoNodes) (sum int, err error) {
 	for _, c := range clusters {
 		for _, n := range c.nodes {
@@ -231,8 +230,7 @@ func forwardedByStack(clusters []twoNodes) (sum int, err error) {
 	return sum, nil
 }
 
-// forwDatagrams finds the counter in the two lines of IPv4 of /proc/net/snmp, names
-// and values.
+// forwDatagrams reads the counter from the two IPv4 lines of /proc/net/snmp, one with names and one with values.
 func forwDatagrams(snmp string) (int, error) {
 	var names []string
 	for line := range strings.Lines(snmp) {
@@ -253,7 +251,7 @@ func forwDatagrams(snmp string) (int, error) {
 	return 0, errors.New("no ForwDatagrams in /proc/net/snmp")
 }
 
-// addsOfNodes compares ADDs by how packets travel between the nodes.
+// addsOfNodes compares ADDs by routing mode.
 func (b *bench) addsOfNodes(ctx context.Context, clusters []twoNodes) (err error) {
 	times := map[string]samples{}
 	var networks []network
@@ -283,7 +281,7 @@ func (b *bench) addsOfNodes(ctx context.Context, clusters []twoNodes) (err error
 		name  string
 		above time.Duration
 	}{{"native", 5 * time.Millisecond}, {"overlay", 300 * time.Microsecond}} {
-		b.wantTime(fmt.Sprintf("ADD p50 with routing %s above that without", mode.name), mode.above,
+		b.wantTime(fmt.Sprintf("ADD p50 with routing %s minus the p50 without routing", mode.name), mode.above,
 			times[mode.name].quantile(0.5)-times["none"].quantile(0.5))
 	}
 	return nil

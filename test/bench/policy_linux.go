@@ -29,9 +29,9 @@ const podNamespace = "bench"
 // policies changes the policies of the node.
 type policies struct{ client policyv1.PolicyServiceClient }
 
-// change is how long a change of policies took.
+// change is the duration of a policy change.
 type change struct {
-	answered time.Duration // until it was compiled and on disk
+	answered time.Duration // until compiled and on stable storage
 	enforced time.Duration // until the kernel enforced it for every endpoint
 }
 
@@ -51,7 +51,7 @@ func (p policies) upsert(ctx context.Context, manifests string) (change, error) 
 		return change{}, fmt.Errorf("wait for revision %d: %w", answer.GetRevision(), err)
 	}
 	if gone := waited.GetDisconnected(); len(gone) > 0 {
-		return change{}, fmt.Errorf("revision %d is enforced, but not by %v, which left", answer.GetRevision(), gone)
+		return change{}, fmt.Errorf("revision %d is enforced, but not by removed %v", answer.GetRevision(), gone)
 	}
 	c.enforced = time.Since(start)
 	return c, nil
@@ -63,8 +63,7 @@ func (p policies) remove(ctx context.Context, names ...string) error {
 	return err
 }
 
-// removeAndWait deletes NetworkPolicies and waits until the kernel evaluates
-// without them.
+// removeAndWait deletes NetworkPolicies and waits until the kernel enforces the deletion.
 func (p policies) removeAndWait(ctx context.Context, names ...string) error {
 	revision, err := p.delete(ctx, names)
 	if err == nil {
@@ -85,7 +84,7 @@ func (p policies) delete(ctx context.Context, names []string) (revision uint64, 
 	return answer.GetRevision(), nil
 }
 
-// serverPolicy lets the peers reach pods with part=changes on one UDP port.
+// serverPolicy returns a policy that lets the peers reach pods with part=changes on one UDP port.
 func serverPolicy(port int, peers string) string {
 	return fmt.Sprintf(`
 apiVersion: networking.k8s.io/v1
@@ -100,18 +99,18 @@ spec:
 `, podNamespace, peers, port)
 }
 
-// situation is a cluster in which a policy changes.
+// situation is the state of the cluster in which a policy changes.
 type situation struct {
 	what      string
 	endpoints int
 	peers     int    // identities of other nodes
-	beside    string // policies that stay
+	beside    string // policies that do not change
 	manifest  func(turn int) string
 	wanted    time.Duration // 0: nothing is
-	first     bool          // every change is from no policy to the first
+	first     bool          // every change replaces no policy by a first one
 }
 
-// situations in the order of what they need more and more of.
+// situations returns the situations, sorted by growing identities and policies.
 func situations(most int) []situation {
 	const crowd = `, {podSelector: {matchLabels: {crowd: "yes"}}}`
 	port := func(turn int) string { return serverPolicy(portOf(turn), "") }
@@ -145,8 +144,8 @@ func situations(most int) []situation {
 	}
 }
 
-// changes measures from the call that changes a policy to its enforcement, and
-// proves by packets that it was enforced when the service said so.
+// changes measures the time from the call that changes a policy to its enforcement. Packets prove that the policy is
+// enforced when the service reports it.
 func (b *bench) changes(ctx context.Context) (err error) {
 	defer func() {
 		err = errors.Join(err, b.policies.remove(context.WithoutCancel(ctx), "bench-changes", "bench-blocks"))
@@ -172,15 +171,15 @@ func (b *bench) changes(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, b.releaseIdentities(context.WithoutCancel(ctx), peers)) }()
 
 	fmt.Fprintf(b.out,
-		"From the call of UpsertPolicies until it is answered (compiled, on stable storage), and until "+
-			"WaitForRevision answers: enforced by the kernel for every endpoint, each of which is a subject of its "+
+		"From the call of UpsertPolicies until its response (compiled, on stable storage), and until "+
+			"WaitForRevision returns: enforced by the kernel for every endpoint, each of which is a subject of its "+
 			"own. %d changes each; after each of them two packets prove the old port closed and the new one open.\n\n",
 		b.sizes.changes)
 	fmt.Fprintln(b.out, "| what changes | endpoints | stored p50 | enforced p50 | p99 | worst | maps |")
 	fmt.Fprintln(b.out, "|---|---|---|---|---|---|---|")
 	for _, s := range situations(b.sizes.endpoints) {
 		for i := len(pods); i < s.endpoints; i++ {
-			// Each is a subject of its own.
+			// Each pod is a separate subject.
 			to, err := b.labelled("sluice", "part", "changes", "subject", fmt.Sprint(i))
 			if err != nil {
 				return err
@@ -219,7 +218,7 @@ func (b *bench) changes(ctx context.Context) (err error) {
 	return nil
 }
 
-// changeOften changes a policy in a situation.
+// changeOften changes a policy repeatedly in a situation.
 func (b *bench) changeOften(ctx context.Context, s situation, from pod.Pod, pods []pod.Pod) (samples, error) {
 	if s.beside != "" {
 		if _, err := b.policies.upsert(ctx, s.beside); err != nil {
@@ -251,9 +250,8 @@ func (b *bench) changeOften(ctx context.Context, s situation, from pod.Pod, pods
 	return enforced, b.policies.removeAndWait(ctx, "bench-changes", "bench-blocks")
 }
 
-// changeFileOften makes the same changes by a file. In the end the file holds a
-// policy of which no pod is a subject: an empty directory would keep the
-// policies of all for a while.
+// changeFileOften makes the same changes by a file. Finally it writes a policy without subject pods to the file: an
+// empty directory would keep all policies for a while.
 func (b *bench) changeFileOften(ctx context.Context, s situation, from pod.Pod, pods []pod.Pod) (samples, error) {
 	const name = "bench-filed"
 	if s.beside != "" {
@@ -285,13 +283,12 @@ func (b *bench) changeFileOften(ctx context.Context, s situation, from pod.Pod, 
 	return enforced, b.policies.removeAndWait(ctx, "bench-blocks")
 }
 
-// changeFile replaces the file of a policy, and returns the time from the rename
-// until the kernel enforces it.
+// changeFile replaces the file of a policy, and returns the time from the rename to the enforcement.
 func (b *bench) changeFile(ctx context.Context, name, manifest string) (time.Duration, error) {
 	select {
 	case <-ctx.Done():
 		return 0, ctx.Err()
-	// between two changes: the source rests for some times as long as a scan took
+	// The source pauses after each scan for a multiple of the scan's duration.
 	case <-time.After(100 * time.Millisecond):
 	}
 	path, err := b.putNext(name, manifest)
@@ -310,7 +307,7 @@ func (b *bench) changeFile(ctx context.Context, name, manifest string) (time.Dur
 	return time.Since(begin), err
 }
 
-// printChanges prints a row, with the memory of the maps.
+// printChanges prints a table row, including the memory of the maps.
 func (b *bench) printChanges(ctx context.Context, what string, endpoints int, stored string, enforced samples) error {
 	status, err := b.datapath.GetStatus(ctx, &datapathv1.GetStatusRequest{})
 	if err != nil {
@@ -329,12 +326,12 @@ func (b *bench) printChanges(ctx context.Context, what string, endpoints int, st
 // portOf is the open port after a change.
 func portOf(turn int) int { return 7000 + turn%2 }
 
-// blockPolicy lets n blocks of addresses reach pods with part=changes.
+// blockPolicy returns a policy that lets n prefixes reach pods with part=changes.
 func blockPolicy(port, n int) string {
 	return strings.ReplaceAll(serverPolicy(port, blockList(n)), "bench-changes", "bench-blocks")
 }
 
-// blockList is n disjoint blocks of addresses as peers of a NetworkPolicy.
+// blockList returns n disjoint prefixes as peers of a NetworkPolicy.
 func blockList(n int) string {
 	var s strings.Builder
 	for i := range n {
@@ -343,12 +340,11 @@ func blockList(n int) string {
 	return s.String()
 }
 
-// reference holds an identity of the benchmark's.
+// reference returns the owner of the benchmark's i-th identity.
 func (b *bench) reference(i int) string { return fmt.Sprintf("%s-%d", b.prefix, i) }
 
-// makeIdentities makes the label sets of pods of other nodes, numbers from to
-// until: crowd=yes, and half=0 or half=1. It returns when the policy service
-// knows them.
+// makeIdentities makes identities of pods on other nodes, from a number up to another: crowd=yes, and half=0 or
+// half=1. It returns when the policy service has them.
 func (b *bench) makeIdentities(ctx context.Context, from, until int) error {
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.SetLimit(16)
@@ -363,7 +359,7 @@ func (b *bench) makeIdentities(ctx context.Context, from, until int) error {
 			} {
 				labels = append(labels, &workloadv1.Label{Source: "k8s", Key: l[0], Value: l[1]})
 			}
-			// A busy etcd may miss a deadline of the service; asking again is safe.
+			// With a busy etcd, a call may exceed its deadline; retrying is safe.
 			for tries := 0; ; tries++ {
 				_, err := b.identity.AllocateIdentity(groupCtx, &identityv1.AllocateIdentityRequest{
 					Labels:    labels,
@@ -389,12 +385,12 @@ func (b *bench) makeIdentities(ctx context.Context, from, until int) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(10 * time.Millisecond): // between two looks
+		case <-time.After(10 * time.Millisecond): // poll interval
 		}
 	}
 }
 
-// releaseIdentities gives up the first n.
+// releaseIdentities releases the first n identities.
 func (b *bench) releaseIdentities(ctx context.Context, n int) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(16)
@@ -409,9 +405,8 @@ func (b *bench) releaseIdentities(ctx context.Context, n int) error {
 	return group.Wait()
 }
 
-// onlyOnePortOpen sends a datagram to the closed port, then one to the open
-// port, from new sockets. Both take the same way, so if the second arrived and
-// the first did not, the first was dropped.
+// onlyOnePortOpen sends a datagram to the closed port, then one to the open port, from new sockets. Both take the
+// same path, so if only the second one arrives, the first one was dropped.
 func onlyOnePortOpen(from, to pod.Pod, closed, open int) error {
 	sender, err := datagramSocketIn(from, 0)
 	if err != nil {
@@ -447,18 +442,18 @@ func onlyOnePortOpen(from, to pod.Pod, closed, open int) error {
 	case err != nil:
 		return fmt.Errorf("wait for a packet to port %d: %w", open, err)
 	case n == 0:
-		return fmt.Errorf("no packet came to port %d, although its opening was said to be enforced", open)
+		return fmt.Errorf("no packet reached port %d, although the policy that allows it was reported as enforced", open)
 	}
 	switch n, err := poll(receivers[:1], 0); {
 	case err != nil:
-		return fmt.Errorf("look for a packet to port %d: %w", closed, err)
+		return fmt.Errorf("check for a packet to port %d: %w", closed, err)
 	case n != 0:
-		return fmt.Errorf("a packet came to port %d, although its closing was said to be enforced", closed)
+		return fmt.Errorf("a packet reached port %d, although the policy that closes it was reported as enforced", closed)
 	}
 	return nil
 }
 
-// poll is poll(2) that signals do not end.
+// poll is poll(2), restarted after signals.
 func poll(fds []unix.PollFd, milliseconds int) (int, error) {
 	for {
 		n, err := unix.Poll(fds, milliseconds)

@@ -12,7 +12,7 @@ import (
 // samples are measured durations of one kind.
 type samples []time.Duration
 
-// quantile returns the value below which the share q of the samples lies.
+// quantile returns the value that the share q of the samples does not exceed.
 func (s samples) quantile(q float64) time.Duration {
 	if len(s) == 0 {
 		return 0
@@ -29,7 +29,7 @@ func (s samples) worst() time.Duration {
 	return slices.Max(s)
 }
 
-// ratio of two durations; 0 if there is nothing to divide by.
+// ratio returns the ratio of two durations, or 0 if the divisor is 0.
 func ratio(of, to time.Duration) float64 {
 	if to == 0 {
 		return 0
@@ -37,7 +37,7 @@ func ratio(of, to time.Duration) float64 {
 	return float64(of) / float64(to)
 }
 
-// median of ratios or rates.
+// median returns the median of ratios or rates.
 func median(v []float64) float64 {
 	if len(v) == 0 {
 		return 0

@@ -15,16 +15,15 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// A server answers at so many ports from this one on: enough for each of 10,000 services
-// to have another pair of them as backends. A listener for every backend would lengthen
-// the kernel's search for the listener.
+// A server listens on this many ports from the first one on: enough for each of 10,000 services to have another pair
+// of ports as backends. One listener per backend would slow down the kernel's listener lookup.
 const (
 	firstAnswer = 20000
 	answers     = 142
 )
 
-// pairedBackends gives each service two backends of one pod, which answer. No two of the
-// first 10,011 services have the same.
+// pairedBackends gives each service two listening ports of one pod as backends. The first 10,011 services have
+// different pairs.
 func pairedBackends(server netip.Addr) backendsOf {
 	pairs := make([][2]uint16, 0, answers*(answers-1)/2)
 	for i := range uint16(answers) {
@@ -38,18 +37,18 @@ func pairedBackends(server netip.Addr) backendsOf {
 	}
 }
 
-// connectPath is a way to connect.
+// connectPath is a path for connect(), with its results.
 type connectPath struct {
 	path
-	targets []netip.AddrPort // which are connected to in turn
+	targets []netip.AddrPort // connected to in turn
 	next    int
-	direct  int // position of a path to the same ports without a service, by Sluice or by Linux
+	direct  int // position of the path to the same ports without a service, by Sluice or by Linux
 	times   samples
 	// ratios of each round, to the bare pair and to direct
 	bare5, bare50, direct5, direct50 []float64
 }
 
-// Positions of the ways to connect.
+// Positions of the connect paths.
 const (
 	connectBare = iota
 	connectRouted
@@ -65,7 +64,7 @@ const (
 	connectCold
 )
 
-// connections measures connect() through services and beside them.
+// connections measures connect() with and without services.
 func (s *crowdedServices) connections(ctx context.Context) (err error) {
 	b := s.bench
 	paths, remove, err := s.connectPaths(ctx)
@@ -76,7 +75,7 @@ func (s *crowdedServices) connections(ctx context.Context) (err error) {
 	for round := range b.sizes.rounds {
 		times := make([]samples, len(paths))
 		for k := range paths {
-			i := (k + round) % len(paths) // nobody is always first
+			i := (k + round) % len(paths) // a different one begins each round
 			if times[i], err = paths[i].connect(b.sizes.connects); err != nil {
 				return err
 			}
@@ -125,7 +124,7 @@ func (s *crowdedServices) connections(ctx context.Context) (err error) {
 	return nil
 }
 
-// connect opens n connections, aborts them, and returns how long each call to connect took.
+// connect opens and aborts n connections, and returns the duration of each call of connect().
 func (p *connectPath) connect(n int) (times samples, err error) {
 	err = pod.In(p.from.Netns, func() error {
 		for range n {
@@ -136,7 +135,7 @@ func (p *connectPath) connect(n int) (times samples, err error) {
 			if err != nil {
 				return err
 			}
-			// Abort instead of closing: no TIME_WAIT, so ports do not run out.
+			// Abort instead of closing: this avoids TIME_WAIT, so ports do not run out.
 			if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
 				return errors.Join(err, unix.Close(fd))
 			}
@@ -152,9 +151,8 @@ func (p *connectPath) connect(n int) (times samples, err error) {
 	return times, err
 }
 
-// connectPaths makes the pods, the rules and the services to measure by, in the order of
-// the constants above. What it made is removed by the function that it returns, also if it
-// fails.
+// connectPaths makes the pods, rules and services of the measurement, in the order of the constants above. The
+// returned function removes them, also after an error.
 func (s *crowdedServices) connectPaths(ctx context.Context) (paths []connectPath, remove func() error, err error) {
 	b := s.bench
 	var made undo
@@ -162,7 +160,7 @@ func (s *crowdedServices) connectPaths(ctx context.Context) (paths []connectPath
 		p.name = name
 		paths = append(paths, connectPath{path: p, direct: direct, targets: targets})
 	}
-	// Connections through one service lead to two ports, those through all to every one.
+	// One service has two ports as backends, all services together have every port.
 	const two = 2
 	ports := func(p path, n int) (all []netip.AddrPort) {
 		for i := range n {
@@ -170,7 +168,7 @@ func (s *crowdedServices) connectPaths(ctx context.Context) (paths []connectPath
 		}
 		return all
 	}
-	// Not by number: neighbours have a port in common, whose listener would stay warm.
+	// Not in sequence: neighbouring services share a port, whose listener would stay in the processor's caches.
 	const stride = 4099
 	virtual := func(services int) (all []netip.AddrPort) {
 		for i := range services {
@@ -185,7 +183,7 @@ func (s *crowdedServices) connectPaths(ctx context.Context) (paths []connectPath
 	}
 	made.add(undo)
 	add(bare, "bare veth pair", connectBare, ports(bare, two))
-	var routed [4]path // without rules, nftables, iptables with one service and with many
+	var routed [4]path // without rules, nftables, iptables with one service, iptables with many
 	for i := range routed {
 		r, undo, err := routedPair(fmt.Sprintf("%s-c%d", b.prefix, i))
 		if err != nil {
@@ -233,7 +231,7 @@ func (s *crowdedServices) connectPaths(ctx context.Context) (paths []connectPath
 	return paths, made.all, nil
 }
 
-// podsBehindServices makes two pods, and has all services lead to one of them.
+// podsBehindServices makes two pods, and makes one of them the backend of all services.
 func (s *crowdedServices) podsBehindServices(ctx context.Context) (p path, remove func() error, err error) {
 	var made undo
 	network, err := labelledOn(s.node, "sluice", "role", "plain")
@@ -253,7 +251,7 @@ func (s *crowdedServices) podsBehindServices(ctx context.Context) (p path, remov
 	return p, made.all, err
 }
 
-// answer accepts connections to a pod, and closes them, until stop is called.
+// answer accepts and closes connections to a pod until stop is called.
 func answer(p pod.Pod) (stop func() error, err error) {
 	var listeners []int
 	closeAll := func() error {
@@ -267,7 +265,7 @@ func answer(p pod.Pod) (stop func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// Written to at the end.
+	// stop writes to this eventfd.
 	end, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 	if err != nil {
 		return nil, errors.Join(err, unix.Close(poll))
@@ -301,7 +299,7 @@ func answer(p pod.Pod) (stop func() error, err error) {
 	}, nil
 }
 
-// acceptAll accepts and closes what comes, until end can be read.
+// acceptAll accepts and closes connections until end is readable.
 func acceptAll(poll, end int) error {
 	events := make([]unix.EpollEvent, 64)
 	for {
@@ -316,7 +314,7 @@ func acceptAll(poll, end int) error {
 			for {
 				conn, _, err := unix.Accept4(int(e.Fd), unix.SOCK_CLOEXEC)
 				if err != nil {
-					break // no other waits, or it was aborted meanwhile
+					break // no pending connection, or it was aborted
 				}
 				_ = unix.Close(conn)
 			}

@@ -17,13 +17,13 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// routedPath is a path of two pods with a node between them whose stack forwards.
+// routedPath is a path between two pods over a node that routes.
 type routedPath struct {
 	path
-	node string // network namespace
+	node string // network namespace of the node
 }
 
-// routedPair makes two pods and a node without Sluice.
+// routedPair makes two pods and a node without Sluice between them.
 func routedPair(prefix string) (r routedPath, remove func() error, err error) {
 	r = routedPath{node: pod.NetnsPath(prefix + "-n"), path: path{
 		from: pod.Pod{Name: prefix + "-a", Netns: pod.NetnsPath(prefix + "-a"), IPv4: netip.MustParseAddr("10.8.1.2")},
@@ -61,7 +61,7 @@ func routedPair(prefix string) (r routedPath, remove func() error, err error) {
 	return r, remove, nil
 }
 
-// load runs a program that reads rules in the node.
+// load runs a program in the node that reads rules from its standard input.
 func (r routedPath) load(ctx context.Context, rules, program string, args ...string) error {
 	return pod.In(r.node, func() error {
 		cmd := exec.CommandContext(ctx, program, args...)
@@ -75,9 +75,9 @@ func (r routedPath) load(ctx context.Context, rules, program string, args ...str
 	})
 }
 
-// nftablesRules are services in the shape of kube-proxy's mode nftables: a map from
-// address, protocol and port to the chain of a service, which chooses among the chains of
-// its endpoints. What kube-proxy has besides, such as marks for masquerade, is left out.
+// nftablesRules returns services as kube-proxy's nftables mode writes them: a map from address, protocol and port to
+// the service's chain, which selects one of its endpoints' chains. Other rules of kube-proxy, such as marks for
+// masquerade, are left out.
 func nftablesRules(services int, of backendsOf) string {
 	var b strings.Builder
 	b.WriteString("table ip bench {\n")
@@ -100,10 +100,9 @@ func nftablesRules(services int, of backendsOf) string {
 	return b.String()
 }
 
-// nftablesNodePorts are the node ports of the benchmark in the same shape: those of
-// policy Local alone, or those of policy Cluster, whose packets are marked and get an
-// address of the node as their source. The rules of kube-proxy's chains of filters, which
-// each packet passes, are left out.
+// nftablesNodePorts returns the benchmark's node ports as kube-proxy's nftables mode writes them. With policy Local
+// there are only the node ports. With policy Cluster their packets are also marked and masqueraded. kube-proxy's
+// filter chains, which every packet traverses, are left out.
 func nftablesNodePorts(node, backend netip.Addr, masquerade bool) string {
 	var b, ports strings.Builder
 	fmt.Fprintf(&b, "table ip bench {\nset nodeport-ips {\n type ipv4_addr\n elements = { %s }\n}\n", node)
@@ -132,8 +131,8 @@ func nftablesNodePorts(node, backend netip.Addr, masquerade bool) string {
 	return b.String()
 }
 
-// iptablesRules are services in the shape of kube-proxy's mode iptables: a rule for each in
-// one chain, and a chain for each service and endpoint.
+// iptablesRules returns services as kube-proxy's iptables mode writes them: one chain with a rule for each service,
+// and a chain for each service and endpoint.
 func iptablesRules(services int, of backendsOf) string {
 	var chains, rules strings.Builder
 	for i := range services {

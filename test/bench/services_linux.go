@@ -16,10 +16,10 @@ import (
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 )
 
-// serviceManager is the program that the benchmark's services belong to.
+// serviceManager is the manager name of the benchmark's services.
 const serviceManager = "bench"
 
-// crowdedServices is a node of its own with many services.
+// crowdedServices is a separate node with many services.
 type crowdedServices struct {
 	bench    *bench
 	node     *devnode.Node
@@ -27,9 +27,8 @@ type crowdedServices struct {
 	datapath datapathv1.DatapathServiceClient
 }
 
-// services measures services: what a node port costs a sender outside beside the kernel's
-// own ways, from a call to the kernel, restarts, memory, and what a connection through one
-// costs.
+// services measures node ports from outside compared with Linux, the time from a call to enforcement, restarts,
+// memory, and the cost of connecting through a service.
 func (b *bench) services(ctx context.Context) (err error) {
 	if err := b.nodePorts(ctx); err != nil {
 		return err
@@ -83,7 +82,7 @@ func (b *bench) services(ctx context.Context) (err error) {
 	return s.connections(ctx)
 }
 
-// servicesOf connects to a node.
+// servicesOf connects to the services of a node.
 func (b *bench) servicesOf(node *devnode.Node, without bool) (*crowdedServices, error) {
 	s := &crowdedServices{bench: b, node: node}
 	conn, err := b.dialTo(node, devnode.Datapath)
@@ -101,18 +100,18 @@ func (b *bench) servicesOf(node *devnode.Node, without bool) (*crowdedServices, 
 	return s, nil
 }
 
-// clusterIP is the address of the i-th service.
+// clusterIP returns the address of the i-th service.
 func clusterIP(i int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 100 + byte(i>>14), byte(i>>7) & 127, 1 + byte(i&127)})
 }
 
-// clusterPort is that of all services.
+// clusterPort is the port of every service.
 const clusterPort = 80
 
-// backendsOf are those of a service; another version has another last one.
+// backendsOf returns the backends of a service. Each version has a different last backend.
 type backendsOf func(service, version int) []netip.AddrPort
 
-// ownBackends gives each service n backends of its own, which nothing answers at.
+// ownBackends gives each service n separate backends without listeners.
 func ownBackends(n int) backendsOf {
 	return func(service, version int) []netip.AddrPort {
 		all := make([]netip.AddrPort, n)
@@ -129,14 +128,14 @@ func ownBackends(n int) backendsOf {
 	}
 }
 
-// serviceText is a service, and sliceText its endpoints, as JSON.
+// serviceText returns the i-th Service as JSON.
 func serviceText(i int) string {
 	return fmt.Sprintf(`{"apiVersion":"v1","kind":"Service","metadata":{"name":"s%d","namespace":"bench"},"spec":{`+
 		`"clusterIP":%q,"ports":[{"name":"p","protocol":"TCP","port":%d}]}}`, i, clusterIP(i), clusterPort)
 }
 
-// sliceText has one port for all endpoints, so that each other one needs a slice of its
-// own: those of the benchmark's services differ in the last one at most.
+// sliceText returns an EndpointSlice as JSON. All endpoints of a slice have the port of the first backend, so a
+// backend with another port needs a separate slice. In the benchmark, only the last backend may have another port.
 func sliceText(i, part int, backends []netip.AddrPort) string {
 	var endpoints []string
 	for _, b := range backends {
@@ -148,15 +147,14 @@ func sliceText(i, part int, backends []netip.AddrPort) string {
 		strings.Join(endpoints, ","))
 }
 
-// texts are the objects of a service: two slices, because the last backend may have
-// another port.
+// texts returns the objects of a service: two slices, because the last backend may have another port.
 func texts(i, version int, of backendsOf) []string {
 	backends := of(i, version)
 	last := len(backends) - 1
 	return []string{serviceText(i), sliceText(i, 0, backends[:last]), sliceText(i, 1, backends[last:])}
 }
 
-// upsert applies objects by as few calls as fit them, and returns the last revision.
+// upsert applies objects in as few calls as possible, and returns the last revision.
 func (s *crowdedServices) upsert(ctx context.Context, objects []string) (revision uint64, err error) {
 	const most = 3 << 20
 	const begin, end = `{"apiVersion":"v1","kind":"List","items":[`, "]}"
@@ -177,7 +175,7 @@ func (s *crowdedServices) upsert(ctx context.Context, objects []string) (revisio
 	return revision, nil
 }
 
-// fill makes services.
+// fill makes a number of services.
 func (s *crowdedServices) fill(ctx context.Context, services int, of backendsOf) (revision uint64, err error) {
 	var objects []string
 	for i := range services {
@@ -186,7 +184,7 @@ func (s *crowdedServices) fill(ctx context.Context, services int, of backendsOf)
 	return s.upsert(ctx, objects)
 }
 
-// empty removes all services, and waits until the kernel has none.
+// empty removes all services and waits until the kernel has removed them.
 func (s *crowdedServices) empty(ctx context.Context, services int) error {
 	var keys []*lbv1.ObjectKey
 	for i := range services {
@@ -209,7 +207,7 @@ func (s *crowdedServices) empty(ctx context.Context, services int) error {
 	return nil
 }
 
-// wait waits until a connected datapath enforces a revision, or has ended what left.
+// wait waits until a connected datapath enforces a revision, or until it has ended the sockets of removed backends.
 func (s *crowdedServices) wait(ctx context.Context, revision uint64, ended bool) error {
 	for {
 		r, err := s.lb.WaitForRevision(ctx, &lbv1.WaitForRevisionRequest{Revision: revision, Ended: ended})
@@ -219,17 +217,17 @@ func (s *crowdedServices) wait(ctx context.Context, revision uint64, ended bool)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(time.Millisecond): // the datapath is away
+		case <-time.After(time.Millisecond): // the datapath is not connected
 		}
 	}
 }
 
-// fillingTimes are the rows of what was measured from a call to the kernel.
+// fillingTimes are table rows with the times from a call to enforcement.
 type fillingTimes struct{ fills, changes []string }
 
-// enforcements measures from the call to the kernel, for numbers of services, and for one
-// change beside many, which stay. The number of a front that was removed rests for a while,
-// so that there is an end to what one node can be filled with at once.
+// enforcements measures the time from a call to its enforcement, for several numbers of services, and for one change
+// among many services. The number of a removed front is in quarantine for a while, which limits how often one node
+// can be filled in a short time.
 func (s *crowdedServices) enforcements(ctx context.Context, backends int, to *fillingTimes) error {
 	b, of, many := s.bench, ownBackends(backends), s.bench.sizes.services
 	for _, services := range []int{1, many / 10, many} {
@@ -265,7 +263,7 @@ func (f *fillingTimes) print(b *bench) {
 	fmt.Fprint(b.out, "From the call of UpsertServices until all is stored, and until the kernel enforces it, with "+
 		"backends of each service's own:\n\n| services | backends each | times | stored p50 | enforced p50 | worst |\n"+
 		"|---|---|---|---|---|---|\n", strings.Join(f.fills, "\n"), "\n\n")
-	fmt.Fprint(b.out, "One service gets another port of one backend; *ended*: no socket sends to the former one:\n\n"+
+	fmt.Fprint(b.out, "The port of one backend of one service changes; *ended*: no socket sends to the old port:\n\n"+
 		"| services | backends each | times | stored p50 | enforced p50 | p99 | worst | ended p50 |\n"+
 		"|---|---|---|---|---|---|---|---|\n", strings.Join(f.changes, "\n"), "\n\n")
 }
@@ -284,7 +282,7 @@ func (s *crowdedServices) fillTimed(ctx context.Context, n int, of backendsOf, s
 	return nil
 }
 
-// oneChange changes one service after the other among many.
+// oneChange changes one of many services at a time.
 func (s *crowdedServices) oneChange(ctx context.Context, of backendsOf) (row string, err error) {
 	b := s.bench
 	var stored, enforced, ended samples
@@ -310,15 +308,15 @@ func (s *crowdedServices) oneChange(ctx context.Context, of backendsOf) (row str
 		milliseconds(ended.quantile(0.5))), nil
 }
 
-// restarts measures those of either process with the services that are there, in turn
-// with those of a node that has none.
+// restarts measures restarts of both processes with the present services, alternating with restarts on a node without
+// services.
 func (s *crowdedServices) restarts(ctx context.Context) error {
 	b := s.bench
 	none, err := b.servicesOf(b.node, false)
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(b.out, "Restarts, %d each, in turn with those of a node without services: from the start of the "+
+	fmt.Fprintf(b.out, "Restarts, %d each, alternating with restarts on a node without services: from the start of the "+
 		"process until it serves, and until the datapath has acknowledged the services again as enforced and ended; "+
 		"processor time until then:\n\n", b.sizes.restarts)
 	fmt.Fprintln(b.out, "| process | services | serving p50 | worst | acknowledged p50 | worst | processor time p50 |")
@@ -370,18 +368,17 @@ func (s *crowdedServices) restart(ctx context.Context, process string, serving, 
 // serviceMemory is the memory of nodes with and without services.
 type serviceMemory struct {
 	rows     []string
-	resident float64 // of sluice-loadbalancer, last
+	resident float64 // the latest value, of sluice-loadbalancer
 	maps     struct {
 		count int
 		bytes uint64
 	}
 }
 
-// givenBack is by when a process that has nothing to do has given back what a burst of
-// work needed: see process.GiveBackMemory.
+// givenBack is the time after which an idle process has freed the memory of earlier work: see process.GiveBackMemory.
 const givenBack = 25 * time.Second
 
-// later looks again once the processes have had nothing to do for a while.
+// later measures again after the processes have been idle for a while.
 func (m *serviceMemory) later(ctx context.Context, s *crowdedServices) error {
 	select {
 	case <-ctx.Done():
@@ -391,7 +388,7 @@ func (m *serviceMemory) later(ctx context.Context, s *crowdedServices) error {
 	return m.look(ctx, fmt.Sprintf("the same, %v later", givenBack), s)
 }
 
-// look reads the memory of a node as it is.
+// look measures the memory of a node now.
 func (m *serviceMemory) look(ctx context.Context, what string, s *crowdedServices) error {
 	lb := "–"
 	if s.lb != nil {

@@ -17,15 +17,14 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// The traffic measurements use blocking sockets on locked threads, not package
-// net: Go's poller would add its own wake-ups to every packet and blur the
-// difference between the networks.
+// The traffic measurements use blocking sockets on locked threads instead of package net, because wake-ups of Go's
+// poller would hide the differences between the networks.
 
-// congestionControl is set on every socket: new network namespaces may start
-// with one that needs a qdisc they do not have.
+// congestionControl is set on every socket: the default in new network namespaces may need a qdisc that they do not
+// have.
 const congestionControl = "cubic"
 
-// path is a way between two pods.
+// path is a path between two pods.
 type path struct {
 	name     string
 	from, to pod.Pod
@@ -50,7 +49,7 @@ func socketIn(p pod.Pod) (fd int, err error) {
 	return fd, err
 }
 
-// listenIn opens a listening socket inside a pod, at a port or at any, and returns its port.
+// listenIn opens a listening socket in a pod, at a given port or at any free one, and returns its port.
 func listenIn(p pod.Pod, at uint16) (fd int, port uint16, err error) {
 	if fd, err = socketIn(p); err != nil {
 		return -1, 0, err
@@ -72,8 +71,7 @@ func listenIn(p pod.Pod, at uint16) (fd int, port uint16, err error) {
 	return fd, uint16(name.(*unix.SockaddrInet4).Port), nil
 }
 
-// requestResponse exchanges n one-byte messages over one connection and
-// returns the time of each exchange.
+// requestResponse exchanges n one-byte messages over one connection and returns the duration of each exchange.
 func requestResponse(p path, n int) (samples, error) {
 	listener, port, err := listenIn(p.to, 0)
 	if err != nil {
@@ -83,8 +81,8 @@ func requestResponse(p path, n int) (samples, error) {
 	return exchanges(p, listener, netip.AddrPortFrom(p.to.IPv4, port), n)
 }
 
-// exchanges is requestResponse with a listener of the path's one end that the other
-// reaches at an address.
+// exchanges is requestResponse with an existing listener at one end of the path, which the other end reaches at an
+// address.
 func exchanges(p path, listener int, at netip.AddrPort, n int) (samples, error) {
 	served := make(chan error, 1)
 	go func() {
@@ -136,8 +134,7 @@ func exchanges(p path, listener int, at netip.AddrPort, n int) (samples, error) 
 	return times, <-served
 }
 
-// connects opens and aborts n connections one after the other and returns how
-// many it made in a second.
+// connects opens and aborts n connections one after the other and returns the number of connections per second.
 func connects(p path, n int) (float64, error) {
 	listener, port, err := listenIn(p.to, 0)
 	if err != nil {
@@ -167,7 +164,7 @@ func connects(p path, n int) (float64, error) {
 			if err != nil {
 				return err
 			}
-			// Abort instead of closing: no TIME_WAIT, so ports do not run out.
+			// Abort instead of closing: this avoids TIME_WAIT, so ports do not run out.
 			if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
 				return err
 			}
@@ -187,8 +184,7 @@ func connects(p path, n int) (float64, error) {
 	return float64(n) / elapsed.Seconds(), <-served
 }
 
-// stream sends n bytes one way over one connection and returns how many of them
-// arrived in a second.
+// stream sends n bytes one way over one connection and returns the rate of arrival in bytes per second.
 func stream(p path, n int) (float64, error) {
 	listener, port, err := listenIn(p.to, 0)
 	if err != nil {
@@ -245,12 +241,11 @@ func stream(p path, n int) (float64, error) {
 	return float64(n) / time.Since(start).Seconds(), nil
 }
 
-// window is how many datagrams may be on their way: fewer than a socket's
-// buffer holds, so that none is lost and the receiver's rate is the network's.
+// window is the maximum number of datagrams in flight. It is below the capacity of a socket buffer, so that none is
+// lost and the receiver's rate is the network's.
 const window = 64
 
-// packetRate sends n datagrams of 64 bytes one way and returns how many arrived
-// in a second.
+// packetRate sends n datagrams of 64 bytes one way and returns the number of arrivals per second.
 func packetRate(p path, n int) (float64, error) {
 	receiver, err := datagramSocketIn(p.to, 0)
 	if err != nil {
@@ -308,7 +303,7 @@ func packetRate(p path, n int) (float64, error) {
 	return float64(n) / time.Since(start).Seconds(), nil
 }
 
-// readDatagram reads one from a socket of datagramSocketIn.
+// readDatagram reads one datagram from a socket of datagramSocketIn.
 func readDatagram(fd int, buf []byte) error {
 	_, err := unix.Read(fd, buf)
 	for errors.Is(err, unix.EINTR) { // a read with a timeout is not restarted
@@ -317,7 +312,7 @@ func readDatagram(fd int, buf []byte) error {
 	return err
 }
 
-// datagramSocketIn opens a datagram socket on a pod's address, at a port or at any.
+// datagramSocketIn opens a datagram socket on a pod's address, at a given port or at any free one.
 func datagramSocketIn(p pod.Pod, port uint16) (fd int, err error) {
 	err = pod.In(p.Netns, func() error {
 		if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {

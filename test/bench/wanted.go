@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// result is a figure beside what is wanted of it.
+// result is a measured value with its target.
 type result struct {
 	what     string
 	wanted   string
@@ -18,7 +18,7 @@ type result struct {
 	met      bool
 }
 
-// wantTime wants a duration of at most limit.
+// wantTime requires a duration of at most limit.
 func (b *bench) wantTime(what string, limit, measured time.Duration) {
 	b.results = append(b.results, result{
 		what, "at most " + milliseconds(limit), milliseconds(measured),
@@ -26,7 +26,7 @@ func (b *bench) wantTime(what string, limit, measured time.Duration) {
 	})
 }
 
-// wantRatio wants a ratio of at most limit.
+// wantRatio requires a ratio of at most limit.
 func (b *bench) wantRatio(what string, limit, measured float64) {
 	b.results = append(b.results, result{
 		what, fmt.Sprintf("at most %.3f", limit), fmt.Sprintf("%.3f", measured),
@@ -34,7 +34,7 @@ func (b *bench) wantRatio(what string, limit, measured float64) {
 	})
 }
 
-// wantAtLeast wants a ratio of at least limit.
+// wantAtLeast requires a ratio of at least limit.
 func (b *bench) wantAtLeast(what string, limit, measured float64) {
 	b.results = append(b.results, result{
 		what, fmt.Sprintf("at least %.3f", limit), fmt.Sprintf("%.3f", measured),
@@ -42,12 +42,12 @@ func (b *bench) wantAtLeast(what string, limit, measured float64) {
 	})
 }
 
-// wantCount wants fewer than limit.
+// wantCount requires a count below limit.
 func (b *bench) wantCount(what string, limit, measured int) {
 	b.results = append(b.results, result{what, fmt.Sprintf("under %d", limit), strconv.Itoa(measured), measured < limit})
 }
 
-// wantMemory wants at most limit MiB.
+// wantMemory requires at most limit MiB.
 func (b *bench) wantMemory(what string, limit, measured float64) {
 	b.results = append(b.results, result{
 		what, fmt.Sprintf("at most %g MiB", limit), fmt.Sprintf("%.1f MiB", measured),

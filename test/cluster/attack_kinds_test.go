@@ -18,19 +18,19 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// from7 and to7 are the ends of what attacks carry.
+// from7 and to7 return the endpoints of the packets that attacks carry.
 func from7(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, 4000) }
 func to7(a netip.Addr) netip.AddrPort   { return netip.AddrPortFrom(a, attackedPorts[0]) }
 
-// forgedInside is a packet of node 1's pod to that of the attacked node, in a tunnel.
+// forgedInside returns a tunnelled packet from node 1's pod to the pod of the attacked node.
 func (a *arena) forgedInside(family int, payload []byte) []byte {
 	from, to := a.pods[1].Addresses()[family], a.pods[0].Addresses()[family]
 	return a.tunnelled(a.ids[1], datagram(from7(from), to7(to), payload))
 }
 
-// TestPodsSendNothingToATunnel sends from a pod, without a socket, to the tunnel's
-// port of every node under each of its addresses, whole, in fragments, behind
-// extension headers, and under other sources: all of it ends at the pod's node.
+// TestPodsSendNothingToATunnel sends from a pod, without a socket, to the tunnel port of every node at each of its
+// addresses: whole packets, fragments, packets with extension headers, and packets with forged sources. The pod's
+// node drops all of them.
 func TestPodsSendNothingToATunnel(t *testing.T) {
 	all := [][]string{{"--masquerade-enabled"}}
 	if allFaults() {
@@ -58,7 +58,7 @@ func TestPodsSendNothingToATunnel(t *testing.T) {
 									return fragmented(outer, to, inner(payload), 8+8*k, uint16(100+k))[part]
 								}))
 							}
-							if at.Is6() { // destination options, which are all padding
+							if at.Is6() { // a destination options header that contains only padding
 								shots = append(shots, a.crafted("behind options "+what, func(payload []byte) []byte {
 									options := []byte{unix.IPPROTO_UDP, 0, 1, 4, 0, 0, 0, 0}
 									return ip(source, at, unix.IPPROTO_DSTOPTS, part{}, append(options, udp(outer, to, inner(payload))...))
@@ -74,8 +74,8 @@ func TestPodsSendNothingToATunnel(t *testing.T) {
 	}
 }
 
-// TestBrokenTunnelPacketsAreNotReceived sends what a node would be believed, cut off
-// at each byte, with other flags, and with lengths that are none.
+// TestBrokenTunnelPacketsAreNotReceived sends tunnel packets that would be valid from another node, but truncated at
+// each byte, with other flags, or with invalid lengths.
 func TestBrokenTunnelPacketsAreNotReceived(t *testing.T) {
 	a := newArena(t, "overlay")
 	for family, at := range a.attacked.Addresses() {
@@ -92,7 +92,7 @@ func TestBrokenTunnelPacketsAreNotReceived(t *testing.T) {
 			}))
 		}
 		for flag := range 32 {
-			if flag == 3 { // the VNI is valid: the one that is right
+			if flag == 3 { // the valid VNI flag
 				continue
 			}
 			broken = append(broken, a.crafted(fmt.Sprint("flag ", flag), func(payload []byte) []byte {
@@ -114,7 +114,7 @@ func TestBrokenTunnelPacketsAreNotReceived(t *testing.T) {
 				return datagram(outer, to, b)
 			}))
 		}
-		// What is shorter than the frame, but has all headers, is one with a padding.
+		// A length that is too short for the frame, but includes all headers, means padding.
 		for _, length := range [][]uint16{{0, 1, 7, 8, 19, 20, 27, 0xffff}, {0, 1, 7, 0xffff}}[family] {
 			broken = append(broken, a.crafted(fmt.Sprint("inner length ", length), func(payload []byte) []byte {
 				b := inner(payload)
@@ -130,8 +130,8 @@ func TestBrokenTunnelPacketsAreNotReceived(t *testing.T) {
 	t.Logf("%d packets", a.sent)
 }
 
-// TestNodesPlantNoFragmentsForOthers sends first fragments of a node that lies, and
-// later ones under the address of another node's pod; and the other way round.
+// TestNodesPlantNoFragmentsForOthers sends first fragments from a malicious node and later fragments with the address
+// of another node's pod, and vice versa.
 func TestNodesPlantNoFragmentsForOthers(t *testing.T) {
 	a := newArena(t, "overlay")
 	liar, honest := newWire(t, a.nodes[2].Netns()), newWire(t, a.nodes[1].Netns())
@@ -162,10 +162,9 @@ func TestNodesPlantNoFragmentsForOthers(t *testing.T) {
 	t.Logf("%d packets", a.sent)
 }
 
-// TestPlainPacketsUnderPodAddressesStayOutside sends from the link between the nodes,
-// and from a node, under every address in the pod ranges, to the pod and the host: in
-// an overlay all of it is dropped; in native routing the fabric is trusted about pods
-// of other nodes, and about no other.
+// TestPlainPacketsUnderPodAddressesStayOutside sends unencapsulated packets with every address in the pod ranges as
+// their source, from the link between the nodes and from a node, to the pod and the host. In overlay mode all are
+// dropped. In native mode the network between the nodes is trusted for the pods of other nodes only.
 func TestPlainPacketsUnderPodAddressesStayOutside(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
@@ -174,7 +173,7 @@ func TestPlainPacketsUnderPodAddressesStayOutside(t *testing.T) {
 			var shots []shot
 			for _, c := range a.claims() {
 				if c.of < 0 || slices.Contains(a.nodes[c.of].Addresses(), c.address) {
-					continue // the world, and nodes, may send as they are
+					continue // nodes and the outside may send unencapsulated packets
 				}
 				for _, to := range targets {
 					if to.Is4() != c.address.Is4() {
@@ -203,8 +202,8 @@ func TestPlainPacketsUnderPodAddressesStayOutside(t *testing.T) {
 	}
 }
 
-// TestEstablishedFlowsTakeNothingFromOthers sends under the addresses and ports of a
-// flow that goes on between pods of two nodes, from a third node and from outside.
+// TestEstablishedFlowsTakeNothingFromOthers sends packets with the addresses and ports of an active flow between pods
+// of two nodes, from a third node and from outside.
 func TestEstablishedFlowsTakeNothingFromOthers(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
@@ -234,10 +233,10 @@ func TestEstablishedFlowsTakeNothingFromOthers(t *testing.T) {
 				}
 				for range 20 {
 					s := a.crafted("of a flow, plain", func(payload []byte) []byte { return datagram(from7(from), to7(to), payload) })
-					s.heard = mode == "native" // the fabric is trusted
+					s.heard = mode == "native" // the network between the nodes is trusted
 					plain = append(plain, s)
 				}
-				// without a tunnel, nobody counts what comes to its port
+				// without a tunnel, no counter counts packets to its port
 				a.fireCounted(t, "tunnelled", newWire(t, a.nodes[2].Netns()), a.macs[0], tunnelled7, mode == "overlay")
 				a.fire(t, "plain", a.wire, a.macs[0], plain)
 			}
@@ -246,8 +245,8 @@ func TestEstablishedFlowsTakeNothingFromOthers(t *testing.T) {
 	}
 }
 
-// TestFloodAtTheTunnelStopsNoExchange floods the port of the tunnel from outside for
-// some seconds, while pods of two nodes go on asking each other.
+// TestFloodAtTheTunnelStopsNoExchange floods the tunnel port from outside for some seconds while pods of two nodes
+// exchange packets.
 func TestFloodAtTheTunnelStopsNoExchange(t *testing.T) {
 	a := newArena(t, "overlay")
 	seconds := 3 * time.Second

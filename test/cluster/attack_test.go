@@ -24,12 +24,11 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// passing are the reasons of packets that were not dropped, and of those that
-// everything on a link sends all the time.
+// passing are the reasons of packets that were not dropped, and of packets that are always sent on a link.
 var passing = []string{"forwarded", "answered", "stack-", "arp", "ndp", "multicast", "broadcast"}
 
-// drops is how many packets the node has dropped, by the reason of its programs, or
-// the chain of its firewall.
+// drops returns the number of packets that the node has dropped, by the reason of its programs or the chain of its
+// firewall.
 func (n *node) drops(t *testing.T) map[string]uint64 {
 	t.Helper()
 	out, err := n.run(t.Context(), "map", "dump", "sl_metrics")
@@ -62,7 +61,7 @@ func (n *node) drops(t *testing.T) map[string]uint64 {
 	return counts
 }
 
-// firewall opens the node's firewall.
+// firewall opens a connection to the node's nftables.
 func (n *node) firewall(t *testing.T, do func(*nftables.Conn, *nftables.Table) error) {
 	t.Helper()
 	err := pod.In(n.Netns(), func() error {
@@ -70,7 +69,7 @@ func (n *node) firewall(t *testing.T, do func(*nftables.Conn, *nftables.Table) e
 		if err != nil {
 			return err
 		}
-		defer c.CloseLasting() //nolint:errcheck // it says nothing of what was done
+		defer c.CloseLasting() //nolint:errcheck // all results are known by now
 		return do(c, &nftables.Table{Name: "sluice-" + n.Instance(), Family: nftables.TableFamilyINet})
 	})
 	if err != nil {
@@ -78,7 +77,7 @@ func (n *node) firewall(t *testing.T, do func(*nftables.Conn, *nftables.Table) e
 	}
 }
 
-// firewallDrops is how many packets each chain has dropped.
+// firewallDrops returns the number of packets that each chain has dropped.
 func (n *node) firewallDrops(t *testing.T) map[string]uint64 {
 	t.Helper()
 	counts := map[string]uint64{}
@@ -118,26 +117,25 @@ func (n *node) firewallDrops(t *testing.T) map[string]uint64 {
 type shot struct {
 	what   string
 	packet []byte
-	heard  bool // it may arrive, and does
-	stack  bool // the programs let it pass, and the kernel does not deliver it
+	heard  bool // the packet must arrive
+	stack  bool // the programs must pass the packet, and the kernel must not deliver it
 }
 
-// arena is a cluster of which the first node is attacked. Every pod and host has
-// ears.
+// arena is a cluster whose first node is attacked. Ears listen in every pod and on every host.
 type arena struct {
 	*testCluster
 	ears     *ears
-	pods     []pod.Pod // one for each node
+	pods     []pod.Pod // one pod on each node
 	macs     []net.HardwareAddr
 	outside  pod.Pod
-	wire     *wire // of the outsider
+	wire     *wire // the outsider's
 	ids      []uint32
-	tunnel   net.HardwareAddr // of the attacked node
+	tunnel   net.HardwareAddr // Ethernet address of the attacked node's tunnel
 	sent     int
 	attacked *node
 }
 
-// newArena makes a cluster whose datapaths get some arguments more.
+// newArena makes a cluster with additional datapath arguments.
 func newArena(t *testing.T, mode string, args ...string) *arena {
 	t.Helper()
 	a := &arena{
@@ -153,7 +151,7 @@ func newArena(t *testing.T, mode string, args ...string) *arena {
 		a.macs = append(a.macs, mac)
 		a.ears.deviceOf(t, p)
 		a.ears.socketsOf(t, p, attackedPorts...)
-		a.ears.socketsOf(t, n.host(), attackedPorts[0]) // the other is the tunnel's
+		a.ears.socketsOf(t, n.host(), attackedPorts[0]) // the other port is the tunnel's
 	}
 	for i, p := range a.pods {
 		a.ids = append(a.ids, 0)
@@ -192,7 +190,7 @@ func newArena(t *testing.T, mode string, args ...string) *arena {
 	return a
 }
 
-// crafted names a packet and gives it a payload by which it is heard.
+// crafted builds a named packet whose payload identifies it to the ears.
 func (a *arena) crafted(what string, build func(payload []byte) []byte) shot {
 	a.sent++
 	what = fmt.Sprintf("%s%d %s", marker, a.sent, what)
@@ -201,21 +199,19 @@ func (a *arena) crafted(what string, build func(payload []byte) []byte) shot {
 
 func (a *arena) tunnelled(vni uint32, packet []byte) []byte { return tunnelled(a.tunnel, vni, packet) }
 
-// fire sends packets by a wire and waits until each was heard that may be, and a
-// counter of the attacked node has as many drops more as there are others. Nothing
-// else may have been heard.
+// fire sends packets by a wire. It waits until each packet that must arrive was heard, and the drop counters of the
+// attacked node have increased by the number of the others. Hearing any other packet is an error.
 func (a *arena) fire(t *testing.T, name string, w *wire, to net.HardwareAddr, shots []shot) {
 	t.Helper()
 	a.fireCounted(t, name, w, to, shots, true)
 }
 
-// inFlight is how many packets are sent before they are looked for: fewer than the
-// kernel keeps for a CPU that is busy (net.core.netdev_max_backlog), which would drop
-// the rest before a program has seen it.
+// inFlight is the number of packets sent before a check. It is below the kernel's queue of a busy CPU
+// (net.core.netdev_max_backlog), which would drop further packets before a program sees them.
 const inFlight = 500
 
-// Packets are sent again of which too few were heard or counted after a while: on the
-// way to the attacked node a busy kernel may lose some.
+// Packets are sent again if too few were heard or counted: a busy kernel may lose some on the way to the attacked
+// node.
 const (
 	repeatAfter  = 15 * time.Second
 	mostRepeated = 2
@@ -228,7 +224,7 @@ func (a *arena) fireCounted(t *testing.T, name string, w *wire, to net.HardwareA
 	for some := range slices.Chunk(shots, inFlight) {
 		a.volley(t, o, w, to, some, counted)
 	}
-	// What passed would have been heard before this.
+	// Packets that passed have been heard before this exchange ends.
 	for _, address := range append(a.attacked.Addresses(), a.pods[0].Addresses()...) {
 		if _, err := a.ask(a.pods[1], address); err != nil {
 			t.Errorf("%s: an exchange afterwards: %v", name, err)
@@ -239,12 +235,12 @@ func (a *arena) fireCounted(t *testing.T, name string, w *wire, to net.HardwareA
 		name, len(shots), len(o.heard), o.wrong, o.by)
 }
 
-// outcome is what became of packets.
+// outcome contains the results of sent packets.
 type outcome struct {
 	name  string
-	heard map[string]bool // what may be, of what was sent
-	all   map[string]bool // what was
-	wrong int             // how many were that may not
+	heard map[string]bool // sent packets that must be heard
+	all   map[string]bool // heard packets
+	wrong int             // number of heard packets that must not be
 	by    map[string]uint64
 }
 
@@ -260,7 +256,7 @@ func (o *outcome) listen(t *testing.T, e *ears) {
 	}
 }
 
-// volley sends packets at once and waits for what becomes of them.
+// volley sends packets at once and waits for their results.
 func (a *arena) volley(t *testing.T, o *outcome, w *wire, to net.HardwareAddr, shots []shot, counted bool) {
 	t.Helper()
 	before, denied := a.attacked.drops(t), uint64(0)
@@ -311,7 +307,7 @@ func (a *arena) volley(t *testing.T, o *outcome, w *wire, to net.HardwareAddr, s
 	servicetest.EventuallyNil(t, o.name+": all is heard or counted", func() error {
 		err := settled()
 		if err != nil && repeated < mostRepeated && time.Since(sentAt) > repeatAfter {
-			// What a program let disappear, it does every time.
+			// If a program lost packets silently, it would lose them each time.
 			t.Logf("%s: sent once more, the kernel has lost packets: %v", o.name, err)
 			before = a.attacked.drops(t)
 			send()
@@ -324,7 +320,7 @@ func (a *arena) volley(t *testing.T, o *outcome, w *wire, to net.HardwareAddr, s
 	}
 }
 
-// ask asks ears until they answer.
+// ask sends questions to ears until an answer arrives.
 func (a *arena) ask(from pod.Pod, at netip.Addr) (tries int, err error) {
 	c, err := from.ListenPacket(netip.AddrPortFrom(netip.IPv6Unspecified(), 0))
 	if err != nil {
@@ -344,15 +340,15 @@ func (a *arena) ask(from pod.Pod, at netip.Addr) (tries int, err error) {
 	return tries, err
 }
 
-// claim is a sender that a packet in a tunnel names.
+// claim is a sender address in a tunnelled packet.
 type claim struct {
 	what    string
-	of      int // the node that has the address; -1: none
+	of      int // the node with the address; -1 for none
 	host    bool
 	address netip.Addr
 }
 
-// claims are all kinds of senders, in both families.
+// claims returns all kinds of sender addresses, in both families.
 func (a *arena) claims() (all []claim) {
 	for i, n := range a.nodes {
 		for _, address := range a.pods[i].Addresses() {
@@ -375,8 +371,7 @@ func (a *arena) claims() (all []claim) {
 	return all
 }
 
-// vnis are the numbers at the borders of what a tunnel may name, those of all pods,
-// and all that mean something.
+// vnis returns the boundary values of the VNI, the identities of all pods, and all reserved identities.
 func (a *arena) vnis() []uint32 {
 	all := []uint32{255, 256, 65535, 65536, 0xff0000, 0xffffff}
 	for v := range uint32(11) {
@@ -385,9 +380,9 @@ func (a *arena) vnis() []uint32 {
 	return append(all, a.ids...)
 }
 
-// inTunnels are packets of every claimed sender under every VNI to the pod and the
-// host of the attacked node, and to a pod of another. The outer packet is from the
-// node of the index sender, or, if that is negative, of nobody.
+// inTunnels returns tunnelled packets with every claimed sender and every VNI to the pod and the host of the attacked
+// node, and to a pod of another node. The outer packets come from the node with the index sender; a negative index
+// means that no node has the outer address.
 func (a *arena) inTunnels(name string, outer, at netip.Addr, sender int) (shots []shot) {
 	type target struct {
 		what    string
@@ -419,7 +414,7 @@ func (a *arena) inTunnels(name string, outer, at netip.Addr, sender int) (shots 
 				ofPod := !from.host && vni >= 256 && vni <= 65535
 				ofHost := from.host && (vni == 6 || vni == 9 || vni == 10)
 				s.heard = mine && (ofPod || ofHost)
-				// the way back to the address itself is not the tunnel: rp_filter
+				// the return path of a node's own address does not use the tunnel, so rp_filter drops the packet
 				s.stack = s.heard && to.what == "the host" && slices.Contains(a.nodes[from.of].Addresses(), from.address) &&
 					from.address.Is4()
 				shots = append(shots, s)
@@ -429,10 +424,9 @@ func (a *arena) inTunnels(name string, outer, at netip.Addr, sender int) (shots 
 	return shots
 }
 
-// TestNothingForgedLeavesATunnel sends some thousand packets to the tunnel's port of
-// a node: of an outsider under its own address, under that of nobody and under that
-// of a node, and of a node that lies. Who can send under the address of a registered
-// node speaks as that node: of its pods and of itself, and of nothing else.
+// TestNothingForgedLeavesATunnel sends some thousand packets to the tunnel port of a node: from an outsider with its
+// own address, an unassigned address and a node's address, and from a malicious node. A sender that uses the address
+// of a registered node can send for that node and its pods, and for no other sender.
 func TestNothingForgedLeavesATunnel(t *testing.T) {
 	a := newArena(t, "overlay")
 	liar := newWire(t, a.nodes[2].Netns())
@@ -441,24 +435,24 @@ func TestNothingForgedLeavesATunnel(t *testing.T) {
 		nobody := addressOf([]netip.Addr{netip.MustParseAddr("203.0.113.9"), netip.MustParseAddr("2001:db8:9::9")}, at)
 		node := addressOf(a.nodes[2].Addresses(), at)
 		a.fire(t, fmt.Sprint("outsider to ", at), a.wire, a.macs[0], a.inTunnels("own", own, at, -1))
-		a.fire(t, fmt.Sprint("outsider as nobody to ", at), a.wire, a.macs[0], a.inTunnels("nobody", nobody, at, -1))
+		a.fire(t, fmt.Sprint("unassigned address to ", at), a.wire, a.macs[0], a.inTunnels("nobody", nobody, at, -1))
 		a.fire(t, fmt.Sprint("outsider as node 2 to ", at), a.wire, a.macs[0], a.inTunnels("as node 2", node, at, 2))
 		a.fire(t, fmt.Sprint("node 2 lies to ", at), liar, a.macs[0], a.inTunnels("node 2", node, at, 2))
 	}
-	// Under an address that no other machine has, or that only pods have.
+	// Outer addresses that no other machine has, or that only pods have.
 	for _, outer := range append(a.pods[0].Addresses(), a.pods[1].Addresses()...) {
 		at := addressOf(a.attacked.Addresses(), outer)
 		a.fire(t, fmt.Sprint("outsider as pod ", outer), a.wire, a.macs[0], a.inTunnels("as a pod", outer, at, -1))
 	}
 	for _, outer := range a.attacked.Addresses() {
-		// the kernel itself refuses its own address as a source, of IPv4
+		// The kernel itself rejects its own IPv4 address as a source.
 		a.fireCounted(t, fmt.Sprint("outsider as the node itself ", outer), a.wire, a.macs[0],
 			a.inTunnels("as itself", outer, outer, -1), outer.Is6())
 	}
 	t.Logf("%d packets", a.sent)
 }
 
-// hostEnd is the Ethernet address of the node's end of a pod's device.
+// hostEnd returns the Ethernet address of the node's end of a pod's device.
 func hostEnd(t *testing.T, n *node, p pod.Pod) (mac net.HardwareAddr) {
 	t.Helper()
 	var parent int

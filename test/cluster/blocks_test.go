@@ -22,11 +22,11 @@ import (
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 )
 
-// moreThanABlock is a number of addresses for which a node needs a second block.
+// moreThanABlock is a number of addresses that does not fit into one block.
 const moreThanABlock = 14
 
-// blockPoints are the services with the families of fault points that a node
-// reaches while it claims a block and returns it.
+// blockPoints are the services and the families of fault points that a node reaches while it claims and returns a
+// block.
 var blockPoints = []struct {
 	service  string
 	families []string
@@ -35,7 +35,7 @@ var blockPoints = []struct {
 	{devnode.Identity, []string{"identity/claim/", "identity/return/", "identity/register/"}},
 }
 
-// armed starts a service of the node anew, with a controller of its fault points.
+// armed restarts a service of the node with a controller of its fault points.
 func (n *node) armed(t *testing.T, service string) *faulttest.Controller {
 	t.Helper()
 	if err := n.Kill(t.Context(), service); err != nil {
@@ -50,9 +50,8 @@ func (n *node) armed(t *testing.T, service string) *faulttest.Controller {
 	return controller
 }
 
-// pointsOf are the fault points of a service that belong to the families: all of
-// them, or one of each family. What the service says only of its first
-// registration is not among them: the tests of identity have it.
+// pointsOf returns the fault points of a service in the families: all of them, or one of each family. It leaves out
+// fault points that are reached only in the first registration, which tests of identity cover.
 func (n *node) pointsOf(t *testing.T, service string, families []string) (points []string) {
 	t.Helper()
 	all, err := n.armed(t, service).Names(t.Context())
@@ -76,7 +75,7 @@ func (n *node) pointsOf(t *testing.T, service string, families []string) (points
 	return points
 }
 
-// blocks are the ranges of ipam's file.
+// blocks returns the blocks in ipam's file.
 func (r *renter) blocks(ctx context.Context) (ranges []string, err error) {
 	pools, err := r.ipam.ListPools(ctx, &ipamv1.ListPoolsRequest{})
 	for _, p := range pools.GetPools() {
@@ -86,8 +85,8 @@ func (r *renter) blocks(ctx context.Context) (ranges []string, err error) {
 	return ranges, err
 }
 
-// agreed waits until every node knows that the renter's node has what its ipam's
-// file has, which is so many blocks, and that no block has two nodes.
+// agreed waits until every node's view of the renter's node equals ipam's file, until the file has this number of
+// blocks, and until no block belongs to two nodes.
 func (c *testCluster) agreed(t *testing.T, r *renter, blocks int) {
 	t.Helper()
 	servicetest.EventuallyNil(t, fmt.Sprintf("%d blocks of %s", blocks, r.node.Name()), func() error {
@@ -125,7 +124,7 @@ func (c *testCluster) agreed(t *testing.T, r *renter, blocks int) {
 	})
 }
 
-// growAndShrink takes more addresses than a block has and gives them back.
+// growAndShrink allocates more addresses than a block has and releases them.
 func (r *renter) growAndShrink(ctx context.Context, what string) error {
 	taken := map[string]netip.Addr{}
 	for i := range moreThanABlock {
@@ -144,11 +143,10 @@ func (r *renter) growAndShrink(ctx context.Context, what string) error {
 	return nil
 }
 
-// TestFaultKillAnywhereWhileABlockComesOrGoes proves INV-85 with every process real:
-// ipam and identity of a node are killed at each step of a claim and of a return,
-// while other nodes take addresses of the same pool. The node gets its addresses all
-// the same, ends with the one block that it began with, in etcd as in its file, and
-// the recorded history has no address and no block in two hands.
+// TestFaultKillAnywhereWhileABlockComesOrGoes proves INV-85 with real processes: it kills ipam and identity of a node
+// at each step of claiming and returning a block, while other nodes allocate addresses of the same pool. The node
+// still gets its addresses, and ends with its initial block only, in etcd and in its file. In the recorded history,
+// no address and no block has two owners at a time.
 func TestFaultKillAnywhereWhileABlockComesOrGoes(t *testing.T) {
 	t.Parallel()
 	c := newPoolCluster(t, 1)
@@ -185,7 +183,7 @@ func TestFaultKillAnywhereWhileABlockComesOrGoes(t *testing.T) {
 					if err := controller.WaitHits(patient, point, 1); err != nil {
 						return err
 					}
-					if err := n.Kill(patient, s.service); err != nil { // it may be at its end
+					if err := n.Kill(patient, s.service); err != nil { // the process may be ending already
 						return err
 					}
 					return n.Start(patient, s.service)

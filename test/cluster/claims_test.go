@@ -18,10 +18,10 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// inEtcd is where the identity services of a cluster have what they agree on.
+// inEtcd is the etcd prefix of the identity services' shared state.
 const inEtcd = "/sluice/v1/identity"
 
-// etcd connects to the only member of the cluster's etcd until the end of the test.
+// etcd connects to the single etcd member of the cluster until the end of the test.
 func (c *testCluster) etcd(t *testing.T) *clientv3.Client {
 	t.Helper()
 	client, err := clientv3.New(clientv3.Config{
@@ -34,8 +34,8 @@ func (c *testCluster) etcd(t *testing.T) *clientv3.Client {
 	return client
 }
 
-// claimEverything writes what the role of a node lets it write, so that every block of the pool
-// seems to be the node's own, or a block in quarantine or in use by another node.
+// claimEverything writes everything that the role of a node permits, so that every block of the pool appears to be
+// the node's, in quarantine, or in use by another node.
 func claimEverything(t *testing.T, etcd *clientv3.Client, liar string, others []string) {
 	t.Helper()
 	put := func(key string, value any) {
@@ -76,10 +76,9 @@ func claimEverything(t *testing.T, etcd *clientv3.Client, liar string, others []
 	put("/ip/"+liar+"/node", record)
 }
 
-// TestNodeThatClaimsEveryBlockKeepsNoOtherFromJoining: a node that was taken claims the whole
-// pool in etcd, twice. Nodes of before keep their blocks, also those whose services start
-// again. Nodes that join get blocks, their pods have addresses that no other pod has, and reach
-// the pods of all other nodes.
+// TestNodeThatClaimsEveryBlockKeepsNoOtherFromJoining: a compromised node claims the whole pool in etcd, twice.
+// Existing nodes keep their blocks, even after restarts of their services. Joining nodes get blocks, and their pods
+// get unique addresses and reach the pods of all other nodes.
 func TestNodeThatClaimsEveryBlockKeepsNoOtherFromJoining(t *testing.T) {
 	t.Parallel()
 	c := newPoolCluster(t, 1, "--max-blocks-per-node=8") // half of the pool
@@ -114,7 +113,7 @@ func TestNodeThatClaimsEveryBlockKeepsNoOtherFromJoining(t *testing.T) {
 	}
 	reach("before")
 
-	// The processes of the node are no longer those of Sluice. Its key says that it is alive.
+	// The node's services are replaced by the attacker, but the key that reports the node as alive remains.
 	alive, err := etcd.Get(t.Context(), inEtcd+"/alive/"+liar.Name())
 	if err != nil || len(alive.Kvs) != 1 {
 		t.Fatalf("the key that says that %s is alive: %v, %v", liar.Name(), alive, err)
@@ -153,7 +152,7 @@ func TestNodeThatClaimsEveryBlockKeepsNoOtherFromJoining(t *testing.T) {
 		reach(fmt.Sprint("joined ", i))
 		claimEverything(t, etcd, liar.Name(), append(others, n.Name()))
 	}
-	// More addresses than a block has: nodes of before get further blocks, too.
+	// More addresses than a block has: existing nodes also get further blocks.
 	for i := range moreThanABlock {
 		add(first, fmt.Sprint("more-", i%2))
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// shownAddress is what `sluice ip get -o json` prints.
+// shownAddress is the output of `sluice ip get -o json`.
 type shownAddress struct {
 	Mapping *struct {
 		Identity uint32   `json:"identity"`
@@ -31,7 +31,7 @@ type shownAddress struct {
 	RangeNode string `json:"rangeNode"`
 }
 
-// shownNode is an element of what `sluice node list -o json` prints.
+// shownNode is an item of the output of `sluice node list -o json`.
 type shownNode struct {
 	Node struct {
 		Name     string `json:"name"`
@@ -45,8 +45,8 @@ type shownNode struct {
 	Local    bool   `json:"local"`
 }
 
-// TestNodesAgreeOnIdentitiesAndAddresses: nodes that meet new label sets at the
-// same moment give them the same numbers, and each knows the pods of the others.
+// TestNodesAgreeOnIdentitiesAndAddresses: nodes that see new label sets at the same moment use the same identity
+// numbers, and each node knows the pods of the others.
 func TestNodesAgreeOnIdentitiesAndAddresses(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 3})
@@ -65,7 +65,7 @@ func TestNodesAgreeOnIdentitiesAndAddresses(t *testing.T) {
 	if err := group.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	numbers := map[uint32]int{} // by number, the set
+	numbers := map[uint32]int{} // label set by number
 	for i, on := range c.nodes {
 		for k, p := range pods[i] {
 			for _, n := range c.nodes {
@@ -79,10 +79,10 @@ func TestNodesAgreeOnIdentitiesAndAddresses(t *testing.T) {
 		}
 	}
 	if len(numbers) != sets {
-		t.Errorf("%d label sets have %d numbers: %v", sets, len(numbers), numbers)
+		t.Errorf("%d label sets have %d identities: %v", sets, len(numbers), numbers)
 	}
 
-	// What a person sees at another node.
+	// The output of commands on another node.
 	p := pods[0][1]
 	for _, a := range p.Addresses() {
 		var shown shownAddress
@@ -107,7 +107,7 @@ func TestNodesAgreeOnIdentitiesAndAddresses(t *testing.T) {
 			want := shownNode{Local: i == 1, State: "alive", Mappings: 2 * sets}
 			want.Node.Name = n.Name()
 			if i == 0 {
-				want.Mappings -= 2 // the pod that is gone
+				want.Mappings -= 2 // the removed pod
 			}
 			for _, a := range n.Addresses() {
 				want.Node.Underlay.Addresses = append(want.Node.Underlay.Addresses, a.String())
@@ -126,7 +126,7 @@ func TestNodesAgreeOnIdentitiesAndAddresses(t *testing.T) {
 // remoteNode is the identity of other nodes' addresses.
 const remoteNode = 6
 
-// stateOf is the state of a node, as another one shows it.
+// stateOf returns the state of a node in another node's view.
 func (n *node) stateOf(t *testing.T, other *node) string {
 	t.Helper()
 	all, err := receiveAll(n.cluster.ListNodes(t.Context(), &identityv1.ListNodesRequest{}))
@@ -141,9 +141,8 @@ func (n *node) stateOf(t *testing.T, other *node) string {
 	return "not registered"
 }
 
-// TestSilentNodeKeepsItsAddressesUntilItIsForgotten: a node that is not heard any
-// more is silent and nothing else; when it is forgotten its addresses go, and when
-// it returns they are back.
+// TestSilentNodeKeepsItsAddressesUntilItIsForgotten: a node without a sign of life becomes silent and keeps its
+// addresses. Forgetting the node removes its addresses, and they return with the node.
 func TestSilentNodeKeepsItsAddressesUntilItIsForgotten(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 3, Options: devnode.Options{
@@ -169,7 +168,7 @@ func TestSilentNodeKeepsItsAddressesUntilItIsForgotten(t *testing.T) {
 	here.kernelHas(t, entries(p, number, there)...)
 	here.sluice(t, &forgotten, "node", "forget", there.Name(), "--dry-run")
 	if got, _, err := here.mapping(t.Context(), p.IPv4); err != nil || got != number || forgotten.Mappings != 2 {
-		t.Errorf("after --dry-run, which told of %d mappings: identity %d, %v", forgotten.Mappings, got, err)
+		t.Errorf("after --dry-run, which listed %d mappings: identity %d, %v", forgotten.Mappings, got, err)
 	}
 	here.sluice(t, &forgotten, "node", "forget", there.Name())
 	if forgotten.Mappings != 2 {
@@ -191,7 +190,7 @@ func TestSilentNodeKeepsItsAddressesUntilItIsForgotten(t *testing.T) {
 	}
 }
 
-// TestJoiningNodeIsKnownToAllOthers, and knows them, from its registration on.
+// TestJoiningNodeIsKnownToAllOthers from its registration on, and knows all other nodes.
 func TestJoiningNodeIsKnownToAllOthers(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 3})
@@ -217,15 +216,14 @@ func TestJoiningNodeIsKnownToAllOthers(t *testing.T) {
 	p := fourth.add(t, "web")
 	for _, n := range append(slices.Clone(c.nodes), fourth) {
 		if got := n.identityOf(t, p, fourth); got != number {
-			t.Errorf("identity %d at %s, want that of the same labels, %d", got, n.Name(), number)
+			t.Errorf("identity %d at %s, want the identity of the same labels, %d", got, n.Name(), number)
 		}
 		n.kernelHas(t, entries(p, number, fourth)...)
 	}
 }
 
-// TestNodesConvergeAfterEtcdWasAway: nodes go on with what they know, and what
-// happened meanwhile is known everywhere afterwards, also if every process that
-// could have remembered it was restarted.
+// TestNodesConvergeAfterEtcdWasAway: without etcd, nodes keep working with their known state. When etcd is back, all
+// changes made meanwhile reach every node, even if all processes were restarted.
 func TestNodesConvergeAfterEtcdWasAway(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 3})
@@ -258,7 +256,7 @@ func TestNodesConvergeAfterEtcdWasAway(t *testing.T) {
 		} `json:"identity"`
 	}
 	if err := first.trySluice(t.Context(), &status, "status"); err == nil {
-		t.Error("sluice status ends with 0 while etcd is away")
+		t.Error("sluice status has exit code 0 while etcd is down")
 	}
 	if err := c.Hub().Start(t.Context(), devnode.Etcd); err != nil {
 		t.Fatal(err)
@@ -273,7 +271,7 @@ func TestNodesConvergeAfterEtcdWasAway(t *testing.T) {
 		}
 		n.forgets(t, other)
 	}
-	servicetest.EventuallyNil(t, "nothing waits for etcd", func() error {
+	servicetest.EventuallyNil(t, "no change waits for etcd", func() error {
 		if err := first.trySluice(t.Context(), &status, "status"); err != nil {
 			return err
 		}
@@ -284,8 +282,7 @@ func TestNodesConvergeAfterEtcdWasAway(t *testing.T) {
 	})
 }
 
-// TestPodsAreCreatedWhileMembersOfEtcdAreKilled, one after the other, so that the
-// leader is among them.
+// TestPodsAreCreatedWhileMembersOfEtcdAreKilled, one after the other, so that one of them is the leader.
 func TestPodsAreCreatedWhileMembersOfEtcdAreKilled(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 3, EtcdMembers: 3, Options: devnode.Options{
@@ -293,7 +290,7 @@ func TestPodsAreCreatedWhileMembersOfEtcdAreKilled(t *testing.T) {
 	}})
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	const kept = 40 // pods of each node; earlier ones are deleted
+	const kept = 40 // pods of each node; older ones are deleted
 	type labelled struct {
 		pod.Pod
 		app string
@@ -304,7 +301,7 @@ func TestPodsAreCreatedWhileMembersOfEtcdAreKilled(t *testing.T) {
 	for i, n := range c.nodes {
 		group.Go(func() error {
 			for k := 0; ctx.Err() == nil; k++ {
-				// A label set that only this node has, and one that all nodes have.
+				// A label set that only this node has, and a label set that all nodes have.
 				for _, app := range []string{fmt.Sprintf("own-%d-%d", i, k), fmt.Sprintf("all-%d", k)} {
 					p, err := makePod(t)
 					if err == nil {
@@ -355,11 +352,11 @@ func TestPodsAreCreatedWhileMembersOfEtcdAreKilled(t *testing.T) {
 			all = append(all, entries(p.Pod, number, on)...)
 			for _, n := range c.nodes {
 				if got := n.identityOf(t, p.Pod, on); got != number {
-					t.Errorf("%s gives pod %s of %s identity %d, that itself %d", n.Name(), p.Name, on.Name(), got, number)
+					t.Errorf("%s: pod %s of %s has identity %d, on its node %d", n.Name(), p.Name, on.Name(), got, number)
 				}
 			}
 			if before, ok := shared[p.app]; ok && before != number {
-				t.Errorf("the label set of app=%s has the numbers %d and %d", p.app, before, number)
+				t.Errorf("the label set of app=%s has the identities %d and %d", p.app, before, number)
 			}
 			shared[p.app] = number
 		}

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// onlyTo lets app=near talk to, and be reached by, one entity.
+// onlyTo lets app=near connect to, and be reached by, one entity only.
 const onlyTo = `apiVersion: cilium.io/v2
 kind: CiliumNetworkPolicy
 metadata: {name: only, namespace: test}
@@ -29,20 +29,21 @@ spec:
   ingress: [{fromEntities: [%[1]s]}]
 `
 
-// explained is what both commands print about a connection, as far as the other one prints it, too.
+// explained contains the parts of a result that both commands print.
 type explained struct {
 	Source, Destination *struct{ Identity uint32 } // of `explain`
 	Egress, Ingress     *struct {
-		Peer    uint32 // of `policy explain`
+		Peer    uint32 // only in the output of `policy explain`
 		Action  string // likewise
 		Verdict struct{ Verdict string }
 	}
 	NotAsked []struct{ Node, Has string }
 }
 
-// TestBothExplainsAgreeAboutEveryAddress asks the tables of the kernel and the policy service about connections of one
-// pod with every kind of address, in both directions, under policies for opposite sets of peers: they evaluate the same
-// identity, with the same result. Of a pod elsewhere both name the node that was not asked.
+// TestBothExplainsAgreeAboutEveryAddress compares the kernel's tables with the policy service for connections between
+// one pod and every kind of address, in both directions, under policies that allow opposite sets of peers: both must
+// evaluate the same identity with the same result. For a pod on another node, both must name the node whose side they
+// did not evaluate.
 func TestBothExplainsAgreeAboutEveryAddress(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 2, Routing: "overlay"})
@@ -65,18 +66,18 @@ endpoints: [{addresses: [` + far.Addresses()[0].String() + `]}]
 	write := func(dir, text string) {
 		t.Helper()
 		if err := os.WriteFile(filepath.Join(dir, "explain.yaml"), []byte(text),
-			0o644); err != nil { //nolint:gosec // the services' users read it
+			0o644); err != nil { //nolint:gosec // the services' users read the file
 			t.Fatal(err)
 		}
 	}
 	write(c.Hub().ServiceDir(), service)
 
-	inRange := func(p pod.Pod, last byte) string { // an address of the range that has the pod's
+	inRange := func(p pod.Pod, last byte) string { // an address in the prefix of a pod's address
 		a := p.Addresses()[0].As4()
 		a[3] = last
 		return netip.AddrFrom4(a).String()
 	}
-	bridge := netip.MustParsePrefix("172.31.255.1/24") // of an interface that no other node reaches
+	bridge := netip.MustParsePrefix("172.31.255.1/24") // address of an interface that other nodes cannot reach
 	if err := pod.In(here.Netns(), func() error {
 		lo, err := netlink.LinkByName("lo")
 		if err != nil {
@@ -112,7 +113,7 @@ endpoints: [{addresses: [` + far.Addresses()[0].String() + `]}]
 		addresses[fmt.Sprintf("another node, address %d", i)] = a.String()
 	}
 
-	// agree compares the side of the pod, and returns what `explain` says of it.
+	// agree compares both results of the pod's side, and returns the output of `explain`.
 	agree := func(n *node, what, from, to string, egress bool) string {
 		t.Helper()
 		var kernel, policy explained
@@ -128,15 +129,15 @@ endpoints: [{addresses: [` + far.Addresses()[0].String() + `]}]
 		}
 		verdict := map[string]string{"allow": "forwarded", "deny": "dropped"}[other.Action]
 		if peer.Identity != other.Peer || side.Verdict.Verdict != verdict {
-			t.Errorf("%s, %s -> %s: explain has peer %d %s, policy explain %d %s", what, from, to, peer.Identity,
+			t.Errorf("%s, %s -> %s: explain has peer %d %s, policy explain has %d %s", what, from, to, peer.Identity,
 				side.Verdict.Verdict, other.Peer, verdict)
 		}
 		if verdict == "forwarded" && fmt.Sprint(kernel.NotAsked) != fmt.Sprint(policy.NotAsked) {
-			t.Errorf("%s: explain did not ask %v, policy explain %v", what, kernel.NotAsked, policy.NotAsked)
+			t.Errorf("%s: not evaluated: explain %v, policy explain %v", what, kernel.NotAsked, policy.NotAsked)
 		}
 		return verdict
 	}
-	allowed := map[string]map[string]bool{} // by entity, the kinds of addresses
+	allowed := map[string]map[string]bool{} // kinds of addresses by entity
 	for _, entity := range []string{"world", "cluster"} {
 		allowed[entity] = map[string]bool{}
 		write(c.Hub().PolicyDir(), fmt.Sprintf(onlyTo, entity))
@@ -160,7 +161,7 @@ endpoints: [{addresses: [` + far.Addresses()[0].String() + `]}]
 	for what := range addresses {
 		world, cluster := allowed["world"][what], allowed["cluster"][what]
 		if what == "unassigned in a range of another node" {
-			if world || cluster { // it is unknown, and no entity has it
+			if world || cluster { // the identity is unknown, and matches no entity
 				t.Errorf("%s: world %t, cluster %t", what, world, cluster)
 			}
 		} else if world == cluster {

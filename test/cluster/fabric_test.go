@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// openFlows opens connections, in turn to each address.
+// openFlows opens connections, alternating between the addresses.
 func openFlows(t *testing.T, from, to pod.Pod, count int) (flows []flow) {
 	t.Helper()
 	for i := range count {
@@ -35,9 +35,8 @@ func openFlows(t *testing.T, from, to pod.Pod, count int) (flows []flow) {
 	return flows
 }
 
-// TestPodsOfNodesSpeakWithoutEtcd stops etcd while 100 connections between pods of
-// two nodes go on, for a minute if all faults are wanted; pods that know each other
-// begin new ones meanwhile.
+// TestPodsOfNodesSpeakWithoutEtcd stops etcd during 100 connections between pods of two nodes, with all faults for a
+// minute. Meanwhile pods that know each other open new connections.
 func TestPodsOfNodesSpeakWithoutEtcd(t *testing.T) {
 	t.Parallel()
 	away := 5 * time.Second
@@ -86,7 +85,7 @@ func TestPodsOfNodesSpeakWithoutEtcd(t *testing.T) {
 	}
 }
 
-// carry sends data by a connection, all of which has to arrive.
+// carry sends data over a connection and requires that all of it arrives.
 func (f flow) carry(size int) error {
 	data := make([]byte, size)
 	rand.Read(data) //nolint:errcheck // never fails
@@ -108,8 +107,7 @@ func (f flow) carry(size int) error {
 	return nil
 }
 
-// fabricMTU sets the size of packets between the nodes, on their uplinks and on the
-// ports of the bridge.
+// fabricMTU sets the MTU of the nodes' uplinks and of the bridge ports.
 func (c *testCluster) fabricMTU(t *testing.T, mtu int) {
 	t.Helper()
 	set := func(names ...string) func() error {
@@ -136,8 +134,7 @@ func (c *testCluster) fabricMTU(t *testing.T, mtu int) {
 	}
 }
 
-// pathMTU is what a pod takes for the largest packet to an address, after it has sent
-// one that is as large as its device takes.
+// pathMTU returns the path MTU from a pod to an address, after the pod has sent a packet of its device's MTU.
 func pathMTU(p pod.Pod, to netip.Addr) (mtu int, err error) {
 	err = pod.In(p.Netns, func() error {
 		family, level, option := unix.AF_INET, unix.IPPROTO_IP, unix.IP_MTU
@@ -160,7 +157,7 @@ func pathMTU(p pod.Pod, to netip.Addr) (mtu int, err error) {
 		if mtu, err = unix.GetsockoptInt(fd, level, option); err != nil {
 			return err
 		}
-		// refused if it is larger than what the pod has learned meanwhile
+		// rejected if it exceeds the path MTU that the pod has learned meanwhile
 		if _, err := unix.Write(fd, make([]byte, mtu-headers)); err != nil && !errors.Is(err, unix.EMSGSIZE) &&
 			!errors.Is(err, unix.ECONNREFUSED) {
 			return err
@@ -170,9 +167,8 @@ func pathMTU(p pod.Pod, to netip.Addr) (mtu int, err error) {
 	return mtu, err
 }
 
-// TestConnectionsOutliveASmallerFabric lowers the size of packets between the nodes
-// while connections carry data: they go on, pods learn what passes, and go on when
-// it is as before.
+// TestConnectionsOutliveASmallerFabric lowers the MTU between the nodes while connections carry data. The connections
+// continue, pods learn the lower MTU, and connections continue after the MTU is restored.
 func TestConnectionsOutliveASmallerFabric(t *testing.T) {
 	t.Parallel()
 	for _, mode := range modes {
@@ -196,7 +192,7 @@ func TestConnectionsOutliveASmallerFabric(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			const less = 60 // IPv6 needs 1280 of 1400 in a tunnel, too
+			const less = 60 // in a tunnel, too, the remaining MTU must be at least the 1280 of IPv6
 			want, usual := before-less, before
 			if mode == "overlay" {
 				usual += 50
@@ -205,7 +201,7 @@ func TestConnectionsOutliveASmallerFabric(t *testing.T) {
 			carry("in a smaller fabric")
 			for i, ends := range [][2]pod.Pod{{from, to}, {to, from}} {
 				for _, a := range ends[1].Addresses() {
-					servicetest.EventuallyNil(t, fmt.Sprintf("pod %d learns what passes to %s", i, a), func() error {
+					servicetest.EventuallyNil(t, fmt.Sprintf("pod %d learns the path MTU to %s", i, a), func() error {
 						if got, err := pathMTU(ends[0], a); err != nil || got != want {
 							return fmt.Errorf("%d bytes, want %d: %w", got, want, err)
 						}
@@ -215,12 +211,12 @@ func TestConnectionsOutliveASmallerFabric(t *testing.T) {
 			}
 			for _, a := range to.Addresses() {
 				if err := exchange(t.Context(), from, to, a); err != nil {
-					t.Errorf("a new connection in a smaller fabric: %v", err)
+					t.Errorf("a new connection with a lower MTU: %v", err)
 				}
 			}
 			c.fabricMTU(t, usual)
-			carry("in the fabric as it was")
-			t.Logf("%d bytes before, %d in a smaller fabric", before, want)
+			carry("with the restored MTU")
+			t.Logf("path MTU before: %d, lowered: %d", before, want)
 		})
 	}
 }

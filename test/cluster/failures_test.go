@@ -27,19 +27,19 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// failure is one row: what is away at the first node. The others are as they were.
+// failure is one row: what is down on the first node. The other nodes run normally.
 type failure struct {
 	away      string
 	processes []string
-	etcd      int  // so many members are away
+	etcd      int  // number of etcd members that are down
 	link      bool // the first node's port between the nodes is down
 
-	// What the columns say, in the order of failureColumns.
+	// Expected values of the columns, in the order of failureColumns.
 	connections, begun, enforced, apply, known, fresh, elsewhere, learns, learned, check, del, status, later, gc,
 	shown, shownElsewhere string
-	// Parts of what `sluice-cni` says of an ADD with new labels, if it fails.
+	// Expected parts of the error of an ADD with new labels, if it fails.
 	says []string
-	// Parts of what `sluice status` prints, of the first and of the second node.
+	// Expected parts of the output of `sluice status`, on the first and on the second node.
 	prints, printsElsewhere []string
 }
 
@@ -57,17 +57,17 @@ func (f *failure) row() failures.Row {
 	}, Says: [][]string{f.says, f.prints, f.printsElsewhere}}
 }
 
-// Words of the cells.
+// Values of the cells.
 const (
 	goOn, standStill  = "go on", "wait"
 	work, fail        = "work", "fail"
-	holds, none       = "enforced", "–" // there is nothing to see
+	holds, none       = "enforced", "–" // not applicable
 	meanwhile, after  = "meanwhile", "afterwards"
 	ready, knownReady = "3, ready", "3, ready for known labels"
 	notReady, well    = "3, not ready", "0, ready"
 )
 
-// as gives a row the columns that are as if nothing was away.
+// as fills unset columns with the values of a healthy cluster.
 func (f failure) as() failure {
 	for _, cell := range []struct {
 		cell  *string
@@ -97,18 +97,18 @@ func (f failure) as() failure {
 	return f
 }
 
-// silent is what the status of a node says of another one that does not answer.
+// silent are parts of the warning in a node's status about an unreachable node.
 var silent = []string{"Warning: sluice-datapath: node sluice-", ": no answer to "}
 
-// failureGroup is rows of one cluster, one after the other.
+// failureGroup is a sequence of rows that are tested on one cluster.
 type failureGroup struct {
 	name    string
 	options devnode.ClusterOptions
 	rows    []failure
 }
 
-// failureGroups have the rows of the tables in docs/failures.md, in their order. A column that is as if nothing was
-// away is left out.
+// failureGroups returns the rows of the tables in docs/failures.md, in their order. Unset columns have the values of
+// a healthy cluster.
 func failureGroups() []failureGroup {
 	everything := []string{devnode.Identity, devnode.IPAM, devnode.Policy, devnode.LoadBalancer, devnode.Datapath}
 	all := []failureGroup{
@@ -198,7 +198,7 @@ func failureGroups() []failureGroup {
 	return all
 }
 
-// failureTables are those of the document.
+// failureTables returns the tables of the document.
 func failureTables() failures.Tables {
 	s := failures.Tables{
 		Place: "failures of a cluster", Columns: failureColumns,
@@ -212,11 +212,12 @@ func failureTables() failures.Tables {
 	return s
 }
 
-// TestFailuresOfAClusterAreThoseOfTheDocument: what TestFailuresOfACluster wants is what the document says.
+// TestFailuresOfAClusterAreThoseOfTheDocument: the tables in the document equal the expectations of
+// TestFailuresOfACluster.
 func TestFailuresOfAClusterAreThoseOfTheDocument(t *testing.T) { failureTables().Compare(t) }
 
-// TestFailuresOfACluster takes one thing away, looks at every column, gives it back, and wants a cluster that agrees
-// again, in which new pods of meanwhile are reached.
+// TestFailuresOfACluster makes one component fail, checks every column, repairs it, and requires that the cluster is
+// consistent again and that pods created meanwhile are reachable.
 func TestFailuresOfACluster(t *testing.T) {
 	t.Parallel()
 	for _, g := range failureGroups() {
@@ -231,7 +232,7 @@ func TestFailuresOfACluster(t *testing.T) {
 					b.give(t)
 					b.wantAsBefore(t)
 				}) {
-					break // the next one would begin with what is left of it
+					break // the failure would affect the next row
 				}
 			}
 		})
@@ -240,11 +241,11 @@ func TestFailuresOfACluster(t *testing.T) {
 
 // Ports of the pods.
 const (
-	openPort  = 8080 // which a policy allows to the clients
-	laterPort = 8081 // which a change of the policies does
+	openPort  = 8080 // allowed to the clients by a policy
+	laterPort = 8081 // allowed to the clients by a change of the policies
 )
 
-// failurePolicies: the clients reach the web, readers reach pages and nothing else.
+// failurePolicies allow clients to connect to web, and readers to connect to pages only.
 const failurePolicies = `
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -265,7 +266,7 @@ spec:
   - to: [{podSelector: {matchLabels: {app: page}}}]
 `
 
-// laterPolicy opens the other port of the web to the clients.
+// laterPolicy allows clients to connect to the second port of web.
 const laterPolicy = `
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -277,20 +278,20 @@ spec:
     ports: [{protocol: TCP, port: 8081}]
 `
 
-// failing is a cluster of which something is away at the first node.
+// failing is a cluster in which a component of the first node is down.
 type failing struct {
 	*testCluster
 	want        failure
 	here, there *node
-	at          map[*node]map[string]pod.Pod // by the label; each listens at both ports
-	result      []byte                       // of the ADD of the client here
-	flows       []*dialogue                  // between the first node and others
+	at          map[*node]map[string]pod.Pod // by label; each pod listens on both ports
+	result      []byte                       // result of the ADD of the client here
+	flows       []*dialogue                  // between the first node and other nodes
 	others      []*dialogue                  // between others
-	// Of a row: the pods that come meanwhile, here and there, and the one that goes.
+	// Pods of the current row: created meanwhile here and there, and removed meanwhile.
 	ours, theirs, gone pod.Pod
 }
 
-// failingApps are the labels that each node has a pod of before anything is away.
+// failingApps are the labels of the pods that each node has before the first failure.
 var failingApps = []string{"web", "client", "denied", "reader", "page"}
 
 func newFailing(t *testing.T, o devnode.ClusterOptions) *failing {
@@ -353,7 +354,7 @@ func newFailing(t *testing.T, o devnode.ClusterOptions) *failing {
 	return b
 }
 
-// begin begins a row.
+// begin prepares a row.
 func (b *failing) begin(t *testing.T, f failure) {
 	t.Helper()
 	b.want, b.ours, b.theirs = f, pod.Pod{}, pod.Pod{}
@@ -361,7 +362,7 @@ func (b *failing) begin(t *testing.T, f failure) {
 	b.there.identityOf(t, b.gone, b.here)
 }
 
-// echo has a pod answer at both ports with what it receives.
+// echo makes a pod return received bytes on both ports.
 func echo(t *testing.T, p pod.Pod) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -378,7 +379,7 @@ func echo(t *testing.T, p pod.Pod) {
 				if err != nil {
 					return // the listener was closed
 				}
-				go func() { // it ends with the connection, which the other end closes
+				go func() { // ends when the other end closes the connection
 					defer c.Close()
 					_, _ = io.Copy(c, c)
 				}()
@@ -387,10 +388,10 @@ func echo(t *testing.T, p pod.Pod) {
 	}
 }
 
-// dialogue is a connection to a pod that echoes.
+// dialogue is a connection to a pod that returns what it receives.
 type dialogue struct {
 	*net.TCPConn
-	owed int // bytes that have not come back
+	owed int // number of bytes that have not returned
 }
 
 // converse opens a connection to each address.
@@ -408,7 +409,7 @@ func converse(t *testing.T, from, to pod.Pod) (all []*dialogue) {
 	return all
 }
 
-// speak sends a byte, and wants back all that was sent within a time.
+// speak sends a byte, and requires all sent bytes back within a limit.
 func (d *dialogue) speak(limit time.Duration) error {
 	d.owed++
 	if err := d.SetDeadline(time.Now().Add(limit)); err != nil {
@@ -422,11 +423,11 @@ func (d *dialogue) speak(limit time.Duration) error {
 	return err
 }
 
-// moment is how long the test waits for a packet that must not arrive. On a slow machine that is too short to notice
-// one that arrives, and never long enough to report one that does not.
+// moment is the time that the test waits for a packet that must not arrive. On a slow machine, a wrongly delivered
+// packet may come later and be missed, but the test never fails without one.
 const moment = 300 * time.Millisecond
 
-// speak is whether connections go on.
+// speak reports whether connections continue.
 func speak(flows []*dialogue, want string) string {
 	limit := patience
 	if want == standStill {
@@ -445,7 +446,7 @@ func speak(flows []*dialogue, want string) string {
 	return goOn
 }
 
-// reaches connects to each address of a pod.
+// reaches connects to each address of a pod, and returns the first error.
 func reaches(t *testing.T, from, to pod.Pod, port uint16, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
@@ -462,8 +463,8 @@ func reaches(t *testing.T, from, to pod.Pod, port uint16, limit time.Duration) e
 	return group.Wait()
 }
 
-// dial begins connections between the pods of two nodes: those that the policies allow, within a limit, and those
-// that they deny.
+// dial opens connections between the pods of two nodes: connections that the policies allow, within a limit, and
+// connections that they deny.
 func (b *failing) dial(t *testing.T, from, to *node, limit time.Duration) (passes, leaks error) {
 	var group errgroup.Group
 	for _, allowed := range [][2]string{{"client", "web"}, {"reader", "page"}} {
@@ -485,7 +486,7 @@ func (b *failing) dial(t *testing.T, from, to *node, limit time.Duration) (passe
 	return group.Wait(), denied.Wait()
 }
 
-// take takes away what the row says.
+// take makes the components of the row fail.
 func (b *failing) take(t *testing.T) {
 	t.Helper()
 	for _, member := range b.Hub().Services()[:b.want.etcd] {
@@ -501,7 +502,7 @@ func (b *failing) take(t *testing.T) {
 	}
 }
 
-// port does something to the first node's port between the nodes.
+// port changes the first node's port on the bridge between the nodes.
 func (b *failing) port(t *testing.T, do func(netlink.Link) error) {
 	t.Helper()
 	if err := pod.In(b.Hub().Netns(), func() error {
@@ -532,7 +533,7 @@ func (b *failing) give(t *testing.T) {
 	}
 }
 
-// look fills the columns.
+// look determines the columns.
 func (b *failing) look(t *testing.T) []string {
 	t.Helper()
 	f, seen := b.want, failure{away: b.want.away, begun: work, enforced: holds}
@@ -568,28 +569,28 @@ func (b *failing) look(t *testing.T) []string {
 		seen.learned = b.reached(t, b.there, b.ours, f.learned)
 	}
 	if f.begun == fail {
-		// The last thing: what is sent now is repeated soon after the link is back.
+		// Send this last: TCP retransmits it soon after the link is restored.
 		seen.connections = speak(b.flows, f.connections)
 	}
 	return seen.row().Cells
 }
 
-// reached is when the reader of a node reaches a page of another one that came meanwhile.
+// reached returns when the reader on a node reaches a page that was created on another node meanwhile.
 func (b *failing) reached(t *testing.T, n *node, p pod.Pod, want string) string {
 	t.Helper()
 	if want != meanwhile {
 		if reaches(t, b.at[n]["reader"], p, openPort, moment) == nil {
 			return meanwhile
 		}
-		return after // as wantAsBefore finds
+		return after // wantAsBefore checks this later
 	}
-	servicetest.EventuallyNil(t, "the pod that came meanwhile is reached from "+n.Name(), func() error {
+	servicetest.EventuallyNil(t, "a pod created meanwhile is reached from "+n.Name(), func() error {
 		return reaches(t, b.at[n]["reader"], p, openPort, time.Second)
 	})
 	return meanwhile
 }
 
-// adds connects pods here and there, with labels that the node has and with others.
+// adds connects pods here and there, with labels that the node knows and with new ones.
 func (b *failing) adds(t *testing.T, seen *failure) {
 	t.Helper()
 	var group errgroup.Group
@@ -627,7 +628,7 @@ func (b *failing) adds(t *testing.T, seen *failure) {
 	if len(b.ours.Addresses()) > 0 {
 		echo(t, b.ours)
 	}
-	// A runtime does so after an ADD, whatever its answer was.
+	// As a runtime does after an ADD, call DEL whether the ADD succeeded or not.
 	for n, p := range map[*node]pod.Pod{b.here: fresh, b.there: freshThere} {
 		b.deleted(t, n, p)
 	}
@@ -643,7 +644,7 @@ func (b *failing) deleted(t *testing.T, n *node, p pod.Pod) {
 	}
 }
 
-// verbs executes the other commands of CNI here.
+// verbs executes the other CNI commands here.
 func (b *failing) verbs(t *testing.T, seen *failure) {
 	t.Helper()
 	var valid []map[string]string
@@ -676,7 +677,7 @@ func (b *failing) verbs(t *testing.T, seen *failure) {
 	}
 }
 
-// answer is that of the plugin.
+// answer is the result of a call of the plugin.
 type answer struct {
 	code, text string
 	result     []byte
@@ -686,7 +687,7 @@ func labelsOf(app string) map[string]any {
 	return map[string]any{"runtimeConfig": map[string]any{"labels": []map[string]string{{"key": "app", "value": app}}}}
 }
 
-// added executes an ADD, and returns the pod with its addresses if that succeeds.
+// added executes an ADD. If it succeeds, added returns the pod with its addresses.
 func (b *failing) added(ctx context.Context, n *node, p pod.Pod, app, want string) (pod.Pod, answer, error) {
 	did, err := b.verb(ctx, n, "ADD", p, want, labelsOf(app))
 	if err != nil || did.code != "0" {
@@ -696,7 +697,7 @@ func (b *failing) added(ctx context.Context, n *node, p pod.Pod, app, want strin
 	return p.WithAddresses(addresses), did, err
 }
 
-// verb executes the plugin: for a short time if it is to fail, which it does at its end.
+// verb executes the plugin, with a short timeout if the plugin is expected to time out.
 func (b *failing) verb(ctx context.Context, n *node, command string, p pod.Pod, want string, extra map[string]any) (
 	did answer, err error,
 ) {
@@ -718,13 +719,13 @@ func (b *failing) verb(ctx context.Context, n *node, command string, p pod.Pod, 
 	return did, err
 }
 
-// text runs the command against a node.
+// text runs sluice against a node, and returns its exit code and output.
 func (n *node) text(t *testing.T, args ...string) (exit int, out string) {
 	t.Helper()
 	return failures.Command(servicetest.Context(t), t, filepath.Join(binDir(), "sluice"), n.Instance(), args...)
 }
 
-// shown waits for the status that is wanted.
+// shown waits for the expected status.
 func (b *failing) shown(t *testing.T, n *node, want string, parts []string) (shown string) {
 	t.Helper()
 	servicetest.EventuallyNil(t, "the status of "+n.Name()+" that is wanted", func() error {
@@ -738,7 +739,8 @@ func (b *failing) shown(t *testing.T, n *node, want string, parts []string) (sho
 	return shown
 }
 
-// apply is the exit code of `policy apply` here. With 0 the change is enforced, for clients of the other node.
+// apply returns the exit code of `policy apply` here. If it is 0, apply checks that the change is enforced for
+// clients on the other node.
 func (b *failing) apply(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "policy.yaml")
@@ -758,7 +760,7 @@ func (b *failing) apply(t *testing.T) string {
 	return fmt.Sprint(exit)
 }
 
-// wantAsBefore wants a cluster that works and agrees.
+// wantAsBefore requires that the cluster works and is consistent.
 func (b *failing) wantAsBefore(t *testing.T) {
 	t.Helper()
 	for _, n := range b.nodes {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package cluster tests several nodes that agree through one etcd: every
-// service of every node as its own process, each node in a network namespace of
-// its own, the real shim executed as a runtime does.
+// Package cluster tests several nodes that share one etcd. Every service of every node runs as a separate process,
+// each node in its own network namespace, and the tests execute the real CNI shim as a runtime does.
 package cluster
 
 import (
@@ -34,10 +33,10 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// patience bounds waits for things that take milliseconds on an idle machine.
+// patience limits waits for events that take milliseconds on an idle machine.
 const patience = 60 * time.Second
 
-// binDir is where `make build` puts the programs.
+// binDir returns the directory to which `make build` writes the programs.
 func binDir() string {
 	if dir := os.Getenv("SLUICE_BIN"); dir != "" {
 		return dir
@@ -45,24 +44,24 @@ func binDir() string {
 	return filepath.Join("..", "..", "bin")
 }
 
-// node is a node of the cluster with clients to its identity service.
+// node is a node of the cluster with clients of its identity service.
 type node struct {
 	*devnode.Node
 	cluster  identityv1.ClusterServiceClient
 	identity identityv1.IdentityServiceClient
 }
 
-// testCluster is a cluster of which every node is registered.
+// testCluster is a cluster with all nodes registered.
 type testCluster struct {
 	*devnode.Cluster
 	nodes []*node
 }
 
-// random makes a name that no other test and no other copy of it uses.
+// random returns a name that no other test and no other copy of it uses.
 func random(prefix string) string { return machine.Name(prefix) }
 
-// newCluster brings a cluster up, and takes it down at the end of the test, which
-// fails if anything is left on the machine.
+// newCluster starts a cluster and removes it at the end of the test. The test fails if the cluster leaves anything on
+// the machine.
 func newCluster(t *testing.T, o devnode.ClusterOptions) *testCluster {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -113,7 +112,7 @@ func dial(t *testing.T, n *devnode.Node, service string) *grpc.ClientConn {
 	return conn
 }
 
-// connect makes clients to a node; calls wait while a service is away.
+// connect makes clients of a node's services. Their calls wait while a service is down.
 func connect(t *testing.T, n *devnode.Node) *node {
 	t.Helper()
 	conn := dial(t, n, devnode.Identity)
@@ -122,7 +121,7 @@ func connect(t *testing.T, n *devnode.Node) *node {
 	}
 }
 
-// knows waits until the node knows so many registered nodes, itself among them.
+// knows waits until the node knows this number of registered nodes, including itself.
 func (n *node) knows(t *testing.T, nodes int) {
 	t.Helper()
 	servicetest.EventuallyNil(t, fmt.Sprintf("%s knows %d nodes", n.Name(), nodes), func() error {
@@ -151,7 +150,7 @@ func (c *testCluster) dump(t *testing.T) {
 	}
 }
 
-// makePod makes a network namespace, which goes with the test.
+// makePod makes a network namespace that is removed with the test.
 func makePod(t *testing.T) (pod.Pod, error) {
 	id := random("slc-")
 	p := pod.Pod{Name: id, Netns: pod.NetnsPath(id)}
@@ -180,7 +179,7 @@ func (n *node) call(ctx context.Context, command string, p pod.Pod, app string) 
 	return n.callFor(ctx, 30*time.Second, command, p, app)
 }
 
-// callFor is call with a timeout in the configuration of the network.
+// callFor is call with a timeout in the network configuration.
 func (n *node) callFor(ctx context.Context, timeout time.Duration, command string, p pod.Pod, app string) ([]byte,
 	error,
 ) {
@@ -200,13 +199,12 @@ func (n *node) callFor(ctx context.Context, timeout time.Duration, command strin
 	})
 }
 
-// tryAdd connects a pod, and returns it with its addresses: those that it has already,
-// if any.
+// tryAdd connects a pod and returns it with its addresses. A pod that already has addresses requests the same ones.
 func (n *node) tryAdd(ctx context.Context, p pod.Pod, app string) (pod.Pod, error) {
 	return n.tryAddFor(ctx, 30*time.Second, p, app)
 }
 
-// tryAddFor is tryAdd with a timeout in the configuration of the network.
+// tryAddFor is tryAdd with a timeout in the network configuration.
 func (n *node) tryAddFor(ctx context.Context, timeout time.Duration, p pod.Pod, app string) (pod.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -226,7 +224,7 @@ func (n *node) add(t *testing.T, app string) pod.Pod {
 	return n.addAt(t, app, nil)
 }
 
-// addAt is add with addresses of the caller's choice.
+// addAt is add with requested addresses.
 func (n *node) addAt(t *testing.T, app string, addresses []netip.Addr) pod.Pod {
 	t.Helper()
 	p, err := n.tryAdd(t.Context(), newPod(t).WithAddresses(addresses), app)
@@ -248,15 +246,13 @@ func (n *node) del(t *testing.T, p pod.Pod) {
 	}
 }
 
-// mapping is what the node knows of an address: its identity, 0 for none, and its
-// node.
+// mapping returns the node's mapping of an address: identity (0 for none) and node.
 func (n *node) mapping(ctx context.Context, a netip.Addr) (number uint32, on string, err error) {
 	m, err := n.cluster.GetIPMapping(ctx, &identityv1.GetIPMappingRequest{Address: a.String()})
 	return m.GetMapping().GetIdentity(), m.GetMapping().GetNode(), err
 }
 
-// identityOf waits until a node knows the addresses of a pod of another one, and
-// returns their identity.
+// identityOf waits until a node knows the addresses of a pod on another node, and returns their identity.
 func (n *node) identityOf(t *testing.T, p pod.Pod, on *node) (number uint32) {
 	t.Helper()
 	servicetest.EventuallyNil(t, fmt.Sprintf("%s knows pod %s of %s", n.Name(), p.Name, on.Name()), func() error {
@@ -276,7 +272,7 @@ func (n *node) identityOf(t *testing.T, p pod.Pod, on *node) (number uint32) {
 	return number
 }
 
-// kernel is what the ipcache of the node's kernel has, by prefix, in words.
+// kernel returns the contents of the ipcache in the node's kernel: descriptions by prefix.
 func (n *node) kernel(ctx context.Context) (map[string]string, error) {
 	entries := map[string]string{}
 	for _, name := range []string{"sl_ipc4", "sl_ipc6"} {
@@ -295,14 +291,14 @@ func (n *node) kernel(ctx context.Context) (map[string]string, error) {
 	return entries, nil
 }
 
-// entry is what a kernel must have of an address of another node.
+// entry is an expected ipcache entry of an address on another node.
 type entry struct {
 	address  netip.Addr
 	identity uint32
 	on       *node
 }
 
-// entries are those of a pod.
+// entries returns the expected entries of a pod.
 func entries(p pod.Pod, identity uint32, on *node) (all []entry) {
 	for _, a := range p.Addresses() {
 		all = append(all, entry{a, identity, on})
@@ -310,8 +306,7 @@ func entries(p pod.Pod, identity uint32, on *node) (all []entry) {
 	return all
 }
 
-// kernelHas waits until the node's kernel has the entries; those of the node
-// itself are left out.
+// kernelHas waits until the node's kernel has the entries. It ignores entries of pods on the node itself.
 func (n *node) kernelHas(t *testing.T, want ...entry) {
 	t.Helper()
 	servicetest.EventuallyNil(t, "the kernel of "+n.Name(), func() error {
@@ -330,13 +325,12 @@ func (n *node) kernelHas(t *testing.T, want ...entry) {
 	})
 }
 
-// forgets waits until the node, and its kernel, know no identity of the pod's
-// addresses.
+// forgets waits until neither the node nor its kernel has an identity of the pod's addresses.
 func (n *node) forgets(t *testing.T, p pod.Pod) {
 	t.Helper()
 	servicetest.EventuallyNil(t, fmt.Sprintf("%s forgets pod %s", n.Name(), p.Name), func() error {
 		for _, a := range p.Addresses() {
-			// Without a range around it, nothing at all is known of an address.
+			// Outside of all ranges, an address has no mapping at all.
 			if got, name, _ := n.mapping(t.Context(), a); got != 0 {
 				return fmt.Errorf("%s has identity %d on %q", a, got, name)
 			}
@@ -351,7 +345,7 @@ func (n *node) forgets(t *testing.T, p pod.Pod) {
 	})
 }
 
-// sluice runs the command against the node and decodes the JSON that it prints.
+// sluice runs the program against the node and decodes its JSON output.
 func (n *node) sluice(t *testing.T, to any, args ...string) {
 	t.Helper()
 	if err := n.trySluice(t.Context(), to, args...); err != nil {
@@ -367,7 +361,7 @@ func (n *node) trySluice(ctx context.Context, to any, args ...string) error {
 	return unmarshal(out, to)
 }
 
-// unmarshal reads what the command has printed: into a slice the items of a list.
+// unmarshal decodes the program's output. If the target is a slice, it decodes the items of a list.
 func unmarshal(out []byte, to any) error {
 	if reflect.TypeOf(to).Elem().Kind() != reflect.Slice {
 		return json.Unmarshal(out, to)
@@ -378,7 +372,7 @@ func unmarshal(out []byte, to any) error {
 	return json.Unmarshal(out, &list)
 }
 
-// run executes the command against the node, with JSON as its output.
+// run executes the program against the node, with JSON output.
 func (n *node) run(ctx context.Context, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

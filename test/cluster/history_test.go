@@ -22,10 +22,10 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// blockLength is that of the blocks of the pool in the tests of histories.
+// blockLength is the prefix length of the pool's blocks in the tests of histories.
 const blockLength = 28
 
-// newPoolCluster brings up three nodes that take blocks of one pool.
+// newPoolCluster starts three nodes that take blocks of one pool.
 func newPoolCluster(t *testing.T, etcdMembers int, args ...string) *testCluster {
 	t.Helper()
 	return newCluster(t, devnode.ClusterOptions{Nodes: 3, EtcdMembers: etcdMembers, Options: devnode.Options{
@@ -36,7 +36,7 @@ func newPoolCluster(t *testing.T, etcdMembers int, args ...string) *testCluster 
 	}})
 }
 
-// use is an operation of a node's client: an owner got an address, or gave it back.
+// use is an operation of a node's client: the allocation or the release of an address.
 type use struct {
 	gave    bool
 	address netip.Addr
@@ -44,10 +44,10 @@ type use struct {
 	node    string
 }
 
-// block is the range of a node in which the address is.
+// block returns the node's block that contains the address.
 func (u use) block() netip.Prefix { return netip.PrefixFrom(u.address, blockLength).Masked() }
 
-// uses records operations with the times between which they took effect.
+// uses records operations with their start and end times; each takes effect between them.
 type uses struct {
 	start time.Time
 	mu    sync.Mutex
@@ -69,14 +69,13 @@ func (h *uses) count() int {
 	return len(h.all)
 }
 
-// inHands is the state of an address or of a block: in whose hands it is, and how
-// many addresses of it are in use.
+// inHands is the state of an address or block: its holder, and the number of addresses in use.
 type inHands struct {
 	holder string
 	used   int
 }
 
-// exclusive is the model of things that have one holder while they are used.
+// exclusive returns the model of objects that have one holder while they are in use.
 func exclusive(thing, holder func(use) string) porcupine.Model {
 	return porcupine.Model{
 		Partition: func(all []porcupine.Operation) (parts [][]porcupine.Operation) {
@@ -103,9 +102,9 @@ func exclusive(thing, holder func(use) string) porcupine.Model {
 	}
 }
 
-// models are what must be true of every history.
+// models returns the models that every history must satisfy.
 func models() map[string]porcupine.Model {
-	// One owner has one address, so a second hold of it is another owner's.
+	// An owner has one address, so a second holder of an address is another owner.
 	owner := func(u use) string { return u.owner }
 	address := func(u use) string { return u.address.String() }
 	return map[string]porcupine.Model{
@@ -115,7 +114,7 @@ func models() map[string]porcupine.Model {
 	}
 }
 
-// wrong names the models that a history contradicts.
+// wrong returns the names of the models that the history violates.
 func (h *uses) wrong() (names []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -128,7 +127,7 @@ func (h *uses) wrong() (names []string) {
 	return names
 }
 
-// TestHistoriesWithAnAddressInTwoHandsAreFound: the checker can fail.
+// TestHistoriesWithAnAddressInTwoHandsAreFound: the checker detects violations.
 func TestHistoriesWithAnAddressInTwoHandsAreFound(t *testing.T) {
 	a, b := netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("10.1.0.2")
 	for name, c := range map[string]struct {
@@ -151,7 +150,7 @@ func TestHistoriesWithAnAddressInTwoHandsAreFound(t *testing.T) {
 	}
 }
 
-// renter takes addresses of a node's ipam and gives them back.
+// renter allocates addresses from a node's ipam and releases them.
 type renter struct {
 	node   *node
 	ipam   ipamv1.IPAMServiceClient
@@ -159,7 +158,7 @@ type renter struct {
 	uses   *uses
 }
 
-// take tries until an owner has an address, over restarts of the processes.
+// take retries, across restarts of the processes, until an owner has an address.
 func (r *renter) take(ctx context.Context, owner string) (address netip.Addr, ok bool) {
 	begun := r.uses.now()
 	o := &workloadv1.Owner{ContainerId: owner, InterfaceName: "eth0"}
@@ -196,7 +195,7 @@ func (r *renter) give(ctx context.Context, owner string, address netip.Addr) boo
 	return false
 }
 
-// run takes and gives addresses until ctx is done, and has up to so many at once.
+// run allocates and releases addresses until ctx is done, with at most this number at a time.
 func (r *renter) run(ctx context.Context, most int) {
 	type rented struct {
 		owner   string
@@ -219,10 +218,9 @@ func (r *renter) run(ctx context.Context, most int) {
 	}
 }
 
-// TestFaultNoAddressOrBlockInTwoHands lets clients of three nodes take addresses of
-// the cluster's pool, which the nodes claim blocks of, and give them back, while
-// processes of the nodes and members of etcd are killed. The recorded history has no
-// address and no block in two hands.
+// TestFaultNoAddressOrBlockInTwoHands lets clients on three nodes allocate and release addresses of the cluster's
+// pool, whose blocks the nodes claim, while it kills processes of the nodes and members of etcd. In the recorded
+// history, no address and no block has two holders at a time.
 func TestFaultNoAddressOrBlockInTwoHands(t *testing.T) {
 	t.Parallel()
 	c := newPoolCluster(t, 3)
@@ -234,7 +232,7 @@ func TestFaultNoAddressOrBlockInTwoHands(t *testing.T) {
 		ipam := ipamv1.NewIPAMServiceClient(dial(t, n.Node, devnode.IPAM))
 		for k := range 4 {
 			r := &renter{node: n, ipam: ipam, number: 4*i + k, uses: h}
-			// More than one block of a node has, and less than all.
+			// Each node needs more than one block, but not all of them.
 			group.Go(func() error { r.run(ctx, 7); return nil })
 		}
 	}

@@ -19,8 +19,7 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// seen sends a datagram until it arrives, and returns the address that its receiver
-// sees as the sender's.
+// seen sends a datagram until it arrives, and returns the source address that the receiver sees.
 func seen(t *testing.T, from, to pod.Pod, at netip.Addr) (source netip.Addr) {
 	t.Helper()
 	server, err := to.ListenPacket(netip.AddrPortFrom(at, 0))
@@ -46,9 +45,9 @@ func seen(t *testing.T, from, to pod.Pod, at netip.Addr) (source netip.Addr) {
 	return source
 }
 
-// TestAddressesThatOthersSee sends from pods and hosts to pods and hosts of another
-// node and to the outside, in every mode with masquerade and without: pods of other
-// nodes see the pod's address, and the outside that of the node if it is masqueraded.
+// TestAddressesThatOthersSee sends from pods and hosts to pods and hosts of another node and to the outside, in every
+// mode, with and without masquerade. Pods on other nodes see the pod's address. The outside sees the node's address
+// with masquerade, and the pod's address without.
 func TestAddressesThatOthersSee(t *testing.T) {
 	t.Parallel()
 	for _, mode := range modes {
@@ -106,9 +105,9 @@ func TestAddressesThatOthersSee(t *testing.T) {
 	}
 }
 
-// TestPodsSpeakForNoNodeByAnAddressThatItHasNotRegistered sends from a pod to the
-// tunnel's port of another node under an address that only the fabric knows: what is
-// masqueraded has the address of a registered node.
+// TestPodsSpeakForNoNodeByAnAddressThatItHasNotRegistered sends from a pod to the tunnel port of another node at an
+// address that only the network between the nodes knows. The masqueraded packet must have the address of a registered
+// node.
 func TestPodsSpeakForNoNodeByAnAddressThatItHasNotRegistered(t *testing.T) {
 	t.Parallel()
 	a := newArena(t, "overlay", "--masquerade-enabled")

@@ -27,7 +27,7 @@ import (
 	"github.com/sluice-net/sluice/test/model"
 )
 
-// agent is client and server in one network namespace.
+// agent runs clients and servers in one network namespace.
 type agent struct {
 	pod.Pod
 	name string // in the model
@@ -63,7 +63,7 @@ func (h *heard) of(id string) []reply {
 	return h.all[id]
 }
 
-// serveQuestions answers on the model's ports, on the given addresses or by default on all addresses.
+// serveQuestions answers on the model's ports, on the given addresses or, without any, on all addresses.
 func (a *agent) serveQuestions(t *testing.T, h *heard, at ...netip.Addr) {
 	t.Helper()
 	a.serveRaw(t, h)

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// tooBig is an ICMP error that says of a packet that it had at most so many bytes to have.
+// tooBig returns an ICMP error that reports an MTU for a packet.
 func tooBig(from netip.Addr, packet []byte, mtu uint16) []byte {
 	icmp := append([]byte{3, 4, 0, 0, 0, 0, byte(mtu >> 8), byte(mtu)}, packet[:28]...)
 	binary.BigEndian.PutUint16(icmp[2:], checksum(icmp, 0))
@@ -26,10 +26,10 @@ func tooBig(from netip.Addr, packet []byte, mtu uint16) []byte {
 	return ip(from, to, unix.IPPROTO_ICMP, part{}, icmp)
 }
 
-// TestErrorsFromOutsideCutNoTunnel has a stranger tell a node that the way to another one
-// takes 600 bytes, about packets that it has sent. Anybody can who speaks with the node,
-// and through a service with a backend on its host also of what goes to the node that was
-// asked. Pods follow what leaves IPv6 enough room; else the tunnel's packets go in pieces.
+// TestErrorsFromOutsideCutNoTunnel sends forged ICMP errors that report a path MTU of 600 bytes between two nodes,
+// and that quote packets of the attacked node. Any machine that exchanges packets with the node can forge them, also
+// about packets that the node sends for a service with a backend on another host. Pods follow a reported MTU that
+// leaves at least 1280 bytes for IPv6. Below that, the node fragments the tunnel's packets.
 func TestErrorsFromOutsideCutNoTunnel(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 2, Routing: "overlay"})

@@ -18,21 +18,19 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// allFaults says that tests of faults take as long as they are worth, and not only
-// as long as every run of all tests has.
+// allFaults reports whether tests of faults run their long form, instead of the short one of `make test`.
 func allFaults() bool { return os.Getenv("SLUICE_TEST_FAULTS") == "all" }
 
-// labelled is a pod with its label, on a node.
+// labelled is a pod on a node, with its label.
 type labelled struct {
 	pod.Pod
 	app string
 	on  *node
 }
 
-// TestFaultEtcdAwayAcrossRestartsOfEveryProcess stops every member of etcd and then
-// restarts every process of every node, for a minute if all faults are wanted. Pods
-// of label sets that a node holds come and go meanwhile, another set is refused with
-// the reason, and afterwards all nodes agree.
+// TestFaultEtcdAwayAcrossRestartsOfEveryProcess stops every member of etcd and then restarts every process of every
+// node, with all faults for a minute. Meanwhile, pods with label sets that a node holds are added and removed, and a
+// pod with a new label set is refused with the reason. Afterwards all nodes agree.
 func TestFaultEtcdAwayAcrossRestartsOfEveryProcess(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 3, EtcdMembers: 3, Options: devnode.Options{
@@ -83,7 +81,7 @@ func TestFaultEtcdAwayAcrossRestartsOfEveryProcess(t *testing.T) {
 					held[i] = append(held[i], labelled{p, app, n})
 				}
 				for len(held[i]) > 4 {
-					p := held[i][2] // the first two hold the label sets
+					p := held[i][2] // the first two pods hold the label sets
 					if _, err := n.call(ctx, "DEL", p.Pod, ""); err != nil {
 						return fmt.Errorf("DEL %s at %s: %w", p.Name, n.Name(), err)
 					}
@@ -97,7 +95,7 @@ func TestFaultEtcdAwayAcrossRestartsOfEveryProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// What the nodes knew of each other outlives the restarts.
+	// The nodes' knowledge of each other survives the restarts.
 	for i, n := range c.nodes {
 		next := (i + 1) % 3
 		for _, p := range held[next][:2] {
@@ -136,7 +134,7 @@ func TestFaultEtcdAwayAcrossRestartsOfEveryProcess(t *testing.T) {
 				n.kernelHas(t, entries(p.Pod, numbers[p.app], p.on)...)
 				for _, a := range p.Addresses() {
 					if other, ok := owners[a]; ok && other != p.Name {
-						t.Errorf("%s is the address of %s and of %s", a, p.Name, other)
+						t.Errorf("%s is the address of both %s and %s", a, p.Name, other)
 					}
 					owners[a] = p.Name
 				}

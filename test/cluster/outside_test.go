@@ -39,14 +39,13 @@ const (
 	webPort       = 8080
 )
 
-// balanced are the addresses of the load balancer of outsideServices.
+// balanced are the load balancer addresses of outsideServices.
 var balanced = []netip.Addr{netip.MustParseAddr("198.51.100.7"), netip.MustParseAddr("2001:db8:7::7")}
 
-// clusterAddresses are those of the first service inside the cluster.
+// clusterAddresses are the cluster IPs of the first service.
 var clusterAddresses = []netip.Addr{netip.MustParseAddr("10.96.9.10"), netip.MustParseAddr("fd00:96:9::10")}
 
-// outsideServices are two services of the same pods, the second for backends of the
-// node that is asked.
+// outsideServices returns two services with the same pods. The second one has policy Local.
 func outsideServices(at map[string]pod.Pod) string {
 	var b strings.Builder
 	for name, policy := range map[string]string{"web": "Cluster", "near": "Local"} {
@@ -88,7 +87,7 @@ endpoints:
 	return b.String()
 }
 
-// serve serves streams, and sends what datagram returns back, at a port of every address.
+// serve accepts connections and returns the answers of datagram to datagrams, on a port of every address.
 func serve(
 	t *testing.T, p pod.Pod, port uint16, stream func(*net.TCPConn), datagram func([]byte, netip.AddrPort) []byte,
 ) {
@@ -96,7 +95,7 @@ func serve(
 	serveAt(t, p, netip.AddrPortFrom(netip.IPv6Unspecified(), port), stream, datagram)
 }
 
-// serveAt is serve at one address.
+// serveAt is serve on one address.
 func serveAt(
 	t *testing.T, p pod.Pod, at netip.AddrPort, stream func(*net.TCPConn),
 	datagram func([]byte, netip.AddrPort) []byte,
@@ -141,12 +140,11 @@ func serveAt(
 	}
 }
 
-// datagramServers answer at one socket. One would have the share of a single thread in a busy
-// machine, beside many that ask.
+// datagramServers is the number of servers that share one socket. A single one would be too slow on a busy machine
+// with many clients.
 const datagramServers = 8
 
-// serveSource answers each connection and datagram with the pod's name, the address of
-// who asks, and what that has sent.
+// serveSource answers each connection and datagram with the pod's name, the client's address, and the received data.
 func serveSource(t *testing.T, p pod.Pod) {
 	t.Helper()
 	says := func(from netip.AddrPort) string { return fmt.Sprintf("%s %s ", p.Name, from.Addr().Unmap()) }
@@ -156,8 +154,8 @@ func serveSource(t *testing.T, p pod.Pod) {
 	}, func(b []byte, from netip.AddrPort) []byte { return append([]byte(says(from)), b...) })
 }
 
-// ask sends bytes to an address and returns who answers and whom that sees. Bytes that
-// come back otherwise are an error.
+// ask sends bytes to an address. It returns the name of the answering pod and the client address that the pod sees.
+// It is an error if the returned data differ.
 func ask(ctx context.Context, network string, from pod.Pod, to netip.AddrPort, size int) (
 	name string, source netip.Addr, err error,
 ) {
@@ -217,8 +215,8 @@ func askUDP(ctx context.Context, from pod.Pod, to netip.AddrPort, sent []byte) (
 	return buf[:n], err
 }
 
-// invalid has the node's firewall drop and count what belongs to no connection that it
-// tracks, and returns the count.
+// invalid adds an nftables rule to the node that drops and counts packets in conntrack state invalid, and returns a
+// function that reads the count.
 func (n *node) invalid(t *testing.T) (dropped func() uint64) {
 	t.Helper()
 	table := &nftables.Table{Name: "strict", Family: nftables.TableFamilyINet}
@@ -269,7 +267,7 @@ func (n *node) invalid(t *testing.T) (dropped func() uint64) {
 	}
 }
 
-// redirects is how many ICMP redirects a host has received.
+// redirects returns the number of ICMP redirects that a host has received.
 func redirects(t *testing.T, p pod.Pod) (count int) {
 	t.Helper()
 	err := pod.In(p.Netns, func() error {
@@ -298,10 +296,9 @@ func redirects(t *testing.T, p pod.Pod) (count int) {
 	return count
 }
 
-// TestOutsideReachesServices asks node ports and the addresses of a load balancer from
-// outside, in both modes and families: each backend answers, on the node that is asked
-// and on the other; policy Local keeps the source; a firewall of the node that drops
-// what is invalid finds nothing (INV-103); and a backend's policy holds.
+// TestOutsideReachesServices connects to node ports and load balancer addresses from outside, in both modes and
+// families. Each backend answers, on the contacted node and on the other one; policy Local preserves the source; a
+// firewall that drops invalid packets drops none (INV-103); and the backend's policy is enforced.
 func TestOutsideReachesServices(t *testing.T) {
 	t.Parallel()
 	for _, mode := range modes {
@@ -326,7 +323,7 @@ func TestOutsideReachesServices(t *testing.T) {
 			}
 			manifest := outsideServices(map[string]pod.Pod{here.Name(): near, there.Name(): far})
 			path := filepath.Join(c.Hub().ServiceDir(), "services.yaml")
-			if err := os.WriteFile(path, []byte(manifest), 0o644); err != nil { //nolint:gosec // sluice-loadbalancer reads it
+			if err := os.WriteFile(path, []byte(manifest), 0o644); err != nil { //nolint:gosec // the service reads the file
 				t.Fatal(err)
 			}
 			dropped := here.invalid(t)
@@ -337,16 +334,16 @@ func TestOutsideReachesServices(t *testing.T) {
 						netip.AddrPortFrom(node, nodePort), netip.AddrPortFrom(balanced[family], outsidePort),
 					} {
 						answered := map[string]bool{}
-						servicetest.EventuallyNil(t, fmt.Sprintf("both backends answer at %s by %s", to, network), func() error {
+						servicetest.EventuallyNil(t, fmt.Sprintf("both backends answer at %s over %s", to, network), func() error {
 							name, source, err := ask(t.Context(), network, outside, to, 100)
 							if err != nil {
 								return err
 							}
 							if name == near.Name && source != client {
-								t.Errorf("%s by %s: %s sees %s, not the client", to, network, name, source)
+								t.Errorf("%s over %s: %s sees %s, not the client", to, network, name, source)
 							}
 							if name == far.Name && source == client {
-								t.Errorf("%s by %s: %s sees the client, and would answer it itself", to, network, name)
+								t.Errorf("%s over %s: %s sees the client, and would answer it directly", to, network, name)
 							}
 							if answered[name] = true; len(answered) < 2 {
 								return fmt.Errorf("only %v", answered)
@@ -357,7 +354,7 @@ func TestOutsideReachesServices(t *testing.T) {
 					for range 8 {
 						name, source, err := ask(t.Context(), network, outside, netip.AddrPortFrom(node, localNodePort), 100)
 						if err != nil || name != near.Name || source != client {
-							t.Errorf("policy Local by %s: %q sees %s, %v, want %q to see %s", network, name, source, err, near.Name, client)
+							t.Errorf("policy Local, %s: %q sees %s, %v, want %q to see %s", network, name, source, err, near.Name, client)
 						}
 					}
 				}
@@ -370,36 +367,36 @@ func TestOutsideReachesServices(t *testing.T) {
 			for _, a := range clusterAddresses {
 				to := netip.AddrPortFrom(a, outsidePort)
 				if name, _, err := ask(t.Context(), "udp", outside, to, 1); err == nil {
-					t.Errorf("%q answers outside at the cluster IP %s", name, a)
+					t.Errorf("%q answers clients outside at the cluster IP %s", name, a)
 				}
 			}
 			for _, a := range clusterAddresses {
 				to := netip.AddrPortFrom(a, outsidePort+1)
 				if _, _, err := ask(t.Context(), "udp", outside, to, 1); err == nil {
-					t.Errorf("%s answers outside, which no service has", to)
+					t.Errorf("a client outside got an answer from %s, which no service uses", to)
 				}
 				if _, _, err := ask(t.Context(), "tcp", near, to, 1); !errors.Is(err, syscall.ECONNREFUSED) {
 					t.Errorf("%s from a pod: %v, want %v", to, err, syscall.ECONNREFUSED)
 				}
 			}
 			if got := here.counted(t, "no-service-port"); got == 0 {
-				t.Error("no packet to a port that no service has was dropped")
+				t.Error("no packet to an unused port of a service address was dropped")
 			}
 			if got := here.counted(t, "service-inside"); got == 0 {
 				t.Error("no packet to a cluster IP was dropped")
 			}
 			if got := redirects(t, outside); got != 0 {
-				t.Errorf("the outsider was told of another way %d times", got)
+				t.Errorf("the outsider received %d ICMP redirects", got)
 			}
 			if n := dropped(); n != 0 {
-				t.Errorf("a firewall that drops what is invalid has dropped %d packets", n)
+				t.Errorf("a firewall rule for invalid packets has dropped %d packets", n)
 			}
 			for _, n := range c.nodes {
 				if drops := n.drops(t); drops["policy-denied"] != 0 {
 					t.Errorf("%s has dropped %v", n.Name(), drops)
 				}
 			}
-			// the backend's policy is asked, on either node
+			// Either node evaluates the backend's policy.
 			c.enforced(t, webAcrossNodes)
 			to := netip.AddrPortFrom(here.Addresses()[0], nodePort)
 			servicetest.EventuallyNil(t, "the outsider is denied by both backends", func() error {

@@ -30,8 +30,7 @@ import (
 	"github.com/sluice-net/sluice/test/internal/prober"
 )
 
-// restartTimes is how often each process is restarted, and killed: SLUICE_TEST_RESTARTS, or
-// once.
+// restartTimes returns the number of restarts and kills of each process: SLUICE_TEST_RESTARTS, or one.
 func restartTimes(t *testing.T) int {
 	text := os.Getenv("SLUICE_TEST_RESTARTS")
 	if text == "" {
@@ -44,7 +43,7 @@ func restartTimes(t *testing.T) int {
 	return n
 }
 
-// attemptEvery is between two attempts at one target. There are some fifty targets.
+// attemptEvery returns the interval between attempts at one target. There are some fifty targets.
 func attemptEvery(t *testing.T) time.Duration {
 	text := os.Getenv("SLUICE_TEST_ATTEMPTS")
 	if text == "" {
@@ -57,21 +56,21 @@ func attemptEvery(t *testing.T) time.Duration {
 	return d
 }
 
-// Ports that are asked while processes restart.
+// Ports that receive attempts while processes restart.
 const (
 	hostPort   = 9095
 	healthPort = 30095
 	firstPort  = 30100 // node ports
 )
 
-// healthTimeout is that of requests to health check ports.
+// healthTimeout is the timeout of requests to health check ports.
 const healthTimeout = 5 * time.Second
 
-// askedService is a Service with one backend. Each has a backend port of its own: a datagram
-// of one client port to two addresses that lead to one backend port is refused.
+// askedService is a Service with one backend. Each has a different backend port, because two connections from one
+// client port to two addresses with the same backend port would conflict.
 type askedService struct {
 	name   string
-	number int // makes its addresses and ports
+	number int // determines its addresses and ports
 	far    bool
 	local  bool // with a health check port
 }
@@ -90,7 +89,7 @@ func (s askedService) clusterIPs() []netip.Addr { return s.at("10.96.9.%d", "fd0
 func (s askedService) externals() []netip.Addr  { return s.at("203.0.113.%d", "2001:db8:8::%d") }
 func (s askedService) balancers() []netip.Addr  { return s.at("198.51.100.%d", "2001:db8:7::%d") }
 
-// manifest has the backend at a node.
+// manifest returns the manifests of the service, with its backend on a node.
 func (s askedService) manifest(node string, backend pod.Pod) string {
 	var b strings.Builder
 	local := ""
@@ -127,29 +126,27 @@ endpoints: [{addresses: [%[5]q], nodeName: %[6]q, conditions: {ready: true}}]
 	return b.String()
 }
 
-// serveAnswers accepts connections, and ends each when its client does, and sends datagrams
-// back.
+// serveAnswers accepts connections, closes each when its client does, and returns datagrams.
 func serveAnswers(t *testing.T, p pod.Pod, port uint16) {
 	t.Helper()
 	serve(t, p, port, func(c *net.TCPConn) { _, _ = io.Copy(io.Discard, c) },
 		func(b []byte, _ netip.AddrPort) []byte { return b })
 }
 
-// restarted is a cluster whose first node is asked in every way while its processes
-// restart.
+// restarted is a cluster in which every kind of traffic reaches the first node while its processes restart.
 type restarted struct {
 	*testCluster
 	here, there *node
-	args        []string // of the datapaths
+	args        []string // arguments of the datapaths
 	targets     []prober.Target
-	// forgets says that the next sluice-loadbalancer finds nothing about health check ports: the
-	// version before left no file. Its ports answer 503 until the datapath has subscribed.
+	// forgets means that the next sluice-loadbalancer finds no saved health check ports, because the previous version
+	// wrote no file. Its ports answer 503 until the datapath has subscribed.
 	forgets bool
 }
 
-// newRestarted brings the cluster up, with the programs of a directory, or else of this
-// build. With packets, the sockets of pods and of the node do not know services, and what
-// they send to one is led by packets.
+// newRestarted starts the cluster, with the programs in a directory or, by default, those of this build. With
+// packets, the socket hooks of pods and of the node do not translate services, and the datapath translates each
+// packet.
 func newRestarted(t *testing.T, mode string, packets bool, bin string) *restarted {
 	t.Helper()
 	args := []string{"--masquerade-enabled=true"}
@@ -175,7 +172,7 @@ func newRestarted(t *testing.T, mode string, packets bool, bin string) *restarte
 	r.target(client, "pod to near pod", near.Addresses(), webPort)
 	r.target(client, "pod to far pod", far.Addresses(), webPort)
 	r.target(client, "pod to outside", outside.Addresses(), webPort)
-	direct := askedService{number: 1} // a port of its own
+	direct := askedService{number: 1} // uses a port of its own
 	serveAnswers(t, near, direct.backendPort())
 	r.target(outside, "outside to pod", near.Addresses(), direct.backendPort())
 
@@ -186,7 +183,7 @@ func newRestarted(t *testing.T, mode string, packets bool, bin string) *restarte
 		"load-balancer": func(s askedService) { r.target(outside, "outside to "+s.name, s.balancers(), outsidePort) },
 		"cluster-ip":    func(s askedService) { r.target(client, "pod to "+s.name, s.clusterIPs(), outsidePort) },
 		"for-host": func(s askedService) {
-			if !packets { // the node reaches cluster IPs by its sockets alone
+			if !packets { // the node reaches cluster IPs only through its socket hooks
 				r.target(host, "host to "+s.name, s.clusterIPs(), outsidePort)
 			}
 		},
@@ -210,14 +207,14 @@ func newRestarted(t *testing.T, mode string, packets bool, bin string) *restarte
 	}
 	c.route(t, outside, near.Addresses())
 	path := filepath.Join(c.Hub().ServiceDir(), "services.yaml")
-	if err := os.WriteFile(path, []byte(manifest), 0o644); err != nil { //nolint:gosec // sluice-loadbalancer reads it
+	if err := os.WriteFile(path, []byte(manifest), 0o644); err != nil { //nolint:gosec // the service reads the file
 		t.Fatal(err)
 	}
 	c.enforced(t, restartPolicies)
 	return r
 }
 
-// restartPolicies allow what is asked, and so have each packet of a pod evaluated.
+// restartPolicies allow the tested traffic. With them, each packet of a pod is evaluated.
 const restartPolicies = `
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -241,7 +238,7 @@ spec:
   - to: [{ipBlock: {cidr: 10.245.0.0/16}}, {ipBlock: {cidr: "fd00:245::/32"}}]
 `
 
-// addWithHostPort adds a pod to which host ports of its node lead.
+// addWithHostPort adds a pod with host ports.
 func (n *node) addWithHostPort(t *testing.T) pod.Pod {
 	t.Helper()
 	p := newPod(t)
@@ -288,7 +285,7 @@ func (r *restarted) target(from pod.Pod, name string, to []netip.Addr, port uint
 	}
 }
 
-// route leads addresses, an IPv4 one and an IPv6 one each, to the first node.
+// route adds routes to addresses via the first node, for pairs of an IPv4 and an IPv6 address.
 func (c *testCluster) route(t *testing.T, from pod.Pod, to ...[]netip.Addr) {
 	t.Helper()
 	err := pod.In(from.Netns, func() (err error) {
@@ -307,7 +304,7 @@ func (c *testCluster) route(t *testing.T, from pod.Pod, to ...[]netip.Addr) {
 	}
 }
 
-// emptyCgroup is a cgroup without processes.
+// emptyCgroup returns a cgroup without processes.
 func emptyCgroup(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()
@@ -360,8 +357,7 @@ func (r *restarted) reach(t *testing.T) {
 	})
 }
 
-// during asks every target while do runs, and for a while before and after: no attempt may
-// fail.
+// during makes attempts at every target while do runs, and for a while before and after. No attempt may fail.
 func (r *restarted) during(t *testing.T, what string, do func() error) {
 	t.Helper()
 	p, err := prober.Start(attemptEvery(t), prober.Patience, r.targets...)
@@ -386,9 +382,9 @@ func (r *restarted) during(t *testing.T, what string, do func() error) {
 	statuses, errs := stop()
 	loadBalancer := strings.HasPrefix(what, devnode.LoadBalancer)
 	if len(statuses) > 0 && !(loadBalancer && r.forgets) {
-		t.Errorf("%s: the health check port says %v", what, statuses)
+		t.Errorf("%s: the health check port answers with %v", what, statuses)
 	}
-	// Nobody listens while sluice-loadbalancer is not there.
+	// The health check port is closed while sluice-loadbalancer is down.
 	if len(errs) > 0 && !loadBalancer && !strings.HasPrefix(what, "all") {
 		t.Errorf("%s: the health check port does not answer: %v", what, errs)
 	}
@@ -413,8 +409,8 @@ func (r *restarted) during(t *testing.T, what string, do func() error) {
 	}
 }
 
-// health asks the health check port until stop is called, which returns what it answered
-// beside 200, and what failed.
+// health sends requests to the health check port until stop is called. stop returns the statuses other than 200, and
+// the errors.
 func (r *restarted) health(t *testing.T) (stop func() (statuses []string, errs []error)) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -433,7 +429,7 @@ func (r *restarted) health(t *testing.T) (stop func() (statuses []string, errs [
 			begun := time.Now()
 			resp, err := client.Get(url)
 			if err != nil {
-				// The port closes a connection on which no request has come for a while.
+				// The server closes a connection on which no request has come for a while.
 				if !errors.Is(err, io.EOF) || time.Since(begun) < healthTimeout {
 					errs = append(errs, err)
 				}
@@ -452,9 +448,9 @@ func (r *restarted) health(t *testing.T) (stop func() (statuses []string, errs [
 	return func() ([]string, []error) { cancel(); <-done; return statuses, errs }
 }
 
-// TestNewConnectionsSucceedWhileProcessesRestart asks the first node in every way that leads
-// over its programs, while each of its processes is restarted and killed, all of them at
-// once, the datapath while no other process answers, and the datapath with other programs.
+// TestNewConnectionsSucceedWhileProcessesRestart connects through the first node in every way that its programs
+// handle, while it restarts and kills each process, all processes at once, the datapath while the other processes are
+// stopped, and the datapath with other programs.
 func TestNewConnectionsSucceedWhileProcessesRestart(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -475,7 +471,7 @@ func TestNewConnectionsSucceedWhileProcessesRestart(t *testing.T) {
 	}
 }
 
-// disturb restarts and kills each process of the first node while every target is asked.
+// disturb restarts and kills each process of the first node while the prober connects to every target.
 func (r *restarted) disturb(t *testing.T) {
 	t.Helper()
 	ctx, n := t.Context(), r.here
@@ -505,7 +501,7 @@ func (r *restarted) disturb(t *testing.T) {
 	}
 	for line := range bytes.Lines(now[len(log):]) {
 		if bytes.Contains(line, []byte("difference repaired")) {
-			t.Errorf("a start has found a difference that no other program made: %s", line)
+			t.Errorf("the datapath found a difference at its start, although no other program changed anything: %s", line)
 		}
 	}
 	r.during(t, "datapath with other programs", func() error {
@@ -539,7 +535,8 @@ func (r *restarted) alone(t *testing.T) (err error) {
 	if err := n.Kill(t.Context(), devnode.Datapath); err != nil {
 		return err
 	}
-	// It does not serve before the others answer, but it has done by then what it does alone.
+	// The datapath does not serve before the others answer, but within this time it completes the steps that need no
+	// other process.
 	const alone = 2 * time.Second
 	ctx, cancel := context.WithTimeout(t.Context(), alone)
 	defer cancel()

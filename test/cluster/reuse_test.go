@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// die ends every process of a node as kill -9 does, and takes it off the network.
+// die kills every process of a node with SIGKILL, and disconnects it from the network.
 func (n *node) die(t *testing.T) {
 	t.Helper()
 	for _, service := range n.Services() {
@@ -39,7 +39,7 @@ func (n *node) die(t *testing.T) {
 	}
 }
 
-// segment is a TCP packet.
+// segment returns a TCP packet.
 func segment(from, to netip.AddrPort, flags byte, payload []byte) []byte {
 	b := binary.BigEndian.AppendUint16(nil, from.Port())
 	b = binary.BigEndian.AppendUint16(b, to.Port())
@@ -58,17 +58,16 @@ const (
 	ack = 16
 )
 
-// TestAddressesOfADeadNodeAreJudgedAsTheirNewPods kills a node whose pod is let into a
-// pod of another one, and gives its addresses to a pod of a third node that is not
-// let in: from the first packet on nothing passes by the old verdict, neither
-// into the connections of before nor as new ones. A pod that is let in gets the addresses
-// afterwards. Connections of others live through all of it.
+// TestAddressesOfADeadNodeAreJudgedAsTheirNewPods kills a node with a pod that a policy allows to connect to a pod on
+// another node, and gives its addresses to a denied pod on a third node. From the first packet on, the old verdict is
+// not used, neither for the existing connections nor for new ones. Then an allowed pod gets the addresses.
+// Connections between other pods survive all of it.
 func TestAddressesOfADeadNodeAreJudgedAsTheirNewPods(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			c := newCluster(t, devnode.ClusterOptions{Nodes: 3, Routing: mode, Options: devnode.Options{
 				Args: map[string][]string{
-					// With native routing an address rests for twice the second.
+					// With native routing, an address is in quarantine for twice the second duration.
 					devnode.Identity: {"--etcd-alive-ttl=5s", "--cluster-stale-mappings=1s"}, devnode.IPAM: {"--quarantine=1s"},
 				},
 			}})
@@ -77,7 +76,7 @@ func TestAddressesOfADeadNodeAreJudgedAsTheirNewPods(t *testing.T) {
 			here.identityOf(t, client, dead)
 			here.identityOf(t, living, heir)
 			c.enforced(t, webAcrossNodes)
-			servicetest.EventuallyNil(t, "the policy is in force", func() error {
+			servicetest.EventuallyNil(t, "the policy is enforced", func() error {
 				ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 				defer cancel()
 				if err := exchange(ctx, heir.host(), web, web.IPv4); err == nil {
@@ -130,7 +129,7 @@ func TestAddressesOfADeadNodeAreJudgedAsTheirNewPods(t *testing.T) {
 					return exchange(t.Context(), friend, web, a)
 				})
 			}
-			// The same packets of a pod that is let in arrive.
+			// The same packets from an allowed pod arrive.
 			w, mac, shots := newWire(t, friend.Netns), hostEnd(t, heir, friend), intruding(old)
 			for _, s := range shots {
 				if err := w.send(mac, s.packet); err != nil {
@@ -152,7 +151,7 @@ func TestAddressesOfADeadNodeAreJudgedAsTheirNewPods(t *testing.T) {
 	}
 }
 
-// intruding are packets of every kind into the connections that an address had.
+// intruding returns packets of every kind for the connections that an address had.
 func intruding(old []flow) (shots []shot) {
 	for i, f := range old {
 		from, to := endOf(f.client.LocalAddr()), endOf(f.client.RemoteAddr())
@@ -168,15 +167,14 @@ func intruding(old []flow) (shots []shot) {
 	return shots
 }
 
-// endOf is an end of a connection.
+// endOf returns the address and port of an end of a connection.
 func endOf(a net.Addr) netip.AddrPort {
 	end := a.(*net.TCPAddr).AddrPort()
 	return netip.AddrPortFrom(end.Addr().Unmap(), end.Port())
 }
 
-// intrude sends packets of every kind from a pod into the connections that its addresses
-// had and beside them, while the other node learns whose they are now and for a while
-// after.
+// intrude sends packets of every kind from a pod, both for the former connections of its addresses and for other
+// ones, while the other node learns the new identity of the addresses and for a while afterwards.
 func intrude(t *testing.T, here, heir *node, stranger, web pod.Pod, old []flow) {
 	t.Helper()
 	w := newWire(t, stranger.Netns)
@@ -208,12 +206,12 @@ func intrude(t *testing.T, here, heir *node, stranger, web pod.Pod, old []flow) 
 		}
 		cancel()
 	}
-	t.Logf("%d packets under the addresses of the pod that is gone", sent)
+	t.Logf("%d packets with the addresses of the removed pod", sent)
 }
 
-// TestAddressOfAFormerPodIsNotGivenOutTooEarly: with native routing another node knows a pod by its address. While
-// etcd, or the identity service of that node, is away, no pod gets the address of a former one, so none has its
-// rights; afterwards the address rests. Other pods start throughout.
+// TestAddressOfAFormerPodIsNotGivenOutTooEarly: with native routing, a node identifies a pod on another node by its
+// address. While etcd or that node's identity service is down, no pod gets the address of a former pod, and with it
+// that pod's rights. Afterwards the address is in quarantine. Other pods start throughout.
 func TestAddressOfAFormerPodIsNotGivenOutTooEarly(t *testing.T) {
 	for _, away := range []string{"etcd", devnode.Identity} {
 		t.Run(away, func(t *testing.T) {
@@ -246,7 +244,7 @@ func TestAddressOfAFormerPodIsNotGivenOutTooEarly(t *testing.T) {
 						t.Fatalf("%s pod %s has the addresses of %s", when, p.Name, client.Name)
 					}
 					if !strings.Contains(err.Error(), "may not be given out again yet") {
-						return err // it is still in quarantine
+						return err // the address is still in quarantine
 					}
 					return nil
 				})

@@ -16,9 +16,8 @@ import (
 	"github.com/sluice-net/sluice/devnode"
 )
 
-// pulses stops the members of etcd for a while, lets them go on for a moment, and
-// so on until stop is called: every answer comes as late as from members whose disks
-// take that long to sync, and heartbeats between them are late too.
+// pulses alternately stops and continues the members of etcd until stop is called. Every response is as late as from
+// members with slow disks, and so are the heartbeats between members.
 func (c *testCluster) pulses(t *testing.T, stopped, running time.Duration) (stop func()) {
 	t.Helper()
 	var pids []int
@@ -38,7 +37,7 @@ func (c *testCluster) pulses(t *testing.T, stopped, running time.Duration) (stop
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	signal(unix.SIGSTOP) // before the caller goes on
+	signal(unix.SIGSTOP) // stopped before the caller continues
 	wg.Go(func() {
 		for {
 			pause(ctx, stopped)
@@ -61,10 +60,9 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// TestFaultSlowEtcdDelaysPodsAndLosesNothing slows etcd down. An ADD ends within the
-// timeout of its configuration: of a label set that the node holds or knows also when
-// etcd stands still for longer than the services wait for an answer. Afterwards all nodes
-// know all pods, and a label set has one number.
+// TestFaultSlowEtcdDelaysPodsAndLosesNothing slows etcd down. An ADD ends within the timeout of its configuration.
+// With a label set that the node holds or knows, it also succeeds when etcd is stopped for longer than the services'
+// timeouts. Afterwards all nodes know all pods, and each label set has one identity.
 func TestFaultSlowEtcdDelaysPodsAndLosesNothing(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 2, EtcdMembers: 3})
@@ -95,7 +93,7 @@ func TestFaultSlowEtcdDelaysPodsAndLosesNothing(t *testing.T) {
 	for _, phase := range []struct {
 		name             string
 		stopped, running time.Duration
-		fresh            bool // label sets that no node holds are added, too
+		fresh            bool // also add label sets that no node holds
 	}{
 		{"syncs of 300 ms", 300 * time.Millisecond, 100 * time.Millisecond, true},
 		{"syncs of 20 s", 20 * time.Second, 200 * time.Millisecond, false},
@@ -109,13 +107,13 @@ func TestFaultSlowEtcdDelaysPodsAndLosesNothing(t *testing.T) {
 						return err
 					}
 					if !phase.fresh {
-						// The other node holds this one, and this node knows it.
+						// The other node holds this label set, and this node knows it.
 						if err := add(n, fmt.Sprintf("own-%d-%d", 1-i, k), 10*time.Second); err != nil {
 							return err
 						}
 						continue
 					}
-					// Both nodes want the one, and each its own.
+					// Both nodes request the first label set; each node requests another one alone.
 					for _, app := range []string{fmt.Sprint("both-", k), fmt.Sprintf("own-%d-%d", i, k)} {
 						if err := add(n, app, 30*time.Second); err != nil {
 							return err
@@ -135,10 +133,10 @@ func TestFaultSlowEtcdDelaysPodsAndLosesNothing(t *testing.T) {
 		for _, n := range c.nodes {
 			got := n.identityOf(t, p.Pod, p.on)
 			if number, ok := numbers[p.app]; ok && number != got {
-				t.Errorf("label set %q has numbers %d and %d", p.app, number, got)
+				t.Errorf("label set %q has identities %d and %d", p.app, number, got)
 			}
 			if app, ok := sets[got]; ok && app != p.app {
-				t.Errorf("identity %d stands for %q and %q", got, app, p.app)
+				t.Errorf("identity %d belongs to %q and to %q", got, app, p.app)
 			}
 			numbers[p.app], sets[got] = got, p.app
 			n.kernelHas(t, entries(p.Pod, got, p.on)...)

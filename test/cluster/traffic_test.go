@@ -29,13 +29,13 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// modes are those in which packets travel between nodes.
+// modes are the routing modes with traffic between nodes.
 var modes = []string{"overlay", "native"}
 
-// host is the node itself as one end of connections.
+// host returns the node itself as an end of connections.
 func (n *node) host() pod.Pod { return pod.Pod{Name: n.Name(), Netns: n.Netns()} }
 
-// overlay are the node's own addresses inside its ranges.
+// overlay returns the node's addresses inside its pod ranges.
 func (n *node) overlay() (all []netip.Addr) {
 	for _, p := range n.PodCIDRs() {
 		all = append(all, p.Addr().Next())
@@ -43,7 +43,7 @@ func (n *node) overlay() (all []netip.Addr) {
 	return all
 }
 
-// counted is how often the node's programs have counted a reason, in both directions.
+// counted returns the node's count of a reason, in both directions.
 func (n *node) counted(t *testing.T, reason string) (sum uint64) {
 	t.Helper()
 	out, err := n.run(t.Context(), "map", "dump", "sl_metrics")
@@ -66,7 +66,7 @@ func (n *node) counted(t *testing.T, reason string) (sum uint64) {
 	return sum
 }
 
-// exchange sends a datagram and a stream to an address, each of which comes back.
+// exchange sends a datagram and a stream to an address, and requires both back.
 func exchange(ctx context.Context, from, to pod.Pod, address netip.Addr) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -76,8 +76,8 @@ func exchange(ctx context.Context, from, to pod.Pod, address netip.Addr) error {
 	return pod.ExchangeTCP(ctx, from, to, address, bytes.Repeat([]byte("stream"), 10_000))
 }
 
-// TestPodsReachEveryPodAndHost sends datagrams and streams between the pods and the
-// hosts of three nodes, in both families: by the programs and not past them.
+// TestPodsReachEveryPodAndHost sends datagrams and streams between the pods and hosts of three nodes, in both
+// families, and checks that the datapath's programs handled them.
 func TestPodsReachEveryPodAndHost(t *testing.T) {
 	t.Parallel()
 	for _, mode := range modes {
@@ -101,7 +101,7 @@ func TestPodsReachEveryPodAndHost(t *testing.T) {
 						continue
 					}
 					for _, a := range to.Addresses() {
-						// the first packets may be ahead of what the nodes tell each other
+						// The first packets may arrive before the nodes have learned each other's addresses.
 						servicetest.EventuallyNil(t, fmt.Sprintf("%s to %s", from.Name, a), func() error {
 							return exchange(t.Context(), from, to, a)
 						})
@@ -118,7 +118,7 @@ func TestPodsReachEveryPodAndHost(t *testing.T) {
 			}
 			for _, n := range c.nodes {
 				if n.counted(t, "forwarded-"+mode) == 0 {
-					t.Errorf("%s has sent nothing by its programs", n.Name())
+					t.Errorf("the programs of %s have sent no packets", n.Name())
 				}
 				for _, reason := range []string{"no-node", "unknown-node", "spoofed-node", "spoofed-identity", "tunnel-key"} {
 					if got := n.counted(t, reason); got != 0 {
@@ -140,18 +140,17 @@ spec:
   - from: [{podSelector: {matchLabels: {app: client}}}]
 `
 
-// enforced writes a manifest for all nodes and waits until each kernel denies what it
-// denies.
+// enforced writes a manifest for all nodes and waits until each kernel denies what the manifest denies.
 func (c *testCluster) enforced(t *testing.T, manifest string) {
 	t.Helper()
 	path := filepath.Join(c.Hub().PolicyDir(), "policy.yaml")
-	if err := os.WriteFile(path, []byte(manifest), 0o644); err != nil { //nolint:gosec // sluice-policy reads it
+	if err := os.WriteFile(path, []byte(manifest), 0o644); err != nil { //nolint:gosec // sluice-policy reads the file
 		t.Fatal(err)
 	}
 }
 
-// TestPolicyHoldsAcrossNodes lets pods of one label into a pod of another node, and
-// none else; the identity travels in the VNI.
+// TestPolicyHoldsAcrossNodes allows pods with one label, and no others, to connect to a pod on another node. The VNI
+// carries the identity.
 func TestPolicyHoldsAcrossNodes(t *testing.T) {
 	t.Parallel()
 	for _, mode := range modes {
@@ -185,7 +184,7 @@ func TestPolicyHoldsAcrossNodes(t *testing.T) {
 	}
 }
 
-// sniff is the VNIs that pass the bridge between the nodes while fn runs.
+// sniff returns the VNIs that pass the bridge between the nodes while fn runs.
 func (c *testCluster) sniff(t *testing.T, fn func()) map[uint32]bool {
 	t.Helper()
 	fd := -1
@@ -215,7 +214,7 @@ func (c *testCluster) sniff(t *testing.T, fn func()) map[uint32]bool {
 	}
 }
 
-// flow is a connection across nodes on which both ends go on speaking.
+// flow is a connection between nodes that both ends keep using.
 type flow struct {
 	client, server *net.TCPConn
 }
@@ -233,7 +232,7 @@ func openFlow(ctx context.Context, from, to pod.Pod, address netip.Addr) (f flow
 	return f, err
 }
 
-// speak sends a byte each way, which has to arrive within the patience of tests.
+// speak sends a byte in each direction, which must arrive within the tests' patience.
 func (f flow) speak() error {
 	deadline := time.Now().Add(servicetest.Patience)
 	b := []byte{1}
@@ -258,9 +257,9 @@ func (f flow) close() {
 	}
 }
 
-// TestConnectionsAcrossNodesOutliveFaults keeps 100 connections between pods of two
-// nodes while each service of each is killed, and devices, routes, programs and
-// neighbours of the datapath are deleted under them: none is reset.
+// TestConnectionsAcrossNodesOutliveFaults keeps 100 connections between pods of two nodes open, while it kills each
+// service on both nodes, and deletes devices, routes, programs and neighbours of the datapath. No connection is
+// reset.
 func TestConnectionsAcrossNodesOutliveFaults(t *testing.T) {
 	t.Parallel()
 	for _, mode := range modes {
@@ -309,7 +308,7 @@ func TestConnectionsAcrossNodesOutliveFaults(t *testing.T) {
 	}
 }
 
-// kill ends a service as kill -9 does.
+// kill ends a service with SIGKILL.
 func (n *node) kill(t *testing.T, service string) {
 	t.Helper()
 	pid, err := n.PID(service)
@@ -322,13 +321,13 @@ func (n *node) kill(t *testing.T, service string) {
 	servicetest.Eventually(t, service+" has ended", func() bool { _, err := n.PID(service); return err != nil })
 }
 
-// fault is something done to what the datapath has on a node.
+// fault is damage to the datapath's objects on a node.
 type fault struct {
 	what string
 	do   func() error
 }
 
-// faultsOf are the faults of a mode, done in the namespace of a node.
+// faultsOf returns the faults of a routing mode, executed in the namespace of a node.
 func faultsOf(mode string) []fault {
 	faults := []fault{{"the routes to the other node were deleted", deleteRoutes}}
 	if mode == "overlay" {
@@ -358,7 +357,7 @@ func onTunnel(do func(netlink.Link) error) error {
 	return errors.New("there is no tunnel")
 }
 
-// onUplink does something to the device of the default route.
+// onUplink calls do with the device of the default route.
 func onUplink(do func(netlink.Link) error) error {
 	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
 	if err != nil {
@@ -373,8 +372,8 @@ func onUplink(do func(netlink.Link) error) error {
 	return errors.New("there is no default route")
 }
 
-// deletePrograms takes every program off a device that runs by tcx or, on kernels
-// without that, the qdisc with the filters.
+// deletePrograms detaches every program from a device: with tcx or, on kernels without tcx, the qdisc with its
+// filters.
 func deletePrograms(l netlink.Link) error {
 	detached := 0
 	for _, attach := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
@@ -416,8 +415,8 @@ func deleteNeighbours(l netlink.Link) error {
 	return err
 }
 
-// deleteRoutes deletes the routes to the ranges of other nodes: those to more than an
-// address, and to less than everything, which lead to no own pods.
+// deleteRoutes deletes the routes to the ranges of other nodes: routes to more than one address and less than
+// everything, except the routes to local pods.
 func deleteRoutes() error {
 	deleted := 0
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {

@@ -17,13 +17,13 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// programs are those of a node, by the service that they are.
+// programs are the programs of a node, by service.
 var programs = map[string]string{
 	devnode.Identity: "sluice-identity", devnode.IPAM: "sluice-ipam", devnode.Policy: "sluice-policy",
 	devnode.Datapath: "sluice-datapath", devnode.LoadBalancer: "sluice-loadbalancer", "": "sluice-cni",
 }
 
-// oldPrograms are a directory with the programs of SLUICE_OLD_BIN, which install replaces.
+// oldPrograms returns SLUICE_OLD_BIN and a directory with copies of its programs, which install replaces.
 func oldPrograms(t *testing.T) (old, bin string) {
 	t.Helper()
 	old = os.Getenv("SLUICE_OLD_BIN")
@@ -32,7 +32,7 @@ func oldPrograms(t *testing.T) (old, bin string) {
 	}
 	bin = t.TempDir()
 	for dir := bin; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
-		if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // the services' users read it
+		if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // the services' users execute its files
 			t.Fatal(err)
 		}
 	}
@@ -43,7 +43,7 @@ func oldPrograms(t *testing.T) (old, bin string) {
 	return old, bin
 }
 
-// install puts a program in the place of another, at once.
+// install replaces a program atomically.
 func install(t *testing.T, from, to, name string) {
 	t.Helper()
 	in, err := os.Open(filepath.Join(from, name))
@@ -66,10 +66,9 @@ func install(t *testing.T, from, to, name string) {
 	}
 }
 
-// TestConnectionsOutliveUpgrades from the programs of SLUICE_OLD_BIN, a build without
-// traffic between nodes, to this build, into each routing mode, and back: connections
-// between pods and with the host go on, and pods come and go after each step. It is built
-// by `make test-upgrade` alone, because a build of that time is needed.
+// TestConnectionsOutliveUpgrades upgrades from the programs of SLUICE_OLD_BIN, a build without traffic between nodes,
+// to this build, into each routing mode, and back. Connections between pods and with the host survive, and pods are
+// added and removed after each step. Only `make test-upgrade` runs it, because it needs an old build.
 func TestConnectionsOutliveUpgrades(t *testing.T) {
 	old, bin := oldPrograms(t)
 	up, err := devnode.Up(t.Context(), devnode.Options{
@@ -134,11 +133,11 @@ func TestConnectionsOutliveUpgrades(t *testing.T) {
 	change(binDir(), "the second upgrade", services...)
 }
 
-// hostAt is the node itself, at the addresses that it has on its link.
+// hostAt returns the node itself, with the addresses of its link.
 func (n *node) hostAt() pod.Pod { return n.host().WithAddresses(n.Addresses()) }
 
-// TestNewConnectionsSucceedOverAnUpgrade asks a node in every way while each of its programs
-// becomes that of this build, one after the other.
+// TestNewConnectionsSucceedOverAnUpgrade makes connections of every kind while it replaces each program of a node by
+// the program of this build, one after the other.
 func TestNewConnectionsSucceedOverAnUpgrade(t *testing.T) {
 	for _, mode := range modes {
 		for _, packets := range []bool{false, true} {
@@ -148,7 +147,7 @@ func TestNewConnectionsSucceedOverAnUpgrade(t *testing.T) {
 				r.forgets = true
 				r.reach(t)
 				for _, service := range r.here.Services() {
-					r.during(t, service+" becomes that of this build", func() error {
+					r.during(t, service+" is replaced by this build's", func() error {
 						install(t, binDir(), bin, programs[service])
 						return r.here.Restart(t.Context(), service)
 					})

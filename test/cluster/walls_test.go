@@ -21,21 +21,19 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// breach is a wall of a node that somebody tears down while the datapath cannot see
-// it.
+// breach is a protection of a node that is removed while the datapath is stopped and cannot notice it.
 type breach struct {
 	what string
 	do   func(t *testing.T, n *node)
-	// closed: nothing comes from other nodes any more, and nothing that is forged.
+	// closed: without it, no packets from other nodes arrive, and no forged ones.
 	closed bool
-	// hosts: the wall was the only one in front of the host itself, of which no policy
-	// speaks.
+	// hosts: it was the only protection of the host itself, for which there is no policy.
 	hosts bool
-	// uncounted: nothing is there that could count.
+	// uncounted: without it, no counter counts the dropped packets.
 	uncounted bool
 }
 
-// inNode makes a breach of something that is done in a node's namespace.
+// inNode returns a breach that runs in a node's namespace.
 func inNode(do func() error) func(t *testing.T, n *node) {
 	return func(t *testing.T, n *node) {
 		t.Helper()
@@ -45,7 +43,7 @@ func inNode(do func() error) func(t *testing.T, n *node) {
 	}
 }
 
-// flushed takes all rules out of a chain of the firewall.
+// flushed deletes all rules of a firewall chain.
 func flushed(chain string) func(t *testing.T, n *node) {
 	return func(t *testing.T, n *node) {
 		t.Helper()
@@ -64,7 +62,7 @@ func withoutTable(t *testing.T, n *node) {
 	})
 }
 
-// breachesOf are those of a mode.
+// breachesOf returns the breaches of a routing mode.
 func breachesOf(mode string) []breach {
 	all := []breach{
 		{what: "the rules about what has no mark", do: flushed("unmarked"), hosts: true},
@@ -86,9 +84,8 @@ func breachesOf(mode string) []breach {
 		})
 }
 
-// aimed are the attacks on the pod of a node, and on the node itself unless its only
-// wall is gone: what a tunnel carries of a registered node, and what is on the link as
-// it is.
+// aimed returns the attacks on a node's pod, and on the node itself unless its only protection is removed: tunnelled
+// packets from a registered node, and unencapsulated packets from the link.
 func (a *arena) aimed(mode string, b breach) (shots []shot) {
 	if mode == "overlay" {
 		at := a.attacked.Addresses()[0]
@@ -100,7 +97,7 @@ func (a *arena) aimed(mode string, b breach) (shots []shot) {
 	}
 	for _, c := range a.claims() {
 		if c.of < 0 || slices.Contains(a.nodes[c.of].Addresses(), c.address) {
-			continue // the world, and nodes, may send as they are
+			continue // nodes and the outside may send unencapsulated packets
 		}
 		for _, to := range targets {
 			if to.Is4() == c.address.Is4() {
@@ -108,14 +105,14 @@ func (a *arena) aimed(mode string, b breach) (shots []shot) {
 					return datagram(from7(c.address), to7(to), payload)
 				})
 				s.heard = mode == "native" && c.of != 0
-				s.stack = b.hosts && c.of == 0 // rules of the routing drop these
+				s.stack = b.hosts && c.of == 0 // routing rules drop these
 				shots = append(shots, s)
 			}
 		}
 	}
 	if b.closed {
 		for i := range shots {
-			// the kernel drops IPv6 packets from loopback before any firewall
+			// The kernel drops IPv6 packets with a loopback source before any firewall.
 			shots[i].heard, shots[i].stack = false, strings.Contains(shots[i].what, "world ::1 ")
 		}
 	}
@@ -134,7 +131,7 @@ func (n *node) signal(t *testing.T, service string, s unix.Signal) {
 	}
 }
 
-// stop has a service stand still until it gets a SIGCONT.
+// stop stops a service until it gets a SIGCONT.
 func (n *node) stop(t *testing.T, service string) {
 	t.Helper()
 	n.signal(t, service, unix.SIGSTOP)
@@ -154,10 +151,9 @@ func (n *node) stop(t *testing.T, service string) {
 	})
 }
 
-// TestWallsStayClosedWhenOneIsGone stops the datapath of a node and takes away, one
-// after the other, the programs of its tunnel or uplink, each chain of its firewall,
-// and the tunnel: nothing forged comes in meanwhile, and all of it is there again as
-// soon as the datapath goes on.
+// TestWallsStayClosedWhenOneIsGone stops the datapath of a node and removes, one after the other, the programs of its
+// tunnel or uplink, each chain of its firewall, and the tunnel. Meanwhile no forged packets arrive, and the datapath
+// restores everything as soon as it continues.
 func TestWallsStayClosedWhenOneIsGone(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
@@ -187,7 +183,7 @@ func TestWallsStayClosedWhenOneIsGone(t *testing.T) {
 	}
 }
 
-// storm sends what is aimed at a node with a breach, while its datapath stands still.
+// storm sends the attacks to a node with a breach while its datapath is stopped.
 func (a *arena) storm(t *testing.T, b breach, before map[string]uint64, shots []shot) {
 	t.Helper()
 	a.ears.take()
@@ -201,7 +197,7 @@ func (a *arena) storm(t *testing.T, b breach, before map[string]uint64, shots []
 			denied++
 		}
 	}
-	// The last packet of all is one that passes whatever is missing.
+	// The very last packet must pass whatever is removed.
 	servicetest.EventuallyNil(t, "the outsider reaches the node", func() error {
 		_, err := a.ask(a.outside, a.attacked.Addresses()[0])
 		return err

@@ -23,15 +23,15 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// wire is a device without the stack of its namespace: what is sent by it is of no
-// socket, and may be anything.
+// wire sends packets by a device without the network stack of its namespace, so without a socket and with any
+// content.
 type wire struct {
 	netns string
 	fd    int
 	mac   net.HardwareAddr // of the device
 }
 
-// hardware is the Ethernet address and the index of a device.
+// hardware returns the Ethernet address and the index of a device.
 func hardware(t *testing.T, netns, device string) (mac net.HardwareAddr, index int) {
 	t.Helper()
 	err := pod.In(netns, func() error {
@@ -49,7 +49,7 @@ func hardware(t *testing.T, netns, device string) (mac net.HardwareAddr, index i
 
 func htons(v uint16) uint16 { return binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, v)) }
 
-// packetSocket opens a device for frames; those of a protocol are read, or none.
+// packetSocket opens a device for frames. It receives frames of a protocol, or none.
 func packetSocket(t *testing.T, netns, device string, protocol uint16) (fd int) {
 	t.Helper()
 	_, index := hardware(t, netns, device)
@@ -59,7 +59,7 @@ func packetSocket(t *testing.T, netns, device string, protocol uint16) (fd int) 
 	})
 	if err == nil {
 		t.Cleanup(func() { _ = unix.Close(fd) })
-		// before the socket is bound, or the first frames have no room
+		// Set it before the socket is bound, or the buffer is too small for the first frames.
 		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20)
 	}
 	if err == nil {
@@ -77,7 +77,7 @@ func newWire(t *testing.T, netns string) *wire {
 	return &wire{netns: netns, fd: packetSocket(t, netns, "eth0", 0), mac: mac}
 }
 
-// send puts a packet on the wire. It waits while the device's queue is full.
+// send sends a packet. It waits while the device's queue is full.
 func (w *wire) send(to net.HardwareAddr, packet []byte) error {
 	f := frame(to, w.mac, packet)
 	for {
@@ -89,7 +89,7 @@ func (w *wire) send(to net.HardwareAddr, packet []byte) error {
 	}
 }
 
-// frame is a packet with an Ethernet header.
+// frame returns a packet with an Ethernet header.
 func frame(to, from net.HardwareAddr, packet []byte) []byte {
 	b := append(append(make([]byte, 0, 14+len(packet)), to...), from...)
 	kind := uint16(unix.ETH_P_IP)
@@ -112,7 +112,7 @@ func checksum(b []byte, sum uint32) uint16 {
 	return ^uint16(sum)
 }
 
-// udp is a datagram with its UDP header.
+// udp returns a datagram with its UDP header.
 func udp(from, to netip.AddrPort, payload []byte) []byte {
 	b := binary.BigEndian.AppendUint16(nil, from.Port())
 	b = binary.BigEndian.AppendUint16(b, to.Port())
@@ -122,20 +122,20 @@ func udp(from, to netip.AddrPort, payload []byte) []byte {
 	pseudo = append(pseudo, 0, unix.IPPROTO_UDP, byte(len(b)>>8), byte(len(b)))
 	sum := checksum(append(pseudo, b...), 0)
 	if sum == 0 {
-		sum = 0xffff // zero means no checksum, which a stack refuses with IPv6 (RFC 8200, 8.1)
+		sum = 0xffff // zero means no checksum, which IPv6 stacks reject (RFC 8200, 8.1)
 	}
 	binary.BigEndian.PutUint16(b[6:], sum)
 	return b
 }
 
-// part says which fragment a packet is; the zero value is all of it.
+// part describes a fragment; the zero value is a whole packet.
 type part struct {
 	id     uint16
 	offset int // in bytes
 	more   bool
 }
 
-// ip is a packet of a protocol.
+// ip returns a packet of an IP protocol.
 func ip(from, to netip.Addr, protocol byte, p part, payload []byte) []byte {
 	at := uint16(p.offset)
 	if from.Is4() {
@@ -163,13 +163,13 @@ func ip(from, to netip.Addr, protocol byte, p part, payload []byte) []byte {
 	return append(b, payload...)
 }
 
-// datagram is a whole packet.
+// datagram returns a whole UDP packet.
 func datagram(from, to netip.AddrPort, payload []byte) []byte {
 	return ip(from.Addr(), to.Addr(), unix.IPPROTO_UDP, part{}, udp(from, to, payload))
 }
 
-// fragmented is a datagram in two fragments, of which the first has so many bytes
-// behind its IP header, a multiple of eight.
+// fragmented returns a datagram in two fragments. The first has this number of bytes after its IP header, a multiple
+// of eight.
 func fragmented(from, to netip.AddrPort, payload []byte, first int, id uint16) (packets [2][]byte) {
 	u := udp(from, to, payload)
 	packets[0] = ip(from.Addr(), to.Addr(), unix.IPPROTO_UDP, part{id: id, more: true}, u[:first])
@@ -177,17 +177,17 @@ func fragmented(from, to netip.AddrPort, payload []byte, first int, id uint16) (
 	return packets
 }
 
-// tunnelled is what a tunnel carries, behind its UDP header, for a device with an
-// Ethernet address: without a program there, the stack takes nothing else.
+// tunnelled returns the payload of a tunnel packet's UDP header, for a device with an Ethernet address. Without a
+// program on the device, the stack accepts only this address.
 func tunnelled(to net.HardwareAddr, vni uint32, packet []byte) []byte {
 	b := binary.BigEndian.AppendUint32([]byte{8, 0, 0, 0}, vni<<8)
 	return append(b, frame(to, net.HardwareAddr{2, 0xaa, 0, 0, 0, 2}, packet)...)
 }
 
-// marker begins what attacks carry, so that whoever receives it is seen to.
+// marker is the prefix of the attacks' payloads, by which receivers recognize them.
 const marker = "attack:"
 
-// ears record what arrives at the pods and hosts that are attacked.
+// ears record the attacks that arrive at pods and hosts.
 type ears struct {
 	mu    sync.Mutex
 	heard map[string]int // by "who: what"
@@ -204,7 +204,7 @@ func (e *ears) hear(who string, b []byte) {
 	e.heard[who+": "+string(what)]++
 }
 
-// take is what was heard since the last time.
+// take returns what was heard since the last call.
 func (e *ears) take() map[string]int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -213,12 +213,12 @@ func (e *ears) take() map[string]int {
 	return heard
 }
 
-// attackedPorts are those at which pods and hosts listen.
+// attackedPorts are the ports on which pods and hosts listen.
 var attackedPorts = []uint16{7000, tunnelPort}
 
 const tunnelPort = 4789
 
-// socketsOf listens at UDP ports of a namespace, at all of its addresses.
+// socketsOf listens on UDP ports of a namespace, at all of its addresses.
 func (e *ears) socketsOf(t *testing.T, p pod.Pod, ports ...uint16) {
 	t.Helper()
 	for _, port := range ports {
@@ -244,7 +244,7 @@ func (e *ears) socketsOf(t *testing.T, p pod.Pod, ports ...uint16) {
 	}
 }
 
-// deviceOf reads every frame that a pod's device receives, whatever is in it.
+// deviceOf reads every frame that a pod's device receives.
 func (e *ears) deviceOf(t *testing.T, p pod.Pod) {
 	t.Helper()
 	fd := packetSocket(t, p.Netns, "eth0", unix.ETH_P_ALL)
@@ -262,7 +262,7 @@ func (e *ears) deviceOf(t *testing.T, p pod.Pod) {
 					continue
 				}
 			}
-			// An ICMP error only quotes what was dropped.
+			// An ICMP error only quotes a dropped packet.
 			if bytes.Equal(b[12:14], []byte{8, 0}) && b[14+9] == unix.IPPROTO_ICMP ||
 				bytes.Equal(b[12:14], []byte{0x86, 0xdd}) && b[14+6] == unix.IPPROTO_ICMPV6 {
 				continue
@@ -275,8 +275,8 @@ func (e *ears) deviceOf(t *testing.T, p pod.Pod) {
 	t.Cleanup(func() { close(stop); <-done })
 }
 
-// plug makes a namespace that is joined to the bridge between the nodes but is none
-// of them: an outsider on the same link, with the host number 200.
+// plug makes a namespace that is attached to the bridge between the nodes but is not a node: an outsider on the same
+// link, with the host number 200.
 func (c *testCluster) plug(t *testing.T) pod.Pod {
 	t.Helper()
 	p := newPod(t)
@@ -328,7 +328,7 @@ func (c *testCluster) plug(t *testing.T) pod.Pod {
 		t.Fatalf("configure a namespace at the bridge: %v", err)
 	}
 	p = p.WithAddresses(own)
-	// A bridge forwards nothing by a port before it has found it up.
+	// A bridge port forwards no packets until the bridge has seen its link up.
 	servicetest.EventuallyNil(t, "the outsider reaches a node", func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -338,7 +338,7 @@ func (c *testCluster) plug(t *testing.T) pod.Pod {
 	return p
 }
 
-// addressOf is that of a family among addresses.
+// addressOf returns the address of the other address's family.
 func addressOf(all []netip.Addr, like netip.Addr) netip.Addr {
 	for _, a := range all {
 		if a.Is4() == like.Is4() {

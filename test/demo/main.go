@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Command demo shows Sluice at work: a node with every service, a real
-// containerd that runs three pods through the CNI shim, packets between them,
-// what the datapath counted, network policies with a connection that they allow
-// and those that they deny, and a lie that was refused; then three nodes with one
-// policy, of which one loses its processes; and nothing left at the end. Each step
-// says in a line what it is about to do.
+// Command demo shows Sluice at work. It starts a node with every service, and a real containerd that runs three pods
+// through the CNI shim. It shows packets between the pods, the datapath's counters, network policies with an allowed
+// and a denied connection, and a dropped packet with a forged source. Then it starts three nodes with one policy,
+// kills the processes of one node, and finally removes everything. It announces each step in a line.
 package main
 
 import (
@@ -36,18 +34,18 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// instance names the demo's node; it runs beside any other one.
+// instance is the name of the demo's node, which can run next to other nodes.
 const instance = "demo"
 
 func main() {
-	binDir := flag.String("bin-dir", "bin", "directory of the programs that `make build` made, with pause in test/")
+	binDir := flag.String("bin-dir", "bin", "directory of the programs that `make build` writes, with pause in test/")
 	policies := flag.String("policies", "test/demo/policies", "directory of the manifests that are applied")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
-	// A reader that leaves must not keep the demo from cleaning up.
+	// A reader that closes the pipe must not prevent the cleanup.
 	signal.Ignore(unix.SIGPIPE)
 	start := time.Now()
 	if err := run(ctx, *binDir, *policies); err != nil {
@@ -65,7 +63,7 @@ type demo struct {
 	node     *devnode.Node
 	runtime  *cri.Runtime
 	pods     []pod.Pod
-	ids      []string // of the pods' sandboxes, shortened
+	ids      []string // sandbox IDs of the pods, shortened
 	number   int      // of the step
 }
 
@@ -102,7 +100,7 @@ func (d *demo) runNode(ctx context.Context) (err error) {
 	})
 }
 
-// step is a line that says what is about to happen, and what makes it happen.
+// step is a line that announces an action, and the action.
 type step struct {
 	text string
 	run  func(context.Context) error
@@ -123,13 +121,12 @@ func (d *demo) title(text string) {
 	fmt.Printf("\n%d. %s.\n\n", d.number, text)
 }
 
-// show prints a command as a person would type it, runs it and prints what it
-// says.
+// show prints a command as a person would type it, runs it and prints its output.
 func (d *demo) show(ctx context.Context, name string, args ...string) error {
 	return d.showExit(ctx, 0, name, args...)
 }
 
-// showExit does so with a command that says something by its exit code.
+// showExit is show for a command that must end with the exit code.
 func (d *demo) showExit(ctx context.Context, code int, name string, args ...string) error {
 	fmt.Printf("   $ %s\n", strings.Join(append([]string{name}, quoted(args)...), " "))
 	path := filepath.Join(d.binDir, name)
@@ -167,7 +164,7 @@ func quoted(args []string) []string {
 }
 
 func (d *demo) startNode(ctx context.Context) error {
-	// A node that an interrupted demo left.
+	// Remove the node of an interrupted demo.
 	if err := devnode.Down(ctx, instance); err != nil {
 		return err
 	}
@@ -341,7 +338,7 @@ func (d *demo) lie(ctx context.Context) error {
 }
 
 func (d *demo) grpcurl(ctx context.Context) error {
-	// The authority must be a name: grpcurl would send the socket's path.
+	// The authority must be a valid name; by default grpcurl would send the socket's path.
 	base := []string{"-plaintext", "-unix", "-authority", "localhost"}
 	if err := d.show(ctx, "grpcurl", append(base, d.node.Socket(devnode.IPAM), "list")...); err != nil {
 		return err
@@ -349,8 +346,7 @@ func (d *demo) grpcurl(ctx context.Context) error {
 	return d.show(ctx, "grpcurl", append(base, d.node.Socket(devnode.IPAM), "sluice.ipam.v1.IPAMService/ListPools")...)
 }
 
-// cleanUp removes the pods, containerd and the node, and proves that nothing
-// is left.
+// cleanUp removes the pods, containerd and the node, and verifies that nothing is left.
 func (d *demo) cleanUp() error {
 	d.title("Clean up: remove the pods, end containerd and the node")
 	var errs []error

@@ -23,7 +23,7 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// clusterInstance names the nodes of the second part: this and "-1" and so on.
+// clusterInstance is the name of the cluster in the second part. Its nodes append "-1" and so on.
 const clusterInstance = "demo-nodes"
 
 // several is the second part: three nodes that share an etcd.
@@ -31,7 +31,7 @@ type several struct {
 	demo    *demo
 	cluster *devnode.Cluster
 	nodes   []*devnode.Node
-	pods    []pod.Pod // one on each node: web, client and visitor
+	pods    []pod.Pod // one on each node: web, client and visitor, in this order
 }
 
 // runNodes shows packets between nodes, a policy across them, and a node whose
@@ -43,7 +43,7 @@ func (d *demo) runNodes(ctx context.Context) (err error) {
 	}()
 	return d.steps(ctx, []step{
 		{"Start three nodes that share an etcd; packets between their pods travel in a tunnel (VXLAN)", s.start},
-		{"Run a pod on each: every node learns where the pods of the others are, and who they are", s.startPods},
+		{"Run a pod on each: every node learns the addresses and identities of the other nodes' pods", s.startPods},
 		{"Let pods of different nodes talk, over IPv4 and IPv6", s.talk},
 		{"Put one policy on all nodes: web may be called by the client only, wherever either runs", s.applyPolicy},
 		{"Kill every process of the client's node: its packets flow on, under the same policy", s.kill},
@@ -51,7 +51,7 @@ func (d *demo) runNodes(ctx context.Context) (err error) {
 }
 
 func (s *several) start(ctx context.Context) (err error) {
-	// Nodes that an interrupted demo left.
+	// Remove the nodes of an interrupted demo.
 	if err := devnode.Down(ctx, clusterInstance); err != nil {
 		return err
 	}
@@ -105,7 +105,7 @@ func (s *several) startPods(ctx context.Context) error {
 	return nil
 }
 
-// reach tries until an exchange succeeds: the nodes may still be telling each other.
+// reach retries until an exchange succeeds: the nodes may not have learned the pods' addresses yet.
 func reach(ctx context.Context, from, to pod.Pod, address netip.Addr, message []byte) error {
 	for {
 		attempt, cancel := context.WithTimeout(ctx, time.Second)
@@ -160,7 +160,7 @@ func (s *several) applyPolicy(ctx context.Context) error {
 		fmt.Printf("   %s", line)
 	}
 	fmt.Println()
-	if err := os.WriteFile(path, []byte(acrossNodes), 0o644); err != nil { //nolint:gosec // sluice-policy reads it
+	if err := os.WriteFile(path, []byte(acrossNodes), 0o644); err != nil { //nolint:gosec // sluice-policy reads the file
 		return err
 	}
 	web, client, visitor := s.pods[0], s.pods[1], s.pods[2]

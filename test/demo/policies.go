@@ -24,17 +24,16 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// Ports that web listens on. The policies let the client use both of them as
-// far as web is concerned, and the first as far as the client is.
+// Ports of web. The policy of web allows the client to connect to both, the policy of the client only to the first.
 const (
 	openPort   = 8080
 	closedPort = 9090
 )
 
-// patience is for what takes microseconds.
+// patience limits waits for events that normally take microseconds.
 const patience = 10 * time.Second
 
-// comparePolicies shows the manifests and what they would change.
+// comparePolicies shows the manifests and the changes that they would make.
 func (d *demo) comparePolicies(ctx context.Context) error {
 	files, err := filepath.Glob(filepath.Join(d.policies, "*.yaml"))
 	if err != nil || len(files) == 0 {
@@ -55,7 +54,7 @@ func (d *demo) comparePolicies(ctx context.Context) error {
 	return d.showExit(ctx, differs, "sluice", "--instance", instance, "policy", "diff", "-f", d.policies)
 }
 
-// applyPolicies applies them and tries who may talk to whom.
+// applyPolicies applies the policies and tries which pods can connect.
 func (d *demo) applyPolicies(ctx context.Context) error {
 	if err := d.show(ctx, "sluice", "--instance", instance, "policy", "apply", "-f", d.policies); err != nil {
 		return err
@@ -80,7 +79,7 @@ func (d *demo) applyPolicies(ctx context.Context) error {
 	return nil
 }
 
-// explainDrop shows the drop as it was seen, and asks both who know why.
+// explainDrop shows the drop event, and the reasons that the policy service and the kernel's tables give.
 func (d *demo) explainDrop(ctx context.Context) error {
 	web, visitor := d.pods[0], d.pods[2]
 	sluice := func(args ...string) error {
@@ -94,7 +93,7 @@ func (d *demo) explainDrop(ctx context.Context) error {
 	)
 }
 
-// echo answers on ports of a pod with what it receives, until stop is called.
+// echo returns received bytes on ports of a pod until stop is called.
 func echo(p pod.Pod, ports ...uint16) (stop func(), err error) {
 	var wg sync.WaitGroup
 	var listeners []net.Listener
@@ -115,7 +114,7 @@ func echo(p pod.Pod, ports ...uint16) (stop func(), err error) {
 			for {
 				c, err := l.AcceptTCP()
 				if err != nil {
-					return // the listener was closed
+					return // stop has closed the listener
 				}
 				wg.Go(func() {
 					_, _ = io.Copy(c, c)
@@ -127,7 +126,7 @@ func echo(p pod.Pod, ports ...uint16) (stop func(), err error) {
 	return stop, nil
 }
 
-// talk sends a word over a new connection and wants it back.
+// talk sends a word over a new connection and requires the same word as the answer.
 func talk(ctx context.Context, from pod.Pod, to netip.AddrPort) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -157,8 +156,8 @@ func (d *demo) allowed(ctx context.Context, from pod.Pod, to netip.AddrPort) err
 	return nil
 }
 
-// denied tries to connect until the datapath says that it dropped the packet:
-// nothing comes back that one could wait for instead.
+// denied tries to connect until the datapath reports the dropped packet. The client itself receives no answer to wait
+// for.
 func (d *demo) denied(ctx context.Context, from pod.Pod, to netip.AddrPort) error {
 	conn, err := client.Dial(d.node.Socket(devnode.Datapath), client.Options{})
 	if err != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package deps tests scripts/deps, which changes the packages of a machine.
+// Package deps tests scripts/deps, which installs packages on a machine.
 package deps
 
 import (
@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// deps runs scripts/deps for a group on a machine on which nothing is installed by
-// packages, with the commands in PATH, and gives the calls of apt-get.
+// deps runs scripts/deps for a group on a machine without installed packages, with the commands in PATH, and returns
+// the calls of apt-get.
 func deps(t *testing.T, group string, commands ...string) (calls []string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -30,7 +30,7 @@ func deps(t *testing.T, group string, commands ...string) (calls []string) {
 	for _, name := range commands {
 		write(name, "exit 1")
 	}
-	// What the script itself needs, and nothing else of this machine.
+	// The programs that the script itself needs, and no others of this machine.
 	for _, name := range []string{"bash", "sort", "mktemp", "chmod", "rm", "cp", "mv", "cat", "printf"} {
 		path, err := exec.LookPath(name)
 		if err != nil {
@@ -46,7 +46,7 @@ func deps(t *testing.T, group string, commands ...string) (calls []string) {
 		t.Fatal(err)
 	}
 	bash := filepath.Join(dir, "bash")
-	script := exec.CommandContext(t.Context(), bash, "../../scripts/deps", group) //nolint:gosec // of the repository
+	script := exec.CommandContext(t.Context(), bash, "../../scripts/deps", group) //nolint:gosec // our script
 	script.Env = []string{"PATH=" + dir, "SLUICE_POLICY_RC_D=" + policy, "TMPDIR=" + dir}
 	if out, err := script.CombinedOutput(); err != nil {
 		t.Fatalf("scripts/deps %s: %v: %s", group, err, out)
@@ -68,8 +68,8 @@ func deps(t *testing.T, group string, commands ...string) (calls []string) {
 	return strings.Split(strings.TrimSpace(string(content)), "\n")
 }
 
-// TestNoPackageIsRemoved: apt-get is told to fail rather than to remove one, and to
-// wait for another one's lock.
+// TestNoPackageIsRemoved: with the options of the script, apt-get fails instead of removing a package, and waits for
+// another process's lock.
 func TestNoPackageIsRemoved(t *testing.T) {
 	calls := deps(t, "demo")
 	if len(calls) != 2 {
@@ -84,13 +84,13 @@ func TestNoPackageIsRemoved(t *testing.T) {
 	}
 }
 
-// TestContainerdOfAnotherPackageIsUsed: Docker's containerd.io has containerd and runc
-// and conflicts with Debian's packages.
+// TestContainerdOfAnotherPackageIsUsed: Docker's containerd.io contains containerd and runc, and conflicts with
+// Debian's packages.
 func TestContainerdOfAnotherPackageIsUsed(t *testing.T) {
 	calls := deps(t, "demo", "containerd", "ctr", "runc")
 	if len(calls) != 2 || strings.Contains(calls[1], "containerd") || strings.Contains(calls[1], "runc") ||
 		!strings.Contains(calls[1], "containernetworking-plugins") {
-		t.Errorf("beside Docker's containerd, apt-get was called with %q", calls)
+		t.Errorf("with Docker's containerd, apt-get was called with %q", calls)
 	}
 	if calls := deps(t, "demo", "containerd", "runc"); len(calls) != 2 || !strings.Contains(calls[1], "containerd") {
 		t.Errorf("without ctr, apt-get was called with %q", calls)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package docs tests the documents as a whole.
+// Package docs tests all documents of the repository together.
 package docs
 
 import (
@@ -19,11 +19,11 @@ const root = "../.."
 var (
 	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	heading = regexp.MustCompile(`^#{1,6} +(.*)$`)
-	// What stands in an anchor of GitHub: letters, digits, '-', '_' and, for spaces, '-'.
+	// Characters that GitHub removes from anchors. It keeps letters, digits, '-' and '_', and replaces spaces by '-'.
 	dropped = regexp.MustCompile(`[^\p{L}\p{N}\-_ ]`)
 )
 
-// document is what links lead from and to.
+// document contains the anchors and links of a document.
 type document struct {
 	links   []string
 	anchors map[string]bool
@@ -55,12 +55,12 @@ func read(t *testing.T, path string) document {
 	return d
 }
 
-// anchor is the name that GitHub gives a heading.
+// anchor returns GitHub's anchor of a heading.
 func anchor(heading string) string {
 	return strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(heading), ""), " ", "-")
 }
 
-// documents are all documents of the repository, less what others wrote.
+// documents returns the paths of all documents of the repository, without third-party ones.
 func documents(t *testing.T) (paths []string) {
 	t.Helper()
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -80,8 +80,7 @@ func documents(t *testing.T) (paths []string) {
 	return paths
 }
 
-// TestLinksLeadToHeadings: the heading that a link between documents names exists.
-// That the files do, cmd/sluice tests.
+// TestLinksLeadToHeadings: the heading exists for each link between documents. A test of cmd/sluice covers the files.
 func TestLinksLeadToHeadings(t *testing.T) {
 	links := 0
 	for _, path := range documents(t) {
@@ -105,7 +104,7 @@ func TestLinksLeadToHeadings(t *testing.T) {
 	}
 }
 
-// TestEveryDocumentIsInTheIndex: docs/README.md leads to each page.
+// TestEveryDocumentIsInTheIndex: docs/README.md links to each page.
 func TestEveryDocumentIsInTheIndex(t *testing.T) {
 	index := read(t, filepath.Join(root, "docs", "README.md"))
 	for _, pattern := range []string{"docs/*.md", "docs/how-to/*.md", "docs/operations/*.md", "docs/tutorials/*.md"} {
@@ -120,7 +119,7 @@ func TestEveryDocumentIsInTheIndex(t *testing.T) {
 			}
 			listed := func(l string) bool { return l == name || strings.HasPrefix(l, name+"#") }
 			if name != "README.md" && !slices.ContainsFunc(index.links, listed) {
-				t.Errorf("docs/README.md does not lead to %s", name)
+				t.Errorf("docs/README.md has no link to %s", name)
 			}
 		}
 	}

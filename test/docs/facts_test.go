@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// rows are the rows of the first table below a heading, by their first cell.
+// rows returns the rows of the first table below a heading, by their first cell.
 func rows(t *testing.T, path, heading string) map[string][]string {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join(root, path))
@@ -43,7 +43,7 @@ func rows(t *testing.T, path, heading string) map[string][]string {
 	return out
 }
 
-// code is the Go code below a directory, without tests and without the directories that hold
+// code returns the Go code below a directory, without tests and without the named directories of code that contain
 // nothing else.
 func code(t *testing.T, dir string) string {
 	t.Helper()
@@ -56,8 +56,8 @@ func code(t *testing.T, dir string) string {
 	return b.String()
 }
 
-// TestProcessesCallAsTheArchitectureSays compares the table of processes with the clients that
-// each process makes, and its users with those of sysusers.d.
+// TestProcessesCallAsTheArchitectureSays compares the table of processes with the gRPC clients of each process, and
+// the users in the table with sysusers.d.
 func TestProcessesCallAsTheArchitectureSays(t *testing.T) {
 	users, err := os.ReadFile(filepath.Join(root, "deploy/sysusers.d/sluice.conf"))
 	if err != nil {
@@ -94,7 +94,7 @@ func TestProcessesCallAsTheArchitectureSays(t *testing.T) {
 		}
 		name := service
 		if service == "controller" {
-			name = "status" // as in earlier versions
+			name = "status" // name of earlier versions
 		}
 		user := regexp.MustCompile(`(?m)^u sluice-` + name + ` +(\d+:\d+) `).FindStringSubmatch(string(users))
 		if user == nil || !strings.HasPrefix(cells[0], user[1]) {
@@ -103,8 +103,8 @@ func TestProcessesCallAsTheArchitectureSays(t *testing.T) {
 	}
 }
 
-// TestMapsHaveTheOwnersThatTheDocumentsSay compares the table of packages that have maps with
-// the packages of the datapath that open some, and says which maps each of them opens.
+// TestMapsHaveTheOwnersThatTheDocumentsSay compares the table of packages with maps with the packages of the datapath
+// that open maps, and with the maps that each of them opens.
 func TestMapsHaveTheOwnersThatTheDocumentsSay(t *testing.T) {
 	const dir = "services/datapath/internal"
 	generated, err := os.ReadFile(filepath.Join(root, dir, "bpf/maps_bpfel.go"))
@@ -147,7 +147,7 @@ func TestMapsHaveTheOwnersThatTheDocumentsSay(t *testing.T) {
 	}
 }
 
-// direct is the Go code of one package, without tests.
+// direct returns the Go code of one package, without tests.
 func direct(t *testing.T, dir string) string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
@@ -168,7 +168,7 @@ func direct(t *testing.T, dir string) string {
 	return b.String()
 }
 
-// packages are the directories below dir that have Go files, relative to it.
+// packages returns the directories below dir that contain Go files, relative to dir.
 func packages(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	err := filepath.WalkDir(filepath.Join(root, dir), func(path string, d fs.DirEntry, err error) error {
@@ -187,9 +187,9 @@ func packages(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// TestSubjectsOfTheDatapathImportWhatTheArchitectureSays compares the table of subjects with the
-// folders of the datapath and with what their packages import. Package kernel itself opens all
-// maps and programs; every other package is bound by its folder's row.
+// TestSubjectsOfTheDatapathImportWhatTheArchitectureSays compares the table of subjects with the directories of the
+// datapath and the imports of their packages. Package kernel may open all maps and programs; every other package may
+// import what the row of its directory allows.
 func TestSubjectsOfTheDatapathImportWhatTheArchitectureSays(t *testing.T) {
 	const dir = "services/datapath/internal"
 	imported := regexp.MustCompile(`"github\.com/sluice-net/sluice/` + dir + `/([a-z0-9]+)`)

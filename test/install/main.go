@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Command install executes docs/operations/install-host.md on a minimal Debian
-// with systemd, which it makes in namespaces and removes again. `make test-install`
-// runs it, as root.
+// Command install executes the commands of docs/operations/install-host.md on a minimal Debian with systemd, which it
+// makes in namespaces and removes afterwards. `make test-install` runs it as root.
 package main
 
 import (
@@ -28,13 +27,13 @@ import (
 var boot string
 
 func main() {
-	sources := flag.String("sources", ".", "directory of the sources, built")
+	sources := flag.String("sources", ".", "directory of the built sources")
 	mirror := flag.String("mirror", "http://deb.debian.org/debian", "archive of Debian")
 	release := flag.String("release", "bookworm", "release of Debian")
-	base := flag.String("base", "", "tree that debootstrap has made, to copy instead of making one")
-	keep := flag.Bool("keep", false, "leave the machine running if a command fails, and say how to enter it")
-	on := flag.Int("machine", 0, "process id of systemd of a machine that -keep has left, to go on with")
-	from := flag.Int("from", 0, "line of the document to go on at, with -machine")
+	base := flag.String("base", "", "tree of debootstrap to copy instead of making a new one")
+	keep := flag.Bool("keep", false, "keep the machine running if a command fails, and print how to enter it")
+	on := flag.Int("machine", 0, "process ID of systemd on a machine that -keep left running, to continue on")
+	from := flag.Int("from", 0, "line of the document to continue at, with -machine")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -53,7 +52,7 @@ func run(ctx context.Context, sources, mirror, release, base string, keep bool) 
 	if err != nil {
 		return err
 	}
-	// The machine's users enter its root, those of this one do not.
+	// The machine's users must be able to enter its root directory; this machine's users must not.
 	root := filepath.Join(dir, "root")
 	m := machine{dir: dir, root: root, stays: keep}
 	defer func() {
@@ -75,7 +74,7 @@ func run(ctx context.Context, sources, mirror, release, base string, keep bool) 
 	return m.execute(ctx, sources, 0)
 }
 
-// execute executes the commands of the document from a line on.
+// execute executes the document's commands from a line on.
 func (m *machine) execute(ctx context.Context, sources string, from int) error {
 	steps, err := guide.Read(filepath.Join(sources, "docs/operations/install-host.md"))
 	if err != nil {
@@ -98,25 +97,25 @@ func (m *machine) execute(ctx context.Context, sources string, from int) error {
 	return nil
 }
 
-// debian makes a minimal Debian.
+// debian makes a minimal Debian system.
 func debian(ctx context.Context, root, mirror, release, base string) error {
 	if base != "" {
 		return command(ctx, "cp", "-a", base, root)
 	}
 	fmt.Printf("Debian %s into %s\n", release, root)
-	// What debootstrap mounts in the tree ends with it.
+	// The mounts of debootstrap in the tree end with this mount namespace.
 	return command(ctx, "unshare", "--mount", "--propagation", "private", "debootstrap", "--variant=minbase",
 		"--include=systemd,systemd-sysv,dbus,iproute2,procps", release, root, mirror)
 }
 
-// machine is a Debian with systemd as its first process, in namespaces of its own.
+// machine is a Debian system with systemd as its first process, in separate namespaces.
 type machine struct {
-	dir  string // of this program
+	dir  string // for files of this program
 	root string // below dir
-	// It outlives this program, for somebody to look at.
+	// stays keeps the machine after this program has ended, for inspection.
 	stays bool
 	boot  *exec.Cmd
-	init  int // process id of systemd
+	init  int // process ID of systemd
 }
 
 // start boots the machine.
@@ -171,8 +170,7 @@ func (m *machine) start(ctx context.Context) error {
 	}
 }
 
-// follow executes a command of the document on the machine. The version of the
-// programs is "devel" in the document.
+// follow executes a command of the document on the machine. It replaces "devel", the version in the document.
 func (m *machine) follow(ctx context.Context, s guide.Step, version string) error {
 	fmt.Printf("%4d $ %s\n", s.Line, strings.SplitN(s.Command, "\n", 2)[0])
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
@@ -180,10 +178,10 @@ func (m *machine) follow(ctx context.Context, s guide.Step, version string) erro
 	namespaces := everything
 	text := s.Command
 	if strings.HasPrefix(text, "apt-get ") {
-		// The archive is reached by the network of this machine.
+		// Downloading the archive needs the network of this machine.
 		namespaces = []string{"--mount", "--pid", "--uts", "--ipc", "--cgroup"}
 	}
-	// The controllers of cgroups belong to this machine.
+	// The cgroup controllers belong to this machine.
 	text = strings.ReplaceAll(text, "podman run ", "podman run --cgroups=disabled ")
 	out, err := m.command(ctx, namespaces, text).CombinedOutput()
 	if ctx.Err() != nil {
@@ -198,7 +196,7 @@ func (m *machine) follow(ctx context.Context, s guide.Step, version string) erro
 	return nil
 }
 
-// enter is what a command is executed on the machine by.
+// enter returns the arguments of nsenter that execute a command on the machine.
 func (m *machine) enter(namespaces ...string) []string {
 	return slices.Concat([]string{"nsenter", "--target", fmt.Sprint(m.init)}, namespaces, []string{
 		"--root", "--wdns=/root", "--", "env", "-i", "HOME=/root",
@@ -207,17 +205,17 @@ func (m *machine) enter(namespaces ...string) []string {
 	})
 }
 
-// everything are all namespaces of the machine, as options of nsenter.
+// everything selects all namespaces of the machine, as an option of nsenter.
 var everything = []string{"--all"}
 
 func (m *machine) command(ctx context.Context, namespaces []string, text string) *exec.Cmd {
 	args := append(m.enter(namespaces...), "bash", "-c", text)
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...) //nolint:gosec // commands of a document of the repository
-	cmd.WaitDelay = time.Second                           // what it has left running may have its output
+	cmd.WaitDelay = time.Second                           // its background processes may hold the output open
 	return cmd
 }
 
-// cgroup is the directory of the machine in the hierarchy of cgroup2.
+// cgroup returns the directory of the machine in the cgroup2 hierarchy.
 func (m *machine) cgroup() string {
 	top := "/sys/fs/cgroup"
 	if _, err := os.Stat(filepath.Join(top, "unified")); err == nil {
@@ -226,8 +224,8 @@ func (m *machine) cgroup() string {
 	return filepath.Join(top, filepath.Base(m.dir))
 }
 
-// remove ends the machine and removes everything of it. The end of its first
-// process ends all others, and its mounts.
+// remove ends the machine and removes all its files. When its first process ends, the kernel ends all others and
+// removes the mounts.
 func (m *machine) remove() error {
 	if m.boot != nil && m.boot.Process != nil {
 		if m.init > 0 {
@@ -237,7 +235,7 @@ func (m *machine) remove() error {
 		_ = m.boot.Wait()
 	}
 	var err error
-	// A cgroup can be removed once its processes are reaped.
+	// A cgroup can be removed only after its processes are reaped.
 	for range 100 {
 		if err = removeCgroups(m.cgroup()); err == nil {
 			break
@@ -246,12 +244,12 @@ func (m *machine) remove() error {
 	}
 	mounts, merr := os.ReadFile("/proc/self/mountinfo")
 	if merr != nil || strings.Contains(string(mounts), m.dir) {
-		return errors.Join(err, merr, fmt.Errorf("something is mounted in %s, which stays", m.dir))
+		return errors.Join(err, merr, fmt.Errorf("%s has mounts and is not removed", m.dir))
 	}
 	return errors.Join(err, os.RemoveAll(m.dir))
 }
 
-// removeCgroups removes a cgroup with those in it.
+// removeCgroups removes a cgroup and its children.
 func removeCgroups(path string) error {
 	entries, err := os.ReadDir(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -270,7 +268,7 @@ func removeCgroups(path string) error {
 	return os.Remove(path)
 }
 
-// command runs a program, and prints what it says if it fails.
+// command runs a program, and prints the program's output if it fails.
 func command(ctx context.Context, name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...) //nolint:gosec // programs that this one names
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -279,7 +277,7 @@ func command(ctx context.Context, name string, args ...string) error {
 	return nil
 }
 
-// pause is the time between two looks at a condition.
+// pause waits between two checks of a condition.
 func pause(ctx context.Context) error {
 	select {
 	case <-ctx.Done():

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Command pause is the first process of a pod sandbox: it holds the pod's
-// namespaces, reaps orphans and ends on SIGTERM or SIGINT.
+// Command pause is the first process of a pod sandbox. It keeps the pod's namespaces alive, reaps orphans and ends on
+// SIGTERM or SIGINT.
 package main
 
 import (

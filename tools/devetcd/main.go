@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// sluice-devetcd is one etcd member for development and tests, on a unix socket
-// or a loopback port: a cluster of its own, or one of several members on this
-// machine that know each other by --members. A test or `sluice dev` starts it as
-// a child. It keeps the etcd server out of every other binary's build list.
+// sluice-devetcd is one etcd member for development and tests, on a unix socket or a loopback port. It forms a
+// cluster alone, or with several members on this machine that are listed in --members. A test or `sluice dev` starts
+// it as a child process, so that no other binary links the etcd server.
 //
-// It is not for production: peers on loopback only, and no authentication other
-// than the permissions of the directory that holds the socket, or with --cert
-// the certificates of clients.
+// Do not use it in production: peers connect only over loopback, and the only authentication of clients is the
+// permissions of the socket's directory, or client certificates with --cert.
 package main
 
 import (
@@ -38,14 +36,14 @@ func main() {
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// options is the command line after checking.
+// options is the validated command line.
 type options struct {
 	dataDir       string
 	listen        *url.URL
 	readyFD       int
 	dieWithParent bool
-	name          string   // of the member in members
-	peer          *url.URL // where the other members connect; nil: there are none
+	name          string   // name of this member in members
+	peer          *url.URL // URL for the other members; nil if there are none
 	members       string   // name=url,… of all members
 
 	cert, key, clientCA string // files for TLS; "" for none
@@ -91,17 +89,18 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	fs.SetOutput(stderr)
 	fs.StringVar(&opts.dataDir, "data-dir", "", "directory of the member's data; created if absent, used by one process at a time")
 	fs.StringVar(&listen, "listen", "",
-		"where clients connect: unix:///absolute/path, or http:// or https://127.0.0.1:PORT (0 picks a free one)")
-	fs.IntVar(&opts.readyFD, "ready-fd", -1, "write the ready line to this inherited descriptor instead of standard output, then close it")
+		"address for clients: unix:///absolute/path, or http:// or https://127.0.0.1:PORT (0 picks a free one)")
+	fs.IntVar(&opts.readyFD, "ready-fd", -1,
+		"write the ready line to this inherited file descriptor, then close it; default: standard output")
 	fs.BoolVar(&opts.dieWithParent, "die-with-parent", false, "stop when the process that started this one ends")
 	fs.StringVar(&opts.name, "name", "sluice-dev", "name of the member")
 	fs.StringVar(&peer, "peer", "",
-		"where the other members connect, one of --members: http://127.0.0.1:PORT; empty for a cluster of one member")
-	fs.StringVar(&opts.members, "members", "", "all members of the cluster, this one too: name=http://127.0.0.1:PORT,…")
-	fs.StringVar(&opts.cert, "cert", "", "file with the certificate that clients see; for https")
+		"this member's address for the other members, one of --members: http://127.0.0.1:PORT; empty for a single member")
+	fs.StringVar(&opts.members, "members", "", "all members, including this one: name=http://127.0.0.1:PORT,…")
+	fs.StringVar(&opts.cert, "cert", "", "server certificate file, for https")
 	fs.StringVar(&opts.key, "key", "", "file with its key")
 	fs.StringVar(&opts.clientCA, "client-ca", "",
-		"file with the certificates that those of clients are checked against: a client without one is refused")
+		"CA certificate file; only clients with a certificate that it signed are accepted")
 	if err := fs.Parse(args); err != nil {
 		return options{}, err
 	}
@@ -122,7 +121,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	}
 	opts.listen = u
 	if https := u != nil && u.Scheme == "https"; https != (opts.cert != "" && opts.key != "" && opts.clientCA != "") {
-		problems = append(problems, errors.New("--cert, --key and --client-ca: needed for https, and for it alone"))
+		problems = append(problems, errors.New("--cert, --key and --client-ca: required for https, not allowed otherwise"))
 	}
 	if peer != "" || opts.members != "" {
 		if opts.peer, err = parsePeer(peer, opts.name, opts.members); err != nil {
@@ -132,8 +131,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	return opts, errors.Join(problems...)
 }
 
-// parsePeer checks that a member is one of its cluster, and that all of them are
-// on this machine.
+// parsePeer checks that peer is the member name in members, and that all members are on this machine.
 func parsePeer(peer, name, members string) (*url.URL, error) {
 	all, err := types.NewURLsMap(members)
 	if err != nil {
@@ -150,8 +148,8 @@ func parsePeer(peer, name, members string) (*url.URL, error) {
 	return url.Parse(peer)
 }
 
-// parseListen accepts an absolute unix socket path that fits sockaddr_un, or
-// a plain HTTP address on loopback: nothing that another machine could reach.
+// parseListen accepts an absolute unix socket path that fits into sockaddr_un, or a plain HTTP address on loopback:
+// only addresses that other machines cannot reach.
 func parseListen(s string) (*url.URL, error) {
 	u, err := url.Parse(s)
 	if err != nil {
@@ -177,9 +175,9 @@ func parseListen(s string) (*url.URL, error) {
 	return u, nil
 }
 
-// readyLine is what is printed once clients are served.
+// readyLine is printed once the member serves clients.
 type readyLine struct {
-	// Endpoint is what clientv3.Config.Endpoints takes.
+	// Endpoint is a value for clientv3.Config.Endpoints.
 	Endpoint string `json:"endpoint"`
 	PID      int    `json:"pid"`
 	Version  string `json:"version"`
@@ -191,23 +189,21 @@ func serve(ctx context.Context, opts options, ready io.Writer) error {
 	if err := os.MkdirAll(opts.dataDir, 0o700); err != nil {
 		return fmt.Errorf("data directory: %w", err)
 	}
-	// Connecting takes the right to write: the group that may enter the socket's
-	// directory may write, and to etcd all are equal. So it is a group of its own,
-	// not the one that reads. etcd makes the socket with the process's umask.
+	// Connecting to a unix socket requires write permission, and etcd gives every client full access. So members of
+	// the group that may enter the socket's directory may also connect; this is a dedicated group, not the services'
+	// group. etcd creates the socket with the process's umask.
 	unix.Umask(0o007)
 
-	// etcd binds its socket, replacing a leftover one, before it locks its
-	// database, and waits for that lock without end. So ask first: a second
-	// process must neither take the first one's socket nor hang.
+	// etcd binds its socket, replacing a leftover one, before it locks its database, and then waits for that lock
+	// forever. So take a lock first: a second process must neither take the first one's socket nor hang.
 	unlock, err := lock(opts.dataDir)
 	if err != nil {
 		return err
 	}
 	defer unlock()
 
-	// etcd warns at every start of what a lone development member is (one port,
-	// simple tokens) and calls its own orderly stop an error. Real trouble at
-	// start is returned; between the two, warnings are worth reading.
+	// At every start, etcd warns about properties of a single development member (one port, simple tokens), and it
+	// logs its own orderly stop as an error. Real start errors are returned. Between start and stop, log warnings.
 	level := zap.NewAtomicLevelAt(zap.FatalLevel)
 	cfg, err := config(opts, level)
 	if err != nil {
@@ -246,7 +242,7 @@ func serve(ctx context.Context, opts options, ready io.Writer) error {
 	}
 }
 
-// endpoint names the listener for clients: a port given as 0 is known only now.
+// endpoint returns the address for clients. A listen port of 0 is resolved only now.
 func endpoint(listen *url.URL, addr net.Addr) string {
 	if listen.Scheme == "unix" {
 		return "unix://" + listen.Path
@@ -274,16 +270,15 @@ func config(opts options, level zap.AtomicLevel) (*embed.Config, error) {
 			CertFile: opts.cert, KeyFile: opts.key, TrustedCAFile: opts.clientCA, ClientCertAuth: true,
 		}
 	}
-	// The only member has nobody to talk to: it listens for no peer. The
-	// advertised URLs are entries of the membership record, and etcd wants them
-	// in host:port form; nothing here dials them.
+	// A single member does not listen for peers. The advertised URLs are only entries of the membership record, for
+	// which etcd requires the form host:port; they are never dialled.
 	nowhere := url.URL{Scheme: "http", Host: "127.0.0.1:1"}
 	cfg.AdvertiseClientUrls = []url.URL{nowhere}
 	cfg.ListenPeerUrls = nil
 	cfg.AdvertisePeerUrls = []url.URL{nowhere}
 	cfg.InitialCluster = cfg.Name + "=" + nowhere.String()
-	// Only a data directory that is new takes it: each is a cluster of its own,
-	// whose revisions nobody takes for those of another.
+	// Only a new data directory uses the token. Each one becomes a separate cluster, so that clients cannot mistake
+	// the revisions of one cluster for those in another.
 	cfg.InitialClusterToken = rand.Text()
 	if opts.peer != nil {
 		cfg.ListenPeerUrls = []url.URL{*opts.peer}
@@ -291,22 +286,21 @@ func config(opts options, level zap.AtomicLevel) (*embed.Config, error) {
 		cfg.InitialCluster = opts.members
 		cfg.InitialClusterToken = opts.members // the same for all members
 	}
-	// The JSON gateway would dial back into our own socket for nobody.
+	// The JSON gateway, which has no users here, would dial the member's own socket.
 	cfg.EnableGRPCGateway = false
-	// Not set by NewConfig: zero would warn of every request.
+	// NewConfig leaves this at zero, which would log a warning for every request.
 	cfg.WarningUnaryRequestDuration = 300 * time.Millisecond
-	// A lone member elects itself after at most two election timeouts, and a
-	// lease lives at least one and a half: short ones make start and tests quick.
+	// A single member elects itself after at most two election timeouts, and a lease lives for at least one and a
+	// half election timeouts. Short timeouts make starts and tests fast.
 	cfg.TickMs, cfg.ElectionMs = 20, 200
 	if opts.peer != nil {
-		// Members of a busy machine must not depose each other for a late tick.
+		// Members on a busy machine must not lose leadership because of a late tick.
 		cfg.TickMs, cfg.ElectionMs = 100, 1000
 	}
 	return cfg, nil
 }
 
-// lock takes the data directory for this process until the returned function
-// is called or the process ends.
+// lock locks the data directory for this process until the returned function is called or the process ends.
 func lock(dir string) (unlock func(), err error) {
 	path := filepath.Join(dir, "devetcd.lock")
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
@@ -323,10 +317,8 @@ func lock(dir string) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// untilParentEnds returns a context that ends with ctx or with the process
-// that started this one. It watches a pidfd and does not use
-// PR_SET_PDEATHSIG: that signal comes when the parent's *thread* ends, and in
-// a Go parent threads come and go.
+// untilParentEnds returns a context that ends with ctx or with the parent process. It watches a pidfd instead of
+// using PR_SET_PDEATHSIG: that signal is sent when the parent *thread* ends, and Go ends threads at any time.
 func untilParentEnds(ctx context.Context) (context.Context, error) {
 	ppid := os.Getppid()
 	fd, err := unix.PidfdOpen(ppid, 0)
@@ -338,7 +330,7 @@ func untilParentEnds(ctx context.Context) (context.Context, error) {
 		return nil, fmt.Errorf("parent process %d ended", ppid)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	// Lives as long as the process, which has one parent and one run.
+	// The goroutine runs until the process ends. The process has one parent and calls this once.
 	go func() {
 		defer cancel()
 		defer unix.Close(fd)

@@ -22,11 +22,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience bounds every wait of these tests; none of them measures time.
+// patience limits every wait of these tests. No test measures time.
 const patience = 30 * time.Second
 
-// TestMain lets the test binary be the program, or a parent that starts the
-// program and leaves without stopping it.
+// TestMain lets the test binary run as the program, or as a parent that starts the program and exits without stopping
+// it.
 func TestMain(m *testing.M) {
 	switch os.Getenv("DEVETCD_TEST_ROLE") {
 	case "program":
@@ -72,7 +72,7 @@ func command(ctx context.Context, role string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// start runs the program and returns once it has said that it serves.
+// start runs the program and returns once it has written its ready line.
 func start(t *testing.T, dataDir, listen string) *member {
 	t.Helper()
 	m := &member{stderr: new(strings.Builder)}
@@ -97,7 +97,7 @@ func start(t *testing.T, dataDir, listen string) *member {
 	if err := r.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
-	line, err := io.ReadAll(r) // the program closes the descriptor after the line
+	line, err := io.ReadAll(r) // the program closes the descriptor after the ready line
 	if err != nil {
 		t.Fatalf("read ready line: %v", err)
 	}
@@ -109,7 +109,7 @@ func start(t *testing.T, dataDir, listen string) *member {
 	return m
 }
 
-// stop ends the program with SIGTERM and fails the test unless it leaves cleanly.
+// stop ends the program with SIGTERM and fails the test if its exit status is not 0.
 func (m *member) stop(t *testing.T) {
 	t.Helper()
 	if err := m.cmd.Process.Signal(unix.SIGTERM); err != nil {
@@ -118,7 +118,7 @@ func (m *member) stop(t *testing.T) {
 	if err := m.cmd.Wait(); err != nil {
 		t.Errorf("after SIGTERM: %v; stderr: %s", err, m.stderr)
 	}
-	// What is said at warn depends on etcd's own timing; requests are never in it.
+	// The warnings depend on etcd's timing, but must never contain requests.
 	if strings.Contains(m.stderr.String(), "request stats") {
 		t.Errorf("ordinary requests were logged: %s", m.stderr)
 	}
@@ -148,8 +148,8 @@ func get(ctx context.Context, t *testing.T, c *clientv3.Client, key string) stri
 	return string(resp.Kvs[0].Value)
 }
 
-// shortDir is a temporary directory whose path leaves room for a socket name:
-// t.TempDir carries the name of the test.
+// shortDir returns a temporary directory with a path short enough for a socket name. The path of t.TempDir contains
+// the name of the test.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "devetcd")
@@ -245,7 +245,7 @@ func TestMemberEndsWithItsParent(t *testing.T) {
 	dir := shortDir(t)
 	parent := command(context.Background(), "parent", "--data-dir", filepath.Join(dir, "d"),
 		"--listen", "unix://"+filepath.Join(dir, "s.sock"), "--die-with-parent")
-	// The member inherits this pipe; its end of file is the member's end.
+	// The member inherits this pipe, which reaches end of file when the member ends.
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -340,7 +340,7 @@ func TestThreeMembersAreOneCluster(t *testing.T) {
 	for i := range members {
 		members[i] = fmt.Sprintf("m%d=http://127.71.%d.%d:238%d", i, os.Getpid()>>8&0xff, os.Getpid()&0xff, i)
 	}
-	// None of them serves before the others do, so they are started without waiting.
+	// Start all members without waiting: none serves before the others do.
 	for i, member := range members {
 		name, peer, _ := strings.Cut(member, "=")
 		cmd := command(t.Context(), "program", "--data-dir", filepath.Join(dir, name), "--listen",

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// tree is a small repository without a mistake, after its tables were written.
+// tree is a small repository with a correct record and up-to-date tables.
 var tree = map[string]string{
 	causesFile: table("id|title", "limit|A shared limit"),
 	roundsFile: table("round|dates|title|what", "1|2026-11-21|First|the whole", "2|2026-11-22|Second|the rest"),
@@ -27,7 +27,7 @@ var tree = map[string]string{
 	"bpf/map_test.go": "package bpf\n\nimport \"testing\"\n\nfunc TestMap(t *testing.T) {}\n",
 	"pod/pod_test.go": "package pod\n\nimport \"testing\"\n\n" +
 		"func TestPod(t *testing.T) { t.Run(\"one pod's turn\", func(*testing.T) {}) }\n",
-	// These are in no table.
+	// These files must not be read.
 	"third_party/x_test.go": "package broken",
 	"bin/copy/x_test.go":    "not Go",
 }

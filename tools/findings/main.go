@@ -48,7 +48,7 @@ func run(root string, write bool, ids []string) ([]string, error) {
 		return nil, show(os.Stdout, rec, declared, ids)
 	}
 	if len(rec.problems) > 0 {
-		// The tables of such a record are not worth a comparison.
+		// The tables of an invalid record are not compared.
 		return rec.problems, nil
 	}
 	problems := rec.check(declared)

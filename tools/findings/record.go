@@ -23,8 +23,8 @@ const (
 )
 
 const (
-	maxTitle   = 150 // columns of a title, an attack and a result
-	maxSubject = 100 // columns of the subject of a commit
+	maxTitle   = 150 // maximum length of a title, an attack and a result
+	maxSubject = 100 // maximum length of a commit subject
 )
 
 // severities lists the values of the column severity, from the worst to the least.
@@ -54,13 +54,13 @@ type round struct {
 	dates, what, title string
 }
 
-// tests is the column tests: names, or the reason why there is none.
+// tests is the content of the column tests: test names, or the reason for their absence.
 type tests struct {
 	names []string
 	none  string
 }
 
-// record is the content of docs/record, with the mistakes in the form of its lines.
+// record is the content of docs/record, with the errors in the format of its lines.
 type record struct {
 	findings []finding
 	attacks  []attack
@@ -179,7 +179,7 @@ func (r *record) roundOf(place, cell string) int {
 	return n
 }
 
-// sentence checks the form of text that becomes a cell of a table.
+// sentence checks text for a table cell.
 func (r *record) sentence(place, column, text string) {
 	switch first, _ := utf8.DecodeRuneInString(text); {
 	case utf8.RuneCountInString(text) > maxTitle:

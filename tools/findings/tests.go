@@ -16,11 +16,12 @@ import (
 	"strings"
 )
 
-// declarations are the test functions of the tree and what may name their subtests.
+// declarations are the test functions of the tree and the strings that can name their subtests.
 type declarations struct {
-	// packages has the directories that declare a function, relative to the root.
+	// packages maps a test function to the directories that declare it, relative to the root.
 	packages map[string][]string
-	// literals has the string literals of the test files of a directory, as `go test` writes the names of subtests.
+	// literals maps a directory to the string literals of its test files, in the form in which `go test` writes
+	// subtest names.
 	literals map[string]map[string]bool
 }
 
@@ -80,8 +81,8 @@ func isTest(name string) bool {
 	return strings.HasPrefix(name, "Test") || strings.HasPrefix(name, "Fuzz") || strings.HasPrefix(name, "Benchmark")
 }
 
-// missing says why there is no test of this name, or nothing if there is one. The last
-// element of the name of a subtest must be a string literal of the package.
+// missing returns why a test with this name does not exist, or an empty string if it exists. The last element of a
+// subtest's name must be a string literal of the package.
 func (d *declarations) missing(name string) string {
 	function, sub, isSub := strings.Cut(name, "/")
 	dirs := d.packages[function]
@@ -97,8 +98,8 @@ func (d *declarations) missing(name string) string {
 	return ""
 }
 
-// show writes the findings and attacks with these ids and the commands that run their tests. For the id of a cause
-// it writes a line for each of its findings.
+// show prints the findings and attacks with these ids, with the commands that run their tests. For a cause's id it
+// prints one line for each of its findings.
 func show(w io.Writer, r *record, d *declarations, ids []string) error {
 	for _, id := range ids {
 		var t tests
@@ -137,7 +138,7 @@ func show(w io.Writer, r *record, d *declarations, ids []string) error {
 func pattern(name string) string {
 	elements := strings.Split(name, "/")
 	for i, e := range elements {
-		// A quote would end the argument in a shell.
+		// A quote would end the argument in a shell, so replace it with a pattern.
 		elements[i] = "^" + strings.ReplaceAll(e, "'", ".") + "$"
 	}
 	return strings.Join(elements, "/")

@@ -3,10 +3,9 @@
 
 // Package ociimage writes container images without a container engine.
 //
-// An image has one layer of the files that are given, and is an archive of an
-// OCI image layout, which `ctr images import`, `podman load` and `skopeo` read.
-// The same files give the same bytes: no time, owner or order of the machine
-// that it was made on gets into it.
+// An image has one layer with the given files. It is an archive of an OCI image layout, which `ctr images import`,
+// `podman load` and `skopeo` read. The same files always give the same bytes: the archive contains no times, owners
+// or file orders of the build machine.
 package ociimage
 
 import (
@@ -28,17 +27,17 @@ import (
 	"time"
 )
 
-// File is one file of an image, which belongs to root.
+// File is one file of an image, owned by root.
 type File struct {
-	// Path in the image, absolute. Directories above it are made with mode 0755.
+	// Path in the image, absolute. Parent directories are made with mode 0755.
 	Path string
-	// Source is the file whose content it gets.
+	// Source is the file with the content.
 	Source string
-	// Link makes it a symbolic link with this target instead.
+	// Link makes the file a symbolic link with this target instead.
 	Link string
-	// Dir makes it an empty directory instead.
+	// Dir makes the file an empty directory instead.
 	Dir bool
-	// Mode is 0755 if it is 0.
+	// Mode defaults to 0755 if it is 0.
 	Mode fs.FileMode
 }
 
@@ -47,10 +46,10 @@ type Image struct {
 	// Name is the reference under which a runtime stores the image, for example
 	// "example.org/app:v1".
 	Name string
-	// Architecture as GOARCH spells it.
+	// Architecture in the spelling of GOARCH.
 	Architecture string
 	Files        []File
-	// Entrypoint, its arguments, and Env, KEY=VALUE, of a container that names none.
+	// Entrypoint, default arguments, and environment variables KEY=VALUE of containers.
 	Entrypoint, Cmd, Env []string
 	// Labels of the image.
 	Labels map[string]string
@@ -135,7 +134,7 @@ func (img Image) Write(w io.Writer) error {
 	return nil
 }
 
-// layer is the compressed layer with the digest of what is in it.
+// layer returns the compressed layer and the digest of its uncompressed content.
 func (img Image) layer() (_ []byte, diffID string, _ error) {
 	files, err := withParents(img.Files)
 	if err != nil {
@@ -156,7 +155,7 @@ func (img Image) layer() (_ []byte, diffID string, _ error) {
 	return compressed.Bytes(), "sha256:" + hex.EncodeToString(sum.Sum(nil)), nil
 }
 
-// withParents adds the directories above the files, and sorts all.
+// withParents adds the parent directories of the files, and sorts all entries.
 func withParents(files []File) ([]File, error) {
 	all := map[string]File{}
 	for _, f := range files {
@@ -171,7 +170,7 @@ func withParents(files []File) ([]File, error) {
 	for _, f := range files {
 		for dir := path.Dir(f.Path); dir != "/"; dir = path.Dir(dir) {
 			if have, ok := all[dir]; ok && !have.Dir {
-				return nil, fmt.Errorf("%s lies below %s, which is no directory", f.Path, dir)
+				return nil, fmt.Errorf("%s lies below %s, which is not a directory", f.Path, dir)
 			}
 			if _, ok := all[dir]; !ok {
 				all[dir] = File{Path: dir, Dir: true}
@@ -219,7 +218,7 @@ func (f File) write(t *tar.Writer) error {
 	return err
 }
 
-// archive is the outer archive; its first error ends it.
+// archive is the outer archive. After the first error it writes nothing more.
 type archive struct {
 	w   *tar.Writer
 	err error
@@ -244,7 +243,7 @@ func (a *archive) blob(mediaType string, content []byte) descriptor {
 	return descriptor{MediaType: mediaType, Digest: "sha256:" + digest, Size: len(content)}
 }
 
-// encode cannot fail: the types are those above.
+// encode cannot fail for the types above.
 func encode(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"time"
 )
 
-// image has a program in a directory of its own, made at some time.
+// image returns an image with a program in a new directory, with the modification time made.
 func image(t *testing.T, made time.Time) Image {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "program")
@@ -50,7 +50,7 @@ func written(t *testing.T, img Image) []byte {
 	return b.Bytes()
 }
 
-// read returns the entries of an archive by name, and one line about each.
+// read returns the entries of an archive by name, and a line that describes each.
 func read(t *testing.T, r io.Reader) (content map[string][]byte, lines []string) {
 	t.Helper()
 	content = map[string][]byte{}
@@ -79,7 +79,7 @@ func TestSameFilesGiveTheSameBytes(t *testing.T) {
 	second := image(t, time.Now())
 	slices.Reverse(second.Files)
 	if !bytes.Equal(written(t, first), written(t, second)) {
-		t.Error("the images differ by the time, the place or the order of their files")
+		t.Error("the images depend on the time, the place or the order of their files")
 	}
 	second.Env = []string{"PATH=/bin"}
 	if bytes.Equal(written(t, first), written(t, second)) {

@@ -19,7 +19,7 @@ type test struct{ pkg, name string }
 
 func (t test) String() string { return t.pkg + " " + t.name }
 
-// event is what of a line of `go test -json` matters here.
+// event contains the used fields of a line of `go test -json`.
 type event struct {
 	Time    time.Time `json:"Time,omitzero"`
 	Action  string
@@ -28,14 +28,14 @@ type event struct {
 	Output  string `json:",omitempty"`
 }
 
-// results are what the events of a run say.
+// results summarise the events of a run.
 type results struct {
-	ran     map[test]bool   // began; subtests are left out
-	failed  map[string]bool // packages that failed: a panic or a timeout ends them before all their tests have begun
-	skipped []string        // tests and subtests
+	ran     map[test]bool   // started tests, without subtests
+	failed  map[string]bool // packages that failed: a panic or a timeout ends a package before all its tests have started
+	skipped []string        // skipped tests and subtests
 }
 
-// readEvents takes a stream of events. Lines that are no events, such as what a linker prints, are left out.
+// readEvents reads a stream of events. It ignores lines that are not events, such as linker output.
 func readEvents(in io.Reader) (*results, error) {
 	r := &results{ran: map[test]bool{}, failed: map[string]bool{}}
 	lines := bufio.NewReader(in)
@@ -58,17 +58,17 @@ func (r *results) add(e event) {
 	switch {
 	case e.Action == "fail" && e.Test == "":
 		r.failed[e.Package] = true
-	case e.Action == "skip" && e.Test != "": // without a test, the package has none
+	case e.Action == "skip" && e.Test != "": // an event without a test: the package has no tests
 		r.skipped = append(r.skipped, test{e.Package, e.Test}.String())
 	case e.Action == "run" && !strings.Contains(e.Test, "/"):
 		r.ran[test{e.Package, e.Test}] = true
 	}
 }
 
-// missing lists the declared tests that did not run. A package that failed is left out: the run has failed by it.
+// missing lists the declared tests that did not run. It leaves out failed packages, because they fail the run anyway.
 func (r *results) missing(t *tree) (missing []string) {
 	if len(t.declared) == 0 {
-		return []string{"no test is declared below the directory"}
+		return []string{"the directory declares no tests"}
 	}
 	for _, d := range t.declared {
 		if !r.ran[d] && !r.failed[d.pkg] {
@@ -79,16 +79,16 @@ func (r *results) missing(t *tree) (missing []string) {
 	return missing
 }
 
-// check is one demand on a run, and what contradicts it.
+// check is one requirement of a run, and its violations.
 type check struct {
 	name     string
 	findings []string
 }
 
-// reporter is the package that the checks are tests of.
+// reporter is the name of the package to which the checks belong as tests.
 const reporter = "github.com/sluice-net/sluice/scripts/test"
 
-// report writes the checks as events of tests.
+// report writes the checks as test events.
 func report(out io.Writer, checks []check) error {
 	w := json.NewEncoder(out)
 	verdict, now := "pass", time.Now()

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Testcheck compares a run of the tests with the tests that the tree declares. It reads the events of the run, as
-// `go test -json` writes them, and writes its own findings in the same form, so that the runner counts them as
-// failed tests:
+// Testcheck compares a run of the tests with the tests that the tree declares. It reads the run's events, as `go test
+// -json` writes them, and writes its own findings in the same form, so that the runner counts them as failed tests:
 //
 //	testcheck [-all DIR] EVENTS
 //	testcheck -merge STREAM...
 //
-// A test that was skipped is a finding. With -all, so is each test that is declared below DIR and did not run, and
-// each build constraint of a test file that no known run satisfies.
+// A skipped test is a finding. With -all, two more are findings: a test that is declared below DIR and did not run,
+// and a test file with a build constraint that no known run satisfies.
 //
-// With -merge it copies the lines of several streams, such as those of two runs at the same time, to standard
-// output, each line whole.
+// With -merge, testcheck copies the lines of several streams, such as two simultaneous runs, to standard output,
+// without mixing parts of lines.
 package main
 
 import (

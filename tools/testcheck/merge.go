@@ -11,8 +11,8 @@ import (
 	"sync"
 )
 
-// merge copies the lines of several streams to out as they come, and never mixes two
-// lines. It returns when every stream has ended.
+// merge copies the lines of several streams to out as they arrive, each line whole. It returns when every stream has
+// ended.
 func merge(out io.Writer, names []string) error {
 	errs := make([]error, len(names))
 	var mu sync.Mutex

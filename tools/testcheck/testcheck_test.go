@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// module makes a module of the files in a directory of its own.
+// module makes a module from the files in a new directory.
 func module(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -31,7 +31,7 @@ func module(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-// events runs the tests of a module as scripts/test does, and keeps the events in a file.
+// events runs the tests of a module as scripts/test does, and writes the events to a file.
 func events(t *testing.T, dir string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", "test", "-json", "-vet=off", "./...")

@@ -21,22 +21,22 @@ import (
 	"unicode/utf8"
 )
 
-// elsewhere are directories whose tests have commands of their own: the Kubernetes test bed is a module that
-// `make test-k8s` builds. The others hold no code of ours.
+// elsewhere are directories whose tests are run by other commands or that contain third-party code: test/k8s is a
+// separate module that `make test-k8s` builds.
 var elsewhere = []string{"bin", "third_party", "test/k8s"}
 
-// others are the constraints of files that another command than `make test` builds: the tags of `make test-kernels`
-// and `make test-upgrade`.
+// others are the build constraints of files that other commands build: the tags of `make test-kernels` and `make
+// test-upgrade`.
 var others = []string{"modules", "upgrade"}
 
-// satisfied are the constraints of files that some part of `make test` builds: it runs packages with the race
-// detector and without.
+// satisfied are the build constraints that a part of `make test` satisfies: it tests packages with and without the
+// race detector.
 var satisfied = []string{"race", "!race", "linux"}
 
-// tree is what the test files below a directory declare.
+// tree contains what the test files below a directory declare.
 type tree struct {
 	declared    []test
-	constraints []string // those that no known run satisfies, with their files
+	constraints []string // constraints that no known run satisfies, with their files
 }
 
 // readTree reads every test file below a directory.
@@ -66,7 +66,7 @@ func readTree(root string) (*tree, error) {
 	return t, err
 }
 
-// add takes over what a file declares.
+// add adds the declarations of a file.
 func (t *tree) add(root, file string) error {
 	source, err := os.ReadFile(file)
 	if err != nil {
@@ -94,7 +94,7 @@ func (t *tree) add(root, file string) error {
 	return nil
 }
 
-// constraintOf is the expression of the line //go:build of a file, or empty.
+// constraintOf returns the expression of a file's //go:build line, or an empty string.
 func constraintOf(source []byte) string {
 	for line := range bytes.Lines(source) {
 		text := strings.TrimSpace(string(line))
@@ -108,8 +108,8 @@ func constraintOf(source []byte) string {
 	return ""
 }
 
-// isTest reports whether the go command runs a function as a test: its name is Test or Fuzz, or goes on with what is
-// no small letter, and its one parameter is a *testing.T or *testing.F.
+// isTest reports whether the go command runs a function as a test: its name is Test or Fuzz, or continues with a
+// character that is not a lower-case letter, and its only parameter is a *testing.T or *testing.F.
 func isTest(f *ast.FuncDecl) bool {
 	params := f.Type.Params.List
 	if f.Recv != nil || len(params) != 1 || len(params[0].Names) > 1 {
@@ -133,7 +133,7 @@ func isTest(f *ast.FuncDecl) bool {
 	return false
 }
 
-// importPath is that of the package in a directory, by the go.mod above it.
+// importPath returns the import path of the package in a directory, from the go.mod above it.
 func importPath(root, dir string) (string, error) {
 	for at := dir; ; at = filepath.Dir(at) {
 		content, err := os.ReadFile(filepath.Join(at, "go.mod"))

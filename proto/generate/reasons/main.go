@@ -28,7 +28,7 @@ const (
 const (
 	firstDrop  = 16
 	firstQuiet = 48
-	firstLate  = 52 // drops with events again
+	firstLate  = 52 // first number of the second range of drops with events
 )
 
 // severities are the permitted severities of a drop reason.
@@ -38,8 +38,8 @@ var severities = []string{"expected", "configuration", "capacity", "attack", "fa
 type reason struct {
 	number         int
 	name           string // "POLICY_DENIED"
-	what           string // what happened, in sentences
-	severity, next string // of a drop that sends events
+	what           string // what happened, in full sentences
+	severity, next string // set for a drop that sends events
 }
 
 func main() {

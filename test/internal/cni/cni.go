@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package cni executes a CNI plugin as a container runtime does: environment,
-// network configuration on stdin, result or error on stdout.
+// Package cni executes a CNI plugin as a container runtime does: with environment variables, the network
+// configuration on stdin, and the result or error on stdout.
 package cni
 
 import (
@@ -23,18 +23,17 @@ type Call struct {
 	Plugin string
 	// Command is ADD, DEL, CHECK, STATUS, GC or VERSION.
 	Command string
-	// ContainerID, Netns and IfName go into the environment if set.
+	// ContainerID, Netns and IfName are added to the environment if set.
 	ContainerID, Netns, IfName string
 	// Args is CNI_ARGS, for example "IgnoreUnknown=1;K8S_POD_NAMESPACE=demo".
 	Args string
-	// Path is CNI_PATH, where delegated plugins lie.
+	// Path is CNI_PATH, the directories of delegated plugins.
 	Path string
 	// Config is the configuration of this plugin, not of a list.
 	Config []byte
 	// ExtraFiles are inherited from descriptor 3 on.
 	ExtraFiles []*os.File
-	// CPU, unless nil, receives the processor time, in user and kernel mode, of
-	// the plugin and of the plugins that it executed.
+	// CPU, unless nil, receives the user and system time of the plugin and of the plugins that it executed.
 	CPU *time.Duration
 }
 
@@ -46,13 +45,12 @@ type Error struct {
 	Details string `json:"details"`
 }
 
-// Error says code and texts.
 func (e *Error) Error() string {
 	return fmt.Sprintf("cni code %d: %s: %s", e.Code, e.Message, e.Details)
 }
 
-// Run executes the plugin and returns what it printed. An error object becomes
-// an *Error; a plugin that died otherwise gives its own error.
+// Run executes the plugin and returns its standard output. It returns an error object of the plugin as an *Error, and
+// other failures with the plugin's exit status and output.
 func Run(ctx context.Context, c Call) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, c.Plugin)
 	cmd.Env = append(os.Environ(), "CNI_COMMAND="+c.Command)
@@ -90,7 +88,7 @@ func Run(ctx context.Context, c Call) ([]byte, error) {
 		stderr.String())
 }
 
-// Addresses reads the addresses out of a result of any version from 0.3.1 on.
+// Addresses returns the addresses in a result of any version from 0.3.1 on.
 func Addresses(result []byte) ([]netip.Addr, error) {
 	var parsed struct {
 		IPs []struct {
@@ -111,9 +109,8 @@ func Addresses(result []byte) ([]netip.Addr, error) {
 	return all, nil
 }
 
-// PluginConfig takes the first plugin's configuration out of a configuration
-// list and gives it the list's name and a version, as libcni does. extra adds
-// keys, for example runtimeConfig or prevResult.
+// PluginConfig returns the first plugin's configuration from a configuration list, with the list's name and a
+// version, as libcni does. extra adds keys, for example runtimeConfig or prevResult.
 func PluginConfig(list []byte, version string, extra map[string]any) ([]byte, error) {
 	var parsed struct {
 		Name    string           `json:"name"`
@@ -134,7 +131,7 @@ func PluginConfig(list []byte, version string, extra map[string]any) ([]byte, er
 	return json.Marshal(config)
 }
 
-// List gives a configuration list another name and version.
+// List returns a configuration list with another name and version.
 func List(list []byte, name, version string) ([]byte, error) {
 	var parsed map[string]any
 	if err := json.Unmarshal(list, &parsed); err != nil {

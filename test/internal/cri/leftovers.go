@@ -28,8 +28,8 @@ func mountsBelow(dir string) ([]string, error) {
 	return mounts, nil
 }
 
-// removeCgroups removes the cgroup, by its path below each hierarchy's root,
-// with everything below it. The kernel refuses cgroups that hold processes.
+// removeCgroups removes the cgroup and its children, given by the path below each hierarchy's root. The kernel
+// refuses to remove cgroups with processes.
 func removeCgroups(cgroup string) error {
 	roots, err := filepath.Glob("/sys/fs/cgroup/*" + cgroup)
 	if err != nil {

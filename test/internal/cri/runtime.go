@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package cri runs a private containerd and talks CRI to it as kubelet does. A
-// Runtime has its own root, state, sockets, CNI directories and cgroup, so it
-// neither sees nor disturbs another containerd of the machine, and Close
-// leaves nothing of it.
+// Package cri runs a private containerd and calls CRI as kubelet does. A Runtime has its own root, state, sockets,
+// CNI directories and cgroup, so it does not interfere with another containerd on the machine. Close removes
+// everything.
 package cri
 
 import (
@@ -31,9 +30,8 @@ type Options struct {
 	// Dir is an existing, empty directory with a path short enough for unix
 	// sockets below it (at most 60 bytes).
 	Dir string
-	// CNIPlugins are executables that containerd may call, by the name in the
-	// CNI configuration. "loopback", which containerd needs for every sandbox,
-	// is added by itself.
+	// CNIPlugins are executables that containerd may call, by their names in the CNI configuration. "loopback", which
+	// containerd needs for every sandbox, is always added.
 	CNIPlugins []string
 	// CNIConfig is the content of the CNI network configuration list.
 	CNIConfig []byte
@@ -54,7 +52,7 @@ type Runtime struct {
 	pods    map[string]*runtimeapi.PodSandboxConfig
 }
 
-// loopbackPlugin is where Debian's containernetworking-plugins puts it.
+// loopbackPlugin is installed by Debian's containernetworking-plugins.
 const loopbackPlugin = "/usr/lib/cni/loopback"
 
 var configTemplate = template.Must(template.New("config.toml").Parse(`version = 2
@@ -130,7 +128,7 @@ func Start(ctx context.Context, o Options) (_ *Runtime, err error) {
 	return r, nil
 }
 
-// ctr runs containerd's own client in the namespace that CRI uses.
+// ctr runs containerd's client in the namespace that CRI uses.
 func (r *Runtime) ctr(ctx context.Context, args ...string) ([]byte, error) {
 	all := append([]string{"--address", filepath.Join(r.options.Dir, "c.sock"), "--namespace", "k8s.io"}, args...)
 	return exec.CommandContext(ctx, "ctr", all...).CombinedOutput()
@@ -249,7 +247,7 @@ func (r *Runtime) RunPod(ctx context.Context, namespace, name string, annotation
 	return pod, nil
 }
 
-// networkNamespace reads the path out of containerd's verbose status.
+// networkNamespace returns the path from containerd's verbose status.
 func networkNamespace(info string) (string, error) {
 	var verbose struct {
 		RuntimeSpec struct {
@@ -269,7 +267,7 @@ func networkNamespace(info string) (string, error) {
 	return "", errors.New("no network namespace in the runtime's verbose status")
 }
 
-// RemovePod stops and removes a sandbox. Removing what is gone succeeds.
+// RemovePod stops and removes a sandbox. It returns nil if the sandbox does not exist.
 func (r *Runtime) RemovePod(ctx context.Context, id string) error {
 	if _, err := r.client.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id}); err != nil {
 		return fmt.Errorf("stop sandbox %s: %w", id, err)
@@ -281,8 +279,7 @@ func (r *Runtime) RemovePod(ctx context.Context, id string) error {
 	return nil
 }
 
-// Close removes all sandboxes, ends containerd and removes what it leaves:
-// mounts below Dir and cgroups.
+// Close removes all sandboxes, ends containerd and removes its leftovers: mounts below Dir and cgroups.
 func (r *Runtime) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()

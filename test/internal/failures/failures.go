@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package failures compares what tests want to be seen while something is away with the tables of docs/failures.md,
-// and has the words in which both say it.
+// Package failures compares the expectations of tests in which a component is down with the tables of
+// docs/failures.md, and defines the words of both.
 package failures
 
 import (
@@ -25,26 +25,26 @@ import (
 // Document is the path of the document, from the directory of a test package.
 const Document = "../../docs/failures.md"
 
-var update = flag.Bool("update-failures", false, "write the tables of docs/failures.md anew")
+var update = flag.Bool("update-failures", false, "rewrite the tables of docs/failures.md")
 
-// Row is what is seen while one thing is away.
+// Row describes the effects of one failure.
 type Row struct {
-	// Cells are those of the first table, of which the first is what is away.
+	// Cells are the cells of the first table. The first cell names the component that is down.
 	Cells []string
-	// Says are the parts of what is printed, one list for each column of the second table.
+	// Says are expected parts of printed messages, one list for each column of the second table.
 	Says [][]string
 }
 
-// Tables are the two tables of a test: what is seen, and what is said.
+// Tables are the two tables of a test: the effects of failures, and the messages.
 type Tables struct {
-	// Place is the text of the comment in the document that the tables follow.
+	// Place is the text of the comment in the document above the tables.
 	Place string
-	// Columns are those of the first table, Says those of the second one, without what is away.
+	// Columns are the columns of the first table. Says are the columns of the second table, without the first.
 	Columns, Says []string
 	Rows          []Row
 }
 
-// Command executes a `sluice` against an instance, and returns its exit code and what it prints.
+// Command executes the program sluice for an instance, and returns its exit code and its output.
 func Command(ctx context.Context, t testing.TB, sluice, instance string, args ...string) (exit int, out string) {
 	t.Helper()
 	args = append([]string{"--instance", instance}, args...)
@@ -59,7 +59,7 @@ func Command(ctx context.Context, t testing.TB, sluice, instance string, args ..
 	return 0, string(output)
 }
 
-// Want reports each cell of a row that is not as it was seen, and returns whether there was none.
+// Want reports each cell of a row that differs from what the test saw, and returns whether all are equal.
 func (s Tables) Want(t testing.TB, row Row, seen []string) bool {
 	t.Helper()
 	if len(seen) != len(s.Columns) || len(row.Cells) != len(s.Columns) {
@@ -73,7 +73,7 @@ func (s Tables) Want(t testing.TB, row Row, seen []string) bool {
 	return slices.Equal(seen, row.Cells)
 }
 
-// text is the tables as the document has them.
+// text returns the tables as Markdown.
 func (s Tables) text() string {
 	var b strings.Builder
 	line := func(cells ...string) { fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | ")) }
@@ -95,7 +95,7 @@ func (s Tables) text() string {
 	return b.String()
 }
 
-// code sets the parts of a text as code.
+// code formats the parts of a text as code.
 func code(parts []string) string {
 	if len(parts) == 0 {
 		return "–"
@@ -103,7 +103,8 @@ func code(parts []string) string {
 	return "`" + strings.Join(parts, "…`, `") + "…`"
 }
 
-// Compare wants the tables to be those of the document, after it has written them there if -update-failures is set.
+// Compare fails the test if the tables differ from those in the document. With -update-failures it first writes them
+// to the document.
 func (s Tables) Compare(t *testing.T) {
 	t.Helper()
 	content, err := os.ReadFile(Document)
@@ -114,7 +115,7 @@ func (s Tables) Compare(t *testing.T) {
 	before, rest, ok := strings.Cut(string(content), begin)
 	have, after, closed := strings.Cut(rest, end)
 	if !ok || !closed {
-		t.Fatalf("%s has no place for the tables: %s", Document, s.Place)
+		t.Fatalf("%s has no comment for the tables: %s", Document, s.Place)
 	}
 	want := s.text()
 	if *update {
@@ -124,13 +125,13 @@ func (s Tables) Compare(t *testing.T) {
 		have = want
 	}
 	if have != want {
-		t.Errorf("the tables are not those of the test; `go test -run Document -update-failures` in this directory "+
+		t.Errorf("the tables differ from the test; `go test -run Document -update-failures` in this directory "+
 			"writes them\ngot\n%s\nwant\n%s", have, want)
 	}
 }
 
-// Code is the code of CNI that a plugin ended with, 0 for success, and what it said. The error is that of a plugin
-// that ended in another way.
+// Code returns a plugin's CNI error code and message, 0 for success. It returns other if the plugin failed without a
+// CNI error.
 func Code(err error) (code, text string, other error) {
 	var refused *cni.Error
 	switch {
@@ -142,8 +143,8 @@ func Code(err error) (code, text string, other error) {
 	return "0", "", nil
 }
 
-// AgeUnable makes what a STATUS of the plugin remembered, that no ADD works, older than it tolerates. It remembers
-// nothing if one works.
+// AgeUnable makes a failure that the plugin's STATUS has stored, that no ADD works, older than the plugin tolerates.
+// While an ADD works, there is no stored failure.
 func AgeUnable(t testing.TB, runDir string) {
 	t.Helper()
 	ago := time.Now().Add(-61 * time.Second)
@@ -153,7 +154,7 @@ func AgeUnable(t testing.TB, runDir string) {
 	}
 }
 
-// Shown is the exit code of `sluice status` and what its row Ready says.
+// Shown returns the exit code of `sluice status` and the value of its row Ready.
 func Shown(exit int, out string) string { return fmt.Sprintf("%d, %s", exit, readiness(out)) }
 
 func readiness(out string) string {
@@ -171,7 +172,7 @@ func readiness(out string) string {
 	return "no row Ready"
 }
 
-// Lacks are the parts that a text does not have.
+// Lacks returns the parts that a text does not contain.
 func Lacks(text string, parts []string) (missing []string) {
 	for _, part := range parts {
 		if !strings.Contains(text, part) {

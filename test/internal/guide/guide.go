@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package guide reads documents whose commands tests execute, and compares what
-// these print with what the document shows.
+// Package guide reads documents whose commands are executed by tests, and compares the commands' output with the
+// document.
 package guide
 
 import (
@@ -13,21 +13,20 @@ import (
 	"strings"
 )
 
-// Step is a command of a document, with what the document says that it prints.
+// Step is a command of a document, with its output in the document.
 type Step struct {
-	Line    int // in the document
+	Line    int // line number in the document
 	Command string
 	Output  []string
 }
 
-// Read gives the commands in the blocks of a document that are marked as console.
-// Other blocks are not executed.
+// Read returns the commands in the blocks of a document that are marked as console. It ignores other blocks.
 func Read(path string) (steps []Step, err error) {
 	content, err := os.ReadFile(path) //nolint:gosec // a document that a test names
 	if err != nil {
 		return nil, err
 	}
-	var inside, open bool // of a block; of a command that goes on
+	var inside, open bool // inside a block; inside a command of several lines
 	for number, line := range strings.Split(string(content), "\n") {
 		last := len(steps) - 1
 		switch {
@@ -48,12 +47,12 @@ func Read(path string) (steps []Step, err error) {
 		}
 	}
 	if inside || open || len(steps) == 0 {
-		return nil, fmt.Errorf("%s has %d commands, and a block without an end: %t", path, len(steps), inside)
+		return nil, fmt.Errorf("%s has %d commands; a block is not closed: %t", path, len(steps), inside)
 	}
 	return steps, nil
 }
 
-// continues says whether a command goes on in the next line.
+// continues reports whether a command continues in the next line.
 func continues(command string) bool {
 	if strings.Contains(command, "<<'EOF'") {
 		return !strings.HasSuffix(command, "\nEOF")
@@ -61,7 +60,7 @@ func continues(command string) bool {
 	return strings.HasSuffix(command, `\`) || strings.HasSuffix(command, "|") || strings.Count(command, "'")%2 == 1
 }
 
-// differs from one run to the next, and says nothing about the shape.
+// differs replaces parts that change from one run to the next.
 var differs = []struct {
 	pattern *regexp.Regexp
 	same    string
@@ -75,7 +74,7 @@ var differs = []struct {
 	{regexp.MustCompile(`\d+`), "0"},
 }
 
-// shape is a line without what differs from one run to the next.
+// shape returns a line without the parts that change from one run to the next.
 func shape(line string) string {
 	for _, d := range differs {
 		line = d.pattern.ReplaceAllString(line, d.same)
@@ -83,9 +82,8 @@ func shape(line string) string {
 	return strings.Join(strings.Fields(line), " ")
 }
 
-// SameShape compares what a command printed with what a document says: a line with
-// … alone stands for any number of lines that the document leaves out. Numbers,
-// times and the like may differ, and empty lines do not count.
+// SameShape compares the output of a command with a document. A line that contains only … matches any number of
+// lines. Numbers, times and similar values may differ, and empty lines are ignored.
 func SameShape(want []string, printed string) error {
 	var have []string
 	for _, line := range strings.Split(printed, "\n") {
@@ -94,7 +92,7 @@ func SameShape(want []string, printed string) error {
 		}
 	}
 	want = slices.DeleteFunc(slices.Clone(want), func(line string) bool { return strings.TrimSpace(line) == "" })
-	anywhere := false // the part may stand further down
+	anywhere := false // the part may begin at any later line
 	for len(want) > 0 {
 		end := slices.IndexFunc(want, func(line string) bool { return strings.TrimSpace(line) == "…" })
 		if end == 0 {
@@ -123,7 +121,7 @@ func SameShape(want []string, printed string) error {
 	return nil
 }
 
-// Blocks gives the blocks of a document that are marked as of a kind.
+// Blocks returns the blocks of a document that are marked with a kind.
 func Blocks(document, kind string) (blocks []string) {
 	var block *strings.Builder
 	for line := range strings.Lines(document) {

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// TestOutputsAreComparedByShape: another word, line or order is a difference, another
-// number is none.
+// TestOutputsAreComparedByShape: outputs differ if a word, a line or the order differs, but not if only a number
+// does.
 func TestOutputsAreComparedByShape(t *testing.T) {
 	if err := SameShape([]string{"a 1", "", "…", "c 10.244.0.2"}, "a 2\nb\n\nc 10.244.7.3\n"); err != nil {
 		t.Error(err)
@@ -30,13 +30,13 @@ func TestOutputsAreComparedByShape(t *testing.T) {
 		"another order":        {[]string{"…", "b", "…", "a", "…"}, "a\nb\n"},
 	} {
 		if err := SameShape(c.want, c.printed); err == nil {
-			t.Errorf("%s, and it counts as the same", what)
+			t.Errorf("%s: want a difference, got none", what)
 		}
 	}
 }
 
-// TestCommandsEndWhereTheyEnd: with a quote, a backslash or a here-document that is
-// open a command goes on, and blocks of other kinds are none.
+// TestCommandsEndWhereTheyEnd: a command with an open quote, backslash or here-document continues in the next line,
+// and blocks of other kinds contain no commands.
 func TestCommandsEndWhereTheyEnd(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "guide.md")
 	content := strings.Join([]string{

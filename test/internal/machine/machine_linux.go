@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package machine gives the tests of whole nodes a machine of their own, as far as the kernel has namespaces for it,
-// and compares it with what it was when they end:
+// Package machine runs the tests of whole nodes on a machine of their own, as far as the kernel has namespaces for
+// it, and compares the machine's state before and after the tests:
 //
 //	func TestMain(m *testing.M) { machine.Main(m) }
 //
-// The network and mount namespaces are theirs alone, and so is /run: what other copies of Sluice or other tests do
-// meanwhile is not seen, and what is left of them there was left by these tests. Control groups are everybody's; those
-// that bear a Name are looked for.
+// The tests have their own network and mount namespaces and their own /run. They do not see other copies of Sluice or
+// other tests, so anything left in the namespaces was left by these tests. Control groups are shared by the whole
+// machine; the tests look only for groups with a Name.
 package machine
 
 import (
@@ -31,12 +31,12 @@ import (
 	"github.com/sluice-net/sluice/kit/leaktest"
 )
 
-// outsideEnv tells the copy of the test binary that runs in the namespaces which mount namespace it has left.
+// outsideEnv passes the original mount namespace to the copy of the test binary that runs in the new namespaces.
 const outsideEnv = "SLUICE_TEST_MACHINE_OUTSIDE"
 
 // Main runs the tests of a package.
 func Main(m *testing.M) {
-	if os.Geteuid() != 0 { // the tests say that they need root
+	if os.Geteuid() != 0 { // the tests report that they need root
 		os.Exit(m.Run())
 	}
 	outside := os.Getenv(outsideEnv)
@@ -50,7 +50,7 @@ func Main(m *testing.M) {
 	leaktest.Main(m, Resources()...)
 }
 
-// inNamespaces executes this binary again.
+// inNamespaces executes this binary again in new namespaces.
 func inNamespaces() int {
 	here, err := os.Readlink(mountNamespace)
 	if err != nil {
@@ -70,19 +70,20 @@ func inNamespaces() int {
 
 const mountNamespace = "/proc/self/ns/mnt"
 
-// prepare makes what a machine has when it has booted. Outside is the mount namespace of others, whose /run stays.
+// prepare makes what exists on a machine after boot. Outside is the original mount namespace, whose /run must not
+// change.
 func prepare(outside string) error {
 	here, err := os.Readlink(mountNamespace)
 	if err != nil {
 		return err
 	}
 	if here == outside {
-		return fmt.Errorf("%s is set, and this is still %s", outsideEnv, here)
+		return fmt.Errorf("%s is set, but this is still mount namespace %s", outsideEnv, here)
 	}
 	if err := unix.Mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
 		return fmt.Errorf("mount /run: %w", err)
 	}
-	// What the first `ip netns add` makes, and leaves for good.
+	// The first `ip netns add` makes this mount, which is never removed.
 	const netns = "/run/netns"
 	if err := os.Mkdir(netns, 0o755); err != nil {
 		return err
@@ -100,7 +101,7 @@ func prepare(outside string) error {
 	return netlink.LinkSetUp(lo)
 }
 
-// Resources are what nodes could leave on the machine.
+// Resources are the kinds of objects that nodes could leave on the machine.
 func Resources() []leaktest.Resource {
 	return []leaktest.Resource{
 		{Name: "network devices and their addresses", List: links},
@@ -114,13 +115,13 @@ func Resources() []leaktest.Resource {
 	}
 }
 
-// names are those that Name has made.
+// names are the names that Name has returned.
 var names struct {
 	sync.Mutex
 	all []string
 }
 
-// Name makes a name for something on the machine that no other test and no other copy of it uses.
+// Name returns a name that no other test and no other copy of it uses.
 func Name(prefix string) string {
 	random := make([]byte, 4)
 	rand.Read(random) //nolint:errcheck // never fails
@@ -131,7 +132,7 @@ func Name(prefix string) string {
 	return name
 }
 
-// cgroups lists those of the first two levels, where a hierarchy or a group of these tests can be.
+// cgroups lists the first two levels of cgroups, which contain any hierarchy or group of these tests.
 func cgroups() (out []string, err error) {
 	for _, pattern := range []string{"/sys/fs/cgroup/*", "/sys/fs/cgroup/*/*"} {
 		found, err := filepath.Glob(pattern)
@@ -149,10 +150,10 @@ func cgroups() (out []string, err error) {
 	return out, nil
 }
 
-// mostDumps is how often whole repeats a dump.
+// mostDumps limits the repetitions of a dump.
 const mostDumps = 100
 
-// whole repeats a dump of the kernel that changed while it was read.
+// whole repeats a dump of the kernel that was interrupted by a change.
 func whole[T any](dump func() ([]T, error)) (all []T, err error) {
 	for range mostDumps {
 		if all, err = dump(); !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -219,7 +220,7 @@ func runFiles() (out []string, err error) {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
-		// containerd keeps its directories, and /run/netns is everybody's.
+		// containerd keeps its directories, and other programs also use /run/netns.
 		kept := path == "/run" || path == "/run/netns" || strings.HasPrefix(path, "/run/containerd") && entry.IsDir()
 		if err == nil && !kept {
 			out = append(out, path)
@@ -229,7 +230,7 @@ func runFiles() (out []string, err error) {
 	return out, err
 }
 
-// processes lists those in this mount namespace, to which every process belongs that the tests start.
+// processes lists the processes in this mount namespace, which include all processes that the tests start.
 func processes() (out []string, err error) {
 	own, err := os.Readlink(mountNamespace)
 	if err != nil {
@@ -238,10 +239,10 @@ func processes() (out []string, err error) {
 	all, err := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range all {
 		if ns, err := os.Readlink(filepath.Join(dir, "ns", "mnt")); err != nil || ns != own {
-			continue // of others, or gone
+			continue // of another user, or ended
 		}
 		name, err := os.ReadFile(filepath.Join(dir, "cmdline"))
-		if err == nil && len(name) > 0 { // of a zombie it is empty
+		if err == nil && len(name) > 0 { // empty for a zombie
 			out = append(out, filepath.Base(dir)+" "+strings.ReplaceAll(strings.TrimRight(string(name), "\x00"), "\x00", " "))
 		}
 	}

@@ -25,13 +25,13 @@ func ip(t *testing.T, args ...string) {
 	}
 }
 
-// TestKernelLeftoversOfEachKindAreSeen: whatever is left of a kind is among what its list has more than before.
+// TestKernelLeftoversOfEachKindAreSeen: the list of each kind of object contains a new object of that kind.
 func TestKernelLeftoversOfEachKindAreSeen(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test needs root")
 	}
 	dir := t.TempDir()
-	// The hierarchy of the process: with version 1 one of several.
+	// The cgroup hierarchy of the process; cgroup version 1 has several.
 	hierarchies, err := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs")
 	if err != nil {
 		t.Fatal(err)
@@ -141,7 +141,7 @@ func TestKernelLeftoversOfEachKindAreSeen(t *testing.T) {
 	}
 }
 
-// TestKernelRunIsTheTestsOwn: the machine's own /run is not that of these tests.
+// TestKernelRunIsTheTestsOwn: these tests have another /run than the machine.
 func TestKernelRunIsTheTestsOwn(t *testing.T) {
 	const netns = "/run/netns" // for `ip netns`
 	if found, err := filepath.Glob("/run/*"); err != nil || !slices.Equal(found, []string{netns}) {

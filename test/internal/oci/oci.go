@@ -17,14 +17,13 @@ import (
 	"runtime"
 )
 
-// Image describes an image with one layer that holds one executable.
+// Image describes an image with one layer that contains one executable.
 type Image struct {
 	// Name is the full reference, for example "sluice.test/pause:1".
 	Name string
 	// Binary is the path of a static executable on this machine.
 	Binary string
-	// Entrypoint is where the executable lies in the image, for example
-	// "/pause".
+	// Entrypoint is the path of the executable in the image, for example "/pause".
 	Entrypoint string
 }
 

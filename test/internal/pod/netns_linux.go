@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package pod is a container as the network sees it: a network namespace with
-// addresses, from which tests and benchmarks open sockets and send packets.
+// Package pod represents the network of a container: a network namespace with addresses, from which tests and
+// benchmarks open sockets and send packets.
 package pod
 
 import (
@@ -25,8 +25,7 @@ func In(path string, fn func() error) error {
 	defer target.Close()
 	done := make(chan error, 1)
 	go func() {
-		// Never unlocked: if the thread cannot be brought back, it dies with
-		// the goroutine.
+		// Never unlocked on an error: if the thread cannot return, it ends with the goroutine.
 		runtime.LockOSThread()
 		own, err := os.Open("/proc/thread-self/ns/net")
 		if err != nil {
@@ -57,7 +56,7 @@ func NewNetns(path string) error {
 	_ = file.Close()
 	done := make(chan error, 1)
 	go func() {
-		// The thread stays in the new namespace and must die with it.
+		// The thread stays in the new namespace and must end with it.
 		runtime.LockOSThread()
 		done <- func() error {
 			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
@@ -75,8 +74,7 @@ func NewNetns(path string) error {
 	return nil
 }
 
-// DeleteNetns unbinds and removes a namespace made by NewNetns. Deleting what
-// is gone succeeds.
+// DeleteNetns unbinds and removes a namespace of NewNetns. It returns nil if the namespace does not exist.
 func DeleteNetns(path string) error {
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) &&
 		!errors.Is(err, unix.ENOENT) {
@@ -88,7 +86,7 @@ func DeleteNetns(path string) error {
 	return nil
 }
 
-// NetnsPath is where a test binds a namespace of this name.
+// NetnsPath returns the path at which a test binds a namespace with this name.
 func NetnsPath(name string) string {
 	return filepath.Join("/run/netns", name)
 }

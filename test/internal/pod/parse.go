@@ -8,7 +8,7 @@ import (
 	"net/netip"
 )
 
-// ParseAddresses parses addresses as runtimes report them.
+// ParseAddresses parses addresses in the form in which runtimes report them.
 func ParseAddresses(texts []string) ([]netip.Addr, error) {
 	var all []netip.Addr
 	for _, text := range texts {

@@ -20,17 +20,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pod is one container's network.
+// Pod is the network of one container.
 type Pod struct {
-	// Name is for messages.
+	// Name is used in messages.
 	Name string
 	// Netns is the path of its network namespace.
 	Netns string
-	// IPv4 and IPv6 are its addresses; the zero Addr if it has none.
+	// IPv4 and IPv6 are its addresses; the zero Addr stands for none.
 	IPv4, IPv6 netip.Addr
 }
 
-// Addresses are the valid ones of IPv4 and IPv6.
+// Addresses returns the valid addresses among IPv4 and IPv6.
 func (p Pod) Addresses() []netip.Addr {
 	var all []netip.Addr
 	for _, a := range []netip.Addr{p.IPv4, p.IPv6} {
@@ -80,8 +80,8 @@ func (p Pod) DialUDP(to netip.AddrPort) (*net.UDPConn, error) {
 	return c, nil
 }
 
-// ListenPacket opens a datagram socket inside the pod. It holds what comes while the process
-// is not scheduled for seconds: by default it would lose all but some 280 datagrams.
+// ListenPacket opens a datagram socket in the pod. Its buffer holds what arrives while the process is not scheduled
+// for seconds; the default buffer holds only about 280 datagrams.
 func (p Pod) ListenPacket(address netip.AddrPort) (*net.UDPConn, error) {
 	var c *net.UDPConn
 	err := In(p.Netns, func() (err error) {
@@ -109,8 +109,8 @@ func growReceiveBuffer(c *net.UDPConn) error {
 	return errors.Join(err, set)
 }
 
-// ExchangeTCP sends message from one pod to the other over a new connection,
-// receives it back and compares.
+// ExchangeTCP sends message from one pod to the other over a new connection, and requires the same bytes as the
+// answer.
 func ExchangeTCP(ctx context.Context, from, to Pod, address netip.Addr, message []byte) error {
 	l, err := to.Listen(netip.AddrPortFrom(address, 0))
 	if err != nil {
@@ -127,7 +127,7 @@ func ExchangeTCP(ctx context.Context, from, to Pod, address netip.Addr, message 
 		defer close(ended)
 		c, err := l.AcceptTCP()
 		if err == nil {
-			// The other end may be gone without a packet that says so.
+			// The other end may disappear without sending a packet.
 			stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 			_, err = io.Copy(c, c)
 			stop()
@@ -154,13 +154,12 @@ func ExchangeTCP(ctx context.Context, from, to Pod, address netip.Addr, message 
 		return err
 	}
 	if !bytes.Equal(back, message) {
-		return fmt.Errorf("tcp %s to %s: sent %d bytes, got %d other ones back", from.Name, address, len(message), len(back))
+		return fmt.Errorf("tcp %s to %s: sent %d bytes, received %d others", from.Name, address, len(message), len(back))
 	}
 	return <-echoed
 }
 
-// ExchangeUDP sends message as one datagram to the other pod and waits for it
-// to come back.
+// ExchangeUDP sends message as one datagram to the other pod, and requires the same bytes as the answer.
 func ExchangeUDP(ctx context.Context, from, to Pod, address netip.Addr, message []byte) error {
 	server, err := to.ListenPacket(netip.AddrPortFrom(address, 0))
 	if err != nil {
@@ -193,13 +192,12 @@ func ExchangeUDP(ctx context.Context, from, to Pod, address netip.Addr, message 
 		return fmt.Errorf("udp answer of %s to %s: %w", to.Name, sender, err)
 	}
 	if !bytes.Equal(buf[:n], message) {
-		return fmt.Errorf("udp %s to %s: sent %d bytes, got %d other ones back", from.Name, address, len(message), n)
+		return fmt.Errorf("udp %s to %s: sent %d bytes, received %d others", from.Name, address, len(message), n)
 	}
 	return nil
 }
 
-// Ping sends one echo request and returns the round trip time and the time to
-// live, or hop limit, of the answer.
+// Ping sends one echo request and returns the round-trip time and the TTL or hop limit of the answer.
 func (p Pod) Ping(ctx context.Context, to netip.Addr) (rtt time.Duration, ttl int, err error) {
 	network, echo, proto := "ip4:icmp", icmp.Type(ipv4.ICMPTypeEcho), 1
 	if to.Is6() {
@@ -262,8 +260,7 @@ func (p Pod) Ping(ctx context.Context, to netip.Addr) (rtt time.Duration, ttl in
 	}
 }
 
-// SendFrom sends one UDP datagram over IPv4 with any source address, as a pod
-// that lies about its address does.
+// SendFrom sends one UDP datagram over IPv4 with any source address, including a forged one.
 func (p Pod) SendFrom(source netip.Addr, to netip.AddrPort, payload []byte) error {
 	const ipHeader, udpHeader = 20, 8
 	packet := make([]byte, ipHeader+udpHeader+len(payload))
@@ -283,8 +280,7 @@ func (p Pod) SendFrom(source netip.Addr, to netip.AddrPort, payload []byte) erro
 	return nil
 }
 
-// SendSYN sends one bare TCP segment with the flag SYN over IPv4 that belongs to
-// no socket.
+// SendSYN sends a single TCP segment with the flag SYN over IPv4 without a socket.
 func (p Pod) SendSYN(from, to netip.AddrPort) error {
 	const ipHeader, tcpHeader = 20, 20
 	packet := make([]byte, ipHeader+tcpHeader)
@@ -310,7 +306,7 @@ func (p Pod) SendSYN(from, to netip.AddrPort) error {
 	return p.sendRaw(dst, packet)
 }
 
-// sendRaw sends a whole IPv4 packet; the kernel fills in checksum and number.
+// sendRaw sends a complete IPv4 packet. The kernel fills in the checksum and the identification.
 func (p Pod) sendRaw(to [4]byte, packet []byte) error {
 	return In(p.Netns, func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
@@ -325,7 +321,7 @@ func (p Pod) sendRaw(to [4]byte, packet []byte) error {
 	})
 }
 
-// WithAddresses gives the pod its addresses, at most one of each family.
+// WithAddresses sets the pod's addresses, at most one of each family.
 func (p Pod) WithAddresses(addresses []netip.Addr) Pod {
 	for _, a := range addresses {
 		if a.Is4() {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package prober begins new connections at intervals and tells which of them fail: what
-// tests of restarts need, because an established connection does not notice what a new one
-// does.
+// Package prober begins new connections at intervals and reports the failed ones. Tests of restarts need it, because
+// a failure of new connections does not affect established ones.
 package prober
 
 import (
@@ -21,43 +20,41 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// again is after how long a datagram is sent a second time, and the last, by the clock of the
-// process.
+// again is the time until a datagram is sent a second and last time, by the clock of the process.
 const again = time.Second
 
-// Patience is for how long attempts wait that may not fail. A packet that is lost shows by the
-// second datagram, which is lost as well, or by a second SYN, and not by the time: a server in a
-// busy process has answered after 15 s.
+// Patience is the timeout of attempts that must not fail. A lost packet is detected by the loss of the second
+// datagram or by a second SYN, and not by a timeout: a server in a busy process has answered after 15 s.
 const Patience = time.Minute
 
-// errLost: the handshake needed a SYN that was sent again.
+// errLost means that the handshake needed a retransmitted SYN.
 var errLost = errors.New("the first SYN was lost")
 
-// maxOpen bounds the attempts of one target that have not ended. A busy machine begins fewer:
-// thousands that wait for each other in this process would take seconds each.
+// maxOpen limits the unfinished attempts of one target. On a busy machine, the prober then begins fewer: with
+// thousands in one process, each would take seconds.
 const maxOpen = 16
 
-// Target is what is connected to, and from where.
+// Target is a destination and a client.
 type Target struct {
 	Name  string // in results
-	Netns string // path of the namespace of the client
-	UDP   bool   // a datagram that is answered, instead of a handshake
-	// To are asked in turn. A stream server must not close first; a datagram server sends
-	// what it gets.
+	Netns string // path of the client's network namespace
+	UDP   bool   // exchange a datagram instead of a handshake
+	// To are the addresses, used in turn. A stream server must not close first; a datagram server must return what it
+	// receives.
 	To []netip.AddrPort
 }
 
-// Result is what became of the attempts at one target.
+// Result contains the results of the attempts at one target.
 type Result struct {
 	Name   string
 	Tried  int
 	Failed []Failure
 }
 
-// Failure is an attempt that failed.
+// Failure is a failed attempt.
 type Failure struct {
 	At   time.Time // its begin
-	From uint16    // the port of its socket, 0 if it has none
+	From uint16    // local port; 0 if it has none
 	To   netip.AddrPort
 	Took time.Duration
 	Err  error
@@ -68,7 +65,7 @@ func (f Failure) String() string {
 		f.At.Format("15:04:05.000"), f.From, f.To, f.Took.Round(time.Millisecond), f.Err)
 }
 
-// Prober is running attempts.
+// Prober makes attempts until it is stopped.
 type Prober struct {
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
@@ -85,8 +82,8 @@ type running struct {
 	failed []Failure // guarded by mu
 }
 
-// Start begins an attempt at each target at every interval, until Stop. Attempts wait for an
-// answer for as long as patience, which is more than a second.
+// Start begins an attempt at each target at every interval, until Stop. Attempts wait for an answer until patience
+// has passed, which must exceed a second.
 func Start(interval, patience time.Duration, targets ...Target) (*Prober, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &Prober{cancel: cancel, spaces: map[string]*space{}, clock: startClock()}
@@ -107,8 +104,7 @@ func Start(interval, patience time.Duration, targets ...Target) (*Prober, error)
 	return p, nil
 }
 
-// Stop ends the attempts and returns what became of them, in the order of the targets. An
-// attempt that has begun is waited for.
+// Stop waits for the running attempts and returns the results in the order of the targets.
 func (p *Prober) Stop() []Result {
 	p.cancel()
 	p.wg.Wait()
@@ -124,7 +120,7 @@ func (p *Prober) Stop() []Result {
 	return all
 }
 
-// Tried is how many attempts have begun at the target that was asked least.
+// Tried returns the lowest number of attempts begun at a target.
 func (p *Prober) Tried() int {
 	least := slices.MinFunc(p.targets, func(a, b *running) int { return int(a.tried.Load() - b.tried.Load()) })
 	return int(least.tried.Load())
@@ -163,9 +159,8 @@ func (r *running) run(ctx context.Context, interval, patience time.Duration, s *
 	}
 }
 
-// attempt connects to an address, or exchanges a datagram with it, and returns the port that it
-// did so from. It waits by the runtime's poller: a thread for each attempt would be more than the
-// machine can bear.
+// attempt connects to an address, or exchanges a datagram with it, and returns the local port. It waits with the
+// runtime's poller: a thread for each attempt would be too much for the machine.
 func attempt(s *space, c *clock, patience time.Duration, udp bool, to netip.AddrPort) (from uint16, err error) {
 	kind := unix.SOCK_STREAM
 	if udp {
@@ -187,7 +182,7 @@ func attempt(s *space, c *clock, patience time.Duration, udp bool, to netip.Addr
 	return from, c.within(patience, f.SetWriteDeadline, func() error { return handshake(f) })
 }
 
-// portOf is the local port of a socket, 0 if it cannot be read.
+// portOf returns the local port of a socket, or 0 if it cannot be read.
 func portOf(fd int) uint16 {
 	switch at, _ := unix.Getsockname(fd); at := at.(type) {
 	case *unix.SockaddrInet4:
@@ -198,7 +193,7 @@ func portOf(fd int) uint16 {
 	return 0
 }
 
-// handshake waits until a connection is there, and closes it.
+// handshake waits until a connection is established, and closes it.
 func handshake(f *os.File) error {
 	c, err := f.SyscallConn()
 	if err != nil {
@@ -217,10 +212,10 @@ func handshake(f *os.File) error {
 			result = err
 		case code != 0:
 			result = unix.Errno(code)
-		case info.Total_retrans > 0: // and not the time that it took: the machine may be busy
+		case info.Total_retrans > 0: // retransmissions, because on a busy machine the duration proves nothing
 			result = errLost
 		default:
-			// The port is free at once: a client that probes for long would run out of ports.
+			// Free the port at once: a client that probes for long would run out of ports.
 			result = unix.SetsockoptLinger(int(fd), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 		}
 		return true
@@ -228,7 +223,7 @@ func handshake(f *os.File) error {
 	return errors.Join(err, result)
 }
 
-// echo sends a datagram, at most twice, until it comes back.
+// echo sends a datagram, at most twice, and waits for its return.
 func echo(f *os.File, c *clock, patience time.Duration) error {
 	var err error
 	for _, timeout := range []time.Duration{again, patience - again} {
@@ -243,14 +238,14 @@ func echo(f *os.File, c *clock, patience time.Duration) error {
 	return err
 }
 
-// clock is the time in which the process was scheduled. On a busy machine it may not be for
-// seconds: an answer that is there, and is not read, is not lost.
+// clock measures the time in which the process was scheduled. On a busy machine the process may not be scheduled for
+// seconds. An answer that has arrived in that time is late, but not lost.
 type clock struct {
 	ticks     atomic.Int64
 	end, done chan struct{}
 }
 
-// tick is what a clock counts. A tick for which the process comes too late is not made up.
+// tick is the resolution of a clock. Ticks that the process misses are not counted.
 const tick = 10 * time.Millisecond
 
 func startClock() *clock {
@@ -273,7 +268,7 @@ func startClock() *clock {
 
 func (c *clock) stop() { close(c.end); <-c.done }
 
-// within repeats do, which ends at a deadline, until a time has passed by the clock.
+// within repeats do, which returns at a deadline, until a duration has passed by the clock.
 func (c *clock) within(d time.Duration, setDeadline func(time.Time) error, do func() error) error {
 	until := c.ticks.Load() + int64(d/tick)
 	for {
@@ -294,8 +289,8 @@ func sockaddr(a netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
 }
 
-// space opens sockets in a network namespace by a thread that stays there: a thread that
-// enters it for each socket would take longer than the connection.
+// space opens sockets in a network namespace on a thread that stays there. Entering the namespace for each socket
+// would take longer than the connection.
 type space struct {
 	wanted chan request
 }

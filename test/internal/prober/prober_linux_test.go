@@ -10,13 +10,12 @@ import (
 	"time"
 )
 
-// TestWaitingEndsByTheClockOfTheProcess: deadlines that pass while the process is not
-// scheduled do not count.
+// TestWaitingEndsByTheClockOfTheProcess: deadlines that expire while the process is not scheduled do not count.
 func TestWaitingEndsByTheClockOfTheProcess(t *testing.T) {
 	late := errors.New("it came late")
 	for name, end := range map[string]struct {
 		after int   // tries
-		err   error // of the try after them
+		err   error // result of the try after them
 		want  error
 	}{
 		"an answer":          {want: nil},

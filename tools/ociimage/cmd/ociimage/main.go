@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Command ociimage writes a container image of files of this machine.
+// Command ociimage writes a container image from files of this machine.
 package main
 
 import (
@@ -25,8 +25,8 @@ func run(args []string) error {
 	img := ociimage.Image{Labels: map[string]string{}}
 	flags := flag.NewFlagSet("ociimage", flag.ExitOnError)
 	out := flags.String("output", "", "archive to write")
-	flags.StringVar(&img.Name, "name", "", "reference of the image, such as example.org/app:v1")
-	flags.StringVar(&img.Architecture, "architecture", "", "architecture of its programs, as GOARCH")
+	flags.StringVar(&img.Name, "name", "", "image reference, such as example.org/app:v1")
+	flags.StringVar(&img.Architecture, "architecture", "", "architecture of the programs, as GOARCH")
 	pair := func(name, usage string, add func(key, value string)) {
 		flags.Func(name, usage, func(s string) error {
 			key, value, ok := strings.Cut(s, "=")
@@ -37,27 +37,27 @@ func run(args []string) error {
 			return nil
 		})
 	}
-	pair("file", "`PATH=SOURCE`: an executable file of the image; may be repeated", func(path, source string) {
+	pair("file", "`PATH=SOURCE`: add an executable file; may be repeated", func(path, source string) {
 		img.Files = append(img.Files, ociimage.File{Path: path, Source: source})
 	})
-	pair("link", "`PATH=TARGET`: a symbolic link of the image; may be repeated", func(path, target string) {
+	pair("link", "`PATH=TARGET`: add a symbolic link; may be repeated", func(path, target string) {
 		img.Files = append(img.Files, ociimage.File{Path: path, Link: target})
 	})
-	pair("label", "`KEY=VALUE`: a label of the image; may be repeated", func(key, value string) {
+	pair("label", "`KEY=VALUE`: set a label of the image; may be repeated", func(key, value string) {
 		img.Labels[key] = value
 	})
-	pair("env", "`KEY=VALUE`: a variable of its containers; may be repeated", func(key, value string) {
+	pair("env", "`KEY=VALUE`: set an environment variable of the containers; may be repeated", func(key, value string) {
 		img.Env = append(img.Env, key+"="+value)
 	})
-	flags.Func("dir", "`PATH`: an empty directory of the image; may be repeated", func(path string) error {
+	flags.Func("dir", "`PATH`: add an empty directory; may be repeated", func(path string) error {
 		img.Files = append(img.Files, ociimage.File{Path: path, Dir: true})
 		return nil
 	})
-	flags.Func("entrypoint", "`WORD` of the command of its containers; may be repeated", func(word string) error {
+	flags.Func("entrypoint", "`WORD` of the image's entrypoint; may be repeated", func(word string) error {
 		img.Entrypoint = append(img.Entrypoint, word)
 		return nil
 	})
-	flags.Func("cmd", "`WORD` of what the command gets if a container names no arguments; may be repeated", func(word string) error {
+	flags.Func("cmd", "`WORD` of the default arguments of the entrypoint; may be repeated", func(word string) error {
 		img.Cmd = append(img.Cmd, word)
 		return nil
 	})
@@ -65,9 +65,9 @@ func run(args []string) error {
 		return err
 	}
 	if flags.NArg() > 0 || *out == "" {
-		return errors.New("-output is missing, or there are arguments that are no flags")
+		return errors.New("-output is missing, or there are positional arguments")
 	}
-	// A rename publishes the archive: what is read there is whole.
+	// Write to another file and rename it, so that readers never see a partial archive.
 	f, err := os.Create(*out + ".new")
 	if err != nil {
 		return err

@@ -33,12 +33,12 @@ func TestCommandWritesTheSameArchiveTwice(t *testing.T) {
 	if !bytes.Equal(archives[0], archives[1]) {
 		t.Error("two runs wrote different archives")
 	}
-	// The image's configuration lies uncompressed in the archive.
+	// The archive contains the image's configuration uncompressed.
 	if want := `"Entrypoint":["/usr/bin/program","serve"],"Cmd":["--all"]`; !bytes.Contains(archives[0], []byte(want)) {
 		t.Errorf("the archive does not hold %s", want)
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 2 {
-		t.Errorf("beside the archive there is more than the program: %v, %v", entries, err)
+		t.Errorf("the directory contains more than the archive and the program: %v, %v", entries, err)
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// isolatedVictim is reached by nobody and reaches the web.
+// isolatedVictim denies all ingress to the victim, and lets it connect to the web.
 const isolatedVictim = `
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -27,7 +27,7 @@ spec:
   - to: [{podSelector: {matchLabels: {app: web}}}]
 `
 
-// questions are UDP flows from one pod to another that have no answer yet.
+// questions are UDP flows from one pod to another that are not answered yet.
 type questions struct {
 	server *net.UDPConn
 	asked  []*net.UDPConn
@@ -54,7 +54,7 @@ func ask(t *testing.T, from, to pod.Pod, count int) *questions {
 	return q
 }
 
-// answer sends every answer and wants all of them.
+// answer answers every question and requires that all answers arrive.
 func (q *questions) answer(t *testing.T) {
 	t.Helper()
 	got := 0
@@ -71,7 +71,7 @@ func (q *questions) answer(t *testing.T) {
 	}
 }
 
-// What policy denies makes no connections, and takes those of nobody.
+// Denied packets create no connections in the table and evict none.
 func TestKernelADeniedFloodFromOutsideTakesNoConnections(t *testing.T) {
 	n := newNode(t)
 	policies := n.policies(t)
@@ -97,8 +97,8 @@ func TestKernelADeniedFloodFromOutsideTakesNoConnections(t *testing.T) {
 	q.answer(t)
 }
 
-// What comes from outside to an open port has a part of the map, in which its connections
-// replace each other: the idle flows of pods stay, and they begin new connections.
+// Connections from outside to an open port have a budget in the map and replace each other: the idle flows of pods
+// stay, and pods begin new connections.
 func TestKernelAnAllowedFloodFromOutsideHasABudget(t *testing.T) {
 	n := newNode(t)
 	policies := n.policies(t)
@@ -111,7 +111,7 @@ func TestKernelAnAllowedFloodFromOutsideHasABudget(t *testing.T) {
 	n.sluice(t, 0, "", "status")
 	const count = 100_000
 	n.newWire(t, world, false).flood(t, count, 1, func(i int) segment {
-		// of the network of worldHosts
+		// An address of the network of worldHosts.
 		source := netip.AddrFrom4([4]byte{203, 0, 113, byte(10 + i%200)})
 		return segment{from: at(source, port(i/200)), to: at(open.IPv4, 5000), flags: datagram}
 	})
@@ -128,7 +128,7 @@ func TestKernelAnAllowedFloodFromOutsideHasABudget(t *testing.T) {
 	})
 	const part = 1 << 14 // an eighth of the map
 	if got := n.connections(t); got.GetEvicted() != 0 || got.GetLive() > 2*part {
-		t.Errorf("%d connections were evicted, want none; %d are live, want at most %d", got.GetEvicted(), got.GetLive(),
+		t.Errorf("%d connections were evicted, want 0; %d are live, want at most %d", got.GetEvicted(), got.GetLive(),
 			2*part)
 	}
 	n.sluice(t, 0, "", "status")

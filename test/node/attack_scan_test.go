@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// Nothing but a SYN tells of a port that policy denies, and neither does a SYN:
-// no segment with any flags arrives, and none is answered.
+// A denied port cannot be distinguished from a host without an answer: no segment arrives, whatever its flags, and
+// none is answered.
 func TestKernelDeniedPortsCannotBeScanned(t *testing.T) {
 	n := newNode(t)
 	policies := n.policies(t)
@@ -25,7 +25,7 @@ func TestKernelDeniedPortsCannotBeScanned(t *testing.T) {
 	web, evil, client := pods[0], pods[1], pods[2]
 	serve(t, web, 80, 8080)
 	enforce(t, policies, ingressOf("client"))
-	// the world knows the way, and the node the world
+	// The world has a route to the web, and the node has one to the world.
 	inside := n.newWire(t, web, true)
 	for _, from := range []pod.Pod{evil, world} {
 		own := n.newWire(t, from, true)
@@ -51,7 +51,7 @@ func TestKernelDeniedPortsCannotBeScanned(t *testing.T) {
 			}
 			return nil
 		})
-		// what is behind this on both wires has seen everything before
+		// This packet arrives last on both wires, after all other packets.
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		for _, address := range web.Addresses() {
 			must(t, talk(ctx, client, at(address, 80)))
@@ -72,8 +72,7 @@ func TestKernelDeniedPortsCannotBeScanned(t *testing.T) {
 	}
 }
 
-// drops sums the packets that the programs have dropped for what they are, but
-// for some reasons.
+// drops returns the number of packets that the programs have dropped, except for some reasons.
 func (n *testNode) drops(t *testing.T, but ...datapathv1.Reason) (sum uint64) {
 	t.Helper()
 	counters := n.counters(t)
@@ -85,8 +84,7 @@ func (n *testNode) drops(t *testing.T, but ...datapathv1.Reason) (sum uint64) {
 	return sum
 }
 
-// A SYN cookie taken while the policy allowed the port completes no handshake
-// after that.
+// A SYN cookie from the time in which the policy allowed the port completes no handshake afterwards.
 func TestKernelSYNCookiesOpenNoDeniedPort(t *testing.T) {
 	n := newNode(t)
 	policies := n.policies(t)
@@ -100,7 +98,7 @@ func TestKernelSYNCookiesOpenNoDeniedPort(t *testing.T) {
 	defer l.Close()
 	enforce(t, policies, ingressOf("evil"))
 	inside, own := n.newWire(t, web, true), n.newWire(t, evil, true)
-	// of two cookies, one is used while that is allowed: it is good
+	// Of two cookies, one is used while the port is allowed, which shows that it is valid.
 	s := segment{from: at(evil.IPv4, 4000), to: at(web.IPv4, 80)}
 	take := func(s segment) segment {
 		s.flags, s.seq = syn, 100
@@ -120,7 +118,7 @@ func TestKernelSYNCookiesOpenNoDeniedPort(t *testing.T) {
 	enforce(t, policies, ingressOf("client"))
 	inside.read(t)
 	for i, end := range []segment{late, later} {
-		if i == 1 { // the entry that the SYN has made says which way it goes
+		if i == 1 { // the entry of the SYN determines the direction
 			n.forgetConnections(t)
 		}
 		before := n.drops(t)

@@ -18,8 +18,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
-// ingressOf lets one kind of pod reach a TCP port of the web, which may begin
-// connections to everybody.
+// ingressOf returns a policy that lets pods of one app connect to a TCP port of the web, and the web to everything.
 func ingressOf(app string) string {
 	return fmt.Sprintf(`
 apiVersion: networking.k8s.io/v1
@@ -34,20 +33,19 @@ spec:
 `, app)
 }
 
-// shortLife makes the datapath forget TCP connections after a second.
+// shortLife lets TCP connections expire after a second.
 func shortLife(o *devnode.Options) {
 	o.Args = map[string][]string{devnode.Datapath: {"--connections-tcp-established=1s", "--connections-max-interval=1s"}}
 }
 
-// A TCP connection whose permission was taken away stays dead when its entry is
-// gone, whichever end goes on, although the server may begin connections to its
-// client: pushed out by a flood that policy denies, or lost with its map. Once
-// its life is over and it is collected, the client cannot go on.
+// A TCP connection that is no longer allowed stays blocked after its entry is evicted by a flood of denied packets or
+// lost with its map, whichever end continues, although the server may open connections to its client. After its
+// lifetime has ended and it is collected, the client cannot continue it.
 func TestKernelARevokedConnectionDoesNotComeBack(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		options []func(*devnode.Options)
-		// clients alone go on: after the life of a connection nothing is remembered
+		// clients: only the client continues, because nothing is stored after the lifetime of a connection
 		clients bool
 		forget  func(t *testing.T, n *testNode, web netip.Addr, expired uint64)
 	}{
@@ -113,7 +111,7 @@ func TestKernelARevokedConnectionDoesNotComeBack(t *testing.T) {
 					continue
 				}
 				mark := flows.mark()
-				// of no socket, so that nothing is sent again
+				// Sent without a socket, so that nothing is retransmitted.
 				w.send(t, w.frame(segment{from: held.local, to: server, flags: ack}))
 				servicetest.EventuallyNil(t, "the connection is cut", func() error {
 					return flows.dropped(mark, held.local, server)
@@ -135,17 +133,17 @@ func TestKernelARevokedConnectionDoesNotComeBack(t *testing.T) {
 
 var deniedReasons = []datapathv1.Reason{policyDenied, datapathv1.Reason_REASON_CONNECTION_INVALID}
 
-// revokedConnection is one whose ends count what arrives after the revocation.
+// revokedConnection counts what arrives at its ends after the revocation.
 type revokedConnection struct {
 	connected
 	atClient, atServer *inbox
 	local              netip.AddrPort
-	// denied says that a packet of the client was denied after the revocation.
+	// denied means that a packet of the client was denied after the revocation.
 	denied      bool
 	serverFirst bool
 }
 
-// goOn says something at one end, which must be dropped.
+// goOn sends a message from one end, which must be dropped.
 func (held *revokedConnection) goOn(t *testing.T, flows *flowLog, server netip.AddrPort, fromServer bool) {
 	t.Helper()
 	speaker, from, to, in := held.client, held.local, server, held.atServer
@@ -156,7 +154,7 @@ func (held *revokedConnection) goOn(t *testing.T, flows *flowLog, server netip.A
 	if _, err := io.WriteString(speaker, "back"); err != nil {
 		t.Fatal(err)
 	}
-	servicetest.EventuallyNil(t, "what was said is dropped or arrives", func() error {
+	servicetest.EventuallyNil(t, "the message is dropped or arrives", func() error {
 		if in.String() != "" {
 			return nil
 		}
@@ -168,7 +166,7 @@ func (held *revokedConnection) goOn(t *testing.T, flows *flowLog, server netip.A
 	}
 }
 
-// dropped says whether there is a dropped packet behind a mark.
+// dropped returns an error unless a packet was dropped after a mark.
 func (l *flowLog) dropped(mark int, from, to netip.AddrPort) error {
 	for _, f := range l.since(mark) {
 		if f.GetSource().GetPort() == uint32(from.Port()) && isFlow(f, from.Addr(), to.Addr(), to.Port()) &&

@@ -16,15 +16,15 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// auditing says whether a fault point lies within a change of audit mode.
+// auditing reports whether a fault point belongs to a change of audit mode.
 func auditing(point string) bool { return strings.HasPrefix(point, "datapath/audit-mode/") }
 
-// deniedPort is allowed by no policy of the test.
+// deniedPort is a port that no policy of the test allows.
 const deniedPort = 9999
 
-// TestFaultKillDatapathWhileAuditModeChanges proves INV-108: the datapath is killed
-// between the steps of the beginning and of the end of audit mode. What the next one says
-// of the endpoint is what packets meet, and after the end nothing passes.
+// TestFaultKillDatapathWhileAuditModeChanges proves INV-108: the datapath is killed between the steps that start and
+// end audit mode. The mode that the restarted datapath reports for the endpoint is the mode of its packets, and after
+// the end nothing passes.
 func TestFaultKillDatapathWhileAuditModeChanges(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -65,7 +65,7 @@ func TestFaultKillDatapathWhileAuditModeChanges(t *testing.T) {
 			controller.KillAt(point, 0)
 			hits, cancelHits := context.WithTimeout(t.Context(), patience)
 			var call sync.WaitGroup
-			call.Go(func() { _, _ = set(hits, on) }) // nobody answers it
+			call.Go(func() { _, _ = set(hits, on) }) // the call gets no answer
 			if err := controller.WaitHits(hits, point, 1); err != nil {
 				t.Error(err)
 			}
@@ -78,7 +78,7 @@ func TestFaultKillDatapathWhileAuditModeChanges(t *testing.T) {
 				t.Fatal(err)
 			}
 			n.waitConnected(t, policies)
-			// It is written before it begins and after it ends.
+			// The record is written before audit mode begins and after it ends.
 			n.wantAudited(t, web, true)
 			wantAllowed(t, client, web, deniedPort)
 			must(false)

@@ -23,18 +23,18 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 )
 
-// bugreport is a report of a node that was made by a user.
+// bugreport is a report of a node, made by some user.
 type bugreport struct {
 	files   map[string]string
-	missing map[string]string // reasons by the names of files
+	missing map[string]string // reasons by file name
 }
 
-// report makes a report in bounded time, as root or as a user of the group.
+// report makes a report within a timeout, as root or as a user in the group.
 func (n *testNode) report(t *testing.T, user *syscall.Credential, args ...string) bugreport {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
 	defer cancel()
-	// What lies below the run directory may be executed by every user.
+	// Every user may execute the programs below the run directory.
 	cmd := exec.CommandContext(ctx, filepath.Join(n.Paths().RunDir, "bin", "sluice"),
 		append([]string{"--instance", n.Instance(), "bugreport", "-w", "-"}, args...)...)
 	var out, errOut bytes.Buffer
@@ -78,7 +78,7 @@ func (n *testNode) report(t *testing.T, user *syscall.Credential, args ...string
 	return b
 }
 
-// wantFiles fails the test if files lack what they should have.
+// wantFiles fails the test if files lack expected content.
 func (b bugreport) wantFiles(t *testing.T, want map[string]string) {
 	t.Helper()
 	for name, text := range want {
@@ -88,8 +88,8 @@ func (b bugreport) wantFiles(t *testing.T, want map[string]string) {
 	}
 }
 
-// TestKernelBugreportOfANodeThatHangs takes reports of a node with a secret in its settings and in a policy: of one
-// whose processes answer, of one whose datapath was stopped, and as a member of the group.
+// TestKernelBugreportOfANodeThatHangs makes reports of a node with a secret in its settings and in a policy: while
+// its processes answer, while its datapath is stopped, and as a user in the group.
 func TestKernelBugreportOfANodeThatHangs(t *testing.T) {
 	t.Parallel()
 	const secret = "hunter2-of-the-test"
@@ -111,7 +111,7 @@ func TestKernelBugreportOfANodeThatHangs(t *testing.T) {
 	whole := n.report(t, nil)
 	noSecret(whole)
 	for name, reason := range whole.missing {
-		t.Errorf("of a node whose processes answer %s is missing: %s", name, reason)
+		t.Errorf("on a healthy node %s is missing: %s", name, reason)
 	}
 	whole.wantFiles(t, map[string]string{
 		"endpoints.json": pods[0].Name, "settings/identity.json": "/password=REDACTED", "manifests.json": "REDACTED",
@@ -133,7 +133,7 @@ func TestKernelBugreportOfANodeThatHangs(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	defer goOn() // also when the test ends before
+	defer goOn() // also if the test fails first
 	stopped := n.report(t, nil, "--timeout=5s")
 	noSecret(stopped)
 	stopped.wantFiles(t, map[string]string{

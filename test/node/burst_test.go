@@ -17,10 +17,9 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// TestKernelBurstOfAFullNodeIsServed is a node that boots: 110 pods, which is
-// what kubelet allows, are connected at once and disconnected at once, with the
-// services killed and started in between. No ADD and no DEL is refused, no address
-// is given out twice, and nothing is left.
+// TestKernelBurstOfAFullNodeIsServed simulates the boot of a node: 110 pods, the limit of kubelet, are connected at
+// once and disconnected at once, while the services are killed and started. Every ADD and DEL succeeds, every address
+// is unique, and nothing is left.
 func TestKernelBurstOfAFullNodeIsServed(t *testing.T) {
 	const pods = 110
 	n := newNode(t)
@@ -62,7 +61,7 @@ func TestKernelBurstOfAFullNodeIsServed(t *testing.T) {
 		}
 	}
 
-	// The services are killed when some pods are connected and others wait.
+	// The services are killed after some pods are connected and while others wait.
 	for _, disturbed := range []bool{false, true} {
 		var (
 			mu      sync.Mutex
@@ -105,8 +104,7 @@ func TestKernelBurstOfAFullNodeIsServed(t *testing.T) {
 	}
 }
 
-// A service that was away is found by the ADD that follows, also when calls have
-// looked for it meanwhile.
+// An ADD works at once after a service has returned, even if calls tried to reach the service while it was down.
 func TestKernelAddWorksAtOnceAfterARestart(t *testing.T) {
 	n := newNode(t)
 	config := n.config(t, "1.0.0", mergeConfig(labels("app", "again"), map[string]any{"timeout": "1s"}))
@@ -132,9 +130,8 @@ func TestKernelAddWorksAtOnceAfterARestart(t *testing.T) {
 	n.wantNothingHeld(t)
 }
 
-// TestKernelBurstBesideALostStateOfIPAM: an ipam that begins without its state
-// knows nothing of the addresses that endpoints have, and gives them out. The
-// datapath refuses them, and each ADD takes others.
+// TestKernelBurstBesideALostStateOfIPAM: ipam starts without its state, does not know the addresses of the endpoints,
+// and allocates them again. The datapath rejects them, and each ADD takes other addresses.
 func TestKernelBurstBesideALostStateOfIPAM(t *testing.T) {
 	const before, burst = 20, 30
 	n := newNode(t)
@@ -151,7 +148,7 @@ func TestKernelBurstBesideALostStateOfIPAM(t *testing.T) {
 	if err := n.Kill(t.Context(), devnode.IPAM); err != nil {
 		t.Fatal(err)
 	}
-	// As the message about a corrupt file says.
+	// Set the file aside, as the message about a corrupt file tells the operator to.
 	dir := n.Paths().ServiceStateDir(devnode.IPAM)
 	for _, file := range []string{"state.db", "created"} {
 		if err := os.Remove(filepath.Join(dir, file)); err != nil {

@@ -23,10 +23,10 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// debianPlugins is where Debian's containernetworking-plugins puts the plugins.
+// debianPlugins is the directory of Debian's containernetworking-plugins.
 const debianPlugins = "/usr/lib/cni"
 
-// nothing fails the test if a socket has received a datagram that was not read.
+// nothing fails the test if a socket has an unread datagram.
 func nothing(t *testing.T, what string, c *net.UDPConn) {
 	t.Helper()
 	raw, err := c.SyscallConn()
@@ -41,15 +41,15 @@ func nothing(t *testing.T, what string, c *net.UDPConn) {
 		}
 		return true
 	})
-	// An ICMP error about what the socket sent may be pending; no datagram is there.
+	// An ICMP error for a packet of the socket may be pending, but no datagram.
 	if err := errors.Join(readErr, err); err != nil && !errors.Is(err, syscall.EAGAIN) &&
 		!errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.EHOSTUNREACH) {
 		t.Errorf("%s: %v", what, err)
 	}
 }
 
-// TestKernelNothingPassesOnceDELHasAnswered: DEL answers before the interface is removed from
-// a network namespace that stays. The process inside can go on to send, and passes nothing.
+// TestKernelNothingPassesOnceDELHasAnswered: DEL returns before the interface is removed, and the network namespace
+// remains. The process in it can still send, but no packet passes.
 func TestKernelNothingPassesOnceDELHasAnswered(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -102,7 +102,7 @@ func TestKernelNothingPassesOnceDELHasAnswered(t *testing.T) {
 	}
 	for _, w := range ways {
 		if w.control != nil {
-			says(w.control, w.receiver, "of another pod") // what the departed pod sent would be before it
+			says(w.control, w.receiver, "of another pod") // a packet of the departed pod would arrive before this one
 		}
 	}
 	for _, w := range ways {
@@ -122,9 +122,9 @@ func TestKernelNothingPassesOnceDELHasAnswered(t *testing.T) {
 	n.wantNothingHeld(t)
 }
 
-// TestKernelTuningBehindThePluginFailsCHECKWhereItChangesTheInterface: the plugin `tuning`
-// changes the interface after ADD. A changed MTU fails CHECK. A changed MAC costs the pod its
-// permanent neighbours and so its network; CHECK and the audit name them.
+// TestKernelTuningBehindThePluginFailsCHECKWhereItChangesTheInterface: the plugin `tuning` changes the interface
+// after ADD. A changed MTU fails CHECK. A changed MAC removes the pod's permanent neighbours and so breaks its
+// network; CHECK and the audit report them.
 func TestKernelTuningBehindThePluginFailsCHECKWhereItChangesTheInterface(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -134,7 +134,7 @@ func TestKernelTuningBehindThePluginFailsCHECKWhereItChangesTheInterface(t *test
 	for _, x := range []struct {
 		name   string
 		tuning map[string]any
-		check  string // what CHECK says; empty: it succeeds
+		check  string // expected error of CHECK; empty: CHECK succeeds
 		talks  bool
 	}{
 		{"sysctl", map[string]any{"sysctl": map[string]string{"net.ipv4.conf.eth0.arp_filter": "1"}}, "", true},
@@ -149,7 +149,7 @@ func TestKernelTuningBehindThePluginFailsCHECKWhereItChangesTheInterface(t *test
 		if err := json.Unmarshal(config, &parsed); err != nil {
 			t.Fatal(err)
 		}
-		x.tuning["type"], x.tuning["dataDir"] = "tuning", t.TempDir() // else it keeps a copy in /run/cni
+		x.tuning["type"], x.tuning["dataDir"] = "tuning", t.TempDir() // the default is a copy in /run/cni
 		parsed["plugins"] = append(parsed["plugins"].([]any), x.tuning)
 		if config, err = json.Marshal(parsed); err != nil {
 			t.Fatal(err)
@@ -174,7 +174,7 @@ func TestKernelTuningBehindThePluginFailsCHECKWhereItChangesTheInterface(t *test
 		case x.check == "" && err != nil:
 			t.Errorf("CHECK with tuning %s: %v", x.name, err)
 		case x.check != "" && (err == nil || !strings.Contains(err.Error(), x.check)):
-			t.Errorf("CHECK with tuning %s: %v, want an error that has %q", x.name, err, x.check)
+			t.Errorf("CHECK with tuning %s: %v, want an error with %q", x.name, err, x.check)
 		}
 		audit, err := n.datapath.AuditMaps(ctx, &datapathv1.AuditMapsRequest{})
 		if err != nil {
@@ -191,7 +191,7 @@ func TestKernelTuningBehindThePluginFailsCHECKWhereItChangesTheInterface(t *test
 		if text := strings.Join(differences, "\n"); x.talks {
 			exchange(t, p, peer)
 		} else if !strings.Contains(text, "neighbour") {
-			t.Errorf("with tuning %s the audit says %q, want what it says of neighbours", x.name, text)
+			t.Errorf("with tuning %s the audit reports %q, want the missing neighbours", x.name, text)
 		}
 		if err := runtime.DelNetworkList(ctx, list, of); err != nil {
 			t.Errorf("DEL with tuning %s: %v", x.name, err)

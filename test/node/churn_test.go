@@ -21,12 +21,11 @@ import (
 
 var errNoAnswer = errors.New("no ping was sent")
 
-// TestKernelChurnLeaksNothing proves INV-10 and INV-20 to INV-22 over 500 ADDs
-// and DELs, 8 at a time: no address is held twice at any time, and at the end
-// nothing is.
+// TestKernelChurnLeaksNothing proves INV-10 and INV-20 to INV-22 with 500 ADDs and DELs, 8 at a time: no address is
+// allocated twice at any time, and no allocation remains at the end.
 func TestKernelChurnLeaksNothing(t *testing.T) {
 	const pods, atOnce = 300, 8
-	// Addresses come back while the test runs: it needs more than there are.
+	// The test needs more addresses than there are, so released ones must be reused.
 	n := newNode(t, func(o *devnode.Options) {
 		o.Args = map[string][]string{devnode.IPAM: {"--quarantine=1s"}}
 	})
@@ -75,8 +74,8 @@ func TestKernelChurnLeaksNothing(t *testing.T) {
 			}
 			p = withAddresses(t, p, result)
 			hold(p)
-			// The pod lives until a packet went to the node and back. One may be
-			// lost; that none gets through is an error.
+			// Keep the pod until a packet to the node and back has succeeded. One packet may be lost; losing all of
+			// them is an error.
 			for err = errNoAnswer; err != nil && ctx.Err() == nil; {
 				attempt, done := context.WithTimeout(ctx, time.Second)
 				_, _, err = p.Ping(attempt, hostAddress(p))

@@ -21,9 +21,8 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// cnitool runs libcni's own command line for one network and namespace. Its
-// network is named after the node: libcni's cache is the machine's, and GC is
-// about all that is cached for a network's name.
+// cnitool runs libcni's command line for one network and namespace. Its network has the node's name, because libcni's
+// cache is shared by the machine, and GC applies to everything that is cached for a network's name.
 type cnitool struct {
 	network string
 	confDir string
@@ -38,29 +37,27 @@ func (c cnitool) run(ctx context.Context, verb, netns string) ([]byte, error) {
 	return cmd.CombinedOutput()
 }
 
-// keepCache removes libcni's cache directory at the end of the test if there was
-// none before: cnitool cannot be told to use another one.
+// keepCache removes libcni's cache directory at the end of the test if there was none before. cnitool has no option
+// for another directory.
 func keepCache(t *testing.T) {
 	t.Helper()
 	const results = "/var/lib/cni/results"
 	for _, dir := range []string{filepath.Dir(results), results} {
 		if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
-			// Cleanups run last to first: the inner directory goes first. Another
-			// copy of the test may use it still; then that one removes it.
+			// Cleanups run in reverse order, so the inner directory is removed first. If another copy of the test
+			// still uses it, that copy removes it.
 			t.Cleanup(func() { _ = os.Remove(dir) })
 		}
 	}
 }
 
-// hostAddress is the node's address on the pods' side: the first usable one of
-// the pod's IPv4 range.
+// hostAddress returns the node's address on the pods' side: the first usable address of the pod's IPv4 range.
 func hostAddress(p pod.Pod) netip.Addr {
 	return netip.PrefixFrom(p.IPv4, 24).Masked().Addr().Next()
 }
 
-// TestKernelLibcniSpeaksEveryVersionAndVerb drives the shim through libcni's
-// cnitool, in each version of the specification and with each verb that the
-// version has.
+// TestKernelLibcniSpeaksEveryVersionAndVerb runs the shim through libcni's cnitool, with each version of the
+// specification and each of its verbs.
 func TestKernelLibcniSpeaksEveryVersionAndVerb(t *testing.T) {
 	t.Parallel()
 	keepCache(t)
@@ -110,8 +107,8 @@ func TestKernelLibcniSpeaksEveryVersionAndVerb(t *testing.T) {
 				}
 			}
 			if version == "1.1.0" {
-				// cnitool names no valid attachments at all, which the
-				// specification requires: nothing may be collected on that.
+				// cnitool passes no list of valid attachments, although the specification requires one. The shim must
+				// not collect anything then.
 				out, err := tool.run(ctx, "gc", p.Netns)
 				if err == nil || !strings.Contains(string(out), "cni.dev/valid-attachments") {
 					t.Errorf("cnitool gc: %v, want an error about cni.dev/valid-attachments:\n%s", err, out)
@@ -123,9 +120,8 @@ func TestKernelLibcniSpeaksEveryVersionAndVerb(t *testing.T) {
 	n.wantNothingHeld(t)
 }
 
-// TestKernelLibcniCollectsWhatIsNotValid proves that GC removes what the
-// runtime does not list, though libcni's cache has forgotten it, and leaves
-// what it lists.
+// TestKernelLibcniCollectsWhatIsNotValid proves that GC removes attachments that the runtime does not list, even if
+// they are not in libcni's cache, and keeps the listed ones.
 func TestKernelLibcniCollectsWhatIsNotValid(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -143,7 +139,7 @@ func TestKernelLibcniCollectsWhatIsNotValid(t *testing.T) {
 	connect := func(prefix string) pod.Pod {
 		t.Helper()
 		p := newPod(t, prefix)
-		// A cache of its own: the collecting runtime knows nothing of it.
+		// The collecting runtime has an empty cache of its own.
 		result, err := libcni.NewCNIConfigWithCacheDir(plugins, t.TempDir(), nil).AddNetworkList(ctx, list,
 			&libcni.RuntimeConf{ContainerID: p.Name, NetNS: p.Netns, IfName: "eth0"})
 		if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// silentWeb lets the client reach the web, and the web begin nothing.
+// silentWeb lets the client connect to the web, and denies all connections from the web.
 const silentWeb = `
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -32,7 +32,7 @@ spec:
     ports: [{protocol: TCP, port: 8080}]
 `
 
-// connected is a TCP connection between two pods, by both ends.
+// connected is a TCP connection between two pods, with both ends.
 type connected struct{ client, server *net.TCPConn }
 
 func connect(t *testing.T, from, to pod.Pod, address netip.Addr, port uint16) connected {
@@ -59,8 +59,7 @@ func connect(t *testing.T, from, to pod.Pod, address netip.Addr, port uint16) co
 	return c
 }
 
-// push sends a message one way and wants it at the other end; the receiver
-// says nothing of its own.
+// push sends a message in one direction and requires it at the other end. The receiver sends only acknowledgements.
 func push(t *testing.T, from, to *net.TCPConn, message string) {
 	t.Helper()
 	if _, err := io.WriteString(from, message); err != nil {
@@ -79,9 +78,8 @@ func push(t *testing.T, from, to *net.TCPConn, message string) {
 	})
 }
 
-// A connection whose entry was pushed out of the table is found again by the
-// next packet of the end that may begin it; then the other end, which may begin
-// nothing, is answered too.
+// A connection whose entry was evicted is picked up by the next packet from the end that may open it. Then packets
+// from the other end, which may open no connection, also pass.
 func TestKernelEvictedConnectionsAreFoundAgain(t *testing.T) {
 	n := newNode(t)
 	policies := n.policies(t)
@@ -105,7 +103,7 @@ func TestKernelEvictedConnectionsAreFoundAgain(t *testing.T) {
 	}
 }
 
-// forgetConnections empties the connection tables behind the datapath's back.
+// forgetConnections empties the connection tables without the datapath's knowledge.
 func (n *testNode) forgetConnections(t *testing.T) {
 	t.Helper()
 	forgotten := 0
@@ -138,8 +136,8 @@ func (n *testNode) forgetConnections(t *testing.T) {
 	}
 }
 
-// A packet that would begin a connection is evaluated by itself, also if its
-// addresses and ports are those of the answers of an open one.
+// A packet that would begin a connection is evaluated, even if its addresses and ports are those of the replies of an
+// open connection.
 func TestKernelBareSYNIsNoReply(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -164,8 +162,7 @@ func TestKernelBareSYNIsNoReply(t *testing.T) {
 	push(t, c.client, c.server, "after")
 }
 
-// A pod cannot reach the tunnel's port of a node, from where it could claim any
-// identity, whatever its policies allow.
+// A pod cannot reach a node's tunnel port, from which it could claim any identity, whatever its policies allow.
 func TestKernelForgedTunnelPacketsAreDropped(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -179,7 +176,7 @@ func TestKernelForgedTunnelPacketsAreDropped(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Flags, a VNI, and the frame that would be believed.
+		// Flags, a VNI, and a frame that would be valid.
 		if _, err := sender.WriteToUDPAddrPort(append([]byte{8, 0, 0, 0, 0, 1, 0, 0}, make([]byte, 60)...),
 			netip.AddrPortFrom(address, vxlan)); err != nil {
 			t.Error(err)

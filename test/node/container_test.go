@@ -19,17 +19,17 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// rules are what something that starts daemons gives to one.
+// rules are the restrictions under which a service manager starts a daemon.
 type rules struct {
 	uid, gid          uint32
 	bounding, ambient []string
 	permitted         []string // and effective
 	noNewPrivs        bool
-	writable          []string // below the node's directories; nil for all of these
+	writable          []string // below the node's directories; nil for all of them
 }
 
-// inContainer starts the node's datapath again, in a container of runc's: under
-// the rules, in the node's network namespace, with the node's directories.
+// inContainer restarts the node's datapath in a container of runc, with the rules, in the node's network namespace
+// and with the node's directories.
 func (n *testNode) inContainer(t *testing.T, r rules) {
 	t.Helper()
 	pid, err := n.PID(devnode.Datapath)
@@ -136,7 +136,7 @@ func copyProgram(t *testing.T, from, to string) {
 	}
 }
 
-// fromUnit reads the rules of a systemd unit, for the directories of the node.
+// fromUnit reads the rules of a systemd unit, with the directories of the node.
 func fromUnit(t *testing.T, n *testNode, unit string) rules {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join("..", "..", "deploy", "systemd", unit))
@@ -171,9 +171,9 @@ func fromUnit(t *testing.T, n *testNode, unit string) rules {
 	return r
 }
 
-// TestKernelDatapathServesInAContainer: started as root with its capabilities
-// and the right to change the user, or under the rules of its systemd unit, it
-// serves as its user with its capabilities alone, and connects pods.
+// TestKernelDatapathServesInAContainer: started as root with its capabilities and the right to change the user, or
+// under the rules of its systemd unit, the datapath runs as its own user with only its capabilities, and connects
+// pods.
 func TestKernelDatapathServesInAContainer(t *testing.T) {
 	t.Parallel()
 	six := []string{"CAP_BPF", "CAP_PERFMON", "CAP_NET_ADMIN", "CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID"}
@@ -191,8 +191,8 @@ func TestKernelDatapathServesInAContainer(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := newNode(t)
-			// Before the container: on a machine whose mounts are private, it sees no
-			// mount that comes later.
+			// Before the container starts: if the machine's mounts are private, the container does not see later
+			// mounts.
 			pods := []pod.Pod{newPod(t, "web"), newPod(t, "client")}
 			n.inContainer(t, c.rules(t, n))
 			pid, err := n.PID(devnode.Datapath)

@@ -13,14 +13,14 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// TestDeployedConfigurationIsAccepted proves that the plugin takes the
-// configuration that is shipped: it gets as far as the network namespace.
+// TestDeployedConfigurationIsAccepted proves that the plugin accepts the shipped configuration: ADD fails only
+// because of the network namespace.
 func TestDeployedConfigurationIsAccepted(t *testing.T) {
 	list, err := os.ReadFile(filepath.Join("..", "..", "deploy", "cni", "10-sluice.conflist"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Its log would be the machine's.
+	// The default log belongs to the machine.
 	config, err := cni.PluginConfig(list, "1.0.0", map[string]any{"logFile": ""})
 	if err != nil {
 		t.Fatal(err)

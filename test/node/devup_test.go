@@ -15,24 +15,24 @@ import (
 	"github.com/sluice-net/sluice/devnode"
 )
 
-// TestKernelDevSaysWhatIsThere: mistakes with development nodes are answered by what is there and what to do.
+// TestKernelDevSaysWhatIsThere: the errors of `sluice dev` name the existing nodes and the command to use.
 func TestKernelDevSaysWhatIsThere(t *testing.T) {
 	t.Parallel()
 	bin, err := filepath.Abs(binDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Another user may not enter the directory of the programs.
+	// Another user may not be able to enter the directory of the programs.
 	program := filepath.Join(t.TempDir(), "sluice")
 	content, err := os.ReadFile(filepath.Join(bin, "sluice"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(program, content, 0o755); err != nil { //nolint:gosec // another user executes it
+	if err := os.WriteFile(program, content, 0o755); err != nil { //nolint:gosec // executed by another user
 		t.Fatal(err)
 	}
 	for dir := filepath.Dir(program); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
-		if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // another user looks into it
+		if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // entered by another user
 			t.Fatal(err)
 		}
 	}
@@ -65,7 +65,7 @@ func TestKernelDevSaysWhatIsThere(t *testing.T) {
 	}
 
 	up := []string{"dev", "up", "--bin-dir", bin, "--instance"}
-	called := program // what it prints to be called next
+	called := program // the program as the printed command calls it
 	if _, err := exec.LookPath("sluice"); err == nil {
 		called = "sluice"
 	}

@@ -30,8 +30,7 @@ import (
 	"github.com/sluice-net/sluice/test/internal/cni"
 )
 
-// smallDisk puts the state of a service on a file system of its own, which fill
-// fills up to the last byte.
+// smallDisk puts the state of a service on a separate file system, which fill fills completely.
 func (n *testNode) smallDisk(t *testing.T, service string) (fill func()) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
@@ -81,8 +80,7 @@ func (n *testNode) smallDisk(t *testing.T, service string) (fill func()) {
 	}
 }
 
-// command runs a program of the build as a person would, and returns what it
-// printed. It has to fail.
+// command runs a program of the build, which must fail, and returns its output.
 func command(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -95,7 +93,7 @@ func command(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// grpcurl calls a method with a message that makes it fail.
+// grpcurl calls a method with a message that makes the call fail.
 func (n *testNode) grpcurl(t *testing.T, service, method string, message any) string {
 	t.Helper()
 	data, err := json.Marshal(message)
@@ -115,7 +113,7 @@ func wantAll(t *testing.T, where, text string, want ...string) {
 	}
 }
 
-// confirmed has ipam give addresses to an owner for good.
+// confirmed allocates addresses to an owner and confirms the lease.
 func (n *testNode) confirmed(ctx context.Context, owner *workloadv1.Owner) error {
 	lease, err := n.ipam.Allocate(ctx, &ipamv1.AllocateRequest{Owner: owner})
 	if err != nil {
@@ -129,10 +127,9 @@ func (n *testNode) confirmed(ctx context.Context, owner *workloadv1.Owner) error
 	return err
 }
 
-// TestKernelOneErrorIsTheSameEverywhere follows the ENOSPC of a write from the
-// system call under ipam's state to each place where an operator or a runtime
-// meets it, directly and behind the datapath, and that of policy's state to the
-// command line: code, reason, details and text.
+// TestKernelOneErrorIsTheSameEverywhere follows an ENOSPC from the system call in ipam to each place where an
+// operator or a runtime sees the error, from ipam itself and through the datapath, and an ENOSPC in policy to the
+// command line. Code, reason, details and text must be the same.
 func TestKernelOneErrorIsTheSameEverywhere(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -140,7 +137,7 @@ func TestKernelOneErrorIsTheSameEverywhere(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
 
-	// One pod has its lease already: its ADD fails a hop further on.
+	// One pod already has its lease, so its ADD fails one step later.
 	leased, pod := newPod(t, "leased"), newPod(t, "pod")
 	owner := &workloadv1.Owner{ContainerId: leased.Name, InterfaceName: "eth0"}
 	lease, err := n.ipam.Allocate(ctx, &ipamv1.AllocateRequest{Owner: owner})
@@ -150,7 +147,7 @@ func TestKernelOneErrorIsTheSameEverywhere(t *testing.T) {
 	fillIPAM()
 	var full error
 	for i := 0; full == nil && i < 200; i++ {
-		// A lease is in memory; what has to be on the disk is its confirmation.
+		// A lease is only in memory; its confirmation must be on disk.
 		full = n.confirmed(ctx, &workloadv1.Owner{ContainerId: fmt.Sprintf("%0100d", i), InterfaceName: "eth0"})
 	}
 	reason := ipamv1.ErrorReason_ERROR_REASON_STORAGE_FAILED
@@ -160,7 +157,7 @@ func TestKernelOneErrorIsTheSameEverywhere(t *testing.T) {
 	}
 	delay, ok := rpcerr.RetryDelay(full)
 	if !ok || delay <= 0 {
-		t.Errorf("ipam does not say when to come back: %v", status.Convert(full).Details())
+		t.Errorf("ipam's error has no retry delay: %v", status.Convert(full).Details())
 	}
 	db := filepath.Join(n.Paths().ServiceStateDir(devnode.IPAM), "state.db")
 	const words = "no space left on device"

@@ -35,25 +35,25 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// failure is one row: what is away, and what is seen then.
+// failure is one row: the component that is down, and the expected effects.
 type failure struct {
 	away string
 	take func(t *testing.T, n *testNode) // away it goes
 	give func(t *testing.T, n *testNode) // and comes back
-	// refill takes what a deletion meanwhile has made free in a full store; nil: nothing is.
+	// refill fills the space that a deletion meanwhile has freed in a full store; nil if it frees none.
 	refill func(t *testing.T, n *testNode)
 
-	// What the columns say, in the order of columns.
+	// Expected values of the columns, in the order of columns.
 	connections, begun, enforced, apply, known, fresh, state, check, del, status, later, gc, shown, unready string
-	// Parts of what `sluice-cni` says of an ADD with new labels, if it fails.
+	// Expected parts of the error of an ADD with new labels, if it fails.
 	says []string
-	// Parts of what `sluice status` prints.
+	// Expected parts of the output of `sluice status`.
 	prints []string
-	// Parts of what /readyz of a process that is not ready says.
+	// Expected parts of the /readyz answer of a process that is not ready.
 	probes []string
 }
 
-// columns are those of the first table.
+// columns are the columns of the first table.
 var columns = []string{
 	"away", "connections", "new connections", "enforced policies", "`policy apply`", "ADD, known labels",
 	"ADD, new labels", "`endpoint events` of it", "CHECK", "DEL", "STATUS", "STATUS after 60 s", "GC", "`sluice status`",
@@ -67,7 +67,7 @@ func (f *failure) row() failures.Row {
 	}, Says: [][]string{f.says, f.prints, f.probes}}
 }
 
-// killed kills a process, and starts it at the end.
+// killed returns functions that kill a process and start it again.
 func killed(service string) (take, give func(*testing.T, *testNode)) {
 	take = func(t *testing.T, n *testNode) {
 		ctx, cancel := deadline(t)
@@ -86,8 +86,8 @@ func killed(service string) (take, give func(*testing.T, *testNode)) {
 	return take, give
 }
 
-// filled fills the file system under the state of a service until a change of it fails,
-// for a store has free pages of its own, and makes space at the end.
+// filled returns functions that fill the file system of a service's state until a change fails, because a store has
+// free pages of its own, and that free the space again.
 func filled(service string, change, back func(ctx context.Context, n *testNode, i int) error,
 ) (take, refill, give func(*testing.T, *testNode)) {
 	changed := 0
@@ -96,7 +96,7 @@ func filled(service string, change, back func(ctx context.Context, n *testNode, 
 		defer cancel()
 		for change != nil && change(ctx, n, changed) == nil {
 			if changed++; changed == 2000 {
-				t.Fatal("2,000 changes went to a full disk")
+				t.Fatal("2,000 changes succeeded on a full disk")
 			}
 		}
 	}
@@ -110,22 +110,22 @@ func filled(service string, change, back func(ctx context.Context, n *testNode, 
 		if err := os.Remove(filepath.Join(n.Paths().ServiceStateDir(service), "filler")); err != nil {
 			t.Fatal(err)
 		}
-		for i := range changed + 1 { // the last one was refused, and may have left something
+		for i := range changed + 1 { // the last change was refused, but may have been stored
 			if back == nil {
 				break
 			}
-			servicetest.EventuallyNil(t, "the change is taken back", func() error { return back(ctx, n, i) })
+			servicetest.EventuallyNil(t, "the change is reverted", func() error { return back(ctx, n, i) })
 		}
 	}
 	return take, refill, give
 }
 
-// fullOwner is one of those that fill the stores.
+// fullOwner returns the owner with a number, for filling the stores.
 func fullOwner(i int) *workloadv1.Owner {
 	return &workloadv1.Owner{ContainerId: fmt.Sprintf("%0100d", i), InterfaceName: "eth0"}
 }
 
-// fills change and take back what each service keeps.
+// fills are functions that make and revert a change of each service's state.
 var fills = map[string][2]func(ctx context.Context, n *testNode, i int) error{
 	devnode.IPAM: {
 		func(ctx context.Context, n *testNode, i int) error { return n.confirmed(ctx, fullOwner(i)) },
@@ -166,10 +166,10 @@ var fills = map[string][2]func(ctx context.Context, n *testNode, i int) error{
 			return err
 		},
 	},
-	devnode.Datapath: {nil, nil}, // each record is a file of its own
+	devnode.Datapath: {nil, nil}, // each record is a separate file
 }
 
-// rows are those of the tables in docs/failures.md.
+// rows returns the rows of the tables in docs/failures.md.
 func rows() []failure {
 	gone := func(service string, f failure) failure {
 		f.take, f.give = killed(service)
@@ -282,7 +282,7 @@ func rows() []failure {
 	}
 }
 
-// tables are those of the document.
+// tables returns the tables of the document.
 func tables() failures.Tables {
 	s := failures.Tables{
 		Place: "failures of a node", Columns: columns,
@@ -294,18 +294,17 @@ func tables() failures.Tables {
 	return s
 }
 
-// TestFailuresAreThoseOfTheDocument: what TestKernelFailuresOfANode wants is what the
-// document says.
+// TestFailuresAreThoseOfTheDocument: the tables in the document equal the expectations of TestKernelFailuresOfANode.
 func TestFailuresAreThoseOfTheDocument(t *testing.T) { tables().Compare(t) }
 
-// TestFailuresNameTestsThatExist holds what the document cites.
+// TestFailuresNameTestsThatExist checks that the tests that the document cites exist.
 func TestFailuresNameTestsThatExist(t *testing.T) {
 	content, err := os.ReadFile(failures.Document)
 	if err != nil {
 		t.Fatal(err)
 	}
 	missing := map[string]bool{}
-	parts := map[string][]string{} // by test, names in its list of subtests
+	parts := map[string][]string{} // names in the list of subtests, by test
 	named := regexp.MustCompile("`(Test[A-Za-z]+)([^`]*/([A-Za-z]+))?")
 	for _, name := range named.FindAllStringSubmatch(string(content), -1) {
 		if missing[name[1]] = true; name[3] != "" {
@@ -337,7 +336,7 @@ func TestFailuresNameTestsThatExist(t *testing.T) {
 	}
 }
 
-// listed says whether a test of a directory has a part of this name in a list.
+// listed reports whether a test in a directory has a part of this name in a list.
 func listed(t *testing.T, dir, part string) bool {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
@@ -349,8 +348,8 @@ func listed(t *testing.T, dir, part string) bool {
 	})
 }
 
-// TestKernelFailuresOfANode takes one thing away after the other, looks at every column,
-// gives it back, and wants the node as it was.
+// TestKernelFailuresOfANode makes one component fail at a time, checks every column, repairs it, and requires the
+// earlier state of the node.
 func TestKernelFailuresOfANode(t *testing.T) {
 	t.Parallel()
 	for _, f := range rows() {
@@ -365,18 +364,18 @@ func TestKernelFailuresOfANode(t *testing.T) {
 	}
 }
 
-// failing is a node with pods under a policy, and what was there before the failure.
+// failing is a node with pods under a policy, and its state before the failure.
 type failing struct {
 	*testNode
 	web, client, denied, checked, gone pod.Pod
 	kept                               []pod.Pod
-	result                             []byte // of the ADD of checked
+	result                             []byte // result of the ADD of checked
 	old                                connected
 }
 
 const (
-	allowedPort = 8080 // of web, which the policy allows to the client
-	laterPort   = 8081 // which a change of it does
+	allowedPort = 8080 // port of web that the policy allows to the client
+	laterPort   = 8081 // port that a change of the policy allows
 )
 
 func policyOfPorts(ports ...int) string {
@@ -418,7 +417,7 @@ func newFailing(t *testing.T) *failing {
 	return b
 }
 
-// look fills the columns.
+// look determines the columns.
 func (b *failing) look(t *testing.T, f failure) []string {
 	t.Helper()
 	seen := []string{f.away, "go on", "work", "enforced"}
@@ -458,7 +457,7 @@ func (b *failing) look(t *testing.T, f failure) []string {
 	if seen = append(seen, code); code != "0" {
 		wantAll(t, "DEL", text, "no space left on device")
 	}
-	for _, p := range []pod.Pod{known, fresh} { // a runtime does so after an ADD, whatever its answer was
+	for _, p := range []pod.Pod{known, fresh} { // as a runtime does after any ADD
 		if code, text := b.verb(t, "DEL", p, b.config(t, "1.0.0", short(map[string]any{}))); code != "0" {
 			t.Errorf("DEL %s: %s %s", p.Name, code, text)
 		}
@@ -476,7 +475,7 @@ func (b *failing) look(t *testing.T, f failure) []string {
 	seen = append(seen, code)
 
 	var shown, printed string
-	servicetest.EventuallyNil(t, "the status that is wanted", func() error {
+	servicetest.EventuallyNil(t, "the expected status", func() error {
 		full()
 		exit, out := b.command(t, "status")
 		shown, printed = failures.Shown(exit, out), out
@@ -494,13 +493,13 @@ func (b *failing) look(t *testing.T, f failure) []string {
 	return append(seen, shown, b.unready(t, f, full))
 }
 
-// probed are the processes that answer probes.
+// probed are the processes with probes.
 var probed = []string{devnode.Identity, devnode.IPAM, devnode.Policy, devnode.LoadBalancer, devnode.Datapath}
 
-// unready are the processes whose /readyz is 503. Those that are not away are alive.
+// unready returns the processes whose /readyz answers 503, and checks that /livez of each running process succeeds.
 func (b *failing) unready(t *testing.T, f failure, before func()) (seen string) {
 	t.Helper()
-	servicetest.EventuallyNil(t, "the probes that are wanted", func() error {
+	servicetest.EventuallyNil(t, "the expected probes", func() error {
 		before()
 		var names, texts []string
 		for _, service := range probed {
@@ -529,7 +528,7 @@ func (b *failing) unready(t *testing.T, f failure, before func()) (seen string) 
 	return seen
 }
 
-// probe asks a process as kubelet does, at the address that the log of its last start says.
+// probe sends a request to a process as kubelet does, to the address in the log of its last start.
 func (b *failing) probe(t *testing.T, service, path string) (code int, text string, err error) {
 	t.Helper()
 	content, err := os.ReadFile(b.Log(service))
@@ -551,7 +550,7 @@ func (b *failing) probe(t *testing.T, service, path string) (code int, text stri
 	if err != nil {
 		return 0, "", err
 	}
-	in := pod.Pod{Name: service, Netns: fmt.Sprintf("/proc/%d/ns/net", pid)} // some have one of their own
+	in := pod.Pod{Name: service, Netns: fmt.Sprintf("/proc/%d/ns/net", pid)} // some are in their own namespace
 	transport := &http.Transport{
 		DisableKeepAlives: true,
 		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return in.Dial(ctx, to) },
@@ -565,7 +564,7 @@ func (b *failing) probe(t *testing.T, service, path string) (code int, text stri
 	return r.StatusCode, string(body), err
 }
 
-// eventLog is what `sluice endpoint events` prints until the test ends.
+// eventLog collects the output of `sluice endpoint events` until the test ends.
 type eventLog struct {
 	mu    sync.Mutex
 	text  strings.Builder // guarded by mu
@@ -584,7 +583,7 @@ func (e *eventLog) String() string {
 	return e.text.String()
 }
 
-// events begins to watch endpoints, and returns when those that exist are there, or the command has ended.
+// events begins to watch endpoints, and returns after the existing endpoints were printed, or the command has ended.
 func (b *failing) events(t *testing.T) *eventLog {
 	t.Helper()
 	e := &eventLog{ended: make(chan struct{})}
@@ -594,7 +593,7 @@ func (b *failing) events(t *testing.T) *eventLog {
 	must(t, cmd.Start())
 	go func() {
 		defer close(e.ended)
-		_ = cmd.Wait() // the end of the test kills it
+		_ = cmd.Wait() // killed by the end of the test
 	}()
 	t.Cleanup(func() { <-e.ended })
 	servicetest.Eventually(t, "endpoint events shows what exists", func() bool {
@@ -608,7 +607,7 @@ func (b *failing) events(t *testing.T) *eventLog {
 	return e
 }
 
-// stateOf is the last state in which an endpoint was seen that was created after the log began.
+// stateOf returns the last state of an endpoint that was created after the log began.
 func (e *eventLog) stateOf(t *testing.T, p pod.Pod, want string) (state string) {
 	t.Helper()
 	select {
@@ -616,7 +615,7 @@ func (e *eventLog) stateOf(t *testing.T, p pod.Pod, want string) (state string) 
 		return "no answer"
 	default:
 	}
-	servicetest.EventuallyNil(t, "the events that are wanted", func() error {
+	servicetest.EventuallyNil(t, "the expected events", func() error {
 		state = "–"
 		for line := range strings.Lines(e.String()) {
 			words := strings.Fields(line)
@@ -637,7 +636,7 @@ func (e *eventLog) stateOf(t *testing.T, p pod.Pod, want string) (state string) 
 	return state
 }
 
-// reaches connects to web. Whoever may not waits in vain: there is no answer at all.
+// reaches connects to web. A denied client gets no answer and times out.
 func (b *failing) reaches(t *testing.T, from pod.Pod, port uint16) error {
 	t.Helper()
 	var l *net.TCPListener
@@ -659,7 +658,7 @@ func (b *failing) reaches(t *testing.T, from pod.Pod, port uint16) error {
 	return c.Close()
 }
 
-// command runs `sluice` against the node.
+// command runs sluice against the node, and returns its exit code and output.
 func (n *testNode) command(t *testing.T, args ...string) (exit int, out string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -667,8 +666,7 @@ func (n *testNode) command(t *testing.T, args ...string) (exit int, out string) 
 	return failures.Command(ctx, t, filepath.Join(binDir(), "sluice"), n.Instance(), args...)
 }
 
-// apply is the exit code of `policy apply`, which must tell the truth: with 0 the change
-// is enforced.
+// apply returns the exit code of `policy apply`. If it is 0, apply checks that the change is enforced.
 func (b *failing) apply(t *testing.T, manifest string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "policy.yaml")
@@ -684,7 +682,7 @@ func (b *failing) apply(t *testing.T, manifest string) string {
 	return fmt.Sprint(exit)
 }
 
-// verb executes the plugin and gives the code of CNI, 0 for success, and its text.
+// verb executes the plugin, and returns its CNI error code, 0 for success, and its output.
 func (b *failing) verb(t *testing.T, command string, p pod.Pod, config []byte) (code, text string) {
 	t.Helper()
 	ctx, cancel := deadline(t)
@@ -696,10 +694,10 @@ func (b *failing) verb(t *testing.T, command string, p pod.Pod, config []byte) (
 	return code, text
 }
 
-// wantAsBefore wants a node that works, and holds nothing of what was deleted meanwhile.
+// wantAsBefore requires a working node without state of what was deleted meanwhile.
 func (b *failing) wantAsBefore(t *testing.T) {
 	t.Helper()
-	servicetest.EventuallyNil(t, "the status is that of a node of which nothing is wrong", func() error {
+	servicetest.EventuallyNil(t, "the status is that of a healthy node", func() error {
 		if exit, out := b.command(t, "status"); exit != 0 {
 			return errors.New(out)
 		}
@@ -714,7 +712,7 @@ func (b *failing) wantAsBefore(t *testing.T) {
 	if got := b.apply(t, policyOfPorts(allowedPort, laterPort)); got != "0" {
 		t.Errorf("policy apply ends with %s", got)
 	}
-	b.del(t, b.gone) // a runtime repeats a DEL that failed
+	b.del(t, b.gone) // a runtime repeats a failed DEL
 	if exit, out := b.command(t, "check"); exit != 0 {
 		t.Errorf("audit: %s", out)
 	}

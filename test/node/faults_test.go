@@ -24,25 +24,23 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// allFaults says that every point is tried with every command, several times
-// over; otherwise each point is tried once, with the first command that
-// reaches it.
+// allFaults reports whether every point is tried with every command, several times. Otherwise each point is tried
+// once, with the first command that reaches it.
 func allFaults() bool { return os.Getenv("SLUICE_TEST_FAULTS") == "all" }
 
-// scenario is a piece of a pod's life during which a process is killed.
+// scenario is a part of a pod's life during which a process is killed.
 type scenario struct {
 	name string
-	// run executes it, and returns its result; its error is the runtime's business. It leaves the pod
-	// connected or not.
+	// run executes the scenario and returns its result. Its error is handled as a runtime would. Afterwards the pod
+	// may be connected or not.
 	run func(ctx context.Context, n *testNode, p pod.Pod, config []byte, files []*os.File) ([]byte, error)
-	// connectFirst makes the pod before the faults are armed.
+	// connectFirst connects the pod before the faults are armed.
 	connectFirst bool
-	// owes are the parts of points' names that the scenario causes, some of
-	// them after the shim has answered.
+	// owes are name parts of the points that the scenario reaches, some of them after the shim has returned.
 	owes []string
 }
 
-// likely says whether the scenario should reach a point.
+// likely reports whether the scenario should reach a point.
 func (s scenario) likely(point string) bool {
 	return slices.ContainsFunc(s.owes, func(part string) bool { return strings.Contains(point, "/"+part+"/") })
 }
@@ -62,11 +60,10 @@ var scenarios = []scenario{
 	},
 }
 
-// TestFaultKillEveryServiceAtEveryPoint proves INV-20 to INV-23 and INV-10:
-// each service is killed with SIGKILL at each of its fault points in ADD and
-// DEL. Afterwards the runtime does what runtimes do, DEL again and GC, and
-// nothing is leaked, no address is held twice and a new pod can be made. Two other
-// pods talk all the time, also while the service is dead, and lose nothing.
+// TestFaultKillEveryServiceAtEveryPoint proves INV-20 to INV-23 and INV-10: each service is killed with SIGKILL at
+// each of its fault points in ADD and DEL. Afterwards the test acts as a runtime, with DEL again and GC. Nothing is
+// leaked, no address is allocated twice, and a new pod can be connected. Two other pods exchange data all the time,
+// also while the service is down, and lose nothing.
 func TestFaultKillEveryServiceAtEveryPoint(t *testing.T) {
 	t.Parallel()
 	for _, service := range []string{devnode.IPAM, devnode.Identity, devnode.Datapath} {
@@ -110,14 +107,14 @@ func TestFaultKillEveryServiceAtEveryPoint(t *testing.T) {
 	}
 }
 
-// shortLease lets leases of killed ADDs, which nobody confirms or releases,
-// expire while a test waits.
+// shortLease shortens leases, so that those of killed ADDs, which are neither confirmed nor released, expire during a
+// test.
 func shortLease(o *devnode.Options) {
 	o.Args = map[string][]string{devnode.IPAM: {"--lease=4s"}}
 }
 
-// background says whether a point belongs to work that neither ADD nor DEL
-// causes at once; the service's own tests reach those.
+// background reports whether a point belongs to work that neither ADD nor DEL triggers at once. The tests of the
+// service cover such points.
 func background(point string) bool {
 	parts := strings.Split(point, "/")
 	return applying(point) || relabelling(point) || auditing(point) || slices.ContainsFunc(parts, func(part string) bool {
@@ -125,8 +122,7 @@ func background(point string) bool {
 	})
 }
 
-// TestFaultKillShimAtEveryPoint kills the shim itself, as a runtime does when
-// its time is up.
+// TestFaultKillShimAtEveryPoint kills the shim, as a runtime does after a timeout.
 func TestFaultKillShimAtEveryPoint(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, shortLease)
@@ -155,7 +151,7 @@ func TestFaultKillShimAtEveryPoint(t *testing.T) {
 	}
 	for _, point := range points {
 		if !reached[point] {
-			// Spooling a DEL needs a datapath that is away.
+			// The shim spools a DEL only while the datapath is down.
 			ok := t.Run(strings.ReplaceAll(point, "/", ".")+"/DEL without datapath", func(t *testing.T) {
 				controller, files := newController(t)
 				controller.KillAt(point, 0)
@@ -170,7 +166,7 @@ func TestFaultKillShimAtEveryPoint(t *testing.T) {
 				if controller.Hits(point) == 0 {
 					t.Errorf("fault point %s is in neither ADD nor DEL", point)
 				}
-				// The runtime tries again while the datapath is still away.
+				// Retry as a runtime does, while the datapath is still down.
 				if _, err := n.call(t.Context(), "DEL", p, config); err != nil {
 					t.Errorf("DEL without datapath: %v", err)
 				}
@@ -192,8 +188,7 @@ func TestFaultKillShimAtEveryPoint(t *testing.T) {
 	n.wantNothingHeld(t)
 }
 
-// killServiceAt runs a scenario while the service dies at a point, and says
-// whether it did.
+// killServiceAt runs a scenario with a service that is killed at a point, and reports whether it was.
 func (n *testNode) killServiceAt(t *testing.T, service, point string, s scenario, bystanders []pod.Pod, others *witness,
 ) bool {
 	t.Helper()
@@ -213,7 +208,7 @@ func (n *testNode) killServiceAt(t *testing.T, service, point string, s scenario
 	hit := false
 	restart := func() {
 		if s.likely(point) {
-			// What a DEL owes is done after its answer.
+			// Some work of a DEL is done after its answer.
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			if err := controller.WaitHits(ctx, point, 1); err != nil {
 				t.Errorf("%s: %v", s.name, err)
@@ -236,14 +231,13 @@ func (n *testNode) killServiceAt(t *testing.T, service, point string, s scenario
 
 func (n *testNode) during(t *testing.T, s scenario, bystanders []pod.Pod, files []*os.File, started func()) {
 	t.Helper()
-	// The call ends with the shim.
+	// The call ends when the shim ends.
 	never := func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 	n.duringWith(t, s, bystanders, files, func() {}, never, started)
 }
 
-// duringWith runs a scenario between arm and recovered, then does what a
-// runtime does about its failure and checks that all is well. Died returns nil
-// when the process that the call waits for has died.
+// duringWith runs a scenario between arm and recovered, then handles a failure as a runtime does and checks the
+// result. Died returns nil when the awaited process has died.
 func (n *testNode) duringWith(t *testing.T, s scenario, bystanders []pod.Pod, files []*os.File, arm func(),
 	died func(context.Context) error, recovered func(),
 ) {
@@ -254,8 +248,7 @@ func (n *testNode) duringWith(t *testing.T, s scenario, bystanders []pod.Pod, fi
 		p = n.add(t, p, config)
 	}
 	arm()
-	// The call has the time that it needs until the process dies, and a little
-	// to do something about that.
+	// The call has until the process dies, and a little longer to handle that.
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -270,19 +263,18 @@ func (n *testNode) duringWith(t *testing.T, s scenario, bystanders []pod.Pod, fi
 	recovered()
 
 	if s.name == "ADD" && err == nil {
-		// It succeeded in spite of the kill: then it must work.
+		// The ADD succeeded despite the kill, so the pod must work.
 		p = withAddresses(t, p, result)
 		exchange(t, p, bystanders[0])
 	}
-	// Runtimes delete what they failed to add, and delete again what they
-	// failed to delete.
+	// Runtimes call DEL after a failed ADD, and repeat a failed DEL.
 	if _, err := n.call(t.Context(), "DEL", p, config); err != nil {
 		t.Fatalf("DEL after the fault: %v", err)
 	}
 	n.reclaim(t, bystanders)
 	n.wantOnly(t, bystanders)
 
-	// A new pod gets an address that nobody has, and works.
+	// A new pod gets an unused address, and works.
 	fresh := n.add(t, newPod(t, "fresh"), n.config(t, "1.0.0", labels("app", "fresh")))
 	for _, other := range bystanders {
 		for _, a := range fresh.Addresses() {
@@ -296,7 +288,7 @@ func (n *testNode) duringWith(t *testing.T, s scenario, bystanders []pod.Pod, fi
 	n.wantOnly(t, bystanders)
 }
 
-// reclaim is CNI GC with these pods as the valid ones.
+// reclaim calls CNI GC with these pods as the valid ones.
 func (n *testNode) reclaim(t *testing.T, valid []pod.Pod) {
 	t.Helper()
 	var owners []*workloadv1.Owner
@@ -310,11 +302,10 @@ func (n *testNode) reclaim(t *testing.T, valid []pod.Pod) {
 	}
 }
 
-// wantOnly waits until the services hold something for these pods and for
-// nobody else. Leases of failed ADDs are given up by DEL.
+// wantOnly waits until the services hold state for these pods only. DEL releases the leases of failed ADDs.
 func (n *testNode) wantOnly(t *testing.T, pods []pod.Pod) {
 	t.Helper()
-	servicetest.EventuallyNil(t, "nothing but the bystanders is held", func() error {
+	servicetest.EventuallyNil(t, "only the bystanders have state", func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		held, err := n.holdings(ctx)
@@ -326,7 +317,7 @@ func (n *testNode) wantOnly(t *testing.T, pods []pod.Pod) {
 		for _, h := range held {
 			switch {
 			case strings.HasPrefix(h, "record "), strings.HasPrefix(h, "identity "):
-				// Counted below.
+				// These are counted below.
 			case slices.ContainsFunc(pods,
 				func(p pod.Pod) bool { return strings.HasSuffix(h, " of "+p.Name) || h == "endpoint "+p.Name }):
 				endpoints++
@@ -334,7 +325,7 @@ func (n *testNode) wantOnly(t *testing.T, pods []pod.Pod) {
 				foreign = append(foreign, h)
 			}
 		}
-		// An endpoint and two addresses each, an identity and a record each.
+		// For each pod one endpoint and two addresses, and one identity and one record.
 		if endpoints != 3*len(pods) {
 			foreign = append(foreign, fmt.Sprintf("%d endpoints and addresses of the bystanders, want %d", endpoints,
 				3*len(pods)))
@@ -368,7 +359,7 @@ func countPrefix(all []string, prefix string) int {
 	return n
 }
 
-// newController gives a controller and the files that the process inherits.
+// newController returns a controller and the files that the process inherits.
 func newController(t *testing.T) (*faulttest.Controller, []*os.File) {
 	t.Helper()
 	var carrier exec.Cmd
@@ -376,7 +367,7 @@ func newController(t *testing.T) (*faulttest.Controller, []*os.File) {
 	return controller, carrier.ExtraFiles
 }
 
-// faultPoints asks a running service for its points.
+// faultPoints returns the fault points of a running service.
 func (n *testNode) faultPoints(t *testing.T, service string) []string {
 	t.Helper()
 	if err := n.Kill(t.Context(), service); err != nil {

@@ -30,14 +30,14 @@ const (
 	urg
 )
 
-// wire is the device of a pod, or of the world, without the stack: what is sent
-// is nobody's socket, and what is read is everything that passes there.
+// wire is the device of a pod, or of the world, without the network stack: frames are sent without a socket, and
+// every frame on the device is read.
 type wire struct {
 	fd       int
-	ethernet [12]byte // the node's end, then this one
+	ethernet [12]byte // Ethernet addresses of the node's end, then of this end
 }
 
-// newWire opens eth0 of a pod to send, and to read if listen is set.
+// newWire opens eth0 of a pod for sending and, if listen is set, for reading.
 func (n *testNode) newWire(t *testing.T, p pod.Pod, listen bool) *wire {
 	t.Helper()
 	w := &wire{}
@@ -53,7 +53,7 @@ func (n *testNode) newWire(t *testing.T, p pod.Pod, listen bool) *wire {
 		return err
 	}))
 	t.Cleanup(func() { _ = unix.Close(w.fd) })
-	// what arrives before the buffer is large must not be missed: bind last
+	// Bind after enlarging the buffer, so that no early frame is lost.
 	must(t, unix.SetsockoptInt(w.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20))
 	protocol := uint16(0)
 	if listen {
@@ -78,7 +78,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// send puts a frame on the wire; it waits while the device's queue is full.
+// send sends a frame. It waits while the device's queue is full.
 func (w *wire) send(t testing.TB, frame []byte) {
 	for {
 		_, err := unix.Write(w.fd, frame)
@@ -93,7 +93,7 @@ func (w *wire) send(t testing.TB, frame []byte) {
 	}
 }
 
-// segment is a TCP segment or, with flags that are negative, a UDP datagram.
+// segment is a TCP segment or, with negative flags, a UDP datagram.
 type segment struct {
 	from, to netip.AddrPort
 	flags    int
@@ -124,7 +124,7 @@ func fold(s uint32) uint16 {
 	return ^uint16(s)
 }
 
-// frame is the segment as it is on the wire.
+// frame returns the segment as an Ethernet frame.
 func (w *wire) frame(s segment) []byte {
 	protocol, header, at := byte(unix.IPPROTO_TCP), 20, 16
 	if s.flags == datagram {
@@ -168,7 +168,7 @@ func (w *wire) frame(s segment) []byte {
 	return b
 }
 
-// parse reads TCP segments and UDP datagrams; ok is false for all else.
+// parse parses TCP segments and UDP datagrams. For other frames ok is false.
 func parse(b []byte) (s segment, ok bool) {
 	if len(b) < 14 {
 		return s, false
@@ -198,7 +198,7 @@ func parse(b []byte) (s segment, ok bool) {
 	return s, true
 }
 
-// read gives what has passed on the wire and was not read yet.
+// read returns the frames that have arrived since the last read.
 func (w *wire) read(t testing.TB) (all []segment) {
 	t.Helper()
 	b := make([]byte, 2048)
@@ -216,7 +216,7 @@ func (w *wire) read(t testing.TB) (all []segment) {
 	}
 }
 
-// await reads until something matches.
+// await reads until a segment matches.
 func (w *wire) await(t testing.TB, what string, match func(segment) bool) (found segment) {
 	t.Helper()
 	servicetest.EventuallyNil(t, what, func() error {
@@ -234,7 +234,7 @@ func (w *wire) await(t testing.TB, what string, match func(segment) bool) (found
 	return found
 }
 
-// flood sends so many segments, each as often as repeat says.
+// flood sends count segments, each one repeat times.
 func (w *wire) flood(t testing.TB, count, repeat int, next func(i int) segment) {
 	t.Helper()
 	begin := time.Now()
@@ -247,7 +247,7 @@ func (w *wire) flood(t testing.TB, count, repeat int, next func(i int) segment) 
 	t.Logf("%d frames in %v", count*repeat, time.Since(begin).Round(time.Millisecond))
 }
 
-// inbox counts what arrives at an end of a connection.
+// inbox counts the data that arrive at an end of a connection.
 type inbox struct {
 	mu  sync.Mutex
 	got []byte
@@ -282,7 +282,7 @@ func (in *inbox) String() string {
 	return string(in.got)
 }
 
-// ports of a segment with a number, for floods.
+// port returns the source port of a numbered segment of a flood.
 func port(i int) uint16 { return uint16(1024 + i%60000) }
 
 func at(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a, port) }

@@ -23,14 +23,14 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// exampleClient is a program of examples/, as docs/use-without-cni.md has it.
+// exampleClient is a program of examples/, called as in docs/use-without-cni.md.
 type exampleClient struct {
 	n       *testNode
 	command []string
 	env     []string
 }
 
-// repository is the root of the sources.
+// repository returns the root of the sources.
 func repository(t *testing.T) string {
 	t.Helper()
 	root, err := filepath.Abs(filepath.Join("..", ".."))
@@ -40,7 +40,7 @@ func repository(t *testing.T) string {
 	return root
 }
 
-// goClient builds examples/go alone, as a reader would.
+// goClient builds examples/go as a separate module, as a reader does.
 func goClient(t *testing.T, n *testNode) exampleClient {
 	t.Helper()
 	program := filepath.Join(publicDir(t), "client")
@@ -53,8 +53,8 @@ func goClient(t *testing.T, n *testNode) exampleClient {
 	return exampleClient{n: n, command: []string{program}}
 }
 
-// pythonClient generates the modules that examples/python imports with Debian's
-// protoc, as its head says.
+// pythonClient generates the modules that examples/python imports with Debian's protoc, as its header comment
+// describes.
 func pythonClient(t *testing.T, n *testNode) exampleClient {
 	t.Helper()
 	root, modules := repository(t), publicDir(t)
@@ -77,7 +77,7 @@ func pythonClient(t *testing.T, n *testNode) exampleClient {
 	if out, err := protoc.CombinedOutput(); err != nil {
 		t.Fatalf("generate Python modules: %v: %s", err, out)
 	}
-	// Another user runs it too, who may not enter every directory of a checkout.
+	// Another user runs the program, who may be unable to enter a directory of the checkout.
 	program := filepath.Join(modules, "client.py")
 	copyProgram(t, filepath.Join(root, "examples", "python", "client.py"), program)
 	return exampleClient{
@@ -86,7 +86,7 @@ func pythonClient(t *testing.T, n *testNode) exampleClient {
 	}
 }
 
-// publicDir is a directory that every user may enter, until the end of the test.
+// publicDir returns a directory that every user may enter, until the end of the test.
 func publicDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/run", "sluice-guide-")
@@ -98,7 +98,7 @@ func publicDir(t *testing.T) string {
 			t.Error(err)
 		}
 	})
-	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // another user reads it
+	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // read by another user
 		t.Fatal(err)
 	}
 	return dir
@@ -111,8 +111,7 @@ func (c exampleClient) cmd(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run executes a command of the client, which has to succeed, and gives the words
-// that it prints.
+// run executes a command of the client, which must succeed, and returns the printed words.
 func (c exampleClient) run(t *testing.T, args ...string) []string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
@@ -127,7 +126,7 @@ func (c exampleClient) run(t *testing.T, args ...string) []string {
 	return strings.Fields(string(out))
 }
 
-// refused executes a command that has to fail with the words.
+// refused executes a command that must fail with the words.
 func (c exampleClient) refused(t *testing.T, credential *syscall.Credential, words string, args ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
@@ -152,7 +151,7 @@ func (c exampleClient) connect(t *testing.T, prefix string, labels ...string) po
 	return p.WithAddresses(parseAll(t, got[3:]))
 }
 
-// watch runs `client watch`, and gives a function that waits for a line.
+// watch runs `client watch`, and returns a function that waits for a line.
 func (c exampleClient) watch(t *testing.T) (await func(line string)) {
 	t.Helper()
 	var mu sync.Mutex
@@ -171,7 +170,7 @@ func (c exampleClient) watch(t *testing.T) (await func(line string)) {
 	}
 	t.Cleanup(func() {
 		cancel()
-		_ = cmd.Wait() // how it ends says nothing
+		_ = cmd.Wait() // the exit status does not matter
 	})
 	return func(line string) {
 		t.Helper()
@@ -190,10 +189,9 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-// TestKernelExampleClientsConnectWithoutCNI runs what docs/use-without-cni.md
-// describes with the client in Go and with the one in Python: pods talk, a policy
-// holds and follows labels, a watch goes on over a restart of the datapath, what
-// fails leaves nothing, and neither does the end.
+// TestKernelExampleClientsConnectWithoutCNI runs the steps of docs/use-without-cni.md with the Go and the Python
+// client: pods exchange data, a policy is enforced and follows labels, a watch survives a restart of the datapath,
+// and neither failed commands nor the end leave anything.
 func TestKernelExampleClientsConnectWithoutCNI(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -213,7 +211,8 @@ func (c exampleClient) tour(t *testing.T) {
 	await("endpoint " + client.Name + "/eth0 ")
 	exchange(t, web, client)
 
-	// Again with the same content: the same answer. With another: refused, and it stays.
+	// Repeating a call with the same content returns the same answer. With other content it is refused, and nothing
+	// changes.
 	again := c.run(t, "connect", web.Netns, web.Name, "app=web")
 	if got := web.WithAddresses(parseAll(t, again[3:])); got.IPv4 != web.IPv4 || got.IPv6 != web.IPv6 {
 		t.Errorf("connected again it has %v, had %v", got.Addresses(), web.Addresses())
@@ -221,12 +220,12 @@ func (c exampleClient) tour(t *testing.T) {
 	c.refused(t, nil, "already exists", "connect", web.Netns, web.Name, "app=other")
 	exchange(t, web, client)
 
-	// What cannot be connected leaves nothing, an address neither.
+	// A failed connect leaves nothing, in particular no address.
 	c.refused(t, nil, "network namespace is gone", "connect", "/run/netns/"+name(t, "none"), "none", "app=none")
 	if held, err := n.holdings(t.Context()); err != nil || strings.Contains(strings.Join(held, " "), " of none") {
 		t.Errorf("after a connect that failed: %v, %v", held, err)
 	}
-	// Members of the group may read, and change nothing.
+	// Members of the group may read, but not change anything.
 	c.refused(t, &syscall.Credential{Uid: 65534, Gid: 65700}, "permissiondenied", "disconnect", web.Name)
 
 	manifest := filepath.Join(repository(t), "examples", "web-policy.yaml")
@@ -237,11 +236,11 @@ func (c exampleClient) tour(t *testing.T) {
 	n.wantDenied(t, flows, client, web, 8080)
 	c.run(t, "label", client.Name, "app=client", "friend=yes")
 	wantAllowed(t, client, web, 8080)
-	// Nobody lost the list by accident.
+	// An empty list must be confirmed with -none.
 	c.refused(t, nil, "say -none", "policies")
 	n.wantDenied(t, flows, c.connect(t, "stranger", "app=client"), web, 8080)
 
-	// A pod whose namespace goes while the datapath is away is removed by it.
+	// If a pod's namespace disappears while the datapath is down, the datapath removes the pod.
 	lost := c.connect(t, "lost", "app=lost")
 	await("endpoint " + lost.Name + "/eth0 ")
 	if err := n.Kill(t.Context(), devnode.Datapath); err != nil {
@@ -250,7 +249,7 @@ func (c exampleClient) tour(t *testing.T) {
 	if err := pod.DeleteNetns(lost.Netns); err != nil {
 		t.Fatal(err)
 	}
-	if err := pod.NewNetns(lost.Netns); err != nil { // for the end of the test
+	if err := pod.NewNetns(lost.Netns); err != nil { // so that the test's cleanup finds it
 		t.Fatal(err)
 	}
 	if err := n.Start(t.Context(), devnode.Datapath); err != nil {

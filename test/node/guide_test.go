@@ -17,8 +17,8 @@ import (
 	"github.com/sluice-net/sluice/test/internal/guide"
 )
 
-// follow executes a document in the directory of the sources, with a node for
-// development. replace are pairs of words that are not the same for this node.
+// follow executes a document in the directory of the sources, against a development node. replace are pairs of
+// strings that differ for this node.
 func (n *testNode) follow(t *testing.T, document string, replace ...string) {
 	t.Helper()
 	steps, err := guide.Read(filepath.Join(repository(t), document))
@@ -67,8 +67,8 @@ func TestKernelTourWithGrpcurlIsTrue(t *testing.T) {
 	n.wantNothingHeld(t)
 }
 
-// addressesOf are pairs of what the addresses of the first node begin with that
-// runs on a machine, as documents show it, and what those of this node do.
+// addressesOf returns pairs of address prefixes: the ones in documents, which are those of the first node on a
+// machine, and the ones of this node.
 func (n *testNode) addressesOf(t *testing.T) (replace []string) {
 	t.Helper()
 	for _, p := range n.datapathStatus(t).GetPodPrefixes() {

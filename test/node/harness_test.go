@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package node tests a whole node: every service as its own process, a real
-// etcd, the real shim executed as a runtime does, packets between pods.
+// Package node tests a whole node: every service as a separate process, a real etcd, the real shim executed as a
+// runtime does, and packets between pods.
 package node
 
 import (
@@ -31,10 +31,10 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// patience bounds waits for things that take milliseconds on an idle machine.
+// patience limits waits for events that take milliseconds on an idle machine.
 const patience = 30 * time.Second
 
-// binDir is where `make build` puts the programs.
+// binDir returns the directory to which `make build` writes the programs.
 func binDir() string {
 	if dir := os.Getenv("SLUICE_BIN"); dir != "" {
 		return dir
@@ -52,14 +52,14 @@ type testNode struct {
 	observer datapathv1.ObserverServiceClient
 }
 
-// name makes a name that no other test and no other copy of it uses.
+// name returns a name that no other test and no other copy of it uses.
 func name(t testing.TB, prefix string) string {
 	t.Helper()
 	return machine.Name(prefix)
 }
 
-// newNode brings a node up, and takes it down at the end of the test, which
-// fails if anything is left on the machine.
+// newNode starts a node and removes it at the end of the test. The test fails if the node leaves anything on the
+// machine.
 func newNode(t *testing.T, options ...func(*devnode.Options)) *testNode {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -98,7 +98,7 @@ func newNode(t *testing.T, options ...func(*devnode.Options)) *testNode {
 	return node
 }
 
-// dial connects to a service; calls wait while it is away.
+// dial connects to a service. Calls wait while the service is down.
 func dial(t *testing.T, n *devnode.Node, service string) *grpc.ClientConn {
 	t.Helper()
 	conn, err := client.Dial(n.Socket(service), client.Options{WaitForReady: true, Timeout: patience})
@@ -109,7 +109,7 @@ func dial(t *testing.T, n *devnode.Node, service string) *grpc.ClientConn {
 	return conn
 }
 
-// dump prints what a person would look at first.
+// dump logs the ends of the services' and the shim's logs.
 func (n *testNode) dump(t *testing.T) {
 	for _, service := range devnode.Services() {
 		content, err := os.ReadFile(n.Log(service))
@@ -129,7 +129,7 @@ func (n *testNode) dump(t *testing.T) {
 	t.Logf("log of the shim ends with:\n%s", content)
 }
 
-// config is the shim's configuration as a runtime passes it.
+// config returns the shim's configuration as a runtime passes it.
 func (n *testNode) config(t *testing.T, version string, extra map[string]any) []byte {
 	t.Helper()
 	config, err := cni.PluginConfig(n.CNIConflist(), version, extra)
@@ -139,7 +139,7 @@ func (n *testNode) config(t *testing.T, version string, extra map[string]any) []
 	return config
 }
 
-// labels are runtimeConfig.labels.
+// labels returns a configuration with runtimeConfig.labels.
 func labels(pairs ...string) map[string]any {
 	var list []map[string]string
 	for i := 0; i+1 < len(pairs); i += 2 {
@@ -159,7 +159,7 @@ func (n *testNode) call(ctx context.Context, command string, p pod.Pod, config [
 	})
 }
 
-// newPod makes a network namespace, which goes with the test.
+// newPod makes a network namespace that is removed with the test.
 func newPod(t testing.TB, prefix string) pod.Pod {
 	t.Helper()
 	id := name(t, prefix+"-")
@@ -219,7 +219,7 @@ func (n *testNode) del(t testing.TB, p pod.Pod) {
 	}
 }
 
-// exchange sends TCP, UDP and ping over every family and both ways.
+// exchange sends TCP, UDP and ping in every family and in both directions.
 func exchange(t *testing.T, a, b pod.Pod) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -261,7 +261,7 @@ func receiveAll[T any](stream grpc.ServerStreamingClient[T]) ([]*T, error) {
 	}
 }
 
-// counters reads the packet counters, by reason, both directions summed.
+// counters returns the packet counters by reason, summed over both directions.
 func (n *testNode) counters(t testing.TB) map[datapathv1.Reason]uint64 {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -277,7 +277,7 @@ func (n *testNode) counters(t testing.TB) map[datapathv1.Reason]uint64 {
 	return sums
 }
 
-// holdings is everything that the services hold for pods.
+// holdings returns everything that the services hold for pods.
 func (n *testNode) holdings(ctx context.Context) ([]string, error) {
 	var held []string
 	endpoints, err := n.datapath.ListEndpoints(ctx, &datapathv1.ListEndpointsRequest{})
@@ -345,8 +345,7 @@ func (n *testNode) holdings(ctx context.Context) ([]string, error) {
 	return held, nil
 }
 
-// wantNothingHeld waits until no service holds anything, and no device or
-// route is left.
+// wantNothingHeld waits until no service holds any state of pods, and no device or route is left.
 func (n *testNode) wantNothingHeld(t *testing.T) {
 	t.Helper()
 	servicetest.EventuallyNil(t, "nothing is held", func() error {

@@ -19,14 +19,14 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// withPorts is a configuration of a runtime whose container has these ports.
+// withPorts returns a runtime's configuration of a container with these ports.
 func (n *testNode) withPorts(t *testing.T, ports ...map[string]any) []byte {
 	t.Helper()
 	return n.config(t, "1.0.0", map[string]any{"runtimeConfig": map[string]any{"portMappings": ports}})
 }
 
-// TestHostPortsLeadToTheirContainer from its ADD to its DEL, from the node and from pods, by
-// each protocol and family; no other container gets them meanwhile.
+// TestHostPortsLeadToTheirContainer from its ADD to its DEL, from the node and from pods, with each protocol and
+// family. Meanwhile no other container gets these ports.
 func TestHostPortsLeadToTheirContainer(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -55,7 +55,7 @@ func TestHostPortsLeadToTheirContainer(t *testing.T) {
 			}
 		}
 	}
-	// of a loopback address: for the node alone
+	// A host port of a loopback address is only for the node.
 	loopback := netip.AddrPortFrom(local.Addr(), port+1)
 	if name, err := askTCP(ctx, host, loopback); err != nil || name != web.Name {
 		t.Errorf("the node asks %s: %q, %v, want %s", loopback, name, err, web.Name)
@@ -90,9 +90,9 @@ func TestHostPortsLeadToTheirContainer(t *testing.T) {
 	}
 }
 
-// TestOutsideReachesANode whose packets travel to no other node: the host port of a
-// container, and a service's node port, whose container sees who asks, answer there from
-// the first moment, over a restart of the datapath, and until they go.
+// TestOutsideReachesANode without traffic between nodes: a container's host port and a service's node port answer
+// from the start, across a restart of the datapath, and until they are removed. The container of the node port sees
+// the client's address.
 func TestOutsideReachesANode(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, func(o *devnode.Options) {

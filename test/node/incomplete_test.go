@@ -17,23 +17,23 @@ import (
 	"github.com/sluice-net/sluice/test/internal/cni"
 )
 
-// TestKernelAnswersNameTheFileOfPoliciesThatIsNotRead starts a node for the first time with a file of policies
-// that cannot be read. ADD answers with code 11 and names the file, as STATUS does with code 50 after a minute. Both
-// work once the file can be read.
+// TestKernelAnswersNameTheFileOfPoliciesThatIsNotRead starts a node for the first time with an unreadable policy
+// file. ADD fails with code 11 and names the file, and after a minute STATUS fails with code 50 and names it. Both
+// work once the file is readable.
 func TestKernelAnswersNameTheFileOfPoliciesThatIsNotRead(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "broken.yaml")
 	write := func(text string) {
 		t.Helper()
-		if err := os.WriteFile(file, []byte(text), 0o644); err != nil { //nolint:gosec // for the user of the service
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil { //nolint:gosec // readable by the user of the service
 			t.Fatal(err)
 		}
 	}
 	write("kind: [\n")
 	n := newNode(t, func(o *devnode.Options) {
 		o.PolicyDir = dir
-		o.Waits = func(ctx context.Context, socket string) bool { // the node does not serve ADD before
+		o.Waits = func(ctx context.Context, socket string) bool { // the node serves no ADD before
 			conn, err := client.Dial(socket, client.Options{Timeout: patience})
 			if err != nil {
 				return false

@@ -19,14 +19,13 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// Addresses outside of the cluster, for documentation only (RFC 5737, 3849).
+// Addresses outside of the cluster, reserved for documentation (RFC 5737, 3849).
 var (
 	worldGateways = []netip.Prefix{netip.MustParsePrefix("203.0.113.1/24"), netip.MustParsePrefix("2001:db8:ffff::1/64")}
 	worldHosts    = []netip.Prefix{netip.MustParsePrefix("203.0.113.2/24"), netip.MustParsePrefix("2001:db8:ffff::2/64")}
 )
 
-// outside makes a host that is no pod and no node, behind a device of the
-// node: the world, as policies call it.
+// outside makes a host that is neither a pod nor a node, behind a device of the node. Policies call it world.
 func (n *testNode) outside(t *testing.T) pod.Pod {
 	t.Helper()
 	world := newPod(t, "world")
@@ -71,7 +70,7 @@ func (n *testNode) outside(t *testing.T) pod.Pod {
 	return world
 }
 
-// address gives a device of the current namespace addresses and sets it up.
+// address adds addresses to a device of the current namespace and sets the device up.
 func address(device string, prefixes []netip.Prefix) error {
 	link, err := netlink.LinkByName(device)
 	if err != nil {
@@ -92,7 +91,7 @@ func address(device string, prefixes []netip.Prefix) error {
 	return nil
 }
 
-// noRest gives a released address out again at once.
+// noRest disables the quarantine of released addresses.
 func noRest(o *devnode.Options) {
 	if o.Args == nil {
 		o.Args = make(map[string][]string)
@@ -100,9 +99,8 @@ func noRest(o *devnode.Options) {
 	o.Args[devnode.IPAM] = append(o.Args[devnode.IPAM], "--quarantine=0s")
 }
 
-// TestPodsHearFromOutsideWhateverTheUplinkFilters has the uplink look for the way back
-// of what it receives, as distributions do: the datapath switches that off, and what
-// others send reaches pods.
+// TestPodsHearFromOutsideWhateverTheUplinkFilters enables the reverse path filter of the uplink, as distributions do.
+// The datapath disables it, and packets from outside reach pods.
 func TestPodsHearFromOutsideWhateverTheUplinkFilters(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -20,9 +20,8 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// TestKernelPodsTalkThroughTheDatapath proves INV-20: two pods connected by
-// the shim exchange every protocol, and the counters say that the eBPF path
-// carried it.
+// TestKernelPodsTalkThroughTheDatapath proves INV-20: two pods that the shim connected exchange packets of every
+// protocol, and the counters prove that the eBPF path carried them.
 func TestKernelPodsTalkThroughTheDatapath(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -31,7 +30,7 @@ func TestKernelPodsTalkThroughTheDatapath(t *testing.T) {
 	exchange(t, pods[0], pods[1])
 	after := n.counters(t)
 	if delivered := after[deliveredLocal] - before[deliveredLocal]; delivered < 20 {
-		t.Errorf("%s grew by %d packets, want at least the 20 of the exchange: the eBPF path did not carry it",
+		t.Errorf("%s grew by %d packets, want at least the 20 of the exchange: the eBPF path did not carry them",
 			deliveredLocal, delivered)
 	}
 	for _, p := range pods {
@@ -48,7 +47,7 @@ func TestKernelContainerdRunsPods(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
 	defer cancel()
 
-	// Short, because containerd puts sockets below it.
+	// The path is short, because containerd creates sockets below it.
 	dir := filepath.Join("/run", name(t, "slcri"))
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)

@@ -26,8 +26,7 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// Ports of the flood: two that policies open in turn, one that is always open
-// and one that never is.
+// Ports of the flood: two that policies allow alternately, one that is always allowed and one that never is.
 const (
 	evenPort   = 7001
 	oddPort    = 7002
@@ -42,11 +41,9 @@ func portAfter(flip int) int {
 	return oddPort
 }
 
-// While the policies of both sides change a thousand times under a flood (more
-// often if few events come by then, for a rate limits them), every packet is
-// evaluated by the revision before or by the one after: none is let
-// through that neither allows, none is dropped that both allow, and every
-// reported verdict is that of the revision it names.
+// The policies of both sides change a thousand times under a flood, or more often if the rate limit lets too few
+// events through. Every packet is evaluated by the revision before or after a change: none passes that both deny,
+// none is dropped that both allow, and every reported verdict agrees with its revision.
 func TestKernelVerdictsWhilePoliciesFlipAreOldOrNew(t *testing.T) {
 	const flips, atLeast, atMost = 1000, 500, 100_000
 	n := newNode(t)
@@ -59,7 +56,7 @@ func TestKernelVerdictsWhilePoliciesFlipAreOldOrNew(t *testing.T) {
 		Types: []datapathv1.FlowType{datapathv1.FlowType_FLOW_TYPE_DROP, datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT},
 	})
 
-	// The flip that is enforced for certain, and the latest that has begun.
+	// The latest flip that is known to be enforced, and the latest one that has begun.
 	var enforced, begun atomic.Int64
 	flood := newFlood(t, client, web, &enforced, &begun)
 	flip := 1
@@ -84,12 +81,12 @@ func TestKernelVerdictsWhilePoliciesFlipAreOldOrNew(t *testing.T) {
 		t.Errorf("nothing arrived at a port that was open half of the time: %v", received)
 	}
 
-	// Every verdict is that of the revision which it names.
+	// Every verdict agrees with its revision.
 	evaluated := 0
 	for _, f := range flows.since(0) {
 		for name, side := range map[string]*datapathv1.SideVerdict{"egress": f.GetEgress(), "ingress": f.GetIngress()} {
 			if side.GetRevision() == 0 {
-				continue // not asked, or an old generation
+				continue // not evaluated, or by an older generation of the table
 			}
 			flip, ok := slices.BinarySearch(revisions, side.GetRevision())
 			if !ok {
@@ -108,7 +105,7 @@ func TestKernelVerdictsWhilePoliciesFlipAreOldOrNew(t *testing.T) {
 	}
 }
 
-// evaluatedSides counts the verdicts that some revision of a table gave.
+// evaluatedSides returns the number of verdicts with the revision of a policy table.
 func evaluatedSides(flows *flowLog) (n int) {
 	for _, f := range flows.since(0) {
 		for _, side := range []*datapathv1.SideVerdict{f.GetEgress(), f.GetIngress()} {
@@ -120,8 +117,7 @@ func evaluatedSides(flows *flowLog) (n int) {
 	return n
 }
 
-// flood sends numbered datagrams from one pod to another, over both families
-// and to all four ports in turn.
+// flood sends numbered datagrams from one pod to another, over both families and to each of the four ports in turn.
 type flood struct {
 	stop      context.CancelFunc
 	sender    sync.WaitGroup
@@ -133,8 +129,7 @@ type flood struct {
 	errs      []error
 }
 
-// window is how many datagrams to the open port may be on their way, so that
-// no socket's buffer overflows.
+// window is the maximum number of datagrams in flight to the allowed port, so that no socket buffer overflows.
 const window = 32
 
 func newFlood(t *testing.T, from, to pod.Pod, enforced, begun *atomic.Int64) *flood {
@@ -178,8 +173,8 @@ func newFlood(t *testing.T, from, to pod.Pod, enforced, begun *atomic.Int64) *fl
 	return f
 }
 
-// receive checks that some revision between the one that was enforced when the
-// datagram was sent and the latest that has begun allows it.
+// receive checks that a datagram is allowed by some revision between the one that was enforced when it was sent and
+// the latest one.
 func (f *flood) receive(socket *net.UDPConn, port int, begun *atomic.Int64) {
 	stamp := make([]byte, 8)
 	for {
@@ -215,12 +210,12 @@ func (f *flood) close() {
 	f.receivers.Wait()
 }
 
-// end stops sending, waits for what is on its way and gives the figures.
+// end stops sending, waits for the datagrams in flight and returns the counts.
 func (f *flood) end(t *testing.T) (sent, received map[int]uint64) {
 	t.Helper()
 	f.stop()
 	f.sender.Wait()
-	servicetest.EventuallyNil(t, "what was sent to the open port has arrived", func() error {
+	servicetest.EventuallyNil(t, "all datagrams to the open port have arrived", func() error {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if len(f.errs) > 0 {
@@ -242,9 +237,8 @@ func (f *flood) end(t *testing.T) (sent, received map[int]uint64) {
 	return sent, received
 }
 
-// A pod is evaluated from its first packet on: while somebody hammers at its
-// address, and it hammers itself, before its device exists, nothing denied gets
-// through in either direction.
+// A pod is evaluated from its first packet on. Another pod sends to its address, and the pod itself sends, before its
+// device exists. No denied packet passes in either direction.
 func TestKernelNewPodIsEvaluatedFromItsFirstPacket(t *testing.T) {
 	const rounds = 10
 	n := newNode(t)
@@ -301,7 +295,7 @@ spec:
 				wg.Go(func() {
 					for ctx.Err() == nil {
 						for _, a := range way.to.Addresses() {
-							// Without a route it fails at once, and is tried again.
+							// Sending fails at once without a route, and is retried.
 							_, _ = sender.WriteToUDPAddrPort([]byte("hammer"), netip.AddrPortFrom(a, uint16(port)))
 						}
 					}
@@ -311,7 +305,7 @@ spec:
 		extra := labels("app", "late")
 		extra["runtimeConfig"].(map[string]any)["ips"] = addresses
 		n.add(t, late, n.config(t, "1.0.0", extra))
-		servicetest.EventuallyNil(t, "the hammering arrives where it may, both ways", func() error {
+		servicetest.EventuallyNil(t, "the allowed datagrams arrive in both directions", func() error {
 			for i := range got {
 				if got[i][openPort].Load() == 0 {
 					return fmt.Errorf("direction %d: nothing yet", i)
@@ -333,7 +327,7 @@ spec:
 	}
 }
 
-// When LearnNames answers, the very next packet to the address passes.
+// Once LearnNames has returned, the next packet to the address passes.
 func TestKernelLearnedAddressIsOpenWhenTheAnswerComes(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -363,7 +357,7 @@ spec:
 			t.Fatalf("LearnNames: %v, %v, want the name used", answer, err)
 		}
 		mark := flows.mark()
-		// One datagram, never repeated.
+		// One datagram, not retransmitted.
 		sender, err := client.ListenPacket(netip.AddrPortFrom(netip.IPv6Unspecified(), 0))
 		if err != nil {
 			t.Fatal(err)
@@ -380,15 +374,15 @@ spec:
 		cancel()
 	}
 	wantAllowed(t, client, world, 7003)
-	// Another address is still nobody's.
+	// Another address still belongs to no name.
 	other := world
 	other.IPv4, other.IPv6 = world.IPv4.Next(), world.IPv6.Next()
 	n.wantDenied(t, flows, client, other, 7003)
 	n.forgetLearnedAddress(t, policies, flows, client, world)
 }
 
-// forgetLearnedAddress: what a connection to a learned address sends next after the
-// answer of ForgetNames is dropped, as is a new connection.
+// forgetLearnedAddress checks that after ForgetNames the next packet of a connection to a learned address is dropped,
+// and a new connection, too.
 func (n *testNode) forgetLearnedAddress(
 	t *testing.T, policies policyv1.PolicyServiceClient, flows *flowLog, client, world pod.Pod,
 ) {
@@ -426,7 +420,7 @@ func (n *testNode) forgetLearnedAddress(
 	n.wantDenied(t, flows, client, world, 7003)
 }
 
-// A new pod that gets the address of another inherits none of its connections.
+// A new pod that gets the address of a removed one inherits none of its connections.
 func TestKernelReusedAddressInheritsNothing(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, noRest)
@@ -463,7 +457,7 @@ func TestKernelReusedAddressInheritsNothing(t *testing.T) {
 		addresses = append(addresses, netip.PrefixFrom(local, n.PodCIDRs()[i].Bits()).String())
 	}
 	n.del(t, client)
-	// DEL answers before the address is given back.
+	// DEL returns before the address is released.
 	servicetest.EventuallyNil(t, "the address is free", func() error {
 		held, err := n.holdings(t.Context())
 		if err != nil {
@@ -499,8 +493,7 @@ func TestKernelReusedAddressInheritsNothing(t *testing.T) {
 	}
 }
 
-// prefixPolicy is webAndClient, and lets prefixes of the world reach a
-// port of the web.
+// prefixPolicy is webAndClient, and lets prefixes of the world connect to a port of the web.
 func prefixPolicy(blocks int, ports ...int) string {
 	var b strings.Builder
 	b.WriteString(webAndClient(ports...))

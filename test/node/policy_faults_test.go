@@ -24,21 +24,19 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// talkPort is allowed by every revision of these tests.
+// talkPort is a port that every revision of these tests allows.
 const talkPort = 8090
 
-// applying says whether a fault point lies between two writes that a change of
-// policies causes, and not in ADD or DEL.
+// applying reports whether a fault point is between two writes of a policy change, and not in ADD or DEL.
 func applying(point string) bool { return strings.HasPrefix(point, "datapath/policy/") }
 
-// change is something that makes the policy service and the datapath work.
+// change is an action that changes state in the policy service and the datapath.
 type change struct {
 	name string
 	make func(ctx context.Context, n *testNode, policies policyv1.PolicyServiceClient) error
 }
 
-// named makes the web reachable from names and from peers of three selectors,
-// so that all kinds of writes occur.
+// named lets the web be reached from names and from peers of three selectors, so that all kinds of writes occur.
 const named = `
 ---
 apiVersion: cilium.io/v2
@@ -56,15 +54,15 @@ spec:
     toPorts: [{ports: [{protocol: TCP, port: "443"}]}]
 `
 
-// learned counts the addresses that the changes have learned.
+// learned is the number of addresses that the changes have learned.
 var learned atomic.Int32
 
-// changes visit every kind of step of the table stream and end where they began.
+// changes cause every kind of step of the table stream, and restore the initial state at the end.
 var changes = []change{
 	{"more ports", upsert(webAndClient(8080, talkPort, 8081))},
 	{"more selectors, and names", upsert(webAndClient(8080, talkPort, 8081) + named)},
 	{"a learned name", func(ctx context.Context, _ *testNode, policies policyv1.PolicyServiceClient) error {
-		// What was learned before is remembered.
+		// Learned addresses are stored, so use new ones.
 		_, err := policies.LearnNames(ctx, &policyv1.LearnNamesRequest{
 			Name:      "api.service.example",
 			Addresses: []string{fmt.Sprintf("203.0.113.%d", byte(learned.Add(1)))}, Ttl: durationpb.New(3600e9),
@@ -114,10 +112,10 @@ var changes = []change{
 	{"as it began", upsert(webAndClient(8080, talkPort))},
 }
 
-// idle policies are more records than the policy service writes at once.
+// idle is more policies than the policy service writes in one transaction.
 const idle = 300
 
-// idlePolicies select no pod.
+// idlePolicies returns policies that select no pod.
 func idlePolicies() string {
 	var b strings.Builder
 	for i := range idle {
@@ -141,9 +139,8 @@ func upsert(manifests string) func(context.Context, *testNode, policyv1.PolicySe
 	}
 }
 
-// The datapath is killed between any two writes of a change of policies. The
-// open connection that every revision allows goes on, what the last revision
-// says is enforced in the end, and nothing of the others remains.
+// The datapath is killed between any two writes of a policy change. An open connection that every revision allows
+// continues, finally the last revision is enforced, and nothing of earlier revisions remains.
 func TestFaultKillDatapathBetweenAnyTwoWritesOfAChange(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, shortLinger)
@@ -156,7 +153,7 @@ func TestFaultKillDatapathBetweenAnyTwoWritesOfAChange(t *testing.T) {
 	killWhileApplying(t, n, policies, devnode.Datapath, points)
 }
 
-// The same with the policy service killed at any point of a change.
+// The policy service is killed at any point of a policy change, with the same expectations.
 func TestFaultKillPolicyServiceAtAnyPointOfAChange(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, shortLinger)
@@ -202,7 +199,7 @@ func killWhileApplying(t *testing.T, n *testNode, policies policyv1.PolicyServic
 			flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []datapathv1.Reason{policyDenied}})
 			n.wantDenied(t, flows, client, web, 8081)
 			n.wantDenied(t, flows, stranger, web, 8080)
-			servicetest.EventuallyNil(t, "the tables take what they took", func() error {
+			servicetest.EventuallyNil(t, "the tables have their earlier size", func() error {
 				if got := n.tableUsage(t); !equalUsage(got, usage) {
 					return fmt.Errorf("%v, want %v", got, usage)
 				}
@@ -220,15 +217,15 @@ func killWhileApplying(t *testing.T, n *testNode, policies policyv1.PolicyServic
 	n.wantNothingHeld(t)
 }
 
-// killAtEachChange carries the changes out one by one, with the service killed
-// at the first that reaches the point and started again after it.
+// killAtEachChange makes the changes one by one. The service is killed in the first change that reaches the point,
+// and started again afterwards.
 func (n *testNode) killAtEachChange(t *testing.T, policies policyv1.PolicyServiceClient, service, point string) {
 	t.Helper()
 	if err := n.Kill(t.Context(), service); err != nil {
 		t.Fatal(err)
 	}
 	controller, files := newController(t)
-	// Not before the changes: a restart may pass the point too.
+	// Start the service before the changes: a start may also reach the point.
 	if err := n.Start(t.Context(), service, files...); err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +235,7 @@ func (n *testNode) killAtEachChange(t *testing.T, policies policyv1.PolicyServic
 	hit := false
 	for _, c := range changes {
 		if hit {
-			// The rest of them, each to its end.
+			// Make the remaining changes without a kill.
 			n.carryOut(t, policies, c, nil, "")
 			continue
 		}
@@ -251,7 +248,7 @@ func (n *testNode) killAtEachChange(t *testing.T, policies policyv1.PolicyServic
 			if err := n.Start(t.Context(), service); err != nil {
 				t.Fatal(err)
 			}
-			// Callers repeat what was not answered.
+			// Repeat the unanswered call, as callers do.
 			n.carryOut(t, policies, c, nil, "")
 		}
 	}
@@ -261,8 +258,7 @@ func (n *testNode) killAtEachChange(t *testing.T, policies policyv1.PolicyServic
 	n.releaseIdentities(t)
 }
 
-// carryOut makes a change and waits until it is enforced, or until the point is
-// reached at which the service dies.
+// carryOut makes a change and waits until it is enforced, or until the service dies at the point.
 func (n *testNode) carryOut(t *testing.T, policies policyv1.PolicyServiceClient, c change,
 	controller *faulttest.Controller, point string,
 ) {
@@ -278,7 +274,7 @@ func (n *testNode) carryOut(t *testing.T, policies policyv1.PolicyServiceClient,
 		}
 		select {
 		case err := <-done:
-			done <- err // for the next look
+			done <- err // for the next check
 			if err != nil && !dead() {
 				return err
 			}
@@ -305,12 +301,12 @@ func (n *testNode) carryOut(t *testing.T, policies policyv1.PolicyServiceClient,
 		return nil
 	})
 	if dead() {
-		cancel() // nobody answers any more
+		cancel() // the call gets no answer
 	}
 	<-done
 }
 
-// waitConnected waits until the datapath has heard everything.
+// waitConnected waits until the datapath has received all of the stream.
 func (n *testNode) waitConnected(t *testing.T, policies policyv1.PolicyServiceClient) {
 	t.Helper()
 	n.carryOut(t, policies, change{name: "the state", make: func(context.Context, *testNode,
@@ -320,14 +316,14 @@ func (n *testNode) waitConnected(t *testing.T, policies policyv1.PolicyServiceCl
 	}}, nil, "")
 }
 
-// settled waits until the revision is enforced and nothing is on its way.
+// settled waits until the revision is enforced and no change is pending.
 func (n *testNode) settled(t *testing.T, policies policyv1.PolicyServiceClient, revision uint64) {
 	t.Helper()
 	awaitRevision(t, policies, revision)
 	n.waitConnected(t, policies)
 }
 
-// releaseIdentities gives up what the changes hold.
+// releaseIdentities releases the identities of the changes.
 func (n *testNode) releaseIdentities(t *testing.T) {
 	t.Helper()
 	ctx, cancel := deadline(t)
@@ -342,7 +338,7 @@ func (n *testNode) releaseIdentities(t *testing.T) {
 	}
 }
 
-// shortLinger lets the tables of a subject go soon after its last pod.
+// shortLinger shortens the time for which a subject's tables stay after its last pod.
 func shortLinger(o *devnode.Options) {
 	o.Args = map[string][]string{devnode.Datapath: {"--policy-linger=1s"}}
 }

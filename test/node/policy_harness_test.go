@@ -28,13 +28,13 @@ import (
 
 const policyDenied = datapathv1.Reason_REASON_POLICY_DENIED
 
-// policies is a client to the policy service of the node.
+// policies returns a client of the node's policy service.
 func (n *testNode) policies(t *testing.T) policyv1.PolicyServiceClient {
 	t.Helper()
 	return policyv1.NewPolicyServiceClient(dial(t, n.Node, devnode.Policy))
 }
 
-// enforce applies manifests and returns when the kernel evaluates by them.
+// enforce applies manifests and returns when the kernel enforces them.
 func enforce(t testing.TB, policies policyv1.PolicyServiceClient, manifests string) (revision uint64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -50,7 +50,7 @@ func enforce(t testing.TB, policies policyv1.PolicyServiceClient, manifests stri
 	return answer.GetRevision()
 }
 
-// awaitRevision returns when the kernel evaluates by the revision.
+// awaitRevision returns when the kernel enforces the revision.
 func awaitRevision(t testing.TB, policies policyv1.PolicyServiceClient, revision uint64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -60,12 +60,11 @@ func awaitRevision(t testing.TB, policies policyv1.PolicyServiceClient, revision
 		t.Fatalf("wait for revision %d: %v", revision, err)
 	}
 	if gone := answer.GetDisconnected(); len(gone) > 0 {
-		t.Fatalf("revision %d: %v enforce nothing of it: not connected", revision, gone)
+		t.Fatalf("revision %d: %v are not connected and do not enforce it", revision, gone)
 	}
 }
 
-// withdraw deletes policies, "Kind/name" each, and returns when the kernel
-// evaluates without them.
+// withdraw deletes policies, each as "Kind/name", and returns when the kernel enforces the deletion.
 func withdraw(t testing.TB, policies policyv1.PolicyServiceClient, keys ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -82,7 +81,7 @@ func withdraw(t testing.TB, policies policyv1.PolicyServiceClient, keys ...strin
 	awaitRevision(t, policies, answer.GetRevision())
 }
 
-// identityOf is the identity of a connected pod.
+// identityOf returns the identity of a connected pod.
 func (n *testNode) identityOf(t testing.TB, p pod.Pod) uint32 {
 	t.Helper()
 	return n.endpoint(t, p).GetIdentity()
@@ -99,8 +98,7 @@ func (n *testNode) endpoint(t testing.TB, p pod.Pod) *datapathv1.Endpoint {
 	return answer.GetEndpoint()
 }
 
-// serve answers on a TCP and a UDP port of a pod, on both families, with what
-// it receives. It ends with the test.
+// serve returns received data on a TCP and a UDP port of a pod, in both families, until the test ends.
 func serve(t *testing.T, p pod.Pod, ports ...uint16) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -142,7 +140,7 @@ func serve(t *testing.T, p pod.Pod, ports ...uint16) {
 	}
 }
 
-// talk opens a connection, sends a message and wants it back.
+// talk opens a connection, sends a message and requires the same message as the answer.
 func talk(ctx context.Context, from pod.Pod, to netip.AddrPort) error {
 	c, err := from.Dial(ctx, to)
 	if err != nil {
@@ -152,7 +150,7 @@ func talk(ctx context.Context, from pod.Pod, to netip.AddrPort) error {
 	return say(ctx, c, "hello")
 }
 
-// say sends a message over a connection and wants it back.
+// say sends a message over a connection and requires the same message as the answer.
 func say(ctx context.Context, c *net.TCPConn, message string) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		_ = c.SetDeadline(deadline)
@@ -170,7 +168,7 @@ func say(ctx context.Context, c *net.TCPConn, message string) error {
 	return nil
 }
 
-// wantAllowed talks to a port of a pod over every family.
+// wantAllowed connects to a port of a pod in every family.
 func wantAllowed(t *testing.T, from, to pod.Pod, port uint16) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -182,9 +180,8 @@ func wantAllowed(t *testing.T, from, to pod.Pod, port uint16) {
 	}
 }
 
-// wantDenied tries to talk until the datapath reports that it dropped the
-// packet, over every family, and returns the reports. A connection that comes
-// about fails the test.
+// wantDenied tries to connect in every family until the datapath reports the dropped packet, and returns the reports.
+// An established connection fails the test.
 func (n *testNode) wantDenied(t *testing.T, flows *flowLog, from, to pod.Pod, port uint16) []*datapathv1.Flow {
 	t.Helper()
 	var all []*datapathv1.Flow
@@ -209,7 +206,7 @@ func (n *testNode) wantDenied(t *testing.T, flows *flowLog, from, to pod.Pod, po
 	return all
 }
 
-// sameFamily is the pod's address of the family of another.
+// sameFamily returns the pod's address in the family of another address.
 func sameFamily(p pod.Pod, other netip.Addr) (netip.Addr, bool) {
 	if other.Is4() {
 		return p.IPv4, p.IPv4.IsValid()
@@ -223,7 +220,7 @@ func isFlow(f *datapathv1.Flow, source, destination netip.Addr, port uint16) boo
 	return from == source && to == destination && f.GetDestination().GetPort() == uint32(port)
 }
 
-// flowLog collects what Observe reports, from the moment of its making on.
+// flowLog collects the events of Observe from its creation on.
 type flowLog struct {
 	mu    sync.Mutex
 	flows []*datapathv1.Flow
@@ -234,7 +231,7 @@ type flowLog struct {
 // observe collects events until the end of the test.
 func (n *testNode) observe(t *testing.T, request *datapathv1.ObserveRequest) *flowLog {
 	t.Helper()
-	// What happens between now and the server's first look is remembered there.
+	// The server stores events that happen between now and its first response.
 	request.Follow, request.Since = true, timestamppb.Now()
 	ctx, cancel := context.WithCancel(context.Background())
 	stream, err := n.observer.Observe(ctx, request)
@@ -270,21 +267,21 @@ func (n *testNode) observe(t *testing.T, request *datapathv1.ObserveRequest) *fl
 	return log
 }
 
-// mark is the place in the log that later events come behind.
+// mark returns a position in the log. Later events are after it.
 func (l *flowLog) mark() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.flows)
 }
 
-// since are the events behind a mark.
+// since returns the events after a mark.
 func (l *flowLog) since(mark int) []*datapathv1.Flow {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.flows[mark:])
 }
 
-// waitFrom waits for an event behind a mark.
+// waitFrom waits for an event after a mark.
 func (l *flowLog) waitFrom(t *testing.T, mark int, what string,
 	match func(*datapathv1.Flow) bool,
 ) (found *datapathv1.Flow) {
@@ -320,13 +317,13 @@ func tcpInfo(t testing.TB, c *net.TCPConn) *unix.TCPInfo {
 	return info
 }
 
-// unacknowledged is how many segments of a connection are on their way.
+// unacknowledged returns the number of segments of a connection in flight.
 func unacknowledged(t testing.TB, c *net.TCPConn) uint32 {
 	t.Helper()
 	return tcpInfo(t, c).Unacked
 }
 
-// connections are the datapath's counts of tracked connections.
+// connections returns the datapath's counts of tracked connections.
 func (n *testNode) connections(t testing.TB) *datapathv1.ConnectionCounts {
 	t.Helper()
 	return n.datapathStatus(t).GetConnections()
@@ -343,10 +340,10 @@ func (n *testNode) datapathStatus(t testing.TB) *datapathv1.GetStatusResponse {
 	return status
 }
 
-// tableMaps hold what policies put into the kernel.
+// tableMaps are the maps that contain policy tables.
 var tableMaps = []string{"sl_table", "sl_class", "sl_rule", "sl_ports", "sl_peer", "sl_cidr4", "sl_cidr6"}
 
-// tableUsage is how many entries of each map belong to policy tables.
+// tableUsage returns the number of policy table entries in each map.
 func (n *testNode) tableUsage(t testing.TB) map[string]int64 {
 	t.Helper()
 	usage := make(map[string]int64)
@@ -361,7 +358,7 @@ func (n *testNode) tableUsage(t testing.TB) map[string]int64 {
 	return usage
 }
 
-// dumpMap is the content of a map in words.
+// dumpMap returns the contents of a map as text.
 func (n *testNode) dumpMap(t testing.TB, name string) []string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -382,7 +379,7 @@ func (n *testNode) dumpMap(t testing.TB, name string) []string {
 	return all
 }
 
-// deadline is a context that ends with the test's patience.
+// deadline returns a context that ends after the tests' patience.
 func deadline(t testing.TB) (context.Context, context.CancelFunc) {
 	return context.WithDeadline(t.Context(), time.Now().Add(patience))
 }

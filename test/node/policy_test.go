@@ -27,8 +27,8 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// webAndClient lets the client reach the web's ports and says so on both sides:
-// a NetworkPolicy on the web, a CiliumNetworkPolicy on the client.
+// webAndClient returns policies for both sides that let the client connect to the web's ports: a NetworkPolicy for
+// the web, and a CiliumNetworkPolicy for the client.
 func webAndClient(ports ...int) string {
 	var kubernetes, cilium []string
 	for _, p := range ports {
@@ -62,8 +62,8 @@ spec:
 `, strings.Join(kubernetes, ", "), strings.Join(cilium, ", "))
 }
 
-// Two kinds of policies, one on each side; who may talk does, who may not is
-// dropped, and the report names the rule.
+// Two kinds of policies, one for each side: allowed connections succeed, denied packets are dropped, and the report
+// names the rule.
 func TestKernelPoliciesDecideWhoTalks(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -73,7 +73,7 @@ func TestKernelPoliciesDecideWhoTalks(t *testing.T) {
 	serve(t, web, 8080, 8081, 8443)
 	flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []datapathv1.Reason{policyDenied}})
 
-	// Before there is a policy everybody talks.
+	// Without a policy, all connections are allowed.
 	wantAllowed(t, client, web, 8081)
 	wantAllowed(t, stranger, web, 8080)
 	revision := enforce(t, policies, webAndClient(8080))
@@ -86,11 +86,11 @@ func TestKernelPoliciesDecideWhoTalks(t *testing.T) {
 		egress  bool
 		mention string
 	}{
-		// The isolation that a NetworkPolicy implies is a rule with its name.
+		// The implicit isolation of a NetworkPolicy is a named rule.
 		{from: stranger, port: 8080, mention: "NetworkPolicy test/web"},
-		// An explicit deny, on the sender's side.
+		// An explicit deny on the sender's side.
 		{from: client, port: 8443, egress: true, mention: "CiliumNetworkPolicy test/client"},
-		// Default deny of a Cilium policy is no rule.
+		// The default deny of a Cilium policy is not a rule.
 		{from: client, port: 8081, egress: true},
 	} {
 		for _, flow := range n.wantDenied(t, flows, c.from, web, c.port) {
@@ -121,7 +121,7 @@ func TestKernelPoliciesDecideWhoTalks(t *testing.T) {
 	n.wantNothingHeld(t)
 }
 
-// mustServe opens a port of a pod and returns it.
+// mustServe serves on a free port of a pod and returns the port.
 func mustServe(t *testing.T, p pod.Pod) uint16 {
 	t.Helper()
 	const port = 9999
@@ -129,8 +129,8 @@ func mustServe(t *testing.T, p pod.Pod) uint16 {
 	return port
 }
 
-// A permission that is taken away ends open connections with their next packet.
-// What stays allowed is not disturbed: nothing is reset, lost or sent again.
+// Revoking a permission blocks open connections from the next packet on. Connections that stay allowed are not
+// disturbed: nothing is reset, lost or retransmitted.
 func TestKernelRevokedPermissionCutsTheNextPacket(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -158,7 +158,7 @@ func TestKernelRevokedPermissionCutsTheNextPacket(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Everything that arrives at the server of the connection to be cut.
+		// Everything that arrives at the server of the revoked connection.
 		arrived := make(chan []byte, 1)
 		go func() {
 			all, _ := io.ReadAll(server)
@@ -192,8 +192,7 @@ func TestKernelRevokedPermissionCutsTheNextPacket(t *testing.T) {
 				t.Fatalf("the connection that stays allowed: %v", err)
 			}
 		}
-		// What the kernel sends again depends on the load of the machine, what the
-		// programs drop does not.
+		// Retransmissions of the kernel depend on the machine's load, drops by the programs do not.
 		if got := n.drops(t, policyDenied); got != dropped {
 			t.Errorf("%d packets were dropped for another reason than the policy", got-dropped)
 		}
@@ -216,9 +215,8 @@ func TestKernelRevokedPermissionCutsTheNextPacket(t *testing.T) {
 	}
 }
 
-// While the policy service is away, traffic and what is enforced stay; a pod
-// with labels that the node knows can be added, another one has to wait. When
-// it comes back nothing is written anew.
+// While the policy service is down, traffic continues and policies stay enforced. A pod with labels that the node
+// knows can be added; a pod with new labels has to wait. When the service returns, nothing is written again.
 func TestKernelPolicyServiceMayBeAway(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -257,7 +255,7 @@ func TestKernelPolicyServiceMayBeAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.waitConnected(t, policies)
-	// A change that concerns nobody here proves that the stream is complete.
+	// A change without local subjects proves that the stream is complete.
 	enforce(t, policies, `
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -300,8 +298,8 @@ spec: {podSelector: {}, policyTypes: [Ingress]}
 	n.wantDenied(t, flows, late, web, 8080)
 }
 
-// The policy service comes back without what it kept, after every order of kills:
-// what only its policies closed stays closed until an operator confirms.
+// The policy service loses its state, after kills in every order. Ports that only its policies closed stay closed
+// until an operator confirms the new state.
 func TestKernelPoliciesOutliveALostStateOfTheService(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -336,7 +334,7 @@ func TestKernelPoliciesOutliveALostStateOfTheService(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		servicetest.EventuallyNil(t, "the datapath says that it holds the earlier state", func() error {
+		servicetest.EventuallyNil(t, "the datapath reports that it holds the earlier state", func() error {
 			st := n.datapathStatus(t)
 			if st.GetAddReady() || !slices.ContainsFunc(st.GetService().GetProblems(),
 				func(p *statusv1.Problem) bool { return strings.Contains(p.GetText(), "sluice policy confirm") }) {
@@ -345,7 +343,7 @@ func TestKernelPoliciesOutliveALostStateOfTheService(t *testing.T) {
 			return nil
 		})
 		wantAllowed(t, client, web, 8080)
-		// it ends with the datapath
+		// It ends with the datapath.
 		flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []datapathv1.Reason{policyDenied}})
 		n.wantDenied(t, flows, stranger, web, 8080)
 
@@ -375,7 +373,7 @@ func TestKernelPoliciesOutliveALostStateOfTheService(t *testing.T) {
 	}
 }
 
-// mergeConfig gives one configuration the keys of both.
+// mergeConfig returns a configuration with the keys of both.
 func mergeConfig(all ...map[string]any) map[string]any {
 	merged := make(map[string]any)
 	for _, one := range all {
@@ -386,8 +384,8 @@ func mergeConfig(all ...map[string]any) map[string]any {
 	return merged
 }
 
-// enforcedState is everything in the kernel that evaluates the pods: their words,
-// with the generation that grows with every store, and all maps of tables.
+// enforcedState returns everything in the kernel that evaluates the pods: their entries, with the generation that
+// grows with every store, and all maps of policy tables.
 func (n *testNode) enforcedState(t *testing.T, pods []pod.Pod) []string {
 	t.Helper()
 	var all []string
@@ -404,8 +402,7 @@ func (n *testNode) enforcedState(t *testing.T, pods []pod.Pod) []string {
 	return all
 }
 
-// Pods with the same policy share its tables, and nothing of them is left when
-// the last is gone.
+// Pods with the same policy share its tables, which are removed with the last pod.
 func TestKernelPodsOfOneSubjectShareTables(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, shortLinger)
@@ -422,7 +419,7 @@ func TestKernelPodsOfOneSubjectShareTables(t *testing.T) {
 		pods = append(pods, n.add(t, newPod(t, "web"), config))
 	}
 	if got := n.tableUsage(t); !equalUsage(got, one) {
-		t.Errorf("with ten pods the tables take %v, want %v as with one", got, one)
+		t.Errorf("with ten pods the tables use %v, want %v as with one", got, one)
 	}
 	first := n.endpoint(t, pods[0]).GetPolicy()
 	for _, p := range pods {
@@ -433,7 +430,7 @@ func TestKernelPodsOfOneSubjectShareTables(t *testing.T) {
 		}
 		n.del(t, p)
 	}
-	servicetest.EventuallyNil(t, "the tables are gone with the last pod", func() error {
+	servicetest.EventuallyNil(t, "the tables are removed with the last pod", func() error {
 		if got := n.tableUsage(t); !equalUsage(got, empty) {
 			return fmt.Errorf("they take %v, want %v", got, empty)
 		}

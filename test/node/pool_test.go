@@ -20,7 +20,7 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// fromPool makes a node take blocks of a pool of its own etcd.
+// fromPool makes a node claim blocks of a pool in its own etcd.
 func fromPool(block int, quarantine string) func(*devnode.Options) {
 	return func(o *devnode.Options) {
 		o.Args = map[string][]string{devnode.IPAM: {
@@ -31,7 +31,7 @@ func fromPool(block int, quarantine string) func(*devnode.Options) {
 	}
 }
 
-// blocks are the ranges of ipam that serve, in their order of use.
+// blocks returns the serving ranges of ipam, in their order of use.
 func (n *testNode) blocks(t *testing.T) (serving []netip.Prefix) {
 	t.Helper()
 	pools, err := n.ipam.ListPools(servicetest.Context(t), &ipamv1.ListPoolsRequest{})
@@ -47,7 +47,7 @@ func (n *testNode) blocks(t *testing.T) (serving []netip.Prefix) {
 	return serving
 }
 
-// take gives an owner that is no endpoint an IPv4 address.
+// take allocates an IPv4 address to an owner without an endpoint.
 func (n *testNode) take(ctx context.Context, id string) (string, error) {
 	o := &workloadv1.Owner{ContainerId: id, InterfaceName: "eth0"}
 	got, err := n.ipam.Allocate(ctx, &ipamv1.AllocateRequest{
@@ -69,27 +69,27 @@ func (n *testNode) giveUp(t *testing.T, id string) {
 	}
 }
 
-// inKernel are the ranges of which the node's namespace has routes.
+// inKernel reports whether the node's namespace has the route of a range.
 func (n *testNode) inKernel(t *testing.T, p netip.Prefix) bool {
 	t.Helper()
 	out := run(t.Context(), t, "ip", "-netns", n.netnsName(), "route", "show", "table", "all")
 	return strings.Contains(out, p.String())
 }
 
-// TestKernelBlocksComeAndGoWhilePodsRun proves INV-19 and INV-85: a second block of
-// the cluster's pool comes in force while pods talk, is used, and goes again.
+// TestKernelBlocksComeAndGoWhilePodsRun proves INV-19 and INV-85: a second block of the cluster's pool is claimed,
+// used and returned while pods exchange data.
 func TestKernelBlocksComeAndGoWhilePodsRun(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, fromPool(28, "0s"))
 	first := n.blocks(t)
 	if len(first) != 2 || !first[0].Addr().Is4() {
-		t.Fatalf("the node begins with %v", first)
+		t.Fatalf("the node's initial blocks are %v", first)
 	}
 	old := n.addPods(t, "server", "client")
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	_, wait := converse(ctx, t, old[1], old[0], 0, 2)
-	for i := range 11 { // with the pods all addresses of the block
+	for i := range 11 { // with the pods' addresses, all addresses of the block
 		if _, err := n.take(servicetest.Context(t), fmt.Sprint("o", i)); err != nil {
 			t.Fatal(err)
 		}
@@ -110,7 +110,7 @@ func TestKernelBlocksComeAndGoWhilePodsRun(t *testing.T) {
 	exchange(t, fresh[0], fresh[1])
 	exchange(t, fresh[0], old[0])
 	exchange(t, old[1], fresh[1])
-	// A node that starts anew, without etcd, has both.
+	// A node that starts again without etcd has both blocks.
 	if err := n.Kill(t.Context(), devnode.Etcd); err != nil {
 		t.Fatal(err)
 	}
@@ -137,9 +137,8 @@ func TestKernelBlocksComeAndGoWhilePodsRun(t *testing.T) {
 	}
 }
 
-// TestFaultBurstOverAGrowingPool gives 1,000 owners addresses while ipam, identity
-// and etcd are killed at the steps of claims: no address is given twice, and what
-// etcd has is what ipam has.
+// TestFaultBurstOverAGrowingPool allocates addresses to 1,000 owners while ipam, identity and etcd are killed at the
+// steps of claims. No address is allocated twice, and etcd and ipam agree.
 func TestFaultBurstOverAGrowingPool(t *testing.T) {
 	n := newNode(t, fromPool(24, "1m"))
 	const owners = 1000
@@ -207,8 +206,7 @@ func TestFaultBurstOverAGrowingPool(t *testing.T) {
 	}
 }
 
-// wantRegistered waits until the cluster gives the node the blocks that ipam has,
-// and no other.
+// wantRegistered waits until the cluster assigns to the node exactly ipam's blocks.
 func (n *testNode) wantRegistered(t *testing.T) {
 	t.Helper()
 	nodes := identityv1.NewClusterServiceClient(dial(t, n.Node, devnode.Identity))
@@ -231,8 +229,8 @@ func (n *testNode) wantRegistered(t *testing.T) {
 	})
 }
 
-// TestKernelStaticRangesAreRegistered: a node of another mode than the cluster's
-// is told so by name, and serves again when its mode is the cluster's.
+// TestKernelStaticRangesAreRegistered: a node whose ipam mode differs from the cluster's reports both modes, and
+// serves again when its mode is the cluster's.
 func TestKernelStaticRangesAreRegistered(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -244,7 +242,7 @@ func TestKernelStaticRangesAreRegistered(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
-	wg.Go(func() { n.Start(ctx, devnode.IPAM) }) //nolint:errcheck // it does not serve
+	wg.Go(func() { n.Start(ctx, devnode.IPAM) }) //nolint:errcheck // ipam does not serve
 	want := "this node's ipam has mode pool with 10.197.0.0/18 in blocks of /24, " +
 		"the cluster (/sluice/v1/identity/ipam) mode static"
 	servicetest.EventuallyNil(t, "the problem by name", func() error {

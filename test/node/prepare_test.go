@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 )
 
-// asEarlierVersionsLeftIt has a node whose datapath is away look as one that an
-// earlier version ran: pins in the machine's bpffs, state of root's.
+// asEarlierVersionsLeftIt changes a node without a running datapath to the state that an earlier version left: pins
+// in the machine's bpffs, and state files owned by root.
 func (n *testNode) asEarlierVersionsLeftIt(t *testing.T) (former string) {
 	t.Helper()
 	former = nodefiles.FormerBPFDir(n.Paths())
@@ -72,7 +72,7 @@ func (n *testNode) asEarlierVersionsLeftIt(t *testing.T) (former string) {
 	return former
 }
 
-// mapIDs are the pinned maps by name.
+// mapIDs returns the pinned maps by name.
 func mapIDs(t *testing.T, dir string) map[string]ebpf.MapID {
 	t.Helper()
 	pins, err := filepath.Glob(filepath.Join(dir, "sl_*"))
@@ -95,9 +95,8 @@ func mapIDs(t *testing.T, dir string) map[string]ebpf.MapID {
 	return ids
 }
 
-// TestKernelConnectionsSurviveTheMoveOfPinsAndUser: the node was run by a
-// version that pinned in the machine's bpffs, as root. Its successor takes over
-// the same maps, and the connections that they know.
+// TestKernelConnectionsSurviveTheMoveOfPinsAndUser: an earlier version ran the node as root and with pins in the
+// machine's bpffs. The new version takes over the same maps with their connections.
 func TestKernelConnectionsSurviveTheMoveOfPinsAndUser(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -105,8 +104,7 @@ func TestKernelConnectionsSurviveTheMoveOfPinsAndUser(t *testing.T) {
 	pods := n.addPods(t, "web", "client")
 	web, client := pods[0], pods[1]
 	enforce(t, policies, silentWeb)
-	// Which only its entry in the connection table lets pass: the web may begin
-	// nothing.
+	// Only its entry in the connection table lets this connection pass: the web may open none.
 	pushed := connect(t, client, web, web.IPv4, 8080)
 	push(t, pushed.server, pushed.client, "before")
 	ctx, stop := context.WithCancel(t.Context())
@@ -144,7 +142,7 @@ func TestKernelConnectionsSurviveTheMoveOfPinsAndUser(t *testing.T) {
 		t.Errorf("maps are %v, were %v", now, maps)
 	}
 	if now := n.connections(t); now.GetCreated() != created || now.GetPickedUp() != 0 {
-		t.Errorf("%d connections were begun anew and %d found again, want none", now.GetCreated()-created, now.GetPickedUp())
+		t.Errorf("%d connections were created and %d picked up, want none", now.GetCreated()-created, now.GetPickedUp())
 	}
 	pid, err := n.PID(devnode.Datapath)
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// further are ranges that no node begins with.
+// further are ranges that no node has initially.
 var further = []netip.Prefix{netip.MustParsePrefix("10.199.7.0/24"), netip.MustParsePrefix("fd00:199:7::/64")}
 
 func texts(ranges []netip.Prefix) (out []string) {
@@ -31,7 +31,7 @@ func texts(ranges []netip.Prefix) (out []string) {
 	return out
 }
 
-// setPools starts ipam with other pools.
+// setPools restarts ipam with other pools.
 func (n *testNode) setPools(t *testing.T, ranges ...netip.Prefix) {
 	t.Helper()
 	if err := n.SetArgs(devnode.IPAM, "--pools="+strings.Join(texts(ranges), ",")); err != nil {
@@ -40,7 +40,7 @@ func (n *testNode) setPools(t *testing.T, ranges ...netip.Prefix) {
 	n.restart(t, devnode.IPAM)
 }
 
-// restart kills a service and starts it.
+// restart kills a service and starts it again.
 func (n *testNode) restart(t *testing.T, service string) {
 	t.Helper()
 	if err := errors.Join(n.Kill(t.Context(), service), n.Start(t.Context(), service)); err != nil {
@@ -48,8 +48,7 @@ func (n *testNode) restart(t *testing.T, service string) {
 	}
 }
 
-// wantRanges waits until ipam and datapath have these ranges, and the kernel has
-// the rules of no other.
+// wantRanges waits until ipam and the datapath have these ranges, and the kernel has rules of no others.
 func (n *testNode) wantRanges(t *testing.T, serving, draining []netip.Prefix) {
 	t.Helper()
 	servicetest.EventuallyNil(t, "ranges", func() error {
@@ -88,7 +87,7 @@ func (n *testNode) wantRanges(t *testing.T, serving, draining []netip.Prefix) {
 		if !slices.Equal(have, all) || !slices.Equal(rules, all) {
 			return fmt.Errorf("the datapath has %v, the kernel has rules for %v, want %v", have, rules, all)
 		}
-		if !status.GetAddReady() && !status.GetKnownAddReady() { // known ones alone, without etcd
+		if !status.GetAddReady() && !status.GetKnownAddReady() { // only known label sets, because etcd is down
 			return fmt.Errorf("not ready: %v", status.GetService().GetProblems())
 		}
 		return nil
@@ -103,9 +102,8 @@ func inRanges(p pod.Pod, ranges []netip.Prefix) bool {
 	})
 }
 
-// TestKernelRangesChangeWhilePodsRun proves INV-16, INV-19 and INV-23: ranges are
-// added and drain while connections between pods go on, with a kill of each
-// process in between.
+// TestKernelRangesChangeWhilePodsRun proves INV-16, INV-19 and INV-23: ranges are added and drained while connections
+// between pods continue and each process is killed.
 func TestKernelRangesChangeWhilePodsRun(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -136,8 +134,8 @@ func TestKernelRangesChangeWhilePodsRun(t *testing.T) {
 	}
 	exchange(t, old[1], fresh[1])
 
-	// The datapath starts while ipam is away: nothing that runs notices, and a
-	// deletion needs nobody.
+	// The datapath starts while ipam is down: running pods do not notice, and a deletion works without other
+	// services.
 	if err := errors.Join(n.Kill(t.Context(), devnode.IPAM), n.Kill(t.Context(), devnode.Datapath),
 		n.Start(t.Context(), devnode.Datapath)); err != nil {
 		t.Fatal(err)
@@ -160,8 +158,8 @@ func TestKernelRangesChangeWhilePodsRun(t *testing.T) {
 	exchange(t, fresh[0], n.addPods(t, "last")[0])
 }
 
-// TestFaultKillTheDatapathWhileARangeComesOrGoes kills the datapath at each point
-// of a change of ranges: the next process finishes it, and pods never notice.
+// TestFaultKillTheDatapathWhileARangeComesOrGoes kills the datapath at each point of a change of ranges. The next
+// process finishes the change, and pods never notice.
 func TestFaultKillTheDatapathWhileARangeComesOrGoes(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -214,9 +212,9 @@ func TestFaultKillTheDatapathWhileARangeComesOrGoes(t *testing.T) {
 	}
 }
 
-// TestBurstAcrossAChangeOfRanges confirms 1,000 addresses while ipam is killed and
-// started with other pools, which ends the leases: no address is confirmed twice, and
-// none is lost. They are no endpoints of the datapath, which leaves them alone.
+// TestBurstAcrossAChangeOfRanges confirms 1,000 addresses while ipam is killed and started with other pools, which
+// ends the leases. No address is confirmed twice, and none is lost. The addresses belong to no endpoints, so the
+// datapath ignores them.
 func TestBurstAcrossAChangeOfRanges(t *testing.T) {
 	n := newNode(t, func(o *devnode.Options) {
 		o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.196.0.0/22")}

@@ -27,7 +27,7 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// notProvoked are the reasons of the datapath that no call of this test can cause, each with why.
+// notProvoked are the datapath's reasons that this test cannot provoke, with the explanation.
 var notProvoked = map[datapathv1.ErrorReason]string{
 	datapathv1.ErrorReason_ERROR_REASON_UNSPECIFIED:      "never sent",
 	datapathv1.ErrorReason_ERROR_REASON_INTERNAL:         "a bug, or a system call that fails unexpectedly",
@@ -39,7 +39,7 @@ var notProvoked = map[datapathv1.ErrorReason]string{
 	datapathv1.ErrorReason_ERROR_REASON_LABELS_FROM_KUBERNETES: "needs an API server; test/k8s has one",
 }
 
-// reasons collects the reasons with which the datapath has answered.
+// reasons collects the reasons of the datapath's errors.
 type reasons struct {
 	t    *testing.T
 	seen map[datapathv1.ErrorReason]bool
@@ -53,7 +53,7 @@ func (r *reasons) want(what string, err error, reason datapathv1.ErrorReason) {
 	}
 }
 
-// lease has ipam lease addresses to an owner.
+// lease lets ipam lease addresses to an owner.
 func (n *testNode) lease(t *testing.T, o *workloadv1.Owner) (addresses []string) {
 	t.Helper()
 	lease, err := n.ipam.Allocate(t.Context(), &ipamv1.AllocateRequest{Owner: o})
@@ -66,7 +66,7 @@ func (n *testNode) lease(t *testing.T, o *workloadv1.Owner) (addresses []string)
 	return addresses
 }
 
-// creation is a request that the datapath carries out.
+// creation returns a request that the datapath accepts.
 func (n *testNode) creation(t *testing.T, p pod.Pod) *datapathv1.CreateEndpointRequest {
 	t.Helper()
 	o := &workloadv1.Owner{ContainerId: p.Name, InterfaceName: "eth0"}
@@ -79,8 +79,8 @@ func short(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestKernelReasonsOfTheDatapathAreThoseOfItsAPI provokes each documented reason in real services: a wrapper around an
-// error of the core must not hide its reason.
+// TestKernelReasonsOfTheDatapathAreThoseOfItsAPI provokes each documented reason in real services: wrapping an error
+// of the core must not hide its reason.
 func TestKernelReasonsOfTheDatapathAreThoseOfItsAPI(t *testing.T) {
 	t.Parallel()
 	seen := map[datapathv1.ErrorReason]bool{}
@@ -143,7 +143,7 @@ func reasonsOfRequests(r *reasons) {
 	late := n.creation(t, newPod(t, "late"))
 	late.LeaseExpireTime = timestamppb.New(time.Now().Add(-time.Second))
 	r.want("a lease that has ended", create(late), datapathv1.ErrorReason_ERROR_REASON_LEASE_LOST)
-	// An answer of ipam keeps its own reason.
+	// An error of ipam keeps its own reason.
 	late.LeaseExpireTime, late.Addresses = nil, port.GetAddresses()
 	if err := create(late); !rpcerr.Is(err, ipamv1.ErrorReason_ERROR_REASON_ADDRESSES_DIFFER) {
 		t.Errorf("addresses that another owner has leased: %v", err)
@@ -263,7 +263,7 @@ func reasonsOfFailures(r *reasons) {
 	}
 	write := func(content []byte) {
 		t.Helper()
-		if err := os.WriteFile(records[0], content, 0o600); err != nil { // the owner stays
+		if err := os.WriteFile(records[0], content, 0o600); err != nil { // keep the owner
 			t.Fatal(err)
 		}
 	}

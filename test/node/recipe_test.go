@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// TestKernelRecipeOfDevUpMakesAPodThatPoliciesSelect: what `sluice dev up` prints for
-// connecting a network namespace by hand is run as it stands, but for the pod's name.
+// TestKernelRecipeOfDevUpMakesAPodThatPoliciesSelect runs the commands that `sluice dev up` prints for connecting a
+// network namespace by hand. Only the pod's name is replaced.
 func TestKernelRecipeOfDevUpMakesAPodThatPoliciesSelect(t *testing.T) {
 	t.Parallel()
 	instance, pod1 := name(t, "t"), name(t, "pod")

@@ -24,9 +24,8 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// phases has clients with phase=even reach the web at evenPort and those with
-// phase=odd at oddPort, both at openPort. To closedPort an even one may send, and
-// the web lets in an odd one: neither gets there.
+// phases lets clients with phase=even connect to the web's evenPort, clients with phase=odd to oddPort, and both to
+// openPort. For closedPort, egress is allowed to even clients and ingress from odd ones, so neither can connect.
 const phases = `
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -70,7 +69,7 @@ func phaseAfter(change int) string {
 	return "odd"
 }
 
-// relabel gives a connected pod the labels that it was given, with one changed.
+// relabel sets the labels of a connected pod, with one changed.
 func (n *testNode) relabel(ctx context.Context, p pod.Pod, key, value string) (*datapathv1.Endpoint, error) {
 	got, err := n.datapath.GetEndpoint(ctx, &datapathv1.GetEndpointRequest{Owner: owner(p.Name)})
 	if err != nil {
@@ -88,7 +87,7 @@ func (n *testNode) relabel(ctx context.Context, p pod.Pod, key, value string) (*
 	return answer.GetEndpoint(), err
 }
 
-// mustRelabel is relabel that has to work.
+// mustRelabel is relabel that must succeed.
 func (n *testNode) mustRelabel(t *testing.T, p pod.Pod, key, value string) *datapathv1.Endpoint {
 	t.Helper()
 	ctx, cancel := deadline(t)
@@ -100,11 +99,10 @@ func (n *testNode) mustRelabel(t *testing.T, p pod.Pod, key, value string) *data
 	return e
 }
 
-// TestKernelPacketsOfAPodThatChangesItsLabelsAreOldOrNew proves INV-70: while a
-// client changes between two identities under a flood, every packet is evaluated
-// by the identity before or the one after. None is let through that neither
-// allows, also not where the one may send and the other may be received, and none
-// is dropped that both allow.
+// TestKernelPacketsOfAPodThatChangesItsLabelsAreOldOrNew proves INV-70: while a client alternates between two
+// identities under a flood, every packet is evaluated with the identity before or after a change. No packet passes
+// that both deny, even if one identity may send it and the other may be received, and none is dropped that both
+// allow.
 func TestKernelPacketsOfAPodThatChangesItsLabelsAreOldOrNew(t *testing.T) {
 	const changes = 100
 	n := newNode(t)
@@ -137,8 +135,7 @@ func TestKernelPacketsOfAPodThatChangesItsLabelsAreOldOrNew(t *testing.T) {
 	}
 }
 
-// TestKernelManyPodsChangeTheirLabelsAtOnce: a namespace that gets other labels
-// moves all of its pods.
+// TestKernelManyPodsChangeTheirLabelsAtOnce: a change of a namespace's labels changes all of its pods.
 func TestKernelManyPodsChangeTheirLabelsAtOnce(t *testing.T) {
 	const many = 100
 	n := newNode(t)
@@ -185,7 +182,7 @@ func TestKernelManyPodsChangeTheirLabelsAtOnce(t *testing.T) {
 			t.Errorf("%s is %v with identity %d, want %d", p.Name, e.GetState(), e.GetIdentity(), identities[i])
 		}
 	}
-	if len(distinct) != 4 { // a set is of one phase
+	if len(distinct) != 4 { // the labels of a pod have one phase
 		t.Errorf("identities %v, want 4", distinct)
 	}
 	wantAllowed(t, pods[0], web, talkPort)
@@ -196,8 +193,8 @@ func TestKernelManyPodsChangeTheirLabelsAtOnce(t *testing.T) {
 	}
 }
 
-// TestKernelAPodKeepsItsIdentityWhileThePolicyServiceIsAway: the old identity is
-// enforced as a whole until the tables of the new one come.
+// TestKernelAPodKeepsItsIdentityWhileThePolicyServiceIsAway: the old identity stays fully enforced until the tables
+// of the new one arrive.
 func TestKernelAPodKeepsItsIdentityWhileThePolicyServiceIsAway(t *testing.T) {
 	n := newNode(t)
 	policies := n.policies(t)
@@ -231,9 +228,9 @@ func TestKernelAPodKeepsItsIdentityWhileThePolicyServiceIsAway(t *testing.T) {
 	n.wantDenied(t, flows, client, web, talkPort)
 }
 
-// TestFaultKillDatapathAtEveryStepOfAChangeOfLabels proves INV-71: the datapath is
-// killed at each step. The connection that both identities allow goes on, the
-// endpoint is one of the two afterwards, and the call repeated makes it the new one.
+// TestFaultKillDatapathAtEveryStepOfAChangeOfLabels proves INV-71: the datapath is killed at each step. A connection
+// that both identities allow continues, the endpoint has one of both identities afterwards, and repeating the call
+// sets the new one.
 func TestFaultKillDatapathAtEveryStepOfAChangeOfLabels(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -263,7 +260,7 @@ func TestFaultKillDatapathAtEveryStepOfAChangeOfLabels(t *testing.T) {
 			controller.KillAt(point, 0)
 			hits, cancelHits := context.WithTimeout(t.Context(), patience)
 			var call sync.WaitGroup
-			call.Go(func() { _, _ = n.relabel(hits, client, "phase", phaseAfter(i+1)) }) // nobody answers it
+			call.Go(func() { _, _ = n.relabel(hits, client, "phase", phaseAfter(i+1)) }) // the call gets no answer
 			if err := controller.WaitHits(hits, point, 1); err != nil {
 				t.Error(err)
 			}
@@ -278,7 +275,7 @@ func TestFaultKillDatapathAtEveryStepOfAChangeOfLabels(t *testing.T) {
 			}
 			e := n.mustRelabel(t, client, "phase", phaseAfter(i+1))
 			if e.GetIdentity() == old {
-				t.Errorf("its identity is %d still", old)
+				t.Errorf("its identity is still %d", old)
 			}
 			old = e.GetIdentity()
 			servicetest.EventuallyNil(t, "the open connection goes on", func() error {
@@ -303,12 +300,11 @@ func TestFaultKillDatapathAtEveryStepOfAChangeOfLabels(t *testing.T) {
 	}
 }
 
-// relabelling says whether a fault point lies between two steps of a change of
-// labels, and not in ADD or DEL.
+// relabelling reports whether a fault point is between two steps of a change of labels, and not in ADD or DEL.
 func relabelling(point string) bool { return strings.HasPrefix(point, "datapath/relabel/") }
 
-// TestKernelNamedPortsOfAPodChange: an update that changes nothing leaves the epoch;
-// other named ports lead where policies name them.
+// TestKernelNamedPortsOfAPodChange: an update without a change keeps the epoch, and policies with named ports follow
+// a change.
 func TestKernelNamedPortsOfAPodChange(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

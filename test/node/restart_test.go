@@ -20,20 +20,20 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// Names of counters, as docs/datapath.md lists them.
+// Names of counters in docs/datapath.md.
 const (
 	deliveredLocal = datapathv1.Reason_REASON_FORWARDED_TO_POD
 	fromStack      = datapathv1.Reason_REASON_FORWARDED_FROM_STACK
 )
 
-// conversation is one TCP connection on which both ends talk in turn.
+// conversation is one TCP connection on which both ends alternate.
 type conversation struct {
 	conn      *net.TCPConn
 	exchanged atomic.Uint64
 }
 
-// converse opens connections between two pods, to the port or to any if it is
-// 0, and keeps them talking until the context ends. The function that it returns waits and gives the first error.
+// converse opens connections between two pods, to a port or, if it is 0, to any port, and exchanges data until the
+// context ends. The returned function waits and returns the first error.
 func converse(ctx context.Context, t *testing.T, from, to pod.Pod, port uint16, connections int) ([]*conversation,
 	func() error,
 ) {
@@ -96,10 +96,9 @@ func converse(ctx context.Context, t *testing.T, from, to pod.Pod, port uint16, 
 	}
 }
 
-// TestKernelConnectionsSurviveDatapathRestarts proves INV-23: 20 connections
-// keep exchanging data while the datapath is killed and started 20 times, each
-// of them makes progress while it is away, and the counters prove that the
-// eBPF path carried them and not the host's stack.
+// TestKernelConnectionsSurviveDatapathRestarts proves INV-23: 20 connections exchange data while the datapath is
+// killed and started 20 times. Each of them makes progress while the datapath is down, and the counters prove that
+// the eBPF path carried the packets and not the host's stack.
 func TestKernelConnectionsSurviveDatapathRestarts(t *testing.T) {
 	t.Parallel()
 	const connections, restarts = 20, 10
@@ -147,9 +146,9 @@ func TestKernelConnectionsSurviveDatapathRestarts(t *testing.T) {
 	for _, c := range conversations {
 		exchanged += c.exchanged.Load()
 	}
-	// Each exchange is a packet each way at least; acknowledgements come on top.
+	// An exchange is at least one packet in each direction, plus acknowledgements.
 	if delivered := after[deliveredLocal] - before[deliveredLocal]; delivered < 2*exchanged {
-		t.Errorf("%s grew by %d packets over %d exchanges, want at least %d: packets went another way", deliveredLocal,
+		t.Errorf("%s grew by %d packets over %d exchanges, want at least %d: packets took another path", deliveredLocal,
 			delivered, exchanged, 2*exchanged)
 	}
 	if bypassed := after[fromStack] - before[fromStack]; bypassed > 0 {

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/kit/privilege/privilegetest"
 )
 
-// metrics is the page of a service.
+// metricsOf returns the metrics page of a service.
 func metricsOf(t *testing.T, n *testNode, service string) string {
 	t.Helper()
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -41,8 +41,8 @@ func metricsOf(t *testing.T, n *testNode, service string) string {
 	return string(page)
 }
 
-// TestKernelServicesRunConfined proves that every thread of every service has
-// the rights of docs/privileges.md and no more.
+// TestKernelServicesRunConfined proves that every thread of every service has exactly the rights in
+// docs/privileges.md.
 func TestKernelServicesRunConfined(t *testing.T) {
 	n := newNode(t)
 	for service, want := range map[string]struct {

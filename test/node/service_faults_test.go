@@ -20,11 +20,11 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// served is a node with a service whose backends change.
+// served is a node and a service with changing backends.
 type served struct {
 	*testNode
 	lb       lbv1.LoadBalancerServiceClient
-	revision uint64 // that has the backends
+	revision uint64 // revision of the latest backends
 }
 
 func newServed(t *testing.T, n *testNode) *served {
@@ -32,9 +32,8 @@ func newServed(t *testing.T, n *testNode) *served {
 	return &served{testNode: n, lb: lbv1.NewLoadBalancerServiceClient(dial(t, n.Node, devnode.LoadBalancer))}
 }
 
-// TestFaultSocketsAreEndedBeforeThePolicyIsKnown: a datapath that starts while the policy
-// service is away ends the sockets of endpoints, too, before it acknowledges a removal as
-// ended (INV-99).
+// TestFaultSocketsAreEndedBeforeThePolicyIsKnown: a datapath that starts while the policy service is down ends
+// sockets to removed backends before it acknowledges the removal as ended (INV-99).
 func TestFaultSocketsAreEndedBeforeThePolicyIsKnown(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -57,7 +56,7 @@ func TestFaultSocketsAreEndedBeforeThePolicyIsKnown(t *testing.T) {
 		}
 	}
 	started := make(chan error, 1)
-	go func() { started <- n.Start(t.Context(), devnode.Datapath) }() // it serves once the policy is known
+	go func() { started <- n.Start(t.Context(), devnode.Datapath) }() // serves once the policy is known
 	s.lead(t, pods[2])
 	if name, err := askConnected(c); !errors.Is(err, unix.ECONNABORTED) && !errors.Is(err, unix.EDESTADDRREQ) {
 		t.Errorf("the socket to the removed backend: %q, %v, want it ended", name, err)
@@ -67,8 +66,7 @@ func TestFaultSocketsAreEndedBeforeThePolicyIsKnown(t *testing.T) {
 	}
 }
 
-// lead changes the backends, also while processes are killed, and returns when the
-// removals are acknowledged as ended.
+// lead changes the backends, while processes may be killed, and returns when the removals are acknowledged as ended.
 func (s *served) lead(t *testing.T, backends ...pod.Pod) {
 	t.Helper()
 	request := &lbv1.UpsertServicesRequest{Manifests: []byte(serviceManifests(backends...))}
@@ -76,7 +74,7 @@ func (s *served) lead(t *testing.T, backends ...pod.Pod) {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		r, err := s.lb.UpsertServices(ctx, request)
-		if err != nil && status.Code(err) != codes.Unavailable { // it was killed meanwhile
+		if err != nil && status.Code(err) != codes.Unavailable { // killed meanwhile
 			t.Fatal(err)
 		}
 		s.revision = r.GetRevision()
@@ -85,8 +83,7 @@ func (s *served) lead(t *testing.T, backends ...pod.Pod) {
 	s.awaitEnded(t)
 }
 
-// awaitEnded waits until a datapath is connected that has acknowledged the removals of
-// the revision as ended.
+// awaitEnded waits until a connected datapath has acknowledged the revision's removals as ended.
 func (s *served) awaitEnded(t *testing.T) {
 	t.Helper()
 	servicetest.EventuallyNil(t, fmt.Sprintf("revision %d is ended", s.revision), func() error {

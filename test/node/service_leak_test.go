@@ -23,11 +23,10 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// TestFaultServiceAddressesStayOnTheNode: while a service gets other backends, and none, and
-// each process is killed and comes back with programs and maps of its own, no packet of a pod
-// to the service's addresses leaves the node: neither of sockets that connect nor frames that
-// no hook of sockets has seen. When the service is deleted at the end, the same packets are
-// seen outside.
+// TestFaultServiceAddressesStayOnTheNode: a service gets other backends, and none, and each process is killed and
+// restarted with other programs and maps. Meanwhile no packet of a pod to the service's addresses leaves the node,
+// neither from connecting sockets nor as frames that bypass the socket hooks. After the service is deleted, the same
+// packets are seen outside.
 func TestFaultServiceAddressesStayOnTheNode(t *testing.T) {
 	n := newNode(t)
 	pods := n.addPods(t, "client", "b0", "b1", "b2")
@@ -72,7 +71,7 @@ func TestFaultServiceAddressesStayOnTheNode(t *testing.T) {
 		}
 	}
 	t.Logf("%d frames and %d connects", client.frames.Load(), client.connects.Load())
-	// else it says nothing that none was seen
+	// Without this, an absence of packets would prove nothing.
 	_, err := s.lb.DeleteServices(t.Context(), &lbv1.DeleteServicesRequest{
 		Keys: []*lbv1.ObjectKey{{Kind: "Service", Namespace: "test", Name: "web"}},
 	})
@@ -82,12 +81,12 @@ func TestFaultServiceAddressesStayOnTheNode(t *testing.T) {
 	}
 }
 
-// asking counts packets of a pod to a service, again and again.
+// asking counts packets that a pod sends to a service repeatedly.
 type asking struct {
 	frames, connects atomic.Uint64
 }
 
-// askForever sends SYNs and datagrams past the pod's sockets, and connects, until the test ends.
+// askForever sends SYNs and datagrams that bypass the pod's sockets, and connects, until the test ends.
 func (n *testNode) askForever(t *testing.T, from pod.Pod) *asking {
 	t.Helper()
 	a := &asking{}
@@ -111,7 +110,7 @@ func (n *testNode) askForever(t *testing.T, from pod.Pod) *asking {
 			if _, err := unix.Write(w.fd, w.frame(s)); err == nil {
 				a.frames.Add(1)
 			}
-			if i%16 == 0 { // the device's queue, and the machine, have other work
+			if i%16 == 0 { // leave time for the device's queue and for other work
 				_, _ = unix.Poll(nil, 1)
 			}
 		}
@@ -122,13 +121,13 @@ func (n *testNode) askForever(t *testing.T, from pod.Pod) *asking {
 			if c, err := from.Dial(ctx, to); err == nil {
 				_ = c.Close()
 			}
-			a.connects.Add(1) // refused ones, too
+			a.connects.Add(1) // including refused connections
 		}
 	})
 	return a
 }
 
-// wantMore waits for packets of each kind that are sent from now on.
+// wantMore waits until packets of each kind were sent from now on.
 func (a *asking) wantMore(t *testing.T, when string) {
 	t.Helper()
 	frames, connects := a.frames.Load(), a.connects.Load()

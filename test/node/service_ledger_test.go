@@ -9,19 +9,18 @@ import (
 	"testing"
 )
 
-// members is a set of backends, by their number.
+// members is a set of backend numbers.
 type members uint32
 
 func (m members) has(backend int) bool { return m&(1<<backend) != 0 }
 
-// ledger says which backends a service may and must lead to. It counts rounds: one
-// begins ahead of each change of the backends, and one when its removals are
-// acknowledged as ended. Whoever notes the round ahead of a step and asks for all
-// rounds since has the one in which the step took place among them.
+// ledger records which backends a service may and must use. It counts rounds: one begins before each change of the
+// backends, and one when the removals are acknowledged as ended. A client that notes the round before a step, and
+// queries all rounds since, includes the round in which the step took place.
 type ledger struct {
 	round atomic.Int64
 	mu    sync.RWMutex
-	may   []members // by round: those that the service leads to at some time in it
+	may   []members // by round: backends that the service uses at some time in it
 	must  []members // those that it leads to throughout
 }
 
@@ -29,16 +28,16 @@ func newLedger(first members) *ledger {
 	return &ledger{may: []members{first}, must: []members{first}}
 }
 
-// now is the current round.
+// now returns the current round.
 func (l *ledger) now() int64 { return l.round.Load() }
 
-// begin begins the round in which the backends are exchanged.
+// begin begins the round in which the backends change.
 func (l *ledger) begin(next members) {
 	old := l.current()
 	l.enter(old|next, old&next)
 }
 
-// end begins the round in which the service leads to these backends alone.
+// end begins the round in which the service uses only these backends.
 func (l *ledger) end(next members) { l.enter(next, next) }
 
 func (l *ledger) enter(may, must members) {
@@ -48,15 +47,14 @@ func (l *ledger) enter(may, must members) {
 	l.round.Store(int64(len(l.may) - 1))
 }
 
-// current are the backends of the current round, between two changes.
+// current returns the backends of the current round, between two changes.
 func (l *ledger) current() members {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	return l.must[len(l.must)-1]
 }
 
-// allowed says whether a socket that asked after the round began may have been led
-// to the backend.
+// allowed reports whether a socket may have been connected to the backend at any time since the round began.
 func (l *ledger) allowed(since int64, backend int) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -68,8 +66,8 @@ func (l *ledger) allowed(since int64, backend int) bool {
 	return false
 }
 
-// stayed says whether the service has led to the backend ever since the round began,
-// so that no socket to it may have been ended.
+// stayed reports whether the service has always used the backend since the round began, so that no socket to it may
+// have been ended.
 func (l *ledger) stayed(since int64, backend int) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()

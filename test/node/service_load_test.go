@@ -24,14 +24,13 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// A question is the round in which it was asked and a number; the answer adds that of
-// the backend.
+// A question consists of the round in which it was sent and a number. The answer adds the backend's number.
 const (
 	questionSize = 16
 	answerSize   = questionSize + 1
 )
 
-// load are sockets that use a service until stop is called.
+// load runs clients of a service until stop is called.
 type load struct {
 	ledger  *ledger
 	clients []pod.Pod
@@ -42,7 +41,7 @@ type load struct {
 	servers []io.Closer
 	once    sync.Once
 
-	users []*user // of the test's goroutine alone
+	users []*user // used only by the test's goroutine
 
 	mu     sync.Mutex
 	errors []error
@@ -50,13 +49,13 @@ type load struct {
 	connects, ended, lost, datagrams atomic.Uint64
 }
 
-// user is one client that asks again and again.
+// user is one client that sends questions repeatedly.
 type user struct {
 	what      string
 	exchanged atomic.Uint64
 }
 
-// newLoad lets the backends answer.
+// newLoad starts the servers of the backends.
 func newLoad(t *testing.T, ledger *ledger, backends []pod.Pod, clients ...pod.Pod) *load {
 	t.Helper()
 	l := &load{ledger: ledger, clients: clients}
@@ -122,7 +121,7 @@ func (l *load) use(what string, run func(*user)) {
 	l.working.Go(func() { run(u) })
 }
 
-// rest is what a client does between two questions. False: the load ends.
+// rest waits between two questions. It returns false when the load ends.
 func (l *load) rest() bool {
 	select {
 	case <-l.ctx.Done():
@@ -132,7 +131,7 @@ func (l *load) rest() bool {
 	}
 }
 
-// wantProgress waits until every client has exchanged something twice since.
+// wantProgress waits until every client has made two more exchanges.
 func (l *load) wantProgress(t *testing.T, when string) {
 	t.Helper()
 	start := l.progress()
@@ -145,14 +144,14 @@ func (l *load) wantProgress(t *testing.T, when string) {
 		}
 		for i, now := range l.progress() {
 			if now < start[i]+2 {
-				return fmt.Errorf("%s stands at %d exchanges", l.users[i].what, now)
+				return fmt.Errorf("%s has made only %d exchanges", l.users[i].what, now)
 			}
 		}
 		return nil
 	})
 }
 
-// progress is how often each client has exchanged something.
+// progress returns each client's number of exchanges.
 func (l *load) progress() []uint64 {
 	all := make([]uint64, len(l.users))
 	for i, u := range l.users {
@@ -174,7 +173,7 @@ func (l *load) serveConnections(number int, listener *net.TCPListener) {
 			message[questionSize] = byte(number)
 			for {
 				if _, err := io.ReadFull(c, message[:questionSize]); err != nil {
-					// A client closes its connection, and never in a question.
+					// A client closes its connection only between questions.
 					if !errors.Is(err, io.EOF) {
 						l.fail("connection from %s to backend %d: %w", c.RemoteAddr(), number, err)
 					}
@@ -189,8 +188,8 @@ func (l *load) serveConnections(number int, listener *net.TCPListener) {
 	}
 }
 
-// serveDatagrams answers questions, none of which may have been sent after the removal
-// of the backend was acknowledged as ended.
+// serveDatagrams answers questions. None may have been sent after the removal of the backend was acknowledged as
+// ended.
 func (l *load) serveDatagrams(number int, c *net.UDPConn) {
 	message := make([]byte, answerSize)
 	for {
@@ -212,12 +211,12 @@ func (l *load) serveDatagrams(number int, c *net.UDPConn) {
 	}
 }
 
-// pair is the client and the service of the i-th user: clients and families take turns.
+// pair returns the client and the service address of the i-th user, alternating between clients and families.
 func (l *load) pair(i int) (from pod.Pod, to netip.AddrPort) {
 	return l.clients[i%len(l.clients)], netip.AddrPortFrom(serviceAddresses[i/len(l.clients)%2], servicePort)
 }
 
-// connect connects to the service, and asks the first question.
+// connect connects to the service and sends the first question.
 func (l *load) connect(from pod.Pod, to netip.AddrPort) (c *net.TCPConn, backend int, err error) {
 	ctx, cancel := context.WithTimeout(l.ctx, patience)
 	defer cancel()
@@ -226,7 +225,7 @@ func (l *load) connect(from pod.Pod, to netip.AddrPort) (c *net.TCPConn, backend
 		return nil, 0, err
 	}
 	if backend, err = l.question(c, 0); err == nil && !l.ledger.allowed(since, backend) {
-		err = fmt.Errorf("led to backend %d, which was removed before round %d", backend, since)
+		err = fmt.Errorf("connected to backend %d, which was removed before round %d", backend, since)
 	}
 	if err == nil && c.RemoteAddr().String() != to.String() {
 		err = fmt.Errorf("the socket says %s", c.RemoteAddr())
@@ -239,7 +238,7 @@ func (l *load) connect(from pod.Pod, to netip.AddrPort) (c *net.TCPConn, backend
 	return c, backend, nil
 }
 
-// question asks over a connection, and returns the backend that answers.
+// question sends a question over a connection, and returns the number of the answering backend.
 func (l *load) question(c *net.TCPConn, number uint64) (backend int, err error) {
 	message := make([]byte, answerSize)
 	binary.BigEndian.PutUint64(message, uint64(l.ledger.now()))
@@ -254,12 +253,12 @@ func (l *load) question(c *net.TCPConn, number uint64) (backend int, err error) 
 		return 0, err
 	}
 	if got := binary.BigEndian.Uint64(message[8:]); got != number {
-		return 0, fmt.Errorf("question %d is answered as %d", number, got)
+		return 0, fmt.Errorf("question %d got the answer to %d", number, got)
 	}
 	return int(message[questionSize]), nil
 }
 
-// converse opens connections that last as long as the load.
+// converse opens connections that stay open until the load ends.
 func (l *load) converse(t *testing.T, connections int) {
 	t.Helper()
 	for i := range connections {
@@ -286,8 +285,8 @@ func (l *load) converse(t *testing.T, connections int) {
 	}
 }
 
-// ask lets sockets of datagrams, connected ones and others, and some users that connect
-// anew for each question use the service.
+// ask starts users with connected and unconnected datagram sockets, and users that open a connection for each
+// question.
 func (l *load) ask(t *testing.T, connected, unconnected, connecting int) {
 	t.Helper()
 	for i := range connected {
@@ -317,7 +316,7 @@ func (l *load) ask(t *testing.T, connected, unconnected, connecting int) {
 	}
 }
 
-// untilDone repeats what a user does until the load ends, or it fails.
+// untilDone repeats a user's exchange until the load ends or an exchange fails.
 func (l *load) untilDone(u *user, do func() error) {
 	for {
 		err := do()
@@ -334,10 +333,10 @@ func (l *load) untilDone(u *user, do func() error) {
 	}
 }
 
-// answerTime is when a datagram counts as lost, as a resolver's does.
+// answerTime is the time after which a datagram counts as lost, as in a resolver.
 const answerTime = 2 * time.Second
 
-// datagram asks by one datagram, until an answer comes.
+// datagram sends a question as a datagram, and repeats it until an answer arrives.
 func (l *load) datagram(c *net.UDPConn, number uint64, send func([]byte) error,
 	receive func([]byte) (int, error),
 ) (backend int, since int64, err error) {
@@ -361,7 +360,7 @@ func (l *load) datagram(c *net.UDPConn, number uint64, send func([]byte) error,
 			if err != nil {
 				return 0, since, err
 			}
-			// Not the answer of a question that counted as lost.
+			// Skip late answers to earlier questions.
 			if size == answerSize && binary.BigEndian.Uint64(message[8:]) == number {
 				return int(message[questionSize]), since, nil
 			}
@@ -369,8 +368,7 @@ func (l *load) datagram(c *net.UDPConn, number uint64, send func([]byte) error,
 	}
 }
 
-// useConnected asks by a connected socket until that is ended because its backend was
-// removed.
+// useConnected uses a connected socket until the socket is ended because its backend was removed.
 func (l *load) useConnected(u *user, from pod.Pod, to netip.AddrPort) error {
 	since := l.ledger.now()
 	c, err := from.DialUDP(to)
@@ -387,15 +385,15 @@ func (l *load) useConnected(u *user, from pod.Pod, to netip.AddrPort) error {
 		switch {
 		case errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.EDESTADDRREQ):
 			l.ended.Add(1)
-			// Which backend it had is unknown before the first answer.
+			// The backend is unknown before the first answer.
 			if backend >= 0 && l.ledger.stayed(since, backend) {
-				return fmt.Errorf("ended, and backend %d was there ever since round %d: %w", backend, since, err)
+				return fmt.Errorf("ended, although backend %d was used in all rounds since %d: %w", backend, since, err)
 			}
 			return nil
 		case err != nil:
 			return err
 		case backend >= 0 && got != backend:
-			return fmt.Errorf("connected to backend %d, and %d answers", backend, got)
+			return fmt.Errorf("connected to backend %d, but %d answers", backend, got)
 		}
 		backend, since = got, asked
 		u.exchanged.Add(1)
@@ -405,8 +403,7 @@ func (l *load) useConnected(u *user, from pod.Pod, to netip.AddrPort) error {
 	}
 }
 
-// useUnconnected asks by a socket that is not connected, which chooses a backend for
-// each datagram.
+// useUnconnected uses an unconnected socket, for which the datapath selects a backend for each datagram.
 func (l *load) useUnconnected(u *user, from pod.Pod, to netip.AddrPort) error {
 	unspecified := netip.IPv4Unspecified()
 	if to.Addr().Is6() {

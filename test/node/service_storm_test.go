@@ -19,20 +19,18 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// storm is a service whose backends are exchanged while many sockets use it.
+// storm is a service whose backends change while many sockets use it.
 type storm struct {
 	*served
-	backends []pod.Pod // by number, fewer than 32
+	backends []pod.Pod // by number, at most 31
 	ledger   *ledger
 	changes  int // made so far
 }
 
-// TestFaultServiceUnderLoad: 1,000 TCP connections and 250 UDP sockets use a service
-// while its backends are exchanged again and again, and each process is killed, with
-// changes under way and without. No TCP connection ends. No connected UDP socket to a
-// backend that stays is ended, and no datagram and no new connection reaches a backend
-// whose removal is acknowledged as ended (INV-96, INV-99). A restart leaves the maps of
-// services as they are, bit for bit (INV-97).
+// TestFaultServiceUnderLoad: 1,000 TCP connections and 250 UDP sockets use a service while its backends change
+// repeatedly, and each process is killed, both during changes and between them. No TCP connection ends. No connected
+// UDP socket to a remaining backend is ended, and no datagram and no new connection reaches a backend whose removal
+// is acknowledged as ended (INV-96, INV-99). A restart leaves the maps of services bit for bit unchanged (INV-97).
 func TestFaultServiceUnderLoad(t *testing.T) {
 	changes := 200
 	if allFaults() {
@@ -43,7 +41,7 @@ func TestFaultServiceUnderLoad(t *testing.T) {
 	s := &storm{served: newServed(t, n), backends: pods[2:], ledger: newLedger(0b000111)}
 	l := newLoad(t, s.ledger, s.backends, pods[0], pods[1], pod.Pod{Name: "host", Netns: n.Netns()})
 	s.lead(t, s.backends[:3]...)
-	// Long connections to every backend, half of which then leave.
+	// Long connections to every backend. Half of the backends are removed later.
 	l.converse(t, 500)
 	s.exchange(t, 0b111000)
 	l.converse(t, 500)
@@ -68,12 +66,11 @@ func TestFaultServiceUnderLoad(t *testing.T) {
 	l.stop()
 	t.Logf("%d changes; %s", s.changes, l)
 	if l.ended.Load() == 0 {
-		t.Error("no socket was ended: nothing is said of removed backends")
+		t.Error("no socket was ended: the test shows nothing about removed backends")
 	}
 }
 
-// exchangeUntil exchanges one backend of three for another that is not among them, so
-// that one goes and one comes, until so many changes were made.
+// exchangeUntil replaces one of three backends at a time by another one, until this number of changes was made.
 func (s *storm) exchangeUntil(t *testing.T, changes int) {
 	t.Helper()
 	for s.changes < changes && !t.Failed() {
@@ -83,7 +80,7 @@ func (s *storm) exchangeUntil(t *testing.T, changes int) {
 	}
 }
 
-// pick chooses one of a set.
+// pick returns one member of a set.
 func pick(from members) members {
 	for range rand.IntN(bits.OnesCount32(uint32(from))) {
 		from &= from - 1
@@ -91,8 +88,7 @@ func pick(from members) members {
 	return from & -from
 }
 
-// exchange changes the backends, and returns when the removals are acknowledged as
-// ended.
+// exchange changes the backends, and returns when the removals are acknowledged as ended.
 func (s *storm) exchange(t *testing.T, next members) {
 	t.Helper()
 	var backends []pod.Pod
@@ -107,18 +103,18 @@ func (s *storm) exchange(t *testing.T, next members) {
 	s.changes++
 }
 
-// wantMapsKept kills a process while nothing changes, starts it, and compares the maps
-// of services.
+// wantMapsKept kills and restarts a process while nothing else changes, and compares the maps of services before and
+// after.
 func (s *storm) wantMapsKept(t *testing.T, l *load, service string) {
 	t.Helper()
-	// With every backend in the list no number rests, which would be freed after a while.
+	// With every backend in use, no number is in quarantine, whose end would change the maps.
 	current := s.ledger.current()
 	s.exchange(t, 1<<len(s.backends)-1)
 	before := s.serviceMaps(t)
 	if err := s.Kill(t.Context(), service); err != nil {
 		t.Fatal(err)
 	}
-	l.wantProgress(t, service+" is away, and nothing changes")
+	l.wantProgress(t, service+" is down, and nothing changes")
 	if err := s.Start(t.Context(), service); err != nil {
 		t.Fatal(err)
 	}
@@ -137,8 +133,8 @@ func (s *storm) wantMapsKept(t *testing.T, l *load, service string) {
 	s.exchange(t, current)
 }
 
-// serviceMaps are the maps of services, byte by byte: the elements of arrays in their
-// order, and those of hashes, keys before values, sorted.
+// serviceMaps returns the raw contents of the service maps: elements of arrays in their order, and elements of
+// hashes, each key before its value, sorted.
 func (n *testNode) serviceMaps(t *testing.T) map[string][]byte {
 	t.Helper()
 	all := make(map[string][]byte)
@@ -156,7 +152,7 @@ func (n *testNode) serviceMaps(t *testing.T) map[string][]byte {
 			t.Fatalf("map %s: %v", name, err)
 		}
 		_ = m.Close()
-		// Else equal maps would say nothing.
+		// Without contents, equal maps would prove nothing.
 		if len(bytes.Trim(content, "\x00")) == 0 {
 			t.Fatalf("map %s is empty", name)
 		}
@@ -165,7 +161,7 @@ func (n *testNode) serviceMaps(t *testing.T) map[string][]byte {
 	return all
 }
 
-// mapBytes reads a whole map.
+// mapBytes returns the raw contents of a map.
 func mapBytes(m *ebpf.Map) ([]byte, error) {
 	if m.Type() == ebpf.Array {
 		memory, err := m.Memory()

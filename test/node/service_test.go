@@ -27,7 +27,7 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// serviceAddresses are those of the service, one of each family.
+// serviceAddresses are the service's addresses, one of each family.
 var serviceAddresses = []netip.Addr{netip.MustParseAddr("10.96.7.10"), netip.MustParseAddr("fd00:96:7::10")}
 
 const (
@@ -35,8 +35,7 @@ const (
 	backendPort = 8080
 )
 
-// sluice runs the command line against the node, and fails the test at another exit
-// code.
+// sluice runs the program against the node, and fails the test if the exit code differs.
 func (n *testNode) sluice(t *testing.T, code int, stdin string, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -53,14 +52,14 @@ func (n *testNode) sluice(t *testing.T, code int, stdin string, args ...string) 
 	return string(out)
 }
 
-// endpointOf is an endpoint of a service with the conditions of its slice.
+// endpointOf is an endpoint of a service, with the conditions in its slice.
 type endpointOf struct {
 	pod.Pod
 	conditions string
 }
 
-// serviceManifests are a service with TCP and UDP, and a slice of each family that
-// has the backends, all of them ready.
+// serviceManifests returns a service with TCP and UDP, and a slice in each family with the backends, all of them
+// ready.
 func serviceManifests(backends ...pod.Pod) string {
 	var all []endpointOf
 	for _, p := range backends {
@@ -69,7 +68,7 @@ func serviceManifests(backends ...pod.Pod) string {
 	return serviceWithEndpoints(all...)
 }
 
-// serviceWithEndpoints is as serviceManifests, with endpoints in any state.
+// serviceWithEndpoints is serviceManifests with endpoints in any state.
 func serviceWithEndpoints(endpoints ...endpointOf) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `apiVersion: v1
@@ -104,7 +103,7 @@ endpoints:
 	return b.String()
 }
 
-// serveName answers each connection, and each datagram, with the pod's name.
+// serveName answers each connection and each datagram with the pod's name.
 func serveName(t *testing.T, p pod.Pod) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -142,8 +141,8 @@ func serveName(t *testing.T, p pod.Pod) {
 	})
 }
 
-// askTCP connects to a service and returns the name of the backend. The socket has to
-// say that its peer is the service.
+// askTCP connects to a service and returns the name of the backend. The peer address of the socket must be the
+// service.
 func askTCP(ctx context.Context, from pod.Pod, to netip.AddrPort) (string, error) {
 	c, err := from.Dial(ctx, to)
 	if err != nil {
@@ -159,8 +158,7 @@ func askTCP(ctx context.Context, from pod.Pod, to netip.AddrPort) (string, error
 	return string(name), err
 }
 
-// askUDP asks by a datagram of a socket that is not connected, whose answer has to
-// come from the service.
+// askUDP sends a datagram from an unconnected socket. The source of the answer must be the service.
 func askUDP(ctx context.Context, from pod.Pod, to netip.AddrPort) (string, error) {
 	unspecified := netip.IPv4Unspecified()
 	if to.Addr().Is6() {
@@ -189,8 +187,8 @@ func askUDP(ctx context.Context, from pod.Pod, to netip.AddrPort) (string, error
 
 var asks = map[string]func(context.Context, pod.Pod, netip.AddrPort) (string, error){"tcp": askTCP, "udp": askUDP}
 
-// wantBackends asks the service by every family and protocol until all backends have
-// answered, 32 times at least. No other may.
+// wantBackends connects to the service in every family and protocol until all backends have answered, but at least 32
+// times. No other backend may answer.
 func wantBackends(t *testing.T, from pod.Pod, backends ...pod.Pod) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -218,8 +216,7 @@ func wantBackends(t *testing.T, from pod.Pod, backends ...pod.Pod) {
 	}
 }
 
-// wantRefused asks the service by every family and protocol and wants the error of a
-// port that nothing listens on.
+// wantRefused requires that connecting to the service, in every family and protocol, fails as for a closed port.
 func wantRefused(t *testing.T, from pod.Pod) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -234,8 +231,8 @@ func wantRefused(t *testing.T, from pod.Pod) {
 	}
 }
 
-// TestServiceLeadsToItsBackends: a service that the command line applies leads sockets
-// of pods and of the node to its backends, whichever of the services is away.
+// TestServiceLeadsToItsBackends: after the service is applied by the command line, sockets of pods and of the node
+// reach its backends, whichever of the services is down.
 func TestServiceLeadsToItsBackends(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -248,7 +245,7 @@ func TestServiceLeadsToItsBackends(t *testing.T) {
 	n.sluice(t, 0, serviceManifests(one, two), "service", "apply", "-f", "-")
 	wantBackends(t, client, one, two)
 	wantBackends(t, host, one, two)
-	// Through the service to itself, inside its namespace.
+	// A backend that connects to the service may reach itself, inside its namespace.
 	wantBackends(t, one, one, two)
 	out := n.sluice(t, 0, "", "service", "list")
 	if !strings.Contains(out, "10.96.7.10,fd00:96:7::10") || !strings.Contains(out, " 4/4 ") {
@@ -256,7 +253,7 @@ func TestServiceLeadsToItsBackends(t *testing.T) {
 	}
 	n.sluice(t, 0, "", "status")
 
-	// Down to one backend, and to none.
+	// Reduce to one backend, then to none.
 	n.sluice(t, 0, serviceManifests(two), "service", "apply", "-f", "-", "--wait-drained")
 	wantBackends(t, client, two)
 	n.sluice(t, 0, serviceManifests(), "service", "apply", "-f", "-", "--wait-drained")
@@ -265,7 +262,7 @@ func TestServiceLeadsToItsBackends(t *testing.T) {
 	n.sluice(t, 0, serviceManifests(one, two), "service", "apply", "-f", "-")
 	wantBackends(t, client, one, two)
 
-	// Of a service that is gone, the address leads nowhere.
+	// The address of a deleted service leads nowhere.
 	n.sluice(t, 0, serviceManifests(), "service", "delete", "-f", "-")
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -283,17 +280,17 @@ func TestServiceLeadsToItsBackends(t *testing.T) {
 	}
 }
 
-// connectedSocket is a connected UDP socket, and who answered it.
+// connectedSocket is a connected UDP socket, and the backend that answered it.
 type connectedSocket struct {
 	from, backend string
 	conn          *net.UDPConn
-	direct        bool // connected to the backend itself
+	direct        bool // connected to the backend's own address
 }
 
-// connectedSockets are those of a test.
+// connectedSockets are the connected sockets of a test.
 type connectedSockets struct{ all []connectedSocket }
 
-// open connects a socket and returns which backend answers it.
+// open connects a socket and returns the answering backend.
 func (s *connectedSockets) open(t *testing.T, from pod.Pod, to netip.AddrPort, direct bool) string {
 	t.Helper()
 	c, err := from.DialUDP(to)
@@ -309,8 +306,7 @@ func (s *connectedSockets) open(t *testing.T, from pod.Pod, to netip.AddrPort, d
 	return name
 }
 
-// openBoth connects sockets of a family to the service until it led several to each of
-// two backends.
+// openBoth connects sockets of a family to the service until several are connected to each of two backends.
 func (s *connectedSockets) openBoth(t *testing.T, from pod.Pod, address netip.Addr, one, two pod.Pod) {
 	t.Helper()
 	to, seen := netip.AddrPortFrom(address, servicePort), map[string]int{}
@@ -322,8 +318,8 @@ func (s *connectedSockets) openBoth(t *testing.T, from pod.Pod, address netip.Ad
 	}
 }
 
-// wantEnded wants the sockets ended that the service led to a backend, and an answer of
-// each other one by the backend that it had.
+// wantEnded requires that the sockets of a backend's service connections are ended, and that each other socket is
+// answered by its backend.
 func (s *connectedSockets) wantEnded(t *testing.T, when, backend string) {
 	t.Helper()
 	for _, c := range s.all {
@@ -337,9 +333,8 @@ func (s *connectedSockets) wantEnded(t *testing.T, when, backend string) {
 	}
 }
 
-// TestConnectedUDPSocketsOfARemovedBackendAreEnded before `--wait-drained` returns, those of
-// pods and of the host; those of the other backend go on, and so does one that was
-// connected to the removed backend itself (INV-99).
+// TestConnectedUDPSocketsOfARemovedBackendAreEnded before `--wait-drained` returns, in pods and on the host. Sockets
+// of the other backend continue, and so does a socket that was connected to the removed backend directly (INV-99).
 func TestConnectedUDPSocketsOfARemovedBackendAreEnded(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -360,8 +355,8 @@ func TestConnectedUDPSocketsOfARemovedBackendAreEnded(t *testing.T) {
 	sockets.wantEnded(t, "after the removal", one.Name)
 }
 
-// TestConnectedUDPSocketsOfATerminatingBackendStay while its endpoint serves, also while the
-// datapath is away and back, and are ended when it serves no more. New ones go to the other.
+// TestConnectedUDPSocketsOfATerminatingBackendStay while its endpoint serves, across a restart of the datapath, and
+// are ended when it no longer serves. New sockets are connected to the other backend.
 func TestConnectedUDPSocketsOfATerminatingBackendStay(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -399,7 +394,7 @@ func TestConnectedUDPSocketsOfATerminatingBackendStay(t *testing.T) {
 	sockets.wantEnded(t, "after the removal", one.Name)
 }
 
-// askConnected asks by a connected datagram socket.
+// askConnected sends a question over a connected datagram socket.
 func askConnected(c *net.UDPConn) (string, error) {
 	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		return "", err
@@ -412,8 +407,7 @@ func askConnected(c *net.UDPConn) (string, error) {
 	return string(buf[:size]), err
 }
 
-// waitForPackets returns when more packets were counted than in a mark, and at once if
-// so.
+// waitForPackets returns when the count of packets exceeds the mark.
 func (n *testNode) waitForPackets(t *testing.T, mark map[datapathv1.Reason]uint64) {
 	t.Helper()
 	servicetest.EventuallyNil(t, "a packet is counted", func() error {
@@ -426,8 +420,8 @@ func (n *testNode) waitForPackets(t *testing.T, mark map[datapathv1.Reason]uint6
 	})
 }
 
-// TestServiceIsServedWhileItsProcessesAreKilled: the kernel has the service, and what
-// starts anew goes on from there.
+// TestServiceIsServedWhileItsProcessesAreKilled: the kernel has the service, and restarted processes continue from
+// its state.
 func TestServiceIsServedWhileItsProcessesAreKilled(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -456,7 +450,7 @@ func TestServiceIsServedWhileItsProcessesAreKilled(t *testing.T) {
 		}
 		wantBackends(t, client, one, two)
 	}
-	// Both go on with each other.
+	// Both processes work with each other again.
 	n.sluice(t, 0, serviceManifests(one), "service", "apply", "-f", "-", "--wait-drained")
 	wantBackends(t, client, one)
 	if out := n.sluice(t, 0, "", "map", "dump", "sl_ns"); strings.Count(out, "\n") < 4 {
@@ -464,8 +458,8 @@ func TestServiceIsServedWhileItsProcessesAreKilled(t *testing.T) {
 	}
 }
 
-// TestPolicySeesTheBackendOfAService: what denies a pod holds for connections that
-// name the service, and its other backend answers (INV-98).
+// TestPolicySeesTheBackendOfAService: a policy that denies a pod also denies connections to it through the service,
+// and the service's other backend answers (INV-98).
 func TestPolicySeesTheBackendOfAService(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -492,8 +486,8 @@ spec: {podSelector: {matchLabels: {app: two}}, policyTypes: [Ingress]}
 	}
 }
 
-// wantDeniedBackend connects to a service again and again until the datapath reports a
-// drop that is the one wanted. Until then only one backend may answer.
+// wantDeniedBackend connects to a service repeatedly until the datapath reports the expected drop. Until then only
+// one backend may answer.
 func (n *testNode) wantDeniedBackend(t *testing.T, flows *flowLog, from pod.Pod, to netip.AddrPort, answers string,
 	match func(*datapathv1.Flow) bool,
 ) {
@@ -544,9 +538,8 @@ func (n *testNode) wantDeniedBackend(t *testing.T, flows *flowLog, from pod.Pod,
 	}
 }
 
-// TestExplainKnowsServices: `sluice explain` evaluates the backends of the service that
-// an address belongs to, by the rules that its packets meet, and says so where no
-// backend is left.
+// TestExplainKnowsServices: `sluice explain` evaluates the backends of the service with an address, with the rules
+// that apply to its packets, and reports when no backend is left.
 func TestExplainKnowsServices(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -597,7 +590,7 @@ spec: {podSelector: {matchLabels: {app: two}}, policyTypes: [Ingress]}
 				" ingress forwarded by NetworkPolicy test/in spec.ingress[0]",
 			backend(two)+": DROPPED (policy-denied) egress forwarded by NetworkPolicy test/out spec.egress[0]"+
 				" ingress dropped by NetworkPolicy test/closed isolation")
-		// What a socket of a pod reaches through the service to itself asks no policy.
+		// A connection of a pod through the service to itself is not evaluated by a policy.
 		ask(two.Addresses()[i].String(), address.String(), servicePort, backend(two)+": FORWARDED inside the pod")
 	}
 	n.sluice(t, 0, serviceManifests(), "service", "apply", "-f", "-")
@@ -613,8 +606,8 @@ spec: {podSelector: {matchLabels: {app: two}}, policyTypes: [Ingress]}
 	}
 }
 
-// wantExplainedConnection connects to a service and wants `sluice explain` to find the
-// connection at the backend that it was led to.
+// wantExplainedConnection connects to a service and requires that `sluice explain` finds the connection with its
+// backend.
 func (n *testNode) wantExplainedConnection(t *testing.T, from pod.Pod, to netip.AddrPort) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -20,8 +20,8 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// leftovers lists what of a node still exists outside its namespace: objects
-// that carry its name. Other copies on the machine come and go meanwhile.
+// leftovers lists what still exists of a node outside its namespace: objects with its name. Objects of other copies
+// on the machine may change meanwhile.
 func leftovers(t *testing.T, n *devnode.Node) []string {
 	t.Helper()
 	var left []string
@@ -40,7 +40,7 @@ func leftovers(t *testing.T, n *devnode.Node) []string {
 	}
 	for _, r := range routes {
 		for _, prefix := range n.PodCIDRs() {
-			// By way of this node: another one may have the range by now.
+			// A route via this node: another node may have the same range by now.
 			by, _ := netip.AddrFromSlice(r.Gw)
 			if r.Dst != nil && r.Dst.String() == prefix.String() && slices.Contains(n.Addresses(), by.Unmap()) {
 				left = append(left, "route "+r.String())
@@ -64,12 +64,11 @@ func leftovers(t *testing.T, n *devnode.Node) []string {
 	return left
 }
 
-// mostDumps is how often whole repeats a dump.
+// mostDumps limits the repetitions of a dump.
 const mostDumps = 100
 
-// whole repeats a dump of the kernel that changed while it was read: the kernel
-// sends a list in pieces and marks one whose pieces may not fit together. Other
-// tests and the pods of this one change every list all the time.
+// whole repeats a dump of the kernel that was interrupted by a change: the kernel sends a list in parts and marks a
+// list whose parts may be inconsistent. Other tests and the pods of this one change every list all the time.
 func whole[T any](dump func() ([]T, error)) (all []T, err error) {
 	for range mostDumps {
 		if all, err = dump(); !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -81,7 +80,7 @@ func whole[T any](dump func() ([]T, error)) (all []T, err error) {
 
 func allRoutes() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_ALL) }
 
-// nodeDevices lists the endpoint devices inside the node's namespace.
+// nodeDevices returns the endpoint devices in the node's namespace.
 func nodeDevices(netns string) (names []string, err error) {
 	err = pod.In(netns, func() error {
 		links, err := whole(netlink.LinkList)
@@ -95,7 +94,7 @@ func nodeDevices(netns string) (names []string, err error) {
 	return names, err
 }
 
-// nodeRoutes lists host routes to pods inside the node's namespace.
+// nodeRoutes returns the host routes to pods in the node's namespace.
 func nodeRoutes(netns string) (out []string, err error) {
 	err = pod.In(netns, func() error {
 		routes, err := whole(allRoutes)

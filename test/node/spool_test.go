@@ -12,9 +12,9 @@ import (
 	"github.com/sluice-net/sluice/devnode"
 )
 
-// TestKernelUnreadableSpooledDeletionIsDone: a DEL succeeded while the datapath was
-// away, and the file that remembers it is damaged before the datapath is back. Its
-// name still says whose endpoint is to go; another pod's stays.
+// TestKernelUnreadableSpooledDeletionIsDone: a DEL succeeds while the datapath is down, and its spool file is
+// corrupted before the datapath returns. The file's name still identifies the endpoint to delete; another pod's
+// endpoint stays.
 func TestKernelUnreadableSpooledDeletionIsDone(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -45,7 +45,7 @@ func TestKernelUnreadableSpooledDeletionIsDone(t *testing.T) {
 		if err := os.WriteFile(entry, []byte(content), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		// An entry of no endpoint is set aside, too.
+		// A file that names no endpoint is set aside, too.
 		if err := os.WriteFile(filepath.Join(spool, strings.Repeat("0", 64)), nil, 0o644); err != nil {
 			t.Fatal(err)
 		}

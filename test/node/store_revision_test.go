@@ -12,8 +12,8 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// TestStreamsNameTheRevisionOfEtcd: the watches of identities and of tables name
-// the same store, etcd, and how far they have come with it, which only grows.
+// TestStreamsNameTheRevisionOfEtcd: the watches of identities and of tables report the same store, etcd, and its
+// revision, which only grows.
 func TestStreamsNameTheRevisionOfEtcd(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -56,7 +56,7 @@ func TestStreamsNameTheRevisionOfEtcd(t *testing.T) {
 		},
 	}
 	last := map[string]*identityv1.StoreRevision{}
-	// reach reads a stream until it is beyond a revision.
+	// reach reads a stream until it has passed a revision.
 	reach := func(name string, beyond int64) *identityv1.StoreRevision {
 		t.Helper()
 		for last[name].GetRevision() <= beyond {
@@ -82,7 +82,7 @@ func TestStreamsNameTheRevisionOfEtcd(t *testing.T) {
 		a := reach("identities", before)
 		b := reach("tables", before)
 		if a.GetClusterId() == 0 || a.GetClusterId() != b.GetClusterId() {
-			t.Fatalf("identities are at %v and tables at %v: not of one store", a, b)
+			t.Fatalf("identities are at %v and tables at %v: different stores", a, b)
 		}
 		if _, err := n.identity.ReleaseIdentity(ctx, &identityv1.ReleaseIdentityRequest{
 			Holder: &identityv1.ReleaseIdentityRequest_Reference{Reference: "test"},

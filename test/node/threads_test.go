@@ -34,7 +34,7 @@ func newTasks(t *testing.T) tasks {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		// Processes that have ended leave it a moment later.
+		// Ended processes leave the cgroup a moment later.
 		servicetest.EventuallyNil(t, "the cgroup is empty", func() error { return os.Remove(g.dir) })
 	})
 	return g
@@ -47,7 +47,7 @@ func (g tasks) write(file, value string) {
 	}
 }
 
-// run runs a program in the cgroup, and gives its exit code and what it printed.
+// run runs a program in the cgroup, and returns its exit code and output.
 func (g tasks) run(limit string, args ...string) (int, string) {
 	g.t.Helper()
 	g.write("pids.max", limit)
@@ -60,15 +60,15 @@ func (g tasks) run(limit string, args ...string) (int, string) {
 	return cmd.ProcessState.ExitCode(), string(out)
 }
 
-// TestKernelTooFewThreads: a limit of tasks that is too low for a start is named by an
-// error of one line. One that processes meet while they work may end them, as the Go
-// runtime does it; traffic and policies go on, and they start again.
+// TestKernelTooFewThreads: if the limit of tasks is too low for a start, the error is one line that names the limit.
+// A limit that running processes reach may end them, because the Go runtime exits then; traffic and policies
+// continue, and the processes start again.
 func TestKernelTooFewThreads(t *testing.T) {
 	t.Parallel()
 	b := newFailing(t)
 	g := newTasks(t)
 	sluice := filepath.Join(binDir(), "sluice")
-	const limit = "16" // the command line itself has 5 to 10 threads
+	const limit = "16" // the program itself has 5 to 10 threads
 
 	pids := map[string]int{}
 	for _, service := range b.Services() {
@@ -108,7 +108,7 @@ func TestKernelTooFewThreads(t *testing.T) {
 		t.Errorf("sluice-ipam: exit code %d, %s", code, out)
 	}
 
-	// All of the node's processes, with no thread more than they have.
+	// Limit all of the node's processes to their present number of threads.
 	for _, pid := range pids {
 		g.write("cgroup.procs", strconv.Itoa(pid))
 	}

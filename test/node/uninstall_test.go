@@ -10,10 +10,9 @@ import (
 	"testing"
 )
 
-// uninstallTwice installs Sluice on a machine of its own mount and network namespace,
-// whose directories only root may write, and uninstalls it twice. Its arguments are the
-// directory of the programs, one for plugins and configurations, and a command that
-// prepares the machine.
+// uninstallTwice installs Sluice on a machine with separate mount and network namespaces, whose directories only root
+// may write, and uninstalls it twice. Its arguments are the directory of the programs, a directory for plugins and
+// configurations, and a command that prepares the machine.
 const uninstallTwice = `set -eu
 mount -n -t tmpfs -o mode=0755 none /run
 mount -n -t tmpfs -o mode=0755 none /var/lib
@@ -30,8 +29,8 @@ for run in first second third; do
 done
 `
 
-// TestUninstallSucceedsAgain runs the real programs, of which sluice-datapath drops its
-// rights before it looks at its directory.
+// TestUninstallSucceedsAgain runs the real programs. sluice-datapath drops its privileges before it reads its
+// directory.
 func TestUninstallSucceedsAgain(t *testing.T) {
 	for name, c := range map[string]struct {
 		prepare string
@@ -79,8 +78,8 @@ func TestUninstallSucceedsAgain(t *testing.T) {
 	}
 }
 
-// TestUninstallThatStaysAnswersProbes asks as kubelet does, in a network namespace of its
-// own: not before everything is removed, and then until the end.
+// TestUninstallThatStaysAnswersProbes sends probes as kubelet does, in a separate network namespace: they fail until
+// everything is removed, and then succeed until the end.
 func TestUninstallThatStaysAnswersProbes(t *testing.T) {
 	bin, err := filepath.Abs(binDir())
 	if err != nil {

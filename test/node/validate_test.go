@@ -26,19 +26,18 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// moving are the maps that change without a call: packets that pods send by
-// themselves are counted, and the collector looks at connections.
+// moving are the maps that change without a call: pods' own packets are counted, and the collector marks connections.
 var moving = []string{
 	"sl_metrics", "sl_limits", "sl_rate", "sl_ep_limits", "sl_ct4", "sl_ct6", "sl_ct_stats", "sl_budget", "sl_bound",
 	"sl_count", "sl_held", "sl_refused", "sl_frag", "sl_pod_frag", "sl_run", "sl_events",
 }
 
-// cache is what identity knows of etcd, with the time at which it last heard from
-// it: the file changes with every sign of etcd.
+// cache is identity's file with the state of etcd and the time of the latest message from etcd. Each message changes
+// the file.
 const cache = "known.db"
 
-// everything is the state of a node: the files of its services byte by byte, the
-// entries of its maps, its devices and routes.
+// everything returns the state of a node: its services' files byte by byte, the entries of its maps, its devices and
+// its routes.
 func (n *testNode) everything(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -74,7 +73,7 @@ func (n *testNode) everything(t *testing.T) map[string]string {
 	return all
 }
 
-// changedIn names what is not the same in two states.
+// changedIn returns the names of the parts that differ between two states.
 func changedIn(before, after map[string]string) (changed []string) {
 	for what, content := range before {
 		if now, there := after[what]; !there || now != content {
@@ -89,19 +88,18 @@ func changedIn(before, after map[string]string) (changed []string) {
 	return changed
 }
 
-// TestKernelValidateOnlyChangesNothing: every call that changes something says
-// with validate_only what it would do, and files and kernel stay as they are,
-// byte by byte.
+// TestKernelValidateOnlyChangesNothing: with validate_only, every call that changes state reports what it would do,
+// and files and kernel stay unchanged, byte by byte.
 func TestKernelValidateOnlyChangesNothing(t *testing.T) {
 	t.Parallel()
-	// No lease ends while the calls are made, however slow they are.
+	// No lease expires during the calls, however slow they are.
 	n := newNode(t, func(o *devnode.Options) { o.Args = map[string][]string{devnode.IPAM: {"--lease=1h"}} })
 	pods := n.addPods(t, "a", "b")
 	policies := n.policies(t)
 	const manifest = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\n" +
 		"metadata: {name: web}\nspec: {podSelector: {}}\n"
 	enforce(t, policies, manifest)
-	ctx := t.Context() // each call has the patience of its connection
+	ctx := t.Context() // each call has the timeout of its connection
 	leased, err := n.ipam.Allocate(ctx, &ipamv1.AllocateRequest{Owner: owner("leased")})
 	if err != nil {
 		t.Fatal(err)
@@ -121,8 +119,7 @@ func TestKernelValidateOnlyChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := n.endpoint(t, pods[0])
-	// What identity knows of etcd is written to its cache after ten seconds, and
-	// the file beside it no longer notes that then.
+	// identity writes its cache after ten seconds, and then removes the changes from its other file.
 	servicetest.EventuallyNil(t, "identity has written its cache", func() error {
 		content, err := os.ReadFile(filepath.Join(n.Paths().ServiceStateDir(devnode.Identity), cache))
 		if err == nil && !bytes.Contains(content, []byte("app=kept")) {
@@ -130,11 +127,11 @@ func TestKernelValidateOnlyChangesNothing(t *testing.T) {
 		}
 		return err
 	})
-	// What else the calls before caused is written with a delay of a second at most.
+	// Other effects of the earlier calls are written within a second.
 	var want map[string]string
 	servicetest.EventuallyNil(t, "nothing changes by itself for three seconds", func() error {
 		want = n.everything(t)
-		time.Sleep(3 * time.Second) // nothing is waited for: it shows that nothing comes
+		time.Sleep(3 * time.Second) // the sleep shows that no change comes
 		if changed := changedIn(want, n.everything(t)); len(changed) > 0 {
 			return fmt.Errorf("changed: %q", changed)
 		}
@@ -254,7 +251,7 @@ func TestKernelValidateOnlyChangesNothing(t *testing.T) {
 	} {
 		said, err := call()
 		if err != nil || !said {
-			t.Errorf("%s: %v, or another answer than that of the call itself", name, err)
+			t.Errorf("%s: %v, or the answer differs from the answer of the real call", name, err)
 		}
 		if changed := changedIn(want, n.everything(t)); len(changed) > 0 {
 			t.Errorf("%s changed %q", name, changed)

@@ -19,8 +19,8 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// witness is traffic between two pods that goes on while something is done to others: questions that are asked one
-// after the other on a TCP connection and on a UDP socket of each family. None may be lost.
+// witness is continuous traffic between two pods during actions on others: consecutive questions on a TCP connection
+// and on a UDP socket of each family. No question may be lost.
 type witness struct {
 	questions []*witnessed
 	cancel    context.CancelFunc
@@ -35,7 +35,7 @@ type witnessed struct {
 	err      error // set before done
 }
 
-// newWitness begins to ask. What is asked ends with stop, or with the test.
+// newWitness starts the questions. They end with stop, or with the test.
 func newWitness(t *testing.T, from, to pod.Pod) *witness {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -49,7 +49,7 @@ func newWitness(t *testing.T, from, to pod.Pod) *witness {
 	return w
 }
 
-// tcpPair returns the end at from of a connection whose other end says what it is told.
+// tcpPair returns the client end of a connection whose server returns what it receives.
 func tcpPair(t *testing.T, from, to pod.Pod, address netip.Addr) net.Conn {
 	t.Helper()
 	l, err := to.Listen(netip.AddrPortFrom(address, 0))
@@ -69,7 +69,7 @@ func tcpPair(t *testing.T, from, to pod.Pod, address netip.Addr) net.Conn {
 	}
 	go func() {
 		defer server.Close()
-		_, _ = io.Copy(server, server) // the client sees how it ends
+		_, _ = io.Copy(server, server) // the client sees the error
 	}()
 	return client
 }
@@ -105,7 +105,7 @@ func (w *witness) add(ctx context.Context, name string, conn net.Conn) {
 	w.questions = append(w.questions, q)
 	w.done.Go(func() {
 		defer conn.Close()
-		pause := time.NewTicker(5 * time.Millisecond) // others use the machine
+		pause := time.NewTicker(5 * time.Millisecond) // leave the machine to others
 		defer pause.Stop()
 		message, answer := make([]byte, 32), make([]byte, 32)
 		for ctx.Err() == nil {
@@ -126,7 +126,7 @@ func (w *witness) add(ctx context.Context, name string, conn net.Conn) {
 	})
 }
 
-// progress waits until each question was asked and answered at least twice more: once from its beginning to its end.
+// progress waits until each connection has had at least two more answers, and so one whole exchange.
 func (w *witness) progress(t *testing.T, when string) {
 	t.Helper()
 	start := make([]uint64, len(w.questions))
@@ -143,7 +143,7 @@ func (w *witness) progress(t *testing.T, when string) {
 	})
 }
 
-// stop ends the questions, and fails the test if one had no answer.
+// stop ends the questions, and fails the test if a question had no answer.
 func (w *witness) stop(t *testing.T) {
 	t.Helper()
 	w.once.Do(func() {

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// as makes requests with a token.
+// as sends requests with a token.
 type as struct {
 	a      *apiServer
 	client *http.Client
@@ -21,7 +21,7 @@ type as struct {
 
 func (a *apiServer) as(token string) as {
 	a.t.Helper()
-	// The client of the administrator has a certificate, which counts more than a token.
+	// The administrator's client has a certificate, which takes precedence over a token.
 	transport := &http.Transport{TLSClientConfig: a.http.Transport.(*http.Transport).TLSClientConfig.Clone()}
 	transport.TLSClientConfig.Certificates = nil
 	client := &http.Client{Transport: transport}
@@ -29,7 +29,7 @@ func (a *apiServer) as(token string) as {
 	return as{a, client, token}
 }
 
-// patch makes a strategic merge patch, or a JSON patch if the body is a list.
+// patch sends a strategic merge patch, or a JSON patch if the body is a list.
 func (s as) patch(path, body string) error {
 	kind := "application/strategic-merge-patch+json"
 	if strings.HasPrefix(body, "[") {
@@ -57,8 +57,8 @@ func (s as) do(method, path, kind, body string) error {
 	return err
 }
 
-// TestAPITokenChangesOnlyWhatIpamWritesOnItsNode asks a real API server with the policy of
-// the base. Each patch that is refused would change something.
+// TestAPITokenChangesOnlyWhatIpamWritesOnItsNode uses a real API server with the admission policy of the base. Each
+// refused patch would change something.
 func TestAPITokenChangesOnlyWhatIpamWritesOnItsNode(t *testing.T) {
 	a := newAPI(t)
 	a.account()

@@ -8,8 +8,7 @@ import (
 	"strings"
 )
 
-// testAccount uses the token of Sluice's containers as a process that has been
-// taken over could.
+// testAccount uses the token of Sluice's containers as a compromised process could.
 func testAccount(n sluiceNode) {
 	const dir = "run/secrets/kubernetes.io/serviceaccount"
 	var token string
@@ -27,7 +26,7 @@ func testAccount(n sluiceNode) {
 		}
 	}
 	as := func(args ...string) error {
-		// Without the certificate of the administrator.
+		// Without the administrator's certificate.
 		all := append([]string{
 			"--kubeconfig=/dev/null", "--server=https://10.200.0.1:6443", "--insecure-skip-tls-verify",
 			"--token=" + strings.TrimSpace(token),
@@ -42,10 +41,10 @@ func testAccount(n sluiceNode) {
 		n.Errorf("it patched the Node of another one: %v", err)
 	}
 	n.must(as("patch", "node", "node1", annotate))
-	// It clears a condition that is there, and adds none.
+	// The patch clears an existing condition and adds none.
 	n.kubectl("patch", "node", "node1", "--subresource=status", "--type=strategic",
 		`--patch={"status":{"conditions":[{"type":"NetworkUnavailable","status":"True","reason":"Tried"}]}}`)
-	// kubectl would read the status first.
+	// Use curl, because kubectl would read the status first.
 	_, err := n.c.InMachine(n.Context(), "curl", "--silent", "--show-error", "--fail-with-body",
 		"--insecure", "--request", "PATCH",
 		"--header", "Authorization: Bearer "+strings.TrimSpace(token),

@@ -18,21 +18,20 @@ import (
 	"time"
 )
 
-// Addresses of the machine beside the nodes, and those that services get here.
+// Addresses of the machine outside of the cluster, and addresses that Services get in this test.
 const (
 	machineAddress, machineAddress6   = "10.200.0.1", "fd00:200::1"
 	balancerAddress, balancerAddress6 = "192.0.2.10", "2001:db8::10"
-	externalAddress                   = "203.0.113.10" // of the prefix that testdata allows
+	externalAddress                   = "203.0.113.10" // from the prefix that testdata allows
 	proxyAddress                      = "192.0.2.20"
 )
 
-// curlOf is the command that asks a server for a path.
+// curlOf returns a command that requests a path from a server.
 func curlOf(to, path string) []string {
 	return []string{"curl", "--silent", "--fail", "--globoff", "--max-time", "2", "http://" + to + path}
 }
 
-// dial has a server's pod ask another server for a path: its image has no curl. The pod
-// is on the node.
+// dial requests a path from another server in a server's pod on the node, whose image has no curl.
 func (n sluiceNode) dial(from kubePod, to, path string) (string, error) {
 	host, port, err := net.SplitHostPort(to)
 	if err != nil {
@@ -52,13 +51,13 @@ func (n sluiceNode) dial(from kubePod, to, path string) (string, error) {
 	return answer.Responses[0], nil
 }
 
-// machine asks from the machine beside the nodes.
+// machine requests a path from the machine outside of the cluster.
 func (n sluiceNode) machine(to, path string) (string, error) {
 	out, err := n.c.InMachine(n.Context(), curlOf(to, path)...)
 	return string(out), err
 }
 
-// via has the machine reach addresses by a node, until the test ends.
+// via adds routes from the machine to addresses via a node, until the test ends.
 func (n sluiceNode) via(node int, addresses ...string) {
 	n.Helper()
 	for _, a := range addresses {
@@ -72,8 +71,8 @@ func (n sluiceNode) via(node int, addresses ...string) {
 	}
 }
 
-// answers waits until each of these has answered a question, and nobody else since the
-// first of them did.
+// answers waits until each of the named servers has answered a request. Since the first of them did, no other server
+// may have answered.
 func (n sluiceNode) answers(what string, ask func() (string, error), want ...string) {
 	n.Helper()
 	missing := map[string]bool{}
@@ -99,7 +98,7 @@ func (n sluiceNode) answers(what string, ask func() (string, error), want ...str
 	})
 }
 
-// silent waits until a question has no answer.
+// silent waits until a request gets no answer.
 func (n sluiceNode) silent(what string, ask func() (string, error)) {
 	n.Helper()
 	n.eventually(what, func() error {
@@ -118,9 +117,9 @@ func (n sluiceNode) patch(namespace, name, patch string, args ...string) {
 	}, args...)...)
 }
 
-// testServiceAddresses has another machine ask the addresses that a service has beside
-// its cluster IPs, by a node that has a pod of it and by one that has none; and pods by
-// those and by the cluster IP. A controller of load balancers would write the status.
+// testServiceAddresses connects from another machine to the addresses of a Service other than its cluster IPs, via a
+// node with a pod of the Service and via a node without one, and from pods to all addresses. The test writes the
+// status, as a load balancer controller does.
 func testServiceAddresses(n sluiceNode) {
 	n.namespace("lb")
 	n.serverOn("node1", "lb", "client")
@@ -153,7 +152,7 @@ spec:
 	}
 	all := append(balancers, external)
 
-	// Policy Cluster: each node leads to the pod, which may be elsewhere.
+	// Policy Cluster: each node forwards to the pod, which may be on the other node.
 	for node := range 2 {
 		n.via(node, append(addresses, externalAddress)...)
 		for _, to := range all {
@@ -165,7 +164,7 @@ spec:
 		n.answers("the node at "+to, func() (string, error) { return n.run(curlOf(to, "/hostname")...) }, "far")
 	}
 
-	// Local: the node of the pod alone, and the pod sees the machine.
+	// Policy Local: only the pod's node answers, and the pod sees the machine's address.
 	n.patch("lb", "lb", `{"spec":{"externalTrafficPolicy":"Local"}}`)
 	for i, to := range all {
 		n.eventually(to+" shows the pod the machine, Local", func() error {
@@ -176,7 +175,7 @@ spec:
 			}
 			return err
 		})
-		// In the cluster the policy does not hold.
+		// The policy does not apply inside the cluster.
 		n.answers("a pod of the other node at "+to+", Local", func() (string, error) {
 			return n.dial(client, to, "/hostname")
 		}, "far")
@@ -193,7 +192,7 @@ spec:
 	}
 	n.patch("lb", "lb", `{"spec":{"externalTrafficPolicy":"Cluster"}}`)
 
-	// Source ranges hold at the addresses of load balancers alone.
+	// Source ranges apply only to load balancer addresses.
 	n.patch("lb", "lb", `{"spec":{"loadBalancerSourceRanges":["198.51.100.0/24","10.244.0.0/16","fd00:244::/48"]}}`)
 	for _, to := range balancers {
 		n.silent(to+" for a machine outside of the ranges", ask(to, "/hostname"))
@@ -208,7 +207,7 @@ spec:
 	}
 	n.patch("lb", "lb", `{"spec":{"loadBalancerSourceRanges":null}}`)
 
-	// ipMode Proxy: what is in the cluster goes to the load balancer, and not past it.
+	// ipMode Proxy: connections from inside the cluster go to the load balancer instead of bypassing it.
 	n.balancer()
 	proxy := net.JoinHostPort(proxyAddress, "80")
 	inside := map[string]func() (string, error){
@@ -224,7 +223,7 @@ spec:
 	n.silent("an address that the service has no more", ask(balancers[0], "/hostname"))
 }
 
-// balancer answers at the proxy's address as a load balancer does that is a machine.
+// balancer answers at the proxy's address, as a load balancer on a separate machine does.
 func (n sluiceNode) balancer() {
 	n.Helper()
 	pid, err := os.ReadFile(filepath.Join(n.c.Dir(), "machine.pid"))
@@ -248,7 +247,7 @@ func (n sluiceNode) balancer() {
 	})
 }
 
-// testServicePolicies has a pod on each node behind one service.
+// testServicePolicies uses a Service with a pod on each node.
 func testServicePolicies(n sluiceNode) {
 	n.namespace("policies")
 	n.serverOn("node1", "policies", "client")
@@ -275,7 +274,7 @@ spec:
 	n.answers("a pod at the service", inside, "near", "far")
 	n.answers("another machine at a node port", outside, "near", "far")
 
-	// A client keeps its backend, whichever node that is on.
+	// A client keeps its backend, whichever node it is on.
 	n.patch("policies", "web", `{"spec":{"sessionAffinity":"ClientIP"}}`)
 	for who, ask := range map[string]func() (string, error){"a pod": inside, "another machine": outside} {
 		n.eventually(who+" keeps its backend", func() error {
@@ -295,7 +294,7 @@ spec:
 	n.patch("policies", "web", `{"spec":{"sessionAffinity":"None"}}`)
 	n.answers("a pod without affinity", inside, "near", "far")
 
-	// internalTrafficPolicy: Local holds for the pods and the host of each node.
+	// internalTrafficPolicy: Local applies to the pods and the host of each node.
 	n.patch("policies", "web", `{"spec":{"internalTrafficPolicy":"Local"}}`)
 	for i, name := range []string{"near", "far"} {
 		at := n

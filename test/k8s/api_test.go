@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/test/k8s/apitest"
 )
 
-// running are the processes that were given a path below dir.
+// running returns the processes that have a path below dir as an argument.
 func running(t testing.TB, dir string) (all []string) {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")

@@ -30,12 +30,12 @@ const (
 const apiOnly = `{"endpointSelector":{},
 	"egress":[{"toEntities":["kube-apiserver"]}],"ingress":[{"fromEntities":["kube-apiserver"]}]}`
 
-// clusterView is what WatchCluster and WatchIdentities of a node say.
+// clusterView collects the messages of a node's WatchCluster and WatchIdentities.
 type clusterView struct {
 	mu         sync.Mutex
 	mappings   map[string]*identityv1.IPMapping // guarded by mu; by prefix
 	identities map[uint32]string                // guarded by mu; labels
-	hosts      []string                         // guarded by mu; all labels that identity 1 had
+	hosts      []string                         // guarded by mu; all label sets that identity 1 had
 }
 
 func (s *identities) view() *clusterView {
@@ -105,7 +105,7 @@ func (v *clusterView) numbers(ctx context.Context, s *identities) {
 	}
 }
 
-// of is the mapping of the API server's address, as NODE: LABELS.
+// of returns the mapping of the API server's address, as NODE: LABELS.
 func (v *clusterView) of(address string) (text string, number uint32) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -116,15 +116,15 @@ func (v *clusterView) of(address string) (text string, number uint32) {
 	return m.GetNode() + ": " + v.identities[m.GetIdentity()], m.GetIdentity()
 }
 
-// host are the labels of identity 1, and all that it had so far.
+// host returns the labels of identity 1, and all label sets that it had so far.
 func (v *clusterView) host() (now string, all []string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.identities[1], append([]string(nil), v.hosts...)
 }
 
-// servedAt writes a slice of the Service "kubernetes" with one address. API servers write
-// the slice "kubernetes", except the server of this test, whose address is on loopback.
+// servedAt writes a slice of the Service "kubernetes" with one address. API servers write the slice "kubernetes", but
+// not the server of this test, because its address is on loopback.
 func (a *apiServer) servedAt(name, address string) {
 	a.t.Helper()
 	a.do(http.MethodPost, "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices", object{
@@ -134,7 +134,7 @@ func (a *apiServer) servedAt(name, address string) {
 	})
 }
 
-// register says which addresses a node has.
+// register sets the addresses of a node.
 func register(t testing.TB, c identityv1.ClusterServiceClient, ranges string, addresses ...string) {
 	t.Helper()
 	if _, err := c.RegisterNode(t.Context(), &identityv1.RegisterNodeRequest{
@@ -144,15 +144,15 @@ func register(t testing.TB, c identityv1.ClusterServiceClient, ranges string, ad
 	}
 }
 
-// asker is a pod that may talk to and hear API servers alone.
+// asker is a pod whose policy allows only traffic with API servers.
 type asker struct {
 	policyv1.PolicyServiceClient
 	t   testing.TB
 	pod uint32
 }
 
-// may waits until the pod may talk to a peer and hear it, or neither. It always
-// hears its own node.
+// may waits until traffic between the pod and a peer is allowed in both directions, or denied in both. The pod's own
+// node may always send to it.
 func (k asker) may(what string, peer *policyv1.Peer, want bool) {
 	k.t.Helper()
 	pod := &policyv1.Peer{Identity: k.pod}
@@ -216,7 +216,7 @@ func TestAPIServersAreNamedByPoliciesWhereverTheyRun(t *testing.T) {
 	k.may("the policy is in force", &policyv1.Peer{Address: nowhere}, false)
 	k.may("no node before it serves", &policyv1.Peer{Identity: 1}, false)
 
-	// A slice of another name gives no address the identity of an API server.
+	// A slice with another name gives no address the identity of an API server.
 	a.servedAt("more", nowhere)
 	a.servedAt("kubernetes", servedAt)
 	outside := mapped("outside of all nodes", ": kube-apiserver world-ipv4")
@@ -227,7 +227,7 @@ func TestAPIServersAreNamedByPoliciesWhereverTheyRun(t *testing.T) {
 		t.Errorf("the number outside of all nodes is %d, which leaves this node", outside)
 	}
 	k.may("outside of all nodes", &policyv1.Peer{Identity: outside, Address: servedAt}, true)
-	// It stays selected by its address, as what it was before.
+	// A policy can still select it by address, with its former identity.
 	byAddress := "/apis/cilium.io/v2/namespaces/shop/ciliumnetworkpolicies/api-only"
 	spec := func(text string) {
 		t.Helper()
@@ -256,7 +256,7 @@ func TestAPIServersAreNamedByPoliciesWhereverTheyRun(t *testing.T) {
 	k.may("on another node", &policyv1.Peer{Identity: 7, Address: servedAt}, true)
 	k.may("another node without one", &policyv1.Peer{Identity: 6, Address: nowhere}, false)
 
-	// It is this node's.
+	// Now the address belongs to this node.
 	register(t, n2, "10.0.2.0/24", nowhere)
 	mapped("on no node", ": kube-apiserver world-ipv4")
 	register(t, s.cluster, "10.0.1.0/24", thisNode, servedAt)
@@ -264,7 +264,7 @@ func TestAPIServersAreNamedByPoliciesWhereverTheyRun(t *testing.T) {
 	hostIs("on this node", "host kube-apiserver")
 	k.may("on this node", &policyv1.Peer{Identity: 1, Address: servedAt}, true)
 
-	// Without the API everything stays, and no reader sees another state at the start.
+	// While the API is down, nothing changes, and a reader sees no other state at its start.
 	a.ask(apitest.Kill)
 	s.problem("pods: ")
 	_, before := v.host()
@@ -273,7 +273,7 @@ func TestAPIServersAreNamedByPoliciesWhereverTheyRun(t *testing.T) {
 	s.problem("pods: ")
 	eventually(t, "the watch goes on", func() error {
 		if _, all := v.host(); len(all) == len(before) {
-			return fmt.Errorf("the host was told %d times", len(all))
+			return fmt.Errorf("the labels of the host changed %d times", len(all))
 		}
 		return nil
 	})
@@ -283,7 +283,7 @@ func TestAPIServersAreNamedByPoliciesWhereverTheyRun(t *testing.T) {
 	k.may("on this node, without the API", &policyv1.Peer{Identity: 1, Address: servedAt}, true)
 	a.ask(apitest.Start)
 	s.problem("")
-	// A listing without any address would be no news.
+	// A list without any address must be ignored.
 	a.do(http.MethodPatch, "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes", object{
 		"endpoints": []object{{"addresses": []string{"192.0.2.8"}}},
 	})

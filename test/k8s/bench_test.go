@@ -21,8 +21,7 @@ import (
 	"github.com/sluice-net/sluice/test/k8s/cluster"
 )
 
-// BenchmarkCluster measures what a user of a cluster waits for. It reports by its
-// log; one run is all of it.
+// BenchmarkCluster measures delays that a user of a cluster sees. It reports in its log and needs only one iteration.
 func BenchmarkCluster(b *testing.B) {
 	for _, mode := range []string{"overlay", "native"} {
 		b.Run("two nodes "+mode, func(b *testing.B) {
@@ -60,7 +59,7 @@ func BenchmarkCluster(b *testing.B) {
 	})
 }
 
-// burst starts pods at once, twice, and counts what was refused first.
+// burst starts pods at once, twice, and counts the failed attempts.
 func (n sluiceNode) burst(pods int) {
 	n.Helper()
 	var times []string
@@ -102,7 +101,7 @@ func (n sluiceNode) without() {
 	})
 }
 
-// adds tells what the plugin's log says of the ADDs since the last call.
+// adds logs the durations of ADDs from the plugin's log since the last call.
 func (n sluiceNode) adds() {
 	n.Helper()
 	var durations []time.Duration
@@ -142,8 +141,7 @@ func percentiles(all []time.Duration) string {
 	return fmt.Sprintf("p50 %s p99 %s", at(50), at(99))
 }
 
-// memory tells what each container of Sluice has resident, and of that what is not
-// its program.
+// memory logs the resident memory of each container of Sluice, and the part that is not its program.
 func (n sluiceNode) memory(when string) {
 	n.Helper()
 	var all []string
@@ -159,7 +157,7 @@ func (n sluiceNode) memory(when string) {
 	n.Logf("MiB resident (anonymous) %s: %s", when, strings.Join(all, ", "))
 }
 
-// policies tells the memory with many policies, each for pods of its own.
+// policies logs the memory with many policies, each for its own pods.
 func (n sluiceNode) policies(count int) {
 	n.Helper()
 	var all strings.Builder
@@ -179,7 +177,7 @@ func (n sluiceNode) policies(count int) {
 	n.requests("after the policies")
 }
 
-// countRequests has the API server count what Sluice asks it, from a new start on.
+// countRequests restarts the API server, which then counts Sluice's requests.
 func (n sluiceNode) countRequests() {
 	n.Helper()
 	n.apply(`
@@ -198,7 +196,7 @@ spec:
 	n.kubectl("--namespace=sluice-system", "rollout", "status", "--timeout=3m", "daemonset/sluice")
 }
 
-// requests tells how many they were.
+// requests logs the number of requests.
 func (n sluiceNode) requests(when string) {
 	n.Helper()
 	n.Logf("requests to the API server %s: %d", when, n.requestCount())
@@ -218,7 +216,7 @@ func (n sluiceNode) requestCount() (total int) {
 	return total
 }
 
-// apiClient calls the API without a process for each call.
+// apiClient calls the API without starting a process for each call.
 type apiClient struct {
 	n     sluiceNode
 	http  *http.Client
@@ -240,7 +238,7 @@ func (n sluiceNode) client(account string) apiClient {
 		})
 		return conn, err
 	}
-	// Of a cluster of this test.
+	// The certificate belongs to a cluster of this test.
 	insecure := &tls.Config{InsecureSkipVerify: true} //nolint:gosec // as said
 	transport := &http.Transport{DialContext: dial, TLSClientConfig: insecure}
 	c := apiClient{n, &http.Client{Transport: transport}, strings.TrimSpace(token)}
@@ -272,10 +270,10 @@ func (c apiClient) try(method, kind, path, body string) error {
 	return err
 }
 
-// probe is about the datagrams that arrive at a pod.
+// probe records datagrams that arrive at a pod.
 type probe struct {
 	mu   sync.Mutex
-	last time.Time // the last one that came, guarded by mu
+	last time.Time // time of the last datagram, guarded by mu
 }
 
 // probe sends a datagram every 200 µs from one pod to another.
@@ -302,10 +300,10 @@ func (n sluiceNode) probe(from, to kubePod) *probe {
 	return p
 }
 
-// probePort is where datagrams arrive.
+// probePort is the destination port of the datagrams.
 const probePort = "9000"
 
-// receive notes when datagrams arrive at a pod.
+// receive records when datagrams arrive at a pod.
 func (n sluiceNode) receive(at kubePod) *probe {
 	n.Helper()
 	var receiver net.PacketConn
@@ -344,7 +342,7 @@ func (p *probe) arrives(begin time.Time) time.Time {
 	}
 }
 
-// ends returns the time of the last datagram, after which none came for a while.
+// ends returns the time of the last datagram before a pause.
 func (p *probe) ends() time.Time {
 	for ; ; time.Sleep(10 * time.Millisecond) {
 		p.mu.Lock()
@@ -359,9 +357,8 @@ func (p *probe) ends() time.Time {
 // rounds of each change.
 const rounds = 50
 
-// changes tells how long it takes from a write to the API to the first packet that
-// is evaluated anew, from a pod of one node to one of another, or the same. The node of
-// the server evaluates them.
+// changes logs the time from a write to the API until the first packet is evaluated by the new policy, from a pod on
+// one node to a pod on the same or another node. The server's node evaluates the packets.
 func (n sluiceNode) changes(client, server string) {
 	n.Helper()
 	n.namespace("changes")
@@ -397,8 +394,8 @@ func (n sluiceNode) changes(client, server string) {
 		func() { c.call("PATCH", merge, space, label("yes")) }, func() { c.call("PATCH", merge, space, label("no")) })
 }
 
-// measure tells the times from a call that lets datagrams arrive to the first one, and
-// from one that stops them to the last.
+// measure logs the time from a call that allows datagrams until the first arrives, and from a call that denies them
+// until the last arrives.
 func (p *probe) measure(n sluiceNode, what string, begins, ends func()) {
 	n.Helper()
 	var first, last []time.Duration
@@ -414,9 +411,8 @@ func (p *probe) measure(n sluiceNode, what string, begins, ends func()) {
 	n.Logf("%s, from the call to the packet: %s; %s", what, percentiles(first), percentiles(last))
 }
 
-// scaling tells how long it takes from a write of the endpoints of a service until a new
-// one has its first datagram, and one that is removed its last. The pods are on the
-// second node, the client on the first.
+// scaling logs the time from a write of a Service's endpoints until a new endpoint gets its first datagram, and a
+// removed one its last. The pods are on the second node, the client on the first.
 func (n sluiceNode) scaling() {
 	n.Helper()
 	n.namespace("scaling")
@@ -455,8 +451,7 @@ endpoints: [{addresses: ["%s"]}]
 	p.measure(n, "endpoint of a service: added, removed", endpoints(stays, comes), endpoints(stays))
 }
 
-// flows sends datagrams from a pod, four of each socket, because a service keeps its
-// choice for a socket.
+// flows sends datagrams from a pod, four from each socket, because the backend of a socket does not change.
 func (n sluiceNode) flows(from kubePod, to string) {
 	n.Helper()
 	path := n.netns(from)

@@ -17,15 +17,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// captured is what a file of pcapng has.
+// captured summarises a pcapng file.
 type captured struct {
 	packets  int
-	sent     int // of them by the pod
-	between  int // of them IPv4 packets between two addresses
+	sent     int // packets sent by the pod
+	between  int // IPv4 packets between two addresses
 	complete bool
 }
 
-// readCapture reads a file, which must have whole blocks.
+// readCapture reads a file, whose blocks must be complete.
 func (p kubectlSluice) readCapture(file string, a, b netip.Addr) (c captured) {
 	p.Helper()
 	content, err := os.ReadFile(file)
@@ -48,7 +48,7 @@ func (p kubectlSluice) readCapture(file string, a, b netip.Addr) (c captured) {
 		}
 		c.packets++
 		data := block[28 : 28+le.Uint32(block[20:])]
-		// The flags are the first option: 2 is sent, 1 is received.
+		// The first option contains the flags: 2 for sent, 1 for received.
 		if options := block[28+(len(data)+3)&^3:]; le.Uint16(options) == 2 && le.Uint32(options[4:])&3 == 2 {
 			c.sent++
 		}
@@ -62,7 +62,7 @@ func (p kubectlSluice) readCapture(file string, a, b netip.Addr) (c captured) {
 	return c
 }
 
-// capture starts `kubectl sluice capture`, and waits until the node captures.
+// capture starts `kubectl sluice capture`, and waits until the node captures packets.
 func (p kubectlSluice) capture(args ...string) (*exec.Cmd, *safeBuffer) {
 	p.Helper()
 	cmd := p.command(p.Context(), append([]string{"capture"}, args...)...)
@@ -110,7 +110,7 @@ func (p kubectlSluice) testCapture() {
 	}
 	file := filepath.Join(p.home, "web.pcapng")
 
-	// It ends with its time, and has both directions of connections from the other node.
+	// The capture ends after its duration, and has both directions of connections from the other node.
 	begin := time.Now()
 	cmd, errOut := p.capture("shop/web", "--write="+file, "--port=8080", "--duration=10s")
 	p.captureRights()
@@ -129,7 +129,7 @@ func (p kubectlSluice) testCapture() {
 	}
 	p.noCapture("its time")
 
-	// An interrupt of the terminal's processes ends it, and the file is whole.
+	// An interrupt of the terminal's process group ends the capture, and the file is complete.
 	cmd, errOut = p.capture("shop/web", "--write="+file, "--protocol=tcp")
 	connect()
 	p.must(cmd.Process.Signal(unix.SIGINT))
@@ -142,7 +142,7 @@ func (p kubectlSluice) testCapture() {
 	}
 	p.noCapture("an interrupt")
 
-	// Killed, it removes nothing itself. What was written can be read.
+	// If it is killed, it cannot clean up, but the written part is readable.
 	cmd, _ = p.capture("shop/web", "--write="+file)
 	connect()
 	p.must(cmd.Process.Kill())
@@ -164,7 +164,7 @@ func (p kubectlSluice) testCapture() {
 	p.healthy()
 }
 
-// captureEnds: whoever reads its output ends, and the pod of the capture is deleted.
+// captureEnds: the capture ends when its reader closes the output, and when the capture's pod is deleted.
 func (p kubectlSluice) captureEnds(connect func()) {
 	p.Helper()
 	ctx, cancel := context.WithTimeout(p.Context(), 2*time.Minute)
@@ -197,7 +197,7 @@ func (p kubectlSluice) captureEnds(connect func()) {
 	p.noCapture("its pod was deleted")
 }
 
-// captureRefuses what it cannot capture, makes no Job for it, and leaves the file alone.
+// captureRefuses pods that cannot be captured. It creates no Job for them, and does not change the file.
 func (p kubectlSluice) captureRefuses(file string) {
 	p.Helper()
 	before, err := os.ReadFile(file)
@@ -225,7 +225,7 @@ func (p kubectlSluice) captureRefuses(file string) {
 	p.noCapture("what was refused")
 }
 
-// captureRights: the container has two capabilities, and no more processes see it.
+// captureRights: the container has two capabilities and sees only its own processes.
 func (p kubectlSluice) captureRights() {
 	p.Helper()
 	const netRaw, sysAdmin = 13, 21

@@ -25,8 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// victim makes this program the process that TestKilledHarnessLeavesNothing
-// kills.
+// victim is the variable that makes this program the process that TestKilledHarnessLeavesNothing kills.
 const victim = "SLUICE_K8S_VICTIM"
 
 func TestMain(m *testing.M) {
@@ -36,8 +35,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// beVictim starts a cluster and a program in it, as the suites are, prints its
-// directory and keeper, and waits for its end.
+// beVictim starts a cluster with a program in it, as the test suites do, prints its directory and keeper, and waits
+// to be killed.
 func beVictim() int {
 	c, err := cluster.Start(context.Background(), cluster.Options{NoCNI: true})
 	if err != nil {
@@ -78,7 +77,7 @@ func start(t testing.TB, o cluster.Options) *cluster.Cluster {
 	return c
 }
 
-// leftovers is what there is of the cluster with the run directory.
+// leftovers returns everything that exists of the cluster with the run directory.
 func leftovers(t testing.TB, dir string) []string {
 	t.Helper()
 	var left []string
@@ -101,7 +100,7 @@ func leftovers(t testing.TB, dir string) []string {
 			left = append(left, "the mount "+line)
 		}
 	}
-	// Those of a node would keep its cgroup.
+	// Processes of a node would keep its cgroup alive.
 	return append(left, running(t, dir)...)
 }
 
@@ -134,7 +133,7 @@ func TestPodsRunOnAReadyNode(t *testing.T) {
 
 	testPods(t, c)
 	testRights(t, c, "kube-system", "k8s-app=kube-dns", nil)
-	// From the control plane's machine, by portmap.
+	// From the control plane's machine, via portmap.
 	if err := c.Eventually(within(t, time.Minute), "the pod's hostPort answers", func() error {
 		out, err := c.InMachine(ctx, "curl", "--silent", "--fail", "--max-time", "2", "http://10.200.0.11:18080/hostname")
 		if err == nil && string(out) != "web" {
@@ -146,8 +145,7 @@ func TestPodsRunOnAReadyNode(t *testing.T) {
 	}
 }
 
-// testPods starts a pod with a service, which another one reaches by their names
-// and by the addresses of both families.
+// testPods starts a pod with a service. Another pod connects to both by name and by the addresses of both families.
 func testPods(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
 	ctx := t.Context()
@@ -186,8 +184,8 @@ spec:
 	}
 	pods := addresses(t, c, "pod/web", "{.status.podIPs[*].ip}")
 	services := addresses(t, c, "service/web", "{.spec.clusterIPs[*]}")
-	// A name, the service address behind it, and the API's: DNS, kube-proxy and
-	// the network at once.
+	// Use the name of the service, its address, and the API's name: this tests DNS, kube-proxy and the network
+	// together.
 	web, api := "web.default.svc.cluster.local", "kubernetes.default.svc.cluster.local"
 	for _, way := range []struct{ from, to string }{
 		{"web", web + ":80"},
@@ -219,7 +217,7 @@ spec:
 	}
 }
 
-// addresses are the two of an object, IPv4's first.
+// addresses returns both addresses of an object, IPv4 first.
 func addresses(t *testing.T, c *cluster.Cluster, object, path string) []string {
 	t.Helper()
 	out, err := c.Kubectl(t.Context(), "get", object, "--output=jsonpath="+path)
@@ -233,8 +231,8 @@ func addresses(t *testing.T, c *cluster.Cluster, object, path string) []string {
 	return all
 }
 
-// testRights compares what the kernel lets the containers of the selected pods do
-// with their manifest; users has the user of those that change over to one.
+// testRights compares the kernel's view of the rights of the selected pods' containers with their manifests. users
+// contains the user of each container that changes its user.
 func testRights(t *testing.T, c *cluster.Cluster, namespace, selector string, users map[string]int) {
 	ctx := t.Context()
 	var pods struct {
@@ -283,18 +281,17 @@ func testRights(t *testing.T, c *cluster.Cluster, namespace, selector string, us
 	}
 }
 
-// startSluice starts a cluster of one node with Sluice as its network, and waits until
-// it is ready with its DNS server.
+// startSluice starts a cluster of one node with Sluice as its network, and waits until it is ready, including its DNS
+// server.
 func startSluice(t testing.TB, o cluster.Options) *cluster.Cluster {
 	t.Helper()
 	return startSluiceAs(t, "cluster", o)
 }
 
-// joinsLater is a label of nodes without a network at first.
+// joinsLater is a label of nodes that initially have no network.
 const joinsLater = "joins-later"
 
-// startSluiceAs has Sluice as a directory of testdata says, on a cluster in which
-// other objects were made before.
+// startSluiceAs deploys Sluice from a directory of testdata, on a cluster in which other objects were created before.
 func startSluiceAs(
 	t testing.TB, kustomization string, o cluster.Options, before ...func(*cluster.Cluster),
 ) *cluster.Cluster {
@@ -327,8 +324,8 @@ func startSluiceAs(
 	return c
 }
 
-// TestSluiceServesACluster deploys Sluice on clusters without a network, one with
-// Debian's containerd and one with containerd 2; the scenarios share the first.
+// TestSluiceServesACluster deploys Sluice on clusters without a network, one with Debian's containerd and one with
+// containerd 2. The scenarios share the first cluster.
 func TestSluiceServesACluster(t *testing.T) {
 	for version, program := range map[string]string{
 		"1.6": "", "2": filepath.Join(os.Getenv("SLUICE_BIN"), "k8s", "containerd"),
@@ -341,7 +338,7 @@ func TestSluiceServesACluster(t *testing.T) {
 				t.Errorf("the node's runtime is %q, want containerd %s: %v", runtimes, version, err)
 			}
 			testPods(t, c)
-			// It starts as root and becomes this user.
+			// It starts as root and changes to this user.
 			testRights(t, c, "sluice-system", "app.kubernetes.io/name=sluice", map[string]int{"datapath": 65706})
 			if program == "" {
 				testScenarios(t, c)
@@ -357,8 +354,7 @@ func within(t testing.TB, d time.Duration) context.Context {
 	return ctx
 }
 
-// TestKilledHarnessLeavesNothing has two clusters at a time, which have the same
-// addresses and names.
+// TestKilledHarnessLeavesNothing runs two clusters at the same time, which have the same addresses and names.
 func TestKilledHarnessLeavesNothing(t *testing.T) {
 	kill := map[string]func(harness, keeper int) error{
 		"harness": func(harness, _ int) error { return unix.Kill(harness, unix.SIGKILL) },
@@ -397,7 +393,7 @@ func TestKilledHarnessLeavesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			if name != "harness" {
-				// Nobody is left who could remove files; a next start does.
+				// No process is left to remove the files; the next start removes them.
 				waitUntil(t, func() error { return none(running(t, dir)) })
 				if err := cluster.RemoveDead(); err != nil {
 					t.Fatal(err)

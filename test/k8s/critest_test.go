@@ -13,12 +13,11 @@ import (
 	"github.com/sluice-net/sluice/test/k8s/internal/specs"
 )
 
-// aboutNetworks matches the beginning of the names of the specs about networks.
+// aboutNetworks matches the beginning of the names of specs about networks.
 const aboutNetworks = `\[k8s.io\] Networking `
 
-// TestCritestPassesOnSluice runs the specs of critest about networks. It makes sandboxes
-// by containerd alone, which no API server knows, so identity takes labels as it does
-// without Kubernetes.
+// TestCritestPassesOnSluice runs critest's specs about networks. They create sandboxes only in containerd, without an
+// API server, so identity takes labels as it does without Kubernetes.
 func TestCritestPassesOnSluice(t *testing.T) {
 	critest, err := filepath.EvalSymlinks(filepath.Join(os.Getenv("SLUICE_BIN"), "k8s", "critest"))
 	if err != nil {

@@ -16,13 +16,12 @@ import (
 	"github.com/sluice-net/sluice/test/k8s/internal/specs"
 )
 
-// cyclonusFailures are the cases of cyclonus that do not pass on Sluice, each with
-// the reason.
+// cyclonusFailures are cases of cyclonus that do not pass on Sluice, each with the reason.
 var cyclonusFailures = specs.Known{}
 
-// TestCyclonusCasesPassOnSluice runs the cases of cyclonus without SCTP on two nodes, in
-// each mode of routing. The pods reach each other by the names of services, and then by
-// their addresses: policies are about pods, however those are reached.
+// TestCyclonusCasesPassOnSluice runs cyclonus's cases without SCTP on two nodes, in each routing mode. Pods connect
+// to each other by the names of Services, and then by their addresses: policies apply to pods, however they are
+// reached.
 func TestCyclonusCasesPassOnSluice(t *testing.T) {
 	selected, err := regexp.Compile(os.Getenv("SLUICE_SPECS"))
 	if err != nil {

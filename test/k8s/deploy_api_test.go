@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// TestAPITakesEachKustomization applies the base, and then each other kustomization
-// for the trial, which decodes and validates as if for good.
+// TestAPITakesEachKustomization applies the base, and then applies each other kustomization as a dry run, which
+// decodes and validates it completely.
 func TestAPITakesEachKustomization(t *testing.T) {
 	const deploy = "../../deploy/kubernetes/"
 	a := newAPI(t)
@@ -36,7 +36,7 @@ func TestAPITakesEachKustomization(t *testing.T) {
 		t.Fatal(err)
 	}
 	cluster := t.TempDir()
-	to, err := filepath.Rel(cluster, root) // kustomize takes relative paths only
+	to, err := filepath.Rel(cluster, root) // kustomize accepts only relative paths
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,8 +57,8 @@ components: [%[1]s/components/etcd-tls, %[1]s/components/monitoring]
 	a.flows()
 }
 
-// flows: a request of the account of Sluice is of its own FlowSchema and priority
-// level, and that of another account of the namespace is not.
+// flows: requests of Sluice's account use Sluice's FlowSchema and priority level. Requests of another account in the
+// namespace do not.
 func (a *apiServer) flows() {
 	a.t.Helper()
 	const group = "/apis/flowcontrol.apiserver.k8s.io/v1/"
@@ -73,7 +73,7 @@ func (a *apiServer) flows() {
 		return of.Metadata.UID
 	}
 	schema, level := uid("flowschemas/sluice"), uid("prioritylevelconfigurations/sluice")
-	// The client of the administrator has a certificate, which is worth more than a token.
+	// The administrator's client has a certificate, which takes precedence over a token.
 	transport := &http.Transport{TLSClientConfig: a.http.Transport.(*http.Transport).TLSClientConfig.Clone()}
 	transport.TLSClientConfig.Certificates = nil
 	client := &http.Client{Transport: transport}
@@ -99,7 +99,7 @@ func (a *apiServer) flows() {
 		const header = "X-Kubernetes-Pf-"
 		return response.Header.Get(header + "Flowschema-Uid"), response.Header.Get(header + "Prioritylevel-Uid")
 	}
-	// A server takes a new schema within seconds.
+	// A server uses a new schema within seconds.
 	for _, path := range []string{"/api/v1/pods?limit=1", "/api/v1/nodes/none", "/apis"} {
 		eventually(a.t, "the schema of Sluice for "+path, func() error {
 			if s, l := ask("sluice", path); s != schema || l != level {
@@ -110,6 +110,6 @@ func (a *apiServer) flows() {
 	}
 	a.kubectl("create", "serviceaccount", "other", "--namespace=sluice-system")
 	if s, l := ask("other", "/apis"); s == "" || s == schema || l == level {
-		a.t.Errorf("another account has the schema %q and the level %q, which are those of Sluice", s, l)
+		a.t.Errorf("another account has Sluice's schema %q or level %q", s, l)
 	}
 }

@@ -14,8 +14,7 @@ import (
 	"github.com/sluice-net/sluice/test/k8s/internal/pki"
 )
 
-// etcdSecret writes the Secret of the component etcd-tls, with certificates of a new
-// authority.
+// etcdSecret writes the Secret of the component etcd-tls, with certificates of a new authority.
 func etcdSecret(n sluiceNode) {
 	n.Helper()
 	dir := n.TempDir()
@@ -31,8 +30,8 @@ func etcdSecret(n sluiceNode) {
 	n.must(n.c.Apply(n.Context(), []byte(n.kubectl(args...))))
 }
 
-// TestSluiceReachesEtcdByTLS: kubelet mounts the Secret so that identity alone reads
-// it, and a change of the authority reaches the process without a restart.
+// TestSluiceReachesEtcdByTLS: kubelet mounts the Secret so that only identity can read it, and a change of the
+// certificate authority reaches the process without a restart.
 func TestSluiceReachesEtcdByTLS(t *testing.T) {
 	secret := func(c *cluster.Cluster) {
 		n := sluiceNode{t, c, 0}
@@ -56,7 +55,7 @@ func TestSluiceReachesEtcdByTLS(t *testing.T) {
 	n.eventually("etcd is away", connected(false))
 	etcdSecret(n)
 	n.kubectl("--namespace=sluice-system", "scale", "deployment/etcd-dev", "--replicas=1")
-	// kubelet renews the files of a pod that runs once a minute or so.
+	// kubelet updates the files of a running pod about once a minute.
 	n.eventually("etcd is reached by certificates of another authority", connected(true))
 	n.kubectl("create", "namespace", "rotated")
 	n.serverOn("node1", "rotated", "after")

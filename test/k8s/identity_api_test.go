@@ -35,7 +35,7 @@ type identities struct {
 	etcd    string // its URL
 
 	mu   sync.Mutex
-	have map[string]*identityv1.EndpointIdentity // guarded by mu; by container, as WatchEndpoints says
+	have map[string]*identityv1.EndpointIdentity // guarded by mu; state of WatchEndpoints by container
 }
 
 func newIdentities(t testing.TB, a *apiServer, access ...string) *identities {
@@ -83,7 +83,7 @@ func (s *identities) end(signal syscall.Signal) {
 	}
 }
 
-// add makes a pod of the node and returns its UID.
+// add creates a pod on the node and returns its UID.
 func (s *identities) add(name string, labels, annotations object) (uid string) {
 	s.t.Helper()
 	answer := s.a.do(http.MethodPost, "/api/v1/namespaces/shop/pods", object{
@@ -110,7 +110,7 @@ func (s *identities) add(name string, labels, annotations object) (uid string) {
 	return pod.Metadata.UID
 }
 
-// resolve is what the datapath calls at ADD, for a container of the pod's name.
+// resolve makes the datapath's call of ADD, for a container of the pod with a name.
 func (s *identities) resolve(container, pod, uid string, within time.Duration,
 ) (*identityv1.ResolveEndpointResponse, error) {
 	ctx, cancel := context.WithTimeout(s.t.Context(), within)
@@ -121,7 +121,7 @@ func (s *identities) resolve(container, pod, uid string, within time.Duration,
 	})
 }
 
-// labels are those of an identity of a pod of the namespace, as one line.
+// labels returns the labels of the identity of a pod in the namespace, as one line.
 func labels(id *identityv1.Identity) string {
 	var all []string
 	for _, l := range id.GetLabels() {
@@ -138,7 +138,7 @@ func wantLabels(app, team string) string {
 		" k8s:io.cilium.k8s.policy.serviceaccount=robot k8s:io.kubernetes.pod.namespace=shop"
 }
 
-// watch keeps what WatchEndpoints says, and confirms it as the datapath does.
+// watch records what WatchEndpoints sends, and confirms it as the datapath does.
 func (s *identities) watch() {
 	s.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -181,7 +181,7 @@ func (s *identities) watchOnce(ctx context.Context) {
 	}
 }
 
-// sees waits until WatchEndpoints said what the labels of containers are.
+// sees waits until WatchEndpoints has sent labels of containers.
 func (s *identities) sees(what, want string, containers ...string) {
 	s.t.Helper()
 	eventually(s.t, what, func() error {
@@ -197,7 +197,7 @@ func (s *identities) sees(what, want string, containers ...string) {
 	})
 }
 
-// anyHas says whether WatchEndpoints told of any endpoint with these labels.
+// anyHas returns nil if WatchEndpoints has sent any endpoint with these labels.
 func (s *identities) anyHas(want string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -209,7 +209,7 @@ func (s *identities) anyHas(want string) error {
 	return fmt.Errorf("none of %d endpoints has %s", len(s.have), want)
 }
 
-// problem waits until the status says something of Kubernetes, or with "" nothing.
+// problem waits until the status reports a problem of Kubernetes or, with "", none.
 func (s *identities) problem(want string) {
 	s.t.Helper()
 	eventually(s.t, "the problem "+want, func() error {
@@ -247,7 +247,7 @@ func TestAPIIdentityTakesLabelsAndPortsOfPods(t *testing.T) {
 	}
 	s.sees("the endpoint", wantLabels("web", "red"), "c0")
 
-	// kubelet was faster: the UID is known before the service sees the pod.
+	// kubelet can be faster: the UID is known before the service sees the pod.
 	uid = s.add("web-1", object{"app": "web"}, nil)
 	if got, err := s.resolve("c1", "web-1", uid, patience); err != nil ||
 		got.GetIdentity().GetNumber() != first.GetIdentity().GetNumber() {
@@ -295,8 +295,8 @@ func TestAPINamespaceMovesItsHundredPods(t *testing.T) {
 	})
 }
 
-// TestAPIKilledIdentityFinishesEveryMove that it began: no endpoint keeps former
-// labels, and no number is held for none.
+// TestAPIKilledIdentityFinishesEveryMove that it has begun: no endpoint keeps former labels, and no identity is kept
+// without an endpoint.
 func TestAPIKilledIdentityFinishesEveryMove(t *testing.T) {
 	a := newAPI(t)
 	s := newIdentities(t, a)
@@ -313,7 +313,7 @@ func TestAPIKilledIdentityFinishesEveryMove(t *testing.T) {
 	for round := range rounds {
 		team := fmt.Sprint("t", round)
 		s.label("/api/v1/namespaces/shop", object{"team": team})
-		// In the midst of them: with the first that is announced.
+		// Kill it in the middle: with the first announced move.
 		eventually(t, "the first move", func() error { return s.anyHas(wantLabels("web", team)) })
 		s.end(syscall.SIGKILL)
 		s.start()
@@ -349,7 +349,7 @@ func TestAPIIdentityLivesWithoutTheAPI(t *testing.T) {
 		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "connection refused") {
 			t.Errorf("a pod that is not known without API: %v, want UNAVAILABLE and why", err)
 		}
-		// A service that starts without API knows what its endpoints hold.
+		// A service that starts without the API knows the identities of its endpoints.
 		s.end(syscall.SIGKILL)
 		s.start()
 		s.problem("pods: ")
@@ -359,7 +359,7 @@ func TestAPIIdentityLivesWithoutTheAPI(t *testing.T) {
 		}
 	}
 
-	// What happens while the service does not look.
+	// Changes while the service is stopped.
 	a.ask(apitest.Start)
 	s.problem("")
 	a.ask(apitest.Kill)

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// TestAPIKindsThatAppearAreFoundByOneProcess runs a controller and a node: the
-// node watches the kinds of cilium.io because the controller has published them.
+// TestAPIKindsThatAppearAreFoundByOneProcess runs a controller and a node: the node watches the kinds of cilium.io
+// after the controller has published them.
 func TestAPIKindsThatAppearAreFoundByOneProcess(t *testing.T) {
 	a := newAPI(t)
 	a.shop()

@@ -27,8 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestKubectlSluice uses the plugin of kubectl on a cluster of two nodes, as a person with the rights of an
-// administrator does.
+// TestKubectlSluice uses the kubectl plugin as an administrator, on a cluster of two nodes.
 func TestKubectlSluice(t *testing.T) {
 	c := startSluiceAs(t, "overlay", cluster.Options{Nodes: 2, Mounts: []string{programs()}})
 	for _, step := range []struct {
@@ -55,7 +54,7 @@ func TestKubectlSluice(t *testing.T) {
 // kubectlSluice runs `kubectl sluice`.
 type kubectlSluice struct {
 	sluiceNode
-	home string // has the plugin, and what kubectl keeps
+	home string // contains the plugin, and kubectl's files
 }
 
 func newKubectlSluice(n sluiceNode) kubectlSluice {
@@ -65,7 +64,7 @@ func newKubectlSluice(n sluiceNode) kubectlSluice {
 	return p
 }
 
-// command is `kubectl sluice` with its arguments, outside of the cluster.
+// command returns the command `kubectl sluice` with arguments, outside of the cluster.
 func (p kubectlSluice) command(ctx context.Context, args ...string) *exec.Cmd {
 	p.Helper()
 	all := append([]string{"kubectl", "sluice"}, args...)
@@ -79,7 +78,7 @@ func (p kubectlSluice) command(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// plugin runs `kubectl sluice` and returns what it prints, and its exit code.
+// plugin runs `kubectl sluice` and returns its output and exit code.
 func (p kubectlSluice) plugin(args ...string) (out, errOut string, code int) {
 	p.Helper()
 	cmd := p.command(p.Context(), args...)
@@ -95,7 +94,7 @@ func (p kubectlSluice) plugin(args ...string) (out, errOut string, code int) {
 	return stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()
 }
 
-// shownNode is what tests use of a node in `kubectl sluice status -o json`.
+// shownNode contains the tested fields of a node in `kubectl sluice status -o json`.
 type shownNode struct {
 	Name, Pod string
 	Problems  []string
@@ -106,7 +105,7 @@ type shownNode struct {
 	}
 }
 
-// status returns the nodes that are shown, and the exit code.
+// status returns the nodes in the output, and the exit code.
 func (p kubectlSluice) status(args ...string) ([]shownNode, int) {
 	p.Helper()
 	out, errOut, code := p.plugin(append([]string{"status", "--output=json"}, args...)...)
@@ -117,7 +116,7 @@ func (p kubectlSluice) status(args ...string) ([]shownNode, int) {
 	return shown.Nodes, code
 }
 
-// healthy waits until nothing is wrong.
+// healthy waits until `kubectl sluice status` reports no problems.
 func (p kubectlSluice) healthy() {
 	p.Helper()
 	p.eventually("every node is as it should be", func() error {
@@ -145,8 +144,8 @@ func (p kubectlSluice) testStatus() {
 	}
 }
 
-// testNodeWithoutPod: a machine that never came up. The last step, because controllers notice late that a node has been
-// deleted.
+// testNodeWithoutPod: a node whose machine never started. This is the last step, because controllers notice late that
+// a node has been deleted.
 func (p kubectlSluice) testNodeWithoutPod() {
 	p.apply("{apiVersion: v1, kind: Node, metadata: {name: stranger, labels: {kubernetes.io/os: linux}}}")
 	p.eventually("the node is named", func() error {
@@ -159,7 +158,7 @@ func (p kubectlSluice) testNodeWithoutPod() {
 	})
 }
 
-// connectivity is what tests use of `kubectl sluice connectivity test -o json`.
+// connectivity contains the tested fields of `kubectl sluice connectivity test -o json`.
 type connectivity struct {
 	Namespace string
 	Nodes     []string
@@ -184,7 +183,7 @@ func (p kubectlSluice) connectivity(args ...string) (connectivity, int) {
 	return r, code
 }
 
-// noNamespace wants that no run of the test has left one.
+// noNamespace requires that no run of the test has left a namespace.
 func (p kubectlSluice) noNamespace() {
 	p.Helper()
 	if left := p.kubectl("get", "namespaces", "--selector=app.kubernetes.io/name=sluice-connectivity-test",
@@ -199,7 +198,7 @@ func (p kubectlSluice) testConnectivity() {
 		p.Errorf("exit code %d, %d checks, failed %q, left out %+v", code, len(r.Checks), r.Failed, r.Skipped)
 	}
 
-	// Without a DNS server a name is not resolved, an address of no pod does not answer, and nothing else fails.
+	// Without a DNS server only the name resolution fails; the address has no pod and does not answer.
 	p.kubectl("--namespace=kube-system", "scale", "deployment/coredns", "--replicas=0")
 	p.kubectl("--namespace=kube-system", "wait", "--for=delete", "--timeout=2m", "pod", "--selector=k8s-app=kube-dns")
 	r, code = p.connectivity("--retry=5s", "--external=10.244.200.1:80")
@@ -217,7 +216,7 @@ func (p kubectlSluice) testConnectivity() {
 		}
 	}
 
-	// An interrupt removes the namespace, too.
+	// An interrupt also removes the namespace.
 	cmd := p.command(p.Context(), "connectivity", "test")
 	output := &safeBuffer{}
 	cmd.Stdout, cmd.Stderr = output, output
@@ -233,7 +232,7 @@ func (p kubectlSluice) testConnectivity() {
 	p.kubectl("--namespace=kube-system", "rollout", "status", "--timeout=2m", "deployment/coredns")
 }
 
-// safeBuffer is read while a command writes it.
+// safeBuffer can be read while a command writes to it.
 type safeBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer // guarded by mu
@@ -258,14 +257,14 @@ func (b *safeBuffer) contains(text string) error {
 	return nil
 }
 
-// observers are the commands on a node that `kubectl sluice observe` runs there.
+// observers returns the processes that `kubectl sluice observe` has started on a node.
 func (p kubectlSluice) observers(node int) []string {
 	p.Helper()
 	return p.processes(node, "until-input-[e]nds")
 }
 
-// processes are those on a node whose arguments, with a byte between them, match. A bracket in the expression keeps the
-// shell from finding itself.
+// processes returns the processes on a node whose arguments, separated by one byte, match. A bracket in the
+// expression prevents the shell from finding itself.
 func (p kubectlSluice) processes(node int, expression string) []string {
 	p.Helper()
 	find := "grep -la '" + expression + "' /proc/[0-9]*/cmdline 2>/dev/null || true"
@@ -274,7 +273,7 @@ func (p kubectlSluice) processes(node int, expression string) []string {
 	return strings.Fields(string(out))
 }
 
-// noObservers waits until none is left on both nodes.
+// noObservers waits until no observer is left on both nodes.
 func (p kubectlSluice) noObservers(after string) {
 	p.Helper()
 	p.eventually("no observer is left after "+after, func() error {
@@ -293,7 +292,7 @@ func (p kubectlSluice) follow(args ...string) (cmd *exec.Cmd, out, errOut *safeB
 	cmd = p.command(p.Context(), append([]string{"observe", "--follow", "--output=json"}, args...)...)
 	out, errOut = &safeBuffer{}, &safeBuffer{}
 	cmd.Stdout, cmd.Stderr = out, errOut
-	// kubectl, which the command starts, may have the pipes for a moment longer.
+	// kubectl, which the command starts, may hold the pipes open a moment longer.
 	cmd.WaitDelay = time.Minute
 	p.must(cmd.Start())
 	p.eventually("both nodes are observed", func() error {
@@ -344,7 +343,7 @@ func (p kubectlSluice) testObserve() {
 
 	p.observeCriteria(client, drop)
 
-	// An interrupt ends it, and what it runs on the nodes.
+	// An interrupt ends the command and its processes on the nodes.
 	following, events, notes := p.follow("--reason=policy-denied", "--address="+client.address())
 	seesDrops := func() {
 		p.Helper()
@@ -363,13 +362,13 @@ func (p kubectlSluice) testObserve() {
 	}
 	p.noObservers("an interrupt")
 
-	// Killed, it cannot end its observers.
+	// If the command is killed, it cannot end its observers.
 	following, _, _ = p.follow()
 	p.must(following.Process.Kill())
 	_ = following.Wait()
 	p.noObservers("a kill")
 
-	// The pod of a node is replaced while its events are followed.
+	// A node's pod of Sluice is replaced while its events are followed.
 	following, events, notes = p.follow("--reason=policy-denied", "--address="+client.address())
 	seesDrops()
 	p.kubectl("--namespace=sluice-system", "delete", "pod", "--selector=app.kubernetes.io/name=sluice",
@@ -393,8 +392,9 @@ func (p kubectlSluice) testObserve() {
 	p.healthy()
 }
 
-// testExplain asks about pods of two nodes, before and after a policy of the receiver denies the sender: both nodes are
-// asked, and the verdict is what the connection meets. The commands on one node name the node that they did not ask.
+// testExplain explains connections between pods of two nodes, before and after a policy of the receiver denies the
+// sender. Both nodes are queried, and the verdict agrees with the real connection. A command on one node names the
+// node that it did not query.
 func (p kubectlSluice) testExplain() {
 	p.namespace("shop")
 	p.Cleanup(func() { _, _ = p.c.Kubectl(contextOf(p), "delete", "namespace", "shop") })
@@ -449,7 +449,7 @@ func (p kubectlSluice) testExplain() {
 	if err != nil || !strings.Contains(alone, "; node2, which has the receiver, was not asked\n") {
 		p.Errorf("on the sender's node: %v: %s", err, alone)
 	}
-	// Both nodes follow the same API, so the sender's node knows what the receiver's policy denies.
+	// Both nodes follow the same API, so the sender's node knows that the receiver's policy denies the connection.
 	alone, err = p.sluice("policy", "explain", "--from", client.address(), "--to", web.address(), "--port", "8080")
 	if err != nil || !strings.Contains(alone, ": DENIED by policy revision ") || !strings.Contains(alone,
 		"NetworkPolicy shop/closed") {
@@ -457,8 +457,8 @@ func (p kubectlSluice) testExplain() {
 	}
 }
 
-// observeCriteria asks what the pod client, of node1, is denied by its neighbour near and by
-// web of node2.
+// observeCriteria observes the denied connections of the pod client on node1, to its neighbour near and to web on
+// node2.
 func (p kubectlSluice) observeCriteria(client kubePod, drop func()) {
 	p.Helper()
 	observe := func(args ...string) string {
@@ -471,7 +471,7 @@ func (p kubectlSluice) observeCriteria(client kubePod, drop func()) {
 	}
 	const fromClient = "--from=shop/client"
 	for _, c := range []struct {
-		want string // the nodes that report
+		want string // the nodes that report events
 		args []string
 	}{
 		{"node1 node2", []string{fromClient}},
@@ -506,32 +506,32 @@ func (p kubectlSluice) observeCriteria(client kubePod, drop func()) {
 		p.Errorf("since %s there are %v", before, seen)
 	}
 
-	// A file has what standard output would have.
+	// The file contains what standard output would contain.
 	file := filepath.Join(p.home, "flows.json")
 	if out := observe(fromClient, "--until="+before, "--output-file="+file); out != "" {
-		p.Errorf("beside the file there is %s", out)
+		p.Errorf("with an output file, standard output has %s", out)
 	}
 	p.fileIs(file, all)
-	// It follows until a time, with both nodes in the file.
+	// Follow until a time, with events of both nodes in the file.
 	end := time.Now().Add(5 * time.Second).Format(time.RFC3339)
 	if out := observe(fromClient, "--follow", "--since="+before, "--until="+end, "--output-file="+file+".new"); out != "" {
-		p.Errorf("beside the file there is %s", out)
+		p.Errorf("with an output file, standard output has %s", out)
 	}
 	content, err := os.ReadFile(file + ".new")
 	p.must(err)
 	if seen := p.dropsOf(string(content)); len(seen) != 2 {
 		p.Errorf("the file has %s", content)
 	}
-	p.noObservers("the end of what was asked for")
+	p.noObservers("the end of the requested time")
 
-	// A pod that the API does not know is looked for by its name.
+	// A pod that is not in the API is searched by name.
 	out, errOut, code := p.plugin("observe", "--from=shop/nobody")
 	if code != 0 || out != "" || !strings.Contains(errOut, "pod shop/nobody not found") {
 		p.Errorf("of no pod: exit code %d: %s%s", code, out, errOut)
 	}
 }
 
-// fileIs wants a file that only its owner may read.
+// fileIs requires a file that only its owner may read.
 func (p kubectlSluice) fileIs(name, want string) {
 	p.Helper()
 	info, err := os.Stat(name)
@@ -543,7 +543,7 @@ func (p kubectlSluice) fileIs(name, want string) {
 	}
 }
 
-// dropsOf are the destinations of drops by the node that reports them.
+// dropsOf returns the destinations of drops by the reporting node.
 func (p kubectlSluice) dropsOf(out string) map[string]string {
 	p.Helper()
 	seen := map[string]string{}
@@ -563,7 +563,7 @@ func (p kubectlSluice) dropsOf(out string) map[string]string {
 	}
 }
 
-// inOrder wants that events are shown by their times.
+// inOrder requires that the events are ordered by time.
 func (p kubectlSluice) inOrder(out string) {
 	p.Helper()
 	var last time.Time
@@ -577,7 +577,7 @@ func (p kubectlSluice) inOrder(out string) {
 	}
 }
 
-// bugreport makes a report and returns its files by their names below its directory.
+// bugreport makes a report and returns its files by path.
 func (p kubectlSluice) bugreport(args ...string) (map[string]string, int) {
 	p.Helper()
 	file := filepath.Join(p.home, "report.tar.gz")
@@ -587,7 +587,7 @@ func (p kubectlSluice) bugreport(args ...string) (map[string]string, int) {
 	return p.unpack(content), code
 }
 
-// unpack returns the files of a report by their names below its directory.
+// unpack returns the files of a report by path.
 func (p kubectlSluice) unpack(content []byte) map[string]string {
 	p.Helper()
 	compressed, err := gzip.NewReader(bytes.NewReader(content))
@@ -607,7 +607,7 @@ func (p kubectlSluice) unpack(content []byte) map[string]string {
 }
 
 func (p kubectlSluice) testBugreport() {
-	// Nothing reads these keys, and a person may have put a password into the right one.
+	// No program reads these keys, but a user may have put a password into one of them.
 	p.kubectl("--namespace=sluice-system", "patch", "configmap", "sluice",
 		`--patch={"data":{"old":"https://root:hunter2@10.0.0.1:2379","etcdPassword":"hunter2"}}`)
 	p.apply(`{apiVersion: v1, kind: Secret, metadata: {name: etcd, namespace: sluice-system}, stringData: {key: hunter2}}`)
@@ -634,12 +634,13 @@ func (p kubectlSluice) testBugreport() {
 			p.Errorf("the report has no %s", name)
 		}
 	}
-	// A pod that was replaced found everything made.
+	// A pod that was replaced found everything installed.
 	if _, there := files["nodes/node2/logs/install.log"]; !there || files["nodes/node1/logs/install.log"] == "" {
 		p.Error("the report has no logs of the init container")
 	}
 	for name, text := range files {
-		// As it is, encoded as in a Secret; the beginning of a token of a service account, and of a private key.
+		// The plain secret, its form in a Secret, and the first characters of a service account's token and of a
+		// private key.
 		for _, secret := range []string{"hunter2", "aHVudGVyMg", "eyJhbGciOi", "PRIVATE KEY"} {
 			if strings.Contains(text, secret) {
 				p.Errorf("%s has %q: %s", name, secret, text)
@@ -654,7 +655,7 @@ func (p kubectlSluice) testBugreport() {
 	p.kubectl("--namespace=sluice-system", "delete", "secret", "etcd")
 	p.nodeReport()
 
-	// A process that hangs is what a report is made for.
+	// Reports must work with a hanging process.
 	resume := p.stop(p.processOf("ipam"))
 	files, code = p.bugreport("--timeout=1s")
 	var manifest struct {
@@ -675,7 +676,7 @@ func (p kubectlSluice) testBugreport() {
 	resume()
 	p.healthy()
 
-	// The datapath has most of what is asked for. What others have is there, and the logs.
+	// Most data of a report come from the datapath. The data of other processes and the logs must be there.
 	resume = p.stop(p.processOf("datapath"))
 	files, code = p.bugreport("--timeout=1s")
 	for _, name := range []string{"policies.json", "pools.json", "logs/datapath.log", "logs/cni.log"} {
@@ -691,7 +692,7 @@ func (p kubectlSluice) testBugreport() {
 	p.healthy()
 }
 
-// nodeReport: a container with the sockets makes the report of its node, with what it sees.
+// nodeReport: a container with the sockets makes the report of its node, with the data that it can reach.
 func (p kubectlSluice) nodeReport() {
 	p.Helper()
 	var pods struct{ Items []kubePod }
@@ -716,7 +717,7 @@ func (p kubectlSluice) nodeReport() {
 	p.Logf("the report of a node: %s", files["manifest.json"])
 }
 
-// processOf is the process of a container of Sluice's pod on the first node.
+// processOf returns the process of a container in Sluice's pod on the first node.
 func (p kubectlSluice) processOf(container string) int {
 	p.Helper()
 	var pods struct{ Items []kubePod }
@@ -734,7 +735,7 @@ func (p kubectlSluice) processOf(container string) int {
 	return 0
 }
 
-// stop stops a process of the first node, which goes on when the returned function is called or the test ends.
+// stop stops a process on the first node until the returned function is called or the test ends.
 func (p kubectlSluice) stop(pid int) (resume func()) {
 	p.Helper()
 	signal := func(ctx context.Context, name string) error {
@@ -754,7 +755,7 @@ func (p kubectlSluice) stop(pid int) (resume func()) {
 	return resume
 }
 
-// testNodeThatHangs: the runtime of a node executes nothing.
+// testNodeThatHangs: the container runtime of a node executes no commands.
 func (p kubectlSluice) testNodeThatHangs() {
 	out, err := p.run("pidof", "containerd")
 	p.must(err)

@@ -18,15 +18,15 @@ import (
 	"github.com/sluice-net/sluice/test/k8s/internal/machine"
 )
 
-// prober asks the node ports of a Deployment all the time, as a load balancer before the
-// nodes does: the second node if the first does not answer.
+// prober continuously connects to the node ports of a Deployment, as an external load balancer does: to the second
+// node if the first does not answer.
 type prober struct {
 	stop func()
 
 	mu                    sync.Mutex
 	asked, again, failed  int           // guarded by mu
 	failures              []string      // guarded by mu
-	silent, longestSilent time.Duration // guarded by mu; without an answer
+	silent, longestSilent time.Duration // guarded by mu; time without an answer
 }
 
 func (n sluiceNode) askPorts(ports ...string) *prober {
@@ -76,9 +76,8 @@ func (n sluiceNode) askPorts(ports ...string) *prober {
 	return p
 }
 
-// TestMigration from the reference plugins and kube-proxy to Sluice, node by node:
-// a Deployment answers throughout, pods of both networks reach each other, and policies
-// that were there before count once their node has been migrated.
+// TestMigration from the reference plugins and kube-proxy to Sluice, node by node: a Deployment answers throughout,
+// pods of both networks reach each other, and existing policies are enforced on a node once it has been migrated.
 func TestMigration(t *testing.T) {
 	var images []string
 	for _, name := range []string{"sluice", "sluice-devetcd"} {
@@ -161,7 +160,7 @@ spec:
 		})
 		m.kubectl("--namespace=shop", "delete", "pod", "db", "friend", "peer", "--wait")
 	}
-	// What the old network leaves: the routes, and the exception for its pods.
+	// The previous network leaves its routes, and the masquerade exception for its pods.
 	for i := range 2 {
 		m := n
 		m.index = i
@@ -195,7 +194,7 @@ spec:
 	}
 }
 
-// migrate takes a node from the network that it has to Sluice.
+// migrate moves a node from its previous network to Sluice.
 func (n sluiceNode) migrate() {
 	n.Helper()
 	begin := time.Now()

@@ -22,10 +22,10 @@ import (
 	"github.com/sluice-net/sluice/test/k8s/cluster"
 )
 
-// firstNodeLocal is the first number that means something on one node alone.
+// firstNodeLocal is the lowest node-local identity.
 const firstNodeLocal = 0xff0000
 
-// programs is the directory of what is in Sluice's image.
+// programs returns the directory with the contents of Sluice's image.
 func programs() string {
 	return filepath.Join(os.Getenv("SLUICE_BIN"), "images", runtime.GOARCH)
 }
@@ -37,10 +37,10 @@ type sluiceNode struct {
 	index int // from 0
 }
 
-// name of the Node.
+// name returns the name of the Node.
 func (n sluiceNode) name() string { return fmt.Sprintf("node%d", n.index+1) }
 
-// of is the node of a pod.
+// of returns the node of a pod.
 func (n sluiceNode) of(p kubePod) sluiceNode {
 	n.Helper()
 	number, err := strconv.Atoi(strings.TrimPrefix(p.Spec.NodeName, "node"))
@@ -69,24 +69,24 @@ func (n sluiceNode) apply(manifest string, args ...any) {
 	n.must(n.c.Apply(n.Context(), fmt.Appendf(nil, manifest, args...)))
 }
 
-// eventually waits for a condition, three minutes at most.
+// eventually waits for a condition, at most three minutes.
 func (n sluiceNode) eventually(what string, try func() error) {
 	n.Helper()
 	n.must(n.c.Eventually(within(n.TB, 3*time.Minute), what, try))
 }
 
-// run runs a command on the node as root, also while the API is away.
+// run runs a command on the node as root. It works while the API is down.
 func (n sluiceNode) run(args ...string) (string, error) {
 	out, err := n.c.InNode(n.Context(), n.index, args...)
 	return string(out), err
 }
 
-// sluice runs the command on the node as root.
+// sluice runs the program sluice on the node as root.
 func (n sluiceNode) sluice(args ...string) (string, error) {
 	return n.run(append([]string{filepath.Join(programs(), "sluice")}, args...)...)
 }
 
-// write gives a command on the node its input.
+// write runs a command on the node with input.
 func (n sluiceNode) write(input string, args ...string) error {
 	cmd, err := n.c.NodeCommand(n.Context(), n.index, args...)
 	if err != nil {
@@ -99,8 +99,7 @@ func (n sluiceNode) write(input string, args ...string) error {
 	return nil
 }
 
-// policy applies a NetworkPolicy, which goes with its namespace, and waits until
-// the kernel enforces it.
+// policy applies a NetworkPolicy, which is removed with its namespace, and waits until the kernel enforces it.
 func (n sluiceNode) policy(namespace, name, spec string) {
 	n.Helper()
 	n.apply(`{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: %s, namespace: %s}, spec: %s}`,
@@ -109,7 +108,7 @@ func (n sluiceNode) policy(namespace, name, spec string) {
 		if out, err := n.sluice("policy", "get", "netpol", namespace+"/"+name); err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
-		// It fails while the kernel is behind.
+		// The command fails while the kernel does not enforce the latest revision.
 		out, err := n.sluice("status")
 		if err != nil {
 			err = fmt.Errorf("%w: %s", err, out)
@@ -118,7 +117,7 @@ func (n sluiceNode) policy(namespace, name, spec string) {
 	})
 }
 
-// kubePod is what tests use of a Pod.
+// kubePod contains the used fields of a Pod.
 type kubePod struct {
 	Metadata struct {
 		Namespace, Name, UID string
@@ -146,10 +145,8 @@ type podCondition struct {
 	LastTransitionTime time.Time
 }
 
-// times says after how many seconds of its life each condition of a pod became
-// true, to the second, as the API has it: a pod waits for the scheduler
-// (PodScheduled), for kubelet and its network (PodReadyToStartContainers), and
-// for its containers.
+// times returns the age of the pod in seconds at which each of its conditions became true. A pod waits for the
+// scheduler (PodScheduled), for kubelet and its network (PodReadyToStartContainers), and for its containers.
 func (p kubePod) times() string {
 	var said []string
 	for _, c := range p.Status.Conditions {
@@ -184,7 +181,7 @@ func (n sluiceNode) ready(namespace, name string) kubePod {
 	return n.pod(namespace, name)
 }
 
-// endpoint is what tests use of what `sluice endpoint list` prints.
+// endpoint contains the used fields of the output of `sluice endpoint list`.
 type endpoint struct {
 	Owner         struct{ ContainerID, InterfaceName string }
 	Pod           struct{ Namespace, Name string }
@@ -210,7 +207,7 @@ func (n sluiceNode) list(v any, args ...string) error {
 	return json.Unmarshal([]byte(out), v)
 }
 
-// endpointOf is the endpoint of a pod that has one.
+// endpointOf returns the endpoint of a pod.
 func (n sluiceNode) endpointOf(p kubePod) endpoint {
 	n.Helper()
 	var all []endpoint
@@ -224,15 +221,14 @@ func (n sluiceNode) endpointOf(p kubePod) endpoint {
 	return endpoint{}
 }
 
-// exact waits until the node has what kubectl sees, and nothing more. Every
-// scenario ends with it.
+// exact waits until the node's state exactly matches the pods in the API. Every scenario ends with it.
 func (n sluiceNode) exact() {
 	n.Helper()
 	n.eventually("the node has what the API says, and no more", n.differences)
 }
 
-// differences compares endpoints, addresses, devices, routes, network namespaces,
-// identities and entries of maps with what kubectl sees.
+// differences compares endpoints, addresses, devices, routes, network namespaces, identities and map entries with the
+// pods in the API.
 func (n sluiceNode) differences() error {
 	var pods struct{ Items []kubePod }
 	if err := n.c.Get(n.Context(), &pods, "pods", "--all-namespaces",
@@ -284,7 +280,7 @@ func (n sluiceNode) exactEndpoints(pods map[string]string, connected int) error 
 			errs = append(errs, fmt.Errorf("the endpoint %+v is not ready", e))
 		}
 		for _, a := range e.Addresses {
-			if pods[a] != "" { // of the families that the cluster has
+			if pods[a] != "" { // only the cluster's families
 				have[a] = e.Pod.Namespace + "/" + e.Pod.Name
 			}
 		}
@@ -317,7 +313,7 @@ func (n sluiceNode) exactEndpoints(pods map[string]string, connected int) error 
 	held := map[uint64]int{}
 	for _, i := range identities {
 		if i.Identity.Number >= firstNodeLocal && i.ReferenceCount == 1 {
-			continue // an API server's, whose address no node has
+			continue // an API server's identity, whose address is not a node's
 		}
 		if i.ReferenceCount > 0 {
 			held[i.Identity.Number] = i.ReferenceCount
@@ -329,13 +325,12 @@ func (n sluiceNode) exactEndpoints(pods map[string]string, connected int) error 
 	return errors.Join(append(errs, n.exactDevices(devices))...)
 }
 
-// endpointDevice reports whether a device is that of an endpoint, and not the tunnel's.
+// endpointDevice reports whether a device belongs to an endpoint and is not the tunnel.
 func endpointDevice(name string) bool {
 	return strings.HasPrefix(name, "sl") && !strings.HasPrefix(name, "slt")
 }
 
-// exactDevices compares devices, routes and network namespaces with those of the
-// endpoints.
+// exactDevices compares devices, routes and network namespaces with the endpoints.
 func (n sluiceNode) exactDevices(want map[string]bool) error {
 	var links []struct{ IfName string }
 	var routes []struct{ Dst, Dev, Protocol string }
@@ -371,8 +366,7 @@ func (n sluiceNode) exactDevices(want map[string]bool) error {
 	return errors.Join(errs...)
 }
 
-// exactNode asks Sluice for what it sees itself: the entries of every map, and
-// what waits to be deleted.
+// exactNode requires that Sluice's own checks find no differences: the entries of every map, and pending deletions.
 func (n sluiceNode) exactNode() error {
 	var errs []error
 	if out, err := n.sluice("check"); err != nil {

@@ -32,8 +32,8 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// machine is a directory that stands for a machine, with a network namespace. It
-// is a shared mount, as the root of a machine under systemd is.
+// machine is a directory that represents a machine, with a network namespace. It is a shared mount, like the root of
+// a machine under systemd.
 type machine struct {
 	t     *testing.T
 	dir   string
@@ -69,7 +69,7 @@ func newMachine(t *testing.T) *machine {
 	m.must(pod.NewNetns(m.netns))
 	t.Cleanup(func() { m.must(pod.DeleteNetns(m.netns)) })
 
-	// What `make images` puts into the images.
+	// The files that `make images` puts into the images.
 	m.must(os.MkdirAll(filepath.Join(m.image, "usr", "bin"), 0o755))
 	m.must(os.MkdirAll(filepath.Join(m.image, "var"), 0o755))
 	m.must(os.MkdirAll(filepath.Join(m.image, "run"), 0o755))
@@ -97,22 +97,22 @@ func (m *machine) copy(from, to string) {
 	m.must(os.WriteFile(to, content, 0o755)) //nolint:gosec // a program
 }
 
-// path is where a path of the machine lies.
+// path returns the location of a path of the machine.
 func (m *machine) path(path string) string {
-	if strings.HasPrefix(path, "/proc/") || strings.HasPrefix(path, "/sys/") { // of the kernel, which is one
+	if strings.HasPrefix(path, "/proc/") || strings.HasPrefix(path, "/sys/") { // shared with the host
 		return path
 	}
 	return filepath.Join(m.dir, path)
 }
 
-// allCapabilities are those of a privileged container: the runtime's own.
+// allCapabilities returns the capabilities of a privileged container: all capabilities of the runtime.
 func (m *machine) allCapabilities() []string {
 	state, err := privilege.Current()
 	m.must(err)
 	return strings.Split(state.Effective.String(), ",")
 }
 
-// spec is what a runtime of Kubernetes makes of a container.
+// spec returns the OCI specification that a Kubernetes runtime derives from a container.
 func (m *machine) spec(of corev1.PodSpec, c corev1.Container) *specs.Spec {
 	m.t.Helper()
 	s := c.SecurityContext
@@ -127,7 +127,7 @@ func (m *machine) spec(of corev1.PodSpec, c corev1.Container) *specs.Spec {
 	}
 	args := slices.Concat(c.Command, c.Args)
 	if c.Name == "ipam" {
-		args = append(args, "--mode=static") // there is no API
+		args = append(args, "--mode=static") // there is no API server
 	}
 	spec := &specs.Spec{
 		Version: "1.0.2",
@@ -164,7 +164,7 @@ func (m *machine) spec(of corev1.PodSpec, c corev1.Container) *specs.Spec {
 	}
 	hostPaths := map[string]string{}
 	for _, v := range of.Volumes {
-		if hostPaths[v.Name] = "/token"; v.HostPath != nil { // of a cluster that there is not
+		if hostPaths[v.Name] = "/token"; v.HostPath != nil { // a token of a cluster that does not exist
 			hostPaths[v.Name] = v.HostPath.Path
 		}
 	}
@@ -190,13 +190,13 @@ func (m *machine) spec(of corev1.PodSpec, c corev1.Container) *specs.Spec {
 
 func (m *machine) id(container string) string { return filepath.Base(m.dir) + "-" + container }
 
-// container is a process that runs in one.
+// container is a process that runs in a container.
 type container struct {
 	m    *machine
 	id   string
 	log  string
 	pid  int
-	port int32 // that its probes ask
+	port int32 // port of its probes
 }
 
 // run runs a container to its end and returns its exit code with its log.
@@ -213,7 +213,7 @@ func (m *machine) run(of corev1.PodSpec, c corev1.Container) (code int, log stri
 	return cmd.ProcessState.ExitCode(), string(content)
 }
 
-// start starts a container, which ends with the test.
+// start starts a container, which is removed at the end of the test.
 func (m *machine) start(of corev1.PodSpec, c corev1.Container) *container {
 	m.t.Helper()
 	k := m.prepare(of, c)
@@ -243,7 +243,7 @@ func (m *machine) prepare(of corev1.PodSpec, c corev1.Container) *container {
 	return &container{m: m, id: m.id(c.Name), log: filepath.Join(bundle, "log")}
 }
 
-// runc is a call of it whose output goes to the container's log.
+// runc returns a runc command that writes its output to the container's log.
 func (k *container) runc(args ...string) *exec.Cmd {
 	k.m.t.Helper()
 	log, err := os.OpenFile(k.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
@@ -277,7 +277,7 @@ func (k *container) ready() {
 	})
 }
 
-// get asks a port of the machine's loopback address by HTTP.
+// get sends an HTTP request to a port of the machine's loopback address.
 func (m *machine) get(port int32, path string) (body []byte, err error) {
 	err = pod.In(m.netns, func() error {
 		conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
@@ -301,8 +301,8 @@ func (m *machine) get(port int32, path string) (body []byte, err error) {
 	return body, err
 }
 
-// plugin executes the installed plugin as a runtime of the machine does: in its
-// directories, with the path of the namespace that the runtime chooses.
+// plugin executes the installed plugin as a runtime of the machine does: in its directories, with the namespace path
+// that the runtime chooses.
 func (m *machine) plugin(command string, p pod.Pod, netns string) ([]byte, error) {
 	m.t.Helper()
 	wrapper := filepath.Join(m.t.TempDir(), "plugin")
@@ -319,8 +319,7 @@ func (m *machine) plugin(command string, p pod.Pod, netns string) ([]byte, error
 	})
 }
 
-// pod makes a network namespace as a runtime does, also after the start of the
-// containers.
+// pod makes a network namespace as a runtime does, even after the containers have started.
 func (m *machine) pod(name string) pod.Pod {
 	m.t.Helper()
 	p := pod.Pod{Name: name, Netns: m.path("/run/netns/" + name)}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package kubernetes holds the manifests of deploy/kubernetes against the API's
-// types and the programs, and runs the containers that they describe.
+// Package kubernetes checks the manifests of deploy/kubernetes against the API's types and the programs, and runs the
+// containers that they describe.
 package kubernetes
 
 import (
@@ -25,11 +25,11 @@ import (
 	"github.com/sluice-net/sluice/kit/nodefiles"
 )
 
-// deploy is read through a link in this module: the go command knows of no change of a
-// file outside of it, and would take the result of a test from its cache.
+// deploy is a symbolic link in this module to the manifests: the go command does not detect changes of files outside
+// of the module, and would reuse cached test results.
 var deploy = filepath.Join("deploy", "kubernetes")
 
-// binDir is where the programs are.
+// binDir returns the directory of the programs.
 func binDir() string {
 	if dir := os.Getenv("SLUICE_BIN"); dir != "" {
 		return dir
@@ -65,11 +65,11 @@ func controller(t *testing.T) *appsv1.Deployment {
 	return decode[appsv1.Deployment](t, "base/status-deployment.yaml")
 }
 
-// environment is that of a container of the base.
+// environment returns the environment of a container of the base.
 func environment(t *testing.T, c corev1.Container) []string {
 	t.Helper()
 	settings := decode[corev1.ConfigMap](t, "base/settings.yaml").Data
-	// An overlay's; without a value there is no cluster.
+	// An overlay sets it; without a value there is no cluster.
 	if _, ok := settings["kubernetesAPI"]; ok {
 		t.Error("the settings of the base have kubernetesAPI, which is an overlay's")
 	}
@@ -77,7 +77,7 @@ func environment(t *testing.T, c corev1.Container) []string {
 	return environmentOf(t, settings, c)
 }
 
-// environmentOf is that of a container, as the kubelet makes it.
+// environmentOf returns the environment of a container, as kubelet computes it.
 func environmentOf(t *testing.T, settings map[string]string, c corev1.Container) (env []string) {
 	t.Helper()
 	for _, e := range c.Env {
@@ -96,7 +96,7 @@ func environmentOf(t *testing.T, settings map[string]string, c corev1.Container)
 		default:
 			t.Fatalf("%s: %s: a source that the test does not know", c.Name, e.Name)
 		}
-		// Only variables that come before are known to a later one.
+		// A variable can refer only to earlier ones.
 		for _, before := range env {
 			name, of, _ := strings.Cut(before, "=")
 			value = strings.ReplaceAll(value, "$("+name+")", of)
@@ -187,8 +187,8 @@ func TestEveryFileIsInOneKustomizationAndOfTheAPI(t *testing.T) {
 	}
 }
 
-// controllerRights wants both roles to be bound to the account of sluice-controller alone.
-// TestRolesHaveTheRightsThatAreUsed has the rights.
+// controllerRights requires that both roles are bound to the account of sluice-controller only.
+// TestRolesHaveTheRightsThatAreUsed checks their rules.
 func controllerRights(t *testing.T) {
 	t.Helper()
 	if a := decode[corev1.ServiceAccount](t, "base/status-serviceaccount.yaml"); *a.AutomountServiceAccountToken {
@@ -209,8 +209,7 @@ func controllerRights(t *testing.T) {
 	}
 }
 
-// TestControllerHasNothingOfItsNode: no state, capability or port, so that
-// two of them may share a node.
+// TestControllerHasNothingOfItsNode: no state, capability or port, so that two controllers can share a node.
 func TestControllerHasNothingOfItsNode(t *testing.T) {
 	d := controller(t)
 	pod := d.Spec.Template.Spec
@@ -245,8 +244,8 @@ func TestControllerHasNothingOfItsNode(t *testing.T) {
 	}
 }
 
-// TestRightsAreThoseOfTheServices: users, capabilities and the file system of
-// each container are what the service is documented to run with.
+// TestRightsAreThoseOfTheServices: each container has the user, capabilities and file system that the documentation
+// of its service specifies.
 func TestRightsAreThoseOfTheServices(t *testing.T) {
 	ds := daemonSet(t)
 	pod := ds.Spec.Template.Spec
@@ -303,7 +302,7 @@ func TestRightsAreThoseOfTheServices(t *testing.T) {
 	}
 }
 
-// TestEverySettingExists asks the programs themselves.
+// TestEverySettingExists checks the settings with the programs themselves.
 func TestEverySettingExists(t *testing.T) {
 	pod, status := daemonSet(t).Spec.Template.Spec, controller(t).Spec.Template.Spec
 	for _, c := range slices.Concat(pod.InitContainers, pod.Containers, status.Containers) {
@@ -328,7 +327,7 @@ func TestEverySettingExists(t *testing.T) {
 		if err := cmd.Run(); err != nil {
 			t.Errorf("%s %v: %v: %s", c.Command[0], args, err, errOut.String())
 		}
-		// A variable that names no setting is not an error of the program.
+		// A variable that matches no setting is not an error of the program.
 		if have := strings.Count(out.String(), "# environment\n"); have != len(c.Env) {
 			t.Errorf("%s: %d settings come from the environment, want %d:\n%s", c.Name, have, len(c.Env), out.String())
 		}
@@ -355,7 +354,7 @@ func TestProbesAskTheAddressThatAnswers(t *testing.T) {
 	}
 }
 
-// TestVolumesAndMountsFit: whatever is mounted exists, and no more.
+// TestVolumesAndMountsFit: every mount has a volume, and every volume is mounted.
 func TestVolumesAndMountsFit(t *testing.T) {
 	for name, pod := range map[string]corev1.PodSpec{
 		"sluice": daemonSet(t).Spec.Template.Spec, "etcd": etcd(t).Spec.Template.Spec,
@@ -379,10 +378,10 @@ func TestVolumesAndMountsFit(t *testing.T) {
 	}
 }
 
-// token is the volume with what a container calls the API server with.
+// token is the volume with the credentials for the API server.
 const token = "kubernetes-api"
 
-// TestOnlyCallersOfTheAPIHaveItsToken: above all, the datapath has none.
+// TestOnlyCallersOfTheAPIHaveItsToken: in particular, the datapath has no token.
 func TestOnlyCallersOfTheAPIHaveItsToken(t *testing.T) {
 	pod := daemonSet(t).Spec.Template.Spec
 	var have []string

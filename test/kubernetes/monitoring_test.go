@@ -18,13 +18,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// metricsPorts are where the services listen for Prometheus with the component
-// monitoring.
+// metricsPorts are the ports on which the services serve metrics with the component monitoring.
 var metricsPorts = map[string]int32{
 	"identity": 64721, "ipam": 64722, "policy": 64723, "loadbalancer": 64724, "datapath": 64726, "controller": 64725,
 }
 
-// api is an API server that an operator names.
+// api is the address of an API server, set by the operator.
 const api = "https://192.0.2.1:6443"
 
 func monitored(t *testing.T) objects {
@@ -35,8 +34,8 @@ func monitored(t *testing.T) objects {
 	}.render(t)
 }
 
-// TestMonitoringScrapesEveryService: each service listens on the node's address, at
-// the port that its container declares and the PodMonitor names; in the base none.
+// TestMonitoringScrapesEveryService: each service listens on the node's address, on the port that its container
+// declares and the PodMonitor names. In the base no service listens.
 func TestMonitoringScrapesEveryService(t *testing.T) {
 	base := overlay{resources: []string{"base"}, settings: map[string]string{"kubernetesAPI": api}}.render(t)
 	all := monitored(t)
@@ -66,7 +65,7 @@ func TestMonitoringScrapesEveryService(t *testing.T) {
 		slices.ContainsFunc(elected.Args, flag) {
 		t.Errorf("sluice-controller has %+v and %v, want the metrics on %s", elected.Env, elected.Args, address)
 	}
-	// The port lets no two processes share a node: an update must not wait for a third node.
+	// Two processes with this port cannot share a node, so an update must not wait for a third node.
 	if s := of.Strategy.RollingUpdate; s == nil || s.MaxSurge.IntValue() != 0 || s.MaxUnavailable.IntValue() != 1 {
 		t.Errorf("the strategy of sluice-controller is %+v", s)
 	}
@@ -102,8 +101,7 @@ var (
 	word      = regexp.MustCompile(`\b[a-zA-Z_:][a-zA-Z0-9_:]*\b(\s*\()?`)
 )
 
-// metricNames are those that an expression of PromQL asks for: its words that are
-// neither labels nor functions nor operators.
+// metricNames returns the metrics in a PromQL expression: its words except labels, functions and operators.
 func metricNames(expression string) (names []string) {
 	e := quoted.ReplaceAllString(expression, " ")
 	for _, drop := range []*regexp.Regexp{matchers, durations, grouping} {
@@ -133,8 +131,7 @@ func TestMetricNamesOfAnExpression(t *testing.T) {
 	}
 }
 
-// documented are the metrics of the pages that the tests of the services compare
-// with what the services export.
+// documented returns the metrics on the pages that the services' tests compare with the exported metrics.
 func documented(t *testing.T) (names []string) {
 	t.Helper()
 	name := regexp.MustCompile("`((?:sluice|grpc)_[a-z_<>]+)`")
@@ -159,11 +156,11 @@ func documented(t *testing.T) (names []string) {
 			}
 		}
 	}
-	// Of Prometheus itself, and of its client in every process.
+	// Metrics of Prometheus itself, and of its client library in every process.
 	return append(names, "up", "process_resident_memory_bytes", "process_cpu_seconds_total")
 }
 
-// exists says whether a metric is documented; of a histogram its parts are.
+// exists reports whether a metric is documented, including the parts of a documented histogram.
 func exists(documented []string, name string) bool {
 	for _, part := range []string{"", "_bucket", "_sum", "_count"} {
 		if base, ok := strings.CutSuffix(name, part); ok && slices.Contains(documented, base) {
@@ -180,7 +177,7 @@ func TestAlertsAndDashboardAskForMetricsThatExist(t *testing.T) {
 	if exists(reference, "sluice_datapath_connections_lost") || !exists(reference, "sluice_datapath_connections") {
 		t.Fatalf("the reference is not what the pages have: %v", reference)
 	}
-	expressions := map[string]string{} // where it stands
+	expressions := map[string]string{} // location of each expression
 	page, err := os.ReadFile(filepath.Join("docs", "operations", "monitoring.md"))
 	if err != nil {
 		t.Fatal(err)

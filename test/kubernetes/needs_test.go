@@ -30,8 +30,8 @@ func pods(t *testing.T) map[string]corev1.PodSpec {
 	}
 }
 
-// mountsOf are the mounts of a container as lines: path, source if it differs, "ro" if it
-// is read-only, and the propagation.
+// mountsOf returns the mounts of a container as lines: path, source if it differs, "ro" if read-only, and
+// propagation.
 func mountsOf(t *testing.T, pod corev1.PodSpec, c corev1.Container) (all []string) {
 	t.Helper()
 	for _, m := range c.VolumeMounts {
@@ -72,9 +72,9 @@ func mountsOf(t *testing.T, pod corev1.PodSpec, c corev1.Container) (all []strin
 	return all
 }
 
-// TestContainersHaveTheMountsThatTheyNeed, with the propagation. Without HostToContainer
-// on /run/netns, pods that are made later are not found; without Bidirectional on
-// /run/sluice, the bpffs ends with the container that mounted it.
+// TestContainersHaveTheMountsThatTheyNeed, with the required propagation. Without HostToContainer on /run/netns,
+// later pods are not found; without Bidirectional on /run/sluice, the bpffs is unmounted with the container that
+// mounted it.
 func TestContainersHaveTheMountsThatTheyNeed(t *testing.T) {
 	const (
 		api      = "/var/run/secrets/kubernetes.io/serviceaccount with token kube-root-ca.crt ro"
@@ -110,8 +110,8 @@ func TestContainersHaveTheMountsThatTheyNeed(t *testing.T) {
 	}
 }
 
-// tolerates reports whether a pod may be scheduled to a node with a taint and stays there.
-// A toleration with a time counts as none.
+// tolerates reports whether a pod may be scheduled to a node with a taint and stay there. A toleration with a time
+// limit does not count.
 func tolerates(pod corev1.PodSpec, key string, effect corev1.TaintEffect) bool {
 	return slices.ContainsFunc(pod.Tolerations, func(x corev1.Toleration) bool {
 		return (x.Key == "" || x.Key == key) && (x.Effect == "" || x.Effect == effect) &&
@@ -119,8 +119,8 @@ func tolerates(pod corev1.PodSpec, key string, effect corev1.TaintEffect) bool {
 	})
 }
 
-// TestPodsTolerateTheTaintsThatTheyHaveTo: the DaemonSets all, the others no more than a
-// node without a network, so that a node which is drained becomes empty.
+// TestPodsTolerateTheTaintsThatTheyHaveTo: DaemonSets tolerate every taint. Other pods tolerate only a node without a
+// network, so that draining a node removes them.
 func TestPodsTolerateTheTaintsThatTheyHaveTo(t *testing.T) {
 	const noSchedule, noExecute = corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute
 	for _, c := range []struct {
@@ -156,8 +156,7 @@ func TestPodsTolerateTheTaintsThatTheyHaveTo(t *testing.T) {
 	}
 }
 
-// TestPodsAreReplacedAsTheyHaveTo: one node at a time, and two members of etcd never at
-// once on one directory.
+// TestPodsAreReplacedAsTheyHaveTo: on one node at a time, and never with two etcd members on one directory.
 func TestPodsAreReplacedAsTheyHaveTo(t *testing.T) {
 	update := daemonSet(t).Spec.UpdateStrategy
 	if update.Type != appsv1.RollingUpdateDaemonSetStrategyType ||
@@ -186,7 +185,7 @@ func TestPodsAreReplacedAsTheyHaveTo(t *testing.T) {
 	}
 }
 
-// rules are the rights of a role as lines: group/resource, verbs, and names if there are any.
+// rules returns the rules of a role as lines: group/resource, verbs, and names if there are any.
 func rules(all []rbacv1.PolicyRule) (lines []string) {
 	for _, r := range all {
 		for _, group := range r.APIGroups {
@@ -247,8 +246,8 @@ func TestRolesHaveTheRightsThatAreUsed(t *testing.T) {
 	}
 }
 
-// tracked opens every file of a directory in this module: the go command then runs a test
-// again when one has changed. Kustomize opens them where the link leads to.
+// tracked opens every file of a directory in this module, so that the go command runs a test again when a file has
+// changed. Kustomize opens the files by the link's target instead.
 func tracked(t *testing.T, dir string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)

@@ -34,9 +34,8 @@ func (m *machine) install(of corev1.PodSpec) {
 	}
 }
 
-// TestKernelManifestsConnectPods runs the containers of the manifests by runc,
-// with the rights, file systems, mounts and default seccomp profile that a
-// runtime of Kubernetes gives them, and connects pods.
+// TestKernelManifestsConnectPods runs the containers of the manifests with runc, with the rights, file systems,
+// mounts and default seccomp profile of a Kubernetes runtime, and connects pods.
 func TestKernelManifestsConnectPods(t *testing.T) {
 	m := newMachine(t)
 	etcd, of := etcd(t).Spec.Template.Spec, daemonSet(t).Spec.Template.Spec
@@ -72,7 +71,7 @@ func TestKernelManifestsConnectPods(t *testing.T) {
 		}
 	}
 
-	// Runtimes name a namespace by either path.
+	// Runtimes use either path of a namespace.
 	pods := []pod.Pod{m.pod("web"), m.pod("client")}
 	add := func(i int, netns string) {
 		t.Helper()
@@ -98,7 +97,7 @@ func TestKernelManifestsConnectPods(t *testing.T) {
 	add(1, "/var/run/netns/client")
 	exchange("when they are connected")
 
-	// A container that is replaced finds its pins on the machine.
+	// A replaced container finds its pins on the machine.
 	containers["datapath"].remove()
 	exchange("while the datapath is away")
 	m.start(of, of.Containers[slices.IndexFunc(of.Containers, isDatapath)]).ready()
@@ -117,8 +116,8 @@ func TestKernelManifestsConnectPods(t *testing.T) {
 	})
 }
 
-// TestKernelMonitoringIsAnswered asks each service for its metrics where the component
-// monitoring has it listen, with the rights of the containers.
+// TestKernelMonitoringIsAnswered requests the metrics of each service, with the component monitoring and the rights
+// of the containers.
 func TestKernelMonitoringIsAnswered(t *testing.T) {
 	m := newMachine(t)
 	etcd, of := etcd(t).Spec.Template.Spec, monitored(t).pod(t)
@@ -134,15 +133,15 @@ func TestKernelMonitoringIsAnswered(t *testing.T) {
 		if want := "\nsluice_" + c.Name + "_build_info{"; err != nil || !strings.Contains(string(body), want) {
 			t.Errorf("%s: %v, no %q in %d bytes of metrics", c.Name, err, want, len(body))
 		}
-		// Profiles would show the memory of the process.
+		// Profiles would expose the memory of the process.
 		if _, err := m.get(port, "/debug/pprof/"); err == nil {
 			t.Errorf("%s shows profiles to everyone", c.Name)
 		}
 	}
 }
 
-// TestKernelContainerWithoutAMountEndsByItsName: none of these is seen from a
-// datapath that runs, until the first pod.
+// TestKernelContainerWithoutAMountEndsByItsName: a container without a required mount exits with an error that names
+// it. Otherwise the datapath would run, and fail only with the first pod.
 func TestKernelContainerWithoutAMountEndsByItsName(t *testing.T) {
 	m := newMachine(t)
 	of := daemonSet(t).Spec.Template.Spec
@@ -171,7 +170,7 @@ func TestKernelContainerWithoutAMountEndsByItsName(t *testing.T) {
 				process.ExitUsage, c.want, log)
 		}
 	}
-	// Without propagation the bpffs would end with the init container.
+	// Without propagation, the bpffs would be unmounted with the init container.
 	install := of.InitContainers[0]
 	install.VolumeMounts = slices.Clone(install.VolumeMounts)
 	install.VolumeMounts[0].MountPropagation = nil

@@ -23,8 +23,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// kinds are those of the objects that kustomizations of the tree render, but for
-// those of other projects, and CustomResourceDefinitions.
+// kinds are the kinds of objects in the tree's kustomizations, except those of other projects and
+// CustomResourceDefinitions.
 var kinds = map[string]func() any{
 	"v1 Namespace":                func() any { return new(corev1.Namespace) },
 	"v1 ServiceAccount":           func() any { return new(corev1.ServiceAccount) },
@@ -56,11 +56,10 @@ const (
 	admission   = "admissionregistration.k8s.io/v1 "
 )
 
-// objects are those of a kustomization, by kind and name.
+// objects are the objects of a kustomization, by kind and name.
 type objects map[string]any
 
-// render runs the kustomize of kubectl on a directory and decodes what comes of
-// it strictly.
+// render runs kubectl's kustomize on a directory and decodes the result strictly.
 func render(t *testing.T, dir string) objects {
 	t.Helper()
 	tracked(t, deploy)
@@ -95,7 +94,7 @@ func render(t *testing.T, dir string) objects {
 	return all
 }
 
-// get returns one of the objects.
+// get returns one object.
 func get[T any](t *testing.T, all objects, name string) *T {
 	t.Helper()
 	object, ok := all[name].(*T)
@@ -115,15 +114,14 @@ func (all objects) pod(t *testing.T) corev1.PodSpec {
 	return get[appsv1.DaemonSet](t, all, "DaemonSet/sluice").Spec.Template.Spec
 }
 
-// overlay is a kustomization as an operator makes it: directories of
-// deploy/kubernetes, components of it, and settings.
+// overlay is an operator's kustomization: directories of deploy/kubernetes, components, and settings.
 type overlay struct {
 	resources, components []string
 	settings              map[string]string
 }
 
-// render writes the kustomization, beside a copy of deploy/kubernetes, as
-// kustomize takes relative paths only.
+// render writes the kustomization next to a copy of deploy/kubernetes, because kustomize accepts only relative paths,
+// and renders it.
 func (o overlay) render(t *testing.T) objects {
 	t.Helper()
 	dir := t.TempDir()
@@ -169,9 +167,8 @@ func (o overlay) render(t *testing.T) objects {
 	return render(t, cluster)
 }
 
-// configuration is what a program makes of the arguments and the environment of
-// its container: each setting with its value, as --print-config has it. It fails
-// for a setting that does not exist or is refused.
+// configuration returns the settings that a program derives from the arguments and the environment of its container,
+// as printed by --print-config. It fails if a setting does not exist or is rejected.
 func (all objects) configuration(t *testing.T, container string) string {
 	t.Helper()
 	pod, settings := all.pod(t), all.settings(t)
@@ -199,13 +196,12 @@ func (all objects) configuration(t *testing.T, container string) string {
 	return string(out)
 }
 
-// rendered are the directories of deploy/kubernetes that are applied as they are.
+// rendered are the directories of deploy/kubernetes that users apply directly.
 var rendered = []string{
 	"base", "etcd-dev", "overlays/native", "overlays/overlay", "overlays/single-node", "uninstall",
 }
 
-// TestEveryKustomizationRenders: those that are applied, and each component on
-// top of the base.
+// TestEveryKustomizationRenders: every directory that users apply, and each component on top of the base.
 func TestEveryKustomizationRenders(t *testing.T) {
 	for _, dir := range rendered {
 		if all := render(t, filepath.Join(deploy, dir)); len(all) == 0 {
@@ -263,8 +259,7 @@ func TestEveryKustomizationRenders(t *testing.T) {
 	}
 }
 
-// TestFlowSchemaIsOfTheAccount: what Sluice asks of the API server is of its own
-// priority level, whatever it asks for.
+// TestFlowSchemaIsOfTheAccount: all API requests of Sluice's account use Sluice's priority level.
 func TestFlowSchemaIsOfTheAccount(t *testing.T) {
 	all := render(t, filepath.Join(deploy, "base"))
 	schema := get[flowcontrolv1.FlowSchema](t, all, "FlowSchema/sluice")
@@ -280,8 +275,8 @@ func TestFlowSchemaIsOfTheAccount(t *testing.T) {
 	}
 }
 
-// TestOverlaysConfigureTheServices: with what only the operator knows, each service
-// takes what the overlay sets.
+// TestOverlaysConfigureTheServices: with the values that only the operator knows, each service accepts the settings
+// of the overlay.
 func TestOverlaysConfigureTheServices(t *testing.T) {
 	for name, want := range map[string]struct{ mode, etcd string }{
 		"overlay":     {"overlay", "https://192.0.2.1:2379"},
@@ -323,8 +318,7 @@ func TestOverlaysConfigureTheServices(t *testing.T) {
 	}
 }
 
-// TestEverySettingIsDocumented: the page on installing has each key of the ConfigMap,
-// those of components too.
+// TestEverySettingIsDocumented: the installation page lists each key of the ConfigMap, including keys of components.
 func TestEverySettingIsDocumented(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("docs", "install.md"))
 	if err != nil {
@@ -352,8 +346,8 @@ func TestEverySettingIsDocumented(t *testing.T) {
 	}
 }
 
-// TestCertificatesOfEtcdAreForIdentityAlone: the component mounts the Secret where
-// the settings look for it, for no other container, and readable by its group.
+// TestCertificatesOfEtcdAreForIdentityAlone: the component mounts the Secret at the path in the settings, for no
+// other container, and readable by the container's group.
 func TestCertificatesOfEtcdAreForIdentityAlone(t *testing.T) {
 	const endpoint = "https://192.0.2.1:2379"
 	all := overlay{
@@ -383,7 +377,7 @@ func TestCertificatesOfEtcdAreForIdentityAlone(t *testing.T) {
 		case i >= 0:
 			m := c.VolumeMounts[i]
 			if !m.ReadOnly || m.SubPath != "" || *c.SecurityContext.RunAsGroup != *group {
-				t.Errorf("%s mounts them writable, or not as they are renewed, or is not in their group: %+v", c.Name, m)
+				t.Errorf("%s: want a read-only mount without subPath, and the group of the files: %+v", c.Name, m)
 			}
 			configuration := all.configuration(t, c.Name)
 			for _, want := range []string{
@@ -396,7 +390,7 @@ func TestCertificatesOfEtcdAreForIdentityAlone(t *testing.T) {
 			}
 		}
 	}
-	// An etcd that asks for no certificate.
+	// An etcd without client certificates.
 	overlay{
 		resources: []string{"base"}, components: []string{"etcd-tls"},
 		settings: map[string]string{"kubernetesAPI": "", "etcdEndpoints": endpoint, "etcdCert": "", "etcdKey": ""},

@@ -14,9 +14,8 @@ import (
 	"github.com/sluice-net/sluice/model/shares"
 )
 
-// TestTenantLabelIsGuarded: the base denies every request that changes the label of the
-// default settings on a Namespace, by any of its subresources that take labels, to users
-// without the verb.
+// TestTenantLabelIsGuarded: the base denies every request of users without the verb that changes the tenant label on
+// a Namespace, including requests for subresources that accept labels.
 func TestTenantLabelIsGuarded(t *testing.T) {
 	all := render(t, filepath.Join(deploy, "base"))
 	policy := get[admissionv1.ValidatingAdmissionPolicy](t, all, "ValidatingAdmissionPolicy/sluice-tenant-label")

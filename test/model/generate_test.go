@@ -109,7 +109,7 @@ func portsOf(p *Policies) (all []*networkingv1.NetworkPolicyPort) {
 	return all
 }
 
-// withoutFeatures are engines that ignore one feature of policies each.
+// withoutFeatures are engines that each ignore one feature of policies.
 var withoutFeatures = map[string]func(w *World, p *Policies){
 	"except of an ipBlock": func(_ *World, p *Policies) {
 		for _, peer := range peersOf(p) {

@@ -136,8 +136,8 @@ func (v *verdicts) network(
 	}
 }
 
-// namesTo returns the named ports that an egress rule knows of a peer. A node knows the addresses of its own pods and
-// not of others: beside an ipBlock, a name matches no port of a pod elsewhere (docs/missing.md).
+// namesTo returns the named ports of a peer that an egress rule can use. A node knows the addresses of its own pods
+// only. Next to an ipBlock, a name matches no port of a pod on another node (docs/missing.md).
 func namesTo(to []networkingv1.NetworkPolicyPeer, namespace string, s Subject, peer Peer) []NamedPort {
 	isBlock := func(p networkingv1.NetworkPolicyPeer) bool { return p.IPBlock != nil }
 	selectors := slices.DeleteFunc(slices.Clone(to), isBlock)

@@ -133,7 +133,7 @@ type World struct {
 	Nodes      []*Node
 	Pods       []*Pod
 	Outsider   Outsider
-	// Gone is a pod of a deleted node; nil if there is none.
+	// Gone is a pod of a deleted node, or nil.
 	Gone *Pod
 
 	Policies Policies

@@ -21,7 +21,7 @@ type ledger struct {
 	round atomic.Int64
 	mu    sync.RWMutex
 	may   []members // by round: backends that the service uses at some time in it
-	must  []members // those that it leads to throughout
+	must  []members // by round: backends that it uses throughout the round
 }
 
 func newLedger(first members) *ledger {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package apitest runs a Kubernetes API without a cluster: etcd and
-// kube-apiserver, on loopback, as any user.
+// Package apitest runs a Kubernetes API without a cluster: etcd and kube-apiserver, on loopback, as any user.
 package apitest
 
 import (
@@ -25,7 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ready is what Serve writes, as one line of JSON, when the API is ready.
+// Ready is the line of JSON that Serve writes when the API is ready.
 type Ready struct {
 	// Kubeconfig is a file with the rights of an administrator.
 	Kubeconfig string `json:"kubeconfig"`
@@ -35,23 +34,22 @@ type Ready struct {
 
 // Lines of stdin that Serve understands.
 const (
-	// Kill ends kube-apiserver by SIGKILL.
+	// Kill kills kube-apiserver with SIGKILL.
 	Kill = "kill"
-	// Start starts kube-apiserver, after which another line of Ready is written.
+	// Start starts kube-apiserver. Serve writes another line of Ready afterwards.
 	Start = "start"
-	// Save keeps a copy of etcd's data, after which another line of Ready is written.
+	// Save copies etcd's data. Serve writes another line of Ready afterwards.
 	Save = "save"
-	// Restore kills kube-apiserver and etcd, and starts both with the copy. Another line
-	// of Ready is written.
+	// Restore kills kube-apiserver and etcd, and starts both with the copied data. Serve writes another line of Ready
+	// afterwards.
 	Restore = "restore"
 	// Empty is Restore without data.
 	Empty = "empty"
 )
 
-// Serve runs an API that keeps everything below dir, an existing, empty
-// directory, until ctx or stdin ends. It writes one line to stdout when the API
-// is ready. The programs are those below the directory SLUICE_BIN, kube-apiserver
-// in the version SLUICE_KUBERNETES, if it is set.
+// Serve runs an API until ctx or stdin ends, with all files below dir, an existing, empty directory. It writes one
+// line to stdout when the API is ready. The programs are in the directory SLUICE_BIN, with kube-apiserver in the
+// version SLUICE_KUBERNETES, if that is set.
 func Serve(ctx context.Context, dir string, stdin io.Reader, stdout io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -90,7 +88,7 @@ func Serve(ctx context.Context, dir string, stdin io.Reader, stdout io.Writer) e
 	if err := plane.Prepare(authority); err != nil {
 		return err
 	}
-	// The children end with the thread that starts them.
+	// The child processes end with the thread that starts them.
 	runtime.LockOSThread()
 	data, copied := filepath.Join(dir, "etcd"), filepath.Join(dir, "etcd-copy")
 	store := func() (*child, error) {
@@ -210,7 +208,7 @@ func start(ctx context.Context, dir, name, program string, args ...string) (*chi
 	return c, nil
 }
 
-// end kills the program, whose data nobody will read, and waits for its end.
+// end kills the program, whose data are no longer needed, and waits for its end.
 func (c *child) end() {
 	_ = c.command.Process.Kill()
 	<-c.ended
@@ -233,7 +231,7 @@ func (c *child) failure(ctx context.Context) error {
 	return errors.Join(fmt.Errorf("%s ended: %s", c.command.Path, content[max(0, len(content)-most):]), err)
 }
 
-// freePort is free when it is asked; kube-apiserver takes no listener.
+// freePort returns a port that is free at the moment, because kube-apiserver accepts no listener.
 func freePort() (int, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package cluster starts Kubernetes clusters for tests, and speaks to them.
+// Package cluster starts and controls Kubernetes clusters for tests.
 //
-// A cluster runs below a keeper, another process, which removes it when the
-// process that called Start ends, however that ends.
+// A cluster is owned by another process, the keeper, which removes the cluster when the process that called Start
+// ends, for whatever reason.
 package cluster
 
 import (
@@ -33,8 +33,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// KeepCommand is the word by which the test bed's program becomes a keeper; the
-// run directory follows, and UntilInputEnds if it shall end with its caller.
+// KeepCommand is the argument that makes the test bed's program a keeper. The run directory follows, and
+// UntilInputEnds if the keeper must end with its caller.
 const (
 	KeepCommand    = "keep"
 	UntilInputEnds = "until-input-ends"
@@ -43,23 +43,22 @@ const (
 //go:embed manifests
 var manifests embed.FS
 
-// Options say what cluster to start.
+// Options describe a cluster.
 type Options struct {
-	// Dir is the run directory, which must not exist; a new one below Base if it
-	// is empty.
+	// Dir is the run directory, which must not exist. If it is empty, a new directory below Base is used.
 	Dir string
-	// Nodes is 1 if it is 0.
+	// Nodes is the number of nodes. Default: 1.
 	Nodes int
-	// Containerd is the daemon's program, Debian's if it is empty.
+	// Containerd is the path of containerd. Default: Debian's.
 	Containerd string
-	// NoCNI leaves the nodes without a network and without kube-proxy: they are not
-	// Ready, and Start does not wait for that.
+	// NoCNI leaves the nodes without a network and without kube-proxy. Start does not wait for such nodes, which are
+	// not Ready.
 	NoCNI bool
-	// Detached leaves the cluster running when this process ends.
+	// Detached keeps the cluster running when this process ends.
 	Detached bool
-	// Mounts are directories of the host that nodes have, read-only.
+	// Mounts are directories of the host that are mounted read-only on the nodes.
 	Mounts []string
-	// Images are OCI archives that every node imports beside those of Kubernetes.
+	// Images are OCI archives that every node imports in addition to those of Kubernetes.
 	Images []string
 }
 
@@ -72,17 +71,15 @@ type Cluster struct {
 	ended    chan struct{}
 }
 
-// Base is the directory of all run directories: below SLUICE_K8S_BASE or the
-// directory for temporary files.
+// Base returns the parent of all run directories: below SLUICE_K8S_BASE or the directory for temporary files.
 func Base() string {
 	return cmp.Or(os.Getenv("SLUICE_K8S_BASE"), filepath.Join(os.TempDir(), "sluice-k8s"))
 }
 
-// Dir is the run directory of the cluster with the name.
+// Dir returns the run directory of the cluster with the name.
 func Dir(name string) string { return filepath.Join(Base(), name) }
 
-// bin is the directory of the built programs: SLUICE_BIN, or the one that has the directory
-// of this program.
+// bin returns the directory of the built programs: SLUICE_BIN, or the parent of this program's directory.
 func bin() (string, error) {
 	if dir := os.Getenv("SLUICE_BIN"); dir != "" {
 		return filepath.Abs(dir)
@@ -99,8 +96,8 @@ func bin() (string, error) {
 	return dir, nil
 }
 
-// Start starts a cluster, and returns when its nodes and its DNS server are
-// ready. Leftovers of killed clusters are removed first.
+// Start starts a cluster, and returns when its nodes and its DNS server are ready. It first removes the leftovers of
+// killed clusters.
 func Start(ctx context.Context, o Options) (_ *Cluster, err error) {
 	if err := RemoveDead(); err != nil {
 		return nil, err
@@ -146,7 +143,7 @@ func Start(ctx context.Context, o Options) (_ *Cluster, err error) {
 	return c, nil
 }
 
-// RemoveDead removes what killed clusters left.
+// RemoveDead removes the leftovers of killed clusters.
 func RemoveDead() error { return keeper.RemoveDead(Base()) }
 
 // Open returns the cluster that another process started.
@@ -161,13 +158,13 @@ func Open(dir string) (*Cluster, error) {
 // Dir is the run directory.
 func (c *Cluster) Dir() string { return c.config.Dir }
 
-// Nodes is how many there are.
+// Nodes returns the number of nodes.
 func (c *Cluster) Nodes() int { return c.config.Nodes }
 
-// KeeperPID is the process that ends the cluster.
+// KeeperPID returns the process ID of the keeper.
 func (c *Cluster) KeeperPID() int { return c.keeper.Process.Pid }
 
-// copyImages copies all archives of the directory, and the further ones.
+// copyImages copies all archives of the directory, and the additional ones.
 func (c *Cluster) copyImages(dir string, further []string) error {
 	files, err := filepath.Glob(filepath.Join(dir, "*.tar"))
 	if err != nil {
@@ -229,7 +226,7 @@ func (c *Cluster) Close() error {
 func (c *Cluster) bringUp(ctx context.Context, cni bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
-	// What asks the API needs the machine first.
+	// The API can be used only after the machine has started.
 	if err := c.Eventually(ctx, "the nodes register and receive ranges of addresses", func() error {
 		for i := range c.config.Nodes {
 			if _, err := c.podCIDRs(ctx, i); err != nil {
@@ -256,7 +253,7 @@ func (c *Cluster) bringUp(ctx context.Context, cni bool) error {
 	return err
 }
 
-// podCIDRs are the ranges of a node's pods, IPv4's first.
+// podCIDRs returns the pod CIDRs of a node, IPv4 first.
 func (c *Cluster) podCIDRs(ctx context.Context, node int) ([]string, error) {
 	out, err := c.Kubectl(ctx, "get", "node", machine.NodeName(node), "--output=jsonpath={.spec.podCIDRs[*]}")
 	if err != nil {
@@ -269,8 +266,8 @@ func (c *Cluster) podCIDRs(ctx context.Context, node int) ([]string, error) {
 	return cidrs, nil
 }
 
-// connect gives the machine the routes to all pods, and if cni says so, the nodes those
-// to each other's and the reference plugins.
+// connect adds routes to all pods to the machine. With cni, it also adds routes between the nodes and configures the
+// reference plugins.
 func (c *Cluster) connect(ctx context.Context, cni bool) error {
 	for i := range c.config.Nodes {
 		cidrs, err := c.podCIDRs(ctx, i)
@@ -296,8 +293,7 @@ func (c *Cluster) connect(ctx context.Context, cni bool) error {
 	return nil
 }
 
-// route leads to the pods of a node: from the control plane and, if it says so, the
-// other nodes.
+// route adds a route to the pods of a node: on the control plane and, with nodes, on the other nodes.
 func (c *Cluster) route(ctx context.Context, to int, cidr, via string, nodes bool) error {
 	route := []string{"ip", "route", "replace", cidr, "via", via}
 	if _, err := c.InMachine(ctx, route...); err != nil {
@@ -318,12 +314,12 @@ func manifest(name string, podCIDRs []string) []byte {
 	var b bytes.Buffer
 	values := map[string]any{"DNS": controlplane.DNSAddress, "PodCIDRs": podCIDRs}
 	if err := content.Execute(&b, values); err != nil {
-		panic(err) // the files are those above
+		panic(err) // all file contents are constants above
 	}
 	return b.Bytes()
 }
 
-// machinePID is the first process of the machine.
+// machinePID returns the first process of the machine.
 func (c *Cluster) machinePID() (int, error) {
 	content, err := os.ReadFile(filepath.Join(c.config.Dir, "machine.pid"))
 	if err != nil {
@@ -332,8 +328,8 @@ func (c *Cluster) machinePID() (int, error) {
 	return strconv.Atoi(string(content))
 }
 
-// NetworkCommand is a command of the host in the control plane's network namespace, which receives the signals of its
-// process.
+// NetworkCommand returns a command of the host in the control plane's network namespace. Signals reach its process
+// directly.
 func (c *Cluster) NetworkCommand(ctx context.Context, args ...string) (*exec.Cmd, error) {
 	pid, err := c.machinePID()
 	if err != nil {
@@ -353,8 +349,7 @@ func (c *Cluster) InMachine(ctx context.Context, args ...string) ([]byte, error)
 	return output(command)
 }
 
-// MachineCommand is a command of the host in the control plane's namespaces, which
-// ends with the cluster.
+// MachineCommand returns a command of the host in the control plane's namespaces, which ends with the cluster.
 func (c *Cluster) MachineCommand(ctx context.Context, args ...string) (*exec.Cmd, error) {
 	pid, err := c.machinePID()
 	if err != nil {
@@ -364,10 +359,10 @@ func (c *Cluster) MachineCommand(ctx context.Context, args ...string) (*exec.Cmd
 	return exec.CommandContext(ctx, "nsenter", append(enter, args...)...), nil
 }
 
-// Kubeconfig is the file with the rights of an administrator.
+// Kubeconfig returns the file with administrator rights.
 func (c *Cluster) Kubeconfig() string { return filepath.Join(c.config.PKI(), "admin.kubeconfig") }
 
-// KubectlCommand is kubectl with the rights of an administrator.
+// KubectlCommand returns a kubectl command with administrator rights.
 func (c *Cluster) KubectlCommand(ctx context.Context, args ...string) (*exec.Cmd, error) {
 	all := []string{
 		filepath.Join(c.config.Binaries, "kubectl"),
@@ -406,7 +401,7 @@ func (c *Cluster) Get(ctx context.Context, v any, args ...string) error {
 	return json.Unmarshal(out, v)
 }
 
-// NodePID is the first process of a node.
+// NodePID returns the first process of a node.
 func (c *Cluster) NodePID(index int) (int, error) {
 	pid, err := c.machineChild(strings.Join([]string{machine.NodeInitCommand, c.config.Dir, strconv.Itoa(index)}, "\x00"))
 	if err != nil {
@@ -415,8 +410,8 @@ func (c *Cluster) NodePID(index int) (int, error) {
 	return pid, nil
 }
 
-// Stop kills a program of the control plane, such as kube-apiserver or etcd, which stays
-// away until the returned function starts it again.
+// Stop kills a program of the control plane, such as kube-apiserver or etcd, which stays down until the returned
+// function starts it again.
 func (c *Cluster) Stop(program string) (start func() error, err error) {
 	path := filepath.Join(c.config.Binaries, program)
 	if program == "etcd" {
@@ -436,8 +431,8 @@ func (c *Cluster) Stop(program string) (start func() error, err error) {
 	return func() error { return os.Remove(held) }, nil
 }
 
-// machineChild is the child of the machine's first process whose command line, its
-// parts ended by zero bytes, contains want.
+// machineChild returns the child of the machine's first process whose command line contains want. Each argument of
+// the command line ends with a zero byte.
 func (c *Cluster) machineChild(want string) (int, error) {
 	parent, err := c.machinePID()
 	if err != nil {
@@ -448,7 +443,7 @@ func (c *Cluster) machineChild(want string) (int, error) {
 		return 0, err
 	}
 	for _, file := range files {
-		// pid (name) state parent: the name, that of the program, has no blank.
+		// The format is "pid (name) state parent". The name of the program contains no blank.
 		content, err := os.ReadFile(file)
 		if err != nil {
 			continue // it has ended
@@ -465,12 +460,12 @@ func (c *Cluster) machineChild(want string) (int, error) {
 	return 0, fs.ErrNotExist
 }
 
-// joinNode executes a command in a cgroup of the node, as every process of a real one is:
-// programs at the root of the node's cgroups see its sockets.
+// joinNode executes a command in a cgroup of the node, in which all processes of a real node run. The eBPF programs at
+// the root of the node's cgroups handle its sockets only there.
 const joinNode = `cgroup=/sys/fs/cgroup/unified; [ -d $cgroup ] || cgroup=/sys/fs/cgroup
 mkdir -p $cgroup/commands && echo $$ >$cgroup/commands/cgroup.procs && exec "$@"`
 
-// NodeCommand is a command in all namespaces of a node.
+// NodeCommand returns a command in all namespaces of a node.
 func (c *Cluster) NodeCommand(ctx context.Context, index int, args ...string) (*exec.Cmd, error) {
 	pid, err := c.NodePID(index)
 	if err != nil {
@@ -492,8 +487,7 @@ func (c *Cluster) InNode(ctx context.Context, index int, args ...string) ([]byte
 	return output(command)
 }
 
-// ProcessStatus is /proc/PID/status of a container's first process, by the
-// container's id in the API.
+// ProcessStatus returns /proc/PID/status of a container's first process. The container's ID is the one in the API.
 func (c *Cluster) ProcessStatus(ctx context.Context, node int, containerID string) (string, error) {
 	_, id, _ := strings.Cut(containerID, "://")
 	tasks, err := c.InNode(ctx, node, "ctr", "--namespace=k8s.io", "tasks", "list")
@@ -509,7 +503,7 @@ func (c *Cluster) ProcessStatus(ctx context.Context, node int, containerID strin
 	return "", fmt.Errorf("container %s does not run on %s", id, machine.NodeName(node))
 }
 
-// Eventually returns when try succeeds, ctx ends or the cluster does.
+// Eventually retries until try succeeds, ctx ends or the cluster ends.
 func (c *Cluster) Eventually(ctx context.Context, what string, try func() error) error {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -528,7 +522,7 @@ func (c *Cluster) Eventually(ctx context.Context, what string, try func() error)
 	}
 }
 
-// Logs is an error with the last lines of every log, for a test that failed.
+// Logs returns an error with the last lines of every log, for a failed test.
 func (c *Cluster) Logs(lines int) error {
 	var b strings.Builder
 	err := filepath.WalkDir(c.config.Logs(), func(path string, d fs.DirEntry, err error) error {

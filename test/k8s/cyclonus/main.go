@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Command cyclonus runs the cases of cyclonus without SCTP against the cluster of
-// KUBECONFIG, and writes a report of one result for each case.
+// Command cyclonus runs cyclonus's cases without SCTP against the cluster of KUBECONFIG, and writes a report with one
+// result for each case.
 //
-// Cases, their steps and what is to be expected are cyclonus's own; only the probes
-// run otherwise. cyclonus computes for each pair of pods, port and protocol whether
-// the policies of a step allow the connection, and a case passes if after each step
-// the cluster does the same.
+// Cases, their steps and the expected results are cyclonus's own; only the execution of probes differs. For each pair
+// of pods, port and protocol, cyclonus computes whether the policies of a step allow the connection. A case passes if
+// the cluster agrees after each step.
 package main
 
 import (
@@ -29,19 +28,19 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// result is read by the package specs of the test bed.
+// result is the format that the package specs of the test bed reads.
 type result struct {
 	Name, State     string
 	Took            time.Duration
 	Message, Output string
 }
 
-// options are those of the command line.
+// options are the options of the command line.
 type options struct {
 	report, registry, probe string
 	mode                    generator.ProbeMode
 	run                     *regexp.Regexp
-	known                   []string // names of cases that are not asked again and again
+	known                   []string // names of cases that are not retried
 }
 
 func main() {
@@ -88,7 +87,7 @@ func run(o options) error {
 	if err != nil {
 		return err
 	}
-	// Rules with addresses are about this one.
+	// Rules with addresses use this pod's address.
 	peer, err := resources.GetPod("z", "c")
 	if err != nil {
 		return err
@@ -111,8 +110,7 @@ func runCases(o options, cases []*generator.TestCase, cluster kube.IKubernetes, 
 	interpreter := connectivity.NewInterpreter(cluster, resources, &connectivity.InterpreterConfig{
 		ResetClusterBeforeTestCase: true, VerifyClusterStateBeforeTestCase: true, BatchJobs: true,
 		PerturbationWaitSeconds: 1, FailFast: true,
-		// A pod reaches itself whatever the policies say, and cyclonus's tables do not
-		// know that.
+		// A pod reaches itself whatever the policies say, which cyclonus's tables do not take into account.
 		IgnoreLoopback: true,
 	})
 	descriptions := make([]string, len(cases))
@@ -146,7 +144,7 @@ func runCases(o options, cases []*generator.TestCase, cluster kube.IKubernetes, 
 	return results
 }
 
-// explain names the probes of the last step that came out wrong, and its policies.
+// explain returns the wrong probes of the last step, and its policies.
 func explain(r *connectivity.Result) (message, output string) {
 	step := r.Steps[len(r.Steps)-1]
 	comparison := step.LastComparison()

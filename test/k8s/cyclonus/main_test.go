@@ -17,7 +17,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// open is a cluster that allows everything.
+// open is a mock cluster that allows everything.
 type open struct{ *kube.MockKubernetes }
 
 func (open) ExecuteRemoteCommand(_, _, _ string, command []string) (string, string, error, error) {

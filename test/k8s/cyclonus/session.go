@@ -22,14 +22,13 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
-// pace is the time from one question to a pod until the next: cyclonus asks anew as
-// long as the answer is wrong, and a change of the cluster takes its time.
+// pace is the minimum interval between requests to a pod. cyclonus retries while an answer is wrong, and a change of
+// the cluster takes time.
 const pace = 500 * time.Millisecond
 
-// pods is cyclonus's view of a cluster. What differs from cyclonus's own is how a
-// command is run in a pod: one program in each pod is started once, and answers
-// every batch of probes of that pod. Starting a program for each of the 324 probes
-// of a round takes half a minute.
+// pods is cyclonus's interface to a cluster. It differs from cyclonus's own in how a command runs in a pod: it starts
+// one program in each pod, which answers all batches of probes. Starting a program for each of the 324 probes of a
+// round takes half a minute.
 type pods struct {
 	*kube.Kubernetes
 	probe string // the program in the pods
@@ -39,7 +38,7 @@ type pods struct {
 }
 
 func newPods(config *rest.Config, probe string) (*pods, error) {
-	// The harness has the machine for itself.
+	// The harness is the only client on the machine.
 	config.QPS = -1
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -51,8 +50,8 @@ func newPods(config *rest.Config, probe string) (*pods, error) {
 	}, nil
 }
 
-// SetPodLabels is cyclonus's, which reads and writes, until nothing comes between.
-// It gives no context, and neither has its interface one.
+// SetPodLabels is cyclonus's method with a retry on conflicts, since it reads and writes the pod. cyclonus's
+// interface has no context.
 func (p *pods) SetPodLabels(namespace, name string, labels map[string]string) (*v1.Pod, error) {
 	ctx, in := context.Background(), p.ClientSet.CoreV1().Pods(namespace)
 	var pod *v1.Pod
@@ -67,9 +66,8 @@ func (p *pods) SetPodLabels(namespace, name string, labels map[string]string) (*
 	return pod, err
 }
 
-// ExecuteRemoteCommand is called by cyclonus's batch runner, with a batch of probes
-// as the last word of the command. It returns standard output, standard error, the
-// command's error and that of reaching it.
+// ExecuteRemoteCommand is called by cyclonus's batch runner, with a batch of probes as the last word of the command.
+// It returns standard output, standard error, the command's error, and the error of executing it.
 func (p *pods) ExecuteRemoteCommand(namespace, pod, container string, command []string) (string, string, error, error) {
 	name := namespace + "/" + pod
 	p.mu.Lock()
@@ -81,7 +79,7 @@ func (p *pods) ExecuteRemoteCommand(namespace, pod, container string, command []
 	p.mu.Unlock()
 	answer, err := s.ask(command[len(command)-1])
 	if err != nil {
-		// Another pod of that name may come, or the program be started again.
+		// Another pod with this name may be created, or the program may be restarted.
 		s.close()
 		p.mu.Lock()
 		delete(p.sessions, name)
@@ -100,11 +98,11 @@ func (p *pods) close() {
 	}
 }
 
-// session is the running program in one pod. One caller asks at a time.
+// session is the running program in one pod. One caller uses it at a time.
 type session struct {
 	questions *io.PipeWriter
 	answers   *bufio.Reader
-	next      time.Time // when the next question may be asked
+	next      time.Time // earliest time of the next request
 	close     func()
 }
 
@@ -140,7 +138,7 @@ func (p *pods) open(namespace, pod, container string) *session {
 	}
 }
 
-// ask sends a batch, and returns the line that answers it.
+// ask sends a batch, and returns the line with the answer.
 func (s *session) ask(batch string) (string, error) {
 	time.Sleep(time.Until(s.next)) // the pace
 	s.next = time.Now().Add(pace)
@@ -162,8 +160,7 @@ func (s *session) ask(batch string) (string, error) {
 	}
 }
 
-// names are those of the cases, each once: of those with the same description the
-// second has the suffix " #2".
+// names returns unique names of the cases. The second case with a description gets the suffix " #2".
 func names(descriptions []string) []string {
 	seen := map[string]int{}
 	all := slices.Clone(descriptions)

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Command probe tries connections from inside a pod, all of a request at once. It
-// reads requests as JSON from its standard input, one after the other, answers each
-// on its standard output, and ends with its input.
+// Command probe tries connections from inside a pod, all connections of a request at once. It reads requests as JSON
+// from its standard input, answers each on its standard output, and ends when its input ends.
 package main
 
 import (
@@ -21,11 +20,11 @@ import (
 	"time"
 )
 
-// patience is how long a target may take to answer, its name included. What is not
-// refused is blocked when it has passed.
+// patience is the timeout of a target, including name resolution. A target that has neither answered nor refused by
+// then is blocked.
 const patience = time.Second
 
-// batch has the fields of cyclonus's worker.Batch that matter here.
+// batch contains the used fields of cyclonus's worker.Batch.
 type batch struct {
 	Requests []target
 }
@@ -36,7 +35,7 @@ type target struct {
 	Port                int
 }
 
-// result is cyclonus's worker.Result: an empty error says that the target answered.
+// result is cyclonus's worker.Result. An empty error means that the target answered.
 type result struct {
 	Request target
 	Error   string
@@ -82,8 +81,7 @@ func probe(targets []target) []result {
 	return results
 }
 
-// resolve asks for the IPv4 address of each host once. One without an answer is
-// absent.
+// resolve looks up the IPv4 address of each host once. A host without an answer is absent from the result.
 func resolve(ctx context.Context, targets []target) map[string]netip.Addr {
 	addresses := map[string]netip.Addr{}
 	var mu sync.Mutex
@@ -97,7 +95,7 @@ func resolve(ctx context.Context, targets []target) map[string]netip.Addr {
 		wait.Go(func() {
 			host := t.Host
 			if _, err := netip.ParseAddr(host); err != nil {
-				host = strings.TrimSuffix(host, ".") + "." // a whole name: no search list
+				host = strings.TrimSuffix(host, ".") + "." // fully qualified: no search list
 			}
 			found, err := net.DefaultResolver.LookupNetIP(ctx, "ip4", host)
 			if err != nil {
@@ -112,8 +110,7 @@ func resolve(ctx context.Context, targets []target) map[string]netip.Addr {
 	return addresses
 }
 
-// try does what `agnhost connect` does: a TCP connection, or a datagram and an
-// answer to it.
+// try acts as `agnhost connect`: it opens a TCP connection, or sends a datagram and waits for an answer.
 func try(ctx context.Context, t target, address netip.Addr) error {
 	if !address.IsValid() {
 		return fmt.Errorf("no address of %s", t.Host)

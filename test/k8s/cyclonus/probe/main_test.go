@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// port of an address of a listener.
+// port returns the port of a listener's address.
 func port(t *testing.T, a net.Addr) int {
 	t.Helper()
 	_, text, err := net.SplitHostPort(a.String())
@@ -31,7 +31,7 @@ func TestOnlyWhatAnswersIsReached(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tcp.Close()
-	// One that answers, and one that does not.
+	// One server that answers, and one that does not.
 	answering, err := net.ListenPacket("udp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

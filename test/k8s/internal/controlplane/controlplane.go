@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package controlplane knows the certificates and command lines of a
-// Kubernetes control plane.
+// Package controlplane writes the certificates and returns the command lines of a Kubernetes control plane.
 package controlplane
 
 import (
@@ -22,14 +21,14 @@ import (
 	"github.com/sluice-net/sluice/test/k8s/internal/wait"
 )
 
-// The cluster's address ranges, IPv4's first. They are the same in all clusters,
-// for each has network namespaces of its own.
+// The cluster's address ranges, IPv4 first. All clusters use the same ranges, because each has separate network
+// namespaces.
 const (
 	PodCIDRs     = "10.244.0.0/16,fd00:244::/48"
 	ServiceCIDRs = "10.96.0.0/16,fd00:96::/108"
 	// DNSAddress is the service address of the cluster's DNS server.
 	DNSAddress = "10.96.0.10"
-	// firstService is that of the service default/kubernetes.
+	// firstService is the address of the service default/kubernetes.
 	firstService = "10.96.0.1"
 )
 
@@ -37,9 +36,9 @@ const (
 type Plane struct {
 	// Binaries is the directory of the Kubernetes programs.
 	Binaries string
-	// Version of kube-apiserver, such as 1.33; empty: that of all programs.
+	// Version of kube-apiserver, such as 1.33. If it is empty, kube-apiserver has the version of the other programs.
 	Version string
-	// Dir has the certificates and kubeconfig files.
+	// Dir contains the certificates and kubeconfig files.
 	Dir string
 	// Address and Port serve the API.
 	Address string
@@ -55,10 +54,9 @@ func (p Plane) Server() string {
 
 func (p Plane) file(name string) string { return filepath.Join(p.Dir, name) }
 
-// Prepare writes the certificates and kubeconfig files: admin, and those of the
-// components.
+// Prepare writes the certificates and kubeconfig files of the administrator and of the components.
 func (p Plane) Prepare(authority *pki.Authority) error {
-	// authority writes into p.Dir.
+	// authority writes to p.Dir.
 	return errors.Join(
 		authority.Issue("apiserver", pkix.Name{CommonName: "kube-apiserver"},
 			p.Address, "127.0.0.1", firstService, "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"),
@@ -71,8 +69,8 @@ func (p Plane) Prepare(authority *pki.Authority) error {
 	)
 }
 
-// APIServer is the command line of kube-apiserver. Nothing is asked of it but
-// what tests use: no audit, no aggregation.
+// APIServer returns the command line of kube-apiserver. Features that tests do not use, such as audit and
+// aggregation, are off.
 func (p Plane) APIServer() []string {
 	return []string{
 		filepath.Join(p.Binaries, strings.TrimSuffix("kube-apiserver-"+p.Version, "-")),
@@ -84,7 +82,7 @@ func (p Plane) APIServer() []string {
 		"--tls-cert-file=" + p.file("apiserver.crt"), "--tls-private-key-file=" + p.file("apiserver.key"),
 		"--kubelet-client-certificate=" + p.file("apiserver-kubelet.crt"),
 		"--kubelet-client-key=" + p.file("apiserver-kubelet.key"),
-		// No name server knows the names of nodes.
+		// No name server resolves the names of nodes.
 		"--kubelet-preferred-address-types=InternalIP",
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + p.file("service-account.key"),
@@ -113,9 +111,8 @@ func (p Plane) Scheduler() []string {
 	}
 }
 
-// WaitReady returns when the API answers that it is ready, asked from the
-// network namespace of the caller, or when the time is over. The file has the
-// certificate of the authority.
+// WaitReady returns when the API is ready, as seen from the caller's network namespace, or after the timeout. The
+// file contains the certificate of the authority.
 func (p Plane) WaitReady(file string, timeout time.Duration) error {
 	ca, err := os.ReadFile(file)
 	if err != nil {

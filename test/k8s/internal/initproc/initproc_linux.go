@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package initproc is what the first process of a PID namespace does: it starts
-// programs again when they end, and reaps orphans. When it returns, the kernel
-// ends everything in the namespace.
+// Package initproc implements the first process of a PID namespace: it restarts programs when they end, and reaps
+// orphans. When it returns, the kernel ends all processes of the namespace.
 package initproc
 
 import (
@@ -18,47 +17,47 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pause lies between the end of a program and its next start.
+// pause is the time between the end of a program and its restart.
 const pause = 500 * time.Millisecond
 
-// Held is the suffix of a file in the directory of logs: while NAME has one, the
-// program NAME is not started again.
+// Held is a file name suffix in the log directory: while the file NAME.held exists, the program NAME is not
+// restarted.
 const Held = ".held"
 
-// Program is run until its PID namespace ends.
+// Program is a program that runs until its PID namespace ends.
 type Program struct {
-	// Name is that of its log file, without the suffix.
+	// Name is the name of its log file, without the suffix.
 	Name string
 	// Command with its arguments.
 	Command []string
 }
 
-// Init is the first process. Its methods may be called by several goroutines.
+// Init is the first process. Its methods are safe for concurrent use.
 type Init struct {
 	logs string
 	log  *slog.Logger
 
 	mu sync.Mutex
-	// waiting has a channel for each child, which receives its status. Guarded by mu.
+	// waiting has a channel for each child, which receives the child's status. Guarded by mu.
 	waiting map[int]chan unix.WaitStatus
 }
 
-// New starts to reap. The programs write their logs into the directory logs.
+// New starts to reap children. The programs write their logs to the directory logs.
 func New(logs string, log *slog.Logger) *Init {
 	i := &Init{logs: logs, log: log, waiting: map[int]chan unix.WaitStatus{}}
 	go i.reap()
 	return i
 }
 
-// reap ends with the process.
+// reap runs until the process ends.
 func (i *Init) reap() {
 	for ; ; time.Sleep(20 * time.Millisecond) {
 		var info unix.Siginfo
-		// It stays a zombie until mu is held: Start must have entered it before.
+		// The child stays a zombie until mu is held, because Start must have registered it first.
 		for unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOWAIT, nil) == nil {
 			i.reapOne()
 		}
-		// No child at the moment, or interrupted.
+		// There is no child at the moment, or the call was interrupted.
 	}
 }
 
@@ -88,7 +87,7 @@ func (i *Init) Start(c *exec.Cmd) (*os.Process, <-chan unix.WaitStatus, error) {
 	return c.Process, ended, nil
 }
 
-// Run runs a command to its end, with its output in the log NAME.
+// Run runs a command to its end. Its output goes to the log NAME.
 func (i *Init) Run(name string, command ...string) error {
 	c, err := i.command(name, command)
 	if err != nil {
@@ -105,7 +104,7 @@ func (i *Init) Run(name string, command ...string) error {
 	return nil
 }
 
-// Keep starts a program and starts it anew whenever it ends.
+// Keep starts a program and restarts it whenever it ends.
 func (i *Init) Keep(p Program) error {
 	c, err := i.command(p.Name, p.Command)
 	if err != nil {

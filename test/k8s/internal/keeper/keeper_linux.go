@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package keeper is the process that owns a cluster: it prepares the run
-// directory, starts the machine, and removes everything at the end. If it is
-// killed, the machine ends with it, and Remove takes away what is left.
+// Package keeper implements the process that owns a cluster: it prepares the run directory, starts the machine, and
+// removes everything at the end. If it is killed, the machine ends with it, and Remove removes the leftovers.
 package keeper
 
 import (
@@ -26,8 +25,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Keep runs the cluster of the run directory, whose configuration is written,
-// until ctx ends. If stdin is not nil, its end is the cluster's end too.
+// Keep runs the cluster of a run directory with a written configuration, until ctx ends or, unless stdin is nil,
+// until stdin ends.
 func Keep(ctx context.Context, dir string, stdin io.Reader, log *slog.Logger) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -53,7 +52,7 @@ func Keep(ctx context.Context, dir string, stdin io.Reader, log *slog.Logger) (e
 	return run(ctx, c, log)
 }
 
-// run starts the machine and ends it with ctx.
+// run starts the machine and ends it when ctx ends.
 func run(ctx context.Context, c machine.Config, log *slog.Logger) error {
 	input, held, err := os.Pipe()
 	if err != nil {
@@ -82,7 +81,7 @@ func run(ctx context.Context, c machine.Config, log *slog.Logger) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	// The directory goes: this is the last word about it.
+	// The directory is removed, so report the end of the log now.
 	content, _ := os.ReadFile(logFile.Name())
 	return fmt.Errorf("the machine ended (%w):\n%s", err, content)
 }
@@ -120,8 +119,7 @@ func prepare(c machine.Config) error {
 	return nil
 }
 
-// lock locks the run directory, which is locked as long as a keeper lives, and
-// writes this process's id.
+// lock locks the run directory and writes this process's ID. The lock is held until the keeper ends.
 func lock(dir string) (unlock func(), err error) {
 	f, err := os.OpenFile(filepath.Join(dir, "keeper.pid"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -139,8 +137,8 @@ func lock(dir string) (unlock func(), err error) {
 	return func() { _ = f.Close() }, nil
 }
 
-// Remove ends the cluster of the run directory if it runs, and removes what is
-// left of it. Removing what is gone succeeds.
+// Remove ends the cluster of the run directory if it runs, and removes its leftovers. It returns nil if nothing
+// exists.
 func Remove(dir string) error {
 	return wait.Until(time.Minute, func() error {
 		unlock, err := lock(dir)
@@ -151,7 +149,7 @@ func Remove(dir string) error {
 			defer unlock()
 			return remove(dir)
 		}
-		// The holder of the lock wrote it, and lives.
+		// The lock's holder wrote it, and is running.
 		content, _ := os.ReadFile(filepath.Join(dir, "keeper.pid"))
 		if pid, convErr := strconv.Atoi(string(content)); convErr == nil {
 			err = errors.Join(err, unix.Kill(pid, unix.SIGTERM))
@@ -160,7 +158,7 @@ func Remove(dir string) error {
 	})
 }
 
-// RemoveDead removes what killed clusters left in the base directory.
+// RemoveDead removes the leftovers of killed clusters in the base directory.
 func RemoveDead(base string) error {
 	entries, err := os.ReadDir(base)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -172,7 +170,7 @@ func RemoveDead(base string) error {
 	var errs []error
 	for _, e := range entries {
 		dir := filepath.Join(base, e.Name())
-		// A keeper that has not locked it yet has written nothing yet.
+		// A keeper that has not locked the directory yet has not written anything.
 		if info, err := os.Stat(filepath.Join(dir, "keeper.pid")); err != nil || info.Size() == 0 {
 			continue
 		}
@@ -185,7 +183,7 @@ func RemoveDead(base string) error {
 }
 
 func remove(dir string) error {
-	// Mounts and namespaces ended with their processes; a cgroup can only go
-	// after the last of these.
+	// Mounts and namespaces have ended with their processes; a cgroup can be removed only after the last process in
+	// it.
 	return errors.Join(leftovers.RemoveCgroup(machine.Cgroup(dir)), os.RemoveAll(dir))
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package leftovers makes and removes what of a cluster does not vanish with
-// its processes: cgroups and its run directory.
+// Package leftovers makes and removes the objects of a cluster that outlive its processes: cgroups and its run
+// directory.
 package leftovers
 
 import (
@@ -21,8 +21,8 @@ import (
 
 const cgroupRoot = "/sys/fs/cgroup"
 
-// Hierarchies lists the directories that cgroup file systems are mounted on:
-// one per controller of version 1, and that of version 2.
+// Hierarchies returns the mount points of cgroup file systems: one for each controller of version 1, and one for
+// version 2.
 func Hierarchies() ([]string, error) {
 	content, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -43,8 +43,8 @@ func Hierarchies() ([]string, error) {
 	return dirs, nil
 }
 
-// JoinCgroup moves this process into a cgroup, by its path below the root of
-// every hierarchy, which is made if it is absent.
+// JoinCgroup moves this process to a cgroup, given by its path below the root of every hierarchy. It makes the cgroup
+// if it is absent.
 func JoinCgroup(cgroup string) error {
 	dirs, err := Hierarchies()
 	if err != nil {
@@ -58,7 +58,7 @@ func JoinCgroup(cgroup string) error {
 			if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 				return err
 			}
-			// A new cpuset of version 1 has neither, and takes no process.
+			// In version 1, a new cpuset has neither of these set, and accepts no process.
 			for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 				value, err := os.ReadFile(filepath.Join(parent, file))
 				if errors.Is(err, fs.ErrNotExist) {
@@ -79,8 +79,7 @@ func JoinCgroup(cgroup string) error {
 	return nil
 }
 
-// RemoveCgroup removes a cgroup with those below it. It waits for processes in
-// it that are ending.
+// RemoveCgroup removes a cgroup and its children. It waits for ending processes in them.
 func RemoveCgroup(cgroup string) error {
 	dirs, err := Hierarchies()
 	if err != nil {
@@ -95,8 +94,8 @@ func RemoveCgroup(cgroup string) error {
 	})
 }
 
-// removeTree removes directories alone, the innermost first: the files of a
-// cgroup go with it.
+// removeTree removes only directories, the innermost first: the kernel removes the files of a cgroup with its
+// directory.
 func removeTree(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

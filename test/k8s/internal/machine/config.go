@@ -12,64 +12,62 @@ import (
 	"github.com/sluice-net/sluice/test/k8s/internal/controlplane"
 )
 
-// Config is what a machine is started with.
+// Config is the configuration of a machine.
 type Config struct {
-	// Dir is the run directory, which holds all that a cluster writes.
+	// Dir is the run directory, which contains all files of a cluster.
 	Dir string
-	// Nodes is how many there are.
+	// Nodes is the number of nodes.
 	Nodes int
-	// Binaries is the directory of the Kubernetes programs, Etcd a development
-	// server of etcd.
+	// Binaries is the directory of the Kubernetes programs, Etcd the program of a development etcd.
 	Binaries, Etcd string
-	// Containerd is the daemon's program; its shim and ctr lie beside it.
+	// Containerd is the path of containerd. Its shim and ctr must be in the same directory.
 	Containerd string
 	// KubeProxy runs kube-proxy on every node.
 	KubeProxy bool
-	// Mounts are directories of the host that each node has under the same path,
-	// read-only.
+	// Mounts are directories of the host that each node mounts at the same path, read-only.
 	Mounts []string
 }
 
-// apiAddress is the control plane's on the bridge to the nodes, apiAddress6 its
-// other one, at which no API is served.
+// apiAddress and apiAddress6 are the control plane's addresses on the bridge to the nodes. The API is served only on
+// apiAddress.
 const (
 	apiAddress  = "10.200.0.1"
 	apiAddress6 = "fd00:200::1"
 )
 
-// NodeName is that of the node with the index, from 0.
+// NodeName returns the name of the node with an index, from 0.
 func NodeName(index int) string { return fmt.Sprintf("node%d", index+1) }
 
-// NodeAddress is its IPv4 address on the bridge.
+// NodeAddress returns the node's IPv4 address on the bridge.
 func NodeAddress(index int) string { return fmt.Sprintf("10.200.0.%d", 11+index) }
 
-// NodeAddress6 is its IPv6 address there.
+// NodeAddress6 returns the node's IPv6 address on the bridge.
 func NodeAddress6(index int) string { return fmt.Sprintf("fd00:200::%d", 11+index) }
 
-// Plane is the control plane of the machine.
+// Plane returns the control plane of the machine.
 func (c Config) Plane() controlplane.Plane {
 	return controlplane.Plane{
 		Binaries: c.Binaries, Dir: c.PKI(), Address: apiAddress, Port: 6443, Etcd: "http://127.0.0.1:2379",
 	}
 }
 
-// PKI is the directory of certificates and kubeconfig files.
+// PKI returns the directory of certificates and kubeconfig files.
 func (c Config) PKI() string { return filepath.Join(c.Dir, "pki") }
 
-// Logs is the directory of all logs.
+// Logs returns the directory of all logs.
 func (c Config) Logs() string { return filepath.Join(c.Dir, "logs") }
 
-// Images is the directory of the archives that each node imports.
+// Images returns the directory of the archives that each node imports.
 func (c Config) Images() string { return filepath.Join(c.Dir, "images") }
 
-// Node is the directory of a node's files that outlive it: cni has its CNI
-// configuration, containerd and kubelet are theirs.
+// Node returns the directory of a node's files that outlive the node: cni contains its CNI configuration, and
+// containerd and kubelet have directories of their own.
 func (c Config) Node(index int) string { return filepath.Join(c.Dir, NodeName(index)) }
 
-// Cgroup is the path of all cgroups of the machine.
+// Cgroup returns the path of the machine's cgroups.
 func (c Config) Cgroup() string { return Cgroup(c.Dir) }
 
-// Cgroup is the path of the cgroups of the cluster with the run directory.
+// Cgroup returns the path of the cgroups of the cluster with the run directory.
 func Cgroup(dir string) string { return "/sluice-k8s-" + filepath.Base(dir) }
 
 func (c Config) path() string { return filepath.Join(c.Dir, "config.json") }

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package machine makes the namespaces that a cluster lives in.
+// Package machine makes the namespaces of a cluster.
 //
-// All of a cluster is in one PID namespace with a mount and a network namespace
-// of its own, the machine: the control plane is in it, and each node in further
-// namespaces inside. So the end of the machine's first process takes all
-// processes, mounts, namespaces and devices with it, and two clusters with the
-// same addresses do not meet.
+// A cluster runs in one PID namespace with its own mount and network namespace, the machine. The control plane runs
+// directly in the machine, and each node in nested namespaces. When the machine's first process ends, the kernel
+// removes all processes, mounts, namespaces and devices of the cluster. Two clusters with the same addresses do not
+// interfere.
 package machine
 
 import (
@@ -26,20 +25,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The words by which the test bed's program becomes a first process.
+// Arguments that make the test bed's program a first process.
 const (
 	// MachineCommand is followed by the run directory.
 	MachineCommand = "machine"
 	// NodeCommand is followed by the run directory and the node's index.
 	NodeCommand = "node"
-	// NodeInitCommand is NodeCommand in its own cgroup namespace.
+	// NodeInitCommand is NodeCommand in the node's cgroup namespace.
 	NodeInitCommand = "node-init"
 )
 
 const apiTimeout = 5 * time.Minute
 
-// Start starts the machine of the run directory. It ends with the calling
-// thread, which must be locked, or when its standard input is closed.
+// Start starts the machine of the run directory. The machine ends with the calling thread, which must be locked, or
+// when its standard input is closed.
 func Start(c Config, stdin io.Reader, stderr *os.File) (*exec.Cmd, error) {
 	m := exec.Command("/proc/self/exe", MachineCommand, c.Dir)
 	m.Stdin, m.Stdout, m.Stderr = stdin, stderr, stderr
@@ -51,19 +50,18 @@ func Start(c Config, stdin io.Reader, stderr *os.File) (*exec.Cmd, error) {
 	return m, m.Start()
 }
 
-// Run is the machine's first process. It returns when standard input ends.
+// Run runs the machine's first process. It returns when standard input ends.
 func Run(dir string, log *slog.Logger) error {
 	c, err := Read(dir)
 	if err != nil {
 		return err
 	}
 	ended := inputEnds()
-	// What is mounted here must not show outside, and /proc is that of the
-	// new PID namespace.
+	// Mounts made here must not propagate to the host, and /proc must show the new PID namespace.
 	if err := mounts(
 		mount{to: "/", flags: unix.MS_REC | unix.MS_PRIVATE},
 		mount{from: "proc", to: "/proc", kind: "proc"},
-		// etcd syncs each write; a test's API is worth nothing after its end.
+		// etcd syncs each write, so use memory: the data of a test's API need not survive the test.
 		mount{from: "tmpfs", to: filepath.Join(dir, "etcd"), kind: "tmpfs", data: "mode=0700"},
 	); err != nil {
 		return err
@@ -85,7 +83,7 @@ func Run(dir string, log *slog.Logger) error {
 			return err
 		}
 	}
-	// The nodes need a minute of their own before they ask for the API.
+	// Nodes need about a minute before they use the API, so start them first.
 	for i := range c.Nodes {
 		if err := startNode(c, first, i); err != nil {
 			return err
@@ -107,7 +105,7 @@ func Run(dir string, log *slog.Logger) error {
 	return nil
 }
 
-// startNode starts the first process of a node, and connects it to the bridge.
+// startNode starts the first process of a node, and attaches the node to the bridge.
 func startNode(c Config, first *initproc.Init, index int) error {
 	name := NodeName(index)
 	logFile, err := os.Create(filepath.Join(c.Logs(), name+".log"))
@@ -126,7 +124,7 @@ func startNode(c Config, first *initproc.Init, index int) error {
 		return err
 	}
 	go func() {
-		// A cluster without one of its nodes is no cluster.
+		// If a node ends, the cluster ends.
 		status := <-ended
 		fmt.Fprintf(os.Stderr, "node %s ended with status %#x, see %s.log\n", name, int(status), name)
 		os.Exit(1)
@@ -138,7 +136,7 @@ func startNode(c Config, first *initproc.Init, index int) error {
 	)
 }
 
-// ipBatch runs commands of ip(8).
+// ipBatch runs a batch of ip(8) commands.
 func ipBatch(first *initproc.Init, dir string, lines ...string) error {
 	file := filepath.Join(dir, "ip.batch")
 	if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
@@ -147,7 +145,7 @@ func ipBatch(first *initproc.Init, dir string, lines ...string) error {
 	return first.Run("network", "ip", "-batch", file)
 }
 
-// inputEnds is closed when nobody has the other end of standard input.
+// inputEnds returns a channel that is closed when the other end of standard input is closed.
 func inputEnds() <-chan struct{} {
 	ended := make(chan struct{})
 	go func() {
@@ -157,8 +155,8 @@ func inputEnds() <-chan struct{} {
 	return ended
 }
 
-// ownCgroup makes this process's cgroup the root of what it sees, and executes
-// the program again: only then all its threads see it.
+// ownCgroup makes this process's cgroup the root of a new cgroup namespace, and executes the program again, because
+// only then all its threads are in that namespace.
 func ownCgroup(args ...string) error {
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
@@ -174,7 +172,7 @@ type mount struct {
 	data           string
 }
 
-// mounts mounts in order, and makes the directories to mount on.
+// mounts makes mounts in order, with their mount points.
 func mounts(all ...mount) error {
 	for _, m := range all {
 		if err := os.MkdirAll(m.to, 0o755); err != nil {

@@ -27,21 +27,21 @@ import (
 //go:embed node
 var nodeFiles embed.FS
 
-// tunables have the values that kubelet wants to write. It finds them in the
-// node; those of the host stay as they are.
+// tunables are the sysctls that kubelet sets, with its values. Set in advance in the node, they keep kubelet from
+// changing the host's.
 var tunables = map[string]string{
 	"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
 	"kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",
 }
 
-// containerdSocket is where kubelet finds the runtime in the node.
+// containerdSocket is the path of the runtime's socket in the node.
 const containerdSocket = "/run/containerd/containerd.sock"
 
-// nodeLogs is the node's directory of logs.
+// nodeLogs is the node's log directory.
 const nodeLogs = "/var/log/node"
 
-// RunNode is the first process of a node: args are the run directory and the
-// node's index. It returns only with an error.
+// RunNode runs the first process of a node: args are the run directory and the node's index. It returns only with an
+// error.
 func RunNode(args []string, log *slog.Logger) error {
 	c, index, err := nodeArgs(args)
 	if err != nil {
@@ -64,7 +64,7 @@ func nodeArgs(args []string) (c Config, index int, err error) {
 	return c, index, err
 }
 
-// RunNodeInit is RunNode in the cgroup namespace.
+// RunNodeInit is RunNode inside the cgroup namespace.
 func RunNodeInit(args []string, log *slog.Logger) error {
 	c, index, err := nodeArgs(args)
 	if err != nil {
@@ -127,7 +127,7 @@ func RunNodeInit(args []string, log *slog.Logger) error {
 	select {}
 }
 
-// connect configures the device to the bridge, which the machine adds.
+// connect configures the device on the bridge, which the machine adds.
 func connect(first *initproc.Init, index int) error {
 	if err := wait.Until(time.Minute, func() error {
 		_, err := net.InterfaceByName("eth0")
@@ -152,8 +152,7 @@ func waitForSocket(path string, timeout time.Duration) error {
 	})
 }
 
-// makeRoot mounts what the node sees below root: the host's /usr, and
-// everything else of its own.
+// makeRoot mounts the node's file system below root: the host's /usr, and separate directories for everything else.
 func makeRoot(c Config, index int, root string) error {
 	in := func(path string) string { return filepath.Join(root, path) }
 	bind := func(from, to string, flags uintptr) mount {
@@ -199,8 +198,7 @@ func makeRoot(c Config, index int, root string) error {
 		makeLinks(root), copyHost(root), bindPrograms(c, root), bindTunables(root), writeNodeFiles(index, root))
 }
 
-// cgroupMounts mounts the same hierarchies as the host, whose roots are those
-// of the cgroup namespace.
+// cgroupMounts mounts the same hierarchies as on the host. Their roots are the roots of the cgroup namespace.
 func cgroupMounts(root string) ([]mount, error) {
 	dirs, err := leftovers.Hierarchies()
 	if err != nil {
@@ -232,8 +230,8 @@ func makeLinks(root string) error {
 	return nil
 }
 
-// copyHost copies what programs of the host read in /etc, and the reference
-// CNI plugins, beside which a test may put its own.
+// copyHost copies the files in /etc that programs of the host read, and the reference CNI plugins. A test may add its
+// own plugins.
 func copyHost(root string) error {
 	for from, to := range map[string]string{
 		"/etc/alternatives": "/etc/alternatives", "/etc/iproute2": "/etc/iproute2", "/usr/lib/cni": "/opt/cni/bin",
@@ -291,8 +289,7 @@ func copyEntry(from, to string, e fs.DirEntry) error {
 	return os.WriteFile(to, content, info.Mode().Perm())
 }
 
-// bindPrograms puts the programs into /opt/k8s/bin, also containerd with its
-// shim and its client, whichever that is.
+// bindPrograms mounts the programs at /opt/k8s/bin, including the configured containerd with its shim and client.
 func bindPrograms(c Config, root string) error {
 	programs := map[string]string{"containerd": c.Containerd}
 	for _, name := range []string{"kubelet", "kubectl", "kube-proxy"} {
@@ -346,7 +343,7 @@ func bindFile(from, to string) error {
 	return nil
 }
 
-// writeNodeFiles writes the configuration of the node's programs.
+// writeNodeFiles writes the configuration files of the node's programs.
 func writeNodeFiles(index int, root string) error {
 	values := map[string]string{
 		"Name": NodeName(index), "Address": NodeAddress(index), "Socket": containerdSocket,
@@ -378,8 +375,8 @@ func writeNodeFiles(index int, root string) error {
 	return nil
 }
 
-// enterRoot makes root the whole tree, and its mounts shared, as systemd does:
-// kubelet passes mounts on to containers that ask for it.
+// enterRoot makes root the root file system with shared mounts, as systemd does: kubelet propagates mounts to
+// containers that request it.
 func enterRoot(root string) error {
 	if err := os.Chdir(root); err != nil {
 		return err
@@ -393,7 +390,7 @@ func enterRoot(root string) error {
 	if err := os.Chdir("/"); err != nil {
 		return err
 	}
-	// The host's TMPDIR is no directory here.
+	// The host's TMPDIR does not exist here.
 	os.Clearenv()
 	if err := os.Setenv("PATH", "/opt/k8s/bin:/usr/sbin:/usr/bin:/sbin:/bin"); err != nil {
 		return err

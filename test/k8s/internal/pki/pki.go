@@ -27,7 +27,7 @@ type Authority struct {
 	key         *ecdsa.PrivateKey
 }
 
-// New makes an authority, and writes its certificate as ca.crt into dir.
+// New makes an authority, and writes its certificate to ca.crt in dir.
 func New(dir string) (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -49,8 +49,7 @@ func New(dir string) (*Authority, error) {
 	return &Authority{dir: dir, certificate: certificate, key: key}, write(dir, "ca.crt", "CERTIFICATE", der)
 }
 
-// Issue writes NAME.crt and NAME.key, which serve for the hosts and identify a
-// client as the subject.
+// Issue writes NAME.crt and NAME.key, which are valid for the hosts and identify a client by the subject.
 func (a *Authority) Issue(name string, subject pkix.Name, hosts ...string) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -92,8 +91,7 @@ func (a *Authority) Key(name string) error {
 	return writeKey(a.dir, name, key)
 }
 
-// Kubeconfig writes NAME.kubeconfig for a user in the groups, with a
-// certificate of its own.
+// Kubeconfig writes NAME.kubeconfig with a new certificate for a user in the groups.
 func (a *Authority) Kubeconfig(name, server, user string, groups ...string) error {
 	if err := a.Issue(name, pkix.Name{CommonName: user, Organization: groups}); err != nil {
 		return err

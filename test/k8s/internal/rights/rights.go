@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package rights compares what a container's process may do, by the kernel's
-// account, with what its manifest says.
+// Package rights compares the rights that the kernel reports for a container's process with the container's manifest.
 package rights
 
 import (
@@ -12,15 +11,14 @@ import (
 	"strings"
 )
 
-// capabilities are the names of the kernel's bits, from bit 0.
+// capabilities are the names of the kernel's capability bits, from bit 0.
 var capabilities = strings.Fields(`CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP
 	LINUX_IMMUTABLE NET_BIND_SERVICE NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO
 	SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE
 	AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON
 	BPF CHECKPOINT_RESTORE`)
 
-// Container is the part of a container's manifest that says its rights. The
-// field names are those of the API.
+// Container is the part of a container's manifest that defines its rights. The field names are the API's.
 type Container struct {
 	Name            string
 	SecurityContext struct {
@@ -33,11 +31,11 @@ type Container struct {
 	}
 }
 
-// Process is what the kernel says of a process.
+// Process contains the rights that the kernel reports for a process.
 type Process struct {
 	UID, GID   int
 	NoNewPrivs bool
-	// Seccomp is 2 if a filter is in place.
+	// Seccomp is 2 if a filter is installed.
 	Seccomp                      int
 	Effective, Permitted, Bounds []string
 }
@@ -90,10 +88,9 @@ func Parse(status string) (Process, error) {
 	return p, nil
 }
 
-// Differences says where the process has other rights than the manifest gives
-// it, or the manifest gives more than it must say. A process that gave up the
-// user of the manifest for another one, with fewer capabilities, is as it should
-// be: user, if not negative, is that one.
+// Differences returns the rights in which the process differs from the manifest, and rights that the manifest leaves
+// open but must set. If user is not negative, the process must have changed from the manifest's user to that user,
+// and may have fewer capabilities.
 func Differences(c Container, p Process, user int) []string {
 	var all []string
 	differs := func(is bool, format string, args ...any) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package specs compares what the specs of a suite did with what is known of them.
+// Package specs compares the results of a test suite's specs with the known failures.
 package specs
 
 import (
@@ -15,8 +15,7 @@ import (
 	"time"
 )
 
-// Known has the specs that do not pass, by their full names, each with the
-// reason.
+// Known contains the specs that are known to fail, by full name, with the reasons.
 type Known map[string]string
 
 const (
@@ -24,25 +23,24 @@ const (
 	absent = "absent"
 )
 
-// Result is what is said of one spec.
+// Result is the result of one spec.
 type Result struct {
-	// Name is the spec's: its containers' texts and its own.
+	// Name is the spec's full name, including the texts of its containers.
 	Name string
-	// State is Ginkgo's word, among them passed, failed and skipped, or "absent" for
-	// a known spec that the suite lacks.
+	// State is Ginkgo's state, such as passed, failed and skipped, or "absent" for a known spec that is not in the
+	// suite.
 	State string
-	// Took is how long it ran.
+	// Took is the duration of the spec.
 	Took time.Duration
-	// Message is the spec's own about its failure, or why it was skipped; Output is
-	// what it logged.
+	// Message explains a failure or a skip. Output is the spec's log.
 	Message, Output string
-	// Reason is why it is known to fail; empty if it is not.
+	// Reason is the reason of a known failure; empty for other specs.
 	Reason string
-	// Err is why the result is not the expected one; nil if it is.
+	// Err is set if the result is not the expected one.
 	Err error
 }
 
-// Ginkgo reads the selected specs of a JSON report of Ginkgo.
+// Ginkgo reads the selected specs from a JSON report of Ginkgo.
 func Ginkgo(file string, selected func(name string) bool) ([]Result, error) {
 	content, err := os.ReadFile(file)
 	if err != nil {
@@ -71,7 +69,7 @@ func Ginkgo(file string, selected func(name string) bool) ([]Result, error) {
 					Name: name, State: s.State, Took: s.RunTime, Message: s.Failure.Message, Output: s.CapturedGinkgoWriterOutput,
 				})
 			case s.LeafNodeType != "It" && s.State != passed:
-				// A suite that did not start skips its specs.
+				// A suite that did not start reports its specs as skipped.
 				return nil, fmt.Errorf("%s %s %s: %s", s.LeafNodeType, name, s.State, s.Failure.Message)
 			}
 		}
@@ -79,11 +77,11 @@ func Ginkgo(file string, selected func(name string) bool) ([]Result, error) {
 	return results, nil
 }
 
-// goTest is how a test of Go says what became of it.
+// goTest matches the result line of a Go test.
 var goTest = regexp.MustCompile(`^    --- (PASS|FAIL|SKIP): [^/ ]+/([^/ ]+) \(([0-9.]+s)\)$`)
 
-// GoTest reads the subtests of the one test of a program, from its output with
-// -test.v. What a subtest logged is not told apart.
+// GoTest reads the subtests of a program's only test from its output with -test.v. The log is not divided by
+// subtests.
 func GoTest(file string) ([]Result, error) {
 	content, err := os.ReadFile(file)
 	if err != nil {
@@ -105,8 +103,7 @@ func GoTest(file string) ([]Result, error) {
 	return results, nil
 }
 
-// Compare says which results are not the expected ones: a spec must pass, or be
-// known; a known one must not pass, and there must be such a spec.
+// Compare reports unexpected results: a spec must pass or be known to fail, and a known spec must exist and not pass.
 func Compare(results []Result, known Known) ([]Result, error) {
 	if len(results) == 0 {
 		return nil, errors.New("the report has none of the selected specs")

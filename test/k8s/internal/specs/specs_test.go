@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// spec is an entry of a report.
+// spec returns an entry of a report.
 func spec(text, state string) string {
 	return fmt.Sprintf(`{"ContainerHierarchyTexts": ["[sig-network] Netpol", "between pods"], "LeafNodeType": "It",
 		"LeafNodeText": %q, "State": %q, "RunTime": 2000000000, "Failure": {"Message": "had wrong results"}}`, text, state)
@@ -101,7 +101,7 @@ func TestReportOfASuiteThatDidNotRunIsAnError(t *testing.T) {
 	}
 }
 
-// cutShort takes the last bytes off the file.
+// cutShort removes the last bytes of the file.
 func cutShort(t *testing.T, file string) string {
 	t.Helper()
 	info, err := os.Stat(file)

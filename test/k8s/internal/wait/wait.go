@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package wait tries until something succeeds.
+// Package wait retries until a condition is met.
 package wait
 
 import (
@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Until returns when try succeeds, or after the timeout with its last error.
+// Until returns when try succeeds, or after the timeout with try's last error.
 func Until(timeout time.Duration, try func() error) error {
 	for deadline := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
 		err := try()

@@ -14,9 +14,8 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
-// TestAPILabelsOfNodesAreSelectedByPolicies follows labels from a Node object through
-// the ipam and the identity service of its node, and etcd, to identity and policy of
-// another one.
+// TestAPILabelsOfNodesAreSelectedByPolicies follows the labels of a Node object through ipam and the identity service
+// of its node, and etcd, to identity and policy on another node.
 func TestAPILabelsOfNodesAreSelectedByPolicies(t *testing.T) {
 	a := newAPI(t)
 	a.crds()
@@ -92,7 +91,7 @@ func TestAPILabelsOfNodesAreSelectedByPolicies(t *testing.T) {
 	k.may("a node of another zone", at(west), false)
 	k.may("the number of the zone", at(east), true)
 
-	// More labels than an identity has: the node is one of unknown labels.
+	// More labels than an identity can have: the node then gets an identity with unknown labels.
 	many := object{"zone": "east"}
 	for i := range 300 {
 		many[fmt.Sprint("more-", i)] = ""

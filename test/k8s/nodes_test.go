@@ -26,8 +26,7 @@ import (
 // hookPort is the node port of testWebhook.
 const hookPort = nodePort + 1
 
-// TestSluiceConnectsTwoNodes by a tunnel and by routes: pods, services and policies,
-// and what happens to a node.
+// TestSluiceConnectsTwoNodes in each routing mode: pods, services and policies, and failures and changes of a node.
 func TestSluiceConnectsTwoNodes(t *testing.T) {
 	for _, mode := range []string{"overlay", "native"} {
 		t.Run(mode, func(t *testing.T) {
@@ -36,7 +35,7 @@ func TestSluiceConnectsTwoNodes(t *testing.T) {
 				name string
 				run  func(sluiceNode)
 			}{
-				{"KindsAppear", testKindsAppear}, // the others create the kinds of cilium.io
+				{"KindsAppear", testKindsAppear}, // the other steps create the kinds of cilium.io
 				{"Traffic", testTwoNodes},
 				{"Webhook", testWebhook},
 				{"NodeLabels", testNodeLabels},
@@ -66,8 +65,8 @@ func TestSluiceConnectsTwoNodes(t *testing.T) {
 	}
 }
 
-// shareEtcd leads from the address of the control plane to the etcd of one node, which
-// listens on loopback alone.
+// shareEtcd forwards connections from the control plane's address to the etcd of one node, which listens only on
+// loopback.
 func shareEtcd(t testing.TB, c *cluster.Cluster) {
 	t.Helper()
 	const namespace, deployment = "--namespace=sluice-system", "deployment/etcd-dev"
@@ -77,15 +76,15 @@ func shareEtcd(t testing.TB, c *cluster.Cluster) {
 	ctx, stop := context.WithCancel(t.Context())
 	var forwarding sync.WaitGroup
 	forwarding.Go(func() {
-		// It ends with the pod that it leads to.
+		// The port-forward ends when its pod ends.
 		for ctx.Err() == nil {
 			forward, err := c.KubectlCommand(ctx, namespace, "port-forward", "--address=10.200.0.1", deployment, "64715")
 			if err != nil {
 				t.Error(err)
 				return
 			}
-			_ = forward.Run()                  // fails for as long as there is no pod
-			time.Sleep(500 * time.Millisecond) // a pod takes longer
+			_ = forward.Run()                  // fails while there is no pod
+			time.Sleep(500 * time.Millisecond) // a new pod takes longer than this
 		}
 	})
 	t.Cleanup(func() {
@@ -94,7 +93,7 @@ func shareEtcd(t testing.TB, c *cluster.Cluster) {
 	})
 }
 
-// serverOn makes a pod on a node that answers at port 8080.
+// serverOn makes a pod on a node that serves on port 8080.
 func (n sluiceNode) serverOn(node, namespace, name string) {
 	n.Helper()
 	n.apply(`
@@ -165,7 +164,7 @@ spec:
 		return nil
 	})
 
-	// By labels of a pod that this node does not have, directly and through the service.
+	// Select by labels of a pod that is not on this node, directly and through the service.
 	const only = "{podSelector: {matchLabels: {app: client}}, policyTypes: [Egress], egress: " +
 		"[{to: [{podSelector: {matchLabels: {app: %s}}}], ports: [{port: 8080}]}]}"
 	direct, through := net.JoinHostPort(web.address(), "8080"), net.JoinHostPort(addresses[0], "80")
@@ -182,8 +181,8 @@ spec:
 	n.denied(client, through)
 }
 
-// testWebhook has the API server ask a pod that is isolated: the server runs outside of
-// both nodes, as that of most clusters with several does.
+// testWebhook makes the API server call an isolated pod. The server runs outside of both nodes, as in most clusters
+// with several nodes.
 func testWebhook(n sluiceNode) {
 	n.kubectl("apply", "--server-side", "--kustomize=../../deploy/kubernetes/crds")
 	n.namespace("hook")
@@ -257,7 +256,7 @@ spec:
 	n.kubectl("delete", "validatingwebhookconfiguration", "hook")
 }
 
-// testNodeLabels has rules about the second node, which follow its labels.
+// testNodeLabels uses rules about the second node that follow its labels.
 func testNodeLabels(n sluiceNode) {
 	n.kubectl("apply", "--server-side", "--kustomize=../../deploy/kubernetes/crds")
 	n.namespace("pools")
@@ -266,7 +265,7 @@ func testNodeLabels(n sluiceNode) {
 	web, client := n.ready("pools", "web"), n.ready("pools", "client")
 	second := n
 	second.index = 1
-	// kubelet, which answers at the address of its node.
+	// kubelet serves on the address of its node.
 	kubelet := machine.NodeAddress(1) + ":10250"
 	check := func(when string, let bool) {
 		n.Helper()
@@ -344,8 +343,7 @@ func testRolloutAcrossNodes(n sluiceNode) {
 	s.unbroken("rollout restart on both nodes")
 }
 
-// testDrain drains the second node: nothing but DaemonSets is left there, and the writers
-// of status do not come back.
+// testDrain drains the second node: only DaemonSets remain on it, and the status writers do not return.
 func testDrain(n sluiceNode) {
 	const writers = "--selector=app.kubernetes.io/name=sluice-status"
 	n.kubectl("--namespace=sluice-system", "rollout", "status", "--timeout=2m", "deployment/sluice-status")
@@ -369,7 +367,7 @@ func testDrain(n sluiceNode) {
 	}
 }
 
-// testRejoin takes the second node out of the cluster, and in again with other ranges.
+// testRejoin removes the second node from the cluster and adds it again with other ranges.
 func testRejoin(n sluiceNode) {
 	n.namespace("pair")
 	ranges := func() string { return n.kubectl("get", "node", "node2", "--output=jsonpath={.spec.podCIDRs}") }
@@ -390,7 +388,7 @@ func testRejoin(n sluiceNode) {
 	})
 	after := ranges()
 	if after == before {
-		n.Fatalf("the controller manager gave the node the ranges %s again: nothing is shown", after)
+		n.Fatalf("the controller manager assigned the same ranges %s to the node again: the test proves nothing", after)
 	}
 	n.kubectl("--namespace=sluice-system", "rollout", "status", "--timeout=3m", "daemonset/sluice")
 	n.serverOn("node2", "pair", "new")

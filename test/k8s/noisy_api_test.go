@@ -29,12 +29,12 @@ type tenantNode struct {
 	t        testing.TB
 	a        *apiServer
 	instance string
-	run      string // its run directory
+	run      string // the node's run directory
 	pods     map[string]*tenantPod
-	env      []string // of the services
+	env      []string // environment of the services
 }
 
-// tenantPod is a pod of the API with a network namespace of its own.
+// tenantPod is a pod in the API with its own network namespace.
 type tenantPod struct {
 	namespace, name, uid string
 	address              string
@@ -47,7 +47,7 @@ func newTenantNode(t testing.TB, a *apiServer, settings map[string]string) *tena
 	}
 	n := &tenantNode{t: t, a: a, instance: fmt.Sprintf("tenants-%d", os.Getpid()), pods: make(map[string]*tenantPod)}
 	n.run = "/run/sluice-" + n.instance
-	// The services run as users of their own, and read the credentials.
+	// The services run as other users, and read the credentials.
 	access := t.TempDir()
 	for _, file := range []string{"admin.kubeconfig", "admin.crt", "admin.key", "ca.crt"} {
 		content, err := os.ReadFile(filepath.Join(a.dir, file))
@@ -87,8 +87,8 @@ func newTenantNode(t testing.TB, a *apiServer, settings map[string]string) *tena
 	return n
 }
 
-// relay lets the node's network namespace, in which the services run, reach the API at the
-// loopback address of the test's.
+// relay forwards connections from the node's network namespace, in which the services run, to the API on the test's
+// loopback address.
 func (n *tenantNode) relay() {
 	address := strings.TrimPrefix(n.a.ready.Server, "https://")
 	var listener net.Listener
@@ -112,7 +112,7 @@ func (n *tenantNode) relay() {
 			}
 			for _, way := range [][2]net.Conn{{from, to}, {to, from}} {
 				go func() {
-					io.Copy(way[1], way[0]) //nolint:errcheck // it ends with either side
+					io.Copy(way[1], way[0]) //nolint:errcheck // ends with either side
 					way[0].Close()
 					way[1].Close()
 				}()
@@ -141,7 +141,7 @@ func (n *tenantNode) end() {
 	}
 }
 
-// nodeName is the name that the node has in the cluster.
+// nodeName returns the node's name in the cluster.
 func (n *tenantNode) nodeName() string { return "sluice-" + n.instance }
 
 func (p *tenantPod) netns(n *tenantNode) string { return n.instance + "-" + p.namespace + "-" + p.name }
@@ -169,7 +169,7 @@ func (n *tenantNode) cni(command string, p *tenantPod) ([]byte, error) {
 	return out, err
 }
 
-// add makes a pod in the API and connects it, as kubelet does.
+// add creates a pod in the API and connects it, as kubelet does.
 func (n *tenantNode) add(namespace, name string, labels object) (*tenantPod, error) {
 	answer := n.a.do(http.MethodPost, "/api/v1/namespaces/"+namespace+"/pods", object{
 		"metadata": object{"name": name, "labels": labels},
@@ -225,7 +225,7 @@ func (n *tenantNode) remove(key string) {
 func inside(netns string, f func() error) error {
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // for ever: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		file, err := os.Open(netns)
 		if err == nil {
 			defer file.Close()
@@ -239,7 +239,7 @@ func inside(netns string, f func() error) error {
 	return <-done
 }
 
-// serve answers with the pod's name at a port, until the test ends.
+// serve answers with the pod's name on a port, until the test ends.
 func (n *tenantNode) serve(p *tenantPod, port int) {
 	n.t.Helper()
 	var listener net.Listener
@@ -257,13 +257,13 @@ func (n *tenantNode) serve(p *tenantPod, port int) {
 			if err != nil {
 				return
 			}
-			io.WriteString(c, p.name) //nolint:errcheck // the client looks
+			io.WriteString(c, p.name) //nolint:errcheck // the client checks the answer
 			c.Close()
 		}
 	}()
 }
 
-// connect returns what answers at an address.
+// connect returns the answer from an address.
 func (n *tenantNode) connect(from *tenantPod, address string) (answer string, err error) {
 	err = inside(from.path(n), func() error {
 		c, err := net.DialTimeout("tcp4", address, 300*time.Millisecond)
@@ -281,7 +281,7 @@ func (n *tenantNode) connect(from *tenantPod, address string) (answer string, er
 	return answer, err
 }
 
-// reaches waits until the pod has an answer from a pod of this name; "" means no connection.
+// reaches waits until the pod gets an answer from a pod with this name; "" means no connection.
 func (n *tenantNode) reaches(what string, from *tenantPod, address, want string) {
 	n.t.Helper()
 	eventually(n.t, what, func() error {
@@ -335,8 +335,8 @@ func endpointsOf(p *tenantPod) []object {
 	return []object{{"addresses": []string{p.address}, "conditions": object{"ready": true}}}
 }
 
-// victim uses everything that a tenant uses, and fails the test where a result differs from that of
-// an empty cluster.
+// victim uses every feature that a tenant can use, and fails the test if a result differs from the result in an empty
+// cluster.
 func (n *tenantNode) victim(round int) {
 	t := n.t
 	t.Helper()
@@ -399,9 +399,9 @@ func (n *tenantNode) victim(round int) {
 	}
 }
 
-// TestAPITenantKeepsWhatItHasBesideANoisyOne exhausts each limit that tenants share, one after the
-// other and then all together, from 500 namespaces of a tenant without a label. Another tenant uses
-// policies, Services, label changes and pods meanwhile.
+// TestAPITenantKeepsWhatItHasBesideANoisyOne exhausts each limit that tenants share, first separately and then all
+// together, from 500 namespaces of a tenant without a label. Meanwhile another tenant uses policies, Services, label
+// changes and pods.
 func TestAPITenantKeepsWhatItHasBesideANoisyOne(t *testing.T) {
 	a := newAPI(t)
 	a.crds()

@@ -22,7 +22,7 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// exceeded waits until a tenant asks for more than its share of each of these limits.
+// exceeded waits until a tenant exceeds its share of each of these limits.
 func (n *tenantNode) exceeded(limits ...string) {
 	n.t.Helper()
 	eventually(n.t, fmt.Sprintf("the noisy tenant has exhausted %v", limits), func() error {
@@ -36,10 +36,10 @@ func (n *tenantNode) exceeded(limits ...string) {
 	})
 }
 
-// Figures of the noisy tenant of TestAPITenantKeepsItsTablesBesideANoisyOne: its pods have 2*noisyPods tables.
+// Sizes of the noisy tenant in TestAPITenantKeepsItsTablesBesideANoisyOne: its pods have 2*noisyPods policy tables.
 const (
 	noisyPods  = 64
-	noisyBits  = 11 // labels that tell its identities apart, so that each is of a class of its own
+	noisyBits  = 11 // labels that distinguish its identities, so that each has a separate class
 	noisyRules = 1600
 	noisyCIDRs = 450 // of a family
 )
@@ -64,12 +64,12 @@ func noisyPolicy(entries []object) object {
 	}
 }
 
-// port is the list of ports of an entry that names one.
+// port returns a list of ports with one port.
 func port(n int) []object { return []object{{"protocol": "TCP", "port": n}} }
 
 // TestAPITenantKeepsItsTablesBesideANoisyOne is TestAPITenantKeepsWhatItHasBesideANoisyOne for identity numbers, the
-// rates of label changes, and the limits that the tables of policies share on a node. It does not exhaust the number
-// of tables: TestKernelTenantThatFillsTheMapsLeavesRoomForAnother does without 1,600 pods.
+// rate of label changes, and the limits that policy tables share on a node. It does not exhaust the number of tables,
+// which TestKernelTenantThatFillsTheMapsLeavesRoomForAnother does without 1,600 pods.
 func TestAPITenantKeepsItsTablesBesideANoisyOne(t *testing.T) {
 	a := newAPI(t)
 	a.crds()
@@ -182,7 +182,7 @@ func TestAPITenantKeepsItsTablesBesideANoisyOne(t *testing.T) {
 	n.victim(6)
 }
 
-// allocateNoisy asks for the number of the i-th label set of a namespace.
+// allocateNoisy requests the identity of the i-th label set of a namespace.
 func allocateNoisy(ctx context.Context, c identityv1.IdentityServiceClient, namespace string, i int) error {
 	labels := []*workloadv1.Label{
 		{Source: "k8s", Key: "io.kubernetes.pod.namespace", Value: namespace},

@@ -16,13 +16,13 @@ import (
 	"github.com/sluice-net/sluice/test/k8s/cluster"
 )
 
-// noisyNamespaces is how many namespaces the tenant without a label makes.
+// noisyNamespaces is the number of namespaces of the tenant without a label.
 const noisyNamespaces = 500
 
-// noisyName is the namespace of the i-th object.
+// noisyName returns the name of the namespace of the i-th object.
 func noisyName(i int) string { return fmt.Sprintf("noisy-%03d", i%noisyNamespaces) }
 
-// create makes objects with one call of kubectl.
+// create creates objects with one call of kubectl.
 func (n sluiceNode) create(count int, object func(i int) object) {
 	n.Helper()
 	var all bytes.Buffer
@@ -39,7 +39,7 @@ func (n sluiceNode) create(count int, object func(i int) object) {
 	}
 }
 
-// labelledTenant is a tenant that uses everything that a tenant uses.
+// labelledTenant is a tenant that uses every feature that a tenant can use.
 type labelledTenant struct {
 	sluiceNode
 	round int
@@ -102,8 +102,8 @@ func (v *labelledTenant) reaches(what string, from kubePod, to string, want bool
 	})
 }
 
-// usesAll has a client on one node and a server on another. Each operation has the result of an
-// empty cluster.
+// usesAll uses every feature with a client on one node and a server on another. Each operation must have its result
+// in an empty cluster.
 func (v *labelledTenant) usesAll(when, clientNode, serverNode string) {
 	v.Helper()
 	begin := time.Now()
@@ -115,7 +115,7 @@ func (v *labelledTenant) usesAll(when, clientNode, serverNode string) {
 	direct := net.JoinHostPort(to.address(), "8080")
 	v.reaches(when+": before any policy", from, direct, true)
 
-	// Of DNS and of the API server's Service at once.
+	// This connection uses DNS and the API server's Service.
 	v.reaches(when+": the API server by its name", from, "kubernetes.default.svc.cluster.local:443", true)
 
 	v.apply(`
@@ -149,7 +149,7 @@ spec: {selector: {app: %[1]s}, ports: [{port: 80, targetPort: 8080}]}
 		"--selector=app=rolled,pod-template-hash!="+v.templateHash())
 	rolled := net.JoinHostPort(v.serviceAddress("rolled"), "80")
 	v.reaches(when+": a rolling update", from, rolled, true)
-	for range 5 { // no pod of before is left
+	for range 5 { // no earlier pod is left
 		if err := v.connects(from, rolled); err != nil {
 			v.Errorf("%s: after a rolling update: %v", when, err)
 		}
@@ -167,7 +167,7 @@ func (v *labelledTenant) serviceAddress(name string) string {
 	return v.kubectl("--namespace=tenant", "get", "service", name, "--output=jsonpath={.spec.clusterIP}")
 }
 
-// templateHash is that of the pods that the Deployment wants.
+// templateHash returns the hash of the Deployment's current pod template.
 func (v *labelledTenant) templateHash() string {
 	v.Helper()
 	var sets struct {
@@ -186,7 +186,7 @@ func (v *labelledTenant) templateHash() string {
 	return ""
 }
 
-// exceeded waits until both nodes say that more is asked of the limits than there is.
+// exceeded waits until both nodes report that demand exceeds the limits.
 func (v *labelledTenant) exceeded(limits ...string) {
 	v.Helper()
 	for i := range 2 {
@@ -203,10 +203,9 @@ func (v *labelledTenant) exceeded(limits ...string) {
 	}
 }
 
-// TestTenantKeepsWhatItHasBesideANoisyOne exhausts each limit that tenants share, one after the
-// other, from 500 namespaces of a tenant without a label. A tenant with the label uses policies,
-// Services, rolling updates, label changes and pods of two nodes meanwhile. Then all processes
-// start again, and a node joins.
+// TestTenantKeepsWhatItHasBesideANoisyOne exhausts each limit that tenants share, one after the other, from 500
+// namespaces of a tenant without a label. Meanwhile a tenant with the label uses policies, Services, rolling updates,
+// label changes and pods on two nodes. Then all processes restart, and a node joins.
 func TestTenantKeepsWhatItHasBesideANoisyOne(t *testing.T) {
 	late := func(c *cluster.Cluster) {
 		if _, err := c.Kubectl(t.Context(), "label", "node", "node3", joinsLater+"=yes"); err != nil {

@@ -19,8 +19,8 @@ import (
 )
 
 // TestAPINodeClaimsOnlyThePodCIDRsOfItsNode: the process that writes status, with the rights of the manifests,
-// publishes the podCIDRs of all Nodes. A node that claims more has only those of its Node, and a node that
-// joins later has its own. Without a writer a cluster goes on.
+// publishes the podCIDRs of all Nodes. A node that claims more gets only the podCIDRs of its Node, and a node that
+// joins later gets its own. Without a writer, the cluster keeps working.
 func TestAPINodeClaimsOnlyThePodCIDRsOfItsNode(t *testing.T) {
 	api := newAPI(t)
 	s := newIdentities(t, api)
@@ -47,8 +47,8 @@ func TestAPINodeClaimsOnlyThePodCIDRsOfItsNode(t *testing.T) {
 	}
 	ipam("n1")
 	liar := joins("liar")
-	// ranges waits until the first node, and one more process, take nodes for the holders of these ranges, and refuse
-	// so many others.
+	// ranges waits until the first node, and one more process, have these holders of ranges, and reject this number
+	// of other claims.
 	var observers []identityv1.ClusterServiceClient
 	ranges := func(what string, want map[string]string, refused map[string]int) {
 		t.Helper()
@@ -86,7 +86,7 @@ func TestAPINodeClaimsOnlyThePodCIDRsOfItsNode(t *testing.T) {
 		}
 	}
 	claim()
-	// Nothing was published: what a range may be is limited by its size alone.
+	// Nothing is published yet, so only the size of a range is limited.
 	own := map[string]string{
 		"10.0.1.0/24": "n1", "fd00:0:0:1::/64": "n1", "10.0.2.0/24": "liar", "fd00:0:0:2::/64": "liar",
 	}
@@ -107,7 +107,7 @@ func TestAPINodeClaimsOnlyThePodCIDRsOfItsNode(t *testing.T) {
 	all["10.0.3.0/24"], all["fd00:0:0:3::/64"] = "late", "late"
 	ranges("a node joins", all, map[string]int{"liar": 5})
 
-	// A kubelet may choose the podCIDRs of a Node that it makes.
+	// A kubelet may set the podCIDRs of a Node that it creates.
 	a.do(http.MethodDelete, "/api/v1/nodes/liar", nil)
 	node("liar", "10.0.0.0/14", "fd00:0:0:3::/65")
 	node("later", "10.0.4.0/24")
@@ -121,7 +121,7 @@ func TestAPINodeClaimsOnlyThePodCIDRsOfItsNode(t *testing.T) {
 	ranges("without a writer", all, map[string]int{"liar": 5})
 }
 
-// holders returns the node of each range that counts, and how many of each node do not.
+// holders returns the node of each accepted range, and the number of rejected claims of each node.
 func holders(t *testing.T, c identityv1.ClusterServiceClient) (
 	have map[string]string, refused map[string]int, err error,
 ) {
@@ -149,8 +149,8 @@ func holders(t *testing.T, c identityv1.ClusterServiceClient) (
 	}
 }
 
-// TestAPIDevelopmentNodeHasThePodCIDRsOfItsNode: a node of `sluice dev up` in mode kubernetes, beside a process that
-// writes status. Another node knows its pods once the podCIDRs are published.
+// TestAPIDevelopmentNodeHasThePodCIDRsOfItsNode runs a node of `sluice dev up` in mode kubernetes, and a process that
+// writes status. Another node learns the node's pods once the podCIDRs are published.
 func TestAPIDevelopmentNodeHasThePodCIDRsOfItsNode(t *testing.T) {
 	a := statusAPIOf(t, newAPI(t))
 	name := fmt.Sprintf("sluice-tenants-%d", os.Getpid())

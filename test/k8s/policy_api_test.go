@@ -33,10 +33,10 @@ import (
 	"github.com/sluice-net/sluice/test/k8s/apitest"
 )
 
-// worldIPv4 is the identity of IPv4 addresses outside of the cluster in dual stack.
+// worldIPv4 is the identity of IPv4 addresses outside of a dual-stack cluster.
 const worldIPv4 = 9
 
-// patience is how long a condition may take on a busy machine.
+// patience is the timeout of a condition on a busy machine.
 const patience = time.Minute
 
 // apiServer is a Kubernetes API without a cluster.
@@ -49,7 +49,7 @@ type apiServer struct {
 	http   *http.Client
 }
 
-// newAPI starts one, for as long as the test runs.
+// newAPI starts an API server that runs until the test ends.
 func newAPI(t testing.TB) *apiServer {
 	t.Helper()
 	a := &apiServer{t: t, dir: t.TempDir()}
@@ -92,7 +92,7 @@ func newAPI(t testing.TB) *apiServer {
 
 func program(name string) string { return filepath.Join(os.Getenv("SLUICE_BIN"), name) }
 
-// wait returns when the API says that it is ready.
+// wait returns when the API reports that it is ready.
 func (a *apiServer) wait() {
 	a.t.Helper()
 	if err := a.stdout.Decode(&a.ready); err != nil {
@@ -100,7 +100,7 @@ func (a *apiServer) wait() {
 	}
 }
 
-// ask asks for one of the constants of package apitest, and waits until it is done.
+// ask sends one of the commands of package apitest, and waits until it is done.
 func (a *apiServer) ask(what string) {
 	a.t.Helper()
 	if _, err := fmt.Fprintln(a.stdin, what); err != nil {
@@ -112,8 +112,8 @@ func (a *apiServer) ask(what string) {
 	}
 }
 
-// call makes one request; the body is an object, or nil. It may be called from
-// any goroutine. The status is 0 when there is no answer.
+// call sends one request; the body is an object, or nil. It is safe for concurrent use. The status is 0 if there is
+// no answer.
 func (a *apiServer) call(method, path string, object any) (status int, answer []byte) {
 	a.t.Helper()
 	var body io.Reader
@@ -147,7 +147,7 @@ func (a *apiServer) call(method, path string, object any) (status int, answer []
 	return response.StatusCode, answer
 }
 
-// do makes one request that has to succeed.
+// do sends one request, which must succeed.
 func (a *apiServer) do(method, path string, object any) []byte {
 	a.t.Helper()
 	status, answer := a.call(method, path, object)
@@ -167,7 +167,7 @@ func (a *apiServer) kubectl(args ...string) string {
 	return string(out)
 }
 
-// crds makes those of deploy/kubernetes/crds, as its README says.
+// crds creates the CustomResourceDefinitions of deploy/kubernetes/crds, as its README describes.
 func (a *apiServer) crds() {
 	a.t.Helper()
 	a.kubectl("create", "-k", "../../deploy/kubernetes/crds")
@@ -178,7 +178,7 @@ func (a *apiServer) crds() {
 	}
 }
 
-// served waits until a resource is.
+// served waits until a resource is served.
 func (a *apiServer) served(resource string) {
 	a.t.Helper()
 	eventually(a.t, resource+" is served", func() error {
@@ -189,13 +189,13 @@ func (a *apiServer) served(resource string) {
 	})
 }
 
-// crd makes a kind whose schema keeps everything.
+// crd creates a kind whose schema accepts every field.
 func (a *apiServer) crd(kind, plural, group, scope string, versions ...string) {
 	a.t.Helper()
 	a.crdOf(object{}, kind, plural, group, scope, versions...)
 }
 
-// crdWithStatus makes one whose status is a subresource.
+// crdWithStatus creates a kind with status as a subresource.
 func (a *apiServer) crdWithStatus(kind, plural, group, scope string, versions ...string) {
 	a.t.Helper()
 	a.crdOf(object{"status": object{}}, kind, plural, group, scope, versions...)
@@ -210,7 +210,7 @@ func (a *apiServer) crdOf(subresources object, kind, plural, group, scope string
 		})
 	}
 	metadata := object{"name": plural + "." + group}
-	if strings.HasSuffix(group, "k8s.io") { // which the API asks of them
+	if strings.HasSuffix(group, "k8s.io") { // required by the API server for these groups
 		metadata["annotations"] = object{"api-approved.kubernetes.io": "https://github.com/kubernetes/enhancements"}
 	}
 	a.do(http.MethodPost, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", object{
@@ -227,10 +227,10 @@ func (a *apiServer) crdOf(subresources object, kind, plural, group, scope string
 
 type object = map[string]any
 
-// everything is the schema of a kind that keeps everything.
+// everything is a schema that accepts every field.
 var everything = object{"openAPIV3Schema": object{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}
 
-// eventually fails when a condition has not come true.
+// eventually fails the test if a condition is not met in time.
 func eventually(t testing.TB, what string, check func() error) {
 	t.Helper()
 	deadline := time.Now().Add(patience)
@@ -245,7 +245,7 @@ func eventually(t testing.TB, what string, check func() error) {
 	}
 }
 
-// policyNode has the services of identities and policies, with etcd of an API.
+// policyNode runs the identity and policy services, with the API's etcd.
 type policyNode struct {
 	policyv1.PolicyServiceClient
 	identity identityv1.IdentityServiceClient
@@ -255,10 +255,10 @@ type policyNode struct {
 	api     []string // flags of the policy service
 	process *exec.Cmd
 	ended   chan error
-	web, db uint32 // identities of pods of namespace shop
+	web, db uint32 // identities of pods in namespace shop
 }
 
-// newPolicyNode starts them. With access, the flags say how the API is reached.
+// newPolicyNode starts the services. With access, the flags define the access to the API.
 func newPolicyNode(t testing.TB, a *apiServer, access ...string) *policyNode {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "sluice-node") // a short path, for sockets
@@ -308,7 +308,7 @@ func (n *policyNode) dial(service string) *grpc.ClientConn {
 	return conn
 }
 
-// run starts a service. What it logs is shown when the test fails.
+// run starts a service, whose log is printed if the test fails.
 func (n *policyNode) run(service string, flags ...string) (*exec.Cmd, chan error) {
 	n.t.Helper()
 	file, err := os.OpenFile(filepath.Join(n.dir, service+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -346,7 +346,7 @@ func stop(t testing.TB, command *exec.Cmd) {
 	}
 }
 
-// start starts the policy service, end ends it.
+// start starts the policy service; end ends it.
 func (n *policyNode) start() {
 	n.t.Helper()
 	flags := append([]string{"--sources-identity=" + filepath.Join(n.dir, "identity.sock")}, n.api...)
@@ -363,7 +363,7 @@ func (n *policyNode) end(signal syscall.Signal) {
 	}
 }
 
-// forget takes away the state of the policy service, which has ended.
+// forget deletes the state of the policy service, which must have ended.
 func (n *policyNode) forget() {
 	n.t.Helper()
 	if err := os.RemoveAll(filepath.Join(n.dir, "policy")); err != nil {
@@ -371,7 +371,7 @@ func (n *policyNode) forget() {
 	}
 }
 
-// list are the policies, as KIND NAMESPACE/NAME: ERROR, sorted.
+// list returns the policies as KIND NAMESPACE/NAME: ERROR, sorted.
 func (n *policyNode) list() (all []string, policies map[string]*policyv1.Policy) {
 	n.t.Helper()
 	stream, err := n.ListPolicies(n.t.Context(), &policyv1.ListPoliciesRequest{WithManifests: true})
@@ -399,7 +399,7 @@ func (n *policyNode) list() (all []string, policies map[string]*policyv1.Policy)
 	}
 }
 
-// has waits until the policies are these.
+// has waits until the policies equal the expected ones.
 func (n *policyNode) has(what string, want ...string) {
 	n.t.Helper()
 	slices.Sort(want)
@@ -411,7 +411,7 @@ func (n *policyNode) has(what string, want ...string) {
 	})
 }
 
-// source waits until the source is complete or not, and says what is wrong with it.
+// source waits until the source is complete or not, and reports an expected problem.
 func (n *policyNode) source(what string, synced bool, wrong ...string) {
 	n.t.Helper()
 	eventually(n.t, what, func() error {
@@ -436,13 +436,13 @@ func (n *policyNode) source(what string, synced bool, wrong ...string) {
 	})
 }
 
-// reaches waits until web reaches db at a port, or does not, by the tables too.
+// reaches waits until web can connect to db at a port, or cannot, also according to the policy tables.
 func (n *policyNode) reaches(what string, port uint32, want bool) {
 	n.t.Helper()
 	n.passes(what, n.web, n.db, port, want)
 }
 
-// passes waits until TCP passes from one identity to another at a port, or does not.
+// passes waits until TCP from one identity to another at a port is allowed, or denied.
 func (n *policyNode) passes(what string, from, to, port uint32, want bool) {
 	n.t.Helper()
 	eventually(n.t, what, func() error {
@@ -459,7 +459,7 @@ func (n *policyNode) passes(what string, from, to, port uint32, want bool) {
 	})
 }
 
-// hasRule wants db's tables to have a rule of a kind and place that begin so.
+// hasRule requires a rule of a kind in db's tables whose source location has a prefix.
 func (n *policyNode) hasRule(prefix string) {
 	n.t.Helper()
 	var all []string
@@ -483,7 +483,7 @@ const (
 	clusterwide = "/apis/cilium.io/v2/ciliumclusterwidenetworkpolicies"
 )
 
-// networkPolicy lets web reach db at a port.
+// networkPolicy returns a policy that lets web connect to db at a port.
 func networkPolicy(name string, port int) object {
 	return object{
 		"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": object{"name": name, "namespace": "shop"},
@@ -497,7 +497,7 @@ func networkPolicy(name string, port int) object {
 	}
 }
 
-// manifest is an object with a spec in JSON.
+// manifest returns an object with a spec in JSON.
 func manifest(version, kind, namespace, name, spec string) object {
 	metadata := object{"name": name}
 	if namespace != "" {
@@ -533,7 +533,7 @@ func TestAPIPoliciesOfEachKindAreEnforced(t *testing.T) {
 	for _, c := range []struct {
 		path, key string
 		object    func(port int) object
-		allows    bool // the port; else it denies it
+		allows    bool // allows the port; otherwise denies it
 	}{
 		{networking, "NetworkPolicy shop/p", func(port int) object { return networkPolicy("p", port) }, true},
 		{cilium, "CiliumNetworkPolicy shop/p", func(port int) object {
@@ -570,7 +570,7 @@ func TestAPIPoliciesOfEachKindAreEnforced(t *testing.T) {
 		a.do(http.MethodPatch, name, object{"spec": c.object(81)["spec"], "specs": c.object(81)["specs"]})
 		n.reaches(c.key+" is changed", 81, c.allows)
 		n.reaches(c.key+" is changed", 80, !c.allows)
-		// A change of what is no spec is no change of the policy.
+		// A change outside of the spec does not change the policy.
 		_, before := n.list()
 		a.do(http.MethodPatch, name, object{"metadata": object{"annotations": object{"a": "b"}}})
 		a.do(http.MethodDelete, name, nil)
@@ -584,7 +584,7 @@ func TestAPIPoliciesOfEachKindAreEnforced(t *testing.T) {
 	a.fields(n)
 }
 
-// groups checks that a CiliumCIDRGroup, which the API has in two versions, is one.
+// groups checks that a CiliumCIDRGroup, which the API serves in two versions, is counted once.
 func (a *apiServer) groups(n *policyNode) {
 	a.t.Helper()
 	const path = "/apis/cilium.io/v2/ciliumcidrgroups"
@@ -592,7 +592,7 @@ func (a *apiServer) groups(n *policyNode) {
 		a.t.Helper()
 		eventually(a.t, what, func() error {
 			x, err := n.Explain(a.t.Context(), &policyv1.ExplainRequest{
-				// Without a datapath, sluice-identity does not know who has the address.
+				// Without a datapath, sluice-identity does not know the address.
 				From: &policyv1.Peer{Identity: worldIPv4, Address: "192.0.2.1"}, To: &policyv1.Peer{Identity: n.db},
 				Protocol: 6, Port: 80,
 			})
@@ -611,7 +611,7 @@ func (a *apiServer) groups(n *policyNode) {
 	office := manifest("cilium.io/v2", "CiliumCIDRGroup", "", "office", `{"externalCIDRs":["192.0.2.0/24"]}`)
 	a.do(http.MethodPost, path, office)
 	world("a group is made", true)
-	// Another version is served beside; the objects are the same.
+	// The API serves another version in addition; the objects stay the same.
 	a.do(http.MethodPatch, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/ciliumcidrgroups.cilium.io", object{
 		"spec": object{"versions": []object{
 			{"name": "v2", "served": true, "storage": true, "schema": everything},
@@ -627,7 +627,7 @@ func (a *apiServer) groups(n *policyNode) {
 	n.has("the group is deleted")
 }
 
-// fields checks what the schema keeps, and what is not known.
+// fields checks which fields the schema keeps, and which are reported as unknown.
 func (a *apiServer) fields(n *policyNode) {
 	a.t.Helper()
 	a.do(http.MethodPost, cilium, manifest("cilium.io/v2", "CiliumNetworkPolicy", "shop", "whole",
@@ -659,7 +659,7 @@ func (a *apiServer) fields(n *policyNode) {
 	odd := manifest("cilium.io/v2", "CiliumNetworkPolicy", "shop", "odd", `{"endpointSelector":7,"ingress":[{}]}`)
 	a.do(http.MethodPost, cilium, odd)
 	const selector = "CiliumNetworkPolicy shop/odd: spec.endpointSelector: must be an object, is the number 7"
-	n.has("a selector that is none", unknown, selector)
+	n.has("an invalid selector", unknown, selector)
 	st, err := n.GetStatus(a.t.Context(), &policyv1.GetStatusRequest{})
 	if err != nil {
 		a.t.Fatal(err)
@@ -674,7 +674,7 @@ func (a *apiServer) fields(n *policyNode) {
 	n.reaches("none is left", 80, true)
 }
 
-// pod makes one on the node and returns its identity.
+// pod creates a pod on the node and returns its identity.
 func (a *apiServer) pod(n *policyNode, namespace, name string) uint32 {
 	a.t.Helper()
 	ports := []object{{"name": "http", "containerPort": 8080}}
@@ -774,7 +774,7 @@ func TestAPIKindsOfPolicyComeAndGo(t *testing.T) {
 	a.do(http.MethodPost, cilium, deny)
 	n.has("a kind is back", "CiliumNetworkPolicy shop/deny", "NetworkPolicy shop/p")
 
-	// Deleted while nothing watches: nothing names the objects any more.
+	// Objects deleted while no process watches must disappear, although no event names them.
 	n.end(syscall.SIGKILL)
 	a.do(http.MethodDelete, crd, nil)
 	eventually(t, "the kind is away", func() error {
@@ -787,7 +787,7 @@ func TestAPIKindsOfPolicyComeAndGo(t *testing.T) {
 	n.has("a kind was deleted meanwhile", "NetworkPolicy shop/p")
 	n.source("a kind was deleted meanwhile", true)
 
-	// A version that nothing here knows enforces nothing, and says so.
+	// A version that Sluice does not know enforces nothing, and is reported.
 	a.crd("AdminNetworkPolicy", "adminnetworkpolicies", "policy.networking.k8s.io", "Cluster", "v1beta9")
 	n.source("a version that is not known", true, "adminnetworkpolicies: ", "policy.networking.k8s.io/v1beta9")
 }
@@ -825,7 +825,7 @@ func TestAPIForbiddenKindIsNamedAndTheOthersGoOn(t *testing.T) {
 	n.has("what is allowed", "NetworkPolicy shop/p")
 	n.source("two kinds are forbidden", false,
 		"ciliumnetworkpolicies", "ciliumcidrgroups", "forbidden", `User "system:serviceaccount:shop:policy"`)
-	// Subscribers wait: what they would get allows more than the whole.
+	// Subscribers have to wait: an incomplete state would allow more than the complete one.
 	revisions := n.tables(t.Context())
 	a.do(http.MethodPatch, networking+"/p", object{"spec": networkPolicy("p", 81)["spec"]})
 	n.reaches("the others go on", 81, true)
@@ -838,7 +838,7 @@ func TestAPIForbiddenKindIsNamedAndTheOthersGoOn(t *testing.T) {
 		t.Errorf("a subscriber had tables of revision %d, before the last kind was listed at %d", first, last)
 	}
 
-	// A right that is taken away takes no policy with it, after a restart either.
+	// Removing a right removes no policies, even after a restart.
 	a.do(http.MethodPut, rbac+"/clusterroles/policy", role("ciliumclusterwidenetworkpolicies", "ciliumcidrgroups"))
 	n.end(syscall.SIGKILL)
 	a.do(http.MethodDelete, networking+"/p", nil)
@@ -846,7 +846,7 @@ func TestAPIForbiddenKindIsNamedAndTheOthersGoOn(t *testing.T) {
 	n.source("a right is taken away", false, "ciliumnetworkpolicies", "forbidden")
 	n.has("a right is taken away", "CiliumNetworkPolicy shop/hidden")
 	if revision := <-n.tables(t.Context()); revision == 0 {
-		t.Error("a subscriber gets nothing of a state that was complete before")
+		t.Error("a subscriber does not get the state that was complete before")
 	}
 }
 
@@ -864,7 +864,7 @@ func TestAPIThatWasAwayDeletesWhatItDeletedMeanwhile(t *testing.T) {
 	n := newPolicyNode(t, a)
 	n.has("before", all...)
 
-	// The API goes, and the service is killed: what it knew stays in force.
+	// The API is killed, then the service: the last known state stays enforced.
 	a.ask(apitest.Kill)
 	n.source("the API is away", true, "connection refused")
 	n.has("the API is away", all...)
@@ -877,7 +877,7 @@ func TestAPIThatWasAwayDeletesWhatItDeletedMeanwhile(t *testing.T) {
 	n.source("the API is back", true)
 	n.has("the API is back", all...)
 
-	// It restarts, with deletions, while the service does not run.
+	// The API restarts, with deletions, while the service is down.
 	if err := n.process.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -940,7 +940,7 @@ func TestAPIBurstOfPoliciesIsTakenByOneWatch(t *testing.T) {
 	if lists > 1 || watches > 2 {
 		t.Errorf("the API server served %d listings and %d watches of networkpolicies, want at most 1 and 2", lists, watches)
 	}
-	// Killed twice on the way, it deletes what was deleted, and nothing else.
+	// Killed twice meanwhile, the service removes exactly what was deleted.
 	a.do(http.MethodPost, "/api/v1/namespaces", object{"metadata": object{"name": "depot"}})
 	other := networkPolicy("stays", 80)
 	other["metadata"].(object)["namespace"] = "depot"
@@ -965,7 +965,7 @@ func TestAPIBurstOfPoliciesIsTakenByOneWatch(t *testing.T) {
 	n.reaches("all are deleted", 80, true)
 }
 
-// resident is the resident memory of the policy service in kB.
+// resident returns the resident memory of the policy service in kB.
 func (n *policyNode) resident() int {
 	n.t.Helper()
 	file, err := os.Open(fmt.Sprintf("/proc/%d/status", n.process.Process.Pid))
@@ -982,12 +982,11 @@ func (n *policyNode) resident() int {
 			return kB
 		}
 	}
-	n.t.Fatal("the kernel says nothing of the resident memory")
+	n.t.Fatal("the kernel reports no resident memory")
 	return 0
 }
 
-// requests counts the listings and watches of a resource that ended or run, but
-// for those of the API server itself.
+// requests counts the lists and watches of a resource, ended or running, except those of the API server itself.
 func (a *apiServer) requests(resource string) (lists, watches int) {
 	a.t.Helper()
 	count := func(line string) int {

@@ -15,7 +15,7 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
-// tables tells when a revision of policy came with the tables of db.
+// tables returns a channel that reports the revisions of db's policy tables.
 func (n *policyNode) tables(ctx context.Context) <-chan uint64 {
 	n.t.Helper()
 	stream, err := n.WatchPolicyTables(ctx)
@@ -48,8 +48,8 @@ func (n *policyNode) tables(ctx context.Context) <-chan uint64 {
 	return revisions
 }
 
-// BenchmarkAPIWriteToTables is the time from the request that changes a
-// NetworkPolicy, and from its answer, to the revision of the tables.
+// BenchmarkAPIWriteToTables measures the time from the request that changes a NetworkPolicy, and from its response,
+// to the revision of the tables.
 func BenchmarkAPIWriteToTables(b *testing.B) {
 	a := newAPI(b)
 	a.shop()
@@ -88,8 +88,8 @@ func BenchmarkAPIWriteToTables(b *testing.B) {
 	}
 }
 
-// BenchmarkAPITenThousandPolicies is the memory of the service with so many, and
-// how long it takes to have them all with an empty state, and after a restart.
+// BenchmarkAPITenThousandPolicies measures the memory of the service with 10,000 policies, and the time until it has
+// all of them, with an empty state and after a restart.
 func BenchmarkAPITenThousandPolicies(b *testing.B) {
 	const policies = 10_000
 	a := newAPI(b)

@@ -16,17 +16,17 @@ import (
 	"github.com/sluice-net/sluice/test/k8s/internal/specs"
 )
 
-// policyAPIFailures are the tests of the API of ClusterNetworkPolicy that do not pass.
+// policyAPIFailures are conformance tests of ClusterNetworkPolicy that do not pass.
 var policyAPIFailures = specs.Known{}
 
-// policyAPIOfSCTP are those that do not where the kernel has no SCTP.
+// policyAPIOfSCTP are tests that do not pass on a kernel without SCTP.
 var policyAPIOfSCTP = specs.Known{
 	"CNPAdminTierEgressSCTP": noSCTP, "CNPAdminTierIngressSCTP": noSCTP,
 	"CNPBaselineTierEgressSCTP": noSCTP, "CNPBaselineTierIngressSCTP": noSCTP,
 }
 
-// TestPolicyAPIConformsOnSluice runs the conformance tests of ClusterNetworkPolicy,
-// those of optional features too, on two nodes with each mode of routing.
+// TestPolicyAPIConformsOnSluice runs the conformance tests of ClusterNetworkPolicy, including tests of optional
+// features, on two nodes in each routing mode.
 func TestPolicyAPIConformsOnSluice(t *testing.T) {
 	for _, mode := range []string{"overlay", "native"} {
 		t.Run(mode, func(t *testing.T) {

@@ -31,7 +31,7 @@ import (
 	"github.com/sluice-net/sluice/test/k8s/apitest"
 )
 
-// ownNode is the Node whose ranges the test's ipam serves.
+// ownNode is the name of the Node whose ranges the test's ipam serves.
 const ownNode = "node-a"
 
 // nodeAPI is a Kubernetes API, and a sluice-ipam with the rights of the manifests.
@@ -50,7 +50,7 @@ func newNodeAPI(t *testing.T) *nodeAPI {
 	return nodeAPIOf(t, newAPI(t))
 }
 
-// nodeAPIOf is a sluice-ipam of an API that there is.
+// nodeAPIOf starts a sluice-ipam with an existing API.
 func nodeAPIOf(t *testing.T, api *apiServer) *nodeAPI {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ipam-") // t.TempDir is too long for a socket
@@ -73,7 +73,7 @@ func nodeAPIOf(t *testing.T, api *apiServer) *nodeAPI {
 	return a
 }
 
-// account makes the account of Sluice, with the rights of the manifests.
+// account creates Sluice's account, with the rights of the manifests.
 func (a *apiServer) account() {
 	a.t.Helper()
 	for _, file := range []string{
@@ -83,7 +83,7 @@ func (a *apiServer) account() {
 	}
 }
 
-// tokenOn is the token of the account for a pod on a node.
+// tokenOn returns a token of the account for a pod on a node.
 func (a *apiServer) tokenOn(node string) string {
 	a.t.Helper()
 	a.do(http.MethodPost, "/api/v1/namespaces/sluice-system/pods", object{
@@ -118,7 +118,7 @@ func (a *nodeAPI) stop() {
 
 const nodePath = "/api/v1/nodes/" + ownNode
 
-// node makes the Node with these pod CIDRs, none if there are none.
+// node creates the Node with these pod CIDRs, or without any.
 func (a *nodeAPI) node(podCIDRs ...string) {
 	a.t.Helper()
 	a.do(http.MethodPost, "/api/v1/nodes", object{
@@ -135,7 +135,7 @@ func (a *nodeAPI) node(podCIDRs ...string) {
 	}
 }
 
-// assign is what the controller manager does.
+// assign sets the pod CIDRs, as the controller manager does.
 func (a *nodeAPI) assign(podCIDRs ...string) {
 	a.t.Helper()
 	a.do(http.MethodPatch, nodePath, object{"spec": object{"podCIDR": podCIDRs[0], "podCIDRs": podCIDRs}})
@@ -147,8 +147,7 @@ func (a *nodeAPI) remove() {
 	a.do(http.MethodDelete, nodePath, nil)
 }
 
-// want waits until ipam has these ranges, "PREFIX" or "PREFIX draining", and the
-// Node says so.
+// want waits until ipam has these ranges, "PREFIX" or "PREFIX draining", and the Node's annotations agree.
 func (a *nodeAPI) want(ranges ...string) {
 	a.t.Helper()
 	slices.Sort(ranges)
@@ -173,7 +172,7 @@ func (a *nodeAPI) want(ranges ...string) {
 	})
 }
 
-// noted waits until the Node says so.
+// noted waits until the Node reports this state.
 func (a *nodeAPI) noted(serving, draining, networkUnavailable string) {
 	a.t.Helper()
 	servicetest.EventuallyNil(a.t, "the notes on the Node", func() error {
@@ -198,7 +197,7 @@ func (a *nodeAPI) noted(serving, draining, networkUnavailable string) {
 			got += " " + taint.Key
 		}
 		want := fmt.Sprintf("%s; %s; kept=yes; NetworkUnavailable=%s Ready=True", serving, draining, networkUnavailable)
-		// The API adds a taint of its own to a Node that is new.
+		// The API server adds a taint to a new Node.
 		if !strings.HasPrefix(got, want) || !strings.Contains(got, " other") ||
 			strings.Contains(got, "node.sluice.io/not-ready") != (networkUnavailable == "True") {
 			return fmt.Errorf("the Node has %q, want %q", got, want)
@@ -238,7 +237,7 @@ func (a *nodeAPI) release(id string) {
 	}
 }
 
-// wantNone checks that ipam is not ready, and that it says why.
+// wantNone checks that ipam is not ready, and reports the reason.
 func (a *nodeAPI) wantNone(text string) {
 	a.t.Helper()
 	a.process.WantProbes(503, text)
@@ -251,9 +250,8 @@ func (a *nodeAPI) wantNone(text string) {
 	}
 }
 
-// TestAPIRangesAreThoseOfTheNode proves INV-16 with the Kubernetes API: podCIDRs
-// come late; the Node is deleted and made again with others; ipam is killed at the
-// points of that change; and the API is away.
+// TestAPIRangesAreThoseOfTheNode proves INV-16 with the Kubernetes API: podCIDRs are assigned late; the Node is
+// deleted and created again with others; ipam is killed at the points of that change; and the API is down.
 func TestAPIRangesAreThoseOfTheNode(t *testing.T) {
 	a := newNodeAPI(t)
 	a.start()
@@ -268,7 +266,7 @@ func TestAPIRangesAreThoseOfTheNode(t *testing.T) {
 	a.noted("10.11.0.0/24,fd00:11::/64", "", "False")
 	a.wantAllocated("old", "10.11.0.2", "fd00:11::2")
 
-	// Another Node of the name. What nobody holds is not the machine's any more.
+	// Another Node with the same name. Unused ranges are no longer the machine's.
 	a.remove()
 	a.want("10.11.0.0/24 draining", "fd00:11::/64 draining")
 	a.wantNone("Node node-a does not exist")
@@ -281,7 +279,7 @@ func TestAPIRangesAreThoseOfTheNode(t *testing.T) {
 	a.want("10.12.0.0/24")
 	a.noted("10.12.0.0/24", "", "False")
 
-	// A range that overlaps one in use is refused by name until that is free.
+	// A range that overlaps one in use is rejected by name until the other one is free.
 	a.remove()
 	a.node("10.12.0.0/16")
 	a.wantNone("spec.podCIDRs[0]: 10.12.0.0/16 overlaps 10.12.0.0/24")
@@ -289,7 +287,7 @@ func TestAPIRangesAreThoseOfTheNode(t *testing.T) {
 	a.want("10.12.0.0/16")
 	a.wantAllocated("last", "10.12.0.2")
 
-	// The API is away: what was served is served, also after a restart.
+	// While the API is down, the ranges stay served, even after a restart.
 	a.ask(apitest.Kill)
 	a.wantAllocated("without", "10.12.0.3")
 	a.stop()
@@ -299,7 +297,7 @@ func TestAPIRangesAreThoseOfTheNode(t *testing.T) {
 	a.wantAllocated("last", "10.12.0.2")
 	a.wantAllocated("restarted", "10.12.0.4")
 
-	// It comes back with other ranges than before.
+	// The API returns with other ranges than before.
 	a.ask(apitest.Start)
 	a.remove()
 	a.node("10.13.0.0/24")
@@ -307,8 +305,8 @@ func TestAPIRangesAreThoseOfTheNode(t *testing.T) {
 	a.noted("10.13.0.0/24", "10.12.0.0/16", "False")
 }
 
-// TestAPIKillWhileRangesChange kills ipam on either side of the write: the next
-// process has the ranges of the Node, and what was given is held.
+// TestAPIKillWhileRangesChange kills ipam before and after the write: the next process has the ranges of the Node,
+// and keeps allocated addresses.
 func TestAPIKillWhileRangesChange(t *testing.T) {
 	a := newNodeAPI(t)
 	a.node("10.21.0.0/24")
@@ -318,7 +316,7 @@ func TestAPIKillWhileRangesChange(t *testing.T) {
 		a.want(former)
 		id := fmt.Sprint("held-", i)
 		a.wantAllocated(id, fmt.Sprintf("10.2%d.0.2", i+1))
-		a.process.Faults.KillAt("ipam/ranges/"+place, 1) // the deletion passes
+		a.process.Faults.KillAt("ipam/ranges/"+place, 1) // the deletion passes this point
 		a.remove()
 		a.want(former + " draining")
 		next := fmt.Sprintf("10.2%d.0.0/24", i+2)
@@ -337,7 +335,7 @@ func TestAPIKillWhileRangesChange(t *testing.T) {
 // addressEvent is an Event about the addresses of a Node.
 type addressEvent struct{ Type, Reason, Note, Regarding string }
 
-// addressEvents are those of all Nodes, by their time.
+// addressEvents returns the address Events of all Nodes, ordered by time.
 func (a *apiServer) addressEvents() (all []addressEvent) {
 	a.t.Helper()
 	type event struct {
@@ -359,7 +357,7 @@ func (a *apiServer) addressEvents() (all []addressEvent) {
 	return all
 }
 
-// metricsOf are those that a process serves on a unix socket.
+// metricsOf returns the metrics that a process serves on a unix socket.
 func metricsOf(ctx context.Context, socket string) (string, error) {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
@@ -378,9 +376,8 @@ func metricsOf(ctx context.Context, socket string) (string, error) {
 	return string(text), err
 }
 
-// TestAPINodeWithoutAddressesSaysSo fills a /29: the Node gets an Event when a pod is
-// refused, and one when there is room again, whichever process is killed meanwhile. The
-// accounts have the rights of the manifests.
+// TestAPINodeWithoutAddressesSaysSo fills a /29: the Node gets an Event when a pod is refused, and one when an
+// address is free again, whichever process is killed meanwhile. The accounts have the rights of the manifests.
 func TestAPINodeWithoutAddressesSaysSo(t *testing.T) {
 	s := newStatusAPI(t)
 	a := nodeAPIOf(t, s.apiServer)
@@ -435,20 +432,20 @@ func TestAPINodeWithoutAddressesSaysSo(t *testing.T) {
 		})
 	}
 	said("an Event of the refusal")
-	// People find it where they look.
+	// kubectl describe shows the Events.
 	described := a.kubectl("describe", "node", ownNode)
 	if strings.Count(described, "PodRangeExhausted") != 1 ||
 		!strings.Contains(described, "node.sluice.io/pod-addresses:") {
 		t.Errorf("kubectl describes the node as\n%s", described)
 	}
 
-	// More refusals, and processes that begin anew, are no news.
+	// Further refusals and restarted processes create no new Events.
 	refused()
 	a.process.Kill()
 	a.process = nil
 	w.end(syscall.SIGKILL)
 	a.start()
-	exhausted("1") // which a new process has from the Node
+	exhausted("1") // a new process has the state from the Node
 	refused()
 	w = s.writer()
 	servicetest.EventuallyNil(t, "another writer leads", func() error {
@@ -459,14 +456,14 @@ func TestAPINodeWithoutAddressesSaysSo(t *testing.T) {
 	})
 	said("no other Event")
 
-	// A minute with a free address.
+	// An address is free for a minute.
 	a.release("held-3")
 	want = append(want, addressEvent{
 		"Normal", "PodRangeAvailable", "new pods find addresses again: 10.11.0.0/29 has 1 free of 8", regarding,
 	})
 	late := time.Now().Add(3 * time.Minute)
 	for len(a.addressEvents()) < 2 && time.Now().Before(late) {
-		time.Sleep(time.Second) // between two looks
+		time.Sleep(time.Second) // poll interval
 	}
 	said("an Event of the end")
 	exhausted("0")

@@ -20,8 +20,7 @@ import (
 	"github.com/sluice-net/sluice/test/k8s/apitest"
 )
 
-// ownEtcd starts an etcd for Sluice alone, so that a restore of the API's etcd does not
-// touch it. It returns the URL.
+// ownEtcd starts an etcd only for Sluice, so that a restore of the API's etcd does not affect it. It returns the URL.
 func ownEtcd(t testing.TB) string {
 	t.Helper()
 	dir := shortDir(t)
@@ -40,7 +39,7 @@ func ownEtcd(t testing.TB) string {
 	return url
 }
 
-// state is what the API's revision and its kube-system are.
+// state returns the API's revision and the UID of kube-system.
 func (a *apiServer) state() (revision int, uid string) {
 	a.t.Helper()
 	var list struct {
@@ -58,7 +57,7 @@ func (a *apiServer) state() (revision int, uid string) {
 	return revision, list.Items[0].Metadata.UID
 }
 
-// config writes a ConfigMap once more, and returns its revision.
+// config writes a ConfigMap again, and returns its revision.
 func (a *apiServer) config(value string) (revision int) {
 	a.t.Helper()
 	var written struct {
@@ -85,7 +84,7 @@ type follower struct {
 	writerDir string
 }
 
-// files are the logs of all processes that follow the API.
+// files returns the logs of all processes that follow the API.
 func (f *follower) files() (all map[string]string) {
 	return map[string]string{
 		"identity": filepath.Join(f.identities.dir, "identity.log"), "policy": filepath.Join(f.policy.dir, "policy.log"),
@@ -94,8 +93,8 @@ func (f *follower) files() (all map[string]string) {
 	}
 }
 
-// notices waits until every process has warned that often, has listed everything
-// again, and reports no problem.
+// notices waits until every process has logged this number of warnings, has listed all objects again, and reports no
+// problem.
 func (f *follower) notices(times int, why string) {
 	f.a.t.Helper()
 	for name, file := range f.files() {
@@ -117,7 +116,7 @@ func (f *follower) notices(times int, why string) {
 	f.lb.source("the source of services", true, "")
 }
 
-// labelled waits until identity gives a pod its labels.
+// labelled waits until identity assigns labels to a pod.
 func (f *follower) labelled(what, pod, uid, app string) {
 	f.a.t.Helper()
 	eventually(f.a.t, what, func() error {
@@ -132,7 +131,7 @@ func (f *follower) labelled(what, pod, uid, app string) {
 	})
 }
 
-// ranges waits until the node's pods get addresses from one range alone.
+// ranges waits until the node's pods get addresses from one range only.
 func (f *follower) ranges(what, want string) {
 	f.a.t.Helper()
 	eventually(f.a.t, what, func() error {
@@ -191,8 +190,8 @@ func TestAPIRestoredServerIsFollowedAsItIsNow(t *testing.T) {
 	a.ask(apitest.Save)
 	saved, _ := a.state()
 
-	// More than the server writes itself when it starts. Then something changes that each
-	// process follows: a bookmark would take a minute.
+	// More writes than the server makes itself at its start. Then change an object that each process follows: a
+	// bookmark would take a minute.
 	for i := range 200 {
 		a.config(fmt.Sprint(i))
 	}
@@ -211,7 +210,7 @@ func TestAPIRestoredServerIsFollowedAsItIsNow(t *testing.T) {
 	f.labelled("after the copy", "web", pod, "after")
 	f.ranges("after the copy", "10.0.2.0/24")
 
-	// The list of Namespaces has the revision of the store, not the Namespace's.
+	// The list of Namespaces has the revision of the store, not that of the Namespace.
 	last := a.config("last")
 	revision, uid := a.state()
 	if revision < last {

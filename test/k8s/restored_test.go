@@ -41,9 +41,8 @@ func (n sluiceNode) inMachine(args ...string) {
 	}
 }
 
-// testAPIServerRestored puts the etcd of the API back to a copy. Policies and Services of
-// the time after the copy are removed, those of the time before it are in force, on every
-// node, also after the revision has passed the former one.
+// testAPIServerRestored restores the API's etcd from a copy. Policies and Services that are newer than the copy are
+// removed on every node, and older ones stay enforced, also after the revision has passed the former one.
 func testAPIServerRestored(n sluiceNode) {
 	last := fmt.Sprintf("node%d", n.c.Nodes())
 	n.namespace("restored")
@@ -76,7 +75,7 @@ func testAPIServerRestored(n sluiceNode) {
 
 	data, copied := filepath.Join(n.c.Dir(), "etcd"), filepath.Join(n.c.Dir(), "etcd-copy")
 	n.control(func() { n.inMachine("cp", "-a", data, copied) })
-	for i := range 30 { // more than the API server writes when it starts
+	for i := range 30 { // more than the API server writes at its start
 		n.kubectl("--namespace=restored", "patch", "configmap", "any", fmt.Sprintf(`--patch={"data":{"v":"%d"}}`, i))
 	}
 	n.kubectl("--namespace=restored", "delete", "networkpolicy", "old-deny")
@@ -89,14 +88,14 @@ spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
 `)
 	allowed("after the copy", hp)
 	refused("after the copy", web)
-	// Something changes that each process follows: a bookmark would take a minute.
+	// Change an object that each process follows: a bookmark would take a minute.
 	n.kubectl("--namespace=restored", "annotate", "pods", "--all", "seen=yes")
 	n.kubectl("annotate", "nodes", "--all", "seen=yes")
 
 	n.control(func() {
 		n.inMachine("sh", "-c", fmt.Sprintf("rm -rf %[1]s/* && cp -a %[2]s/. %[1]s/ && rm -rf %[2]s", data, copied))
 	})
-	// Kubernetes does not notice a restore.
+	// Kubernetes does not notice a restore, so restart its controllers.
 	for _, program := range []string{"kube-controller-manager", "kube-scheduler"} {
 		again, err := n.c.Stop(program)
 		n.must(err)
@@ -143,8 +142,7 @@ spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
 	restored("the former revision was passed")
 }
 
-// testKindsAppear creates the kinds of cilium.io: a policy of them counts within seconds on
-// every node.
+// testKindsAppear creates the kinds of cilium.io: a policy of these kinds is enforced within seconds on every node.
 func testKindsAppear(n sluiceNode) {
 	last := fmt.Sprintf("node%d", n.c.Nodes())
 	n.namespace("kinds")

@@ -16,14 +16,14 @@ import (
 	"github.com/sluice-net/sluice/test/k8s/cluster"
 )
 
-// outage is how long the API server and etcd are away in a scenario.
+// outage is the time for which the API server and etcd are down in a scenario.
 var outage = flag.Duration("outage", 15*time.Second, "how long the API server and etcd are away")
 
-// image is that of all pods here.
+// image is the image of all pods of the scenarios.
 const image = "registry.k8s.io/e2e-test-images/agnhost:2.63.0"
 
-// testScenarios lives through what happens on a node, one after the other; after
-// each the node has what kubectl sees.
+// testScenarios runs scenarios on a node, one after the other. After each of them, the node's state must match the
+// API.
 func testScenarios(t *testing.T, c *cluster.Cluster) {
 	for _, s := range []struct {
 		name string
@@ -49,7 +49,7 @@ func testScenarios(t *testing.T, c *cluster.Cluster) {
 			n := sluiceNode{t, c, 0}
 			begin := time.Now()
 			s.run(n)
-			// What a scenario made goes with its namespace.
+			// The objects of a scenario are deleted with its namespace.
 			n.kubectl("delete", "namespace", "--selector=scenario", "--ignore-not-found", "--wait")
 			n.exact()
 			t.Logf("took %.1f s", time.Since(begin).Seconds())
@@ -57,7 +57,7 @@ func testScenarios(t *testing.T, c *cluster.Cluster) {
 	}
 }
 
-// namespace makes one that goes with the scenario.
+// namespace creates a namespace that is deleted after the scenario.
 func (n sluiceNode) namespace(name string) {
 	n.Helper()
 	n.apply(`{apiVersion: v1, kind: Namespace, metadata: {name: %s, labels: {scenario: here}}}`, name)
@@ -67,7 +67,7 @@ func (n sluiceNode) namespace(name string) {
 	})
 }
 
-// server makes a pod without labels that answers at port 8080, on a node if one is named.
+// server creates a pod without labels that serves on port 8080, optionally on a given node.
 func (n sluiceNode) server(namespace, name string, node ...string) {
 	n.Helper()
 	n.apply(`
@@ -88,8 +88,7 @@ func (n sluiceNode) connects(from kubePod, to string) error {
 	return err
 }
 
-// denied wants that a connection from a pod times out, and not that it is refused
-// by somebody who was reached.
+// denied requires that a connection from a pod times out, and is not refused by a server that it reached.
 func (n sluiceNode) denied(from kubePod, to string) {
 	n.Helper()
 	if err := n.connects(from, to); err == nil || !strings.Contains(err.Error(), "TIMEOUT") {
@@ -103,7 +102,7 @@ func (n sluiceNode) defaultDeny(namespace string) {
 	n.policy(namespace, "default-deny", "{podSelector: {}, policyTypes: [Ingress, Egress]}")
 }
 
-// testProbes: kubelet is the node, whose probes no policy stops.
+// testProbes: kubelet's probes come from the node, and no policy blocks them.
 func testProbes(n sluiceNode) {
 	n.namespace("closed")
 	n.defaultDeny("closed")
@@ -145,8 +144,7 @@ spec:
 	n.denied(n.pod("closed", "http"), visitor.address()+":8080")
 }
 
-// testHostNetwork: a pod in the node's own network is the node to its pods, and
-// the control plane's machine is not.
+// testHostNetwork: to the node's pods, a pod with the host network is the node. The control plane's machine is not.
 func testHostNetwork(n sluiceNode) {
 	n.namespace("closed")
 	n.defaultDeny("closed")
@@ -169,7 +167,7 @@ spec:
 	}
 }
 
-// testStaticPod: kubelet starts it from a file, without the API's account.
+// testStaticPod: kubelet starts the pod from a file, without the API's service account.
 func testStaticPod(n sluiceNode) {
 	n.namespace("static")
 	n.must(n.write(fmt.Sprintf(`
@@ -195,7 +193,7 @@ spec:
 	n.kubectl("--namespace=static", "wait", "--for=delete", "--timeout=2m", "pod/web-node1")
 }
 
-// testHostPort: opened by the datapath, without another plugin.
+// testHostPort: the datapath opens the host port, without another plugin.
 func testHostPort(n sluiceNode) {
 	const at = nodeAddress + ":18081"
 	content, err := n.run("cat", "/etc/cni/net.d/05-sluice.conflist")
@@ -246,7 +244,7 @@ spec:
 	}
 }
 
-// testSecondInterface: as a plugin that calls others does.
+// testSecondInterface connects a second interface, as a plugin that calls others does.
 func testSecondInterface(n sluiceNode) {
 	n.namespace("second")
 	n.server("second", "web")
@@ -277,7 +275,7 @@ func testSecondInterface(n sluiceNode) {
 	if err := n.connects(client, web.address()+":8080"); err != nil {
 		n.Error(err)
 	}
-	// The API knows nothing of it: the comparison after each scenario sees that.
+	// The API does not show the second interface, so the comparison after each scenario would report it.
 	if err := n.differences(); err == nil {
 		n.Errorf("what kubectl does not see makes no difference: %v", err)
 	}
@@ -288,7 +286,7 @@ func testSecondInterface(n sluiceNode) {
 	s.unbroken("second interface")
 }
 
-// routesOf are the default routes of a pod.
+// routesOf returns the default routes of a pod.
 func (n sluiceNode) routesOf(p kubePod) string {
 	n.Helper()
 	netns := n.endpointOf(p).NetworkNamespace
@@ -298,7 +296,7 @@ func (n sluiceNode) routesOf(p kubePod) string {
 	return out
 }
 
-// task is the process of a container or sandbox.
+// task returns the process of a container or sandbox.
 func (n sluiceNode) task(id string) int {
 	n.Helper()
 	out, err := n.run("ctr", "--namespace=k8s.io", "tasks", "list")
@@ -321,8 +319,8 @@ func (n sluiceNode) kill(pid int) {
 	}
 }
 
-// testSandboxKilled: a pod whose pause process dies gets a new sandbox with new
-// addresses, and the former one's are free.
+// testSandboxKilled: a pod whose pause process is killed gets a new sandbox with new addresses, and the former
+// addresses become free.
 func testSandboxKilled(n sluiceNode) {
 	n.namespace("sandbox")
 	n.server("sandbox", "web")
@@ -346,8 +344,7 @@ func testSandboxKilled(n sluiceNode) {
 	}
 }
 
-// pair makes two pods, on the first node and on the last, with a policy that evaluates what
-// they say to each other.
+// pair creates two pods, on the first and on the last node, with a policy that applies to their traffic.
 func (n sluiceNode) pair() *stream {
 	n.Helper()
 	n.namespace("pair")
@@ -357,7 +354,7 @@ func (n sluiceNode) pair() *stream {
 	return n.stream(n.ready("pair", "client"), n.ready("pair", "web"))
 }
 
-// starts makes a pod, which must become Ready by itself.
+// starts creates a pod, which must become Ready without help.
 func (n sluiceNode) starts(name string) {
 	n.Helper()
 	begin := time.Now()
@@ -389,8 +386,8 @@ func testContainerdKilled(n sluiceNode) {
 	s.unbroken("containerd killed")
 }
 
-// sluicePod is the pod of the DaemonSet on the node that is not being deleted; zero
-// in the moment of a roll in which there is none.
+// sluicePod returns the node's pod of the DaemonSet that is not being deleted; zero while there is none during an
+// update.
 func (n sluiceNode) sluicePod() kubePod {
 	n.Helper()
 	var pods struct{ Items []kubePod }
@@ -410,8 +407,7 @@ func testContainersKilled(n sluiceNode) {
 	s.unbroken("each container killed")
 }
 
-// killContainers kills each container of the node once: kubelet's pause grows with
-// each further time.
+// killContainers kills each container of the node once: kubelet's back-off grows with each further time.
 func (n sluiceNode) killContainers(s *stream, after func(container string)) {
 	n.Helper()
 	for _, container := range n.sluicePod().Status.ContainerStatuses {
@@ -430,7 +426,7 @@ func (n sluiceNode) killContainers(s *stream, after func(container string)) {
 	}
 }
 
-// testRollout replaces the pod of Sluice while others start.
+// testRollout replaces the pod of Sluice while other pods start.
 func testRollout(n sluiceNode) {
 	s := n.pair()
 	before := n.sluicePod().Metadata.UID
@@ -449,10 +445,10 @@ func testRollout(n sluiceNode) {
 	s.unbroken("rollout restart")
 }
 
-// testAPIServerAway: traffic and Sluice go on, and what waited starts.
+// testAPIServerAway: without the API server, traffic and Sluice continue, and waiting pods start afterwards.
 func testAPIServerAway(n sluiceNode) {
 	s := n.pair()
-	n.server("pair", "waiting") // it starts before, during or after
+	n.server("pair", "waiting") // may start before, during or after the outage
 	startAPI, err := n.c.Stop("kube-apiserver")
 	n.must(err)
 	n.Cleanup(func() { _ = startAPI() })
@@ -472,14 +468,13 @@ func testAPIServerAway(n sluiceNode) {
 	s.unbroken(fmt.Sprintf("the API server away for %s", *outage))
 }
 
-// testEtcdAway: of known labels pods start; the others wait, and start by
-// themselves.
+// testEtcdAway: without etcd, pods with known labels start. Others wait, and start afterwards without help.
 func testEtcdAway(n sluiceNode) {
 	s := n.pair()
 	scale := func(to int) {
 		n.kubectl("--namespace=sluice-system", "scale", "deployment/etcd-dev", fmt.Sprintf("--replicas=%d", to))
 	}
-	// Numbers of labels that were here lately are remembered.
+	// Identities of recently used labels are remembered, so use new labels.
 	fresh := fmt.Sprintf("fresh-%x", time.Now().UnixNano())
 	n.namespace(fresh)
 	scale(0)
@@ -499,6 +494,6 @@ func testEtcdAway(n sluiceNode) {
 	scale(1)
 	begin := time.Now()
 	n.ready(fresh, "new-labels")
-	n.Logf("a pod with new labels was Ready %.1f s after etcd was asked for", time.Since(begin).Seconds())
+	n.Logf("a pod with new labels was Ready %.1f s after etcd was started", time.Since(begin).Seconds())
 	s.unbroken(fmt.Sprintf("etcd away for %s", *outage))
 }

@@ -25,7 +25,7 @@ const (
 	sliceObjects   = "/apis/discovery.k8s.io/v1/namespaces/shop/endpointslices"
 )
 
-// balancer is a node with the services of an API.
+// balancer is a node that follows the Services of an API.
 type balancer struct {
 	lbv1.LoadBalancerServiceClient
 	*policyNode
@@ -52,8 +52,8 @@ func (b *balancer) start() {
 	b.process, b.ended = b.run("loadbalancer", append(flags, b.api...)...)
 }
 
-// list are the services of namespace shop as lines: name, addresses, ready of all
-// endpoints, and how many backends connections from the node go to.
+// list returns the services of namespace shop as lines: name, addresses, ready and all endpoints, and the number of
+// backends for connections from the node.
 func (b *balancer) list() (all []string) {
 	b.t.Helper()
 	stream, err := b.ListServices(b.t.Context(), &lbv1.ListServicesRequest{WithFrontends: true})
@@ -95,7 +95,7 @@ func (b *balancer) has(what string, want ...string) {
 	})
 }
 
-// source waits until the source is complete or not, and says what is wrong with it.
+// source waits until the source is complete or not, and reports an expected problem.
 func (b *balancer) source(what string, synced bool, wrong string) {
 	b.t.Helper()
 	eventually(b.t, what, func() error {
@@ -116,7 +116,7 @@ func (b *balancer) source(what string, synced bool, wrong string) {
 	})
 }
 
-// service makes one with a port 80, at an address.
+// service creates a Service with port 80 at an address.
 func (a *apiServer) service(name, clusterIP string, labels object) {
 	a.t.Helper()
 	a.do(http.MethodPost, serviceObjects, object{
@@ -145,7 +145,7 @@ func slice(name, of string, labels object, addresses ...string) object {
 func TestAPIServicesAreThoseOfTheAPI(t *testing.T) {
 	a := newAPI(t)
 	a.do(http.MethodPost, "/api/v1/namespaces", object{"metadata": object{"name": "shop"}})
-	// A slice may come before its service, and services that are another's are not listed.
+	// A slice may be created before its service. Services of other implementations are not listed.
 	a.do(http.MethodPost, sliceObjects, slice("web-1", "web", nil, "10.1.0.1", "10.1.0.2"))
 	lists, watches := a.requests("services") // its own
 	b := newBalancer(t, a)
@@ -201,7 +201,7 @@ func TestAPIZoneOfTheNodeDecidesByHints(t *testing.T) {
 	b.has("a node of the west", "web 10.96.0.10 3/3 2")
 	label("n1", "east")
 	b.has("a node of the east", "web 10.96.0.10 3/3 1")
-	// It is remembered: by a process that cannot ask, and when the Node is gone.
+	// The state is kept by a process without access to the API, and when the Node is deleted.
 	a.ask(apitest.Kill)
 	b.end(syscall.SIGKILL)
 	b.start()
@@ -229,7 +229,7 @@ func TestAPIServicesThatWereDeletedMeanwhileGo(t *testing.T) {
 	all := []string{"stays 10.96.0.10 1/1 1", "goes 10.96.0.11 1/1 1"}
 	b.has("before", all...)
 
-	// The API goes, and the process is killed: what it knew stays.
+	// The API is killed, then the process: the last known state stays.
 	a.ask(apitest.Kill)
 	b.source("the API is away", true, "connection refused")
 	b.has("the API is away", all...)
@@ -241,7 +241,7 @@ func TestAPIServicesThatWereDeletedMeanwhileGo(t *testing.T) {
 	b.source("the API is back", true, "")
 	b.has("the API is back", all...)
 
-	// It restarts, with deletions, while the process does not run.
+	// The API restarts, with deletions, while the process is down.
 	if err := b.process.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -259,13 +259,13 @@ func TestAPIServicesThatWereDeletedMeanwhileGo(t *testing.T) {
 	b.has("a deletion while the process was away", "stays 10.96.0.10 0/0 0")
 }
 
-// TestAPIBurstOfServicesIsTakenByOneWatch: and what is not understood is refused by
-// itself, by name.
+// TestAPIBurstOfServicesIsTakenByOneWatch, and objects that Sluice does not understand are rejected individually, by
+// name.
 func TestAPIBurstOfServicesIsTakenByOneWatch(t *testing.T) {
 	const burst = 1000
 	a := newAPI(t)
 	a.do(http.MethodPost, "/api/v1/namespaces", object{"metadata": object{"name": "shop"}})
-	own := map[string][2]int{} // listings and watches of the API server itself
+	own := map[string][2]int{} // lists and watches of the API server itself
 	for _, resource := range []string{"services", "endpointslices"} {
 		lists, watches := a.requests(resource)
 		own[resource] = [2]int{lists, watches}
@@ -316,8 +316,8 @@ func TestAPIBurstOfServicesIsTakenByOneWatch(t *testing.T) {
 	})
 	t.Logf("%d services were made in %s and taken over %s later; resident before %d kB, after %d kB", burst,
 		made.Round(time.Millisecond), (time.Since(began) - made).Round(time.Millisecond), before, b.resident())
-	// The addresses of the API server are a watch of slices by itself, which begins with a
-	// listing where the server streams none (before Kubernetes 1.34).
+	// The API server's addresses use a separate watch of slices, which begins with a list where the server does not
+	// stream lists (before Kubernetes 1.34).
 	for resource, most := range map[string]int{"services": 1, "endpointslices": 2} {
 		lists, watches := a.requests(resource)
 		if lists, watches = lists-own[resource][0], watches-own[resource][1]; lists > most || watches > 4 {

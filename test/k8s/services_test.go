@@ -9,14 +9,13 @@ import (
 	"strings"
 )
 
-// Where other machines reach a node port.
+// Addresses at which other machines connect to a node port.
 const (
 	nodeAddress = "10.200.0.11"
 	nodePort    = 30080
 )
 
-// testServices: without kube-proxy, by every kind of client; and a policy holds for the
-// pod that answers.
+// testServices without kube-proxy, for every kind of client, and with a policy that applies to the answering pod.
 func testServices(n sluiceNode) {
 	n.namespace("shop")
 	for _, name := range []string{"web-0", "web-1"} {
@@ -49,7 +48,7 @@ spec:
 		"another machine": n.machine,
 	}
 	atNode := fmt.Sprintf("%s:%d", nodeAddress, nodePort)
-	// Both pods answer, in the end: one is chosen for each connection.
+	// Both pods answer eventually, because each connection selects one.
 	both := func(who, to string) {
 		n.Helper()
 		seen := map[string]int{}
@@ -72,7 +71,7 @@ spec:
 		both(who, atNode)
 	}
 
-	// The pod sees who asked, if its node may not send the connection on.
+	// The pod sees the client's address if its node may not forward the connection.
 	n.kubectl("--namespace=shop", "patch", "service", "web", `--patch={"spec":{"externalTrafficPolicy":"Local"}}`)
 	n.eventually("the pod sees the machine that asks", func() error {
 		ip, err := clients["another machine"](atNode, "/clientip")
@@ -82,7 +81,7 @@ spec:
 		return err
 	})
 
-	// The pod is judged, not the address that was asked.
+	// The policy applies to the pod, not to the Service address.
 	const only = "{podSelector: {}, policyTypes: [Egress], egress: " +
 		"[{to: [{podSelector: {matchLabels: {app: %s}}}], ports: [{port: 8080}]}]}"
 	n.policy("shop", "to-web", fmt.Sprintf(only, "web"))
@@ -94,7 +93,7 @@ spec:
 	n.denied(client, addresses[0]+":80")
 	n.kubectl("--namespace=shop", "delete", "networkpolicy", "to-db")
 
-	// Without a pod the service refuses.
+	// Without a pod, the service refuses connections.
 	n.kubectl("--namespace=shop", "label", "pod", "--selector=app=web", "app-")
 	n.eventually("a service without pods refuses", func() error {
 		if err := n.connects(client, addresses[0]+":80"); err == nil || !strings.Contains(err.Error(), "REFUSED") {

@@ -27,8 +27,7 @@ const (
 	feature = " [Feature:NetworkPolicy]"
 )
 
-// sctpFailures are the specs of Netpol that do not pass. They wait five minutes each for
-// a pod that serves SCTP.
+// sctpFailures are specs of Netpol that do not pass. Each of them waits five minutes for a pod that serves SCTP.
 var sctpFailures = specs.Known{
 	sctp + "support a 'default-deny-ingress' policy" + feature: noSCTP,
 	sctp + "enforce policy based on Ports" + feature:           noSCTP,
@@ -41,9 +40,8 @@ const noSCTP = "the kernel of the test machine has no SCTP sockets"
 // suite is a part of Kubernetes' own specs.
 type suite struct {
 	name string
-	// focus matches the beginning of the names of its specs, end their end, and skip a
-	// part of those of them that do not run; elsewhere matches the beginning of those of
-	// another suite.
+	// focus matches the beginning of the names of the suite's specs, end matches their end, and skip matches a part
+	// of names that are not run. elsewhere matches the beginning of names that belong to another suite.
 	focus, end, skip, elsewhere string
 	nodes                       int      // 2 if it is 0
 	images                      []string // of scripts/k8s-images
@@ -87,11 +85,11 @@ func TestServicesSpecsPassOnSluice(t *testing.T) {
 // servicesFailures are the specs of Services that do not pass.
 var servicesFailures = specs.Known{
 	"[sig-network] Services should work after restarting kube-proxy [Disruptive]": "there is no kube-proxy",
-	"[sig-network] Services should work after restarting apiserver [Disruptive]":  "that of the test bed is no pod",
+	"[sig-network] Services should work after restarting apiserver [Disruptive]":  "its API server is not a pod",
 }
 
-// TestConformanceSpecsPassOnSluice runs the specs of the network that a conformant
-// cluster passes, but for those of Services.
+// TestConformanceSpecsPassOnSluice runs the network specs that a conformant cluster passes, except the specs of
+// Services.
 func TestConformanceSpecsPassOnSluice(t *testing.T) {
 	suite{
 		name: "Conformance", focus: `\[sig-network\] `, end: `\[Conformance\]`, elsewhere: `\[sig-network\] Services `,
@@ -102,8 +100,8 @@ func TestConformanceSpecsPassOnSluice(t *testing.T) {
 // conformanceFailures are the specs of Conformance that do not pass.
 var conformanceFailures = specs.Known{}
 
-// test runs the specs that match the expression SLUICE_SPECS, if it is set, on some
-// nodes with each mode of routing. Each spec is a subtest afterwards.
+// test runs the specs that match the expression SLUICE_SPECS, if it is set, on some nodes in each routing mode. Then
+// each spec becomes a subtest.
 func (s suite) test(t *testing.T) {
 	for _, mode := range []string{"overlay", "native"} {
 		t.Run(mode, func(t *testing.T) {
@@ -120,7 +118,7 @@ func (s suite) test(t *testing.T) {
 	}
 }
 
-// endDeletions has pods end at once that specs have left to end within minutes.
+// endDeletions immediately ends pods that specs have left in a deletion of several minutes.
 func endDeletions(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
 	var pods struct{ Items []kubePod }
@@ -138,7 +136,7 @@ func endDeletions(t *testing.T, c *cluster.Cluster) {
 	}
 }
 
-// specImages are images that `scripts/k8s-images specs` writes.
+// specImages returns images that `scripts/k8s-images specs` writes.
 func specImages(names ...string) (files []string) {
 	for _, name := range names {
 		files = append(files, filepath.Join(os.Getenv("SLUICE_BIN"), "k8s", "images", "specs", "specs-"+name+".tar"))
@@ -173,22 +171,21 @@ func (s suite) run(t *testing.T, c *cluster.Cluster, mode string) {
 	judge(t, results, err, known, output)
 }
 
-// reportFile is the path of a report to be written.
+// reportFile returns the path of a report to be written.
 func reportFile(t *testing.T, name string) string {
 	t.Helper()
 	file, err := filepath.Abs(filepath.Join(os.Getenv("SLUICE_BIN"), "test", name))
 	if err != nil {
 		t.Fatal(err)
 	}
-	// One of an earlier run says nothing of this one.
+	// Remove the report of an earlier run.
 	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
 	}
 	return file
 }
 
-// runSuite runs a program with the rights of an administrator, and returns the file
-// with its output.
+// runSuite runs a program with administrator rights, and returns the file with its output.
 func runSuite(t *testing.T, c *cluster.Cluster, program, name string, args ...string) string {
 	t.Helper()
 	suite, err := c.MachineCommand(t.Context(), append([]string{program}, args...)...)
@@ -210,7 +207,7 @@ func logSuite(t *testing.T, suite *exec.Cmd, name string) string {
 	defer log.Close()
 	suite.Stdout, suite.Stderr = log, log
 	begin := time.Now()
-	// The report says which specs failed.
+	// The report contains the failed specs.
 	var exit *exec.ExitError
 	if err := suite.Run(); err != nil && !errors.As(err, &exit) {
 		t.Fatal(err)
@@ -219,7 +216,7 @@ func logSuite(t *testing.T, suite *exec.Cmd, name string) string {
 	return output
 }
 
-// judge makes each result a subtest. The file output is what the suite logged.
+// judge makes each result a subtest. The file output is the suite's log.
 func judge(t *testing.T, results []specs.Result, err error, known specs.Known, output string) {
 	if err == nil {
 		results, err = specs.Compare(results, known)
@@ -234,7 +231,7 @@ func judge(t *testing.T, results []specs.Result, err error, known specs.Known, o
 		t.Run(r.Name, func(t *testing.T) {
 			switch t.Logf("%s after %.1f s", r.State, r.Took.Seconds()); {
 			case r.Err != nil:
-				// Ends with what was expected, and what was observed.
+				// The end of the output contains the expectation and the observation.
 				t.Errorf("%v\n%s", r.Err, lastLines(r.Output, 35))
 			case r.Reason != "":
 				t.Logf("does not pass: %s", r.Reason)

@@ -22,7 +22,7 @@ import (
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 )
 
-// The condition of Sluice, and where the tests have their lease.
+// Sluice's condition, and the lease of the tests.
 const (
 	accepted     = "sluice.io/Accepted"
 	system       = "sluice-system"
@@ -32,8 +32,7 @@ const (
 	adminPolicy  = "/apis/" + adminVersion + "/adminnetworkpolicies"
 )
 
-// statusAPI is an API with the account of the writer, which may do what
-// deploy/kubernetes/base says.
+// statusAPI is an API with the account of the writer, which has the rights in deploy/kubernetes/base.
 type statusAPI struct {
 	*apiServer
 	token string // file
@@ -46,7 +45,7 @@ func newStatusAPI(t *testing.T) *statusAPI {
 	return statusAPIOf(t, api)
 }
 
-// statusAPIOf makes the account of the writer in an API.
+// statusAPIOf creates the account of the writer in an API.
 func statusAPIOf(t *testing.T, api *apiServer) *statusAPI {
 	t.Helper()
 	a := &statusAPI{apiServer: api}
@@ -75,7 +74,7 @@ func (a *statusAPI) writer(flags ...string) *writer {
 	return a.writerIn(shortDir(a.t), flags...)
 }
 
-// shortDir is a directory with a short path, for sockets.
+// shortDir returns a directory with a short path, for sockets.
 func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "sluice-status")
@@ -86,7 +85,7 @@ func shortDir(t testing.TB) string {
 	return dir
 }
 
-// writerIn starts one whose state is in dir.
+// writerIn starts a writer with its state in dir.
 func (a *statusAPI) writerIn(dir string, flags ...string) *writer {
 	a.t.Helper()
 	w := &writer{policyNode: &policyNode{t: a.t, dir: dir}}
@@ -112,7 +111,7 @@ func (w *writer) end(signal syscall.Signal) {
 	}
 }
 
-// election is what the process says of the election.
+// election returns the process's report of the election.
 func (w *writer) election() *controllerv1.Election {
 	w.t.Helper()
 	r, err := controllerv1.NewControllerServiceClient(w.dial("controller")).
@@ -123,7 +122,7 @@ func (w *writer) election() *controllerv1.Election {
 	return r.GetElection()
 }
 
-// said counts the lines of the writer's log with a text.
+// said counts the lines of the writer's log that contain a text.
 func (w *writer) said(text string) int {
 	w.t.Helper()
 	content, err := os.ReadFile(filepath.Join(w.dir, "controller.log"))
@@ -204,8 +203,8 @@ func (a *statusAPI) requestsOf(resource string, labels ...string) (n int) {
 	return n
 }
 
-// Specs of a CiliumNetworkPolicy: one that is enforced, one with a field that is
-// not supported, and one with a field that no version has.
+// Specs of a CiliumNetworkPolicy: one that is enforced, one with an unsupported field, and one with a field that does
+// not exist in any version.
 const (
 	plain   = `{"endpointSelector":{},"ingress":[{"fromEntities":["world"]}]}`
 	mutual  = `{"endpointSelector":{},"ingress":[{"fromEntities":["world"],"authentication":{"mode":"required"}}]}`
@@ -241,7 +240,7 @@ func TestAPIStatusSaysWhatBecomesOfEachKind(t *testing.T) {
 	a.says(cidrGroups+"/bad", "False", "Refused", "spec.externalCIDRs[0]")
 	a.says(adminPolicy+"/a", "False", "Refused", "spec.egress[0].ports")
 
-	// The text is that of `sluice policy list` on a node.
+	// The text equals the output of `sluice policy list` on a node.
 	n := newPolicyNode(t, a.apiServer)
 	var text string
 	eventually(t, "a node has the policy", func() error {
@@ -255,7 +254,7 @@ func TestAPIStatusSaysWhatBecomesOfEachKind(t *testing.T) {
 		t.Errorf("the condition says %q, the list %q", refusal.Message, text)
 	}
 
-	// A correction is another generation and another verdict.
+	// A correction has another generation and another result.
 	a.do(http.MethodPatch, cilium+"/unknown",
 		object{"spec": object{"ingress": []object{{"fromEntities": []string{"world"}}}}})
 	a.says(cilium+"/unknown", "True", "Accepted")
@@ -295,25 +294,25 @@ func TestAPIStatusKeepsTheConditionsOfOthersAndIsWrittenOnce(t *testing.T) {
 	}
 	look("the first write")
 
-	// Another generation with the same verdict is no transition.
+	// Another generation with the same result is no transition.
 	labelled := a.patches("ciliumnetworkpolicies")
 	a.do(http.MethodPatch, cilium+"/p", object{"spec": object{"description": "again"}})
 	if again := a.says(cilium+"/p", "False", "Refused"); again.LastTransitionTime != first.LastTransitionTime {
 		t.Errorf("the transition was at %s, and is at %s", first.LastTransitionTime, again.LastTransitionTime)
 	}
 	look("the second write")
-	if n := a.patches("ciliumnetworkpolicies") - labelled; n != 2 { // the test's and the writer's
+	if n := a.patches("ciliumnetworkpolicies") - labelled; n != 2 { // the test's own, and the writer's
 		t.Errorf("%d patches for a new generation, want 2", n)
 	}
 
-	// A condition that is taken away is written again. A restart writes nothing.
+	// A deleted condition is written again. A restart writes nothing.
 	a.do(http.MethodPatch, cilium+"/p/status", object{"status": object{"conditions": others}})
 	a.says(cilium+"/p", "False", "Refused")
 	w.end(syscall.SIGTERM)
 	before := a.patches("ciliumnetworkpolicies")
 	second := a.writer()
 	a.do(http.MethodPost, cilium, cnp("last", plain))
-	a.says(cilium+"/last", "True", "Accepted") // which is looked at after p
+	a.says(cilium+"/last", "True", "Accepted") // checked after p
 	if n := a.patches("ciliumnetworkpolicies") - before; n != 1 {
 		t.Errorf("%d patches after a restart, want one, of what is new", n)
 	}
@@ -361,7 +360,7 @@ func TestAPIStatusWriterIsElected(t *testing.T) {
 		t.Errorf("%d patches by the new leader, want one", n)
 	}
 
-	// A lease of another ends the writing.
+	// When the lease belongs to another process, the writer stops writing.
 	a.do(http.MethodPatch, leases,
 		object{"spec": object{"holderIdentity": "another", "renewTime": "2036-01-01T00:00:00.000000Z"}})
 	eventually(t, "the lease is lost", func() error {
@@ -381,7 +380,7 @@ func TestAPIStatusWriterIsElected(t *testing.T) {
 		t.Errorf("%d patches, want one", n)
 	}
 
-	// A lease that is given back is taken at once; an API that was away ends nothing.
+	// A released lease is acquired at once. An outage of the API does not end the leadership.
 	a.ask("kill")
 	a.ask("start")
 	a.do(http.MethodPatch, cilium+"/r", object{"spec": object{"ingress": []object{{}}}})
@@ -395,7 +394,7 @@ func TestAPIStatusWriterIsElected(t *testing.T) {
 	}
 }
 
-// eventsOf are the Events on a NetworkPolicy of shop, as TYPE REASON NOTE.
+// eventsOf returns the Events about a NetworkPolicy in shop, as TYPE REASON NOTE.
 func (a *statusAPI) eventsOf(name string) (out []string) {
 	a.t.Helper()
 	var all struct {
@@ -418,7 +417,7 @@ func (a *statusAPI) eventsOf(name string) (out []string) {
 
 const shopEvents = "/apis/events.k8s.io/v1/namespaces/shop/events"
 
-// hasEvents waits until the Events on a NetworkPolicy begin with these.
+// hasEvents waits until the Events about a NetworkPolicy begin with these.
 func (a *statusAPI) hasEvents(name string, want ...string) {
 	a.t.Helper()
 	eventually(a.t, "the Events on "+name, func() error {
@@ -432,7 +431,7 @@ func (a *statusAPI) hasEvents(name string, want ...string) {
 
 func TestAPIStatusOfNetworkPoliciesIsToldByEvents(t *testing.T) {
 	a := newStatusAPI(t)
-	const small = "--limits-manifests=4KiB" // the API server refuses whatever else would be
+	const small = "--limits-manifests=4KiB" // the API server rejects all other invalid manifests
 	w := a.writer(small)
 	large := func(ports int) object {
 		p := networkPolicy("large", 80)
@@ -451,7 +450,7 @@ func TestAPIStatusOfNetworkPoliciesIsToldByEvents(t *testing.T) {
 	created := func() int { return a.events(http.StatusCreated) }
 	before, again := created(), a.events(http.StatusConflict)
 
-	// Neither a label nor another leader says it again; a new generation is told.
+	// Neither a label nor another leader repeats the Event; a new generation gets a new one.
 	a.do(http.MethodPatch, networking+"/large", object{"metadata": object{"labels": object{"team": "a"}}})
 	w.end(syscall.SIGTERM)
 	w = a.writer(small)
@@ -471,7 +470,7 @@ func TestAPIStatusOfNetworkPoliciesIsToldByEvents(t *testing.T) {
 	a.do(http.MethodPatch, networking+"/large", object{"spec": large(2)["spec"]})
 	a.hasEvents("large", "Normal PolicyAccepted enforced as written", warning, warning)
 
-	// An Event that has expired is made again by the next leader, if it is still true.
+	// If an Event has expired, the next leader creates it again if it is still true.
 	a.do(http.MethodPatch, networking+"/large", object{"spec": large(203)["spec"]})
 	a.hasEvents("large", "Normal PolicyAccepted", warning, warning, warning)
 	a.do(http.MethodDelete, shopEvents, nil)
@@ -483,13 +482,13 @@ func TestAPIStatusOfNetworkPoliciesIsToldByEvents(t *testing.T) {
 	}
 }
 
-// events counts the requests for an Event on a policy that ended so.
+// events counts the requests for an Event about a policy with this status code.
 func (a *statusAPI) events(code int) (n int) {
 	a.t.Helper()
 	return a.requestsOf("events", fmt.Sprintf(`code="%d"`, code), `group="events.k8s.io"`, `verb="POST"`)
 }
 
-// TestAPIStatusOfAKindWithoutStatus: Cilium's schema of CiliumCIDRGroup has none.
+// TestAPIStatusOfAKindWithoutStatus: Cilium's schema of CiliumCIDRGroup has no status.
 func TestAPIStatusOfAKindWithoutStatus(t *testing.T) {
 	a := newStatusAPI(t)
 	a.crd("AdminNetworkPolicy", "adminnetworkpolicies", "policy.networking.k8s.io", "Cluster", "v1alpha1")
@@ -509,7 +508,7 @@ func TestAPIStatusOfAKindWithoutStatus(t *testing.T) {
 	a.do(http.MethodPost, cilium, cnp("q", plain))
 	a.says(cilium+"/q", "True", "Accepted")
 	if n := w.said("the API server keeps no status of a kind"); n != 1 {
-		t.Errorf("the kind is named %d times, want once", n)
+		t.Errorf("the log names the kind %d times, want once", n)
 	}
 }
 
@@ -547,7 +546,7 @@ func TestAPIStatusOfAThousandBadPoliciesIsBounded(t *testing.T) {
 	}
 }
 
-// TestAPIStatusWriterMayDoNoMore asks the API server itself.
+// TestAPIStatusWriterMayDoNoMore checks the rights with the API server.
 func TestAPIStatusWriterMayDoNoMore(t *testing.T) {
 	a := newStatusAPI(t)
 	may := func(want bool, verb, resource string, more ...string) {
@@ -556,7 +555,7 @@ func TestAPIStatusWriterMayDoNoMore(t *testing.T) {
 			"--kubeconfig=" + a.ready.Kubeconfig, "auth", "can-i", verb, resource,
 			"--as=system:serviceaccount:" + system + ":sluice-status",
 		}, more...)
-		out, _ := exec.Command(program("k8s/kubectl"), args...).Output() // it fails for a no
+		out, _ := exec.Command(program("k8s/kubectl"), args...).Output() // exits with an error for "no"
 		if got := strings.TrimSpace(string(out)); got != map[bool]string{true: "yes", false: "no"}[want] {
 			t.Errorf("may the account %s %s %v? %s", verb, resource, more, got)
 		}
@@ -581,7 +580,7 @@ func TestAPIStatusWriterMayDoNoMore(t *testing.T) {
 	may(false, "list", "pods", "-n", "shop")
 }
 
-// member is a node with an identity service alone.
+// member is a node that runs only an identity service.
 type member struct {
 	*policyNode
 	cluster identityv1.ClusterServiceClient
@@ -612,7 +611,7 @@ func (m *member) stop() {
 	m.process = nil
 }
 
-// nodes are the names that the cluster knows, sorted.
+// nodes returns the names of the cluster's nodes, sorted.
 func (m *member) nodes() (names []string) {
 	m.t.Helper()
 	stream, err := m.cluster.ListNodes(m.t.Context(), &identityv1.ListNodesRequest{})
@@ -648,7 +647,7 @@ func TestAPIStatusWriterForgetsNodesWhoseObjectIsDeleted(t *testing.T) {
 	members := make(map[string]*member)
 	for i, name := range []string{"away", "back", "later", "own", "outside"} {
 		members[name] = a.member(name, i)
-		if name != "outside" { // which shares etcd and is none of Kubernetes
+		if name != "outside" { // shares etcd, but is not a node of Kubernetes
 			a.do(http.MethodPost, nodes, object{"metadata": object{"name": name}})
 		}
 	}
@@ -671,7 +670,7 @@ func TestAPIStatusWriterForgetsNodesWhoseObjectIsDeleted(t *testing.T) {
 	a.do(http.MethodPost, cilium, cnp("p", plain))
 	a.says(cilium+"/p", "True", "Accepted") // it leads
 
-	// One that is alive is forgotten once it is not, one that comes back is not.
+	// A live node is forgotten once it is no longer alive; a node that returns is kept.
 	members["outside"].stop()
 	members["back"].stop()
 	a.do(http.MethodDelete, nodes+"/away", nil)
@@ -684,7 +683,7 @@ func TestAPIStatusWriterForgetsNodesWhoseObjectIsDeleted(t *testing.T) {
 	own.knows("the deleted node is forgotten", "back", "later", "outside", "own")
 	saved(`{"nodes":["back","later","own"]}`)
 
-	// A deletion while no process runs.
+	// A Node is deleted while no writer runs.
 	w.end(syscall.SIGKILL)
 	members["later"].stop()
 	a.do(http.MethodDelete, nodes+"/later", nil)

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// contextOf outlives the test's own context, for what is taken away after it.
+// contextOf returns a context that outlives the test's own, for cleanups.
 func contextOf(t testing.TB) context.Context { return context.WithoutCancel(t.Context()) }
 
 // inNetns runs fn on a thread in a network namespace. Sockets that fn opens stay
@@ -43,19 +43,18 @@ func inNetns(path string, fn func() error) error {
 	return <-done
 }
 
-// netns is the path of a pod's network namespace, seen from here.
+// netns returns the path of a pod's network namespace, as seen from the test.
 func (n sluiceNode) netns(p kubePod) string {
 	n.Helper()
 	at := n.of(p)
 	pid, err := n.c.NodePID(at.index)
 	n.must(err)
 	e := at.endpointOf(p)
-	// /var/run is a link to another root, seen from here.
+	// Use the full path: /var/run is a link, which would lead to the test's own root.
 	return fmt.Sprintf("/proc/%d/root/run/netns/%s", pid, e.NetworkNamespace[len("/var/run/netns/"):])
 }
 
-// stream is a TCP connection between two pods on which one exchange follows the
-// other.
+// stream is a TCP connection between two pods with continuous exchanges.
 type stream struct {
 	n    sluiceNode
 	name string
@@ -64,12 +63,11 @@ type stream struct {
 
 	mu        sync.Mutex
 	exchanges int           // guarded by mu
-	gap       time.Duration // the longest exchange, guarded by mu
+	gap       time.Duration // the duration of the longest exchange, guarded by mu
 	err       error         // guarded by mu
 }
 
-// stream opens a connection from one pod to another and exchanges messages until
-// the test ends or closed is called.
+// stream opens a connection from one pod to another, and exchanges messages until the test ends or closed is called.
 func (n sluiceNode) stream(from, to kubePod) *stream {
 	n.Helper()
 	var l net.Listener
@@ -103,7 +101,7 @@ func (s *stream) exchange(conn net.Conn) error {
 	for number := uint64(0); ; number++ {
 		binary.BigEndian.PutUint64(message, number)
 		begin := time.Now()
-		// What is lost for that long does not come back.
+		// Data that are lost for that long are not recovered.
 		if err := conn.SetDeadline(begin.Add(time.Minute)); err != nil {
 			return err
 		}
@@ -120,7 +118,7 @@ func (s *stream) exchange(conn net.Conn) error {
 		s.exchanges++
 		s.gap = max(s.gap, time.Since(begin))
 		s.mu.Unlock()
-		time.Sleep(time.Millisecond) // others need the processor, too
+		time.Sleep(time.Millisecond) // leave processor time to others
 	}
 }
 
@@ -152,7 +150,7 @@ func (s *stream) alive() {
 	})
 }
 
-// unbroken ends the stream, which must have lived to here.
+// unbroken ends the stream, which must have been alive until now.
 func (s *stream) unbroken(during string) {
 	s.n.Helper()
 	s.alive()

@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// impersonate makes one request as a user.
+// impersonate sends one request as a user.
 func (a *apiServer) impersonate(user, method, path string, body object) (status int, answer string) {
 	a.t.Helper()
 	data, err := json.Marshal(body)
@@ -41,8 +41,8 @@ func (a *apiServer) impersonate(user, method, path string, body object) (status 
 	return response.StatusCode, string(text)
 }
 
-// TestAPITenantLabelNeedsItsVerb: a user who may write Namespaces, and their status, changes
-// everything of them except the tenant label, which needs the verb set on tenants.sluice.io.
+// TestAPITenantLabelNeedsItsVerb: a user who may write Namespaces and their status may change everything except the
+// tenant label, which requires the verb set on tenants.sluice.io.
 func TestAPITenantLabelNeedsItsVerb(t *testing.T) {
 	const deploy, namespaces = "../../deploy/kubernetes/base/", "/api/v1/namespaces"
 	a := newAPI(t)
@@ -72,7 +72,7 @@ func TestAPITenantLabelNeedsItsVerb(t *testing.T) {
 		return object{"metadata": object{"name": name, "labels": labels}}
 	}
 	tenant := func(value any) object { return object{"sluice.io/tenant": value} }
-	// A server enforces a new policy within seconds.
+	// A server enforces a new admission policy within seconds.
 	tries := 0
 	eventually(t, "the policy", func() error {
 		tries++

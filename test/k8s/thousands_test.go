@@ -12,15 +12,15 @@ import (
 	"time"
 )
 
-// quiet is how long nothing happens before a look at the memory of what is idle: a
-// process gives back what a burst of work needed some ten seconds after it.
+// quiet is the idle time before idle memory is measured: a process frees the memory of a burst some ten seconds
+// afterwards.
 const quiet = time.Minute
 
-// thousand is how many Services and policies there are.
+// thousand is the number of Services and of policies.
 const thousand = 1000
 
-// thousands tells what a start of Sluice costs in a cluster without Services and
-// policies of users, and in one with a thousand of each.
+// thousands logs the cost of a start of Sluice in a cluster without user Services and policies, and in one with a
+// thousand of each.
 func thousands(n sluiceNode) {
 	n.countRequests()
 	n.restarts("with nothing")
@@ -49,7 +49,7 @@ func thousands(n sluiceNode) {
 	n.Logf("a thousand Services and policies were made in %.1f s, and enforced %.1f s after the first request",
 		made.Seconds(), time.Since(begin).Seconds())
 	n.memory("as they came")
-	time.Sleep(quiet) // until nothing happens any more
+	time.Sleep(quiet) // until all processes are idle
 	n.memory("a minute after they came")
 	n.restarts("with a thousand Services and policies")
 	n.enforced()
@@ -57,7 +57,7 @@ func thousands(n sluiceNode) {
 	n.restarts("again")
 }
 
-// many calls do with 0 to count, a few at a time.
+// many calls do with the numbers 0 to count-1, a few at a time.
 func (n sluiceNode) many(count int, do func(int) error) {
 	n.Helper()
 	const workers = 8
@@ -78,7 +78,7 @@ func (n sluiceNode) many(count int, do func(int) error) {
 	n.must(err)
 }
 
-// enforced waits until the kernel has all Services, and policy all policies.
+// enforced waits until the kernel has all Services, and the policy service all policies.
 func (n sluiceNode) enforced() {
 	n.Helper()
 	n.eventually("all are enforced", func() error {
@@ -99,9 +99,8 @@ func (n sluiceNode) enforced() {
 	})
 }
 
-// restarts replaces the pod of Sluice, and tells how long it takes until it is Ready and
-// until a pod that was made at once runs, what each process says of its start, and what
-// it has resident a while later.
+// restarts replaces the pod of Sluice. It logs the time until it is Ready, the time until a pod that was created at
+// once runs, each process's report of its start, and the resident memory a while later.
 func (n sluiceNode) restarts(when string) {
 	n.Helper()
 	before := n.requestCount()
@@ -160,11 +159,11 @@ spec:
 		when, ready.Seconds(), runs.Seconds(), time.Since(begin).Seconds(), strings.Join(starts, ", "),
 		n.requestCount()-before)
 	n.memory("right after the restart " + when)
-	time.Sleep(quiet) // until nothing happens any more
+	time.Sleep(quiet) // until all processes are idle
 	n.memory("a minute after the restart " + when)
 }
 
-// mapEntries tells what the maps have.
+// mapEntries logs the number of entries of each map.
 func (n sluiceNode) mapEntries() {
 	n.Helper()
 	var maps []struct {

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// testUninstall takes Sluice off the nodes as docs/install.md says, beside another
-// network's files, while pods are connected. The directory of state of the last node is a
-// file system of its own, if there are several.
+// testUninstall removes Sluice from the nodes as docs/install.md describes, while pods are connected, without
+// removing another network's files. If there are several nodes, the state directory of the last one is a separate
+// file system.
 func testUninstall(nodes ...sluiceNode) {
 	n := nodes[0]
 	const foreign = `{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "loopback"}]}`
@@ -35,7 +35,7 @@ func testUninstall(nodes ...sluiceNode) {
 	n.kubectl("apply", "--kustomize=../../deploy/kubernetes/uninstall")
 	n.kubectl(ours, "rollout", "status", "--timeout=2m", "daemonset/sluice-uninstall")
 	n.Logf("uninstall printed\n%s", n.kubectl(ours, "logs", "daemonset/sluice-uninstall", "--container=uninstall"))
-	// Ready stays: the second look has found nothing that it cannot remove.
+	// The pod stays Ready: the second pass has found nothing that it cannot remove.
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Second) {
 		var pods struct{ Items []kubePod }
 		n.must(n.c.Get(n.Context(), &pods, "pods", ours, "--selector=app.kubernetes.io/name=sluice-uninstall"))
@@ -77,7 +77,7 @@ func testUninstall(nodes ...sluiceNode) {
 	}
 }
 
-// look is what a command on the node prints.
+// look returns the output of a command on the node.
 func (n sluiceNode) look(args ...string) string {
 	n.Helper()
 	out, err := n.run(args...)
@@ -85,7 +85,7 @@ func (n sluiceNode) look(args ...string) string {
 	return out
 }
 
-// leftovers lists the lines of what the node shows that speak of Sluice.
+// leftovers returns the lines of the node's state that mention Sluice.
 func (n sluiceNode) leftovers() (all []string) {
 	n.Helper()
 	for command, ours := range map[string]func(string) bool{
@@ -117,8 +117,7 @@ func (n sluiceNode) leftovers() (all []string) {
 	return all
 }
 
-// ofSluice is a line with its name, or the number under which the kernel shows its
-// routes and rules.
+// ofSluice reports whether a line contains Sluice's name, or the number of its routes and rules in the kernel.
 func ofSluice(line string) bool {
 	return strings.Contains(line, "sluice") || strings.Contains(line, "proto 92")
 }

@@ -13,9 +13,8 @@ import (
 	"github.com/sluice-net/sluice/test/k8s/cluster"
 )
 
-// TestClusterIsUpgraded from the images and manifests of an earlier version, whose
-// checkout is SLUICE_OLD (scripts/test-k8s-upgrade), to these and back, twice: a
-// connection goes on, and pods start meanwhile.
+// TestClusterIsUpgraded from the images and manifests of an earlier version in the checkout SLUICE_OLD
+// (scripts/test-k8s-upgrade) to this version and back, twice: a connection survives, and pods start meanwhile.
 func TestClusterIsUpgraded(t *testing.T) {
 	old := os.Getenv("SLUICE_OLD")
 	if old == "" {
@@ -44,7 +43,7 @@ func TestClusterIsUpgraded(t *testing.T) {
 	for i, step := range []struct{ name, kustomization string }{
 		{"to this version", "testdata/cluster"}, {"back", earlier}, {"to this version again", "testdata/cluster"},
 	} {
-		// Of a version that the other one does not have.
+		// Delete an object that exists only in one of the versions.
 		n.kubectl("--namespace=sluice-system", "delete", "deployment", "sluice-status", "--ignore-not-found")
 		var during []string
 		for j := range 3 {

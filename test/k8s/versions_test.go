@@ -15,9 +15,10 @@ import (
 	"github.com/sluice-net/sluice/test/k8s/cluster"
 )
 
-// TestNodesOfTwoVersions upgrades one node of two from the images and manifests of an earlier version, whose checkout
-// is SLUICE_OLD_NODES (scripts/test-k8s-upgrade), then the other one, takes both back, and upgrades them in the other
-// order. Connections between them go on, and at each step pods of both talk under policies and through services.
+// TestNodesOfTwoVersions upgrades one of two nodes from the images and manifests of an earlier version in the
+// checkout SLUICE_OLD_NODES (scripts/test-k8s-upgrade), then the other node, downgrades both, and upgrades them in
+// the other order. Connections between the nodes survive, and at each step pods of both nodes communicate under
+// policies and through services.
 func TestNodesOfTwoVersions(t *testing.T) {
 	old := os.Getenv("SLUICE_OLD_NODES")
 	if old == "" {
@@ -42,7 +43,7 @@ func TestNodesOfTwoVersions(t *testing.T) {
 	v.shop()
 	for i, step := range []struct {
 		name, kustomization, node string
-		same                      bool // afterwards both nodes have this version
+		same                      bool // afterwards both nodes have the same version
 	}{
 		{"the first node to this version", "testdata/versions", "node1", false},
 		{"the second one, too", "testdata/versions", "node2", true},
@@ -66,7 +67,7 @@ func TestNodesOfTwoVersions(t *testing.T) {
 	back.unbroken("the other way")
 }
 
-// versions is a cluster of two nodes, each of one version or the other.
+// versions is a cluster of two nodes, each with one of two versions.
 type versions struct {
 	sluiceNode
 
@@ -77,7 +78,7 @@ type versions struct {
 func (v versions) replace(kustomization, node string) {
 	v.Helper()
 	if kustomization == v.earlier {
-		// The earlier version may not have it.
+		// The earlier version may not have this object.
 		v.kubectl("--namespace=sluice-system", "delete", "deployment", "sluice-status", "--ignore-not-found")
 	}
 	v.kubectl("apply", "--kustomize="+kustomization)
@@ -102,7 +103,7 @@ func (v versions) replace(kustomization, node string) {
 	})
 }
 
-// shop has a server on each node, which only pods with a label reach, at one port.
+// shop creates a server on each node that only pods with a label can reach, on one port.
 func (v versions) shop() {
 	v.Helper()
 	v.namespace("shop")
@@ -124,8 +125,8 @@ spec:
 		"{access: granted}}}], ports: [{port: 8080}]}]}")
 }
 
-// talk makes two pods on each node, one with the label and one without, which try the servers of both nodes by their
-// addresses and services of both families.
+// talk creates two pods on each node, one with the label and one without. They connect to the servers on both nodes
+// by address and by service, in both families.
 func (v versions) talk(name string) {
 	v.Helper()
 	type try struct {
@@ -160,7 +161,7 @@ func (v versions) talk(name string) {
 		for _, to := range t.to {
 			v.denied(t.from, to)
 		}
-		// The label counts at the other node, whatever its version.
+		// The label applies on the other node, whatever its version.
 		v.kubectl("--namespace=shop", "label", "pod", t.from.Metadata.Name, "access=granted")
 		for _, to := range t.to {
 			v.eventually(fmt.Sprintf("%s, which has the label now, reaches %s", t.from, to), func() error {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package policyapi has the conformance tests of the API of ClusterNetworkPolicy
-// as one program. It finds the cluster as kubectl does.
+// Package policyapi builds the conformance tests of the ClusterNetworkPolicy API as one program. It finds the cluster
+// as kubectl does.
 package policyapi
 
 import (
@@ -23,15 +23,14 @@ import (
 	"sigs.k8s.io/network-policy-api/conformance/utils/suite"
 )
 
-// noSCTP is said by who starts the program, for the suite's own functions too: see
-// scripts/k8s-policyapi.
+// noSCTP is set by the caller of the program, and used by the suite's own functions, too: see scripts/k8s-policyapi.
 var noSCTP = os.Getenv("SLUICE_NO_SCTP") != ""
 
 // servesSCTP is a container of the suite's servers that serves SCTP.
 var servesSCTP = regexp.MustCompile(
 	` +- name: .*\n +image: .*\n +command: .*porter"]\n +env:\n +- name: SERVE_SCTP_PORT_.*\n +value: .*\n`)
 
-// TestConformance runs all tests, those of features that are optional too.
+// TestConformance runs all tests, including tests of optional features.
 func TestConformance(t *testing.T) {
 	rest, err := config.GetConfig()
 	if err != nil {
@@ -49,7 +48,7 @@ func TestConformance(t *testing.T) {
 	if err := v1beta1.Install(c.Scheme()); err != nil {
 		t.Fatal(err)
 	}
-	// The suite takes manifests of its own files, or of a URL by the default client.
+	// The suite reads manifests from its own files, or from a URL with the default client.
 	servers := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write(manifests(t))
 	}))
@@ -71,8 +70,8 @@ func TestConformance(t *testing.T) {
 	s.Run(t, all)
 }
 
-// manifests are the suite's servers, without those for SCTP on a kernel that has no
-// such sockets: their pods would not become ready.
+// manifests returns the manifests of the suite's servers. On a kernel without SCTP sockets it leaves out the SCTP
+// servers, whose pods would never become ready.
 func manifests(t *testing.T) []byte {
 	content, err := conformance.Manifests.ReadFile("base/manifests.yaml")
 	if err != nil {

@@ -89,8 +89,8 @@ func (n *Node) arguments(service string) []string {
 	return append(args, n.state.Args[service]...)
 }
 
-// Numbers of threads: those that a service has when it begins to serve, including threads that its starter needs
-// meanwhile, and those of each further service started at the same time. The services run in the caller's cgroup.
+// Numbers of threads: of a service when it begins to serve, including threads that its starter needs meanwhile, and
+// of each further service started at the same time. The services run in the caller's cgroup.
 const (
 	threads     = 20
 	threadsEach = 12

@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright 2026 The Sluice Authors
 #
-# Sourced: from here on every go command compiles packages as `make build` does,
-# so that none is compiled twice, of ours or of others. Only the race detector
-# needs cgo, and packages of its own. -w leaves out what debuggers read, which is
-# a third of the time that linking takes.
+# Source this file: afterwards every go command compiles packages as `make build` does, so that no
+# package is compiled twice. Only the race detector needs cgo, and separate packages. -w leaves out
+# debug information, which takes a third of the linking time.
 
 CGO_ENABLED=0
 GOFLAGS="$(go env GOFLAGS) -trimpath -tags=grpcnotrace -ldflags=-w"

@@ -267,8 +267,8 @@ func (g *nodeGroup) joins(ctx context.Context) error {
 			return err
 		}
 		start, kernel = append(start, took), append(kernel, inKernel)
-		// The next node becomes the fourth one. It gets new ranges: those of the removed node are in quarantine until
-		// the node is forgotten.
+		// The next node becomes the fourth one. It gets new ranges, because the ranges of the removed node are in
+		// quarantine until the node is forgotten.
 		for _, service := range n.Services() {
 			if err := n.Stop(ctx, service); err != nil {
 				return err

@@ -144,7 +144,7 @@ type restarted struct {
 	forgets bool
 }
 
-// newRestarted starts the cluster, with the programs in a directory or, by default, those of this build. With
+// newRestarted starts the cluster, with the programs in a directory or, by default, the programs of this build. With
 // packets, the socket hooks of pods and of the node do not translate services, and the datapath translates each
 // packet.
 func newRestarted(t *testing.T, mode string, packets bool, bin string) *restarted {
@@ -449,8 +449,8 @@ func (r *restarted) health(t *testing.T) (stop func() (statuses []string, errs [
 }
 
 // TestNewConnectionsSucceedWhileProcessesRestart connects through the first node in every way that its programs
-// handle, while it restarts and kills each process, all processes at once, the datapath while the other processes are
-// stopped, and the datapath with other programs.
+// handle, while it restarts and kills each process. It also kills all processes at once, the datapath while the other
+// processes are stopped, and starts the datapath with other programs.
 func TestNewConnectionsSucceedWhileProcessesRestart(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

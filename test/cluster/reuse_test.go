@@ -173,8 +173,8 @@ func endOf(a net.Addr) netip.AddrPort {
 	return netip.AddrPortFrom(end.Addr().Unmap(), end.Port())
 }
 
-// intrude sends packets of every kind from a pod, both for the former connections of its addresses and for other
-// ones, while the other node learns the new identity of the addresses and for a while afterwards.
+// intrude sends packets of every kind from a pod, for the former connections of its addresses and for other ones. It
+// sends while the other node learns the new identity of the addresses, and for a while afterwards.
 func intrude(t *testing.T, here, heir *node, stranger, web pod.Pod, old []flow) {
 	t.Helper()
 	w := newWire(t, stranger.Netns)

@@ -118,7 +118,7 @@ func (n sluiceNode) patch(namespace, name, patch string, args ...string) {
 }
 
 // testServiceAddresses connects from another machine to the addresses of a Service other than its cluster IPs, via a
-// node with a pod of the Service and via a node without one, and from pods to all addresses. The test writes the
+// node with a pod of the Service and via a node without one. Pods connect to all addresses. The test writes the
 // status, as a load balancer controller does.
 func testServiceAddresses(n sluiceNode) {
 	n.namespace("lb")

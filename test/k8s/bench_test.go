@@ -357,8 +357,8 @@ func (p *probe) ends() time.Time {
 // rounds of each change.
 const rounds = 50
 
-// changes logs the time from a write to the API until the first packet is evaluated by the new policy, from a pod on
-// one node to a pod on the same or another node. The server's node evaluates the packets.
+// changes logs the time from a write to the API until the first packet is evaluated by the new policy. The packets go
+// from a pod on one node to a pod on the same or another node. The server's node evaluates the packets.
 func (n sluiceNode) changes(client, server string) {
 	n.Helper()
 	n.namespace("changes")

@@ -986,7 +986,7 @@ func (n *policyNode) resident() int {
 	return 0
 }
 
-// requests counts the lists and watches of a resource, ended or running, except those of the API server itself.
+// requests counts the lists and watches of a resource, ended or running, except the API server's own.
 func (a *apiServer) requests(resource string) (lists, watches int) {
 	a.t.Helper()
 	count := func(line string) int {

@@ -210,7 +210,7 @@ func TestAPIRestoredServerIsFollowedAsItIsNow(t *testing.T) {
 	f.labelled("after the copy", "web", pod, "after")
 	f.ranges("after the copy", "10.0.2.0/24")
 
-	// The list of Namespaces has the revision of the store, not that of the Namespace.
+	// The list of Namespaces has the revision of the store, not the revision of the Namespace.
 	last := a.config("last")
 	revision, uid := a.state()
 	if revision < last {

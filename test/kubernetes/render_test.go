@@ -23,8 +23,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// kinds are the kinds of objects in the tree's kustomizations, except those of other projects and
-// CustomResourceDefinitions.
+// kinds are the kinds of objects in the tree's kustomizations, except CustomResourceDefinitions and the kinds of
+// other projects.
 var kinds = map[string]func() any{
 	"v1 Namespace":                func() any { return new(corev1.Namespace) },
 	"v1 ServiceAccount":           func() any { return new(corev1.ServiceAccount) },

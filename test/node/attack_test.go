@@ -39,8 +39,8 @@ func shortLife(o *devnode.Options) {
 }
 
 // A TCP connection that is no longer allowed stays blocked after its entry is evicted by a flood of denied packets or
-// lost with its map, whichever end continues, although the server may open connections to its client. After its
-// lifetime has ended and it is collected, the client cannot continue it.
+// lost with its map, whichever end continues. It stays blocked although the server may open connections to its
+// client. After its lifetime has ended and it is collected, the client cannot continue it.
 func TestKernelARevokedConnectionDoesNotComeBack(t *testing.T) {
 	for _, c := range []struct {
 		name    string

@@ -136,8 +136,8 @@ func (n *testNode) forgetConnections(t *testing.T) {
 	}
 }
 
-// A packet that would begin a connection is evaluated, even if its addresses and ports are those of the replies of an
-// open connection.
+// A packet that would begin a connection is evaluated, even if it has the addresses and ports of a reply in an open
+// connection.
 func TestKernelBareSYNIsNoReply(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -171,8 +171,8 @@ func fromUnit(t *testing.T, n *testNode, unit string) rules {
 	return r
 }
 
-// TestKernelDatapathServesInAContainer: started as root with its capabilities and the right to change the user, or
-// under the rules of its systemd unit, the datapath runs as its own user with only its capabilities, and connects
+// TestKernelDatapathServesInAContainer: the datapath is started as root with its capabilities and the right to change
+// the user, or under the rules of its systemd unit. It runs as its own user with only its capabilities, and connects
 // pods.
 func TestKernelDatapathServesInAContainer(t *testing.T) {
 	t.Parallel()

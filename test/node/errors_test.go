@@ -128,8 +128,8 @@ func (n *testNode) confirmed(ctx context.Context, owner *workloadv1.Owner) error
 }
 
 // TestKernelOneErrorIsTheSameEverywhere follows an ENOSPC from the system call in ipam to each place where an
-// operator or a runtime sees the error, from ipam itself and through the datapath, and an ENOSPC in policy to the
-// command line. Code, reason, details and text must be the same.
+// operator or a runtime sees the error, from ipam itself and through the datapath. It also follows an ENOSPC in
+// policy to the command line. Code, reason, details and text must be the same.
 func TestKernelOneErrorIsTheSameEverywhere(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

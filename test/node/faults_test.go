@@ -107,7 +107,7 @@ func TestFaultKillEveryServiceAtEveryPoint(t *testing.T) {
 	}
 }
 
-// shortLease shortens leases, so that those of killed ADDs, which are neither confirmed nor released, expire during a
+// shortLease shortens leases, so that a killed ADD's lease, which is neither confirmed nor released, expires during a
 // test.
 func shortLease(o *devnode.Options) {
 	o.Args = map[string][]string{devnode.IPAM: {"--lease=4s"}}

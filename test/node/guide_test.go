@@ -67,8 +67,8 @@ func TestKernelTourWithGrpcurlIsTrue(t *testing.T) {
 	n.wantNothingHeld(t)
 }
 
-// addressesOf returns pairs of address prefixes: the ones in documents, which are those of the first node on a
-// machine, and the ones of this node.
+// addressesOf returns pairs of address prefixes: the prefixes in documents, which belong to the first node on a
+// machine, and the prefixes of this node.
 func (n *testNode) addressesOf(t *testing.T) (replace []string) {
 	t.Helper()
 	for _, p := range n.datapathStatus(t).GetPodPrefixes() {

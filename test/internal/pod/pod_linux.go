@@ -26,7 +26,7 @@ type Pod struct {
 	Name string
 	// Netns is the path of its network namespace.
 	Netns string
-	// IPv4 and IPv6 are its addresses; the zero Addr stands for none.
+	// IPv4 and IPv6 are its addresses. The zero Addr means that it has no address of the family.
 	IPv4, IPv6 netip.Addr
 }
 

@@ -58,7 +58,7 @@ type Options struct {
 	Detached bool
 	// Mounts are directories of the host that are mounted read-only on the nodes.
 	Mounts []string
-	// Images are OCI archives that every node imports in addition to those of Kubernetes.
+	// Images are OCI archives that every node imports in addition to the images of Kubernetes.
 	Images []string
 }
 

@@ -86,7 +86,7 @@ func TestAPITokenChangesOnlyWhatIpamWritesOnItsNode(t *testing.T) {
 	ours := func(value string) string {
 		return `{"metadata":{"annotations":{"node.sluice.io/pod-ranges":` + value + `}}}`
 	}
-	eventually(t, "the policy is in force", func() error {
+	eventually(t, "the policy is enforced", func() error {
 		if err := sluice.patch(other, ours(`"x"`)); err == nil || !strings.Contains(err.Error(), "may only change the Node") {
 			return fmt.Errorf("a patch of another Node: %v", err)
 		}

@@ -213,7 +213,7 @@ func TestAPIServersAreNamedByPoliciesWhereverTheyRun(t *testing.T) {
 
 	a.do(http.MethodPost, cilium, manifest("cilium.io/v2", "CiliumNetworkPolicy", "shop", "api-only",
 		apiOnly))
-	k.may("the policy is in force", &policyv1.Peer{Address: nowhere}, false)
+	k.may("the policy is enforced", &policyv1.Peer{Address: nowhere}, false)
 	k.may("no node before it serves", &policyv1.Peer{Identity: 1}, false)
 
 	// A slice with another name gives no address the identity of an API server.

@@ -284,14 +284,14 @@ func TestCommandLineNamesEveryMistake(t *testing.T) {
 		{"address others can reach", []string{"--data-dir", "d", "--listen", "http://0.0.0.0:2379"}, []string{"loopback"}},
 		{"no port", []string{"--data-dir", "d", "--listen", "http://127.0.0.1"}, []string{"and a port"}},
 		{"other scheme", []string{"--data-dir", "d", "--listen", "ftp://127.0.0.1:1"}, []string{"wants unix:///path"}},
-		{"https alone", []string{"--data-dir", "d", "--listen", "https://127.0.0.1:1"}, []string{"--client-ca: needed"}},
+		{"https alone", []string{"--data-dir", "d", "--listen", "https://127.0.0.1:1"}, []string{"--client-ca: required"}},
 		{
 			"certificate alone",
 			[]string{
 				"--data-dir", "d", "--listen", "http://127.0.0.1:1", "--cert", "c", "--key", "k",
 				"--client-ca", "a",
 			},
-			[]string{"--client-ca: needed"},
+			[]string{"--client-ca: required"},
 		},
 		{"standard stream", []string{"--data-dir", "d", "--listen", "unix:///s", "--ready-fd", "1"}, []string{"--ready-fd: 1"}},
 		{"peer without members", []string{

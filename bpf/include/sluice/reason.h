@@ -9,8 +9,8 @@
  * from the counters of an older program.
  */
 enum sl_reason {
-	SL_CONTINUE = 0, /* undecided: the next step goes on */
-	SL_ASK_SERVICE = 15, /* within a program: of no connection that is known */
+	SL_CONTINUE = 0, /* undecided: continue with the next step */
+	SL_ASK_SERVICE = 15, /* only within a program: no tracked connection */
 
 	SL_REASON_FORWARDED_TO_POD = 1,
 	SL_REASON_FORWARDED_TO_POD_DEVICE = 2,
@@ -76,9 +76,9 @@ enum sl_reason {
 	SL_REASON_FRAGMENT_SHARE = 64,
 
 	SL_FIRST_DROP = 16,
-	SL_FIRST_QUIET = 48, /* drops that send no event, */
-	SL_FIRST_LATE = 52, /* and those that do again */
-	SL_REASONS = 65, /* the first number that is free */
+	SL_FIRST_QUIET = 48, /* first drop without events */
+	SL_FIRST_LATE = 52, /* first drop with events after that range */
+	SL_REASONS = 65, /* first unused number */
 };
 
 #endif

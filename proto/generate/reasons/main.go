@@ -135,8 +135,8 @@ func inC(all []reason) []byte {
  * from the counters of an older program.
  */
 enum sl_reason {
-	SL_CONTINUE = 0, /* undecided: the next step goes on */
-	SL_ASK_SERVICE = 15, /* within a program: of no connection that is known */
+	SL_CONTINUE = 0, /* undecided: continue with the next step */
+	SL_ASK_SERVICE = 15, /* only within a program: no tracked connection */
 
 `)
 	for _, r := range all {
@@ -144,9 +144,9 @@ enum sl_reason {
 	}
 	fmt.Fprintf(&b, `
 	SL_FIRST_DROP = %d,
-	SL_FIRST_QUIET = %d, /* drops that send no event, */
-	SL_FIRST_LATE = %d, /* and those that do again */
-	SL_REASONS = %d, /* the first number that is free */
+	SL_FIRST_QUIET = %d, /* first drop without events */
+	SL_FIRST_LATE = %d, /* first drop with events after that range */
+	SL_REASONS = %d, /* first unused number */
 };
 
 #endif
@@ -163,7 +163,7 @@ func inGo(all []reason) []byte {
 
 package event
 
-// The reasons.
+// Reasons of packets.
 const (
 `)
 	for _, r := range all {

@@ -5,7 +5,7 @@
 
 package event
 
-// The reasons.
+// Reasons of packets.
 const (
 	// ForwardedToPod: Moved into another local pod's namespace.
 	ForwardedToPod Reason = 1

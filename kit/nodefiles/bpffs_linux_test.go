@@ -111,7 +111,8 @@ func TestKernelPinsMoveIntoTheInstancesOwnBPFFS(t *testing.T) {
 	for _, name := range append(names, "", "programs") {
 		var st unix.Stat_t
 		if err := unix.Lstat(filepath.Join(p.BPFDir, name), &st); err != nil || st.Uid != s.UID || st.Gid != s.GID || st.Mode&0o077 != 0 {
-			t.Errorf("%q belongs to %d:%d with mode %#o, %v; want %d:%d and no access for others", name, st.Uid, st.Gid, st.Mode&0o777, err, s.UID, s.GID)
+			t.Errorf("%q belongs to %d:%d with mode %#o, %v; want %d:%d and no access for others", name, st.Uid, st.Gid,
+				st.Mode&0o777, err, s.UID, s.GID)
 		}
 	}
 	for _, name := range names {

@@ -289,7 +289,8 @@ func Unprivileged(log *slog.Logger) error {
 		return err
 	}
 	if state.Permitted != 0 {
-		log.Warn("running with capabilities; this service needs none and should run as its own user", "capabilities", state.Permitted.String())
+		log.Warn("running with capabilities; this service needs none and should run as its own user", "capabilities",
+			state.Permitted.String())
 	}
 	return nil
 }

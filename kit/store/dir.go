@@ -114,7 +114,8 @@ func (d *Dir) readMarker() error {
 	case errors.Is(err, durable.ErrVersion):
 		return fmt.Errorf("%w: %w; start the version of Sluice that wrote it", ErrVersion, err)
 	case err != nil:
-		return fmt.Errorf("%w: %w; the file lists the state files of its directory: check that they exist, then run: rm %s", ErrCorrupt, err, d.Marker())
+		return fmt.Errorf("%w: %w; the file lists the state files of its directory: check that they exist, then run: rm %s",
+			ErrCorrupt, err, d.Marker())
 	}
 	d.created, d.marked = m.Files, true
 	return nil

@@ -255,7 +255,8 @@ func (s *Store) refuse(kind, detail error) error {
 	if s.o.Doc != "" {
 		doc = " (" + s.o.Doc + ")"
 	}
-	return fmt.Errorf("state file %s is %w: %w; it was left unchanged: %s, or, when %s, begin without it: %s%s", s.path, kind, detail, first, s.o.Loss, begin, doc)
+	return fmt.Errorf("state file %s is %w: %w; it was left unchanged: %s, or, when %s, begin without it: %s%s", s.path,
+		kind, detail, first, s.o.Loss, begin, doc)
 }
 
 // reservedStep is the minimum growth in bytes of a file with a reserve. Without a reserve, bbolt
@@ -383,7 +384,8 @@ func (s *Store) verify() error {
 				}
 			}
 			if sum != stored {
-				return s.refuse(ErrCorrupt, fmt.Errorf("the checksum over its %d records differs from the stored checksum over %d", sum.count, stored.count))
+				return s.refuse(ErrCorrupt, fmt.Errorf("the checksum over its %d records differs from the stored checksum over %d",
+					sum.count, stored.count))
 			}
 			s.sum = sum
 			return nil

@@ -558,7 +558,8 @@ const inChild = "SLUICE_TEST_STORE_CUT"
 func TestFileCutUnderTheServiceIsAnError(t *testing.T) {
 	dir := os.Getenv(inChild)
 	if dir == "" {
-		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v") //nolint:gosec // runs this test
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$",
+			"-test.v") //nolint:gosec // runs this test
 		cmd.Env = append(os.Environ(), inChild+"="+filled(t))
 		out, err := cmd.CombinedOutput()
 		if err != nil || !bytes.Contains(out, []byte("--- PASS")) {

@@ -335,7 +335,8 @@ func TestKernelKilledAnywhereLosesNoAnsweredChange(t *testing.T) {
 			// The unanswered change is either complete or absent.
 			before, after := allows(port-1), allows(port)
 			if !(revision == answered && before && !after || revision == answered+1 && after && !before) || p.status().GetPolicies() != policies {
-				t.Errorf("%s: revision %d, last answered %d; %d is allowed: %v, %d: %v; %d policies, want %d", point, revision, answered,
+				t.Errorf("%s: revision %d, last answered %d; %d is allowed: %v, %d: %v; %d policies, want %d", point, revision,
+					answered,
 					port-1, before, port, after, p.status().GetPolicies(), policies)
 			}
 			if answered, err = p.apply(manifests(port)); err != nil || !allows(port) {

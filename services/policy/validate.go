@@ -39,12 +39,14 @@ func validate(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	flags := flag.NewFlagSet("sluice-policy validate", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	namespace := flags.String("namespace", "", "namespace of documents that name none; empty: default")
-	allowUnknown := flags.Bool("allow-unknown-fields", false, "report fields that a kind does not have, but accept the document")
+	allowUnknown := flags.Bool("allow-unknown-fields", false,
+		"report fields that a kind does not have, but accept the document")
 	if err := flags.Parse(args); err != nil {
 		return 2
 	}
 	if flags.NArg() > 0 {
-		fmt.Fprintf(stderr, "sluice-policy validate: %q is not a flag; manifests are read from standard input\n", flags.Arg(0))
+		fmt.Fprintf(stderr, "sluice-policy validate: %q is not a flag; manifests are read from standard input\n",
+			flags.Arg(0))
 		return 2
 	}
 	config := defaults(instance.Paths{})

@@ -79,9 +79,10 @@ func newMetrics(s *Server) *metrics {
 			"Revoked connections that only their entry records, because the map of revoked connections was full."),
 		stopped: desc("endpoints_without_pick_up",
 			"Endpoints whose connections are not picked up, because the record of a revoked one may be missing."),
-		reevaluated: desc("packets_reevaluated_total", "Packets whose connection was evaluated again because a policy or an address had changed."),
-		related:     desc("connections_related_total", "ICMP errors forwarded because they belong to a connection."),
-		collecting:  desc("connection_collect_seconds", "How long the last collection took."),
+		reevaluated: desc("packets_reevaluated_total",
+			"Packets whose connection was evaluated again because a policy or an address had changed."),
+		related:    desc("connections_related_total", "ICMP errors forwarded because they belong to a connection."),
+		collecting: desc("connection_collect_seconds", "How long the last collection took."),
 
 		used: desc("map_entries", "Entries in use, by map.", "map"),
 		size: desc("map_entries_max", "Maximum number of entries, by map.", "map"),

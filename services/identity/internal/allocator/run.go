@@ -157,7 +157,8 @@ func (a *Allocator) disconnected(err error) {
 	case errors.Is(err, ErrNameTaken):
 		a.cfg.Log.Error("another node owns this node's name; label sets get no numbers on this node", log.Err(err))
 	default:
-		a.cfg.Log.Warn("the store is unavailable; known label sets are still answered", "endpoints", a.store.Endpoints(), log.Err(err))
+		a.cfg.Log.Warn("the store is unavailable; known label sets are still answered", "endpoints", a.store.Endpoints(),
+			log.Err(err))
 	}
 }
 
@@ -454,7 +455,8 @@ func (a *Allocator) restore(ctx context.Context, id identity.Identity) error {
 	default:
 		// One damaged identity must not keep the node from all others. It is
 		// tried again at the next comparison, and shows as a pending write.
-		a.cfg.Log.Error("the reference to a held identity cannot be written; if this persists, nodes may collect its number", "identity", id.Number, "labels", id.Labels.Text(), log.Err(err))
+		a.cfg.Log.Error("the reference to a held identity cannot be written; if this persists, nodes may collect its number",
+			"identity", id.Number, "labels", id.Labels.Text(), log.Err(err))
 		return nil
 	}
 	a.note(Update{Upserts: []Entry{{Identity: id, Revision: claim.Revision}}})
@@ -477,7 +479,8 @@ func (a *Allocator) restored(id identity.Identity, claim Claim) {
 	a.counters.Restored++
 	a.learn(id, claim.Revision)
 	if claim.Created {
-		a.cfg.Log.Warn("a held identity was missing in the store and was created again", "identity", id.Number, "labels", id.Labels.Text())
+		a.cfg.Log.Warn("a held identity was missing in the store and was created again", "identity", id.Number, "labels",
+			id.Labels.Text())
 	}
 }
 

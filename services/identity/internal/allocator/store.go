@@ -48,7 +48,8 @@ type ConflictError struct {
 func (e *ConflictError) Error() string {
 	switch {
 	case !e.Occupant.Labels.IsZero():
-		return fmt.Sprintf("%v: number %d now belongs to %s, not to %s", ErrConflict, e.Held.Number, e.Occupant.Labels, e.Held.Labels)
+		return fmt.Sprintf("%v: number %d now belongs to %s, not to %s", ErrConflict, e.Held.Number, e.Occupant.Labels,
+			e.Held.Labels)
 	case e.Moved != 0:
 		return fmt.Sprintf("%v: %s has the number %d now, not %d", ErrConflict, e.Held.Labels, e.Moved, e.Held.Number)
 	}

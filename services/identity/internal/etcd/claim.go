@@ -142,7 +142,8 @@ func (s *Store) Claim(ctx context.Context, l label.Canonical, known, candidate i
 			}
 			continue
 		case have.labels != nil && have.id != nil:
-			return allocator.Claim{}, fmt.Errorf("%w: %s refers to %d, but %s does not have the label set %s", allocator.ErrCorrupt, s.labelsKey(l), n, s.idKey(n), l)
+			return allocator.Claim{}, fmt.Errorf("%w: %s refers to %d, but %s does not have the label set %s",
+				allocator.ErrCorrupt, s.labelsKey(l), n, s.idKey(n), l)
 		case n == 0, have.labels == nil && (have.id != nil && !have.is(l) || have.restsAfterAnother(l)):
 			return allocator.Claim{}, allocator.ErrOccupied
 		}

@@ -124,7 +124,8 @@ func numberOf(kv *mvccpb.KeyValue, l label.Canonical) (identity.Numeric, error) 
 		return 0, err
 	}
 	if !final && text != l.Text() {
-		return 0, fmt.Errorf("%w: %s belongs to the label set %s, which should not have the same hash as %s", allocator.ErrCorrupt, kv.Key, text, l)
+		return 0, fmt.Errorf("%w: %s belongs to the label set %s, which should not have the same hash as %s",
+			allocator.ErrCorrupt, kv.Key, text, l)
 	}
 	return n, nil
 }

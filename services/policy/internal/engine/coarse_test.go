@@ -54,7 +54,8 @@ func TestMergedAddressClassesGiveTheSameVerdicts(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got.Verdict.Action != want.action || got.Verdict.Proxy != want.proxy || (got.Verdict.Rule != 0) != (want.rule != nil) {
-				t.Fatalf("run %d: %+v: the table gives %+v, the rules %s %s by %+v\n%s", run, q, got.Verdict, want.action, want.proxy, want.rule, s)
+				t.Fatalf("run %d: %+v: the table gives %+v, the rules %s %s by %+v\n%s", run, q, got.Verdict, want.action,
+					want.proxy, want.rule, s)
 			}
 			if want.rule == nil {
 				continue
@@ -66,7 +67,8 @@ func TestMergedAddressClassesGiveTheSameVerdicts(t *testing.T) {
 				}
 			}
 			if !named {
-				t.Fatalf("run %d: %+v: Explain gives rule %d of %+v, want %+v\n%s", run, q, got.Verdict.Rule, got.Matches, want.rule.Source, s)
+				t.Fatalf("run %d: %+v: Explain gives rule %d of %+v, want %+v\n%s", run, q, got.Verdict.Rule, got.Matches,
+					want.rule.Source, s)
 			}
 		}
 	}

@@ -221,7 +221,8 @@ func TestTablesAllowNoMoreWhileTenantsHaveNoRoomForClasses(t *testing.T) {
 				case e.splits.marks[tenant] != nil && got.Action == policytable.Deny:
 					closed++
 				default:
-					t.Fatalf("run %d step %d: %+v: %+v, but the rules give %+v; mark %+v", run, step, q, got, want, e.splits.marks[tenant])
+					t.Fatalf("run %d step %d: %+v: %+v, but the rules give %+v; mark %+v", run, step, q, got, want,
+						e.splits.marks[tenant])
 				}
 			}
 			marked += len(e.splits.marks)

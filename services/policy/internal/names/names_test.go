@@ -301,7 +301,8 @@ func TestAddressesEndAsTheSlowWaySays(t *testing.T) {
 		known := o.names[name][at] != time.Time{}
 		err := o.learn(name, []netip.Addr{at}, time.Duration(1+r.IntN(20))*time.Minute)
 		if err != nil && (over || known) {
-			t.Fatalf("step %d: refused although addresses are removable (%t) or the name is known (%t): %v", step, over, known, err)
+			t.Fatalf("step %d: refused although addresses are removable (%t) or the name is known (%t): %v", step, over, known,
+				err)
 		}
 		count := 0
 		for name, addrs := range o.names {

@@ -24,7 +24,8 @@ func (o *Owner) Confirm(ctx context.Context, validateOnly bool) (Confirmation, e
 		if validateOnly {
 			return out, nil
 		}
-		o.config.Log.Warn("policies confirmed: subscribers that hold an earlier state switch to them", "revision", out.Revision, "policies", out.Policies, "held", out.Held)
+		o.config.Log.Warn("policies confirmed: subscribers that hold an earlier state switch to them", "revision",
+			out.Revision, "policies", out.Policies, "held", out.Held)
 		o.publish() // earlier changes keep their own entries
 		o.publisher.confirm()
 		o.sources.gate.Open()

@@ -174,7 +174,8 @@ func TestObjectsTouchNoPolicyOfAnotherSource(t *testing.T) {
 	d.want("another changed", "file NetworkPolicy shop/db", belongs, "kubernetes NetworkPolicy shop/other", "kubernetes NetworkPolicy shop/web")
 	set()
 	d.apply(nil)
-	d.want("the file is removed", "kubernetes NetworkPolicy shop/db", "kubernetes NetworkPolicy shop/other", "kubernetes NetworkPolicy shop/web")
+	d.want("the file is removed", "kubernetes NetworkPolicy shop/db", "kubernetes NetworkPolicy shop/other",
+		"kubernetes NetworkPolicy shop/web")
 	set(directory.File{Origin: "db.yaml", Data: []byte(text("shop", "db", 80))})
 	d.apply(nil, network("never was"), network("other"))
 	d.want("a file with the same", "file NetworkPolicy shop/db: NetworkPolicy shop/db belongs…", "kubernetes NetworkPolicy shop/db", "kubernetes NetworkPolicy shop/web")

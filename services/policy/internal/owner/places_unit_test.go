@@ -116,7 +116,8 @@ func TestOldestPoliciesHaveThePlacesAfterALevel(t *testing.T) {
 	// A tenant alone gets most of the capacity; some is left for the next tenant.
 	admitted, isolate := d.admitted()
 	if admitted < limit/2 || admitted > limit || isolate+len(d.folded) != 2*limit-admitted {
-		t.Fatalf("%d admitted, %d isolate, %d folded, of %d with capacity for %d", admitted, isolate, len(d.folded), 2*limit, limit)
+		t.Fatalf("%d admitted, %d isolate, %d folded, of %d with capacity for %d", admitted, isolate, len(d.folded), 2*limit,
+			limit)
 	}
 	for n := 1; n <= 2*limit; n++ {
 		if k := d.make(managed.SourceKubernetes, "shop", n).Key; d.ledger.Admitted(k) != (n <= admitted) {

@@ -71,7 +71,8 @@ func (o *Owner) compile(policies map[policy.Key]record.Policy, subscribers map[s
 			change.UpsertPolicies = append(change.UpsertPolicies, p.object)
 		}
 		if p.Broken != "" {
-			o.config.Log.Error("cannot decode a stored policy; the pods that it selects are isolated, if they are known", "policy", p.Key.String(), log.KeyError, p.Broken)
+			o.config.Log.Error("cannot decode a stored policy; the pods that it selects are isolated, if they are known",
+				"policy", p.Key.String(), log.KeyError, p.Broken)
 		}
 	}
 	for _, id := range o.identities.all {

@@ -91,7 +91,8 @@ func TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved(t *testing.T) {
 	shown("a policy was deleted", false)
 	table, err := o.Table(t.Context(), 300)
 	if err != nil || len(table.Sources[policytable.Ingress]) < 600 {
-		t.Errorf("the subject has a table of %d rules, %v; want the table for its labels", len(table.Sources[policytable.Ingress]), err)
+		t.Errorf("the subject has a table of %d rules, %v; want the table for its labels",
+			len(table.Sources[policytable.Ingress]), err)
 	}
 }
 

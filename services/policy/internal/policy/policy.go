@@ -244,7 +244,8 @@ func check(rules []*rule.Rule, problems *manifest.Problems) {
 		}
 	}
 	if a, b, found := rule.Conflict(rules); found {
-		problems.Add(b.Source.Path, "redirects to the proxy for %s, but %s redirects the same ports of the same peers to the proxy for %s",
+		problems.Add(b.Source.Path,
+			"redirects to the proxy for %s, but %s redirects the same ports of the same peers to the proxy for %s",
 			b.Proxy, a.Source.Path, a.Proxy)
 	}
 }

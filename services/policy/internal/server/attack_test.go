@@ -38,7 +38,8 @@ func TestDatapathGoesOnBesideManySubscribersThatNeverRead(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.eventually("the maximum number of subscribers is connected", func(st *policyv1.GetStatusResponse) bool { return len(st.GetSubscribers()) == 16 })
+	s.eventually("the maximum number of subscribers is connected",
+		func(st *policyv1.GetStatusResponse) bool { return len(st.GetSubscribers()) == 16 })
 	f := s.watch(subscribe("datapath", 301)).snapshot()
 	for i := range 30 {
 		revision := s.apply(manyRules(i)).GetRevision()

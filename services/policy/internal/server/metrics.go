@@ -45,17 +45,21 @@ var metrics = []metric{
 	newMetric("waiting_identities",
 		"Identities that a table treats as unknown because it has no capacity for them.", prometheus.GaugeValue,
 		func(f figures) float64 { return float64(f.Waiting) }),
-	newMetric("subjects", "Identities that have tables on this node.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Subjects) }),
+	newMetric("subjects", "Identities that have tables on this node.", prometheus.GaugeValue,
+		func(f figures) float64 { return float64(f.Size.Subjects) }),
 	newMetric("tables", "Tables; subjects with equal policy share them.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Tables) }),
 	newMetric("table_rows", "Rows of all tables: identity class to class.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.PeerRows) }),
-	newMetric("table_intervals", "Port intervals of all tables.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Intervals) }),
+	newMetric("table_intervals", "Port intervals of all tables.", prometheus.GaugeValue,
+		func(f figures) float64 { return float64(f.Size.Intervals) }),
 	newMetric("table_prefixes", "Prefixes of all tables.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Prefixes) }),
 	newMetric("merged_tables", "Tables with too many address classes, in which classes with equal verdicts are merged; a rule number may then mean several rules.",
 		prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Merged) }),
-	newMetric("identity_classes", "Sets of peers that no table distinguishes.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.IdentityClasses) }),
+	newMetric("identity_classes", "Sets of peers that no table distinguishes.", prometheus.GaugeValue,
+		func(f figures) float64 { return float64(f.Size.IdentityClasses) }),
 	newMetric("compiled_tables_total", "Tables compiled.", prometheus.CounterValue, func(f figures) float64 { return float64(f.Counters.Tables) }),
 	newMetric("learned_names", "DNS names with learned addresses.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Names) }),
-	newMetric("learned_addresses", "Addresses learned for DNS names, including expired addresses that old connections use.", prometheus.GaugeValue,
+	newMetric("learned_addresses",
+		"Addresses learned for DNS names, including expired addresses that old connections use.", prometheus.GaugeValue,
 		func(f figures) float64 { return float64(f.Addresses) }),
 	newMetric("connected_subscribers", "Connected subscribers of the table stream.", prometheus.GaugeValue, func(f figures) float64 {
 		n := 0
@@ -81,7 +85,8 @@ var metrics = []metric{
 		return float64(n)
 	}),
 	newMetric("disconnected_subscribers_total", "Subscribers that were disconnected for being too far behind.", prometheus.CounterValue, func(f figures) float64 { return float64(f.cut) }),
-	newMetric("stream_log_bytes", "Approximate size of the steps kept for subscribers that are behind or may reconnect.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.weight) }),
+	newMetric("stream_log_bytes", "Approximate size of the steps kept for subscribers that are behind or may reconnect.",
+		prometheus.GaugeValue, func(f figures) float64 { return float64(f.weight) }),
 	newMetric("journal_bytes", "Size of the state files.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Journal) }),
 	newMetric("unsynced_sources", "Sources that have not been complete since the start.", prometheus.GaugeValue, func(f figures) float64 {
 		n := 0

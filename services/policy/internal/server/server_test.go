@@ -368,7 +368,8 @@ func TestExplainTakesAnAddressForTheIdentityThatItHasInTheCluster(t *testing.T) 
 	s.cluster.away = true
 	for _, ends := range [][2]string{{"10.244.1.2", "10.244.1.3"}, {"192.0.2.1", "10.244.1.3"}} {
 		_, err := explain(ends[0], ends[1])
-		wantCode(t, err, codes.Unavailable, "from.address "+ends[0]+": sluice-identity cannot resolve the address to an identity")
+		wantCode(t, err, codes.Unavailable,
+			"from.address "+ends[0]+": sluice-identity cannot resolve the address to an identity")
 	}
 	x, err := s.Explain(s.ctx(), &policyv1.ExplainRequest{
 		From: &policyv1.Peer{Identity: 300, Address: "10.244.1.2"}, To: &policyv1.Peer{Identity: 301}, Protocol: 6,

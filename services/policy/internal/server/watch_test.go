@@ -149,7 +149,8 @@ func (r *replica) apply(s *policyv1.Step) error {
 	case *policyv1.Step_BindSubject:
 		b := x.BindSubject
 		if t := r.tables[b.GetTable()]; b.GetTable() != 0 && (t == nil || len(t.Rules) != len(b.GetRules())) {
-			return fmt.Errorf("identity %d is bound to table %d, which does not exist or has other rules", b.GetSubject(), b.GetTable())
+			return fmt.Errorf("identity %d is bound to table %d, which does not exist or has other rules", b.GetSubject(),
+				b.GetTable())
 		}
 		if r.bound[b.GetSubject()] == nil {
 			r.bound[b.GetSubject()] = new([2]*uint64)

@@ -325,7 +325,8 @@ func TestSubscriberOfAnotherRunBeginsAnew(t *testing.T) {
 			continue
 		}
 		if got, err := again.Next(t.Context()); err != nil || !got.Complete || len(got.Steps) != 1 || got.Seq <= m.Seq+1 {
-			t.Errorf("number %d %s: starts with %+v, %v; want everything, with a number that does not follow", m.Seq, what, got, err)
+			t.Errorf("number %d %s: starts with %+v, %v; want everything, with a number that does not follow", m.Seq, what, got,
+				err)
 		}
 	}
 }

@@ -208,7 +208,8 @@ func (s *Session) watch(ctx context.Context, r Reader, next int64, history <-cha
 		case resp, ok := <-events:
 			switch {
 			case resp.CompactRevision != 0:
-				s.cfg.Log.Info("etcd compacted unseen changes; listing again", "prefix", r.Prefix, "from", next, "compacted", resp.CompactRevision)
+				s.cfg.Log.Info("etcd compacted unseen changes; listing again", "prefix", r.Prefix, "from", next, "compacted",
+					resp.CompactRevision)
 				return next, errGap
 			case resp.Err() != nil:
 				return next, s.Fault(ctx, "watch "+r.Prefix, resp.Err())

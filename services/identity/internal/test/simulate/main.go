@@ -217,7 +217,8 @@ func (s *simulation) load(ctx context.Context, first *node, empty memory) error 
 		return err
 	}
 	grown := full.heap - empty.heap
-	s.report.add(fmt.Sprintf("heap that sluice-identity keeps for it, in addition to %.1f MiB", empty.heap), "at most 20 MiB",
+	s.report.add(fmt.Sprintf("heap that sluice-identity keeps for it, in addition to %.1f MiB", empty.heap),
+		"at most 20 MiB",
 		fmt.Sprintf("%.1f MiB", grown), grown <= 20)
 	s.report.note("resident memory of sluice-identity before; after it; at most", "%.1f MiB; %.1f MiB; %.1f MiB",
 		empty.resident, full.resident, full.peak)

@@ -146,7 +146,7 @@ func TestAPITokenChangesOnlyWhatIpamWritesOnItsNode(t *testing.T) {
 		}
 	}
 	if after := a.do(http.MethodGet, own, nil); string(after) != string(before) {
-		t.Errorf("the Node was\n%s\nand is\n%s", before, after)
+		t.Errorf("the Node was\n%s\nand is now\n%s", before, after)
 	}
 
 	for _, c := range []struct{ what, path, patch string }{

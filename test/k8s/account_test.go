@@ -38,7 +38,7 @@ func testAccount(n sluiceNode) {
 	n.apply(`{apiVersion: v1, kind: Node, metadata: {name: elsewhere}}`)
 	defer n.kubectl("delete", "node", "elsewhere")
 	if err := as("patch", "node", "elsewhere", annotate); err == nil || !strings.Contains(err.Error(), "may only change") {
-		n.Errorf("it patched the Node of another one: %v", err)
+		n.Errorf("the token patched another Node: %v", err)
 	}
 	n.must(as("patch", "node", "node1", annotate))
 	// The patch clears an existing condition and adds none.

@@ -220,7 +220,7 @@ spec:
 			n.answers(what+", ipMode "+mode.name, ask, mode.answers)
 		}
 	}
-	n.silent("an address that the service has no more", ask(balancers[0], "/hostname"))
+	n.silent("a removed address of the service", ask(balancers[0], "/hostname"))
 }
 
 // balancer answers at the proxy's address, as a load balancer on a separate machine does.
@@ -317,7 +317,7 @@ spec:
 	only("near")
 	n.kubectl("--namespace=policies", "label", "pod", "near", "tier-")
 	n.silent("a node without a pod of its own, Local", inside)
-	n.answers("the node port leads everywhere", outside, "far")
+	n.answers("the node port uses all backends again", outside, "far")
 	n.patch("policies", "web", `{"spec":{"internalTrafficPolicy":"Cluster"}}`)
 	only("far")
 }

@@ -81,7 +81,7 @@ func TestAPIAloneServesUntilItsInputEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := api.Wait(); err != nil {
-		t.Errorf("the end of its input is no orderly end: %s", err)
+		t.Errorf("it did not end in order at the end of its input: %s", err)
 	}
 	if err := none(running(t, dir)); err != nil {
 		t.Error(err)

@@ -224,7 +224,7 @@ func TestAPIServersAreNamedByPoliciesWhereverTheyRun(t *testing.T) {
 		t.Errorf("the address of another slice is %q", text)
 	}
 	if outside < 0xFF0000 {
-		t.Errorf("the number outside of all nodes is %d, which leaves this node", outside)
+		t.Errorf("the identity outside of all nodes is %d, which is not node-local", outside)
 	}
 	k.may("outside of all nodes", &policyv1.Peer{Identity: outside, Address: servedAt}, true)
 	// A policy can still select it by address, with its former identity.
@@ -251,7 +251,7 @@ func TestAPIServersAreNamedByPoliciesWhereverTheyRun(t *testing.T) {
 	n2 := identityv1.NewClusterServiceClient(other.dial("identity"))
 	register(t, n2, "10.0.2.0/24", servedAt)
 	if n := mapped("on another node", "n2: kube-apiserver remote-node"); n != 7 {
-		t.Errorf("on another node the number is %d, want 7", n)
+		t.Errorf("on another node the identity is %d, want 7", n)
 	}
 	k.may("on another node", &policyv1.Peer{Identity: 7, Address: servedAt}, true)
 	k.may("another node without one", &policyv1.Peer{Identity: 6, Address: nowhere}, false)

@@ -37,7 +37,7 @@ func (p kubectlSluice) readCapture(file string, a, b netip.Addr) (c captured) {
 			size = int(le.Uint32(content[4:]))
 		}
 		if size < 12 || size > len(content) || int(le.Uint32(content[size-4:])) != size {
-			p.Fatalf("%s ends with %d bytes that are no block", file, len(content))
+			p.Fatalf("%s ends with an incomplete block of %d bytes", file, len(content))
 		}
 		const packet, statistics = 6, 5
 		block := content[:size]
@@ -156,7 +156,7 @@ func (p kubectlSluice) testCapture() {
 	})
 	begin = time.Now()
 	p.noCapture("a kill")
-	p.Logf("what a killed command leaves was gone after %.0f s", time.Since(begin).Seconds())
+	p.Logf("the leftovers of a killed command were removed after %.0f s", time.Since(begin).Seconds())
 
 	p.captureEnds(connect)
 	p.captureRefuses(file)
@@ -220,7 +220,7 @@ func (p kubectlSluice) captureRefuses(file string) {
 	after, err := os.ReadFile(file)
 	p.must(err)
 	if string(after) != string(before) {
-		p.Error("what was refused has changed the file")
+		p.Error("a refused capture has changed the file")
 	}
 	p.noCapture("what was refused")
 }

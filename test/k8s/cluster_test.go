@@ -70,7 +70,7 @@ func start(t testing.TB, o cluster.Options) *cluster.Cluster {
 			t.Error(err)
 		}
 		for _, left := range leftovers(t, c.Dir()) {
-			t.Errorf("after Close there is %s", left)
+			t.Errorf("after Close %s is left", left)
 		}
 	})
 	t.Logf("a cluster was ready after %.1f s", time.Since(begin).Seconds())
@@ -213,7 +213,7 @@ spec:
 	}
 	if _, err := c.Kubectl(ctx, "exec", "web", "--", "/agnhost", "connect", "--timeout=2s", web+":81"); err == nil ||
 		!strings.Contains(err.Error(), "REFUSED") && !strings.Contains(err.Error(), "TIMEOUT") {
-		t.Errorf("a port that the service has not answers the pod: %v", err)
+		t.Errorf("an unused port of the service answers the pod: %v", err)
 	}
 }
 
@@ -387,7 +387,7 @@ func TestKilledHarnessLeavesNothing(t *testing.T) {
 			seen := leftovers(t, dir)
 			suite := func(s string) bool { return strings.Contains(s, "tail --follow") }
 			if len(seen) < 10 || !slices.ContainsFunc(seen, suite) {
-				t.Fatalf("of a running cluster with a suite is seen only %q", seen)
+				t.Fatalf("a running cluster with a suite shows only %q", seen)
 			}
 			if err := kill(harness.Process.Pid, keeper); err != nil {
 				t.Fatal(err)

@@ -251,11 +251,11 @@ func TestAPIIdentityTakesLabelsAndPortsOfPods(t *testing.T) {
 	uid = s.add("web-1", object{"app": "web"}, nil)
 	if got, err := s.resolve("c1", "web-1", uid, patience); err != nil ||
 		got.GetIdentity().GetNumber() != first.GetIdentity().GetNumber() {
-		t.Errorf("a pod at the time of ADD: %v, %v", got, err)
+		t.Errorf("a pod that was created at the time of ADD: %v, %v", got, err)
 	}
 	if _, err := s.resolve("c2", "web-1", "of another pod", 2*time.Second); status.Code(err) != codes.Unavailable ||
 		!strings.Contains(err.Error(), "shop/web-1") {
-		t.Errorf("a pod that is not there: %v, want UNAVAILABLE", err)
+		t.Errorf("a missing pod: %v, want UNAVAILABLE", err)
 	}
 	s.add("static-n1", object{"app": "static"}, object{"kubernetes.io/config.hash": "0123456789abcdef"})
 	if got, err := s.resolve("c3", "static-n1", "0123456789abcdef", patience); err != nil ||
@@ -322,7 +322,7 @@ func TestAPIKilledIdentityFinishesEveryMove(t *testing.T) {
 	eventually(t, "one identity is held", func() error {
 		answer, err := s.GetStatus(t.Context(), &identityv1.GetStatusRequest{})
 		if err == nil && (answer.GetHeldIdentities() != 1 || answer.GetPendingStoreWrites() != 0) {
-			err = fmt.Errorf("%d are held, %d writes wait", answer.GetHeldIdentities(), answer.GetPendingStoreWrites())
+			err = fmt.Errorf("%d identities, %d writes are pending", answer.GetHeldIdentities(), answer.GetPendingStoreWrites())
 		}
 		return err
 	})
@@ -355,7 +355,7 @@ func TestAPIIdentityLivesWithoutTheAPI(t *testing.T) {
 		s.problem("pods: ")
 		got, err := s.resolve("after", "changes", uids["changes"], patience)
 		if err != nil || labels(got.GetIdentity()) != wantLabels("changes", "red") {
-			t.Errorf("a pod that an endpoint is of, after a start without API: %v, %v", got, err)
+			t.Errorf("a pod with an endpoint, after a start without API: %v, %v", got, err)
 		}
 	}
 

@@ -43,7 +43,7 @@ func TestAPIKindsThatAppearAreFoundByOneProcess(t *testing.T) {
 	controllerLog := filepath.Join(w.dir, "controller.log")
 	eventually(t, "the controller is elected", func() error { return log(controllerLog, "elected") })
 	nodeLog := filepath.Join(n.dir, "policy.log")
-	eventually(t, "the node watches what there is", func() error {
+	eventually(t, "the node watches the existing kinds", func() error {
 		return log(nodeLog, "policies are watched", "networkpolicies")
 	})
 
@@ -53,7 +53,7 @@ func TestAPIKindsThatAppearAreFoundByOneProcess(t *testing.T) {
 	served := time.Now()
 	n.has("a policy of the new kind", "CiliumNetworkPolicy shop/deny")
 	n.reaches("the policy is enforced", 80, false)
-	t.Logf("the kind was served after %.1f s; its policy was in force %.1f s later",
+	t.Logf("the kind was served after %.1f s; its policy was enforced %.1f s later",
 		served.Sub(begin).Seconds(), time.Since(served).Seconds())
 	if err := log(nodeLog, "a kind of policy was published", "ciliumnetworkpolicies"); err != nil {
 		t.Errorf("the node has found the kind by itself: %v", err)

@@ -119,7 +119,7 @@ func (p kubectlSluice) status(args ...string) ([]shownNode, int) {
 // healthy waits until `kubectl sluice status` reports no problems.
 func (p kubectlSluice) healthy() {
 	p.Helper()
-	p.eventually("every node is as it should be", func() error {
+	p.eventually("every node is healthy", func() error {
 		if out, errOut, code := p.plugin("status"); code != 0 {
 			return fmt.Errorf("exit code %d: %s%s", code, out, errOut)
 		}
@@ -500,7 +500,7 @@ func (p kubectlSluice) observeCriteria(client kubePod, drop func()) {
 	before := time.Now().Format(time.RFC3339Nano)
 	drop()
 	if got := observe(fromClient, "--until="+before); got != all {
-		p.Errorf("until %s there is %s, want %s", before, got, all)
+		p.Errorf("until %s the output is %s, want %s", before, got, all)
 	}
 	if seen := p.dropsOf(observe(fromClient, "--since="+before)); len(seen) != 2 {
 		p.Errorf("since %s there are %v", before, seen)

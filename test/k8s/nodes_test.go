@@ -235,7 +235,7 @@ webhooks:
 		return func() error {
 			_, err := n.c.Kubectl(n.Context(), "--namespace=hook", "create", "configmap", "asked")
 			if err == nil || !strings.Contains(err.Error(), want) {
-				return fmt.Errorf("creating a ConfigMap says %w, want %q", err, want)
+				return fmt.Errorf("creating a ConfigMap: %w, want %q", err, want)
 			}
 			return nil
 		}
@@ -397,9 +397,9 @@ func testRejoin(n sluiceNode) {
 		return n.connects(stays, fresh.address()+":8080")
 	})
 	if n.connects(stays, old.address()+":8080") == nil {
-		n.Errorf("somebody answers at the address of %s, which has gone with its node", old)
+		n.Errorf("the address of %s still answers, although its node was removed", old)
 	}
-	n.eventually("the node has the new ranges alone", func() error {
+	n.eventually("the node has only the new ranges", func() error {
 		var pools []struct{ Prefix string }
 		if err := second.list(&pools, "ipam", "pools"); err != nil {
 			return err

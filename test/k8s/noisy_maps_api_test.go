@@ -29,7 +29,7 @@ func (n *tenantNode) exceeded(limits ...string) {
 		out, err := exec.Command(program("sluice"), "shares", "--exceeded", "--instance="+n.instance).CombinedOutput()
 		for _, limit := range limits {
 			if err == nil && !strings.Contains(string(out), "/"+limit+" ") {
-				err = fmt.Errorf("no tenant asks for more than its share of %s:\n%s", limit, out)
+				err = fmt.Errorf("no tenant exceeds its share of %s:\n%s", limit, out)
 			}
 		}
 		return err
@@ -121,7 +121,7 @@ func TestAPITenantKeepsItsTablesBesideANoisyOne(t *testing.T) {
 			had.Add(1)
 		}
 	})
-	t.Logf("the tenant has %d numbers more, and was refused %d", had.Load(), refused.Load())
+	t.Logf("the tenant got %d more identities, and was refused %d", had.Load(), refused.Load())
 	if had.Load() < 1<<(noisyBits-1) || refused.Load() == 0 {
 		t.Fatal("the identity numbers of the noisy tenant are not exhausted")
 	}

@@ -195,7 +195,7 @@ func (v *labelledTenant) exceeded(limits ...string) {
 			out, err := node.sluice("shares", "--exceeded")
 			for _, limit := range limits {
 				if err == nil && !strings.Contains(out, "/"+limit+" ") {
-					err = fmt.Errorf("no tenant asks for more than its share of %s:\n%s", limit, out)
+					err = fmt.Errorf("no tenant exceeds its share of %s:\n%s", limit, out)
 				}
 			}
 			return err

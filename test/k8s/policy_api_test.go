@@ -635,7 +635,7 @@ func (a *apiServer) fields(n *policyNode) {
 		"ingress":[{"fromEndpoints":[{}],"toPorts":[{"ports":[{"port":"80","protocol":"TCP"}]}]}],
 		"ingressDeny":[{"fromEndpoints":[{}],"toPorts":[{"ports":[{"port":"81"}]}]}],
 		"egress":[{"toServices":[{"k8sService":{"serviceName":"s"}}]}]}`))
-	n.has("a policy with fields of all sorts", "CiliumNetworkPolicy shop/whole")
+	n.has("a policy with fields of all kinds", "CiliumNetworkPolicy shop/whole")
 	_, policies := n.list()
 	whole := policies["CiliumNetworkPolicy shop/whole"]
 	for _, part := range []string{

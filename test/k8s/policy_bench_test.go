@@ -110,7 +110,7 @@ func BenchmarkAPITenThousandPolicies(b *testing.B) {
 	}
 	for range cap(done) {
 		if !<-done {
-			b.Fatal("the API took not all policies")
+			b.Fatal("the API server did not accept all policies")
 		}
 	}
 	all := func() {

@@ -402,7 +402,7 @@ func TestAPINodeWithoutAddressesSaysSo(t *testing.T) {
 	}
 	exhausted("0")
 	if got := a.addressEvents(); len(got) != 0 {
-		t.Errorf("a node that is full and refused no pod has %q", got)
+		t.Errorf("a full node that has refused no pod has %q", got)
 	}
 	refused := func() {
 		t.Helper()

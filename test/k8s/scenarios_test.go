@@ -17,7 +17,7 @@ import (
 )
 
 // outage is the time for which the API server and etcd are down in a scenario.
-var outage = flag.Duration("outage", 15*time.Second, "how long the API server and etcd are away")
+var outage = flag.Duration("outage", 15*time.Second, "how long the API server and etcd are down")
 
 // image is the image of all pods of the scenarios.
 const image = "registry.k8s.io/e2e-test-images/agnhost:2.63.0"
@@ -277,7 +277,7 @@ func testSecondInterface(n sluiceNode) {
 	}
 	// The API does not show the second interface, so the comparison after each scenario would report it.
 	if err := n.differences(); err == nil {
-		n.Errorf("what kubectl does not see makes no difference: %v", err)
+		n.Error("a second interface, which the API does not show, is not reported")
 	}
 	call("DEL")
 	if after := n.routesOf(web); after != before {
@@ -488,7 +488,7 @@ func testEtcdAway(n sluiceNode) {
 	for deadline := time.Now().Add(*outage); time.Now().Before(deadline); time.Sleep(time.Second) {
 		s.alive()
 		if p := n.pod(fresh, "new-labels"); p.Status.Phase != "Pending" {
-			n.Fatalf("a pod whose labels etcd has no number for is %s", p.Status.Phase)
+			n.Fatalf("a pod with labels without an identity in etcd is %s", p.Status.Phase)
 		}
 	}
 	scale(1)

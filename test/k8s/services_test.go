@@ -86,7 +86,7 @@ spec:
 		"[{to: [{podSelector: {matchLabels: {app: %s}}}], ports: [{port: 8080}]}]}"
 	n.policy("shop", "to-web", fmt.Sprintf(only, "web"))
 	if err := n.connects(client, addresses[0]+":80"); err != nil {
-		n.Errorf("a rule for the pods of a service does not hold through its address: %v", err)
+		n.Errorf("a rule for the pods of a service does not allow its address: %v", err)
 	}
 	n.kubectl("--namespace=shop", "delete", "networkpolicy", "to-web")
 	n.policy("shop", "to-db", fmt.Sprintf(only, "db"))

@@ -246,7 +246,7 @@ func TestAPIStatusSaysWhatBecomesOfEachKind(t *testing.T) {
 	eventually(t, "a node has the policy", func() error {
 		_, listed := n.list()
 		if text = listed["CiliumNetworkPolicy shop/unknown"].GetError(); text == "" {
-			return errors.New("it is not listed, or without an error")
+			return errors.New("the policy is not listed, or has no error")
 		}
 		return nil
 	})

@@ -170,7 +170,7 @@ func Serve(ctx context.Context, dir string, stdin io.Reader, stdout io.Writer) e
 				ended = api.ended
 				go wait()
 			default:
-				return fmt.Errorf("%q is nothing that Serve does", what)
+				return fmt.Errorf("%q is not a command of Serve", what)
 			}
 		case <-etcd.ended:
 			return etcd.failure(ctx)

@@ -116,7 +116,7 @@ func Start(ctx context.Context, o Options) (_ *Cluster, err error) {
 	} else if err := os.MkdirAll(filepath.Dir(o.Dir), 0o755); err != nil {
 		return nil, err
 	} else if err := os.Mkdir(o.Dir, 0o755); err != nil {
-		return nil, fmt.Errorf("the cluster is there already: %w", err)
+		return nil, fmt.Errorf("the cluster exists already: %w", err)
 	}
 	c := &Cluster{ended: make(chan struct{}), config: machine.Config{
 		Dir: o.Dir, Nodes: cmp.Or(o.Nodes, 1), Mounts: o.Mounts, KubeProxy: !o.NoCNI,

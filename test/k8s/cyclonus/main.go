@@ -48,7 +48,7 @@ func main() {
 	flag.StringVar(&o.report, "report", "", "file of the report")
 	flag.StringVar(&o.registry, "registry", "registry.k8s.io", "registry of the pods' e2e-test-images/agnhost:2.43")
 	flag.StringVar(&o.probe, "probe", "/probe", "the probing program in that image")
-	flag.Func("destination", "what is probed: pod-ip, service-ip or service-name", func(s string) (err error) {
+	flag.Func("destination", "destination of the probes: pod-ip, service-ip or service-name", func(s string) (err error) {
 		o.mode, err = generator.ParseProbeMode(s)
 		return err
 	})
@@ -165,6 +165,6 @@ func explain(r *connectivity.Result) (message, output string) {
 	if err != nil {
 		policies = []byte(err.Error())
 	}
-	return fmt.Sprintf("step %d: %d probes are not as expected", len(r.Steps), len(wrong)),
+	return fmt.Sprintf("step %d: %d probes differ from the expectation", len(r.Steps), len(wrong)),
 		fmt.Sprintf("%s\n%s\n%s", policies, step.SimulatedProbe.RenderTable(), strings.Join(wrong, "\n"))
 }

@@ -65,7 +65,7 @@ func TestConformance(t *testing.T) {
 			all = append(all, test)
 			continue
 		}
-		t.Run(test.ShortName, func(t *testing.T) { t.Skip("it tries nothing but SCTP, of which the kernel has no sockets") })
+		t.Run(test.ShortName, func(t *testing.T) { t.Skip("it tests only SCTP, for which the kernel has no sockets") })
 	}
 	s.Run(t, all)
 }
@@ -82,7 +82,7 @@ func manifests(t *testing.T) []byte {
 	}
 	content = servesSCTP.ReplaceAll(content, nil)
 	if bytes.Contains(content, []byte("SCTP")) || !bytes.Contains(content, []byte("serve-hostname")) {
-		t.Errorf("the servers are not those that this program knows:\n%s", content)
+		t.Errorf("the suite's servers differ from the expected ones:\n%s", content)
 	}
 	return content
 }

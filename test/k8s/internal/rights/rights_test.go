@@ -98,6 +98,6 @@ func TestParseReadsTheKernelsFile(t *testing.T) {
 		t.Errorf("%+v, want user %d and group %d", p, os.Geteuid(), os.Getegid())
 	}
 	if _, err := Parse("Name: x\n"); err == nil {
-		t.Error("a status without rights is read")
+		t.Error("a status without rights was accepted")
 	}
 }

@@ -39,7 +39,7 @@ var (
 	ErrRecords = errors.New("state was not written")
 )
 
-// StoreError: the call needs the store, and the store does not answer.
+// StoreError is returned if the call needs the store, and the store does not answer.
 type StoreError struct {
 	Endpoints []string
 	Labels    label.Canonical
@@ -73,7 +73,7 @@ func (e *StoreError) Unwrap() error { return e.Err }
 // Is makes it an ErrUnavailable.
 func (e *StoreError) Is(target error) bool { return target == ErrUnavailable }
 
-// StaleError: the call needs the store, because this node's copy of the label set is too old to be trusted.
+// StaleError is returned if the call needs the store, because this node's copy of the label set is too old to be trusted.
 type StaleError struct {
 	Labels label.Canonical
 	Number identity.Numeric // as of the last contact with the store

@@ -408,6 +408,7 @@ type Counters struct {
 // so that it is as old as the other counters.
 const StatExpired = uint32(bpf.MapsSlCtStatSL_CT_STAT_EXPIRED)
 
+// Counters returns the sums over all CPUs of what the programs and the collector have counted.
 func (ct *Connections) Counters() (Counters, error) {
 	if err := ct.gate.RLock(); err != nil {
 		return Counters{}, err

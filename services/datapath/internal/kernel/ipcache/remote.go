@@ -231,6 +231,7 @@ type Counts struct {
 	Prefixes, Waiting int
 }
 
+// Counts counts the prefixes of the cluster.
 func (c *Cache) Counts() (n Counts) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -47,6 +47,7 @@ const ByStack Flags = 4
 // tunnel.
 const OfDevice Flags = 8
 
+// Entry is an element of the ipcache: a prefix and its Info.
 type Entry struct {
 	Prefix netip.Prefix
 	Info

@@ -92,6 +92,7 @@ func (n *Namespace) verify(path string) error {
 // Fd returns the descriptor of the namespace, valid until Close.
 func (n *Namespace) Fd() int { return int(n.file.Fd()) }
 
+// ID returns the device and inode number of the namespace.
 func (n *Namespace) ID() ID { return n.id }
 
 // Close closes the descriptor.

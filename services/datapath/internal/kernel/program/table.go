@@ -22,6 +22,7 @@ type Spec struct {
 	Load func() (*ebpf.CollectionSpec, error)
 }
 
+// Devices is a set of devices of the node that run the same programs.
 type Devices string
 
 // Sets of devices.

@@ -68,6 +68,7 @@ func (b *Batch) raw(v []byte) {
 	}
 }
 
+// Attr adds an attribute to the last request.
 func (b *Batch) Attr(kind uint16, value []byte) {
 	b.attr(kind, sizeofAttr+len(value))
 	b.raw(value)

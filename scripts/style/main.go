@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Style checks what no linter here checks: that a doc comment begins with the name that it documents, and that a line
-// has at most 120 columns, counting a tab as one. It reads the names of Go files from standard input.
+// Style checks what no linter here checks. In Go files, a doc comment begins with the name that it documents, and a
+// line has at most 120 columns, counting a tab as one. Comments, messages and documents avoid constructions that
+// readers have to read twice (english.go). It reads the names of files from standard input.
 //
-// The allow list has a line for each directory with remaining violations: "DIRECTORY LONG-LINES UNNAMED-COMMENTS".
-// The counts include all directories below. A higher count is an error. With -shrink, style lowers the counts in the
-// list to the actual ones, and never raises them.
+// The allow list has a line for each directory with remaining violations:
+// "DIRECTORY LONG-LINES UNNAMED-COMMENTS HARD-SENTENCES". The counts include all directories below. A higher count is
+// an error. With -shrink, style lowers the counts in the list to the actual ones, and never raises them.
 package main
 
 import (
@@ -29,8 +30,16 @@ const (
 	shown     = 20 // number of places listed for each directory
 )
 
-// found are the violations below one directory, as "FILE:LINE: what".
-type found struct{ long, unnamed []string }
+// Kinds of violations, in the order of the columns of the allow list.
+const (
+	long = iota
+	unnamed
+	hard
+	kinds
+)
+
+// found are the violations of each kind below one directory, as "FILE:LINE: what".
+type found [kinds][]string
 
 func main() {
 	if err := run(len(os.Args) > 1 && os.Args[1] == "-shrink"); err != nil {
@@ -62,7 +71,7 @@ func run(shrink bool) error {
 	}
 	var excess []string
 	for dir, f := range all {
-		for kind, places := range [][]string{f.long, f.unnamed} {
+		for kind, places := range f {
 			if len(places) > allowed[dir][kind] {
 				excess = append(excess, places[:min(len(places), shown)]...)
 				if n := allowed[dir][kind]; n > 0 {
@@ -84,11 +93,15 @@ func (f *found) judge(name string) error {
 	if err != nil {
 		return err
 	}
+	f[hard] = append(f[hard], hardSentences(name, string(content))...)
+	if filepath.Ext(name) != ".go" {
+		return nil
+	}
 	line := 0
 	for text := range strings.Lines(string(content)) {
 		line++
 		if n := utf8.RuneCountInString(strings.TrimRight(text, "\n")); n > columns {
-			f.long = append(f.long, fmt.Sprintf("%s:%d: %d columns, more than %d", name, line, n, columns))
+			f[long] = append(f[long], fmt.Sprintf("%s:%d: %d columns, more than %d", name, line, n, columns))
 		}
 	}
 	files := token.NewFileSet()
@@ -117,7 +130,7 @@ func (f *found) judge(name string) error {
 		}
 		if documented != "_" && !begins(doc.Text(), documented) {
 			at := files.Position(doc.Pos())
-			f.unnamed = append(f.unnamed, fmt.Sprintf("%s:%d: the comment does not begin with %s", name, at.Line, documented))
+			f[unnamed] = append(f[unnamed], fmt.Sprintf("%s:%d: the comment does not begin with %s", name, at.Line, documented))
 		}
 	}
 	return nil
@@ -134,16 +147,16 @@ func begins(comment, name string) bool {
 	return comment == "" || ok && (rest == "" || !token.IsIdentifier("x"+string(next)))
 }
 
-func readAllowed() (map[string][2]int, error) {
-	allowed := map[string][2]int{}
+func readAllowed() (map[string][kinds]int, error) {
+	allowed := map[string][kinds]int{}
 	content, err := os.ReadFile(allowList)
 	if err != nil {
 		return nil, err
 	}
 	for text := range strings.Lines(string(content)) {
 		var dir string
-		var n [2]int
-		if _, err := fmt.Sscan(text, &dir, &n[0], &n[1]); err != nil {
+		var n [kinds]int
+		if _, err := fmt.Sscan(text, &dir, &n[long], &n[unnamed], &n[hard]); err != nil {
 			return nil, fmt.Errorf("%s: %q: %w", allowList, text, err)
 		}
 		allowed[dir] = n
@@ -151,7 +164,7 @@ func readAllowed() (map[string][2]int, error) {
 	return allowed, nil
 }
 
-func writeAllowed(allowed map[string][2]int, all map[string]*found) error {
+func writeAllowed(allowed map[string][kinds]int, all map[string]*found) error {
 	var b strings.Builder
 	for _, dir := range slices.Sorted(maps.Keys(allowed)) {
 		f := all[dir]
@@ -159,9 +172,11 @@ func writeAllowed(allowed map[string][2]int, all map[string]*found) error {
 			continue // the directory no longer exists
 		}
 		n := allowed[dir]
-		n[0], n[1] = min(n[0], len(f.long)), min(n[1], len(f.unnamed))
-		if n != [2]int{} {
-			fmt.Fprintln(&b, dir, n[0], n[1])
+		for kind, places := range f {
+			n[kind] = min(n[kind], len(places))
+		}
+		if n != [kinds]int{} {
+			fmt.Fprintln(&b, dir, n[long], n[unnamed], n[hard])
 		}
 	}
 	return os.WriteFile(allowList, []byte(b.String()), 0o600)

@@ -135,8 +135,8 @@ func TestMetricNamesOfAnExpression(t *testing.T) {
 func documented(t *testing.T) (names []string) {
 	t.Helper()
 	name := regexp.MustCompile("`((?:sluice|grpc)_[a-z_<>]+)`")
-	for _, page := range []string{"process", "identity", "ipam", "policy", "loadbalancer", "endpoints"} {
-		content, err := os.ReadFile(filepath.Join("docs", page+".md"))
+	for _, page := range []string{"process", "identity", "ipam", "policy", "loadbalancer", "datapath"} {
+		content, err := os.ReadFile(filepath.Join("docs", "reference", page+".md"))
 		if err != nil {
 			t.Fatal(err)
 		}

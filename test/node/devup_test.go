@@ -74,18 +74,18 @@ func TestKernelDevSaysWhatIsThere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want(0, 1, "end it with `sluice dev down --instance "+first+"`", append(up, first)...)
+	want(0, 1, "stop it with `sluice dev down --instance "+first+"`", append(up, first)...)
 	if err := n.Kill(t.Context(), devnode.Policy); err != nil {
 		t.Fatal(err)
 	}
-	want(0, 1, "policy has ended: start it again with `sluice dev restart policy --instance "+first+"`",
+	want(0, 1, "policy has exited: start it again with `sluice dev restart policy --instance "+first+"`",
 		append(up, first)...)
 	want(0, 3, "no: policy of instance "+first+" is not running", "dev", "status", "--instance", first)
 	want(0, 0, "policy serves again", "dev", "restart", "policy", "--instance", first)
 
 	const nobody = 65534
 	want(nobody, 1, "dev status must run as root, which owns the node's files", "dev", "status", "--instance", first)
-	want(nobody, 1, "must run as root: it makes network namespaces", append(up, second)...)
+	want(nobody, 1, "must run as root: it creates network namespaces", append(up, second)...)
 
 	out, code := sluice(0, append(up, second, "--start-timeout", "1ms")...)
 	if code != 1 || !strings.Contains(out, " does not serve: ") ||

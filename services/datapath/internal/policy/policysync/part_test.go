@@ -56,7 +56,7 @@ func TestRulesOfATableAreAdmittedOneByOne(t *testing.T) {
 	if s != nil && s.refusal != "" {
 		t.Errorf("the direction is closed: %s", s.refusal)
 	}
-	if refusals := strings.Join(c.a.Status().Refusals, "\n"); !strings.Contains(refusals, "rules are in force") {
+	if refusals := strings.Join(c.a.Status().Refusals, "\n"); !strings.Contains(refusals, "rules are enforced") {
 		t.Errorf("refusals %q", refusals)
 	}
 }

@@ -75,7 +75,7 @@ static __always_inline enum sl_reason forward_by_stack(struct __sk_buff *skb, st
 }
 
 /*
- * Forwards an allowed packet. Packets of connections that the stack has forwarded must go through
+ * Forwards an allowed packet. Packets of connections that the stack forwards must go through
  * it, because it may have changed addresses.
  */
 static __always_inline enum sl_reason forward(struct __sk_buff *skb, struct sl_packet *p,

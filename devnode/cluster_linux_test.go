@@ -227,7 +227,8 @@ func TestKernelClustersRunSideBySide(t *testing.T) {
 	wantNoCluster(t, b)
 }
 
-// TestKernelClusterLeavesOtherInstancesAlone: a single node may have the name that a node of the cluster would get.
+// TestKernelClusterLeavesOtherInstancesAlone: the name that a node of the cluster would get may belong to a single
+// node.
 func TestKernelClusterLeavesOtherInstancesAlone(t *testing.T) {
 	o := clusterOptions(t, programs(t), 3, 1)
 	other := o.Options

@@ -271,7 +271,7 @@ func up(t *testing.T, o Options) *Node {
 
 func down(t *testing.T, o Options) {
 	t.Helper()
-	// The context of the test has ended before cleanups run.
+	// The context of the test ends before cleanups run.
 	if err := Down(context.WithoutCancel(t.Context()), o.Instance); err != nil {
 		t.Fatal(err)
 	}

@@ -180,8 +180,8 @@ func TestLateFailureLeavesTheCurrentServer(t *testing.T) {
 	}
 }
 
-// TestWriteWithoutAnAnswerIsSentToNoOtherServer: a server may have executed a write whose answer is lost. Only the
-// caller may repeat it.
+// TestWriteWithoutAnAnswerIsSentToNoOtherServer: the answer to a write may be lost after the server executed it. Only
+// the caller may repeat it.
 func TestWriteWithoutAnAnswerIsSentToNoOtherServer(t *testing.T) {
 	a, settings, askedA := api(t, func(w http.ResponseWriter, r *http.Request) {
 		if _, err := io.Copy(io.Discard, r.Body); err != nil {

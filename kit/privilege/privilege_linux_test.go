@@ -199,7 +199,7 @@ func TestKernelExecutedProgramsGetNoMoreThanWasKept(t *testing.T) {
 	st, out, err := runChild(t, "exec")
 	keep := SetOf(unix.CAP_NET_ADMIN)
 	if err != nil || st.Bounding != keep || st.Permitted&^keep != 0 || st.Effective&^keep != 0 {
-		t.Fatalf("executed by the child, a program has %+v (%v, %s), want at most %s", st, err, out, keep)
+		t.Fatalf("executed by the child, a program has %+v (%v, %s), want no more than %s", st, err, out, keep)
 	}
 }
 

@@ -42,8 +42,8 @@ const (
 )
 
 // MaxAlwaysStreams is the maximum number of concurrent streams of health and reflection of all
-// callers except root together. A stream costs about 13 kB for as long as the caller keeps it open,
-// and a caller needs only one.
+// callers except root together. A stream costs about 13 kB until the caller closes it, and a caller
+// needs only one.
 const MaxAlwaysStreams = 64
 
 // Options describe a Server. Register and Methods are required.

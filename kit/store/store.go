@@ -473,8 +473,8 @@ func (s *Store) View(f func(*Tx) error) error {
 	return err
 }
 
-// Update runs f in one transaction, which is on disk when Update returns nil. If f fails, nothing
-// is changed, and Update returns that error unwrapped; other errors wrap ErrFull or ErrLost.
+// Update runs f in one transaction, which is on disk when Update returns nil. If f fails, Update
+// rolls back and returns that error unwrapped; other errors wrap ErrFull or ErrLost.
 func (s *Store) Update(f func(*Tx) error) error {
 	if s.lost != nil {
 		return s.lost

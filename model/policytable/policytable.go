@@ -122,7 +122,7 @@ type Rule struct {
 // ID numbers the tables of one run of the policy service. Numbers are not reused.
 type ID uint64
 
-// AllowAll is the ID for directions in which nothing is enforced. No table has it.
+// AllowAll is the ID for directions without enforcement. No table has it.
 const AllowAll ID = 0
 
 // IdentityClass numbers the identity classes; 0 means no class. An identity class is a set of peers that match the

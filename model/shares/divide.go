@@ -125,7 +125,7 @@ func divide(limit int, asks []Ask, parts []int, s Settings, used map[Tenant]int)
 		}
 	}
 	// Guarantees add up to at most 80 %, but earlier divisions may have used guaranteed units: serve tenants in order
-	// until nothing is left.
+	// until no units are left.
 	members := make([]*tenant, 0, len(tenants))
 	for _, t := range tenants {
 		members = append(members, t)

@@ -86,7 +86,7 @@ func TestPartsKeepWhatTheyHaveUntilTheNextLevel(t *testing.T) {
 	is("f", 75) // 100 - 20 - 5
 	is("s", 5)
 	if got := p.Put("s", Part{Tenant: shop, Order: order(2, "s"), Units: 10}); got != 5 {
-		t.Errorf("shop gets %d, want its former 5: nothing is free", got)
+		t.Errorf("shop gets %d, want its former 5: no units are free", got)
 	}
 	level()
 	is("f", 70)

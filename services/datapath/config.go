@@ -413,7 +413,7 @@ func (c LoadBalancingConfig) sockets() *sockets.Options {
 	if !c.on() {
 		return nil
 	}
-	// A configured cgroup is used as it is, even if it is not the root of its hierarchy.
+	// A configured cgroup is used unchanged, even if it is not the root of its hierarchy.
 	return &sockets.Options{
 		Cgroup:       c.cgroup(),
 		Subtree:      c.Cgroup != "",

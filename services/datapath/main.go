@@ -306,7 +306,7 @@ func openState(p *process.Process, cfg Config, called callees) (*record.Store, a
 			a.audits = record.OpenAuditModes(filepath.Join(cfg.StateDir, "audit-mode.json"))
 		}
 	} else if !cfg.ValidateOnly {
-		// Without policies nothing is enforced, as configured.
+		// Policy enforcement is disabled by configuration.
 		if err := enforced.Forget(); err != nil {
 			return nil, a, fmt.Errorf("forget the enforced policy revision: %w", err)
 		}

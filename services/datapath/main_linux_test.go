@@ -147,7 +147,7 @@ func (s *fakeServices) ReleaseIdentity(_ context.Context, r *identityv1.ReleaseI
 	return &identityv1.ReleaseIdentityResponse{}, nil
 }
 
-// identityOnly separates methods that have the same name in both services.
+// identityOnly separates methods of the same name in both services.
 type identityOnly struct {
 	identityv1.UnimplementedIdentityServiceServer
 	s *fakeServices
@@ -496,7 +496,7 @@ func (n *testNode) wantRights(capabilities, bounding privilege.Set) {
 }
 
 // TestKernelKilledAtEveryFaultPointLeavesNothing kills the process between any two steps of ADD and DEL and starts it
-// again. Nothing of the interrupted call may remain.
+// again. No state of the interrupted call may remain.
 func TestKernelKilledAtEveryFaultPointLeavesNothing(t *testing.T) {
 	n := newNode(t)
 	n.start()

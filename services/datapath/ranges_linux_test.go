@@ -317,7 +317,7 @@ func TestKernelARangeThatHoldsTheNodesUplinkIsRefused(t *testing.T) {
 	}
 }
 
-// must returns p, and panics if there is none.
+// must returns p, and panics if ok is false.
 func must(p netip.Prefix, ok bool) netip.Prefix {
 	if !ok {
 		panic("no range")

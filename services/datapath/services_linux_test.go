@@ -213,7 +213,7 @@ func TestKernelServicesStayWhileEitherSideIsAway(t *testing.T) {
 		t.Errorf("removed were %+v", removed)
 	}
 
-	// in mode off, nothing of the services remains
+	// in mode off, no entries of services remain
 	w.stop()
 	w.frontends = nil
 	w.start(false)

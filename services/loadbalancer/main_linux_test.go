@@ -254,8 +254,8 @@ func many(port int) string {
 	return b.String()
 }
 
-// TestKilledChangeIsWholeOrAbsent: if the process is killed at any point of a change, all or
-// nothing of the change remains; if it has answered, all remains.
+// TestKilledChangeIsWholeOrAbsent: if the process is killed at any point of a change, either the
+// whole change remains or no part of it; after the answer, the whole change remains.
 func TestKilledChangeIsWholeOrAbsent(t *testing.T) {
 	b := newBench(t)
 	for _, c := range []struct {

@@ -34,7 +34,7 @@ type note struct {
 
 // validate checks the manifests on standard input as the service with its default configuration would. It needs no
 // running service. `sluice policy validate` executes it, because only this program knows the kinds. The exit code is
-// 0 whatever the verdicts are, and 2 if there are none.
+// 0 for any verdicts, and 2 without verdicts.
 func validate(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	flags := flag.NewFlagSet("sluice-policy validate", flag.ContinueOnError)
 	flags.SetOutput(stderr)

@@ -23,7 +23,7 @@ var workingServices = append(slices.Clone(measuredServices), devnode.Etcd)
 // cpuTimes are user and system times by process.
 type cpuTimes map[string]time.Duration
 
-// servicesCPU returns the processor time that each service of a node has used since its start. It returns none for a
+// servicesCPU returns the processor time of each service of a node since its start. It returns none for a
 // reference network, which has no node.
 func servicesCPU(node *devnode.Node) (cpuTimes, error) {
 	times := cpuTimes{}

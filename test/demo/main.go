@@ -346,7 +346,7 @@ func (d *demo) grpcurl(ctx context.Context) error {
 	return d.show(ctx, "grpcurl", append(base, d.node.Socket(devnode.IPAM), "sluice.ipam.v1.IPAMService/ListPools")...)
 }
 
-// cleanUp removes the pods, containerd and the node, and verifies that nothing is left.
+// cleanUp removes the pods, containerd and the node, and verifies that all are removed.
 func (d *demo) cleanUp() error {
 	d.title("Clean up: remove the pods, end containerd and the node")
 	var errs []error

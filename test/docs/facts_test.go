@@ -124,7 +124,7 @@ func TestMapsHaveTheOwnersThatTheDocumentsSay(t *testing.T) {
 		row := strings.Join(table["`"+name+"`"], " ")
 		for _, m := range opened.FindAllStringSubmatch(direct(t, dir+"/"+name), -1) {
 			if name != "kernel" && !strings.Contains(row, "`"+names[m[1]]+"`") {
-				t.Errorf("%s/%s opens %s, and its row in docs/reference/maps.md does not say so: %q", dir, name, names[m[1]], row)
+				t.Errorf("%s/%s opens %s, and its row in docs/reference/maps.md lacks it: %q", dir, name, names[m[1]], row)
 			}
 		}
 		delete(table, "`"+name+"`")

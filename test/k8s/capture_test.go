@@ -79,7 +79,7 @@ func (p kubectlSluice) capture(args ...string) (*exec.Cmd, *safeBuffer) {
 	return cmd, errOut
 }
 
-// noCapture waits until nothing is left of a capture, on the node and in the API.
+// noCapture waits until a capture is removed, on the node and in the API.
 func (p kubectlSluice) noCapture(after string) {
 	p.Helper()
 	p.eventually("nothing is left after "+after, func() error {

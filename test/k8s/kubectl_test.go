@@ -488,7 +488,7 @@ func (p kubectlSluice) observeCriteria(client kubePod, drop func()) {
 	} {
 		seen := p.dropsOf(observe(c.args...))
 		if got := strings.Join(slices.Sorted(maps.Keys(seen)), " "); got != c.want {
-			p.Errorf("%q: events of %q, want those of %q", c.args, got, c.want)
+			p.Errorf("%q: events of %q, want %q", c.args, got, c.want)
 		}
 	}
 

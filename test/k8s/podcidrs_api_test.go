@@ -86,7 +86,7 @@ func TestAPINodeClaimsOnlyThePodCIDRsOfItsNode(t *testing.T) {
 		}
 	}
 	claim()
-	// Nothing is published yet, so only the size of a range is limited.
+	// No ranges are published yet, so only the size of a range is limited.
 	own := map[string]string{
 		"10.0.1.0/24": "n1", "fd00:0:0:1::/64": "n1", "10.0.2.0/24": "liar", "fd00:0:0:2::/64": "liar",
 	}

@@ -386,7 +386,7 @@ func testContainerdKilled(n sluiceNode) {
 	s.unbroken("containerd killed")
 }
 
-// sluicePod returns the node's pod of the DaemonSet that is not being deleted; zero while there is none during an
+// sluicePod returns the node's pod of the DaemonSet that is not being deleted; zero if the DaemonSet has none during an
 // update.
 func (n sluiceNode) sluicePod() kubePod {
 	n.Helper()

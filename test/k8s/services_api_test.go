@@ -172,7 +172,7 @@ func TestAPIServicesAreThoseOfTheAPI(t *testing.T) {
 	b.has("and gives it back", "web 10.96.0.10 2/2 2")
 	allLists, allWatches := a.requests("services")
 	if lists, watches = allLists-lists, allWatches-watches; lists > 1 || watches > 2 {
-		t.Errorf("the API server served %d listings and %d watches of services, want at most 1 and 2", lists, watches)
+		t.Errorf("the API server served %d listings and %d watches of services, want <= 1 and 2", lists, watches)
 	}
 }
 
@@ -321,7 +321,7 @@ func TestAPIBurstOfServicesIsTakenByOneWatch(t *testing.T) {
 	for resource, most := range map[string]int{"services": 1, "endpointslices": 2} {
 		lists, watches := a.requests(resource)
 		if lists, watches = lists-own[resource][0], watches-own[resource][1]; lists > most || watches > 4 {
-			t.Errorf("the API server served %d listings and %d watches of %s, want at most %d and 4", lists, watches,
+			t.Errorf("the API server served %d listings and %d watches of %s, want <= %d and 4", lists, watches,
 				resource, most)
 		}
 	}

@@ -214,7 +214,7 @@ func TestModelAnswersAsTheVectors(t *testing.T) {
 			}
 			t.Logf("%d cases, %d verdicts", cases, verdicts)
 			if verdicts < least {
-				t.Errorf("compared %d verdicts, want at least %d", verdicts, least)
+				t.Errorf("compared %d verdicts, want >= %d", verdicts, least)
 			}
 		})
 	}

@@ -45,7 +45,7 @@ func TestKernelARevokedConnectionDoesNotComeBack(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		options []func(*devnode.Options)
-		// clients: only the client continues, because nothing is stored after the lifetime of a connection
+		// clients: only the client continues, because no state outlives the lifetime of a connection
 		clients bool
 		forget  func(t *testing.T, n *testNode, web netip.Addr, expired uint64)
 	}{
@@ -111,7 +111,7 @@ func TestKernelARevokedConnectionDoesNotComeBack(t *testing.T) {
 					continue
 				}
 				mark := flows.mark()
-				// Sent without a socket, so that nothing is retransmitted.
+				// Sent without a socket, so that no packet is retransmitted.
 				w.send(t, w.frame(segment{from: held.local, to: server, flags: ack}))
 				servicetest.EventuallyNil(t, "the connection is cut", func() error {
 					return flows.dropped(mark, held.local, server)

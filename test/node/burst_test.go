@@ -19,7 +19,7 @@ import (
 
 // TestKernelBurstOfAFullNodeIsServed simulates the boot of a node: 110 pods, the limit of kubelet, are connected at
 // once and disconnected at once, while the services are killed and started. Every ADD and DEL succeeds, every address
-// is unique, and nothing is left.
+// is unique, and no state is left.
 func TestKernelBurstOfAFullNodeIsServed(t *testing.T) {
 	const pods = 110
 	n := newNode(t)

@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// cnitool runs libcni's command line for one network and namespace. Its network has the node's name, because libcni's
-// cache is shared by the machine, and GC applies to everything that is cached for a network's name.
+// cnitool runs libcni's command line for one network and namespace. The network's name is the node's name, because
+// libcni's cache is shared by the machine, and GC applies to everything that is cached for a network's name.
 type cnitool struct {
 	network string
 	confDir string

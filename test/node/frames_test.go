@@ -198,7 +198,7 @@ func parse(b []byte) (s segment, ok bool) {
 	return s, true
 }
 
-// read returns the frames that have arrived since the last read.
+// read returns the frames that arrived since the last read.
 func (w *wire) read(t testing.TB) (all []segment) {
 	t.Helper()
 	b := make([]byte, 2048)

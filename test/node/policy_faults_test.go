@@ -140,7 +140,7 @@ func upsert(manifests string) func(context.Context, *testNode, policyv1.PolicySe
 }
 
 // The datapath is killed between any two writes of a policy change. An open connection that every revision allows
-// continues, finally the last revision is enforced, and nothing of earlier revisions remains.
+// continues, finally the last revision is enforced, and no entries of earlier revisions remain.
 func TestFaultKillDatapathBetweenAnyTwoWritesOfAChange(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, shortLinger)

@@ -130,7 +130,7 @@ func mustServe(t *testing.T, p pod.Pod) uint16 {
 }
 
 // Revoking a permission blocks open connections from the next packet on. Connections that stay allowed are not
-// disturbed: nothing is reset, lost or retransmitted.
+// disturbed: no packet is lost or retransmitted, no connection is reset.
 func TestKernelRevokedPermissionCutsTheNextPacket(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -216,7 +216,7 @@ func TestKernelRevokedPermissionCutsTheNextPacket(t *testing.T) {
 }
 
 // While the policy service is down, traffic continues and policies stay enforced. A pod with labels that the node
-// knows can be added; a pod with new labels has to wait. When the service returns, nothing is written again.
+// knows can be added; a pod with new labels has to wait. When the service returns, the datapath rewrites no entries.
 func TestKernelPolicyServiceMayBeAway(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -568,7 +568,7 @@ struct sl_budget {
 	 * returned, in seconds of CLOCK_MONOTONIC; 0: never
 	 */
 	__u64 begun SL_BITS("begun@0:32 used-up@32:32=seconds");
-	/* upper half: connections that have ended since the last pass, signed */
+	/* upper half: connections that ended since the last pass, signed */
 	__u64 limit SL_BITS("limit@0:32 ended@32:32=signed");
 };
 

@@ -211,7 +211,7 @@ __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p
 	return reason;
 }
 
-/* Finds the node that a packet from the stack came from. Returns 0 if there is none or if it
+/* Finds the node that a packet from the stack came from. Returns 0 if no node is found or it
  * cannot be verified.
  */
 __noinline int recall_node(struct __sk_buff *skb, struct sl_packet *p)

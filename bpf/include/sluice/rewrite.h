@@ -24,7 +24,7 @@
 #define SL_UDP_CHECK 6
 #define SL_ICMP_CHECK 2
 
-/* One end of a packet, as it is to be written to the frame. */
+/* One end of a packet, in the form that is written to the frame. */
 struct sl_end {
 	__u8 addr[16]; /* IPv4: the first four bytes */
 	__u16 port; /* host order */

@@ -214,7 +214,7 @@ __noinline int best_member(__u64 list, struct sl_choice *c)
 
 /*
  * The backend that a hash selects in a non-empty list: through the slot table or, without one,
- * directly among the members. 0 if there is none.
+ * directly among the members. 0 if the lookup fails.
  */
 static __always_inline __u32 member_by_hash(__u64 list, __u64 hash)
 {

@@ -128,7 +128,7 @@ static __always_inline void read_client(struct sl_choice *c, __u16 slot)
 		__builtin_memcpy(c->client, e->ip6, sizeof(c->client));
 }
 
-/* The front for local sockets at the address; 0: there is none. */
+/* The front for local sockets at the address; 0 if it has none. */
 static __always_inline __u32 find_front(const struct sl_choice *c, __u16 slot)
 {
 	bool loopback = is_loopback(c->addr, c->family);
@@ -345,7 +345,7 @@ static __always_inline bool translate(struct bpf_sock_addr *ctx, struct sl_choic
 	return true;
 }
 
-/* The socket's translation to this backend address; NULL if there is none. */
+/* The socket's translation to this backend address; NULL if it has none. */
 static __always_inline struct sl_sock_peer *peer_at(struct bpf_sock_addr *ctx, const __u8 *addr,
 						    __u8 family)
 {

@@ -319,7 +319,7 @@ static __always_inline bool is_in_use(struct sl_packet *p, const struct sl_choic
 	return ct && !has_ended(READ_ONCE(ct->flags)) && (is_reply(p, ct) || is_other(p, c, ct));
 }
 
-/* The backend of the next member to try; 0: there is none. */
+/* The backend of the next member to try; 0 if it has none. */
 static __always_inline __u32 next_member(struct sl_choice *c, __u64 list)
 {
 	if (list_count(list) <= SL_RENDEZVOUS)

@@ -13,7 +13,7 @@ import (
 
 // Errors that callers branch on.
 var (
-	// ErrNotFound is returned if no object has the name.
+	// ErrNotFound is returned if no object of that name exists.
 	ErrNotFound = errors.New("not found")
 	// ErrOwned is returned if another source or manager owns the object.
 	ErrOwned = errors.New("another source or manager has the object")

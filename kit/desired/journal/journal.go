@@ -142,9 +142,9 @@ func (j *Journal[O]) open() (err error) {
 }
 
 // Replay passes the content of the files to the functions of c, state first and cache last, and
-// removes records of uncommitted changes. It returns the revision of the objects, 0 if there is
-// none. It must be called once, before any change. If a Codec, State or Cached rejects a record,
-// the error names the file and the steps to recover.
+// removes records of uncommitted changes. It returns the revision of the objects, 0 if the files
+// contain no revision. It must be called once, before any change. If a Codec, State or Cached
+// rejects a record, the error names the file and the steps to recover.
 func (j *Journal[O]) Replay(c Contents[O]) (revision uint64, err error) {
 	if err := j.file.View(func(t *store.Tx) error {
 		if revision, err = j.replayState(t, c.State); err != nil {

@@ -186,8 +186,8 @@ state name: x
 	}
 }
 
-// TestUnstagedChangeIsOneTransaction: without change numbers in their keys, records take effect as
-// soon as they are written.
+// TestUnstagedChangeIsOneTransaction: without change numbers in their keys, a record takes effect
+// when it is written.
 func TestUnstagedChangeIsOneTransaction(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "state")

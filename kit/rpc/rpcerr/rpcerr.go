@@ -96,8 +96,8 @@ func ofAll(name string) Reason { return Reason{Domain: "rpc" + suffix, Name: nam
 
 // New returns the answer to a call that failed with err: with the code, the reason, the text of err
 // and the details. Details of the same type are merged into one, as google.rpc requires. If err
-// wraps the error of a system call, the metadata of the reason has the name of the error as
-// "errno", for example ENOSPC.
+// wraps the error of a system call, the metadata of the reason contains the error's symbol as "errno", for
+// example ENOSPC.
 //
 // If err wraps an answer of another service that has a reason, that reason and its details are
 // passed on, and the arguments reason and details are ignored, since they would contradict them.

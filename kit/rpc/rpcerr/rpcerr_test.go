@@ -175,13 +175,13 @@ func TestHostileDetailsAreBounded(t *testing.T) {
 	err := New(codes.Internal, Reason{long, long}, errors.New(long), bad, quota, info, Resource(long, long, long), &emptypb.Empty{})
 	st := status.Convert(err)
 	if n := len(st.Message()); n > MaxText || !utf8.ValidString(st.Message()) {
-		t.Errorf("the text is %d bytes long, want at most %d, in UTF-8", n, MaxText)
+		t.Errorf("the text is %d bytes long, want <= %d, in UTF-8", n, MaxText)
 	}
 	if n := len(st.Details()); n != 4 {
 		t.Errorf("%d details, want the four that services send", n)
 	}
 	if n, limit := proto.Size(st.Proto()), 128<<10; n > limit {
-		t.Errorf("the answer is %d bytes long, want at most %d", n, limit)
+		t.Errorf("the answer is %d bytes long, want <= %d", n, limit)
 	}
 	if len(Fields(err)) != MaxViolations || len(Quotas(err)) != MaxViolations {
 		t.Errorf("%d and %d violations, want %d", len(Fields(err)), len(Quotas(err)), MaxViolations)

@@ -40,7 +40,7 @@ func TestWaitingEndsByTheClockOfTheProcess(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, err, end.want)
 		}
 		if most := end.after + 2; tries > most {
-			t.Errorf("%s: %d tries, want at most %d", name, tries, most)
+			t.Errorf("%s: %d tries, want <= %d", name, tries, most)
 		}
 	}
 }

@@ -211,7 +211,7 @@ func (c *Cluster) startKeeper(program string, detached bool) error {
 	return nil
 }
 
-// Close removes the cluster, and returns when nothing is left of it.
+// Close removes the cluster, and returns when it is removed completely.
 func (c *Cluster) Close() error {
 	if c.lifeline != nil {
 		_ = c.lifeline.Close()

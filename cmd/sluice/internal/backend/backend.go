@@ -122,7 +122,7 @@ func collect(all map[key]*backend, s *lbv1.Service) {
 				}
 				all[k] = one
 			}
-			// A list uses terminating backends only if it has no other, so the backend is ready if any list says so.
+			// Only a list without ready backends uses terminating ones. A backend that is not terminating in some list is ready.
 			if !b.GetTerminating() {
 				one.state = "ready"
 			}

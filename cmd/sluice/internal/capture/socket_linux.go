@@ -171,7 +171,7 @@ func (s *socket) status() *uint32 {
 	return (*uint32)(unsafe.Pointer(&s.ring[s.block*blockSize+int(unsafe.Offsetof(unix.TpacketBlockDesc{}.Hdr))]))
 }
 
-// receive returns the next packet, which is valid until the next call. ok is false if there is none.
+// receive returns the next packet, which is valid until the next call. ok is false if no packet is waiting.
 func (s *socket) receive() (p packet, ok bool) {
 	if s.left == 0 && s.at != 0 {
 		atomic.StoreUint32(s.status(), unix.TP_STATUS_KERNEL)

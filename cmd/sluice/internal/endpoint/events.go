@@ -109,7 +109,7 @@ type watcher struct {
 	token    []byte
 	complete bool // the first listing has been received
 	lost     bool // disconnected, and the event was printed
-	// listed has the endpoints of the listing in progress; nil if there is none.
+	// listed has the endpoints of the listing in progress; nil if no listing is in progress.
 	listed map[workload.Owner]struct{}
 }
 

@@ -96,8 +96,8 @@ func (n Name) Pod() *datapathv1.PodName {
 func (n Name) Whole() bool { return n.container != "" && n.ifname != "" }
 
 // Find returns the endpoints with the name: of the container with this ID, else of the pod, else of the containers
-// whose IDs begin with it. isPod tells that they are of the pod. It is an error if a container and another pod have
-// the name.
+// whose IDs begin with it. isPod is true if they belong to the pod. It is an error if the name is both the ID of a
+// container and the name of another pod.
 func (n Name) Find(all []*datapathv1.Endpoint) (found []*datapathv1.Endpoint, isPod bool, err error) {
 	matching := func(match func(*datapathv1.Endpoint) bool) []*datapathv1.Endpoint {
 		return slices.DeleteFunc(slices.Clone(all), func(e *datapathv1.Endpoint) bool { return !match(e) })
@@ -126,7 +126,7 @@ func (n Name) Find(all []*datapathv1.Endpoint) (found []*datapathv1.Endpoint, is
 	return matching(container(strings.HasPrefix)), false, nil
 }
 
-// Match returns the only endpoint with the name, or nil if there is none.
+// Match returns the only endpoint with the name, or nil if no endpoint has it.
 func (n Name) Match(all []*datapathv1.Endpoint) (*datapathv1.Endpoint, error) {
 	found, _, err := n.Find(all)
 	switch {
@@ -143,7 +143,8 @@ func (n Name) Match(all []*datapathv1.Endpoint) (*datapathv1.Endpoint, error) {
 	return nil, invocation.Usagef("%q could be %s", n.text, strings.Join(names, " or "))
 }
 
-// Match parses the name of a container or a pod, and returns the only endpoint with the name, or nil if there is none.
+// Match parses the name of a container or a pod, and returns the only endpoint with the name, or nil if no endpoint has
+// it.
 func Match(all []*datapathv1.Endpoint, text string) (*datapathv1.Endpoint, error) {
 	n, err := ParseName(text)
 	if err != nil {

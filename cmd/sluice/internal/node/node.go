@@ -287,7 +287,7 @@ func stay(ctx context.Context, inv *invocation.Invocation, address string) error
 	return nil
 }
 
-// failure returns the errors in the log of a service. If there are none, it returns the end of the output.
+// failure returns the errors in the log of a service. Without errors it returns the end of the output.
 func failure(out []byte) string {
 	var all []string
 	for line := range bytes.Lines(out) {

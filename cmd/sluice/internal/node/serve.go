@@ -29,8 +29,8 @@ var needed = []string{"identity", "ipam", "datapath"}
 const (
 	soon  = 200 * time.Millisecond
 	later = 5 * time.Second
-	// askAgain is the interval between GetStatus calls, which are expensive for the datapath. After a failed check, the
-	// datapath is asked at once.
+	// askAgain is the interval between GetStatus calls, which are expensive for the datapath. After a failed check,
+	// GetStatus is called at once.
 	askAgain = time.Minute
 )
 

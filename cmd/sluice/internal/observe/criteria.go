@@ -608,8 +608,8 @@ func (n *names) endpoints() ([]*datapathv1.Endpoint, error) {
 	return n.all, err
 }
 
-// missing prints a note that no container or pod has the name at present. It may have been removed, or be created
-// later.
+// missing prints a note that no container or pod of this name exists at present. It may have been removed, or be
+// created later.
 func (n *names) missing(flag, what, name string) {
 	if n != nil {
 		n.note(flag + " " + name + ": no " + what +
@@ -664,7 +664,7 @@ func hasPod(all []*datapathv1.Endpoint, namespace, name string) bool {
 	})
 }
 
-// end resolves a container or a pod. A name that neither has at present may be either.
+// end resolves a container or a pod. If neither exists at present, the name may refer to either.
 func (n *names) end(flag, name string) ([]*workloadv1.Owner, []*datapathv1.PodName, error) {
 	all, err := n.endpoints()
 	if err != nil {

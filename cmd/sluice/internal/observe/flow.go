@@ -122,7 +122,7 @@ func (e Event) At() time.Time {
 	return at.AsTime()
 }
 
-// uuid returns the ID from which a stream can resume after the event; empty if there is none.
+// uuid returns the ID from which a stream can resume after the event; empty if the event has no ID.
 func (e Event) uuid() string { return cmp.Or(e.GetFlow().GetUuid(), e.GetRepair().GetUuid()) }
 
 // Line returns the event as text. Events are printed as they arrive, so they are not aligned as a table.

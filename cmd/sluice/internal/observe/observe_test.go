@@ -103,7 +103,7 @@ func TestObserveSendsItsCriteria(t *testing.T) {
 	if r := <-n.Observed; r.GetOwners()[0].GetContainerId() != nodetest.LongID || errOut != "" {
 		t.Errorf("the start of an ID was sent as %v, %s", r.GetOwners(), errOut)
 	}
-	// A name that no container has is accepted with a note, because it may have existed or may be created.
+	// The name of a missing container is accepted with a note: the container may have been removed, or be created later.
 	_, errOut = n.Want(t, 0, "observe", "--container", "nope", "--to", "shop/gone")
 	if r := <-n.Observed; r.GetOwners()[0].GetContainerId() != "nope" ||
 		r.GetDestination().GetPods()[0].GetName() != "gone" ||

@@ -40,7 +40,7 @@ type Peer struct {
 	Labels    []*workloadv1.Label
 	Addresses []netip.Addr
 	Owner     *workload.Owner // of the endpoint; nil if the peer is not an endpoint of this node
-	// Node is the name of the other node that has the address; empty if there is none.
+	// Node is the name of the other node that has the address; empty if no other node has it.
 	Node string
 	// Note tells how the identity was chosen, if that is not obvious; may be empty.
 	Note string
@@ -50,7 +50,7 @@ type Peer struct {
 type Resolver func(ctx context.Context, inv *invocation.Invocation, text, namespace string) (Peer, error)
 
 // Resolve resolves a peer and its identity. It asks the datapath about this node and sluice-identity about the
-// cluster, and fails if the service that has the answer does not respond.
+// cluster, and fails if the responsible service does not respond.
 func Resolve(ctx context.Context, inv *invocation.Invocation, text, namespace string) (Peer, error) {
 	p := Peer{Text: text}
 	if text == "" {

@@ -69,7 +69,7 @@ verdict would change, %d if one would, %d on errors.`, exitDiffers, exitTrouble)
 	return cmd
 }
 
-// otherFamily maps the prefix of all IPv4 addresses to that of all IPv6 addresses, and back.
+// otherFamily maps the prefix of all IPv4 addresses to the prefix of all IPv6 addresses, and back.
 var otherFamily = map[string]string{"0.0.0.0/0": "::/0", "::/0": "0.0.0.0/0"}
 
 // addPeer adds a peer unless it is in the list. An identity with all IPv4 and all IPv6 addresses becomes one entry

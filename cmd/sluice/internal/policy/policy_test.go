@@ -468,7 +468,7 @@ func TestPolicyExplainFindsWhoIsMeant(t *testing.T) {
 		from := n.Policy.Explained.GetFrom()
 		got := want{from.GetIdentity(), from.GetAddress(), len(from.GetLabels())}
 		if got != c.want {
-			t.Errorf("--from %s is asked as %+v, want %+v", c.text, got, c.want)
+			t.Errorf("--from %s: the request has %+v, want %+v", c.text, got, c.want)
 		}
 	}
 	n.Want(t, 0, "policy", "explain", "--from", "0123", "--to", "fd00:244::9", "--icmp", "echo")
@@ -549,7 +549,7 @@ func TestPolicyExplainFindsLabelsAmongTheIdentitiesOfTheCluster(t *testing.T) {
 			c.flags...)...)
 		from := n.Policy.Explained.GetFrom()
 		if from.GetIdentity() != c.identity || len(from.GetLabels()) != c.given {
-			t.Errorf("%s %v is asked as %v, want identity %d, %d labels", c.labels, c.flags, from, c.identity, c.given)
+			t.Errorf("%s %v: the request has %v, want identity %d, %d labels", c.labels, c.flags, from, c.identity, c.given)
 		}
 		if note := "Note: " + c.note + "\n"; strings.Contains(out, "Note: ") != (c.note != "") || c.note != "" &&
 			!strings.Contains(out, note) {
@@ -769,7 +769,7 @@ func TestDiffExitsAsDiffDoes(t *testing.T) {
 		"from identity 302 at ::/0, 10.0.0.7", "from reserved:host, reserved:a+reserved:b",
 		"from 192.0.2.0/24, every other address outside")
 	if strings.Count(out, "What ") != 1 {
-		t.Errorf("one subject and direction is said more than once:\n%s", out)
+		t.Errorf("a subject and direction is listed more than once:\n%s", out)
 	}
 	if d := n.Policy.Compared.GetDelete(); len(d) != 2 || policykind.KeyText(d[0]) != "NetworkPolicy shop/old" ||
 		policykind.KeyText(d[1]) != "CiliumClusterwideNetworkPolicy all" {

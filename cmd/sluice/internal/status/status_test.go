@@ -125,9 +125,9 @@ func TestStatusEndsWithZeroOnlyIfAllIsAsItShouldBe(t *testing.T) {
 	want(invocation.ExitNotReady, "Ready no")
 }
 
-// TestStatusSaysWhatWorksMeanwhile: testStatusShowsTheCluster: nodes and mappings, and as
-// warnings what of this node or of others does not count. Identity and policy may be away: the
-// datapath says whether containers with labels that the node has can be connected.
+// TestStatusSaysWhatWorksMeanwhile: while a service is down, the status lists what still works.
+// Without sluice-identity or sluice-policy, it depends on the datapath whether containers with
+// labels in use on the node can be connected.
 func TestStatusSaysWhatWorksMeanwhile(t *testing.T) {
 	const known = "Ready only for label sets that this node has"
 	for service, c := range map[string]struct {

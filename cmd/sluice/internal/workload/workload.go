@@ -49,7 +49,7 @@ func LabelTexts(labels []*workloadv1.Label) []string {
 	return texts
 }
 
-// LabelTextsInOrder returns the labels as SOURCE:KEY=VALUE in the given order, or nil if there are none.
+// LabelTextsInOrder returns the labels as SOURCE:KEY=VALUE in the given order, or nil without labels.
 func LabelTextsInOrder(labels []*workloadv1.Label) []string {
 	if len(labels) == 0 {
 		return nil

@@ -212,8 +212,8 @@ func isLog(path string) bool {
 	return ok && below && isInstance(name)
 }
 
-// isBelow reports whether a path is below dir, and dir is named like an instance's directory: any other directory
-// could be a mistake.
+// isBelow reports whether a path is below dir, and the name of dir is valid for an instance's directory: any other
+// directory could be a mistake.
 func isBelow(path, dir string) bool {
 	return isInstance(filepath.Base(dir)) && strings.HasPrefix(path, dir+"/")
 }
@@ -439,8 +439,8 @@ func checkDir(path string) string {
 	return ""
 }
 
-// stateDirOf returns the state directory that belongs to a run directory: both have the instance's name, ROOT/run/NAME
-// and ROOT/var/lib/NAME.
+// stateDirOf returns the state directory that belongs to a run directory: the instance's name is in both paths,
+// ROOT/run/NAME and ROOT/var/lib/NAME.
 func stateDirOf(runDir string) (string, bool) {
 	parent, name := filepath.Split(runDir)
 	root, ok := strings.CutSuffix(parent, "/run/")

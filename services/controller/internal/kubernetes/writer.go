@@ -54,7 +54,7 @@ func NewWriter(config *rest.Config, instance string, l *slog.Logger) (*Writer, e
 }
 
 // SetConditions implements policystatus.API. It sends a merge patch of the whole list with a resource version.
-// Server-side apply would merge by type only if the schema says so, and otherwise replace conditions of other
+// Server-side apply would merge by type only if the schema requires it, and otherwise replace conditions of other
 // controllers.
 func (w *Writer) SetConditions(ctx context.Context, o policystatus.Object, conditions []byte) error {
 	body, err := json.Marshal(map[string]any{

@@ -111,7 +111,7 @@ func (n *Nodes) Complete() {
 	n.wake()
 }
 
-// Failed records why the Nodes cannot be followed; nil means that they can. Nothing is published while it is set.
+// Failed records why the Nodes cannot be followed; nil means that they can. While it is set, no ranges are published.
 func (n *Nodes) Failed(err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

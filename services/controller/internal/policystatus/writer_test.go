@@ -253,7 +253,7 @@ func (e *each) Complete(_ context.Context, listed map[evaluation.Key]struct{}) e
 }
 
 // TestRefusedObjectsAreJudgedAgainWhenRoomComes changes the shares: a refused object now fits, and an accepted one
-// exceeds its share. Nothing is written for an object whose verdict stays the same.
+// exceeds its share. No status is written for an object whose verdict stays the same.
 func TestRefusedObjectsAreJudgedAgainWhenRoomComes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused, inForce := evaluation.Outcome{Refused: "no room"}, evaluation.Outcome{InForce: true}

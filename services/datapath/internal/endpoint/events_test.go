@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestSlotEventsAreTakenOnce checks that duplicates are merged and that Next waits while nothing is
-// added.
+// TestSlotEventsAreTakenOnce checks that duplicates are merged and that Next blocks until an event
+// is added.
 func TestSlotEventsAreTakenOnce(t *testing.T) {
 	e := NewSlotEvents()
 	e.Add([]uint16{7, 3})

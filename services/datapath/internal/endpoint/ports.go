@@ -53,9 +53,9 @@ func (e Entry) same(o Entry) bool {
 
 // Maps publishes endpoints to the eBPF programs.
 type Maps interface {
-	// Publish makes e visible and returns its endpoint ID. It returns ErrAddressHeld if a key
-	// belongs to another endpoint and ErrFull if the maps have no capacity. After an error, nothing
-	// of e remains.
+	// Publish makes e visible and returns its endpoint ID. It returns ErrAddressHeld if a key belongs
+	// to another endpoint and ErrFull if the maps have no capacity. After an error, no entry of e
+	// remains.
 	Publish(ctx context.Context, e Entry) (slot uint16, err error)
 	// Cut stops all traffic of the endpoint. ErrNotFound if it does not exist.
 	Cut(slot uint16) error

@@ -49,7 +49,7 @@ func TestKernelAPodOfOneFamilySendsNothingInTheOther(t *testing.T) {
 	}
 }
 
-// Ports that the first fragment of a pod has recorded do not apply to fragments from the stack with the same
+// Ports recorded for the first fragment of a pod do not apply to fragments from the stack with the same
 // addresses and identification, and vice versa.
 func TestKernelFragmentsOfThePodAndOfTheStackAreApart(t *testing.T) {
 	for _, v6 := range []bool{false, true} {

@@ -23,6 +23,6 @@ func TestKernelAskedAddressesOfOtherNodesStayInTheirRing(t *testing.T) {
 		f.forge(t, f.b.ns, f.a.addr4, packets...)
 	}
 	if n := len(f.a.askedRecords(t)); n > ring || n < ring/2 {
-		t.Errorf("%d records of requested addresses, want at most %d", n, ring)
+		t.Errorf("%d records of requested addresses, want <= %d", n, ring)
 	}
 }

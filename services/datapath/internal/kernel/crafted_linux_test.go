@@ -384,9 +384,9 @@ func mutate(r *rand.Rand, p crafted) crafted {
 	return p
 }
 
-// Whatever a pod, a process of the host with any mark, or a sender outside sends: only packets that a simple
-// reading of the policy allows pass, each packet is counted once, denied packets leave no connection, and
-// existing connections continue.
+// A pod, a process of the host with any mark, and a sender outside send crafted packets. Only packets that a simple
+// reading of the policy allows pass, each packet is counted once, denied packets leave no connection, and existing
+// connections continue.
 func TestKernelCraftedPacketsDoNotPassWhatPolicyDenies(t *testing.T) {
 	stayOnOneCPU(t)
 	for _, v6 := range []bool{false, true} {
@@ -437,7 +437,7 @@ func TestKernelCraftedPacketsDoNotPassWhatPolicyDenies(t *testing.T) {
 				}
 			}
 
-			// nothing is allowed any more: with the entries, and without
+			// the policies now deny everything: with the connection entries, and without
 			for i, evicted := range []bool{false, true} {
 				c.policy(t, false)
 				if evicted {

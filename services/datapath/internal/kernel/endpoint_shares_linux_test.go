@@ -462,7 +462,7 @@ func TestKernelRepeatedFirstPacketsTakeNoFurtherTranslations(t *testing.T) {
 			var b bpf.MapsSlBound
 			must(t, "read the bound", n.k.Pins.Map(bpf.MapsMapSlBound).Lookup(uint32(bound.Translations4), &b))
 			if b.Used > 2*ports {
-				t.Errorf("%d of the common half are used, want at most %d", b.Used, 2*ports)
+				t.Errorf("%d of the common half are used, want <= %d", b.Used, 2*ports)
 			}
 		})
 	}

@@ -299,7 +299,7 @@ func TestKernelFragmentsOfForwardedPacketsAreNotTheHosts(t *testing.T) {
 	}
 }
 
-// If the first fragment has extension headers that do not fit into the headroom of the others, the stack copies
+// If the extension headers of the first fragment do not fit into the headroom of the others, the stack copies
 // a reassembled IPv6 packet into new fragments. On Linux 6.18 these have no incoming device (ip6_copy_metadata
 // does not copy skb_iif), as if the host had sent them; a newer kernel may keep it. All kernels keep the mark.
 func TestKernelCopiedIPv6FragmentsKeepTheirMark(t *testing.T) {

@@ -850,7 +850,7 @@ func TestKernelUnknownDeviceIsDropped(t *testing.T) {
 	}
 }
 
-// A packet that sluice_from_pod has redirected to a host end passes sluice_to_pod there, because it was already
+// A packet that sluice_from_pod redirected to a host end passes sluice_to_pod there, because it was already
 // evaluated: it entered by an endpoint's device, and its mark contains this device.
 func TestKernelEvaluatedPacketsPassUncountedAndUnmarked(t *testing.T) {
 	r, cast := newStage(t)
@@ -992,7 +992,7 @@ func TestKernelAFullEventBufferLosesEventsButTellsHowMany(t *testing.T) {
 	}
 	drain()
 	if read > room || counted < sent || read+lost != counted {
-		t.Errorf("%d events read, %d lost, %d drops counted; want at most %d read and the sum right", read, lost, counted, room)
+		t.Errorf("%d events read, %d lost, %d drops counted; want <= %d read and the sum right", read, lost, counted, room)
 	}
 	// the first event that fits again contains the number
 	_, err = k.program(program.FromPod).Run(&ebpf.RunOptions{Data: in})

@@ -413,7 +413,7 @@ func TestKernelChangedLayoutIsANewMap(t *testing.T) {
 	old := spec.Maps[bpf.MapsMapSlIf].Copy()
 	old.ValueSize, old.Value = 8, nil
 	if pin.Name(old) == pin.Name(spec.Maps[bpf.MapsMapSlIf]) {
-		t.Fatalf("two layouts have the pin name %s", pin.Name(old))
+		t.Fatalf("two layouts share the pin name %s", pin.Name(old))
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)

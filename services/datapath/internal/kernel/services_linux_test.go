@@ -781,6 +781,6 @@ func TestKernelHairpinHasABudget(t *testing.T) {
 	kept := uint64(0)
 	must(t, "list", n.k.Translations.Each(func(translation.Translation) error { kept++; return nil }))
 	if kept > 2*passed {
-		t.Errorf("%d translations are there, want at most two for each of %d", kept, passed)
+		t.Errorf("%d translations exist, want <= 2 for each of %d packets", kept, passed)
 	}
 }

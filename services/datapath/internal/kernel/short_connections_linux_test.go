@@ -28,9 +28,9 @@ const (
 	allEnv    = "SLUICE_SHORT_CONNECTIONS"
 )
 
-// TestKernelShortConnectionsToOneBackendAreAllMade: the connections of a minute, packet-translated from a pod
-// to a cluster IP, and from an outside client to a node port, with a backend on another node. The collector
-// runs, or has stopped after a pass.
+// TestKernelShortConnectionsToOneBackendAreAllMade: the connections of a minute, packet-translated from a pod to a
+// cluster IP, and from an outside client to a node port, with a backend on another node. The collector runs, or stops
+// after a pass.
 func TestKernelShortConnectionsToOneBackendAreAllMade(t *testing.T) {
 	each := perMinute
 	if os.Getenv(allEnv) == "" {

@@ -28,7 +28,7 @@ type Options struct {
 	BootID string // of the running boot
 
 	Kernel policysync.Kernel
-	// Addresses of other nodes wait until the tables know their identity; nil: there are none.
+	// Addresses of other nodes wait until the tables know their identity; nil: no other nodes.
 	Addresses policysync.Addresses
 	Service   policystream.Service
 	// Names receives the learned addresses that connections use; nil: none are reported.

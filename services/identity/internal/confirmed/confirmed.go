@@ -37,7 +37,7 @@ type Summary struct {
 	Cluster uint64 `json:"cluster,string"`
 	// Revision up to which every node that may have mappings has confirmed; 0: not known.
 	Revision int64 `json:"revision"`
-	// Wanted is the revision that nodes must confirm; 0 means no request.
+	// Wanted: the revision that nodes must confirm; 0 means no request.
 	Wanted int64 `json:"wanted,omitempty"`
 }
 

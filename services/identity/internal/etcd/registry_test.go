@@ -210,9 +210,9 @@ func TestIncarnationReplacesOldNode(t *testing.T) {
 	b.seesMapping(address(1, 5), "")
 }
 
-// TestSecondNodeOfANameWritesNothing: two machines have one name. The living one keeps its record, its range and its
-// mappings. The other machine writes nothing to etcd until the first is silent for longer than its lease. From then
-// on, the first machine's keys do not count.
+// TestSecondNodeOfANameWritesNothing: two machines use the same name. The running machine keeps its record, its range
+// and its mappings. The other machine writes nothing to etcd until the first is silent for longer than its lease. From
+// then on, the first machine's keys do not count.
 func TestSecondNodeOfANameWritesNothing(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.StartThree(t)

@@ -1,26 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package snapshot keeps the service's state on disk: the holds, which must not be lost, and a cache.
+// Package snapshot stores the service's state on disk, in three files:
 //
-// Three files with different rights to exist:
+//   - holds.<boot id>.db has the references of holders to numbers, and the changes of the cluster that were learned
+//     after known.db was written. It is state: it is written before callers and readers see a change. The service does
+//     not start with a corrupt file, because without it the cluster could collect numbers that endpoints use.
+//   - known.db is a cache of the cluster's identities, nodes and addresses, for times without etcd. It contains the
+//     etcd revision up to which it is complete. A corrupt file is renamed, and its content is read from etcd again.
+//     Answers do not depend on it, because references contain their label sets.
+//   - incarnation.json identifies this directory, because another node may use the same name. It also contains the
+//     boot whose file of holds exists.
 //
-//   - holds.<boot id>.db says who holds which number, and what was learned of
-//     the cluster since known.db was written. It is state: written before the
-//     answer, and before readers, and refused when it is corrupt, because starting
-//     without it would let the cluster collect numbers that endpoints use.
-//   - known.db is a cache of the cluster's identities, nodes and addresses for
-//     the time without etcd, with the revision of etcd up to which it has
-//     everything. A corrupt one is put aside and read again from etcd: nothing
-//     that was answered depends on it, since the holds carry label sets themselves.
-//   - incarnation.json tells this directory from that of another node with the
-//     same name, and for which boot there is a file of holds.
-//
-// Holders belong to a boot of the machine, because no endpoint survives one:
-// files that another boot wrote are removed unread. So the holds need to
-// survive a killed process, which the page cache does, and not a loss of
-// power, which fsync costs milliseconds for in every answer. The cache is
-// synced; one commit has the changes of some seconds.
+// References belong to one boot of the machine, because endpoints end with it: files of another boot are removed
+// unread. Therefore the holds must survive a killed process, but not a power failure. The page cache is enough for
+// that; fsync would delay each answer by milliseconds. The cache is synced; one commit contains the changes of some
+// seconds.
 package snapshot
 
 import (

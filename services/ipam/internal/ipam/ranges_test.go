@@ -429,7 +429,7 @@ func TestThePrimaryRangeStaysWhileTheNodeHasIt(t *testing.T) {
 	want("10.7.0.0/24, fd05::/64")
 	setRanges(t, a, "10.1.0.0/24", "fd05::/64", "10.7.0.0/24")
 	want("10.7.0.0/24, fd05::/64")
-	// A range that another node has must not be primary.
+	// A range of another node must not be primary.
 	refuse("10.7.0.0/24")
 	want("10.1.0.0/24, fd05::/64")
 	refuse()

@@ -33,7 +33,7 @@ func CompareKeys(a, b frontend.Key) int {
 	return a.Compare(b)
 }
 
-// compare orders the frontends of one service as they are listed.
+// compare defines the order of one service's frontends in lists.
 func compare(a, b *frontend.Frontend) int {
 	return cmp.Or(cmp.Compare(a.Kind, b.Kind), CompareKeys(a.Key, b.Key))
 }
@@ -455,7 +455,7 @@ type Categories struct {
 }
 
 // Categorize selects among the endpoints of a service port. Under both policies it selects the
-// ready endpoints; if there are none, the draining ones.
+// ready endpoints; without ready endpoints, the draining ones.
 func (n *Node) Categorize(all []candidate) Categories {
 	var out Categories
 	allows := n.topology(all)

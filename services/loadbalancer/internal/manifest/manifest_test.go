@@ -140,7 +140,7 @@ func TestListsAndJSON(t *testing.T) {
 		}
 	}
 	if got, err := (Options{}).Decode([]byte("# nothing\n---\n")); err != nil || len(got) != 0 {
-		t.Errorf("nothing is %d objects, %v", len(got), err)
+		t.Errorf("an empty document has %d objects, %v", len(got), err)
 	}
 }
 

@@ -671,7 +671,7 @@ func newObject(m *manifest.Object, by *managed.By) *object {
 	return x
 }
 
-// refusing returns the object as it is when it exceeds limits.services.
+// refusing returns the object in the form that applies if it exceeds limits.services.
 func (x *object) refusing() *object {
 	why := ExceedsShare + ": it exceeds the tenant's share of limits.services: cluster IPs, load balancer addresses " +
 		"and node ports refuse connections; external addresses are not served"

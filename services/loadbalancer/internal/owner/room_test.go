@@ -63,7 +63,7 @@ func TestVastServicesAreRefusedByName(t *testing.T) {
 			t.Errorf("%s: %v, want %q", what, err, want)
 		}
 		if n := (after.TotalAlloc - before.TotalAlloc) >> 20; n > 200 {
-			t.Errorf("%s: %d MiB of memory were asked for", what, n)
+			t.Errorf("%s: %d MiB of memory were allocated", what, n)
 		}
 	}
 	web, ends := vast(100, 0, 2, 1000)

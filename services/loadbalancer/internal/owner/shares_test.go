@@ -348,8 +348,8 @@ func TestFirstListingIsDividedWhateverItsOrder(t *testing.T) {
 }
 
 // TestRemovedBackendsLeaveThoughNewOnesExceedTheShare: a rolling update of a tenant that uses all
-// of its share. Pods that the API server has removed must not stay backends: their addresses are
-// reused by other pods, also of other namespaces.
+// of its share. Pods removed from the API server must not stay backends: their addresses are reused
+// by other pods, also of other namespaces.
 func TestRemovedBackendsLeaveThoughNewOnesExceedTheShare(t *testing.T) {
 	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 1000, Backends: 10, BackendsPerService: 100})
 	o.give(

@@ -27,7 +27,7 @@ type Subscription struct {
 	// The last barrier that it applied; zero: none.
 	Incarnation [16]byte
 	Seq         uint64
-	// Capacity is what the subscriber's kernel can hold; nil: not reported.
+	// Capacity of the subscriber's maps; nil: not reported.
 	Capacity *frontend.Capacity
 }
 

@@ -494,6 +494,6 @@ func TestSharesAreThoseOfTheNamespaces(t *testing.T) {
 		t.Errorf("shop uses %v, want frontends", got)
 	}
 	if got := used("other"); got["frontends"] != 0 || len(got) < 2 {
-		t.Errorf("other uses %v, want nothing of each limit", got)
+		t.Errorf("other uses %v, want 0 for each limit", got)
 	}
 }

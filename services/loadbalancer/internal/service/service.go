@@ -191,7 +191,7 @@ func (s *Service) HasFrontends() bool {
 	return s.Type != ExternalName && !s.Headless && s.OtherProxy == ""
 }
 
-// Refusing returns the service as it is when it exceeds limits.services: connections to its
+// Refusing returns the service in the form that applies if it exceeds limits.services: connections to its
 // addresses and node ports are refused, and it has no external addresses. An address that only
 // services use refuses every port without a frontend, so the first port of the service and those
 // with node ports are enough.

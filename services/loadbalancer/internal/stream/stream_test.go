@@ -103,7 +103,7 @@ func (k *kernel) take(steps []frontend.Step) {
 	}
 }
 
-// all takes messages until there are none.
+// all takes messages until the queue is empty.
 func (k *kernel) all(s *Subscriber, t *table) (messages int) {
 	for {
 		steps := s.Next(t)
@@ -391,7 +391,7 @@ func TestManyBarriersWithoutAcknowledgement(t *testing.T) {
 			t.Fatal(err)
 		}
 		if p := s.Progress(); p.Enforced > revisions[seq] {
-			t.Fatalf("barrier %d is revision %d, want at most %d", seq, p.Enforced, revisions[seq])
+			t.Fatalf("barrier %d is revision %d, want <= %d", seq, p.Enforced, revisions[seq])
 		}
 	}
 	if err := s.Ack(k.barrier.Seq, k.barrier.Seq); err != nil {

@@ -70,7 +70,7 @@ func (n *OldNamespaces) selector() *networkpolicy.LabelSelector {
 	return &n.LabelSelector
 }
 
-// OldPods selects pods. The namespace selector may have either name.
+// OldPods selects pods. Either field may contain the namespace selector.
 type OldPods struct {
 	NamespaceSelector *networkpolicy.LabelSelector `json:"namespaceSelector"`
 	Namespaces        *OldNamespaces               `json:"namespaces"`

@@ -164,7 +164,7 @@ func (c *converter) subject(s *networkpolicy.LabelSelector) selector.Selector {
 		return selector.New(s.Convert(place)...)
 	}
 	// The policy's own namespace replaces a namespace in matchLabels. A namespace in matchExpressions is an
-	// additional requirement: if it differs, nothing is selected.
+	// additional requirement: if it differs, the selector matches no pods.
 	reqs := s.Without(label.SourceKubernetes + ":" + label.KeyNamespace).Convert(place)
 	return selector.New(append(reqs, networkpolicy.InNamespace(c.namespace))...)
 }

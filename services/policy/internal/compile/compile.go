@@ -309,7 +309,7 @@ func (p *Program) Matched(brought [][]uint16, kind identity.Kind) []uint16 {
 // ports, whatever selects it.
 func (p *Program) NamesForEveryone() bool { return p.UsesNames(p.everyone) }
 
-// AllowsAll reports whether nothing is enforced for the program's subject.
+// AllowsAll reports whether the program allows everything.
 func (p *Program) AllowsAll() bool { return len(p.rules) == 0 && p.flags&table.DefaultAllow != 0 }
 
 // UsesNames reports whether one of the rules has a named port that depends on the peer.
@@ -443,7 +443,7 @@ func newFree(n int) free {
 	return f
 }
 
-// from returns the first free slot at or after i, or n if there is none.
+// from returns the first free slot at or after i, or n if all are taken.
 func (f free) from(i int) int {
 	for int(f[i]) != i {
 		f[i] = f[f[i]]

@@ -107,7 +107,7 @@ type Options struct {
 	Large bool
 }
 
-// named is the name of a document, and the Violation to report if another document has the same name.
+// named is the name of a document, and the Violation to report if the name is not unique.
 type named struct {
 	Violation
 	refused bool // another document has the same name

@@ -236,7 +236,8 @@ func (f *file) held(d one, why string) {
 	f.Policies = append(f.Policies, f.options.asDocument(f.name, decoded, namespace, why))
 }
 
-// Shadowed returns a policy that isolates the pods that it selects, because another policy has its kind and name.
+// Shadowed returns a policy that isolates the pods that it selects, because another policy of the same kind and name
+// exists.
 func (r Options) Shadowed(name string, d Decoded, why string) Decoded {
 	d.Text = trim(d.Text)
 	if _, text, ok := unmark(d.Text); ok {

@@ -109,7 +109,8 @@ func (e *Engine) IsSubject(n identity.Numeric) bool { return e.subjects[n] != ni
 // Identities returns the number of known peers.
 func (e *Engine) Identities() int { return len(e.peers) }
 
-// BoundTable returns a copy of the table to which a direction of a subject is bound; false if nothing is enforced.
+// BoundTable returns a copy of the table to which a direction of a subject is bound; false if the direction is not
+// enforced.
 func (e *Engine) BoundTable(n identity.Numeric, d policytable.Direction) (policytable.DefineTable, bool) {
 	s := e.subjects[n]
 	if s == nil || s.bound[d] == nil {

@@ -93,7 +93,7 @@ func TestDiffNamesExactlyWhatChanges(t *testing.T) {
 		sameAsFresh(t, configs[0], s, e, "after Diff")
 	}
 	if same < 100 || different < 100 {
-		t.Fatalf("%d queries had the same answer, %d had another", same, different)
+		t.Fatalf("%d queries with the same answer, %d with another, want >= 100 of each", same, different)
 	}
 }
 

@@ -510,7 +510,7 @@ type program struct {
 	reduction        *Reduction // nil: the program has all rules
 }
 
-// input returns the rules of a subject in one direction. enforced is false if nothing is enforced.
+// input returns the rules of a subject in one direction. enforced is false if the direction allows everything.
 func (e *Engine) input(s *subject, d policytable.Direction) (in compile.Input, enforced bool) {
 	return e.inputOf(e.peers[s.number].id, d, e.groups, e.specsOf(e.peers[s.number].id))
 }
@@ -589,7 +589,7 @@ func largest(rules []*rule.Rule) string {
 	return most(policies[most(namespaces)])
 }
 
-// most returns the name with the highest count, the first of several in order; empty if there is none.
+// most returns the name with the highest count, the first of several in order; empty if count is empty.
 func most(count map[string]int) (name string) {
 	for n, c := range count {
 		if c > count[name] || c == count[name] && n < name {
@@ -677,7 +677,7 @@ func (e *Engine) commit(dirty map[*subject]struct{}, refuse bool) error {
 
 // Bound is the table that evaluates a direction of a subject.
 type Bound struct {
-	// Table is nil if nothing is enforced, and everything is allowed.
+	// Table is nil if the direction is not enforced, so everything is allowed.
 	Table *table.Table
 	// Sources are the source locations of each rule, starting with number 1.
 	Sources [][]policytable.Source

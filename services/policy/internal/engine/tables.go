@@ -347,8 +347,8 @@ func (l *live) addressClass(numbers []uint16, ports []workload.NamedPort) (polic
 	return c, nil
 }
 
-// updateAddresses updates single addresses of a live table. No other entry depends on a single address, because
-// nothing is inside it.
+// updateAddresses updates single addresses of a live table. No other entry depends on a single address, because it
+// contains no other prefix.
 func (e *Engine) updateAddresses(l *live, addrs map[netip.Addr]struct{}) error {
 	for _, a := range slices.SortedFunc(maps.Keys(addrs), netip.Addr.Compare) {
 		err := e.updateAddress(l, a)

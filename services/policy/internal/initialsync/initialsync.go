@@ -31,7 +31,7 @@ type Source struct {
 	Whole, Brought bool
 }
 
-// Accepted is a missing part of a source that an operator has decided not to wait for.
+// Accepted is a missing part of a source. An operator decided not to wait for it.
 type Accepted struct {
 	Source string    `json:"source"`
 	Part   string    `json:"part"` // such as the name of a file
@@ -164,7 +164,7 @@ func (g *Tracker) HasListed(name string) bool {
 	return g.sources[name] == nil || g.sources[name].listed
 }
 
-// Accept records that an operator has decided not to wait for a part of a source.
+// Accept records the decision of an operator not to wait for a part of a source.
 func (g *Tracker) Accept(a Accepted) error {
 	a.State = g.sources[a.Source].text
 	all := append(slices.Clone(g.accepted), a)
@@ -183,7 +183,7 @@ func (g *Tracker) Accept(a Accepted) error {
 	return nil
 }
 
-// Accepted returns the parts of a source that an operator has decided not to wait for.
+// Accepted returns the missing parts of a source that an operator accepted.
 func (g *Tracker) Accepted(name string) (all []Accepted) {
 	for _, a := range g.accepted {
 		if a.Source == name {

@@ -129,7 +129,7 @@ func Within(path, of string) bool {
 	return ok && (rest == "" || of == "" || rest[0] == '.' || rest[0] == '[')
 }
 
-// Err returns the problems as an error, or nil if there are none.
+// Err returns the problems as an error, or nil without problems.
 func (ps Problems) Err() error {
 	if len(ps) == 0 {
 		return nil

@@ -17,7 +17,7 @@ func TestStateHasOneName(t *testing.T) {
 	p := newPublisher(stream.Defaults())
 	name := p.nameState()
 	if name == "" || p.nameState() != "" {
-		t.Fatalf("a new state has the name %q, and later another name", name)
+		t.Fatalf("the name of a new state is %q, and a second call returned a name, too", name)
 	}
 	next := newPublisher(stream.Defaults())
 	if err := next.takeState(name); err != nil || next.stateID != p.stateID || next.nameState() != "" {

@@ -288,7 +288,7 @@ func (s *sources) refusals() iter.Seq2[managed.By, refused] {
 	}
 }
 
-// files returns the configured source of files; nil if there is none.
+// files returns the configured source of files; nil if none is configured.
 func (s *sources) files() *sourceState {
 	for _, one := range s.all {
 		if one.Files {

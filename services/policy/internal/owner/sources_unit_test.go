@@ -79,7 +79,7 @@ func TestSubscribersWaitForEachSourceOnce(t *testing.T) {
 	next := someSources(t, dir)
 	waitsFor(t, next)
 	if next.synced() || next.listed("") {
-		t.Error("a source is complete that has listed nothing in this run")
+		t.Error("a source counts as complete before it listed its objects in this run")
 	}
 }
 

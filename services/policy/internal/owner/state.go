@@ -101,7 +101,7 @@ func (o *Owner) compile(policies map[policy.Key]record.Policy, subscribers map[s
 		}
 		o.wakeAt(s.until)
 	}
-	// Without subjects nothing is compiled, so no table can be too large.
+	// Without subjects no table is compiled, so no table can be too large.
 	if err := o.apply(change); err != nil {
 		return err
 	}

@@ -234,7 +234,7 @@ func (o *Owner) Wait(ctx context.Context, revision uint64, subjects []identity.N
 	})
 }
 
-// await waits until the subscribers have acknowledged the barrier that begin returns. The owner calls begin.
+// await waits until the subscribers acknowledge the barrier that begin returns. The owner calls begin.
 func (o *Owner) await(
 	ctx context.Context, subjects []identity.Numeric, begin func() (stream.Barrier, error),
 ) (stream.Progress, error) {

@@ -19,7 +19,7 @@ type Written struct {
 	// Created and UID come from the object. They order the objects of a tenant.
 	Created time.Time
 	UID     string
-	// Record is nil unless the source was asked to add records.
+	// Record is nil unless the source is configured to add records.
 	Record *Record
 }
 

@@ -49,7 +49,7 @@ type firstChange struct {
 // maxLine limits one change of the first format, in bytes.
 const maxLine = 256 << 20
 
-// first is the content of a file in the first format; nil if there is none.
+// first is the content of a file in the first format; nil without such a file.
 type first struct {
 	state       string
 	revision    uint64

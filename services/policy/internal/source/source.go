@@ -17,8 +17,8 @@ import (
 // policies.
 const Identity = "identity"
 
-// Source is a source and its properties. A source that this version does not know has only a name: its policies are
-// stored, but never delivered again.
+// Source is a source and its properties. For a source that this version does not know, only Name is set: its policies
+// are stored, but never delivered again.
 type Source struct {
 	Name string
 	// Policies is set if the source delivers policies. Limits are divided once all such sources are complete.

@@ -25,7 +25,7 @@ import (
 // silent is the number of consecutive timeouts after which a node is skipped.
 const silent = 2
 
-// onNode has the commands that run on each node, with the names of their files.
+// onNode lists the commands to run on each node, with the names of their files.
 var onNode = []struct {
 	file string
 	args []string

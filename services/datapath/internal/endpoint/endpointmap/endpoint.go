@@ -54,7 +54,7 @@ const (
 	DeliverRedirect Deliver = 2
 )
 
-// Endpoint is one local pod, as it is stored in the maps.
+// Endpoint is one local pod, as stored in the maps.
 type Endpoint struct {
 	// Slot is set by Publish.
 	Slot ID
@@ -320,7 +320,7 @@ func lookupID(m *ebpf.Map, key any) (ID, error) {
 // e.Slot and replaces the policy's epoch by a new one.
 //
 // It returns pin.ErrExists if another endpoint has the device or one of the addresses, and
-// pin.ErrFull if all MaxEndpoints IDs are taken. After any error nothing of e remains visible.
+// pin.ErrFull if all MaxEndpoints IDs are taken. After any error no entry of e remains visible.
 func (eps *Maps) Publish(ctx context.Context, e Endpoint) (ID, error) {
 	if err := e.validate(); err != nil {
 		return NoID, err

@@ -69,7 +69,7 @@ type Config struct {
 	Policies endpoint.Policies
 	Host     endpoint.Host
 	// Tables compares map state that belongs to no single endpoint: tables, policy entries,
-	// identities. With repair it repairs what it can. nil: nothing is compared.
+	// identities. With repair it repairs what it can. nil: no comparison.
 	Tables func(repair bool) ([]endpoint.Finding, error)
 	// Repaired is called after programs were found detached from an endpoint's device. Its error is
 	// nil if they were attached again. nil: no call.

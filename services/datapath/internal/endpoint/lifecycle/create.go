@@ -174,7 +174,7 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 		{"create the device", func(context.Context) (err error) {
 			made, err := n.cfg.Links.Create(n.ns, n.r.Device)
 			if errors.Is(err, endpoint.ErrNameTaken) {
-				// A deleted endpoint's device that waits for its namespace to vanish may have the name.
+				// The name may belong to a deleted endpoint's device that waits for its namespace to vanish.
 				n.Reaper.Reap(reaper.Everything)
 				made, err = n.cfg.Links.Create(n.ns, n.r.Device)
 			}

@@ -168,7 +168,7 @@ func (c *Core) dispose(ctx context.Context, r endpoint.Record) error {
 	return faultTombstone.Hit(ctx)
 }
 
-// hostEnd returns the device of a record, or an empty name if there is none. The record of a killed
+// hostEnd returns the device of a record, or an empty name without a device. The record of a killed
 // creation has no index: the index is looked up, because with the name alone the reaper would
 // remove the device of the owner's next creation.
 func (c *Core) hostEnd(r endpoint.Record) (endpoint.HostDevice, error) {

@@ -242,7 +242,7 @@ func (c *Core) OnlyWishesOf(listed map[workload.Owner]struct{}) {
 	maps.DeleteFunc(c.wishes, func(o workload.Owner, _ wish) bool { _, ok := listed[o]; return !ok })
 }
 
-// due returns the identity that an owner should have and may not have yet; false if there is none.
+// due returns the identity that an owner should have and may not have yet; false if no change is pending.
 // mu is held.
 func (c *Core) due(o workload.Owner) (wish, bool) {
 	w, ok := c.wishes[o]

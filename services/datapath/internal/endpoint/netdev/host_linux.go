@@ -430,7 +430,7 @@ func sharedAddr(p netip.Prefix) (netip.Addr, bool) {
 	return netip.AddrFrom4(last), true
 }
 
-// DefaultMTU returns the MTU of the device of the default route, or 1500 if there is none.
+// DefaultMTU returns the MTU of the device of the default route, or 1500 without a default route.
 func DefaultMTU(home *netns.Namespace) (uint16, error) {
 	var h *netlink.Handle
 	err := home.Do(func() (err error) {

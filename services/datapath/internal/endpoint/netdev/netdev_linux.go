@@ -303,9 +303,8 @@ func (n *Netdev) addPair(c *container, d endpoint.Device) (device, error) {
 	return deviceOf(replies[1].Data), nil
 }
 
-// whoseName removes the device of an earlier endpoint of the same owner that still has the name,
-// because its namespace still exists. It returns ErrNameTaken if the name belongs to another
-// device.
+// whoseName frees the name: it removes the device of an earlier endpoint of the same owner, whose
+// namespace still exists. It returns ErrNameTaken if the name belongs to another device.
 func (n *Netdev) whoseName(d endpoint.Device) error {
 	link, err := n.reads.LinkByName(d.HostName)
 	if err == nil {

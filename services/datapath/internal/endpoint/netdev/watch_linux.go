@@ -409,7 +409,7 @@ func (n *Netdev) isHostEnd(index int32) bool {
 	return err == nil && link.Attrs().Group&^1 == n.group
 }
 
-// addrAttr returns the address in an attribute; the zero Addr if there is none.
+// addrAttr returns the address in an attribute; the zero Addr if it is missing.
 func addrAttr(data []byte, head int, kind uint16) netip.Addr {
 	if len(data) < head {
 		return netip.Addr{}

@@ -26,7 +26,7 @@ type frontendState struct {
 	State string `json:"state"` // hexadecimal
 }
 
-// OpenFrontends uses the file at path. Only the process that has the records open may write it.
+// OpenFrontends uses the file at path. Only the process that opened the records may write it.
 func OpenFrontends(path string) *Frontends { return &Frontends{path: path} }
 
 // Load implements frontendstream.Memory.

@@ -40,7 +40,7 @@ type enforced struct {
 	Sources  []string `json:"sources"`
 }
 
-// OpenPolicy uses the file at path. Only the process that has the records open may write it.
+// OpenPolicy uses the file at path. Only the process that opened the records may write it.
 func OpenPolicy(path string) *Policy { return &Policy{path: path} }
 
 // Load implements policystream.Memory.

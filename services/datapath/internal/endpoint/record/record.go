@@ -3,7 +3,7 @@
 
 // Package record stores the endpoints of a node in files.
 //
-// A file is named <owner>.<phase>.json. A new phase is written to a new file, and then the earlier
+// A file's name is <owner>.<phase>.json. A new phase is written to a new file, and then the earlier
 // file is removed: replacing a file by renaming makes ext4 write it out at once, which costs more
 // than all other bookkeeping of an ADD. If a process is killed between the two steps, the later
 // phase counts.
@@ -64,10 +64,10 @@ const lockWait = 5 * time.Second
 // ErrGone: the directory existed in this boot and is missing.
 var ErrGone = errors.New("the records of endpoints are gone")
 
-// Open creates the directory if it is missing and locks it until Close, with a file beside it whose
-// name ends in ".lock". It removes incomplete files of a killed process, and unreadable files of an
-// earlier boot, because no kernel state belongs to them. A file whose name ends in ".boot" stores
-// the boot.
+// Open creates the directory if it is missing and locks it until Close, with a file in the parent
+// directory whose name ends in ".lock". It removes incomplete files of a killed process, and
+// unreadable files of an earlier boot, because no kernel state belongs to them. A file whose name
+// ends in ".boot" stores the boot.
 //
 // The error wraps durable.ErrLocked if another process has the directory open: two processes that
 // own the same endpoints would undo each other's work. It wraps ErrGone if the directory existed in
@@ -128,8 +128,8 @@ func (s *Store) path(o workload.Owner, p endpoint.Phase) string {
 
 func name(o workload.Owner, p endpoint.Phase) string { return o.Key() + "." + string(p) }
 
-// phases, in the order of precedence: the later one counts. If other files exist besides a
-// tombstone, they were about to be removed, or a new creation had only begun.
+// phases, in the order of precedence: the later one counts. Files in addition to a tombstone were
+// about to be removed, or a new creation had only begun.
 var phases = []endpoint.Phase{endpoint.PhaseCreating, endpoint.PhaseReady, endpoint.PhaseDeleted}
 
 // Save implements endpoint.Records.

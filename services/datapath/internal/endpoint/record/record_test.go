@@ -336,7 +336,7 @@ func TestUnreadableFileCountsByItsPhase(t *testing.T) {
 			records, unreadable, err := s.Load()
 			hidden := j > i
 			if err != nil || len(records) == 1 == hidden || len(unreadable) == 1 != hidden || hidden && unreadable[0].Key != r.Spec.Owner.Key() {
-				t.Errorf("%s beside an unreadable %s: %d records, unreadable %v, %v", good, bad, len(records), unreadable, err)
+				t.Errorf("%s and an unreadable %s: %d records, unreadable %v, %v", good, bad, len(records), unreadable, err)
 			}
 			if err := s.Save(r); err != nil {
 				t.Fatal(err)

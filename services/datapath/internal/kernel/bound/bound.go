@@ -159,8 +159,8 @@ func (b *Bounds) Most(of Bound, s endpointmap.ID) int {
 	return max(b.Guarantee(of), b.Held(of, s)) + max(0, left)
 }
 
-// Outside returns how many entries of a bound the outside senders had in the last pass, and how many they may
-// have. They have no events.
+// Outside returns how many entries of a bound outside senders used at the last pass, and their limit. They have no
+// events.
 func (b *Bounds) Outside(of Bound) (used, most int) {
 	return int(b.outside[of].Load()), b.outsides[of]
 }

@@ -28,7 +28,7 @@ import (
 // Timeouts are how long connections are remembered after their last packet. SCTP uses the timeouts of TCP. All
 // are whole seconds, at least one.
 type Timeouts struct {
-	// TCPOpening applies until the initiator has continued after an answer. For a connection that was
+	// TCPOpening applies until the initiator continues after an answer. For a connection that was
 	// picked up, it applies until the first answer.
 	TCPOpening time.Duration
 	// TCPEstablished applies to open and half-closed connections. It also applies to connections that a
@@ -251,7 +251,7 @@ func (c *Collector) Pressed() bool {
 }
 
 // cell returns the budget of an endpoint ID, or of Outside, in a family. The upper half of limit counts
-// connections that have ended since the last pass.
+// connections that ended since the last pass.
 func (c *Collector) cell(slot, family int) (begun, limit *uint64) {
 	const size = int(unsafe.Sizeof(bpf.MapsSlBudget{}))
 	at := (slot<<1 | family) * size
@@ -265,9 +265,8 @@ func (c *Collector) Budget(slot endpointmap.ID, family int) (begun, limit uint64
 	return atomic.LoadUint64(b), uint64(uint32(atomic.LoadUint64(l)))
 }
 
-// Use returns how many connections of a family an endpoint ID, or Outside, has: open ones of the last pass, and
-// those that it has begun since. most is how many it may have before the next pass; 0: unlimited. Before the
-// first pass both are 0.
+// Use returns how many connections of a family an endpoint ID, or Outside, has: those open at the last pass, and those
+// begun since. most is the limit until the next pass; 0: unlimited. Before the first pass both are 0.
 func (c *Collector) Use(slot endpointmap.ID, family int) (used, most int) {
 	p := c.Last()
 	if int(slot) >= len(p.Owned) {
@@ -454,7 +453,7 @@ type sorting struct {
 	over   []Connection
 	lapsed uint32
 	proven *proven
-	// wanted is the set of addresses to search for, inUse the addresses that connections use.
+	// wanted holds the addresses to search for, inUse the addresses that connections use.
 	wanted, inUse map[netip.Addr]struct{}
 }
 
@@ -491,7 +490,7 @@ func (s *sorting) goes(conn *Connection, expired bool) error {
 	return s.flush()
 }
 
-// flush removes the connections that goes has taken, except those that have changed since they were read.
+// flush removes the collected connections, except those that changed after they were read.
 func (s *sorting) flush() error {
 	if len(s.over) == 0 {
 		return nil

@@ -35,7 +35,7 @@ type Connections struct {
 	ended    ended              // connections to services that have ended since the last TakeEnded
 }
 
-// Options are what Connections needs to interpret an entry.
+// Options configure how Connections interprets an entry.
 type Options struct {
 	// Endpoints are the endpoints that connections belong to.
 	Endpoints *endpointmap.Maps

@@ -398,7 +398,7 @@ type Counters struct {
 	// Related are ICMP errors about a connection.
 	Related uint64
 	// Unremembered are revoked TCP connections without a record, because the map of records was full. Only
-	// their entries are kept, and until their timeout nothing is picked up for the endpoints concerned.
+	// their entries are kept, and until their timeout no connection is picked up for the endpoints concerned.
 	Unremembered uint64
 	// Expired are connections that the collector or a flush has removed.
 	Expired uint64

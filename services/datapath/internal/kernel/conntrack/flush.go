@@ -20,7 +20,7 @@ import (
 // responder began, even if the policies now deny the connection. Therefore the direction of each TCP connection
 // that may still have segments is recorded first, in the maps of terminated connections
 // (bpf/include/sluice/revoked.h). The next segment, of either end, is then evaluated as part of the connection.
-// Connections that policies have terminated stay as they are.
+// Connections that policies terminated are not flushed.
 
 // Flushed describes the results of a flush.
 type Flushed struct {
@@ -140,8 +140,7 @@ func (fl *flush) take(c Connection) error {
 	return fl.remove()
 }
 
-// remove removes the connections that take has taken. Those that have changed since they were read are looked
-// up again.
+// remove removes the collected connections. A connection that changed after it was read is looked up again.
 func (fl *flush) remove() error {
 	if len(fl.batch) == 0 {
 		return nil

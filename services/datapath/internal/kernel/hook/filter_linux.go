@@ -109,7 +109,7 @@ func delFilter(b *rtnl.Batch, ifindex uint32, p program.Spec) {
 	b.Add(unix.RTM_DELTFILTER, 0, tcmsg(ifindex, filterHandle, parents[p.Hook], info))
 }
 
-// ingressQdisc returns the kind of the qdisc with a device's ingress hook; "" if there is none. It lists the
+// ingressQdisc returns the kind of the qdisc with a device's ingress hook; "" if the device has none. It lists the
 // qdiscs of all devices, because the answer about a single device would be sent to all listeners for changes,
 // too.
 func ingressQdisc(c *rtnl.Conn, ifindex uint32) (string, error) {

@@ -34,8 +34,8 @@ type attached struct {
 	name string
 }
 
-// ours reports whether a program has the name of a Spec: the full name if the program has type information,
-// otherwise the part that the kernel keeps.
+// ours reports whether a program's name matches a Spec: in full if the program has type information, otherwise the part
+// that the kernel keeps.
 func (p attached) ours(s program.Spec) bool {
 	return p.name == s.Name || p.name == s.Name[:min(len(s.Name), nameLength)]
 }
@@ -145,7 +145,7 @@ func placesAt(d endpoint.HostDevice, at program.Hook) (places []attached, err er
 	return places, nil
 }
 
-// nameOf returns the name of a program; "" if it has none or cannot be opened.
+// nameOf returns the name of a program; "" if it has no name, or opening it fails.
 func nameOf(id ebpf.ProgramID) string {
 	prog, err := ebpf.NewProgramFromID(id)
 	if err != nil {

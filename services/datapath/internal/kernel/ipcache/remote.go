@@ -47,7 +47,7 @@ func (c *Cache) SetRemote(p netip.Prefix, r Remote) error {
 	return c.write(p)
 }
 
-// RemoveRemote removes the cluster's information about a prefix. It is not an error if there is none.
+// RemoveRemote removes the cluster's information about a prefix, if any.
 func (c *Cache) RemoveRemote(p netip.Prefix) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -155,7 +155,7 @@ func (as *Maps) answers(p netip.Prefix) ([]bpf.MapsSlIpcache, error) {
 	return answers, nil
 }
 
-// longest returns the entry of the longest prefix that contains the key; zero if there is none.
+// longest returns the entry of the longest prefix that contains the key; zero if no prefix does.
 func longest(m *ebpf.Map, key any) (v bpf.MapsSlIpcache, err error) {
 	if err := m.Lookup(key, &v); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return v, err

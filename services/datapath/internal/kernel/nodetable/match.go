@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 )
 
-// Absent stands for a class that a table does not have.
+// Absent marks a class that a table does not have.
 const Absent = 0xFFFF
 
 // Match describes how one table can be changed into another in place.

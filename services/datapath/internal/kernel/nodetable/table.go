@@ -26,9 +26,9 @@ type ID uint16
 const (
 	// Deny denies everything. It is the zero value, so that an entry that was never written fails closed.
 	Deny ID = 0
-	// Allow allows everything: nothing is enforced.
+	// Allow allows everything: no policy is enforced.
 	Allow ID = 1
-	// Pending stands for a policy that is not known yet. It only allows ingress from the local host, and
+	// Pending replaces a policy that is not known yet. It only allows ingress from the local host, and
 	// egress that answers it and cannot begin a connection.
 	Pending ID = 2
 	// First is the smallest number of a table that is compiled from policies.
@@ -118,7 +118,7 @@ func (b Binding) String() string {
 	return fmt.Sprintf("egress table %d ingress table %d", b.Egress, b.Ingress)
 }
 
-// Blocked reports whether the endpoint is denied everything, as it is during its removal.
+// Blocked reports whether the endpoint is denied everything, for example during its removal.
 func (b Binding) Blocked() bool { return b.Egress == Deny && b.Ingress == Deny }
 
 // Errors that callers distinguish.

@@ -131,8 +131,7 @@ func (pm *Maps) Pin(name string) string { return filepath.Join(pm.Dir, pm.pins[n
 // Spec returns the specification of a map, also for a map of the previous version.
 func (pm *Maps) Spec(name string) *ebpf.MapSpec { return pm.specs[name] }
 
-// Previous returns a map of the previous version that is still pinned, by the name that the programs use; nil
-// if there is none.
+// Previous returns a map of the previous version, by the name that the programs use; nil if it is not pinned any more.
 func (pm *Maps) Previous(name string) *ebpf.Map { return pm.previous[name] }
 
 // PreviousNames returns the names of the maps of the previous version that are still pinned.

@@ -96,8 +96,7 @@ func (r *Report) add(name, hint string, missing error) {
 	r.Requirements = append(r.Requirements, Requirement{Name: name, Missing: missing, Hint: hint})
 }
 
-// Err returns nil if nothing is missing; otherwise an error that lists all missing requirements with their
-// hints.
+// Err returns an error that lists all missing requirements with their hints; nil if all are met.
 func (r Report) Err() error {
 	var b strings.Builder
 	var missing int

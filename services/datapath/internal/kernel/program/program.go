@@ -195,8 +195,7 @@ func closeAll(programs []*Program) error {
 	return errors.Join(errs...)
 }
 
-// programPin returns the pin's name for a program; programs with the same instructions, constants and maps have
-// the same name.
+// programPin returns the pin's name for a program; programs with the same instructions, constants and maps share a pin.
 func programPin(name string, spec *ebpf.CollectionSpec, bound map[string]*ebpf.Map) (string, error) {
 	h := sha256.New()
 	// The tag is only part of our pin's name and is never compared with a tag from the kernel.
@@ -315,7 +314,7 @@ type Audit struct {
 	SameMaps bool
 	// SameConfig: it was loaded with the same constants.
 	SameConfig bool
-	// Differences describes the differences for a log line. Empty if there are none.
+	// Differences describes the differences for a log line; empty without differences.
 	Differences []string
 }
 

@@ -99,7 +99,7 @@ func (c *Conn) Close() error {
 
 // Reply is the kernel's reply to one request.
 type Reply struct {
-	// Data is the message after its header; nil if there is none.
+	// Data is the message after its header; nil if it is empty.
 	Data []byte
 	// Err wraps a unix.Errno if the request failed.
 	Err error

@@ -352,7 +352,7 @@ func TestKernelFollowedClusterIsTheFinalState(t *testing.T) {
 			taken := map[uint16]string{}
 			for name, n := range p.numbers.Names() {
 				if taken[n] != "" || n == 0 {
-					t.Fatalf("step %d: number %d is that of %s and %s", step, n, taken[n], name)
+					t.Fatalf("step %d: number %d belongs to %s and %s", step, n, taken[n], name)
 				}
 				taken[n] = name
 			}

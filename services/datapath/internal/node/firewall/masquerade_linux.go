@@ -131,7 +131,7 @@ func (t *Table) Closed() (found []string, err error) {
 	return found, err
 }
 
-// closing returns a description of a rule without conditions that drops or rejects; "" if there is none.
+// closing returns a description of a rule without conditions that drops or rejects; "" if the chain has none.
 func closing(c *nftables.Conn, ch *nftables.Chain) (string, error) {
 	rules, err := c.GetRules(ch.Table, ch)
 	if err != nil && !errors.Is(err, unix.ENOENT) {

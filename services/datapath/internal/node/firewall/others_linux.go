@@ -51,8 +51,8 @@ func (t *Table) tracks() (tracks bool) {
 }
 
 // SetOthers sets the pod ranges and addresses of other nodes. It writes the changed set elements in one transaction, so
-// a packet sees either the old sets or the new ones. Without changes nothing is written. If the table differs in
-// anything else, it is repaired. Without a masquerade or a fabric, nothing is written.
+// a packet sees either the old sets or the new ones. Without changes it writes nothing. If the table differs in
+// anything else, it is repaired. Without a masquerade or a fabric, SetOthers writes nothing.
 func (t *Table) SetOthers(ranges []netip.Prefix, nodes []netip.Addr) error {
 	// Held until the table is written, so that Check does not report the pending change as a difference.
 	t.kernel.Lock()

@@ -54,8 +54,8 @@ type Options struct {
 // state. It reconciles immediately when either changes, and it polls paths, because the kernel sends no event when it
 // learns or forgets a smaller path MTU.
 //
-// Nothing of a previous process is removed before Complete. Entries of nodes that are not listed yet keep working, and
-// follow changes of devices and routes like all others.
+// Entries of a previous process are not removed before Complete. Entries of nodes that are not listed yet keep working,
+// and follow changes of devices and routes like all others.
 type Router struct {
 	o    Options
 	wake chan struct{}
@@ -308,7 +308,7 @@ func (f *Router) findPolicies() {
 	f.byStack, f.why = p.Any(), p.String()
 }
 
-// left returns the decision of a previous process, true if there is none. The lock is held.
+// left returns the previous process's decision; true without one. The lock is held.
 func (f *Router) left() bool {
 	l, err := f.o.Maps.Local()
 	return err != nil || !l.Native || l.ByStack

@@ -714,7 +714,7 @@ func (p *fakePolicies) Watch(ctx context.Context, changed func()) error {
 	return ctx.Err()
 }
 
-// readPolicies implements Policies, whose method has the name of a field of fakePolicies.
+// readPolicies implements Policies, because fakePolicies has a field of the same name as the method.
 type readPolicies struct{ *fakePolicies }
 
 func (p readPolicies) Policies() (xfrm.Policies, error) { return p.fakePolicies.Policies, p.err }

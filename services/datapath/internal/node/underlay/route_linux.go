@@ -55,7 +55,7 @@ func (u *Underlay) Routes() (routes map[netip.Prefix]routing.Route, err error) {
 	return routes, nil
 }
 
-// hasNone reports whether listing a family's routes failed because there are none: the kernel lacks IPv6, or the
+// hasNone reports whether listing a family's routes failed because none exist: the kernel lacks IPv6, or the
 // namespace has had no routes yet.
 func hasNone(err error) bool {
 	return errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT)
@@ -113,8 +113,8 @@ func addVia(b *rtnl.Batch, of, via netip.Addr) {
 	}
 }
 
-// addNexthop adds a struct rtnexthop with its attributes. Its layout is that of an attribute with flags and weight in
-// place of the type.
+// addNexthop adds a struct rtnexthop with its attributes. Its layout equals an attribute with flags and weight in place
+// of the type.
 func addNexthop(b *rtnl.Batch, of netip.Addr, h routing.Nexthop) {
 	index := binary.NativeEndian.AppendUint32(nil, h.Ifindex)
 	weight := (max(h.Weight, 1) - 1) & 0xff

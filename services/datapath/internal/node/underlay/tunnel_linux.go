@@ -46,7 +46,7 @@ var tunnelSettings = []setting{
 // tunnelFlags are the flags of the device. No addresses are resolved on it.
 const tunnelFlags = unix.IFF_UP | unix.IFF_NOARP
 
-// ErrTaken is returned if a foreign device has the name or the port of the tunnel.
+// ErrTaken is returned if the name or the port of the tunnel belongs to a foreign device.
 var ErrTaken = errors.New("taken by a device that Sluice did not create")
 
 // EnsureTunnel implements routing.Links.

@@ -382,7 +382,7 @@ func TestKernelFiltersOfUplinksAreSwitchedOff(t *testing.T) {
 	}
 }
 
-// TestKernelNextHopsAreResolvedAndKept as long as they are next hops.
+// TestKernelNextHopsAreResolvedAndKept until they are removed.
 func TestKernelNextHopsAreResolvedAndKept(t *testing.T) {
 	n := newNode(t)
 	index := func() uint32 {

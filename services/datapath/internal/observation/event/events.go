@@ -73,7 +73,7 @@ const (
 
 // SideVerdict is the verdict of one side's policy table.
 type SideVerdict struct {
-	// By is ByNobody if the side was not evaluated; then nothing else is set.
+	// By is ByNobody if the side was not evaluated; then no other field is set.
 	By By
 	// Table is unknown when a connection is closed.
 	Table nodetable.ID

@@ -91,7 +91,7 @@ var ErrNotLocal = errors.New("neither address belongs to an endpoint of this nod
 // address or, without one, by the host stack to the endpoint with the destination address. If the connection is
 // tracked, it also runs them on its next packet. The port of the responder is the packet's destination port, or type <<
 // 8 | code of ICMP; the port of the initiator is only used to look up the connection, and is the identifier of an ICMP
-// echo. Nothing is changed.
+// echo. Explain changes no state.
 //
 // It assumes a valid packet: complete headers, the endpoint's own Ethernet addresses, a size within the MTU, no mark of
 // another program.

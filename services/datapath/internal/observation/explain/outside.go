@@ -72,8 +72,8 @@ func (e *Explainer) explainOutside(known []ipmap.Entry, t conntrack.Tuple, b *Ba
 	return e.findPlaces(x)
 }
 
-// spoofedBy returns the reason to drop an external packet to a service because of its source address, 0 if there is
-// none: an uplink receives no packets from pods of this node, and from another node with a tunnel only packets from its
+// spoofedBy returns the reason to drop an external packet to a service because of its source address, 0 if it is valid:
+// an uplink receives no packets from pods of this node, and from another node with a tunnel only packets from its
 // device addresses.
 func spoofedBy(local nodemap.Local, from Peer) event.Reason {
 	switch {

@@ -4,8 +4,8 @@
 // Package observe keeps the recent events of the programs and the repairs of their attachments, and passes them to any
 // number of readers.
 //
-// There is one ring. A reader only has a position in it, so a slow reader uses no memory and blocks nobody else: it gets
-// the number of events that it missed, at the position where they are missing.
+// There is one ring. A reader only has a position in it, so a slow reader uses no memory and blocks no other reader: it
+// gets the number of events that it missed, at the position where they are missing.
 package observe
 
 import (
@@ -61,7 +61,7 @@ type Side struct {
 	Proxy    uint16
 }
 
-// End is an endpoint of this node at one end of a packet; zero if there is none.
+// End is an endpoint of this node at one end of a packet; zero if that end is not local.
 type End struct {
 	Slot  uint16
 	Owner workload.Owner        // zero if the endpoint was removed
@@ -234,7 +234,7 @@ func (r *Ring) oldest() uint64 {
 // Before reports whether the reader has not reached the event with a sequence number.
 func (rd *Reader) Before(number uint64) bool { return rd.next < number }
 
-// Next returns the next event, and the number of events missed right before it. If there is none yet, it returns ok
+// Next returns the next event, and the number of events missed right before it. Without a new event, it returns ok
 // false, or with wait, blocks until an event arrives or ctx ends.
 func (rd *Reader) Next(ctx context.Context, wait bool) (e Event, missed uint64, ok bool, err error) {
 	for {

@@ -107,7 +107,7 @@ func TestModesAreWrittenBeforeTheyBeginAndAfterTheyEnd(t *testing.T) {
 		n.wants(t, c.all, c.slots...)
 	}
 	if lines := m.Warnings(); len(lines) > 0 {
-		t.Errorf("nothing is in audit mode, and %q", lines)
+		t.Errorf("no endpoint is in audit mode, but the warnings are %q", lines)
 	}
 }
 

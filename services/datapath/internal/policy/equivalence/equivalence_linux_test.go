@@ -67,7 +67,7 @@ type examiner struct {
 	waiting []*vectorv1.Question // questions that become packets, grouped by subject
 	files   map[string]*figures
 	shown   int
-	// broken: the rest of the view cannot be asked.
+	// broken: the remaining questions about the view are skipped.
 	broken bool
 }
 

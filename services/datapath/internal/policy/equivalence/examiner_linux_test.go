@@ -141,7 +141,7 @@ func TestKernelExaminationGoesOnAfterAMismatch(t *testing.T) {
 		asked += f.questions
 	}
 	if asked != questions-lost {
-		t.Errorf("%d questions were asked, want %d of %d", asked, questions-lost, questions)
+		t.Errorf("asked %d questions, want %d of %d", asked, questions-lost, questions)
 	}
 	for file, want := range map[string]bool{"good": false, "wrong": true, "broken": true} {
 		if f := x.files[file]; f == nil || (f.failures > 0) != want {

@@ -244,8 +244,8 @@ func wanted(q *vectorv1.Question) verdict {
 	return verdict{q.GetAction(), q.GetDecidedBy(), q.GetRule()}
 }
 
-// answerOf returns the verdict of one side. The table that allows everything means that nothing is
-// enforced.
+// answerOf returns the verdict of one side. The table that allows everything means that no policy
+// is enforced.
 func answerOf(side bpf.MapsSlSide) (verdict, error) {
 	v := verdict{policyv1.Action(side.Action) + 1, netv1.DecidedBy(side.By), uint32(side.Rule)}
 	if side.By == uint8(bpf.MapsSlBySL_BY_TABLE) && side.Table != uint16(nodetable.Allow) {

@@ -36,7 +36,7 @@ func (m *Maps) change(t nodetable.ID, f func(*tableStore, *liveTable) error) err
 }
 
 // GrowTable appends classes to a table. Its verdicts do not change, because no row leads to the new
-// classes yet. After an error nothing is appended.
+// classes yet. After an error the table is unchanged.
 //
 // A table without spare capacity is copied to a larger range and moved by one store, which takes a
 // grace period (8 to 16 ms).

@@ -23,7 +23,7 @@ const (
 )
 
 // DefineTable writes a table under an unused ID and returns the ID. It checks the capacity before
-// it writes: it returns a NoCapacityError if the table does not fit. After any error nothing of the
+// it writes: it returns a NoCapacityError if the table does not fit. After any error no part of the
 // table remains. The table evaluates no packets before SetPolicy refers to it.
 //
 // Tables with equal prefixes share one set of them.
@@ -139,8 +139,8 @@ func (s *tableStore) plan(c *nodetable.Content, roots []uint32, nodes []portNode
 	return lt, fresh, nil
 }
 
-// takeWithHeadroom takes n elements, which the caller has checked to be free, and spare ones if
-// they are free and the reserve is kept.
+// takeWithHeadroom takes n elements, and up to more spare ones if they are free and the reserve is
+// kept. The caller checks that n are free.
 func takeWithHeadroom(r *rangeRoom, n, more int) span {
 	more = max(0, min(more, quarter(r.size)-n, r.available()-reserve(r.size)-n))
 	if s, ok := r.take(n + more); ok {

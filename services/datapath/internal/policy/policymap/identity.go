@@ -89,7 +89,7 @@ func (m *Maps) SetIdentities(ws map[uint32]nodetable.Identity) error {
 
 func (m *tableMaps) identity(i int) uint32 { return atomic.LoadUint32(element32(m.idMem, i)) }
 
-// Identity reads the entry of an identity; Known is false if there is none.
+// Identity reads the entry of an identity; Known is false without an entry.
 func (m *Maps) Identity(id identity.Numeric) nodetable.Identity {
 	i, ok := nodetable.IdentityPlace(id)
 	if !ok || m.gate.RLock() != nil {

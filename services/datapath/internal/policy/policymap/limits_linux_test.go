@@ -66,7 +66,7 @@ func intact(t testing.TB, j kerneltest.Evaluator, id nodetable.ID, when string) 
 }
 
 // TestKernelAFullMapRefusesATableWhole fills each map with tables, or parts of them, until one does
-// not fit. The error names the map and the numbers, nothing of the table remains, the existing
+// not fit. The error names the map and the numbers, no part of the table remains, the existing
 // tables evaluate as before, and after some of them are removed there is capacity again.
 func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 	t.Parallel()
@@ -176,7 +176,7 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 			intact(t, j, first, "full")
 			used := usage(t, k, tc.full)
 			if used < len(ids)*tc.need {
-				t.Errorf("%d entries of %s in use, want at least %d", used, tc.full, len(ids)*tc.need)
+				t.Errorf("%d entries of %s in use, want >= %d", used, tc.full, len(ids)*tc.need)
 			}
 
 			if err := k.RetireTables(ids[0]); err != nil {

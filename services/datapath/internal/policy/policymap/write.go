@@ -181,7 +181,7 @@ func (m *tableMaps) deletePeer(set, nc uint32) error {
 	return nil
 }
 
-// peer returns the class of a row, false if there is none.
+// peer returns the class of a row, false if the row does not exist.
 func (m *tableMaps) peer(set uint32, nc nodetable.IdentityClass) (uint32, bool, error) {
 	var class uint32
 	key := bpf.MapsSlPeerKey{PeerSet: set, NodeClass: uint32(nc)}

@@ -51,7 +51,7 @@ func (p *Past) Recall() {
 	p.enforced, p.unknown = enforced, err
 }
 
-// Revision returns the enforced policy revision, as far as it is known.
+// Revision returns the enforced policy revision; 0 if it is unknown.
 func (p *Past) Revision() uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()

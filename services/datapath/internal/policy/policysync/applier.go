@@ -23,7 +23,7 @@ type Config struct {
 	Name    string
 	Kernel  Kernel
 	Service policystream.Service
-	// Addresses of other nodes wait until the tables know their identity; nil: there are none.
+	// Addresses of other nodes wait until the tables know their identity; nil: no other nodes.
 	Addresses Addresses
 	// Wait makes new endpoints wait for their tables. Otherwise they start with the table that
 	// allows only the local node.

@@ -126,8 +126,8 @@ func (e *endpoints) letGo(subjects map[uint32]struct{}) {
 	}
 }
 
-// gone marks a subject that the service has removed. Endpoints that still have the identity keep
-// their tables.
+// gone marks a subject that the service has removed. Endpoints with this identity keep their
+// tables.
 func (e *endpoints) gone(id uint32) {
 	s := e.subjects[id]
 	if s == nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// incoming is a snapshot that is not adopted yet. Nothing of it is written before it is complete,
+// incoming is a snapshot that is not adopted yet. Its content is not written before it is complete,
 // because a restarted service may have changed everything at once. A complete snapshot stays here,
 // with all later messages, while the service is behind the enforced state. The lock of the Applier
 // guards it.

@@ -292,8 +292,8 @@ func (a *Applier) yield(w *work, t *serviceTable, size nodetable.Size) (bool, er
 	return false, nil
 }
 
-// largestPart returns the partial table of the same tenant that takes most of a limit; nil if there
-// is none.
+// largestPart returns the partial table of the same tenant that takes most of a limit; nil if the
+// tenant has none.
 func (a *Applier) largestPart(t *serviceTable, limit nodetable.MapLimit) (largest *serviceTable) {
 	for _, o := range a.model.sortedTables() {
 		if o == t || o.part == nil || o.charge.payer != t.charge.payer {
@@ -307,7 +307,7 @@ func (a *Applier) largestPart(t *serviceTable, limit nodetable.MapLimit) (larges
 }
 
 // reuse returns a kernel table without an owner that equals the part, for example after a restart,
-// and maps the definition's classes to that table's classes. 0 if there is none.
+// and maps the definition's classes to that table's classes. 0 if no table matches.
 func (a *Applier) reuse(d *definition) (nodetable.ID, error) {
 	for _, id := range slices.Sorted(maps.Keys(a.tables)) {
 		k := a.tables[id]

@@ -137,7 +137,7 @@ func TestSnapshotIsDecidedOnceItIsComplete(t *testing.T) {
 		}
 	}
 	if !n.undecided() {
-		t.Fatal("the snapshot is complete, and nothing is decided")
+		t.Fatal("the snapshot is complete, but undecided returns false")
 	}
 	if n.held = "behind"; n.undecided() || !n.collecting() {
 		t.Error("a held snapshot is not kept unchanged")

@@ -522,7 +522,7 @@ func TestTablesThatAreTooManyToRememberIsolateTheirSubjectsAlone(t *testing.T) {
 		m.release(tt)
 	}
 	if m.taken != [remembered]int{} {
-		t.Errorf("nothing is left, but the counters are %v", m.taken)
+		t.Errorf("no tables are left, but the counters are %v", m.taken)
 	}
 }
 
@@ -549,7 +549,7 @@ func TestNamesOfRulesAreRememberedWithinBounds(t *testing.T) {
 		}
 	}
 	if m.names != 0 {
-		t.Errorf("nothing is left, but %d bytes of names are counted", m.names)
+		t.Errorf("no subjects are left, but %d bytes of names are counted", m.names)
 	}
 }
 

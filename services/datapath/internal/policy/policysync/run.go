@@ -78,7 +78,7 @@ func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 			a.draining() // for the next stream
 		}
 	}()
-	// A continued stream may have nothing to send.
+	// A continued stream may stay silent.
 	settled := time.NewTimer(time.Second)
 	defer settled.Stop()
 	tick := time.NewTicker(min(a.cfg.Retry, a.cfg.Linger))

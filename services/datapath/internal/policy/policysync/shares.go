@@ -126,7 +126,7 @@ func (r *rooms) fits(t *serviceTable, units nodetable.Size) bool {
 	return false
 }
 
-// grows reports whether a table in the kernel may grow by that much. wanted is everything that it
+// grows reports whether a table in the kernel may grow by that much. wanted includes all that it
 // lacks, which a later division may grant.
 func (r *rooms) grows(t *serviceTable, by, wanted nodetable.Size) bool {
 	more, payer := ask{t, true}, t.charge.payers()[0]

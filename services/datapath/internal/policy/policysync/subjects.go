@@ -205,7 +205,7 @@ func (a *Applier) SetIdentity(ctx context.Context, n uint16, identity uint32, se
 // SetIdentityOrIsolate is SetIdentity for a change that must not be delayed: if the tables of the
 // identity do not fit, or policies are not adopted, the endpoint gets the identity and is isolated
 // in each direction without a table. It gets the missing tables as soon as they exist. reason is
-// empty if nothing is missing.
+// empty if the endpoint has all tables.
 func (a *Applier) SetIdentityOrIsolate(ctx context.Context, n uint16, identity uint32, set SetIdentityFunc,
 ) (reason string, err error) {
 	a.mu.Lock()

@@ -205,7 +205,7 @@ func (f *Follower) subscribe(ctx context.Context) (heard bool, err error) {
 			f.unended = true // it was not acknowledged
 		}
 	}()
-	// A resumed stream may have nothing to send.
+	// A resumed stream may stay silent.
 	settled := time.NewTimer(time.Second)
 	defer settled.Stop()
 	for {

@@ -119,7 +119,7 @@ func TestFrontendsOfAnotherStateStayUntilSourcesAreComplete(t *testing.T) {
 			if m.state != was {
 				t.Errorf("the saved state is %q", m.state)
 			}
-			// but not in a process that knows nothing of this
+			// but not in a process without this state
 			w.stop()
 			w.start(nil)
 			s = w.next()

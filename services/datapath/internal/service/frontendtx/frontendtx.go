@@ -13,7 +13,7 @@ import (
 )
 
 // Closed returns a frontend that refuses connections. The kernel keeps the kind and the Service of the existing
-// frontend. If there is none with the key, nothing changes.
+// frontend. Without a frontend with the key, nothing changes.
 func Closed(k frontend.Key) *frontend.Frontend {
 	return &frontend.Frontend{Key: k, Inside: &frontend.List{}}
 }

@@ -57,7 +57,7 @@ func (p *Runs) Take(n int) (Run, bool) {
 }
 
 // TakeLast allocates the last free run of n elements, n > 0, whose distance from the end is a multiple of n. It returns
-// false if there is none. With this alignment, two runs fit exactly into a free run of twice their length.
+// false if no such run is free. With this alignment, two runs fit exactly into a free run of twice their length.
 func (p *Runs) TakeLast(n int) (Run, bool) {
 	for i, f := range slices.Backward(p.spans) {
 		behind := p.size - f.End()

@@ -351,7 +351,7 @@ func (a *application) reshape(e, was *entry) error {
 }
 
 // makeRoom finds existing lists for the parts of an entry (nil: a new entry), or allocates elements and backends for
-// new ones. If something does not fit, nothing is allocated.
+// new ones. If something does not fit, it allocates nothing.
 func (s *store) makeRoom(st standing, e *entry, f *frontend.Frontend, keys int, ps []*part) error {
 	fam := familyOf(f.Key.Addr)
 	fitsBeside := func(kept int, mapName string, need, total, free, size int) error {

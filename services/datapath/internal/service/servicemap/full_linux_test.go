@@ -47,8 +47,8 @@ func (i *instance) fill(t *testing.T, is6 bool) state {
 }
 
 // TestKernelNewFrontendsWithoutRoomRefuseConnections: when a map is full, packets to a new frontend must not reach
-// another socket of the node, or leave it. The frontend is served when there is space, and nothing is left of it when
-// it is removed.
+// another socket of the node, or leave it. The frontend is served when there is space, and removing it removes all its
+// entries.
 func TestKernelNewFrontendsWithoutRoomRefuseConnections(t *testing.T) {
 	for name, sz := range map[string]sizes{
 		"keys":     {keys: 64, fronts: 512, members: 512, backends: 256},
@@ -99,7 +99,7 @@ func TestKernelNewFrontendsWithoutRoomRefuseConnections(t *testing.T) {
 						}
 					}
 					if n > 0 && res.Changed > 0 {
-						t.Errorf("%d changes, though nothing is new", res.Changed)
+						t.Errorf("%d changes for an unchanged transaction", res.Changed)
 					}
 					refuses("in the same process")
 				}

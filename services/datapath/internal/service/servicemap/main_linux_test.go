@@ -283,7 +283,7 @@ func (s state) to(o state) *frontendtx.Transaction {
 // all returns the transaction with every frontend of the state.
 func (s state) all() *frontendtx.Transaction { return state(nil).to(s) }
 
-// check compares what packets find with the state, and that nothing else is found, except for the addresses of
+// check compares the results of lookups with the state. Other lookups must find nothing, except for the addresses of
 // frontends that did not fit.
 func (s state) check(t testing.TB, i *instance) {
 	t.Helper()

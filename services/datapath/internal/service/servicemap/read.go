@@ -96,7 +96,7 @@ func (m *rawMaps) readFront(fam int, number uint32, list uint64) *Front {
 }
 
 // ServiceAt returns the service whose frontend has an address and port, or the NodePort of the family, as
-// "shop/web:http"; empty if there is none, or if it is a host port.
+// "shop/web:http"; empty if no service has it, or if it is a host port.
 func (m *Maps) ServiceAt(at netip.AddrPort, protocol uint8) string {
 	if m.gate.RLock() != nil {
 		return ""

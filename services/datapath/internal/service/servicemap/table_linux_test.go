@@ -161,8 +161,8 @@ func TestKernelTableIsThereFromSeventeenBackendsOn(t *testing.T) {
 	}
 }
 
-// TestKernelRestartAdoptsTables: nothing is written (INV-97), and later changes have the same result as without the
-// restart.
+// TestKernelRestartAdoptsTables: a restart writes nothing (INV-97), and later changes have the same result as without
+// the restart.
 func TestKernelRestartAdoptsTables(t *testing.T) {
 	dir := kerneltest.NewBPFFS(t)
 	i := start(t, dir, withTables)

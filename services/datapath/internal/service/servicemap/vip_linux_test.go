@@ -77,7 +77,7 @@ func TestKernelAddressesAreOfServicesAloneWhileTheirFrontendsSaySo(t *testing.T)
 	g := service(7, false, list)
 	i.apply(t, &frontendtx.Transaction{Partial: true})
 	if got, err := i.IsOfServices(at); err != nil || !got {
-		t.Errorf("before all frontends are named: %t, %v", got, err)
+		t.Errorf("before all frontends are listed: %t, %v", got, err)
 	}
 	i.apply(t, state{f.Key: f}.to(state{g.Key: g}))
 	state{g.Key: g}.check(t, i)

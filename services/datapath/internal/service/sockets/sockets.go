@@ -179,7 +179,8 @@ func (s *Sockets) keep(h program.Hook, l link.Link) error {
 	return before.Close()
 }
 
-// openLink opens the pinned link of a hook, nil if there is none, and returns its differences from the desired state.
+// openLink opens the pinned link of a hook, nil if no link is pinned, and returns its differences from the desired
+// state.
 func (s *Sockets) openLink(p *program.Program) (_ link.Link, differences []string, _ error) {
 	path := linkPin(s.dir, p.Hook)
 	l, err := link.LoadPinnedLink(path, nil)

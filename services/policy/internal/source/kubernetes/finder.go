@@ -188,7 +188,7 @@ func (f *finder) watchBest(ctx context.Context, k *watched, served []string) {
 			"only the policies from before are enforced", strings.Join(served, ", ")))
 		return
 	}
-	// A kind that was never watched need not be waited for, because nothing is deleted.
+	// A kind that was never watched need not be waited for, because it has no policies to delete.
 	if k.absent++; k.absent >= absences || k.version == "" && len(k.keys) == 0 {
 		k.absent = absences
 		if n := k.gone(); n > 0 {

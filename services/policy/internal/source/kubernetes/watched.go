@@ -36,7 +36,7 @@ type watched struct {
 	stop    func() // ends the watch and waits for it
 	absent  int    // consecutive queries that did not find the kind
 
-	// keys are the objects that the joint has, or that the sink has from an earlier run. While there is a watch, only
+	// keys are the objects in the joint, or stored in the sink by an earlier run. While there is a watch, only
 	// the watch uses them.
 	keys map[policy.Key]struct{}
 	// listed are the objects that were reported since the watch started; nil once it is complete.

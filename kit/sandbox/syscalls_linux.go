@@ -38,10 +38,11 @@ type Calls struct {
 }
 
 // common lists the calls that every service may make with any arguments: the calls of the Go
-// runtime, for files, for unix sockets and for watching directories. Among others it excludes calls
-// that execute or start programs, enter namespaces, mount, change users or capabilities, inspect
-// other processes, open files by handle, load code into the kernel, create devices or keys, or
-// change the owner of files. Calls that do not exist on this architecture are skipped.
+// runtime, for files, for unix sockets and for watching directories. It excludes calls that execute
+// programs, enter namespaces, mount, change users or capabilities, or inspect other processes. It
+// also excludes calls that open files by handle, load code into the kernel, create devices or keys,
+// or change the owner of files, and others. Calls that do not exist on this architecture are
+// skipped.
 var common = []string{
 	// memory, threads, time, signals
 	"arch_prctl", "brk", "clock_getres", "clock_gettime", "clock_nanosleep", "exit", "exit_group", "futex", "futex_wait", "futex_wake",

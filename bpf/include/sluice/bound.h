@@ -79,7 +79,7 @@ static __always_inline bool has_guarantee(__u32 bound, __u32 slot)
 
 /*
  * Returns n entries of a bound: entries that a program has removed, has reserved but not created,
- * or that are no longer charged. The collector may already have left them out of its count.
+ * or that are no longer charged. The count of the collector may already exclude them.
  */
 static __always_inline void give_back(__u32 bound, __u32 slot, __u32 n)
 {

@@ -10,9 +10,9 @@
 // never on texts.
 //
 // A service lists its reasons as values of the enum ErrorReason in its proto file, so that clients
-// have names for them, and maps the errors of its core to codes and reasons in one Table. If a
-// service fails because another service failed, it passes on the reason and the details of that
-// service, so that the caller sees where the error originated.
+// have names for them. One Table maps the errors of its core to codes and reasons. If a service
+// fails because another service failed, it passes on the reason and the details of that service, so
+// that the caller sees where the error originated.
 //
 // The package imports neither a server nor metrics, because the command line uses it.
 package rpcerr

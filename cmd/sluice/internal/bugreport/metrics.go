@@ -22,9 +22,9 @@ import (
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 )
 
-// metrics writes the metrics of a process. A compromised process must not choose where root connects to, so the
-// address that it reports is used only if it is a socket in its own directory or an address in a configuration file
-// that only root can write.
+// metrics writes the metrics of a process. A compromised process must not choose where root connects to. Therefore
+// metrics uses the reported address only if it is a socket in the directory of the process, or if a configuration file
+// that only root can write contains it.
 func (r *report) metrics(ctx context.Context, w *content, name string) error {
 	dir := filepath.Join(r.runDir, name)
 	address := filepath.Join(dir, "metrics.sock")

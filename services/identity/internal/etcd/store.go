@@ -8,34 +8,33 @@
 //
 //	layout               version of this layout, 2
 //	id/<number>          the label set of the number, as canonical text
-//	labels/<sha256>      the number of the set with that hash
-//	fence/<number>       written again with every reference to the number
-//	ref/<node>/<number>  that node refers to the number; dies with the node's lease
-//	rest/<number>        the hash of the set that had the number until it was collected; expires
-//	collector            the node that collects; dies with its lease
+//	labels/<sha256>      the number of the label set with this hash
+//	fence/<number>       rewritten with every reference to the number
+//	ref/<node>/<number>  a reference of the node to the number; with the node's lease
+//	rest/<number>        the hash of the label set of a collected number; expires
+//	collector            the node that collects; with the node's lease
 //	cluster/numbers      how many numbers tenants have, as JSON; written by the collector
 //	alive/<node>         the session that owns the node's name
-//	ip/<node>/node       the record of that node; see package registry
+//	ip/<node>/node       the record of the node; see package registry
 //	ip/<node>/ep/<hash>  the addresses and the identity of one of its endpoints
 //	ip/<node>/range/<slot>  one of the ranges that the node claims; see package registry
-//	ip/<node>/rest/<cidr>   a range in quarantine, which only that node may have; expires
-//	range/<pool>/<cidr>  the node that has that range of addresses
-//	ipam                 the settings of ranges that all nodes agree on
+//	ip/<node>/rest/<cidr>   a range in quarantine, which only this node may get; expires
+//	range/<pool>/<cidr>  the node that has this range of addresses
+//	ipam                 the settings of ranges for all nodes
 //
 // id and labels are written and deleted together, in one transaction. There are no locks. Collection is safe because
 // every transaction that writes a reference also writes fence/<number>: a collector deletes an identity only if the
 // revision of that key is unchanged since the collector saw no reference. All nodes watch only id/ and ip/, so fences
 // cost the other nodes nothing.
 //
-// id/, ip/ and ipam are neighbours, and one watch brings them: a node receives an
-// identity before any address that has it.
+// The keys id/, ip/ and ipam are neighbours in etcd, so that one watch covers them: a node receives an identity before
+// the addresses with this identity.
 //
 // range/ keeps two nodes from claiming one range at the same time. Every node can write all of it, so readers do not
-// trust it: the slots below ip/ tell which node has a range, and their revisions tell since when.
+// trust it: the slots below ip/ define which node has a range, and their revisions since when.
 //
-// In layout 1 labels/<sha256> is "<number> <canonical text>", and the fence
-// itself. As long as nodes of that version may run, identities are made in
-// that form, and a reference to one writes both fences; see layout.go.
+// In layout 1, labels/<sha256> contains "<number> <canonical text>" and is also the fence. While nodes of that version
+// may run, identities are created in layout 1, and a reference to an identity writes both fences; see layout.go.
 package etcd
 
 import (

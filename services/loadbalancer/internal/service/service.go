@@ -140,7 +140,7 @@ type Service struct {
 	// Created is when the service was created, in nanoseconds since 1970; 0: unknown.
 	Created int64
 	Type    Type
-	// Headless: spec.clusterIP is None.
+	// Headless means spec.clusterIP: None.
 	Headless bool
 	// IPv4 and IPv6 are the families of the service, for its node ports.
 	IPv4, IPv6 bool

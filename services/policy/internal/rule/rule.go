@@ -184,9 +184,9 @@ func (r *Rule) Weight() int {
 	return n
 }
 
-// Compare is the order of evaluation: tier, priority, position in the policy, then deny before redirect before allow
-// before pass, the preferred proxy, the content, so that the order does not depend on names, and finally the source,
-// which affects no verdict.
+// Compare is the order of evaluation: tier, priority, position in the policy, action (deny, redirect, allow, pass),
+// preferred proxy, content, and source. Comparing the content first makes the order independent of names; the source
+// affects no verdict.
 func Compare(a, b *Rule) int {
 	return cmp.Or(
 		cmp.Compare(a.Tier, b.Tier),

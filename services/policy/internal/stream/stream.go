@@ -4,11 +4,11 @@
 // Package stream delivers the engine's steps to subscribers, in one order, with numbers by which a subscriber can
 // resume after a disconnection.
 //
-// A Log has one writer, the owner of the engine, and a Session per connected subscriber. There is no queue per
-// session: a session is a position in the log. A subscriber is disconnected if it falls so far behind that its
-// position is no longer kept, or if it takes or acknowledges no message for too long, even while a message is being
-// sent to it. Each subscriber has its own numbers, because the messages of a snapshot are numbered, too, and only one
-// subscriber gets them. Within a run of the service, numbers never decrease.
+// A Log has one writer, the owner of the engine, and a Session per connected subscriber. There is no queue per session:
+// a session is a position in the log. A subscriber is disconnected if it falls so far behind that the log no longer
+// contains its position. It is also disconnected if it takes or acknowledges no message for too long, even while a
+// message is being sent to it. Each subscriber has its own numbers, because the messages of a snapshot are numbered,
+// too, and only one subscriber gets them. Within a run of the service, numbers never decrease.
 package stream
 
 import (

@@ -48,7 +48,7 @@ type Value uint32
 // MakeValue packs two rule numbers.
 func MakeValue(admin, rest uint16) Value { return Value(admin)<<16 | Value(rest) }
 
-// Nothing is the value without rules.
+// Nothing has no rules.
 var Nothing = MakeValue(NoAdmin, NoRest)
 
 // Admin returns the number of the Admin rule, or NoAdmin.

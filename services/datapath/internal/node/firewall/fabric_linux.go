@@ -99,9 +99,9 @@ func notOf(groups []uint32) (exprs []expr.Any) {
 }
 
 // bars is `meta iifgroup G udp dport P counter drop` for each group. The programs drop packets from pods to the tunnel
-// port at the registered addresses of nodes. A packet to another address of a node, such as an address on a loopback
-// device, could be masqueraded by this or another table with the address of this node, and the other node would then
-// trust its content.
+// port at the registered addresses of nodes. The rules also drop packets to other addresses of a node, such as an
+// address on a loopback device: if this or another table masqueraded such a packet with this node's address, the other
+// node would trust its content.
 func (t *Table) bars(port uint16) (rules [][]expr.Any) {
 	for _, g := range t.groups {
 		rules = append(rules, slices.Concat([]expr.Any{

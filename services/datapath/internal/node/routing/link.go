@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package routing forwards packets to other nodes. It decides for each node by which device, next hop and MTU packets
-// to its pods leave, and keeps the maps of the programs, the routes of the host stack and the devices in that state.
+// Package routing forwards packets to other nodes. For each node it selects the device, next hop and MTU of packets to
+// its pods. It keeps the maps of the programs, the routes of the host stack and the devices in that state.
 package routing
 
 import (

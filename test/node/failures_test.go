@@ -694,7 +694,7 @@ func (b *failing) verb(t *testing.T, command string, p pod.Pod, config []byte) (
 	return code, text
 }
 
-// wantAsBefore requires a working node without state of what was deleted meanwhile.
+// wantAsBefore requires a working node without state of objects that were deleted during the failure.
 func (b *failing) wantAsBefore(t *testing.T) {
 	t.Helper()
 	servicetest.EventuallyNil(t, "the status is that of a healthy node", func() error {

@@ -567,7 +567,7 @@ func flood(t *testing.T, w *world, names ...string) {
 	}
 	for _, name := range names {
 		if got := w.Retained(name); got > n {
-			t.Errorf("the service retains %d units for %s, want at most %d", got, name, n)
+			t.Errorf("the service retains %d units for %s, want <= %d", got, name, n)
 		}
 	}
 	w.change(Step{1, 7}, Step{2, 0})

@@ -194,7 +194,8 @@ func TestKernelDeletedDeviceIsShownByTheEvent(t *testing.T) {
 				e, err := w.node.Endpoints.Core.Get(p.owner)
 				n := w.node.Endpoints.Core.Counts()
 				text := strings.Join(n.Unrepaired, "\n")
-				if err != nil || e.State != endpoint.Damaged || n.ByState[endpoint.Damaged] != 1 || !strings.Contains(text, p.owner.String()) || !strings.Contains(text, "created again") {
+				if err != nil || e.State != endpoint.Damaged || n.ByState[endpoint.Damaged] != 1 ||
+					!strings.Contains(text, p.owner.String()) || !strings.Contains(text, "delete and create the container again") {
 					return errors.Join(err, fmt.Errorf("state %v, %q", e.State, text))
 				}
 				return nil

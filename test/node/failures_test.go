@@ -219,7 +219,7 @@ func rows() []failure {
 			shown: "3, ready for known labels", unready: "sluice-datapath",
 			says: []string{
 				"await the policy: unavailable: ",
-				"the service is away: policy: unavailable: dial unix ",
+				"the service is unreachable: policy: unavailable: dial unix ",
 				"POLICY_UNAVAILABLE",
 			},
 			prints: []string{"Problem: sluice-policy: dial unix ", "Meanwhile: without sluice-policy: "},

@@ -167,8 +167,10 @@ func failureGroups() []failureGroup {
 				away: "every process of a node", processes: everything,
 				apply: "1", known: "11", fresh: "11", learns: after, learned: none, check: "11", gc: "11",
 				later: "50", shown: notReady, shownElsewhere: ready,
-				says:            []string{"allocate addresses: no answer on ", "ipam.sock"},
-				prints:          []string{"Problem: sluice-datapath: dial unix ", "Meanwhile: without sluice-datapath: "},
+				says: []string{"allocate addresses: no answer on ", "ipam.sock"},
+				prints: []string{
+					"Problem: sluice-datapath: dial unix ", "Meanwhile: without sluice-identity, sluice-ipam, ",
+				},
 				printsElsewhere: silent,
 			},
 		}},
@@ -178,8 +180,10 @@ func failureGroups() []failureGroup {
 				connections: standStill, begun: fail, enforced: none,
 				apply: "1", known: "11", fresh: "11", learns: after, learned: none, check: "11", gc: "11",
 				later: "50", shown: notReady, shownElsewhere: ready,
-				says:            []string{"allocate addresses: no answer on ", "ipam.sock"},
-				prints:          []string{"Problem: sluice-datapath: dial unix ", "Meanwhile: without sluice-datapath: "},
+				says: []string{"allocate addresses: no answer on ", "ipam.sock"},
+				prints: []string{
+					"Problem: sluice-datapath: dial unix ", "Meanwhile: without sluice-identity, sluice-ipam, ",
+				},
 				printsElsewhere: silent,
 			},
 			{

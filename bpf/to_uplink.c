@@ -21,8 +21,8 @@
 #include <sluice/outside.h>
 
 /*
- * A packet with the mark of sluice_from_pod: it has an address of the node if the stack has
- * translated its source, otherwise the address of the sending pod.
+ * Handles a packet with the mark of sluice_from_pod. Its source is an address of the node if the
+ * stack has masqueraded it, otherwise the address of the sending pod.
  */
 static __always_inline enum sl_reason pass_of_pod(struct __sk_buff *skb, struct sl_packet *p)
 {

@@ -156,8 +156,9 @@ func TestRestoreIsNoticedByWhatAWatchHasShown(t *testing.T) {
 	})
 }
 
-// TestRestoreThatPassedTheRevisionIsNoticedByTheLastChange restores a store that has already passed the former
-// revision when its watches end. In it, the object that changed last is older, does not exist, or exists again.
+// TestRestoreThatPassedTheRevisionIsNoticedByTheLastChange: the revision of the restored store is already higher than
+// the last one seen when Follow lists again. The restore is detected by the object that changed last: in the backup it
+// has an older version, does not exist, or exists although it was deleted.
 func TestRestoreThatPassedTheRevisionIsNoticedByTheLastChange(t *testing.T) {
 	for name, last := range map[string]func(*server){
 		"changed": func(s *server) { s.set("b", "2") },

@@ -182,7 +182,7 @@ func (f *field) set(text string, from Source, where string) []error {
 			if _, twice := m[k]; !ok || k == "" || twice {
 				errs = append(errs, &Problem{
 					Key: f.key, Where: where,
-					Err: fmt.Errorf("%q is not name=value, or its name is there twice", item),
+					Err: fmt.Errorf("%q is not name=value, or repeats a name", item),
 				})
 				continue
 			}

@@ -177,7 +177,7 @@ func (s Service) givePins(dir string) (changes []string, err error) {
 		return root.Lchown(path, int(s.UID), int(s.GID))
 	})
 	if err != nil {
-		return nil, fmt.Errorf("give %s to uid %d: %w", dir, s.UID, err)
+		return nil, fmt.Errorf("change the owner of %s to uid %d: %w", dir, s.UID, err)
 	}
 	if given > 0 {
 		changes = append(changes, fmt.Sprintf("gave %d entries of %s to %d:%d", given, dir, s.UID, s.GID))

@@ -210,7 +210,7 @@ func (d directory) giveContent() (files int, err error) {
 		return root.Lchown(path, int(d.uid), int(d.gid))
 	})
 	if err != nil {
-		return files, fmt.Errorf("give %s to uid %d: %w", d.path, d.uid, err)
+		return files, fmt.Errorf("change the owner of %s to uid %d: %w", d.path, d.uid, err)
 	}
 	return files, nil
 }

@@ -144,7 +144,7 @@ func Listen(path string, o ListenOptions) (_ *Listener, err error) {
 	}()
 	if uid >= 0 || gid >= 0 {
 		if err := os.Lchown(path+newSuffix, uid, gid); err != nil {
-			return nil, fmt.Errorf("listen on %s: give the socket to uid %d, gid %d: %w", path, uid, gid, err)
+			return nil, fmt.Errorf("listen on %s: change the socket's owner to uid %d, gid %d: %w", path, uid, gid, err)
 		}
 	}
 	if err := os.Chmod(path+newSuffix, o.Mode.Perm()); err != nil {
@@ -175,7 +175,7 @@ func prepareDir(dir string, mode fs.FileMode, uid, gid int) error {
 		}
 		if uid >= 0 || gid >= 0 {
 			if err := os.Chown(dir, uid, gid); err != nil {
-				return fmt.Errorf("give %s to uid %d, gid %d: %w", dir, uid, gid, err)
+				return fmt.Errorf("change the owner of %s to uid %d, gid %d: %w", dir, uid, gid, err)
 			}
 		}
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):

@@ -106,7 +106,7 @@ type Options struct {
 	// and the file may outgrow it. 0 maps the file in its actual size.
 	Reserve int
 
-	// Loss completes the clause "when …, begin without it" in the error about a refused file.
+	// Loss completes the clause "if …, begin without it" in the error about a refused file.
 	Loss string
 	// Doc is the documentation page for that error, such as `docs/ipam.md, "A refused state file"`.
 	Doc string
@@ -255,8 +255,8 @@ func (s *Store) refuse(kind, detail error) error {
 	if s.o.Doc != "" {
 		doc = " (" + s.o.Doc + ")"
 	}
-	return fmt.Errorf("state file %s is %w: %w; it was left unchanged: %s, or, when %s, begin without it: %s%s", s.path,
-		kind, detail, first, s.o.Loss, begin, doc)
+	return fmt.Errorf("state file %s is %w: %w; the file was not changed: either %s, or, if %s, begin without it: %s%s",
+		s.path, kind, detail, first, s.o.Loss, begin, doc)
 }
 
 // reservedStep is the minimum growth in bytes of a file with a reserve. Without a reserve, bbolt

@@ -48,7 +48,7 @@ type Bound struct {
 var All = []Bound{
 	{
 		Name: "policies", Process: "sluice-policy", Setting: "limits.policies", Default: "40,000", Divided: ByTenant,
-		Beyond: "the newest policies of a tenant above its share isolate what they select",
+		Beyond: "if a tenant exceeds its share, the pods that its newest policies select are isolated",
 		Shown:  "`sluice shares`, `policy list`, condition and Event (`ExceedsShare`), `sluice_policy_exceeds_share`",
 		Tests: []string{
 			"TestOneNamespaceCannotKeepThePoliciesOfOthersOut", "TestOldestObjectsOfATenantAreEnforcedInEveryOrder",
@@ -57,7 +57,7 @@ var All = []Bound{
 	{
 		Name: "bytes of policies", Process: "sluice-policy", Setting: "limits.manifests", Default: "256 MiB",
 		Divided: ByTenant,
-		Beyond:  "the newest policies of a tenant above its share isolate what they select",
+		Beyond:  "if a tenant exceeds its share, the pods that its newest policies select are isolated",
 		Shown:   "as for policies", Tests: []string{"TestOneNamespaceCannotKeepThePoliciesOfOthersOut"},
 	},
 	{
@@ -156,8 +156,8 @@ var All = []Bound{
 	{
 		Name: "numbers of removed frontends and backends", Process: "sluice-loadbalancer",
 		Default: "the free capacity of the datapath's maps", Divided: ByTenant,
-		Beyond: "a tenant whose removed numbers are not free yet must leave an eighth of the maps to others: its new " +
-			"frontends and backends are refused until they are",
+		Beyond: "a tenant with removed numbers in quarantine must leave an eighth of the maps to others: its new " +
+			"frontends and backends are refused until these numbers are free",
 		Shown: "`service get`, `sluice status`",
 		Tests: []string{
 			"TestKernelNumbersThatRestCountForTheTenantThatUsedThem", "TestFrontendsWithoutRoomAreTriedWhenNumbersAreFree",
@@ -248,7 +248,8 @@ var All = []Bound{
 	},
 	{
 		Name: "peer-rows", Process: datapath, Default: "209,716 of 262,144", Divided: ByTenant,
-		Beyond: "a table of a tenant above its share treats the peers of missing rows as unknown", Shown: ofMaps,
+		Beyond: "in tables of a tenant that exceeds its share, peers whose rows do not fit are treated as unknown",
+		Shown:  ofMaps,
 		Tests: append([]string{
 			"TestRowWithoutRoomConcernsTheTableThatLacksIt", "TestTablesWithoutRoomForRowsAllowNoMore",
 		}, everyMap...),
@@ -302,7 +303,7 @@ var All = []Bound{
 		},
 	},
 	{
-		Name: "datagrams of pods in fragments", Process: datapath, Default: "3,584", Divided: ByEndpoint,
+		Name: "fragmented datagrams of pods", Process: datapath, Default: "3,584", Divided: ByEndpoint,
 		Beyond: "first fragments of an endpoint above its guarantee are dropped (`fragment-share`)",
 		Shown:  "`observe`, `sluice_datapath_packets_total` (`fragment-share`), `sluice shares`",
 		Tests:  []string{"TestKernelFragmentsOfOnePodLeaveThoseOfOthers"},
@@ -316,19 +317,19 @@ var All = []Bound{
 	{
 		Name: "translations of packets from outside, and ports of the node", Process: datapath,
 		Default: "32,768 of IPv4, 16,384 of IPv6", Divided: Undivided,
-		Beyond: "the entries that were not used for longest give way; pods have maps of their own",
+		Beyond: "the least recently used entries are evicted; pods have maps of their own",
 		Shown:  "`sluice shares`", Tests: []string{"TestKernelTranslationsFromOutsideLeaveThoseOfPods"},
 	},
 	{
-		Name: "datagrams in fragments from outside, from other nodes and from the host", Process: datapath,
+		Name: "fragmented datagrams from outside, from other nodes and from the host", Process: datapath,
 		Default: "8,192", Divided: Undivided,
-		Beyond: "the entries that were not used for longest give way; their later fragments are dropped",
+		Beyond: "the least recently used entries are evicted; later fragments of their datagrams are dropped",
 		Shown:  "`sluice shares`", Tests: []string{"TestKernelFragmentsFromOutsideLeaveThoseOfPods"},
 	},
 	{
 		Name: "backends that clients outside keep by session affinity", Process: datapath,
 		Default: "8,192 of each family", Divided: Undivided,
-		Beyond: "the entries that were not used for longest give way; these clients choose a backend anew",
+		Beyond: "the least recently used entries are evicted; these clients choose a backend anew",
 		Shown:  "`sluice shares`", Tests: []string{"TestKernelAffinityFromOutsideLeavesThatOfPods"},
 	},
 	{

@@ -132,7 +132,7 @@ type bench struct {
 	identity identityv1.IdentityServiceClient
 	datapath datapathv1.DatapathServiceClient
 	peers    []network // the reference networks, IPv4 only
-	// dualStack is the reference network that does the same work as Sluice.
+	// dualStack is the reference network with IPv4 and IPv6, as in Sluice; peers have IPv4 only.
 	dualStack network
 	prefix    string
 	results   []result

@@ -114,7 +114,7 @@ func failureGroups() []failureGroup {
 	all := []failureGroup{
 		{name: "etcd", options: devnode.ClusterOptions{Nodes: 2, EtcdMembers: 3}, rows: []failure{
 			{
-				away: "etcd, every member of 3", etcd: 3,
+				away: "etcd, all 3 members", etcd: 3,
 				fresh: "11", elsewhere: "11", learns: after, learned: after,
 				shown: knownReady, shownElsewhere: knownReady,
 				says: []string{"is not known on this node and etcd (", ") does not answer: ", "STORE_UNAVAILABLE"},
@@ -124,7 +124,7 @@ func failureGroups() []failureGroup {
 				printsElsewhere: []string{"Meanwhile: without etcd: "},
 			},
 			{
-				away: "etcd, a member of 3", etcd: 1,
+				away: "etcd, one of 3 members", etcd: 1,
 			},
 		}},
 		{name: "control", options: devnode.ClusterOptions{Nodes: 2}, rows: []failure{

@@ -13,8 +13,9 @@ import (
 	"github.com/sluice-net/sluice/test/k8s/cluster"
 )
 
-// TestClusterIsUpgraded from the images and manifests of an earlier version in the checkout SLUICE_OLD
-// (scripts/test-k8s-upgrade) to this version and back, twice: a connection survives, and pods start meanwhile.
+// TestClusterIsUpgraded upgrades a cluster from an earlier version to this version, downgrades it, and upgrades it
+// again. The images and manifests of the earlier version are in the checkout SLUICE_OLD (scripts/test-k8s-upgrade). A
+// TCP connection must survive, and pods that are created during each step must start.
 func TestClusterIsUpgraded(t *testing.T) {
 	old := os.Getenv("SLUICE_OLD")
 	if old == "" {

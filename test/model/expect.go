@@ -225,7 +225,7 @@ func (w *World) ofPod(q *Question) (all []outcome, why string) {
 		port := containerPort(q.Pod, q.To.Port())
 		if q.Node == p.Node {
 			if q.Pod.Node != q.Node {
-				return nil, "the host port is of another node"
+				return nil, "the host port belongs to a pod on another node"
 			}
 			return []outcome{w.podToPod(q, q.Pod, port)}, ""
 		}
@@ -293,7 +293,7 @@ func (w *World) atNode(q *Question, from sender) (all []outcome, why string) {
 	f := familyOf(q.To.Addr())
 	if q.Kind == ToHostPort {
 		if q.Pod.Node != q.Node {
-			return nil, "the host port is of another node"
+			return nil, "the host port belongs to a pod on another node"
 		}
 		return []outcome{w.reach(q, from, q.Pod, containerPort(q.Pod, q.To.Port()), nil, "")}, ""
 	}
@@ -334,7 +334,7 @@ func (w *World) ofHost(q *Question) (all []outcome, why string) {
 		}
 		if q.Kind == ToHostPort {
 			if q.Pod.Node != n {
-				return nil, "the host port is of another node"
+				return nil, "the host port belongs to a pod on another node"
 			}
 			return []outcome{toPod(q.Pod, containerPort(q.Pod, q.To.Port()))}, ""
 		}

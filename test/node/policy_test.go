@@ -86,7 +86,7 @@ func TestKernelPoliciesDecideWhoTalks(t *testing.T) {
 		egress  bool
 		mention string
 	}{
-		// The implicit isolation of a NetworkPolicy is a named rule.
+		// A drop by the implicit isolation of a NetworkPolicy is attributed to that policy.
 		{from: stranger, port: 8080, mention: "NetworkPolicy test/web"},
 		// An explicit deny on the sender's side.
 		{from: client, port: 8443, egress: true, mention: "CiliumNetworkPolicy test/client"},
@@ -255,7 +255,8 @@ func TestKernelPolicyServiceMayBeAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.waitConnected(t, policies)
-	// A change without local subjects proves that the stream is complete.
+	// Changes are applied in order: when this policy, which selects no local pod, is enforced, all changes before it
+	// have been applied.
 	enforce(t, policies, `
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -343,7 +344,7 @@ func TestKernelPoliciesOutliveALostStateOfTheService(t *testing.T) {
 			return nil
 		})
 		wantAllowed(t, client, web, 8080)
-		// It ends with the datapath.
+		// The event stream ends when the datapath stops, so each round opens a new one.
 		flows := n.observe(t, &datapathv1.ObserveRequest{Reasons: []datapathv1.Reason{policyDenied}})
 		n.wantDenied(t, flows, stranger, web, 8080)
 

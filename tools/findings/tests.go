@@ -92,7 +92,7 @@ func (d *declarations) missing(name string) string {
 	if isSub {
 		last := sub[strings.LastIndex(sub, "/")+1:]
 		if !slices.ContainsFunc(dirs, func(dir string) bool { return d.literals[dir][last] }) {
-			return fmt.Sprintf("no string of its package names the subtest %s", last)
+			return fmt.Sprintf("no string literal in the test's package is the subtest name %s", last)
 		}
 	}
 	return ""

@@ -61,9 +61,9 @@ __noinline enum sl_reason admit_error(struct __sk_buff *skb, struct sl_packet *p
 	return SL_CONTINUE;
 }
 
-/*
- * Whether the connection would be allowed in the reverse direction, too. If it is, the sides that
- * the packet already has stay; otherwise the packet has the sides that denied it.
+/* Evaluates the connection in the reverse direction. Returns SL_CONTINUE if it is allowed, and then
+ * restores p->reply, p->egress and p->ingress. Otherwise returns the reason of the drop, and leaves
+ * the values of the reverse evaluation in them.
  */
 static __noinline enum sl_reason evaluate_reverse(struct sl_packet *p)
 {

@@ -32,7 +32,7 @@ static __always_inline enum sl_reason needs_stack(struct __sk_buff *skb, const s
 		return SL_REASON_STACK_TIME_EXCEEDED;
 	if (likely(skb->len - ETH_HLEN <= dst->mtu))
 		return SL_CONTINUE;
-	/* for GSO, the size of the segments counts, which only the kernel knows */
+	/* for GSO packets, check the size of the segments, which only the kernel knows */
 	if (skb->gso_size && !bpf_check_mtu(skb, dst->ifindex, &len, 0, BPF_MTU_CHK_SEGS))
 		return SL_CONTINUE;
 	return SL_REASON_STACK_TOO_BIG;

@@ -65,7 +65,7 @@ static __always_inline void stop_pick_up(__u16 slot)
 		__sync_fetch_and_or(&e->state, SL_EP_NO_PICK_UP);
 }
 
-/* An endpoint that allows everything cannot have revoked a connection. */
+/* Whether connections may be picked up. An endpoint that allows everything has revoked none. */
 static __always_inline bool may_pick_up(__u16 slot)
 {
 	struct sl_endpoint *e = endpoint_at(slot);

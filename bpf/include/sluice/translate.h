@@ -466,7 +466,7 @@ __noinline enum sl_reason find_service(struct __sk_buff *skb, struct sl_packet *
 	return SL_CONTINUE;
 }
 
-/* After a packet was allowed: the client keeps the backend, if the service has affinity. */
+/* Stores the backend of the client if the service has affinity. Called for allowed packets. */
 __noinline int keep_backend(const struct sl_packet *p)
 {
 	struct sl_packet *own = own_packet();

@@ -192,8 +192,8 @@ func (s *subscriber) next(t *testing.T) (m Message, ok bool, err error) {
 		}
 	}
 	if m.SnapshotComplete != (s.snapshot && m.Barrier) {
-		t.Fatalf("%s: message %d: snapshot complete %t, barrier %t, want a snapshot %t",
-			s.name, m.Seq, m.SnapshotComplete, m.Barrier, s.snapshot)
+		t.Fatalf("%s: message %d: snapshot_complete %t, want %t (barrier %t, in a snapshot %t)",
+			s.name, m.Seq, m.SnapshotComplete, s.snapshot && m.Barrier, m.Barrier, s.snapshot)
 	}
 	if m.Barrier {
 		if m.Revision < s.revision || m.Revision > s.w.revision {

@@ -515,7 +515,7 @@ func (c *Cluster) Eventually(ctx context.Context, what string, try func() error)
 		select {
 		case <-tick.C:
 		case <-c.ended:
-			return fmt.Errorf("wait until %s: the cluster has ended: %w", what, err)
+			return fmt.Errorf("wait until %s: the cluster's keeper process has exited: %w", what, err)
 		case <-ctx.Done():
 			return fmt.Errorf("wait until %s: %w: %w", what, ctx.Err(), err)
 		}

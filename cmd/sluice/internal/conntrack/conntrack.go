@@ -49,8 +49,8 @@ func (o *filter) add(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.states, "state", nil,
 		"opening, established, half-closed, closing, reset or revoked; or one of the "+
 			"marks picked-up, either-way, via-stack, proxied and hairpin")
-	f.BoolVarP(&o.v4, "ipv4", "4", false, "only connections of IPv4")
-	f.BoolVarP(&o.v6, "ipv6", "6", false, "only connections of IPv6")
+	f.BoolVarP(&o.v4, "ipv4", "4", false, "only IPv4 connections")
+	f.BoolVarP(&o.v6, "ipv6", "6", false, "only IPv6 connections")
 }
 
 // empty reports whether no filter is given.

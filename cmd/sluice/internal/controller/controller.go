@@ -30,7 +30,7 @@ func statusCommand(inv *invocation.Invocation) *cobra.Command {
 		Use:   "status",
 		Short: "Show which sluice-controller is elected, and its pending work",
 		Long: `Show whether this sluice-controller is elected, and the pending and failed requests of each
-of its subjects. sluice-controller does not run on every node: run the command in its pod,
+of its tasks. sluice-controller does not run on every node: run the command in its pod,
 with --run-dir. The exit code is 0 if the process answers, so that a liveness probe does not
 restart a controller that waits for the API server. With --ready it is 1 until the process
 has listed every kind of policy.`,

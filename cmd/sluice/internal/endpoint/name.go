@@ -29,7 +29,7 @@ const (
 const NameForms = "a container or a pod: CONTAINER[/INTERFACE] or NAMESPACE/NAME"
 
 // NameHelp is the help of commands about one endpoint.
-const NameHelp = `CONTAINER is the ID of a container, or its start, with an optional interface:
+const NameHelp = `CONTAINER is the ID of a container or a prefix of it, with an optional interface:
 CONTAINER[/INTERFACE]. POD is NAMESPACE/NAME of a pod of this node. If a container and a pod
 have the same name, container:CONTAINER[/INTERFACE] or pod:NAMESPACE/NAME selects one.`
 

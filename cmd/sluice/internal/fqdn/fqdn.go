@@ -39,9 +39,9 @@ func listCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list [NAME]",
 		Short: "List learned DNS names with their addresses, validity and the rules that select them",
-		Long: `List the DNS names that LearnNames was called with, their addresses, how long each is
-valid, and the policy rules that select the name. An expired address stays for a while for
-connections that use it.
+		Long: `List the learned DNS names (RPC LearnNames), their addresses, how long each is valid, and
+the policy rules that select the name. An expired address stays for a while for connections
+that use it.
 
 ` + patternHelp,
 		Args: optionalName,
@@ -158,11 +158,13 @@ func forget(ctx context.Context, inv *invocation.Invocation, req *policyv1.Forge
 	done := message.Of(out, message.Fact{Key: "validateOnly", Value: req.GetValidateOnly()})
 	return inv.Show(done, func(w io.Writer) {
 		if req.GetValidateOnly() {
-			fmt.Fprintf(w, "Nothing was deleted: --dry-run. Names that would be: %d, with %s.\n", out.GetNameCount(),
+			fmt.Fprintf(w, "Nothing was deleted: --dry-run. Would delete %s with %s.\n",
+				output.Plural(out.GetNameCount(), "name", "names"),
 				output.Plural(out.GetAddressCount(), "address", "addresses"))
 			return
 		}
-		fmt.Fprintf(w, "Names deleted, also in the kernel: %d, with %s.\n", out.GetNameCount(),
+		fmt.Fprintf(w, "Deleted %s with %s, also from the kernel.\n",
+			output.Plural(out.GetNameCount(), "name", "names"),
 			output.Plural(out.GetAddressCount(), "address", "addresses"))
 	})
 }

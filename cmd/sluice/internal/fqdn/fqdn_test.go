@@ -75,12 +75,12 @@ func TestLearnedNamesAreForgotten(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Policy.Names = names()
 	out, _ := n.Want(t, 0, "fqdn", "delete", "*", "--dry-run")
-	nodetest.WantLines(t, out, "Nothing was deleted: --dry-run. Names that would be: 2, with 3 addresses.")
+	nodetest.WantLines(t, out, "Nothing was deleted: --dry-run. Would delete 2 names with 3 addresses.")
 	if !n.Policy.Forgot.GetValidateOnly() {
 		t.Error("--dry-run was not asked for")
 	}
 	out, _ = n.Want(t, 0, "fqdn", "delete", "--address", "192.0.2.7")
-	nodetest.WantLines(t, out, "Names deleted, also in the kernel: 2, with 3 addresses.")
+	nodetest.WantLines(t, out, "Deleted 2 names with 3 addresses, also from the kernel.")
 	if r := n.Policy.Forgot; r.GetPattern() != "" || r.GetAddress() != "192.0.2.7" || r.GetValidateOnly() {
 		t.Errorf("asked for %v", r)
 	}

@@ -47,7 +47,8 @@ func (o Outcome) write(w io.Writer, component string) {
 	case o.ValidateOnly:
 		fmt.Fprintln(w, "Nothing was changed: --dry-run.")
 	case !o.Waited:
-		fmt.Fprintf(w, "Revision %d is in force in %s; the command did not wait for the kernel.\n", o.Revision, component)
+		fmt.Fprintf(w, "Revision %d is stored in %s; the command did not wait until the kernel enforced it.\n",
+			o.Revision, component)
 	case o.Pending == "":
 		fmt.Fprintf(w, "The kernel enforces revision %d, after %s.\n", o.Revision, o.Took)
 	default:

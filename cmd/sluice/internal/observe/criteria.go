@@ -633,7 +633,8 @@ func (n *names) container(flag, name string) (*workloadv1.Owner, error) {
 	case e != nil:
 		return e.GetOwner(), nil
 	case owner == nil && n != nil:
-		return nil, invocation.Usagef("%s: %q is not a pod of this node; use --pod for an earlier or later pod", flag, name)
+		return nil, invocation.Usagef("%s: no pod %q on this node; --pod also accepts pods that were deleted or do "+
+			"not exist yet", flag, name)
 	default:
 		n.missing(flag, "container", name)
 		return owner, nil

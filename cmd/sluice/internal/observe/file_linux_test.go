@@ -30,7 +30,7 @@ func newFile(t *testing.T, path string, most int64, keep int) (*file, *[]string)
 	return w, &notes
 }
 
-// repairOf returns a short event.
+// repairOf returns an attachment repair event of an endpoint.
 func repairOf(endpoint uint32) Event {
 	return Event{ObserveResponse: &datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Repair{
 		Repair: &datapathv1.AttachmentRepair{EndpointIndex: endpoint, Uuid: "u"},

@@ -26,9 +26,9 @@ func tableCommand(inv *invocation.Invocation) *cobra.Command {
 		Use:   "table PEER",
 		Short: "Print the compiled policy tables of a pod or an identity",
 		Long: `Print the compiled policy tables of a pod or an identity: the rules in order of
-evaluation, and for each peer class the rule that decides at each range of ports. For
-Admin rules, which are evaluated first, and for the other rules, the first match is
-shown.`,
+evaluation, and for each peer class the rule that decides at each range of ports. Admin
+rules are evaluated before all others: the output shows the first match among the Admin
+rules and the first match among the other rules.`,
 		Args: invocation.Args(1, "a pod or an identity number"),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			p, err := peer.Resolve(cmd.Context(), inv, a[0], "")

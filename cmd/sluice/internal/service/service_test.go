@@ -39,7 +39,7 @@ func TestApplyWaitsUntilTheKernelEnforces(t *testing.T) {
 	}
 	out, _ = n.Want(t, 0, "service", "apply", "-f", file, "--wait=false")
 	nodetest.WantLines(t, out, "Service shop/web unchanged",
-		"Revision 7 is in force in the load balancer; the command did not wait for the kernel.")
+		"Revision 7 is stored in the load balancer; the command did not wait until the kernel enforced it.")
 }
 
 func TestApplyNamesWhatTheKernelRefuses(t *testing.T) {

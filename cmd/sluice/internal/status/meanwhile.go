@@ -15,16 +15,17 @@ import (
 // works tells what continues to work without a service. docs/failures.md has the same as a table; a test with whole
 // nodes checks both.
 var works = map[string]string{
-	"etcd": "packets, services, policies and their changes, DEL, and ADD of label sets that are known here. " +
-		"No restart is needed: the node reconnects by itself when etcd is back",
-	"identity": "packets, services, policies and their changes, DEL, and ADD of containers with the labels of one that " +
-		"is here. Labels of live containers do not change",
-	"ipam": "packets, services, policies and their changes, and DEL, whose addresses are released later. No ADD",
-	"policy": "packets under the policies that the kernel enforces, services, DEL, and ADD of containers with the " +
-		"labels of one that is here. Policies cannot be changed",
-	"loadbalancer": "packets, policies and their changes, ADD and DEL, and the present services. Services cannot " +
-		"be changed",
-	"datapath": "packets under the policies and services in the kernel, and DEL, which is recorded and executed " +
+	"etcd": "traffic, services, policies and their changes, DEL, and ADD of containers whose label set this node " +
+		"knows continue to work. No restart is needed: the node reconnects by itself when etcd is back",
+	"identity": "traffic, services, policies and their changes, DEL, and ADD of containers with the same labels as a " +
+		"container on this node continue to work. Label changes of running containers are not applied",
+	"ipam": "traffic, services, policies and their changes, and DEL, whose addresses are released later, continue to " +
+		"work. No ADD",
+	"policy": "traffic under the policies in the kernel, services, DEL, and ADD of containers with the same labels " +
+		"as a container on this node continue to work. Policies cannot be changed",
+	"loadbalancer": "traffic, policies and their changes, ADD, DEL, and the present services continue to work. " +
+		"Services cannot be changed",
+	"datapath": "traffic under the policies and services in the kernel continues, and DEL is recorded and executed " +
 		"later. No ADD; changes of policies and services are stored and enforced when it is back",
 }
 
@@ -46,8 +47,8 @@ func (s *Node) meanwhile(inv *invocation.Invocation) []string {
 		all = append(all, fmt.Sprintf("without sluice-%s: %s. %s", away[0], works[away[0]], whereToLook(inv, away[0])))
 	default:
 		// The texts in works assume that all other services run.
-		all = append(all, fmt.Sprintf("without sluice-%s: packets under the policies and services in the kernel, and DEL, "+
-			"which is recorded and executed later. %s", strings.Join(away, ", sluice-"), whereToLook(inv, away[0])))
+		all = append(all, fmt.Sprintf("without sluice-%s: traffic under the policies and services in the kernel continues, "+
+			"and DEL is recorded and executed later. %s", strings.Join(away, ", sluice-"), whereToLook(inv, away[0])))
 	}
 	return all
 }

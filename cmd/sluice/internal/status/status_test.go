@@ -136,13 +136,15 @@ func TestStatusSaysWhatWorksMeanwhile(t *testing.T) {
 		problem    string
 		meanwhile  string
 	}{
-		"identity": {true, known, "Problem: sluice-identity: ", "ADD of containers with the labels of one that is here"},
-		"policy":   {true, known, "Problem: sluice-policy: ", "Policies cannot be changed"},
-		"ipam":     {false, "Ready no", "Problem: sluice-ipam: ", "whose addresses are released later. No ADD"},
+		"identity": {
+			true, known, "Problem: sluice-identity: ", "ADD of containers with the same labels as a container on this node",
+		},
+		"policy": {true, known, "Problem: sluice-policy: ", "Policies cannot be changed"},
+		"ipam":   {false, "Ready no", "Problem: sluice-ipam: ", "whose addresses are released later, continue to"},
 		"loadbalancer": {
 			true, "Ready yes", "Warning: sluice-loadbalancer: services cannot be changed: ", "Services cannot be changed",
 		},
-		"datapath": {false, "Ready no", "Problem: sluice-datapath: ", "DEL, which is recorded and executed later"},
+		"datapath": {false, "Ready no", "Problem: sluice-datapath: ", "DEL is recorded and executed later"},
 	} {
 		n := nodetest.New(t, Command)
 		n.Healthy, n.Policy.Healthy, n.Balances = true, true, true

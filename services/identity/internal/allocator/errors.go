@@ -104,7 +104,7 @@ type QuotaError struct {
 	Of    string // the tenant, for ErrShare
 	Used  int
 	Limit int
-	Keys  []labels.KeyCount // those with most values, most first
+	Keys  []labels.KeyCount // the keys with the most values, largest count first
 }
 
 func (e *QuotaError) Error() string {
@@ -117,7 +117,7 @@ func (e *QuotaError) Error() string {
 		for i, k := range e.Keys {
 			keys[i] = fmt.Sprintf("%s (%d)", k.Key, k.Values)
 		}
-		s += "; the labels with most values are " + strings.Join(keys, ", ") + ": exclude with labels.exclude what policies do not select"
+		s += "; the labels with the most values are " + strings.Join(keys, ", ") + ": exclude with labels.exclude what policies do not select"
 	}
 	return s
 }

@@ -76,10 +76,10 @@ func RunNodeInit(args []string, log *slog.Logger) error {
 	}
 	root := filepath.Join(c.Dir, name, "root")
 	if err := makeRoot(c, index, root); err != nil {
-		return fmt.Errorf("make the root of %s: %w", name, err)
+		return fmt.Errorf("create the root file system of %s: %w", name, err)
 	}
 	if err := enterRoot(root); err != nil {
-		return fmt.Errorf("enter the root of %s: %w", name, err)
+		return fmt.Errorf("enter the root file system of %s: %w", name, err)
 	}
 	for _, forwarding := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
 		if err := os.WriteFile(filepath.Join("/proc/sys/net", forwarding), []byte("1"), 0); err != nil {

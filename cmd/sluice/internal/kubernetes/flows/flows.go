@@ -260,8 +260,8 @@ func (o *observer) watch(ctx context.Context) error {
 		return err
 	}
 	if len(cluster.Nodes) > followed {
-		return invocation.Usagef("--follow has a process of kubectl for each node, and the cluster has %d nodes: choose "+
-			"%d at most by --node", len(cluster.Nodes), followed)
+		return invocation.Usagef("--follow runs one kubectl process for each node, and the cluster has %d nodes: "+
+			"select at most %d with --node", len(cluster.Nodes), followed)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	if !o.until.IsZero() {

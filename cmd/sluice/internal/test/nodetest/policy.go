@@ -299,7 +299,7 @@ func (f *policy) Diff(r *policyv1.DiffRequest, s grpc.ServerStreamingServer[poli
 	defer f.Mu.Unlock()
 	f.Compared = r
 	if strings.Contains(string(r.GetManifests()), "refuse") {
-		return status.Error(codes.ResourceExhausted, "a table has no room")
+		return status.Error(codes.ResourceExhausted, "a table has no capacity")
 	}
 	for _, d := range f.Differences {
 		if err := s.Send(d); err != nil {

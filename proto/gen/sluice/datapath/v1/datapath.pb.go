@@ -591,7 +591,7 @@ const (
 	// Severity: fault. Look at the routes in the pod: such packets do not leave a pod by
 	// themselves.
 	Reason_REASON_HAIRPIN Reason = 31
-	// The host's stack sent it into a pod that has another address.
+	// The host's stack sent the packet to a pod without this destination address.
 	//
 	// Severity: configuration. Look for routes or NAT rules of other programs on the node.
 	Reason_REASON_WRONG_ADDRESS Reason = 32

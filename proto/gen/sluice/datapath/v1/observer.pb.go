@@ -2353,8 +2353,8 @@ type ExplainedBackend struct {
 	Ingress *ExplainedSide `protobuf:"bytes,8,opt,name=ingress,proto3" json:"ingress,omitempty"`
 	// The tracked connection to this backend, if there is one.
 	Connection *Connection `protobuf:"bytes,9,opt,name=connection,proto3" json:"connection,omitempty"`
-	// Address of this node under which the backend sees the sender; empty unless the
-	// path is IN_TRANSIT.
+	// Address of this node that the backend sees as the source; empty unless the path
+	// is IN_TRANSIT.
 	SourceAddress string `protobuf:"bytes,10,opt,name=source_address,json=sourceAddress,proto3" json:"source_address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -706,7 +706,7 @@ type WatchClusterResponse struct {
 	RemovedPrefixes []string `protobuf:"bytes,4,rep,name=removed_prefixes,json=removedPrefixes,proto3" json:"removed_prefixes,omitempty"`
 	// Names of nodes that were forgotten.
 	RemovedNodes []string `protobuf:"bytes,5,rep,name=removed_nodes,json=removedNodes,proto3" json:"removed_nodes,omitempty"`
-	// A point in the stream; alone in its message.
+	// Marks a point in the stream. Its message has no nodes, mappings or removals.
 	Bookmark *Bookmark `protobuf:"bytes,6,opt,name=bookmark,proto3" json:"bookmark,omitempty"`
 	// Revision of the store up to which all changes of nodes and mappings are included with this
 	// message; unset: unchanged since the previous message, or unknown.

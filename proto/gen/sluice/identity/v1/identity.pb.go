@@ -107,10 +107,10 @@ const (
 	// is written.
 	ErrorReason_ERROR_REASON_INVALID_REFERENCE ErrorReason = 4
 	// RESOURCE_EXHAUSTED: this node holds as many identities as it may.
-	// QuotaFailure names the label keys with most values.
+	// QuotaFailure names the label keys with the most values.
 	ErrorReason_ERROR_REASON_QUOTA_EXHAUSTED ErrorReason = 5
 	// RESOURCE_EXHAUSTED: every number of the range is taken or in quarantine.
-	// QuotaFailure names the label keys with most values.
+	// QuotaFailure names the label keys with the most values.
 	ErrorReason_ERROR_REASON_NUMBERS_EXHAUSTED ErrorReason = 6
 	// ALREADY_EXISTS: the reference or owner holds another label set.
 	ErrorReason_ERROR_REASON_REFERENCE_HAS_OTHER_LABELS ErrorReason = 7
@@ -147,8 +147,8 @@ const (
 	// FAILED_PRECONDITION: the cluster has other settings of ipam than the caller;
 	// the message names both.
 	ErrorReason_ERROR_REASON_IPAM_SETTINGS_DIFFER ErrorReason = 21
-	// RESOURCE_EXHAUSTED: no block of the cluster's pool is free; QuotaFailure has
-	// its figures.
+	// RESOURCE_EXHAUSTED: no block of the cluster's pool is free; QuotaFailure describes
+	// the pool. Or the node has its maximum number of blocks.
 	ErrorReason_ERROR_REASON_NO_FREE_RANGE ErrorReason = 22
 	// FAILED_PRECONDITION: the last block of a family is not returned.
 	ErrorReason_ERROR_REASON_LAST_RANGE ErrorReason = 23

@@ -966,7 +966,7 @@ func (x *ListPoolsResponse) GetPools() []*Pool {
 	return nil
 }
 
-// Pool is one range of addresses and its fill. Counts saturate at 2^64 - 1.
+// Pool is one range of addresses and its usage. Counts saturate at 2^64 - 1.
 type Pool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The range.

@@ -641,8 +641,8 @@ type CompleteSourceRequest struct {
 	// Program whose listing is complete; required. Objects of calls without a manager were applied by
 	// people, so no program can list them.
 	Manager string `protobuf:"bytes,1,opt,name=manager,proto3" json:"manager,omitempty"`
-	// Run of the service that took the listing: the incarnation of the answers of
-	// UpsertServices, or of GetStatus for a listing of no object.
+	// Incarnation of the service that received the listing, as returned by UpsertServices,
+	// or by GetStatus if the listing is empty.
 	Incarnation []byte `protobuf:"bytes,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Check, but change nothing.
 	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`

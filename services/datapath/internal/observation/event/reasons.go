@@ -65,7 +65,7 @@ const (
 	NoRoute Reason = 30
 	// Hairpin: From the pod to its own address.
 	Hairpin Reason = 31
-	// WrongAddress: The host's stack sent it into a pod that has another address.
+	// WrongAddress: The host's stack sent the packet to a pod without this destination address.
 	WrongAddress Reason = 32
 	// RewriteFailed: The kernel refused to change the packet.
 	RewriteFailed Reason = 33

@@ -267,7 +267,7 @@ func TestKernelMasqueradeLeavesOldConnectionsAlone(t *testing.T) {
 	}
 }
 
-// others is a source of other nodes in this process.
+// others replaces the cluster watch of sluice-identity by a hub in the test process.
 type others struct {
 	*watch.Hub[cluster.Key, cluster.Item]
 }

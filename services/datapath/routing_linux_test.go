@@ -162,8 +162,8 @@ var modes = map[string]struct {
 	"native": {RoutingConfig{Mode: "native"}, []string{"4", "6"}, [2]nodemap.Flags{nodemap.Hop, nodemap.Hop}},
 }
 
-// TestKernelPodsOfTwoNodesReachEachOther tests each mode, also while a node restarts without its source of other nodes.
-// The audit must find nothing.
+// TestKernelPodsOfTwoNodesReachEachOther checks that pods of two nodes reach each other in each routing mode, also
+// after a node restarts while its list of other nodes is not complete. The audit must find nothing.
 func TestKernelPodsOfTwoNodesReachEachOther(t *testing.T) {
 	for name, mode := range modes {
 		t.Run(name, func(t *testing.T) {

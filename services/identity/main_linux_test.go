@@ -104,7 +104,7 @@ func (p *proc) release(container string) (uint32, error) {
 	return resp.GetReleasedNumber(), err
 }
 
-// keys lists what etcd has below the service's prefix, of one kind.
+// keys lists the etcd keys of one kind below the service's prefix, without the prefix and the kind.
 func keys(t *testing.T, admin *clientv3.Client, kind string) []string {
 	t.Helper()
 	const prefix = "/sluice/v1/identity/"

@@ -237,7 +237,8 @@ func TestPoolGrowsUnderABurstAndShrinks(t *testing.T) {
 	n, r := newPoolNode(t)
 	n.start()
 	n.sameAs(r, block0)
-	// More callers than addresses: each gets one of the next block, or the error.
+	// There are more callers than addresses in the 3 blocks that the node may have: each caller gets an address, from a
+	// new block if necessary, or RESOURCE_EXHAUSTED.
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	addresses, failed := map[string]bool{}, map[codes.Code]int{}

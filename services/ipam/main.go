@@ -60,7 +60,7 @@ type settings struct {
 
 // poolSettings is the pool of the whole cluster.
 type poolSettings struct {
-	Prefixes  []string `config:"prefixes" help:"in mode pool, prefixes that all nodes of the cluster take blocks from; the same on all nodes, as what follows"`
+	Prefixes  []string `config:"prefixes" help:"in mode pool, prefixes that all nodes of the cluster take blocks from; the same on all nodes, as are the following settings"`
 	IPv4Block int      `config:"ipv4Block" help:"length of the blocks of IPv4 prefixes"`
 	IPv6Block int      `config:"ipv6Block" help:"length of the blocks of IPv6 prefixes"`
 	MaxBlocks int      `config:"maxBlocks" help:"former name of maxBlocksPerNode; 0: not set"`
@@ -68,9 +68,9 @@ type poolSettings struct {
 
 // staticSettings limit the ranges that nodes have in mode static.
 type staticSettings struct {
-	Prefixes  []string `config:"prefixes" help:"in mode static, prefixes in which the ranges of all nodes lie; other nodes ignore other ranges; the same on all nodes, as what follows; empty: not limited"`
-	IPv4Block int      `config:"ipv4Block" help:"shortest length of an IPv4 range in these prefixes"`
-	IPv6Block int      `config:"ipv6Block" help:"shortest length of an IPv6 range in these prefixes"`
+	Prefixes  []string `config:"prefixes" help:"in mode static, prefixes in which the ranges of all nodes lie; other nodes ignore other ranges; the same on all nodes, as are the following settings; empty: not limited"`
+	IPv4Block int      `config:"ipv4Block" help:"minimum prefix length of an IPv4 range in these prefixes"`
+	IPv6Block int      `config:"ipv6Block" help:"minimum prefix length of an IPv6 range in these prefixes"`
 }
 
 // checkPrefixes reads the prefixes of a group of settings.

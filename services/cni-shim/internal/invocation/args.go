@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// The keys of CNI_ARGS that mean something here.
+// The keys of CNI_ARGS that the plugin knows.
 const (
 	argIgnoreUnknown = "IgnoreUnknown"
 	argPodNamespace  = "K8S_POD_NAMESPACE"
@@ -23,7 +23,7 @@ const (
 // set, as CNI requires.
 func parseArgs(s string) (map[string]string, error) {
 	if len(s) > maxArgs {
-		return nil, environment(EnvArgs, "is %d bytes long, at most %d are read", len(s), maxArgs)
+		return nil, environment(EnvArgs, "is %d bytes long, the maximum is %d", len(s), maxArgs)
 	}
 	if !utf8.ValidString(s) || strings.IndexFunc(s, unicode.IsControl) >= 0 {
 		return nil, environment(EnvArgs, "contains bytes that are not text")

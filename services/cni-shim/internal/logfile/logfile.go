@@ -130,7 +130,7 @@ func ours(f *os.File, fi fs.FileInfo) error {
 	case err != nil:
 		return err
 	case first[0] != '{':
-		return fmt.Errorf("%w: the file does not begin as a log", ErrForeign)
+		return fmt.Errorf("%w: the file is not a CNI log: it does not begin with '{'", ErrForeign)
 	}
 	return nil
 }

@@ -88,7 +88,7 @@ func readFrame(r io.Reader) (frame, error) {
 		length: int(b[0])<<16 | int(b[1])<<8 | int(b[2]),
 	}
 	if f.length > maxFrame {
-		return f, broken("the server sent a frame of %d bytes; %d are taken", f.length, maxFrame)
+		return f, broken("the server sent a frame of %d bytes, the maximum is %d", f.length, maxFrame)
 	}
 	return f, nil
 }
@@ -112,7 +112,7 @@ func (c *call) readPayload(f frame) ([]byte, error) {
 	}
 	if f.kind == frameHeaders && f.has(flagPriority) {
 		if len(b) < 5 {
-			return nil, broken("the server sent a priority that is cut")
+			return nil, broken("the server sent a HEADERS frame with truncated priority fields")
 		}
 		b = b[5:]
 	}

@@ -287,7 +287,7 @@ func (c *call) handle(f frame) error {
 	case frameHeaders:
 		return c.takeHeaders(f)
 	case frameContinuation:
-		return broken("the server continues headers that have not begun")
+		return broken("the server sent a CONTINUATION frame without a HEADERS frame")
 	case framePushPromise:
 		return broken("the server sent PUSH_PROMISE, although push is disabled")
 	}
@@ -302,7 +302,7 @@ func (c *call) handle(f frame) error {
 		return c.settings(f, b)
 	case framePing:
 		if f.stream != 0 || len(b) != 8 {
-			return broken("the server sent a ping of %d bytes", len(b))
+			return broken("the server sent an invalid PING frame of %d bytes", len(b))
 		}
 		if !f.has(flagAck) {
 			c.out = append(appendFrame(c.out, framePing, flagAck, 0, 8), b...)
@@ -398,14 +398,14 @@ func (c *call) end() error {
 	case len(c.got) == 0:
 		return odd("the server ended the call without an answer")
 	case len(c.got) < prefixSize || int(binary.BigEndian.Uint32(c.got[1:])) > len(c.got)-prefixSize:
-		return odd("the server cut its answer")
+		return odd("the answer of the server is truncated")
 	}
 	return nil
 }
 
 func (c *call) reset(f frame, b []byte) error {
 	if f.stream == 0 || len(b) != 4 {
-		return broken("the server sent a reset of %d bytes", len(b))
+		return broken("the server sent an invalid RST_STREAM frame of %d bytes", len(b))
 	}
 	code := binary.BigEndian.Uint32(b)
 	e := fail(ofReset(code), "the server reset the call with HTTP/2's code %d", code)
@@ -415,7 +415,7 @@ func (c *call) reset(f frame, b []byte) error {
 
 func (c *call) settings(f frame, b []byte) error {
 	if f.stream != 0 || len(b)%6 != 0 || f.has(flagAck) && len(b) > 0 {
-		return broken("the server sent settings of %d bytes", len(b))
+		return broken("the server sent an invalid SETTINGS frame of %d bytes", len(b))
 	}
 	if f.has(flagAck) {
 		return nil

@@ -272,9 +272,9 @@ func (n *serviceNode) piece(p *pod, to netip.Addr, id uint16, last bool) bool {
 	return verdict != verdictShot
 }
 
-// TestKernelFragmentsOfOnePodLeaveThoseOfOthers: a pod begins more datagrams than the map holds and completes
-// none. A datagram that another pod has begun before still passes completely. A pod that completes its
-// datagrams is not limited.
+// TestKernelFragmentsOfOnePodLeaveThoseOfOthers: a pod sends the first fragments of more datagrams than the map holds,
+// and completes none. The datagram whose first fragment another pod had already sent is still delivered. A pod that
+// completes its datagrams is not limited.
 func TestKernelFragmentsOfOnePodLeaveThoseOfOthers(t *testing.T) {
 	n := newServiceNode(t)
 	greedy := newPod(t, n.k, "sl-greedy", 10, endpointmap.DeliverPeer)

@@ -127,8 +127,8 @@ func TestKernelFragmentsFromOutsideLeaveThoseOfPods(t *testing.T) {
 	}
 }
 
-// TestKernelAffinityFromOutsideLeavesThatOfPods: more clients outside than the affinity map holds use a
-// Service. A pod keeps its backend.
+// TestKernelAffinityFromOutsideLeavesThatOfPods: a pod keeps its backend when more outside clients use a Service than
+// the affinity map can hold.
 func TestKernelAffinityFromOutsideLeavesThatOfPods(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	n := &serviceNode{T: t, runner: f.a.runner}

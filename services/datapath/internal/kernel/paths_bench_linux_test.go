@@ -30,8 +30,8 @@ const (
 	// baseEnv is the path of a test binary of another version, which BenchmarkPaths compares with this
 	// version.
 	baseEnv = "SLUICE_BENCH_BASE"
-	// turnsEnv makes BenchmarkPaths the other side of a comparison: it reads the paths to run from
-	// descriptor 3 and writes the times to descriptor 4.
+	// turnsEnv makes BenchmarkPaths run as the child process of a comparison: it reads the indexes of the paths to run
+	// from descriptor 3 and writes the times to descriptor 4.
 	turnsEnv = "SLUICE_BENCH_TURNS"
 	// turnRuns is the number of runs in one turn.
 	turnRuns = 250

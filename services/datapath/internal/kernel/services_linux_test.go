@@ -525,8 +525,8 @@ func TestKernelTranslationOutlivesTheList(t *testing.T) {
 	}
 }
 
-// TestKernelEventsNameWhatWasAsked: the verdict event of a service connection has the service's address and the
-// backend's.
+// TestKernelEventsNameWhatWasAsked: the verdict event of a connection to a service has the address of the service and
+// the address of the backend.
 func TestKernelEventsNameWhatWasAsked(t *testing.T) {
 	n := newServiceNode(t)
 	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)

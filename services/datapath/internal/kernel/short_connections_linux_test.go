@@ -28,9 +28,9 @@ const (
 	allEnv    = "SLUICE_SHORT_CONNECTIONS"
 )
 
-// TestKernelShortConnectionsToOneBackendAreAllMade: the connections of a minute, packet-translated from a pod to a
-// cluster IP, and from an outside client to a node port, with a backend on another node. The collector runs, or stops
-// after a pass.
+// TestKernelShortConnectionsToOneBackendAreAllMade: as many short connections as a client makes in a minute (perMinute)
+// all succeed: from a pod to a cluster IP, translated per packet, and from an outside client to a node port, with the
+// backend on another node. The collector runs, or has stopped after its first pass.
 func TestKernelShortConnectionsToOneBackendAreAllMade(t *testing.T) {
 	each := perMinute
 	if os.Getenv(allEnv) == "" {

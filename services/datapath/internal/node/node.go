@@ -85,7 +85,7 @@ type Options struct {
 	Registry  cluster.Registry // nil: the node is not registered
 	Publisher Publisher        // nil: publication of endpoints to other nodes is not awaited
 	Hearing   belief.Service   // nil: the age of the store's data is unknown
-	// Files of the node IDs, and of the trust in other nodes; "": none.
+	// Numbers is the path of the file with the node IDs, Beliefs that of the state of package belief; "": no file.
 	Numbers, Beliefs string
 
 	// ValidateOnly disables everything that other nodes could notice.
@@ -381,7 +381,7 @@ func (n *Node) openCluster(earlier cluster.Others, changes cluster.Changes) {
 		Local: func() []netip.Addr {
 			addrs, err := n.addresses()
 			if err != nil {
-				o.Log.Warn("addresses of the node not read", log.Err(err))
+				o.Log.Warn("failed to read the addresses of the node", log.Err(err))
 			}
 			return addrs
 		},

@@ -93,7 +93,8 @@ func newMetrics(s *Server) *metrics {
 		unknown: desc("policy_waiting_identities",
 			"Identities that stay unknown because no identity class is free."),
 
-		limit:     desc("limit", "Units of a limit that tenants share in the policy maps, or endpoints in other maps.", "limit"),
+		limit: desc("limit", "Size of a limit: capacity of the policy maps that tenants share, or capacity of another map "+
+			"that endpoints share.", "limit"),
 		limitUsed: desc("limit_used", "Units of the limit that are in use.", "limit"),
 		exceeds: desc("exceeds_share", "Units that tenants need beyond their share of the limit; their tables are "+
 			"not in the kernel, or not wholly.", "limit"),

@@ -359,7 +359,7 @@ func appendError(all []*statusv1.Problem, reason statusv1.ProblemReason, err err
 	return append(all, problem(reason, err.Error()))
 }
 
-// problems returns the reasons why an ADD with any labels cannot be served now.
+// problems returns the reasons why no ADD can succeed now, whatever its labels.
 func (s *Server) problems(ctx context.Context) []*statusv1.Problem {
 	all := appendError(nil, statusv1.ProblemReason_PROBLEM_REASON_STORAGE, s.Records.Err())
 	pools, err := s.Called.IPAM.Pools(ctx)

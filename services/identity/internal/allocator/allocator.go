@@ -7,9 +7,9 @@
 // that still have to be written to the store. It does not know etcd, files or gRPC: the Store is shared with the other
 // nodes, the Records survive this process, and the Publisher passes changes on to readers.
 //
-// The holds in memory are the desired state; this node's references in the store are the actual state. One loop, Run,
-// makes the two equal whenever the store answers. So a release needs no store, and a comparison finds a reference that
-// a killed process left behind.
+// The identities that holders on this node use, kept in memory, are the desired state; this node's references in the
+// store are the actual state. One loop, Run, makes the two equal whenever the store responds. A release therefore does
+// not wait for the store, and a comparison finds a reference that a killed process left behind.
 package allocator
 
 import (
@@ -57,8 +57,8 @@ type Config struct {
 	Log          *slog.Logger
 	// Tenant returns the tenant of a namespace. Nil: each namespace is a tenant.
 	Tenant func(namespace string) shares.Tenant
-	// Leading is called in each round with whether this node is the collecting one. It does
-	// not wait. Nil: it is not called.
+	// Leading is called in each round of the collector. leads reports whether this node is the leader, which collects
+	// identities. Leading must not block. Nil: not called.
 	Leading func(leads bool)
 }
 

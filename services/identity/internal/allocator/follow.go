@@ -123,8 +123,8 @@ func (a *Allocator) observe(u Update) {
 	}
 }
 
-// unlisted returns the numbers that are missing from a complete listing and are not newer than it. Everything from
-// another history of the store is older than any listing.
+// unlisted returns the numbers that are missing from a complete listing and are not newer than it. After a reset of the
+// store (u.Reset, such as a restored backup), all numbers known before are older than the listing.
 func (a *Allocator) unlisted(u Update) []identity.Numeric {
 	listed := make(map[identity.Numeric]struct{}, len(u.Upserts))
 	for _, e := range u.Upserts {

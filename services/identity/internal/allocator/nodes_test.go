@@ -142,7 +142,7 @@ func (r *readers) see(n identity.Numeric) string {
 	return r.have[n]
 }
 
-// cluster is what the tests use of a store's backend.
+// cluster is the part of a store's backend that the tests use.
 type cluster interface {
 	Node(name string) allocator.Store
 }

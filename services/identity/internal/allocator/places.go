@@ -39,7 +39,7 @@ func (p *places) hold(ns string) {
 	p.count(ns, 1)
 }
 
-// release counts a number no longer.
+// release removes one number of a namespace from the count.
 func (p *places) release(ns string) {
 	p.held--
 	p.count(ns, -1)

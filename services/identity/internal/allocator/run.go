@@ -350,7 +350,8 @@ func (a *Allocator) flush(ctx context.Context) error {
 		work = append(work, func(ctx context.Context) error { return a.drop(ctx, refs) })
 	}
 	err = inParallel(ctx, writers, work)
-	// A conflict may have moved holders, and their endpoints wait for the news.
+	// A conflict may have moved holders to another identity. Their endpoints are published only after the holders are
+	// written.
 	if err := a.saver.wait(ctx); err != nil {
 		a.cfg.Log.Error("the holders were not written; the next change tries again", log.Err(err))
 	}

@@ -72,7 +72,7 @@ func (a *Allocator) runNumbers(ctx context.Context) {
 	var wait time.Duration
 	for ctx.Err() == nil {
 		if err := a.store.FollowNumbers(ctx, a.observeNumbers); err != nil && ctx.Err() == nil {
-			a.cfg.Log.Debug("following the counts of numbers", log.Err(err))
+			a.cfg.Log.Debug("cannot watch the identity counts of tenants", log.Err(err))
 		}
 		a.pause(ctx, &wait)
 	}

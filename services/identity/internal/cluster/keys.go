@@ -16,7 +16,7 @@ type Key struct {
 	Created, Modified int64 // revisions
 }
 
-// Keys are keys that a node keeps a copy of.
+// Keys is a node's local copy of the store's keys with one prefix.
 type Keys struct {
 	Of  string // prefix of their names in the store
 	At  Point  // everything up to there is in the copy; zero: that is not known

@@ -153,7 +153,8 @@ func (s *Store) Claim(ctx context.Context, l label.Canonical, known, candidate i
 			return c, err
 		}
 	}
-	return allocator.Claim{}, fmt.Errorf("%w: %s changes all the time", allocator.ErrUnavailable, s.labelsKey(l))
+	return allocator.Claim{}, fmt.Errorf("%w: %s changed during each of %d attempts", allocator.ErrUnavailable,
+		s.labelsKey(l), maxRaces)
 }
 
 // create writes an identity if its keys are unchanged since they were read.
@@ -203,7 +204,8 @@ func (s *Store) Restore(ctx context.Context, id identity.Identity) (allocator.Cl
 			return c, err
 		}
 	}
-	return allocator.Claim{}, fmt.Errorf("%w: %s changes all the time", allocator.ErrUnavailable, s.idKey(id.Number))
+	return allocator.Claim{}, fmt.Errorf("%w: %s changed during each of %d attempts", allocator.ErrUnavailable,
+		s.idKey(id.Number), maxRaces)
 }
 
 // Renew implements allocator.Store.

@@ -106,7 +106,8 @@ func labelsValue1(n identity.Numeric, l label.Canonical) string {
 	return labelsValue(n) + " " + l.Text()
 }
 
-// parseLabelsValue parses a value of labels/ in either form; final reports which.
+// parseLabelsValue parses a value of labels/ in layout 1 or in the final layout. final reports whether it is in the
+// final layout; text is empty then.
 func parseLabelsValue(kv *mvccpb.KeyValue) (n identity.Numeric, text string, final bool, err error) {
 	number, text, split := strings.Cut(string(kv.Value), " ")
 	if n, err = parseNumber(number); err != nil {

@@ -207,7 +207,8 @@ func (s *Store) ClaimRange(ctx context.Context, c registry.RangeClaim) (p netip.
 			}
 		}
 	}
-	return p, 0, fmt.Errorf("%w: other nodes claim the blocks of the pool all the time", allocator.ErrUnavailable)
+	return p, 0, fmt.Errorf("%w: no block claimed in %d attempts, because other nodes claimed the same blocks",
+		allocator.ErrUnavailable, maxRaces)
 }
 
 // claimTxn takes the first of the blocks that is as it was read, and else lists

@@ -627,7 +627,8 @@ func (s *Store) Forget(ctx context.Context, node string, force, validateOnly boo
 			return rec, nil
 		}
 	}
-	return registry.Record{}, fmt.Errorf("%w: node %q changes all the time", allocator.ErrUnavailable, node)
+	return registry.Record{}, fmt.Errorf("%w: node %q changed during each of %d attempts", allocator.ErrUnavailable, node,
+		maxRaces)
 }
 
 // Alive implements registry.Store.

@@ -187,7 +187,7 @@ func (s *Store) References(ctx context.Context) ([]allocator.Reference, error) {
 	_, err = s.session.List(ctx, s.refPrefix(), true, func(kv *mvccpb.KeyValue) {
 		n, err := parseNumber(strings.TrimPrefix(string(kv.Key), s.refPrefix()))
 		if err != nil {
-			s.cfg.Log.Error("foreign key among the references of this node", "key", string(kv.Key))
+			s.cfg.Log.Error("unexpected etcd key below the prefix of this node's references, ignored", "key", string(kv.Key))
 			return
 		}
 		refs = append(refs, allocator.Reference{Number: n, Revision: kv.ModRevision, Present: kv.Lease != 0 && clientv3.LeaseID(kv.Lease) == lease})

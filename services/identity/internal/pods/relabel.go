@@ -339,7 +339,7 @@ func (r *Relabeler) carryOut(ctx context.Context, moves []move, endpoints map[al
 		}
 	}
 	if moved > 0 {
-		r.log.Info("endpoints were moved to the labels that their pods have now", "endpoints", moved)
+		r.log.Info("endpoints relabelled to the current labels of their pods", "endpoints", moved)
 	}
 }
 

@@ -243,8 +243,8 @@ func TestChangesWithoutStoreIsolateUntilItIsBack(t *testing.T) {
 	})
 }
 
-// TestPodThatGetsTooManyLabelsIsIsolated: the author of a pod gives it as many labels as
-// there may be. A label of an administrator must not be the one that has no effect.
+// TestPodThatGetsTooManyLabelsIsIsolated: the author of a pod uses up the maximum number of labels. A label that is
+// added later, such as an administrator's quarantine=true, must not be ignored silently, so the pod is isolated.
 func TestPodThatGetsTooManyLabelsIsIsolated(t *testing.T) {
 	for _, of := range []string{"pod", "namespace"} {
 		t.Run(of, func(t *testing.T) {

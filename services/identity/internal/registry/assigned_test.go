@@ -124,8 +124,8 @@ func TestClaimsFromBeforeTheSettingsAreComparedWithPodCIDRs(t *testing.T) {
 	}
 }
 
-// TestNodeWithoutAssignmentHasNoRange: once etcd has the podCIDRs of all Nodes, a node without a Node has none. The
-// node itself does not take its own range for refused: its Node has it before etcd does.
+// TestNodeWithoutAssignmentHasNoRange: once etcd has the podCIDRs of all Nodes, a node that has no Node object has no
+// range. The node does not report its own range as refused, because its Node object has the podCIDR before etcd does.
 func TestNodeWithoutAssignmentHasNoRange(t *testing.T) {
 	r, _ := newRegistry(t, time.Hour)
 	own, ghost := node("own", 6), node("ghost", 7)
@@ -264,8 +264,8 @@ func TestFormerPodCIDRsStayUntilAnotherNodeHasThem(t *testing.T) {
 	}
 }
 
-// TestPodCIDRThatOverlapsAnotherNodesIsNotAssigned: a kubelet that makes its Node chooses its podCIDRs, and may
-// choose everything. A range that changes its Node is assigned again.
+// TestPodCIDRThatOverlapsAnotherNodesIsNotAssigned: a kubelet that creates its own Node sets its podCIDRs and may set
+// any range, also one that overlaps another node's. A range that moves to another Node is assigned to that Node.
 func TestPodCIDRThatOverlapsAnotherNodesIsNotAssigned(t *testing.T) {
 	r, _ := newRegistry(t, time.Hour)
 	r.Observe(Update{

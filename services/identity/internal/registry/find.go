@@ -121,7 +121,7 @@ func (v *view) reason(n *nodeView, e *endpoint, a netip.Addr) string {
 	case !n.registered:
 		return "the node is not registered"
 	case e.incarnation != n.record.Incarnation:
-		return "an earlier installation of the node wrote it"
+		return "the mapping was written by an earlier incarnation of the node"
 	case holder == "":
 		return "the address lies in no range of the node"
 	case holder != n.name:

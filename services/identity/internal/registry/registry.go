@@ -984,7 +984,7 @@ func (r *Registry) Observe(u Update) {
 	r.publish()
 }
 
-// obey lets the losses take effect that were held for long enough.
+// obey applies the deletions that have been held back for long enough.
 func (r *Registry) obey() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -1154,8 +1154,9 @@ func (r *Registry) Alive(ctx context.Context) (map[string]bool, error) {
 	return r.store.Alive(ctx)
 }
 
-// Forget removes the record and the mappings of a node, and returns what was known of it: see Store. The store decides
-// whether the node exists. This node's copy is older: a living node that was forgotten may have registered again.
+// Forget removes the record and the mappings of a node, and returns what this node knew about it; see Store.Forget. The
+// store decides whether the node exists, because the copy on this node may be outdated: a node that was forgotten while
+// it was running may have registered again.
 func (r *Registry) Forget(ctx context.Context, node string, force, validateOnly bool) (Known, error) {
 	known := Known{Node: Node{Name: node}}
 	for _, k := range r.Nodes() {

@@ -309,7 +309,8 @@ func (v *view) rangeOf(a netip.Addr) (netip.Prefix, string) {
 	return netip.Prefix{}, ""
 }
 
-// claimant returns the node that has an address itself; "" without such a node.
+// claimant returns the node that registered an address as its own, not as that of a pod; "" if there is none. If
+// several nodes claim the address, the node that was created first wins.
 func (v *view) claimant(a netip.Addr) string {
 	_, holder := v.rangeOf(a)
 	var first *nodeView

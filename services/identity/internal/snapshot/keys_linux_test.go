@@ -74,7 +74,7 @@ func (p *past) identity(n identity.Numeric) identity.Identity {
 	return id(p.t, n, fmt.Sprint("app", n))
 }
 
-// change makes some steps and tells the directory.
+// change appends one to three random steps and passes them to the Dir in one change.
 func (p *past) change(d *Dir) error {
 	from := len(p.steps)
 	for range 1 + p.random.IntN(3) {

@@ -120,7 +120,7 @@ func (i *Identity) CheckReuse(ctx context.Context, addresses []netip.Addr, scarc
 	switch {
 	case !resp.GetModeKnown():
 		return cluster.Reuse{
-			Asks: true, Unknown: true, Why: "the datapath has not registered how packets travel",
+			Asks: true, Unknown: true, Why: "the datapath has not registered its routing mode",
 		}, nil
 	case resp.GetMode() != identityv1.RoutingMode_ROUTING_MODE_NATIVE:
 		return out, nil

@@ -39,7 +39,7 @@ var (
 	ErrOtherContent = errors.New("the owner holds other addresses")
 	// ErrUnavailable means that a requested address is in use, in quarantine or is
 	// reserved.
-	ErrUnavailable = errors.New("the address cannot be given out")
+	ErrUnavailable = errors.New("the address is not available")
 	// ErrNoPool: a requested address or family has no pool.
 	ErrNoPool = errors.New("no pool")
 	// ErrNoRange: the node has no range to allocate from, not yet or no longer.

@@ -253,7 +253,7 @@ func (f *planned) refuse(yes bool) {
 	}
 }
 
-// explain adds notes about settings of a service without effect.
+// explain adds notes about settings of a service that have no effect.
 func (n *Node) explain(s *service.Service, notes *Notes) {
 	for _, a := range s.ExternalIPs {
 		if !n.allows(a) {

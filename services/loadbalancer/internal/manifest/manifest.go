@@ -43,7 +43,7 @@ const (
 
 // Options configure the decoding of manifests.
 type Options struct {
-	// Namespace of objects without one; empty: "default".
+	// Namespace is the namespace of objects that do not specify one; if empty, "default".
 	Namespace string
 	// AllowUnknown drops unknown fields instead of rejecting them.
 	AllowUnknown bool

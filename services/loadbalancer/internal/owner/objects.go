@@ -161,7 +161,8 @@ func (o *Owner) keys(j *joined) []frontend.Key {
 	return o.config.Node.KeysWithin(j.object.service, j.share)
 }
 
-// frontends returns the frontends that the kernel needs, unless an older service has them.
+// frontends returns the frontends of a service within its share. They include frontends that an older service owns;
+// callers check o.winners.
 func (o *Owner) frontends(j *joined, notes *compile.Notes) []*frontend.Frontend {
 	fs := o.config.Node.Within(j.view(), j.share, notes)
 	tenant := o.places.tenant(j.name)

@@ -289,7 +289,8 @@ func (o *Owner) recount(e *edit) {
 	}
 }
 
-// shared is the part of a service within the share of its tenant.
+// shared holds how many frontends and backends of a service fit within the share of its tenant; slices has only the
+// EndpointSlices that do not get all of their backends.
 type shared struct {
 	share  *int // of joined
 	slices map[*object]int
@@ -561,7 +562,7 @@ func (o *Owner) planLevels(now time.Time) *levels {
 	return l
 }
 
-// enforce puts the levels into force. The caller then sets the shares of the services.
+// enforce applies the computed levels. The caller then updates the shares of the services in l.touched.
 func (l *levels) enforce(o *Owner) {
 	if l.counted != nil {
 		o.places.frontends, o.places.elements, o.places.counting = l.counted, !o.places.elements, false

@@ -320,7 +320,8 @@ func (o *Owner) status() Status {
 	}
 	out.HealthChecks = len(o.checked)
 	if f, ok := o.config.Tenants.(interface{ Failure() error }); ok && !o.config.Tenants.Complete() && f.Failure() != nil {
-		problem(ProblemService, "shares of tenants are not computed, the Namespaces are not listed: %v", f.Failure())
+		problem(ProblemService, "shares of tenants are not computed, because the Namespaces could not be listed: %v",
+			f.Failure())
 	}
 	out.Limits = o.sharedLimits()
 	for _, l := range out.Limits {

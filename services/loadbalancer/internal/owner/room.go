@@ -28,7 +28,7 @@ type room struct {
 	distinct int                  // number of backends then
 }
 
-// grown is how much one service adds.
+// grown is the number of frontends or backends that the change of a service adds.
 type grown struct {
 	name service.Name
 	by   int
@@ -84,7 +84,7 @@ func (o *Owner) countNamed(name service.Name, before, then compile.View) error {
 	f1, b1 := then.Named()
 	switch {
 	case f1 > maxRepeats*l.Frontends && f1 > f0:
-		return fmt.Errorf("%w: service %s would have up to %d frontends, the limit of all is %d (limits.frontends)",
+		return fmt.Errorf("%w: service %s would have up to %d frontends; the limit for all services is %d (limits.frontends)",
 			failure.ErrLimit, name, f1, l.Frontends)
 	case b1 > maxRepeats*l.BackendsPerService && b1 > b0:
 		return fmt.Errorf("%w: service %s would have up to %d backends, the limit is %d (limits.backendsPerService)",

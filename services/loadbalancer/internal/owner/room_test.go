@@ -78,7 +78,7 @@ func TestVastServicesAreRefusedByName(t *testing.T) {
 	refused("the protocol of its slices", web, "service default/a would have up to 2000000 backends")
 	frontends, _ := vast(1000, 2000, 0, 0)
 	refused("2,003,000 frontends", frontends,
-		"service default/a would have up to 2003000 frontends, the limit of all is 65536")
+		"service default/a would have up to 2003000 frontends; the limit for all services is 65536")
 	if st, err := o.Status(t.Context()); err != nil || st.Services != 1 || st.Revision != 2 {
 		t.Errorf("a change beyond a limit had an effect: %+v, %v", st, err)
 	}

@@ -34,9 +34,10 @@ func ofSubscribers(add func(sum uint64, s owner.SubscriberStatus) uint64) func(o
 }
 
 var metrics = []metric{
-	newMetric("services", "Services in force, including services without frontends.",
+	newMetric("services", "Services currently applied, including services without frontends.",
 		func(st owner.Status) float64 { return float64(st.Services) }),
-	newMetric("endpoint_slices", "Endpoint slices in force.", func(st owner.Status) float64 { return float64(st.Slices) }),
+	newMetric("endpoint_slices", "Endpoint slices currently applied.",
+		func(st owner.Status) float64 { return float64(st.Slices) }),
 	newMetric("orphaned_slices", "Endpoint slices whose service is missing.",
 		func(st owner.Status) float64 { return float64(st.Orphans) }),
 	newMetric("frontends", "Frontends of all services.", func(st owner.Status) float64 { return float64(st.Frontends) }),
@@ -44,7 +45,7 @@ var metrics = []metric{
 		func(st owner.Status) float64 { return float64(st.Contested) }),
 	newMetric("backends", "Distinct addresses and ports of endpoints.",
 		func(st owner.Status) float64 { return float64(st.Backends) }),
-	newMetric("refused_objects", "Files and objects that are not in force as they were last given. Each needs a look.",
+	newMetric("refused_objects", "Files and objects whose last version is not applied. Each needs a look.",
 		func(st owner.Status) float64 { return float64(st.Refused) }),
 	newMetric("revision", "Revision of the services.", func(st owner.Status) float64 { return float64(st.Revision) }),
 	newMetric("connected_subscribers", "Subscribers of frontends that are connected.",

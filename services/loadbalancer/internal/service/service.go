@@ -160,7 +160,7 @@ type Service struct {
 	Ports []Port
 	// AffinitySeconds is the timeout of session affinity ClientIP; 0: none.
 	AffinitySeconds uint32
-	// Table: its lists use a rendezvous table.
+	// Table: backends are selected by a rendezvous table.
 	Table bool
 	// Closed: its source has replaced the service by one that cannot be read. Its frontends refuse
 	// connections.

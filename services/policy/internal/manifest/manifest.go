@@ -171,7 +171,7 @@ func Parse(data []byte) ([]Document, error) {
 	return docs, nil
 }
 
-// Check returns an error if a text is too large.
+// Check returns an error if a manifest has too many bytes, or too many signs that can begin a YAML value.
 func Check(data []byte) error {
 	if len(data) > MaxBytes {
 		return fmt.Errorf("manifest of %d bytes is larger than %d", len(data), MaxBytes)

@@ -252,7 +252,8 @@ func (t *Table) Hold(inUse []netip.Addr, now time.Time) (expiring []netip.Addr) 
 	return expiring
 }
 
-// end returns the start of an address's grace period: the end of its TTL, or the last reported connection.
+// end returns when the grace period of an address begins: at the end of its TTL or at its last reported connection,
+// whichever is later.
 func (t *Table) end(a netip.Addr, until time.Time) time.Time {
 	if used := t.used[a]; used.After(until) {
 		return used

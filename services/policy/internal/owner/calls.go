@@ -57,7 +57,8 @@ func (o *Owner) Apply(ctx context.Context, r Request) (Outcome, error) {
 	return out, o.noteSelection(ctx, docs, out.Changes)
 }
 
-// Replace replaces all policies of a manager by the policies of the request, which completes the manager.
+// Replace replaces all policies of a manager with the policies of the request. The manager's listing is complete
+// afterwards.
 func (o *Owner) Replace(ctx context.Context, r Request) (Outcome, error) {
 	docs, err := o.read(r)
 	if err != nil {
@@ -84,8 +85,8 @@ func (o *Owner) Replace(ctx context.Context, r Request) (Outcome, error) {
 // noneSelected is the note for a policy that selects no endpoint of this node.
 var noneSelected = manifest.Note{Kind: manifest.NoteSelectsNothing, Text: "selects no endpoint of this node"}
 
-// noteSelection adds a note to each document that selects no endpoint of this node. The changes of the documents come
-// first in changes. It works in the caller's goroutine.
+// noteSelection adds a note to the change of each document that selects no endpoint of this node. changes[i] must be
+// the change of docs[i]; deletions may follow. It runs in the caller's goroutine, not in the loop.
 func (o *Owner) noteSelection(ctx context.Context, docs []decode.Decoded, changes []Changed) error {
 	subjects, err := loop.Ask(ctx, o.loop, opOther, func() ([]label.Set, error) {
 		var out []label.Set

@@ -242,7 +242,8 @@ func TestFilesBeyondTheShareIsolateInTheOneChange(t *testing.T) {
 	}
 }
 
-// The records are staged in many parts, and the tables are compiled in many turns.
+// TestReadersSeeALargeChangeWholeOrNot: a large change is staged in many parts and compiled over many iterations of the
+// loop. List returns the state before it or after it, never a mixture.
 func TestReadersSeeALargeChangeWholeOrNot(t *testing.T) {
 	const policies = 2000
 	dir := t.TempDir()

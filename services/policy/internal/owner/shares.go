@@ -38,7 +38,8 @@ func (o *Owner) listedWith(source string) bool {
 	return o.sources.listed(source) && o.config.Tenants.Complete()
 }
 
-// levelAt returns when the levels of the limits are due, or the zero time if they are not.
+// levelAt returns when the limits must be divided among the tenants again. It is zero if nothing has changed, a
+// division is under way, or a source or the tenants are not complete yet.
 func (o *Owner) levelAt() time.Time {
 	if o.leveling || !o.listed() {
 		return time.Time{}

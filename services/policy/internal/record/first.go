@@ -99,8 +99,8 @@ func (o *first) read(f io.Reader) error {
 	for line := 1; ; line++ {
 		b, err := readLine(r)
 		if errors.Is(err, io.EOF) {
-			// A kill leaves an incomplete line and nothing else. A complete change with another byte instead of the
-			// newline was finished and answered.
+			// A kill leaves an incomplete line and nothing else. A complete change with another byte instead of the newline was
+			// finished and acknowledged.
 			if last := len(b) - 1; last >= 0 && (b[last] != 0 || (size+int64(last))%sector != 0) && durable.Decode(append(b[:last:last], '\n'), firstSchema, new(firstChange)) == nil {
 				return fmt.Errorf("line %d: %w: %q instead of the newline at its end", line, durable.ErrCorrupt, b[last])
 			}
@@ -111,8 +111,8 @@ func (o *first) read(f io.Reader) error {
 		}
 		var c firstChange
 		if err := durable.Decode(b, firstSchema, &c); err != nil {
-			// Blocks that did not reach the disk before a power failure read as zeros. No answered change can follow
-			// them.
+			// Blocks that did not reach the disk before a power failure read as zeros. No acknowledged change can follow them,
+			// because a change is acknowledged only after it was synced.
 			if lostBlocks(b, size) {
 				if _, perr := r.Peek(1); errors.Is(perr, io.EOF) {
 					return nil

@@ -227,7 +227,7 @@ func (eps *Maps) slotRecord(s ID) *bpf.MapsSlEndpoint {
 	return (*bpf.MapsSlEndpoint)(unsafe.Pointer(&eps.mem[int(s)*slotSize]))
 }
 
-// At reads an entry, also the host's, even if no device leads to it.
+// At reads the entry of an endpoint ID, including the host's, even if no device refers to it.
 func (eps *Maps) At(s ID) (Endpoint, error) {
 	if s > MaxEndpoints {
 		return Endpoint{}, fmt.Errorf("%w: %d is not an endpoint ID", pin.ErrInvalid, s)

@@ -417,7 +417,7 @@ func (c *Core) resolve(ctx context.Context, s endpoint.Spec) (endpoint.Identity,
 		return id, err
 	}
 	c.refreshDue.Store(true)
-	c.log.WarnContext(ctx, "identity taken from an equal endpoint",
+	c.log.WarnContext(ctx, "identity service unavailable; using the identity of an endpoint with the same labels",
 		"owner", s.Owner.String(), "identity", equal.Number, log.Err(err))
 	return equal, nil
 }

@@ -31,7 +31,7 @@ func (c *Core) Delete(ctx context.Context, o workload.Owner) (existed bool, err 
 	return existed, err
 }
 
-// Removal are the options of Remove.
+// Removal contains the options of Remove.
 type Removal struct {
 	// UnlessInUse returns endpoint.ErrInUse if a container still uses the endpoint.
 	UnlessInUse bool

@@ -583,7 +583,8 @@ func TestKernelOpenConnectionsAreCountedByResponder(t *testing.T) {
 	}
 }
 
-// TestKernelEpochsOfAllConnectionsAreVisited, of both ends and families.
+// TestKernelEpochsOfAllConnectionsAreVisited: EachEpoch visits the epochs of both ends of every connection, IPv4 and
+// IPv6.
 func TestKernelEpochsOfAllConnectionsAreVisited(t *testing.T) {
 	i := open(t, CollectorOptions{})
 	four, six := i.fromPod(6, 1, "198.51.100.1:80", 0, 0), i.fromOutside(6, 2, "[2001:db8::1]:80", 0, 0)

@@ -397,8 +397,9 @@ type Counters struct {
 	Reevaluated uint64
 	// Related are ICMP errors about a connection.
 	Related uint64
-	// Unremembered are revoked TCP connections without a record, because the map of records was full. Only
-	// their entries are kept, and until their timeout no connection is picked up for the endpoints concerned.
+	// Unremembered are revoked TCP connections that could not be recorded because the map of terminated connections was
+	// full. They are known only by their conntrack entries; until these must have timed out, no connection of their
+	// endpoints is picked up mid-stream.
 	Unremembered uint64
 	// Expired are connections that the collector or a flush has removed.
 	Expired uint64

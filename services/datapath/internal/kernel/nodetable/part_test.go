@@ -78,8 +78,9 @@ func (c *Content) evaluate(id, address policytable.PortRange, host bool) (v verd
 	return verdict{permits: 2}, rule
 }
 
-// TestPartOfATableAllowsNoMore compares every part of random tables with the whole table: the part allows
-// nothing more, and points that its own rules decide keep their verdict.
+// TestPartOfATableAllowsNoMore compares partial tables, which have only the first n rules in order of admission, with
+// the full table. A partial table never allows more. If it has the rule that decides in the full table, the verdict is
+// the same.
 func TestPartOfATableAllowsNoMore(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

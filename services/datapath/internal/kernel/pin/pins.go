@@ -354,8 +354,8 @@ func (pm *Maps) Borrow(name string) (*ebpf.Map, error) {
 }
 
 // Audit compares the pins with the maps that this process and the programs use, and reports each pin that is
-// missing or is another map: the next start would then use other maps, or fail. With repair it restores missing
-// pins. A pin of another map is left to the operator, because somebody put it there.
+// missing or refers to a different map: the next start would then use other maps, or fail. With repair it restores
+// missing pins. A pin of another map is left to the operator, because somebody put it there.
 func (pm *Maps) Audit(repair bool) (differences []string, err error) {
 	if err := pm.gate.Lock(); err != nil {
 		return nil, err
@@ -375,7 +375,7 @@ func (pm *Maps) Audit(repair bool) (differences []string, err error) {
 		case err != nil:
 			differences = append(differences, fmt.Sprintf("pin %s is not a map: %v", path, err))
 		case !same:
-			differences = append(differences, fmt.Sprintf("pin %s is another map", path))
+			differences = append(differences, fmt.Sprintf("pin %s refers to a different map", path))
 		}
 	}
 	return differences, nil

@@ -183,7 +183,7 @@ func TestRangeOfANodeThatGoesIsHandedToTheOtherHolder(t *testing.T) {
 }
 
 // TestNumberOfANodeThatWentMeanwhileRestsInUse: a complete listing releases the node ID of a missing node only if no
-// entry has it.
+// ipcache entry refers to it.
 func TestNumberOfANodeThatWentMeanwhileRestsInUse(t *testing.T) {
 	f, o := follow(t)
 	gone := Key{Node: "gone"}

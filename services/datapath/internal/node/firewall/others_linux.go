@@ -38,8 +38,8 @@ func (t *Table) plan() plan {
 	return plan{s, s.sets()}
 }
 
-// tracks reports whether the kernel tracks connections of the node. It does so as soon as a rule of any table needs it;
-// then there is at least one tracked connection, if only of the tunnel.
+// tracks reports whether the kernel tracks connections of the node. The kernel does so once a rule of any table needs
+// connection tracking. From then on the tunnel alone has a conntrack entry, so the count is not 0.
 func (t *Table) tracks() (tracks bool) {
 	_ = t.home.Do(func() error {
 		count, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
@@ -102,8 +102,8 @@ type seen struct {
 	generation uint32
 }
 
-// remember records that the table equals the plan, if since the generation the only transactions were ours, whose
-// number is given.
+// remember records that the table equals the plan. It does so only if the ruleset generation grew by exactly ours, the
+// number of our own transactions, so that no other process changed the ruleset.
 func (t *Table) remember(p plan, generation, ours uint32) {
 	t.seen = nil
 	if now := t.generation(); generation != 0 && now == generation+ours {

@@ -23,7 +23,7 @@ func payload(k kind, size int) []byte {
 	return packet{kind: k, size: size, run: 1, sequence: 2, nonce: nonce{3}}.append(nil)
 }
 
-// TestOnlyProbesOfRegisteredPeersAreAnswered: answers have the size of the question, and other packets are counted by
+// TestOnlyProbesOfRegisteredPeersAreAnswered: answers have the size of the probe, and other packets are counted by
 // reason.
 func TestOnlyProbesOfRegisteredPeersAreAnswered(t *testing.T) {
 	wrong := func(at int, value byte) []byte {
@@ -90,7 +90,7 @@ func TestOnlyProbesOfRegisteredPeersAreAnswered(t *testing.T) {
 }
 
 // TestForgedAnswersCountForNothing: while a node is silent, another peer, a stranger and the node itself send answers
-// that do not match a question.
+// that do not match a probe.
 func TestForgedAnswersCountForNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNetwork()
@@ -123,7 +123,7 @@ func TestForgedAnswersCountForNothing(t *testing.T) {
 		}
 		larger := append(forged(-1), 0)
 		binary.BigEndian.PutUint16(larger[6:], uint16(len(larger)))
-		if err := p.SetPeers(peers); err != nil { // c is a peer, but this question was not sent to it
+		if err := p.SetPeers(peers); err != nil { // c is a peer, but this probe was not sent to it
 			t.Fatal(err)
 		}
 		echo := bytes.Clone(last)
@@ -153,7 +153,7 @@ func TestForgedAnswersCountForNothing(t *testing.T) {
 				t.Fatalf("%s: %+v", what, w)
 			}
 		}
-		// A reflected question is a question, not an answer.
+		// A reflected probe is a probe, not an answer.
 		if err := n.send(echo, at(addrB), addrA); err != nil {
 			t.Fatal(err)
 		}
@@ -187,7 +187,7 @@ func (c *tapped) Write(b []byte, to netip.AddrPort, from netip.Addr) error {
 	return c.fakeConn.Write(b, to, from)
 }
 
-// TestFloodIsAnsweredWithinBounds sends, for 20 seconds, 5,000 questions of full size per second with the address of a
+// TestFloodIsAnsweredWithinBounds sends, for 20 seconds, 5,000 full-size probes per second with the address of a
 // peer, and as much garbage.
 func TestFloodIsAnsweredWithinBounds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

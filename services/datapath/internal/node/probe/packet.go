@@ -14,17 +14,17 @@ import (
 //
 //	0   magic "slpb"
 //	4   version, 1
-//	5   kind, 1 question or 2 answer
+//	5   kind, 1 probe or 2 answer
 //	6   length of the payload in bytes
 //	8   run of the asking process, random
-//	16  sequence number of the question in that run
+//	16  sequence number of the probe in that run
 //	24  nonce, random
 //	40  of an answer: how long ago the answering node heard from the store, in seconds plus 1;
 //	    0: unknown
 //	44  zeros up to the length
 //
-// An answer is a copy of the question with another kind and its own bytes 40 to 44: it returns the random values that
-// only the asker knows, and has the same size. Datapaths of earlier versions send questions of 40 bytes, and zeros in
+// An answer is a copy of the probe with another kind and its own bytes 40 to 44: it returns the random values that
+// only the asker knows, and has the same size. Datapaths of earlier versions send probes of 40 bytes, and zeros in
 // their answers.
 const (
 	headerSize = 44
@@ -42,10 +42,10 @@ const magic uint32 = 0x736c7062 // "slpb"
 
 type kind uint8
 
-// nonce ties an answer to one question.
+// nonce ties an answer to one probe.
 type nonce [16]byte
 
-// packet is the content of a question or an answer.
+// packet is the content of a probe or an answer.
 type packet struct {
 	kind     kind
 	size     int // of the payload in bytes

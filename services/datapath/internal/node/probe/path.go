@@ -25,15 +25,15 @@ func (r Reach) String() string {
 	return [...]string{"unknown", "reachable", "unreachable"}[r]
 }
 
-// lossesToLose is the number of consecutive lost small questions after which a node is unreachable.
+// lossesToLose is the number of consecutive lost small probes after which a node is unreachable.
 const lossesToLose = 3
 
 // timing defines when a path is probed.
 type timing struct {
-	answer   time.Duration // timeout of a question
+	answer   time.Duration // timeout of a probe
 	interval time.Duration // minimum time between two rounds
-	full     time.Duration // between two questions of full size on a path with a known MTU
-	followUp time.Duration // between an answer and an urgent question
+	full     time.Duration // between two full-size probes on a path with a known MTU
+	followUp time.Duration // between an answer and an urgent probe
 }
 
 func usual() timing {
@@ -51,25 +51,25 @@ type path struct {
 	addr   netip.Addr
 	family Family
 
-	due   time.Time // of the next question
-	index int       // in the queue; -1 while a question is pending
-	asked *asked    // nil: no pending question
+	due   time.Time // of the next probe
+	index int       // in the queue; -1 while a probe is pending
+	asked *asked    // nil: no pending probe
 
 	state        Reach
 	since        time.Time // of the state
 	seen         time.Time // last answer
 	last, smooth time.Duration
-	losses       int    // consecutive lost small questions
-	history      uint64 // result of the last small questions, the newest in bit 0; 1: lost
+	losses       int    // consecutive lost small probes
+	history      uint64 // result of the last small probes, the newest in bit 0; 1: lost
 	rounds       int    // number of results in history, at most 64
 	failure      string // why the last question could not be sent; "": it was sent
 	silence      uint32 // of the last answer, encoded as in a packet
 
 	sizes   sizes
-	suspect int // size of a lost question that counts once a small question is answered; 0: none
+	suspect int // size of a lost probe that counts once a small probe is answered; 0: none
 }
 
-// asked is a pending question.
+// asked is a pending probe.
 type asked struct {
 	path     *path
 	nonce    nonce
@@ -85,7 +85,7 @@ func newPath(node string, addr netip.Addr, mtu int, now time.Time) *path {
 	return p
 }
 
-// choose returns the size of the next question. After a loss it is a small one: only that distinguishes an unreachable
+// choose returns the size of the next probe. After a loss it is a small one: only that distinguishes an unreachable
 // node from a path that drops large packets.
 func (p *path) choose(now time.Time, full time.Duration) int {
 	if p.state == Reachable && p.losses == 0 && p.suspect == 0 && p.sizes.wants(now, full) {
@@ -95,7 +95,7 @@ func (p *path) choose(now time.Time, full time.Duration) int {
 	return p.sizes.least
 }
 
-// answered records the answer to q. urgent: the next question is sent without waiting for the interval.
+// answered records the answer to q. urgent: the next probe is sent without waiting for the interval.
 func (p *path) answered(q *asked, now time.Time) (urgent bool) {
 	trip := now.Sub(q.sent)
 	if p.last, p.seen = trip, now; p.state != Reachable || p.smooth == 0 {
@@ -117,7 +117,7 @@ func (p *path) answered(q *asked, now time.Time) (urgent bool) {
 	return p.sizes.urgent()
 }
 
-// lost records that q was not answered. urgent: the next question is sent without waiting for the interval.
+// lost records that q was not answered. urgent: the next probe is sent without waiting for the interval.
 func (p *path) lost(q *asked, now time.Time) (urgent bool) {
 	if q.size != p.sizes.least {
 		p.suspect = q.size
@@ -136,7 +136,7 @@ func (p *path) lost(q *asked, now time.Time) (urgent bool) {
 	return false
 }
 
-// note records whether a small question was lost.
+// note records whether a small probe was lost.
 func (p *path) note(lost uint64) {
 	p.history = p.history<<1 | lost
 	p.rounds = min(p.rounds+1, 64)
@@ -155,20 +155,20 @@ type Path struct {
 	Family  Family
 	State   Reach
 	Since   time.Time // of the state
-	// LastAnswer is zero if no question was answered.
+	// LastAnswer is zero if no probe was answered.
 	LastAnswer time.Time
-	// Latency is the round-trip time of the last answered question, Smoothed a moving average with weight 1/8 for the last
+	// Latency is the round-trip time of the last answered probe, Smoothed a moving average with weight 1/8 for the last
 	// value. Both include scheduling delays of the two processes.
 	Latency, Smoothed time.Duration
-	// MTU is the size of the largest IP packet that passes in both directions; 0: unknown, because no question of full
-	// size was answered yet or the node is unreachable. While Searching, it is a lower bound.
+	// MTU is the size of the largest IP packet that passes in both directions; 0: unknown, because no full-size probe has
+	// been answered yet or the node is unreachable. While Searching, it is a lower bound.
 	MTU       int
 	Searching bool
-	// ExpectedMTU is the MTU of the peer; 0: unknown, and no questions of full size are sent.
+	// ExpectedMTU is the MTU of the peer; 0: unknown, and no full-size probes are sent.
 	ExpectedMTU int
-	// Losses is the number of unanswered small questions since the last answer.
+	// Losses is the number of unanswered small probes since the last answer.
 	Losses int
-	// Lost is how many of the last Asked small questions, at most 64, were not answered.
+	// Lost is how many of the last Asked small probes, at most 64, were not answered.
 	Lost, Asked int
 	// Trouble describes the problem of the path; "": none, or not probed often enough yet.
 	Trouble string

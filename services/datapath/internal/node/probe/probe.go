@@ -4,13 +4,13 @@
 // Package probe measures the paths to other nodes: reachability, latency, and the largest packet size that passes in
 // both directions.
 //
-// The datapath of each node sends UDP packets with the DF bit (questions) to the datapath of every other node, and
-// answers their questions with packets of the same size. A small question tests reachability. A question of full size
+// The datapath of each node sends UDP packets with the DF bit (probes) to the datapath of every other node, and
+// answers their probes with packets of the same size. A small probe tests reachability. A full-size probe
 // detects a path that silently drops large packets; then the largest size that passes is searched for. The kernel's own
 // path MTU is ignored, because it may be wrong.
 //
-// Any host that can reach the port may send anything to it. Questions are answered only if they come from a registered
-// address and the probe port of a peer, at a limited rate per peer, and answers are never larger than the question. An
+// Any host that can reach the port may send anything to it. Probes are answered only if they come from a registered
+// address and the probe port of a peer, at a limited rate per peer, and answers are never larger than the probe. An
 // answer is accepted once, from the probed address, with the random number that was sent only to that address.
 //
 // An answer also reports how long ago its node heard from the store. This is the only result that affects packets: a
@@ -56,11 +56,11 @@ func familyOf(a netip.Addr) Family {
 
 // Limits on what a node sends.
 const (
-	// Rate is the maximum number of questions per second, over all peers.
+	// Rate is the maximum number of probes per second, over all peers.
 	Rate = 50
-	// usualRate is the rate that the interval is chosen for; the rest is for repeated questions.
+	// usualRate is the rate that the interval is chosen for; the rest is for repeated probes.
 	usualRate = 40
-	// burst is the maximum number of questions sent at once.
+	// burst is the maximum number of probes sent at once.
 	burst = 10
 
 	// AnswerRate is the maximum number of answers per second to one peer, and the maximum burst.
@@ -77,7 +77,7 @@ type Peer struct {
 	// probed.
 	Addresses []netip.Addr
 	// MTU is the size in bytes of IP packets that the underlay should carry between this node and the peer. Below MinMTU
-	// it counts as unknown, and no questions of full size are sent.
+	// it counts as unknown, and no full-size probes are sent.
 	MTU int
 }
 
@@ -105,23 +105,23 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// Prober sends questions and answers.
+// Prober sends probes and answers.
 type Prober struct {
 	o      Options
 	timing timing
 	run    uint64
-	kick   chan struct{} // signals that the earliest due question may have changed
+	kick   chan struct{} // signals that the earliest due probe may have changed
 
 	mu       sync.Mutex
 	peers    map[string]*peer     // guarded by mu
 	byAddr   map[netip.Addr]*peer // guarded by mu; peer by sender address
-	queue    queue                // guarded by mu; paths without a pending question
-	asked    map[nonce]*asked     // guarded by mu; pending questions
+	queue    queue                // guarded by mu; paths without a pending probe
+	asked    map[nonce]*asked     // guarded by mu; pending probes
 	order    []*asked             // guarded by mu; in the order of sending; some may be answered
 	sequence uint64               // guarded by mu
-	pace     pace                 // guarded by mu; rate limit of questions
+	pace     pace                 // guarded by mu; rate limit of probes
 	counts   Counts               // guarded by mu
-	local    [families]netip.Addr // guarded by mu; source of questions; invalid: selected by the route
+	local    [families]netip.Addr // guarded by mu; source of probes; invalid: selected by the route
 	conns    [families]Conn       // guarded by mu; nil: not open
 	errs     [families]error      // guarded by mu; why the socket is not open; nil: not needed
 	reopen   [families]time.Time  // guarded by mu; time of the next attempt
@@ -150,7 +150,7 @@ func New(o Options) *Prober {
 	return p
 }
 
-// SetLocal sets the addresses that this node is registered with. Questions are sent from the first of each family,
+// SetLocal sets the addresses that this node is registered with. Probes are sent from the first of each family,
 // because other nodes only answer registered addresses. Without one, the route selects the source.
 func (p *Prober) SetLocal(addrs []netip.Addr) {
 	p.mu.Lock()
@@ -273,13 +273,13 @@ func (p *Prober) pause() time.Duration {
 
 type outgoing struct {
 	packet
-	asked *asked // the question; nil: an answer
+	asked *asked // the probe; nil: an answer
 	conn  Conn   // nil: the socket is not open
 	to    netip.AddrPort
 	from  netip.Addr
 }
 
-// Run sends questions and answers until ctx ends. The socket of a family is opened when the first peer has an address
+// Run sends probes and answers until ctx ends. The socket of a family is opened when the first peer has an address
 // of it.
 func (p *Prober) Run(ctx context.Context) error {
 	var readers sync.WaitGroup
@@ -354,7 +354,7 @@ func (p *Prober) close() {
 // idle is how long the loop sleeps if no probe is due.
 const idle = time.Hour
 
-// step handles lost questions and returns the next ones to send. next is the time of the next step.
+// step handles lost probes and returns the next ones to send. next is the time of the next step.
 func (p *Prober) step(now time.Time) (out []outgoing, next time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -396,7 +396,7 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// ask creates a question. Called with mu held.
+// ask creates a probe. Called with mu held.
 func (p *Prober) ask(way *path, now time.Time) outgoing {
 	p.sequence++
 	q := &asked{path: way, sequence: p.sequence, size: way.choose(now, p.timing.full), sent: now}
@@ -411,7 +411,7 @@ func (p *Prober) ask(way *path, now time.Time) outgoing {
 	}
 }
 
-// lost handles a question without an answer. Called with mu held.
+// lost handles a probe without an answer. Called with mu held.
 func (p *Prober) lost(q *asked, now time.Time) {
 	p.counts.Lost[sizeOf(q)]++
 	delete(p.asked, q.nonce)
@@ -426,13 +426,13 @@ func (p *Prober) lost(q *asked, now time.Time) {
 	}
 }
 
-// requeue schedules the next question of a path. Called with mu held.
+// requeue schedules the next probe of a path. Called with mu held.
 func (p *Prober) requeue(way *path, due time.Time) {
 	way.asked, way.due = nil, due
 	heap.Push(&p.queue, way)
 }
 
-// send sends a packet. A failed packet counts as lost; for a question, the reason is kept.
+// send sends a packet. A failed packet counts as lost; for a probe, the reason is kept.
 func (p *Prober) send(o outgoing, buf []byte) []byte {
 	err := errNotOpen
 	if o.conn != nil {

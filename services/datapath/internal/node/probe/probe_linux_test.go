@@ -233,7 +233,7 @@ func (u *underlay) dial(ns *netns.Namespace, f Family, at netip.AddrPort) *net.U
 	return c.(*socket).conn
 }
 
-// ask sends n questions, and does not wait for answers.
+// ask sends n probes, and does not wait for answers.
 func ask(t *testing.T, c *net.UDPConn, to netip.Addr, n int) {
 	t.Helper()
 	for range n {
@@ -244,7 +244,7 @@ func ask(t *testing.T, c *net.UDPConn, to netip.Addr, n int) {
 }
 
 // TestKernelFloodIsAnsweredWithinBounds: a process at the probe port of a registered node sends as fast as it can. The
-// answers are limited, and smaller than the questions in total.
+// replies are rate-limited, and have fewer bytes in total than the probes.
 func TestKernelFloodIsAnsweredWithinBounds(t *testing.T) {
 	u := newUnderlay(t)
 	u.wait("reachable", carries(1500))

@@ -270,7 +270,7 @@ func TestAnswersSayHowLongAgoTheNodeHeardFromTheStore(t *testing.T) {
 	})
 }
 
-// TestDatapathOfAnEarlierVersionAnswersAndIsAnswered: its questions have 40 bytes, and its answers contain zeros.
+// TestDatapathOfAnEarlierVersionAnswersAndIsAnswered: its probes have 40 bytes, and its answers contain zeros.
 func TestDatapathOfAnEarlierVersionAnswersAndIsAnswered(t *testing.T) {
 	p := New(Options{Port: port, Silence: func() (time.Duration, bool) { return time.Minute, true }})
 	if err := p.SetPeers([]Peer{{"b", []netip.Addr{addrB}, 1500}}); err != nil {
@@ -359,7 +359,7 @@ func TestRandomLossIsNoPathMTU(t *testing.T) {
 			}
 		}
 		w := only(t, p)
-		// A question or its answer is lost in a tenth of all rounds, and three in a row in a thousandth of them; the next
+		// A probe or its answer is lost in a tenth of all rounds, and three in a row in a thousandth of them; the next
 		// answer ends that.
 		if away > 60 {
 			t.Errorf("not reachable in %d of 3600 seconds; now %+v", away, w)
@@ -422,7 +422,7 @@ func TestPeersComeAndGo(t *testing.T) {
 		if w := only(t, p); w.Node != "c" || w.State != Reachable {
 			t.Errorf("path %+v", w)
 		}
-		// Another node has the address of a removed one, while a question is pending.
+		// Another node has the address of a removed one, while a probe is pending.
 		set(Peer{"d", []netip.Addr{addrC}, 1500})
 		if w := only(t, p); w.Node != "d" || w.State != Unknown {
 			t.Errorf("path %+v", w)

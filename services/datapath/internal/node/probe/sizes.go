@@ -5,11 +5,11 @@ package probe
 
 import "time"
 
-// MinMTU is the smallest expected MTU for which questions of full size are sent, and where the search for the path MTU
+// MinMTU is the smallest expected MTU for which full-size probes are sent, and where the search for the path MTU
 // starts: the minimum that IPv6 requires of a link.
 const MinMTU = 1280
 
-// Number of lost questions of one size, each followed by the answer to a small question, after which the path does not
+// Number of lost probes of one size, each followed by the answer to a small probe, after which the path does not
 // carry that size.
 const (
 	missesOfGood   = 3 // size was carried before, or not tried yet
@@ -20,8 +20,8 @@ const (
 // sizes finds the largest packet that a path carries. All values are bytes of IP packets. A lost packet of full size
 // alone is inconclusive: the caller reports it only after a small one was answered.
 type sizes struct {
-	least    int // always carried while small questions are answered
-	expected int // 0: unknown, and no questions of full size are sent
+	least    int // always carried while small probes are answered
+	expected int // 0: unknown, and no full-size probes are sent
 	good     int // largest answered size; 0: none
 	bad      int // smallest size that is not carried; 0: none
 	misses   int // of the size that is being tried
@@ -37,7 +37,7 @@ func (s *sizes) reset(expected int) {
 // searching reports whether the path MTU lies between two known sizes.
 func (s *sizes) searching() bool { return s.bad != 0 && s.bad-max(s.good, s.least) > 1 }
 
-// wants reports whether a question of full size should be sent now: the interval has passed since the last one, or the
+// wants reports whether a full-size probe should be sent now: the interval has passed since the last one, or the
 // path MTU is unknown.
 func (s *sizes) wants(now time.Time, interval time.Duration) bool {
 	if s.expected < MinMTU {
@@ -46,12 +46,12 @@ func (s *sizes) wants(now time.Time, interval time.Duration) bool {
 	return s.urgent() || now.Sub(s.last) >= interval
 }
 
-// urgent reports whether the next question of full size is sent without waiting for the interval.
+// urgent reports whether the next full-size probe is sent without waiting for the interval.
 func (s *sizes) urgent() bool {
 	return s.expected >= MinMTU && (s.misses > 0 || s.searching() || s.good == 0 && s.bad == 0)
 }
 
-// next returns the size of the next question.
+// next returns the size of the next probe.
 func (s *sizes) next() int {
 	low := max(s.good, s.least)
 	switch {
@@ -59,7 +59,7 @@ func (s *sizes) next() int {
 		return s.expected
 	case s.bad-low <= 1: // the path is limited: check whether it still is, and not more
 		again := [...]int{s.expected, s.bad, low}
-		if low == s.least { // small questions already test this size
+		if low == s.least { // small probes already test this size
 			return again[s.nextSize%2]
 		}
 		return again[s.nextSize%3]

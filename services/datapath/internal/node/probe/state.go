@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Size is a label of questions. Most are small; large ones have the expected MTU of the path, or a size of the search
+// Size is a label of probes. Most are small; large ones have the expected MTU of the path, or a size of the search
 // for the path MTU.
 type Size uint8
 
@@ -37,10 +37,10 @@ const (
 	OtherVersion             // from a datapath of another version
 	Unregistered             // from an address that no peer has
 	WrongPort                // from another port than the probe port
-	TooMany                  // more questions of one peer than the limit
-	Unasked                  // an answer to no pending question, or too late
+	TooMany                  // more probes of one peer than the limit
+	Unasked                  // an answer to no pending probe, or too late
 	Forged                   // an answer from another address, or with the wrong content
-	Unsent                   // a question whose answer could not be sent
+	Unsent                   // a probe whose answer could not be sent
 	drops        = int(Unsent) + 1
 )
 
@@ -51,7 +51,7 @@ func (d Drop) String() string {
 
 // Counts are counters since the start.
 type Counts struct {
-	Asked, Answered, Lost [sizeCount]uint64 // questions by Size
+	Asked, Answered, Lost [sizeCount]uint64 // probes by Size
 	Answers               uint64            // answers sent
 	Dropped               [drops]uint64     // by Drop
 	Latency               [families]Histogram

@@ -259,7 +259,7 @@ func (ps *Programs) fill(q Question) error {
 	case err == nil:
 		put(bpf.MapsMapSlIf, uint32(nearDevice), slot)
 	case !errors.Is(err, ebpf.ErrKeyNotExist):
-		return fmt.Errorf("slot of device %d: %w", q.Near.Ifindex, err)
+		return fmt.Errorf("look up the endpoint ID of device %d: %w", q.Near.Ifindex, err)
 	}
 	slots := []endpointmap.ID{q.Near.Slot, q.Far, endpointmap.HostID}
 	if c := q.Connection; c != nil {
@@ -285,7 +285,7 @@ func (ps *Programs) fill(q Question) error {
 			at := uint32(sender)<<1 | family
 			var b bpf.MapsSlBudget
 			if err := ps.pins.Map(bpf.MapsMapSlBudget).Lookup(at, &b); err != nil {
-				return fmt.Errorf("budget of slot %d: %w", sender, err)
+				return fmt.Errorf("look up the budget of endpoint ID %d: %w", sender, err)
 			}
 			put(bpf.MapsMapSlBudget, at, b)
 		}

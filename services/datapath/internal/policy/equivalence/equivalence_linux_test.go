@@ -67,7 +67,7 @@ type examiner struct {
 	waiting []*vectorv1.Question // questions that become packets, grouped by subject
 	files   map[string]*figures
 	shown   int
-	// broken: the remaining questions about the view are skipped.
+	// broken is set after an error in the view; its remaining frames are skipped.
 	broken bool
 }
 

@@ -647,7 +647,7 @@ func (a *application) remove(k frontend.Key) {
 	a.res.Changed++
 }
 
-// drop removes an entry, whose key is not in the maps, and its fronts.
+// drop removes an entry and its elements of sl_front. The key of the entry must already be removed from the maps.
 func (a *application) drop(e *entry) {
 	delete(a.s.entries, e.key)
 	a.s.claim(e, vip.Nothing)

@@ -28,7 +28,7 @@ type Frontend struct {
 	Group uint16
 }
 
-// Front is one list of a frontend.
+// Front is one backend list of a frontend.
 type Front struct {
 	Number   uint32
 	Base     int // of the members
@@ -36,11 +36,11 @@ type Front struct {
 	Drop     bool
 	Sources  bool // only clients in its source ranges
 	Backends []Backend
-	// Draining are removed backends that keep the existing connections of the front.
+	// Draining are removed backends that keep the existing connections of the list.
 	Draining []Backend
 }
 
-// Backend is an active or draining backend of a front.
+// Backend is an active or draining backend in one backend list (Front) of a frontend.
 type Backend struct {
 	netip.AddrPort
 	Number     uint32

@@ -328,8 +328,8 @@ func TestKernelSocketsWithTheSameEndsAreNotEnded(t *testing.T) {
 	}
 }
 
-// TestKernelSocketsThatShareAPortAreAllEnded: sockets of one process have the same local and remote address, a removed
-// backend. The kernel finds one of them at a time, and one pass ends all.
+// TestKernelSocketsThatShareAPortAreAllEnded: several UDP sockets share a local port (SO_REUSEPORT) and are connected
+// to the same removed backend. A lookup in the kernel finds only one of them at a time; one pass must end all of them.
 func TestKernelSocketsThatShareAPortAreAllEnded(t *testing.T) {
 	w := newWorld(t)
 	const all = 5

@@ -119,8 +119,8 @@ type lease struct {
 // aliveKey is the name of this node.
 func (s *Session) aliveKey() string { return s.AliveKey(s.cfg.Node) }
 
-// AliveKey is the key that exists while a node renews its name; for an empty
-// name, the prefix of all such keys.
+// AliveKey returns the key that exists while a node keeps its lease alive; for an empty name, the prefix of all such
+// keys.
 func (s *Session) AliveKey(node string) string { return s.cfg.Prefix + "/alive/" + node }
 
 // Alive reads that key; nil: the node is silent.
@@ -349,7 +349,7 @@ func (s *Session) claimName(ctx context.Context) error {
 			return err
 		}
 	}
-	return fmt.Errorf("%w: %s changes all the time", cluster.ErrUnavailable, s.aliveKey())
+	return fmt.Errorf("%w: %s changed during each of %d attempts", cluster.ErrUnavailable, s.aliveKey(), maxRaces)
 }
 
 // lastAlive returns the expected lease of alive/<node>: this process's or the previous process's lease.

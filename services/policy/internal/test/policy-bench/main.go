@@ -44,7 +44,7 @@ func run(args []string) int {
 	rounds := set.Int("rounds", 20000, "identities added and removed for a percentile")
 	part := set.String("part", "", "measure one part in this process and print JSON; set by the program itself")
 	index := set.Int("shape", 0, "shape of the part")
-	service := set.String("service", "", "program of the service, to be measured, too")
+	service := set.String("service", "", "path of the service binary, to benchmark it as well")
 	only := set.Bool("only-service", false, "measure nothing else")
 	if set.Parse(args) != nil {
 		return 2

@@ -103,7 +103,7 @@ func message(m protoreflect.MessageDescriptor, stream bool) string {
 }
 
 // resume is the common text of all watches about resume tokens.
-const resume = "A caller that was away continues with the resume token of the last message: what was deleted " +
+const resume = "A caller that was unavailable continues with the resume token of the last message: what was deleted " +
 	"meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too old or of another run of the service; watch " +
 	"again without one, and drop what is not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: " +
 	"the caller reads too slowly and was disconnected; watch again with the last token, which is still good unless " +

@@ -38,7 +38,7 @@ type Node struct {
 }
 
 // Dial prepares connections to the sockets below runDir. It succeeds while the
-// services are away: calls wait for them until their deadline.
+// services are unavailable: calls wait for them until their deadline.
 func Dial(runDir string) (*Node, error) {
 	n := &Node{}
 	to := func(service string) (*grpc.ClientConn, error) {

@@ -97,7 +97,7 @@ type Options struct {
 	Boot bool
 
 	// Unlisted keeps the file out of the marker: it is a cache, and a missing cache is created
-	// anew.
+	// again.
 	Unlisted bool
 
 	// Reserve is the size in bytes of the memory mapping of the file. When a commit outgrows the

@@ -221,7 +221,7 @@ func TestLostFileIsNotANewOne(t *testing.T) {
 	}
 }
 
-// TestUnlistedFileMayBeAbsent: a cache that was moved away is created anew.
+// TestUnlistedFileMayBeAbsent: a cache that was moved away is created again.
 func TestUnlistedFileMayBeAbsent(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	o := options()

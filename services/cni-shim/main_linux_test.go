@@ -1136,7 +1136,7 @@ func TestStatusSaysWhatSuffers(t *testing.T) {
 		{State: datapathv1.EndpointState_ENDPOINT_STATE_WAITING_FOR_IDENTITY, Count: 2},
 	}})
 	wantLater(51)
-	// known labels are served, and that begins anew
+	// known labels are served, and that starts again
 	n.SetStatus(&datapathv1.GetStatusResponse{Service: problem, KnownAddReady: true})
 	wantCode(t, c, 0)
 	if _, err := os.Stat(filepath.Join(n.RunDir, "cni-unable")); err == nil {

@@ -236,8 +236,8 @@ func TestKernelRangesComeAndGoWhilePodsTalk(t *testing.T) {
 	}
 }
 
-// TestKernelSourcesIntoTheTunnelStayOverAStart restarts the datapath while sluice-ipam is away. External traffic to a
-// backend on another node keeps the source address that the previous process wrote. No step of the start reports a
+// TestKernelSourcesIntoTheTunnelStayOverAStart restarts the datapath while sluice-ipam is unavailable. External traffic
+// to a backend on another node keeps the source address that the previous process wrote. No step of the start reports a
 // difference or writes another address, not even briefly.
 func TestKernelSourcesIntoTheTunnelStayOverAStart(t *testing.T) {
 	w, source := newWorld(t), newAnnounced()

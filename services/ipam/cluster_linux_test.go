@@ -324,7 +324,7 @@ func TestPoolServesItsFileWhileTheClusterIsAway(t *testing.T) {
 }
 
 // TestForgottenNodeIsNotBelieved proves INV-86: a block that another node got
-// while this one was away gives no address, also while the cluster is away again.
+// while this one was unavailable gives no address, also while the cluster is unavailable again.
 func TestForgottenNodeIsNotBelieved(t *testing.T) {
 	n, r := newPoolNode(t)
 	n.start()

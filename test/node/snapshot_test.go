@@ -68,7 +68,7 @@ func leftovers(t *testing.T, n *devnode.Node) []string {
 const mostDumps = 100
 
 // whole repeats a dump of the kernel that was interrupted by a change: the kernel sends a list in parts and marks a
-// list whose parts may be inconsistent. Other tests and the pods of this one change every list all the time.
+// list whose parts may be inconsistent. Other tests and the pods of this one change every list continuously.
 func whole[T any](dump func() ([]T, error)) (all []T, err error) {
 	for range mostDumps {
 		if all, err = dump(); !errors.Is(err, netlink.ErrDumpInterrupted) {

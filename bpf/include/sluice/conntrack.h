@@ -585,7 +585,7 @@ static __always_inline bool lacks_flags(const struct sl_packet *p)
 }
 
 /*
- * Whether the end goes on after its own RST: the RST was forged, or was crafted so
+ * Whether the end continues after its own RST: the RST was forged, or was crafted so
  * that the other end ignores it. After a genuine RST an end sends nothing but further RSTs.
  */
 static __always_inline bool belies_reset(const struct sl_packet *p, __u32 flags)

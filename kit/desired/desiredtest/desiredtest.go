@@ -633,7 +633,7 @@ func anyHistory(t *testing.T, w *world) {
 			s.close()
 		case op == 4 && s.at.Incarnation != "" && !s.snapshot:
 			if err := s.session.Ack(s.at.Seq); err != nil {
-				s.close() // the session ended; the next one begins anew
+				s.close() // the session ended; the next one starts again
 			}
 		default:
 			for range r.IntN(6) {

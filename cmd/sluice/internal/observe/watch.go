@@ -28,7 +28,7 @@ const (
 	againMost  = time.Second
 )
 
-// watch prints the events of the datapath. With follow it reconnects when the datapath is away.
+// watch prints the events of the datapath. With follow it reconnects when the datapath is unavailable.
 type watch struct {
 	inv *invocation.Invocation
 	out Output
@@ -56,7 +56,7 @@ func (w *watch) run(ctx context.Context, req *datapathv1.ObserveRequest) error {
 	}
 	user := ctx
 	if req.GetUntil() != nil {
-		// The datapath ends the stream at that time. The deadline covers a datapath that is away.
+		// The datapath ends the stream at that time. The deadline covers a datapath that is unavailable.
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, req.GetUntil().AsTime().Add(againMost))
 		defer cancel()

@@ -139,7 +139,7 @@ func TestFollowGoesOnOverARestartOfTheDatapath(t *testing.T) {
 	<-out.news
 	<-out.news
 	stop()
-	<-out.news // the note that the datapath is away
+	<-out.news // the note that the datapath is unavailable
 	lost := &datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Lost{
 		Lost: &datapathv1.LostEvents{Source: datapathv1.LossSource_LOSS_SOURCE_RESTART},
 	}}

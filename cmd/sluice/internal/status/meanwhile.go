@@ -29,7 +29,7 @@ var works = map[string]string{
 		"later. No ADD; changes of policies and services are stored and enforced when it is back",
 }
 
-// meanwhile returns what works without etcd and the services that are away, and where their logs are.
+// meanwhile returns what works without etcd and the services that are unavailable, and where their logs are.
 func (s *Node) meanwhile(inv *invocation.Invocation) []string {
 	all := []string{}
 	if i := s.Identity.Message; i != nil && !i.GetStoreConnected() {

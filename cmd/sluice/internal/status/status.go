@@ -67,7 +67,7 @@ type Node struct {
 	Known    bool     `json:"readyForKnown"` // ADD works for label sets in use on this node
 	Problems []string `json:"problems"`
 	Warnings []string `json:"warnings"`
-	// Meanwhile tells what works without the services that are away, and what to do.
+	// Meanwhile tells what works without the services that are unavailable, and what to do.
 	Meanwhile []string        `json:"meanwhile"`
 	Services  []serviceStatus `json:"services"`
 	// The status of each service; absent if it does not answer.
@@ -163,7 +163,7 @@ func (s *Node) judge() {
 		s.Problems = append(s.Problems, "sluice-loadbalancer: "+why)
 	}
 	s.Known = len(s.Problems) == 0
-	// While identity or policy is away, the datapath can connect containers with label sets that are in use on this
+	// While identity or policy is unavailable, the datapath can connect containers with label sets that are in use on this
 	// node.
 	stands := s.Datapath.Message.GetAddReady() || s.Datapath.Message.GetKnownAddReady()
 	for _, service := range s.Services {

@@ -140,7 +140,7 @@ func (e *Election) serve(ctx context.Context) error {
 	return nil
 }
 
-// Reasons for the end of a term while the process goes on.
+// Reasons for the end of a term while the process continues.
 var (
 	errLate  = errors.New("the lease was not renewed in time")
 	errTaken = errors.New("another process has the lease")

@@ -16,7 +16,7 @@ const maxNote = 1024
 type Event struct {
 	// Name depends on the object, its generation and the reason only. A process that does not know whether it has
 	// created the Event creates it again, and the API server keeps the existing one. When the Event has expired, by
-	// default after an hour, it is created anew.
+	// default after an hour, it is created again.
 	Name    string
 	Reason  string
 	Note    string

@@ -215,8 +215,8 @@ func TestClusterStreamIsFollowedOverItsEnds(t *testing.T) {
 	}
 }
 
-// TestNodeIsRegisteredWheneverItChanges expects registrations at the start, after a change, after the service was away,
-// and after a failure, and no others.
+// TestNodeIsRegisteredWheneverItChanges expects registrations at the start, after a change, after the service was
+// unavailable, and after a failure, and no others.
 func TestNodeIsRegisteredWheneverItChanges(t *testing.T) {
 	s, c := serveCluster(t)
 	var mu sync.Mutex

@@ -29,8 +29,8 @@ type Wishes interface {
 // maxOwners is more than a node has endpoints. A longer list is rejected.
 const maxOwners = 1 << 14
 
-// Owners follows the identity service's stream of the desired identities of owners. While the service is away, nothing
-// changes.
+// Owners follows the identity service's stream of the desired identities of owners. While the service is unavailable,
+// nothing changes.
 type Owners struct {
 	client identityv1.IdentityServiceClient
 	sink   Wishes

@@ -107,8 +107,8 @@ func complete(token string) *identityv1.WatchEndpointsResponse {
 	}}
 }
 
-// TestOwnersFollowTheStreamOverItsEnds proves INV-73: desired identities are kept while the stream is away. The stream
-// then resumes, or lists again if its position is unknown.
+// TestOwnersFollowTheStreamOverItsEnds proves INV-73: desired identities are kept while the stream is unavailable. The
+// stream then resumes, or lists again if its position is unknown.
 func TestOwnersFollowTheStreamOverItsEnds(t *testing.T) {
 	one, two := workload.Owner{ContainerID: "a", Interface: "eth0"}, workload.Owner{ContainerID: "b", Interface: "eth0"}
 	w := &wanting{wanted: map[workload.Owner]uint32{}, changed: make(chan struct{})}

@@ -72,7 +72,7 @@ func recorder(t *testing.T, ifindex uint32) func() map[seen]uint64 {
 			asm.Add.Imm(asm.R3, -24),
 			asm.Mov.Imm(asm.R4, 0),
 			asm.FnMapUpdateElem.Call(),
-			asm.Mov.Imm(asm.R0, -1).WithSymbol("next"), // TC_ACT_UNSPEC: go on with the next program
+			asm.Mov.Imm(asm.R0, -1).WithSymbol("next"), // TC_ACT_UNSPEC: continue with the next program
 			asm.Return(),
 		},
 	})

@@ -90,7 +90,7 @@ func TestKernelMapsAreAsDocumented(t *testing.T) {
 	}
 }
 
-// TestKernelFlipsShowOldOrNewTable sends packets of a pod while its tables are replaced all the time, the old
+// TestKernelFlipsShowOldOrNewTable sends packets of a pod while its tables are replaced continuously, the old
 // ones are freed and their numbers and indices reused. Each packet is evaluated by the old or the new table.
 func TestKernelFlipsShowOldOrNewTable(t *testing.T) {
 	const flips = 2000

@@ -16,7 +16,7 @@ type availability struct {
 	refused    bool          // another node has this node's name
 	refusedNow bool          // the last answer of the store was that
 	storeErr   error         // why it is not connected; nil: no attempt has ended yet
-	full       error         // why the store takes no writes although it answers
+	full       error         // why the store accepts no writes although it answers
 	diskErr    error         // why the records of this node are not written
 	changed    chan struct{} // closed at the next change
 }
@@ -93,7 +93,7 @@ func (v *availability) disk(err error) {
 	}
 }
 
-// problem describes to an operator why the store takes no writes; empty: it takes them.
+// problem describes to an operator why the store accepts no writes; empty: it takes them.
 func (v *availability) problem(endpoints []string) string {
 	switch {
 	case v.connected && v.full != nil:

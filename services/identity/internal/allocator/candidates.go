@@ -28,7 +28,7 @@ const shortLife = time.Minute
 
 // end takes back the number of a label set that was collected. After a short life the
 // number is given to another set only when no other number is free, so that labels which
-// change all the time use up their own numbers. since is when the set came, zero if that
+// change continuously use up their own numbers. since is when the set came, zero if that
 // is not known, and delay how long the collection took at most.
 func (c *candidates) end(n identity.Numeric, since, now time.Time, delay time.Duration) {
 	c.assigned.unset(n)

@@ -20,7 +20,7 @@ import (
 //
 // It is not part of the session: its requests have deadlines of their own, and
 // when they fail it tries again and forgets nothing. Only a new session starts
-// the grace period over: after the store was away for every node, each node has
+// the grace period over: after the store was unavailable for every node, each node has
 // the whole time to refer to its numbers again.
 type collector struct {
 	a       *Allocator

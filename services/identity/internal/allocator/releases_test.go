@@ -28,7 +28,7 @@ func TestStrayReferenceIsDueWhenItIsSeenAgainUnchanged(t *testing.T) {
 	r.compare(store, false, held)
 	due(&r, Reference{Number: 301, Revision: 5})
 	r.compare(nil, false, held)
-	r.compare(store, false, held) // 302 was away: it is seen once again
+	r.compare(store, false, held) // 302 was absent: it is seen once again
 	due(&r, Reference{Number: 301, Revision: 5})
 
 	strict := newReleases()

@@ -162,7 +162,7 @@ func (a *Allocator) disconnected(err error) {
 	}
 }
 
-// noSpace notes that the store takes no writes, and logs it once.
+// noSpace notes that the store accepts no writes, and logs it once.
 func (a *Allocator) noSpace(err error) {
 	a.mu.Lock(opSession)
 	defer a.mu.Unlock()

@@ -324,7 +324,7 @@ func TestAMissingGrantIsNamed(t *testing.T) {
 	})
 }
 
-// TestNumbersOfShortLivesAreGivenOutLast: a pod that changes its labels all the time must not
+// TestNumbersOfShortLivesAreGivenOutLast: a pod that changes its labels continuously must not
 // make the numbers of others change their meaning.
 func TestNumbersOfShortLivesAreGivenOutLast(t *testing.T) {
 	cfg := quick()

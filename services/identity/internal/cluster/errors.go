@@ -14,7 +14,7 @@ import (
 var (
 	// ErrUnavailable: the store does not answer. It is unknown whether it executed the request.
 	ErrUnavailable = errors.New("store unavailable")
-	// ErrNoSpace: the store answers and takes no writes, only deletions, until
+	// ErrNoSpace: the store answers and accepts no writes, only deletions, until
 	// its operator makes room.
 	ErrNoSpace = errors.New("store has no space")
 	// ErrSessionLost: the session ended, and with it every key of this node.

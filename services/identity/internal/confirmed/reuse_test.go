@@ -108,7 +108,7 @@ func play(t *testing.T, seed uint64) (byTime, byConfirmation int) {
 			n.watched = min(n.watched, n.saved)
 		case 5: // the machine reboots: it has not heard until it hears
 			n.watched, n.applied, n.heard = n.saved, n.saved, time.Time{}
-		case 6: // another machine takes the name, and the former one goes on
+		case 6: // another machine takes the name, and the former one continues
 			if n != owner && !n.connected && !n.leased && len(nodes) < 8 {
 				other := &reader{
 					name: n.name, incarnation: fmt.Sprint("later-", len(nodes)), connected: true, watched: revision,

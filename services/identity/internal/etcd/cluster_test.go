@@ -432,7 +432,7 @@ func TestGraceStartsOverWhenTheStoreComesBack(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)
 	cfg := quick()
-	cfg.StoreTimeout = 2 * time.Second // waited for while etcd is away
+	cfg.StoreTimeout = 2 * time.Second // waited for while etcd is unavailable
 	cfg.Grace = 8 * time.Second
 	n := startNode(t, s.Endpoint, "a", t.TempDir(), cfg)
 	id, err := n.Hold(t.Context(), holder(1), storetest.Labels(t, "web"), true)
@@ -594,7 +594,7 @@ func cutOff(t *testing.T, s *etcdtest.Server, cfg nodeConfig) (dir string, admin
 }
 
 // TestOldCacheAnswersNothing: a number that was collected and went through its
-// quarantine while the node was away is another label set's.
+// quarantine while the node was unavailable is another label set's.
 func TestOldCacheAnswersNothing(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)

@@ -72,7 +72,7 @@ func TestStrayLabelSetOfANumberInQuarantineIsRemoved(t *testing.T) {
 	}
 }
 
-// TestStrayKeysAreTidiedUp also in an etcd that takes no writes: deletions make room.
+// TestStrayKeysAreTidiedUp also in an etcd that accepts no writes: deletions make room.
 func TestStrayKeysAreTidiedUp(t *testing.T) {
 	c := newCluster(t)
 	st := newStore(t, c.Endpoint, "a")
@@ -109,7 +109,7 @@ func TestStrayKeysAreTidiedUp(t *testing.T) {
 	}
 }
 
-// TestFullEtcdIsSaidAndEndsNoSession: it answers and takes no writes.
+// TestFullEtcdIsSaidAndEndsNoSession: it answers and accepts no writes.
 func TestFullEtcdIsSaidAndEndsNoSession(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)
@@ -136,7 +136,7 @@ func TestFullEtcdIsSaidAndEndsNoSession(t *testing.T) {
 	if !errors.Is(err, allocator.ErrUnavailable) || !strings.Contains(err.Error(), "no space left; compact") {
 		t.Errorf("new set: %v, want ErrUnavailable that says what to do", err)
 	}
-	// Known identities are answered: while etcd takes no writes, none is collected.
+	// Known identities are answered: while etcd accepts no writes, none is collected.
 	for h, want := range map[int]identity.Identity{4: held, 5: known} {
 		if got, err := a.Hold(t.Context(), holder(h), want.Labels, false); err != nil || got.Number != want.Number {
 			t.Errorf("hold: %v, %v, want %v", got, err, want)

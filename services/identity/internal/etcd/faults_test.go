@@ -142,7 +142,7 @@ func TestTheHistoryCheckerFindsWhatItLooksFor(t *testing.T) {
 	}
 }
 
-// racers are nodes whose clients resolve and release label sets all the time.
+// racers are nodes whose clients resolve and release label sets continuously.
 type racers struct {
 	t       *testing.T
 	etcd    *etcdtest.Server
@@ -273,7 +273,7 @@ func TestNothingIsInTwoHandsOverFaultsOfEtcd(t *testing.T) {
 	}
 	r.progress()
 	stop()
-	// While the clients run, every set may be held all the time. Now none is.
+	// While the clients run, every set may be held continuously. Now none is.
 	r.settled()
 	servicetest.Eventually(t, "a number to be collected", func() bool {
 		collected := r.collected
@@ -327,7 +327,7 @@ func TestKernelNothingIsInTwoHandsOnSlowDisks(t *testing.T) {
 	r.restart(1) // a node that starts meanwhile
 	slow(0, disks...)
 	r.progress()
-	// One of three is no majority: the others go on, whichever of them leads.
+	// One of three is no majority: the others continue, whichever of them leads.
 	for i := range disks {
 		slow(3*time.Second, disks[i])
 		r.progress()
@@ -538,7 +538,7 @@ func TestNodePartitionedBeyondEveryTimeout(t *testing.T) {
 	b.published()
 	db := b.endpoint("c2", "db", address(1, 5))
 	watcher.seesMapping(address(1, 5), fmt.Sprint("b ", db.Number))
-	// The node itself goes on with what it holds.
+	// The node itself continues with what it holds.
 	if id, err := a.Hold(t.Context(), holder(9), storetest.Labels(t, "web"), false); err != nil ||
 		id.Number != web.Number {
 		t.Errorf("a set that the node holds is %v, %v", id, err)

@@ -65,7 +65,7 @@ func reads(b *testing.B, h *hub) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for ctx.Err() == nil {
-			// One that is too slow begins anew, as subscribers do.
+			// One that is too slow starts again, as subscribers do.
 			watch.Serve(ctx, h, nil, func(watch.Event[identity.Numeric, identity.Identity]) error { return nil }) //nolint:errcheck // see above
 		}
 	})

@@ -199,7 +199,7 @@ func TestIncarnationReplacesOldNode(t *testing.T) {
 	old := a.endpoint("c1", "web", address(1, 5))
 	b.seesMapping(address(1, 5), fmt.Sprint("a ", old.Number))
 	a.stop()
-	// The machine is installed anew, and its state is lost.
+	// The machine is installed again, and its state is lost.
 	again := startNode(t, s.Endpoint, "a", t.TempDir(), cfg)
 	if got := b.mapping(address(1, 5)); got == "" {
 		t.Error("a mapping went because its node is silent")
@@ -233,7 +233,7 @@ func TestSecondNodeOfANameWritesNothing(t *testing.T) {
 	servicetest.Eventually(t, "the refusal", func() bool {
 		return strings.Contains(second.Summary().StoreError, "is taken")
 	})
-	// It goes on asking for its name all the time.
+	// It keeps trying to claim its name.
 	asked := time.Now()
 	servicetest.Eventually(t, "two terms of the name", func() bool { return time.Since(asked) > 2*cfg.aliveTTL })
 	if got := wrote(); got != before {

@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
 )
 
-// Tests of a process that goes on where the one before was.
+// Tests of a process that continues where the one before was.
 
 // neighbours are a node with endpoints and one that follows it, of which the
 // process has ended.
@@ -64,7 +64,7 @@ func (n *neighbours) sees(b *node) {
 	b.seesMapping(nodeAddress(1), "a 6")
 }
 
-// changed lets a change while b is away, and returns what b has to find.
+// changed lets a change while b is unavailable, and returns what b has to find.
 func (n *neighbours) changed() func(b *node) {
 	n.t.Helper()
 	if _, err := n.a.Release(n.t.Context(), allocator.EndpointHolder("c2", "eth0")); err != nil {

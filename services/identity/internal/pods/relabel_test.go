@@ -205,7 +205,7 @@ func (n *node) isIsolated(what string, i int, want bool) {
 }
 
 // TestChangesWithoutStoreIsolateUntilItIsBack: a change of labels cannot get a number while
-// the store is away. The pod keeps what it had for a short time, not for an hour.
+// the store is unavailable. The pod keeps what it had for a short time, not for an hour.
 func TestChangesWithoutStoreIsolateUntilItIsBack(t *testing.T) {
 	relabelling(t, func(n *node) {
 		n.namespace(nil)

@@ -174,7 +174,8 @@ func TestRangesOfAnEarlierVersionCountBesideSlots(t *testing.T) {
 	}
 }
 
-// TestOnlyBlocksOfThePoolCount of a node, as many as the settings allow; claims that are older than the settings go on.
+// TestOnlyBlocksOfThePoolCount of a node, as many as the settings allow; claims that are older than the settings
+// continue.
 func TestOnlyBlocksOfThePoolCount(t *testing.T) {
 	settings := IPAM{
 		Mode: IPAMPool, Pool: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("fd00::/48")},

@@ -42,7 +42,7 @@ func (f *failing) Publish(ctx context.Context, at int64, changes []Change) (int6
 }
 
 // TestAddressRestsUntilNoNodeCanHaveItsMapping: with native routing an address may be given to another endpoint 16
-// minutes after its mapping left the store, and not while the store is away, however long that is.
+// minutes after its mapping left the store, and not while the store is unavailable, however long that is.
 func TestAddressRestsUntilNoNodeCanHaveItsMapping(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := newRegistry(t, time.Hour)

@@ -35,7 +35,7 @@ func (c *Cluster) ReportRefusals(ctx context.Context,
 	return &identityv1.ReportRefusalsResponse{}, nil
 }
 
-// errRelisted ends a watch whose reports are sent anew.
+// errRelisted ends a watch whose reports are sent again.
 var errRelisted = errors.New("the reports were listed again")
 
 // WatchRefusals implements the service.
@@ -55,7 +55,7 @@ func (c *Cluster) WatchRefusals(_ *identityv1.WatchRefusalsRequest,
 	}
 	err := c.Refusals.FollowRefusals(ctx, refusals.Sink{
 		Begin: func() {
-			if complete { // removals in between were not sent: the caller begins anew
+			if complete { // removals in between were not sent: the caller starts again
 				cancel(errRelisted)
 			}
 		},

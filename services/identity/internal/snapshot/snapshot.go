@@ -573,7 +573,7 @@ func (d *Dir) update(f *store.Store, change func(*store.Tx) error) error {
 }
 
 // Watch returns an error when a file takes no more changes, because the content on the disk is uncertain: only a
-// process that opens it anew can read it. It returns nil when ctx ends.
+// process that opens it again can read it. It returns nil when ctx ends.
 func (d *Dir) Watch(ctx context.Context) error {
 	select {
 	case err := <-d.lost:

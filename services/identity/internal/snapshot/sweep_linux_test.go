@@ -195,7 +195,7 @@ func TestRunOnADiskThatTakesNoWrites(t *testing.T) {
 }
 
 // A disk that reports an error leaves open what is on it: the process ends, and
-// the next one opens the files anew.
+// the next one opens the files again.
 func TestDiskErrorEndsTheProcess(t *testing.T) {
 	path, want := saved(t)
 	disk := disktest.New(t, path)

@@ -82,7 +82,7 @@ func (a *Agent) grow(ctx context.Context, f ipam.Family, wanted bool, answer Ans
 	a.complain(f.String(), err)
 }
 
-// backoff keeps nodes that all find the pool full from asking all the time.
+// backoff keeps nodes that all find the pool full from asking continuously.
 type backoff struct {
 	wait  time.Duration
 	until time.Time

@@ -419,7 +419,7 @@ func (a *Allocator) decide(
 	return waiting
 }
 
-// writable returns why the store takes no writes. After a failed commit it tries to write, at most once a turn.
+// writable returns why the store accepts no writes. After a failed commit it tries to write, at most once a turn.
 func (a *Allocator) writable() error {
 	if a.Problem() != nil && !a.tried {
 		a.tried = true
@@ -534,7 +534,7 @@ func (a *Allocator) do(ctx context.Context, v verb, work func(*ledger, time.Time
 
 // Allocate leases addresses to an owner, or renews its lease. Repeating it
 // gives the same addresses, unless the process ended in between. While the store
-// takes no writes, which Confirm needs, there are no new leases.
+// accepts no writes, which Confirm needs, there are no new leases.
 func (a *Allocator) Allocate(ctx context.Context, r Request) (*Allocation, error) {
 	got, err := a.do(ctx, verbAllocate, func(l *ledger, now time.Time) (answer, error) {
 		if !r.ValidateOnly && l.held[r.Owner] == nil {

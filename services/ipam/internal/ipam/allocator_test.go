@@ -330,7 +330,7 @@ func TestReleasedAddressRests(t *testing.T) {
 		if err := stop(); err != nil {
 			t.Fatal(err)
 		}
-		a, stop = start(t, m, o) // a restart does not shorten the rest, nor begin it anew
+		a, stop = start(t, m, o) // a restart does not shorten the rest, nor begin it again
 		time.Sleep(29 * time.Second)
 		if _, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("b")}); !errors.Is(err, ipam.ErrExhausted) {
 			t.Fatalf("a quarantined address was given out: %v", err)
@@ -697,7 +697,7 @@ func TestWhatEndsTogetherEndsInSmallCommits(t *testing.T) {
 }
 
 // TestAnADDCostsOneCommit: the lease is in memory, and the confirmation carries it
-// to the store with the place where the search goes on.
+// to the store with the place where the search continues.
 func TestAnADDCostsOneCommit(t *testing.T) {
 	m := ipamtest.NewMemory()
 	o := ipam.Options{Ranges: prefixes("10.0.0.0/24", "fd00::/64"), Quarantine: time.Minute}

@@ -57,7 +57,7 @@ var (
 	// ErrStore: the state could not be written; nothing was changed.
 	ErrStore = errors.New("the state could not be written")
 	// ErrStoreLost is returned by a Store when the content of stable storage is uncertain. The process must end and
-	// read it anew.
+	// read it again.
 	ErrStoreLost = errors.New("the state on disk is uncertain")
 	// ErrInconsistent: the stored state contradicts itself.
 	ErrInconsistent = errors.New("the state contradicts itself")

@@ -62,7 +62,7 @@ type use struct {
 // newLedger builds the index of the stored content and the leases, which are not stored. It omits leases whose owner
 // or address is in the store. The former pools drain.
 //
-// Stored times are wall clock times, and the clock may have been set while the process was down. No wait starts anew,
+// Stored times are wall clock times, and the clock may have been set while the process was down. No wait starts again,
 // and none is longer than the configuration allows. A later deadline was written under another clock or configuration;
 // it is shortened, durably.
 func newLedger(

@@ -20,7 +20,7 @@ import (
 
 // Sizes of BenchmarkOwner.
 const (
-	ownerHeld    = 65_000 // addresses that are confirmed all the time
+	ownerHeld    = 65_000 // addresses that are confirmed continuously
 	ownerBurst   = 10_000 // calls of one burst
 	ownerCallers = 64     // at a time
 )

@@ -31,7 +31,7 @@ const SplitRows = 26_214
 // that it has without these selectors, marked with the tenant. All deny rules of these selectors match the peers of a
 // marked class, and none of the allow rules do.
 //
-// If tenants ask for more classes than exist, the engine divides the classes anew at the end of the change. A tenant
+// If tenants ask for more classes than exist, the engine divides the classes again at the end of the change. A tenant
 // above its part loses its newest classes, and their peers move into marked classes. Tenants below their part then
 // split the peers that were marked for them.
 //

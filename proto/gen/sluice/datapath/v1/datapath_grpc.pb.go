@@ -43,7 +43,8 @@ const (
 
 // DatapathServiceClient is the client API for DatapathService service.
 //
-// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to
+// https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // DatapathService is served by the only privileged process of a node. It owns
 // every eBPF map, program and link, every netlink and network namespace
@@ -122,7 +123,7 @@ type DatapathServiceClient interface {
 	// snapshot_complete (what was not listed does not exist), then changes as they
 	// happen. Idle bookmarks carry newer tokens.
 	//
-	// A caller that was away continues with the resume token of the last message:
+	// A caller that was unavailable continues with the resume token of the last message:
 	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
 	// old or of another run of the service; watch again without one, and drop what is
 	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
@@ -461,7 +462,7 @@ type DatapathServiceServer interface {
 	// snapshot_complete (what was not listed does not exist), then changes as they
 	// happen. Idle bookmarks carry newer tokens.
 	//
-	// A caller that was away continues with the resume token of the last message:
+	// A caller that was unavailable continues with the resume token of the last message:
 	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
 	// old or of another run of the service; watch again without one, and drop what is
 	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the

@@ -2692,7 +2692,7 @@ type Connection struct {
 	// When the last packet was seen, to a second.
 	LastSeenTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_seen_time,json=lastSeenTime,proto3" json:"last_seen_time,omitempty"`
 	// Whether both sides' verdicts still stand; if not, the next packet is evaluated
-	// anew.
+	// again.
 	Current bool `protobuf:"varint,6,opt,name=current,proto3" json:"current,omitempty"`
 	// Rule that let it out; 0: a default.
 	EgressRule uint32 `protobuf:"varint,7,opt,name=egress_rule,json=egressRule,proto3" json:"egress_rule,omitempty"`

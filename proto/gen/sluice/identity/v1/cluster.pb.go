@@ -422,7 +422,7 @@ type RefusedRange struct {
 	// The node keeps the range with all its endpoints, but assigns no new addresses from it: only its
 	// ipam settings differ from the cluster's.
 	Kept bool `protobuf:"varint,60,opt,name=kept,proto3" json:"kept,omitempty"`
-	// The answering node goes on with the node that had the range before the store was
+	// The answering node continues with the node that had the range before the store was
 	// rebuilt, although the store has the other claim.
 	DiffersFromStore bool `protobuf:"varint,61,opt,name=differs_from_store,json=differsFromStore,proto3" json:"differs_from_store,omitempty"`
 	unknownFields    protoimpl.UnknownFields
@@ -1306,7 +1306,7 @@ func (x *WaitForPublicationRequest) GetTimeout() *durationpb.Duration {
 type WaitForPublicationResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Etcd has them, or the endpoint has none. Unset: etcd or the name of this node
-	// in it is away, or it took too long.
+	// in it is unavailable, or it took too long.
 	Published     bool `protobuf:"varint,1,opt,name=published,proto3" json:"published,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

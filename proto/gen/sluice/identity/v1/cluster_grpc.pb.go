@@ -42,7 +42,8 @@ const (
 
 // ClusterServiceClient is the client API for ClusterService service.
 //
-// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to
+// https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // ClusterService describes the other nodes to the processes of a node: where
 // they are, which ranges of addresses they have, and which identity each address
@@ -72,7 +73,7 @@ type ClusterServiceClient interface {
 	// identity is not known yet may come; WatchIdentities has it, or will.
 	// Changes of one node or prefix are merged. Idle bookmarks carry newer tokens.
 	//
-	// A caller that was away continues with the resume token of the last message:
+	// A caller that was unavailable continues with the resume token of the last message:
 	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
 	// old or of another run of the service; watch again without one, and drop what is
 	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
@@ -81,7 +82,7 @@ type ClusterServiceClient interface {
 	// is stopping; watch again with the last token.
 	WatchCluster(ctx context.Context, in *WatchClusterRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchClusterResponse], error)
 	// ListNodes streams all nodes, this one too, sorted by name. Their state is
-	// read from etcd; while etcd is away it is NODE_STATE_UNSPECIFIED.
+	// read from etcd; while etcd is unavailable it is NODE_STATE_UNSPECIFIED.
 	ListNodes(ctx context.Context, in *ListNodesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListNodesResponse], error)
 	// GetIPMapping returns the identity that an address has in the cluster, and
 	// the reason why a mapping of it does not count. NOT_FOUND: the address lies
@@ -147,7 +148,7 @@ type ClusterServiceClient interface {
 	PublishKinds(ctx context.Context, in *PublishKindsRequest, opts ...grpc.CallOption) (*PublishKindsResponse, error)
 	// WatchKinds sends the kinds that PublishKinds wrote last, on any node, and then
 	// every change. The first message comes when etcd has been read once; while etcd
-	// is away the kinds stay. Changes that the caller is too slow for are merged.
+	// is unavailable the kinds stay. Changes that the caller is too slow for are merged.
 	//
 	// UNAVAILABLE: the service is stopping; watch again.
 	WatchKinds(ctx context.Context, in *WatchKindsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchKindsResponse], error)
@@ -439,7 +440,7 @@ type ClusterServiceServer interface {
 	// identity is not known yet may come; WatchIdentities has it, or will.
 	// Changes of one node or prefix are merged. Idle bookmarks carry newer tokens.
 	//
-	// A caller that was away continues with the resume token of the last message:
+	// A caller that was unavailable continues with the resume token of the last message:
 	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
 	// old or of another run of the service; watch again without one, and drop what is
 	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
@@ -448,7 +449,7 @@ type ClusterServiceServer interface {
 	// is stopping; watch again with the last token.
 	WatchCluster(*WatchClusterRequest, grpc.ServerStreamingServer[WatchClusterResponse]) error
 	// ListNodes streams all nodes, this one too, sorted by name. Their state is
-	// read from etcd; while etcd is away it is NODE_STATE_UNSPECIFIED.
+	// read from etcd; while etcd is unavailable it is NODE_STATE_UNSPECIFIED.
 	ListNodes(*ListNodesRequest, grpc.ServerStreamingServer[ListNodesResponse]) error
 	// GetIPMapping returns the identity that an address has in the cluster, and
 	// the reason why a mapping of it does not count. NOT_FOUND: the address lies
@@ -514,7 +515,7 @@ type ClusterServiceServer interface {
 	PublishKinds(context.Context, *PublishKindsRequest) (*PublishKindsResponse, error)
 	// WatchKinds sends the kinds that PublishKinds wrote last, on any node, and then
 	// every change. The first message comes when etcd has been read once; while etcd
-	// is away the kinds stay. Changes that the caller is too slow for are merged.
+	// is unavailable the kinds stay. Changes that the caller is too slow for are merged.
 	//
 	// UNAVAILABLE: the service is stopping; watch again.
 	WatchKinds(*WatchKindsRequest, grpc.ServerStreamingServer[WatchKindsResponse]) error

@@ -121,7 +121,7 @@ const (
 	// UNAVAILABLE: the label set is new, or too long unconfirmed, and etcd does
 	// not answer; or the addresses of the cluster were not read from etcd yet.
 	ErrorReason_ERROR_REASON_STORE_UNAVAILABLE ErrorReason = 10
-	// UNAVAILABLE: etcd has no space left and takes no writes.
+	// UNAVAILABLE: etcd has no space left and accepts no writes.
 	ErrorReason_ERROR_REASON_STORE_FULL ErrorReason = 11
 	// UNAVAILABLE: the session with etcd ended; the service makes a new one.
 	ErrorReason_ERROR_REASON_SESSION_LOST ErrorReason = 12

@@ -41,7 +41,8 @@ const (
 
 // IdentityServiceClient is the client API for IdentityService service.
 //
-// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to
+// https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // IdentityService allocates identities: numbers that stand for label sets. Policies and packets
 // refer to workloads by number only. A number is allocated in an etcd transaction, so two nodes
@@ -83,7 +84,7 @@ type IdentityServiceClient interface {
 	// snapshot_complete (what was not listed does not exist), then changes as
 	// they happen. Idle bookmarks carry newer tokens.
 	//
-	// A caller that was away continues with the resume token of the last message:
+	// A caller that was unavailable continues with the resume token of the last message:
 	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
 	// old or of another run of the service; watch again without one, and drop what is
 	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
@@ -114,7 +115,7 @@ type IdentityServiceClient interface {
 	// to ResolveEndpoint, and releases. Changes of one owner are merged. Idle
 	// bookmarks carry newer tokens.
 	//
-	// A caller that was away continues with the resume token of the last message:
+	// A caller that was unavailable continues with the resume token of the last message:
 	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
 	// old or of another run of the service; watch again without one, and drop what is
 	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
@@ -358,7 +359,7 @@ type IdentityServiceServer interface {
 	// snapshot_complete (what was not listed does not exist), then changes as
 	// they happen. Idle bookmarks carry newer tokens.
 	//
-	// A caller that was away continues with the resume token of the last message:
+	// A caller that was unavailable continues with the resume token of the last message:
 	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
 	// old or of another run of the service; watch again without one, and drop what is
 	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
@@ -389,7 +390,7 @@ type IdentityServiceServer interface {
 	// to ResolveEndpoint, and releases. Changes of one owner are merged. Idle
 	// bookmarks carry newer tokens.
 	//
-	// A caller that was away continues with the resume token of the last message:
+	// A caller that was unavailable continues with the resume token of the last message:
 	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
 	// old or of another run of the service; watch again without one, and drop what is
 	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the

@@ -35,7 +35,8 @@ const (
 
 // IPAMServiceClient is the client API for IPAMService service.
 //
-// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to
+// https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // IPAMService owns the addresses of one node. An address is free, leased to an ADD that has not
 // finished, confirmed for a live endpoint, or in quarantine after its release. Confirmed and
@@ -83,7 +84,7 @@ type IPAMServiceClient interface {
 	// once the service knows the node's ranges, which it may have to learn first. A serving range is
 	// announced before one of its addresses is assigned; a draining range stays until no owner has an
 	// address of it.
-	// A caller that was away continues with the resume token of the last message:
+	// A caller that was unavailable continues with the resume token of the last message:
 	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
 	// old or of another run of the service; watch again without one, and drop what is
 	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
@@ -241,7 +242,7 @@ type IPAMServiceServer interface {
 	// once the service knows the node's ranges, which it may have to learn first. A serving range is
 	// announced before one of its addresses is assigned; a draining range stays until no owner has an
 	// address of it.
-	// A caller that was away continues with the resume token of the last message:
+	// A caller that was unavailable continues with the resume token of the last message:
 	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
 	// old or of another run of the service; watch again without one, and drop what is
 	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the

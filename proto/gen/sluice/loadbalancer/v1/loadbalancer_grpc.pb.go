@@ -38,7 +38,8 @@ const (
 
 // LoadBalancerServiceClient is the client API for LoadBalancerService service.
 //
-// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to
+// https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // LoadBalancerService holds the services of a cluster, as one node sees them.
 //
@@ -98,7 +99,7 @@ type LoadBalancerServiceClient interface {
 	// WatchServices sends every service, then a bookmark with snapshot_complete (what
 	// was not listed does not exist), then changes as they happen.
 	//
-	// A caller that was away continues with the resume token of the last message:
+	// A caller that was unavailable continues with the resume token of the last message:
 	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
 	// old or of another run of the service; watch again without one, and drop what is
 	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
@@ -312,7 +313,7 @@ type LoadBalancerServiceServer interface {
 	// WatchServices sends every service, then a bookmark with snapshot_complete (what
 	// was not listed does not exist), then changes as they happen.
 	//
-	// A caller that was away continues with the resume token of the last message:
+	// A caller that was unavailable continues with the resume token of the last message:
 	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
 	// old or of another run of the service; watch again without one, and drop what is
 	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the

@@ -46,7 +46,8 @@ const (
 
 // PolicyServiceClient is the client API for PolicyService service.
 //
-// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to
+// https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // PolicyService holds the policies of one node and compiles those that select
 // one of its subjects. A subject is an identity that has an endpoint here.
@@ -72,7 +73,7 @@ type PolicyServiceClient interface {
 	// INVALID_ARGUMENT: a manifest is wrong; the details name document and
 	// field. ALREADY_EXISTS: another source or manager has a policy of that kind
 	// and name. ABORTED: the revision is not if_revision; read again, then decide
-	// anew. RESOURCE_EXHAUSTED: a table would exceed a limit; the message names the
+	// again. RESOURCE_EXHAUSTED: a table would exceed a limit; the message names the
 	// policy with the largest share and the figures, and everything stays as it
 	// was.
 	//
@@ -462,7 +463,7 @@ type PolicyServiceServer interface {
 	// INVALID_ARGUMENT: a manifest is wrong; the details name document and
 	// field. ALREADY_EXISTS: another source or manager has a policy of that kind
 	// and name. ABORTED: the revision is not if_revision; read again, then decide
-	// anew. RESOURCE_EXHAUSTED: a table would exceed a limit; the message names the
+	// again. RESOURCE_EXHAUSTED: a table would exceed a limit; the message names the
 	// policy with the largest share and the figures, and everything stays as it
 	// was.
 	//

@@ -97,7 +97,7 @@ const (
 	ProblemReason_PROBLEM_REASON_UNSPECIFIED ProblemReason = 0
 	// The service's own state on this node's disk cannot be written or read.
 	ProblemReason_PROBLEM_REASON_STORAGE ProblemReason = 1
-	// etcd does not answer, or takes no writes.
+	// etcd does not answer, or accepts no writes.
 	ProblemReason_PROBLEM_REASON_STORE ProblemReason = 2
 	// Another service that is needed does not answer.
 	ProblemReason_PROBLEM_REASON_SERVICE ProblemReason = 3

@@ -139,7 +139,7 @@ func (s *Spool) Replay(ctx context.Context, endpoints Deleter) error {
 			err = s.Done(d.Owner) // the owner is invalid, so it has no endpoint
 		}
 		if err != nil {
-			// It stays in the spool, and the other deletions go on.
+			// It stays in the spool, and the other deletions continue.
 			errs = append(errs, fmt.Errorf("delete %s: %w", d.Owner, err))
 			continue
 		}

@@ -246,7 +246,7 @@ func (p *Pass) Add(s endpointmap.ID, n int) {
 // AddOutside counts an entry of an outside sender.
 func (p *Pass) AddOutside() { p.outside++ }
 
-// Finish corrects the counts and divides the bound anew. Do not call it after a failed pass.
+// Finish corrects the counts and divides the bound again. Do not call it after a failed pass.
 func (p *Pass) Finish() {
 	for s := range p.found {
 		if p.found[s] != p.before[s] {

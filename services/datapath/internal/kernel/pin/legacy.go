@@ -45,7 +45,7 @@ var LegacyPins = map[string]LegacyPin{
 }
 
 // carries are functions that fill a new map from the legacy pin of a map with another layout, before any
-// program uses the new map. A map without such a function starts empty: its contents are written anew, only
+// program uses the new map. A map without such a function starts empty: its contents are written again, only
 // this process reads them, or the programs move them (see PreviousMaps).
 var carries = map[string]func(from, to *ebpf.Map) error{
 	bpf.MapsMapSlIpc4: copyPrefixes[bpf.MapsSlPrefix4],

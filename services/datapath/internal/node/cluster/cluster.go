@@ -4,8 +4,8 @@
 // Package cluster follows the identity service's stream of other nodes, and registers this node.
 //
 // The Follower receives nodes, their pod ranges and the mappings of their endpoints from a source, and writes them to
-// the ipcache. It assigns each node a node ID, by which the kernel refers to it. The source may be away or restart: an
-// entry is removed only if it is missing in a complete listing.
+// the ipcache. It assigns each node a node ID, by which the kernel refers to it. The source may be unavailable or
+// restart: an entry is removed only if it is missing in a complete listing.
 package cluster
 
 import (

@@ -40,7 +40,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// source is a hub that can be away, and restart.
+// source is a hub that can be unavailable, and restart.
 type source struct {
 	mu   sync.Mutex
 	hub  *watch.Hub[cluster.Key, cluster.Item]
@@ -244,8 +244,8 @@ func twoNodes() map[cluster.Key]cluster.Item {
 	}
 }
 
-// TestKernelLeaseLossChangesNoKernel proves INV-82: the source fails, restarts empty, and is away during a restart of
-// the process. The kernel does not change until a complete snapshot lacks an entry.
+// TestKernelLeaseLossChangesNoKernel proves INV-82: the source fails, restarts empty, and is unavailable during a
+// restart of the process. The kernel does not change until a complete snapshot lacks an entry.
 func TestKernelLeaseLossChangesNoKernel(t *testing.T) {
 	dir, s, set := newDir(t), newSource(), twoNodes()
 	p := start(t, dir, s, time.Now)

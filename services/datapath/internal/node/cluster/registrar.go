@@ -67,7 +67,7 @@ func NewRegistrar(registry Registry, look func() (Underlay, error), changes Chan
 // Changed triggers Run to compare the node with its registration. It does not block.
 func (r *Registrar) Changed() { r.wake.Add() }
 
-// Lost makes Run register the node again, because the registry was away.
+// Lost makes Run register the node again, because the registry was unavailable.
 func (r *Registrar) Lost() {
 	r.mu.Lock()
 	r.again = true

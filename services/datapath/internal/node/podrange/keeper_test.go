@@ -374,8 +374,8 @@ func TestOverlayAddressesAreThoseOfThePrimaryRanges(t *testing.T) {
 	}
 }
 
-// TestEarlierOverlayAddressesStandUntilTheSourceSaysOthers: after a start while sluice-ipam is away, packets keep their
-// source address.
+// TestEarlierOverlayAddressesStandUntilTheSourceSaysOthers: after a start while sluice-ipam is unavailable, packets
+// keep their source address.
 func TestEarlierOverlayAddressesStandUntilTheSourceSaysOthers(t *testing.T) {
 	one, five := netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("10.5.0.0/24")
 	six := netip.MustParsePrefix("fd01::/64")

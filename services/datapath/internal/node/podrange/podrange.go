@@ -4,7 +4,7 @@
 // Package podrange manages the node's pod ranges, and adds and removes ranges while pods run.
 //
 // The ipcache stores the ranges. The ipcache entry of a range is created first and removed last, so that after a kill,
-// or a start while sluice-ipam is away, the process finds every range that the node may have.
+// or a start while sluice-ipam is unavailable, the process finds every range that the node may have.
 package podrange
 
 import (

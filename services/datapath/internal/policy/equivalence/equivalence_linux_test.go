@@ -104,7 +104,7 @@ engine: %s
 		wanted(q), who, got, err, text)
 }
 
-// abandon stops the current view. The next view starts anew.
+// abandon stops the current view. The next view starts again.
 func (x *examiner) abandon(err error) {
 	if x.view == nil {
 		x.t.Errorf("before the first view: %v", err)

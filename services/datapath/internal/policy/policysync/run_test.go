@@ -205,7 +205,7 @@ func TestRefusalsAreSaidBeforeTheAcknowledgement(t *testing.T) {
 	if err := a.Await(t.Context(), 300); !errors.Is(err, nodetable.ErrNoCapacity) {
 		t.Errorf("another endpoint of a subject without its tables: %v", err)
 	}
-	// with capacity it subscribes anew, so that the service learns of it
+	// with capacity it subscribes again, so that the service learns of it
 	a.mu.Lock()
 	k.maxTables = 100
 	a.mu.Unlock()

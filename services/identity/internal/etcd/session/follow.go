@@ -196,7 +196,7 @@ func (s *Session) watch(ctx context.Context, r Reader, next int64, history <-cha
 	var awaited head // everything up to its revision was there at its time
 	for {
 		select {
-		case <-ctx.Done(): // while etcd is away, the client may not end the watch
+		case <-ctx.Done(): // while etcd is unavailable, the client may not end the watch
 			return next, ctx.Err()
 		case <-history:
 			return next, errGap

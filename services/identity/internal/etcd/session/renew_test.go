@@ -116,7 +116,7 @@ func TestLeaseThatLivesIsKeptWhenEtcdAnswersLate(t *testing.T) {
 	if k, n := s.leases(); k != keys || n != name {
 		t.Fatalf("the leases are %x and %x, want %x and %x, which live", k, n, keys, name)
 	}
-	// It goes on with both, and so once the answers come.
+	// It continues with both, and so once the answers come.
 	close(late.release)
 	servicetest.Eventually(t, "both leases are renewed", func() bool {
 		ofKeys, _ := late.answers(keys)

@@ -334,7 +334,7 @@ func (s *Session) claimName(ctx context.Context) error {
 				return nil
 			}
 			// Of the process before this one. If the lease ends just now, the
-			// next ping claims the name anew.
+			// next ping claims the name again.
 			s.mu.Lock()
 			s.alive, s.named = s.keep(clientv3.LeaseID(have.Lease), s.cfg.AliveTTL), true
 			s.mu.Unlock()

@@ -208,7 +208,7 @@ func TestKeysOfSeveralOwnersLiveOnOneSession(t *testing.T) {
 		clientv3.OpPut(prefix+"/range/all", "10.0.0.0/16"))); err != nil {
 		t.Fatal(err)
 	}
-	// The next process of the node goes on with the lease.
+	// The next process of the node continues with the lease.
 	next, err := Open(withLast(s.Config(), s.Name()))
 	if err != nil {
 		t.Fatal(err)

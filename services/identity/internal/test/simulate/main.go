@@ -371,7 +371,7 @@ func (s *simulation) compact(ctx context.Context) error {
 	spread := min(time.Duration(s.nodes)*time.Second/20, time.Minute)
 	what := fmt.Sprintf("behind a compaction, with a random wait of at most %.0f s", spread.Seconds())
 	s.report.want(what, spread+2*time.Second, took)
-	// The others go on.
+	// The others continue.
 	if _, err := s.cluster.change(ctx, 100, 1, time.Second); err != nil {
 		return err
 	}

@@ -32,7 +32,7 @@ type World struct {
 // Cluster is the name of the cluster of most identities.
 const Cluster = "here"
 
-// The pool contains pods whose labels and named ports are generated anew for each state.
+// The pool contains pods whose labels and named ports are generated again for each state.
 const (
 	firstOfPool = identity.MinCluster + 100
 	pool        = 6

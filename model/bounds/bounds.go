@@ -286,7 +286,7 @@ var All = []Bound{
 	},
 	{
 		Name: "connections from outside", Process: "sluice-datapath",
-		Default: "65,536 of IPv4, 32,768 of IPv6", Divided: BySender,
+		Default: "65,536 for IPv4, 32,768 for IPv6", Divided: BySender,
 		Beyond: "connections that are not proven, and UDP, replace each other, the oldest first; " +
 			"the longest idle proven ones of the senders with most of them are ended",
 		Shown: "`sluice conntrack list`",
@@ -294,7 +294,7 @@ var All = []Bound{
 	},
 	{
 		Name: "translations of packets of pods to Services", Process: datapath,
-		Default: "14,336 of IPv4, 7,168 of IPv6", Divided: ByEndpoint,
+		Default: "14,336 for IPv4, 7,168 for IPv6", Divided: ByEndpoint,
 		Beyond: "first packets of an endpoint above its guarantee are dropped (`translation-share`)",
 		Shown:  "`observe`, `sluice_datapath_packets_total` (`translation-share`), `sluice shares`",
 		Tests: []string{
@@ -316,7 +316,7 @@ var All = []Bound{
 	},
 	{
 		Name: "translations of packets from outside, and ports of the node", Process: datapath,
-		Default: "32,768 of IPv4, 16,384 of IPv6", Divided: Undivided,
+		Default: "32,768 for IPv4, 16,384 for IPv6", Divided: Undivided,
 		Beyond: "the least recently used entries are evicted; pods have maps of their own",
 		Shown:  "`sluice shares`", Tests: []string{"TestKernelTranslationsFromOutsideLeaveThoseOfPods"},
 	},

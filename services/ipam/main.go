@@ -42,9 +42,9 @@ const service = "ipam"
 type settings struct {
 	Mode       string        `config:"mode" enum:"static,kubernetes,pool" help:"where ranges come from, the same on all nodes of a cluster: static: pools; kubernetes: spec.podCIDRs of this machine's Node object; pool: blocks of clusterPool"`
 	Pools      []string      `config:"pools" help:"in mode static, ranges that pod addresses are taken from, in order of use"`
-	Exclude    []string      `config:"exclude" help:"addresses and ranges inside the pools that are never given out"`
+	Exclude    []string      `config:"exclude" help:"addresses and ranges inside the pools that are never allocated"`
 	Lease      time.Duration `config:"lease" help:"how long an address is kept for an ADD that has not finished, 1s to 1h"`
-	Quarantine time.Duration `config:"quarantine" was:"rest" help:"how long a released address is not given out, 0 to 24h"`
+	Quarantine time.Duration `config:"quarantine" was:"rest" help:"how long a released address is not allocated, 0 to 24h"`
 	StateDir   string        `config:"stateDir" help:"directory of the state file, mode 0700"`
 
 	Identity         string `config:"identity" help:"unix socket of the identity service, which registers the ranges with the cluster; empty for a node on its own"`
@@ -61,8 +61,8 @@ type settings struct {
 // poolSettings is the pool of the whole cluster.
 type poolSettings struct {
 	Prefixes  []string `config:"prefixes" help:"in mode pool, prefixes that all nodes of the cluster take blocks from; the same on all nodes, as are the following settings"`
-	IPv4Block int      `config:"ipv4Block" help:"length of the blocks of IPv4 prefixes"`
-	IPv6Block int      `config:"ipv6Block" help:"length of the blocks of IPv6 prefixes"`
+	IPv4Block int      `config:"ipv4Block" help:"prefix length of IPv4 blocks"`
+	IPv6Block int      `config:"ipv6Block" help:"prefix length of IPv6 blocks"`
 	MaxBlocks int      `config:"maxBlocks" help:"former name of maxBlocksPerNode; 0: not set"`
 }
 

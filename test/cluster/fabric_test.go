@@ -192,7 +192,7 @@ func TestConnectionsOutliveASmallerFabric(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			const less = 60 // in a tunnel, too, the remaining MTU must be at least the 1280 of IPv6
+			const less = 60 // in a tunnel, too, the remaining MTU must be at least 1280, the IPv6 minimum
 			want, usual := before-less, before
 			if mode == "overlay" {
 				usual += 50

@@ -120,7 +120,7 @@ func TestAddressesOfADeadNodeAreJudgedAsTheirNewPods(t *testing.T) {
 			heir.del(t, stranger)
 			here.forgets(t, stranger)
 			var friend pod.Pod
-			servicetest.EventuallyNil(t, "the addresses are given out again", func() (err error) {
+			servicetest.EventuallyNil(t, "the addresses are allocated again", func() (err error) {
 				friend, err = heir.tryAdd(t.Context(), newPod(t).WithAddresses(client.Addresses()), "client")
 				return err
 			})
@@ -243,7 +243,7 @@ func TestAddressOfAFormerPodIsNotGivenOutTooEarly(t *testing.T) {
 					if err == nil {
 						t.Fatalf("%s pod %s has the addresses of %s", when, p.Name, client.Name)
 					}
-					if !strings.Contains(err.Error(), "may not be given out again yet") {
+					if !strings.Contains(err.Error(), "may not be allocated again yet") {
 						return err // the address is still in quarantine
 					}
 					return nil

@@ -163,7 +163,7 @@ func withParents(files []File) ([]File, error) {
 			return nil, fmt.Errorf("%q is not a clean absolute path of a file", f.Path)
 		}
 		if _, twice := all[f.Path]; twice {
-			return nil, fmt.Errorf("%s is there twice", f.Path)
+			return nil, fmt.Errorf("%s occurs twice", f.Path)
 		}
 		all[f.Path] = f
 	}

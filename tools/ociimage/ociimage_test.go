@@ -147,7 +147,7 @@ func TestFilesThatCannotBeTogetherAreRefused(t *testing.T) {
 	source := good.Files[2].Source
 	for want, files := range map[string][]File{
 		"is not a clean absolute path": {{Path: "usr/bin/x", Source: source}},
-		"is there twice":               {{Path: "/x", Source: source}, {Path: "/x", Link: "y"}},
+		"occurs twice":                 {{Path: "/x", Source: source}, {Path: "/x", Link: "y"}},
 		"which is not a directory":     {{Path: "/var/run", Link: "../run"}, {Path: "/var/run/x", Source: source}},
 		"no such file":                 {{Path: "/x", Source: source + "-missing"}},
 		"is no regular file":           {{Path: "/x", Source: filepath.Dir(source)}},

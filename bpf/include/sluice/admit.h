@@ -246,7 +246,7 @@ static __always_inline bool is_from_node(struct __sk_buff *skb, struct sl_packet
 
 /*
  * Whether the packet can be from the end of the connection that its addresses claim. If the
- * address of that end has moved, its current owner counts.
+ * address of that end has moved, it must be from the current owner.
  */
 static __always_inline bool agrees(struct __sk_buff *skb, struct sl_packet *p,
 				   const struct sl_ct *ct, __u64 where, __u32 addr_epochs)

@@ -4,7 +4,7 @@
 #define SLUICE_BOUND_H
 
 /*
- * Bounds that all endpoints of the node share. One half of a bound is common and given out first
+ * Bounds that all endpoints of the node share. One half of a bound is common and is taken first
  * come, first served. The other half is guaranteed: with n endpoints that have entries, each is
  * guaranteed 1/n of that half. When the common half is used up, only endpoints above their
  * guarantee are refused.

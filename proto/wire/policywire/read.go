@@ -214,7 +214,7 @@ func defineTableOf(x *policyv1.PolicyTable) (policytable.Step, error) {
 			return nil, fmt.Errorf("prefixes[%d].%w", i, err)
 		}
 		if _, twice := c.Prefixes[p]; twice {
-			return nil, policytable.Invalid("prefixes[%d]: %v is there twice", i, p)
+			return nil, policytable.Invalid("prefixes[%d]: %v occurs twice", i, p)
 		}
 		c.Prefixes[p] = cs
 	}
@@ -234,7 +234,7 @@ func keyed(field string, n int, to []policytable.Class, entry func(i int) (key i
 		case key < 1 || int(key) > len(to):
 			return policytable.Invalid("%s[%d]: there is no %d", field, i, key)
 		case seen[key-1]:
-			return policytable.Invalid("%s[%d]: %d is there twice", field, i, key)
+			return policytable.Invalid("%s[%d]: %d occurs twice", field, i, key)
 		case class > 0xFFFF:
 			return policytable.Invalid("%s[%d].class: there is no class %d", field, i, class)
 		}

@@ -159,8 +159,8 @@ func TestMalformedStepsNameTheField(t *testing.T) {
 			t := tableOf(m)
 			t.DefaultClasses = t.DefaultClasses[1:]
 		},
-		"define_table.default_classes[0]: there is no 9":    func(m *response) { tableOf(m).DefaultClasses[0].Kind = 9 },
-		"define_table.default_classes[1]: 8 is there twice": func(m *response) { tableOf(m).DefaultClasses[1].Kind = 8 },
+		"define_table.default_classes[0]: there is no 9":  func(m *response) { tableOf(m).DefaultClasses[0].Kind = 9 },
+		"define_table.default_classes[1]: 8 occurs twice": func(m *response) { tableOf(m).DefaultClasses[1].Kind = 8 },
 		"define_table.address_classes[0].class": func(m *response) {
 			tableOf(m).AddressClasses[0].Class = 1 << 16
 		},

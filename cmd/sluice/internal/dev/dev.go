@@ -65,9 +65,9 @@ and one route per pod CIDR; ` + "`dev down`" + ` removes them.`,
 		"required: connect a container once its policy is enforced; init: connect it at once, until then with "+
 			"ingress from its own node only; none: enforce no policies")
 	up.Flags().StringVar(&o.PolicyDir, "policy-dir", "",
-		"directory of policy manifests, in force in addition to applied ones (default: an empty one in the run directory)")
+		"directory of policy manifests, enforced in addition to applied ones (default: an empty one in the run directory)")
 	up.Flags().StringVar(&o.ServiceDir, "service-dir", "",
-		"directory of manifests of Services and EndpointSlices, in force in addition to applied ones (default: an "+
+		"directory of manifests of Services and EndpointSlices, used in addition to applied ones (default: an "+
 			"empty one in the run directory)")
 	up.Flags().BoolVar(&o.NoLoadBalancer, "no-loadbalancer", false,
 		"do not start sluice-loadbalancer; services are not translated")

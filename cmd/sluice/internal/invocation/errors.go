@@ -69,7 +69,7 @@ func (c *Invocation) complain(err error) {
 }
 
 // wantsJSON reports whether the arguments contain --output json. It parses by hand, because an earlier mistake may
-// have stopped the flag parser. The last --output counts.
+// have stopped the flag parser. The last --output is used.
 func wantsJSON(args []string) (wants bool) {
 	for i, a := range args {
 		value, given := "", true

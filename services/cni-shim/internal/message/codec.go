@@ -143,7 +143,7 @@ func (f *Fields) one(b []byte) (int, error) {
 		}
 	}
 	if size < 0 || size > len(rest) {
-		return 0, fmt.Errorf("%w: field %d of type %d is cut", ErrMalformed, f.number, f.wire)
+		return 0, fmt.Errorf("%w: field %d of type %d is truncated", ErrMalformed, f.number, f.wire)
 	}
 	return n + size, nil
 }
@@ -192,7 +192,7 @@ func varints[T ~uint32 | ~int32](f *Fields, number int, p *[]T) {
 		for b := f.bytes; len(b) > 0; {
 			v, n := binary.Uvarint(b)
 			if n <= 0 {
-				f.err = fmt.Errorf("%w: field %d is cut", ErrMalformed, number)
+				f.err = fmt.Errorf("%w: field %d is truncated", ErrMalformed, number)
 				return
 			}
 			*p = append(*p, T(v)) //nolint:gosec // cut as protobuf cuts it

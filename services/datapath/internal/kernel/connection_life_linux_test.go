@@ -1429,8 +1429,8 @@ func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 	}
 }
 
-// Path MTU discovery of IPv6 works under any policy. But a pod cannot send anything past its policy by
-// labelling it packet too big, and no sender can use an error about a packet that the receiver did not send.
+// IPv6 path MTU discovery works under any policy. But a pod cannot send anything past its policy by labelling it packet
+// too big, and no sender can use an error about a packet that the receiver did not send.
 func TestKernelPacketTooBigPassesEveryPolicy(t *testing.T) {
 	th := newTheatre(t, true)
 	setPolicy(t, th.k, th.pods["a"].Slot, endpointmap.Policy{})

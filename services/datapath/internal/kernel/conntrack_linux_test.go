@@ -662,13 +662,13 @@ func TestKernelAFloodOfOneFamilyLeavesTheOther(t *testing.T) {
 	k.putAll(t, begun(flood))
 	p := collect(t, col)
 	if p.Live[1] < room6*9/10 {
-		t.Fatalf("%d connections of IPv6, want about %d", p.Live[1], room6)
+		t.Fatalf("%d IPv6 connections, want about %d", p.Live[1], room6)
 	}
 	if _, limit := col.Budget(idle.Slot, 0); limit != room4 {
-		t.Errorf("an idle endpoint may begin %d connections of IPv4, want %d", limit, room4)
+		t.Errorf("an idle endpoint may begin %d IPv4 connections, want %d", limit, room4)
 	}
 	if _, limit := col.Budget(flooder.Slot, 1); limit > 2000 {
-		t.Errorf("the flooding endpoint may begin %d connections of IPv6", limit)
+		t.Errorf("the flooding endpoint may begin %d IPv6 connections", limit)
 	}
 }
 

@@ -202,7 +202,7 @@ func TestKernelSharesOfASlotBeginAnew(t *testing.T) {
 	}
 	e := publish(t, k, a)
 	if got := k.Bounds.Held(bound.Translations4, e.Slot); got != 0 {
-		t.Errorf("the new endpoint of slot %d has %d translations", e.Slot, got)
+		t.Errorf("the new endpoint with ID %d has %d translations", e.Slot, got)
 	}
 }
 

@@ -95,7 +95,7 @@ func TestKernelRefusalsAreCountedByEndpoint(t *testing.T) {
 	}
 	e := publish(t, k, a)
 	if got := k.Bounds.Refusals(bound.Connections6, e.Slot); got != 0 {
-		t.Errorf("the new endpoint of slot %d has %d refusals of its predecessor", e.Slot, got)
+		t.Errorf("the new endpoint with ID %d has %d refusals of its predecessor", e.Slot, got)
 	}
 }
 

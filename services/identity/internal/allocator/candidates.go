@@ -23,7 +23,7 @@ func newCandidates() candidates {
 	return candidates{occupied: map[identity.Numeric]time.Time{}, picked: map[identity.Numeric]struct{}{}}
 }
 
-// shortLife is how long a label set lives at most for its number to be given out last.
+// shortLife is how long a label set lives at most for its number to be assigned last.
 const shortLife = time.Minute
 
 // end takes back the number of a label set that was collected. After a short life the

@@ -62,11 +62,11 @@ func TestOnlyKnownShortLivesMakeANumberTheLast(t *testing.T) {
 	c.end(302, time.Time{}, now, delay)
 	for n, want := range map[identity.Numeric]bool{300: true, 301: false, 302: false} {
 		if c.short.has(n) != want {
-			t.Errorf("%d is given out last: %t, want %t", n, !want, want)
+			t.Errorf("%d is assigned last: %t, want %t", n, !want, want)
 		}
 	}
 	c.begin(300)
 	if c.short.has(300) {
-		t.Error("a number with a label set is given out last")
+		t.Error("a number with a label set is assigned last")
 	}
 }

@@ -5,7 +5,7 @@ package allocator
 
 import "github.com/sluice-net/sluice/model/identity"
 
-// Free returns how many numbers have no label set and are given out first.
+// Free returns how many numbers have no label set and are assigned first.
 func (a *Allocator) Free() (n int) {
 	for i := range identity.ClusterSize {
 		if a.IsFree(identity.MinCluster + identity.Numeric(i)) {
@@ -15,7 +15,7 @@ func (a *Allocator) Free() (n int) {
 	return n
 }
 
-// FreeLast returns how many are given out last.
+// FreeLast returns how many are assigned last.
 func (a *Allocator) FreeLast() (n int) {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
@@ -28,7 +28,7 @@ func (a *Allocator) FreeLast() (n int) {
 	return n
 }
 
-// IsFree reports whether a number has no label set and is given out first.
+// IsFree reports whether a number has no label set and is assigned first.
 func (a *Allocator) IsFree(n identity.Numeric) bool {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()

@@ -29,7 +29,7 @@ const (
 // in quarantine, and which label sets had them.
 type Numbers struct {
 	Revision   int64          `json:"revision"`   // of the store; identities up to it are counted
-	Used       int            `json:"used"`       // numbers that are given out or in quarantine
+	Used       int            `json:"used"`       // numbers that are assigned or in quarantine
 	Unlabelled int            `json:"unlabelled"` // of them, of namespaces without the tenant label
 	Tenants    map[string]int `json:"tenants"`    // by Tenant.String, without tenants that have few
 }

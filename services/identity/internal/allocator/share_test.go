@@ -354,12 +354,12 @@ func TestNumbersOfShortLivesAreGivenOutLast(t *testing.T) {
 		for _, n := range nodes {
 			first, last := n.Free(), n.FreeLast()
 			if first != identity.ClusterSize-len(short) || last != len(short) || !n.IsFree(long) {
-				t.Errorf("%d numbers are given out first and %d last, want %d last", first, last, len(short))
+				t.Errorf("%d numbers are assigned first and %d last, want %d last", first, last, len(short))
 			}
 		}
 		for n := range short {
 			if nodes[0].IsFree(n) {
-				t.Errorf("%d is given out like any other", n)
+				t.Errorf("%d is assigned like any other", n)
 			}
 		}
 	})

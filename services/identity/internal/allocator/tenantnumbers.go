@@ -78,7 +78,7 @@ func (t *tenantNumbers) publish(n Numbers) {
 	t.created = left
 }
 
-// used returns how many numbers are given out or in quarantine.
+// used returns how many numbers are assigned or in quarantine.
 func (t *tenantNumbers) used(m *mirror) int {
 	return max(len(m.known), t.published.Used+len(t.created))
 }

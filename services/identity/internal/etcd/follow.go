@@ -170,8 +170,7 @@ func (s *Store) readIPAM(ctx context.Context) error {
 	return nil
 }
 
-// update turns the events of one answer into changes. Of several events of a
-// key the last one counts.
+// update turns the events of one answer into changes. Of several events of a key only the last one is used.
 func (f *following) update(events []*clientv3.Event) {
 	last := make(map[string]*clientv3.Event, len(events))
 	for _, e := range events {

@@ -63,7 +63,7 @@ func (b *claiming) agree(have *mvccpb.KeyValue) {
 }
 
 // differ returns a text with both settings if the node's settings differ from the cluster's; "" if they are equal. The
-// number of blocks per node is not compared: the cluster's number counts for all nodes.
+// number of blocks per node is not compared: the cluster's number applies to all nodes.
 func differ(mine registry.IPAM, have *mvccpb.KeyValue) string {
 	other, err := readSettings(have)
 	mine.MaxBlocks = other.MaxBlocks

@@ -171,7 +171,7 @@ func (s *Set) Find(ctx context.Context, ref workload.PodReference,
 	}
 }
 
-// Labels is the label set of a pod, as it counts for the identity.
+// Labels is the label set of a pod that determines its identity.
 type Labels struct {
 	Set label.Canonical
 	// Isolated is the reason why Set is reserved:init: the labels of the pod cannot form an identity. Nil: Set has

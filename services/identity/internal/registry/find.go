@@ -111,8 +111,7 @@ func (v *view) mappings(node string) (all []Mapping) {
 	return all
 }
 
-// reason is why the mapping of an address by an endpoint does not count; "" if
-// it counts.
+// reason returns why the mapping of an address by an endpoint is invalid; "" if it is valid.
 func (v *view) reason(n *nodeView, e *endpoint, a netip.Addr) string {
 	_, holder := v.rangeOf(a)
 	switch {

@@ -276,8 +276,8 @@ func overlapping(all []claim) bool {
 	return false
 }
 
-// resolve decides which ranges count. Of overlapping claims of different nodes, the earliest counts, whichever node
-// registered first. After the store was rebuilt each range stays with its former node.
+// resolve decides which ranges are valid. Of overlapping claims of different nodes, the earliest claim wins, whichever
+// node registered first. After the store was rebuilt each range stays with its former node.
 func (v *view) resolve() {
 	before := map[*nodeView]*nodeView{}
 	var all []claim

@@ -331,7 +331,7 @@ func (v *view) claimant(a netip.Addr) string {
 	return first.name
 }
 
-// want is the item of a key that counts.
+// want returns the item to publish for a key.
 func (v *view) want(k Key) (Item, bool) {
 	if k.Node != "" {
 		n := v.nodes[k.Node]
@@ -537,7 +537,7 @@ func (v *view) count(n *nodeView) (counted, refused int) {
 	return counted, refused
 }
 
-// counts reports whether the mapping of an address by an endpoint counts.
+// counts reports whether the mapping of an address by an endpoint is valid.
 func (v *view) counts(n *nodeView, e *endpoint, a netip.Addr) bool {
 	_, holder := v.rangeOf(a)
 	return holder == n.name && n.endpoints.last(a, n.record.Incarnation) == e && v.claimant(a) == ""

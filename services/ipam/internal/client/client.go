@@ -115,7 +115,7 @@ func (i *Identity) CheckReuse(ctx context.Context, addresses []netip.Addr, scarc
 	case status.Code(err) == codes.Unimplemented:
 		return out, nil // of an earlier version, which knows no such rule
 	case err != nil:
-		return out, failed("ask whether released addresses may be given out again", err)
+		return out, failed("ask whether released addresses may be allocated again", err)
 	}
 	switch {
 	case !resp.GetModeKnown():

@@ -102,7 +102,7 @@ type Registry interface {
 	Claim(ctx context.Context, f ipam.Family, known []netip.Prefix) (netip.Prefix, error)
 	// Return gives one back. It may be repeated.
 	Return(ctx context.Context, p netip.Prefix) error
-	// CheckReuse returns which released addresses may be given out again. If addresses are scarce, the cluster tries
+	// CheckReuse returns which released addresses may be allocated again. If addresses are scarce, the cluster tries
 	// to free them early.
 	CheckReuse(ctx context.Context, addresses []netip.Addr, scarce bool) (Reuse, error)
 }
@@ -204,7 +204,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 }
 
-// Checked returns why no new address may be given out: the node's ranges were not compared with the cluster's since
+// Checked returns why no new address may be allocated: the node's ranges were not compared with the cluster's since
 // the start.
 func (a *Agent) Checked() error {
 	a.mu.Lock()
@@ -338,7 +338,7 @@ func (a *Agent) once(ctx context.Context, wanted map[ipam.Family]bool) (well boo
 // mostAsked is how many addresses one call of CheckReuse has.
 const mostAsked = 4096
 
-// reuse asks the registry which of the released addresses may be given out again. It asks even without released
+// reuse asks the registry which of the released addresses may be allocated again. It asks even without released
 // addresses, because the routing mode may change. known is false while the routing mode is unknown.
 func (a *Agent) reuse(ctx context.Context) (known bool, _ error) {
 	sum := a.Ranges.Summary()
@@ -390,7 +390,7 @@ func (a *Agent) known() (ranges []netip.Prefix) {
 	return ranges
 }
 
-// report calls Report with the reasons why new addresses cannot be given out.
+// report calls Report with the reasons why new addresses cannot be allocated.
 func (a *Agent) report() {
 	why := a.Checked()
 	sum := a.Ranges.Summary()

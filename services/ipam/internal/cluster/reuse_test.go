@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/ipam/internal/test/ipamtest"
 )
 
-// answers is a registry that says which addresses may be given out again.
+// answers is a registry that says which addresses may be allocated again.
 type answers struct {
 	Registry
 	asked  [][]netip.Addr

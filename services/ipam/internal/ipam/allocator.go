@@ -76,7 +76,7 @@ type Options struct {
 	Lease      time.Duration // at least a second
 	Quarantine time.Duration // 0 or more
 	Observe    Observer
-	// AsksReuse means that no released address is given out again before SetReuse was called.
+	// AsksReuse means that no released address is allocated again before SetReuse was called.
 	AsksReuse bool
 
 	// Now is the clock; time.Now if nil. Its times should carry a monotonic
@@ -494,7 +494,7 @@ func (a *Allocator) write(c *Changes) error {
 	return nil
 }
 
-// Problem returns the error of the last commit, nil if it succeeded. While there is one, no address can be given out
+// Problem returns the error of the last commit, nil if it succeeded. While there is one, no address can be allocated
 // or released; Run tries the store again every second.
 func (a *Allocator) Problem() error {
 	if p := a.problem.Load(); p != nil {
@@ -633,7 +633,7 @@ func (a *Allocator) SetRefused(ctx context.Context, list []Refusal) error {
 	return err
 }
 
-// SetReuse sets whether addresses wait at the end of their quarantine, and why. The addresses in free may be given out
+// SetReuse sets whether addresses wait at the end of their quarantine, and why. The addresses in free may be allocated
 // now; without asks, all.
 func (a *Allocator) SetReuse(ctx context.Context, asks bool, free []netip.Addr, why string) error {
 	_, err := a.do(ctx, verbRanges, func(l *ledger, _ time.Time) (answer, error) {
@@ -644,7 +644,7 @@ func (a *Allocator) SetReuse(ctx context.Context, asks bool, free []netip.Addr, 
 }
 
 // Retire removes a serving range, unless it is primary, or an address of it is in use or in quarantine: then it
-// returns false. When it returns true, the removal is stored and no address of the range is given out any more.
+// returns false. When it returns true, the removal is stored and no address of the range is allocated any more.
 func (a *Allocator) Retire(ctx context.Context, p netip.Prefix) (retired bool, err error) {
 	_, err = a.do(ctx, verbRanges, func(l *ledger, _ time.Time) (answer, error) {
 		retired = l.retire(p)

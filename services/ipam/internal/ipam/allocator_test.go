@@ -333,7 +333,7 @@ func TestReleasedAddressRests(t *testing.T) {
 		a, stop = start(t, m, o) // a restart does not shorten the rest, nor begin it again
 		time.Sleep(29 * time.Second)
 		if _, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("b")}); !errors.Is(err, ipam.ErrExhausted) {
-			t.Fatalf("a quarantined address was given out: %v", err)
+			t.Fatalf("a quarantined address was allocated: %v", err)
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()
@@ -415,7 +415,7 @@ func TestFailedCommitChangesNothingAndIsUnavailable(t *testing.T) {
 			for _, o := range []string{"kept", "b", "c", "d"} {
 				got := allocate(t, a, ipam.Request{Owner: owner(o)})
 				if seen[got.List()] {
-					t.Errorf("%s was given out twice", got.List())
+					t.Errorf("%s was allocated twice", got.List())
 				}
 				seen[got.List()] = true
 				if o == "kept" && got.List() != kept.List() {

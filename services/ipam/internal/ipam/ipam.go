@@ -158,7 +158,7 @@ func (e *FieldError) Unwrap() error { return e.Kind }
 type ExhaustedError struct {
 	Family Family
 	Pools  []Figures
-	// Waiting are the addresses of the family that were released and may not be given out
+	// Waiting are the addresses of the family that were released and may not be allocated
 	// again yet, and Why is the reason.
 	Waiting uint64
 	Why     string
@@ -178,7 +178,7 @@ func (e *ExhaustedError) Error() string {
 		quarantined += f.Quarantined
 	}
 	if e.Waiting > 0 {
-		fmt.Fprintf(&b, "; %d released addresses may not be given out again yet: %s", e.Waiting, e.Why)
+		fmt.Fprintf(&b, "; %d released addresses may not be allocated again yet: %s", e.Waiting, e.Why)
 	} else if quarantined > 0 {
 		fmt.Fprintf(&b, "; only quarantined addresses are left, %d of them, try again when that ends", quarantined)
 	}

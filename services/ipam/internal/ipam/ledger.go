@@ -194,7 +194,7 @@ func (l *ledger) setRanges(field string, pools []*pool.Pool) error {
 }
 
 // retire removes a serving range that is not primary and has no address in use or in quarantine. From now on no
-// address of it is given out.
+// address of it is allocated.
 func (l *ledger) retire(prefix netip.Prefix) bool {
 	for _, p := range l.pools {
 		if p.Prefix() == prefix && !p.draining && p.held() == 0 && p.quarantined == 0 && !l.isPrimary(p) {
@@ -528,7 +528,7 @@ func (l *ledger) choose(f Family, wanted netip.Addr) (netip.Addr, *poolState, er
 		}
 		if u, ok := l.addrs[wanted]; ok && u.rested == nil {
 			if u.rest != nil && l.asks && l.waiting.has(u.rest) {
-				return wanted, nil, fmt.Errorf("%s was released and may not be given out again yet: %s: %w", wanted,
+				return wanted, nil, fmt.Errorf("%s was released and may not be allocated again yet: %s: %w", wanted,
 					cmp.Or(l.why, notAsked), ErrUnavailable)
 			}
 			if u.rest != nil {

@@ -281,7 +281,7 @@ func TestARefusedRangeGivesNoNewAddress(t *testing.T) {
 }
 
 // TestARangeIsRetiredOnlyWhenItIsEmpty races the end of a range with allocations:
-// no address of a range that was retired is given out or held.
+// no address of a range that was retired is allocated or held.
 func TestARangeIsRetiredOnlyWhenItIsEmpty(t *testing.T) {
 	now := time.Now()
 	var mu sync.Mutex
@@ -342,7 +342,7 @@ func TestARangeIsRetiredOnlyWhenItIsEmpty(t *testing.T) {
 		wg.Wait()
 		held := got != nil && second.Contains(got.Addresses[0].Addr)
 		if held == retired {
-			t.Fatalf("the range was retired: %v, and an address of it given out: %v", retired, held)
+			t.Fatalf("the range was retired: %v, and an address of it allocated: %v", retired, held)
 		}
 		if _, err := a.Release(t.Context(), owner(fmt.Sprint("o", i))); err != nil {
 			t.Fatal(err)
@@ -546,7 +546,7 @@ func TestReleasedAddressWaitsUntilItMayBeReused(t *testing.T) {
 	_, err := a.Allocate(t.Context(), ipam.Request{Owner: owner("f")})
 	var full *ipam.ExhaustedError
 	if !errors.As(err, &full) || full.Waiting != 2 || !strings.Contains(err.Error(),
-		"2 released addresses may not be given out again yet: another node may still know it") {
+		"2 released addresses may not be allocated again yet: another node may still know it") {
 		t.Errorf("without a free address: %v", err)
 	}
 	_, err = a.Allocate(t.Context(), ipam.Request{Owner: owner("f"), Wanted: addrs("10.1.0.2")})

@@ -2,7 +2,7 @@
 // Copyright 2026 The Sluice Authors
 
 // Package pool holds ranges of addresses: which of a range are taken, which
-// may never be given out, and which comes next.
+// may never be allocated, and which comes next.
 //
 // It only does arithmetic on addresses: it has no owners, times or files. A Pool is not safe for concurrent use.
 package pool
@@ -29,8 +29,8 @@ type Pool struct {
 	hostBits  int
 	nReserved u128
 	nTaken    u128  // without the reserved ones
-	reserved  *tree // never given out
-	taken     *tree // given out, quarantined or reserved
+	reserved  *tree // never allocated
+	taken     *tree // allocated, quarantined or reserved
 	cursor    u128  // the search for a free address begins here
 }
 
@@ -70,7 +70,7 @@ func ParseRanges(field string, cidrs []string) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// ParseExclusions reads addresses and prefixes that are never given out.
+// ParseExclusions reads addresses and prefixes that are never allocated.
 func ParseExclusions(field string, list []string) ([]netip.Prefix, error) {
 	var errs []error
 	if len(list) > MaxExclusions {
@@ -196,8 +196,7 @@ func newPool(prefix netip.Prefix, exclude []netip.Prefix) *Pool {
 		taken:    newTree(hostBits),
 	}
 	host := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
-	// The first address is the network of IPv4 and the subnet-router anycast
-	// address of IPv6 (RFC 4291, 2.6.1).
+	// The first address is the IPv4 network address or the IPv6 subnet-router anycast address (RFC 4291, 2.6.1).
 	blocks := []netip.Prefix{host(prefix.Addr()), host(p.gateway)}
 	if prefix.Addr().Is4() {
 		last := fromAddr(prefix.Addr()).add(u128{0, 1}.shl(hostBits)).sub(u128{0, 1})
@@ -236,7 +235,7 @@ func (p *Pool) at(off u128) netip.Addr {
 // Prefix is the range.
 func (p *Pool) Prefix() netip.Prefix { return p.prefix }
 
-// Is4 reports whether the range is of IPv4.
+// Is4 reports whether the range is an IPv4 range.
 func (p *Pool) Is4() bool { return p.prefix.Addr().Is4() }
 
 // Gateway is the node's own address on the pod side, the second of the range.
@@ -245,7 +244,7 @@ func (p *Pool) Gateway() netip.Addr { return p.gateway }
 // Contains reports whether the range contains an address, reserved or not.
 func (p *Pool) Contains(a netip.Addr) bool { return p.prefix.Contains(a) }
 
-// Reserved reports whether an address of the range is never given out.
+// Reserved reports whether an address of the range is never allocated.
 func (p *Pool) Reserved(a netip.Addr) bool { return p.reserved.has(p.offset(a)) }
 
 // Take marks an address of the range; false if it is taken or reserved.
@@ -296,7 +295,7 @@ func (p *Pool) Advance(a netip.Addr) {
 // 2^64 - 1.
 func (p *Pool) Size() uint64 { return u128{0, 1}.shl(p.hostBits).saturated() }
 
-// NumReserved is the number of addresses that are never given out.
+// NumReserved is the number of addresses that are never allocated.
 func (p *Pool) NumReserved() uint64 { return p.nReserved.saturated() }
 
 // NumTaken is the number of addresses marked by Take.

@@ -149,7 +149,7 @@ func (s *Server) lease(ctx context.Context, r ipam.Request) (*ipam.Allocation, e
 	}
 }
 
-// waits reports whether there are released addresses that may be given out again later.
+// waits reports whether there are released addresses that may be allocated again later.
 func waits(err error) bool {
 	var full *ipam.ExhaustedError
 	return errors.As(err, &full) && full.Waiting > 0

@@ -434,7 +434,7 @@ func TestSlicesAreMergedByAddressAndPort(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", lines(got), want)
 	}
 	if n := len(here.Backends(View{s, all})); n != 4 {
-		t.Errorf("%d backends, want 4: three of IPv4 and one of IPv6", n)
+		t.Errorf("%d backends, want 4: three IPv4 and one IPv6", n)
 	}
 }
 
@@ -477,7 +477,7 @@ func TestAddressesThatCannotBeBackends(t *testing.T) {
 		}
 	}
 	if err := n.Usable(netip.MustParseAddrPort("10.0.0.1:80"), service.TCP, true); err == nil {
-		t.Error("an IPv4 address in a slice of IPv6 is usable")
+		t.Error("an IPv4 address in an IPv6 slice is usable")
 	}
 	// They are in no list, and do not count as endpoints.
 	var notes Notes

@@ -41,7 +41,7 @@ func (o *Owner) Feed(name string) *Feed {
 	return &Feed{owner: o, name: name, decoded: make(map[string]*file)}
 }
 
-// Held returns how many objects of the source are in force.
+// Held returns how many objects of the source are applied.
 func (f *Feed) Held(ctx context.Context) (held int, err error) {
 	err = f.owner.loop.Do(ctx, opRead, func() {
 		f.owner.objects(func(x *object) {

@@ -20,8 +20,8 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// object is a service or slice in force. It is immutable except for named, share and cut. There may
-// be a hundred thousand.
+// object is an applied service or slice. It is immutable except for named, share and cut. There may be a hundred
+// thousand.
 type object struct {
 	by       *managed.By
 	remarks  *remarks // nil: there are none

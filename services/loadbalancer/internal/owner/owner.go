@@ -95,7 +95,7 @@ type source struct {
 	refused map[string]Refused // by origin
 }
 
-// Refused is a file or object whose last version is not in force.
+// Refused is a file or object whose last version is not applied.
 type Refused struct {
 	Key    service.ObjectKey // zero: a file as a whole
 	Source string

@@ -162,7 +162,7 @@ func (p *places) counted(x *object, created int64) shares.Object {
 func (p *places) count(m *manifest.Object, x *object, now time.Time) (why string) {
 	k := x.key()
 	created := cmp.Or(x.createdByAuthor(), p.waiting[k].created, now.UnixNano())
-	p.waiting[k] = waiting{*m, created} // until it is in force
+	p.waiting[k] = waiting{*m, created} // until it is applied
 	if p.objects.Put(k, p.counted(x, created)) {
 		return ""
 	}
@@ -495,7 +495,7 @@ func (o *Owner) admitAll(names map[service.Name]struct{}) {
 	}
 }
 
-// levels are computed levels that are not in force yet.
+// levels are computed levels that are not applied yet.
 type levels struct {
 	touched   map[service.Name]struct{} // services that change
 	frontends *shares.Plan[place]
@@ -774,8 +774,7 @@ func (o *Owner) sharedLimits() []SharedLimit {
 	return out
 }
 
-// systemRefused returns why frontends of the cluster's own services are not in force; empty if all
-// are.
+// systemRefused returns why frontends of the cluster's own services are not applied; empty if all are.
 func (o *Owner) systemRefused() string {
 	for _, l := range o.sharedLimits() {
 		if l.System {
@@ -797,8 +796,7 @@ func (o *Owner) systemRefused() string {
 	return ""
 }
 
-// SystemRefused returns why frontends of the cluster's own services are not in force; nil if all
-// are.
+// SystemRefused returns why frontends of the cluster's own services are not applied; nil if all are.
 func (o *Owner) SystemRefused(ctx context.Context) error {
 	text, err := loop.Ask(ctx, o.loop, opRead, func() (string, error) { return o.systemRefused(), nil })
 	if err == nil && text != "" {

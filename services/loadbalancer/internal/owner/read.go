@@ -158,8 +158,7 @@ func (o *Owner) notes(j *joined) []string {
 	return notes
 }
 
-// refused returns the objects and files whose last version is not in force, and the slices that
-// wait for their service.
+// refused returns the objects and files whose last version is not applied, and the slices that wait for their service.
 func (o *Owner) refused(f Filter) []Refused {
 	if f.Name != "" || f.Manager != nil || f.Address.IsValid() {
 		return nil
@@ -231,8 +230,7 @@ type Status struct {
 	Contested    int   // frontends that several services want
 	HealthChecks int   // health check ports that services ask for
 	Limits       []SharedLimit
-	// SystemRefused is why frontends of the cluster's own services are not in force; empty if all
-	// are.
+	// SystemRefused is why frontends of the cluster's own services are not applied; empty if all are.
 	SystemRefused string
 }
 

@@ -98,7 +98,7 @@ var (
 	limitUsedDesc = prometheus.NewDesc("sluice_loadbalancer_limit_used", "Units of the limit that are in use.",
 		[]string{"limit"}, nil)
 	exceedsDesc = prometheus.NewDesc("sluice_loadbalancer_exceeds_share",
-		"Units that tenants ask for beyond their share of the limit; they are not in force.", []string{"limit"}, nil)
+		"Units that tenants ask for beyond their share of the limit; they are not applied.", []string{"limit"}, nil)
 )
 
 // turns are the metrics of the owner's loop; the label operation is an operation of package owner.

@@ -237,7 +237,7 @@ func (c *capture) copy(ctx context.Context, pod, container string, to *local.Str
 	case errors.As(err, &failed) && to.Packets() == 0:
 		return invocation.ErrReported // already on standard error
 	case err == nil:
-		err = errors.New("it was cut off")
+		err = errors.New("the stream ended early")
 	}
 	return fmt.Errorf("the capture has not ended as it should; %d packets came: %w", to.Packets(), err)
 }

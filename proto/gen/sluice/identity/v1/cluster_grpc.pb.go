@@ -154,7 +154,7 @@ type ClusterServiceClient interface {
 	WatchKinds(ctx context.Context, in *WatchKindsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchKindsResponse], error)
 	// CheckReuse says which released addresses of this node may be given to another
 	// endpoint. With native routing other nodes judge packets by the address they come
-	// from, so an address is not given out again while one of them may still believe its
+	// from, so an address is not allocated again while one of them may still believe its
 	// last mapping. With another mode every address may be. It changes nothing and may be
 	// repeated.
 	//
@@ -521,7 +521,7 @@ type ClusterServiceServer interface {
 	WatchKinds(*WatchKindsRequest, grpc.ServerStreamingServer[WatchKindsResponse]) error
 	// CheckReuse says which released addresses of this node may be given to another
 	// endpoint. With native routing other nodes judge packets by the address they come
-	// from, so an address is not given out again while one of them may still believe its
+	// from, so an address is not allocated again while one of them may still believe its
 	// last mapping. With another mode every address may be. It changes nothing and may be
 	// repeated.
 	//

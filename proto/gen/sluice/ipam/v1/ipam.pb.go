@@ -1424,7 +1424,7 @@ func (*GetStatusRequest) Descriptor() ([]byte, []int) {
 type GetStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Version, start, and the problems: the state file that cannot be written,
-	// until a write succeeds, so that no address can be given out or released.
+	// until a write succeeds, so that no address can be allocated or released.
 	Service *v11.ServiceStatus `protobuf:"bytes,7,opt,name=service,proto3" json:"service,omitempty"`
 	// All pools and their fill.
 	Pools []*Pool `protobuf:"bytes,3,rep,name=pools,proto3" json:"pools,omitempty"`

@@ -3126,7 +3126,7 @@ type GetStatusResponse struct {
 	Service *v13.ServiceStatus `protobuf:"bytes,15,opt,name=service,proto3" json:"service,omitempty"`
 	// Policy revision.
 	Revision uint64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Policies in force.
+	// Policies that are enforced.
 	Policies uint32 `protobuf:"varint,4,opt,name=policies,proto3" json:"policies,omitempty"`
 	// Policies or files that were refused.
 	Refused uint32 `protobuf:"varint,5,opt,name=refused,proto3" json:"refused,omitempty"`

@@ -106,8 +106,7 @@ func (e Endpoint) record() bpf.MapsSlEndpoint {
 	return r
 }
 
-// EndpointOf decodes a record of sl_ep. The policy entry selects which of the record's two
-// identities counts.
+// EndpointOf decodes a record of sl_ep. The policy entry selects one of the record's two identities.
 func EndpointOf(s ID, r *bpf.MapsSlEndpoint) Endpoint {
 	e := Endpoint{
 		Slot:     s,
@@ -491,10 +490,10 @@ func (eps *Maps) mustLead(s ID) error {
 	}
 	owner, err := lookupID(eps.devices, eps.slotRecord(s).Ifindex)
 	if err != nil {
-		return fmt.Errorf("slot %d: %w", s, err)
+		return fmt.Errorf("endpoint ID %d: %w", s, err)
 	}
 	if owner != s {
-		return fmt.Errorf("slot %d: %w", s, ErrNotFound)
+		return fmt.Errorf("endpoint ID %d: %w", s, ErrNotFound)
 	}
 	return nil
 }

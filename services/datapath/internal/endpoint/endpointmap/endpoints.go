@@ -71,7 +71,7 @@ func Open(pm *pin.Maps, addresses *ipcache.Cache, o Options) *Maps {
 // Call it before anything is published.
 func (eps *Maps) Initialise() error {
 	if err := eps.initHost(); err != nil {
-		return fmt.Errorf("initialise the host's slot: %w", err)
+		return fmt.Errorf("initialise the host's endpoint entry: %w", err)
 	}
 	if err := eps.dropStrayKeys(); err != nil {
 		return fmt.Errorf("complete earlier deletions: %w", err)
@@ -113,7 +113,7 @@ func (eps *Maps) Withdraw(ts ...nodetable.ID) error {
 		p := eps.policyAt(s)
 		for _, t := range []nodetable.ID{p.Egress, p.Ingress} {
 			if slices.Contains(ts, t) {
-				return fmt.Errorf("table %d: %w by slot %d", t, ErrInUse, s)
+				return fmt.Errorf("table %d: %w by endpoint ID %d", t, ErrInUse, s)
 			}
 		}
 	}

@@ -46,7 +46,7 @@ func (eps *Maps) SyncHostAddrs(addrs []netip.Addr) error {
 	for a := range want {
 		s, known := owners[a]
 		if known && s != HostID {
-			errs = append(errs, fmt.Errorf("host address %v: %w by slot %d", a, pin.ErrExists, s))
+			errs = append(errs, fmt.Errorf("host address %v: %w, of endpoint ID %d", a, pin.ErrExists, s))
 			continue
 		}
 		if err := eps.addresses.SetLocal(a, identity.Host); err != nil {

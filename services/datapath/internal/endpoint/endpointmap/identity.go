@@ -46,7 +46,7 @@ func (eps *Maps) SetIdentity(
 		return 0, err
 	}
 	if _, ok := eps.renamed[s]; ok {
-		return 0, fmt.Errorf("%w: slot %d: a program may still read its former identity", pin.ErrInvalid, s)
+		return 0, fmt.Errorf("%w: endpoint ID %d: a program may still read its former identity", pin.ErrInvalid, s)
 	}
 	epoch = eps.nextEpoch()
 	binary.NativeEndian.PutUint32(eps.slotRecord(s).Second[:], uint32(id))

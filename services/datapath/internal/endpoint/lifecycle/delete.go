@@ -132,11 +132,11 @@ func (c *Core) dispose(ctx context.Context, r endpoint.Record) error {
 	c.set(r, endpoint.Disconnecting)
 	slots, err := c.slotsOf(r)
 	if err != nil {
-		return fmt.Errorf("find the slot of %s: %w", o, err)
+		return fmt.Errorf("find the endpoint ID of %s: %w", o, err)
 	}
 	for _, s := range slots {
 		if err := c.cfg.Maps.Cut(s); err != nil && !errors.Is(err, endpoint.ErrNotFound) {
-			return fmt.Errorf("cut slot %d of %s: %w", s, o, err)
+			return fmt.Errorf("disconnect endpoint ID %d of %s: %w", s, o, err)
 		}
 	}
 	if err := errors.Join(faultCut.Hit(ctx), c.cfg.HostPorts.Release(o)); err != nil {
@@ -144,7 +144,7 @@ func (c *Core) dispose(ctx context.Context, r endpoint.Record) error {
 	}
 	for _, s := range slots {
 		if err := c.cfg.Maps.Unpublish(s); err != nil && !errors.Is(err, endpoint.ErrNotFound) {
-			return fmt.Errorf("unpublish slot %d of %s: %w", s, o, err)
+			return fmt.Errorf("unpublish endpoint ID %d of %s: %w", s, o, err)
 		}
 	}
 	// From here on, the ID may be reused. If the tombstone cannot be written, the next attempt must

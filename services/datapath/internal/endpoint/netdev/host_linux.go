@@ -414,8 +414,8 @@ func (n *Netdev) isServiceDevice(index int) (bool, error) {
 }
 
 // sharedAddr returns the address of a device's prefix that the kernel treats as its own although
-// all hosts or routers share it: the broadcast address of IPv4, the subnet-router anycast address
-// of IPv6. Packets that a pod sends there go to the host.
+// all hosts or routers share it: the IPv4 broadcast address, the IPv6 subnet-router anycast address. Packets that a pod
+// sends there go to the host.
 func sharedAddr(p netip.Prefix) (netip.Addr, bool) {
 	if bits := p.Addr().BitLen(); !p.IsValid() || p.Bits() >= bits-1 {
 		return netip.Addr{}, false

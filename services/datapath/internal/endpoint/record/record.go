@@ -5,8 +5,7 @@
 //
 // A file's name is <owner>.<phase>.json. A new phase is written to a new file, and then the earlier
 // file is removed: replacing a file by renaming makes ext4 write it out at once, which costs more
-// than all other bookkeeping of an ADD. If a process is killed between the two steps, the later
-// phase counts.
+// than all other bookkeeping of an ADD. If a process is killed between the two steps, the later phase takes precedence.
 //
 // Each file is created atomically, so a killed process leaves only complete files. Files are not
 // synced to disk: the described state ends with the boot, and a record of another boot is treated
@@ -128,7 +127,7 @@ func (s *Store) path(o workload.Owner, p endpoint.Phase) string {
 
 func name(o workload.Owner, p endpoint.Phase) string { return o.Key() + "." + string(p) }
 
-// phases, in the order of precedence: the later one counts. Files in addition to a tombstone were
+// phases in the order of precedence, the highest last. Files in addition to a tombstone were
 // about to be removed, or a new creation had only begun.
 var phases = []endpoint.Phase{endpoint.PhaseCreating, endpoint.PhaseReady, endpoint.PhaseDeleted}
 
@@ -166,9 +165,8 @@ func (s *Store) remove(o workload.Owner, but endpoint.Phase) error {
 }
 
 // Load implements endpoint.Records. Invalid records and records under another owner's name are
-// returned in bad. Of an owner's files the latest phase counts, even if it is unreadable.
-// Unreadable files of an earlier phase are leftovers of a killed process; the next Save removes
-// them.
+// returned in bad. If an owner has several files, the latest phase takes precedence, even if it is unreadable.
+// Unreadable files of an earlier phase are leftovers of a killed process; the next Save removes them.
 func (s *Store) Load() (records []endpoint.Record, bad []endpoint.Unreadable, err error) {
 	list, errs, err := durable.List[endpoint.Record](s.dir, suffix, maxSize, schema)
 	if err != nil {

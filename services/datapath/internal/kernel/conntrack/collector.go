@@ -286,7 +286,7 @@ func (c *Collector) Use(slot endpointmap.ID, family int) (used, most int) {
 // Capacity returns how many connections of a family the map can hold.
 func (c *Collector) Capacity(family int) int { return c.ct.capacity()[family] }
 
-// capacity returns the capacities of the connection maps of IPv4 and IPv6.
+// capacity returns the capacities of the IPv4 and IPv6 connection maps.
 func (ct *Connections) capacity() [2]int {
 	return [2]int{
 		int(ct.pins.Map(bpf.MapsMapSlCt4).MaxEntries()), int(ct.pins.Map(bpf.MapsMapSlCt6).MaxEntries()),
@@ -584,8 +584,8 @@ func budgetOf(capacity, open, owned, sharers int) int {
 //
 // The host has no limit, because a process there could do worse. Connections from outside have one common
 // limit, half of a map. While there are any, the endpoints share the other half. An unused endpoint ID has the
-// budget of an endpoint without connections, so that a new endpoint is limited from its first packet. A
-// connection that begins between the two stores counts for neither period.
+// budget of an endpoint without connections, so that a new endpoint is limited from its first packet. A connection that
+// begins between the two writes is counted in neither period.
 func (c *Collector) renew(p *Pass, owned [][2]int, open [2]int) (spent uint32, wasSpent bool) {
 	var sharing [2]int
 	for s, n := range owned {

@@ -268,7 +268,7 @@ var special = []netip.Prefix{
 // Check returns an error if a prefix cannot be a pod range on any node.
 func Check(p netip.Prefix) error {
 	if !p.IsValid() || p != p.Masked() || p.Bits() > p.Addr().BitLen()-2 {
-		return fmt.Errorf("%v is not a masked prefix with room for a pod", p)
+		return fmt.Errorf("%v is not a masked prefix that can hold a pod", p)
 	}
 	for _, q := range special {
 		if p.Overlaps(q) {

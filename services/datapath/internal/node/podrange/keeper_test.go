@@ -247,7 +247,7 @@ func TestARangeThatCannotBeTheNodesIsRefusedByName(t *testing.T) {
 		"127.1.0.0/24 overlaps 127.0.0.0/8, which pods cannot use":              "127.1.0.0/24",
 		"0.0.0.0/0 overlaps 0.0.0.0/8, which pods cannot use":                   "0.0.0.0/0",
 		"10.9.0.0/24 holds 10.9.0.7, an address of eth7":                        "10.9.0.0/24",
-		"10.3.0.0/31 is not a masked prefix with room for a pod":                "10.3.0.0/31",
+		"10.3.0.0/31 is not a masked prefix that can hold a pod":                "10.3.0.0/31",
 		"10.3.0.0/24: the source gives the node the address 10.3.0.9 in it":     "10.3.0.0/24",
 		"::ffff:10.3.0.0/120 overlaps ::ffff:0.0.0.0/96, which pods cannot use": "::ffff:10.3.0.0/120",
 		"fe80::/64 overlaps fe80::/10, which pods cannot use":                   "fe80::/64",

@@ -233,7 +233,7 @@ func (e *Explainer) peer(all []ipmap.Entry, a netip.Addr) (Peer, error) {
 	}
 	var err error
 	if p.Slot, err = e.Endpoints.SlotOf(a); err != nil {
-		return p, fmt.Errorf("slot of %v: %w", a, err)
+		return p, fmt.Errorf("look up the endpoint ID of %v: %w", a, err)
 	}
 	for _, known := range all {
 		if known.Node != 0 && !known.Prefix.IsSingleIP() && known.Prefix.Contains(a) {

@@ -92,7 +92,7 @@ func (a *Applier) setPolicy(e *slot, s *subject) error {
 	return a.History.Flip(e.Slot, a.cfg.Now(), func() (p policyhistory.Policy, err error) {
 		epoch, err := a.cfg.Kernel.SetPolicy(e.Slot, s.egress, s.ingress)
 		if err != nil {
-			return p, fmt.Errorf("policy of slot %d: %w", e.Slot, err)
+			return p, fmt.Errorf("set the policy of endpoint ID %d: %w", e.Slot, err)
 		}
 		e.Egress, e.Ingress, e.Epoch = s.egress, s.ingress, epoch
 		return a.endpoints.policyOf(e.Slot), nil

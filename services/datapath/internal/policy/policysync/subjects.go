@@ -155,7 +155,7 @@ func (a *Applier) publish(identity uint32, addrs []netip.Addr, publish PublishFu
 	s.use()
 	if a.cfg.Audit || a.auditAll {
 		if err := a.cfg.Kernel.SetAudit(context.Background(), true, n); err != nil {
-			a.log.Error("audit mode not set", "slot", n, log.Err(err))
+			a.log.Error("failed to set the audit mode", "slot", n, log.Err(err))
 		} else {
 			e.audit = true
 		}
@@ -232,7 +232,7 @@ func (a *Applier) SetIdentityOrIsolate(ctx context.Context, n uint16, identity u
 func (a *Applier) setIdentity(n uint16, identity uint32, egress, ingress nodetable.ID, set SetIdentityFunc) error {
 	e, s := a.endpoints.slots[n], a.subject(identity)
 	if e == nil {
-		return fmt.Errorf("slot %d: %w", n, ErrNoEndpoint)
+		return fmt.Errorf("endpoint ID %d: %w", n, ErrNoEndpoint)
 	}
 	old := a.endpoints.subjects[e.Identity]
 	s.use()
@@ -248,7 +248,7 @@ func (a *Applier) setIdentity(n uint16, identity uint32, egress, ingress nodetab
 	})
 	if err != nil {
 		a.endpoints.release(s)
-		return fmt.Errorf("identity of slot %d: %w", n, err)
+		return fmt.Errorf("look up the identity of endpoint ID %d: %w", n, err)
 	}
 	if old != nil {
 		a.endpoints.release(old)

@@ -22,7 +22,7 @@ func Remove(k Kernel) error {
 			continue
 		}
 		if _, err := k.SetPolicy(b.Slot, nodetable.Allow, nodetable.Allow); err != nil {
-			return fmt.Errorf("policy of slot %d: %w", b.Slot, err)
+			return fmt.Errorf("set the policy of endpoint ID %d: %w", b.Slot, err)
 		}
 	}
 	infos, err := k.Tables()

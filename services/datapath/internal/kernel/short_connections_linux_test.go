@@ -30,7 +30,7 @@ const (
 
 // TestKernelShortConnectionsToOneBackendAreAllMade: as many short connections as a client makes in a minute (perMinute)
 // all succeed: from a pod to a cluster IP, translated per packet, and from an outside client to a node port, with the
-// backend on another node. The collector runs, or has stopped after its first pass.
+// backend on another node. The collector runs, or stops after its first pass.
 func TestKernelShortConnectionsToOneBackendAreAllMade(t *testing.T) {
 	each := perMinute
 	if os.Getenv(allEnv) == "" {

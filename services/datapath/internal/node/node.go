@@ -85,7 +85,7 @@ type Options struct {
 	Registry  cluster.Registry // nil: the node is not registered
 	Publisher Publisher        // nil: publication of endpoints to other nodes is not awaited
 	Hearing   belief.Service   // nil: the age of the store's data is unknown
-	// Numbers is the path of the file with the node IDs, Beliefs that of the state of package belief; "": no file.
+	// Numbers is the path of the file with the node IDs, Beliefs the path of the state of package belief; "": no file.
 	Numbers, Beliefs string
 
 	// ValidateOnly disables everything that other nodes could notice.

@@ -309,7 +309,7 @@ func (v *view) rangeOf(a netip.Addr) (netip.Prefix, string) {
 	return netip.Prefix{}, ""
 }
 
-// claimant returns the node that registered an address as its own, not as that of a pod; "" if there is none. If
+// claimant returns the node that registered an address as its own, not as a pod's address; "" if no node did. If
 // several nodes claim the address, the node that was created first wins.
 func (v *view) claimant(a netip.Addr) string {
 	_, holder := v.rangeOf(a)

@@ -289,8 +289,8 @@ func (o *Owner) recount(e *edit) {
 	}
 }
 
-// shared holds how many frontends and backends of a service fit within the share of its tenant; slices has only the
-// EndpointSlices that do not get all of their backends.
+// shared holds how many frontends and backends of a service fit within the share of its tenant; slices omits
+// EndpointSlices that get all of their backends.
 type shared struct {
 	share  *int // of joined
 	slices map[*object]int

@@ -41,7 +41,7 @@ lost or renamed name fails a test.
 ` + "`-o json` of `sluice` and `kubectl sluice`" + ` is for programs. Its rules:
 
 ` + jsonRules + `- An error is one line ` + "`{\"error\":\"…\"}`" +
-	` on standard error; exit codes are the same as with tables.
+	` on standard error; the exit codes are the same as with ` + "`-o table`" + `.
 
 Keys may be added at any time. A key keeps its name and meaning until 1.0; [changes.md](changes.md) lists exceptions.
 [reference/json.md](reference/json.md) lists the keys of each command.

@@ -62,7 +62,7 @@ var scenarios = []scenario{
 
 // TestFaultKillEveryServiceAtEveryPoint proves INV-20 to INV-23 and INV-10: each service is killed with SIGKILL at each
 // of its fault points in ADD and DEL. Afterwards the test acts as a runtime, with DEL again and GC. No state is leaked,
-// no address is allocated twice, and a new pod can be connected. Two other pods exchange data all the time, also while
+// no address is allocated twice, and a new pod can be connected. Two other pods exchange data continuously, also while
 // the service is down, and lose nothing.
 func TestFaultKillEveryServiceAtEveryPoint(t *testing.T) {
 	t.Parallel()

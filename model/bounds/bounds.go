@@ -311,7 +311,7 @@ var All = []Bound{
 	{
 		Name: "backends that pods keep by session affinity", Process: datapath, Default: "3,584 of each family",
 		Divided: ByEndpoint,
-		Beyond:  "connections of an endpoint above its guarantee choose a backend anew",
+		Beyond:  "connections of an endpoint above its guarantee choose a backend again",
 		Shown:   "`sluice shares`", Tests: []string{"TestKernelAffinityOfOnePodLeavesThatOfOthers"},
 	},
 	{
@@ -329,7 +329,7 @@ var All = []Bound{
 	{
 		Name: "backends that clients outside keep by session affinity", Process: datapath,
 		Default: "8,192 of each family", Divided: Undivided,
-		Beyond: "the least recently used entries are evicted; these clients choose a backend anew",
+		Beyond: "the least recently used entries are evicted; these clients choose a backend again",
 		Shown:  "`sluice shares`", Tests: []string{"TestKernelAffinityFromOutsideLeavesThatOfPods"},
 	},
 	{

@@ -58,7 +58,7 @@ type EtcdConfig struct {
 	LeaseTTL   time.Duration `config:"leaseTTL" help:"how long the references of this node outlive its last sign of life; the same on all nodes"`
 	AliveTTL   time.Duration `config:"aliveTTL" help:"how long other nodes regard this node as alive, and its name as taken, after its last sign of life"`
 	Timeout    time.Duration `config:"timeout" help:"how long one request may take; a caller's own deadline may be shorter"`
-	Heartbeat  time.Duration `config:"heartbeat" help:"interval of the checks that etcd responds and that this node still owns its name"`
+	Heartbeat  time.Duration `config:"heartbeat" help:"interval of checks that etcd responds and the name is still owned"`
 }
 
 func (c EtcdConfig) client() session.Client {

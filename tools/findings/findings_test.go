@@ -145,7 +145,8 @@ func TestMistakesAreNamed(t *testing.T) {
 		{"cause twice", causesFile, "limit\n", "limit\nlimit\tAgain\n", causesFile + ":3: cause limit is listed twice"},
 		{"test", findingsFile, "TestMap TestPod/", "TestGone TestPod/", "F001: TestGone: no such test function"},
 		{"test of an attack", attacksFile, "TestPod", "TestGone", "A001: TestGone: no such test function"},
-		{"subtest", findingsFile, "one_pod's", "two_pods'", "F001: TestPod/two_pods'_turn: no string literal in the test's package is"},
+		{"subtest", findingsFile, "one_pod's", "two_pods'", "F001: TestPod/two_pods'_turn: " +
+			"no string literal in the test's package is"},
 		{
 			"section", "docs/causes.md", "## A shared limit", "## Limits",
 			`docs/causes.md: no section "A shared limit" for the cause limit`,

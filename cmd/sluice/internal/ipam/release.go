@@ -42,7 +42,8 @@ it again after a restart of sluice-ipam.`,
 		},
 	}
 	cmd.Flags().BoolVar(&force, "force", false,
-		"also release addresses of an endpoint, leases, and addresses that cannot be checked because the datapath does not respond")
+		"also release addresses of an endpoint, leases, and addresses that cannot be checked because the datapath does "+
+			"not respond")
 	invocation.ValidateFlag(cmd, &dryRun, "show what would be released; release nothing")
 	return cmd
 }

@@ -49,7 +49,8 @@ func (o *Flags) AddService(f *pflag.FlagSet) {
 	f.StringVar(&o.port, "port", "", "destination port, as 80, 80/tcp, 53/udp or 5000/sctp")
 	f.StringVar(&o.icmp, "icmp", "",
 		"ICMP TYPE, TYPE/CODE or \"echo\" instead of a port; ICMPv6 if the addresses are IPv6")
-	f.StringVar(&o.protocol, "protocol", "", "IP protocol number, for protocols other than TCP, UDP, SCTP and ICMP; replaces --port")
+	f.StringVar(&o.protocol, "protocol", "",
+		"IP protocol number, for protocols other than TCP, UDP, SCTP and ICMP; replaces --port")
 	f.BoolVarP(&o.v6, "ipv6", "6", false, "use the IPv6 addresses of pods that have both families")
 }
 

@@ -98,7 +98,7 @@ type RuleError struct {
 // Error names the rule by its index.
 func (e *RuleError) Error() string { return fmt.Sprintf("rules[%d]: %v", e.Index, e.Err) }
 
-// Unwrap gives the reason.
+// Unwrap returns the reason.
 func (e *RuleError) Unwrap() error { return e.Err }
 
 // Rules returns the rules that New got. The caller must not change them.

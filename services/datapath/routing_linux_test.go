@@ -92,7 +92,7 @@ func moveTo(t *testing.T, w *world, device string, to *netns.Namespace) {
 	}
 }
 
-// know gives a node a source of other nodes.
+// know replaces the cluster watch of a node by a source of other nodes.
 func (n *routed) know(all bool, hub others) {
 	n.hub, n.cluster = hub, hub
 	if all {

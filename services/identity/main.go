@@ -155,7 +155,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	return p.Serve(ctx, srv)
 }
 
-// mappings gives package confirmed access to this node's mappings of other nodes.
+// mappings adapts this node's mappings of other nodes for package confirmed.
 type mappings struct {
 	*registry.Registry
 	dir *snapshot.Dir

@@ -71,7 +71,7 @@ func (n *publisher) registered() {
 	})
 }
 
-// has says which of two endpoints has the address.
+// has reports which of two endpoints has the address.
 func (n *publisher) has(container string) (number uint32, err error) {
 	resp, err := n.p.ResolveEndpoint(servicetest.Context(n.t), &identityv1.ResolveEndpointRequest{
 		Owner:     &workloadv1.Owner{ContainerId: container, InterfaceName: "eth0"},

@@ -101,7 +101,7 @@ type report struct {
 // group is a list of parts that are collected one after the other, because they usually fail for the same reason.
 type group struct {
 	parts []part
-	// telling is true if a part of the group is about Sluice, not only about the machine.
+	// telling is true if a part of the group describes Sluice, not only the machine.
 	telling bool
 }
 

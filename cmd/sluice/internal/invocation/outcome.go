@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 )
 
-// Outcome tells whether the kernel enforces a change.
+// Outcome reports whether the kernel enforces a change.
 type Outcome struct {
 	Revision     uint64 // after the change
 	ValidateOnly bool   // the change was only checked

@@ -42,7 +42,7 @@ type Peer struct {
 	Owner     *workload.Owner // of the endpoint; nil if the peer is not an endpoint of this node
 	// Node is the name of the other node that has the address; empty if no other node has it.
 	Node string
-	// Note tells how the identity was chosen, if that is not obvious; may be empty.
+	// Note describes how the identity was chosen, if that is not obvious; may be empty.
 	Note string
 }
 

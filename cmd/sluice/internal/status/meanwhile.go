@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 )
 
-// works tells what continues to work without a service. docs/failures.md has the same as a table; a test with whole
-// nodes checks both.
+// works describes, for each service, what continues to work while the service is unavailable. docs/failures.md contains
+// the same as a table; a test with whole nodes checks both.
 var works = map[string]string{
 	"etcd": "traffic, services, policies and their changes, DEL, and ADD of containers whose label set this node " +
 		"knows continue to work. No restart is needed: the node reconnects by itself when etcd is back",

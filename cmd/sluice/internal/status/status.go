@@ -67,7 +67,7 @@ type Node struct {
 	Known    bool     `json:"readyForKnown"` // ADD works for label sets in use on this node
 	Problems []string `json:"problems"`
 	Warnings []string `json:"warnings"`
-	// Meanwhile tells what works without the services that are unavailable, and what to do.
+	// Meanwhile describes what works without the services that are unavailable, and what to do.
 	Meanwhile []string        `json:"meanwhile"`
 	Services  []serviceStatus `json:"services"`
 	// The status of each service; absent if it does not answer.

@@ -277,7 +277,7 @@ func sameAttachment(before, now *message.Endpoint) bool {
 		before.CreateTime.Time().Equal(now.CreateTime.Time())
 }
 
-// useLease puts the addresses into the request, and returns when the lease should be renewed; zero if it does not end.
+// useLease adds the addresses to the request, and returns when the lease should be renewed; zero if it does not end.
 func useLease(req *message.CreateEndpointRequest, lease *message.Allocation) (renew time.Time) {
 	req.LeaseExpireTime, req.Addresses = lease.LeaseExpireTime, nil
 	for _, a := range lease.Addresses {

@@ -106,8 +106,8 @@ func owner(o workload.Owner) *message.Owner {
 	return &message.Owner{ContainerID: o.ContainerID, InterfaceName: o.Interface}
 }
 
-// namespace gives the path under which the datapath finds the container's
-// namespace, binding one that the datapath could not open, and how to undo that.
+// namespace returns the path under which the datapath finds the container's namespace, binding one that the datapath
+// could not open, and how to undo that.
 func (p *Plugin) namespace() (path string, undo func() error, err error) {
 	undo = func() error { return nil }
 	if _, err := netns.Check(p.in.Netns); err != nil {

@@ -64,7 +64,7 @@ func (p *Plugin) check(ctx context.Context) error {
 	return nil
 }
 
-// expected gives the addresses that the runtime thinks the container has.
+// expected returns the addresses that the runtime expects the container to have.
 func (p *Plugin) expected() ([]string, error) {
 	prev := p.in.Config.PrevResult
 	index := -1

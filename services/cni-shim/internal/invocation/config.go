@@ -450,7 +450,7 @@ func stateDirOf(runDir string) (string, bool) {
 	return filepath.Join("/", root, "var/lib", name), true
 }
 
-// fields gives out the members of one JSON object.
+// fields returns the members of one JSON object one by one.
 type fields struct{ m map[string]json.RawMessage }
 
 // get stores a member, if there is one, into v. Its error begins with the key.

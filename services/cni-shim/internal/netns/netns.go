@@ -127,7 +127,7 @@ func Same(a, b string) bool {
 // removed, and its namespace is never freed.
 type Names struct{ dir, prefix string }
 
-// NamesOf gives the names of a network for the instance with that run directory.
+// NamesOf returns the names of a network for the instance with that run directory.
 func NamesOf(runDir, network string) Names {
 	return Names{dir: filepath.Join(runDir, "netns"), prefix: hash(network)[:16] + "-"}
 }

@@ -381,7 +381,7 @@ func (c *call) takeHeaders(f frame) error {
 	return nil
 }
 
-// end judges a call that the server has ended.
+// end returns the result of a call that the server has ended.
 func (c *call) end() error {
 	h := c.head
 	switch {

@@ -25,8 +25,8 @@ const (
 	watchRetryMax  = 30 * time.Second
 )
 
-// Kinds implements kinds.Board: it tells the nodes of the cluster, through their identity services, which kinds of
-// policy the API server has.
+// Kinds implements kinds.Board: it announces to the nodes of the cluster, through their identity services, which kinds
+// of policy the API server has.
 type Kinds struct {
 	client identityv1.ClusterServiceClient
 	log    *slog.Logger

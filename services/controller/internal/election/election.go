@@ -207,7 +207,7 @@ func (e *Election) join(ctx context.Context) *term {
 	}
 }
 
-// release gives the Lease up, so that another process need not wait until it expires.
+// release releases the Lease, so that another process need not wait until it expires.
 func (e *Election) release() {
 	ctx, cancel := context.WithTimeout(context.Background(), leaseRetry)
 	defer cancel()

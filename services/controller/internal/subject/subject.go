@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/kit/looptime"
 )
 
-// Leadership tells a subject when its process is elected.
+// Leadership notifies a subject when its process is elected.
 type Leadership interface {
 	// While calls lead whenever the process is elected, until ctx ends. The context of lead ends before another
 	// process can be elected; lead must then return.

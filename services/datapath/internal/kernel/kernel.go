@@ -78,7 +78,7 @@ type Options struct {
 	// Routing selects how packets travel between pods of two nodes, and so which programs are loaded.
 	Routing Routing
 
-	// Services gives the maps of services their full size. Without it they have one element each.
+	// Services creates the maps of services in their full size. Without it they have one element each.
 	Services bool
 
 	// Sockets selects the sockets that the socket load balancer serves. If nil, no program is attached to a

@@ -94,7 +94,7 @@ func (th *theatre) held(t *testing.T) (current, previous int) {
 }
 
 // openings begin the connections that must survive. The policies only allow that a begins, so replies pass
-// because of their entries; b was cut off from the world in the middle of a connection.
+// because of their entries; b became isolated from the world in the middle of a connection.
 func openings() []act {
 	return []act{
 		policy("a", nodetable.Allow, nodetable.Deny), policy("b", nodetable.Allow, nodetable.Allow),

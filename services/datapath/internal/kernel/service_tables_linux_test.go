@@ -99,7 +99,7 @@ func (n *tableNode) serverAddr() netip.Addr {
 	return netip.Addr{}
 }
 
-// leadTo gives the service a list with a table of the backends.
+// leadTo sets a list with a table of the backends for the service.
 func (n *tableNode) leadTo(affinity time.Duration, backends []netip.AddrPort) {
 	n.Helper()
 	f := &frontend.Frontend{

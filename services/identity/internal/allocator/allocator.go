@@ -210,9 +210,8 @@ func (a *Allocator) becomeReady() {
 	}
 }
 
-// Hold gives the holder the number of a label set, which the cluster shares.
-// If the holder has another label set, it moves when move is set, and gets
-// ErrHeldOther otherwise. The answer survives this process.
+// Hold assigns to the holder the number of a label set, which the cluster shares. If the holder has another label set,
+// it moves when move is set, and gets ErrHeldOther otherwise. The answer survives this process.
 func (a *Allocator) Hold(ctx context.Context, holder Holder, labels label.Canonical, move bool,
 ) (identity.Identity, error) {
 	return a.hold(ctx, holder, labels, Workload{}, move)
@@ -518,7 +517,7 @@ func (a *Allocator) candidate(labels label.Canonical) (n identity.Numeric, used 
 	}
 }
 
-// move puts a holder onto an identity and removes it from its former one. With keep, a holder for the former identity
+// move assigns an identity to a holder and releases its former identity. With keep, a holder for the former identity
 // keeps that until Confirm. Called with mu held.
 func (a *Allocator) move(holder Holder, id identity.Identity, ref int64, keep bool) {
 	if n, ok := a.held.byHolder[holder]; ok {

@@ -25,7 +25,7 @@ func Isolated() label.Canonical { return isolated.Labels }
 // IsIsolated reports whether a label set is reserved:init.
 func IsIsolated(labels label.Canonical) bool { return labels.Text() == isolated.Labels.Text() }
 
-// isolate puts a holder onto reserved:init; with keep the number that it had stays held.
+// isolate assigns reserved:init to a holder; with keep the number that it had stays held.
 func (a *Allocator) isolate(holder Holder, keep bool) identity.Identity {
 	a.mu.Lock(opHold)
 	defer a.mu.Unlock()

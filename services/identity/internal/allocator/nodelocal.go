@@ -11,8 +11,7 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 )
 
-// HoldNodeLocal gives the holder a number that is valid on this node only. It
-// needs no store.
+// HoldNodeLocal assigns to the holder a number that is valid on this node only. It needs no store.
 func (a *Allocator) HoldNodeLocal(ctx context.Context, holder Holder, labels label.Canonical) (identity.Identity, error) {
 	if err := holder.check(); err != nil {
 		return identity.Identity{}, err
@@ -32,8 +31,8 @@ func (a *Allocator) HoldNodeLocal(ctx context.Context, holder Holder, labels lab
 	return a.answer(ctx, id)
 }
 
-// SetHostLabels gives the identity of this node's own packets another label set. Its
-// number stays: readers learn of a change of the number that they know.
+// SetHostLabels changes the label set of the identity of this node's own packets. Its number stays: readers learn of a
+// change of the number that they know.
 func (a *Allocator) SetHostLabels(labels label.Canonical) {
 	a.mu.Lock(opHold)
 	defer a.mu.Unlock()

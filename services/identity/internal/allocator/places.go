@@ -63,7 +63,7 @@ func (p *places) reserve(ns string, moves bool, leaves string) *QuotaError {
 	return nil
 }
 
-// done gives back the place of a claim.
+// done releases the place that a claim reserved.
 func (p *places) done(ns string) {
 	p.claiming--
 	p.count(ns, -1)

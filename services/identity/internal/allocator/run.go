@@ -485,10 +485,9 @@ func (a *Allocator) restored(id identity.Identity, claim Claim) {
 	}
 }
 
-// resolve moves the holders of a number that means something else now to the
-// number that their label set has. It is loud, because packets of this node
-// carried the wrong number until here, and the datapath learns the right one
-// when it resolves its endpoints again.
+// resolve moves the holders of a number that now has another label set to the number that their label set has. It is
+// loud, because packets of this node carried the wrong number until here, and the datapath learns the right one when it
+// resolves its endpoints again.
 func (a *Allocator) resolve(ctx context.Context, c *ConflictError) error {
 	unlock, err := a.byLabels.Lock(ctx, c.Held.Labels.Text())
 	if err != nil {

@@ -33,7 +33,7 @@ type Status struct {
 // Counters are events since the start, for metrics.
 type Counters struct {
 	Allocated uint64 // identities that this node created
-	Conflicts uint64 // held numbers that meant something else afterwards
+	Conflicts uint64 // held numbers that had another label set afterwards
 	Restored  uint64 // references that were written again
 	Collected uint64 // identities that this node removed
 	Offline   uint64 // answers given from memory because the store was unavailable

@@ -29,8 +29,7 @@ var (
 var (
 	// ErrOccupied: the candidate is another label set's, or rests.
 	ErrOccupied = errors.New("number is occupied")
-	// ErrConflict: the number or the label set means something else now. It
-	// is always a *ConflictError.
+	// ErrConflict: the number now has another label set, or the label set another number. It is always a *ConflictError.
 	ErrConflict = errors.New("identity conflict")
 	// ErrLayout: the store is kept by a newer version.
 	ErrLayout = errors.New("layout of the store is newer than this version")

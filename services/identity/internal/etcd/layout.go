@@ -159,7 +159,7 @@ func (s *Store) finish(ctx context.Context, nodes map[string]int) (bool, error) 
 	return true, nil
 }
 
-// convert brings identities into the final form.
+// convert rewrites identities in the final layout.
 func (s *Store) convert(ctx context.Context, old []*mvccpb.KeyValue) error {
 	for _, kv := range old {
 		n, text, _, err := parseLabelsValue(kv)

@@ -495,7 +495,7 @@ func (b *claiming) takeOver(ctx context.Context, losers map[string][]netip.Prefi
 	return nil
 }
 
-// giveBack puts ranges that the node had and does not want any more into quarantine.
+// giveBack puts ranges that the node no longer needs into quarantine.
 func (b *claiming) giveBack(ctx context.Context) error {
 	var gone []netip.Prefix
 	for _, p := range b.before {

@@ -73,7 +73,7 @@ func set(names ...string) label.Canonical {
 	return c
 }
 
-// apply gives the present addresses their identities. If a number cannot be saved, all addresses keep their former
+// apply assigns identities to the present addresses. If a number cannot be saved, all addresses keep their former
 // identities.
 func (f *APIServers) apply(ctx context.Context) error {
 	all, _ := f.servers()

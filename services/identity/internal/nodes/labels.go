@@ -70,7 +70,7 @@ func (f *Labels) Run(ctx context.Context) error {
 	return nil
 }
 
-// apply gives all nodes their identities; done means that none is missing.
+// apply assigns identities to all nodes; done means that all nodes have one.
 func (f *Labels) apply(ctx context.Context) (done bool) {
 	own, others, _ := f.registry.Labels()
 	here, _ := f.registry.APIServerHere()
@@ -109,7 +109,7 @@ func (f *Labels) apply(ctx context.Context) (done bool) {
 	return f.release(ctx, wanted, problem) && len(problems) == 0
 }
 
-// hold gives the labels of a node a number; 0 with an error.
+// hold assigns a number to the labels of a node; 0 with an error.
 func (f *Labels) hold(ctx context.Context, node registry.NodeSet, of map[string]string) (held, error) {
 	h := held{Numbered: registry.Numbered{Labels: of}}
 	labels, err := setOf(identity.NameRemoteNode, node.APIServer, of)

@@ -35,7 +35,7 @@ type bucket struct {
 	at   time.Time
 }
 
-// fill brings the bucket up to date.
+// fill adds the tokens of the elapsed time to the bucket.
 func (b *bucket) fill(r rate, now time.Time) {
 	b.used = max(0, b.used-float64(now.Sub(b.at))/float64(r.every))
 	b.at = now

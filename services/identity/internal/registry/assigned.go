@@ -316,7 +316,7 @@ type FormerIPAM struct {
 const mostFormer = 8
 
 // setSettings notes the settings of ipam in the store. Former settings still decide about older claims. While the
-// store has none, the last ones count: unknown settings allow nothing.
+// store has none, the last known settings apply: unknown settings allow nothing.
 func (v *view) setSettings(k IPAMKey) {
 	if k.Revision == 0 || k.Revision == v.ipam.Revision {
 		return

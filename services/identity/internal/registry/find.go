@@ -71,8 +71,8 @@ func (v *view) find(a netip.Addr) (f Found, err error) {
 	return f, nil
 }
 
-// EachMapping gives the mappings of endpoints that count, of one node or, without a name, of all, until take returns an
-// error: node by node in the order of their names, each node's sorted by address, as of one moment.
+// EachMapping passes the valid mappings of endpoints to take, of one node or, without a name, of all, until take
+// returns an error: node by node in the order of their names, each node's sorted by address, as of one moment.
 func (r *Registry) EachMapping(node string, take func([]Mapping) error) error {
 	names := []string{node}
 	if node == "" {

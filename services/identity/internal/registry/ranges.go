@@ -229,9 +229,8 @@ type RangeClaim struct {
 	Cluster  Ranges
 }
 
-// ClaimRange gives this node a block of the cluster's pool. A block of the pool
-// that the node has already, and that is not among the known ones, is the answer
-// to an earlier call, which was lost.
+// ClaimRange claims a block of the cluster's pool for this node. A block of the pool that the node has already, and
+// that is not among the known ones, is the answer to an earlier call, which was lost.
 func (r *Registry) ClaimRange(ctx context.Context, settings IPAM, ipv6 bool, known []netip.Prefix) (netip.Prefix,
 	error,
 ) {
@@ -391,8 +390,8 @@ func (r *Registry) noteClaimed(p netip.Prefix, record Record, revision int64) er
 	return nil
 }
 
-// ReturnRange puts a block of this node into quarantine; false if the node does not have it. This node's registration
-// lacks the block before the store does.
+// ReturnRange puts a block of this node into quarantine. It returns false if the node does not have the block. This
+// node's registration lacks the block before the store does.
 func (r *Registry) ReturnRange(ctx context.Context, p netip.Prefix, validateOnly bool) (returned bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()

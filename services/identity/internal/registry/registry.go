@@ -621,8 +621,8 @@ func (k knownRanges) Seen() cluster.Point {
 	return k.r.view.at
 }
 
-// Set gives an endpoint of this node addresses and an identity. Without an
-// address, or with an identity that other nodes do not know, it has no mapping.
+// Set sets the addresses and the identity of an endpoint of this node. Without an address, or with an identity that
+// other nodes do not know, it has no mapping.
 func (r *Registry) Set(endpoint string, addresses []netip.Addr, id identity.Numeric) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -27,7 +27,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
-// childSocket tells this test binary to be a caller, and where the server is.
+// childSocket makes this test binary act as a caller, and contains the socket of the server.
 const childSocket = "SLUICE_TEST_CALL"
 
 // calls calls every method once and returns the codes.

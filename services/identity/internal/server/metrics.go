@@ -81,7 +81,7 @@ var (
 			"does not reach back to what this node has.", nil, nil)
 )
 
-// Collector gives the figures of allocator and registry to Prometheus.
+// Collector exports the figures of allocator and registry to Prometheus.
 type Collector struct {
 	Allocator *allocator.Allocator
 	Registry  *registry.Registry

@@ -153,7 +153,7 @@ func (p *past) save(d *Dir) error {
 	return err
 }
 
-// list tells the directory everything again.
+// list passes a complete listing to the directory.
 func (p *past) list(d *Dir) error {
 	names, ids := p.at(int64(len(p.steps)))
 	c := allocator.KnownChange{}

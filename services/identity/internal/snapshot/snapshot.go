@@ -148,7 +148,7 @@ func Open(path, node string) (*Dir, error) {
 	return &Dir{dir: dir, node: node, boot: boot, lost: make(chan error, 1)}, nil
 }
 
-// Close gives the directory to the next process.
+// Close releases the directory for the next process.
 func (d *Dir) Close() error {
 	var errs []error
 	for _, f := range []*store.Store{d.holds, d.known} {
@@ -238,7 +238,7 @@ func (d *Dir) Load() (l Loaded, err error) {
 	return l, d.removeOld()
 }
 
-// putAside gives a damaged file another name.
+// putAside renames a damaged file.
 func (d *Dir) putAside(name, to string) error {
 	err := os.Rename(filepath.Join(d.dir.Path(), name), filepath.Join(d.dir.Path(), to))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -268,7 +268,7 @@ func (p *Pool) Put(a netip.Addr) bool {
 
 // Next returns the free address that Take should be called with: the first
 // one at or after the cursor, around the end of the range if need be, so that
-// a freed address comes back as late as possible. False if all are taken.
+// a freed address is reused as late as possible. False if all are taken.
 func (p *Pool) Next() (netip.Addr, bool) {
 	off, ok := p.taken.next(p.cursor)
 	if !ok {

@@ -61,8 +61,8 @@ func inField(e *ipam.FieldError) []protoadapt.MessageV1 {
 	return []protoadapt.MessageV1{rpcerr.Field(e.Field, e.Text)}
 }
 
-// usage has the figures of the pools, and when an address comes back by itself.
-// That is at least the usual delay, because other callers may wait for it too.
+// usage returns the usage of the pools, and when the next quarantined address becomes free. That is at least the usual
+// delay, because other callers may wait for it too.
 func usage(e *ipam.ExhaustedError) []protoadapt.MessageV1 {
 	var details []protoadapt.MessageV1
 	for _, f := range e.Pools {

@@ -505,8 +505,8 @@ func (s *Session) RefuseMessage(seq uint64, reason string) error {
 	return s.Hold(seq, Hold{Revision: enforced, Reason: reason})
 }
 
-// Release clears all holds: the next entry tells the subscribers to stop holding. Their reports about earlier entries
-// are ignored.
+// Release clears all holds: the next entry makes the subscribers stop holding. Their reports about earlier entries are
+// ignored.
 func (l *Log) Release() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

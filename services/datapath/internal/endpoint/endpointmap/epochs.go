@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// BumpEpochs gives endpoints a new epoch by one store each and keeps their tables, so that their
+// BumpEpochs sets a new epoch for endpoints with one atomic write each and keeps their tables, so that their
 // connections are evaluated again. Without arguments it does so for every endpoint and the host.
 func (eps *Maps) BumpEpochs(slots ...ID) error {
 	if err := eps.gate.Lock(); err != nil {

@@ -25,10 +25,10 @@ var (
 	faultPublished = fault.Register("datapath/relabel/published")
 )
 
-// SetIdentity gives a published endpoint another identity and the identity's tables by one store,
-// as SetPolicy does: each packet is evaluated with the tables of the identity that is valid at that
-// moment, old or new. Then it writes the identity to the ipcache. It bumps the epochs of the
-// endpoint and of its addresses, so that all of its connections are evaluated again, on both sides.
+// SetIdentity switches a published endpoint to another identity and the identity's tables with one atomic write, as
+// SetPolicy does: each packet is evaluated with the tables of the identity that is valid at that moment, old or new.
+// Then it writes the identity to the ipcache. It bumps the epochs of the endpoint and of its addresses, so that all of
+// its connections are evaluated again, on both sides.
 //
 // epoch is the endpoint's new epoch; it is not 0 if the endpoint has the new identity, even with an
 // error. The call may be repeated after WaitIdentity.

@@ -255,8 +255,8 @@ func (c *Core) due(o workload.Owner) (wish, bool) {
 // maxRelabels is the number of identities that change concurrently.
 const maxRelabels = 8
 
-// Relabels gives endpoints the identities from Wishes, and completes changes that a killed process
-// recorded but did not make. It retries each until it succeeds, and returns when ctx ends.
+// Relabels assigns the identities from Wishes to endpoints, and completes changes that a killed process recorded but
+// did not make. It retries each until it succeeds, and returns when ctx ends.
 func (c *Core) Relabels(ctx context.Context) error {
 	var work sync.WaitGroup
 	defer work.Wait()

@@ -45,7 +45,7 @@ func TestNewNamespaceWithTheNumberOfTheOldOneGetsANewEndpoint(t *testing.T) {
 	m.holds(t, c, 1)
 }
 
-// lend gives a free slot to another endpoint.
+// lend assigns a free endpoint ID to another endpoint.
 func (m *machine) lend(t *testing.T, slot uint16, e endpoint.Entry) {
 	t.Helper()
 	m.mu.Lock()

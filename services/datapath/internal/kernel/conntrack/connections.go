@@ -66,7 +66,7 @@ func (ct *Connections) Initialise() error {
 	return nil
 }
 
-// FiltersReplaced tells Connections that every filter has a program of this build: from now on the maps of the
+// FiltersReplaced notifies Connections that every filter has a program of this build: from now on the maps of the
 // previous version are drained.
 func (ct *Connections) FiltersReplaced() { ct.overlap.replaced.Store(true) }
 

@@ -207,7 +207,7 @@ func (t Tuple) Key6() bpf.MapsSlCtKey6 {
 	}
 }
 
-// Tuple4 converts a key of sl_ct4. The flag OriginLow of its entry tells which end is the initiator.
+// Tuple4 converts a key of sl_ct4. The flag OriginLow of its entry selects which end is the initiator.
 func Tuple4(k *bpf.MapsSlCtKey4, flags uint32) Tuple {
 	lo, hi := netip.AddrPortFrom(pin.Addr4(k.Lo), k.Plo), netip.AddrPortFrom(pin.Addr4(k.Hi), k.Phi)
 	return tupleOf(lo, hi, k.Proto, k.Zone, flags)

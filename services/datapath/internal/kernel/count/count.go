@@ -89,7 +89,7 @@ func (c *Counts) Get(at uint32) uint32 { return atomic.LoadUint32(c.cell(at)) }
 // Add changes a counter; concurrent additions by programs are kept.
 func (c *Counts) Add(at, n uint32) { atomic.AddUint32(c.cell(at), n) }
 
-// Recounted tells the programs when a collector last counted, in seconds of CLOCK_MONOTONIC.
+// Recounted stores for the programs when a collector last counted, in seconds of CLOCK_MONOTONIC.
 func (c *Counts) Recounted(now uint32) { atomic.StoreUint32(c.cell(cellTime), now) }
 
 // Sender returns the number of an outside sender in shares: a hash of its IPv4 address or its /64.

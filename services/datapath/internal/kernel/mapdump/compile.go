@@ -283,7 +283,7 @@ func (c compiler) bits(text string) (phrases, error) {
 	}, nil
 }
 
-// labelled puts a label before all phrases; without phrases it shows nothing.
+// labelled prepends a label to all phrases; without phrases it shows nothing.
 func labelled(label string, p phrases) phrases {
 	return func(b []byte, cx context) []string {
 		words := p(b, cx)

@@ -21,7 +21,7 @@ type Requirement struct {
 	Name string // "helper FnRedirectPeer", "capability CAP_BPF"
 	// Missing is why the requirement is not met; nil if it is.
 	Missing error
-	// Hint tells an operator how to meet the requirement.
+	// Hint describes to an operator how to meet the requirement.
 	Hint string
 }
 

@@ -62,7 +62,7 @@ type path struct {
 	losses       int    // consecutive lost small probes
 	history      uint64 // result of the last small probes, the newest in bit 0; 1: lost
 	rounds       int    // number of results in history, at most 64
-	failure      string // why the last question could not be sent; "": it was sent
+	failure      string // why the last probe could not be sent; "": it was sent
 	silence      uint32 // of the last answer, encoded as in a packet
 
 	sizes   sizes

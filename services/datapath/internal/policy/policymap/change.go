@@ -293,7 +293,7 @@ func (s *tableStore) edit(a *addressSet, change func()) {
 	s.bySum[a.sum] = append(s.bySum[a.sum], a)
 }
 
-// replaceSet gives a table a new set, or an existing equal one, by one store.
+// replaceSet switches a table to a new set, or to an existing equal one, with one atomic write.
 func (s *tableStore) replaceSet(lt *liveTable, blocks map[netip.Prefix]policytable.PrefixClasses) error {
 	a := s.equalSet(blocks)
 	fresh := a == nil

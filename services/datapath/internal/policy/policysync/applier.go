@@ -83,7 +83,7 @@ type Applier struct {
 	expected map[policytable.ID]policytable.BindSubject // guarded by mu; bindings of the tables that the message defines
 	unsaid   []policystream.Nack                        // guarded by mu; not yet sent, because they answer no message
 
-	// auditAll puts all endpoints into audit mode.
+	// auditAll enables audit mode for all endpoints.
 	auditAll bool // guarded by mu
 
 	changed         chan struct{} // guarded by mu; closed and replaced when subjects change

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/auditmode"
 )
 
-// SetAudit puts exactly the given endpoints into audit mode, or all with Config.Audit. Connections
-// of an endpoint that leaves audit mode are evaluated again before SetAudit returns.
+// SetAudit enables audit mode for exactly the given endpoints, or all with Config.Audit. Connections of an endpoint
+// that leaves audit mode are evaluated again before SetAudit returns.
 func (a *Applier) SetAudit(ctx context.Context, audited auditmode.Audited) error {
 	slots, err := a.setAudit(ctx, audited)
 	if len(slots) > 0 && a.cfg.Changed != nil {

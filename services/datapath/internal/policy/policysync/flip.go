@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
 )
 
-// flip gives endpoints the tables that their subjects are bound to.
+// flip switches endpoints to the tables that their subjects are bound to.
 func (a *Applier) flip(w *work) error {
 	for _, id := range slices.Sorted(maps.Keys(a.endpoints.subjects)) {
 		s := a.endpoints.subjects[id]

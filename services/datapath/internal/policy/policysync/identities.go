@@ -32,7 +32,7 @@ func newIdentities(k Kernel, a Addresses) *identities {
 	}
 }
 
-// adopt reads the kernel's entries, and tells Addresses which identities the adopted tables know.
+// adopt reads the kernel's entries, and reports to Addresses which identities the adopted tables know.
 func (x *identities) adopt() error {
 	maps.Copy(x.numbers, x.kernel.IdentityClasses())
 	entries, err := x.kernel.Identities()

@@ -90,7 +90,7 @@ func (r *rooms) reset(sizes nodetable.Size) {
 	r.ledger = shares.NewLedger[ask](shares.Settings{Guarantees: r.guarantees}, limits...)
 }
 
-// admits puts an object into the ledger, and reports whether it is admitted.
+// admits adds an object to the ledger, and reports whether it is admitted.
 func (r *rooms) admits(k ask, o shares.Object) bool {
 	return r.ledger.Put(k, o) // in place: the ledger is not a kernel map
 }

@@ -80,7 +80,7 @@ func (a *Applier) await(ctx context.Context, identity uint32, wait bool) error {
 	}
 }
 
-// silenceTime bounds the question to the service why it has sent nothing.
+// silenceTime is the timeout of the request that asks the service why it has sent nothing.
 const silenceTime = 500 * time.Millisecond
 
 // silence returns why the service has not sent tables. It is called with the lock held, and

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// Remove gives every endpoint the table that allows everything and removes all state of the policy
-// service, because policies are disabled.
+// Remove switches every endpoint to the table that allows everything and removes all state of the policy service,
+// because policies are disabled.
 func Remove(k Kernel) error {
 	bindings, err := k.Bindings()
 	if err != nil {

@@ -149,7 +149,7 @@ func (ad *adoption) adoptKey(k rawKey, v bpf.MapsSlFe) {
 	s.entries[key] = e
 }
 
-// adoptList gives a front the list in its packed entry. An invalid list counts as empty.
+// adoptList restores the list of a front from its packed entry. An invalid list is treated as empty.
 func (ad *adoption) adoptList(f *front) {
 	s := ad.s
 	base, members, bits := run(s.front(f.number)[listWord])

@@ -486,7 +486,7 @@ func (s *store) keyRoom(fam int) int {
 // sourceRoom returns the number of free source ranges of a family.
 func (s *store) sourceRoom(fam int) int { return int(s.sources[fam].MaxEntries()) - s.nSources[fam] }
 
-// write gives a front its list, and creates both if they do not exist.
+// write sets the list of a front, and creates both if they do not exist.
 func (a *application) write(e *entry, p *part) {
 	s := a.s
 	if p.list == nil {

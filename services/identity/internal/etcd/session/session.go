@@ -41,7 +41,7 @@ type Config struct {
 	Node    string        // name of this node in the cluster; without '/'
 	TTL     time.Duration // how long the keys of this node outlive its last sign of life; whole seconds
 	Timeout time.Duration // of the session's own requests
-	Listen  time.Duration // between two questions of Follow up to when it has heard everything
+	Listen  time.Duration // interval at which Follow asks etcd for its current revision
 	// AliveTTL is how long the name outlives the last sign of life; whole seconds.
 	AliveTTL    time.Duration
 	Incarnation string // of the state directory: another node with this name has another
@@ -267,7 +267,7 @@ func (s *Session) renew(ctx context.Context, id clientv3.LeaseID, ttl time.Durat
 	return false
 }
 
-// askAgain is the pause between two questions whether a lease lives.
+// askAgain is the pause between two requests whether a lease still exists.
 const askAgain = time.Second
 
 // ask is isAlive with the timeout of a request.

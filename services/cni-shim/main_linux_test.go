@@ -633,7 +633,8 @@ func TestKernelAddUndoesWhenTheRuntimeHasGone(t *testing.T) {
 	wantHeld(t, n, 0, 0)
 }
 
-// TestKernelGODEBUGChangesNothing that a verb does: a runtime hands on its own environment.
+// TestKernelGODEBUGChangesNothing: every verb behaves the same with GODEBUG set, because a runtime passes its own
+// environment to the plugin.
 func TestKernelGODEBUGChangesNothing(t *testing.T) {
 	n, ns := nodetest.New(t), newNetns(t)
 	for _, settings := range []string{

@@ -348,8 +348,8 @@ func TestForgottenNodeIsNotBelieved(t *testing.T) {
 	}
 }
 
-// TestRangesThatTheClusterRefusesAreClosed in mode static, and open when it
-// gives them.
+// TestRangesThatTheClusterRefusesAreClosed: in mode static, ranges that the cluster refuses are closed; they open once
+// the cluster grants them.
 func TestRangesThatTheClusterRefusesAreClosed(t *testing.T) {
 	n := newNode(t)
 	socket := filepath.Join(n.dir, "identity.sock")

@@ -190,7 +190,8 @@ func TestSilentNodeKeepsItsAddressesUntilItIsForgotten(t *testing.T) {
 	}
 }
 
-// TestJoiningNodeIsKnownToAllOthers from its registration on, and knows all other nodes.
+// TestJoiningNodeIsKnownToAllOthers: all other nodes know a joining node from its registration on, and it knows all
+// other nodes.
 func TestJoiningNodeIsKnownToAllOthers(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 3})

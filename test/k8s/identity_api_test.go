@@ -295,8 +295,8 @@ func TestAPINamespaceMovesItsHundredPods(t *testing.T) {
 	})
 }
 
-// TestAPIKilledIdentityFinishesEveryMove that it has begun: no endpoint keeps former labels, and no identity is kept
-// without an endpoint.
+// TestAPIKilledIdentityFinishesEveryMove: a killed identity service completes every move that it had begun. No endpoint
+// keeps former labels, and no identity is kept without an endpoint.
 func TestAPIKilledIdentityFinishesEveryMove(t *testing.T) {
 	a := newAPI(t)
 	s := newIdentities(t, a)

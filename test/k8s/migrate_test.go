@@ -76,8 +76,9 @@ func (n sluiceNode) askPorts(ports ...string) *prober {
 	return p
 }
 
-// TestMigration from the reference plugins and kube-proxy to Sluice, node by node: a Deployment answers throughout,
-// pods of both networks reach each other, and existing policies are enforced on a node once it has been migrated.
+// TestMigration: a cluster is migrated from the reference plugins and kube-proxy to Sluice, node by node. A Deployment
+// answers throughout, pods of both networks reach each other, and existing policies are enforced on a node once it has
+// been migrated.
 func TestMigration(t *testing.T) {
 	var images []string
 	for _, name := range []string{"sluice", "sluice-devetcd"} {

@@ -26,7 +26,8 @@ import (
 // hookPort is the node port of testWebhook.
 const hookPort = nodePort + 1
 
-// TestSluiceConnectsTwoNodes in each routing mode: pods, services and policies, and failures and changes of a node.
+// TestSluiceConnectsTwoNodes: in each routing mode, pods, services and policies work between two nodes, also after
+// failures and changes of a node.
 func TestSluiceConnectsTwoNodes(t *testing.T) {
 	for _, mode := range []string{"overlay", "native"} {
 		t.Run(mode, func(t *testing.T) {

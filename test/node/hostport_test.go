@@ -25,8 +25,8 @@ func (n *testNode) withPorts(t *testing.T, ports ...map[string]any) []byte {
 	return n.config(t, "1.0.0", map[string]any{"runtimeConfig": map[string]any{"portMappings": ports}})
 }
 
-// TestHostPortsLeadToTheirContainer from its ADD to its DEL, from the node and from pods, with each protocol and
-// family. Meanwhile no other container gets these ports.
+// TestHostPortsLeadToTheirContainer: host ports reach their container from its ADD to its DEL, from the node and from
+// pods, with each protocol and family. Meanwhile no other container gets these ports.
 func TestHostPortsLeadToTheirContainer(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

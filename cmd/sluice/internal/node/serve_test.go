@@ -232,8 +232,8 @@ func TestDatapathIsAskedAgainAfterItWasAway(t *testing.T) {
 	look(true, 3)
 }
 
-// TestConfigurationIsTheDeployedOne for a datapath that translates services; otherwise the portmap plugin, if
-// installed, opens host ports.
+// TestConfigurationIsTheDeployedOne: the node writes the deployed CNI configuration if the datapath translates
+// services; otherwise the portmap plugin, if installed, opens host ports.
 func TestConfigurationIsTheDeployedOne(t *testing.T) {
 	p, err := instance.New("")
 	if err != nil {

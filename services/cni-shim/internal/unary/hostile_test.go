@@ -360,7 +360,7 @@ func compare(t *testing.T, sent []byte, want Code, differs bool) {
 	}
 }
 
-// TestServerThatDiesIsUnavailable in the middle of its answer, at each byte.
+// TestServerThatDiesIsUnavailable: the call fails with UNAVAILABLE if the server dies after any byte of its answer.
 func TestServerThatDiesIsUnavailable(t *testing.T) {
 	sent := good().Bytes()
 	path := socket(t)

@@ -917,9 +917,9 @@ func TestKernelNodePortsAnswerAtOwnAddresses(t *testing.T) {
 	}
 }
 
-// TestKernelConnectsLandInOneListWhileItFlips at full speed: each connection uses a member of one list or the
-// other. The surrounding words, which a mixture of both would select, refer to a backend that is in neither
-// list (INV-96).
+// TestKernelConnectsLandInOneListWhileItFlips: while a list flips at full speed, each connection uses a member of the
+// old list or of the new one. The surrounding words, which a mixture of both would select, refer to a backend that is
+// in neither list (INV-96).
 func TestKernelConnectsLandInOneListWhileItFlips(t *testing.T) {
 	n := newSocketNode(t, 1)
 	for i := 1; i <= 5; i++ {

@@ -262,7 +262,8 @@ func TestWhatIsPublishedBoundsATenantOnAllNodes(t *testing.T) {
 	})
 }
 
-// TestNewEndpointsWaitForANumber of their tenant, and the error names tenant and count.
+// TestNewEndpointsWaitForANumber: new endpoints wait for a free number of their tenant, and the error names tenant and
+// count.
 func TestNewEndpointsWaitForANumber(t *testing.T) {
 	sharing(t, quick(), func(t *testing.T, c *storetest.Fake, nodes [2]*node) {
 		fill(t, c, "team-a", 0, most)

@@ -614,7 +614,8 @@ func TestOldCacheAnswersNothing(t *testing.T) {
 	}
 }
 
-// TestLongOutageEndsAnswersForSetsThatAreNotHeld is about a node that keeps running.
+// TestLongOutageEndsAnswersForSetsThatAreNotHeld: a node that keeps running stops answering for label sets that it does
+// not hold, after a long outage of etcd.
 func TestLongOutageEndsAnswersForSetsThatAreNotHeld(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)

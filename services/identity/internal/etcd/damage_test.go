@@ -72,7 +72,7 @@ func TestStrayLabelSetOfANumberInQuarantineIsRemoved(t *testing.T) {
 	}
 }
 
-// TestStrayKeysAreTidiedUp also in an etcd that accepts no writes: deletions make room.
+// TestStrayKeysAreTidiedUp: unknown keys are deleted, also if etcd accepts no writes, because deletions free space.
 func TestStrayKeysAreTidiedUp(t *testing.T) {
 	c := newCluster(t)
 	st := newStore(t, c.Endpoint, "a")

@@ -359,9 +359,8 @@ func TestNodeWithOtherSettingsGetsNoRange(t *testing.T) {
 	}
 }
 
-// TestForgottenNodeDoesNotGetItsBlockBack is TestForgottenNodeIsNotBelieved for blocks: one that another node has by
-// now is
-// refused to the node that comes back.
+// TestForgottenNodeDoesNotGetItsBlockBack: a node that was forgotten returns. Its claim of a block that another node
+// has claimed meanwhile is refused.
 func TestForgottenNodeDoesNotGetItsBlockBack(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.Start(t)

@@ -222,7 +222,8 @@ func TestNodesOfBothLayoutsShareIdentities(t *testing.T) {
 	}
 }
 
-// TestLayoutBecomesFinalWhenAllNodesKnowIt is the end of the migration.
+// TestLayoutBecomesFinalWhenAllNodesKnowIt: the identities are converted to the final layout once every node supports
+// it.
 func TestLayoutBecomesFinalWhenAllNodesKnowIt(t *testing.T) {
 	c := newCluster(t)
 	old := oldNode{t, c.admin, "b"}

@@ -70,7 +70,8 @@ func TestRestartWritesNothing(t *testing.T) {
 	}
 }
 
-// TestSessionThatEndedWhileTheNodeWasOffIsNotAdopted is the other side.
+// TestSessionThatEndedWhileTheNodeWasOffIsNotAdopted: if the leases were revoked while the node was stopped, its next
+// process opens a new session and writes the references again.
 func TestSessionThatEndedWhileTheNodeWasOffIsNotAdopted(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)

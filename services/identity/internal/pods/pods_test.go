@@ -202,7 +202,8 @@ func TestStaticPodIsFoundByEitherUID(t *testing.T) {
 	}
 }
 
-// TestPodCannotClaimWhatIsDerived from Kubernetes: its labels are its writer's.
+// TestPodCannotClaimWhatIsDerived: labels that the author of a pod writes cannot replace labels that are derived from
+// Kubernetes.
 func TestPodCannotClaimWhatIsDerived(t *testing.T) {
 	s := newSet(t)
 	s.namespace(map[string]string{"team": "red"})

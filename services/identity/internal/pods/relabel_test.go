@@ -307,8 +307,8 @@ func TestChangeWithoutNumberIsolatesAtOnce(t *testing.T) {
 	})
 }
 
-// TestLabelsThatNeverRestTakeFewNumbers of the cluster: numbers that are given up
-// are not free for more than an hour.
+// TestLabelsThatNeverRestTakeFewNumbers: a pod that changes its labels continuously uses few numbers of the cluster; a
+// released number is not free for more than an hour.
 func TestLabelsThatNeverRestTakeFewNumbers(t *testing.T) {
 	for pods, rounds := range map[int]int{1: 3600, 10: 600} {
 		t.Run(fmt.Sprint(pods), func(t *testing.T) {

@@ -174,8 +174,8 @@ func TestRangesOfAnEarlierVersionCountBesideSlots(t *testing.T) {
 	}
 }
 
-// TestOnlyBlocksOfThePoolCount of a node, as many as the settings allow; claims that are older than the settings
-// continue.
+// TestOnlyBlocksOfThePoolCount: only blocks of the pool are valid ranges of a node, up to the number in the settings.
+// Claims that are older than the settings stay valid.
 func TestOnlyBlocksOfThePoolCount(t *testing.T) {
 	settings := IPAM{
 		Mode: IPAMPool, Pool: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("fd00::/48")},
@@ -414,7 +414,8 @@ func TestFormerRevisionDecidesForWhoKnewNeither(t *testing.T) {
 	}
 }
 
-// TestRegistrationNamesWhoseRangesItOverlaps at once, without a request to the store.
+// TestRegistrationNamesWhoseRangesItOverlaps: a registration that overlaps ranges of another node fails with the name
+// of that node, without a request to the store.
 func TestRegistrationNamesWhoseRangesItOverlaps(t *testing.T) {
 	told := &recorder{t: t, items: map[Key]Item{}}
 	r := New(Config{Node: "own", Incarnation: "i"}, nil, memory{}, told, Registration{})

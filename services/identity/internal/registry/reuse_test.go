@@ -274,8 +274,8 @@ func TestAddressRestsWhoeverRemovedItsMapping(t *testing.T) {
 	})
 }
 
-// TestNodeHasHeardOnceItsDatapathHasApplied what the store had then: a datapath that lags has not heard, however often
-// the service has.
+// TestNodeHasHeardOnceItsDatapathHasApplied: a node reports that it is up to date with the store only once its datapath
+// has applied that state. A lagging datapath delays the report, however often the service hears from the store.
 func TestNodeHasHeardOnceItsDatapathHasApplied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := newRegistry(t, time.Hour)

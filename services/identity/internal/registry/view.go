@@ -27,7 +27,7 @@ type view struct {
 
 	apiServers   map[netip.Addr]identity.Numeric // that each has outside of all nodes
 	sets         map[NodeSet]Numbered            // of nodes with labels
-	numbers      bool                            // a node assigns numbers to label sets
+	numbers      bool                            // label sets of nodes get numbers
 	ownAddresses map[netip.Addr]struct{}         // of this node; nil: not known yet
 
 	ranges    map[netip.Prefix]string // that count → node; ranges of different nodes do not overlap

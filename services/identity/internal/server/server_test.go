@@ -442,8 +442,8 @@ func TestWatchResumesAfterTheToken(t *testing.T) {
 	}
 }
 
-// TestWatchEndpointsTellsEveryMoveAndRelease of the owners, also of one that
-// ResolveEndpoint moved.
+// TestWatchEndpointsTellsEveryMoveAndRelease: WatchEndpoints reports every move and release of the owners, also of an
+// owner that ResolveEndpoint moved.
 func TestWatchEndpointsTellsEveryMoveAndRelease(t *testing.T) {
 	s := serve(t)
 	first, err := s.ResolveEndpoint(t.Context(), &identityv1.ResolveEndpointRequest{
@@ -547,8 +547,8 @@ func followNothing(t *testing.T, set *pods.Set) {
 	})
 }
 
-// TestPodReferenceOverridesTheLabelsOfTheRequest when there is a Kubernetes API,
-// and needs none when an endpoint of the pod is held.
+// TestPodReferenceOverridesTheLabelsOfTheRequest: a pod reference overrides the labels of the request if a Kubernetes
+// API is configured. The API is not needed if an endpoint of the pod is held.
 func TestPodReferenceOverridesTheLabelsOfTheRequest(t *testing.T) {
 	s := serve(t)
 	req := &identityv1.ResolveEndpointRequest{

@@ -352,7 +352,7 @@ func TestNotedIdentitiesOfTheProcessBeforeAreSaved(t *testing.T) {
 	}
 }
 
-// TestKeysNotedDuringASaveThatFails are saved by the next one.
+// TestKeysNotedDuringASaveThatFails: keys that are noted during a failing save are saved by the next one.
 func TestKeysNotedDuringASaveThatFails(t *testing.T) {
 	root := t.TempDir()
 	path := filepath.Join(root, "state")
@@ -442,7 +442,7 @@ func FuzzKeys(f *testing.F) {
 	})
 }
 
-// TestPinsSurviveAReboot and are removed with the last one.
+// TestPinsSurviveAReboot: the file of the pins survives a reboot, and is removed with the last pin.
 func TestPinsSurviveAReboot(t *testing.T) {
 	path := stateDir(t)
 	want := []registry.Pin{

@@ -401,7 +401,7 @@ func TestFormerRangesThatOverlapAreOne(t *testing.T) {
 	}
 }
 
-// TestExclusionAroundARangeReservesTheRange and no more than that.
+// TestExclusionAroundARangeReservesTheRange: an exclusion that contains a range reserves exactly the range.
 func TestExclusionAroundARangeReservesTheRange(t *testing.T) {
 	p := Former([]netip.Prefix{netip.MustParsePrefix("10.1.1.0/24")}, nil,
 		[]netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")})[0]

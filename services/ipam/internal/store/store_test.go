@@ -203,7 +203,8 @@ func FuzzRecords(f *testing.F) {
 	})
 }
 
-// TestRefusedRangesAreReadAsTheyWereWritten with what the node keeps and what it does not.
+// TestRefusedRangesAreReadAsTheyWereWritten: refused ranges are read as they were written, with reason and whether the
+// node keeps the range.
 func TestRefusedRangesAreReadAsTheyWereWritten(t *testing.T) {
 	path := filled(t, 1)
 	want := []ipam.Refusal{

@@ -192,8 +192,8 @@ func TestEndpointsAreChosenByCategory(t *testing.T) {
 	}
 }
 
-// TestEndpointsThatServeOrTerminateDrain when they get no new connections: each endpoint is a
-// backend in a list, or drains, or neither serves nor terminates.
+// TestEndpointsThatServeOrTerminateDrain: endpoints that serve or terminate drain when they get no new connections.
+// Each endpoint is a backend in a list, or drains, or neither serves nor terminates.
 func TestEndpointsThatServeOrTerminateDrain(t *testing.T) {
 	v := View{balanced(func(s *service.Service) { s.ExternalLocal = true }), []*service.Slice{slice("a",
 		ep(t, "10.0.0.1 here", ready), ep(t, "10.0.0.2 there", ready), ep(t, "10.0.0.3 here", draining),

@@ -135,7 +135,7 @@ func TestServicesUseNoMoreThanTheirShare(t *testing.T) {
 	}
 }
 
-// TestCutKeepsTheFirstBackends of a slice, and no more.
+// TestCutKeepsTheFirstBackends: a slice that is reduced keeps exactly its first backends.
 func TestCutKeepsTheFirstBackends(t *testing.T) {
 	s := &service.Service{Ports: []service.Port{{Name: "a", Protocol: service.TCP}, {Name: "b", Protocol: service.UDP}}}
 	x := &service.Slice{Ports: []service.SlicePort{

@@ -329,8 +329,8 @@ func TestKernelEvictionsOfThisProcessHaveATime(t *testing.T) {
 	}
 }
 
-// TestKernelProvenConnectionsFromOutsideHaveAPart of their map. When it is almost used up, surplus connections
-// are removed, the longest idle first, and the counters are corrected.
+// TestKernelProvenConnectionsFromOutsideHaveAPart: a part of the map of outside connections is for proven connections.
+// When it is almost used up, surplus connections are removed, the longest idle first, and the counters are corrected.
 func TestKernelProvenConnectionsFromOutsideHaveAPart(t *testing.T) {
 	i := open(t, CollectorOptions{})
 	counts := i.counts
@@ -387,7 +387,8 @@ func TestKernelProvenConnectionsFromOutsideHaveAPart(t *testing.T) {
 	}
 }
 
-// TestKernelRevokedConnectionsAreRememberedForALife of a connection, in both families.
+// TestKernelRevokedConnectionsAreRememberedForALife: the record of a revoked connection is kept for the lifetime of a
+// connection, IPv4 and IPv6.
 func TestKernelRevokedConnectionsAreRememberedForALife(t *testing.T) {
 	i := open(t, CollectorOptions{})
 	life := uint32(DefaultTimeouts().TCPEstablished / time.Second)
@@ -467,8 +468,8 @@ func TestKernelOutsideTellsWhenItHadNoBudget(t *testing.T) {
 	}
 }
 
-// TestKernelFlushRemembersDirections of connections that may have further segments, while half of the map of
-// records is free.
+// TestKernelFlushRemembersDirections: a flush records the directions of connections that may have further segments,
+// while half of the map of records is free.
 func TestKernelFlushRemembersDirections(t *testing.T) {
 	const established = SeenReply | Established
 	i := open(t, CollectorOptions{})

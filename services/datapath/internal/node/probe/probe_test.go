@@ -526,7 +526,8 @@ func TestQuestionsComeFromTheFirstAddressOfAFamily(t *testing.T) {
 	})
 }
 
-// TestSocketIsTriedAgainWhenItIsDue also if the loop runs for other reasons meanwhile.
+// TestSocketIsTriedAgainWhenItIsDue: opening the socket is retried at the due time, also if the loop runs for other
+// reasons before.
 func TestSocketIsTriedAgainWhenItIsDue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()

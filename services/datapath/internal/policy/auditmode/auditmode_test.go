@@ -299,7 +299,8 @@ func TestTheNextEndpointOfAnOwnerIsNotInAuditMode(t *testing.T) {
 	}
 }
 
-// TestAnEndpointIsInAuditModeUntilTheLaterEnd of its own mode and the node's.
+// TestAnEndpointIsInAuditModeUntilTheLaterEnd: an endpoint is in audit mode until both its own audit mode and the
+// node's have ended.
 func TestAnEndpointIsInAuditModeUntilTheLaterEnd(t *testing.T) {
 	for _, c := range []struct{ own, node, want time.Duration }{
 		{time.Hour, time.Minute, time.Hour}, {time.Minute, time.Hour, time.Hour},

@@ -166,7 +166,8 @@ func drawPolicy(r *rand.Rand) testPolicy {
 	return p
 }
 
-// TestATenantWhoseShareGrowsHasItsWholeTableAgain when another tenant leaves.
+// TestATenantWhoseShareGrowsHasItsWholeTableAgain: when another tenant leaves, the partial table of a tenant becomes
+// complete again.
 func TestATenantWhoseShareGrowsHasItsWholeTableAgain(t *testing.T) {
 	sizes := nodetable.Size{100, 1000, 300, 1000, 1000, 1000, 1000}
 	c := newCrowd(t, sizes)

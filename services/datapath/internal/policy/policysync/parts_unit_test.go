@@ -77,8 +77,8 @@ func TestAddressesHearOfIdentitiesBeforeTheyEndAndAfterTheyBegin(t *testing.T) {
 	}
 }
 
-// TestUnusedClassesOfIdentitiesEnd after any changes of entries: a class is retired when no
-// identity has it and it is not otherwise in use.
+// TestUnusedClassesOfIdentitiesEnd: after any changes of entries, a class is retired when no identity has it and it is
+// not otherwise in use.
 func TestUnusedClassesOfIdentitiesEnd(t *testing.T) {
 	const ids, keys, changes = 8, 5, 1000
 	seed := rand.Uint64()

@@ -131,8 +131,8 @@ func TestLeaseThatLivesIsKeptWhenEtcdAnswersLate(t *testing.T) {
 	}
 }
 
-// TestLeaseThatIsGoneEndsTheSessionThoughEtcdAnswersLate is the other side: nothing
-// but the question tells.
+// TestLeaseThatIsGoneEndsTheSessionThoughEtcdAnswersLate: if every renewal is answered late, only the explicit request
+// to etcd detects that the lease was revoked.
 func TestLeaseThatIsGoneEndsTheSessionThoughEtcdAnswersLate(t *testing.T) {
 	server := etcdtest.Start(t)
 	s := open(t, server, "a")

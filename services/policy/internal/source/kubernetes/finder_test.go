@@ -230,7 +230,8 @@ func TestKindsThatOneProcessFindsAreWatchedByTheOthers(t *testing.T) {
 	}
 }
 
-// TestDiscoveryNamesTheKindsOfPolicy and no others, and reports when none is missing.
+// TestDiscoveryNamesTheKindsOfPolicy: discovery returns the kinds of policy and no others, and reports when no kind is
+// missing.
 func TestDiscoveryNamesTheKindsOfPolicy(t *testing.T) {
 	a := &api{}
 	a.set("apps/v1/deployments", "cilium.io/v2/ciliumcidrgroups", "cilium.io/v2/ciliumnodes")

@@ -148,7 +148,8 @@ func TestKernelInstallAndUninstallAreWholeAndRepeatable(t *testing.T) {
 	}
 }
 
-// TestKernelUninstallWithStateLeavesNoDirectory, even if the plugin has mounted a network namespace in one.
+// TestKernelUninstallWithStateLeavesNoDirectory: an uninstall with state removes all directories, even if the plugin
+// has mounted a network namespace in one.
 func TestKernelUninstallWithStateLeavesNoDirectory(t *testing.T) {
 	m := newMachine(t)
 	if _, err := install(m.paths, m.o); err != nil {

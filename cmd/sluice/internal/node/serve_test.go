@@ -232,7 +232,7 @@ func TestDatapathIsAskedAgainAfterItWasAway(t *testing.T) {
 	look(true, 3)
 }
 
-// TestConfigurationIsTheDeployedOne: the node writes the deployed CNI configuration if the datapath translates
+// TestConfigurationIsTheDeployedOne: the node writes the CNI configuration of deploy/cni if the datapath translates
 // services; otherwise the portmap plugin, if installed, opens host ports.
 func TestConfigurationIsTheDeployedOne(t *testing.T) {
 	p, err := instance.New("")

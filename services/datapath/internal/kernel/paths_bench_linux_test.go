@@ -381,7 +381,7 @@ func median(of []float64) float64 {
 	return of[len(of)/2]
 }
 
-// answerTurns runs the paths that the other side requests.
+// answerTurns runs the paths that the parent process requests.
 func answerTurns(b *testing.B, k *Kernel, all []path, n *int) {
 	asked, answers := os.NewFile(3, "asked"), json.NewEncoder(os.NewFile(4, "answers"))
 	for in := bufio.NewScanner(asked); in.Scan(); {
@@ -391,7 +391,7 @@ func answerTurns(b *testing.B, k *Kernel, all []path, n *int) {
 	}
 }
 
-// askTurns starts the other side, and returns a function that measures a path there.
+// askTurns starts the child process, and returns a function that measures a path there.
 func askTurns(b *testing.B, base string) func(i int) turn {
 	askedRead, asked, err := os.Pipe()
 	must(b, "make a pipe", err)

@@ -439,7 +439,8 @@ func newNodeWithServices(t *testing.T, w way) (
 	return n, services, backends
 }
 
-// TestKernelConnectedUDPSocketShowsItsService, also after datagrams to more services than a socket remembers.
+// TestKernelConnectedUDPSocketShowsItsService: getpeername on a connected UDP socket returns its service, also after
+// datagrams to more services than a socket remembers.
 func TestKernelConnectedUDPSocketShowsItsService(t *testing.T) {
 	for _, w := range []way{udp4, udp46, udp6} {
 		t.Run(w.name, func(t *testing.T) {

@@ -749,7 +749,8 @@ func TestAnswerWaitsForStableStorage(t *testing.T) {
 	}
 }
 
-// TestTheSessionIsKeptForTheNextProcess, also one that began while the service ran.
+// TestTheSessionIsKeptForTheNextProcess: the next process adopts the session, also one that began while the service
+// ran.
 func TestTheSessionIsKeptForTheNextProcess(t *testing.T) {
 	f, records := storetest.NewFake(), &memory{}
 	a := startFake(t, f, "a", records)

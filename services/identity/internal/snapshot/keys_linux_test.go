@@ -442,7 +442,7 @@ func FuzzKeys(f *testing.F) {
 	})
 }
 
-// TestPinsSurviveAReboot: the file of the pins survives a reboot, and is removed with the last pin.
+// TestPinsSurviveAReboot: saved pins are loaded after a reboot, and their file is removed with the last pin.
 func TestPinsSurviveAReboot(t *testing.T) {
 	path := stateDir(t)
 	want := []registry.Pin{

@@ -52,7 +52,8 @@ func (w *waitingLabels) AdmitLabels(
 	return &identityv1.AdmitLabelsResponse{}, nil
 }
 
-// TestChangesThatNarrowAreAdmitted, even after the stream has ended once.
+// TestChangesThatNarrowAreAdmitted: changes that only remove permissions are admitted, even after the stream has ended
+// once.
 func TestChangesThatNarrowAreAdmitted(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", socket)

@@ -441,7 +441,8 @@ func TestKernelPickUpResumesALifeAfterTheLastForgottenOne(t *testing.T) {
 	want("a life later", 0)
 }
 
-// TestKernelOutsideTellsWhenItHadNoBudget, even after passes in which it had some.
+// TestKernelOutsideTellsWhenItHadNoBudget: the pass reports when outside connections had no budget, even after passes
+// in which they had some.
 func TestKernelOutsideTellsWhenItHadNoBudget(t *testing.T) {
 	i := open(t, CollectorOptions{})
 	if at := i.collect().OutsideSpent; !at.IsZero() {

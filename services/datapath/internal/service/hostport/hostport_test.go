@@ -236,7 +236,7 @@ func TestPortsThatCannotBeGivenAwayAreRefused(t *testing.T) {
 	}
 }
 
-// TestClaimThatIsRefusedKeepsNothing, not even of its other ports.
+// TestClaimThatIsRefusedKeepsNothing: a refused claim reserves no port, not even its other ports.
 func TestClaimThatIsRefusedKeepsNothing(t *testing.T) {
 	p, _, _ := newPorts()
 	create(t, p, spec("a", 2, "", 80, workload.TCP))

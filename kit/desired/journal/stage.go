@@ -93,8 +93,8 @@ func (j *Journal[O]) divide(c Change[O]) []part {
 	return parts
 }
 
-// Staged is a change of which all parts but the last are on disk. It does not count yet. Its owner
-// commits or discards it.
+// Staged is a change whose parts except the last are on disk. It is not effective yet. Its owner commits or discards
+// it.
 type Staged[O any] struct {
 	journal *Journal[O]
 	change  Change[O] // without objects

@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-net/sluice/model/shares"
 )
 
-// labelledOf returns tenants of which some namespaces have the tenant label.
+// labelledOf returns tenants, some of whose namespaces have the tenant label.
 func labelledOf(namespaces ...string) func(string) shares.Tenant {
 	tenants := shares.NewTenants(shares.Settings{})
 	for _, ns := range namespaces {

@@ -69,7 +69,7 @@ type Claim struct {
 type Reference struct {
 	Number   identity.Numeric
 	Revision int64 // of its last write
-	Present  bool  // of the present session; else it goes with the one that wrote it
+	Present  bool  // of the present session; else it ends with the session that wrote it
 }
 
 // Candidate is an identity without references, and the revisions that later prove that it is still unused.

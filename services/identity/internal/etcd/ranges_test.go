@@ -348,7 +348,7 @@ func TestNodeWithOtherSettingsGetsNoRange(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A cluster of which the settings are lost gets them again from its nodes.
+	// A cluster whose settings are lost gets them again from its nodes.
 	if _, err := s.Client().Delete(t.Context(), testPrefix+"/ipam"); err != nil {
 		t.Fatal(err)
 	}

@@ -287,7 +287,8 @@ func (s *Store) Register(ctx context.Context, statement registry.Statement) (reg
 			return registry.Written{}, err
 		}
 	}
-	return registry.Written{}, fmt.Errorf("%w: the ranges of this node change all the time", allocator.ErrUnavailable)
+	return registry.Written{}, fmt.Errorf("%w: the ranges of this node changed during each of %d attempts",
+		allocator.ErrUnavailable, maxRaces)
 }
 
 // registration prepares the transaction of Register from etcd's present content.

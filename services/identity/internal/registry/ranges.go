@@ -62,8 +62,8 @@ const (
 type IPAM struct {
 	Mode      IPAMMode       `json:"mode"`
 	Pool      []netip.Prefix `json:"pool,omitempty"`      // that blocks are taken from; sorted
-	IPv4Block int            `json:"ipv4Block,omitempty"` // length of the blocks of IPv4 prefixes
-	IPv6Block int            `json:"ipv6Block,omitempty"` // of IPv6 prefixes
+	IPv4Block int            `json:"ipv4Block,omitempty"` // prefix length of IPv4 blocks
+	IPv6Block int            `json:"ipv6Block,omitempty"` // of IPv6 blocks
 	MaxBlocks int            `json:"maxBlocks,omitempty"` // of a family that a node may have
 	// Former are settings that the cluster had before; they are not compared.
 	Former []FormerIPAM `json:"former,omitempty"`

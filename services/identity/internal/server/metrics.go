@@ -68,12 +68,12 @@ var (
 	nodesDesc = prometheus.NewDesc("sluice_identity_nodes", "Other nodes of the cluster that are registered.", nil,
 		nil)
 	mappingsDesc = prometheus.NewDesc("sluice_identity_mappings",
-		"Addresses of other nodes' endpoints of which the identity is known.", nil, nil)
+		"Addresses of other nodes' endpoints whose identity is known.", nil, nil)
 	refusedDesc = prometheus.NewDesc("sluice_identity_refused_mappings",
 		"Addresses that other nodes wrote and that do not count, because they lie outside the node's ranges "+
-			"or an earlier installation wrote them.", nil, nil)
+			"or an earlier incarnation wrote them.", nil, nil)
 	unpublishedDesc = prometheus.NewDesc("sluice_identity_pending_mappings",
-		"Endpoints of this node of which the addresses wait for etcd.", nil, nil)
+		"Endpoints of this node whose addresses wait for etcd.", nil, nil)
 	rangesDesc = prometheus.NewDesc("sluice_identity_refused_ranges",
 		"Ranges of this node that belong to another node.", nil, nil)
 	listingsDesc = prometheus.NewDesc("sluice_identity_store_listings_total",

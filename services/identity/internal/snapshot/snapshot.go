@@ -266,13 +266,13 @@ func (d *Dir) openHolds(node incarnationRecord, damaged error) (err error) {
 		if len(others) == 0 {
 			file := filepath.Join(d.dir.Path(), IncarnationFile)
 			return fmt.Errorf("%w; it may have said that %s was created in this boot, and that is absent; without it the "+
-				"cluster may reuse numbers of running endpoints: restore both, or, when this node has no endpoints, begin without "+
+				"cluster may reuse numbers of running endpoints: restore both, or, if this node has no endpoints, begin without "+
 				"them: mv %s %[3]s.refused", damaged, path, file)
 		}
 	}
 	if absent && node.Boot == d.boot {
 		return fmt.Errorf("state file %s is %w: %s says that it was created in this boot, and it is absent; without it the cluster may "+
-			"reuse numbers of running endpoints: restore it, or, when this node has no endpoints, begin without it: mv %s %[4]s.refused",
+			"reuse numbers of running endpoints: restore it, or, if this node has no endpoints, begin without it: mv %s %[4]s.refused",
 			path, store.ErrCorrupt, IncarnationFile, filepath.Join(d.dir.Path(), IncarnationFile))
 	}
 	d.holds, err = d.dir.Open(store.Options{

@@ -156,7 +156,7 @@ type Agent struct {
 	problem error                   // guarded by mu; why the registry does not answer, or a block did not come
 	grown   map[ipam.Family]error   // guarded by mu; result of the last claim of a block
 	step    chan struct{}           // guarded by mu; closed at the end of a step that begins from now on
-	wanted  map[ipam.Family]bool    // guarded by mu; families of which callers wait for a block
+	wanted  map[ipam.Family]bool    // guarded by mu; families for which callers wait for a block
 	logged  map[string]string       // of the loop; the last logged texts
 	spares  map[netip.Prefix]bool   // of the loop; blocks that were empty at the last look
 	pause   map[ipam.Family]backoff // of the loop

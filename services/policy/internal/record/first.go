@@ -69,7 +69,7 @@ func readFirstFormat(d *store.Dir) (*first, error) {
 	var r retired
 	if err := durable.Load(path, retiredLimit, retiredSchema, &r); err == nil {
 		if _, err := os.Lstat(db); errors.Is(err, fs.ErrNotExist) && !d.Created(File) {
-			return nil, fmt.Errorf("state file %s is %w: %s says that it was created, and it is absent: restore a copy of it, or, when %s, begin without it: rm %s (%s)",
+			return nil, fmt.Errorf("state file %s is %w: %s says that it was created, and it is absent: restore a copy of it, or, if %s, begin without it: rm %s (%s)",
 				db, store.ErrCorrupt, path, policiesOptions.Loss, path, policiesOptions.Doc)
 		}
 		return nil, nil
@@ -88,7 +88,7 @@ func readFirstFormat(d *store.Dir) (*first, error) {
 		err = o.read(f)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w; the policies of this node are in this file: restore it, or, when %s, begin without it: mv %s %s.refused", path, err, policiesOptions.Loss, path, path)
+		return nil, fmt.Errorf("%s: %w; the policies of this node are in this file: restore it, or, if %s, begin without it: mv %s %s.refused", path, err, policiesOptions.Loss, path, path)
 	}
 	return o, nil
 }

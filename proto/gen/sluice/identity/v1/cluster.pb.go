@@ -907,7 +907,7 @@ type ListNodesResponse struct {
 	// Mappings of it that count.
 	MappingCount uint32 `protobuf:"varint,3,opt,name=mapping_count,json=mappingCount,proto3" json:"mapping_count,omitempty"`
 	// Mappings of it that do not count, because they lie outside its ranges or
-	// were written by an earlier installation of it.
+	// were written by an earlier incarnation of it.
 	RefusedMappingCount uint32 `protobuf:"varint,4,opt,name=refused_mapping_count,json=refusedMappingCount,proto3" json:"refused_mapping_count,omitempty"`
 	// It is the node that answers.
 	Local         bool `protobuf:"varint,5,opt,name=local,proto3" json:"local,omitempty"`

@@ -93,11 +93,11 @@ type IPAMSettings struct {
 	// ranges of all nodes lie, none if these are not limited. Without host bits, at most 16.
 	// None overlaps another.
 	PoolPrefixes []string `protobuf:"bytes,2,rep,name=pool_prefixes,json=poolPrefixes,proto3" json:"pool_prefixes,omitempty"`
-	// Length of the blocks of IPv4 prefixes, such as 24; 0 without any. In mode STATIC the
-	// shortest length of a range.
+	// Prefix length of IPv4 blocks, such as 24; 0 without IPv4 prefixes. In mode STATIC the
+	// minimum prefix length of a range.
 	Ipv4BlockLength uint32 `protobuf:"varint,3,opt,name=ipv4_block_length,json=ipv4BlockLength,proto3" json:"ipv4_block_length,omitempty"`
-	// Length of the blocks of IPv6 prefixes, such as 64; 0 without any. In mode STATIC the
-	// shortest length of a range.
+	// Prefix length of IPv6 blocks, such as 64; 0 without IPv6 prefixes. In mode STATIC the
+	// minimum prefix length of a range.
 	Ipv6BlockLength uint32 `protobuf:"varint,4,opt,name=ipv6_block_length,json=ipv6BlockLength,proto3" json:"ipv6_block_length,omitempty"`
 	// Blocks of a family that one node may have, 1 to 32; in mode STATIC with prefixes, ranges.
 	MaxBlocks     uint32 `protobuf:"varint,5,opt,name=max_blocks,json=maxBlocks,proto3" json:"max_blocks,omitempty"`
@@ -175,7 +175,7 @@ type ClaimRangeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The pool, with the mode POOL. It must be equal to the cluster's.
 	Settings *IPAMSettings `protobuf:"bytes,1,opt,name=settings,proto3" json:"settings,omitempty"`
-	// Claim a block of IPv6 prefixes; otherwise of IPv4.
+	// Claim an IPv6 block; otherwise an IPv4 block.
 	Ipv6 bool `protobuf:"varint,2,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
 	// Every block of the family that the caller has on stable storage, at most 32. If this node has a
 	// block in etcd that is not listed, the answer to its claim was lost, and that block is returned.

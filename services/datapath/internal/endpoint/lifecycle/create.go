@@ -396,9 +396,9 @@ func (c *Core) claim(ctx context.Context, s endpoint.Spec) *claim {
 	return cl
 }
 
-// standInAfter bounds the wait for the identity service when the identity of an equal endpoint can
-// be used instead. The service knows the label set and answers from memory, so it answers quickly
-// if at all. A stopped process accepts connections and never answers.
+// standInAfter bounds the wait for the identity service when the identity of an endpoint with the same labels can be
+// used instead. The service knows the label set and answers from memory, so it answers quickly if at all. A stopped
+// process accepts connections and never answers.
 const standInAfter = 3 * time.Second
 
 // resolve resolves the identity. If the identity service is not available, it returns the identity

@@ -138,7 +138,7 @@ const buckets = 4096
 func large(p netip.Prefix) bool { return p.Addr().BitLen()-p.Bits() >= 12 }
 
 // answers returns the entry that applies to each address of a prefix, in order. For a large prefix it returns
-// one entry: the one that applies to addresses without a longer match.
+// one entry, which applies to addresses without a longer match.
 func (as *Maps) answers(p netip.Prefix) ([]bpf.MapsSlIpcache, error) {
 	if large(p) {
 		v, err := longest(as.trie(p))

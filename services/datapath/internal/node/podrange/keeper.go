@@ -77,7 +77,7 @@ type Keeper struct {
 	overlay chan struct{} // closed when there are overlay addresses
 
 	mu      sync.Mutex
-	here    map[netip.Prefix]struct{} // guarded by mu; ranges of which the kernel may have state
+	here    map[netip.Prefix]struct{} // guarded by mu; ranges that the kernel may have state of
 	wanted  map[netip.Prefix]Range    // guarded by mu; ranges of the source
 	going   map[netip.Prefix]struct{} // guarded by mu; ranges that the source removed
 	refused map[netip.Prefix]error    // guarded by mu; rejected ranges of wanted

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
 
-// refused applies a transaction of which one frontend does not fit.
+// refused applies a transaction with one frontend that does not fit.
 func (i *instance) refused(t *testing.T, tx *frontendtx.Transaction) frontendtx.Result {
 	t.Helper()
 	res, err := i.Apply(t.Context(), tx)

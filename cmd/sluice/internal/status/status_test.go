@@ -436,7 +436,7 @@ func TestStatusWithoutServicesSaysOnce(t *testing.T) {
 	n.Stop("ipam")
 	out, _ := n.Want(t, invocation.ExitNotReady, "status")
 	if strings.Count(out, "Meanwhile: ") != 1 ||
-		!strings.Contains(out, "Meanwhile: without sluice-identity, sluice-ipam: packets") {
+		!strings.Contains(out, "Meanwhile: without sluice-identity, sluice-ipam: traffic") {
 		t.Errorf("%s", out)
 	}
 }

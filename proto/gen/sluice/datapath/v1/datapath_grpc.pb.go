@@ -43,8 +43,7 @@ const (
 
 // DatapathServiceClient is the client API for DatapathService service.
 //
-// For semantics around ctx use and closing/ending streaming RPCs, please refer to
-// https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // DatapathService is served by the only privileged process of a node. It owns
 // every eBPF map, program and link, every netlink and network namespace

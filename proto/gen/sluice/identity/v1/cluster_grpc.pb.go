@@ -42,8 +42,7 @@ const (
 
 // ClusterServiceClient is the client API for ClusterService service.
 //
-// For semantics around ctx use and closing/ending streaming RPCs, please refer to
-// https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // ClusterService describes the other nodes to the processes of a node: where
 // they are, which ranges of addresses they have, and which identity each address

@@ -41,8 +41,7 @@ const (
 
 // IdentityServiceClient is the client API for IdentityService service.
 //
-// For semantics around ctx use and closing/ending streaming RPCs, please refer to
-// https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // IdentityService allocates identities: numbers that stand for label sets. Policies and packets
 // refer to workloads by number only. A number is allocated in an etcd transaction, so two nodes

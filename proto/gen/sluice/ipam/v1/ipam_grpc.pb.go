@@ -35,8 +35,7 @@ const (
 
 // IPAMServiceClient is the client API for IPAMService service.
 //
-// For semantics around ctx use and closing/ending streaming RPCs, please refer to
-// https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // IPAMService owns the addresses of one node. An address is free, leased to an ADD that has not
 // finished, confirmed for a live endpoint, or in quarantine after its release. Confirmed and

@@ -38,8 +38,7 @@ const (
 
 // LoadBalancerServiceClient is the client API for LoadBalancerService service.
 //
-// For semantics around ctx use and closing/ending streaming RPCs, please refer to
-// https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // LoadBalancerService holds the services of a cluster, as one node sees them.
 //

@@ -46,8 +46,7 @@ const (
 
 // PolicyServiceClient is the client API for PolicyService service.
 //
-// For semantics around ctx use and closing/ending streaming RPCs, please refer to
-// https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // PolicyService holds the policies of one node and compiles those that select
 // one of its subjects. A subject is an identity that has an endpoint here.

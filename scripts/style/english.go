@@ -22,25 +22,50 @@ type pattern struct {
 }
 
 var patterns = []pattern{
-	{name: "a relative clause as the subject", expr: regexp.MustCompile(`(?:^|[.;:] )(?:What|Whatever|Whoever|Who|Whose)\b[^.?]{3,}`)},
-	{name: "a pronoun as the actor", expr: regexp.MustCompile(`(?i)\b(?:nobody|no one|whoever|is none|are none|none of them is|nothing (?:is|else is|of))\b`)},
-	{name: "a pronoun instead of the noun", expr: regexp.MustCompile(`\b(?:those|that|these) of\b`)},
-	{name: "a pronoun instead of the noun", expr: regexp.MustCompile(`\b(?:are|is|as|than) (?:those|that) (?:that|which|who|with|in|at)\b`)},
 	{
-		name: "a causative verb", expr: regexp.MustCompile(`\b(?:has|have|had|having) ([\w'-]+) (?:[\w'-]+ ){0,4}?(?:add|answer|ask|be|begin|` +
-			`carry|come|count|do|end|find|forget|give|go|hold|keep|know|lead|learn|look|make|name|pass|read|return|run|say|` +
-			`see|send|serve|show|start|stay|stop|take|tell|think|wait|wake|write)\b`),
+		name: "a relative clause as the subject",
+		expr: regexp.MustCompile(`(?:^|[.;:] )(?:What|Whatever|Whoever|Who|Whose)\b[^.?]{3,}`),
+	},
+	{
+		name: "a pronoun as the actor",
+		expr: regexp.MustCompile(`(?i)\b(?:nobody|no one|whoever|is none|are none|none of them is|` +
+			`nothing (?:is|else is|of))\b`),
+	},
+	{
+		name: "a pronoun instead of the noun",
+		expr: regexp.MustCompile(`\b(?:those|that|these) of\b|` +
+			`\b(?:are|is|as|than) (?:those|that) (?:that|which|who|with|in|at)\b`),
+	},
+	{
+		name: "a causative verb",
+		expr: regexp.MustCompile(`\b(?:has|have|had|having) ([\w'-]+) (?:[\w'-]+ ){0,4}?(?:add|answer|ask|be|begin|` +
+			`carry|come|count|do|end|find|forget|give|go|hold|keep|know|lead|learn|look|make|name|pass|read|return|` +
+			`run|say|see|send|serve|show|start|stay|stop|take|tell|think|wait|wake|write)\b`),
 		excluded: []string{"to", "been", "not", "no", "a", "an", "never", "also", "already"},
 	},
-	{name: "telling without an actor", expr: regexp.MustCompile(`\b(?:is|are|was|were|be|been) (?:told|said|asked|named)\b|\bsays? so\b|\bhears? of\b|\bspeaks? of\b`)},
 	{
-		name: "an idiom", expr: regexp.MustCompile(`(?i)\b(?:of now|all the same|the like|is there once|comes? to|brings? about|looks? away|` +
-			`lies? beside|stands? (?:in|beside|there|for)|come[s]? and go|leads? (?:on|away)|for (?:so|as) long as|` +
-			`as it is|as they are|the other way round|on its own account|wants? (?:to be|at)|wanted (?:are|were|is|was))\b`),
+		name: "telling without an actor",
+		expr: regexp.MustCompile(`\b(?:is|are|was|were|be|been) (?:told|said|asked|named)\b|\bsays? so\b|` +
+			`\bhears? of\b|\bspeaks? of\b`),
 	},
-	{name: "beside, for in addition to or next to", expr: regexp.MustCompile(`\bbesides?\b`)},
-	{name: "a relative clause instead of the noun", expr: regexp.MustCompile(`\b(?:whose|who|whom) (?:it|they|he|she|an?|the) [\w-]+ (?:is|are|belongs?)\b|\bwho (?:it is|they are|somebody is)\b`)},
-	{name: "a comment without content", expr: regexp.MustCompile(`^[A-Z]\w* (?:is|are|has|have) (?:what|that|those|the one|the ones|of|all that|whatever)\b`)},
+	{
+		name: "an idiom",
+		expr: regexp.MustCompile(`(?i)\b(?:of now|all the same|the like|is there once|comes? to|brings? about|` +
+			`looks? away|lies? beside|stands? (?:in|beside|there|for)|come[s]? and go|leads? (?:on|away)|` +
+			`for (?:so|as) long as|as it is|as they are|the other way round|on its own account|` +
+			`wants? (?:to be|at)|wanted (?:are|were|is|was))\b`),
+	},
+	{name: "a word for in addition to, or next to", expr: regexp.MustCompile(`\bbesides?\b`)},
+	{
+		name: "a relative clause instead of the noun",
+		expr: regexp.MustCompile(`\b(?:whose|who|whom) (?:it|they|he|she|an?|the) [\w-]+ (?:is|are|belongs?)\b|` +
+			`\bwho (?:it is|they are|somebody is)\b`),
+	},
+	{
+		name: "a comment without content",
+		expr: regexp.MustCompile(`^[A-Z]\w* (?:is|are|has|have) (?:what|that|those|the one|the ones|of|all that|` +
+			`whatever)\b`),
+	},
 }
 
 // prose is a paragraph, a comment or a message.
@@ -135,7 +160,8 @@ func comments(name, content string) (all []prose) {
 		}
 		var got string
 		if block || strings.HasPrefix(text, "//") && !strings.HasPrefix(text, "//go:") {
-			if m := comment.FindStringSubmatch(text); m != nil && !strings.Contains(text, "SPDX") && !strings.Contains(text, "Copyright") {
+			m := comment.FindStringSubmatch(text)
+			if m != nil && !strings.Contains(text, "SPDX") && !strings.Contains(text, "Copyright") {
 				got = strings.TrimSpace(m[1])
 			}
 		}

@@ -117,7 +117,8 @@ func (e *QuotaError) Error() string {
 		for i, k := range e.Keys {
 			keys[i] = fmt.Sprintf("%s (%d)", k.Key, k.Values)
 		}
-		s += "; the labels with the most values are " + strings.Join(keys, ", ") + ": exclude with labels.exclude what policies do not select"
+		s += "; the labels with the most values are " + strings.Join(keys,
+			", ") + ": exclude with labels.exclude what policies do not select"
 	}
 	return s
 }

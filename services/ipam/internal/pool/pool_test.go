@@ -150,7 +150,8 @@ func TestReservedAddressesAreNeverGivenOut(t *testing.T) {
 			got++
 		}
 		if want := c.size - c.n; got != want || p.NumFree() != 0 || p.NumTaken() != want {
-			t.Errorf("%s without %v: %d addresses allocated, %d free left, want %d and 0", c.cidr, c.exclude, got, p.NumFree(), want)
+			t.Errorf("%s without %v: %d addresses allocated, %d free left, want %d and 0", c.cidr, c.exclude, got, p.NumFree(),
+				want)
 		}
 	}
 }

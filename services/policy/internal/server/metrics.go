@@ -33,7 +33,8 @@ func newMetric(name, help string, kind prometheus.ValueType, value func(figures)
 }
 
 var metrics = []metric{
-	newMetric("policies", "Policies that are enforced.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Policies) }),
+	newMetric("policies", "Policies that are enforced.", prometheus.GaugeValue,
+		func(f figures) float64 { return float64(f.Policies) }),
 	newMetric("refused_sources", "Files and objects that were refused, and stored policies that are not enforced. Each needs attention.", prometheus.GaugeValue,
 		func(f figures) float64 { return float64(f.Refused) }),
 	newMetric("reduced_tables",

@@ -206,7 +206,7 @@ func TestLostFileIsNotANewOne(t *testing.T) {
 	if !errors.Is(err, store.ErrCorrupt) {
 		t.Fatalf("%v, want ErrCorrupt", err)
 	}
-	for _, part := range []string{path, "absent", "rm -f " + marker, "when nothing depends on it", "docs/test.md"} {
+	for _, part := range []string{path, "absent", "rm -f " + marker, "if nothing depends on it", "docs/test.md"} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("%q does not contain %q", err, part)
 		}

@@ -524,7 +524,7 @@ func TestNamespacesOfOneTenantShare(t *testing.T) {
 		t.Errorf("before the Namespaces are listed a tenant has %d of 90", within)
 	}
 	st, err := o.Status(t.Context())
-	if err != nil || !strings.Contains(fmt.Sprint(st.Problems), "the Namespaces are not listed: forbidden") {
+	if err != nil || !strings.Contains(fmt.Sprint(st.Problems), "the Namespaces could not be listed: forbidden") {
 		t.Errorf("the status does not report why no shares are computed: %+v, %v", st.Problems, err)
 	}
 	if err := o.loop.Do(t.Context(), opOther, func() {

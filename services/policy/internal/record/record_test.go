@@ -170,7 +170,7 @@ func TestLostPoliciesAreNotAnEmptySet(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, _, err := open(t, dir); !errors.Is(err, store.ErrCorrupt) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "when all policies will be applied again") {
+	if _, _, _, err := open(t, dir); !errors.Is(err, store.ErrCorrupt) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "if all policies will be applied again") {
 		t.Errorf("%v, want a refusal", err)
 	}
 }

@@ -149,6 +149,22 @@ func TestServerThatAnswersNothingIsNamed(t *testing.T) {
 	}
 }
 
+// TestTextsOfSilentServersAreKnown: when the server closes the connection decides which of its first steps gRPC
+// reports.
+func TestTextsOfSilentServersAreKnown(t *testing.T) {
+	for message, want := range map[string]bool{
+		"connection error: desc = \"error reading server preface: EOF\"":                                     true,
+		"connection error: desc = \"transport: failed to write client preface: write: broken pipe\"":         true,
+		"connection error: desc = \"transport: failed to write initial settings frame: write: broken pipe\"": true,
+		"write unix @->/run/x.sock: write: broken pipe":                                                      true,
+		"policy: unavailable: dial unix /run/x.sock: connect: connection refused":                            false,
+	} {
+		if got := silentServer(message); got != want {
+			t.Errorf("%q: %t, want %t", message, got, want)
+		}
+	}
+}
+
 // TestHeavyPackagesAreNotImported: a command pays the initialisation of every imported package at
 // each start.
 func TestHeavyPackagesAreNotImported(t *testing.T) {

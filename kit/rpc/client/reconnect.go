@@ -67,10 +67,13 @@ func (s *socket) explain(err error) error {
 }
 
 // silentServer reports whether a gRPC error text describes a connection that ended before the
-// server's first bytes, while the client read or wrote the HTTP/2 preface.
+// server's first bytes, while the client read or wrote the HTTP/2 preface. If flushing the preface
+// fails, the text is the error of the write alone.
 func silentServer(message string) bool {
 	return strings.Contains(message, "error reading server preface") ||
-		strings.Contains(message, "failed to write client preface")
+		strings.Contains(message, "failed to write client preface") ||
+		strings.Contains(message, "failed to write initial settings frame") ||
+		strings.HasPrefix(message, "write unix ")
 }
 
 // A listening server is connected to in a fraction of these times. If a server closes each

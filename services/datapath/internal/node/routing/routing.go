@@ -308,7 +308,8 @@ func (f *Router) findPolicies() {
 	f.byStack, f.why = p.Any(), p.String()
 }
 
-// left returns the previous process's decision; true without one. The lock is held.
+// left returns the decision of the previous process; true if it is unknown or was made in another mode. The lock is
+// held.
 func (f *Router) left() bool {
 	l, err := f.o.Maps.Local()
 	return err != nil || !l.Native || l.ByStack

@@ -4,7 +4,6 @@
 package session
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -60,7 +59,7 @@ func (s *Session) Follow(ctx context.Context, r Reader) error {
 			resume, err = s.resume(ctx, r)
 		}
 		if err == nil && !resume {
-			at, err = s.listAll(ctx, r)
+			at, err = s.listAll(ctx, r, history)
 		}
 		if errors.Is(err, rpctypes.ErrCompacted) {
 			continue // compacted between two pages
@@ -107,22 +106,19 @@ func (s *Session) resume(ctx context.Context, r Reader) (bool, error) {
 // remembers reports whether etcd's history has a key as it was saved: a cluster that was restored from a backup may
 // have passed the saved revision by now. If the key was changed and its history compacted, the result is false.
 func (s *Session) remembers(ctx context.Context, k cluster.Key) (bool, error) {
-	same := func(resp *clientv3.GetResponse) bool {
-		return len(resp.Kvs) == 1 && resp.Kvs[0].ModRevision == k.Modified && bytes.Equal(resp.Kvs[0].Value, k.Value)
-	}
 	now, err := s.Get(ctx, "read "+k.Name, k.Name)
-	if err != nil || same(now) {
+	if err != nil || isKey(k, now.Kvs) {
 		return err == nil, err
 	}
 	then, err := s.Get(ctx, "read "+k.Name, k.Name, clientv3.WithRev(k.Modified))
 	if errors.Is(err, rpctypes.ErrCompacted) {
 		return false, nil
 	}
-	return err == nil && same(then), err
+	return err == nil && isKey(k, then.Kvs), err
 }
 
 // listAll hands all keys of the prefix to the reader.
-func (s *Session) listAll(ctx context.Context, r Reader) (cluster.Point, error) {
+func (s *Session) listAll(ctx context.Context, r Reader, history <-chan struct{}) (cluster.Point, error) {
 	if r.Spread != nil {
 		if most := r.Spread(); most > 0 {
 			wait := rand.N(most)
@@ -136,11 +132,27 @@ func (s *Session) listAll(ctx context.Context, r Reader) (cluster.Point, error) 
 	}
 	asked := time.Now()
 	r.Begin()
-	at, err := s.list(ctx, r.Prefix, r.end(), r.KeysOnly, r.Listed)
+	listed := r.Listed
+	if !r.KeysOnly {
+		listed = func(kv *mvccpb.KeyValue) {
+			s.follows(history, kv)
+			r.Listed(kv)
+		}
+	}
+	at, err := s.list(ctx, r.Prefix, r.end(), r.KeysOnly, listed)
 	if err == nil {
 		r.Complete(at, asked)
 	}
 	return at, err
+}
+
+// follows remembers a key that was received in a history.
+func (s *Session) follows(history <-chan struct{}, kv *mvccpb.KeyValue) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if history == s.history {
+		s.received(kv)
+	}
 }
 
 // watchFrom watches until ctx is done, which is its error, or until there is a gap.
@@ -222,6 +234,11 @@ func (s *Session) watch(ctx context.Context, r Reader, next int64, history <-cha
 			case len(resp.Events) > 0:
 				// The events of one revision come in one answer.
 				next = max(next, resp.Events[len(resp.Events)-1].Kv.ModRevision+1)
+				for _, e := range resp.Events {
+					if e.IsCreate() || e.IsModify() {
+						s.follows(history, e.Kv)
+					}
+				}
 			default:
 				continue
 			}

@@ -4,6 +4,7 @@
 package session
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -45,19 +46,87 @@ func (s *Session) saw(before position, h *etcdserverpb.ResponseHeader) error {
 		return errHistory // an answer about the past, or to a session of the past
 	}
 	if before.cluster != 0 && (before.cluster != h.GetClusterId() || h.GetRevision() < before.revision) {
-		s.cfg.Log.Error("etcd went back to an older state, or is another cluster; everything is read again and held identities are claimed again",
-			"cluster", fmt.Sprintf("%x", h.GetClusterId()), "revision", h.GetRevision(),
-			"was_cluster", fmt.Sprintf("%x", before.cluster), "was_revision", before.revision)
-		s.pos = position{history: s.pos.history + 1, cluster: h.GetClusterId(), revision: h.GetRevision()}
-		s.leave()
-		s.last = 0 // a lease of that past may have the references of that past
-		close(s.history)
-		s.history = make(chan struct{})
-		return errHistory
+		return s.leavePast(before, h)
 	}
 	s.pos.cluster = h.GetClusterId()
 	s.pos.revision = max(s.pos.revision, h.GetRevision())
 	return nil
+}
+
+// leavePast ends everything that depends on the history that this process saw, and returns errHistory. Called with mu
+// held.
+func (s *Session) leavePast(before position, h *etcdserverpb.ResponseHeader) error {
+	s.cfg.Log.Error("etcd went back to an older state, lost its data, or is another cluster; everything is read again and held identities are claimed again",
+		"cluster", fmt.Sprintf("%x", h.GetClusterId()), "revision", h.GetRevision(),
+		"was_cluster", fmt.Sprintf("%x", before.cluster), "was_revision", before.revision)
+	s.pos = position{history: s.pos.history + 1, cluster: h.GetClusterId(), revision: h.GetRevision()}
+	s.leave()
+	s.last = 0 // a lease of that past may have the references of that past
+	s.witness = witness{}
+	close(s.history)
+	s.history = make(chan struct{})
+	return errHistory
+}
+
+// witness is a key by which a session recognises etcd's history. A cluster that lost its data has the same ID as before
+// if its members are the same, and one that was restored from a backup may have any ID: while this node is
+// disconnected, others may write more revisions than were lost.
+type witness struct {
+	proven cluster.Key // etcd had it when the name was last read, or it is the first one; without a name there is none
+	newest cluster.Key // the newest key that this process wrote or Follow received
+}
+
+// received remembers the newest key that this process wrote or Follow received in the present history. Called with mu
+// held.
+func (s *Session) received(kv *mvccpb.KeyValue) {
+	if kv.ModRevision <= s.witness.newest.Modified {
+		return
+	}
+	s.witness.newest = cluster.Key{Name: string(kv.Key), Value: kv.Value, Modified: kv.ModRevision}
+	if s.witness.proven.Name == "" {
+		s.witness.proven = s.witness.newest // the next key may be of another history already
+	}
+}
+
+// readName reads alive/<node> and, in the same request, the witness of etcd's history. nil: nobody has the name.
+func (s *Session) readName(ctx context.Context) (*mvccpb.KeyValue, error) {
+	s.mu.Lock()
+	before, w := s.pos, s.witness
+	s.mu.Unlock()
+	ops := []clientv3.Op{clientv3.OpGet(s.aliveKey())}
+	if w.proven.Name != "" {
+		ops = append(ops, clientv3.OpGet(w.proven.Name))
+	}
+	resp, err := s.Commit(ctx, "read name", s.client.Txn(ctx).Then(ops...))
+	if err != nil {
+		return nil, err
+	}
+	if w.proven.Name != "" {
+		same := isKey(w.proven, resp.Responses[1].GetResponseRange().GetKvs())
+		if !same {
+			if same, err = s.remembers(ctx, w.proven); err != nil {
+				return nil, err
+			}
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		switch {
+		case s.pos.history != before.history:
+			return nil, fmt.Errorf("read name: %w", errHistory)
+		case !same:
+			return nil, fmt.Errorf("read name: %w", s.leavePast(before, resp.Header))
+		}
+		s.witness.proven = w.newest
+	}
+	if kvs := resp.Responses[0].GetResponseRange().GetKvs(); len(kvs) > 0 {
+		return kvs[0], nil
+	}
+	return nil, nil
+}
+
+// isKey reports whether an answer is a key as it was.
+func isKey(k cluster.Key, kvs []*mvccpb.KeyValue) bool {
+	return len(kvs) == 1 && kvs[0].ModRevision == k.Modified && bytes.Equal(kvs[0].Value, k.Value)
 }
 
 // Get is a linearised read. Errors contain the text in what.

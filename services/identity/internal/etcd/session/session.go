@@ -66,6 +66,7 @@ type Session struct {
 	named   bool             // guarded by mu; this process had the name
 	pos     position         // guarded by mu
 	history chan struct{}    // guarded by mu; closed when etcd turns out to have lost its history
+	witness witness          // guarded by mu
 }
 
 // Open returns a Session that connects when it is first used. The caller closes it.
@@ -314,21 +315,20 @@ const maxRaces = 16
 // claimName claims the node's name for this process. It writes nothing if the process already owns it.
 func (s *Session) claimName(ctx context.Context) error {
 	for range maxRaces {
-		resp, err := s.Get(ctx, "read name", s.aliveKey())
+		have, err := s.readName(ctx)
 		if err != nil {
 			return err
 		}
 		s.mu.Lock()
 		id, named := s.alive.id, s.named
 		s.mu.Unlock()
-		if len(resp.Kvs) == 0 {
+		if have == nil {
 			ok, err := s.takeName(ctx, Unchanged(s.aliveKey(), nil))
 			if err != nil || ok {
 				return err
 			}
 			continue
 		}
-		have := resp.Kvs[0]
 		if string(have.Value) == s.aliveValue() && clientv3.LeaseID(have.Lease) == s.lastAlive(id) {
 			if id != 0 {
 				return nil
@@ -364,7 +364,7 @@ func (s *Session) lastAlive(id clientv3.LeaseID) clientv3.LeaseID {
 // takeName writes alive/<node> under a condition.
 func (s *Session) takeName(ctx context.Context, condition clientv3.Cmp) (bool, error) {
 	s.mu.Lock()
-	id := s.alive.id
+	id, history := s.alive.id, s.history
 	s.mu.Unlock()
 	if id == 0 {
 		var err error
@@ -386,8 +386,13 @@ func (s *Session) takeName(ctx context.Context, condition clientv3.Cmp) (bool, e
 	}
 	if resp.Succeeded {
 		s.mu.Lock()
+		defer s.mu.Unlock()
 		s.named = true
-		s.mu.Unlock()
+		if history == s.history {
+			s.received(&mvccpb.KeyValue{
+				Key: []byte(s.aliveKey()), Value: []byte(s.aliveValue()), ModRevision: resp.Header.Revision,
+			})
+		}
 	}
 	return resp.Succeeded, nil
 }

@@ -226,7 +226,9 @@ func (m *Member) up() error {
 	if err := json.Unmarshal([]byte(line), &ready); err != nil {
 		return fmt.Errorf("etcd says %q: %w", line, err)
 	}
-	m.Endpoint = ready.Endpoint // the port is known only now
+	if m.Endpoint != ready.Endpoint { // else a client may be reading it
+		m.Endpoint = ready.Endpoint // the port is known only now
+	}
 	return nil
 }
 

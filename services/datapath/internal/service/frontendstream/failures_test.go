@@ -187,7 +187,7 @@ func TestRecoveredFrontendsAreSentAtOnce(t *testing.T) {
 		defer func() { cancel(); work.Wait() }()
 		<-w.svc.subscribed
 		began := time.Now()
-		w.freed <- struct{}{}
+		w.signal(w.freed)
 		<-w.svc.subscribed
 		if took := time.Since(began); took > subscription.First {
 			t.Errorf("the next subscription after %v", took)

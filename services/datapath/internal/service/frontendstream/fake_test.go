@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
@@ -222,6 +223,26 @@ func (w *world) next() *stream {
 		w.t.Fatal("no subscription")
 		return nil
 	}
+}
+
+// signal sends to one of the channels that the follower reads.
+func (w *world) signal(c chan<- struct{}) {
+	w.t.Helper()
+	select {
+	case c <- struct{}{}:
+	case <-time.After(patience):
+		w.t.Fatal("the signal was not received")
+	}
+}
+
+// transactions waits until the kernel has applied n transactions: the follower receives a signal before it acts.
+func (w *world) transactions(n int) {
+	w.t.Helper()
+	servicetest.Eventually(w.t, fmt.Sprint(n, " transactions"), func() bool {
+		w.kernel.mu.Lock()
+		defer w.kernel.mu.Unlock()
+		return len(w.kernel.calls) == n
+	})
 }
 
 func (w *world) send(s *stream, steps ...frontend.Step) {

@@ -525,11 +525,8 @@ func (s *session) passed(ctx context.Context, failed error) error {
 // acknowledge reports that no socket uses backends removed up to a barrier.
 func (s *session) acknowledge(seq, revision uint64) error {
 	s.ended = seq
-	if err := s.stream.Ack(s.last.Seq, seq); err != nil {
-		return err
-	}
 	s.f.note(func(st *Status) { st.Ended = revision })
-	return nil
+	return s.stream.Ack(s.last.Seq, seq)
 }
 
 // retry applies the frontends that were refused for lack of space.

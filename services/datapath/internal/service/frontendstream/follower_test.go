@@ -289,7 +289,7 @@ func TestFreedFrontendsAreSentAgain(t *testing.T) {
 	s := w.next()
 	w.send(s, up(1, 1), up(2, 2), end(7, snapshot))
 	w.hears(s, refusal{key(2), "map sl_fe4: 1 elements needed, 0 free, at most 0 for one list"})
-	w.freed <- struct{}{}
+	w.signal(w.freed)
 	again := w.next()
 	if again.sub != (Subscription{Name: "datapath"}) {
 		t.Errorf("subscribed with %+v, want everything from the beginning", again.sub)
@@ -305,13 +305,14 @@ func TestFrontendsWithoutRoomAreTriedWhenNumbersAreFree(t *testing.T) {
 	s := w.next()
 	w.send(s, up(1, 1), up(2, 2), end(7, snapshot))
 	w.hears(s, refusal{key(2), "map sl_fe4: 1 elements needed, 0 free, at most 0 for one list"}, ack{7, 0}, ack{7, 7})
-	w.room <- struct{}{} // still no space
-	w.room <- struct{}{} // received by the follower
-	w.has(1)
+	w.transactions(2) // of the snapshot, and an attempt after the sockets have ended
+	w.signal(w.room)
+	w.transactions(3)
+	w.has(1) // still no space
 	w.kernel.mu.Lock()
 	w.kernel.room = 2
 	w.kernel.mu.Unlock()
-	w.room <- struct{}{}
+	w.signal(w.room)
 	w.next() // reports the frontend to the service
 	w.has(1, 2)
 }

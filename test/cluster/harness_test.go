@@ -98,6 +98,10 @@ func newCluster(t *testing.T, o devnode.ClusterOptions) *testCluster {
 	for _, n := range c.nodes {
 		n.knows(t, len(c.nodes))
 	}
+	// A node's record is written again when its datapath has addresses: until then others drop what it sends.
+	for _, n := range c.nodes {
+		n.kernelHasHosts(t, c.nodes)
+	}
 	return c
 }
 
@@ -319,6 +323,26 @@ func (n *node) kernelHas(t *testing.T, want ...entry) {
 			if e.on.Name() != n.Name() && (!strings.HasPrefix(value, fmt.Sprintf("identity %d node ", e.identity)) ||
 				!strings.HasSuffix(strings.TrimSuffix(value, " of-device"), " "+e.on.Name())) {
 				return fmt.Errorf("%s has %q, want identity %d of %s", e.address, value, e.identity, e.on.Name())
+			}
+		}
+		return nil
+	})
+}
+
+// kernelHasHosts waits until the node's kernel has the addresses of all other nodes.
+func (n *node) kernelHasHosts(t *testing.T, all []*node) {
+	t.Helper()
+	servicetest.EventuallyNil(t, "the kernel of "+n.Name(), func() error {
+		have, err := n.kernel(t.Context())
+		if err != nil {
+			return err
+		}
+		for _, other := range all {
+			for _, a := range append(other.Addresses(), other.overlay()...) {
+				value := have[netip.PrefixFrom(a, a.BitLen()).String()]
+				if other != n && !strings.HasSuffix(strings.TrimSuffix(value, " of-device"), " "+other.Name()) {
+					return fmt.Errorf("%s of %s has %q", a, other.Name(), value)
+				}
 			}
 		}
 		return nil

@@ -56,7 +56,8 @@ func (s *Session) saw(before position, h *etcdserverpb.ResponseHeader) error {
 // leavePast ends everything that depends on the history that this process saw, and returns errHistory. Called with mu
 // held.
 func (s *Session) leavePast(before position, h *etcdserverpb.ResponseHeader) error {
-	s.cfg.Log.Error("etcd went back to an older state, lost its data, or is another cluster; everything is read again and held identities are claimed again",
+	s.cfg.Log.Error("etcd went back to an older state, lost its data, or is another cluster; "+
+		"everything is read again and held identities are claimed again",
 		"cluster", fmt.Sprintf("%x", h.GetClusterId()), "revision", h.GetRevision(),
 		"was_cluster", fmt.Sprintf("%x", before.cluster), "was_revision", before.revision)
 	s.pos = position{history: s.pos.history + 1, cluster: h.GetClusterId(), revision: h.GetRevision()}
@@ -72,7 +73,7 @@ func (s *Session) leavePast(before position, h *etcdserverpb.ResponseHeader) err
 // if its members are the same, and one that was restored from a backup may have any ID: while this node is
 // disconnected, others may write more revisions than were lost.
 type witness struct {
-	proven cluster.Key // etcd had it when the name was last read, or it is the first one; without a name there is none
+	proven cluster.Key // etcd had it when the name was last read, or it is the first key; without Name: no key yet
 	newest cluster.Key // the newest key that this process wrote or Follow received
 }
 
@@ -88,7 +89,7 @@ func (s *Session) received(kv *mvccpb.KeyValue) {
 	}
 }
 
-// readName reads alive/<node> and, in the same request, the witness of etcd's history. nil: nobody has the name.
+// readName reads alive/<node> and, in the same request, the witness of etcd's history. It returns nil if the name is free.
 func (s *Session) readName(ctx context.Context) (*mvccpb.KeyValue, error) {
 	s.mu.Lock()
 	before, w := s.pos, s.witness

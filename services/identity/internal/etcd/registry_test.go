@@ -507,30 +507,50 @@ func TestAddressesOutliveEtcd(t *testing.T) {
 	b.seesMapping(address(1, 7), fmt.Sprint("a ", web.Number))
 }
 
-// TestAddressesComeBackToAnEtcdThatIsAhead: etcd loses its data, and others write more than before until the node
-// reconnects. Neither the cluster ID nor the revision tells that this is another history.
+// TestAddressesComeBackToAnEtcdThatIsAhead: etcd loses its data or is restored from a backup, and others write more than
+// before until the node reconnects. Neither the cluster ID nor the revision tells that this is another history.
 func TestAddressesComeBackToAnEtcdThatIsAhead(t *testing.T) {
 	t.Parallel()
-	s := etcdtest.StartThree(t)
-	way, endpoint := newProxy(t, s)
-	a := startNode(t, endpoint, "a", t.TempDir(), quick())
-	a.register(1, prefix(1))
-	web := a.endpoint("c1", "web", address(1, 5))
-	a.published()
-	way.Cut()
-	s.Down()
-	s.Wipe()
-	s.Up()
-	admin := s.Client()
-	for i := range 200 {
-		if _, err := admin.Put(t.Context(), testPrefix+"/others", fmt.Sprint(i)); err != nil {
-			t.Fatal(err)
-		}
+	for name, loss := range map[string]func(*etcdtest.Server){
+		"wiped": (*etcdtest.Server).Wipe, "restored": (*etcdtest.Server).Restore,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := etcdtest.StartThree(t)
+			way, endpoint := newProxy(t, s)
+			a := startNode(t, endpoint, "a", t.TempDir(), quick())
+			a.register(1, prefix(1))
+			a.published()
+			s.Down()
+			s.Backup()
+			s.Up()
+			web := a.endpoint("c1", "web", address(1, 5))
+			a.published()
+			wrote, err := s.Client().Get(t.Context(), testPrefix+"/ip/a/ep/", clientv3.WithPrefix())
+			if err != nil {
+				t.Fatal(err)
+			}
+			servicetest.Eventually(t, "the node to receive what it wrote", func() bool {
+				return a.cluster.Origin().Revision >= wrote.Kvs[0].ModRevision
+			})
+			way.Cut()
+			s.Down()
+			loss(s)
+			s.Up()
+			admin := s.Client()
+			for i := range 200 {
+				if _, err := admin.Put(t.Context(), testPrefix+"/others", fmt.Sprint(i)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			way.Heal()
+			servicetest.Eventually(t, "the keys to come back", func() bool {
+				return len(keysBelow(t, admin, "/ip/a/ep/")) == 1
+			})
+			b := startNode(t, s.Endpoint, "b", t.TempDir(), quick())
+			b.seesMapping(address(1, 5), fmt.Sprint("a ", web.Number))
+		})
 	}
-	way.Heal()
-	servicetest.Eventually(t, "the keys to come back", func() bool { return len(keysBelow(t, admin, "/ip/a/ep/")) == 1 })
-	b := startNode(t, s.Endpoint, "b", t.TempDir(), quick())
-	b.seesMapping(address(1, 5), fmt.Sprint("a ", web.Number))
 }
 
 // TestCompactedBehindAnIdleWatcher: a compaction beyond the last change that a

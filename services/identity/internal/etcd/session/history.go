@@ -46,18 +46,18 @@ func (s *Session) saw(before position, h *etcdserverpb.ResponseHeader) error {
 		return errHistory // an answer about the past, or to a session of the past
 	}
 	if before.cluster != 0 && (before.cluster != h.GetClusterId() || h.GetRevision() < before.revision) {
-		return s.leavePast(before, h)
+		return s.leavePast(before, h, "")
 	}
 	s.pos.cluster = h.GetClusterId()
 	s.pos.revision = max(s.pos.revision, h.GetRevision())
 	return nil
 }
 
-// leavePast ends everything that depends on the history that this process saw, and returns errHistory. Called with mu
-// held.
-func (s *Session) leavePast(before position, h *etcdserverpb.ResponseHeader) error {
-	s.cfg.Log.Error("etcd went back to an older state, lost its data, or is another cluster; "+
-		"everything is read again and held identities are claimed again",
+// leavePast ends everything that depends on the history that this process saw, and returns errHistory. key names the
+// key by which the change was noticed; it is empty if the cluster ID or the revision told. Called with mu held.
+func (s *Session) leavePast(before position, h *etcdserverpb.ResponseHeader, key string) error {
+	s.cfg.Log.Error("etcd went back to an older state, lost its data, is another cluster, or has compacted what this "+
+		"node saw; everything is read again and held identities are claimed again", "key", key,
 		"cluster", fmt.Sprintf("%x", h.GetClusterId()), "revision", h.GetRevision(),
 		"was_cluster", fmt.Sprintf("%x", before.cluster), "was_revision", before.revision)
 	s.pos = position{history: s.pos.history + 1, cluster: h.GetClusterId(), revision: h.GetRevision()}
@@ -89,40 +89,63 @@ func (s *Session) received(kv *mvccpb.KeyValue) {
 	}
 }
 
-// readName reads alive/<node> and, in the same request, the witness of etcd's history. It returns nil if the name is free.
+// keys are the keys that etcd's history must have. The newest one may be of another history already, after a connection
+// was lost and before the name is read; the proven one is not.
+func (w witness) keys() []cluster.Key {
+	switch {
+	case w.proven.Name == "":
+		return nil
+	case w.newest.Modified == w.proven.Modified:
+		return []cluster.Key{w.proven}
+	}
+	return []cluster.Key{w.proven, w.newest}
+}
+
+// readName reads alive/<node> and, in the same request, the witness of etcd's history. It returns nil if the name is
+// free.
 func (s *Session) readName(ctx context.Context) (*mvccpb.KeyValue, error) {
 	s.mu.Lock()
 	before, w := s.pos, s.witness
 	s.mu.Unlock()
 	ops := []clientv3.Op{clientv3.OpGet(s.aliveKey())}
-	if w.proven.Name != "" {
-		ops = append(ops, clientv3.OpGet(w.proven.Name))
+	for _, k := range w.keys() {
+		ops = append(ops, clientv3.OpGet(k.Name))
 	}
 	resp, err := s.Commit(ctx, "read name", s.client.Txn(ctx).Then(ops...))
 	if err != nil {
 		return nil, err
 	}
-	if w.proven.Name != "" {
-		same := isKey(w.proven, resp.Responses[1].GetResponseRange().GetKvs())
+	for i, k := range w.keys() {
+		same := isKey(k, resp.Responses[1+i].GetResponseRange().GetKvs())
 		if !same {
-			if same, err = s.remembers(ctx, w.proven); err != nil {
+			if same, err = s.remembers(ctx, k); err != nil {
 				return nil, err
 			}
 		}
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		switch {
-		case s.pos.history != before.history:
-			return nil, fmt.Errorf("read name: %w", errHistory)
-		case !same:
-			return nil, fmt.Errorf("read name: %w", s.leavePast(before, resp.Header))
+		if !same {
+			return nil, fmt.Errorf("read name: %w", s.lacks(before, resp.Header, k.Name))
 		}
-		s.witness.proven = w.newest
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pos.history != before.history {
+		return nil, fmt.Errorf("read name: %w", errHistory)
+	}
+	s.witness.proven = w.newest
 	if kvs := resp.Responses[0].GetResponseRange().GetKvs(); len(kvs) > 0 {
 		return kvs[0], nil
 	}
 	return nil, nil
+}
+
+// lacks ends what depends on the history that this process saw, because etcd lacks a key of it.
+func (s *Session) lacks(before position, h *etcdserverpb.ResponseHeader, key string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pos.history != before.history {
+		return errHistory // noticed by another request
+	}
+	return s.leavePast(before, h, key)
 }
 
 // isKey reports whether an answer is a key as it was.

@@ -146,13 +146,13 @@ func TestReportNamesWhatIsMissing(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
-	files, m, stderr := reportOf(t, n, "--timeout=200ms")
+	files, m, stderr := reportOf(t, n, "--timeout=2s")
 	for name, want := range map[string]string{
 		"pools.json":             "ipam.sock",
 		"metrics/identity.txt":   "metrics.sock",
 		"processes/ipam.txt":     "ipam.sock",
-		"endpoints.json":         "no answer within 200ms",
-		"maps.json":              "no answer within 200ms",
+		"endpoints.json":         "no answer within 2s",
+		"maps.json":              "no answer within 2s",
 		"check.json":             "skipped: the 2 parts before it timed out",
 		"settings/datapath.json": "skipped",
 		"status.json":            "",
@@ -164,7 +164,7 @@ func TestReportNamesWhatIsMissing(t *testing.T) {
 			t.Errorf("standard error does not name %s: %s", name, stderr)
 		}
 	}
-	if !strings.Contains(files["status.json"], "no answer within 200ms") {
+	if !strings.Contains(files["status.json"], "no answer within 2s") {
 		t.Errorf("the status does not name who gave no answer: %s", files["status.json"])
 	}
 	if !strings.Contains(files["processes/datapath.txt"], "VmRSS:") {

@@ -9,7 +9,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 # Seconds that `make fuzz` gives each target.
 FUZZTIME ?= 10s
 # How many times as long as in a plain run `make test-random` draws.
-TIMES ?= 10
+TIMES ?= 40
 # What the tests take their programs from.
 export SLUICE_BIN := $(CURDIR)/bin
 
@@ -122,7 +122,7 @@ test-vectors: ## Run the policy vectors (of the directory POLICY_VECTORS, if set
 	@go -C services/policy test -count=1 -v -run '^TestVectors$$' ./internal/test/vectors
 
 .PHONY: test-random
-test-random: ## Compare the policy tables with the rules read directly, on TIMES (10) times 6.4 million random questions
+test-random: ## Compare the policy tables with the rules read directly, on TIMES (40) times 1.6 million random questions
 	@POLICY_RANDOM=$(TIMES) go -C services/policy test -count=1 -v -timeout 6h ./internal/engine
 
 .PHONY: bench-policy

@@ -230,7 +230,7 @@ func TestChangesComeToTheSameAsFromScratch(t *testing.T) {
 	fast, slow := o.subscribe("fast", [16]byte{}, 0), o.subscribe("slow", [16]byte{}, 0)
 	w := &world{services: make(map[string]string), slices: make(map[string]string), born: make(map[string]int)}
 	revision := uint64(0)
-	for i := range 600 {
+	for i := range 300 {
 		var texts []string
 		var gone []service.ObjectKey
 		for range 1 + r.IntN(3) {

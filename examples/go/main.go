@@ -34,7 +34,7 @@ import (
 func main() {
 	runDir := flag.String("run-dir", "/run/sluice", "directory of the sockets")
 	namespace := flag.String("namespace", "", "namespace for policies; empty: default")
-	none := flag.Bool("none", false, "an empty list of policies or containers is meant")
+	none := flag.Bool("none", false, "confirm that the list of policies or containers is empty")
 	timeout := flag.Duration("timeout", 30*time.Second, "how long a command may take; watch has no end")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

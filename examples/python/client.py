@@ -199,7 +199,8 @@ def arguments():
     parser = argparse.ArgumentParser(description="Connect network namespaces by Sluice without CNI.")
     parser.add_argument("--run-dir", "-run-dir", default="/run/sluice", help="directory of the sockets")
     parser.add_argument("--namespace", "-namespace", default="", help="namespace for policies; empty: default")
-    parser.add_argument("--none", "-none", action="store_true", help="an empty list of policies or containers is meant")
+    parser.add_argument("--none", "-none", action="store_true",
+                        help="confirm that the list of policies or containers is empty")
     parser.add_argument("--timeout", "-timeout", type=float, default=30,
                         help="seconds that a command may take; watch has no end")
     commands = parser.add_subparsers(dest="command", required=True)

@@ -99,7 +99,7 @@ var All = []Bound{
 	},
 	{
 		Name: "split-rows", Process: "sluice-policy", Default: "26,214", Divided: ByTenant,
-		Beyond: "selectors of a tenant above its share do not split classes that have rows in tables of others",
+		Beyond: "selectors of a tenant above its share do not split classes that have rows in tables of other tenants",
 		Shown:  "`sluice shares`, `sluice status`",
 		Tests: []string{
 			"TestSplitClassesFillNoTablesOfAnotherTenant", "TestClassesCountForTheTenantThatSplitsThem",
@@ -273,7 +273,7 @@ var All = []Bound{
 		},
 	},
 	{
-		Name: "ports of the node to one backend elsewhere", Process: "sluice-datapath",
+		Name: "NAT ports of the node to one backend on another node", Process: "sluice-datapath",
 		Default: "10,000 of TCP, 10,000 of UDP", Divided: BySender,
 		Beyond: "half-open TCP and UDP replace each other, the oldest first; " +
 			"a sender above its share is refused (`nat-share`)",

@@ -52,7 +52,7 @@ type EtcdConfig struct {
 	Endpoints  []string      `config:"endpoints" help:"where etcd is: all http://host:port, all https://host:port or all unix:///path"`
 	CA         string        `config:"ca" help:"file with the certificates that etcd's is checked against; for https"`
 	Cert       string        `config:"cert" help:"file with this client's certificate, if etcd asks for one"`
-	Key        string        `config:"key" help:"file with the key of cert"`
+	Key        string        `config:"key" help:"file with the private key of this client's certificate"`
 	ServerName string        `config:"serverName" help:"name in etcd's certificate, if it is not the host of the endpoint"`
 	Prefix     string        `config:"prefix" help:"beginning of all keys; the same on all nodes of a cluster"`
 	LeaseTTL   time.Duration `config:"leaseTTL" help:"how long the references of this node outlive its last sign of life; the same on all nodes"`

@@ -26,7 +26,7 @@ func Commands(inv *invocation.Invocation) []*cobra.Command {
 	var force, validate bool
 	forget := &cobra.Command{
 		Use:   "forget NAME",
-		Short: "Remove a node that will not come back from the cluster",
+		Short: "Remove from the cluster a node that will not come back",
 		Long: `Remove the registration of a node and the addresses of its containers from the cluster, in
 one step. For 15 minutes, the pod CIDRs of the node stay reserved for a node of the same
 name. For a node that is alive, the command requires --force; the node then registers

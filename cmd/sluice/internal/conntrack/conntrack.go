@@ -43,7 +43,7 @@ func (o *filter) add(f *pflag.FlagSet) {
 		"connections of the container CONTAINER[/INTERFACE] or the pod NAMESPACE/NAME at either end")
 	f.StringSliceVar(&o.addresses, "address", nil,
 		"connections with an address in this prefix at either end, or to a service in it")
-	f.UintSliceVar(&o.ports, "port", nil, "connections with this port at either end, or to a service at it")
+	f.UintSliceVar(&o.ports, "port", nil, "connections whose source, destination or Service port is this one")
 	f.Lookup("port").DefValue = "" // otherwise help shows an empty list
 	f.StringSliceVar(&o.protocols, "protocol", nil, "tcp, udp, sctp, icmp, icmpv6 or a number")
 	f.StringSliceVar(&o.states, "state", nil,

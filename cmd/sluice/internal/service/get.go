@@ -30,7 +30,7 @@ func listText(l *lbv1.BackendList) string {
 	switch {
 	case text != "":
 	case l.GetWhenEmpty() == lbv1.EmptyAction_EMPTY_ACTION_DROP:
-		text = "none here: packets are dropped"
+		text = "none on this node: packets are dropped"
 	default:
 		text = "none: connections are refused"
 	}

@@ -194,7 +194,7 @@ func TestListAndGetShowWhereAServiceLeads(t *testing.T) {
 		"Affinity a client keeps its backend if it returns within 3h0m0s", "Revision 5, not enforced by the kernel",
 		"Algorithm table",
 		"node:30053/UDP (IPv6) node-port dns inside [fd00:244::2]:5353 (terminating)",
-		"outside none here: packets are dropped; draining [fd00:244::2]:5353",
+		"outside none on this node: packets are dropped; draining [fd00:244::2]:5353",
 		"[fd00:96::1]:53/UDP load-balancer - outside none: connections are refused")
 	_, errOut := n.Want(t, invocation.ExitFailed, "service", "get", "web")
 	nodetest.WantLines(t, errOut, "sluice: no service default/web; see `sluice service list --all`")

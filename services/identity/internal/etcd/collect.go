@@ -217,7 +217,7 @@ func (s *Store) removeStrays(ctx context.Context, keys map[string]stray, referre
 			return err
 		}
 		if resp.Succeeded {
-			s.cfg.Log.Warn("a key of a number that does not exist was removed from etcd", "key", key, "identity", k.number)
+			s.cfg.Log.Warn("removed a key from etcd whose identity does not exist", "key", key, "identity", k.number)
 		}
 	}
 	return nil

@@ -37,9 +37,9 @@ const (
 
 // Reasons why an endpoint waits for its identity.
 var (
-	errRate = fmt.Errorf("labels change too often: a pod has %d changes at once and one more each %s, "+
-		"the pods of one controller have %d and one more each %s, "+
-		"and this node has %d new label sets and one more each %s",
+	errRate = fmt.Errorf("labels change too often: the limits are %d changes at once and one more every %s for a pod, "+
+		"%d and one more every %s for the pods of one controller, "+
+		"and %d new label sets and one more every %s for this node",
 		podRate.burst, podRate.every, controllerRate.burst, controllerRate.every, nodeRate.burst, nodeRate.every)
 	errStore = errors.New("etcd is away, and the label set is new to this node")
 )

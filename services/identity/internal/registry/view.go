@@ -399,7 +399,8 @@ func (v *view) contestedAddresses() (out []Overlap) {
 			if holder == name {
 				continue
 			}
-			why := fmt.Sprintf("node %s registered the address before; if it is gone, forget it", holder)
+			why := fmt.Sprintf("node %s registered the address before; if that node is gone, run `sluice node forget %s`",
+				holder, holder)
 			if holder == v.own {
 				why = "it is an address of this node"
 			}

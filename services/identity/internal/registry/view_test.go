@@ -67,7 +67,7 @@ func newRegistry(t *testing.T, holdLosses time.Duration) (*Registry, *recorder) 
 	}, nil, memory{}, r, Registration{Underlay: &Underlay{}}), r
 }
 
-// keys is what a store has.
+// keys is the content of a store.
 type keys struct {
 	nodes     map[string]NodeKey
 	claims    map[Removal]ClaimKey // by node and slot
@@ -396,7 +396,7 @@ func TestAddressOfTwoNodesIsOfTheFirst(t *testing.T) {
 		}
 		want := []string{
 			"a-liar 192.0.2.9/32: it is an address of this node",
-			"a-liar 192.0.2.1/32: node good registered the address before; if it is gone, forget it",
+			"a-liar 192.0.2.1/32: node good registered the address before; if that node is gone, run `sluice node forget good`",
 		}
 		if !slices.Equal(named, want) {
 			t.Errorf("the status names %q, want %q", named, want)

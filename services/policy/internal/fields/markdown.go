@@ -46,7 +46,7 @@ func Markdown() string {
 		f.Path = strings.TrimPrefix(f.Path, "spec.podSelector.")
 		selectors = append(selectors, f)
 	}
-	table("Label selectors", "Below every field whose type is selector.", selectors)
+	table("Label selectors", "Every field of the type selector has these fields.", selectors)
 	for _, kind := range policy.Kinds() {
 		like, text := "", versionsText(kind)
 		switch kind {

@@ -101,8 +101,9 @@ func Differences(c Container, p Process, user int) []string {
 	s := c.SecurityContext
 	isTrue := func(b *bool) bool { return b != nil && *b }
 	differs(isTrue(s.Privileged), "is privileged")
-	differs(s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation, "may gain privileges by its manifest")
-	differs(!isTrue(s.ReadOnlyRootFilesystem), "has a writable root by its manifest")
+	differs(s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation,
+		"allows privilege escalation in its manifest")
+	differs(!isTrue(s.ReadOnlyRootFilesystem), "has a writable root file system in its manifest")
 	differs(!slices.Equal(s.Capabilities.Drop, []string{"ALL"}), "drops %v, not ALL", s.Capabilities.Drop)
 	differs(s.SeccompProfile.Type != "RuntimeDefault", "has the seccomp profile %q", s.SeccompProfile.Type)
 

@@ -56,7 +56,8 @@ func TestEveryDifferenceIsFound(t *testing.T) {
 		"an open profile":    {manifest: func(c *Container) { c.SecurityContext.SeccompProfile.Type = "" }, want: "profile"},
 		"nothing is dropped": {manifest: func(c *Container) { c.SecurityContext.Capabilities.Drop = nil }, want: "drops"},
 		"escalation is open": {
-			manifest: func(c *Container) { c.SecurityContext.AllowPrivilegeEscalation = nil }, want: "by its manifest",
+			manifest: func(c *Container) { c.SecurityContext.AllowPrivilegeEscalation = nil },
+			want:     "allows privilege escalation",
 		},
 	}
 	for name, test := range tests {

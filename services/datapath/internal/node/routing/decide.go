@@ -186,7 +186,7 @@ func (s situation) overlay(p *peer, paths [2]Path) (d decision) {
 			return d
 		}
 	}
-	d.why = first(d.why, fmt.Sprintf("no address among %v of a family that this node has", p.Addresses))
+	d.why = first(d.why, fmt.Sprintf("none of the addresses %v is of a family that this node has", p.Addresses))
 	return d
 }
 

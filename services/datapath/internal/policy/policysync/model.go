@@ -138,7 +138,7 @@ func (m *model) take(st policytable.Step, seq uint64, number func(policytable.Cl
 	case policytable.RetireIdentityClass:
 		nc, ok := m.classes[st.IdentityClass]
 		if !ok {
-			return policytable.Invalid("retire_identity_class.identity_class: there is no %d", st.IdentityClass)
+			return policytable.Invalid("retire_identity_class.identity_class: there is no identity class %d", st.IdentityClass)
 		}
 		if nc.number == 0 {
 			m.unnumbered--
@@ -222,7 +222,7 @@ func (m *model) takeIdentity(st policytable.SetIdentity) error {
 	class, ok := m.classes[st.IdentityClass]
 	switch {
 	case !ok:
-		return policytable.Invalid("set_identity.identity_class: there is no %d", st.IdentityClass)
+		return policytable.Invalid("set_identity.identity_class: there is no identity class %d", st.IdentityClass)
 	case st.Kind >= identity.Kinds:
 		return policytable.Invalid("set_identity.kind: there is no %d", st.Kind)
 	case st.Scope >= identity.PeerScopes:
@@ -342,7 +342,7 @@ func countRanges(classes []policytable.Ranges) int {
 func (m *model) row(t *serviceTable, row policytable.Row) error {
 	nc, ok := m.classes[row.IdentityClass]
 	if !ok {
-		return policytable.Invalid("identity_class: there is no %d", row.IdentityClass)
+		return policytable.Invalid("identity_class: there is no identity class %d", row.IdentityClass)
 	}
 	if nc.number == 0 {
 		return nil // peers of the class stay unknown
@@ -400,7 +400,7 @@ func (m *model) deletePeer(st policytable.DeletePeer) error {
 	}
 	ic, ok := m.classes[st.IdentityClass]
 	if !ok {
-		return policytable.Invalid("delete_peer.identity_class: there is no %d", st.IdentityClass)
+		return policytable.Invalid("delete_peer.identity_class: there is no identity class %d", st.IdentityClass)
 	}
 	if _, ok := t.content.Peers[ic.number]; ok {
 		delete(t.content.Peers, ic.number)

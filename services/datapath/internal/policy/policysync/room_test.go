@@ -619,7 +619,7 @@ func TestWrongStepsAreRefusedAndNameTheField(t *testing.T) {
 		"default_classes[2]":                                     define(func(d *policytable.DefineTable) { d.Content.DefaultClasses[2] = 1 }),
 		"address_classes[1]":                                     define(func(d *policytable.DefineTable) { d.Content.AddressClasses[1] = 1 }),
 		"peers[0].class":                                         define(func(d *policytable.DefineTable) { d.Peers = []policytable.Row{{IdentityClass: 11, Class: 1}} }),
-		"identity_class: there is no 999":                        define(func(d *policytable.DefineTable) { d.Peers = []policytable.Row{{IdentityClass: 999, Class: 0}} }),
+		"identity_class: there is no identity class 999":         define(func(d *policytable.DefineTable) { d.Peers = []policytable.Row{{IdentityClass: 999, Class: 0}} }),
 		"classes[0].ranges[0].rest: there is no rule 5":          define(ranges(policytable.PortRange{Last: 9, Rest: 5})),
 		"classes[0].ranges[0].admin: there is no rule 5":         define(ranges(policytable.PortRange{Last: 9, Admin: 5})),
 		"ranges[0]: begins at 0x9, after its end 0x5":            define(ranges(policytable.PortRange{First: 9, Last: 5})),

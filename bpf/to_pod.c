@@ -28,7 +28,7 @@ static __always_inline enum sl_reason find_target(struct __sk_buff *skb, struct 
 	return SL_CONTINUE;
 }
 
-/* Admits the packet. The source of an answer becomes the address that the pod had requested. */
+/* Admits the packet. An answer gets the address that the pod had sent to as its source. */
 static __always_inline enum sl_reason take(struct __sk_buff *skb, struct sl_packet *p)
 {
 	enum sl_reason reason = admit_behind_stack(skb, p);

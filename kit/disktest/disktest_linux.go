@@ -206,8 +206,8 @@ func (d *Disk) Run(t testing.TB, f func()) {
 	}
 }
 
-// calls are the system calls that the filter sends to the listener. An eight-byte write comes from
-// the Go runtime, which wakes its poller.
+// calls are the system calls, apart from write, that the filter sends to the listener. A write of
+// eight bytes passes the filter: with it, the Go runtime wakes its poller.
 var calls = []uint32{unix.SYS_PWRITE64, unix.SYS_FSYNC, unix.SYS_FDATASYNC, unix.SYS_FTRUNCATE, unix.SYS_RENAMEAT, unix.SYS_RENAMEAT2, unix.SYS_UNLINKAT}
 
 const (

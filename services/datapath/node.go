@@ -37,7 +37,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendstream"
 )
 
-// around is what the parts of the datapath depend on.
+// around has the dependencies of the parts of the datapath.
 type around struct {
 	instance string
 	bootID   string

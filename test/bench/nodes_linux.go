@@ -65,7 +65,7 @@ func (b *bench) nodes(ctx context.Context) (err error) {
 	return b.addsOfNodes(ctx, clusters)
 }
 
-// trafficOfNodes measures between pods of two nodes, for each routing mode.
+// trafficOfNodes measures traffic between pods of two nodes, in each routing mode.
 func (b *bench) trafficOfNodes(ctx context.Context, clusters []twoNodes) (err error) {
 	paths, remove, err := b.pathsOfNodes(ctx, clusters)
 	defer func() { err = errors.Join(err, remove()) }()

@@ -279,7 +279,7 @@ func TestAPIRangesAreThoseOfTheNode(t *testing.T) {
 	a.want("10.12.0.0/24")
 	a.noted("10.12.0.0/24", "", "False")
 
-	// A range that overlaps one in use is rejected by name until the other one is free.
+	// A range that overlaps one in use is refused until the addresses of the other are released. The message names both.
 	a.remove()
 	a.node("10.12.0.0/16")
 	a.wantNone("spec.podCIDRs[0]: 10.12.0.0/16 overlaps 10.12.0.0/24")

@@ -218,7 +218,7 @@ static __always_inline int own_address(__u8 *addr, __u16 place, __u8 family)
 	return 0;
 }
 
-/* The source of an answer: the address that the initiator had requested. */
+/* The source of an answer: the address that the initiator had sent to. */
 static __always_inline long find_asked(const struct sl_packet *p, struct sl_end *end)
 {
 	struct sl_front *front = front_at(p->front);

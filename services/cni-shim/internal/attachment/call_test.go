@@ -30,8 +30,8 @@ func refusal(code unary.Code, delay time.Duration) error {
 
 func without(code unary.Code, text string) error { return &unary.Error{Code: code, Message: text} }
 
-// endOf is what a call of the verb ends with, and after how long, by the clock
-// of the bubble.
+// endOf makes a call as the verb does, with f as one attempt. It returns the error and the duration of the call by the
+// clock of the synctest bubble.
 func endOf(t *testing.T, verb invocation.Command, f func(since time.Duration) error) (time.Duration, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)

@@ -256,7 +256,7 @@ func raw(f *Fields, number int, p *[]byte) {
 	}
 }
 
-// structs is what T is a pointer's type of: a message that can be made.
+// structs is the constraint of a message type *T, so that a decoder can allocate it with new(T).
 type structs[T any] interface {
 	*T
 	Message

@@ -25,7 +25,7 @@ import (
 	"github.com/sluice-net/sluice/services/cni-shim/internal/message"
 )
 
-// script is what a server sends once it has read a request, frame by frame.
+// script has the frames that a server sends after it has read a request.
 type script struct {
 	bytes.Buffer
 	*http2.Framer

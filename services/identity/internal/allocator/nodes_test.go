@@ -167,7 +167,7 @@ func quick() allocator.Config {
 	}
 }
 
-// start runs a process of a node; records is what earlier ones left.
+// start runs a process of a node. records has the state that earlier processes saved.
 func start(t testing.TB, store allocator.Store, records *memory, cfg allocator.Config) *node {
 	t.Helper()
 	if cfg.Log == nil {
@@ -1278,7 +1278,7 @@ func TestCallersAreAnsweredWhileAListingIsTakenOver(t *testing.T) {
 	if s := a.Summary(); !s.Ready || s.Known != listed+len(held) {
 		t.Errorf("got %+v, want ready, and %d listed and %d held ones", s, listed, len(held))
 	}
-	// The next listing lacks most, and is older than what is held.
+	// The next listing has only ten identities and is older than the held ones, so these stay known.
 	u.Upserts = u.Upserts[:10]
 	st.updates <- u
 	<-st.taken

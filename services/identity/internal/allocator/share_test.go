@@ -87,8 +87,8 @@ func fill(t *testing.T, c *storetest.Fake, namespace string, from, to int) {
 // most is how many numbers one tenant may have alone: 256, and a quarter of what is then free.
 const most = 13_261
 
-// TestATenantHasAQuarterOfTheFreeNumbersAtMost beyond its first 256, so that it leaves
-// numbers for others, also if those come later or if it makes namespaces.
+// TestATenantHasAQuarterOfTheFreeNumbersAtMost: beyond its first 256 numbers, a tenant gets at most a quarter of the
+// free ones. So it leaves numbers for others, also if they come later or if it makes namespaces.
 func TestATenantHasAQuarterOfTheFreeNumbersAtMost(t *testing.T) {
 	sharing(t, quick(), func(t *testing.T, c *storetest.Fake, nodes [2]*node) {
 		fill(t, c, "team-a", 200, most+100)
@@ -140,7 +140,8 @@ func TestATenantHasAQuarterOfTheFreeNumbersAtMost(t *testing.T) {
 	})
 }
 
-// TestNamespacesWithoutTheLabelHaveHalfOfTheNumbersTogether however many there are.
+// TestNamespacesWithoutTheLabelHaveHalfOfTheNumbersTogether: namespaces without the tenant label have at most half of
+// the numbers together, however many there are.
 func TestNamespacesWithoutTheLabelHaveHalfOfTheNumbersTogether(t *testing.T) {
 	sharing(t, quick(), func(t *testing.T, c *storetest.Fake, nodes [2]*node) {
 		const half = identity.ClusterSize / 2
@@ -236,7 +237,8 @@ func TestNumbersInQuarantineCountForTheirTenant(t *testing.T) {
 	})
 }
 
-// TestWhatIsPublishedBoundsATenantOnAllNodes together with what a node took since.
+// TestWhatIsPublishedBoundsATenantOnAllNodes: every node counts the published numbers of a tenant, and the numbers that
+// it has taken since.
 func TestWhatIsPublishedBoundsATenantOnAllNodes(t *testing.T) {
 	cfg := quick()
 	cfg.Grace, cfg.Quarantine = 15*time.Minute, time.Hour

@@ -79,7 +79,7 @@ func stateOf(resp []*etcdserverpb.ResponseOp) state {
 // is reports whether the number belongs to the label set.
 func (h state) is(l label.Canonical) bool { return h.id != nil && string(h.id.Value) == l.Text() }
 
-// restsAfterAnother reports whether another label set than this one had the number.
+// restsAfterAnother reports whether the number is in quarantine and belonged to another label set than l.
 func (h state) restsAfterAnother(l label.Canonical) bool {
 	return h.rest != nil && string(h.rest.Value) != hashText(l)
 }

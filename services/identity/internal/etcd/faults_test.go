@@ -27,8 +27,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/test/storetest"
 )
 
-// operation is what a client of a node did: it resolved a label set and got a
-// number, released it, or claimed a range.
+// operation is one call of a client: it resolved a label set and got a number, released it, or claimed a range.
 type operation struct {
 	kind   string // "resolve", "release" or "claim"
 	thing  int    // label set or range
@@ -327,7 +326,7 @@ func TestKernelNothingIsInTwoHandsOnSlowDisks(t *testing.T) {
 	r.restart(1) // a node that starts meanwhile
 	slow(0, disks...)
 	r.progress()
-	// One of three is no majority: the others continue, whichever of them leads.
+	// With one slow disk of three, the other two members are a majority and continue, whichever member is the leader.
 	for i := range disks {
 		slow(3*time.Second, disks[i])
 		r.progress()

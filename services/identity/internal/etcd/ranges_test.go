@@ -439,7 +439,7 @@ func TestKubernetesTakesRangesOver(t *testing.T) {
 	oneHand(t, s.Client())
 }
 
-// TestNodeLearnsThatItsRangeIsTaken by its watch, while it runs.
+// TestNodeLearnsThatItsRangeIsTaken: a running node learns it from its watch.
 func TestNodeLearnsThatItsRangeIsTaken(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.Start(t)

@@ -36,7 +36,7 @@ func fill(t testing.TB, admin *clientv3.Client, n int, put func(i int) []clientv
 	}
 }
 
-// counts is what a collector makes of FollowReferences.
+// counts sums the updates of FollowReferences, as a collector does.
 type counts struct {
 	mu       sync.Mutex
 	listings int

@@ -59,7 +59,7 @@ func (n *node) endpoint(name, labels string, a netip.Addr) identity.Identity {
 	return id
 }
 
-// mapping is what counts of an address on the node; "" for nothing.
+// mapping returns the node and identity that this node maps an address to; "" without a mapping.
 func (n *node) mapping(a netip.Addr) string {
 	item, ok := n.cluster.Get(registry.Key{Prefix: netip.PrefixFrom(a, a.BitLen())})
 	if !ok {

@@ -51,7 +51,7 @@ func (*records) SaveRegistration(registry.Registration) error { return nil }
 
 func (*records) SavePins([]registry.Pin) error { return nil }
 
-// process is what one start of the service has.
+// process is one run of the service.
 type process struct {
 	t          *testing.T
 	identities *watch.Hub[identity.Numeric, identity.Identity]

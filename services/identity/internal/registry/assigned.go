@@ -338,7 +338,7 @@ func (v *view) setSettings(k IPAMKey) {
 	v.formerSettings = all[:min(len(all), mostFormer)]
 }
 
-// settingsAt returns the settings that counted at a revision; ok is false if they are not known.
+// settingsAt returns the settings that were in effect at a revision; ok is false if they are not known.
 func (v *view) settingsAt(revision int64) (s IPAM, ok bool) {
 	if v.ipam.Revision != 0 && revision >= v.ipam.Revision {
 		return v.ipam.Settings, true

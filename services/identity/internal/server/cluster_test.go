@@ -250,7 +250,7 @@ func TestRegistrationIsCheckedAndWritten(t *testing.T) {
 	servicetest.Eventually(t, "the endpoint to go", func() bool { return len(s.store.published()) == 0 })
 }
 
-// state is what a reader of WatchCluster knows.
+// state is the state of a client of WatchCluster.
 type state struct {
 	nodes    map[string]*identityv1.Node
 	mappings map[string]*identityv1.IPMapping

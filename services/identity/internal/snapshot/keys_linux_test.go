@@ -47,7 +47,7 @@ const keysOf = "/x/ip/"
 
 func (p *past) head() cluster.Point { return cluster.Point{Cluster: 7, Revision: int64(len(p.steps))} }
 
-// at is what there was at a revision.
+// at returns the names and identities that existed at a revision.
 func (p *past) at(revision int64) (map[string]string, map[identity.Numeric]bool) {
 	return replay(map[string]string{}, map[identity.Numeric]bool{}, p.steps[:revision])
 }
@@ -316,7 +316,7 @@ func failAndCut(t *testing.T, seed uint64) {
 	}
 }
 
-// rebooted is what a boot after this one loads.
+// rebooted simulates a reboot, and returns what the next process loads.
 func rebooted(t *testing.T, path string) Loaded {
 	t.Helper()
 	reboot(t, path)
@@ -327,8 +327,8 @@ func rebooted(t *testing.T, path string) Loaded {
 	return l
 }
 
-// TestNotedIdentitiesOfTheProcessBeforeAreSaved by the next one: no boot after that
-// begins with less than its point says.
+// TestNotedIdentitiesOfTheProcessBeforeAreSaved: the next process saves them, so that no later boot begins with less
+// than its point says.
 func TestNotedIdentitiesOfTheProcessBeforeAreSaved(t *testing.T) {
 	path := stateDir(t)
 	for _, act := range []func(d *Dir) error{

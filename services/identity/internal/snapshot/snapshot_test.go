@@ -196,8 +196,8 @@ func TestNotedChangesAreKnownAfterAKill(t *testing.T) {
 	}
 }
 
-// TestCacheWithoutAChangeWritesNoHolders because each write is a sync, and the
-// time at which the store was heard is in the cache alone.
+// TestCacheWithoutAChangeWritesNoHolders: the time of the last contact with the store is only in the cache, and each
+// write of the holders would be a sync.
 func TestCacheWithoutAChangeWritesNoHolders(t *testing.T) {
 	path, _ := saved(t)
 	d, _, err := opened(t, path, "n1")
@@ -327,7 +327,8 @@ func TestCorruptCacheIsPutAsideAndHoldsStay(t *testing.T) {
 	}
 }
 
-// TestFilesOfTheVersionBeforeAreTakenOver once.
+// TestFilesOfTheVersionBeforeAreTakenOver: the first start converts the files of the previous version and removes
+// them; the second start loads the same state.
 func TestFilesOfTheVersionBeforeAreTakenOver(t *testing.T) {
 	path := stateDir(t)
 	if err := os.Mkdir(path, 0o750); err != nil {

@@ -225,8 +225,8 @@ func (f *Figures) Serves() bool { return !f.Draining && f.Refused == "" }
 // Summary are the figures of all pools, as of the last answer.
 type Summary struct {
 	Pools []Figures
-	// Outside counts addresses that are held although no pool allows them: they
-	// are reserved by now, or their former range overlaps one that serves.
+	// Outside counts allocated addresses that no pool allows any more: a setting reserves them now, or their range is
+	// no longer a pool because it overlaps a new one.
 	Outside uint64
 	// Owners is the number of allocations.
 	Owners uint64

@@ -174,8 +174,8 @@ func (l *ledger) serving() (ranges []netip.Prefix) {
 	return ranges
 }
 
-// setRanges notes which ranges serve, unless one overlaps another in which
-// addresses are in use.
+// setRanges stores the ranges that new addresses are allocated from. It returns an error if one of them overlaps
+// another range that has addresses in use.
 func (l *ledger) setRanges(field string, pools []*pool.Pool) error {
 	ranges := make([]netip.Prefix, 0, len(pools))
 	for i, p := range pools {

@@ -59,7 +59,7 @@ func newModel(ranges, exclude []netip.Prefix, lease, rest time.Duration, now tim
 	return m
 }
 
-// commit is what every change of the store carries along.
+// commit models that every change of the store also stores the positions of the pools.
 func (m *model) commit() {
 	for _, p := range m.pools {
 		p.stored = p.position

@@ -156,7 +156,7 @@ func TestReservedAddressesAreNeverGivenOut(t *testing.T) {
 	}
 }
 
-// naive is what Pool must be indistinguishable from, for a small range.
+// naive is a simple implementation of a pool. With a small range, Pool must behave in the same way.
 type naive struct {
 	all      []netip.Addr
 	taken    map[netip.Addr]bool

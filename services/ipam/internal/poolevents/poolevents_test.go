@@ -29,7 +29,7 @@ func pools(free4, free6 uint64) *ipam.Summary {
 	}}
 }
 
-// refused is what an allocation on a full node answers.
+// refused returns the error of an allocation on a full node.
 func refused(quarantined uint64) error {
 	f := ipam.Figures{
 		Prefix: netip.MustParsePrefix("10.1.0.0/29"), Size: 8, Reserved: 3,

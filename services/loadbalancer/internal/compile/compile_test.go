@@ -232,8 +232,8 @@ func TestEndpointsThatServeOrTerminateDrain(t *testing.T) {
 	}
 }
 
-// TestUDPLeavesEndpointsThatDoNotServe if others do: an endpoint that terminates and does not serve
-// keeps TCP connections, but UDP flows only if there is no other endpoint.
+// TestUDPLeavesEndpointsThatDoNotServe: an endpoint that terminates and does not serve keeps its TCP
+// connections, and its UDP flows only if there is no other endpoint.
 func TestUDPLeavesEndpointsThatDoNotServe(t *testing.T) {
 	two, same := []string{"10.0.0.1 here", "10.0.0.2 there"}, []string{"10.0.0.1 here", "10.0.0.2 here"}
 	for _, c := range []struct {

@@ -136,7 +136,7 @@ func (x *reader) until(revision uint64) {
 	}
 }
 
-// world is what a test has applied.
+// world has the objects that a test has applied.
 type world struct {
 	services map[string]string // manifests
 	slices   map[string]string

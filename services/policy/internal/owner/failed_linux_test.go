@@ -33,7 +33,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// residents are pods in two namespaces, by number, and the world.
+// residents are the labels of four pods in two namespaces and of the world, by identity.
 var residents = map[identity.Numeric]label.Set{
 	300: label.NewSet(label.Kubernetes("app", "web"), label.Kubernetes(label.KeyNamespace, "shop")),
 	301: label.NewSet(label.Kubernetes("app", "db"), label.Kubernetes(label.KeyNamespace, "shop")),

@@ -45,8 +45,8 @@ func heap() uint64 {
 }
 
 // TestPoliciesBeyondTheShareTakeBoundedMemory gives a node 5,000 policies of one tenant, of 1 KiB each, with capacity
-// for 250. The memory for policies that exceed the share is limited, too; the isolation of the namespace replaces the
-// rest. INV-65
+// for 250. Only a limited number of the policies that exceed the share is kept in memory, too; instead of the others,
+// their namespace is isolated. INV-65
 func TestPoliciesBeyondTheShareTakeBoundedMemory(t *testing.T) {
 	const count, each = 5000, 1 << 10
 	c := &clock{now: time.Now()}

@@ -230,7 +230,7 @@ func (o *first) initCache(t *store.Tx) error {
 	return nil
 }
 
-// retire replaces the file with the record of a later version.
+// retire replaces the file of the first format with a record that names File, which has its content now.
 func (o *first) retire(d *store.Dir) error {
 	if o == nil {
 		return nil

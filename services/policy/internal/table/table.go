@@ -254,7 +254,7 @@ func (t *Table) Ranges(from int) []policytable.Ranges {
 	return out
 }
 
-// Intervals returns the list of a class.
+// Intervals returns the intervals of a class, in ascending order.
 func (t *Table) Intervals(class policytable.Class) []Interval {
 	var out []Interval
 	var walk func(n uint32)

@@ -695,13 +695,13 @@ const (
 	//
 	// Severity: expected. None: the sender tries another port.
 	Reason_REASON_SERVICE_PORT_IN_USE Reason = 57
-	// No port of the node from 20000 to 29999 is free for the path of a sender outside to
-	// the backend. The sender gets an error.
+	// None of the node's ports from 20000 to 29999 is free to translate a connection from
+	// outside to this backend on another node. The sender gets an error.
 	//
 	// Severity: capacity. Add backends, or use externalTrafficPolicy: Local.
 	Reason_REASON_NAT_EXHAUSTED Reason = 58
-	// The node has no address of the family for the path of a sender outside to a backend
-	// elsewhere. The sender gets an error.
+	// The node has no source address of the family to translate a connection from outside to
+	// a backend on another node. The sender gets an error.
 	//
 	// Severity: configuration. Give the node an address of the family.
 	Reason_REASON_NAT_NO_SOURCE Reason = 59
@@ -714,8 +714,8 @@ const (
 	//
 	// Severity: expected. Run `sluice service list`; the port is wrong.
 	Reason_REASON_NO_SERVICE_PORT Reason = 61
-	// The sender outside has its share of the node's ports to this backend, and half of
-	// these ports are in use. The sender gets an error.
+	// The sender outside has used up its share of the node's ports to this backend, and half
+	// of these ports are in use. The sender gets an error.
 	//
 	// Severity: capacity. Look at the sender; see docs/shares.md.
 	Reason_REASON_NAT_SHARE Reason = 62
@@ -3419,7 +3419,7 @@ type FrontendStream struct {
 	Frontends uint32 `protobuf:"varint,5,opt,name=frontends,proto3" json:"frontends,omitempty"`
 	// Backends in the kernel; a backend of several frontends counts once.
 	Backends uint32 `protobuf:"varint,6,opt,name=backends,proto3" json:"backends,omitempty"`
-	// Numbers of removed frontends and backends that connections may still refer to.
+	// Number of IDs of removed frontends and backends to which connections may still refer.
 	RestingNumbers uint32 `protobuf:"varint,7,opt,name=resting_numbers,json=restingNumbers,proto3" json:"resting_numbers,omitempty"`
 	// Frontends that sluice-loadbalancer has not sent since it lost its state. They stay until all
 	// its sources are complete.
@@ -4365,7 +4365,7 @@ type ClusterStream struct {
 	// Number of these whose identity the policy tables do not know yet; they count as
 	// unknown-in-cluster.
 	WaitingPrefixes uint32 `protobuf:"varint,5,opt,name=waiting_prefixes,json=waitingPrefixes,proto3" json:"waiting_prefixes,omitempty"`
-	// Numbers of removed nodes to which connections may still refer.
+	// Number of node IDs of removed nodes to which connections may still refer.
 	RestingNumbers uint32 `protobuf:"varint,6,opt,name=resting_numbers,json=restingNumbers,proto3" json:"resting_numbers,omitempty"`
 	// Why other nodes may not know how to reach this node; empty if they do.
 	RegistrationError string `protobuf:"bytes,7,opt,name=registration_error,json=registrationError,proto3" json:"registration_error,omitempty"`

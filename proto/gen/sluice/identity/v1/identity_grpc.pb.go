@@ -107,11 +107,10 @@ type IdentityServiceClient interface {
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	ResolveEndpoint(ctx context.Context, in *ResolveEndpointRequest, opts ...grpc.CallOption) (*ResolveEndpointResponse, error)
-	// WatchEndpoints sends the identity of every owner that ResolveEndpoint gave
-	// one and that was not released, then a bookmark with snapshot_complete (an
-	// owner that was not listed holds none), then changes as they happen: another
-	// identity, because labels or named ports changed in Kubernetes or were given
-	// to ResolveEndpoint, and releases. Changes of one owner are merged. Idle
+	// WatchEndpoints first lists the owners that have an identity from ResolveEndpoint, and sends
+	// a bookmark with snapshot_complete: an owner that was not listed has no identity. Then it
+	// sends changes as they happen: releases, and new identities after labels or named ports
+	// changed, in Kubernetes or by ResolveEndpoint. Changes of one owner are merged. Idle
 	// bookmarks carry newer tokens.
 	//
 	// A caller that was unavailable continues with the resume token of the last message:
@@ -382,11 +381,10 @@ type IdentityServiceServer interface {
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	ResolveEndpoint(context.Context, *ResolveEndpointRequest) (*ResolveEndpointResponse, error)
-	// WatchEndpoints sends the identity of every owner that ResolveEndpoint gave
-	// one and that was not released, then a bookmark with snapshot_complete (an
-	// owner that was not listed holds none), then changes as they happen: another
-	// identity, because labels or named ports changed in Kubernetes or were given
-	// to ResolveEndpoint, and releases. Changes of one owner are merged. Idle
+	// WatchEndpoints first lists the owners that have an identity from ResolveEndpoint, and sends
+	// a bookmark with snapshot_complete: an owner that was not listed has no identity. Then it
+	// sends changes as they happen: releases, and new identities after labels or named ports
+	// changed, in Kubernetes or by ResolveEndpoint. Changes of one owner are merged. Idle
 	// bookmarks carry newer tokens.
 	//
 	// A caller that was unavailable continues with the resume token of the last message:

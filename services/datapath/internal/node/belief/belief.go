@@ -88,7 +88,7 @@ const (
 // never is the value of heard if the node has never heard from the store.
 const never = time.Duration(-1 << 62)
 
-// Beliefs is the state of this node. Its methods may be called concurrently.
+// Beliefs decides which nodes' mappings this node trusts. Its methods may be called concurrently.
 type Beliefs struct {
 	o Options
 

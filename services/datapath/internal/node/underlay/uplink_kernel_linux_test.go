@@ -382,7 +382,7 @@ func TestKernelFiltersOfUplinksAreSwitchedOff(t *testing.T) {
 	}
 }
 
-// TestKernelNextHopsAreResolvedAndKept until they are removed.
+// TestKernelNextHopsAreResolvedAndKept: they stay resolved until they are removed.
 func TestKernelNextHopsAreResolvedAndKept(t *testing.T) {
 	n := newNode(t)
 	index := func() uint32 {

@@ -117,15 +117,15 @@ const (
 	ServiceSCTPPort Reason = 56
 	// ServicePortInUse: The sender has this port in use to every backend already, directly or by another Service. It gets an error.
 	ServicePortInUse Reason = 57
-	// NATExhausted: No port of the node from 20000 to 29999 is free for the path of a sender outside to the backend. The sender gets an error.
+	// NATExhausted: None of the node's ports from 20000 to 29999 is free to translate a connection from outside to this backend on another node. The sender gets an error.
 	NATExhausted Reason = 58
-	// NATNoSource: The node has no address of the family for the path of a sender outside to a backend elsewhere. The sender gets an error.
+	// NATNoSource: The node has no source address of the family to translate a connection from outside to a backend on another node. The sender gets an error.
 	NATNoSource Reason = 59
 	// ServiceInside: From outside of the node to a cluster IP, which is for its pods and itself.
 	ServiceInside Reason = 60
 	// NoServicePort: To an address that only Services use, at a port that none of them has. A pod gets an error.
 	NoServicePort Reason = 61
-	// NATShare: The sender outside has its share of the node's ports to this backend, and half of these ports are in use. The sender gets an error.
+	// NATShare: The sender outside has used up its share of the node's ports to this backend, and half of these ports are in use. The sender gets an error.
 	NATShare Reason = 62
 	// TranslationShare: The endpoint has used up its share of translations, counting both of a hairpin.
 	TranslationShare Reason = 63

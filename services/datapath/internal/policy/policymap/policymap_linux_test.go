@@ -683,7 +683,8 @@ func TestKernelTablesSurviveAKillAtEveryWrite(t *testing.T) {
 	t.Logf("%d kills in %d changes", kills, changes)
 }
 
-// oldOrNew evaluates packets by all tables that existed before.
+// oldOrNew evaluates packets by all tables that existed before a change. Each verdict must be the one before or after
+// the change.
 func oldOrNew(t testing.TB, j kerneltest.Evaluator, r *randomTable, before, after *model, what string) {
 	t.Helper()
 	for id, c := range before.tables {

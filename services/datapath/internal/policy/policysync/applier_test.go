@@ -430,8 +430,8 @@ func TestAnEndpointTakesAnotherIdentityOnlyWithItsTables(t *testing.T) {
 	}
 }
 
-// TestAnEndpointWhoseTablesDoNotFitTakesItsIdentityIsolated until there is capacity: the
-// permissions of its former identity end. A change that may fail changes nothing.
+// TestAnEndpointWhoseTablesDoNotFitTakesItsIdentityIsolated: until there is capacity, the endpoint has its new identity
+// and is isolated, so the permissions of its former identity end. A change that may fail changes nothing.
 //
 // INV-70
 func TestAnEndpointWhoseTablesDoNotFitTakesItsIdentityIsolated(t *testing.T) {

@@ -130,7 +130,7 @@ func (i *instance) sound(t testing.TB) {
 	}
 }
 
-// leads is what a packet finds in the kernel's maps: the backends, and the flags of the front.
+// leads is the result of a lookup in the kernel's maps: the backends, and the flags of the front.
 type leads struct {
 	backends []netip.AddrPort
 	flags    uint16

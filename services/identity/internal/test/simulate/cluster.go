@@ -30,7 +30,7 @@ const (
 	perTxn     = 100 // keys of a transaction while the cluster is loaded
 )
 
-// value is what a node says of an endpoint, with the time at which it did.
+// value is the value of an endpoint's key, with the time at which the node wrote it.
 type value struct {
 	registry.Addresses
 	Sent int64 `json:"sent"` // nanoseconds since 1970; nodes do not read it
@@ -45,7 +45,7 @@ type member struct {
 	forgotten bool
 }
 
-// cluster is what all members say, and the publishers that write it.
+// cluster has the state of all members, and the publishers that write it.
 type cluster struct {
 	perNode    int
 	slots      int // of endpoints a node
@@ -334,8 +334,8 @@ type mapping struct {
 	number uint32
 }
 
-// desired is what a full node should know of the others. No publisher writes
-// meanwhile.
+// desired returns the nodes and mappings that a full node should have from the others. No publisher
+// may write meanwhile.
 func (c *cluster) desired(own string) (nodes map[string]bool, mappings map[string]mapping) {
 	nodes, mappings = map[string]bool{}, map[string]mapping{}
 	set := func(a netip.Addr, node string, n identity.Numeric) {

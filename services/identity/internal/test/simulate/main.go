@@ -293,7 +293,7 @@ func (s *simulation) change(ctx context.Context, rate, together int) error {
 	return nil
 }
 
-// identityCPU is what the full nodes' processes have taken so far, in seconds.
+// identityCPU returns the CPU time of the full nodes' processes so far, in seconds.
 func (s *simulation) identityCPU() (sum float64) {
 	for _, n := range s.full {
 		sum += n.cpu()

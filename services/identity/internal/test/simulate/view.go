@@ -14,8 +14,7 @@ import (
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 )
 
-// view is what the watches of a full node say, as its datapath and its policy
-// service have it.
+// view is the state that the datapath and the policy service of a full node have from their watches.
 type view struct {
 	node   *node
 	world  *cluster

@@ -347,7 +347,7 @@ var All = []Bound{
 	},
 	{
 		Name: "counted senders to backends elsewhere", Process: "sluice-datapath", Default: "8,192", Divided: Undivided,
-		Beyond: "a new sender has at most 64 ports to a backend while half of them are in use",
+		Beyond: "a new sender gets at most 64 ports to a backend while half of the ports to it are in use",
 		Shown:  "`sluice_datapath_packets_total` (`nat-share`)",
 	},
 }

@@ -55,7 +55,7 @@ var patterns = []pattern{
 			`for (?:so|as) long as|as it is|as they are|the other way round|on its own account|` +
 			`wants? (?:to be|at)|wanted (?:are|were|is|was))\b`),
 	},
-	{name: "a word for in addition to, or next to", expr: regexp.MustCompile(`\bbesides?\b`)},
+	{name: "a preposition with two meanings", expr: regexp.MustCompile(`\bbesides?\b`)},
 	{
 		name: "a relative clause instead of the noun",
 		expr: regexp.MustCompile(`\b(?:whose|who|whom) (?:it|they|he|she|an?|the) [\w-]+ (?:is|are|belongs?)\b|` +

@@ -116,7 +116,7 @@ func (s *crowdedServices) connections(ctx context.Context) (err error) {
 	}{
 		{"one service, p5 to nftables", connectHot, connectNftHot},
 		{"services in turn, p5 to nftables", connectCold, connectNftCold},
-		{"one service, p5 to iptables with no other", connectHot, connectOneRule},
+		{"one service, p5 to iptables without other services", connectHot, connectOneRule},
 		{"services in turn, p5 to iptables", connectCold, connectRules},
 	} {
 		b.wantRatio("connect through "+way.name, 1, median(inTurn(paths[way.of].bare5, paths[way.to5].bare5)))

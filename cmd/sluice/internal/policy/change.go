@@ -234,7 +234,7 @@ func awaitRevision(ctx context.Context, inv *invocation.Invocation, revision uin
 	if err != nil {
 		st, _ := status.FromError(err)
 		if st.Code() == codes.DeadlineExceeded {
-			return fmt.Errorf("not within %s; `sluice status` shows the progress", limit)
+			return fmt.Errorf("timed out after %s; `sluice status` shows the progress", limit)
 		}
 		return errors.New(st.Message())
 	}

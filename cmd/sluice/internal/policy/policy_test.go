@@ -104,7 +104,7 @@ func TestApplyWaitsUntilTheKernelEnforces(t *testing.T) {
 			n.Policy.WaitError = status.Error(codes.FailedPrecondition,
 				"identity 300: table of NetworkPolicy shop/web: 9 of 8 rows")
 		}, "9 of 8 rows"},
-		{"a slow kernel", func() { n.Policy.WaitError = status.Error(codes.DeadlineExceeded, "") }, "not within 50ms"},
+		{"a slow kernel", func() { n.Policy.WaitError = status.Error(codes.DeadlineExceeded, "") }, "timed out after 50ms"},
 	} {
 		n.Policy.Mu.Lock()
 		n.Policy.Disconnected, n.Policy.WaitError, n.Policy.Enforcing = nil, nil, []string{"datapath"}

@@ -62,7 +62,7 @@ func TestApplyNamesWhatTheKernelRefuses(t *testing.T) {
 
 	n.Balancer.WaitError = status.Error(codes.DeadlineExceeded, "")
 	out, _ = n.Want(t, invocation.ExitNotReady, "service", "apply", "-f", file, "--wait=20ms")
-	nodetest.WantLines(t, out, "Revision 7 is stored, but the kernel does not enforce it: not within 20ms; "+
+	nodetest.WantLines(t, out, "Revision 7 is stored, but the kernel does not enforce it: timed out after 20ms; "+
 		"`sluice status` shows the progress.")
 	n.Balancer.Mu.Lock() // the previous call may still run in the fake
 	n.Balancer.WaitError, n.Balancer.Disconnected = nil, []string{"datapath"}

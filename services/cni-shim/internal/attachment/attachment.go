@@ -132,7 +132,8 @@ func (p *Plugin) undo(ctx context.Context, what string, f func(context.Context) 
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
 	if err := f(ctx); err != nil {
-		p.log.WarnContext(ctx, "undo left something for garbage collection", "step", what, log.KeyError, explain(err))
+		p.log.WarnContext(ctx, "could not undo a step; garbage collection removes what remains",
+			"step", what, log.KeyError, explain(err))
 	}
 }
 

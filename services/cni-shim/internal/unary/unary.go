@@ -339,7 +339,7 @@ func (c *call) data(f frame) error {
 	case c.got[0] == 1:
 		return odd("the server's message is compressed by %.64q", c.head.encoding)
 	case size > MaxReceive:
-		return fail(ResourceExhausted, "the server's answer has %d bytes; %d are taken", size, MaxReceive)
+		return fail(ResourceExhausted, "the server's answer has %d bytes; the limit is %d", size, MaxReceive)
 	case int64(len(c.got)) > prefixSize+int64(size):
 		return odd("the server sent more than one answer")
 	}
@@ -430,7 +430,7 @@ func (c *call) settings(f frame, b []byte) error {
 			c.streamWindow += int64(value) - c.initialWindow
 			c.initialWindow = int64(value)
 			if c.streamWindow > maxWindow {
-				return broken("the server opened the window too far")
+				return broken("the server's flow control window exceeds 2^31-1 bytes")
 			}
 		case settingMaxFrameSize:
 			if value < maxFrame || value > 1<<24-1 {
@@ -453,7 +453,7 @@ func (c *call) windowUpdate(f frame, b []byte) error {
 	}
 	*window += int64(binary.BigEndian.Uint32(b) & maxWindow)
 	if *window > maxWindow {
-		return broken("the server opened the window too far")
+		return broken("the server's flow control window exceeds 2^31-1 bytes")
 	}
 	return nil
 }

@@ -48,8 +48,8 @@ var (
 	ErrBadRequest = errors.New("bad request")
 	// ErrNotHeld: the owner holds nothing. It never did, or its lease has ended, by time or with the process.
 	ErrNotHeld = errors.New("the owner holds no address")
-	// ErrMismatch: an owner confirms or releases other addresses than it holds.
-	ErrMismatch = errors.New("the owner holds other addresses than the given ones")
+	// ErrMismatch: the addresses to confirm or release differ from the owner's addresses.
+	ErrMismatch = errors.New("the given addresses differ from the owner's addresses")
 	// ErrBusy: too many calls are waiting. The caller may retry.
 	ErrBusy = errors.New("too many calls are waiting")
 	// ErrStopped: the service is stopping.

@@ -229,7 +229,7 @@ func (v *validator) peer(path string, p EgressPeer, action string) {
 	v.pods(path+".pods", p.Pods)
 	p.Nodes.Validate(path+".nodes", false, &v.Problems)
 	if p.Nodes != nil && !v.options.NodeLabels {
-		v.Add(path+".nodes", "needs the option that gives nodes their labels as identity")
+		v.Add(path+".nodes", "needs the setting cluster.nodeLabels")
 	}
 	if p.Networks != nil {
 		if len(p.Networks) == 0 {

@@ -200,7 +200,7 @@ func (v *validator) selectors(path string, list []networkpolicy.LabelSelector) {
 
 func (v *validator) nodes(path string, list []networkpolicy.LabelSelector) {
 	if len(list) > 0 && !v.options.NodeLabels {
-		v.Add(path, "needs the option that gives nodes their labels as identity")
+		v.Add(path, "needs the setting cluster.nodeLabels")
 	}
 	v.selectors(path, list)
 }

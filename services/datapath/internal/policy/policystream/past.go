@@ -172,7 +172,7 @@ func (p *Past) save() {
 		if p.Unsaved() == "" {
 			p.log.Error("enforced policy revision not saved, trying again", log.Err(err))
 		}
-		text = fmt.Sprintf("the enforced policy revision is not on stable storage: %v", err)
+		text = fmt.Sprintf("the enforced policy revision could not be saved: %v", err)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

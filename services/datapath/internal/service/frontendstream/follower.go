@@ -437,8 +437,8 @@ func (f *Follower) remember() {
 	text := ""
 	if f.o.Memory != nil {
 		if err := f.o.Memory.Save(f.state); err != nil {
-			f.o.Log.Error("name of the frontends' state not saved", log.Err(err))
-			text = fmt.Sprintf("the name of the frontends' state is not on stable storage: %v", err)
+			f.o.Log.Error("state name of the frontends not saved", log.Err(err))
+			text = fmt.Sprintf("the state name of the frontends could not be saved: %v", err)
 		}
 	}
 	if text == "" {

@@ -107,7 +107,7 @@ func misdeeds(dir string, cfg Config) map[string]func() error {
 		},
 		"change routes, devices and the firewall": func() error { return openSocket(unix.AF_NETLINK) },
 		"enter a pod's network namespace":         enterOwn,
-		"write the network's settings":            write("/proc/sys/net/ipv4/ip_forward"),
+		"write network sysctls":                   write("/proc/sys/net/ipv4/ip_forward"),
 		"change its records":                      write(filepath.Join(cfg.StateDir, "taken")),
 		"unpin what it pinned": func() error {
 			return errors.Join(os.Mkdir(filepath.Join(cfg.BPFDir, "x"), 0o700), os.Remove(filepath.Join(cfg.BPFDir, "x")))

@@ -513,7 +513,7 @@ func TestKindThatTheRestoredServerLacksIsNotFound(t *testing.T) {
 	})
 }
 
-// failing is a Handler that passes on failures.
+// failing is a Handler that calls failed with each failure.
 type failing struct {
 	seen
 	failed func(error)

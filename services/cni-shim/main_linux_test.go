@@ -1312,7 +1312,7 @@ func TestKernelBurstIsServedWithoutRefusal(t *testing.T) {
 	wantHeld(t, n, 0, 0)
 }
 
-// limited mounts a file system that takes no more files at dir, or none at all.
+// limited mounts a tmpfs at dir. The flags and options make it read-only or limit the number of its files or blocks.
 func limited(t *testing.T, dir string, flags uintptr, options string) {
 	t.Helper()
 	requireRoot(t)

@@ -158,7 +158,7 @@ func (c MasqueradeConfig) check(p *config.Problems) {
 	}
 }
 
-// maxExcept limits the exceptions: far more than a network has ranges, and cheap to check.
+// maxExcept is the maximum number of exceptions: more than any network needs, and cheap to check.
 const maxExcept = 1024
 
 // PolicyConfig configures policy enforcement.

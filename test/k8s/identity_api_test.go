@@ -110,7 +110,7 @@ func (s *identities) add(name string, labels, annotations object) (uid string) {
 	return pod.Metadata.UID
 }
 
-// resolve makes the datapath's call of ADD, for a container of the pod with a name.
+// resolve calls ResolveEndpoint for a container of the named pod, as the datapath does in ADD.
 func (s *identities) resolve(container, pod, uid string, within time.Duration,
 ) (*identityv1.ResolveEndpointResponse, error) {
 	ctx, cancel := context.WithTimeout(s.t.Context(), within)

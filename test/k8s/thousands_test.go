@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// quiet is the idle time before idle memory is measured: a process frees the memory of a burst some ten seconds
+// quiet is the idle time before idle memory is measured: a process frees the memory of a burst about ten seconds
 // afterwards.
 const quiet = time.Minute
 

@@ -190,7 +190,8 @@ func changes(w io.Writer) func(*Node) error {
 	}
 }
 
-// objects writes the whole status as one line of JSON whenever changes would write a line.
+// objects writes the whole status as one line of JSON, at first and after each change of a problem, a warning or the
+// readiness.
 func objects(w io.Writer) func(*Node) error {
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)

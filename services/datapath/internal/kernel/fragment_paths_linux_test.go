@@ -111,7 +111,8 @@ type cut struct {
 	port    uint16
 }
 
-// cuts are ways to send a datagram. The stack copies the fragments of the last one wherever they leave.
+// cuts are ways to send a datagram. The stack copies the IPv6 fragments of the last one, whatever device they leave by,
+// because the options of the first fragment do not fit into the headroom of the others.
 var cuts = []cut{
 	{"whole", 100, -1, 4000},
 	{"in fragments", 3400, 0, 4001},

@@ -351,7 +351,7 @@ func (v *view) settingsAt(revision int64) (s IPAM, ok bool) {
 	return IPAM{}, false
 }
 
-// settingsUntilNow returns the settings that counted in this store until now, the last ones first.
+// settingsUntilNow returns the current and the former settings in this store, newest first.
 func (v *view) settingsUntilNow() (all []FormerIPAM) {
 	for _, k := range slices.Concat([]IPAMKey{v.ipam}, v.formerSettings) {
 		if k.Revision != 0 && len(all) < mostFormer {

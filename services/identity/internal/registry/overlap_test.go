@@ -37,7 +37,7 @@ func (r *Registry) holders() map[string]string {
 	return out
 }
 
-// refusedOf returns the ranges that a node claims and does not have.
+// refusedOf returns the ranges that a node claims but does not have.
 func (r *Registry) refusedOf(node string) (out []string) {
 	for _, f := range r.view.nodes[node].refused {
 		out = append(out, f.Range.String())

@@ -103,7 +103,7 @@ func (a Addresses) equal(b Addresses) bool {
 	return slices.Equal(a.Addresses, b.Addresses) && a.Identity == b.Identity && a.Incarnation == b.Incarnation
 }
 
-// Refusal is a range that a node claims and does not have.
+// Refusal is a range that a node claims but does not have.
 type Refusal struct {
 	Range  netip.Prefix
 	Holder string // node that has it, or addresses of it
@@ -295,8 +295,8 @@ type Ranges interface {
 	// Mine reports whether this node had a range before the store was rebuilt, and when it
 	// claimed it then; nil: that is not known.
 	Mine(p netip.Prefix) (had bool, former *Former)
-	// Settings returns the settings of ipam that this node knows of this store, the last ones
-	// first.
+	// Settings returns the current and the former settings of ipam in this store that this node
+	// knows, newest first.
 	Settings() []FormerIPAM
 	// Resting reports whether a range is in quarantine, and only that node may have it.
 	Resting(p netip.Prefix, node string) bool
@@ -322,7 +322,7 @@ type Store interface {
 	Register(ctx context.Context, s Statement) (Written, error)
 	// Own reads the record of this node; zero if the store does not contain it.
 	Own(ctx context.Context) (r Record, revision int64, err error)
-	// Agrees is ErrIPAMDiffers if the cluster has other settings.
+	// Agrees returns ErrIPAMDiffers if the cluster has different settings.
 	Agrees(ctx context.Context, s IPAM) error
 	// ClaimRange finds a free block, and adds it to the record in the same step. It returns ErrForgotten if the record
 	// changed since the claim's revision, ErrIPAMDiffers, and ErrNoFreeRange.
@@ -1104,7 +1104,7 @@ type Status struct {
 	Unassigned error
 }
 
-// Overlap is a range, or an address of a node itself, that another node claims and does not have. If Claimed is not
+// Overlap is a range, or an address of a node itself, that another node claims but does not have. If Claimed is not
 // set, the node had it before the store was rebuilt and has not claimed it again.
 type Overlap struct {
 	Node    string

@@ -41,7 +41,7 @@ type view struct {
 	prepared bool
 	wrote    []netip.Prefix // ranges of this node's record as it was written last
 	ipam     IPAMKey        // the cluster's last settings; zero: unknown
-	// formerSettings are the former settings, the last ones first.
+	// formerSettings are the former settings, newest first.
 	formerSettings []IPAMKey
 	assigned       assignments
 	resting        quarantine

@@ -252,7 +252,7 @@ func toClusterStatus(s registry.Status) *identityv1.ClusterStatus {
 // mostOverlaps is how many ranges of other nodes a status names.
 const mostOverlaps = 32
 
-// rangeProblems describes the ranges that this node claims and does not have, and the same for other nodes.
+// rangeProblems describes the ranges that this node claims but does not have, and the same for other nodes.
 func rangeProblems(s registry.Status) (all []string) {
 	for _, r := range s.Ranges {
 		what := "does not count in the cluster"

@@ -173,7 +173,8 @@ func TestNotedChangesAreKnownAfterAKill(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("loaded %+v, %v\nwant %+v", got, err, want)
 	}
-	// Once the cache has it, it is noted no more; what changed again is.
+	// Writing the cache removes the notes that it contains. A note that differs from the cache stays, here the note of
+	// identity 304.
 	note(d, allocator.KnownChange{Put: []identity.Identity{id(t, 304, "late")}})
 	if err := errors.Join(saveKnown(d, allocator.KnownChange{
 		Put: []identity.Identity{id(t, 302, "new")}, Drop: []identity.Numeric{301, 303, 304}, Heard: want.Known.Heard,

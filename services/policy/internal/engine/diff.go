@@ -110,7 +110,7 @@ func (s side) classes(block netip.Prefix) [identity.PeerScopes]policytable.Class
 	return s.live.table.Address
 }
 
-// classPair is the classification of a peer at a place.
+// classPair is the classification of a peer with an address of a prefix.
 type classPair struct {
 	identity, address policytable.Class
 }

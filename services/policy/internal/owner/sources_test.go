@@ -183,7 +183,7 @@ func TestStateOfAnEarlierVersionIsComplete(t *testing.T) {
 		t.Error("a subscriber waits although the state has the policies of the files")
 	}
 	stop()
-	// A state with only some policies is marked.
+	// This mark means that the state may lack policies.
 	if err := os.WriteFile(mark, []byte("incomplete"), 0o600); err != nil {
 		t.Fatal(err)
 	}

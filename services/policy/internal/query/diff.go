@@ -20,7 +20,7 @@ type Difference struct {
 	Peers   []DifferentPeer
 }
 
-// DifferentPeer is a peer at a place.
+// DifferentPeer is a peer with an address of a prefix.
 type DifferentPeer struct {
 	Identity peer.Identity
 	Prefix   netip.Prefix // zero: all other addresses

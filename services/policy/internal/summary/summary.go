@@ -53,7 +53,7 @@ const (
 	ProblemSettings                        // settings contradict the state
 )
 
-// Problem is a problem that needs an operator.
+// Problem is a condition that an operator must resolve.
 type Problem struct {
 	Kind ProblemKind
 	Text string // one line

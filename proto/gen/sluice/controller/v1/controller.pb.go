@@ -136,7 +136,7 @@ type Election struct {
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// Name of the Lease.
 	Lease string `protobuf:"bytes,2,opt,name=lease,proto3" json:"lease,omitempty"`
-	// Identity of this process in it.
+	// Identity of this process in the election.
 	Identity string `protobuf:"bytes,3,opt,name=identity,proto3" json:"identity,omitempty"`
 	// Whether this process is elected.
 	Leading bool `protobuf:"varint,4,opt,name=leading,proto3" json:"leading,omitempty"`

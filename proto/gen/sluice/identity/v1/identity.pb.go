@@ -1804,15 +1804,15 @@ type ClusterStatus struct {
 	Mappings uint32 `protobuf:"varint,3,opt,name=mappings,proto3" json:"mappings,omitempty"`
 	// Addresses that other nodes wrote and that are not valid.
 	RefusedMappings uint32 `protobuf:"varint,4,opt,name=refused_mappings,json=refusedMappings,proto3" json:"refused_mappings,omitempty"`
-	// Ranges that this node claims and does not have; problems of service has the ranges and the
-	// reasons.
+	// Ranges that this node claims but does not have; the problems of the service list the ranges
+	// with the reasons.
 	RefusedRanges uint32 `protobuf:"varint,5,opt,name=refused_ranges,json=refusedRanges,proto3" json:"refused_ranges,omitempty"`
 	// Endpoints of this node whose addresses wait for the store.
 	PendingPublications uint32 `protobuf:"varint,6,opt,name=pending_publications,json=pendingPublications,proto3" json:"pending_publications,omitempty"`
 	// Why records of this node or its endpoints wait for the store; empty if the last write
 	// succeeded, or none was tried.
 	PublicationError string `protobuf:"bytes,7,opt,name=publication_error,json=publicationError,proto3" json:"publication_error,omitempty"`
-	// Ranges that other nodes claim and do not have, and ranges that other nodes had
+	// Ranges that other nodes claim but do not have, and ranges that other nodes had
 	// before the store was rebuilt and have not claimed again; at most 32.
 	RangeOverlaps []*RangeOverlap `protobuf:"bytes,60,rep,name=range_overlaps,json=rangeOverlaps,proto3" json:"range_overlaps,omitempty"`
 	// Number of overlaps.

@@ -213,13 +213,13 @@ const (
 	// RESOURCE_EXHAUSTED: no address of a family is free. QuotaFailure has the
 	// figures of each pool; RetryInfo, if an address comes back by itself, when.
 	ErrorReason_ERROR_REASON_POOL_EXHAUSTED ErrorReason = 4
-	// ALREADY_EXISTS: the owner holds other addresses than those requested.
+	// ALREADY_EXISTS: the owner already holds addresses, and the requested ones differ.
 	ErrorReason_ERROR_REASON_OWNER_HAS_OTHER_ADDRESSES ErrorReason = 5
 	// FAILED_PRECONDITION: a requested address is in use, in quarantine or
 	// reserved.
 	ErrorReason_ERROR_REASON_ADDRESS_UNAVAILABLE ErrorReason = 6
-	// FAILED_PRECONDITION: the owner confirms, or is to lose, other addresses than
-	// it holds.
+	// FAILED_PRECONDITION: the addresses to confirm or release differ from the
+	// owner's addresses.
 	ErrorReason_ERROR_REASON_ADDRESSES_DIFFER ErrorReason = 7
 	// NOT_FOUND: the owner holds nothing.
 	ErrorReason_ERROR_REASON_ALLOCATION_NOT_FOUND ErrorReason = 8

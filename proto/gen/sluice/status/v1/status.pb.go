@@ -402,7 +402,7 @@ func (x *ServiceStatus) GetOmittedProblemCount() uint32 {
 	return 0
 }
 
-// Problem needs an operator, or time.
+// Problem is a condition that an operator must resolve, or that ends by itself.
 type Problem struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Kind of problem, in machine-readable form.

@@ -48,8 +48,8 @@ type Options struct {
 	Source  podrange.Source
 	Entries podrange.Entries
 
-	// Overlay reports that other nodes reach this one through a tunnel, which needs an address of a
-	// pod range.
+	// Overlay is set if other nodes reach this one through a tunnel. The node then needs an overlay
+	// address from a pod range.
 	Overlay bool
 
 	AuditInterval time.Duration

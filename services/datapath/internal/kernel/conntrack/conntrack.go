@@ -292,7 +292,7 @@ const RemoveAtOnce = 32
 
 // Remove deletes the connections of cs, all of one family, that have not changed since they were read. It
 // returns a bit for each deleted one, the lowest for the first. If a packet arrives between comparison and
-// deletion, some ten nanoseconds, its entry is deleted nevertheless: the packet has been evaluated, and the
+// deletion, about ten nanoseconds, its entry is deleted nevertheless: the packet has been evaluated, and the
 // next one is evaluated again, as after an eviction.
 func (ct *Connections) Remove(cs ...Connection) (deleted uint32, err error) {
 	if len(cs) == 0 || len(cs) > RemoveAtOnce {

@@ -17,7 +17,7 @@ import (
 
 // remover deletes connections of one map that have not changed since they were read. The kernel can delete many
 // keys in one system call, but does not compare their values; a lookup and a deletion of each key would be two
-// system calls. Therefore a program does both, some ten nanoseconds apart, for as many keys as its result has
+// system calls. Therefore a program does both, about ten nanoseconds apart, for as many keys as its result has
 // bits. It is not attached; the collector runs it.
 type remover struct {
 	mu      sync.Mutex

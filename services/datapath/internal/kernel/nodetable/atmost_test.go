@@ -42,7 +42,8 @@ func TestAtMostAgreesWithEveryPoint(t *testing.T) {
 		if c.HasAddresses {
 			addresses = []policytable.Ranges{c.Classes[2], c.Classes[3]}
 		}
-		// permits returns 0: nothing, 1: through a proxy, with the rule; 2: everything.
+		// permits returns what may pass: 0, nothing; 1, only connections through a proxy, with the number of
+		// the redirect rule; 2, everything.
 		permits := func(class policytable.Ranges, address policytable.Ranges, p uint32, kind identity.Kind) (int, uint16) {
 			best := func(x, y uint16) uint16 {
 				if x == 0 || y != 0 && y < x {

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 )
 
-// TestKernelGraceByMapWaitsForRunsThatHaveBegun runs a program for some ten milliseconds, and waits as on a
+// TestKernelGraceByMapWaitsForRunsThatHaveBegun runs a program for about ten milliseconds, and waits as on a
 // kernel with nohz_full CPUs.
 func TestKernelGraceByMapWaitsForRunsThatHaveBegun(t *testing.T) {
 	state, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})

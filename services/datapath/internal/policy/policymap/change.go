@@ -286,7 +286,7 @@ func (m *Maps) DeletePrefix(t nodetable.ID, p netip.Prefix) error {
 	})
 }
 
-// edit keeps the index of sets by sum up to date over a change.
+// edit changes a set and updates bySum, because the change may alter the sum of the set.
 func (s *tableStore) edit(a *addressSet, change func()) {
 	s.unlist(a)
 	change()

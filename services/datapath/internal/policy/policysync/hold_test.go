@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
 )
 
-// memory is a file that outlives the process.
+// memory replaces the file of the enforced state. A test passes it to the next process.
 type memory struct {
 	mu   sync.Mutex
 	e    policystream.Enforced // guarded by mu

@@ -20,7 +20,8 @@ func Closed(k frontend.Key) *frontend.Frontend {
 
 // Transaction is a set of changes. It keeps the last change of each key.
 type Transaction struct {
-	// Partial: the kernel may have frontends that are unknown to the caller. Backends that these may drain are kept.
+	// Partial is set if the kernel may have frontends that the caller does not know. Backends that such a frontend
+	// may still drain are kept.
 	Partial bool
 
 	changes []Change

@@ -58,6 +58,12 @@ func TestValidateChecksEveryDocument(t *testing.T) {
 			0, `{"problems":["spec.ingress[0].toPorts[0].rules.kafka: no such field: ` +
 				`rules of other protocols than HTTP and DNS, which Cilium had up to 1.19, are not implemented"]}`,
 		},
+		{
+			"a field that needs a setting",
+			"apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: a}\n" +
+				"spec: {endpointSelector: {}, ingress: [{fromNodes: [{}]}]}\n",
+			0, `{"problems":["spec.ingress[0].fromNodes: needs the setting cluster.nodeLabels"]}`,
+		},
 		{"no kind of policy", "apiVersion: v1\nkind: Pod\n", 0, `{"problems":["kind: `},
 		{
 			"the same twice", good + "---\n" + good, 0, strings.Repeat(`{"problems":["metadata.name: another document has the same kind and name"]}`+"\n", 2),

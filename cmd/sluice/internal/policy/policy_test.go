@@ -873,6 +873,56 @@ func TestValidateNeedsNoService(t *testing.T) {
 	}
 }
 
+// TestValidateCountsPoliciesThatAllowLess: the exit code is 0 for them, so the summary must not hide them.
+func TestValidateCountsPoliciesThatAllowLess(t *testing.T) {
+	const (
+		plain       = `{"problems":[]}`
+		refused     = `{"problems":["spec: is wrong"]}`
+		unsupported = `{"problems":[],"notes":[` +
+			`{"kind":"unsupported","field":"spec.a","text":"x"},{"kind":"unsupported","field":"spec.b","text":"x"}]}`
+		harmless = `{"problems":[],"notes":[{"kind":"no-effect","field":"spec.log","text":"x"}]}`
+		why      = ", because of unsupported fields."
+	)
+	file := nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebPolicy)
+	for _, c := range []struct {
+		verdicts []string
+		code     int
+		want     string
+	}{
+		{[]string{unsupported}, 0, "NetworkPolicy shop/web would be accepted; it allows less than it says" + why},
+		{[]string{harmless}, 0, "NetworkPolicy shop/web would be accepted."},
+		{[]string{plain, unsupported}, 0, "All 2 policies would be accepted; 1 allows less than it says" + why},
+		{
+			[]string{unsupported, harmless, unsupported},
+			0,
+			"All 3 policies would be accepted; 2 allow less than they say" + why,
+		},
+		{
+			[]string{refused, unsupported, plain},
+			invocation.ExitFailed,
+			"1 of 3 policies would be refused; 1 allows less than it says" + why,
+		},
+	} {
+		bin := t.TempDir()
+		script := "#!/bin/sh\n/bin/cat > /dev/null\necho '" + strings.Join(c.verdicts, "\n") + "'\n"
+		program := filepath.Join(bin, "sluice-policy")
+		if err := os.WriteFile(program, []byte(script), 0o700); err != nil { //nolint:gosec // executable
+			t.Fatal(err)
+		}
+		t.Setenv("PATH", bin)
+		args := []string{"policy", "validate"}
+		for range c.verdicts {
+			args = append(args, "-f", file)
+		}
+		var out, errOut bytes.Buffer
+		code := invocation.Run(args, &out, &errOut, Command)
+		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+		if code != c.code || lines[len(lines)-1] != c.want {
+			t.Errorf("exit code %d, %s%s\nwant %d, %s", code, out.String(), errOut.String(), c.code, c.want)
+		}
+	}
+}
+
 // listed is the output of the fake `sluice-policy fields`.
 var listed = strings.ReplaceAll(`
 {HEAD,"path":"spec","type":"object","required":true,"support":"enforced","about":"All."}

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -40,7 +41,8 @@ func validateCommand(inv *invocation.Invocation) *cobra.Command {
 		Short: "Check manifests offline as the policy service would, for CI of manifests",
 		Long: `Check manifests as the policy service would, without a running service: the command
 executes ` + program + ` from its own directory or from PATH. Every problem is reported
-with file, document and field. The exit code is 1 if there are problems.`,
+with file, document and field. The exit code is 1 if there are problems. The check assumes
+the default settings, so fields that need the setting cluster.nodeLabels are refused.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			files = append(files, a...)
@@ -102,7 +104,7 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 			len(docs))
 	}
 	all := make([]checked, 0, len(docs))
-	refused, dropped := 0, 0
+	refused, closed := 0, 0
 	for i, d := range docs {
 		key := policykind.Complete(d.Key, namespace)
 		one := checked{
@@ -112,8 +114,9 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 		}
 		if len(one.Problems) > 0 {
 			refused++
+		} else if slices.ContainsFunc(one.Notes, unsupported) {
+			closed++
 		}
-		dropped += len(one.Dropped)
 		all = append(all, one)
 	}
 	shown := all
@@ -144,15 +147,15 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 			fmt.Fprintf(w, "%d of %d policies would be refused; files that cannot be read: %d.\n", refused, len(all),
 				broken.Files())
 		case refused > 0:
-			fmt.Fprintf(w, "%d of %d policies would be refused.\n", refused, len(all))
+			fmt.Fprintf(w, "%d of %d policies would be refused%s.\n", refused, len(all), allowLess(closed, len(all)))
 		case len(all) == 1:
-			fmt.Fprintf(w, "%s would be accepted.\n",
+			fmt.Fprintf(w, "%s would be accepted%s.\n",
 				output.Printable(policykind.KeyText(&policyv1.PolicyKey{
 					Kind: all[0].Kind, Namespace: all[0].Namespace,
 					Name: all[0].Name,
-				})))
+				})), allowLess(closed, len(all)))
 		default:
-			fmt.Fprintf(w, "All %d policies would be accepted.\n", len(all))
+			fmt.Fprintf(w, "All %d policies would be accepted%s.\n", len(all), allowLess(closed, len(all)))
 		}
 	}); err != nil {
 		return err
@@ -161,6 +164,24 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 		return invocation.ErrReported
 	}
 	return nil
+}
+
+// allowLess returns the part of the summary about accepted policies with unsupported fields, whose rules are closed.
+func allowLess(closed, all int) string {
+	const why = ", because of unsupported fields"
+	switch {
+	case closed == 0:
+		return ""
+	case all == 1:
+		return "; it allows less than it says" + why
+	case closed == 1:
+		return "; 1 allows less than it says" + why
+	}
+	return fmt.Sprintf("; %d allow less than they say%s", closed, why)
+}
+
+func unsupported(n *policyv1.PolicyNote) bool {
+	return n.GetKind() == policyv1.PolicyNoteKind_POLICY_NOTE_KIND_UNSUPPORTED
 }
 
 // checkOffline checks a stream of documents with the policy service's program.

@@ -122,6 +122,20 @@ func instanceExists(inv *invocation.Invocation) error {
 	return nil
 }
 
+// noDirectory returns a warning if the directory of the sockets does not exist.
+func noDirectory(inv *invocation.Invocation) (string, error) {
+	socket, err := inv.Socket("datapath")
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Dir(filepath.Dir(socket))
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	return fmt.Sprintf("%s does not exist: Sluice is not installed on this machine, or `sluice prepare` did not run; "+
+		"to see a node of `sluice dev up`, name it with --instance or SLUICE_INSTANCE", dir), nil
+}
+
 // collect asks all services.
 func collect(ctx context.Context, inv *invocation.Invocation) (*Node, error) {
 	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
@@ -150,6 +164,14 @@ func collect(ctx context.Context, inv *invocation.Invocation) (*Node, error) {
 	}
 	if hint := accessHint(s.Services); hint != "" {
 		s.Warnings = append(s.Warnings, hint)
+	}
+	missing, err := noDirectory(inv)
+	if err != nil {
+		return nil, err
+	}
+	if missing != "" {
+		s.Warnings = append(s.Warnings, missing)
+		return s, nil // Meanwhile describes a node whose state remains
 	}
 	s.Meanwhile = s.meanwhile(inv)
 	return s, nil

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -426,6 +427,17 @@ func TestStatusOfAnInstanceThatDoesNotExistIsOneLine(t *testing.T) {
 	if text := errOut.String(); code != invocation.ExitFailed || out.Len() > 0 ||
 		!strings.HasPrefix(text, "sluice: no instance nosuch on this machine: /run/sluice-nosuch does not exist\n") {
 		t.Errorf("exit code %d: %s%s", code, out.String(), text)
+	}
+}
+
+// TestStatusWithoutADirectoryPromisesNothing: on a machine without Sluice, no traffic continues meanwhile.
+func TestStatusWithoutADirectoryPromisesNothing(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "absent")
+	var out, errOut bytes.Buffer
+	code := invocation.Run([]string{"--run-dir", dir, "status"}, &out, &errOut, Command)
+	if text := out.String(); code != invocation.ExitNotReady || strings.Contains(text, "Meanwhile") ||
+		!strings.Contains(text, "Warning: "+dir+" does not exist: Sluice is not installed on this machine") {
+		t.Errorf("exit code %d: %s%s", code, text, errOut.String())
 	}
 }
 

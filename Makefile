@@ -55,6 +55,8 @@ install: $(binaries:%=bin/%) ## Copy programs, units, sysusers.d and tmpfiles.d 
 
 # What an image is called, and for which machines there is one.
 IMAGE ?= sluice.io/sluice:$(VERSION)
+# The same repository with the suffix -devetcd, before the tag.
+devetcd_image = $(shell printf %s '$(IMAGE)' | sed 's/\(:[^:/]*\)\{0,1\}$$/-devetcd\1/')
 architectures := amd64 arm64
 
 # One image with every program; the runtimes say /var/run where they mean /run.
@@ -67,7 +69,7 @@ images: ## Write bin/images/*.tar: OCI archives of one image with every program 
 			-dir /run -link /var/run=../run -env PATH=/usr/bin -label org.opencontainers.image.version=$(VERSION)) && \
 		(cd tools/devetcd && GOWORK=off GOARCH=$(arch) $(go_build) -o $(CURDIR)/bin/images/$(arch)/sluice-devetcd .) && \
 		(cd tools/ociimage && GOWORK=off go run ./cmd/ociimage -output $(CURDIR)/bin/images/sluice-devetcd-$(arch).tar \
-			-name $(IMAGE:sluice.io/sluice:%=sluice.io/sluice-devetcd:%) -architecture $(arch) \
+			-name $(devetcd_image) -architecture $(arch) \
 			-file /usr/bin/sluice-devetcd=$(CURDIR)/bin/images/$(arch)/sluice-devetcd -env PATH=/usr/bin) &&) true
 	@ls bin/images/*.tar
 

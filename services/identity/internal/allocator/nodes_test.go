@@ -488,6 +488,83 @@ func TestNumberTakenMeanwhileMovesItsHolders(t *testing.T) {
 	}
 }
 
+// paused stops at the first conflict that Restore finds.
+type paused struct {
+	allocator.Store
+	once        sync.Once
+	found, goOn chan struct{}
+}
+
+func (p *paused) Restore(ctx context.Context, id identity.Identity) (allocator.Claim, error) {
+	c, err := p.Store.Restore(ctx, id)
+	if errors.Is(err, allocator.ErrConflict) {
+		p.once.Do(func() {
+			close(p.found)
+			<-p.goOn
+		})
+	}
+	return c, err
+}
+
+func TestConflictThatChangesMeanwhileLeavesTheNewestLabelSet(t *testing.T) {
+	for name, c := range map[string]struct {
+		next      string // the label set that gets the number after the conflict was found; "": none
+		conflicts uint64
+	}{
+		"it belongs to the held set again": {"web", 0},
+		"it belongs to another set":        {"second", 1},
+		"it is free":                       {"", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := storetest.NewFake()
+			a, b := startFake(t, f, "a", &memory{}), f.Node("b")
+			if _, err := b.Join(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			old := a.hold("c1", "web")
+			a.stop()
+			f.Expire("a")
+			collectAll(t, b)
+			thief, err := b.Claim(t.Context(), storetest.Labels(t, "thief"), 0, old)
+			if err != nil {
+				t.Fatal(err)
+			}
+			st := &paused{Store: f.Node("a"), found: make(chan struct{}), goOn: make(chan struct{})}
+			a = start(t, st, a.records, quick())
+			<-st.found
+			if err := b.Release(t.Context(), allocator.Reference{Number: old, Revision: thief.Revision}); err != nil {
+				t.Fatal(err)
+			}
+			collectAll(t, b)
+			if c.next != "" {
+				if _, err := b.Claim(t.Context(), storetest.Labels(t, c.next), 0, old); err != nil {
+					t.Fatal(err)
+				}
+			}
+			const last = identity.Numeric(50_000)
+			if _, err := b.Claim(t.Context(), storetest.Labels(t, "last"), 0, last); err != nil {
+				t.Fatal(err)
+			}
+			servicetest.Eventually(t, "node a knows the last change", func() bool { return a.readers.see(last) != "" })
+			close(st.goOn)
+			a.settled()
+			want := ""
+			if c.next != "" {
+				want = "cni:app=" + c.next + ";"
+			}
+			if got := a.readers.see(old); got != want {
+				t.Errorf("readers see %q for %d, want %q", got, old, want)
+			}
+			if now := a.hold("c1", "web"); (now == old) != (c.next == "web") {
+				t.Errorf("web has %d, before %d", now, old)
+			}
+			if got := a.Counters().Conflicts; got != c.conflicts {
+				t.Errorf("%d conflicts, want %d", got, c.conflicts)
+			}
+		})
+	}
+}
+
 // lossy loses the answer of one Claim that happened.
 type lossy struct {
 	allocator.Store

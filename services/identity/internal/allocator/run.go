@@ -511,6 +511,12 @@ func (a *Allocator) resolve(ctx context.Context, c *ConflictError) error {
 	if err != nil {
 		return fmt.Errorf("resolve %w: %w", c, err)
 	}
+	if claim.Number == c.Held.Number {
+		// Since the conflict was found, the number was assigned to this label set again.
+		a.note(Update{Upserts: []Entry{{Identity: c.Held, Revision: claim.Revision}}})
+		a.restored(c.Held, claim)
+		return nil
+	}
 	a.mu.Lock(opReferences)
 	defer a.mu.Unlock()
 	if a.held.as(c.Held.Number, c.Held.Labels) == nil {
@@ -526,17 +532,31 @@ func (a *Allocator) resolve(ctx context.Context, c *ConflictError) error {
 	if first {
 		a.places.hold(namespaceOf(moved.Labels))
 	}
-	// Publish the present meaning of the old number.
-	a.mirror.remove(c.Held.Number)
-	a.candidates.unassign(c.Held.Number)
-	if c.Occupant.Labels.IsZero() {
-		a.pub.Delete(c.Held.Number)
-	} else {
-		a.learn(c.Occupant, claim.Revision)
-	}
+	a.replace(c)
 	a.saver.dirty()
 	a.counters.Conflicts++
 	a.cfg.Log.Error("identity conflict: a held number belongs to another label set in the cluster; its holders were moved and must be resolved again",
 		"identity", c.Held.Number, "labels", c.Held.Labels.Text(), "now", c.Occupant.Labels.Text(), "moved_to", claim.Number, "holders", holders)
 	return nil
+}
+
+// replace publishes the present label set of a number whose holders have moved. The mirror may know more than the
+// conflict, which was found earlier: it follows the store. Called with mu held.
+func (a *Allocator) replace(c *ConflictError) {
+	n := c.Held.Number
+	e, ok := a.mirror.known[n]
+	stale := ok && e.labels.Text() == c.Held.Labels.Text()
+	if stale {
+		a.mirror.remove(n)
+		a.candidates.unassign(n)
+	}
+	switch {
+	case ok && !stale:
+		// It was not published while this node held the number for another label set.
+		a.pub.Upsert(n, identity.Identity{Number: n, Labels: e.labels})
+	case !c.Occupant.Labels.IsZero() && c.Revision > a.mirror.revision:
+		a.learn(c.Occupant, c.Revision)
+	default:
+		a.pub.Delete(n)
+	}
 }

@@ -41,6 +41,7 @@ var (
 type ConflictError struct {
 	Held     identity.Identity
 	Occupant identity.Identity // present owner of the number; zero if it is free
+	Revision int64             // of the store, at which Occupant got the number
 	Moved    identity.Numeric  // present number of the label set; 0 if it has none
 }
 

@@ -195,6 +195,7 @@ func (s *Store) Restore(ctx context.Context, id identity.Identity) (allocator.Cl
 			if conflict.Occupant, err = s.parseID(have.id); err != nil {
 				return allocator.Claim{}, err
 			}
+			conflict.Revision = have.id.ModRevision
 		}
 		if conflict.Moved != 0 || !conflict.Occupant.Labels.IsZero() || have.restsAfterAnother(id.Labels) {
 			return allocator.Claim{}, conflict

@@ -253,6 +253,7 @@ func (s *fakeStore) Restore(ctx context.Context, id identity.Identity) (allocato
 	occupant, taken := s.byNumber[id.Number]
 	if taken {
 		conflict.Occupant = identity.Identity{Number: id.Number, Labels: occupant.labels}
+		conflict.Revision = occupant.revision
 	}
 	if ok || taken || s.restsFor(id.Number, id.Labels) {
 		return allocator.Claim{}, conflict

@@ -73,15 +73,12 @@ func (s situation) usable(a netip.Addr) bool {
 func (s situation) node(p *peer) nodemap.Node {
 	n := nodemap.Node{IPv4: s.preferred(p, 0), IPv6: s.preferred(p, 1)}
 	for _, a := range p.Addresses {
-		if s.usable(a) && !slices.Contains(n.Addrs, a) && len(n.Addrs) < maxAddrs {
+		if s.usable(a) && !slices.Contains(n.Addrs, a) && len(n.Addrs) < nodemap.MaxAddrs {
 			n.Addrs = append(n.Addrs, a)
 		}
 	}
 	return n
 }
-
-// maxAddrs is the maximum number of addresses of a node in the maps.
-const maxAddrs = 16
 
 // asks returns the addresses of a peer for which paths are looked up, by family.
 func (s situation) asks(p *peer) (asks [2]netip.Addr) {

@@ -11,10 +11,8 @@ package evaluation
 import (
 	"context"
 	"log/slog"
-	"strings"
 	"sync"
 
-	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/kube"
@@ -63,9 +61,6 @@ const (
 
 // NodeStorage is the key under which a node reports its disk among the policies.
 var NodeStorage = policy.NodeStorage
-
-// ExceedsLimit reports whether Outcome.Refused is about a limit. Its text contains totals over all policies.
-func ExceedsLimit(refused string) bool { return strings.HasPrefix(refused, failure.ErrLimit.Error()) }
 
 // Resource returns the name of a kind in the paths of an API server.
 func Resource(kind string) string { return kubernetes.Resource(kind) }

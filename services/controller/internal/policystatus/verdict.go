@@ -33,9 +33,6 @@ type Verdict struct {
 	Message string // at most maxMessage bytes
 	// Partial reports that some nodes do not enforce the policy as written.
 	Partial bool
-	// Figures reports that the message contains totals over all policies, which change without the object. A change
-	// of only such a message causes no write.
-	Figures bool
 }
 
 // Judge returns the verdict for the author of an object. `sluice policy list` uses the same texts.
@@ -58,9 +55,7 @@ func Judge(kind string, j evaluation.Outcome) Verdict {
 		if kind == groupKind {
 			then = "policies that name it select what it had before, or nothing"
 		}
-		v := newVerdict(Refused, then, []string{j.Refused})
-		v.Figures = evaluation.ExceedsLimit(j.Refused)
-		return v
+		return newVerdict(Refused, then, []string{j.Refused})
 	case j.Exceeds != "":
 		then := "what it selects is isolated"
 		if kind == groupKind {
@@ -163,9 +158,6 @@ func merge(conditions []byte, v Verdict, generation int64, now time.Time) ([]byt
 		same := next
 		if c.ObservedGeneration == 0 {
 			same.ObservedGeneration = 0
-		}
-		if v.Figures {
-			same.Message = c.Message
 		}
 		if c == same {
 			return nil, nil

@@ -27,13 +27,11 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/kit/work"
-	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/record"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
-	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/observe"
 	"github.com/sluice-net/sluice/services/datapath/internal/server"
 )
@@ -129,22 +127,22 @@ func newServer(
 	if err != nil {
 		return nil, nil, err
 	}
+	policy := d.policyPart(cfg)
 	s := &server.Server{
 		Process: wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each),
 		Core:    d.Endpoints.Core, Ring: d.Observation.Ring, Explainer: d.Kernel.Explainer,
-		Maps: kernel.Dumper{Kernel: d.Kernel, NodeName: d.Node.Name}, Counts: counts{d}, Bounds: d.Kernel.Bounds,
+		Maps: kernel.Dumper{Kernel: d.Kernel, NodeName: d.Node.Name}, Bounds: d.Kernel.Bounds,
 		Services: d.Kernel.Services, Tracked: d.Kernel.Tracked, Records: records, Ranges: d.Ranges, Keeper: d.Endpoints.Keeper,
 		Facts: server.Facts{
 			Version: version.Get().String(), NodeName: cfg.Node, Start: started, KernelRelease: release,
-			PolicyMode: cfg.Policy.Mode, PolicyRequired: cfg.Policy.Mode == policyRequired,
-			PolicyAudit: cfg.Policy.Mode != policyNone && cfg.Policy.Audit,
+			PolicyMode: cfg.Policy.Mode,
 		},
-		Owners:  called.owners,
-		Cluster: d.clusterStream,
-		Called:  server.Called{IPAM: called.ipam, Identity: called.identity, Policy: called.policy},
-		Labels:  &observe.Labels{Local: d.Endpoints.Core.LabelsOf, Source: called.identity},
-		NameOf:  d.Node.Name,
-		Named:   called.cluster.NodeName,
+		Parts:  d.parts(called, policy),
+		Policy: policy,
+		Called: server.Called{IPAM: called.ipam, Identity: called.identity, Policy: called.policy},
+		Labels: &observe.Labels{Local: d.Endpoints.Core.LabelsOf, Source: called.identity},
+		NameOf: d.Node.Name,
+		Named:  called.cluster.NodeName,
 	}
 	for _, part := range d.subjects {
 		s.Subjects = append(s.Subjects, part)
@@ -153,20 +151,11 @@ func newServer(
 	if d.Collector != nil {
 		s.Budgets = d.Collector
 	}
-	if d.Node.Prober != nil {
-		s.Probes = d.Node.Prober.State
-	}
-	if d.Node.Mode() != cluster.None {
-		s.Routing = func() *datapathv1.PodRouting {
-			f := d.Node.Fabric.State()
-			return &datapathv1.PodRouting{Mode: string(f.Mode), ByStack: f.ByStack, Reason: f.Why}
-		}
-	}
 	if d.Services != nil {
-		s.Frontends, s.Ender, s.Backends = d.Services.Frontends, d.Services, d.Services
+		s.Backends = d.Services
 	}
 	if d.Policy != nil {
-		s.Policy, s.Rules, s.Modes = d.Policy.Applier, &d.Policy.Applier.History, d.Policy.Modes
+		s.Rules = &d.Policy.Applier.History
 	}
 	if err := p.Metrics.Register(s.Metrics()); err != nil {
 		return nil, nil, err
@@ -221,16 +210,6 @@ func kernelRelease() (string, error) {
 		return "", fmt.Errorf("uname: %w", err)
 	}
 	return unix.ByteSliceToString(uts.Release[:]), nil
-}
-
-// clusterStream returns the state of this node's view of the other nodes.
-func (d *datapath) clusterStream() server.ClusterStream {
-	counts := d.Kernel.IPCache.Counts()
-	return server.ClusterStream{
-		State: d.Node.Follower.State(), Prefixes: counts.Prefixes, Waiting: counts.Waiting,
-		Unpublished: d.Node.Unpublished(),
-		Resting:     d.Node.Numbers.Resting(), Numbers: d.Node.Numbers.Err(), Registration: d.Node.Registrar.Err(),
-	}
 }
 
 // background starts the loops that reconcile the node with the records and follow the other processes.

@@ -23,7 +23,7 @@ var errNoPolicies = errors.New("no policies are enforced: policy.mode is none")
 func (s *Server) SetAuditMode(
 	ctx context.Context, r *datapathv1.SetAuditModeRequest,
 ) (*datapathv1.SetAuditModeResponse, error) {
-	if s.Modes == nil {
+	if s.Policy == nil {
 		return nil, statusOf(errNoPolicies)
 	}
 	lasts := r.GetDuration().AsDuration()
@@ -48,14 +48,14 @@ func (s *Server) SetAuditMode(
 	switch {
 	case r.GetValidateOnly():
 	case of == nil:
-		err = s.Modes.SetNode(ctx, r.GetEnabled(), lasts)
+		err = s.Policy.Modes.SetNode(ctx, r.GetEnabled(), lasts)
 	default:
-		err = s.Modes.Set(ctx, *of, r.GetEnabled(), lasts)
+		err = s.Policy.Modes.Set(ctx, *of, r.GetEnabled(), lasts)
 	}
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	answer := &datapathv1.SetAuditModeResponse{Mode: s.auditMode()}
+	answer := &datapathv1.SetAuditModeResponse{Mode: s.Policy.mode()}
 	if of != nil {
 		now, err := s.Core.Get(of.Spec.Owner)
 		if err != nil {
@@ -66,42 +66,13 @@ func (s *Server) SetAuditMode(
 	return answer, nil
 }
 
-// auditMode returns which endpoints are in audit mode; nil without policies.
-func (s *Server) auditMode() *datapathv1.AuditMode {
-	if s.Modes == nil {
-		return nil
-	}
-	mode := &datapathv1.AuditMode{Configured: s.Facts.PolicyAudit, EndpointCount: uint32(s.auditedEndpoints())}
-	if until := s.Modes.Node(); !until.IsZero() {
-		mode.NodeExpireTime = timestamppb.New(until)
-	}
-	return mode
-}
-
-func (s *Server) auditedEndpoints() (n int) {
-	for _, e := range s.Core.List() {
-		if e.Policy.Audit {
-			n++
-		}
-	}
-	return n
-}
-
-// auditWarnings warns if policies are not enforced.
-func (s *Server) auditWarnings() []string {
-	if !s.Facts.PolicyAudit {
-		return nil
-	}
-	return []string{"audit mode: what policies deny passes for every endpoint, because policy.audit is set"}
-}
-
 // endpoint converts an endpoint, including its audit mode.
 func (s *Server) endpoint(e endpoint.Endpoint) *datapathv1.Endpoint {
 	p := protoEndpoint(e)
-	if s.Modes == nil || p.GetPolicy() == nil || !e.Policy.Audit || s.Facts.PolicyAudit {
+	if s.Policy == nil || p.GetPolicy() == nil || !e.Policy.Audit || s.Policy.Audit {
 		return p
 	}
-	if until := s.Modes.Until(e); !until.IsZero() {
+	if until := s.Policy.Modes.Until(e); !until.IsZero() {
 		p.Policy.AuditExpireTime = timestamppb.New(until)
 	}
 	return p

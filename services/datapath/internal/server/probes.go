@@ -87,16 +87,14 @@ type probeMetrics struct {
 	paths, below, latency, slowest, questions, answers, dropped *prometheus.Desc
 }
 
-func newProbeMetrics(desc func(name, help string, labels ...string) *prometheus.Desc) probeMetrics {
-	return probeMetrics{
-		paths:     desc("node_paths", "Probed addresses of other nodes, by state.", "family", "state"),
-		below:     desc("node_paths_below_mtu", "Paths that answer, with an MTU below the expected one.", "family"),
-		latency:   desc("node_latency_seconds", "Round-trip times of answered probes.", "family"),
-		slowest:   desc("node_latency_max_seconds", "Largest smoothed latency of a path that answers."),
-		questions: desc("node_probes_total", "Probes by size and result.", "size", "result"),
-		answers:   desc("node_probe_answers_total", "Probes of other nodes that were answered."),
-		dropped:   desc("node_probes_dropped_total", "Packets to the probe port that were ignored.", "reason"),
-	}
+var probeDescs = probeMetrics{
+	paths:     desc("node_paths", "Probed addresses of other nodes, by state.", "family", "state"),
+	below:     desc("node_paths_below_mtu", "Paths that answer, with an MTU below the expected one.", "family"),
+	latency:   desc("node_latency_seconds", "Round-trip times of answered probes.", "family"),
+	slowest:   desc("node_latency_max_seconds", "Largest smoothed latency of a path that answers."),
+	questions: desc("node_probes_total", "Probes by size and result.", "size", "result"),
+	answers:   desc("node_probe_answers_total", "Probes of other nodes that were answered."),
+	dropped:   desc("node_probes_dropped_total", "Packets to the probe port that were ignored.", "reason"),
 }
 
 func (m probeMetrics) all() []*prometheus.Desc {
@@ -104,12 +102,6 @@ func (m probeMetrics) all() []*prometheus.Desc {
 }
 
 func (m probeMetrics) collect(ch chan<- prometheus.Metric, s probe.State) {
-	gauge := func(d *prometheus.Desc, n float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, n, labels...)
-	}
-	counter := func(d *prometheus.Desc, n uint64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
-	}
 	for _, f := range []probe.Family{probe.IPv4, probe.IPv6} {
 		states, below := map[probe.Reach]int{}, 0
 		for _, p := range s.Paths {
@@ -122,19 +114,19 @@ func (m probeMetrics) collect(ch chan<- prometheus.Metric, s probe.State) {
 			}
 		}
 		for r := range protoReach {
-			gauge(m.paths, float64(states[r]), f.String(), r.String())
+			gauge(ch, m.paths, float64(states[r]), f.String(), r.String())
 		}
-		gauge(m.below, float64(below), f.String())
+		gauge(ch, m.below, float64(below), f.String())
 		count, sum, buckets := s.Counts.Latency[f].Cumulative()
 		ch <- prometheus.MustNewConstHistogram(m.latency, count, sum, buckets, f.String())
 	}
-	gauge(m.slowest, s.Slowest.Seconds())
+	gauge(ch, m.slowest, s.Slowest.Seconds())
 	for size := range s.Counts.Answered {
-		counter(m.questions, s.Counts.Answered[size], probe.Size(size).String(), "answered")
-		counter(m.questions, s.Counts.Lost[size], probe.Size(size).String(), "lost")
+		counter(ch, m.questions, s.Counts.Answered[size], probe.Size(size).String(), "answered")
+		counter(ch, m.questions, s.Counts.Lost[size], probe.Size(size).String(), "lost")
 	}
-	counter(m.answers, s.Counts.Answers)
+	counter(ch, m.answers, s.Counts.Answers)
 	for why, n := range s.Counts.Dropped {
-		counter(m.dropped, n, probe.Drop(why).String())
+		counter(ch, m.dropped, n, probe.Drop(why).String())
 	}
 }

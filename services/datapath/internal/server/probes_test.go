@@ -95,7 +95,7 @@ func TestStatusOfManyPathsIsBounded(t *testing.T) {
 // TestProbeMetricsAreSums tests that no series belongs to a single node.
 func TestProbeMetricsAreSums(t *testing.T) {
 	r := prometheus.NewRegistry()
-	r.MustRegister(onlyProbes{newMetrics(nil).probes})
+	r.MustRegister(ProbesPart{probed})
 	families, err := r.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -124,14 +124,3 @@ func TestProbeMetricsAreSums(t *testing.T) {
 		t.Errorf("metrics\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
-
-// onlyProbes implements prometheus.Collector.
-type onlyProbes struct{ m probeMetrics }
-
-func (o onlyProbes) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range o.m.all() {
-		ch <- d
-	}
-}
-
-func (o onlyProbes) Collect(ch chan<- prometheus.Metric) { o.m.collect(ch, probed()) }

@@ -24,11 +24,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/podrange"
-	"github.com/sluice-net/sluice/services/datapath/internal/node/probe"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/observe"
-	"github.com/sluice-net/sluice/services/datapath/internal/policy/auditmode"
-	"github.com/sluice-net/sluice/services/datapath/internal/policy/policysync"
-	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendstream"
 )
 
 // Subject is a part of the process, as the server sees it.
@@ -44,31 +40,18 @@ type Server struct {
 	datapathv1.UnimplementedDatapathServiceServer
 	datapathv1.UnimplementedObserverServiceServer
 
-	Core   *lifecycle.Core
-	Ring   *observe.Ring
-	Facts  Facts
-	Counts Counts
-	// Bounds are the limits that endpoints share in the programs' maps; nil: metrics omit them.
+	Core  *lifecycle.Core
+	Ring  *observe.Ring
+	Facts Facts
+	// Parts describe the subjects in status and metrics, in the order of their warnings.
+	Parts []Part
+	// Bounds are the limits that endpoints share in the programs' maps; nil: ListShares omits them.
 	Bounds *bound.Bounds
 	// Budgets are the budgets in the maps of connections; nil: ListShares omits them.
 	Budgets Budgets
 	Called  Called
-	// Owners is the stream of the desired identities of endpoints.
-	Owners interface {
-		State() (complete bool, err error)
-	}
 	// Named returns the name that identity registered this node under, empty if it is unknown; nil: unknown.
 	Named func() string
-	// Cluster returns the state of the stream of other nodes; nil: no stream.
-	Cluster func() ClusterStream
-	// Probes returns the results of probing other nodes; nil: no probes are sent.
-	Probes func() probe.State
-	// Routing returns how packets travel between pods of two nodes; nil: they do not.
-	Routing func() *datapathv1.PodRouting
-	// Frontends is the stream of services; nil: services are not translated.
-	Frontends interface{ Status() frontendstream.Status }
-	// Ender ends sockets of removed backends; nil: services are not translated.
-	Ender interface{ Ended() uint64 }
 	// Services reads the services that the kernel translates.
 	Services Services
 	// Backends counts connections; nil: services are not translated.
@@ -77,10 +60,8 @@ type Server struct {
 	Ranges *podrange.Set
 	// Keeper changes the pod ranges; nil: they are configured.
 	Keeper *podrange.Keeper
-	// Modes are the audit modes; nil in policy mode none.
-	Modes *auditmode.Modes
-	// Policy maintains the policy tables; nil in policy mode none.
-	Policy *policysync.Applier
+	// Policy describes the policies; nil in policy mode none.
+	Policy *PolicyPart
 	// Records reports whether endpoint records can be written.
 	Records interface{ Err() error }
 	// Subjects are the parts of the process.
@@ -167,7 +148,7 @@ func (s *Server) ListShares(
 	req *sharesv1.ListSharesRequest, stream grpc.ServerStreamingServer[sharesv1.ListSharesResponse],
 ) error {
 	if s.Policy != nil {
-		if err := wire.SendShares(s.Policy.Shares(), req, stream); err != nil {
+		if err := wire.SendShares(s.Policy.Tables.Shares(), req, stream); err != nil {
 			return err
 		}
 	}

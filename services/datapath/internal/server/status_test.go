@@ -47,10 +47,10 @@ type noLinks struct{ endpoint.Links }
 // counted is a kernel whose counters are zero.
 type counted struct{}
 
-func (counted) Packets() ([]event.Counter, error) { return nil, nil }
-func (counted) EventsLost() (uint64, error)       { return 0, nil }
-func (counted) MapUsage() ([]MapUsage, error)     { return nil, nil }
-func (counted) Connections() (Connections, error) { return Connections{}, nil }
+func (counted) Metrics() ([]event.Counter, error) { return nil, nil }
+func (counted) Lost() (uint64, error)             { return 0, nil }
+func usage() ([]MapUsage, error)                  { return nil, nil }
+func connections() (Connections, error)           { return Connections{}, nil }
 
 func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 	const (
@@ -85,20 +85,26 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 		"one pool too many":      {surroundings{pools: []endpoint.Pool{good, other}}, []statusv1.ProblemReason{settings}, false, "10.2.0.0/24"},
 		"a range without a pool": {surroundings{pools: nil}, []statusv1.ProblemReason{settings}, false, "no pool 10.1.0.0/24"},
 	} {
+		core, ranges := lifecycle.New(lifecycle.Config{Links: noLinks{}}), podrange.Of([]netip.Prefix{own}, false)
 		s := &Server{
-			Owners: &c.around, Core: lifecycle.New(lifecycle.Config{Links: noLinks{}}), Counts: counted{}, Records: &c.around,
-			Facts: Facts{Version: "v1"}, Ranges: podrange.Of([]netip.Prefix{own}, false),
+			Core: core, Records: &c.around, Facts: Facts{Version: "v1"}, Ranges: ranges,
 			Called: Called{IPAM: &c.around, Identity: &c.around}, Subjects: []Subject{warning("w")},
-			Cluster: func() ClusterStream {
-				return ClusterStream{
-					State: cluster.State{
-						Complete: c.around.identity == nil, Err: c.around.identity, Nodes: 3, Refused: []string{"a"},
-					},
-					Prefixes: 7, Waiting: 2, Resting: 1, Registration: c.around.identity,
-				}
-			},
-			Probes: func() probe.State {
-				return probe.State{Nodes: 1, Paths: []probe.Path{{Node: "b", Trouble: "no answer"}}}
+			Parts: []Part{
+				EndpointsPart{Core: core, Ranges: ranges, Owners: &c.around},
+				PacketsPart{counted{}},
+				MapsPart{usage},
+				ConnectionsPart{connections},
+				ClusterPart{func() ClusterStream {
+					return ClusterStream{
+						State: cluster.State{
+							Complete: c.around.identity == nil, Err: c.around.identity, Nodes: 3, Refused: []string{"a"},
+						},
+						Prefixes: 7, Waiting: 2, Resting: 1, Registration: c.around.identity,
+					}
+				}},
+				ProbesPart{func() probe.State {
+					return probe.State{Nodes: 1, Paths: []probe.Path{{Node: "b", Trouble: "no answer"}}}
+				}},
 			},
 		}
 		st, err := s.GetStatus(t.Context(), &datapathv1.GetStatusRequest{})

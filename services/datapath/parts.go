@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"fmt"
+
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
+	"github.com/sluice-net/sluice/services/datapath/internal/server"
+)
+
+// parts returns what status and metrics contain, in the order of the warnings. policy is nil in policy mode none.
+func (d *datapath) parts(called callees, policy *server.PolicyPart) []server.Part {
+	all := []server.Part{
+		server.EndpointsPart{Core: d.Endpoints.Core, Ranges: d.Ranges, Owners: called.owners},
+		server.PacketsPart{Events: d.Kernel.Events},
+		server.MapsPart{Usage: d.mapUsage},
+		server.ConnectionsPart{Counts: d.connectionCounts},
+		server.BoundsPart{Bounds: d.Kernel.Bounds},
+		server.ClusterPart{State: d.clusterStream},
+	}
+	if d.Services != nil {
+		all = append(all, server.ServicesPart{Frontends: d.Services.Frontends, Ender: d.Services, Kernel: d.Kernel.Services})
+	}
+	if d.Node.Prober != nil {
+		all = append(all, server.ProbesPart{State: d.Node.Prober.State})
+	}
+	if d.Node.Mode() != cluster.None {
+		all = append(all, server.RoutingPart{State: d.podRouting})
+	}
+	if policy != nil {
+		all = append(all, policy)
+	}
+	return all
+}
+
+// policyPart returns the part about policies; nil in policy mode none.
+func (d *datapath) policyPart(cfg Config) *server.PolicyPart {
+	if d.Policy == nil {
+		return nil
+	}
+	return &server.PolicyPart{
+		Tables: d.Policy.Applier, Modes: d.Policy.Modes, Core: d.Endpoints.Core,
+		Required: cfg.Policy.Mode == policyRequired, Audit: cfg.Policy.Audit,
+	}
+}
+
+// mapUsage returns how full the maps are.
+func (d *datapath) mapUsage() ([]server.MapUsage, error) {
+	usage, err := d.Kernel.MapUsage()
+	if err != nil {
+		return nil, fmt.Errorf("read the usage of maps: %w", err)
+	}
+	var all []server.MapUsage
+	for _, u := range usage {
+		all = append(all, server.MapUsage{Name: u.Name, Entries: int64(u.Entries), MaxEntries: u.MaxEntries, Bytes: u.Bytes})
+	}
+	return all, nil
+}
+
+// connectionCounts counts the tracked connections.
+func (d *datapath) connectionCounts() (server.Connections, error) {
+	k, err := d.Kernel.Connections.Counters()
+	if err != nil {
+		return server.Connections{}, fmt.Errorf("read the counters of connections: %w", err)
+	}
+	stopped, err := d.Kernel.Endpoints.PickUpStopped()
+	if err != nil {
+		return server.Connections{}, err
+	}
+	last := d.Collector.Last()
+	return server.Connections{
+		LiveIPv4: uint64(last.Live[0]), LiveIPv6: uint64(last.Live[1]), Created: k.Created, Revoked: k.Revoked, Expired: k.Expired,
+		Evicted: last.Evicted, PickedUp: k.PickedUp, Reevaluated: k.Reevaluated, Related: k.Related, Unremembered: k.Unremembered,
+		PickUpStopped: stopped, Collected: last.Took, EvictedAt: last.EvictedAt, OutsideSpent: last.OutsideSpent,
+	}, nil
+}
+
+// clusterStream returns the state of this node's view of the other nodes.
+func (d *datapath) clusterStream() server.ClusterStream {
+	counts := d.Kernel.IPCache.Counts()
+	return server.ClusterStream{
+		State: d.Node.Follower.State(), Prefixes: counts.Prefixes, Waiting: counts.Waiting,
+		Unpublished: d.Node.Unpublished(),
+		Resting:     d.Node.Numbers.Resting(), Numbers: d.Node.Numbers.Err(), Registration: d.Node.Registrar.Err(),
+	}
+}
+
+// podRouting returns how packets travel between pods of two nodes.
+func (d *datapath) podRouting() *datapathv1.PodRouting {
+	f := d.Node.Fabric.State()
+	return &datapathv1.PodRouting{Mode: string(f.Mode), ByStack: f.ByStack, Reason: f.Why}
+}

@@ -9,7 +9,6 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/mapdump"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
 // MapNames returns the names of the maps, sorted.
@@ -49,35 +48,9 @@ func (k *Kernel) dump(name string, nodeName func(uint16) string, visit func(key,
 		return fmt.Errorf("dump %s: %w", name, err)
 	}
 	if name == bpf.MapsMapSlEp {
-		if visit, err = k.withoutEndpoint(visit); err != nil {
+		if visit, err = k.Endpoints.MarkDeleted(visit); err != nil {
 			return err
 		}
 	}
 	return format.Each(m, mapdump.Names{Node: nodeName, Now: conntrack.MonotonicSeconds()}, visit)
-}
-
-// withoutEndpoint marks the entries of sl_ep that no device refers to: a released endpoint ID keeps the entry
-// of its last endpoint, and denies everything.
-func (k *Kernel) withoutEndpoint(visit func(key, value string) error) (func(key, value string) error, error) {
-	devices, err := k.Pins.Borrow(bpf.MapsMapSlIf)
-	if err != nil {
-		return nil, err
-	}
-	defer devices.Close()
-	used := map[string]bool{"endpoint 0": true} // the host, which has no device
-	err = pin.EachEntry(devices, pin.Unguarded, func(_, ids []uint32) error {
-		for _, id := range ids {
-			used[fmt.Sprintf("endpoint %d", id)] = true
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	return func(key, value string) error {
-		if !used[key] {
-			value = "deleted: " + value
-		}
-		return visit(key, value)
-	}, nil
 }

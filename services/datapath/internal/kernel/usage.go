@@ -3,11 +3,7 @@
 
 package kernel
 
-import (
-	"maps"
-
-	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-)
+import "maps"
 
 // MapUsage describes how full a map is.
 type MapUsage struct {
@@ -24,20 +20,14 @@ func (k *Kernel) MapUsage() ([]MapUsage, error) {
 	if err != nil {
 		return nil, err
 	}
-	used, err := k.Tables.Usage()
-	if err != nil {
-		return nil, err
+	used := map[string]int{} // of maps where it is not the number of keys
+	for _, usage := range []func() (map[string]int, error){k.Tables.Usage, k.Services.Usage, k.Endpoints.Usage} {
+		some, err := usage()
+		if err != nil {
+			return nil, err
+		}
+		maps.Copy(used, some)
 	}
-	services, err := k.Services.Usage()
-	if err != nil {
-		return nil, err
-	}
-	maps.Copy(used, services)
-	endpoints, err := k.Endpoints.Count()
-	if err != nil {
-		return nil, err
-	}
-	used[bpf.MapsMapSlEp] = endpoints + 1
 	us := make([]MapUsage, len(infos))
 	for i, info := range infos {
 		n, ok := used[info.Name]

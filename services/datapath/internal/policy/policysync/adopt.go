@@ -9,8 +9,6 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/auditmode"
 )
@@ -23,22 +21,8 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool, audited auditmode.Audite
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.past.Recall()
-	infos, err := a.cfg.Kernel.Tables()
-	if err != nil {
-		return fmt.Errorf("list tables: %w", err)
-	}
-	for _, info := range infos {
-		id := info.ID
-		c, err := a.cfg.Kernel.TableContent(id)
-		if err == nil {
-			err = c.Validate()
-		}
-		if err != nil {
-			// Endpoints that use it keep it, but no other endpoint gets it.
-			a.log.Error("table is not adopted", "table", id, log.Err(err))
-			c = nodetable.Content{Table: policytable.Table{Classes: []policytable.Ranges{nil}}}
-		}
-		a.tables[id] = &kernelTable{id: id, content: c.Clone()}
+	if err := a.tables.adopt(a.log); err != nil {
+		return err
 	}
 	if err := a.identities.adopt(); err != nil {
 		return err
@@ -69,6 +53,6 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool, audited auditmode.Audite
 
 // evaluated reports whether a table came from a policy service.
 func (a *Applier) evaluated(t nodetable.ID) bool {
-	_, ok := a.tables[t]
+	_, ok := a.tables.byID[t]
 	return ok || t == nodetable.Allow
 }

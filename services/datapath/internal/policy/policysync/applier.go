@@ -12,7 +12,6 @@ import (
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/policytable"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policyhistory"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
 )
@@ -65,9 +64,9 @@ type Applier struct {
 
 	mu sync.Mutex
 	// The kernel's contents, as this process wrote or found them.
-	tables     map[nodetable.ID]*kernelTable // guarded by mu
-	identities *identities                   // guarded by mu
-	endpoints  *endpoints                    // guarded by mu
+	tables     *kernelTables // guarded by mu
+	identities *identities   // guarded by mu
+	endpoints  *endpoints    // guarded by mu
 
 	// The service's state; nil before its first snapshot, and after an error that invalidates it.
 	model       *model   // guarded by mu
@@ -102,14 +101,6 @@ type Applier struct {
 	view summary
 }
 
-// kernelTable is a table in the kernel.
-type kernelTable struct {
-	id       nodetable.ID
-	content  nodetable.Content // its content in the kernel
-	owner    *serviceTable
-	meanings map[policytable.Meaning]uint16 // of classes; nil until first used
-}
-
 // New returns an empty applier: call Adopt.
 func New(cfg Config) *Applier {
 	if cfg.Log == nil {
@@ -123,7 +114,7 @@ func New(cfg Config) *Applier {
 	cfg.Retry = cmp.Or(cfg.Retry, 5*time.Second)
 	a := &Applier{
 		cfg: cfg, log: cfg.Log,
-		tables:     map[nodetable.ID]*kernelTable{},
+		tables:     newKernelTables(cfg.Kernel),
 		identities: newIdentities(cfg.Kernel, cfg.Addresses),
 		endpoints:  newEndpoints(cfg.Now, cfg.Linger), changed: make(chan struct{}), synced: make(chan struct{}),
 		bumpAll: true, drain: make(chan struct{}, 1),

@@ -128,10 +128,9 @@ func (a *Applier) alignDefaults(w *work, t *serviceTable) error {
 	if want == k.content.DefaultClasses {
 		return nil
 	}
-	if err := a.cfg.Kernel.SetDefaults(k.id, want); err != nil {
+	if err := a.tables.setDefaults(k, want); err != nil {
 		return fmt.Errorf("peers without a row in table %d: %w", t.id, err)
 	}
-	k.content.DefaultClasses = want
 	a.affect(w, k)
 	return faultRows.Hit(w.ctx)
 }

@@ -208,9 +208,9 @@ func (a *Applier) writePart(w *work, t *serviceTable, why error, most nodetable.
 		if d == nil {
 			return false, nil
 		}
-		id, err := a.reuse(d)
-		if id == 0 {
-			id, err = a.cfg.Kernel.DefineTable(d.content)
+		k, err := a.tables.equal(d), error(nil)
+		if k == nil {
+			k, err = a.tables.define(d.content)
 		}
 		if full, ok := errors.AsType[*nodetable.NoCapacityError](err); ok {
 			limit, known := limitOf(full.Map)
@@ -228,16 +228,11 @@ func (a *Applier) writePart(w *work, t *serviceTable, why error, most nodetable.
 		}
 		former := t.kernel
 		a.unplace(t)
-		k := a.tables[id]
-		if k == nil {
-			k = &kernelTable{id: id, content: d.content.Clone()}
-			a.tables[id] = k
-		}
 		k.owner = t
 		t.kernel, t.part, t.same, t.classes = k, d.part, false, d.classes
 		t.err = fmt.Errorf("%w; %d of its %d rules are enforced; connections that the others decide are denied",
 			why, d.part.Rules(), d.part.rules)
-		a.rooms.take(t, a.cfg.Kernel.TableSize(id))
+		a.rooms.take(t, a.cfg.Kernel.TableSize(k.id))
 		if _, used := a.used()[former]; former != nil && former != k && !used {
 			a.discard(former.id)
 		}
@@ -306,39 +301,6 @@ func (a *Applier) largestPart(t *serviceTable, limit nodetable.MapLimit) (larges
 	return largest
 }
 
-// reuse returns a kernel table without an owner that equals the part, for example after a restart,
-// and maps the definition's classes to that table's classes. 0 if no table matches.
-func (a *Applier) reuse(d *definition) (nodetable.ID, error) {
-	for _, id := range slices.Sorted(maps.Keys(a.tables)) {
-		k := a.tables[id]
-		if k.owner != nil || k.content.Hash != d.content.Hash || len(k.content.Peers) != len(d.content.Peers) ||
-			len(k.content.Prefixes) != len(d.content.Prefixes) {
-			continue
-		}
-		match := k.content.Match(&d.content, k.known)
-		if match == nil || match.Rows > 0 || slices.Contains(match.Classes, nodetable.Absent) {
-			continue
-		}
-		alike := true
-		for kind, class := range d.content.DefaultClasses {
-			alike = alike && k.content.Alike(k.content.DefaultClasses[kind], match.Classes[class])
-		}
-		for p, classes := range d.content.Prefixes {
-			for i, class := range classes {
-				alike = alike && k.content.Alike(k.content.Prefixes[p][i], match.Classes[class])
-			}
-		}
-		if !alike {
-			continue
-		}
-		for i, class := range d.classes {
-			d.classes[i] = match.Classes[class]
-		}
-		return id, nil
-	}
-	return 0, nil
-}
-
 // unplace separates a table from its kernel table, which stays until no endpoint uses it.
 func (a *Applier) unplace(t *serviceTable) {
 	if t.kernel != nil {
@@ -351,11 +313,10 @@ func (a *Applier) unplace(t *serviceTable) {
 
 // discard retires a table that was just written and that nothing uses.
 func (a *Applier) discard(id nodetable.ID) {
-	if err := a.cfg.Kernel.RetireTables(id); err != nil {
+	if err := a.tables.retire(id); err != nil {
 		a.log.Error("table not retired", "table", id, log.Err(err)) // the next sweep tries again
 		return
 	}
-	delete(a.tables, id)
 	a.draining()
 }
 

@@ -10,17 +10,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
-
-// known returns the classes by meaning; among equal ones the first.
-func (k *kernelTable) known() map[policytable.Meaning]uint16 {
-	if k.meanings == nil {
-		k.meanings = k.content.Meanings()
-	}
-	return k.meanings
-}
 
 // adopt makes a kernel table the service's table and adds what it lacks. Surplus rows and prefixes
 // stay until tidy.
@@ -89,7 +80,7 @@ func (a *Applier) tidy(w *work, t *serviceTable) error {
 // after gets an intermediate class first, which the leaving tables evaluate as the old entry and
 // the new tables as the new one.
 func (a *Applier) replace(w *work, next *model) error {
-	for _, k := range a.tables {
+	for _, k := range a.tables.byID {
 		k.owner = nil
 	}
 	a.model = next
@@ -99,7 +90,7 @@ func (a *Applier) replace(w *work, next *model) error {
 		if t.forgotten {
 			continue
 		}
-		if k, m := a.candidate(t); k != nil {
+		if k, m := a.tables.candidate(t, a.used()); k != nil {
 			if err := a.adopt(w, t, k, m); err != nil {
 				return err
 			}
@@ -179,8 +170,7 @@ func (a *Applier) replace(w *work, next *model) error {
 func (a *Applier) between(final map[uint32]nodetable.Identity) (map[uint32]nodetable.Identity, error) {
 	var leaving, staying []*kernelTable
 	used := a.used()
-	for _, id := range slices.Sorted(maps.Keys(a.tables)) {
-		k := a.tables[id]
+	for k := range a.tables.sorted() {
 		if k.owner != nil {
 			staying = append(staying, k)
 		} else if _, ok := used[k]; ok {
@@ -233,7 +223,7 @@ func (a *Applier) classBetween(old, to nodetable.Identity, leaving, staying []*k
 			if k.content.EvaluatesAlike(entry, as) {
 				continue
 			}
-			switch err := a.addRow(k, nc, k.content.ClassOf(as)); {
+			switch err := a.tables.addRow(k, nc, k.content.ClassOf(as)); {
 			case errors.Is(err, nodetable.ErrNoCapacity):
 				return nodetable.Identity{}, nil
 			case err != nil:

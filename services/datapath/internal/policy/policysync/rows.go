@@ -35,34 +35,10 @@ func (a *Applier) place(w *work, t *serviceTable) error {
 		}
 		rows = len(t.content.Peers)
 	}
-	if k, match := a.candidate(t); k != nil {
+	if k, match := a.tables.candidate(t, a.used()); k != nil {
 		return a.adopt(w, t, k, match)
 	}
 	return a.define(w, t, rows)
-}
-
-// candidate returns the best kernel table without an owner that can become t by changes in place,
-// or nil.
-func (a *Applier) candidate(t *serviceTable) (*kernelTable, *nodetable.Match) {
-	var best *kernelTable
-	var bestMatch *nodetable.Match
-	used := a.used()
-	for _, id := range slices.Sorted(maps.Keys(a.tables)) {
-		k := a.tables[id]
-		if k.owner != nil || k.content.Hash != t.content.Hash {
-			continue
-		}
-		m := k.content.Match(&t.content, k.known)
-		if m == nil {
-			continue
-		}
-		_, inUse := used[k]
-		m.InUse = inUse
-		if bestMatch == nil || m.Better(bestMatch) {
-			best, bestMatch = k, m
-		}
-	}
-	return best, bestMatch
 }
 
 // define writes a new table. rows is the number of rows that fit the shares of its tenants. If the
@@ -72,11 +48,11 @@ func (a *Applier) define(w *work, t *serviceTable, rows int) error {
 	if rows < len(content.Peers) {
 		content, full = a.model.reduced(t, rows), a.rooms.exceeds(t, true)
 	}
-	id, err := a.cfg.Kernel.DefineTable(content)
+	k, err := a.tables.define(content)
 	why, _ := errors.AsType[*nodetable.NoCapacityError](err)
 	if why != nil && why.PeerRows() {
 		content, full = a.model.reduced(t, min(why.Free, why.Limit)), err
-		id, err = a.cfg.Kernel.DefineTable(content)
+		k, err = a.tables.define(content)
 	}
 	if errors.Is(err, nodetable.ErrNoCapacity) {
 		a.needs(t, why)
@@ -93,14 +69,13 @@ func (a *Applier) define(w *work, t *serviceTable, rows int) error {
 	if err != nil {
 		return fmt.Errorf("define table %d: %w", t.id, err)
 	}
-	k := &kernelTable{id: id, content: content.Clone(), owner: t}
-	a.tables[id] = k
 	a.unplace(t)
+	k.owner = t
 	t.kernel, t.same, t.err = k, true, full
-	if size := a.cfg.Kernel.TableSize(id); size != t.charge.units && !a.rooms.fits(t, size) {
+	if size := a.cfg.Kernel.TableSize(k.id); size != t.charge.units && !a.rooms.fits(t, size) {
 		exceeds := a.rooms.exceeds(t, false)
 		a.unplace(t)
-		a.discard(id)
+		a.discard(k.id)
 		if fits, err := a.yield(w, t, size); err != nil {
 			return err
 		} else if fits {
@@ -160,7 +135,7 @@ func (a *Applier) grow(w *work, t *serviceTable) error {
 			t.err = a.rooms.exceeds(t, true)
 			return nil
 		}
-		err := a.cfg.Kernel.GrowTable(k.id, added)
+		err := a.tables.grow(k, added)
 		if errors.Is(err, nodetable.ErrNoCapacity) {
 			t.err = err
 			return nil
@@ -168,8 +143,6 @@ func (a *Applier) grow(w *work, t *serviceTable) error {
 		if err != nil {
 			return fmt.Errorf("grow table %d: %w", t.id, err)
 		}
-		k.content.Classes = slices.Concat(k.content.Classes, added)
-		k.meanings = nil
 	}
 	t.classes, t.err = where, nil
 	return faultGrow.Hit(w.ctx)
@@ -235,25 +208,7 @@ func (a *Applier) row(t *serviceTable, nc nodetable.IdentityClass, class uint16)
 			return a.rooms.exceeds(t, true)
 		}
 	}
-	return a.addRow(t.kernel, nc, class)
-}
-
-// addRow writes a row, unless it exists.
-func (a *Applier) addRow(k *kernelTable, nc nodetable.IdentityClass, class uint16) error {
-	if class == nodetable.Absent {
-		return nil
-	}
-	if old, ok := k.content.Peers[nc]; ok {
-		if old == class || slices.Equal(k.content.Classes[old], k.content.Classes[class]) {
-			return nil
-		}
-		return fmt.Errorf("identity class %d already has another row in table %d of the kernel", nc, k.id)
-	}
-	if err := a.cfg.Kernel.SetPeer(k.id, nc, class); err != nil {
-		return err
-	}
-	k.content.Peers[nc] = class
-	return nil
+	return a.tables.addRow(t.kernel, nc, class)
 }
 
 // dropRow deletes a row, if it exists.
@@ -261,10 +216,9 @@ func (a *Applier) dropRow(w *work, k *kernelTable, nc nodetable.IdentityClass) e
 	if _, ok := k.content.Peers[nc]; !ok {
 		return nil
 	}
-	if err := a.cfg.Kernel.DeletePeer(k.id, nc); err != nil {
-		return fmt.Errorf("row of identity class %d in table %d: %w", nc, k.id, err)
+	if err := a.tables.dropRow(k, nc); err != nil {
+		return err
 	}
-	delete(k.content.Peers, nc)
 	if a.identities.members[nc] > 0 {
 		a.affect(w, k)
 	}
@@ -295,10 +249,9 @@ func (a *Applier) prefix(w *work, t *serviceTable, p netip.Prefix, grants bool) 
 		if !there {
 			return nil
 		}
-		if err := a.cfg.Kernel.DeletePrefix(k.id, p); err != nil {
+		if err := a.tables.dropPrefix(k, p); err != nil {
 			return fmt.Errorf("prefix %v of table %d: %w", p, t.id, err)
 		}
-		delete(k.content.Prefixes, p)
 		a.affect(w, k)
 		return faultPrefixes.Hit(w.ctx)
 	}
@@ -316,7 +269,7 @@ func (a *Applier) prefix(w *work, t *serviceTable, p netip.Prefix, grants bool) 
 	if !lacks && !there && !a.rooms.grows(t, by, by) {
 		err = a.rooms.exceeds(t, true)
 	} else if !lacks {
-		err = a.cfg.Kernel.SetPrefix(k.id, p, want)
+		err = a.tables.setPrefix(k, p, want)
 	}
 	if lacks || errors.Is(err, nodetable.ErrNoCapacity) {
 		if t.missingPrefixes == nil {
@@ -331,7 +284,6 @@ func (a *Applier) prefix(w *work, t *serviceTable, p netip.Prefix, grants bool) 
 	if err != nil {
 		return fmt.Errorf("prefix %v of table %d: %w", p, t.id, err)
 	}
-	k.content.Prefixes[p] = want
 	if !grants {
 		a.affect(w, k)
 	}

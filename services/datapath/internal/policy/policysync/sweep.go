@@ -16,7 +16,7 @@ import (
 func (a *Applier) used() map[*kernelTable][]uint16 {
 	out := map[*kernelTable][]uint16{}
 	for t, slots := range a.endpoints.used() {
-		if k := a.tables[t]; k != nil {
+		if k := a.tables.byID[t]; k != nil {
 			out[k] = slots
 		}
 	}
@@ -52,20 +52,17 @@ func (a *Applier) bumpAffected(w *work) error {
 func (a *Applier) sweep(w *work) error {
 	used := a.used()
 	var tables []nodetable.ID
-	for id, k := range a.tables {
+	for id, k := range a.tables.byID {
 		if _, ok := used[k]; !ok && k.owner == nil {
 			tables = append(tables, id)
 		}
 	}
 	if len(tables) > 0 {
 		slices.Sort(tables)
-		if err := a.cfg.Kernel.RetireTables(tables...); err != nil {
+		if err := a.tables.retire(tables...); err != nil {
 			// It only costs space; the next sweep tries again.
 			a.log.Error("tables not retired", "tables", len(tables), log.Err(err))
 			return nil
-		}
-		for _, id := range tables {
-			delete(a.tables, id)
 		}
 		a.draining()
 		if err := faultRetire.Hit(w.ctx); err != nil {
@@ -79,15 +76,8 @@ func (a *Applier) sweep(w *work) error {
 		}
 	}
 	retired, err := a.identities.retireUnused(func(nc nodetable.IdentityClass) bool {
-		if _, ok := named[nc]; ok {
-			return true
-		}
-		for _, k := range a.tables {
-			if _, ok := k.content.Peers[nc]; ok {
-				return true
-			}
-		}
-		return false
+		_, ok := named[nc]
+		return ok || a.tables.refersTo(nc)
 	})
 	if err != nil || retired == 0 {
 		return err

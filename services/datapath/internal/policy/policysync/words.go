@@ -86,7 +86,7 @@ func (a *Applier) cover(used map[*kernelTable][]uint16, old, to nodetable.Identi
 		}
 		err := nodetable.ErrNoCapacity
 		if _, ok := k.content.Peers[to.Class]; !ok {
-			err = a.addRow(k, to.Class, k.content.ClassOf(old))
+			err = a.tables.addRow(k, to.Class, k.content.ClassOf(old))
 		}
 		switch {
 		case errors.Is(err, nodetable.ErrNoCapacity):

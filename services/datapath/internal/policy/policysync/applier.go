@@ -11,7 +11,6 @@ import (
 
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policyhistory"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
 )
@@ -57,19 +56,14 @@ var (
 	faultAck      = fault.Register("datapath/policy/ack")
 )
 
-// Applier keeps the kernel's tables as the service sends them.
+// Applier follows the service's stream: it takes each message, lets its placer change the kernel's tables, gives subjects
+// their present tables, and knows what is enforced.
 type Applier struct {
 	cfg Config
-	log *slog.Logger
 
-	mu sync.Mutex
-	// The kernel's contents, as this process wrote or found them.
-	tables     *kernelTables // guarded by mu
-	identities *identities   // guarded by mu
-	endpoints  *endpoints    // guarded by mu
+	mu      sync.Mutex
+	*placer // guarded by mu, except drain; the tables of the service, and what the kernel has of them
 
-	// The service's state; nil before its first snapshot, and after an error that invalidates it.
-	model       *model   // guarded by mu
 	incarnation string   // guarded by mu; of the last applied message
 	seq         uint64   // guarded by mu
 	next        incoming // guarded by mu
@@ -78,9 +72,7 @@ type Applier struct {
 	// does not know.
 	refused string // guarded by mu
 
-	rooms    rooms                                      // guarded by mu
-	expected map[policytable.ID]policytable.BindSubject // guarded by mu; bindings of the tables that the message defines
-	unsaid   []policystream.Nack                        // guarded by mu; not yet sent, because they answer no message
+	unsaid []policystream.Nack // guarded by mu; not yet sent, because they answer no message
 
 	// auditAll enables audit mode for all endpoints.
 	auditAll bool // guarded by mu
@@ -92,7 +84,6 @@ type Applier struct {
 	waiting         int           // guarded by mu; identities kept unknown
 	pendingCapacity bool          // guarded by mu; changes may wait for capacity
 
-	drain   chan struct{} // has a token when something waits for a grace period
 	session policystream.Health
 
 	// History records which policy evaluated an endpoint.
@@ -113,12 +104,13 @@ func New(cfg Config) *Applier {
 	cfg.Linger = cmp.Or(cfg.Linger, time.Minute)
 	cfg.Retry = cmp.Or(cfg.Retry, 5*time.Second)
 	a := &Applier{
-		cfg: cfg, log: cfg.Log,
-		tables:     newKernelTables(cfg.Kernel),
-		identities: newIdentities(cfg.Kernel, cfg.Addresses),
-		endpoints:  newEndpoints(cfg.Now, cfg.Linger), changed: make(chan struct{}), synced: make(chan struct{}),
-		bumpAll: true, drain: make(chan struct{}, 1),
+		cfg: cfg, changed: make(chan struct{}), synced: make(chan struct{}), bumpAll: true,
 		past: policystream.NewPast(cfg.Memory, cfg.Log),
+	}
+	a.placer = &placer{
+		kernel: cfg.Kernel, log: cfg.Log, now: cfg.Now, subjects: a,
+		tables: newKernelTables(cfg.Kernel), identities: newIdentities(cfg.Kernel, cfg.Addresses),
+		endpoints: newEndpoints(cfg.Now, cfg.Linger), drain: make(chan struct{}, 1),
 	}
 	a.rooms.reset(cfg.Kernel.MapSizes())
 	return a

@@ -111,7 +111,7 @@ func (ks *kernelTables) candidate(t *serviceTable, used map[*kernelTable][]uint1
 }
 
 // equal returns a table without an owner that equals a part, for example after a restart, and maps the classes of the
-// definition to those of that table. nil if no table matches.
+// definition to the classes of that table. nil if no table matches.
 func (ks *kernelTables) equal(d *definition) *kernelTable {
 	for k := range ks.sorted() {
 		if k.owner != nil || k.content.Hash != d.content.Hash || len(k.content.Peers) != len(d.content.Peers) ||

@@ -105,16 +105,16 @@ func (m *model) defaults(t *serviceTable) (classes [identity.Kinds]policytable.C
 // alignDefaults updates the default classes of a table, so that exactly the kinds of its missing
 // rows are treated as unknown. If that would allow too much, it marks the table's subjects dirty,
 // and flip isolates them.
-func (a *Applier) alignDefaults(w *work, t *serviceTable) error {
+func (pl *placer) alignDefaults(w *work, t *serviceTable) error {
 	k := t.kernel
 	if k == nil {
 		return nil
 	}
-	classes, unsafe := a.model.defaults(t)
+	classes, unsafe := pl.model.defaults(t)
 	if t.unsafe != unsafe {
 		before := t.allowsTooMuch()
 		if t.unsafe = unsafe; before != t.allowsTooMuch() {
-			a.flipUsers(t)
+			pl.flipUsers(t)
 		}
 	}
 	want := k.content.DefaultClasses
@@ -128,10 +128,10 @@ func (a *Applier) alignDefaults(w *work, t *serviceTable) error {
 	if want == k.content.DefaultClasses {
 		return nil
 	}
-	if err := a.tables.setDefaults(k, want); err != nil {
+	if err := pl.tables.setDefaults(k, want); err != nil {
 		return fmt.Errorf("peers without a row in table %d: %w", t.id, err)
 	}
-	a.affect(w, k)
+	pl.affect(w, k)
 	return faultRows.Hit(w.ctx)
 }
 

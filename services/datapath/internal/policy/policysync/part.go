@@ -126,11 +126,11 @@ func (d *definition) prefixClasses(classes policytable.PrefixClasses) policytabl
 }
 
 // namespaces returns a function from the number of a table's rule to the namespace of its policy.
-func (a *Applier) namespaces(t *serviceTable) func(rule int) string {
+func (pl *placer) namespaces(t *serviceTable) func(rule int) string {
 	var rules [][]policytable.Source
-	if bind, ok := a.expected[t.id]; ok {
+	if bind, ok := pl.expected[t.id]; ok {
 		rules = bind.Rules
-	} else if list := a.model.binds[uint32(t.charge.subject)]; list != nil && list[t.charge.direction].table == t {
+	} else if list := pl.model.binds[uint32(t.charge.subject)]; list != nil && list[t.charge.direction].table == t {
 		rules = list[t.charge.direction].rules
 	}
 	return func(rule int) string {
@@ -144,19 +144,19 @@ func (a *Applier) namespaces(t *serviceTable) func(rule int) string {
 // fitPart returns the largest part of a table that fits the shares of its tenants, charges it, and
 // requests the rest. If not even a part without rules fits, it returns nil and requests the whole
 // table.
-func (a *Applier) fitPart(t *serviceTable, most nodetable.Size) *definition {
-	hosts := t.content.HostClasses(func(ic nodetable.IdentityClass) uint8 { return a.model.kinds[ic] })
-	a.rooms.ledger.Delete(ask{t, true})
+func (pl *placer) fitPart(t *serviceTable, most nodetable.Size) *definition {
+	hosts := t.content.HostClasses(func(ic nodetable.IdentityClass) uint8 { return pl.model.kinds[ic] })
+	pl.rooms.ledger.Delete(ask{t, true})
 	try := func(list []uint16, n int) *definition {
-		d := a.model.partOf(t, t.content.Part(list[:n], hosts))
-		if d.size = a.cfg.Kernel.SizeOf(d.content); within(d.size, most) && a.rooms.fits(t, d.size) {
+		d := pl.model.partOf(t, t.content.Part(list[:n], hosts))
+		if d.size = pl.kernel.SizeOf(d.content); within(d.size, most) && pl.rooms.fits(t, d.size) {
 			return d
 		}
 		return nil
 	}
 	var best *definition
 	for _, together := range []bool{true, false} {
-		list, least := t.content.Order(together, a.namespaces(t))
+		list, least := t.content.Order(together, pl.namespaces(t))
 		if least >= len(list) && together {
 			continue // every rule restricts
 		}
@@ -173,44 +173,44 @@ func (a *Applier) fitPart(t *serviceTable, most nodetable.Size) *definition {
 		}
 		break
 	}
-	whole := a.cfg.Kernel.SizeOf(t.content)
+	whole := pl.kernel.SizeOf(t.content)
 	if best == nil {
-		a.rooms.fits(t, whole)
+		pl.rooms.fits(t, whole)
 		return nil
 	}
-	a.rooms.fits(t, best.size)
+	pl.rooms.fits(t, best.size)
 	var lacks nodetable.Size
 	for l := range lacks {
 		lacks[l] = max(0, whole[l]-best.size[l])
 	}
-	a.rooms.admits(ask{t, true}, t.charge.object(t.charge.payer, lacks, true))
+	pl.rooms.admits(ask{t, true}, t.charge.object(t.charge.payer, lacks, true))
 	return best
 }
 
 // placePart writes the largest part of a table that fits. why is the reason why the whole table
 // does not fit, and most bounds the part. If no part fits, the table is not in the kernel.
-func (a *Applier) placePart(w *work, t *serviceTable, why error, most nodetable.Size) error {
-	if written, err := a.writePart(w, t, why, most); written || err != nil {
+func (pl *placer) placePart(w *work, t *serviceTable, why error, most nodetable.Size) error {
+	if written, err := pl.writePart(w, t, why, most); written || err != nil {
 		return err
 	}
 	if t.kernel != nil {
-		a.withdraw(t)
+		pl.withdraw(t)
 	}
-	a.rooms.ledger.Restore(ask{table: t}, t.charge.object(t.charge.payers()[0], t.estimate(), false), false)
+	pl.rooms.ledger.Restore(ask{table: t}, t.charge.object(t.charge.payers()[0], t.estimate(), false), false)
 	t.err = why
 	return nil
 }
 
 // writePart writes a part and charges it. If no part fits, it changes only the charge.
-func (a *Applier) writePart(w *work, t *serviceTable, why error, most nodetable.Size) (bool, error) {
+func (pl *placer) writePart(w *work, t *serviceTable, why error, most nodetable.Size) (bool, error) {
 	for range nodetable.MapLimits {
-		d := a.fitPart(t, most)
+		d := pl.fitPart(t, most)
 		if d == nil {
 			return false, nil
 		}
-		k, err := a.tables.equal(d), error(nil)
+		k, err := pl.tables.equal(d), error(nil)
 		if k == nil {
-			k, err = a.tables.define(d.content)
+			k, err = pl.tables.define(d.content)
 		}
 		if full, ok := errors.AsType[*nodetable.NoCapacityError](err); ok {
 			limit, known := limitOf(full.Map)
@@ -227,14 +227,14 @@ func (a *Applier) writePart(w *work, t *serviceTable, why error, most nodetable.
 			return false, fmt.Errorf("define a part of table %d: %w", t.id, err)
 		}
 		former := t.kernel
-		a.unplace(t)
+		pl.unplace(t)
 		k.owner = t
 		t.kernel, t.part, t.same, t.classes = k, d.part, false, d.classes
 		t.err = fmt.Errorf("%w; %d of its %d rules are enforced; connections that the others decide are denied",
 			why, d.part.Rules(), d.part.rules)
-		a.rooms.take(t, a.cfg.Kernel.TableSize(k.id))
-		if _, used := a.used()[former]; former != nil && former != k && !used {
-			a.discard(former.id)
+		pl.rooms.take(t, pl.kernel.TableSize(k.id))
+		if _, used := pl.used()[former]; former != nil && former != k && !used {
+			pl.discard(former.id)
 		}
 		w.checks = true
 		return true, faultDefine.Hit(w.ctx)
@@ -248,36 +248,36 @@ const maxYields = 4
 // yield reduces parts of other tables of the tenant, the largest first, until a table of the given
 // size fits or can get as much as the largest part. If the table fits, it charges it and returns
 // true.
-func (a *Applier) yield(w *work, t *serviceTable, size nodetable.Size) (bool, error) {
+func (pl *placer) yield(w *work, t *serviceTable, size nodetable.Size) (bool, error) {
 	var least nodetable.Size
 	for range maxYields {
-		limit, refused := a.rooms.refused(t)
+		limit, refused := pl.rooms.refused(t)
 		if !refused {
 			return false, nil
 		}
-		largest := a.largestPart(t, limit)
+		largest := pl.largestPart(t, limit)
 		if largest == nil {
 			return false, nil
 		}
 		if least == (nodetable.Size{}) {
-			least = a.cfg.Kernel.SizeOf(a.model.partOf(t, t.content.Part(nil, nil)).content)
+			least = pl.kernel.SizeOf(pl.model.partOf(t, t.content.Part(nil, nil)).content)
 		}
 		most, former := unbounded, largest.charge.units
 		most[limit] = former[limit] / 2
 		if most[limit] < least[limit] {
 			return false, nil
 		}
-		a.rooms.fits(largest, a.cfg.Kernel.SizeOf(largest.content))
-		written, err := a.writePart(w, largest, a.rooms.exceeds(largest, false), most)
+		pl.rooms.fits(largest, pl.kernel.SizeOf(largest.content))
+		written, err := pl.writePart(w, largest, pl.rooms.exceeds(largest, false), most)
 		if err != nil {
 			return false, err
 		}
 		if !written {
-			a.rooms.take(largest, former)
+			pl.rooms.take(largest, former)
 			return false, nil
 		}
-		a.flipUsers(largest)
-		if a.rooms.fits(t, size) {
+		pl.flipUsers(largest)
+		if pl.rooms.fits(t, size) {
 			return true, nil
 		}
 		if size[limit] >= former[limit] {
@@ -289,8 +289,8 @@ func (a *Applier) yield(w *work, t *serviceTable, size nodetable.Size) (bool, er
 
 // largestPart returns the partial table of the same tenant that takes most of a limit; nil if the
 // tenant has none.
-func (a *Applier) largestPart(t *serviceTable, limit nodetable.MapLimit) (largest *serviceTable) {
-	for _, o := range a.model.sortedTables() {
+func (pl *placer) largestPart(t *serviceTable, limit nodetable.MapLimit) (largest *serviceTable) {
+	for _, o := range pl.model.sortedTables() {
 		if o == t || o.part == nil || o.charge.payer != t.charge.payer {
 			continue
 		}
@@ -302,50 +302,50 @@ func (a *Applier) largestPart(t *serviceTable, limit nodetable.MapLimit) (larges
 }
 
 // unplace separates a table from its kernel table, which stays until no endpoint uses it.
-func (a *Applier) unplace(t *serviceTable) {
+func (pl *placer) unplace(t *serviceTable) {
 	if t.kernel != nil {
 		t.kernel.owner = nil
 	}
 	t.kernel, t.part = nil, nil
 	t.missing, t.missingPrefixes, t.unsafe = nil, nil, false
-	delete(a.model.missingRows, t)
+	delete(pl.model.missingRows, t)
 }
 
 // discard retires a table that was just written and that nothing uses.
-func (a *Applier) discard(id nodetable.ID) {
-	if err := a.tables.retire(id); err != nil {
-		a.log.Error("table not retired", "table", id, log.Err(err)) // the next sweep tries again
+func (pl *placer) discard(id nodetable.ID) {
+	if err := pl.tables.retire(id); err != nil {
+		pl.log.Error("table not retired", "table", id, log.Err(err)) // the next sweep tries again
 		return
 	}
-	a.draining()
+	pl.draining()
 }
 
 // refit replaces the part of a table when the whole table fits, or a part with an eighth more
 // rules. It also replaces a part that lacks rows or prefixes.
-func (a *Applier) refit(w *work, t *serviceTable) error {
+func (pl *placer) refit(w *work, t *serviceTable) error {
 	before, units := t.kernel, t.charge.units
-	a.rooms.ledger.Delete(ask{t, true})
-	if a.rooms.fits(t, a.cfg.Kernel.SizeOf(t.content)) {
+	pl.rooms.ledger.Delete(ask{t, true})
+	if pl.rooms.fits(t, pl.kernel.SizeOf(t.content)) {
 		old := *t
-		a.unplace(t)
-		if err := a.define(w, t, len(t.content.Peers)); err != nil || t.kernel != nil {
-			a.flipUsers(t)
+		pl.unplace(t)
+		if err := pl.define(w, t, len(t.content.Peers)); err != nil || t.kernel != nil {
+			pl.flipUsers(t)
 			return err
 		}
 		// The maps have no capacity for it.
 		*t = old
 		before.owner = t
-		a.model.lacksAgain(t)
+		pl.model.lacksAgain(t)
 	}
-	why := a.rooms.exceeds(t, false)
+	why := pl.rooms.exceeds(t, false)
 	grown := t.part.Rules() + max(1, (t.part.rules-t.part.Rules())/8)
 	lacks := len(t.missing)+len(t.missingPrefixes) > 0
-	if d := a.fitPart(t, unbounded); d == nil || !lacks && d.part.Rules() < grown {
-		a.rooms.take(t, units)
+	if d := pl.fitPart(t, unbounded); d == nil || !lacks && d.part.Rules() < grown {
+		pl.rooms.take(t, units)
 		return nil
 	}
-	err := a.placePart(w, t, why, unbounded)
-	a.flipUsers(t)
+	err := pl.placePart(w, t, why, unbounded)
+	pl.flipUsers(t)
 	return err
 }
 
@@ -358,7 +358,7 @@ func (m *model) lacksAgain(t *serviceTable) {
 
 // spread writes the omitted prefixes within p before p changes, because they will differ from p
 // afterwards.
-func (a *Applier) spread(w *work, t *serviceTable, p netip.Prefix) error {
+func (pl *placer) spread(w *work, t *serviceTable, p netip.Prefix) error {
 	_, left := t.part.prefixes[p]
 	delete(t.part.prefixes, p)
 	if _, wanted := t.content.Prefixes[p]; left && !wanted {
@@ -368,7 +368,7 @@ func (a *Applier) spread(w *work, t *serviceTable, p netip.Prefix) error {
 		if _, left := t.part.prefixes[q]; !left || p.Bits() >= q.Bits() || !p.Contains(q.Addr()) {
 			continue
 		}
-		if err := a.prefix(w, t, q, false); err != nil {
+		if err := pl.prefix(w, t, q, false); err != nil {
 			return err
 		}
 	}

@@ -15,18 +15,18 @@ import (
 
 // adopt makes a kernel table the service's table and adds what it lacks. Surplus rows and prefixes
 // stay until tidy.
-func (a *Applier) adopt(w *work, t *serviceTable, k *kernelTable, m *nodetable.Match) error {
+func (pl *placer) adopt(w *work, t *serviceTable, k *kernelTable, m *nodetable.Match) error {
 	k.owner, t.kernel = t, k
-	a.rooms.take(t, a.cfg.Kernel.TableSize(k.id))
+	pl.rooms.take(t, pl.kernel.TableSize(k.id))
 	t.classes, t.same, t.err = m.Classes, m.Same, nil
-	if err := a.grow(w, t); err != nil {
+	if err := pl.grow(w, t); err != nil {
 		return err
 	}
 	for _, nc := range slices.Sorted(maps.Keys(t.content.Peers)) {
 		if _, ok := k.content.Peers[nc]; ok {
 			continue
 		}
-		if err := a.peer(w, t, nc, false); err != nil {
+		if err := pl.peer(w, t, nc, false); err != nil {
 			return err
 		}
 	}
@@ -40,15 +40,15 @@ func (a *Applier) adopt(w *work, t *serviceTable, k *kernelTable, m *nodetable.M
 		if same {
 			continue
 		}
-		if err := a.prefix(w, t, p, false); err != nil {
+		if err := pl.prefix(w, t, p, false); err != nil {
 			return err
 		}
 	}
-	return a.alignDefaults(w, t)
+	return pl.alignDefaults(w, t)
 }
 
 // tidy removes surplus rows and prefixes from an adopted table.
-func (a *Applier) tidy(w *work, t *serviceTable) error {
+func (pl *placer) tidy(w *work, t *serviceTable) error {
 	k := t.kernel
 	if k == nil {
 		return nil
@@ -57,7 +57,7 @@ func (a *Applier) tidy(w *work, t *serviceTable) error {
 		if _, ok := t.content.Peers[nc]; ok {
 			continue
 		}
-		if err := a.dropRow(w, k, nc); err != nil {
+		if err := pl.dropRow(w, k, nc); err != nil {
 			return err
 		}
 	}
@@ -65,11 +65,11 @@ func (a *Applier) tidy(w *work, t *serviceTable) error {
 		if _, ok := t.content.Prefixes[p]; ok {
 			continue
 		}
-		if err := a.prefix(w, t, p, false); err != nil {
+		if err := pl.prefix(w, t, p, false); err != nil {
 			return err
 		}
 	}
-	return a.alignDefaults(w, t)
+	return pl.alignDefaults(w, t)
 }
 
 // replace adopts a complete snapshot. It keeps tables that the kernel already has, and writes
@@ -296,14 +296,14 @@ func (a *Applier) numberOne() (bool, error) {
 	return false, nil
 }
 
-func (a *Applier) retryTable(w *work, t *serviceTable) error {
+func (pl *placer) retryTable(w *work, t *serviceTable) error {
 	if t.forgotten {
 		return nil
 	}
 	if t.kernel == nil {
-		err := a.place(w, t)
+		err := pl.place(w, t)
 		if t.kernel != nil {
-			a.flipUsers(t) // it may have lost its table in this attempt
+			pl.flipUsers(t) // it may have lost its table in this attempt
 		}
 		return err
 	}
@@ -314,19 +314,19 @@ func (a *Applier) retryTable(w *work, t *serviceTable) error {
 		if len(t.missing)+len(t.missingPrefixes) == 0 {
 			return nil
 		}
-		return a.refit(w, t)
+		return pl.refit(w, t)
 	}
 	t.err = nil
-	if err := a.grow(w, t); err != nil {
+	if err := pl.grow(w, t); err != nil {
 		return err
 	}
 	for _, nc := range slices.Sorted(maps.Keys(t.missing)) {
-		if err := a.peer(w, t, nc, false); err != nil {
+		if err := pl.peer(w, t, nc, false); err != nil {
 			return err
 		}
 	}
 	for _, p := range slices.SortedFunc(maps.Keys(t.missingPrefixes), netip.Prefix.Compare) {
-		if err := a.prefix(w, t, p, !t.missingPrefixes[p]); err != nil {
+		if err := pl.prefix(w, t, p, !t.missingPrefixes[p]); err != nil {
 			return err
 		}
 	}

@@ -15,47 +15,47 @@ import (
 )
 
 // place finds or writes the kernel table of a table of the service.
-func (a *Applier) place(w *work, t *serviceTable) error {
-	rows, ok := a.admit(t)
+func (pl *placer) place(w *work, t *serviceTable) error {
+	rows, ok := pl.admit(t)
 	if (!ok || rows < len(t.content.Peers)) && !w.leveled {
 		w.leveled = true
-		if err := a.level(w); err != nil || t.kernel != nil {
+		if err := pl.level(w); err != nil || t.kernel != nil {
 			return err
 		}
-		rows, ok = a.admit(t)
+		rows, ok = pl.admit(t)
 	}
 	if !ok {
-		exceeds := a.rooms.exceeds(t, false)
+		exceeds := pl.rooms.exceeds(t, false)
 		var err error
-		if ok, err = a.yield(w, t, t.estimate()); err != nil {
+		if ok, err = pl.yield(w, t, t.estimate()); err != nil {
 			return err
 		}
 		if !ok {
-			return a.placePart(w, t, exceeds, unbounded)
+			return pl.placePart(w, t, exceeds, unbounded)
 		}
 		rows = len(t.content.Peers)
 	}
-	if k, match := a.tables.candidate(t, a.used()); k != nil {
-		return a.adopt(w, t, k, match)
+	if k, match := pl.tables.candidate(t, pl.used()); k != nil {
+		return pl.adopt(w, t, k, match)
 	}
-	return a.define(w, t, rows)
+	return pl.define(w, t, rows)
 }
 
 // define writes a new table. rows is the number of rows that fit the shares of its tenants. If the
 // table exceeds the capacity, define writes a part, or records why.
-func (a *Applier) define(w *work, t *serviceTable, rows int) error {
+func (pl *placer) define(w *work, t *serviceTable, rows int) error {
 	content, full := t.content, error(nil)
 	if rows < len(content.Peers) {
-		content, full = a.model.reduced(t, rows), a.rooms.exceeds(t, true)
+		content, full = pl.model.reduced(t, rows), pl.rooms.exceeds(t, true)
 	}
-	k, err := a.tables.define(content)
+	k, err := pl.tables.define(content)
 	why, _ := errors.AsType[*nodetable.NoCapacityError](err)
 	if why != nil && why.PeerRows() {
-		content, full = a.model.reduced(t, min(why.Free, why.Limit)), err
-		k, err = a.tables.define(content)
+		content, full = pl.model.reduced(t, min(why.Free, why.Limit)), err
+		k, err = pl.tables.define(content)
 	}
 	if errors.Is(err, nodetable.ErrNoCapacity) {
-		a.needs(t, why)
+		pl.needs(t, why)
 		t.err = err
 		if why == nil {
 			return nil
@@ -64,27 +64,27 @@ func (a *Applier) define(w *work, t *serviceTable, rows int) error {
 		if limit, ok := limitOf(why.Map); ok {
 			most[limit] = min(why.Free, why.Limit)
 		}
-		return a.placePart(w, t, err, most)
+		return pl.placePart(w, t, err, most)
 	}
 	if err != nil {
 		return fmt.Errorf("define table %d: %w", t.id, err)
 	}
-	a.unplace(t)
+	pl.unplace(t)
 	k.owner = t
 	t.kernel, t.same, t.err = k, true, full
-	if size := a.cfg.Kernel.TableSize(k.id); size != t.charge.units && !a.rooms.fits(t, size) {
-		exceeds := a.rooms.exceeds(t, false)
-		a.unplace(t)
-		a.discard(k.id)
-		if fits, err := a.yield(w, t, size); err != nil {
+	if size := pl.kernel.TableSize(k.id); size != t.charge.units && !pl.rooms.fits(t, size) {
+		exceeds := pl.rooms.exceeds(t, false)
+		pl.unplace(t)
+		pl.discard(k.id)
+		if fits, err := pl.yield(w, t, size); err != nil {
 			return err
 		} else if fits {
-			return a.define(w, t, rows)
+			return pl.define(w, t, rows)
 		}
-		return a.placePart(w, t, exceeds, unbounded)
+		return pl.placePart(w, t, exceeds, unbounded)
 	}
 	if full != nil {
-		a.model.lacks(t, content.Peers)
+		pl.model.lacks(t, content.Peers)
 	}
 	t.classes = make([]uint16, len(t.content.Classes))
 	for i := range t.classes {
@@ -94,7 +94,7 @@ func (a *Applier) define(w *work, t *serviceTable, rows int) error {
 }
 
 // grow adds the classes that the kernel table lacks.
-func (a *Applier) grow(w *work, t *serviceTable) error {
+func (pl *placer) grow(w *work, t *serviceTable) error {
 	k := t.kernel
 	if k == nil {
 		return nil
@@ -131,11 +131,11 @@ func (a *Applier) grow(w *work, t *serviceTable) error {
 	}
 	if len(added) > 0 {
 		by := nodetable.Size{nodetable.LimitPeerClasses: len(added), nodetable.LimitPortNodes: len(added)}
-		if !a.rooms.grows(t, by, by) {
-			t.err = a.rooms.exceeds(t, true)
+		if !pl.rooms.grows(t, by, by) {
+			t.err = pl.rooms.exceeds(t, true)
 			return nil
 		}
-		err := a.tables.grow(k, added)
+		err := pl.tables.grow(k, added)
 		if errors.Is(err, nodetable.ErrNoCapacity) {
 			t.err = err
 			return nil
@@ -149,29 +149,29 @@ func (a *Applier) grow(w *work, t *serviceTable) error {
 }
 
 // peer updates one row of a table.
-func (a *Applier) peer(w *work, t *serviceTable, nc nodetable.IdentityClass, remove bool) error {
+func (pl *placer) peer(w *work, t *serviceTable, nc nodetable.IdentityClass, remove bool) error {
 	k := t.kernel
 	if k == nil || nc == 0 {
 		return nil
 	}
 	if remove {
 		_, lacked := t.missing[nc]
-		a.model.hasRow(t, nc)
+		pl.model.hasRow(t, nc)
 		if t.part != nil {
 			delete(t.part.rows, nc)
 		}
-		if err := a.dropRow(w, k, nc); err != nil || !lacked {
+		if err := pl.dropRow(w, k, nc); err != nil || !lacked {
 			return err
 		}
-		return a.alignDefaults(w, t)
+		return pl.alignDefaults(w, t)
 	}
 	class := t.classes[t.content.Peers[nc]]
-	if err := a.row(t, nc, class); errors.Is(err, nodetable.ErrNoCapacity) || class == nodetable.Absent {
-		a.model.lacksRow(t, nc)
+	if err := pl.row(t, nc, class); errors.Is(err, nodetable.ErrNoCapacity) || class == nodetable.Absent {
+		pl.model.lacksRow(t, nc)
 		if err != nil {
 			t.err = err
 		}
-		return a.alignDefaults(w, t)
+		return pl.alignDefaults(w, t)
 	} else if err != nil {
 		return fmt.Errorf("row of table %d: %w", t.id, err)
 	}
@@ -179,19 +179,19 @@ func (a *Applier) peer(w *work, t *serviceTable, nc nodetable.IdentityClass, rem
 		return err
 	}
 	if _, lacked := t.missing[nc]; lacked {
-		a.model.hasRow(t, nc)
-		return a.alignDefaults(w, t)
+		pl.model.hasRow(t, nc)
+		return pl.alignDefaults(w, t)
 	}
 	return nil
 }
 
 // flipUsers marks the subjects of a table dirty.
-func (a *Applier) flipUsers(t *serviceTable) {
-	if a.model == nil {
+func (pl *placer) flipUsers(t *serviceTable) {
+	if pl.model == nil {
 		return // a snapshot is being adopted, which flips all
 	}
-	for id, list := range a.model.binds {
-		s := a.endpoints.subjects[id]
+	for id, list := range pl.model.binds {
+		s := pl.endpoints.subjects[id]
 		if s != nil && (list[policytable.Egress].table == t || list[policytable.Ingress].table == t) {
 			s.dirty = true
 		}
@@ -199,47 +199,47 @@ func (a *Applier) flipUsers(t *serviceTable) {
 }
 
 // row writes a row of a table of the service, unless it exists.
-func (a *Applier) row(t *serviceTable, nc nodetable.IdentityClass, class uint16) error {
+func (pl *placer) row(t *serviceTable, nc nodetable.IdentityClass, class uint16) error {
 	have, paid := len(t.kernel.content.Peers), t.charge.units[nodetable.LimitPeerRows]
 	if _, ok := t.kernel.content.Peers[nc]; !ok && class != nodetable.Absent && have >= paid {
 		by := nodetable.Size{nodetable.LimitPeerRows: 1}
 		wanted := nodetable.Size{nodetable.LimitPeerRows: max(1+have/8, len(t.missing))}
-		if !a.rooms.grows(t, by, wanted) {
-			return a.rooms.exceeds(t, true)
+		if !pl.rooms.grows(t, by, wanted) {
+			return pl.rooms.exceeds(t, true)
 		}
 	}
-	return a.tables.addRow(t.kernel, nc, class)
+	return pl.tables.addRow(t.kernel, nc, class)
 }
 
 // dropRow deletes a row, if it exists.
-func (a *Applier) dropRow(w *work, k *kernelTable, nc nodetable.IdentityClass) error {
+func (pl *placer) dropRow(w *work, k *kernelTable, nc nodetable.IdentityClass) error {
 	if _, ok := k.content.Peers[nc]; !ok {
 		return nil
 	}
-	if err := a.tables.dropRow(k, nc); err != nil {
+	if err := pl.tables.dropRow(k, nc); err != nil {
 		return err
 	}
-	if a.identities.members[nc] > 0 {
-		a.affect(w, k)
+	if pl.identities.members[nc] > 0 {
+		pl.affect(w, k)
 	}
 	return faultRows.Hit(w.ctx)
 }
 
 // prefix updates one prefix of a table. grants reports that the prefix only allows more.
-func (a *Applier) prefix(w *work, t *serviceTable, p netip.Prefix, grants bool) error {
+func (pl *placer) prefix(w *work, t *serviceTable, p netip.Prefix, grants bool) error {
 	k := t.kernel
 	if k == nil {
 		return nil
 	}
 	if t.part != nil {
-		if err := a.spread(w, t, p); err != nil {
+		if err := pl.spread(w, t, p); err != nil {
 			return err
 		}
 	}
 	// Flip its subjects when it starts or stops allowing too much.
 	defer func(before bool) {
 		if before != t.allowsTooMuch() {
-			a.flipUsers(t)
+			pl.flipUsers(t)
 		}
 	}(t.allowsTooMuch())
 	delete(t.missingPrefixes, p)
@@ -249,10 +249,10 @@ func (a *Applier) prefix(w *work, t *serviceTable, p netip.Prefix, grants bool) 
 		if !there {
 			return nil
 		}
-		if err := a.tables.dropPrefix(k, p); err != nil {
+		if err := pl.tables.dropPrefix(k, p); err != nil {
 			return fmt.Errorf("prefix %v of table %d: %w", p, t.id, err)
 		}
-		a.affect(w, k)
+		pl.affect(w, k)
 		return faultPrefixes.Hit(w.ctx)
 	}
 	lacks := false
@@ -266,10 +266,10 @@ func (a *Applier) prefix(w *work, t *serviceTable, p netip.Prefix, grants bool) 
 	err := error(nil)
 	var by nodetable.Size
 	by[prefixLimit(p.Addr().Is4())] = 1
-	if !lacks && !there && !a.rooms.grows(t, by, by) {
-		err = a.rooms.exceeds(t, true)
+	if !lacks && !there && !pl.rooms.grows(t, by, by) {
+		err = pl.rooms.exceeds(t, true)
 	} else if !lacks {
-		err = a.tables.setPrefix(k, p, want)
+		err = pl.tables.setPrefix(k, p, want)
 	}
 	if lacks || errors.Is(err, nodetable.ErrNoCapacity) {
 		if t.missingPrefixes == nil {
@@ -285,7 +285,7 @@ func (a *Applier) prefix(w *work, t *serviceTable, p netip.Prefix, grants bool) 
 		return fmt.Errorf("prefix %v of table %d: %w", p, t.id, err)
 	}
 	if !grants {
-		a.affect(w, k)
+		pl.affect(w, k)
 	}
 	return faultPrefixes.Hit(w.ctx)
 }

@@ -191,8 +191,8 @@ func prefixLimit(is4 bool) nodetable.MapLimit {
 
 // admit charges a new table. It returns the number of rows that fit the shares of its tenants; ok
 // is false if the rest of the table does not fit.
-func (a *Applier) admit(t *serviceTable) (rows int, ok bool) {
-	r, size := &a.rooms, t.estimate()
+func (pl *placer) admit(t *serviceTable) (rows int, ok bool) {
+	r, size := &pl.rooms, t.estimate()
 	rows = size[nodetable.LimitPeerRows]
 	r.ledger.Delete(ask{t, true})
 	if r.fits(t, size) {
@@ -226,22 +226,22 @@ func (a *Applier) admit(t *serviceTable) (rows int, ok bool) {
 }
 
 // needs records the space that a table needed when it did not fit the kernel's maps.
-func (a *Applier) needs(t *serviceTable, full *nodetable.NoCapacityError) {
+func (pl *placer) needs(t *serviceTable, full *nodetable.NoCapacityError) {
 	if full != nil && full.Map == nodetable.PortMap {
 		t.charge.units[nodetable.LimitPortNodes] = full.Need
 	}
-	a.rooms.ledger.Restore(ask{table: t}, t.charge.object(t.charge.payer, t.estimate(), false), false)
+	pl.rooms.ledger.Restore(ask{table: t}, t.charge.object(t.charge.payer, t.estimate(), false), false)
 }
 
 // divide divides the maps again. It returns the tables in the kernel whose tenants exceed their
 // share, and the requests that are admitted now.
-func (a *Applier) divide() (short []*serviceTable, admitted []ask) {
-	withdraw, admitted := a.rooms.ledger.Level(a.cfg.Now())
+func (pl *placer) divide() (short []*serviceTable, admitted []ask) {
+	withdraw, admitted := pl.rooms.ledger.Level(pl.now())
 	order := func(x, y ask) int { return int(x.table.charge.subject) - int(y.table.charge.subject) }
 	slices.SortFunc(withdraw, order)
 	slices.SortFunc(admitted, order)
 	for _, k := range withdraw {
-		if t := k.table; !k.more && t.kernel != nil && !a.rooms.fits(t, t.charge.units) {
+		if t := k.table; !k.more && t.kernel != nil && !pl.rooms.fits(t, t.charge.units) {
 			short = append(short, t)
 		}
 	}
@@ -249,92 +249,92 @@ func (a *Applier) divide() (short []*serviceTable, admitted []ask) {
 }
 
 // shrink replaces a table whose tenant exceeds its share by the part that fits.
-func (a *Applier) shrink(w *work, t *serviceTable) error {
-	err := a.placePart(w, t, a.rooms.exceeds(t, false), unbounded)
-	a.flipUsers(t)
+func (pl *placer) shrink(w *work, t *serviceTable) error {
+	err := pl.placePart(w, t, pl.rooms.exceeds(t, false), unbounded)
+	pl.flipUsers(t)
 	return err
 }
 
 // level divides the maps again, if that is due, and applies the result.
-func (a *Applier) level(w *work) error {
-	if next := a.rooms.ledger.Next(); next.IsZero() || a.cfg.Now().Before(next) {
+func (pl *placer) level(w *work) error {
+	if next := pl.rooms.ledger.Next(); next.IsZero() || pl.now().Before(next) {
 		return nil
 	}
-	for _, t := range a.model.sortedTables() {
-		a.recharge(t)
+	for _, t := range pl.model.sortedTables() {
+		pl.recharge(t)
 	}
-	short, admitted := a.divide()
+	short, admitted := pl.divide()
 	for _, t := range short {
-		if err := a.shrink(w, t); err != nil {
+		if err := pl.shrink(w, t); err != nil {
 			return err
 		}
 	}
 	if len(short) > 0 {
-		if err := a.flip(w); err != nil {
+		if err := pl.subjects.flip(w); err != nil {
 			return err
 		}
-		if err := a.sweep(w); err != nil {
+		if err := pl.sweep(w); err != nil {
 			return err
 		}
 	}
 	for _, k := range admitted {
-		if t := k.table; !k.more && t.kernel == nil && a.model.tables[t.id] == t {
-			if err := a.place(w, t); err != nil {
+		if t := k.table; !k.more && t.kernel == nil && pl.model.tables[t.id] == t {
+			if err := pl.place(w, t); err != nil {
 				return err
 			}
-			a.flipUsers(t)
+			pl.flipUsers(t)
 		}
 	}
-	for _, t := range a.model.sortedTables() {
+	for _, t := range pl.model.sortedTables() {
 		if t.part != nil && !slices.Contains(short, t) {
-			if err := a.refit(w, t); err != nil {
+			if err := pl.refit(w, t); err != nil {
 				return err
 			}
 		}
 	}
-	return a.flip(w)
+	return pl.subjects.flip(w)
 }
 
 // recharge corrects the charge of a table in the kernel.
-func (a *Applier) recharge(t *serviceTable) {
+func (pl *placer) recharge(t *serviceTable) {
 	if t.kernel == nil {
 		return
 	}
 	_, pays := t.charge.tenants[t.charge.payer]
-	if size := a.cfg.Kernel.TableSize(t.kernel.id); size != t.charge.units || !pays {
-		a.rooms.take(t, size)
+	if size := pl.kernel.TableSize(t.kernel.id); size != t.charge.units || !pays {
+		pl.rooms.take(t, size)
 	}
 }
 
 // withdraw takes a table from its subjects, which flip isolates.
-func (a *Applier) withdraw(t *serviceTable) {
-	t.err = a.rooms.exceeds(t, false)
-	a.unplace(t)
-	a.rooms.ledger.Delete(ask{t, true})
-	a.flipUsers(t)
+func (pl *placer) withdraw(t *serviceTable) {
+	t.err = pl.rooms.exceeds(t, false)
+	pl.unplace(t)
+	pl.rooms.ledger.Delete(ask{t, true})
+	pl.flipUsers(t)
 }
 
 // expect records the bindings of tables that a message defines, and releases the charges of tables
 // that it retires.
-func (a *Applier) expect(m policytable.Message) {
-	a.expected = nil
+func (pl *placer) expect(m policytable.Message) {
+	pl.expected = nil
 	for _, st := range m.Steps {
 		switch st := st.(type) {
 		case policytable.BindSubject:
 			if st.Guarantee > 0 {
-				a.rooms.guarantees[st.Tenant.Name()] = st.Guarantee
+				pl.rooms.guarantees[st.Tenant.Name()] = st.Guarantee
 			} else if st.Tenant.HasLabel() {
-				delete(a.rooms.guarantees, st.Tenant.Name())
+				delete(pl.rooms.guarantees, st.Tenant.Name())
 			}
 			if st.Table != 0 {
-				if a.expected == nil {
-					a.expected = make(map[policytable.ID]policytable.BindSubject)
+				if pl.expected == nil {
+					pl.expected = make(map[policytable.ID]policytable.BindSubject)
 				}
-				a.expected[st.Table] = st
+				pl.expected[st.Table] = st
 			}
 		case policytable.RetireTable:
-			if a.model != nil && a.model.tables[st.Table] != nil {
-				a.rooms.forget(a.model.tables[st.Table])
+			if pl.model != nil && pl.model.tables[st.Table] != nil {
+				pl.rooms.forget(pl.model.tables[st.Table])
 			}
 		}
 	}

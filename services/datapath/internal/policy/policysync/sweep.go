@@ -13,10 +13,10 @@ import (
 )
 
 // used returns the tables that evaluate an endpoint, with the IDs of these endpoints.
-func (a *Applier) used() map[*kernelTable][]uint16 {
+func (pl *placer) used() map[*kernelTable][]uint16 {
 	out := map[*kernelTable][]uint16{}
-	for t, slots := range a.endpoints.used() {
-		if k := a.tables.byID[t]; k != nil {
+	for t, slots := range pl.endpoints.used() {
+		if k := pl.tables.byID[t]; k != nil {
 			out[k] = slots
 		}
 	}
@@ -24,8 +24,8 @@ func (a *Applier) used() map[*kernelTable][]uint16 {
 }
 
 // affect marks the connections of all endpoints that a table evaluates for another evaluation.
-func (a *Applier) affect(w *work, k *kernelTable) {
-	for _, n := range a.endpoints.evaluatedBy(k.id) {
+func (pl *placer) affect(w *work, k *kernelTable) {
+	for _, n := range pl.endpoints.evaluatedBy(k.id) {
 		w.bump[n] = struct{}{}
 	}
 }
@@ -49,47 +49,47 @@ func (a *Applier) bumpAffected(w *work) error {
 }
 
 // sweep retires tables without endpoints and without an owner, and unused identity classes.
-func (a *Applier) sweep(w *work) error {
-	used := a.used()
+func (pl *placer) sweep(w *work) error {
+	used := pl.used()
 	var tables []nodetable.ID
-	for id, k := range a.tables.byID {
+	for id, k := range pl.tables.byID {
 		if _, ok := used[k]; !ok && k.owner == nil {
 			tables = append(tables, id)
 		}
 	}
 	if len(tables) > 0 {
 		slices.Sort(tables)
-		if err := a.tables.retire(tables...); err != nil {
+		if err := pl.tables.retire(tables...); err != nil {
 			// It only costs space; the next sweep tries again.
-			a.log.Error("tables not retired", "tables", len(tables), log.Err(err))
+			pl.log.Error("tables not retired", "tables", len(tables), log.Err(err))
 			return nil
 		}
-		a.draining()
+		pl.draining()
 		if err := faultRetire.Hit(w.ctx); err != nil {
 			return err
 		}
 	}
 	named := make(map[nodetable.IdentityClass]struct{})
-	if a.model != nil {
-		for _, nc := range a.model.classes {
+	if pl.model != nil {
+		for _, nc := range pl.model.classes {
 			named[nc.number] = struct{}{}
 		}
 	}
-	retired, err := a.identities.retireUnused(func(nc nodetable.IdentityClass) bool {
+	retired, err := pl.identities.retireUnused(func(nc nodetable.IdentityClass) bool {
 		_, ok := named[nc]
-		return ok || a.tables.refersTo(nc)
+		return ok || pl.tables.refersTo(nc)
 	})
 	if err != nil || retired == 0 {
 		return err
 	}
-	a.draining()
+	pl.draining()
 	return faultRetire.Hit(w.ctx)
 }
 
 // draining requests a grace period that frees the retired tables and classes.
-func (a *Applier) draining() {
+func (pl *placer) draining() {
 	select {
-	case a.drain <- struct{}{}:
+	case pl.drain <- struct{}{}:
 	default:
 	}
 }

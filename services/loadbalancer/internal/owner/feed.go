@@ -203,7 +203,7 @@ func (o *Owner) compare(l *listing) *edit {
 			case ok:
 				why = fmt.Sprintf("%s is already in %s", d.Key, other)
 			case x == nil:
-			case x.by.Source != l.source && (x.by.Source == managed.SourceGRPC || o.sources[x.by.Source] != nil):
+			case x.by.Source != l.source && o.delivers(x.by.Source):
 				why = fmt.Sprintf("%s belongs to the source %s", d.Key, x.by.Source)
 			case x.by.Source == l.source && x.by.Origin != origin && (has[d.Key][x.by.Origin] || stays(x.by.Origin)):
 				why = fmt.Sprintf("%s is already in %s", d.Key, x.by.Origin)

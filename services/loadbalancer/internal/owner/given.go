@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/source"
 )
 
 // Given is an object from a source that watches.
@@ -92,7 +93,7 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 				if x != nil && x.by.Source == f.name {
 					e.close(x, unreadable)
 				}
-			case x != nil && x.by.Source != f.name && (x.by.Source == managed.SourceGRPC || o.sources[x.by.Source] != nil):
+			case x != nil && x.by.Source != f.name && o.delivers(x.by.Source):
 				refused[k] = fmt.Sprintf("%s belongs to the source %s", k, x.by.Source)
 			default:
 				y := newObject(&g.Object, by)
@@ -227,8 +228,11 @@ func (f *Objects) Failed(ctx context.Context, why error) error {
 	return f.owner.SourceFailed(ctx, f.name, why)
 }
 
+// delivers reports whether calls or a configured source may still change the objects of a source.
+func (o *Owner) delivers(name string) bool { return source.Of(name).Calls || o.sources[name] != nil }
+
 // synced records that a source was listed completely.
-func (o *Owner) synced(src *source) {
+func (o *Owner) synced(src *sourceState) {
 	src.synced, src.err = true, ""
 	if src.listed {
 		return

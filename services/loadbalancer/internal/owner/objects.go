@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/record"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/source"
 )
 
 // object is an applied service or slice. It is immutable except for named, share and cut. There may be a hundred
@@ -421,8 +422,8 @@ func (o *Owner) plan(e *edit) error {
 	if e.zone != nil {
 		o.hinted(e)
 	}
-	if len(e.puts) == 0 || e.puts[0].by.Source == managed.SourceKubernetes {
-		return nil // objects of an API server that exceed a share are left out instead
+	if len(e.puts) == 0 || source.Of(e.puts[0].by.Source).Waits {
+		return nil // objects that exceed a share are left out instead
 	}
 	l := o.config.Limits
 	switch {
@@ -433,7 +434,7 @@ func (o *Owner) plan(e *edit) error {
 		return fmt.Errorf("%w: there would be %d endpoint slices with %s, the limit is %d (limits.endpointSlices)",
 			failure.ErrLimit, count, last(e, service.KindSlice), l.Slices)
 	}
-	if err := o.tryCount(e); err != nil || e.puts[0].by.Source != managed.SourceGRPC {
+	if err := o.tryCount(e); err != nil || !source.Of(e.puts[0].by.Source).Calls {
 		return err
 	}
 	if err := o.findRoom(after); err != nil {

@@ -31,6 +31,7 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/record"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/source"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/stream"
 )
 
@@ -87,8 +88,8 @@ const (
 	opOther  = "other"
 )
 
-// source is the state of a configured source.
-type source struct {
+// sourceState is the state of a configured source.
+type sourceState struct {
 	synced  bool
 	listed  bool // in this state, by this run or an earlier one
 	err     string
@@ -125,8 +126,8 @@ type Owner struct {
 	backends  backends                   // of all services
 	places    *places                    // of services and slices in the shares
 
-	sources  map[string]*source // configured sources
-	managers map[string]bool    // managers of managed.SourceGRPC that completed in this run
+	sources  map[string]*sourceState // configured sources
+	managers map[string]bool         // managers of managed.SourceGRPC that completed in this run
 
 	subscribers map[string]*stream.Subscriber
 	sessions    map[string]*Session // of connected subscribers
@@ -159,7 +160,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		services: make(map[service.Name]*joined), slices: make(map[service.Name]*object),
 		checked: make(map[service.Name]*joined),
 		winners: make(map[frontend.Key]*joined), contested: make(map[frontend.Key][]*joined), backends: newBackends(),
-		sources: make(map[string]*source), managers: make(map[string]bool),
+		sources: make(map[string]*sourceState), managers: make(map[string]bool),
 		subscribers: make(map[string]*stream.Subscriber), sessions: make(map[string]*Session), progress: make(chan struct{}),
 		watch:    watch.NewHub[service.Name, uint64](watch.Options[uint64]{Pending: 2 * config.Limits.Services}),
 		unsettle: make(map[service.Name]struct{}), problems: make(map[string]error),
@@ -173,7 +174,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	o.places = newPlaces(o)
 	rand.Read(o.incarnation[:]) //nolint:errcheck // it never fails
 	for _, s := range sources {
-		o.sources[s] = &source{refused: make(map[string]Refused)}
+		o.sources[s] = &sourceState{refused: make(map[string]Refused)}
 	}
 	if err := o.restore(dir); err != nil {
 		return nil, err
@@ -202,8 +203,10 @@ func (o *Owner) restore(dir string) error {
 	if err != nil {
 		return err
 	}
-	if o.sources[managed.SourceKubernetes] != nil && o.config.Node.Zone == "" {
-		o.config.Node.Zone = o.state.Zone
+	for name := range o.sources {
+		if source.Of(name).Zone && o.config.Node.Zone == "" {
+			o.config.Node.Zone = o.state.Zone
+		}
 	}
 	for _, name := range o.state.Complete {
 		if s := o.sources[name]; s != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/source"
 )
 
 // Names of the limits that tenants share.
@@ -33,9 +34,10 @@ const (
 // ExceedsShare is the reason for requests beyond a tenant's share.
 const ExceedsShare = "ExceedsShare"
 
-// waiting is an object of the API server that waits for space in its share.
+// waiting is an object that waits for space in its share.
 type waiting struct {
 	manifest.Object
+	source  string
 	created int64 // when it was first given, if its author does not set a creation time
 }
 
@@ -140,7 +142,7 @@ func orderOf(x *object, n service.Name) shares.Order {
 
 func (p *places) part(x *object, n service.Name, units, reserved int) shares.Part {
 	return shares.Part{
-		Tenant: p.tenant(n), Order: orderOf(x, n), Local: x.by.Source != managed.SourceKubernetes,
+		Tenant: p.tenant(n), Order: orderOf(x, n), Local: !source.Of(x.by.Source).Shared,
 		Units: units, Reserved: reserved,
 	}
 }
@@ -149,7 +151,7 @@ func (p *places) part(x *object, n service.Name, units, reserved int) shares.Par
 func (p *places) counted(x *object, created int64) shares.Object {
 	k := x.key()
 	o := shares.Object{
-		Tenant: p.tenant(k.Name), Local: x.by.Source != managed.SourceKubernetes, Units: []int{1, 0},
+		Tenant: p.tenant(k.Name), Local: !source.Of(x.by.Source).Shared, Units: []int{1, 0},
 		Order: shares.Order{Created: time.Unix(0, created), Namespace: k.Namespace, Name: k.Name.Name},
 	}
 	if x.slice != nil {
@@ -158,11 +160,11 @@ func (p *places) counted(x *object, created int64) shares.Object {
 	return o
 }
 
-// count admits a new object of the API server, or returns why it has to wait.
+// count admits a new object of a source whose objects wait, or returns why it has to wait.
 func (p *places) count(m *manifest.Object, x *object, now time.Time) (why string) {
 	k := x.key()
 	created := cmp.Or(x.createdByAuthor(), p.waiting[k].created, now.UnixNano())
-	p.waiting[k] = waiting{*m, created} // until it is applied
+	p.waiting[k] = waiting{*m, x.by.Source, created} // until it is applied
 	if p.objects.Put(k, p.counted(x, created)) {
 		return ""
 	}
@@ -219,11 +221,10 @@ func (o *Owner) levelObjects(e *edit, now time.Time) (undo func()) {
 	}
 	p.levelled = true
 	withdrawn, admitted := p.objects.Level(now)
-	by := &managed.By{Source: managed.SourceKubernetes}
 	var changed []func()
 	for _, k := range withdrawn {
 		x := o.object(k)
-		if x == nil || x.by.Source != managed.SourceKubernetes {
+		if x == nil || !source.Of(x.by.Source).Waits {
 			continue
 		}
 		if x.refuses() {
@@ -235,7 +236,7 @@ func (o *Owner) levelObjects(e *edit, now time.Time) (undo func()) {
 			e.puts = append(e.puts, x.refusing())
 		}
 		m := manifest.Object{Key: k, Service: x.service, Slice: x.slice, Notes: x.remarks.get().notes}
-		e.waits = append(e.waits, waiting{m, x.created})
+		e.waits = append(e.waits, waiting{m, x.by.Source, x.created})
 		counted := p.counted(x, x.created)
 		changed = append(changed, func() { p.objects.Restore(k, counted, true) })
 	}
@@ -244,8 +245,8 @@ func (o *Owner) levelObjects(e *edit, now time.Time) (undo func()) {
 		if !ok {
 			continue
 		}
-		x := newObject(&m.Object, by)
-		if other := o.object(k); other != nil && (!other.refuses() || other.by.Source != managed.SourceKubernetes) {
+		x := newObject(&m.Object, &managed.By{Source: m.source})
+		if other := o.object(k); other != nil && (!other.refuses() || other.by.Source != m.source) {
 			continue // another source has it by now
 		}
 		e.puts = append(e.puts, x)
@@ -267,12 +268,11 @@ func (o *Owner) recount(e *edit) {
 	for _, k := range e.gone {
 		p.uncount(k)
 	}
-	src := o.sources[managed.SourceKubernetes]
 	for _, m := range e.waits {
-		x := newObject(&m.Object, &managed.By{Source: managed.SourceKubernetes})
+		x := newObject(&m.Object, &managed.By{Source: m.source})
 		p.objects.Restore(m.Key, p.counted(x, m.created), false)
 		p.waiting[m.Key] = m
-		o.noteRefused(Refused{Key: m.Key, Source: managed.SourceKubernetes, Origin: m.Key.String(), Err: p.whyWaiting(m.Key)})
+		o.noteRefused(Refused{Key: m.Key, Source: m.source, Origin: m.Key.String(), Err: p.whyWaiting(m.Key)})
 	}
 	for _, x := range e.puts {
 		k := x.key()
@@ -280,9 +280,9 @@ func (o *Owner) recount(e *edit) {
 			continue // it waits
 		}
 		p.objects.Restore(k, p.counted(x, x.created), true)
-		if _, waited := p.waiting[k]; waited {
+		if m, waited := p.waiting[k]; waited {
 			delete(p.waiting, k)
-			if src != nil {
+			if src := o.sources[m.source]; src != nil {
 				delete(src.refused, k.String())
 			}
 		}

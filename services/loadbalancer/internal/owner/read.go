@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/source"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/stream"
 )
 
@@ -50,7 +51,7 @@ type Filter struct {
 func (f *Filter) takes(j *joined, n *compile.Node) bool {
 	x := j.object
 	if f.Namespace != "" && f.Namespace != j.name.Namespace || f.Name != "" && f.Name != j.name.Name ||
-		f.Manager != nil && (x.by.Source != managed.SourceGRPC || x.by.Manager != *f.Manager) {
+		f.Manager != nil && (!source.Of(x.by.Source).Calls || x.by.Manager != *f.Manager) {
 		return false
 	}
 	return !f.Address.IsValid() || n.HasAddress(x.service, f.Address)
@@ -283,7 +284,7 @@ func (o *Owner) status() Status {
 		grpc[m] = struct{}{}
 	}
 	for at := range counts {
-		if at[0] == managed.SourceGRPC {
+		if source.Of(at[0]).Calls {
 			grpc[at[1]] = struct{}{}
 		}
 	}

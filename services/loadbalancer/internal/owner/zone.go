@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// SetZone sets the zone of the node, for topology hints. With managed.SourceKubernetes, the state
-// stores it for the next run. It must not be called if the configuration sets the zone.
+// SetZone sets the zone of the node, for topology hints. With a source that delivers the zone, the state stores it for
+// the next run. It must not be called if the configuration sets the zone.
 func (o *Owner) SetZone(ctx context.Context, zone string) error {
 	_, err := o.revise(ctx, func() (*edit, error) {
 		e := &edit{}

@@ -169,9 +169,13 @@ func (f *Objects) refuse(ctx context.Context, k service.ObjectKey, g Given, why 
 	})
 }
 
-// noteRefused records that an object or file is refused, and logs it if it is new.
+// noteRefused records that an object or file is refused, and logs it if it is new. A source that is no longer
+// configured has no refusals.
 func (o *Owner) noteRefused(r Refused) {
 	src := o.sources[r.Source]
+	if src == nil {
+		return
+	}
 	if before, ok := src.refused[r.Origin]; !ok || before != r {
 		o.config.Log.Warn("object or file refused", "source", r.Source, "origin", r.Origin,
 			"reason", r.Err)

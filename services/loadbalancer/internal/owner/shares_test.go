@@ -700,3 +700,30 @@ func TestTablesCountForTheirTenant(t *testing.T) {
 		t.Errorf("the status has %+v, %v", st.Limits, err)
 	}
 }
+
+// TestObjectsOfASourceThatIsGoneMayExceedTheirShare: objects of an API server stay when the configuration no longer has
+// it, and lose their space if the limits are lowered then.
+func TestObjectsOfASourceThatIsGoneMayExceedTheirShare(t *testing.T) {
+	c := &clock{now: time.Unix(1e9, 0)}
+	config, dir := testConfig(c), t.TempDir()
+	config.Limits = Limits{Services: 20, Slices: 20, Frontends: 100, Backends: 100, BackendsPerService: 50}
+	o := &apiSource{running: start(t, config, dir, managed.SourceKubernetes), clock: c}
+	o.Objects = o.running.Objects(managed.SourceKubernetes)
+	for i := range 5 {
+		o.give(serviceText("shop", fmt.Sprint("s", i), fmt.Sprint("10.96.1.", i+1), 1))
+	}
+	o.complete()
+	o.stop()
+	config.Limits.Services = 3
+	o.running = start(t, config, dir)
+	o.level()
+	refusing := 0
+	for _, text := range o.allFrontends() {
+		if strings.Contains(text, "exceeds the share") {
+			refusing++
+		}
+	}
+	if refusing != 2 {
+		t.Errorf("%d services refuse connections, want 2", refusing)
+	}
+}

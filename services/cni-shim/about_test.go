@@ -4,6 +4,8 @@
 package main
 
 import (
+	"bytes"
+	"encoding/json"
 	"strings"
 	"testing"
 )
@@ -18,6 +20,43 @@ func TestPluginAnswersAPerson(t *testing.T) {
 	for _, args := range [][]string{nil, {}, {"ADD"}, {"--version", "--help"}} {
 		if text, ok := about(args); ok {
 			t.Errorf("%q: %q", args, text)
+		}
+	}
+}
+
+// TestRefusalsAnswerInTheVersionOfTheConfiguration: a runtime of CNI 1.0.0 reads an error of 1.0.0, also if the plugin
+// refuses the configuration or the environment.
+func TestRefusalsAnswerInTheVersionOfTheConfiguration(t *testing.T) {
+	valid := map[string]string{
+		"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c1", "CNI_IFNAME": "eth0", "CNI_NETNS": "/run/netns/c1", "CNI_PATH": "/opt/cni/bin",
+	}
+	for name, tt := range map[string]struct {
+		ifname, stdin, want string
+	}{
+		"an unsupported capability":     {"eth0", `{"cniVersion":"1.0.0","name":"x","type":"sluice-cni","capabilities":{"bandwidth":true}}`, "1.0.0"},
+		"an unknown key":                {"eth0", `{"cniVersion":"0.4.0","name":"x","type":"sluice-cni","nosuch":1}`, "0.4.0"},
+		"an invalid environment":        {"", `{"cniVersion":"0.3.1","name":"x","type":"sluice-cni"}`, "0.3.1"},
+		"a version that is unsupported": {"eth0", `{"cniVersion":"9.9.9","name":"x","type":"sluice-cni"}`, "1.1.0"},
+		"a version that is a number":    {"eth0", `{"cniVersion":1,"name":"x","type":"sluice-cni"}`, "1.1.0"},
+		"no version":                    {"eth0", `{"name":"x","type":"sluice-cni"}`, "1.1.0"},
+		"no JSON":                       {"eth0", `{`, "1.1.0"},
+	} {
+		getenv := func(k string) string {
+			if k == "CNI_IFNAME" {
+				return tt.ifname
+			}
+			return valid[k]
+		}
+		var out, errOut bytes.Buffer
+		if code := run(getenv, strings.NewReader(tt.stdin), &out, &errOut); code != 1 {
+			t.Errorf("%s: exit code %d, want 1", name, code)
+		}
+		var answer struct {
+			CNIVersion string `json:"cniVersion"`
+			Code       uint   `json:"code"`
+		}
+		if err := json.Unmarshal(out.Bytes(), &answer); err != nil || answer.Code == 0 || answer.CNIVersion != tt.want {
+			t.Errorf("%s: %s, want an error in version %s", name, out.String(), tt.want)
 		}
 	}
 }

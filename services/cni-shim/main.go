@@ -104,7 +104,7 @@ func execute(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writ
 	}
 	in, err := invocation.Parse(command, getenv, input)
 	if err != nil {
-		return version, err
+		return invocation.AnswerVersion(input), err
 	}
 	version = in.Config.CNIVersion
 	for _, what := range in.Config.Ignored {

@@ -154,6 +154,20 @@ func Parse(command Command, getenv func(string) string, stdin []byte) (Invocatio
 	return in, nil
 }
 
+// AnswerVersion returns the CNI version for the answer to a configuration that Parse refused: the version of the
+// configuration if the plugin supports it, else Current.
+func AnswerVersion(stdin []byte) string {
+	top, err := object(stdin)
+	if err != nil {
+		return Current
+	}
+	var version string
+	if err := (fields{top}).get("cniVersion", &version); err != nil || !slices.Contains(Versions, version) {
+		return Current
+	}
+	return version
+}
+
 func (in *Invocation) parseEnvironment(getenv func(string) string) error {
 	id := getenv(EnvContainerID)
 	if err := checkContainerID(id); err != "" {

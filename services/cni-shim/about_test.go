@@ -28,19 +28,21 @@ func TestPluginAnswersAPerson(t *testing.T) {
 // refuses the configuration or the environment.
 func TestRefusalsAnswerInTheVersionOfTheConfiguration(t *testing.T) {
 	valid := map[string]string{
-		"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c1", "CNI_IFNAME": "eth0", "CNI_NETNS": "/run/netns/c1", "CNI_PATH": "/opt/cni/bin",
+		"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c1", "CNI_IFNAME": "eth0", "CNI_NETNS": "/run/netns/c1",
+		"CNI_PATH": "/opt/cni/bin",
 	}
 	for name, tt := range map[string]struct {
-		ifname, stdin, want string
+		ifname, version, more, want string
 	}{
-		"an unsupported capability":     {"eth0", `{"cniVersion":"1.0.0","name":"x","type":"sluice-cni","capabilities":{"bandwidth":true}}`, "1.0.0"},
-		"an unknown key":                {"eth0", `{"cniVersion":"0.4.0","name":"x","type":"sluice-cni","nosuch":1}`, "0.4.0"},
-		"an invalid environment":        {"", `{"cniVersion":"0.3.1","name":"x","type":"sluice-cni"}`, "0.3.1"},
-		"a version that is unsupported": {"eth0", `{"cniVersion":"9.9.9","name":"x","type":"sluice-cni"}`, "1.1.0"},
-		"a version that is a number":    {"eth0", `{"cniVersion":1,"name":"x","type":"sluice-cni"}`, "1.1.0"},
-		"no version":                    {"eth0", `{"name":"x","type":"sluice-cni"}`, "1.1.0"},
-		"no JSON":                       {"eth0", `{`, "1.1.0"},
+		"an unsupported capability":     {"eth0", `"1.0.0"`, `"capabilities":{"bandwidth":true}`, "1.0.0"},
+		"an unknown key":                {"eth0", `"0.4.0"`, `"nosuch":1`, "0.4.0"},
+		"an invalid environment":        {"", `"0.3.1"`, `"mtu":1500`, "0.3.1"},
+		"a version that is unsupported": {"eth0", `"9.9.9"`, `"mtu":1500`, "1.1.0"},
+		"a version that is a number":    {"eth0", `1`, `"mtu":1500`, "1.1.0"},
+		"no version":                    {"eth0", `null`, `"mtu":1500`, "1.1.0"},
+		"no JSON":                       {"eth0", `"1.0.0"`, `{`, "1.1.0"},
 	} {
+		stdin := `{"cniVersion":` + tt.version + `,"name":"x","type":"sluice-cni",` + tt.more + `}`
 		getenv := func(k string) string {
 			if k == "CNI_IFNAME" {
 				return tt.ifname
@@ -48,7 +50,7 @@ func TestRefusalsAnswerInTheVersionOfTheConfiguration(t *testing.T) {
 			return valid[k]
 		}
 		var out, errOut bytes.Buffer
-		if code := run(getenv, strings.NewReader(tt.stdin), &out, &errOut); code != 1 {
+		if code := run(getenv, strings.NewReader(stdin), &out, &errOut); code != 1 {
 			t.Errorf("%s: exit code %d, want 1", name, code)
 		}
 		var answer struct {

@@ -450,7 +450,8 @@ func (p kubectlSluice) testExplain() {
 		p.Errorf("on the sender's node: %v: %s", err, alone)
 	}
 	// Both nodes follow the same API, so the sender's node knows that the receiver's policy denies the connection.
-	alone, err = p.sluice("policy", "explain", "--from", client.address(), "--to", web.address(), "--port", "8080")
+	alone, err = p.sluice("policy", "explain", "--from", client.address(), "--to", web.address(), "--port", "8080",
+		"--output=wide")
 	if err != nil || !strings.Contains(alone, ": DENIED by policy revision ") || !strings.Contains(alone,
 		"NetworkPolicy shop/closed") {
 		p.Errorf("by the policies of the sender's node: %v: %s", err, alone)

@@ -80,7 +80,7 @@ func TestKernelDevSaysWhatIsThere(t *testing.T) {
 	}
 	want(0, 1, "policy has exited: start it again with `sluice dev restart policy --instance "+first+"`",
 		append(up, first)...)
-	want(0, 3, "no: policy of instance "+first+" is not running", "dev", "status", "--instance", first)
+	want(0, 3, "policy of instance "+first+" is not running", "dev", "status", "--instance", first)
 	want(0, 0, "policy serves again", "dev", "restart", "policy", "--instance", first)
 
 	const nobody = 65534

@@ -11,7 +11,6 @@ import (
 	"net"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -129,7 +128,7 @@ const rowsAtOnce = 1000
 func list(ctx context.Context, inv *invocation.Invocation, req *datapathv1.ListConnectionsRequest) error {
 	// There may be a million connections, so they are printed as they arrive.
 	out := bufio.NewWriter(inv.Out)
-	table := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	table := output.Aligned(out)
 	shown, omitted := 0, uint64(0)
 	err := invocation.Stream(ctx, inv, invocation.Connections, datapathv1.ConnectionServiceClient.ListConnections, req,
 		func(m *datapathv1.ListConnectionsResponse) error {

@@ -91,15 +91,11 @@ func printCluster(ctx context.Context, inv *invocation.Invocation, c *devnode.Cl
 		return err
 	}
 	if err := inv.Show(d, func(w io.Writer) {
-		output.Row(w, "INSTANCE", "COMPONENT", "PID", "SERVING", "SOCKET", "LOG")
-		for _, s := range d.Etcd {
-			s.row(w, d.Instance)
-		}
+		all := processes(d.Instance, d.Etcd)
 		for _, n := range d.Nodes {
-			for _, s := range n.Services {
-				s.row(w, n.Instance)
-			}
+			all = append(all, processes(n.Instance, n.Services)...)
 		}
+		table(w, inv.Wide(), all)
 	}); err != nil {
 		return err
 	}

@@ -415,12 +415,7 @@ func printStatus(ctx context.Context, inv *invocation.Invocation) error {
 		return err
 	}
 	d := describe(ctx, inv, node)
-	if err := inv.Show(d, func(w io.Writer) {
-		output.Row(w, "COMPONENT", "PID", "SERVING", "SOCKET", "LOG")
-		for _, s := range d.Services {
-			s.row(w)
-		}
-	}); err != nil {
+	if err := inv.Show(d, func(w io.Writer) { table(w, inv.Wide(), processes("", d.Services)) }); err != nil {
 		return err
 	}
 	if slices.ContainsFunc(d.Services, shownService.away) {
@@ -431,14 +426,53 @@ func printStatus(ctx context.Context, inv *invocation.Invocation) error {
 
 func (s shownService) away() bool { return !s.Serving }
 
-// row writes the service as a row of a table, after the cells of before.
-func (s shownService) row(w io.Writer, before ...any) {
-	pid, serving := "-", "yes"
-	if s.PID != 0 {
-		pid = fmt.Sprint(s.PID)
+// process is a service of an instance.
+type process struct {
+	instance string // empty: the only one
+	shownService
+}
+
+func processes(instance string, services []shownService) (all []process) {
+	for _, s := range services {
+		all = append(all, process{instance, s})
 	}
-	if !s.Serving {
-		serving = "no: " + s.Error
+	return all
+}
+
+// columns are the columns of `dev status`. Without -o wide, the table fits in output.Width.
+var columns = []output.Column[process]{
+	{Header: "COMPONENT", Cell: func(p process) any { return p.Name }},
+	{Header: "PID", Cell: func(p process) any {
+		if p.PID == 0 {
+			return ""
+		}
+		return p.PID
+	}},
+	{Header: "SERVING", Cell: func(p process) any {
+		if p.Serving {
+			return "yes"
+		}
+		return "no"
+	}},
+	{Header: "SOCKET", Cell: func(p process) any { return p.Socket }},
+	{Header: "LOG", Wide: true, Cell: func(p process) any { return p.Log }},
+}
+
+// table writes the processes, and why some of them do not serve.
+func table(w io.Writer, wide bool, all []process) {
+	shown := output.Shown(columns, wide)
+	if slices.ContainsFunc(all, func(p process) bool { return p.instance != "" }) {
+		instance := output.Column[process]{Header: "INSTANCE", Cell: func(p process) any { return p.instance }}
+		shown = slices.Insert(shown, 0, instance)
 	}
-	output.Row(w, append(before, s.Name, pid, serving, s.Socket, s.Log)...)
+	output.Table(w, shown, all)
+	for _, p := range all {
+		if p.away() {
+			line := output.Printable(strings.TrimSpace(p.instance+" "+p.Name) + ": " + p.Error + "; log: " + p.Log)
+			if !wide {
+				line = output.Fold(line)
+			}
+			fmt.Fprint(w, "\n", line, "\n")
+		}
+	}
 }

@@ -18,7 +18,6 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,6 +25,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/nearest"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/version"
@@ -130,7 +130,7 @@ func (c *Invocation) Bare(use string) *cobra.Command {
 		},
 	}
 	flags := root.PersistentFlags()
-	flags.StringVarP(&c.Format, "output", "o", "table", "table, wide (with further columns) or json")
+	flags.StringVarP(&c.Format, "output", "o", "table", "table, wide (further columns, and lines of any length) or json")
 	flags.DurationVar(&c.Timeout, "timeout", 10*time.Second, "how long to wait for each answer")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
 	return root
@@ -139,7 +139,8 @@ func (c *Invocation) Bare(use string) *cobra.Command {
 // Formats are the values of --output.
 var Formats = []string{"table", "wide", "json"}
 
-// Wide reports whether tables have further columns, which may make them wider than 100 columns.
+// Wide reports whether tables have further columns and lines are not broken, so that the output may be wider than
+// output.Width.
 func (c *Invocation) Wide() bool { return c.Format == "wide" }
 
 // VersionCommand is `version`.
@@ -249,7 +250,7 @@ func (c *Invocation) Show(v any, table func(w io.Writer)) error {
 		}
 		return e.Encode(v)
 	}
-	w := tabwriter.NewWriter(c.Out, 0, 4, 2, ' ', 0)
+	w := output.Aligned(c.Out)
 	table(w)
 	return w.Flush()
 }

@@ -73,19 +73,24 @@ func (o *Flags) ToFile() bool { return o.file != "" }
 type lines struct {
 	out   io.Writer
 	json  bool
+	fold  bool // break lines that are longer than output.Width
 	today time.Time
 }
 
 func newLines(inv *invocation.Invocation) *lines {
 	// JSON has one object per line: a stream has no end at which a list could be closed.
-	return &lines{out: inv.Out, json: inv.Format == "json", today: time.Now()}
+	return &lines{out: inv.Out, json: inv.Format == "json", fold: !inv.Wide(), today: time.Now()}
 }
 
 func (l *lines) Write(e Event) error {
 	if l.json {
 		return message.WriteLine(l.out, e)
 	}
-	_, err := fmt.Fprintln(l.out, e.Line(l.today))
+	line := e.Line(l.today)
+	if l.fold {
+		line = output.Fold(line)
+	}
+	_, err := fmt.Fprintln(l.out, line)
 	return err
 }
 

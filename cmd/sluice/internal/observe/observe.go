@@ -29,7 +29,8 @@ shows new events, across restarts of the datapath, and notes where events may be
 
 An event is shown if it meets every kind of filter; of several filters of one kind, it
 must meet one. --not inverts the filter that follows it, and only that one: events that
-meet the filter are left out. Where events were lost, a line shows how many.
+meet the filter are left out. Where events were lost, a line shows how many. Lines break at
+100 columns; with -o wide, each event is one line.
 
 --from and --to take a container or a pod of this node, an address or prefix, an identity
 number, or a label selector in the syntax of kubectl (app=web, k8s:app, reserved:host).

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/verdict"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
@@ -39,7 +40,7 @@ func TestObserveShowsVerdictsWithTheirRules(t *testing.T) {
 		},
 	}}
 	out, _ := n.Want(t, 0, "observe", "--label", "app=web,tier in (a,b)", "--label", "!x", "--verdict", "dropped,audited",
-		"--type", "policy-verdict")
+		"--type", "policy-verdict", "-o", "wide")
 	r := <-n.Observed
 	if len(r.GetSelectors()) != 2 || len(r.GetSelectors()[0].GetRequirements()) != 2 ||
 		r.GetSelectors()[1].GetRequirements()[0].GetOperator() != datapathv1.LabelOperator_LABEL_OPERATOR_NOT_EXISTS ||
@@ -54,6 +55,16 @@ func TestObserveShowsVerdictsWithTheirRules(t *testing.T) {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
+	}
+	folded, _ := n.Want(t, 0, "observe")
+	<-n.Observed
+	for line := range strings.Lines(folded) {
+		if len(line) > output.Width+1 {
+			t.Errorf("without -o wide, a line is longer than %d columns: %s", output.Width, line)
+		}
+	}
+	if strings.Join(strings.Fields(folded), " ") != strings.Join(strings.Fields(out), " ") {
+		t.Errorf("the words of both forms differ:\n%s\n%s", folded, out)
 	}
 	out, _ = n.Want(t, 0, "observe", "-o", "json")
 	<-n.Observed
@@ -211,7 +222,7 @@ func TestObserveShowsTheServiceThatWasAsked(t *testing.T) {
 			c.flow.Source = &datapathv1.FlowEnd{Address: "10.244.0.2", Port: 4000, Identity: 300}
 			c.flow.Protocol = 17
 			n.Flows = []*datapathv1.Flow{c.flow}
-			out, _ := n.Want(t, 0, "observe")
+			out, _ := n.Want(t, 0, "observe", "-o", "wide")
 			<-n.Observed
 			if !strings.Contains(out, c.line) {
 				t.Errorf("no %q in\n%s", c.line, out)

@@ -6,7 +6,11 @@ package output
 import (
 	"io"
 	"slices"
+	"text/tabwriter"
 )
+
+// Aligned returns a writer that aligns the columns of tables. The caller flushes it.
+func Aligned(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 4, 2, ' ', 0) }
 
 // Column is one column of a table of messages.
 type Column[M any] struct {

@@ -37,7 +37,8 @@ only identity that has them; if there is none or more than one, the labels are e
 as those of a hypothetical pod, and a note shows the nearest identity.
 
 Both sides are evaluated by the policies of this node. If a pod is on another node, that
-node enforces its own policies, and the first line says that it was not asked.`,
+node enforces its own policies, and the verdict says that it was not asked. Lines break at
+100 columns, except with -o wide.`,
 		Example: `  sluice policy explain --from shop/client --to shop/web --port 80
   sluice policy explain -n shop --from app=client --to shop/dns --port 53/udp
   sluice policy explain --from shop/client --to 192.0.2.7 --icmp echo`,
@@ -120,14 +121,15 @@ func explain(ctx context.Context, inv *invocation.Invocation, conn peer.Connecti
 		facts = append(facts, message.Fact{Key: "notes", Value: notes})
 	}
 	return inv.Show(message.Of(r, facts...), func(w io.Writer) {
-		fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s -> %s, %s: %s by policy revision %d%s%s", from, to,
+		p := printer{w: w, wide: inv.Wide()}
+		p.line(fmt.Sprintf("%s -> %s, %s: %s by policy revision %d%s%s", from, to,
 			ports.ServiceText(conn.Protocol, conn.Port), strings.ToUpper(verdictWord(r.GetVerdict())), r.GetRevision(),
-			outcome(r.GetVerdict()), peer.NotAskedText(notAsked))))
+			outcome(r.GetVerdict()), peer.NotAskedText(notAsked)))
 		for _, note := range notes {
-			fmt.Fprintln(w, output.Printable("Note: "+note))
+			p.line("Note: " + note)
 		}
-		sideLines(w, egress, "Egress", "what %s may send")
-		sideLines(w, ingress, "Ingress", "what %s may receive")
+		p.side(egress, "Egress", "what %s may send")
+		p.side(ingress, "Ingress", "what %s may receive")
 		if egress == nil && ingress == nil {
 			fmt.Fprintln(w, "\nNeither end is a workload, so no policy applies.")
 		}
@@ -156,14 +158,35 @@ var matchColumns = []output.Column[*policyv1.MatchingRule]{
 	{Cell: func(m *policyv1.MatchingRule) any { return m.GetText() }},
 }
 
-func sideLines(w io.Writer, s *policyv1.SideExplanation, title, what string) {
+// printer writes an explanation.
+type printer struct {
+	w    io.Writer
+	wide bool // do not break long lines
+}
+
+func (p printer) line(text string) {
+	if text = output.Printable(text); !p.wide {
+		text = output.Fold(text)
+	}
+	fmt.Fprintln(p.w, text)
+}
+
+func (p printer) side(s *policyv1.SideExplanation, title, what string) {
 	if s == nil {
 		return
 	}
-	fmt.Fprintf(w, "\n%s\n", output.Printable(fmt.Sprintf("%s, "+what+": %s%s", title,
+	fmt.Fprintln(p.w)
+	p.line(fmt.Sprintf("%s, "+what+": %s%s", title,
 		workload.IdentityText(s.GetSubject(), workload.LabelTextsInOrder(s.GetSubjectLabels())),
-		verdictWord(s.GetAction()), because(s))))
-	output.Rows(w, matchColumns, s.GetMatches()...)
+		verdictWord(s.GetAction()), because(s)))
+	// The rows are aligned before long ones are broken.
+	var rows strings.Builder
+	t := output.Aligned(&rows)
+	output.Rows(t, matchColumns, s.GetMatches()...)
+	t.Flush() //nolint:errcheck // a strings.Builder does not fail
+	for row := range strings.Lines(rows.String()) {
+		p.line(strings.TrimSuffix(row, "\n"))
+	}
 }
 
 // because returns the reason for the verdict.

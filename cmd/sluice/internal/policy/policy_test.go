@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/manifest"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
@@ -545,8 +546,10 @@ func TestPolicyExplainFindsLabelsAmongTheIdentitiesOfTheCluster(t *testing.T) {
 			"nearest: blog/app=cart,version=2 (304)", 0, 3, []string{"-n", "blog"}},
 		{"app=absent", "no identity of the cluster has any of the labels app=absent; they are evaluated as given", 0, 1, nil},
 	} {
-		out, _ := n.Want(t, 0, append([]string{"policy", "explain", "--from", c.labels, "--to", "301", "--port", "80"},
-			c.flags...)...)
+		out, _ := n.Want(t, 0, append([]string{
+			"policy", "explain", "--from", c.labels, "--to", "301", "--port", "80",
+			"-o", "wide",
+		}, c.flags...)...)
 		from := n.Policy.Explained.GetFrom()
 		if from.GetIdentity() != c.identity || len(from.GetLabels()) != c.given {
 			t.Errorf("%s %v: the request has %v, want identity %d, %d labels", c.labels, c.flags, from, c.identity, c.given)
@@ -580,7 +583,7 @@ func TestPolicyExplainNamesTheNodesThatItDidNotAsk(t *testing.T) {
 		{"0123", "10.244.0.3", ""},
 		{"0123", "10.244.1.9", ""},
 	} {
-		out, _ := n.Want(t, 0, "policy", "explain", "--from", c.from, "--to", c.to, "--port", "80")
+		out, _ := n.Want(t, 0, "policy", "explain", "--from", c.from, "--to", c.to, "--port", "80", "-o", "wide")
 		line, _, _ := strings.Cut(out, "\n")
 		suffix := c.suffix
 		if c.to == "0123" {
@@ -641,7 +644,7 @@ func TestPolicyExplainRefusesAddressesOfServices(t *testing.T) {
 // TestExplainOfARedirectSaysThatItIsDropped, as `sluice explain` does, because there is no proxy.
 func TestExplainOfARedirectSaysThatItIsDropped(t *testing.T) {
 	n := nodetest.New(t, Command)
-	out, _ := n.Want(t, 0, "policy", "explain", "--from", "300", "--to", "301", "--port", "8080")
+	out, _ := n.Want(t, 0, "policy", "explain", "--from", "300", "--to", "301", "--port", "8080", "-o", "wide")
 	if !strings.Contains(out, ": REDIRECTED by policy revision 6, and DROPPED (no-proxy): there is no proxy yet\n") {
 		t.Errorf("policy explain\n%s", out)
 	}
@@ -1096,5 +1099,36 @@ func TestChangesNameTheNode(t *testing.T) {
 	n.Identity.Cluster.Nodes = 1
 	if out, _ = n.Want(t, 0, "policy", "apply", "-f", file); strings.Contains(out, "this node") {
 		t.Errorf("with one node: %s", out)
+	}
+}
+
+// TestPolicyExplainFitsInTheWidthOfATerminal: -o wide has one line for each rule.
+func TestPolicyExplainFitsInTheWidthOfATerminal(t *testing.T) {
+	match := func(number uint32, decides bool) *policyv1.MatchingRule {
+		return &policyv1.MatchingRule{
+			Number: number, Decides: decides, Action: policyv1.Action_ACTION_DENY, Tier: policyv1.Tier_TIER_ISOLATION,
+			Sources: []*policyv1.RuleSource{{Kind: "NetworkPolicy", Namespace: "shop", Name: "web", Path: "isolation"}},
+			Text:    "deny from all peers except the local node on all ports of " + strings.Repeat("a long selector ", 3),
+		}
+	}
+	side := &policyv1.SideExplanation{Action: policyv1.Action_ACTION_DENY, Matches: []*policyv1.MatchingRule{
+		match(2, true), match(11, false),
+	}}
+	text := func(wide bool) string {
+		var b strings.Builder
+		printer{w: &b, wide: wide}.side(side, "Ingress", "what %s may receive")
+		return b.String()
+	}
+	folded, wide := text(false), text(true)
+	for line := range strings.Lines(folded) {
+		if len(line) > output.Width+1 {
+			t.Errorf("a line is longer than %d columns: %s", output.Width, line)
+		}
+	}
+	if strings.Count(wide, "\n") != 4 || !strings.Contains(wide, "\n > 2   deny") || !strings.Contains(wide, "\n   11  deny") {
+		t.Errorf("-o wide:\n%s", wide)
+	}
+	if strings.Join(strings.Fields(folded), " ") != strings.Join(strings.Fields(wide), " ") {
+		t.Errorf("the words of both forms differ:\n%s\n%s", folded, wide)
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"io"
 	"os"
 	"slices"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -133,7 +132,7 @@ func redraw(w io.Writer) func(*Node) error {
 	var last []byte
 	return func(s *Node) error {
 		var text bytes.Buffer
-		t := tabwriter.NewWriter(&text, 0, 4, 2, ' ', 0)
+		t := output.Aligned(&text)
 		s.table(t)
 		if err := t.Flush(); err != nil {
 			return err

@@ -218,7 +218,11 @@ func (o *observer) show(events []*event) error {
 			}
 			continue
 		}
-		if _, err := fmt.Fprintf(o.inv.Out, "%-*s  %s\n", o.width, e.node, e.flow.Line(o.today)); err != nil {
+		line := fmt.Sprintf("%-*s  %s", o.width, e.node, e.flow.Line(o.today))
+		if !o.inv.Wide() {
+			line = output.Fold(line)
+		}
+		if _, err := fmt.Fprintln(o.inv.Out, line); err != nil {
 			return err
 		}
 	}

@@ -201,7 +201,7 @@ func TestPodsOfOtherNodesAreAskedForByTheirAddresses(t *testing.T) {
 
 func TestLinesNameTheirNode(t *testing.T) {
 	var out, errOut bytes.Buffer
-	o := observer{inv: &invocation.Invocation{Format: "table", Out: &out, ErrOut: &errOut}, width: 8}
+	o := observer{inv: &invocation.Invocation{Format: "wide", Out: &out, ErrOut: &errOut}, width: 8}
 	e, err := parse("node1", []byte(`{"time":"2026-11-27T10:00:00Z","nodeName":"other","verdict":"dropped",`+
 		`"reason":"policy-denied","direction":"ingress","source":{"address":"10.244.0.2"},"destination":{"address":"10.244.0.3"},`+
 		`"protocol":"icmp"}`+"\n"))
@@ -218,6 +218,15 @@ func TestLinesNameTheirNode(t *testing.T) {
 	lines := strings.Split(out.String(), "\n")
 	if !strings.HasPrefix(lines[0], "node1     ") || !strings.Contains(lines[0], "policy-denied") ||
 		lines[1] != "node2     --- 12 events were lost by the kernel ---" {
+		t.Errorf("got %q", lines)
+	}
+	// Without -o wide, a long line is broken.
+	o.inv.Format = "table"
+	out.Reset()
+	if err := o.show([]*event{e}); err != nil {
+		t.Fatal(err)
+	}
+	if lines := strings.Split(out.String(), "\n"); len(lines[0]) > 100 || lines[1] != "    icmp" {
 		t.Errorf("got %q", lines)
 	}
 	// Events of another day show the date; notes about the stream are shown, too.

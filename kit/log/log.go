@@ -91,6 +91,41 @@ func (l Level) String() string {
 	}
 }
 
+// Switch is a log level that can be changed while the process runs.
+type Switch struct {
+	configured Level
+	now        slog.LevelVar
+}
+
+// NewSwitch returns a Switch that begins with the configured level.
+func NewSwitch(configured Level) *Switch {
+	s := &Switch{configured: configured}
+	s.now.Set(configured.Level())
+	return s
+}
+
+// Level implements slog.Leveler.
+func (s *Switch) Level() slog.Level { return s.now.Level() }
+
+// String returns the present level: debug, info, warn or error.
+func (s *Switch) String() string { return Level(s.now.Level()).String() }
+
+// Set changes the level to debug, info, warn or error, or to the configured level if text is empty. It returns the
+// level before and after. With dryRun it changes nothing.
+func (s *Switch) Set(text string, dryRun bool) (before, after string, err error) {
+	level := s.configured
+	if text != "" {
+		if err := level.UnmarshalText([]byte(text)); err != nil {
+			return "", "", err
+		}
+	}
+	before = s.String()
+	if !dryRun {
+		s.now.Set(level.Level())
+	}
+	return before, level.String(), nil
+}
+
 // WithRequestID adds the request identifier of the context to each record.
 func WithRequestID(h slog.Handler) slog.Handler { return handler{h} }
 

@@ -54,3 +54,41 @@ func TestLevelTextIsReadBack(t *testing.T) {
 		t.Errorf("Err(nil) = %v", a)
 	}
 }
+
+func TestSwitchChangesTheLevelOfARunningLog(t *testing.T) {
+	var out bytes.Buffer
+	s := NewSwitch(Level(slog.LevelWarn))
+	l := New(&out, s).With("a", 1)
+	for _, step := range []struct{ set, before, after, written string }{
+		{"debug", "warn", "debug", "debug info warn "},
+		{"error", "debug", "error", ""},
+		{"", "error", "warn", "warn "},
+	} {
+		if before, after, err := s.Set(step.set, true); err != nil || before != step.before || after != step.after ||
+			s.String() != step.before {
+			t.Errorf("%q as a dry run: %s to %s, %v, now %s", step.set, before, after, err, s)
+		}
+		before, after, err := s.Set(step.set, false)
+		if err != nil || before != step.before || after != step.after || s.String() != step.after {
+			t.Errorf("%q: %s to %s, %v, now %s", step.set, before, after, err, s)
+		}
+		out.Reset()
+		l.Debug("debug")
+		l.Info("info")
+		l.Warn("warn")
+		written := ""
+		for dec := json.NewDecoder(&out); dec.More(); {
+			var line struct{ Msg string }
+			if err := dec.Decode(&line); err != nil {
+				t.Fatal(err)
+			}
+			written += line.Msg + " "
+		}
+		if written != step.written {
+			t.Errorf("at %s the log has %q, want %q", step.after, written, step.written)
+		}
+	}
+	if _, _, err := s.Set("trace", false); err == nil || s.String() != "warn" {
+		t.Errorf("trace: %v, now %s", err, s)
+	}
+}

@@ -71,6 +71,8 @@ type Process struct {
 	// Effective has all settings, including the service's own, without secrets.
 	Effective *config.Effective
 	Log       *slog.Logger
+	// LogLevel is the level of Log.
+	LogLevel *log.Switch
 	// Metrics is the registry for the service's own metrics: sluice_<service>_<noun>_<unit>.
 	Metrics *prometheus.Registry
 
@@ -164,7 +166,8 @@ func run[C any](env environment, service string, defaults func(instance.Paths) C
 		return ExitUsage
 	}
 
-	logger := log.New(env.stderr, cfg.Process.Log.Level).With(log.KeyService, service)
+	level := log.NewSwitch(cfg.Process.Log.Level)
+	logger := log.New(env.stderr, level).With(log.KeyService, service)
 	if effective.Paths.Name != "" {
 		logger = logger.With(log.KeyInstance, effective.Paths.Name)
 	}
@@ -185,7 +188,7 @@ func run[C any](env environment, service string, defaults func(instance.Paths) C
 
 	p := &Process{
 		Service: service, Paths: effective.Paths, Config: cfg.Process, Effective: effective, Log: logger,
-		Metrics: prometheus.NewRegistry(), started: started, failed: make(chan error, 1),
+		LogLevel: level, Metrics: prometheus.NewRegistry(), started: started, failed: make(chan error, 1),
 	}
 	p.work, p.endWork = context.WithCancelCause(context.WithoutCancel(ctx))
 	defer p.endWork(nil)

@@ -94,7 +94,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	service := server.New(server.Options{
 		Version: version.Get().String(), Started: started, Election: leads.Status, Answers: status.Answers,
 		Subjects: []server.Subject{policyKinds, gone, ranges, status, pools},
-		Process:  wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each),
+		Process: wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each,
+			p.LogLevel, p.Log),
 	})
 	if err := p.Metrics.Register(service.Collector()); err != nil {
 		return err

@@ -129,8 +129,9 @@ func newServer(
 	}
 	policy := d.policyPart(cfg)
 	s := &server.Server{
-		Process: wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each),
-		Core:    d.Endpoints.Core, Ring: d.Observation.Ring, Explainer: d.Kernel.Explainer,
+		Process: wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each,
+			p.LogLevel, p.Log),
+		Core: d.Endpoints.Core, Ring: d.Observation.Ring, Explainer: d.Kernel.Explainer,
 		Maps: kernel.Dumper{Kernel: d.Kernel, NodeName: d.Node.Name}, Bounds: d.Kernel.Bounds,
 		Services: d.Kernel.Services, Tracked: d.Kernel.Tracked, Records: records, Ranges: d.Ranges, Keeper: d.Endpoints.Keeper,
 		Facts: server.Facts{

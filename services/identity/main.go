@@ -108,7 +108,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 
 	service := &server.Server{
-		Process:   wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each),
+		Process: wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each,
+			p.LogLevel, p.Log),
 		Allocator: alloc, Hub: hub, Endpoints: endpoints, Filter: filter, NodeFilter: nodeFilter,
 		Node: cfg.Node, Version: version.Get().String(), Started: started,
 		Cluster: &server.Cluster{

@@ -255,7 +255,8 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 		return err
 	}
 	service := server.New(addresses, metrics, version.Get().String(), started)
-	service.Process = wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each)
+	service.Process = wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each,
+		p.LogLevel, p.Log)
 	service.Shortage = short
 	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})
 	if err != nil {

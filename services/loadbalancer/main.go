@@ -79,7 +79,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	service := &server.Server{Owner: o, Version: version.Get().String(), Started: started}
-	service.Process = wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each)
+	service.Process = wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each,
+		p.LogLevel, p.Log)
 	var ports *healthport.Ports
 	if cfg.HealthChecks.Address != healthChecksOff {
 		ports = healthport.New(o, cfg.HealthChecks.Address, filepath.Join(cfg.StateDir, "health-checks.json"), p.Log)

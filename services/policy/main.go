@@ -102,7 +102,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	service := &server.Server{
 		Owner: o, Version: version.Get().String(), Started: started, Addresses: identities.NewAddresses(conn),
 	}
-	service.Process = wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each)
+	service.Process = wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each,
+		p.LogLevel, p.Log)
 	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})
 	if err != nil {
 		return err

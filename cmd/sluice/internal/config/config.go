@@ -32,10 +32,9 @@ settings of a process that is not running, use sluice-COMPONENT --print-config.`
 		Args:      invocation.Args(1, "a component: "+strings.Join(invocation.Components, ", ")),
 		ValidArgs: invocation.Components,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			process, ok := invocation.ProcessOf(args[0])
-			if !ok {
-				return invocation.Usagef("no component %q; the components are %s%s", args[0],
-					strings.Join(invocation.Components, ", "), nearest.Hint(args[0], invocation.Components))
+			process, err := processOf(args[0])
+			if err != nil {
+				return err
 			}
 			r, err := invocation.Ask(cmd.Context(), inv, process, client.GetConfig, &statusv1.GetConfigRequest{})
 			if err != nil {
@@ -54,6 +53,15 @@ settings of a process that is not running, use sluice-COMPONENT --print-config.`
 	return cmd
 }
 
+func processOf(component string) (invocation.Service[client], error) {
+	process, ok := invocation.ProcessOf(component)
+	if !ok {
+		return process, invocation.Usagef("no component %q; the components are %s%s", component,
+			strings.Join(invocation.Components, ", "), nearest.Hint(component, invocation.Components))
+	}
+	return process, nil
+}
+
 // client shortens the calls of package invocation.
 type client = statusv1.ProcessServiceClient
 
@@ -68,6 +76,12 @@ func table(w io.Writer, c *statusv1.GetConfigResponse) {
 			return output.Enum(s.GetSource(), "SETTING_SOURCE_")
 		}},
 	}, c.GetSettings())
+	now := output.Enum(c.GetLogLevel(), levelPrefix)
+	for _, s := range c.GetSettings() {
+		if s.GetKey() == "log.level" && now != "" && now != s.GetValue() {
+			fmt.Fprintln(w, "The log level is "+now+" until the process ends; see `sluice log-level`")
+		}
+	}
 	for _, name := range c.GetIgnoredVariables() {
 		fmt.Fprintln(w, output.Printable("Ignored: "+name+" is not a setting"))
 	}

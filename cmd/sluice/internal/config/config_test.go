@@ -35,3 +35,45 @@ func TestConfigShowsWhatAProcessUses(t *testing.T) {
 		}
 	}
 }
+
+// TestLogLevelIsShownAndChanged: default restores the level of the setting.
+func TestLogLevelIsShownAndChanged(t *testing.T) {
+	n := nodetest.New(t, Command, LogLevelCommand)
+	shown := func(want string) {
+		t.Helper()
+		if out, _ := n.Want(t, 0, "log-level", "datapath"); out != want+"\n" {
+			t.Errorf("the level is %q, want %s", out, want)
+		}
+	}
+	const note = "The log level is debug until the process ends; see `sluice log-level`"
+	shown("info")
+	if out, _ := n.Want(t, 0, "config", "datapath"); strings.Contains(out, "The log level") {
+		t.Errorf("config has a note at the level of the setting:\n%s", out)
+	}
+	out, _ := n.Want(t, 0, "log-level", "datapath", "debug", "--dry-run")
+	nodetest.WantLines(t, out, "Nothing was changed: --dry-run. sluice-datapath would log at level debug; now: info.")
+	shown("info")
+	out, _ = n.Want(t, 0, "log-level", "sluice-datapath", "debug")
+	nodetest.WantLines(t, out, "sluice-datapath logs at level debug until it ends; before: info.")
+	shown("debug")
+	out, _ = n.Want(t, 0, "config", "datapath")
+	nodetest.WantLines(t, out, note)
+	out, _ = n.Want(t, 0, "log-level", "datapath", "default", "-o", "json")
+	var changed struct{ Component, Previous, Level string }
+	if err := json.Unmarshal([]byte(out), &changed); err != nil || changed.Component != "datapath" ||
+		changed.Previous != "debug" || changed.Level != "info" {
+		t.Errorf("%v: %s", err, out)
+	}
+	shown("info")
+	for want, bad := range map[string][]string{
+		"did you mean debug?":                  {"datapath", "debgu"},
+		"is not one of debug, info, warn":      {"datapath", "trace"},
+		`no component "etcd"`:                  {"etcd", "debug"},
+		"wants a component (identity, ipam":    {},
+		"and a level to change it (debug, inf": {"ipam", "info", "debug"},
+	} {
+		if _, errOut := n.Want(t, invocation.ExitUsage, append([]string{"log-level"}, bad...)...); !strings.Contains(errOut, want) {
+			t.Errorf("%q: no %q in %s", bad, want, errOut)
+		}
+	}
+}

@@ -55,7 +55,8 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 // Methods returns who may call which method: the group may read.
 func Methods() rpc.Methods {
 	return rpc.Methods{
-		statusv1.ProcessService_GetConfig_FullMethodName: {Access: rpc.Group()},
+		statusv1.ProcessService_GetConfig_FullMethodName:   {Access: rpc.Group()},
+		statusv1.ProcessService_SetLogLevel_FullMethodName: {Access: rpc.Root()},
 		controllerv1.ControllerService_GetStatus_FullMethodName: {
 			Access: rpc.Group(),
 			Limit:  rpc.Limit{InFlight: 16, Waiting: 128},

@@ -30,7 +30,7 @@ func TestKernelRootChangesAndTheGroupReads(t *testing.T) {
 	socket := serveAll(t)
 	changes := []string{
 		"AuditMaps", "CreateEndpoint", "DeleteEndpoint", "DumpMap", "FlushConnections",
-		"ReclaimEndpoints", "SetAuditMode", "UpdateEndpoint",
+		"ReclaimEndpoints", "SetAuditMode", "SetLogLevel", "UpdateEndpoint",
 	}
 	for uid, refused := range map[uintptr][]string{
 		0:     nil,

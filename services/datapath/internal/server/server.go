@@ -106,7 +106,8 @@ func Methods() rpc.Methods {
 	streams := rpc.Method{Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}}
 	look := rpc.Method{Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 64}}
 	return rpc.Methods{
-		statusv1.ProcessService_GetConfig_FullMethodName: {Access: rpc.Group()},
+		statusv1.ProcessService_GetConfig_FullMethodName:   {Access: rpc.Group()},
+		statusv1.ProcessService_SetLogLevel_FullMethodName: {Access: rpc.Root()},
 		datapathv1.DatapathService_CreateEndpoint_FullMethodName: {
 			Access: rpc.Root(), Limit: rpc.Limit{InFlight: creating, Waiting: waiting}, Prepared: true,
 		},

@@ -100,6 +100,7 @@ func Methods() rpc.Methods {
 	read := rpc.Limit{InFlight: 32, Waiting: 256}
 	return rpc.Methods{
 		statusv1.ProcessService_GetConfig_FullMethodName:           {Access: rpc.Group()},
+		statusv1.ProcessService_SetLogLevel_FullMethodName:         {Access: rpc.Root()},
 		identityv1.IdentityService_AllocateIdentity_FullMethodName: {Access: rpc.Root(), Limit: change},
 		identityv1.IdentityService_ReleaseIdentity_FullMethodName:  {Access: rpc.RootAnd(instance.DatapathID), Limit: change},
 		identityv1.IdentityService_ResolveEndpoint_FullMethodName: {

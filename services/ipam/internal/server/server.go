@@ -73,6 +73,7 @@ func Methods() rpc.Methods {
 	read := rpc.Method{Access: rpc.Group()}
 	return rpc.Methods{
 		statusv1.ProcessService_GetConfig_FullMethodName:    {Access: rpc.Group()},
+		statusv1.ProcessService_SetLogLevel_FullMethodName:  {Access: rpc.Root()},
 		ipamv1.IPAMService_Allocate_FullMethodName:          datapath,
 		ipamv1.IPAMService_ConfirmAllocation_FullMethodName: datapath,
 		ipamv1.IPAMService_Release_FullMethodName:           datapath,

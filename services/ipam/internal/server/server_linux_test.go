@@ -481,6 +481,10 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 			_, err := c.GetConfig(t.Context(), &statusv1.GetConfigRequest{})
 			return err
 		},
+		"SetLogLevel": func(c client) error {
+			_, err := c.SetLogLevel(t.Context(), &statusv1.SetLogLevelRequest{})
+			return err
+		},
 		"Allocate": func(c client) error {
 			_, err := c.Allocate(t.Context(), &ipamv1.AllocateRequest{Owner: owner("a")})
 			return err
@@ -530,11 +534,11 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 			}
 		}
 	}
-	as(64999, "Allocate", "ConfirmAllocation", "Release")
+	as(64999, "Allocate", "ConfirmAllocation", "Release", "SetLogLevel")
 	if st, err := s.GetStatus(t.Context(), &ipamv1.GetStatusRequest{}); err != nil || st.GetPools()[0].GetLeasedCount() != 0 {
 		t.Errorf("a refused call changed something: %v %v", st, err)
 	}
-	as(65706) // the datapath
+	as(65706, "SetLogLevel") // the datapath
 }
 
 func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {

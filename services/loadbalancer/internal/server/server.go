@@ -57,6 +57,7 @@ func Methods() rpc.Methods {
 	change := rpc.Limit{InFlight: 4, Waiting: 64}
 	return rpc.Methods{
 		statusv1.ProcessService_GetConfig_FullMethodName:       {Access: rpc.Group()},
+		statusv1.ProcessService_SetLogLevel_FullMethodName:     {Access: rpc.Root()},
 		lbv1.LoadBalancerService_UpsertServices_FullMethodName: {Access: rpc.Root(), Limit: change},
 		lbv1.LoadBalancerService_DeleteServices_FullMethodName: {Access: rpc.Root(), Limit: change},
 		lbv1.LoadBalancerService_CompleteSource_FullMethodName: {Access: rpc.Root(), Limit: change},

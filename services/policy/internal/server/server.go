@@ -78,6 +78,7 @@ func Methods() rpc.Methods {
 	costly := rpc.Limit{InFlight: 2, Waiting: 16}
 	return rpc.Methods{
 		statusv1.ProcessService_GetConfig_FullMethodName:        {Access: rpc.Group()},
+		statusv1.ProcessService_SetLogLevel_FullMethodName:      {Access: rpc.Root()},
 		policyv1.PolicyService_UpsertPolicies_FullMethodName:    {Access: rpc.Root(), Limit: change},
 		policyv1.PolicyService_DeletePolicies_FullMethodName:    {Access: rpc.Root(), Limit: change},
 		policyv1.PolicyService_ReplacePolicies_FullMethodName:   {Access: rpc.Root(), Limit: change},

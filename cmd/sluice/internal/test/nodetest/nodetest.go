@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/spf13/cobra"
@@ -49,6 +50,7 @@ const WebPolicy = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetada
 // Node is a fake node with two containers.
 type Node struct {
 	commands []func(*invocation.Invocation) *cobra.Command
+	level    atomic.Int32 // log level of every process; 0: info
 	RunDir   string
 	servers  map[string]*server
 	Health   map[string]*health.Server

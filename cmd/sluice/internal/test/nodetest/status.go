@@ -4,6 +4,7 @@
 package nodetest
 
 import (
+	"cmp"
 	"context"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -26,9 +27,24 @@ type process struct {
 	node *Node
 }
 
+// logLevel returns the level that SetLogLevel has set; at first it is info.
+func (n *Node) logLevel() statusv1.LogLevel {
+	return statusv1.LogLevel(cmp.Or(n.level.Load(), int32(statusv1.LogLevel_LOG_LEVEL_INFO)))
+}
+
+func (p process) SetLogLevel(_ context.Context, r *statusv1.SetLogLevelRequest) (*statusv1.SetLogLevelResponse, error) {
+	before := p.node.logLevel()
+	if r.GetValidateOnly() {
+		after := cmp.Or(r.GetLevel(), statusv1.LogLevel_LOG_LEVEL_INFO)
+		return &statusv1.SetLogLevelResponse{Previous: before, Level: after}, nil
+	}
+	p.node.level.Store(int32(r.GetLevel()))
+	return &statusv1.SetLogLevelResponse{Previous: before, Level: p.node.logLevel()}, nil
+}
+
 func (p process) GetConfig(context.Context, *statusv1.GetConfigRequest) (*statusv1.GetConfigResponse, error) {
 	r := &statusv1.GetConfigResponse{
-		Instance: "x", File: "/etc/sluice/x.yaml", IgnoredVariables: []string{"SLUICE_X_PORT"},
+		LogLevel: p.node.logLevel(), Instance: "x", File: "/etc/sluice/x.yaml", IgnoredVariables: []string{"SLUICE_X_PORT"},
 		Settings: []*statusv1.Setting{
 			{Key: "log.level", Value: "info", Source: statusv1.SettingSource_SETTING_SOURCE_DEFAULT},
 			{Key: "etcd.password", Value: "(secret)", Source: statusv1.SettingSource_SETTING_SOURCE_FILE},

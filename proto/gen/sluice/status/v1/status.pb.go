@@ -13,6 +13,7 @@
 package statusv1
 
 import (
+	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
@@ -27,6 +28,67 @@ const (
 	// Verify that runtime/protoimpl is sufficiently up-to-date.
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
+
+// LogLevel is the severity from which the log has lines.
+type LogLevel int32
+
+const (
+	// In a request: the level of the setting log.level. Never sent in an answer.
+	LogLevel_LOG_LEVEL_UNSPECIFIED LogLevel = 0
+	// Everything, also lines for developers.
+	LogLevel_LOG_LEVEL_DEBUG LogLevel = 1
+	// What an operator follows.
+	LogLevel_LOG_LEVEL_INFO LogLevel = 2
+	// What needs attention.
+	LogLevel_LOG_LEVEL_WARN LogLevel = 3
+	// Failures only.
+	LogLevel_LOG_LEVEL_ERROR LogLevel = 4
+)
+
+// Enum value maps for LogLevel.
+var (
+	LogLevel_name = map[int32]string{
+		0: "LOG_LEVEL_UNSPECIFIED",
+		1: "LOG_LEVEL_DEBUG",
+		2: "LOG_LEVEL_INFO",
+		3: "LOG_LEVEL_WARN",
+		4: "LOG_LEVEL_ERROR",
+	}
+	LogLevel_value = map[string]int32{
+		"LOG_LEVEL_UNSPECIFIED": 0,
+		"LOG_LEVEL_DEBUG":       1,
+		"LOG_LEVEL_INFO":        2,
+		"LOG_LEVEL_WARN":        3,
+		"LOG_LEVEL_ERROR":       4,
+	}
+)
+
+func (x LogLevel) Enum() *LogLevel {
+	p := new(LogLevel)
+	*p = x
+	return p
+}
+
+func (x LogLevel) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (LogLevel) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_status_v1_status_proto_enumTypes[0].Descriptor()
+}
+
+func (LogLevel) Type() protoreflect.EnumType {
+	return &file_sluice_status_v1_status_proto_enumTypes[0]
+}
+
+func (x LogLevel) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use LogLevel.Descriptor instead.
+func (LogLevel) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{0}
+}
 
 // SettingSource is the source of a value, in ascending order of precedence.
 type SettingSource int32
@@ -73,11 +135,11 @@ func (x SettingSource) String() string {
 }
 
 func (SettingSource) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_status_v1_status_proto_enumTypes[0].Descriptor()
+	return file_sluice_status_v1_status_proto_enumTypes[1].Descriptor()
 }
 
 func (SettingSource) Type() protoreflect.EnumType {
-	return &file_sluice_status_v1_status_proto_enumTypes[0]
+	return &file_sluice_status_v1_status_proto_enumTypes[1]
 }
 
 func (x SettingSource) Number() protoreflect.EnumNumber {
@@ -86,7 +148,7 @@ func (x SettingSource) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SettingSource.Descriptor instead.
 func (SettingSource) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{0}
+	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{1}
 }
 
 // ProblemReason is the area of a problem.
@@ -138,11 +200,11 @@ func (x ProblemReason) String() string {
 }
 
 func (ProblemReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_status_v1_status_proto_enumTypes[1].Descriptor()
+	return file_sluice_status_v1_status_proto_enumTypes[2].Descriptor()
 }
 
 func (ProblemReason) Type() protoreflect.EnumType {
-	return &file_sluice_status_v1_status_proto_enumTypes[1]
+	return &file_sluice_status_v1_status_proto_enumTypes[2]
 }
 
 func (x ProblemReason) Number() protoreflect.EnumNumber {
@@ -151,7 +213,117 @@ func (x ProblemReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ProblemReason.Descriptor instead.
 func (ProblemReason) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{2}
+}
+
+// SetLogLevelRequest has the new level.
+type SetLogLevelRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The new level; LOG_LEVEL_UNSPECIFIED for the level of the setting log.level.
+	Level LogLevel `protobuf:"varint,1,opt,name=level,proto3,enum=sluice.status.v1.LogLevel" json:"level,omitempty"`
+	// Check the request and return the levels that it would give, without a change.
+	ValidateOnly  bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetLogLevelRequest) Reset() {
+	*x = SetLogLevelRequest{}
+	mi := &file_sluice_status_v1_status_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetLogLevelRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetLogLevelRequest) ProtoMessage() {}
+
+func (x *SetLogLevelRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_status_v1_status_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetLogLevelRequest.ProtoReflect.Descriptor instead.
+func (*SetLogLevelRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *SetLogLevelRequest) GetLevel() LogLevel {
+	if x != nil {
+		return x.Level
+	}
+	return LogLevel_LOG_LEVEL_UNSPECIFIED
+}
+
+func (x *SetLogLevelRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
+}
+
+// SetLogLevelResponse has the levels before and after the call.
+type SetLogLevelResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Level before the call.
+	Previous LogLevel `protobuf:"varint,1,opt,name=previous,proto3,enum=sluice.status.v1.LogLevel" json:"previous,omitempty"`
+	// Level since the call; with validate_only, the level that the call would set.
+	Level         LogLevel `protobuf:"varint,2,opt,name=level,proto3,enum=sluice.status.v1.LogLevel" json:"level,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetLogLevelResponse) Reset() {
+	*x = SetLogLevelResponse{}
+	mi := &file_sluice_status_v1_status_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetLogLevelResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetLogLevelResponse) ProtoMessage() {}
+
+func (x *SetLogLevelResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_status_v1_status_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetLogLevelResponse.ProtoReflect.Descriptor instead.
+func (*SetLogLevelResponse) Descriptor() ([]byte, []int) {
 	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *SetLogLevelResponse) GetPrevious() LogLevel {
+	if x != nil {
+		return x.Previous
+	}
+	return LogLevel_LOG_LEVEL_UNSPECIFIED
+}
+
+func (x *SetLogLevelResponse) GetLevel() LogLevel {
+	if x != nil {
+		return x.Level
+	}
+	return LogLevel_LOG_LEVEL_UNSPECIFIED
 }
 
 // GetConfigRequest asks for all settings.
@@ -163,7 +335,7 @@ type GetConfigRequest struct {
 
 func (x *GetConfigRequest) Reset() {
 	*x = GetConfigRequest{}
-	mi := &file_sluice_status_v1_status_proto_msgTypes[0]
+	mi := &file_sluice_status_v1_status_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -175,7 +347,7 @@ func (x *GetConfigRequest) String() string {
 func (*GetConfigRequest) ProtoMessage() {}
 
 func (x *GetConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_status_v1_status_proto_msgTypes[0]
+	mi := &file_sluice_status_v1_status_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -188,7 +360,7 @@ func (x *GetConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetConfigRequest.ProtoReflect.Descriptor instead.
 func (*GetConfigRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{0}
+	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{2}
 }
 
 // GetConfigResponse has the settings of a process.
@@ -202,13 +374,16 @@ type GetConfigResponse struct {
 	Settings []*Setting `protobuf:"bytes,3,rep,name=settings,proto3" json:"settings,omitempty"`
 	// Names of environment variables with the service's prefix that match no setting.
 	IgnoredVariables []string `protobuf:"bytes,4,rep,name=ignored_variables,json=ignoredVariables,proto3" json:"ignored_variables,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Level of the log at present, which SetLogLevel changes; LOG_LEVEL_UNSPECIFIED from a process
+	// of an earlier version.
+	LogLevel      LogLevel `protobuf:"varint,5,opt,name=log_level,json=logLevel,proto3,enum=sluice.status.v1.LogLevel" json:"log_level,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetConfigResponse) Reset() {
 	*x = GetConfigResponse{}
-	mi := &file_sluice_status_v1_status_proto_msgTypes[1]
+	mi := &file_sluice_status_v1_status_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -220,7 +395,7 @@ func (x *GetConfigResponse) String() string {
 func (*GetConfigResponse) ProtoMessage() {}
 
 func (x *GetConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_status_v1_status_proto_msgTypes[1]
+	mi := &file_sluice_status_v1_status_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -233,7 +408,7 @@ func (x *GetConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetConfigResponse.ProtoReflect.Descriptor instead.
 func (*GetConfigResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{1}
+	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *GetConfigResponse) GetInstance() string {
@@ -264,6 +439,13 @@ func (x *GetConfigResponse) GetIgnoredVariables() []string {
 	return nil
 }
 
+func (x *GetConfigResponse) GetLogLevel() LogLevel {
+	if x != nil {
+		return x.LogLevel
+	}
+	return LogLevel_LOG_LEVEL_UNSPECIFIED
+}
+
 // Setting is one setting of a process.
 type Setting struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -280,7 +462,7 @@ type Setting struct {
 
 func (x *Setting) Reset() {
 	*x = Setting{}
-	mi := &file_sluice_status_v1_status_proto_msgTypes[2]
+	mi := &file_sluice_status_v1_status_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -292,7 +474,7 @@ func (x *Setting) String() string {
 func (*Setting) ProtoMessage() {}
 
 func (x *Setting) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_status_v1_status_proto_msgTypes[2]
+	mi := &file_sluice_status_v1_status_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -305,7 +487,7 @@ func (x *Setting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Setting.ProtoReflect.Descriptor instead.
 func (*Setting) Descriptor() ([]byte, []int) {
-	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{2}
+	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Setting) GetKey() string {
@@ -346,7 +528,7 @@ type ServiceStatus struct {
 
 func (x *ServiceStatus) Reset() {
 	*x = ServiceStatus{}
-	mi := &file_sluice_status_v1_status_proto_msgTypes[3]
+	mi := &file_sluice_status_v1_status_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -358,7 +540,7 @@ func (x *ServiceStatus) String() string {
 func (*ServiceStatus) ProtoMessage() {}
 
 func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_status_v1_status_proto_msgTypes[3]
+	mi := &file_sluice_status_v1_status_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -371,7 +553,7 @@ func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceStatus.ProtoReflect.Descriptor instead.
 func (*ServiceStatus) Descriptor() ([]byte, []int) {
-	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{3}
+	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ServiceStatus) GetVersion() string {
@@ -415,7 +597,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_sluice_status_v1_status_proto_msgTypes[4]
+	mi := &file_sluice_status_v1_status_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -427,7 +609,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_status_v1_status_proto_msgTypes[4]
+	mi := &file_sluice_status_v1_status_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -440,7 +622,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{4}
+	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Problem) GetReason() ProblemReason {
@@ -461,13 +643,20 @@ var File_sluice_status_v1_status_proto protoreflect.FileDescriptor
 
 const file_sluice_status_v1_status_proto_rawDesc = "" +
 	"\n" +
-	"\x1dsluice/status/v1/status.proto\x12\x10sluice.status.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n" +
-	"\x10GetConfigRequest\"\xa7\x01\n" +
+	"\x1dsluice/status/v1/status.proto\x12\x10sluice.status.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"u\n" +
+	"\x12SetLogLevelRequest\x12:\n" +
+	"\x05level\x18\x01 \x01(\x0e2\x1a.sluice.status.v1.LogLevelB\b\xbaH\x05\x82\x01\x02\x10\x01R\x05level\x12#\n" +
+	"\rvalidate_only\x18\x02 \x01(\bR\fvalidateOnly\"\x7f\n" +
+	"\x13SetLogLevelResponse\x126\n" +
+	"\bprevious\x18\x01 \x01(\x0e2\x1a.sluice.status.v1.LogLevelR\bprevious\x120\n" +
+	"\x05level\x18\x02 \x01(\x0e2\x1a.sluice.status.v1.LogLevelR\x05level\"\x12\n" +
+	"\x10GetConfigRequest\"\xe0\x01\n" +
 	"\x11GetConfigResponse\x12\x1a\n" +
 	"\binstance\x18\x01 \x01(\tR\binstance\x12\x12\n" +
 	"\x04file\x18\x02 \x01(\tR\x04file\x125\n" +
 	"\bsettings\x18\x03 \x03(\v2\x19.sluice.status.v1.SettingR\bsettings\x12+\n" +
-	"\x11ignored_variables\x18\x04 \x03(\tR\x10ignoredVariables\"j\n" +
+	"\x11ignored_variables\x18\x04 \x03(\tR\x10ignoredVariables\x127\n" +
+	"\tlog_level\x18\x05 \x01(\x0e2\x1a.sluice.status.v1.LogLevelR\blogLevel\"j\n" +
 	"\aSetting\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x127\n" +
@@ -480,7 +669,13 @@ const file_sluice_status_v1_status_proto_rawDesc = "" +
 	"\x15omitted_problem_count\x18\x04 \x01(\rR\x13omittedProblemCount\"V\n" +
 	"\aProblem\x127\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x1f.sluice.status.v1.ProblemReasonR\x06reason\x12\x12\n" +
-	"\x04text\x18\x02 \x01(\tR\x04text*\x9d\x01\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text*w\n" +
+	"\bLogLevel\x12\x19\n" +
+	"\x15LOG_LEVEL_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fLOG_LEVEL_DEBUG\x10\x01\x12\x12\n" +
+	"\x0eLOG_LEVEL_INFO\x10\x02\x12\x12\n" +
+	"\x0eLOG_LEVEL_WARN\x10\x03\x12\x13\n" +
+	"\x0fLOG_LEVEL_ERROR\x10\x04*\x9d\x01\n" +
 	"\rSettingSource\x12\x1e\n" +
 	"\x1aSETTING_SOURCE_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16SETTING_SOURCE_DEFAULT\x10\x01\x12\x17\n" +
@@ -493,9 +688,10 @@ const file_sluice_status_v1_status_proto_rawDesc = "" +
 	"\x14PROBLEM_REASON_STORE\x10\x02\x12\x1a\n" +
 	"\x16PROBLEM_REASON_SERVICE\x10\x03\x12\x1b\n" +
 	"\x17PROBLEM_REASON_SETTINGS\x10\x04\x12\x19\n" +
-	"\x15PROBLEM_REASON_POLICY\x10\x052f\n" +
+	"\x15PROBLEM_REASON_POLICY\x10\x052\xc2\x01\n" +
 	"\x0eProcessService\x12T\n" +
-	"\tGetConfig\x12\".sluice.status.v1.GetConfigRequest\x1a#.sluice.status.v1.GetConfigResponseB\xc7\x01\n" +
+	"\tGetConfig\x12\".sluice.status.v1.GetConfigRequest\x1a#.sluice.status.v1.GetConfigResponse\x12Z\n" +
+	"\vSetLogLevel\x12$.sluice.status.v1.SetLogLevelRequest\x1a%.sluice.status.v1.SetLogLevelResponseB\xc7\x01\n" +
 	"\x14com.sluice.status.v1B\vStatusProtoP\x01Z@github.com/sluice-net/sluice/proto/gen/sluice/status/v1;statusv1\xa2\x02\x03SSX\xaa\x02\x10Sluice.Status.V1\xca\x02\x10Sluice\\Status\\V1\xe2\x02\x1cSluice\\Status\\V1\\GPBMetadata\xea\x02\x12Sluice::Status::V1b\x06proto3"
 
 var (
@@ -510,31 +706,40 @@ func file_sluice_status_v1_status_proto_rawDescGZIP() []byte {
 	return file_sluice_status_v1_status_proto_rawDescData
 }
 
-var file_sluice_status_v1_status_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_sluice_status_v1_status_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_sluice_status_v1_status_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_sluice_status_v1_status_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_sluice_status_v1_status_proto_goTypes = []any{
-	(SettingSource)(0),            // 0: sluice.status.v1.SettingSource
-	(ProblemReason)(0),            // 1: sluice.status.v1.ProblemReason
-	(*GetConfigRequest)(nil),      // 2: sluice.status.v1.GetConfigRequest
-	(*GetConfigResponse)(nil),     // 3: sluice.status.v1.GetConfigResponse
-	(*Setting)(nil),               // 4: sluice.status.v1.Setting
-	(*ServiceStatus)(nil),         // 5: sluice.status.v1.ServiceStatus
-	(*Problem)(nil),               // 6: sluice.status.v1.Problem
-	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
+	(LogLevel)(0),                 // 0: sluice.status.v1.LogLevel
+	(SettingSource)(0),            // 1: sluice.status.v1.SettingSource
+	(ProblemReason)(0),            // 2: sluice.status.v1.ProblemReason
+	(*SetLogLevelRequest)(nil),    // 3: sluice.status.v1.SetLogLevelRequest
+	(*SetLogLevelResponse)(nil),   // 4: sluice.status.v1.SetLogLevelResponse
+	(*GetConfigRequest)(nil),      // 5: sluice.status.v1.GetConfigRequest
+	(*GetConfigResponse)(nil),     // 6: sluice.status.v1.GetConfigResponse
+	(*Setting)(nil),               // 7: sluice.status.v1.Setting
+	(*ServiceStatus)(nil),         // 8: sluice.status.v1.ServiceStatus
+	(*Problem)(nil),               // 9: sluice.status.v1.Problem
+	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
 }
 var file_sluice_status_v1_status_proto_depIdxs = []int32{
-	4, // 0: sluice.status.v1.GetConfigResponse.settings:type_name -> sluice.status.v1.Setting
-	0, // 1: sluice.status.v1.Setting.source:type_name -> sluice.status.v1.SettingSource
-	7, // 2: sluice.status.v1.ServiceStatus.start_time:type_name -> google.protobuf.Timestamp
-	6, // 3: sluice.status.v1.ServiceStatus.problems:type_name -> sluice.status.v1.Problem
-	1, // 4: sluice.status.v1.Problem.reason:type_name -> sluice.status.v1.ProblemReason
-	2, // 5: sluice.status.v1.ProcessService.GetConfig:input_type -> sluice.status.v1.GetConfigRequest
-	3, // 6: sluice.status.v1.ProcessService.GetConfig:output_type -> sluice.status.v1.GetConfigResponse
-	6, // [6:7] is the sub-list for method output_type
-	5, // [5:6] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	0,  // 0: sluice.status.v1.SetLogLevelRequest.level:type_name -> sluice.status.v1.LogLevel
+	0,  // 1: sluice.status.v1.SetLogLevelResponse.previous:type_name -> sluice.status.v1.LogLevel
+	0,  // 2: sluice.status.v1.SetLogLevelResponse.level:type_name -> sluice.status.v1.LogLevel
+	7,  // 3: sluice.status.v1.GetConfigResponse.settings:type_name -> sluice.status.v1.Setting
+	0,  // 4: sluice.status.v1.GetConfigResponse.log_level:type_name -> sluice.status.v1.LogLevel
+	1,  // 5: sluice.status.v1.Setting.source:type_name -> sluice.status.v1.SettingSource
+	10, // 6: sluice.status.v1.ServiceStatus.start_time:type_name -> google.protobuf.Timestamp
+	9,  // 7: sluice.status.v1.ServiceStatus.problems:type_name -> sluice.status.v1.Problem
+	2,  // 8: sluice.status.v1.Problem.reason:type_name -> sluice.status.v1.ProblemReason
+	5,  // 9: sluice.status.v1.ProcessService.GetConfig:input_type -> sluice.status.v1.GetConfigRequest
+	3,  // 10: sluice.status.v1.ProcessService.SetLogLevel:input_type -> sluice.status.v1.SetLogLevelRequest
+	6,  // 11: sluice.status.v1.ProcessService.GetConfig:output_type -> sluice.status.v1.GetConfigResponse
+	4,  // 12: sluice.status.v1.ProcessService.SetLogLevel:output_type -> sluice.status.v1.SetLogLevelResponse
+	11, // [11:13] is the sub-list for method output_type
+	9,  // [9:11] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_sluice_status_v1_status_proto_init() }
@@ -547,8 +752,8 @@ func file_sluice_status_v1_status_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_status_v1_status_proto_rawDesc), len(file_sluice_status_v1_status_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   5,
+			NumEnums:      3,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -25,7 +25,8 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	ProcessService_GetConfig_FullMethodName = "/sluice.status.v1.ProcessService/GetConfig"
+	ProcessService_GetConfig_FullMethodName   = "/sluice.status.v1.ProcessService/GetConfig"
+	ProcessService_SetLogLevel_FullMethodName = "/sluice.status.v1.ProcessService/SetLogLevel"
 )
 
 // ProcessServiceClient is the client API for ProcessService service.
@@ -34,11 +35,16 @@ const (
 //
 // ProcessService describes a process. Every service serves it on its socket.
 type ProcessServiceClient interface {
-	// GetConfig returns every setting of the running process, with its value and source. It changes
-	// nothing. The answer is constant while the process runs, because settings are only read at the
-	// start. Root and members of the group may call it; secret values are masked. Errors:
+	// GetConfig returns every setting of the running process, with its value and source, and the
+	// present log level. It changes nothing. The settings are constant while the process runs,
+	// because they are only read at the start. Root and members of the group may call it; secret values are masked. Errors:
 	// UNIMPLEMENTED from a process of an earlier version.
 	GetConfig(ctx context.Context, in *GetConfigRequest, opts ...grpc.CallOption) (*GetConfigResponse, error)
+	// SetLogLevel changes the log level of the running process. The level holds until the process
+	// ends; the next start reads the setting log.level. A repeated call changes nothing. Only root
+	// may call it. Errors: PERMISSION_DENIED for other callers, INVALID_ARGUMENT for an unknown
+	// level, UNIMPLEMENTED from a process of an earlier version.
+	SetLogLevel(ctx context.Context, in *SetLogLevelRequest, opts ...grpc.CallOption) (*SetLogLevelResponse, error)
 }
 
 type processServiceClient struct {
@@ -59,17 +65,32 @@ func (c *processServiceClient) GetConfig(ctx context.Context, in *GetConfigReque
 	return out, nil
 }
 
+func (c *processServiceClient) SetLogLevel(ctx context.Context, in *SetLogLevelRequest, opts ...grpc.CallOption) (*SetLogLevelResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetLogLevelResponse)
+	err := c.cc.Invoke(ctx, ProcessService_SetLogLevel_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ProcessServiceServer is the server API for ProcessService service.
 // All implementations must embed UnimplementedProcessServiceServer
 // for forward compatibility.
 //
 // ProcessService describes a process. Every service serves it on its socket.
 type ProcessServiceServer interface {
-	// GetConfig returns every setting of the running process, with its value and source. It changes
-	// nothing. The answer is constant while the process runs, because settings are only read at the
-	// start. Root and members of the group may call it; secret values are masked. Errors:
+	// GetConfig returns every setting of the running process, with its value and source, and the
+	// present log level. It changes nothing. The settings are constant while the process runs,
+	// because they are only read at the start. Root and members of the group may call it; secret values are masked. Errors:
 	// UNIMPLEMENTED from a process of an earlier version.
 	GetConfig(context.Context, *GetConfigRequest) (*GetConfigResponse, error)
+	// SetLogLevel changes the log level of the running process. The level holds until the process
+	// ends; the next start reads the setting log.level. A repeated call changes nothing. Only root
+	// may call it. Errors: PERMISSION_DENIED for other callers, INVALID_ARGUMENT for an unknown
+	// level, UNIMPLEMENTED from a process of an earlier version.
+	SetLogLevel(context.Context, *SetLogLevelRequest) (*SetLogLevelResponse, error)
 	mustEmbedUnimplementedProcessServiceServer()
 }
 
@@ -82,6 +103,9 @@ type UnimplementedProcessServiceServer struct{}
 
 func (UnimplementedProcessServiceServer) GetConfig(context.Context, *GetConfigRequest) (*GetConfigResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetConfig not implemented")
+}
+func (UnimplementedProcessServiceServer) SetLogLevel(context.Context, *SetLogLevelRequest) (*SetLogLevelResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetLogLevel not implemented")
 }
 func (UnimplementedProcessServiceServer) mustEmbedUnimplementedProcessServiceServer() {}
 func (UnimplementedProcessServiceServer) testEmbeddedByValue()                        {}
@@ -122,6 +146,24 @@ func _ProcessService_GetConfig_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ProcessService_SetLogLevel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetLogLevelRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ProcessServiceServer).SetLogLevel(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ProcessService_SetLogLevel_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ProcessServiceServer).SetLogLevel(ctx, req.(*SetLogLevelRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ProcessService_ServiceDesc is the grpc.ServiceDesc for ProcessService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -132,6 +174,10 @@ var ProcessService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetConfig",
 			Handler:    _ProcessService_GetConfig_Handler,
+		},
+		{
+			MethodName: "SetLogLevel",
+			Handler:    _ProcessService_SetLogLevel_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -56,6 +56,11 @@ func RemoveBPFFS(p instance.Paths) (removed bool, err error) {
 	return true, os.Remove(p.BPFDir)
 }
 
+// StateDirs returns the directories that RemoveState removes; they need not exist.
+func StateDirs(p instance.Paths) []string {
+	return []string{p.RunDir, p.StateDir, filepath.Join(p.StateDir, "..", "..", "log", filepath.Base(p.StateDir))}
+}
+
 // RemoveState removes the directories for sockets, state and logs of an instance, whose bpffs must
 // already be removed. It unmounts the namespaces that the CNI plugin mounted there. A directory
 // that is a mount point is emptied but stays, with its parents. RemoveState returns what it
@@ -71,8 +76,7 @@ func RemoveState(p instance.Paths) (changes []string, err error) {
 			return nil, fmt.Errorf("unmount %s: %w", path, err)
 		}
 	}
-	logs := filepath.Join(p.StateDir, "..", "..", "log", filepath.Base(p.StateDir))
-	for _, dir := range []string{p.RunDir, p.StateDir, logs} {
+	for _, dir := range StateDirs(p) {
 		if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

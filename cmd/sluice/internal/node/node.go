@@ -40,6 +40,7 @@ type options struct {
 	health     string
 	state      bool
 	stay       bool
+	dryRun     bool
 }
 
 // Command is `node`.
@@ -65,9 +66,13 @@ directory of the container runtime. Run it as root before the services, for exam
 init container with /run/sluice mounted with propagation Bidirectional. Running it again
 changes nothing.`,
 		RunE: func(*cobra.Command, []string) error {
+			if o.dryRun {
+				return try(inv, func(p instance.Paths) ([]string, error) { return planInstall(p, o) })
+			}
 			return report(inv, func(p instance.Paths) ([]string, error) { return install(p, o) })
 		},
 	})
+	invocation.ValidateFlag(installing, &o.dryRun, "show what would be changed, and change nothing")
 	installing.Flags().StringVar(&o.mountBPFFS, "mount-bpffs", "auto",
 		"auto: mount the bpffs if there is none; never: fail if there is none")
 	uninstalling := directories(&cobra.Command{
@@ -79,6 +84,9 @@ sluice-datapath, and the bpffs with its pins. Connected containers lose their ne
 Objects of other programs stay, and so does /var/lib/sluice without --state. Run it as
 root, after the services have ended.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.dryRun {
+				return try(inv, func(p instance.Paths) ([]string, error) { return planUninstall(p, o) })
+			}
 			err := report(inv, func(p instance.Paths) ([]string, error) { return uninstall(cmd, p, o) })
 			if err == nil && o.stay {
 				return stay(cmd.Context(), inv, o.health)
@@ -92,6 +100,7 @@ root, after the services have ended.`,
 		"do not exit afterwards, for a DaemonSet, which restarts containers that exit")
 	uninstalling.Flags().StringVar(&o.health, "health-address", "off",
 		"with --stay, loopback ip:port that serves /livez and /readyz over HTTP once everything is removed, or off")
+	invocation.ValidateFlag(uninstalling, &o.dryRun, "show what would be removed, and remove nothing")
 	writing := directories(&cobra.Command{
 		Use:   "cni",
 		Short: "Keep the CNI configuration in place while this runs",
@@ -138,18 +147,24 @@ func paths(inv *invocation.Invocation) (instance.Paths, error) {
 
 // report runs do as root and prints the changes, one per line.
 func report(inv *invocation.Invocation, do func(instance.Paths) ([]string, error)) error {
-	p, err := paths(inv)
+	p, err := pathsOfRoot(inv)
 	if err != nil {
-		return err
-	}
-	if inv.RunDir != "" {
-		return invocation.Usagef("--run-dir: not valid here; choose the directories with --instance")
-	}
-	if err := nodefiles.Root(); err != nil {
 		return err
 	}
 	changes, err := do(p)
 	return inv.ShowChanges(changes, err)
+}
+
+// pathsOfRoot returns the paths of the instance. It returns an error to other users than root.
+func pathsOfRoot(inv *invocation.Invocation) (instance.Paths, error) {
+	p, err := paths(inv)
+	if err != nil {
+		return p, err
+	}
+	if inv.RunDir != "" {
+		return p, invocation.Usagef("--run-dir: not valid here; choose the directories with --instance")
+	}
+	return p, nodefiles.Root()
 }
 
 // beside returns the path of a program in the directory of this program, or else in PATH.
@@ -169,37 +184,31 @@ func beside(program string) (string, error) {
 	return found, nil
 }
 
-func install(p instance.Paths, o options) (changes []string, err error) {
+// services returns the services to prepare for.
+func (o options) services(p instance.Paths) ([]nodefiles.Service, error) {
 	services := nodefiles.Services()
 	switch o.mountBPFFS {
 	case "auto":
-		if err := reachesTheMachine(p); err != nil {
-			return nil, err
-		}
+		return services, reachesTheMachine(p)
 	case "never":
 		for i := range services {
 			services[i].Mounted = true
 		}
-	default:
-		return nil, invocation.Usagef("--mount-bpffs: %q is neither auto nor never", o.mountBPFFS)
+		return services, nil
+	}
+	return nil, invocation.Usagef("--mount-bpffs: %q is neither auto nor never", o.mountBPFFS)
+}
+
+func install(p instance.Paths, o options) (changes []string, err error) {
+	services, err := o.services(p)
+	if err != nil {
+		return nil, err
 	}
 	if changes, err = nodefiles.Prepare(p, services...); err != nil {
 		return changes, err
 	}
-	source, err := beside(plugin)
-	if err != nil {
-		return changes, err
-	}
-	content, err := os.ReadFile(source)
-	if err != nil {
-		return changes, err
-	}
-	target := filepath.Join(o.plugins, plugin)
-	have, err := os.ReadFile(target)
-	if err == nil && slices.Equal(have, content) {
-		return changes, nil
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	target, content, err := o.newPlugin()
+	if err != nil || content == nil {
 		return changes, err
 	}
 	// The directory may not exist before a runtime is installed.
@@ -211,6 +220,26 @@ func install(p instance.Paths, o options) (changes []string, err error) {
 		return changes, err
 	}
 	return append(changes, "wrote "+target), nil
+}
+
+// newPlugin returns the path of the installed plugin and what to write there; nil if it is installed already.
+func (o options) newPlugin() (target string, content []byte, err error) {
+	target = filepath.Join(o.plugins, plugin)
+	source, err := beside(plugin)
+	if err != nil {
+		return target, nil, err
+	}
+	if content, err = os.ReadFile(source); err != nil {
+		return target, nil, err
+	}
+	have, err := os.ReadFile(target)
+	switch {
+	case err == nil && slices.Equal(have, content):
+		return target, nil, nil
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return target, nil, err
+	}
+	return target, content, nil
 }
 
 // reachesTheMachine returns an error if the run directory is a mount of a container without propagation to the

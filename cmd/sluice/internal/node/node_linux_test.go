@@ -148,6 +148,59 @@ func TestKernelInstallAndUninstallAreWholeAndRepeatable(t *testing.T) {
 	}
 }
 
+// TestKernelDryRunsNameEachChangeAndMakeNone: what a dry run names is what the command then changes.
+func TestKernelDryRunsNameEachChangeAndMakeNone(t *testing.T) {
+	m := newMachine(t)
+	plan := func(f func(instance.Paths, options) ([]string, error), want ...string) []string {
+		t.Helper()
+		before := m.problems()
+		changes, err := f(m.paths, m.o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if after := m.problems(); !slices.Equal(before, after) {
+			t.Errorf("a dry run changed %q to %q", before, after)
+		}
+		for _, w := range want {
+			if !slices.Contains(changes, w) {
+				t.Errorf("no %q in %q", w, changes)
+			}
+		}
+		return changes
+	}
+	target := filepath.Join(m.o.plugins, plugin)
+	plan(planInstall, "write "+target, "mount a bpffs at "+m.paths.BPFDir, "create "+m.paths.StateDir)
+	m.o.mountBPFFS = "never"
+	if _, err := planInstall(m.paths, m.o); err == nil || !strings.Contains(err.Error(), "--mount-bpffs is never") {
+		t.Errorf("without a bpffs: %v", err)
+	}
+	m.o.mountBPFFS = "auto"
+	if _, err := install(m.paths, m.o); err != nil {
+		t.Fatal(err)
+	}
+	if changes := plan(planInstall); len(changes) > 0 {
+		t.Errorf("after install: %q", changes)
+	}
+	if _, err := m.o.configuration(m.paths).write(); err != nil {
+		t.Fatal(err)
+	}
+	kernel := "remove devices, rules, routes and firewall table of " + filepath.Base(m.paths.RunDir) + ", if there are any"
+	if changes := plan(planUninstall, "remove "+m.o.configuration(m.paths).path(), kernel,
+		"remove "+m.paths.BPFDir+" and its pins", "remove "+target); len(changes) != 4 {
+		t.Errorf("uninstall: %q", changes)
+	}
+	m.o.state = true
+	plan(planUninstall, "remove "+m.paths.RunDir, "remove "+m.paths.StateDir)
+	cmd := &cobra.Command{}
+	cmd.SetContext(t.Context())
+	if _, err := uninstall(cmd, m.paths, m.o); err != nil {
+		t.Fatal(err)
+	}
+	if changes := plan(planUninstall); !slices.Equal(changes, []string{kernel}) {
+		t.Errorf("after uninstall: %q", changes)
+	}
+}
+
 // TestKernelUninstallWithStateLeavesNoDirectory: an uninstall with state removes all directories, even if the plugin
 // has mounted a network namespace in one.
 func TestKernelUninstallWithStateLeavesNoDirectory(t *testing.T) {

@@ -31,19 +31,19 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
-// output is a buffer that is safe for concurrent use.
-type output struct {
+// written is a buffer that is safe for concurrent use.
+type written struct {
 	mu sync.Mutex
 	b  bytes.Buffer // guarded by mu
 }
 
-func (o *output) Write(p []byte) (int, error) {
+func (o *written) Write(p []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.b.Write(p)
 }
 
-func (o *output) String() string {
+func (o *written) String() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.b.String()
@@ -61,7 +61,7 @@ func TestConfigurationFollowsTheServicesAndStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := configuration{directory: t.TempDir(), name: "05-sluice.conflist", plugins: t.TempDir(), paths: p}
-	log := &output{}
+	log := &written{}
 	inv := &invocation.Invocation{RunDir: n.RunDir, Timeout: 10 * time.Second, ErrOut: log}
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -156,7 +156,7 @@ func TestTranslatingDatapathOpensPorts(t *testing.T) {
 	}
 	c := configuration{directory: t.TempDir(), name: "05-sluice.conflist", plugins: t.TempDir(), paths: p}
 	nodetest.Write(t, c.plugins, "portmap", "")
-	log := &output{}
+	log := &written{}
 	inv := &invocation.Invocation{RunDir: n.RunDir, Timeout: 10 * time.Second, ErrOut: log}
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/nodefiles"
+)
+
+// try prints what plan returns, one change per line.
+func try(inv *invocation.Invocation, plan func(instance.Paths) ([]string, error)) error {
+	p, err := pathsOfRoot(inv)
+	if err != nil {
+		return err
+	}
+	changes, err := plan(p)
+	if err != nil {
+		return err
+	}
+	shown := struct {
+		Changes      []string `json:"changes"`
+		ValidateOnly bool     `json:"validateOnly"`
+	}{append([]string{}, changes...), true}
+	return inv.Show(shown, func(w io.Writer) {
+		if len(changes) == 0 {
+			fmt.Fprintln(w, "Nothing was changed: --dry-run. There is nothing to change.")
+			return
+		}
+		fmt.Fprintln(w, "Nothing was changed: --dry-run. The command would:")
+		for _, change := range changes {
+			fmt.Fprintln(w, "  "+output.Printable(change))
+		}
+	})
+}
+
+// planInstall returns what install would change.
+func planInstall(p instance.Paths, o options) (changes []string, err error) {
+	services, err := o.services(p)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range nodefiles.Check(p, services...) {
+		switch {
+		case f.Problem == nil:
+		case f.Kind == "bpffs" && o.mountBPFFS == "never":
+			return nil, fmt.Errorf("%s: %w, and --mount-bpffs is never", f.Path, f.Problem)
+		case f.Kind == "bpffs":
+			changes = append(changes, "mount a bpffs at "+f.Path)
+		case errors.Is(f.Problem, fs.ErrNotExist):
+			changes = append(changes, "create "+f.Path)
+		default:
+			changes = append(changes, fmt.Sprintf("change %s, which %v", f.Path, f.Problem))
+		}
+	}
+	target, content, err := o.newPlugin()
+	if err != nil {
+		return nil, err
+	}
+	if content != nil {
+		changes = append(changes, "write "+target)
+	}
+	return changes, nil
+}
+
+// planUninstall returns what uninstall would remove.
+func planUninstall(p instance.Paths, o options) (changes []string, err error) {
+	remove := func(path string) {
+		if _, err := os.Lstat(path); err == nil {
+			changes = append(changes, "remove "+path)
+		}
+	}
+	c := o.configuration(p)
+	have, err := c.read()
+	switch {
+	case have != nil:
+		remove(c.path())
+	case err != nil && !errors.Is(err, errForeign):
+		return nil, err
+	}
+	if _, err := beside("sluice-datapath"); err != nil {
+		return nil, err
+	}
+	// Only sluice-datapath knows what of it exists in the kernel.
+	changes = append(changes, "remove devices, rules, routes and firewall table of "+filepath.Base(p.RunDir)+", if there are any")
+	for _, f := range nodefiles.Check(p, nodefiles.Services()...) {
+		if f.Kind == "bpffs" && f.Problem == nil {
+			changes = append(changes, "remove "+f.Path+" and its pins")
+		}
+	}
+	remove(filepath.Join(o.plugins, plugin))
+	if o.state {
+		for _, dir := range nodefiles.StateDirs(p) {
+			remove(dir)
+		}
+	}
+	return changes, nil
+}

@@ -25,7 +25,7 @@ func TestValidateChecksEveryDocument(t *testing.T) {
 		want     string
 	}{
 		{"good", good, 0, `{"problems":[]}` + "\n"},
-		{"a misspelt field", strings.Replace(good, "podSelector", "podSelecter", 1), 0, `{"problems":["spec.podSelecter: no such field"]}` + "\n"},
+		{"a misspelt field", strings.Replace(good, "podSelector", "podSelecter", 1), 0, `{"problems":["spec.podSelecter: no such field; did you mean podSelector?"]}` + "\n"},
 		{
 			"a wrong field in the second", good + "---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: db}\nspec: {podSelector: {}, ingress: [{ports: [{port: 70000}]}]}\n",
 			0, `{"problems":[]}` + "\n" + `{"problems":["spec.ingress[0].ports[0].port: `,

@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
-	"github.com/sluice-net/sluice/cmd/sluice/internal/nearest"
+	"github.com/sluice-net/sluice/kit/nearest"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/sluice-net/sluice/kit/nearest"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
@@ -37,11 +38,23 @@ const (
 	EntityKubeAPIServer = "kube-apiserver"
 )
 
-func knownEntity(e string) bool {
-	return slices.Contains([]string{
-		EntityAll, EntityWorld, EntityWorldIPv4, EntityWorldIPv6, EntityCluster, EntityClusterMesh, EntityHost, EntityInit,
-		EntityIngress, EntityUnmanaged, EntityRemoteNode, EntityHealth, EntityNone, EntityKubeAPIServer,
-	}, e)
+// entities are the known entities.
+var entities = []string{
+	EntityAll, EntityWorld, EntityWorldIPv4, EntityWorldIPv6, EntityCluster, EntityClusterMesh, EntityHost, EntityInit,
+	EntityIngress, EntityUnmanaged, EntityRemoteNode, EntityHealth, EntityNone, EntityKubeAPIServer,
+}
+
+func knownEntity(e string) bool { return slices.Contains(entities, e) }
+
+// entityHint returns the entity that a misspelled one probably means, or all that policies may name.
+func entityHint(e string) string {
+	if hint := nearest.Hint(e, entities); hint != "" {
+		return hint
+	}
+	named := slices.DeleteFunc(slices.Clone(entities), func(e string) bool {
+		return e == EntityWorldIPv4 || e == EntityWorldIPv6
+	})
+	return "; the entities are " + strings.Join(named, ", ")
 }
 
 func reserved(name string) selector.Selector {

@@ -263,7 +263,7 @@ func (v *validator) entities(path string, list []string) {
 		p := path + "[" + strconv.Itoa(i) + "]"
 		switch {
 		case !knownEntity(e):
-			v.Add(p, "%q is not an entity", e)
+			v.Add(p, "%q is not an entity%s", e, entityHint(e))
 		case e == EntityWorldIPv4 || e == EntityWorldIPv6:
 			v.AddSchema(p, "%q is not an entity that policies may name", e)
 		}

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/nearest"
 	"github.com/sluice-net/sluice/kit/yamlstream"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
@@ -143,7 +144,7 @@ func (r Options) policy(d one) (object policy.Object, name string, bad []Violati
 	}
 	if !r.AllowUnknown && !r.Held {
 		for _, path := range object.Unknown {
-			bad = append(bad, d.violation(name, path, unknownField(path)))
+			bad = append(bad, d.violation(name, path, unknownField(doc.Kind, path)))
 		}
 	}
 	var problems manifest.Problems
@@ -163,14 +164,37 @@ func (r Options) policy(d one) (object policy.Object, name string, bad []Violati
 }
 
 // unknownField returns the message for a field that its kind does not have.
-func unknownField(path string) string {
+func unknownField(kind, path string) string {
 	switch at := strings.LastIndexByte(path, '.'); {
 	case strings.HasSuffix(path[:max(at, 0)], ".rules") &&
 		slices.Contains([]string{"kafka", "l7proto", "l7"}, path[at+1:]):
 		return "no such field: rules of other protocols than HTTP and DNS, which Cilium had up to 1.19, are not implemented"
 	default:
-		return "no such field"
+		return "no such field" + nearest.Hint(path[at+1:], fieldsBeside(kind, path))
 	}
+}
+
+// fieldsBeside returns the names of the fields of the object with the field path.
+func fieldsBeside(kind, path string) []string {
+	t := policy.Struct(kind)
+	if t == nil {
+		return nil
+	}
+	parents := strings.Split(path, ".")
+	for _, parent := range parents[:len(parents)-1] {
+		name, _, _ := strings.Cut(parent, "[") // an item of a list
+		all := manifest.Fields(t)
+		i := slices.IndexFunc(all, func(f manifest.Field) bool { return f.Name == name && f.Of != nil })
+		if i < 0 {
+			return nil
+		}
+		t = all[i].Of
+	}
+	var names []string
+	for _, f := range manifest.Fields(t) {
+		names = append(names, f.Name)
+	}
+	return names
 }
 
 // Decode decodes all documents, or none if one of them has a mistake.

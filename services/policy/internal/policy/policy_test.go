@@ -41,7 +41,9 @@ func TestErrorsNameTheField(t *testing.T) {
 	for _, tc := range []struct{ text, want string }{
 		{cnp(`ingress: [{toPorts: [{ports: [{port: "80"}]}, {ports: [{port: "x_y"}]}]}]`), `spec.ingress[0].toPorts[1].ports[0].port: "x_y" is neither`},
 		{cnp(`egress: [{toCIDRSet: [{cidr: 10.0.0.0/8, except: [11.0.0.0/8]}]}]`), `spec.egress[0].toCIDRSet[0].except[0]: "11.0.0.0/8" is not inside`},
-		{cnp(`ingressDeny: [{fromEntities: [wrld]}]`), `spec.ingressDeny[0].fromEntities[0]: "wrld" is not an entity`},
+		{cnp(`ingressDeny: [{fromEntities: [wrld]}]`), `spec.ingressDeny[0].fromEntities[0]: "wrld" is not an entity; did you mean world?`},
+		{cnp(`ingressDeny: [{fromEntities: [internet]}]`), `spec.ingressDeny[0].fromEntities[0]: "internet" is not an entity; ` +
+			`the entities are all, world, cluster, `},
 		{cnp(`ingress: [{fromEndpoints: [{matchExpressions: [{key: a, operator: Is}]}]}]`), `spec.ingress[0].fromEndpoints[0].matchExpressions[0].operator: "Is" is not one of`},
 		{cnp(`egress: [{toEndpoints: [{}], toEntities: [world]}]`), `spec.egress[0]: combines toEndpoints and toEntities`},
 		{cnp(`egress: [{icmps: [{fields: [{type: Nonsense}]}]}]`), `spec.egress[0].icmps[0].fields[0].type: "Nonsense" is not an ICMP type of IPv4`},

@@ -439,7 +439,7 @@ func TestUnknownFieldsAreErrorsUnlessTheyAreAllowed(t *testing.T) {
 		wantCode(t, err, codes.InvalidArgument, "spec.ingress[0].form: no such field")
 	}
 	_, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(strings.Replace(misspelt, "port: 5432", "port: 543210", 1))})
-	wantCode(t, err, codes.InvalidArgument, "spec.ingress[0].form: no such field; "+
+	wantCode(t, err, codes.InvalidArgument, "spec.ingress[0].form: no such field; did you mean from?; "+
 		"document 1 (line 1): NetworkPolicy shop/db: spec.ingress[0].ports[0].port")
 	if len(s.list()) > 0 {
 		t.Errorf("taken were %v", s.list())

@@ -210,6 +210,16 @@ func (p *NetworkPolicy) types(egress bool) []string {
 	return []string{"Ingress"}
 }
 
+// Notes returns the notes on a valid policy. An empty spec is valid, but rarely meant.
+func (p *NetworkPolicy) Notes() (ns manifest.Notes) {
+	s := p.Spec
+	if s.PodSelector == nil && len(s.PolicyTypes) == 0 && len(s.Ingress) == 0 && len(s.Egress) == 0 {
+		ns.Add(manifest.NoteCanonical, "spec", "is empty; it means podSelector: {} and policyTypes: [Ingress], so that no pod of "+
+			"namespace %s receives anything", p.Metadata.Namespace)
+	}
+	return ns
+}
+
 // Isolate returns the rules for a policy that cannot be converted: the pods that it selects get no traffic in the
 // directions of the policy. bad reports the paths that were not understood. If the selector was not understood, every
 // pod of the namespace is selected.

@@ -137,7 +137,7 @@ func Decode(form Form, o rule.Options) (Object, error) {
 		var p networkpolicy.NetworkPolicy
 		return decode(form, &p, &p.Meta,
 			func() manifest.Problems { return p.Validate() },
-			func(ob *Object) { ob.Specs = []rule.Spec{p.Rules(o)} })
+			func(ob *Object) { ob.Specs, ob.Notes = []rule.Spec{p.Rules(o)}, p.Notes() })
 	case "CiliumNetworkPolicy", "CiliumClusterwideNetworkPolicy":
 		var p cilium.NetworkPolicy
 		namespaced := kind == "CiliumNetworkPolicy"

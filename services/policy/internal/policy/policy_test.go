@@ -393,3 +393,26 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// TestEmptySpecsAreNoted: Kubernetes accepts a NetworkPolicy without a spec, which isolates the whole namespace.
+func TestEmptySpecsAreNoted(t *testing.T) {
+	for spec, noted := range map[string]bool{
+		"spec:": true, "spec: null": true, "spec: {}": true, "": true, "spec: {ingress: []}": true,
+		"spec: {podSelector: {}}": false, "spec: {policyTypes: [Ingress]}": false, "spec: {egress: [{}]}": false,
+	} {
+		text := "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: p, namespace: shop}\n" + spec + "\n"
+		docs, err := manifest.Parse([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ob, err := Decode(docs[0], rule.Options{})
+		if err != nil {
+			t.Errorf("%q: %v", spec, err)
+		}
+		const want = "spec: is empty; it means podSelector: {} and policyTypes: [Ingress], so that no pod of namespace shop " +
+			"receives anything"
+		if got := len(ob.Notes) == 1 && ob.Notes[0].String() == want; got != noted || len(ob.Notes) > 1 {
+			t.Errorf("%q: notes %v, want one: %t", spec, ob.Notes, noted)
+		}
+	}
+}

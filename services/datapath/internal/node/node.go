@@ -7,7 +7,6 @@ package node
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -407,7 +406,7 @@ func (n *Node) openCluster(earlier cluster.Others, changes cluster.Changes) {
 func (n *Node) registration() (u cluster.Underlay, err error) {
 	overlay, known := n.o.Ranges.OverlayAddrs()
 	if !known {
-		return u, errors.New("sluice-ipam has not announced yet which range has the overlay address")
+		return u, fmt.Errorf("%w: sluice-ipam has not announced which range has the overlay address", cluster.ErrIncomplete)
 	}
 	u = cluster.Underlay{Overlay: overlay, MTU: n.MTU, Mode: n.o.Mode, Port: n.o.Port}
 	u.Addresses, err = n.addresses()

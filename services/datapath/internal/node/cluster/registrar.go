@@ -5,6 +5,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -32,6 +33,10 @@ func (u Underlay) equal(v Underlay) bool {
 type Registry interface {
 	Register(ctx context.Context, u Underlay) error
 }
+
+// ErrIncomplete is wrapped by the error of look while another process has not announced yet what a description needs,
+// as at every start.
+var ErrIncomplete = errors.New("the description of the node is not complete yet")
 
 // Registrar registers this node: at the start, after each change, and when the registry may have lost the registration.
 type Registrar struct {
@@ -126,7 +131,11 @@ func (r *Registrar) Run(ctx context.Context) error {
 func (r *Registrar) note(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err != nil && (r.err == nil || r.err.Error() != err.Error()) {
+	switch {
+	case err == nil || r.err != nil && r.err.Error() == err.Error():
+	case errors.Is(err, ErrIncomplete):
+		r.log.Info("waiting before the node is registered", "for", err.Error())
+	default:
 		r.log.Warn("node not registered, trying again", log.Err(err))
 	}
 	r.err = err

@@ -144,7 +144,10 @@ func (k *Keeper) Run(ctx context.Context) error {
 			}
 		}
 	})
-	o := watch.FollowOptions{Max: maxRanges, RetryMin: 50 * time.Millisecond, RetryMax: 2 * time.Second, Log: k.Log}
+	o := watch.FollowOptions{
+		Max: maxRanges, RetryMin: 50 * time.Millisecond, RetryMax: 2 * time.Second,
+		Log: k.Log.With("source", "pod ranges"),
+	}
 	return watch.Follow(ctx, k.Source, k, o)
 }
 

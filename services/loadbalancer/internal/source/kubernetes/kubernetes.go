@@ -67,7 +67,8 @@ func (s *Source) Run(ctx context.Context) error {
 		kinds = append(kinds, kindNodes)
 	}
 	joint := source.New(s.Sink, kinds, source.Options{
-		RetryMin: 50 * time.Millisecond, RetryMax: retryMax, Refresh: 30 * time.Second, Log: s.Log,
+		RetryMin: 50 * time.Millisecond, RetryMax: retryMax, Refresh: 30 * time.Second,
+		Log: s.Log.With("source", "kubernetes"),
 	})
 	all, ctx := errgroup.WithContext(ctx)
 	all.Go(func() error { return joint.Run(ctx) })

@@ -111,7 +111,8 @@ func (s *Source) Run(ctx context.Context) error {
 		return err
 	}
 	joint := source.New(s.sink, resources(), source.Options{
-		RetryMin: 50 * time.Millisecond, RetryMax: 5 * time.Second, Refresh: 30 * time.Second, Log: s.log,
+		RetryMin: 50 * time.Millisecond, RetryMax: 5 * time.Second, Refresh: 30 * time.Second,
+		Log: s.log.With("source", "kubernetes"),
 	})
 	f := &finder{source: s, client: client, wake: s.wake, events: make(chan struct{}, 1)}
 	if f.discovery, err = newDiscovery(s.api, client); err != nil {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
@@ -49,6 +51,7 @@ func Dial(runDir string) (*Node, error) {
 		conn, err := grpc.NewClient("unix://"+path,
 			grpc.WithTransportCredentials(insecure.NewCredentials()), // services check peer credentials
 			grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
+			grpc.WithUnaryInterceptor(noteWait), // a person should know what a command waits for
 			// A local service that restarts is back soon.
 			grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{
 				BaseDelay: 20 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second,
@@ -69,6 +72,19 @@ func Dial(runDir string) (*Node, error) {
 	n.datapath = datapathv1.NewDatapathServiceClient(datapath)
 	n.policy = policyv1.NewPolicyServiceClient(policy)
 	return n, nil
+}
+
+// noteWait makes a call, and says after a second if its service is unavailable.
+func noteWait(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker,
+	opts ...grpc.CallOption,
+) error {
+	timer := time.AfterFunc(time.Second, func() {
+		if conn.GetState() != connectivity.Ready {
+			fmt.Fprintf(os.Stderr, "client: nothing answers at %s; waiting for it\n", conn.Target())
+		}
+	})
+	defer timer.Stop()
+	return call(ctx, method, req, reply, conn, opts...)
 }
 
 // Close ends the connections.

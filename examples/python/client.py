@@ -20,6 +20,7 @@ import contextlib
 import os
 import random
 import sys
+import threading
 import time
 
 import grpc
@@ -45,6 +46,7 @@ class Node:
 
     def __init__(self, run_dir, timeout):
         self.deadline = time.monotonic() + timeout
+        self.run_dir = run_dir
         # A local service that restarts is back soon.
         options = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
 
@@ -60,6 +62,17 @@ class Node:
         """Makes a call, which waits for an absent service, and repeats it while it may
         succeed later. All calls of this program are idempotent."""
         delay = 0.05
+        # A person should know what a command waits for.
+        note = f"client: no answer after a second; waiting for the services below {self.run_dir}"
+        timer = threading.Timer(1, print, [note], {"file": sys.stderr, "flush": True})
+        timer.start()
+        try:
+            return self.repeat(method, request, delay)
+        finally:
+            timer.cancel()
+
+    def repeat(self, method, request, delay):
+        """Makes a call until it succeeds, its error is final, or the time is over."""
         while True:
             try:
                 return method(request, wait_for_ready=True, timeout=max(0, self.deadline - time.monotonic()))

@@ -270,3 +270,25 @@ func (c exampleClient) tour(t *testing.T) {
 	c.run(t, "-none", "reclaim")
 	await("removed " + web.Name + "/eth0")
 }
+
+// TestClientsSayWhatTheyWaitFor: a wrong run directory would otherwise be 30 seconds of silence.
+func TestClientsSayWhatTheyWaitFor(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		client func(*testing.T, *testNode) exampleClient
+		after  string // the time after which the client gives up
+	}{"Go": {goClient, "2s"}, "Python": {pythonClient, "2"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c, dir := tt.client(t, nil), publicDir(t)
+			all := slices.Concat(c.command, []string{"-run-dir", dir, "-timeout", tt.after, "disconnect", "c"})
+			cmd := exec.CommandContext(t.Context(), all[0], all[1:]...) //nolint:gosec // a program of the test's own
+			cmd.Env = append(os.Environ(), c.env...)
+			out, err := cmd.CombinedOutput()
+			first, _, _ := strings.Cut(string(out), "\n")
+			if err == nil || !strings.Contains(first, "waiting for") || !strings.Contains(first, dir) {
+				t.Errorf("%v: %s; want the first line to say what it waits for below %s", err, out, dir)
+			}
+		})
+	}
+}

@@ -58,7 +58,9 @@ func (p Process) GetConfig(context.Context, *statusv1.GetConfigRequest) (*status
 }
 
 // SetLogLevel implements the service.
-func (p Process) SetLogLevel(ctx context.Context, r *statusv1.SetLogLevelRequest) (*statusv1.SetLogLevelResponse, error) {
+func (p Process) SetLogLevel(ctx context.Context, r *statusv1.SetLogLevelRequest) (
+	*statusv1.SetLogLevelResponse, error,
+) {
 	if p.level == nil {
 		return p.UnimplementedProcessServiceServer.SetLogLevel(ctx, r)
 	}

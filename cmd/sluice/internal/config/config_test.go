@@ -66,7 +66,7 @@ func TestLogLevelIsShownAndChanged(t *testing.T) {
 	}
 	shown("info")
 	for want, bad := range map[string][]string{
-		"did you mean debug?":                  {"datapath", "debgu"},
+		"did you mean warn?":                   {"datapath", "warm"},
 		"is not one of debug, info, warn":      {"datapath", "trace"},
 		`no component "etcd"`:                  {"etcd", "debug"},
 		"wants a component (identity, ipam":    {},

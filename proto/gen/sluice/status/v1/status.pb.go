@@ -37,9 +37,9 @@ const (
 	LogLevel_LOG_LEVEL_UNSPECIFIED LogLevel = 0
 	// Everything, also lines for developers.
 	LogLevel_LOG_LEVEL_DEBUG LogLevel = 1
-	// What an operator follows.
+	// Lines for operators.
 	LogLevel_LOG_LEVEL_INFO LogLevel = 2
-	// What needs attention.
+	// Lines that need attention.
 	LogLevel_LOG_LEVEL_WARN LogLevel = 3
 	// Failures only.
 	LogLevel_LOG_LEVEL_ERROR LogLevel = 4

@@ -110,7 +110,7 @@ func TestOutputsAreThoseListed(t *testing.T) {
 	keys := map[string]map[string]bool{}
 	for _, line := range []string{
 		"status", "config ipam", "config ipam --changed", "config x",
-		"endpoint list", "endpoint get 0123", "endpoint get x",
+		"endpoint list", "endpoint get 0123", "endpoint get x", "endpoint history",
 		"endpoint check 0123", "endpoint check evil", "endpoint check x", "endpoint delete 0123",
 		"endpoint delete 0123 --force", "endpoint delete evil --dry-run",
 		"endpoint delete unreadable/eth0", "endpoint delete x",

@@ -91,6 +91,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Go("readiness for kubelet", func(ctx context.Context) error {
 		return every(ctx, readyInterval, func() { p.Unready(api.Unready(ctx)) })
 	})
+	p.Go("endpoint history", api.Remember)
 	p.Go("readiness", func(ctx context.Context) error {
 		// The server already answers calls at this point: deletions need no other service, and creations wait on their own.
 		for _, part := range d.subjects {

@@ -6,6 +6,7 @@ package endpoint
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -284,4 +285,48 @@ func TestEndpointEventsEndWhenNothingReadsThem(t *testing.T) {
 	if asked := len(n.WatchedEndpoints()); asked != 1 {
 		t.Errorf("asked %d times", asked)
 	}
+}
+
+// TestHistoryShowsChangesAlsoOfDeletedEndpoints: a name selects every endpoint that had it.
+func TestHistoryShowsChangesAlsoOfDeletedEndpoints(t *testing.T) {
+	n := nodetest.New(t, Command)
+	kinds := func(args ...string) string {
+		t.Helper()
+		out, _ := n.Want(t, 0, append([]string{"endpoint", "history", "-o", "wide"}, args...)...)
+		var all []string
+		for line := range strings.Lines(out) {
+			all = append(all, strings.Fields(line)[2]+" "+strings.Fields(line)[3])
+		}
+		return strings.Join(all, ", ")
+	}
+	const web, gone = "0123456789abc/eth0", "gone/eth0"
+	if got, want := kinds(), "created "+gone+", created "+web+", changed "+web+", deleted "+gone; got != want {
+		t.Errorf("all: %s, want %s", got, want)
+	}
+	for _, name := range []string{"shop/gone", "gone", "go"} {
+		if got, want := kinds(name), "created "+gone+", deleted "+gone; got != want {
+			t.Errorf("%s: %s, want %s", name, got, want)
+		}
+	}
+	out, _ := n.Want(t, 0, "endpoint", "history", "0123", "-o", "wide")
+	if !strings.Contains(out, "changed") || !strings.Contains(out, "identity: ") || !strings.Contains(out, "(999)") {
+		t.Errorf("a change:\n%s", out)
+	}
+	out, _ = n.Want(t, 0, "endpoint", "history", "-o", "json")
+	var list struct {
+		Items []struct {
+			Time, Event string
+			Changes     []string
+			Endpoint    struct{ EndpointID int }
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list.Items) != 4 || list.Items[2].Event != "changed" ||
+		len(list.Items[2].Changes) != 1 || list.Items[3].Endpoint.EndpointID != 2 || list.Items[0].Time != "2026-11-27T10:00:00Z" {
+		t.Errorf("JSON: %v\n%s", err, out)
+	}
+	_, errOut := n.Want(t, invocation.ExitFailed, "endpoint", "history", "shop/nobody")
+	if !strings.Contains(errOut, "no remembered change of container or pod shop/nobody") {
+		t.Errorf("an unknown name: %s", errOut)
+	}
+	n.Want(t, invocation.ExitUsage, "endpoint", "history", "a", "b")
 }

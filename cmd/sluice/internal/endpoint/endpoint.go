@@ -43,6 +43,7 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 		checkCommand(inv),
 		deleteCommand(inv),
 		eventsCommand(inv),
+		historyCommand(inv),
 	))
 }
 

@@ -79,6 +79,8 @@ type Server struct {
 	// Rules resolves the rules in verdicts; nil: all are unknown.
 	Rules Rules
 
+	history history
+
 	mu      sync.Mutex
 	unready time.Time // guarded by mu; since when no ADD can be served
 	// Process describes the configuration of this process.
@@ -120,13 +122,14 @@ func Methods() rpc.Methods {
 		},
 		datapathv1.DatapathService_ReclaimEndpoints_FullMethodName: {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 1, Waiting: 1}},
 		// a request may ask for a repair, so only root may call the method
-		datapathv1.DatapathService_AuditMaps_FullMethodName:      {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 1, Waiting: 1}},
-		datapathv1.DatapathService_CheckEndpoint_FullMethodName:  look,
-		datapathv1.DatapathService_GetEndpoint_FullMethodName:    group,
-		datapathv1.DatapathService_ListEndpoints_FullMethodName:  group,
-		datapathv1.DatapathService_WatchEndpoints_FullMethodName: streams,
-		datapathv1.DatapathService_GetStatus_FullMethodName:      look,
-		datapathv1.DatapathService_ListFrontends_FullMethodName:  look,
+		datapathv1.DatapathService_AuditMaps_FullMethodName:          {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 1, Waiting: 1}},
+		datapathv1.DatapathService_CheckEndpoint_FullMethodName:      look,
+		datapathv1.DatapathService_GetEndpoint_FullMethodName:        group,
+		datapathv1.DatapathService_ListEndpoints_FullMethodName:      group,
+		datapathv1.DatapathService_WatchEndpoints_FullMethodName:     streams,
+		datapathv1.DatapathService_ListEndpointEvents_FullMethodName: look,
+		datapathv1.DatapathService_GetStatus_FullMethodName:          look,
+		datapathv1.DatapathService_ListFrontends_FullMethodName:      look,
 		// each call of the next three methods reads the whole connection table
 		datapathv1.DatapathService_ListBackendConnections_FullMethodName: {
 			Access: rpc.Group(), Limit: rpc.Limit{InFlight: 2, Waiting: 16},

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/verdict"
@@ -200,6 +201,26 @@ func (f *datapath) SetAuditMode(_ context.Context, r *datapathv1.SetAuditModeReq
 }
 
 // WatchEndpoints plays the next stream; after the last one, it blocks until the call ends.
+func (f *datapath) ListEndpointEvents(_ *datapathv1.ListEndpointEventsRequest,
+	s grpc.ServerStreamingServer[datapathv1.ListEndpointEventsResponse],
+) error {
+	at := timestamppb.New(time.Date(2026, 11, 27, 10, 0, 0, 0, time.UTC))
+	web, gone := endpointOf(&workloadv1.Owner{ContainerId: LongID, InterfaceName: "eth0"}, 1),
+		endpointOf(&workloadv1.Owner{ContainerId: "gone", InterfaceName: "eth0"}, 2)
+	gone.Pod = &workloadv1.PodReference{Namespace: "shop", Name: "gone"}
+	later := proto.CloneOf(web)
+	later.Identity = 999
+	for _, m := range []*datapathv1.ListEndpointEventsResponse{
+		{Endpoint: gone}, {Endpoint: web}, {Endpoint: later, Previous: web}, {Previous: gone},
+	} {
+		m.Time = at
+		if err := s.Send(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (f *datapath) WatchEndpoints(r *datapathv1.WatchEndpointsRequest,
 	s grpc.ServerStreamingServer[datapathv1.WatchEndpointsResponse],
 ) error {

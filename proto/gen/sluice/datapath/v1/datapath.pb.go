@@ -2679,6 +2679,107 @@ func (x *ListEndpointsResponse) GetEndpoint() *Endpoint {
 	return nil
 }
 
+// ListEndpointEventsRequest asks for all remembered changes.
+type ListEndpointEventsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEndpointEventsRequest) Reset() {
+	*x = ListEndpointEventsRequest{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEndpointEventsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEndpointEventsRequest) ProtoMessage() {}
+
+func (x *ListEndpointEventsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEndpointEventsRequest.ProtoReflect.Descriptor instead.
+func (*ListEndpointEventsRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{23}
+}
+
+// ListEndpointEventsResponse is one change of an endpoint.
+type ListEndpointEventsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When the service noticed the change.
+	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	// The endpoint after the change; unset if it was deleted.
+	Endpoint *Endpoint `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	// The endpoint before the change; unset if it was created.
+	Previous      *Endpoint `protobuf:"bytes,3,opt,name=previous,proto3" json:"previous,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEndpointEventsResponse) Reset() {
+	*x = ListEndpointEventsResponse{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEndpointEventsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEndpointEventsResponse) ProtoMessage() {}
+
+func (x *ListEndpointEventsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEndpointEventsResponse.ProtoReflect.Descriptor instead.
+func (*ListEndpointEventsResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ListEndpointEventsResponse) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *ListEndpointEventsResponse) GetEndpoint() *Endpoint {
+	if x != nil {
+		return x.Endpoint
+	}
+	return nil
+}
+
+func (x *ListEndpointEventsResponse) GetPrevious() *Endpoint {
+	if x != nil {
+		return x.Previous
+	}
+	return nil
+}
+
 // WatchEndpointsRequest is the input of WatchEndpoints.
 type WatchEndpointsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2690,7 +2791,7 @@ type WatchEndpointsRequest struct {
 
 func (x *WatchEndpointsRequest) Reset() {
 	*x = WatchEndpointsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2702,7 +2803,7 @@ func (x *WatchEndpointsRequest) String() string {
 func (*WatchEndpointsRequest) ProtoMessage() {}
 
 func (x *WatchEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[23]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2715,7 +2816,7 @@ func (x *WatchEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{23}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *WatchEndpointsRequest) GetResumeToken() []byte {
@@ -2744,7 +2845,7 @@ type WatchEndpointsResponse struct {
 
 func (x *WatchEndpointsResponse) Reset() {
 	*x = WatchEndpointsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2756,7 +2857,7 @@ func (x *WatchEndpointsResponse) String() string {
 func (*WatchEndpointsResponse) ProtoMessage() {}
 
 func (x *WatchEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[24]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2769,7 +2870,7 @@ func (x *WatchEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{24}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WatchEndpointsResponse) GetResumeToken() []byte {
@@ -2849,7 +2950,7 @@ type Bookmark struct {
 
 func (x *Bookmark) Reset() {
 	*x = Bookmark{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[25]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2861,7 +2962,7 @@ func (x *Bookmark) String() string {
 func (*Bookmark) ProtoMessage() {}
 
 func (x *Bookmark) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[25]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2874,7 +2975,7 @@ func (x *Bookmark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bookmark.ProtoReflect.Descriptor instead.
 func (*Bookmark) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{25}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Bookmark) GetSnapshotComplete() bool {
@@ -2904,7 +3005,7 @@ type ReclaimEndpointsRequest struct {
 
 func (x *ReclaimEndpointsRequest) Reset() {
 	*x = ReclaimEndpointsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2916,7 +3017,7 @@ func (x *ReclaimEndpointsRequest) String() string {
 func (*ReclaimEndpointsRequest) ProtoMessage() {}
 
 func (x *ReclaimEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[26]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2929,7 +3030,7 @@ func (x *ReclaimEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReclaimEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*ReclaimEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{26}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReclaimEndpointsRequest) GetValidOwners() []*v1.Owner {
@@ -2978,7 +3079,7 @@ type ReclaimEndpointsResponse struct {
 
 func (x *ReclaimEndpointsResponse) Reset() {
 	*x = ReclaimEndpointsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2990,7 +3091,7 @@ func (x *ReclaimEndpointsResponse) String() string {
 func (*ReclaimEndpointsResponse) ProtoMessage() {}
 
 func (x *ReclaimEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[27]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3003,7 +3104,7 @@ func (x *ReclaimEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReclaimEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*ReclaimEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{27}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ReclaimEndpointsResponse) GetReclaimed() []*v1.Owner {
@@ -3022,7 +3123,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3034,7 +3135,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[28]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3047,7 +3148,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{28}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{30}
 }
 
 // GetStatusResponse is the answer of GetStatus.
@@ -3121,7 +3222,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3133,7 +3234,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[29]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3146,7 +3247,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{29}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GetStatusResponse) GetService() *v12.ServiceStatus {
@@ -3354,7 +3455,7 @@ type PodRouting struct {
 
 func (x *PodRouting) Reset() {
 	*x = PodRouting{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3366,7 +3467,7 @@ func (x *PodRouting) String() string {
 func (*PodRouting) ProtoMessage() {}
 
 func (x *PodRouting) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3379,7 +3480,7 @@ func (x *PodRouting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodRouting.ProtoReflect.Descriptor instead.
 func (*PodRouting) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{30}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PodRouting) GetMode() string {
@@ -3434,7 +3535,7 @@ type FrontendStream struct {
 
 func (x *FrontendStream) Reset() {
 	*x = FrontendStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3446,7 +3547,7 @@ func (x *FrontendStream) String() string {
 func (*FrontendStream) ProtoMessage() {}
 
 func (x *FrontendStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3459,7 +3560,7 @@ func (x *FrontendStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrontendStream.ProtoReflect.Descriptor instead.
 func (*FrontendStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{31}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *FrontendStream) GetComplete() bool {
@@ -3541,7 +3642,7 @@ type ListFrontendsRequest struct {
 
 func (x *ListFrontendsRequest) Reset() {
 	*x = ListFrontendsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3553,7 +3654,7 @@ func (x *ListFrontendsRequest) String() string {
 func (*ListFrontendsRequest) ProtoMessage() {}
 
 func (x *ListFrontendsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3566,7 +3667,7 @@ func (x *ListFrontendsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFrontendsRequest.ProtoReflect.Descriptor instead.
 func (*ListFrontendsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{32}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{34}
 }
 
 // ListFrontendsResponse has one frontend.
@@ -3580,7 +3681,7 @@ type ListFrontendsResponse struct {
 
 func (x *ListFrontendsResponse) Reset() {
 	*x = ListFrontendsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3592,7 +3693,7 @@ func (x *ListFrontendsResponse) String() string {
 func (*ListFrontendsResponse) ProtoMessage() {}
 
 func (x *ListFrontendsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3605,7 +3706,7 @@ func (x *ListFrontendsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFrontendsResponse.ProtoReflect.Descriptor instead.
 func (*ListFrontendsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{33}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListFrontendsResponse) GetFrontend() *KernelFrontend {
@@ -3624,7 +3725,7 @@ type ListBackendConnectionsRequest struct {
 
 func (x *ListBackendConnectionsRequest) Reset() {
 	*x = ListBackendConnectionsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3636,7 +3737,7 @@ func (x *ListBackendConnectionsRequest) String() string {
 func (*ListBackendConnectionsRequest) ProtoMessage() {}
 
 func (x *ListBackendConnectionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3649,7 +3750,7 @@ func (x *ListBackendConnectionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendConnectionsRequest.ProtoReflect.Descriptor instead.
 func (*ListBackendConnectionsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{34}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{36}
 }
 
 // ListBackendConnectionsResponse has one backend.
@@ -3663,7 +3764,7 @@ type ListBackendConnectionsResponse struct {
 
 func (x *ListBackendConnectionsResponse) Reset() {
 	*x = ListBackendConnectionsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3675,7 +3776,7 @@ func (x *ListBackendConnectionsResponse) String() string {
 func (*ListBackendConnectionsResponse) ProtoMessage() {}
 
 func (x *ListBackendConnectionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3688,7 +3789,7 @@ func (x *ListBackendConnectionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendConnectionsResponse.ProtoReflect.Descriptor instead.
 func (*ListBackendConnectionsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{35}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListBackendConnectionsResponse) GetBackend() *BackendConnections {
@@ -3715,7 +3816,7 @@ type BackendConnections struct {
 
 func (x *BackendConnections) Reset() {
 	*x = BackendConnections{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3727,7 +3828,7 @@ func (x *BackendConnections) String() string {
 func (*BackendConnections) ProtoMessage() {}
 
 func (x *BackendConnections) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3740,7 +3841,7 @@ func (x *BackendConnections) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendConnections.ProtoReflect.Descriptor instead.
 func (*BackendConnections) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{36}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *BackendConnections) GetAddress() string {
@@ -3800,7 +3901,7 @@ type KernelFrontend struct {
 
 func (x *KernelFrontend) Reset() {
 	*x = KernelFrontend{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3812,7 +3913,7 @@ func (x *KernelFrontend) String() string {
 func (*KernelFrontend) ProtoMessage() {}
 
 func (x *KernelFrontend) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3825,7 +3926,7 @@ func (x *KernelFrontend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelFrontend.ProtoReflect.Descriptor instead.
 func (*KernelFrontend) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{37}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *KernelFrontend) GetAddress() string {
@@ -3908,7 +4009,7 @@ type KernelBackendList struct {
 
 func (x *KernelBackendList) Reset() {
 	*x = KernelBackendList{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3920,7 +4021,7 @@ func (x *KernelBackendList) String() string {
 func (*KernelBackendList) ProtoMessage() {}
 
 func (x *KernelBackendList) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3933,7 +4034,7 @@ func (x *KernelBackendList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelBackendList.ProtoReflect.Descriptor instead.
 func (*KernelBackendList) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{38}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *KernelBackendList) GetFront() uint32 {
@@ -3979,7 +4080,7 @@ type KernelBackend struct {
 
 func (x *KernelBackend) Reset() {
 	*x = KernelBackend{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3991,7 +4092,7 @@ func (x *KernelBackend) String() string {
 func (*KernelBackend) ProtoMessage() {}
 
 func (x *KernelBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4004,7 +4105,7 @@ func (x *KernelBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelBackend.ProtoReflect.Descriptor instead.
 func (*KernelBackend) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{39}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *KernelBackend) GetAddress() string {
@@ -4048,7 +4149,7 @@ type NodeProbes struct {
 
 func (x *NodeProbes) Reset() {
 	*x = NodeProbes{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4060,7 +4161,7 @@ func (x *NodeProbes) String() string {
 func (*NodeProbes) ProtoMessage() {}
 
 func (x *NodeProbes) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4073,7 +4174,7 @@ func (x *NodeProbes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeProbes.ProtoReflect.Descriptor instead.
 func (*NodeProbes) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{40}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *NodeProbes) GetNodes() uint32 {
@@ -4150,7 +4251,7 @@ type NodePath struct {
 
 func (x *NodePath) Reset() {
 	*x = NodePath{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4162,7 +4263,7 @@ func (x *NodePath) String() string {
 func (*NodePath) ProtoMessage() {}
 
 func (x *NodePath) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4175,7 +4276,7 @@ func (x *NodePath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodePath.ProtoReflect.Descriptor instead.
 func (*NodePath) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{41}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *NodePath) GetNode() string {
@@ -4294,7 +4395,7 @@ type IdentityStream struct {
 
 func (x *IdentityStream) Reset() {
 	*x = IdentityStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4306,7 +4407,7 @@ func (x *IdentityStream) String() string {
 func (*IdentityStream) ProtoMessage() {}
 
 func (x *IdentityStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4319,7 +4420,7 @@ func (x *IdentityStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentityStream.ProtoReflect.Descriptor instead.
 func (*IdentityStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{42}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *IdentityStream) GetComplete() bool {
@@ -4377,7 +4478,7 @@ type ClusterStream struct {
 
 func (x *ClusterStream) Reset() {
 	*x = ClusterStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4389,7 +4490,7 @@ func (x *ClusterStream) String() string {
 func (*ClusterStream) ProtoMessage() {}
 
 func (x *ClusterStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4402,7 +4503,7 @@ func (x *ClusterStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStream.ProtoReflect.Descriptor instead.
 func (*ClusterStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{43}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ClusterStream) GetComplete() bool {
@@ -4478,7 +4579,7 @@ type MapUsage struct {
 
 func (x *MapUsage) Reset() {
 	*x = MapUsage{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4490,7 +4591,7 @@ func (x *MapUsage) String() string {
 func (*MapUsage) ProtoMessage() {}
 
 func (x *MapUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4503,7 +4604,7 @@ func (x *MapUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapUsage.ProtoReflect.Descriptor instead.
 func (*MapUsage) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{44}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *MapUsage) GetName() string {
@@ -4555,7 +4656,7 @@ type ConnectionCounts struct {
 
 func (x *ConnectionCounts) Reset() {
 	*x = ConnectionCounts{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4567,7 +4668,7 @@ func (x *ConnectionCounts) String() string {
 func (*ConnectionCounts) ProtoMessage() {}
 
 func (x *ConnectionCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4580,7 +4681,7 @@ func (x *ConnectionCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectionCounts.ProtoReflect.Descriptor instead.
 func (*ConnectionCounts) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{45}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ConnectionCounts) GetLive() uint64 {
@@ -4638,7 +4739,7 @@ type EndpointStateCount struct {
 
 func (x *EndpointStateCount) Reset() {
 	*x = EndpointStateCount{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4650,7 +4751,7 @@ func (x *EndpointStateCount) String() string {
 func (*EndpointStateCount) ProtoMessage() {}
 
 func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4663,7 +4764,7 @@ func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointStateCount.ProtoReflect.Descriptor instead.
 func (*EndpointStateCount) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{46}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *EndpointStateCount) GetState() EndpointState {
@@ -4699,7 +4800,7 @@ type PacketCounter struct {
 
 func (x *PacketCounter) Reset() {
 	*x = PacketCounter{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4711,7 +4812,7 @@ func (x *PacketCounter) String() string {
 func (*PacketCounter) ProtoMessage() {}
 
 func (x *PacketCounter) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4724,7 +4825,7 @@ func (x *PacketCounter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketCounter.ProtoReflect.Descriptor instead.
 func (*PacketCounter) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{47}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PacketCounter) GetReason() Reason {
@@ -4777,7 +4878,7 @@ type Dependency struct {
 
 func (x *Dependency) Reset() {
 	*x = Dependency{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[48]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4789,7 +4890,7 @@ func (x *Dependency) String() string {
 func (*Dependency) ProtoMessage() {}
 
 func (x *Dependency) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[48]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4802,7 +4903,7 @@ func (x *Dependency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dependency.ProtoReflect.Descriptor instead.
 func (*Dependency) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{48}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Dependency) GetName() string {
@@ -4837,7 +4938,7 @@ type AuditMapsRequest struct {
 
 func (x *AuditMapsRequest) Reset() {
 	*x = AuditMapsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[49]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4849,7 +4950,7 @@ func (x *AuditMapsRequest) String() string {
 func (*AuditMapsRequest) ProtoMessage() {}
 
 func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[49]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4862,7 +4963,7 @@ func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsRequest.ProtoReflect.Descriptor instead.
 func (*AuditMapsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{49}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *AuditMapsRequest) GetRepair() bool {
@@ -4887,7 +4988,7 @@ type AuditMapsResponse struct {
 
 func (x *AuditMapsResponse) Reset() {
 	*x = AuditMapsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[50]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4899,7 +5000,7 @@ func (x *AuditMapsResponse) String() string {
 func (*AuditMapsResponse) ProtoMessage() {}
 
 func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[50]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4912,7 +5013,7 @@ func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsResponse.ProtoReflect.Descriptor instead.
 func (*AuditMapsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{50}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *AuditMapsResponse) GetDifference() *Difference {
@@ -4949,7 +5050,7 @@ type DumpMapRequest struct {
 
 func (x *DumpMapRequest) Reset() {
 	*x = DumpMapRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[51]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4961,7 +5062,7 @@ func (x *DumpMapRequest) String() string {
 func (*DumpMapRequest) ProtoMessage() {}
 
 func (x *DumpMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[51]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4974,7 +5075,7 @@ func (x *DumpMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMapRequest.ProtoReflect.Descriptor instead.
 func (*DumpMapRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{51}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DumpMapRequest) GetName() string {
@@ -5006,7 +5107,7 @@ type DumpMapResponse struct {
 
 func (x *DumpMapResponse) Reset() {
 	*x = DumpMapResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[52]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5018,7 +5119,7 @@ func (x *DumpMapResponse) String() string {
 func (*DumpMapResponse) ProtoMessage() {}
 
 func (x *DumpMapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[52]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5031,7 +5132,7 @@ func (x *DumpMapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMapResponse.ProtoReflect.Descriptor instead.
 func (*DumpMapResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{52}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *DumpMapResponse) GetKey() string {
@@ -5190,7 +5291,12 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\amanager\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18?R\amanager\x12\"\n" +
 	"\anetwork\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\anetwork\"Q\n" +
 	"\x15ListEndpointsResponse\x128\n" +
-	"\bendpoint\x18\x01 \x01(\v2\x1c.sluice.datapath.v1.EndpointR\bendpoint\"C\n" +
+	"\bendpoint\x18\x01 \x01(\v2\x1c.sluice.datapath.v1.EndpointR\bendpoint\"\x1b\n" +
+	"\x19ListEndpointEventsRequest\"\xc0\x01\n" +
+	"\x1aListEndpointEventsResponse\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x128\n" +
+	"\bendpoint\x18\x02 \x01(\v2\x1c.sluice.datapath.v1.EndpointR\bendpoint\x128\n" +
+	"\bprevious\x18\x03 \x01(\v2\x1c.sluice.datapath.v1.EndpointR\bprevious\"C\n" +
 	"\x15WatchEndpointsRequest\x12*\n" +
 	"\fresume_token\x18\x01 \x01(\fB\a\xbaH\x04z\x02\x18@R\vresumeToken\"\xed\x01\n" +
 	"\x16WatchEndpointsResponse\x12!\n" +
@@ -5515,7 +5621,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x17POLICY_MODE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10POLICY_MODE_NONE\x10\x01\x12\x18\n" +
 	"\x14POLICY_MODE_REQUIRED\x10\x02\x12\x14\n" +
-	"\x10POLICY_MODE_INIT\x10\x032\xaf\v\n" +
+	"\x10POLICY_MODE_INIT\x10\x032\xa6\f\n" +
 	"\x0fDatapathService\x12g\n" +
 	"\x0eCreateEndpoint\x12).sluice.datapath.v1.CreateEndpointRequest\x1a*.sluice.datapath.v1.CreateEndpointResponse\x12g\n" +
 	"\x0eUpdateEndpoint\x12).sluice.datapath.v1.UpdateEndpointRequest\x1a*.sluice.datapath.v1.UpdateEndpointResponse\x12g\n" +
@@ -5524,7 +5630,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\rCheckEndpoint\x12(.sluice.datapath.v1.CheckEndpointRequest\x1a).sluice.datapath.v1.CheckEndpointResponse\x12^\n" +
 	"\vGetEndpoint\x12&.sluice.datapath.v1.GetEndpointRequest\x1a'.sluice.datapath.v1.GetEndpointResponse\x12f\n" +
 	"\rListEndpoints\x12(.sluice.datapath.v1.ListEndpointsRequest\x1a).sluice.datapath.v1.ListEndpointsResponse0\x01\x12i\n" +
-	"\x0eWatchEndpoints\x12).sluice.datapath.v1.WatchEndpointsRequest\x1a*.sluice.datapath.v1.WatchEndpointsResponse0\x01\x12m\n" +
+	"\x0eWatchEndpoints\x12).sluice.datapath.v1.WatchEndpointsRequest\x1a*.sluice.datapath.v1.WatchEndpointsResponse0\x01\x12u\n" +
+	"\x12ListEndpointEvents\x12-.sluice.datapath.v1.ListEndpointEventsRequest\x1a..sluice.datapath.v1.ListEndpointEventsResponse0\x01\x12m\n" +
 	"\x10ReclaimEndpoints\x12+.sluice.datapath.v1.ReclaimEndpointsRequest\x1a,.sluice.datapath.v1.ReclaimEndpointsResponse\x12X\n" +
 	"\tGetStatus\x12$.sluice.datapath.v1.GetStatusRequest\x1a%.sluice.datapath.v1.GetStatusResponse\x12Z\n" +
 	"\tAuditMaps\x12$.sluice.datapath.v1.AuditMapsRequest\x1a%.sluice.datapath.v1.AuditMapsResponse0\x01\x12T\n" +
@@ -5546,7 +5653,7 @@ func file_sluice_datapath_v1_datapath_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_datapath_v1_datapath_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
 var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(EndpointState)(0),                     // 0: sluice.datapath.v1.EndpointState
 	(ErrorReason)(0),                       // 1: sluice.datapath.v1.ErrorReason
@@ -5578,155 +5685,162 @@ var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(*GetEndpointResponse)(nil),            // 27: sluice.datapath.v1.GetEndpointResponse
 	(*ListEndpointsRequest)(nil),           // 28: sluice.datapath.v1.ListEndpointsRequest
 	(*ListEndpointsResponse)(nil),          // 29: sluice.datapath.v1.ListEndpointsResponse
-	(*WatchEndpointsRequest)(nil),          // 30: sluice.datapath.v1.WatchEndpointsRequest
-	(*WatchEndpointsResponse)(nil),         // 31: sluice.datapath.v1.WatchEndpointsResponse
-	(*Bookmark)(nil),                       // 32: sluice.datapath.v1.Bookmark
-	(*ReclaimEndpointsRequest)(nil),        // 33: sluice.datapath.v1.ReclaimEndpointsRequest
-	(*ReclaimEndpointsResponse)(nil),       // 34: sluice.datapath.v1.ReclaimEndpointsResponse
-	(*GetStatusRequest)(nil),               // 35: sluice.datapath.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),              // 36: sluice.datapath.v1.GetStatusResponse
-	(*PodRouting)(nil),                     // 37: sluice.datapath.v1.PodRouting
-	(*FrontendStream)(nil),                 // 38: sluice.datapath.v1.FrontendStream
-	(*ListFrontendsRequest)(nil),           // 39: sluice.datapath.v1.ListFrontendsRequest
-	(*ListFrontendsResponse)(nil),          // 40: sluice.datapath.v1.ListFrontendsResponse
-	(*ListBackendConnectionsRequest)(nil),  // 41: sluice.datapath.v1.ListBackendConnectionsRequest
-	(*ListBackendConnectionsResponse)(nil), // 42: sluice.datapath.v1.ListBackendConnectionsResponse
-	(*BackendConnections)(nil),             // 43: sluice.datapath.v1.BackendConnections
-	(*KernelFrontend)(nil),                 // 44: sluice.datapath.v1.KernelFrontend
-	(*KernelBackendList)(nil),              // 45: sluice.datapath.v1.KernelBackendList
-	(*KernelBackend)(nil),                  // 46: sluice.datapath.v1.KernelBackend
-	(*NodeProbes)(nil),                     // 47: sluice.datapath.v1.NodeProbes
-	(*NodePath)(nil),                       // 48: sluice.datapath.v1.NodePath
-	(*IdentityStream)(nil),                 // 49: sluice.datapath.v1.IdentityStream
-	(*ClusterStream)(nil),                  // 50: sluice.datapath.v1.ClusterStream
-	(*MapUsage)(nil),                       // 51: sluice.datapath.v1.MapUsage
-	(*ConnectionCounts)(nil),               // 52: sluice.datapath.v1.ConnectionCounts
-	(*EndpointStateCount)(nil),             // 53: sluice.datapath.v1.EndpointStateCount
-	(*PacketCounter)(nil),                  // 54: sluice.datapath.v1.PacketCounter
-	(*Dependency)(nil),                     // 55: sluice.datapath.v1.Dependency
-	(*AuditMapsRequest)(nil),               // 56: sluice.datapath.v1.AuditMapsRequest
-	(*AuditMapsResponse)(nil),              // 57: sluice.datapath.v1.AuditMapsResponse
-	(*DumpMapRequest)(nil),                 // 58: sluice.datapath.v1.DumpMapRequest
-	(*DumpMapResponse)(nil),                // 59: sluice.datapath.v1.DumpMapResponse
-	(*v1.Owner)(nil),                       // 60: sluice.workload.v1.Owner
-	(*v1.Label)(nil),                       // 61: sluice.workload.v1.Label
-	(*v1.NamedPort)(nil),                   // 62: sluice.workload.v1.NamedPort
-	(*timestamppb.Timestamp)(nil),          // 63: google.protobuf.Timestamp
-	(*v1.PodReference)(nil),                // 64: sluice.workload.v1.PodReference
-	(v11.Protocol)(0),                      // 65: sluice.net.v1.Protocol
-	(*durationpb.Duration)(nil),            // 66: google.protobuf.Duration
-	(*v12.ServiceStatus)(nil),              // 67: sluice.status.v1.ServiceStatus
-	(v11.Direction)(0),                     // 68: sluice.net.v1.Direction
+	(*ListEndpointEventsRequest)(nil),      // 30: sluice.datapath.v1.ListEndpointEventsRequest
+	(*ListEndpointEventsResponse)(nil),     // 31: sluice.datapath.v1.ListEndpointEventsResponse
+	(*WatchEndpointsRequest)(nil),          // 32: sluice.datapath.v1.WatchEndpointsRequest
+	(*WatchEndpointsResponse)(nil),         // 33: sluice.datapath.v1.WatchEndpointsResponse
+	(*Bookmark)(nil),                       // 34: sluice.datapath.v1.Bookmark
+	(*ReclaimEndpointsRequest)(nil),        // 35: sluice.datapath.v1.ReclaimEndpointsRequest
+	(*ReclaimEndpointsResponse)(nil),       // 36: sluice.datapath.v1.ReclaimEndpointsResponse
+	(*GetStatusRequest)(nil),               // 37: sluice.datapath.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),              // 38: sluice.datapath.v1.GetStatusResponse
+	(*PodRouting)(nil),                     // 39: sluice.datapath.v1.PodRouting
+	(*FrontendStream)(nil),                 // 40: sluice.datapath.v1.FrontendStream
+	(*ListFrontendsRequest)(nil),           // 41: sluice.datapath.v1.ListFrontendsRequest
+	(*ListFrontendsResponse)(nil),          // 42: sluice.datapath.v1.ListFrontendsResponse
+	(*ListBackendConnectionsRequest)(nil),  // 43: sluice.datapath.v1.ListBackendConnectionsRequest
+	(*ListBackendConnectionsResponse)(nil), // 44: sluice.datapath.v1.ListBackendConnectionsResponse
+	(*BackendConnections)(nil),             // 45: sluice.datapath.v1.BackendConnections
+	(*KernelFrontend)(nil),                 // 46: sluice.datapath.v1.KernelFrontend
+	(*KernelBackendList)(nil),              // 47: sluice.datapath.v1.KernelBackendList
+	(*KernelBackend)(nil),                  // 48: sluice.datapath.v1.KernelBackend
+	(*NodeProbes)(nil),                     // 49: sluice.datapath.v1.NodeProbes
+	(*NodePath)(nil),                       // 50: sluice.datapath.v1.NodePath
+	(*IdentityStream)(nil),                 // 51: sluice.datapath.v1.IdentityStream
+	(*ClusterStream)(nil),                  // 52: sluice.datapath.v1.ClusterStream
+	(*MapUsage)(nil),                       // 53: sluice.datapath.v1.MapUsage
+	(*ConnectionCounts)(nil),               // 54: sluice.datapath.v1.ConnectionCounts
+	(*EndpointStateCount)(nil),             // 55: sluice.datapath.v1.EndpointStateCount
+	(*PacketCounter)(nil),                  // 56: sluice.datapath.v1.PacketCounter
+	(*Dependency)(nil),                     // 57: sluice.datapath.v1.Dependency
+	(*AuditMapsRequest)(nil),               // 58: sluice.datapath.v1.AuditMapsRequest
+	(*AuditMapsResponse)(nil),              // 59: sluice.datapath.v1.AuditMapsResponse
+	(*DumpMapRequest)(nil),                 // 60: sluice.datapath.v1.DumpMapRequest
+	(*DumpMapResponse)(nil),                // 61: sluice.datapath.v1.DumpMapResponse
+	(*v1.Owner)(nil),                       // 62: sluice.workload.v1.Owner
+	(*v1.Label)(nil),                       // 63: sluice.workload.v1.Label
+	(*v1.NamedPort)(nil),                   // 64: sluice.workload.v1.NamedPort
+	(*timestamppb.Timestamp)(nil),          // 65: google.protobuf.Timestamp
+	(*v1.PodReference)(nil),                // 66: sluice.workload.v1.PodReference
+	(v11.Protocol)(0),                      // 67: sluice.net.v1.Protocol
+	(*durationpb.Duration)(nil),            // 68: google.protobuf.Duration
+	(*v12.ServiceStatus)(nil),              // 69: sluice.status.v1.ServiceStatus
+	(v11.Direction)(0),                     // 70: sluice.net.v1.Direction
 }
 var file_sluice_datapath_v1_datapath_proto_depIdxs = []int32{
-	60, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
+	62, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
 	0,  // 1: sluice.datapath.v1.Endpoint.state:type_name -> sluice.datapath.v1.EndpointState
-	61, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
+	63, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
 	10, // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
 	10, // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
-	62, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
-	63, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
+	64, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
+	65, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
 	9,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
-	64, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
-	61, // 9: sluice.datapath.v1.Endpoint.given_labels:type_name -> sluice.workload.v1.Label
+	66, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
+	63, // 9: sluice.datapath.v1.Endpoint.given_labels:type_name -> sluice.workload.v1.Label
 	8,  // 10: sluice.datapath.v1.Endpoint.port_mappings:type_name -> sluice.datapath.v1.PortMapping
-	65, // 11: sluice.datapath.v1.PortMapping.protocol:type_name -> sluice.net.v1.Protocol
-	63, // 12: sluice.datapath.v1.EndpointPolicy.audit_expire_time:type_name -> google.protobuf.Timestamp
-	60, // 13: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	63, // 14: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
-	61, // 15: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	62, // 16: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	64, // 17: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
+	67, // 11: sluice.datapath.v1.PortMapping.protocol:type_name -> sluice.net.v1.Protocol
+	65, // 12: sluice.datapath.v1.EndpointPolicy.audit_expire_time:type_name -> google.protobuf.Timestamp
+	62, // 13: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	65, // 14: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
+	63, // 15: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	64, // 16: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	66, // 17: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
 	8,  // 18: sluice.datapath.v1.CreateEndpointRequest.port_mappings:type_name -> sluice.datapath.v1.PortMapping
 	7,  // 19: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	61, // 20: sluice.datapath.v1.GivenLabels.labels:type_name -> sluice.workload.v1.Label
-	62, // 21: sluice.datapath.v1.GivenPorts.named_ports:type_name -> sluice.workload.v1.NamedPort
-	60, // 22: sluice.datapath.v1.UpdateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	63, // 20: sluice.datapath.v1.GivenLabels.labels:type_name -> sluice.workload.v1.Label
+	64, // 21: sluice.datapath.v1.GivenPorts.named_ports:type_name -> sluice.workload.v1.NamedPort
+	62, // 22: sluice.datapath.v1.UpdateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
 	13, // 23: sluice.datapath.v1.UpdateEndpointRequest.labels:type_name -> sluice.datapath.v1.GivenLabels
 	14, // 24: sluice.datapath.v1.UpdateEndpointRequest.named_ports:type_name -> sluice.datapath.v1.GivenPorts
 	7,  // 25: sluice.datapath.v1.UpdateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	60, // 26: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	62, // 26: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
 	7,  // 27: sluice.datapath.v1.DeleteEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	60, // 28: sluice.datapath.v1.SetAuditModeRequest.owner:type_name -> sluice.workload.v1.Owner
-	66, // 29: sluice.datapath.v1.SetAuditModeRequest.duration:type_name -> google.protobuf.Duration
+	62, // 28: sluice.datapath.v1.SetAuditModeRequest.owner:type_name -> sluice.workload.v1.Owner
+	68, // 29: sluice.datapath.v1.SetAuditModeRequest.duration:type_name -> google.protobuf.Duration
 	21, // 30: sluice.datapath.v1.SetAuditModeResponse.mode:type_name -> sluice.datapath.v1.AuditMode
 	7,  // 31: sluice.datapath.v1.SetAuditModeResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	63, // 32: sluice.datapath.v1.AuditMode.node_expire_time:type_name -> google.protobuf.Timestamp
-	60, // 33: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	65, // 32: sluice.datapath.v1.AuditMode.node_expire_time:type_name -> google.protobuf.Timestamp
+	62, // 33: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
 	24, // 34: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
 	25, // 35: sluice.datapath.v1.Difference.target:type_name -> sluice.datapath.v1.DifferenceTarget
 	2,  // 36: sluice.datapath.v1.DifferenceTarget.kind:type_name -> sluice.datapath.v1.TargetKind
-	60, // 37: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	62, // 37: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
 	7,  // 38: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
 	7,  // 39: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	7,  // 40: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
-	60, // 41: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
-	32, // 42: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
-	60, // 43: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
-	60, // 44: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
-	67, // 45: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	6,  // 46: sluice.datapath.v1.GetStatusResponse.policy_mode:type_name -> sluice.datapath.v1.PolicyMode
-	53, // 47: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
-	54, // 48: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
-	55, // 49: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
-	51, // 50: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
-	52, // 51: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
-	50, // 52: sluice.datapath.v1.GetStatusResponse.cluster_stream:type_name -> sluice.datapath.v1.ClusterStream
-	49, // 53: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
-	63, // 54: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
-	47, // 55: sluice.datapath.v1.GetStatusResponse.node_probes:type_name -> sluice.datapath.v1.NodeProbes
-	38, // 56: sluice.datapath.v1.GetStatusResponse.frontend_stream:type_name -> sluice.datapath.v1.FrontendStream
-	21, // 57: sluice.datapath.v1.GetStatusResponse.audit_mode:type_name -> sluice.datapath.v1.AuditMode
-	37, // 58: sluice.datapath.v1.GetStatusResponse.pod_routing:type_name -> sluice.datapath.v1.PodRouting
-	44, // 59: sluice.datapath.v1.ListFrontendsResponse.frontend:type_name -> sluice.datapath.v1.KernelFrontend
-	43, // 60: sluice.datapath.v1.ListBackendConnectionsResponse.backend:type_name -> sluice.datapath.v1.BackendConnections
-	65, // 61: sluice.datapath.v1.BackendConnections.protocol:type_name -> sluice.net.v1.Protocol
-	65, // 62: sluice.datapath.v1.KernelFrontend.protocol:type_name -> sluice.net.v1.Protocol
-	45, // 63: sluice.datapath.v1.KernelFrontend.inside:type_name -> sluice.datapath.v1.KernelBackendList
-	45, // 64: sluice.datapath.v1.KernelFrontend.outside:type_name -> sluice.datapath.v1.KernelBackendList
-	3,  // 65: sluice.datapath.v1.KernelFrontend.kind:type_name -> sluice.datapath.v1.FrontendKind
-	46, // 66: sluice.datapath.v1.KernelBackendList.backends:type_name -> sluice.datapath.v1.KernelBackend
-	48, // 67: sluice.datapath.v1.NodeProbes.paths:type_name -> sluice.datapath.v1.NodePath
-	4,  // 68: sluice.datapath.v1.NodePath.state:type_name -> sluice.datapath.v1.NodePathState
-	63, // 69: sluice.datapath.v1.NodePath.state_since:type_name -> google.protobuf.Timestamp
-	63, // 70: sluice.datapath.v1.NodePath.last_answer:type_name -> google.protobuf.Timestamp
-	0,  // 71: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
-	5,  // 72: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
-	68, // 73: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
-	24, // 74: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
-	11, // 75: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
-	15, // 76: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
-	17, // 77: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
-	19, // 78: sluice.datapath.v1.DatapathService.SetAuditMode:input_type -> sluice.datapath.v1.SetAuditModeRequest
-	22, // 79: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
-	26, // 80: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
-	28, // 81: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
-	30, // 82: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
-	33, // 83: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
-	35, // 84: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
-	56, // 85: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
-	58, // 86: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
-	39, // 87: sluice.datapath.v1.DatapathService.ListFrontends:input_type -> sluice.datapath.v1.ListFrontendsRequest
-	41, // 88: sluice.datapath.v1.DatapathService.ListBackendConnections:input_type -> sluice.datapath.v1.ListBackendConnectionsRequest
-	12, // 89: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
-	16, // 90: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
-	18, // 91: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
-	20, // 92: sluice.datapath.v1.DatapathService.SetAuditMode:output_type -> sluice.datapath.v1.SetAuditModeResponse
-	23, // 93: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
-	27, // 94: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
-	29, // 95: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
-	31, // 96: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
-	34, // 97: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
-	36, // 98: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
-	57, // 99: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
-	59, // 100: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
-	40, // 101: sluice.datapath.v1.DatapathService.ListFrontends:output_type -> sluice.datapath.v1.ListFrontendsResponse
-	42, // 102: sluice.datapath.v1.DatapathService.ListBackendConnections:output_type -> sluice.datapath.v1.ListBackendConnectionsResponse
-	89, // [89:103] is the sub-list for method output_type
-	75, // [75:89] is the sub-list for method input_type
-	75, // [75:75] is the sub-list for extension type_name
-	75, // [75:75] is the sub-list for extension extendee
-	0,  // [0:75] is the sub-list for field type_name
+	65, // 40: sluice.datapath.v1.ListEndpointEventsResponse.time:type_name -> google.protobuf.Timestamp
+	7,  // 41: sluice.datapath.v1.ListEndpointEventsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
+	7,  // 42: sluice.datapath.v1.ListEndpointEventsResponse.previous:type_name -> sluice.datapath.v1.Endpoint
+	7,  // 43: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
+	62, // 44: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	34, // 45: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
+	62, // 46: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
+	62, // 47: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
+	69, // 48: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	6,  // 49: sluice.datapath.v1.GetStatusResponse.policy_mode:type_name -> sluice.datapath.v1.PolicyMode
+	55, // 50: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
+	56, // 51: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
+	57, // 52: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
+	53, // 53: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
+	54, // 54: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
+	52, // 55: sluice.datapath.v1.GetStatusResponse.cluster_stream:type_name -> sluice.datapath.v1.ClusterStream
+	51, // 56: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
+	65, // 57: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
+	49, // 58: sluice.datapath.v1.GetStatusResponse.node_probes:type_name -> sluice.datapath.v1.NodeProbes
+	40, // 59: sluice.datapath.v1.GetStatusResponse.frontend_stream:type_name -> sluice.datapath.v1.FrontendStream
+	21, // 60: sluice.datapath.v1.GetStatusResponse.audit_mode:type_name -> sluice.datapath.v1.AuditMode
+	39, // 61: sluice.datapath.v1.GetStatusResponse.pod_routing:type_name -> sluice.datapath.v1.PodRouting
+	46, // 62: sluice.datapath.v1.ListFrontendsResponse.frontend:type_name -> sluice.datapath.v1.KernelFrontend
+	45, // 63: sluice.datapath.v1.ListBackendConnectionsResponse.backend:type_name -> sluice.datapath.v1.BackendConnections
+	67, // 64: sluice.datapath.v1.BackendConnections.protocol:type_name -> sluice.net.v1.Protocol
+	67, // 65: sluice.datapath.v1.KernelFrontend.protocol:type_name -> sluice.net.v1.Protocol
+	47, // 66: sluice.datapath.v1.KernelFrontend.inside:type_name -> sluice.datapath.v1.KernelBackendList
+	47, // 67: sluice.datapath.v1.KernelFrontend.outside:type_name -> sluice.datapath.v1.KernelBackendList
+	3,  // 68: sluice.datapath.v1.KernelFrontend.kind:type_name -> sluice.datapath.v1.FrontendKind
+	48, // 69: sluice.datapath.v1.KernelBackendList.backends:type_name -> sluice.datapath.v1.KernelBackend
+	50, // 70: sluice.datapath.v1.NodeProbes.paths:type_name -> sluice.datapath.v1.NodePath
+	4,  // 71: sluice.datapath.v1.NodePath.state:type_name -> sluice.datapath.v1.NodePathState
+	65, // 72: sluice.datapath.v1.NodePath.state_since:type_name -> google.protobuf.Timestamp
+	65, // 73: sluice.datapath.v1.NodePath.last_answer:type_name -> google.protobuf.Timestamp
+	0,  // 74: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
+	5,  // 75: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
+	70, // 76: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
+	24, // 77: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
+	11, // 78: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
+	15, // 79: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
+	17, // 80: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
+	19, // 81: sluice.datapath.v1.DatapathService.SetAuditMode:input_type -> sluice.datapath.v1.SetAuditModeRequest
+	22, // 82: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
+	26, // 83: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
+	28, // 84: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
+	32, // 85: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
+	30, // 86: sluice.datapath.v1.DatapathService.ListEndpointEvents:input_type -> sluice.datapath.v1.ListEndpointEventsRequest
+	35, // 87: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
+	37, // 88: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
+	58, // 89: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
+	60, // 90: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
+	41, // 91: sluice.datapath.v1.DatapathService.ListFrontends:input_type -> sluice.datapath.v1.ListFrontendsRequest
+	43, // 92: sluice.datapath.v1.DatapathService.ListBackendConnections:input_type -> sluice.datapath.v1.ListBackendConnectionsRequest
+	12, // 93: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
+	16, // 94: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
+	18, // 95: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
+	20, // 96: sluice.datapath.v1.DatapathService.SetAuditMode:output_type -> sluice.datapath.v1.SetAuditModeResponse
+	23, // 97: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
+	27, // 98: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
+	29, // 99: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
+	33, // 100: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
+	31, // 101: sluice.datapath.v1.DatapathService.ListEndpointEvents:output_type -> sluice.datapath.v1.ListEndpointEventsResponse
+	36, // 102: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
+	38, // 103: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
+	59, // 104: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
+	61, // 105: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
+	42, // 106: sluice.datapath.v1.DatapathService.ListFrontends:output_type -> sluice.datapath.v1.ListFrontendsResponse
+	44, // 107: sluice.datapath.v1.DatapathService.ListBackendConnections:output_type -> sluice.datapath.v1.ListBackendConnectionsResponse
+	93, // [93:108] is the sub-list for method output_type
+	78, // [78:93] is the sub-list for method input_type
+	78, // [78:78] is the sub-list for extension type_name
+	78, // [78:78] is the sub-list for extension extendee
+	0,  // [0:78] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_datapath_proto_init() }
@@ -5738,7 +5852,7 @@ func file_sluice_datapath_v1_datapath_proto_init() {
 		(*SetAuditModeRequest_Owner)(nil),
 		(*SetAuditModeRequest_Node)(nil),
 	}
-	file_sluice_datapath_v1_datapath_proto_msgTypes[24].OneofWrappers = []any{
+	file_sluice_datapath_v1_datapath_proto_msgTypes[26].OneofWrappers = []any{
 		(*WatchEndpointsResponse_Upsert)(nil),
 		(*WatchEndpointsResponse_Delete)(nil),
 		(*WatchEndpointsResponse_Bookmark)(nil),
@@ -5749,7 +5863,7 @@ func file_sluice_datapath_v1_datapath_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_datapath_proto_rawDesc), len(file_sluice_datapath_v1_datapath_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   53,
+			NumMessages:   55,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -33,6 +33,7 @@ const (
 	DatapathService_GetEndpoint_FullMethodName            = "/sluice.datapath.v1.DatapathService/GetEndpoint"
 	DatapathService_ListEndpoints_FullMethodName          = "/sluice.datapath.v1.DatapathService/ListEndpoints"
 	DatapathService_WatchEndpoints_FullMethodName         = "/sluice.datapath.v1.DatapathService/WatchEndpoints"
+	DatapathService_ListEndpointEvents_FullMethodName     = "/sluice.datapath.v1.DatapathService/ListEndpointEvents"
 	DatapathService_ReclaimEndpoints_FullMethodName       = "/sluice.datapath.v1.DatapathService/ReclaimEndpoints"
 	DatapathService_GetStatus_FullMethodName              = "/sluice.datapath.v1.DatapathService/GetStatus"
 	DatapathService_AuditMaps_FullMethodName              = "/sluice.datapath.v1.DatapathService/AuditMaps"
@@ -130,6 +131,10 @@ type DatapathServiceClient interface {
 	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
 	// is stopping; watch again with the last token.
 	WatchEndpoints(ctx context.Context, in *WatchEndpointsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchEndpointsResponse], error)
+	// ListEndpointEvents streams the latest changes of endpoints, oldest first. The
+	// service remembers 1,024 changes since its start; older ones are forgotten.
+	// Changes that follow each other quickly may be merged.
+	ListEndpointEvents(ctx context.Context, in *ListEndpointEventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListEndpointEventsResponse], error)
 	// ReclaimEndpoints deletes the endpoints of one manager and network whose
 	// owners are not in the list, as CNI GC wants. Endpoints of other managers
 	// and networks stay, and so do those whose manager is not known, which an
@@ -284,6 +289,25 @@ func (c *datapathServiceClient) WatchEndpoints(ctx context.Context, in *WatchEnd
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type DatapathService_WatchEndpointsClient = grpc.ServerStreamingClient[WatchEndpointsResponse]
 
+func (c *datapathServiceClient) ListEndpointEvents(ctx context.Context, in *ListEndpointEventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListEndpointEventsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &DatapathService_ServiceDesc.Streams[2], DatapathService_ListEndpointEvents_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ListEndpointEventsRequest, ListEndpointEventsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type DatapathService_ListEndpointEventsClient = grpc.ServerStreamingClient[ListEndpointEventsResponse]
+
 func (c *datapathServiceClient) ReclaimEndpoints(ctx context.Context, in *ReclaimEndpointsRequest, opts ...grpc.CallOption) (*ReclaimEndpointsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ReclaimEndpointsResponse)
@@ -306,7 +330,7 @@ func (c *datapathServiceClient) GetStatus(ctx context.Context, in *GetStatusRequ
 
 func (c *datapathServiceClient) AuditMaps(ctx context.Context, in *AuditMapsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[AuditMapsResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &DatapathService_ServiceDesc.Streams[2], DatapathService_AuditMaps_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &DatapathService_ServiceDesc.Streams[3], DatapathService_AuditMaps_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -325,7 +349,7 @@ type DatapathService_AuditMapsClient = grpc.ServerStreamingClient[AuditMapsRespo
 
 func (c *datapathServiceClient) DumpMap(ctx context.Context, in *DumpMapRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DumpMapResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &DatapathService_ServiceDesc.Streams[3], DatapathService_DumpMap_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &DatapathService_ServiceDesc.Streams[4], DatapathService_DumpMap_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -344,7 +368,7 @@ type DatapathService_DumpMapClient = grpc.ServerStreamingClient[DumpMapResponse]
 
 func (c *datapathServiceClient) ListFrontends(ctx context.Context, in *ListFrontendsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListFrontendsResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &DatapathService_ServiceDesc.Streams[4], DatapathService_ListFrontends_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &DatapathService_ServiceDesc.Streams[5], DatapathService_ListFrontends_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -363,7 +387,7 @@ type DatapathService_ListFrontendsClient = grpc.ServerStreamingClient[ListFronte
 
 func (c *datapathServiceClient) ListBackendConnections(ctx context.Context, in *ListBackendConnectionsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListBackendConnectionsResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &DatapathService_ServiceDesc.Streams[5], DatapathService_ListBackendConnections_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &DatapathService_ServiceDesc.Streams[6], DatapathService_ListBackendConnections_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -469,6 +493,10 @@ type DatapathServiceServer interface {
 	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
 	// is stopping; watch again with the last token.
 	WatchEndpoints(*WatchEndpointsRequest, grpc.ServerStreamingServer[WatchEndpointsResponse]) error
+	// ListEndpointEvents streams the latest changes of endpoints, oldest first. The
+	// service remembers 1,024 changes since its start; older ones are forgotten.
+	// Changes that follow each other quickly may be merged.
+	ListEndpointEvents(*ListEndpointEventsRequest, grpc.ServerStreamingServer[ListEndpointEventsResponse]) error
 	// ReclaimEndpoints deletes the endpoints of one manager and network whose
 	// owners are not in the list, as CNI GC wants. Endpoints of other managers
 	// and networks stay, and so do those whose manager is not known, which an
@@ -548,6 +576,9 @@ func (UnimplementedDatapathServiceServer) ListEndpoints(*ListEndpointsRequest, g
 }
 func (UnimplementedDatapathServiceServer) WatchEndpoints(*WatchEndpointsRequest, grpc.ServerStreamingServer[WatchEndpointsResponse]) error {
 	return status.Error(codes.Unimplemented, "method WatchEndpoints not implemented")
+}
+func (UnimplementedDatapathServiceServer) ListEndpointEvents(*ListEndpointEventsRequest, grpc.ServerStreamingServer[ListEndpointEventsResponse]) error {
+	return status.Error(codes.Unimplemented, "method ListEndpointEvents not implemented")
 }
 func (UnimplementedDatapathServiceServer) ReclaimEndpoints(context.Context, *ReclaimEndpointsRequest) (*ReclaimEndpointsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReclaimEndpoints not implemented")
@@ -718,6 +749,17 @@ func _DatapathService_WatchEndpoints_Handler(srv interface{}, stream grpc.Server
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type DatapathService_WatchEndpointsServer = grpc.ServerStreamingServer[WatchEndpointsResponse]
 
+func _DatapathService_ListEndpointEvents_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ListEndpointEventsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(DatapathServiceServer).ListEndpointEvents(m, &grpc.GenericServerStream[ListEndpointEventsRequest, ListEndpointEventsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type DatapathService_ListEndpointEventsServer = grpc.ServerStreamingServer[ListEndpointEventsResponse]
+
 func _DatapathService_ReclaimEndpoints_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ReclaimEndpointsRequest)
 	if err := dec(in); err != nil {
@@ -847,6 +889,11 @@ var DatapathService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "WatchEndpoints",
 			Handler:       _DatapathService_WatchEndpoints_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ListEndpointEvents",
+			Handler:       _DatapathService_ListEndpointEvents_Handler,
 			ServerStreams: true,
 		},
 		{

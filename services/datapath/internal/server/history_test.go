@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+
+	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/workload"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+)
+
+// TestHistoryHasTheChangesSinceTheStart: endpoints of an earlier run are no changes, and what happens while the
+// subscription is lost is found by the next listing.
+func TestHistoryHasTheChangesSinceTheStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hub := watch.NewHub[workload.Owner](watch.Options[endpoint.Endpoint]{})
+		a, b, c := workload.Owner{ContainerID: "a"}, workload.Owner{ContainerID: "b"}, workload.Owner{ContainerID: "c"}
+		put := func(o workload.Owner, slot uint16) { hub.Upsert(o, endpoint.Endpoint{Slot: slot}) }
+		var h history
+		r := historian{to: &h, known: map[workload.Owner]*datapathv1.Endpoint{}}
+		r.convert = func(e endpoint.Endpoint) *datapathv1.Endpoint {
+			return &datapathv1.Endpoint{EndpointIndex: uint32(e.Slot)}
+		}
+		during := func(f func()) {
+			t.Helper()
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error)
+			go func() { ended <- r.follow(ctx, hub) }()
+			synctest.Wait()
+			f()
+			synctest.Wait()
+			cancel()
+			if err := <-ended; !errors.Is(err, context.Canceled) {
+				t.Errorf("the end: %v", err)
+			}
+		}
+		put(a, 1)
+		during(func() {
+			put(b, 2)
+			synctest.Wait()
+			put(b, 3)
+		})
+		hub.Delete(a)
+		put(c, 4)
+		during(func() { hub.Delete(c) })
+		var got string
+		for _, e := range h.list() {
+			if e.GetTime() == nil {
+				t.Errorf("%v has no time", e)
+			}
+			got += fmt.Sprintf("%d->%d ", e.GetPrevious().GetEndpointIndex(), e.GetEndpoint().GetEndpointIndex())
+		}
+		// The listing has new endpoints before it shows which ones are gone.
+		if want := "0->2 2->3 0->4 1->0 4->0 "; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	})
+}
+
+func TestHistoryForgetsTheOldestChanges(t *testing.T) {
+	var h history
+	for i := range uint32(historyLimit + 10) {
+		h.add(nil, &datapathv1.Endpoint{EndpointIndex: i})
+	}
+	all := h.list()
+	if len(all) != historyLimit {
+		t.Fatalf("%d changes, want %d", len(all), historyLimit)
+	}
+	for i, e := range all {
+		if got := e.GetEndpoint().GetEndpointIndex(); got != uint32(i)+10 {
+			t.Fatalf("change %d is number %d, want %d", i, got, i+10)
+		}
+	}
+}

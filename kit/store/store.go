@@ -40,8 +40,10 @@ import (
 
 // Errors of OpenDir and Open.
 var (
-	// ErrCorrupt is returned for a file that is corrupt, or missing although it was created.
+	// ErrCorrupt is returned for a file that is corrupt.
 	ErrCorrupt = errors.New("corrupt")
+	// ErrMissing is returned for a file that was created and no longer exists.
+	ErrMissing = errors.New("missing")
 	// ErrForeign is returned for a file that is not state of this service.
 	ErrForeign = errors.New("of another program")
 	// ErrVersion is returned for a file of another version of this service that this version cannot
@@ -143,7 +145,7 @@ func (d *Dir) Open(o Options) (*Store, error) {
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("state file: %w", err)
 	case !o.Boot && !o.Unlisted && d.Created(o.Name):
-		return nil, s.refuse(ErrCorrupt, fmt.Errorf("%s lists it as created, but it is absent", s.marker))
+		return nil, s.refuse(ErrMissing, fmt.Errorf("%s lists it", s.marker))
 	default:
 		if err := s.create(); err != nil {
 			return nil, fmt.Errorf("create state file %s: %w", s.path, err)
@@ -243,20 +245,16 @@ func syncDisk(f *os.File) error {
 
 // refuse returns an error with the fault of the file and the steps to recover.
 func (s *Store) refuse(kind, detail error) error {
-	begin := "mv " + s.path + " " + s.path + ".refused"
+	var commands []string
+	if kind != ErrMissing {
+		commands = append(commands, SetAside(s.path))
+	}
 	if s.marker != "" {
-		begin += "; rm -f " + s.marker
+		commands = append(commands, "rm -f "+s.marker)
 	}
-	first := "restore a copy of it"
-	if errors.Is(kind, ErrVersion) {
-		first = "start the version that wrote it"
+	return &Refusal{
+		Path: s.path, Kind: kind, Detail: detail, Commands: strings.Join(commands, "; "), Loss: s.o.Loss, Doc: s.o.Doc,
 	}
-	doc := ""
-	if s.o.Doc != "" {
-		doc = " (" + s.o.Doc + ")"
-	}
-	return fmt.Errorf("state file %s is %w: %w; the file was not changed: either %s, or, if %s, begin without it: %s%s",
-		s.path, kind, detail, first, s.o.Loss, begin, doc)
 }
 
 // reservedStep is the minimum growth in bytes of a file with a reserve. Without a reserve, bbolt

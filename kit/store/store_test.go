@@ -203,10 +203,12 @@ func TestLostFileIsNotANewOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, _, err := open(t, dir, options())
-	if !errors.Is(err, store.ErrCorrupt) {
-		t.Fatalf("%v, want ErrCorrupt", err)
+	if !errors.Is(err, store.ErrMissing) {
+		t.Fatalf("%v, want ErrMissing", err)
 	}
-	for _, part := range []string{path, "absent", "rm -f " + marker, "if nothing depends on it", "docs/test.md"} {
+	for _, part := range []string{
+		"state file " + path + " is missing: ", "if nothing depends on it, begin without it: rm -f " + marker, "docs/test.md",
+	} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("%q does not contain %q", err, part)
 		}
@@ -263,7 +265,7 @@ func TestFileWithoutAMarkerIsTakenOver(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, "state.db")); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := open(t, dir, options()); !errors.Is(err, store.ErrCorrupt) {
+	if _, _, err := open(t, dir, options()); !errors.Is(err, store.ErrMissing) {
 		t.Errorf("%v: the file was not listed when an existing file was opened", err)
 	}
 }
@@ -679,5 +681,28 @@ func TestUnloadedFileIsReadAgain(t *testing.T) {
 	read()
 	if err := s.Update(func(tx *store.Tx) error { tx.Delete(records, key(0)); return nil }); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestRefusalsSayTheSameOfAllFiles compares the whole text for each fault: other packages use it for their own files.
+func TestRefusalsSayTheSameOfAllFiles(t *testing.T) {
+	for kind, want := range map[error]string{
+		store.ErrCorrupt: "state file /s/x.db is corrupt: page 3; the file was not changed: either restore a copy of it, " +
+			"or, if no pod runs, begin without it: mv /s/x.db /s/x.db.refused (docs/x.md)",
+		store.ErrForeign: "state file /s/x.db is of another program: page 3; the file was not changed: either restore a " +
+			"copy of it, or, if no pod runs, begin without it: mv /s/x.db /s/x.db.refused (docs/x.md)",
+		store.ErrVersion: "state file /s/x.db is written by another version: page 3; the file was not changed: either " +
+			"start the version that wrote it, or, if no pod runs, begin without it: mv /s/x.db /s/x.db.refused (docs/x.md)",
+		store.ErrMissing: "state file /s/x.db is missing: page 3; either restore a copy of it, or, if no pod runs, begin " +
+			"without it: mv /s/x.db /s/x.db.refused (docs/x.md)",
+	} {
+		detail := errors.New("page 3")
+		err := error(&store.Refusal{
+			Path: "/s/x.db", Kind: kind, Detail: detail, Commands: store.SetAside("/s/x.db"), Loss: "no pod runs",
+			Doc: "docs/x.md",
+		})
+		if err.Error() != want || !errors.Is(err, kind) || !errors.Is(err, detail) {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
 	}
 }

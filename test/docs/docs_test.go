@@ -104,6 +104,25 @@ func TestLinksLeadToHeadings(t *testing.T) {
 	}
 }
 
+// TestMessagesNameSectionsThatExist looks up every section that a Go file names: docs/x.md, "A section".
+func TestMessagesNameSectionsThatExist(t *testing.T) {
+	named := regexp.MustCompile(`(docs/[a-z/-]+\.md),? \\?"([^"\\]+)\\?"`)
+	found := 0
+	for _, dir := range []string{"cmd", "devnode", "kit", "kube", "model", "services"} {
+		for _, name := range packages(t, dir) {
+			for _, m := range named.FindAllStringSubmatch(direct(t, dir+"/"+name), -1) {
+				found++
+				if !read(t, filepath.Join(root, m[1])).anchors[anchor(m[2])] {
+					t.Errorf("%s/%s names the section %q of %s: no such heading", dir, name, m[2], m[1])
+				}
+			}
+		}
+	}
+	if found < 5 {
+		t.Errorf("the code names %d sections", found)
+	}
+}
+
 // TestEveryDocumentIsInTheIndex: docs/README.md links to each page.
 func TestEveryDocumentIsInTheIndex(t *testing.T) {
 	index := read(t, filepath.Join(root, "docs", "README.md"))

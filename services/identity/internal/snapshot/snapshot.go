@@ -238,11 +238,16 @@ func (d *Dir) Load() (l Loaded, err error) {
 	return l, d.removeOld()
 }
 
-// putAside renames a damaged file.
+const (
+	holdsLoss = "this node has no endpoints (without it the cluster may reuse numbers of running endpoints)"
+	holdsDoc  = `docs/identity.md, "When etcd or the service is unavailable"`
+)
+
+// putAside renames a corrupt file.
 func (d *Dir) putAside(name, to string) error {
 	err := os.Rename(filepath.Join(d.dir.Path(), name), filepath.Join(d.dir.Path(), to))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("put it aside: %w", err)
+		return fmt.Errorf("rename the corrupt file: %w", err)
 	}
 	return nil
 }
@@ -258,22 +263,23 @@ func (d *Dir) openHolds(node incarnationRecord, damaged error) (err error) {
 	path := filepath.Join(d.dir.Path(), HoldsFile(d.boot))
 	_, err = os.Lstat(path)
 	absent := errors.Is(err, fs.ErrNotExist)
+	file := filepath.Join(d.dir.Path(), IncarnationFile)
+	refuse := func(detail error) error {
+		return &store.Refusal{
+			Path: path, Kind: store.ErrMissing, Detail: detail, Commands: store.SetAside(file), Loss: holdsLoss, Doc: holdsDoc,
+		}
+	}
 	if absent && damaged != nil {
 		others, err := filepath.Glob(filepath.Join(d.dir.Path(), "holds.*"))
 		if err != nil {
 			return err
 		}
 		if len(others) == 0 {
-			file := filepath.Join(d.dir.Path(), IncarnationFile)
-			return fmt.Errorf("%w; it may have said that %s was created in this boot, and that is absent; without it the "+
-				"cluster may reuse numbers of running endpoints: restore both, or, if this node has no endpoints, begin without "+
-				"them: mv %s %[3]s.refused", damaged, path, file)
+			return refuse(fmt.Errorf("%w; it may have recorded that the file was created in this boot", damaged))
 		}
 	}
 	if absent && node.Boot == d.boot {
-		return fmt.Errorf("state file %s is %w: %s says that it was created in this boot, and it is absent; without it the cluster may "+
-			"reuse numbers of running endpoints: restore it, or, if this node has no endpoints, begin without it: mv %s %[4]s.refused",
-			path, store.ErrCorrupt, IncarnationFile, filepath.Join(d.dir.Path(), IncarnationFile))
+		return refuse(fmt.Errorf("%s says that it was created in this boot", file))
 	}
 	d.holds, err = d.dir.Open(store.Options{
 		Name: holdsName, Boot: true,
@@ -283,8 +289,8 @@ func (d *Dir) openHolds(node incarnationRecord, damaged error) (err error) {
 		},
 		Previous: []store.Layout{{Version: 1, Buckets: []string{bucketHolders, bucketRecent, bucketState}}},
 		Migrate:  func(*store.Tx, uint32) error { return nil }, // it has no keys yet
-		Loss:     "this node has no endpoints (without it the cluster may reuse numbers of running endpoints)",
-		Doc:      `docs/identity.md, "When something is away"`,
+		Loss:     holdsLoss,
+		Doc:      holdsDoc,
 		Init: func(t *store.Tx) error {
 			t.Put(bucketState, keyNode, []byte(d.node))
 			return putHolds(t, allocator.HoldsChange{Put: old.Holders, NextNodeLocal: old.NextNodeLocal})

@@ -292,7 +292,8 @@ func TestCorruptHoldsAreRefusedAndLeftAlone(t *testing.T) {
 		before, _ := os.ReadFile(file)
 		for range 2 { // also the next time
 			_, err := load(t, path, "n1")
-			if !errors.Is(err, store.ErrCorrupt) && !errors.Is(err, store.ErrForeign) || !strings.Contains(fmt.Sprint(err), file) {
+			known := errors.Is(err, store.ErrCorrupt) || errors.Is(err, store.ErrForeign) || errors.Is(err, store.ErrMissing)
+			if !known || !strings.Contains(fmt.Sprint(err), "state file "+file+" is ") {
 				t.Errorf("%s: %v, want a refusal that names the file", name, err)
 			}
 			if !wayOut.MatchString(fmt.Sprint(err)) {

@@ -46,6 +46,8 @@ type firstChange struct {
 	Cache
 }
 
+var errIrregular = errors.New("not a regular file")
+
 // maxLine limits one change of the first format, in bytes.
 const maxLine = 256 << 20
 
@@ -69,8 +71,7 @@ func readFirstFormat(d *store.Dir) (*first, error) {
 	var r retired
 	if err := durable.Load(path, retiredLimit, retiredSchema, &r); err == nil {
 		if _, err := os.Lstat(db); errors.Is(err, fs.ErrNotExist) && !d.Created(File) {
-			return nil, fmt.Errorf("state file %s is %w: %s says that it was created, and it is absent: restore a copy of it, or, if %s, begin without it: rm %s (%s)",
-				db, store.ErrCorrupt, path, policiesOptions.Loss, path, policiesOptions.Doc)
+			return nil, refusal(db, store.ErrMissing, fmt.Errorf("%s says that it was created", path), "rm "+path)
 		}
 		return nil, nil
 	}
@@ -81,16 +82,39 @@ func readFirstFormat(d *store.Dir) (*first, error) {
 	defer f.Close()
 	st, err := f.Stat()
 	if err == nil && !st.Mode().IsRegular() {
-		err = errors.New("not a regular file")
+		err = errIrregular
 	}
 	o := &first{policies: make(map[Key]Policy), identities: make(map[uint32]Identity), subscribers: make(map[string]Subscriber), names: make(map[string]Name)}
 	if err == nil {
 		err = o.read(f)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w; the policies of this node are in this file: restore it, or, if %s, begin without it: mv %s %s.refused", path, err, policiesOptions.Loss, path, path)
+		if kind := kindOf(err); kind != nil {
+			return nil, refusal(path, kind, err, store.SetAside(path))
+		}
+		return nil, fmt.Errorf("state file %s: %w", path, err)
 	}
 	return o, nil
+}
+
+// refusal describes a file with policies of the first format like kit/store its own files.
+func refusal(path string, kind, detail error, commands string) error {
+	return &store.Refusal{
+		Path: path, Kind: kind, Detail: detail, Commands: commands, Loss: policiesOptions.Loss, Doc: policiesOptions.Doc,
+	}
+}
+
+// kindOf returns the error of kit/store for an error of reading the file; nil for an error of the disk.
+func kindOf(err error) error {
+	switch {
+	case errors.Is(err, durable.ErrVersion):
+		return store.ErrVersion
+	case errors.Is(err, durable.ErrForeign), errors.Is(err, errIrregular):
+		return store.ErrForeign
+	case errors.Is(err, durable.ErrCorrupt):
+		return store.ErrCorrupt
+	}
+	return nil
 }
 
 func (o *first) read(f io.Reader) error {

@@ -31,9 +31,6 @@ const createdSuffix = ".created"
 
 var createdSchema = durable.Schema{Name: "sluice.datapath.policy.created", Version: 1}
 
-// errLost: the file was written once and is missing.
-var errLost = errors.New("the file was created once and is missing")
-
 type enforced struct {
 	State    string   `json:"state"` // hexadecimal
 	Revision uint64   `json:"revision"`
@@ -50,7 +47,7 @@ func (p *Policy) Load() (policystream.Enforced, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		created, err := p.created()
 		if err == nil && created {
-			err = fmt.Errorf("%s: %w, according to %s", p.path, errLost, p.path+createdSuffix)
+			err = fmt.Errorf("state file %s is missing: %s says that it was created", p.path, p.path+createdSuffix)
 		}
 		if err != nil {
 			return policystream.Enforced{}, fmt.Errorf("read the enforced policy revision: %w", err)

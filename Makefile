@@ -290,7 +290,7 @@ simulate: bin/sluice-identity bin/sluice-devetcd ## Run 500 nodes with 50,000 ad
 	@bin/test/simulate -bin=bin
 
 .PHONY: check
-check: ## Judge format, lint, walls, generated code, and each module alone
+check: ## Check format, lint, walls, generated code, and each module alone
 	@scripts/deps check generate
 	@scripts/tools buf golangci-lint gofumpt
 	@scripts/check

@@ -119,7 +119,7 @@ func TestServersAreAskedInTurn(t *testing.T) {
 	var sick atomic.Bool
 	b, _, askedB := api(t, func(w http.ResponseWriter, r *http.Request) {
 		if sick.Load() {
-			http.Error(w, "etcd is away", http.StatusInternalServerError)
+			http.Error(w, "etcd is unavailable", http.StatusInternalServerError)
 			return
 		}
 		ok(w, r)

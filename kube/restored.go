@@ -70,7 +70,7 @@ type RestoredError struct {
 
 // Error implements error.
 func (e *RestoredError) Error() string {
-	text := fmt.Sprintf("%s: everything is listed again within %s; until then the former objects stay in force",
+	text := fmt.Sprintf("%s: everything is listed again within %s; until then the former objects are kept",
 		e.why, e.within)
 	if e.cause != nil {
 		text += ": " + e.cause.Error()

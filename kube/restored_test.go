@@ -100,7 +100,7 @@ func TestRestoredServerIsListedAgain(t *testing.T) {
 			s.restore(20, map[string]string{"b": "0", "old": "1"})
 			s.end(nil)
 		}, later},
-		"while the API is away": {func(s *server) {
+		"while the API is unavailable": {func(s *server) {
 			s.fail(refused, refused)
 			s.end(nil)
 			time.Sleep(time.Hour)

@@ -42,7 +42,7 @@ func TestKernelWatchWithoutRoomIsReportedAndMadeLater(t *testing.T) {
 		}
 		limit(1000, 1000)
 		if other, err := w.Renew(dir); !other || err != nil {
-			t.Errorf("with room again: another directory %t: %v", other, err)
+			t.Errorf("with capacity again: another directory %t: %v", other, err)
 		}
 		file := filepath.Join(dir, "a.yaml")
 		if err := os.WriteFile(file, nil, 0o600); err != nil {

@@ -277,7 +277,7 @@ func TestProbesFollowTheStartTheServerAndTheEnd(t *testing.T) {
 			srv.SetAllServing(true)
 			p.Ready()
 			step()
-			p.Unready(errors.New("a peer is away"))
+			p.Unready(errors.New("a peer is unavailable"))
 			step()
 			p.Unready(nil)
 			<-ctx.Done()
@@ -332,7 +332,7 @@ func TestProbesFollowTheStartTheServerAndTheEnd(t *testing.T) {
 	<-steps
 	steps <- struct{}{}
 	<-steps
-	wantProbes("while a peer is away", 503, "a peer is away")
+	wantProbes("while a peer is unavailable", 503, "a peer is unavailable")
 	steps <- struct{}{}
 	wantProbes("when it is back", 200, "ok")
 	s.stop()

@@ -587,7 +587,7 @@ func TestFileCutUnderTheServiceIsAnError(t *testing.T) {
 	}
 }
 
-// FuzzFile damages a file arbitrarily: the store must not panic, and must not read anything that
+// FuzzFile corrupts a file arbitrarily: the store must not panic, and must not read anything that
 // was not committed.
 func FuzzFile(f *testing.F) {
 	dir := filled(f)
@@ -618,7 +618,7 @@ func FuzzFile(f *testing.F) {
 			return
 		}
 		if got, err := describe(s, records); err != nil || got != want {
-			t.Errorf("a file damaged at %d was read as something that was never committed: %v", int(at)%len(good), err)
+			t.Errorf("a file corrupted at %d was read as something that was never committed: %v", int(at)%len(good), err)
 		}
 	})
 }

@@ -545,7 +545,7 @@ func TestServeSendsBookmarksWhileIdleAndEndsWithTheContext(t *testing.T) {
 		if h.Readers() != 0 {
 			t.Error("the subscription leaked")
 		}
-		boom := errors.New("peer went away")
+		boom := errors.New("peer ended")
 		if err := Serve(t.Context(), h, nil, func(Event[string, int]) error { return boom }); !errors.Is(err, boom) {
 			t.Errorf("Serve returned %v, want what send said", err)
 		}

@@ -28,12 +28,12 @@ func TestEveryGoesOnAfterAnError(t *testing.T) {
 			if calls == 3 {
 				cancel()
 			}
-			return errors.New("no room")
+			return errors.New("no capacity")
 		})
 		if !errors.Is(err, context.Canceled) || calls != 3 {
 			t.Errorf("ended with %v after %d calls", err, calls)
 		}
-		if n := strings.Count(lines.String(), "work=count"); n != 2 || !strings.Contains(lines.String(), "no room") {
+		if n := strings.Count(lines.String(), "work=count"); n != 2 || !strings.Contains(lines.String(), "no capacity") {
 			t.Errorf("the log has %d lines about it: %s", n, &lines)
 		}
 	})

@@ -86,7 +86,7 @@ func Kubernetes(key, value string) Label {
 	return Label{Source: SourceKubernetes, Key: key, Value: value}
 }
 
-// Set is an immutable set of labels in canonical order. The zero Set is empty.
+// Set is an immutable label set in canonical order. The zero Set is empty.
 type Set struct {
 	list []Label // sorted by Compare; no duplicates
 }

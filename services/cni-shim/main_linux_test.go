@@ -419,7 +419,7 @@ func TestKernelAddRenewsItsLeaseWhileItWaits(t *testing.T) {
 	wantCode(t, add(n, ns), 0)
 }
 
-// The datapath undoes a creation when a service goes away, and gives the lease
+// The datapath undoes a creation when a service becomes unavailable, and gives the lease
 // back.
 func TestKernelAddLeasesAgainWhatWasLost(t *testing.T) {
 	n, ns := nodetest.New(t), newNetns(t)

@@ -200,7 +200,7 @@ func TestKernelDeletedDeviceIsShownByTheEvent(t *testing.T) {
 				}
 				return nil
 			}
-			servicetest.EventuallyNil(t, "the endpoint is shown as damaged", shown)
+			servicetest.EventuallyNil(t, "the state of the endpoint is shown", shown)
 			w.stop()
 			w.start(true)
 			if err := shown(); err != nil {

@@ -595,7 +595,7 @@ func TestKernelConnectionsLiveThroughRestarts(t *testing.T) {
 	for i := range 5 {
 		moved := w.counted(event.ForwardedToPod)
 		w.stop()
-		if err := exchange(c, fmt.Sprint("while it is away ", i), patience); err != nil {
+		if err := exchange(c, fmt.Sprint("while it is unavailable ", i), patience); err != nil {
 			t.Fatal(err)
 		}
 		w.start(true)

@@ -275,7 +275,7 @@ func TestKernelSourcesIntoTheTunnelStayOverAStart(t *testing.T) {
 	}
 	same("after the devices were compared")
 	w.run(r, true)
-	same("while sluice-ipam is away")
+	same("while sluice-ipam is unavailable")
 	w.ranges = source
 	w.stop()
 	w.start(true)

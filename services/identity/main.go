@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// sluice-identity turns sets of labels into numbers that are the same on
+// sluice-identity turns label sets into numbers that are the same on
 // every node of a cluster. See docs/identity.md.
 package main
 

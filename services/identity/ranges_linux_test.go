@@ -58,7 +58,7 @@ func (c *claimer) giveBack(p string) error {
 }
 
 // TestKernelKilledAnywhereLeaksNoRange proves INV-85 for the service's half: a
-// block that the caller does not know is the answer to its next claim, or rests.
+// block that the caller does not know is the answer to its next claim, or in quarantine.
 func TestKernelKilledAnywhereLeaksNoRange(t *testing.T) {
 	for _, point := range rangePoints {
 		for _, kill := range []bool{true, false} {

@@ -29,7 +29,7 @@ type registry struct {
 	identityv1.UnimplementedClusterServiceServer
 
 	mu       sync.Mutex
-	holders  map[string]string // guarded by mu; by block; "rests" in quarantine
+	holders  map[string]string // guarded by mu; by block; quarantined: in quarantine
 	order    []string          // of the blocks
 	away     bool              // guarded by mu; etcd does not answer
 	claims   int               // guarded by mu
@@ -90,14 +90,14 @@ func (r *registry) RegisterNode(
 	}
 	for b, h := range r.holders {
 		if h == "me" && !slices.Contains(ranges, b) {
-			r.holders[b] = "rests"
+			r.holders[b] = "quarantined"
 		}
 	}
 	for _, p := range ranges {
 		switch h := r.holders[p]; {
 		case r.settings != "":
 			refuse(p, "", r.settings)
-		case h == "" || h == "me" || h == "rests":
+		case h == "" || h == "me" || h == "quarantined":
 			r.holders[p] = "me"
 		default:
 			refuse(p, h, "node "+h+" has it and is alive")
@@ -114,7 +114,7 @@ func (r *registry) ClaimRange(
 	defer r.mu.Unlock()
 	r.claims++
 	if r.away {
-		return nil, status.Error(codes.Unavailable, "etcd is away")
+		return nil, status.Error(codes.Unavailable, "etcd is unavailable")
 	}
 	for _, lost := range []bool{true, false} {
 		for _, b := range r.order {
@@ -134,10 +134,10 @@ func (r *registry) ReturnRange(
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.away {
-		return nil, status.Error(codes.Unavailable, "etcd is away")
+		return nil, status.Error(codes.Unavailable, "etcd is unavailable")
 	}
 	if r.holders[req.GetRange()] == "me" {
-		r.holders[req.GetRange()] = "rests"
+		r.holders[req.GetRange()] = "quarantined"
 	}
 	return &identityv1.ReturnRangeResponse{}, nil
 }
@@ -270,7 +270,7 @@ func TestPoolGrowsUnderABurstAndShrinks(t *testing.T) {
 		n.release("burst", i, i+1)
 	}
 	n.sameAs(r, block0) // the first stays
-	if rest := r.has("rests"); !slices.Equal(rest, []string{block1, block2}) {
+	if rest := r.has("quarantined"); !slices.Equal(rest, []string{block1, block2}) {
 		t.Errorf("returned are %v", rest)
 	}
 }

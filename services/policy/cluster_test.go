@@ -26,10 +26,10 @@ func TestStateOfAnotherClusterHasNewEndpointsWait(t *testing.T) {
 	}{
 		{what: "the first start", uid: "a", listed: true},
 		{what: "the same cluster", uid: "a", open: true},
-		{what: "the API server is away", err: away, open: true},
+		{what: "the API server is unavailable", err: away, open: true},
 		{what: "another cluster", uid: "b"},
 		{what: "before its first listing", uid: "b"},
-		{what: "before its first listing, the API server is away", err: away, listed: true},
+		{what: "before its first listing, the API server is unavailable", err: away, listed: true},
 		{what: "afterwards", uid: "b", open: true},
 		{what: "the first cluster again", uid: "a", listed: true},
 		{what: "and again", uid: "a", open: true},

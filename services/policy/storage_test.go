@@ -43,20 +43,20 @@ func TestFullDiskIsInTheReportOfTheNode(t *testing.T) {
 		}
 		now = now.Add(time.Minute)
 	}
-	want("with room", "")
+	want("with capacity", "")
 	fullDir = "/var/lib/sluice/policy"
 	full := "since 2001-09-09T01:47:40Z: the disk of /var/lib/sluice/policy is full"
 	want("full", full)
 	failure = "write policies.db: no space left on device"
 	want("a write failed, too", full)
 	failure, fullDir = "", ""
-	want("with room again", "")
+	want("with capacity again", "")
 	failure = "write policies.db: read-only file system"
 	want("read-only", "since 2001-09-09T01:50:40Z: write policies.db: read-only file system")
 	failure = ""
 	for i, service := range []string{"identity", "ipam", "datapath", "cni"} {
 		fullDir = ""
-		want("with room", "")
+		want("with capacity", "")
 		fullDir = "/var/lib/sluice/" + service
 		want("full for "+service, fmt.Sprintf("since 2001-09-09T01:%d:40Z: the disk of %s is full", 52+2*i, fullDir))
 	}

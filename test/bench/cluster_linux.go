@@ -409,8 +409,8 @@ func (g *nodeGroup) adds(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, state := range []string{"etcd answers", "etcd is away"} {
-		if state == "etcd is away" {
+	for _, state := range []string{"etcd answers", "etcd is unavailable"} {
+		if state == "etcd is unavailable" {
 			for _, n := range []*devnode.Node{g.cluster.Hub(), without, b.node} {
 				if err := n.Stop(ctx, devnode.Etcd); err != nil {
 					return err

@@ -181,6 +181,6 @@ endpoints: [{addresses: [` + far.Addresses()[0].String() + `]}]
 	if _, err := here.run(t.Context(), "policy", "explain", "--from", near.Name, "--to", "192.0.2.1", "--port",
 		"80"); err == nil ||
 		!strings.Contains(err.Error(), "cannot find the identity of 192.0.2.1") {
-		t.Errorf("an address while sluice-identity is away: %v", err)
+		t.Errorf("an address while sluice-identity is unavailable: %v", err)
 	}
 }

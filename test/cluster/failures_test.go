@@ -44,7 +44,8 @@ type failure struct {
 }
 
 var failureColumns = []string{
-	"away", "connections", "new connections", "policies about other nodes' pods", "`policy apply`", "ADD, known labels",
+	"unavailable", "connections", "new connections", "policies about other nodes' pods", "`policy apply`",
+	"ADD, known labels",
 	"ADD, new labels", "ADD, new labels, at another node", "new pods of others reached from here",
 	"new pods of here reached from others", "CHECK", "DEL", "STATUS", "STATUS after 60 s", "GC", "`sluice status`",
 	"`sluice status` of another node",
@@ -119,7 +120,7 @@ func failureGroups() []failureGroup {
 				shown: knownReady, shownElsewhere: knownReady,
 				says: []string{"is not known on this node and etcd (", ") does not answer: ", "STORE_UNAVAILABLE"},
 				prints: []string{
-					"containers with new labels cannot be connected: etcd is away: ", "Meanwhile: without etcd: ",
+					"containers with new labels cannot be connected: etcd is unavailable: ", "Meanwhile: without etcd: ",
 				},
 				printsElsewhere: []string{"Meanwhile: without etcd: "},
 			},

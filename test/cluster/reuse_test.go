@@ -249,7 +249,7 @@ func TestAddressOfAFormerPodIsNotGivenOutTooEarly(t *testing.T) {
 					return nil
 				})
 			}
-			refused("while " + away + " is away,")
+			refused("while " + away + " is unavailable,")
 			for range 2 {
 				p := other.add(t, "stranger")
 				ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)

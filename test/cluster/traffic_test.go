@@ -321,7 +321,7 @@ func (n *node) kill(t *testing.T, service string) {
 	servicetest.Eventually(t, service+" has ended", func() bool { _, err := n.PID(service); return err != nil })
 }
 
-// fault is damage to the datapath's objects on a node.
+// fault is a change of the datapath's objects on a node.
 type fault struct {
 	what string
 	do   func() error

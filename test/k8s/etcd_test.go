@@ -52,7 +52,7 @@ func TestSluiceReachesEtcdByTLS(t *testing.T) {
 	n.eventually("etcd is reached by TLS", connected(true))
 
 	n.kubectl("--namespace=sluice-system", "scale", "deployment/etcd-dev", "--replicas=0")
-	n.eventually("etcd is away", connected(false))
+	n.eventually("etcd is unavailable", connected(false))
 	etcdSecret(n)
 	n.kubectl("--namespace=sluice-system", "scale", "deployment/etcd-dev", "--replicas=1")
 	// kubelet updates the files of a running pod about once a minute.

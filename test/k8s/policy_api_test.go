@@ -777,7 +777,7 @@ func TestAPIKindsOfPolicyComeAndGo(t *testing.T) {
 	// Objects deleted while no process watches must disappear, although no event names them.
 	n.end(syscall.SIGKILL)
 	a.do(http.MethodDelete, crd, nil)
-	eventually(t, "the kind is away", func() error {
+	eventually(t, "the kind is unavailable", func() error {
 		if status, answer := a.call(http.MethodGet, cilium, nil); status != http.StatusNotFound {
 			return fmt.Errorf("%d: %s", status, answer)
 		}
@@ -866,12 +866,12 @@ func TestAPIThatWasAwayDeletesWhatItDeletedMeanwhile(t *testing.T) {
 
 	// The API is killed, then the service: the last known state stays enforced.
 	a.ask(apitest.Kill)
-	n.source("the API is away", true, "connection refused")
-	n.has("the API is away", all...)
+	n.source("the API is unavailable", true, "connection refused")
+	n.has("the API is unavailable", all...)
 	n.end(syscall.SIGKILL)
 	n.start()
-	n.source("the API is away still", false, "connection refused")
-	n.has("the API is away still", all...)
+	n.source("the API is still unavailable", false, "connection refused")
+	n.has("the API is still unavailable", all...)
 	n.hasRule("NetworkPolicy spec.ingress[0]")
 	a.ask(apitest.Start)
 	n.source("the API is back", true)
@@ -893,7 +893,7 @@ func TestAPIThatWasAwayDeletesWhatItDeletedMeanwhile(t *testing.T) {
 	n.end(syscall.SIGKILL)
 	a.do(http.MethodDelete, networking+"/stays", nil)
 	n.start()
-	n.has("a deletion while the service was away", "CiliumNetworkPolicy shop/stays")
+	n.has("a deletion while the service was down", "CiliumNetworkPolicy shop/stays")
 }
 
 func TestAPIBurstOfPoliciesIsTakenByOneWatch(t *testing.T) {

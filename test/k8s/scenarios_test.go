@@ -465,7 +465,7 @@ func testAPIServerAway(n sluiceNode) {
 	})
 	n.ready("pair", "waiting")
 	n.starts("after")
-	s.unbroken(fmt.Sprintf("the API server away for %s", *outage))
+	s.unbroken(fmt.Sprintf("the API server unavailable for %s", *outage))
 }
 
 // testEtcdAway: without etcd, pods with known labels start. Others wait, and start afterwards without help.
@@ -495,5 +495,5 @@ func testEtcdAway(n sluiceNode) {
 	begin := time.Now()
 	n.ready(fresh, "new-labels")
 	n.Logf("a pod with new labels was Ready %.1f s after etcd was started", time.Since(begin).Seconds())
-	s.unbroken(fmt.Sprintf("etcd away for %s", *outage))
+	s.unbroken(fmt.Sprintf("etcd unavailable for %s", *outage))
 }

@@ -205,8 +205,8 @@ func TestAPIZoneOfTheNodeDecidesByHints(t *testing.T) {
 	a.ask(apitest.Kill)
 	b.end(syscall.SIGKILL)
 	b.start()
-	b.source("the API is away", false, "connection refused")
-	b.has("the API is away", "web 10.96.0.10 3/3 1")
+	b.source("the API is unavailable", false, "connection refused")
+	b.has("the API is unavailable", "web 10.96.0.10 3/3 1")
 	a.ask(apitest.Start)
 	b.source("the API is back", true, "")
 	a.do(http.MethodDelete, nodes+"/n1", nil)
@@ -231,12 +231,12 @@ func TestAPIServicesThatWereDeletedMeanwhileGo(t *testing.T) {
 
 	// The API is killed, then the process: the last known state stays.
 	a.ask(apitest.Kill)
-	b.source("the API is away", true, "connection refused")
-	b.has("the API is away", all...)
+	b.source("the API is unavailable", true, "connection refused")
+	b.has("the API is unavailable", all...)
 	b.end(syscall.SIGKILL)
 	b.start()
-	b.source("the API is away still", false, "connection refused")
-	b.has("the API is away still", all...)
+	b.source("the API is still unavailable", false, "connection refused")
+	b.has("the API is still unavailable", all...)
 	a.ask(apitest.Start)
 	b.source("the API is back", true, "")
 	b.has("the API is back", all...)
@@ -256,7 +256,7 @@ func TestAPIServicesThatWereDeletedMeanwhileGo(t *testing.T) {
 	b.end(syscall.SIGKILL)
 	a.do(http.MethodDelete, sliceObjects+"/stays-1", nil)
 	b.start()
-	b.has("a deletion while the process was away", "stays 10.96.0.10 0/0 0")
+	b.has("a deletion while the process was down", "stays 10.96.0.10 0/0 0")
 }
 
 // TestAPIBurstOfServicesIsTakenByOneWatch, and objects that Sluice does not understand are rejected individually, by

@@ -122,7 +122,7 @@ func TestEveryFileIsInOneKustomizationAndOfTheAPI(t *testing.T) {
 	limits := decode[admissionv1.ValidatingAdmissionPolicyBinding](t, "base/node-restriction-binding.yaml")
 	if limits.Spec.PolicyName != policy.Name || !slices.Equal(limits.Spec.ValidationActions,
 		[]admissionv1.ValidationAction{admissionv1.Deny}) {
-		t.Errorf("the binding does not put %s in force: %+v", policy.Name, limits)
+		t.Errorf("the binding does not enable %s: %+v", policy.Name, limits)
 	}
 	for _, dir := range rendered {
 		type kustomization struct {

@@ -99,7 +99,7 @@ func TestKernelManifestsConnectPods(t *testing.T) {
 
 	// A replaced container finds its pins on the machine.
 	containers["datapath"].remove()
-	exchange("while the datapath is away")
+	exchange("while the datapath is unavailable")
 	m.start(of, of.Containers[slices.IndexFunc(of.Containers, isDatapath)]).ready()
 	exchange("with the next datapath")
 	for i, p := range pods {

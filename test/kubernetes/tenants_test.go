@@ -23,7 +23,7 @@ func TestTenantLabelIsGuarded(t *testing.T) {
 		"ValidatingAdmissionPolicyBinding/sluice-tenant-label")
 	if binding.Spec.PolicyName != policy.Name || binding.Spec.MatchResources != nil || binding.Spec.ParamRef != nil ||
 		!slices.Equal(binding.Spec.ValidationActions, []admissionv1.ValidationAction{admissionv1.Deny}) {
-		t.Errorf("the binding does not put %s in force everywhere: %+v", policy.Name, binding.Spec)
+		t.Errorf("the binding does not enable %s everywhere: %+v", policy.Name, binding.Spec)
 	}
 	spec := policy.Spec
 	if spec.FailurePolicy == nil || *spec.FailurePolicy != admissionv1.Fail ||

@@ -55,7 +55,7 @@ type failure struct {
 
 // columns are the columns of the first table.
 var columns = []string{
-	"away", "connections", "new connections", "enforced policies", "`policy apply`", "ADD, known labels",
+	"unavailable", "connections", "new connections", "enforced policies", "`policy apply`", "ADD, known labels",
 	"ADD, new labels", "`endpoint events` of it", "CHECK", "DEL", "STATUS", "STATUS after 60 s", "GC", "`sluice status`",
 	"`/readyz` is 503 of",
 }
@@ -191,7 +191,9 @@ func rows() []failure {
 				"connect: connection refused",
 				"STORE_UNAVAILABLE",
 			},
-			prints: []string{"containers with new labels cannot be connected: etcd is away: ", "Meanwhile: without etcd: "},
+			prints: []string{
+				"containers with new labels cannot be connected: etcd is unavailable: ", "Meanwhile: without etcd: ",
+			},
 			probes: []string{"identity: new label sets get no identity now; "},
 		}),
 		gone(devnode.Identity, failure{

@@ -128,7 +128,7 @@ func TestKernelConnectionsSurviveDatapathRestarts(t *testing.T) {
 		if err := n.Kill(t.Context(), devnode.Datapath); err != nil {
 			t.Fatal(err)
 		}
-		progress(fmt.Sprintf("while the datapath is away for the %d. time", i+1))
+		progress(fmt.Sprintf("while the datapath is unavailable for the %d. time", i+1))
 		if err := n.Start(t.Context(), devnode.Datapath); err != nil {
 			t.Fatal(err)
 		}

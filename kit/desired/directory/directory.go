@@ -429,7 +429,8 @@ func (s *Source) Scan(ctx context.Context) error {
 		if size += len(f.Data); size > s.MaxBytes && f.Err == nil {
 			size -= len(f.Data)
 			f.Data, f.Err = nil, fmt.Errorf(
-				"no room: the files together may have %d bytes (limits.manifests), those before it have %d", s.MaxBytes, size)
+				"limit exceeded: the files together may have %d bytes (limits.manifests), those before it have %d",
+				s.MaxBytes, size)
 		}
 		if f.Err == nil && is.holds(began, s.Grain) && is.size == int64(len(f.Data)) {
 			taken[n] = is

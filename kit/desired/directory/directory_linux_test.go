@@ -230,7 +230,8 @@ func TestFilesTogetherAreBounded(t *testing.T) {
 	p.write("a.yaml", "12345678")
 	p.write("b.yaml", "12345678")
 	p.write("c.yaml", "12")
-	p.want("the bound", "a.yaml=12345678 b.yaml=!no room: the files together may have 10 bytes (limits.manifests), "+
+	p.want("the bound", "a.yaml=12345678 "+
+		"b.yaml=!limit exceeded: the files together may have 10 bytes (limits.manifests), "+
 		"those before it have 8 c.yaml=12")
 }
 

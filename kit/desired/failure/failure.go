@@ -23,7 +23,7 @@ var (
 	// ErrChanged is returned if the state differs from the state that the caller expected.
 	ErrChanged = errors.New("the state has changed")
 	// ErrLimit is returned if a limit would be exceeded. Nothing was changed.
-	ErrLimit = errors.New("no room")
+	ErrLimit = errors.New("limit exceeded")
 	// ErrEmpty is returned if a change would delete every object of a manager without AllowEmpty.
 	ErrEmpty = errors.New("no object would stay; allow_empty confirms that")
 	// ErrRevision is returned for a revision that does not exist yet.

@@ -7,7 +7,7 @@
 // Objects are kept in a kit/store file that is synced on each change: a change that was reported as
 // enforced survives a crash and a loss of power. If that file is lost or corrupt, the service does
 // not start. The cache is a second file, which is not synced and is valid for one boot: it survives
-// a killed process, and after a reboot the sources deliver its content again. Damage to one file
+// a killed process, and after a reboot the sources deliver its content again. Corruption of one file
 // cannot affect the other.
 //
 // The package does not know the meaning or the encoding of objects: the service provides a Codec

@@ -158,7 +158,7 @@ func (c *Controller) wait(ctx context.Context, ok func() bool) error {
 		case yes:
 			return nil
 		case gone:
-			return fmt.Errorf("the process went away")
+			return fmt.Errorf("the process ended")
 		}
 		select {
 		case <-changed:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package storetest damages state directories for the tests of their services.
+// Package storetest corrupts state directories for the tests of their services.
 package storetest
 
 import (
@@ -35,7 +35,7 @@ type State struct {
 	PutAside map[string]string
 }
 
-// Sweep damages each file of the directory in many ways: truncated at each sector, emptied,
+// Sweep corrupts each file of the directory in many ways: truncated at each sector, emptied,
 // removed, filled with zeros, text or random bytes, with flipped bits, without one page, and as a
 // newer or an older version. The service must either read exactly the original content, or refuse
 // the file with an error that names the file and a command to recover, and leave the file
@@ -81,7 +81,7 @@ type sweep struct {
 const sector = 512
 
 func (w *sweep) file(t *testing.T, name string, good []byte) {
-	random := rand.New(rand.NewPCG(1, uint64(len(good)))) //nolint:gosec // deterministic damage
+	random := rand.New(rand.NewPCG(1, uint64(len(good)))) //nolint:gosec // the same corruption in each run
 	if !slices.Contains(w.Replaceable, name) {
 		w.check(t, name, "removed", nil)
 	}
@@ -151,7 +151,7 @@ func (w *sweep) open(t *testing.T, name, what string, content []byte) error {
 		}
 	}
 	path := filepath.Join(dir, name)
-	kept, aside := path, false // the path where the damaged file must be
+	kept, aside := path, false // the path where the corrupt file must be
 	if to, ok := w.PutAside[name]; ok {
 		kept, aside = filepath.Join(dir, to), true
 	}

@@ -123,7 +123,7 @@ func TestCapacityAndRefusalAreReadAsTheyWereWritten(t *testing.T) {
 		{Addr: netip.IPv4Unspecified(), Port: 30080, Protocol: frontend.TCP, Node: true},
 		{Addr: netip.IPv6Unspecified(), Port: 30080, Protocol: frontend.SCTP, Node: true},
 	} {
-		if got, reason, err := RefusalOf(Refusal(want, "no room")); err != nil || got != want || reason != "no room" {
+		if got, reason, err := RefusalOf(Refusal(want, "no capacity")); err != nil || got != want || reason != "no capacity" {
 			t.Errorf("the refusal of %v is %v, %q, %v", want, got, reason, err)
 		}
 	}

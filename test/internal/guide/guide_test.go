@@ -22,7 +22,7 @@ func TestOutputsAreComparedByShape(t *testing.T) {
 		printed string
 	}{
 		"a line is missing":    {[]string{"a", "…", "c"}, "a\nb\n"},
-		"another word":         {[]string{"state: READY"}, "state: DAMAGED"},
+		"another word":         {[]string{"state: READY"}, "state: GONE"},
 		"a line more":          {[]string{"a"}, "a\nb"},
 		"a line between":       {[]string{"a", "c"}, "a\nb\nc"},
 		"nothing is printed":   {[]string{"a"}, ""},

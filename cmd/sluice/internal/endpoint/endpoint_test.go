@@ -20,7 +20,7 @@ func TestEndpointsShowTheirPolicy(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "endpoint", "get", "0123")
 	nodetest.WantLines(t, out, "Policy revision 6, newer refused", "Egress table 1 (allows everything)",
-		"Ingress table 17", "Epoch 9", "Refused no room")
+		"Ingress table 17", "Epoch 9", "Refused no capacity")
 	for _, c := range []struct {
 		policy *datapathv1.EndpointPolicy
 		want   string

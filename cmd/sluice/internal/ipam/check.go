@@ -151,7 +151,7 @@ func (r report) table(w io.Writer) {
 	}
 	with := ""
 	if !r.Cluster {
-		with = "; the cluster was not asked, because the node is not registered or etcd is away"
+		with = "; the cluster was not asked, because the node is not registered or etcd is unavailable"
 	}
 	fmt.Fprintf(w, "Compared %d allocations and %d endpoints%s. Findings: %d.\n", r.Allocations, r.Endpoints, with,
 		len(r.Findings))

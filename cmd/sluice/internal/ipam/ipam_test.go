@@ -173,11 +173,11 @@ func TestAddressesAreComparedWithEndpointsAndTheCluster(t *testing.T) {
 	n.Identity.StoreError = "away"
 	n.Cluster.Mapped["10.244.0.3"] = "node-b"
 	if got, r := findings(t, n); len(got) > 0 || r.Cluster {
-		t.Errorf("with etcd away: %q, %v", got, r)
+		t.Errorf("with etcd unavailable: %q, %v", got, r)
 	}
 	out, _ := n.Want(t, 0, "ipam", "check")
 	nodetest.WantLines(t, out, "Compared 2 allocations and 2 endpoints; the cluster was not asked, "+
-		"because the node is not registered or etcd is away. Findings: 0.")
+		"because the node is not registered or etcd is unavailable. Findings: 0.")
 	good()
 	n.IPAM.Allocations[0] = append(n.IPAM.Allocations[0], held("x\x1b[2J", "10.244.0.9"))
 	out, _ = n.Want(t, invocation.ExitFailed, "ipam", "check", "--settle", "0s")

@@ -100,7 +100,7 @@ func TestConfigurationFollowsTheServicesAndStays(t *testing.T) {
 	if err != nil || !bytes.Equal(content, c.content()) {
 		t.Fatalf("%s, %v, want\n%s", content, err, c.content())
 	}
-	// The file stays when a service goes away.
+	// The file stays when a service ends.
 	n.Health["ipam"].SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
 	wantProbe("503 sluice-ipam does not serve yet")
 	// A file that the runtime prefers.

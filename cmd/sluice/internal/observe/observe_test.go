@@ -337,11 +337,11 @@ func TestARepairIsShownAsOne(t *testing.T) {
 		Time: timestamppb.New(time.Unix(1e9, 0)), Owner: &workloadv1.Owner{ContainerId: "c1", InterfaceName: "eth0"},
 		Uuid: "u", Difference: &datapathv1.Difference{
 			Subject: "filter", Key: "sl1\x1b", Want: "sluice_from_pod", Have: "nothing",
-		}, Error: "no room",
+		}, Error: "no capacity",
 	}}}}
 	got := e.Line(time.Unix(1e9, 0))
 	if e.uuid() != "u" || !strings.Contains(got,
-		`repaired  c1/eth0  program of sl1\x1b: want sluice_from_pod, have nothing; not repaired: no room`) {
+		`repaired  c1/eth0  program of sl1\x1b: want sluice_from_pod, have nothing; not repaired: no capacity`) {
 		t.Errorf("%+v: %s", e, got)
 	}
 }

@@ -82,7 +82,7 @@ func (w *watch) run(ctx context.Context, req *datapathv1.ObserveRequest) error {
 		}
 		if there {
 			away, pause = time.Now(), againFirst
-			if err := w.out.Write(noteOf("datapath is away: " + reasonOf(err) + "; waiting for it")); err != nil {
+			if err := w.out.Write(noteOf("datapath is unavailable: " + reasonOf(err) + "; waiting for it")); err != nil {
 				return err
 			}
 		}

@@ -157,7 +157,7 @@ func TestFollowGoesOnOverARestartOfTheDatapath(t *testing.T) {
 	}
 	stop()
 	got := strings.Join(out.texts, "|")
-	if !strings.Contains(got, "002|datapath is away: ") || !strings.Contains(got, "|datapath is back after ") ||
+	if !strings.Contains(got, "002|datapath is unavailable: ") || !strings.Contains(got, "|datapath is back after ") ||
 		!strings.HasSuffix(got, "|lost by restart|00000000-0000-8000-8000-000000000003") || len(out.texts) != 6 {
 		t.Errorf("shown: %s", got)
 	}

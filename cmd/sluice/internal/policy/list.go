@@ -168,7 +168,7 @@ func printList(ctx context.Context, inv *invocation.Invocation, req *policyv1.Li
 		for _, p := range all {
 			switch {
 			case p.GetError() != "" && p.GetAccepted():
-				line(title(p) + " stays in force in its previous version; the new version was refused: " + p.GetError())
+				line(title(p) + " keeps its previous version; the new version was refused: " + p.GetError())
 			case p.GetError() != "":
 				line(title(p) + " was refused: " + p.GetError())
 			}

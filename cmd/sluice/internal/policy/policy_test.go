@@ -96,7 +96,7 @@ func TestApplyWaitsUntilTheKernelEnforces(t *testing.T) {
 		set  func()
 		want string
 	}{
-		{"a datapath that is away", func() { n.Policy.Disconnected = []string{"datapath"} }, "not connected: datapath"},
+		{"an unavailable datapath", func() { n.Policy.Disconnected = []string{"datapath"} }, "not connected: datapath"},
 		{"no datapath at all", func() {
 			// A subscriber that only watches, for example in a debugging session, does not program a kernel.
 			n.Policy.Enforcing, n.Policy.Subscribers = nil, []*policyv1.SubscriberStatus{{Name: "nc-sub", Connected: true}}
@@ -411,7 +411,7 @@ func TestDeleteListAndGet(t *testing.T) {
 		"NetworkPolicy shop/web accepted 7 1 identity 2 0s grpc",
 		"NetworkPolicy shop/x outdated 2 0 identities 0 - file:x.yaml", "file:z.yaml refused 0 0 identities 0 - file:z.yaml",
 		"file:z.yaml was refused: is no YAML",
-		"NetworkPolicy shop/x stays in force in its previous version; the new version was refused: spec.ingress: is a number")
+		"NetworkPolicy shop/x keeps its previous version; the new version was refused: spec.ingress: is a number")
 	out, _ = n.Want(t, 0, "policy", "list", "--subject", "300", "-o", "json")
 	var all message.Items[*policyv1.Policy]
 	if err := nodetest.UnmarshalItems(out, &all); err != nil || len(all) != 1 || all[0].GetKey().GetName() != "web" {
@@ -563,12 +563,12 @@ func TestPolicyExplainFindsLabelsAmongTheIdentitiesOfTheCluster(t *testing.T) {
 	_, errOut := n.Want(t, invocation.ExitFailed, "policy", "explain", "--from", "app=client", "--to", "301", "--port",
 		"80")
 	if !strings.Contains(errOut, "cannot find the identities with the labels app=client") {
-		t.Errorf("while sluice-identity is away: %s", errOut)
+		t.Errorf("while sluice-identity is unavailable: %s", errOut)
 	}
 	_, errOut = n.Want(t, invocation.ExitFailed, "policy", "explain", "--from", "203.0.113.9", "--to", "301", "--port",
 		"80")
 	if !strings.Contains(errOut, "cannot find the identity of 203.0.113.9") {
-		t.Errorf("while sluice-identity is away: %s", errOut)
+		t.Errorf("while sluice-identity is unavailable: %s", errOut)
 	}
 }
 

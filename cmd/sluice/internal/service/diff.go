@@ -33,7 +33,7 @@ func diffCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "diff -f FILE",
 		Short: "Show which objects `service apply` would change",
-		Long: fmt.Sprintf(`Show which Services and EndpointSlices in files are new or differ from those in force, with
+		Long: fmt.Sprintf(`Show which Services and EndpointSlices in files are new or differ from accepted ones, with
 warnings and notes. Nothing is changed. The exit code is 0 if nothing would change, %d if
 something would, %d on errors.`, exitDiffers, exitTrouble),
 		Example: `  sluice service diff -f web.yaml`,

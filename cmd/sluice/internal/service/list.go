@@ -146,7 +146,7 @@ func table(w io.Writer, services []*lbv1.Service, refused []*lbv1.RefusedObject,
 		if what == "" {
 			what = sourceText(r.GetSource(), "", r.GetOrigin())
 		}
-		line(what + " is not in force as given: " + r.GetError())
+		line(what + " is not accepted as given: " + r.GetError())
 	}
 	if hidden > 0 {
 		line(fmt.Sprintf("Services without an address, shown with --all: %d.", hidden))

@@ -45,10 +45,11 @@ func TestApplyWaitsUntilTheKernelEnforces(t *testing.T) {
 func TestApplyNamesWhatTheKernelRefuses(t *testing.T) {
 	n := nodetest.New(t, Command)
 	file := nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebService)
-	n.Balancer.WaitError = status.Error(codes.FailedPrecondition, "datapath does not enforce 10.96.0.10:80/TCP: no room")
+	n.Balancer.WaitError = status.Error(codes.FailedPrecondition,
+		"datapath does not enforce 10.96.0.10:80/TCP: no capacity")
 	out, _ := n.Want(t, invocation.ExitNotReady, "service", "apply", "-f", file)
 	nodetest.WantLines(t, out, "Revision 7 is stored, but the kernel does not enforce it: "+
-		"datapath does not enforce 10.96.0.10:80/TCP: no room.")
+		"datapath does not enforce 10.96.0.10:80/TCP: no capacity.")
 	out, _ = n.Want(t, invocation.ExitNotReady, "service", "apply", "-f", file, "-o", "json")
 	var done struct {
 		Enforced *bool
@@ -56,7 +57,7 @@ func TestApplyNamesWhatTheKernelRefuses(t *testing.T) {
 		Changes  []struct{ Type, File string }
 	}
 	if err := json.Unmarshal([]byte(out), &done); err != nil || done.Enforced == nil || *done.Enforced ||
-		!strings.HasSuffix(done.Pending, "no room") {
+		!strings.HasSuffix(done.Pending, "no capacity") {
 		t.Errorf("apply -o json: %v, %s", err, out)
 	}
 
@@ -166,8 +167,8 @@ func TestListAndGetShowWhereAServiceLeads(t *testing.T) {
 		"shop web ClusterIP 10.96.0.10 80/TCP 2/2 yes 0s grpc",
 		"shop door LoadBalancer fd00:96::1 53:30053/UDP 0/0 no - grpc:argo",
 		`shop/web: spec.x is not supported\x1b[2J`,
-		"EndpointSlice shop/lost-1 is not in force as given: its service shop/lost is missing",
-		"file:z.yaml is not in force as given: is no YAML",
+		"EndpointSlice shop/lost-1 is not accepted as given: its service shop/lost is missing",
+		"file:z.yaml is not accepted as given: is no YAML",
 		"Services without an address, shown with --all: 1.")
 	out, _ = n.Want(t, 0, "service", "list", "--all", "--address", "fd00:96::1")
 	if strings.Contains(out, "shop web") || strings.Contains(out, "quiet") || !strings.Contains(out, "door") {

@@ -35,7 +35,7 @@ of the eBPF programs the endpoints of the node have.
 
 A tenant is a namespace, or all namespaces with one value of the tenant label. TENANT is
 that value, or the name of a namespace without the label. A tenant that has less than it
-asks for exceeds its share: its newest objects are not in force as written. MAY USE is what
+asks for exceeds its share: its newest objects are not accepted as written. MAY USE is what
 the tenant could use when the levels were last computed, at most 10 s ago; "-" means that a
 source was never complete.
 

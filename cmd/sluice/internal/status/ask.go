@@ -105,7 +105,7 @@ func (s *Node) askIdentity(ctx context.Context, service *serviceStatus,
 	s.Identity.Message = r
 	switch {
 	case !r.GetStoreConnected():
-		service.Error = "containers with new labels cannot be connected: etcd is away: " + r.GetStoreError()
+		service.Error = "containers with new labels cannot be connected: etcd is unavailable: " + r.GetStoreError()
 		service.known = true
 	case r.GetStoreError() != "":
 		service.Error, service.known = "containers with new labels cannot be connected: "+r.GetStoreError(), true

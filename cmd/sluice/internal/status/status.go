@@ -40,7 +40,7 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 		Short: "Show whether the services answer and containers can be connected",
 		Long: fmt.Sprintf(`Show whether every service answers and whether containers can be connected now, including
 containers with labels that are new to this node. The exit code is %d if not, or if there
-are warnings. Lines that begin with Meanwhile tell what works while a service is away, and
+are warnings. Lines that begin with Meanwhile tell what works while a service is unavailable, and
 what to do.`, invocation.ExitNotReady),
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -397,7 +397,7 @@ func (s *Node) table(w io.Writer) {
 		store := "reached"
 		switch {
 		case !i.GetStoreConnected():
-			store = "away: " + i.GetStoreError()
+			store = "unavailable: " + i.GetStoreError()
 		case i.GetStoreError() != "":
 			store = "reached; it refuses writes of this node"
 		}
@@ -487,7 +487,7 @@ func sourcesText[S source](all []S) string {
 
 // policyRows writes the rows about policies.
 func policyRows(w io.Writer, p *policyv1.GetStatusResponse) {
-	output.Row(w, "Policies", fmt.Sprintf("%d in force, %d refused, revision %d", p.GetPolicies(), p.GetRefused(),
+	output.Row(w, "Policies", fmt.Sprintf("%d accepted, %d refused, revision %d", p.GetPolicies(), p.GetRefused(),
 		p.GetRevision()))
 	output.Row(w, "Tables", fmt.Sprintf("%d for %s, %s known", p.GetTables(),
 		output.Plural(p.GetSubjects(), "subject", "subjects"),

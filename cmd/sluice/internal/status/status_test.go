@@ -29,13 +29,13 @@ func TestStatusTellsOfPolicies(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.PolicyMode = datapathv1.PolicyMode_POLICY_MODE_REQUIRED
 	out, _ := n.Want(t, invocation.ExitNotReady, "status")
-	nodetest.WantLines(t, out, "Policies 3 in force, 1 refused, revision 6",
+	nodetest.WantLines(t, out, "Policies 3 accepted, 1 refused, revision 6",
 		"Tables 4 for 2 subjects, 12 identities known", "Sources identity, file (not complete yet)",
 		"Policy required; the kernel enforces revision 5 of 6",
 		"Connections 7 live; 9 begun, 1 ended by policy, 1 expired, 0 evicted", "Maps 2, 1.5 KiB",
 		"Warning: sluice-policy: 1 policies or files were refused; see `sluice policy list --refused`",
 		"Warning: sluice-policy: source file: the directory is gone",
-		"Warning: sluice-datapath: not enforced: identity 300: no room",
+		"Warning: sluice-datapath: not enforced: identity 300: no capacity",
 		"Warning: sluice-datapath: a/eth0: tcx program sl1 egress: expected nothing, found passes, program 113")
 
 	n.Stop("policy")
@@ -78,8 +78,8 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	}
 	n.AddReady, n.Identity.StoreError = true, "etcd has gone"
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
-	nodetest.WantLines(t, out, "etcd away: etcd has gone",
-		"Problem: sluice-identity: containers with new labels cannot be connected: etcd is away: etcd has gone")
+	nodetest.WantLines(t, out, "etcd unavailable: etcd has gone",
+		"Problem: sluice-identity: containers with new labels cannot be connected: etcd is unavailable: etcd has gone")
 	n.AddReady, n.Identity.StoreError = false, ""
 	n.Stop("ipam")
 	out, _ = n.Want(t, invocation.ExitNotReady, "status", "-o", "json")
@@ -121,7 +121,7 @@ func TestStatusEndsWithZeroOnlyIfAllIsAsItShouldBe(t *testing.T) {
 		"etcd reached; it refuses writes of this node",
 		"Problem: sluice-identity: containers with new labels cannot be connected: "+n.Identity.StoreFull)
 	n.Identity.StoreFull, n.Identity.StoreError = "", "connection refused"
-	want(invocation.ExitNotReady, "Ready only for label sets that this node has", "etcd away: connection refused")
+	want(invocation.ExitNotReady, "Ready only for label sets that this node has", "etcd unavailable: connection refused")
 	n.IPAM.Problems = []string{"no space left on device"}
 	want(invocation.ExitNotReady, "Ready no")
 }
@@ -233,10 +233,10 @@ func TestStatusTellsOfServices(t *testing.T) {
 	nodetest.WantLines(t, out, "Ready yes",
 		"Warning: sluice-datapath: the kernel keeps its present services: loadbalancer: connection refused")
 	n.FrontendError = ""
-	n.Balancer.Problems = []string{"datapath does not enforce 10.96.0.10:80/TCP of service shop/web: no room"}
+	n.Balancer.Problems = []string{"datapath does not enforce 10.96.0.10:80/TCP of service shop/web: no capacity"}
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
 	nodetest.WantLines(t, out, "Ready yes",
-		"Warning: sluice-loadbalancer: datapath does not enforce 10.96.0.10:80/TCP of service shop/web: no room")
+		"Warning: sluice-loadbalancer: datapath does not enforce 10.96.0.10:80/TCP of service shop/web: no capacity")
 	n.Balancer.Problems = nil
 	n.Balancer.Sources = append(n.Balancer.Sources, &lbv1.SourceStatus{Name: "file"})
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
@@ -289,7 +289,7 @@ func TestStatusTellsOfAFamilyWithoutAFreeAddress(t *testing.T) {
 		&ipamv1.Pool{Prefix: "10.1.0.0/24", FreeCount: 1},
 		&ipamv1.Pool{Prefix: "fd00::/64", FreeCount: 9}
 	if got := exhausted([]*ipamv1.Pool{full, room, v6}); len(got) != 0 {
-		t.Errorf("with room in another pool: %q", got)
+		t.Errorf("with capacity in another pool: %q", got)
 	}
 	got := exhausted([]*ipamv1.Pool{full, v6, {
 		Prefix: "10.2.0.0/24", State: ipamv1.RangeState_RANGE_STATE_DRAINING, ConfirmedCount: 3,
@@ -386,7 +386,7 @@ func TestStatusShowsHowPacketsTravelBetweenNodes(t *testing.T) {
 
 // TestNodeIsNotReadyWithoutTheServicesOfTheCluster: a container would start without DNS.
 func TestNodeIsNotReadyWithoutTheServicesOfTheCluster(t *testing.T) {
-	why := "datapath does not enforce 10.96.0.10:53/UDP of service kube-system/kube-dns: no room"
+	why := "datapath does not enforce 10.96.0.10:53/UDP of service kube-system/kube-dns: no capacity"
 	n := &Node{LoadBalancer: message.One[*lbv1.GetStatusResponse]{Message: &lbv1.GetStatusResponse{SystemRefused: why}}}
 	n.judge()
 	if n.Ready || n.Known || !slices.Equal(n.Problems, []string{"sluice-loadbalancer: " + why}) {

@@ -61,7 +61,7 @@ func TestDamagedEntryIsWrittenAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		if waits, err := Has(dir, owner("a")); err != nil || !waits {
-			t.Errorf("%q: waits %v, %v; a damaged entry is one", content, waits, err)
+			t.Errorf("%q: waits %v, %v; a corrupt entry is one", content, waits, err)
 		}
 		if err := errors.Join(Put(t.Context(), state, mine), whole(path, mine)); err != nil {
 			t.Errorf("%q: %v", content, err)

@@ -154,7 +154,7 @@ func TestElectedProcessPublishesWhatItFinds(t *testing.T) {
 		b.wants(t, "another process has published", 1, groups, networks)
 		s.set(false, errors.New("away"))
 		pass(time.Minute)
-		b.wants(t, "the API server is away", 0, groups, networks)
+		b.wants(t, "the API server is unavailable", 0, groups, networks)
 		s.set(false, nil, groups, networks)
 		b.set(errors.New("away"), true, networks)
 		pass(time.Minute)

@@ -169,7 +169,7 @@ func TestOnlyALeaderWritesWhatDiffers(t *testing.T) {
 // TestEventsAreMadeOncePerObject: a refusal causes one Event per object, and an accepted policy causes none.
 func TestEventsAreMadeOncePerObject(t *testing.T) {
 	const kind = withoutStatus
-	steps(t, evaluation.Outcome{Refused: "it has no room"}, nil, func(t *testing.T, w *Writer, wrote func(...string)) {
+	steps(t, evaluation.Outcome{Refused: "it has no capacity"}, nil, func(t *testing.T, w *Writer, wrote func(...string)) {
 		stop := lead(t, w)
 		apply(t, w, told(kind, "web", "u", "7", ""))
 		wrote("event web@7 PolicyRefused")
@@ -256,7 +256,7 @@ func (e *each) Complete(_ context.Context, listed map[evaluation.Key]struct{}) e
 // exceeds its share. No status is written for an object whose verdict stays the same.
 func TestRefusedObjectsAreJudgedAgainWhenRoomComes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		refused, inForce := evaluation.Outcome{Refused: "no room"}, evaluation.Outcome{InForce: true}
+		refused, inForce := evaluation.Outcome{Refused: "no capacity"}, evaluation.Outcome{InForce: true}
 		o := &each{opinions: map[string]evaluation.Outcome{"a": refused, "b": inForce, "c": refused}}
 		api := &server{}
 		w := newWriter(o, api, always{}, slog.New(slog.DiscardHandler))

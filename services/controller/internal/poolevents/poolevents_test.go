@@ -77,7 +77,7 @@ func TestEachChangeOfANodeIsOneEvent(t *testing.T) {
 				n.Upsert("a", "u1", full)
 				pass(time.Hour)
 			}
-			n.Upsert("a", "u1", note(podrange.Available, time.Now(), "room"))
+			n.Upsert("a", "u1", note(podrange.Available, time.Now(), "free"))
 			pass(time.Minute)
 			n.Upsert("a", "u1", note(podrange.Exhausted, time.Now(), "full again"))
 			pass(time.Minute)
@@ -85,7 +85,7 @@ func TestEachChangeOfANodeIsOneEvent(t *testing.T) {
 			n.Upsert("d", "u4", note(podrange.Available, time.Now().Add(-2*time.Hour), "long ago"))
 			pass(time.Minute)
 		})
-		want := []string{"a PodRangeExhausted: full", "a PodRangeAvailable: room", "a PodRangeExhausted: full again"}
+		want := []string{"a PodRangeExhausted: full", "a PodRangeAvailable: free", "a PodRangeExhausted: full again"}
 		if !slices.Equal(s.made, want) {
 			t.Errorf("Events %q, want %q", s.made, want)
 		}

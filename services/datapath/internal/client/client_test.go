@@ -57,7 +57,7 @@ func TestOnlyTheDiskOfIPAMKeepsItFromGivingAddresses(t *testing.T) {
 	}{
 		{nil, ""},
 		{problem(statusv1.ProblemReason_PROBLEM_REASON_SETTINGS, "a range is refused"), ""},
-		{problem(statusv1.ProblemReason_PROBLEM_REASON_STORE, "etcd is away"), ""},
+		{problem(statusv1.ProblemReason_PROBLEM_REASON_STORE, "etcd is unavailable"), ""},
 		{problem(statusv1.ProblemReason_PROBLEM_REASON_STORAGE, "no space left on device"), "ipam: no space left on device"},
 	} {
 		i := &IPAM{Health: Health{Name: "ipam"}, client: ipam{problems: c.problems}}

@@ -299,7 +299,7 @@ func TestFrontendsAreFollowedOverTheEndOfTheService(t *testing.T) {
 		time.Sleep(time.Millisecond) // the client notices the end of the connection
 	}
 	if keys, _ := k.Keys(); len(keys) != 1 {
-		t.Errorf("while the service is away the kernel has %v", keys)
+		t.Errorf("while the service is unavailable the kernel has %v", keys)
 	}
 
 	s, _ = serveLoadBalancer(t, path)

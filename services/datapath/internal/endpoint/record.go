@@ -220,7 +220,7 @@ type Unreadable struct {
 	Err error // names the file
 }
 
-// StandsInFor reports whether s would get the identity of r, judging by labels and ports alone. It
+// StandsInFor reports whether s would get the identity of r, as far as labels and ports decide. It
 // is false if the identity comes from a pod, because only the identity service knows the pod's
 // current labels.
 func (r Record) StandsInFor(s Spec) bool {

@@ -81,11 +81,11 @@ func TestRefusedFrontendsAreShown(t *testing.T) {
 	}
 	for port := range uint16(120) {
 		k := frontend.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: port + 1, Protocol: frontend.TCP}
-		st.Refusals[k] = "no room"
+		st.Refusals[k] = "no capacity"
 	}
 	got := frontendStream(st, servicemap.Counts{Frontends: 5, Backends: 6, Resting: 7})
 	if n := len(got.GetRefused()); n != maxRefusedFrontends || got.GetRefusedCount() != 120 ||
-		got.GetRefused()[0] != "10.96.0.1:1/tcp: no room" {
+		got.GetRefused()[0] != "10.96.0.1:1/tcp: no capacity" {
 		t.Errorf("%d of %d refused frontends listed, first %q", n, got.GetRefusedCount(), got.GetRefused()[0])
 	}
 	got.Refused, got.RefusedCount = nil, 0

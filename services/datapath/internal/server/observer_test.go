@@ -272,8 +272,10 @@ func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
 func TestRepairIsAMessageOfItsOwn(t *testing.T) {
 	got := (&Server{}).observed(t.Context(), observe.Event{
 		Type: observe.Repair, Time: time.Unix(5, 0), SourceIdentity: 300,
-		From:   observe.End{Slot: 3, Owner: workload.Owner{ContainerID: "a", Interface: "eth0"}},
-		Repair: observe.RepairDetails{Subject: "filter", Device: "sl1", Want: "sluice_from_pod", Have: "nothing", Err: "no room"},
+		From: observe.End{Slot: 3, Owner: workload.Owner{ContainerID: "a", Interface: "eth0"}},
+		Repair: observe.RepairDetails{
+			Subject: "filter", Device: "sl1", Want: "sluice_from_pod", Have: "nothing", Err: "no capacity",
+		},
 	}).GetRepair()
 	want := &datapathv1.AttachmentRepair{
 		Uuid: "00000000-0000-0000-0000-000000000000", Time: timestamppb.New(time.Unix(5, 0)), EndpointIndex: 3, Identity: 300,
@@ -282,7 +284,7 @@ func TestRepairIsAMessageOfItsOwn(t *testing.T) {
 		Difference: &datapathv1.Difference{
 			Subject: "filter", Key: "sl1", Want: "sluice_from_pod", Have: "nothing",
 			Target: &datapathv1.DifferenceTarget{Kind: datapathv1.TargetKind_TARGET_KIND_PROGRAM},
-		}, Error: "no room",
+		}, Error: "no capacity",
 	}
 	if !proto.Equal(got, want) {
 		t.Errorf("repair\n got %v\nwant %v", got, want)

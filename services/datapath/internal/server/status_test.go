@@ -68,13 +68,13 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 		text   string
 	}{
 		"all is well":      {surroundings{pools: []endpoint.Pool{good}}, nil, true, ""},
-		"identity is away": {surroundings{pools: []endpoint.Pool{good}, identity: errors.New("identity: away")}, []statusv1.ProblemReason{service}, true, "identity: away"},
-		"etcd is away": {
+		"without identity": {surroundings{pools: []endpoint.Pool{good}, identity: errors.New("identity: away")}, []statusv1.ProblemReason{service}, true, "identity: away"},
+		"without etcd": {
 			surroundings{pools: []endpoint.Pool{good}, store: errors.New("identity: not ready")},
 			[]statusv1.ProblemReason{service},
 			true, "identity: not ready",
 		},
-		"ipam is away":     {surroundings{ipam: errors.New("ipam: away")}, []statusv1.ProblemReason{service}, false, "ipam: away"},
+		"without ipam":     {surroundings{ipam: errors.New("ipam: away")}, []statusv1.ProblemReason{service}, false, "ipam: away"},
 		"the disk is full": {surroundings{pools: []endpoint.Pool{good}, own: errors.New("no space left")}, []statusv1.ProblemReason{storage}, false, "no space left"},
 		"the disk of ipam is full": {
 			surroundings{pools: []endpoint.Pool{good}, ipamDisk: errors.New("ipam: no space left")},

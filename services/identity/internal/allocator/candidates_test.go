@@ -28,7 +28,7 @@ func TestCandidateIsTheFirstFreeNumberFromTheStart(t *testing.T) {
 	c.drop(first + 4)
 	pick(first + 4)
 	now = now.Add(time.Minute)
-	pick(first + 2) // it rests no more
+	pick(first + 2) // no longer in quarantine
 
 	// A number that is in use no more is found after unassign.
 	delete(used, first)

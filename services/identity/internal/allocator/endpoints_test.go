@@ -114,7 +114,7 @@ func TestRelabelWithoutStoreLeavesEverythingAsItWas(t *testing.T) {
 	a.refersTo(web)
 }
 
-// TestIsolatedEndpointNeedsNeitherStoreNorNumber: with the store away and the quota used up.
+// TestIsolatedEndpointNeedsNeitherStoreNorNumber: with the store unavailable and the quota used up.
 // Its former number stays held until it confirms, also over a restart.
 func TestIsolatedEndpointNeedsNeitherStoreNorNumber(t *testing.T) {
 	f, records := storetest.NewFake(), &memory{}

@@ -22,7 +22,7 @@ var (
 	ErrHeldOther = errors.New("holder holds another label set")
 	// ErrQuota: this node holds as many identities as it may. It is always a *QuotaError.
 	ErrQuota = errors.New("quota of identities is used up")
-	// ErrExhausted: every number of the range is taken or rests. It is always a *QuotaError.
+	// ErrExhausted: every number of the range is taken or in quarantine. It is always a *QuotaError.
 	ErrExhausted = errors.New("identity numbers are used up")
 	// ErrShare: the tenant of the label set has as many numbers as it may. It is always a
 	// *QuotaError.

@@ -1036,7 +1036,7 @@ func TestAClosedConnectionIsToldWithoutAHeartbeat(t *testing.T) {
 	f.Cut()
 	a.disconnected()
 	if s := a.Summary(); s.StoreError == "" || !s.Ready {
-		t.Errorf("%+v, want ready for known label sets, and why the store is away", s)
+		t.Errorf("%+v, want ready for known label sets, and why the store is unavailable", s)
 	}
 	if numbers, _ := a.Numbers(); numbers {
 		t.Error("new label sets get numbers without a store")

@@ -167,7 +167,8 @@ func (a *Allocator) noSpace(err error) {
 	a.mu.Lock(opSession)
 	defer a.mu.Unlock()
 	if a.available.space(err) {
-		a.cfg.Log.Error("the store has no space: new label sets get no number until its operator makes room", "endpoints", a.store.Endpoints(), log.Err(err))
+		a.cfg.Log.Error("the store has no space: new label sets get no number until its operator frees space",
+			"endpoints", a.store.Endpoints(), log.Err(err))
 	}
 }
 
@@ -454,7 +455,7 @@ func (a *Allocator) restore(ctx context.Context, id identity.Identity) error {
 	case errors.Is(err, ErrUnavailable), errors.Is(err, ErrSessionLost), ctx.Err() != nil:
 		return fmt.Errorf("restore %d: %w", id.Number, err)
 	default:
-		// One damaged identity must not keep the node from all others. It is
+		// One corrupt identity must not keep the node from all others. It is
 		// tried again at the next comparison, and shows as a pending write.
 		a.cfg.Log.Error("the reference to a held identity cannot be written; if this persists, nodes may collect its number",
 			"identity", id.Number, "labels", id.Labels.Text(), log.Err(err))

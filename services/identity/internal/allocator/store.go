@@ -27,14 +27,14 @@ var (
 
 // Errors of a Store of identities.
 var (
-	// ErrOccupied: the candidate is another label set's, or rests.
+	// ErrOccupied: the candidate is another label set's, or in quarantine.
 	ErrOccupied = errors.New("number is occupied")
 	// ErrConflict: the number now has another label set, or the label set another number. It is always a *ConflictError.
 	ErrConflict = errors.New("identity conflict")
 	// ErrLayout: the store is kept by a newer version.
 	ErrLayout = errors.New("layout of the store is newer than this version")
 	// ErrCorrupt: the store has content that Sluice never writes.
-	ErrCorrupt = errors.New("store content is damaged")
+	ErrCorrupt = errors.New("store content is corrupt")
 )
 
 // ConflictError describes what the store has in place of an identity that this node held.
@@ -53,7 +53,7 @@ func (e *ConflictError) Error() string {
 	case e.Moved != 0:
 		return fmt.Sprintf("%v: %s has the number %d now, not %d", ErrConflict, e.Held.Labels, e.Moved, e.Held.Number)
 	}
-	return fmt.Sprintf("%v: number %d rests after another label set had it", ErrConflict, e.Held.Number)
+	return fmt.Sprintf("%v: number %d is in quarantine after another label set had it", ErrConflict, e.Held.Number)
 }
 
 // Is makes it an ErrConflict.
@@ -190,7 +190,7 @@ type EndpointPublisher interface {
 type Holds struct {
 	Holders []HolderRecord
 	// NextNodeLocal is where the search for a free node-local number begins,
-	// so that a freed number rests as long as the range allows.
+	// so that a freed number stays in quarantine as long as the range allows.
 	NextNodeLocal identity.Numeric
 	// Session is the session of the store, for the next process.
 	Session string

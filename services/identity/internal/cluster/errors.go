@@ -15,7 +15,7 @@ var (
 	// ErrUnavailable: the store does not answer. It is unknown whether it executed the request.
 	ErrUnavailable = errors.New("store unavailable")
 	// ErrNoSpace: the store answers and accepts no writes, only deletions, until
-	// its operator makes room.
+	// its operator frees space.
 	ErrNoSpace = errors.New("store has no space")
 	// ErrSessionLost: the session ended, and with it every key of this node.
 	// Join again and write them again.

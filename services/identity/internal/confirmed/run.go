@@ -33,7 +33,7 @@ type Options struct {
 	Store       Store
 	Node        Node
 	Incarnation string        // of this node
-	Rest        time.Duration // how long an address rests without confirmations
+	Rest        time.Duration // how long an address is in quarantine without confirmations
 	// Interval is the shortest one in which each node reports once, and the least time
 	// between two summaries; 10 s if 0.
 	Interval time.Duration

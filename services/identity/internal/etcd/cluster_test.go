@@ -558,7 +558,7 @@ func TestRestartWithoutEtcdKnowsWhatItKnew(t *testing.T) {
 
 // cutOff is a node that knows the set "admin" and does not hold it, on a
 // cluster that collected it and gave its number to "guest" while the node was
-// away. The node and etcd are down.
+// down. The node and etcd are down.
 func cutOff(t *testing.T, s *etcdtest.Server, cfg nodeConfig) (dir string, admin identity.Identity) {
 	t.Helper()
 	b := startNode(t, s.Endpoint, "b", t.TempDir(), cfg)

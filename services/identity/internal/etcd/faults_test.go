@@ -88,7 +88,7 @@ func bindings(key, to func(operation) int) porcupine.Model {
 func thingOf(o operation) int  { return o.thing }
 func holderOf(o operation) int { return o.holder }
 
-// check fails the test if a set had two numbers in force, or a number two sets.
+// check fails the test if a set had two valid numbers, or a number two sets.
 func (h *history) check(t *testing.T) {
 	t.Helper()
 	h.mu.Lock()
@@ -503,7 +503,7 @@ func (p *proxy) set(cut bool) {
 }
 
 // TestNodePartitionedBeyondEveryTimeout cuts a node off until its references are
-// gone, its number is collected and rested, and another node has its range.
+// gone, its number is collected and left quarantine, and another node has its range.
 func TestNodePartitionedBeyondEveryTimeout(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.StartThree(t)

@@ -204,7 +204,7 @@ func (f *following) update(events []*clientv3.Event) {
 	}
 }
 
-// entry reads an identity; a damaged one is reported and left out, because one
+// entry reads an identity; a corrupt one is reported and left out, because one
 // bad key must not hide all others. Its number stays occupied.
 func (s *Store) entry(kv *mvccpb.KeyValue) (allocator.Entry, bool) {
 	id, err := s.parseID(kv)

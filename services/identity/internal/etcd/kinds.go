@@ -76,7 +76,7 @@ func (s *Store) readKinds(kv *mvccpb.KeyValue) kinds.State {
 		}
 	}
 	if err != nil {
-		s.cfg.Log.Warn("the kinds of policy in etcd are damaged", "key", string(kv.Key), log.Err(err))
+		s.cfg.Log.Warn("the kinds of policy in etcd are corrupt", "key", string(kv.Key), log.Err(err))
 		return kinds.State{}
 	}
 	return kinds.State{Published: true, Kinds: r.Kinds}

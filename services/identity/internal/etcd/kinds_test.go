@@ -63,7 +63,7 @@ func TestPublishedKindsReachOtherNodes(t *testing.T) {
 	if _, err := c.admin.Put(t.Context(), testPrefix+"/cluster/kinds", `{"kinds":["damaged"]}`); err != nil {
 		t.Fatal(err)
 	}
-	want("a damaged value", "false []")
+	want("a corrupt value", "false []")
 	publish("a/v1/k")
 	want("repaired", "true [a/v1/k]")
 	if _, err := c.admin.Delete(t.Context(), testPrefix+"/cluster/kinds"); err != nil {

@@ -27,7 +27,7 @@ import (
 // its collection compares both. The collecting node writes the key layout when
 // every node that has references is of this version; then identities are made
 // in the new form and the collector converts the others. A node of the old
-// version that starts after that calls the new form damaged: it neither refers
+// version that starts after that calls the new form corrupt: it neither refers
 // to such identities nor collects them.
 const (
 	layoutSplit = 1 // text and fence in labels/; the key layout is absent
@@ -117,7 +117,7 @@ func parseLabelsValue(kv *mvccpb.KeyValue) (n identity.Numeric, text string, fin
 }
 
 // numberOf reads which number the label set has by labels/. Two sets with one
-// hash would be damage or the end of SHA-256; either way neither gets the
+// hash would be corruption or the end of SHA-256; either way neither gets the
 // number of the other: where the text is not here, id/ is compared with it.
 func numberOf(kv *mvccpb.KeyValue, l label.Canonical) (identity.Numeric, error) {
 	n, text, final, err := parseLabelsValue(kv)

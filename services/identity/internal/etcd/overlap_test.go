@@ -176,7 +176,7 @@ func TestNodeThatPutsEveryBlockIntoQuarantineKeepsNoOtherFromJoining(t *testing.
 			return err
 		})
 		if given[p] != "" || p == returned {
-			t.Fatalf("%s has %s, which %s has, or which rests", name, p, given[p])
+			t.Fatalf("%s has %s, which %s has, or which is in quarantine", name, p, given[p])
 		}
 		given[p] = name
 	}

@@ -127,14 +127,14 @@ func requests(t *testing.T, s *etcdtest.Server) (n int) {
 	return n
 }
 
-// heldRanges are the ranges that etcd has by their node, resting ones as "rests".
+// heldRanges are the ranges that etcd has by their node, those in quarantine as "quarantined".
 func heldRanges(t *testing.T, admin *clientv3.Client) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	for p, value := range keysBelow(t, admin, "/range/default/") {
 		out[p] = strings.Split(value, `"`)[3]
 		if strings.Contains(value, "quarantine") {
-			out[p] = "rests"
+			out[p] = "quarantined"
 		}
 	}
 	return out
@@ -263,7 +263,7 @@ func TestPoolWithoutAFreeBlockRecovers(t *testing.T) {
 			t.Fatalf("return: %v, %v", returned, err)
 		}
 	}
-	if got := heldRanges(t, admin)[gone.String()]; got != "rests" {
+	if got := heldRanges(t, admin)[gone.String()]; got != "quarantined" {
 		t.Errorf("the returned block is held by %q", got)
 	}
 	// Until the quarantine is over, only its last node can get it.
@@ -426,7 +426,7 @@ func TestKubernetesTakesRangesOver(t *testing.T) {
 	}
 	has(a, prefix(1), prefix(2))
 	has(a, prefix(2))
-	has(b, prefix(3), prefix(1)) // which rests
+	has(b, prefix(3), prefix(1)) // in quarantine
 	if held := heldRanges(t, s.Client()); held[prefix(1).String()] != "b" {
 		t.Errorf("held are %v", held)
 	}

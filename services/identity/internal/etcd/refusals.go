@@ -68,7 +68,7 @@ func (s *Store) FollowRefusals(ctx context.Context, sink refusals.Sink) error {
 		var r refusals.Report
 		if !gone {
 			if err := json.Unmarshal(kv.Value, &r); err != nil {
-				s.cfg.Log.Warn("a report of refused policies in etcd is damaged", "key", string(kv.Key), log.Err(err))
+				s.cfg.Log.Warn("a report of refused policies in etcd is corrupt", "key", string(kv.Key), log.Err(err))
 				r = refusals.Report{}
 			}
 		}

@@ -185,7 +185,7 @@ func TestDamagedKeysHideNothingElse(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := st.Claim(t.Context(), storetest.Labels(t, "db"), 0, 301); !errors.Is(err, allocator.ErrOccupied) {
-		t.Errorf("claim of a damaged number: %v, want ErrOccupied", err)
+		t.Errorf("claim of a corrupt number: %v, want ErrOccupied", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -72,7 +72,7 @@ func TestBoardHasWhatTheStoreHadLast(t *testing.T) {
 			}
 		}
 		time.Sleep(time.Minute)
-		want("the store is away", false, State{})
+		want("the store is unavailable", false, State{})
 		if err := b.Publish(ctx, []string{"g/v1/k"}); err == nil {
 			t.Error("a publication without a store succeeds")
 		}

@@ -6,7 +6,7 @@
 //
 // An API server on another node has the reserved identity kube-apiserver, which has the
 // label remote-node too. Outside of all nodes a server belongs to the world, and rules
-// with prefixes select it: that is a set of labels with a number of this node
+// with prefixes select it: that is a label set with a number of this node
 // only. On this node the host's own identity has the label in addition.
 //
 // Addresses of another node with labels have a set with a number of this node only. The set contains the labels of a
@@ -55,7 +55,7 @@ func NewAPIServers(ctx context.Context, s Servers, a *allocator.Allocator, r *re
 	return f
 }
 
-// Sets of labels.
+// Label sets.
 var (
 	worldAPI4 = set(identity.NameWorldIPv4, identity.NameKubeAPIServer)
 	worldAPI6 = set(identity.NameWorldIPv6, identity.NameKubeAPIServer)

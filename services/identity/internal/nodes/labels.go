@@ -38,7 +38,7 @@ type Labels struct {
 	problems map[string]bool           // that were logged
 }
 
-// held is a number that a set of labels has, and the reference that holds it.
+// held is a number that a label set has, and the reference that holds it.
 type held struct {
 	registry.Numbered
 	reference string

@@ -165,7 +165,7 @@ func TestWithoutAPIWhatIsKnownIsTheAnswer(t *testing.T) {
 		if !errors.Is(got.err, ErrUnavailable) || !strings.Contains(got.err.Error(), away.Error()) {
 			t.Errorf("%+v, want %v and why", got, ErrUnavailable)
 		}
-		// It comes back, and goes away after that.
+		// It comes back, and becomes unavailable after that.
 		answer := s.find(t.Context(), "")
 		s.pod("web-0", "u1", map[string]string{"app": "web"})
 		s.namespace(map[string]string{"team": "red"})
@@ -180,7 +180,7 @@ func TestWithoutAPIWhatIsKnownIsTheAnswer(t *testing.T) {
 			t.Errorf("%+v, want the last object immediately", got)
 		}
 		if err := s.Problem(); err == nil {
-			t.Error("the API is away, and there is no problem")
+			t.Error("the API is unavailable, and there is no problem")
 		}
 	})
 }

@@ -41,7 +41,7 @@ var (
 		"%d and one more every %s for the pods of one controller, "+
 		"and %d new label sets and one more every %s for this node",
 		podRate.burst, podRate.every, controllerRate.burst, controllerRate.every, nodeRate.burst, nodeRate.every)
-	errStore = errors.New("etcd is away, and the label set is new to this node")
+	errStore = errors.New("etcd is unavailable, and the label set is new to this node")
 )
 
 // Allocator is the part of allocator.Allocator that a Relabeler needs.

@@ -21,7 +21,7 @@ import (
 // ErrResting: other nodes may still have an earlier mapping of the address.
 var ErrResting = errors.New("other nodes may still map the address to an earlier endpoint")
 
-// margin is how much longer than StaleMappings an address rests: a minute, or
+// margin is how much longer than StaleMappings an address is in quarantine: a minute, or
 // StaleMappings if that is shorter.
 func (r *Registry) margin() time.Duration { return min(time.Minute, r.cfg.StaleMappings) }
 
@@ -33,10 +33,10 @@ func (r *Registry) unbroken() time.Duration {
 	return max(r.margin(), time.Duration(len(r.view.nodes))*time.Second/10)
 }
 
-// rest is how long an address rests after its last mapping left the store.
+// rest is how long an address is in quarantine after its last mapping left the store.
 func (r *Registry) rest() time.Duration { return r.cfg.StaleMappings + r.margin() }
 
-// Rest returns how long an address rests if not all nodes confirm the removal of its last
+// Rest returns how long an address is in quarantine if not all nodes confirm the removal of its last
 // mapping.
 func (r *Registry) Rest() time.Duration { return r.rest() }
 

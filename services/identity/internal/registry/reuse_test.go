@@ -93,7 +93,7 @@ func TestAddressRestsUntilNoNodeCanHaveItsMapping(t *testing.T) {
 		synctest.Wait()
 		if _, _, all := r.CheckReuse([]netip.Addr{a}, false); all[0].OK ||
 			!strings.Contains(all[0].Reason, "etcd does not answer") {
-			t.Errorf("while the store is away: %+v", all)
+			t.Errorf("while the store is unavailable: %+v", all)
 		}
 		down.Store(false)
 		changed <- struct{}{}
@@ -106,8 +106,8 @@ func TestAddressRestsUntilNoNodeCanHaveItsMapping(t *testing.T) {
 	})
 }
 
-// TestPublicationThatFailedMayBeThere: the store may have what it did not confirm, so the address rests from the
-// confirmed removal on.
+// TestPublicationThatFailedMayBeThere: the store may have what it did not confirm, so the quarantine of the address
+// begins with the confirmed removal on.
 func TestPublicationThatFailedMayBeThere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := newRegistry(t, time.Hour)

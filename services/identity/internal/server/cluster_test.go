@@ -343,7 +343,7 @@ func TestPodCIDRsArePublished(t *testing.T) {
 	s.store.away = true
 	s.store.mu.Unlock()
 	if err := publish(all...); err == nil || unassigned() == "" {
-		t.Errorf("while etcd is away: %v, the status says %q", err, unassigned())
+		t.Errorf("while etcd is unavailable: %v, the status says %q", err, unassigned())
 	}
 }
 
@@ -542,7 +542,7 @@ func TestStatusCountsTheCluster(t *testing.T) {
 	s.store.away = true
 	s.store.mu.Unlock()
 	resolve("c2", "10.0.1.6")
-	want("while the store is away", &identityv1.ClusterStatus{
+	want("while the store is unavailable", &identityv1.ClusterStatus{
 		Registered: true, Nodes: 2, Mappings: 1, RefusedMappings: 1, PendingPublications: 1,
 		PublicationError: "publish 1 endpoints: away",
 	})

@@ -22,7 +22,7 @@ import (
 )
 
 // retryAfter is when a caller may repeat a call that needs the store while it is
-// away: about as long as the allocator itself waits between two attempts.
+// unavailable: about as long as the allocator itself waits between two attempts.
 const retryAfter = time.Second
 
 // answers has code and reason of each error of the core.

@@ -318,7 +318,7 @@ func TestCorruptCacheIsPutAsideAndHoldsStay(t *testing.T) {
 			t.Errorf("%s: loaded %+v, %v, want the holds and no cache", name, got, err)
 		}
 		if got.Damaged == nil || !strings.Contains(got.Damaged.Error(), file) {
-			t.Errorf("%s: damage %v does not name %s", name, got.Damaged, file)
+			t.Errorf("%s: %v does not name %s", name, got.Damaged, file)
 		}
 		if kept, err := os.ReadFile(filepath.Join(path, DamagedFile)); err != nil || !bytes.Equal(kept, junk) {
 			t.Errorf("%s: put aside: %q, %v, want %q", name, kept, err, junk)

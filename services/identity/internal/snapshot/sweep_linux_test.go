@@ -25,7 +25,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 )
 
-// TestDamageIsReported damages each file in every way. Corrupt holds are refused; a corrupt cache or incarnation is
+// TestDamageIsReported corrupts each file in every way. Corrupt holds are refused; a corrupt cache or incarnation is
 // renamed, and the service reports it.
 func TestDamageIsReported(t *testing.T) {
 	t.Parallel()
@@ -83,7 +83,7 @@ func TestDamagedIncarnationKeepsHolds(t *testing.T) {
 				t.Errorf("loaded %+v, %v, want %d holders, another incarnation and the cache", got, err, c.holders)
 			}
 			if damaged := fmt.Sprint(got.DamagedIncarnation); !c.refused && !strings.Contains(damaged, file) {
-				t.Errorf("damage %s does not name %s", damaged, file)
+				t.Errorf("%s does not name %s", damaged, file)
 			}
 			again, err := load(t, path, "n1")
 			if err != nil || again.DamagedIncarnation != nil || again.Incarnation != got.Incarnation {
@@ -136,7 +136,7 @@ func TestStartOnADiskThatTakesNoWrites(t *testing.T) {
 			disk.Fail(nil)
 			what := fmt.Sprintf("%v after %d operations, all of them: %v, state there: %v", c.errno, n, c.all, c.there)
 			if damaged := errors.Join(first.Damaged, first.DamagedIncarnation); damaged != nil || err != nil && (!strings.Contains(err.Error(), c.errno.Error()) || !strings.Contains(err.Error(), path)) {
-				t.Errorf("%s: %v, damage %v; want the error of the disk with the file", what, err, damaged)
+				t.Errorf("%s: %v, corrupt: %v; want the error of the disk with the file", what, err, damaged)
 			}
 			got, err := load(t, path, "n1")
 			if !c.there {
@@ -289,7 +289,7 @@ func TestPowerCutKeepsIncarnationAndCache(t *testing.T) {
 		reboot(t, state)
 		got, err := load(t, state, "n1")
 		if damaged := errors.Join(got.Damaged, got.DamagedIncarnation); err != nil || damaged != nil {
-			t.Fatalf("a loss of power after %d of %d operations: %v, damage %v", n, ops, err, damaged)
+			t.Fatalf("a loss of power after %d of %d operations: %v, corrupt: %v", n, ops, err, damaged)
 		}
 		if len(got.Holds.Holders) != 0 {
 			t.Errorf("a loss of power after %d of %d operations: holders of the boot before: %+v", n, ops, got.Holds)

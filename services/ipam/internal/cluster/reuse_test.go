@@ -100,8 +100,8 @@ func TestReleasedAddressesAreAskedAbout(t *testing.T) {
 		t.Errorf("with 4 of 5 addresses free, addresses are scarce: %t, %v", registry.scarce, err)
 	}
 	second := release("b")
-	step("no answer", Reuse{}, errors.New("identity is away"), first, second)
-	step("none is free", Reuse{Asks: true, Why: "etcd is away"}, nil, first, second)
+	step("no answer", Reuse{}, errors.New("identity is unavailable"), first, second)
+	step("none is free", Reuse{Asks: true, Why: "etcd is unavailable"}, nil, first, second)
 	step("one is free", Reuse{Asks: true, Free: []netip.Addr{second}, Why: "it is too young"}, nil, first)
 	step("the other one, too", Reuse{Asks: true, Free: []netip.Addr{first}}, nil)
 	if last := registry.asked[len(registry.asked)-1]; !slices.Equal(last, []netip.Addr{first}) {
@@ -123,7 +123,7 @@ func TestReleasedAddressesAreAskedAbout(t *testing.T) {
 	step("in a tunnel", Reuse{}, nil)
 	release("c")
 	step("in a tunnel, after a release", Reuse{}, nil)
-	step("no answer", Reuse{}, errors.New("identity is away"))
+	step("no answer", Reuse{}, errors.New("identity is unavailable"))
 	step("with native routing again", Reuse{Asks: true, Why: "it is too young"}, nil)
 	third := release("d")
 	step("with native routing, after a release", Reuse{Asks: true, Why: "it is too young"}, nil, third)

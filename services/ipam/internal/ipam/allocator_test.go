@@ -254,7 +254,7 @@ func TestReleasedLeaseIsFreeAtOnce(t *testing.T) {
 			t.Fatalf("wave %d of %d leases that were given back: %+v, want every address free", wave, pods, p)
 		}
 	}
-	// Beside a confirmed address of another owner, which rests.
+	// Beside a confirmed address of another owner, which is in quarantine.
 	first := allocate(t, a, ipam.Request{Owner: owner("kept")})
 	confirm(t, a, first)
 	if _, err := a.Release(t.Context(), owner("kept")); err != nil {

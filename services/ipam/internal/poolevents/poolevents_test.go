@@ -83,13 +83,13 @@ func TestShortageBeginsWithARefusalAndEndsWhenThereWasRoomForAMinute(t *testing.
 		now.Store(pools(1, 0))
 		state(time.Hour, podrange.Exhausted, "the other family is full")
 		now.Store(pools(2, 1))
-		state(50*time.Second, podrange.Exhausted, "room for less than a minute")
+		state(50*time.Second, podrange.Exhausted, "free addresses for less than a minute")
 		k.Answered(refused(0)) // as figures that are older than the refusal may allow
 		state(50*time.Second, podrange.Exhausted, "a refusal in between")
 		if got := k.Note().Since; !got.Equal(since) {
 			t.Errorf("the shortage is since %s, want %s", got, since)
 		}
-		state(20*time.Second, podrange.Available, "room for a minute")
+		state(20*time.Second, podrange.Available, "free addresses for a minute")
 		const free = "new pods find addresses again: 10.1.0.0/29 has 2 free of 8, fd00:1::/125 has 1 free of 8"
 		if got := k.Note().Message; got != free {
 			t.Errorf("it says %q, want %q", got, free)
@@ -137,9 +137,9 @@ func TestStateOfAnEarlierProcessIsTakenOver(t *testing.T) {
 func TestNodeWithoutARangeHasNoRoom(t *testing.T) {
 	draining := &ipam.Summary{Pools: pools(1, 1).Pools[2:]}
 	if allHaveRoom(draining) || allHaveRoom(&ipam.Summary{}) {
-		t.Error("a node whose only range drains has room")
+		t.Error("a node whose only range drains has capacity")
 	}
 	if !allHaveRoom(pools(1, 1)) {
-		t.Error("a free address of each family is no room")
+		t.Error("a free address of each family is no capacity")
 	}
 }

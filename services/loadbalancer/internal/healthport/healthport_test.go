@@ -222,7 +222,7 @@ func TestAnswerStaysWhileNothingIsKnown(t *testing.T) {
 	want(s, "the addresses in the kernel are removed", owner.EnforcementUnknown, "503", a[2])
 	want(s, "one comes back", owner.EnforcementUnknown, "200", a[0])
 	want(s, "the datapath is behind", owner.NotEnforced, "503", a[0])
-	want(s, "it is away again", owner.EnforcementUnknown, "503", a[0])
+	want(s, "it is unavailable again", owner.EnforcementUnknown, "503", a[0])
 	want(s, "enforced again", owner.Enforced, "200", a[0])
 
 	stop()
@@ -236,7 +236,7 @@ func TestAnswerStaysWhileNothingIsKnown(t *testing.T) {
 		t.Fatal(err)
 	}
 	s, _, stop = runWith(t, path)
-	want(s, "after a restart with a damaged file", owner.EnforcementUnknown, "503", a[0])
+	want(s, "after a restart with a corrupt file", owner.EnforcementUnknown, "503", a[0])
 	want(s, "enforced after that", owner.Enforced, "200", a[0])
 	stop()
 

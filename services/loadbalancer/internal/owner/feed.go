@@ -30,10 +30,10 @@ type file struct {
 	docs []manifest.Object
 	bad  []manifest.Unreadable
 	err  error
-	keep bool // the file's objects in force stay
+	keep bool // the file's accepted objects stay
 }
 
-// stays reports whether the file's objects in force stay, whatever its content.
+// stays reports whether the file's accepted objects stay, whatever its content.
 func (f *file) stays() bool { return f.keep || f.err != nil }
 
 // Feed returns the feed of a source that New was given.

@@ -21,7 +21,7 @@ import (
 // Given is an object from a source that watches.
 type Given struct {
 	Object manifest.Object
-	Err    error // the object is unreadable, and its version in force is removed
+	Err    error // the object is unreadable, and its accepted version is removed
 }
 
 // Objects is the watch.Sink of a source that reports changes one object at a time, of both kinds in

@@ -791,7 +791,7 @@ func TestWaitGoesByAcknowledgements(t *testing.T) {
 	o.apply(end)
 	x.until(2)
 	k := frontend.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Protocol: frontend.TCP}
-	if err := x.Refuse(t.Context(), k, "no room for 1 member"); err != nil {
+	if err := x.Refuse(t.Context(), k, "no capacity for 1 member"); err != nil {
 		t.Fatal(err)
 	}
 	if err := x.Ack(t.Context(), x.barrier.Seq, 0); err != nil {
@@ -799,7 +799,7 @@ func TestWaitGoesByAcknowledgements(t *testing.T) {
 	}
 	for _, of := range [][]service.Name{nil, {named("web")}} {
 		if _, err := o.Wait(t.Context(), 2, of, false); !errors.Is(err, failure.ErrRefused) ||
-			!strings.Contains(err.Error(), "no room for 1 member") {
+			!strings.Contains(err.Error(), "no capacity for 1 member") {
 			t.Errorf("of %v: %v", of, err)
 		}
 	}

@@ -57,8 +57,8 @@ func (f *Filter) takes(j *joined, n *compile.Node) bool {
 	return !f.Address.IsValid() || n.HasAddress(x.service, f.Address)
 }
 
-// List returns the services that match the filter, sorted, and the objects whose last version is
-// not in force.
+// List returns the services that match the filter, sorted, and the objects whose last version was
+// not accepted.
 func (o *Owner) List(ctx context.Context, f Filter) (list []Listed, refused []Refused, revision uint64, err error) {
 	err = o.loop.Do(ctx, opRead, func() {
 		var found []*joined
@@ -325,7 +325,7 @@ func (o *Owner) status() Status {
 	out.Limits = o.sharedLimits()
 	for _, l := range out.Limits {
 		if l.Asked > l.Used {
-			problem(ProblemService, "%s: %d tenants ask for %d of %d %s (limits.%s), and %d are not in force: "+
+			problem(ProblemService, "%s: %d tenants ask for %d of %d %s (limits.%s), and %d are refused: "+
 				"see `sluice service list`", ExceedsShare, l.Exceeding, l.Asked, l.Size, l.Name, l.Name, l.Asked-l.Used)
 		}
 	}

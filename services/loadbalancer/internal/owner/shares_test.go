@@ -264,8 +264,8 @@ func TestFrontendsBeyondTheShareRefuseConnections(t *testing.T) {
 		a := netip.MustParseAddr(addr)
 		return all[frontend.Key{Addr: a, Port: port, Protocol: frontend.TCP, Node: a.IsUnspecified()}]
 	}
-	// Its 50 frontends get 9 units: two for the addresses, and the first frontends by port are in
-	// force.
+	// Its 50 frontends get 9 units: two for the addresses, and the first frontends by port are
+	// accepted.
 	for _, c := range []struct {
 		addr string
 		port uint16
@@ -451,15 +451,15 @@ func TestServicesOfTheClusterThatHaveNoPlaceAreNamed(t *testing.T) {
 	o.give(serviceText("kube-system", "kube-dns", "10.96.0.10", 3))
 	o.complete()
 	if err := o.SystemRefused(t.Context()); err != nil {
-		t.Errorf("everything is in force: %v", err)
+		t.Errorf("everything is accepted: %v", err)
 	}
 	x := o.subscribe("datapath", [16]byte{}, 0)
 	x.until(1)
 	k := frontend.Key{Addr: netip.MustParseAddr("10.96.0.10"), Port: 81, Protocol: frontend.TCP}
-	if err := x.Refuse(t.Context(), k, "no room"); err != nil {
+	if err := x.Refuse(t.Context(), k, "no capacity"); err != nil {
 		t.Fatal(err)
 	}
-	const want = "datapath does not enforce 10.96.0.10:81/TCP of service kube-system/kube-dns: no room"
+	const want = "datapath does not enforce 10.96.0.10:81/TCP of service kube-system/kube-dns: no capacity"
 	if err := o.SystemRefused(t.Context()); err == nil || err.Error() != want {
 		t.Errorf("a refusal of the datapath: %v, want %s", err, want)
 	}

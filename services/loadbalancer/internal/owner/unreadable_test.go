@@ -156,7 +156,7 @@ func TestUnreadableDocumentsOfAFileLeaveTheOthersInForce(t *testing.T) {
 		"more.yaml: document 1: Service shop/db is already in all.yaml")
 }
 
-// TestUnreadableServiceOfANewFileRefuses takes an unreadable Service that was never in force:
+// TestUnreadableServiceOfANewFileRefuses takes an unreadable Service that was never accepted:
 // connections to its address are refused instead of leaving the node.
 func TestUnreadableServiceOfANewFileRefuses(t *testing.T) {
 	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir(), managed.SourceFile)

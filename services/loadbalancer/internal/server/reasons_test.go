@@ -109,7 +109,7 @@ func TestServerGivesEveryReason(t *testing.T) {
 		key(first)
 		second := open(subscribe)
 		want(t, end(first), codes.Aborted, lbv1.ErrorReason_ERROR_REASON_SUBSCRIBER_REPLACED)
-		refused := &lbv1.Refused{Key: key(second), Reason: "no room"}
+		refused := &lbv1.Refused{Key: key(second), Reason: "no capacity"}
 		message := &lbv1.WatchFrontendsRequest_Refused{Refused: refused}
 		if err := second.Send(&lbv1.WatchFrontendsRequest{Message: message}); err != nil {
 			t.Fatal(err)

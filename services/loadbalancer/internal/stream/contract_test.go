@@ -138,7 +138,7 @@ func (x *contractSession) Ack(seq uint64) error {
 }
 
 func (x *contractSession) Refuse(object int) error {
-	x.Subscriber.Refuse(key(object), service.Name{Namespace: "shop", Name: "web"}, "no room")
+	x.Subscriber.Refuse(key(object), service.Name{Namespace: "shop", Name: "web"}, "no capacity")
 	return nil
 }
 

@@ -56,7 +56,7 @@ type liveSelector struct {
 	mark     bool          // it is a mark, see splits
 }
 
-// selectorIndex finds the selectors that can match a set of labels without visiting all selectors. Each selector is
+// selectorIndex finds the selectors that can match a label set without visiting all selectors. Each selector is
 // indexed under its most selective requirement.
 type selectorIndex struct {
 	byText   map[string]*liveSelector

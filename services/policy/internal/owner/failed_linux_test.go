@@ -345,7 +345,7 @@ func failChanges(t *testing.T, w *writer, c *clock, d, model deltas, disk *diskt
 			}
 			subset(t, what+", and again", allowed(t, d.owner), wanted)
 		}
-		if err := d.Failed(t.Context(), errors.New("the API server is away")); err != nil {
+		if err := d.Failed(t.Context(), errors.New("the API server is unavailable")); err != nil {
 			t.Fatal(err)
 		}
 		subset(t, what+", and the source is unreachable", allowed(t, d.owner), wanted)

@@ -216,7 +216,7 @@ func TestGroupBeyondTheShareIsClosed(t *testing.T) {
 			t.Errorf("%s: an address of the group is allowed: %t, want %t", when, !allowed, allowed)
 		}
 	}
-	reach("with room", false, true)
+	reach("with capacity", false, true)
 	d.apply(map[policy.Key]policy.Written{large: after})
 	judge := func() Judged {
 		t.Helper()
@@ -237,7 +237,7 @@ func TestGroupBeyondTheShareIsClosed(t *testing.T) {
 	d.apply(policies)
 	d.complete(deny, allow, small, large)
 	settle(t, d.owner, c)
-	reach("with room again", false, true)
+	reach("with capacity again", false, true)
 }
 
 // passesTo reports whether TCP from a pod to an external address passes.

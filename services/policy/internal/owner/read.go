@@ -247,7 +247,7 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 			if p.Broken != "" {
 				s.Policies--
 				s.Refused++
-				what := "is stored and not in force"
+				what := "is stored, but not accepted"
 				if p.inForce() {
 					what = "cannot be converted, and what it selects is isolated"
 				}

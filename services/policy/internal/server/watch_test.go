@@ -749,7 +749,7 @@ func TestRefusedTableIsNamedUntilItIsReplaced(t *testing.T) {
 		for _, step := range m.GetSteps() {
 			if b := step.GetBindSubject(); b.GetTable() != 0 && refuse {
 				refuse = f.Send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Nack{Nack: &policyv1.Nack{
-					Seq: m.GetSeq(), Subject: b.GetSubject(), Table: b.GetTable(), Reason: "the map has no room",
+					Seq: m.GetSeq(), Subject: b.GetSubject(), Table: b.GetTable(), Reason: "the map has no capacity",
 				}}}) != nil
 			}
 		}
@@ -758,7 +758,8 @@ func TestRefusedTableIsNamedUntilItIsReplaced(t *testing.T) {
 	s.apply(allowWeb)
 	_, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: 1})
 	wantCode(t, err, codes.FailedPrecondition, "ingress of identity 301")
-	wantCode(t, err, codes.FailedPrecondition, "the map has no room; the largest share of the table is from NetworkPolicy shop/db")
+	wantCode(t, err, codes.FailedPrecondition,
+		"the map has no capacity; the largest share of the table is from NetworkPolicy shop/db")
 	s.eventually("refused", func(st *policyv1.GetStatusResponse) bool {
 		return len(st.GetSubscribers()[0].GetRefusals()) == 1
 	})

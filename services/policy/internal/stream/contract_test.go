@@ -122,7 +122,7 @@ func (s contractSession) Next() (m desiredtest.Message, ok bool, err error) {
 func (s contractSession) Refuse(object int) error {
 	s.Session.Refuse(
 		Refused{identity.Numeric(object), policytable.Ingress},
-		Refusal{Revision: s.Session.pos.at.Policy, Reason: "no room"},
+		Refusal{Revision: s.Session.pos.at.Policy, Reason: "no capacity"},
 	)
 	return s.Err()
 }

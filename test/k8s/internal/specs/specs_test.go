@@ -50,15 +50,15 @@ func TestEverySpecPassesOrIsKnownToFail(t *testing.T) {
 		t.Fatal(err)
 	}
 	results, err = Compare(results, Known{
-		prefix + "fails as known": "no VIPs", prefix + "is skipped as known": "no SCTP",
-		prefix + "passes though known": "no VIPs", prefix + "was renamed": "no VIPs",
+		prefix + "fails as known": "no virtual IPs", prefix + "is skipped as known": "no SCTP",
+		prefix + "passes though known": "no virtual IPs", prefix + "was renamed": "no virtual IPs",
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]string{
 		"passes": "", "fails as known": "", "is skipped as known": "",
-		"passes though known": "take it off the list (no VIPs)", "was renamed": "the suite has no such spec",
+		"passes though known": "take it off the list (no virtual IPs)", "was renamed": "the suite has no such spec",
 		"fails": "failed: had wrong results", "panics": "panicked", "takes too long": "timedout", "is skipped": "skipped",
 	}
 	for _, r := range results {

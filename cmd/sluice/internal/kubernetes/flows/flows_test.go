@@ -232,9 +232,9 @@ func TestLinesNameTheirNode(t *testing.T) {
 	// Events of another day show the date; notes about the stream are shown, too.
 	out.Reset()
 	at := time.Date(2026, 11, 26, 10, 0, 0, 0, time.Local)
-	noted := &event{node: "node1", flow: observe.Event{Noted: at, Note: "datapath is away"}}
+	noted := &event{node: "node1", flow: observe.Event{Noted: at, Note: "datapath is unavailable"}}
 	if err := o.show([]*event{noted}); err != nil ||
-		out.String() != "node1     --- 2026-11-26 10:00:00.000 datapath is away ---\n" {
+		out.String() != "node1     --- 2026-11-26 10:00:00.000 datapath is unavailable ---\n" {
 		t.Errorf("got %q, %v", out.String(), err)
 	}
 	out.Reset()

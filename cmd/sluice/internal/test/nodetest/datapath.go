@@ -141,7 +141,7 @@ func endpointOf(o *workloadv1.Owner, index int) *datapathv1.Endpoint {
 		LeaveSockets: true,
 		Policy: &datapathv1.EndpointPolicy{
 			Revision: 6, EgressTable: verdict.TableAllow, IngressTable: 17,
-			Epoch: 9, Refusal: "no room",
+			Epoch: 9, Refusal: "no capacity",
 		},
 	}
 }
@@ -249,7 +249,7 @@ func (f *datapath) GetStatus(context.Context, *datapathv1.GetStatusRequest) (*da
 		Service: serviceStatus(), AddReady: f.node.AddReady, KnownAddReady: f.node.KnownReady,
 		PolicyMode: f.node.PolicyMode, KernelRelease: "6.18",
 		NodeAddresses: []string{"10.244.0.1"}, PodPrefixes: []string{"10.244.0.0/24", "fd00:244::/64"}, PolicyRevision: 5,
-		PolicyRefusals: []string{"identity 300: no room"},
+		PolicyRefusals: []string{"identity 300: no capacity"},
 		Warnings:       []string{"a/eth0: tcx program sl1 egress: expected nothing, found passes, program 113"},
 		Connections:    &datapathv1.ConnectionCounts{Live: 7, Created: 9, Revoked: 1, Expired: 1},
 		IdentityStream: &datapathv1.IdentityStream{

@@ -401,7 +401,7 @@ type ConnectionEnd struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Identity number that the policies use for this end; 0: unknown.
 	Identity uint32 `protobuf:"varint,1,opt,name=identity,proto3" json:"identity,omitempty"`
-	// Endpoint index; 0: not an endpoint of this node.
+	// Endpoint ID; 0: not an endpoint of this node.
 	EndpointIndex uint32 `protobuf:"varint,2,opt,name=endpoint_index,json=endpointIndex,proto3" json:"endpoint_index,omitempty"`
 	// Owner of the endpoint; unset without one.
 	Owner *v1.Owner `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`

@@ -45,7 +45,7 @@ const (
 	EndpointState_ENDPOINT_STATE_WAITING_FOR_IDENTITY EndpointState = 2
 	// Its policy is not known yet; ingress from the local node only.
 	EndpointState_ENDPOINT_STATE_WAITING_FOR_POLICY EndpointState = 3
-	// In force.
+	// Connected, with its policy enforced.
 	EndpointState_ENDPOINT_STATE_READY EndpointState = 4
 	// Being removed; no traffic.
 	EndpointState_ENDPOINT_STATE_DISCONNECTING EndpointState = 5

@@ -116,7 +116,7 @@ type DatapathServiceClient interface {
 	CheckEndpoint(ctx context.Context, in *CheckEndpointRequest, opts ...grpc.CallOption) (*CheckEndpointResponse, error)
 	// GetEndpoint returns one endpoint. NOT_FOUND: the owner has no endpoint.
 	GetEndpoint(ctx context.Context, in *GetEndpointRequest, opts ...grpc.CallOption) (*GetEndpointResponse, error)
-	// ListEndpoints streams the endpoints as of one point in time, sorted by endpoint index. The
+	// ListEndpoints streams the endpoints as of one point in time, sorted by endpoint ID. The
 	// request may restrict the list to one manager or network.
 	ListEndpoints(ctx context.Context, in *ListEndpointsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListEndpointsResponse], error)
 	// WatchEndpoints sends every endpoint, then a bookmark with
@@ -478,7 +478,7 @@ type DatapathServiceServer interface {
 	CheckEndpoint(context.Context, *CheckEndpointRequest) (*CheckEndpointResponse, error)
 	// GetEndpoint returns one endpoint. NOT_FOUND: the owner has no endpoint.
 	GetEndpoint(context.Context, *GetEndpointRequest) (*GetEndpointResponse, error)
-	// ListEndpoints streams the endpoints as of one point in time, sorted by endpoint index. The
+	// ListEndpoints streams the endpoints as of one point in time, sorted by endpoint ID. The
 	// request may restrict the list to one manager or network.
 	ListEndpoints(*ListEndpointsRequest, grpc.ServerStreamingServer[ListEndpointsResponse]) error
 	// WatchEndpoints sends every endpoint, then a bookmark with

@@ -1712,7 +1712,7 @@ type FlowEnd struct {
 	Owner *v1.Owner `protobuf:"bytes,5,opt,name=owner,proto3" json:"owner,omitempty"`
 	// Kubernetes pod of the endpoint; unset without one.
 	Pod *v1.PodReference `protobuf:"bytes,6,opt,name=pod,proto3" json:"pod,omitempty"`
-	// Endpoint index; 0 if the end is not an endpoint of this node.
+	// Endpoint ID; 0 if the end is not an endpoint of this node.
 	EndpointIndex uint32 `protobuf:"varint,7,opt,name=endpoint_index,json=endpointIndex,proto3" json:"endpoint_index,omitempty"`
 	// Name of the other node that the packet came from or goes to past the stack
 	// of this one; "#" and its number if the name is not known, empty without one.

@@ -152,7 +152,7 @@ type ClusterServiceClient interface {
 	// UNAVAILABLE: the service is stopping; watch again.
 	WatchKinds(ctx context.Context, in *WatchKindsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchKindsResponse], error)
 	// CheckReuse says which released addresses of this node may be given to another
-	// endpoint. With native routing other nodes judge packets by the address they come
+	// endpoint. With native routing other nodes evaluate packets by the address they come
 	// from, so an address is not allocated again while one of them may still believe its
 	// last mapping. With another mode every address may be. It changes nothing and may be
 	// repeated.
@@ -519,7 +519,7 @@ type ClusterServiceServer interface {
 	// UNAVAILABLE: the service is stopping; watch again.
 	WatchKinds(*WatchKindsRequest, grpc.ServerStreamingServer[WatchKindsResponse]) error
 	// CheckReuse says which released addresses of this node may be given to another
-	// endpoint. With native routing other nodes judge packets by the address they come
+	// endpoint. With native routing other nodes evaluate packets by the address they come
 	// from, so an address is not allocated again while one of them may still believe its
 	// last mapping. With another mode every address may be. It changes nothing and may be
 	// repeated.

@@ -7,7 +7,7 @@
 // 	protoc        (unknown)
 // source: sluice/identity/v1/identity.proto
 
-// Package sluice.identity.v1 maps sets of labels to numbers that are the same on every node of a
+// Package sluice.identity.v1 maps label sets to numbers that are the same on every node of a
 // cluster.
 
 package identityv1

@@ -2095,7 +2095,7 @@ type SourceStatus struct {
 	// Program, for the source "grpc": each program that has objects, or has completed in this run,
 	// has its own status.
 	Manager string `protobuf:"bytes,4,opt,name=manager,proto3" json:"manager,omitempty"`
-	// Objects in force that it brought.
+	// Accepted objects that it brought.
 	Objects       uint32 `protobuf:"varint,5,opt,name=objects,proto3" json:"objects,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -1780,7 +1780,7 @@ func (x *WaitForRevisionRequest) GetSubjects() []uint32 {
 // WaitForRevisionResponse is the answer of WaitForRevision.
 type WaitForRevisionResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Revision that all connected subscribers that enforce have in force, at
+	// Revision that all connected subscribers that enforce have enforced, at
 	// least the one asked for.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Names of subscribers that enforce, were seen before and are not connected.
@@ -2082,7 +2082,7 @@ type LearnedName struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Its addresses, at most 1,024, sorted.
 	Addresses []*LearnedAddress `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
-	// Rules of policies in force that select the name, whether or not they select
+	// Rules of accepted policies that select the name, whether or not they select
 	// an endpoint of this node; the first 16, sorted by their policy.
 	UsedBy []*RuleSource `protobuf:"bytes,3,rep,name=used_by,json=usedBy,proto3" json:"used_by,omitempty"`
 	// Number of further such rules.
@@ -3144,7 +3144,7 @@ type GetStatusResponse struct {
 	Subscribers []*SubscriberStatus `protobuf:"bytes,11,rep,name=subscribers,proto3" json:"subscribers,omitempty"`
 	// This run of the service, for CompleteSource; 16 bytes.
 	Incarnation []byte `protobuf:"bytes,13,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	// Policies in force with a field that is not supported.
+	// Accepted policies with a field that is not supported.
 	PoliciesWithUnsupportedFields uint32 `protobuf:"varint,14,opt,name=policies_with_unsupported_fields,json=policiesWithUnsupportedFields,proto3" json:"policies_with_unsupported_fields,omitempty"`
 	// Revision of the cluster's store up to which all changes of identities are included; unset while
 	// unknown.
@@ -3307,7 +3307,7 @@ type SourceStatus struct {
 	// Program, for the source "grpc": each program that has policies, or has completed in this run,
 	// has its own status.
 	Manager string `protobuf:"bytes,4,opt,name=manager,proto3" json:"manager,omitempty"`
-	// Policies in force that it brought.
+	// Accepted policies that it brought.
 	Policies uint32 `protobuf:"varint,5,opt,name=policies,proto3" json:"policies,omitempty"`
 	// The kind of source, in machine-readable form.
 	Kind          SourceKind `protobuf:"varint,6,opt,name=kind,proto3,enum=sluice.policy.v1.SourceKind" json:"kind,omitempty"`

@@ -66,8 +66,8 @@ const (
 type PolicyServiceClient interface {
 	// UpsertPolicies adds or replaces policies, all of them or none. The answer
 	// comes when they are compiled and on stable storage; WaitForRevision says
-	// when the kernel enforces them. Repeating it changes nothing and gives the
-	// revision that is in force.
+	// when the kernel enforces them. Repeating it changes nothing and returns the
+	// present revision.
 	//
 	// INVALID_ARGUMENT: a manifest is wrong; the details name document and
 	// field. ALREADY_EXISTS: another source or manager has a policy of that kind
@@ -87,7 +87,7 @@ type PolicyServiceClient interface {
 	// what does not exist succeeds, so the call may be repeated.
 	// FAILED_PRECONDITION: a policy belongs to another source or manager. ABORTED:
 	// the revision is not if_revision. RESOURCE_EXHAUSTED: as above; without one
-	// policy another may need more room.
+	// policy another may need more capacity.
 	//
 	// UNAVAILABLE: the state could not be written, or the service is stopping.
 	// DEADLINE_EXCEEDED: the change may have been made. After both the call may be
@@ -154,7 +154,7 @@ type PolicyServiceClient interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	WatchPolicyTables(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WatchPolicyTablesRequest, WatchPolicyTablesResponse], error)
 	// WaitForRevision answers when every connected subscriber that enforces has
-	// the revision in force for the given subjects. Subscribers that only watch
+	// enforced the revision for the given subjects. Subscribers that only watch
 	// and those that are not connected are not waited for; the answer names those
 	// that enforce, connected and not: without a connected one nothing says that
 	// the kernel has the revision. FAILED_PRECONDITION: a subscriber has refused a
@@ -170,7 +170,7 @@ type PolicyServiceClient interface {
 	// the kernel of every connected subscriber that enforces knows them, so that
 	// a proxy may hold back the DNS answer until then. Repeating it extends the life.
 	// RESOURCE_EXHAUSTED: too many names or addresses are remembered, or a table
-	// has no room.
+	// has no capacity.
 	//
 	// DEADLINE_EXCEEDED: a subscriber has not acknowledged yet; the addresses are
 	// remembered, and the call may be repeated. UNAVAILABLE: the service is stopping.
@@ -456,8 +456,8 @@ func (c *policyServiceClient) AcceptWithoutFile(ctx context.Context, in *AcceptW
 type PolicyServiceServer interface {
 	// UpsertPolicies adds or replaces policies, all of them or none. The answer
 	// comes when they are compiled and on stable storage; WaitForRevision says
-	// when the kernel enforces them. Repeating it changes nothing and gives the
-	// revision that is in force.
+	// when the kernel enforces them. Repeating it changes nothing and returns the
+	// present revision.
 	//
 	// INVALID_ARGUMENT: a manifest is wrong; the details name document and
 	// field. ALREADY_EXISTS: another source or manager has a policy of that kind
@@ -477,7 +477,7 @@ type PolicyServiceServer interface {
 	// what does not exist succeeds, so the call may be repeated.
 	// FAILED_PRECONDITION: a policy belongs to another source or manager. ABORTED:
 	// the revision is not if_revision. RESOURCE_EXHAUSTED: as above; without one
-	// policy another may need more room.
+	// policy another may need more capacity.
 	//
 	// UNAVAILABLE: the state could not be written, or the service is stopping.
 	// DEADLINE_EXCEEDED: the change may have been made. After both the call may be
@@ -544,7 +544,7 @@ type PolicyServiceServer interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	WatchPolicyTables(grpc.BidiStreamingServer[WatchPolicyTablesRequest, WatchPolicyTablesResponse]) error
 	// WaitForRevision answers when every connected subscriber that enforces has
-	// the revision in force for the given subjects. Subscribers that only watch
+	// enforced the revision for the given subjects. Subscribers that only watch
 	// and those that are not connected are not waited for; the answer names those
 	// that enforce, connected and not: without a connected one nothing says that
 	// the kernel has the revision. FAILED_PRECONDITION: a subscriber has refused a
@@ -560,7 +560,7 @@ type PolicyServiceServer interface {
 	// the kernel of every connected subscriber that enforces knows them, so that
 	// a proxy may hold back the DNS answer until then. Repeating it extends the life.
 	// RESOURCE_EXHAUSTED: too many names or addresses are remembered, or a table
-	// has no room.
+	// has no capacity.
 	//
 	// DEADLINE_EXCEEDED: a subscriber has not acknowledged yet; the addresses are
 	// remembered, and the call may be repeated. UNAVAILABLE: the service is stopping.

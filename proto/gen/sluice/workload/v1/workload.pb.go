@@ -153,7 +153,7 @@ func (x *PodReference) GetUid() string {
 }
 
 // Label is one property of a workload. Policies select workloads by labels, and an identity number
-// stands for a set of labels.
+// stands for a label set.
 type Label struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Where the label comes from: "k8s" for Kubernetes, "cni" for labels that a

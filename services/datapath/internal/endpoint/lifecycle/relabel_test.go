@@ -465,7 +465,7 @@ func TestAWishWhoseTablesCannotBeMadeIsolates(t *testing.T) {
 		if m.entry(e.Slot).Identity != 1000 {
 			t.Errorf("%v: a failed update changed %+v", want, m.entry(e.Slot))
 		}
-		m.isolates = "no room"
+		m.isolates = "no capacity"
 		relabelling(t, c)
 		c.Wishes(map[workload.Owner]endpoint.Identity{s.Owner: {Number: 2000}}, nil)
 		m.await(t, c, s.Owner, func(e endpoint.Endpoint) bool { return e.Identity.Number == 2000 })
@@ -493,7 +493,7 @@ func TestARefreshWhoseTablesCannotBeMadeIsolates(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.await = func(context.Context, uint32) error { return endpoint.ErrFull }
-	m.number, m.isolates = 5, "no room"
+	m.number, m.isolates = 5, "no capacity"
 	if n, err := c.Refresh(t.Context()); n != 1 || err != nil || !m.isolated[e.Slot] || m.entry(e.Slot).Identity != 5 {
 		t.Errorf("%d, %v; isolated %v, %+v", n, err, m.isolated, m.entry(e.Slot))
 	}

@@ -25,7 +25,7 @@ import (
 // damaged returns corrupted variants of a record's file, none of which may load.
 func damaged(t *testing.T, s durable.Schema, good []byte) map[string][]byte {
 	t.Helper()
-	random := rand.New(rand.NewPCG(1, uint64(len(good)))) //nolint:gosec // the same damage in each run
+	random := rand.New(rand.NewPCG(1, uint64(len(good)))) //nolint:gosec // the same corruption in each run
 	noise := make([]byte, len(good))
 	for i := range noise {
 		noise[i] = byte(random.Uint32())
@@ -54,7 +54,7 @@ func damaged(t *testing.T, s durable.Schema, good []byte) map[string][]byte {
 	return all
 }
 
-// TestDamagedEndpointIsReported damages the record of each phase in every way, next to a good
+// TestDamagedEndpointIsReported corrupts the record of each phase in every way, next to a good
 // record. The file never loads, is always reported, and stays.
 func TestDamagedEndpointIsReported(t *testing.T) {
 	for _, phase := range phases {
@@ -154,7 +154,7 @@ func TestDamagedBootIsKeptAndReported(t *testing.T) {
 				t.Errorf("%s: an unreadable record was removed: %v", what, err)
 			}
 			if kept, err := os.ReadFile(path + damagedSuffix); err != nil || !bytes.Equal(kept, content) {
-				t.Errorf("%s: the damaged file is not kept: %v", what, err)
+				t.Errorf("%s: the corrupt file is not kept: %v", what, err)
 			}
 		}
 	}

@@ -213,7 +213,7 @@ func TestHalfOpenFromOutsideIsShortOfRoom(t *testing.T) {
 		last Pass
 		want time.Duration
 	}{
-		"with room":           {&outside, Pass{Live: [2]int{500, 0}}, opening},
+		"with capacity":       {&outside, Pass{Live: [2]int{500, 0}}, opening},
 		"without":             {&outside, full, halfOpenTime},
 		"after an answer":     {with(func(c *Connection) { c.Flags = SeenReply }), full, halfOpenTime},
 		"in transit":          {transit, full, halfOpenTime},
@@ -267,7 +267,7 @@ func TestBudgetLeavesRoomForOthers(t *testing.T) {
 		"alone and at the end":       {room, room, 1, LeastBudget},
 		"a flood beside one other":   {room, room - 100, 2, LeastBudget},
 		"the other of the two":       {room, 100, 2, room/2 - 100},
-		"one of many, room left":     {1000, 10, 100, (room - 1000) / 2},
+		"one of many, capacity left": {1000, 10, 100, (room - 1000) / 2},
 		"one of many, over its part": {room + 5000, 2000, 100, LeastBudget},
 	} {
 		if got := budgetOf(capacity, c.open, c.owned, c.sharers); got != c.want {

@@ -71,12 +71,12 @@ var (
 	cut   = Peer{Said: true, Valid: true, Silence: time.Minute}
 )
 
-// TestNodeThatIsCutOffDoubtsNodesThatAreNot: 15 minutes after the service went away, or lost the store, the node stops
-// trusting nodes that are not cut off, until it hears from the store again. Nodes without a recent answer, or whose
-// answers do not report their silence, are not trusted either.
+// TestNodeThatIsCutOffDoubtsNodesThatAreNot: 15 minutes after the service became unavailable, or lost the store, the
+// node stops trusting nodes that are not cut off, until it hears from the store again. Nodes without a recent answer,
+// or whose answers do not report their silence, are not trusted either.
 func TestNodeThatIsCutOffDoubtsNodesThatAreNot(t *testing.T) {
 	for name, away := range map[string]func(m *machine){
-		"the service is away":              func(m *machine) { m.err = errors.New("away") },
+		"the service is unavailable":       func(m *machine) { m.err = errors.New("away") },
 		"the service has started anew":     func(m *machine) { m.answer.Heard = false },
 		"the service hears from no store":  func(m *machine) {},
 		"the clock of the service stopped": func(m *machine) { m.answer.Silence = time.Second; m.err = errors.New("away") },

@@ -79,7 +79,7 @@ func (s *source) Watch(ctx context.Context, token []byte) iter.Seq2[watch.Event[
 		hub, away := s.hub, s.away
 		s.mu.Unlock()
 		if away {
-			yield(watch.Event[cluster.Key, cluster.Item]{}, errors.New("the source is away"))
+			yield(watch.Event[cluster.Key, cluster.Item]{}, errors.New("the source is unavailable"))
 			return
 		}
 		sub, err := hub.Subscribe(token)
@@ -266,10 +266,10 @@ func TestKernelLeaseLossChangesNoKernel(t *testing.T) {
 		}
 	}
 	s.leave()
-	stays("the source is away")
+	stays("the source is unavailable")
 	p.stop()
 	p = start(t, dir, s, time.Now)
-	stays("the source is away over a start")
+	stays("the source is unavailable over a start")
 	if got := p.numbers.Names(); !maps.Equal(got, numbers) {
 		t.Errorf("numbers after a start: %v, want %v", got, numbers)
 	}

@@ -25,7 +25,7 @@ const MaxBackends = 16
 type Services interface {
 	// Lookup reads a frontend from the maps of the kernel.
 	Lookup(k frontend.Key) (servicemap.Frontend, bool, error)
-	// IsOfServices reports whether an address is a VIP, which only services use.
+	// IsOfServices reports whether an address is a virtual IP, which only services use.
 	IsOfServices(addr netip.Addr) (bool, error)
 	// MayAsk reports whether a front with source ranges allows a client.
 	MayAsk(front uint32, client netip.Addr) (bool, error)
@@ -47,8 +47,8 @@ const (
 	NotTranslated
 	// InsideOnly: the connection is dropped, because the client is external and the frontend is a cluster IP.
 	InsideOnly
-	// NoPort: the address is a VIP, and no frontend has the port. Connections from this node are refused, external ones
-	// dropped.
+	// NoPort: the address is a virtual IP, and no frontend has the port. Connections from this node are refused, external
+	// ones dropped.
 	NoPort
 )
 
@@ -168,8 +168,8 @@ func (e *Explainer) findService(known []ipmap.Entry, t conntrack.Tuple) (*Servic
 	return s, nil
 }
 
-// findNoPort checks whether a destination without a frontend is rejected because its address is a VIP. The programs do
-// not check UDP sockets of the host.
+// findNoPort checks whether a destination without a frontend is rejected because its address is a virtual IP. The
+// programs do not check UDP sockets of the host.
 func (e *Explainer) findNoPort(known []ipmap.Entry, k frontend.Key, sender endpointmap.ID) (*Service, error) {
 	at, err := e.peer(known, k.Addr)
 	if err != nil || at.Slot != endpointmap.NoID || at.Node != 0 ||

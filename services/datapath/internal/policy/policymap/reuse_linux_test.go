@@ -51,6 +51,6 @@ func TestKernelNumberOfADamagedTableInUseIsNotGivenOutAgain(t *testing.T) {
 		defined++
 	}
 	if want := 4096 - int(firstTable) - 1; defined != want {
-		t.Errorf("%d tables were defined, want all but the damaged one, %d", defined, want)
+		t.Errorf("%d tables were defined, want all but the corrupt one, %d", defined, want)
 	}
 }

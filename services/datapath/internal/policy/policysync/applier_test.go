@@ -475,11 +475,11 @@ func TestAnEndpointWhoseTablesDoNotFitTakesItsIdentityIsolated(t *testing.T) {
 	}
 	k.maxTables = 100
 	if err := a.again(t.Context()); !errors.Is(err, subscription.ErrAnew) {
-		t.Fatalf("with room: %v", err)
+		t.Fatalf("with capacity: %v", err)
 	}
-	same(t, "with room", qs, k.answers(qs), change.answers(k, qs))
+	same(t, "with capacity", qs, k.answers(qs), change.answers(k, qs))
 	if reason, err := a.SetIdentityOrIsolate(t.Context(), 1, 301, set); err != nil || reason != "" {
-		t.Errorf("with room: %q, %v", reason, err)
+		t.Errorf("with capacity: %q, %v", reason, err)
 	}
 }
 

@@ -240,7 +240,7 @@ func TestTablesThatAreUsed(t *testing.T) {
 	if got := e.slotsOf(300); !slices.Equal(got, []uint16{1, 2}) {
 		t.Errorf("subject 300 has %v", got)
 	}
-	s.revision, s.refusal = 5, "no room"
+	s.revision, s.refusal = 5, "no capacity"
 	if p := e.policyOf(1); p.Refusal != "" || p.Egress != 10 || p.Revision != 0 {
 		t.Errorf("policy of slot 1: %+v", p)
 	}

@@ -106,7 +106,7 @@ func TestRefusedTableClosesItsDirectionUntilThereIsRoom(t *testing.T) {
 				t.Fatalf("%d to %d: with capacity again: %v", i, j, err)
 			}
 			want = state{after, to.policies}.answers(k, qs)
-			same(t, "with room", qs, k.answers(qs), want)
+			same(t, "with capacity", qs, k.answers(qs), want)
 			if _, err := a.load(newService(5).snapshot(state{after, to.policies})); err != nil {
 				t.Fatal(err)
 			}
@@ -172,7 +172,7 @@ func TestPrefixWithoutRoomClosesWhatItWouldDeny(t *testing.T) {
 			}
 			k.maxPrefixes = 100
 			if err := a.again(t.Context()); v.denies && !errors.Is(err, subscription.ErrAnew) {
-				t.Errorf("with room: %v", err)
+				t.Errorf("with capacity: %v", err)
 			}
 			if len(k.tables) != 1 {
 				t.Fatalf("%d tables", len(k.tables))
@@ -271,7 +271,7 @@ func TestRowWithoutRoomConcernsTheTableThatLacksIt(t *testing.T) {
 	if _, known := k.entries[306]; !known {
 		t.Error("identity 306 is unknown to all tables, although the tables of 301 have its row")
 	}
-	if n := limited(t, "without room", k, a, qs, want); n != 2 {
+	if n := limited(t, "without capacity", k, a, qs, want); n != 2 {
 		t.Errorf("%d directions lack a row, want the directions of 300", n)
 	}
 	unknown := state{first.identities, first.policies}.answers(k, qs)
@@ -301,7 +301,7 @@ func TestRowWithoutRoomConcernsTheTableThatLacksIt(t *testing.T) {
 	if err := a.again(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	same(t, "with room", qs, k.answers(qs), want)
+	same(t, "with capacity", qs, k.answers(qs), want)
 	if st := a.Status(); st.Waiting != 0 || len(st.Refusals) != 0 {
 		t.Errorf("status %+v, want nothing missing", st)
 	}
@@ -369,11 +369,11 @@ func TestTablesWithoutRoomForRowsAllowNoMore(t *testing.T) {
 		if _, err := a.load(newService(seed + 3000).snapshot(to)); err != nil {
 			t.Fatal(name, err)
 		}
-		same(t, name+", with room", qs, k.answers(qs), to.answers(k, qs))
+		same(t, name+", with capacity", qs, k.answers(qs), to.answers(k, qs))
 		nothingLeft(t, k, to)
 	}
 	if lacking == 0 {
-		t.Error("every table has room")
+		t.Error("every table has capacity")
 	}
 }
 
@@ -443,7 +443,7 @@ func TestIdentityOfAnIdentityClassWithoutANumberIsKnownWhenThereIsRoom(t *testin
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	qs := questions(k)
-	same(t, "with room", qs, k.answers(qs), states[2].answers(k, qs))
+	same(t, "with capacity", qs, k.answers(qs), states[2].answers(k, qs))
 }
 
 // TestTablesThatAreTooManyToRememberIsolateTheirSubjectsAlone: the stream and other tables are not
@@ -516,7 +516,7 @@ func TestTablesThatAreTooManyToRememberIsolateTheirSubjectsAlone(t *testing.T) {
 	}
 	change(3, append(steps, policytable.RemoveSubject{Subject: 300})...)
 	if err := a.again(t.Context()); !errors.Is(err, subscription.ErrAnew) {
-		t.Errorf("with room: %v", err)
+		t.Errorf("with capacity: %v", err)
 	}
 	for _, tt := range m.tables {
 		m.release(tt)

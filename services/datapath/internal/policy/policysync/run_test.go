@@ -215,7 +215,7 @@ func TestRefusalsAreSaidBeforeTheAcknowledgement(t *testing.T) {
 	}
 	a.mu.Lock()
 	qs := questions(k)
-	same(t, "with room", qs, k.answers(qs), states[1].answers(k, qs))
+	same(t, "with capacity", qs, k.answers(qs), states[1].answers(k, qs))
 	a.mu.Unlock()
 }
 
@@ -377,7 +377,7 @@ func TestCreationFailsInTimeWithoutItsTables(t *testing.T) {
 	deadline := time.Now().Add(servicetest.Patience)
 	for err = nil; !errors.Is(err, nodetable.ErrNoCapacity); err = a.Await(t.Context(), 300) {
 		if time.Now().After(deadline) {
-			t.Fatalf("no room: %v", err)
+			t.Fatalf("no capacity: %v", err)
 		}
 	}
 }

@@ -354,7 +354,7 @@ func TestPortsWithoutRoomAreTriedAgain(t *testing.T) {
 	delete(k.full, key("::", 80, frontend.TCP))
 	p.leadAgain(t.Context())
 	if w := p.Warnings(); len(w) > 0 || len(k.have) != 2 {
-		t.Errorf("with room: %q, %v", w, k.keys())
+		t.Errorf("with capacity: %q, %v", w, k.keys())
 	}
 }
 

@@ -182,7 +182,7 @@ func TestKernelTablesWithinTheLimitLeaveRoomForLists(t *testing.T) {
 			i := start(t, kerneltest.NewBPFFS(t), sizes{})
 			c, ok := i.Capacity()
 			if !ok {
-				t.Fatal("there is no room for services")
+				t.Fatal("there is no capacity for services")
 			}
 			limit := min(c.Backends, c.Members/2)
 			s := state{}

@@ -77,7 +77,7 @@ func TestKernelNewFrontendsWithoutRoomRefuseConnections(t *testing.T) {
 					t.Helper()
 					for _, f := range []*frontend.Frontend{cluster, lb} {
 						if is, err := i.IsOfServices(f.Key.Addr); err != nil || !is {
-							t.Errorf("%s: the address of %v is a VIP: %t, %v", what, f.Key, is, err)
+							t.Errorf("%s: the address of %v is a virtual IP: %t, %v", what, f.Key, is, err)
 						}
 					}
 					for _, outside := range []bool{false, true} {
@@ -95,7 +95,7 @@ func TestKernelNewFrontendsWithoutRoomRefuseConnections(t *testing.T) {
 					for _, r := range res.Refused {
 						var room *frontendtx.NoRoomError
 						if !errors.As(r.Err, &room) || room.Open {
-							t.Errorf("%v: %v, want one about room, and that it is closed", r.Key, r.Err)
+							t.Errorf("%v: %v, want one about capacity, and that it is closed", r.Key, r.Err)
 						}
 					}
 					if n > 0 && res.Changed > 0 {

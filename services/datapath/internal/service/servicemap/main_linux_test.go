@@ -298,7 +298,7 @@ func (s state) check(t testing.TB, i *instance) {
 	keys, err := i.Keys()
 	closed := i.store.closed
 	if err != nil || len(keys) != len(s)+len(closed) {
-		t.Errorf("%d frontends (%v), want %d and %d without room", len(keys), err, len(s), len(closed))
+		t.Errorf("%d frontends (%v), want %d and %d without capacity", len(keys), err, len(s), len(closed))
 	}
 	n, alone := 0, s.alone()
 	for k := range closed {
@@ -306,7 +306,7 @@ func (s state) check(t testing.TB, i *instance) {
 	}
 	for addr := range alone {
 		if ok, err := i.IsOfServices(addr); err != nil || !ok {
-			t.Errorf("%v is a VIP: %t, %v", addr, ok, err)
+			t.Errorf("%v is a virtual IP: %t, %v", addr, ok, err)
 		}
 	}
 	if err := i.store.eachKey(func(rawKey, bpf.MapsSlFe) { n++ }); err != nil || n != len(s)+len(alone) {
@@ -314,7 +314,7 @@ func (s state) check(t testing.TB, i *instance) {
 	}
 }
 
-// alone returns the VIPs, on whose other ports connections are refused.
+// alone returns the virtual IPs, on whose other ports connections are refused.
 func (s state) alone() map[netip.Addr]bool {
 	alone, others := map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for k, f := range s {

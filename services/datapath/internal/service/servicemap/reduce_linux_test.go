@@ -48,7 +48,7 @@ func TestKernelBackendsThatGoLeaveThoughNewOnesDoNotFit(t *testing.T) {
 	i.refused(t, state{f.Key: other}.all())
 	state{f.Key: service(1, false, listOf(false))}.check(t, i)
 	if is, err := i.IsOfServices(f.Key.Addr); err != nil || !is {
-		t.Errorf("the address of a closed frontend is a VIP: %t, %v", is, err)
+		t.Errorf("the address of a closed frontend is a virtual IP: %t, %v", is, err)
 	}
 	i.apply(t, state{f.Key: left}.all())
 	state{f.Key: left}.check(t, i)
@@ -77,10 +77,10 @@ func TestKernelFrontendIsClosed(t *testing.T) {
 		closed[lb.Key].Kind, closed[lb.Key].Outside = frontend.LoadBalancer, listOf(false)
 		closed.check(t, i)
 		if is, err := i.IsOfServices(f.Key.Addr); err != nil || !is {
-			t.Errorf("adopted %t: the address is a VIP: %t, %v", adopted, is, err)
+			t.Errorf("adopted %t: the address is a virtual IP: %t, %v", adopted, is, err)
 		}
 		if is, err := i.IsOfServices(lb.Key.Addr); err != nil || is {
-			t.Errorf("adopted %t: the load balancer's own address is a VIP: %t, %v", adopted, is, err)
+			t.Errorf("adopted %t: the load balancer's own address is a virtual IP: %t, %v", adopted, is, err)
 		}
 		i.sound(t)
 	}
@@ -315,7 +315,7 @@ func TestKernelKeyThatCannotBeInsertedAgainIsNotCounted(t *testing.T) {
 	}
 	// the address refuses connections instead
 	if is, err := i.IsOfServices(f.Key.Addr); err != nil || !is {
-		t.Errorf("the address is a VIP: %t, %v", is, err)
+		t.Errorf("the address is a virtual IP: %t, %v", is, err)
 	}
 	if got := i.store.nKeys[ip4]; got != keys-1+1 {
 		t.Errorf("%d keys are counted, want %d: one was lost, and the key of its address was added", got, keys)

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/model/frontend"
 )
 
-// keyOfAddress returns the key of a VIP: see package vip.
+// keyOfAddress returns the key of a virtual IP: see package vip.
 func keyOfAddress(addr netip.Addr) frontend.Key { return frontend.Key{Addr: addr} }
 
 func isAddressKey(k frontend.Key) bool { return k.Port == 0 && k.Protocol == 0 && !k.Node }
@@ -50,8 +50,8 @@ func (a *application) settleAddresses() {
 	}
 }
 
-// IsOfServices reports whether an address is a VIP according to the maps: connections to its ports without a frontend
-// are refused.
+// IsOfServices reports whether an address is a virtual IP according to the maps: connections to its ports without a
+// frontend are refused.
 func (m *Maps) IsOfServices(addr netip.Addr) (bool, error) {
 	if err := m.gate.RLock(); err != nil {
 		return false, err

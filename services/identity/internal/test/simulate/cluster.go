@@ -265,7 +265,7 @@ func (c *cluster) change(ctx context.Context, rate, together int, d time.Duratio
 		case <-tick.C:
 		case <-ctx.Done():
 		}
-		queues[rand.IntN(publishers)] <- struct{}{} // it has room for all
+		queues[rand.IntN(publishers)] <- struct{}{} // it has capacity for all
 	}
 	for _, q := range queues {
 		close(q)

@@ -349,7 +349,7 @@ func restoreConflicts(s suite) {
 		{identity.Identity{Number: 300, Labels: Labels(s.t, "new")}, 300, 0},
 		{identity.Identity{Number: 303, Labels: web}, 0, 300},
 		{identity.Identity{Number: 300, Labels: db}, 300, 301},
-		{identity.Identity{Number: 302, Labels: Labels(s.t, "new")}, 0, 0}, // rests
+		{identity.Identity{Number: 302, Labels: Labels(s.t, "new")}, 0, 0}, // in quarantine
 	} {
 		_, err := a.Restore(s.ctx, c.held)
 		var conflict *allocator.ConflictError

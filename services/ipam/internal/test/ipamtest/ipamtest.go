@@ -157,7 +157,7 @@ func Suite(t *testing.T, open func(t *testing.T, old ipam.Store) ipam.Store) {
 	}
 	const full = "one/eth0 [{10.0.0.5 24} {fd00::5 64}] leased 1800000000123456789\n" +
 		"one/eth1 [{fd00::6 64}] confirmed of nomad\n" +
-		"10.0.0.9 rests 1800000000123456789\n" +
+		"10.0.0.9 quarantined 1800000000123456789\n" +
 		"10.0.0.0/24 at 10.0.0.6\n"
 	fill := ipam.Changes{
 		Allocations: map[workload.Owner]*ipam.Allocation{one.Owner: one, two.Owner: two},
@@ -190,7 +190,7 @@ func Suite(t *testing.T, open func(t *testing.T, old ipam.Store) ipam.Store) {
 		commit(t, s, ipam.Changes{Allocations: map[workload.Owner]*ipam.Allocation{one.Owner: confirmed}})
 		commit(t, s, ipam.Changes{Cursors: map[netip.Prefix]netip.Addr{range4: v4}})
 		expect(t, open(t, s), "one/eth0 [{10.0.0.5 24} {fd00::5 64}] confirmed\none/eth1 [{fd00::6 64}] confirmed of nomad\n"+
-			"10.0.0.9 rests 1800000000123456789\n10.0.0.0/24 at 10.0.0.5\n")
+			"10.0.0.9 quarantined 1800000000123456789\n10.0.0.0/24 at 10.0.0.5\n")
 	})
 	t.Run("the ranges that serve are replaced as a whole", func(t *testing.T) {
 		s := open(t, nil)
@@ -290,7 +290,7 @@ func Describe(c *ipam.Contents) string {
 	}
 	flush()
 	for _, r := range c.Quarantined {
-		lines = append(lines, fmt.Sprintf("%s rests %d", r.Addr, r.Until.UnixNano()))
+		lines = append(lines, fmt.Sprintf("%s quarantined %d", r.Addr, r.Until.UnixNano()))
 	}
 	flush()
 	for p, a := range c.Cursors {

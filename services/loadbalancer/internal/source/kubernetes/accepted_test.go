@@ -205,7 +205,7 @@ func webSlice(ports []discoveryv1.EndpointPort, addresses ...string) *discoveryv
 }
 
 // TestUnusablePartOfASliceLeavesTheRest: one unusable endpoint or port must not keep the previous
-// version of the slice in force, because its other endpoints may no longer exist.
+// version of the slice, because its other endpoints may no longer exist.
 func TestUnusablePartOfASliceLeavesTheRest(t *testing.T) {
 	name, protocol, port := "http", corev1.ProtocolTCP, int32(8080)
 	http := discoveryv1.EndpointPort{Name: &name, Protocol: &protocol, Port: &port}

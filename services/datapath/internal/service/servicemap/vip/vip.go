@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package vip tracks VIPs: addresses that only Services use. These are cluster IPs, and addresses of load balancers for
-// which the datapath forwards packets from inside to backends. A packet to a port of a VIP without a frontend would
-// leave through the node's routes and return from its gateway. Therefore the frontend maps have a key for the address
-// itself, which the programs check. External addresses have no such key, because other machines may have them.
+// Package vip tracks virtual IPs: addresses that only Services use. These are cluster IPs, and addresses of load
+// balancers for which the datapath forwards packets from inside to backends. A packet to a port of a virtual IP without
+// a frontend would leave through the node's routes and return from its gateway. Therefore the frontend maps have a key
+// for the address itself, which the programs check. External addresses have no such key, because other machines may
+// have them.
 package vip
 
 import (

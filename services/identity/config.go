@@ -44,7 +44,7 @@ type Config struct {
 // ClusterConfig holds the settings that all pods of the cluster share.
 type ClusterConfig struct {
 	Name          string        `config:"name" help:"name of this cluster, which policies may name; the same as the name in sluice-policy's settings"`
-	StaleMappings time.Duration `config:"staleMappings" help:"with native routing, how long after its removal from etcd a node without etcd may believe the mapping of an address; a minute longer the address is not allocated again; the same on all nodes"`
+	StaleMappings time.Duration `config:"staleMappings" help:"with native routing, how long after its removal from etcd a node without etcd may trust the mapping of an address; a minute longer the address is not allocated again; the same on all nodes"`
 }
 
 // EtcdConfig is about the store that all nodes share.

@@ -268,7 +268,7 @@ func TestReportsOfManyNodesAreSpread(t *testing.T) {
 }
 
 // TestNodeThatMayHaveMappingsHoldsConfirmationsUp: one that lags, for ever, and one that has just lost its lease, until
-// it believes no mapping any more.
+// it trusts no mapping any more.
 func TestNodeThatMayHaveMappingsHoldsConfirmationsUp(t *testing.T) {
 	for _, c := range []struct {
 		name string

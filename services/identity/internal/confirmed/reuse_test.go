@@ -163,7 +163,7 @@ func play(t *testing.T, seed uint64) (byTime, byConfirmation int) {
 		if removed == 0 || timeOver || confirmedAll {
 			for _, n := range nodes {
 				if removed != 0 && n != owner && n.believes(removed, now, true) {
-					t.Fatalf("seed %d: %s believes the mapping removed at %d, by time %t, by confirmation %t (published %d): %+v",
+					t.Fatalf("seed %d: %s trusts the mapping removed at %d, by time %t, by confirmation %t (published %d): %+v",
 						seed, n.name, removed, timeOver, confirmedAll, published, *n)
 				}
 			}

@@ -544,7 +544,7 @@ func TestNodePartitionedBeyondEveryTimeout(t *testing.T) {
 	}
 	p.Heal()
 	a.settled()
-	// Until the watch tells the node of its record, the node believes that it has what it said.
+	// Until the watch tells the node of its record, the node assumes that it has what it said.
 	servicetest.Eventually(t, "the range to be refused to the node that was cut off", func() bool {
 		r := a.refusedRanges()
 		return len(r) == 1 && r[0].Range == prefix(1) && r[0].Holder == "b"

@@ -168,7 +168,7 @@ func (s *Store) ClaimRange(ctx context.Context, c registry.RangeClaim) (p netip.
 	most := c.IPAM.MaxBlocks
 	if s.own.ipam != nil {
 		if theirs, err := readSettings(s.own.ipam); err == nil {
-			most = theirs.MaxBlocks // beyond them no other node believes a claim
+			most = theirs.MaxBlocks // beyond them no other node accepts a claim
 		}
 	}
 	slot, ok := freeSlot(c.IPv6, used)

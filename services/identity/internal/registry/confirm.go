@@ -37,7 +37,7 @@ func (r *Registry) bootTime() time.Duration {
 	return r.cfg.BootTime()
 }
 
-// StaleMappings returns how long a node without the store believes the mappings of
+// StaleMappings returns how long a node without the store trusts the mappings of
 // others.
 func (r *Registry) StaleMappings() time.Duration { return r.cfg.StaleMappings }
 

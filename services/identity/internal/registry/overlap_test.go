@@ -374,7 +374,7 @@ func TestRestartAfterTheStoreWasRebuiltChangesNoHolder(t *testing.T) {
 	}
 }
 
-// TestFormerRevisionDecidesForWhoKnewNeither: a process that begins after the store was rebuilt believes the claim that
+// TestFormerRevisionDecidesForWhoKnewNeither: a process that begins after the store was rebuilt trusts the claim that
 // was older before.
 func TestFormerRevisionDecidesForWhoKnewNeither(t *testing.T) {
 	with := func(k []ClaimKey, cluster uint64, revision int64) []ClaimKey {

@@ -412,7 +412,7 @@ type Config struct {
 	RetryRanges time.Duration // between two claims of ranges that others have
 	// HoldLosses is how long entries stay in effect after a listing without more than half of the nodes or mappings.
 	HoldLosses time.Duration
-	// StaleMappings is how long a node that does not hear from the store may believe the
+	// StaleMappings is how long a node that does not hear from the store may trust the
 	// mappings that it has.
 	StaleMappings time.Duration
 	// NodeLabels means that SetNodeSets is called when Labels changes: addresses of nodes with labels wait for it.

@@ -2166,7 +2166,7 @@ type ConfirmMappingsResponse struct {
 	// How long ago this node had everything that the store had then. Unset: the service
 	// has not heard from the store since it started.
 	Silence *durationpb.Duration `protobuf:"bytes,1,opt,name=silence,proto3" json:"silence,omitempty"`
-	// How long a node that does not hear from the store believes the mappings of other
+	// How long a node that does not hear from the store trusts the mappings of other
 	// nodes: cluster.staleMappings of the service.
 	StaleMappings *durationpb.Duration `protobuf:"bytes,2,opt,name=stale_mappings,json=staleMappings,proto3" json:"stale_mappings,omitempty"`
 	unknownFields protoimpl.UnknownFields

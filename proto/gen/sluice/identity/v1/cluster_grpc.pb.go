@@ -153,7 +153,7 @@ type ClusterServiceClient interface {
 	WatchKinds(ctx context.Context, in *WatchKindsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchKindsResponse], error)
 	// CheckReuse says which released addresses of this node may be given to another
 	// endpoint. With native routing other nodes evaluate packets by the address they come
-	// from, so an address is not allocated again while one of them may still believe its
+	// from, so an address is not allocated again while one of them may still trust its
 	// last mapping. With another mode every address may be. It changes nothing and may be
 	// repeated.
 	//
@@ -520,7 +520,7 @@ type ClusterServiceServer interface {
 	WatchKinds(*WatchKindsRequest, grpc.ServerStreamingServer[WatchKindsResponse]) error
 	// CheckReuse says which released addresses of this node may be given to another
 	// endpoint. With native routing other nodes evaluate packets by the address they come
-	// from, so an address is not allocated again while one of them may still believe its
+	// from, so an address is not allocated again while one of them may still trust its
 	// last mapping. With another mode every address may be. It changes nothing and may be
 	// repeated.
 	//

@@ -334,9 +334,10 @@ func restoreGone(s suite) {
 func restoreConflicts(s suite) {
 	a := s.join("a")
 	web, db, gone := Labels(s.t, "web"), Labels(s.t, "db"), Labels(s.t, "gone")
-	s.claim(a, web, 0, 300)
+	first := s.claim(a, web, 0, 300)
 	s.claim(a, db, 0, 301)
 	last := s.claim(a, gone, 0, 302)
+	s.claim(a, web, 300, 0) // a later reference does not assign the number again
 	if err := a.Release(s.ctx, allocator.Reference{Number: 302, Revision: last.Revision}); err != nil {
 		s.t.Fatal(err)
 	}
@@ -359,6 +360,9 @@ func restoreConflicts(s suite) {
 		}
 		if conflict.Occupant.Number != c.occupant || conflict.Moved != c.moved || !conflict.Held.Equal(c.held) {
 			s.t.Errorf("restore %s: %+v, want occupant %d, moved %d", c.held, conflict, c.occupant, c.moved)
+		}
+		if c.occupant != 0 && conflict.Revision != first.Revision {
+			s.t.Errorf("restore %s: the occupant is of revision %d, want %d", c.held, conflict.Revision, first.Revision)
 		}
 	}
 	if refs := s.references(a); len(refs) != 2 {

@@ -22,6 +22,12 @@ import (
 // maxRequest is the largest size of a request's manifests in bytes.
 const maxRequest = 3 << 20
 
+// namespaces is the number of namespaces of the services: before the first levels of the shares, a
+// namespace has an eighth of each limit.
+const namespaces = 20
+
+func namespaceOf(i int) string { return fmt.Sprintf("bench-%d", i%namespaces) }
+
 // requests returns JSON lists of services with that many backends each, of at most maxRequest
 // bytes.
 func requests(services, backends int) [][]byte {
@@ -44,7 +50,7 @@ func requests(services, backends int) [][]byte {
 				"conditions": object{"ready": true, "serving": true, "terminating": false},
 				"nodeName":   fmt.Sprintf("node-%d", n%100), "zone": fmt.Sprintf("zone-%d", n%3),
 				"targetRef": object{
-					"kind": "Pod", "namespace": "default", "name": fmt.Sprintf("%s-%d", name, j),
+					"kind": "Pod", "namespace": namespaceOf(i), "name": fmt.Sprintf("%s-%d", name, j),
 					"uid": "11111111-2222-3333-4444-555555555555",
 				},
 			})
@@ -52,7 +58,7 @@ func requests(services, backends int) [][]byte {
 		for _, x := range []object{
 			{
 				"apiVersion": "v1", "kind": "Service",
-				"metadata": object{"name": name, "namespace": "default", "labels": object{"app": name}},
+				"metadata": object{"name": name, "namespace": namespaceOf(i), "labels": object{"app": name}},
 				"spec": object{
 					"clusterIP": fmt.Sprintf("10.96.%d.%d", i>>8, i&255), "selector": object{"app": name},
 					"ports": []object{{"name": "http", "port": 80, "targetPort": 8080}},
@@ -61,7 +67,7 @@ func requests(services, backends int) [][]byte {
 			{
 				"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
 				"metadata": object{
-					"name": name + "-abcde", "namespace": "default",
+					"name": name + "-abcde", "namespace": namespaceOf(i),
 					"labels": object{"kubernetes.io/service-name": name},
 				},
 				"addressType": "IPv4", "ports": []object{{"name": "http", "port": 8080, "protocol": "TCP"}}, "endpoints": endpoints,
@@ -155,7 +161,7 @@ func burst(b *testing.B, services, backends int) {
 	began = time.Now()
 	for i := range changes {
 		text := fmt.Sprintf("apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: service-7-abcde, "+
-			"labels: {kubernetes.io/service-name: service-7}}\n"+
+			"namespace: bench-7, labels: {kubernetes.io/service-name: service-7}}\n"+
 			"addressType: IPv4\nports: [{name: http, port: 8080}]\nendpoints: [{addresses: [10.200.0.%d]}]\n", 1+i%200)
 		if _, err := p.UpsertServices(ctx, &lbv1.UpsertServicesRequest{
 			Manifests: []byte(text),

@@ -133,6 +133,9 @@ func (o Options) decode(data []byte) *decoder {
 	if o.Namespace == "" {
 		d.options.Namespace = "default"
 	}
+	if d.readAllOnce(data) {
+		return d
+	}
 	if texts, ok := jsonDocuments(data); ok {
 		for i, text := range texts {
 			d.document(i, text)
@@ -160,7 +163,7 @@ func (o Options) decode(data []byte) *decoder {
 // false for any other stream.
 func jsonDocuments(data []byte) (texts [][]byte, ok bool) {
 	for _, chunk := range yamlstream.Chunks(data) {
-		chunk = bytes.TrimSpace(bytes.TrimPrefix(bytes.TrimSpace(chunk), []byte("---")))
+		chunk = trimMarker(chunk)
 		switch {
 		case len(chunk) == 0:
 		case chunk[0] != '{' || !json.Valid(chunk):
@@ -300,6 +303,13 @@ var kinds = map[wire.Head]service.Kind{
 }
 
 func (d *decoder) document(number int, text []byte) {
+	if !d.readOnce(number, text) {
+		d.examine(number, text)
+	}
+}
+
+// examine reads a document and finds its mistakes.
+func (d *decoder) examine(number int, text []byte) {
 	d.number, d.path = number, ""
 	if len(text) > maxBytes {
 		d.failWhole("", "has %d bytes, more than %d: divide it", len(text), maxBytes)

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package manifest
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/sluice-net/sluice/kit/yamlstream"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest/wire"
+)
+
+// jsonOf returns the documents of a YAML stream as JSON.
+func jsonOf(t testing.TB, stream string) (out []string) {
+	t.Helper()
+	roots, err := yamlstream.Parse([]byte(stream))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, root := range roots {
+		text, err := toJSON(root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, string(text))
+	}
+	return out
+}
+
+// everyField returns a value of a type in which every field is set.
+func everyField(of reflect.Type, name string) any {
+	texts := map[string]string{
+		"apiVersion": "v1", "kind": "Service", "creationTimestamp": "2026-01-02T03:04:05Z", "clusterIP": "10.96.0.1",
+		"clusterIPs": "10.96.0.1", "type": "LoadBalancer", "externalIPs": "192.0.2.1", "sessionAffinity": "ClientIP",
+		"loadBalancerSourceRanges": "192.0.2.0/24", "externalTrafficPolicy": "Local", "ipFamilies": "IPv4",
+		"ipFamilyPolicy": "SingleStack", "internalTrafficPolicy": "Local", "protocol": "UDP", "ip": "192.0.2.2",
+		"ipMode": "Proxy", "addressType": "IPv4", "addresses": "10.0.0.1",
+	}
+	switch {
+	case of == reflect.TypeFor[wire.Opaque]():
+		return map[string]any{"a": []any{"\"é\n", 1.5, nil, true, map[string]any{"a": 1, "b": "\u2028"}}}
+	case of.Kind() == reflect.Pointer:
+		return everyField(of.Elem(), name)
+	case of.Kind() == reflect.Slice:
+		return []any{everyField(of.Elem(), name)}
+	case of.Kind() == reflect.Map:
+		return map[string]any{
+			labelServiceName: "web", labelOtherProxy: "other", annotationAlgorithm: algorithmTable, annotationRanges: "x",
+			"other": "{\"a\": \"b\"}",
+		}
+	case of.Kind() == reflect.String:
+		if text, ok := texts[name]; ok {
+			return text
+		}
+		return strings.ToLower(name)
+	case of.Kind() == reflect.Bool:
+		return true
+	case of.Kind() == reflect.Int32:
+		return 30_080
+	}
+	out := map[string]any{}
+	for _, f := range reflect.VisibleFields(of) {
+		if tag := f.Tag.Get("json"); tag != "" {
+			out[tag] = everyField(f.Type, tag)
+		}
+	}
+	return out
+}
+
+// onePassTexts returns JSON documents that one pass reads.
+func onePassTexts(t testing.TB) []string {
+	t.Helper()
+	marshal := func(x any) string {
+		text, err := json.Marshal(x)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	web := everyField(reflect.TypeFor[wire.Service](), "").(map[string]any)
+	slice := everyField(reflect.TypeFor[wire.Slice](), "").(map[string]any)
+	slice["apiVersion"], slice["kind"] = "discovery.k8s.io/v1", "EndpointSlice"
+	out := append(jsonOf(t, whole), marshal(web), marshal(slice))
+	items := []any{web, slice, web, slice}
+	out = append(out, marshal(map[string]any{
+		"apiVersion": "v1", "kind": "List", "metadata": web["metadata"], "items": items,
+	}))
+	delete(web, "apiVersion")
+	delete(web, "kind")
+	out = append(out, `{"kind":"ServiceList","apiVersion":"v1","metadata":null,"items":[`+marshal(web)+"]}")
+	return append(out, `{"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": "IPv4",
+		"ports": null, "metadata": {"name": "a.b", "creationTimestamp": null, "labels": null}, "endpoints": []}`)
+}
+
+// agree compares one pass with the decoder that finds mistakes, and reports whether one pass read the document.
+func agree(t *testing.T, text string) bool {
+	t.Helper()
+	once := &decoder{options: Options{Namespace: "default"}}
+	ok := once.readOnce(3, []byte(text))
+	if !ok {
+		if len(once.objects)+len(once.violations) > 0 {
+			t.Errorf("one pass gave up on %s and left %+v, %+v", text, once.objects, once.violations)
+		}
+		return false
+	}
+	if !json.Valid([]byte(text)) {
+		t.Errorf("one pass reads %s, which is not JSON", text)
+	}
+	examined := &decoder{options: Options{Namespace: "default"}}
+	examined.examine(3, []byte(text))
+	if len(examined.violations) > 0 || !reflect.DeepEqual(once.objects, examined.objects) {
+		t.Errorf("of %s\none pass reads %s\nthe decoder reads %s, %+v", text, objectsText(once.objects),
+			objectsText(examined.objects), examined.violations)
+	}
+	return true
+}
+
+func objectsText(all []Object) string {
+	var out []string
+	for _, o := range all {
+		out = append(out, fmt.Sprintf("%v %+v %+v %q %q", o.Key, o.Service, o.Slice, o.Notes, o.Dropped))
+	}
+	return strings.Join(out, "\n")
+}
+
+// TestOnePassReadsEveryField fails if a field is added to wire only: then every document with it would be read slowly.
+func TestOnePassReadsEveryField(t *testing.T) {
+	for _, text := range onePassTexts(t) {
+		if !agree(t, text) {
+			t.Errorf("one pass does not read %s", text)
+		}
+	}
+}
+
+// TestOnePassReadsWhatTheDecoderReads damages each document at each byte.
+func TestOnePassReadsWhatTheDecoderReads(t *testing.T) {
+	read := 0
+	for _, text := range onePassTexts(t) {
+		if len(text) > 4096 { // the list
+			continue
+		}
+		for i := range text {
+			for _, damage := range []string{"", "x", "0", "\"", ",", "}", "null", "\\", text[i:min(i+12, len(text))]} {
+				if agree(t, text[:i]+damage+text[i+1:]) {
+					read++
+				}
+			}
+		}
+	}
+	if read == 0 {
+		t.Error("one pass reads no document")
+	}
+}
+
+// TestOnePassFindsRepeatedFields repeats each field of each object.
+func TestOnePassFindsRepeatedFields(t *testing.T) {
+	var repeat func(x any, put func(text string))
+	repeat = func(x any, put func(text string)) {
+		text := func(x any) string {
+			b, _ := json.Marshal(x)
+			return string(b)
+		}
+		switch x := x.(type) {
+		case map[string]any:
+			whole := text(x)
+			for key, value := range x {
+				put(fmt.Sprintf("{%q:%s,%s", key, text(value), whole[1:]))
+				if key == "selector" || key == "targetRef" {
+					continue
+				}
+				repeat(value, func(below string) {
+					rest := map[string]any{}
+					for k, v := range x {
+						if k != key {
+							rest[k] = v
+						}
+					}
+					put(fmt.Sprintf("{%q:%s,%s", key, below, text(rest)[1:]))
+				})
+			}
+		case []any:
+			for i := range x {
+				repeat(x[i], func(below string) { put("[" + below + "]") })
+			}
+		}
+	}
+	for _, text := range onePassTexts(t)[:2] {
+		var x map[string]any
+		if err := json.Unmarshal([]byte(text), &x); err != nil {
+			t.Fatal(err)
+		}
+		repeat(x, func(text string) {
+			if agree(t, text) {
+				t.Errorf("one pass reads %s, which has a field twice", text)
+			}
+		})
+	}
+}
+
+func FuzzOnePass(f *testing.F) {
+	for _, text := range onePassTexts(f) {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) { agree(t, text) })
+}
+
+// TestStreamsAreReadOnce has streams of several documents, and one whose last document has a mistake.
+func TestStreamsAreReadOnce(t *testing.T) {
+	all := jsonOf(t, whole)
+	stream := "---\n" + all[0] + "\n---\n\n--- " + all[1] + "\n"
+	d := &decoder{options: Options{Namespace: "default"}}
+	if !d.readAllOnce([]byte(stream)) || len(d.objects) != 2 || d.objects[1].Document != 1 {
+		t.Errorf("%d objects of %s", len(d.objects), stream)
+	}
+	objects, err := Options{}.Decode([]byte(stream + "---\n{}"))
+	if err == nil || len(objects) > 0 || !strings.Contains(err.Error(), "document 3") {
+		t.Errorf("%d objects, %v", len(objects), err)
+	}
+	kept, bad := Options{}.DecodeEach([]byte(stream + "---\n{}"))
+	if len(kept) != 2 || len(bad) != 1 {
+		t.Errorf("%d objects and %d unreadable ones, want 2 and 1", len(kept), len(bad))
+	}
+}

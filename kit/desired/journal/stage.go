@@ -68,6 +68,9 @@ type part struct {
 func (j *Journal[O]) divide(c Change[O]) []part {
 	parts := []part{{}}
 	size := 0
+	if n := len(c.Puts) + len(c.Deletes); !j.options.Staged {
+		parts[0] = part{keys: make([]string, 0, n), records: make([][]byte, 0, n), annotations: make([][]byte, 0, n)}
+	}
 	add := func(key string, record, annotation []byte) {
 		last := &parts[len(parts)-1]
 		n := len(last.records)

@@ -99,12 +99,89 @@ func (n *Node) Keys(s *service.Service) []frontend.Key { return n.KeysWithin(s, 
 // Needs, and of those that refuse connections because they exceed it, sorted. share is nil if
 // nothing bounds the service.
 func (n *Node) KeysWithin(s *service.Service, share *int) []frontend.Key {
+	if share == nil {
+		return n.allKeys(s)
+	}
 	var out []frontend.Key
 	for _, f := range n.plain(s, share, nil) {
 		out = append(out, f.Key)
 	}
 	slices.SortFunc(out, CompareKeys)
 	return slices.Compact(out)
+}
+
+// allKeys is KeysWithin for a service that nothing bounds, without its frontends: they would take most of the time of a
+// change.
+func (n *Node) allKeys(s *service.Service) []frontend.Key {
+	if s == nil || !s.HasFrontends() || len(s.Ports) == 0 {
+		return nil
+	}
+	external := n.external(s)
+	each := len(s.ClusterIPs) + len(external)
+	if hasNodePorts(s) {
+		each += 2
+	}
+	if s.Type == service.LoadBalancer {
+		each += len(s.Ingress)
+	}
+	out := make([]frontend.Key, 0, each*len(s.Ports))
+	for _, p := range s.Ports {
+		add := func(a netip.Addr) {
+			out = append(out, frontend.Key{Addr: a, Port: p.Port, Protocol: frontend.Protocol(p.Protocol)})
+		}
+		for _, a := range s.ClusterIPs {
+			add(a)
+		}
+		for _, a := range external {
+			add(a)
+		}
+		if s.Type == service.LoadBalancer {
+			for _, in := range s.Ingress {
+				add(in.Addr)
+			}
+		}
+		if hasNodePorts(s) && p.NodePort != 0 {
+			for _, a := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+				if a.Is6() && s.IPv6 || a.Is4() && s.IPv4 {
+					out = append(out, frontend.Key{
+						Addr: a, Port: p.NodePort, Protocol: frontend.Protocol(p.Protocol), Node: true,
+					})
+				}
+			}
+		}
+	}
+	if len(out) == 0 {
+		return nil
+	}
+	slices.SortFunc(out, CompareKeys)
+	return slices.Compact(out)
+}
+
+// Notes adds the messages to the author of a service that Within adds.
+func (n *Node) Notes(v View, share *int, notes *Notes) {
+	if !n.faultless(v) {
+		n.Within(v, share, notes)
+	}
+}
+
+// faultless reports whether Within certainly has no message about a service.
+func (n *Node) faultless(v View) bool {
+	if v.Service == nil {
+		return true
+	}
+	if len(v.Service.ExternalIPs)+len(v.Service.SourceRanges) > 0 {
+		return false
+	}
+	for _, s := range v.Slices {
+		for _, p := range s.Ports {
+			for _, e := range s.Endpoints {
+				if n.Usable(netip.AddrPortFrom(e.Addr(), p.Port), p.Protocol, s.IPv6) != nil {
+					return false
+				}
+			}
+		}
+	}
+	return true
 }
 
 // Of returns the frontends of a service for the node, sorted, each key once. If notes is not nil,
@@ -297,7 +374,7 @@ func sourceRanges(all []netip.Prefix, ipv6 bool) []netip.Prefix {
 // candidate is an endpoint of a service port.
 type candidate struct {
 	at netip.AddrPort
-	service.About
+	service.Endpoint
 }
 
 // portID matches ports of services with ports of slices.
@@ -313,25 +390,59 @@ type source struct {
 	port  uint16
 }
 
-// index maps portIDs to the ports of the slices.
-func (v View) index() map[portID][]source {
-	out := make(map[portID][]source)
+// index finds the ports of slices.
+type index struct {
+	slices []*service.Slice    // are searched, if all is nil
+	all    map[portID][]source // nil: there are few searches
+}
+
+// fewSearches bounds the comparisons by which a search is cheaper than a map.
+const fewSearches = 32
+
+// index returns the index of the slices.
+func (v View) index() index {
+	ports := 0
+	for _, s := range v.Slices {
+		ports += len(s.Ports)
+	}
+	if len(v.Service.Ports) == 1 || len(v.Service.Ports)*ports <= fewSearches {
+		return index{slices: v.Slices}
+	}
+	out := make(map[portID][]source, ports)
 	for _, s := range v.Slices {
 		for _, p := range s.Ports {
 			id := portID{p.Name, p.Protocol, s.IPv6}
 			out[id] = append(out[id], source{s, p.Port})
 		}
 	}
-	return out
+	return index{all: out}
+}
+
+// each passes the slices that have a port, with the number of the port.
+func (x index) each(id portID, f func(source)) {
+	for _, found := range x.all[id] {
+		f(found)
+	}
+	for _, s := range x.slices {
+		if s.IPv6 != id.ipv6 {
+			continue
+		}
+		for _, p := range s.Ports {
+			if p.Name == id.name && p.Protocol == id.protocol {
+				f(source{s, p.Port})
+			}
+		}
+	}
 }
 
 // merge returns the endpoints of a service port in one family, sorted, without duplicates. If
 // several slices have an endpoint, a ready one takes precedence, then a draining one, then the one
 // of the first slice.
-func (n *Node) merge(ends map[portID][]source, p service.Port, ipv6 bool, notes *Notes) []candidate {
+func (n *Node) merge(ends index, p service.Port, ipv6 bool, notes *Notes) []candidate {
 	var out []candidate
 	refused := 0
-	for _, x := range ends[portID{p.Name, p.Protocol, ipv6}] {
+	ends.each(portID{p.Name, p.Protocol, ipv6}, func(x source) {
+		out = slices.Grow(out, len(x.slice.Endpoints))
 		for _, e := range x.slice.Endpoints {
 			at := netip.AddrPortFrom(e.Addr(), x.port)
 			if err := n.Usable(at, p.Protocol, ipv6); err != nil {
@@ -340,14 +451,14 @@ func (n *Node) merge(ends map[portID][]source, p service.Port, ipv6 bool, notes 
 				}
 				continue
 			}
-			out = append(out, candidate{at, e.About()})
+			out = append(out, candidate{at, e})
 		}
-	}
+	})
 	if refused > notesAtMost {
 		notes.addf("%d more endpoints are left out", refused-notesAtMost)
 	}
 	slices.SortStableFunc(out, func(a, b candidate) int {
-		return cmp.Or(a.at.Compare(b.at), cmp.Compare(rank(a.State), rank(b.State)))
+		return cmp.Or(a.at.Compare(b.at), cmp.Compare(rank(a.State()), rank(b.State())))
 	})
 	return slices.CompactFunc(out, func(a, b candidate) bool { return a.at == b.at })
 }
@@ -467,20 +578,20 @@ func (n *Node) Categorize(all []candidate) Categories {
 		}
 		return out
 	}
-	out.Cluster = pick(func(c candidate) bool { return c.State.Ready() && allows(c) })
+	out.Cluster = pick(func(c candidate) bool { return c.State().Ready() && allows(c) })
 	if len(out.Cluster) == 0 {
-		out.Cluster = pick(func(c candidate) bool { return c.State.Draining() })
+		out.Cluster = pick(func(c candidate) bool { return c.State().Draining() })
 	}
-	out.Local = pick(func(c candidate) bool { return c.State.Ready() && n.local(c) })
+	out.Local = pick(func(c candidate) bool { return c.State().Ready() && n.local(c) })
 	if len(out.Local) == 0 {
-		out.Local = pick(func(c candidate) bool { return c.State.Draining() && n.local(c) })
+		out.Local = pick(func(c candidate) bool { return c.State().Draining() && n.local(c) })
 	}
 	// The topology hints leave at least one endpoint if any is ready.
 	out.Any = len(out.Cluster) > 0
 	return out
 }
 
-func (n *Node) local(c candidate) bool { return n.Name != "" && c.Node == n.Name }
+func (n *Node) local(c candidate) bool { return n.Name != "" && c.About().Node == n.Name }
 
 // topology returns which ready endpoints the hints leave to this node: those hinted for this node,
 // if every ready endpoint has node hints; otherwise likewise for the zone; otherwise all.
@@ -495,14 +606,14 @@ func (n *Node) topology(all []candidate) func(candidate) bool {
 	for _, h := range hints {
 		every, here := true, false
 		for _, c := range all {
-			if !c.State.Ready() {
+			if !c.State().Ready() {
 				continue
 			}
-			every = every && h.of(c.About) != ""
-			here = here || service.Hinted(h.of(c.About), h.name)
+			every = every && h.of(c.About()) != ""
+			here = here || service.Hinted(h.of(c.About()), h.name)
 		}
 		if every && here {
-			return func(c candidate) bool { return service.Hinted(h.of(c.About), h.name) }
+			return func(c candidate) bool { return service.Hinted(h.of(c.About()), h.name) }
 		}
 	}
 	return func(candidate) bool { return true }
@@ -518,17 +629,17 @@ func (c *Categories) list(protocol service.Protocol, of, all []candidate) *front
 		out.Backends = make([]frontend.Backend, len(of))
 	}
 	for i, x := range of {
-		out.Backends[i] = frontend.Backend{AddrPort: x.at, Terminating: !x.State.Ready()}
+		out.Backends[i] = frontend.Backend{AddrPort: x.at, Terminating: !x.State().Ready()}
 	}
 	rest := of
 	for _, x := range all {
 		switch {
 		case len(rest) > 0 && rest[0].at == x.at:
 			rest = rest[1:]
-		case protocol == service.UDP && len(of) > 0 && x.State&service.Serving == 0:
-		case x.State.Keeps():
+		case protocol == service.UDP && len(of) > 0 && x.State()&service.Serving == 0:
+		case x.State().Keeps():
 			out.Draining = append(out.Draining, frontend.Backend{
-				AddrPort: x.at, Terminating: x.State&service.Terminating != 0,
+				AddrPort: x.at, Terminating: x.State()&service.Terminating != 0,
 			})
 		}
 	}
@@ -546,7 +657,7 @@ func (n *Node) Backends(v View) []netip.AddrPort {
 	for _, p := range v.Service.Ports {
 		for _, ipv6 := range []bool{false, true} {
 			for _, c := range n.merge(ends, p, ipv6, nil) {
-				if c.State.Ready() || c.State.Keeps() {
+				if c.State().Ready() || c.State().Keeps() {
 					out = append(out, c.at)
 				}
 			}

@@ -241,22 +241,39 @@ func (n *Node) HasAddress(s *service.Service, a netip.Addr) bool {
 }
 
 // Ports are the names and protocols of a service's ports.
-type Ports map[service.SlicePort]struct{}
+type Ports struct {
+	few  []service.Port // are searched, if many is nil
+	many map[service.SlicePort]struct{}
+}
+
+// fewPorts bounds the ports by which a search is cheaper than a map.
+const fewPorts = 8
 
 // PortsOf returns the ports of a service.
 func PortsOf(s *service.Service) Ports {
-	out := make(Ports, len(s.Ports))
-	for _, p := range s.Ports {
-		out[service.SlicePort{Name: p.Name, Protocol: p.Protocol}] = struct{}{}
+	if len(s.Ports) <= fewPorts {
+		return Ports{few: s.Ports}
 	}
-	return out
+	many := make(map[service.SlicePort]struct{}, len(s.Ports))
+	for _, p := range s.Ports {
+		many[service.SlicePort{Name: p.Name, Protocol: p.Protocol}] = struct{}{}
+	}
+	return Ports{many: many}
 }
 
 func (p Ports) has(x service.SlicePort) bool {
+	for i := range p.few {
+		if p.few[i].Name == x.Name && p.few[i].Protocol == x.Protocol {
+			return true
+		}
+	}
 	x.Port = 0
-	_, ok := p[x]
+	_, ok := p.many[x]
 	return ok
 }
+
+// some reports whether a slice has one of the ports.
+func (p Ports) some(s *service.Slice) bool { return slices.ContainsFunc(s.Ports, p.has) }
 
 // counts reports whether an endpoint may be a backend.
 func counts(s *service.Slice, e service.Endpoint) bool {
@@ -322,14 +339,14 @@ func (p Ports) Cut(s *service.Slice, n int) []*service.Slice {
 type Charge struct {
 	ports  Ports
 	tables int            // for each port and family
-	has    map[portID]int // backends
+	has    map[portID]int // backends; only with tables, because otherwise each backend needs one unit
 }
 
 // ChargeOf returns the charge of a service without slices.
 func ChargeOf(s *service.Service) *Charge {
-	c := &Charge{ports: PortsOf(s), has: make(map[portID]int)}
+	c := &Charge{ports: PortsOf(s)}
 	if s.Table {
-		c.tables = 1
+		c.tables, c.has = 1, make(map[portID]int)
 		if s.InternalLocal || s.ExternalLocal {
 			c.tables = 2
 		}
@@ -356,6 +373,12 @@ func (c *Charge) each(s *service.Slice, n int, f func(p portID, backends int)) {
 
 // Units returns how many more units the first n backends of a slice need.
 func (c *Charge) Units(s *service.Slice, n int) (units int) {
+	if c.tables == 0 {
+		if c.ports.some(s) {
+			return n
+		}
+		return 0
+	}
 	c.each(s, n, func(p portID, backends int) {
 		units += frontend.Units(c.has[p]+backends, c.tables) - frontend.Units(c.has[p], c.tables)
 	})
@@ -364,10 +387,16 @@ func (c *Charge) Units(s *service.Slice, n int) (units int) {
 
 // Within returns how many of the first n backends of a slice fit into that many units.
 func (c *Charge) Within(s *service.Slice, n, units int) int {
+	if c.tables == 0 && c.ports.some(s) {
+		return min(n, max(units, 0))
+	}
 	return sort.Search(n, func(i int) bool { return c.Units(s, i+1) > units })
 }
 
 // Add adds the first n backends of a slice.
 func (c *Charge) Add(s *service.Slice, n int) {
+	if c.tables == 0 {
+		return
+	}
 	c.each(s, n, func(p portID, backends int) { c.has[p] += backends })
 }

@@ -27,7 +27,9 @@ type onePass struct {
 	texts   []string
 	numbers []int32
 	hints   []wire.EndpointHints
-	names   []string // keys of labels or annotations
+	labels  map[string]string
+	notes   map[string]string // annotations
+	names   []string          // keys of labels or annotations
 }
 
 // Fields of objects. A document may have each once.
@@ -53,13 +55,14 @@ func (d *decoder) readOnce(number int, text []byte) bool {
 	if len(text) > maxBytes || len(text) == 0 || text[0] != '{' {
 		return false
 	}
-	p := &onePass{text: string(text), of: decoder{options: d.options, number: number}}
+	p := &onePass{text: string(text), of: decoder{options: d.options, number: number, objects: d.objects}}
+	p.labels, p.notes = make(map[string]string), make(map[string]string)
 	p.Scanner = jsonscan.New(p.text)
 	p.document()
 	if !p.End() || len(p.of.violations) > 0 {
 		return false
 	}
-	d.objects = append(d.objects, p.of.objects...)
+	d.objects = p.of.objects
 	return true
 }
 
@@ -150,6 +153,8 @@ func (p *onePass) reset() {
 	spec, slice := &p.service.Spec, &p.slice
 	p.service = wire.Service{Spec: wire.ServiceSpec{Ports: spec.Ports[:0], ClusterIPs: spec.ClusterIPs[:0]}}
 	p.slice = wire.Slice{Endpoints: slice.Endpoints[:0], Ports: slice.Ports[:0]}
+	clear(p.labels)
+	clear(p.notes)
 	p.texts, p.numbers, p.hints = p.texts[:0], p.numbers[:0], p.hints[:0]
 }
 
@@ -240,11 +245,11 @@ func (p *onePass) metadata(m *wire.Metadata) {
 			}
 		case "labels":
 			if p.once(&seen, bit(3)) {
-				m.Labels = p.meaningful(labelServiceName, labelOtherProxy)
+				m.Labels = p.meaningful(p.labels, labelServiceName, labelOtherProxy)
 			}
 		case "annotations":
 			if p.once(&seen, bit(4)) {
-				m.Annotations = p.meaningful(annotationAlgorithm, annotationRanges)
+				m.Annotations = p.meaningful(p.notes, annotationAlgorithm, annotationRanges)
 			}
 		case "generateName":
 			p.opaque(&seen, bit(5))
@@ -305,8 +310,8 @@ func (p *onePass) boolRef() *bool {
 // maxNames bounds the labels of an object, because each key is compared with all earlier ones.
 const maxNames = 64
 
-// meaningful reads labels or annotations, and returns those that Sluice uses; nil if Sluice uses no key of the object.
-func (p *onePass) meaningful(names ...string) (out map[string]string) {
+// meaningful reads labels or annotations, and returns into with those that Sluice uses.
+func (p *onePass) meaningful(into map[string]string, names ...string) map[string]string {
 	p.names = p.names[:0]
 	p.Object(func(key string) {
 		for _, other := range p.names {
@@ -322,14 +327,11 @@ func (p *onePass) meaningful(names ...string) (out map[string]string) {
 		value := p.Text()
 		for _, name := range names {
 			if key == name {
-				if out == nil {
-					out = make(map[string]string, 1)
-				}
-				out[key] = value
+				into[key] = value
 			}
 		}
 	})
-	return out
+	return into
 }
 
 // list reads texts.

@@ -36,7 +36,8 @@ func (o *Owner) Upsert(ctx context.Context, r Request) (Outcome, error) {
 		return Outcome{}, err
 	}
 	return o.change(ctx, r.Caller, func() (*edit, error) {
-		e := &edit{}
+		e := &edit{puts: make([]*object, 0, len(docs)), named: make([]service.ObjectKey, 0, len(docs))}
+		e.Changes = make([]Changed, 0, len(docs))
 		by := &managed.By{Source: managed.SourceGRPC, Manager: r.Manager}
 		for i := range docs {
 			x := newObject(&docs[i], by)

@@ -311,6 +311,8 @@ type edit struct {
 
 	content bool // the content of objects changes, and with it the revision
 	touched map[service.Name]struct{}
+	// after are the services of puts and gone as they will be; nil after they were applied.
+	after map[service.Name]*joined
 }
 
 // writes reports whether there is something to write.
@@ -323,8 +325,9 @@ func (e *edit) record() record.Change {
 	if e.content {
 		c.Revision = e.Revision + 1
 	}
-	for _, x := range e.puts {
-		c.Puts = append(c.Puts, x.record())
+	c.Puts = make([]record.Record, len(e.puts))
+	for i, x := range e.puts {
+		c.Puts[i] = x.record()
 	}
 	for _, k := range e.gone {
 		c.Deletes = append(c.Deletes, record.Key(k))
@@ -334,7 +337,7 @@ func (e *edit) record() record.Change {
 
 // changed returns the services of an edit as they will be.
 func (o *Owner) changed(e *edit) map[service.Name]*joined {
-	out := make(map[service.Name]*joined)
+	out := make(map[service.Name]*joined, len(e.gone)+len(e.puts)/2)
 	of := func(name service.Name) *joined {
 		j := out[name]
 		if j == nil {
@@ -409,6 +412,7 @@ func (o *Owner) plan(e *edit) error {
 		e.content = true
 	}
 	after := o.changed(e)
+	e.after = after
 	e.touched = make(map[service.Name]struct{}, len(after))
 	for name := range after {
 		e.touched[name] = struct{}{}
@@ -499,7 +503,7 @@ type held struct {
 	frontend *frontend.Frontend // only of a touched service
 }
 
-// held returns which service has each of the keys, with its frontend if the service is touched.
+// held returns which service has each of the keys, with its frontend if the service is one of the given ones.
 func (o *Owner) held(keys map[frontend.Key]struct{}, touched []service.Name) map[frontend.Key]held {
 	of := make(map[frontend.Key]*frontend.Frontend, len(keys))
 	for _, name := range touched {
@@ -542,6 +546,10 @@ func (o *Owner) apply(e *edit) {
 		}
 	}
 	before := o.held(keys, touched)
+	had := make(map[service.Name]bool)
+	for _, h := range before {
+		had[h.by] = true
+	}
 	// Services leave with the keys with which they entered, because an admission may change their
 	// shares, and so their keys.
 	for _, name := range touched {
@@ -602,8 +610,10 @@ func (o *Owner) apply(e *edit) {
 			o.tally(j, 1)
 		}
 	}
-	var changed []frontend.Key
-	after := o.held(keys, touched)
+	// Only frontends that a service had before and after are compared.
+	existing := slices.DeleteFunc(slices.Clone(touched), func(name service.Name) bool { return !had[name] })
+	changed := make([]frontend.Key, 0, len(keys))
+	after := o.held(keys, existing)
 	for k := range keys {
 		if !before[k].same(after[k]) {
 			changed = append(changed, k)

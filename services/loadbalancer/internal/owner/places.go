@@ -298,7 +298,7 @@ type shared struct {
 
 // ask requests space for a service and its slices.
 func (p *places) ask(n *compile.Node, j *joined) shared {
-	out := shared{slices: make(map[*object]int)}
+	var out shared
 	if j.object == nil || !j.object.service.HasFrontends() {
 		p.deleteFrontends(j.name)
 		for _, x := range j.slices {
@@ -309,12 +309,19 @@ func (p *places) ask(n *compile.Node, j *joined) shared {
 	if got, all := p.askFrontends(p.frontends, n, j); got < all {
 		out.share = &got
 	}
-	p.askBackends(j, out.slices)
+	out.slices = p.askBackends(j)
 	return out
 }
 
-// askBackends requests the backends of a service, and records slices that do not get all of them.
-func (p *places) askBackends(j *joined, cut map[*object]int) {
+// askBackends requests the backends of a service, and returns the slices that do not get all of them, with what they
+// get.
+func (p *places) askBackends(j *joined) (cut map[*object]int) {
+	shorten := func(x *object, to int) {
+		if cut == nil {
+			cut = make(map[*object]int)
+		}
+		cut[x] = to
+	}
 	ports, charge := compile.PortsOf(j.object.service), compile.ChargeOf(j.object.service)
 	left := p.asked
 	for _, x := range byAge(j.slices) {
@@ -324,7 +331,7 @@ func (p *places) askBackends(j *joined, cut map[*object]int) {
 		if within == 0 {
 			p.backends.Delete(x.slice.Name)
 			if all > 0 {
-				cut[x] = 0
+				shorten(x, 0)
 			}
 			continue
 		}
@@ -334,9 +341,10 @@ func (p *places) askBackends(j *joined, cut map[*object]int) {
 		}
 		charge.Add(x.slice, within)
 		if within < all {
-			cut[x] = within
+			shorten(x, within)
 		}
 	}
+	return cut
 }
 
 // askAgain requests the backends again for services that the number of backends per service bounds,
@@ -354,7 +362,7 @@ func (o *Owner) askAgain(touched map[service.Name]struct{}) {
 			all += ports.Count(x.slice)
 		}
 		if all > least {
-			p.askBackends(j, make(map[*object]int))
+			p.askBackends(j)
 			touched[name] = struct{}{}
 		}
 	}
@@ -392,6 +400,9 @@ func (p *places) deleteFrontends(of service.Name) {
 
 // byAge returns the slices of a service, the oldest first.
 func byAge(all []*object) []*object {
+	if len(all) < 2 {
+		return all
+	}
 	out := slices.Clone(all)
 	slices.SortFunc(out, func(a, b *object) int { return cmp.Or(cmp.Compare(a.created, b.created), byName(a, b)) })
 	return out
@@ -413,7 +424,7 @@ type admission struct {
 
 // admit determines which parts of an edit's services are within shares when the edit is applied.
 func (o *Owner) admit(e *edit) *admission {
-	a := &admission{after: o.changed(e), got: make(map[service.Name]shared)}
+	a := &admission{after: e.after, got: make(map[service.Name]shared, len(e.after))}
 	if e.levels != nil {
 		e.levels.enforce(o)
 	}
@@ -441,25 +452,32 @@ func (o *Owner) admit(e *edit) *admission {
 // byOrder returns services in the order in which they get space: the cluster's own services first,
 // then the oldest.
 func (o *Owner) byOrder(all map[service.Name]*joined) []*joined {
-	out := make([]*joined, 0, len(all))
+	type asker struct {
+		*joined
+		others  int // 0: of the cluster itself
+		created int64
+	}
+	askers := make([]asker, 0, len(all))
 	for _, j := range all {
-		out = append(out, j)
-	}
-	created := func(j *joined) int64 {
-		if j.object == nil {
-			return 0
-		}
-		return j.object.created
-	}
-	system := func(j *joined) int {
+		a := asker{joined: j, others: 1}
 		if o.places.tenant(j.name) == shares.System {
-			return 0
+			a.others = 0
 		}
-		return 1
+		if j.object != nil {
+			a.created = j.object.created
+		}
+		askers = append(askers, a)
 	}
-	slices.SortFunc(out, func(a, b *joined) int {
-		return cmp.Or(cmp.Compare(system(a), system(b)), cmp.Compare(created(a), created(b)), a.name.Compare(b.name))
+	slices.SortFunc(askers, func(a, b asker) int {
+		if c := cmp.Or(cmp.Compare(a.others, b.others), cmp.Compare(a.created, b.created)); c != 0 {
+			return c
+		}
+		return a.name.Compare(b.name)
 	})
+	out := make([]*joined, len(askers))
+	for i, a := range askers {
+		out[i] = a.joined
+	}
 	return out
 }
 
@@ -642,7 +660,7 @@ func (o *Owner) TenantsChanged(ctx context.Context) error {
 // findShare rejects a call whose services would exceed the share of their tenant.
 func (o *Owner) findShare(after map[service.Name]*joined) error {
 	p := o.places
-	var services, parts []service.Name
+	services, parts := make([]service.Name, 0, len(after)), make([]service.Name, 0, len(after))
 	for name, j := range after {
 		services = append(services, name)
 		for _, x := range j.slices {
@@ -654,7 +672,7 @@ func (o *Owner) findShare(after map[service.Name]*joined) error {
 			}
 		}
 	}
-	var wanted []place
+	wanted := make([]place, 0, 2*len(services))
 	for _, name := range services {
 		wanted = append(wanted, place{name, true}, place{name, false})
 	}
@@ -667,12 +685,12 @@ func (o *Owner) findShare(after map[service.Name]*joined) error {
 	}
 	p.frontends.Try(wanted, func() {
 		p.backends.Try(parts, func() {
-			before := make(map[service.Name]int)
+			before := make(map[service.Name]int, len(services))
 			for _, x := range wanted {
 				_, _, asked, _ := p.frontends.Of(x)
 				before[x.of] += asked
 			}
-			beforeParts := make(map[service.Name]int)
+			beforeParts := make(map[service.Name]int, len(parts))
 			for _, name := range parts {
 				_, _, beforeParts[name], _ = p.backends.Of(name)
 			}

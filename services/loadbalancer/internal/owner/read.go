@@ -129,7 +129,7 @@ const maxNotes = 50
 // notes returns the messages to the author of a service.
 func (o *Owner) notes(j *joined) []string {
 	notes := compile.Notes(slices.Clone(j.object.remarks.get().notes))
-	o.frontends(j, &notes)
+	o.config.Node.Notes(j.view(), j.share, &notes)
 	notes = append(notes, o.exceeding(j).notes...)
 	for _, k := range o.keys(j) {
 		if w := o.winners[k]; w != j {

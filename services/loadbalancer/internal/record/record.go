@@ -218,54 +218,22 @@ type (
 )
 
 func encode(r Record) []byte {
-	out := record{
-		Source: r.Source, Origin: r.Origin, Manager: r.Manager, Revision: r.Revision, Updated: r.Updated, Created: r.Created,
-		Notes: r.Notes, Dropped: r.Dropped, Namespace: r.Key.Namespace, Name: r.Key.Name.Name,
+	size := 256 + 40*len(r.Notes)
+	if r.Slice != nil {
+		size += 64 * len(r.Slice.Endpoints)
 	}
-	if s := r.Service; s != nil {
-		x := &serviceRecord{
-			Created: s.Created, Type: s.Type.String(), Headless: s.Headless, OtherProxy: s.OtherProxy, ClusterIPs: s.ClusterIPs,
-			ExternalIPs: s.ExternalIPs, SourceRanges: s.SourceRanges, IPv4: s.IPv4, IPv6: s.IPv6,
-			InternalLocal: s.InternalLocal, ExternalLocal: s.ExternalLocal, Affinity: s.AffinitySeconds,
-			HealthCheck: s.HealthCheckNodePort, Table: s.Table, Closed: s.Closed, ExceedsShare: s.ExceedsShare,
-		}
-		for _, in := range s.Ingress {
-			x.Ingress = append(x.Ingress, ingressRecord(in))
-		}
-		for _, p := range s.Ports {
-			x.Ports = append(x.Ports, portRecord(p))
-		}
-		out.Service = x
-	}
-	if s := r.Slice; s != nil {
-		x := &sliceRecord{Created: s.Created, Service: s.Service, IPv6: s.IPv6}
-		for _, p := range s.Ports {
-			x.Ports = append(x.Ports, portRecord{Name: p.Name, Protocol: p.Protocol, Port: p.Port})
-		}
-		places := make(map[service.About]int)
-		for _, e := range s.Endpoints {
-			about := e.About()
-			at, ok := places[about]
-			if !ok {
-				at = len(x.About)
-				places[about] = at
-				x.About = append(x.About, aboutRecord(about))
-			}
-			x.Endpoints = append(x.Endpoints, endpointRecord{e.Addr(), at})
-		}
-		out.Slice = x
-	}
-	b, err := json.Marshal(out)
-	if err != nil {
-		panic(fmt.Sprintf("record: encode %s: %v", r.Key, err)) // the types have no value that JSON cannot encode
-	}
-	return b
+	w := writer{make([]byte, 0, size)}
+	w.record(&r)
+	return w.b
 }
 
 func decode(b []byte) (Record, error) {
 	var in record
-	if err := json.Unmarshal(b, &in); err != nil {
-		return Record{}, err
+	if !read(b, &in) {
+		in = record{}
+		if err := json.Unmarshal(b, &in); err != nil {
+			return Record{}, err
+		}
 	}
 	name := service.Name{Namespace: shared(in.Namespace), Name: in.Name}
 	out := Record{

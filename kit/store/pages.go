@@ -59,6 +59,7 @@ type pageWalk struct {
 	root     uint64 // page number of the root bucket
 	high     uint64 // number of the first page that was never used
 	seen     []uint64
+	pages    [][]byte // by depth; a page stays valid while the pages below it are checked
 }
 
 // findMeta reads the two meta pages and uses the newer one. Both must be intact: the meta data are
@@ -126,15 +127,18 @@ func (w *pageWalk) tree(id uint64, low, high []byte, depth int) error {
 	if id < 2 || id >= w.high {
 		return fmt.Errorf("a reference to page %d of %d", id, w.high)
 	}
-	head := make([]byte, headerSize)
-	if err := w.read(head, id*w.pageSize); err != nil {
+	for len(w.pages) <= depth {
+		w.pages = append(w.pages, make([]byte, w.pageSize))
+	}
+	page := w.pages[depth][:w.pageSize]
+	if err := w.read(page, id*w.pageSize); err != nil {
 		return err
 	}
-	overflow := uint64(order.Uint32(head[12:]))
+	overflow := uint64(order.Uint32(page[12:]))
 	if id+overflow >= w.high {
 		return fmt.Errorf("page %d: reaches to page %d of %d", id, id+overflow, w.high)
 	}
-	if got := order.Uint64(head); got != id {
+	if got := order.Uint64(page); got != id {
 		return fmt.Errorf("page %d: has the page number %d", id, got)
 	}
 	for p := id; p <= id+overflow; p++ {
@@ -143,9 +147,12 @@ func (w *pageWalk) tree(id uint64, low, high []byte, depth int) error {
 		}
 		w.seen[p/64] |= 1 << (p % 64)
 	}
-	page := make([]byte, (1+overflow)*w.pageSize)
-	if err := w.read(page, id*w.pageSize); err != nil {
-		return err
+	if overflow > 0 {
+		page = append(page, make([]byte, overflow*w.pageSize)...)
+		if err := w.read(page[w.pageSize:], (id+1)*w.pageSize); err != nil {
+			return err
+		}
+		w.pages[depth] = page
 	}
 	if err := w.elements(page, low, high, depth); err != nil {
 		return fmt.Errorf("page %d: %w", id, err)

@@ -94,10 +94,21 @@ func Algorithm(table bool) loadbalancerv1.Algorithm {
 	return loadbalancerv1.Algorithm_ALGORITHM_UNSPECIFIED
 }
 
+// backends writes backends. There may be a hundred thousand in a row of messages, so the messages of one list are in
+// one block of memory, and their addresses in one text.
 func backends(all []frontend.Backend) []*loadbalancerv1.Backend {
-	out := make([]*loadbalancerv1.Backend, len(all))
+	out, block := make([]*loadbalancerv1.Backend, len(all)), make([]loadbalancerv1.Backend, len(all))
+	const usual = len("10.244.100.100")
+	text, ends := make([]byte, 0, usual*len(all)), make([]int, len(all))
 	for i, b := range all {
-		out[i] = &loadbalancerv1.Backend{Address: b.Addr().String(), Port: uint32(b.Port()), Terminating: b.Terminating}
+		text = b.Addr().AppendTo(text)
+		ends[i] = len(text)
+	}
+	addresses, begin := string(text), 0
+	for i, b := range all {
+		out[i] = &block[i]
+		out[i].Address, out[i].Port, out[i].Terminating = addresses[begin:ends[i]], uint32(b.Port()), b.Terminating
+		begin = ends[i]
 	}
 	return out
 }

@@ -571,7 +571,12 @@ func (n *Node) Categorize(all []candidate) Categories {
 	var out Categories
 	allows := n.topology(all)
 	pick := func(ok func(candidate) bool) (out []candidate) {
-		for _, c := range all {
+		first := slices.IndexFunc(all, func(c candidate) bool { return !ok(c) })
+		if first < 0 {
+			return all // the usual case needs no copy
+		}
+		out = append(out, all[:first]...)
+		for _, c := range all[first:] {
 			if ok(c) {
 				out = append(out, c)
 			}
@@ -656,7 +661,9 @@ func (n *Node) Backends(v View) []netip.AddrPort {
 	ends := v.index()
 	for _, p := range v.Service.Ports {
 		for _, ipv6 := range []bool{false, true} {
-			for _, c := range n.merge(ends, p, ipv6, nil) {
+			all := n.merge(ends, p, ipv6, nil)
+			out = slices.Grow(out, len(all))
+			for _, c := range all {
 				if c.State().Ready() || c.State().Keeps() {
 					out = append(out, c.at)
 				}

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"unique"
 
@@ -229,7 +230,9 @@ func encode(r Record) []byte {
 
 func decode(b []byte) (Record, error) {
 	var in record
-	if !read(b, &in) {
+	r := readers.Get().(*reader)
+	defer readers.Put(r)
+	if !r.read(b, &in) {
 		in = record{}
 		if err := json.Unmarshal(b, &in); err != nil {
 			return Record{}, err
@@ -280,6 +283,7 @@ func (x *serviceRecord) service(name service.Name) (*service.Service, error) {
 	for _, in := range x.Ingress {
 		out.Ingress = append(out.Ingress, service.Ingress(in))
 	}
+	out.Ports = slices.Grow(out.Ports, len(x.Ports))
 	for _, p := range x.Ports {
 		p.Name = shared(p.Name)
 		out.Ports = append(out.Ports, service.Port(p))

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/jsonscan"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
@@ -250,14 +251,24 @@ func abouts(all []service.Endpoint) (about []service.About, at []int) {
 // reader reads a record.
 type reader struct {
 	jsonscan.Scanner
+	// Parts of the last record, whose memory the next one uses.
+	service serviceRecord
+	slice   sliceRecord
 }
 
-// read reads a record that writer wrote; false for another text.
-func read(b []byte, into *record) bool {
-	r := reader{jsonscan.New(string(b))}
+// read reads a record that writer wrote; false for another text. The record is valid until the next call with the same
+// reader; the addresses and prefixes of a Service stay valid.
+func (r *reader) read(b []byte, into *record) bool {
+	r.Scanner = jsonscan.New(string(b))
+	s, x := &r.service, &r.slice
+	*s = serviceRecord{Ingress: s.Ingress[:0], Ports: s.Ports[:0]}
+	*x = sliceRecord{Ports: x.Ports[:0], About: x.About[:0], Endpoints: x.Endpoints[:0]}
 	r.record(into)
 	return r.End()
 }
+
+// readers are unused readers. Decode may be called concurrently.
+var readers = sync.Pool{New: func() any { return new(reader) }}
 
 // fields reads an object. read returns the number of a field in the order of writer, from 1; 0: it is unknown. The text
 // fails if a field is unknown, repeated, or out of order.
@@ -326,12 +337,12 @@ func (r *reader) record(x *record) {
 			x.Name = r.own()
 			return 10
 		case "service":
-			x.Service = &serviceRecord{}
-			r.service(x.Service)
+			x.Service = &r.service
+			r.readService(x.Service)
 			return 11
 		case "slice":
-			x.Slice = &sliceRecord{}
-			r.slice(x.Slice)
+			x.Slice = &r.slice
+			r.readSlice(x.Slice)
 			return 12
 		}
 		return 0
@@ -367,7 +378,7 @@ func (r *reader) prefixes() (out []netip.Prefix) {
 	return out
 }
 
-func (r *reader) service(x *serviceRecord) {
+func (r *reader) readService(x *serviceRecord) {
 	r.fields(func(key string) int {
 		switch key {
 		case "created":
@@ -401,7 +412,7 @@ func (r *reader) service(x *serviceRecord) {
 			x.IPv6 = r.Bool()
 			return 10
 		case "ports":
-			x.Ports = r.ports()
+			r.ports(&x.Ports)
 			return 11
 		case "internalLocal":
 			x.InternalLocal = r.Bool()
@@ -444,10 +455,8 @@ func (r *reader) ingress() (x ingressRecord) {
 	return x
 }
 
-func (r *reader) ports() (out []portRecord) {
-	out = make([]portRecord, 0, 1)
-	r.array(func() { out = append(out, r.port()) })
-	return out
+func (r *reader) ports(into *[]portRecord) {
+	r.array(func() { *into = append(*into, r.port()) })
 }
 
 func (r *reader) port() (x portRecord) {
@@ -471,7 +480,7 @@ func (r *reader) port() (x portRecord) {
 	return x
 }
 
-func (r *reader) slice(x *sliceRecord) {
+func (r *reader) readSlice(x *sliceRecord) {
 	r.fields(func(key string) int {
 		switch key {
 		case "created":
@@ -484,7 +493,7 @@ func (r *reader) slice(x *sliceRecord) {
 			x.IPv6 = r.Bool()
 			return 3
 		case "ports":
-			x.Ports = r.ports()
+			r.ports(&x.Ports)
 			return 4
 		case "about":
 			r.array(func() { x.About = append(x.About, r.about()) })

@@ -134,7 +134,8 @@ func TestRecordsAreWrittenAndReadAsByEncodingJSON(t *testing.T) {
 			t.Fatalf("written\n%s, want\n%s", text, want)
 		}
 		var got, want record
-		if !read(text, &got) {
+		reader := &reader{}
+		if !reader.read(text, &got) {
 			t.Fatalf("%s is not read", text)
 		}
 		if err := json.Unmarshal(text, &want); err != nil {
@@ -154,7 +155,8 @@ func TestOtherTextsAreReadByEncodingJSON(t *testing.T) {
 			for _, damage := range []string{"", "x", "0", "\"", ",", "}", "null", "[]", "\\"} {
 				damaged := text[:i] + damage + text[i+1:]
 				var got, want record
-				if !read([]byte(damaged), &got) {
+				reader := &reader{}
+				if !reader.read([]byte(damaged), &got) {
 					continue
 				}
 				if err := json.Unmarshal([]byte(damaged), &want); err != nil || !reflect.DeepEqual(got, want) {

@@ -144,8 +144,9 @@ func TestOnePassReadsWhatTheDecoderReads(t *testing.T) {
 			continue
 		}
 		for i := range text {
-			for _, damage := range []string{"", "x", "0", "\"", ",", "}", "null", "\\", text[i:min(i+12, len(text))]} {
-				if agree(t, text[:i]+damage+text[i+1:]) {
+			damages := []string{"", "x", "0", "\"", ",", "}", "null", "\\", text[i:min(i+12, len(text))]}
+			for n := range 2 { // all of them at each byte would take a minute with the race detector
+				if agree(t, text[:i]+damages[(2*i+n)%len(damages)]+text[i+1:]) {
 					read++
 				}
 			}

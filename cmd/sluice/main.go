@@ -46,7 +46,8 @@ var commands = []func(*invocation.Invocation) *cobra.Command{
 	bpfmap.Command, check.Command, invocation.RenamedCommand("audit", check.Command),
 	prepare.Command, node.Command, service.Command, backend.Command, shares.Command,
 	controller.Command, dev.Command,
-	kubernetes.Command, probe.Command, config.Command, config.LogLevelCommand, bugreport.Command, invocation.VersionCommand,
+	kubernetes.Command, probe.Command, config.Command, config.LogLevelCommand, bugreport.Command,
+	invocation.VersionCommand,
 }
 
 func main() { os.Exit(run(os.Args)) }

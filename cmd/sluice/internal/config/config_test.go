@@ -72,7 +72,8 @@ func TestLogLevelIsShownAndChanged(t *testing.T) {
 		"wants a component (identity, ipam":    {},
 		"and a level to change it (debug, inf": {"ipam", "info", "debug"},
 	} {
-		if _, errOut := n.Want(t, invocation.ExitUsage, append([]string{"log-level"}, bad...)...); !strings.Contains(errOut, want) {
+		_, errOut := n.Want(t, invocation.ExitUsage, append([]string{"log-level"}, bad...)...)
+		if !strings.Contains(errOut, want) {
 			t.Errorf("%q: no %q in %s", bad, want, errOut)
 		}
 	}

@@ -321,11 +321,12 @@ func TestHistoryShowsChangesAlsoOfDeletedEndpoints(t *testing.T) {
 		}
 	}
 	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list.Items) != 4 || list.Items[2].Event != "changed" ||
-		len(list.Items[2].Changes) != 1 || list.Items[3].Endpoint.EndpointID != 2 || list.Items[0].Time != "2026-11-27T10:00:00Z" {
+		len(list.Items[2].Changes) != 1 || list.Items[3].Endpoint.EndpointID != 2 ||
+		list.Items[0].Time != "2026-11-27T10:00:00Z" {
 		t.Errorf("JSON: %v\n%s", err, out)
 	}
-	_, errOut := n.Want(t, invocation.ExitFailed, "endpoint", "history", "shop/nobody")
-	if !strings.Contains(errOut, "no remembered change of container or pod shop/nobody") {
+	_, errOut := n.Want(t, invocation.ExitFailed, "endpoint", "history", "shop/absent")
+	if !strings.Contains(errOut, "no remembered change of container or pod shop/absent") {
 		t.Errorf("an unknown name: %s", errOut)
 	}
 	n.Want(t, invocation.ExitUsage, "endpoint", "history", "a", "b")

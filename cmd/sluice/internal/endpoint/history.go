@@ -31,7 +31,7 @@ output to ` + NameForms + `.
   sluice endpoint history shop/web`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
-				return invocation.Usagef("sluice endpoint history wants at most one argument: %s", NameForms)
+				return invocation.Usagef("sluice endpoint history takes at most one argument: %s", NameForms)
 			}
 			return nil
 		},

@@ -233,7 +233,7 @@ func TestAnOwnerWithoutAnEndpointIsReleased(t *testing.T) {
 		"10.244.0.3": "twice/eth0: the endpoint elsewhere/eth0 has 10.244.0.3; use --force ",
 		"lease":      "lease/eth0: an ADD is in progress, or has failed; the lease expires at ",
 		"other":      `other/eth0: the manager "nomad" owns it and decides when it is released; use --force `,
-		"nobody":     "no allocation of nobody; see `sluice ipam list`",
+		"absent":     "no allocation of absent; see `sluice ipam list`",
 		"10.244.9.9": "no allocation of 10.244.9.9; see `sluice ipam list`",
 		"":           `"" is neither CONTAINER[/INTERFACE] nor the pod NAMESPACE/NAME`,
 	} {

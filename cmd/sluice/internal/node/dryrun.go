@@ -87,11 +87,12 @@ func planUninstall(p instance.Paths, o options) (changes []string, err error) {
 	case err != nil && !errors.Is(err, errForeign):
 		return nil, err
 	}
-	if _, err := beside("sluice-datapath"); err != nil {
+	if _, err := programPath("sluice-datapath"); err != nil {
 		return nil, err
 	}
 	// Only sluice-datapath knows what of it exists in the kernel.
-	changes = append(changes, "remove devices, rules, routes and firewall table of "+filepath.Base(p.RunDir)+", if there are any")
+	changes = append(changes,
+		"remove devices, rules, routes and firewall table of "+filepath.Base(p.RunDir)+", if there are any")
 	for _, f := range nodefiles.Check(p, nodefiles.Services()...) {
 		if f.Kind == "bpffs" && f.Problem == nil {
 			changes = append(changes, "remove "+f.Path+" and its pins")

@@ -74,7 +74,7 @@ changes nothing.`,
 	})
 	invocation.ValidateFlag(installing, &o.dryRun, "show what would be changed, and change nothing")
 	installing.Flags().StringVar(&o.mountBPFFS, "mount-bpffs", "auto",
-		"auto: mount the bpffs if there is none; never: fail if there is none")
+		"auto: mount the bpffs if it is not mounted; never: fail instead")
 	uninstalling := directories(&cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove the CNI configuration and plugin, devices, rules and pins of Sluice",
@@ -167,8 +167,8 @@ func pathsOfRoot(inv *invocation.Invocation) (instance.Paths, error) {
 	return p, nodefiles.Root()
 }
 
-// beside returns the path of a program in the directory of this program, or else in PATH.
-func beside(program string) (string, error) {
+// programPath returns the path of a program: in the directory of this program, or else in PATH.
+func programPath(program string) (string, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return "", err
@@ -225,7 +225,7 @@ func install(p instance.Paths, o options) (changes []string, err error) {
 // newPlugin returns the path of the installed plugin and what to write there; nil if it is installed already.
 func (o options) newPlugin() (target string, content []byte, err error) {
 	target = filepath.Join(o.plugins, plugin)
-	source, err := beside(plugin)
+	source, err := programPath(plugin)
 	if err != nil {
 		return target, nil, err
 	}
@@ -270,7 +270,7 @@ func uninstall(cmd *cobra.Command, p instance.Paths, o options) (changes []strin
 	if err != nil && !errors.Is(err, errForeign) {
 		return changes, err
 	}
-	datapath, err := beside("sluice-datapath")
+	datapath, err := programPath("sluice-datapath")
 	if err != nil {
 		return changes, err
 	}

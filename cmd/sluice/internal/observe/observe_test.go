@@ -82,7 +82,7 @@ func TestObserveShowsVerdictsWithTheirRules(t *testing.T) {
 	// The service's error names the field, and the command's error names the flag.
 	_, errOut = n.Want(t, invocation.ExitUsage, "observe", "--port", "1", "--label", "app")
 	<-n.Observed
-	nodetest.WantLines(t, errOut, "sluice: --port: is none that this node has",
+	nodetest.WantLines(t, errOut, "sluice: --port: this node does not have it",
 		"--label: must be shorter")
 	for _, bad := range [][]string{
 		{"--label", " "}, {"--verdict", "lost"}, {"--type", "unspecified"}, {"--reason", "nonsense"},

@@ -15,7 +15,8 @@ const Width = 100
 const foldIndent = "    "
 
 // Fold breaks a line with more than Width columns: at two spaces, which separate columns; else after a semicolon or
-// colon; else at a space; else after a comma. The second and further lines are indented. A longer word without a comma stays whole.
+// colon; else at a space; else after a comma. The second and further lines are indented. A longer word without a comma
+// stays whole.
 func Fold(line string) string {
 	first, rest := cut(line, Width)
 	for rest != "" {

@@ -294,8 +294,8 @@ func TestStatusTellsOfAFamilyWithoutAFreeAddress(t *testing.T) {
 	got := exhausted([]*ipamv1.Pool{full, v6, {
 		Prefix: "10.2.0.0/24", State: ipamv1.RangeState_RANGE_STATE_DRAINING, ConfirmedCount: 3,
 	}})
-	if want := "sluice-ipam: no IPv4 address is free (10.0.0.0/29: 4 confirmed, 0 leased, 1 in quarantine)"; len(got) != 1 ||
-		got[0] != want {
+	want := "sluice-ipam: no IPv4 address is free (10.0.0.0/29: 4 confirmed, 0 leased, 1 in quarantine)"
+	if len(got) != 1 || got[0] != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -53,7 +53,7 @@ func (c ClusterStream) warnings() (all []string) {
 		all = append(all, fmt.Sprintf("cluster: node IDs: %v", c.Numbers))
 	}
 	for _, r := range c.Refused[:min(len(c.Refused), maxRefused)] {
-		all = append(all, "cluster: not believed: "+r)
+		all = append(all, "cluster: not trusted: "+r)
 	}
 	return all
 }

@@ -147,7 +147,7 @@ func TestRecordsAreWrittenAndReadAsByEncodingJSON(t *testing.T) {
 	}
 }
 
-// TestOtherTextsAreReadByEncodingJSON damages records at each byte: read gives up, or reads what encoding/json reads.
+// TestOtherTextsAreReadByEncodingJSON corrupts records at each byte: read gives up, or reads what encoding/json reads.
 func TestOtherTextsAreReadByEncodingJSON(t *testing.T) {
 	for _, in := range records() {
 		text := string(encode(in))

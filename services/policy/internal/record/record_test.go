@@ -170,7 +170,9 @@ func TestLostPoliciesAreNotAnEmptySet(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, _, err := open(t, dir); !errors.Is(err, store.ErrMissing) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "if all policies will be applied again") {
+	if _, _, _, err := open(t, dir); !errors.Is(err, store.ErrMissing) ||
+		!strings.Contains(err.Error(), path) ||
+		!strings.Contains(err.Error(), "if all policies will be applied again") {
 		t.Errorf("%v, want a refusal", err)
 	}
 }
@@ -408,7 +410,8 @@ subscriber datapath: [301] [{10.0.0.2 301}]
 	if err := errors.Join(os.Remove(filepath.Join(dir, File)), os.Remove(filepath.Join(dir, store.MarkerName))); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, _, err := open(t, dir); !errors.Is(err, store.ErrMissing) || !strings.Contains(err.Error(), "rm "+filepath.Join(dir, FirstFile)) {
+	if _, _, _, err := open(t, dir); !errors.Is(err, store.ErrMissing) ||
+		!strings.Contains(err.Error(), "rm "+filepath.Join(dir, FirstFile)) {
 		t.Errorf("%v, want a refusal", err)
 	}
 }
@@ -421,7 +424,9 @@ func TestDamagedFirstFormatIsRefused(t *testing.T) {
 		dir := firstFormat(t, bad)
 		path := filepath.Join(dir, FirstFile)
 		_, _, _, err := open(t, dir)
-		if err == nil || !strings.Contains(err.Error(), "state file "+path+" is ") || !strings.Contains(err.Error(), "begin without it: mv "+path) {
+		if err == nil ||
+			!strings.Contains(err.Error(), "state file "+path+" is ") ||
+			!strings.Contains(err.Error(), "begin without it: mv "+path) {
 			t.Fatalf("byte %d, %q instead of %q: %v", at, bad[at], good[at], err)
 		}
 		if now, _ := os.ReadFile(path); !slices.Equal(now, bad) {

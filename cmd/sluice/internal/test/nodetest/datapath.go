@@ -200,7 +200,7 @@ func (f *datapath) SetAuditMode(_ context.Context, r *datapathv1.SetAuditModeReq
 	return answer, nil
 }
 
-// WatchEndpoints plays the next stream; after the last one, it blocks until the call ends.
+// ListEndpointEvents sends the recorded changes.
 func (f *datapath) ListEndpointEvents(_ *datapathv1.ListEndpointEventsRequest,
 	s grpc.ServerStreamingServer[datapathv1.ListEndpointEventsResponse],
 ) error {
@@ -221,6 +221,7 @@ func (f *datapath) ListEndpointEvents(_ *datapathv1.ListEndpointEventsRequest,
 	return nil
 }
 
+// WatchEndpoints plays the next stream; after the last one, it blocks until the call ends.
 func (f *datapath) WatchEndpoints(r *datapathv1.WatchEndpointsRequest,
 	s grpc.ServerStreamingServer[datapathv1.WatchEndpointsResponse],
 ) error {
@@ -322,7 +323,7 @@ func (f *observer) Observe(r *datapathv1.ObserveRequest,
 		field := fmt.Sprintf("ports[%d]", i)
 		return rpcerr.New(codes.InvalidArgument, rpcerr.Reason{Domain: "datapath.sluice.io", Name: "INVALID"},
 			errors.New("a text that is for people"),
-			rpcerr.Field(field, field+": is none that this node has"),
+			rpcerr.Field(field, field+": this node does not have it"),
 			rpcerr.Field("selectors[0].requirements[1].key", "must be shorter"))
 	}
 	for _, flow := range f.node.Flows {

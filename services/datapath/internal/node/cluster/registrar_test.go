@@ -20,7 +20,7 @@ type registry struct{ calls int }
 
 func (r *registry) Register(context.Context, Underlay) error {
 	if r.calls++; r.calls == 1 {
-		return errors.New("etcd is away")
+		return errors.New("etcd is unavailable")
 	}
 	return nil
 }
@@ -48,7 +48,7 @@ func TestRegistrarWarnsOfFailuresOnly(t *testing.T) {
 		known = true
 		r.Changed()
 		synctest.Wait()
-		if got := out.String(); !strings.Contains(got, "WARN") || !strings.Contains(got, "etcd is away") {
+		if got := out.String(); !strings.Contains(got, "WARN") || !strings.Contains(got, "etcd is unavailable") {
 			t.Errorf("after a failure: log %s", got)
 		}
 		r.Changed()

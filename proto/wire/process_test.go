@@ -45,7 +45,7 @@ func TestSetLogLevelChangesTheLevelAndLogsIt(t *testing.T) {
 		{statusv1.LogLevel_LOG_LEVEL_DEBUG, statusv1.LogLevel_LOG_LEVEL_INFO, statusv1.LogLevel_LOG_LEVEL_DEBUG, 1},
 		{statusv1.LogLevel_LOG_LEVEL_ERROR, statusv1.LogLevel_LOG_LEVEL_DEBUG, statusv1.LogLevel_LOG_LEVEL_ERROR, 1},
 		{statusv1.LogLevel_LOG_LEVEL_ERROR, statusv1.LogLevel_LOG_LEVEL_ERROR, statusv1.LogLevel_LOG_LEVEL_ERROR, 0},
-		{statusv1.LogLevel_LOG_LEVEL_UNSPECIFIED, statusv1.LogLevel_LOG_LEVEL_ERROR, statusv1.LogLevel_LOG_LEVEL_INFO, 1},
+		{0, statusv1.LogLevel_LOG_LEVEL_ERROR, statusv1.LogLevel_LOG_LEVEL_INFO, 1}, // the configured level
 	} {
 		out.Reset()
 		tried, err := p.SetLogLevel(t.Context(), &statusv1.SetLogLevelRequest{Level: step.set, ValidateOnly: true})

@@ -63,8 +63,8 @@ Only root may change it.`,
 					return err
 				}
 				if c.GetLogLevel() == statusv1.LogLevel_LOG_LEVEL_UNSPECIFIED {
-					return fmt.Errorf("sluice-%s is of an earlier version and does not report its log level; see `sluice "+
-						"config %s`", process.Name(), process.Name())
+					return fmt.Errorf("sluice-%s is of an earlier version and does not report its log level; "+
+						"see `sluice config %s`", process.Name(), process.Name())
 				}
 				r := &statusv1.SetLogLevelResponse{Level: c.GetLogLevel()}
 				return inv.Show(message.Of(r, component), func(w io.Writer) {
@@ -82,8 +82,8 @@ Only root may change it.`,
 			}
 			return inv.Show(message.Of(r, component), func(w io.Writer) {
 				if dryRun {
-					fmt.Fprintf(w, "Nothing was changed: --dry-run. sluice-%s would log at level %s; now: %s.\n", process.Name(),
-						output.Enum(r.GetLevel(), levelPrefix), output.Enum(r.GetPrevious(), levelPrefix))
+					fmt.Fprintf(w, "Nothing was changed: --dry-run. sluice-%s would log at level %s; now: %s.\n",
+						process.Name(), output.Enum(r.GetLevel(), levelPrefix), output.Enum(r.GetPrevious(), levelPrefix))
 					return
 				}
 				fmt.Fprintf(w, "sluice-%s logs at level %s until it ends; before: %s.\n", process.Name(),

@@ -184,7 +184,8 @@ func TestKernelDryRunsNameEachChangeAndMakeNone(t *testing.T) {
 	if _, err := m.o.configuration(m.paths).write(); err != nil {
 		t.Fatal(err)
 	}
-	kernel := "remove devices, rules, routes and firewall table of " + filepath.Base(m.paths.RunDir) + ", if there are any"
+	kernel := "remove devices, rules, routes and firewall table of " + filepath.Base(m.paths.RunDir) +
+		", if there are any"
 	if changes := plan(planUninstall, "remove "+m.o.configuration(m.paths).path(), kernel,
 		"remove "+m.paths.BPFDir+" and its pins", "remove "+target); len(changes) != 4 {
 		t.Errorf("uninstall: %q", changes)

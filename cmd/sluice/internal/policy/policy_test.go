@@ -1108,7 +1108,7 @@ func TestPolicyExplainFitsInTheWidthOfATerminal(t *testing.T) {
 		return &policyv1.MatchingRule{
 			Number: number, Decides: decides, Action: policyv1.Action_ACTION_DENY, Tier: policyv1.Tier_TIER_ISOLATION,
 			Sources: []*policyv1.RuleSource{{Kind: "NetworkPolicy", Namespace: "shop", Name: "web", Path: "isolation"}},
-			Text:    "deny from all peers except the local node on all ports of " + strings.Repeat("a long selector ", 3),
+			Text:    "deny from all peers except the local node on all ports of " + strings.Repeat("a selector ", 4),
 		}
 	}
 	side := &policyv1.SideExplanation{Action: policyv1.Action_ACTION_DENY, Matches: []*policyv1.MatchingRule{
@@ -1125,7 +1125,8 @@ func TestPolicyExplainFitsInTheWidthOfATerminal(t *testing.T) {
 			t.Errorf("a line is longer than %d columns: %s", output.Width, line)
 		}
 	}
-	if strings.Count(wide, "\n") != 4 || !strings.Contains(wide, "\n > 2   deny") || !strings.Contains(wide, "\n   11  deny") {
+	if strings.Count(wide, "\n") != 4 || !strings.Contains(wide, "\n > 2   deny") ||
+		!strings.Contains(wide, "\n   11  deny") {
 		t.Errorf("-o wide:\n%s", wide)
 	}
 	if strings.Join(strings.Fields(folded), " ") != strings.Join(strings.Fields(wide), " ") {

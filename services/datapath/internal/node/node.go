@@ -406,7 +406,8 @@ func (n *Node) openCluster(earlier cluster.Others, changes cluster.Changes) {
 func (n *Node) registration() (u cluster.Underlay, err error) {
 	overlay, known := n.o.Ranges.OverlayAddrs()
 	if !known {
-		return u, fmt.Errorf("%w: sluice-ipam has not announced which range has the overlay address", cluster.ErrIncomplete)
+		return u, fmt.Errorf("%w: sluice-ipam has not announced which range has the overlay address",
+			cluster.ErrIncomplete)
 	}
 	u = cluster.Underlay{Overlay: overlay, MTU: n.MTU, Mode: n.o.Mode, Port: n.o.Port}
 	u.Addresses, err = n.addresses()

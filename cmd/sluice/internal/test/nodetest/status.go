@@ -44,7 +44,8 @@ func (p process) SetLogLevel(_ context.Context, r *statusv1.SetLogLevelRequest) 
 
 func (p process) GetConfig(context.Context, *statusv1.GetConfigRequest) (*statusv1.GetConfigResponse, error) {
 	r := &statusv1.GetConfigResponse{
-		LogLevel: p.node.logLevel(), Instance: "x", File: "/etc/sluice/x.yaml", IgnoredVariables: []string{"SLUICE_X_PORT"},
+		LogLevel: p.node.logLevel(),
+		Instance: "x", File: "/etc/sluice/x.yaml", IgnoredVariables: []string{"SLUICE_X_PORT"},
 		Settings: []*statusv1.Setting{
 			{Key: "log.level", Value: "info", Source: statusv1.SettingSource_SETTING_SOURCE_DEFAULT},
 			{Key: "etcd.password", Value: "(secret)", Source: statusv1.SettingSource_SETTING_SOURCE_FILE},

@@ -246,7 +246,7 @@ func syncDisk(f *os.File) error {
 // refuse returns an error with the fault of the file and the steps to recover.
 func (s *Store) refuse(kind, detail error) error {
 	var commands []string
-	if kind != ErrMissing {
+	if !errors.Is(kind, ErrMissing) {
 		commands = append(commands, SetAside(s.path))
 	}
 	if s.marker != "" {

@@ -4,6 +4,7 @@
 package machine
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/servicetest"
 )
 
 func TestMain(m *testing.M) { Main(m) }
@@ -119,6 +121,11 @@ func TestKernelLeftoversOfEachKindAreSeen(t *testing.T) {
 				t.Cleanup(func() {
 					_ = cmd.Process.Kill()
 					_ = cmd.Wait()
+				})
+				// Start returns when the kernel closes the files of the former program, before it sets the arguments.
+				servicetest.Eventually(t, "the arguments of the process", func() bool {
+					arguments, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", cmd.Process.Pid))
+					return err == nil && len(arguments) > 0
 				})
 			},
 			func(*testing.T) {},

@@ -99,10 +99,6 @@ func newCluster(t *testing.T, o devnode.ClusterOptions) *testCluster {
 	for _, n := range c.nodes {
 		n.knows(t, len(c.nodes))
 	}
-	// A node's record is written again when its datapath has addresses: until then others drop what it sends.
-	for _, n := range c.nodes {
-		n.kernelHasHosts(t, c.nodes)
-	}
 	return c
 }
 

@@ -84,6 +84,10 @@ func TestPodsReachEveryPodAndHost(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t, devnode.ClusterOptions{Nodes: 3, Routing: mode})
+			// A node's record is written again when its datapath has addresses: until then others drop what it sends.
+			for _, n := range c.nodes {
+				n.kernelHasHosts(t, c.nodes)
+			}
 			var pods []pod.Pod
 			for i, n := range c.nodes {
 				pods = append(pods, n.add(t, fmt.Sprint("app-", i)))

@@ -187,7 +187,7 @@ func TestUnsupportedFieldsStayInSight(t *testing.T) {
 	_, errOut := n.Want(t, 0, "policy", "apply", "-f", file)
 	nodetest.WantLines(t, errOut, "warning: "+file+": document 1 (line 1): "+text)
 	out, _ := n.Want(t, 0, "policy", "list")
-	nodetest.WantLines(t, out, "NetworkPolicy shop/web accepted, 1 field converted 7 1 identity 2 0s grpc", text)
+	nodetest.WantLines(t, out, "NetworkPolicy shop/web accepted, 1 field converted 7 1 identity 2 3h0m0s grpc", text)
 	out, _ = n.Want(t, 0, "policy", "list", "-o", "json")
 	var all message.Items[*policyv1.Policy]
 	if err := nodetest.UnmarshalItems(out, &all); err != nil || len(all) != 1 || len(all[0].GetNotes()) != 1 ||
@@ -290,7 +290,7 @@ func TestApplyAsAManager(t *testing.T) {
 	b := nodetest.Write(t, dir, "b.yaml", "kind: NetworkPolicy\nmetadata: {name: b, namespace: shop}\n")
 	n.Want(t, 0, "policy", "apply", "-f", a, "-f", b, "--manager", "argo", "--expect-revision", "6")
 	out, _ := n.Want(t, 0, "policy", "list")
-	nodetest.WantLines(t, out, "NetworkPolicy shop/a accepted 7 1 identity 2 0s grpc:argo")
+	nodetest.WantLines(t, out, "NetworkPolicy shop/a accepted 7 1 identity 2 3h0m0s grpc:argo")
 	_, errOut := n.Want(t, invocation.ExitFailed,
 		"policy", "apply", "-f", a, "--manager", "argo", "--expect-revision", "6")
 	nodetest.WantLines(t, errOut, "sluice: the policy revision is another")
@@ -310,7 +310,7 @@ func TestPolicyThatSelectsNothingIsNoted(t *testing.T) {
 		": document 1 (line 1): NetworkPolicy shop/web: selects no endpoint of this node")
 	// The list shows it in a column.
 	out, _ := n.Want(t, 0, "policy", "list")
-	nodetest.WantLines(t, out, "NetworkPolicy shop/web accepted 7 1 identity 2 0s grpc")
+	nodetest.WantLines(t, out, "NetworkPolicy shop/web accepted 7 1 identity 2 3h0m0s grpc")
 }
 
 func TestApplyTakesDirectoriesAndStandardInput(t *testing.T) {
@@ -408,7 +408,7 @@ func TestDeleteListAndGet(t *testing.T) {
 
 	out, _ := n.Want(t, 0, "policy", "list")
 	nodetest.WantLines(t, out, "POLICY STATE REVISION SELECTS RULES AGE SOURCE",
-		"NetworkPolicy shop/web accepted 7 1 identity 2 0s grpc",
+		"NetworkPolicy shop/web accepted 7 1 identity 2 3h0m0s grpc",
 		"NetworkPolicy shop/x outdated 2 0 identities 0 - file:x.yaml", "file:z.yaml refused 0 0 identities 0 - file:z.yaml",
 		"file:z.yaml was refused: is no YAML",
 		"NetworkPolicy shop/x keeps its previous version; the new version was refused: spec.ingress: is a number")

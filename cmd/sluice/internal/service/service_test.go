@@ -164,7 +164,7 @@ func TestListAndGetShowWhereAServiceLeads(t *testing.T) {
 	}
 	out, _ := n.Want(t, 0, "service", "list")
 	nodetest.WantLines(t, out, "NAMESPACE NAME TYPE ADDRESSES PORTS READY ENFORCED AGE SOURCE",
-		"shop web ClusterIP 10.96.0.10 80/TCP 2/2 yes 0s grpc",
+		"shop web ClusterIP 10.96.0.10 80/TCP 2/2 yes 3h0m0s grpc",
 		"shop door LoadBalancer fd00:96::1 53:30053/UDP 0/0 no - grpc:argo",
 		`shop/web: spec.x is not supported\x1b[2J`,
 		"EndpointSlice shop/lost-1 is not accepted as given: its service shop/lost is missing",

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -184,7 +185,7 @@ func (f *loadBalancer) service(o *object, frontends bool) *lbv1.Service {
 		Namespace: o.Metadata.Namespace, Name: o.Metadata.Name, Source: "grpc", Type: "ClusterIP",
 		Addresses: []string{o.Spec.ClusterIP},
 		Ports:     []*lbv1.ServicePort{{Name: "http", Protocol: netv1.Protocol_PROTOCOL_TCP, Port: o.Spec.Port}},
-		Revision:  f.Revision, UpdateTime: timestamppb.Now(), Notes: f.Notes, Enforced: f.WaitError == nil,
+		Revision:  f.Revision, UpdateTime: timestamppb.New(time.Now().Add(-3 * time.Hour)), Notes: f.Notes, Enforced: f.WaitError == nil,
 	}
 	inside := &lbv1.BackendList{WhenEmpty: lbv1.EmptyAction_EMPTY_ACTION_REJECT}
 	for _, text := range output.Ordered(f.Objects) {

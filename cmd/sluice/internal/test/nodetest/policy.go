@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -130,7 +131,7 @@ func (f *policy) UpsertPolicies(_ context.Context, r *policyv1.UpsertPoliciesReq
 		resp.Changes = append(resp.Changes, change)
 		taken = append(taken, &policyv1.Policy{
 			Key: key, Source: "grpc", Accepted: true, Revision: f.Revision + 1, Subjects: []uint32{300}, Rules: 2,
-			UpdateTime: timestamppb.Now(), Manifest: []byte(text),
+			UpdateTime: timestamppb.New(time.Now().Add(-3 * time.Hour)), Manifest: []byte(text),
 			Notes: change.GetNotes(), Manager: r.GetManager(),
 		})
 	}

@@ -83,7 +83,7 @@ func (s *Session) received(kv *mvccpb.KeyValue) {
 	if kv.ModRevision <= s.witness.newest.Modified {
 		return
 	}
-	s.witness.newest = cluster.Key{Name: string(kv.Key), Value: kv.Value, Modified: kv.ModRevision}
+	s.witness.newest = keyOf(kv)
 	if s.witness.proven.Name == "" {
 		s.witness.proven = s.witness.newest // the next key may be of another history already
 	}
@@ -115,27 +115,37 @@ func (s *Session) readName(ctx context.Context) (*mvccpb.KeyValue, error) {
 	if err != nil {
 		return nil, err
 	}
+	changed := false
 	for i, k := range w.keys() {
-		same := isKey(k, resp.Responses[1+i].GetResponseRange().GetKvs())
-		if !same {
-			if same, err = s.remembers(ctx, k); err != nil {
-				return nil, err
-			}
+		if isKey(k, resp.Responses[1+i].GetResponseRange().GetKvs()) {
+			continue
+		}
+		same, err := s.remembers(ctx, k)
+		if err != nil {
+			return nil, err
 		}
 		if !same {
 			return nil, fmt.Errorf("read name: %w", s.lacks(before, resp.Header, k.Name))
 		}
+		changed = true
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.pos.history != before.history {
 		return nil, fmt.Errorf("read name: %w", errHistory)
 	}
-	s.witness.proven = w.newest
-	if kvs := resp.Responses[0].GetResponseRange().GetKvs(); len(kvs) > 0 {
-		return kvs[0], nil
+	kvs := resp.Responses[0].GetResponseRange().GetKvs()
+	if len(kvs) == 0 {
+		return nil, nil
 	}
-	return nil, nil
+	s.witness.proven = w.newest
+	if changed { // etcd will compact its revision, and then no answer shows that the key existed
+		s.witness.proven = keyOf(kvs[0])
+		if s.witness.newest.Modified == w.newest.Modified {
+			s.witness.newest = s.witness.proven
+		}
+	}
+	return kvs[0], nil
 }
 
 // lacks ends what depends on the history that this process saw, because etcd lacks a key of it.
@@ -146,6 +156,10 @@ func (s *Session) lacks(before position, h *etcdserverpb.ResponseHeader, key str
 		return errHistory // noticed by another request
 	}
 	return s.leavePast(before, h, key)
+}
+
+func keyOf(kv *mvccpb.KeyValue) cluster.Key {
+	return cluster.Key{Name: string(kv.Key), Value: kv.Value, Modified: kv.ModRevision}
 }
 
 // isKey reports whether an answer is a key as it was.

@@ -142,13 +142,15 @@ endpoints: [{addresses: [` + far.Addresses()[0].String() + `]}]
 		allowed[entity] = map[string]bool{}
 		write(c.Hub().PolicyDir(), fmt.Sprintf(onlyTo, entity))
 		servicetest.EventuallyNil(t, "the kernel enforces the policy for "+entity, func() error {
-			var x explained
-			if err := here.trySluice(t.Context(), &x, "explain", "--from", near.Name, "--to", "192.0.2.1", "--port",
-				"80"); err != nil {
-				return err
-			}
-			if passes := x.Egress.Verdict.Verdict == "forwarded"; passes != (entity == "world") {
-				return fmt.Errorf("to the world: %s", x.Egress.Verdict.Verdict)
+			for to, its := range map[string]string{"192.0.2.1": "world", here.Addresses()[0].String(): "cluster"} {
+				var x explained
+				if err := here.trySluice(t.Context(), &x, "explain", "--from", near.Name, "--to", to, "--port",
+					"80"); err != nil {
+					return err
+				}
+				if passes := x.Egress.Verdict.Verdict == "forwarded"; passes != (entity == its) {
+					return fmt.Errorf("to %s of %s: %s", to, its, x.Egress.Verdict.Verdict)
+				}
 			}
 			return nil
 		})

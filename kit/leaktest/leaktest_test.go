@@ -45,7 +45,9 @@ func TestLeak(t *testing.T) {
 }
 
 func TestLeaksFailTheBinaryAndAreNamed(t *testing.T) {
-	for leak, want := range map[string]string{"fd": "/dev/null", "pipe": "pipe:", "goroutine": "TestLeak", "none": "", "slow": ""} {
+	for leak, want := range map[string]string{
+		"fd": "/dev/null", "pipe": "pipe:", "goroutine": "TestLeak", "none": "", "slow": "",
+	} {
 		cmd := exec.Command("/proc/self/exe", "-test.run=^TestLeak$")
 		cmd.Env = append(os.Environ(), leakEnv+"="+leak, "GORACE=atexit_sleep_ms=0")
 		out, err := cmd.CombinedOutput()
@@ -55,7 +57,8 @@ func TestLeaksFailTheBinaryAndAreNamed(t *testing.T) {
 	}
 }
 
-// io.Copy between two sockets leaves a pipe in the process, which the runtime closes when it collects garbage.
+// TestPipesOfTheRuntimeAreNoLeaks: io.Copy between two sockets leaves a pipe in the process, which the runtime closes
+// when it collects garbage.
 func TestPipesOfTheRuntimeAreNoLeaks(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	check, err := begin([]Resource{Descriptors()})

@@ -220,6 +220,11 @@ func TestKernelKilledAnywhereLeavesNothingBehind(t *testing.T) {
 		app := fmt.Sprint("app", i)
 		p := b.start("--gc-grace", "0s", "--gc-quarantine", "1s")
 		p.Serving()
+		// A new process may repeat the releases of the one before, which would end it too early.
+		servicetest.Eventually(t, point+": all writes are done", func() bool {
+			st := p.status()
+			return st.GetStoreConnected() && st.GetPendingStoreWrites() == 0
+		})
 		p.Faults.KillAt(point, 0)
 		number, err := p.resolve("c1", app)
 		if strings.HasPrefix(point, "identity/release/") {

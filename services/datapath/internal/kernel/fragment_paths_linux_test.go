@@ -468,7 +468,7 @@ func TestKernelFragmentsTakeThePathOfTheFirst(t *testing.T) {
 func TestKernelLargeDatagramsAreAnswered(t *testing.T) {
 	for _, tracked := range []bool{true, false} {
 		t.Run(fmt.Sprintf("tracked %t", tracked), func(t *testing.T) {
-			eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
+			eachUnderlay(t, func(t *testing.T, f *fabric, _ Routing) {
 				n := &serviceNode{T: t, runner: f.a.runner}
 				if tracked {
 					trackConnections(t, f.a.ns)

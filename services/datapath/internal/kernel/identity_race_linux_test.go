@@ -51,7 +51,7 @@ func flood(t *testing.T, shots [2]shot, change func() error) (sent, passed int64
 // packet of it passes (INV-70). The test stores the words itself, without the grace periods of SetIdentity,
 // which are long compared with the evaluation of a packet.
 func TestKernelNoPacketMixesTwoIdentities(t *testing.T) {
-	const changes = 100_000
+	const changes = 20_000
 	th := newTheatre(t, false)
 	th.putTables(t)
 	_, err := th.k.Endpoints.SetPolicy(th.pods["b"].Slot, nodetable.Allow, friends)

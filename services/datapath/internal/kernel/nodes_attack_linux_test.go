@@ -216,7 +216,7 @@ func TestKernelIPv6UnderlayHasChecksums(t *testing.T) {
 // TestKernelTooBigForTheTunnelIsAnswered shows that a pod learns the path MTU to another node, in both
 // families, and that TCP connections use it: segments that the kernel splits later count by their own size.
 func TestKernelTooBigForTheTunnelIsAnswered(t *testing.T) {
-	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
+	eachUnderlay(t, func(t *testing.T, f *fabric, _ Routing) {
 		const narrow = 1350
 		for _, pair := range [][2]*fabricNode{{f.a, f.b}, {f.b, f.a}} {
 			pair[0].narrow(t, pair[1], narrow)

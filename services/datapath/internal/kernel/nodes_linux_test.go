@@ -324,13 +324,19 @@ func wantNoDrops(t *testing.T, who string, gained map[cell]uint64) {
 	}
 }
 
-// eachFabric runs a test in both routing modes and on both underlays.
+// eachFabric runs a test in both routing modes.
 func eachFabric(t *testing.T, test func(t *testing.T, f *fabric, routing Routing)) {
-	eachFabricOn(t, cable, test)
+	t.Run("overlay", func(t *testing.T) { test(t, newFabric(t, RoutingOverlay, false), RoutingOverlay) })
+	t.Run("native", func(t *testing.T) { test(t, newFabric(t, RoutingNative, false), RoutingNative) })
 }
 
-// eachFabricOn is eachFabric with a kind of uplinks.
-func eachFabricOn(t *testing.T, kind uplinkKind, test func(t *testing.T, f *fabric, routing Routing)) {
+// eachUnderlay is eachFabric for tests of packets between nodes. It also runs the test with tunnels over IPv6.
+func eachUnderlay(t *testing.T, test func(t *testing.T, f *fabric, routing Routing)) {
+	eachUnderlayOn(t, cable, test)
+}
+
+// eachUnderlayOn is eachUnderlay with a kind of uplinks.
+func eachUnderlayOn(t *testing.T, kind uplinkKind, test func(t *testing.T, f *fabric, routing Routing)) {
 	for _, c := range []struct {
 		name      string
 		routing   Routing
@@ -347,7 +353,7 @@ func eachFabricOn(t *testing.T, kind uplinkKind, test func(t *testing.T, f *fabr
 // TestKernelPodsOfTwoNodesExchangePackets shows that packets between pods of two nodes bypass both host stacks,
 // in both families.
 func TestKernelPodsOfTwoNodesExchangePackets(t *testing.T) {
-	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
+	eachUnderlay(t, func(t *testing.T, f *fabric, routing Routing) {
 		way := event.ForwardedOverlay
 		if routing == RoutingNative {
 			way = event.ForwardedNative
@@ -372,7 +378,7 @@ func TestKernelPodsOfTwoNodesExchangePackets(t *testing.T) {
 // TestKernelHostOfNode shows that pods see the host of another node as a remote node, with its overlay address
 // and its device addresses, and that it gets answers.
 func TestKernelHostOfNode(t *testing.T) {
-	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
+	eachUnderlay(t, func(t *testing.T, f *fabric, _ Routing) {
 		(&theatre{runner: f.b.runner}).putTables(t)
 		update(t, f.b.k, "sl_id", uint32(identity.RemoteNode), knownWord(7, 4, 1))
 		setPolicy(t, f.b.k, f.b.pod.Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: friends})
@@ -393,7 +399,7 @@ func TestKernelHostOfNode(t *testing.T) {
 // that uses the address of a host is dropped.
 func TestKernelHostsAreToldApartByTheirLabels(t *testing.T) {
 	const east, west = identity.MinNodeLocal, identity.MaxNodeLocal
-	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
+	eachUnderlay(t, func(t *testing.T, f *fabric, routing Routing) {
 		(&theatre{runner: f.b.runner}).putTables(t)
 		const clusterWide = uint32(identity.MaxCluster) + 1
 		update(t, f.b.k, bpf.MapsMapSlId, clusterWide+uint32(east-identity.MinNodeLocal), knownWord(7, 4, 1))
@@ -461,7 +467,7 @@ func TestKernelHostsAreToldApartByTheirLabels(t *testing.T) {
 
 // TestKernelPodReachesTheOtherHost shows that the host of another node answers pods.
 func TestKernelPodReachesTheOtherHost(t *testing.T) {
-	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
+	eachUnderlay(t, func(t *testing.T, f *fabric, _ Routing) {
 		for i, local := range f.a.pod.Addrs() {
 			for _, addr := range [][]netip.Addr{{f.b.addr4, f.b.over4}, {f.b.addr6, f.b.over6}}[i] {
 				beforeA, beforeB := f.a.counters(t), f.b.counters(t)
@@ -625,7 +631,7 @@ func TestKernelForgedVXLAN(t *testing.T) {
 // TestKernelExplainKnowsNodes shows that both nodes explain a connection between their pods, including the node
 // of the other end.
 func TestKernelExplainKnowsNodes(t *testing.T) {
-	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
+	eachUnderlay(t, func(t *testing.T, f *fabric, routing Routing) {
 		way := event.ForwardedOverlay
 		if routing == RoutingNative {
 			way = event.ForwardedNative

@@ -155,7 +155,7 @@ func TestKernelOutsideServesTheHostsOfOtherNodes(t *testing.T) {
 // sockets of the local node. A backend on another node sees an address of this node as source, a local socket
 // sees the client. The other node's policy evaluates the world.
 func TestKernelOutsideReachesBackendsElsewhere(t *testing.T) {
-	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
+	eachUnderlay(t, func(t *testing.T, f *fabric, routing Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
 		for i, pod := range f.b.pod.Addrs() {
 			own := []netip.Addr{f.a.addr4, f.a.addr6}[i]
@@ -269,7 +269,7 @@ func TestKernelOutsideErrorsQuoteWhatWasSent(t *testing.T) {
 // TestKernelOutsideForgedSourcesReachNoBackend: outside senders with the address of a pod or of the node reach
 // no backend, and no service forwards to the tunnel port.
 func TestKernelOutsideForgedSourcesReachNoBackend(t *testing.T) {
-	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
+	eachUnderlay(t, func(t *testing.T, f *fabric, routing Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
 		nodePort := netip.AddrPortFrom(f.a.addr4, 30080)
 		n.lead(nodePort, feNode, netip.AddrPortFrom(f.a.pod.IPv4, 8080))

@@ -171,7 +171,7 @@ func wantTooBig(t *testing.T, what string, packet []byte, from, to netip.Addr, m
 // and quotes the packet that it has sent. The packet is either a request of an outside client, or the answer of
 // a backend on this or another node, whose kernel must learn the MTU.
 func TestKernelOutsideTooBigQuotesWhatWasSent(t *testing.T) {
-	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
+	eachUnderlay(t, func(t *testing.T, f *fabric, routing Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
 		client := sniff(t, f.outsider, "up0")
 		for i, outside := range f.outsideAddrs() {
@@ -321,7 +321,7 @@ func (f *fabric) behindAHop(t *testing.T, mtu int) netns.NsHandle {
 // both ends assume, TCP answers of backends on this and another node arrive, because the backend's kernel
 // learns the MTU.
 func TestKernelOutsideAnswersFitTheWayToTheSender(t *testing.T) {
-	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
+	eachUnderlay(t, func(t *testing.T, f *fabric, _ Routing) {
 		const mtu = 1300
 		n := &serviceNode{T: t, runner: f.a.runner}
 		far := f.behindAHop(t, mtu)

@@ -251,7 +251,7 @@ func TestKernelPodReachesServicesByPackets(t *testing.T) {
 // TestKernelServiceOfARemoteBackend: a backend on another node is reached through the tunnel or natively, and
 // its answers come from the service.
 func TestKernelServiceOfARemoteBackend(t *testing.T) {
-	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
+	eachUnderlay(t, func(t *testing.T, f *fabric, _ Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
 		for i, local := range f.a.pod.Addrs() {
 			vip, at := serviceAddr(local, 1), netip.AddrPortFrom(f.b.pod.Addrs()[i], 8080)

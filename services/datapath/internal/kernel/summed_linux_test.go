@@ -261,7 +261,7 @@ func (s *sums) want(t *testing.T, what string, from, to netip.Addr) {
 // changes its ends, the checksum is updated: on the way to pods, hosts and sockets of this and another node,
 // and back to outside clients and to a pod.
 func TestKernelOutsideKeepsChecksumsThatTheDeviceSummed(t *testing.T) {
-	eachFabricOn(t, summing, func(t *testing.T, f *fabric, routing Routing) {
+	eachUnderlayOn(t, summing, func(t *testing.T, f *fabric, routing Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
 		s := watchSums(t)
 		s.at(t, f.a.h, "up0")

@@ -88,7 +88,7 @@ func eachUplink(t *testing.T, test func(t *testing.T, f *fabric, bonded bool)) {
 		bonded bool
 	}{{"VLAN", overVLAN, false}, {"bond", overBond, true}, {"VLAN of a bond", overBondedVLAN, true}} {
 		t.Run(kind.name, func(t *testing.T) {
-			eachFabricOn(t, kind.make, func(t *testing.T, f *fabric, _ Routing) { test(t, f, kind.bonded) })
+			eachUnderlayOn(t, kind.make, func(t *testing.T, f *fabric, _ Routing) { test(t, f, kind.bonded) })
 		})
 	}
 }

@@ -273,7 +273,7 @@ func sameAsFresh(t *testing.T, config Config, s *scenario.State, e *Engine, what
 // INV-63
 func TestIncrementalEqualsFromScratchAfterEachOfManyChanges(t *testing.T) {
 	t.Parallel()
-	n := runs(t, 80)
+	n := runs(t, 40)
 	w := seeded(t, 3)
 	for run := range n {
 		config := drawConfig(w)

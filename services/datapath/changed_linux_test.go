@@ -33,7 +33,7 @@ func (w *world) intact(p *pod) error {
 
 // repairs returns the number of repairs of all kinds.
 func (w *world) repairs() uint64 {
-	n := w.node.Endpoints.Core.Counts()
+	n := w.node.Endpoints.Report.Counts()
 	return n.Repairs + n.DeviceRepairs + n.NodeRepairs
 }
 
@@ -51,7 +51,7 @@ func TestKernelChangedHostEndsAndNodeAreRepairedByEvents(t *testing.T) {
 	// A start compares everything once. That is done when an event that came later has been handled.
 	w.deleteClsact(a)
 	servicetest.EventuallyNil(t, "first repair", func() error {
-		if w.node.Endpoints.Core.Counts().Repairs == 0 {
+		if w.node.Endpoints.Report.Counts().Repairs == 0 {
 			return errors.New("not yet")
 		}
 		return w.intact(a)
@@ -137,7 +137,7 @@ func TestKernelChangedHostEndsAndNodeAreRepairedByEvents(t *testing.T) {
 	if err := talk(a.ns, host.echo(w.node.Ranges.NodeAddrs()[0]), patience); err != nil {
 		t.Errorf("pod to its host: %v", err)
 	}
-	if left := w.node.Endpoints.Core.Counts().Unrepaired; len(left) > 0 {
+	if left := w.node.Endpoints.Report.Counts().Unrepaired; len(left) > 0 {
 		t.Errorf("unrepaired %q", left)
 	}
 }
@@ -161,12 +161,12 @@ func TestKernelRouteThatCannotBeRepairedIsReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	servicetest.EventuallyNil(t, "report", func() error {
-		for _, d := range w.node.Endpoints.Core.Counts().Unrepaired {
+		for _, d := range w.node.Endpoints.Report.Counts().Unrepaired {
 			if want := fmt.Sprintf("%s: route %v:", a.owner, addr); len(d) > len(want) && d[:len(want)] == want {
 				return nil
 			}
 		}
-		return fmt.Errorf("unrepaired %q", w.node.Endpoints.Core.Counts().Unrepaired)
+		return fmt.Errorf("unrepaired %q", w.node.Endpoints.Report.Counts().Unrepaired)
 	})
 }
 
@@ -191,8 +191,8 @@ func TestKernelDeletedDeviceIsShownByTheEvent(t *testing.T) {
 				t.Fatal(err)
 			}
 			shown := func() error {
-				e, err := w.node.Endpoints.Core.Get(p.owner)
-				n := w.node.Endpoints.Core.Counts()
+				e, err := w.node.Endpoints.Report.Get(p.owner)
+				n := w.node.Endpoints.Report.Counts()
 				text := strings.Join(n.Unrepaired, "\n")
 				if err != nil || e.State != endpoint.Damaged || n.ByState[endpoint.Damaged] != 1 ||
 					!strings.Contains(text, p.owner.String()) || !strings.Contains(text, "delete and create the container again") {
@@ -210,8 +210,9 @@ func TestKernelDeletedDeviceIsShownByTheEvent(t *testing.T) {
 			if p.ep, err = w.node.Endpoints.Core.Create(t.Context(), p.spec, false); err != nil {
 				t.Fatal(err)
 			}
-			if e, err := w.node.Endpoints.Core.Get(p.owner); err != nil || e.State != endpoint.Ready || len(w.node.Endpoints.Core.Counts().Unrepaired) != 0 {
-				t.Errorf("after another ADD: %v, %v, %q", e.State, err, w.node.Endpoints.Core.Counts().Unrepaired)
+			e, err := w.node.Endpoints.Report.Get(p.owner)
+			if left := w.node.Endpoints.Report.Counts().Unrepaired; err != nil || e.State != endpoint.Ready || len(left) != 0 {
+				t.Errorf("after another ADD: %v, %v, %q", e.State, err, left)
 			}
 			if err := talk(other.ns, p.echo(p.ep.Spec.Addrs[1]), patience); err != nil {
 				t.Errorf("after another ADD: %v", err)

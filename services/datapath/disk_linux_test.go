@@ -90,7 +90,7 @@ func TestKernelDiskThatTakesNoRecordsIsToldAndTriedAgain(t *testing.T) {
 			if _, err := w.node.Endpoints.Core.Delete(t.Context(), here.owner); err != nil {
 				t.Errorf("DEL again: %v", err)
 			}
-			if _, err := w.node.Endpoints.Core.Get(here.owner); !errors.Is(err, endpoint.ErrNotFound) {
+			if _, err := w.node.Endpoints.Report.Get(here.owner); !errors.Is(err, endpoint.ErrNotFound) {
 				t.Errorf("after DEL: %v, want no endpoint", err)
 			}
 		})

@@ -198,7 +198,7 @@ func TestKernelHostPortsLeadToTheirPod(t *testing.T) {
 func TestKernelHostPortsAreRefusedThatAreTaken(t *testing.T) {
 	w := newServiceWorld(t)
 	w.podWithPorts("web", hostPort(netip.Addr{}, 8080, workload.TCP, 80))
-	before := len(w.node.Endpoints.Core.List())
+	before := len(w.node.Endpoints.Report.List())
 	refused := func(name string, is error, text string, m endpoint.PortMapping) {
 		t.Helper()
 		s := w.spec(name, w.home) // the request is refused before the namespace matters
@@ -211,7 +211,7 @@ func TestKernelHostPortsAreRefusedThatAreTaken(t *testing.T) {
 				t.Errorf("%s: %v, want %v with %q", name, err, is, text)
 			}
 		}
-		if n := len(w.node.Endpoints.Core.List()); n != before {
+		if n := len(w.node.Endpoints.Report.List()); n != before {
 			t.Errorf("%s: %d endpoints, want %d", name, n, before)
 		}
 	}
@@ -363,7 +363,7 @@ func TestKernelSocketsOfAPodAreLeftAsTheyAre(t *testing.T) {
 		if n := translations(left); n != had+1 {
 			t.Errorf("%s: %d new translation entries, want 1", when, n-had)
 		}
-		if e, err := w.node.Endpoints.Core.Get(left.owner); err != nil || !e.Spec.LeaveSockets {
+		if e, err := w.node.Endpoints.Report.Get(left.owner); err != nil || !e.Spec.LeaveSockets {
 			t.Errorf("%s: the endpoint is %+v, %v", when, e.Spec, err)
 		}
 		w.stop()

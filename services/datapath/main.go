@@ -74,7 +74,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	spool := record.OpenSpool(cfg.SpoolDir, p.Log)
-	if err := p.Phase("replay deletions", func() error { return spool.Replay(ctx, d.Endpoints.Core) }); err != nil {
+	replay := func() error { return spool.Replay(ctx, d.Endpoints.Report, d.Endpoints.Core) }
+	if err := p.Phase("replay deletions", replay); err != nil {
 		// The replay is repeated while the process serves. If the process exited here because of a full disk, no other
 		// container could be created or deleted.
 		p.Log.Error("spooled deletions not replayed, retrying", log.Err(err))
@@ -132,7 +133,7 @@ func newServer(
 	s := &server.Server{
 		Process: wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each,
 			p.LogLevel, p.Log),
-		Core: d.Endpoints.Core, Ring: d.Observation.Ring, Explainer: d.Kernel.Explainer,
+		Endpoints: d.Endpoints.Parts, Ring: d.Observation.Ring, Explainer: d.Kernel.Explainer,
 		Maps: kernel.Dumper{Kernel: d.Kernel, NodeName: d.Node.Name}, Bounds: d.Kernel.Bounds,
 		Services: d.Kernel.Services, Tracked: d.Kernel.Tracked, Records: records, Ranges: d.Ranges, Keeper: d.Endpoints.Keeper,
 		Facts: server.Facts{
@@ -142,7 +143,7 @@ func newServer(
 		Parts:  d.parts(called, policy),
 		Policy: policy,
 		Called: server.Called{IPAM: called.ipam, Identity: called.identity, Policy: called.policy},
-		Labels: &observe.Labels{Local: d.Endpoints.Core.LabelsOf, Source: called.identity},
+		Labels: &observe.Labels{Local: d.Endpoints.Report.LabelsOf, Source: called.identity},
 		NameOf: d.Node.Name,
 		Named:  called.cluster.NodeName,
 	}
@@ -334,7 +335,7 @@ func validate(ctx context.Context, p *process.Process, d *datapath) error {
 	for _, f := range findings {
 		p.Log.Warn("difference", "subject", f.Subject, "key", f.Key, "want", f.Want, "have", f.Have)
 	}
-	if bad := d.Endpoints.Core.Counts().BadRecords; len(findings)+len(bad) > 0 {
+	if bad := d.Endpoints.Report.Counts().BadRecords; len(findings)+len(bad) > 0 {
 		return fmt.Errorf("%d differences, %d unreadable records; nothing was changed", len(findings), len(bad))
 	}
 	p.Log.Info("nothing to repair")

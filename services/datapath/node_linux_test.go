@@ -103,7 +103,7 @@ func TestKernelDeletionCutsAtOnceAndReleasesLater(t *testing.T) {
 	servicetest.EventuallyNil(t, "release", func() error {
 		w.leases.mu.Lock()
 		defer w.leases.mu.Unlock()
-		if _, held := w.leases.held[b.owner]; held || w.node.Endpoints.Core.Counts().PendingReleases > 0 {
+		if _, held := w.leases.held[b.owner]; held || w.node.Endpoints.Report.Counts().PendingReleases > 0 {
 			return errors.New("the addresses are still allocated")
 		}
 		return nil
@@ -307,7 +307,7 @@ func TestKernelRemovedProgramsAreSeenRepairedAndCounted(t *testing.T) {
 	for i := uint64(1); i <= 3; i++ {
 		w.deleteClsact(a)
 		servicetest.EventuallyNil(t, "repair", func() error {
-			if n := w.node.Endpoints.Core.Counts().Repairs; n < i {
+			if n := w.node.Endpoints.Report.Counts().Repairs; n < i {
 				return fmt.Errorf("%d repairs, want %d", n, i)
 			}
 			return nil
@@ -606,7 +606,7 @@ func TestKernelConnectionsLiveThroughRestarts(t *testing.T) {
 			t.Errorf("restart %d: program %d was replaced by %d although nothing changed", i, program, now)
 		}
 		for _, p := range []*pod{a, b} {
-			e, err := w.node.Endpoints.Core.Get(p.owner)
+			e, err := w.node.Endpoints.Report.Get(p.owner)
 			if err != nil || e.State != endpoint.Ready || e.Slot != p.ep.Slot {
 				t.Fatalf("restart %d: %s is %+v, %v", i, p.owner, e, err)
 			}
@@ -615,7 +615,7 @@ func TestKernelConnectionsLiveThroughRestarts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := w.node.Endpoints.Core.Counts().Repairs; n != 0 {
+	if n := w.node.Endpoints.Report.Counts().Repairs; n != 0 {
 		t.Errorf("%d repairs after clean restarts", n)
 	}
 }
@@ -650,11 +650,12 @@ func TestKernelRestartFindsWhatChangedMeanwhile(t *testing.T) {
 	writeSpool(t, spool, deleted.owner, time.Now())
 
 	w.start(true)
-	if err := record.OpenSpool(spool, log.Discard()).Replay(t.Context(), w.node.Endpoints.Core); err != nil {
+	parts := w.node.Endpoints.Parts
+	if err := record.OpenSpool(spool, log.Discard()).Replay(t.Context(), parts.Report, parts.Core); err != nil {
 		t.Fatal(err)
 	}
 	for _, o := range []workload.Owner{gone.owner, deleted.owner} {
-		if _, err := w.node.Endpoints.Core.Get(o); !errors.Is(err, endpoint.ErrNotFound) {
+		if _, err := w.node.Endpoints.Report.Get(o); !errors.Is(err, endpoint.ErrNotFound) {
 			t.Errorf("endpoint of %s: %v, want it deleted", o, err)
 		}
 	}
@@ -664,7 +665,7 @@ func TestKernelRestartFindsWhatChangedMeanwhile(t *testing.T) {
 	if err := talk(a.ns, addr, patience); err != nil {
 		t.Errorf("after the repair: %v", err)
 	}
-	if n := w.node.Endpoints.Core.Counts().Repairs; n != 1 {
+	if n := w.node.Endpoints.Report.Counts().Repairs; n != 1 {
 		t.Errorf("%d attachment repairs, want 1", n)
 	}
 	entries, err := w.node.Kernel.Endpoints.List()
@@ -701,11 +702,11 @@ func TestKernelSpoolIsReplayedWhileServing(t *testing.T) {
 		return nil
 	})
 	for _, o := range []workload.Owner{early.owner, deleted.owner} {
-		if _, err := w.node.Endpoints.Core.Get(o); !errors.Is(err, endpoint.ErrNotFound) {
+		if _, err := w.node.Endpoints.Report.Get(o); !errors.Is(err, endpoint.ErrNotFound) {
 			t.Errorf("endpoint of %s: %v, want it deleted", o, err)
 		}
 	}
-	if _, err := w.node.Endpoints.Core.Get(kept.owner); err != nil {
+	if _, err := w.node.Endpoints.Report.Get(kept.owner); err != nil {
 		t.Errorf("an endpoint without a deletion: %v, want it kept", err)
 	}
 	cancel()
@@ -739,7 +740,8 @@ func TestKernelOneStubbornDeletionKeepsNoOtherWaiting(t *testing.T) {
 	for _, p := range pods {
 		writeSpool(t, spool, p.owner, time.Now())
 	}
-	if err := record.OpenSpool(spool, log.Discard()).Replay(t.Context(), w.node.Endpoints.Core); err == nil {
+	parts := w.node.Endpoints.Parts
+	if err := record.OpenSpool(spool, log.Discard()).Replay(t.Context(), parts.Report, parts.Core); err == nil {
 		t.Error("the replay returns no error for the failed deletion")
 	}
 	left, err := os.ReadDir(spool)
@@ -747,7 +749,7 @@ func TestKernelOneStubbornDeletionKeepsNoOtherWaiting(t *testing.T) {
 		t.Errorf("the spool has %v (%v), want the entry of %s alone", left, err, bad)
 	}
 	for _, p := range pods {
-		if _, err := w.node.Endpoints.Core.Get(p.owner); p.owner != bad && !errors.Is(err, endpoint.ErrNotFound) {
+		if _, err := w.node.Endpoints.Report.Get(p.owner); p.owner != bad && !errors.Is(err, endpoint.ErrNotFound) {
 			t.Errorf("endpoint of %s: %v, want it deleted", p.owner, err)
 		}
 	}

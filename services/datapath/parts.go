@@ -14,7 +14,7 @@ import (
 // parts returns what status and metrics contain, in the order of the warnings. policy is nil in policy mode none.
 func (d *datapath) parts(called callees, policy *server.PolicyPart) []server.Part {
 	all := []server.Part{
-		server.EndpointsPart{Core: d.Endpoints.Core, Ranges: d.Ranges, Owners: called.owners},
+		server.EndpointsPart{Report: d.Endpoints.Report, Ranges: d.Ranges, Owners: called.owners},
 		server.PacketsPart{Events: d.Kernel.Events},
 		server.MapsPart{Usage: d.mapUsage},
 		server.ConnectionsPart{Counts: d.connectionCounts},
@@ -42,7 +42,7 @@ func (d *datapath) policyPart(cfg Config) *server.PolicyPart {
 		return nil
 	}
 	return &server.PolicyPart{
-		Tables: d.Policy.Applier, Modes: d.Policy.Modes, Core: d.Endpoints.Core,
+		Tables: d.Policy.Applier, Modes: d.Policy.Modes, Report: d.Endpoints.Report,
 		Required: cfg.Policy.Mode == policyRequired, Audit: cfg.Policy.Audit,
 	}
 }

@@ -45,7 +45,7 @@ func TestKernelForeignQdiscIsReported(t *testing.T) {
 			t.Errorf("audit returns %+v, want one finding that is not repaired", found)
 		}
 	}
-	left := w.node.Endpoints.Core.Counts().Unrepaired
+	left := w.node.Endpoints.Report.Counts().Unrepaired
 	if !slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, "pfifo") }) {
 		t.Errorf("status returns %q", left)
 	}

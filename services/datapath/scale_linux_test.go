@@ -60,7 +60,7 @@ func BenchmarkRestart(b *testing.B) {
 
 // fill creates endpoints until the node has n.
 func (w *world) fill(n int) {
-	for have := len(w.node.Endpoints.Core.List()); have < n; have++ {
+	for have := len(w.node.Endpoints.Report.List()); have < n; have++ {
 		w.pod(fmt.Sprintf("resident-%d", have))
 	}
 }

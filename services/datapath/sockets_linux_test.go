@@ -33,7 +33,7 @@ func (w *world) wantNamespaces(when string, pods ...*pod) {
 		if cookie, err = p.ns.Cookie(); err != nil {
 			w.t.Fatal(err)
 		}
-		now, err := w.node.Endpoints.Core.Get(p.owner)
+		now, err := w.node.Endpoints.Report.Get(p.owner)
 		if err != nil {
 			w.t.Fatal(err)
 		}

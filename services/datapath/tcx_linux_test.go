@@ -84,7 +84,8 @@ func TestKernelForeignTCXProgramIsReported(t *testing.T) {
 					t.Errorf("audit returns %+v, want one finding with %q that is not repaired", found, want)
 				}
 			}
-			if left := w.node.Endpoints.Core.Counts().Unrepaired; !slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, want) }) {
+			left := w.node.Endpoints.Report.Counts().Unrepaired
+			if !slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, want) }) {
 				t.Errorf("status returns %q, want %q", left, want)
 			}
 			if _, err := w.node.Endpoints.Core.Delete(t.Context(), p.owner); err != nil {
@@ -92,7 +93,7 @@ func TestKernelForeignTCXProgramIsReported(t *testing.T) {
 			}
 		})
 	}
-	if left := w.node.Endpoints.Core.Counts().Unrepaired; len(left) != 0 {
+	if left := w.node.Endpoints.Report.Counts().Unrepaired; len(left) != 0 {
 		t.Errorf("after the deletions status returns %q", left)
 	}
 }

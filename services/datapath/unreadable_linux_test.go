@@ -109,7 +109,8 @@ func TestKernelUnreadableRecordClosesItsPodAlone(t *testing.T) {
 			if n, err := w.node.Endpoints.Core.Reconcile(t.Context()); err != nil || n != 0 || len(w.leases.held) != 3 || len(w.identities.held) != 3 {
 				t.Errorf("the comparison with ipam released %d, %v; held %v", n, err, w.leases.held)
 			}
-			if text := strings.Join(w.node.Endpoints.Core.Counts().BadRecords, "\n"); !strings.Contains(text, file) || !strings.Contains(text, lost.ep.Device.HostName) {
+			text := strings.Join(w.node.Endpoints.Report.Counts().BadRecords, "\n")
+			if !strings.Contains(text, file) || !strings.Contains(text, lost.ep.Device.HostName) {
 				t.Errorf("the status does not name %s and %s:\n%s", file, lost.ep.Device.HostName, text)
 			}
 			after, err := os.ReadFile(file)
@@ -163,7 +164,7 @@ func TestKernelUnreadableRecordClosesItsPodAlone(t *testing.T) {
 			servicetest.EventuallyNil(t, "the pod's addresses and identity released, its device and record removed", func() error {
 				w.leases.mu.Lock()
 				defer w.leases.mu.Unlock()
-				if _, err := os.Lstat(file); len(w.leases.held) != 2 || !errors.Is(err, os.ErrNotExist) || hasLink(lost.ns, "eth0") == nil || len(w.node.Endpoints.Core.Counts().BadRecords) != 0 {
+				if _, err := os.Lstat(file); len(w.leases.held) != 2 || !errors.Is(err, os.ErrNotExist) || hasLink(lost.ns, "eth0") == nil || len(w.node.Endpoints.Report.Counts().BadRecords) != 0 {
 					return errors.Join(err, fmt.Errorf("leases %v", w.leases.held))
 				}
 				return nil

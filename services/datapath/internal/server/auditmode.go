@@ -33,7 +33,7 @@ func (s *Server) SetAuditMode(
 	var of *endpoint.Endpoint
 	switch {
 	case r.GetOwner() != nil:
-		e, err := s.Core.Get(wire.OwnerOf(r.GetOwner()))
+		e, err := s.Endpoints.Report.Get(wire.OwnerOf(r.GetOwner()))
 		if err == nil && (e.Slot == 0 || e.Created.IsZero()) {
 			err = fmt.Errorf("%s: %w that is published", e.Spec.Owner, endpoint.ErrNotFound)
 		}
@@ -57,7 +57,7 @@ func (s *Server) SetAuditMode(
 	}
 	answer := &datapathv1.SetAuditModeResponse{Mode: s.Policy.mode()}
 	if of != nil {
-		now, err := s.Core.Get(of.Spec.Owner)
+		now, err := s.Endpoints.Report.Get(of.Spec.Owner)
 		if err != nil {
 			return nil, statusOf(err) // deleted meanwhile, together with its audit mode
 		}

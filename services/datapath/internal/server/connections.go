@@ -94,7 +94,7 @@ func isEmpty(f *datapathv1.ConnectionFilter) bool {
 // make the filter match too much.
 func (s *Server) connectionFilter(p *datapathv1.ConnectionFilter) (f conntrack.Filter, err error) {
 	for i, o := range p.GetOwners() {
-		e, err := s.Core.Get(wire.OwnerOf(o))
+		e, err := s.Endpoints.Report.Get(wire.OwnerOf(o))
 		if err == nil && e.Slot == 0 {
 			err = fmt.Errorf("%s: %w that is published", e.Spec.Owner, endpoint.ErrNotFound)
 		}
@@ -186,7 +186,7 @@ func (s *Server) connectionEnd(end conntrack.End, addr netip.Addr) *datapathv1.C
 	}
 	p.EndpointIndex = uint32(end.Slot)
 	// another endpoint may have the endpoint ID by now
-	if e, ok := s.Core.HolderOf(addr); ok && e.Slot == end.Slot {
+	if e, ok := s.Endpoints.Report.HolderOf(addr); ok && e.Slot == end.Slot {
 		p.Owner, p.Pod = wire.Owner(e.Spec.Owner), wire.Pod(e.Spec.Pod)
 	}
 	return p

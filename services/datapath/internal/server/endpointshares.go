@@ -73,7 +73,7 @@ func (s *Server) sendEndpointShares(
 	if s.Bounds == nil {
 		return nil
 	}
-	endpoints := s.Core.List()
+	endpoints := s.Endpoints.Report.List()
 	for _, l := range s.sharedLimits() {
 		var all []*sharesv1.EndpointShare
 		total := 0

@@ -15,7 +15,7 @@ import (
 
 // EndpointsPart describes the endpoints of the node.
 type EndpointsPart struct {
-	Core   *lifecycle.Core
+	Report *lifecycle.Report
 	Ranges *podrange.Set // of the node's pods
 	// Owners is the stream of the desired identities of endpoints.
 	Owners interface {
@@ -37,7 +37,7 @@ var (
 )
 
 func (p EndpointsPart) report(r *report) error {
-	n := p.Core.Counts()
+	n := p.Report.Counts()
 	r.warn(n.BadRecords...)
 	r.warn(n.Unrepaired...)
 	r.warn(n.Waiting...)
@@ -70,7 +70,7 @@ func (EndpointsPart) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (p EndpointsPart) Collect(ch chan<- prometheus.Metric) {
-	n := p.Core.Counts()
+	n := p.Report.Counts()
 	for s := endpoint.Restoring; s <= endpoint.Damaged; s++ {
 		gauge(ch, endpointsDesc, float64(n.ByState[s]), s.String())
 	}

@@ -118,7 +118,7 @@ func (s *Server) explainedPeer(ctx context.Context, p explain.Peer) *datapathv1.
 	if p.Slot != endpointmap.NoID && p.Slot != endpointmap.HostID {
 		e.EndpointIndex = uint32(p.Slot)
 		e.Slot = e.EndpointIndex //nolint:staticcheck // callers of the earlier name read it
-		if spec, ok := s.Core.SpecOfSlot(p.Slot); ok {
+		if spec, ok := s.Endpoints.Report.SpecOfSlot(p.Slot); ok {
 			e.Owner, e.Pod = wire.Owner(spec.Owner), wire.Pod(spec.Pod)
 		}
 	}

@@ -72,7 +72,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 			Flags: conntrack.SeenReply | conntrack.PickedUp | conntrack.Established, EgressRule: 7,
 		},
 	}}
-	s := &Server{Explainer: m, Rules: rules{}, Labels: labelled(), Core: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
+	s := &Server{Explainer: m, Rules: rules{}, Labels: labelled(), Endpoints: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
 	got, err := s.Explain(t.Context(), &datapathv1.ExplainRequest{
 		SourceAddress: "10.0.0.1", DestinationAddress: "198.51.100.7", Protocol: 6, SourcePort: 1000, DestinationPort: 80,
 	})
@@ -153,7 +153,7 @@ func TestExplainTellsWhatBecomesOfEachBackend(t *testing.T) {
 	self.Path = explain.OwnNamespace
 	m := &fakeMaps{answer: serviceExplanation(explain.Translated, self,
 		explainedBackend("10.0.0.2:8080", event.PolicyDenied))}
-	s := &Server{Explainer: m, Rules: rules{}, Core: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
+	s := &Server{Explainer: m, Rules: rules{}, Endpoints: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
 	r := &datapathv1.ExplainRequest{
 		SourceAddress: "10.0.0.1", DestinationAddress: "192.0.2.1", Protocol: 6, DestinationPort: 30080,
 	}
@@ -200,7 +200,7 @@ func TestExplainTellsOfBackendsInTransit(t *testing.T) {
 	b.Explanation.NAT = netip.MustParseAddrPort("10.244.0.1:24711")
 	x := serviceExplanation(explain.Translated, b)
 	x.Service.Outside = true
-	s := &Server{Explainer: &fakeMaps{answer: x}, Core: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
+	s := &Server{Explainer: &fakeMaps{answer: x}, Endpoints: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
 	got, err := s.Explain(t.Context(), &datapathv1.ExplainRequest{
 		SourceAddress: "203.0.113.7", DestinationAddress: "192.0.2.1",
 	})
@@ -244,7 +244,7 @@ func TestExplainOfAServiceSaysWhatAllBackendsAgreeOn(t *testing.T) {
 		},
 		"neither": {serviceExplanation(explain.NotTranslated), 0, 0},
 	} {
-		s := &Server{Explainer: &fakeMaps{answer: c.x}, Core: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
+		s := &Server{Explainer: &fakeMaps{answer: c.x}, Endpoints: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
 		r := &datapathv1.ExplainRequest{SourceAddress: "10.0.0.1", DestinationAddress: "10.0.0.9"}
 		got, err := s.Explain(t.Context(), r)
 		if err != nil || got.GetVerdict() != c.verdict || got.GetReason() != c.reason {

@@ -24,7 +24,7 @@ type PolicyPart struct {
 		Shares() []shares.Usage
 	}
 	Modes    *auditmode.Modes
-	Core     *lifecycle.Core
+	Report   *lifecycle.Report
 	Required bool // ADD needs the policy service
 	Audit    bool // the configuration puts every endpoint in audit mode
 }
@@ -72,7 +72,7 @@ func (p *PolicyPart) mode() *datapathv1.AuditMode {
 
 // audited counts the endpoints in audit mode.
 func (p *PolicyPart) audited() (n int) {
-	for _, e := range p.Core.List() {
+	for _, e := range p.Report.List() {
 		if e.Policy.Audit {
 			n++
 		}

@@ -40,9 +40,9 @@ type Server struct {
 	datapathv1.UnimplementedDatapathServiceServer
 	datapathv1.UnimplementedObserverServiceServer
 
-	Core  *lifecycle.Core
-	Ring  *observe.Ring
-	Facts Facts
+	Endpoints lifecycle.Parts
+	Ring      *observe.Ring
+	Facts     Facts
 	// Parts describe the subjects in status and metrics, in the order of their warnings.
 	Parts []Part
 	// Bounds are the limits that endpoints share in the programs' maps; nil: ListShares omits them.
@@ -165,7 +165,7 @@ func (s *Server) CreateEndpoint(ctx context.Context, r *datapathv1.CreateEndpoin
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	e, err := s.Core.Create(ctx, spec, r.GetValidateOnly())
+	e, err := s.Endpoints.Core.Create(ctx, spec, r.GetValidateOnly())
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -185,7 +185,7 @@ func (s *Server) UpdateEndpoint(
 		ports := wire.NamedPortsOf(r.GetNamedPorts().GetNamedPorts())
 		u.Ports = &ports
 	}
-	e, err := s.Core.Update(ctx, u, r.GetValidateOnly())
+	e, err := s.Endpoints.Core.Update(ctx, u, r.GetValidateOnly())
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -195,7 +195,7 @@ func (s *Server) UpdateEndpoint(
 // DeleteEndpoint implements the API.
 func (s *Server) DeleteEndpoint(ctx context.Context, r *datapathv1.DeleteEndpointRequest) (*datapathv1.DeleteEndpointResponse, error) {
 	how := lifecycle.Removal{UnlessInUse: r.GetUnlessInUse(), ValidateOnly: r.GetValidateOnly()}
-	was, existed, err := s.Core.Remove(ctx, wire.OwnerOf(r.GetOwner()), how)
+	was, existed, err := s.Endpoints.Core.Remove(ctx, wire.OwnerOf(r.GetOwner()), how)
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -212,7 +212,8 @@ func (s *Server) CheckEndpoint(ctx context.Context, r *datapathv1.CheckEndpointR
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	diffs, err := s.Core.Check(ctx, wire.OwnerOf(r.GetOwner()), lifecycle.Expected{Netns: r.GetNetworkNamespace(), Addrs: addrs})
+	expected := lifecycle.Expected{Netns: r.GetNetworkNamespace(), Addrs: addrs}
+	diffs, err := s.Endpoints.Core.Check(ctx, wire.OwnerOf(r.GetOwner()), expected)
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -225,7 +226,7 @@ func (s *Server) CheckEndpoint(ctx context.Context, r *datapathv1.CheckEndpointR
 
 // GetEndpoint implements the API.
 func (s *Server) GetEndpoint(_ context.Context, r *datapathv1.GetEndpointRequest) (*datapathv1.GetEndpointResponse, error) {
-	e, err := s.Core.Get(wire.OwnerOf(r.GetOwner()))
+	e, err := s.Endpoints.Report.Get(wire.OwnerOf(r.GetOwner()))
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -234,7 +235,7 @@ func (s *Server) GetEndpoint(_ context.Context, r *datapathv1.GetEndpointRequest
 
 // ListEndpoints implements the API.
 func (s *Server) ListEndpoints(r *datapathv1.ListEndpointsRequest, stream grpc.ServerStreamingServer[datapathv1.ListEndpointsResponse]) error {
-	for _, e := range s.Core.List() {
+	for _, e := range s.Endpoints.Report.List() {
 		if m := r.GetManager(); m != "" && m != e.Spec.Manager {
 			continue
 		}
@@ -250,7 +251,7 @@ func (s *Server) ListEndpoints(r *datapathv1.ListEndpointsRequest, stream grpc.S
 
 // WatchEndpoints implements the API.
 func (s *Server) WatchEndpoints(r *datapathv1.WatchEndpointsRequest, stream grpc.ServerStreamingServer[datapathv1.WatchEndpointsResponse]) error {
-	return watch.Serve(stream.Context(), s.Core.Hub(), r.GetResumeToken(), func(e watch.Event[workload.Owner, endpoint.Endpoint]) error {
+	return watch.Serve(stream.Context(), s.Endpoints.Report.Hub(), r.GetResumeToken(), func(e watch.Event[workload.Owner, endpoint.Endpoint]) error {
 		m := &datapathv1.WatchEndpointsResponse{ResumeToken: e.Token}
 		switch e.Kind {
 		case watch.Upsert:
@@ -277,7 +278,7 @@ func (s *Server) ReclaimEndpoints(ctx context.Context, r *datapathv1.ReclaimEndp
 		valid = append(valid, wire.OwnerOf(o))
 	}
 	in := endpoint.Scope{Manager: r.GetManager(), Network: r.GetNetwork()}
-	reclaimed, err := s.Core.Reclaim(ctx, in, valid, r.GetValidateOnly())
+	reclaimed, err := s.Endpoints.Core.Reclaim(ctx, in, valid, r.GetValidateOnly())
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -297,10 +298,10 @@ func (s *Server) AuditMaps(r *datapathv1.AuditMapsRequest, stream grpc.ServerStr
 		}
 		return stream.Send(m)
 	}
-	if err := s.Core.Audit(stream.Context(), r.GetRepair(), send); err != nil {
+	if err := s.Endpoints.Core.Audit(stream.Context(), r.GetRepair(), send); err != nil {
 		return statusOf(err)
 	}
-	return statusOf(s.Core.AuditContainers(stream.Context(), r.GetRepair(), send))
+	return statusOf(s.Endpoints.Core.AuditContainers(stream.Context(), r.GetRepair(), send))
 }
 
 func direction(egress bool) netv1.Direction {

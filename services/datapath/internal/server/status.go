@@ -116,7 +116,7 @@ func (s *Server) readiness(ctx context.Context) (r readiness) {
 		return r
 	}
 	if s.Policy.Required {
-		if errors.Is(r.policy, policystream.ErrWaits) && s.Core.Counts().ByState[endpoint.Ready] == 0 {
+		if errors.Is(r.policy, policystream.ErrWaits) && s.Endpoints.Report.Counts().ByState[endpoint.Ready] == 0 {
 			// After a restart, no label set has tables yet.
 			r.every = appendError(r.every, statusv1.ProblemReason_PROBLEM_REASON_POLICY, r.policy)
 		} else {

@@ -85,12 +85,12 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 		"one pool too many":      {surroundings{pools: []endpoint.Pool{good, other}}, []statusv1.ProblemReason{settings}, false, "10.2.0.0/24"},
 		"a range without a pool": {surroundings{pools: nil}, []statusv1.ProblemReason{settings}, false, "no pool 10.1.0.0/24"},
 	} {
-		core, ranges := lifecycle.New(lifecycle.Config{Links: noLinks{}}), podrange.Of([]netip.Prefix{own}, false)
+		endpoints, ranges := lifecycle.New(lifecycle.Config{Links: noLinks{}}), podrange.Of([]netip.Prefix{own}, false)
 		s := &Server{
-			Core: core, Records: &c.around, Facts: Facts{Version: "v1"}, Ranges: ranges,
+			Endpoints: endpoints, Records: &c.around, Facts: Facts{Version: "v1"}, Ranges: ranges,
 			Called: Called{IPAM: &c.around, Identity: &c.around}, Subjects: []Subject{warning("w")},
 			Parts: []Part{
-				EndpointsPart{Core: core, Ranges: ranges, Owners: &c.around},
+				EndpointsPart{Report: endpoints.Report, Ranges: ranges, Owners: &c.around},
 				PacketsPart{counted{}},
 				MapsPart{usage},
 				ConnectionsPart{connections},

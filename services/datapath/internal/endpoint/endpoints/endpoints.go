@@ -32,7 +32,7 @@ type Programs interface {
 
 // Options configure Open.
 type Options struct {
-	// Lifecycle configures the core. Its Host must be Host.
+	// Lifecycle configures the parts. Its Host must be Host.
 	Lifecycle lifecycle.Config
 	// PolicyEvents delivers the endpoint IDs whose policy has changed.
 	PolicyEvents *endpoint.SlotEvents
@@ -61,7 +61,7 @@ type Options struct {
 
 // Endpoints manages the endpoints of one node.
 type Endpoints struct {
-	Core    *lifecycle.Core
+	lifecycle.Parts
 	Auditor *Auditor
 	Keeper  *podrange.Keeper // nil without Options.Source
 
@@ -74,7 +74,7 @@ func Open(o Options) *Endpoints {
 	if o.Phase == nil {
 		o.Phase = func(_ string, f func() error) error { return f() }
 	}
-	e := &Endpoints{Core: lifecycle.New(o.Lifecycle), o: o, compared: make(chan struct{})}
+	e := &Endpoints{Parts: lifecycle.New(o.Lifecycle), o: o, compared: make(chan struct{})}
 	e.Auditor = &Auditor{core: e.Core, host: o.Host, changes: o.Devices, log: o.Log}
 	if o.Source != nil {
 		e.Keeper = podrange.New(podrange.Options{
@@ -140,7 +140,9 @@ func (e *Endpoints) Tasks() []work.Task {
 		{Name: "release", Run: e.Core.Releases},
 		{Name: "reap", Run: e.Core.Reaper.Run},
 		{Name: "identities", Run: e.Core.Relabels},
-		{Name: "policies of endpoints", Run: func(ctx context.Context) error { return e.Core.FollowPolicies(ctx, e.o.PolicyEvents) }},
+		{Name: "policies of endpoints", Run: func(ctx context.Context) error {
+			return e.Report.FollowPolicies(ctx, e.o.PolicyEvents)
+		}},
 		{Name: "kernel changes", Run: func(ctx context.Context) error {
 			// Events wait: changes during the comparison are handled afterwards.
 			if err := e.o.Phase("compare devices", func() error { return e.Compare(ctx) }); err != nil {
@@ -193,7 +195,9 @@ const spoolInterval = 3 * time.Second
 // Replay executes deletions that the plugin spools after the replay at the start, until ctx ends:
 // before the first accepted connection, or because the socket's queue was full.
 func (e *Endpoints) Replay(ctx context.Context, s *record.Spool) error {
-	return work.Every(ctx, spoolInterval, e.o.Log, "replay deletions", func() error { return s.Replay(ctx, e.Core) })
+	return work.Every(ctx, spoolInterval, e.o.Log, "replay deletions", func() error {
+		return s.Replay(ctx, e.Report, e.Core)
+	})
 }
 
 // Warnings name the endpoints whose host ports are not forwarded because loadBalancing.mode is off.
@@ -201,7 +205,7 @@ func (e *Endpoints) Warnings() (lines []string) {
 	if _, none := e.o.Lifecycle.HostPorts.(endpoint.NoHostPorts); !none {
 		return nil
 	}
-	for _, ep := range e.Core.List() {
+	for _, ep := range e.Report.List() {
 		if len(ep.Spec.PortMappings) > 0 {
 			lines = append(lines,
 				fmt.Sprintf("endpoint %s: its host ports are not forwarded, because loadBalancing.mode is off", ep.Spec.Owner))

@@ -44,16 +44,16 @@ func (c *Core) Restore(ctx context.Context, emit func(endpoint.Finding) error) e
 	}
 	a, report := comparison{entries: entries, devices: index(devices)}, reporterTo(emit, true)
 	ofOtherBoot := func(r endpoint.Record) bool { return r.BootID != c.cfg.BootID }
-	c.cfg.HostPorts.Restore(slices.DeleteFunc(c.live(), ofOtherBoot))
-	if err := c.auditRecords(ctx, c.live(), a, true, report); err != nil {
+	c.cfg.HostPorts.Restore(slices.DeleteFunc(c.registry.live(), ofOtherBoot))
+	if err := c.auditRecords(ctx, c.registry.live(), a, true, report); err != nil {
 		return err
 	}
 	if err := c.auditStrays(entries, devices, true, report); err != nil {
 		return err
 	}
 	c.cfg.HostPorts.LeadAll(ctx)
-	c.hub.Loaded()
-	if len(c.tombstones()) > 0 {
+	c.registry.hub.Loaded()
+	if len(c.registry.tombstones()) > 0 {
 		wake(c.wakeReleases)
 	}
 	return nil
@@ -73,14 +73,14 @@ func (c *Core) load() error {
 	if err != nil {
 		return fmt.Errorf("read the records of endpoints: %w", err)
 	}
-	c.mu.Lock()
+	c.registry.mu.Lock()
 	for _, u := range bad {
 		c.log.Error("record of an endpoint cannot be read; its endpoint stays without traffic", log.Err(u.Err))
-		c.unreadable[u.File] = u
+		c.registry.unreadable[u.File] = u
 	}
-	c.mu.Unlock()
+	c.registry.mu.Unlock()
 	for _, r := range records {
-		c.set(r, endpoint.Restoring)
+		c.registry.set(r, endpoint.Restoring)
 	}
 	return nil
 }
@@ -102,7 +102,7 @@ func (c *Core) Audit(ctx context.Context, repair bool, emit func(endpoint.Findin
 	if err != nil {
 		return err
 	}
-	live := c.live()
+	live := c.registry.live()
 	sound, err := c.soundHosts(live)
 	if err != nil {
 		return err
@@ -170,7 +170,7 @@ func (c *Core) soundHosts(live []endpoint.Record) (map[endpoint.HostDevice]bool,
 // AuditContainers compares the interior of every container with its record, and with repair repairs
 // it. It only runs on request: a container that may change its own routes has its reasons.
 func (c *Core) AuditContainers(ctx context.Context, repair bool, emit func(endpoint.Finding) error) error {
-	for _, r := range c.live() {
+	for _, r := range c.registry.live() {
 		diffs, left, fixErr, err := c.auditContainer(ctx, r, repair)
 		if err != nil {
 			return err
@@ -194,13 +194,13 @@ func (c *Core) auditContainer(ctx context.Context, r endpoint.Record, repair boo
 	diffs, left []endpoint.Difference, fixErr, err error,
 ) {
 	o := r.Spec.Owner
-	leave, err := c.turns.Lock(ctx, o)
+	leave, err := c.registry.locks.Lock(ctx, o)
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	defer leave()
-	r, ok := c.record(o)
-	if !ok || r.Phase != endpoint.PhaseReady || c.disconnecting(o) {
+	r, ok := c.registry.record(o)
+	if !ok || r.Phase != endpoint.PhaseReady || c.registry.disconnecting(o) {
 		return nil, nil, nil, nil
 	}
 	ns, err := c.cfg.Links.OpenNamespace(r.Spec.Netns)
@@ -264,9 +264,9 @@ func (c *Core) settleHost(diffs []endpoint.Difference, repair bool, emit func(en
 			return fmt.Errorf("check the host: %w", err)
 		}
 	}
-	c.mu.Lock()
+	c.registry.mu.Lock()
 	c.hostUnrepaired = c.hostUnrepaired.next(left)
-	c.mu.Unlock()
+	c.registry.mu.Unlock()
 	repaired := false
 	for _, d := range diffs {
 		remains := slices.Contains(left, d)
@@ -293,9 +293,9 @@ func (c *Core) HostChanged(emit func(endpoint.Finding) error) (again bool, err e
 	if err != nil {
 		return true, fmt.Errorf("check the host: %w", err)
 	}
-	c.mu.Lock()
+	c.registry.mu.Lock()
 	settled := c.hostUnrepaired.settles(diffs)
-	c.mu.Unlock()
+	c.registry.mu.Unlock()
 	if settled {
 		return false, nil
 	}
@@ -304,8 +304,8 @@ func (c *Core) HostChanged(emit func(endpoint.Finding) error) (again bool, err e
 		failed = failed || f.Err != nil
 		return emit(f)
 	})
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.registry.mu.Lock()
+	defer c.registry.mu.Unlock()
 	return err != nil || failed && !c.hostUnrepaired.settles(c.hostUnrepaired.left), err
 }
 
@@ -340,12 +340,12 @@ func (c *Core) auditRecord(
 	ctx context.Context, r endpoint.Record, a comparison, repair bool, report reporter,
 ) error {
 	o := r.Spec.Owner
-	leave, err := c.turns.Lock(ctx, o)
+	leave, err := c.registry.locks.Lock(ctx, o)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	now, ok := c.record(o)
+	now, ok := c.registry.record(o)
 	if !ok || now.Phase == endpoint.PhaseDeleted || now.Phase != r.Phase ||
 		now.Namespace != r.Namespace || now.Slot != r.Slot {
 		return nil // it changed since the listing; the call that changed it handles it
@@ -358,7 +358,7 @@ func (c *Core) auditRecord(
 	case r.Phase == endpoint.PhaseCreating:
 		return report(endpoint.Difference{Subject: "record", Key: o.String(), Have: "incomplete creation"},
 			func() error { return c.dispose(ctx, r) })
-	case c.disconnecting(o):
+	case c.registry.disconnecting(o):
 		return report(endpoint.Difference{Subject: "record", Key: o.String(), Have: "incomplete deletion"},
 			func() error { return c.dispose(ctx, now) })
 	case !a.devices[r.HostDevice()] && c.orphaned(r):
@@ -375,11 +375,11 @@ func (c *Core) auditRecord(
 	}
 	d, differs := r.DiffersFrom(entries)
 	switch identityOnly := r.DiffersInIdentity(entries); {
-	case !differs, identityOnly && c.differs(o): // Relabels will handle it
+	case !differs, identityOnly && c.registry.differs(o): // Relabels will handle it
 	case identityOnly:
 		// The endpoint's traffic is evaluated as the old identity, and the tables of the new one
 		// may be missing.
-		if err := report(d, func() error { c.setDiffers(o, true); wake(c.wakeRelabels); return nil }); err != nil {
+		if err := report(d, func() error { c.registry.setDiffers(o, true); wake(c.wakeRelabels); return nil }); err != nil {
 			return err
 		}
 	default:
@@ -394,11 +394,11 @@ func (c *Core) auditRecord(
 		return err
 	}
 	if repair {
-		c.mu.Lock()
-		restoring := c.states[o] == endpoint.Restoring
-		c.mu.Unlock()
+		c.registry.mu.Lock()
+		restoring := c.registry.states[o] == endpoint.Restoring
+		c.registry.mu.Unlock()
 		if restoring {
-			c.set(r, endpoint.Ready)
+			c.registry.set(r, endpoint.Ready)
 		}
 	}
 	return nil
@@ -419,7 +419,7 @@ func (c *Core) auditHostEnd(r endpoint.Record, sound, repair bool, report report
 	if len(diffs) > 0 && repair {
 		left, fixErr = c.repairHost(r, diffs)
 	}
-	c.setUnrepaired(o, left)
+	c.registry.setUnrepaired(o, left)
 	for _, d := range diffs {
 		if err := report(d, func() error { return outcome(d, left, fixErr) }); err != nil {
 			return err
@@ -440,7 +440,7 @@ func (c *Core) republish(ctx context.Context, r *endpoint.Record, entries []endp
 	}
 	// If publishing fails, the old ID may belong to another endpoint.
 	r.Slot = 0
-	c.set(*r, endpoint.Restoring)
+	c.registry.set(*r, endpoint.Restoring)
 	slot, err := c.cfg.Maps.Publish(ctx, r.Entry())
 	if err != nil {
 		return err
@@ -449,7 +449,7 @@ func (c *Core) republish(ctx context.Context, r *endpoint.Record, entries []endp
 	if err := c.cfg.Records.Save(*r); err != nil {
 		return err
 	}
-	c.set(*r, endpoint.Ready)
+	c.registry.set(*r, endpoint.Ready)
 	return nil
 }
 
@@ -458,7 +458,7 @@ func (c *Core) strays(entries []endpoint.Entry, devices []endpoint.HostDevice) (
 	slots []endpoint.Entry, links []endpoint.HostDevice,
 ) {
 	byAddr, names := map[endpoint.MAC][]endpoint.Record{}, map[string]bool{}
-	for _, r := range c.live() {
+	for _, r := range c.registry.live() {
 		byAddr[r.Device.HostMAC] = append(byAddr[r.Device.HostMAC], r)
 		names[r.Device.HostName] = true
 	}
@@ -482,7 +482,7 @@ func (c *Core) auditStrays(
 	entries []endpoint.Entry, devices []endpoint.HostDevice, repair bool, report reporter,
 ) error {
 	slots, links := c.strays(entries, devices)
-	if len(slots)+len(links) == 0 && !c.anyUnreadable() {
+	if len(slots)+len(links) == 0 && !c.registry.anyUnreadable() {
 		return nil
 	}
 	entries, devices, err := c.listings()
@@ -584,22 +584,6 @@ func (u unrepaired) settles(diffs []endpoint.Difference) bool {
 		(u.looks >= mostVain || !slices.ContainsFunc(diffs, endpoint.Difference.Repairable))
 }
 
-// setUnrepaired stores the differences that a check of the endpoint's host end left.
-func (c *Core) setUnrepaired(o workload.Owner, left []endpoint.Difference) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	before := c.unrepaired[o].noDevice()
-	r, ok := c.records[o]
-	if ok && len(left) > 0 {
-		c.unrepaired[o] = c.unrepaired[o].next(left)
-	} else {
-		delete(c.unrepaired, o)
-	}
-	if ok && r.Phase != endpoint.PhaseDeleted && c.unrepaired[o].noDevice() != before {
-		c.hub.Upsert(o, c.endpoint(r, c.states[o]))
-	}
-}
-
 // noDevice reports whether the host end is missing.
 func (u unrepaired) noDevice() bool {
 	return slices.ContainsFunc(u.left, endpoint.Difference.IsNoDevice)
@@ -621,7 +605,7 @@ func (c *Core) count(o workload.Owner, diffs, left []endpoint.Difference, err er
 }
 
 func (c *Core) countAttachment(o workload.Owner, d endpoint.Difference, err error) {
-	if e, gone := c.Get(o); gone == nil && c.cfg.Repaired != nil {
+	if e, gone := c.registry.Get(o); gone == nil && c.cfg.Repaired != nil {
 		c.cfg.Repaired(e, d, err)
 	}
 	if err != nil {
@@ -640,9 +624,9 @@ func (c *Core) countAttachment(o workload.Owner, d endpoint.Difference, err erro
 func (c *Core) LinkChanged(
 	ctx context.Context, ifindex uint32, emit func(endpoint.Finding) error,
 ) (again bool, err error) {
-	c.mu.Lock()
-	o, ok := c.byIndex[ifindex]
-	c.mu.Unlock()
+	c.registry.mu.Lock()
+	o, ok := c.registry.byIndex[ifindex]
+	c.registry.mu.Unlock()
 	if !ok {
 		return false, nil
 	}
@@ -654,9 +638,9 @@ func (c *Core) LinkChanged(
 func (c *Core) AddrChanged(
 	ctx context.Context, a netip.Addr, emit func(endpoint.Finding) error,
 ) (again bool, err error) {
-	c.mu.Lock()
-	o, ok := c.holders[a]
-	c.mu.Unlock()
+	c.registry.mu.Lock()
+	o, ok := c.registry.holders[a]
+	c.registry.mu.Unlock()
 	if !ok {
 		return false, nil
 	}
@@ -673,13 +657,13 @@ func (c *Core) hostEndChanged(
 ) (again bool, err error) {
 	// A creation or deletion in progress sets the device up or removes it itself.
 	steady := func() (endpoint.Record, bool) {
-		r, ok := c.record(o)
-		return r, ok && r.Phase == endpoint.PhaseReady && !c.disconnecting(o)
+		r, ok := c.registry.record(o)
+		return r, ok && r.Phase == endpoint.PhaseReady && !c.registry.disconnecting(o)
 	}
 	if _, ok := steady(); !ok {
 		return false, nil
 	}
-	leave, ok := c.turns.LockWithin(ctx, o, eventPatience)
+	leave, ok := c.registry.locks.LockWithin(ctx, o, eventPatience)
 	if !ok {
 		return true, nil
 	}
@@ -692,9 +676,9 @@ func (c *Core) hostEndChanged(
 	if err != nil {
 		return true, fmt.Errorf("check device %s of %s: %w", r.Device.HostName, o, err)
 	}
-	c.mu.Lock()
-	settled := c.unrepaired[o].settles(diffs)
-	c.mu.Unlock()
+	c.registry.mu.Lock()
+	settled := c.registry.unrepaired[o].settles(diffs)
+	c.registry.mu.Unlock()
 	if settled {
 		return false, nil // no differences, or only differences left to the audit
 	}
@@ -706,12 +690,12 @@ func (c *Core) hostEndChanged(
 	if len(diffs) > 0 {
 		left, fixErr = c.repairHost(r, diffs)
 	}
-	c.setUnrepaired(o, left)
+	c.registry.setUnrepaired(o, left)
 	if fixErr != nil {
 		// A failed repair may have changed nothing; then no event follows.
-		c.mu.Lock()
-		again = !c.unrepaired[o].settles(left)
-		c.mu.Unlock()
+		c.registry.mu.Lock()
+		again = !c.registry.unrepaired[o].settles(left)
+		c.registry.mu.Unlock()
 	}
 	for _, d := range diffs {
 		if d.OfAttachment() {
@@ -735,12 +719,12 @@ type Expected struct {
 // Check compares one endpoint, including the interior of its container, with the kernel and with
 // the caller's expectation.
 func (c *Core) Check(ctx context.Context, o workload.Owner, b Expected) ([]endpoint.Difference, error) {
-	leave, err := c.turns.Lock(ctx, o)
+	leave, err := c.registry.locks.Lock(ctx, o)
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
-	r, ok := c.record(o)
+	r, ok := c.registry.record(o)
 	if !ok || r.Phase != endpoint.PhaseReady {
 		return nil, fmt.Errorf("%s: %w", o, endpoint.ErrNotFound)
 	}

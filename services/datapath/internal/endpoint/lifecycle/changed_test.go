@@ -141,7 +141,7 @@ func TestEventWaitsForACallOfTheSameOwnerForABoundedTime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	leave, err := c.turns.Lock(t.Context(), s.Owner)
+	leave, err := c.locks.Lock(t.Context(), s.Owner)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +171,7 @@ func TestEventGetsItsTurnBetweenConstantChecks(t *testing.T) {
 		for range 4 {
 			wg.Go(func() {
 				for ctx.Err() == nil {
-					if leave, err := c.turns.Lock(ctx, s.Owner); err == nil {
+					if leave, err := c.locks.Lock(ctx, s.Owner); err == nil {
 						time.Sleep(eventPatience / 10) // the duration of a check
 						leave()
 					}
@@ -212,7 +212,7 @@ func TestChangedHostIsRepairedAndCounted(t *testing.T) {
 	h := &fakeHost{missing: []endpoint.Difference{{Subject: "rule", Key: "10.0.0.0/24"}}}
 	cfg := m.config()
 	cfg.Host = h
-	c := New(cfg)
+	c := newNode(cfg)
 	restore(t, c)
 	if n := c.Counts(); h.repairs != 1 || n.NodeRepairs != 0 {
 		t.Errorf("after the start: %d repairs, %d counted, want 1 and 0", h.repairs, n.NodeRepairs)

@@ -22,15 +22,13 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluice-net/sluice/kit/keymutex"
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/reaper"
 )
 
-// Config configures a Core.
+// Config configures the parts that manage the endpoints of a node.
 type Config struct {
 	// Instance is part of device names, so that copies can run side by side.
 	Instance string
@@ -40,7 +38,7 @@ type Config struct {
 	Ranges Ranges
 	// MTU in bytes of devices for which the caller requests none.
 	MTU uint16
-	// Index holds the records in memory; nil: Core creates one.
+	// Index holds the records in memory; nil: New creates one.
 	Index *Index
 	// RefuseSecond rejects a second attachment to the same namespace.
 	RefuseSecond bool
@@ -87,24 +85,17 @@ type Ranges interface {
 	Changes() bool
 }
 
-// Core manages the endpoints of one node. All methods may be called concurrently, after Restore.
+// Core creates, changes and removes endpoints, and keeps their kernel state as recorded.
 type Core struct {
-	cfg   Config
-	log   *slog.Logger
-	turns keymutex.Mutexes[workload.Owner]
-	hub   *watch.Hub[workload.Owner, endpoint.Endpoint]
+	cfg *Config
+	log *slog.Logger
 	// Reaper removes the devices of deleted endpoints.
 	Reaper *reaper.Reaper[endpoint.HostDevice]
 
-	*Index // its mutex also guards the fields below
+	registry *registry // its mutex, mu, also guards the fields below
 
-	unclaimed  map[workload.Owner]error       // guarded by mu; live endpoints that ipam refuses to confirm again
-	unreadable map[string]endpoint.Unreadable // guarded by mu; files that are no valid records, by name
-	unrepaired map[workload.Owner]unrepaired  // guarded by mu; of host ends
-	wishes     map[workload.Owner]wish        // guarded by mu; identities that the identity service has announced
-	// Endpoints whose identity in the maps may differ from the record, with the error of the last
-	// attempt to change it.
-	differing map[workload.Owner]error // guarded by mu
+	unclaimed map[workload.Owner]error // guarded by mu; live endpoints that ipam refuses to confirm again
+	wishes    map[workload.Owner]wish  // guarded by mu; identities that the identity service has announced
 
 	hostUnrepaired unrepaired // guarded by mu; of state that belongs to no endpoint
 	closedDevices  []string   // guarded by mu; devices that the last audit kept for an unreadable record
@@ -120,8 +111,15 @@ type Core struct {
 	relabels      atomic.Uint64
 }
 
-// New returns an empty core: call Restore.
-func New(cfg Config) *Core {
+// Parts are the parts that manage the endpoints of one node. All of their methods may be called concurrently, after
+// Core.Restore.
+type Parts struct {
+	Core   *Core
+	Report *Report
+}
+
+// New returns parts that know no endpoint yet: call Core.Restore.
+func New(cfg Config) Parts {
 	if cfg.Log == nil {
 		cfg.Log = log.Discard()
 	}
@@ -137,193 +135,14 @@ func New(cfg Config) *Core {
 	if cfg.RetryDelay == 0 {
 		cfg.RetryDelay = 100 * time.Millisecond
 	}
-	return &Core{
-		cfg: cfg, log: cfg.Log,
-		Reaper:     reaper.New(cfg.Links.Remove, cfg.ReapDelay, cfg.Now, cfg.Log),
-		hub:        watch.NewHub[workload.Owner, endpoint.Endpoint](watch.Options[endpoint.Endpoint]{Loading: true}),
-		Index:      cfg.Index,
-		unrepaired: map[workload.Owner]unrepaired{}, unreadable: map[string]endpoint.Unreadable{},
-		wishes: map[workload.Owner]wish{}, differing: map[workload.Owner]error{},
+	g := newRegistry(cfg.Index, cfg.Policies)
+	core := &Core{
+		cfg: &cfg, log: cfg.Log, registry: g,
+		Reaper:       reaper.New(cfg.Links.Remove, cfg.ReapDelay, cfg.Now, cfg.Log),
+		wishes:       map[workload.Owner]wish{},
 		wakeReleases: make(chan struct{}, 1), wakeRelabels: make(chan struct{}, 1),
 	}
-}
-
-// Hub distributes the changes of endpoints.
-func (c *Core) Hub() *watch.Hub[workload.Owner, endpoint.Endpoint] { return c.hub }
-
-// Get returns one endpoint, or ErrNotFound.
-func (c *Core) Get(o workload.Owner) (endpoint.Endpoint, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	r, err := c.get(o)
-	if err != nil {
-		return endpoint.Endpoint{}, err
-	}
-	return c.endpoint(r, c.states[o]), nil
-}
-
-// List returns a consistent snapshot of all endpoints, sorted by ID and owner.
-func (c *Core) List() []endpoint.Endpoint {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.list(c.endpoint)
-}
-
-// HolderOf returns the endpoint that has an address.
-func (c *Core) HolderOf(a netip.Addr) (endpoint.Endpoint, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	o, ok := c.holders[a]
-	if !ok {
-		return endpoint.Endpoint{}, false
-	}
-	r, err := c.get(o)
-	if err != nil {
-		return endpoint.Endpoint{}, false
-	}
-	return c.endpoint(r, c.states[o]), true
-}
-
-// Counts is a summary of the core's state.
-type Counts struct {
-	ByState         map[endpoint.State]int
-	PendingReleases int
-	// Repairs of attachments, of other properties of host ends, and of state that belongs to no
-	// endpoint.
-	Repairs, DeviceRepairs, NodeRepairs uint64
-	// BadRecords lists the unreadable record files, each with what to do about it, sorted, followed
-	// by the devices that have no traffic because of them.
-	BadRecords []string
-	// Unrepaired lists the differences of host ends and of the node that the last check found and
-	// did not repair, one line each, sorted.
-	Unrepaired []string
-	// Relabels counts changes of identities. PendingRelabels counts those still to be made; Waiting
-	// has a reason for each, one line each.
-	Relabels        uint64
-	PendingRelabels int
-	Waiting         []string
-}
-
-// Counts returns the summary.
-func (c *Core) Counts() Counts {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	n := Counts{
-		ByState: map[endpoint.State]int{}, Repairs: c.repairs.Load(), DeviceRepairs: c.deviceRepairs.Load(),
-		NodeRepairs: c.nodeRepairs.Load(),
-	}
-	for _, u := range c.unreadable {
-		n.BadRecords = append(n.BadRecords, fmt.Sprintf("record of an endpoint cannot be read: %v; %s", u.Err, wayOut))
-	}
-	slices.Sort(n.BadRecords)
-	if len(n.BadRecords) > 0 {
-		for _, line := range c.closedDevices {
-			n.BadRecords = append(n.BadRecords, line+" has no traffic, because its record cannot be read")
-		}
-	}
-	for o, r := range c.records {
-		if r.Phase == endpoint.PhaseDeleted {
-			n.PendingReleases++
-		} else {
-			n.ByState[c.endpoint(r, c.states[o]).State]++
-		}
-	}
-	for o, u := range c.unrepaired {
-		for _, d := range u.left {
-			line := fmt.Sprintf("%s: %s", o, d)
-			if d.IsNoDevice() {
-				line += "; the device was deleted; delete and create the container again to restore its network"
-			}
-			n.Unrepaired = append(n.Unrepaired, line)
-		}
-	}
-	for _, d := range c.hostUnrepaired.left {
-		n.Unrepaired = append(n.Unrepaired, "node: "+d.String())
-	}
-	for _, err := range c.unclaimed {
-		n.Unrepaired = append(n.Unrepaired,
-			fmt.Sprintf("%v; the endpoint keeps its traffic, but creating another one with its addresses fails", err))
-	}
-	slices.Sort(n.Unrepaired)
-	n.Relabels, n.PendingRelabels, n.Waiting = c.relabels.Load(), len(c.wishes)+len(c.differing), c.waiting()
-	return n
-}
-
-// endpoint returns the public view of a record, with the tables that evaluate it. mu is held,
-// unless the state is not Ready.
-func (c *Core) endpoint(r endpoint.Record, s endpoint.State) endpoint.Endpoint {
-	e := view(r, s)
-	if c.cfg.Policies != nil && r.Slot != 0 {
-		e.Policy, _ = c.cfg.Policies.Of(r.Slot)
-		if s == endpoint.Ready && e.Policy.Pending {
-			e.State = endpoint.WaitingForPolicy
-		}
-	}
-	if s == endpoint.Ready && c.unrepaired[r.Spec.Owner].noDevice() {
-		e.State = endpoint.Damaged
-	}
-	return e
-}
-
-// policyChanged publishes the endpoints of some IDs to watchers.
-func (c *Core) policyChanged(slots []uint16) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, s := range slots {
-		if o, ok := c.slots[s]; ok {
-			c.hub.Upsert(o, c.endpoint(c.records[o], c.states[o]))
-		}
-	}
-}
-
-// FollowPolicies notifies watchers when the policy of endpoints changes, until ctx ends. events
-// delivers their IDs.
-func (c *Core) FollowPolicies(ctx context.Context, events *endpoint.SlotEvents) error {
-	for {
-		slots, err := events.Next(ctx)
-		if err != nil {
-			return err
-		}
-		c.policyChanged(slots)
-	}
-}
-
-// awaits records the state in which a creation waits now.
-func (c *Core) awaits(o workload.Owner, s endpoint.State) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if r, ok := c.records[o]; ok && r.Phase == endpoint.PhaseCreating {
-		c.states[o] = s
-		c.hub.Upsert(o, c.endpoint(r, s))
-	}
-}
-
-// set is the only place that changes an endpoint in memory.
-func (c *Core) set(r endpoint.Record, s endpoint.State) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.setLocked(r, s)
-}
-
-func (c *Core) setLocked(r endpoint.Record, s endpoint.State) {
-	o := r.Spec.Owner
-	c.add(r, s)
-	if r.Phase == endpoint.PhaseDeleted {
-		delete(c.unrepaired, o)
-		delete(c.differing, o)
-		c.hub.Delete(o)
-		return
-	}
-	c.hub.Upsert(o, c.endpoint(r, s))
-}
-
-// forget removes everything about the owner from memory.
-func (c *Core) forget(o workload.Owner) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.remove(o)
-	delete(c.unrepaired, o)
-	c.hub.Delete(o)
+	return Parts{Core: core, Report: &Report{registry: g, core: core}}
 }
 
 // reserve reserves the addresses for the owner, unless a live endpoint has one. The first
@@ -331,18 +150,18 @@ func (c *Core) forget(o workload.Owner) {
 // ones become source-routed. devices are the node's devices, or nil if mayShare returned false: a
 // creation that started since has no device either.
 func (c *Core) reserve(r endpoint.Record, devices []endpoint.HostDevice) (endpoint.Record, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.registry.mu.Lock()
+	defer c.registry.mu.Unlock()
 	if err := c.inRange(r.Spec); err != nil {
 		return r, err
 	}
 	for _, a := range r.Spec.Addrs {
-		if holder, ok := c.holders[a]; ok && holder != r.Spec.Owner {
+		if holder, ok := c.registry.holders[a]; ok && holder != r.Spec.Owner {
 			return r, &endpoint.HeldError{Addr: a, Holder: holder}
 		}
 	}
-	for o := range c.namespaces[r.Namespace] {
-		other := c.records[o]
+	for o := range c.registry.namespaces[r.Namespace] {
+		other := c.registry.records[o]
 		if o == r.Spec.Owner || !other.Shares(r, devices) {
 			continue
 		}
@@ -356,7 +175,7 @@ func (c *Core) reserve(r endpoint.Record, devices []endpoint.HostDevice) (endpoi
 		}
 	}
 	slices.SortFunc(r.Device.SourceRouted, netip.Addr.Compare)
-	c.setLocked(r, endpoint.WaitingForIdentity)
+	c.registry.setLocked(r, endpoint.WaitingForIdentity)
 	return r, nil
 }
 
@@ -380,9 +199,9 @@ func (c *Core) inRange(s endpoint.Spec) error {
 // CloseRange stops the creation of endpoints in a range. It returns false and changes nothing if an
 // endpoint, or a creation in progress, has an address in the range.
 func (c *Core) CloseRange(p netip.Prefix) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for a := range c.holders {
+	c.registry.mu.Lock()
+	defer c.registry.mu.Unlock()
+	for a := range c.registry.holders {
 		if p.Contains(a) {
 			return false
 		}

@@ -142,7 +142,7 @@ func TestCallsAreServedBeforeDevicesAreCompared(t *testing.T) {
 	}
 	m.deviceOf(kept.Owner).filtered = false
 
-	c = New(m.config())
+	c = newNode(m.config())
 	if err := c.Restore(t.Context(), discard); err != nil {
 		t.Fatal(err)
 	}
@@ -502,34 +502,34 @@ func TestValidateOnlyChangesNothing(t *testing.T) {
 
 // A start reconciles node and records to the same state, independent of the endpoint's history.
 func TestRestoreFromEveryStateToEveryState(t *testing.T) {
-	states := map[string]func(*testing.T, *machine, *Core, endpoint.Spec){
-		"absent":   func(*testing.T, *machine, *Core, endpoint.Spec) {},
-		"ready":    func(*testing.T, *machine, *Core, endpoint.Spec) {},
-		"unrouted": func(_ *testing.T, m *machine, _ *Core, s endpoint.Spec) { m.deviceOf(s.Owner).up = false },
-		"unfiltered": func(_ *testing.T, m *machine, _ *Core, s endpoint.Spec) {
+	states := map[string]func(*testing.T, *machine, *node, endpoint.Spec){
+		"absent":   func(*testing.T, *machine, *node, endpoint.Spec) {},
+		"ready":    func(*testing.T, *machine, *node, endpoint.Spec) {},
+		"unrouted": func(_ *testing.T, m *machine, _ *node, s endpoint.Spec) { m.deviceOf(s.Owner).up = false },
+		"unfiltered": func(_ *testing.T, m *machine, _ *node, s endpoint.Spec) {
 			m.deviceOf(s.Owner).filtered = false
 		},
-		"unpublished": func(_ *testing.T, m *machine, _ *Core, s endpoint.Spec) { clear(m.slots) },
-		"cut": func(_ *testing.T, m *machine, _ *Core, s endpoint.Spec) {
+		"unpublished": func(_ *testing.T, m *machine, _ *node, s endpoint.Spec) { clear(m.slots) },
+		"cut": func(_ *testing.T, m *machine, _ *node, s endpoint.Spec) {
 			for i, e := range m.slots {
 				e.Forwards = false
 				m.slots[i] = e
 			}
 		},
-		"container gone": func(_ *testing.T, m *machine, _ *Core, s endpoint.Spec) { m.removeNamespace(s.Netns) },
-		"other boot": func(_ *testing.T, m *machine, _ *Core, s endpoint.Spec) {
+		"container gone": func(_ *testing.T, m *machine, _ *node, s endpoint.Spec) { m.removeNamespace(s.Netns) },
+		"other boot": func(_ *testing.T, m *machine, _ *node, s endpoint.Spec) {
 			r := m.records[s.Owner]
 			r.BootID = "another"
 			m.records[s.Owner] = r
 			clear(m.slots) // a reboot leaves nothing in the kernel
 			m.removeNamespace(s.Netns)
 		},
-		"deleted": func(t *testing.T, _ *machine, c *Core, s endpoint.Spec) {
+		"deleted": func(t *testing.T, _ *machine, c *node, s endpoint.Spec) {
 			if _, err := c.Delete(t.Context(), s.Owner); err != nil {
 				t.Fatal(err)
 			}
 		},
-		"record lost": func(_ *testing.T, m *machine, _ *Core, s endpoint.Spec) { delete(m.records, s.Owner) },
+		"record lost": func(_ *testing.T, m *machine, _ *node, s endpoint.Spec) { delete(m.records, s.Owner) },
 	}
 	survives := map[string]bool{"ready": true, "unrouted": true, "unfiltered": true, "unpublished": true, "cut": true}
 	for first := range states {
@@ -570,7 +570,7 @@ func TestRestoreFromEveryStateToEveryState(t *testing.T) {
 					}
 					m.holds(t, again, n)
 					// and a second start finds no differences
-					if left, err := New(m.config()).Inspect(t.Context()); err != nil || len(left) > 0 {
+					if left, err := newNode(m.config()).Inspect(t.Context()); err != nil || len(left) > 0 {
 						t.Errorf("after %q a restart still finds %+v, %v", st, left, err)
 					}
 				}
@@ -590,7 +590,7 @@ func TestInspectChangesNothing(t *testing.T) {
 	}
 	m.deviceOf(s.Owner).filtered = false
 	m.calls = nil
-	findings, err := New(m.config()).Inspect(t.Context())
+	findings, err := newNode(m.config()).Inspect(t.Context())
 	if err != nil || len(findings) != 1 || findings[0].Subject != endpoint.SubjectFilter || findings[0].Repaired {
 		t.Errorf("findings %+v, %v", findings, err)
 	}

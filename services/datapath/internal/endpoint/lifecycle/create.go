@@ -16,7 +16,6 @@ import (
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/shares"
-	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/reaper"
 )
@@ -61,7 +60,7 @@ func (c *Core) Create(ctx context.Context, s endpoint.Spec, validateOnly bool) (
 	}
 	ctx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
-	leave, err := c.turns.LockWith(ctx, s.Owner, abort)
+	leave, err := c.registry.locks.LockWith(ctx, s.Owner, abort)
 	if err != nil {
 		return endpoint.Endpoint{}, err
 	}
@@ -73,10 +72,10 @@ func (c *Core) Create(ctx context.Context, s endpoint.Spec, validateOnly bool) (
 	}
 	defer ns.Close()
 
-	if u, bad := c.unreadableOf(s.Owner); bad {
+	if u, bad := c.registry.unreadableOf(s.Owner); bad {
 		return endpoint.Endpoint{}, fmt.Errorf("endpoint of %s: %w: %w; %s", s.Owner, endpoint.ErrUnreadable, u.Err, wayOut)
 	}
-	if old, ok := c.record(s.Owner); ok && old.Phase != endpoint.PhaseDeleted {
+	if old, ok := c.registry.record(s.Owner); ok && old.Phase != endpoint.PhaseDeleted {
 		switch {
 		case !c.hasDevice(old) || c.halfDeleted(old):
 			// The device is gone, with its namespace or deleted by hand, so there is nothing to
@@ -92,7 +91,7 @@ func (c *Core) Create(ctx context.Context, s endpoint.Spec, validateOnly bool) (
 			if err := c.learn(old, s, validateOnly); err != nil {
 				return endpoint.Endpoint{}, err
 			}
-			return c.Get(s.Owner)
+			return c.registry.Get(s.Owner)
 		case !c.orphaned(old):
 			return endpoint.Endpoint{}, old.Spec.Exists(s)
 		case validateOnly:
@@ -110,7 +109,7 @@ func (c *Core) Create(ctx context.Context, s endpoint.Spec, validateOnly bool) (
 			endpoint.ErrLease, s.LeaseExpiry.UTC().Format("15:04:05.000Z"))
 	}
 	if validateOnly {
-		return c.endpoint(r, endpoint.WaitingForIdentity), c.askTenant(ctx, s, c.cfg.HostPorts.Check)
+		return c.registry.endpoint(r, endpoint.WaitingForIdentity), c.askTenant(ctx, s, c.cfg.HostPorts.Check)
 	}
 	return c.create(ctx, ns, r)
 }
@@ -125,7 +124,7 @@ func (c *Core) learn(r endpoint.Record, s endpoint.Spec, validateOnly bool) erro
 	if err := c.cfg.Records.Save(r); err != nil {
 		return err
 	}
-	c.set(r, endpoint.Ready)
+	c.registry.set(r, endpoint.Ready)
 	return nil
 }
 
@@ -146,12 +145,12 @@ func (c *Core) create(ctx context.Context, ns endpoint.Namespace, r endpoint.Rec
 	if err := n.carryOut(ctx, n.steps(abort)); err != nil {
 		return endpoint.Endpoint{}, err
 	}
-	c.setUnrepaired(r.Spec.Owner, nil)
-	c.set(n.r, endpoint.Ready)
+	c.registry.setUnrepaired(r.Spec.Owner, nil)
+	c.registry.set(n.r, endpoint.Ready)
 	if n.published != nil {
 		<-n.published
 	}
-	return c.Get(r.Spec.Owner)
+	return c.registry.Get(r.Spec.Owner)
 }
 
 // steps returns the steps of the creation. abort cancels the claims.
@@ -244,7 +243,7 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 // intend reserves addresses and host ports, and writes the record.
 func (n *creation) intend(ctx context.Context) (err error) {
 	var devices []endpoint.HostDevice
-	if n.mayShare(n.r) { // a listing costs more than the rest of the step
+	if n.registry.mayShare(n.r) { // a listing costs more than the rest of the step
 		if devices, err = n.cfg.Links.Devices(); err != nil {
 			return err
 		}
@@ -256,7 +255,7 @@ func (n *creation) intend(ctx context.Context) (err error) {
 		err = n.cfg.Records.Save(n.r)
 	}
 	if err != nil {
-		n.forget(n.r.Spec.Owner)
+		n.registry.forget(n.r.Spec.Owner)
 		return errors.Join(err, n.cfg.HostPorts.Release(n.r.Spec.Owner))
 	}
 	return nil
@@ -382,7 +381,7 @@ func (c *Core) claim(ctx context.Context, s endpoint.Spec) *claim {
 		if err := faultIdentity.Hit(ctx); err != nil || c.cfg.Policies == nil {
 			return err
 		}
-		c.awaits(s.Owner, endpoint.WaitingForPolicy)
+		c.registry.awaits(s.Owner, endpoint.WaitingForPolicy)
 		if err := c.cfg.Policies.Await(ctx, cl.identity.Number); err != nil {
 			return fmt.Errorf("await the policy: %w", err)
 		}
@@ -433,7 +432,7 @@ func (c *Core) resolveNow(ctx context.Context, s endpoint.Spec) (endpoint.Identi
 
 // equal returns the identity of a live endpoint with the same labels and ports.
 func (c *Core) equal(s endpoint.Spec) (endpoint.Identity, bool) {
-	for _, r := range c.live() {
+	for _, r := range c.registry.live() {
 		if r.StandsInFor(s) {
 			return r.Identity, true
 		}
@@ -451,7 +450,7 @@ func (c *Core) rollBack(r endpoint.Record, needsRelease bool) error {
 	if !needsRelease {
 		err := c.cfg.Records.Remove(r.Spec.Owner)
 		if err == nil {
-			c.forget(r.Spec.Owner)
+			c.registry.forget(r.Spec.Owner)
 		}
 		return err
 	}
@@ -464,7 +463,7 @@ func (c *Core) markDeleted(r endpoint.Record) error {
 	if err := c.cfg.Records.Save(t); err != nil {
 		return err
 	}
-	c.set(t, endpoint.Disconnecting)
+	c.registry.set(t, endpoint.Disconnecting)
 	wake(c.wakeReleases)
 	return nil
 }
@@ -486,15 +485,7 @@ func (c *Core) orphaned(r endpoint.Record) bool {
 
 // halfDeleted reports whether a deletion or repair was not completed.
 func (c *Core) halfDeleted(r endpoint.Record) bool {
-	return r.Phase == endpoint.PhaseReady && (r.Slot == 0 || c.disconnecting(r.Spec.Owner))
-}
-
-// disconnecting reports whether a deletion of the owner has begun. If the caller holds the owner's
-// mutex, the deletion has failed.
-func (c *Core) disconnecting(o workload.Owner) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.states[o] == endpoint.Disconnecting
+	return r.Phase == endpoint.PhaseReady && (r.Slot == 0 || c.registry.disconnecting(r.Spec.Owner))
 }
 
 // hasDevice reports whether the node has a device of the record's name. It returns true if the

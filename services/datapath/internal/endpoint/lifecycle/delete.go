@@ -51,26 +51,26 @@ func (c *Core) Remove(
 	switch {
 	case how.UnlessInUse:
 		// waiting for the mutex would mean waiting for the end of the creation
-		if r, ok := c.record(o); ok && r.Phase == endpoint.PhaseCreating {
+		if r, ok := c.registry.record(o); ok && r.Phase == endpoint.PhaseCreating {
 			return was, true, fmt.Errorf("endpoint of %s: %w: it is being created", o, endpoint.ErrInUse)
 		}
 	case !how.ValidateOnly:
-		c.turns.Interrupt(o, endpoint.ErrDeleted)
+		c.registry.locks.Interrupt(o, endpoint.ErrDeleted)
 	}
 	if !how.ValidateOnly {
-		leave, err := c.turns.Lock(ctx, o)
+		leave, err := c.registry.locks.Lock(ctx, o)
 		if err != nil {
 			return was, false, err
 		}
 		defer leave()
 	}
-	r, ok := c.record(o)
-	_, bad := c.unreadableOf(o)
+	r, ok := c.registry.record(o)
+	_, bad := c.registry.unreadableOf(o)
 	switch {
 	case ok && r.Phase == endpoint.PhaseDeleted, !ok && !bad:
 		return was, false, nil
 	case ok:
-		was = c.asItIs(r)
+		was = c.registry.asItIs(r)
 	default: // the record is unreadable: derive the device from the owner
 		r.Spec.Owner = o
 		r.Device = c.device(r.Spec)
@@ -89,13 +89,6 @@ func (c *Core) Remove(
 	return was, true, c.dispose(ctx, r)
 }
 
-// asItIs returns the current public view of a record.
-func (c *Core) asItIs(r endpoint.Record) endpoint.Endpoint {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.endpoint(r, c.states[r.Spec.Owner])
-}
-
 // DeleteSpooled deletes the owner's endpoint as Delete does and removes the spooled deletion,
 // unless another caller has removed it. It does not interrupt a creation in progress, which is
 // newer. No timestamps are compared, because clocks may be set back.
@@ -103,7 +96,7 @@ func (c *Core) DeleteSpooled(ctx context.Context, o workload.Owner, s endpoint.S
 	if err := endpoint.ValidateOwner(o); err != nil {
 		return false, err
 	}
-	leave, err := c.turns.Lock(ctx, o)
+	leave, err := c.registry.locks.Lock(ctx, o)
 	if err != nil {
 		return false, err
 	}
@@ -111,8 +104,8 @@ func (c *Core) DeleteSpooled(ctx context.Context, o workload.Owner, s endpoint.S
 	if waits, err := s.Waits(); err != nil || !waits {
 		return false, err
 	}
-	r, ok := c.record(o)
-	_, bad := c.unreadableOf(o)
+	r, ok := c.registry.record(o)
+	_, bad := c.registry.unreadableOf(o)
 	switch {
 	case ok && r.Phase != endpoint.PhaseDeleted:
 		existed, err = true, c.dispose(ctx, r)
@@ -129,7 +122,7 @@ func (c *Core) DeleteSpooled(ctx context.Context, o workload.Owner, s endpoint.S
 // may be repeated.
 func (c *Core) dispose(ctx context.Context, r endpoint.Record) error {
 	o := r.Spec.Owner
-	c.set(r, endpoint.Disconnecting)
+	c.registry.set(r, endpoint.Disconnecting)
 	slots, err := c.slotsOf(r)
 	if err != nil {
 		return fmt.Errorf("find the endpoint ID of %s: %w", o, err)
@@ -150,7 +143,7 @@ func (c *Core) dispose(ctx context.Context, r endpoint.Record) error {
 	// From here on, the ID may be reused. If the tombstone cannot be written, the next attempt must
 	// not touch it.
 	r.Slot = 0
-	c.set(r, endpoint.Disconnecting)
+	c.registry.set(r, endpoint.Disconnecting)
 	if err := faultUnpublish.Hit(ctx); err != nil {
 		return err
 	}
@@ -254,7 +247,8 @@ func (c *Core) Releases(ctx context.Context) error {
 			continue
 		}
 		if !c.releasing.Swap(true) {
-			c.log.Warn("release of deleted endpoints failed, trying again", "pending", len(c.tombstones()), log.Err(err))
+			c.log.Warn("release of deleted endpoints failed, trying again",
+				"pending", len(c.registry.tombstones()), log.Err(err))
 		}
 		if err := pause(ctx, delay); err != nil {
 			return err
@@ -266,7 +260,7 @@ func (c *Core) Releases(ctx context.Context) error {
 func (c *Core) releaseAll(ctx context.Context) error {
 	var g errgroup.Group
 	g.SetLimit(maxReleases)
-	for _, o := range c.tombstones() {
+	for _, o := range c.registry.tombstones() {
 		g.Go(func() error { return c.release(ctx, o) })
 	}
 	return g.Wait()
@@ -275,12 +269,12 @@ func (c *Core) releaseAll(ctx context.Context) error {
 // release releases the address and the identity of a deleted owner, the identity first: while
 // sluice-ipam knows the owner, the reconciliation finds an identity that was not released.
 func (c *Core) release(ctx context.Context, o workload.Owner) error {
-	leave, err := c.turns.Lock(ctx, o)
+	leave, err := c.registry.locks.Lock(ctx, o)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	if r, ok := c.record(o); !ok || r.Phase != endpoint.PhaseDeleted {
+	if r, ok := c.registry.record(o); !ok || r.Phase != endpoint.PhaseDeleted {
 		return nil // a new creation has taken over the lease and the reference
 	}
 	if err := c.cfg.Identities.Release(ctx, o); err != nil {
@@ -298,7 +292,7 @@ func (c *Core) release(ctx context.Context, o workload.Owner) error {
 	if err := c.cfg.Records.Remove(o); err != nil {
 		return fmt.Errorf("remove the tombstone of %s: %w", o, err)
 	}
-	c.forget(o)
+	c.registry.forget(o)
 	return faultForget.Hit(ctx)
 }
 
@@ -316,7 +310,7 @@ func (c *Core) Reclaim(
 		keep[o] = true
 	}
 	var errs []error
-	for _, r := range c.live() {
+	for _, r := range c.registry.live() {
 		if keep[r.Spec.Owner] || r.Spec.Scope() != in {
 			continue
 		}
@@ -336,12 +330,12 @@ func (c *Core) Reclaim(
 
 // deleteIfSame deletes the endpoint of a record, unless it has been replaced.
 func (c *Core) deleteIfSame(ctx context.Context, r endpoint.Record) (bool, error) {
-	leave, err := c.turns.Lock(ctx, r.Spec.Owner)
+	leave, err := c.registry.locks.Lock(ctx, r.Spec.Owner)
 	if err != nil {
 		return false, err
 	}
 	defer leave()
-	now, ok := c.record(r.Spec.Owner)
+	now, ok := c.registry.record(r.Spec.Owner)
 	if !ok || now.Phase == endpoint.PhaseDeleted || r.Phase == endpoint.PhaseCreating ||
 		now.Namespace != r.Namespace || now.Slot != r.Slot {
 		return false, nil

@@ -555,18 +555,30 @@ func (m *machine) config() Config {
 
 func discard(endpoint.Finding) error { return nil }
 
+// node has all parts of one node, so that a test calls a method without naming its part.
+type node struct {
+	cfg *Config
+	*Core
+	*Report
+}
+
+func newNode(cfg Config) *node {
+	p := New(cfg)
+	return &node{p.Core.cfg, p.Core, p.Report}
+}
+
 // restore does the first part of a start, up to the comparison of devices.
-func restore(t *testing.T, c *Core) {
+func restore(t *testing.T, c *node) {
 	t.Helper()
 	if err := errors.Join(c.Restore(t.Context(), discard), c.Audit(t.Context(), true, discard)); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// start returns a core after a complete start.
-func (m *machine) start(t *testing.T) *Core {
+// start returns a node after a complete start.
+func (m *machine) start(t *testing.T) *node {
 	t.Helper()
-	c := New(m.config())
+	c := newNode(m.config())
 	restore(t, c)
 	return c
 }
@@ -590,7 +602,7 @@ func (m *machine) wanted(name string, last byte) endpoint.Spec {
 }
 
 // settle runs the background work until none is left.
-func settle(t *testing.T, c *Core) {
+func settle(t *testing.T, c *node) {
 	t.Helper()
 	if err := c.releaseAll(t.Context()); err != nil {
 		t.Fatalf("releases: %v", err)
@@ -607,7 +619,7 @@ type holding struct {
 	Devices, Slots, Confirmed, Identities, Records, Open, Known int
 }
 
-func (m *machine) holding(c *Core) holding {
+func (m *machine) holding(c *node) holding {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	h := holding{
@@ -623,7 +635,7 @@ func (m *machine) holding(c *Core) holding {
 }
 
 // holds fails the test unless exactly the state of n endpoints exists.
-func (m *machine) holds(t *testing.T, c *Core, n int) {
+func (m *machine) holds(t *testing.T, c *node, n int) {
 	t.Helper()
 	want := holding{n, n, n, n, n, 0, n}
 	if got := m.holding(c); !reflect.DeepEqual(got, want) {

@@ -97,12 +97,12 @@ func (f fakeHostPorts) Release(o workload.Owner) error {
 }
 
 // startWithPorts is start with host ports.
-func (m *machine) startWithPorts(t *testing.T) (*Core, fakeHostPorts) {
+func (m *machine) startWithPorts(t *testing.T) (*node, fakeHostPorts) {
 	t.Helper()
 	ports := fakeHostPorts{machine: m, led: map[workload.Owner]bool{}, tenants: map[string]shares.Tenant{}}
 	cfg := m.config()
 	cfg.HostPorts = ports
-	c := New(cfg)
+	c := newNode(cfg)
 	restore(t, c)
 	return c, ports
 }
@@ -245,7 +245,7 @@ func TestFirstPodOfALabelledTenantGetsItsHostPort(t *testing.T) {
 	}
 	cfg := m.config()
 	cfg.HostPorts = ports
-	c := New(cfg)
+	c := newNode(cfg)
 	restore(t, c)
 	for i, tenant := range []shares.Tenant{shares.Namespace("shop"), shares.Labelled("acme")} {
 		m.tenant = tenant

@@ -11,16 +11,22 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/sluice-net/sluice/kit/keymutex"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
 // Index holds the records of the node's endpoints in memory, indexed by endpoint ID, address,
-// network namespace and host end. It is created before the parts of policies and services that need
-// endpoints, and only Core changes it. All methods may be called concurrently.
+// network namespace and host end, and the locks of their owners. It is created before the parts of
+// policies and services that need endpoints, and only package lifecycle changes it. All methods may
+// be called concurrently.
 type Index struct {
-	mu         sync.Mutex
+	// locks has a lock for each owner. A call that changes an endpoint or its record holds the lock of the owner,
+	// and takes it before mu.
+	locks keymutex.Mutexes[workload.Owner]
+
+	mu         sync.Mutex                                       // also guards fields of other types in this package
 	records    map[workload.Owner]endpoint.Record               // guarded by mu; includes tombstones
 	states     map[workload.Owner]endpoint.State                // guarded by mu; of live endpoints
 	holders    map[netip.Addr]workload.Owner                    // guarded by mu; of live endpoints
@@ -28,6 +34,7 @@ type Index struct {
 	namespaces map[endpoint.NamespaceID]map[workload.Owner]bool // guarded by mu
 	deleted    map[workload.Owner]bool                          // guarded by mu; they have no ID and no namespace
 	byIndex    map[uint32]workload.Owner                        // guarded by mu; host ends of ready endpoints
+	unreadable map[string]endpoint.Unreadable                   // guarded by mu; files that are no valid records, by name
 }
 
 // NewIndex returns an empty index.
@@ -36,7 +43,7 @@ func NewIndex() *Index {
 		records: map[workload.Owner]endpoint.Record{}, states: map[workload.Owner]endpoint.State{},
 		holders: map[netip.Addr]workload.Owner{}, slots: map[uint16]workload.Owner{},
 		namespaces: map[endpoint.NamespaceID]map[workload.Owner]bool{}, deleted: map[workload.Owner]bool{},
-		byIndex: map[uint32]workload.Owner{},
+		byIndex: map[uint32]workload.Owner{}, unreadable: map[string]endpoint.Unreadable{},
 	}
 }
 
@@ -139,6 +146,14 @@ func (x *Index) mayShare(r endpoint.Record) bool {
 		}
 	}
 	return false
+}
+
+// disconnecting reports whether a deletion of the owner has begun. If the caller holds the owner's
+// mutex, the deletion has failed.
+func (x *Index) disconnecting(o workload.Owner) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.states[o] == endpoint.Disconnecting
 }
 
 func (x *Index) live() []endpoint.Record {

@@ -47,11 +47,11 @@ func (p *fakePolicies) Of(slot uint16) (endpoint.Policy, bool) {
 	return of, ok
 }
 
-func (m *machine) evaluated(t *testing.T, p *fakePolicies) *Core {
+func (m *machine) evaluated(t *testing.T, p *fakePolicies) *node {
 	t.Helper()
 	cfg := m.config()
 	cfg.Policies = p
-	c := New(cfg)
+	c := newNode(cfg)
 	restore(t, c)
 	return c
 }

@@ -25,7 +25,7 @@ func TestCreationReturnsWhenOthersCanKnowIt(t *testing.T) {
 		}
 		close(known)
 	}
-	c := New(cfg)
+	c := newNode(cfg)
 	restore(t, c)
 	done := make(chan error, 1)
 	go func() {
@@ -58,7 +58,7 @@ func TestFailedCreationWaitsForNoPublication(t *testing.T) {
 		<-ctx.Done()
 		close(ended)
 	}
-	c := New(cfg)
+	c := newNode(cfg)
 	restore(t, c)
 	m.setFail("attach", errTest)
 	if _, err := c.Create(t.Context(), m.wanted("a", 2), false); !errors.Is(err, errTest) {

@@ -66,7 +66,7 @@ func (c *Core) claimUnconfirmed(ctx context.Context, confirmed []workload.Owner)
 	}
 	var errs []error
 	unclaimed := map[workload.Owner]error{}
-	for _, r := range c.live() {
+	for _, r := range c.registry.live() {
 		o := r.Spec.Owner
 		if known[o] {
 			continue
@@ -83,20 +83,20 @@ func (c *Core) claimUnconfirmed(ctx context.Context, confirmed []workload.Owner)
 			break // the rest would fail, too
 		}
 	}
-	c.mu.Lock()
+	c.registry.mu.Lock()
 	c.unclaimed = unclaimed
-	c.mu.Unlock()
+	c.registry.mu.Unlock()
 	return claimed, errors.Join(errs...)
 }
 
 func (c *Core) claimAgain(ctx context.Context, o workload.Owner) (bool, error) {
-	leave, err := c.turns.Lock(ctx, o)
+	leave, err := c.registry.locks.Lock(ctx, o)
 	if err != nil {
 		return false, err
 	}
 	defer leave()
-	r, ok := c.record(o)
-	if !ok || r.Phase != endpoint.PhaseReady || r.BootID != c.cfg.BootID || c.disconnecting(o) {
+	r, ok := c.registry.record(o)
+	if !ok || r.Phase != endpoint.PhaseReady || r.BootID != c.cfg.BootID || c.registry.disconnecting(o) {
 		return false, nil
 	}
 	if err := c.cfg.Leases.Claim(ctx, o, r.Spec.Addrs); err != nil {
@@ -135,12 +135,12 @@ func (c *Core) Reconcile(ctx context.Context) (released int, err error) {
 }
 
 func (c *Core) releaseUnknown(ctx context.Context, o workload.Owner) (bool, error) {
-	leave, err := c.turns.Lock(ctx, o)
+	leave, err := c.registry.locks.Lock(ctx, o)
 	if err != nil {
 		return false, err
 	}
 	defer leave()
-	if _, known := c.record(o); known || c.mayBeUnreadable(o) {
+	if _, known := c.registry.record(o); known || c.registry.mayBeUnreadable(o) {
 		return false, nil
 	}
 	if err := c.cfg.Identities.Release(ctx, o); err != nil {
@@ -164,7 +164,7 @@ func (c *Core) Refresh(ctx context.Context) (changed int, err error) {
 		}
 	}()
 	var errs []error
-	for _, r := range c.live() {
+	for _, r := range c.registry.live() {
 		ok, err := c.refresh(ctx, r.Spec.Owner)
 		if errors.Is(err, endpoint.ErrUnavailable) && !errors.Is(err, endpoint.ErrPodUnknown) {
 			return changed, err // the rest would fail, too
@@ -186,7 +186,7 @@ func (c *Core) RefreshDue() bool { return c.refreshDue.Load() }
 func (c *Core) refresh(ctx context.Context, o workload.Owner) (bool, error) {
 	ctx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
-	leave, err := c.turns.LockWith(ctx, o, abort)
+	leave, err := c.registry.locks.LockWith(ctx, o, abort)
 	if err != nil {
 		return false, err
 	}

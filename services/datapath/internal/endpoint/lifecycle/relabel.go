@@ -46,7 +46,7 @@ func (c *Core) Update(ctx context.Context, u Update, validateOnly bool) (endpoin
 	}
 	ctx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
-	leave, err := c.turns.LockWith(ctx, u.Owner, abort)
+	leave, err := c.registry.locks.LockWith(ctx, u.Owner, abort)
 	if err != nil {
 		return endpoint.Endpoint{}, err
 	}
@@ -78,7 +78,7 @@ func (c *Core) Update(ctx context.Context, u Update, validateOnly bool) (endpoin
 		if next.Identity, err = c.cfg.Identities.Preview(ctx, wanted); err != nil {
 			return endpoint.Endpoint{}, fmt.Errorf("resolve the identity: %w", err)
 		}
-		return c.endpoint(next, endpoint.Ready), nil
+		return c.registry.endpoint(next, endpoint.Ready), nil
 	}
 	if next.Identity, err = c.resolveNow(ctx, wanted); err == nil {
 		err = c.relabel(ctx, r, next, false)
@@ -89,7 +89,7 @@ func (c *Core) Update(ctx context.Context, u Update, validateOnly bool) (endpoin
 		c.refreshDue.Store(true)
 		return endpoint.Endpoint{}, causeOf(ctx, err)
 	}
-	return c.Get(u.Owner)
+	return c.registry.Get(u.Owner)
 }
 
 // causeOf adds the cause to err if ctx has ended.
@@ -103,8 +103,9 @@ func causeOf(ctx context.Context, err error) error {
 // steady returns the record of a published endpoint of this boot that is neither being created nor
 // deleted.
 func (c *Core) steady(o workload.Owner) (endpoint.Record, bool) {
-	r, ok := c.record(o)
-	return r, ok && r.Phase == endpoint.PhaseReady && r.Slot != 0 && r.BootID == c.cfg.BootID && !c.disconnecting(o)
+	r, ok := c.registry.record(o)
+	return r, ok && r.Phase == endpoint.PhaseReady && r.Slot != 0 && r.BootID == c.cfg.BootID &&
+		!c.registry.disconnecting(o)
 }
 
 // relabel changes the identity of a live endpoint. It is the only place that does; the caller holds
@@ -122,7 +123,7 @@ func (c *Core) steady(o workload.Owner) (endpoint.Record, bool) {
 // unchanged, because the caller gets the error.
 func (c *Core) relabel(ctx context.Context, r, next endpoint.Record, isolate bool) error {
 	o := r.Spec.Owner
-	if r.Identity.Equal(next.Identity) && r.LastGiven().Equal(next.LastGiven()) && !c.differs(o) {
+	if r.Identity.Equal(next.Identity) && r.LastGiven().Equal(next.LastGiven()) && !c.registry.differs(o) {
 		return nil
 	}
 	if err := c.prepare(ctx, next.Identity.Number, r.Identity.Number); err != nil && !(isolate && isolates(err)) {
@@ -134,12 +135,12 @@ func (c *Core) relabel(ctx context.Context, r, next endpoint.Record, isolate boo
 	if err := c.cfg.Records.Save(next); err != nil {
 		return err
 	}
-	if next.Identity.Number == r.Identity.Number && !c.differs(o) {
-		c.set(next, endpoint.Ready)
+	if next.Identity.Number == r.Identity.Number && !c.registry.differs(o) {
+		c.registry.set(next, endpoint.Ready)
 		return nil
 	}
 	// From here on the change is completed now or retried, because the record has the new identity.
-	c.setDiffers(o, true)
+	c.registry.setDiffers(o, true)
 	err := faultRelabelRecord.Hit(ctx)
 	reason := ""
 	switch {
@@ -152,15 +153,15 @@ func (c *Core) relabel(ctx context.Context, r, next endpoint.Record, isolate boo
 	if err != nil {
 		// Save the record that is enforced, so that the failed change stays undone.
 		if serr := c.cfg.Records.Save(r); serr == nil && c.enforces(r) {
-			c.setDiffers(o, false)
+			c.registry.setDiffers(o, false)
 		} else {
-			c.set(next, endpoint.Ready) // Relabels retries
+			c.registry.set(next, endpoint.Ready) // Relabels retries
 			wake(c.wakeRelabels)
 		}
 		return fmt.Errorf("identity %d of %s: %w", next.Identity.Number, o, err)
 	}
-	c.setDiffers(o, false)
-	c.set(next, endpoint.Ready)
+	c.registry.setDiffers(o, false)
+	c.registry.set(next, endpoint.Ready)
 	c.relabels.Add(1)
 	if reason != "" {
 		c.log.WarnContext(ctx, "endpoint isolated until the kernel has the tables of its identity",
@@ -196,24 +197,6 @@ func (c *Core) enforces(r endpoint.Record) bool {
 	})
 }
 
-func (c *Core) differs(o workload.Owner) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	_, ok := c.differing[o]
-	return ok
-}
-
-// setDiffers records whether the identity in the maps may differ from the record.
-func (c *Core) setDiffers(o workload.Owner, differs bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if _, ok := c.differing[o]; !differs {
-		delete(c.differing, o)
-	} else if !ok {
-		c.differing[o] = nil
-	}
-}
-
 // wish is an identity that an owner should have.
 type wish struct {
 	identity endpoint.Identity
@@ -224,8 +207,8 @@ type wish struct {
 // Wishes stores the identities that the identity service has announced for owners, and removes the
 // withdrawn ones. Other owners keep theirs.
 func (c *Core) Wishes(wanted map[workload.Owner]endpoint.Identity, withdrawn map[workload.Owner]struct{}) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.registry.mu.Lock()
+	defer c.registry.mu.Unlock()
 	for o := range withdrawn {
 		delete(c.wishes, o)
 	}
@@ -237,8 +220,8 @@ func (c *Core) Wishes(wanted map[workload.Owner]endpoint.Identity, withdrawn map
 
 // OnlyWishesOf drops the announced identities of owners that are not listed.
 func (c *Core) OnlyWishesOf(listed map[workload.Owner]struct{}) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.registry.mu.Lock()
+	defer c.registry.mu.Unlock()
 	maps.DeleteFunc(c.wishes, func(o workload.Owner, _ wish) bool { _, ok := listed[o]; return !ok })
 }
 
@@ -246,8 +229,8 @@ func (c *Core) OnlyWishesOf(listed map[workload.Owner]struct{}) {
 // mu is held.
 func (c *Core) due(o workload.Owner) (wish, bool) {
 	w, ok := c.wishes[o]
-	if _, differs := c.differing[o]; differs && !ok {
-		return wish{identity: c.records[o].Identity}, true
+	if _, differs := c.registry.differing[o]; differs && !ok {
+		return wish{identity: c.registry.records[o].Identity}, true
 	}
 	return w, ok
 }
@@ -263,8 +246,8 @@ func (c *Core) Relabels(ctx context.Context) error {
 	places := make(chan struct{}, maxRelabels)
 	pursued := map[workload.Owner]struct{}{} // guarded by mu
 	for {
-		c.mu.Lock()
-		owners := slices.AppendSeq(slices.Collect(maps.Keys(c.wishes)), maps.Keys(c.differing))
+		c.registry.mu.Lock()
+		owners := slices.AppendSeq(slices.Collect(maps.Keys(c.wishes)), maps.Keys(c.registry.differing))
 		for _, o := range owners {
 			if _, ok := pursued[o]; ok {
 				continue
@@ -272,16 +255,16 @@ func (c *Core) Relabels(ctx context.Context) error {
 			pursued[o] = struct{}{}
 			work.Go(func() {
 				c.pursue(ctx, o, places)
-				c.mu.Lock()
+				c.registry.mu.Lock()
 				delete(pursued, o)
 				_, again := c.due(o)
-				c.mu.Unlock()
+				c.registry.mu.Unlock()
 				if again {
 					wake(c.wakeRelabels)
 				}
 			})
 		}
-		c.mu.Unlock()
+		c.registry.mu.Unlock()
 		select {
 		case <-c.wakeRelabels:
 		case <-ctx.Done():
@@ -293,9 +276,9 @@ func (c *Core) Relabels(ctx context.Context) error {
 // pursue retries until the owner has the identity that it should have.
 func (c *Core) pursue(ctx context.Context, o workload.Owner, places chan struct{}) {
 	for delay := c.cfg.RetryDelay; ; delay = min(2*delay, 50*c.cfg.RetryDelay) {
-		c.mu.Lock()
+		c.registry.mu.Lock()
 		w, ok := c.due(o)
-		c.mu.Unlock()
+		c.registry.mu.Unlock()
 		if !ok {
 			return
 		}
@@ -303,7 +286,7 @@ func (c *Core) pursue(ctx context.Context, o workload.Owner, places chan struct{
 		if ctx.Err() != nil {
 			return
 		}
-		c.mu.Lock()
+		c.registry.mu.Lock()
 		if now, ok := c.wishes[o]; ok && now.identity.Equal(w.identity) {
 			if now.err = err; err == nil {
 				delete(c.wishes, o)
@@ -311,10 +294,10 @@ func (c *Core) pursue(ctx context.Context, o workload.Owner, places chan struct{
 				c.wishes[o] = now
 			}
 		}
-		if _, ok := c.differing[o]; ok {
-			c.differing[o] = err
+		if _, ok := c.registry.differing[o]; ok {
+			c.registry.differing[o] = err
 		}
-		c.mu.Unlock()
+		c.registry.mu.Unlock()
 		if err == nil {
 			continue
 		}
@@ -331,7 +314,7 @@ func (c *Core) pursue(ctx context.Context, o workload.Owner, places chan struct{
 // grant changes an endpoint's identity and confirms it to the identity service. It waits for the
 // tables without the owner's mutex, which other calls may need.
 func (c *Core) grant(ctx context.Context, o workload.Owner, w wish, places chan struct{}) error {
-	if r, ok := c.steady(o); ok && (r.Identity.Number != w.identity.Number || c.differs(o)) {
+	if r, ok := c.steady(o); ok && (r.Identity.Number != w.identity.Number || c.registry.differs(o)) {
 		if err := c.prepare(ctx, w.identity.Number, 0); err != nil && !isolates(err) {
 			return err
 		}
@@ -344,14 +327,14 @@ func (c *Core) grant(ctx context.Context, o workload.Owner, w wish, places chan 
 	}
 	ctx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
-	leave, err := c.turns.LockWith(ctx, o, abort)
+	leave, err := c.registry.locks.LockWith(ctx, o, abort)
 	if err != nil {
 		return err
 	}
 	defer leave()
 	r, ok := c.steady(o)
 	if !ok {
-		c.setDiffers(o, false)
+		c.registry.setDiffers(o, false)
 		return nil // the endpoint is gone; the next one resolves its own identity
 	}
 	next := r
@@ -371,16 +354,16 @@ func (c *Core) grant(ctx context.Context, o workload.Owner, w wish, places chan 
 // held.
 func (c *Core) waiting() (lines []string) {
 	add := func(o workload.Owner, number uint32, err error) {
-		if r, ok := c.records[o]; ok && r.Phase == endpoint.PhaseReady && err != nil {
+		if r, ok := c.registry.records[o]; ok && r.Phase == endpoint.PhaseReady && err != nil {
 			lines = append(lines, fmt.Sprintf("%s keeps its identity until it can change to %d: %v", o, number, err))
 		}
 	}
 	for o, w := range c.wishes {
 		add(o, w.identity.Number, w.err)
 	}
-	for o, err := range c.differing {
+	for o, err := range c.registry.differing {
 		if _, ok := c.wishes[o]; !ok {
-			add(o, c.records[o].Identity.Number, err)
+			add(o, c.registry.records[o].Identity.Number, err)
 		}
 	}
 	slices.Sort(lines)

@@ -21,7 +21,7 @@ func web(value string) *[]label.Label {
 }
 
 // relabelling runs Relabels until the test ends.
-func relabelling(t *testing.T, c *Core) {
+func relabelling(t *testing.T, c *node) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -30,7 +30,7 @@ func relabelling(t *testing.T, c *Core) {
 }
 
 // await waits until an endpoint satisfies the condition.
-func (m *machine) await(t *testing.T, c *Core, o workload.Owner, is func(endpoint.Endpoint) bool) endpoint.Endpoint {
+func (m *machine) await(t *testing.T, c *node, o workload.Owner, is func(endpoint.Endpoint) bool) endpoint.Endpoint {
 	t.Helper()
 	s, err := c.Hub().Subscribe(nil)
 	if err != nil {

@@ -45,7 +45,7 @@ func TestSpooledDeletionIsCarriedOut(t *testing.T) {
 	e.there.Store(true)
 	e.done = func() error {
 		// The entry is removed while the mutex is held: an entry spooled later is another deletion.
-		if leave, ok := c.turns.LockWithin(t.Context(), s.Owner, time.Millisecond); ok {
+		if leave, ok := c.locks.LockWithin(t.Context(), s.Owner, time.Millisecond); ok {
 			leave()
 			t.Error("the entry is removed after the mutex is free, when another call may have created an endpoint")
 		}
@@ -77,7 +77,7 @@ func TestDeletionThatWasTakenBackLeavesTheNewEndpoint(t *testing.T) {
 		if _, err := c.Create(t.Context(), s, false); err != nil {
 			t.Fatal(err)
 		}
-		leave, err := c.turns.Lock(t.Context(), s.Owner) // as the creation does
+		leave, err := c.locks.Lock(t.Context(), s.Owner) // as the creation does
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -20,10 +20,10 @@ const wayOut = "repair or remove the file, or delete the container; " +
 	"until then its endpoint has no traffic and keeps its addresses and its endpoint ID"
 
 // unreadableOf returns the unreadable file with the owner's name.
-func (c *Core) unreadableOf(o workload.Owner) (endpoint.Unreadable, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, u := range c.unreadable {
+func (x *Index) unreadableOf(o workload.Owner) (endpoint.Unreadable, bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, u := range x.unreadable {
 		if u.Key == o.Key() {
 			return u, true
 		}
@@ -33,10 +33,10 @@ func (c *Core) unreadableOf(o workload.Owner) (endpoint.Unreadable, bool) {
 
 // mayBeUnreadable reports whether an unreadable file may be the owner's record: its name is the
 // owner's, or names no owner.
-func (c *Core) mayBeUnreadable(o workload.Owner) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, u := range c.unreadable {
+func (x *Index) mayBeUnreadable(o workload.Owner) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, u := range x.unreadable {
 		if u.Key == o.Key() || u.Key == "" {
 			return true
 		}
@@ -44,26 +44,26 @@ func (c *Core) mayBeUnreadable(o workload.Owner) bool {
 	return false
 }
 
-func (c *Core) anyUnreadable() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(c.unreadable) > 0
+func (x *Index) anyUnreadable() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return len(x.unreadable) > 0
 }
 
 // resolved removes the owner's unreadable files from memory.
-func (c *Core) resolved(o workload.Owner) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for file, u := range c.unreadable {
+func (x *Index) resolved(o workload.Owner) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for file, u := range x.unreadable {
 		if u.Key == o.Key() {
-			delete(c.unreadable, file)
+			delete(x.unreadable, file)
 		}
 	}
 }
 
 // reread checks whether unreadable files have become readable or are gone.
 func (c *Core) reread(ctx context.Context) error {
-	if !c.anyUnreadable() {
+	if !c.registry.anyUnreadable() {
 		return nil
 	}
 	records, bad, err := c.cfg.Records.Load()
@@ -71,22 +71,22 @@ func (c *Core) reread(ctx context.Context) error {
 		return fmt.Errorf("read the records of endpoints: %w", err)
 	}
 	for _, r := range records {
-		if _, known := c.record(r.Spec.Owner); !known {
+		if _, known := c.registry.record(r.Spec.Owner); !known {
 			if err := c.adopt(ctx, r.Spec.Owner); err != nil {
 				return err
 			}
 		}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for file := range c.unreadable {
+	c.registry.mu.Lock()
+	defer c.registry.mu.Unlock()
+	for file := range c.registry.unreadable {
 		i := slices.IndexFunc(bad, func(u endpoint.Unreadable) bool { return u.File == file })
 		if i < 0 {
 			c.log.Info("record of an endpoint is readable again, or removed", log.KeyPath, file)
-			delete(c.unreadable, file)
+			delete(c.registry.unreadable, file)
 			continue
 		}
-		c.unreadable[file] = bad[i]
+		c.registry.unreadable[file] = bad[i]
 	}
 	return nil
 }
@@ -94,12 +94,12 @@ func (c *Core) reread(ctx context.Context) error {
 // adopt adopts a record that has become readable. The owner's creation or deletion may have written
 // or removed it since it was listed.
 func (c *Core) adopt(ctx context.Context, o workload.Owner) error {
-	leave, err := c.turns.Lock(ctx, o)
+	leave, err := c.registry.locks.Lock(ctx, o)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	if _, known := c.record(o); known {
+	if _, known := c.registry.record(o); known {
 		return nil
 	}
 	records, _, err := c.cfg.Records.Load()
@@ -110,12 +110,12 @@ func (c *Core) adopt(ctx context.Context, o workload.Owner) error {
 		if r.Spec.Owner != o {
 			continue
 		}
-		c.set(r, endpoint.Restoring)
+		c.registry.set(r, endpoint.Restoring)
 		if r.Phase == endpoint.PhaseDeleted {
 			wake(c.wakeReleases)
 		}
 	}
-	c.resolved(o)
+	c.registry.resolved(o)
 	return nil
 }
 
@@ -145,7 +145,7 @@ func (c *Core) disposeUnreadable(ctx context.Context, o workload.Owner) error {
 	if err := c.dispose(ctx, r); err != nil {
 		return err
 	}
-	c.resolved(o)
+	c.registry.resolved(o)
 	return nil
 }
 
@@ -154,11 +154,11 @@ func (c *Core) disposeUnreadable(ctx context.Context, o workload.Owner) error {
 func (c *Core) closed(slots []endpoint.Entry, links []endpoint.HostDevice) (
 	keptSlots []endpoint.Entry, keptLinks []endpoint.HostDevice,
 ) {
-	if !c.anyUnreadable() {
+	if !c.registry.anyUnreadable() {
 		return nil, nil
 	}
 	var deleted []string
-	for _, o := range c.tombstones() {
+	for _, o := range c.registry.tombstones() {
 		deleted = append(deleted, c.device(endpoint.Spec{Owner: o}).HostName)
 	}
 	for _, d := range links {
@@ -177,9 +177,9 @@ func (c *Core) closed(slots []endpoint.Entry, links []endpoint.HostDevice) (
 // auditClosed reports the unreadable records and stops the traffic of the map entries and devices
 // that may belong to them.
 func (c *Core) auditClosed(slots []endpoint.Entry, links []endpoint.HostDevice, report reporter) error {
-	c.mu.Lock()
+	c.registry.mu.Lock()
 	var files []endpoint.Unreadable
-	for _, u := range c.unreadable {
+	for _, u := range c.registry.unreadable {
 		files = append(files, u)
 	}
 	c.closedDevices = nil
@@ -191,7 +191,7 @@ func (c *Core) auditClosed(slots []endpoint.Entry, links []endpoint.HostDevice, 
 			}
 		}
 	}
-	c.mu.Unlock()
+	c.registry.mu.Unlock()
 	slices.SortFunc(files, func(a, b endpoint.Unreadable) int { return strings.Compare(a.File, b.File) })
 	for _, u := range files {
 		d := endpoint.Difference{Subject: "record", Key: u.File, Want: "a record", Have: u.Err.Error()}

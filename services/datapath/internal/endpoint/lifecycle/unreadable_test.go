@@ -47,7 +47,7 @@ func (m *machine) traffic() (slots, forward int) {
 }
 
 // damaged is a node with two endpoints. After a restart, the record of the first is unreadable.
-func damaged(t *testing.T) (m *machine, c *Core, lost endpoint.Spec, record endpoint.Record) {
+func damaged(t *testing.T) (m *machine, c *node, lost endpoint.Spec, record endpoint.Record) {
 	t.Helper()
 	m = newMachine()
 	before := m.start(t)
@@ -97,9 +97,9 @@ func TestUnreadableRecordKeepsItsEndpointClosed(t *testing.T) {
 }
 
 func TestDeletionResolvesAnUnreadableRecord(t *testing.T) {
-	for name, del := range map[string]func(*Core, workload.Owner) (bool, error){
-		"by call": func(c *Core, o workload.Owner) (bool, error) { return c.Delete(t.Context(), o) },
-		"by spool": func(c *Core, o workload.Owner) (bool, error) {
+	for name, del := range map[string]func(*node, workload.Owner) (bool, error){
+		"by call": func(c *node, o workload.Owner) (bool, error) { return c.Delete(t.Context(), o) },
+		"by spool": func(c *node, o workload.Owner) (bool, error) {
 			var e entry
 			e.there.Store(true)
 			return c.DeleteSpooled(t.Context(), o, e.spooled())

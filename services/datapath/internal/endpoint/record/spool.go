@@ -96,23 +96,27 @@ func (s *Spool) Done(o workload.Owner) error {
 	return err
 }
 
-// Deleter executes spooled deletions.
-type Deleter interface {
+// Owners are the owners of endpoints.
+type Owners interface {
 	// OwnerOf finds the owner of an endpoint by its Owner.Key.
 	OwnerOf(key string) (workload.Owner, bool)
+}
+
+// Deleter executes spooled deletions.
+type Deleter interface {
 	DeleteSpooled(ctx context.Context, o workload.Owner, d endpoint.Spooled) (existed bool, err error)
 }
 
 // Replay executes the spooled deletions. An unreadable entry is executed for the owner in its file
 // name, then reported and set aside.
-func (s *Spool) Replay(ctx context.Context, endpoints Deleter) error {
+func (s *Spool) Replay(ctx context.Context, owners Owners, endpoints Deleter) error {
 	deletions, bad, err := s.List()
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, b := range bad {
-		o, found := endpoints.OwnerOf(b.Key())
+		o, found := owners.OwnerOf(b.Key())
 		var err error
 		if found {
 			_, err = endpoints.DeleteSpooled(ctx, o, endpoint.Spooled{

@@ -83,7 +83,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err := p.Confine(cfg.files()); err != nil {
 		return err
 	}
-	called.owners = called.stream(d.Endpoints.Core)
+	called.owners = called.stream(d.Endpoints.Relabeller)
 	api, srv, err := newServer(p, cfg, d, called, records, started)
 	if err != nil {
 		return err

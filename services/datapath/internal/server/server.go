@@ -185,7 +185,7 @@ func (s *Server) UpdateEndpoint(
 		ports := wire.NamedPortsOf(r.GetNamedPorts().GetNamedPorts())
 		u.Ports = &ports
 	}
-	e, err := s.Endpoints.Core.Update(ctx, u, r.GetValidateOnly())
+	e, err := s.Endpoints.Relabeller.Update(ctx, u, r.GetValidateOnly())
 	if err != nil {
 		return nil, statusOf(err)
 	}

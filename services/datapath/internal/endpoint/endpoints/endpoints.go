@@ -139,7 +139,7 @@ func (e *Endpoints) Tasks() []work.Task {
 	tasks := []work.Task{
 		{Name: "release", Run: e.Core.Releases},
 		{Name: "reap", Run: e.Core.Reaper.Run},
-		{Name: "identities", Run: e.Core.Relabels},
+		{Name: "identities", Run: e.Relabeller.Run},
 		{Name: "policies of endpoints", Run: func(ctx context.Context) error {
 			return e.Report.FollowPolicies(ctx, e.o.PolicyEvents)
 		}},

@@ -375,11 +375,12 @@ func (c *Core) auditRecord(
 	}
 	d, differs := r.DiffersFrom(entries)
 	switch identityOnly := r.DiffersInIdentity(entries); {
-	case !differs, identityOnly && c.registry.differs(o): // Relabels will handle it
+	case !differs, identityOnly && c.registry.differs(o): // the Relabeller will handle it
 	case identityOnly:
 		// The endpoint's traffic is evaluated as the old identity, and the tables of the new one
 		// may be missing.
-		if err := report(d, func() error { c.registry.setDiffers(o, true); wake(c.wakeRelabels); return nil }); err != nil {
+		complete := func() error { c.registry.setDiffers(o, true); wake(c.relabeller.wake); return nil }
+		if err := report(d, complete); err != nil {
 			return err
 		}
 	default:

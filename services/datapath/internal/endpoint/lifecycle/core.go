@@ -85,37 +85,36 @@ type Ranges interface {
 	Changes() bool
 }
 
-// Core creates, changes and removes endpoints, and keeps their kernel state as recorded.
+// Core creates and removes endpoints, and keeps their kernel state as recorded.
 type Core struct {
 	cfg *Config
 	log *slog.Logger
 	// Reaper removes the devices of deleted endpoints.
 	Reaper *reaper.Reaper[endpoint.HostDevice]
 
-	registry *registry // its mutex, mu, also guards the fields below
+	registry   *registry // its mutex, mu, also guards the fields below
+	resolver   *resolver
+	relabeller *Relabeller
 
 	unclaimed map[workload.Owner]error // guarded by mu; live endpoints that ipam refuses to confirm again
-	wishes    map[workload.Owner]wish  // guarded by mu; identities that the identity service has announced
 
 	hostUnrepaired unrepaired // guarded by mu; of state that belongs to no endpoint
 	closedDevices  []string   // guarded by mu; devices that the last audit kept for an unreadable record
 
 	wakeReleases chan struct{}
-	wakeRelabels chan struct{}
-	refreshDue   atomic.Bool // an endpoint has an identity without a reference
 	releasing    atomic.Bool // a release failed and waits for its retry
 
 	repairs       atomic.Uint64 // of attachments
 	deviceRepairs atomic.Uint64
 	nodeRepairs   atomic.Uint64
-	relabels      atomic.Uint64
 }
 
 // Parts are the parts that manage the endpoints of one node. All of their methods may be called concurrently, after
 // Core.Restore.
 type Parts struct {
-	Core   *Core
-	Report *Report
+	Core       *Core
+	Relabeller *Relabeller
+	Report     *Report
 }
 
 // New returns parts that know no endpoint yet: call Core.Restore.
@@ -136,13 +135,16 @@ func New(cfg Config) Parts {
 		cfg.RetryDelay = 100 * time.Millisecond
 	}
 	g := newRegistry(cfg.Index, cfg.Policies)
-	core := &Core{
-		cfg: &cfg, log: cfg.Log, registry: g,
-		Reaper:       reaper.New(cfg.Links.Remove, cfg.ReapDelay, cfg.Now, cfg.Log),
-		wishes:       map[workload.Owner]wish{},
-		wakeReleases: make(chan struct{}, 1), wakeRelabels: make(chan struct{}, 1),
+	resolver := &resolver{cfg: &cfg, registry: g}
+	relabeller := &Relabeller{
+		cfg: &cfg, registry: g, resolver: resolver, wishes: map[workload.Owner]wish{}, wake: make(chan struct{}, 1),
 	}
-	return Parts{Core: core, Report: &Report{registry: g, core: core}}
+	core := &Core{
+		cfg: &cfg, log: cfg.Log, registry: g, resolver: resolver, relabeller: relabeller,
+		Reaper:       reaper.New(cfg.Links.Remove, cfg.ReapDelay, cfg.Now, cfg.Log),
+		wakeReleases: make(chan struct{}, 1),
+	}
+	return Parts{Core: core, Relabeller: relabeller, Report: &Report{registry: g, core: core, relabeller: relabeller}}
 }
 
 // reserve reserves the addresses for the owner, unless a live endpoint has one. The first

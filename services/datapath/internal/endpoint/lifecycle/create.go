@@ -8,14 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-net/sluice/kit/deadline"
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/reaper"
 )
@@ -109,7 +107,7 @@ func (c *Core) Create(ctx context.Context, s endpoint.Spec, validateOnly bool) (
 			endpoint.ErrLease, s.LeaseExpiry.UTC().Format("15:04:05.000Z"))
 	}
 	if validateOnly {
-		return c.registry.endpoint(r, endpoint.WaitingForIdentity), c.askTenant(ctx, s, c.cfg.HostPorts.Check)
+		return c.registry.endpoint(r, endpoint.WaitingForIdentity), c.resolver.askTenant(ctx, s, c.cfg.HostPorts.Check)
 	}
 	return c.create(ctx, ns, r)
 }
@@ -251,7 +249,7 @@ func (n *creation) intend(ctx context.Context) (err error) {
 	if n.r, err = n.reserve(n.r, devices); err != nil {
 		return err
 	}
-	if err = n.askTenant(ctx, n.r.Spec, n.cfg.HostPorts.Claim); err == nil {
+	if err = n.resolver.askTenant(ctx, n.r.Spec, n.cfg.HostPorts.Claim); err == nil {
 		err = n.cfg.Records.Save(n.r)
 	}
 	if err != nil {
@@ -259,31 +257,6 @@ func (n *creation) intend(ctx context.Context) (err error) {
 		return errors.Join(err, n.cfg.HostPorts.Release(n.r.Spec.Owner))
 	}
 	return nil
-}
-
-// askTenant calls a function that claims host ports. If it returns ErrFull, askTenant gets the
-// tenant of the pod's namespace from the identity service and calls the function again: the tenant
-// is otherwise learned only after the claim, so it is unknown for the first pod of a namespace.
-func (c *Core) askTenant(ctx context.Context, s endpoint.Spec, claim func(endpoint.Spec) error) error {
-	err := claim(s)
-	if !errors.Is(err, endpoint.ErrFull) || s.Pod.Namespace == "" {
-		return err
-	}
-	asked, cancel := context.WithTimeout(ctx, standInAfter)
-	defer cancel()
-	id, perr := c.cfg.Identities.Preview(asked, s)
-	if perr != nil || id.Tenant == (shares.Tenant{}) {
-		return err
-	}
-	c.noteTenant(s, id)
-	return claim(s)
-}
-
-// noteTenant sets the tenant of a namespace whose pod has host ports, if it is known.
-func (c *Core) noteTenant(s endpoint.Spec, id endpoint.Identity) {
-	if len(s.PortMappings) > 0 && s.Pod.Namespace != "" && id.Tenant != (shares.Tenant{}) {
-		c.cfg.HostPorts.SetTenant(s.Pod.Namespace, id.Tenant)
-	}
 }
 
 // entry returns the map entry of a new endpoint.
@@ -375,7 +348,7 @@ func (c *Core) claim(ctx context.Context, s endpoint.Spec) *claim {
 		return faultLease.Hit(ctx)
 	})
 	g.Go(func() (err error) {
-		if cl.identity, err = c.resolve(ctx, s); err != nil {
+		if cl.identity, err = c.resolver.resolve(ctx, s); err != nil {
 			return fmt.Errorf("resolve the identity: %w", err)
 		}
 		if err := faultIdentity.Hit(ctx); err != nil || c.cfg.Policies == nil {
@@ -393,51 +366,6 @@ func (c *Core) claim(ctx context.Context, s endpoint.Spec) *claim {
 		cl.err = g.Wait()
 	}()
 	return cl
-}
-
-// standInAfter bounds the wait for the identity service when the identity of an endpoint with the same labels can be
-// used instead. The service knows the label set and answers from memory, so it answers quickly if at all. A stopped
-// process accepts connections and never answers.
-const standInAfter = 3 * time.Second
-
-// resolve resolves the identity. If the identity service is not available, it returns the identity
-// of a live endpoint with the same labels and ports: that endpoint's reference keeps the number
-// alive, and Refresh takes a reference for this endpoint as soon as it can.
-func (c *Core) resolve(ctx context.Context, s endpoint.Spec) (endpoint.Identity, error) {
-	equal, ok := c.equal(s)
-	if !ok {
-		return c.resolveNow(ctx, s)
-	}
-	asked, cancel := context.WithTimeout(ctx, standInAfter)
-	defer cancel()
-	id, err := c.resolveNow(asked, s)
-	away := errors.Is(err, endpoint.ErrUnavailable) || err != nil && asked.Err() != nil
-	if !away || errors.Is(err, endpoint.ErrPodUnknown) || ctx.Err() != nil {
-		return id, err
-	}
-	c.refreshDue.Store(true)
-	c.log.WarnContext(ctx, "identity service unavailable; using the identity of an endpoint with the same labels",
-		"owner", s.Owner.String(), "identity", equal.Number, log.Err(err))
-	return equal, nil
-}
-
-// resolveNow calls the identity service and stores the tenant that it returns.
-func (c *Core) resolveNow(ctx context.Context, s endpoint.Spec) (endpoint.Identity, error) {
-	id, err := c.cfg.Identities.Resolve(ctx, s)
-	if err == nil {
-		c.noteTenant(s, id)
-	}
-	return id, err
-}
-
-// equal returns the identity of a live endpoint with the same labels and ports.
-func (c *Core) equal(s endpoint.Spec) (endpoint.Identity, bool) {
-	for _, r := range c.registry.live() {
-		if r.StandsInFor(s) {
-			return r.Identity, true
-		}
-	}
-	return endpoint.Identity{}, false
 }
 
 // rollBack ends a creation that was undone. It writes a tombstone if something has to be released,

@@ -559,12 +559,13 @@ func discard(endpoint.Finding) error { return nil }
 type node struct {
 	cfg *Config
 	*Core
+	*Relabeller
 	*Report
 }
 
 func newNode(cfg Config) *node {
 	p := New(cfg)
-	return &node{p.Core.cfg, p.Core, p.Report}
+	return &node{p.Core.cfg, p.Core, p.Relabeller, p.Report}
 }
 
 // restore does the first part of a start, up to the comparison of devices.

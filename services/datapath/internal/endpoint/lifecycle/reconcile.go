@@ -38,7 +38,7 @@ func (c *Core) ReconcileLoop(ctx context.Context, ipam endpoint.Connection, iden
 			}
 		}
 		if identities {
-			_, err := c.Refresh(ctx)
+			_, err := c.relabeller.Refresh(ctx)
 			identities = err != nil
 		}
 		t := time.NewTimer(reconcileRetry)
@@ -52,7 +52,7 @@ func (c *Core) ReconcileLoop(ctx context.Context, ipam endpoint.Connection, iden
 		case <-t.C:
 		}
 		leases = leases || ipam.Err() != nil
-		identities = identities || identity.Err() != nil || c.RefreshDue()
+		identities = identities || identity.Err() != nil || c.relabeller.RefreshDue()
 	}
 }
 
@@ -151,60 +151,4 @@ func (c *Core) releaseUnknown(ctx context.Context, o workload.Owner) (bool, erro
 	}
 	c.log.Info("addresses of an unknown owner released", "owner", o.String())
 	return true, nil
-}
-
-// Refresh resolves the identity of every endpoint again, which renews the reference, and adopts a
-// changed number: the identity service may have lost its state. It returns how many identities
-// changed.
-func (c *Core) Refresh(ctx context.Context) (changed int, err error) {
-	c.refreshDue.Store(false)
-	defer func() {
-		if err != nil {
-			c.refreshDue.Store(true)
-		}
-	}()
-	var errs []error
-	for _, r := range c.registry.live() {
-		ok, err := c.refresh(ctx, r.Spec.Owner)
-		if errors.Is(err, endpoint.ErrUnavailable) && !errors.Is(err, endpoint.ErrPodUnknown) {
-			return changed, err // the rest would fail, too
-		}
-		if err != nil {
-			errs = append(errs, err)
-		}
-		if ok {
-			changed++
-		}
-	}
-	return changed, errors.Join(errs...)
-}
-
-// RefreshDue reports whether an endpoint got its identity without the identity service, or the last
-// Refresh was incomplete.
-func (c *Core) RefreshDue() bool { return c.refreshDue.Load() }
-
-func (c *Core) refresh(ctx context.Context, o workload.Owner) (bool, error) {
-	ctx, abort := context.WithCancelCause(ctx)
-	defer abort(nil)
-	leave, err := c.registry.locks.LockWith(ctx, o, abort)
-	if err != nil {
-		return false, err
-	}
-	defer leave()
-	r, ok := c.steady(o)
-	if !ok {
-		return false, nil
-	}
-	next := r
-	next.Identity, err = c.resolveNow(ctx, r.Workload())
-	if err == nil {
-		err = c.relabel(ctx, r, next, true)
-	}
-	if err != nil && errors.Is(context.Cause(ctx), endpoint.ErrDeleted) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("identity of %s: %w", o, err)
-	}
-	return next.Identity.Number != r.Identity.Number, nil
 }

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
@@ -26,6 +27,18 @@ var (
 	faultRelabelDone   = fault.Register("datapath/relabel/done")
 )
 
+// Relabeller changes the identities of live endpoints: at the request of a caller, when the identity
+// service announces another one, and after the service may have lost its state.
+type Relabeller struct {
+	cfg      *Config
+	registry *registry // its mutex, mu, also guards the fields below
+	resolver *resolver
+
+	wishes   map[workload.Owner]wish // guarded by mu; identities that the identity service has announced
+	wake     chan struct{}           // wakes Run
+	relabels atomic.Uint64           // changes of identities
+}
+
 // Update is a caller's change of a live endpoint.
 type Update struct {
 	Owner workload.Owner
@@ -40,18 +53,18 @@ type Update struct {
 // returns when the new identity is enforced; after an error the old one is. With validateOnly it
 // changes nothing and returns the identity that the endpoint would have, with number 0 if that is
 // not known yet.
-func (c *Core) Update(ctx context.Context, u Update, validateOnly bool) (endpoint.Endpoint, error) {
+func (l *Relabeller) Update(ctx context.Context, u Update, validateOnly bool) (endpoint.Endpoint, error) {
 	if err := endpoint.ValidateOwner(u.Owner); err != nil {
 		return endpoint.Endpoint{}, err
 	}
 	ctx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
-	leave, err := c.registry.locks.LockWith(ctx, u.Owner, abort)
+	leave, err := l.registry.locks.LockWith(ctx, u.Owner, abort)
 	if err != nil {
 		return endpoint.Endpoint{}, err
 	}
 	defer leave()
-	r, ok := c.steady(u.Owner)
+	r, ok := l.steady(u.Owner)
 	switch {
 	case !ok:
 		return endpoint.Endpoint{}, fmt.Errorf("%s: %w", u.Owner, endpoint.ErrNotFound)
@@ -75,21 +88,21 @@ func (c *Core) Update(ctx context.Context, u Update, validateOnly bool) (endpoin
 		next.Given = &endpoint.Given{Labels: wanted.Labels, Ports: wanted.Ports}
 	}
 	if validateOnly {
-		if next.Identity, err = c.cfg.Identities.Preview(ctx, wanted); err != nil {
+		if next.Identity, err = l.cfg.Identities.Preview(ctx, wanted); err != nil {
 			return endpoint.Endpoint{}, fmt.Errorf("resolve the identity: %w", err)
 		}
-		return c.registry.endpoint(next, endpoint.Ready), nil
+		return l.registry.endpoint(next, endpoint.Ready), nil
 	}
-	if next.Identity, err = c.resolveNow(ctx, wanted); err == nil {
-		err = c.relabel(ctx, r, next, false)
+	if next.Identity, err = l.resolver.resolveNow(ctx, wanted); err == nil {
+		err = l.relabel(ctx, r, next, false)
 	}
 	if err != nil {
 		// The identity service may now hold a reference to the requested identity instead of the
 		// endpoint's.
-		c.refreshDue.Store(true)
+		l.resolver.refreshDue.Store(true)
 		return endpoint.Endpoint{}, causeOf(ctx, err)
 	}
-	return c.registry.Get(u.Owner)
+	return l.registry.Get(u.Owner)
 }
 
 // causeOf adds the cause to err if ctx has ended.
@@ -102,10 +115,10 @@ func causeOf(ctx context.Context, err error) error {
 
 // steady returns the record of a published endpoint of this boot that is neither being created nor
 // deleted.
-func (c *Core) steady(o workload.Owner) (endpoint.Record, bool) {
-	r, ok := c.registry.record(o)
-	return r, ok && r.Phase == endpoint.PhaseReady && r.Slot != 0 && r.BootID == c.cfg.BootID &&
-		!c.registry.disconnecting(o)
+func (l *Relabeller) steady(o workload.Owner) (endpoint.Record, bool) {
+	r, ok := l.registry.record(o)
+	return r, ok && r.Phase == endpoint.PhaseReady && r.Slot != 0 && r.BootID == l.cfg.BootID &&
+		!l.registry.disconnecting(o)
 }
 
 // relabel changes the identity of a live endpoint. It is the only place that does; the caller holds
@@ -121,63 +134,63 @@ func (c *Core) steady(o workload.Owner) (endpoint.Record, bool) {
 // isolate is set for changes that the identity service announces: the labels have changed, so the
 // permissions of the old labels must end. A failed request of a caller leaves the endpoint
 // unchanged, because the caller gets the error.
-func (c *Core) relabel(ctx context.Context, r, next endpoint.Record, isolate bool) error {
+func (l *Relabeller) relabel(ctx context.Context, r, next endpoint.Record, isolate bool) error {
 	o := r.Spec.Owner
-	if r.Identity.Equal(next.Identity) && r.LastGiven().Equal(next.LastGiven()) && !c.registry.differs(o) {
+	if r.Identity.Equal(next.Identity) && r.LastGiven().Equal(next.LastGiven()) && !l.registry.differs(o) {
 		return nil
 	}
-	if err := c.prepare(ctx, next.Identity.Number, r.Identity.Number); err != nil && !(isolate && isolates(err)) {
+	if err := l.prepare(ctx, next.Identity.Number, r.Identity.Number); err != nil && !(isolate && isolates(err)) {
 		return err
 	}
 	if err := faultRelabelTables.Hit(ctx); err != nil {
 		return err
 	}
-	if err := c.cfg.Records.Save(next); err != nil {
+	if err := l.cfg.Records.Save(next); err != nil {
 		return err
 	}
-	if next.Identity.Number == r.Identity.Number && !c.registry.differs(o) {
-		c.registry.set(next, endpoint.Ready)
+	if next.Identity.Number == r.Identity.Number && !l.registry.differs(o) {
+		l.registry.set(next, endpoint.Ready)
 		return nil
 	}
 	// From here on the change is completed now or retried, because the record has the new identity.
-	c.registry.setDiffers(o, true)
+	l.registry.setDiffers(o, true)
 	err := faultRelabelRecord.Hit(ctx)
 	reason := ""
 	switch {
 	case err != nil:
 	case isolate:
-		reason, err = c.cfg.Maps.SetIdentityOrIsolate(ctx, r.Slot, next.Identity.Number)
+		reason, err = l.cfg.Maps.SetIdentityOrIsolate(ctx, r.Slot, next.Identity.Number)
 	default:
-		err = c.cfg.Maps.SetIdentity(ctx, r.Slot, next.Identity.Number)
+		err = l.cfg.Maps.SetIdentity(ctx, r.Slot, next.Identity.Number)
 	}
 	if err != nil {
 		// Save the record that is enforced, so that the failed change stays undone.
-		if serr := c.cfg.Records.Save(r); serr == nil && c.enforces(r) {
-			c.registry.setDiffers(o, false)
+		if serr := l.cfg.Records.Save(r); serr == nil && l.enforces(r) {
+			l.registry.setDiffers(o, false)
 		} else {
-			c.registry.set(next, endpoint.Ready) // Relabels retries
-			wake(c.wakeRelabels)
+			l.registry.set(next, endpoint.Ready) // Run retries
+			wake(l.wake)
 		}
 		return fmt.Errorf("identity %d of %s: %w", next.Identity.Number, o, err)
 	}
-	c.registry.setDiffers(o, false)
-	c.registry.set(next, endpoint.Ready)
-	c.relabels.Add(1)
+	l.registry.setDiffers(o, false)
+	l.registry.set(next, endpoint.Ready)
+	l.relabels.Add(1)
 	if reason != "" {
-		c.log.WarnContext(ctx, "endpoint isolated until the kernel has the tables of its identity",
+		l.cfg.Log.WarnContext(ctx, "endpoint isolated until the kernel has the tables of its identity",
 			"owner", o.String(), "identity", next.Identity.Number, "reason", reason)
 	}
-	c.log.InfoContext(ctx, "identity changed",
+	l.cfg.Log.InfoContext(ctx, "identity changed",
 		"owner", o.String(), "old", r.Identity.Number, "new", next.Identity.Number)
 	return faultRelabelDone.Hit(ctx)
 }
 
 // prepare returns when the kernel has the tables of an identity, if the identity changes.
-func (c *Core) prepare(ctx context.Context, identity, old uint32) error {
-	if c.cfg.Policies == nil || identity == old {
+func (l *Relabeller) prepare(ctx context.Context, identity, old uint32) error {
+	if l.cfg.Policies == nil || identity == old {
 		return nil
 	}
-	if err := c.cfg.Policies.Prepare(ctx, identity); err != nil {
+	if err := l.cfg.Policies.Prepare(ctx, identity); err != nil {
 		return fmt.Errorf("await the policy of identity %d: %w", identity, err)
 	}
 	return nil
@@ -190,8 +203,8 @@ func isolates(err error) bool {
 }
 
 // enforces reports whether the maps have the identity of a record.
-func (c *Core) enforces(r endpoint.Record) bool {
-	entries, err := c.cfg.Maps.Entries()
+func (l *Relabeller) enforces(r endpoint.Record) bool {
+	entries, err := l.cfg.Maps.Entries()
 	return err == nil && slices.ContainsFunc(entries, func(e endpoint.Entry) bool {
 		return e.Slot == r.Slot && e.Identity == r.Identity.Number
 	})
@@ -206,31 +219,31 @@ type wish struct {
 
 // Wishes stores the identities that the identity service has announced for owners, and removes the
 // withdrawn ones. Other owners keep theirs.
-func (c *Core) Wishes(wanted map[workload.Owner]endpoint.Identity, withdrawn map[workload.Owner]struct{}) {
-	c.registry.mu.Lock()
-	defer c.registry.mu.Unlock()
+func (l *Relabeller) Wishes(wanted map[workload.Owner]endpoint.Identity, withdrawn map[workload.Owner]struct{}) {
+	l.registry.mu.Lock()
+	defer l.registry.mu.Unlock()
 	for o := range withdrawn {
-		delete(c.wishes, o)
+		delete(l.wishes, o)
 	}
 	for o, id := range wanted {
-		c.wishes[o] = wish{identity: id, confirm: true}
+		l.wishes[o] = wish{identity: id, confirm: true}
 	}
-	wake(c.wakeRelabels)
+	wake(l.wake)
 }
 
 // OnlyWishesOf drops the announced identities of owners that are not listed.
-func (c *Core) OnlyWishesOf(listed map[workload.Owner]struct{}) {
-	c.registry.mu.Lock()
-	defer c.registry.mu.Unlock()
-	maps.DeleteFunc(c.wishes, func(o workload.Owner, _ wish) bool { _, ok := listed[o]; return !ok })
+func (l *Relabeller) OnlyWishesOf(listed map[workload.Owner]struct{}) {
+	l.registry.mu.Lock()
+	defer l.registry.mu.Unlock()
+	maps.DeleteFunc(l.wishes, func(o workload.Owner, _ wish) bool { _, ok := listed[o]; return !ok })
 }
 
 // due returns the identity that an owner should have and may not have yet; false if no change is pending.
 // mu is held.
-func (c *Core) due(o workload.Owner) (wish, bool) {
-	w, ok := c.wishes[o]
-	if _, differs := c.registry.differing[o]; differs && !ok {
-		return wish{identity: c.registry.records[o].Identity}, true
+func (l *Relabeller) due(o workload.Owner) (wish, bool) {
+	w, ok := l.wishes[o]
+	if _, differs := l.registry.differing[o]; differs && !ok {
+		return wish{identity: l.registry.records[o].Identity}, true
 	}
 	return w, ok
 }
@@ -238,35 +251,35 @@ func (c *Core) due(o workload.Owner) (wish, bool) {
 // maxRelabels is the number of identities that change concurrently.
 const maxRelabels = 8
 
-// Relabels assigns the identities from Wishes to endpoints, and completes changes that a killed process recorded but
+// Run assigns the identities from Wishes to endpoints, and completes changes that a killed process recorded but
 // did not make. It retries each until it succeeds, and returns when ctx ends.
-func (c *Core) Relabels(ctx context.Context) error {
+func (l *Relabeller) Run(ctx context.Context) error {
 	var work sync.WaitGroup
 	defer work.Wait()
 	places := make(chan struct{}, maxRelabels)
 	pursued := map[workload.Owner]struct{}{} // guarded by mu
 	for {
-		c.registry.mu.Lock()
-		owners := slices.AppendSeq(slices.Collect(maps.Keys(c.wishes)), maps.Keys(c.registry.differing))
+		l.registry.mu.Lock()
+		owners := slices.AppendSeq(slices.Collect(maps.Keys(l.wishes)), maps.Keys(l.registry.differing))
 		for _, o := range owners {
 			if _, ok := pursued[o]; ok {
 				continue
 			}
 			pursued[o] = struct{}{}
 			work.Go(func() {
-				c.pursue(ctx, o, places)
-				c.registry.mu.Lock()
+				l.pursue(ctx, o, places)
+				l.registry.mu.Lock()
 				delete(pursued, o)
-				_, again := c.due(o)
-				c.registry.mu.Unlock()
+				_, again := l.due(o)
+				l.registry.mu.Unlock()
 				if again {
-					wake(c.wakeRelabels)
+					wake(l.wake)
 				}
 			})
 		}
-		c.registry.mu.Unlock()
+		l.registry.mu.Unlock()
 		select {
-		case <-c.wakeRelabels:
+		case <-l.wake:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -274,35 +287,35 @@ func (c *Core) Relabels(ctx context.Context) error {
 }
 
 // pursue retries until the owner has the identity that it should have.
-func (c *Core) pursue(ctx context.Context, o workload.Owner, places chan struct{}) {
-	for delay := c.cfg.RetryDelay; ; delay = min(2*delay, 50*c.cfg.RetryDelay) {
-		c.registry.mu.Lock()
-		w, ok := c.due(o)
-		c.registry.mu.Unlock()
+func (l *Relabeller) pursue(ctx context.Context, o workload.Owner, places chan struct{}) {
+	for delay := l.cfg.RetryDelay; ; delay = min(2*delay, 50*l.cfg.RetryDelay) {
+		l.registry.mu.Lock()
+		w, ok := l.due(o)
+		l.registry.mu.Unlock()
 		if !ok {
 			return
 		}
-		err := c.grant(ctx, o, w, places)
+		err := l.grant(ctx, o, w, places)
 		if ctx.Err() != nil {
 			return
 		}
-		c.registry.mu.Lock()
-		if now, ok := c.wishes[o]; ok && now.identity.Equal(w.identity) {
+		l.registry.mu.Lock()
+		if now, ok := l.wishes[o]; ok && now.identity.Equal(w.identity) {
 			if now.err = err; err == nil {
-				delete(c.wishes, o)
+				delete(l.wishes, o)
 			} else {
-				c.wishes[o] = now
+				l.wishes[o] = now
 			}
 		}
-		if _, ok := c.registry.differing[o]; ok {
-			c.registry.differing[o] = err
+		if _, ok := l.registry.differing[o]; ok {
+			l.registry.differing[o] = err
 		}
-		c.registry.mu.Unlock()
+		l.registry.mu.Unlock()
 		if err == nil {
 			continue
 		}
-		if delay == c.cfg.RetryDelay {
-			c.log.WarnContext(ctx, "identity not changed yet, the old one stays enforced",
+		if delay == l.cfg.RetryDelay {
+			l.cfg.Log.WarnContext(ctx, "identity not changed yet, the old one stays enforced",
 				"owner", o.String(), "identity", w.identity.Number, log.Err(err))
 		}
 		if pause(ctx, delay) != nil {
@@ -313,9 +326,9 @@ func (c *Core) pursue(ctx context.Context, o workload.Owner, places chan struct{
 
 // grant changes an endpoint's identity and confirms it to the identity service. It waits for the
 // tables without the owner's mutex, which other calls may need.
-func (c *Core) grant(ctx context.Context, o workload.Owner, w wish, places chan struct{}) error {
-	if r, ok := c.steady(o); ok && (r.Identity.Number != w.identity.Number || c.registry.differs(o)) {
-		if err := c.prepare(ctx, w.identity.Number, 0); err != nil && !isolates(err) {
+func (l *Relabeller) grant(ctx context.Context, o workload.Owner, w wish, places chan struct{}) error {
+	if r, ok := l.steady(o); ok && (r.Identity.Number != w.identity.Number || l.registry.differs(o)) {
+		if err := l.prepare(ctx, w.identity.Number, 0); err != nil && !isolates(err) {
 			return err
 		}
 	}
@@ -327,45 +340,101 @@ func (c *Core) grant(ctx context.Context, o workload.Owner, w wish, places chan 
 	}
 	ctx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
-	leave, err := c.registry.locks.LockWith(ctx, o, abort)
+	leave, err := l.registry.locks.LockWith(ctx, o, abort)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	r, ok := c.steady(o)
+	r, ok := l.steady(o)
 	if !ok {
-		c.registry.setDiffers(o, false)
+		l.registry.setDiffers(o, false)
 		return nil // the endpoint is gone; the next one resolves its own identity
 	}
 	next := r
 	if w.confirm { // otherwise the record has the identity, which may have changed since
 		next.Identity = w.identity
 	}
-	if err := c.relabel(ctx, r, next, true); err != nil {
+	if err := l.relabel(ctx, r, next, true); err != nil {
 		return causeOf(ctx, err)
 	}
 	if !w.confirm {
 		return nil
 	}
-	return c.cfg.Identities.Confirm(ctx, o, w.identity.Number)
+	return l.cfg.Identities.Confirm(ctx, o, w.identity.Number)
 }
 
 // waiting lists the endpoints that do not have their new identity yet and why, one line each. mu is
 // held.
-func (c *Core) waiting() (lines []string) {
+func (l *Relabeller) waiting() (lines []string) {
 	add := func(o workload.Owner, number uint32, err error) {
-		if r, ok := c.registry.records[o]; ok && r.Phase == endpoint.PhaseReady && err != nil {
+		if r, ok := l.registry.records[o]; ok && r.Phase == endpoint.PhaseReady && err != nil {
 			lines = append(lines, fmt.Sprintf("%s keeps its identity until it can change to %d: %v", o, number, err))
 		}
 	}
-	for o, w := range c.wishes {
+	for o, w := range l.wishes {
 		add(o, w.identity.Number, w.err)
 	}
-	for o, err := range c.registry.differing {
-		if _, ok := c.wishes[o]; !ok {
-			add(o, c.registry.records[o].Identity.Number, err)
+	for o, err := range l.registry.differing {
+		if _, ok := l.wishes[o]; !ok {
+			add(o, l.registry.records[o].Identity.Number, err)
 		}
 	}
 	slices.Sort(lines)
 	return lines
+}
+
+// Refresh resolves the identity of every endpoint again, which renews the reference, and adopts a
+// changed number: the identity service may have lost its state. It returns how many identities
+// changed.
+func (l *Relabeller) Refresh(ctx context.Context) (changed int, err error) {
+	l.resolver.refreshDue.Store(false)
+	defer func() {
+		if err != nil {
+			l.resolver.refreshDue.Store(true)
+		}
+	}()
+	var errs []error
+	for _, r := range l.registry.live() {
+		ok, err := l.refresh(ctx, r.Spec.Owner)
+		if errors.Is(err, endpoint.ErrUnavailable) && !errors.Is(err, endpoint.ErrPodUnknown) {
+			return changed, err // the rest would fail, too
+		}
+		if err != nil {
+			errs = append(errs, err)
+		}
+		if ok {
+			changed++
+		}
+	}
+	return changed, errors.Join(errs...)
+}
+
+// RefreshDue reports whether an endpoint got its identity without the identity service, or the last
+// Refresh was incomplete.
+func (l *Relabeller) RefreshDue() bool { return l.resolver.refreshDue.Load() }
+
+func (l *Relabeller) refresh(ctx context.Context, o workload.Owner) (bool, error) {
+	ctx, abort := context.WithCancelCause(ctx)
+	defer abort(nil)
+	leave, err := l.registry.locks.LockWith(ctx, o, abort)
+	if err != nil {
+		return false, err
+	}
+	defer leave()
+	r, ok := l.steady(o)
+	if !ok {
+		return false, nil
+	}
+	next := r
+	next.Identity, err = l.resolver.resolveNow(ctx, r.Workload())
+	if err == nil {
+		err = l.relabel(ctx, r, next, true)
+	}
+	if err != nil && errors.Is(context.Cause(ctx), endpoint.ErrDeleted) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("identity of %s: %w", o, err)
+	}
+	return next.Identity.Number != r.Identity.Number, nil
 }

@@ -25,7 +25,7 @@ func relabelling(t *testing.T, c *node) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = c.Relabels(ctx) })
+	wg.Go(func() { _ = c.Relabeller.Run(ctx) })
 	t.Cleanup(func() { cancel(); wg.Wait() })
 }
 

@@ -18,7 +18,8 @@ import (
 // changes, and summarises the work of the other parts. The lookups of the Index belong to it, too.
 type Report struct {
 	*registry
-	core *Core
+	core       *Core
+	relabeller *Relabeller
 }
 
 // List returns a consistent snapshot of all endpoints, sorted by ID and owner.
@@ -130,7 +131,7 @@ func (p *Report) Counts() Counts {
 			fmt.Sprintf("%v; the endpoint keeps its traffic, but creating another one with its addresses fails", err))
 	}
 	slices.Sort(n.Unrepaired)
-	n.Relabels, n.Waiting = p.core.relabels.Load(), p.core.waiting()
-	n.PendingRelabels = len(p.core.wishes) + len(p.differing)
+	n.Relabels, n.Waiting = p.relabeller.relabels.Load(), p.relabeller.waiting()
+	n.PendingRelabels = len(p.relabeller.wishes) + len(p.differing)
 	return n
 }

@@ -223,7 +223,7 @@ func background(p *process.Process, d *datapath, called callees, spool *record.S
 	p.Go("identity stream", called.owners.Run)
 	p.Go("replay deletions", func(ctx context.Context) error { return d.Endpoints.Replay(ctx, spool) })
 	p.Go("reconcile", func(ctx context.Context) error {
-		return d.Endpoints.Core.ReconcileLoop(ctx, called.ipam, called.identity)
+		return d.Endpoints.Allocations.ReconcileLoop(ctx, called.ipam, called.identity)
 	})
 }
 

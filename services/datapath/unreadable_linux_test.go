@@ -106,7 +106,8 @@ func TestKernelUnreadableRecordClosesItsPodAlone(t *testing.T) {
 			if err := exchange(conn, "beside it", patience); err != nil {
 				t.Errorf("a connection between two other pods: %v", err)
 			}
-			if n, err := w.node.Endpoints.Core.Reconcile(t.Context()); err != nil || n != 0 || len(w.leases.held) != 3 || len(w.identities.held) != 3 {
+			n, err := w.node.Endpoints.Allocations.Reconcile(t.Context())
+			if err != nil || n != 0 || len(w.leases.held) != 3 || len(w.identities.held) != 3 {
 				t.Errorf("the comparison with ipam released %d, %v; held %v", n, err, w.leases.held)
 			}
 			text := strings.Join(w.node.Endpoints.Report.Counts().BadRecords, "\n")

@@ -137,7 +137,7 @@ func (e *Endpoints) Awaits() []work.Await {
 // Tasks returns the background work. It begins with a comparison of everything.
 func (e *Endpoints) Tasks() []work.Task {
 	tasks := []work.Task{
-		{Name: "release", Run: e.Core.Releases},
+		{Name: "release", Run: e.Allocations.Releases},
 		{Name: "reap", Run: e.Core.Reaper.Run},
 		{Name: "identities", Run: e.Relabeller.Run},
 		{Name: "policies of endpoints", Run: func(ctx context.Context) error {

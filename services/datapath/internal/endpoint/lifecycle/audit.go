@@ -54,7 +54,7 @@ func (c *Core) Restore(ctx context.Context, emit func(endpoint.Finding) error) e
 	c.cfg.HostPorts.LeadAll(ctx)
 	c.registry.hub.Loaded()
 	if len(c.registry.tombstones()) > 0 {
-		wake(c.wakeReleases)
+		wake(c.allocations.wake)
 	}
 	return nil
 }

@@ -92,17 +92,13 @@ type Core struct {
 	// Reaper removes the devices of deleted endpoints.
 	Reaper *reaper.Reaper[endpoint.HostDevice]
 
-	registry   *registry // its mutex, mu, also guards the fields below
-	resolver   *resolver
-	relabeller *Relabeller
-
-	unclaimed map[workload.Owner]error // guarded by mu; live endpoints that ipam refuses to confirm again
+	registry    *registry // its mutex, mu, also guards the fields below
+	resolver    *resolver
+	relabeller  *Relabeller
+	allocations *Allocations
 
 	hostUnrepaired unrepaired // guarded by mu; of state that belongs to no endpoint
 	closedDevices  []string   // guarded by mu; devices that the last audit kept for an unreadable record
-
-	wakeReleases chan struct{}
-	releasing    atomic.Bool // a release failed and waits for its retry
 
 	repairs       atomic.Uint64 // of attachments
 	deviceRepairs atomic.Uint64
@@ -112,9 +108,10 @@ type Core struct {
 // Parts are the parts that manage the endpoints of one node. All of their methods may be called concurrently, after
 // Core.Restore.
 type Parts struct {
-	Core       *Core
-	Relabeller *Relabeller
-	Report     *Report
+	Core        *Core
+	Relabeller  *Relabeller
+	Allocations *Allocations
+	Report      *Report
 }
 
 // New returns parts that know no endpoint yet: call Core.Restore.
@@ -139,12 +136,15 @@ func New(cfg Config) Parts {
 	relabeller := &Relabeller{
 		cfg: &cfg, registry: g, resolver: resolver, wishes: map[workload.Owner]wish{}, wake: make(chan struct{}, 1),
 	}
+	allocations := &Allocations{cfg: &cfg, registry: g, relabeller: relabeller, wake: make(chan struct{}, 1)}
 	core := &Core{
-		cfg: &cfg, log: cfg.Log, registry: g, resolver: resolver, relabeller: relabeller,
-		Reaper:       reaper.New(cfg.Links.Remove, cfg.ReapDelay, cfg.Now, cfg.Log),
-		wakeReleases: make(chan struct{}, 1),
+		cfg: &cfg, log: cfg.Log, registry: g, resolver: resolver, relabeller: relabeller, allocations: allocations,
+		Reaper: reaper.New(cfg.Links.Remove, cfg.ReapDelay, cfg.Now, cfg.Log),
 	}
-	return Parts{Core: core, Relabeller: relabeller, Report: &Report{registry: g, core: core, relabeller: relabeller}}
+	return Parts{
+		Core: core, Relabeller: relabeller, Allocations: allocations,
+		Report: &Report{registry: g, core: core, relabeller: relabeller, allocations: allocations},
+	}
 }
 
 // reserve reserves the addresses for the owner, unless a live endpoint has one. The first

@@ -392,7 +392,7 @@ func (c *Core) markDeleted(r endpoint.Record) error {
 		return err
 	}
 	c.registry.set(t, endpoint.Disconnecting)
-	wake(c.wakeReleases)
+	wake(c.allocations.wake)
 	return nil
 }
 

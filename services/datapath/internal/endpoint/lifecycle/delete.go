@@ -8,8 +8,6 @@ import (
 	"errors"
 	"fmt"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/workload"
@@ -17,12 +15,9 @@ import (
 )
 
 var (
-	faultCut             = fault.Register("datapath/delete/cut")
-	faultUnpublish       = fault.Register("datapath/delete/unpublish")
-	faultTombstone       = fault.Register("datapath/delete/tombstone")
-	faultReleaseIdentity = fault.Register("datapath/delete/release-identity")
-	faultReleaseLease    = fault.Register("datapath/delete/release-lease")
-	faultForget          = fault.Register("datapath/delete/forget")
+	faultCut       = fault.Register("datapath/delete/cut")
+	faultUnpublish = fault.Register("datapath/delete/unpublish")
+	faultTombstone = fault.Register("datapath/delete/tombstone")
 )
 
 // Delete is Remove for the endpoint's manager, which knows that it is no longer needed.
@@ -222,78 +217,6 @@ func (c *Core) slotsOf(r endpoint.Record) ([]uint16, error) {
 		}
 	}
 	return slots, nil
-}
-
-// maxReleases is the number of owners released concurrently.
-const maxReleases = 8
-
-// Releases releases the addresses and identities of deleted endpoints, with retries. It returns
-// when ctx ends.
-func (c *Core) Releases(ctx context.Context) error {
-	delay := c.cfg.RetryDelay
-	for {
-		err := c.releaseAll(ctx)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if err == nil {
-			c.releasing.Store(false)
-			delay = c.cfg.RetryDelay
-			select {
-			case <-c.wakeReleases:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-			continue
-		}
-		if !c.releasing.Swap(true) {
-			c.log.Warn("release of deleted endpoints failed, trying again",
-				"pending", len(c.registry.tombstones()), log.Err(err))
-		}
-		if err := pause(ctx, delay); err != nil {
-			return err
-		}
-		delay = min(2*delay, 100*c.cfg.RetryDelay)
-	}
-}
-
-func (c *Core) releaseAll(ctx context.Context) error {
-	var g errgroup.Group
-	g.SetLimit(maxReleases)
-	for _, o := range c.registry.tombstones() {
-		g.Go(func() error { return c.release(ctx, o) })
-	}
-	return g.Wait()
-}
-
-// release releases the address and the identity of a deleted owner, the identity first: while
-// sluice-ipam knows the owner, the reconciliation finds an identity that was not released.
-func (c *Core) release(ctx context.Context, o workload.Owner) error {
-	leave, err := c.registry.locks.Lock(ctx, o)
-	if err != nil {
-		return err
-	}
-	defer leave()
-	if r, ok := c.registry.record(o); !ok || r.Phase != endpoint.PhaseDeleted {
-		return nil // a new creation has taken over the lease and the reference
-	}
-	if err := c.cfg.Identities.Release(ctx, o); err != nil {
-		return fmt.Errorf("release the identity of %s: %w", o, err)
-	}
-	if err := faultReleaseIdentity.Hit(ctx); err != nil {
-		return err
-	}
-	if err := c.cfg.Leases.Release(ctx, o); err != nil {
-		return fmt.Errorf("release the addresses of %s: %w", o, err)
-	}
-	if err := faultReleaseLease.Hit(ctx); err != nil {
-		return err
-	}
-	if err := c.cfg.Records.Remove(o); err != nil {
-		return fmt.Errorf("remove the tombstone of %s: %w", o, err)
-	}
-	c.registry.forget(o)
-	return faultForget.Hit(ctx)
 }
 
 // Reclaim deletes the endpoints of a network whose owners are not in valid, except endpoints

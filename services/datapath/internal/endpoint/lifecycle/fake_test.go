@@ -560,12 +560,13 @@ type node struct {
 	cfg *Config
 	*Core
 	*Relabeller
+	*Allocations
 	*Report
 }
 
 func newNode(cfg Config) *node {
 	p := New(cfg)
-	return &node{p.Core.cfg, p.Core, p.Relabeller, p.Report}
+	return &node{p.Core.cfg, p.Core, p.Relabeller, p.Allocations, p.Report}
 }
 
 // restore does the first part of a start, up to the comparison of devices.

@@ -18,8 +18,9 @@ import (
 // changes, and summarises the work of the other parts. The lookups of the Index belong to it, too.
 type Report struct {
 	*registry
-	core       *Core
-	relabeller *Relabeller
+	core        *Core
+	relabeller  *Relabeller
+	allocations *Allocations
 }
 
 // List returns a consistent snapshot of all endpoints, sorted by ID and owner.
@@ -126,7 +127,7 @@ func (p *Report) Counts() Counts {
 	for _, d := range p.core.hostUnrepaired.left {
 		n.Unrepaired = append(n.Unrepaired, "node: "+d.String())
 	}
-	for _, err := range p.core.unclaimed {
+	for _, err := range p.allocations.unclaimed {
 		n.Unrepaired = append(n.Unrepaired,
 			fmt.Sprintf("%v; the endpoint keeps its traffic, but creating another one with its addresses fails", err))
 	}

@@ -112,7 +112,7 @@ func (c *Core) adopt(ctx context.Context, o workload.Owner) error {
 		}
 		c.registry.set(r, endpoint.Restoring)
 		if r.Phase == endpoint.PhaseDeleted {
-			wake(c.wakeReleases)
+			wake(c.allocations.wake)
 		}
 	}
 	c.registry.resolved(o)

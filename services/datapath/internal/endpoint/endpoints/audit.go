@@ -18,17 +18,17 @@ import (
 // Auditor keeps the node's kernel state as the records specify. It compares periodically and on
 // netlink events, and reports what it finds.
 type Auditor struct {
-	core    *lifecycle.Core // knows the expected state of endpoints and host
+	parts   lifecycle.Parts // know the expected state of endpoints and host
 	host    *host.Host      // state that belongs to no endpoint
 	changes *netdev.Netdev  // kernel events
 	log     *slog.Logger
 }
 
 // Restore calls lifecycle.Core.Restore and reports its findings.
-func (a *Auditor) Restore(ctx context.Context) error { return a.core.Restore(ctx, a.emit) }
+func (a *Auditor) Restore(ctx context.Context) error { return a.parts.Core.Restore(ctx, a.emit) }
 
 // Compare compares and repairs everything, including devices, which Restore leaves out.
-func (a *Auditor) Compare(ctx context.Context) error { return a.core.Audit(ctx, true, a.emit) }
+func (a *Auditor) Compare(ctx context.Context) error { return a.parts.Core.Audit(ctx, true, a.emit) }
 
 func (a *Auditor) emit(f endpoint.Finding) error {
 	a.report(f)
@@ -49,7 +49,7 @@ func (a *Auditor) report(f endpoint.Finding) {
 
 // Audit runs one comparison and checks for warnings to operators.
 func (a *Auditor) Audit(ctx context.Context, repair bool) error {
-	err := a.core.Audit(ctx, repair, a.emit)
+	err := a.parts.Core.Audit(ctx, repair, a.emit)
 	a.host.Changed()
 	return errors.Join(err, a.host.CheckWarnings())
 }
@@ -77,11 +77,11 @@ func (a *Auditor) Watch(ctx context.Context, repair bool) error {
 				err = errors.Join(err, a.Audit(ctx, true))
 			}
 		case c.Node && repair:
-			again, err = a.core.HostChanged(a.emit)
+			again, err = a.parts.NodeState.Changed(a.emit)
 		case c.Ifindex != 0 && repair:
-			again, err = a.core.LinkChanged(ctx, c.Ifindex, a.emit)
+			again, err = a.parts.HostEnds.LinkChanged(ctx, c.Ifindex, a.emit)
 		case c.Addr.IsValid() && repair:
-			again, err = a.core.AddrChanged(ctx, c.Addr, a.emit)
+			again, err = a.parts.HostEnds.AddrChanged(ctx, c.Addr, a.emit)
 		}
 		if err == nil {
 			delete(failing, c)

@@ -75,7 +75,7 @@ func Open(o Options) *Endpoints {
 		o.Phase = func(_ string, f func() error) error { return f() }
 	}
 	e := &Endpoints{Parts: lifecycle.New(o.Lifecycle), o: o, compared: make(chan struct{})}
-	e.Auditor = &Auditor{core: e.Core, host: o.Host, changes: o.Devices, log: o.Log}
+	e.Auditor = &Auditor{parts: e.Parts, host: o.Host, changes: o.Devices, log: o.Log}
 	if o.Source != nil {
 		e.Keeper = podrange.New(podrange.Options{
 			Set: o.Ranges, Source: o.Source, Entries: o.Entries, Host: o.Host, Endpoints: e.Core, Log: o.Log,

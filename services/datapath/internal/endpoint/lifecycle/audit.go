@@ -10,15 +10,11 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
-
-// errRemains: a repair did not change the difference.
-var errRemains = errors.New("the difference remains after a repair; its owner has to remove it")
 
 // Restore reads the records and reconciles the maps with them: it adopts matching map entries,
 // replaces different ones, and removes endpoints whose container is gone or whose creation or
@@ -31,13 +27,11 @@ func (c *Core) Restore(ctx context.Context, emit func(endpoint.Finding) error) e
 	if err := c.load(); err != nil {
 		return err
 	}
-	if c.cfg.Host != nil {
-		if err := c.auditHost(true, emit); err != nil {
-			return err
-		}
+	if err := c.nodeState.audit(true, emit); err != nil {
+		return err
 	}
 	// what a fresh node lacks was created, not repaired
-	c.nodeRepairs.Store(0)
+	c.nodeState.repairs.Store(0)
 	entries, devices, err := c.listings()
 	if err != nil {
 		return err
@@ -90,10 +84,8 @@ func (c *Core) load() error {
 // of containers.
 func (c *Core) Audit(ctx context.Context, repair bool, emit func(endpoint.Finding) error) error {
 	report := reporterTo(emit, repair)
-	if c.cfg.Host != nil {
-		if err := c.auditHost(repair, emit); err != nil {
-			return err
-		}
+	if err := c.nodeState.audit(repair, emit); err != nil {
+		return err
 	}
 	if err := c.reread(ctx); err != nil {
 		return err
@@ -103,7 +95,7 @@ func (c *Core) Audit(ctx context.Context, repair bool, emit func(endpoint.Findin
 		return err
 	}
 	live := c.registry.live()
-	sound, err := c.soundHosts(live)
+	sound, err := c.hostEnds.sound(live)
 	if err != nil {
 		return err
 	}
@@ -144,27 +136,6 @@ func index(devices []endpoint.HostDevice) map[endpoint.HostDevice]bool {
 		m[d] = true
 	}
 	return m
-}
-
-// soundHosts checks the host ends of all records at once, which is much cheaper than one by one,
-// and returns those without differences. A concurrent call may have changed the others: they are
-// checked again while the owner's mutex is held.
-func (c *Core) soundHosts(live []endpoint.Record) (map[endpoint.HostDevice]bool, error) {
-	var devices []endpoint.Device
-	for _, r := range live {
-		if r.Phase == endpoint.PhaseReady && r.BootID == c.cfg.BootID {
-			devices = append(devices, r.Device)
-		}
-	}
-	diffs, err := c.cfg.Links.CheckHosts(devices)
-	if err != nil {
-		return nil, fmt.Errorf("check devices: %w", err)
-	}
-	sound := make(map[endpoint.HostDevice]bool, len(devices))
-	for i, d := range devices {
-		sound[endpoint.HostDevice{Name: d.HostName, Index: d.HostIndex}] = len(diffs[i]) == 0
-	}
-	return sound, nil
 }
 
 // AuditContainers compares the interior of every container with its record, and with repair repairs
@@ -242,71 +213,6 @@ func (c *Core) auditTables(repair bool, emit func(endpoint.Finding) error) error
 		return fmt.Errorf("compare policy tables: %w", err)
 	}
 	return nil
-}
-
-// auditHost compares the state that belongs to no endpoint.
-func (c *Core) auditHost(repair bool, emit func(endpoint.Finding) error) error {
-	diffs, err := c.cfg.Host.Check()
-	if err != nil {
-		return fmt.Errorf("check the host: %w", err)
-	}
-	return c.settleHost(diffs, repair, emit)
-}
-
-// settleHost repairs the differences of a check of the host, if repair is set, and passes them to
-// emit.
-func (c *Core) settleHost(diffs []endpoint.Difference, repair bool, emit func(endpoint.Finding) error) error {
-	left, repairErr := diffs, error(nil)
-	if repair && len(diffs) > 0 {
-		var err error
-		repairErr = c.cfg.Host.Repair()
-		if left, err = c.cfg.Host.Check(); err != nil {
-			return fmt.Errorf("check the host: %w", err)
-		}
-	}
-	c.registry.mu.Lock()
-	c.hostUnrepaired = c.hostUnrepaired.next(left)
-	c.registry.mu.Unlock()
-	repaired := false
-	for _, d := range diffs {
-		remains := slices.Contains(left, d)
-		f := endpoint.Finding{Difference: d, Repaired: !remains}
-		repaired = repaired || !remains
-		if remains {
-			f.Err = repairErr
-		}
-		if err := emit(f); err != nil {
-			return err
-		}
-	}
-	if repaired {
-		c.nodeRepairs.Add(1)
-	}
-	return nil
-}
-
-// HostChanged checks and repairs the state that belongs to no endpoint after a kernel event.
-// Differences that several repairs in a row did not remove are left to the audit. again is as of
-// LinkChanged.
-func (c *Core) HostChanged(emit func(endpoint.Finding) error) (again bool, err error) {
-	diffs, err := c.cfg.Host.Check()
-	if err != nil {
-		return true, fmt.Errorf("check the host: %w", err)
-	}
-	c.registry.mu.Lock()
-	settled := c.hostUnrepaired.settles(diffs)
-	c.registry.mu.Unlock()
-	if settled {
-		return false, nil
-	}
-	failed := false
-	err = c.settleHost(diffs, true, func(f endpoint.Finding) error {
-		failed = failed || f.Err != nil
-		return emit(f)
-	})
-	c.registry.mu.Lock()
-	defer c.registry.mu.Unlock()
-	return err != nil || failed && !c.hostUnrepaired.settles(c.hostUnrepaired.left), err
 }
 
 type reporter func(endpoint.Difference, func() error) error
@@ -391,7 +297,7 @@ func (c *Core) auditRecord(
 	if !a.hostEnds {
 		return nil
 	}
-	if err := c.auditHostEnd(r, a.sound[r.HostDevice()], repair, report); err != nil {
+	if err := c.hostEnds.audit(r, a.sound[r.HostDevice()], repair, report); err != nil {
 		return err
 	}
 	if repair {
@@ -400,30 +306,6 @@ func (c *Core) auditRecord(
 		c.registry.mu.Unlock()
 		if restoring {
 			c.registry.set(r, endpoint.Ready)
-		}
-	}
-	return nil
-}
-
-// auditHostEnd compares the host end of a record, unless it is sound. The caller holds the owner's
-// mutex.
-func (c *Core) auditHostEnd(r endpoint.Record, sound, repair bool, report reporter) error {
-	o := r.Spec.Owner
-	var diffs []endpoint.Difference
-	if !sound {
-		var err error
-		if diffs, err = c.cfg.Links.CheckHost(r.Device); err != nil {
-			return fmt.Errorf("check device %s of %s: %w", r.Device.HostName, o, err)
-		}
-	}
-	left, fixErr := diffs, error(nil)
-	if len(diffs) > 0 && repair {
-		left, fixErr = c.repairHost(r, diffs)
-	}
-	c.registry.setUnrepaired(o, left)
-	for _, d := range diffs {
-		if err := report(d, func() error { return outcome(d, left, fixErr) }); err != nil {
-			return err
 		}
 	}
 	return nil
@@ -529,186 +411,6 @@ func (c *Core) unpublishStray(e endpoint.Entry) error {
 		}
 	}
 	return nil
-}
-
-// repairHost repairs the host end of a record and returns the differences that remain.
-func (c *Core) repairHost(r endpoint.Record, diffs []endpoint.Difference) (left []endpoint.Difference, err error) {
-	if !slices.ContainsFunc(diffs, endpoint.Difference.Repairable) {
-		return diffs, nil
-	}
-	err = c.cfg.Links.RepairHost(r.Device)
-	left, cerr := c.cfg.Links.CheckHost(r.Device)
-	if cerr != nil {
-		left, err = diffs, errors.Join(err, cerr)
-	}
-	c.count(r.Spec.Owner, diffs, left, err)
-	return left, err
-}
-
-// outcome returns why a difference was not repaired, or nil if it was.
-func outcome(d endpoint.Difference, left []endpoint.Difference, err error) error {
-	remains := slices.ContainsFunc(left, func(l endpoint.Difference) bool {
-		return l.Subject == d.Subject && l.Key == d.Key
-	})
-	switch {
-	case !remains:
-		return nil
-	case err != nil && d.Repairable():
-		return err
-	}
-	return errRemains
-}
-
-// unrepaired are the differences that the last check found and the repair left.
-type unrepaired struct {
-	left  []endpoint.Difference
-	looks int // consecutive checks that left exactly these
-}
-
-// mostVain is the number of repairs in a row that may leave the same differences before events no
-// longer trigger a repair, which would cause further events. It is more than one, because another
-// program may undo a repair at once.
-const mostVain = 5
-
-// next returns the state after another check left differences.
-func (u unrepaired) next(left []endpoint.Difference) unrepaired {
-	if !slices.Equal(left, u.left) {
-		u.looks = 0
-	}
-	return unrepaired{left, u.looks + 1}
-}
-
-// settles reports whether an event needs no repair: there are no differences, or repairs did not
-// change them.
-func (u unrepaired) settles(diffs []endpoint.Difference) bool {
-	return slices.Equal(diffs, u.left) &&
-		(u.looks >= mostVain || !slices.ContainsFunc(diffs, endpoint.Difference.Repairable))
-}
-
-// noDevice reports whether the host end is missing.
-func (u unrepaired) noDevice() bool {
-	return slices.ContainsFunc(u.left, endpoint.Difference.IsNoDevice)
-}
-
-// count counts the repairs of an endpoint's host end. A repaired attachment is logged as a warning,
-// because packets bypassed a program.
-func (c *Core) count(o workload.Owner, diffs, left []endpoint.Difference, err error) {
-	attachment := slices.IndexFunc(diffs, endpoint.Difference.OfAttachment)
-	if attachment >= 0 {
-		c.countAttachment(o, diffs[attachment], outcome(diffs[attachment], left, err))
-	}
-	for _, d := range diffs {
-		if !d.OfAttachment() && !slices.Contains(left, d) {
-			c.deviceRepairs.Add(1)
-			return
-		}
-	}
-}
-
-func (c *Core) countAttachment(o workload.Owner, d endpoint.Difference, err error) {
-	if e, gone := c.registry.Get(o); gone == nil && c.cfg.Repaired != nil {
-		c.cfg.Repaired(e, d, err)
-	}
-	if err != nil {
-		c.log.Error("attachment not repaired", "owner", o.String(), "subject", d.Subject, "device", d.Key, log.Err(err))
-		return
-	}
-	c.repairs.Add(1)
-	c.log.Warn("attachment repaired",
-		"owner", o.String(), "subject", d.Subject, "device", d.Key, "want", d.Want, "have", d.Have)
-}
-
-// LinkChanged checks and repairs the host end with an interface index after a kernel event. It
-// waits only briefly for another call of the same owner. again asks the caller to call again later:
-// because the owner was busy, or because a check or repair failed, after which the kernel may send
-// no further event.
-func (c *Core) LinkChanged(
-	ctx context.Context, ifindex uint32, emit func(endpoint.Finding) error,
-) (again bool, err error) {
-	c.registry.mu.Lock()
-	o, ok := c.registry.byIndex[ifindex]
-	c.registry.mu.Unlock()
-	if !ok {
-		return false, nil
-	}
-	return c.hostEndChanged(ctx, o, emit)
-}
-
-// AddrChanged is LinkChanged for the endpoint that has an address, after an event about a route to
-// the address.
-func (c *Core) AddrChanged(
-	ctx context.Context, a netip.Addr, emit func(endpoint.Finding) error,
-) (again bool, err error) {
-	c.registry.mu.Lock()
-	o, ok := c.registry.holders[a]
-	c.registry.mu.Unlock()
-	if !ok {
-		return false, nil
-	}
-	return c.hostEndChanged(ctx, o, emit)
-}
-
-// eventPatience bounds the wait of an event for its owner's mutex. It exceeds the duration of
-// checks, which may follow each other without end, and is short, because the events of all other
-// endpoints wait meanwhile.
-const eventPatience = 250 * time.Millisecond
-
-func (c *Core) hostEndChanged(
-	ctx context.Context, o workload.Owner, emit func(endpoint.Finding) error,
-) (again bool, err error) {
-	// A creation or deletion in progress sets the device up or removes it itself.
-	steady := func() (endpoint.Record, bool) {
-		r, ok := c.registry.record(o)
-		return r, ok && r.Phase == endpoint.PhaseReady && !c.registry.disconnecting(o)
-	}
-	if _, ok := steady(); !ok {
-		return false, nil
-	}
-	leave, ok := c.registry.locks.LockWithin(ctx, o, eventPatience)
-	if !ok {
-		return true, nil
-	}
-	defer leave()
-	r, ok := steady()
-	if !ok {
-		return false, nil
-	}
-	diffs, err := c.cfg.Links.CheckHost(r.Device)
-	if err != nil {
-		return true, fmt.Errorf("check device %s of %s: %w", r.Device.HostName, o, err)
-	}
-	c.registry.mu.Lock()
-	settled := c.registry.unrepaired[o].settles(diffs)
-	c.registry.mu.Unlock()
-	if settled {
-		return false, nil // no differences, or only differences left to the audit
-	}
-	if len(diffs) > 0 && c.orphaned(r) {
-		c.log.Info("endpoint removed, its network namespace is gone", "owner", o.String())
-		return false, c.dispose(ctx, r)
-	}
-	left, fixErr := []endpoint.Difference(nil), error(nil)
-	if len(diffs) > 0 {
-		left, fixErr = c.repairHost(r, diffs)
-	}
-	c.registry.setUnrepaired(o, left)
-	if fixErr != nil {
-		// A failed repair may have changed nothing; then no event follows.
-		c.registry.mu.Lock()
-		again = !c.registry.unrepaired[o].settles(left)
-		c.registry.mu.Unlock()
-	}
-	for _, d := range diffs {
-		if d.OfAttachment() {
-			continue // countAttachment has logged it
-		}
-		f := endpoint.Finding{Difference: d, Err: outcome(d, left, fixErr)}
-		f.Repaired = f.Err == nil
-		if err := emit(f); err != nil {
-			return again, err
-		}
-	}
-	return again, nil
 }
 
 // Expected are the values that a caller of Check expects; zero fields are not compared.

@@ -221,7 +221,8 @@ func TestChangedHostIsRepairedAndCounted(t *testing.T) {
 	h.stuck = []endpoint.Difference{{Subject: "sysctl", Key: "net/ipv4/ip_forward", Want: "1", Have: "0"}}
 	var found []endpoint.Finding
 	for range 3 * mostVain {
-		if _, err := c.HostChanged(func(f endpoint.Finding) error { found = append(found, f); return nil }); err != nil {
+		emit := func(f endpoint.Finding) error { found = append(found, f); return nil }
+		if _, err := c.NodeState.Changed(emit); err != nil {
 			t.Fatal(err)
 		}
 	}

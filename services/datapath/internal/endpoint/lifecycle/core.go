@@ -19,7 +19,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
@@ -96,13 +95,10 @@ type Core struct {
 	resolver    *resolver
 	relabeller  *Relabeller
 	allocations *Allocations
+	hostEnds    *HostEnds
+	nodeState   *NodeState
 
-	hostUnrepaired unrepaired // guarded by mu; of state that belongs to no endpoint
-	closedDevices  []string   // guarded by mu; devices that the last audit kept for an unreadable record
-
-	repairs       atomic.Uint64 // of attachments
-	deviceRepairs atomic.Uint64
-	nodeRepairs   atomic.Uint64
+	closedDevices []string // guarded by mu; devices that the last audit kept for an unreadable record
 }
 
 // Parts are the parts that manage the endpoints of one node. All of their methods may be called concurrently, after
@@ -111,6 +107,8 @@ type Parts struct {
 	Core        *Core
 	Relabeller  *Relabeller
 	Allocations *Allocations
+	HostEnds    *HostEnds
+	NodeState   *NodeState
 	Report      *Report
 }
 
@@ -139,11 +137,16 @@ func New(cfg Config) Parts {
 	allocations := &Allocations{cfg: &cfg, registry: g, relabeller: relabeller, wake: make(chan struct{}, 1)}
 	core := &Core{
 		cfg: &cfg, log: cfg.Log, registry: g, resolver: resolver, relabeller: relabeller, allocations: allocations,
-		Reaper: reaper.New(cfg.Links.Remove, cfg.ReapDelay, cfg.Now, cfg.Log),
+		nodeState: &NodeState{cfg: &cfg, registry: g},
+		Reaper:    reaper.New(cfg.Links.Remove, cfg.ReapDelay, cfg.Now, cfg.Log),
 	}
+	core.hostEnds = &HostEnds{cfg: &cfg, registry: g, core: core}
 	return Parts{
-		Core: core, Relabeller: relabeller, Allocations: allocations,
-		Report: &Report{registry: g, core: core, relabeller: relabeller, allocations: allocations},
+		Core: core, Relabeller: relabeller, Allocations: allocations, HostEnds: core.hostEnds, NodeState: core.nodeState,
+		Report: &Report{
+			registry: g, core: core, relabeller: relabeller, allocations: allocations, hostEnds: core.hostEnds,
+			nodeState: core.nodeState,
+		},
 	}
 }
 

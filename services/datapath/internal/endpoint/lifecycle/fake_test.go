@@ -561,12 +561,14 @@ type node struct {
 	*Core
 	*Relabeller
 	*Allocations
+	*HostEnds
+	*NodeState
 	*Report
 }
 
 func newNode(cfg Config) *node {
 	p := New(cfg)
-	return &node{p.Core.cfg, p.Core, p.Relabeller, p.Allocations, p.Report}
+	return &node{p.Core.cfg, p.Core, p.Relabeller, p.Allocations, p.HostEnds, p.NodeState, p.Report}
 }
 
 // restore does the first part of a start, up to the comparison of devices.

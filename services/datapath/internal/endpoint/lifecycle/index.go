@@ -148,6 +148,22 @@ func (x *Index) mayShare(r endpoint.Record) bool {
 	return false
 }
 
+// ownerOfLink returns the owner of the host end with an interface index.
+func (x *Index) ownerOfLink(ifindex uint32) (workload.Owner, bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	o, ok := x.byIndex[ifindex]
+	return o, ok
+}
+
+// ownerOfAddr returns the owner of the endpoint that has an address.
+func (x *Index) ownerOfAddr(a netip.Addr) (workload.Owner, bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	o, ok := x.holders[a]
+	return o, ok
+}
+
 // disconnecting reports whether a deletion of the owner has begun. If the caller holds the owner's
 // mutex, the deletion has failed.
 func (x *Index) disconnecting(o workload.Owner) bool {

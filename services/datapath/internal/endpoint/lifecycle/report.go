@@ -21,6 +21,8 @@ type Report struct {
 	core        *Core
 	relabeller  *Relabeller
 	allocations *Allocations
+	hostEnds    *HostEnds
+	nodeState   *NodeState
 }
 
 // List returns a consistent snapshot of all endpoints, sorted by ID and owner.
@@ -96,8 +98,8 @@ func (p *Report) Counts() Counts {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := Counts{
-		ByState: map[endpoint.State]int{}, Repairs: p.core.repairs.Load(), DeviceRepairs: p.core.deviceRepairs.Load(),
-		NodeRepairs: p.core.nodeRepairs.Load(),
+		ByState: map[endpoint.State]int{}, Repairs: p.hostEnds.repairs.Load(),
+		DeviceRepairs: p.hostEnds.deviceRepairs.Load(), NodeRepairs: p.nodeState.repairs.Load(),
 	}
 	for _, u := range p.unreadable {
 		n.BadRecords = append(n.BadRecords, fmt.Sprintf("record of an endpoint cannot be read: %v; %s", u.Err, wayOut))
@@ -124,7 +126,7 @@ func (p *Report) Counts() Counts {
 			n.Unrepaired = append(n.Unrepaired, line)
 		}
 	}
-	for _, d := range p.core.hostUnrepaired.left {
+	for _, d := range p.nodeState.unrepaired.left {
 		n.Unrepaired = append(n.Unrepaired, "node: "+d.String())
 	}
 	for _, err := range p.allocations.unclaimed {

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package lifecycle
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+)
+
+// errRemains: a repair did not change the difference.
+var errRemains = errors.New("the difference remains after a repair; its owner has to remove it")
+
+// outcome returns why a difference was not repaired, or nil if it was.
+func outcome(d endpoint.Difference, left []endpoint.Difference, err error) error {
+	remains := slices.ContainsFunc(left, func(l endpoint.Difference) bool {
+		return l.Subject == d.Subject && l.Key == d.Key
+	})
+	switch {
+	case !remains:
+		return nil
+	case err != nil && d.Repairable():
+		return err
+	}
+	return errRemains
+}
+
+// unrepaired are the differences that the last check found and the repair left.
+type unrepaired struct {
+	left  []endpoint.Difference
+	looks int // consecutive checks that left exactly these
+}
+
+// mostVain is the number of repairs in a row that may leave the same differences before events no
+// longer trigger a repair, which would cause further events. It is more than one, because another
+// program may undo a repair at once.
+const mostVain = 5
+
+// next returns the state after another check left differences.
+func (u unrepaired) next(left []endpoint.Difference) unrepaired {
+	if !slices.Equal(left, u.left) {
+		u.looks = 0
+	}
+	return unrepaired{left, u.looks + 1}
+}
+
+// settles reports whether an event needs no repair: there are no differences, or repairs did not
+// change them.
+func (u unrepaired) settles(diffs []endpoint.Difference) bool {
+	return slices.Equal(diffs, u.left) &&
+		(u.looks >= mostVain || !slices.ContainsFunc(diffs, endpoint.Difference.Repairable))
+}
+
+// noDevice reports whether the host end is missing.
+func (u unrepaired) noDevice() bool {
+	return slices.ContainsFunc(u.left, endpoint.Difference.IsNoDevice)
+}

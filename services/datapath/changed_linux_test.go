@@ -20,7 +20,7 @@ import (
 
 // intact returns an error if an endpoint or the node differs from the desired state.
 func (w *world) intact(p *pod) error {
-	diffs, err := w.node.Endpoints.Core.Check(w.t.Context(), p.owner, lifecycle.Expected{})
+	diffs, err := w.node.Endpoints.Reconciler.Check(w.t.Context(), p.owner, lifecycle.Expected{})
 	if err != nil || len(diffs) > 0 {
 		return fmt.Errorf("endpoint: %+v, %w", diffs, err)
 	}

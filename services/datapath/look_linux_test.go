@@ -131,7 +131,7 @@ func (w *world) pinned(name string) *ebpf.Map {
 // findings returns the audit findings with a subject; "": all.
 func (w *world) findings(repair bool, subject string) (found []endpoint.Finding) {
 	w.t.Helper()
-	err := w.node.Endpoints.Core.Audit(w.t.Context(), repair, func(f endpoint.Finding) error {
+	err := w.node.Endpoints.Reconciler.Audit(w.t.Context(), repair, func(f endpoint.Finding) error {
 		if subject == "" || f.Subject == subject {
 			found = append(found, f)
 		}

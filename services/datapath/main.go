@@ -328,7 +328,7 @@ func uninstall(p *process.Process, cfg Config) error {
 
 // validate reports what a start would repair.
 func validate(ctx context.Context, p *process.Process, d *datapath) error {
-	findings, err := d.Endpoints.Core.Inspect(ctx)
+	findings, err := d.Endpoints.Reconciler.Inspect(ctx)
 	if err != nil {
 		return err
 	}

@@ -50,7 +50,7 @@ func TestKernelPodsTalkThroughTheProgramsAlone(t *testing.T) {
 	if n := w.counted(event.ForwardedFromStack); n != 0 {
 		t.Errorf("%d packets between pods passed the host's stack", n)
 	}
-	diffs, err := w.node.Endpoints.Core.Check(t.Context(), a.owner, lifecycle.Expected{})
+	diffs, err := w.node.Endpoints.Reconciler.Check(t.Context(), a.owner, lifecycle.Expected{})
 	if err != nil || len(diffs) > 0 {
 		t.Errorf("check of a fresh endpoint: %+v, %v", diffs, err)
 	}
@@ -281,7 +281,7 @@ func TestKernelWithoutItsProgramsAPodReachesNothing(t *testing.T) {
 	delete(targets, "uplink addr of the host")
 	cutOff(t, w, a, targets)
 
-	diffs, err := w.node.Endpoints.Core.Check(t.Context(), a.owner, lifecycle.Expected{})
+	diffs, err := w.node.Endpoints.Reconciler.Check(t.Context(), a.owner, lifecycle.Expected{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -316,7 +316,8 @@ func TestKernelRemovedProgramsAreSeenRepairedAndCounted(t *testing.T) {
 			t.Fatalf("after repair %d: %v", i, err)
 		}
 	}
-	if diffs, err := w.node.Endpoints.Core.Check(t.Context(), a.owner, lifecycle.Expected{}); err != nil || len(diffs) > 0 {
+	diffs, err := w.node.Endpoints.Reconciler.Check(t.Context(), a.owner, lifecycle.Expected{})
+	if err != nil || len(diffs) > 0 {
 		t.Errorf("after the repairs: %+v, %v", diffs, err)
 	}
 }
@@ -779,7 +780,7 @@ func TestKernelCheckReportsWhatAPodLost(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	diffs, err := w.node.Endpoints.Core.Check(t.Context(), p.owner, lifecycle.Expected{})
+	diffs, err := w.node.Endpoints.Reconciler.Check(t.Context(), p.owner, lifecycle.Expected{})
 	if err != nil {
 		t.Fatal(err)
 	}

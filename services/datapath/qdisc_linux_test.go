@@ -35,7 +35,7 @@ func TestKernelForeignQdiscIsReported(t *testing.T) {
 	named := func(d endpoint.Difference) bool {
 		return d.Subject == endpoint.SubjectRootQdisc && d.Key == p.ep.Device.HostName && strings.Contains(d.Have, "pfifo")
 	}
-	diffs, err := w.node.Endpoints.Core.Check(t.Context(), p.owner, lifecycle.Expected{})
+	diffs, err := w.node.Endpoints.Reconciler.Check(t.Context(), p.owner, lifecycle.Expected{})
 	if err != nil || !slices.ContainsFunc(diffs, named) {
 		t.Errorf("check returns %+v, %v", diffs, err)
 	}

@@ -77,7 +77,8 @@ func (p *pod) works(w *world, peer *pod) {
 			p.t.Errorf("to %v of %s: %v", a, p.owner, err)
 		}
 	}
-	if diffs, err := w.node.Endpoints.Core.Check(p.t.Context(), p.owner, lifecycle.Expected{}); err != nil || len(diffs) != 0 {
+	diffs, err := w.node.Endpoints.Reconciler.Check(p.t.Context(), p.owner, lifecycle.Expected{})
+	if err != nil || len(diffs) != 0 {
 		p.t.Errorf("check of %s: %v, %v", p.owner, diffs, err)
 	}
 }
@@ -236,12 +237,12 @@ func TestKernelAuditOfContainersRepairsRoutesAndRules(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	diffs, err := w.node.Endpoints.Core.Check(t.Context(), net1.owner, lifecycle.Expected{})
+	diffs, err := w.node.Endpoints.Reconciler.Check(t.Context(), net1.owner, lifecycle.Expected{})
 	if err != nil || !slices.Contains(subjects(diffs), "container rule") {
 		t.Errorf("check of net1 without its rules: %v, %v", diffs, err)
 	}
 	audit := func(repair bool) (found []string) {
-		err := w.node.Endpoints.Core.AuditContainers(t.Context(), repair, func(f endpoint.Finding) error {
+		err := w.node.Endpoints.Reconciler.AuditContainers(t.Context(), repair, func(f endpoint.Finding) error {
 			if f.Repaired != repair {
 				t.Errorf("%v: repaired %v, %v", f.Difference, f.Repaired, f.Err)
 			}

@@ -66,7 +66,7 @@ func (w *world) uplinkFilter() string {
 func (w *world) audited(repair bool) []string {
 	w.t.Helper()
 	var keys []string
-	err := w.node.Endpoints.Core.Audit(w.t.Context(), repair, func(f endpoint.Finding) error {
+	err := w.node.Endpoints.Reconciler.Audit(w.t.Context(), repair, func(f endpoint.Finding) error {
 		if f.Subject == "sysctl" {
 			keys = append(keys, f.Key)
 		}

@@ -66,7 +66,7 @@ func TestKernelForeignTCXProgramIsReported(t *testing.T) {
 			if c.hook == ebpf.AttachTCXIngress {
 				cutOff(t, w, p, map[string]netip.AddrPort{"its host": host.echo(w.node.Ranges.NodeAddrs()[0]), "a pod": other.echo(other.spec.Addrs[0])})
 			}
-			diffs, err := w.node.Endpoints.Core.Check(t.Context(), p.owner, lifecycle.Expected{})
+			diffs, err := w.node.Endpoints.Reconciler.Check(t.Context(), p.owner, lifecycle.Expected{})
 			if err != nil {
 				t.Fatal(err)
 			}

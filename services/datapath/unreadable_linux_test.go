@@ -150,7 +150,8 @@ func TestKernelUnreadableRecordClosesItsPodAlone(t *testing.T) {
 					t.Errorf("after the repair of the record: %v", err)
 				}
 			}
-			if diffs, err := w.node.Endpoints.Core.Check(t.Context(), lost.owner, lifecycle.Expected{}); err != nil || len(diffs) != 0 {
+			diffs, err := w.node.Endpoints.Reconciler.Check(t.Context(), lost.owner, lifecycle.Expected{})
+			if err != nil || len(diffs) != 0 {
 				t.Errorf("check after the repair: %v, %v", diffs, err)
 			}
 

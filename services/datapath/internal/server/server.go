@@ -213,7 +213,7 @@ func (s *Server) CheckEndpoint(ctx context.Context, r *datapathv1.CheckEndpointR
 		return nil, statusOf(err)
 	}
 	expected := lifecycle.Expected{Netns: r.GetNetworkNamespace(), Addrs: addrs}
-	diffs, err := s.Endpoints.Core.Check(ctx, wire.OwnerOf(r.GetOwner()), expected)
+	diffs, err := s.Endpoints.Reconciler.Check(ctx, wire.OwnerOf(r.GetOwner()), expected)
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -298,10 +298,10 @@ func (s *Server) AuditMaps(r *datapathv1.AuditMapsRequest, stream grpc.ServerStr
 		}
 		return stream.Send(m)
 	}
-	if err := s.Endpoints.Core.Audit(stream.Context(), r.GetRepair(), send); err != nil {
+	if err := s.Endpoints.Reconciler.Audit(stream.Context(), r.GetRepair(), send); err != nil {
 		return statusOf(err)
 	}
-	return statusOf(s.Endpoints.Core.AuditContainers(stream.Context(), r.GetRepair(), send))
+	return statusOf(s.Endpoints.Reconciler.AuditContainers(stream.Context(), r.GetRepair(), send))
 }
 
 func direction(egress bool) netv1.Direction {

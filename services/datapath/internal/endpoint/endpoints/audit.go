@@ -24,11 +24,13 @@ type Auditor struct {
 	log     *slog.Logger
 }
 
-// Restore calls lifecycle.Core.Restore and reports its findings.
-func (a *Auditor) Restore(ctx context.Context) error { return a.parts.Core.Restore(ctx, a.emit) }
+// Restore calls lifecycle.Reconciler.Restore and reports its findings.
+func (a *Auditor) Restore(ctx context.Context) error { return a.parts.Reconciler.Restore(ctx, a.emit) }
 
 // Compare compares and repairs everything, including devices, which Restore leaves out.
-func (a *Auditor) Compare(ctx context.Context) error { return a.parts.Core.Audit(ctx, true, a.emit) }
+func (a *Auditor) Compare(ctx context.Context) error {
+	return a.parts.Reconciler.Audit(ctx, true, a.emit)
+}
 
 func (a *Auditor) emit(f endpoint.Finding) error {
 	a.report(f)
@@ -49,7 +51,7 @@ func (a *Auditor) report(f endpoint.Finding) {
 
 // Audit runs one comparison and checks for warnings to operators.
 func (a *Auditor) Audit(ctx context.Context, repair bool) error {
-	err := a.parts.Core.Audit(ctx, repair, a.emit)
+	err := a.parts.Reconciler.Audit(ctx, repair, a.emit)
 	a.host.Changed()
 	return errors.Join(err, a.host.CheckWarnings())
 }

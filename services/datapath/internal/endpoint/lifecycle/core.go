@@ -75,6 +75,34 @@ type Config struct {
 	Now      func() time.Time
 }
 
+// device derives the pair's names and MAC addresses.
+func (c *Config) device(s endpoint.Spec) endpoint.Device {
+	sum := func(what string) []byte {
+		h := sha256.Sum256([]byte(what + "\x00" + c.Instance + "\x00" + s.Owner.String()))
+		return h[:]
+	}
+	mac := func(what string) (m endpoint.MAC) {
+		copy(m[:], sum(what))
+		m[0] = m[0]&^0x01 | 0x02 // unicast, locally administered
+		return m
+	}
+	d := endpoint.Device{
+		HostName: "sl" + hex.EncodeToString(sum("device"))[:11],
+		HostMAC:  mac("host"),
+		Name:     s.Owner.Interface,
+		MAC:      s.MAC,
+		MTU:      s.MTU,
+		Addrs:    s.Addrs,
+	}
+	if d.MAC == (endpoint.MAC{}) {
+		d.MAC = mac("container")
+	}
+	if d.MTU == 0 {
+		d.MTU = c.MTU
+	}
+	return d
+}
+
 // Ranges are the node's pod ranges. An endpoint may be created in an open range.
 type Ranges interface {
 	Open(a netip.Addr) bool
@@ -84,35 +112,32 @@ type Ranges interface {
 	Changes() bool
 }
 
-// Core creates and removes endpoints, and keeps their kernel state as recorded.
+// Core creates and removes endpoints.
 type Core struct {
 	cfg *Config
 	log *slog.Logger
 	// Reaper removes the devices of deleted endpoints.
 	Reaper *reaper.Reaper[endpoint.HostDevice]
 
-	registry    *registry // its mutex, mu, also guards the fields below
+	registry    *registry
 	resolver    *resolver
 	relabeller  *Relabeller
 	allocations *Allocations
-	hostEnds    *HostEnds
-	nodeState   *NodeState
-
-	closedDevices []string // guarded by mu; devices that the last audit kept for an unreadable record
 }
 
 // Parts are the parts that manage the endpoints of one node. All of their methods may be called concurrently, after
-// Core.Restore.
+// Reconciler.Restore.
 type Parts struct {
 	Core        *Core
 	Relabeller  *Relabeller
 	Allocations *Allocations
+	Reconciler  *Reconciler
 	HostEnds    *HostEnds
 	NodeState   *NodeState
 	Report      *Report
 }
 
-// New returns parts that know no endpoint yet: call Core.Restore.
+// New returns parts that know no endpoint yet: call Reconciler.Restore.
 func New(cfg Config) Parts {
 	if cfg.Log == nil {
 		cfg.Log = log.Discard()
@@ -137,16 +162,17 @@ func New(cfg Config) Parts {
 	allocations := &Allocations{cfg: &cfg, registry: g, relabeller: relabeller, wake: make(chan struct{}, 1)}
 	core := &Core{
 		cfg: &cfg, log: cfg.Log, registry: g, resolver: resolver, relabeller: relabeller, allocations: allocations,
-		nodeState: &NodeState{cfg: &cfg, registry: g},
-		Reaper:    reaper.New(cfg.Links.Remove, cfg.ReapDelay, cfg.Now, cfg.Log),
+		Reaper: reaper.New(cfg.Links.Remove, cfg.ReapDelay, cfg.Now, cfg.Log),
 	}
-	core.hostEnds = &HostEnds{cfg: &cfg, registry: g, core: core}
+	hostEnds, nodeState := &HostEnds{cfg: &cfg, registry: g, core: core}, &NodeState{cfg: &cfg, registry: g}
+	reconciler := &Reconciler{
+		cfg: &cfg, registry: g, core: core, relabeller: relabeller, allocations: allocations,
+		hostEnds: hostEnds, nodeState: nodeState,
+	}
 	return Parts{
-		Core: core, Relabeller: relabeller, Allocations: allocations, HostEnds: core.hostEnds, NodeState: core.nodeState,
-		Report: &Report{
-			registry: g, core: core, relabeller: relabeller, allocations: allocations, hostEnds: core.hostEnds,
-			nodeState: core.nodeState,
-		},
+		Core: core, Relabeller: relabeller, Allocations: allocations,
+		Reconciler: reconciler, HostEnds: hostEnds, NodeState: nodeState,
+		Report: &Report{registry: g, relabeller: relabeller, allocations: allocations, reconciler: reconciler},
 	}
 }
 
@@ -213,34 +239,6 @@ func (c *Core) CloseRange(p netip.Prefix) bool {
 	}
 	c.cfg.Ranges.Close(p)
 	return true
-}
-
-// device derives the pair's names and MAC addresses.
-func (c *Core) device(s endpoint.Spec) endpoint.Device {
-	sum := func(what string) []byte {
-		h := sha256.Sum256([]byte(what + "\x00" + c.cfg.Instance + "\x00" + s.Owner.String()))
-		return h[:]
-	}
-	mac := func(what string) (m endpoint.MAC) {
-		copy(m[:], sum(what))
-		m[0] = m[0]&^0x01 | 0x02 // unicast, locally administered
-		return m
-	}
-	d := endpoint.Device{
-		HostName: "sl" + hex.EncodeToString(sum("device"))[:11],
-		HostMAC:  mac("host"),
-		Name:     s.Owner.Interface,
-		MAC:      s.MAC,
-		MTU:      s.MTU,
-		Addrs:    s.Addrs,
-	}
-	if d.MAC == (endpoint.MAC{}) {
-		d.MAC = mac("container")
-	}
-	if d.MTU == 0 {
-		d.MTU = c.cfg.MTU
-	}
-	return d
 }
 
 // wake wakes a worker that may be asleep.

@@ -100,7 +100,7 @@ func (c *Core) Create(ctx context.Context, s endpoint.Spec, validateOnly bool) (
 		}
 	}
 	r := endpoint.Record{
-		Phase: endpoint.PhaseCreating, BootID: c.cfg.BootID, Spec: s, Namespace: ns.ID(), Device: c.device(s),
+		Phase: endpoint.PhaseCreating, BootID: c.cfg.BootID, Spec: s, Namespace: ns.ID(), Device: c.cfg.device(s),
 	}
 	if !s.LeaseExpiry.IsZero() && !c.cfg.Now().Before(s.LeaseExpiry) {
 		return endpoint.Endpoint{}, fmt.Errorf("%w: it expired at %s",

@@ -68,7 +68,7 @@ func (c *Core) Remove(
 		was = c.registry.asItIs(r)
 	default: // the record is unreadable: derive the device from the owner
 		r.Spec.Owner = o
-		r.Device = c.device(r.Spec)
+		r.Device = c.cfg.device(r.Spec)
 	}
 	if how.UnlessInUse {
 		if err := r.InUse(c.cfg.Links); err != nil {

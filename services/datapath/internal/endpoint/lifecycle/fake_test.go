@@ -561,6 +561,7 @@ type node struct {
 	*Core
 	*Relabeller
 	*Allocations
+	*Reconciler
 	*HostEnds
 	*NodeState
 	*Report
@@ -568,7 +569,7 @@ type node struct {
 
 func newNode(cfg Config) *node {
 	p := New(cfg)
-	return &node{p.Core.cfg, p.Core, p.Relabeller, p.Allocations, p.HostEnds, p.NodeState, p.Report}
+	return &node{p.Core.cfg, p.Core, p.Relabeller, p.Allocations, p.Reconciler, p.HostEnds, p.NodeState, p.Report}
 }
 
 // restore does the first part of a start, up to the comparison of devices.

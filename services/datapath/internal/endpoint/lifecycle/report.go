@@ -18,11 +18,9 @@ import (
 // changes, and summarises the work of the other parts. The lookups of the Index belong to it, too.
 type Report struct {
 	*registry
-	core        *Core
 	relabeller  *Relabeller
 	allocations *Allocations
-	hostEnds    *HostEnds
-	nodeState   *NodeState
+	reconciler  *Reconciler
 }
 
 // List returns a consistent snapshot of all endpoints, sorted by ID and owner.
@@ -98,15 +96,15 @@ func (p *Report) Counts() Counts {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := Counts{
-		ByState: map[endpoint.State]int{}, Repairs: p.hostEnds.repairs.Load(),
-		DeviceRepairs: p.hostEnds.deviceRepairs.Load(), NodeRepairs: p.nodeState.repairs.Load(),
+		ByState: map[endpoint.State]int{}, Repairs: p.reconciler.hostEnds.repairs.Load(),
+		DeviceRepairs: p.reconciler.hostEnds.deviceRepairs.Load(), NodeRepairs: p.reconciler.nodeState.repairs.Load(),
 	}
 	for _, u := range p.unreadable {
 		n.BadRecords = append(n.BadRecords, fmt.Sprintf("record of an endpoint cannot be read: %v; %s", u.Err, wayOut))
 	}
 	slices.Sort(n.BadRecords)
 	if len(n.BadRecords) > 0 {
-		for _, line := range p.core.closedDevices {
+		for _, line := range p.reconciler.closedDevices {
 			n.BadRecords = append(n.BadRecords, line+" has no traffic, because its record cannot be read")
 		}
 	}
@@ -126,7 +124,7 @@ func (p *Report) Counts() Counts {
 			n.Unrepaired = append(n.Unrepaired, line)
 		}
 	}
-	for _, d := range p.nodeState.unrepaired.left {
+	for _, d := range p.reconciler.nodeState.unrepaired.left {
 		n.Unrepaired = append(n.Unrepaired, "node: "+d.String())
 	}
 	for _, err := range p.allocations.unclaimed {

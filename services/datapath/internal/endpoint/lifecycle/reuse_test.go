@@ -237,7 +237,10 @@ func TestDeviceOfAKilledCreationIsRemovedByItsIndex(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
 	s := m.wanted("a", 2)
-	half := endpoint.Record{Phase: endpoint.PhaseCreating, BootID: c.cfg.BootID, Spec: s, Device: c.device(s), Namespace: m.namespaces[s.Netns].id}
+	half := endpoint.Record{
+		Phase: endpoint.PhaseCreating, BootID: c.cfg.BootID, Spec: s, Device: c.cfg.device(s),
+		Namespace: m.namespaces[s.Netns].id,
+	}
 	for _, made := range []bool{false, true} {
 		m.records[s.Owner] = half // the state that a killed process leaves
 		m.leases[s.Owner] = lease{addrs: s.Addrs}

@@ -62,47 +62,47 @@ func (x *Index) resolved(o workload.Owner) {
 }
 
 // reread checks whether unreadable files have become readable or are gone.
-func (c *Core) reread(ctx context.Context) error {
-	if !c.registry.anyUnreadable() {
+func (rc *Reconciler) reread(ctx context.Context) error {
+	if !rc.registry.anyUnreadable() {
 		return nil
 	}
-	records, bad, err := c.cfg.Records.Load()
+	records, bad, err := rc.cfg.Records.Load()
 	if err != nil {
 		return fmt.Errorf("read the records of endpoints: %w", err)
 	}
 	for _, r := range records {
-		if _, known := c.registry.record(r.Spec.Owner); !known {
-			if err := c.adopt(ctx, r.Spec.Owner); err != nil {
+		if _, known := rc.registry.record(r.Spec.Owner); !known {
+			if err := rc.adopt(ctx, r.Spec.Owner); err != nil {
 				return err
 			}
 		}
 	}
-	c.registry.mu.Lock()
-	defer c.registry.mu.Unlock()
-	for file := range c.registry.unreadable {
+	rc.registry.mu.Lock()
+	defer rc.registry.mu.Unlock()
+	for file := range rc.registry.unreadable {
 		i := slices.IndexFunc(bad, func(u endpoint.Unreadable) bool { return u.File == file })
 		if i < 0 {
-			c.log.Info("record of an endpoint is readable again, or removed", log.KeyPath, file)
-			delete(c.registry.unreadable, file)
+			rc.cfg.Log.Info("record of an endpoint is readable again, or removed", log.KeyPath, file)
+			delete(rc.registry.unreadable, file)
 			continue
 		}
-		c.registry.unreadable[file] = bad[i]
+		rc.registry.unreadable[file] = bad[i]
 	}
 	return nil
 }
 
 // adopt adopts a record that has become readable. The owner's creation or deletion may have written
 // or removed it since it was listed.
-func (c *Core) adopt(ctx context.Context, o workload.Owner) error {
-	leave, err := c.registry.locks.Lock(ctx, o)
+func (rc *Reconciler) adopt(ctx context.Context, o workload.Owner) error {
+	leave, err := rc.registry.locks.Lock(ctx, o)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	if _, known := c.registry.record(o); known {
+	if _, known := rc.registry.record(o); known {
 		return nil
 	}
-	records, _, err := c.cfg.Records.Load()
+	records, _, err := rc.cfg.Records.Load()
 	if err != nil {
 		return fmt.Errorf("read the records of endpoints: %w", err)
 	}
@@ -110,12 +110,12 @@ func (c *Core) adopt(ctx context.Context, o workload.Owner) error {
 		if r.Spec.Owner != o {
 			continue
 		}
-		c.registry.set(r, endpoint.Restoring)
+		rc.registry.set(r, endpoint.Restoring)
 		if r.Phase == endpoint.PhaseDeleted {
-			wake(c.allocations.wake)
+			wake(rc.allocations.wake)
 		}
 	}
-	c.registry.resolved(o)
+	rc.registry.resolved(o)
 	return nil
 }
 
@@ -123,7 +123,7 @@ func (c *Core) adopt(ctx context.Context, o workload.Owner) error {
 // derived from the owner. The caller holds the owner's mutex.
 func (c *Core) disposeUnreadable(ctx context.Context, o workload.Owner) error {
 	r := endpoint.Record{Phase: endpoint.PhaseReady, BootID: c.cfg.BootID, Spec: endpoint.Spec{Owner: o}}
-	r.Device = c.device(r.Spec)
+	r.Device = c.cfg.device(r.Spec)
 	devices, err := c.cfg.Links.Devices()
 	if err != nil {
 		return fmt.Errorf("list devices: %w", err)
@@ -151,7 +151,7 @@ func (c *Core) disposeUnreadable(ctx context.Context, o workload.Owner) error {
 
 // closed returns the map entries and devices without a record that may belong to an endpoint with
 // an unreadable record. Entries whose device is gone are left out: it vanished with its container.
-func (c *Core) closed(slots []endpoint.Entry, links []endpoint.HostDevice) (
+func (c *comparison) closed(slots []endpoint.Entry, links []endpoint.HostDevice) (
 	keptSlots []endpoint.Entry, keptLinks []endpoint.HostDevice,
 ) {
 	if !c.registry.anyUnreadable() {
@@ -159,7 +159,7 @@ func (c *Core) closed(slots []endpoint.Entry, links []endpoint.HostDevice) (
 	}
 	var deleted []string
 	for _, o := range c.registry.tombstones() {
-		deleted = append(deleted, c.device(endpoint.Spec{Owner: o}).HostName)
+		deleted = append(deleted, c.cfg.device(endpoint.Spec{Owner: o}).HostName)
 	}
 	for _, d := range links {
 		if !slices.Contains(deleted, d.Name) {
@@ -176,7 +176,7 @@ func (c *Core) closed(slots []endpoint.Entry, links []endpoint.HostDevice) (
 
 // auditClosed reports the unreadable records and stops the traffic of the map entries and devices
 // that may belong to them.
-func (c *Core) auditClosed(slots []endpoint.Entry, links []endpoint.HostDevice, report reporter) error {
+func (c *comparison) auditClosed(slots []endpoint.Entry, links []endpoint.HostDevice) error {
 	c.registry.mu.Lock()
 	var files []endpoint.Unreadable
 	for _, u := range c.registry.unreadable {
@@ -195,7 +195,7 @@ func (c *Core) auditClosed(slots []endpoint.Entry, links []endpoint.HostDevice, 
 	slices.SortFunc(files, func(a, b endpoint.Unreadable) int { return strings.Compare(a.File, b.File) })
 	for _, u := range files {
 		d := endpoint.Difference{Subject: "record", Key: u.File, Want: "a record", Have: u.Err.Error()}
-		if err := report(d, func() error { return fmt.Errorf("%w: %s", endpoint.ErrUnreadable, wayOut) }); err != nil {
+		if err := c.report(d, func() error { return fmt.Errorf("%w: %s", endpoint.ErrUnreadable, wayOut) }); err != nil {
 			return err
 		}
 	}
@@ -207,7 +207,7 @@ func (c *Core) auditClosed(slots []endpoint.Entry, links []endpoint.HostDevice, 
 			Subject: "sl_ep", Key: strconv.Itoa(int(e.Slot)),
 			Want: "no traffic, because its record cannot be read", Have: e.String(),
 		}
-		if err := report(d, func() error { return c.cfg.Maps.Cut(e.Slot) }); err != nil {
+		if err := c.report(d, func() error { return c.cfg.Maps.Cut(e.Slot) }); err != nil {
 			return err
 		}
 	}
@@ -217,7 +217,7 @@ func (c *Core) auditClosed(slots []endpoint.Entry, links []endpoint.HostDevice, 
 			return err
 		}
 		for _, diff := range diffs {
-			if err := report(diff, func() error { return c.cfg.Links.AttachTo(d) }); err != nil {
+			if err := c.report(diff, func() error { return c.cfg.Links.AttachTo(d) }); err != nil {
 				return err
 			}
 		}

@@ -176,40 +176,6 @@ func New(cfg Config) Parts {
 	}
 }
 
-// reserve reserves the addresses for the owner, unless a live endpoint has one. The first
-// attachment of a namespace gets the default routes of its address families; the addresses of later
-// ones become source-routed. devices are the node's devices, or nil if mayShare returned false: a
-// creation that started since has no device either.
-func (c *Core) reserve(r endpoint.Record, devices []endpoint.HostDevice) (endpoint.Record, error) {
-	c.registry.mu.Lock()
-	defer c.registry.mu.Unlock()
-	if err := c.inRange(r.Spec); err != nil {
-		return r, err
-	}
-	for _, a := range r.Spec.Addrs {
-		if holder, ok := c.registry.holders[a]; ok && holder != r.Spec.Owner {
-			return r, &endpoint.HeldError{Addr: a, Holder: holder}
-		}
-	}
-	for o := range c.registry.namespaces[r.Namespace] {
-		other := c.registry.records[o]
-		if o == r.Spec.Owner || !other.Shares(r, devices) {
-			continue
-		}
-		if c.cfg.RefuseSecond {
-			return r, fmt.Errorf("%w: %s; secondInterfaces allows more", endpoint.ErrSecond, o)
-		}
-		for _, a := range r.Spec.Addrs {
-			if other.Leads(a) && !slices.Contains(r.Device.SourceRouted, a) {
-				r.Device.SourceRouted = append(r.Device.SourceRouted, a)
-			}
-		}
-	}
-	slices.SortFunc(r.Device.SourceRouted, netip.Addr.Compare)
-	c.registry.setLocked(r, endpoint.WaitingForIdentity)
-	return r, nil
-}
-
 // inRange checks that the addresses lie in open ranges. It returns ErrUnavailable if ranges can
 // change: sluice-ipam may have leased an address of a range that this process does not know yet.
 func (c *Core) inRange(s endpoint.Spec) error {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"golang.org/x/sync/errgroup"
@@ -154,7 +155,7 @@ func (c *Core) create(ctx context.Context, ns endpoint.Namespace, r endpoint.Rec
 // steps returns the steps of the creation. abort cancels the claims.
 func (n *creation) steps(abort context.CancelCauseFunc) []step {
 	return []step{
-		{"write the intent", n.intend, func() error { return n.rollBack(n.r, n.needsRelease) }, faultIntent},
+		{"write the intent", n.intend, n.rollBack, faultIntent},
 
 		// Call the other services while the device is created, which does not depend on their
 		// answers: nothing can be sent before it is up.
@@ -246,7 +247,7 @@ func (n *creation) intend(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if n.r, err = n.reserve(n.r, devices); err != nil {
+	if err = n.reserve(devices); err != nil {
 		return err
 	}
 	if err = n.resolver.askTenant(ctx, n.r.Spec, n.cfg.HostPorts.Claim); err == nil {
@@ -256,6 +257,42 @@ func (n *creation) intend(ctx context.Context) (err error) {
 		n.registry.forget(n.r.Spec.Owner)
 		return errors.Join(err, n.cfg.HostPorts.Release(n.r.Spec.Owner))
 	}
+	return nil
+}
+
+// reserve reserves the addresses for the owner, unless a live endpoint has one. The first
+// attachment of a namespace gets the default routes of its address families; the addresses of later
+// ones become source-routed. devices are the node's devices, or nil if mayShare returned false: a
+// creation that started since has no device either.
+func (n *creation) reserve(devices []endpoint.HostDevice) error {
+	n.registry.mu.Lock()
+	defer n.registry.mu.Unlock()
+	r := n.r
+	if err := n.inRange(r.Spec); err != nil {
+		return err
+	}
+	for _, a := range r.Spec.Addrs {
+		if holder, ok := n.registry.holders[a]; ok && holder != r.Spec.Owner {
+			return &endpoint.HeldError{Addr: a, Holder: holder}
+		}
+	}
+	for o := range n.registry.namespaces[r.Namespace] {
+		other := n.registry.records[o]
+		if o == r.Spec.Owner || !other.Shares(r, devices) {
+			continue
+		}
+		if n.cfg.RefuseSecond {
+			return fmt.Errorf("%w: %s; secondInterfaces allows more", endpoint.ErrSecond, o)
+		}
+		for _, a := range r.Spec.Addrs {
+			if other.Leads(a) && !slices.Contains(r.Device.SourceRouted, a) {
+				r.Device.SourceRouted = append(r.Device.SourceRouted, a)
+			}
+		}
+	}
+	slices.SortFunc(r.Device.SourceRouted, netip.Addr.Compare)
+	n.r = r
+	n.registry.setLocked(r, endpoint.WaitingForIdentity)
 	return nil
 }
 
@@ -337,25 +374,25 @@ type claim struct {
 // The order of the two does not matter, because the record is written before both: a power failure
 // that loses the record also loses the reference to the identity, and the reconciliation with
 // sluice-ipam finds a confirmed address. Releases are ordered, the identity first.
-func (c *Core) claim(ctx context.Context, s endpoint.Spec) *claim {
+func (n *creation) claim(ctx context.Context, s endpoint.Spec) *claim {
 	cl := &claim{done: make(chan struct{})}
 	ctx, cancel := deadline.Answerable(ctx)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		if err := c.cfg.Leases.Confirm(ctx, s.Owner, s.Addrs); err != nil {
+		if err := n.cfg.Leases.Confirm(ctx, s.Owner, s.Addrs); err != nil {
 			return fmt.Errorf("confirm the lease: %w", err)
 		}
 		return faultLease.Hit(ctx)
 	})
 	g.Go(func() (err error) {
-		if cl.identity, err = c.resolver.resolve(ctx, s); err != nil {
+		if cl.identity, err = n.resolver.resolve(ctx, s); err != nil {
 			return fmt.Errorf("resolve the identity: %w", err)
 		}
-		if err := faultIdentity.Hit(ctx); err != nil || c.cfg.Policies == nil {
+		if err := faultIdentity.Hit(ctx); err != nil || n.cfg.Policies == nil {
 			return err
 		}
-		c.registry.awaits(s.Owner, endpoint.WaitingForPolicy)
-		if err := c.cfg.Policies.Await(ctx, cl.identity.Number); err != nil {
+		n.registry.awaits(s.Owner, endpoint.WaitingForPolicy)
+		if err := n.cfg.Policies.Await(ctx, cl.identity.Number); err != nil {
 			return fmt.Errorf("await the policy: %w", err)
 		}
 		return faultPolicy.Hit(ctx)
@@ -370,19 +407,20 @@ func (c *Core) claim(ctx context.Context, s endpoint.Spec) *claim {
 
 // rollBack ends a creation that was undone. It writes a tombstone if something has to be released,
 // else it removes the record.
-func (c *Core) rollBack(r endpoint.Record, needsRelease bool) error {
+func (n *creation) rollBack() error {
 	// The record stays as long as host ports may be forwarded to the endpoint.
-	if err := c.cfg.HostPorts.Release(r.Spec.Owner); err != nil {
+	o := n.r.Spec.Owner
+	if err := n.cfg.HostPorts.Release(o); err != nil {
 		return err
 	}
-	if !needsRelease {
-		err := c.cfg.Records.Remove(r.Spec.Owner)
+	if !n.needsRelease {
+		err := n.cfg.Records.Remove(o)
 		if err == nil {
-			c.registry.forget(r.Spec.Owner)
+			n.registry.forget(o)
 		}
 		return err
 	}
-	return c.markDeleted(r)
+	return n.markDeleted(n.r)
 }
 
 // markDeleted replaces a record by a tombstone.

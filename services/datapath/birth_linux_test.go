@@ -92,7 +92,7 @@ func TestKernelDevicesAreMadeWhereTheyStayUnderTheirNames(t *testing.T) {
 	ns := netnstest.New(t)
 	spec := w.spec("a", ns)
 	home, inside := linkEvents(t, w.home.Do), linkEvents(t, ns.Do)
-	ep, err := w.node.Endpoints.Core.Create(t.Context(), spec, false)
+	ep, err := w.node.Endpoints.Lifecycle.Create(t.Context(), spec, false)
 	if err != nil {
 		t.Fatal(err)
 	}

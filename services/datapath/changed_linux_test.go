@@ -207,7 +207,7 @@ func TestKernelDeletedDeviceIsShownByTheEvent(t *testing.T) {
 				t.Errorf("after a restart: %v", err)
 			}
 			var err error
-			if p.ep, err = w.node.Endpoints.Core.Create(t.Context(), p.spec, false); err != nil {
+			if p.ep, err = w.node.Endpoints.Lifecycle.Create(t.Context(), p.spec, false); err != nil {
 				t.Fatal(err)
 			}
 			e, err := w.node.Endpoints.Report.Get(p.owner)

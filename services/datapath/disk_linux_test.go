@@ -70,10 +70,12 @@ func TestKernelDiskThatTakesNoRecordsIsToldAndTriedAgain(t *testing.T) {
 			}
 			problem("before any ADD")
 			s := w.spec("new", netnstest.New(t))
-			if _, err := w.node.Endpoints.Core.Create(t.Context(), s, false); !errors.Is(err, endpoint.ErrStorage) || !strings.Contains(err.Error(), dir) {
+			_, err := w.node.Endpoints.Lifecycle.Create(t.Context(), s, false)
+			if !errors.Is(err, endpoint.ErrStorage) || !strings.Contains(err.Error(), dir) {
 				t.Errorf("ADD: %v, want ErrStorage with the file", err)
 			}
-			if _, err := w.node.Endpoints.Core.Delete(t.Context(), here.owner); !errors.Is(err, endpoint.ErrStorage) || !strings.Contains(err.Error(), dir) {
+			_, err = w.node.Endpoints.Lifecycle.Delete(t.Context(), here.owner)
+			if !errors.Is(err, endpoint.ErrStorage) || !strings.Contains(err.Error(), dir) {
 				t.Errorf("DEL: %v, want ErrStorage with the file", err)
 			}
 			problem("after them")
@@ -83,11 +85,11 @@ func TestKernelDiskThatTakesNoRecordsIsToldAndTriedAgain(t *testing.T) {
 			if err := w.written.Err(); err != nil {
 				t.Errorf("after the disk can be written to: %v", err)
 			}
-			if _, err := w.node.Endpoints.Core.Create(t.Context(), s, false); err != nil {
+			if _, err := w.node.Endpoints.Lifecycle.Create(t.Context(), s, false); err != nil {
 				t.Errorf("ADD again: %v", err)
 			}
 			// An audit may have finished the deletion by now.
-			if _, err := w.node.Endpoints.Core.Delete(t.Context(), here.owner); err != nil {
+			if _, err := w.node.Endpoints.Lifecycle.Delete(t.Context(), here.owner); err != nil {
 				t.Errorf("DEL again: %v", err)
 			}
 			if _, err := w.node.Endpoints.Report.Get(here.owner); !errors.Is(err, endpoint.ErrNotFound) {

@@ -29,7 +29,7 @@ func TestKernelAPodIsToldOfHopsAndSizesOnTheWayToAnotherPod(t *testing.T) {
 	ns := netnstest.New(t)
 	narrow := w.spec("narrow", ns)
 	narrow.MTU = 1280
-	if _, err := w.node.Endpoints.Core.Create(t.Context(), narrow, false); err != nil {
+	if _, err := w.node.Endpoints.Lifecycle.Create(t.Context(), narrow, false); err != nil {
 		t.Fatal(err)
 	}
 	type option struct{ level, name, value int }

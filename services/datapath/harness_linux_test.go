@@ -310,7 +310,7 @@ func (w *world) podWith(name string, change func(*endpoint.Spec)) *pod {
 	change(&p.spec)
 	p.owner = p.spec.Owner
 	var err error
-	if p.ep, err = w.node.Endpoints.Core.Create(w.t.Context(), p.spec, false); err != nil {
+	if p.ep, err = w.node.Endpoints.Lifecycle.Create(w.t.Context(), p.spec, false); err != nil {
 		w.t.Fatal(err)
 	}
 	return p

@@ -206,7 +206,7 @@ func TestKernelHostPortsAreRefusedThatAreTaken(t *testing.T) {
 		s.Netns = pathOf(w.pod(name + "-ns").ns)
 		before++
 		for _, validateOnly := range []bool{true, false} {
-			_, err := w.node.Endpoints.Core.Create(t.Context(), s, validateOnly)
+			_, err := w.node.Endpoints.Lifecycle.Create(t.Context(), s, validateOnly)
 			if !errors.Is(err, is) || !strings.Contains(err.Error(), text) {
 				t.Errorf("%s: %v, want %v with %q", name, err, is, text)
 			}
@@ -295,7 +295,7 @@ func TestKernelHostPortsAndServicesKeepTheirPorts(t *testing.T) {
 	// The service has the cluster IP, and a pod cannot use the service's port on that address.
 	s := w.podWithPorts("other", hostPort(netip.Addr{}, 30081, workload.TCP, 80)).spec
 	s.Owner.ContainerID, s.PortMappings[0].HostPort = "third", 30080
-	if _, err := w.node.Endpoints.Core.Create(t.Context(), s, true); !errors.Is(err, endpoint.ErrHostPort) {
+	if _, err := w.node.Endpoints.Lifecycle.Create(t.Context(), s, true); !errors.Is(err, endpoint.ErrHostPort) {
 		t.Errorf("a port of another pod: %v", err)
 	}
 
@@ -311,7 +311,7 @@ func TestKernelHostPortsAndServicesKeepTheirPorts(t *testing.T) {
 	}()
 	t.Cleanup(func() { stop(); close(b.heard) })
 	servicetest.EventuallyNil(t, "the service has its node port", has(frontend.NodePort))
-	if _, err := w.node.Endpoints.Core.Create(t.Context(), s, true); !errors.Is(err, endpoint.ErrHostPort) ||
+	if _, err := w.node.Endpoints.Lifecycle.Create(t.Context(), s, true); !errors.Is(err, endpoint.ErrHostPort) ||
 		!strings.Contains(err.Error(), "by service shop/web") {
 		t.Errorf("a port of a service: %v", err)
 	}
@@ -488,7 +488,7 @@ func TestKernelUDPFlowOfAHostPortFollowsItsPod(t *testing.T) {
 	ns := netnstest.New(t)
 	refused := w.spec("second", ns)
 	refused.PortMappings = []endpoint.PortMapping{port}
-	if _, err := w.node.Endpoints.Core.Create(t.Context(), refused, false); !errors.Is(err, endpoint.ErrHostPort) {
+	if _, err := w.node.Endpoints.Lifecycle.Create(t.Context(), refused, false); !errors.Is(err, endpoint.ErrHostPort) {
 		t.Fatalf("a second pod with the port: %v, want ErrHostPort", err)
 	}
 	reaches("after the refusal", to)

@@ -74,7 +74,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	spool := record.OpenSpool(cfg.SpoolDir, p.Log)
-	replay := func() error { return spool.Replay(ctx, d.Endpoints.Report, d.Endpoints.Core) }
+	replay := func() error { return spool.Replay(ctx, d.Endpoints.Report, d.Endpoints.Lifecycle) }
 	if err := p.Phase("replay deletions", replay); err != nil {
 		// The replay is repeated while the process serves. If the process exited here because of a full disk, no other
 		// container could be created or deleted.

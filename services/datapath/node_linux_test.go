@@ -90,7 +90,7 @@ func TestKernelDeletionCutsAtOnceAndReleasesLater(t *testing.T) {
 	if err := exchange(c, "before", patience); err != nil {
 		t.Fatal(err)
 	}
-	if existed, err := w.node.Endpoints.Core.Delete(t.Context(), b.owner); err != nil || !existed {
+	if existed, err := w.node.Endpoints.Lifecycle.Delete(t.Context(), b.owner); err != nil || !existed {
 		t.Fatalf("delete: %v, %v", existed, err)
 	}
 	dropped := w.counted(event.NoRoute) + w.counted(event.NoEndpoint)
@@ -652,7 +652,7 @@ func TestKernelRestartFindsWhatChangedMeanwhile(t *testing.T) {
 
 	w.start(true)
 	parts := w.node.Endpoints.Parts
-	if err := record.OpenSpool(spool, log.Discard()).Replay(t.Context(), parts.Report, parts.Core); err != nil {
+	if err := record.OpenSpool(spool, log.Discard()).Replay(t.Context(), parts.Report, parts.Lifecycle); err != nil {
 		t.Fatal(err)
 	}
 	for _, o := range []workload.Owner{gone.owner, deleted.owner} {
@@ -742,7 +742,7 @@ func TestKernelOneStubbornDeletionKeepsNoOtherWaiting(t *testing.T) {
 		writeSpool(t, spool, p.owner, time.Now())
 	}
 	parts := w.node.Endpoints.Parts
-	if err := record.OpenSpool(spool, log.Discard()).Replay(t.Context(), parts.Report, parts.Core); err == nil {
+	if err := record.OpenSpool(spool, log.Discard()).Replay(t.Context(), parts.Report, parts.Lifecycle); err == nil {
 		t.Error("the replay returns no error for the failed deletion")
 	}
 	left, err := os.ReadDir(spool)
@@ -812,7 +812,7 @@ func TestKernelBadNamespacesAndNamesAreRefused(t *testing.T) {
 	} {
 		s := w.spec("bad", w.home)
 		s.Netns = path
-		_, err := w.node.Endpoints.Core.Create(t.Context(), s, false)
+		_, err := w.node.Endpoints.Lifecycle.Create(t.Context(), s, false)
 		if !errors.Is(err, want) || !errors.Is(err, endpoint.ErrInvalid) {
 			t.Errorf("netns %s: %v, want %v", path, err, want)
 		}
@@ -820,7 +820,7 @@ func TestKernelBadNamespacesAndNamesAreRefused(t *testing.T) {
 
 	p := w.pod("first")
 	s := w.spec("second", p.ns) // another owner, the same interface name in the same namespace
-	if _, err := w.node.Endpoints.Core.Create(t.Context(), s, false); !errors.Is(err, endpoint.ErrNameTaken) {
+	if _, err := w.node.Endpoints.Lifecycle.Create(t.Context(), s, false); !errors.Is(err, endpoint.ErrNameTaken) {
 		t.Errorf("a taken interface name: %v", err)
 	}
 	if devices, err := w.node.Devices.Devices(); err != nil || len(devices) != 1 {
@@ -835,20 +835,20 @@ func TestKernelSameOwnerAgainInTheSameNamespace(t *testing.T) {
 	w := newWorld(t)
 	w.start(true)
 	p := w.pod("a")
-	again, err := w.node.Endpoints.Core.Create(t.Context(), p.spec, false)
+	again, err := w.node.Endpoints.Lifecycle.Create(t.Context(), p.spec, false)
 	if err != nil || again.Slot != p.ep.Slot || again.Device.HostIndex != p.ep.Device.HostIndex {
 		t.Fatalf("the same request again: %+v, %v", again, err)
 	}
 	other := p.spec
 	other.MTU = 1400
-	if _, err := w.node.Endpoints.Core.Create(t.Context(), other, false); !errors.Is(err, endpoint.ErrExists) {
+	if _, err := w.node.Endpoints.Lifecycle.Create(t.Context(), other, false); !errors.Is(err, endpoint.ErrExists) {
 		t.Errorf("other content: %v, want ErrExists", err)
 	}
 	// a runtime that immediately retries finds the device that the reaper has not yet removed
-	if _, err := w.node.Endpoints.Core.Delete(t.Context(), p.owner); err != nil {
+	if _, err := w.node.Endpoints.Lifecycle.Delete(t.Context(), p.owner); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.node.Endpoints.Core.Create(t.Context(), p.spec, false); err != nil {
+	if _, err := w.node.Endpoints.Lifecycle.Create(t.Context(), p.spec, false); err != nil {
 		t.Fatalf("after a deletion: %v", err)
 	}
 	if err := talk(w.home, p.echo(p.spec.Addrs[0]), patience); err != nil {

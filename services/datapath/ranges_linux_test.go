@@ -142,7 +142,7 @@ func (w *world) podIn(name string, last byte, ranges ...netip.Prefix) *pod {
 	}
 	p := &pod{t: w.t, ns: ns, spec: s, owner: s.Owner}
 	servicetest.EventuallyNil(w.t, "create "+name, func() (err error) {
-		p.ep, err = w.node.Endpoints.Core.Create(w.t.Context(), p.spec, false)
+		p.ep, err = w.node.Endpoints.Lifecycle.Create(w.t.Context(), p.spec, false)
 		if err != nil && !errors.Is(err, endpoint.ErrUnavailable) {
 			w.t.Fatal(err)
 		}
@@ -158,7 +158,7 @@ func TestKernelRangesComeAndGoWhilePodsTalk(t *testing.T) {
 	w, source := newWorld(t), newAnnounced()
 	w.ranges = source
 	w.start(true)
-	_, err := w.node.Endpoints.Core.Create(t.Context(), w.spec("early", netnstest.New(t)), false)
+	_, err := w.node.Endpoints.Lifecycle.Create(t.Context(), w.spec("early", netnstest.New(t)), false)
 	if !errors.Is(err, endpoint.ErrUnavailable) {
 		t.Fatalf("a creation without a range: %v", err)
 	}
@@ -219,7 +219,7 @@ func TestKernelRangesComeAndGoWhilePodsTalk(t *testing.T) {
 		w.wantRange(second, true)
 	}
 	w.ranges = source
-	if _, err := w.node.Endpoints.Core.Delete(t.Context(), a.owner); err != nil {
+	if _, err := w.node.Endpoints.Lifecycle.Delete(t.Context(), a.owner); err != nil {
 		t.Fatal(err)
 	}
 	w.wantRange(cidr4, false)

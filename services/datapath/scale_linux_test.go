@@ -81,11 +81,11 @@ func BenchmarkLife(b *testing.B) {
 			for b.Loop() {
 				namespaces, specs := w.batch(b)
 				create.measure(b, specs, func(s endpoint.Spec) error {
-					_, err := w.node.Endpoints.Core.Create(b.Context(), s, false)
+					_, err := w.node.Endpoints.Lifecycle.Create(b.Context(), s, false)
 					return err
 				})
 				remove.measure(b, specs, func(s endpoint.Spec) error {
-					_, err := w.node.Endpoints.Core.Delete(b.Context(), s.Owner)
+					_, err := w.node.Endpoints.Lifecycle.Delete(b.Context(), s.Owner)
 					return err
 				})
 				for _, ns := range namespaces {

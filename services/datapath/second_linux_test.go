@@ -28,7 +28,7 @@ func (w *world) attach(p *pod, name string) *pod {
 	q.spec.Owner.Interface = name
 	q.owner = q.spec.Owner
 	var err error
-	if q.ep, err = w.node.Endpoints.Core.Create(w.t.Context(), q.spec, false); err != nil {
+	if q.ep, err = w.node.Endpoints.Lifecycle.Create(w.t.Context(), q.spec, false); err != nil {
 		w.t.Fatal(err)
 	}
 	return q
@@ -36,7 +36,7 @@ func (w *world) attach(p *pod, name string) *pod {
 
 func (w *world) del(p *pod) {
 	w.t.Helper()
-	if _, err := w.node.Endpoints.Core.Delete(w.t.Context(), p.owner); err != nil {
+	if _, err := w.node.Endpoints.Lifecycle.Delete(w.t.Context(), p.owner); err != nil {
 		w.t.Fatal(err)
 	}
 	servicetest.EventuallyNil(w.t, "the device of "+p.owner.String()+" is removed", func() error {
@@ -197,7 +197,7 @@ func TestKernelDefaultRouteOfOthersStays(t *testing.T) {
 	p := &pod{t: t, ns: ns, spec: w.spec("a", ns)}
 	p.owner = p.spec.Owner
 	var err error
-	if p.ep, err = w.node.Endpoints.Core.Create(t.Context(), p.spec, false); err != nil {
+	if p.ep, err = w.node.Endpoints.Lifecycle.Create(t.Context(), p.spec, false); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := p.ep.Device.SourceRouted, p.ep.Spec.Addrs[:1]; !slices.Equal(got, want) {

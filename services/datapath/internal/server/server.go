@@ -165,7 +165,7 @@ func (s *Server) CreateEndpoint(ctx context.Context, r *datapathv1.CreateEndpoin
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	e, err := s.Endpoints.Core.Create(ctx, spec, r.GetValidateOnly())
+	e, err := s.Endpoints.Lifecycle.Create(ctx, spec, r.GetValidateOnly())
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -195,7 +195,7 @@ func (s *Server) UpdateEndpoint(
 // DeleteEndpoint implements the API.
 func (s *Server) DeleteEndpoint(ctx context.Context, r *datapathv1.DeleteEndpointRequest) (*datapathv1.DeleteEndpointResponse, error) {
 	how := lifecycle.Removal{UnlessInUse: r.GetUnlessInUse(), ValidateOnly: r.GetValidateOnly()}
-	was, existed, err := s.Endpoints.Core.Remove(ctx, wire.OwnerOf(r.GetOwner()), how)
+	was, existed, err := s.Endpoints.Lifecycle.Remove(ctx, wire.OwnerOf(r.GetOwner()), how)
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -278,7 +278,7 @@ func (s *Server) ReclaimEndpoints(ctx context.Context, r *datapathv1.ReclaimEndp
 		valid = append(valid, wire.OwnerOf(o))
 	}
 	in := endpoint.Scope{Manager: r.GetManager(), Network: r.GetNetwork()}
-	reclaimed, err := s.Endpoints.Core.Reclaim(ctx, in, valid, r.GetValidateOnly())
+	reclaimed, err := s.Endpoints.Lifecycle.Reclaim(ctx, in, valid, r.GetValidateOnly())
 	if err != nil {
 		return nil, statusOf(err)
 	}

@@ -78,7 +78,7 @@ func Open(o Options) *Endpoints {
 	e.Auditor = &Auditor{parts: e.Parts, host: o.Host, changes: o.Devices, log: o.Log}
 	if o.Source != nil {
 		e.Keeper = podrange.New(podrange.Options{
-			Set: o.Ranges, Source: o.Source, Entries: o.Entries, Host: o.Host, Endpoints: e.Core, Log: o.Log,
+			Set: o.Ranges, Source: o.Source, Entries: o.Entries, Host: o.Host, Endpoints: e.Lifecycle, Log: o.Log,
 		})
 	}
 	return e
@@ -138,7 +138,7 @@ func (e *Endpoints) Awaits() []work.Await {
 func (e *Endpoints) Tasks() []work.Task {
 	tasks := []work.Task{
 		{Name: "release", Run: e.Allocations.Releases},
-		{Name: "reap", Run: e.Core.Reaper.Run},
+		{Name: "reap", Run: e.Lifecycle.Reaper.Run},
 		{Name: "identities", Run: e.Relabeller.Run},
 		{Name: "policies of endpoints", Run: func(ctx context.Context) error {
 			return e.Report.FollowPolicies(ctx, e.o.PolicyEvents)
@@ -196,7 +196,7 @@ const spoolInterval = 3 * time.Second
 // before the first accepted connection, or because the socket's queue was full.
 func (e *Endpoints) Replay(ctx context.Context, s *record.Spool) error {
 	return work.Every(ctx, spoolInterval, e.o.Log, "replay deletions", func() error {
-		return s.Replay(ctx, e.Report, e.Core)
+		return s.Replay(ctx, e.Report, e.Lifecycle)
 	})
 }
 

@@ -94,16 +94,16 @@ func (c *comparison) auditRecord(ctx context.Context, r endpoint.Record) error {
 	switch {
 	case r.BootID != c.cfg.BootID:
 		d := endpoint.Difference{Subject: "record", Key: o.String(), Want: "boot " + c.cfg.BootID, Have: "boot " + r.BootID}
-		return c.report(d, func() error { return c.core.markDeleted(r) })
+		return c.report(d, func() error { return c.lifecycle.markDeleted(r) })
 	case r.Phase == endpoint.PhaseCreating:
 		return c.report(endpoint.Difference{Subject: "record", Key: o.String(), Have: "incomplete creation"},
-			func() error { return c.core.dispose(ctx, r) })
+			func() error { return c.lifecycle.dispose(ctx, r) })
 	case c.registry.disconnecting(o):
 		return c.report(endpoint.Difference{Subject: "record", Key: o.String(), Have: "incomplete deletion"},
-			func() error { return c.core.dispose(ctx, now) })
-	case !c.present[r.HostDevice()] && c.core.orphaned(r):
+			func() error { return c.lifecycle.dispose(ctx, now) })
+	case !c.present[r.HostDevice()] && c.lifecycle.orphaned(r):
 		return c.report(endpoint.Difference{Subject: "record", Key: o.String(), Have: "its network namespace is gone"},
-			func() error { return c.core.dispose(ctx, r) })
+			func() error { return c.lifecycle.dispose(ctx, r) })
 	}
 
 	entries := c.entries
@@ -185,7 +185,7 @@ func (c *comparison) strays(entries []endpoint.Entry, devices []endpoint.HostDev
 		}
 	}
 	for _, d := range devices {
-		if !names[d.Name] && !c.core.Reaper.Waits(d) {
+		if !names[d.Name] && !c.lifecycle.Reaper.Waits(d) {
 			links = append(links, d)
 		}
 	}

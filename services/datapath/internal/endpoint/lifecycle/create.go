@@ -49,87 +49,87 @@ var (
 //
 // If a step fails, the steps before it are undone in reverse order. Restore finds an incomplete
 // creation of a killed process by the record that the first step writes.
-func (c *Core) Create(ctx context.Context, s endpoint.Spec, validateOnly bool) (_ endpoint.Endpoint, err error) {
+func (l *Lifecycle) Create(ctx context.Context, s endpoint.Spec, validateOnly bool) (_ endpoint.Endpoint, err error) {
 	s = s.Normalise()
 	if err := s.Validate(); err != nil {
 		return endpoint.Endpoint{}, err
 	}
-	if err := c.inRange(s); err != nil {
+	if err := l.inRange(s); err != nil {
 		return endpoint.Endpoint{}, err
 	}
 	ctx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
-	leave, err := c.registry.locks.LockWith(ctx, s.Owner, abort)
+	leave, err := l.registry.locks.LockWith(ctx, s.Owner, abort)
 	if err != nil {
 		return endpoint.Endpoint{}, err
 	}
 	defer leave()
 
-	ns, err := c.cfg.Links.OpenNamespace(s.Netns)
+	ns, err := l.cfg.Links.OpenNamespace(s.Netns)
 	if err != nil {
 		return endpoint.Endpoint{}, namespaceField(err)
 	}
 	defer ns.Close()
 
-	if u, bad := c.registry.unreadableOf(s.Owner); bad {
+	if u, bad := l.registry.unreadableOf(s.Owner); bad {
 		return endpoint.Endpoint{}, fmt.Errorf("endpoint of %s: %w: %w; %s", s.Owner, endpoint.ErrUnreadable, u.Err, wayOut)
 	}
-	if old, ok := c.registry.record(s.Owner); ok && old.Phase != endpoint.PhaseDeleted {
+	if old, ok := l.registry.record(s.Owner); ok && old.Phase != endpoint.PhaseDeleted {
 		switch {
-		case !c.hasDevice(old) || c.halfDeleted(old):
+		case !l.hasDevice(old) || l.halfDeleted(old):
 			// The device is gone, with its namespace or deleted by hand, so there is nothing to
 			// return or to protect. Namespace inodes are reused at once, so a new namespace may
 			// look like the old one. A deletion that failed half-way is completed.
 			if validateOnly {
 				break
 			}
-			if err := c.dispose(ctx, old); err != nil {
+			if err := l.dispose(ctx, old); err != nil {
 				return endpoint.Endpoint{}, err
 			}
 		case old.Phase == endpoint.PhaseReady && old.Spec.SameContent(s) && old.Namespace == ns.ID():
-			if err := c.learn(old, s, validateOnly); err != nil {
+			if err := l.learn(old, s, validateOnly); err != nil {
 				return endpoint.Endpoint{}, err
 			}
-			return c.registry.Get(s.Owner)
-		case !c.orphaned(old):
+			return l.registry.Get(s.Owner)
+		case !l.orphaned(old):
 			return endpoint.Endpoint{}, old.Spec.Exists(s)
 		case validateOnly:
 		default:
-			if err := c.dispose(ctx, old); err != nil {
+			if err := l.dispose(ctx, old); err != nil {
 				return endpoint.Endpoint{}, err
 			}
 		}
 	}
 	r := endpoint.Record{
-		Phase: endpoint.PhaseCreating, BootID: c.cfg.BootID, Spec: s, Namespace: ns.ID(), Device: c.cfg.device(s),
+		Phase: endpoint.PhaseCreating, BootID: l.cfg.BootID, Spec: s, Namespace: ns.ID(), Device: l.cfg.device(s),
 	}
-	if !s.LeaseExpiry.IsZero() && !c.cfg.Now().Before(s.LeaseExpiry) {
+	if !s.LeaseExpiry.IsZero() && !l.cfg.Now().Before(s.LeaseExpiry) {
 		return endpoint.Endpoint{}, fmt.Errorf("%w: it expired at %s",
 			endpoint.ErrLease, s.LeaseExpiry.UTC().Format("15:04:05.000Z"))
 	}
 	if validateOnly {
-		return c.registry.endpoint(r, endpoint.WaitingForIdentity), c.resolver.askTenant(ctx, s, c.cfg.HostPorts.Check)
+		return l.registry.endpoint(r, endpoint.WaitingForIdentity), l.resolver.askTenant(ctx, s, l.cfg.HostPorts.Check)
 	}
-	return c.create(ctx, ns, r)
+	return l.create(ctx, ns, r)
 }
 
 // learn adds manager and pod to a record that lacks them. The caller holds the owner's mutex.
-func (c *Core) learn(r endpoint.Record, s endpoint.Spec, validateOnly bool) error {
+func (l *Lifecycle) learn(r endpoint.Record, s endpoint.Spec, validateOnly bool) error {
 	known := r.Spec.Learn(s)
 	if validateOnly || known.Scope() == r.Spec.Scope() && known.Pod == r.Spec.Pod {
 		return nil
 	}
 	r.Spec = known
-	if err := c.cfg.Records.Save(r); err != nil {
+	if err := l.cfg.Records.Save(r); err != nil {
 		return err
 	}
-	c.registry.set(r, endpoint.Ready)
+	l.registry.set(r, endpoint.Ready)
 	return nil
 }
 
 // creation is an endpoint that is being created.
 type creation struct {
-	*Core
+	*Lifecycle
 	ns           endpoint.Namespace
 	r            endpoint.Record
 	needsRelease bool // the lease may be confirmed, so it has to be released
@@ -137,19 +137,19 @@ type creation struct {
 	published    chan struct{} // closed when other nodes can know the addresses; nil: nothing to wait for
 }
 
-func (c *Core) create(ctx context.Context, ns endpoint.Namespace, r endpoint.Record) (endpoint.Endpoint, error) {
+func (l *Lifecycle) create(ctx context.Context, ns endpoint.Namespace, r endpoint.Record) (endpoint.Endpoint, error) {
 	ctx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
-	n := &creation{Core: c, ns: ns, r: r}
+	n := &creation{Lifecycle: l, ns: ns, r: r}
 	if err := n.carryOut(ctx, n.steps(abort)); err != nil {
 		return endpoint.Endpoint{}, err
 	}
-	c.registry.setUnrepaired(r.Spec.Owner, nil)
-	c.registry.set(n.r, endpoint.Ready)
+	l.registry.setUnrepaired(r.Spec.Owner, nil)
+	l.registry.set(n.r, endpoint.Ready)
 	if n.published != nil {
 		<-n.published
 	}
-	return c.registry.Get(r.Spec.Owner)
+	return l.registry.Get(r.Spec.Owner)
 }
 
 // steps returns the steps of the creation. abort cancels the claims.
@@ -348,7 +348,7 @@ func (n *creation) carryOut(ctx context.Context, steps []step) error {
 			if uerr := steps[last].undo(); uerr != nil {
 				// not an error for the caller: the record stays, and Restore or the audit tries
 				// again
-				n.log.ErrorContext(ctx, "undo of a creation incomplete",
+				n.cfg.Log.ErrorContext(ctx, "undo of a creation incomplete",
 					"owner", n.r.Spec.Owner.String(), "step", steps[last].name, log.Err(uerr))
 			}
 		}
@@ -424,20 +424,20 @@ func (n *creation) rollBack() error {
 }
 
 // markDeleted replaces a record by a tombstone.
-func (c *Core) markDeleted(r endpoint.Record) error {
-	t := endpoint.Record{Phase: endpoint.PhaseDeleted, BootID: c.cfg.BootID, Spec: endpoint.Spec{Owner: r.Spec.Owner}}
-	if err := c.cfg.Records.Save(t); err != nil {
+func (l *Lifecycle) markDeleted(r endpoint.Record) error {
+	t := endpoint.Record{Phase: endpoint.PhaseDeleted, BootID: l.cfg.BootID, Spec: endpoint.Spec{Owner: r.Spec.Owner}}
+	if err := l.cfg.Records.Save(t); err != nil {
 		return err
 	}
-	c.registry.set(t, endpoint.Disconnecting)
-	wake(c.allocations.wake)
+	l.registry.set(t, endpoint.Disconnecting)
+	wake(l.allocations.wake)
 	return nil
 }
 
 // orphaned reports whether the container of a record is gone: its path holds no namespace, or
 // another one, and its device is gone, too.
-func (c *Core) orphaned(r endpoint.Record) bool {
-	ns, err := c.cfg.Links.OpenNamespace(r.Spec.Netns)
+func (l *Lifecycle) orphaned(r endpoint.Record) bool {
+	ns, err := l.cfg.Links.OpenNamespace(r.Spec.Netns)
 	if err == nil {
 		defer ns.Close()
 		if ns.ID() == r.Namespace {
@@ -446,18 +446,18 @@ func (c *Core) orphaned(r endpoint.Record) bool {
 	} else if !errors.Is(err, endpoint.ErrNamespaceGone) && !errors.Is(err, endpoint.ErrNamespace) {
 		return false
 	}
-	return !c.hasDevice(r)
+	return !l.hasDevice(r)
 }
 
 // halfDeleted reports whether a deletion or repair was not completed.
-func (c *Core) halfDeleted(r endpoint.Record) bool {
-	return r.Phase == endpoint.PhaseReady && (r.Slot == 0 || c.registry.disconnecting(r.Spec.Owner))
+func (l *Lifecycle) halfDeleted(r endpoint.Record) bool {
+	return r.Phase == endpoint.PhaseReady && (r.Slot == 0 || l.registry.disconnecting(r.Spec.Owner))
 }
 
 // hasDevice reports whether the node has a device of the record's name. It returns true if the
 // devices cannot be listed.
-func (c *Core) hasDevice(r endpoint.Record) bool {
-	devices, err := c.cfg.Links.Devices()
+func (l *Lifecycle) hasDevice(r endpoint.Record) bool {
+	devices, err := l.cfg.Links.Devices()
 	if err != nil {
 		return true
 	}

@@ -21,8 +21,8 @@ var (
 )
 
 // Delete is Remove for the endpoint's manager, which knows that it is no longer needed.
-func (c *Core) Delete(ctx context.Context, o workload.Owner) (existed bool, err error) {
-	_, existed, err = c.Remove(ctx, o, Removal{})
+func (l *Lifecycle) Delete(ctx context.Context, o workload.Owner) (existed bool, err error) {
+	_, existed, err = l.Remove(ctx, o, Removal{})
 	return existed, err
 }
 
@@ -37,7 +37,7 @@ type Removal struct {
 // Remove stops the owner's traffic, removes its map state and writes a tombstone; Releases and
 // Reaper do the rest later. A creation of the same owner in progress is undone first. existed
 // reports whether there was an endpoint; was is its last state, zero if its record cannot be read.
-func (c *Core) Remove(
+func (l *Lifecycle) Remove(
 	ctx context.Context, o workload.Owner, how Removal,
 ) (was endpoint.Endpoint, existed bool, err error) {
 	if err := endpoint.ValidateOwner(o); err != nil {
@@ -46,32 +46,32 @@ func (c *Core) Remove(
 	switch {
 	case how.UnlessInUse:
 		// waiting for the mutex would mean waiting for the end of the creation
-		if r, ok := c.registry.record(o); ok && r.Phase == endpoint.PhaseCreating {
+		if r, ok := l.registry.record(o); ok && r.Phase == endpoint.PhaseCreating {
 			return was, true, fmt.Errorf("endpoint of %s: %w: it is being created", o, endpoint.ErrInUse)
 		}
 	case !how.ValidateOnly:
-		c.registry.locks.Interrupt(o, endpoint.ErrDeleted)
+		l.registry.locks.Interrupt(o, endpoint.ErrDeleted)
 	}
 	if !how.ValidateOnly {
-		leave, err := c.registry.locks.Lock(ctx, o)
+		leave, err := l.registry.locks.Lock(ctx, o)
 		if err != nil {
 			return was, false, err
 		}
 		defer leave()
 	}
-	r, ok := c.registry.record(o)
-	_, bad := c.registry.unreadableOf(o)
+	r, ok := l.registry.record(o)
+	_, bad := l.registry.unreadableOf(o)
 	switch {
 	case ok && r.Phase == endpoint.PhaseDeleted, !ok && !bad:
 		return was, false, nil
 	case ok:
-		was = c.registry.asItIs(r)
+		was = l.registry.asItIs(r)
 	default: // the record is unreadable: derive the device from the owner
 		r.Spec.Owner = o
-		r.Device = c.cfg.device(r.Spec)
+		r.Device = l.cfg.device(r.Spec)
 	}
 	if how.UnlessInUse {
-		if err := r.InUse(c.cfg.Links); err != nil {
+		if err := r.InUse(l.cfg.Links); err != nil {
 			return was, true, err
 		}
 	}
@@ -79,19 +79,19 @@ func (c *Core) Remove(
 	case how.ValidateOnly:
 		return was, true, nil
 	case !ok:
-		return was, true, c.disposeUnreadable(ctx, o)
+		return was, true, l.disposeUnreadable(ctx, o)
 	}
-	return was, true, c.dispose(ctx, r)
+	return was, true, l.dispose(ctx, r)
 }
 
 // DeleteSpooled deletes the owner's endpoint as Delete does and removes the spooled deletion,
 // unless another caller has removed it. It does not interrupt a creation in progress, which is
 // newer. No timestamps are compared, because clocks may be set back.
-func (c *Core) DeleteSpooled(ctx context.Context, o workload.Owner, s endpoint.Spooled) (existed bool, err error) {
+func (l *Lifecycle) DeleteSpooled(ctx context.Context, o workload.Owner, s endpoint.Spooled) (existed bool, err error) {
 	if err := endpoint.ValidateOwner(o); err != nil {
 		return false, err
 	}
-	leave, err := c.registry.locks.Lock(ctx, o)
+	leave, err := l.registry.locks.Lock(ctx, o)
 	if err != nil {
 		return false, err
 	}
@@ -99,13 +99,13 @@ func (c *Core) DeleteSpooled(ctx context.Context, o workload.Owner, s endpoint.S
 	if waits, err := s.Waits(); err != nil || !waits {
 		return false, err
 	}
-	r, ok := c.registry.record(o)
-	_, bad := c.registry.unreadableOf(o)
+	r, ok := l.registry.record(o)
+	_, bad := l.registry.unreadableOf(o)
 	switch {
 	case ok && r.Phase != endpoint.PhaseDeleted:
-		existed, err = true, c.dispose(ctx, r)
+		existed, err = true, l.dispose(ctx, r)
 	case !ok && bad:
-		existed, err = true, c.disposeUnreadable(ctx, o)
+		existed, err = true, l.disposeUnreadable(ctx, o)
 	}
 	if err != nil {
 		return existed, err
@@ -115,43 +115,43 @@ func (c *Core) DeleteSpooled(ctx context.Context, o workload.Owner, s endpoint.S
 
 // dispose deletes what the record describes. The caller holds the owner's mutex. After an error it
 // may be repeated.
-func (c *Core) dispose(ctx context.Context, r endpoint.Record) error {
+func (l *Lifecycle) dispose(ctx context.Context, r endpoint.Record) error {
 	o := r.Spec.Owner
-	c.registry.set(r, endpoint.Disconnecting)
-	slots, err := c.slotsOf(r)
+	l.registry.set(r, endpoint.Disconnecting)
+	slots, err := l.slotsOf(r)
 	if err != nil {
 		return fmt.Errorf("find the endpoint ID of %s: %w", o, err)
 	}
 	for _, s := range slots {
-		if err := c.cfg.Maps.Cut(s); err != nil && !errors.Is(err, endpoint.ErrNotFound) {
+		if err := l.cfg.Maps.Cut(s); err != nil && !errors.Is(err, endpoint.ErrNotFound) {
 			return fmt.Errorf("disconnect endpoint ID %d of %s: %w", s, o, err)
 		}
 	}
-	if err := errors.Join(faultCut.Hit(ctx), c.cfg.HostPorts.Release(o)); err != nil {
+	if err := errors.Join(faultCut.Hit(ctx), l.cfg.HostPorts.Release(o)); err != nil {
 		return err
 	}
 	for _, s := range slots {
-		if err := c.cfg.Maps.Unpublish(s); err != nil && !errors.Is(err, endpoint.ErrNotFound) {
+		if err := l.cfg.Maps.Unpublish(s); err != nil && !errors.Is(err, endpoint.ErrNotFound) {
 			return fmt.Errorf("unpublish endpoint ID %d of %s: %w", s, o, err)
 		}
 	}
 	// From here on, the ID may be reused. If the tombstone cannot be written, the next attempt must
 	// not touch it.
 	r.Slot = 0
-	c.registry.set(r, endpoint.Disconnecting)
+	l.registry.set(r, endpoint.Disconnecting)
 	if err := faultUnpublish.Hit(ctx); err != nil {
 		return err
 	}
-	c.deactivate(ctx, r)
-	device, err := c.hostEnd(r)
+	l.deactivate(ctx, r)
+	device, err := l.hostEnd(r)
 	if err != nil {
 		return fmt.Errorf("list devices: %w", err)
 	}
-	if err := c.markDeleted(r); err != nil {
+	if err := l.markDeleted(r); err != nil {
 		return fmt.Errorf("write the tombstone of %s: %w", o, err)
 	}
 	if device.Name != "" {
-		c.Reaper.Add(device)
+		l.Reaper.Add(device)
 	}
 	return faultTombstone.Hit(ctx)
 }
@@ -159,12 +159,12 @@ func (c *Core) dispose(ctx context.Context, r endpoint.Record) error {
 // hostEnd returns the device of a record, or an empty name without a device. The record of a killed
 // creation has no index: the index is looked up, because with the name alone the reaper would
 // remove the device of the owner's next creation.
-func (c *Core) hostEnd(r endpoint.Record) (endpoint.HostDevice, error) {
+func (l *Lifecycle) hostEnd(r endpoint.Record) (endpoint.HostDevice, error) {
 	d := endpoint.HostDevice{Name: r.Device.HostName, Index: r.Device.HostIndex}
 	if d.Name == "" || d.Index != 0 {
 		return d, nil
 	}
-	devices, err := c.cfg.Links.Devices()
+	devices, err := l.cfg.Links.Devices()
 	if err != nil {
 		return endpoint.HostDevice{}, err
 	}
@@ -179,11 +179,11 @@ func (c *Core) hostEnd(r endpoint.Record) (endpoint.HostDevice, error) {
 // deactivate removes the endpoint's state in the container that deleting the device would leave
 // behind. A failure does not prevent the deletion: the remaining rules have no effect, and the next
 // attachment to the namespace removes them.
-func (c *Core) deactivate(ctx context.Context, r endpoint.Record) {
+func (l *Lifecycle) deactivate(ctx context.Context, r endpoint.Record) {
 	if r.Phase == endpoint.PhaseReady && len(r.Device.SourceRouted) == 0 || r.Spec.Netns == "" {
 		return
 	}
-	ns, err := c.cfg.Links.OpenNamespace(r.Spec.Netns)
+	ns, err := l.cfg.Links.OpenNamespace(r.Spec.Netns)
 	if err != nil {
 		return // the namespace is gone, or the path is a file of another kind now
 	}
@@ -191,22 +191,22 @@ func (c *Core) deactivate(ctx context.Context, r endpoint.Record) {
 	if ns.ID() != r.Namespace {
 		return
 	}
-	if err := c.cfg.Links.Deactivate(ns, r.Device); err != nil {
-		c.log.WarnContext(ctx, "routing rules of a deleted endpoint stay in its container",
+	if err := l.cfg.Links.Deactivate(ns, r.Device); err != nil {
+		l.cfg.Log.WarnContext(ctx, "routing rules of a deleted endpoint stay in its container",
 			"owner", r.Spec.Owner.String(), log.Err(err))
 	}
 }
 
 // slotsOf returns the endpoint IDs of a record: its own, none if it was unpublished already, or,
 // for an incomplete creation, all entries with its device or addresses.
-func (c *Core) slotsOf(r endpoint.Record) ([]uint16, error) {
+func (l *Lifecycle) slotsOf(r endpoint.Record) ([]uint16, error) {
 	if r.Phase == endpoint.PhaseReady {
 		if r.Slot == 0 {
 			return nil, nil
 		}
 		return []uint16{r.Slot}, nil
 	}
-	entries, err := c.cfg.Maps.Entries()
+	entries, err := l.cfg.Maps.Entries()
 	if err != nil {
 		return nil, err
 	}
@@ -222,7 +222,7 @@ func (c *Core) slotsOf(r endpoint.Record) ([]uint16, error) {
 // Reclaim deletes the endpoints of a network whose owners are not in valid, except endpoints
 // created after the call began. Endpoints of other networks, of other managers, or without a
 // manager are not affected. validateOnly deletes nothing.
-func (c *Core) Reclaim(
+func (l *Lifecycle) Reclaim(
 	ctx context.Context, in endpoint.Scope, valid []workload.Owner, validateOnly bool,
 ) (reclaimed []workload.Owner, err error) {
 	if in.Manager == "" {
@@ -233,13 +233,13 @@ func (c *Core) Reclaim(
 		keep[o] = true
 	}
 	var errs []error
-	for _, r := range c.registry.live() {
+	for _, r := range l.registry.live() {
 		if keep[r.Spec.Owner] || r.Spec.Scope() != in {
 			continue
 		}
 		deleted := r.Phase != endpoint.PhaseCreating
 		if !validateOnly {
-			deleted, err = c.deleteIfSame(ctx, r)
+			deleted, err = l.deleteIfSame(ctx, r)
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -252,16 +252,16 @@ func (c *Core) Reclaim(
 }
 
 // deleteIfSame deletes the endpoint of a record, unless it has been replaced.
-func (c *Core) deleteIfSame(ctx context.Context, r endpoint.Record) (bool, error) {
-	leave, err := c.registry.locks.Lock(ctx, r.Spec.Owner)
+func (l *Lifecycle) deleteIfSame(ctx context.Context, r endpoint.Record) (bool, error) {
+	leave, err := l.registry.locks.Lock(ctx, r.Spec.Owner)
 	if err != nil {
 		return false, err
 	}
 	defer leave()
-	now, ok := c.registry.record(r.Spec.Owner)
+	now, ok := l.registry.record(r.Spec.Owner)
 	if !ok || now.Phase == endpoint.PhaseDeleted || r.Phase == endpoint.PhaseCreating ||
 		now.Namespace != r.Namespace || now.Slot != r.Slot {
 		return false, nil
 	}
-	return true, c.dispose(ctx, now)
+	return true, l.dispose(ctx, now)
 }

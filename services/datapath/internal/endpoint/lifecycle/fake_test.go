@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// machine is a fake of the kernel and of the services, as the core uses them. One mutex guards
+// machine is a fake of the kernel and of the services, as this package uses them. One mutex guards
 // everything.
 type machine struct {
 	mu sync.Mutex
@@ -558,7 +558,7 @@ func discard(endpoint.Finding) error { return nil }
 // node has all parts of one node, so that a test calls a method without naming its part.
 type node struct {
 	cfg *Config
-	*Core
+	*Lifecycle
 	*Relabeller
 	*Allocations
 	*Reconciler
@@ -569,7 +569,9 @@ type node struct {
 
 func newNode(cfg Config) *node {
 	p := New(cfg)
-	return &node{p.Core.cfg, p.Core, p.Relabeller, p.Allocations, p.Reconciler, p.HostEnds, p.NodeState, p.Report}
+	return &node{
+		p.Lifecycle.cfg, p.Lifecycle, p.Relabeller, p.Allocations, p.Reconciler, p.HostEnds, p.NodeState, p.Report,
+	}
 }
 
 // restore does the first part of a start, up to the comparison of devices.

@@ -19,9 +19,9 @@ import (
 
 // HostEnds checks and repairs the host ends of endpoints: after a kernel event, and for an audit.
 type HostEnds struct {
-	cfg      *Config
-	registry *registry
-	core     *Core
+	cfg       *Config
+	registry  *registry
+	lifecycle *Lifecycle
 
 	repairs       atomic.Uint64 // of attachments
 	deviceRepairs atomic.Uint64 // of other properties
@@ -88,9 +88,9 @@ func (h *HostEnds) changed(
 	if settled {
 		return false, nil // no differences, or only differences left to the audit
 	}
-	if len(diffs) > 0 && h.core.orphaned(r) {
+	if len(diffs) > 0 && h.lifecycle.orphaned(r) {
 		h.cfg.Log.Info("endpoint removed, its network namespace is gone", "owner", o.String())
-		return false, h.core.dispose(ctx, r)
+		return false, h.lifecycle.dispose(ctx, r)
 	}
 	left, fixErr := []endpoint.Difference(nil), error(nil)
 	if len(diffs) > 0 {

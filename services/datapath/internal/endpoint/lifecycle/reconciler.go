@@ -19,7 +19,7 @@ import (
 type Reconciler struct {
 	cfg         *Config
 	registry    *registry // its mutex, mu, also guards the field below
-	core        *Core
+	lifecycle   *Lifecycle
 	relabeller  *Relabeller
 	allocations *Allocations
 	hostEnds    *HostEnds

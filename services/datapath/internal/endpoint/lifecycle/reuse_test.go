@@ -129,7 +129,7 @@ func TestOneAddressIsReservedByOneOwner(t *testing.T) {
 		var won atomic.Int32
 		for _, r := range rs {
 			wg.Go(func() {
-				n := &creation{Core: c.Core, r: r}
+				n := &creation{Lifecycle: c.Lifecycle, r: r}
 				if err := n.reserve(nil); err == nil {
 					won.Add(1)
 				}

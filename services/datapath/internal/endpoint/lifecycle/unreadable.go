@@ -121,10 +121,10 @@ func (rc *Reconciler) adopt(ctx context.Context, o workload.Owner) error {
 
 // disposeUnreadable deletes the endpoint of an owner with an unreadable record, with a record
 // derived from the owner. The caller holds the owner's mutex.
-func (c *Core) disposeUnreadable(ctx context.Context, o workload.Owner) error {
-	r := endpoint.Record{Phase: endpoint.PhaseReady, BootID: c.cfg.BootID, Spec: endpoint.Spec{Owner: o}}
-	r.Device = c.cfg.device(r.Spec)
-	devices, err := c.cfg.Links.Devices()
+func (l *Lifecycle) disposeUnreadable(ctx context.Context, o workload.Owner) error {
+	r := endpoint.Record{Phase: endpoint.PhaseReady, BootID: l.cfg.BootID, Spec: endpoint.Spec{Owner: o}}
+	r.Device = l.cfg.device(r.Spec)
+	devices, err := l.cfg.Links.Devices()
 	if err != nil {
 		return fmt.Errorf("list devices: %w", err)
 	}
@@ -133,7 +133,7 @@ func (c *Core) disposeUnreadable(ctx context.Context, o workload.Owner) error {
 			r.Device.HostIndex = d.Index
 		}
 	}
-	entries, err := c.cfg.Maps.Entries()
+	entries, err := l.cfg.Maps.Entries()
 	if err != nil {
 		return fmt.Errorf("list published endpoints: %w", err)
 	}
@@ -142,10 +142,10 @@ func (c *Core) disposeUnreadable(ctx context.Context, o workload.Owner) error {
 			r.Slot = e.Slot
 		}
 	}
-	if err := c.dispose(ctx, r); err != nil {
+	if err := l.dispose(ctx, r); err != nil {
 		return err
 	}
-	c.registry.resolved(o)
+	l.registry.resolved(o)
 	return nil
 }
 

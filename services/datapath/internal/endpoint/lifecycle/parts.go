@@ -8,6 +8,11 @@
 // described object is created, and removed after the object is removed. It uses devices, maps,
 // files and other services through the interfaces of package endpoint, and does not depend on
 // netlink, eBPF or gRPC.
+//
+// The Index has the records in memory, with one lock for all of them and one for each owner. The
+// other types are the parts that work on it, each on one subject: Lifecycle creates and deletes
+// endpoints, Relabeller changes their identities, Allocations keeps their holdings at other services,
+// Reconciler, HostEnds and NodeState keep the kernel as recorded, and Report answers callers.
 package lifecycle
 
 import (
@@ -15,7 +20,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -112,23 +116,10 @@ type Ranges interface {
 	Changes() bool
 }
 
-// Core creates and removes endpoints.
-type Core struct {
-	cfg *Config
-	log *slog.Logger
-	// Reaper removes the devices of deleted endpoints.
-	Reaper *reaper.Reaper[endpoint.HostDevice]
-
-	registry    *registry
-	resolver    *resolver
-	relabeller  *Relabeller
-	allocations *Allocations
-}
-
 // Parts are the parts that manage the endpoints of one node. All of their methods may be called concurrently, after
 // Reconciler.Restore.
 type Parts struct {
-	Core        *Core
+	Lifecycle   *Lifecycle
 	Relabeller  *Relabeller
 	Allocations *Allocations
 	Reconciler  *Reconciler
@@ -160,51 +151,20 @@ func New(cfg Config) Parts {
 		cfg: &cfg, registry: g, resolver: resolver, wishes: map[workload.Owner]wish{}, wake: make(chan struct{}, 1),
 	}
 	allocations := &Allocations{cfg: &cfg, registry: g, relabeller: relabeller, wake: make(chan struct{}, 1)}
-	core := &Core{
-		cfg: &cfg, log: cfg.Log, registry: g, resolver: resolver, relabeller: relabeller, allocations: allocations,
+	lifecycle := &Lifecycle{
+		cfg: &cfg, registry: g, resolver: resolver, allocations: allocations,
 		Reaper: reaper.New(cfg.Links.Remove, cfg.ReapDelay, cfg.Now, cfg.Log),
 	}
-	hostEnds, nodeState := &HostEnds{cfg: &cfg, registry: g, core: core}, &NodeState{cfg: &cfg, registry: g}
+	hostEnds, nodeState := &HostEnds{cfg: &cfg, registry: g, lifecycle: lifecycle}, &NodeState{cfg: &cfg, registry: g}
 	reconciler := &Reconciler{
-		cfg: &cfg, registry: g, core: core, relabeller: relabeller, allocations: allocations,
+		cfg: &cfg, registry: g, lifecycle: lifecycle, relabeller: relabeller, allocations: allocations,
 		hostEnds: hostEnds, nodeState: nodeState,
 	}
 	return Parts{
-		Core: core, Relabeller: relabeller, Allocations: allocations,
+		Lifecycle: lifecycle, Relabeller: relabeller, Allocations: allocations,
 		Reconciler: reconciler, HostEnds: hostEnds, NodeState: nodeState,
 		Report: &Report{registry: g, relabeller: relabeller, allocations: allocations, reconciler: reconciler},
 	}
-}
-
-// inRange checks that the addresses lie in open ranges. It returns ErrUnavailable if ranges can
-// change: sluice-ipam may have leased an address of a range that this process does not know yet.
-func (c *Core) inRange(s endpoint.Spec) error {
-	i := slices.IndexFunc(s.Addrs, func(a netip.Addr) bool { return !c.cfg.Ranges.Open(a) })
-	if i < 0 {
-		return nil
-	}
-	err := &endpoint.FieldError{
-		Field:  "addresses",
-		Reason: fmt.Sprintf("%v is not in the node's pod ranges %v", s.Addrs[i], c.cfg.Ranges.All()),
-	}
-	if c.cfg.Ranges.Changes() {
-		return fmt.Errorf("%w: %s; sluice-ipam may still announce its range", endpoint.ErrUnavailable, err.Error())
-	}
-	return err
-}
-
-// CloseRange stops the creation of endpoints in a range. It returns false and changes nothing if an
-// endpoint, or a creation in progress, has an address in the range.
-func (c *Core) CloseRange(p netip.Prefix) bool {
-	c.registry.mu.Lock()
-	defer c.registry.mu.Unlock()
-	for a := range c.registry.holders {
-		if p.Contains(a) {
-			return false
-		}
-	}
-	c.cfg.Ranges.Close(p)
-	return true
 }
 
 // wake wakes a worker that may be asleep.

@@ -651,3 +651,17 @@ func (m *machine) holds(t *testing.T, c *node, n int) {
 }
 
 var errTest = errors.New("injected by the test")
+
+func (m *machine) count(op string) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := 0
+	for _, c := range m.calls {
+		if c == op {
+			n++
+		}
+	}
+	return n
+}
+
+func (m *machine) deviceOf(o workload.Owner) *device { return m.devices[m.records[o].Device.HostIndex] }

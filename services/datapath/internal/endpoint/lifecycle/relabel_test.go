@@ -625,3 +625,34 @@ func TestAnEndpointThatIsBeingDeletedIsNotChanged(t *testing.T) {
 		t.Error("Relabels retries a deleted endpoint for ever")
 	}
 }
+
+func TestRefreshHoldsIdentitiesAndAdoptsNewNumbers(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	s := m.wanted("a", 2)
+	e, err := c.Create(t.Context(), s, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	clear(m.identities) // the service has lost its state
+	if n, err := c.Refresh(t.Context()); err != nil || n != 0 {
+		t.Errorf("the same number: %d changed, %v", n, err)
+	}
+	m.holds(t, c, 1)
+
+	m.number = 2000
+	if n, err := c.Refresh(t.Context()); err != nil || n != 1 {
+		t.Errorf("another number: %d changed, %v", n, err)
+	}
+	now, err := c.Get(s.Owner)
+	if err != nil || now.Identity.Number != 2000 || m.slots[e.Slot].Identity != 2000 || m.records[s.Owner].Identity.Number != 2000 {
+		t.Errorf("endpoint %+v, slot %+v, %v", now.Identity, m.slots[e.Slot], err)
+	}
+	m.setFail("resolve", endpoint.ErrUnavailable)
+	if _, err := c.Refresh(t.Context()); !errors.Is(err, endpoint.ErrUnavailable) {
+		t.Errorf("without the service: %v", err)
+	}
+	if now, err := c.Get(s.Owner); err != nil || now.State != endpoint.Ready {
+		t.Errorf("without the service: endpoint %+v, %v", now, err)
+	}
+}

@@ -197,3 +197,17 @@ func TestUnreadableFileOfNoOwnerHoldsWhatIsUnknown(t *testing.T) {
 		t.Errorf("%d of %d slots forward, want 2 of 2", forward, slots)
 	}
 }
+
+// TestUnreadableRecordIsReportedAndTheRestRestored proves INV-43.
+func TestUnreadableRecordIsReportedAndTheRestRestored(t *testing.T) {
+	m := newMachine()
+	c := m.start(t)
+	if _, err := c.Create(t.Context(), m.wanted("a", 2), false); err != nil {
+		t.Fatal(err)
+	}
+	m.bad = []endpoint.Unreadable{{File: "x.json", Err: errTest}}
+	again := m.start(t)
+	if n := again.Counts(); n.ByState[endpoint.Ready] != 1 || len(n.BadRecords) != 1 {
+		t.Errorf("%+v", n)
+	}
+}

@@ -5,7 +5,7 @@ package lifecycle
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -188,49 +188,46 @@ func TestEventGetsItsTurnBetweenConstantChecks(t *testing.T) {
 	})
 }
 
-// fakeHost lacks what is in missing until it is repaired; differences in stuck cannot be repaired.
-type fakeHost struct {
-	missing, stuck []endpoint.Difference
-	repairs        int
-}
-
-func (h *fakeHost) Check() ([]endpoint.Difference, error) {
-	return slices.Concat(h.missing, h.stuck), nil
-}
-
-func (h *fakeHost) Repair() error {
-	h.missing = nil
-	h.repairs++
-	if len(h.stuck) > 0 {
-		return errors.New("stuck")
-	}
-	return nil
-}
-
-func TestChangedHostIsRepairedAndCounted(t *testing.T) {
+func TestChangedAttachmentIsRepairedAndCounted(t *testing.T) {
 	m := newMachine()
-	h := &fakeHost{missing: []endpoint.Difference{{Subject: "rule", Key: "10.0.0.0/24"}}}
-	cfg := m.config()
-	cfg.Host = h
-	c := newNode(cfg)
-	restore(t, c)
-	if n := c.Counts(); h.repairs != 1 || n.NodeRepairs != 0 {
-		t.Errorf("after the start: %d repairs, %d counted, want 1 and 0", h.repairs, n.NodeRepairs)
+	c := m.start(t)
+	var heard []string
+	c.cfg.Repaired = func(e endpoint.Endpoint, d endpoint.Difference, err error) {
+		heard = append(heard, fmt.Sprintf("%s %d %s %v", e.Spec.Owner, e.Slot, d.Subject, err))
 	}
-	h.missing = []endpoint.Difference{{Subject: "rule", Key: "10.0.0.0/24"}}
-	h.stuck = []endpoint.Difference{{Subject: "sysctl", Key: "net/ipv4/ip_forward", Want: "1", Have: "0"}}
-	var found []endpoint.Finding
-	for range 3 * mostVain {
-		emit := func(f endpoint.Finding) error { found = append(found, f); return nil }
-		if _, err := c.NodeState.Changed(emit); err != nil {
+	s := m.wanted("a", 2)
+	e, err := c.Create(t.Context(), s, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h, ok := c.HolderOf(s.Addrs[0]); !ok || h.Slot != e.Slot {
+		t.Errorf("the address belongs to %+v, %v", h, ok)
+	}
+	if ls, ok := c.LabelsOf(e.Identity.Number); !ok || len(ls) != len(e.Identity.Labels) {
+		t.Errorf("labels of identity %d: %v, %v", e.Identity.Number, ls, ok)
+	}
+	for _, index := range []uint32{e.Device.HostIndex, 4711} {
+		if _, err := c.LinkChanged(t.Context(), index, nothing); err != nil {
 			t.Fatal(err)
 		}
 	}
-	n := c.Counts()
-	if h.repairs != 1+mostVain || n.NodeRepairs != 1 || len(found) != 1+mostVain || !found[0].Repaired || found[1].Repaired || found[1].Err == nil {
-		t.Errorf("events: %d repairs, %d counted, findings %+v", h.repairs-1, n.NodeRepairs, found)
+	if m.count("repair device") != 0 {
+		t.Error("a device without a difference was repaired")
 	}
-	if want := []string{"node: sysctl net/ipv4/ip_forward: expected 1, found 0"}; !slices.Equal(n.Unrepaired, want) {
-		t.Errorf("unrepaired %q, want %q", n.Unrepaired, want)
+	m.deviceOf(s.Owner).filtered = false
+	if _, err := c.LinkChanged(t.Context(), e.Device.HostIndex, nothing); err != nil {
+		t.Fatal(err)
 	}
+	if !m.deviceOf(s.Owner).filtered || c.Counts().Repairs != 1 {
+		t.Errorf("filtered %v, %d repairs", m.deviceOf(s.Owner).filtered, c.Counts().Repairs)
+	}
+	if want := []string{fmt.Sprintf("%s %d filter <nil>", s.Owner, e.Slot)}; !slices.Equal(heard, want) {
+		t.Errorf("heard %q, want %q", heard, want)
+	}
+	m.removeNamespace(s.Netns)
+	if _, err := c.LinkChanged(t.Context(), e.Device.HostIndex, nothing); err != nil {
+		t.Fatal(err)
+	}
+	settle(t, c)
+	m.holds(t, c, 0)
 }

@@ -74,7 +74,7 @@ func TestKernelDiskThatTakesNoRecordsIsToldAndTriedAgain(t *testing.T) {
 			if !errors.Is(err, endpoint.ErrStorage) || !strings.Contains(err.Error(), dir) {
 				t.Errorf("ADD: %v, want ErrStorage with the file", err)
 			}
-			_, err = w.node.Endpoints.Lifecycle.Delete(t.Context(), here.owner)
+			_, err = w.delete(here.owner)
 			if !errors.Is(err, endpoint.ErrStorage) || !strings.Contains(err.Error(), dir) {
 				t.Errorf("DEL: %v, want ErrStorage with the file", err)
 			}
@@ -89,7 +89,7 @@ func TestKernelDiskThatTakesNoRecordsIsToldAndTriedAgain(t *testing.T) {
 				t.Errorf("ADD again: %v", err)
 			}
 			// An audit may have finished the deletion by now.
-			if _, err := w.node.Endpoints.Lifecycle.Delete(t.Context(), here.owner); err != nil {
+			if _, err := w.delete(here.owner); err != nil {
 				t.Errorf("DEL again: %v", err)
 			}
 			if _, err := w.node.Endpoints.Report.Get(here.owner); !errors.Is(err, endpoint.ErrNotFound) {

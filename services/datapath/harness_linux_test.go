@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/record"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns/netnstest"
@@ -314,6 +315,12 @@ func (w *world) podWith(name string, change func(*endpoint.Spec)) *pod {
 		w.t.Fatal(err)
 	}
 	return p
+}
+
+// delete deletes an endpoint as its manager does.
+func (w *world) delete(o workload.Owner) (existed bool, err error) {
+	_, existed, err = w.node.Endpoints.Lifecycle.Remove(w.t.Context(), o, lifecycle.Removal{})
+	return existed, err
 }
 
 // counted returns how many packets the programs counted for a reason.

@@ -105,7 +105,7 @@ func TestKernelConnectionIsReportedTrackedAndExplained(t *testing.T) {
 			t.Errorf("collected: %+v, %v", p, err)
 		}
 	}
-	if _, err := w.node.Endpoints.Lifecycle.Delete(t.Context(), b.owner); err != nil {
+	if _, err := w.delete(b.owner); err != nil {
 		t.Fatal(err)
 	}
 	if p, err := w.node.Collector.Collect(t.Context()); err != nil || p.Orphaned == 0 {

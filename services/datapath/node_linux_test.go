@@ -90,7 +90,7 @@ func TestKernelDeletionCutsAtOnceAndReleasesLater(t *testing.T) {
 	if err := exchange(c, "before", patience); err != nil {
 		t.Fatal(err)
 	}
-	if existed, err := w.node.Endpoints.Lifecycle.Delete(t.Context(), b.owner); err != nil || !existed {
+	if existed, err := w.delete(b.owner); err != nil || !existed {
 		t.Fatalf("delete: %v, %v", existed, err)
 	}
 	dropped := w.counted(event.NoRoute) + w.counted(event.NoEndpoint)
@@ -845,7 +845,7 @@ func TestKernelSameOwnerAgainInTheSameNamespace(t *testing.T) {
 		t.Errorf("other content: %v, want ErrExists", err)
 	}
 	// a runtime that immediately retries finds the device that the reaper has not yet removed
-	if _, err := w.node.Endpoints.Lifecycle.Delete(t.Context(), p.owner); err != nil {
+	if _, err := w.delete(p.owner); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.node.Endpoints.Lifecycle.Create(t.Context(), p.spec, false); err != nil {

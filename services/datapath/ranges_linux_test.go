@@ -219,7 +219,7 @@ func TestKernelRangesComeAndGoWhilePodsTalk(t *testing.T) {
 		w.wantRange(second, true)
 	}
 	w.ranges = source
-	if _, err := w.node.Endpoints.Lifecycle.Delete(t.Context(), a.owner); err != nil {
+	if _, err := w.delete(a.owner); err != nil {
 		t.Fatal(err)
 	}
 	w.wantRange(cidr4, false)

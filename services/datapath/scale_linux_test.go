@@ -85,7 +85,7 @@ func BenchmarkLife(b *testing.B) {
 					return err
 				})
 				remove.measure(b, specs, func(s endpoint.Spec) error {
-					_, err := w.node.Endpoints.Lifecycle.Delete(b.Context(), s.Owner)
+					_, err := w.delete(s.Owner)
 					return err
 				})
 				for _, ns := range namespaces {

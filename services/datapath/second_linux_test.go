@@ -36,7 +36,7 @@ func (w *world) attach(p *pod, name string) *pod {
 
 func (w *world) del(p *pod) {
 	w.t.Helper()
-	if _, err := w.node.Endpoints.Lifecycle.Delete(w.t.Context(), p.owner); err != nil {
+	if _, err := w.delete(p.owner); err != nil {
 		w.t.Fatal(err)
 	}
 	servicetest.EventuallyNil(w.t, "the device of "+p.owner.String()+" is removed", func() error {

@@ -62,7 +62,7 @@ func TestKernelSocketsAreNamedAfterServicesWereOff(t *testing.T) {
 
 	w.frontends = nil
 	w.start(false)
-	if _, err := w.node.Endpoints.Lifecycle.Delete(t.Context(), gone.owner); err != nil {
+	if _, err := w.delete(gone.owner); err != nil {
 		t.Fatal(err)
 	}
 	w.stop()

@@ -88,7 +88,7 @@ func TestKernelForeignTCXProgramIsReported(t *testing.T) {
 			if !slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, want) }) {
 				t.Errorf("status returns %q, want %q", left, want)
 			}
-			if _, err := w.node.Endpoints.Lifecycle.Delete(t.Context(), p.owner); err != nil {
+			if _, err := w.delete(p.owner); err != nil {
 				t.Fatal(err)
 			}
 		})

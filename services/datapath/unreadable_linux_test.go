@@ -160,7 +160,7 @@ func TestKernelUnreadableRecordClosesItsPodAlone(t *testing.T) {
 				t.Fatal(err)
 			}
 			w.start(true)
-			if existed, err := w.node.Endpoints.Lifecycle.Delete(t.Context(), lost.owner); err != nil || !existed {
+			if existed, err := w.delete(lost.owner); err != nil || !existed {
 				t.Errorf("DEL of its owner: %v, %v", existed, err)
 			}
 			servicetest.EventuallyNil(t, "the pod's addresses and identity released, its device and record removed", func() error {

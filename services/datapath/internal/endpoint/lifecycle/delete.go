@@ -20,12 +20,6 @@ var (
 	faultTombstone = fault.Register("datapath/delete/tombstone")
 )
 
-// Delete is Remove for the endpoint's manager, which knows that it is no longer needed.
-func (l *Lifecycle) Delete(ctx context.Context, o workload.Owner) (existed bool, err error) {
-	_, existed, err = l.Remove(ctx, o, Removal{})
-	return existed, err
-}
-
 // Removal contains the options of Remove.
 type Removal struct {
 	// UnlessInUse returns endpoint.ErrInUse if a container still uses the endpoint.
@@ -84,7 +78,7 @@ func (l *Lifecycle) Remove(
 	return was, true, l.dispose(ctx, r)
 }
 
-// DeleteSpooled deletes the owner's endpoint as Delete does and removes the spooled deletion,
+// DeleteSpooled deletes the owner's endpoint as Remove does and removes the spooled deletion,
 // unless another caller has removed it. It does not interrupt a creation in progress, which is
 // newer. No timestamps are compared, because clocks may be set back.
 func (l *Lifecycle) DeleteSpooled(ctx context.Context, o workload.Owner, s endpoint.Spooled) (existed bool, err error) {

@@ -574,6 +574,12 @@ func newNode(cfg Config) *node {
 	}
 }
 
+// Delete removes the owner's endpoint as its manager does.
+func (n *node) Delete(ctx context.Context, o workload.Owner) (existed bool, err error) {
+	_, existed, err = n.Remove(ctx, o, Removal{})
+	return existed, err
+}
+
 // restore does the first part of a start, up to the comparison of devices.
 func restore(t *testing.T, c *node) {
 	t.Helper()

@@ -85,7 +85,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	store.Keep(dir)
 	store.Spread(func() time.Duration { return spread(reg.Status().Nodes) })
 	exchange := confirmed.New(confirmed.Options{
-		Store: etcd.Confirmed{Store: store}, Node: mappings{reg, dir}, Incarnation: last.Incarnation, Rest: reg.Rest(),
+		Store: etcd.NewConfirmed(sess), Node: mappings{reg, dir}, Incarnation: last.Incarnation, Rest: reg.Rest(),
 		Log: p.Log,
 	})
 	settings := cfg.allocator(p.Log)
@@ -115,8 +115,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		Cluster: &server.Cluster{
 			Registry: reg, Hub: nodes, Node: cfg.Node, NodeFilter: nodeFilter,
 			Connected: func() bool { up, _ := alloc.Connected(); return up },
-			Kinds:     kinds.New(store, p.Log),
-			Refusals:  store, Confirming: exchange.Err,
+			Kinds:     kinds.New(etcd.NewKinds(sess), p.Log),
+			Refusals:  etcd.NewRefusals(sess), Confirming: exchange.Err,
 		},
 	}
 	if set != nil {

@@ -97,7 +97,7 @@ func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
 	}, store, files, n.cluster, last.Registration)
 	n.files = files
 	n.exchange = confirmed.New(confirmed.Options{
-		Store: Confirmed{store}, Node: mappings{n}, Incarnation: last.Incarnation, Rest: 100 * time.Millisecond,
+		Store: NewConfirmed(sess), Node: mappings{n}, Incarnation: last.Incarnation, Rest: 100 * time.Millisecond,
 		Interval: 50 * time.Millisecond, Log: cfg.Log,
 	})
 	cfg.Leading = n.exchange.Lead

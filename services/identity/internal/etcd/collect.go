@@ -18,6 +18,13 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 )
 
+func collectorKey(prefix string) string { return prefix + "/collector" }
+
+// collects is a condition for transactions of the node of a session: they fail unless it is the collector.
+func collects(cfg session.Config) clientv3.Cmp {
+	return clientv3.Compare(clientv3.Value(collectorKey(cfg.Prefix)), "=", cfg.Node)
+}
+
 // Lead implements allocator.Store. It reads first: a write in every round of
 // every node would be a proposal that changes nothing.
 func (s *Store) Lead(ctx context.Context) (bool, error) {
@@ -25,7 +32,7 @@ func (s *Store) Lead(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	key := s.collectorKey()
+	key := collectorKey(s.cfg.Prefix)
 	get, err := s.session.Get(ctx, "read collector", key)
 	if err != nil {
 		return false, err

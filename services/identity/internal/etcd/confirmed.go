@@ -22,12 +22,18 @@ import (
 )
 
 // Confirmed implements confirmed.Store.
-type Confirmed struct{ *Store }
+type Confirmed struct {
+	session *session.Session
+	cfg     session.Config // of the session
+}
+
+// NewConfirmed returns a Confirmed below the prefix of a session.
+func NewConfirmed(s *session.Session) *Confirmed { return &Confirmed{session: s, cfg: s.Config()} }
 
 // confirmedSuffix is the end of the key with a node's confirmations.
 const confirmedSuffix = "/confirmed"
 
-func (s Confirmed) summaryKey() string { return s.clusterPrefix() + "confirmed" }
+func (s *Confirmed) summaryKey() string { return clusterPrefix(s.cfg.Prefix) + "confirmed" }
 
 // denied names the grant that a role lacks.
 func denied(err error, prefix, role string) error {
@@ -39,7 +45,7 @@ func denied(err error, prefix, role string) error {
 }
 
 // Report implements confirmed.Store.
-func (s Confirmed) Report(ctx context.Context, r confirmed.Report) error {
+func (s *Confirmed) Report(ctx context.Context, r confirmed.Report) error {
 	value, err := json.Marshal(r)
 	if err != nil {
 		return fmt.Errorf("confirm mappings: %w", err)
@@ -50,14 +56,14 @@ func (s Confirmed) Report(ctx context.Context, r confirmed.Report) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	prefix := s.reportPrefix() + s.cfg.Node + "/"
+	prefix := reportPrefix(s.cfg.Prefix) + s.cfg.Node + "/"
 	_, err = s.session.Commit(ctx, "confirm mappings", s.session.Txn(ctx).If(s.session.Named()).
-		Then(clientv3.OpPut(s.reportPrefix()+s.cfg.Node+confirmedSuffix, string(value), clientv3.WithLease(lease))))
+		Then(clientv3.OpPut(reportPrefix(s.cfg.Prefix)+s.cfg.Node+confirmedSuffix, string(value), clientv3.WithLease(lease))))
 	return denied(err, prefix, "the role of this node")
 }
 
 // Publish implements confirmed.Store.
-func (s Confirmed) Publish(ctx context.Context, sum confirmed.Summary) error {
+func (s *Confirmed) Publish(ctx context.Context, sum confirmed.Summary) error {
 	value, err := json.Marshal(sum)
 	if err != nil {
 		return fmt.Errorf("publish what nodes confirmed: %w", err)
@@ -65,13 +71,13 @@ func (s Confirmed) Publish(ctx context.Context, sum confirmed.Summary) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	_, err = s.session.Commit(ctx, "publish what nodes confirmed", s.session.Txn(ctx).
-		If(clientv3.Compare(clientv3.Value(s.collectorKey()), "=", s.cfg.Node)).
+		If(collects(s.cfg)).
 		Then(clientv3.OpPut(s.summaryKey(), string(value))))
-	return denied(err, s.clusterPrefix(), "the role of the nodes")
+	return denied(err, clusterPrefix(s.cfg.Prefix), "the role of the nodes")
 }
 
 // FollowSummary implements confirmed.Store.
-func (s Confirmed) FollowSummary(ctx context.Context, sink func(confirmed.Summary, bool)) error {
+func (s *Confirmed) FollowSummary(ctx context.Context, sink func(confirmed.Summary, bool)) error {
 	var last confirmed.Summary
 	take := func(kv *mvccpb.KeyValue) {
 		last = confirmed.Summary{}
@@ -103,7 +109,7 @@ func (s Confirmed) FollowSummary(ctx context.Context, sink func(confirmed.Summar
 }
 
 // FollowNodes implements confirmed.Store.
-func (s Confirmed) FollowNodes(ctx context.Context, t *confirmed.Tracker) error {
+func (s *Confirmed) FollowNodes(ctx context.Context, t *confirmed.Tracker) error {
 	prefix := s.session.AliveKey("")
 	var at cluster.Point
 	put := func(kv *mvccpb.KeyValue) {
@@ -131,10 +137,10 @@ func (s Confirmed) FollowNodes(ctx context.Context, t *confirmed.Tracker) error 
 }
 
 // FollowReports implements confirmed.Store.
-func (s Confirmed) FollowReports(ctx context.Context, t *confirmed.Tracker) error {
+func (s *Confirmed) FollowReports(ctx context.Context, t *confirmed.Tracker) error {
 	var at cluster.Point
 	nodeOf := func(kv *mvccpb.KeyValue) (string, bool) {
-		node, ok := strings.CutSuffix(strings.TrimPrefix(string(kv.Key), s.reportPrefix()), confirmedSuffix)
+		node, ok := strings.CutSuffix(strings.TrimPrefix(string(kv.Key), reportPrefix(s.cfg.Prefix)), confirmedSuffix)
 		return node, ok && !strings.Contains(node, "/")
 	}
 	put := func(kv *mvccpb.KeyValue) {
@@ -151,7 +157,7 @@ func (s Confirmed) FollowReports(ctx context.Context, t *confirmed.Tracker) erro
 		t.Report(node, r, kv.ModRevision)
 	}
 	return s.session.Follow(ctx, session.Reader{
-		Prefix: s.reportPrefix(), Begin: t.BeginReports, Listed: put,
+		Prefix: reportPrefix(s.cfg.Prefix), Begin: t.BeginReports, Listed: put,
 		Complete: func(to cluster.Point, _ time.Time) {
 			at = to
 			t.ReachReports(at)

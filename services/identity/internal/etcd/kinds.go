@@ -19,22 +19,30 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/kinds"
 )
 
-// kindsKey has the kinds of policy that the API server has.
-func (s *Store) kindsKey() string { return s.cfg.Prefix + "/cluster/kinds" }
+// Kinds implements kinds.Store.
+type Kinds struct {
+	session *session.Session
+	cfg     session.Config // of the session
+}
 
-// kindsRecord is the value of kindsKey.
+// NewKinds returns Kinds below the prefix of a session.
+func NewKinds(s *session.Session) *Kinds { return &Kinds{session: s, cfg: s.Config()} }
+
+func (s *Kinds) key() string { return clusterPrefix(s.cfg.Prefix) + "kinds" }
+
+// kindsRecord is the value of the key.
 type kindsRecord struct {
 	Kinds []string `json:"kinds"` // group/version/resource, sorted
 }
 
 // PublishKinds implements kinds.Store.
-func (s *Store) PublishKinds(ctx context.Context, all []string) error {
-	resp, err := s.session.Get(ctx, "read the kinds of policy", s.kindsKey())
+func (s *Kinds) PublishKinds(ctx context.Context, all []string) error {
+	resp, err := s.session.Get(ctx, "read the kinds of policy", s.key())
 	if err != nil {
 		return err
 	}
 	if len(resp.Kvs) > 0 {
-		if have := s.readKinds(resp.Kvs[0]); have.Published && slices.Equal(have.Kinds, all) {
+		if have := s.read(resp.Kvs[0]); have.Published && slices.Equal(have.Kinds, all) {
 			return nil
 		}
 	}
@@ -43,22 +51,22 @@ func (s *Store) PublishKinds(ctx context.Context, all []string) error {
 		return fmt.Errorf("write the kinds of policy: %w", err)
 	}
 	_, err = s.session.Commit(ctx, "write the kinds of policy",
-		s.session.Txn(ctx).Then(clientv3.OpPut(s.kindsKey(), string(value))))
+		s.session.Txn(ctx).Then(clientv3.OpPut(s.key(), string(value))))
 	return err
 }
 
 // FollowKinds implements kinds.Store.
-func (s *Store) FollowKinds(ctx context.Context, sink func(kinds.State)) error {
+func (s *Kinds) FollowKinds(ctx context.Context, sink func(kinds.State)) error {
 	var state kinds.State
 	return s.session.Follow(ctx, session.Reader{
-		Prefix: s.kindsKey(), End: s.kindsKey() + "\x00",
+		Prefix: s.key(), End: s.key() + "\x00",
 		Begin:    func() { state = kinds.State{} },
-		Listed:   func(kv *mvccpb.KeyValue) { state = s.readKinds(kv) },
+		Listed:   func(kv *mvccpb.KeyValue) { state = s.read(kv) },
 		Complete: func(cluster.Point, time.Time) { sink(state) },
 		Changes: func(events []*clientv3.Event, _ int64, _ time.Time) {
 			for _, e := range events {
 				if state = (kinds.State{}); e.Type == clientv3.EventTypePut {
-					state = s.readKinds(e.Kv)
+					state = s.read(e.Kv)
 				}
 			}
 			sink(state)
@@ -66,8 +74,8 @@ func (s *Store) FollowKinds(ctx context.Context, sink func(kinds.State)) error {
 	})
 }
 
-// readKinds reads a value. A corrupt one counts as missing; the next publication overwrites it.
-func (s *Store) readKinds(kv *mvccpb.KeyValue) kinds.State {
+// read reads a value. A corrupt one counts as missing; the next publication overwrites it.
+func (s *Kinds) read(kv *mvccpb.KeyValue) kinds.State {
 	var r kindsRecord
 	err := json.Unmarshal(kv.Value, &r)
 	for _, k := range r.Kinds {

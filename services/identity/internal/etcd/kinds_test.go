@@ -14,7 +14,7 @@ import (
 func TestPublishedKindsReachOtherNodes(t *testing.T) {
 	t.Parallel() // it mostly waits
 	c := newCluster(t)
-	writer, reader := newStore(t, c.Endpoint, "writer"), newStore(t, c.Endpoint, "reader")
+	writer, reader := NewKinds(newSession(t, c.Endpoint, "writer")), NewKinds(newSession(t, c.Endpoint, "reader"))
 	states := make(chan kinds.State)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

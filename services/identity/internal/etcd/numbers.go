@@ -22,10 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 )
 
-// clusterPrefix begins the keys that the collector writes for all nodes.
-func (s *Store) clusterPrefix() string { return s.cfg.Prefix + "/cluster/" }
-
-func (s *Store) numbersKey() string { return s.clusterPrefix() + "numbers" }
+func (s *Store) numbersKey() string { return clusterPrefix(s.cfg.Prefix) + "numbers" }
 
 // Resting implements allocator.Store.
 func (s *Store) Resting(ctx context.Context) (all []identity.Numeric, err error) {
@@ -46,11 +43,11 @@ func (s *Store) PublishNumbers(ctx context.Context, n allocator.Numbers) error {
 		return fmt.Errorf("publish numbers: %w", err)
 	}
 	_, err = s.session.Commit(ctx, "publish numbers", s.session.Txn(ctx).
-		If(clientv3.Compare(clientv3.Value(s.collectorKey()), "=", s.cfg.Node)).
+		If(collects(s.cfg)).
 		Then(clientv3.OpPut(s.numbersKey(), string(value))))
 	if errors.Is(err, rpctypes.ErrPermissionDenied) {
 		return fmt.Errorf("%w: grant readwrite on the prefix %s to the role of the nodes (docs/identity.md): %w",
-			allocator.ErrDenied, s.clusterPrefix(), err)
+			allocator.ErrDenied, clusterPrefix(s.cfg.Prefix), err)
 	}
 	return err
 }

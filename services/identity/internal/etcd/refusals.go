@@ -19,16 +19,22 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/refusals"
 )
 
-// reportPrefix is the beginning of the keys of nodes' reports; each node writes below its own name.
-func (s *Store) reportPrefix() string { return s.cfg.Prefix + "/report/" }
+// Refusals implements refusals.Store.
+type Refusals struct {
+	session *session.Session
+	cfg     session.Config // of the session
+}
+
+// NewRefusals returns Refusals below the prefix of a session.
+func NewRefusals(s *session.Session) *Refusals { return &Refusals{session: s, cfg: s.Config()} }
 
 // refusedSuffix ends the key of the policies that a node does not enforce as written.
 const refusedSuffix = "/refused"
 
 // ReportRefusals implements refusals.Store.
-func (s *Store) ReportRefusals(ctx context.Context, r refusals.Report) error {
+func (s *Refusals) ReportRefusals(ctx context.Context, r refusals.Report) error {
 	const what = "report refused policies"
-	key := s.reportPrefix() + s.cfg.Node + refusedSuffix
+	key := reportPrefix(s.cfg.Prefix) + s.cfg.Node + refusedSuffix
 	resp, err := s.session.Get(ctx, what, key)
 	if err != nil {
 		return err
@@ -59,9 +65,9 @@ func (s *Store) ReportRefusals(ctx context.Context, r refusals.Report) error {
 }
 
 // FollowRefusals implements refusals.Store.
-func (s *Store) FollowRefusals(ctx context.Context, sink refusals.Sink) error {
+func (s *Refusals) FollowRefusals(ctx context.Context, sink refusals.Sink) error {
 	give := func(kv *mvccpb.KeyValue, gone bool) {
-		node, ok := strings.CutSuffix(strings.TrimPrefix(string(kv.Key), s.reportPrefix()), refusedSuffix)
+		node, ok := strings.CutSuffix(strings.TrimPrefix(string(kv.Key), reportPrefix(s.cfg.Prefix)), refusedSuffix)
 		if !ok || strings.Contains(node, "/") {
 			return // another report
 		}
@@ -75,7 +81,7 @@ func (s *Store) FollowRefusals(ctx context.Context, sink refusals.Sink) error {
 		sink.Node(node, r)
 	}
 	return s.session.Follow(ctx, session.Reader{
-		Prefix:   s.reportPrefix(),
+		Prefix:   reportPrefix(s.cfg.Prefix),
 		Begin:    sink.Begin,
 		Listed:   func(kv *mvccpb.KeyValue) { give(kv, false) },
 		Complete: func(cluster.Point, time.Time) { sink.Complete() },

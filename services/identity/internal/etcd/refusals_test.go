@@ -16,13 +16,16 @@ import (
 func TestReportsOfRefusedPoliciesReachTheWatcher(t *testing.T) {
 	t.Parallel() // it mostly waits
 	c := newCluster(t)
-	one, two, reader := newStore(t, c.Endpoint, "one"), newStore(t, c.Endpoint, "two"), newStore(t, c.Endpoint, "reader")
-	for _, s := range []*Store{one, two} {
-		if _, err := s.Join(t.Context()); err != nil {
+	var all []*Refusals
+	for _, name := range []string{"one", "two", "reader"} {
+		s := newSession(t, c.Endpoint, name)
+		if _, err := s.Join(t.Context(), func(context.Context) error { return nil }); err != nil {
 			t.Fatal(err)
 		}
+		all = append(all, NewRefusals(s))
 	}
-	report := func(s *Store, names ...string) {
+	one, two, reader := all[0], all[1], all[2]
+	report := func(s *Refusals, names ...string) {
 		t.Helper()
 		var r refusals.Report
 		for _, name := range names {

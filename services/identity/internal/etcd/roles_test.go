@@ -148,7 +148,7 @@ func TestDocumentedRolesAreEnoughAndNoMore(t *testing.T) {
 	if err := led.store.PublishNumbers(t.Context(), allocator.Numbers{Used: 1}); err != nil {
 		t.Errorf("with the documented role: %v", err)
 	}
-	confirms := Confirmed{led.store}
+	confirms := NewConfirmed(led.store.session)
 	if err := confirms.Publish(t.Context(), confirmed.Summary{Cluster: 1, Wanted: 1}); err != nil {
 		t.Errorf("publish a summary with the documented role: %v", err)
 	}

@@ -114,8 +114,6 @@ func (s *Store) fenceKey(n identity.Numeric) string {
 	return s.cfg.Prefix + "/fence/" + strconv.FormatUint(uint64(n), 10)
 }
 
-func (s *Store) collectorKey() string { return s.cfg.Prefix + "/collector" }
-
 func (s *Store) quarantineKey(n identity.Numeric) string {
 	return s.cfg.Prefix + "/rest/" + strconv.FormatUint(uint64(n), 10)
 }
@@ -194,6 +192,12 @@ func (s *Store) References(ctx context.Context) ([]allocator.Reference, error) {
 	})
 	return refs, err
 }
+
+// clusterPrefix begins the keys that one node writes for all nodes.
+func clusterPrefix(prefix string) string { return prefix + "/cluster/" }
+
+// reportPrefix begins the keys of nodes' reports; each node writes below its own name.
+func reportPrefix(prefix string) string { return prefix + "/report/" }
 
 // atomicHistory is a history of the session that one goroutine sets and others read.
 type atomicHistory struct{ v atomic.Value }

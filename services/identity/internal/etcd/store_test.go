@@ -47,6 +47,12 @@ func newCluster(t *testing.T) *testCluster {
 // newStore returns a store that is closed after the test.
 func newStore(t testing.TB, endpoint, node string) *Store {
 	t.Helper()
+	return New(newSession(t, endpoint, node))
+}
+
+// newSession returns a session that is closed after the test.
+func newSession(t testing.TB, endpoint, node string) *session.Session {
+	t.Helper()
 	s, err := session.Open(session.Config{
 		Client: session.Client{Endpoints: []string{endpoint}}, Prefix: testPrefix, Node: node, TTL: time.Hour,
 		AliveTTL: time.Minute, Incarnation: "state-of-" + node, Boot: "boot",
@@ -60,7 +66,7 @@ func newStore(t testing.TB, endpoint, node string) *Store {
 			t.Error(err)
 		}
 	})
-	return New(s)
+	return s
 }
 
 func (c *testCluster) Node(name string) allocator.Store {

@@ -77,9 +77,11 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 
-	store, hub, endpoints, nodes := etcd.New(sess), server.NewHub(), server.NewEndpointHub(), server.NewClusterHub()
-	reg := registry.New(cfg.registry(last.Incarnation, p.Log), store, dir, nodes, last.Registration)
+	hub, endpoints, nodes := server.NewHub(), server.NewEndpointHub(), server.NewClusterHub()
+	nodeStore := etcd.NewNodes(sess)
+	reg := registry.New(cfg.registry(last.Incarnation, p.Log), nodeStore, dir, nodes, last.Registration)
 	reg.Restore(last.Pins)
+	store := etcd.New(sess, nodeStore)
 	store.Prepare(reg.Prepare)
 	store.Observe(reg.Observe)
 	store.Keep(dir)

@@ -43,6 +43,7 @@ type node struct {
 	reg     *registry.Registry
 	hub     *hub
 	cluster *server.ClusterHub
+	session *session.Session
 	store   *Store
 	dir     string
 	stop    func()
@@ -87,14 +88,15 @@ func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{t: t, dir: dir, hub: server.NewHub(), cluster: server.NewClusterHub()}
-	store := New(sess)
+	n := &node{t: t, dir: dir, hub: server.NewHub(), cluster: server.NewClusterHub(), session: sess}
+	nodes := NewNodes(sess)
+	store := New(sess, nodes)
 	n.store = store
 	n.reg = registry.New(registry.Config{
 		Node: name, Incarnation: last.Incarnation, Version: "test", Timeout: cfg.StoreTimeout, Pause: time.Millisecond,
 		RetryMin: cfg.RetryMin, RetryMax: cfg.RetryMax, RetryRanges: cfg.Reconcile, HoldLosses: cfg.holdLosses,
 		StaleMappings: cfg.stale, Log: cfg.Log,
-	}, store, files, n.cluster, last.Registration)
+	}, nodes, files, n.cluster, last.Registration)
 	n.files = files
 	n.exchange = confirmed.New(confirmed.Options{
 		Store: NewConfirmed(sess), Node: mappings{n}, Incarnation: last.Incarnation, Rest: 100 * time.Millisecond,

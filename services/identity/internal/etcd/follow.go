@@ -35,19 +35,23 @@ func (s *Store) Keep(m Mirror) { s.mirror = m }
 // It is called before Follow.
 func (s *Store) Prepare(f func(registry.Update)) { s.prepare = f }
 
+// Observe sets the sink of the updates of nodes and addresses. It gets them after the identities that were written
+// before them. It is called before Follow.
+func (s *Store) Observe(sink func(registry.Update)) { s.observe = sink }
+
 // Spread delays each listing of Follow by a random time below the result of f. It is called before Follow.
 func (s *Store) Spread(f func() time.Duration) { s.spread = f }
 
 // Resume passes on the keys of a mirror as if they had been listed. If etcd's history still contains their revision,
 // Follow continues from there. It is called after Observe and before Follow.
 func (s *Store) Resume(k cluster.Keys) {
-	if k.Of != s.nodesPrefix() {
+	if k.Of != s.nodes.keys.all() {
 		return // nothing was kept, or of another cluster's place in etcd
 	}
-	s.position = positionOf(k, s.ipamKey())
+	s.position = positionOf(k, s.nodes.keys.ipam())
 	u := registry.Update{Complete: true, Cluster: k.At.Cluster, Revision: k.At.Revision}
 	for _, key := range k.All {
-		s.nodeUpdate(&u, &mvccpb.KeyValue{
+		s.nodes.decoder.update(&u, &mvccpb.KeyValue{
 			Key: []byte(key.Name), Value: key.Value, CreateRevision: key.Created, ModRevision: key.Modified,
 		}, false)
 	}
@@ -77,12 +81,12 @@ func (s *Store) Follow(ctx context.Context, sink func(allocator.Update)) error {
 	}
 	return s.session.Follow(ctx, session.Reader{
 		// From id/ to ipam, which includes ip/.
-		Prefix: s.cfg.Prefix + "/id/", End: s.ipamKey() + "\x00",
+		Prefix: s.cfg.Prefix + "/id/", End: s.nodes.keys.ipam() + "\x00",
 		From: s.position.start(), Witness: s.position.witness,
 		Spread: s.spread,
 		Resumed: func() {
 			f.of = s.session.History()
-			s.followed.Store(f.of)
+			s.nodes.followed.Store(f.of)
 		},
 		Begin: func() {
 			f.now = s.session.History()
@@ -94,19 +98,19 @@ func (s *Store) Follow(ctx context.Context, sink func(allocator.Update)) error {
 			s.position.at.Revision = revision
 			f.update(events)
 			f.u.Heard = asked
-			f.deliver(func() error { return s.mirror.NoteKeys(s.nodesPrefix(), f.changed) })
+			f.deliver(func() error { return s.mirror.NoteKeys(s.nodes.keys.all(), f.changed) })
 		},
 	})
 }
 
 func (f *following) listed(kv *mvccpb.KeyValue) {
 	switch {
-	case !f.isNode(kv):
+	case !f.Store.nodes.keys.watched(kv):
 		if e, ok := f.entry(kv); ok {
 			f.u.Upserts = append(f.u.Upserts, e)
 		}
 	default:
-		f.nodeUpdate(&f.nodes, kv, false)
+		f.Store.nodes.decoder.update(&f.nodes, kv, false)
 		if f.mirror != nil {
 			f.keys = append(f.keys, keyOf(kv))
 		}
@@ -121,7 +125,7 @@ func (f *following) complete(at cluster.Point, asked time.Time) {
 	f.of = f.now
 	f.nodes.Removed = nil
 	f.deliver(func() error {
-		return f.mirror.ReplaceKeys(cluster.Keys{Of: f.nodesPrefix(), At: at, All: f.keys})
+		return f.mirror.ReplaceKeys(cluster.Keys{Of: f.Store.nodes.keys.all(), At: at, All: f.keys})
 	})
 }
 
@@ -145,7 +149,7 @@ func (f *following) deliver(keep func() error) {
 	if f.observe != nil {
 		f.observe(f.nodes)
 	}
-	f.followed.Store(f.of)
+	f.Store.nodes.followed.Store(f.of)
 	f.u, f.nodes, f.changed, f.keys = allocator.Update{}, registry.Update{}, cluster.Change{}, nil
 }
 
@@ -153,19 +157,14 @@ func keyOf(kv *mvccpb.KeyValue) cluster.Key {
 	return cluster.Key{Name: string(kv.Key), Value: kv.Value, Created: kv.CreateRevision, Modified: kv.ModRevision}
 }
 
-// isNode reports whether a key belongs to a node, or has the settings of ranges.
-func (s *Store) isNode(kv *mvccpb.KeyValue) bool {
-	return strings.HasPrefix(string(kv.Key), s.nodesPrefix()) || string(kv.Key) == s.ipamKey()
-}
-
 // readIPAM passes on the settings of ipam.
 func (s *Store) readIPAM(ctx context.Context) error {
-	have, err := s.getAll(ctx, "read settings of ipam", s.ipamKey())
+	have, err := getAll(ctx, s.session, "read settings of ipam", s.nodes.keys.ipam())
 	if err != nil || have[0] == nil || s.observe == nil {
 		return err
 	}
 	var u registry.Update
-	s.nodeUpdate(&u, have[0], false)
+	s.nodes.decoder.update(&u, have[0], false)
 	s.observe(u)
 	return nil
 }
@@ -180,9 +179,9 @@ func (f *following) update(events []*clientv3.Event) {
 		if last[string(e.Kv.Key)] != e {
 			continue
 		}
-		if f.isNode(e.Kv) {
+		if f.Store.nodes.keys.watched(e.Kv) {
 			gone := e.Type == clientv3.EventTypeDelete
-			f.nodeUpdate(&f.nodes, e.Kv, gone)
+			f.Store.nodes.decoder.update(&f.nodes, e.Kv, gone)
 			if gone {
 				f.changed.Drop = append(f.changed.Drop, string(e.Kv.Key))
 			} else {

@@ -125,11 +125,11 @@ func rangeAround(n *node, a netip.Addr) (netip.Prefix, string, error) {
 	return f.Range, f.RangeNode, err
 }
 
-// own reads the record that a node has in etcd. The node's own Store may be in use by its
+// own reads the record that a node has in etcd. The node's own Nodes may be in use by its
 // registry meanwhile.
 func (n *node) own(t *testing.T) (registry.Record, int64, error) {
 	t.Helper()
-	return New(n.store.session).Own(t.Context())
+	return NewNodes(n.session).Own(t.Context())
 }
 
 // TestNodeThatPutsEveryBlockIntoQuarantineKeepsNoOtherFromJoining: the node marks each quarantine as its own. It also

@@ -28,21 +28,8 @@ import (
 // Each takes a comparison and up to two operations, of which a server allows 128.
 const maxCandidates = 16
 
-// ipamKey has the settings that all nodes agree on.
-func (s *Store) ipamKey() string { return s.cfg.Prefix + "/ipam" }
-
-func (s *Store) rangesPrefix() string { return s.cfg.Prefix + "/range/default/" }
-
-func (s *Store) holder(incarnation string) rangeHolder {
+func (s *Nodes) holder(incarnation string) rangeHolder {
 	return rangeHolder{Node: s.cfg.Node, Incarnation: incarnation}
-}
-
-// readSettings decodes settings of ipam. Fields that this version does not know are left
-// out.
-func readSettings(kv *mvccpb.KeyValue) (registry.IPAM, error) {
-	settings, err := read[registry.IPAM](kv)
-	slices.SortFunc(settings.Pool, netip.Prefix.Compare)
-	return settings, err
 }
 
 // agree compares the settings of the node with the cluster's. If the cluster has none, the node's settings become the
@@ -52,11 +39,11 @@ func (b *claiming) agree(have *mvccpb.KeyValue) {
 	if b.ipam == nil {
 		return
 	}
-	b.unchanged = append(b.unchanged, session.Unchanged(b.s.ipamKey(), have))
+	b.unchanged = append(b.unchanged, session.Unchanged(b.s.keys.ipam(), have))
 	if have == nil {
 		settings := *b.ipam
 		settings.Former = b.cluster.Settings()
-		b.ops = append(b.ops, clientv3.OpPut(b.s.ipamKey(), toJSON(settings)))
+		b.ops = append(b.ops, clientv3.OpPut(b.s.keys.ipam(), toJSON(settings)))
 		return
 	}
 	b.differs = differ(*b.ipam, have)
@@ -77,8 +64,8 @@ func differ(mine registry.IPAM, have *mvccpb.KeyValue) string {
 }
 
 // Agrees implements registry.Store.
-func (s *Store) Agrees(ctx context.Context, mine registry.IPAM) error {
-	have, err := s.getAll(ctx, "read settings of ipam", s.ipamKey())
+func (s *Nodes) Agrees(ctx context.Context, mine registry.IPAM) error {
+	have, err := getAll(ctx, s.session, "read settings of ipam", s.keys.ipam())
 	if err != nil || have[0] == nil {
 		return err
 	}
@@ -90,7 +77,7 @@ func (s *Store) Agrees(ctx context.Context, mine registry.IPAM) error {
 
 // seen returns the revision up to which the ranges of all nodes are known. It is registry.ErrNotListed while the known
 // ranges may belong to another history of etcd.
-func (s *Store) seen(known registry.Ranges) (int64, error) {
+func (s *Nodes) seen(known registry.Ranges) (int64, error) {
 	at := known.Seen()
 	if at.Revision != 0 && s.followed.Load() != s.session.History() {
 		return 0, registry.ErrNotListed
@@ -105,8 +92,8 @@ type ownKeys struct {
 }
 
 // readOwn reads the slots of this node; ipam are the settings as they were read.
-func (s *Store) readOwn(ctx context.Context, ipam *mvccpb.KeyValue) error {
-	prefix := s.slotsPrefix(s.cfg.Node)
+func (s *Nodes) readOwn(ctx context.Context, ipam *mvccpb.KeyValue) error {
+	prefix := s.keys.slots(s.cfg.Node)
 	resp, err := s.session.Get(ctx, "read claims", prefix, clientv3.WithPrefix())
 	if err != nil {
 		return err
@@ -117,7 +104,7 @@ func (s *Store) readOwn(ctx context.Context, ipam *mvccpb.KeyValue) error {
 		if !ok {
 			continue
 		}
-		c, err := s.readClaim(kv, slot)
+		c, err := readClaim(kv, slot)
 		if err != nil {
 			s.cfg.Log.Error("an unreadable claim of this node in etcd is written anew", log.Err(err))
 		}
@@ -141,21 +128,21 @@ func freeSlot(ipv6 bool, used map[registry.Slot]bool) (registry.Slot, bool) {
 }
 
 // Own implements registry.Store.
-func (s *Store) Own(ctx context.Context) (r registry.Record, revision int64, err error) {
-	have, err := s.getAll(ctx, "read node", s.nodeKey(s.cfg.Node), s.ipamKey())
+func (s *Nodes) Own(ctx context.Context) (r registry.Record, revision int64, err error) {
+	have, err := getAll(ctx, s.session, "read node", s.keys.record(s.cfg.Node), s.keys.ipam())
 	if err == nil {
 		err = s.readOwn(ctx, have[1])
 	}
 	if err != nil || have[0] == nil {
 		return r, 0, err
 	}
-	r, err = s.readRecord(have[0])
+	r, err = s.decoder.record(have[0])
 	return r, have[0].ModRevision, err
 }
 
 // ClaimRange implements registry.Store. It first tries blocks selected by hashes of the node's name, so that nodes
 // that join at once try different ones. Only if all of them are taken does it list the ranges.
-func (s *Store) ClaimRange(ctx context.Context, c registry.RangeClaim) (p netip.Prefix, revision int64, err error) {
+func (s *Nodes) ClaimRange(ctx context.Context, c registry.RangeClaim) (p netip.Prefix, revision int64, err error) {
 	if s.own.ipam != nil {
 		if text := differ(c.IPAM, s.own.ipam); text != "" {
 			return p, 0, fmt.Errorf("%w: %s", registry.ErrIPAMDiffers, text)
@@ -175,22 +162,22 @@ func (s *Store) ClaimRange(ctx context.Context, c registry.RangeClaim) (p netip.
 	if !ok || slot.Number >= most {
 		return p, 0, fmt.Errorf("%w: %d", registry.ErrMaxRanges, most)
 	}
-	var taken map[netip.Prefix]*mvccpb.KeyValue // nil: not listed yet
+	b := &blockClaim{s: s, RangeClaim: c, slot: slot}
 	for range maxRaces {
 		seen, err := s.seen(c.Cluster) // before etcd is read
 		if err != nil {
 			return p, 0, err
 		}
-		blocks, err := s.candidates(ctx, c, taken, seen)
+		blocks, err := b.candidates(ctx, seen)
 		if err != nil {
 			return p, 0, err
 		}
-		resp, err := s.session.Commit(ctx, "claim range", s.claimTxn(ctx, c, slot, blocks, taken))
+		resp, err := s.session.Commit(ctx, "claim range", b.txn(ctx, blocks))
 		if err != nil {
 			return p, 0, err
 		}
 		if !resp.Succeeded {
-			return p, 0, s.claimRefused(ctx, c, resp.Responses)
+			return p, 0, b.refused(ctx, resp.Responses)
 		}
 		answer := resp.Responses[0]
 		for _, p := range blocks {
@@ -200,10 +187,10 @@ func (s *Store) ClaimRange(ctx context.Context, c registry.RangeClaim) (p netip.
 			}
 			answer = answer.GetResponseTxn().Responses[0]
 		}
-		taken = map[netip.Prefix]*mvccpb.KeyValue{}
+		b.taken = map[netip.Prefix]*mvccpb.KeyValue{}
 		for _, kv := range answer.GetResponseRange().Kvs {
-			if p, err := netip.ParsePrefix(strings.TrimPrefix(string(kv.Key), s.rangesPrefix())); err == nil {
-				taken[p] = kv
+			if p, err := netip.ParsePrefix(strings.TrimPrefix(string(kv.Key), s.keys.ranges())); err == nil {
+				b.taken[p] = kv
 			}
 		}
 	}
@@ -211,41 +198,47 @@ func (s *Store) ClaimRange(ctx context.Context, c registry.RangeClaim) (p netip.
 		allocator.ErrUnavailable, maxRaces)
 }
 
-// claimTxn takes the first of the blocks that is as it was read, and else lists
-// the ranges.
-func (s *Store) claimTxn(ctx context.Context, c registry.RangeClaim, slot registry.Slot, blocks []netip.Prefix,
-	taken map[netip.Prefix]*mvccpb.KeyValue,
-) clientv3.Txn {
-	next := clientv3.OpGet(s.rangesPrefix(), clientv3.WithPrefix())
-	rec := c.Record
+// blockClaim is one call of ClaimRange.
+type blockClaim struct {
+	s *Nodes
+	registry.RangeClaim
+	slot  registry.Slot                     // gets the block
+	taken map[netip.Prefix]*mvccpb.KeyValue // the keys of ranges; nil: not listed yet
+}
+
+// txn takes the first of the blocks that is as it was read, and else lists the ranges.
+func (b *blockClaim) txn(ctx context.Context, blocks []netip.Prefix) clientv3.Txn {
+	s := b.s
+	next := clientv3.OpGet(s.keys.ranges(), clientv3.WithPrefix())
+	rec := b.Record
 	for _, p := range slices.Backward(blocks) {
-		rec.Ranges = slices.SortedFunc(slices.Values(append(slices.Clone(c.Record.Ranges), p)), netip.Prefix.Compare)
+		rec.Ranges = slices.SortedFunc(slices.Values(append(slices.Clone(b.Record.Ranges), p)), netip.Prefix.Compare)
 		next = clientv3.OpTxn(
-			[]clientv3.Cmp{session.Unchanged(s.rangeKey(p), taken[p])},
+			[]clientv3.Cmp{session.Unchanged(s.keys.holder(p), b.taken[p])},
 			[]clientv3.Op{
-				clientv3.OpPut(s.rangeKey(p), toJSON(s.holder(rec.Incarnation))),
-				clientv3.OpPut(s.nodeKey(s.cfg.Node), toJSON(rec)),
-				clientv3.OpPut(s.slotKey(slot), toJSON(registry.Claim{Range: p})),
-				clientv3.OpDelete(s.restKey(s.cfg.Node, p)),
+				clientv3.OpPut(s.keys.holder(p), toJSON(s.holder(rec.Incarnation))),
+				clientv3.OpPut(s.keys.record(s.cfg.Node), toJSON(rec)),
+				clientv3.OpPut(s.keys.slot(b.slot), toJSON(registry.Claim{Range: p})),
+				clientv3.OpDelete(s.keys.rest(s.cfg.Node, p)),
 			},
 			[]clientv3.Op{next})
 	}
 	return s.session.Txn(ctx).If(
 		s.session.Named(),
-		clientv3.Compare(clientv3.ModRevision(s.nodeKey(s.cfg.Node)), "=", c.Revision),
-		session.Unchanged(s.slotKey(slot), nil),
-		session.Unchanged(s.ipamKey(), s.own.ipam),
-	).Then(next).Else(clientv3.OpGet(s.ipamKey()), clientv3.OpGet(s.nodeKey(s.cfg.Node)))
+		clientv3.Compare(clientv3.ModRevision(s.keys.record(s.cfg.Node)), "=", b.Revision),
+		session.Unchanged(s.keys.slot(b.slot), nil),
+		session.Unchanged(s.keys.ipam(), s.own.ipam),
+	).Then(next).Else(clientv3.OpGet(s.keys.ipam()), clientv3.OpGet(s.keys.record(s.cfg.Node)))
 }
 
-// claimRefused is why the conditions of a claim do not hold.
-func (s *Store) claimRefused(ctx context.Context, c registry.RangeClaim, have []*etcdserverpb.ResponseOp) error {
+// refused is why the conditions of a claim do not hold.
+func (b *blockClaim) refused(ctx context.Context, have []*etcdserverpb.ResponseOp) error {
 	if kvs := have[0].GetResponseRange().Kvs; len(kvs) > 0 {
-		if text := differ(c.IPAM, kvs[0]); text != "" {
+		if text := differ(b.IPAM, kvs[0]); text != "" {
 			return fmt.Errorf("%w: %s", registry.ErrIPAMDiffers, text)
 		}
 	}
-	if err := s.session.Ping(ctx); err != nil {
+	if err := b.s.session.Ping(ctx); err != nil {
 		return err
 	}
 	return registry.ErrForgotten
@@ -255,18 +248,16 @@ func (s *Store) claimRefused(ctx context.Context, c registry.RangeClaim, have []
 // them. With a listing, they are blocks without a holder and not in quarantine, blocks without a key first. If no such
 // block exists, they are blocks in this node's own quarantine. seen is the revision up to which the claims of all
 // nodes are known.
-func (s *Store) candidates(ctx context.Context, c registry.RangeClaim, taken map[netip.Prefix]*mvccpb.KeyValue,
-	seen int64,
-) (blocks []netip.Prefix, err error) {
-	n := c.IPAM.Blocks(c.IPv6)
+func (b *blockClaim) candidates(ctx context.Context, seen int64) (blocks []netip.Prefix, err error) {
+	n := b.IPAM.Blocks(b.IPv6)
 	if n == 0 {
-		return nil, &registry.FullError{IPAM: c.IPAM, IPv6: c.IPv6}
+		return nil, &registry.FullError{IPAM: b.IPAM, IPv6: b.IPv6}
 	}
-	held := func(p netip.Prefix) bool { node, _ := c.Cluster.Holder(p); return node != "" }
-	if taken == nil {
+	held := func(p netip.Prefix) bool { node, _ := b.Cluster.Holder(p); return node != "" }
+	if b.taken == nil {
 		for i := range 4 * maxCandidates {
-			p := c.IPAM.Block(c.IPv6, s.hashOf(i)%n)
-			if !slices.Contains(blocks, p) && !slices.Contains(c.Record.Ranges, p) && !held(p) {
+			p := b.IPAM.Block(b.IPv6, hashOf(b.s.cfg.Node, i)%n)
+			if !slices.Contains(blocks, p) && !slices.Contains(b.Record.Ranges, p) && !held(p) {
 				blocks = append(blocks, p)
 			}
 			if len(blocks) == maxCandidates {
@@ -276,14 +267,14 @@ func (s *Store) candidates(ctx context.Context, c registry.RangeClaim, taken map
 		return blocks, nil // perhaps none in a small, well used pool: then all ranges are listed
 	}
 	// Each skipped block has a key, or overlaps another node's range.
-	full := &registry.FullError{IPAM: c.IPAM, IPv6: c.IPv6, Blocks: n}
+	full := &registry.FullError{IPAM: b.IPAM, IPv6: b.IPv6, Blocks: n}
 	var others []netip.Prefix
-	for i := range min(n, uint64(len(taken)+mostPassed)) {
-		p := c.IPAM.Block(c.IPv6, (s.hashOf(maxCandidates)+i)%n)
+	for i := range min(n, uint64(len(b.taken)+mostPassed)) {
+		p := b.IPAM.Block(b.IPv6, (hashOf(b.s.cfg.Node, maxCandidates)+i)%n)
 		switch {
-		case held(p) || slices.Contains(c.Record.Ranges, p):
+		case held(p) || slices.Contains(b.Record.Ranges, p):
 			full.Held++
-		case taken[p] == nil:
+		case b.taken[p] == nil:
 			blocks = append(blocks, p)
 		default:
 			others = append(others, p)
@@ -295,17 +286,17 @@ func (s *Store) candidates(ctx context.Context, c registry.RangeClaim, taken map
 	if len(blocks) > 0 {
 		return blocks, nil
 	}
-	news, err := s.newKeys(ctx, others, taken, seen)
+	news, err := b.s.newKeys(ctx, others, b.taken, seen)
 	if err != nil {
 		return nil, err
 	}
 	var stray, own []netip.Prefix
 	for _, p := range others {
-		holder, err := read[rangeHolder](taken[p])
+		holder, err := read[rangeHolder](b.taken[p])
 		switch {
-		case err == nil && holder.Quarantine && holder.Node == s.cfg.Node:
+		case err == nil && holder.Quarantine && holder.Node == b.s.cfg.Node:
 			own = append(own, p)
-		case err == nil && holder.Quarantine && (news[p] || c.Cluster.Resting(p, holder.Node)):
+		case err == nil && holder.Quarantine && (news[p] || b.Cluster.Resting(p, holder.Node)):
 			full.Resting++
 		case news[p]:
 			full.Held++
@@ -323,7 +314,7 @@ func (s *Store) candidates(ctx context.Context, c registry.RangeClaim, taken map
 
 // newKeys returns the keys of ranges with news for this node. Every node can write these keys, so each is compared
 // with data that only its node writes in the same transaction: the record, or the mark of the quarantine.
-func (s *Store) newKeys(ctx context.Context, ranges []netip.Prefix, keys map[netip.Prefix]*mvccpb.KeyValue, seen int64,
+func (s *Nodes) newKeys(ctx context.Context, ranges []netip.Prefix, keys map[netip.Prefix]*mvccpb.KeyValue, seen int64,
 ) (map[netip.Prefix]bool, error) {
 	witness := map[netip.Prefix]string{}
 	revisions := map[string]int64{}
@@ -335,13 +326,13 @@ func (s *Store) newKeys(ctx context.Context, ranges []netip.Prefix, keys map[net
 		switch {
 		case err != nil:
 		case holder.Quarantine:
-			witness[p] = s.restKey(holder.Node, p)
+			witness[p] = s.keys.rest(holder.Node, p)
 		default:
-			witness[p] = s.nodeKey(holder.Node)
+			witness[p] = s.keys.record(holder.Node)
 		}
 	}
 	for some := range slices.Chunk(slices.Compact(slices.Sorted(maps.Values(witness))), maxOps) {
-		have, err := s.getAll(ctx, "read nodes", some...)
+		have, err := getAll(ctx, s.session, "read nodes", some...)
 		if err != nil {
 			return nil, err
 		}
@@ -362,8 +353,8 @@ func (s *Store) newKeys(ctx context.Context, ranges []netip.Prefix, keys map[net
 // ranges of other sizes.
 const mostPassed = 4096
 
-// hashOf returns the hash of the node's name at the i-th attempt.
-func (s *Store) hashOf(i int) uint64 {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d", s.cfg.Node, i))
+// hashOf returns the hash of a node's name at the i-th attempt.
+func hashOf(node string, i int) uint64 {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d", node, i))
 	return binary.BigEndian.Uint64(sum[:])
 }

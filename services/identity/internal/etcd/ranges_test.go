@@ -68,16 +68,16 @@ func claimer(t *testing.T, endpoint, name string) *registry.Registry {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { sess.Close() })
-	store := New(sess)
+	nodes := NewNodes(sess)
 	patiently(t, func() error {
-		_, err := store.Join(t.Context())
+		_, err := New(sess, nodes).Join(t.Context())
 		return err
 	})
 	r := registry.New(registry.Config{
 		Node: name, Incarnation: "of-" + name, Version: "test", Timeout: time.Minute,
 		Log: log.Discard(),
 	},
-		store, inMemory{}, silent{}, registry.Registration{})
+		nodes, inMemory{}, silent{}, registry.Registration{})
 	r.Observe(registry.Update{Complete: true})
 	return r
 }

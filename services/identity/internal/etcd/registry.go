@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -25,38 +26,33 @@ import (
 // returned, or lost when it was forgotten.
 const RangeQuarantine = 15 * time.Minute
 
-// Most that a record or an endpoint in etcd may have; more is not read.
-const (
-	maxRanges    = 64
-	maxAddresses = 16
-	// maxNodeLabels is the limit of RegisterNode.
-	maxNodeLabels = 1000
-)
-
-// Observe sets the sink of the updates of nodes and addresses. It gets them after the identities that were written
-// before them. It is called before Follow.
-func (s *Store) Observe(sink func(registry.Update)) { s.observe = sink }
-
-func (s *Store) nodesPrefix() string           { return s.cfg.Prefix + "/ip/" }
-func (s *Store) nodePrefix(node string) string { return s.nodesPrefix() + node + "/" }
-func (s *Store) nodeKey(node string) string    { return s.nodePrefix(node) + "node" }
-
-func (s *Store) endpointKey(endpoint string) string {
-	return s.nodePrefix(s.cfg.Node) + "ep/" + endpoint
+// Nodes is the registry's Store in etcd.
+type Nodes struct {
+	session *session.Session
+	cfg     session.Config // of the session
+	keys    nodeKeys
+	decoder nodeDecoder
+	// followed is the history whose nodes were passed on to the registry. Follow of a Store sets it.
+	followed atomicHistory
+	own      ownKeys // used by one call of Register, Own or ClaimRange at a time
 }
 
-// slotsPrefix begins the keys of the claims of a node.
-func (s *Store) slotsPrefix(node string) string { return s.nodePrefix(node) + "range/" }
-
-func (s *Store) slotKey(slot registry.Slot) string { return s.slotsPrefix(s.cfg.Node) + slot.String() }
-
-// restKey is below the node that may have a range in quarantine, so that no other node can
-// write it.
-func (s *Store) restKey(node string, p netip.Prefix) string {
-	return s.nodePrefix(node) + "rest/" + strings.ReplaceAll(p.String(), "/", "_")
+// NewNodes returns the Nodes below the prefix of a session.
+func NewNodes(s *session.Session) *Nodes {
+	cfg := s.Config()
+	keys := nodeKeys{prefix: cfg.Prefix, node: cfg.Node}
+	return &Nodes{session: s, cfg: cfg, keys: keys, decoder: nodeDecoder{keys: keys, log: cfg.Log}}
 }
 
-func (s *Store) rangeKey(p netip.Prefix) string { return s.cfg.Prefix + "/range/default/" + p.String() }
+// atomicHistory is a history of the session that one goroutine sets and others read.
+type atomicHistory struct{ v atomic.Value }
+
+func (a *atomicHistory) Store(h <-chan struct{}) { a.v.Store(h) }
+
+func (a *atomicHistory) Load() <-chan struct{} {
+	h, _ := a.v.Load().(<-chan struct{})
+	return h
+}
 
 // rangeHolder is the value of a range.
 type rangeHolder struct {
@@ -81,175 +77,13 @@ func read[T any](kv *mvccpb.KeyValue) (v T, err error) {
 	return v, nil
 }
 
-func (s *Store) readRecord(kv *mvccpb.KeyValue) (registry.Record, error) {
-	r, err := read[registry.Record](kv)
-	if err != nil {
-		return r, err
-	}
-	bad := func(a netip.Addr) bool { return !a.IsValid() || a.Zone() != "" || a.Is4In6() }
-	switch {
-	case r.Incarnation == "":
-		err = fmt.Errorf("no incarnation")
-	case len(r.Ranges) > maxRanges:
-		err = fmt.Errorf("%d ranges, at most %d", len(r.Ranges), maxRanges)
-	case slices.ContainsFunc(r.Ranges, func(p netip.Prefix) bool {
-		return !p.IsValid() || p != p.Masked() ||
-			bad(p.Addr())
-	}):
-		err = fmt.Errorf("a range is no prefix")
-	case len(r.Underlay.Addresses) > maxAddresses, len(r.Underlay.Overlay) > maxAddresses:
-		err = fmt.Errorf("more than %d addresses", maxAddresses)
-	case slices.ContainsFunc(r.Underlay.Addresses, bad), slices.ContainsFunc(r.Underlay.Overlay, bad):
-		err = fmt.Errorf("an address is none")
-	}
-	if err != nil {
-		return r, fmt.Errorf("%s: %w: %w", kv.Key, allocator.ErrCorrupt, err)
-	}
-	if len(r.Labels) > maxNodeLabels {
-		// Its addresses still belong to a remote node, and it keeps its ranges.
-		s.cfg.Log.Error("labels of a node in etcd are ignored", "key", string(kv.Key), "labels", len(r.Labels),
-			"at most", maxNodeLabels)
-		r.Labels = nil
-	}
-	return r, nil
-}
-
-func (s *Store) readAddresses(kv *mvccpb.KeyValue) (registry.Addresses, error) {
-	a, err := read[registry.Addresses](kv)
-	if err != nil {
-		return a, err
-	}
-	// A reserved or node-local identity is never a workload's on another node.
-	if _, err := parseNumber(fmt.Sprint(uint32(a.Identity))); err != nil {
-		return a, fmt.Errorf("%s: %w", kv.Key, err)
-	}
-	if len(a.Addresses) == 0 || len(a.Addresses) > maxAddresses ||
-		slices.ContainsFunc(a.Addresses, func(a netip.Addr) bool {
-			return !a.IsValid() || a.Zone() != "" ||
-				a.Is4In6()
-		}) {
-		return a, fmt.Errorf("%s: %w: addresses %v", kv.Key, allocator.ErrCorrupt, a.Addresses)
-	}
-	return a, nil
-}
-
-// nodeUpdate adds a key below ip/, or the settings of ipam, to a step. An unreadable one is reported, and
-// counts as removed: one bad key must not hide all others.
-func (s *Store) nodeUpdate(u *registry.Update, kv *mvccpb.KeyValue, removed bool) {
-	if string(kv.Key) == s.ipamKey() {
-		s.settingsUpdate(u, kv, removed)
-		return
-	}
-	if assigned, ok := strings.CutPrefix(string(kv.Key), s.assignedPrefix()); ok {
-		s.assignmentUpdate(u, assigned, kv, removed)
-		return
-	}
-	node, kind, _ := strings.Cut(strings.TrimPrefix(string(kv.Key), s.nodesPrefix()), "/")
-	endpoint, isEndpoint := strings.CutPrefix(kind, "ep/")
-	if !isEndpoint {
-		endpoint = ""
-	}
-	slot, isSlot := strings.CutPrefix(kind, "range/")
-	if !isSlot {
-		slot = ""
-	}
-	rest, isRest := strings.CutPrefix(kind, "rest/")
-	var err error
-	switch {
-	case node == "":
-		return
-	case isSlot:
-		place, ok := registry.ParseSlot(slot)
-		if !ok {
-			return
-		}
-		var c registry.Claim
-		if removed {
-			break
-		}
-		if c, err = s.readClaim(kv, place); err == nil {
-			u.Claims = append(u.Claims, registry.ClaimKey{Node: node, Slot: place, Claim: c, Revision: kv.ModRevision})
-			return
-		}
-	case isRest:
-		s.restUpdate(u, node, rest, kv, removed)
-		return
-	case kind != "node" && (!isEndpoint || endpoint == ""):
-		return // of a later version
-	case removed:
-	case isEndpoint:
-		var a registry.Addresses
-		if a, err = s.readAddresses(kv); err == nil {
-			u.Addresses = append(u.Addresses, registry.AddressesKey{
-				Node: node, Endpoint: endpoint, Value: a,
-				Revision: kv.ModRevision,
-			})
-			return
-		}
-	default:
-		var r registry.Record
-		if r, err = s.readRecord(kv); err == nil {
-			u.Nodes = append(u.Nodes, registry.NodeKey{
-				Name: node, Record: r, Created: kv.CreateRevision,
-				Revision: kv.ModRevision,
-			})
-			return
-		}
-	}
-	if err != nil {
-		s.cfg.Log.Error("unreadable node or endpoint in etcd is ignored", log.Err(err))
-	}
-	u.Removed = append(u.Removed,
-		registry.Removal{Node: node, Endpoint: endpoint, Slot: slot, Revision: kv.ModRevision})
-}
-
-// settingsUpdate adds the settings of ipam to a step. While there are no readable settings, readers keep using the
-// last ones.
-func (s *Store) settingsUpdate(u *registry.Update, kv *mvccpb.KeyValue, removed bool) {
-	u.IPAM = &registry.IPAMKey{}
-	if removed {
-		return
-	}
-	settings, err := readSettings(kv)
-	if err != nil {
-		s.cfg.Log.Error("unreadable settings of ipam in etcd are ignored", log.Err(err))
-		return
-	}
-	u.IPAM = &registry.IPAMKey{Settings: settings, Revision: kv.ModRevision}
-}
-
-// restUpdate adds a range in quarantine to a step.
-func (s *Store) restUpdate(u *registry.Update, node, rest string, kv *mvccpb.KeyValue, removed bool) {
-	p, err := netip.ParsePrefix(strings.ReplaceAll(rest, "_", "/"))
-	switch {
-	case err != nil || s.restKey(node, p) != string(kv.Key):
-		return
-	case removed:
-		u.Removed = append(u.Removed, registry.Removal{Node: node, Rest: p, Revision: kv.ModRevision})
-	default:
-		u.Resting = append(u.Resting, registry.RestKey{Node: node, Range: p})
-	}
-}
-
-// readClaim reads a slot.
-func (s *Store) readClaim(kv *mvccpb.KeyValue, slot registry.Slot) (registry.Claim, error) {
-	c, err := read[registry.Claim](kv)
-	if err != nil {
-		return c, err
-	}
-	if p := c.Range; !p.IsValid() || p != p.Masked() || p.Addr().Is4In6() || p.Addr().Is6() != slot.IPv6 {
-		return c, fmt.Errorf("%s: %w: range %v", kv.Key, allocator.ErrCorrupt, p)
-	}
-	return c, nil
-}
-
 // getAll reads keys in one step; the result is nil for a missing key.
-func (s *Store) getAll(ctx context.Context, what string, keys ...string) ([]*mvccpb.KeyValue, error) {
+func getAll(ctx context.Context, s *session.Session, what string, keys ...string) ([]*mvccpb.KeyValue, error) {
 	var ops []clientv3.Op
 	for _, key := range keys {
 		ops = append(ops, clientv3.OpGet(key))
 	}
-	resp, err := s.session.Commit(ctx, what, s.session.Txn(ctx).Then(ops...))
+	resp, err := s.Commit(ctx, what, s.Txn(ctx).Then(ops...))
 	if err != nil {
 		return nil, err
 	}
@@ -263,7 +97,7 @@ func (s *Store) getAll(ctx context.Context, what string, keys ...string) ([]*mvc
 }
 
 // Register implements registry.Store.
-func (s *Store) Register(ctx context.Context, statement registry.Statement) (registry.Written, error) {
+func (s *Nodes) Register(ctx context.Context, statement registry.Statement) (registry.Written, error) {
 	for range maxRaces {
 		b, err := s.registration(ctx, statement)
 		if err != nil {
@@ -277,7 +111,7 @@ func (s *Store) Register(ctx context.Context, statement registry.Statement) (reg
 			s.own.slots = b.slots
 			if s.own.ipam == nil && b.ipam != nil {
 				s.own.ipam = &mvccpb.KeyValue{
-					Key: []byte(s.ipamKey()), Value: []byte(toJSON(b.ipam)), ModRevision: resp.Header.Revision,
+					Key: []byte(s.keys.ipam()), Value: []byte(toJSON(b.ipam)), ModRevision: resp.Header.Revision,
 				}
 			}
 			return registry.Written{Record: b.rec, Revision: resp.Header.Revision, Refused: b.refused}, nil
@@ -292,9 +126,9 @@ func (s *Store) Register(ctx context.Context, statement registry.Statement) (reg
 }
 
 // registration prepares the transaction of Register from etcd's present content.
-func (s *Store) registration(ctx context.Context, statement registry.Statement) (*claiming, error) {
-	key, rec := s.nodeKey(s.cfg.Node), statement.Record
-	have, err := s.getAll(ctx, "read node", key, s.ipamKey())
+func (s *Nodes) registration(ctx context.Context, statement registry.Statement) (*claiming, error) {
+	key, rec := s.keys.record(s.cfg.Node), statement.Record
+	have, err := getAll(ctx, s.session, "read node", key, s.keys.ipam())
 	if err != nil {
 		return nil, err
 	}
@@ -303,7 +137,7 @@ func (s *Store) registration(ctx context.Context, statement registry.Statement) 
 	}
 	var before registry.Record
 	if have[0] != nil {
-		if before, err = s.readRecord(have[0]); err != nil {
+		if before, err = s.decoder.record(have[0]); err != nil {
 			s.cfg.Log.Error("the unreadable record of this node in etcd is written anew", log.Err(err))
 		}
 	}
@@ -323,7 +157,7 @@ func (s *Store) registration(ctx context.Context, statement registry.Statement) 
 	b.writeSlots()
 	if !same {
 		// The mappings of another installation of this node go with its record.
-		b.ops = append(b.ops, clientv3.OpDelete(s.nodePrefix(s.cfg.Node)+"ep/", clientv3.WithPrefix()))
+		b.ops = append(b.ops, clientv3.OpDelete(s.keys.endpoints(s.cfg.Node), clientv3.WithPrefix()))
 	}
 	b.ops = append(b.ops, clientv3.OpPut(key, toJSON(b.rec)))
 	return b, nil
@@ -331,7 +165,7 @@ func (s *Store) registration(ctx context.Context, statement registry.Statement) 
 
 // claiming gathers the transaction of a registration.
 type claiming struct {
-	s         *Store
+	s         *Nodes
 	rec       registry.Record // with the ranges that the node gets
 	ipam      *registry.IPAM  // of the node; nil: unknown
 	before    []netip.Prefix  // ranges of the record that etcd has
@@ -356,7 +190,7 @@ func (b *claiming) claim(ctx context.Context) error {
 	s := b.s
 	var keys []string
 	for _, p := range b.rec.Ranges {
-		keys = append(keys, s.rangeKey(p))
+		keys = append(keys, s.keys.holder(p))
 	}
 	if len(keys) == 0 {
 		return nil
@@ -365,7 +199,7 @@ func (b *claiming) claim(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	have, err := s.getAll(ctx, "read ranges", keys...)
+	have, err := getAll(ctx, s.session, "read ranges", keys...)
 	if err != nil {
 		return err
 	}
@@ -398,7 +232,7 @@ func (b *claiming) claim(ctx context.Context) error {
 			b.ops = append(b.ops, clientv3.OpPut(keys[i], toJSON(mine)))
 		}
 		if holder.Quarantine {
-			b.ops = append(b.ops, clientv3.OpDelete(s.restKey(s.cfg.Node, p)))
+			b.ops = append(b.ops, clientv3.OpDelete(s.keys.rest(s.cfg.Node, p)))
 		}
 	}
 	return b.takeOver(ctx, losers)
@@ -462,8 +296,8 @@ func (b *claiming) refuse(r registry.Refusal) { b.refused = append(b.refused, r)
 func (b *claiming) takeOver(ctx context.Context, losers map[string][]netip.Prefix) error {
 	for node, lost := range losers {
 		overlaps := func(p netip.Prefix) bool { return slices.ContainsFunc(lost, p.Overlaps) }
-		key := b.s.nodeKey(node)
-		have, err := b.s.getAll(ctx, "read node", key)
+		key := b.s.keys.record(node)
+		have, err := getAll(ctx, b.s.session, "read node", key)
 		if err != nil {
 			return err
 		}
@@ -471,18 +305,18 @@ func (b *claiming) takeOver(ctx context.Context, losers map[string][]netip.Prefi
 		if have[0] == nil {
 			continue
 		}
-		rec, err := b.s.readRecord(have[0])
+		rec, err := b.s.decoder.record(have[0])
 		if err != nil {
 			continue // it counts for nothing
 		}
 		for _, p := range rec.Ranges {
 			if overlaps(p) && !slices.Contains(lost, p) {
-				b.ops = append(b.ops, clientv3.OpDelete(b.s.rangeKey(p)))
+				b.ops = append(b.ops, clientv3.OpDelete(b.s.keys.holder(p)))
 			}
 		}
 		rec.Ranges = slices.DeleteFunc(rec.Ranges, overlaps)
 		b.ops = append(b.ops, clientv3.OpPut(key, toJSON(rec)))
-		resp, err := b.s.session.Get(ctx, "read claims of a node", b.s.slotsPrefix(node), clientv3.WithPrefix())
+		resp, err := b.s.session.Get(ctx, "read claims of a node", b.s.keys.slots(node), clientv3.WithPrefix())
 		if err != nil {
 			return err
 		}
@@ -532,11 +366,11 @@ func (b *claiming) writeSlots() {
 		}
 		used[slot], place[p] = true, slot
 		_, former := b.cluster.Mine(p)
-		b.ops = append(b.ops, clientv3.OpPut(b.s.slotKey(slot), toJSON(registry.Claim{Range: p, Former: former})))
+		b.ops = append(b.ops, clientv3.OpPut(b.s.keys.slot(slot), toJSON(registry.Claim{Range: p, Former: former})))
 	}
 	for _, slot := range sortedSlots(own) {
 		if !used[slot] {
-			b.ops = append(b.ops, clientv3.OpDelete(b.s.slotKey(slot)))
+			b.ops = append(b.ops, clientv3.OpDelete(b.s.keys.slot(slot)))
 		}
 	}
 	b.slots = map[registry.Slot]netip.Prefix{}
@@ -546,7 +380,7 @@ func (b *claiming) writeSlots() {
 }
 
 // quarantine are the writes that put ranges of a node into quarantine.
-func (s *Store) quarantine(ctx context.Context, node string, ranges []netip.Prefix) ([]clientv3.Op, error) {
+func (s *Nodes) quarantine(ctx context.Context, node string, ranges []netip.Prefix) ([]clientv3.Op, error) {
 	if len(ranges) == 0 {
 		return nil, nil
 	}
@@ -557,24 +391,24 @@ func (s *Store) quarantine(ctx context.Context, node string, ranges []netip.Pref
 	rests := toJSON(rangeHolder{Node: node, Quarantine: true})
 	var ops []clientv3.Op
 	for _, p := range ranges {
-		ops = append(ops, clientv3.OpPut(s.rangeKey(p), rests, clientv3.WithLease(lease)),
-			clientv3.OpPut(s.restKey(node, p), rests, clientv3.WithLease(lease)))
+		ops = append(ops, clientv3.OpPut(s.keys.holder(p), rests, clientv3.WithLease(lease)),
+			clientv3.OpPut(s.keys.rest(node, p), rests, clientv3.WithLease(lease)))
 	}
 	return ops, nil
 }
 
 // Publish implements registry.Store.
-func (s *Store) Publish(ctx context.Context, record int64, changes []registry.Change) (int64, error) {
+func (s *Nodes) Publish(ctx context.Context, record int64, changes []registry.Change) (int64, error) {
 	var ops []clientv3.Op
 	for _, c := range changes {
-		if key := s.endpointKey(c.Endpoint); c.Value != nil {
+		if key := s.keys.endpoints(s.cfg.Node) + c.Endpoint; c.Value != nil {
 			ops = append(ops, clientv3.OpPut(key, toJSON(c.Value)))
 		} else {
 			ops = append(ops, clientv3.OpDelete(key))
 		}
 	}
 	resp, err := s.session.Commit(ctx, "publish endpoints", s.session.Txn(ctx).
-		If(clientv3.Compare(clientv3.ModRevision(s.nodeKey(s.cfg.Node)), "=", record)).Then(ops...))
+		If(clientv3.Compare(clientv3.ModRevision(s.keys.record(s.cfg.Node)), "=", record)).Then(ops...))
 	if err != nil {
 		return 0, err
 	}
@@ -585,10 +419,10 @@ func (s *Store) Publish(ctx context.Context, record int64, changes []registry.Ch
 }
 
 // Forget implements registry.Store.
-func (s *Store) Forget(ctx context.Context, node string, force, validateOnly bool) (registry.Record, error) {
-	key := s.nodeKey(node)
+func (s *Nodes) Forget(ctx context.Context, node string, force, validateOnly bool) (registry.Record, error) {
+	key := s.keys.record(node)
 	for range maxRaces {
-		have, err := s.getAll(ctx, "read node", key)
+		have, err := getAll(ctx, s.session, "read node", key)
 		if err != nil {
 			return registry.Record{}, err
 		}
@@ -602,7 +436,7 @@ func (s *Store) Forget(ctx context.Context, node string, force, validateOnly boo
 		if alive != nil && !force {
 			return registry.Record{}, fmt.Errorf("%w: %q", registry.ErrAlive, node)
 		}
-		rec, err := s.readRecord(have[0])
+		rec, err := s.decoder.record(have[0])
 		if err != nil {
 			rec = registry.Record{} // it goes all the same
 		}
@@ -618,8 +452,8 @@ func (s *Store) Forget(ctx context.Context, node string, force, validateOnly boo
 			unchanged = append(unchanged, session.Unchanged(s.session.AliveKey(node), nil))
 		}
 		// All blocks except the new ones in quarantine.
-		ops = append(ops, clientv3.OpDelete(key), clientv3.OpDelete(s.slotsPrefix(node), clientv3.WithPrefix()),
-			clientv3.OpDelete(s.nodePrefix(node)+"ep/", clientv3.WithPrefix()))
+		ops = append(ops, clientv3.OpDelete(key), clientv3.OpDelete(s.keys.slots(node), clientv3.WithPrefix()),
+			clientv3.OpDelete(s.keys.endpoints(node), clientv3.WithPrefix()))
 		resp, err := s.session.Commit(ctx, "forget node", s.session.Txn(ctx).If(unchanged...).Then(ops...))
 		if err != nil {
 			return registry.Record{}, err
@@ -633,7 +467,7 @@ func (s *Store) Forget(ctx context.Context, node string, force, validateOnly boo
 }
 
 // Alive implements registry.Store.
-func (s *Store) Alive(ctx context.Context) (map[string]bool, error) {
+func (s *Nodes) Alive(ctx context.Context) (map[string]bool, error) {
 	alive := map[string]bool{}
 	prefix := s.session.AliveKey("")
 	_, err := s.session.List(ctx, prefix, true, func(kv *mvccpb.KeyValue) {

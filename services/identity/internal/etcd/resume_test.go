@@ -257,7 +257,7 @@ func TestListingsAreSpread(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	store := New(sess)
+	store := New(sess, NewNodes(sess))
 	asked := 0
 	store.Spread(func() time.Duration { asked++; return time.Millisecond })
 	store.Observe(func(registry.Update) {})

@@ -148,7 +148,7 @@ func TestDocumentedRolesAreEnoughAndNoMore(t *testing.T) {
 	if err := led.store.PublishNumbers(t.Context(), allocator.Numbers{Used: 1}); err != nil {
 		t.Errorf("with the documented role: %v", err)
 	}
-	confirms := NewConfirmed(led.store.session)
+	confirms := NewConfirmed(led.session)
 	if err := confirms.Publish(t.Context(), confirmed.Summary{Cluster: 1, Wanted: 1}); err != nil {
 		t.Errorf("publish a summary with the documented role: %v", err)
 	}
@@ -157,18 +157,18 @@ func TestDocumentedRolesAreEnoughAndNoMore(t *testing.T) {
 	}
 	// Assignments are written by the nodes with a grant of their own.
 	put := []registry.AssignmentKey{{Node: "c", Assignment: registry.Assignment{Ranges: []netip.Prefix{prefix(9)}}}}
-	err := nodes["a"].store.Assign(t.Context(), put, nil)
+	err := NewNodes(nodes["a"].session).Assign(t.Context(), put, nil)
 	if !errors.Is(err, confirmed.ErrDenied) || !strings.Contains(err.Error(), testPrefix+"/ip/.assigned/") {
 		t.Errorf("assign without the grant: %v", err)
 	}
 	for _, call := range documentedAssigner(t, "b") {
 		etcdctl(t, admin, call)
 	}
-	if err := nodes["b"].store.Assign(t.Context(), put, nil); err != nil {
+	if err := NewNodes(nodes["b"].session).Assign(t.Context(), put, nil); err != nil {
 		t.Errorf("assign with the documented role: %v", err)
 	}
-	own := testPrefix + "/report/" + led.store.cfg.Node + "/"
-	if _, err := admin.RoleRevokePermission(t.Context(), "sluice-"+led.store.cfg.Node, own,
+	own := testPrefix + "/report/" + led.session.Config().Node + "/"
+	if _, err := admin.RoleRevokePermission(t.Context(), "sluice-"+led.session.Config().Node, own,
 		clientv3.GetPrefixRangeEnd(own)); err != nil {
 		t.Fatal(err)
 	}

@@ -63,15 +63,13 @@ import (
 type Store struct {
 	session  *session.Session
 	cfg      session.Config // of the session
+	nodes    *Nodes         // their keys are followed with the identities
 	claims   *batch.Group[*claim]
 	observe  func(registry.Update) // nil: Follow drops the keys of nodes
 	prepare  func(registry.Update) // nil: nothing is done before the mirror
 	mirror   Mirror                // nil: no copy of the keys of nodes is kept
 	spread   func() time.Duration  // nil: listings begin at once
 	position position
-	// followed is the history that the reader of Observe has.
-	followed atomicHistory
-	own      ownKeys // used by one call of Register, Own or ClaimRange at a time
 
 	listings atomic.Uint64 // that Follow made
 
@@ -79,9 +77,9 @@ type Store struct {
 	layout int // guarded by mu; that identities are made in; 0: not read yet
 }
 
-// New returns a Store with the keys below the prefix of a session.
-func New(session *session.Session) *Store {
-	s := &Store{session: session, cfg: session.Config()}
+// New returns a Store with the keys below the prefix of a session, which Nodes shares.
+func New(session *session.Session, nodes *Nodes) *Store {
+	s := &Store{session: session, cfg: session.Config(), nodes: nodes}
 	s.claims = &batch.Group[*claim]{Do: s.commitAll, Fits: disjoint, AtOnce: claimsAtOnce}
 	return s
 }
@@ -198,13 +196,3 @@ func clusterPrefix(prefix string) string { return prefix + "/cluster/" }
 
 // reportPrefix begins the keys of nodes' reports; each node writes below its own name.
 func reportPrefix(prefix string) string { return prefix + "/report/" }
-
-// atomicHistory is a history of the session that one goroutine sets and others read.
-type atomicHistory struct{ v atomic.Value }
-
-func (a *atomicHistory) Store(h <-chan struct{}) { a.v.Store(h) }
-
-func (a *atomicHistory) Load() <-chan struct{} {
-	h, _ := a.v.Load().(<-chan struct{})
-	return h
-}

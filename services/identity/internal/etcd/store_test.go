@@ -47,7 +47,8 @@ func newCluster(t *testing.T) *testCluster {
 // newStore returns a store that is closed after the test.
 func newStore(t testing.TB, endpoint, node string) *Store {
 	t.Helper()
-	return New(newSession(t, endpoint, node))
+	s := newSession(t, endpoint, node)
+	return New(s, NewNodes(s))
 }
 
 // newSession returns a session that is closed after the test.

@@ -81,11 +81,10 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	nodeStore := etcd.NewNodes(sess)
 	reg := registry.New(cfg.registry(last.Incarnation, p.Log), nodeStore, dir, nodes, last.Registration)
 	reg.Restore(last.Pins)
-	store := etcd.New(sess, nodeStore)
-	store.Prepare(reg.Prepare)
-	store.Observe(reg.Observe)
-	store.Keep(dir)
-	store.Spread(func() time.Duration { return spread(reg.Status().Nodes) })
+	store := etcd.New(sess, nodeStore, etcd.Readers{
+		Prepare: reg.Prepare, Mirror: dir, Observe: reg.Observe,
+		Spread: func() time.Duration { return spread(reg.Status().Nodes) },
+	})
 	exchange := confirmed.New(confirmed.Options{
 		Store: etcd.NewConfirmed(sess), Node: mappings{reg, dir}, Incarnation: last.Incarnation, Rest: reg.Rest(),
 		Log: p.Log,

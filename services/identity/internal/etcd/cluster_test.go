@@ -90,8 +90,6 @@ func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
 	}
 	n := &node{t: t, dir: dir, hub: server.NewHub(), cluster: server.NewClusterHub(), session: sess}
 	nodes := NewNodes(sess)
-	store := New(sess, nodes)
-	n.store = store
 	n.reg = registry.New(registry.Config{
 		Node: name, Incarnation: last.Incarnation, Version: "test", Timeout: cfg.StoreTimeout, Pause: time.Millisecond,
 		RetryMin: cfg.RetryMin, RetryMax: cfg.RetryMax, RetryRanges: cfg.Reconcile, HoldLosses: cfg.holdLosses,
@@ -103,15 +101,14 @@ func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
 		Interval: 50 * time.Millisecond, Log: cfg.Log,
 	})
 	cfg.Leading = n.exchange.Lead
-	store.Observe(n.reg.Observe)
-	store.Keep(files)
-	n.Allocator, err = allocator.New(cfg.Config, store, files, n.hub,
+	n.store = New(sess, nodes, Readers{Mirror: files, Observe: n.reg.Observe})
+	n.Allocator, err = allocator.New(cfg.Config, n.store, files, n.hub,
 		server.EndpointPublisher{EndpointHub: server.NewEndpointHub(), Registry: n.reg}, last.Holds, last.Known,
 		last.Cached)
 	if err != nil {
 		t.Fatal(err)
 	}
-	store.Resume(last.Keys)
+	n.store.Resume(last.Keys)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { n.Run(ctx) })                  //nolint:errcheck // nil

@@ -34,7 +34,7 @@ func TestHalfAnIdentityIsWholeAgainAfterAClaim(t *testing.T) {
 			if _, err := st.Claim(t.Context(), l, 0, n); err != nil {
 				t.Fatal(err)
 			}
-			key := map[string]string{"id": st.idKey(n), "labels": st.labelsKey(l), "fence": st.fenceKey(n)}[without]
+			key := map[string]string{"id": testKeys.id(n), "labels": testKeys.labels(l), "fence": testKeys.fence(n)}[without]
 			if _, err := c.admin.Delete(t.Context(), key); err != nil {
 				t.Fatal(err)
 			}
@@ -62,7 +62,7 @@ func TestStrayLabelSetOfANumberInQuarantineIsRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	web, db := storetest.Labels(t, "web"), storetest.Labels(t, "db")
-	for k, v := range map[string]string{st.labelsKey(web): "300", st.quarantineKey(300): hashText(db)} {
+	for k, v := range map[string]string{testKeys.labels(web): "300", testKeys.quarantine(300): hashText(db)} {
 		if _, err := c.admin.Put(t.Context(), k, v); err != nil {
 			t.Fatal(err)
 		}
@@ -85,8 +85,8 @@ func TestStrayKeysAreTidiedUp(t *testing.T) {
 	}
 	lost, held := storetest.Labels(t, "lost"), storetest.Labels(t, "held")
 	for k, v := range map[string]string{
-		st.labelsKey(lost): "301", st.fenceKey(301): "", st.fenceKey(302): "", // nothing refers to them
-		st.labelsKey(held): "303", st.fenceKey(303): "", testPrefix + "/ref/b/303": "", // its node will create it again
+		testKeys.labels(lost): "301", testKeys.fence(301): "", testKeys.fence(302): "", // nothing refers to them
+		testKeys.labels(held): "303", testKeys.fence(303): "", testPrefix + "/ref/b/303": "", // its node will create it again
 	} {
 		if _, err := c.admin.Put(t.Context(), k, v); err != nil {
 			t.Fatal(err)
@@ -100,8 +100,8 @@ func TestStrayKeysAreTidiedUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	for key, want := range map[string]int64{
-		st.labelsKey(lost): 0, st.fenceKey(301): 0, st.fenceKey(302): 0,
-		st.labelsKey(held): 1, st.fenceKey(303): 1, st.labelsKey(kept): 1, st.fenceKey(300): 1, st.idKey(300): 1,
+		testKeys.labels(lost): 0, testKeys.fence(301): 0, testKeys.fence(302): 0,
+		testKeys.labels(held): 1, testKeys.fence(303): 1, testKeys.labels(kept): 1, testKeys.fence(300): 1, testKeys.id(300): 1,
 	} {
 		if resp, err := c.admin.Get(t.Context(), key, clientv3.WithCountOnly()); err != nil || resp.Count != want {
 			t.Errorf("%s: %d keys, %v, want %d", key, resp.Count, err, want)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -34,72 +35,82 @@ const (
 	layoutFinal = 2
 )
 
-func (s *Store) layoutKey() string { return s.cfg.Prefix + "/layout" }
+// layout is the version of the layout that the cluster makes identities in.
+type layout struct {
+	session *session.Session
+	cfg     session.Config // of the session
+	ids     identityKeys
 
-// readLayout learns which form identities are made in. A prefix without
+	mu      sync.Mutex
+	version int // guarded by mu; 0: not read yet
+}
+
+func (s *layout) key() string { return s.cfg.Prefix + "/layout" }
+
+// read learns which form identities are made in. A prefix without
 // identities gets the final one.
-func (s *Store) readLayout(ctx context.Context) error {
-	resp, err := s.session.Get(ctx, "read layout", s.layoutKey())
+func (s *layout) read(ctx context.Context) error {
+	resp, err := s.session.Get(ctx, "read layout", s.key())
 	if err != nil {
 		return err
 	}
 	if len(resp.Kvs) > 0 {
-		return s.setLayout(resp.Kvs[0])
+		return s.set(resp.Kvs[0])
 	}
 	var empty []clientv3.Cmp
-	for _, below := range []string{"/id/", "/labels/"} {
-		empty = append(empty, clientv3.Compare(clientv3.CreateRevision(s.cfg.Prefix+below).WithPrefix(), "=", 0))
+	for _, below := range []string{s.ids.all(), s.ids.allLabels()} {
+		empty = append(empty, clientv3.Compare(clientv3.CreateRevision(below).WithPrefix(), "=", 0))
 	}
-	return s.writeLayout(ctx, empty...)
+	return s.write(ctx, empty...)
 }
 
-// writeLayout writes the final layout, under conditions, and reads the resulting layout.
-func (s *Store) writeLayout(ctx context.Context, conditions ...clientv3.Cmp) error {
+// write writes the final layout, under conditions, and reads the resulting layout.
+func (s *layout) write(ctx context.Context, conditions ...clientv3.Cmp) error {
 	want := strconv.Itoa(layoutFinal)
 	resp, err := s.session.Commit(ctx, "write layout", s.session.Txn(ctx).
-		If(append(conditions, clientv3.Compare(clientv3.CreateRevision(s.layoutKey()), "=", 0))...).
-		Then(clientv3.OpPut(s.layoutKey(), want)).Else(clientv3.OpGet(s.layoutKey())))
+		If(append(conditions, clientv3.Compare(clientv3.CreateRevision(s.key()), "=", 0))...).
+		Then(clientv3.OpPut(s.key(), want)).Else(clientv3.OpGet(s.key())))
 	if err != nil {
 		return err
 	}
 	if resp.Succeeded {
-		return s.setLayout(&mvccpb.KeyValue{Value: []byte(want)})
+		return s.set(&mvccpb.KeyValue{Value: []byte(want)})
 	}
 	if kvs := resp.Responses[0].GetResponseRange().GetKvs(); len(kvs) > 0 {
-		return s.setLayout(kvs[0])
+		return s.set(kvs[0])
 	}
-	return s.setLayout(nil) // there are identities of layout 1
+	return s.set(nil) // there are identities of layout 1
 }
 
-func (s *Store) setLayout(kv *mvccpb.KeyValue) error {
+func (s *layout) set(kv *mvccpb.KeyValue) error {
 	have := layoutSplit
 	if kv != nil {
 		var err error
 		if have, err = strconv.Atoi(string(kv.Value)); err != nil || have < layoutFinal {
-			return fmt.Errorf("%w: value %.40q of %s", allocator.ErrCorrupt, kv.Value, s.layoutKey())
+			return fmt.Errorf("%w: value %.40q of %s", allocator.ErrCorrupt, kv.Value, s.key())
 		}
 	}
 	if have > layoutFinal {
-		return fmt.Errorf("%w: %s is %d, this version knows up to %d: update this node", allocator.ErrLayout, s.layoutKey(), have, layoutFinal)
+		return fmt.Errorf("%w: %s is %d, this version knows up to %d: update this node", allocator.ErrLayout, s.key(), have, layoutFinal)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.layout = have
+	s.version = have
 	return nil
 }
 
-// labelsValue is the value of labels/ in the form that the cluster makes
+// value is the value of labels/ in the form that the cluster makes
 // identities in.
-func (s *Store) labelsValue(n identity.Numeric, l label.Canonical) string {
+func (s *layout) value(n identity.Numeric, l label.Canonical) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.layout == layoutFinal {
+	if s.version == layoutFinal {
 		return labelsValue(n)
 	}
 	return labelsValue1(n, l)
 }
 
-func labelsValue(n identity.Numeric) string { return strconv.FormatUint(uint64(n), 10) }
+func labelsValue(n identity.Numeric) string { return decimal(n) }
 
 // labelsValue1 is the value in layout 1.
 func labelsValue1(n identity.Numeric, l label.Canonical) string {
@@ -133,9 +144,9 @@ func numberOf(kv *mvccpb.KeyValue, l label.Canonical) (identity.Numeric, error) 
 
 // finish writes the final layout once every node with references is alive in this version, and reports whether it is
 // written.
-func (s *Store) finish(ctx context.Context, nodes map[string]int) (bool, error) {
+func (s *layout) finish(ctx context.Context, nodes map[string]int) (bool, error) {
 	s.mu.Lock()
-	have := s.layout
+	have := s.version
 	s.mu.Unlock()
 	if have == layoutFinal {
 		return true, nil
@@ -152,7 +163,7 @@ func (s *Store) finish(ctx context.Context, nodes map[string]int) (bool, error) 
 			return false, nil
 		}
 	}
-	if err := s.writeLayout(ctx); err != nil {
+	if err := s.write(ctx); err != nil {
 		return false, err
 	}
 	s.cfg.Log.Info("all nodes know the final layout of etcd's keys; identities are converted", "nodes", len(nodes))
@@ -160,7 +171,7 @@ func (s *Store) finish(ctx context.Context, nodes map[string]int) (bool, error) 
 }
 
 // convert rewrites identities in the final layout.
-func (s *Store) convert(ctx context.Context, old []*mvccpb.KeyValue) error {
+func (s *layout) convert(ctx context.Context, old []*mvccpb.KeyValue) error {
 	for _, kv := range old {
 		n, text, _, err := parseLabelsValue(kv)
 		if err != nil {
@@ -170,7 +181,7 @@ func (s *Store) convert(ctx context.Context, old []*mvccpb.KeyValue) error {
 		// A reference meanwhile writes the key again; then it is tried again later.
 		_, err = s.session.Commit(limited, "convert identity", s.session.Txn(limited).If(
 			session.Unchanged(string(kv.Key), kv),
-			clientv3.Compare(clientv3.Value(s.idKey(n)), "=", text),
+			clientv3.Compare(clientv3.Value(s.ids.id(n)), "=", text),
 		).Then(clientv3.OpPut(string(kv.Key), labelsValue(n))))
 		cancel()
 		if err != nil {

@@ -22,11 +22,11 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 )
 
-func (s *Store) numbersKey() string { return clusterPrefix(s.cfg.Prefix) + "numbers" }
+func (s *Collection) numbersKey() string { return clusterPrefix(s.cfg.Prefix) + "numbers" }
 
 // Resting implements allocator.Store.
-func (s *Store) Resting(ctx context.Context) (all []identity.Numeric, err error) {
-	prefix := s.cfg.Prefix + "/rest/"
+func (s *Collection) Resting(ctx context.Context) (all []identity.Numeric, err error) {
+	prefix := s.ids.quarantines()
 	_, err = s.session.List(ctx, prefix, true, func(kv *mvccpb.KeyValue) {
 		if n, err := parseNumber(strings.TrimPrefix(string(kv.Key), prefix)); err == nil {
 			all = append(all, n)
@@ -37,7 +37,7 @@ func (s *Store) Resting(ctx context.Context) (all []identity.Numeric, err error)
 
 // PublishNumbers implements allocator.Store. Only the collector writes: a former collector must not overwrite the
 // counts of its successor.
-func (s *Store) PublishNumbers(ctx context.Context, n allocator.Numbers) error {
+func (s *Collection) PublishNumbers(ctx context.Context, n allocator.Numbers) error {
 	value, err := json.Marshal(n)
 	if err != nil {
 		return fmt.Errorf("publish numbers: %w", err)
@@ -53,7 +53,7 @@ func (s *Store) PublishNumbers(ctx context.Context, n allocator.Numbers) error {
 }
 
 // FollowNumbers implements allocator.Store.
-func (s *Store) FollowNumbers(ctx context.Context, sink func(allocator.Numbers)) error {
+func (s *Collection) FollowNumbers(ctx context.Context, sink func(allocator.Numbers)) error {
 	var last allocator.Numbers
 	take := func(kv *mvccpb.KeyValue) {
 		var n allocator.Numbers

@@ -70,7 +70,7 @@ func claimer(t *testing.T, endpoint, name string) *registry.Registry {
 	t.Cleanup(func() { sess.Close() })
 	nodes := NewNodes(sess)
 	patiently(t, func() error {
-		_, err := New(sess, nodes).Join(t.Context())
+		_, err := New(sess, nodes, Readers{}).Join(t.Context())
 		return err
 	})
 	r := registry.New(registry.Config{

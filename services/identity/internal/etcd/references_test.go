@@ -187,14 +187,14 @@ func TestNodesOfBothLayoutsShareIdentities(t *testing.T) {
 		t.Error("the old node cannot refer to what the new one made or used")
 	}
 	// The fence of the old collector moves with a reference of the new node.
-	before, err := c.admin.Get(t.Context(), st.labelsKey(web))
+	before, err := c.admin.Get(t.Context(), testKeys.labels(web))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := st.Claim(t.Context(), web, 300, 300); err != nil {
 		t.Fatal(err)
 	}
-	if after, err := c.admin.Get(t.Context(), st.labelsKey(web)); err != nil || after.Kvs[0].ModRevision <= before.Kvs[0].ModRevision {
+	if after, err := c.admin.Get(t.Context(), testKeys.labels(web)); err != nil || after.Kvs[0].ModRevision <= before.Kvs[0].ModRevision {
 		t.Errorf("labels/ was not written with a reference: %v, %v", after, err)
 	}
 	// And the other way: what was unused, and an old node touches.
@@ -306,7 +306,7 @@ func fillCluster(b *testing.B, s *etcdtest.Server, identities, nodes, each int) 
 	fill(b, admin, identities, func(i int) []clientv3.Op {
 		n, l := identity.MinCluster+identity.Numeric(i), storetest.Labels(b, fmt.Sprint("app", i))
 		return []clientv3.Op{
-			clientv3.OpPut(seed.idKey(n), l.Text()), clientv3.OpPut(seed.labelsKey(l), labelsValue(n)), clientv3.OpPut(seed.fenceKey(n), ""),
+			clientv3.OpPut(testKeys.id(n), l.Text()), clientv3.OpPut(testKeys.labels(l), labelsValue(n)), clientv3.OpPut(testKeys.fence(n), ""),
 		}
 	})
 	fill(b, admin, nodes*each, func(i int) []clientv3.Op {

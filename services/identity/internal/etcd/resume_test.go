@@ -257,10 +257,11 @@ func TestListingsAreSpread(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	store := New(sess, NewNodes(sess))
 	asked := 0
-	store.Spread(func() time.Duration { asked++; return time.Millisecond })
-	store.Observe(func(registry.Update) {})
+	store := New(sess, NewNodes(sess), Readers{
+		Observe: func(registry.Update) {},
+		Spread:  func() time.Duration { asked++; return time.Millisecond },
+	})
 	for _, want := range []int{1, 2} {
 		ctx, cancel := context.WithCancel(t.Context())
 		err := store.Follow(ctx, func(allocator.Update) { cancel() })

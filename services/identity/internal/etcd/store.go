@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package etcd keeps the identities of a cluster in etcd, as the allocator's Store,
-// and its nodes, as the registry's.
+// Package etcd keeps in etcd what the nodes of a cluster share. Store has the identities, for the allocator. Nodes has
+// the nodes and their addresses, for the registry. Confirmed, Kinds and Refusals have what nodes report.
 //
 // It owns the keys below one prefix. It writes this node's keys with the lease of its session:
 //
@@ -39,54 +39,35 @@ package etcd
 
 import (
 	"context"
-	"encoding/hex"
-	"fmt"
-	"slices"
-	"strconv"
-	"strings"
-	"sync"
-	"sync/atomic"
-	"time"
 
-	"go.etcd.io/etcd/api/v3/mvccpb"
-	clientv3 "go.etcd.io/etcd/client/v3"
-
-	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/model/label"
-	"github.com/sluice-net/sluice/services/identity/internal/allocator"
-	"github.com/sluice-net/sluice/services/identity/internal/batch"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
-	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
-// Store is the allocator's Store in etcd.
+// Store is the allocator's Store in etcd: the session of this node, and three parts with one subject each.
 type Store struct {
-	session  *session.Session
-	cfg      session.Config // of the session
-	nodes    *Nodes         // their keys are followed with the identities
-	claims   *batch.Group[*claim]
-	observe  func(registry.Update) // nil: Follow drops the keys of nodes
-	prepare  func(registry.Update) // nil: nothing is done before the mirror
-	mirror   Mirror                // nil: no copy of the keys of nodes is kept
-	spread   func() time.Duration  // nil: listings begin at once
-	position position
-
-	listings atomic.Uint64 // that Follow made
-
-	mu     sync.Mutex
-	layout int // guarded by mu; that identities are made in; 0: not read yet
+	*Identities
+	*Collection
+	*Watch
+	session *session.Session
+	layout  *layout
 }
 
-// New returns a Store with the keys below the prefix of a session, which Nodes shares.
-func New(session *session.Session, nodes *Nodes) *Store {
-	s := &Store{session: session, cfg: session.Config(), nodes: nodes}
-	s.claims = &batch.Group[*claim]{Do: s.commitAll, Fits: disjoint, AtOnce: claimsAtOnce}
-	return s
+// New returns a Store with the keys below the prefix of a session. The Nodes have the same session.
+func New(s *session.Session, nodes *Nodes, readers Readers) *Store {
+	cfg := s.Config()
+	ids := identityKeys{prefix: cfg.Prefix, node: cfg.Node}
+	l := &layout{session: s, cfg: cfg, ids: ids}
+	return &Store{
+		Identities: newIdentities(s, ids, l),
+		Collection: &Collection{session: s, cfg: cfg, ids: ids, layout: l},
+		Watch:      &Watch{session: s, cfg: cfg, ids: ids, nodes: nodes, readers: readers},
+		session:    s, layout: l,
+	}
 }
 
 // Join implements allocator.Store.
 func (s *Store) Join(ctx context.Context) (fresh bool, err error) {
-	return s.session.Join(ctx, s.readLayout)
+	return s.session.Join(ctx, s.layout.read)
 }
 
 // Ping implements allocator.Store.
@@ -98,98 +79,8 @@ func (s *Store) Severed(ctx context.Context) error { return s.session.Severed(ct
 // Session implements allocator.Store.
 func (s *Store) Session() string { return s.session.Name() }
 
-// Listings is how often Follow listed everything.
-func (s *Store) Listings() uint64 { return s.listings.Load() }
-
 // Endpoints names the store for messages.
-func (s *Store) Endpoints() []string { return s.cfg.Client.Endpoints }
-
-func (s *Store) idKey(n identity.Numeric) string {
-	return s.cfg.Prefix + "/id/" + strconv.FormatUint(uint64(n), 10)
-}
-
-func (s *Store) fenceKey(n identity.Numeric) string {
-	return s.cfg.Prefix + "/fence/" + strconv.FormatUint(uint64(n), 10)
-}
-
-func (s *Store) quarantineKey(n identity.Numeric) string {
-	return s.cfg.Prefix + "/rest/" + strconv.FormatUint(uint64(n), 10)
-}
-
-func (s *Store) labelsKey(l label.Canonical) string {
-	return s.cfg.Prefix + "/labels/" + hashText(l)
-}
-
-func (s *Store) refPrefix() string { return s.cfg.Prefix + "/ref/" + s.cfg.Node + "/" }
-
-func (s *Store) refKey(n identity.Numeric) string {
-	return s.refPrefix() + strconv.FormatUint(uint64(n), 10)
-}
-
-func hashText(l label.Canonical) string {
-	sum := l.Hash()
-	return hex.EncodeToString(sum[:])
-}
-
-func parseNumber(s string) (identity.Numeric, error) {
-	n, err := strconv.ParseUint(s, 10, 32)
-	if err != nil || identity.Numeric(n).Scope() != identity.ScopeCluster || strconv.FormatUint(n, 10) != s {
-		return 0, fmt.Errorf("%w: %q is not the number of a cluster identity", allocator.ErrCorrupt, s)
-	}
-	return identity.Numeric(n), nil
-}
-
-// parseID reads a key below id/.
-func (s *Store) parseID(kv *mvccpb.KeyValue) (identity.Identity, error) {
-	n, err := parseNumber(strings.TrimPrefix(string(kv.Key), s.cfg.Prefix+"/id/"))
-	if err != nil {
-		return identity.Identity{}, fmt.Errorf("%s: %w", kv.Key, err)
-	}
-	labels, err := label.Parse(string(kv.Value))
-	if err != nil {
-		return identity.Identity{}, fmt.Errorf("%s: %w: %w", kv.Key, allocator.ErrCorrupt, err)
-	}
-	if labels.Set().HasSource(label.SourceReserved) {
-		// A key in etcd cannot give reserved identities such as host or world.
-		return identity.Identity{}, fmt.Errorf("%s: %w: reserved labels %s", kv.Key, allocator.ErrCorrupt, labels)
-	}
-	return identity.Identity{Number: n, Labels: labels}, nil
-}
-
-// Release implements allocator.Store.
-func (s *Store) Release(ctx context.Context, refs ...allocator.Reference) error {
-	for some := range slices.Chunk(refs, maxOps/2) {
-		var ops []clientv3.Op
-		for _, ref := range some {
-			key := s.refKey(ref.Number)
-			ops = append(ops, clientv3.OpTxn(
-				[]clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(key), "=", ref.Revision)},
-				[]clientv3.Op{clientv3.OpDelete(key)}, nil))
-		}
-		if _, err := s.session.Commit(ctx, "release identities", s.session.Txn(ctx).Then(ops...)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// References implements allocator.Store.
-func (s *Store) References(ctx context.Context) ([]allocator.Reference, error) {
-	lease, err := s.session.Lease()
-	if err != nil {
-		return nil, err
-	}
-	var refs []allocator.Reference
-	_, err = s.session.List(ctx, s.refPrefix(), true, func(kv *mvccpb.KeyValue) {
-		n, err := parseNumber(strings.TrimPrefix(string(kv.Key), s.refPrefix()))
-		if err != nil {
-			s.cfg.Log.Error("unexpected etcd key below the prefix of this node's references, ignored", "key", string(kv.Key))
-			return
-		}
-		refs = append(refs, allocator.Reference{Number: n, Revision: kv.ModRevision, Present: kv.Lease != 0 && clientv3.LeaseID(kv.Lease) == lease})
-	})
-	return refs, err
-}
+func (s *Store) Endpoints() []string { return s.session.Config().Client.Endpoints }
 
 // clusterPrefix begins the keys that one node writes for all nodes.
 func clusterPrefix(prefix string) string { return prefix + "/cluster/" }

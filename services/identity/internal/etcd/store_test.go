@@ -31,6 +31,9 @@ func TestMain(m *testing.M) {
 
 const testPrefix = "/test/identity"
 
+// testKeys names the keys of identities; not of references, which have a node.
+var testKeys = identityKeys{prefix: testPrefix}
+
 // testCluster is a real etcd as the suite wants it.
 type testCluster struct {
 	*etcdtest.Server
@@ -48,7 +51,7 @@ func newCluster(t *testing.T) *testCluster {
 func newStore(t testing.TB, endpoint, node string) *Store {
 	t.Helper()
 	s := newSession(t, endpoint, node)
-	return New(s, NewNodes(s))
+	return New(s, NewNodes(s), Readers{})
 }
 
 // newSession returns a session that is closed after the test.

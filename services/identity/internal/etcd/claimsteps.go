@@ -15,6 +15,8 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/batch"
+	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 )
 
 // Bounds of a transaction of several claims.
@@ -44,10 +46,22 @@ type claim struct {
 	err       error
 }
 
+// claimSteps commits steps of claims.
+type claimSteps struct {
+	session *session.Session
+	group   *batch.Group[*claim]
+}
+
+func newClaimSteps(s *session.Session) *claimSteps {
+	c := &claimSteps{session: s}
+	c.group = &batch.Group[*claim]{Do: c.commitAll, Fits: disjoint, AtOnce: claimsAtOnce}
+	return c
+}
+
 // commit executes a step, in one transaction with concurrent steps. Each step succeeds or fails independently.
-func (s *Store) commit(ctx context.Context, c *claim) error {
+func (s *claimSteps) commit(ctx context.Context, c *claim) error {
 	c.ctx = ctx
-	if err := s.claims.Call(ctx, c); err != nil {
+	if err := s.group.Call(ctx, c); err != nil {
 		return s.session.Fault(ctx, c.what, err)
 	}
 	return c.err
@@ -66,7 +80,7 @@ func disjoint(with []*claim, c *claim) bool {
 }
 
 // commitAll carries out steps that are disjoint.
-func (s *Store) commitAll(all []*claim) {
+func (s *claimSteps) commitAll(all []*claim) {
 	if len(all) == 1 {
 		s.commitOne(all[0])
 		return
@@ -96,7 +110,7 @@ func (s *Store) commitAll(all []*claim) {
 	}
 }
 
-func (s *Store) commitOne(c *claim) {
+func (s *claimSteps) commitOne(c *claim) {
 	resp, err := s.session.Commit(c.ctx, c.what, s.session.Txn(c.ctx).If(c.when...).Then(c.then...).Else(c.orElse...))
 	if err != nil {
 		c.err = err

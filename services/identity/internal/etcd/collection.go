@@ -15,8 +15,17 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 )
+
+// Collection removes identities that no node refers to. One node of the cluster collects.
+type Collection struct {
+	session *session.Session
+	cfg     session.Config // of the session
+	ids     identityKeys
+	layout  *layout
+}
 
 func collectorKey(prefix string) string { return prefix + "/collector" }
 
@@ -27,7 +36,7 @@ func collects(cfg session.Config) clientv3.Cmp {
 
 // Lead implements allocator.Store. It reads first: a write in every round of
 // every node would be a proposal that changes nothing.
-func (s *Store) Lead(ctx context.Context) (bool, error) {
+func (s *Collection) Lead(ctx context.Context) (bool, error) {
 	lease, err := s.session.Lease()
 	if err != nil {
 		return false, err
@@ -53,18 +62,58 @@ func (s *Store) Lead(ctx context.Context) (bool, error) {
 	return resp.Succeeded, nil
 }
 
+// FollowReferences implements allocator.Store.
+func (s *Collection) FollowReferences(ctx context.Context, sink func(allocator.References)) error {
+	prefix := s.ids.allReferences()
+	var u allocator.References
+	add := func(key []byte, by int) {
+		node, number, ok := strings.Cut(strings.TrimPrefix(string(key), prefix), "/")
+		n, err := parseNumber(number)
+		if !ok || err != nil {
+			return // no reference to a number; the node that has it reports it
+		}
+		u.Numbers[n] += by
+		u.Nodes[node] += by
+	}
+	start := func(complete bool) {
+		u = allocator.References{Complete: complete, Numbers: map[identity.Numeric]int{}, Nodes: map[string]int{}}
+	}
+	return s.session.Follow(ctx, session.Reader{
+		Prefix: prefix, KeysOnly: true,
+		Begin:  func() { start(true) },
+		Listed: func(kv *mvccpb.KeyValue) { add(kv.Key, 1) },
+		Complete: func(at cluster.Point, _ time.Time) {
+			u.Revision = at.Revision
+			sink(u)
+		},
+		Changes: func(events []*clientv3.Event, revision int64, _ time.Time) {
+			start(false)
+			for _, e := range events {
+				switch {
+				case e.IsCreate():
+					add(e.Kv.Key, 1)
+				case e.Type == clientv3.EventTypeDelete:
+					add(e.Kv.Key, -1)
+				}
+			}
+			u.Revision = revision
+			sink(u)
+		},
+	})
+}
+
 // maxOps is how many operations a transaction may have by etcd's default.
 const maxOps = 128
 
 // Candidates implements allocator.Store.
-func (s *Store) Candidates(ctx context.Context, ids []identity.Identity) ([]allocator.Candidate, error) {
+func (s *Collection) Candidates(ctx context.Context, ids []identity.Identity) ([]allocator.Candidate, error) {
 	var out []allocator.Candidate
 	for some := range slices.Chunk(ids, maxOps/2) {
 		ops := make([]clientv3.Op, 0, maxOps)
 		for _, id := range some {
 			ops = append(ops,
-				clientv3.OpGet(s.labelsKey(id.Labels), clientv3.WithKeysOnly()),
-				clientv3.OpGet(s.fenceKey(id.Number), clientv3.WithKeysOnly()))
+				clientv3.OpGet(s.ids.labels(id.Labels), clientv3.WithKeysOnly()),
+				clientv3.OpGet(s.ids.fence(id.Number), clientv3.WithKeysOnly()))
 		}
 		resp, err := s.session.Commit(ctx, "read fences", s.session.Txn(ctx).Then(ops...))
 		if err != nil {
@@ -87,7 +136,7 @@ func (s *Store) Candidates(ctx context.Context, ids []identity.Identity) ([]allo
 const collectSize = maxOps / 4
 
 // Collect implements allocator.Store.
-func (s *Store) Collect(ctx context.Context, unused []allocator.Candidate, rest time.Duration) ([]identity.Numeric, error) {
+func (s *Collection) Collect(ctx context.Context, unused []allocator.Candidate, rest time.Duration) ([]identity.Numeric, error) {
 	if len(unused) == 0 {
 		return nil, nil
 	}
@@ -103,12 +152,12 @@ func (s *Store) Collect(ctx context.Context, unused []allocator.Candidate, rest 
 		for _, c := range some {
 			n, l := c.Identity.Number, c.Identity.Labels
 			conditions = append(conditions,
-				clientv3.Compare(clientv3.ModRevision(s.labelsKey(l)), "<", c.Fence+1),
-				clientv3.Compare(clientv3.ModRevision(s.fenceKey(n)), "<", c.Fence+1),
-				clientv3.Compare(clientv3.Value(s.idKey(n)), "=", l.Text()))
+				clientv3.Compare(clientv3.ModRevision(s.ids.labels(l)), "<", c.Fence+1),
+				clientv3.Compare(clientv3.ModRevision(s.ids.fence(n)), "<", c.Fence+1),
+				clientv3.Compare(clientv3.Value(s.ids.id(n)), "=", l.Text()))
 			ops = append(ops,
-				clientv3.OpDelete(s.labelsKey(l)), clientv3.OpDelete(s.fenceKey(n)), clientv3.OpDelete(s.idKey(n)),
-				clientv3.OpPut(s.quarantineKey(n), hashText(l), clientv3.WithLease(lease)))
+				clientv3.OpDelete(s.ids.labels(l)), clientv3.OpDelete(s.ids.fence(n)), clientv3.OpDelete(s.ids.id(n)),
+				clientv3.OpPut(s.ids.quarantine(n), hashText(l), clientv3.WithLease(lease)))
 		}
 		resp, err := s.session.Commit(ctx, "collect identities", s.session.Txn(ctx).If(conditions...).Then(ops...))
 		if err != nil {
@@ -161,10 +210,10 @@ func chunks[T any](all []T, n int, size func(T) int) [][]T {
 }
 
 // Tidy implements allocator.Store.
-func (s *Store) Tidy(ctx context.Context, references allocator.References) error {
+func (s *Collection) Tidy(ctx context.Context, references allocator.References) error {
 	var old []*mvccpb.KeyValue
 	strays := map[string]stray{}
-	if _, err := s.session.List(ctx, s.cfg.Prefix+"/labels/", false, func(kv *mvccpb.KeyValue) {
+	if _, err := s.session.List(ctx, s.ids.allLabels(), false, func(kv *mvccpb.KeyValue) {
 		n, _, final, err := parseLabelsValue(kv)
 		if err != nil {
 			s.cfg.Log.Error("unreadable label set in etcd is ignored", log.Err(err))
@@ -177,8 +226,8 @@ func (s *Store) Tidy(ctx context.Context, references allocator.References) error
 	}); err != nil {
 		return err
 	}
-	if _, err := s.session.List(ctx, s.cfg.Prefix+"/fence/", true, func(kv *mvccpb.KeyValue) {
-		if n, err := parseNumber(strings.TrimPrefix(string(kv.Key), s.cfg.Prefix+"/fence/")); err == nil {
+	if _, err := s.session.List(ctx, s.ids.fences(), true, func(kv *mvccpb.KeyValue) {
+		if n, err := parseNumber(strings.TrimPrefix(string(kv.Key), s.ids.fences())); err == nil {
 			strays[string(kv.Key)] = stray{n, kv.ModRevision}
 		}
 	}); err != nil {
@@ -187,11 +236,11 @@ func (s *Store) Tidy(ctx context.Context, references allocator.References) error
 	if err := s.removeStrays(ctx, strays, references.Numbers); err != nil {
 		return err
 	}
-	final, err := s.finish(ctx, references.Nodes)
+	final, err := s.layout.finish(ctx, references.Nodes)
 	if err != nil || !final {
 		return err
 	}
-	return s.convert(ctx, old)
+	return s.layout.convert(ctx, old)
 }
 
 // stray is a key that may belong to a number without id/.
@@ -202,10 +251,10 @@ type stray struct {
 
 // removeStrays deletes the keys of numbers without id/ and without references. They remain if keys were deleted by
 // hand, or if a node of layout 1 collected. It only deletes, which a full etcd allows.
-func (s *Store) removeStrays(ctx context.Context, keys map[string]stray, referred map[identity.Numeric]int) error {
+func (s *Collection) removeStrays(ctx context.Context, keys map[string]stray, referred map[identity.Numeric]int) error {
 	exists := map[identity.Numeric]bool{}
-	if _, err := s.session.List(ctx, s.cfg.Prefix+"/id/", true, func(kv *mvccpb.KeyValue) {
-		if n, err := parseNumber(strings.TrimPrefix(string(kv.Key), s.cfg.Prefix+"/id/")); err == nil {
+	if _, err := s.session.List(ctx, s.ids.all(), true, func(kv *mvccpb.KeyValue) {
+		if n, err := parseNumber(strings.TrimPrefix(string(kv.Key), s.ids.all())); err == nil {
 			exists[n] = true
 		}
 	}); err != nil {
@@ -217,7 +266,7 @@ func (s *Store) removeStrays(ctx context.Context, keys map[string]stray, referre
 		}
 		limited, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 		resp, err := s.session.Commit(limited, "remove stray key", s.session.Txn(limited).If(
-			clientv3.Compare(clientv3.ModRevision(key), "=", k.revision), session.Unchanged(s.idKey(k.number), nil),
+			clientv3.Compare(clientv3.ModRevision(key), "=", k.revision), session.Unchanged(s.ids.id(k.number), nil),
 		).Then(clientv3.OpDelete(key)))
 		cancel()
 		if err != nil {

@@ -6,13 +6,13 @@ package etcd
 import (
 	"context"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
@@ -28,40 +28,53 @@ type Mirror interface {
 	NoteKeys(of string, c cluster.Change) error
 }
 
-// Keep sets the mirror that gets the keys of nodes. It is called before Follow.
-func (s *Store) Keep(m Mirror) { s.mirror = m }
+// Readers get what the Watch of a Store reads. Each may be nil.
+type Readers struct {
+	// Prepare gets the updates of nodes before the mirror does.
+	Prepare func(registry.Update)
+	// Mirror keeps a copy of the keys of nodes.
+	Mirror Mirror
+	// Observe gets the updates of nodes and addresses, after the identities that were written before them.
+	Observe func(registry.Update)
+	// Spread bounds the random delay of each listing. Nil: listings begin at once.
+	Spread func() time.Duration
+}
 
-// Prepare sets a function that gets updates of nodes before the mirror does; the sink of Observe gets them afterwards.
-// It is called before Follow.
-func (s *Store) Prepare(f func(registry.Update)) { s.prepare = f }
+// Watch follows the keys of identities and of nodes, which are neighbours in etcd: a node gets an identity before the
+// addresses with this identity.
+type Watch struct {
+	session  *session.Session
+	cfg      session.Config // of the session
+	ids      identityKeys
+	nodes    *Nodes
+	readers  Readers
+	position position
+	listings atomic.Uint64
+}
 
-// Observe sets the sink of the updates of nodes and addresses. It gets them after the identities that were written
-// before them. It is called before Follow.
-func (s *Store) Observe(sink func(registry.Update)) { s.observe = sink }
-
-// Spread delays each listing of Follow by a random time below the result of f. It is called before Follow.
-func (s *Store) Spread(f func() time.Duration) { s.spread = f }
+// Listings is how often Follow listed everything.
+func (w *Watch) Listings() uint64 { return w.listings.Load() }
 
 // Resume passes on the keys of a mirror as if they had been listed. If etcd's history still contains their revision,
-// Follow continues from there. It is called after Observe and before Follow.
-func (s *Store) Resume(k cluster.Keys) {
-	if k.Of != s.nodes.keys.all() {
+// Follow continues from there. It is called before Follow.
+func (w *Watch) Resume(k cluster.Keys) {
+	if k.Of != w.nodes.keys.all() {
 		return // nothing was kept, or of another cluster's place in etcd
 	}
-	s.position = positionOf(k, s.nodes.keys.ipam())
+	w.position = positionOf(k, w.nodes.keys.ipam())
 	u := registry.Update{Complete: true, Cluster: k.At.Cluster, Revision: k.At.Revision}
 	for _, key := range k.All {
-		s.nodes.decoder.update(&u, &mvccpb.KeyValue{
+		w.nodes.decoder.update(&u, &mvccpb.KeyValue{
 			Key: []byte(key.Name), Value: key.Value, CreateRevision: key.Created, ModRevision: key.Modified,
 		}, false)
 	}
 	u.Removed = nil
-	s.observe(u)
+	w.readers.Observe(u)
 }
 
 // following is the state of one call of Follow.
 type following struct {
-	*Store
+	w       *Watch
 	sink    func(allocator.Update)
 	u       allocator.Update
 	nodes   registry.Update
@@ -71,85 +84,85 @@ type following struct {
 	of, now <-chan struct{} // the history that the sinks have, and that of the listing
 }
 
-// Follow implements allocator.Store. It passes updates of nodes to the sink of Observe.
-func (s *Store) Follow(ctx context.Context, sink func(allocator.Update)) error {
-	f := &following{Store: s, sink: sink}
-	if s.position.lacksSettings() {
-		if err := s.readIPAM(ctx); err != nil {
+// Follow implements allocator.Store. It passes updates of nodes to the readers.
+func (w *Watch) Follow(ctx context.Context, sink func(allocator.Update)) error {
+	f := &following{w: w, sink: sink}
+	if w.position.lacksSettings() {
+		if err := w.readIPAM(ctx); err != nil {
 			return err
 		}
 	}
-	return s.session.Follow(ctx, session.Reader{
+	return w.session.Follow(ctx, session.Reader{
 		// From id/ to ipam, which includes ip/.
-		Prefix: s.cfg.Prefix + "/id/", End: s.nodes.keys.ipam() + "\x00",
-		From: s.position.start(), Witness: s.position.witness,
-		Spread: s.spread,
+		Prefix: w.ids.all(), End: w.nodes.keys.ipam() + "\x00",
+		From: w.position.start(), Witness: w.position.witness,
+		Spread: w.readers.Spread,
 		Resumed: func() {
-			f.of = s.session.History()
-			s.nodes.followed.Store(f.of)
+			f.of = w.session.History()
+			w.nodes.followed.Store(f.of)
 		},
 		Begin: func() {
-			f.now = s.session.History()
+			f.now = w.session.History()
 			f.u, f.nodes, f.keys = allocator.Update{Complete: true}, registry.Update{Complete: true}, nil
 		},
 		Listed:   f.listed,
 		Complete: f.complete,
 		Changes: func(events []*clientv3.Event, revision int64, asked time.Time) {
-			s.position.at.Revision = revision
+			w.position.at.Revision = revision
 			f.update(events)
 			f.u.Heard = asked
-			f.deliver(func() error { return s.mirror.NoteKeys(s.nodes.keys.all(), f.changed) })
+			f.deliver(func() error { return w.readers.Mirror.NoteKeys(w.nodes.keys.all(), f.changed) })
 		},
 	})
 }
 
 func (f *following) listed(kv *mvccpb.KeyValue) {
 	switch {
-	case !f.Store.nodes.keys.watched(kv):
+	case !f.w.nodes.keys.watched(kv):
 		if e, ok := f.entry(kv); ok {
 			f.u.Upserts = append(f.u.Upserts, e)
 		}
 	default:
-		f.Store.nodes.decoder.update(&f.nodes, kv, false)
-		if f.mirror != nil {
+		f.w.nodes.decoder.update(&f.nodes, kv, false)
+		if f.w.readers.Mirror != nil {
 			f.keys = append(f.keys, keyOf(kv))
 		}
 	}
 }
 
 func (f *following) complete(at cluster.Point, asked time.Time) {
-	f.listings.Add(1)
-	f.position.at = at
+	f.w.listings.Add(1)
+	f.w.position.at = at
 	// Updates from before this run may belong to another history of the store.
 	f.u.Heard, f.u.Reset = asked, f.of != f.now
 	f.of = f.now
 	f.nodes.Removed = nil
 	f.deliver(func() error {
-		return f.mirror.ReplaceKeys(cluster.Keys{Of: f.Store.nodes.keys.all(), At: at, All: f.keys})
+		return f.w.readers.Mirror.ReplaceKeys(cluster.Keys{Of: f.w.nodes.keys.all(), At: at, All: f.keys})
 	})
 }
 
 // deliver passes on the gathered changes: identities before the addresses that have them, to the disk before the
 // readers. The point of the mirror covers the identities too, so it is saved after them.
 func (f *following) deliver(keep func() error) {
-	at := f.position.at
+	at := f.w.position.at
 	f.u.Cluster, f.u.Revision = at.Cluster, at.Revision
 	f.nodes.Cluster, f.nodes.Revision, f.changed.At = at.Cluster, at.Revision, at
 	f.nodes.Heard = f.u.Heard
 	f.u.Beside = len(f.changed.Put)+len(f.changed.Drop) > 0
 	f.sink(f.u)
-	if f.prepare != nil {
-		f.prepare(f.nodes)
+	if f.w.readers.Prepare != nil {
+		f.w.readers.Prepare(f.nodes)
 	}
-	if f.mirror != nil {
+	if f.w.readers.Mirror != nil {
 		if err := keep(); err != nil {
-			f.cfg.Log.Error("the keys of nodes were not saved; after a restart without etcd, fewer are known", log.Err(err))
+			f.w.cfg.Log.Error("the keys of nodes were not saved; after a restart without etcd, fewer are known", log.Err(err))
 		}
 	}
-	if f.observe != nil {
-		f.observe(f.nodes)
+	if f.w.readers.Observe != nil {
+		f.w.readers.Observe(f.nodes)
 	}
-	f.Store.nodes.followed.Store(f.of)
+	f.w.nodes.followed.Store(f.of)
 	f.u, f.nodes, f.changed, f.keys = allocator.Update{}, registry.Update{}, cluster.Change{}, nil
 }
 
@@ -158,14 +171,14 @@ func keyOf(kv *mvccpb.KeyValue) cluster.Key {
 }
 
 // readIPAM passes on the settings of ipam.
-func (s *Store) readIPAM(ctx context.Context) error {
-	have, err := getAll(ctx, s.session, "read settings of ipam", s.nodes.keys.ipam())
-	if err != nil || have[0] == nil || s.observe == nil {
+func (w *Watch) readIPAM(ctx context.Context) error {
+	have, err := getAll(ctx, w.session, "read settings of ipam", w.nodes.keys.ipam())
+	if err != nil || have[0] == nil || w.readers.Observe == nil {
 		return err
 	}
 	var u registry.Update
-	s.nodes.decoder.update(&u, have[0], false)
-	s.observe(u)
+	w.nodes.decoder.update(&u, have[0], false)
+	w.readers.Observe(u)
 	return nil
 }
 
@@ -179,9 +192,9 @@ func (f *following) update(events []*clientv3.Event) {
 		if last[string(e.Kv.Key)] != e {
 			continue
 		}
-		if f.Store.nodes.keys.watched(e.Kv) {
+		if f.w.nodes.keys.watched(e.Kv) {
 			gone := e.Type == clientv3.EventTypeDelete
-			f.Store.nodes.decoder.update(&f.nodes, e.Kv, gone)
+			f.w.nodes.decoder.update(&f.nodes, e.Kv, gone)
 			if gone {
 				f.changed.Drop = append(f.changed.Drop, string(e.Kv.Key))
 			} else {
@@ -195,7 +208,7 @@ func (f *following) update(events []*clientv3.Event) {
 			}
 			continue
 		}
-		n, err := parseNumber(strings.TrimPrefix(string(e.Kv.Key), f.cfg.Prefix+"/id/"))
+		n, err := parseNumber(strings.TrimPrefix(string(e.Kv.Key), f.w.ids.all()))
 		if err != nil {
 			continue // it was reported when it was put
 		}
@@ -205,51 +218,11 @@ func (f *following) update(events []*clientv3.Event) {
 
 // entry reads an identity; a corrupt one is reported and left out, because one
 // bad key must not hide all others. Its number stays occupied.
-func (s *Store) entry(kv *mvccpb.KeyValue) (allocator.Entry, bool) {
-	id, err := s.parseID(kv)
+func (f *following) entry(kv *mvccpb.KeyValue) (allocator.Entry, bool) {
+	id, err := f.w.ids.read(kv)
 	if err != nil {
-		s.cfg.Log.Error("unreadable identity in etcd is ignored", log.Err(err))
+		f.w.cfg.Log.Error("unreadable identity in etcd is ignored", log.Err(err))
 		return allocator.Entry{}, false
 	}
 	return allocator.Entry{Identity: id, Revision: kv.ModRevision}, true
-}
-
-// FollowReferences implements allocator.Store.
-func (s *Store) FollowReferences(ctx context.Context, sink func(allocator.References)) error {
-	prefix := s.cfg.Prefix + "/ref/"
-	var u allocator.References
-	add := func(key []byte, by int) {
-		node, number, ok := strings.Cut(strings.TrimPrefix(string(key), prefix), "/")
-		n, err := parseNumber(number)
-		if !ok || err != nil {
-			return // no reference to a number; the node that has it reports it
-		}
-		u.Numbers[n] += by
-		u.Nodes[node] += by
-	}
-	start := func(complete bool) {
-		u = allocator.References{Complete: complete, Numbers: map[identity.Numeric]int{}, Nodes: map[string]int{}}
-	}
-	return s.session.Follow(ctx, session.Reader{
-		Prefix: prefix, KeysOnly: true,
-		Begin:  func() { start(true) },
-		Listed: func(kv *mvccpb.KeyValue) { add(kv.Key, 1) },
-		Complete: func(at cluster.Point, _ time.Time) {
-			u.Revision = at.Revision
-			sink(u)
-		},
-		Changes: func(events []*clientv3.Event, revision int64, _ time.Time) {
-			start(false)
-			for _, e := range events {
-				switch {
-				case e.IsCreate():
-					add(e.Kv.Key, 1)
-				case e.Type == clientv3.EventTypeDelete:
-					add(e.Kv.Key, -1)
-				}
-			}
-			u.Revision = revision
-			sink(u)
-		},
-	})
 }

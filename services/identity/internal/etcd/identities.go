@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -18,34 +19,47 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 )
 
+// Identities are the identities of the cluster and this node's references to them.
+type Identities struct {
+	session *session.Session
+	cfg     session.Config // of the session
+	ids     identityKeys
+	layout  *layout
+	steps   *claimSteps
+}
+
+func newIdentities(s *session.Session, ids identityKeys, l *layout) *Identities {
+	return &Identities{session: s, cfg: s.Config(), ids: ids, layout: l, steps: newClaimSteps(s)}
+}
+
 // put are the writes that make an identity referred to by this node.
-func (s *Store) put(n identity.Numeric, l label.Canonical, lease clientv3.LeaseID, create bool) []clientv3.Op {
+func (s *Identities) put(n identity.Numeric, l label.Canonical, lease clientv3.LeaseID, create bool) []clientv3.Op {
 	ops := []clientv3.Op{
-		clientv3.OpPut(s.fenceKey(n), ""),
-		clientv3.OpPut(s.refKey(n), "", clientv3.WithLease(lease)),
+		clientv3.OpPut(s.ids.fence(n), ""),
+		clientv3.OpPut(s.ids.reference(n), "", clientv3.WithLease(lease)),
 	}
 	if create {
-		ops = append(ops, clientv3.OpPut(s.labelsKey(l), s.labelsValue(n, l)), clientv3.OpPut(s.idKey(n), l.Text()))
+		ops = append(ops, clientv3.OpPut(s.ids.labels(l), s.layout.value(n, l)), clientv3.OpPut(s.ids.id(n), l.Text()))
 	}
 	return ops
 }
 
 // refer refers to an identity that exists unchanged. If it does not, ok is false and have is the present state.
-func (s *Store) refer(ctx context.Context, n identity.Numeric, l label.Canonical, lease clientv3.LeaseID) (_ allocator.Claim, have state, ok bool, err error) {
+func (s *Identities) refer(ctx context.Context, n identity.Numeric, l label.Canonical, lease clientv3.LeaseID) (_ allocator.Claim, have state, ok bool, err error) {
 	exists := func(labels string) []clientv3.Cmp {
 		return []clientv3.Cmp{
-			clientv3.Compare(clientv3.Value(s.labelsKey(l)), "=", labels),
-			clientv3.Compare(clientv3.Value(s.idKey(n)), "=", l.Text()),
+			clientv3.Compare(clientv3.Value(s.ids.labels(l)), "=", labels),
+			clientv3.Compare(clientv3.Value(s.ids.id(n)), "=", l.Text()),
 		}
 	}
 	put := s.put(n, l, lease, false)
 	// Nodes of layout 1 take labels/ for the fence.
-	both := append(slices.Clip(put), clientv3.OpPut(s.labelsKey(l), labelsValue1(n, l)))
+	both := append(slices.Clip(put), clientv3.OpPut(s.ids.labels(l), labelsValue1(n, l)))
 	c := &claim{
 		what: "refer to identity", number: n, labels: l, when: exists(labelsValue(n)), then: put,
 		orElse: []clientv3.Op{clientv3.OpTxn(exists(labelsValue1(n, l)), both, s.gets(n, l))},
 	}
-	if err := s.commit(ctx, c); err != nil {
+	if err := s.steps.commit(ctx, c); err != nil {
 		return allocator.Claim{}, state{}, false, err
 	}
 	if ok = c.succeeded; !ok {
@@ -84,16 +98,16 @@ func (h state) restsAfterAnother(l label.Canonical) bool {
 	return h.rest != nil && string(h.rest.Value) != hashText(l)
 }
 
-func (s *Store) gets(n identity.Numeric, l label.Canonical) []clientv3.Op {
+func (s *Identities) gets(n identity.Numeric, l label.Canonical) []clientv3.Op {
 	return []clientv3.Op{
-		clientv3.OpGet(s.labelsKey(l)),
-		clientv3.OpGet(s.idKey(n)),
-		clientv3.OpGet(s.quarantineKey(n)),
+		clientv3.OpGet(s.ids.labels(l)),
+		clientv3.OpGet(s.ids.id(n)),
+		clientv3.OpGet(s.ids.quarantine(n)),
 	}
 }
 
 // Claim implements allocator.Store.
-func (s *Store) Claim(ctx context.Context, l label.Canonical, known, candidate identity.Numeric) (allocator.Claim, error) {
+func (s *Identities) Claim(ctx context.Context, l label.Canonical, known, candidate identity.Numeric) (allocator.Claim, error) {
 	lease, err := s.session.Lease()
 	if err != nil {
 		return allocator.Claim{}, err
@@ -108,13 +122,13 @@ func (s *Store) Claim(ctx context.Context, l label.Canonical, known, candidate i
 		first := &claim{what: "allocate identity", number: candidate, labels: l, then: s.gets(candidate, l)}
 		if candidate != 0 {
 			first.when = []clientv3.Cmp{
-				clientv3.Compare(clientv3.CreateRevision(s.labelsKey(l)), "=", 0),
-				clientv3.Compare(clientv3.CreateRevision(s.idKey(candidate)), "=", 0),
-				clientv3.Compare(clientv3.CreateRevision(s.quarantineKey(candidate)), "=", 0),
+				clientv3.Compare(clientv3.CreateRevision(s.ids.labels(l)), "=", 0),
+				clientv3.Compare(clientv3.CreateRevision(s.ids.id(candidate)), "=", 0),
+				clientv3.Compare(clientv3.CreateRevision(s.ids.quarantine(candidate)), "=", 0),
 			}
 			first.then, first.orElse = s.put(candidate, l, lease, true), first.then
 		}
-		if err := s.commit(ctx, first); err != nil {
+		if err := s.steps.commit(ctx, first); err != nil {
 			return allocator.Claim{}, err
 		}
 		if first.succeeded && candidate != 0 {
@@ -136,14 +150,14 @@ func (s *Store) Claim(ctx context.Context, l label.Canonical, known, candidate i
 			// The deletion of id/ left labels/ behind, and the number is in quarantine for another set: this set has
 			// no number.
 			if _, err := s.session.Commit(ctx, "remove stray label set", s.session.Txn(ctx).If(
-				session.Unchanged(s.labelsKey(l), have.labels), session.Unchanged(s.idKey(n), nil),
-			).Then(clientv3.OpDelete(s.labelsKey(l)))); err != nil {
+				session.Unchanged(s.ids.labels(l), have.labels), session.Unchanged(s.ids.id(n), nil),
+			).Then(clientv3.OpDelete(s.ids.labels(l)))); err != nil {
 				return allocator.Claim{}, err
 			}
 			continue
 		case have.labels != nil && have.id != nil:
 			return allocator.Claim{}, fmt.Errorf("%w: %s refers to %d, but %s does not have the label set %s",
-				allocator.ErrCorrupt, s.labelsKey(l), n, s.idKey(n), l)
+				allocator.ErrCorrupt, s.ids.labels(l), n, s.ids.id(n), l)
 		case n == 0, have.labels == nil && (have.id != nil && !have.is(l) || have.restsAfterAnother(l)):
 			return allocator.Claim{}, allocator.ErrOccupied
 		}
@@ -154,16 +168,16 @@ func (s *Store) Claim(ctx context.Context, l label.Canonical, known, candidate i
 		}
 	}
 	return allocator.Claim{}, fmt.Errorf("%w: %s changed during each of %d attempts", allocator.ErrUnavailable,
-		s.labelsKey(l), maxRaces)
+		s.ids.labels(l), maxRaces)
 }
 
 // create writes an identity if its keys are unchanged since they were read.
-func (s *Store) create(ctx context.Context, n identity.Numeric, l label.Canonical, lease clientv3.LeaseID, have state) (_ allocator.Claim, ok bool, err error) {
+func (s *Identities) create(ctx context.Context, n identity.Numeric, l label.Canonical, lease clientv3.LeaseID, have state) (_ allocator.Claim, ok bool, err error) {
 	resp, err := s.session.Commit(ctx, "create identity", s.session.Txn(ctx).If(
-		session.Unchanged(s.labelsKey(l), have.labels),
-		session.Unchanged(s.idKey(n), have.id),
-		session.Unchanged(s.quarantineKey(n), have.rest),
-	).Then(append(s.put(n, l, lease, true), clientv3.OpDelete(s.quarantineKey(n)))...))
+		session.Unchanged(s.ids.labels(l), have.labels),
+		session.Unchanged(s.ids.id(n), have.id),
+		session.Unchanged(s.ids.quarantine(n), have.rest),
+	).Then(append(s.put(n, l, lease, true), clientv3.OpDelete(s.ids.quarantine(n)))...))
 	if err != nil {
 		return allocator.Claim{}, false, err
 	}
@@ -171,7 +185,7 @@ func (s *Store) create(ctx context.Context, n identity.Numeric, l label.Canonica
 }
 
 // Restore implements allocator.Store.
-func (s *Store) Restore(ctx context.Context, id identity.Identity) (allocator.Claim, error) {
+func (s *Identities) Restore(ctx context.Context, id identity.Identity) (allocator.Claim, error) {
 	lease, err := s.session.Lease()
 	if err != nil {
 		return allocator.Claim{}, err
@@ -192,7 +206,7 @@ func (s *Store) Restore(ctx context.Context, id identity.Identity) (allocator.Cl
 			}
 		}
 		if have.id != nil && !have.is(id.Labels) {
-			if conflict.Occupant, err = s.parseID(have.id); err != nil {
+			if conflict.Occupant, err = s.ids.read(have.id); err != nil {
 				return allocator.Claim{}, err
 			}
 			conflict.Revision = have.id.ModRevision
@@ -206,11 +220,11 @@ func (s *Store) Restore(ctx context.Context, id identity.Identity) (allocator.Cl
 		}
 	}
 	return allocator.Claim{}, fmt.Errorf("%w: %s changed during each of %d attempts", allocator.ErrUnavailable,
-		s.idKey(id.Number), maxRaces)
+		s.ids.id(id.Number), maxRaces)
 }
 
 // Renew implements allocator.Store.
-func (s *Store) Renew(ctx context.Context, ids []identity.Identity) ([]allocator.Claim, error) {
+func (s *Identities) Renew(ctx context.Context, ids []identity.Identity) ([]allocator.Claim, error) {
 	lease, err := s.session.Lease()
 	if err != nil {
 		return nil, err
@@ -221,8 +235,8 @@ func (s *Store) Renew(ctx context.Context, ids []identity.Identity) ([]allocator
 		var put []clientv3.Op
 		for _, id := range some {
 			exist = append(exist,
-				clientv3.Compare(clientv3.Value(s.labelsKey(id.Labels)), "=", labelsValue(id.Number)),
-				clientv3.Compare(clientv3.Value(s.idKey(id.Number)), "=", id.Labels.Text()))
+				clientv3.Compare(clientv3.Value(s.ids.labels(id.Labels)), "=", labelsValue(id.Number)),
+				clientv3.Compare(clientv3.Value(s.ids.id(id.Number)), "=", id.Labels.Text()))
 			put = append(put, s.put(id.Number, id.Labels, lease, false)...)
 		}
 		resp, err := s.session.Commit(ctx, "refer to identities", s.session.Txn(ctx).If(exist...).Then(put...))
@@ -237,4 +251,39 @@ func (s *Store) Renew(ctx context.Context, ids []identity.Identity) ([]allocator
 		}
 	}
 	return done, nil
+}
+
+// Release implements allocator.Store.
+func (s *Identities) Release(ctx context.Context, refs ...allocator.Reference) error {
+	for some := range slices.Chunk(refs, maxOps/2) {
+		var ops []clientv3.Op
+		for _, ref := range some {
+			key := s.ids.reference(ref.Number)
+			ops = append(ops, clientv3.OpTxn(
+				[]clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(key), "=", ref.Revision)},
+				[]clientv3.Op{clientv3.OpDelete(key)}, nil))
+		}
+		if _, err := s.session.Commit(ctx, "release identities", s.session.Txn(ctx).Then(ops...)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// References implements allocator.Store.
+func (s *Identities) References(ctx context.Context) ([]allocator.Reference, error) {
+	lease, err := s.session.Lease()
+	if err != nil {
+		return nil, err
+	}
+	var refs []allocator.Reference
+	_, err = s.session.List(ctx, s.ids.references(), true, func(kv *mvccpb.KeyValue) {
+		n, err := parseNumber(strings.TrimPrefix(string(kv.Key), s.ids.references()))
+		if err != nil {
+			s.cfg.Log.Error("unexpected etcd key below the prefix of this node's references, ignored", "key", string(kv.Key))
+			return
+		}
+		refs = append(refs, allocator.Reference{Number: n, Revision: kv.ModRevision, Present: kv.Lease != 0 && clientv3.LeaseID(kv.Lease) == lease})
+	})
+	return refs, err
 }

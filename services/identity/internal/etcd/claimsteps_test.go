@@ -107,7 +107,7 @@ func TestClaimsThatComeTogetherShareTransactions(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, kv := range resp.Kvs {
-		id, err := a.parseID(kv)
+		id, err := testKeys.read(kv)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -32,7 +32,7 @@ type Nodes struct {
 	cfg     session.Config // of the session
 	keys    nodeKeys
 	decoder nodeDecoder
-	// followed is the history whose nodes were passed on to the registry. Follow of a Store sets it.
+	// followed is the history that the reader of updates has; Watch sets it.
 	followed atomicHistory
 	own      ownKeys // used by one call of Register, Own or ClaimRange at a time
 }

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package etcd
+
+import (
+	"encoding/hex"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+)
+
+// identityKeys names the keys of identities. A method without a number or a label set returns the beginning of all keys
+// of its kind.
+type identityKeys struct {
+	prefix string
+	node   string // this node
+}
+
+func (k identityKeys) all() string                          { return k.prefix + "/id/" }
+func (k identityKeys) id(n identity.Numeric) string         { return k.all() + decimal(n) }
+func (k identityKeys) allLabels() string                    { return k.prefix + "/labels/" }
+func (k identityKeys) labels(l label.Canonical) string      { return k.allLabels() + hashText(l) }
+func (k identityKeys) fences() string                       { return k.prefix + "/fence/" }
+func (k identityKeys) fence(n identity.Numeric) string      { return k.fences() + decimal(n) }
+func (k identityKeys) quarantines() string                  { return k.prefix + "/rest/" }
+func (k identityKeys) quarantine(n identity.Numeric) string { return k.quarantines() + decimal(n) }
+
+// allReferences begins the references of all nodes.
+func (k identityKeys) allReferences() string { return k.prefix + "/ref/" }
+
+// references begins the references of this node.
+func (k identityKeys) references() string { return k.allReferences() + k.node + "/" }
+
+func (k identityKeys) reference(n identity.Numeric) string { return k.references() + decimal(n) }
+
+func decimal(n identity.Numeric) string { return strconv.FormatUint(uint64(n), 10) }
+
+func hashText(l label.Canonical) string {
+	sum := l.Hash()
+	return hex.EncodeToString(sum[:])
+}
+
+func parseNumber(s string) (identity.Numeric, error) {
+	n, err := strconv.ParseUint(s, 10, 32)
+	if err != nil || identity.Numeric(n).Scope() != identity.ScopeCluster || strconv.FormatUint(n, 10) != s {
+		return 0, fmt.Errorf("%w: %q is not the number of a cluster identity", allocator.ErrCorrupt, s)
+	}
+	return identity.Numeric(n), nil
+}
+
+// read reads a key below id/.
+func (k identityKeys) read(kv *mvccpb.KeyValue) (identity.Identity, error) {
+	n, err := parseNumber(strings.TrimPrefix(string(kv.Key), k.all()))
+	if err != nil {
+		return identity.Identity{}, fmt.Errorf("%s: %w", kv.Key, err)
+	}
+	labels, err := label.Parse(string(kv.Value))
+	if err != nil {
+		return identity.Identity{}, fmt.Errorf("%s: %w: %w", kv.Key, allocator.ErrCorrupt, err)
+	}
+	if labels.Set().HasSource(label.SourceReserved) {
+		// A key in etcd cannot give reserved identities such as host or world.
+		return identity.Identity{}, fmt.Errorf("%s: %w: reserved labels %s", kv.Key, allocator.ErrCorrupt, labels)
+	}
+	return identity.Identity{Number: n, Labels: labels}, nil
+}

@@ -23,7 +23,9 @@ import (
 // the grace period over: after the store was unavailable for every node, each node has
 // the whole time to refer to its numbers again.
 type collector struct {
-	a       *Allocator
+	index   *index
+	store   Store
+	cfg     *Config
 	session uint64 // the one that since belongs to
 	stop    func() // ends the following of references; nil if it does not run
 	since   map[identity.Numeric]unusedSince
@@ -42,11 +44,17 @@ type unusedSince struct {
 	at    time.Time
 }
 
-// runCollect collects once per Reconcile interval.
-func (a *Allocator) runCollect(ctx context.Context) {
-	c := &collector{a: a, since: map[identity.Numeric]unusedSince{}, touched: map[identity.Numeric]struct{}{}}
+func newCollector(x *index, store Store, cfg *Config) *collector {
+	return &collector{
+		index: x, store: store, cfg: cfg,
+		since: map[identity.Numeric]unusedSince{}, touched: map[identity.Numeric]struct{}{},
+	}
+}
+
+// run collects once per Reconcile interval.
+func (c *collector) run(ctx context.Context) {
 	defer func() { c.rest() }()
-	tick := time.NewTicker(a.cfg.Reconcile)
+	tick := time.NewTicker(c.cfg.Reconcile)
 	defer tick.Stop()
 	publish := time.NewTicker(publishEvery)
 	defer publish.Stop()
@@ -59,13 +67,13 @@ func (a *Allocator) runCollect(ctx context.Context) {
 				continue // another node collects
 			}
 			if err := c.publish(ctx); err != nil && ctx.Err() == nil {
-				a.cfg.Log.Debug("publishing the counts of numbers", log.Err(err))
+				c.cfg.Log.Debug("publishing the counts of numbers", log.Err(err))
 			}
 			continue
 		case <-tick.C:
 		}
 		if err := c.round(ctx); err != nil && ctx.Err() == nil {
-			a.cfg.Log.Warn("collection of unused identities was interrupted; it continues in the next round", log.Err(err))
+			c.cfg.Log.Warn("collection of unused identities was interrupted; it continues in the next round", log.Err(err))
 		}
 	}
 }
@@ -82,10 +90,9 @@ func (c *collector) rest() {
 }
 
 func (c *collector) round(ctx context.Context) error {
-	a := c.a
-	a.mu.Lock(opCollect)
-	connected, session := a.available.connected, a.sessions
-	a.mu.Unlock()
+	c.index.mu.Lock(opCollect)
+	connected, session := c.index.available.connected, c.index.sessions
+	c.index.mu.Unlock()
 	if !connected || session != c.session {
 		c.rest()
 		c.session = session
@@ -93,12 +100,12 @@ func (c *collector) round(ctx context.Context) error {
 	if !connected {
 		return nil
 	}
-	lead, err := within(ctx, a, a.store.Lead)
+	lead, err := within(ctx, c.cfg, c.store.Lead)
 	if err != nil {
 		return err
 	}
-	if a.cfg.Leading != nil {
-		a.cfg.Leading(lead)
+	if c.cfg.Leading != nil {
+		c.cfg.Leading(lead)
 	}
 	if !lead {
 		c.rest()
@@ -116,8 +123,8 @@ func (c *collector) round(ctx context.Context) error {
 		return err
 	}
 	// A store without space takes deletions.
-	if now := time.Now(); now.Sub(c.tidied) >= max(a.cfg.Grace, a.cfg.Reconcile) {
-		if err := a.store.Tidy(ctx, refs); err != nil {
+	if now := time.Now(); now.Sub(c.tidied) >= max(c.cfg.Grace, c.cfg.Reconcile) {
+		if err := c.store.Tidy(ctx, refs); err != nil {
 			return err
 		}
 		c.tidied = now
@@ -136,10 +143,10 @@ func (c *collector) start(ctx context.Context) {
 	wg.Go(func() {
 		var wait time.Duration
 		for ctx.Err() == nil {
-			if err := c.a.store.FollowReferences(ctx, c.observe); err != nil && ctx.Err() == nil {
-				c.a.cfg.Log.Warn("following the references of all nodes", log.Err(err))
+			if err := c.store.FollowReferences(ctx, c.observe); err != nil && ctx.Err() == nil {
+				c.cfg.Log.Warn("following the references of all nodes", log.Err(err))
 			}
-			c.a.pause(ctx, &wait)
+			c.cfg.pause(ctx, &wait)
 		}
 	})
 }
@@ -184,10 +191,10 @@ func (c *collector) unused() (unused []identity.Identity, refs References, compl
 		delete(c.since, n)
 	}
 	clear(c.touched)
-	c.a.mu.Lock(opCollect)
-	defer c.a.mu.Unlock()
-	for n, e := range c.a.mirror.known {
-		if refs.Numbers[n] == 0 && !c.a.held.has(n) && !e.gone {
+	c.index.mu.Lock(opCollect)
+	defer c.index.mu.Unlock()
+	for n, e := range c.index.mirror.known {
+		if refs.Numbers[n] == 0 && !c.index.held.has(n) && !e.gone {
 			unused = append(unused, identity.Identity{Number: n, Labels: e.labels})
 		}
 	}
@@ -227,12 +234,11 @@ func (c *collector) plan(unused []identity.Identity, now time.Time, grace time.D
 // collect continues with the identities that are unused as of a revision: it notes the fences of newly unused ones,
 // and removes those that were unused for the grace period.
 func (c *collector) collect(ctx context.Context, unused []identity.Identity, revision int64) error {
-	a := c.a
 	now := time.Now()
-	fresh, due := c.plan(unused, now, a.cfg.Grace)
+	fresh, due := c.plan(unused, now, c.cfg.Grace)
 	for step := range slices.Chunk(fresh, collectStep) {
-		candidates, err := within(ctx, a, func(ctx context.Context) ([]Candidate, error) {
-			return a.store.Candidates(ctx, step)
+		candidates, err := within(ctx, c.cfg, func(ctx context.Context) ([]Candidate, error) {
+			return c.store.Candidates(ctx, step)
 		})
 		if err != nil {
 			return err
@@ -246,21 +252,21 @@ func (c *collector) collect(ctx context.Context, unused []identity.Identity, rev
 		}
 	}
 	for step := range slices.Chunk(due[:min(len(due), maxCollect)], collectStep) {
-		gone, err := within(ctx, a, func(ctx context.Context) ([]identity.Numeric, error) {
-			return a.store.Collect(ctx, step, a.cfg.Quarantine)
+		gone, err := within(ctx, c.cfg, func(ctx context.Context) ([]identity.Numeric, error) {
+			return c.store.Collect(ctx, step, c.cfg.Quarantine)
 		})
-		a.mu.Lock(opCollect)
-		a.counters.Collected += uint64(len(gone))
-		a.mu.Unlock()
+		c.index.mu.Lock(opCollect)
+		c.index.counters.Collected += uint64(len(gone))
+		c.index.mu.Unlock()
 		if len(gone) > 0 {
-			a.cfg.Log.Info("identities collected", "identities", gone)
+			c.cfg.Log.Info("identities collected", "identities", gone)
 		}
 		if err != nil {
 			return err
 		}
 		for _, d := range step {
 			if c.resting != nil && slices.Contains(gone, d.Identity.Number) {
-				c.resting[d.Identity.Number] = resting{namespaceOf(d.Identity.Labels), time.Now().Add(a.cfg.Quarantine)}
+				c.resting[d.Identity.Number] = resting{namespaceOf(d.Identity.Labels), time.Now().Add(c.cfg.Quarantine)}
 			}
 			delete(c.since, d.Identity.Number) // removed, or touched meanwhile
 		}

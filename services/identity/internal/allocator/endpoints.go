@@ -44,18 +44,18 @@ func (a *Allocator) Relabel(ctx context.Context, holder Holder, labels label.Can
 		return err
 	}
 	defer unlock()
-	a.mu.Lock(opHold)
-	n, held := a.held.byHolder[holder]
-	former, owed := a.held.byHolder[holder.former()]
-	same := held && a.held.as(n, labels) != nil
-	a.mu.Unlock()
+	a.index.mu.Lock(opHold)
+	n, held := a.index.held.byHolder[holder]
+	former, owed := a.index.held.byHolder[holder.former()]
+	same := held && a.index.held.as(n, labels) != nil
+	a.index.mu.Unlock()
 	switch {
 	case !held || same:
 		return nil
 	case owed:
 		return fmt.Errorf("%w: %s moves from %d to %d", ErrUnconfirmed, holder, former, n)
 	}
-	unlockLabels, err := a.byLabels.Lock(ctx, labels.Text())
+	unlockLabels, err := a.claims.byLabels.Lock(ctx, labels.Text())
 	if err != nil {
 		return err
 	}
@@ -64,9 +64,9 @@ func (a *Allocator) Relabel(ctx context.Context, holder Holder, labels label.Can
 	if err != nil {
 		return err
 	}
-	a.mu.Lock(opHold)
-	a.counters.Relabelled++
-	a.mu.Unlock()
+	a.index.mu.Lock(opHold)
+	a.index.counters.Relabelled++
+	a.index.mu.Unlock()
 	_, err = a.answer(ctx, id)
 	return err
 }
@@ -79,16 +79,16 @@ func (a *Allocator) Confirm(ctx context.Context, holder Holder, n identity.Numer
 		return err
 	}
 	defer unlock()
-	a.mu.Lock(opRelease)
-	if a.held.byHolder[holder] == n && a.dropHolder(holder.former()) != 0 {
-		a.held.touch(holder) // readers learn that nothing is owed
-		a.saver.dirty()
+	a.index.mu.Lock(opRelease)
+	if a.index.held.byHolder[holder] == n && a.index.dropHolder(holder.former()) != 0 {
+		a.index.held.touch(holder) // readers learn that nothing is owed
+		a.index.saver.dirty()
 	}
-	a.mu.Unlock()
+	a.index.mu.Unlock()
 	// Wait even without a change: an earlier call may have failed to save its change.
-	if err := a.saver.wait(ctx); err != nil {
+	if err := a.index.saver.wait(ctx); err != nil {
 		return err
 	}
-	a.wake()
+	a.index.wake()
 	return nil
 }

@@ -17,11 +17,11 @@ func (a *Allocator) Free() (n int) {
 
 // FreeLast returns how many are assigned last.
 func (a *Allocator) FreeLast() (n int) {
-	a.mu.Lock(opRead)
-	defer a.mu.Unlock()
+	a.index.mu.Lock(opRead)
+	defer a.index.mu.Unlock()
 	for i := range identity.ClusterSize {
 		number := identity.MinCluster + identity.Numeric(i)
-		if _, known := a.mirror.known[number]; !known && a.candidates.short.has(number) {
+		if _, known := a.index.mirror.known[number]; !known && a.index.candidates.short.has(number) {
 			n++
 		}
 	}
@@ -30,8 +30,8 @@ func (a *Allocator) FreeLast() (n int) {
 
 // IsFree reports whether a number has no label set and is assigned first.
 func (a *Allocator) IsFree(n identity.Numeric) bool {
-	a.mu.Lock(opRead)
-	defer a.mu.Unlock()
-	_, known := a.mirror.known[n]
-	return !known && !a.candidates.short.has(n)
+	a.index.mu.Lock(opRead)
+	defer a.index.mu.Unlock()
+	_, known := a.index.mirror.known[n]
+	return !known && !a.index.candidates.short.has(n)
 }

@@ -27,9 +27,9 @@ func IsIsolated(labels label.Canonical) bool { return labels.Text() == isolated.
 
 // isolate assigns reserved:init to a holder; with keep the number that it had stays held.
 func (a *Allocator) isolate(holder Holder, keep bool) identity.Identity {
-	a.mu.Lock(opHold)
-	defer a.mu.Unlock()
-	a.move(holder, isolated, 0, keep)
+	a.index.mu.Lock(opHold)
+	defer a.index.mu.Unlock()
+	a.index.move(holder, isolated, 0, keep)
 	return isolated
 }
 

@@ -34,28 +34,28 @@ func (a *Allocator) HoldNodeLocal(ctx context.Context, holder Holder, labels lab
 // SetHostLabels changes the label set of the identity of this node's own packets. Its number stays: readers learn of a
 // change of the number that they know.
 func (a *Allocator) SetHostLabels(labels label.Canonical) {
-	a.mu.Lock(opHold)
-	defer a.mu.Unlock()
-	a.host.Labels = labels
-	a.pub.Upsert(identity.Host, a.host)
+	a.index.mu.Lock(opHold)
+	defer a.index.mu.Unlock()
+	a.index.host.Labels = labels
+	a.index.pub.Upsert(identity.Host, a.index.host)
 }
 
 func (a *Allocator) holdNodeLocal(holder Holder, labels label.Canonical) (identity.Identity, error) {
-	a.mu.Lock(opHold)
-	defer a.mu.Unlock()
-	if n, ok := a.held.byHolder[holder]; ok {
-		if h := a.held.byNumber[n]; n.Scope() != identity.ScopeNodeLocal || h.labels.Text() != labels.Text() {
+	a.index.mu.Lock(opHold)
+	defer a.index.mu.Unlock()
+	if n, ok := a.index.held.byHolder[holder]; ok {
+		if h := a.index.held.byNumber[n]; n.Scope() != identity.ScopeNodeLocal || h.labels.Text() != labels.Text() {
 			return identity.Identity{}, fmt.Errorf("%w: %s holds %d %s", ErrHeldOther, holder, n, clip(h.labels.Text(), 200))
 		}
 		return identity.Identity{Number: n, Labels: labels}, nil
 	}
-	n, ok := a.local.number(labels.Text())
+	n, ok := a.index.local.number(labels.Text())
 	if !ok {
 		const size = identity.NodeLocalSize
 		return identity.Identity{}, &QuotaError{Kind: ErrExhausted, Used: size, Limit: size}
 	}
 	id := identity.Identity{Number: n, Labels: labels}
-	a.move(holder, id, 0, false)
-	a.pub.Upsert(n, id)
+	a.index.move(holder, id, 0, false)
+	a.index.pub.Upsert(n, id)
 	return id, nil
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/shares"
@@ -40,14 +39,6 @@ func namespaceOf(labels label.Canonical) string {
 	return ns
 }
 
-// Usage returns how many numbers tenants have, according to this node's own count of the cluster's label sets and the
-// published counts. A tenant also requests a number for each of its waiting label sets on this node.
-func (a *Allocator) Usage() []shares.Usage {
-	a.mu.Lock(opRead)
-	defer a.mu.Unlock()
-	return []shares.Usage{a.tenants.usage(&a.mirror, time.Now())}
-}
-
 // awaitNumber calls f again while there is no number for it, within the caller's time.
 func awaitNumber(ctx context.Context, f func() (identity.Identity, error)) (identity.Identity, error) {
 	end := time.Now().Add(numberWait)
@@ -67,24 +58,6 @@ func awaitNumber(ctx context.Context, f func() (identity.Identity, error)) (iden
 	}
 }
 
-// runNumbers follows the collector's published counts.
-func (a *Allocator) runNumbers(ctx context.Context) {
-	var wait time.Duration
-	for ctx.Err() == nil {
-		if err := a.store.FollowNumbers(ctx, a.observeNumbers); err != nil && ctx.Err() == nil {
-			a.cfg.Log.Debug("cannot watch the identity counts of tenants", log.Err(err))
-		}
-		a.pause(ctx, &wait)
-	}
-}
-
-// observeNumbers is the sink of Store.FollowNumbers.
-func (a *Allocator) observeNumbers(n Numbers) {
-	a.mu.Lock(opUpdate)
-	defer a.mu.Unlock()
-	a.tenants.publish(n)
-}
-
 // resting is a number in quarantine.
 type resting struct {
 	namespace string // of the label set that had it; empty: not known
@@ -93,12 +66,11 @@ type resting struct {
 
 // numbersNow counts the numbers to publish.
 func (c *collector) numbersNow(now time.Time) Numbers {
-	a := c.a
-	a.mu.Lock(opCollect)
-	defer a.mu.Unlock()
-	n := Numbers{Revision: a.mirror.revision, Used: len(a.mirror.known), Tenants: map[string]int{}}
+	c.index.mu.Lock(opCollect)
+	defer c.index.mu.Unlock()
+	n := Numbers{Revision: c.index.mirror.revision, Used: len(c.index.mirror.known), Tenants: map[string]int{}}
 	add := func(ns string, by int) {
-		t := a.cfg.tenant(ns)
+		t := c.cfg.tenant(ns)
 		if ns == "" || t == shares.System {
 			return
 		}
@@ -107,7 +79,7 @@ func (c *collector) numbersNow(now time.Time) Numbers {
 			n.Unlabelled += by
 		}
 	}
-	for ns, by := range a.mirror.living {
+	for ns, by := range c.index.mirror.living {
 		add(ns, by)
 	}
 	for number, r := range c.resting {
@@ -115,7 +87,7 @@ func (c *collector) numbersNow(now time.Time) Numbers {
 			delete(c.resting, number)
 			continue
 		}
-		if _, ok := a.mirror.known[number]; ok {
+		if _, ok := c.index.mirror.known[number]; ok {
 			continue // its deletion has not come yet, or the label set has it again
 		}
 		n.Used++
@@ -132,22 +104,22 @@ func (c *collector) numbersNow(now time.Time) Numbers {
 // publish publishes the counts if they have changed.
 func (c *collector) publish(ctx context.Context) error {
 	if c.resting == nil {
-		numbers, err := within(ctx, c.a, c.a.store.Resting)
+		numbers, err := within(ctx, c.cfg, c.store.Resting)
 		if err != nil {
 			return err
 		}
 		// Only the former collector knew which label sets had them, and since when.
 		c.resting = make(map[identity.Numeric]resting, len(numbers))
 		for _, n := range numbers {
-			c.resting[n] = resting{until: time.Now().Add(c.a.cfg.Quarantine)}
+			c.resting[n] = resting{until: time.Now().Add(c.cfg.Quarantine)}
 		}
 	}
 	n := c.numbersNow(time.Now())
 	if c.published != nil && c.published.equal(n) {
 		return nil
 	}
-	err := c.a.bounded(ctx, func(ctx context.Context) error { return c.a.store.PublishNumbers(ctx, n) })
-	c.a.noteDenied(err)
+	err := bounded(ctx, c.cfg, func(ctx context.Context) error { return c.store.PublishNumbers(ctx, n) })
+	c.noteDenied(err)
 	if err != nil {
 		return err
 	}
@@ -156,12 +128,12 @@ func (c *collector) publish(ctx context.Context) error {
 }
 
 // noteDenied keeps whether the store lacks a grant.
-func (a *Allocator) noteDenied(err error) {
-	a.mu.Lock(opCollect)
-	defer a.mu.Unlock()
-	a.denied = nil
+func (c *collector) noteDenied(err error) {
+	c.index.mu.Lock(opCollect)
+	defer c.index.mu.Unlock()
+	c.index.denied = nil
 	if errors.Is(err, ErrDenied) {
-		a.denied = err
+		c.index.denied = err
 	}
 }
 

@@ -46,7 +46,7 @@ func (o *Owner) Upsert(ctx context.Context, r Request) (Outcome, error) {
 			switch {
 			case err != nil:
 				return nil, err
-			case exists && o.object(c.Key).same(x):
+			case exists && o.index.object(c.Key).same(x):
 				c.Type = managed.Unchanged
 			case exists:
 				c.Type = managed.Replaced
@@ -96,7 +96,7 @@ func (o *Owner) Complete(ctx context.Context, c managed.Caller, incarnation [16]
 		if err := c.CheckRun(incarnation, o.incarnation); err != nil {
 			return nil, err
 		}
-		gone, err := o.managed().Prune(&c, 0, func(k service.ObjectKey) bool { return o.object(k).named })
+		gone, err := o.managed().Prune(&c, 0, func(k service.ObjectKey) bool { return o.index.object(k).named })
 		if err != nil {
 			return nil, err
 		}
@@ -110,14 +110,14 @@ func (o *Owner) Complete(ctx context.Context, c managed.Caller, incarnation [16]
 func (o *Owner) managed() *managed.Objects[service.ObjectKey] {
 	return &managed.Objects[service.ObjectKey]{
 		By: func(k service.ObjectKey) (managed.By, bool) {
-			x := o.object(k)
+			x := o.index.object(k)
 			if x == nil {
 				return managed.By{}, false
 			}
 			return *x.by, true
 		},
 		All: func(yield func(service.ObjectKey, managed.By) bool) {
-			o.objects(func(x *object) { yield(x.key(), *x.by) }) // Prune takes all
+			o.index.objects(func(x *object) { yield(x.key(), *x.by) }) // Prune takes all
 		},
 		Configured: func(source string) bool { return o.sources[source] != nil },
 		Compare:    service.ObjectKey.Compare,
@@ -127,7 +127,7 @@ func (o *Owner) managed() *managed.Objects[service.ObjectKey] {
 // change makes a change of source "grpc"; with ValidateOnly it only returns its outcome.
 func (o *Owner) change(ctx context.Context, c managed.Caller, find func() (*edit, error)) (Outcome, error) {
 	out, err := o.revise(ctx, func() (*edit, error) {
-		if err := c.Check(o.state.Revision); err != nil {
+		if err := c.Check(o.index.revision); err != nil {
 			return nil, err
 		}
 		e, err := find()
@@ -137,7 +137,7 @@ func (o *Owner) change(ctx context.Context, c managed.Caller, find func() (*edit
 		return e, err
 	}, func(e *edit) {
 		for _, k := range e.named {
-			o.object(k).named = true
+			o.index.object(k).named = true
 		}
 		if e.completes {
 			o.managers[c.Manager] = true
@@ -155,7 +155,7 @@ func (o *Owner) annotate(e *edit) {
 		if c.Type == managed.Deleted || c.Type == managed.Absent || c.Key.Kind != service.KindService {
 			continue
 		}
-		if j := o.services[c.Key.Name]; j != nil && j.object != nil {
+		if j := o.index.service(c.Key.Name); j != nil && j.object != nil {
 			c.Notes = o.notes(j)
 		}
 	}

@@ -44,7 +44,7 @@ func (o *Owner) Feed(name string) *Feed {
 // Held returns how many objects of the source are applied.
 func (f *Feed) Held(ctx context.Context) (held int, err error) {
 	err = f.owner.loop.Do(ctx, opRead, func() {
-		f.owner.objects(func(x *object) {
+		f.owner.index.objects(func(x *object) {
 			if x.by.Source == f.name {
 				held++
 			}
@@ -198,7 +198,7 @@ func (o *Owner) compare(l *listing) *edit {
 			continue
 		}
 		for _, d := range l.files[origin].docs {
-			x, why := o.object(d.Key), ""
+			x, why := o.index.object(d.Key), ""
 			switch other, ok := taken[d.Key]; {
 			case ok:
 				why = fmt.Sprintf("%s is already in %s", d.Key, other)
@@ -227,7 +227,7 @@ func (o *Owner) compare(l *listing) *edit {
 		for i := range l.files[origin].bad {
 			b := &l.files[origin].bad[i]
 			wrong[origin] = append(wrong[origin], b.Why)
-			x := o.object(b.Key)
+			x := o.index.object(b.Key)
 			switch _, ok := taken[b.Key]; {
 			case b.Key.Name.Name == "":
 				unnamed[origin] = true
@@ -254,7 +254,7 @@ func (o *Owner) compare(l *listing) *edit {
 				continue
 			}
 			y := newObject(&docs[i], by)
-			x := o.object(y.key())
+			x := o.index.object(y.key())
 			if x != nil && x.same(y) {
 				docs[i].Service, docs[i].Slice = x.service, x.slice // keep one copy
 				continue
@@ -262,7 +262,7 @@ func (o *Owner) compare(l *listing) *edit {
 			e.puts = append(e.puts, y)
 		}
 	}
-	o.objects(func(x *object) {
+	o.index.objects(func(x *object) {
 		if x.by.Source == l.source && taken[x.key()] == "" && !stays(x.by.Origin) &&
 			(!unnamed[x.by.Origin] || l.files[x.by.Origin].named(x.key())) {
 			e.gone = append(e.gone, x.key())

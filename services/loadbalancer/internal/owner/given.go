@@ -81,7 +81,7 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 		clear(refused)
 		for _, k := range slices.SortedFunc(maps.Keys(upserts), service.ObjectKey.Compare) {
 			g := upserts[k]
-			x := o.object(k)
+			x := o.index.object(k)
 			unreadable := g.Err
 			if unreadable == nil && g.Object.Key != k {
 				unreadable = fmt.Errorf("is %s, but the source calls it %s", g.Object.Key, k)
@@ -112,10 +112,10 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 			}
 		}
 		for k := range deletes {
-			if o.object(k) == nil {
+			if o.index.object(k) == nil {
 				o.places.uncount(k) // it was waiting
 			}
-			if x := o.object(k); x != nil && x.by.Source == f.name {
+			if x := o.index.object(k); x != nil && x.by.Source == f.name {
 				e.gone = append(e.gone, k)
 			}
 		}
@@ -186,7 +186,7 @@ func (o *Owner) noteRefused(r Refused) {
 // Held returns the objects of the source, including objects of earlier runs.
 func (f *Objects) Held(ctx context.Context) (out []service.ObjectKey, err error) {
 	err = f.owner.loop.Do(ctx, opRead, func() {
-		f.owner.objects(func(x *object) {
+		f.owner.index.objects(func(x *object) {
 			if x.by.Source == f.name {
 				out = append(out, x.key())
 			}
@@ -200,7 +200,7 @@ func (f *Objects) Complete(ctx context.Context, listed map[service.ObjectKey]str
 	o := f.owner
 	_, err := o.revise(ctx, func() (*edit, error) {
 		e := &edit{}
-		o.objects(func(x *object) {
+		o.index.objects(func(x *object) {
 			if _, ok := listed[x.key()]; !ok && x.by.Source == f.name {
 				e.gone = append(e.gone, x.key())
 			}

@@ -16,7 +16,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
@@ -26,7 +25,6 @@ import (
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
-	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/record"
@@ -113,18 +111,9 @@ type Owner struct {
 	// revising is held during a change. Only its holder uses the journal.
 	revising *loop.Lock
 
-	state    record.State
-	services map[service.Name]*joined
-	slices   map[service.Name]*object
-	refusing int                      // services that exceed limits.services; not in count
-	count    int                      // services that have their object
-	orphans  int                      // slices whose service is missing
-	checked  map[service.Name]*joined // services with health check ports
-
-	winners   map[frontend.Key]*joined   // which service has a frontend
-	contested map[frontend.Key][]*joined // all services that want a frontend, if there are several
-	backends  backends                   // of all services
-	places    *places                    // of services and slices in the shares
+	name   [16]byte // of the state on stable storage
+	index  *index
+	places *places // of services and slices in the shares
 
 	sources  map[string]*sourceState // configured sources
 	managers map[string]bool         // managers of managed.SourceGRPC that completed in this run
@@ -157,9 +146,6 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	}
 	o := &Owner{
 		config: config, loop: loop.New(loop.Options{}),
-		services: make(map[service.Name]*joined), slices: make(map[service.Name]*object),
-		checked: make(map[service.Name]*joined),
-		winners: make(map[frontend.Key]*joined), contested: make(map[frontend.Key][]*joined), backends: newBackends(),
 		sources: make(map[string]*sourceState), managers: make(map[string]bool),
 		subscribers: make(map[string]*stream.Subscriber), sessions: make(map[string]*Session), progress: make(chan struct{}),
 		watch:    watch.NewHub[service.Name, uint64](watch.Options[uint64]{Pending: 2 * config.Limits.Services}),
@@ -171,6 +157,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	if o.config.Tenants == nil {
 		o.config.Tenants = everyNamespace{shares.NewTenants(config.Shares)}
 	}
+	o.index = newIndex(&config.Node, o.config.Tenants)
 	o.places = newPlaces(o)
 	rand.Read(o.incarnation[:]) //nolint:errcheck // it never fails
 	for _, s := range sources {
@@ -187,7 +174,8 @@ func (o *Owner) restore(dir string) error {
 	touched := make(map[service.Name]struct{})
 	known := make(map[managed.By]*managed.By)
 	var err error
-	o.journal, o.state, err = record.Open(dir, func(r record.Record) error {
+	var state record.State
+	o.journal, state, err = record.Open(dir, func(r record.Record) error {
 		by := managed.By{Source: r.Source, Origin: r.Origin, Manager: r.Manager}
 		if known[by] == nil {
 			known[by] = &by
@@ -196,28 +184,28 @@ func (o *Owner) restore(dir string) error {
 			by: known[by], remarks: newRemarks(r.Notes, r.Dropped), revision: r.Revision, updated: r.Updated, created: r.Created,
 			service: r.Service, slice: r.Slice,
 		}
-		o.put(x)
+		o.index.put(x)
 		touched[x.of()] = struct{}{}
 		return nil
 	})
 	if err != nil {
 		return err
 	}
+	o.name, o.index.revision = state.Name, state.Revision
 	for name := range o.sources {
-		if source.Of(name).Zone && o.config.Node.Zone == "" {
-			o.config.Node.Zone = o.state.Zone
+		if source.Of(name).Zone && o.index.node.Zone == "" {
+			o.index.node.Zone = state.Zone
 		}
 	}
-	for _, name := range o.state.Complete {
+	for _, name := range state.Complete {
 		if s := o.sources[name]; s != nil {
 			s.listed = true
 		}
 	}
 	o.admitAll(touched)
 	for name := range touched {
-		j := o.services[name]
-		o.enter(j)
-		o.tally(j, 1)
+		j := o.index.service(name)
+		o.index.enter(j)
 		if j.object != nil {
 			o.watch.Upsert(name, j.revision)
 			o.unsettle[name] = struct{}{}
@@ -236,7 +224,7 @@ func (o *Owner) Close() error {
 func (o *Owner) Incarnation() [16]byte { return o.incarnation }
 
 // StateName returns the name of the state on stable storage.
-func (o *Owner) StateName() [16]byte { return o.state.Name }
+func (o *Owner) StateName() [16]byte { return o.name }
 
 // pause is the interval of sweep.
 const pause = time.Second
@@ -373,11 +361,11 @@ func (o *Owner) moved() {
 		return
 	}
 	for name := range o.unsettle {
-		j := o.services[name]
+		j := o.index.service(name)
 		switch {
 		case j == nil || j.object == nil:
 		case o.enforced(j.name, j.revision):
-			o.watch.Upsert(name, o.state.Revision)
+			o.watch.Upsert(name, o.index.revision)
 		default:
 			continue
 		}
@@ -406,7 +394,7 @@ func (o *Owner) reviseHeld(ctx context.Context, decide func() (*edit, error), do
 		if err != nil {
 			return nil, err
 		}
-		if e.Revision = o.state.Revision; !e.writes() && !e.dry {
+		if e.Revision = o.index.revision; !e.writes() && !e.dry {
 			ended = true
 			done(e)
 		}
@@ -437,12 +425,59 @@ func (o *Owner) reviseHeld(ctx context.Context, decide func() (*edit, error), do
 	return e.Outcome, errors.Join(stopped, beforeAnswer.Hit(ctx))
 }
 
-// sorted returns the sorted keys of a set.
-func sorted[K comparable](m map[K]struct{}, compare func(a, b K) int) []K {
-	out := make([]K, 0, len(m))
-	for k := range m {
-		out = append(out, k)
+// plan assigns revisions to what an edit changes, and checks the limits.
+func (o *Owner) plan(e *edit) error {
+	for _, x := range e.puts {
+		x.created = o.places.waiting[x.key()].created
 	}
-	slices.SortFunc(out, compare)
-	return out
+	services, count := o.index.plan(e, o.config.Now().UnixNano())
+	if len(e.puts) == 0 || source.Of(e.puts[0].by.Source).Waits {
+		return nil // objects that exceed a share are left out instead
+	}
+	l := &o.config.Limits
+	switch {
+	case services > l.Services:
+		return fmt.Errorf("%w: there would be %d services with %s, the limit is %d (limits.services)", failure.ErrLimit,
+			services, last(e, service.KindService), l.Services)
+	case count > l.Slices:
+		return fmt.Errorf("%w: there would be %d endpoint slices with %s, the limit is %d (limits.endpointSlices)",
+			failure.ErrLimit, count, last(e, service.KindSlice), l.Slices)
+	}
+	if err := o.tryCount(e); err != nil || !source.Of(e.puts[0].by.Source).Calls {
+		return err
+	}
+	if err := o.index.findRoom(l, e.after); err != nil {
+		return err
+	}
+	return o.findShare(e.after)
+}
+
+// apply applies an edit, and marks the changed frontends for the subscribers.
+func (o *Owner) apply(e *edit) {
+	t := o.index.begin(e.touched)
+	admitted := o.admit(e)
+	t.expect(admitted.after)
+	o.index.apply(e, o.config.Now().UnixNano())
+	admitted.set(o)
+	o.recount(e)
+	changed := t.end()
+	for _, name := range t.touched {
+		j := o.index.service(name)
+		if j == nil {
+			continue
+		}
+		o.index.dropEmpty(j)
+		if j.object == nil {
+			o.watch.Delete(name)
+			delete(o.unsettle, name)
+		} else {
+			o.watch.Upsert(name, j.revision)
+			o.unsettle[name] = struct{}{}
+		}
+	}
+	o.localChanged()
+	o.changes = 1
+	if e.content {
+		o.mark(changed)
+	}
 }

@@ -51,9 +51,9 @@ type place struct {
 
 // places divides the frontends and backends that the kernel can hold among tenants.
 type places struct {
+	index    *index
 	limits   Limits
 	settings shares.Settings
-	tenants  Tenants
 
 	frontends *shares.Parts[place]
 	backends  *shares.Parts[service.Name] // by slice
@@ -73,7 +73,7 @@ type places struct {
 
 func newPlaces(o *Owner) *places {
 	p := &places{
-		limits: o.config.Limits, settings: o.config.Shares, tenants: o.config.Tenants,
+		index: o.index, limits: o.config.Limits, settings: o.config.Shares,
 		reported: make(map[string]frontend.Capacity),
 	}
 	p.frontends = shares.NewParts[place](p.settings, shares.Limit{Name: LimitFrontends, Size: p.limits.Frontends})
@@ -128,21 +128,13 @@ func (p *places) perService() int {
 	return n
 }
 
-// tenant returns the tenant of a service or a slice.
-func (p *places) tenant(n service.Name) shares.Tenant {
-	if n == (service.Name{Namespace: "default", Name: "kubernetes"}) {
-		return shares.System
-	}
-	return p.tenants.Of(n.Namespace)
-}
-
 func orderOf(x *object, n service.Name) shares.Order {
 	return shares.Order{Created: time.Unix(0, x.created), Namespace: n.Namespace, Name: n.Name}
 }
 
 func (p *places) part(x *object, n service.Name, units, reserved int) shares.Part {
 	return shares.Part{
-		Tenant: p.tenant(n), Order: orderOf(x, n), Local: !source.Of(x.by.Source).Shared,
+		Tenant: p.index.tenant(n), Order: orderOf(x, n), Local: !source.Of(x.by.Source).Shared,
 		Units: units, Reserved: reserved,
 	}
 }
@@ -151,7 +143,7 @@ func (p *places) part(x *object, n service.Name, units, reserved int) shares.Par
 func (p *places) counted(x *object, created int64) shares.Object {
 	k := x.key()
 	o := shares.Object{
-		Tenant: p.tenant(k.Name), Local: !source.Of(x.by.Source).Shared, Units: []int{1, 0},
+		Tenant: p.index.tenant(k.Name), Local: !source.Of(x.by.Source).Shared, Units: []int{1, 0},
 		Order: shares.Order{Created: time.Unix(0, created), Namespace: k.Namespace, Name: k.Name.Name},
 	}
 	if x.slice != nil {
@@ -195,13 +187,13 @@ func (o *Owner) tryCount(e *edit) error {
 			p.objects.Delete(k)
 		}
 		for _, k := range e.gone {
-			x := o.object(k)
+			x := o.index.object(k)
 			p.objects.Restore(k, p.counted(x, x.created), true)
 		}
 	}()
 	for _, x := range e.puts {
 		k := x.key()
-		if o.object(k) != nil || p.objects.Admitted(k) {
+		if o.index.object(k) != nil || p.objects.Admitted(k) {
 			continue
 		}
 		tried = append(tried, k)
@@ -223,7 +215,7 @@ func (o *Owner) levelObjects(e *edit, now time.Time) (undo func()) {
 	withdrawn, admitted := p.objects.Level(now)
 	var changed []func()
 	for _, k := range withdrawn {
-		x := o.object(k)
+		x := o.index.object(k)
 		if x == nil || !source.Of(x.by.Source).Waits {
 			continue
 		}
@@ -246,7 +238,7 @@ func (o *Owner) levelObjects(e *edit, now time.Time) (undo func()) {
 			continue
 		}
 		x := newObject(&m.Object, &managed.By{Source: m.source})
-		if other := o.object(k); other != nil && (!other.refuses() || other.by.Source != m.source) {
+		if other := o.index.object(k); other != nil && (!other.refuses() || other.by.Source != m.source) {
 			continue // another source has it by now
 		}
 		e.puts = append(e.puts, x)
@@ -353,7 +345,7 @@ func (o *Owner) askAgain(touched map[service.Name]struct{}) {
 	p := o.places
 	least := min(p.asked, p.perService())
 	p.asked = p.perService()
-	for name, j := range o.services {
+	for j := range o.index.all() {
 		if j.object == nil || !j.object.service.HasFrontends() || len(j.slices) == 0 {
 			continue
 		}
@@ -363,7 +355,7 @@ func (o *Owner) askAgain(touched map[service.Name]struct{}) {
 		}
 		if all > least {
 			p.askBackends(j)
-			touched[name] = struct{}{}
+			touched[j.name] = struct{}{}
 		}
 	}
 }
@@ -429,8 +421,8 @@ func (o *Owner) admit(e *edit) *admission {
 		e.levels.enforce(o)
 	}
 	for name := range e.touched {
-		if a.after[name] == nil && o.services[name] != nil {
-			j := *o.services[name]
+		if now := o.index.service(name); now != nil && a.after[name] == nil {
+			j := *now
 			a.after[name] = &j
 		}
 	}
@@ -442,7 +434,7 @@ func (o *Owner) admit(e *edit) *admission {
 		}
 	}
 	for _, j := range o.byOrder(a.after) {
-		got := o.places.ask(&o.config.Node, j)
+		got := o.places.ask(&o.index.node, j)
 		j.share = got.share
 		a.got[j.name] = got
 	}
@@ -460,7 +452,7 @@ func (o *Owner) byOrder(all map[service.Name]*joined) []*joined {
 	askers := make([]asker, 0, len(all))
 	for _, j := range all {
 		a := asker{joined: j, others: 1}
-		if o.places.tenant(j.name) == shares.System {
+		if o.index.tenant(j.name) == shares.System {
 			a.others = 0
 		}
 		if j.object != nil {
@@ -484,7 +476,7 @@ func (o *Owner) byOrder(all map[service.Name]*joined) []*joined {
 // set applies the admission to the services, after the edit was applied.
 func (a *admission) set(o *Owner) {
 	for name, got := range a.got {
-		if j := o.services[name]; j != nil {
+		if j := o.index.service(name); j != nil {
 			got.set(j)
 		}
 	}
@@ -495,11 +487,11 @@ func (a *admission) set(o *Owner) {
 func (o *Owner) admitAll(names map[service.Name]struct{}) {
 	all := make(map[service.Name]*joined, len(names))
 	for name := range names {
-		all[name] = o.services[name]
+		all[name] = o.index.service(name)
 	}
-	o.objects(func(x *object) { o.places.objects.Restore(x.key(), o.places.counted(x, x.created), !x.refuses()) })
+	o.index.objects(func(x *object) { o.places.objects.Restore(x.key(), o.places.counted(x, x.created), !x.refuses()) })
 	for _, j := range o.byOrder(all) {
-		o.places.ask(&o.config.Node, j).set(j)
+		o.places.ask(&o.index.node, j).set(j)
 	}
 	if !o.levelled() {
 		return
@@ -507,8 +499,8 @@ func (o *Owner) admitAll(names map[service.Name]struct{}) {
 	l := o.planLevels(o.config.Now())
 	l.enforce(o)
 	for name := range l.touched {
-		if j := o.services[name]; j != nil {
-			o.places.ask(&o.config.Node, j).set(j)
+		if j := o.index.service(name); j != nil {
+			o.places.ask(&o.index.node, j).set(j)
 		}
 	}
 }
@@ -530,9 +522,9 @@ func (o *Owner) planLevels(now time.Time) *levels {
 	p := o.places
 	l := &levels{touched: make(map[service.Name]struct{})}
 	if p.moved {
-		p.frontends.Reassign(func(x place) shares.Tenant { return p.tenant(x.of) })
-		p.backends.Reassign(p.tenant)
-		p.objects.Reassign(func(k service.ObjectKey) shares.Tenant { return p.tenant(k.Name) })
+		p.frontends.Reassign(func(x place) shares.Tenant { return p.index.tenant(x.of) })
+		p.backends.Reassign(p.index.tenant)
+		p.objects.Reassign(func(k service.ObjectKey) shares.Tenant { return p.index.tenant(k.Name) })
 		p.moved = false
 	}
 	bound := make(map[service.Name]struct{})
@@ -541,11 +533,11 @@ func (o *Owner) planLevels(now time.Time) *levels {
 	}
 	frontends := p.frontends
 	if p.counting {
-		node := o.config.Node
+		node := o.index.node
 		node.CountElements = !p.elements
 		l.counted = shares.NewParts[place](p.settings, p.frontends.Limit())
 		frontends = l.counted
-		for _, j := range o.services {
+		for j := range o.index.all() {
 			if j.object != nil && node.Needs(j.object.service).All > 0 {
 				p.askFrontends(l.counted, &node, j)
 			}
@@ -557,9 +549,9 @@ func (o *Owner) planLevels(now time.Time) *levels {
 	}
 	if l.counted != nil {
 		clear(l.touched)
-		for name, j := range o.services {
+		for j := range o.index.all() {
 			exceeds := j.share != nil
-			for _, x := range []place{{name, true}, {name, false}} {
+			for _, x := range []place{{j.name, true}, {j.name, false}} {
 				_, _, asked, got := l.counted.Of(x)
 				if n, ok := l.frontends.Changed[x]; ok {
 					got = n
@@ -567,13 +559,13 @@ func (o *Owner) planLevels(now time.Time) *levels {
 				exceeds = exceeds || got < asked
 			}
 			if exceeds {
-				l.touched[name] = struct{}{}
+				l.touched[j.name] = struct{}{}
 			}
 		}
 	}
 	maps.Copy(l.touched, bound)
 	for name := range l.backends.Changed {
-		if x := o.slices[name]; x != nil {
+		if x := o.index.object(service.ObjectKey{Kind: service.KindSlice, Name: name}); x != nil {
 			l.touched[x.of()] = struct{}{}
 		}
 	}
@@ -584,7 +576,7 @@ func (o *Owner) planLevels(now time.Time) *levels {
 func (l *levels) enforce(o *Owner) {
 	if l.counted != nil {
 		o.places.frontends, o.places.elements, o.places.counting = l.counted, !o.places.elements, false
-		o.config.Node.CountElements = o.places.elements
+		o.index.node.CountElements = o.places.elements
 	}
 	o.places.frontends.Enforce(l.frontends)
 	o.places.backends.Enforce(l.backends)
@@ -666,7 +658,7 @@ func (o *Owner) findShare(after map[service.Name]*joined) error {
 		for _, x := range j.slices {
 			parts = append(parts, x.slice.Name)
 		}
-		if now := o.services[name]; now != nil {
+		if now := o.index.service(name); now != nil {
 			for _, x := range now.slices {
 				parts = append(parts, x.slice.Name)
 			}
@@ -695,7 +687,7 @@ func (o *Owner) findShare(after map[service.Name]*joined) error {
 				_, _, beforeParts[name], _ = p.backends.Of(name)
 			}
 			for _, j := range o.byOrder(after) {
-				p.ask(&o.config.Node, j)
+				p.ask(&o.index.node, j)
 			}
 			for _, x := range wanted {
 				tenant, share, asked, got := p.frontends.Of(x)
@@ -726,8 +718,8 @@ type exceeding struct {
 func (o *Owner) exceeding(j *joined) (out exceeding) {
 	if j.share != nil {
 		tenant, share, _, _ := o.places.frontends.Of(place{j.name, false})
-		all, within := o.config.Node.Count(j.object.service), 0
-		for _, f := range o.config.Node.Within(compile.View{Service: j.object.service}, j.share, nil) {
+		all, within := o.index.node.Count(j.object.service), 0
+		for _, f := range o.index.node.Within(compile.View{Service: j.object.service}, j.share, nil) {
 			if !f.ExceedsShare {
 				within++
 			}
@@ -739,7 +731,7 @@ func (o *Owner) exceeding(j *joined) (out exceeding) {
 			o.places.frontends.Limit().Size, share.Admitted))
 	}
 	if j.object != nil && j.object.refuses() {
-		out.frontends = o.config.Node.Count(j.object.service)
+		out.frontends = o.index.node.Count(j.object.service)
 	}
 	for _, x := range j.slices {
 		if !x.cut || j.object == nil {
@@ -806,7 +798,7 @@ func (o *Owner) systemRefused() string {
 			continue
 		}
 		for k, r := range s.Progress().Refusals {
-			if o.places.tenant(r.Service) == shares.System {
+			if o.index.tenant(r.Service) == shares.System {
 				return fmt.Sprintf("%s does not enforce %s of service %s: %s", name, compile.KeyText(k), r.Service, r.Reason)
 			}
 		}

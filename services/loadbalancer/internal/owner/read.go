@@ -62,8 +62,8 @@ func (f *Filter) takes(j *joined, n *compile.Node) bool {
 func (o *Owner) List(ctx context.Context, f Filter) (list []Listed, refused []Refused, revision uint64, err error) {
 	err = o.loop.Do(ctx, opRead, func() {
 		var found []*joined
-		for _, j := range o.services {
-			if j.object != nil && f.takes(j, &o.config.Node) {
+		for j := range o.index.all() {
+			if j.object != nil && f.takes(j, &o.index.node) {
 				found = append(found, j)
 			}
 		}
@@ -71,7 +71,7 @@ func (o *Owner) List(ctx context.Context, f Filter) (list []Listed, refused []Re
 		for _, j := range found {
 			list = append(list, o.listed(j, f.WithFrontends))
 		}
-		refused, revision = o.refused(f), o.state.Revision
+		refused, revision = o.refused(f), o.index.revision
 	})
 	return list, refused, revision, err
 }
@@ -79,11 +79,11 @@ func (o *Owner) List(ctx context.Context, f Filter) (list []Listed, refused []Re
 // Get returns one service with its frontends.
 func (o *Owner) Get(ctx context.Context, name service.Name) (out Listed, revision uint64, err error) {
 	out, err = loop.Ask(ctx, o.loop, opRead, func() (Listed, error) {
-		j := o.services[name]
+		j := o.index.service(name)
 		if j == nil || j.object == nil {
 			return Listed{}, fmt.Errorf("%w: there is no service %s", failure.ErrNotFound, name)
 		}
-		revision = o.state.Revision
+		revision = o.index.revision
 		return o.listed(j, true), nil
 	})
 	return out, revision, err
@@ -92,7 +92,7 @@ func (o *Owner) Get(ctx context.Context, name service.Name) (out Listed, revisio
 // Find is Get without frontends, for services that may have been removed.
 func (o *Owner) Find(ctx context.Context, name service.Name) (out Listed, found bool, err error) {
 	err = o.loop.Do(ctx, opRead, func() {
-		if j := o.services[name]; j != nil && j.object != nil {
+		if j := o.index.service(name); j != nil && j.object != nil {
 			out, found = o.listed(j, false), true
 		}
 	})
@@ -115,11 +115,7 @@ func (o *Owner) listed(j *joined, frontends bool) Listed {
 	if !frontends {
 		return out
 	}
-	for _, f := range o.frontends(j, nil) {
-		if o.winners[f.Key] == j {
-			out.Frontends = append(out.Frontends, f)
-		}
-	}
+	out.Frontends = o.index.held(j)
 	return out
 }
 
@@ -129,10 +125,10 @@ const maxNotes = 50
 // notes returns the messages to the author of a service.
 func (o *Owner) notes(j *joined) []string {
 	notes := compile.Notes(slices.Clone(j.object.remarks.get().notes))
-	o.config.Node.Notes(j.view(), j.share, &notes)
+	o.index.node.Notes(j.view(), j.share, &notes)
 	notes = append(notes, o.exceeding(j).notes...)
-	for _, k := range o.keys(j) {
-		if w := o.winners[k]; w != j {
+	for _, k := range o.index.keys(j) {
+		if w := o.index.claims.winner(k); w != j {
 			notes = append(notes, fmt.Sprintf("%s belongs to service %s, which is older", compile.KeyText(k), w.name))
 		}
 	}
@@ -172,7 +168,7 @@ func (o *Owner) refused(f Filter) []Refused {
 			}
 		}
 	}
-	for _, j := range o.services {
+	for j := range o.index.all() {
 		if j.object != nil || f.Namespace != "" && j.name.Namespace != f.Namespace {
 			continue
 		}
@@ -259,9 +255,11 @@ func (o *Owner) Status(ctx context.Context) (Status, error) {
 }
 
 func (o *Owner) status() Status {
+	counts := o.index.counts()
 	out := Status{
-		Revision: o.state.Revision, Services: o.count, Slices: len(o.slices), Orphans: o.orphans, Frontends: len(o.winners),
-		Backends: o.backends.once.n, Journal: o.journal.Size(), Contested: len(o.contested),
+		Revision: o.index.revision, Services: counts.services, Slices: counts.slices, Orphans: counts.orphans,
+		Frontends: counts.frontends, Backends: counts.backends, Contested: counts.contested,
+		HealthChecks: counts.healthChecks, Journal: o.journal.Size(),
 	}
 	problem := func(kind ProblemKind, format string, args ...any) {
 		if out.ProblemCount++; out.ProblemCount <= MaxProblems {
@@ -275,15 +273,15 @@ func (o *Owner) status() Status {
 		}
 		problem(kind, "%s: %v", part, o.problems[part])
 	}
-	counts := make(map[[2]string]int)
-	o.objects(func(x *object) {
-		counts[[2]string{x.by.Source, x.by.Manager}]++
+	objects := make(map[[2]string]int)
+	o.index.objects(func(x *object) {
+		objects[[2]string{x.by.Source, x.by.Manager}]++
 	})
 	grpc := map[string]struct{}{"": {}}
 	for m := range o.managers {
 		grpc[m] = struct{}{}
 	}
-	for at := range counts {
+	for at := range objects {
 		if source.Of(at[0]).Calls {
 			grpc[at[1]] = struct{}{}
 		}
@@ -291,7 +289,7 @@ func (o *Owner) status() Status {
 	for _, m := range slices.Sorted(maps.Keys(grpc)) {
 		out.Sources = append(out.Sources, SourceStatus{
 			Name: managed.SourceGRPC, Manager: m, Synced: m == "" || o.managers[m],
-			Objects: counts[[2]string{managed.SourceGRPC, m}],
+			Objects: objects[[2]string{managed.SourceGRPC, m}],
 		})
 	}
 	for _, name := range slices.Sorted(maps.Keys(o.sources)) {
@@ -299,7 +297,7 @@ func (o *Owner) status() Status {
 		out.Refused += len(s.refused)
 		out.Sources = append(out.Sources, SourceStatus{
 			Name: name, Synced: s.synced, Error: s.err,
-			Objects: counts[[2]string{name, ""}],
+			Objects: objects[[2]string{name, ""}],
 		})
 		if s.err != "" {
 			problem(ProblemService, "source %s: %s", name, s.err)
@@ -317,7 +315,6 @@ func (o *Owner) status() Status {
 		}
 		out.Subscribers = append(out.Subscribers, s)
 	}
-	out.HealthChecks = len(o.checked)
 	if f, ok := o.config.Tenants.(interface{ Failure() error }); ok && !o.config.Tenants.Complete() && f.Failure() != nil {
 		problem(ProblemService, "shares of tenants are not computed, because the Namespaces could not be listed: %v",
 			f.Failure())
@@ -378,9 +375,9 @@ const (
 // Locals returns the services with health check ports, sorted by name.
 func (o *Owner) Locals(ctx context.Context) (out []Local, err error) {
 	err = o.loop.Do(ctx, opRead, func() {
-		for _, j := range o.checked {
+		for j := range o.index.withHealthChecks() {
 			l := Local{
-				Name: j.name, Port: j.object.service.HealthCheckNodePort, Ready: o.config.Node.LocalReady(j.view()),
+				Name: j.name, Port: j.object.service.HealthCheckNodePort, Ready: o.index.node.LocalReady(j.view()),
 				Enforced: NotEnforced,
 			}
 			if j.localSince != 0 {

@@ -21,7 +21,7 @@ const maxRepeats = 4
 
 // room counts the frontends and backends that services will want.
 type room struct {
-	*Owner
+	index    *index
 	keys     map[frontend.Key]int // how many more services want a frontend
 	places   map[uint64]int       // likewise, for backends
 	winners  int                  // number of frontends then
@@ -36,13 +36,13 @@ type grown struct {
 
 // findRoom checks that the frontends and backends of changed services are within the limits. Its
 // errors name a service, and it stops at the first that exceeds a limit.
-func (o *Owner) findRoom(after map[service.Name]*joined) error {
-	l := o.config.Limits
-	r := room{o, make(map[frontend.Key]int), make(map[uint64]int), len(o.winners), o.backends.once.n}
+func (ix *index) findRoom(l *Limits, after map[service.Name]*joined) error {
+	had := ix.counts()
+	r := room{ix, make(map[frontend.Key]int), make(map[uint64]int), had.frontends, had.backends}
 	names := slices.SortedFunc(maps.Keys(after), service.Name.Compare)
 	before, keys, backends := make([]compile.View, len(names)), make([]int, len(names)), make([]int, len(names))
 	for i, name := range names {
-		if now := o.services[name]; now != nil {
+		if now := ix.services[name]; now != nil {
 			before[i] = now.whole()
 		}
 		keys[i], backends[i] = r.add(before[i], -1)
@@ -50,7 +50,7 @@ func (o *Owner) findRoom(after map[service.Name]*joined) error {
 	var most, mostBackends grown
 	for i, name := range names {
 		then := after[name].whole()
-		if err := o.countNamed(name, before[i], then); err != nil {
+		if err := l.countNamed(name, before[i], then); err != nil {
 			return err
 		}
 		k, b := r.add(then, 1)
@@ -65,10 +65,10 @@ func (o *Owner) findRoom(after map[service.Name]*joined) error {
 			mostBackends = grown{name, by}
 		}
 		switch {
-		case r.winners > l.Frontends && r.winners > len(o.winners):
+		case r.winners > l.Frontends && r.winners > had.frontends:
 			return fmt.Errorf("%w: there would be at least %d frontends, the limit is %d (limits.frontends); "+
 				"service %s adds most, %d", failure.ErrLimit, r.winners, l.Frontends, most.name, most.by)
-		case r.distinct > l.Backends && r.distinct > o.backends.once.n:
+		case r.distinct > l.Backends && r.distinct > had.backends:
 			return fmt.Errorf("%w: there would be at least %d backends, the limit is %d (limits.backends); "+
 				"service %s adds most, %d", failure.ErrLimit, r.distinct, l.Backends, mostBackends.name, mostBackends.by)
 		}
@@ -78,8 +78,7 @@ func (o *Owner) findRoom(after map[service.Name]*joined) error {
 
 // countNamed rejects a service that names more than it can have, before its frontends and backends
 // are computed.
-func (o *Owner) countNamed(name service.Name, before, then compile.View) error {
-	l := o.config.Limits
+func (l *Limits) countNamed(name service.Name, before, then compile.View) error {
 	f0, b0 := before.Named()
 	f1, b1 := then.Named()
 	switch {
@@ -95,17 +94,13 @@ func (o *Owner) countNamed(name service.Name, before, then compile.View) error {
 
 // add counts what a service wants; with by -1 it subtracts that.
 func (r *room) add(v compile.View, by int) (keys, backends int) {
-	for _, k := range r.config.Node.Keys(v.Service) {
-		had := len(r.contested[k])
-		if had == 0 && r.Owner.winners[k] != nil {
-			had = 1
-		}
-		r.winners += change(r.keys, k, had, by)
+	for _, k := range r.index.node.Keys(v.Service) {
+		r.winners += change(r.keys, k, r.index.claims.wanted(k), by)
 		keys++
 	}
-	for _, at := range r.config.Node.Backends(v) {
-		h := r.backends.hash(at)
-		r.distinct += change(r.places, h, r.backends.of(h), by)
+	for _, at := range r.index.node.Backends(v) {
+		h := r.index.backends.hash(at)
+		r.distinct += change(r.places, h, r.index.backends.of(h), by)
 		backends++
 	}
 	return keys, backends

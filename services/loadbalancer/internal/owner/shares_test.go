@@ -244,7 +244,7 @@ func TestFrontendsBeyondTheShareRefuseConnections(t *testing.T) {
 		text = strings.Replace(text, fmt.Sprintf("port: %d}", 80+i), fmt.Sprintf("port: %d, nodePort: %d}", 80+i, 30080+i), 1)
 	}
 	ends := sliceText("evil", "s", 10, "10.244.9.1")
-	o.config.Node.ExternalIPs = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
+	o.index.node.ExternalIPs = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
 	o.give(serviceText("evil", "a", "10.96.1.9", 15), text, ends)
 	o.complete()
 	// The tenant gets nine of the ten units that remain after 10 are reserved for the node ports.
@@ -545,7 +545,7 @@ func TestNamespacesOfOneTenantShare(t *testing.T) {
 	}
 	// the datapath counts quarantined numbers for the tenant
 	if err := o.loop.Do(t.Context(), opOther, func() {
-		for _, f := range o.frontends(o.services[service.Name{Namespace: "evil0", Name: "s"}], nil) {
+		for _, f := range o.index.frontends(o.index.service(service.Name{Namespace: "evil0", Name: "s"})) {
 			if f.Tenant != shares.Labelled("evil") {
 				t.Errorf("%v is of %v", f.Key, f.Tenant)
 			}
@@ -653,9 +653,8 @@ func TestDatapathThatSaysWhatItHoldsMovesNoFrontend(t *testing.T) {
 		o.remove(k)
 		o.level()
 	}
-	if all := o.allFrontends(); len(all) > 0 || len(o.winners) > 0 || len(o.contested) > 0 {
-		t.Errorf("without services: frontends %v, %d winners, %d contested",
-			all, len(o.winners), len(o.contested))
+	if all, n := o.allFrontends(), o.index.counts(); len(all) > 0 || n.frontends > 0 || n.contested > 0 {
+		t.Errorf("without services: frontends %v, %d winners, %d contested", all, n.frontends, n.contested)
 	}
 }
 

@@ -53,13 +53,13 @@ func (o *Owner) view() view {
 
 // Frontend implements stream.Source.
 func (v view) Frontend(k frontend.Key) *frontend.Frontend {
-	w := v.winners[k]
+	w := v.index.claims.winner(k)
 	if w == nil {
 		return nil
 	}
 	all, ok := v.of[w]
 	if !ok {
-		list := v.frontends(w, nil)
+		list := v.index.frontends(w)
 		all = make(map[frontend.Key]*frontend.Frontend, len(list))
 		for _, f := range list {
 			all[f.Key] = f
@@ -70,10 +70,10 @@ func (v view) Frontend(k frontend.Key) *frontend.Frontend {
 }
 
 // Keys implements stream.Source.
-func (v view) Keys() []frontend.Key { return slices.Collect(maps.Keys(v.winners)) }
+func (v view) Keys() []frontend.Key { return v.index.claims.frontends() }
 
 // Revision implements stream.Source.
-func (v view) Revision() (revision uint64, complete bool) { return v.state.Revision, v.complete() }
+func (v view) Revision() (revision uint64, complete bool) { return v.index.revision, v.complete() }
 
 // NextSeq implements stream.Source.
 func (v view) NextSeq() uint64 {
@@ -101,7 +101,7 @@ func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*Session, err
 		if want.Incarnation != o.incarnation {
 			seq = 0
 		}
-		if !s.Connect(o.session, seq, o.view()) && len(o.winners) >= manyFrontends {
+		if !s.Connect(o.session, seq, o.view()) && o.index.counts().frontends >= manyFrontends {
 			o.changes = 1
 		}
 		x := &Session{owner: o, name: want.Name, number: o.session, wake: s.Wake, ended: make(chan struct{})}
@@ -209,7 +209,7 @@ func (x *Session) Refuse(ctx context.Context, k frontend.Key, reason string) err
 		if err != nil {
 			return struct{}{}, err
 		}
-		w := x.owner.winners[k]
+		w := x.owner.index.claims.winner(k)
 		if w == nil {
 			return struct{}{}, nil
 		}
@@ -217,7 +217,7 @@ func (x *Session) Refuse(ctx context.Context, k frontend.Key, reason string) err
 			"subscriber", x.name, "frontend", compile.KeyText(k), "service", w.name.String(), "reason", reason)
 		s.Refuse(k, w.name, reason)
 		x.owner.unsettle[w.name] = struct{}{}
-		x.owner.watch.Upsert(w.name, x.owner.state.Revision)
+		x.owner.watch.Upsert(w.name, x.owner.index.revision)
 		x.owner.moved()
 		return struct{}{}, nil
 	})
@@ -272,10 +272,10 @@ func (o *Owner) Wait(ctx context.Context, revision uint64, of []service.Name, en
 }
 
 func (o *Owner) reached(revision uint64, of []service.Name, ended bool) (Waited, bool, error) {
-	if revision > o.state.Revision {
-		return Waited{}, false, fmt.Errorf("%w: %d, the services are at %d", failure.ErrRevision, revision, o.state.Revision)
+	if revision > o.index.revision {
+		return Waited{}, false, fmt.Errorf("%w: %d, the services are at %d", failure.ErrRevision, revision, o.index.revision)
 	}
-	out := Waited{Revision: o.state.Revision}
+	out := Waited{Revision: o.index.revision}
 	waiting := false
 	for _, name := range slices.Sorted(maps.Keys(o.subscribers)) {
 		s := o.subscribers[name]

@@ -14,23 +14,12 @@ import (
 func (o *Owner) SetZone(ctx context.Context, zone string) error {
 	_, err := o.revise(ctx, func() (*edit, error) {
 		e := &edit{}
-		if zone != o.config.Node.Zone {
+		if zone != o.index.node.Zone {
 			e.zone = &zone
 		}
 		return e, nil
 	}, func(*edit) {})
 	return err
-}
-
-// hinted adds the services to an edit whose frontends depend on the zone.
-func (o *Owner) hinted(e *edit) {
-	for name, j := range o.services {
-		if j.object == nil || !j.hasZoneHints() {
-			continue
-		}
-		e.touched[name] = struct{}{}
-		e.content = true
-	}
 }
 
 func (j *joined) hasZoneHints() bool {

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"slices"
+
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/record"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+)
+
+// edit is a change of objects.
+type edit struct {
+	Outcome
+	puts  []*object // new or changed
+	gone  []service.ObjectKey
+	named []service.ObjectKey // named by the caller, changed or not
+	dry   bool                // only validated
+	// completes: the manager or the source has named everything.
+	completes bool
+	listed    []string // sources to record as listed in this state
+	zone      *string  // of the node; nil: unchanged
+	levels    *levels  // of the shares; nil: unchanged
+	// waits are API server objects in gone that no longer fit their share, and wait.
+	waits []waiting
+
+	content bool // the content of objects changes, and with it the revision
+	touched map[service.Name]struct{}
+	// after are the services of puts and gone as they will be; nil after they were applied.
+	after map[service.Name]*joined
+}
+
+// writes reports whether there is something to write.
+func (e *edit) writes() bool {
+	return len(e.puts)+len(e.gone)+len(e.listed) > 0 || e.zone != nil || e.levels != nil
+}
+
+func (e *edit) record() record.Change {
+	c := record.Change{State: record.StateRecords(e.listed, e.zone)}
+	if e.content {
+		c.Revision = e.Revision + 1
+	}
+	c.Puts = make([]record.Record, len(e.puts))
+	for i, x := range e.puts {
+		c.Puts[i] = x.record()
+	}
+	for _, k := range e.gone {
+		c.Deletes = append(c.Deletes, record.Key(k))
+	}
+	return c
+}
+
+// last returns the last object of a kind that an edit adds, for a message.
+func last(e *edit, kind service.Kind) service.ObjectKey {
+	for _, x := range slices.Backward(e.puts) {
+		if k := x.key(); k.Kind == kind {
+			return k
+		}
+	}
+	return service.ObjectKey{}
+}

@@ -119,7 +119,7 @@ func (o *Owner) managed() *managed.Objects[service.ObjectKey] {
 		All: func(yield func(service.ObjectKey, managed.By) bool) {
 			o.index.objects(func(x *object) { yield(x.key(), *x.by) }) // Prune takes all
 		},
-		Configured: func(source string) bool { return o.sources[source] != nil },
+		Configured: o.sources.configured,
 		Compare:    service.ObjectKey.Compare,
 	}
 }
@@ -140,7 +140,7 @@ func (o *Owner) change(ctx context.Context, c managed.Caller, find func() (*edit
 			o.index.object(k).named = true
 		}
 		if e.completes {
-			o.managers[c.Manager] = true
+			o.sources.managerSynced(c.Manager)
 		}
 		o.annotate(e)
 	})

@@ -203,7 +203,7 @@ func (o *Owner) compare(l *listing) *edit {
 			case ok:
 				why = fmt.Sprintf("%s is already in %s", d.Key, other)
 			case x == nil:
-			case x.by.Source != l.source && o.delivers(x.by.Source):
+			case x.by.Source != l.source && o.sources.delivers(x.by.Source):
 				why = fmt.Sprintf("%s belongs to the source %s", d.Key, x.by.Source)
 			case x.by.Source == l.source && x.by.Origin != origin && (has[d.Key][x.by.Origin] || stays(x.by.Origin)):
 				why = fmt.Sprintf("%s is already in %s", d.Key, x.by.Origin)
@@ -272,7 +272,7 @@ func (o *Owner) compare(l *listing) *edit {
 		refuse(origin, service.ObjectKey{}, "%s", strings.Join(all, "; "))
 	}
 	slices.SortFunc(e.gone, service.ObjectKey.Compare)
-	if !o.sources[l.source].listed && !l.partial {
+	if !o.sources.listed(l.source) && !l.partial {
 		e.listed = []string{l.source}
 	}
 	return e
@@ -322,16 +322,12 @@ func closedOf(b *manifest.Unreadable, last *object, by *managed.By) *object {
 
 // took records the result of a listing that was applied.
 func (o *Owner) took(l *listing) {
-	src := o.sources[l.source]
-	for origin := range src.refused {
-		if _, ok := l.refused[origin]; !ok {
-			delete(src.refused, origin)
-		}
-	}
+	o.sources.acceptUnless(l.source, func(r Refused) bool { _, ok := l.refused[r.Origin]; return ok })
 	for _, r := range l.refused {
-		o.noteRefused(r)
+		o.sources.refuse(r)
 	}
-	if src.err = ""; !l.partial {
-		o.synced(src)
+	o.sources.failed(l.source, nil)
+	if !l.partial {
+		o.synced(l.source)
 	}
 }

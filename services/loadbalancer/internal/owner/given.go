@@ -15,7 +15,6 @@ import (
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/source"
 )
 
 // Given is an object from a source that watches.
@@ -93,7 +92,7 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 				if x != nil && x.by.Source == f.name {
 					e.close(x, unreadable)
 				}
-			case x != nil && x.by.Source != f.name && o.delivers(x.by.Source):
+			case x != nil && x.by.Source != f.name && o.sources.delivers(x.by.Source):
 				refused[k] = fmt.Sprintf("%s belongs to the source %s", k, x.by.Source)
 			default:
 				y := newObject(&g.Object, by)
@@ -121,15 +120,14 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 		}
 		return e, nil
 	}, func(*edit) {
-		src := o.sources[f.name]
 		for k := range upserts {
-			delete(src.refused, k.String())
+			o.sources.accept(f.name, k.String())
 		}
 		for k := range deletes {
-			delete(src.refused, k.String())
+			o.sources.accept(f.name, k.String())
 		}
 		for k, why := range refused {
-			o.noteRefused(Refused{Key: k, Source: f.name, Origin: k.String(), Err: why})
+			o.sources.refuse(Refused{Key: k, Source: f.name, Origin: k.String(), Err: why})
 		}
 	})
 	if err != nil {
@@ -165,22 +163,8 @@ func (e *edit) close(x *object, why error) {
 func (f *Objects) refuse(ctx context.Context, k service.ObjectKey, g Given, why error) error {
 	f.refused[k] = g
 	return f.owner.loop.Do(ctx, opOther, func() {
-		f.owner.noteRefused(Refused{Key: k, Source: f.name, Origin: k.String(), Err: why.Error()})
+		f.owner.sources.refuse(Refused{Key: k, Source: f.name, Origin: k.String(), Err: why.Error()})
 	})
-}
-
-// noteRefused records that an object or file is refused, and logs it if it is new. A source that is no longer
-// configured has no refusals.
-func (o *Owner) noteRefused(r Refused) {
-	src := o.sources[r.Source]
-	if src == nil {
-		return
-	}
-	if before, ok := src.refused[r.Origin]; !ok || before != r {
-		o.config.Log.Warn("object or file refused", "source", r.Source, "origin", r.Origin,
-			"reason", r.Err)
-	}
-	src.refused[r.Origin] = r
 }
 
 // Held returns the objects of the source, including objects of earlier runs.
@@ -211,14 +195,13 @@ func (f *Objects) Complete(ctx context.Context, listed map[service.ObjectKey]str
 			}
 		}
 		slices.SortFunc(e.gone, service.ObjectKey.Compare)
-		if !o.sources[f.name].listed {
+		if !o.sources.listed(f.name) {
 			e.listed = []string{f.name}
 		}
 		return e, nil
 	}, func(*edit) {
-		src := o.sources[f.name]
-		maps.DeleteFunc(src.refused, func(_ string, r Refused) bool { _, ok := listed[r.Key]; return !ok })
-		o.synced(src)
+		o.sources.acceptUnless(f.name, func(r Refused) bool { _, ok := listed[r.Key]; return ok })
+		o.synced(f.name)
 	})
 	if err != nil {
 		return err
@@ -230,19 +213,4 @@ func (f *Objects) Complete(ctx context.Context, listed map[service.ObjectKey]str
 // Failed implements watch.Sink.
 func (f *Objects) Failed(ctx context.Context, why error) error {
 	return f.owner.SourceFailed(ctx, f.name, why)
-}
-
-// delivers reports whether calls or a configured source may still change the objects of a source.
-func (o *Owner) delivers(name string) bool { return source.Of(name).Calls || o.sources[name] != nil }
-
-// synced records that a source was listed completely.
-func (o *Owner) synced(src *sourceState) {
-	src.synced, src.err = true, ""
-	if src.listed {
-		return
-	}
-	src.listed = true
-	o.mark(nil) // a barrier reports it
-	o.checkReady()
-	o.wakeLevels(o.config.Now())
 }

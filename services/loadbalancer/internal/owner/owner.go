@@ -86,22 +86,6 @@ const (
 	opOther  = "other"
 )
 
-// sourceState is the state of a configured source.
-type sourceState struct {
-	synced  bool
-	listed  bool // in this state, by this run or an earlier one
-	err     string
-	refused map[string]Refused // by origin
-}
-
-// Refused is a file or object whose last version is not applied.
-type Refused struct {
-	Key    service.ObjectKey // zero: a file as a whole
-	Source string
-	Origin string
-	Err    string
-}
-
 // Owner owns all state.
 type Owner struct {
 	config      Config
@@ -115,8 +99,7 @@ type Owner struct {
 	index  *index
 	places *places // of services and slices in the shares
 
-	sources  map[string]*sourceState // configured sources
-	managers map[string]bool         // managers of managed.SourceGRPC that completed in this run
+	sources *sources
 
 	subscribers map[string]*stream.Subscriber
 	sessions    map[string]*Session // of connected subscribers
@@ -132,10 +115,7 @@ type Owner struct {
 	local    chan struct{} // has a token when Locals may have changed
 	changes  int           // ticks since the last change, from 1; 0: no change since Garbage
 	garbage  chan struct{} // has a token when much memory may be freed
-
-	ready   bool
-	readied chan struct{} // closed once ready
-	swept   time.Time     // when sweep ran last
+	swept    time.Time     // when sweep ran last
 }
 
 // New loads the state in dir. sources are the configured sources; each has to be listed completely
@@ -146,12 +126,11 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	}
 	o := &Owner{
 		config: config, loop: loop.New(loop.Options{}),
-		sources: make(map[string]*sourceState), managers: make(map[string]bool),
+		sources:     newSources(sources, config.Log),
 		subscribers: make(map[string]*stream.Subscriber), sessions: make(map[string]*Session), progress: make(chan struct{}),
 		watch:    watch.NewHub[service.Name, uint64](watch.Options[uint64]{Pending: 2 * config.Limits.Services}),
 		unsettle: make(map[service.Name]struct{}), problems: make(map[string]error),
 		level: make(chan struct{}, 1), local: make(chan struct{}, 1), garbage: make(chan struct{}, 1),
-		readied: make(chan struct{}),
 	}
 	o.revising = o.loop.NewLock()
 	if o.config.Tenants == nil {
@@ -160,13 +139,10 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	o.index = newIndex(&config.Node, o.config.Tenants)
 	o.places = newPlaces(o)
 	rand.Read(o.incarnation[:]) //nolint:errcheck // it never fails
-	for _, s := range sources {
-		o.sources[s] = &sourceState{refused: make(map[string]Refused)}
-	}
 	if err := o.restore(dir); err != nil {
 		return nil, err
 	}
-	o.checkReady()
+	o.sources.checkReady()
 	return o, nil
 }
 
@@ -192,16 +168,10 @@ func (o *Owner) restore(dir string) error {
 		return err
 	}
 	o.name, o.index.revision = state.Name, state.Revision
-	for name := range o.sources {
-		if source.Of(name).Zone && o.index.node.Zone == "" {
-			o.index.node.Zone = state.Zone
-		}
+	if o.sources.deliverZone() && o.index.node.Zone == "" {
+		o.index.node.Zone = state.Zone
 	}
-	for _, name := range state.Complete {
-		if s := o.sources[name]; s != nil {
-			s.listed = true
-		}
-	}
+	o.sources.restore(state.Complete)
 	o.admitAll(touched)
 	for name := range touched {
 		j := o.index.service(name)
@@ -305,37 +275,22 @@ func (o *Owner) problem(what string, err error) {
 	}
 }
 
-// checkReady closes readied once every source was listed.
-func (o *Owner) checkReady() {
-	if o.ready || !o.complete() {
+// synced records that a source was listed completely.
+func (o *Owner) synced(name string) {
+	if !o.sources.synced(name) {
 		return
 	}
-	o.ready = true
-	close(o.readied)
-}
-
-// complete reports whether every source was listed completely in this state.
-func (o *Owner) complete() bool {
-	for _, s := range o.sources {
-		if !s.listed {
-			return false
-		}
-	}
-	return true
+	o.mark(nil) // a barrier reports it
+	o.sources.checkReady()
+	o.wakeLevels(o.config.Now())
 }
 
 // Ready is closed when every source was listed completely, by this run or an earlier one.
-func (o *Owner) Ready() <-chan struct{} { return o.readied }
+func (o *Owner) Ready() <-chan struct{} { return o.sources.readied }
 
 // SourceFailed records the error of a source; nil clears it.
 func (o *Owner) SourceFailed(ctx context.Context, name string, why error) error {
-	return o.loop.Do(ctx, opOther, func() {
-		s := o.sources[name]
-		s.err = ""
-		if why != nil {
-			s.err = why.Error()
-		}
-	})
+	return o.loop.Do(ctx, opOther, func() { o.sources.failed(name, why) })
 }
 
 // Garbage has a token some time after changes, or after a subscriber got all frontends: much memory
@@ -418,7 +373,6 @@ func (o *Owner) reviseHeld(ctx context.Context, decide func() (*edit, error), do
 		o.stored(nil)
 		o.apply(e)
 		done(e)
-		o.checkReady()
 	}); err != nil {
 		return Outcome{}, err
 	}

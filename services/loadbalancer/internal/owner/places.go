@@ -264,7 +264,7 @@ func (o *Owner) recount(e *edit) {
 		x := newObject(&m.Object, &managed.By{Source: m.source})
 		p.objects.Restore(m.Key, p.counted(x, m.created), false)
 		p.waiting[m.Key] = m
-		o.noteRefused(Refused{Key: m.Key, Source: m.source, Origin: m.Key.String(), Err: p.whyWaiting(m.Key)})
+		o.sources.refuse(Refused{Key: m.Key, Source: m.source, Origin: m.Key.String(), Err: p.whyWaiting(m.Key)})
 	}
 	for _, x := range e.puts {
 		k := x.key()
@@ -274,9 +274,7 @@ func (o *Owner) recount(e *edit) {
 		p.objects.Restore(k, p.counted(x, x.created), true)
 		if m, waited := p.waiting[k]; waited {
 			delete(p.waiting, k)
-			if src := o.sources[m.source]; src != nil {
-				delete(src.refused, k.String())
-			}
+			o.sources.accept(m.source, k.String())
 		}
 	}
 }
@@ -515,7 +513,7 @@ type levels struct {
 
 // levelled reports whether levels can be computed: every source and the Namespaces were listed
 // once.
-func (o *Owner) levelled() bool { return o.complete() && o.config.Tenants.Complete() }
+func (o *Owner) levelled() bool { return o.sources.complete() && o.config.Tenants.Complete() }
 
 // planLevels computes the levels.
 func (o *Owner) planLevels(now time.Time) *levels {

@@ -9,12 +9,10 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/loop"
-	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
@@ -160,14 +158,7 @@ func (o *Owner) refused(f Filter) []Refused {
 	if f.Name != "" || f.Manager != nil || f.Address.IsValid() {
 		return nil
 	}
-	var out []Refused
-	for _, s := range o.sources {
-		for _, r := range s.refused {
-			if f.Namespace == "" || r.Key.Namespace == f.Namespace {
-				out = append(out, r)
-			}
-		}
-	}
+	out := o.sources.refusals(f.Namespace)
 	for j := range o.index.all() {
 		if j.object != nil || f.Namespace != "" && j.name.Namespace != f.Namespace {
 			continue
@@ -180,15 +171,7 @@ func (o *Owner) refused(f Filter) []Refused {
 			out = append(out, Refused{Key: x.key(), Source: x.by.Source, Origin: x.by.Origin, Err: why})
 		}
 	}
-	slices.SortFunc(out, func(a, b Refused) int {
-		if c := strings.Compare(a.Source, b.Source); c != 0 {
-			return c
-		}
-		if c := a.Key.Compare(b.Key); c != 0 {
-			return c
-		}
-		return strings.Compare(a.Origin, b.Origin)
-	})
+	slices.SortFunc(out, compareRefused)
 	return out
 }
 
@@ -231,14 +214,6 @@ type Status struct {
 	SystemRefused string
 }
 
-// SourceStatus is the state of a source, or of a manager.
-type SourceStatus struct {
-	Name, Manager string
-	Synced        bool
-	Error         string
-	Objects       int
-}
-
 // SubscriberStatus is the state of a subscriber.
 type SubscriberStatus struct {
 	Name                string
@@ -273,40 +248,20 @@ func (o *Owner) status() Status {
 		}
 		problem(kind, "%s: %v", part, o.problems[part])
 	}
-	objects := make(map[[2]string]int)
+	objects := make(map[creator]int)
 	o.index.objects(func(x *object) {
-		objects[[2]string{x.by.Source, x.by.Manager}]++
+		objects[creator{x.by.Source, x.by.Manager}]++
 	})
-	grpc := map[string]struct{}{"": {}}
-	for m := range o.managers {
-		grpc[m] = struct{}{}
-	}
-	for at := range objects {
-		if source.Of(at[0]).Calls {
-			grpc[at[1]] = struct{}{}
+	out.Sources = o.sources.status(objects)
+	for _, s := range out.Sources {
+		if s.Error != "" {
+			problem(ProblemService, "source %s: %s", s.Name, s.Error)
 		}
 	}
-	for _, m := range slices.Sorted(maps.Keys(grpc)) {
-		out.Sources = append(out.Sources, SourceStatus{
-			Name: managed.SourceGRPC, Manager: m, Synced: m == "" || o.managers[m],
-			Objects: objects[[2]string{managed.SourceGRPC, m}],
-		})
-	}
-	for _, name := range slices.Sorted(maps.Keys(o.sources)) {
-		s := o.sources[name]
-		out.Refused += len(s.refused)
-		out.Sources = append(out.Sources, SourceStatus{
-			Name: name, Synced: s.synced, Error: s.err,
-			Objects: objects[[2]string{name, ""}],
-		})
-		if s.err != "" {
-			problem(ProblemService, "source %s: %s", name, s.err)
-		}
-	}
-	for _, r := range o.refused(Filter{}) {
-		if o.sources[r.Source] != nil && o.sources[r.Source].refused[r.Origin] == r {
-			problem(ProblemService, "%s %s is refused: %s", r.Source, r.Origin, r.Err)
-		}
+	refused := o.sources.refusals("")
+	out.Refused = len(refused)
+	for _, r := range refused {
+		problem(ProblemService, "%s %s is refused: %s", r.Source, r.Origin, r.Err)
 	}
 	for _, name := range slices.Sorted(maps.Keys(o.subscribers)) {
 		s := subscriberStatus(o.subscribers[name])

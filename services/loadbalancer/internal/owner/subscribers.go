@@ -73,7 +73,9 @@ func (v view) Frontend(k frontend.Key) *frontend.Frontend {
 func (v view) Keys() []frontend.Key { return v.index.claims.frontends() }
 
 // Revision implements stream.Source.
-func (v view) Revision() (revision uint64, complete bool) { return v.index.revision, v.complete() }
+func (v view) Revision() (revision uint64, complete bool) {
+	return v.index.revision, v.sources.complete()
+}
 
 // NextSeq implements stream.Source.
 func (v view) NextSeq() uint64 {

@@ -88,7 +88,7 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 			switch {
 			case unreadable != nil:
 				refused[k] = unreadable.Error()
-				delete(o.places.waiting, k) // its content has changed
+				o.places.stopWaiting(k)
 				if x != nil && x.by.Source == f.name {
 					e.close(x, unreadable)
 				}
@@ -189,11 +189,7 @@ func (f *Objects) Complete(ctx context.Context, listed map[service.ObjectKey]str
 				e.gone = append(e.gone, x.key())
 			}
 		})
-		for k := range o.places.waiting {
-			if _, ok := listed[k]; !ok {
-				o.places.uncount(k)
-			}
-		}
+		o.places.keepWaiting(listed)
 		slices.SortFunc(e.gone, service.ObjectKey.Compare)
 		if !o.sources.listed(f.name) {
 			e.listed = []string{f.name}

@@ -137,7 +137,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		o.config.Tenants = everyNamespace{shares.NewTenants(config.Shares)}
 	}
 	o.index = newIndex(&config.Node, o.config.Tenants)
-	o.places = newPlaces(o)
+	o.places = newPlaces(&o.config, o.index, o.sources)
 	rand.Read(o.incarnation[:]) //nolint:errcheck // it never fails
 	if err := o.restore(dir); err != nil {
 		return nil, err
@@ -172,7 +172,7 @@ func (o *Owner) restore(dir string) error {
 		o.index.node.Zone = state.Zone
 	}
 	o.sources.restore(state.Complete)
-	o.admitAll(touched)
+	o.places.restore(touched, o.config.Now)
 	for name := range touched {
 		j := o.index.service(name)
 		o.index.enter(j)
@@ -382,7 +382,7 @@ func (o *Owner) reviseHeld(ctx context.Context, decide func() (*edit, error), do
 // plan assigns revisions to what an edit changes, and checks the limits.
 func (o *Owner) plan(e *edit) error {
 	for _, x := range e.puts {
-		x.created = o.places.waiting[x.key()].created
+		x.created = o.places.waitingSince(x.key())
 	}
 	services, count := o.index.plan(e, o.config.Now().UnixNano())
 	if len(e.puts) == 0 || source.Of(e.puts[0].by.Source).Waits {
@@ -397,23 +397,23 @@ func (o *Owner) plan(e *edit) error {
 		return fmt.Errorf("%w: there would be %d endpoint slices with %s, the limit is %d (limits.endpointSlices)",
 			failure.ErrLimit, count, last(e, service.KindSlice), l.Slices)
 	}
-	if err := o.tryCount(e); err != nil || !source.Of(e.puts[0].by.Source).Calls {
+	if err := o.places.tryCount(e); err != nil || !source.Of(e.puts[0].by.Source).Calls {
 		return err
 	}
 	if err := o.index.findRoom(l, e.after); err != nil {
 		return err
 	}
-	return o.findShare(e.after)
+	return o.places.findShare(e.after)
 }
 
 // apply applies an edit, and marks the changed frontends for the subscribers.
 func (o *Owner) apply(e *edit) {
 	t := o.index.begin(e.touched)
-	admitted := o.admit(e)
+	admitted := o.places.admit(e)
 	t.expect(admitted.after)
 	o.index.apply(e, o.config.Now().UnixNano())
-	admitted.set(o)
-	o.recount(e)
+	admitted.set(o.index)
+	o.places.recount(e)
 	changed := t.end()
 	for _, name := range t.touched {
 		j := o.index.service(name)

@@ -5,15 +5,11 @@ package owner
 
 import (
 	"cmp"
-	"context"
-	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
-	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/shares"
@@ -49,9 +45,11 @@ type place struct {
 	addresses bool
 }
 
-// places divides the frontends and backends that the kernel can hold among tenants.
+// places divides the frontends and backends that the kernel can hold among tenants, and the limits of services and
+// slices. Objects of an API server that exceed a share wait. It belongs to the loop.
 type places struct {
 	index    *index
+	sources  *sources
 	limits   Limits
 	settings shares.Settings
 
@@ -71,9 +69,9 @@ type places struct {
 	asked    int                          // the value of perService used in requests for backends
 }
 
-func newPlaces(o *Owner) *places {
+func newPlaces(config *Config, ix *index, s *sources) *places {
 	p := &places{
-		index: o.index, limits: o.config.Limits, settings: o.config.Shares,
+		index: ix, sources: s, limits: config.Limits, settings: config.Shares,
 		reported: make(map[string]frontend.Capacity),
 	}
 	p.frontends = shares.NewParts[place](p.settings, shares.Limit{Name: LimitFrontends, Size: p.limits.Frontends})
@@ -169,6 +167,21 @@ func (p *places) whyWaiting(k service.ObjectKey) string {
 		limit.Name, share.Admitted)
 }
 
+// waitingSince returns when the source first gave an object that waits; 0: it does not wait.
+func (p *places) waitingSince(k service.ObjectKey) int64 { return p.waiting[k].created }
+
+// stopWaiting forgets an object that waits, because its content has changed.
+func (p *places) stopWaiting(k service.ObjectKey) { delete(p.waiting, k) }
+
+// keepWaiting forgets the objects that wait and are not listed.
+func (p *places) keepWaiting(listed map[service.ObjectKey]struct{}) {
+	for k := range p.waiting {
+		if _, ok := listed[k]; !ok {
+			p.uncount(k)
+		}
+	}
+}
+
 // uncount removes an object from the counts.
 func (p *places) uncount(k service.ObjectKey) {
 	p.objects.Delete(k)
@@ -176,8 +189,7 @@ func (p *places) uncount(k service.ObjectKey) {
 }
 
 // tryCount checks that objects of a file or a call are within the share of their tenant.
-func (o *Owner) tryCount(e *edit) error {
-	p := o.places
+func (p *places) tryCount(e *edit) error {
 	var tried []service.ObjectKey
 	for _, k := range e.gone {
 		p.objects.Delete(k)
@@ -187,13 +199,13 @@ func (o *Owner) tryCount(e *edit) error {
 			p.objects.Delete(k)
 		}
 		for _, k := range e.gone {
-			x := o.index.object(k)
+			x := p.index.object(k)
 			p.objects.Restore(k, p.counted(x, x.created), true)
 		}
 	}()
 	for _, x := range e.puts {
 		k := x.key()
-		if o.index.object(k) != nil || p.objects.Admitted(k) {
+		if p.index.object(k) != nil || p.objects.Admitted(k) {
 			continue
 		}
 		tried = append(tried, k)
@@ -204,59 +216,8 @@ func (o *Owner) tryCount(e *edit) error {
 	return nil
 }
 
-// levelObjects computes the levels of services and slices, and adds the objects that lose or get
-// space to an edit. undo reverts the levels.
-func (o *Owner) levelObjects(e *edit, now time.Time) (undo func()) {
-	p := o.places
-	if p.levelled && len(p.waiting) == 0 {
-		return func() {} // everything fits
-	}
-	p.levelled = true
-	withdrawn, admitted := p.objects.Level(now)
-	var changed []func()
-	for _, k := range withdrawn {
-		x := o.index.object(k)
-		if x == nil || !source.Of(x.by.Source).Waits {
-			continue
-		}
-		if x.refuses() {
-			continue
-		}
-		if x.slice != nil {
-			e.gone = append(e.gone, k)
-		} else {
-			e.puts = append(e.puts, x.refusing())
-		}
-		m := manifest.Object{Key: k, Service: x.service, Slice: x.slice, Notes: x.remarks.get().notes}
-		e.waits = append(e.waits, waiting{m, x.by.Source, x.created})
-		counted := p.counted(x, x.created)
-		changed = append(changed, func() { p.objects.Restore(k, counted, true) })
-	}
-	for _, k := range admitted {
-		m, ok := p.waiting[k]
-		if !ok {
-			continue
-		}
-		x := newObject(&m.Object, &managed.By{Source: m.source})
-		if other := o.index.object(k); other != nil && (!other.refuses() || other.by.Source != m.source) {
-			continue // another source has it by now
-		}
-		e.puts = append(e.puts, x)
-		counted := p.counted(x, m.created)
-		changed = append(changed, func() { p.objects.Restore(k, counted, false) })
-	}
-	slices.SortFunc(e.gone, service.ObjectKey.Compare)
-	slices.SortFunc(e.puts, func(a, b *object) int { return a.key().Compare(b.key()) })
-	return func() {
-		for _, f := range changed {
-			f()
-		}
-	}
-}
-
 // recount updates the counts after an edit was applied.
-func (o *Owner) recount(e *edit) {
-	p := o.places
+func (p *places) recount(e *edit) {
 	for _, k := range e.gone {
 		p.uncount(k)
 	}
@@ -264,7 +225,7 @@ func (o *Owner) recount(e *edit) {
 		x := newObject(&m.Object, &managed.By{Source: m.source})
 		p.objects.Restore(m.Key, p.counted(x, m.created), false)
 		p.waiting[m.Key] = m
-		o.sources.refuse(Refused{Key: m.Key, Source: m.source, Origin: m.Key.String(), Err: p.whyWaiting(m.Key)})
+		p.sources.refuse(Refused{Key: m.Key, Source: m.source, Origin: m.Key.String(), Err: p.whyWaiting(m.Key)})
 	}
 	for _, x := range e.puts {
 		k := x.key()
@@ -274,7 +235,7 @@ func (o *Owner) recount(e *edit) {
 		p.objects.Restore(k, p.counted(x, x.created), true)
 		if m, waited := p.waiting[k]; waited {
 			delete(p.waiting, k)
-			o.sources.accept(m.source, k.String())
+			p.sources.accept(m.source, k.String())
 		}
 	}
 }
@@ -287,7 +248,7 @@ type shared struct {
 }
 
 // ask requests space for a service and its slices.
-func (p *places) ask(n *compile.Node, j *joined) shared {
+func (p *places) ask(j *joined) shared {
 	var out shared
 	if j.object == nil || !j.object.service.HasFrontends() {
 		p.deleteFrontends(j.name)
@@ -296,7 +257,7 @@ func (p *places) ask(n *compile.Node, j *joined) shared {
 		}
 		return out
 	}
-	if got, all := p.askFrontends(p.frontends, n, j); got < all {
+	if got, all := p.askFrontends(p.frontends, &p.index.node, j); got < all {
 		out.share = &got
 	}
 	out.slices = p.askBackends(j)
@@ -335,27 +296,6 @@ func (p *places) askBackends(j *joined) (cut map[*object]int) {
 		}
 	}
 	return cut
-}
-
-// askAgain requests the backends again for services that the number of backends per service bounds,
-// or bounded before, and adds these services to touched.
-func (o *Owner) askAgain(touched map[service.Name]struct{}) {
-	p := o.places
-	least := min(p.asked, p.perService())
-	p.asked = p.perService()
-	for j := range o.index.all() {
-		if j.object == nil || !j.object.service.HasFrontends() || len(j.slices) == 0 {
-			continue
-		}
-		ports, all := compile.PortsOf(j.object.service), 0
-		for _, x := range j.slices {
-			all += ports.Count(x.slice)
-		}
-		if all > least {
-			p.askBackends(j)
-			touched[j.name] = struct{}{}
-		}
-	}
 }
 
 // century orders the addresses of all services before all other requests of a tenant.
@@ -413,26 +353,26 @@ type admission struct {
 }
 
 // admit determines which parts of an edit's services are within shares when the edit is applied.
-func (o *Owner) admit(e *edit) *admission {
+func (p *places) admit(e *edit) *admission {
 	a := &admission{after: e.after, got: make(map[service.Name]shared, len(e.after))}
 	if e.levels != nil {
-		e.levels.enforce(o)
+		p.enforce(e.levels)
 	}
 	for name := range e.touched {
-		if now := o.index.service(name); now != nil && a.after[name] == nil {
+		if now := p.index.service(name); now != nil && a.after[name] == nil {
 			j := *now
 			a.after[name] = &j
 		}
 	}
 	for _, k := range e.gone {
 		if k.Kind == service.KindSlice {
-			o.places.backends.Delete(k.Name)
+			p.backends.Delete(k.Name)
 		} else {
-			o.places.deleteFrontends(k.Name)
+			p.deleteFrontends(k.Name)
 		}
 	}
-	for _, j := range o.byOrder(a.after) {
-		got := o.places.ask(&o.index.node, j)
+	for _, j := range p.byOrder(a.after) {
+		got := p.ask(j)
 		j.share = got.share
 		a.got[j.name] = got
 	}
@@ -441,7 +381,7 @@ func (o *Owner) admit(e *edit) *admission {
 
 // byOrder returns services in the order in which they get space: the cluster's own services first,
 // then the oldest.
-func (o *Owner) byOrder(all map[service.Name]*joined) []*joined {
+func (p *places) byOrder(all map[service.Name]*joined) []*joined {
 	type asker struct {
 		*joined
 		others  int // 0: of the cluster itself
@@ -450,7 +390,7 @@ func (o *Owner) byOrder(all map[service.Name]*joined) []*joined {
 	askers := make([]asker, 0, len(all))
 	for _, j := range all {
 		a := asker{joined: j, others: 1}
-		if o.index.tenant(j.name) == shares.System {
+		if p.index.tenant(j.name) == shares.System {
 			a.others = 0
 		}
 		if j.object != nil {
@@ -472,191 +412,46 @@ func (o *Owner) byOrder(all map[service.Name]*joined) []*joined {
 }
 
 // set applies the admission to the services, after the edit was applied.
-func (a *admission) set(o *Owner) {
+func (a *admission) set(ix *index) {
 	for name, got := range a.got {
-		if j := o.index.service(name); j != nil {
+		if j := ix.service(name); j != nil {
 			got.set(j)
 		}
 	}
 }
 
-// admitAll requests the space of all services at the start. If an earlier run listed every source,
+// restore requests the space of all services at the start. If an earlier run listed every source,
 // it also computes the levels, which depend on the objects alone.
-func (o *Owner) admitAll(names map[service.Name]struct{}) {
+func (p *places) restore(names map[service.Name]struct{}, now func() time.Time) {
 	all := make(map[service.Name]*joined, len(names))
 	for name := range names {
-		all[name] = o.index.service(name)
+		all[name] = p.index.service(name)
 	}
-	o.index.objects(func(x *object) { o.places.objects.Restore(x.key(), o.places.counted(x, x.created), !x.refuses()) })
-	for _, j := range o.byOrder(all) {
-		o.places.ask(&o.index.node, j).set(j)
+	p.index.objects(func(x *object) { p.objects.Restore(x.key(), p.counted(x, x.created), !x.refuses()) })
+	for _, j := range p.byOrder(all) {
+		p.ask(j).set(j)
 	}
-	if !o.levelled() {
+	if !p.canLevel() {
 		return
 	}
-	l := o.planLevels(o.config.Now())
-	l.enforce(o)
+	l := p.planLevels(now())
+	p.enforce(l)
 	for name := range l.touched {
-		if j := o.index.service(name); j != nil {
-			o.places.ask(&o.index.node, j).set(j)
+		if j := p.index.service(name); j != nil {
+			p.ask(j).set(j)
 		}
 	}
-}
-
-// levels are computed levels that are not applied yet.
-type levels struct {
-	touched   map[service.Name]struct{} // services that change
-	frontends *shares.Plan[place]
-	backends  *shares.Plan[service.Name]
-	counted   *shares.Parts[place] // frontends counted in the other unit; nil: in the same
-}
-
-// levelled reports whether levels can be computed: every source and the Namespaces were listed
-// once.
-func (o *Owner) levelled() bool { return o.sources.complete() && o.config.Tenants.Complete() }
-
-// planLevels computes the levels.
-func (o *Owner) planLevels(now time.Time) *levels {
-	p := o.places
-	l := &levels{touched: make(map[service.Name]struct{})}
-	if p.moved {
-		p.frontends.Reassign(func(x place) shares.Tenant { return p.index.tenant(x.of) })
-		p.backends.Reassign(p.index.tenant)
-		p.objects.Reassign(func(k service.ObjectKey) shares.Tenant { return p.index.tenant(k.Name) })
-		p.moved = false
-	}
-	bound := make(map[service.Name]struct{})
-	if p.asked != p.perService() {
-		o.askAgain(bound)
-	}
-	frontends := p.frontends
-	if p.counting {
-		node := o.index.node
-		node.CountElements = !p.elements
-		l.counted = shares.NewParts[place](p.settings, p.frontends.Limit())
-		frontends = l.counted
-		for j := range o.index.all() {
-			if j.object != nil && node.Needs(j.object.service).All > 0 {
-				p.askFrontends(l.counted, &node, j)
-			}
-		}
-	}
-	l.frontends, l.backends = frontends.Plan(now), p.backends.Plan(now)
-	for x := range l.frontends.Changed {
-		l.touched[x.of] = struct{}{}
-	}
-	if l.counted != nil {
-		clear(l.touched)
-		for j := range o.index.all() {
-			exceeds := j.share != nil
-			for _, x := range []place{{j.name, true}, {j.name, false}} {
-				_, _, asked, got := l.counted.Of(x)
-				if n, ok := l.frontends.Changed[x]; ok {
-					got = n
-				}
-				exceeds = exceeds || got < asked
-			}
-			if exceeds {
-				l.touched[j.name] = struct{}{}
-			}
-		}
-	}
-	maps.Copy(l.touched, bound)
-	for name := range l.backends.Changed {
-		if x := o.index.object(service.ObjectKey{Kind: service.KindSlice, Name: name}); x != nil {
-			l.touched[x.of()] = struct{}{}
-		}
-	}
-	return l
-}
-
-// enforce applies the computed levels. The caller then updates the shares of the services in l.touched.
-func (l *levels) enforce(o *Owner) {
-	if l.counted != nil {
-		o.places.frontends, o.places.elements, o.places.counting = l.counted, !o.places.elements, false
-		o.index.node.CountElements = o.places.elements
-	}
-	o.places.frontends.Enforce(l.frontends)
-	o.places.backends.Enforce(l.backends)
-	o.places.resize() // a subscriber may have connected since
-}
-
-// wakeLevels wakes runLevels if levels are due.
-func (o *Owner) wakeLevels(now time.Time) {
-	p := o.places
-	if !o.levelled() || !p.frontends.Due(now) && !p.backends.Due(now) &&
-		!p.counting && !p.moved && p.asked == p.perService() &&
-		(p.levelled && len(p.waiting) == 0 || p.objects.Next().IsZero()) {
-		return
-	}
-	if last := p.frontends.Computed(); !last.IsZero() && now.Before(last.Add(shares.LevelInterval)) {
-		return
-	}
-	select {
-	case o.level <- struct{}{}:
-	default:
-	}
-}
-
-// runLevels computes the levels when they are due, until ctx is done.
-func (o *Owner) runLevels(ctx context.Context) {
-	for {
-		select {
-		case <-o.level:
-		case <-ctx.Done():
-			return
-		}
-		err := o.computeLevels(ctx)
-		if err != nil && ctx.Err() == nil {
-			o.config.Log.Warn("levels of the shares not applied, trying again", "error", err)
-		}
-	}
-}
-
-// computeLevels computes the levels and changes the frontends accordingly.
-func (o *Owner) computeLevels(ctx context.Context) error {
-	undo := func() {}
-	_, err := o.revise(ctx, func() (*edit, error) {
-		e := &edit{}
-		if !o.levelled() {
-			return e, nil
-		}
-		end, now := o.loop.Part(opLevel), o.config.Now()
-		l := o.planLevels(now)
-		undo = o.levelObjects(e, now)
-		end()
-		if len(l.touched) == 0 && l.counted == nil {
-			l.enforce(o)
-		} else {
-			e.levels = l
-		}
-		return e, nil
-	}, func(*edit) {})
-	if err != nil {
-		err = errors.Join(err, o.loop.Do(context.WithoutCancel(ctx), opOther, func() { undo() }))
-	}
-	return err
-}
-
-// TenantsChanged reports that tenants of namespaces may have changed, or that all Namespaces are
-// listed now.
-func (o *Owner) TenantsChanged(ctx context.Context) error {
-	return o.loop.Do(ctx, opOther, func() {
-		o.places.moved = true
-		o.wakeLevels(o.config.Now())
-	})
 }
 
 // findShare rejects a call whose services would exceed the share of their tenant.
-func (o *Owner) findShare(after map[service.Name]*joined) error {
-	p := o.places
+func (p *places) findShare(after map[service.Name]*joined) error {
 	services, parts := make([]service.Name, 0, len(after)), make([]service.Name, 0, len(after))
 	for name, j := range after {
 		services = append(services, name)
 		for _, x := range j.slices {
 			parts = append(parts, x.slice.Name)
 		}
-		if now := o.index.service(name); now != nil {
+		if now := p.index.service(name); now != nil {
 			for _, x := range now.slices {
 				parts = append(parts, x.slice.Name)
 			}
@@ -684,8 +479,8 @@ func (o *Owner) findShare(after map[service.Name]*joined) error {
 			for _, name := range parts {
 				_, _, beforeParts[name], _ = p.backends.Of(name)
 			}
-			for _, j := range o.byOrder(after) {
-				p.ask(&o.index.node, j)
+			for _, j := range p.byOrder(after) {
+				p.ask(j)
 			}
 			for _, x := range wanted {
 				tenant, share, asked, got := p.frontends.Of(x)
@@ -713,11 +508,11 @@ type exceeding struct {
 }
 
 // exceeding computes the part of a service that exceeds the share of its tenant.
-func (o *Owner) exceeding(j *joined) (out exceeding) {
+func (p *places) exceeding(j *joined) (out exceeding) {
 	if j.share != nil {
-		tenant, share, _, _ := o.places.frontends.Of(place{j.name, false})
-		all, within := o.index.node.Count(j.object.service), 0
-		for _, f := range o.index.node.Within(compile.View{Service: j.object.service}, j.share, nil) {
+		tenant, share, _, _ := p.frontends.Of(place{j.name, false})
+		all, within := p.index.node.Count(j.object.service), 0
+		for _, f := range p.index.node.Within(compile.View{Service: j.object.service}, j.share, nil) {
 			if !f.ExceedsShare {
 				within++
 			}
@@ -726,10 +521,10 @@ func (o *Owner) exceeding(j *joined) (out exceeding) {
 		out.notes = append(out.notes, fmt.Sprintf("%s: %d of %d frontends exceed the share: %s asks for %d of %d "+
 			"(limits.frontends) and gets %d. Cluster IPs, load balancer addresses and node ports refuse connections there; "+
 			"external addresses are not served", ExceedsShare, out.frontends, all, tenant, share.Asked,
-			o.places.frontends.Limit().Size, share.Admitted))
+			p.frontends.Limit().Size, share.Admitted))
 	}
 	if j.object != nil && j.object.refuses() {
-		out.frontends = o.index.node.Count(j.object.service)
+		out.frontends = p.index.node.Count(j.object.service)
 	}
 	for _, x := range j.slices {
 		if !x.cut || j.object == nil {
@@ -737,10 +532,10 @@ func (o *Owner) exceeding(j *joined) (out exceeding) {
 		}
 		all := compile.PortsOf(j.object.service).Count(x.slice)
 		out.backends += all - x.share
-		why := fmt.Sprintf("a service can have %d (limits.backendsPerService)", o.places.perService())
-		if tenant, share, asked, got := o.places.backends.Of(x.slice.Name); got < asked {
+		why := fmt.Sprintf("a service can have %d (limits.backendsPerService)", p.perService())
+		if tenant, share, asked, got := p.backends.Of(x.slice.Name); got < asked {
 			why = fmt.Sprintf("%s asks for %d of %d (limits.backends) and gets %d", tenant, share.Asked,
-				o.places.backends.Limit().Size, share.Admitted)
+				p.backends.Limit().Size, share.Admitted)
 		}
 		out.notes = append(out.notes, fmt.Sprintf("%s: %d of %d backends of %s are not used: %s",
 			ExceedsShare, all-x.share, all, x.key(), why))
@@ -748,15 +543,8 @@ func (o *Owner) exceeding(j *joined) (out exceeding) {
 	return out
 }
 
-// Usage returns the tenants' use of the limits that they share.
-func (o *Owner) Usage(ctx context.Context) ([]shares.Usage, error) {
-	return loop.Ask(ctx, o.loop, opRead, func() ([]shares.Usage, error) {
-		return o.usage(), nil
-	})
-}
-
-func (o *Owner) usage() []shares.Usage {
-	return append([]shares.Usage{o.places.frontends.Usage(), o.places.backends.Usage()}, o.places.objects.Usage()...)
+func (p *places) usage() []shares.Usage {
+	return append([]shares.Usage{p.frontends.Usage(), p.backends.Usage()}, p.objects.Usage()...)
 }
 
 // SharedLimit is the state of a limit that tenants share.
@@ -767,9 +555,9 @@ type SharedLimit struct {
 	System            bool // the tenant system is one of them
 }
 
-func (o *Owner) sharedLimits() []SharedLimit {
+func (p *places) sharedLimits() []SharedLimit {
 	var out []SharedLimit
-	for _, u := range o.usage() {
+	for _, u := range p.usage() {
 		l := SharedLimit{Name: u.Limit.Name, Size: u.Limit.Size, Used: u.Used, Asked: u.Asked}
 		for _, t := range u.Tenants {
 			if t.Asked > t.Admitted {
@@ -780,35 +568,4 @@ func (o *Owner) sharedLimits() []SharedLimit {
 		out = append(out, l)
 	}
 	return out
-}
-
-// systemRefused returns why frontends of the cluster's own services are not applied; empty if all are.
-func (o *Owner) systemRefused() string {
-	for _, l := range o.sharedLimits() {
-		if l.System {
-			return fmt.Sprintf("services of the cluster itself exceed their share of the limit of %s, %d (limits.%s)", l.Name,
-				l.Size, l.Name)
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(o.subscribers)) {
-		s := o.subscribers[name]
-		if !s.Enforces {
-			continue
-		}
-		for k, r := range s.Progress().Refusals {
-			if o.index.tenant(r.Service) == shares.System {
-				return fmt.Sprintf("%s does not enforce %s of service %s: %s", name, compile.KeyText(k), r.Service, r.Reason)
-			}
-		}
-	}
-	return ""
-}
-
-// SystemRefused returns why frontends of the cluster's own services are not applied; nil if all are.
-func (o *Owner) SystemRefused(ctx context.Context) error {
-	text, err := loop.Ask(ctx, o.loop, opRead, func() (string, error) { return o.systemRefused(), nil })
-	if err == nil && text != "" {
-		err = errors.New(text)
-	}
-	return err
 }

@@ -5,6 +5,7 @@ package owner
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -15,6 +16,7 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/source"
@@ -107,7 +109,7 @@ func (o *Owner) listed(j *joined, frontends bool) Listed {
 		Updated: time.Unix(0, j.updated),
 		Notes:   o.notes(j), Enforced: o.enforced(j.name, j.revision),
 	}
-	exceeding := o.exceeding(j)
+	exceeding := o.places.exceeding(j)
 	out.ExceedingFrontends, out.ExceedingBackends = exceeding.frontends, exceeding.backends
 	out.Endpoints, out.Ready = compile.Count(j.whole().Slices)
 	if !frontends {
@@ -124,7 +126,7 @@ const maxNotes = 50
 func (o *Owner) notes(j *joined) []string {
 	notes := compile.Notes(slices.Clone(j.object.remarks.get().notes))
 	o.index.node.Notes(j.view(), j.share, &notes)
-	notes = append(notes, o.exceeding(j).notes...)
+	notes = append(notes, o.places.exceeding(j).notes...)
 	for _, k := range o.index.keys(j) {
 		if w := o.index.claims.winner(k); w != j {
 			notes = append(notes, fmt.Sprintf("%s belongs to service %s, which is older", compile.KeyText(k), w.name))
@@ -274,7 +276,7 @@ func (o *Owner) status() Status {
 		problem(ProblemService, "shares of tenants are not computed, because the Namespaces could not be listed: %v",
 			f.Failure())
 	}
-	out.Limits = o.sharedLimits()
+	out.Limits = o.places.sharedLimits()
 	for _, l := range out.Limits {
 		if l.Asked > l.Used {
 			problem(ProblemService, "%s: %d tenants ask for %d of %d %s (limits.%s), and %d are refused: "+
@@ -358,4 +360,42 @@ func (o *Owner) localChanged() {
 // Report records a problem of another part of the process; nil clears it.
 func (o *Owner) Report(ctx context.Context, what string, why error) error {
 	return o.loop.Do(ctx, opOther, func() { o.problem(what, why) })
+}
+
+// Usage returns the tenants' use of the limits that they share.
+func (o *Owner) Usage(ctx context.Context) ([]shares.Usage, error) {
+	return loop.Ask(ctx, o.loop, opRead, func() ([]shares.Usage, error) {
+		return o.places.usage(), nil
+	})
+}
+
+// systemRefused returns why frontends of the cluster's own services are not applied; empty if all are.
+func (o *Owner) systemRefused() string {
+	for _, l := range o.places.sharedLimits() {
+		if l.System {
+			return fmt.Sprintf("services of the cluster itself exceed their share of the limit of %s, %d (limits.%s)", l.Name,
+				l.Size, l.Name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(o.subscribers)) {
+		s := o.subscribers[name]
+		if !s.Enforces {
+			continue
+		}
+		for k, r := range s.Progress().Refusals {
+			if o.index.tenant(r.Service) == shares.System {
+				return fmt.Sprintf("%s does not enforce %s of service %s: %s", name, compile.KeyText(k), r.Service, r.Reason)
+			}
+		}
+	}
+	return ""
+}
+
+// SystemRefused returns why frontends of the cluster's own services are not applied; nil if all are.
+func (o *Owner) SystemRefused(ctx context.Context) error {
+	text, err := loop.Ask(ctx, o.loop, opRead, func() (string, error) { return o.systemRefused(), nil })
+	if err == nil && text != "" {
+		err = errors.New(text)
+	}
+	return err
 }

@@ -88,7 +88,7 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 			switch {
 			case unreadable != nil:
 				refused[k] = unreadable.Error()
-				o.places.stopWaiting(k)
+				o.quota.stopWaiting(k)
 				if x != nil && x.by.Source == f.name {
 					e.close(x, unreadable)
 				}
@@ -97,7 +97,7 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 			default:
 				y := newObject(&g.Object, by)
 				if x == nil || x.refuses() {
-					if why := o.places.count(&g.Object, y, o.config.Now()); why != "" {
+					if why := o.quota.count(&g.Object, y, o.config.Now()); why != "" {
 						refused[k] = why
 						if y.slice != nil {
 							continue
@@ -112,7 +112,7 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 		}
 		for k := range deletes {
 			if o.index.object(k) == nil {
-				o.places.uncount(k) // it was waiting
+				o.quota.uncount(k) // it was waiting
 			}
 			if x := o.index.object(k); x != nil && x.by.Source == f.name {
 				e.gone = append(e.gone, k)
@@ -189,7 +189,7 @@ func (f *Objects) Complete(ctx context.Context, listed map[service.ObjectKey]str
 				e.gone = append(e.gone, x.key())
 			}
 		})
-		o.places.keepWaiting(listed)
+		o.quota.keepWaiting(listed)
 		slices.SortFunc(e.gone, service.ObjectKey.Compare)
 		if !o.sources.listed(f.name) {
 			e.listed = []string{f.name}

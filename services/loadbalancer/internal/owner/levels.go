@@ -7,15 +7,11 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"slices"
 	"time"
 
-	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/source"
 )
 
 // canLevel reports whether levels can be computed: every source and the Namespaces were listed once.
@@ -25,7 +21,7 @@ func (p *places) canLevel() bool { return p.sources.complete() && p.index.tenant
 func (p *places) due(now time.Time) bool {
 	if !p.canLevel() || !p.frontends.Due(now) && !p.backends.Due(now) &&
 		!p.counting && !p.moved && p.asked == p.perService() &&
-		(p.levelled && len(p.waiting) == 0 || p.objects.Next().IsZero()) {
+		!p.quota.due() {
 		return false
 	}
 	last := p.frontends.Computed()
@@ -49,7 +45,7 @@ func (p *places) planLevels(now time.Time) *levels {
 	if p.moved {
 		p.frontends.Reassign(func(x place) shares.Tenant { return p.index.tenant(x.of) })
 		p.backends.Reassign(p.index.tenant)
-		p.objects.Reassign(func(k service.ObjectKey) shares.Tenant { return p.index.tenant(k.Name) })
+		p.quota.reassign()
 		p.moved = false
 	}
 	bound := make(map[service.Name]struct{})
@@ -128,55 +124,6 @@ func (p *places) askAgain(touched map[service.Name]struct{}) {
 	}
 }
 
-// levelObjects computes the levels of services and slices, and adds the objects that lose or get
-// space to an edit. undo reverts the levels.
-func (p *places) levelObjects(e *edit, now time.Time) (undo func()) {
-	if p.levelled && len(p.waiting) == 0 {
-		return func() {} // everything fits
-	}
-	p.levelled = true
-	withdrawn, admitted := p.objects.Level(now)
-	var changed []func()
-	for _, k := range withdrawn {
-		x := p.index.object(k)
-		if x == nil || !source.Of(x.by.Source).Waits {
-			continue
-		}
-		if x.refuses() {
-			continue
-		}
-		if x.slice != nil {
-			e.gone = append(e.gone, k)
-		} else {
-			e.puts = append(e.puts, x.refusing())
-		}
-		m := manifest.Object{Key: k, Service: x.service, Slice: x.slice, Notes: x.remarks.get().notes}
-		e.waits = append(e.waits, waiting{m, x.by.Source, x.created})
-		counted := p.counted(x, x.created)
-		changed = append(changed, func() { p.objects.Restore(k, counted, true) })
-	}
-	for _, k := range admitted {
-		m, ok := p.waiting[k]
-		if !ok {
-			continue
-		}
-		x := newObject(&m.Object, &managed.By{Source: m.source})
-		if other := p.index.object(k); other != nil && (!other.refuses() || other.by.Source != m.source) {
-			continue // another source has it by now
-		}
-		e.puts = append(e.puts, x)
-		counted := p.counted(x, m.created)
-		changed = append(changed, func() { p.objects.Restore(k, counted, false) })
-	}
-	slices.SortFunc(e.gone, service.ObjectKey.Compare)
-	slices.SortFunc(e.puts, func(a, b *object) int { return a.key().Compare(b.key()) })
-	return func() {
-		for _, f := range changed {
-			f()
-		}
-	}
-}
-
 // wakeLevels wakes runLevels if levels are due.
 func (o *Owner) wakeLevels(now time.Time) {
 	if !o.places.due(now) {
@@ -213,7 +160,7 @@ func (o *Owner) computeLevels(ctx context.Context) error {
 		}
 		end, now := o.loop.Part(opLevel), o.config.Now()
 		l := o.places.planLevels(now)
-		undo = o.places.levelObjects(e, now)
+		undo = o.quota.level(e, now)
 		end()
 		if len(l.touched) == 0 && l.counted == nil {
 			o.places.enforce(l)

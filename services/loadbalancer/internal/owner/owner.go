@@ -97,7 +97,8 @@ type Owner struct {
 
 	name   [16]byte // of the state on stable storage
 	index  *index
-	places *places // of services and slices in the shares
+	quota  *quota
+	places *places
 
 	sources *sources
 
@@ -137,7 +138,8 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		o.config.Tenants = everyNamespace{shares.NewTenants(config.Shares)}
 	}
 	o.index = newIndex(&config.Node, o.config.Tenants)
-	o.places = newPlaces(&o.config, o.index, o.sources)
+	o.quota = newQuota(&o.config, o.index, o.sources)
+	o.places = newPlaces(&o.config, o.index, o.sources, o.quota)
 	rand.Read(o.incarnation[:]) //nolint:errcheck // it never fails
 	if err := o.restore(dir); err != nil {
 		return nil, err
@@ -172,6 +174,7 @@ func (o *Owner) restore(dir string) error {
 		o.index.node.Zone = state.Zone
 	}
 	o.sources.restore(state.Complete)
+	o.quota.restore()
 	o.places.restore(touched, o.config.Now)
 	for name := range touched {
 		j := o.index.service(name)
@@ -382,7 +385,7 @@ func (o *Owner) reviseHeld(ctx context.Context, decide func() (*edit, error), do
 // plan assigns revisions to what an edit changes, and checks the limits.
 func (o *Owner) plan(e *edit) error {
 	for _, x := range e.puts {
-		x.created = o.places.waitingSince(x.key())
+		x.created = o.quota.waitingSince(x.key())
 	}
 	services, count := o.index.plan(e, o.config.Now().UnixNano())
 	if len(e.puts) == 0 || source.Of(e.puts[0].by.Source).Waits {
@@ -397,7 +400,7 @@ func (o *Owner) plan(e *edit) error {
 		return fmt.Errorf("%w: there would be %d endpoint slices with %s, the limit is %d (limits.endpointSlices)",
 			failure.ErrLimit, count, last(e, service.KindSlice), l.Slices)
 	}
-	if err := o.places.tryCount(e); err != nil || !source.Of(e.puts[0].by.Source).Calls {
+	if err := o.quota.tryCount(e); err != nil || !source.Of(e.puts[0].by.Source).Calls {
 		return err
 	}
 	if err := o.index.findRoom(l, e.after); err != nil {
@@ -413,7 +416,7 @@ func (o *Owner) apply(e *edit) {
 	t.expect(admitted.after)
 	o.index.apply(e, o.config.Now().UnixNano())
 	admitted.set(o.index)
-	o.places.recount(e)
+	o.quota.recount(e)
 	changed := t.end()
 	for _, name := range t.touched {
 		j := o.index.service(name)

@@ -10,11 +10,9 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
-	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/source"
 )
@@ -30,13 +28,6 @@ const (
 // ExceedsShare is the reason for requests beyond a tenant's share.
 const ExceedsShare = "ExceedsShare"
 
-// waiting is an object that waits for space in its share.
-type waiting struct {
-	manifest.Object
-	source  string
-	created int64 // when it was first given, if its author does not set a creation time
-}
-
 // place is a request of a service for units of the limit of frontends. A service requests the units
 // of its addresses separately: all addresses of a tenant come before any other frontend, because
 // packets to an address without an element leave the node.
@@ -45,11 +36,11 @@ type place struct {
 	addresses bool
 }
 
-// places divides the frontends and backends that the kernel can hold among tenants, and the limits of services and
-// slices. Objects of an API server that exceed a share wait. It belongs to the loop.
+// places divides the frontends and backends that the kernel can hold among tenants. It belongs to the loop.
 type places struct {
 	index    *index
 	sources  *sources
+	quota    *quota // has the same tenants and levels
 	limits   Limits
 	settings shares.Settings
 
@@ -57,29 +48,20 @@ type places struct {
 	backends  *shares.Parts[service.Name] // by slice
 	elements  bool                        // frontends counts elements of maps
 
-	// objects divides limits.services and limits.endpointSlices. Objects of the API server that are
-	// not admitted wait.
-	objects  *shares.Ledger[service.ObjectKey]
-	waiting  map[service.ObjectKey]waiting
-	levelled bool // the levels of objects were computed once
-
 	reported map[string]frontend.Capacity // by subscriber
 	moved    bool                         // tenants of namespaces may have changed
 	counting bool                         // elements has to change
 	asked    int                          // the value of perService used in requests for backends
 }
 
-func newPlaces(config *Config, ix *index, s *sources) *places {
+func newPlaces(config *Config, ix *index, s *sources, q *quota) *places {
 	p := &places{
-		index: ix, sources: s, limits: config.Limits, settings: config.Shares,
+		index: ix, sources: s, quota: q, limits: config.Limits, settings: config.Shares,
 		reported: make(map[string]frontend.Capacity),
 	}
 	p.frontends = shares.NewParts[place](p.settings, shares.Limit{Name: LimitFrontends, Size: p.limits.Frontends})
 	p.backends = shares.NewParts[service.Name](p.settings, shares.Limit{Name: LimitBackends, Size: p.limits.Backends})
 	p.asked = p.perService()
-	p.objects = shares.NewLedger[service.ObjectKey](p.settings, shares.Limit{Name: LimitServices, Size: p.limits.Services},
-		shares.Limit{Name: LimitSlices, Size: p.limits.Slices})
-	p.waiting = make(map[service.ObjectKey]waiting)
 	return p
 }
 
@@ -134,109 +116,6 @@ func (p *places) part(x *object, n service.Name, units, reserved int) shares.Par
 	return shares.Part{
 		Tenant: p.index.tenant(n), Order: orderOf(x, n), Local: !source.Of(x.by.Source).Shared,
 		Units: units, Reserved: reserved,
-	}
-}
-
-// counted returns the object's entry in the limits of services and slices.
-func (p *places) counted(x *object, created int64) shares.Object {
-	k := x.key()
-	o := shares.Object{
-		Tenant: p.index.tenant(k.Name), Local: !source.Of(x.by.Source).Shared, Units: []int{1, 0},
-		Order: shares.Order{Created: time.Unix(0, created), Namespace: k.Namespace, Name: k.Name.Name},
-	}
-	if x.slice != nil {
-		o.Units = []int{0, 1}
-	}
-	return o
-}
-
-// count admits a new object of a source whose objects wait, or returns why it has to wait.
-func (p *places) count(m *manifest.Object, x *object, now time.Time) (why string) {
-	k := x.key()
-	created := cmp.Or(x.createdByAuthor(), p.waiting[k].created, now.UnixNano())
-	p.waiting[k] = waiting{*m, x.by.Source, created} // until it is applied
-	if p.objects.Put(k, p.counted(x, created)) {
-		return ""
-	}
-	return p.whyWaiting(k)
-}
-
-func (p *places) whyWaiting(k service.ObjectKey) string {
-	limit, tenant, share, _ := p.objects.Refused(k)
-	return fmt.Sprintf("%s: %s asks for %d of %d (limits.%s) and has %d", ExceedsShare, tenant, share.Asked, limit.Size,
-		limit.Name, share.Admitted)
-}
-
-// waitingSince returns when the source first gave an object that waits; 0: it does not wait.
-func (p *places) waitingSince(k service.ObjectKey) int64 { return p.waiting[k].created }
-
-// stopWaiting forgets an object that waits, because its content has changed.
-func (p *places) stopWaiting(k service.ObjectKey) { delete(p.waiting, k) }
-
-// keepWaiting forgets the objects that wait and are not listed.
-func (p *places) keepWaiting(listed map[service.ObjectKey]struct{}) {
-	for k := range p.waiting {
-		if _, ok := listed[k]; !ok {
-			p.uncount(k)
-		}
-	}
-}
-
-// uncount removes an object from the counts.
-func (p *places) uncount(k service.ObjectKey) {
-	p.objects.Delete(k)
-	delete(p.waiting, k)
-}
-
-// tryCount checks that objects of a file or a call are within the share of their tenant.
-func (p *places) tryCount(e *edit) error {
-	var tried []service.ObjectKey
-	for _, k := range e.gone {
-		p.objects.Delete(k)
-	}
-	defer func() {
-		for _, k := range tried {
-			p.objects.Delete(k)
-		}
-		for _, k := range e.gone {
-			x := p.index.object(k)
-			p.objects.Restore(k, p.counted(x, x.created), true)
-		}
-	}()
-	for _, x := range e.puts {
-		k := x.key()
-		if p.index.object(k) != nil || p.objects.Admitted(k) {
-			continue
-		}
-		tried = append(tried, k)
-		if !p.objects.Put(k, p.counted(x, x.created)) {
-			return fmt.Errorf("%w: %s: %s", failure.ErrLimit, k, p.whyWaiting(k))
-		}
-	}
-	return nil
-}
-
-// recount updates the counts after an edit was applied.
-func (p *places) recount(e *edit) {
-	for _, k := range e.gone {
-		p.uncount(k)
-	}
-	for _, m := range e.waits {
-		x := newObject(&m.Object, &managed.By{Source: m.source})
-		p.objects.Restore(m.Key, p.counted(x, m.created), false)
-		p.waiting[m.Key] = m
-		p.sources.refuse(Refused{Key: m.Key, Source: m.source, Origin: m.Key.String(), Err: p.whyWaiting(m.Key)})
-	}
-	for _, x := range e.puts {
-		k := x.key()
-		if x.refuses() {
-			continue // it waits
-		}
-		p.objects.Restore(k, p.counted(x, x.created), true)
-		if m, waited := p.waiting[k]; waited {
-			delete(p.waiting, k)
-			p.sources.accept(m.source, k.String())
-		}
 	}
 }
 
@@ -427,7 +306,6 @@ func (p *places) restore(names map[service.Name]struct{}, now func() time.Time) 
 	for name := range names {
 		all[name] = p.index.service(name)
 	}
-	p.index.objects(func(x *object) { p.objects.Restore(x.key(), p.counted(x, x.created), !x.refuses()) })
 	for _, j := range p.byOrder(all) {
 		p.ask(j).set(j)
 	}
@@ -544,7 +422,7 @@ func (p *places) exceeding(j *joined) (out exceeding) {
 }
 
 func (p *places) usage() []shares.Usage {
-	return append([]shares.Usage{p.frontends.Usage(), p.backends.Usage()}, p.objects.Usage()...)
+	return append([]shares.Usage{p.frontends.Usage(), p.backends.Usage()}, p.quota.ledger.Usage()...)
 }
 
 // SharedLimit is the state of a limit that tenants share.

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/desired/failure"
+	"github.com/sluice-net/sluice/kit/desired/managed"
+	"github.com/sluice-net/sluice/model/shares"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/source"
+)
+
+// waiting is an object that waits for space in its share.
+type waiting struct {
+	manifest.Object
+	source  string
+	created int64 // when it was first given, if its author does not set a creation time
+}
+
+// quota divides limits.services and limits.endpointSlices among tenants. Objects of an API server that exceed the share
+// of their tenant wait. It belongs to the loop.
+type quota struct {
+	index    *index
+	sources  *sources
+	ledger   *shares.Ledger[service.ObjectKey]
+	waiting  map[service.ObjectKey]waiting
+	levelled bool // the levels were computed once
+}
+
+func newQuota(config *Config, ix *index, s *sources) *quota {
+	return &quota{
+		index: ix, sources: s, waiting: make(map[service.ObjectKey]waiting),
+		ledger: shares.NewLedger[service.ObjectKey](config.Shares,
+			shares.Limit{Name: LimitServices, Size: config.Limits.Services},
+			shares.Limit{Name: LimitSlices, Size: config.Limits.Slices}),
+	}
+}
+
+// restore counts the objects at the start.
+func (q *quota) restore() {
+	q.index.objects(func(x *object) { q.ledger.Restore(x.key(), q.counted(x, x.created), !x.refuses()) })
+}
+
+// counted returns the object's entry in the limits of services and slices.
+func (q *quota) counted(x *object, created int64) shares.Object {
+	k := x.key()
+	o := shares.Object{
+		Tenant: q.index.tenant(k.Name), Local: !source.Of(x.by.Source).Shared, Units: []int{1, 0},
+		Order: shares.Order{Created: time.Unix(0, created), Namespace: k.Namespace, Name: k.Name.Name},
+	}
+	if x.slice != nil {
+		o.Units = []int{0, 1}
+	}
+	return o
+}
+
+// count admits a new object of a source whose objects wait, or returns why it has to wait.
+func (q *quota) count(m *manifest.Object, x *object, now time.Time) (why string) {
+	k := x.key()
+	created := cmp.Or(x.createdByAuthor(), q.waiting[k].created, now.UnixNano())
+	q.waiting[k] = waiting{*m, x.by.Source, created} // until it is applied
+	if q.ledger.Put(k, q.counted(x, created)) {
+		return ""
+	}
+	return q.whyWaiting(k)
+}
+
+func (q *quota) whyWaiting(k service.ObjectKey) string {
+	limit, tenant, share, _ := q.ledger.Refused(k)
+	return fmt.Sprintf("%s: %s asks for %d of %d (limits.%s) and has %d", ExceedsShare, tenant, share.Asked, limit.Size,
+		limit.Name, share.Admitted)
+}
+
+// waitingSince returns when the source first gave an object that waits; 0: it does not wait.
+func (q *quota) waitingSince(k service.ObjectKey) int64 { return q.waiting[k].created }
+
+// stopWaiting forgets an object that waits, because its content has changed.
+func (q *quota) stopWaiting(k service.ObjectKey) { delete(q.waiting, k) }
+
+// keepWaiting forgets the objects that wait and are not listed.
+func (q *quota) keepWaiting(listed map[service.ObjectKey]struct{}) {
+	for k := range q.waiting {
+		if _, ok := listed[k]; !ok {
+			q.uncount(k)
+		}
+	}
+}
+
+// uncount removes an object from the counts.
+func (q *quota) uncount(k service.ObjectKey) {
+	q.ledger.Delete(k)
+	delete(q.waiting, k)
+}
+
+// tryCount checks that objects of a file or a call are within the share of their tenant.
+func (q *quota) tryCount(e *edit) error {
+	var tried []service.ObjectKey
+	for _, k := range e.gone {
+		q.ledger.Delete(k)
+	}
+	defer func() {
+		for _, k := range tried {
+			q.ledger.Delete(k)
+		}
+		for _, k := range e.gone {
+			x := q.index.object(k)
+			q.ledger.Restore(k, q.counted(x, x.created), true)
+		}
+	}()
+	for _, x := range e.puts {
+		k := x.key()
+		if q.index.object(k) != nil || q.ledger.Admitted(k) {
+			continue
+		}
+		tried = append(tried, k)
+		if !q.ledger.Put(k, q.counted(x, x.created)) {
+			return fmt.Errorf("%w: %s: %s", failure.ErrLimit, k, q.whyWaiting(k))
+		}
+	}
+	return nil
+}
+
+// recount updates the counts after an edit was applied.
+func (q *quota) recount(e *edit) {
+	for _, k := range e.gone {
+		q.uncount(k)
+	}
+	for _, m := range e.waits {
+		x := newObject(&m.Object, &managed.By{Source: m.source})
+		q.ledger.Restore(m.Key, q.counted(x, m.created), false)
+		q.waiting[m.Key] = m
+		q.sources.refuse(Refused{Key: m.Key, Source: m.source, Origin: m.Key.String(), Err: q.whyWaiting(m.Key)})
+	}
+	for _, x := range e.puts {
+		k := x.key()
+		if x.refuses() {
+			continue // it waits
+		}
+		q.ledger.Restore(k, q.counted(x, x.created), true)
+		if m, waited := q.waiting[k]; waited {
+			delete(q.waiting, k)
+			q.sources.accept(m.source, k.String())
+		}
+	}
+}
+
+// due reports whether the levels may change.
+func (q *quota) due() bool { return (!q.levelled || len(q.waiting) > 0) && !q.ledger.Next().IsZero() }
+
+// reassign updates the tenants of all objects.
+func (q *quota) reassign() {
+	q.ledger.Reassign(func(k service.ObjectKey) shares.Tenant { return q.index.tenant(k.Name) })
+}
+
+// level computes the levels of services and slices, and adds the objects that lose or get
+// space to an edit. undo reverts the levels.
+func (q *quota) level(e *edit, now time.Time) (undo func()) {
+	if q.levelled && len(q.waiting) == 0 {
+		return func() {} // everything fits
+	}
+	q.levelled = true
+	withdrawn, admitted := q.ledger.Level(now)
+	var changed []func()
+	for _, k := range withdrawn {
+		x := q.index.object(k)
+		if x == nil || !source.Of(x.by.Source).Waits {
+			continue
+		}
+		if x.refuses() {
+			continue
+		}
+		if x.slice != nil {
+			e.gone = append(e.gone, k)
+		} else {
+			e.puts = append(e.puts, x.refusing())
+		}
+		m := manifest.Object{Key: k, Service: x.service, Slice: x.slice, Notes: x.remarks.get().notes}
+		e.waits = append(e.waits, waiting{m, x.by.Source, x.created})
+		counted := q.counted(x, x.created)
+		changed = append(changed, func() { q.ledger.Restore(k, counted, true) })
+	}
+	for _, k := range admitted {
+		m, ok := q.waiting[k]
+		if !ok {
+			continue
+		}
+		x := newObject(&m.Object, &managed.By{Source: m.source})
+		if other := q.index.object(k); other != nil && (!other.refuses() || other.by.Source != m.source) {
+			continue // another source has it by now
+		}
+		e.puts = append(e.puts, x)
+		counted := q.counted(x, m.created)
+		changed = append(changed, func() { q.ledger.Restore(k, counted, false) })
+	}
+	slices.SortFunc(e.gone, service.ObjectKey.Compare)
+	slices.SortFunc(e.puts, func(a, b *object) int { return a.key().Compare(b.key()) })
+	return func() {
+		for _, f := range changed {
+			f()
+		}
+	}
+}

@@ -73,7 +73,7 @@ func loadLists(services, backends int) (lists [][]byte) {
 // follow reads the frontends of a subscriber, acknowledges them, and reports each revision.
 func follow(b *testing.B, o *running) <-chan uint64 {
 	b.Helper()
-	s, err := o.Subscribe(b.Context(), Subscription{Name: "datapath", Enforces: true})
+	s, err := o.Subscribers().Subscribe(b.Context(), Subscription{Name: "datapath", Enforces: true})
 	if err != nil {
 		b.Fatal(err)
 	}

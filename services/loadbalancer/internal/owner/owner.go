@@ -24,13 +24,11 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/record"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/source"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/stream"
 )
 
 // Points at which a test may kill the process.
@@ -102,20 +100,12 @@ type Owner struct {
 
 	sources *sources
 
-	subscribers map[string]*stream.Subscriber
-	sessions    map[string]*Session // of connected subscribers
-	session     uint64
-	seq         uint64        // of the last barrier
-	progress    chan struct{} // closed when a subscriber makes progress
+	subscribers *Subscribers
+	garbage     *garbage
 
-	watch    *watch.Hub[service.Name, uint64] // of revisions
-	unsettle map[service.Name]struct{}        // services last reported as not enforced
 	problems map[string]error
 	fatal    error
 	level    chan struct{} // has a token when levels are due
-	local    chan struct{} // has a token when Locals may have changed
-	changes  int           // ticks since the last change, from 1; 0: no change since Garbage
-	garbage  chan struct{} // has a token when much memory may be freed
 	swept    time.Time     // when sweep ran last
 }
 
@@ -126,12 +116,8 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		config.Now = time.Now
 	}
 	o := &Owner{
-		config: config, loop: loop.New(loop.Options{}),
-		sources:     newSources(sources, config.Log),
-		subscribers: make(map[string]*stream.Subscriber), sessions: make(map[string]*Session), progress: make(chan struct{}),
-		watch:    watch.NewHub[service.Name, uint64](watch.Options[uint64]{Pending: 2 * config.Limits.Services}),
-		unsettle: make(map[service.Name]struct{}), problems: make(map[string]error),
-		level: make(chan struct{}, 1), local: make(chan struct{}, 1), garbage: make(chan struct{}, 1),
+		config: config, loop: loop.New(loop.Options{}), sources: newSources(sources, config.Log), garbage: newGarbage(),
+		problems: make(map[string]error), level: make(chan struct{}, 1),
 	}
 	o.revising = o.loop.NewLock()
 	if o.config.Tenants == nil {
@@ -141,6 +127,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	o.quota = newQuota(&o.config, o.index, o.sources)
 	o.places = newPlaces(&o.config, o.index, o.sources, o.quota)
 	rand.Read(o.incarnation[:]) //nolint:errcheck // it never fails
+	o.subscribers = newSubscribers(o)
 	if err := o.restore(dir); err != nil {
 		return nil, err
 	}
@@ -180,8 +167,7 @@ func (o *Owner) restore(dir string) error {
 		j := o.index.service(name)
 		o.index.enter(j)
 		if j.object != nil {
-			o.watch.Upsert(name, j.revision)
-			o.unsettle[name] = struct{}{}
+			o.subscribers.changed(name, j.revision)
 		}
 	}
 	return nil
@@ -189,7 +175,7 @@ func (o *Owner) restore(dir string) error {
 
 // Close unlocks the state directory. Run must have returned.
 func (o *Owner) Close() error {
-	o.watch.Close()
+	o.subscribers.close()
 	return o.journal.Close()
 }
 
@@ -211,7 +197,7 @@ func (o *Owner) Run(ctx context.Context) error {
 		o.runLevels(levels)
 	}()
 	defer func() { <-ended }() // after the loop, which ends its calls
-	defer o.watch.Close()
+	defer o.subscribers.close()
 	defer stop()
 	o.swept = time.Now()
 	return o.loop.Run(ctx, loop.Work{
@@ -221,27 +207,13 @@ func (o *Owner) Run(ctx context.Context) error {
 	})
 }
 
-// sweep drops subscribers whose time to resume has passed, and retries failed writes.
+// sweep does the timed work: it drops subscribers whose time to resume has passed, and retries failed writes.
 func (o *Owner) sweep() {
 	o.swept = time.Now()
 	now := o.config.Now()
 	o.wakeLevels(now)
-	for name, s := range o.subscribers {
-		if s.Session == 0 && !s.Until.After(now) {
-			delete(o.subscribers, name)
-			o.places.forget(name)
-			o.moved()
-		}
-	}
-	if o.changes > 0 {
-		if o.changes++; o.changes > quiet {
-			o.changes = 0
-			select {
-			case o.garbage <- struct{}{}:
-			default:
-			}
-		}
-	}
+	o.subscribers.sweep(now)
+	o.garbage.sweep()
 	if o.problems[partStorage] == nil {
 		return
 	}
@@ -283,7 +255,7 @@ func (o *Owner) synced(name string) {
 	if !o.sources.synced(name) {
 		return
 	}
-	o.mark(nil) // a barrier reports it
+	o.subscribers.mark(nil) // a barrier reports it
 	o.sources.checkReady()
 	o.wakeLevels(o.config.Now())
 }
@@ -298,38 +270,13 @@ func (o *Owner) SourceFailed(ctx context.Context, name string, why error) error 
 
 // Garbage has a token some time after changes, or after a subscriber got all frontends: much memory
 // is unused then.
-func (o *Owner) Garbage() <-chan struct{} { return o.garbage }
+func (o *Owner) Garbage() <-chan struct{} { return o.garbage.due }
 
-// quiet is the number of sweeps without changes before Garbage gets a token.
-const quiet = 2
-
-// manyFrontends is the number from which on sending all frontends leaves much garbage.
-const manyFrontends = 256
+// Subscribers returns the subscribers of frontends.
+func (o *Owner) Subscribers() *Subscribers { return o.subscribers }
 
 // Figures returns for how long the owner was busy with each operation.
 func (o *Owner) Figures() []loop.Figures { return o.loop.Figures() }
-
-// moved wakes callers of Wait after the progress or the set of subscribers has changed, and
-// notifies the watchers about services that are enforced now.
-func (o *Owner) moved() {
-	close(o.progress)
-	o.progress = make(chan struct{})
-	o.localChanged()
-	if len(o.unsettle) == 0 {
-		return
-	}
-	for name := range o.unsettle {
-		j := o.index.service(name)
-		switch {
-		case j == nil || j.object == nil:
-		case o.enforced(j.name, j.revision):
-			o.watch.Upsert(name, o.index.revision)
-		default:
-			continue
-		}
-		delete(o.unsettle, name)
-	}
-}
 
 // revise makes a change atomically. decide and done run in the owner's goroutine.
 func (o *Owner) revise(ctx context.Context, decide func() (*edit, error), done func(*edit)) (Outcome, error) {
@@ -425,16 +372,14 @@ func (o *Owner) apply(e *edit) {
 		}
 		o.index.dropEmpty(j)
 		if j.object == nil {
-			o.watch.Delete(name)
-			delete(o.unsettle, name)
+			o.subscribers.gone(name)
 		} else {
-			o.watch.Upsert(name, j.revision)
-			o.unsettle[name] = struct{}{}
+			o.subscribers.changed(name, j.revision)
 		}
 	}
-	o.localChanged()
-	o.changes = 1
+	o.subscribers.localChanged()
+	o.garbage.add()
 	if e.content {
-		o.mark(changed)
+		o.subscribers.mark(changed)
 	}
 }

@@ -98,7 +98,7 @@ type reader struct {
 
 func (r *running) subscribe(name string, in [16]byte, seq uint64) *reader {
 	r.t.Helper()
-	s, err := r.Subscribe(r.t.Context(), Subscription{Name: name, Enforces: true, Incarnation: in, Seq: seq})
+	s, err := r.Subscribers().Subscribe(r.t.Context(), Subscription{Name: name, Enforces: true, Incarnation: in, Seq: seq})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -326,7 +326,7 @@ func TestChangesComeToTheSameAsFromScratch(t *testing.T) {
 		case 1: // the process ends
 			o.stop()
 			o = start(t, config, dir, managed.SourceKubernetes)
-			fast, slow = o.subscribe("fast", fast.owner.Incarnation(), fast.barrier.Seq), o.subscribe("slow", [16]byte{}, 0)
+			fast, slow = o.subscribe("fast", fast.subscribers.incarnation, fast.barrier.Seq), o.subscribe("slow", [16]byte{}, 0)
 			check(fast)
 		}
 	}
@@ -741,10 +741,11 @@ func TestLimitsNameTheService(t *testing.T) {
 func TestWaitGoesByAcknowledgements(t *testing.T) {
 	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir())
 	o.apply(web)
-	if out, err := o.Wait(t.Context(), 1, nil, false); err != nil || len(out.Enforcing) != 0 || out.Revision != 1 {
+	out, err := o.Subscribers().Wait(t.Context(), 1, nil, false)
+	if err != nil || len(out.Enforcing) != 0 || out.Revision != 1 {
 		t.Errorf("without a subscriber: %+v, %v", out, err)
 	}
-	if _, err := o.Wait(t.Context(), 2, nil, false); !errors.Is(err, failure.ErrRevision) {
+	if _, err := o.Subscribers().Wait(t.Context(), 2, nil, false); !errors.Is(err, failure.ErrRevision) {
 		t.Errorf("of no such revision: %v", err)
 	}
 	x := o.subscribe("datapath", [16]byte{}, 0)
@@ -752,7 +753,7 @@ func TestWaitGoesByAcknowledgements(t *testing.T) {
 	waits := func(ended bool) chan Waited {
 		out := make(chan Waited, 1)
 		go func() {
-			w, err := o.Wait(t.Context(), 1, nil, ended)
+			w, err := o.Subscribers().Wait(t.Context(), 1, nil, ended)
 			if err != nil {
 				t.Error(err)
 			}
@@ -798,12 +799,12 @@ func TestWaitGoesByAcknowledgements(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, of := range [][]service.Name{nil, {named("web")}} {
-		if _, err := o.Wait(t.Context(), 2, of, false); !errors.Is(err, failure.ErrRefused) ||
+		if _, err := o.Subscribers().Wait(t.Context(), 2, of, false); !errors.Is(err, failure.ErrRefused) ||
 			!strings.Contains(err.Error(), "no capacity for 1 member") {
 			t.Errorf("of %v: %v", of, err)
 		}
 	}
-	if _, err := o.Wait(t.Context(), 2, []service.Name{named("other")}, false); err != nil {
+	if _, err := o.Subscribers().Wait(t.Context(), 2, []service.Name{named("other")}, false); err != nil {
 		t.Errorf("of another service: %v", err)
 	}
 	if l, _, err := o.Get(t.Context(), named("web")); err != nil || l.Enforced || len(l.Notes) != 1 {
@@ -814,11 +815,12 @@ func TestWaitGoesByAcknowledgements(t *testing.T) {
 	if err := x.Ack(t.Context(), x.barrier.Seq, 0); err != nil {
 		t.Fatal(err)
 	}
-	if w, err := o.Wait(t.Context(), 3, nil, false); err != nil || w.Revision != 3 {
+	if w, err := o.Subscribers().Wait(t.Context(), 3, nil, false); err != nil || w.Revision != 3 {
 		t.Errorf("after the frontend was sent again: %+v, %v", w, err)
 	}
 	x.Close()
-	if w, err := o.Wait(t.Context(), 3, nil, false); err != nil || !slices.Equal(w.Disconnected, []string{"datapath"}) {
+	w, err := o.Subscribers().Wait(t.Context(), 3, nil, false)
+	if err != nil || !slices.Equal(w.Disconnected, []string{"datapath"}) {
 		t.Errorf("without the subscriber: %+v, %v", w, err)
 	}
 }

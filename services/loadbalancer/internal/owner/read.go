@@ -100,14 +100,14 @@ func (o *Owner) Find(ctx context.Context, name service.Name) (out Listed, found 
 }
 
 // Watch returns the hub of services; readers call Find for their content.
-func (o *Owner) Watch() *watch.Hub[service.Name, uint64] { return o.watch }
+func (o *Owner) Watch() *watch.Hub[service.Name, uint64] { return o.subscribers.watch }
 
 func (o *Owner) listed(j *joined, frontends bool) Listed {
 	x := j.object
 	out := Listed{
 		Service: x.service, Source: x.by.Source, Origin: x.by.Origin, Manager: x.by.Manager, Revision: j.revision,
 		Updated: time.Unix(0, j.updated),
-		Notes:   o.notes(j), Enforced: o.enforced(j.name, j.revision),
+		Notes:   o.notes(j), Enforced: o.subscribers.enforced(j.name, j.revision),
 	}
 	exceeding := o.places.exceeding(j)
 	out.ExceedingFrontends, out.ExceedingBackends = exceeding.frontends, exceeding.backends
@@ -132,15 +132,14 @@ func (o *Owner) notes(j *joined) []string {
 			notes = append(notes, fmt.Sprintf("%s belongs to service %s, which is older", compile.KeyText(k), w.name))
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(o.subscribers)) {
-		s := o.subscribers[name]
+	for _, s := range o.subscribers.sorted() {
 		if !s.Refuses(j.name) {
 			continue
 		}
 		p := s.Progress()
 		for _, k := range slices.SortedFunc(maps.Keys(p.Refusals), compile.CompareKeys) {
 			if r := p.Refusals[k]; r.Service == j.name {
-				notes = append(notes, fmt.Sprintf("%s does not enforce %s: %s", name, compile.KeyText(k), r.Reason))
+				notes = append(notes, fmt.Sprintf("%s does not enforce %s: %s", s.Name, compile.KeyText(k), r.Reason))
 			}
 		}
 	}
@@ -265,10 +264,10 @@ func (o *Owner) status() Status {
 	for _, r := range refused {
 		problem(ProblemService, "%s %s is refused: %s", r.Source, r.Origin, r.Err)
 	}
-	for _, name := range slices.Sorted(maps.Keys(o.subscribers)) {
-		s := subscriberStatus(o.subscribers[name])
+	for _, subscriber := range o.subscribers.sorted() {
+		s := subscriberStatus(subscriber)
 		for _, r := range s.Refusals {
-			problem(ProblemService, "%s does not enforce %s", name, r)
+			problem(ProblemService, "%s does not enforce %s", s.Name, r)
 		}
 		out.Subscribers = append(out.Subscribers, s)
 	}
@@ -316,19 +315,6 @@ type Local struct {
 	Enforced Enforcement
 }
 
-// Enforcement is the state of a service in the enforcing subscribers.
-type Enforcement uint8
-
-const (
-	// EnforcementUnknown: no enforcing subscriber is connected, or one has not acknowledged
-	// anything yet. The kernel keeps its state meanwhile.
-	EnforcementUnknown Enforcement = iota
-	// NotEnforced: a subscriber is behind, or has refused a frontend of the service.
-	NotEnforced
-	// Enforced: all enforcing subscribers have it, and there is at least one.
-	Enforced
-)
-
 // Locals returns the services with health check ports, sorted by name.
 func (o *Owner) Locals(ctx context.Context) (out []Local, err error) {
 	err = o.loop.Do(ctx, opRead, func() {
@@ -338,7 +324,7 @@ func (o *Owner) Locals(ctx context.Context) (out []Local, err error) {
 				Enforced: NotEnforced,
 			}
 			if j.localSince != 0 {
-				l.Enforced = o.enforcement(j.name, j.localSince)
+				l.Enforced = o.subscribers.enforcement(j.name, j.localSince)
 			}
 			out = append(out, l)
 		}
@@ -348,14 +334,7 @@ func (o *Owner) Locals(ctx context.Context) (out []Local, err error) {
 }
 
 // LocalsChanged has a token when Locals may have changed.
-func (o *Owner) LocalsChanged() <-chan struct{} { return o.local }
-
-func (o *Owner) localChanged() {
-	select {
-	case o.local <- struct{}{}:
-	default:
-	}
-}
+func (o *Owner) LocalsChanged() <-chan struct{} { return o.subscribers.local }
 
 // Report records a problem of another part of the process; nil clears it.
 func (o *Owner) Report(ctx context.Context, what string, why error) error {
@@ -377,14 +356,13 @@ func (o *Owner) systemRefused() string {
 				l.Size, l.Name)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(o.subscribers)) {
-		s := o.subscribers[name]
+	for _, s := range o.subscribers.sorted() {
 		if !s.Enforces {
 			continue
 		}
 		for k, r := range s.Progress().Refusals {
 			if o.index.tenant(r.Service) == shares.System {
-				return fmt.Sprintf("%s does not enforce %s of service %s: %s", name, compile.KeyText(k), r.Service, r.Reason)
+				return fmt.Sprintf("%s does not enforce %s of service %s: %s", s.Name, compile.KeyText(k), r.Service, r.Reason)
 			}
 		}
 	}

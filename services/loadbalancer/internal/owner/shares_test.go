@@ -395,7 +395,7 @@ func TestLimitsAreThoseOfTheDatapath(t *testing.T) {
 	o.complete()
 	connect := func(c *frontend.Capacity) *reader {
 		t.Helper()
-		s, err := o.Subscribe(t.Context(), Subscription{Name: "datapath", Enforces: true, Capacity: c})
+		s, err := o.Subscribers().Subscribe(t.Context(), Subscription{Name: "datapath", Enforces: true, Capacity: c})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -642,7 +642,7 @@ func TestDatapathThatSaysWhatItHoldsMovesNoFrontend(t *testing.T) {
 	}
 	o.complete()
 	o.level()
-	if _, err := o.Subscribe(t.Context(), Subscription{
+	if _, err := o.Subscribers().Subscribe(t.Context(), Subscription{
 		Name: "datapath", Enforces: true,
 		Capacity: &frontend.Capacity{Frontends: 30, Backends: 1000, Members: 1000, BackendsPerList: 100},
 	}); err != nil {

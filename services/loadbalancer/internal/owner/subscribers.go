@@ -4,13 +4,17 @@
 package owner
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/loop"
+	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
@@ -31,218 +35,185 @@ type Subscription struct {
 	Capacity *frontend.Capacity
 }
 
-// Session is one connection of a subscriber. Its methods may be called concurrently.
-type Session struct {
-	owner  *Owner
-	name   string
-	number uint64
-	wake   <-chan struct{}
-	ended  chan struct{} // closed when the owner ends the session
-	err    error         // why; set before ended is closed
+// Subscribers are the subscribers of frontends, their progress, and who learns of it: callers of Wait, and watchers of
+// services. The exported methods may be called concurrently; all else belongs to the loop.
+type Subscribers struct {
+	loop        *loop.Loop
+	log         *slog.Logger
+	now         func() time.Time
+	linger      time.Duration
+	incarnation [16]byte
+	index       *index
+	sources     *sources
+	places      *places // which the capacities of subscribers bound
+	garbage     *garbage
+
+	all      map[string]*stream.Subscriber
+	sessions map[string]*Session // of connected subscribers
+	session  uint64              // number of the last one
+	seq      uint64              // of the last barrier
+	progress chan struct{}       // closed when a subscriber makes progress
+
+	watch     *watch.Hub[service.Name, uint64] // of revisions
+	unsettled map[service.Name]uint64          // services last reported as not enforced, with their revisions
+	local     chan struct{}                    // has a token when Locals may have changed
 }
 
-// view is the stream.Source of subscribers. It computes the frontends of each service once.
-type view struct {
-	*Owner
-	of map[*joined]map[frontend.Key]*frontend.Frontend
-}
-
-func (o *Owner) view() view {
-	return view{o, make(map[*joined]map[frontend.Key]*frontend.Frontend)}
-}
-
-// Frontend implements stream.Source.
-func (v view) Frontend(k frontend.Key) *frontend.Frontend {
-	w := v.index.claims.winner(k)
-	if w == nil {
-		return nil
+// newSubscribers returns the subscribers of an owner that has all its other parts.
+func newSubscribers(o *Owner) *Subscribers {
+	return &Subscribers{
+		loop: o.loop, log: o.config.Log, now: o.config.Now, linger: o.config.Linger, incarnation: o.incarnation,
+		index: o.index, sources: o.sources, places: o.places, garbage: o.garbage,
+		all: make(map[string]*stream.Subscriber), sessions: make(map[string]*Session), progress: make(chan struct{}),
+		watch:     watch.NewHub[service.Name, uint64](watch.Options[uint64]{Pending: 2 * o.config.Limits.Services}),
+		unsettled: make(map[service.Name]uint64), local: make(chan struct{}, 1),
 	}
-	all, ok := v.of[w]
-	if !ok {
-		list := v.index.frontends(w)
-		all = make(map[frontend.Key]*frontend.Frontend, len(list))
-		for _, f := range list {
-			all[f.Key] = f
-		}
-		v.of[w] = all
-	}
-	return all[k]
 }
 
-// Keys implements stream.Source.
-func (v view) Keys() []frontend.Key { return v.index.claims.frontends() }
+// close ends the watches.
+func (s *Subscribers) close() { s.watch.Close() }
 
-// Revision implements stream.Source.
-func (v view) Revision() (revision uint64, complete bool) {
-	return v.index.revision, v.sources.complete()
+// sorted returns the subscribers by name.
+func (s *Subscribers) sorted() []*stream.Subscriber {
+	return slices.SortedFunc(maps.Values(s.all), func(a, b *stream.Subscriber) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// NextSeq implements stream.Source.
-func (v view) NextSeq() uint64 {
-	v.seq++
-	return v.seq
-}
+// manyFrontends is the number from which on sending all frontends leaves much garbage.
+const manyFrontends = 256
 
 // Subscribe connects a subscriber. The caller must close the session.
-func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*Session, error) {
-	return loop.Ask(ctx, o.loop, opStream, func() (*Session, error) {
-		s := o.subscribers[want.Name]
-		if s == nil {
-			if len(o.subscribers) >= maxSubscribers && !o.forgetOne() {
-				return nil, fmt.Errorf("%w: %d subscribers are connected", failure.ErrLimit, len(o.subscribers))
+func (s *Subscribers) Subscribe(ctx context.Context, want Subscription) (*Session, error) {
+	return loop.Ask(ctx, s.loop, opStream, func() (*Session, error) {
+		x := s.all[want.Name]
+		if x == nil {
+			if len(s.all) >= maxSubscribers && !s.forgetOne() {
+				return nil, fmt.Errorf("%w: %d subscribers are connected", failure.ErrLimit, len(s.all))
 			}
-			s = stream.New(want.Name)
-			o.subscribers[want.Name] = s
-		} else if s.Session != 0 {
-			o.end(s.Name, failure.ErrReplaced)
+			x = stream.New(want.Name)
+			s.all[want.Name] = x
+		} else if x.Session != 0 {
+			s.end(x.Name, failure.ErrReplaced)
 		}
-		s.Enforces = want.Enforces
-		o.places.connected(want)
-		o.session++
+		x.Enforces = want.Enforces
+		s.places.connected(want)
+		s.session++
 		seq := want.Seq
-		if want.Incarnation != o.incarnation {
+		if want.Incarnation != s.incarnation {
 			seq = 0
 		}
-		if !s.Connect(o.session, seq, o.view()) && o.index.counts().frontends >= manyFrontends {
-			o.changes = 1
+		if !x.Connect(s.session, seq, newView(s)) && s.index.counts().frontends >= manyFrontends {
+			s.garbage.add()
 		}
-		x := &Session{owner: o, name: want.Name, number: o.session, wake: s.Wake, ended: make(chan struct{})}
-		o.sessions[want.Name] = x
-		o.moved()
-		return x, nil
+		session := &Session{subscribers: s, name: want.Name, number: s.session, wake: x.Wake, ended: make(chan struct{})}
+		s.sessions[want.Name] = session
+		s.moved()
+		return session, nil
 	})
 }
 
+// sweep drops subscribers whose time to resume has passed.
+func (s *Subscribers) sweep(now time.Time) {
+	for name, x := range s.all {
+		if x.Session == 0 && !x.Until.After(now) {
+			s.drop(name)
+			s.moved()
+		}
+	}
+}
+
+// drop forgets a subscriber and its capacity.
+func (s *Subscribers) drop(name string) {
+	delete(s.all, name)
+	s.places.forget(name)
+}
+
 // forgetOne drops the subscriber that has been disconnected for longest.
-func (o *Owner) forgetOne() bool {
+func (s *Subscribers) forgetOne() bool {
 	var oldest *stream.Subscriber
-	for _, s := range o.subscribers {
-		if s.Session == 0 && (oldest == nil || s.Until.Before(oldest.Until)) {
-			oldest = s
+	for _, x := range s.all {
+		if x.Session == 0 && (oldest == nil || x.Until.Before(oldest.Until)) {
+			oldest = x
 		}
 	}
 	if oldest != nil {
-		delete(o.subscribers, oldest.Name)
-		o.places.forget(oldest.Name)
+		s.drop(oldest.Name)
 	}
 	return oldest != nil
 }
 
 // end ends the session of a subscriber from the owner's side.
-func (o *Owner) end(name string, why error) {
-	x := o.sessions[name]
-	if x == nil {
+func (s *Subscribers) end(name string, why error) {
+	session := s.sessions[name]
+	if session == nil {
 		return
 	}
-	delete(o.sessions, name)
-	x.err = why
-	close(x.ended)
+	delete(s.sessions, name)
+	session.err = why
+	close(session.ended)
 }
 
 // mark marks frontends as changed for all subscribers; without keys, only a barrier is due.
-func (o *Owner) mark(keys []frontend.Key) {
-	for name, s := range o.subscribers {
-		if err := s.Mark(keys); err != nil {
-			o.end(name, err)
+func (s *Subscribers) mark(keys []frontend.Key) {
+	for name, x := range s.all {
+		if err := x.Mark(keys); err != nil {
+			s.end(name, err)
 		}
 	}
 }
 
-// subscriber returns the subscriber of the session, or ErrReplaced.
-func (x *Session) subscriber() (*stream.Subscriber, error) {
-	s := x.owner.subscribers[x.name]
-	if s == nil || s.Session != x.number {
-		return nil, failure.ErrReplaced
-	}
-	return s, nil
-}
-
-// Next waits for the steps of the next message.
-func (x *Session) Next(ctx context.Context) ([]frontend.Step, error) {
-	for {
-		select {
-		case <-x.wake:
-		case <-x.ended:
-			return nil, x.err
-		case <-x.owner.loop.Stopped():
-			return nil, failure.ErrStopped
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-		steps, err := loop.Ask(ctx, x.owner.loop, opStream, func() ([]frontend.Step, error) {
-			s, err := x.subscriber()
-			if err != nil {
-				return nil, err
-			}
-			return s.Next(x.owner.view()), nil
-		})
-		if err != nil || len(steps) > 0 {
-			return steps, err
+// moved wakes callers of Wait after the progress or the set of subscribers has changed, and
+// notifies the watchers about services that are enforced now.
+func (s *Subscribers) moved() {
+	close(s.progress)
+	s.progress = make(chan struct{})
+	s.localChanged()
+	for name, revision := range s.unsettled {
+		if s.enforced(name, revision) {
+			s.watch.Upsert(name, s.index.revision)
+			delete(s.unsettled, name)
 		}
 	}
 }
 
-// Ended is closed when the owner ends the session; Err returns why.
-func (x *Session) Ended() <-chan struct{} { return x.ended }
-
-// Err returns why the session ended, once Ended is closed.
-func (x *Session) Err() error { return x.err }
-
-// Ack records the subscriber's progress.
-func (x *Session) Ack(ctx context.Context, enforced, ended uint64) error {
-	_, err := loop.Ask(ctx, x.owner.loop, opStream, func() (struct{}, error) {
-		s, err := x.subscriber()
-		if err == nil {
-			err = s.Ack(enforced, ended)
-		}
-		if err == nil {
-			x.owner.moved()
-		}
-		return struct{}{}, err
-	})
-	return err
+// localChanged reports that Locals may have changed.
+func (s *Subscribers) localChanged() {
+	select {
+	case s.local <- struct{}{}:
+	default:
+	}
 }
 
-// Refuse records that the subscriber rejected a frontend. It ignores a frontend that was removed
-// meanwhile.
-func (x *Session) Refuse(ctx context.Context, k frontend.Key, reason string) error {
-	_, err := loop.Ask(ctx, x.owner.loop, opStream, func() (struct{}, error) {
-		s, err := x.subscriber()
-		if err != nil {
-			return struct{}{}, err
-		}
-		w := x.owner.index.claims.winner(k)
-		if w == nil {
-			return struct{}{}, nil
-		}
-		x.owner.config.Log.Error("subscriber refused a frontend and will only remove backends from it",
-			"subscriber", x.name, "frontend", compile.KeyText(k), "service", w.name.String(), "reason", reason)
-		s.Refuse(k, w.name, reason)
-		x.owner.unsettle[w.name] = struct{}{}
-		x.owner.watch.Upsert(w.name, x.owner.index.revision)
-		x.owner.moved()
-		return struct{}{}, nil
-	})
-	return err
+// changed notifies the watchers about a service that has changed, and is not enforced yet.
+func (s *Subscribers) changed(name service.Name, revision uint64) {
+	s.watch.Upsert(name, revision)
+	s.unsettled[name] = revision
 }
 
-// Close ends the session. The subscriber may connect again and resume.
-func (x *Session) Close() {
-	o := x.owner
-	// The error does not matter: the owner answers soon, or has stopped.
-	_ = o.loop.Do(context.Background(), opStream, func() {
-		s := o.subscribers[x.name]
-		if s == nil || s.Session != x.number {
-			return
-		}
-		delete(o.sessions, x.name)
-		if s.Disconnect(o.config.Now().Add(o.config.Linger)); !s.Enforces {
-			delete(o.subscribers, x.name) // it only reads, and need not resume
-			o.places.forget(x.name)
-		}
-		o.moved()
-	})
+// refused notifies the watchers about a service of which a subscriber has refused a frontend.
+func (s *Subscribers) refused(j *joined) {
+	s.watch.Upsert(j.name, s.index.revision)
+	s.unsettled[j.name] = j.revision
+	s.moved()
 }
+
+// gone notifies the watchers about a service that was removed.
+func (s *Subscribers) gone(name service.Name) {
+	s.watch.Delete(name)
+	delete(s.unsettled, name)
+}
+
+// Enforcement is the state of a service in the enforcing subscribers.
+type Enforcement uint8
+
+const (
+	// EnforcementUnknown: no enforcing subscriber is connected, or one has not acknowledged
+	// anything yet. The kernel keeps its state meanwhile.
+	EnforcementUnknown Enforcement = iota
+	// NotEnforced: a subscriber is behind, or has refused a frontend of the service.
+	NotEnforced
+	// Enforced: all enforcing subscribers have it, and there is at least one.
+	Enforced
+)
 
 // Waited is the result of Wait.
 type Waited struct {
@@ -253,50 +224,49 @@ type Waited struct {
 // Wait returns when every connected enforcing subscriber has acknowledged a revision; with ended,
 // also as ended. ErrRefused if one has refused a frontend of one of the services, or of any service
 // if of is empty.
-func (o *Owner) Wait(ctx context.Context, revision uint64, of []service.Name, ended bool) (Waited, error) {
+func (s *Subscribers) Wait(ctx context.Context, revision uint64, of []service.Name, ended bool) (Waited, error) {
 	for {
 		type answer struct {
 			out      Waited
 			reached  bool
 			progress <-chan struct{}
 		}
-		a, err := loop.Ask(ctx, o.loop, opRead, func() (answer, error) {
-			out, reached, err := o.reached(revision, of, ended)
-			return answer{out, reached, o.progress}, err
+		a, err := loop.Ask(ctx, s.loop, opRead, func() (answer, error) {
+			out, reached, err := s.reached(revision, of, ended)
+			return answer{out, reached, s.progress}, err
 		})
 		if err != nil || a.reached {
 			return a.out, err
 		}
-		if err := o.loop.Wait(ctx, a.progress); err != nil {
+		if err := s.loop.Wait(ctx, a.progress); err != nil {
 			return Waited{}, err
 		}
 	}
 }
 
-func (o *Owner) reached(revision uint64, of []service.Name, ended bool) (Waited, bool, error) {
-	if revision > o.index.revision {
-		return Waited{}, false, fmt.Errorf("%w: %d, the services are at %d", failure.ErrRevision, revision, o.index.revision)
+func (s *Subscribers) reached(revision uint64, of []service.Name, ended bool) (Waited, bool, error) {
+	if revision > s.index.revision {
+		return Waited{}, false, fmt.Errorf("%w: %d, the services are at %d", failure.ErrRevision, revision, s.index.revision)
 	}
-	out := Waited{Revision: o.index.revision}
+	out := Waited{Revision: s.index.revision}
 	waiting := false
-	for _, name := range slices.Sorted(maps.Keys(o.subscribers)) {
-		s := o.subscribers[name]
-		if !s.Enforces {
+	for _, x := range s.sorted() {
+		if !x.Enforces {
 			continue
 		}
-		if s.Session == 0 {
-			out.Disconnected = append(out.Disconnected, name)
+		if x.Session == 0 {
+			out.Disconnected = append(out.Disconnected, x.Name)
 			continue
 		}
-		p := s.Progress()
+		p := x.Progress()
 		for _, k := range slices.SortedFunc(maps.Keys(p.Refusals), compile.CompareKeys) {
 			r := p.Refusals[k]
 			if len(of) == 0 || slices.Contains(of, r.Service) {
-				return Waited{}, false, fmt.Errorf("%w: %s keeps what it had of %s of service %s: %s", failure.ErrRefused, name,
+				return Waited{}, false, fmt.Errorf("%w: %s keeps what it had of %s of service %s: %s", failure.ErrRefused, x.Name,
 					compile.KeyText(k), r.Service, r.Reason)
 			}
 		}
-		out.Enforcing = append(out.Enforcing, name)
+		out.Enforcing = append(out.Enforcing, x.Name)
 		at := p.Enforced
 		if ended {
 			at = min(at, p.Ended)
@@ -309,13 +279,13 @@ func (o *Owner) reached(revision uint64, of []service.Name, ended bool) (Waited,
 
 // enforced reports whether every connected enforcing subscriber has a revision with all frontends
 // of a service, and there is at least one.
-func (o *Owner) enforced(of service.Name, revision uint64) bool {
+func (s *Subscribers) enforced(of service.Name, revision uint64) bool {
 	some := false
-	for _, s := range o.subscribers {
-		if !s.Enforces || s.Session == 0 {
+	for _, x := range s.all {
+		if !x.Enforces || x.Session == 0 {
 			continue
 		}
-		if s.Progress().Enforced < revision || s.Refuses(of) {
+		if x.Progress().Enforced < revision || x.Refuses(of) {
 			return false
 		}
 		some = true
@@ -326,17 +296,17 @@ func (o *Owner) enforced(of service.Name, revision uint64) bool {
 // enforcement returns the state of a revision of a service in the enforcing subscribers. For a
 // subscriber that began a new stream, it is unknown until the first acknowledgement: the kernel
 // still has its frontends, and all of them are sent again.
-func (o *Owner) enforcement(of service.Name, revision uint64) Enforcement {
+func (s *Subscribers) enforcement(of service.Name, revision uint64) Enforcement {
 	some, unknown := false, false
-	for _, s := range o.subscribers {
-		if !s.Enforces {
+	for _, x := range s.all {
+		if !x.Enforces {
 			continue
 		}
-		enforced := s.Progress().Enforced
+		enforced := x.Progress().Enforced
 		switch {
-		case s.Session == 0 || enforced == 0:
+		case x.Session == 0 || enforced == 0:
 			unknown = true
-		case enforced < revision || s.Refuses(of):
+		case enforced < revision || x.Refuses(of):
 			return NotEnforced
 		}
 		some = true

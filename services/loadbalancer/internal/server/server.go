@@ -230,7 +230,7 @@ func (s *Server) WaitForRevision(ctx context.Context,
 	for i, k := range req.GetServices() {
 		of[i] = service.Name{Namespace: k.GetNamespace(), Name: k.GetName()}
 	}
-	out, err := s.Owner.Wait(ctx, req.GetRevision(), of, req.GetEnded())
+	out, err := s.Owner.Subscribers().Wait(ctx, req.GetRevision(), of, req.GetEnded())
 	if err != nil {
 		return nil, statusOf(err)
 	}

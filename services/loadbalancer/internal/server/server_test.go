@@ -290,7 +290,7 @@ func TestWatchTellsOfServices(t *testing.T) {
 	}
 	want("the listing", "upsert web ready 2 enforced false")
 	want("its end", "bookmark true")
-	s, err := r.owner.Subscribe(r.ctx(), owner.Subscription{Name: "datapath", Enforces: true})
+	s, err := r.owner.Subscribers().Subscribe(r.ctx(), owner.Subscription{Name: "datapath", Enforces: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -38,7 +38,7 @@ func (s *Server) WatchFrontends(conn frontends) error {
 	if b := sub.GetIncarnation(); len(b) == len(want.Incarnation) {
 		copy(want.Incarnation[:], b)
 	}
-	session, err := s.Owner.Subscribe(conn.Context(), want)
+	session, err := s.Owner.Subscribers().Subscribe(conn.Context(), want)
 	if err != nil {
 		return statusOf(err)
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/journal"
 	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/kit/desired/managed"
+	"github.com/sluice-net/sluice/kit/desired/problem"
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/shares"
@@ -103,7 +104,7 @@ type Owner struct {
 	subscribers *Subscribers
 	garbage     *garbage
 
-	problems map[string]error
+	problems *problem.Set
 	fatal    error
 	level    chan struct{} // has a token when levels are due
 	swept    time.Time     // when sweep ran last
@@ -117,7 +118,10 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	}
 	o := &Owner{
 		config: config, loop: loop.New(loop.Options{}), sources: newSources(sources, config.Log), garbage: newGarbage(),
-		problems: make(map[string]error), level: make(chan struct{}, 1),
+		problems: problem.New(func(part string, err error) {
+			config.Log.Error("problem with services", "part", part, log.Err(err))
+		}),
+		level: make(chan struct{}, 1),
 	}
 	o.revising = o.loop.NewLock()
 	if o.config.Tenants == nil {
@@ -214,7 +218,7 @@ func (o *Owner) sweep() {
 	o.wakeLevels(now)
 	o.subscribers.sweep(now)
 	o.garbage.sweep()
-	if o.problems[partStorage] == nil {
+	if o.problems.Of(problem.Storage) == nil {
 		return
 	}
 	if release, held := o.revising.TryHold(); held { // otherwise a change is being written, which updates the problem
@@ -223,30 +227,14 @@ func (o *Owner) sweep() {
 	}
 }
 
-// partStorage is the part of storage problems.
-const partStorage = "storage"
-
 // stored records the result of a write of the state.
 func (o *Owner) stored(err error) {
 	if p := o.journal.Problem(); p != nil {
 		err = p
 	}
-	o.problem(partStorage, err)
+	o.problems.Note(problem.Storage, err)
 	if errors.Is(err, journal.ErrLost) {
 		o.fatal = err
-	}
-}
-
-// problem records a problem for the status, and logs it if it is new; nil clears it.
-func (o *Owner) problem(what string, err error) {
-	before := o.problems[what]
-	if err == nil {
-		delete(o.problems, what)
-		return
-	}
-	o.problems[what] = err
-	if before == nil || before.Error() != err.Error() {
-		o.config.Log.Error("problem with services", "part", what, log.Err(err))
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/loop"
+	"github.com/sluice-net/sluice/kit/desired/problem"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/shares"
@@ -237,17 +238,17 @@ func (o *Owner) status() Status {
 		Frontends: counts.frontends, Backends: counts.backends, Contested: counts.contested,
 		HealthChecks: counts.healthChecks, Journal: o.journal.Size(),
 	}
-	problem := func(kind ProblemKind, format string, args ...any) {
+	note := func(kind ProblemKind, format string, args ...any) {
 		if out.ProblemCount++; out.ProblemCount <= MaxProblems {
 			out.Problems = append(out.Problems, Problem{kind, fmt.Sprintf(format, args...)})
 		}
 	}
-	for _, part := range slices.Sorted(maps.Keys(o.problems)) {
+	for part, err := range o.problems.All() {
 		kind := ProblemService
-		if part == partStorage {
+		if part == problem.Storage {
 			kind = ProblemStorage
 		}
-		problem(kind, "%s: %v", part, o.problems[part])
+		note(kind, "%s: %v", part, err)
 	}
 	objects := make(map[creator]int)
 	o.index.objects(func(x *object) {
@@ -256,34 +257,34 @@ func (o *Owner) status() Status {
 	out.Sources = o.sources.status(objects)
 	for _, s := range out.Sources {
 		if s.Error != "" {
-			problem(ProblemService, "source %s: %s", s.Name, s.Error)
+			note(ProblemService, "source %s: %s", s.Name, s.Error)
 		}
 	}
 	refused := o.sources.refusals("")
 	out.Refused = len(refused)
 	for _, r := range refused {
-		problem(ProblemService, "%s %s is refused: %s", r.Source, r.Origin, r.Err)
+		note(ProblemService, "%s %s is refused: %s", r.Source, r.Origin, r.Err)
 	}
 	for _, subscriber := range o.subscribers.sorted() {
 		s := subscriberStatus(subscriber)
 		for _, r := range s.Refusals {
-			problem(ProblemService, "%s does not enforce %s", s.Name, r)
+			note(ProblemService, "%s does not enforce %s", s.Name, r)
 		}
 		out.Subscribers = append(out.Subscribers, s)
 	}
 	if f, ok := o.config.Tenants.(interface{ Failure() error }); ok && !o.config.Tenants.Complete() && f.Failure() != nil {
-		problem(ProblemService, "shares of tenants are not computed, because the Namespaces could not be listed: %v",
+		note(ProblemService, "shares of tenants are not computed, because the Namespaces could not be listed: %v",
 			f.Failure())
 	}
 	out.Limits = o.places.sharedLimits()
 	for _, l := range out.Limits {
 		if l.Asked > l.Used {
-			problem(ProblemService, "%s: %d tenants ask for %d of %d %s (limits.%s), and %d are refused: "+
+			note(ProblemService, "%s: %d tenants ask for %d of %d %s (limits.%s), and %d are refused: "+
 				"see `sluice service list`", ExceedsShare, l.Exceeding, l.Asked, l.Size, l.Name, l.Name, l.Asked-l.Used)
 		}
 	}
 	if out.SystemRefused = o.systemRefused(); out.SystemRefused != "" {
-		problem(ProblemService, "%s", out.SystemRefused)
+		note(ProblemService, "%s", out.SystemRefused)
 	}
 	return out
 }
@@ -338,7 +339,7 @@ func (o *Owner) LocalsChanged() <-chan struct{} { return o.subscribers.local }
 
 // Report records a problem of another part of the process; nil clears it.
 func (o *Owner) Report(ctx context.Context, what string, why error) error {
-	return o.loop.Do(ctx, opOther, func() { o.problem(what, why) })
+	return o.loop.Do(ctx, opOther, func() { o.problems.Note(what, why) })
 }
 
 // Usage returns the tenants' use of the limits that they share.

@@ -80,7 +80,7 @@ func (o *Owner) SetLabelFilter(ctx context.Context, workloads, nodes []labelfilt
 	_, err = loop.Ask(ctx, o.loop, opChange, func() (struct{}, error) {
 		path := filepath.Join(o.dir, filterFile)
 		if old, err := os.ReadFile(path); err != nil || !bytes.Equal(old, text) {
-			o.problems.note("filter of labels", durable.WriteFile(path, text, 0o600, durable.SyncAll))
+			o.problems.Note("filter of labels", durable.WriteFile(path, text, 0o600, durable.SyncAll))
 		}
 		return struct{}{}, o.refilter(&f)
 	})

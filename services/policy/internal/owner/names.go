@@ -61,7 +61,7 @@ func (o *Owner) learn(name string, addrs []netip.Addr, ttl time.Duration) error 
 	if len(fresh) > 0 {
 		learnt := []engine.Name{{Name: name, Addrs: fresh}}
 		if err := o.apply(engine.Change{Learn: learnt}); err != nil {
-			o.problems.note("learned addresses", o.apply(engine.Change{Forget: learnt}))
+			o.problems.Note("learned addresses", o.apply(engine.Change{Forget: learnt}))
 			o.publisher.barrier.Address++
 			return err
 		}
@@ -81,7 +81,7 @@ func (o *Owner) forget(gone []engine.Name) {
 		return
 	}
 	o.publisher.barrier.Address++
-	o.problems.note("learned addresses", o.apply(engine.Change{Forget: gone}))
+	o.problems.Note("learned addresses", o.apply(engine.Change{Forget: gone}))
 	var rec record.Cache
 	for _, n := range gone {
 		r := o.names.Record(n.Name)

@@ -14,7 +14,7 @@
 //   - places tracks their use of the limits that tenants share;
 //   - sources tracks which sources are complete, and comparison computes the changes of a listing;
 //   - identities, subscribers and names.Table hold the inputs for which policies are compiled;
-//   - publisher holds the state for subscribers; storage and problems track the state of the disk.
+//   - publisher holds the state for subscribers; storage tracks the state of the disk.
 //
 // None of these types calls Owner or the engine: they return the changes to make.
 package owner
@@ -31,7 +31,9 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/loop"
+	"github.com/sluice-net/sluice/kit/desired/problem"
 	"github.com/sluice-net/sluice/kit/fault"
+	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kube/tenants"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/shares"
@@ -107,7 +109,7 @@ type Owner struct {
 	identities  *identities
 	subscribers *subscribers
 	names       *names.Table
-	problems    *problems
+	problems    *problem.Set
 	sweepAt     time.Time
 	restored    bool // state from the same boot was loaded
 
@@ -131,7 +133,10 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		subscribers: newSubscribers(config.Linger, config.Now),
 		names:       names.New(names.Limits{Names: config.MaxNames, Addresses: config.MaxAddresses, Grace: config.NameGrace}),
 		tenants:     make(chan struct{}, 1), leveled: make(chan struct{}),
-		problems: newProblems(config.Log), readied: make(chan struct{}),
+		problems: problem.New(func(part string, err error) {
+			config.Log.Error("problem in the policy service", "part", part, log.Err(err))
+		}),
+		readied: make(chan struct{}),
 	}
 	o.identities = &identities{
 		all: make(map[identity.Numeric]peer.Identity), cluster: config.Engine.Cluster, nodeLabels: config.Rules.NodeLabels,

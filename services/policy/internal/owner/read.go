@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/loop"
+	"github.com/sluice-net/sluice/kit/desired/problem"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/decode"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
@@ -287,12 +288,12 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 			s.Subscribers = append(s.Subscribers, st)
 		}
 		slices.SortFunc(s.Subscribers, func(a, b summary.SubscriberStatus) int { return strings.Compare(a.Name, b.Name) })
-		for what, text := range o.problems.texts {
+		for what, err := range o.problems.All() {
 			kind := summary.ProblemPolicy
-			if what == partStorage {
+			if what == problem.Storage {
 				kind = summary.ProblemStorage
 			}
-			s.Note(kind, "%s: %s", what, text)
+			s.Note(kind, "%s: %v", what, err)
 		}
 		orphans := make(map[string]int)
 		for _, p := range o.policies.all {

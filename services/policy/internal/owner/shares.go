@@ -56,7 +56,7 @@ func (o *Owner) level(ctx context.Context) {
 	// Do fails only if the owner has ended, and then the result no longer matters.
 	o.loop.Do(ctx, opOther, func() { //nolint:errcheck // above
 		o.leveling = false
-		o.problems.note("shares of limits", err)
+		o.problems.Note("shares of limits", err)
 		close(o.leveled)
 		o.leveled = make(chan struct{})
 	})

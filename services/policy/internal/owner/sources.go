@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/managed"
+	"github.com/sluice-net/sluice/kit/desired/problem"
 	"github.com/sluice-net/sluice/services/policy/internal/initialsync"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/source"
@@ -65,7 +66,7 @@ type sourcesConfig struct {
 // subscribers wait for a source. It belongs to the loop.
 type sources struct {
 	config   sourcesConfig
-	problems *problems
+	problems *problem.Set
 	all      map[string]*sourceState
 	managers map[string]bool // managers that completed in this run
 	gate     *initialsync.Tracker
@@ -74,7 +75,7 @@ type sources struct {
 }
 
 // newSources returns sources that are all incomplete. brought are the sources of the stored policies.
-func newSources(c sourcesConfig, brought map[string]bool, p *problems) (*sources, error) {
+func newSources(c sourcesConfig, brought map[string]bool, p *problem.Set) (*sources, error) {
 	s := &sources{config: c, problems: p, managers: make(map[string]bool), all: map[string]*sourceState{
 		managed.SourceGRPC: {Source: source.Of(managed.SourceGRPC), synced: true},
 	}}
@@ -166,7 +167,7 @@ func (s *sources) managerCompleted(manager string) {
 
 // noteListed records in the gate that a source is complete.
 func (s *sources) noteListed(name string) {
-	s.problems.note("record of the first complete listing of "+name, s.gate.Listed(name))
+	s.problems.Note("record of the first complete listing of "+name, s.gate.Listed(name))
 }
 
 // failed records why a source cannot be read; nil clears the failure.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/managed"
+	"github.com/sluice-net/sluice/kit/desired/problem"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/source"
@@ -25,7 +26,7 @@ func someSources(t *testing.T, dir string) *sources {
 		names:     []string{source.Identity, managed.SourceFile, managed.SourceKubernetes},
 		directory: "/etc/policies", managers: []string{"argo"}, dir: dir, state: stream.StateID{1},
 		now: func() time.Time { return time.Unix(1000, 0) }, log: log.Discard(),
-	}, nil, newProblems(log.Discard()))
+	}, nil, problem.New(func(string, error) {}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,26 +11,24 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/journal"
+	"github.com/sluice-net/sluice/kit/desired/problem"
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 )
 
 // retryStorage is the delay between two attempts to write to the disk.
 const retryStorage = time.Second
 
-// partStorage is the part of problems for the disk.
-const partStorage = "storage"
-
 // storage is the state on disk. It records the result of each write, and when the next write is due. It belongs to
 // the loop, except for the methods of the journal that stage a change.
 type storage struct {
 	journal  *record.Journal
-	problems *problems
+	problems *problem.Set
 	now      func() time.Time
 	retryAt  time.Time // time of the next write; zero if all is written
 	lost     error     // why the journal is no longer reliable; nil: it is
 }
 
-func newStorage(j *record.Journal, p *problems, now func() time.Time) *storage {
+func newStorage(j *record.Journal, p *problem.Set, now func() time.Time) *storage {
 	return &storage{journal: j, problems: p, now: now}
 }
 
@@ -58,7 +56,7 @@ func (s *storage) stored(err error) {
 	if err != nil {
 		s.retryAt = s.now().Add(retryStorage)
 	}
-	s.problems.note(partStorage, err)
+	s.problems.Note(problem.Storage, err)
 	if errors.Is(err, journal.ErrLost) {
 		s.lost = err
 	}
@@ -72,4 +70,9 @@ func (s *storage) retry(now time.Time) {
 }
 
 // failure returns why the state cannot be stored; empty if it can.
-func (s *storage) failure() string { return s.problems.texts[partStorage] }
+func (s *storage) failure() string {
+	if err := s.problems.Of(problem.Storage); err != nil {
+		return err.Error()
+	}
+	return ""
+}

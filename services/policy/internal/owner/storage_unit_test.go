@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/journal"
-	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/desired/problem"
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 )
 
@@ -25,7 +25,7 @@ func TestStorageIsTriedAgainUntilAWriteWorks(t *testing.T) {
 		}
 	})
 	now := time.Unix(1000, 0)
-	s := newStorage(j, newProblems(log.Discard()), func() time.Time { return now })
+	s := newStorage(j, problem.New(func(string, error) {}), func() time.Time { return now })
 	s.stored(errors.New("disk full"))
 	if got := s.failure(); got != "disk full" || !s.retryAt.Equal(now.Add(retryStorage)) || s.lost != nil {
 		t.Fatalf("after a failed write: %q, next at %v, lost %v", got, s.retryAt, s.lost)
@@ -45,19 +45,5 @@ func TestStorageIsTriedAgainUntilAWriteWorks(t *testing.T) {
 	s.stored(fmt.Errorf("write: %w", journal.ErrLost))
 	if !errors.Is(s.lost, journal.ErrLost) {
 		t.Errorf("the journal is lost, but storage has %v", s.lost)
-	}
-}
-
-func TestProblemsEndWithTheirReason(t *testing.T) {
-	p := newProblems(log.Discard())
-	p.note("tables", errors.New("too large"))
-	p.note("storage", errors.New("disk full"))
-	p.note("tables", errors.New("larger"))
-	if p.texts["tables"] != "larger" || p.texts["storage"] != "disk full" {
-		t.Errorf("got %q", p.texts)
-	}
-	p.note("tables", nil)
-	if _, there := p.texts["tables"]; there || len(p.texts) != 1 {
-		t.Errorf("a part without a problem is listed: %q", p.texts)
 	}
 }

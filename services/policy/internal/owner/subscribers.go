@@ -137,7 +137,7 @@ func (o *Owner) interest(s *subscriber, add, remove []identity.Numeric, locate [
 	if len(c.Locate)+len(c.Vacate) > 0 {
 		o.publisher.barrier.Address++
 	}
-	o.problems.note("locations", o.apply(c))
+	o.problems.Note("locations", o.apply(c))
 	o.addSubjects(add)
 }
 
@@ -150,7 +150,7 @@ func (o *Owner) addSubjects(list []identity.Numeric) {
 		}
 	}
 	if len(fresh) > 0 {
-		o.problems.note("subjects", o.apply(engine.Change{AddSubjects: fresh}))
+		o.problems.Note("subjects", o.apply(engine.Change{AddSubjects: fresh}))
 	}
 }
 
@@ -158,10 +158,10 @@ func (o *Owner) addSubjects(list []identity.Numeric) {
 func (o *Owner) noteReduced() {
 	list := o.engine.Reduced()
 	if len(list) == 0 {
-		o.problems.note("tables", nil)
+		o.problems.Note("tables", nil)
 		return
 	}
-	o.problems.note("tables", fmt.Errorf("%d tables lack rules: %s", len(list), list[0]))
+	o.problems.Note("tables", fmt.Errorf("%d tables lack rules: %s", len(list), list[0]))
 }
 
 // Refuse records that a subscriber rejected a table. The subscriber keeps the previous table, which is no longer
@@ -286,7 +286,7 @@ func (o *Owner) setIdentities(set []peer.Identity, gone []identity.Numeric) {
 		return
 	}
 	o.publisher.barrier.Identity += uint64(len(c.AddIdentities) + len(c.RemoveIdentities))
-	o.problems.note("identities", o.apply(c))
+	o.problems.Note("identities", o.apply(c))
 	subjects := make([]identity.Numeric, 0, len(c.AddIdentities))
 	for _, id := range c.AddIdentities {
 		subjects = append(subjects, id.Number)

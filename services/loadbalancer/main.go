@@ -83,7 +83,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		p.LogLevel, p.Log)
 	var ports *healthport.Ports
 	if cfg.HealthChecks.Address != healthChecksOff {
-		ports = healthport.New(o, cfg.HealthChecks.Address, filepath.Join(cfg.StateDir, "health-checks.json"), p.Log)
+		ports = healthport.New(o.Reader(), cfg.HealthChecks.Address, filepath.Join(cfg.StateDir, "health-checks.json"), p.Log)
 		service.HealthPorts = ports.Open
 	}
 	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})
@@ -143,7 +143,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		look := time.NewTicker(systemInterval)
 		defer look.Stop()
 		for {
-			why := o.SystemRefused(ctx)
+			why := o.Reader().SystemRefused(ctx)
 			if ctx.Err() != nil {
 				return nil
 			}

@@ -156,7 +156,7 @@ func (o *Owner) annotate(e *edit) {
 			continue
 		}
 		if j := o.index.service(c.Key.Name); j != nil && j.object != nil {
-			c.Notes = o.notes(j)
+			c.Notes = o.reader.notes(j)
 		}
 	}
 }

@@ -57,7 +57,7 @@ func TestOverlappingServicesNameEachOther(t *testing.T) {
 		case c.want != "" && (len(notes) != 1 || !strings.Contains(notes[0], c.want)):
 			t.Errorf("%s: notes %q, want %s", name, out.Changes[0].Notes, c.want)
 		}
-		all, _, _, err := o.List(t.Context(), Filter{WithFrontends: true})
+		all, _, _, err := o.Reader().List(t.Context(), Filter{WithFrontends: true})
 		if err != nil {
 			t.Fatal(err)
 		}

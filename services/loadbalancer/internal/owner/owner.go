@@ -102,6 +102,7 @@ type Owner struct {
 	sources *sources
 
 	subscribers *Subscribers
+	reader      *Reader
 	garbage     *garbage
 
 	problems *problem.Set
@@ -134,6 +135,10 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	o.subscribers = newSubscribers(o)
 	if err := o.restore(dir); err != nil {
 		return nil, err
+	}
+	o.reader = &Reader{
+		loop: o.loop, index: o.index, places: o.places, sources: o.sources, subscribers: o.subscribers, journal: o.journal,
+		problems: o.problems,
 	}
 	o.sources.checkReady()
 	return o, nil
@@ -259,6 +264,9 @@ func (o *Owner) SourceFailed(ctx context.Context, name string, why error) error 
 // Garbage has a token some time after changes, or after a subscriber got all frontends: much memory
 // is unused then.
 func (o *Owner) Garbage() <-chan struct{} { return o.garbage.due }
+
+// Reader answers questions about the services.
+func (o *Owner) Reader() *Reader { return o.reader }
 
 // Subscribers returns the subscribers of frontends.
 func (o *Owner) Subscribers() *Subscribers { return o.subscribers }

@@ -283,7 +283,7 @@ func TestChangesComeToTheSameAsFromScratch(t *testing.T) {
 			if err := o.SetZone(t.Context(), node.Zone); err != nil {
 				t.Fatal(err)
 			}
-			st, err := o.Status(t.Context())
+			st, err := o.Reader().Status(t.Context())
 			if err != nil || st.Revision < revision || st.Revision > revision+1 {
 				t.Fatalf("revision %d follows %d: %v", st.Revision, revision, err)
 			}
@@ -306,7 +306,7 @@ func TestChangesComeToTheSameAsFromScratch(t *testing.T) {
 		if r.IntN(10) == 0 && slow.barrier.Revision < revision {
 			check(slow)
 		}
-		st, err := o.Status(t.Context())
+		st, err := o.Reader().Status(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -381,12 +381,12 @@ func TestOlderServiceKeepsAFrontend(t *testing.T) {
 func TestSliceWaitsForItsService(t *testing.T) {
 	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir())
 	o.apply(end)
-	_, refused, _, err := o.List(t.Context(), Filter{})
+	_, refused, _, err := o.Reader().List(t.Context(), Filter{})
 	if err != nil || len(refused) != 1 || !strings.Contains(refused[0].Err, "its service default/web is missing") {
 		t.Errorf("refused %+v, %v", refused, err)
 	}
 	o.apply(web)
-	list, refused, revision, err := o.List(t.Context(), Filter{WithFrontends: true})
+	list, refused, revision, err := o.Reader().List(t.Context(), Filter{WithFrontends: true})
 	if err != nil || len(refused) != 0 || len(list) != 1 || revision != 2 || list[0].Endpoints != 1 ||
 		list[0].Ready != 1 ||
 		list[0].Frontends[0].String() != "10.96.0.1:80/tcp of default/web inside 10.0.0.1:8080" {
@@ -448,7 +448,7 @@ func TestObjectsBelongToTheirManagers(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	_, refused, _, err := o.List(t.Context(), Filter{})
+	_, refused, _, err := o.Reader().List(t.Context(), Filter{})
 	if err != nil || len(refused) != 1 || refused[0].Origin != "web.yaml" ||
 		!strings.Contains(refused[0].Err, "belongs to the source grpc") {
 		t.Errorf("refused %+v, %v", refused, err)
@@ -477,7 +477,7 @@ func TestFilesAreTakenOver(t *testing.T) {
 	}
 	names := func() string {
 		t.Helper()
-		list, _, _, err := o.List(t.Context(), Filter{})
+		list, _, _, err := o.Reader().List(t.Context(), Filter{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -508,7 +508,7 @@ func TestFilesAreTakenOver(t *testing.T) {
 	if got := names(); got != "api of b.yaml, web of a.yaml" {
 		t.Errorf("with refused files: services %s", got)
 	}
-	st, err := o.Status(t.Context())
+	st, err := o.Reader().Status(t.Context())
 	if err != nil || st.Refused != 3 || st.ProblemCount != 3 {
 		t.Errorf("%d are refused, %d problems: %+v, %v", st.Refused, st.ProblemCount, st.Problems, err)
 	}
@@ -542,14 +542,14 @@ func TestFilesWithoutRoomAreRefusedOneByOne(t *testing.T) {
 	if err := f.Set(t.Context(), files); err != nil {
 		t.Fatal(err)
 	}
-	list, refused, _, err := o.List(t.Context(), Filter{})
+	list, refused, _, err := o.Reader().List(t.Context(), Filter{})
 	if err != nil || len(list) != 2 || len(refused) != 2 || !strings.Contains(refused[0].Err, "limits.services") {
 		t.Errorf("%d services, refused %+v, %v", len(list), refused, err)
 	}
 	if err := f.Set(t.Context(), files[2:]); err != nil {
 		t.Fatal(err)
 	}
-	list, refused, _, err = o.List(t.Context(), Filter{})
+	list, refused, _, err = o.Reader().List(t.Context(), Filter{})
 	if err != nil || len(list) != 2 || list[0].Origin != "2.yaml" || len(refused) != 0 {
 		t.Errorf("%+v, refused %+v, %v", list, refused, err)
 	}
@@ -593,7 +593,7 @@ func TestCompleteSourceDeletesWhatWasNotNamed(t *testing.T) {
 			t.Errorf("deleted %q, want %s", keys, want)
 		}
 	}
-	st, err := o.Status(t.Context())
+	st, err := o.Reader().Status(t.Context())
 	if err != nil || st.Services != 1 || st.Slices != 0 || !st.Sources[1].Synced {
 		t.Errorf("%+v, %v", st, err)
 	}
@@ -621,7 +621,7 @@ func TestListingsAndDeletionsSpareWhatIsOfOthers(t *testing.T) {
 	}
 	all := func(when string) {
 		t.Helper()
-		if st, err := o.Status(t.Context()); err != nil || st.Services != 2 || st.Slices != 1 {
+		if st, err := o.Reader().Status(t.Context()); err != nil || st.Services != 2 || st.Slices != 1 {
 			t.Errorf("%s: %d services and %d slices, %v; want 2 and 1", when, st.Services, st.Slices, err)
 		}
 	}
@@ -675,7 +675,7 @@ func TestConditionsAndTrials(t *testing.T) {
 	if err != nil || out.Revision != 0 || out.Changes[0].Type != managed.Created {
 		t.Errorf("a trial: %+v, %v", out, err)
 	}
-	if _, _, err := o.Get(t.Context(), named("web")); !errors.Is(err, failure.ErrNotFound) {
+	if _, _, err := o.Reader().Get(t.Context(), named("web")); !errors.Is(err, failure.ErrNotFound) {
 		t.Errorf("after a trial: %v", err)
 	}
 	var bad *manifest.Error
@@ -732,7 +732,7 @@ func TestLimitsNameTheService(t *testing.T) {
 			t.Errorf("%s: %v, want %q", c.what, err, c.want)
 		}
 	}
-	if st, err := o.Status(t.Context()); err != nil || st.Services != 1 || st.Revision != 1 {
+	if st, err := o.Reader().Status(t.Context()); err != nil || st.Services != 1 || st.Revision != 1 {
 		t.Errorf("a change beyond a limit had an effect: %+v, %v", st, err)
 	}
 	o.apply(many("b", "10.96.0.2", 3, 3))
@@ -781,7 +781,7 @@ func TestWaitGoesByAcknowledgements(t *testing.T) {
 		t.Error("it has ended before the acknowledgement")
 	default:
 	}
-	if l, _, err := o.Get(t.Context(), named("web")); err != nil || !l.Enforced {
+	if l, _, err := o.Reader().Get(t.Context(), named("web")); err != nil || !l.Enforced {
 		t.Errorf("%+v, %v", l, err)
 	}
 	if err := x.Ack(t.Context(), 0, x.barrier.Seq); err != nil {
@@ -807,7 +807,7 @@ func TestWaitGoesByAcknowledgements(t *testing.T) {
 	if _, err := o.Subscribers().Wait(t.Context(), 2, []service.Name{named("other")}, false); err != nil {
 		t.Errorf("of another service: %v", err)
 	}
-	if l, _, err := o.Get(t.Context(), named("web")); err != nil || l.Enforced || len(l.Notes) != 1 {
+	if l, _, err := o.Reader().Get(t.Context(), named("web")); err != nil || l.Enforced || len(l.Notes) != 1 {
 		t.Errorf("%+v, %v", l, err)
 	}
 	o.apply(strings.Replace(end, "10.0.0.1", "10.0.0.2", 1))
@@ -856,7 +856,7 @@ func TestLocalsFollowEndpointsAndAcknowledgements(t *testing.T) {
 		"clusterIP: 10.96.0.1, type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 30001", 1)
 	want := func(what string, ready int, enforced Enforcement) {
 		t.Helper()
-		all, err := o.Locals(t.Context())
+		all, err := o.Reader().Locals(t.Context())
 		if err != nil || len(all) != 1 || all[0].Port != 30001 || len(all[0].Ready) != ready || all[0].Enforced != enforced {
 			t.Errorf("%s: %+v, %v; want %d ready, enforcement %d", what, all, err, ready, enforced)
 		}
@@ -893,7 +893,7 @@ func TestLocalsFollowEndpointsAndAcknowledgements(t *testing.T) {
 	}
 	want("acknowledged by the new one", 1, Enforced)
 	o.apply(web)
-	if all, err := o.Locals(t.Context()); err != nil || len(all) != 0 {
+	if all, err := o.Reader().Locals(t.Context()); err != nil || len(all) != 0 {
 		t.Errorf("without the port: %+v, %v", all, err)
 	}
 }
@@ -927,7 +927,7 @@ func TestObjectsOfAWatchAreTakenOneByOne(t *testing.T) {
 	}
 	refused := func(o *running) string {
 		t.Helper()
-		_, refused, _, err := o.List(t.Context(), Filter{})
+		_, refused, _, err := o.Reader().List(t.Context(), Filter{})
 		if err != nil {
 			t.Fatal(err)
 		}

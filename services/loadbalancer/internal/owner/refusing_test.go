@@ -68,7 +68,7 @@ func TestServicesBeyondTheShareRefuseConnections(t *testing.T) {
 	if got := at("0.0.0.0", 30080); got != "" {
 		t.Errorf("the former node port: %q", got)
 	}
-	found, _, err := o.Find(t.Context(), service.Name{Namespace: "evil", Name: "wide"})
+	found, _, err := o.Reader().Find(t.Context(), service.Name{Namespace: "evil", Name: "wide"})
 	if err != nil || !strings.Contains(strings.Join(found.Notes, ""), "limits.services") {
 		t.Errorf("the notes: %q %v", found.Notes, err)
 	}

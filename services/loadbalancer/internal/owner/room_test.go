@@ -79,7 +79,7 @@ func TestVastServicesAreRefusedByName(t *testing.T) {
 	frontends, _ := vast(1000, 2000, 0, 0)
 	refused("2,003,000 frontends", frontends,
 		"service default/a would have up to 2003000 frontends; the limit for all services is 65536")
-	if st, err := o.Status(t.Context()); err != nil || st.Services != 1 || st.Revision != 2 {
+	if st, err := o.Reader().Status(t.Context()); err != nil || st.Services != 1 || st.Revision != 2 {
 		t.Errorf("a change beyond a limit had an effect: %+v, %v", st, err)
 	}
 }

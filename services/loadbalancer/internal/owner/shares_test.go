@@ -69,7 +69,7 @@ func (r *running) servedAt(ip string) string {
 	r.t.Helper()
 	x := r.subscribe("servedAt", [16]byte{}, 0)
 	defer x.Close()
-	st, err := r.Status(r.t.Context())
+	st, err := r.Reader().Status(r.t.Context())
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -142,7 +142,7 @@ func (r *running) allFrontends() map[frontend.Key]string {
 	r.t.Helper()
 	x := r.subscribe("allFrontends", [16]byte{}, 0)
 	defer x.Close()
-	st, err := r.Status(r.t.Context())
+	st, err := r.Reader().Status(r.t.Context())
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -209,7 +209,7 @@ func TestFloodOfFrontendsKeepsNoServiceOfOthersOut(t *testing.T) {
 	if within, exceed := count(o.allFrontends(), "evil/"); within+exceed != 89 {
 		t.Errorf("the flood has %d frontends, and %d that refuse", within, exceed)
 	}
-	l, _, err := o.Get(t.Context(), service.Name{Namespace: "evil", Name: "t1"})
+	l, _, err := o.Reader().Get(t.Context(), service.Name{Namespace: "evil", Name: "t1"})
 	if err != nil || len(l.Notes) == 0 || !strings.HasPrefix(l.Notes[0], "ExceedsShare: 9 of 10 frontends") {
 		t.Errorf("the notes of a service beyond the share: %q, %v", l.Notes, err)
 	}
@@ -225,7 +225,7 @@ func TestFloodOfFrontendsKeepsNoServiceOfOthersOut(t *testing.T) {
 	if within, exceed := count(o.allFrontends(), "evil/"); within != 40 || exceed != 0 {
 		t.Errorf("when the flood is deleted, what is left of it has %d frontends of 40, %d refuse", within, exceed)
 	}
-	l, _, err = o.Get(t.Context(), service.Name{Namespace: "evil", Name: "t1"})
+	l, _, err = o.Reader().Get(t.Context(), service.Name{Namespace: "evil", Name: "t1"})
 	if err != nil || len(l.Notes) != 0 {
 		t.Errorf("notes of a service within the share: %q, %v", l.Notes, err)
 	}
@@ -371,7 +371,7 @@ func TestRemovedBackendsLeaveThoughNewOnesExceedTheShare(t *testing.T) {
 	o.give(sliceText("shop", "web", 1,
 		"10.244.0.15", "10.244.0.16", "10.244.0.17", "10.244.0.18", "10.244.0.19", "10.244.0.20"))
 	is(" 10.244.0.15:8080 10.244.0.16:8080 10.244.0.17:8080")
-	l, _, err := o.Get(t.Context(), service.Name{Namespace: "shop", Name: "web"})
+	l, _, err := o.Reader().Get(t.Context(), service.Name{Namespace: "shop", Name: "web"})
 	if err != nil || len(l.Notes) != 1 || !strings.HasPrefix(l.Notes[0], "ExceedsShare: 3 of 6 backends") {
 		t.Errorf("notes %q, %v", l.Notes, err)
 	}
@@ -424,7 +424,7 @@ func TestLimitsAreThoseOfTheDatapath(t *testing.T) {
 	// 18 of 20 backends: two members for each.
 	x := connect(&frontend.Capacity{Frontends: 40, Backends: 1000, Members: 40, BackendsPerList: 100})
 	is("with a small datapath", 31, 18)
-	st, err := o.Status(t.Context())
+	st, err := o.Reader().Status(t.Context())
 	if err != nil || len(st.Limits) != 4 ||
 		st.Limits[0].Size != 40 || st.Limits[0].Asked != 55 || st.Limits[0].Used != 36 ||
 		st.Limits[1].Size != 20 || st.Limits[0].Exceeding != 1 || st.Limits[0].System || st.ProblemCount != 2 {
@@ -450,7 +450,7 @@ func TestServicesOfTheClusterThatHaveNoPlaceAreNamed(t *testing.T) {
 	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 10, Backends: 1000, BackendsPerService: 500})
 	o.give(serviceText("kube-system", "kube-dns", "10.96.0.10", 3))
 	o.complete()
-	if err := o.SystemRefused(t.Context()); err != nil {
+	if err := o.Reader().SystemRefused(t.Context()); err != nil {
 		t.Errorf("everything is accepted: %v", err)
 	}
 	x := o.subscribe("datapath", [16]byte{}, 0)
@@ -460,17 +460,17 @@ func TestServicesOfTheClusterThatHaveNoPlaceAreNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	const want = "datapath does not enforce 10.96.0.10:81/TCP of service kube-system/kube-dns: no capacity"
-	if err := o.SystemRefused(t.Context()); err == nil || err.Error() != want {
+	if err := o.Reader().SystemRefused(t.Context()); err == nil || err.Error() != want {
 		t.Errorf("a refusal of the datapath: %v, want %s", err, want)
 	}
 	x.Close()
 	o.give(serviceText("kube-system", "more", "10.96.0.11", 12))
 	o.level()
-	err := o.SystemRefused(t.Context())
+	err := o.Reader().SystemRefused(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "exceed their share of the limit of frontends, 10") {
 		t.Errorf("more than the limit: %v", err)
 	}
-	st, serr := o.Status(t.Context())
+	st, serr := o.Reader().Status(t.Context())
 	if serr != nil || st.SystemRefused != err.Error() {
 		t.Errorf("the status has %q, %v", st.SystemRefused, serr)
 	}
@@ -523,7 +523,7 @@ func TestNamespacesOfOneTenantShare(t *testing.T) {
 	if within, _ := count(o.allFrontends(), "shop/web"); within > 11 {
 		t.Errorf("before the Namespaces are listed a tenant has %d of 90", within)
 	}
-	st, err := o.Status(t.Context())
+	st, err := o.Reader().Status(t.Context())
 	if err != nil || !strings.Contains(fmt.Sprint(st.Problems), "the Namespaces could not be listed: forbidden") {
 		t.Errorf("the status does not report why no shares are computed: %+v, %v", st.Problems, err)
 	}
@@ -581,7 +581,7 @@ func TestFloodOfObjectsKeepsNoServiceOfOthersOut(t *testing.T) {
 	}
 	kept := func() (services, slices, waiting int) {
 		t.Helper()
-		st, err := o.Status(t.Context())
+		st, err := o.Reader().Status(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -694,7 +694,7 @@ func TestTablesCountForTheirTenant(t *testing.T) {
 	if most := limit * 9 / 10 / (68 * 17); tables == 0 || tables > most {
 		t.Errorf("%d tables, want some and at most %d", tables, most)
 	}
-	st, err := o.Status(t.Context())
+	st, err := o.Reader().Status(t.Context())
 	if err != nil || st.Limits[1].Exceeding != 1 || st.Limits[1].Used > limit {
 		t.Errorf("the status has %+v, %v", st.Limits, err)
 	}

@@ -316,3 +316,38 @@ func (s *Subscribers) enforcement(of service.Name, revision uint64) Enforcement 
 	}
 	return Enforced
 }
+
+// SubscriberStatus is the state of a subscriber.
+type SubscriberStatus struct {
+	Name                string
+	Connected, Enforces bool
+	Revision, Ended     uint64
+	Refusals            []string // at most 100
+	Omitted             int
+	Waiting             int // keys that changed and are not sent
+}
+
+// status returns the states of the subscribers by name.
+func (s *Subscribers) status() (out []SubscriberStatus) {
+	for _, x := range s.sorted() {
+		out = append(out, subscriberStatus(x))
+	}
+	return out
+}
+
+func subscriberStatus(s *stream.Subscriber) SubscriberStatus {
+	p := s.Progress()
+	out := SubscriberStatus{
+		Name: s.Name, Connected: s.Session != 0, Enforces: s.Enforces, Revision: p.Enforced, Ended: p.Ended,
+		Omitted: p.Omitted, Waiting: s.Waiting(),
+	}
+	for i, k := range slices.SortedFunc(maps.Keys(p.Refusals), compile.CompareKeys) {
+		if i == 100 {
+			out.Omitted += len(p.Refusals) - i
+			break
+		}
+		out.Refusals = append(out.Refusals, fmt.Sprintf("%s of service %s: %s", compile.KeyText(k), p.Refusals[k].Service,
+			p.Refusals[k].Reason))
+	}
+	return out
+}

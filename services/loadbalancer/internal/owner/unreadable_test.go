@@ -53,7 +53,7 @@ func TestObjectThatCannotBeReadClosesWhatWasInForce(t *testing.T) {
 		if got := o.servedAt("10.96.0.1"); got != closed {
 			t.Errorf("%s that cannot be read: %q, want %q", bad.what, got, closed)
 		}
-		_, refused, _, err := o.List(t.Context(), Filter{})
+		_, refused, _, err := o.Reader().List(t.Context(), Filter{})
 		if err != nil || len(refused) != 1 {
 			t.Errorf("%s: refused %+v, %v", bad.what, refused, err)
 		}
@@ -94,7 +94,7 @@ func TestUnreadableDocumentsOfAFileLeaveTheOthersInForce(t *testing.T) {
 		if got := o.servedAt("10.96.0.2"); got != db {
 			t.Errorf("%s: db is %q, want %q", when, got, db)
 		}
-		_, all, _, err := o.List(t.Context(), Filter{})
+		_, all, _, err := o.Reader().List(t.Context(), Filter{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -126,7 +126,7 @@ const collectTimeout = 5 * time.Second
 func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout)
 	defer cancel()
-	st, err := c.Owner.Status(ctx)
+	st, err := c.Owner.Reader().Status(ctx)
 	if err != nil {
 		return
 	}

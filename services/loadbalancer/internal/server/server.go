@@ -152,7 +152,7 @@ func (s *Server) ListServices(req *lbv1.ListServicesRequest,
 		}
 		f.Address = a
 	}
-	list, refused, revision, err := s.Owner.List(stream.Context(), f)
+	list, refused, revision, err := s.Owner.Reader().List(stream.Context(), f)
 	if err != nil {
 		return statusOf(err)
 	}
@@ -186,7 +186,7 @@ func (s *Server) GetService(ctx context.Context, req *lbv1.GetServiceRequest) (*
 	if name.Namespace == "" {
 		name.Namespace = "default"
 	}
-	l, revision, err := s.Owner.Get(ctx, name)
+	l, revision, err := s.Owner.Reader().Get(ctx, name)
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -198,11 +198,12 @@ func (s *Server) WatchServices(req *lbv1.WatchServicesRequest,
 	stream grpc.ServerStreamingServer[lbv1.WatchServicesResponse],
 ) error {
 	ctx := stream.Context()
-	return watch.Serve(ctx, s.Owner.Watch(), req.GetResumeToken(), func(e watch.Event[service.Name, uint64]) error {
+	reader := s.Owner.Reader()
+	return watch.Serve(ctx, reader.Watch(), req.GetResumeToken(), func(e watch.Event[service.Name, uint64]) error {
 		out := &lbv1.WatchServicesResponse{ResumeToken: e.Token}
 		switch e.Kind {
 		case watch.Upsert:
-			l, found, err := s.Owner.Find(ctx, e.Key)
+			l, found, err := reader.Find(ctx, e.Key)
 			if err != nil {
 				return statusOf(err)
 			}
@@ -244,7 +245,7 @@ func (s *Server) WaitForRevision(ctx context.Context,
 func (s *Server) ListShares(
 	req *sharesv1.ListSharesRequest, stream grpc.ServerStreamingServer[sharesv1.ListSharesResponse],
 ) error {
-	all, err := s.Owner.Usage(stream.Context())
+	all, err := s.Owner.Reader().Usage(stream.Context())
 	if err != nil {
 		return statusOf(err)
 	}
@@ -253,7 +254,7 @@ func (s *Server) ListShares(
 
 // GetStatus implements the service.
 func (s *Server) GetStatus(ctx context.Context, _ *lbv1.GetStatusRequest) (*lbv1.GetStatusResponse, error) {
-	st, err := s.Owner.Status(ctx)
+	st, err := s.Owner.Reader().Status(ctx)
 	if err != nil {
 		return nil, statusOf(err)
 	}

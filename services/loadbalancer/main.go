@@ -105,8 +105,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		p.Go("health check ports", ports.Run)
 	}
 	if cfg.Sources.Directory != "" {
-		failed := func(ctx context.Context, why error) error { return o.SourceFailed(ctx, managed.SourceFile, why) }
-		files := directory.New(cfg.Sources.Directory, "services", o.Feed(managed.SourceFile), failed, p.Log)
+		feed := o.Feed(managed.SourceFile)
+		files := directory.New(cfg.Sources.Directory, "services", feed, feed.Failed, p.Log)
 		files.MaxBytes = int(cfg.Limits.Manifests)
 		p.Go("directory", files.Run)
 	}

@@ -42,7 +42,7 @@ func (o *Owner) Upsert(ctx context.Context, r Request) (Outcome, error) {
 		for i := range docs {
 			x := newObject(&docs[i], by)
 			c := Changed{Key: x.key(), Type: managed.Created, Dropped: docs[i].Dropped, Notes: docs[i].Notes}
-			exists, err := o.managed().Put(&r.Caller, c.Key)
+			exists, err := o.index.managed(o.sources).Put(&r.Caller, c.Key)
 			switch {
 			case err != nil:
 				return nil, err
@@ -79,7 +79,7 @@ func distinct(docs []manifest.Object) error {
 // Delete deletes objects of a manager.
 func (o *Owner) Delete(ctx context.Context, c managed.Caller, keys []service.ObjectKey) (Outcome, error) {
 	return o.change(ctx, c, func() (*edit, error) {
-		gone, err := o.managed().Delete(&c, keys)
+		gone, err := o.index.managed(o.sources).Delete(&c, keys)
 		if err != nil {
 			return nil, err
 		}
@@ -96,7 +96,8 @@ func (o *Owner) Complete(ctx context.Context, c managed.Caller, incarnation [16]
 		if err := c.CheckRun(incarnation, o.incarnation); err != nil {
 			return nil, err
 		}
-		gone, err := o.managed().Prune(&c, 0, func(k service.ObjectKey) bool { return o.index.object(k).named })
+		named := func(k service.ObjectKey) bool { return o.index.object(k).named }
+		gone, err := o.index.managed(o.sources).Prune(&c, 0, named)
 		if err != nil {
 			return nil, err
 		}
@@ -104,24 +105,6 @@ func (o *Owner) Complete(ctx context.Context, c managed.Caller, incarnation [16]
 		e.Changes = managed.Deletions[service.ObjectKey, []string](gone, gone)
 		return e, nil
 	})
-}
-
-// managed returns the objects as the rules for managers see them.
-func (o *Owner) managed() *managed.Objects[service.ObjectKey] {
-	return &managed.Objects[service.ObjectKey]{
-		By: func(k service.ObjectKey) (managed.By, bool) {
-			x := o.index.object(k)
-			if x == nil {
-				return managed.By{}, false
-			}
-			return *x.by, true
-		},
-		All: func(yield func(service.ObjectKey, managed.By) bool) {
-			o.index.objects(func(x *object) { yield(x.key(), *x.by) }) // Prune takes all
-		},
-		Configured: o.sources.configured,
-		Compare:    service.ObjectKey.Compare,
-	}
 }
 
 // change makes a change of source "grpc"; with ValidateOnly it only returns its outcome.
@@ -142,21 +125,16 @@ func (o *Owner) change(ctx context.Context, c managed.Caller, find func() (*edit
 		if e.completes {
 			o.sources.managerSynced(c.Manager)
 		}
-		o.annotate(e)
+		// Endpoints that are left out, and frontends that other services have, depend on the state.
+		for i := range e.Changes {
+			x := &e.Changes[i]
+			if x.Type == managed.Deleted || x.Type == managed.Absent || x.Key.Kind != service.KindService {
+				continue
+			}
+			if j := o.index.service(x.Key.Name); j != nil && j.object != nil {
+				x.Notes = o.reader.notes(j)
+			}
+		}
 	})
 	return out, err
-}
-
-// annotate adds notes to the changes that depend on the state: endpoints that are left out, and
-// frontends that other services have.
-func (o *Owner) annotate(e *edit) {
-	for i := range e.Changes {
-		c := &e.Changes[i]
-		if c.Type == managed.Deleted || c.Type == managed.Absent || c.Key.Kind != service.KindService {
-			continue
-		}
-		if j := o.index.service(c.Key.Name); j != nil && j.object != nil {
-			c.Notes = o.reader.notes(j)
-		}
-	}
 }

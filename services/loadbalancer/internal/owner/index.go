@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
@@ -60,6 +61,24 @@ func (ix *index) objects(f func(*object)) {
 	}
 	for _, x := range ix.slices {
 		f(x)
+	}
+}
+
+// managed returns the objects as the rules for managers see them.
+func (ix *index) managed(s *sources) *managed.Objects[service.ObjectKey] {
+	return &managed.Objects[service.ObjectKey]{
+		By: func(k service.ObjectKey) (managed.By, bool) {
+			x := ix.object(k)
+			if x == nil {
+				return managed.By{}, false
+			}
+			return *x.by, true
+		},
+		All: func(yield func(service.ObjectKey, managed.By) bool) {
+			ix.objects(func(x *object) { yield(x.key(), *x.by) }) // Prune takes all
+		},
+		Configured: s.configured,
+		Compare:    service.ObjectKey.Compare,
 	}
 }
 

@@ -8,6 +8,18 @@
 // whose context ends stops waiting. A change is decided in one call to the loop, written to stable
 // storage outside of it, and applied in another call. Only one change is in progress at a time, so
 // the decision is still valid when it is applied.
+//
+// Owner has the loop, the journal, and the only path of a change. The types that hold the state do
+// not call it:
+//
+//   - index holds the objects, and computes from them: frontends, claims on them, backends, counts;
+//   - sources tracks which sources were listed, and what they refused;
+//   - quota divides the limits of services and slices among tenants, places the frontends and
+//     backends;
+//   - Subscribers holds the subscribers and their progress;
+//   - Reader answers questions about all of them.
+//
+// Feed, Objects and the calls of managers bring changes to Owner.
 package owner
 
 import (
@@ -255,11 +267,6 @@ func (o *Owner) synced(name string) {
 
 // Ready is closed when every source was listed completely, by this run or an earlier one.
 func (o *Owner) Ready() <-chan struct{} { return o.sources.readied }
-
-// SourceFailed records the error of a source; nil clears it.
-func (o *Owner) SourceFailed(ctx context.Context, name string, why error) error {
-	return o.loop.Do(ctx, opOther, func() { o.sources.failed(name, why) })
-}
 
 // Garbage has a token some time after changes, or after a subscriber got all frontends: much memory
 // is unused then.

@@ -91,6 +91,18 @@ func (ix *index) all() iter.Seq[*joined] { return maps.Values(ix.services) }
 // withHealthChecks yields the services with health check ports.
 func (ix *index) withHealthChecks() iter.Seq[*joined] { return maps.Values(ix.checked) }
 
+// restore sets what an earlier run knew of the objects: their revision, and the zone of the node if a source delivers
+// it.
+func (ix *index) restore(revision uint64, zone string) {
+	ix.revision = revision
+	if ix.node.Zone == "" {
+		ix.node.Zone = zone
+	}
+}
+
+// countElements sets the unit in which shares count frontends.
+func (ix *index) countElements(elements bool) { ix.node.CountElements = elements }
+
 // counts are the totals of an index.
 type counts struct {
 	services, slices, orphans, healthChecks int

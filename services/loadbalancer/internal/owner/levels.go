@@ -97,7 +97,7 @@ func (p *places) planLevels(now time.Time) *levels {
 func (p *places) enforce(l *levels) {
 	if l.counted != nil {
 		p.frontends, p.elements, p.counting = l.counted, !p.elements, false
-		p.index.node.CountElements = p.elements
+		p.index.countElements(p.elements)
 	}
 	p.frontends.Enforce(l.frontends)
 	p.backends.Enforce(l.backends)

@@ -177,10 +177,11 @@ func (o *Owner) restore(dir string) error {
 	if err != nil {
 		return err
 	}
-	o.name, o.index.revision = state.Name, state.Revision
-	if o.sources.deliverZone() && o.index.node.Zone == "" {
-		o.index.node.Zone = state.Zone
+	o.name = state.Name
+	if !o.sources.deliverZone() {
+		state.Zone = ""
 	}
+	o.index.restore(state.Revision, state.Zone)
 	o.sources.restore(state.Complete)
 	o.quota.restore()
 	o.places.restore(touched, o.config.Now)

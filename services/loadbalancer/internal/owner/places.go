@@ -422,7 +422,7 @@ func (p *places) exceeding(j *joined) (out exceeding) {
 }
 
 func (p *places) usage() []shares.Usage {
-	return append([]shares.Usage{p.frontends.Usage(), p.backends.Usage()}, p.quota.ledger.Usage()...)
+	return append([]shares.Usage{p.frontends.Usage(), p.backends.Usage()}, p.quota.usage()...)
 }
 
 // SharedLimit is the state of a limit that tenants share.

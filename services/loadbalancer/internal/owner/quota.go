@@ -154,6 +154,9 @@ func (q *quota) recount(e *edit) {
 // due reports whether the levels may change.
 func (q *quota) due() bool { return (!q.levelled || len(q.waiting) > 0) && !q.ledger.Next().IsZero() }
 
+// usage returns the tenants' use of the limits.
+func (q *quota) usage() []shares.Usage { return q.ledger.Usage() }
+
 // reassign updates the tenants of all objects.
 func (q *quota) reassign() {
 	q.ledger.Reassign(func(k service.ObjectKey) shares.Tenant { return q.index.tenant(k.Name) })

@@ -16,10 +16,10 @@ import (
 
 // unenforced returns a function that lists a disk that cannot be written, and the policies that this node does not
 // enforce as written, sorted.
-func unenforced(o *owner.Owner, dir string) func(context.Context) ([]identities.Refused, error) {
-	disk := &storage{dirs: stateDirs(dir), failure: o.StorageFailure, full: isFull, now: time.Now}
+func unenforced(r *owner.Reader, dir string) func(context.Context) ([]identities.Refused, error) {
+	disk := &storage{dirs: stateDirs(dir), failure: r.StorageFailure, full: isFull, now: time.Now}
 	return func(ctx context.Context) ([]identities.Refused, error) {
-		all, err := o.Unenforced(ctx)
+		all, err := r.Unenforced(ctx)
 		if err != nil {
 			return nil, err
 		}

@@ -30,11 +30,11 @@ type Request struct {
 }
 
 // read decodes the manifests of a request; there may be none.
-func (o *Owner) read(r Request) ([]decode.Decoded, error) {
+func (r *Request) read(rules rule.Options) ([]decode.Decoded, error) {
 	if len(r.Manifests) == 0 {
 		return nil, nil
 	}
-	return decode.Options{Rules: o.config.Rules, Namespace: r.Namespace, AllowUnknown: r.AllowUnknown}.Decode(r.Manifests)
+	return decode.Options{Rules: rules, Namespace: r.Namespace, AllowUnknown: r.AllowUnknown}.Decode(r.Manifests)
 }
 
 // Upsert adds or replaces policies without a manager.
@@ -46,7 +46,7 @@ func (o *Owner) Upsert(ctx context.Context, manifests []byte, namespace string, 
 
 // Apply adds or replaces policies of a manager.
 func (o *Owner) Apply(ctx context.Context, r Request) (Outcome, error) {
-	docs, err := o.read(r)
+	docs, err := r.read(o.config.Rules)
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -60,7 +60,7 @@ func (o *Owner) Apply(ctx context.Context, r Request) (Outcome, error) {
 // Replace replaces all policies of a manager with the policies of the request. The manager's listing is complete
 // afterwards.
 func (o *Owner) Replace(ctx context.Context, r Request) (Outcome, error) {
-	docs, err := o.read(r)
+	docs, err := r.read(o.config.Rules)
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -182,11 +182,6 @@ func (o *Owner) upsert(caller *managed.Caller, docs []decode.Decoded) (edit, err
 	return e, nil
 }
 
-// foreign reports whether calls may not change a policy, because it belongs to another source.
-func (o *Owner) foreign(p *Policy) bool {
-	return !p.source().Calls && o.sources.configured(p.Source)
-}
-
 // changed makes a change of the source "grpc", which find determines in a turn of the owner, or returns its effect
 // without making it.
 func (o *Owner) changed(ctx context.Context, c managed.Caller, find func() (edit, error)) (Outcome, error) {
@@ -214,7 +209,7 @@ func (o *Owner) changed(ctx context.Context, c managed.Caller, find func() (edit
 		draft  engine.Draft
 	}
 	var out Outcome
-	err := o.aside(ctx, func() error {
+	err := o.reader.aside(ctx, func() error {
 		t, err := loop.Ask(ctx, o.loop, opDraft, func() (trial, error) {
 			e, err := look()
 			if err != nil {

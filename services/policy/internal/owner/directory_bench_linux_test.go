@@ -61,7 +61,7 @@ func BenchmarkChange(b *testing.B) {
 		source.Grain = 0
 		wg.Go(func() { source.Run(ctx) }) //nolint:errcheck // it ends with the context
 		revision := func() uint64 {
-			st, err := o.Status(ctx)
+			st, err := o.Reader().Status(ctx)
 			if err != nil {
 				b.Fatal(err)
 			}

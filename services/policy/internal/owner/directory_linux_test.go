@@ -71,7 +71,7 @@ func newPlace(t *testing.T, change ...func(*directory.Source)) *place {
 // state returns the policies and refusals as lines: NAME PORT, or FILE: error.
 func (p *place) state() []string {
 	p.t.Helper()
-	list, _, err := p.owner.List(p.t.Context(), owner.Filter{})
+	list, _, err := p.owner.Reader().List(p.t.Context(), owner.Filter{})
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -372,7 +372,7 @@ func TestFileThatIsOpenKeepsWhatItHad(t *testing.T) {
 
 func (p *place) fileError() string {
 	p.t.Helper()
-	st, err := p.owner.Status(p.t.Context())
+	st, err := p.owner.Reader().Status(p.t.Context())
 	p.do(err)
 	i := slices.IndexFunc(st.Sources, func(s summary.SourceStatus) bool { return s.Name == managed.SourceFile })
 	return st.Sources[i].Error
@@ -453,7 +453,7 @@ func TestRefusedFileIsTriedAgainWithoutAChange(t *testing.T) {
 	p.do(s.Scan(t.Context()))
 	p.want("of calls", ": a 1",
 		"a.yaml: a !NetworkPolicy default/a belongs to the source grpc (a.yaml: document 1 (line 1))")
-	list, _, err := p.owner.List(t.Context(), owner.Filter{Name: "a"})
+	list, _, err := p.owner.Reader().List(t.Context(), owner.Filter{Name: "a"})
 	p.do(err)
 	_, err = p.owner.Delete(t.Context(), []enginepolicy.Key{list[0].Key}, false)
 	p.do(err)
@@ -508,7 +508,7 @@ func TestRefusedFileIsTriedAgainWithoutReadingIt(t *testing.T) {
 		t.Errorf("%d of 2 files were not read again", same.files)
 	}
 	p.want("of calls", ": a 1", "a.yaml: a !NetworkPolicy default/a belongs to the source grpc…", "b.yaml: !document 1…")
-	list, _, err := p.owner.List(t.Context(), owner.Filter{Name: "a"})
+	list, _, err := p.owner.Reader().List(t.Context(), owner.Filter{Name: "a"})
 	p.do(err)
 	_, err = p.owner.Delete(t.Context(), []enginepolicy.Key{list[0].Key}, false)
 	p.do(err)

@@ -84,7 +84,7 @@ func allowed(t *testing.T, o *Owner) map[string]bool {
 				continue
 			}
 			for _, p := range []uint16{80, 443} {
-				x, err := o.Explain(t.Context(), from, to, port.At(port.TCP, p))
+				x, err := o.Reader().Explain(t.Context(), from, to, port.At(port.TCP, p))
 				if err != nil {
 					t.Fatal(err)
 				}

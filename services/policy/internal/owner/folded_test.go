@@ -127,7 +127,7 @@ func TestNamespaceIsIsolatedForPoliciesThatAreNotKept(t *testing.T) {
 		}
 	}
 	closed("with 20 policies and capacity for 4", true)
-	list, _, err := d.owner.List(t.Context(), Filter{Namespace: "shop"})
+	list, _, err := d.owner.Reader().List(t.Context(), Filter{Namespace: "shop"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +243,7 @@ func TestGroupBeyondTheShareIsClosed(t *testing.T) {
 // passesTo reports whether TCP from a pod to an external address passes.
 func passesTo(t *testing.T, o *Owner, from identity.Numeric, to string) bool {
 	t.Helper()
-	x, err := o.Explain(t.Context(), query.Peer{Identity: from}, query.Peer{Addr: netip.MustParseAddr(to)},
+	x, err := o.Reader().Explain(t.Context(), query.Peer{Identity: from}, query.Peer{Addr: netip.MustParseAddr(to)},
 		port.At(port.TCP, 80))
 	if err != nil {
 		t.Fatal(err)

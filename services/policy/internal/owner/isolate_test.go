@@ -38,7 +38,7 @@ func pods(t *testing.T, o *Owner, namespace string) {
 // passes reports whether TCP from one pod to the other passes.
 func passes(t *testing.T, o *Owner, from, to identity.Numeric) bool {
 	t.Helper()
-	x, err := o.Explain(t.Context(), query.Peer{Identity: from}, query.Peer{Identity: to}, port.At(port.TCP, 80))
+	x, err := o.Reader().Explain(t.Context(), query.Peer{Identity: from}, query.Peer{Identity: to}, port.At(port.TCP, 80))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func passes(t *testing.T, o *Owner, from, to identity.Numeric) bool {
 // only returns the only policy.
 func only(t *testing.T, o *Owner) Listed {
 	t.Helper()
-	list, _, err := o.List(t.Context(), Filter{})
+	list, _, err := o.Reader().List(t.Context(), Filter{})
 	if err != nil || len(list) != 1 {
 		t.Fatalf("there are %d policies: %v", len(list), err)
 	}
@@ -77,7 +77,7 @@ func TestKubernetesObjectThatCannotBeConvertedIsolatesWhatItSelects(t *testing.T
 		if p.Accepted != accepted || passes(t, o, 300, 301) != accepted || !passes(t, o, 301, 300) {
 			t.Errorf("%s: accepted %t, %q, web to db %t, db to web %t", what, p.Accepted, p.Error, passes(t, o, 300, 301), passes(t, o, 301, 300))
 		}
-		st, err := o.Status(t.Context())
+		st, err := o.Reader().Status(t.Context())
 		said := slices.ContainsFunc(st.Problems, func(p summary.Problem) bool {
 			return p.Kind == summary.ProblemPolicy && strings.HasPrefix(p.Text, "NetworkPolicy shop/db cannot be converted, and what it selects is isolated: ")
 		})

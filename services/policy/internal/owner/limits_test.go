@@ -121,7 +121,7 @@ func TestAddressBelongsToWhatStaysThere(t *testing.T) {
 			}
 			verdict := func() policytable.Action {
 				from, to := query.Peer{Identity: 300}, query.Peer{Addr: at}
-				x, err := o.Explain(t.Context(), from, to, port.At(port.TCP, 8080))
+				x, err := o.Reader().Explain(t.Context(), from, to, port.At(port.TCP, 8080))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -199,7 +199,7 @@ func TestStatusNamesSomeOfManyProblems(t *testing.T) {
 	if err := feed.Set(t.Context(), files); err != nil {
 		t.Fatal(err)
 	}
-	st, err := o.Status(t.Context())
+	st, err := o.Reader().Status(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,7 +226,7 @@ func TestFilesBeyondTheShareIsolateInTheOneChange(t *testing.T) {
 	if err := feed.Set(t.Context(), files); err != nil {
 		t.Fatal(err)
 	}
-	list, revision, err := o.List(t.Context(), Filter{})
+	list, revision, err := o.Reader().List(t.Context(), Filter{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -273,7 +273,7 @@ func TestReadersSeeALargeChangeWholeOrNot(t *testing.T) {
 				done = true
 			default:
 			}
-			list, revision, err := o.List(t.Context(), Filter{})
+			list, revision, err := o.Reader().List(t.Context(), Filter{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -304,7 +304,7 @@ func TestReadersSeeALargeChangeWholeOrNot(t *testing.T) {
 	}
 	stop()
 	o, _ = run(t, dir, many)
-	if list, revision, err := o.List(t.Context(), Filter{}); err != nil || len(list) != policies || revision != 4 {
+	if list, revision, err := o.Reader().List(t.Context(), Filter{}); err != nil || len(list) != policies || revision != 4 {
 		t.Errorf("%d policies at revision %d after a restart, %v", len(list), revision, err)
 	}
 }
@@ -327,7 +327,7 @@ func TestOneFileMayHaveAllPolicies(t *testing.T) {
 		if err := o.Feed(managed.SourceFile).Set(t.Context(), listing); err != nil {
 			t.Fatal(err)
 		}
-		st, err := o.Status(t.Context())
+		st, err := o.Reader().Status(t.Context())
 		if err != nil || st.Policies != policies || st.Revision != 1 || len(st.Problems) != 0 {
 			t.Fatalf("%d policies at revision %d, problems %q, %v", st.Policies, st.Revision, st.Problems, err)
 		}
@@ -339,7 +339,7 @@ func TestOneFileMayHaveAllPolicies(t *testing.T) {
 	if err := o.Feed(managed.SourceFile).Set(t.Context(), listing); err != nil {
 		t.Fatal(err)
 	}
-	st, err := o.Status(t.Context())
+	st, err := o.Reader().Status(t.Context())
 	const want = "file all.yaml is refused: document 2501 (line 25003): manifest of "
 	if err != nil || st.Policies != policies || len(st.Problems) != 1 ||
 		!strings.HasPrefix(st.Problems[0].Text, want) {
@@ -359,7 +359,7 @@ func TestCallerThatGoesLeavesNothingOfALargeChange(t *testing.T) {
 	for i := range 2000 {
 		b.WriteString("---\n" + text("shop", fmt.Sprint("p", i), 80))
 	}
-	docs, err := o.read(Request{Manifests: []byte(b.String())})
+	docs, err := (&Request{Manifests: []byte(b.String())}).read(o.config.Rules)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -380,11 +380,11 @@ func TestCallerThatGoesLeavesNothingOfALargeChange(t *testing.T) {
 		if err != nil && !errors.Is(err, context.Canceled) {
 			t.Fatal(err)
 		}
-		list, revision, lerr := o.List(t.Context(), Filter{})
+		list, revision, lerr := o.Reader().List(t.Context(), Filter{})
 		if lerr != nil {
 			t.Fatal(lerr)
 		}
-		limits, lerr := o.Shares(t.Context())
+		limits, lerr := o.Reader().Shares(t.Context())
 		if lerr != nil {
 			t.Fatal(lerr)
 		}
@@ -407,7 +407,7 @@ func TestCallerThatGoesLeavesNothingOfALargeChange(t *testing.T) {
 	}
 	stop()
 	o, _ = run(t, dir, many)
-	if list, _, err := o.List(t.Context(), Filter{}); err != nil || len(list) != 0 {
+	if list, _, err := o.Reader().List(t.Context(), Filter{}); err != nil || len(list) != 0 {
 		t.Errorf("%d policies after a restart, %v", len(list), err)
 	}
 }
@@ -438,7 +438,7 @@ func TestFilesThatAreInForceAreNotKeptTwice(t *testing.T) {
 	if err := feed.Set(t.Context(), files); err != nil {
 		t.Fatal(err)
 	}
-	_, revision, err := o.List(t.Context(), Filter{})
+	_, revision, err := o.Reader().List(t.Context(), Filter{})
 	if err != nil || revision != 2 {
 		t.Errorf("revision %d, %v; want 2: one has changed", revision, err)
 	}
@@ -467,11 +467,11 @@ func TestPoliciesOfASourceThatIsNotConfiguredStayAndAreReported(t *testing.T) {
 	}
 	stop()
 	o, stop = runWith(t, dir, []string{source.Identity}, hundred)
-	list, _, err := o.List(t.Context(), Filter{})
+	list, _, err := o.Reader().List(t.Context(), Filter{})
 	if err != nil || len(list) != 1 || !list[0].Accepted {
 		t.Fatalf("%+v, %v; want the policy to stay", list, err)
 	}
-	st, err := o.Status(t.Context())
+	st, err := o.Reader().Status(t.Context())
 	if want := "the source file is not configured, but 1 of its policies are enforced: delete them, or configure it again"; err != nil || len(st.Problems) != 1 || st.Problems[0] != (summary.Problem{Kind: summary.ProblemSettings, Text: want}) {
 		t.Errorf("problems %v, %v; want %q", st.Problems, err, want)
 	}
@@ -481,7 +481,7 @@ func TestPoliciesOfASourceThatIsNotConfiguredStayAndAreReported(t *testing.T) {
 	if err := o.Feed(managed.SourceFile).Set(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	if st, err := o.Status(t.Context()); err != nil || st.Policies != 0 || len(st.Problems) != 0 {
+	if st, err := o.Reader().Status(t.Context()); err != nil || st.Policies != 0 || len(st.Problems) != 0 {
 		t.Errorf("%d policies, problems %v, %v", st.Policies, st.Problems, err)
 	}
 }
@@ -499,7 +499,7 @@ func TestLearnedAddressesEndThoughTheClockWentBack(t *testing.T) {
 	c.add(-365 * 24 * time.Hour)
 	o, _ = run(t, dir, use)
 	remembered := func() int {
-		st, err := o.Status(t.Context())
+		st, err := o.Reader().Status(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -534,7 +534,7 @@ func TestFileThatIsTheSameIsNotDecodedAgain(t *testing.T) {
 	if !maps.Equal(feed.decoded, before) {
 		t.Errorf("decoded: %v, before %v", feed.decoded, before)
 	}
-	list, revision, err := o.List(t.Context(), Filter{})
+	list, revision, err := o.Reader().List(t.Context(), Filter{})
 	if err != nil || revision != 1 || len(list) != 2 || list[1].Error == "" && list[0].Error == "" {
 		t.Errorf("revision %d, %+v, %v; want a.yaml enforced and b.yaml refused", revision, list, err)
 	}

@@ -70,7 +70,7 @@ func (d deltas) complete(keys ...policy.Key) {
 // want compares the policies, as "SOURCE KIND NAMESPACE/NAME", with ": ERROR" for refused ones.
 func (d deltas) want(what string, want ...string) {
 	d.t.Helper()
-	list, _, err := d.owner.List(d.t.Context(), Filter{})
+	list, _, err := d.owner.Reader().List(d.t.Context(), Filter{})
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -122,20 +122,20 @@ func TestObjectsThatAreNotNamedStayUntilTheSourceIsComplete(t *testing.T) {
 
 	d, stop = objects(t, dir)
 	d.want("after a restart", "kubernetes CiliumCIDRGroup office", "kubernetes NetworkPolicy shop/db", "kubernetes NetworkPolicy shop/web")
-	_, revision, err := d.owner.List(t.Context(), Filter{})
+	_, revision, err := d.owner.Reader().List(t.Context(), Filter{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	d.apply(map[policy.Key]policy.Written{network("db"): isolating("db")})
 	d.apply(nil)
-	if _, again, err := d.owner.List(t.Context(), Filter{}); err != nil || again != revision {
+	if _, again, err := d.owner.Reader().List(t.Context(), Filter{}); err != nil || again != revision {
 		t.Errorf("the same object again is revision %d, %v, want %d", again, err, revision)
 	}
 	if err := d.Failed(t.Context(), errors.New("groups are forbidden")); err != nil {
 		t.Fatal(err)
 	}
 	d.want("one kind cannot be listed", "kubernetes CiliumCIDRGroup office", "kubernetes NetworkPolicy shop/db", "kubernetes NetworkPolicy shop/web")
-	st, err := d.owner.Status(t.Context())
+	st, err := d.owner.Reader().Status(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +233,7 @@ func TestObjectBeyondTheShareIsEnforcedWhenThereIsRoom(t *testing.T) {
 	d.complete(keys...)
 	taken := func(what string, want ...string) {
 		t.Helper()
-		list, _, err := d.owner.List(t.Context(), Filter{})
+		list, _, err := d.owner.Reader().List(t.Context(), Filter{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -274,7 +274,7 @@ func settle(t *testing.T, o *Owner, c *clock) {
 			return
 		}
 		c.add(shares.LevelInterval)
-		if _, err := o.Shares(t.Context()); err != nil { // makes the owner read the clock
+		if _, err := o.Reader().Shares(t.Context()); err != nil { // makes the owner read the clock
 			t.Fatal(err)
 		}
 		select {

@@ -62,7 +62,7 @@ func TestNoOperationCompilesMoreThanAFewTables(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	st, err := o.Status(t.Context())
+	st, err := o.Reader().Status(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -88,8 +88,6 @@ type Owner struct {
 	engine  *engine.Engine
 	storage *storage
 	loop    *loop.Loop
-	// questions serialises queries that compile tables outside of the engine.
-	questions *loop.Lock
 	// revising serialises changes of policies.
 	revising *loop.Lock
 	ctx      context.Context
@@ -109,6 +107,7 @@ type Owner struct {
 	identities  *identities
 	subscribers *subscribers
 	names       *names.Table
+	reader      *Reader
 	problems    *problem.Set
 	sweepAt     time.Time
 	restored    bool // state from the same boot was loaded
@@ -154,7 +153,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	o.loop = loop.New(loop.Options{
 		After: o.publishTurn, Processor: config.Processor, Done: func() int { return o.engine.Counters().Tables },
 	})
-	o.questions, o.revising = o.loop.NewLock(), o.loop.NewLock()
+	o.revising = o.loop.NewLock()
 	o.dir = dir
 	filter, err := loadFilter(dir, config.Log)
 	if err != nil {
@@ -175,6 +174,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	}, brought, o.problems); err != nil {
 		return nil, errors.Join(err, o.storage.journal.Close())
 	}
+	o.reader = newReader(o)
 	o.publish()
 	o.checkReady()
 	return o, nil
@@ -272,3 +272,9 @@ func (o *Owner) Ready() <-chan struct{} { return o.readied }
 func (o *Owner) SourceFailed(ctx context.Context, name string, why error) error {
 	return o.loop.Do(ctx, opOther, func() { o.sources.failed(name, why) })
 }
+
+// Incarnation identifies this run.
+func (o *Owner) Incarnation() [16]byte { return o.publisher.stream.Incarnation() }
+
+// Reader answers questions about the policies and their tables.
+func (o *Owner) Reader() *Reader { return o.reader }

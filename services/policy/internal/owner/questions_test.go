@@ -22,15 +22,15 @@ import (
 // questions are queries that compile tables.
 func questions(o *Owner, subject, stranger identity.Numeric) map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
-		"table of no subject": func(ctx context.Context) error { _, err := o.Table(ctx, stranger); return err },
+		"table of no subject": func(ctx context.Context) error { _, err := o.Reader().Table(ctx, stranger); return err },
 		"explanation of no subject": func(ctx context.Context) error {
 			from, to := query.Peer{Identity: stranger}, query.Peer{Identity: subject}
-			_, err := o.Explain(ctx, from, to, port.At(port.TCP, 80))
+			_, err := o.Reader().Explain(ctx, from, to, port.At(port.TCP, 80))
 			return err
 		},
 		"difference": func(ctx context.Context) error {
 			change := Request{Manifests: []byte(text(synthetic.Namespace(0), "app-00", 80))}
-			return o.Diff(ctx, change, nil, func(query.Difference) error { return nil })
+			return o.Reader().Diff(ctx, change, nil, func(query.Difference) error { return nil })
 		},
 		"validation": func(ctx context.Context) error {
 			_, err := o.Upsert(ctx, []byte(text(synthetic.Namespace(0), "app-00", 81)), "", true)
@@ -55,7 +55,7 @@ func small(t *testing.T) (o *Owner, subject, stranger identity.Numeric) {
 
 func TestQuestionThatCompilesKeepsNobodyElseWaiting(t *testing.T) {
 	o, subject, stranger := small(t)
-	release, err := o.questions.Hold(t.Context()) // a query is in progress
+	release, err := o.reader.questions.Hold(t.Context()) // a query is in progress
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,10 +63,10 @@ func TestQuestionThatCompilesKeepsNobodyElseWaiting(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- ask(ctx) }()
-		if _, err := o.Status(t.Context()); err != nil {
+		if _, err := o.Reader().Status(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := o.Table(t.Context(), subject); err != nil {
+		if _, err := o.Reader().Table(t.Context(), subject); err != nil {
 			t.Errorf("while a %s waits, the table of a subject: %v", what, err)
 		}
 		select {
@@ -139,7 +139,7 @@ func TestDifferenceIsThatOfApplyingIt(t *testing.T) {
 	manifest := []byte(strings.ReplaceAll(text(synthetic.Namespace(0), "app-00", 4711), "app: web", "app: app-03"))
 	verdict := func() policytable.Action {
 		from, to := query.Peer{Identity: peer}, query.Peer{Identity: subject}
-		x, err := o.Explain(t.Context(), from, to, port.At(port.TCP, 4711))
+		x, err := o.Reader().Explain(t.Context(), from, to, port.At(port.TCP, 4711))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -147,7 +147,7 @@ func TestDifferenceIsThatOfApplyingIt(t *testing.T) {
 	}
 	ask := func() (found []query.Difference) {
 		t.Helper()
-		if err := o.Diff(t.Context(), Request{Manifests: manifest}, nil, func(d query.Difference) error { found = append(found, d); return nil }); err != nil {
+		if err := o.Reader().Diff(t.Context(), Request{Manifests: manifest}, nil, func(d query.Difference) error { found = append(found, d); return nil }); err != nil {
 			t.Fatal(err)
 		}
 		return found
@@ -171,7 +171,7 @@ func TestDifferenceIsThatOfApplyingIt(t *testing.T) {
 	// A reader that stops gets no more differences.
 	enough := errors.New("enough")
 	manifest = []byte(strings.ReplaceAll(text(synthetic.Namespace(0), "app-00", 4712), "app: web", "app: app-03"))
-	if err := o.Diff(t.Context(), Request{Manifests: manifest}, nil, func(query.Difference) error { return enough }); !errors.Is(err, enough) {
+	if err := o.Reader().Diff(t.Context(), Request{Manifests: manifest}, nil, func(query.Difference) error { return enough }); !errors.Is(err, enough) {
 		t.Errorf("got %v", err)
 	}
 }

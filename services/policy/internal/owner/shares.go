@@ -4,7 +4,6 @@
 package owner
 
 import (
-	"cmp"
 	"context"
 	"time"
 
@@ -77,23 +76,6 @@ func (o *Owner) assign() {
 	o.engine.TenantsChanged()
 }
 
-// Shares returns the tenants' use of each limit.
-func (o *Owner) Shares(ctx context.Context) ([]shares.Usage, error) {
-	return loop.Ask(ctx, o.loop, opRead, func() ([]shares.Usage, error) {
-		return append(append(o.places.ledger.Usage(), o.places.isolations.Usage()...), o.splits()...), nil
-	})
-}
-
-// splits returns the tenants' use of the limits of split classes.
-func (o *Owner) splits() []shares.Usage {
-	classes, _ := o.engine.Splits()
-	rows, ok := o.engine.SplitRows()
-	if !ok {
-		return []shares.Usage{classes}
-	}
-	return []shares.Usage{classes, rows}
-}
-
 // withoutTenants returns the set for a node without an API server.
 func withoutTenants() *tenants.Set { return tenants.WithoutKubernetes(shares.Settings{}) }
 
@@ -124,33 +106,4 @@ func (o *Owner) closeChanged(ctx context.Context, l *listing, why error) error {
 		return struct{}{}, o.apply(c)
 	})
 	return err
-}
-
-// StorageFailure returns why the state cannot be stored; empty if it can.
-func (o *Owner) StorageFailure(ctx context.Context) (string, error) {
-	return loop.Ask(ctx, o.loop, opRead, func() (string, error) {
-		return o.storage.failure(), nil
-	})
-}
-
-// Unenforced returns the policies that this node does not enforce as written, and the reasons: tables are too large,
-// or a change could not be stored. It leaves out policies that no node enforces, such as policies that exceed a
-// share.
-func (o *Owner) Unenforced(ctx context.Context) (map[policy.Key]string, error) {
-	return loop.Ask(ctx, o.loop, opRead, func() (map[policy.Key]string, error) {
-		out := make(map[policy.Key]string)
-		for k, form := range o.policies.closed {
-			if form.of != nil { // otherwise its object was removed
-				out[k] = "the node cannot store it: " + cmp.Or(o.storage.failure(), "a write failed")
-			}
-		}
-		for _, r := range o.engine.Reduced() {
-			for _, k := range r.Policies {
-				if out[k] == "" {
-					out[k] = r.String()
-				}
-			}
-		}
-		return out, nil
-	})
 }

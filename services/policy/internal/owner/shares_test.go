@@ -156,7 +156,7 @@ func TestOldestObjectsOfATenantAreEnforcedInEveryOrder(t *testing.T) {
 				d.complete(keys...)
 				settle(t, d.owner, c)
 			}
-			list, _, err := d.owner.List(t.Context(), Filter{})
+			list, _, err := d.owner.Reader().List(t.Context(), Filter{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -205,7 +205,7 @@ func TestLargeObjectBeyondTheShareIsReduced(t *testing.T) {
 		}
 		return judged[k]
 	}
-	list, _, err := d.owner.List(t.Context(), Filter{Name: "db"})
+	list, _, err := d.owner.Reader().List(t.Context(), Filter{Name: "db"})
 	if err != nil || len(list) != 1 || len(list[0].Manifest) > maxReduced {
 		t.Fatalf("%d policies, want one of at most %d bytes: %v", len(list), maxReduced, err)
 	}

@@ -103,6 +103,11 @@ func newSources(c sourcesConfig, brought map[string]bool, p *problem.Set) (*sour
 // configured reports whether a source is configured.
 func (s *sources) configured(name string) bool { return s.all[name] != nil }
 
+// foreign reports whether calls may not change a policy, because it belongs to another source.
+func (s *sources) foreign(p *Policy) bool {
+	return !p.source().Calls && s.configured(p.Source)
+}
+
 // synced reports whether every source is complete.
 func (s *sources) synced() bool {
 	for _, one := range s.all {

@@ -34,7 +34,7 @@ func isolatingText(app string) string {
 // waiting returns the reasons for which subscribers wait, from GetStatus.
 func waiting(t *testing.T, o *Owner) string {
 	t.Helper()
-	st, err := o.Status(t.Context())
+	st, err := o.Reader().Status(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func TestFileThatCannotBeReadAnyMoreStays(t *testing.T) {
 	set(feed, isolatingText("db"))
 	for range 2 {
 		set(feed, strings.Replace(isolatingText("db"), "shop", "5", 1))
-		st, err := o.Status(t.Context())
+		st, err := o.Reader().Status(t.Context())
 		if err != nil || waits(t, o) || passes(t, o, 300, 301) || len(st.Problems) != 1 ||
 			!strings.Contains(st.Problems[0].Text, "file a.yaml is refused: document 1 (line 1): ") {
 			t.Errorf("waits %t, web to db %t, %q, %v", waits(t, o), passes(t, o, 300, 301), st.Problems, err)
@@ -270,7 +270,7 @@ func TestDocumentThatCannotBeAppliedIsolates(t *testing.T) {
 				t.Errorf("a subscriber waits: %s", waiting(t, o))
 			}
 			check("at first", c.webToDB, c.dbToWeb)
-			list, _, err := o.List(t.Context(), Filter{})
+			list, _, err := o.Reader().List(t.Context(), Filter{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -306,7 +306,7 @@ func TestPolicyOfTwoFilesIsolatesWhatTheSecondSelects(t *testing.T) {
 		}
 	}
 	set(isolatingText("db"))
-	list, _, err := o.List(t.Context(), Filter{})
+	list, _, err := o.Reader().List(t.Context(), Filter{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -323,7 +323,7 @@ func TestPolicyOfTwoFilesIsolatesWhatTheSecondSelects(t *testing.T) {
 	}
 	set("# none\n")
 	db := policy.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: "db"}
-	if list, _, err := o.List(t.Context(), Filter{}); err != nil || len(list) != 1 || list[0].Key != db {
+	if list, _, err := o.Reader().List(t.Context(), Filter{}); err != nil || len(list) != 1 || list[0].Key != db {
 		t.Errorf("%d policies, %v", len(list), err)
 	}
 	stop()

@@ -56,7 +56,7 @@ func onDisk(t *testing.T, disk *disktest.Disk, dir string, f func(o *Owner), sou
 
 func storageProblem(t *testing.T, o *Owner) string {
 	t.Helper()
-	st, err := o.Status(t.Context())
+	st, err := o.Reader().Status(t.Context())
 	if err != nil {
 		t.Error(err)
 		return ""
@@ -94,7 +94,7 @@ func TestFullDiskUndoesAChangeAndIsShownUntilItTakesWrites(t *testing.T) {
 			if p := storageProblem(t, o); !strings.Contains(p, record.File) || !strings.Contains(p, "cache.") {
 				t.Errorf("%v: the status says %q", errno, p)
 			}
-			list, revision, err := o.List(t.Context(), Filter{})
+			list, revision, err := o.Reader().List(t.Context(), Filter{})
 			if err != nil || len(list) != 1 || revision != 1 {
 				t.Errorf("%v: %d policies at revision %d, %v; want one at 1", errno, len(list), revision, err)
 			}
@@ -110,11 +110,11 @@ func TestFullDiskUndoesAChangeAndIsShownUntilItTakesWrites(t *testing.T) {
 			t.Errorf("%v: %v", errno, ran)
 		}
 		o, _ := run(t, dir)
-		list, revision, err := o.List(t.Context(), Filter{})
+		list, revision, err := o.Reader().List(t.Context(), Filter{})
 		if err != nil || len(list) != 1 || revision != 1 {
 			t.Errorf("%v: after a restart %d policies at revision %d, %v", errno, len(list), revision, err)
 		}
-		st, err := o.Status(t.Context())
+		st, err := o.Reader().Status(t.Context())
 		if err != nil || st.Names != 1 {
 			t.Errorf("%v: after a restart %d names, %v", errno, st.Names, err)
 		}
@@ -152,7 +152,7 @@ func TestFullDiskUndoesALargeChange(t *testing.T) {
 				t.Errorf("the status says %q", p)
 			}
 			disk.Fail(nil)
-			list, revision, err := o.List(t.Context(), Filter{})
+			list, revision, err := o.Reader().List(t.Context(), Filter{})
 			if err != nil || len(list) != 1 || revision != 1 {
 				t.Errorf("%d policies at revision %d, %v; want one at 1", len(list), revision, err)
 			}
@@ -163,7 +163,7 @@ func TestFullDiskUndoesALargeChange(t *testing.T) {
 	})
 	stop()
 	o, _ = run(t, dir, func(c *Config) { c.MaxPolicies, c.MaxManifestBytes = 20_000, 64<<20 })
-	if list, revision, err := o.List(t.Context(), Filter{}); err != nil || len(list) != 901 || revision != 2 {
+	if list, revision, err := o.Reader().List(t.Context(), Filter{}); err != nil || len(list) != 901 || revision != 2 {
 		t.Errorf("after a restart %d policies at revision %d, %v", len(list), revision, err)
 	}
 }
@@ -244,18 +244,18 @@ func TestPolicyThatCannotBeStoredIsReported(t *testing.T) {
 		if passes(t, o, 300, 301) {
 			t.Error("the policy does not isolate")
 		}
-		all, err := o.Unenforced(t.Context())
+		all, err := o.Reader().Unenforced(t.Context())
 		if err != nil || !strings.Contains(all[network("db")], "no space left on device") {
 			t.Errorf("the report: %q, %v", all, err)
 		}
-		if why, err := o.StorageFailure(t.Context()); err != nil || !strings.Contains(why, "no space left") {
+		if why, err := o.Reader().StorageFailure(t.Context()); err != nil || !strings.Contains(why, "no space left") {
 			t.Errorf("the disk: %q, %v", why, err)
 		}
 		disk.Fail(nil)
 		if err := d.Apply(t.Context(), c); err != nil {
 			t.Error(err)
 		}
-		if all, err := o.Unenforced(t.Context()); err != nil || len(all) != 0 {
+		if all, err := o.Reader().Unenforced(t.Context()); err != nil || len(all) != 0 {
 			t.Errorf("the report with free space: %q, %v", all, err)
 		}
 	}, source.Identity, managed.SourceFile, managed.SourceKubernetes); ran != nil {

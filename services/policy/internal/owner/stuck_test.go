@@ -55,7 +55,7 @@ func TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved(t *testing.T) {
 	}
 	shown := func(when string, want bool) {
 		t.Helper()
-		st, err := o.Status(t.Context())
+		st, err := o.Reader().Status(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -89,7 +89,7 @@ func TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved(t *testing.T) {
 		t.Fatal(err)
 	}
 	shown("a policy was deleted", false)
-	table, err := o.Table(t.Context(), 300)
+	table, err := o.Reader().Table(t.Context(), 300)
 	if err != nil || len(table.Sources[policytable.Ingress]) < 600 {
 		t.Errorf("the subject has a table of %d rules, %v; want the table for its labels",
 			len(table.Sources[policytable.Ingress]), err)
@@ -113,7 +113,7 @@ func TestAPolicyTooLargeForAnyTableIsRefusedWithoutASubject(t *testing.T) {
 	if err := o.Feed(managed.SourceFile).Set(t.Context(), listing); err != nil {
 		t.Fatal(err)
 	}
-	list, _, err := o.List(t.Context(), Filter{})
+	list, _, err := o.Reader().List(t.Context(), Filter{})
 	if err != nil || len(list) != 2 {
 		t.Fatalf("%d are listed, %v; want the good one and the file that is refused", len(list), err)
 	}

@@ -141,7 +141,7 @@ func TestTooLargeTablesKeepNoPodOutOfQuarantine(t *testing.T) {
 	if err := d.owner.SetIdentities(t.Context(), []peer.Identity{id}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.owner.Table(t.Context(), 302); err != nil {
+	if _, err := d.owner.Reader().Table(t.Context(), 302); err != nil {
 		t.Errorf("a pod in quarantine gets no tables, so it keeps its former ones: %v", err)
 	}
 }

@@ -52,7 +52,7 @@ func TestDatapathGoesOnBesideManySubscribersThatNeverRead(t *testing.T) {
 		t.Errorf("the datapath's stream ended: %v", f.err)
 	}
 	s.eventually("only the datapath is left", func(st *policyv1.GetStatusResponse) bool { return len(st.GetSubscribers()) == 1 })
-	if _, n := s.owner.Figures(); n != 16 {
+	if _, n := s.owner.Reader().Figures(); n != 16 {
 		t.Errorf("%d were disconnected because they are slow, want 16", n)
 	}
 }
@@ -85,7 +85,7 @@ func TestManyNamesAtOnceAreLearned(t *testing.T) {
 	close(next)
 	wg.Wait()
 	f.until("everything is there", func() bool { return f.barrier.GetAddressRevision() == names })
-	st, err := s.owner.Status(s.ctx())
+	st, err := s.owner.Reader().Status(s.ctx())
 	if err != nil || st.Addresses != names {
 		t.Errorf("%d addresses are stored, want %d; %v", st.Addresses, names, err)
 	}

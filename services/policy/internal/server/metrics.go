@@ -144,12 +144,12 @@ const collectTimeout = 5 * time.Second
 func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout)
 	defer cancel()
-	st, err := c.Owner.Status(ctx)
+	st, err := c.Owner.Reader().Status(ctx)
 	if err != nil {
 		return
 	}
 	f := figures{Status: st}
-	f.weight, f.cut = c.Owner.Figures()
+	f.weight, f.cut = c.Owner.Reader().Figures()
 	for _, m := range metrics {
 		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.value(f))
 	}

@@ -76,7 +76,7 @@ func TestTheOwnersTimeIsCountedByOperation(t *testing.T) {
 	s.know(town)
 	s.apply(allowWeb)
 	s.apply(allowWeb)
-	st, err := s.owner.Status(t.Context())
+	st, err := s.owner.Reader().Status(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -174,7 +174,7 @@ func (s *Server) AcceptWithoutFile(
 
 // ListPolicies implements the service.
 func (s *Server) ListPolicies(req *policyv1.ListPoliciesRequest, stream grpc.ServerStreamingServer[policyv1.ListPoliciesResponse]) error {
-	list, revision, err := s.Owner.List(stream.Context(), owner.Filter{
+	list, revision, err := s.Owner.Reader().List(stream.Context(), owner.Filter{
 		Kind: req.GetKind(), Namespace: req.GetNamespace(), Name: req.GetName(), Subject: identity.Numeric(req.GetSubject()),
 		Manager: req.Manager,
 	})
@@ -195,7 +195,7 @@ func (s *Server) ListPolicies(req *policyv1.ListPoliciesRequest, stream grpc.Ser
 
 // GetPolicyTable implements the service.
 func (s *Server) GetPolicyTable(ctx context.Context, req *policyv1.GetPolicyTableRequest) (*policyv1.GetPolicyTableResponse, error) {
-	j, err := s.Owner.Table(ctx, identity.Numeric(req.GetSubject()))
+	j, err := s.Owner.Reader().Table(ctx, identity.Numeric(req.GetSubject()))
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -292,7 +292,7 @@ func (s *Server) Explain(ctx context.Context, req *policyv1.ExplainRequest) (*po
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	x, err := s.Owner.Explain(ctx, from, to, q)
+	x, err := s.Owner.Reader().Explain(ctx, from, to, q)
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -304,7 +304,7 @@ func (s *Server) Explain(ctx context.Context, req *policyv1.ExplainRequest) (*po
 // Diff implements the service.
 func (s *Server) Diff(req *policyv1.DiffRequest, stream grpc.ServerStreamingServer[policyv1.DiffResponse]) error {
 	change := owner.Request{Manifests: req.GetManifests(), Namespace: req.GetDefaultNamespace(), AllowUnknown: req.GetAllowUnknownFields()}
-	err := s.Owner.Diff(stream.Context(), change, keys(req.GetDelete()), func(d query.Difference) error {
+	err := s.Owner.Reader().Diff(stream.Context(), change, keys(req.GetDelete()), func(d query.Difference) error {
 		for _, m := range differences(&d) {
 			if err := stream.Send(m); err != nil {
 				return err
@@ -334,7 +334,7 @@ func problems(all []summary.Problem) []*statusv1.Problem {
 
 // GetStatus implements the service.
 func (s *Server) GetStatus(ctx context.Context, _ *policyv1.GetStatusRequest) (*policyv1.GetStatusResponse, error) {
-	st, err := s.Owner.Status(ctx)
+	st, err := s.Owner.Reader().Status(ctx)
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -527,7 +527,7 @@ func diffPeer(p query.DifferentPeer) *policyv1.DiffPeer {
 func (s *Server) ListShares(
 	req *sharesv1.ListSharesRequest, stream grpc.ServerStreamingServer[sharesv1.ListSharesResponse],
 ) error {
-	all, err := s.Owner.Shares(stream.Context())
+	all, err := s.Owner.Reader().Shares(stream.Context())
 	if err != nil {
 		return statusOf(err)
 	}

@@ -615,7 +615,7 @@ func TestSubscriberThatNeverReadsIsDisconnected(t *testing.T) {
 		f.until("the change", func() bool { return f.barrier.GetPolicyRevision() == revision })
 	}
 	s.eventually("disconnected", gone("stuck"))
-	if _, n := s.owner.Figures(); n != 1 {
+	if _, n := s.owner.Reader().Figures(); n != 1 {
 		t.Errorf("%d were disconnected because they are slow, want 1", n)
 	}
 	if out, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: revision}); err != nil || out.GetRevision() != revision {

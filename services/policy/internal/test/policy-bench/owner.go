@@ -105,7 +105,7 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 			return nil, fmt.Errorf("%s: %w", step.what, err)
 		}
 		took := time.Since(began)
-		st, err := o.Status(ctx)
+		st, err := o.Reader().Status(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -120,7 +120,7 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 		}
 		out = append(out, line{step.what, fmt.Sprintf("%s; longest %s (%s)", short(took), short(worst.Longest), worst.Operation)})
 	}
-	st, err := o.Status(ctx)
+	st, err := o.Reader().Status(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -200,7 +200,7 @@ func (o *owned) subscribe() error {
 			}
 		}
 	}()
-	st, err := o.Status(o.ctx)
+	st, err := o.Reader().Status(o.ctx)
 	if err == nil && st.Size.Subjects != len(o.subjects) {
 		err = fmt.Errorf("%d of %d subjects have tables", st.Size.Subjects, len(o.subjects))
 	}
@@ -246,7 +246,7 @@ func (o *owned) burst() error {
 }
 
 func (o *owned) keys() ([]policy.Key, error) {
-	list, _, err := o.List(o.ctx, owner.Filter{})
+	list, _, err := o.Reader().List(o.ctx, owner.Filter{})
 	var keys []policy.Key
 	for _, p := range list {
 		keys = append(keys, p.Key)
@@ -298,7 +298,7 @@ func (o *owned) read() error {
 	if _, err := o.Upsert(o.ctx, []byte(strings.ReplaceAll(ofTen, "PORT", "99")), "", true); err != nil {
 		return err
 	}
-	_, err := o.Status(o.ctx)
+	_, err := o.Reader().Status(o.ctx)
 	return err
 }
 
@@ -319,7 +319,7 @@ func (o *owned) oneFile() error {
 	if err := o.Feed(managed.SourceFile).Set(o.ctx, []directory.File{{Origin: "all.yaml", Data: all}}); err != nil {
 		return err
 	}
-	st, err := o.Status(o.ctx)
+	st, err := o.Reader().Status(o.ctx)
 	if err == nil && (st.Policies != len(o.cluster.Manifests) || len(st.Problems) > 0) {
 		err = fmt.Errorf("%d policies enforced, problems %q", st.Policies, st.Problems)
 	}

@@ -14,9 +14,11 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/kit/desired/problem"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/decode"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/names"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
@@ -39,9 +41,38 @@ type Listed struct {
 	Subjects []identity.Numeric
 }
 
+// Reader answers questions about the policies and their tables, and changes nothing. Its methods may be called
+// concurrently.
+type Reader struct {
+	config *Config
+	loop   *loop.Loop
+	// questions serialises queries that compile tables outside of the engine.
+	questions   *loop.Lock
+	engine      *engine.Engine
+	publisher   *publisher
+	storage     *storage
+	forms       *forms
+	policies    *policySet
+	places      *places
+	sources     *sources
+	identities  *identities
+	subscribers *subscribers
+	names       *names.Table
+	problems    *problem.Set
+}
+
+// newReader returns the reader of an owner that has all its other parts.
+func newReader(o *Owner) *Reader {
+	return &Reader{
+		config: &o.config, loop: o.loop, questions: o.loop.NewLock(), engine: o.engine, publisher: o.publisher,
+		storage: o.storage, forms: o.forms, policies: o.policies, places: o.places, sources: o.sources,
+		identities: o.identities, subscribers: o.subscribers, names: o.names, problems: o.problems,
+	}
+}
+
 // List returns policies sorted by key, and their revision. The owner copies the policies; the caller's goroutine
 // finds the endpoints that each selects.
-func (o *Owner) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
+func (r *Reader) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 	type copied struct {
 		list     []Listed
 		revision uint64
@@ -51,12 +82,12 @@ func (o *Owner) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 	takes := func(k policy.Key) bool {
 		return (f.Kind == "" || k.Kind == f.Kind) && (f.Namespace == "" || k.Namespace == f.Namespace) && (f.Name == "" || k.Name == f.Name)
 	}
-	c, err := loop.Ask(ctx, o.loop, opRead, func() (copied, error) {
-		c := copied{revision: o.publisher.barrier.Policy, subjects: o.engine.Subjects()}
-		if id, ok := o.engine.Identity(f.Subject); ok {
+	c, err := loop.Ask(ctx, r.loop, opRead, func() (copied, error) {
+		c := copied{revision: r.publisher.barrier.Policy, subjects: r.engine.Subjects()}
+		if id, ok := r.engine.Identity(f.Subject); ok {
 			c.subject = &id
 		}
-		for k, p := range o.policies.all {
+		for k, p := range r.policies.all {
 			if k.Kind == policy.KindDocument {
 				if key, ok := decode.KeyOf(p.Manifest); ok {
 					k = key // more precise than the origin
@@ -67,16 +98,16 @@ func (o *Owner) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 			}
 			l := Listed{Policy: *p, Accepted: p.Broken == "" && p.Exceeds == "", Error: cmp.Or(p.Broken, p.Exceeds)}
 			l.Key = k
-			if n := o.places.foldedIn[k.Namespace]; n > 0 && k.Kind == policy.KindNamespaceIsolation {
+			if n := r.places.foldedIn[k.Namespace]; n > 0 && k.Kind == policy.KindNamespaceIsolation {
 				l.Error = fmt.Sprintf("%d %s", n, p.Exceeds)
 			}
-			if r, ok := o.sources.refusal(p.Source, p.Origin); ok {
-				l.Error = r.err
+			if x, ok := r.sources.refusal(p.Source, p.Origin); ok {
+				l.Error = x.err
 			}
 			c.list = append(c.list, l)
 		}
 		if f.Subject == 0 && f.Manager == nil {
-			c.list = append(c.list, o.withoutPolicy(c.list, takes)...)
+			c.list = append(c.list, r.withoutPolicy(c.list, takes)...)
 		}
 		return c, nil
 	})
@@ -98,7 +129,7 @@ func (o *Owner) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 }
 
 // withoutPolicy returns the refused files for which no policy is listed.
-func (o *Owner) withoutPolicy(listed []Listed, takes func(policy.Key) bool) (out []Listed) {
+func (r *Reader) withoutPolicy(listed []Listed, takes func(policy.Key) bool) (out []Listed) {
 	type place struct{ source, origin string }
 	has := make(map[place]bool)
 	for i := range listed {
@@ -106,9 +137,9 @@ func (o *Owner) withoutPolicy(listed []Listed, takes func(policy.Key) bool) (out
 			has[place{l.Source, l.Origin}] = true
 		}
 	}
-	for by, r := range o.sources.refusals() {
-		if !has[place{by.Source, by.Origin}] && takes(r.key) {
-			out = append(out, Listed{Policy: Policy{Key: r.key, Source: by.Source, Origin: by.Origin}, Error: r.err})
+	for by, x := range r.sources.refusals() {
+		if !has[place{by.Source, by.Origin}] && takes(x.key) {
+			out = append(out, Listed{Policy: Policy{Key: x.key, Source: by.Source, Origin: by.Origin}, Error: x.err})
 		}
 	}
 	return out
@@ -116,8 +147,8 @@ func (o *Owner) withoutPolicy(listed []Listed, takes func(policy.Key) bool) (out
 
 // aside runs work, which compiles tables for a query, in the caller's goroutine, while the owner continues. It runs
 // one query at a time, to bound the memory.
-func (o *Owner) aside(ctx context.Context, work func() error) error {
-	release, err := o.questions.Hold(ctx)
+func (r *Reader) aside(ctx context.Context, work func() error) error {
+	release, err := r.questions.Hold(ctx)
 	if err != nil {
 		return err
 	}
@@ -126,24 +157,24 @@ func (o *Owner) aside(ctx context.Context, work func() error) error {
 }
 
 // answer answers a query from the engine, or from a copy of the engine if that does not have all tables.
-func (o *Owner) answer(ctx context.Context, q query.Query) error {
+func (r *Reader) answer(ctx context.Context, q query.Query) error {
 	type looked struct {
 		complete bool
 		draft    engine.Draft
 	}
 	look := func(draft bool) (looked, error) {
-		return loop.Ask(ctx, o.loop, opRead, func() (l looked, err error) {
+		return loop.Ask(ctx, r.loop, opRead, func() (l looked, err error) {
 			l.complete, err = q.Begin(query.View{
-				Engine: o.engine, Identities: o.identities.all, Cluster: o.config.Engine.Cluster, NodeLabels: o.config.Rules.NodeLabels,
-				Revision: o.publisher.barrier.Policy, Store: o.publisher.barrier.IdentityService.Store,
+				Engine: r.engine, Identities: r.identities.all, Cluster: r.config.Engine.Cluster, NodeLabels: r.config.Rules.NodeLabels,
+				Revision: r.publisher.barrier.Policy, Store: r.publisher.barrier.IdentityService.Store,
 			})
 			switch {
 			case err != nil:
 			case l.complete:
-				err = q.Evaluate(o.engine)
+				err = q.Evaluate(r.engine)
 			case draft:
-				o.loop.Rename(opDraft)
-				l.draft = o.engine.Draft()
+				r.loop.Rename(opDraft)
+				l.draft = r.engine.Draft()
 			}
 			return l, err
 		})
@@ -151,7 +182,7 @@ func (o *Owner) answer(ctx context.Context, q query.Query) error {
 	if l, err := look(false); err != nil || l.complete {
 		return err
 	}
-	return o.aside(ctx, func() error {
+	return r.aside(ctx, func() error {
 		l, err := look(true)
 		if err != nil || l.complete {
 			return err
@@ -165,49 +196,51 @@ func (o *Owner) answer(ctx context.Context, q query.Query) error {
 }
 
 // Table returns the tables that evaluate an identity.
-func (o *Owner) Table(ctx context.Context, x identity.Numeric) (query.Evaluated, error) {
+func (r *Reader) Table(ctx context.Context, x identity.Numeric) (query.Evaluated, error) {
 	q := &query.Table{Identity: x}
-	if err := o.answer(ctx, q); err != nil {
+	if err := r.answer(ctx, q); err != nil {
 		return query.Evaluated{}, err
 	}
 	return q.Answer, nil
 }
 
 // Explain evaluates a connection on both sides.
-func (o *Owner) Explain(ctx context.Context, from, to query.Peer, at port.Point) (query.Explained, error) {
+func (r *Reader) Explain(ctx context.Context, from, to query.Peer, at port.Point) (query.Explained, error) {
 	q := &query.Explain{From: from, To: to, At: at}
-	if err := o.answer(ctx, q); err != nil {
+	if err := r.answer(ctx, q); err != nil {
 		return query.Explained{}, err
 	}
 	return q.Answer, nil
 }
 
 // Diff reports which verdicts a change would change, one difference at a time, whatever the source of the policies.
-func (o *Owner) Diff(ctx context.Context, r Request, remove []policy.Key, take func(query.Difference) error) error {
-	docs, err := o.read(r)
+func (r *Reader) Diff(
+	ctx context.Context, change Request, remove []policy.Key, take func(query.Difference) error,
+) error {
+	docs, err := change.read(r.config.Rules)
 	if err != nil {
 		return err
 	}
 	objects := make([]policy.Object, 0, len(docs))
 	for _, d := range docs {
-		objects = append(objects, o.forms.filtered(d.Object))
+		objects = append(objects, r.forms.filtered(d.Object))
 	}
 	var compared *query.Comparison
-	if err := o.aside(ctx, func() error {
-		draft, err := loop.Ask(ctx, o.loop, opDraft, func() (engine.Draft, error) {
+	if err := r.aside(ctx, func() error {
+		draft, err := loop.Ask(ctx, r.loop, opDraft, func() (engine.Draft, error) {
 			for _, d := range docs {
-				if old := o.policies.all[d.Object.Key]; old != nil && o.foreign(old) {
+				if old := r.policies.all[d.Object.Key]; old != nil && r.sources.foreign(old) {
 					return engine.Draft{}, fmt.Errorf("%w: %s is of %s %s",
 						failure.ErrOwned, old.Key, old.Source, old.Origin)
 				}
 			}
 			for _, k := range remove {
-				if old := o.policies.all[k]; old != nil && o.foreign(old) {
+				if old := r.policies.all[k]; old != nil && r.sources.foreign(old) {
 					return engine.Draft{}, fmt.Errorf("%w: %s is of %s %s",
 						failure.ErrForeign, old.Key, old.Source, old.Origin)
 				}
 			}
-			return o.engine.Draft(), nil
+			return r.engine.Draft(), nil
 		})
 		if err != nil {
 			return err
@@ -224,22 +257,22 @@ func (o *Owner) Diff(ctx context.Context, r Request, remove []policy.Key, take f
 }
 
 // Status returns the state of all parts.
-func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
-	return loop.Ask(ctx, o.loop, opRead, func() (summary.Status, error) {
+func (r *Reader) Status(ctx context.Context) (summary.Status, error) {
+	return loop.Ask(ctx, r.loop, opRead, func() (summary.Status, error) {
 		s := summary.Status{
-			Busy:     o.loop.Figures(),
-			Revision: o.publisher.barrier.Policy, Store: o.publisher.barrier.IdentityService.Store,
-			Policies: len(o.policies.all), Identities: len(o.identities.all), Waiting: o.engine.Waiting(),
-			Size: o.engine.Size(), Counters: o.engine.Counters(), Names: o.names.Len(), Addresses: o.names.Addresses(), Journal: o.storage.journal.Size(),
+			Busy:     r.loop.Figures(),
+			Revision: r.publisher.barrier.Policy, Store: r.publisher.barrier.IdentityService.Store,
+			Policies: len(r.policies.all), Identities: len(r.identities.all), Waiting: r.engine.Waiting(),
+			Size: r.engine.Size(), Counters: r.engine.Counters(), Names: r.names.Len(), Addresses: r.names.Addresses(), Journal: r.storage.journal.Size(),
 		}
-		for _, p := range o.policies.all {
+		for _, p := range r.policies.all {
 			if slices.ContainsFunc(p.Notes, func(note manifest.Note) bool { return note.Kind == manifest.NoteUnsupported }) {
 				s.Unsupported++
 			}
 			if p.Exceeds != "" {
 				s.Policies--
 				if k := p.Key; k.Kind == policy.KindNamespaceIsolation {
-					s.Exceeding += o.places.foldedIn[k.Namespace]
+					s.Exceeding += r.places.foldedIn[k.Namespace]
 				} else {
 					s.Exceeding++
 				}
@@ -255,21 +288,21 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 				s.Note(summary.ProblemPolicy, "%s %s: %s", p.Key, what, p.Broken)
 			}
 		}
-		s.Limits, s.Reduced = append(o.places.ledger.Usage(), o.splits()...), len(o.engine.Reduced())
-		s.Sources = o.sources.states(o.policies)
-		for by, r := range o.sources.refusals() {
+		s.Limits, s.Reduced = append(r.places.ledger.Usage(), r.splits()...), len(r.engine.Reduced())
+		s.Sources = r.sources.states(r.policies)
+		for by, x := range r.sources.refusals() {
 			s.Refused++
-			s.Note(summary.ProblemPolicy, "%s %s is refused: %s", by.Source, by.Origin, r.err)
+			s.Note(summary.ProblemPolicy, "%s %s is refused: %s", by.Source, by.Origin, x.err)
 		}
-		s.WaitsFor, s.Skipped = o.sources.waitsFor(), o.sources.skipped()
+		s.WaitsFor, s.Skipped = r.sources.waitsFor(), r.sources.skipped()
 		for _, text := range s.WaitsFor {
 			s.Note(summary.ProblemPolicy, "new endpoints are not connected: %s", text)
 		}
-		for _, text := range o.sources.acceptedWithout() {
+		for _, text := range r.sources.acceptedWithout() {
 			s.Note(summary.ProblemSettings, "%s", text)
 		}
-		states, _ := o.publisher.stream.States()
-		for name, sub := range o.subscribers.all {
+		states, _ := r.publisher.stream.States()
+		for name, sub := range r.subscribers.all {
 			st := summary.SubscriberStatus{Name: name, Enforces: sub.enforces, Forgotten: sub.until}
 			for _, state := range states {
 				if state.Name != name {
@@ -280,15 +313,16 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 				if state.Hold != nil {
 					st.Revision, st.Held = state.Hold.Revision, state.Hold.Reason
 				}
-				for at, r := range state.Refusals {
-					st.Refusals = append(st.Refusals, fmt.Sprintf("%s, table %d: %s; the largest share is from %s", at, r.Table, r.Reason, r.Policy))
+				for at, x := range state.Refusals {
+					st.Refusals = append(st.Refusals, fmt.Sprintf("%s, table %d: %s; the largest share is from %s",
+						at, x.Table, x.Reason, x.Policy))
 				}
 				slices.Sort(st.Refusals)
 			}
 			s.Subscribers = append(s.Subscribers, st)
 		}
 		slices.SortFunc(s.Subscribers, func(a, b summary.SubscriberStatus) int { return strings.Compare(a.Name, b.Name) })
-		for what, err := range o.problems.All() {
+		for what, err := range r.problems.All() {
 			kind := summary.ProblemPolicy
 			if what == problem.Storage {
 				kind = summary.ProblemStorage
@@ -296,8 +330,8 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 			s.Note(kind, "%s: %v", what, err)
 		}
 		orphans := make(map[string]int)
-		for _, p := range o.policies.all {
-			if !o.sources.configured(p.Source) {
+		for _, p := range r.policies.all {
+			if !r.sources.configured(p.Source) {
 				orphans[p.Source]++
 			}
 		}
@@ -316,10 +350,53 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 }
 
 // Figures returns the weight of the stream's log, and how many subscribers were disconnected.
-func (o *Owner) Figures() (weight int, cut uint64) {
-	f := o.publisher.stream.Figures()
+func (r *Reader) Figures() (weight int, cut uint64) {
+	f := r.publisher.stream.Figures()
 	return f.Weight, f.Cut
 }
 
-// Incarnation identifies this run.
-func (o *Owner) Incarnation() [16]byte { return o.publisher.stream.Incarnation() }
+// Shares returns the tenants' use of each limit.
+func (r *Reader) Shares(ctx context.Context) ([]shares.Usage, error) {
+	return loop.Ask(ctx, r.loop, opRead, func() ([]shares.Usage, error) {
+		return append(append(r.places.ledger.Usage(), r.places.isolations.Usage()...), r.splits()...), nil
+	})
+}
+
+// splits returns the tenants' use of the limits of split classes.
+func (r *Reader) splits() []shares.Usage {
+	classes, _ := r.engine.Splits()
+	rows, ok := r.engine.SplitRows()
+	if !ok {
+		return []shares.Usage{classes}
+	}
+	return []shares.Usage{classes, rows}
+}
+
+// StorageFailure returns why the state cannot be stored; empty if it can.
+func (r *Reader) StorageFailure(ctx context.Context) (string, error) {
+	return loop.Ask(ctx, r.loop, opRead, func() (string, error) {
+		return r.storage.failure(), nil
+	})
+}
+
+// Unenforced returns the policies that this node does not enforce as written, and the reasons: tables are too large,
+// or a change could not be stored. It leaves out policies that no node enforces, such as policies that exceed a
+// share.
+func (r *Reader) Unenforced(ctx context.Context) (map[policy.Key]string, error) {
+	return loop.Ask(ctx, r.loop, opRead, func() (map[policy.Key]string, error) {
+		out := make(map[policy.Key]string)
+		for k, form := range r.policies.closed {
+			if form.of != nil { // otherwise its object was removed
+				out[k] = "the node cannot store it: " + cmp.Or(r.storage.failure(), "a write failed")
+			}
+		}
+		for _, x := range r.engine.Reduced() {
+			for _, k := range x.Policies {
+				if out[k] == "" {
+					out[k] = x.String()
+				}
+			}
+		}
+		return out, nil
+	})
+}

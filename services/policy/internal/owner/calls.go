@@ -90,7 +90,7 @@ var noneSelected = manifest.Note{Kind: manifest.NoteSelectsNothing, Text: "selec
 func (o *Owner) noteSelection(ctx context.Context, docs []decode.Decoded, changes []Changed) error {
 	subjects, err := loop.Ask(ctx, o.loop, opOther, func() ([]label.Set, error) {
 		var out []label.Set
-		for _, s := range o.subscribers.all {
+		for _, s := range o.interests.all {
 			for x := range s.subjects {
 				if id, ok := o.engine.Identity(x); ok {
 					out = append(out, id.Labels)

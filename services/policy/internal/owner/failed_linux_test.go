@@ -60,7 +60,7 @@ func settleIn(t *testing.T, o *Owner) {
 		t.Fatal(err)
 	}
 	want := Subscription{Name: "datapath", Role: RoleEnforces, Interest: Interest{Subjects: subjects}}
-	if _, err := o.Subscribe(t.Context(), want); err != nil {
+	if _, err := o.Subscribers().Subscribe(t.Context(), want); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -95,7 +95,7 @@ func (o *Owner) refilter(f *excludedlabels.Filter) error {
 	if len(changed) == 0 {
 		return nil
 	}
-	if err := o.apply(engine.Change{UpsertPolicies: changed}); err != nil {
+	if err := o.compiler.apply(engine.Change{UpsertPolicies: changed}); err != nil {
 		o.forms.filter.Store(before)
 		o.policies.filter(before)
 		return err

@@ -34,7 +34,7 @@ func TestSubscribersWaitForTheFirstListingOfTheState(t *testing.T) {
 	subscribed := make(chan *stream.Session)
 	go func() {
 		interest := Interest{Subjects: []identity.Numeric{301}}
-		s, err := d.owner.Subscribe(t.Context(), Subscription{Name: "datapath", Interest: interest})
+		s, err := d.owner.Subscribers().Subscribe(t.Context(), Subscription{Name: "datapath", Interest: interest})
 		if err != nil {
 			t.Error(err)
 		}
@@ -50,7 +50,7 @@ func TestSubscribersWaitForTheFirstListingOfTheState(t *testing.T) {
 	default:
 	}
 	d.complete(network("db"))
-	d.owner.Unsubscribe("datapath", <-subscribed)
+	d.owner.Subscribers().Unsubscribe("datapath", <-subscribed)
 	stop()
 
 	d, stop = objects(t, dir)

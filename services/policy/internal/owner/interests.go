@@ -72,21 +72,21 @@ type subscriber struct {
 	saveAt    time.Time       // when to store its interests; zero: they are stored
 }
 
-// subscribers holds the connected and the recently connected subscribers with their interests. Its methods change no
-// other state: the owner passes their results to the engine. It belongs to the loop.
-type subscribers struct {
+// interests holds the connected and the recently connected subscribers with their interests. Its methods change no
+// other state: Subscribers passes their results to the engine. It belongs to the loop.
+type interests struct {
 	linger time.Duration // how long an enforcing subscriber is kept after it disconnects
 	now    func() time.Time
 	all    map[string]*subscriber
 }
 
-func newSubscribers(linger time.Duration, now func() time.Time) *subscribers {
-	return &subscribers{linger: linger, now: now, all: make(map[string]*subscriber)}
+func newInterests(linger time.Duration, now func() time.Time) *interests {
+	return &interests{linger: linger, now: now, all: make(map[string]*subscriber)}
 }
 
 // connecting returns the subscriber that connects. A new subscriber that never completes its connection is removed
 // later.
-func (s *subscribers) connecting(want *Subscription) (*subscriber, error) {
+func (s *interests) connecting(want *Subscription) (*subscriber, error) {
 	one := s.all[want.Name]
 	if one == nil {
 		same := 0
@@ -112,7 +112,7 @@ func (s *subscribers) connecting(want *Subscription) (*subscriber, error) {
 }
 
 // restore adds a stored subscriber. It returns nil if the subscriber need not be kept.
-func (s *subscribers) restore(r record.Subscriber) (*subscriber, error) {
+func (s *interests) restore(r record.Subscriber) (*subscriber, error) {
 	if !r.Enforces && r.Name != datapathName {
 		return nil, nil //nolint:nilnil // stored by a version that also kept watching subscribers
 	}
@@ -227,7 +227,7 @@ func sizeAfter[K comparable, V any](m map[K]V, remove, add []K) int {
 
 // change changes the interests of a subscriber. It returns the resulting change for all subscribers together. Added
 // subjects are handled separately, because their identity may not be known.
-func (s *subscribers) change(
+func (s *interests) change(
 	one *subscriber, add, remove []identity.Numeric, locate []engine.Location, vacate []netip.Addr,
 ) (c engine.Change) {
 	for _, x := range remove {
@@ -262,7 +262,7 @@ func (s *subscribers) change(
 }
 
 // want reports whether any subscriber has the subject.
-func (s *subscribers) want(x identity.Numeric) bool {
+func (s *interests) want(x identity.Numeric) bool {
 	for _, one := range s.all {
 		if one.wants(x) {
 			return true
@@ -272,7 +272,7 @@ func (s *subscribers) want(x identity.Numeric) bool {
 }
 
 // located returns the identity at an address, for any subscriber.
-func (s *subscribers) located(a netip.Addr) (identity.Numeric, bool) {
+func (s *interests) located(a netip.Addr) (identity.Numeric, bool) {
 	for _, one := range s.all {
 		if x, ok := one.locations[a]; ok {
 			return x, true
@@ -283,7 +283,7 @@ func (s *subscribers) located(a netip.Addr) (identity.Numeric, bool) {
 
 // awaited reports for each enforcing subscriber whether a change of the subjects waits for it. Without subjects,
 // every change waits for all.
-func (s *subscribers) awaited(subjects []identity.Numeric) map[string]bool {
+func (s *interests) awaited(subjects []identity.Numeric) map[string]bool {
 	who := make(map[string]bool)
 	for name, one := range s.all {
 		if one.enforces {
@@ -295,7 +295,7 @@ func (s *subscribers) awaited(subjects []identity.Numeric) map[string]bool {
 
 // left records that a subscriber has disconnected, and reports whether to remove it immediately. A watching
 // subscriber is removed immediately, unless this takes many turns.
-func (s *subscribers) left(one *subscriber) (forget bool) {
+func (s *interests) left(one *subscriber) (forget bool) {
 	one.session, one.until = nil, s.now()
 	if one.enforces {
 		one.until = one.until.Add(s.linger)

@@ -45,12 +45,12 @@ func TestInterestsAreStoredTogether(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{now: time.Now()}
 	o, stop := run(t, dir, func(cfg *Config) { cfg.Now = c.Now })
-	session, err := o.Subscribe(t.Context(), Subscription{Name: "datapath", Role: RoleEnforces})
+	session, err := o.Subscribers().Subscribe(t.Context(), Subscription{Name: "datapath", Role: RoleEnforces})
 	if err != nil {
 		t.Fatal(err)
 	}
 	waits := func() bool {
-		is, err := loop.Ask(t.Context(), o.loop, opOther, func() (bool, error) { return !o.subscribers.all["datapath"].saveAt.IsZero(), nil })
+		is, err := loop.Ask(t.Context(), o.loop, opOther, func() (bool, error) { return !o.interests.all["datapath"].saveAt.IsZero(), nil })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -65,7 +65,7 @@ func TestInterestsAreStoredTogether(t *testing.T) {
 				Identity: identity.Numeric(256 + i),
 			}},
 		}
-		if err := o.Change(t.Context(), "datapath", session, add, Interest{}); err != nil {
+		if err := o.Subscribers().Change(t.Context(), "datapath", session, add, Interest{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -76,7 +76,7 @@ func TestInterestsAreStoredTogether(t *testing.T) {
 	for waits() {
 		runtime.Gosched() // the owner sweeps between two calls
 	}
-	if err := o.Change(t.Context(), "datapath", session, Interest{},
+	if err := o.Subscribers().Change(t.Context(), "datapath", session, Interest{},
 		Interest{Subjects: []identity.Numeric{256}}); err != nil {
 		t.Fatal(err)
 	}

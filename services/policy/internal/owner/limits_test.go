@@ -37,11 +37,11 @@ import (
 
 func TestRemovingWhatIsNotThereMakesNoRoomForASubscriber(t *testing.T) {
 	o, _ := run(t, t.TempDir())
-	session, err := o.Subscribe(t.Context(), Subscription{Name: "datapath"})
+	session, err := o.Subscribers().Subscribe(t.Context(), Subscription{Name: "datapath"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer o.Unsubscribe("datapath", session)
+	defer o.Subscribers().Unsubscribe("datapath", session)
 	var last error
 	for round := range 8 {
 		var add, remove Interest
@@ -52,17 +52,17 @@ func TestRemovingWhatIsNotThereMakesNoRoomForASubscriber(t *testing.T) {
 			add.Locations = append(add.Locations, engine.Location{Addr: at, Identity: 256})
 			remove.Locations = append(remove.Locations, engine.Location{Addr: netip.MustParseAddr("192.0.2.1")})
 		}
-		if err := o.Change(t.Context(), "datapath", session, Interest{Locations: add.Locations}, Interest{Locations: remove.Locations}); err != nil {
+		if err := o.Subscribers().Change(t.Context(), "datapath", session, Interest{Locations: add.Locations}, Interest{Locations: remove.Locations}); err != nil {
 			last = errors.Join(last, err)
 		}
-		if err := o.Change(t.Context(), "datapath", session, Interest{Subjects: add.Subjects}, Interest{Subjects: remove.Subjects}); err != nil {
+		if err := o.Subscribers().Change(t.Context(), "datapath", session, Interest{Subjects: add.Subjects}, Interest{Subjects: remove.Subjects}); err != nil {
 			last = errors.Join(last, err)
 		}
 	}
 	if !errors.Is(last, failure.ErrLimit) {
 		t.Errorf("the result of the last call is %v", last)
 	}
-	s := o.subscribers.all["datapath"] // no concurrent calls
+	s := o.interests.all["datapath"] // no concurrent calls
 	if len(s.subjects) > maxSubjects || len(s.locations) > maxLocations {
 		t.Errorf("%d subjects and %d locations, the limits are %d and %d", len(s.subjects), len(s.locations), maxSubjects, maxLocations)
 	}
@@ -71,7 +71,7 @@ func TestRemovingWhatIsNotThereMakesNoRoomForASubscriber(t *testing.T) {
 	for x := range s.subjects {
 		some = append(some, x)
 	}
-	if err := o.Change(t.Context(), "datapath", session, Interest{Subjects: []identity.Numeric{60_000}}, Interest{Subjects: some[:1]}); err != nil {
+	if err := o.Subscribers().Change(t.Context(), "datapath", session, Interest{Subjects: []identity.Numeric{60_000}}, Interest{Subjects: some[:1]}); err != nil {
 		t.Errorf("one for another: %v", err)
 	}
 }
@@ -87,15 +87,15 @@ func TestAddressBelongsToWhatStaysThere(t *testing.T) {
 	}
 	for what, leave := range map[string]func(*Owner, *stream.Session, *stream.Session) error{
 		"the later one vacates it": func(o *Owner, _, b *stream.Session) error {
-			return o.Change(t.Context(), "b", b, Interest{}, here(301))
+			return o.Subscribers().Change(t.Context(), "b", b, Interest{}, here(301))
 		},
 		"the later one reconnects without it": func(o *Owner, _, b *stream.Session) error {
-			o.Unsubscribe("b", b)
-			_, err := o.Subscribe(t.Context(), Subscription{Name: "b", Role: RoleEnforces})
+			o.Subscribers().Unsubscribe("b", b)
+			_, err := o.Subscribers().Subscribe(t.Context(), Subscription{Name: "b", Role: RoleEnforces})
 			return err
 		},
 		"the earlier one vacates it": func(o *Owner, a, _ *stream.Session) error {
-			return o.Change(t.Context(), "a", a, Interest{}, here(301))
+			return o.Subscribers().Change(t.Context(), "a", a, Interest{}, here(301))
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -132,7 +132,7 @@ func TestAddressBelongsToWhatStaysThere(t *testing.T) {
 			}
 			sessions := make(map[string]*stream.Session)
 			for _, name := range []string{"a", "b"} {
-				s, err := o.Subscribe(t.Context(), Subscription{Name: name, Role: RoleEnforces, Interest: here(301)})
+				s, err := o.Subscribers().Subscribe(t.Context(), Subscription{Name: name, Role: RoleEnforces, Interest: here(301)})
 				if err != nil {
 					t.Fatal(err)
 				}

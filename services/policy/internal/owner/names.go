@@ -27,7 +27,7 @@ func (o *Owner) Learn(ctx context.Context, name string, addrs []netip.Addr, ttl 
 	if _, err := dnsname.Name(name); err != nil {
 		return false, &failure.FieldError{Field: "name", Err: err}
 	}
-	_, err = o.await(ctx, nil, func() (stream.Barrier, error) {
+	_, err = o.subscribers.await(ctx, nil, func() (stream.Barrier, error) {
 		o.loop.Rename(opLearn)
 		if err := o.learn(name, addrs, ttl); err != nil {
 			return stream.Barrier{}, err
@@ -60,17 +60,17 @@ func (o *Owner) learn(name string, addrs []netip.Addr, ttl time.Duration) error 
 	}
 	if len(fresh) > 0 {
 		learnt := []engine.Name{{Name: name, Addrs: fresh}}
-		if err := o.apply(engine.Change{Learn: learnt}); err != nil {
-			o.problems.Note("learned addresses", o.apply(engine.Change{Forget: learnt}))
+		if err := o.compiler.apply(engine.Change{Learn: learnt}); err != nil {
+			o.problems.Note("learned addresses", o.compiler.apply(engine.Change{Forget: learnt}))
 			o.publisher.barrier.Address++
 			return err
 		}
 		o.publisher.barrier.Address++
 	}
 	wake, changed := o.names.Add(name, addrs, ttl, now)
-	o.wakeAt(wake)
+	o.alarm.set(wake)
 	if changed {
-		o.storage.save(o.ctx, o.names.Record(name))
+		o.storage.save(o.names.Record(name))
 	}
 	return nil
 }
@@ -81,14 +81,14 @@ func (o *Owner) forget(gone []engine.Name) {
 		return
 	}
 	o.publisher.barrier.Address++
-	o.problems.Note("learned addresses", o.apply(engine.Change{Forget: gone}))
+	o.problems.Note("learned addresses", o.compiler.apply(engine.Change{Forget: gone}))
 	var rec record.Cache
 	for _, n := range gone {
 		r := o.names.Record(n.Name)
 		rec.Names = append(rec.Names, r.Names...)
 		rec.GoneNames = append(rec.GoneNames, r.GoneNames...)
 	}
-	o.storage.save(o.ctx, rec)
+	o.storage.save(rec)
 }
 
 // HoldAddresses keeps the expired addresses that connections use; inUse is a part of the result of the previous call.
@@ -103,7 +103,7 @@ func (o *Owner) HoldAddresses(ctx context.Context, inUse []netip.Addr) (expiring
 func (o *Owner) sweepNames(now time.Time) {
 	gone, wake := o.names.Expire(now)
 	o.forget(gone)
-	o.wakeAt(wake)
+	o.alarm.set(wake)
 }
 
 // Names returns learned names and the rules that select them, sorted. The owner copies the names; the caller's
@@ -162,7 +162,7 @@ func (o *Owner) Forget(ctx context.Context, f names.Filter, validateOnly bool) (
 		gone = append(gone, some...)
 	}
 	// Wait even if nothing was removed: the caller of an earlier Forget may not have waited.
-	_, err = o.await(ctx, nil, func() (stream.Barrier, error) {
+	_, err = o.subscribers.await(ctx, nil, func() (stream.Barrier, error) {
 		o.loop.Rename(opLearn)
 		return stream.Barrier{Address: o.publisher.barrier.Address}, nil
 	})

@@ -38,11 +38,11 @@ func TestNoOperationCompilesMoreThanAFewTables(t *testing.T) {
 	}
 	subscribe := func(want Interest) {
 		t.Helper()
-		session, err := o.Subscribe(t.Context(), Subscription{Name: "datapath", Interest: want})
+		session, err := o.Subscribers().Subscribe(t.Context(), Subscription{Name: "datapath", Interest: want})
 		if err != nil {
 			t.Fatal(err)
 		}
-		o.Unsubscribe("datapath", session)
+		o.Subscribers().Unsubscribe("datapath", session)
 	}
 	upsert := func(manifests string) {
 		t.Helper()

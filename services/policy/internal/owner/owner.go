@@ -23,13 +23,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/kit/desired/problem"
 	"github.com/sluice-net/sluice/kit/fault"
@@ -105,12 +103,14 @@ type Owner struct {
 	tasks       sync.WaitGroup // goroutines that Run has started
 	sources     *sources
 	identities  *identities
-	subscribers *subscribers
+	interests   *interests
+	compiler    *compiler
+	subscribers *Subscribers
 	names       *names.Table
 	reader      *Reader
 	problems    *problem.Set
-	sweepAt     time.Time
-	restored    bool // state from the same boot was loaded
+	alarm       *alarm // when to sweep
+	restored    bool   // state from the same boot was loaded
 
 	ready   bool
 	readied chan struct{} // closed once ready
@@ -128,10 +128,10 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	}
 	o := &Owner{
 		config: config, publisher: newPublisher(config.Stream), ctx: context.Background(),
-		policies:    newPolicySet(),
-		subscribers: newSubscribers(config.Linger, config.Now),
-		names:       names.New(names.Limits{Names: config.MaxNames, Addresses: config.MaxAddresses, Grace: config.NameGrace}),
-		tenants:     make(chan struct{}, 1), leveled: make(chan struct{}),
+		policies:  newPolicySet(),
+		interests: newInterests(config.Linger, config.Now), alarm: &alarm{},
+		names:   names.New(names.Limits{Names: config.MaxNames, Addresses: config.MaxAddresses, Grace: config.NameGrace}),
+		tenants: make(chan struct{}, 1), leveled: make(chan struct{}),
 		problems: problem.New(func(part string, err error) {
 			config.Log.Error("problem in the policy service", "part", part, log.Err(err))
 		}),
@@ -150,6 +150,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		return t, guarantees[t.Name()]
 	}
 	o.engine = engine.New(config.Engine)
+	o.compiler = &compiler{engine: o.engine, problems: o.problems, identities: o.identities, interests: o.interests}
 	o.loop = loop.New(loop.Options{
 		After: o.publishTurn, Processor: config.Processor, Done: func() int { return o.engine.Counters().Tables },
 	})
@@ -174,6 +175,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	}, brought, o.problems); err != nil {
 		return nil, errors.Join(err, o.storage.journal.Close())
 	}
+	o.subscribers = newSubscribers(o)
 	o.reader = newReader(o)
 	o.publish()
 	o.checkReady()
@@ -194,19 +196,19 @@ func (o *Owner) Close() error { return o.storage.journal.Close() }
 // Run owns the state until ctx ends.
 func (o *Owner) Run(ctx context.Context) error {
 	defer o.tasks.Wait()
-	o.ctx = ctx
+	o.ctx, o.storage.ctx = ctx, ctx
 	return o.loop.Run(ctx, loop.Work{
 		Pause: o.pause, Sweep: o.sweep, SweepAs: opSweep,
 		Wake: o.tenants, Woken: o.assign, WokenAs: opLevel,
 		Fatal: func() error { return cmp.Or(o.fatal, o.storage.lost) },
-		Stop:  o.saveSubscribers,
+		Stop:  o.subscribers.saveAll,
 	})
 }
 
 // pause returns the time until the next scheduled work.
 func (o *Owner) pause() time.Duration {
 	next := time.Hour
-	for _, at := range []time.Time{o.storage.retryAt, o.sweepAt, o.levelAt()} {
+	for _, at := range []time.Time{o.storage.retryAt, o.alarm.at, o.levelAt()} {
 		if !at.IsZero() {
 			next = min(next, max(0, at.Sub(o.config.Now())))
 		}
@@ -223,23 +225,6 @@ func (o *Owner) publishTurn() {
 // publish publishes the engine's steps in the stream.
 func (o *Owner) publish() { o.publisher.publish(o.policies, o.sources) }
 
-// apply passes a change to the engine. Everything that the engine refuses exceeds a limit.
-func (o *Owner) apply(c engine.Change) error {
-	err := o.engine.Apply(c)
-	o.noteReduced()
-	if err != nil {
-		return fmt.Errorf("%w: %w", failure.ErrLimit, err)
-	}
-	return nil
-}
-
-// wakeAt makes sure that sweep runs at t; zero: never.
-func (o *Owner) wakeAt(t time.Time) {
-	if !t.IsZero() && (o.sweepAt.IsZero() || t.Before(o.sweepAt)) {
-		o.sweepAt = t
-	}
-}
-
 // sweep does all work that is due.
 func (o *Owner) sweep() {
 	now := o.config.Now()
@@ -248,11 +233,10 @@ func (o *Owner) sweep() {
 		o.leveling = true
 		o.tasks.Go(func() { o.level(o.ctx) })
 	}
-	if o.sweepAt.IsZero() || o.sweepAt.After(now) {
+	if !o.alarm.due(now) {
 		return
 	}
-	o.sweepAt = time.Time{}
-	o.sweepSubscribers(now)
+	o.subscribers.sweep(now)
 	o.sweepNames(now)
 }
 
@@ -278,3 +262,6 @@ func (o *Owner) Incarnation() [16]byte { return o.publisher.stream.Incarnation()
 
 // Reader answers questions about the policies and their tables.
 func (o *Owner) Reader() *Reader { return o.reader }
+
+// Subscribers returns the subscribers of tables.
+func (o *Owner) Subscribers() *Subscribers { return o.subscribers }

@@ -151,7 +151,7 @@ func (o *Owner) change(p plan, staged *record.Staged) error {
 	}
 	err := beforeCompile.Hit(o.ctx)
 	if err == nil {
-		err = o.apply(p.change)
+		err = o.compiler.apply(p.change)
 	}
 	if err != nil {
 		return err
@@ -171,7 +171,7 @@ func (o *Owner) change(p plan, staged *record.Staged) error {
 		if p.content {
 			o.publisher.barrier.Policy--
 		}
-		if berr := o.apply(p.back); berr != nil {
+		if berr := o.compiler.apply(p.back); berr != nil {
 			o.fatal = fmt.Errorf("undo a change that could not be stored: %w", berr)
 		}
 		return err

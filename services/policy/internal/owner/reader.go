@@ -47,18 +47,18 @@ type Reader struct {
 	config *Config
 	loop   *loop.Loop
 	// questions serialises queries that compile tables outside of the engine.
-	questions   *loop.Lock
-	engine      *engine.Engine
-	publisher   *publisher
-	storage     *storage
-	forms       *forms
-	policies    *policySet
-	places      *places
-	sources     *sources
-	identities  *identities
-	subscribers *subscribers
-	names       *names.Table
-	problems    *problem.Set
+	questions  *loop.Lock
+	engine     *engine.Engine
+	publisher  *publisher
+	storage    *storage
+	forms      *forms
+	policies   *policySet
+	places     *places
+	sources    *sources
+	identities *identities
+	interests  *interests
+	names      *names.Table
+	problems   *problem.Set
 }
 
 // newReader returns the reader of an owner that has all its other parts.
@@ -66,7 +66,7 @@ func newReader(o *Owner) *Reader {
 	return &Reader{
 		config: &o.config, loop: o.loop, questions: o.loop.NewLock(), engine: o.engine, publisher: o.publisher,
 		storage: o.storage, forms: o.forms, policies: o.policies, places: o.places, sources: o.sources,
-		identities: o.identities, subscribers: o.subscribers, names: o.names, problems: o.problems,
+		identities: o.identities, interests: o.interests, names: o.names, problems: o.problems,
 	}
 }
 
@@ -302,7 +302,7 @@ func (r *Reader) Status(ctx context.Context) (summary.Status, error) {
 			s.Note(summary.ProblemSettings, "%s", text)
 		}
 		states, _ := r.publisher.stream.States()
-		for name, sub := range r.subscribers.all {
+		for name, sub := range r.interests.all {
 			st := summary.SubscriberStatus{Name: name, Enforces: sub.enforces, Forgotten: sub.until}
 			for _, state := range states {
 				if state.Name != name {

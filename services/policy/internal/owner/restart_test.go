@@ -33,11 +33,11 @@ func town(t testing.TB, dir string, s synthetic.Shape) Config {
 	if err := o.SetIdentities(ctx, c.Identities, nil); err != nil {
 		t.Fatal(err)
 	}
-	session, err := o.Subscribe(ctx, Subscription{Name: "datapath", Interest: Interest{Subjects: c.Subjects}})
+	session, err := o.Subscribers().Subscribe(ctx, Subscription{Name: "datapath", Interest: Interest{Subjects: c.Subjects}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer o.Unsubscribe("datapath", session)
+	defer o.Subscribers().Unsubscribe("datapath", session)
 	for all := c.Manifests; len(all) > 0; {
 		part := all[:min(1000, len(all))]
 		if _, err := o.Upsert(ctx, []byte(strings.Join(part, "---\n")), "", false); err != nil {

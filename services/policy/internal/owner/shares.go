@@ -103,7 +103,7 @@ func (o *Owner) closeChanged(ctx context.Context, l *listing, why error) error {
 			return struct{}{}, nil
 		}
 		o.publisher.barrier.Policy++
-		return struct{}{}, o.apply(c)
+		return struct{}{}, o.compiler.apply(c)
 	})
 	return err
 }

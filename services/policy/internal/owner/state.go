@@ -83,12 +83,12 @@ func (o *Owner) compile(policies map[policy.Key]record.Policy, subscribers map[s
 		if err != nil {
 			return err
 		}
-		o.wakeAt(wake)
+		o.alarm.set(wake)
 		change.Learn = append(change.Learn, learned)
 	}
 	var subjects []identity.Numeric
 	for _, r := range subscribers {
-		s, err := o.subscribers.restore(r)
+		s, err := o.interests.restore(r)
 		if err != nil {
 			return err
 		}
@@ -99,13 +99,13 @@ func (o *Owner) compile(policies map[policy.Key]record.Policy, subscribers map[s
 		for addr, x := range s.locations {
 			change.Locate = append(change.Locate, engine.Location{Addr: addr, Identity: x})
 		}
-		o.wakeAt(s.until)
+		o.alarm.set(s.until)
 	}
 	// Without subjects no table is compiled, so no table can be too large.
-	if err := o.apply(change); err != nil {
+	if err := o.compiler.apply(change); err != nil {
 		return err
 	}
 	slices.Sort(subjects)
-	o.addSubjects(slices.Compact(subjects))
+	o.compiler.addSubjects(slices.Compact(subjects))
 	return nil
 }

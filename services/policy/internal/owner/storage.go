@@ -21,6 +21,7 @@ const retryStorage = time.Second
 // storage is the state on disk. It records the result of each write, and when the next write is due. It belongs to
 // the loop, except for the methods of the journal that stage a change.
 type storage struct {
+	ctx      context.Context // of Run
 	journal  *record.Journal
 	problems *problem.Set
 	now      func() time.Time
@@ -29,12 +30,12 @@ type storage struct {
 }
 
 func newStorage(j *record.Journal, p *problem.Set, now func() time.Time) *storage {
-	return &storage{journal: j, problems: p, now: now}
+	return &storage{ctx: context.Background(), journal: j, problems: p, now: now}
 }
 
 // save writes a change that no caller waits for. If it cannot be written now, it is retried.
-func (s *storage) save(ctx context.Context, c record.Cache) {
-	s.stored(s.journal.Note(ctx, c.Records()))
+func (s *storage) save(c record.Cache) {
+	s.stored(s.journal.Note(s.ctx, c.Records()))
 }
 
 // commit makes a staged change effective on disk, before the change is answered.

@@ -38,7 +38,7 @@ func TestStorageIsTriedAgainUntilAWriteWorks(t *testing.T) {
 	if got := s.failure(); got != "" || !s.retryAt.IsZero() {
 		t.Errorf("after a successful write: %q, next at %v", got, s.retryAt)
 	}
-	s.save(t.Context(), record.Cache{Names: []record.Name{{Name: "example.com"}}})
+	s.save(record.Cache{Names: []record.Name{{Name: "example.com"}}})
 	if got := s.failure(); got != "" {
 		t.Errorf("a write without a waiting caller: %q", got)
 	}

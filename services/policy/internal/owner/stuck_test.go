@@ -71,11 +71,11 @@ func TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved(t *testing.T) {
 		}
 	}
 	set(shopPod(t, 300, "small"))
-	session, err := o.Subscribe(t.Context(), Subscription{Name: "datapath", Interest: Interest{Subjects: []identity.Numeric{300}}})
+	session, err := o.Subscribers().Subscribe(t.Context(), Subscription{Name: "datapath", Interest: Interest{Subjects: []identity.Numeric{300}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer o.Unsubscribe("datapath", session)
+	defer o.Subscribers().Unsubscribe("datapath", session)
 	shown("before", false)
 	set(shopPod(t, 300, "large"))
 	shown("relabelled", true)

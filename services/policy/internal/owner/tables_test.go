@@ -29,7 +29,7 @@ func tenant(t *testing.T, o *Owner) {
 	if err := o.SetIdentities(t.Context(), ids, nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := o.Subscribe(t.Context(), Subscription{
+	if _, err := o.Subscribers().Subscribe(t.Context(), Subscription{
 		Name: "datapath", Role: RoleEnforces, Interest: Interest{Subjects: []identity.Numeric{300, 301}},
 	}); err != nil {
 		t.Fatal(err)

@@ -219,7 +219,7 @@ func policyTable(j query.Evaluated) *policyv1.GetPolicyTableResponse {
 
 // WaitForRevision implements the service.
 func (s *Server) WaitForRevision(ctx context.Context, req *policyv1.WaitForRevisionRequest) (*policyv1.WaitForRevisionResponse, error) {
-	out, err := s.Owner.Wait(ctx, req.GetRevision(), numbers(req.GetSubjects()))
+	out, err := s.Owner.Subscribers().Wait(ctx, req.GetRevision(), numbers(req.GetSubjects()))
 	if err != nil {
 		return nil, statusOf(err)
 	}

@@ -56,14 +56,14 @@ func (s *Server) WatchPolicyTables(conn tables) error {
 	if err != nil {
 		return statusOf(err)
 	}
-	session, err := s.Owner.Subscribe(conn.Context(), owner.Subscription{
+	session, err := s.Owner.Subscribers().Subscribe(conn.Context(), owner.Subscription{
 		Name: sub.GetName(), Role: role(sub.GetRole()), Incarnation: in, Seq: sub.GetSeq(),
 		Interest: owner.Interest{Subjects: numbers(sub.GetSubjects()), Locations: places},
 	})
 	if err != nil {
 		return statusOf(err)
 	}
-	defer s.Owner.Unsubscribe(sub.GetName(), session)
+	defer s.Owner.Subscribers().Unsubscribe(sub.GetName(), session)
 	return answer.Serve(conn, answer.Session[policyv1.WatchPolicyTablesRequest, policyv1.WatchPolicyTablesResponse]{
 		Next: func(ctx context.Context) (*policyv1.WatchPolicyTablesResponse, error) {
 			m, err := session.Next(ctx)
@@ -154,9 +154,9 @@ func (s *Server) take(ctx context.Context, m *policyv1.WatchPolicyTablesRequest,
 		if x.Nack.GetSubject() == 0 {
 			return session.RefuseMessage(x.Nack.GetSeq(), x.Nack.GetReason())
 		}
-		return s.Owner.Refuse(ctx, session, identity.Numeric(x.Nack.GetSubject()), policytable.ID(x.Nack.GetTable()), x.Nack.GetReason())
+		return s.Owner.Subscribers().Refuse(ctx, session, identity.Numeric(x.Nack.GetSubject()), policytable.ID(x.Nack.GetTable()), x.Nack.GetReason())
 	case *policyv1.WatchPolicyTablesRequest_Subjects:
-		return s.Owner.Change(ctx, name, session,
+		return s.Owner.Subscribers().Change(ctx, name, session,
 			owner.Interest{Subjects: numbers(x.Subjects.GetAdd())}, owner.Interest{Subjects: numbers(x.Subjects.GetRemove())})
 	case *policyv1.WatchPolicyTablesRequest_Locate:
 		add, err := locations("locate.add", x.Locate.GetAdd())
@@ -171,7 +171,7 @@ func (s *Server) take(ctx context.Context, m *policyv1.WatchPolicyTablesRequest,
 			}
 			remove.Locations = append(remove.Locations, engine.Location{Addr: a})
 		}
-		return s.Owner.Change(ctx, name, session, owner.Interest{Locations: add}, remove)
+		return s.Owner.Subscribers().Change(ctx, name, session, owner.Interest{Locations: add}, remove)
 	}
 	return answer.ErrSubscribed
 }

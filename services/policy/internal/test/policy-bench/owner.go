@@ -185,7 +185,7 @@ func (o *owned) apply() error {
 }
 
 func (o *owned) subscribe() error {
-	session, err := o.Subscribe(o.ctx, owner.Subscription{Name: "datapath", Role: owner.RoleEnforces, Interest: owner.Interest{Subjects: o.subjects}})
+	session, err := o.Subscribers().Subscribe(o.ctx, owner.Subscription{Name: "datapath", Role: owner.RoleEnforces, Interest: owner.Interest{Subjects: o.subjects}})
 	if err != nil {
 		return err
 	}
@@ -208,11 +208,11 @@ func (o *owned) subscribe() error {
 }
 
 func (o *owned) comeBack() error {
-	session, err := o.Subscribe(o.ctx, owner.Subscription{Name: "datapath", Role: owner.RoleEnforces})
+	session, err := o.Subscribers().Subscribe(o.ctx, owner.Subscription{Name: "datapath", Role: owner.RoleEnforces})
 	if err != nil {
 		return err
 	}
-	o.Unsubscribe("datapath", session)
+	o.Subscribers().Unsubscribe("datapath", session)
 	return o.subscribe()
 }
 
@@ -223,7 +223,7 @@ func (o *owned) ofAll() error {
 		if err != nil {
 			return err
 		}
-		if _, err := o.Wait(o.ctx, r.Revision, nil); err != nil {
+		if _, err := o.Subscribers().Wait(o.ctx, r.Revision, nil); err != nil {
 			return err
 		}
 	}

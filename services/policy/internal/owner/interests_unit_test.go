@@ -32,7 +32,7 @@ func TestChangesOfInterestsAddUpToTheUnion(t *testing.T) {
 	const names, subjects, addresses, changes = 4, 6, 5, 2000
 	seed := rand.Uint64()
 	rng := rand.New(rand.NewPCG(seed, 0))
-	s := newSubscribers(time.Hour, time.Now)
+	s := newInterests(time.Hour, time.Now)
 	has, at := make(map[identity.Numeric]bool), make(map[netip.Addr]identity.Numeric)
 	for i := range changes {
 		one, err := s.connecting(&Subscription{Name: fmt.Sprint(rng.IntN(names)), Role: RoleEnforces})
@@ -81,7 +81,7 @@ func TestChangesOfInterestsAddUpToTheUnion(t *testing.T) {
 
 func TestSubscriberComesToItsSubjectsInSteps(t *testing.T) {
 	const many = 5*subjectsAtOnce + 3
-	s := newSubscribers(time.Hour, time.Now)
+	s := newInterests(time.Hour, time.Now)
 	one, err := s.connecting(&Subscription{Name: "datapath"})
 	if err != nil {
 		t.Fatal(err)
@@ -113,7 +113,7 @@ func TestSubscriberComesToItsSubjectsInSteps(t *testing.T) {
 
 func TestSubscribersAreForgottenByWhatTheyDo(t *testing.T) {
 	now := time.Unix(1000, 0)
-	s := newSubscribers(time.Hour, func() time.Time { return now })
+	s := newInterests(time.Hour, func() time.Time { return now })
 	enforces, err := s.connecting(&Subscription{Name: "datapath"})
 	if err != nil {
 		t.Fatal(err)
@@ -148,14 +148,14 @@ func TestSubscribersAreForgottenByWhatTheyDo(t *testing.T) {
 }
 
 func TestStoredSubscriberIsTheSame(t *testing.T) {
-	s := newSubscribers(time.Hour, time.Now)
+	s := newInterests(time.Hour, time.Now)
 	a := netip.MustParseAddr("10.0.0.1")
 	one, err := s.connecting(&Subscription{Name: "datapath"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.change(one, []identity.Numeric{300, 301}, nil, []engine.Location{{Addr: a, Identity: 300}}, nil)
-	got, err := newSubscribers(time.Hour, time.Now).restore(subscriberRecord("datapath", one))
+	got, err := newInterests(time.Hour, time.Now).restore(subscriberRecord("datapath", one))
 	if err != nil || len(got.subjects) != 2 || !got.wants(301) || got.locations[a] != 300 || !got.enforces {
 		t.Errorf("restored %+v, %v", got, err)
 	}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"fmt"
+
+	"github.com/sluice-net/sluice/kit/desired/failure"
+	"github.com/sluice-net/sluice/kit/desired/problem"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+)
+
+// compiler passes changes to the engine, and notes which tables lack rules. It belongs to the loop.
+type compiler struct {
+	engine     *engine.Engine
+	problems   *problem.Set
+	identities *identities
+	interests  *interests
+}
+
+// apply passes a change to the engine. Everything that the engine refuses exceeds a limit.
+func (c *compiler) apply(change engine.Change) error {
+	err := c.engine.Apply(change)
+	c.noteReduced()
+	if err != nil {
+		return fmt.Errorf("%w: %w", failure.ErrLimit, err)
+	}
+	return nil
+}
+
+// addSubjects compiles subjects whose identities are known. A table that is too large gets the rules that fit.
+func (c *compiler) addSubjects(list []identity.Numeric) {
+	var fresh []identity.Numeric
+	for _, x := range list {
+		if _, known := c.identities.all[x]; known && !c.engine.IsSubject(x) && c.interests.want(x) {
+			fresh = append(fresh, x)
+		}
+	}
+	if len(fresh) > 0 {
+		c.problems.Note("subjects", c.apply(engine.Change{AddSubjects: fresh}))
+	}
+}
+
+// noteReduced records which subjects have tables that lack rules.
+func (c *compiler) noteReduced() {
+	list := c.engine.Reduced()
+	if len(list) == 0 {
+		c.problems.Note("tables", nil)
+		return
+	}
+	c.problems.Note("tables", fmt.Errorf("%d tables lack rules: %s", len(list), list[0]))
+}

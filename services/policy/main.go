@@ -113,12 +113,12 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return identities.NewRefusals(conn, p.Log).Report(ctx, unenforced(o.Reader(), cfg.StateDir))
 	})
 	p.Go("waiting labels", func(ctx context.Context) error {
-		return identities.AdmitNarrowing(ctx, conn, o.Narrows, p.Log)
+		return identities.AdmitNarrowing(ctx, conn, o.Reader().Narrows, p.Log)
 	})
-	p.Go("identities", identities.NewIdentities(conn, source.Identity, o, p.Log).Run)
+	p.Go("identities", identities.NewIdentities(conn, source.Identity, o.Identities(), p.Log).Run)
 	if cfg.Sources.Directory != "" {
-		failed := func(ctx context.Context, why error) error { return o.SourceFailed(ctx, managed.SourceFile, why) }
-		files := directory.New(cfg.Sources.Directory, "policies", o.Feed(managed.SourceFile), failed, p.Log)
+		feed := o.Feed(managed.SourceFile)
+		files := directory.New(cfg.Sources.Directory, "policies", feed, feed.Failed, p.Log)
 		files.MaxBytes = int(cfg.Limits.Manifests)
 		p.Go("directory", files.Run)
 	}

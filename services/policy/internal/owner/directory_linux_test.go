@@ -53,7 +53,7 @@ func newPlace(t *testing.T, change ...func(*directory.Source)) *place {
 			t.Errorf("owner: %v", err)
 		}
 	})
-	failed := func(ctx context.Context, why error) error { return p.owner.SourceFailed(ctx, managed.SourceFile, why) }
+	failed := p.owner.Feed(managed.SourceFile).Failed
 	source := directory.New(filepath.Join(p.dir, "policies"), "policies", p.owner.Feed(managed.SourceFile), failed, log.Discard())
 	source.Rescan = time.Hour // rely on kernel events only
 	for _, c := range change {

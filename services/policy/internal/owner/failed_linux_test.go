@@ -56,7 +56,7 @@ func settleIn(t *testing.T, o *Owner) {
 			subjects = append(subjects, n)
 		}
 	}
-	if err := o.SetIdentities(t.Context(), ids, nil); err != nil {
+	if err := o.Identities().SetIdentities(t.Context(), ids, nil); err != nil {
 		t.Fatal(err)
 	}
 	want := Subscription{Name: "datapath", Role: RoleEnforces, Interest: Interest{Subjects: subjects}}

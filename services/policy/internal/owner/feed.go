@@ -52,6 +52,11 @@ func (f *Feed) Held(ctx context.Context) (int, error) {
 	})
 }
 
+// Failed records why the source cannot be read; nil clears the failure.
+func (f *Feed) Failed(ctx context.Context, why error) error {
+	return f.owner.loop.Do(ctx, opOther, func() { f.owner.sources.failed(f.name, why) })
+}
+
 // Set replaces the files of the source. A document that cannot be applied isolates the pods that it selects, or its
 // namespace. If not even the namespace of a document can be read, the policies of its file stay, except for policies
 // that are now in another document of the file.

@@ -46,7 +46,7 @@ func TestSelectorsOverLabelsThatIdentitiesLeaveOutOpenNothing(t *testing.T) {
 				}
 				ids = append(ids, id)
 			}
-			if err := d.owner.SetIdentities(t.Context(), ids, nil); err != nil {
+			if err := d.owner.Identities().SetIdentities(t.Context(), ids, nil); err != nil {
 				t.Fatal(err)
 			}
 			k := network("db")
@@ -86,7 +86,7 @@ func TestFilterOfTheIdentityServiceDecidesWhichLabelsCount(t *testing.T) {
 		{[]labelfilter.Rule{{Text: "job-name", Counts: false}}, false},
 		{nil, true},
 	} {
-		if err := o.SetLabelFilter(t.Context(), c.rules, nil); err != nil {
+		if err := o.Identities().SetLabelFilter(t.Context(), c.rules, nil); err != nil {
 			t.Fatal(err)
 		}
 		for range 2 {

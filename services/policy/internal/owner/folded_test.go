@@ -176,7 +176,7 @@ func TestGroupBeyondTheShareIsClosed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := d.owner.SetIdentities(t.Context(), []peer.Identity{world}, nil); err != nil {
+		if err := d.owner.Identities().SetIdentities(t.Context(), []peer.Identity{world}, nil); err != nil {
 			t.Fatal(err)
 		}
 		if err := d.owner.Feed(managed.SourceFile).Set(t.Context(), nil); err != nil {

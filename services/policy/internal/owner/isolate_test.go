@@ -30,7 +30,7 @@ func pods(t *testing.T, o *Owner, namespace string) {
 		}
 		ids = append(ids, id)
 	}
-	if err := o.SetIdentities(t.Context(), ids, nil); err != nil {
+	if err := o.Identities().SetIdentities(t.Context(), ids, nil); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -112,7 +112,7 @@ func TestAddressBelongsToWhatStaysThere(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := o.SetIdentities(t.Context(), append(set, world), nil); err != nil {
+			if err := o.Identities().SetIdentities(t.Context(), append(set, world), nil); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := o.Upsert(t.Context(), []byte("apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: out, namespace: shop}\nspec:\n"+
@@ -173,18 +173,18 @@ func TestNamesWhoseTimeIsOverMakeRoom(t *testing.T) {
 	o, _ := run(t, t.TempDir(), func(cfg *Config) { cfg.Now, cfg.NameGrace, cfg.MaxNames = c.Now, time.Hour, 3 })
 	at := []netip.Addr{netip.MustParseAddr("192.0.2.1")}
 	for i := range 3 {
-		if _, err := o.Learn(t.Context(), fmt.Sprintf("n%d.example", i), at, time.Duration(2+i)*time.Minute); err != nil {
+		if _, err := o.Names().Learn(t.Context(), fmt.Sprintf("n%d.example", i), at, time.Duration(2+i)*time.Minute); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := o.Learn(t.Context(), "n3.example", at, time.Minute); !errors.Is(err, failure.ErrLimit) {
+	if _, err := o.Names().Learn(t.Context(), "n3.example", at, time.Minute); !errors.Is(err, failure.ErrLimit) {
 		t.Fatalf("a fourth name: %v", err)
 	}
 	c.add(150 * time.Second) // the first name is in its grace period
-	if _, err := o.Learn(t.Context(), "n3.example", at, time.Hour); err != nil {
+	if _, err := o.Names().Learn(t.Context(), "n3.example", at, time.Hour); err != nil {
 		t.Fatalf("a fourth name instead of an expired one: %v", err)
 	}
-	if _, err := o.Learn(t.Context(), "n4.example", at, time.Hour); !errors.Is(err, failure.ErrLimit) {
+	if _, err := o.Names().Learn(t.Context(), "n4.example", at, time.Hour); !errors.Is(err, failure.ErrLimit) {
 		t.Errorf("a fifth name, while all others are valid: %v", err)
 	}
 }
@@ -492,7 +492,7 @@ func TestLearnedAddressesEndThoughTheClockWentBack(t *testing.T) {
 	c := &clock{now: time.Now().Add(365 * 24 * time.Hour)}
 	use := func(cfg *Config) { cfg.Now = c.Now }
 	o, stop := run(t, dir, use)
-	if _, err := o.Learn(t.Context(), "a.example", []netip.Addr{netip.MustParseAddr("192.0.2.1")}, time.Hour); err != nil {
+	if _, err := o.Names().Learn(t.Context(), "a.example", []netip.Addr{netip.MustParseAddr("192.0.2.1")}, time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	stop()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/loop"
+	"github.com/sluice-net/sluice/kit/desired/problem"
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/names"
@@ -20,107 +21,130 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
+// Names holds the learned addresses of DNS names, and passes them to the engine. The exported methods may be called
+// concurrently; all else belongs to the loop.
+type Names struct {
+	loop        *loop.Loop
+	now         func() time.Time
+	alarm       *alarm
+	table       *names.Table
+	compiler    *compiler
+	publisher   *publisher
+	storage     *storage
+	policies    *policySet
+	subscribers *Subscribers
+	problems    *problem.Set
+}
+
+// newNames returns the names of an owner that has all its other parts.
+func newNames(o *Owner, table *names.Table) *Names {
+	return &Names{
+		loop: o.loop, now: o.config.Now, alarm: o.alarm, table: table, compiler: o.compiler, publisher: o.publisher,
+		storage: o.storage, policies: o.policies, subscribers: o.subscribers, problems: o.problems,
+	}
+}
+
 // Learn stores the addresses of a name. When it returns, the kernel of every connected enforcing subscriber knows
 // them, if any table uses the name.
-func (o *Owner) Learn(ctx context.Context, name string, addrs []netip.Addr, ttl time.Duration) (used bool, err error) {
+func (n *Names) Learn(ctx context.Context, name string, addrs []netip.Addr, ttl time.Duration) (used bool, err error) {
 	name = dnsname.Canonical(name)
 	if _, err := dnsname.Name(name); err != nil {
 		return false, &failure.FieldError{Field: "name", Err: err}
 	}
-	_, err = o.subscribers.await(ctx, nil, func() (stream.Barrier, error) {
-		o.loop.Rename(opLearn)
-		if err := o.learn(name, addrs, ttl); err != nil {
+	_, err = n.subscribers.await(ctx, nil, func() (stream.Barrier, error) {
+		n.loop.Rename(opLearn)
+		if err := n.learn(name, addrs, ttl); err != nil {
 			return stream.Barrier{}, err
 		}
-		if used = o.engine.Wants(name); !used {
+		if used = n.compiler.engine.Wants(name); !used {
 			return stream.Barrier{}, nil
 		}
-		return stream.Barrier{Address: o.publisher.barrier.Address}, nil
+		return stream.Barrier{Address: n.publisher.barrier.Address}, nil
 	})
 	return used, err
 }
 
 // ValidateLearn returns the result that Learn would have if there is capacity, and changes nothing.
-func (o *Owner) ValidateLearn(ctx context.Context, name string) (used bool, err error) {
+func (n *Names) ValidateLearn(ctx context.Context, name string) (used bool, err error) {
 	name = dnsname.Canonical(name)
 	if _, err := dnsname.Name(name); err != nil {
 		return false, &failure.FieldError{Field: "name", Err: err}
 	}
-	return loop.Ask(ctx, o.loop, opRead, func() (bool, error) {
-		return o.engine.Wants(name), nil
+	return loop.Ask(ctx, n.loop, opRead, func() (bool, error) {
+		return n.compiler.engine.Wants(name), nil
 	})
 }
 
-func (o *Owner) learn(name string, addrs []netip.Addr, ttl time.Duration) error {
-	now := o.config.Now()
-	fresh, gone, err := o.names.Room(name, addrs, now)
-	o.forget(gone)
+func (n *Names) learn(name string, addrs []netip.Addr, ttl time.Duration) error {
+	now := n.now()
+	fresh, gone, err := n.table.Room(name, addrs, now)
+	n.forget(gone)
 	if err != nil {
 		return fmt.Errorf("%w: %w", failure.ErrLimit, err)
 	}
 	if len(fresh) > 0 {
 		learnt := []engine.Name{{Name: name, Addrs: fresh}}
-		if err := o.compiler.apply(engine.Change{Learn: learnt}); err != nil {
-			o.problems.Note("learned addresses", o.compiler.apply(engine.Change{Forget: learnt}))
-			o.publisher.barrier.Address++
+		if err := n.compiler.apply(engine.Change{Learn: learnt}); err != nil {
+			n.problems.Note("learned addresses", n.compiler.apply(engine.Change{Forget: learnt}))
+			n.publisher.barrier.Address++
 			return err
 		}
-		o.publisher.barrier.Address++
+		n.publisher.barrier.Address++
 	}
-	wake, changed := o.names.Add(name, addrs, ttl, now)
-	o.alarm.set(wake)
+	wake, changed := n.table.Add(name, addrs, ttl, now)
+	n.alarm.set(wake)
 	if changed {
-		o.storage.save(o.names.Record(name))
+		n.storage.save(n.table.Record(name))
 	}
 	return nil
 }
 
 // forget removes addresses from the engine that the table of names has removed.
-func (o *Owner) forget(gone []engine.Name) {
+func (n *Names) forget(gone []engine.Name) {
 	if len(gone) == 0 {
 		return
 	}
-	o.publisher.barrier.Address++
-	o.problems.Note("learned addresses", o.compiler.apply(engine.Change{Forget: gone}))
+	n.publisher.barrier.Address++
+	n.problems.Note("learned addresses", n.compiler.apply(engine.Change{Forget: gone}))
 	var rec record.Cache
-	for _, n := range gone {
-		r := o.names.Record(n.Name)
+	for _, one := range gone {
+		r := n.table.Record(one.Name)
 		rec.Names = append(rec.Names, r.Names...)
 		rec.GoneNames = append(rec.GoneNames, r.GoneNames...)
 	}
-	o.storage.save(rec)
+	n.storage.save(rec)
 }
 
 // HoldAddresses keeps the expired addresses that connections use; inUse is a part of the result of the previous call.
 // It returns the addresses that are expired now.
-func (o *Owner) HoldAddresses(ctx context.Context, inUse []netip.Addr) (expiring []netip.Addr, err error) {
-	return loop.Ask(ctx, o.loop, opLearn, func() ([]netip.Addr, error) {
-		return o.names.Hold(inUse, o.config.Now()), nil
+func (n *Names) HoldAddresses(ctx context.Context, inUse []netip.Addr) (expiring []netip.Addr, err error) {
+	return loop.Ask(ctx, n.loop, opLearn, func() ([]netip.Addr, error) {
+		return n.table.Hold(inUse, n.now()), nil
 	})
 }
 
-// sweepNames removes addresses whose TTL and grace period are over.
-func (o *Owner) sweepNames(now time.Time) {
-	gone, wake := o.names.Expire(now)
-	o.forget(gone)
-	o.alarm.set(wake)
+// sweep removes addresses whose TTL and grace period are over.
+func (n *Names) sweep(now time.Time) {
+	gone, wake := n.table.Expire(now)
+	n.forget(gone)
+	n.alarm.set(wake)
 }
 
-// Names returns learned names and the rules that select them, sorted. The owner copies the names; the caller's
+// List returns learned names and the rules that select them, sorted. The owner copies the names; the caller's
 // goroutine finds the rules.
-func (o *Owner) Names(ctx context.Context, f names.Filter) ([]names.Used, error) {
+func (n *Names) List(ctx context.Context, f names.Filter) ([]names.Used, error) {
 	match, err := f.Match()
 	if err != nil {
 		return nil, &failure.FieldError{Field: "pattern", Err: err}
 	}
 	var objects []policy.Object
-	list, err := loop.Ask(ctx, o.loop, opRead, func() ([]names.Learned, error) {
-		for _, p := range o.policies.all {
+	list, err := loop.Ask(ctx, n.loop, opRead, func() ([]names.Learned, error) {
+		for _, p := range n.policies.all {
 			if p.inForce() {
 				objects = append(objects, p.object)
 			}
 		}
-		return o.names.List(match, f.Address), nil
+		return n.table.List(match, f.Address), nil
 	})
 	if err != nil {
 		return nil, err
@@ -134,13 +158,13 @@ const forgetAtOnce = 256
 // Forget removes the names that the filter matches, or the filter's address from each, and returns the addresses that
 // each had. When it returns, the kernel of every connected enforcing subscriber has removed them. The owner serves
 // other calls between its turns.
-func (o *Owner) Forget(ctx context.Context, f names.Filter, validateOnly bool) (gone []engine.Name, err error) {
+func (n *Names) Forget(ctx context.Context, f names.Filter, validateOnly bool) (gone []engine.Name, err error) {
 	match, err := f.Match()
 	if err != nil {
 		return nil, &failure.FieldError{Field: "pattern", Err: err}
 	}
-	list, err := loop.Ask(ctx, o.loop, opRead, func() ([]names.Learned, error) {
-		return o.names.List(match, f.Address), nil
+	list, err := loop.Ask(ctx, n.loop, opRead, func() ([]names.Learned, error) {
+		return n.table.List(match, f.Address), nil
 	})
 	if err != nil {
 		return nil, err
@@ -149,11 +173,11 @@ func (o *Owner) Forget(ctx context.Context, f names.Filter, validateOnly bool) (
 		return names.Would(list, f.Address), nil
 	}
 	for chunk := range slices.Chunk(list, forgetAtOnce) {
-		some, err := loop.Ask(ctx, o.loop, opLearn, func() (some []engine.Name, _ error) {
+		some, err := loop.Ask(ctx, n.loop, opLearn, func() (some []engine.Name, _ error) {
 			for _, l := range chunk {
-				some = append(some, o.names.Forget(l.Name, f.Address)...)
+				some = append(some, n.table.Forget(l.Name, f.Address)...)
 			}
-			o.forget(some)
+			n.forget(some)
 			return some, nil
 		})
 		if err != nil {
@@ -162,9 +186,9 @@ func (o *Owner) Forget(ctx context.Context, f names.Filter, validateOnly bool) (
 		gone = append(gone, some...)
 	}
 	// Wait even if nothing was removed: the caller of an earlier Forget may not have waited.
-	_, err = o.subscribers.await(ctx, nil, func() (stream.Barrier, error) {
-		o.loop.Rename(opLearn)
-		return stream.Barrier{Address: o.publisher.barrier.Address}, nil
+	_, err = n.subscribers.await(ctx, nil, func() (stream.Barrier, error) {
+		n.loop.Rename(opLearn)
+		return stream.Barrier{Address: n.publisher.barrier.Address}, nil
 	})
 	return gone, err
 }

@@ -73,7 +73,7 @@ func TestNodesOfUnknownLabelsAreLetInByNothingThatNamesLabels(t *testing.T) {
 			node(east, "east")
 			node(west, "west")
 			node(identity.RemoteNode, "")
-			if err := o.TakeIdentities(t.Context(), set, nil, peer.Revision{}); err != nil {
+			if err := o.Identities().TakeIdentities(t.Context(), set, nil, peer.Revision{}); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := o.Upsert(t.Context(), []byte(c.manifest), "", false); err != nil {

@@ -167,5 +167,5 @@ func (f *Objects) Complete(ctx context.Context, listed map[policy.Key]struct{}) 
 
 // Failed implements watch.Sink.
 func (f *Objects) Failed(ctx context.Context, why error) error {
-	return f.owner.SourceFailed(ctx, f.name, why)
+	return f.owner.loop.Do(ctx, opOther, func() { f.owner.sources.failed(f.name, why) })
 }

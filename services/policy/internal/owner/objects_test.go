@@ -288,7 +288,7 @@ func settle(t *testing.T, o *Owner, c *clock) {
 func TestOwnerIsReadyWhenTheObjectsAreComplete(t *testing.T) {
 	o, _ := runWith(t, t.TempDir(), []string{source.Identity, managed.SourceKubernetes})
 	d := deltas{o.Objects(managed.SourceKubernetes), t}
-	if err := o.CompleteIdentities(t.Context(), map[identity.Numeric]struct{}{}); err != nil {
+	if err := o.Identities().CompleteIdentities(t.Context(), map[identity.Numeric]struct{}{}); err != nil {
 		t.Fatal(err)
 	}
 	d.apply(map[policy.Key]policy.Written{network("db"): isolating("db")})

@@ -33,7 +33,7 @@ func TestNoOperationCompilesMoreThanAFewTables(t *testing.T) {
 		policies.WriteString("---\n" + text("shop", fmt.Sprint("p", i), 1000+i))
 		more.WriteString("---\n" + strings.Replace(text("shop", fmt.Sprint("p", i), 5000+i), "name: p", "name: q", 1))
 	}
-	if err := o.SetIdentities(t.Context(), all, nil); err != nil {
+	if err := o.Identities().SetIdentities(t.Context(), all, nil); err != nil {
 		t.Fatal(err)
 	}
 	subscribe := func(want Interest) {

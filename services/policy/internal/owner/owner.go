@@ -106,16 +106,12 @@ type Owner struct {
 	interests   *interests
 	compiler    *compiler
 	subscribers *Subscribers
-	names       *names.Table
+	names       *Names
+	feed        *IdentityFeed
 	reader      *Reader
 	problems    *problem.Set
 	alarm       *alarm // when to sweep
-	restored    bool   // state from the same boot was loaded
-
-	ready   bool
-	readied chan struct{} // closed once ready
-	dir     string        // directory of the state
-	fatal   error
+	fatal       error
 }
 
 // New loads the state from dir and compiles it. sources are the configured sources; each must complete once.
@@ -130,12 +126,10 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		config: config, publisher: newPublisher(config.Stream), ctx: context.Background(),
 		policies:  newPolicySet(),
 		interests: newInterests(config.Linger, config.Now), alarm: &alarm{},
-		names:   names.New(names.Limits{Names: config.MaxNames, Addresses: config.MaxAddresses, Grace: config.NameGrace}),
 		tenants: make(chan struct{}, 1), leveled: make(chan struct{}),
 		problems: problem.New(func(part string, err error) {
 			config.Log.Error("problem in the policy service", "part", part, log.Err(err))
 		}),
-		readied: make(chan struct{}),
 	}
 	o.identities = &identities{
 		all: make(map[identity.Numeric]peer.Identity), cluster: config.Engine.Cluster, nodeLabels: config.Rules.NodeLabels,
@@ -155,14 +149,15 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		After: o.publishTurn, Processor: config.Processor, Done: func() int { return o.engine.Counters().Tables },
 	})
 	o.revising = o.loop.NewLock()
-	o.dir = dir
 	filter, err := loadFilter(dir, config.Log)
 	if err != nil {
 		return nil, err
 	}
 	o.forms = newForms(config.Rules, config.Now, filter)
 	o.places = newPlaces(&config, o.forms, o.policies)
-	if err := o.restore(dir); err != nil {
+	table := names.New(names.Limits{Names: config.MaxNames, Addresses: config.MaxAddresses, Grace: config.NameGrace})
+	restored, err := o.restore(dir, table)
+	if err != nil {
 		return nil, err
 	}
 	brought := make(map[string]bool)
@@ -171,14 +166,16 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	}
 	if o.sources, err = newSources(sourcesConfig{
 		names: sources, directory: config.Directory, managers: config.Managers, dir: dir, state: o.publisher.stateID,
-		now: config.Now, log: config.Log,
+		restored: restored, now: config.Now, log: config.Log,
 	}, brought, o.problems); err != nil {
 		return nil, errors.Join(err, o.storage.journal.Close())
 	}
 	o.subscribers = newSubscribers(o)
+	o.names = newNames(o, table)
+	o.feed = newIdentityFeed(o, dir)
 	o.reader = newReader(o)
 	o.publish()
-	o.checkReady()
+	o.sources.checkReady()
 	return o, nil
 }
 
@@ -219,7 +216,7 @@ func (o *Owner) pause() time.Duration {
 // publishTurn publishes the steps of a turn before its caller gets the answer.
 func (o *Owner) publishTurn() {
 	o.publish()
-	o.checkReady()
+	o.sources.checkReady()
 }
 
 // publish publishes the engine's steps in the stream.
@@ -237,25 +234,11 @@ func (o *Owner) sweep() {
 		return
 	}
 	o.subscribers.sweep(now)
-	o.sweepNames(now)
-}
-
-// checkReady closes readied once the state is reliable.
-func (o *Owner) checkReady() {
-	if o.ready || !o.restored && !o.sources.synced() {
-		return
-	}
-	o.ready = true
-	close(o.readied)
+	o.names.sweep(now)
 }
 
 // Ready is closed once every source is complete, or immediately if the state of an earlier run was loaded.
-func (o *Owner) Ready() <-chan struct{} { return o.readied }
-
-// SourceFailed records why a source cannot be read; nil clears the failure.
-func (o *Owner) SourceFailed(ctx context.Context, name string, why error) error {
-	return o.loop.Do(ctx, opOther, func() { o.sources.failed(name, why) })
-}
+func (o *Owner) Ready() <-chan struct{} { return o.sources.readied }
 
 // Incarnation identifies this run.
 func (o *Owner) Incarnation() [16]byte { return o.publisher.stream.Incarnation() }
@@ -265,3 +248,9 @@ func (o *Owner) Reader() *Reader { return o.reader }
 
 // Subscribers returns the subscribers of tables.
 func (o *Owner) Subscribers() *Subscribers { return o.subscribers }
+
+// Names returns the learned DNS names.
+func (o *Owner) Names() *Names { return o.names }
+
+// Identities takes what the identity service delivers.
+func (o *Owner) Identities() *IdentityFeed { return o.feed }

@@ -110,7 +110,7 @@ func TestQuestionsAreAnsweredWhilePoliciesChange(t *testing.T) {
 			if i%2 == 1 {
 				gone = append(gone, id.Number)
 			}
-			if err := o.SetIdentities(ctx, []peer.Identity{id}, gone); err != nil {
+			if err := o.Identities().SetIdentities(ctx, []peer.Identity{id}, gone); err != nil {
 				t.Error(err)
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/kit/desired/problem"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/decode"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
@@ -66,7 +67,7 @@ func newReader(o *Owner) *Reader {
 	return &Reader{
 		config: &o.config, loop: o.loop, questions: o.loop.NewLock(), engine: o.engine, publisher: o.publisher,
 		storage: o.storage, forms: o.forms, policies: o.policies, places: o.places, sources: o.sources,
-		identities: o.identities, interests: o.interests, names: o.names, problems: o.problems,
+		identities: o.identities, interests: o.interests, names: o.names.table, problems: o.problems,
 	}
 }
 
@@ -376,6 +377,18 @@ func (r *Reader) splits() []shares.Usage {
 func (r *Reader) StorageFailure(ctx context.Context) (string, error) {
 	return loop.Ask(ctx, r.loop, opRead, func() (string, error) {
 		return r.storage.failure(), nil
+	})
+}
+
+// Narrows reports whether the policies would allow an identity with other labels less than now. It is false until
+// every source was complete once.
+func (r *Reader) Narrows(ctx context.Context, n identity.Numeric, labels label.Set) (bool, error) {
+	next, err := peer.New(n, labels)
+	if err != nil {
+		return false, err
+	}
+	return loop.Ask(ctx, r.loop, opRead, func() (bool, error) {
+		return r.sources.ready && r.engine.Narrows(n, r.identities.complete(next)), nil
 	})
 }
 

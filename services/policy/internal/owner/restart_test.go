@@ -30,7 +30,7 @@ func town(t testing.TB, dir string, s synthetic.Shape) Config {
 	o, stop := run(t, dir, func(of *Config) { config.Linger = of.Linger; *of = config })
 	defer stop()
 	ctx := t.Context()
-	if err := o.SetIdentities(ctx, c.Identities, nil); err != nil {
+	if err := o.Identities().SetIdentities(ctx, c.Identities, nil); err != nil {
 		t.Fatal(err)
 	}
 	session, err := o.Subscribers().Subscribe(ctx, Subscription{Name: "datapath", Interest: Interest{Subjects: c.Subjects}})

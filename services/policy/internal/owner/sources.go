@@ -58,6 +58,7 @@ type sourcesConfig struct {
 	managers  []string // must complete before subscribers are served
 	dir       string   // directory of the state
 	state     stream.StateID
+	restored  bool // state from the same boot was loaded
 	now       func() time.Time
 	log       *slog.Logger
 }
@@ -72,13 +73,17 @@ type sources struct {
 	gate     *initialsync.Tracker
 	// changes counts changes of the set of complete sources.
 	changes int
+
+	ready   bool
+	readied chan struct{} // closed once ready
 }
 
 // newSources returns sources that are all incomplete. brought are the sources of the stored policies.
 func newSources(c sourcesConfig, brought map[string]bool, p *problem.Set) (*sources, error) {
-	s := &sources{config: c, problems: p, managers: make(map[string]bool), all: map[string]*sourceState{
-		managed.SourceGRPC: {Source: source.Of(managed.SourceGRPC), synced: true},
-	}}
+	s := &sources{
+		config: c, problems: p, managers: make(map[string]bool), readied: make(chan struct{}),
+		all: map[string]*sourceState{managed.SourceGRPC: {Source: source.Of(managed.SourceGRPC), synced: true}},
+	}
 	var awaited []initialsync.Source
 	for _, name := range c.names {
 		one := &sourceState{Source: source.Of(name), refused: make(map[string]refused)}
@@ -116,6 +121,16 @@ func (s *sources) synced() bool {
 		}
 	}
 	return true
+}
+
+// checkReady closes readied once the state is reliable: every source is complete, or the state of an earlier run was
+// loaded.
+func (s *sources) checkReady() {
+	if s.ready || !s.config.restored && !s.synced() {
+		return
+	}
+	s.ready = true
+	close(s.readied)
 }
 
 // listed reports whether every source of policies except one was complete once.

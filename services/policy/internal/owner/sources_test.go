@@ -88,7 +88,7 @@ func TestSubscribersWaitUntilEachFileWasReadOnce(t *testing.T) {
 			}
 			listing := func(o *Owner) {
 				t.Helper()
-				err := o.SourceFailed(t.Context(), managed.SourceFile, c.fails)
+				err := o.Feed(managed.SourceFile).Failed(t.Context(), c.fails)
 				if c.fails == nil {
 					err = errors.Join(err, o.Feed(managed.SourceFile).Set(t.Context(), c.files))
 				}

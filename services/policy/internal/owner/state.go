@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/names"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/record"
@@ -27,11 +28,12 @@ func policyRecord(p *Policy) record.Policy {
 	return r
 }
 
-// restore loads and compiles the state.
-func (o *Owner) restore(dir string) error {
+// restore loads and compiles the state. cached reports whether it is from the same boot, and so includes the inputs for
+// which policies are compiled.
+func (o *Owner) restore(dir string, table *names.Table) (cached bool, err error) {
 	policies := make(map[policy.Key]record.Policy)
 	subscribers := make(map[string]record.Subscriber)
-	names := make(map[string]record.Name)
+	learned := make(map[string]record.Name)
 	var texts peer.Interner
 	j, revision, cached, err := record.Open(dir, record.Contents{
 		Name:   o.publisher.takeState,
@@ -44,25 +46,28 @@ func (o *Owner) restore(dir string) error {
 			return err
 		},
 		Subscriber: func(s record.Subscriber) error { subscribers[s.Name] = s; return nil },
-		DNSName:    func(r record.Name) error { names[r.Name] = r; return nil },
+		DNSName:    func(r record.Name) error { learned[r.Name] = r; return nil },
 	})
 	if err != nil {
-		return err
+		return false, err
 	}
 	o.storage = newStorage(j, o.problems, o.config.Now)
-	o.publisher.barrier.Policy, o.restored = revision, cached
+	o.publisher.barrier.Policy = revision
 	if name := o.publisher.nameState(); name != "" {
 		if err := j.Commit(o.ctx, record.Change{State: record.StateName(name)}); err != nil {
-			return errors.Join(err, j.Close())
+			return false, errors.Join(err, j.Close())
 		}
 	}
-	if err := o.compile(policies, subscribers, names); err != nil {
-		return errors.Join(err, j.Close())
+	if err := o.compile(policies, subscribers, learned, table); err != nil {
+		return false, errors.Join(err, j.Close())
 	}
-	return nil
+	return cached, nil
 }
 
-func (o *Owner) compile(policies map[policy.Key]record.Policy, subscribers map[string]record.Subscriber, names map[string]record.Name) error {
+func (o *Owner) compile(
+	policies map[policy.Key]record.Policy, subscribers map[string]record.Subscriber, learned map[string]record.Name,
+	table *names.Table,
+) error {
 	var change engine.Change
 	for _, p := range o.forms.decodeAll(policies) {
 		o.policies.all[p.Key] = p
@@ -78,13 +83,13 @@ func (o *Owner) compile(policies map[policy.Key]record.Policy, subscribers map[s
 	for _, id := range o.identities.all {
 		change.AddIdentities = append(change.AddIdentities, o.identities.complete(id))
 	}
-	for _, r := range names {
-		learned, wake, err := o.names.Restore(r, o.config.Now())
+	for _, r := range learned {
+		name, wake, err := table.Restore(r, o.config.Now())
 		if err != nil {
 			return err
 		}
 		o.alarm.set(wake)
-		change.Learn = append(change.Learn, learned)
+		change.Learn = append(change.Learn, name)
 	}
 	var subjects []identity.Numeric
 	for _, r := range subscribers {

@@ -88,7 +88,7 @@ func TestFullDiskUndoesAChangeAndIsShownUntilItTakesWrites(t *testing.T) {
 				t.Errorf("%v: %v, want failure.ErrStorage with the name of the file", errno, err)
 			}
 			// Unsynced records take effect and are written later.
-			if _, err := o.Learn(t.Context(), "n.example", []netip.Addr{netip.MustParseAddr("192.0.2.1")}, time.Hour); err != nil {
+			if _, err := o.Names().Learn(t.Context(), "n.example", []netip.Addr{netip.MustParseAddr("192.0.2.1")}, time.Hour); err != nil {
 				t.Error(err)
 			}
 			if p := storageProblem(t, o); !strings.Contains(p, record.File) || !strings.Contains(p, "cache.") {

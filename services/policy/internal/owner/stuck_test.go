@@ -49,7 +49,7 @@ func TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved(t *testing.T) {
 	o, _ := run(t, t.TempDir())
 	set := func(ids ...peer.Identity) {
 		t.Helper()
-		if err := o.SetIdentities(t.Context(), ids, nil); err != nil {
+		if err := o.Identities().SetIdentities(t.Context(), ids, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -81,7 +81,7 @@ func TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved(t *testing.T) {
 	shown("relabelled", true)
 	set(shopPod(t, 301, "other"))
 	shown("another identity came", true)
-	if err := o.SetIdentities(t.Context(), nil, []identity.Numeric{301}); err != nil {
+	if err := o.Identities().SetIdentities(t.Context(), nil, []identity.Numeric{301}); err != nil {
 		t.Fatal(err)
 	}
 	shown("it went", true)
@@ -127,7 +127,7 @@ func TestAPolicyTooLargeForAnyTableIsRefusedWithoutASubject(t *testing.T) {
 // A trial also considers pods on other nodes, and does not blame a change for an earlier problem.
 func TestATrialCompilesForIdentitiesWithoutEndpointsHere(t *testing.T) {
 	o, _ := run(t, t.TempDir())
-	if err := o.SetIdentities(t.Context(), []peer.Identity{shopPod(t, 300, "large"), shopPod(t, 301, "other")}, nil); err != nil {
+	if err := o.Identities().SetIdentities(t.Context(), []peer.Identity{shopPod(t, 300, "large"), shopPod(t, 301, "other")}, nil); err != nil {
 		t.Fatal(err)
 	}
 	try := func(manifests string) error {

@@ -26,7 +26,7 @@ func tenant(t *testing.T, o *Owner) {
 		}
 		ids = append(ids, id)
 	}
-	if err := o.SetIdentities(t.Context(), ids, nil); err != nil {
+	if err := o.Identities().SetIdentities(t.Context(), ids, nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := o.Subscribers().Subscribe(t.Context(), Subscription{
@@ -138,7 +138,7 @@ func TestTooLargeTablesKeepNoPodOutOfQuarantine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.owner.SetIdentities(t.Context(), []peer.Identity{id}, nil); err != nil {
+	if err := d.owner.Identities().SetIdentities(t.Context(), []peer.Identity{id}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := d.owner.Reader().Table(t.Context(), 302); err != nil {

@@ -30,7 +30,7 @@ func before(state []byte, revision uint64, sources ...string) *policyv1.Subscrib
 
 func (s *service) complete() {
 	s.t.Helper()
-	if err := s.owner.CompleteIdentities(s.ctx(), map[identity.Numeric]struct{}{300: {}, 301: {}, 302: {}, 9: {}}); err != nil {
+	if err := s.owner.Identities().CompleteIdentities(s.ctx(), map[identity.Numeric]struct{}{300: {}, 301: {}, 302: {}, 9: {}}); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -74,7 +74,7 @@ func TestBarrierHasTheRevisionOfTheIdentityService(t *testing.T) {
 		t.Errorf("before a listing: %v of the store", b.GetStoreRevision())
 	}
 	at := peer.Revision{Incarnation: "run-of-i", Number: 41, Store: peer.StoreRevision{Cluster: 7, Revision: 100}}
-	if err := s.owner.TakeIdentities(s.ctx(), identitiesOf(t, town), nil, at); err != nil {
+	if err := s.owner.Identities().TakeIdentities(s.ctx(), identitiesOf(t, town), nil, at); err != nil {
 		t.Fatal(err)
 	}
 	f.until("the revision", func() bool { return f.barrier.GetIdentityServiceRevision() == 41 })
@@ -84,7 +84,7 @@ func TestBarrierHasTheRevisionOfTheIdentityService(t *testing.T) {
 		}
 	})
 	at.Number++ // its content does not matter here
-	if err := s.owner.TakeIdentities(s.ctx(), nil, nil, at); err != nil {
+	if err := s.owner.Identities().TakeIdentities(s.ctx(), nil, nil, at); err != nil {
 		t.Fatal(err)
 	}
 	f.until("the next revision", func() bool { return f.barrier.GetIdentityServiceRevision() == 42 })
@@ -99,7 +99,7 @@ func TestViewsOfTwoNodesAreComparedByTheStore(t *testing.T) {
 	take := func(revision int64) {
 		t.Helper()
 		at.Store.Revision = revision
-		if err := s.owner.TakeIdentities(s.ctx(), identitiesOf(t, town), nil, at); err != nil {
+		if err := s.owner.Identities().TakeIdentities(s.ctx(), identitiesOf(t, town), nil, at); err != nil {
 			t.Fatal(err)
 		}
 	}

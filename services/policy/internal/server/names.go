@@ -25,7 +25,7 @@ func (s *Server) ListNames(
 	if err != nil {
 		return statusOf(err)
 	}
-	list, err := s.Owner.Names(stream.Context(), f)
+	list, err := s.Owner.Names().List(stream.Context(), f)
 	if err != nil {
 		return statusOf(err)
 	}
@@ -48,7 +48,7 @@ func (s *Server) ForgetNames(
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	out, err := s.Owner.Forget(ctx, f, req.GetValidateOnly())
+	out, err := s.Owner.Names().Forget(ctx, f, req.GetValidateOnly())
 	if err != nil {
 		return nil, statusOf(err)
 	}

@@ -240,9 +240,9 @@ func (s *Server) LearnNames(ctx context.Context, req *policyv1.LearnNamesRequest
 	}
 	var used bool
 	if req.GetValidateOnly() {
-		used, err = s.Owner.ValidateLearn(ctx, req.GetName())
+		used, err = s.Owner.Names().ValidateLearn(ctx, req.GetName())
 	} else {
-		used, err = s.Owner.Learn(ctx, req.GetName(), addrs, req.GetTtl().AsDuration())
+		used, err = s.Owner.Names().Learn(ctx, req.GetName(), addrs, req.GetTtl().AsDuration())
 	}
 	if err != nil {
 		return nil, statusOf(err)
@@ -258,7 +258,7 @@ func (s *Server) HoldAddresses(
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	expiring, err := s.Owner.HoldAddresses(ctx, inUse)
+	expiring, err := s.Owner.Names().HoldAddresses(ctx, inUse)
 	if err != nil {
 		return nil, statusOf(err)
 	}

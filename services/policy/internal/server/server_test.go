@@ -165,7 +165,7 @@ func (s *service) ctx() context.Context { return servicetest.Context(s.t) }
 // know adds identities to the owner: numbers with labels as "source:key=value".
 func (s *service) know(ids map[uint32]string) {
 	s.t.Helper()
-	if err := s.owner.SetIdentities(s.ctx(), identitiesOf(s.t, ids), nil); err != nil {
+	if err := s.owner.Identities().SetIdentities(s.ctx(), identitiesOf(s.t, ids), nil); err != nil {
 		s.t.Fatal(err)
 	}
 }

@@ -397,7 +397,7 @@ func TestReplicaOfTheStreamAnswersLikeTheService(t *testing.T) {
 		case 3:
 			n := 400 + uint32(r.IntN(12))
 			if known[n] && n >= 404 {
-				if err := s.owner.SetIdentities(s.ctx(), nil, []identity.Numeric{identity.Numeric(n)}); err != nil {
+				if err := s.owner.Identities().SetIdentities(s.ctx(), nil, []identity.Numeric{identity.Numeric(n)}); err != nil {
 					t.Fatal(err)
 				}
 				delete(known, n)

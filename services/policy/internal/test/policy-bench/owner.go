@@ -156,7 +156,7 @@ func histogram(f looptime.Figures) string {
 
 func (o *owned) identities() error {
 	for list := range slices.Chunk(o.cluster.Identities, 512) {
-		if err := o.SetIdentities(o.ctx, list, nil); err != nil {
+		if err := o.Identities().SetIdentities(o.ctx, list, nil); err != nil {
 			return err
 		}
 	}
@@ -238,7 +238,7 @@ func (o *owned) burst() error {
 		}
 	}
 	for list := range slices.Chunk(gone, 512) {
-		if err := o.SetIdentities(o.ctx, nil, list); err != nil {
+		if err := o.Identities().SetIdentities(o.ctx, nil, list); err != nil {
 			return err
 		}
 	}

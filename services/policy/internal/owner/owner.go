@@ -8,15 +8,18 @@
 // turn; a caller whose context ends stops waiting. When a change is answered, it is on stable storage, in the engine
 // and in the log of the table stream. It is applied in this order and undone in the reverse order.
 //
-// Owner is the loop that calls the types that hold the state:
+// Owner has the loop, the engine, and the only path of a change of policies. The types that hold the state do not call
+// it:
 //
 //   - forms converts documents to policies, and policySet holds the policies;
 //   - places tracks their use of the limits that tenants share;
 //   - sources tracks which sources are complete, and comparison computes the changes of a listing;
-//   - identities, subscribers and names.Table hold the inputs for which policies are compiled;
-//   - publisher holds the state for subscribers; storage tracks the state of the disk.
+//   - interests, identities and names.Table hold the inputs for which policies are compiled, and compiler passes their
+//     changes to the engine. Subscribers, IdentityFeed and Names are their entrances;
+//   - publisher holds the state for subscribers; storage tracks the state of the disk;
+//   - Reader answers questions about all of them.
 //
-// None of these types calls Owner or the engine: they return the changes to make.
+// Feed, Objects and the calls of managers bring changes of policies to Owner.
 package owner
 
 import (
@@ -146,7 +149,11 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	o.engine = engine.New(config.Engine)
 	o.compiler = &compiler{engine: o.engine, problems: o.problems, identities: o.identities, interests: o.interests}
 	o.loop = loop.New(loop.Options{
-		After: o.publishTurn, Processor: config.Processor, Done: func() int { return o.engine.Counters().Tables },
+		After: func() { // before the caller of a turn gets the answer
+			o.publish()
+			o.sources.checkReady()
+		},
+		Processor: config.Processor, Done: func() int { return o.engine.Counters().Tables },
 	})
 	o.revising = o.loop.NewLock()
 	filter, err := loadFilter(dir, config.Log)
@@ -211,12 +218,6 @@ func (o *Owner) pause() time.Duration {
 		}
 	}
 	return next
-}
-
-// publishTurn publishes the steps of a turn before its caller gets the answer.
-func (o *Owner) publishTurn() {
-	o.publish()
-	o.sources.checkReady()
 }
 
 // publish publishes the engine's steps in the stream.

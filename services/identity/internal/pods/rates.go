@@ -5,6 +5,7 @@ package pods
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -95,7 +96,7 @@ func group(t shares.Tenant) int {
 // at which the next of the others may come; zero if none waits.
 func (t *turns) take(all []want) (now []want, next time.Time) {
 	at := t.now()
-	t.forget(at)
+	t.forget(at, all)
 	waiting := map[shares.Tenant][]want{}
 	for _, w := range all {
 		waiting[w.labels.Tenant] = append(waiting[w.labels.Tenant], w)
@@ -211,23 +212,30 @@ func (t *turns) buckets(w want) (pod, controller *bucket) {
 // forgetLength is the number of buckets from which on full ones are removed.
 const forgetLength = 1024
 
-// forget removes entries that are equal to a missing entry.
-func (t *turns) forget(now time.Time) {
+// forget removes entries that are equal to a missing entry. It keeps the turns of those that wait: otherwise those
+// that were just served, or whose names sort first, would come before them again and again.
+func (t *turns) forget(now time.Time, waiting []want) {
 	if len(t.pods)+len(t.controllers)+len(t.tenants) < forgetLength {
 		return
+	}
+	holders, tenants := map[allocator.Holder]bool{}, map[shares.Tenant]bool{}
+	for _, w := range waiting {
+		holders[w.holder], tenants[w.labels.Tenant] = true, true
 	}
 	for holder, b := range t.pods {
 		if b.fill(podRate, now); b.used == 0 {
 			delete(t.pods, holder)
-			delete(t.last, holder)
 		}
 	}
+	maps.DeleteFunc(t.last, func(holder allocator.Holder, _ uint64) bool {
+		return !holders[holder] && t.pods[holder] == nil
+	})
 	for key, b := range t.controllers {
 		if b.fill(controllerRate, now); b.used == 0 {
 			delete(t.controllers, key)
 		}
 	}
 	if len(t.tenants) > forgetLength/2 {
-		clear(t.tenants)
+		maps.DeleteFunc(t.tenants, func(tenant shares.Tenant, _ uint64) bool { return !tenants[tenant] })
 	}
 }

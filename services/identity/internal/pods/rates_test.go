@@ -143,6 +143,39 @@ func TestWhoComesNewWaitsBehindThoseThatWait(t *testing.T) {
 	}
 }
 
+// TestManyThatWaitKeepTheirTurns: a node has more namespaces, or a tenant more pods, than turns are kept for. The names
+// that sort first get no more turns than the others.
+func TestManyThatWaitKeepTheirTurns(t *testing.T) {
+	crowd := func() (all []want) {
+		for i := range forgetLength/2 + 100 {
+			all = append(all, wants(t, shares.Namespace(fmt.Sprintf("a-%04d", i)), "", 1, true)...)
+		}
+		return append(all, wants(t, shares.Namespace("victim"), "", 1, true)...)
+	}
+	for what, all := range map[string][]want{
+		"namespaces":         crowd(),
+		"pods of one tenant": wants(t, shares.Labelled("a"), "", forgetLength+100, true),
+	} {
+		var c clock
+		turns := c.turns()
+		served := map[allocator.Holder]int{}
+		const atOnce = 50
+		for range len(all) / atOnce {
+			got, _ := turns.take(all)
+			for _, w := range got {
+				served[w.holder]++
+			}
+			c.at = c.at.Add(atOnce * nodeRate.every)
+		}
+		for _, w := range all {
+			if n := served[w.holder]; n < 1 || n > 2 {
+				t.Errorf("%s: %s had %d turns while each of %d waited", what, w.holder, n, len(all))
+				break
+			}
+		}
+	}
+}
+
 // TestFullBucketsAreForgotten, and no others.
 func TestFullBucketsAreForgotten(t *testing.T) {
 	var c clock

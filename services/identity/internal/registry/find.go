@@ -33,7 +33,38 @@ type Found struct {
 func (r *Registry) Find(a netip.Addr) (Found, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.view.find(a)
+	f, err := r.view.find(a)
+	if err != nil || f.Mapping.Identity == 0 {
+		if held, ok := r.inEffect(a, f); ok {
+			return held, nil
+		}
+	}
+	return f, err
+}
+
+// inEffect adds the mapping of an address, or the range that has it, if the store lacks it and it is still in effect;
+// false if none is.
+func (r *Registry) inEffect(a netip.Addr, f Found) (Found, bool) {
+	if _, held := r.view.held[mappingKey(a)]; held {
+		if item, ok := r.pub.Get(mappingKey(a)); ok {
+			f.Mapping = Mapping{Address: a, Node: item.On, Identity: item.Identity}
+		}
+	}
+	for k := range r.view.held {
+		if k.Node == "" || f.RangeNode != "" {
+			continue
+		}
+		item, ok := r.pub.Get(k)
+		if !ok || item.Node == nil {
+			continue
+		}
+		for _, p := range item.Node.Record.Ranges {
+			if p.Contains(a) {
+				f.Range, f.RangeNode = p, k.Node
+			}
+		}
+	}
+	return f, f.Mapping.Identity != 0 || f.RangeNode != ""
 }
 
 func (v *view) find(a netip.Addr) (f Found, err error) {

@@ -289,6 +289,42 @@ func TestListingThatLosesHalfIsHeld(t *testing.T) {
 	})
 }
 
+// TestAddressesThatALossConcernsAreKnownWhileTheyAreInEffect: packets still have the former identities, so Find must not
+// return that the address is outside of the cluster.
+func TestAddressesThatALossConcernsAreKnownWhileTheyAreInEffect(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := newRegistry(t, time.Minute)
+		r.Observe(Update{
+			Complete: true, Nodes: []NodeKey{node("a", 1, "10.0.1.0/24"), node("b", 2, "10.0.2.0/24")},
+			Addresses: []AddressesKey{at("a", 1, "10.0.1.2"), at("b", 1, "10.0.2.2"), at("b", 2, "10.0.2.3")},
+		})
+		go r.Run(t.Context(), func() (bool, <-chan struct{}) { return false, nil }) //nolint:errcheck // nil
+		check := func(when, address, want string) {
+			t.Helper()
+			f, err := r.Find(netip.MustParseAddr(address))
+			got := fmt.Sprint(f.Mapping.Node, " ", f.Mapping.Identity, " ", f.RangeNode)
+			if err != nil {
+				got = "unknown"
+			}
+			if got != want {
+				t.Errorf("%s: %s: %q (%v), want %q", when, address, got, err, want)
+			}
+		}
+		r.Observe(Update{Complete: true})
+		check("held", "10.0.2.3", "b 300 b")
+		check("held", "10.0.1.2", "a 300 a")
+		check("held, no endpoint", "10.0.2.200", " 0 b")
+		check("held, no node", "10.0.3.1", "unknown")
+		r.Observe(Update{Nodes: []NodeKey{node("a", 3, "10.0.1.0/24")}, Addresses: []AddressesKey{at("a", 1, "10.0.1.7")}})
+		check("written anew", "10.0.1.7", "a 300 a")
+		check("not written anew", "10.0.1.2", "a 300 a")
+		time.Sleep(time.Minute + time.Second)
+		synctest.Wait()
+		check("after the time", "10.0.2.3", "unknown")
+		check("after the time", "10.0.1.2", " 0 a")
+	})
+}
+
 // TestMappingsThatCountAreListed: for the endpoints of each node, including this one, node by node; hosts and mappings
 // that do not count are left out.
 func TestMappingsThatCountAreListed(t *testing.T) {

@@ -165,6 +165,12 @@ var All = []Bound{
 		},
 	},
 	{
+		Name: "connections to the health check port of a Service", Process: "sluice-loadbalancer", Default: "64",
+		Divided: BySender,
+		Beyond:  "a further connection replaces the oldest one of the sender with the most connections",
+		Shown:   "answers of the port", Tests: []string{"TestSilentConnectionsKeepNoLoadBalancerOut"},
+	},
+	{
 		Name: "source ranges of load balancers", Process: datapath, Default: "16,384 of each family", Divided: ByTenant,
 		Beyond: "load balancer addresses of the newest Services refuse connections",
 		Shown:  "`service get`, `sluice status`",

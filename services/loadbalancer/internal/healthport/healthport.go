@@ -18,6 +18,8 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -42,7 +44,7 @@ const (
 	retry = 5 * time.Second
 	// timeout bounds a request; answers are short.
 	timeout = 5 * time.Second
-	// maxConns bounds the concurrent connections of a port. Anyone may connect.
+	// maxConns bounds the concurrent connections of a port.
 	maxConns = 64
 )
 
@@ -204,7 +206,7 @@ func (p *Ports) listen(ctx context.Context, n uint16) (*port, error) {
 	}
 	go func() {
 		defer close(at.done)
-		err := at.server.Serve(&bounded{Listener: l, slots: make(chan struct{}, maxConns)})
+		err := at.server.Serve(&bounded{Listener: l})
 		if !errors.Is(err, http.ErrServerClosed) {
 			p.log.Error("health check port stopped unexpectedly", "port", n, log.Err(err))
 		}
@@ -247,10 +249,14 @@ func (at *port) answer(w http.ResponseWriter, _ *http.Request) {
 	w.Write(append(body, '\n')) //nolint:errcheck // the client has gone
 }
 
-// bounded is a listener with a limited number of connections; it closes further ones at once.
+// bounded is a listener with a limited number of connections. Anyone may connect, so a further
+// connection replaces the oldest one of the sender with the most: a sender that holds connections
+// keeps no load balancer out, and senders with one each have to be faster than an answer.
 type bounded struct {
 	net.Listener
-	slots chan struct{}
+
+	mu   sync.Mutex
+	open []*boundedConn // guarded by mu; the oldest first
 }
 
 // Accept implements net.Listener.
@@ -259,28 +265,56 @@ func (b *bounded) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	select {
-	case b.slots <- struct{}{}:
-		return &boundedConn{Conn: c, give: b.slots}, nil
-	default:
-		c.Close() //nolint:errcheck // rejected
-		return &boundedConn{Conn: c}, nil
+	added := &boundedConn{Conn: c, from: sender(c.RemoteAddr()), of: b}
+	if over := b.add(added); over != nil {
+		over.Close() //nolint:errcheck // replaced
 	}
+	return added, nil
 }
 
-// boundedConn is a connection that frees its slot when it is closed.
+// add adds a connection, and returns the one to close; nil: none.
+func (b *bounded) add(c *boundedConn) *boundedConn {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.open = append(b.open, c)
+	if len(b.open) <= maxConns {
+		return nil
+	}
+	has, most := make(map[netip.Addr]int), 0
+	for _, x := range b.open {
+		has[x.from]++
+		most = max(most, has[x.from])
+	}
+	i := slices.IndexFunc(b.open, func(x *boundedConn) bool { return has[x.from] == most })
+	return b.open[i]
+}
+
+// sender returns the address that identifies a sender; an IPv6 sender is its /64.
+func sender(a net.Addr) netip.Addr {
+	at, ok := a.(*net.TCPAddr)
+	if !ok {
+		return netip.Addr{}
+	}
+	from := at.AddrPort().Addr().Unmap()
+	if from.Is6() {
+		from = netip.PrefixFrom(from, 64).Masked().Addr()
+	}
+	return from
+}
+
+// boundedConn is a connection that leaves its listener when it is closed.
 type boundedConn struct {
 	net.Conn
-	give chan struct{}
-	once sync.Once
+	from netip.Addr
+	of   *bounded
 }
 
 // Close implements net.Conn.
-func (p *boundedConn) Close() error {
-	p.once.Do(func() {
-		if p.give != nil {
-			<-p.give
-		}
-	})
-	return p.Conn.Close()
+func (c *boundedConn) Close() error {
+	c.of.mu.Lock()
+	if i := slices.Index(c.of.open, c); i >= 0 {
+		c.of.open = slices.Delete(c.of.open, i, i+1)
+	}
+	c.of.mu.Unlock()
+	return c.Conn.Close()
 }

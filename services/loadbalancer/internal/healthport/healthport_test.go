@@ -120,6 +120,32 @@ func ask(port uint16) (answer string, err error) {
 		strings.TrimSpace(string(body))), err
 }
 
+// TestSilentConnectionsKeepNoLoadBalancerOut: a sender, or many, hold as many connections as a port can have.
+func TestSilentConnectionsKeepNoLoadBalancerOut(t *testing.T) {
+	s, _ := run(t)
+	port := freePort(t)
+	s.set(owner.Local{
+		Name: service.Name{Namespace: "shop", Name: "web"}, Port: port, Ready: addresses(1), Enforced: owner.Enforced,
+	})
+	servicetest.EventuallyNil(t, "the port to answer", func() error { _, err := ask(port); return err })
+	for what, from := range map[string]func(i int) byte{
+		"one sender":   func(int) byte { return 2 },
+		"many senders": func(i int) byte { return byte(2 + i) },
+	} {
+		for i := range 2 * maxConns {
+			d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, from(i))}}
+			c, err := d.Dial("tcp", fmt.Sprint("127.0.0.1:", port))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+		}
+		if answer, err := ask(port); err != nil || !strings.HasPrefix(answer, "200 1 ") {
+			t.Errorf("with the connections of %s: %q, %v", what, answer, err)
+		}
+	}
+}
+
 func TestPortAnswersWhatTheNodeHas(t *testing.T) {
 	s, p := run(t)
 	l := owner.Local{Name: service.Name{Namespace: "shop", Name: "web"}, Port: freePort(t)}

@@ -86,6 +86,11 @@ var All = []Bound{
 		},
 	},
 	{
+		Name: "policies in the report of a node", Process: "sluice-policy", Default: "1,024, and 48 KiB", Divided: ByTenant,
+		Beyond: "the status of the other policies does not name the node; each tenant has some in the report",
+		Shown:  "`policy list` of the node", Tests: []string{"TestPoliciesOfOneTenantLeaveRoomInTheReportForOthers"},
+	},
+	{
 		Name: "DNS names", Process: "sluice-policy", Setting: "names.max", Default: "4,096", Divided: ByRoot,
 		Beyond: "names whose addresses have expired are removed; if that is not enough, LearnNames is refused",
 		Shown:  "error of the call",

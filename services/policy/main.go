@@ -110,7 +110,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	p.Go("owner", o.Run)
 	p.Go("refused policies", func(ctx context.Context) error {
-		return identities.NewRefusals(conn, p.Log).Report(ctx, unenforced(o.Reader(), cfg.StateDir))
+		return identities.NewRefusals(conn, p.Log).Report(ctx, unenforced(o.Reader(), cfg.StateDir, set.Of))
 	})
 	p.Go("waiting labels", func(ctx context.Context) error {
 		return identities.AdmitNarrowing(ctx, conn, o.Reader().Narrows, p.Log)

@@ -51,7 +51,7 @@ func NewRefusals(cc grpc.ClientConnInterface, l *slog.Logger) *Refusals {
 	return &Refusals{client: identityv1.NewClusterServiceClient(cc), log: l}
 }
 
-// Report compares the sorted result of list with the last report every 10 to 15 s, and sends it if it differs, until
+// Report compares the result of list with the last report every 10 to 15 s, and sends it if it differs, until
 // ctx ends; it then returns nil.
 func (r *Refusals) Report(ctx context.Context, list func(context.Context) ([]Refused, error)) error {
 	var last []Refused

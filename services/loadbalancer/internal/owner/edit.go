@@ -24,6 +24,10 @@ type edit struct {
 	levels    *levels  // of the shares; nil: unchanged
 	// waits are API server objects in gone that no longer fit their share, and wait.
 	waits []waiting
+	// redelivered is set if the source delivers the change again until it is stored. Until then it is
+	// in effect without being stored.
+	redelivered bool
+	unsaved     record.Change // earlier changes that are not stored yet
 
 	content bool // the content of objects changes, and with it the revision
 	touched map[service.Name]struct{}
@@ -48,6 +52,8 @@ func (e *edit) record() record.Change {
 	for _, k := range e.gone {
 		c.Deletes = append(c.Deletes, record.Key(k))
 	}
+	c.Revision = max(c.Revision, e.unsaved.Revision)
+	c.Puts, c.Deletes = append(c.Puts, e.unsaved.Puts...), append(c.Deletes, e.unsaved.Deletes...)
 	return c
 }
 

@@ -76,7 +76,7 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 	refused := make(map[service.ObjectKey]string)
 	by := &managed.By{Source: f.name}
 	_, err := o.revise(ctx, func() (*edit, error) {
-		e := &edit{}
+		e := &edit{redelivered: true}
 		clear(refused)
 		for _, k := range slices.SortedFunc(maps.Keys(upserts), service.ObjectKey.Compare) {
 			g := upserts[k]
@@ -183,7 +183,7 @@ func (f *Objects) Held(ctx context.Context) (out []service.ObjectKey, err error)
 func (f *Objects) Complete(ctx context.Context, listed map[service.ObjectKey]struct{}) error {
 	o := f.owner
 	_, err := o.revise(ctx, func() (*edit, error) {
-		e := &edit{}
+		e := &edit{redelivered: true}
 		o.index.objects(func(x *object) {
 			if _, ok := listed[x.key()]; !ok && x.by.Source == f.name {
 				e.gone = append(e.gone, x.key())

@@ -39,7 +39,7 @@ func (f *file) stays() bool { return f.keep || f.err != nil }
 
 // compare computes the changes of a listing.
 func (l *listing) compare(ix *index, s *sources) *edit {
-	e := &edit{completes: true}
+	e := &edit{completes: true, redelivered: true}
 	l.refused = make(map[string]Refused)
 	refuse := func(origin string, k service.ObjectKey, format string, args ...any) {
 		l.refused[origin] = Refused{Key: k, Source: l.source, Origin: origin, Err: fmt.Sprintf(format, args...)}

@@ -118,6 +118,7 @@ type Owner struct {
 	garbage     *garbage
 
 	problems *problem.Set
+	unsaved  unsaved
 	fatal    error
 	level    chan struct{} // has a token when levels are due
 	swept    time.Time     // when sweep ran last
@@ -134,7 +135,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		problems: problem.New(func(part string, err error) {
 			config.Log.Error("problem with services", "part", part, log.Err(err))
 		}),
-		level: make(chan struct{}, 1),
+		level: make(chan struct{}, 1), unsaved: make(unsaved),
 	}
 	o.revising = o.loop.NewLock()
 	if o.config.Tenants == nil {
@@ -303,10 +304,11 @@ func (o *Owner) reviseHeld(ctx context.Context, decide func() (*edit, error), do
 		if err != nil {
 			return nil, err
 		}
-		if e.Revision = o.index.revision; !e.writes() && !e.dry {
+		if e.Revision = o.index.revision; !e.writes() && !e.dry && len(o.unsaved) == 0 {
 			ended = true
 			done(e)
 		}
+		e.unsaved = o.unsaved.besides(e, o.index)
 		return e, nil
 	})
 	if err != nil || ended || e.dry {
@@ -316,7 +318,12 @@ func (o *Owner) reviseHeld(ctx context.Context, decide func() (*edit, error), do
 		return e.Outcome, err
 	}
 	if err := o.journal.Commit(ctx, e.record()); err != nil {
-		if terr := o.loop.Do(context.WithoutCancel(ctx), opOther, func() { o.stored(err) }); terr != nil {
+		if terr := o.loop.Do(context.WithoutCancel(ctx), opOther, func() {
+			if o.stored(err); e.redelivered && o.fatal == nil && ctx.Err() == nil {
+				o.apply(e)
+				o.unsaved.add(e)
+			}
+		}); terr != nil {
 			return Outcome{}, terr
 		}
 		return Outcome{}, fmt.Errorf("%w: %w", failure.ErrStorage, err)
@@ -326,6 +333,7 @@ func (o *Owner) reviseHeld(ctx context.Context, decide func() (*edit, error), do
 	if err := o.loop.Do(context.WithoutCancel(ctx), opApply, func() {
 		o.stored(nil)
 		o.apply(e)
+		clear(o.unsaved)
 		done(e)
 	}); err != nil {
 		return Outcome{}, err

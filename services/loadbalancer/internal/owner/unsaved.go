@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/record"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+)
+
+// unsaved are objects whose last change is in effect but not stored. Addresses of removed pods do not stay backends
+// while a disk is full. The next change stores it.
+type unsaved map[service.ObjectKey]struct{}
+
+// add adds the objects of an edit that could not be stored.
+func (u unsaved) add(e *edit) {
+	for _, x := range e.puts {
+		u[x.key()] = struct{}{}
+	}
+	for _, k := range e.gone {
+		u[k] = struct{}{}
+	}
+}
+
+// besides returns the records of the objects that an edit does not change.
+func (u unsaved) besides(e *edit, ix *index) (c record.Change) {
+	if len(u) == 0 {
+		return c
+	}
+	named := make(map[service.ObjectKey]bool, len(e.puts)+len(e.gone))
+	for _, x := range e.puts {
+		named[x.key()] = true
+	}
+	for _, k := range e.gone {
+		named[k] = true
+	}
+	c.Revision = ix.revision
+	for _, k := range sorted(u, service.ObjectKey.Compare) {
+		if named[k] {
+			continue
+		}
+		if x := ix.object(k); x != nil {
+			c.Puts = append(c.Puts, x.record())
+		} else {
+			c.Deletes = append(c.Deletes, record.Key(k))
+		}
+	}
+	return c
+}

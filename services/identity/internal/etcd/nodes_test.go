@@ -553,6 +553,52 @@ func TestAddressesComeBackToAnEtcdThatIsAhead(t *testing.T) {
 	}
 }
 
+// TestDeletedAddressesDoNotComeBackWithABackup: the only changes that etcd loses are deletions, and others write more
+// revisions than were lost until the node reconnects.
+func TestDeletedAddressesDoNotComeBackWithABackup(t *testing.T) {
+	t.Parallel()
+	s := etcdtest.StartThree(t)
+	way, endpoint := newProxy(t, s)
+	a := startNode(t, endpoint, "a", t.TempDir(), quick())
+	a.register(1, prefix(1))
+	a.endpoint("c1", "web", address(1, 5))
+	a.published()
+	if err := a.store.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.Down()
+	s.Backup()
+	s.Up()
+	a.published()
+	if _, err := a.Release(t.Context(), allocator.EndpointHolder("c1", "eth0")); err != nil {
+		t.Fatal(err)
+	}
+	admin := s.Client()
+	servicetest.Eventually(t, "the address to leave etcd", func() bool {
+		return len(keysBelow(t, admin, "/ip/a/ep/")) == 0
+	})
+	servicetest.Eventually(t, "the node to receive the deletion", func() bool {
+		f, err := a.reg.Find(address(1, 5))
+		return err == nil && f.Mapping.Identity == 0
+	})
+	way.Cut()
+	s.Down()
+	s.Restore()
+	s.Up()
+	for i := range 200 {
+		if _, err := admin.Put(t.Context(), testPrefix+"/others", fmt.Sprint(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(keysBelow(t, admin, "/ip/a/ep/")) != 1 {
+		t.Fatal("the backup has no address")
+	}
+	way.Heal()
+	servicetest.Eventually(t, "the deleted address to leave etcd again", func() bool {
+		return len(keysBelow(t, admin, "/ip/a/ep/")) == 0
+	})
+}
+
 // TestCompactedBehindAnIdleWatcher: a compaction beyond the last change that a
 // watcher received costs it nothing.
 func TestCompactedBehindAnIdleWatcher(t *testing.T) {

@@ -155,6 +155,15 @@ func (s *Session) follows(history <-chan struct{}, kv *mvccpb.KeyValue) {
 	}
 }
 
+// followsDeletion remembers a deletion that was received in a history.
+func (s *Session) followsDeletion(history <-chan struct{}, kv *mvccpb.KeyValue) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if history == s.history {
+		s.deleted(kv)
+	}
+}
+
 // watchFrom watches until ctx is done, which is its error, or until there is a gap.
 func (s *Session) watchFrom(ctx context.Context, r Reader, next int64, history <-chan struct{}) (err error) {
 	var wait time.Duration
@@ -237,6 +246,8 @@ func (s *Session) watch(ctx context.Context, r Reader, next int64, history <-cha
 				for _, e := range resp.Events {
 					if e.IsCreate() || e.IsModify() {
 						s.follows(history, e.Kv)
+					} else {
+						s.followsDeletion(history, e.Kv)
 					}
 				}
 			default:

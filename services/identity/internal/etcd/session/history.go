@@ -75,6 +75,36 @@ func (s *Session) leavePast(before position, h *etcdserverpb.ResponseHeader, key
 type witness struct {
 	proven cluster.Key // etcd had it when the name was last read, or it is the first key; without Name: no key yet
 	newest cluster.Key // the newest key that this process wrote or Follow received
+	// Likewise, deletions that Follow received: a loss after the newest key brings back deleted keys.
+	provenGone, newestGone removed
+}
+
+// removed is a key that was deleted.
+type removed struct {
+	name     string
+	revision int64 // of the deletion
+}
+
+// deleted remembers the newest deletion that Follow received in the present history. Called with mu held.
+func (s *Session) deleted(kv *mvccpb.KeyValue) {
+	if kv.ModRevision <= s.witness.newestGone.revision {
+		return
+	}
+	s.witness.newestGone = removed{string(kv.Key), kv.ModRevision}
+	if s.witness.provenGone.name == "" {
+		s.witness.provenGone = s.witness.newestGone
+	}
+}
+
+// gone are the keys that etcd must not have as they were before their deletion.
+func (w witness) gone() []removed {
+	switch {
+	case w.provenGone.name == "":
+		return nil
+	case w.newestGone == w.provenGone:
+		return []removed{w.provenGone}
+	}
+	return []removed{w.provenGone, w.newestGone}
 }
 
 // received remembers the newest key that this process wrote or Follow received in the present history. Called with mu
@@ -111,6 +141,9 @@ func (s *Session) readName(ctx context.Context) (*mvccpb.KeyValue, error) {
 	for _, k := range w.keys() {
 		ops = append(ops, clientv3.OpGet(k.Name))
 	}
+	for _, k := range w.gone() {
+		ops = append(ops, clientv3.OpGet(k.name))
+	}
 	resp, err := s.Commit(ctx, "read name", s.client.Txn(ctx).Then(ops...))
 	if err != nil {
 		return nil, err
@@ -129,6 +162,12 @@ func (s *Session) readName(ctx context.Context) (*mvccpb.KeyValue, error) {
 		}
 		changed = true
 	}
+	for i, k := range w.gone() {
+		has := resp.Responses[1+len(w.keys())+i].GetResponseRange().GetKvs()
+		if len(has) > 0 && has[0].ModRevision < k.revision {
+			return nil, fmt.Errorf("read name: %w", s.lacks(before, resp.Header, k.name))
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.pos.history != before.history {
@@ -138,7 +177,7 @@ func (s *Session) readName(ctx context.Context) (*mvccpb.KeyValue, error) {
 	if len(kvs) == 0 {
 		return nil, nil
 	}
-	s.witness.proven = w.newest
+	s.witness.proven, s.witness.provenGone = w.newest, w.newestGone
 	if changed { // etcd will compact its revision, and then no answer shows that the key existed
 		s.witness.proven = keyOf(kvs[0])
 		if s.witness.newest.Modified == w.newest.Modified {
@@ -148,7 +187,7 @@ func (s *Session) readName(ctx context.Context) (*mvccpb.KeyValue, error) {
 	return kvs[0], nil
 }
 
-// lacks ends what depends on the history that this process saw, because etcd lacks a key of it.
+// lacks ends what depends on the history that this process saw, because etcd lacks a key of it, or its deletion.
 func (s *Session) lacks(before position, h *etcdserverpb.ResponseHeader, key string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -50,8 +50,12 @@ func (a *Allocator) Relabel(ctx context.Context, holder Holder, labels label.Can
 	same := held && a.index.held.as(n, labels) != nil
 	a.index.mu.Unlock()
 	switch {
-	case !held || same:
+	case !held:
 		return nil
+	case (same || owed) && IsIsolated(labels) && a.recorder.isolateUnsaved(ctx, holder):
+		return nil
+	case same: // an earlier call may have failed to save its change
+		return a.index.saver.wait(ctx)
 	case owed:
 		return fmt.Errorf("%w: %s moves from %d to %d", ErrUnconfirmed, holder, former, n)
 	}

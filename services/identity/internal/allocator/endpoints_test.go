@@ -7,7 +7,9 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/test/storetest"
 )
@@ -24,6 +26,44 @@ func (n *node) sees(number, former identity.Numeric) {
 	e, ok := n.endpoints.Get(c1)
 	if ok != (number != 0) || e.Identity.Number != number || e.Former != former {
 		n.t.Errorf("readers see %d, formerly %d; want %d, formerly %d", e.Identity.Number, e.Former, number, former)
+	}
+}
+
+// TestMoveThatCannotBeSavedIsolates: an administrator puts a pod into quarantine while the disk is full.
+func TestMoveThatCannotBeSavedIsolates(t *testing.T) {
+	for what, to := range map[string]label.Canonical{
+		"another label set": storetest.Labels(t, "db"), "labels without an identity": allocator.Isolated(),
+	} {
+		t.Run(what, func(t *testing.T) {
+			records := &memory{}
+			a := startFake(t, storetest.NewFake(), "a", records)
+			web := a.hold("c1", "web")
+			records.setFail(errors.New("no space left on device"))
+			for range 2 {
+				if err := a.Relabel(t.Context(), c1, to); !errors.Is(err, allocator.ErrRecords) && !allocator.IsIsolated(to) {
+					t.Errorf("a move that cannot be saved: %v, want %v", err, allocator.ErrRecords)
+				}
+			}
+			if err := a.Relabel(t.Context(), c1, allocator.Isolated()); err != nil {
+				t.Error(err)
+			}
+			a.sees(identity.Init, web)
+			records.setFail(nil)
+			want := identity.Init
+			if !allocator.IsIsolated(to) {
+				want = a.Find(to, false).Number
+			}
+			servicetest.Eventually(t, "the move to be saved", func() bool { return records.holders()[c1.String()] == want })
+			servicetest.Eventually(t, "readers to see the move", func() bool {
+				e, _ := a.endpoints.Get(c1)
+				return e.Identity.Number == want
+			})
+			a.sees(want, web)
+			if err := a.Relabel(t.Context(), c1, allocator.Isolated()); (err == nil) != allocator.IsIsolated(to) {
+				t.Errorf("isolated although it moves: %v", err)
+			}
+			a.sees(want, web)
+		})
 	}
 }
 

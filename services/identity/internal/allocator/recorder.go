@@ -5,6 +5,7 @@ package allocator
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -16,10 +17,12 @@ type recorder struct {
 	records   Records
 	endpoints EndpointPublisher
 	unwritten chan struct{} // the records were not written; capacity 1
+	// closing are holders whose move is shown to readers as isolated until it is saved. Guarded by index.mu.
+	closing map[Holder]struct{}
 }
 
 func newRecorder(x *index, records Records, endpoints EndpointPublisher) *recorder {
-	r := &recorder{index: x, records: records, endpoints: endpoints, unwritten: make(chan struct{}, 1)}
+	r := &recorder{index: x, records: records, endpoints: endpoints, unwritten: make(chan struct{}, 1), closing: map[Holder]struct{}{}}
 	x.saver.init(r.save, r.ended)
 	return r
 }
@@ -28,7 +31,8 @@ func newRecorder(x *index, records Records, endpoints EndpointPublisher) *record
 const recordsAgain = time.Second
 
 // save writes the changes of the holds, and then publishes the changed endpoints, so that readers only learn what
-// survives this process. One call runs at a time.
+// survives this process. If the write fails, it publishes the endpoints in closing as isolated. One call runs at a
+// time.
 func (r *recorder) save() error {
 	r.index.mu.Lock(opSave)
 	c := HoldsChange{NextNodeLocal: r.index.local.next, Session: r.index.joined}
@@ -42,8 +46,15 @@ func (r *recorder) save() error {
 		r.index.mu.Lock(opSave)
 		defer r.index.mu.Unlock()
 		r.index.held.putBack(c.Put, c.Drop)
+		for _, e := range changed {
+			if _, closes := r.closing[e.Holder]; closes {
+				e.Identity = isolated
+				r.endpoints.Upsert(e.Holder, e)
+			}
+		}
 		return err
 	}
+	r.saved(c)
 	for _, e := range changed {
 		r.endpoints.Upsert(e.Holder, e)
 	}
@@ -51,6 +62,33 @@ func (r *recorder) save() error {
 		r.endpoints.Delete(holder)
 	}
 	return nil
+}
+
+// saved ends the isolation of the holders whose change was written.
+func (r *recorder) saved(c HoldsChange) {
+	r.index.mu.Lock(opSave)
+	defer r.index.mu.Unlock()
+	for _, h := range c.Put {
+		delete(r.closing, h.Holder)
+	}
+	for _, holder := range c.Drop {
+		delete(r.closing, holder)
+	}
+}
+
+// isolateUnsaved shows an endpoint as isolated to readers while its move to another label set cannot be saved, because
+// the former identity may allow more. It returns false if all is saved.
+func (r *recorder) isolateUnsaved(ctx context.Context, holder Holder) bool {
+	r.index.mu.Lock(opHold)
+	r.closing[holder] = struct{}{}
+	r.index.mu.Unlock()
+	if errors.Is(r.index.saver.wait(ctx), ErrRecords) {
+		return true
+	}
+	r.index.mu.Lock(opHold)
+	defer r.index.mu.Unlock()
+	delete(r.closing, holder)
+	return false
 }
 
 // run retries writes that a full disk refused, so that the reported state of the disk is current even without

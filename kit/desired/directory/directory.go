@@ -189,9 +189,6 @@ func (s *Source) Run(ctx context.Context) error {
 		}
 		p.expire(began, s.Quiet, s.Patience)
 		p.young = s.Quiet
-		if scanned.IsZero() {
-			p.young = 0 // files found at the start are read at once
-		}
 		err = s.Scan(ctx)
 		scanned = time.Now()
 		took = scanned.Sub(began)
@@ -334,12 +331,11 @@ func (p *pending) writing(name string, link bool, changed time.Time) bool {
 	return !overdue
 }
 
-// forget discards the recorded events after events were lost.
+// forget discards the events of a former directory.
 func (p *pending) forget() {
 	clear(p.open)
 	clear(p.unsettled)
 	clear(p.departed)
-	p.arrived[""] = struct{}{}
 }
 
 // isManifest reports whether a file may contain objects. Editors and Kubernetes volumes use names

@@ -189,6 +189,26 @@ func TestFileThatIsBeingWrittenKeepsWhatItHad(t *testing.T) {
 	p.want("closed", "a.yaml=half and half")
 }
 
+// TestFileThatIsWrittenAtTheStartIsReadLater: no event says that a file is written that was opened before the start.
+// The feed must not take the part that is there for the whole.
+func TestFileThatIsWrittenAtTheStartIsReadLater(t *testing.T) {
+	p := watched(t, func(s *Source) {
+		s.Quiet = time.Hour
+		if err := os.WriteFile(filepath.Join(s.Path, "a.yaml"), []byte("half"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	})
+	servicetest.Eventually(t, "the first listing", func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.lists > 0
+	})
+	p.want("at first", "")
+	p.write(".a.yaml", "whole")
+	p.do(os.Rename(filepath.Join(p.dir, ".a.yaml"), filepath.Join(p.dir, "a.yaml")))
+	p.want("complete", "a.yaml=whole")
+}
+
 func TestEditorsAndVolumesExchangeFiles(t *testing.T) {
 	p := watched(t)
 	p.write("a.yaml", "1")

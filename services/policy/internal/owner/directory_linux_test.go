@@ -307,6 +307,14 @@ func (p *place) ready(files map[string]string) {
 
 func TestFinishedRenameActsAtOnce(t *testing.T) {
 	p := newPlace(t, func(s *directory.Source) { s.Quiet, s.Patience = time.Hour, time.Hour }) // no other trigger
+	// The source watches for the directory before it reports that it is missing. Files from before the watch would
+	// count as being written.
+	servicetest.Eventually(t, "the directory to be missed", func() bool {
+		st, err := p.owner.Status(t.Context())
+		return err == nil && slices.ContainsFunc(st.Sources, func(s summary.SourceStatus) bool {
+			return s.Name == managed.SourceFile && strings.Contains(s.Error, "no such file")
+		})
+	})
 	p.ready(map[string]string{"a.yaml": policy("a", 1), "b.yaml": policy("b", 1)})
 	p.want("the directory", "a.yaml: a 1", "b.yaml: b 1")
 	p.write(".a.tmp", policy("a", 2))

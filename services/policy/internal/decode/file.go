@@ -151,7 +151,8 @@ func (d one) standing() standing {
 	ours := group == "" || group == "extensions"
 	for _, k := range policy.Kinds() {
 		for _, v := range policy.Versions(k) {
-			ours = ours || strings.HasPrefix(v, group+"/")
+			known, _, _ := strings.Cut(v, "/")
+			ours = ours || distance(strings.ToLower(group), known) <= maxSlips
 		}
 	}
 	has := func(keys ...string) bool { return slices.ContainsFunc(keys, d.Has) }
@@ -172,7 +173,7 @@ func (d one) standing() standing {
 	}
 	base := strings.TrimSuffix(kind, "List")
 	for _, k := range policy.Kinds() {
-		if distance(strings.ToLower(base), strings.ToLower(k)) <= 2 {
+		if distance(strings.ToLower(base), strings.ToLower(k)) <= maxSlips {
 			if base != kind {
 				return listed
 			}
@@ -181,6 +182,10 @@ func (d one) standing() standing {
 	}
 	return unrelated
 }
+
+// maxSlips is the edit distance up to which a kind or an API group is a misspelt one of a policy. Other projects have
+// policies, too, such as NetworkPolicy of projectcalico.org.
+const maxSlips = 2
 
 // distance returns the edit distance of two texts, in characters.
 func distance(a, b string) int {

@@ -242,6 +242,12 @@ func TestDocumentThatCannotBeAppliedIsolates(t *testing.T) {
 		"another namespace": {
 			strings.Replace(strings.Replace(good, "shop", "other", 1), "[Ingress]", "[Ingres]", 1), true, true,
 		},
+		"an API group that is misspelt": {
+			strings.Replace(good, "networking.k8s.io", "networking.k8.io", 1), false, false,
+		},
+		"a policy of another project": {
+			strings.Replace(good, "networking.k8s.io/v1", "projectcalico.org/v3", 1), true, true,
+		},
 		"another kind": {
 			"apiVersion: cilium.io/v2\nkind: CiliumEgressGatewayPolicy\nmetadata: {name: g, namespace: shop}\n---\n" +
 				strings.Replace(good, "[Ingress]", "[Ingress]", 1), false, true,

@@ -24,7 +24,8 @@ type File struct {
 	Policies []Decoded
 	// Skipped lists the documents that are not policies, and duplicates within the file.
 	Skipped []string
-	// Unreadable lists the documents whose namespace could not be determined.
+	// Unreadable lists the documents whose namespace could not be determined, and groups of addresses that cannot be
+	// applied.
 	Unreadable []string
 }
 
@@ -105,6 +106,10 @@ func (f *file) document(d one) {
 		f.Policies = append(f.Policies, decoded)
 	case bytes.Equal(first.Text, decoded.Text):
 		f.Skipped = append(f.Skipped, d.violation(name, "", "duplicates an earlier document with the same text").String())
+	case object.Group != nil:
+		// It selects no pods that could be isolated, and rules that name it may deny the addresses of either.
+		why := fmt.Sprintf("%s is in document %d already", object.Key, first.Document+1)
+		f.Unreadable = append(f.Unreadable, d.violation("", "", why).String())
 	default:
 		why := fmt.Sprintf("%s is in document %d already", object.Key, first.Document+1)
 		f.Policies = append(f.Policies, f.options.Shadowed(f.name, decoded, why))

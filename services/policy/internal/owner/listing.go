@@ -57,6 +57,15 @@ func (l *listing) without(origin string) bool {
 // complete reports whether the listing completes the source.
 func (l *listing) complete() bool { return !l.deltas || l.listed != nil }
 
+// unreadable notes a document of a file that can be neither applied nor isolated: it selects no pods.
+func (l *listing) unreadable(origin string, d decode.Decoded, why string) {
+	why = decode.Violation{Document: d.Document, Line: d.Line, Text: why}.String()
+	if r, ok := l.bad[origin]; ok {
+		why = r.err + "; " + why
+	}
+	l.bad[origin], l.partly[origin] = refused{key: d.Object.Key, err: why}, true
+}
+
 // comparison computes the changes that a listing makes, without applying them.
 type comparison struct {
 	sources  *sources
@@ -111,6 +120,7 @@ func (c *comparison) compare(l *listing) {
 			continue
 		}
 		of := l.files[origin].docs
+		var second []policy.Key // groups of addresses that another place has
 		for i, d := range of {
 			there := func(of string) bool { return has(of, d.Object.Key) || stays(of) }
 			why := c.conflict(l, origin, d.Object.Key, taken, there)
@@ -121,6 +131,11 @@ func (c *comparison) compare(l *listing) {
 				l.bad[origin] = refused{key: d.Object.Key, err: why}
 				break
 			}
+			if d.Object.Group != nil {
+				second = append(second, d.Object.Key)
+				l.unreadable(origin, d, why)
+				continue
+			}
 			if &of[0] == &l.files[origin].docs[0] {
 				of = slices.Clone(of) // the next listing may apply the file as written
 			}
@@ -128,6 +143,11 @@ func (c *comparison) compare(l *listing) {
 		}
 		if _, ok := l.bad[origin]; ok && !l.partly[origin] {
 			continue
+		}
+		if len(second) > 0 {
+			of = slices.DeleteFunc(slices.Clone(of), func(d decode.Decoded) bool {
+				return slices.Contains(second, d.Object.Key)
+			})
 		}
 		docs[origin] = of
 		for _, d := range of {

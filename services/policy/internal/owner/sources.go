@@ -226,7 +226,9 @@ func (s *sources) tookFiles(one *sourceState, l *listing, origins iter.Seq[strin
 	one.err, one.missing = "", make(map[string]string)
 	skipped := make(map[string][]string)
 	for origin, f := range l.files {
-		if f.err != nil {
+		if r, bad := l.bad[origin]; bad { // also because of a group of addresses
+			one.missing[origin] = r.err
+		} else if f.err != nil {
 			one.missing[origin] = f.err.Error()
 		} else if f.keep {
 			one.missing[origin] = beingWritten

@@ -166,6 +166,56 @@ func TestFileThatCannotBeReadAnyMoreStays(t *testing.T) {
 	stop()
 }
 
+// groupText returns a group of addresses.
+func groupText(cidr string) string {
+	return fmt.Sprintf("apiVersion: cilium.io/v2\nkind: CiliumCIDRGroup\nmetadata: {name: bad}\n"+
+		"spec: {externalCIDRs: [%s]}\n", cidr)
+}
+
+// TestSecondGroupOfANameIsWaitedFor: two places have a group of addresses that rules deny. It selects no pods that could
+// be isolated, so the source is not complete.
+func TestSecondGroupOfANameIsWaitedFor(t *testing.T) {
+	one, two := groupText("192.0.2.0/24"), groupText("198.51.100.0/24")
+	file := func(origin, text string) directory.File { return directory.File{Origin: origin, Data: []byte(text)} }
+	for what, c := range map[string]struct {
+		files, repaired []directory.File
+		want            string
+	}{
+		"of one file": {
+			[]directory.File{file("a.yaml", one+"---\n"+two)},
+			[]directory.File{file("a.yaml", two)},
+			"a.yaml was never read: document 2 (line 6): CiliumCIDRGroup bad is in document 1 already",
+		},
+		"of two files": {
+			[]directory.File{file("a.yaml", one), file("b.yaml", two+"---\n"+isolatingText("db"))},
+			[]directory.File{file("b.yaml", two+"---\n"+isolatingText("db"))},
+			"b.yaml was never read: document 1 (line 1): CiliumCIDRGroup bad is in a.yaml already",
+		},
+		"the same text": {[]directory.File{file("a.yaml", one+"---\n"+one)}, []directory.File{file("a.yaml", one)}, ""},
+	} {
+		t.Run(what, func(t *testing.T) {
+			o, stop := fromFiles(t, t.TempDir())
+			pods(t, o, "shop")
+			feed := o.Feed(managed.SourceFile)
+			for range 2 {
+				if err := feed.Set(t.Context(), c.files); err != nil {
+					t.Fatal(err)
+				}
+				if waits(t, o) != (c.want != "") || !strings.Contains(waiting(t, o), c.want) {
+					t.Errorf("waits %t: %q; want %q", waits(t, o), waiting(t, o), c.want)
+				}
+			}
+			if len(c.files) > 1 && passes(t, o, 300, 301) {
+				t.Error("the other documents of the file are not enforced")
+			}
+			if err := feed.Set(t.Context(), c.repaired); err != nil || waits(t, o) {
+				t.Errorf("repaired: %v, %s", err, waiting(t, o))
+			}
+			stop()
+		})
+	}
+}
+
 // TestStateOfAnEarlierVersionIsComplete uses the state of a version without marks for files; it has all policies.
 func TestStateOfAnEarlierVersionIsComplete(t *testing.T) {
 	dir := t.TempDir()

@@ -247,7 +247,10 @@ func TestKernelRestartServesTheSameBeforeAnySourceAnswers(t *testing.T) {
 	p.Kill()
 
 	// Both sources are unreachable.
-	p = b.start("--sources-directory", filepath.Join(b.Dir, "absent"), "--sources-identity", filepath.Join(b.Dir, "absent.sock"))
+	if err := os.Rename(filepath.Join(b.Dir, "files"), filepath.Join(b.Dir, "away")); err != nil {
+		t.Fatal(err)
+	}
+	p = b.start("--sources-directory", filepath.Join(b.Dir, "files"), "--sources-identity", filepath.Join(b.Dir, "absent.sock"))
 	p.Serving()
 	if again, r := p.tables(301); again != hash || r != revision {
 		t.Errorf("after a restart: %q at %d, want %q at %d", again, r, hash, revision)
@@ -264,6 +267,9 @@ func TestKernelRestartServesTheSameBeforeAnySourceAnswers(t *testing.T) {
 
 	// A policy whose file is missing when the source becomes readable is removed. A directory without any file would
 	// be read twice.
+	if err := os.Rename(filepath.Join(b.Dir, "away"), filepath.Join(b.Dir, "files")); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.Rename(file, filepath.Join(filepath.Dir(file), "removed")); err != nil {
 		t.Fatal(err)
 	}

@@ -26,6 +26,9 @@ import (
 // Source is a configured source of policies.
 type Source struct {
 	Name string
+	// Of is where the source has its policies, such as a directory; empty: it has one place only. The policies of
+	// another place were not listed.
+	Of string
 	// Whole is set if versions without these files applied a listing of the source entirely or not at all. Brought is
 	// set if the state has policies of the source.
 	Whole, Brought bool
@@ -52,6 +55,7 @@ type Tracker struct {
 type source struct {
 	file   string
 	text   string // content of the file once the source is complete
+	former string // likewise, of versions that did not note the place of a source
 	noted  bool   // the file has that content
 	listed bool   // complete, in this run or an earlier one
 }
@@ -64,12 +68,14 @@ const acceptedFile = "sources.accepted"
 func New(dir string, state stream.StateID, sources []Source) (*Tracker, error) {
 	g := &Tracker{dir: dir, sources: make(map[string]*source), opened: make(chan struct{})}
 	for _, s := range sources {
-		one := &source{file: listedFile(dir, s.Name), text: hex.EncodeToString(state[:])}
+		one := &source{file: listedFile(dir, s.Name), former: hex.EncodeToString(state[:])}
+		one.text = strings.TrimSpace(one.former + " " + s.Of)
 		g.sources[s.Name] = one
 		text, err := os.ReadFile(one.file)
 		switch {
 		case err == nil:
 			one.noted = string(text) == one.text
+			one.listed = one.noted || string(text) == one.former
 		case !errors.Is(err, fs.ErrNotExist):
 			return nil, err
 		case s.Brought && s.Whole:
@@ -80,7 +86,6 @@ func New(dir string, state stream.StateID, sources []Source) (*Tracker, error) {
 				return nil, err
 			}
 		}
-		one.listed = one.listed || one.noted
 	}
 	text, err := os.ReadFile(filepath.Join(dir, acceptedFile))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -91,7 +96,7 @@ func New(dir string, state stream.StateID, sources []Source) (*Tracker, error) {
 		if err := json.Unmarshal([]byte(line), &a); err != nil {
 			return nil, fmt.Errorf("%s: %w", filepath.Join(dir, acceptedFile), err)
 		}
-		if s := g.sources[a.Source]; s != nil && s.text == a.State {
+		if s := g.sources[a.Source]; s != nil && (s.text == a.State || s.former == a.State) {
 			g.accepted = append(g.accepted, a)
 		}
 	}

@@ -93,7 +93,9 @@ func newSources(c sourcesConfig, brought map[string]bool, p *problem.Set) (*sour
 		case !one.Files:
 			awaited = append(awaited, initialsync.Source{Name: name})
 		case c.directory != "":
-			awaited = append(awaited, initialsync.Source{Name: name, Whole: true, Brought: brought[name]})
+			awaited = append(awaited, initialsync.Source{
+				Name: name, Of: filepath.Clean(c.directory), Whole: true, Brought: brought[name],
+			})
 			one.missing = map[string]string{c.directory: "is not read yet"}
 		}
 	}

@@ -166,6 +166,32 @@ func TestFileThatCannotBeReadAnyMoreStays(t *testing.T) {
 	stop()
 }
 
+// TestAnotherDirectoryIsReadFirst: the state has the policies of the former directory, and the policies of the new
+// directory may deny more.
+func TestAnotherDirectoryIsReadFirst(t *testing.T) {
+	dir := t.TempDir()
+	in := func(directory string) (*Owner, func()) {
+		return runWith(t, dir, []string{source.Identity, managed.SourceFile}, func(c *Config) { c.Directory = directory })
+	}
+	o, stop := in("/etc/policies")
+	if err := o.Feed(managed.SourceFile).Set(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	if o, stop = in("/etc/policies/"); waits(t, o) {
+		t.Errorf("a subscriber waits for the same directory: %s", waiting(t, o))
+	}
+	stop()
+	o, stop = in("/srv/policies")
+	if !waits(t, o) || !strings.Contains(waiting(t, o), "/srv/policies was never read") {
+		t.Errorf("a subscriber passes before another directory was read: %q", waiting(t, o))
+	}
+	if err := o.Feed(managed.SourceFile).Set(t.Context(), nil); err != nil || waits(t, o) {
+		t.Errorf("a subscriber waits for a directory that was read: %v, %s", err, waiting(t, o))
+	}
+	stop()
+}
+
 // groupText returns a group of addresses.
 func groupText(cidr string) string {
 	return fmt.Sprintf("apiVersion: cilium.io/v2\nkind: CiliumCIDRGroup\nmetadata: {name: bad}\n"+
@@ -226,11 +252,23 @@ func TestStateOfAnEarlierVersionIsComplete(t *testing.T) {
 	}
 	stop()
 	mark := filepath.Join(dir, "file.listed")
+	text, err := os.ReadFile(mark)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := os.Remove(mark); err != nil {
 		t.Fatal(err)
 	}
 	if o, stop = fromFiles(t, dir); waits(t, o) {
 		t.Error("a subscriber waits although the state has the policies of the files")
+	}
+	stop()
+	state, directory, _ := strings.Cut(string(text), " ")
+	if err := os.WriteFile(mark, []byte(state), 0o600); err != nil || directory != "/etc/policies" {
+		t.Fatalf("the mark is %q: %v", text, err)
+	}
+	if o, stop = fromFiles(t, dir); waits(t, o) {
+		t.Error("a subscriber waits although the mark, which names no directory, is of this state")
 	}
 	stop()
 	// This mark means that the state may lack policies.

@@ -99,6 +99,7 @@ func TestATenantHasAQuarterOfTheFreeNumbersAtMost(t *testing.T) {
 		if want := fmt.Sprintf("tenant a has %d, at most ", most); !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
+		synctest.Wait() // until the other node has seen them
 		// A label set to which another node gave a number needs no other.
 		if _, err := nodes[1].Hold(t.Context(), allocator.ReferenceHolder("x"), of(t, "team-a", 777), false); err != nil {
 			t.Errorf("a label set that has a number: %v", err)

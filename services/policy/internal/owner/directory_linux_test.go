@@ -310,7 +310,7 @@ func TestFinishedRenameActsAtOnce(t *testing.T) {
 	// The source watches for the directory before it reports that it is missing. Files from before the watch would
 	// count as being written.
 	servicetest.Eventually(t, "the directory to be missed", func() bool {
-		st, err := p.owner.Status(t.Context())
+		st, err := p.owner.Reader().Status(t.Context())
 		return err == nil && slices.ContainsFunc(st.Sources, func(s summary.SourceStatus) bool {
 			return s.Name == managed.SourceFile && strings.Contains(s.Error, "no such file")
 		})

@@ -635,6 +635,9 @@ func TestKernelTranslationGoesWithItsConnection(t *testing.T) {
 		askUDP(t, client.ns, serviceAddr(server.Addrs()[i], 1), 16)
 	}
 	clearMaps(t, n.k, bpf.MapsMapSlCt4, bpf.MapsMapSlCt6)
+	if p, err = n.k.Translations.Collect(later, n.k.Connections, timeouts); err != nil || p.Removed != 0 {
+		t.Errorf("after they were evicted again: %+v, %v", p, err)
+	}
 	if p, err = n.k.Translations.Collect(late, n.k.Connections, timeouts); err != nil ||
 		p.Live != 0 || p.Removed != 2*each {
 		t.Errorf("long after they were evicted: %+v, %v", p, err)

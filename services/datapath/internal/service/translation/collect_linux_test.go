@@ -316,6 +316,10 @@ func TestKernelCollectRemovesWhatNothingUses(t *testing.T) {
 				}
 			}
 			i.collectConnections()
+			if c.has == "lost" { // since the last packet
+				_, err := i.Collect(now-uint32(c.idle/time.Second), i.connections, conntrack.DefaultTimeouts())
+				must(t, "collect", err)
+			}
 			p := i.collect()
 			wantStrings(t, "left", i.all(), want...)
 			if p.Live != len(want) || p.Removed != len(all)-len(want) {
@@ -323,6 +327,45 @@ func TestKernelCollectRemovesWhatNothingUses(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestKernelCollectKeepsWhatOutlivesALongConnection: records and copies are written at the first answer, and are not
+// used while their connection has its entry. When a connection that is older than Keep loses its entry, they are kept
+// for Keep.
+func TestKernelCollectKeepsWhatOutlivesALongConnection(t *testing.T) {
+	i := open(t)
+	var want []Translation
+	for name, x := range kinds() {
+		if kind := strings.TrimPrefix(name, "IPv6 "); kind != "a record" && kind != "a copy of a claim" {
+			continue
+		}
+		if x.Record && x.Source.Addr().Is6() {
+			x.Backend = at("[::]:0")
+		}
+		x.LastSeen = now - uint32(2*Keep/time.Second)
+		i.put(x)
+		i.connect(conntrack.SeenReply|conntrack.Established, 0, x)
+		want = append(want, x)
+	}
+	after := func(d time.Duration) []string {
+		t.Helper()
+		_, err := i.Collect(now+uint32(d/time.Second), i.connections, conntrack.DefaultTimeouts())
+		must(t, "collect", err)
+		return i.all()
+	}
+	wantStrings(t, "with their connections", after(0), want...)
+	for _, x := range want { // as after an eviction
+		tuple := conntrack.Tuple{Initiator: x.Source, Responder: x.Backend, Protocol: x.Protocol, Transit: x.Answer}
+		if x.Record {
+			tuple.Initiator, tuple.Responder = x.Asked, x.Source
+		}
+		m, key := i.connections.Map(tuple)
+		must(t, "evict a connection", m.Delete(key))
+	}
+	const pass = 30 * time.Second
+	wantStrings(t, "when the connections were lost", after(pass), want...)
+	wantStrings(t, "later", after(pass+Keep-time.Second), want...)
+	wantStrings(t, "long after", after(pass+Keep))
 }
 
 // TestKernelTranslationInUseAgainStays: an entry is kept if a packet arrives after a pass has read it, and an entry

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -41,6 +42,9 @@ type Maps struct {
 	bounds             *bound.Bounds
 	// endpoints maps the source of a translation to its endpoint.
 	endpoints *endpointmap.Maps
+
+	mu   sync.Mutex
+	lost lost // guarded by mu; of the last collection
 }
 
 // Open finds the maps.
@@ -277,7 +281,11 @@ func (m *Maps) Collect(now uint32, ct *conntrack.Connections, timeouts conntrack
 		last, there, err = ct.Lookup(t)
 		return there, err
 	}
-	c := collection{now: now, timeouts: timeouts, ended: ct.TakeEnded(), found: found}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := collection{
+		now: now, timeouts: timeouts, ended: ct.TakeEnded(), found: found, before: m.lost, lost: lost{},
+	}
 	var over []entry
 	err = m.each(func(es []entry) error {
 		for _, e := range es {
@@ -314,6 +322,7 @@ func (m *Maps) Collect(now uint32, ct *conntrack.Connections, timeouts conntrack
 	if err != nil {
 		return p, err
 	}
+	m.lost = c.lost
 	if p.Surplus, err = pods.finish(now); err != nil {
 		return p, err
 	}
@@ -346,6 +355,16 @@ func (e *entry) remove() (removal, error) {
 	return removed, pin.DeleteKey(e.in, e.key)
 }
 
+// lost is when connections were first found to be missing although their records or copies exist, in seconds.
+// Programs write these once, at the first answer, so LastSeen does not tell how long a connection has been missing.
+type lost map[lostKey]uint32
+
+type lostKey struct {
+	source, asked netip.AddrPort
+	protocol      uint8
+	copied        bool
+}
+
 // collection is the input of a collection's decisions.
 type collection struct {
 	now      uint32
@@ -354,6 +373,19 @@ type collection struct {
 	ended conntrack.Ended
 	// found reports whether there is a connection.
 	found func(conntrack.Tuple) (bool, error)
+	// before is what the last collection found missing, lost what this one does.
+	before, lost lost
+}
+
+// idleSinceLost returns for how long a record or copy has neither been used nor had its connection.
+func (c *collection) idleSinceLost(t Translation, idle time.Duration) time.Duration {
+	k := lostKey{t.Source, t.Asked, t.Protocol, t.Copy}
+	since, ok := c.before[k]
+	if !ok {
+		since = c.now
+	}
+	c.lost[k] = since
+	return min(idle, time.Duration(int32(c.now-since))*time.Second)
 }
 
 // isOver reports whether a translation is no longer in use.
@@ -379,5 +411,11 @@ func (c *collection) isOver(t Translation) (bool, error) {
 	case t.Answer && !t.Copy: // the port is needed
 		return idle >= Rest, nil
 	}
-	return c.ended.Has(of) || c.ended.Has(outside) || idle >= min(longest, Keep), nil
+	if c.ended.Has(of) || c.ended.Has(outside) {
+		return true, nil
+	}
+	if t.Record || t.Copy {
+		idle = c.idleSinceLost(t, idle)
+	}
+	return idle >= min(longest, Keep), nil
 }

@@ -65,7 +65,9 @@ func TestTranslationStaysWhileItIsUsed(t *testing.T) {
 			}
 			return false, nil
 		}
-		if over, err := (&collection{now: now, timeouts: timeouts, found: found}).isOver(c.t); err != nil || over != c.over {
+		before := lost{{c.t.Source, c.t.Asked, c.t.Protocol, c.t.Copy}: c.t.LastSeen}
+		collection := collection{now: now, timeouts: timeouts, found: found, before: before, lost: lost{}}
+		if over, err := collection.isOver(c.t); err != nil || over != c.over {
 			t.Errorf("%s: over %t, %v", c.what, over, err)
 		}
 	}

@@ -147,6 +147,23 @@ static __always_inline enum sl_reason pick_up_answer(struct sl_packet *p, __u32 
 	return evaluate_sides(p, SL_BOTH_SIDES);
 }
 
+/* Whether the client of such an answer is elsewhere. The connection records the node of a client
+ * that is a pod of another node, but not of the node itself in an overlay: see find_uplink_source.
+ */
+__noinline int answers_elsewhere(struct sl_packet *p)
+{
+	struct sl_ipcache where;
+
+	if (!p || p->dst_slot != SL_SLOT_NONE)
+		return 0;
+	if (!cfg_native && p->node) {
+		where = ipcache_of(p->dst, p->family);
+		if (where.flags & SL_IP_OF_DEVICE)
+			p->node = 0;
+	}
+	return 1;
+}
+
 /* Whether a packet without an entry may be such an answer. */
 static __always_inline bool may_answer(const struct sl_packet *p, bool midway)
 {
@@ -193,9 +210,10 @@ __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p
 			return reason;
 		/* Any translation in the lost entry is unknown now. Send the packet through the
 		 * stack, which can translate; if there was no translation, the stack forwards the
-		 * packet as well.
+		 * packet as well. An answer to a client elsewhere gets its source where it leaves
+		 * the stack.
 		 */
-		if (p->hook == SL_EGRESS && !p->answers)
+		if (p->hook == SL_EGRESS && (!p->answers || answers_elsewhere(p)))
 			flags |= SL_CT_VIA_STACK;
 		if (p->reply) {
 			addr_epochs = addr_epochs << 16 | addr_epochs >> 16;

@@ -269,6 +269,18 @@ __noinline int remember_transit(struct sl_packet *p)
 	return (int)store_answer(p->family, SL_XL_CLAIMED);
 }
 
+/* Whether the packet is the first answer of a responder. */
+static __always_inline bool accepts(const struct sl_packet *p)
+{
+	const __u8 both = SL_TCP_SYN | SL_TCP_ACK;
+
+	if (p->fragment)
+		return false;
+	if (p->proto == SL_SCTP)
+		return p->chunk == SL_SCTP_INIT_ACK;
+	return p->proto == SL_TCP && (p->tcp_flags & both) == both;
+}
+
 /*
  * Handles an answer in transit whose connection has lost its entry. The client's next packet
  * creates the entry again.
@@ -278,11 +290,13 @@ static __always_inline enum sl_reason answer_without_entry(struct __sk_buff *skb
 {
 	struct sl_end from = { .source = 1 };
 
-	/* only packets that the stack forwards, not packets of local sockets */
-	if (!(skb->mark & SL_MARK_MASK) && !skb->ingress_ifindex)
-		return SL_CONTINUE;
 	if (begins(p) || !find_answers(p))
 		return SL_CONTINUE;
+	/* a socket of the node accepts a direct connection from the same port of the client */
+	if (accepts(p) && !(skb->mark & SL_MARK_MASK) && !skb->ingress_ifindex) {
+		delete_answer(p->family, SL_XL_ANSWERS);
+		return SL_CONTINUE;
+	}
 	p->reply = 1;
 	if (leads_fragments(p))
 		lead_fragments(p, SL_LEAD_ON);

@@ -100,48 +100,71 @@ func TestKernelConnectionsByServicesSurviveTheLossOfAnEntry(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFabric(t, routing, false)
 			n := &serviceNode{T: t, runner: f.a.runner}
-			local := f.a.newPod(t, 20)
+			local, away := f.a.newPod(t, 20), f.b.newPod(t, 21)
+			for _, a := range away.Addrs() {
+				f.a.says(t, netip.PrefixFrom(a, a.BitLen()), away.Identity, uint16(f.b.number))
+			}
 			port := uint16(30080)
 			for family := range 2 {
 				node := []netip.Addr{f.a.addr4, f.a.addr6}[family]
+				other := []netip.Addr{f.b.addr4, f.b.addr6}[family]
+				of := func(p *pod) place { return place{p.ns, p.Addrs()[family]} }
+				hosts := [2]place{{f.a.ns, node}, {f.b.ns, other}}
 				for _, c := range []struct {
 					name   string
 					from   netns.NsHandle
-					asked  netip.AddrPort
-					kind   uint8
-					server *pod
+					node   bool // it asks a node port
+					server place
 				}{
-					{"outside, local backend", f.outsider, netip.AddrPortFrom(node, port), feNode, local},
-					{"outside, backend elsewhere", f.outsider, netip.AddrPortFrom(node, port+1), feNode, f.b.pod},
-					{"pod, local backend", f.a.pod.ns, serviceAddr(node, byte(3+port%100)), feAddress, local},
-					{"pod, backend elsewhere", f.a.pod.ns, serviceAddr(node, byte(4+port%100)), feAddress, f.b.pod},
+					{"outside, local backend", f.outsider, true, of(local)},
+					{"outside, backend elsewhere", f.outsider, true, of(f.b.pod)},
+					{"outside, socket of the node", f.outsider, true, hosts[0]},
+					{"outside, host of the other node", f.outsider, true, hosts[1]},
+					{"pod of the other node, local backend", f.b.pod.ns, true, of(local)},
+					{"pod of the other node, backend elsewhere", f.b.pod.ns, true, of(away)},
+					{"host of the other node, local backend", f.b.ns, true, of(local)},
+					{"pod, local backend", f.a.pod.ns, false, of(local)},
+					{"pod, backend elsewhere", f.a.pod.ns, false, of(f.b.pod)},
+					{"pod, socket of the node", f.a.pod.ns, false, hosts[0]},
 				} {
-					port += 2
-					backend := netip.AddrPortFrom(c.server.Addrs()[family], port)
-					n.lead(c.asked, c.kind, backend)
-					for what, lose := range losses {
-						if lose == nil {
-							continue
-						}
-						for _, network := range []string{"tcp", "udp"} {
-							for _, serverFirst := range []bool{true, false} {
-								name := fmt.Sprintf("IPv%d, %s, %s loses %s, server first %t", 4+2*family, c.name, network, what, serverFirst)
-								conn := connectPair(t, network, c.from, c.server.ns, c.asked, backend)
-								if err := conn.exchange(serverFirst); err != nil {
-									t.Fatalf("%s: before: %v", name, err)
+					port++
+					asked, kind := netip.AddrPortFrom(node, port), uint8(feNode)
+					if !c.node {
+						asked, kind = serviceAddr(node, byte(port%100)), feAddress
+					}
+					backend := netip.AddrPortFrom(c.server.addr, port+1000)
+					n.lead(asked, kind, backend)
+					t.Run(fmt.Sprintf("IPv%d, %s", 4+2*family, c.name), func(t *testing.T) {
+						for what, lose := range losses {
+							if lose == nil {
+								continue
+							}
+							for _, network := range []string{"tcp", "udp"} {
+								for _, serverFirst := range []bool{true, false} {
+									name := fmt.Sprintf("%s loses %s, server first %t", network, what, serverFirst)
+									conn := connectPair(t, network, c.from, c.server.ns, asked, backend)
+									if err := conn.exchange(serverFirst); err != nil {
+										t.Fatalf("%s: before: %v", name, err)
+									}
+									lose(t, n.k)
+									if err := conn.exchange(serverFirst); err != nil {
+										t.Errorf("%s: %v", name, err)
+									}
+									conn.close()
 								}
-								lose(t, n.k)
-								if err := conn.exchange(serverFirst); err != nil {
-									t.Errorf("%s: %v", name, err)
-								}
-								conn.close()
 							}
 						}
-					}
+					})
 				}
 			}
 		})
 	}
+}
+
+// place is a namespace, and an address in it.
+type place struct {
+	ns   netns.NsHandle
+	addr netip.Addr
 }
 
 // pair is the two ends of a connection.

@@ -320,7 +320,7 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 		return nil, err
 	}
 	k.Connections, err = conntrack.Open(k.Pins, conntrack.Options{
-		Endpoints: k.Endpoints, Worlds: o.worlds(), Log: o.Log,
+		Endpoints: k.Endpoints, Worlds: o.worlds(), KeepAnswers: k.Translations.KeepAnswers, Log: o.Log,
 	})
 	if err != nil {
 		return nil, err

@@ -90,6 +90,11 @@ var losses = map[string]func(t *testing.T, k *Kernel){
 	"what is stored about answers": func(t *testing.T, k *Kernel) {
 		clearMaps(t, k, bpf.MapsMapSlAnswers4, bpf.MapsMapSlAnswers6)
 	},
+	"what is stored about answers, then its entry by a flush": func(t *testing.T, k *Kernel) {
+		clearMaps(t, k, bpf.MapsMapSlAnswers4, bpf.MapsMapSlAnswers6)
+		_, err := k.Connections.Flush(t.Context(), conntrack.Filter{}, false)
+		must(t, "flush", err)
+	},
 	"nothing, and its service's list": nil,
 }
 

@@ -25,14 +25,15 @@ type Connections struct {
 	endpoints *endpointmap.Maps
 	worlds    [2]identity.Numeric // identities of addresses outside the ipcache
 
-	gate     pin.Gate
-	overlap  overlap
-	removers [2]remover         // of IPv4 and IPv6
-	states   map[string]stateAt // by name of the map
-	batches  [2]sync.Pool       // of *batch, for IPv4 and IPv6
-	expired  sync.Mutex         // held while the counter of expired connections changes
-	flushing chan struct{}      // has a token while Flush runs
-	ended    ended              // connections to services that have ended since the last TakeEnded
+	gate        pin.Gate
+	overlap     overlap
+	removers    [2]remover              // of IPv4 and IPv6
+	states      map[string]stateAt      // by name of the map
+	batches     [2]sync.Pool            // of *batch, for IPv4 and IPv6
+	expired     sync.Mutex              // held while the counter of expired connections changes
+	flushing    chan struct{}           // has a token while Flush runs
+	keepAnswers func(*Connection) error // see Options
+	ended       ended                   // connections to services that have ended since the last TakeEnded
 }
 
 // Options configure how Connections interprets an entry.
@@ -41,14 +42,16 @@ type Options struct {
 	Endpoints *endpointmap.Maps
 	// Worlds are the identities of addresses outside the ipcache, for IPv4 and IPv6.
 	Worlds [2]identity.Numeric
-	Log    *slog.Logger
+	// KeepAnswers stores what later answers of a connection to a service need, before its entry is flushed; nil: nothing.
+	KeepAnswers func(c *Connection) error
+	Log         *slog.Logger
 }
 
 // Open returns the connections in the given maps. It writes nothing.
 func Open(pm *pin.Maps, o Options) (*Connections, error) {
 	ct := &Connections{
 		log: o.Log, pins: pm, endpoints: o.Endpoints, worlds: o.Worlds, gate: pin.Gate{ValidateOnly: pm.ValidateOnly},
-		flushing: make(chan struct{}, 1),
+		flushing: make(chan struct{}, 1), keepAnswers: o.KeepAnswers,
 	}
 	return ct, ct.findStates()
 }

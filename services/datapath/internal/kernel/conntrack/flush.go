@@ -122,6 +122,11 @@ func (fl *flush) take(c Connection) error {
 			}
 		}
 	}
+	if !fl.validateOnly {
+		if err := fl.ct.keepAnswersOf(&c); err != nil {
+			return err
+		}
+	}
 	switch {
 	case fl.validateOnly:
 		fl.done.Removed++
@@ -224,6 +229,18 @@ func (fl *flush) removePrevious(c Connection) error {
 		return fmt.Errorf("delete a connection of %s: %w", name, err)
 	}
 	fl.removed()
+	return nil
+}
+
+// keepAnswersOf stores the translation of a connection's answers again: the programs store it at the first answer, and
+// later connections may have evicted it.
+func (ct *Connections) keepAnswersOf(c *Connection) error {
+	if ct.keepAnswers == nil || c.Value.Front == 0 || c.Flags&SeenReply == 0 || c.Flags.Closing() {
+		return nil
+	}
+	if err := ct.keepAnswers(c); err != nil {
+		return fmt.Errorf("keep the answers of connection %v: %w", c.Tuple, err)
+	}
 	return nil
 }
 

@@ -37,7 +37,7 @@ type Maps struct {
 	xl4, xl6           *ebpf.Map // of external clients, and of answers to the node
 	pods4, pods6       *ebpf.Map // of packets of pods
 	answers4, answers6 *ebpf.Map
-	share              *ebpf.Map
+	share, own         *ebpf.Map
 	counts             *count.Counts
 	bounds             *bound.Bounds
 	// endpoints maps the source of a translation to its endpoint.
@@ -58,7 +58,7 @@ func Open(pm *pin.Maps, endpoints *endpointmap.Maps, bounds *bound.Bounds) (*Map
 		xl4:  pm.Map(bpf.MapsMapSlXl4), xl6: pm.Map(bpf.MapsMapSlXl6),
 		pods4: pm.Map(bpf.MapsMapSlPodXl4), pods6: pm.Map(bpf.MapsMapSlPodXl6),
 		answers4: pm.Map(bpf.MapsMapSlAnswers4), answers6: pm.Map(bpf.MapsMapSlAnswers6),
-		share: pm.Map(bpf.MapsMapSlShare), counts: counts, bounds: bounds, endpoints: endpoints,
+		share: pm.Map(bpf.MapsMapSlShare), own: pm.Map(bpf.MapsMapSlOwn), counts: counts, bounds: bounds, endpoints: endpoints,
 	}, nil
 }
 

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package translation
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+)
+
+// KeepAnswers stores the record of a connection to a service, and the copy of its claim, if the maps no longer have
+// them. Programs store them at the first answer; while the connection has its entry nothing uses them, so that later
+// connections evict them.
+func (m *Maps) KeepAnswers(c *conntrack.Connection) error {
+	if err := m.gate.RLock(); err != nil {
+		return err
+	}
+	defer m.gate.RUnlock()
+	v := bpf.MapsSlXl{
+		Port: c.Initiator.Port(), AskedAt: c.Value.AskedAddress, Front: c.Value.Front, LastS: conntrack.MonotonicSeconds(),
+	}
+	copy(v.Addr[:], c.Initiator.Addr().AsSlice())
+	m.counts.KeepPort(count.Answered, c.Responder.Port())
+	if err := m.insertAnswer(c.Responder, c.Initiator, c.Protocol, zoneAnswers, v); err != nil {
+		return err
+	}
+	if !c.Transit || c.Value.NatPort == 0 || c.Value.NatAddress == 0 {
+		return nil
+	}
+	var own bpf.MapsSlOwn
+	if err := m.own.Lookup(uint32(c.Value.NatAddress-1), &own); err != nil {
+		return err
+	}
+	address := netip.AddrFrom16(own.Addr)
+	if own.Family == 4 {
+		address = netip.AddrFrom4([4]byte(own.Addr[:4]))
+	}
+	if address.Is4() != c.Initiator.Addr().Is4() {
+		return nil // the node has lost the address
+	}
+	v.AskedAt = 0
+	m.counts.KeepPort(count.Claimed, c.Value.NatPort)
+	claimed := netip.AddrPortFrom(address, c.Value.NatPort)
+	return m.insertAnswer(c.Responder, claimed, c.Protocol, zoneClaimed, v)
+}
+
+// insertAnswer inserts a record about answers from a backend, unless there is one.
+func (m *Maps) insertAnswer(from, to netip.AddrPort, protocol, zone uint8, v bpf.MapsSlXl) error {
+	var err error
+	if from.Addr().Is4() {
+		err = pin.InsertOnce(m.answers4, bpf.MapsSlXlKey4{
+			Src: binary.NativeEndian.Uint32(from.Addr().AsSlice()), Dst: binary.NativeEndian.Uint32(to.Addr().AsSlice()),
+			Sport: from.Port(), Dport: to.Port(), Proto: protocol, Zone: zone,
+		}, v)
+	} else {
+		err = pin.InsertOnce(m.answers6, bpf.MapsSlXlKey6{
+			Src: from.Addr().As16(), Dst: to.Addr().As16(), Sport: from.Port(), Dport: to.Port(), Proto: protocol, Zone: zone,
+		}, v)
+	}
+	if errors.Is(err, pin.ErrExists) || errors.Is(err, ebpf.ErrKeyExist) {
+		return nil
+	}
+	return err
+}

@@ -309,7 +309,7 @@ static __always_inline void recall_service(struct sl_packet *p, struct sl_ct *ct
 			remember_answers(p);
 		return;
 	}
-	if (unlikely(front_of_connection(ct) != p->front)) {
+	if (unlikely(asks_otherwise(p, ct))) {
 		ask_otherwise(p, ct);
 		forget_answers(p);
 	}

@@ -72,6 +72,18 @@ static __always_inline __u16 asked_of_connection(const struct sl_ct *ct)
 	return READ_ONCE(ct->SL_CT_ASKED);
 }
 
+/* Whether the initiator now requests another service, or the same node port at another address. */
+static __always_inline bool asks_otherwise(const struct sl_packet *p, const struct sl_ct *ct)
+{
+	if (front_of_connection(ct) != p->front)
+		return true;
+#ifdef SL_SWAP_LAYOUTS
+	return false;
+#else
+	return p->front && asked_of_connection(ct) != p->asked_at;
+#endif
+}
+
 /* Whether the program sees the requested addresses before they are translated. */
 #define SL_SEES_ASKED (SL_PROGRAM == SL_PROGRAM_FROM_POD || SL_FROM_OUTSIDE)
 

@@ -168,6 +168,8 @@ static __always_inline enum sl_reason forward_non_service(struct __sk_buff *skb,
 {
 	struct sl_ipcache where;
 
+	if (may_have_port(SL_COUNT_ANSWERED, p->dport))
+		leave_transit(p);
 	/* a node port may be in the range of ports for answers */
 	if (has_no_nat_entry(skb, p))
 		return SL_REASON_CONNECTION_INVALID;

@@ -61,6 +61,17 @@ static __always_inline enum sl_reason open_transit(struct sl_packet *p)
 	return SL_CONTINUE;
 }
 
+/* Updates the connection in transit for a request. */
+static __always_inline void follow(struct sl_packet *p, struct sl_ct *ct)
+{
+	if (unlikely(asks_otherwise(p, ct))) {
+		ask_otherwise(p, ct);
+		forget_answers(p);
+	}
+	if (p->dst_slot == SL_SLOT_HOST)
+		advance(p, ct); /* no other hook sees this packet */
+}
+
 /* Finds or creates the entry of the packet's connection in transit. */
 __noinline enum sl_reason follow_transit(struct sl_packet *p)
 {
@@ -80,10 +91,34 @@ __noinline enum sl_reason follow_transit(struct sl_packet *p)
 		reason = open_transit(p);
 	else if (is_reply(p, ct) || lacks_flags(p))
 		reason = SL_REASON_CONNECTION_INVALID;
-	else if (p->dst_slot == SL_SLOT_HOST)
-		advance(p, ct); /* no other hook sees this packet */
+	else
+		follow(p, ct);
 	p->zone = SL_ZONE_POD;
 	return reason;
+}
+
+/*
+ * A client sends to the backend of a service, from a port that it may have used for the service:
+ * the answers come from the backend's own address. The latest requested address of a UDP port
+ * applies, as in asked.h; a TCP connection must have ended.
+ */
+__noinline int leave_transit(struct sl_packet *p)
+{
+	struct sl_ct *ct;
+
+	if (!p || (p->proto != SL_UDP && !begins(p)))
+		return 0;
+	p->zone = SL_ZONE_TRANSIT;
+	write_key(p);
+	ct = look_up_connection(p);
+	if (ct && !is_reply(p, ct) && (p->proto == SL_UDP || has_ended(READ_ONCE(ct->flags))))
+		delete_connection(p);
+	p->zone = SL_ZONE_POD;
+	p->reply = 0;
+	write_answers_key(p);
+	if (p->proto == SL_UDP && find_answer(p->family, SL_XL_ANSWERS))
+		delete_answer(p->family, SL_XL_ANSWERS);
+	return 0;
 }
 
 /* The index in sl_own, plus 1, of the source address for packets to backends on other nodes. */

@@ -278,7 +278,10 @@ static __always_inline bool is_other(const struct sl_packet *p, const struct sl_
 	__u32 asked = front_of_connection(ct);
 	struct sl_front *front;
 
-	if (asked == c->front)
+	if (!asks_otherwise(p, ct))
+		return false;
+	/* the latest requested address applies, as in asked.h */
+	if (p->proto == SL_UDP && asked == c->front)
 		return false;
 	if (p->proto == SL_UDP && now_seconds() - READ_ONCE(ct->last_s) >= SL_PORT_PAUSE)
 		return false;

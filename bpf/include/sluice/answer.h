@@ -95,8 +95,12 @@ static __noinline bool is_of_connected_socket(struct __sk_buff *skb, const struc
 	return connected;
 }
 
-/* Whether the packet is in the reply direction of an nf_conntrack entry. */
-static __noinline bool is_tracked_reply(struct __sk_buff *skb, const struct sl_packet *p)
+/* The direction of the packet in its nf_conntrack entry. */
+#define SL_TRACKED_NOT 0
+#define SL_TRACKED_REQUEST 1
+#define SL_TRACKED_REPLY 2
+
+static __noinline __u32 tracked_direction(struct __sk_buff *skb, const struct sl_packet *p)
 {
 	struct bpf_ct_opts opts = { .netns_id = BPF_F_CURRENT_NETNS, .l4proto = p->proto };
 	struct bpf_sock_tuple tuple = {};
@@ -104,13 +108,25 @@ static __noinline bool is_tracked_reply(struct __sk_buff *skb, const struct sl_p
 	__u32 size;
 
 	if (!cfg_conntrack)
-		return false;
+		return SL_TRACKED_NOT;
 	size = write_tuple(&tuple, p->family, p->src, p->sport, p->dst, p->dport);
 	ct = bpf_skb_ct_lookup(skb, &tuple, size, &opts, sizeof(opts));
 	if (!ct)
-		return false;
+		return SL_TRACKED_NOT;
 	bpf_ct_release(ct);
-	return opts.dir == SL_CT_DIR_REPLY;
+	return opts.dir == SL_CT_DIR_REPLY ? SL_TRACKED_REPLY : SL_TRACKED_REQUEST;
+}
+
+/* Whether nf_conntrack knows the packet's connection. */
+static __always_inline bool is_tracked(struct __sk_buff *skb, const struct sl_packet *p)
+{
+	return tracked_direction(skb, p) != SL_TRACKED_NOT;
+}
+
+/* Whether the packet is in the reply direction of an nf_conntrack entry. */
+static __always_inline bool is_tracked_reply(struct __sk_buff *skb, const struct sl_packet *p)
+{
+	return tracked_direction(skb, p) == SL_TRACKED_REPLY;
 }
 
 /*

@@ -76,22 +76,23 @@ static __noinline __u32 socket_state(struct __sk_buff *skb, const struct sl_pack
  * Whether the packet looks like an answer whose claim was evicted: it is from a pod of another
  * node, does not begin a connection, goes to a port for answers, and no socket of the node
  * matches. The stack would reset the connection. If the packet is dropped instead, the backend
- * retransmits, and the client's next packet restores the claim. Packets from outside are left to
- * the stack, because connections that other components translate have no socket either.
+ * retransmits, and the client's next packet restores the claim. Connections that other components
+ * translate have no socket either: packets from outside, and packets that nf_conntrack knows, are
+ * left to the stack. So is UDP, whose first packet cannot be told from an answer.
  */
 static __always_inline bool has_no_nat_entry(struct __sk_buff *skb, const struct sl_packet *p)
 {
 	struct sl_end remote = { .port = p->sport }, local = { .port = p->dport };
 	struct sl_ipcache where;
 
-	if (p->dst_slot != SL_SLOT_HOST || p->proto == SL_SCTP || !may_be_claimed(p) || begins(p))
+	if (p->dst_slot != SL_SLOT_HOST || p->proto != SL_TCP || !may_be_claimed(p) || begins(p))
 		return false;
 	where = ipcache_of(p->src, p->family);
 	if (!where.node || is_node_identity(where.identity))
 		return false;
 	__builtin_memcpy(remote.addr, p->src, sizeof(remote.addr));
 	__builtin_memcpy(local.addr, p->dst, sizeof(local.addr));
-	return socket_state(skb, p, &remote, &local) == SL_SOCKET_NONE;
+	return socket_state(skb, p, &remote, &local) == SL_SOCKET_NONE && !is_tracked(skb, p);
 }
 
 /*

@@ -189,7 +189,7 @@ typedef __u32 sl_ports_word SL_BITS("sport@16:16 dport@0:16");
 typedef __u32 sl_cell_index SL_BITS("@1:31=enum:sl_reason @0:1=egress|ingress");
 typedef __u32 sl_reason_index SL_AS("enum:sl_reason");
 typedef __u32 sl_stat_index SL_AS("enum:sl_ct_stat");
-typedef __u32 sl_rate_index SL_AS("answers-to-pods|answers-outside|errors-too-big");
+typedef __u32 sl_rate_index SL_AS("answers-to-pods|answers-outside|errors-too-big|errors-outside");
 typedef __u32 sl_budget_index SL_BITS("endpoint@1:31=endpoint @0:1=IPv4|IPv6");
 typedef __u32 sl_bound_index SL_AS(
 	"translations-ipv4|translations-ipv6|fragments|affinity-ipv4|affinity-ipv6|events|"
@@ -286,6 +286,7 @@ struct sl_limit {
 #define SL_RATE_ANSWERS_TO_PODS 0
 #define SL_RATE_ANSWERS_OUTSIDE 1
 #define SL_RATE_TOO_BIG 2
+#define SL_RATE_ERRORS_OUTSIDE 3
 #define SL_MAX_RATES 8
 
 /* Value of sl_rate. */

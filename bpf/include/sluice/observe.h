@@ -54,15 +54,18 @@ static __always_inline bool within_own_limit(__u32 slot, __u32 at, __u64 now)
 
 /*
  * Whether another event of the endpoint may be queued in the ring buffer. One half of the ring is
- * common. While it is full, endpoints that have used up their guarantee are refused. So while the
- * datapath does not read, an endpoint cannot crowd out the events of others.
+ * common. While it is full, endpoints that have used up their guarantee are refused, and so are
+ * packets that belong to no endpoint. So while the datapath does not read, neither an endpoint nor
+ * a sender outside can crowd out the events of others.
  */
 static __always_inline bool may_wait(__u32 slot)
 {
+	bool outside = slot >= SL_MAX_SLOTS;
+
 	if (bpf_ringbuf_query(&sl_events, BPF_RB_AVAIL_DATA) < SL_EVENT_BYTES / 2 ||
-	    !has_guarantee(SL_BOUND_EVENTS, slot))
+	    !(outside || has_guarantee(SL_BOUND_EVENTS, slot)))
 		return true;
-	count_refused(SL_BOUND_EVENTS, slot);
+	count_refused(SL_BOUND_EVENTS, outside ? SL_BUDGET_OUTSIDE : slot);
 	return false;
 }
 

@@ -25,22 +25,27 @@
 
 #define SL_ANSWER_TTL 64
 
-/* Answers per CPU and second: to pods, which share them, and separately to senders outside. */
-#define SL_ANSWER_RATE 1000
-
-static __always_inline bool may_answer_now(const struct sl_packet *p)
-{
-	if (SL_PROGRAM == SL_PROGRAM_FROM_POD)
-		return within_rate_of(SL_RATE_ANSWERS_TO_PODS, SL_ANSWER_RATE, SL_BOUND_ANSWERS,
-				      p->src_slot);
-	return within_rate(SL_RATE_ANSWERS_OUTSIDE, SL_ANSWER_RATE);
-}
-
 enum sl_answer_kind {
 	SL_ANSWER_REFUSED = 0,
 	SL_ANSWER_TOO_BIG = 1,
 	SL_ANSWER_TIME_EXCEEDED = 2,
 };
+
+/*
+ * Answers per CPU and second: to pods, which share them, and separately to senders outside.
+ * Refusals outside, which anybody can cause, leave the errors alone by which clients learn the MTU.
+ */
+#define SL_ANSWER_RATE 1000
+
+static __always_inline bool may_answer_now(const struct sl_packet *p, __u32 kind)
+{
+	if (SL_PROGRAM == SL_PROGRAM_FROM_POD)
+		return within_rate_of(SL_RATE_ANSWERS_TO_PODS, SL_ANSWER_RATE, SL_BOUND_ANSWERS,
+				      p->src_slot);
+	return within_rate(kind == SL_ANSWER_REFUSED ? SL_RATE_ANSWERS_OUTSIDE
+						     : SL_RATE_ERRORS_OUTSIDE,
+			   SL_ANSWER_RATE);
+}
 
 /* RFC 792; RFC 4443, section 2: the layout for both families. */
 struct sl_icmp_error {
@@ -257,7 +262,7 @@ static __always_inline bool may_answer_piece(const struct sl_packet *p, __u32 ki
  */
 __noinline int answer_sender(struct __sk_buff *skb, struct sl_packet *p, __u32 kind)
 {
-	if (!p || !may_answer_piece(p, kind) || !may_answer_now(p))
+	if (!p || !may_answer_piece(p, kind) || !may_answer_now(p, kind))
 		return -1;
 	if (p->proto == SL_TCP && kind == SL_ANSWER_REFUSED)
 		return p->l4 == ETH_HLEN + ip_header(p) ? answer_reset(skb, p) : -1;

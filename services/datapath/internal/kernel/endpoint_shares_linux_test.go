@@ -360,6 +360,43 @@ func TestKernelEventsOfOnePodLeaveRoomInTheRing(t *testing.T) {
 	}
 }
 
+// TestKernelEventsFromOutsideLeaveRoomInTheRing: while nobody reads, packets that belong to no endpoint use at most the
+// common half of the ring.
+func TestKernelEventsFromOutsideLeaveRoomInTheRing(t *testing.T) {
+	stayOnOneCPU(t)
+	th := newTheatre(t, false)
+	o := testOptions(kerneltest.NewBPFFS(t))
+	o.Routing = RoutingOverlay
+	k := openKernel(t, o)
+	for _, e := range th.pods {
+		e.Policy = endpointmap.Policy{}
+		publish(t, k, e)
+	}
+	k.Bounds.DivideEvents(len(th.pods))
+	_, ctx, in := th.frame(say("b", "world", datagram(1, 53), 0))
+	// without a tunnel key
+	_, err := k.program(program.FromOverlay).Run(&ebpf.RunOptions{Data: in, DataOut: make([]byte, 256+len(in)), Repeat: 20_000})
+	must(t, "run", err)
+	const few = 100
+	opts := &ebpf.RunOptions{Data: in, DataOut: make([]byte, 256+len(in)), Context: ctx, Repeat: few}
+	_, err = k.program(program.FromPod).Run(opts)
+	must(t, "run", err)
+	events, err := k.Events.Read()
+	must(t, "Events", err)
+	defer events.Close()
+	outside, own := 0, 0
+	for _, e := range drain(t, events) {
+		if e.Reason == event.TunnelKey {
+			outside++
+		} else {
+			own++
+		}
+	}
+	if size := k.Bounds.Size(bound.Events); own != few || outside < size/3 || outside > size*2/3 {
+		t.Errorf("%d events from outside and %d of the pod in a ring of %d, want all %d of the pod", outside, own, size, few)
+	}
+}
+
 // TestKernelAffinityOfOnePodLeavesThatOfOthers: a pod uses more Services with affinity than its share allows
 // entries. Another pod that comes later keeps its backend, and so does a pod that came earlier.
 func TestKernelAffinityOfOnePodLeavesThatOfOthers(t *testing.T) {

@@ -15,11 +15,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
 // sniffer reads the packets that a device sends and receives.
@@ -353,4 +356,33 @@ func TestKernelOutsideAnswersFitTheWayToTheSender(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestKernelRefusalsOutsideLeaveErrorsToOthers: while a sender outside is refused faster than a CPU may answer, another
+// one learns the MTU on the way to its backend.
+func TestKernelRefusalsOutsideLeaveErrorsToOthers(t *testing.T) {
+	stayOnOneCPU(t)
+	f := newFabric(t, RoutingOverlay, false)
+	n := &serviceNode{T: t, runner: f.a.runner}
+	closed, open := netip.AddrPortFrom(f.a.addr4, 30080), netip.AddrPortFrom(f.a.addr4, 30081)
+	n.lead(closed, feNode)
+	n.lead(open, feNode, netip.AddrPortFrom(f.a.pod.IPv4, 8080))
+	prog := n.k.program(program.FromUplink)
+	send := func(src netip.Addr, to netip.AddrPort, size int) {
+		t.Helper()
+		header := [14]byte{12: 8}
+		in := ip(src, to.Addr(), protoUDP, udp(40000, to.Port(), make([]byte, size)...))
+		_, err := prog.Run(&ebpf.RunOptions{Data: append(header[:], in...), DataOut: make([]byte, 2048)})
+		must(t, "run", err)
+	}
+	const rate = 1000
+	before := n.counters(t)
+	for range 2 * rate {
+		send(f.outside, closed, 8)
+	}
+	send(netip.MustParseAddr("192.0.2.98"), open, fabricMTU-28)
+	got := f.a.gained(t, before)
+	if got[cell{event.AnsweredTooBig, event.Ingress}] != 1 || got[cell{event.ServiceNoBackend, event.Ingress}] != 2*rate {
+		t.Errorf("counted %v, want one %v", got, event.AnsweredTooBig)
+	}
 }

@@ -71,6 +71,22 @@ static __always_inline enum sl_reason answer_pod(struct __sk_buff *skb, struct s
 	return rewrite_readdressed(skb, p) ? SL_REASON_REWRITE_FAILED : SL_CONTINUE;
 }
 
+/* Translates the source of a host's packet: a socket of the node may be the backend of a service
+ * that a pod of another node has requested here.
+ */
+static __always_inline enum sl_reason answer_of_host(struct __sk_buff *skb, struct sl_packet *p)
+{
+	enum sl_reason reason;
+
+	if (cfg_services && !is_forwarded(skb, p) &&
+	    (p->fragment || is_error(p) || may_have_port(SL_COUNT_ANSWERED, p->sport))) {
+		reason = translate_source(skb, p);
+		if (reason)
+			return reason == SL_REASON_FORWARDED_TO_STACK ? SL_CONTINUE : reason;
+	}
+	return answer_pod(skb, p);
+}
+
 /*
  * Identifies the sender: a local pod, whose packet has entered by its own device; the host; or
  * the world, masqueraded behind an address of the node.
@@ -90,7 +106,7 @@ static __always_inline enum sl_reason find_sender(struct __sk_buff *skb, struct 
 			*identity = p->family == 4 ? SL_VNI_WORLD4 : SL_VNI_WORLD6;
 			p->src_identity = world_of(p->family);
 		}
-		return answer_pod(skb, p);
+		return answer_of_host(skb, p);
 	}
 	src = endpoint_at(p->src_slot);
 	if (!src || !is_from_pod(skb, p, p->src_slot))

@@ -51,6 +51,8 @@ static __always_inline enum sl_reason open_transit(struct sl_packet *p)
 	ct->node = p->node;
 	ct->front = p->front;
 	ct->asked_address = p->asked_at;
+	if (p->dst_slot == SL_SLOT_HOST) /* sluice_to_overlay translates its answers */
+		keep_port(SL_COUNT_ANSWERED, p->dport);
 	err = insert_connection(p);
 	if (err == -SL_EEXIST)
 		return SL_CONTINUE;

@@ -127,6 +127,7 @@ func TestKernelConnectionsByServicesSurviveTheLossOfAnEntry(t *testing.T) {
 					{"outside, host of the other node", f.outsider, true, hosts[1]},
 					{"pod of the other node, local backend", f.b.pod.ns, true, of(local)},
 					{"pod of the other node, backend elsewhere", f.b.pod.ns, true, of(away)},
+					{"pod of the other node, socket of the node", f.b.pod.ns, true, hosts[0]},
 					{"host of the other node, local backend", f.b.ns, true, of(local)},
 					{"pod, local backend", f.a.pod.ns, false, of(local)},
 					{"pod, backend elsewhere", f.a.pod.ns, false, of(f.b.pod)},

@@ -34,7 +34,7 @@ func newAsker(t *testing.T, ns netns.NsHandle) asker {
 	return asker{t, u}
 }
 
-// wantAnswer asks until the answer comes from the address that was asked: a port that is in use for another service
+// wantAnswer asks until the answer comes from the requested address: a port that is in use for another service
 // is refused until it has been idle.
 func (a asker) wantAnswer(what string, to netip.AddrPort) {
 	a.Helper()
@@ -59,7 +59,7 @@ func (a asker) wantAnswer(what string, to netip.AddrPort) {
 
 // TestKernelAPortMayAskManyAddressesOfOneBackend: a UDP socket that keeps its port asks one node port at several
 // addresses of the node, another Service, and a socket of the node directly, all with one backend. Each answer comes
-// from the address that was asked.
+// from the requested address.
 func TestKernelAPortMayAskManyAddressesOfOneBackend(t *testing.T) {
 	for name, routing := range map[string]Routing{"overlay": RoutingOverlay, "native": RoutingNative} {
 		t.Run(name, func(t *testing.T) {

@@ -360,7 +360,7 @@ func TestKernelEventsOfOnePodLeaveRoomInTheRing(t *testing.T) {
 	}
 }
 
-// TestKernelEventsFromOutsideLeaveRoomInTheRing: while nobody reads, packets that belong to no endpoint use at most the
+// TestKernelEventsFromOutsideLeaveRoomInTheRing: until a reader comes, packets that belong to no endpoint use at most the
 // common half of the ring.
 func TestKernelEventsFromOutsideLeaveRoomInTheRing(t *testing.T) {
 	stayOnOneCPU(t)

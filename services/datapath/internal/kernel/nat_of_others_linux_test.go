@@ -95,7 +95,7 @@ func TestKernelPortsForBackendsMayBeTranslatedByOthers(t *testing.T) {
 					wantAnswers(t, "the container asks by "+what, dialFrom(t, ns, proto, 25001+uint16(i), server), server)
 					c, err := dialIn(t, f.b.pod.ns, proto, own)
 					must(t, "connect", err)
-					wantAnswers(t, "the container is asked by "+what, c, netip.AddrPortFrom(a, port))
+					wantAnswers(t, "a pod asks the container by "+what, c, netip.AddrPortFrom(a, port))
 				}
 			}
 		})

@@ -327,7 +327,8 @@ static __always_inline enum sl_reason answer_without_entry(struct __sk_buff *skb
 {
 	struct sl_end from = { .source = 1 };
 
-	if (begins(p) || !find_answers(p))
+	/* inline, because the host's own packets come here, too */
+	if (likely(!may_have_port(SL_COUNT_ANSWERED, p->sport)) || begins(p) || !find_answers(p))
 		return SL_CONTINUE;
 	/* a socket of the node accepts a direct connection from the same port of the client */
 	if (accepts(p) && !(skb->mark & SL_MARK_MASK) && !skb->ingress_ifindex) {

@@ -46,9 +46,9 @@ type failure struct {
 var failureColumns = []string{
 	"unavailable", "connections", "new connections", "policies about other nodes' pods", "`policy apply`",
 	"ADD, known labels",
-	"ADD, new labels", "ADD, new labels, at another node", "new pods of others reached from here",
-	"new pods of here reached from others", "CHECK", "DEL", "STATUS", "STATUS after 60 s", "GC", "`sluice status`",
-	"`sluice status` of another node",
+	"ADD, new labels", "ADD, new labels, on another node", "new pods of other nodes reached from this node",
+	"new pods of this node reached from other nodes", "CHECK", "DEL", "STATUS", "STATUS after 60 s", "GC",
+	"`sluice status`", "`sluice status` of another node",
 }
 
 func (f *failure) row() failures.Row {
@@ -177,7 +177,7 @@ func failureGroups() []failureGroup {
 		}},
 		{name: "network", options: devnode.ClusterOptions{Nodes: 3}, rows: []failure{
 			{
-				away: "a node: its processes and its link", link: true, processes: everything,
+				away: "a node: its processes and its link to other nodes", link: true, processes: everything,
 				connections: standStill, begun: fail, enforced: none,
 				apply: "1", known: "11", fresh: "11", learns: after, learned: none, check: "11", gc: "11",
 				later: "50", shown: notReady, shownElsewhere: ready,
@@ -188,7 +188,7 @@ func failureGroups() []failureGroup {
 				printsElsewhere: silent,
 			},
 			{
-				away: "the fabric at a node, etcd reached", link: true,
+				away: "the link of a node to other nodes, etcd reachable", link: true,
 				connections: standStill, begun: fail, enforced: none, learns: after, learned: after,
 				shown: ready, shownElsewhere: ready,
 				prints: silent, printsElsewhere: silent,

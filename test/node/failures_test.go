@@ -56,8 +56,8 @@ type failure struct {
 // columns are the columns of the first table.
 var columns = []string{
 	"unavailable", "connections", "new connections", "enforced policies", "`policy apply`", "ADD, known labels",
-	"ADD, new labels", "`endpoint events` of it", "CHECK", "DEL", "STATUS", "STATUS after 60 s", "GC", "`sluice status`",
-	"`/readyz` is 503 of",
+	"ADD, new labels", "`endpoint events` of the container", "CHECK", "DEL", "STATUS", "STATUS after 60 s", "GC",
+	"`sluice status`", "`/readyz` is 503 of",
 }
 
 func (f *failure) row() failures.Row {

@@ -70,7 +70,7 @@ type clusterState struct {
 	// Network contains the uplink prefixes of the nodes, one per family.
 	Network []netip.Prefix `json:"network,omitempty"`
 	Routing string         `json:"routing,omitempty"`
-	// Services run on every node.
+	// Services are the names of the services that run on every node.
 	Services []string `json:"services,omitempty"`
 	Hub      state    `json:"hub"`
 }

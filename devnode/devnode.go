@@ -109,7 +109,7 @@ type state struct {
 	Policy    string              `json:"policyMode"`
 	Policies  string              `json:"policyDir,omitempty"`
 	Manifests string              `json:"serviceDir,omitempty"`
-	// Services run on the node: all services, or a part of them on a node of a cluster.
+	// Services are the names of the services that run on the node: all of them, or on a node of a cluster a part.
 	Services []string `json:"services,omitempty"`
 	// Member describes the node in its cluster; nil for a single node.
 	Member *member `json:"member,omitempty"`

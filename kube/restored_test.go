@@ -29,8 +29,8 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// warned reports whether Failed was called with a restore since the last call of warned. The test fails unless the
-// last call of Failed had nil.
+// warned reports whether Failed has reported a restored server since the last call of warned. It fails the test if the
+// last call of Failed had an error.
 func (s *seen) warned(t *testing.T) (restored bool) {
 	t.Helper()
 	synctest.Wait()

@@ -144,7 +144,7 @@ class Node:
         return revision
 
     def watch(self, changed, removed):
-        """Reports endpoints as they change, over restarts of the datapath."""
+        """Reports endpoints as they change, across restarts of the datapath."""
         known, token = set(), b""
         while True:
             try:

@@ -16,8 +16,8 @@ const LevelInterval = 10 * time.Second
 // tenants share.
 const firstPart = 8
 
-// maxRounds limits how often the limits are divided again because objects that another limit refuses leave units
-// free.
+// maxRounds limits the number of times that the limits are divided again because objects that another limit refuses
+// leave units free.
 const maxRounds = 8
 
 // Limit is a limit that tenants share.

@@ -187,7 +187,7 @@ type Plan[K comparable] struct {
 	now      time.Time
 }
 
-// maxAside limits how often a division is recomputed because more elements must be reserved.
+// maxAside limits the number of times that a division is recomputed because more elements must be reserved.
 const maxAside = 4
 
 // Plan computes the levels without applying them. It must be called only after every source of objects and the list

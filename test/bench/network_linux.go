@@ -33,7 +33,7 @@ type network struct {
 	args string
 	// netns is the node's namespace; empty for the benchmark's own.
 	netns string
-	// share is the divisor of the number of pods that this network gets.
+	// share divides the number of pods: only 1/share of them are attached to this network.
 	share int
 }
 

@@ -51,7 +51,7 @@ func (p policies) upsert(ctx context.Context, manifests string) (change, error) 
 		return change{}, fmt.Errorf("wait for revision %d: %w", answer.GetRevision(), err)
 	}
 	if gone := waited.GetDisconnected(); len(gone) > 0 {
-		return change{}, fmt.Errorf("revision %d is enforced, but not by removed %v", answer.GetRevision(), gone)
+		return change{}, fmt.Errorf("disconnected subscribers do not enforce revision %d: %v", answer.GetRevision(), gone)
 	}
 	c.enforced = time.Since(start)
 	return c, nil

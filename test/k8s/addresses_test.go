@@ -57,7 +57,8 @@ func (n sluiceNode) machine(to, path string) (string, error) {
 	return string(out), err
 }
 
-// via adds routes from the machine to addresses via a node, until the test ends.
+// via adds routes to the addresses, with a node as the gateway, on the machine outside of the cluster. The end of the
+// test removes them.
 func (n sluiceNode) via(node int, addresses ...string) {
 	n.Helper()
 	for _, a := range addresses {

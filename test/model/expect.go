@@ -57,7 +57,7 @@ func (w *World) Expect(q *Question) Expectation {
 	case len(e.Servers) == len(all):
 		e.MustPass = true
 	default:
-		e.Why = "the backend that is chosen; " + why
+		e.Why = "the answer depends on the chosen backend; " + why
 	}
 	if q.fromElsewhere(w) && !e.MustDeny {
 		e.MustPass, e.Why = false, "the node's routes choose the address that answers"

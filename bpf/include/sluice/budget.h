@@ -15,7 +15,7 @@
 #include <sluice/compiler.h>
 #include <sluice/refused.h>
 
-/* How often a budget is read again if other CPUs change it. */
+/* The maximum number of attempts to change a budget while other CPUs change it. */
 #define SL_BUDGET_TRIES 4
 
 /* Counts n ended connections of an endpoint; -1: an ended connection that continues. */

@@ -158,7 +158,7 @@ static __always_inline bool keep_fragment(const struct sl_fragment *key, __u32 p
 		return false;
 	if (wanted && *found == ports)
 		return true;
-	/* the identification is reused, and values are written only once */
+	/* the sender reuses the identification; an element's value is never changed */
 	delete_fragment(key);
 	return false;
 }

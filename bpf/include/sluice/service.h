@@ -17,7 +17,7 @@
 #include <sluice/maps.h>
 #include <sluice/service_maps.h>
 
-/* How often a choice is repeated if its backend has just been removed. */
+/* The maximum number of choices for one connection: a chosen backend may just have been removed. */
 #define SL_SERVICE_TRIES 3
 
 /* The choice of one backend. It is on the stack of the calling program. */

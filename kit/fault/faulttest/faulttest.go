@@ -124,7 +124,7 @@ func (c *Controller) plan(point string, p *plan) {
 	c.plans[point] = p
 }
 
-// Hits returns how often the process has reached the point.
+// Hits returns the number of times that the process has reached the point.
 func (c *Controller) Hits(point string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -103,7 +103,7 @@ func changeLabels(ctx context.Context, inv *invocation.Invocation, name string, 
 		before, owner, text := e.GetIdentity(), workload.OwnerOf(after.GetOwner()), identityText(after)
 		switch {
 		case c.validate && after.GetIdentity() == 0:
-			fmt.Fprintf(w, "%s %s would get an identity that has no number yet: %s\n", unchanged, owner, text)
+			fmt.Fprintf(w, "%s %s would get a new identity: %s\n", unchanged, owner, text)
 		case c.validate:
 			fmt.Fprintf(w, "%s %s would change from identity %d to %s\n", unchanged, owner, before, text)
 		case after.GetIdentity() == before:

@@ -131,7 +131,7 @@ func (c *Invocation) Bare(use string) *cobra.Command {
 	}
 	flags := root.PersistentFlags()
 	flags.StringVarP(&c.Format, "output", "o", "table",
-		"table, wide (further columns, and lines of any length) or json")
+		"table, wide (all columns, lines not wrapped) or json")
 	flags.DurationVar(&c.Timeout, "timeout", 10*time.Second, "how long to wait for each answer")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
 	return root

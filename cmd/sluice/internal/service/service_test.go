@@ -32,7 +32,7 @@ func TestApplyWaitsUntilTheKernelEnforces(t *testing.T) {
 	if !strings.Contains(out, "The kernel enforces revision 7, after ") {
 		t.Errorf("apply says\n%s", out)
 	}
-	// A slice belongs to the service in its label, so both objects have one key.
+	// The slice belongs to the Service that its label names, so the command waits for one Service.
 	w := n.Balancer.Waited
 	if len(w.GetServices()) != 1 || w.GetServices()[0].GetName() != "web" || w.GetRevision() != 7 || !w.GetEnded() {
 		t.Errorf("it waited for %v", w)

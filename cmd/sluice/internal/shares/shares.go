@@ -54,7 +54,7 @@ lists the pods of the tenant.`,
 		},
 	}
 	cmd.Flags().BoolVar(&exceeded, "exceeded", false,
-		"only tenants that ask for more than they have, and endpoints that were refused something")
+		"only tenants that exceed their share, and endpoints with refused packets, events or answers")
 	return cmd
 }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package netns checks the network namespace that a runtime names, and gives
-// one that the datapath could not open a path that it can.
+// Package netns checks the path of a network namespace that a runtime passes. If the datapath cannot open the path, the
+// package bind-mounts the namespace at a path that the datapath can open.
 //
-// It enters no namespace: that is the datapath's work.
+// It never enters a namespace; only the datapath does.
 package netns
 
 import (
@@ -143,8 +143,8 @@ func hash(s string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Bind mounts the namespace at source, which NeedsName, at target and returns
-// whether it was this call that did: it may be there already.
+// Bind bind-mounts the namespace at source, a path that NeedsName, at target. made
+// is false if the mount exists already.
 func Bind(source, target string) (made bool, err error) {
 	// Others may enter, as they may /run/netns: the datapath is not root. They may
 	// not write, because mount follows links.

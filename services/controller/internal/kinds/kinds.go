@@ -119,7 +119,7 @@ func (k *Kinds) lead(ctx context.Context) {
 			failure = ""
 		case ctx.Err() == nil && err.Error() != failure:
 			failure = err.Error()
-			k.log.Warn("nodes find new kinds of policy late", log.Err(err))
+			k.log.Warn("cannot publish the kinds of policy; nodes detect new kinds later", log.Err(err))
 		}
 		for due := time.After(wait + rand.N(wait/2)); due != nil; {
 			select {

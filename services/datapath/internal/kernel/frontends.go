@@ -58,7 +58,7 @@ func (f Frontends) fresh(tx *frontendtx.Transaction) (map[frontend.Key]struct{},
 	return fresh, nil
 }
 
-// forgetTries is how often forget retries to remove a connection that packets keep changing.
+// forgetTries is the maximum number of attempts of forget to remove a connection that packets keep changing.
 const forgetTries = 5
 
 // forgetDirect removes the untranslated connections to addresses that have become frontends.

@@ -205,7 +205,7 @@ func wantServed(t *testing.T, what, says string, at netip.AddrPort, source netip
 	}
 }
 
-// fromOutside sends the outsider's frames to a node.
+// fromOutside sends packets to a node from the machine outside of the cluster.
 func (f *fabric) fromOutside(t *testing.T, to *fabricNode, packets ...[]byte) {
 	t.Helper()
 	inNetns(t, f.outsider, func() {

@@ -158,9 +158,9 @@ func (n *Node) Close() {
 // Restore removes the state of another routing mode of a previous process.
 func (n *Node) Restore() {
 	if n.Fabric == nil && n.underlay != nil {
-		// Leftovers of it do no harm.
+		// If some remain, they do no harm.
 		if err := routing.Remove(n.underlay, n.o.Maps.Nodes); err != nil {
-			n.o.Log.Error("routes and devices to other nodes not removed", log.Err(err))
+			n.o.Log.Error("cannot remove the routes and devices of the former routing mode", log.Err(err))
 		}
 	}
 }

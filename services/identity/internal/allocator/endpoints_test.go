@@ -155,7 +155,7 @@ func TestRelabelWithoutStoreLeavesEverythingAsItWas(t *testing.T) {
 }
 
 // TestIsolatedEndpointNeedsNeitherStoreNorNumber: with the store unavailable and the quota used up.
-// Its former number stays held until it confirms, also over a restart.
+// Its former number stays held until it confirms, also across a restart.
 func TestIsolatedEndpointNeedsNeitherStoreNorNumber(t *testing.T) {
 	f, records := storetest.NewFake(), &memory{}
 	a := startFake(t, f, "a", records)

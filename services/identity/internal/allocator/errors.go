@@ -48,13 +48,13 @@ type StoreError struct {
 
 func (e *StoreError) Error() string {
 	if errors.Is(e.Err, ErrNameTaken) {
-		return fmt.Sprintf("label set %s gets no number: %v", clip(e.Labels.Text(), 200), e.Err)
+		return fmt.Sprintf("label set %s gets no identity: %v", clip(e.Labels.Text(), 200), e.Err)
 	}
 	if errors.Is(e.Err, ErrNoSpace) {
-		return fmt.Sprintf("label set %s gets no number: %s", clip(e.Labels.Text(), 200), noSpace(e.Endpoints, e.Err))
+		return fmt.Sprintf("label set %s gets no identity: %s", clip(e.Labels.Text(), 200), noSpace(e.Endpoints, e.Err))
 	}
 	if errors.Is(e.Err, errListing) {
-		return fmt.Sprintf("label set %s gets no number: %v", clip(e.Labels.Text(), 200), e.Err)
+		return fmt.Sprintf("label set %s gets no identity: %v", clip(e.Labels.Text(), 200), e.Err)
 	}
 	s := fmt.Sprintf("label set %s is not known on this node and etcd (%s) does not answer", clip(e.Labels.Text(), 200), strings.Join(e.Endpoints, ", "))
 	if e.Err != nil {

@@ -17,7 +17,7 @@ var isolated = func() identity.Identity {
 }()
 
 // Isolated returns the label set reserved:init. An endpoint has it while its own labels
-// have no number. Policies always isolate this identity, and only policies that name
+// have no identity. Policies always isolate this identity, and only policies that name
 // reserved:init allow it anything. It needs neither the store nor a free number, so every
 // change of labels that fails can be closed.
 func Isolated() label.Canonical { return isolated.Labels }

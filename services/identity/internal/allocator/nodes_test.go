@@ -1069,7 +1069,7 @@ func TestRecordsThatAreNotWrittenAreTold(t *testing.T) {
 	m.setFail(nil)
 	servicetest.Eventually(t, "the records are written", func() bool { return a.Summary().Unsaved == nil })
 	if numbers, _ := a.Numbers(); !numbers {
-		t.Error("new label sets get no numbers, and the disk has space")
+		t.Error("new label sets get no identity, and the disk has space")
 	}
 }
 

@@ -9,7 +9,8 @@ import (
 	"github.com/sluice-net/sluice/model/shares"
 )
 
-// labelledOf returns tenants, some of whose namespaces have the tenant label.
+// labelledOf returns a function that returns the tenant of a namespace. Only the given namespaces have the tenant
+// label, each with its own name as the value.
 func labelledOf(namespaces ...string) func(string) shares.Tenant {
 	tenants := shares.NewTenants(shares.Settings{})
 	for _, ns := range namespaces {

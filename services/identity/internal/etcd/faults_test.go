@@ -176,7 +176,7 @@ func (r *racers) restart(i int) {
 	r.start(i)
 }
 
-// resolve tries until the node answers, over restarts of its process.
+// resolve tries until the node answers, across restarts of its process.
 func (r *racers) resolve(ctx context.Context, i int, client, set int) (identity.Numeric, bool) {
 	call := r.history.now()
 	for ctx.Err() == nil {

@@ -22,7 +22,7 @@ type rate struct {
 }
 
 // Each change of the labels of a pod uses the rate of the pod and the rate of its
-// controller. A change to a label set that has no number yet also uses the rate of the
+// controller. A change to a label set that has no identity yet also uses the rate of the
 // node, which the tenants that wait share.
 var (
 	podRate        = rate{10 * time.Second, 5}
@@ -56,7 +56,7 @@ func (b *bucket) wait(r rate, now time.Time) time.Duration {
 type want struct {
 	holder allocator.Holder
 	labels Labels
-	fresh  bool // the label set has no number yet
+	fresh  bool // the label set has no identity yet
 }
 
 // owner is the key of a controller's rate.

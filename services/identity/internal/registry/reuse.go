@@ -52,8 +52,8 @@ type Reuse struct {
 // mappings are the mappings of this node's addresses that the store may have. All fields are guarded by the registry's
 // mu.
 type mappings struct {
-	// written are the addresses of each endpoint that a transaction was tried with and that
-	// no later one has removed.
+	// written are the addresses that the store may have for each endpoint: a transaction with the address was tried,
+	// and no later transaction has removed it.
 	written map[string]map[netip.Addr]struct{}
 	count   map[netip.Addr]int     // endpoints in written that have the address
 	removed map[netip.Addr]removal // when the store had no mapping of the address any more
@@ -262,7 +262,7 @@ func (r *Registry) reuse(a netip.Addr, now time.Time) Reuse {
 			"its last mapping left etcd less than %s ago, and a node without etcd may still have it", r.rest())
 	}
 	if least := r.unbroken(); now.Sub(m.heard) < least {
-		return wait(least-now.Sub(m.heard), "etcd answers for less than %s", least)
+		return wait(least-now.Sub(m.heard), "etcd has answered for less than %s", least)
 	}
 	out.OK = true
 	return out

@@ -27,7 +27,7 @@ var metrics = []metric{
 		func(s allocator.Status, _ allocator.Counters) float64 { return float64(s.Known) }),
 	newMetric("held_identities", "Identities of the cluster that this node holds.", prometheus.GaugeValue,
 		func(s allocator.Status, _ allocator.Counters) float64 { return float64(s.Held) }),
-	newMetric("isolated_endpoints", "Endpoints that are isolated because the labels of their pod have no number.",
+	newMetric("isolated_endpoints", "Endpoints that are isolated because the labels of their pod have no identity.",
 		prometheus.GaugeValue, func(s allocator.Status, _ allocator.Counters) float64 { return float64(s.Isolated) }),
 	newMetric("pending_store_writes", "References and releases that wait for etcd.", prometheus.GaugeValue,
 		func(s allocator.Status, _ allocator.Counters) float64 { return float64(s.PendingWrites) }),

@@ -203,7 +203,7 @@ func TestABurstAcrossAChangeOfRanges(t *testing.T) {
 	}
 }
 
-// TestARefusedRangeGivesNoNewAddress proves INV-86, over a restart.
+// TestARefusedRangeGivesNoNewAddress proves INV-86, across a restart.
 func TestARefusedRangeGivesNoNewAddress(t *testing.T) {
 	for _, stored := range []bool{true, false} { // the ranges are of SetRanges, of the configuration
 		m := ipamtest.NewMemory()
@@ -372,7 +372,7 @@ func primaries(t *testing.T, a *ipam.Allocator) string {
 	return strings.Join(hub, ", ")
 }
 
-// TestThePrimaryRangeStaysWhileTheNodeHasIt proves INV-105, over a restart after each
+// TestThePrimaryRangeStaysWhileTheNodeHasIt proves INV-105, across a restart after each
 // change.
 func TestThePrimaryRangeStaysWhileTheNodeHasIt(t *testing.T) {
 	m := ipamtest.NewMemory()
@@ -442,7 +442,7 @@ func TestThePrimaryRangeStaysWhileTheNodeHasIt(t *testing.T) {
 }
 
 // TestAKeptRangeGivesNoNewAddressAndStays: a node whose settings differ from the cluster's keeps its ranges, their
-// gateways among them, over a restart, also the ranges in which no owner holds an address.
+// gateways among them, across a restart, also the ranges in which no owner holds an address.
 func TestAKeptRangeGivesNoNewAddressAndStays(t *testing.T) {
 	m := ipamtest.NewMemory()
 	o := ipam.Options{Stored: true, Quarantine: time.Hour}
@@ -479,7 +479,7 @@ func TestAKeptRangeGivesNoNewAddressAndStays(t *testing.T) {
 }
 
 // TestReleasedAddressWaitsUntilItMayBeReused: at the end of its quarantine, an address that other nodes may still know
-// waits, over a restart, too. Meanwhile addresses that were never used are allocated first, then the address that was
+// waits, across a restart, too. Meanwhile addresses that were never used are allocated first, then the address that was
 // released longest ago.
 func TestReleasedAddressWaitsUntilItMayBeReused(t *testing.T) {
 	var now atomic.Pointer[time.Time]

@@ -76,7 +76,7 @@ type state struct {
 }
 
 // New returns ports on an address of this machine; empty: on all addresses. The file at path keeps
-// their answers over a restart; "": they are not kept.
+// their answers across a restart; "": they are not kept.
 func New(services Services, address, path string, l *slog.Logger) *Ports {
 	m, err := openMemory(path)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 // forwarding to them while the datapath or this process restarts. The file is valid for one boot,
 // because afterwards the kernel has none.
 type memory struct {
-	path string // "": not kept over a restart
+	path string // "": not kept across a restart
 	boot string
 
 	led map[service.Name][]netip.Addr

@@ -28,7 +28,7 @@ func checkLabel(s string) error {
 	}
 	for i := range len(s) {
 		if c := s[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') && (c != '-' || i == 0 || i == len(s)-1) {
-			return fmt.Errorf("must be lowercase letters, digits and '-' between them")
+			return fmt.Errorf("must consist of lowercase letters, digits and '-', and must not begin or end with '-'")
 		}
 	}
 	if s == "" {

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 )
 
-// loadConfig returns the default limits, within which the services of a load fit.
+// loadConfig returns a configuration with the default limits. The Services of a load do not exceed them.
 func loadConfig() Config {
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})
 	config.Limits = Limits{

@@ -56,7 +56,7 @@ type Record struct {
 // Journal stores the records.
 type Journal = journal.Journal[Record]
 
-// Change is a change of objects.
+// Change is a change of the journal: objects that are stored and objects that are deleted.
 type Change = journal.Change[Record]
 
 // State is the state that Open found in addition to the objects.

@@ -40,7 +40,7 @@ func (r *replica) fail(ev policytable.Step, why string) {
 	}
 }
 
-// table builds a table with trees from a step.
+// table builds the table that a DefineTable step describes.
 func (r *replica) table(ev policytable.Step, d policytable.DefineTable) *table.Table {
 	c := d.Content
 	t := &table.Table{

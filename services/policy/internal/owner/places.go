@@ -59,7 +59,7 @@ const (
 	LimitIsolationBytes = "isolationBytes"
 )
 
-// isolationPart is the divisor of MaxManifestBytes for policies that exceed a share.
+// isolationPart: policies that exceed a share may use 1/isolationPart of MaxManifestBytes.
 const isolationPart = 8
 
 // maxReduced limits the bytes of a manifest that are kept for a policy of an API server that exceeds its tenant's

@@ -85,7 +85,7 @@ const NameUnlabelledNode = "unlabelled-node"
 
 // Node prepares the identity of a node for rules that select nodes by label; labels reports whether such rules are
 // enabled. If they are, a node that was announced without labels gets a mark: its labels are unknown, because its
-// identity service is an earlier version or has no number for them. If they are not enabled, the labels are removed,
+// identity service is an earlier version or has no identity for them. If they are not enabled, the labels are removed,
 // so that pod selectors do not match them.
 func (id Identity) Node(labels bool) Identity {
 	if id.Kind != identity.KindHost && id.Kind != identity.KindRemoteNode {

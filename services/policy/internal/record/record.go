@@ -41,7 +41,7 @@ const (
 // Journal stores the records.
 type Journal = journal.Journal[Policy]
 
-// Change is a change of policies.
+// Change is a change of the journal: policies that are stored and policies that are deleted.
 type Change = journal.Change[Policy]
 
 // Staged is a change of policies that is not effective yet.

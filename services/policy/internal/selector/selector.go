@@ -116,8 +116,8 @@ type content struct {
 	text string
 }
 
-// interned maps texts to the contents of selectors that are in use. A cluster has far fewer different selectors than
-// occurrences of selectors.
+// interned maps texts to the contents of selectors that are in use. Many policies use the same selectors, so the
+// shared contents need far less memory.
 var interned sync.Map // string → weak.Pointer[content]
 
 // intern returns the unique selector with a text.

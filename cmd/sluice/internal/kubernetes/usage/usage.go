@@ -40,7 +40,7 @@ nodes. See ` + "`sluice shares --help`" + ` for the columns.`,
 			return run(cmd.Context(), inv, client, args)
 		},
 	}
-	cmd.Flags().BoolVar(&exceeded, "exceeded", false, "only tenants that ask for more than they have")
+	cmd.Flags().BoolVar(&exceeded, "exceeded", false, "only tenants that exceed their share")
 	return cmd
 }
 

@@ -1767,7 +1767,7 @@ type UpdateEndpointRequest struct {
 	// Named ports that replace all given ports; unset: unchanged.
 	NamedPorts *GivenPorts `protobuf:"bytes,4,opt,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
 	// Check everything that can be checked and return the endpoint as it would be; its identity is 0
-	// if its label set has no number yet.
+	// if its label set has no identity yet.
 	ValidateOnly  bool `protobuf:"varint,5,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -85,10 +85,10 @@ type DatapathServiceClient interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	UpdateEndpoint(ctx context.Context, in *UpdateEndpointRequest, opts ...grpc.CallOption) (*UpdateEndpointResponse, error)
 	// DeleteEndpoint disconnects a container. It stops its traffic, frees map
-	// state, writes a durable tombstone and answers; the addresses and the
-	// identity are released afterwards, retried until it succeeds, over restarts
-	// too. The device goes with the namespace. Deleting what does not exist
-	// succeeds; so the call may be repeated.
+	// state, writes a durable tombstone and answers. The datapath releases the addresses
+	// and the identity afterwards; it retries until that succeeds, also after a restart.
+	// The device is removed with the namespace. Deleting what does not exist succeeds, so
+	// the call may be repeated.
 	//
 	// FAILED_PRECONDITION: unless_in_use is set, and the container is still there.
 	//
@@ -447,10 +447,10 @@ type DatapathServiceServer interface {
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	UpdateEndpoint(context.Context, *UpdateEndpointRequest) (*UpdateEndpointResponse, error)
 	// DeleteEndpoint disconnects a container. It stops its traffic, frees map
-	// state, writes a durable tombstone and answers; the addresses and the
-	// identity are released afterwards, retried until it succeeds, over restarts
-	// too. The device goes with the namespace. Deleting what does not exist
-	// succeeds; so the call may be repeated.
+	// state, writes a durable tombstone and answers. The datapath releases the addresses
+	// and the identity afterwards; it retries until that succeeds, also after a restart.
+	// The device is removed with the namespace. Deleting what does not exist succeeds, so
+	// the call may be repeated.
 	//
 	// FAILED_PRECONDITION: unless_in_use is set, and the container is still there.
 	//

@@ -2676,10 +2676,10 @@ func (x *ExplainedSide) GetAddressPrefix() string {
 // Connection is an entry of the connection table.
 type Connection struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Address of the end that began it.
+	// Address of the end that began the connection.
 	InitiatorAddress string `protobuf:"bytes,1,opt,name=initiator_address,json=initiatorAddress,proto3" json:"initiator_address,omitempty"`
-	// Port of the end that began it, 0 if the protocol has none. ICMP echo has its
-	// identifier in both ports.
+	// Port of the end that began the connection, 0 if the protocol has none. For ICMP
+	// echo, both ports are the identifier.
 	InitiatorPort uint32 `protobuf:"varint,2,opt,name=initiator_port,json=initiatorPort,proto3" json:"initiator_port,omitempty"`
 	// Address of the other end.
 	ResponderAddress string `protobuf:"bytes,9,opt,name=responder_address,json=responderAddress,proto3" json:"responder_address,omitempty"`
@@ -2691,12 +2691,14 @@ type Connection struct {
 	States []ConnectionState `protobuf:"varint,4,rep,packed,name=states,proto3,enum=sluice.datapath.v1.ConnectionState" json:"states,omitempty"`
 	// When the last packet was seen, to a second.
 	LastSeenTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_seen_time,json=lastSeenTime,proto3" json:"last_seen_time,omitempty"`
-	// Whether both sides' verdicts still stand; if not, the next packet is evaluated
-	// again.
+	// Whether the verdicts of both sides are current; if not, the next packet is
+	// evaluated again.
 	Current bool `protobuf:"varint,6,opt,name=current,proto3" json:"current,omitempty"`
-	// Rule that let it out; 0: a default.
+	// Number of the egress rule that allowed the connection; 0: the default of the
+	// table.
 	EgressRule uint32 `protobuf:"varint,7,opt,name=egress_rule,json=egressRule,proto3" json:"egress_rule,omitempty"`
-	// Rule that let it in; 0: a default.
+	// Number of the ingress rule that allowed the connection; 0: the default of the
+	// table.
 	IngressRule uint32 `protobuf:"varint,8,opt,name=ingress_rule,json=ingressRule,proto3" json:"ingress_rule,omitempty"`
 	// Verdict on its next packet from the source to the destination.
 	NextVerdict Verdict `protobuf:"varint,11,opt,name=next_verdict,json=nextVerdict,proto3,enum=sluice.datapath.v1.Verdict" json:"next_verdict,omitempty"`

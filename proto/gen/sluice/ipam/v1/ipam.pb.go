@@ -146,9 +146,9 @@ const (
 	RangeState_RANGE_STATE_SERVING RangeState = 1
 	// No new address is taken from it; it is removed when no owner has one.
 	RangeState_RANGE_STATE_DRAINING RangeState = 2
-	// Another node has it, or this node's settings differ from the cluster's: no new address is taken
-	// from it until that ends. In WatchPools such a range is draining, or absent if no owner has an
-	// address.
+	// No new address is taken from it while another node has the range or the settings of this node
+	// differ from the cluster's. WatchPools sends such a range as draining, or not at all if no owner
+	// has an address in it.
 	RangeState_RANGE_STATE_REFUSED RangeState = 3
 )
 
@@ -1272,7 +1272,7 @@ type Range struct {
 	// The node's own addresses in the range, never allocated: its gateway.
 	NodeAddresses []string `protobuf:"bytes,3,rep,name=node_addresses,json=nodeAddresses,proto3" json:"node_addresses,omitempty"`
 	// The node's overlay address is its own address in this range. At most one range
-	// of a family. It is the oldest one, and remains it, also over restarts, until the
+	// of a family. It is the oldest one, and remains it, also across restarts, until the
 	// node does not have it any more or the cluster refuses it.
 	Primary       bool `protobuf:"varint,4,opt,name=primary,proto3" json:"primary,omitempty"`
 	unknownFields protoimpl.UnknownFields

@@ -1630,9 +1630,9 @@ type PolicyTable struct {
 	// Hash of rules, ports and defaults, 32 bytes: equal for equal tables in every run. It excludes
 	// rows and prefixes, which change.
 	StructureHash []byte `protobuf:"bytes,2,opt,name=structure_hash,json=structureHash,proto3" json:"structure_hash,omitempty"`
-	// Packets without a deciding rule are allowed.
+	// A packet is allowed if no rule decides.
 	DefaultAllow bool `protobuf:"varint,3,opt,name=default_allow,json=defaultAllow,proto3" json:"default_allow,omitempty"`
-	// Packets of the subject's local node without a deciding rule are allowed.
+	// A packet from the local node of the subject is allowed if no rule decides.
 	HostAllow bool `protobuf:"varint,4,opt,name=host_allow,json=hostAllow,proto3" json:"host_allow,omitempty"`
 	// Address rules must be evaluated.
 	HasAddresses bool `protobuf:"varint,5,opt,name=has_addresses,json=hasAddresses,proto3" json:"has_addresses,omitempty"`

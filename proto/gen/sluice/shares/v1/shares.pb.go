@@ -93,7 +93,7 @@ const (
 	TenantKind_TENANT_KIND_UNSPECIFIED TenantKind = 0
 	// Cluster-wide objects and the namespaces of the cluster itself.
 	TenantKind_TENANT_KIND_SYSTEM TenantKind = 1
-	// All namespaces whose tenant label has one value.
+	// All namespaces whose tenant label has the same value.
 	TenantKind_TENANT_KIND_LABELLED TenantKind = 2
 	// A namespace without the tenant label.
 	TenantKind_TENANT_KIND_NAMESPACE TenantKind = 3

@@ -111,8 +111,8 @@ func TestReclaimDeletesWhatNobodyOwns(t *testing.T) {
 	m.holds(t, c, 1)
 }
 
-// TestReclaimStaysWithinManagerAndNetwork: the list of one network does not concern the endpoints
-// of other networks or other managers.
+// TestReclaimStaysWithinManagerAndNetwork: Reclaim of one manager and network deletes no endpoint of
+// another manager or network.
 func TestReclaimStaysWithinManagerAndNetwork(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)

@@ -119,7 +119,7 @@ var (
 	portDelOps = []string{"cut", "release ports", "unpublish", "save deleted"}
 )
 
-// only returns the calls of the operations in ops.
+// only filters the calls of the machine: it returns the calls that are in ops.
 func (m *machine) only(ops []string) []string {
 	return slices.DeleteFunc(slices.Clone(m.calls), func(op string) bool { return !slices.Contains(ops, op) })
 }

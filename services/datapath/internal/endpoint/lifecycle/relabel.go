@@ -164,7 +164,7 @@ func (l *Relabeller) relabel(ctx context.Context, r, next endpoint.Record, isola
 		err = l.cfg.Maps.SetIdentity(ctx, r.Slot, next.Identity.Number)
 	}
 	if err != nil {
-		// Save the record that is enforced, so that the failed change stays undone.
+		// Restore the record of the enforced identity, so that a restart does not repeat the failed change.
 		if serr := l.cfg.Records.Save(r); serr == nil && l.enforces(r) {
 			l.registry.setDiffers(o, false)
 		} else {

@@ -36,7 +36,7 @@ type Flushed struct {
 	Busy int
 }
 
-// flushTries is how often a flush retries to remove a connection that packets keep changing.
+// flushTries is the maximum number of attempts of a flush to remove a connection that packets keep changing.
 const flushTries = 5
 
 // Flush removes the connections that match a filter, in batches, until ctx ends; with validateOnly it only

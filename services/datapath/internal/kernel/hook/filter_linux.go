@@ -131,7 +131,7 @@ func ingressQdisc(c *rtnl.Conn, ifindex uint32) (string, error) {
 	})
 }
 
-// mostLists is how often a list that keeps changing is read.
+// mostLists is the maximum number of attempts to read a list that keeps changing.
 const mostLists = 100
 
 // whole repeats a listing that was interrupted by a change.

@@ -36,7 +36,7 @@ const (
 )
 
 // IdentityClass is the kernel's number of an identity class: identities that every table of the node treats
-// alike, 1 to MaxIdentityClass. It is stable over restarts, because the maps contain the key of each number. 0
+// alike, 1 to MaxIdentityClass. It is stable across restarts, because the maps contain the key of each number. 0
 // means none.
 type IdentityClass uint16
 

@@ -636,7 +636,7 @@ func (f *Router) leave(numbers []uint16) {
 			continue
 		}
 		if err := f.o.Maps.RemoveNode(number); err != nil {
-			f.o.Log.Error("entry of a node not removed", "number", number, log.Err(err))
+			f.o.Log.Error("cannot remove the map entry of a node", "number", number, log.Err(err))
 			continue
 		}
 		delete(f.written, number)

@@ -4,7 +4,7 @@
 // Package auditmode stores which endpoints of the node are in audit mode, and until when. In audit
 // mode, packets that policies deny pass and are reported. An audit mode expires by itself.
 //
-// The package persists audit modes over restarts and applies them to the kernel through an
+// The package persists audit modes across restarts and applies them to the kernel through an
 // interface. When an endpoint is deleted, its audit mode ends; the owner's next endpoint has none.
 package auditmode
 

@@ -490,7 +490,7 @@ func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 			return nil
 		}()
 	}()
-	// both verdicts are possible: port 80 is denied by the peer's class or by its address
+	// port 80 is always denied: by rule 1 of class 1, or by rule 4 of class 0
 	q := kerneltest.Question(id, 300, netip.AddrFrom4([4]byte{10, 1, 1, 1}), 6, 80)
 	asked, denied := 0, 0
 	for !done.Load() {

@@ -71,7 +71,7 @@ func (e Enforced) Equal(o Enforced) bool {
 	return e.State == o.State && e.Revision == o.Revision && slices.Equal(e.Sources, o.Sources)
 }
 
-// Memory saves the last enforced state, over restarts and reboots.
+// Memory saves the last enforced state, across restarts and reboots.
 type Memory interface {
 	// Load returns a zero Enforced if nothing was saved. After an error, the enforced state is
 	// unknown.
@@ -113,7 +113,7 @@ func (h *Health) Set(connected bool, err error) (changed bool) {
 }
 
 // ErrWaits: the service sends no tables before it has received all policies once.
-var ErrWaits = errors.New("no endpoint gets its policies yet")
+var ErrWaits = errors.New("no policy tables are sent until all policies are known")
 
 // Told records the subjects and locations that one subscription has announced to the service.
 type Told struct {

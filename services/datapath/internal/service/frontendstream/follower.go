@@ -39,10 +39,10 @@ type Options struct {
 	// Memory may be nil if the name of the state is not kept; then frontends of a previous process stay until every source
 	// of the service has been listed.
 	Memory Memory
-	// Freed receives when a frontend that Kernel refused may be accepted now, if the reason was not lack of space; nil:
-	// there is no such reason.
+	// Freed receives when a frontend that Kernel refused may be accepted now, if the reason was not lack of capacity;
+	// nil: there is no such reason.
 	Freed <-chan struct{}
-	// Room receives when a frontend that Kernel refused for lack of space may fit now; nil: never.
+	// Room receives when a frontend that Kernel refused for lack of capacity may fit now; nil: never.
 	Room <-chan struct{}
 	// Capacity of the kernel, which is reported to the service; zero: unknown.
 	Capacity frontend.Capacity
@@ -61,7 +61,7 @@ type Follower struct {
 	state       string // name of the last state that the service has sent to this process
 	// earlier are frontends in the kernel from another state, which the current state has not sent.
 	earlier map[frontend.Key]struct{}
-	// waiting are frontends that were refused for lack of space.
+	// waiting are frontends that were refused for lack of capacity.
 	waiting map[frontend.Key]*frontend.Frontend
 	unended bool // backends were removed, and sockets may still use them
 
@@ -447,7 +447,7 @@ func (f *Follower) remember() {
 	f.note(func(st *Status) { st.Unsaved = text })
 }
 
-// keepWaiting keeps the changes that were refused for lack of space.
+// keepWaiting keeps the changes that were refused for lack of capacity.
 func (f *Follower) keepWaiting(tx *frontendtx.Transaction, refused []frontend.Refusal) {
 	if len(refused) == 0 {
 		return
@@ -529,7 +529,7 @@ func (s *session) acknowledge(seq, revision uint64) error {
 	return s.stream.Ack(s.last.Seq, seq)
 }
 
-// retry applies the frontends that were refused for lack of space.
+// retry applies the frontends that were refused for lack of capacity.
 func (f *Follower) retry(ctx context.Context) error {
 	if len(f.waiting) == 0 {
 		return nil

@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// kernel has frontends, and refuses some for lack of space.
+// kernel is a fake that stores frontends and refuses the ones in full for lack of capacity.
 type kernel struct {
 	mu     sync.Mutex
 	have   map[frontend.Key]*frontend.Frontend // guarded by mu

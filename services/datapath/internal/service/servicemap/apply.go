@@ -130,7 +130,7 @@ func (s *store) expect(tx *frontendtx.Transaction) {
 	}
 }
 
-// short returns the changes that were refused for lack of space; nil: none.
+// short returns the changes that were refused for lack of capacity; nil: none.
 func (a *application) short(tx *frontendtx.Transaction) (again *frontendtx.Transaction) {
 	refused := map[frontend.Key]bool{}
 	for _, r := range a.res.Refused {

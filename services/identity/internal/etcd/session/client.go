@@ -30,9 +30,8 @@ type Client struct {
 	// Endpoints are all http://host:port, all https://host:port or all
 	// unix:///absolute/path.
 	Endpoints []string
-	// Files in PEM form, for https, which each new connection reads again. CA is
-	// required there; Cert and Key, for clients that etcd wants to know, come
-	// together.
+	// Paths of PEM files for https. Each new connection reads the files again. https requires CA. Cert and Key are for
+	// an etcd that authenticates its clients by certificates; either both are set or neither.
 	CA, Cert, Key string
 	// ServerName is the name that the server's certificate must have; if empty, the endpoint's host.
 	ServerName string
@@ -76,10 +75,10 @@ func (c Client) Check() error {
 		errs = append(errs, errors.New("ca, cert, key and serverName need https endpoints"))
 	}
 	if (c.Cert == "") != (c.Key == "") {
-		errs = append(errs, errors.New("cert and key come together"))
+		errs = append(errs, errors.New("cert and key: set both or neither"))
 	}
 	if (c.Username == "") != (c.Password == "") {
-		errs = append(errs, errors.New("username and password come together"))
+		errs = append(errs, errors.New("username and password: set both or neither"))
 	}
 	return errors.Join(errs...)
 }

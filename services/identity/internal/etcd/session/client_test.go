@@ -27,7 +27,7 @@ func TestWrongClientIsNamed(t *testing.T) {
 		"absolute":          {Endpoints: []string{"unix://x/y"}},
 		"ca: is needed":     {Endpoints: []string{"https://a:1"}},
 		"need https":        {Endpoints: []string{"http://a:1"}, CA: "/x"},
-		"come together":     {Endpoints: []string{"https://a:1"}, CA: "/x", Cert: "/y"},
+		"both or neither":   {Endpoints: []string{"https://a:1"}, CA: "/x", Cert: "/y"},
 		"username and pass": {Endpoints: []string{"http://a:1"}, Username: "u"},
 	} {
 		if err := c.Check(); err == nil || !strings.Contains(err.Error(), want) {

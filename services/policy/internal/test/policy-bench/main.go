@@ -41,7 +41,7 @@ func main() { os.Exit(run(os.Args[1:])) }
 
 func run(args []string) int {
 	set := flag.NewFlagSet("policy-bench", flag.ContinueOnError)
-	rounds := set.Int("rounds", 20000, "identities added and removed for a percentile")
+	rounds := set.Int("rounds", 20000, "number of identities to add and remove for each percentile")
 	part := set.String("part", "", "measure one part in this process and print JSON; set by the program itself")
 	index := set.Int("shape", 0, "shape of the part")
 	service := set.String("service", "", "path of the service binary, to benchmark it as well")

@@ -23,7 +23,7 @@ type (
 		IdentityClass IdentityClass
 		Key           ClassKey
 	}
-	// RetireIdentityClass ends an identity class. No identity belongs to it, and no table has a row for it.
+	// RetireIdentityClass removes an identity class. No identity belongs to it, and no table has a row for it.
 	RetireIdentityClass struct{ IdentityClass IdentityClass }
 	// SetIdentity describes an identity. With identity class 0 the identity is unknown from now on; kind and scope
 	// are 0 then.
@@ -44,7 +44,7 @@ type (
 		Table   ID
 		Classes []Ranges
 	}
-	// RetireTable ends a table. No direction is bound to it.
+	// RetireTable removes a table. No direction is bound to it.
 	RetireTable struct{ Table ID }
 	// SetPeer inserts a row. The table has no row for the identity class yet.
 	SetPeer struct {

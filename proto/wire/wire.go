@@ -16,9 +16,9 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// NewLabelSets is the service name in grpc.health.v1.Health of sluice-identity whose status tells
-// whether a new label set can get a number now. The service itself also serves while etcd is
-// unavailable, for known label sets.
+// NewLabelSets is a service name in the gRPC health check of sluice-identity. Its status is SERVING
+// while new label sets can get numbers. Without etcd it is NOT_SERVING, and the overall status stays
+// SERVING, because known label sets still resolve.
 const NewLabelSets = "new-label-sets"
 
 // Owner converts an owner to a message.

@@ -190,7 +190,7 @@ func (m *machine) spec(of corev1.PodSpec, c corev1.Container) *specs.Spec {
 
 func (m *machine) id(container string) string { return filepath.Base(m.dir) + "-" + container }
 
-// container is a process that runs in a container.
+// container is a runc container with one process.
 type container struct {
 	m    *machine
 	id   string

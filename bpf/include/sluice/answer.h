@@ -6,8 +6,8 @@
 /*
  * Packets to a frontend that are answers to a connection of the node and not requests for a
  * service: the local port of a host socket, or the port that the host's masquerading has chosen,
- * equals the port of a frontend at the same address. Two kernel tables know such connections: the
- * connected sockets, and nf_conntrack.
+ * equals the port of a frontend at the same address. Two kernel tables contain such connections:
+ * the connected sockets, and nf_conntrack.
  *
  * A listening or unconnected socket does not count, nor does the original direction of an
  * nf_conntrack entry, so no process of the node can take a frontend away from its service. A SYN

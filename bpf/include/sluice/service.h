@@ -150,8 +150,8 @@ static __always_inline bool has_address(const struct sl_choice *c)
 }
 
 /*
- * Whether the client is in the source ranges of the front. An IPv4 key is a prefix of an IPv6
- * key. Without an address, only the prefix of length 0 matches.
+ * Returns whether the client is in a source range of the front. The keys of both families begin
+ * with the same fields. If the client's address is unknown, only a range of length 0 matches.
  */
 __noinline int is_source(const struct sl_choice *c)
 {

@@ -26,7 +26,7 @@ func (s *PolicyState) Equal(o *PolicyState) bool {
 
 // Names of inputs, other than sources of policies, for which a state may wait.
 const (
-	// Identities: without identities the tables know no peers, and a confirmation does not help.
+	// Identities: without identities the tables include no peers, and a confirmation does not help.
 	Identities = "identity"
 	// Unknown replaces the names of unknown sources.
 	Unknown = "unknown sources"

@@ -2430,7 +2430,7 @@ func (x *Difference) GetTarget() *DifferenceTarget {
 	return nil
 }
 
-// DifferenceTarget is the object of a difference.
+// DifferenceTarget is the object that differs, in machine-readable form.
 type DifferenceTarget struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Kind of object.
@@ -4463,7 +4463,7 @@ type ClusterStream struct {
 	Nodes uint32 `protobuf:"varint,3,opt,name=nodes,proto3" json:"nodes,omitempty"`
 	// Number of ranges and addresses of other nodes and outside the cluster in the ipcache.
 	Prefixes uint32 `protobuf:"varint,4,opt,name=prefixes,proto3" json:"prefixes,omitempty"`
-	// Number of these whose identity the policy tables do not know yet; they count as
+	// Number of these whose identity the policy tables do not include yet; they count as
 	// unknown-in-cluster.
 	WaitingPrefixes uint32 `protobuf:"varint,5,opt,name=waiting_prefixes,json=waitingPrefixes,proto3" json:"waiting_prefixes,omitempty"`
 	// Number of node IDs of removed nodes to which connections may still refer.

@@ -1850,7 +1850,7 @@ type GetStatusResponse struct {
 	Sources []*SourceStatus `protobuf:"bytes,9,rep,name=sources,proto3" json:"sources,omitempty"`
 	// Subscribers of WatchFrontends.
 	Subscribers []*SubscriberStatus `protobuf:"bytes,10,rep,name=subscribers,proto3" json:"subscribers,omitempty"`
-	// This run of the service, for CompleteSource; 16 bytes.
+	// Random ID of this run of the service, for CompleteSource; 16 bytes.
 	Incarnation []byte `protobuf:"bytes,11,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Health check node ports that are served.
 	HealthCheckPorts uint32 `protobuf:"varint,12,opt,name=health_check_ports,json=healthCheckPorts,proto3" json:"health_check_ports,omitempty"`

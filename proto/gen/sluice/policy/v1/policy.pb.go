@@ -3142,7 +3142,7 @@ type GetStatusResponse struct {
 	Sources []*SourceStatus `protobuf:"bytes,10,rep,name=sources,proto3" json:"sources,omitempty"`
 	// Subscribers of WatchPolicyTables.
 	Subscribers []*SubscriberStatus `protobuf:"bytes,11,rep,name=subscribers,proto3" json:"subscribers,omitempty"`
-	// This run of the service, for CompleteSource; 16 bytes.
+	// Random ID of this run of the service, for CompleteSource; 16 bytes.
 	Incarnation []byte `protobuf:"bytes,13,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Accepted policies with a field that is not supported.
 	PoliciesWithUnsupportedFields uint32 `protobuf:"varint,14,opt,name=policies_with_unsupported_fields,json=policiesWithUnsupportedFields,proto3" json:"policies_with_unsupported_fields,omitempty"`

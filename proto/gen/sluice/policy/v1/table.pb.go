@@ -1980,8 +1980,8 @@ func (x *PeerClass) GetRanges() []*PortRange {
 	return nil
 }
 
-// PortRange is an interval of points with their rules. A point is protocol << 16 | port, or for
-// ICMP protocol << 16 | type << 8 | code.
+// PortRange gives the rules of an interval of points. A point is protocol << 16 | port, or for ICMP
+// protocol << 16 | type << 8 | code.
 type PortRange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// First point.
@@ -2219,7 +2219,7 @@ func (x *GrowTable) GetClasses() []*PeerClass {
 	return nil
 }
 
-// RetireTable ends a table.
+// RetireTable removes a table. No direction is bound to it.
 type RetireTable struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Table.

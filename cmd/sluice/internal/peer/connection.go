@@ -46,7 +46,7 @@ func (o *Flags) Add(cmd *cobra.Command) {
 
 // AddService defines only the flags of the protocol and the port.
 func (o *Flags) AddService(f *pflag.FlagSet) {
-	f.StringVar(&o.port, "port", "", "destination port, as 80, 80/tcp, 53/udp or 5000/sctp")
+	f.StringVar(&o.port, "port", "", "destination port, such as 80, 80/tcp, 53/udp or 5000/sctp")
 	f.StringVar(&o.icmp, "icmp", "",
 		"ICMP TYPE, TYPE/CODE or \"echo\" instead of a port; ICMPv6 if the addresses are IPv6")
 	f.StringVar(&o.protocol, "protocol", "",

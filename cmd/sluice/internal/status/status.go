@@ -291,8 +291,8 @@ func (s *Node) warnings() []string {
 				"containers; sluice-ipam registers it if it has the setting identity")
 		}
 		if n := c.GetRefusedMappings(); n > 0 {
-			all = append(all, fmt.Sprintf("sluice-identity: %d addresses that other nodes wrote do not count; "+
-				"`sluice node list` names the nodes, `sluice ip get` says why of an address", n))
+			all = append(all, fmt.Sprintf("sluice-identity: %d addresses that other nodes wrote are refused; "+
+				"`sluice node list` names the nodes, `sluice ip get` gives the reason for an address", n))
 		}
 		if why := c.GetPublicationError(); why != "" && i.GetStoreConnected() {
 			all = append(all, "sluice-identity: this node cannot publish its state to the cluster: "+why)

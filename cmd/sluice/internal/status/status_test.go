@@ -195,18 +195,18 @@ func TestStatusShowsTheCluster(t *testing.T) {
 		PublicationError: "register this node: refused",
 	}
 	n.Identity.Problems = []*statusv1.Problem{{
-		Reason: statusv1.ProblemReason_PROBLEM_REASON_SERVICE, Text: "the range 10.0.0.0/24 does not count",
+		Reason: statusv1.ProblemReason_PROBLEM_REASON_SERVICE, Text: "the range 10.0.0.0/24 is not accepted",
 	}}
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
 	nodetest.WantLines(t, out, "Ready yes",
 		"Cluster not registered; 1 node, 0 mappings of others; 4 of others refused; 1 range of this node refused; "+
 			"5 endpoints not yet published",
-		"Warning: sluice-identity: the range 10.0.0.0/24 does not count",
+		"Warning: sluice-identity: the range 10.0.0.0/24 is not accepted",
 		"Warning: sluice-identity: this node is not registered: other nodes do not know the addresses of its containers; "+
 			"sluice-ipam registers it if it has the setting identity",
 		"Warning: sluice-identity: this node cannot publish its state to the cluster: register this node: refused",
-		"Warning: sluice-identity: 4 addresses that other nodes wrote do not count; `sluice node list` names the nodes, "+
-			"`sluice ip get` says why of an address")
+		"Warning: sluice-identity: 4 addresses that other nodes wrote are refused; `sluice node list` names the nodes, "+
+			"`sluice ip get` gives the reason for an address")
 	n.Identity.StoreError = "etcd has gone"
 	out, _ = n.Want(t, invocation.ExitNotReady, "status")
 	if strings.Contains(out, "does not reach the cluster") {

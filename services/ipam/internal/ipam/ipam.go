@@ -244,7 +244,7 @@ type Quarantined struct {
 
 // Contents is everything that a Store holds.
 type Contents struct {
-	Allocations []*Allocation // confirmed; leased only if the version before wrote them
+	Allocations []*Allocation // confirmed; leased only if the previous version wrote them
 	Quarantined []Quarantined
 	Cursors     map[netip.Prefix]netip.Addr // where the search in each pool continues
 	Serving     []netip.Prefix              // as SetRanges had them last, in order of use

@@ -666,8 +666,8 @@ func (l *ledger) expire(now time.Time, n int) (leases, rests int, done bool) {
 	return leases, rests, false
 }
 
-// notAsked is why addresses wait before the cluster has answered.
-const notAsked = "the cluster was not asked yet"
+// notAsked is the reason for messages about waiting addresses until the first call of SetReuse.
+const notAsked = "sluice-identity has not answered yet whether other nodes still use released addresses"
 
 // reuse frees an address that was in quarantine.
 func (l *ledger) reuse(d *deadline[netip.Addr]) {

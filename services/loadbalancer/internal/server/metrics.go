@@ -48,7 +48,7 @@ var metrics = []metric{
 	newMetric("refused_objects", "Files and objects whose last version is not applied. Each needs a look.",
 		func(st owner.Status) float64 { return float64(st.Refused) }),
 	newMetric("revision", "Revision of the services.", func(st owner.Status) float64 { return float64(st.Revision) }),
-	newMetric("connected_subscribers", "Subscribers of frontends that are connected.",
+	newMetric("connected_subscribers", "Connected subscribers of frontends.",
 		ofSubscribers(func(sum uint64, s owner.SubscriberStatus) uint64 {
 			if s.Connected {
 				sum++

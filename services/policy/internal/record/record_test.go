@@ -404,7 +404,7 @@ subscriber datapath: [301] [{10.0.0.2 301}]
 	}
 	// The previous version must not start without policies.
 	if err := durable.Load(filepath.Join(dir, FirstFile), 1<<20, firstSchema, new(firstChange)); !errors.Is(err, durable.ErrVersion) {
-		t.Errorf("the version before reads %v, want a later version", err)
+		t.Errorf("the previous version reads %v, want a later version", err)
 	}
 	// Even without the new file and its marker, the remaining file shows that there were policies.
 	if err := errors.Join(os.Remove(filepath.Join(dir, File)), os.Remove(filepath.Join(dir, store.MarkerName))); err != nil {

@@ -269,7 +269,7 @@ func (o *observer) watch(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	if !o.until.IsZero() {
-		// The streams end at o.until. Events are held a little longer.
+		// The streams end at o.until. Their last events are printed up to hold later.
 		ctx, cancel = context.WithDeadline(ctx, o.until.Add(hold))
 	}
 	f := following{

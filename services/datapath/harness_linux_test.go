@@ -378,7 +378,7 @@ func abortOnClose(c net.Conn) error {
 // echo listens on a TCP port of the pod and sends back what it receives.
 func (p *pod) echo(a netip.Addr) netip.AddrPort { return p.echoAt(netip.AddrPortFrom(a, 0)) }
 
-// echoAt is echo at the given port; 0: any free port.
+// echoAt is like echo, but at the given port; 0: any free port.
 func (p *pod) echoAt(at netip.AddrPort) netip.AddrPort {
 	p.t.Helper()
 	a, l := at.Addr(), p.listen("tcp", at.String()).(net.Listener)

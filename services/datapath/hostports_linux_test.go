@@ -41,7 +41,7 @@ var (
 	uplink6 = netip.MustParseAddr("2001:db8::1")
 )
 
-// newServiceWorld is a node with addresses that translates services. No load balancer sends frontends.
+// newServiceWorld creates a node with addresses that translates services. No load balancer sends frontends.
 func newServiceWorld(t *testing.T) *world {
 	t.Helper()
 	w := newWorld(t)

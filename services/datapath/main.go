@@ -189,7 +189,7 @@ func (s settings) Warnings() []string {
 	return all
 }
 
-// readyInterval is how often the readiness for CNI ADD is checked.
+// readyInterval is the interval at which the readiness for CNI ADD is checked.
 const readyInterval = time.Second
 
 // every calls fn immediately and then at each interval, until ctx ends.

@@ -65,7 +65,7 @@ func (w *world) fill(n int) {
 	}
 }
 
-// batch is how many containers BenchmarkLife creates before it deletes them.
+// batch is the number of containers that BenchmarkLife creates before it deletes them.
 const batch = 20
 
 // BenchmarkLife measures creation and deletion on a node that already has endpoints, including the processor time for

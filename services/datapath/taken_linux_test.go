@@ -74,7 +74,7 @@ func raw(number uintptr, args ...uintptr) func() error {
 	}
 }
 
-// misdeeds are the lines of docs/privileges.md. Files are only opened, and programs are not attached.
+// misdeeds returns the lines of docs/privileges.md. Files are only opened, and programs are not attached.
 func misdeeds(dir string, cfg Config) map[string]func() error {
 	return map[string]func() error{
 		"write /etc/shadow":                   write("/etc/shadow"),

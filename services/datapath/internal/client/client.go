@@ -302,7 +302,7 @@ func (i *Identity) Resolve(ctx context.Context, s endpoint.Spec) (endpoint.Ident
 	return withTenant(id, resp), nil
 }
 
-// unresolved is translate, and adds ErrPodUnknown if the answer is about the pod.
+// unresolved translates an error like translate, and adds ErrPodUnknown if the error is about the pod.
 func (i *Identity) unresolved(err error) error {
 	if !rpcerr.Is(err, identityv1.ErrorReason_ERROR_REASON_POD_NOT_FOUND,
 		identityv1.ErrorReason_ERROR_REASON_KUBERNETES_UNAVAILABLE) {

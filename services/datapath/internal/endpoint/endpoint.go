@@ -100,8 +100,8 @@ type Spec struct {
 	PortMappings []PortMapping `json:"portMappings,omitempty"`
 	// LeaveSockets turns off service translation for the container's sockets.
 	LeaveSockets bool `json:"leaveSockets,omitempty"`
-	// LeaseExpiry is when the address lease ends; zero if unknown. It is not part of the content:
-	// each request renews the lease.
+	// LeaseExpiry is the time at which the address lease ends; zero if unknown. It is not part of the content: each
+	// request renews the lease.
 	LeaseExpiry time.Time `json:"-"`
 }
 
@@ -150,7 +150,7 @@ func (s Spec) Differs(t Spec) (fields []string) {
 	return fields
 }
 
-// Scope is the manager and network of the endpoint.
+// Scope returns the manager and network of the endpoint.
 func (s Spec) Scope() Scope { return Scope{s.Manager, s.Network} }
 
 // Learn returns s, with the manager and pod of t where s has none.

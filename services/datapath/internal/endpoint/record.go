@@ -129,7 +129,7 @@ func (r Record) LastGiven() Given {
 // Workload returns the request that the identity service resolves for the endpoint.
 func (r Record) Workload() Spec { return r.LastGiven().In(r.Spec) }
 
-// Ports are the named ports that belong to the endpoint's identity.
+// Ports returns the named ports that belong to the endpoint's identity.
 func (r Record) Ports() []workload.NamedPort {
 	if r.Identity.FromPod {
 		return r.Identity.Ports

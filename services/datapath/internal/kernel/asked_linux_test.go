@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 )
 
-// everywhere is a port of the wildcard address.
+// everywhere returns a port of the wildcard address.
 func everywhere(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.IPv6Unspecified(), port) }
 
 // answerUDP runs a server on a socket that is bound to an address of a namespace. A request contains the size

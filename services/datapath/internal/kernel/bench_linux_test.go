@@ -24,7 +24,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
 
-// passOnly is an empty program, which measures the overhead of the harness.
+// passOnly returns an empty program, which measures the overhead of the harness.
 func passOnly(b *testing.B) *ebpf.Program {
 	b.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{

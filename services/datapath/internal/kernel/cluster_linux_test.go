@@ -130,8 +130,8 @@ func TestKernelMovedAddressNeverKeepsAVerdict(t *testing.T) {
 	})
 }
 
-// TestKernelIdentityBeforeAddress proves INV-53 for addresses of other nodes: while the tables do not know its
-// identity, an address belongs to an unknown pod, and it does so again before the tables forget the identity.
+// TestKernelIdentityBeforeAddress proves INV-53 for addresses of other nodes: while the tables do not include its
+// identity, an address belongs to an unknown pod, and it does so again before the tables lose the identity.
 func TestKernelIdentityBeforeAddress(t *testing.T) {
 	dns := datagram(4000, 80)
 	gate := func(ids ...identity.Numeric) act {

@@ -107,7 +107,7 @@ func other(proto byte) l4 {
 	return func(*theatre) (byte, []byte) { return proto, make([]byte, 8) }
 }
 
-// ping is an echo request or reply with an identifier.
+// ping returns an echo request or reply with an identifier.
 func ping(reply bool, id uint16) l4 {
 	return func(th *theatre) (byte, []byte) {
 		proto, kind := byte(1), byte(8)
@@ -135,7 +135,7 @@ func coded(what l4, code byte) l4 {
 	}
 }
 
-// failure is an ICMP error of a type (by its IPv4 number; 2 for too big) that quotes a packet.
+// failure returns an ICMP error of a type (by its IPv4 number; 2 for too big) that quotes a packet.
 func failure(kind byte, from, to string, quoted l4) l4 {
 	return func(th *theatre) (byte, []byte) {
 		proto, payload := quoted(th)
@@ -163,7 +163,7 @@ type act struct {
 	then     func(t *testing.T, th *theatre)
 }
 
-// say is a packet from one actor to another.
+// say returns a packet from one actor to another.
 func say(from, to string, what l4, want event.Reason) act {
 	return act{from: from, to: to, what: what, want: want, stack: from != "a" && from != "b"}
 }

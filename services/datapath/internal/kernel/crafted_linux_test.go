@@ -124,7 +124,7 @@ func (w wire) tuple(reverse bool) string {
 
 func (w wire) piece(prog string) string { return fmt.Sprint(prog, w.src, w.dst, w.id, w.proto) }
 
-// mayPass is the oracle. It records connections and fragments for later packets.
+// mayPass returns the expected verdict on a packet. It records connections and fragments for later packets.
 func (c *crafter) mayPass(p crafted) bool {
 	near := c.pods["a"]
 	if p.ctx.Ifindex == c.pods["b"].Ifindex {
@@ -257,7 +257,7 @@ func (c *crafter) fire(t *testing.T, p crafted) {
 	}
 }
 
-// contexts are the ways in which a packet can reach a pod's device.
+// contexts returns the ways in which a packet can reach a pod's device.
 func (c *crafter) contexts(pod string) (out []crafted) {
 	e := c.pods[pod]
 	out = append(out, crafted{prog: program.FromPod, ctx: skbContext{Ifindex: e.Ifindex}})

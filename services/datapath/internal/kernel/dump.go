@@ -28,7 +28,7 @@ type Dumper struct {
 	NodeName func(id uint16) string // "" if unknown
 }
 
-// Dump is Kernel.Dump with names of nodes.
+// Dump is like Kernel.Dump, but adds the names of nodes.
 func (d Dumper) Dump(name string, visit func(key, value string) error) error {
 	return d.dump(name, d.NodeName, visit)
 }

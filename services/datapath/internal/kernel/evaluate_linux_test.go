@@ -87,8 +87,8 @@ func knownWord(class uint16, kind, scope uint32) uint32 {
 	return 1<<31 | uint32(class) | kind<<16 | scope<<24
 }
 
-// everyRule is a table with all kinds of rules: identity class 0 has none, class 1 has all of them by port,
-// class 2 is for addresses in a prefix.
+// everyRule returns a table with all kinds of rules: identity class 0 has none, class 1 has all of them by port, class
+// 2 is for addresses in a prefix.
 func everyRule(id nodetable.ID, flags uint16) rawTable {
 	const tcp = 6 << 16
 	return rawTable{

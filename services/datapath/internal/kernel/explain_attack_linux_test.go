@@ -25,7 +25,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// questions are tuples of every protocol and kind of address, for a pod.
+// questions returns tuples of every protocol and kind of address, for a pod.
 func questions(own4, own6 netip.Addr, others ...netip.Addr) (ts []conntrack.Tuple) {
 	for _, addr := range others {
 		own := own4

@@ -66,7 +66,7 @@ func everything(t testing.TB, k *Kernel) map[string][32]byte {
 	return all
 }
 
-// port80 is a list in which the rule decides TCP port 80, and nothing else.
+// port80 returns a list in which the rule decides TCP port 80, and nothing else.
 func port80(rule uint16) policytable.Ranges {
 	return policytable.Ranges{{First: 6<<16 | 80, Last: 6<<16 | 80, Rest: rule}}
 }

@@ -30,7 +30,7 @@ func leadsTo(backends ...netip.AddrPort) *frontend.List {
 	return l
 }
 
-// serviceStage is the cast with services.
+// serviceStage returns the cast with services.
 func serviceStage(t *testing.T, fs ...*frontend.Frontend) (runner, map[string]endpointmap.Endpoint) {
 	t.Helper()
 	o := testOptions(kerneltest.NewBPFFS(t))

@@ -57,13 +57,13 @@ func newFabric(t *testing.T, routing Routing, underlay6 bool) *fabric {
 	return newFabricOn(t, routing, underlay6, cable)
 }
 
-// newFabricOn is newFabric with a kind of uplinks.
+// newFabricOn is like newFabric, but with a kind of uplinks.
 func newFabricOn(t *testing.T, routing Routing, underlay6 bool, kind uplinkKind) *fabric {
 	t.Helper()
 	return makeFabric(t, routing, underlay6, kind, func(*Options) {})
 }
 
-// newFabricWith is an overlay on IPv4; change sets options of its nodes.
+// newFabricWith creates an overlay on IPv4; change sets options of its nodes.
 func newFabricWith(t *testing.T, change func(*Options)) *fabric {
 	t.Helper()
 	return makeFabric(t, RoutingOverlay, false, cable, change)
@@ -330,12 +330,12 @@ func eachFabric(t *testing.T, test func(t *testing.T, f *fabric, routing Routing
 	t.Run("native", func(t *testing.T) { test(t, newFabric(t, RoutingNative, false), RoutingNative) })
 }
 
-// eachUnderlay is eachFabric for tests of packets between nodes. It also runs the test with tunnels over IPv6.
+// eachUnderlay is like eachFabric, but for tests of packets between nodes. It also runs the test with tunnels over IPv6.
 func eachUnderlay(t *testing.T, test func(t *testing.T, f *fabric, routing Routing)) {
 	eachUnderlayOn(t, cable, test)
 }
 
-// eachUnderlayOn is eachUnderlay with a kind of uplinks.
+// eachUnderlayOn is like eachUnderlay, but with a kind of uplinks.
 func eachUnderlayOn(t *testing.T, kind uplinkKind, test func(t *testing.T, f *fabric, routing Routing)) {
 	for _, c := range []struct {
 		name      string
@@ -486,7 +486,7 @@ func exchange(t *testing.T, from netns.NsHandle, local netip.Addr, to netns.NsHa
 	return exchangeWithin(t, 2*time.Second, from, local, to, addr)
 }
 
-// exchangeWithin is exchange with a time limit, which is short if no answer is expected.
+// exchangeWithin is like exchange, but with a time limit, which is short if no answer is expected.
 func exchangeWithin(
 	t *testing.T, limit time.Duration, from netns.NsHandle, local netip.Addr, to netns.NsHandle, addr netip.Addr,
 ) error {

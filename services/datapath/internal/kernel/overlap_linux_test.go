@@ -113,7 +113,7 @@ func openings() []act {
 	}
 }
 
-// sequels are the next packets of the connections, the server's first.
+// sequels returns the next packets of the connections, the server's first.
 func sequels() []act {
 	return []act{
 		say("b", "a", datagram(53, 4000), event.ForwardedToPod),

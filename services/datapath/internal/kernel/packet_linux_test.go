@@ -81,7 +81,7 @@ func (h ip6Header) with(payload []byte) []byte {
 	return append(b, payload...)
 }
 
-// ext is an 8-byte IPv6 extension header with the given next header.
+// ext returns an 8-byte IPv6 extension header with the given next header.
 func ext(next byte) []byte { return []byte{next, 0, 1, 4, 0, 0, 0, 0} }
 
 func udp(sport, dport uint16, payload ...byte) []byte {
@@ -129,7 +129,7 @@ func pseudo6(src, dst netip.Addr, n int) []byte {
 	return slices.Concat(src.AsSlice(), dst.AsSlice(), binary.BigEndian.AppendUint32(nil, uint32(n)), []byte{0, 0, 0, 58})
 }
 
-// solicit is a neighbour solicitation for target.
+// solicit returns a neighbour solicitation for target.
 func solicit(src, dst, target netip.Addr, mac *[6]byte) []byte {
 	msg := slices.Concat([]byte{135, 0, 0, 0, 0, 0, 0, 0}, target.AsSlice())
 	if mac != nil {

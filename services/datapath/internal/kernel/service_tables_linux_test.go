@@ -23,7 +23,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/translation"
 )
 
-// scramble is the function of service.h.
+// scramble is the same function as scramble in service.h.
 func scramble(x uint64) uint64 {
 	x ^= x >> 33
 	x *= 0xff51afd7ed558ccd

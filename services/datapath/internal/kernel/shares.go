@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-net/sluice/kit/work"
 )
 
-// shareInterval is how often DivideShares checks whether an endpoint was refused. shareCollection is how often
-// the bounds are divided if none was.
+// shareInterval is the interval at which DivideShares checks whether an endpoint was refused. shareCollection is the
+// interval at which it divides the bounds if none was.
 const (
 	shareInterval   = time.Second
 	shareCollection = 30 * time.Second

@@ -19,9 +19,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 )
 
-// perMinute is how many short connections a client makes per minute to one backend on another node. The test
-// makes them faster, and only a part of them, with budgets reduced accordingly, unless allEnv is set: all of
-// them would keep two CPUs busy for minutes.
+// perMinute is the number of short connections that a client makes per minute to one backend on another node. The test
+// makes them faster, and only a part of them, with budgets reduced accordingly, unless allEnv is set: all of them would
+// keep two CPUs busy for minutes.
 const (
 	perMinute = 64_000
 	part      = 8

@@ -89,7 +89,7 @@ func summing(t *testing.T, bridge netlink.Link, n byte, ns netns.NsHandle) {
 	}
 }
 
-// prefix24 is an address with a prefix length of 24.
+// prefix24 returns an address with a prefix length of 24.
 func prefix24(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(24, 32)}
 }
@@ -138,7 +138,7 @@ type sums struct {
 	wrong int            // guarded by mu
 }
 
-// sumBytes is how many bytes of a packet are compared at most.
+// sumBytes is the largest number of bytes of a packet that are compared.
 const sumBytes = 2047
 
 // watchSums compares checksums until the test ends. A record contains the kernel's checksum of a packet, its

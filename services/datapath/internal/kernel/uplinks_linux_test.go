@@ -77,7 +77,7 @@ func addBond(t *testing.T, bridge netlink.Link, n byte, ns netns.NsHandle, name 
 	must(t, "set the bond up", h.LinkSetUp(l))
 }
 
-// memberPort is the port of the bridge that a member of a node's bond leads to.
+// memberPort returns the port of the bridge that a member of a node's bond leads to.
 func memberPort(n byte, member int) string { return fmt.Sprintf("slport%d-%d", n, member) }
 
 // eachUplink runs a test in all modes over each kind of uplink.

@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/sockets"
 )
 
-// verifierLines is how many lines of a rejected program's log are shown: the last lines contain the instruction
-// and the registers before it.
+// verifierLines is the number of lines of a rejected program's log that are shown: the last lines contain the
+// instruction and the registers before it.
 const verifierLines = 60
 
 // verifierLimit is a fifth of the kernel's limit.

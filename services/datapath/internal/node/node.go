@@ -207,8 +207,8 @@ func (n *Node) Mode() cluster.Mode {
 // Name returns the name of another node by its node ID; "" if it is unknown.
 func (n *Node) Name(number uint16) string { return n.Numbers.Name(number) }
 
-// publicationWait is how long a creation waits until other nodes have its addresses. With native routing, other nodes
-// drop packets from addresses that they do not know.
+// publicationWait is the longest time that a creation waits until other nodes have the addresses. With native routing,
+// other nodes drop packets from addresses that they do not know.
 const publicationWait = 200 * time.Millisecond
 
 // Published returns a function that waits until other nodes have an endpoint's addresses, or nil if this is not needed.
@@ -348,7 +348,8 @@ func (n *Node) rememberOverlay() error {
 	return nil
 }
 
-// openCluster prepares the exchange with other nodes.
+// openCluster creates what connects this node with others: the prober, the registrar of this node, and the follower of
+// the other nodes' addresses.
 func (n *Node) openCluster(earlier cluster.Others, changes cluster.Changes) {
 	o := n.o
 	if o.Hearing != nil && o.Source != nil {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package policy assembles the policy part of the datapath: it subscribes to sluice-policy, keeps
-// the kernel's policy tables as sluice-policy sends them, and knows which endpoints are in audit
-// mode.
+// Package policy assembles the policy part of the datapath: it subscribes to sluice-policy, keeps the kernel's policy
+// tables as sluice-policy sends them, and tracks which endpoints are in audit mode.
 package policy
 
 import (
@@ -28,14 +27,14 @@ type Options struct {
 	BootID string // of the running boot
 
 	Kernel policysync.Kernel
-	// Addresses of other nodes wait until the tables know their identity; nil: no other nodes.
+	// Addresses of other nodes wait until the tables include their identity; nil: no other nodes.
 	Addresses policysync.Addresses
 	Service   policystream.Service
 	// Names receives the learned addresses that connections use; nil: none are reported.
 	Names  learned.Service
 	Memory policystream.Memory // nil: the enforced state is not saved
 	Audits auditmode.Store     // nil: no endpoint can be in audit mode
-	// Records tell which endpoints were evaluated by policies before.
+	// Records contain which endpoints were evaluated by policies before.
 	Records endpoint.Records
 	// Endpoints lists the node's endpoints.
 	Endpoints func() []endpoint.Endpoint
@@ -122,7 +121,7 @@ func (p *Policy) Tasks() []work.Task {
 	return tasks
 }
 
-// Awaits are the conditions of readiness: the policy tables, if new endpoints wait for theirs.
+// Awaits returns the conditions of readiness: the policy tables, if new endpoints wait for theirs.
 func (p *Policy) Awaits() []work.Await {
 	if !p.wait {
 		return nil

@@ -141,10 +141,9 @@ type Connections struct {
 	OutsideSpent                                 time.Time     // when the external budget was last spent; zero: never in this run
 }
 
-// lossNews is how long a warning is shown after evictions or exhausted budgets were found.
+// lossNews is the time for which a warning is shown after evictions or exhausted budgets were found.
 const lossNews = 5 * time.Minute
 
-// warnings returns the warnings for an operator.
 func (c Connections) warnings(now time.Time) (all []string) {
 	if !c.EvictedAt.IsZero() && now.Sub(c.EvictedAt) < lossNews {
 		all = append(all, fmt.Sprintf("connections were evicted because the map is full, found at %s, %d in all: answers "+

@@ -41,7 +41,6 @@ func (c ClusterStream) proto() *datapathv1.ClusterStream {
 	}
 }
 
-// warnings returns the warnings for an operator.
 func (c ClusterStream) warnings() (all []string) {
 	if c.Err != nil {
 		all = append(all, fmt.Sprintf("cluster: using the last known state of other nodes: %v", c.Err))

@@ -43,7 +43,7 @@ type Policy struct {
 	Epoch uint32
 }
 
-// Deliver is how a packet from another local pod reaches the endpoint.
+// Deliver selects how packets from other local pods are delivered to the endpoint.
 type Deliver uint8
 
 const (
@@ -200,7 +200,7 @@ func ofEndpoint(id identity.Numeric) error {
 	return nil
 }
 
-// mayBeEndpoint is ofEndpoint, but allows reserved identities with Options.Reserved.
+// mayBeEndpoint is like ofEndpoint, but allows reserved identities with Options.Reserved.
 func (eps *Maps) mayBeEndpoint(id identity.Numeric) error {
 	if eps.reserved {
 		return ipmap.CheckIdentity(id)

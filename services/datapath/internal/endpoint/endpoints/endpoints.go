@@ -69,7 +69,7 @@ type Endpoints struct {
 	compared chan struct{}
 }
 
-// Open returns Endpoints that know no endpoint yet: call Restore.
+// Open returns Endpoints without an endpoint: call Restore.
 func Open(o Options) *Endpoints {
 	if o.Phase == nil {
 		o.Phase = func(_ string, f func() error) error { return f() }
@@ -121,8 +121,8 @@ func (e *Endpoints) Compare(ctx context.Context) error {
 // Compared is closed when Compare has succeeded.
 func (e *Endpoints) Compared() <-chan struct{} { return e.compared }
 
-// Awaits are the conditions of readiness: the comparison of devices, and the pod ranges if they
-// come from sluice-ipam.
+// Awaits returns the conditions of readiness: the comparison of devices, and the pod ranges if they come from
+// sluice-ipam.
 func (e *Endpoints) Awaits() []work.Await {
 	all := []work.Await{{What: "the comparison of devices", Done: e.compared}}
 	if e.Keeper != nil {
@@ -163,7 +163,7 @@ func (e *Endpoints) Tasks() []work.Task {
 	return tasks
 }
 
-// reloadInterval is how often the datapath checks whether nf_conntrack is loaded.
+// reloadInterval is the interval between checks whether nf_conntrack is loaded.
 const reloadInterval = 5 * time.Second
 
 // followConntrack reloads and attaches the programs when nf_conntrack appears: a firewall rule on
@@ -189,7 +189,7 @@ func (e *Endpoints) followConntrack(ctx context.Context) error {
 	})
 }
 
-// spoolInterval is how often the spool is read while the process serves.
+// spoolInterval is the interval at which a serving process reads the spool.
 const spoolInterval = 3 * time.Second
 
 // Replay executes deletions that the plugin spools after the replay at the start, until ctx ends:

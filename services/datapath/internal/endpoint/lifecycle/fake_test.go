@@ -90,7 +90,7 @@ func newMachine() *machine {
 // do starts an operation. If it returns nil, mu is held and the caller unlocks it.
 func (m *machine) do(op string) error { return m.within(context.Background(), op) }
 
-// within is do for an operation that waits no longer than ctx.
+// within is like do, but for an operation that waits no longer than ctx.
 func (m *machine) within(ctx context.Context, op string) error {
 	m.mu.Lock()
 	wait := m.block[op]

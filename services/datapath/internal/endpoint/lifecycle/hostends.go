@@ -41,8 +41,8 @@ func (h *HostEnds) LinkChanged(
 	return h.changed(ctx, o, emit)
 }
 
-// AddrChanged is LinkChanged for the endpoint that has an address, after an event about a route to
-// the address.
+// AddrChanged is like LinkChanged, but for the endpoint that has an address, after an event about a route to the
+// address.
 func (h *HostEnds) AddrChanged(
 	ctx context.Context, a netip.Addr, emit func(endpoint.Finding) error,
 ) (again bool, err error) {

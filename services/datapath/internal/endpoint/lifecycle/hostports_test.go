@@ -96,7 +96,7 @@ func (f fakeHostPorts) Release(o workload.Owner) error {
 	return nil
 }
 
-// startWithPorts is start with host ports.
+// startWithPorts is like start, but with host ports.
 func (m *machine) startWithPorts(t *testing.T) (*node, fakeHostPorts) {
 	t.Helper()
 	ports := fakeHostPorts{machine: m, led: map[workload.Owner]bool{}, tenants: map[string]shares.Tenant{}}
@@ -107,7 +107,7 @@ func (m *machine) startWithPorts(t *testing.T) (*node, fakeHostPorts) {
 	return c, ports
 }
 
-// wantedWithPort is wanted for an endpoint with a host port.
+// wantedWithPort is like wanted, but for an endpoint with a host port.
 func (m *machine) wantedWithPort(name string, last byte) endpoint.Spec {
 	s := m.wanted(name, last)
 	s.PortMappings = []endpoint.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: workload.TCP}}

@@ -45,8 +45,8 @@ type Config struct {
 	Index *Index
 	// RefuseSecond rejects a second attachment to the same namespace.
 	RefuseSecond bool
-	// ReapDelay is how long a deleted endpoint's device waits for its namespace to vanish, so that
-	// devices are deleted in batches. 0: one second.
+	// ReapDelay is the time that a deleted endpoint's device waits for its namespace to vanish, so that devices are
+	// deleted in batches. 0: one second.
 	ReapDelay time.Duration
 	// RetryDelay is the first pause after a failed release; it doubles up to a hundredfold. 0: 100
 	// ms.

@@ -123,7 +123,7 @@ func (l *Relabeller) steady(o workload.Owner) (endpoint.Record, bool) {
 
 // relabel changes the identity of a live endpoint. It is the only place that does; the caller holds
 // the owner's mutex. The steps:
-//  1. Wait until the kernel has the tables of the identity, and other tables know the
+//  1. Wait until the kernel has the tables of the identity, and other tables include the
 //     identity. With isolate it does not wait for tables that exceed the capacity or are not
 //     adopted yet: the endpoint is isolated in step 3 until they exist.
 //  2. Save the record with the new identity. If the process is killed from here on, the next

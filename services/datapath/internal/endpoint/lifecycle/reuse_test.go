@@ -221,7 +221,7 @@ func TestAuditFinishesADeletionThatFailed(t *testing.T) {
 	}
 }
 
-// secondOf is a request for another interface of the container.
+// secondOf returns a request for another interface of the container.
 func (m *machine) secondOf(s endpoint.Spec, name string, last byte) endpoint.Spec {
 	t := m.wanted(s.Owner.ContainerID+"-"+name, last)
 	l := m.leases[t.Owner]

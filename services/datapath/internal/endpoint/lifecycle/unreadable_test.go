@@ -46,7 +46,7 @@ func (m *machine) traffic() (slots, forward int) {
 	return slots, forward
 }
 
-// damaged is a node with two endpoints. After a restart, the record of the first is unreadable.
+// damaged returns a node with two endpoints. After a restart, the record of the first is unreadable.
 func damaged(t *testing.T) (m *machine, c *node, lost endpoint.Spec, record endpoint.Record) {
 	t.Helper()
 	m = newMachine()

@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns/netnstest"
 )
 
-// testDevice is the veth pair of the n-th endpoint.
+// testDevice returns the veth pair of the n-th endpoint.
 func testDevice(n byte) endpoint.Device {
 	return endpoint.Device{
 		HostName: fmt.Sprint("host", n), HostMAC: endpoint.MAC{2, 0, 0, 0, 1, n}, Name: "eth0", MAC: endpoint.MAC{2, 0, 0, 0, 2, n}, MTU: 1500,

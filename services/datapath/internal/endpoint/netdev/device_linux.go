@@ -40,7 +40,7 @@ const (
 	skipStats = 8 // RTEXT_FILTER_SKIP_STATS
 )
 
-// infomsg is struct ifinfomsg.
+// infomsg encodes a struct ifinfomsg.
 func infomsg(index, flags, change uint32) []byte {
 	m := make([]byte, unix.SizeofIfInfomsg)
 	binary.NativeEndian.PutUint32(m[4:], index)

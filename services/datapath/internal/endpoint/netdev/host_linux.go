@@ -235,8 +235,8 @@ func unreachable(p netip.Prefix) *netlink.Route {
 	return &netlink.Route{Dst: ipNet(p), Type: unix.RTN_UNREACHABLE, Protocol: Protocol, Table: unix.RT_TABLE_MAIN}
 }
 
-// nodeSysctls are settings of the whole node. Redirects are sent if either "all" or the device
-// enables them; the host end's own value is not enough.
+// nodeSysctls returns settings of the whole node. Redirects are sent if either "all" or the device enables them; the
+// host end's own value is not enough.
 func (n *Netdev) nodeSysctls() ([]sysctl, error) {
 	s, err := n.filteredUplinks()
 	if err != nil {

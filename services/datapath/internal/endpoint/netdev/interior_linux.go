@@ -22,12 +22,12 @@ import (
 // addresses: after the local table, before the main one.
 const sourceRulePriority = 0x5c00
 
-// sourceTable is the routing table of a container's device. Interface indexes are unique in a
+// sourceTable returns the number of the routing table of a container's device. Interface indexes are unique in a
 // namespace, and no other program numbers its tables from here.
 func sourceTable(d endpoint.Device) int { return 0x5c000000 + int(d.Index) }
 
-// yieldDefaults makes the addresses source-routed whose family has a default route by another
-// interface, whichever plugin created it.
+// yieldDefaults adds the addresses of a family to d.SourceRouted if another interface has a default route of that
+// family, whichever plugin created it.
 func yieldDefaults(conn *rtnl.Conn, d endpoint.Device) (endpoint.Device, error) {
 	taken, err := otherDefaults(conn, d.Index)
 	if err != nil {
@@ -70,7 +70,7 @@ func (c *container) activate(conn *rtnl.Conn, d endpoint.Device) error {
 	return nil
 }
 
-// containerRoute is the default route for packets from the address.
+// containerRoute returns the default route for packets from the address.
 func containerRoute(d endpoint.Device, a netip.Addr) route {
 	r := route{
 		dst: netip.PrefixFrom(unspecified(a), 0), ifindex: d.Index, gateway: gatewayFor(a),

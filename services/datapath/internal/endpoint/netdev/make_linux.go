@@ -84,7 +84,6 @@ func setNeighbour(b *rtnl.Batch, ifindex uint32, a netip.Addr, mac endpoint.MAC)
 	b.Attr(unix.NDA_LLADDR, mac[:])
 }
 
-// route is a route to a prefix.
 type route struct {
 	dst      netip.Prefix
 	ifindex  uint32

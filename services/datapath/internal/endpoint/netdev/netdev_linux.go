@@ -86,11 +86,10 @@ type Options struct {
 	ProcSysNet string
 }
 
-// Group is the device group of an instance's endpoints; Group|1 is the group of devices about to be
-// deleted.
+// Group returns the device group of an instance's endpoints; Group|1 is the group of devices about to be deleted.
 func Group(instance string) uint32 { return groupOf("sluice device group", instance) }
 
-// TunnelGroup is the device group of an instance's tunnel.
+// TunnelGroup returns the device group of an instance's tunnel.
 func TunnelGroup(instance string) uint32 { return groupOf("sluice tunnel group", instance) }
 
 func groupOf(what, instance string) uint32 {
@@ -416,8 +415,7 @@ func gatewayFor(a netip.Addr) netip.Addr {
 	return Gateway6
 }
 
-// hostRoute is the route to one address of a container. Its source is the node's own address in the
-// pod range.
+// hostRoute returns the route to one address of a container. Its source is the node's own address in the pod range.
 func (n *Netdev) hostRoute(d endpoint.Device, a netip.Addr) route {
 	r := route{
 		dst: netip.PrefixFrom(a, a.BitLen()), ifindex: d.HostIndex, table: unix.RT_TABLE_MAIN,
@@ -473,8 +471,8 @@ func (n *Netdev) RemoveDevices() error {
 	return errors.Join(n.deleteGroup(n.group), n.deleteGroup(n.group|1))
 }
 
-// deleteGroup is `ip link delete group`. The kernel returns ENODEV if the group is empty, because
-// the last device vanished with its namespace.
+// deleteGroup runs the request of `ip link delete group`. The kernel returns ENODEV if the group is empty, because the
+// last device vanished with its namespace.
 func (n *Netdev) deleteGroup(group uint32) error {
 	var err error
 	derr := n.o.Home.Do(func() error {

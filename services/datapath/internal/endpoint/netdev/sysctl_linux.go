@@ -20,7 +20,7 @@ type sysctl struct {
 	value string
 }
 
-// sysctlRoot is where sysctls are read. In a container it may be read-only; then they are written
+// sysctlRoot is the directory from which sysctls are read. In a container it may be read-only; then they are written
 // below Options.ProcSysNet.
 const sysctlRoot = "/proc/sys/net/"
 

@@ -110,7 +110,7 @@ func (n *Netdev) Watch(ctx context.Context, handle func(Change) (again bool)) er
 	return n.watch(ctx, s, first, handle)
 }
 
-// watch is Watch on open sockets, which it closes.
+// watch is like Watch, but on open sockets, which it closes.
 func (n *Netdev) watch(ctx context.Context, s subscription, first Change, handle func(Change) (again bool)) error {
 	q := newQueue()
 	q.put(first)
@@ -223,7 +223,7 @@ func (c Change) limit() limit {
 // pace is a token bucket, stored as the time at which it is full again.
 type pace struct{ full time.Time }
 
-// next takes a token, or returns how long until there is one.
+// next takes a token, or returns the time until there is one.
 func (p pace) next(now time.Time, l limit) (pace, time.Duration) {
 	full := p.full
 	if full.Before(now) {

@@ -57,7 +57,7 @@ type Store struct {
 	failed atomic.Bool
 }
 
-// lockWait is how long Open waits for an exiting process to release the lock.
+// lockWait is the time that Open waits for an exiting process to release the lock.
 const lockWait = 5 * time.Second
 
 // ErrGone: the directory existed in this boot and is missing.

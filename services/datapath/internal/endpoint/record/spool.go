@@ -71,7 +71,7 @@ type SpoolError struct {
 
 func (e *SpoolError) Error() string { return e.Path + ": " + e.Err.Error() }
 
-// Key is the Owner.Key of the entry's owner, from the name of the file.
+// Key returns the Owner.Key of the entry's owner, from the name of the file.
 func (e *SpoolError) Key() string { return filepath.Base(e.Path) }
 
 // Unwrap returns the cause.

@@ -215,7 +215,7 @@ func (b *Bounds) Total(of Bound) (n int) {
 	return n
 }
 
-// Pass counts the entries of a bound.
+// Pass is one recount of the entries of a bound. Begin starts it, and Finish corrects the counts of the programs.
 type Pass struct {
 	b      *Bounds
 	of     Bound
@@ -225,7 +225,7 @@ type Pass struct {
 	outside int64
 }
 
-// Begin begins a pass of a bound. Call it before reading the entries.
+// Begin starts a recount of the entries of a bound. Call it before reading the entries.
 func (b *Bounds) Begin(of Bound) *Pass {
 	p := &Pass{
 		b: b, of: of, before: make([]uint32, endpointmap.MaxEndpoints+1), found: make([]uint32, endpointmap.MaxEndpoints+1),

@@ -27,7 +27,7 @@ import (
 // NewBPFFS mounts a bpffs. It is set by main_linux_test.go of a package that imports this one.
 var NewBPFFS func(testing.TB) string
 
-// began is when these tests begin, in seconds.
+// began is the time at which these tests begin, in seconds.
 const began = 1_000_000
 
 // Capacities of the maps.
@@ -136,7 +136,7 @@ func (i *instance) count(stat uint32, n int64) {
 	must(i, "write a counter", m.Put(stat, perCPU))
 }
 
-// fromPod is a connection that the pod has begun and last used idle seconds ago.
+// fromPod returns a connection that the pod has begun and last used idle seconds ago.
 func (i *instance) fromPod(proto uint8, port uint16, peer string, flags Flags, idle uint32) Connection {
 	c := Connection{
 		Tuple: Tuple{Responder: netip.MustParseAddrPort(peer), Protocol: proto},
@@ -150,7 +150,7 @@ func (i *instance) fromPod(proto uint8, port uint16, peer string, flags Flags, i
 	return c
 }
 
-// fromOutside is a connection that began outside.
+// fromOutside returns a connection that began outside.
 func (i *instance) fromOutside(proto uint8, port uint16, peer string, flags Flags, idle uint32) Connection {
 	c := i.fromPod(proto, port, peer, flags, idle)
 	c.Initiator, c.Responder, c.From, c.To = c.Responder, c.Initiator, c.To, c.From

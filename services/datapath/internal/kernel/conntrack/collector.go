@@ -25,8 +25,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// Timeouts are how long connections are remembered after their last packet. SCTP uses the timeouts of TCP. All
-// are whole seconds, at least one.
+// Timeouts are the times for which connections are kept after their last packet: whole seconds, at least one. SCTP uses
+// the timeouts of TCP.
 type Timeouts struct {
 	// TCPOpening applies until the initiator continues after an answer. For a connection that was
 	// picked up, it applies until the first answer.
@@ -132,10 +132,10 @@ type Pass struct {
 	// were created, are not there and were not removed. It never decreases. While connections begin and
 	// end, it is a lower bound.
 	Evicted uint64
-	// EvictedAt is when a pass of this process last found new evictions; zero: never.
+	// EvictedAt is the time at which a pass of this process last found new evictions; zero: never.
 	EvictedAt time.Time
-	// OutsideSpent is when connections from outside last exceeded their budget, so that a packet was
-	// dropped; zero: never while this process has collected.
+	// OutsideSpent is the time at which connections from outside last exceeded their budget, so that a packet was dropped;
+	// zero: never while this process has collected.
 	OutsideSpent time.Time
 	// Endpoints is the number of endpoints that are charged with open connections.
 	Endpoints int
@@ -478,7 +478,7 @@ func (s *sorting) stays(conn *Connection) {
 	}
 }
 
-// goes takes a connection that is to be removed, at the latest by flush.
+// goes queues a connection for removal. flush removes it at the latest.
 func (s *sorting) goes(conn *Connection, expired bool) error {
 	if expired {
 		s.lapsed |= 1 << len(s.over)
@@ -565,7 +565,8 @@ func closingTime(full time.Duration, live, capacity int) time.Duration {
 	return max(t.Truncate(time.Second), time.Second)
 }
 
-// LeastBudget is how many connections every endpoint may begin until the next pass, even if the maps are full.
+// LeastBudget is the number of connections that every endpoint may begin until the next pass, even if the maps are
+// full.
 const LeastBudget = 128
 
 // budgetOf returns how many connections an endpoint may begin until the next pass, in a map of the given

@@ -132,7 +132,7 @@ type End struct {
 type Connection struct {
 	Tuple
 	From, To End
-	// LastSeen is when the last packet was seen, in seconds of CLOCK_MONOTONIC.
+	// LastSeen is the time of the last packet, in seconds of CLOCK_MONOTONIC.
 	LastSeen uint32
 	Flags    Flags
 	// EgressRule and IngressRule are the numbers of the rules that allowed it; 0: a default.
@@ -287,7 +287,7 @@ func (ct *Connections) connection(t Tuple) (Connection, bool, error) {
 	return Of(tupleOf(lo, hi, t.Protocol, t.zone(), v.Flags), &v), true, nil
 }
 
-// RemoveAtOnce is how many connections Remove accepts.
+// RemoveAtOnce is the largest number of connections that Remove accepts.
 const RemoveAtOnce = 32
 
 // Remove deletes the connections of cs, all of one family, that have not changed since they were read. It
@@ -323,7 +323,7 @@ func (ct *Connections) Remove(cs ...Connection) (deleted uint32, err error) {
 // once.
 func (ct *Connections) Each(visit func([]Connection) error) error { return ct.eachOf([2]bool{}, visit) }
 
-// eachOf is Each without the connections of some families.
+// eachOf is like Each, but without the connections of some families.
 func (ct *Connections) eachOf(without [2]bool, visit func([]Connection) error) error {
 	if !without[0] {
 		if err := ct.each4(visit); err != nil {

@@ -77,7 +77,6 @@ func (ct *Connections) Flush(ctx context.Context, f Filter, validateOnly bool) (
 	return fl.done, err
 }
 
-// flush is a running flush.
 type flush struct {
 	ct           *Connections
 	validateOnly bool
@@ -99,7 +98,7 @@ func (fl *flush) measure() error {
 	return nil
 }
 
-// take takes a connection that is to be removed, at the latest by remove.
+// take queues a connection for removal. remove removes it at the latest.
 func (fl *flush) take(c Connection) error {
 	if c.Flags.Revoked() {
 		fl.done.Terminated++

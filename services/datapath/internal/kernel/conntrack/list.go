@@ -46,7 +46,7 @@ func (ct *Connections) List(ctx context.Context, f Filter, visit func(*Connectio
 	return ct.eachOf(f.Without, each)
 }
 
-// eachPrevious is Each for the maps of the previous version. Connections are converted as the programs do it;
+// eachPrevious is like Each, but for the maps of the previous version. Connections are converted as the programs do it;
 // flags that only packets can determine are missing.
 func (ct *Connections) eachPrevious(f Filter, visit func([]Connection) error) error {
 	if m := ct.pins.Previous(bpf.MapsMapSlPrev4); m != nil && !f.Without[0] {

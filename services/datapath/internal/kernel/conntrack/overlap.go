@@ -28,7 +28,7 @@ import (
 // (bpf/include/sluice/previous.h). After one idle timeout no live connection is left in the previous maps, and
 // their pins are removed.
 
-// overlap is how far the maps of the previous version are drained.
+// overlap is the progress of draining the maps of the previous version.
 type overlap struct {
 	replaced atomic.Bool // every filter has a program of this build
 
@@ -230,7 +230,6 @@ func previousFlags(protocol uint8, flags uint32) Flags {
 	return f
 }
 
-// longest returns the longest timeout.
 func (t Timeouts) longest() time.Duration {
 	return slices.Max([]time.Duration{
 		t.TCPOpening, t.TCPEstablished, t.TCPClosing, t.UDPUnanswered, t.UDPAnswered, t.ICMP, t.Other,

@@ -176,7 +176,7 @@ func Surplus[T any](held map[uint32][]T, keep int, now uint32, lastSeen func(T) 
 	return chosen
 }
 
-// scramble is the function of service.h.
+// scramble is the same function as scramble in service.h.
 func scramble(x uint64) uint64 {
 	x ^= x >> 33
 	x *= 0xff51afd7ed558ccd

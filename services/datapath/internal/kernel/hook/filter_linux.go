@@ -36,7 +36,7 @@ type filter struct {
 	program          uint32
 }
 
-// tcmsg returns a struct tcmsg.
+// tcmsg encodes a struct tcmsg.
 func tcmsg(ifindex, handle, parent, info uint32) []byte {
 	m := make([]byte, nl.SizeofTcMsg)
 	for i, v := range []uint32{ifindex, handle, parent, info} {

@@ -25,7 +25,7 @@ var tcxHooks = map[program.Hook]ebpf.AttachType{
 
 var deviceHooks = []program.Hook{program.Ingress, program.Egress}
 
-// nameLength is how much of a program's name the kernel keeps.
+// nameLength is the number of characters of a program's name that the kernel keeps.
 const nameLength = unix.BPF_OBJ_NAME_LEN - 1
 
 // attached is a tcx program at a hook.

@@ -58,7 +58,7 @@ func (h *Hooks) Prepare(d endpoint.HostDevice) error {
 	return nil
 }
 
-// AttachTo is Attach for a device that may lack the qdisc.
+// AttachTo is like Attach, but for a device that may lack the qdisc.
 func (h *Hooks) AttachTo(d endpoint.HostDevice, programs []*program.Program) error {
 	if err := h.Prepare(d); err != nil {
 		return err
@@ -66,8 +66,8 @@ func (h *Hooks) AttachTo(d endpoint.HostDevice, programs []*program.Program) err
 	return h.Attach(d, programs)
 }
 
-// AttachBeside is AttachTo for a device on which other components may have filters, which stay. It fails if one
-// of them has the priority of our filter, or if their qdisc has no such hook.
+// AttachBeside is like AttachTo, but for a device on which other components may have filters, which stay. It fails if
+// one of them has the priority of our filter, or if their qdisc has no such hook.
 func (h *Hooks) AttachBeside(d endpoint.HostDevice, programs []*program.Program) error {
 	if err := h.Prepare(d); err != nil {
 		return err
@@ -117,7 +117,7 @@ func (h *Hooks) Detach(d endpoint.HostDevice, specs []program.Spec) error {
 	return h.removeFilters(d, specs)
 }
 
-// removeTCX is Detach for tcx programs.
+// removeTCX is like Detach, but for tcx programs.
 func (h *Hooks) removeTCX(d endpoint.HostDevice, specs []program.Spec) error {
 	return h.Home.Do(func() error {
 		for _, s := range specs {
@@ -138,7 +138,7 @@ func (h *Hooks) removeTCX(d endpoint.HostDevice, specs []program.Spec) error {
 	})
 }
 
-// removeFilters is Detach for filters.
+// removeFilters is like Detach, but for filters.
 func (h *Hooks) removeFilters(d endpoint.HostDevice, specs []program.Spec) error {
 	for _, p := range specs {
 		f, ok, err := h.placeTaken(d, p.Hook)

@@ -8,7 +8,7 @@
 // the first layer that contains it, and inside the local pod CIDRs the cluster's information is ignored. The
 // callers decide which endpoints exist and what the cluster's information is.
 //
-// While the policy tables do not know the identity of a cluster prefix, the prefix is published as
+// While the policy tables do not include the identity of a cluster prefix, the prefix is published as
 // unknown-in-cluster; if it is outside all nodes, it is not published. So no packet is evaluated with an
 // identity that a table may have no entry for.
 package ipcache
@@ -35,7 +35,7 @@ type Cache struct {
 
 	remote map[netip.Prefix]Remote // guarded by mu; information of the cluster, possibly from an earlier process
 	users  map[uint16]int          // guarded by mu; number of prefixes in remote by node ID
-	// known are the identities that the tables know; nil: there are no tables.
+	// known are the identities that the tables include; nil: there are no tables.
 	known   map[identity.Numeric]struct{}                  // guarded by mu
 	waiting map[identity.Numeric]map[netip.Prefix]struct{} // guarded by mu; prefixes of remote by unknown identity
 

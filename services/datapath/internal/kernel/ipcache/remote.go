@@ -32,7 +32,7 @@ func (r Remote) flags() (f ipmap.Flags) {
 	return f
 }
 
-// SetRemote sets the cluster's information about a prefix. While the policy tables do not know the identity,
+// SetRemote sets the cluster's information about a prefix. While the policy tables do not include the identity,
 // the prefix is published as unknown-in-cluster; see Known.
 func (c *Cache) SetRemote(p netip.Prefix, r Remote) error {
 	c.mu.Lock()
@@ -83,7 +83,7 @@ func (c *Cache) forget(p netip.Prefix) {
 	}
 }
 
-// hold records that a prefix waits until the tables know its identity.
+// hold records that a prefix waits until the tables include its identity.
 func (c *Cache) hold(p netip.Prefix, id identity.Numeric) {
 	if !c.unknown(id) {
 		return
@@ -94,7 +94,7 @@ func (c *Cache) hold(p netip.Prefix, id identity.Numeric) {
 	c.waiting[id][p] = struct{}{}
 }
 
-// unknown reports whether the tables do not know an identity yet. Reserved identities are the same to every
+// unknown reports whether the tables do not include an identity yet. Reserved identities are the same to every
 // table, so they are always known.
 func (c *Cache) unknown(id identity.Numeric) bool {
 	if c.known == nil || id <= identity.MaxReserved {
@@ -165,8 +165,8 @@ func (c *Cache) Doubt(nodes map[uint16]struct{}) error {
 	return errors.Join(errs...)
 }
 
-// Gate publishes cluster prefixes as unknown-in-cluster until the tables know their identity. The tables now
-// know exactly ids.
+// Gate publishes cluster prefixes as unknown-in-cluster until the tables include their identity. At the start, the
+// tables include exactly ids.
 func (c *Cache) Gate(ids []identity.Numeric) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -190,7 +190,7 @@ func (c *Cache) Gate(ids []identity.Numeric) error {
 	return errors.Join(errs...)
 }
 
-// Known records that every table in use knows the identities from now on.
+// Known records that every table in use includes the identities from now on.
 func (c *Cache) Known(ids ...identity.Numeric) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -227,7 +227,7 @@ func (c *Cache) Unknown(ids ...identity.Numeric) error {
 
 // Counts are the numbers of cluster prefixes.
 type Counts struct {
-	// Prefixes is the number of all, Waiting the number of those whose identity the tables do not know.
+	// Prefixes is the number of all, Waiting the number of those whose identity the tables do not include.
 	Prefixes, Waiting int
 }
 

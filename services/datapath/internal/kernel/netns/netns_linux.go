@@ -116,7 +116,7 @@ func (n *Namespace) Do(fn func() error) error {
 	return <-done
 }
 
-// run is Do on the calling thread; home reports whether the thread is in its original namespace again.
+// run is like Do, but on the calling thread; home reports whether the thread is in its original namespace again.
 func (n *Namespace) run(fn func() error) (home bool, err error) {
 	var st unix.Stat_t
 	if err := unix.Stat(own, &st); err != nil {

@@ -69,7 +69,7 @@ func (c *Content) Validate() error {
 	return nil
 }
 
-// ValidatePrefix checks a prefix and its classes.
+// ValidatePrefix returns an error if the prefix is not masked or plain, or if one of the classes does not exist.
 func (c *Content) ValidatePrefix(p netip.Prefix, classes policytable.PrefixClasses) error {
 	if !p.IsValid() || p != p.Masked() || p.Addr().Is4In6() || p.Addr().Zone() != "" {
 		return policytable.Invalid("prefix %v is not masked or not plain", p)

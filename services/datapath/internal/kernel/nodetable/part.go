@@ -48,8 +48,8 @@ func (c *Content) Order(together bool, namespace func(rule int) string) (list []
 // Part is a table with some of its rules. It denies the connections that the other rules decide. If the table
 // allows by default, omitted allow rules need no replacement.
 type Part struct {
-	// Former are the numbers of the part's rules in the table, rule 1 first. 0 means a deny rule that replaces the omitted
-	// rules.
+	// Former gives the number in the whole table for each rule of the part: Former[n-1] for rule n. It is 0 for the deny
+	// rule that replaces the omitted rules.
 	Former []uint16
 
 	numbers []uint16             // by number in the table - 1: the number in the part; 0: omitted

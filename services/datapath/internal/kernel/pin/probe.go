@@ -19,7 +19,7 @@ import (
 // Requirement is a feature of the kernel or a privilege of the process that the programs require.
 type Requirement struct {
 	Name string // "helper FnRedirectPeer", "capability CAP_BPF"
-	// Missing is why the requirement is not met; nil if it is.
+	// Missing is the reason why the requirement is not met; nil if it is.
 	Missing error
 	// Hint describes to an operator how to meet the requirement.
 	Hint string

@@ -13,7 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// BatchSize is how many elements one system call reads. It exceeds the size of any bucket of a hash map.
+// BatchSize is the number of elements that one system call reads. It exceeds the size of any bucket of a hash map.
 const BatchSize = 4096
 
 // EachElement calls f for all elements of a map. There must be no concurrent writers.
@@ -92,8 +92,8 @@ func EachPerCPU[V any](m *ebpf.Map, visit func(key uint32, perCPU []V)) error {
 	return nil
 }
 
-// countSize is how many elements one system call counts. It is small, because a status counts dozens of maps,
-// most of which have few.
+// countSize is the number of elements that one system call counts. It is small, because a status counts dozens of maps,
+// most of which have few elements.
 const countSize = 512
 
 // countEntries counts the entries of a map: all elements of an array, none of a ring buffer.

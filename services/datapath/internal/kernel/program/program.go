@@ -30,7 +30,7 @@ var ErrNoProgram = errors.New("no such program")
 
 // Options select what is loaded.
 type Options struct {
-	// Table is the program table.
+	// Table lists the programs to load.
 	Table []Spec
 	// Constants are the values of the variables that config.h declares. A program that does not read a
 	// variable does not contain it.
@@ -61,7 +61,7 @@ type Program struct {
 	// constants.
 	ID  ebpf.ProgramID
 	Tag string
-	// VerifiedInstructions is how many instructions the verifier processed; 0 if unknown (before 5.16).
+	// VerifiedInstructions is the number of instructions that the verifier processed; 0 if unknown (before 5.16).
 	VerifiedInstructions uint32
 
 	maps    []ebpf.MapID // IDs of the maps that it uses
@@ -79,7 +79,7 @@ func Open(pm *pin.Maps, o Options) (*Programs, error) {
 	return ps, nil
 }
 
-// Reload is Open with other constants. Afterwards Get and On return the new programs; the caller must attach
+// Reload is like Open, but with other constants. Afterwards Get and On return the new programs; the caller must attach
 // them. If it fails, the previous programs stay.
 func (ps *Programs) Reload(constants map[string]any) (err error) {
 	all, errs := make([]*Program, len(ps.table)), make([]error, len(ps.table))

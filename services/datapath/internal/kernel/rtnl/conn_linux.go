@@ -140,7 +140,7 @@ func (c *Conn) Exchange(b *Batch) ([]Reply, error) {
 	return replies, err
 }
 
-// Do is Exchange for requests without replies. It returns the error of the first failed request with the
+// Do is like Exchange, but for requests without replies. It returns the error of the first failed request with the
 // request's description, except for errors in but.
 func (c *Conn) Do(b *Batch, but ...error) error {
 	replies, err := c.Exchange(b)

@@ -46,7 +46,7 @@ type Service interface {
 // Peer is the last answer of another node.
 type Peer struct {
 	Said bool // the node has answered this process
-	// Silence is how long that node had been cut off from the store.
+	// Silence is the time for which that node had been cut off from the store.
 	Silence time.Duration
 	// Valid is true if the answer is recent: the node cannot have assigned its addresses to other endpoints since.
 	Valid bool
@@ -131,7 +131,7 @@ func Open(o Options) *Beliefs {
 	switch err := durable.Load(o.Path, maxFile, schema, &f); {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
-		o.Log.Error("cannot read when this node last heard from the store; treating it as cut off until it does",
+		o.Log.Error("cannot read the time at which this node last heard from the store; treating it as cut off until it does",
 			log.Err(err))
 		b.heard, b.known = never, true
 	case f.BootID != o.BootID:
@@ -248,7 +248,7 @@ func (b *Beliefs) save(now time.Duration) {
 		BootID: b.o.BootID, Heard: b.heard, Limit: b.limit, Doubted: slices.Sorted(maps.Keys(doubted)),
 	}, durable.SyncAll)
 	if err != nil && !b.fails {
-		b.o.Log.Error("cannot write when this node last heard from the store", log.Err(err))
+		b.o.Log.Error("cannot write the time at which this node last heard from the store", log.Err(err))
 	}
 	if b.fails = err != nil; err == nil {
 		b.was, b.saved = doubted, now

@@ -39,7 +39,7 @@ type Item struct {
 	Identity identity.Numeric // of a mapping
 }
 
-// Node is another node as the cluster knows it.
+// Node is another node, as sluice-identity announces it.
 type Node struct {
 	Incarnation string
 	Addresses   []netip.Addr // by which the node is reached, the preferred address of a family first
@@ -50,7 +50,7 @@ type Node struct {
 	MTU         uint16 // of the largest packet that its pods accept, bytes; 0: unknown
 }
 
-// Mode is how packets travel between pods of two nodes.
+// Mode determines how packets between pods of two nodes are carried.
 type Mode string
 
 const (

@@ -137,7 +137,7 @@ func start(t testing.TB, dir place, s *source, now func() time.Time, prepare ...
 	return p
 }
 
-// place is where a process keeps its state for the next one.
+// place has the directories in which a process keeps its state for the next one.
 type place struct{ bpffs, state string }
 
 func newDir(t testing.TB) place { return place{kerneltest.NewBPFFS(t), t.TempDir()} }

@@ -150,7 +150,7 @@ func follow(t *testing.T, options ...func(*FollowerOptions)) (*Follower, *order)
 	return NewFollower(opts), o
 }
 
-// nodeItem is a node with an address and ranges.
+// nodeItem returns a node with an address and ranges.
 func nodeItem(address string, ranges ...string) Item {
 	n := &Node{Incarnation: "a", Addresses: []netip.Addr{netip.MustParseAddr(address)}}
 	for _, r := range ranges {

@@ -87,7 +87,7 @@ func (t *Table) fabricRules(f *Fabric, walls [][]expr.Any) [][]expr.Any {
 	}))
 }
 
-// notOf is `meta iifgroup != G` for each group.
+// notOf returns the expressions of `meta iifgroup != G` for each group.
 func notOf(groups []uint32) (exprs []expr.Any) {
 	for i, g := range groups {
 		if i == 0 {
@@ -98,10 +98,10 @@ func notOf(groups []uint32) (exprs []expr.Any) {
 	return exprs
 }
 
-// bars is `meta iifgroup G udp dport P counter drop` for each group. The programs drop packets from pods to the tunnel
-// port at the registered addresses of nodes. The rules also drop packets to other addresses of a node, such as an
-// address on a loopback device: if this or another table masqueraded such a packet with this node's address, the other
-// node would trust its content.
+// bars returns the rule `meta iifgroup G udp dport P counter drop` for each group. The programs drop packets from pods
+// to the tunnel port at the registered addresses of nodes. The rules also drop packets to other addresses of a node,
+// such as an address on a loopback device: if this or another table masqueraded such a packet with this node's address,
+// the other node would trust its content.
 func (t *Table) bars(port uint16) (rules [][]expr.Any) {
 	for _, g := range t.groups {
 		rules = append(rules, slices.Concat([]expr.Any{
@@ -115,7 +115,7 @@ func (t *Table) bars(port uint16) (rules [][]expr.Any) {
 	return rules
 }
 
-// udpTo is `udp dport P`.
+// udpTo returns the expressions of `udp dport P`.
 func udpTo(port uint16) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},

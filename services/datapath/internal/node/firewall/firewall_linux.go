@@ -120,7 +120,8 @@ func (t *Table) walls(s settings, table *nftables.Table) []wall {
 
 func native(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 
-// chain is `type filter hook prerouting priority raw; policy accept;`: before routing, NAT and other filters.
+// chain returns the chain `type filter hook prerouting priority raw; policy accept;`: before routing, NAT and other
+// filters.
 func (t *Table) chain(table *nftables.Table) *nftables.Chain {
 	policy := nftables.ChainPolicyAccept
 	return &nftables.Chain{
@@ -129,7 +130,7 @@ func (t *Table) chain(table *nftables.Table) *nftables.Chain {
 	}
 }
 
-// rule is `meta iifgroup G meta mark & M == 0 counter drop`.
+// rule returns the expressions of `meta iifgroup G meta mark & M == 0 counter drop`.
 func (t *Table) rule(group uint32) []expr.Any {
 	return slices.Concat([]expr.Any{
 		&expr.Meta{Key: expr.MetaKeyIIFGROUP, Register: 1},
@@ -140,7 +141,7 @@ func (t *Table) rule(group uint32) []expr.Any {
 	})
 }
 
-// unmarked is `meta mark & M == 0`: no program has processed the packet.
+// unmarked returns the expressions of `meta mark & M == 0`: no program has processed the packet.
 func (t *Table) unmarked() []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
@@ -149,8 +150,8 @@ func (t *Table) unmarked() []expr.Any {
 	}
 }
 
-// forwardChain is `type filter hook forward priority 300; policy accept;`: after chains of others that may change
-// marks.
+// forwardChain returns the chain `type filter hook forward priority 300; policy accept;`: after chains of others that
+// may change marks.
 func (t *Table) forwardChain(table *nftables.Table) *nftables.Chain {
 	policy := nftables.ChainPolicyAccept
 	return &nftables.Chain{
@@ -181,7 +182,7 @@ func (t *Table) forwardRules(s settings) [][]expr.Any {
 	return rules
 }
 
-// group is `meta KEY G`.
+// group returns the expressions of `meta KEY G`.
 func group(key expr.MetaKey, g uint32) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: key, Register: 1},
@@ -189,7 +190,7 @@ func group(key expr.MetaKey, g uint32) []expr.Any {
 	}
 }
 
-// setMark is `meta mark set mark & ~M | V`.
+// setMark returns the expressions of `meta mark set mark & ~M | V`.
 func (t *Table) setMark(value uint32) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},

@@ -44,10 +44,10 @@ func (t *Table) SetMasquerade(m Masquerade) {
 	t.set.masquerade = &m
 }
 
-// masqueradeWall is `type nat hook postrouting priority srcnat; policy accept;`. The kernel passes it only the first
-// packet of a connection, and applies the result to the whole connection. Packets to another pod of the node do not
-// match, because the forward chain has replaced their mark. A TCP segment without SYN belongs to a connection that was
-// opened before the masquerade was enabled, and is left alone.
+// masqueradeWall returns the chain `type nat hook postrouting priority srcnat; policy accept;`. The kernel passes it
+// only the first packet of a connection, and applies the result to the whole connection. Packets to another pod of the
+// node do not match, because the forward chain has replaced their mark. A TCP segment without SYN belongs to a
+// connection that was opened before the masquerade was enabled, and is left alone.
 func (t *Table) masqueradeWall(s settings, table *nftables.Table) wall {
 	policy := nftables.ChainPolicyAccept
 	w := wall{chain: &nftables.Chain{
@@ -83,9 +83,9 @@ func (s settings) exceptions() []string {
 	return []string{exceptSet}
 }
 
-// masqueradeRule is `ip saddr @own4 ip daddr != @except4 counter masquerade to :32768-60999`, or the same for IPv6. The
-// kernel keeps the source port if it is in the range and free, and otherwise picks a random one. The library (0.3.0)
-// cannot combine fully-random with ports.
+// masqueradeRule returns the rule `ip saddr @own4 ip daddr != @except4 counter masquerade to :32768-60999`, or the same
+// for IPv6. The kernel keeps the source port if it is in the range and free, and otherwise picks a random one. The
+// library (0.3.0) cannot combine fully-random with ports.
 func masqueradeRule(f family, exceptions []string) []expr.Any {
 	exprs := append(f.source(),
 		&expr.Lookup{SourceRegister: 1, SetName: ownSet + f.suffix},

@@ -34,7 +34,7 @@ var (
 	ipv6 = family{suffix: "6", number: unix.NFPROTO_IPV6, offset: 8, bytes: 16}
 )
 
-// source is `meta nfproto F`, and loads the packet's source address into register 1.
+// source returns expressions that match `meta nfproto F` and load the packet's source address into register 1.
 func (f family) source() []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},

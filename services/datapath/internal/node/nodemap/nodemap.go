@@ -40,7 +40,7 @@ const (
 	byStack // in the element of this node
 )
 
-// NextHop is how packets to the pods of a node leave this node; zero: they do not leave.
+// NextHop describes how packets to the pods of a node leave this node; zero: they do not leave.
 type NextHop struct {
 	Ifindex uint32
 	// MTU is the size of the largest IP packet of a pod, in bytes.

@@ -82,7 +82,6 @@ func parse(b []byte) (p packet, err error) {
 	return p, nil
 }
 
-// append appends the payload to b.
 func (p packet) append(b []byte) []byte {
 	b = binary.BigEndian.AppendUint32(b, magic)
 	b = append(b, version, byte(p.kind))

@@ -168,7 +168,7 @@ type Path struct {
 	ExpectedMTU int
 	// Losses is the number of unanswered small probes since the last answer.
 	Losses int
-	// Lost is how many of the last Asked small probes, at most 64, were not answered.
+	// Lost is the number of unanswered probes among the last Asked small probes, which are at most 64.
 	Lost, Asked int
 	// Trouble describes the problem of the path; "": none, or not probed often enough yet.
 	Trouble string

@@ -351,7 +351,7 @@ func (p *Prober) close() {
 	}
 }
 
-// idle is how long the loop sleeps if no probe is due.
+// idle is the longest time that the loop sleeps, if no probe is due.
 const idle = time.Hour
 
 // step handles lost probes and returns the next ones to send. next is the time of the next step.

@@ -47,7 +47,6 @@ func Listen(f Family, port uint16) (_ Conn, err error) {
 	return &socket{conn: pc.(*net.UDPConn), family: f, oob: make([]byte, 128)}, nil
 }
 
-// option is a socket option.
 type option struct {
 	level, name, value int
 	text               string

@@ -143,7 +143,7 @@ func (p *Prober) State() State {
 	return s
 }
 
-// unsortedState is State with the paths in any order.
+// unsortedState is like State, but with the paths in any order.
 func (p *Prober) unsortedState() State {
 	p.mu.Lock()
 	defer p.mu.Unlock()

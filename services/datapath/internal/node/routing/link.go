@@ -37,7 +37,7 @@ type Nexthop struct {
 	Weight  uint16     // share of the traffic with several hops, at least 1
 }
 
-// Path is how the kernel reaches an address.
+// Path describes how the kernel reaches an address.
 type Path struct {
 	Hops []Nexthop // several: each connection uses one of them
 	MTU  uint16    // largest packet in bytes, according to devices and routes

@@ -23,7 +23,7 @@ import (
 
 func fields(text string) []string { return strings.Fields(text) }
 
-// member is a node with the ranges 10.NUMBER.0.0/24 and fd00:NUMBER::/64.
+// member returns a node with the ranges 10.NUMBER.0.0/24 and fd00:NUMBER::/64.
 func member(name string, number uint16, addresses string) cluster.Member {
 	return cluster.Member{Name: name, Number: number, Node: cluster.Node{
 		Addresses: addrs(addresses), Mode: cluster.Overlay, TunnelPort: 4789,
@@ -225,7 +225,7 @@ func TestWaysOfNativeRouting(t *testing.T) {
 	}
 }
 
-// scenes are states of a cluster, each a list of nodes.
+// scenes returns states of a cluster, each a list of nodes.
 func scenes() map[string][]cluster.Member {
 	moved := member("two", 12, "192.0.2.22")
 	foreign := member("two", 2, "192.0.2.2")

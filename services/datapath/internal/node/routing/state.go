@@ -49,7 +49,7 @@ type PeerState struct {
 	Adopted bool
 }
 
-// PeerPath is how packets of one family travel to a node; zero: they do not.
+// PeerPath describes how packets of one family travel to a node; zero: they do not.
 type PeerPath struct {
 	Device   string // device that the node sends through, or the tunnel
 	Nexthops []Nexthop

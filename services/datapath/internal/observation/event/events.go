@@ -93,7 +93,7 @@ func (s SideVerdict) Redirects() bool { return s.By != ByNobody && s.Action == A
 // Event is the programs' report about one packet.
 type Event struct {
 	Type Type
-	// Time is when the program saw the packet.
+	// Time is the time at which the program processed the packet.
 	Time time.Time
 	// Lost is the number of events of this reason that this CPU dropped since its last event, because of the rate limit or
 	// a full buffer.

@@ -163,7 +163,6 @@ func endOf(owners Owners, slot endpointmap.ID) observe.End {
 	return observe.End{Slot: slot, Owner: spec.Owner, Pod: spec.Pod}
 }
 
-// verdict returns the verdict on the packet.
 func (e Event) verdict() observe.Verdict {
 	switch {
 	case e.Reason.Dropped():

@@ -24,7 +24,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policymap"
 )
 
-// Peer is one end of a connection as the maps know it.
+// Peer is one end of a connection, as looked up in the maps.
 type Peer struct {
 	Addr netip.Addr
 	// Identity is the identity that the program looked up; 0 if it dropped the packet before.

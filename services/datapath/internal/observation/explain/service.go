@@ -64,7 +64,7 @@ type Service struct {
 	Count int
 }
 
-// Path is how a connection reaches a backend.
+// Path is the kind of path between a client and a backend.
 type Path uint8
 
 const (

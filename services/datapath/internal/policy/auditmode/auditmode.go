@@ -149,7 +149,6 @@ func (m *Modes) audited(all []endpoint.Endpoint) Audited {
 	return a
 }
 
-// entry returns the mode of an endpoint.
 func (m *Modes) entry(e endpoint.Endpoint) (Entry, bool) {
 	i := slices.IndexFunc(m.state.Endpoints, func(x Entry) bool {
 		return x.Owner == e.Spec.Owner && x.Created.Equal(e.Created)
@@ -241,7 +240,7 @@ func (m *Modes) trigger() {
 	}
 }
 
-// look is how often the endpoints are compared with the modes while any exist.
+// look is the interval at which the endpoints are compared with the modes while any mode exists.
 const look = time.Second
 
 // Run ends expired modes and modes of deleted endpoints, until ctx ends.

@@ -454,7 +454,7 @@ func (f *flows) port(src, dst netip.Addr, proto uint8, dport uint16) (sport uint
 	return f.last, false
 }
 
-// tupleOf is the conntrack tuple of a packet.
+// tupleOf returns the conntrack tuple of a packet.
 func tupleOf(src, dst netip.Addr, proto uint8, sport, dport uint16) conntrack.Tuple {
 	switch {
 	case !hasPorts(proto):

@@ -20,7 +20,7 @@ type Policy struct {
 	Revision        uint64
 	Egress, Ingress nodetable.ID
 	Epoch           uint32
-	// Refusal is why a newer policy is not enforced; empty: no newer policy was refused.
+	// Refusal is the reason why a newer policy is not enforced; empty: no newer policy was refused.
 	Refusal string
 	Audit   bool
 	Rules   [2][][]policytable.Source

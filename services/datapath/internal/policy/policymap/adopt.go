@@ -14,7 +14,6 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// openTableMaps returns the maps of tables.
 func openTableMaps(pm *pin.Maps) tableMaps {
 	return tableMaps{
 		tableKeys: pm.Map(bpf.MapsMapSlTableKey),

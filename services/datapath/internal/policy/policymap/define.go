@@ -59,7 +59,7 @@ func (m *Maps) drain() error {
 	return errors.Join(err, m.store.endDrain(rs, err == nil))
 }
 
-// headroom is the spare capacity that a table gets, so that it can grow in place.
+// headroom returns the spare capacity that a table gets, so that it can grow in place.
 func headroom(n, least int) int { return max(least, n/4) }
 
 // define plans and writes a table, and undoes both if a write fails.

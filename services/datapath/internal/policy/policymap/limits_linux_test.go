@@ -23,8 +23,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// smallTable is the smallest table: one class, in which rule 1 denies TCP port 80 and rule 2 allows
-// the rest.
+// smallTable returns the smallest table: one class, in which rule 1 denies TCP port 80 and rule 2 allows the rest.
 func smallTable(hash uint64) nodetable.Content {
 	c := nodetable.NewContent(policytable.Table{
 		Rules:   []policytable.Rule{{Action: 0, Tier: 1}, {Action: 2, Tier: 1}},
@@ -34,7 +33,7 @@ func smallTable(hash uint64) nodetable.Content {
 	return c
 }
 
-// allBut80 is a list in which rule 1 decides TCP port 80 and rule rest everything else.
+// allBut80 returns a list in which rule 1 decides TCP port 80 and rule rest everything else.
 func allBut80(rest uint16) policytable.Ranges {
 	return policytable.Ranges{
 		{First: 0, Last: 6<<16 | 79, Rest: rest},

@@ -127,10 +127,10 @@ func newTableStore(tm tableMaps) *tableStore {
 	}
 }
 
-// quarter is the largest part of a map that one table may use.
+// quarter returns the largest part of a map that one table may use.
 func quarter(size int) int { return size / 4 }
 
-// reserve is kept free for changes of tables in use.
+// reserve returns the part of a map that is kept free for changes of tables in use.
 func reserve(size int) int { return (size + 9) / 10 }
 
 // fitsRange checks a range that a new table needs.
@@ -253,7 +253,7 @@ func flags(c *nodetable.Content) uint16 {
 	return f
 }
 
-// sumOf is the contribution of a prefix to the sum of a set.
+// sumOf returns the contribution of a prefix to the sum of a set.
 func (s *tableStore) sumOf(p netip.Prefix, classes policytable.PrefixClasses) uint64 {
 	return maphash.Comparable(s.sumSeed, struct {
 		prefix  netip.Prefix

@@ -72,7 +72,7 @@ func (p *Past) Before() *Enforced {
 	return p.before()
 }
 
-// before is Before with mu held.
+// before is like Before, but with mu held.
 func (p *Past) before() *Enforced {
 	if p.unknown == nil && (p.enforced.State == "" || len(p.enforced.Sources) == 0) {
 		return nil

@@ -21,7 +21,7 @@ type Config struct {
 	Name    string
 	Kernel  Kernel
 	Service policystream.Service
-	// Addresses of other nodes wait until the tables know their identity; nil: no other nodes.
+	// Addresses of other nodes wait until the tables include their identity; nil: no other nodes.
 	Addresses Addresses
 	// Wait makes new endpoints wait for their tables. Otherwise they start with the table that
 	// allows only the local node.
@@ -30,7 +30,7 @@ type Config struct {
 	Timeout time.Duration
 	// Audit keeps all endpoints of this node in audit mode, regardless of SetAudit.
 	Audit bool
-	// Linger is how long the tables of a subject stay after its last endpoint. 0: one minute.
+	// Linger is the time that the tables of a subject stay after its last endpoint. 0: one minute.
 	Linger time.Duration
 	// Retry is the pause before changes without capacity are retried. 0: 5 s.
 	Retry time.Duration
@@ -56,8 +56,8 @@ var (
 	faultAck      = fault.Register("datapath/policy/ack")
 )
 
-// Applier follows the service's stream: it takes each message, lets its placer change the kernel's tables, gives subjects
-// their present tables, and knows what is enforced.
+// Applier follows the service's stream: it takes each message, lets its placer change the kernel's tables, gives
+// subjects their present tables, and tracks what is enforced.
 type Applier struct {
 	cfg Config
 
@@ -68,8 +68,8 @@ type Applier struct {
 	seq         uint64   // guarded by mu
 	next        incoming // guarded by mu
 	past        *policystream.Past
-	// refused is why no further message of the stream is applied: it has a step that this process
-	// does not know.
+	// refused is the reason why no further message of the stream is applied: a step that this process does not support.
+	// Empty: messages are applied.
 	refused string // guarded by mu
 
 	unsaid []policystream.Nack // guarded by mu; not yet sent, because they answer no message

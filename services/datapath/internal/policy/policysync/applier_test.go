@@ -68,7 +68,7 @@ func testStates() []state {
 	}
 }
 
-// scene is a kernel with two endpoints per subject.
+// scene returns a kernel with two endpoints per subject.
 func scene() *fakeKernel {
 	k := newFakeKernel()
 	k.endpoint(1, 300, "10.0.0.1")
@@ -153,7 +153,7 @@ func oldOrNew(t *testing.T, k *fakeKernel, qs []question, before, after []bool) 
 	}
 }
 
-// epochs are the epochs of the endpoints.
+// epochs returns the epochs of the endpoints.
 func (k *fakeKernel) epochs() map[uint16]uint32 {
 	out := map[uint16]uint32{}
 	for n, e := range k.endpoints {
@@ -369,7 +369,7 @@ func TestRandomChangesKeepEveryVerdictOldOrNew(t *testing.T) {
 	}
 }
 
-// snapshotAgain is a complete snapshot, from a service that forgot its subscriber.
+// snapshotAgain returns a complete snapshot, from a service that forgot its subscriber.
 func (s *service) snapshotAgain(st state) policytable.Message {
 	t := newService(s.seq)
 	*s = *t

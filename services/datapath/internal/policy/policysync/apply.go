@@ -96,7 +96,6 @@ func (a *Applier) collect(w *work, st policytable.Step, seq uint64) error {
 	return nil
 }
 
-// carryOut applies one step.
 func (a *Applier) carryOut(w *work, st policytable.Step, seq uint64) error {
 	m := a.model
 	var retired *serviceTable

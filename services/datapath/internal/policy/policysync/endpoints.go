@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policyhistory"
 )
 
-// slot is an endpoint.
+// slot is the policy state of an endpoint in the kernel.
 type slot struct {
 	nodetable.Binding
 	audit bool // as it is in the kernel
@@ -178,7 +178,6 @@ func (e *endpoints) used() map[nodetable.ID][]uint16 {
 	return out
 }
 
-// policyOf returns the policy of an endpoint.
 func (e *endpoints) policyOf(n uint16) policyhistory.Policy {
 	at := e.slots[n]
 	p := policyhistory.Policy{Egress: at.Egress, Ingress: at.Ingress, Epoch: at.Epoch, Audit: at.audit}

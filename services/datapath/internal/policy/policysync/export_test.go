@@ -30,7 +30,7 @@ func (s *service) Snapshot(st state) policytable.Message { return s.snapshot(st)
 // Change returns a message that leads to a state.
 func (s *service) Change(st state) policytable.Message { return s.change(st) }
 
-// Allows is the expected verdict.
+// Allows returns the expected verdict.
 func (s state) Allows(subject uint32, d policytable.Direction, peer uint32, addr netip.Addr, point uint32) bool {
 	return s.allows(subject, d, peer, addr, point)
 }

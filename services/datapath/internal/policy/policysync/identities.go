@@ -32,7 +32,7 @@ func newIdentities(k Kernel, a Addresses) *identities {
 	}
 }
 
-// adopt reads the kernel's entries, and reports to Addresses which identities the adopted tables know.
+// adopt reads the kernel's entries, and reports to Addresses which identities the adopted tables include.
 func (x *identities) adopt() error {
 	maps.Copy(x.numbers, x.kernel.IdentityClasses())
 	entries, err := x.kernel.Identities()
@@ -102,7 +102,7 @@ func (x *identities) store(changes map[uint32]nodetable.Identity) error {
 	return nil
 }
 
-// publish publishes the addresses of identities that all tables know now.
+// publish publishes the addresses of identities that all tables include now.
 func (x *identities) publish(changes map[uint32]nodetable.Identity) error {
 	known := x.where(changes, true)
 	if len(known) == 0 {

@@ -233,7 +233,7 @@ func (s *stage) holds(what string, st policysync.TestState) {
 	}
 }
 
-// remoteAddr is an address on another node with an identity.
+// remoteAddr returns an address on another node with an identity.
 func remoteAddr(id uint32) netip.Addr { return netip.AddrFrom4([4]byte{10, 9, 0, byte(id - 300)}) }
 
 // published returns the identities under which the ipcache has addresses of other nodes. The tables
@@ -250,7 +250,7 @@ func (s *stage) published(what string) (ids []uint32) {
 			s.t.Fatalf("%s: the address of identity %d is on node %d, want 7", what, id, info.Node)
 		case info.Identity == identity.UnknownInCluster:
 		case uint32(info.Identity) != id || !s.kernel.Tables.Identity(info.Identity).Known:
-			s.t.Fatalf("%s: the address of identity %d has %d, which the tables do not know", what, id, info.Identity)
+			s.t.Fatalf("%s: the address of identity %d has %d, which the tables do not include", what, id, info.Identity)
 		default:
 			ids = append(ids, id)
 		}
@@ -317,7 +317,7 @@ func TestKernelIdentityBeforeAddress(t *testing.T) {
 			}
 		}
 		if got := s.published(name + ", at the end"); len(got) != known {
-			t.Errorf("%s: published %v, and the tables know %d identities", name, got, known)
+			t.Errorf("%s: published %v, and the tables include %d identities", name, got, known)
 		}
 	}
 	if hidden == 0 {

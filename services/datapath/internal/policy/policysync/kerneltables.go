@@ -25,7 +25,7 @@ type kernelTables struct {
 	byID   map[nodetable.ID]*kernelTable
 }
 
-// kernelTable is a table in the kernel.
+// kernelTable is a table in the kernel, with the service's table that it was made from.
 type kernelTable struct {
 	id       nodetable.ID
 	content  nodetable.Content // its content in the kernel
@@ -181,7 +181,6 @@ func (ks *kernelTables) addRow(k *kernelTable, nc nodetable.IdentityClass, class
 	return nil
 }
 
-// dropRow deletes a row.
 func (ks *kernelTables) dropRow(k *kernelTable, nc nodetable.IdentityClass) error {
 	if err := ks.kernel.DeletePeer(k.id, nc); err != nil {
 		return fmt.Errorf("row of identity class %d in table %d: %w", nc, k.id, err)
@@ -199,7 +198,6 @@ func (ks *kernelTables) setPrefix(k *kernelTable, p netip.Prefix, classes policy
 	return nil
 }
 
-// dropPrefix deletes a prefix.
 func (ks *kernelTables) dropPrefix(k *kernelTable, p netip.Prefix) error {
 	if err := ks.kernel.DeletePrefix(k.id, p); err != nil {
 		return err

@@ -86,14 +86,14 @@ type Kernel interface {
 	Barrier(ctx context.Context) error
 }
 
-// Addresses is informed about which identities the tables know. It must not call the Applier.
+// Addresses is informed about which identities the tables include. It must not call the Applier.
 type Addresses interface {
-	// Gate sets the identities that the tables know at the start. It is called once.
+	// Gate sets the identities that the tables include at the start. It is called once.
 	Gate(ids []identity.Numeric) error
-	// Known adds identities that the tables know now.
+	// Known adds identities that the tables include now.
 	Known(ids ...identity.Numeric) error
-	// Unknown removes identities that the tables are about to forget. It returns nil when no
-	// address is published with one of them.
+	// Unknown removes identities that are about to be removed from the tables. It returns nil when no address is published
+	// with one of them.
 	Unknown(ids ...identity.Numeric) error
 }
 

@@ -240,7 +240,7 @@ func TestCreationWaitsForItsTablesAndBeginsWithThem(t *testing.T) {
 	st.expect(t, fmt.Sprint("ack ", m.Seq))
 	select {
 	case err := <-done:
-		t.Fatalf("it may start (%v), although no table knows it", err)
+		t.Fatalf("it may start (%v), although no table includes it", err)
 	default:
 	}
 	m = sv.change(state{map[uint32]props{300: 1, 301: 2}, only})

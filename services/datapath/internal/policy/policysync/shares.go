@@ -95,7 +95,7 @@ func (r *rooms) admits(k ask, o shares.Object) bool {
 	return r.ledger.Put(k, o) // in place: the ledger is not a kernel map
 }
 
-// object is the ledger's object for a table and its payer.
+// object returns the ledger's object for a table and its payer.
 func (c *charge) object(payer shares.Tenant, units nodetable.Size, more bool) shares.Object {
 	o := shares.Object{Tenant: payer, Units: slices.Clone(units[:])}
 	o.Order.Name = fmt.Sprintf("%010d %d", c.subject, c.direction)
@@ -168,7 +168,7 @@ func (r *rooms) exceeds(t *serviceTable, more bool) error {
 		nodetable.ErrNoCapacity, tenant, limit.Name, share.Admitted, limit.Size, share.Asked)
 }
 
-// estimate is the least space that a table needs.
+// estimate returns the least space that a table needs.
 func (t *serviceTable) estimate() nodetable.Size {
 	c := &t.content
 	size := nodetable.Size{

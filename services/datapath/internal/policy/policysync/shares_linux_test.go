@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policysync"
 )
 
-// small is a table with one class.
+// small returns a table with one class.
 func small(n uint64) policytable.Table {
 	c := policytable.Table{Rules: make([]policytable.Rule, 2), Classes: []policytable.Ranges{nil}}
 	binary.LittleEndian.PutUint64(c.Hash[:], n+1)

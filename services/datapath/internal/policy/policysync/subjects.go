@@ -32,7 +32,7 @@ func (a *Applier) subject(id uint32) *subject {
 	return s
 }
 
-// Await returns when the kernel has the tables of an identity and other tables know the identity;
+// Await returns when the kernel has the tables of an identity and other tables include the identity;
 // at once if they already do. Without Config.Wait it only subscribes to them. ErrUnavailable if
 // they do not arrive in time; ErrNoCapacity if they do not fit.
 func (a *Applier) Await(ctx context.Context, identity uint32) error {
@@ -99,7 +99,7 @@ func (a *Applier) silence(ctx context.Context) error {
 }
 
 // enforceable reports whether an endpoint of the identity may start: the kernel has its tables, and
-// other tables know the identity, or have no capacity for it.
+// other tables include the identity, or have no capacity for it.
 func (a *Applier) enforceable(identity uint32, s *subject) bool {
 	if !s.ready {
 		return false
@@ -126,8 +126,8 @@ func (a *Applier) Begin(ctx context.Context, identity uint32, addrs []netip.Addr
 	return a.publish(identity, addrs, publish)
 }
 
-// Publish is Begin for an endpoint that existed before: until its tables are known, it allows only
-// the local node.
+// Publish is like Begin, but for an endpoint that existed before: until its tables are known, it allows only the local
+// node.
 func (a *Applier) Publish(identity uint32, addrs []netip.Addr, publish PublishFunc) (uint16, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -202,10 +202,9 @@ func (a *Applier) SetIdentity(ctx context.Context, n uint16, identity uint32, se
 	return a.setIdentity(n, identity, s.egress, s.ingress, set)
 }
 
-// SetIdentityOrIsolate is SetIdentity for a change that must not be delayed: if the tables of the
-// identity do not fit, or policies are not adopted, the endpoint gets the identity and is isolated
-// in each direction without a table. It gets the missing tables as soon as they exist. reason is
-// empty if the endpoint has all tables.
+// SetIdentityOrIsolate is like SetIdentity, but for a change that must not be delayed: if the tables of the identity do
+// not fit, or policies are not adopted, the endpoint gets the identity and is isolated in each direction without a
+// table. It gets the missing tables as soon as they exist. reason is empty if the endpoint has all tables.
 func (a *Applier) SetIdentityOrIsolate(ctx context.Context, n uint16, identity uint32, set SetIdentityFunc,
 ) (reason string, err error) {
 	a.mu.Lock()

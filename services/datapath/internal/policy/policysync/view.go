@@ -41,10 +41,9 @@ type Status struct {
 	Waiting int
 	// Connected reports whether a subscription is open, and Err why not.
 	Connected bool
-	// Held is why the kernel keeps enforcing an earlier state than the service's; empty if it does
-	// not.
+	// Held is the reason why the kernel keeps enforcing an earlier state than the service's; empty if it does not.
 	Held string
-	// Unsaved is why the enforced revision is not on stable storage.
+	// Unsaved is the reason why the enforced revision is not on stable storage; empty if it is.
 	Unsaved string
 	Err     error
 	// Synced reports whether the service has sent a complete state at least once.

@@ -67,7 +67,7 @@ type state struct {
 	policies   map[uint32]testPolicies // by subject
 }
 
-// allows is the expected verdict, computed without tables.
+// allows returns the expected verdict, computed without tables.
 func (s state) allows(subject uint32, d policytable.Direction, peer uint32, addr netip.Addr, point uint32) bool {
 	p := s.policies[subject].of(d)
 	if !p.enforce {
@@ -199,7 +199,7 @@ func (b *builder) add(list policytable.Ranges) uint16 {
 	return c
 }
 
-// everywhere is one rule for all ports.
+// everywhere returns one rule for all ports.
 func everywhere(rule uint16) policytable.Ranges {
 	return policytable.Ranges{{Last: policytable.LastPoint, Rest: rule}}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/model/frontend"
 )
 
-// unreadable is an update of a frontend that the datapath cannot decode.
+// unreadable returns an update of a frontend that the datapath cannot decode.
 func unreadable(port uint16) frontend.Step {
 	return frontend.Step{Refuse: &frontend.Refusal{Key: key(port), Err: errors.New("malformed")}}
 }

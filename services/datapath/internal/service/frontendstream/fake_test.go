@@ -287,7 +287,7 @@ func key(port uint16) frontend.Key {
 	return frontend.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: port, Protocol: frontend.TCP}
 }
 
-// up is a frontend with a backend of that number.
+// up returns a frontend with a backend of that number.
 func up(port uint16, backend byte) frontend.Step {
 	l := &frontend.List{Backends: []frontend.Backend{{
 		AddrPort: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, 0, backend}), 8080),
@@ -300,7 +300,7 @@ func down(port uint16) frontend.Step {
 	return frontend.Step{Remove: &k}
 }
 
-// end is a barrier of run "a" and state "s", modified by change.
+// end returns a barrier of run "a" and state "s", modified by change.
 func end(seq uint64, change ...func(*frontend.Barrier)) frontend.Step {
 	b := &frontend.Barrier{Incarnation: "a", Seq: seq, Revision: 100 + seq, State: "s", SourcesComplete: true}
 	for _, c := range change {

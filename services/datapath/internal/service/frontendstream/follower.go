@@ -120,7 +120,6 @@ func (f *Follower) Status() Status {
 	return st
 }
 
-// note updates the status.
 func (f *Follower) note(change func(*Status)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

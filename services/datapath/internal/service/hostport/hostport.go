@@ -49,7 +49,7 @@ type Ender interface {
 // systemNamespace is the namespace of the cluster's own pods. It belongs to the tenant shares.System.
 const systemNamespace = "kube-system"
 
-// keptTenants is how many tenants of namespaces without claims are cached.
+// keptTenants is the number of cached tenants of namespaces without claims.
 const keptTenants = 64
 
 // part is the fraction of the elements that is reserved for host ports, and frontsEach the number of fronts of a host
@@ -368,7 +368,7 @@ func (p *Ports) LeadAll(ctx context.Context) {
 	p.leadLogged(ctx, owners)
 }
 
-// leadLogged is lead for callers that retry failures later.
+// leadLogged is like lead, but for callers that retry failures later.
 func (p *Ports) leadLogged(ctx context.Context, owners []workload.Owner) {
 	if err := p.lead(ctx, owners); err != nil && ctx.Err() == nil {
 		p.o.Log.WarnContext(ctx, "host ports not in effect, trying again", log.Err(err))

@@ -115,7 +115,7 @@ func key(addr string, port uint16, p frontend.Protocol) frontend.Key {
 	return frontend.Key{Addr: a, Port: port, Protocol: p, Node: a.IsUnspecified()}
 }
 
-// spec is an endpoint with an address of each family and one port mapping.
+// spec returns an endpoint with an address of each family and one port mapping.
 func spec(name string, last byte, hostIP string, port uint16, p workload.Protocol) endpoint.Spec {
 	m := endpoint.PortMapping{HostPort: port, ContainerPort: 8080, Protocol: p}
 	if hostIP != "" {

@@ -57,7 +57,7 @@ func (m *Maps) apply(tx *frontendtx.Transaction) (_ frontendtx.Result, again *fr
 	a := &application{s: m.store}
 	m.store.pending = [families]int{}
 	m.store.expect(tx)
-	// existing frontends come first: they know the affinity groups of their services
+	// existing frontends come first: they contain the affinity groups of their services
 	var news []*frontend.Frontend
 	set := func(f *frontend.Frontend) {
 		err := a.set(f)
@@ -630,7 +630,6 @@ func (a *application) retire(f *front) {
 	a.s.left.fronts = append(a.s.left.fronts, f)
 }
 
-// remove removes a frontend.
 func (a *application) remove(k frontend.Key) {
 	s := a.s
 	s.reopen(k)

@@ -16,8 +16,8 @@ import (
 // maxDifferences is the maximum number of reported differences; a repair fixes all.
 const maxDifferences = 1000
 
-// parts are the comparisons of an audit, in the order in which the elements of a list are written. Each is independent
-// of the others.
+// parts returns the comparisons of an audit, in the order in which the elements of a list are written. Each is
+// independent of the others.
 func (a *mapAudit) parts() []func() {
 	return []func(){
 		func() { a.backends(ip4) }, func() { a.backends(ip6) }, a.members, a.sources, a.fronts, a.keys,

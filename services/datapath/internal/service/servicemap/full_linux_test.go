@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
 
-// nodePort is a NodePort without source ranges and without a separate list for outside.
+// nodePort returns a NodePort without source ranges and without a separate list for outside.
 func nodePort(port uint16, is6 bool, inside *frontend.List) *frontend.Frontend {
 	addr := netip.IPv4Unspecified()
 	if is6 {

@@ -80,7 +80,7 @@ func open(t testing.TB, dir string, sz sizes) *instance {
 	return i
 }
 
-// start is open with RemoveLeftovers.
+// start is like open, but with RemoveLeftovers.
 func start(t testing.TB, dir string, sz sizes) *instance {
 	t.Helper()
 	i := open(t, dir, sz)
@@ -369,7 +369,7 @@ func backendAt(n int, is6 bool) frontend.Backend {
 	return frontend.Backend{AddrPort: netip.AddrPortFrom(a, uint16(8080+n%3))}
 }
 
-// listOf is a list of backends by their numbers, in ascending order.
+// listOf returns a list of backends by their numbers, in ascending order.
 func listOf(is6 bool, ns ...int) *frontend.List {
 	l := &frontend.List{}
 	for _, n := range ns {

@@ -19,8 +19,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// chooser is a program that slowly follows a front to one of its backends, as the programs of services do, and returns
-// the address; 1: the backend is free.
+// chooser returns a program that slowly follows a front to one of its backends, as the programs of services do, and
+// returns the address; 1: the backend is free.
 func chooser(t *testing.T, i *instance, number uint32) *ebpf.Program {
 	t.Helper()
 	lookup := func(name string, key asm.Register) asm.Instructions {

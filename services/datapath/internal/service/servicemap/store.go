@@ -15,8 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap/vip"
 )
 
-// store knows the content of the maps of services and which elements are free. It is guarded by the gate of Maps.
-//
+// store mirrors the content of the maps of services and which elements are free. It is guarded by the gate of Maps.
 // Free elements are zero in the maps, except for the generation of a backend.
 type store struct {
 	rawMaps

@@ -33,7 +33,7 @@ func numbersTo(n int) (ns []int) {
 	return ns
 }
 
-// tableList is a list with a table, of backends by their numbers.
+// tableList returns a list with a table, of backends by their numbers.
 func tableList(is6 bool, ns ...int) *frontend.List {
 	l := listOf(is6, ns...)
 	l.Table = true

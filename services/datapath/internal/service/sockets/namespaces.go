@@ -37,8 +37,8 @@ func (n Namespace) value() bpf.MapsSlNs {
 	return v
 }
 
-// Namespaces are the network namespaces whose sockets the programs know. Its methods may be called concurrently. No
-// other process should write to the map: entries that it adds are only visible to List.
+// Namespaces are the network namespaces whose sockets the programs recognise. Its methods may be called concurrently.
+// No other process should write to the map: entries that it adds are only visible to List.
 type Namespaces struct {
 	gate pin.Gate
 	ns   *ebpf.Map

@@ -180,7 +180,7 @@ func wantStrings(t testing.TB, what string, got []string, want ...Translation) {
 
 var at = netip.MustParseAddrPort
 
-// kinds are translations of every kind, of both families.
+// kinds returns translations of every kind, of both families.
 func kinds() map[string]Translation {
 	of := Translation{
 		Source: at("10.244.0.2:40000"), Asked: at("10.96.0.1:80"), Backend: at("10.244.1.3:8080"), Protocol: 6,
@@ -422,7 +422,7 @@ func TestKernelReleaseRemovesFlowsFromTheMaps(t *testing.T) {
 	wantStrings(t, "left", i.all(), stay...)
 }
 
-// claims are node ports that external clients use to one backend.
+// claims returns node ports that external clients use to one backend.
 func claims(backend string, protocol uint8, sender byte, n int) []Translation {
 	xs := make([]Translation, n)
 	for i := range xs {

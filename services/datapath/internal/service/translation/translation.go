@@ -23,12 +23,12 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// Rest is how long a translation without a connection is kept: the first packet stores the translation before the
-// connection becomes visible.
+// Rest is the time for which a translation without a connection is kept: the first packet stores the translation before
+// the connection becomes visible.
 const Rest = 10 * time.Second
 
-// Keep is how long a translation is kept after its connection was evicted or flushed. During that time, either end may
-// continue the connection, and the IDs of the front and backend in the translation stay in use.
+// Keep is the time for which a translation is kept after its connection was evicted or flushed. During that time,
+// either end may continue the connection, and the IDs of the front and backend in the translation stay in use.
 const Keep = 15 * time.Minute
 
 // Maps are the maps of translations and of records about answers.
@@ -254,11 +254,11 @@ func (t *Translation) leaves(keeps Keeps) bool {
 type Pass struct {
 	// Live is the number of translations afterwards, Removed the number of removed ones.
 	Live, Removed int
-	// Ended is how many idle connections of external clients were ended, because nearly all node ports to their backend
-	// were in use.
+	// Ended is the number of idle connections of external clients that were ended, because nearly all node ports to their
+	// backend were in use.
 	Ended int
-	// Surplus is how many translations of the largest users were removed, because endpoints exceeded their half of the
-	// map.
+	// Surplus is the number of translations of the largest users that were removed, because endpoints exceeded their half
+	// of the map.
 	Surplus int
 }
 

@@ -67,8 +67,8 @@ func (c EtcdConfig) client() session.Client {
 
 // LabelsConfig selects the labels that are part of identities.
 type LabelsConfig struct {
-	Include []string `config:"include" help:"label keys, as [source:]prefix or *.domain, that count although a shorter rule excludes them"`
-	Exclude []string `config:"exclude" help:"label keys, as [source:]prefix or *.domain, that do not count"`
+	Include []string `config:"include" help:"label keys ([source:]prefix or *.domain) that are part of identities although a shorter rule excludes them"`
+	Exclude []string `config:"exclude" help:"label keys ([source:]prefix or *.domain) that are left out of identities"`
 }
 
 // GCConfig sets how unreferenced identities are collected.

@@ -240,8 +240,8 @@ func TestKernelKilledAnywhereLeavesNothingBehind(t *testing.T) {
 		p = b.start("--gc-grace", "0s", "--gc-quarantine", "1s")
 		p.Serving()
 		var again uint32
-		// Until etcd is heard, a set of the process before is refused, as one that may be
-		// another's.
+		// Before the first answer of etcd, an identity of the previous process is refused, because its number may belong to
+		// another label set by now.
 		servicetest.EventuallyNil(t, point+": resolving again", func() (err error) {
 			again, err = p.resolve("c1", app)
 			return err

@@ -52,7 +52,7 @@ func (b *bench) startPublisher() *publisher {
 	return &publisher{t: b.t, p: p, admin: b.etcd.Client(), watcher: identityv1.NewClusterServiceClient(other.Conn)}
 }
 
-// register says the range once; it is in etcd when registered is true.
+// register registers the range once; the range is in etcd when registered is true.
 func (n *publisher) register() (registered bool, err error) {
 	resp, err := identityv1.NewClusterServiceClient(n.p.Conn).RegisterNode(servicetest.Context(n.t),
 		&identityv1.RegisterNodeRequest{PodRanges: &identityv1.PodRanges{Prefixes: []string{publishedRange}}})

@@ -23,7 +23,7 @@ var rangePoints = []string{
 	"identity/return/before-save", "identity/return/before-txn", "identity/return/before-answer",
 }
 
-// claimer has on its disk what known says.
+// claimer is a caller that claims ranges. known are the ranges that it has stored on its disk.
 type claimer struct {
 	t     *testing.T
 	p     *proc
@@ -57,8 +57,8 @@ func (c *claimer) giveBack(p string) error {
 	return err
 }
 
-// TestKernelKilledAnywhereLeaksNoRange proves INV-85 for the service's half: a
-// block that the caller does not know is the answer to its next claim, or in quarantine.
+// TestKernelKilledAnywhereLeaksNoRange proves INV-85 for the service's half: a block that the caller has not stored is
+// returned by its next claim, or is in quarantine.
 func TestKernelKilledAnywhereLeaksNoRange(t *testing.T) {
 	for _, point := range rangePoints {
 		for _, kill := range []bool{true, false} {

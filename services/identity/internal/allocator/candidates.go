@@ -23,13 +23,12 @@ func newCandidates() candidates {
 	return candidates{occupied: map[identity.Numeric]time.Time{}, picked: map[identity.Numeric]struct{}{}}
 }
 
-// shortLife is how long a label set lives at most for its number to be assigned last.
+// shortLife is the longest life of a label set after which its number is assigned last.
 const shortLife = time.Minute
 
-// end takes back the number of a label set that was collected. After a short life the
-// number is given to another set only when no other number is free, so that labels which
-// change continuously use up their own numbers. since is when the set came, zero if that
-// is not known, and delay how long the collection took at most.
+// end frees the number of a label set that was collected. After a short life, the number is assigned to another set
+// only when no other number is free, so that labels which change continuously use up their own numbers. since is the
+// time at which the set was created; zero: unknown. delay is the longest time that the collection may have taken.
 func (c *candidates) end(n identity.Numeric, since, now time.Time, delay time.Duration) {
 	c.assigned.unset(n)
 	if !since.IsZero() && now.Sub(since) < shortLife+delay {
@@ -37,7 +36,7 @@ func (c *candidates) end(n identity.Numeric, since, now time.Time, delay time.Du
 	}
 }
 
-// begin records that a number has a label set, or another one.
+// begin records that the number belongs to a label set again.
 func (c *candidates) begin(n identity.Numeric) { c.short.unset(n) }
 
 // pick chooses a free number and keeps it from others until drop: the first one from

@@ -151,7 +151,7 @@ func (c *collector) start(ctx context.Context) {
 	})
 }
 
-// observe is the sink of Store.FollowReferences.
+// observe receives the updates of Store.FollowReferences.
 func (c *collector) observe(r References) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -202,7 +202,7 @@ func (c *collector) unused() (unused []identity.Identity, refs References, compl
 	return unused, refs, true
 }
 
-// Collection goes in steps, each within the time of one request.
+// Limits of a collection, which is done in steps, each within the time of one request.
 const (
 	collectStep = 256
 	maxCollect  = 16_384 // in one round
@@ -244,8 +244,7 @@ func (c *collector) collect(ctx context.Context, unused []identity.Identity, rev
 			return err
 		}
 		for _, f := range candidates {
-			// A reference that came after the revision of the count moved the
-			// fence beyond it.
+			// A reference that was written after the revision of the count moved the fence beyond it.
 			if f.Fence <= revision {
 				c.since[f.Identity.Number] = unusedSince{fence: f.Fence, at: now}
 			}

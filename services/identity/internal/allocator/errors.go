@@ -16,10 +16,10 @@ import (
 
 // Errors of an Allocator. Errors of its Store are returned, too.
 var (
-	// ErrHolder: a holder that could not be read again from where it is written.
+	// ErrHolder: a holder that ParseHolder would refuse, so it is not saved.
 	ErrHolder = errors.New("not a holder")
-	// ErrHeldOther: the holder holds another label set.
-	ErrHeldOther = errors.New("holder holds another label set")
+	// ErrHeldOther: the holder has a reference to the identity of another label set.
+	ErrHeldOther = errors.New("holder has the identity of another label set")
 	// ErrQuota: this node holds as many identities as it may. It is always a *QuotaError.
 	ErrQuota = errors.New("quota of identities is used up")
 	// ErrExhausted: every number of the range is taken or in quarantine. It is always a *QuotaError.
@@ -70,10 +70,11 @@ func noSpace(endpoints []string, err error) string {
 
 func (e *StoreError) Unwrap() error { return e.Err }
 
-// Is makes it an ErrUnavailable.
+// Is reports whether target is ErrUnavailable.
 func (e *StoreError) Is(target error) bool { return target == ErrUnavailable }
 
-// StaleError is returned if the call needs the store, because this node's copy of the label set is too old to be trusted.
+// StaleError is returned if the call needs the store, because this node's copy of the label set is too old to be
+// trusted.
 type StaleError struct {
 	Labels label.Canonical
 	Number identity.Numeric // as of the last contact with the store
@@ -95,7 +96,7 @@ func (e *StaleError) Error() string {
 
 func (e *StaleError) Unwrap() error { return e.Err }
 
-// Is makes it an ErrUnavailable.
+// Is reports whether target is ErrUnavailable.
 func (e *StaleError) Is(target error) bool { return target == ErrUnavailable }
 
 // QuotaError describes the exhausted limit and the labels with the most values.

@@ -22,12 +22,12 @@ const (
 	maxHolder       = 1100 // bytes; more than any that the API accepts: 256 characters of 4 bytes with the prefix
 )
 
-// EndpointHolder is an attachment of a container.
+// EndpointHolder returns the holder for an attachment of a container.
 func EndpointHolder(containerID, interfaceName string) Holder {
 	return Holder(endpointPrefix + workload.Owner{ContainerID: containerID, Interface: interfaceName}.String())
 }
 
-// ReferenceHolder is a string of the caller's.
+// ReferenceHolder returns the holder for a string of the caller.
 func ReferenceHolder(reference string) Holder { return Holder(referencePrefix + reference) }
 
 // ParseHolder parses the result of String.
@@ -48,20 +48,20 @@ func (h Holder) check() error {
 	return nil
 }
 
-// String is "endpoint:container/interface" or "reference:text".
+// String returns "endpoint:container/interface" or "reference:text".
 func (h Holder) String() string { return string(h) }
 
-// Reference is the string of a holder that is no endpoint.
+// Reference returns the string of a holder that is no endpoint.
 func (h Holder) Reference() (reference string, ok bool) {
 	return strings.CutPrefix(string(h), referencePrefix)
 }
 
-// former holds the number that an endpoint had before Relabel.
+// former returns the holder that keeps the endpoint's number from before Relabel.
 func (h Holder) former() Holder {
 	return Holder(formerPrefix + strings.TrimPrefix(string(h), endpointPrefix))
 }
 
-// Owner is the attachment of a holder that is an endpoint.
+// Owner returns the attachment of a holder that is an endpoint.
 func (h Holder) Owner() (owner workload.Owner, ok bool) {
 	text, ok := strings.CutPrefix(string(h), endpointPrefix)
 	owner.ContainerID, owner.Interface, _ = strings.Cut(text, "/") // a container id has no "/"

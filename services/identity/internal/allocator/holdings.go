@@ -11,9 +11,9 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 )
 
-// holdings is who holds which number on this node, and which changes of it the records
-// lack. Every number of byNumber has a holder, and byHolder has that number for each of
-// its holders and for no others. Only holders have workloads. The caller locks.
+// holdings maps numbers to their holders on this node and back, and lists the changes that the records lack. Every
+// number of byNumber has a holder, and byHolder has that number for each of its holders and for no others. Only holders
+// have workloads. The caller locks.
 type holdings struct {
 	byNumber  map[identity.Numeric]*hold
 	byHolder  map[Holder]identity.Numeric
@@ -110,7 +110,7 @@ func (s *holdings) describe(holder Holder, w Workload) bool {
 	return true
 }
 
-// touch makes the records, and then the readers, get a holder again.
+// touch marks a holder, so that it is written to the records again and then published to the readers.
 func (s *holdings) touch(holder Holder) { s.unsaved[holder] = struct{}{} }
 
 // take returns the holders that the records lack, and the holders without a hold, in any order. putBack undoes it if

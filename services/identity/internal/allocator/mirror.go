@@ -30,7 +30,7 @@ type knownEntry struct {
 	labels   label.Canonical
 	revision int64     // 0 if it came from the cache
 	gone     bool      // not in the store any more; kept because it is held
-	since    time.Time // it came while this process followed the store; zero: before
+	since    time.Time // when it was created, if this process followed the store; zero: earlier
 }
 
 // newMirror returns an empty mirror. heard is the time stored in the cache.
@@ -49,7 +49,7 @@ func (m *mirror) save() {
 	}
 }
 
-// count counts a label set of known, or with -1 counts it no longer.
+// count adds by, 1 or -1, to the counts of a label set of known.
 func (m *mirror) count(labels label.Canonical, by int) {
 	ns := namespaceOf(labels)
 	if m.living[ns] += by; m.living[ns] == 0 {
@@ -57,9 +57,8 @@ func (m *mirror) count(labels label.Canonical, by int) {
 	}
 }
 
-// learn records an identity as the store had it at a revision. taken is false if the
-// mirror has a later one; changed is true if the number had no label set, or another one.
-// since is the entry's if it changed.
+// learn records an identity that the store had at a revision. taken is false if the mirror has a later one; changed is
+// true if the number had no label set, or another one. since is stored only if changed is true.
 func (m *mirror) learn(id identity.Identity, revision int64, since time.Time) (taken, changed bool) {
 	text := id.Labels.Text()
 	e, ok := m.known[id.Number]

@@ -730,7 +730,7 @@ func TestQuotaBoundsIdentitiesAndNamesTheLabels(t *testing.T) {
 	a.hold("more", "more")
 }
 
-// fullCluster has all numbers in use but some, and returns their listing.
+// fullCluster uses all numbers of the store except the free ones, and returns their listing.
 func fullCluster(t *testing.T, f *storetest.Fake, free map[identity.Numeric]bool) allocator.Update {
 	t.Helper()
 	b := f.Node("b")
@@ -996,8 +996,8 @@ func TestALateLossOfAnOldSessionDoesNotEndTheNewOne(t *testing.T) {
 		<-claim
 		results[app], claims[app] = result, claim
 	}
-	// One claim fails and Run asks the store itself, which takes its time;
-	// meanwhile another fails, and then the late news arrives.
+	// The claim "one" fails, and Run pings the store. While this ping waits, the claim "two" fails. Then the answer
+	// arrives, which is outdated.
 	s.mu.Lock()
 	s.ping = make(chan chan error)
 	ping := s.ping
@@ -1110,7 +1110,7 @@ func TestManyIdentitiesAreCollectedInBoundedSteps(t *testing.T) {
 	}
 }
 
-// brokenCollection fails everything that only a collector asks for, for a while.
+// brokenCollection is a store in which the calls of the collector fail a number of times.
 type brokenCollection struct {
 	allocator.Store
 	mu    sync.Mutex
@@ -1391,7 +1391,7 @@ func TestWhatAHolderIsSurvivesWithTheHold(t *testing.T) {
 		}
 	}
 	known := map[allocator.Holder]allocator.Workload{holder: want}
-	// By a datapath that says nothing, and by a later one.
+	// First by a datapath that sends no workload, then by a later one.
 	is("held", hold("web", allocator.Workload{}), map[allocator.Holder]allocator.Workload{})
 	is("described", hold("web", want), known)
 	is("asked again", hold("web", allocator.Workload{}), known)

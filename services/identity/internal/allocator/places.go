@@ -12,9 +12,9 @@ const (
 	dividedQuota                  = 64
 )
 
-// places counts the places in this node's quota of cluster identities. Each number that
-// the node holds has one, and each claim under way that may add a number. in has the
-// same places by namespace, without zeros. The caller locks.
+// places counts the used places of this node's quota of cluster identities: one for each number that the node holds,
+// and one for each claim in progress that may add a number. in has the same counts by namespace, without zeros. The
+// caller locks.
 type places struct {
 	quota    int
 	tenant   func(namespace string) shares.Tenant
@@ -45,7 +45,7 @@ func (p *places) release(ns string) {
 	p.count(ns, -1)
 }
 
-// reserve takes a place for a claim of a label set of a namespace, until done. moves means that the holder gives up a
+// reserve reserves a place for a claim of a label set of a namespace, until done. moves means that the holder frees a
 // place of the namespace leaves. The error has no Keys.
 func (p *places) reserve(ns string, moves bool, leaves string) *QuotaError {
 	used := p.claiming + p.held
@@ -69,9 +69,8 @@ func (p *places) done(ns string) {
 	p.count(ns, -1)
 }
 
-// withinShare returns an error if the tenant of a namespace may have no further number on
-// this node. leaves is the namespace of a number that the same holder gives up, and used
-// how many places are taken without it.
+// withinShare returns an error if the tenant of a namespace may have no further number on this node. leaves is the
+// namespace of a number that the same holder frees, and used the number of places in use without it.
 func (p *places) withinShare(ns, leaves string, used int) *QuotaError {
 	t := p.tenant(ns)
 	if ns == "" || t == shares.System || p.quota < dividedQuota {

@@ -28,8 +28,7 @@ type savingRound struct {
 
 func (s *saver) init(save func() error, told func(error)) { s.save, s.told = save, told }
 
-// dirty notes a change. It must be called before the lock is given up under
-// which the change was made.
+// dirty records a change. Call it before unlocking the mutex that guards the changed state.
 func (s *saver) dirty() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -46,8 +45,7 @@ func (s *saver) wait(ctx context.Context) error {
 		if r == nil {
 			r = &savingRound{done: make(chan struct{}), upTo: s.changed}
 			s.running = r
-			// On a goroutine of its own, because the caller may give up before
-			// the disk does. It ends with the write.
+			// In a new goroutine, because the caller may give up before the disk does. It ends with the write.
 			go s.round(r)
 		}
 		s.mu.Unlock()

@@ -19,8 +19,8 @@ const (
 	publishFrom = firstNumbers / 2
 	// publishEvery is the least time between two publications.
 	publishEvery = 10 * time.Second
-	// numberWait is how long a new endpoint waits for a number, and numberMargin how
-	// long before its caller's deadline it gives up; it tries each numberRetry.
+	// numberWait is the time that a new endpoint waits for a number, and numberRetry the interval between tries. It gives
+	// up numberMargin before its caller's deadline.
 	numberWait, numberMargin, numberRetry = 10 * time.Second, 500 * time.Millisecond, time.Second
 )
 

@@ -25,7 +25,7 @@ func sharing(t *testing.T, cfg allocator.Config, f func(t *testing.T, c *storete
 	sharingOf(t, cfg, identity.ClusterSize, f)
 }
 
-// sharingOf is sharing with nodes of another quota.
+// sharingOf is like sharing, but with nodes of another quota.
 func sharingOf(
 	t *testing.T, cfg allocator.Config, quota int, f func(t *testing.T, c *storetest.Fake, nodes [2]*node),
 ) {
@@ -84,7 +84,7 @@ func fill(t *testing.T, c *storetest.Fake, namespace string, from, to int) {
 	synctest.Wait()
 }
 
-// most is how many numbers one tenant may have alone: 256, and a quarter of what is then free.
+// most is the count of numbers that one tenant may have alone: 256, and a quarter of what is then free.
 const most = 13_261
 
 // TestATenantHasAQuarterOfTheFreeNumbersAtMost: beyond its first 256 numbers, a tenant gets at most a quarter of the
@@ -215,7 +215,7 @@ func TestNumbersInQuarantineCountForTheirTenant(t *testing.T) {
 		if p := c.Published(); p.Tenants["tenant a"] != 3*many || p.Used != 3*many || p.Unlabelled != 0 {
 			t.Errorf("published %+v, want %d of tenant a", p, 3*many)
 		}
-		// The next collector knows how many rest, and not after whom.
+		// The next collector knows the count of numbers in quarantine, but not their tenants.
 		before := c.Published()
 		c.Expire("a")
 		c.Expire("b")

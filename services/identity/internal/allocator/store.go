@@ -56,7 +56,7 @@ func (e *ConflictError) Error() string {
 	return fmt.Sprintf("%v: number %d is in quarantine after another label set had it", ErrConflict, e.Held.Number)
 }
 
-// Is makes it an ErrConflict.
+// Is reports whether target is ErrConflict.
 func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
 
 // Claim is the result of Store.Claim and Store.Restore.
@@ -66,7 +66,7 @@ type Claim struct {
 	Created  bool  // the label set had no number before
 }
 
-// Reference is one of this node's references as the store has it.
+// Reference is one of this node's references in the store.
 type Reference struct {
 	Number   identity.Numeric
 	Revision int64 // of its last write
@@ -87,7 +87,7 @@ type References struct {
 	Nodes    map[string]int           // how many numbers a node refers to
 }
 
-// Entry is an identity as a listing or a watch of the store brings it.
+// Entry is an identity from a listing or a watch of the store.
 type Entry struct {
 	Identity identity.Identity
 	Revision int64
@@ -189,8 +189,8 @@ type EndpointPublisher interface {
 // Holds are this node's references to identities; they must survive a restart.
 type Holds struct {
 	Holders []HolderRecord
-	// NextNodeLocal is where the search for a free node-local number begins,
-	// so that a freed number stays in quarantine as long as the range allows.
+	// NextNodeLocal is the number at which the search for a free node-local number begins, so that a freed number stays in
+	// quarantine as long as the range allows.
 	NextNodeLocal identity.Numeric
 	// Session is the session of the store, for the next process.
 	Session string
@@ -238,8 +238,7 @@ type HoldsChange struct {
 // Known is this node's knowledge of the cluster's identities.
 type Known struct {
 	Identities []identity.Identity
-	// Heard is when the store was last heard: Identities is complete as of
-	// then. Zero is never.
+	// Heard is the time at which the store was last heard, as of which Identities is complete. Zero: never.
 	Heard time.Time
 }
 

@@ -14,21 +14,20 @@ import (
 )
 
 const (
-	// firstNumbers is how many numbers a tenant has in any case, and freePart of the
-	// free numbers it may have one part beyond them.
+	// firstNumbers is the count of numbers that each tenant may have. In addition, a tenant may have 1/freePart of the
+	// free numbers.
 	firstNumbers, freePart = 256, 4
-	// unlabelledNumbers is how many numbers all namespaces without the tenant label
-	// have together.
+	// unlabelledNumbers is the count of numbers that all namespaces without the tenant label may have together.
 	unlabelledNumbers = identity.ClusterSize / 2
 )
 
-// createdNumber is a number that this node created.
+// createdNumber describes a number that this node created.
 type createdNumber struct {
 	revision  int64
 	namespace string
 }
 
-// bound is how many numbers a tenant may have while so many are free.
+// bound returns the count of numbers that a tenant may have, given the count of free numbers.
 func bound(free int) int { return firstNumbers + max(0, free)/freePart }
 
 // waiting is a label set that got no number because of its tenant's share.

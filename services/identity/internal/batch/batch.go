@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package batch carries out calls of many callers in one operation. A call never waits for
-// others: a call that arrives while an operation runs is part of the next one.
+// Package batch executes calls of many callers in one operation. A call never waits for others: a call that arrives
+// while an operation runs is part of the next one.
 package batch
 
 import (
@@ -16,9 +16,9 @@ type Group[T any] struct {
 	// Do executes calls, in the order in which they came, and stores each result in the call itself, which must then
 	// be a pointer.
 	Do func([]T)
-	// Fits reports whether a call may be in one act with the others; nil: always.
+	// Fits reports whether one call of Do may execute a call together with others; nil: always.
 	Fits func(with []T, call T) bool
-	// AtOnce is how many acts run at a time; less than 1 is 1.
+	// AtOnce is the number of calls of Do that run at a time; less than 1 is 1.
 	AtOnce int
 
 	mu      sync.Mutex
@@ -39,8 +39,7 @@ func (g *Group[T]) Call(ctx context.Context, call T) error {
 	g.mu.Lock()
 	g.waiting = append(g.waiting, e)
 	if g.running < max(g.AtOnce, 1) {
-		// On a goroutine of its own, because the caller may give up. It ends when
-		// nothing waits any more.
+		// In a new goroutine, because the caller may give up. It ends when no call waits any more.
 		g.running++
 		go g.run()
 	}

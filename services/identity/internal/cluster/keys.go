@@ -9,7 +9,7 @@ type Point struct {
 	Revision int64  // from 1; 0: no point
 }
 
-// Key is a key as a store has it.
+// Key is a key of the store.
 type Key struct {
 	Name              string
 	Value             []byte

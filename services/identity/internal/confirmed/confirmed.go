@@ -59,7 +59,7 @@ type Store interface {
 	FollowReports(ctx context.Context, t *Tracker) error
 }
 
-// Node is this node.
+// Node gives an Exchange the state of this node.
 type Node interface {
 	// Applied returns the point up to which the node has every removal of a mapping, so
 	// that it does not go back behind it after a restart; zero: not known.

@@ -273,7 +273,7 @@ func TestNodeThatMayHaveMappingsHoldsConfirmationsUp(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		do   func(s *store, all map[string]*member)
-		// until is how long the removal is not confirmed; 0: for ever.
+		// until is the time for which the removal is not confirmed; 0: for ever.
 		until time.Duration
 	}{
 		{"lags", func(*store, map[string]*member) {}, 0},
@@ -377,11 +377,11 @@ func TestNothingIsConfirmedBeforeLeasesAreKnown(t *testing.T) {
 		tr.Report("a", Report{Incarnation: "i", Cluster: 1, Revision: 50}, 100)
 		tr.ReachReports(at)
 		time.Sleep(rest)
-		check("a report about the store before", 0)
+		check("a report about the former store", 0)
 	})
 }
 
-// TestDeniedReportIsNamed: a role of an earlier version lacks the grant, which Err says until it is given.
+// TestDeniedReportIsNamed: Err names the missing grant of a role of an earlier version, until the role has it.
 func TestDeniedReportIsNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()

@@ -104,9 +104,9 @@ func play(t *testing.T, seed uint64) (byTime, byConfirmation int) {
 			n.connected = !n.connected
 		case 2, 3:
 			n.lagging = !n.lagging
-		case 4: // its process restarts with what the disk has; nobody has told it how old that is
+		case 4: // its process restarts with the mappings of its disk, whose age it does not know
 			n.watched = min(n.watched, n.saved)
-		case 5: // the machine reboots: it has not heard until it hears
+		case 5: // the machine reboots: it is cut off until it hears from the store
 			n.watched, n.applied, n.heard = n.saved, n.saved, time.Time{}
 		case 6: // another machine takes the name, and the former one continues
 			if n != owner && !n.connected && !n.leased && len(nodes) < 8 {

@@ -22,7 +22,7 @@ type Exchange struct {
 
 	mu      sync.Mutex
 	summary Summary   // guarded by mu; as it is published
-	last    Report    // guarded by mu; as the store has it, as far as it is known
+	last    Report    // guarded by mu; the store has it, as far as this node knows
 	due     time.Time // guarded by mu; when this node reports next; zero: it need not
 	asked   time.Time // guarded by mu; when Wants was reported last
 	denied  error     // guarded by mu; of the last write
@@ -46,7 +46,7 @@ func New(o Options) *Exchange {
 	return &Exchange{Options: o, leads: make(chan bool, 1)}
 }
 
-// spread is the time over which the reports of all nodes are spread.
+// spread returns the time over which the reports of all nodes are spread.
 func (e *Exchange) spread() time.Duration {
 	return max(e.Interval, time.Duration(e.Node.Nodes())*time.Second/50)
 }
@@ -80,7 +80,7 @@ func (e *Exchange) Run(ctx context.Context) error {
 		e.follow(ctx, func(ctx context.Context) error { return e.Store.FollowSummary(ctx, e.take) })
 	})
 	wg.Go(func() { e.collect(ctx) })
-	tick := time.NewTicker(min(time.Second, e.Interval)) // it looks at memory alone
+	tick := time.NewTicker(min(time.Second, e.Interval)) // a step without a report only reads memory
 	defer tick.Stop()
 	for {
 		select {
@@ -111,7 +111,7 @@ func (e *Exchange) follow(ctx context.Context, f func(context.Context) error) {
 	}
 }
 
-// take is the sink of the summary.
+// take receives a published summary.
 func (e *Exchange) take(s Summary, listed bool) {
 	e.mu.Lock()
 	if listed {
@@ -122,7 +122,7 @@ func (e *Exchange) take(s Summary, listed bool) {
 	e.Node.SetConfirmed(s)
 }
 
-// step reports if it is time to.
+// step writes this node's report if one is due: because the node asks for another revision, or confirms one.
 func (e *Exchange) step(ctx context.Context, now time.Time) {
 	at, wants := e.Node.Applied(), e.Node.Wants()
 	e.mu.Lock()

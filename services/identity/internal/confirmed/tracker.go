@@ -13,10 +13,10 @@ import (
 // machine is one node with one state directory.
 type machine struct{ node, incarnation string }
 
-// Tracker knows which nodes had a lease recently and what they confirmed. The collecting node uses it.
+// Tracker tracks which nodes had a lease recently, and what they confirmed. The collecting node uses it.
 type Tracker struct {
-	// rest is how long a node counts after its lease has ended, and how long the tracker watches leases before it
-	// publishes a revision.
+	// rest is the time for which a node whose lease has ended must still confirm, and for which the tracker watches leases
+	// before it publishes a revision.
 	rest time.Duration
 
 	mu       sync.Mutex

@@ -25,8 +25,8 @@ const (
 	// maxClaimText bounds the label sets. A claim compares and writes its own
 	// up to four times, and etcd takes 1.5 MiB.
 	maxClaimText = 256 << 10
-	// claimsAtOnce is how many such transactions are under way. A second one
-	// reaches etcd while it syncs the first.
+	// claimsAtOnce is the number of such transactions that run at the same time. A second one reaches etcd while it syncs
+	// the first.
 	claimsAtOnce = 2
 )
 
@@ -119,7 +119,7 @@ func (s *claimSteps) commitOne(c *claim) {
 	c.succeeded, c.responses, c.revision = resp.Succeeded, resp.Responses, resp.Header.Revision
 }
 
-// lasting is a context that ends with the last one of all.
+// lasting returns a context that ends with the last of the claims' contexts.
 func lasting(all []*claim) (context.Context, context.CancelFunc) {
 	ctx := context.WithoutCancel(all[0].ctx)
 	var last time.Time

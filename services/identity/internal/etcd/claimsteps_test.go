@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/test/storetest"
 )
 
-// joined is a store with a session.
+// joined returns a store with a session.
 func joined(t *testing.T, s *etcdtest.Server, node string) *Store {
 	t.Helper()
 	store := newStore(t, s.Endpoint, node)

@@ -186,7 +186,7 @@ func TestEightNodesAgreeOnEveryNumber(t *testing.T) {
 	s := etcdtest.Start(t)
 	var all [nodes]*node
 	cfg := quick()
-	cfg.StoreTimeout = time.Minute // eight nodes with all they have to ask at once
+	cfg.StoreTimeout = time.Minute // eight nodes send all their requests at once
 	for i := range nodes {
 		all[i] = startNode(t, s.Endpoint, fmt.Sprint("node", i), t.TempDir(), cfg)
 	}
@@ -555,9 +555,8 @@ func TestRestartWithoutEtcdKnowsWhatItKnew(t *testing.T) {
 	}
 }
 
-// cutOff is a node that knows the set "admin" and does not hold it, on a
-// cluster that collected it and gave its number to "guest" while the node was
-// down. The node and etcd are down.
+// cutOff returns a node that knows the set "admin" and does not hold it, on a cluster that collected it and gave its
+// number to "guest" while the node was down. The node and etcd are down.
 func cutOff(t *testing.T, s *etcdtest.Server, cfg nodeConfig) (dir string, admin identity.Identity) {
 	t.Helper()
 	b := startNode(t, s.Endpoint, "b", t.TempDir(), cfg)

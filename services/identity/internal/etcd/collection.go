@@ -52,7 +52,7 @@ func (s *Collection) Lead(ctx context.Context) (bool, error) {
 		if string(have.Value) != s.cfg.Node || clientv3.LeaseID(have.Lease) == lease {
 			return string(have.Value) == s.cfg.Node, nil
 		}
-		// Of the process before; it would go with that one's lease.
+		// The key is of the previous process, and would end with that process's lease.
 	}
 	resp, err := s.session.Commit(ctx, "lead collection", s.session.Txn(ctx).If(session.Unchanged(key, have)).
 		Then(clientv3.OpPut(key, s.cfg.Node, clientv3.WithLease(lease))))
@@ -132,7 +132,7 @@ func (s *Collection) Candidates(ctx context.Context, ids []identity.Identity) ([
 	return out, nil
 }
 
-// collectSize is how many identities one transaction collects.
+// collectSize is the number of identities that one transaction collects.
 const collectSize = maxOps / 4
 
 // Collect implements allocator.Store.

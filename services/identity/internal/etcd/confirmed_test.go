@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
 )
 
-// mappings are what a node of a test has of others.
+// mappings reports to an exchange which mappings a node of a test has applied.
 type mappings struct{ n *node }
 
 func (m mappings) Applied() cluster.Point {
@@ -41,7 +41,7 @@ func (m mappings) SetConfirmed(s confirmed.Summary) {
 	m.n.reg.SetConfirmed(registry.Confirmed{Cluster: s.Cluster, Revision: s.Revision})
 }
 
-// applied has the datapath of a node apply everything that the node knows.
+// applied makes the datapath of a node apply everything that the node has received.
 func (n *node) applied() {
 	at := n.cluster.Origin()
 	n.reg.NoteApplied(cluster.Point{Cluster: at.Store, Revision: at.Revision})

@@ -148,7 +148,7 @@ func TestFullEtcdIsSaidAndEndsNoSession(t *testing.T) {
 	}
 	admin := s.Client()
 	servicetest.Eventually(t, "the reference goes", func() bool { _, refs := content(t, admin); return len(refs) == 2 })
-	// etcd has deleted it before a hears so.
+	// etcd deletes the reference before node a receives the answer.
 	servicetest.Eventually(t, "status is connected, no space, one pending write", func() bool {
 		sum := a.Summary()
 		return sum.Connected && strings.Contains(sum.StoreError, "no space left; compact") && sum.PendingWrites == 1

@@ -53,8 +53,8 @@ func (h *history) add(client int, op operation, call, ret int64) {
 // many hold it. While it is held, it is bound to nothing else.
 type inForce struct{ bound, holders int }
 
-// bindings is the model of things that are bound to one other thing while they
-// are held. key is the thing, to what it is bound to.
+// bindings returns the model of things that are each bound to one other thing while they are held. key and to return
+// the two things of an operation.
 func bindings(key, to func(operation) int) porcupine.Model {
 	return porcupine.Model{
 		Partition: func(all []porcupine.Operation) [][]porcupine.Operation {
@@ -241,7 +241,7 @@ func (r *racers) settled() {
 	}
 }
 
-// collecting is how nodes run that collect numbers at once, and use them again.
+// collecting returns the configuration of nodes that collect numbers at once, and use them again.
 func collecting() nodeConfig {
 	cfg := quick()
 	cfg.Grace, cfg.Quarantine, cfg.Reconcile = 0, time.Second, 20*time.Millisecond
@@ -366,7 +366,7 @@ func TestNothingIsInTwoHandsAfterLostLeases(t *testing.T) {
 	r.history.check(t)
 }
 
-// raceSets is how many label sets the nodes race for; SLUICE_RACE_SETS overrides it.
+// raceSets is the number of label sets for which the nodes race; SLUICE_RACE_SETS overrides it.
 const raceSets = 300
 
 // TestEightNodesRaceForTheSameSets lets all nodes resolve every set, in an order
@@ -544,7 +544,7 @@ func TestNodePartitionedBeyondEveryTimeout(t *testing.T) {
 	}
 	p.Heal()
 	a.settled()
-	// Until the watch tells the node of its record, the node assumes that it has what it said.
+	// Until the watch delivers the node's own record, the node assumes that its ranges are valid.
 	servicetest.Eventually(t, "the range to be refused to the node that was cut off", func() bool {
 		r := a.refusedRanges()
 		return len(r) == 1 && r[0].Range == prefix(1) && r[0].Holder == "b"

@@ -19,17 +19,14 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 )
 
-// How a cluster comes from layout 1 to layout 2.
+// How a cluster migrates from layout 1 to layout 2.
 //
-// This version reads both forms of labels/<sha256> at any time. It writes the
-// form of layout 1 as long as the key layout is absent, so that nodes of both
-// versions refer to the same identities, and each sees the fence of the other:
-// a reference to an identity of the old form writes labels/ and fence/, and
-// its collection compares both. The collecting node writes the key layout when
-// every node that has references is of this version; then identities are made
-// in the new form and the collector converts the others. A node of the old
-// version that starts after that calls the new form corrupt: it neither refers
-// to such identities nor collects them.
+// This version reads both forms of labels/<sha256> at any time. It writes the form of layout 1 as long as the key
+// layout is absent, so that nodes of both versions refer to the same identities, and each sees the fence of the other:
+// a reference to an identity of the old form writes labels/ and fence/, and its collection compares both. The
+// collecting node writes the key layout when every node that has references is of this version; then identities are
+// made in the new form and the collector converts the others. A node of the old version that starts after that reports
+// the new form as corrupt: it neither refers to such identities nor collects them.
 const (
 	layoutSplit = 1 // text and fence in labels/; the key layout is absent
 	layoutFinal = 2
@@ -112,7 +109,7 @@ func (s *layout) value(n identity.Numeric, l label.Canonical) string {
 
 func labelsValue(n identity.Numeric) string { return decimal(n) }
 
-// labelsValue1 is the value in layout 1.
+// labelsValue1 returns the value in layout 1.
 func labelsValue1(n identity.Numeric, l label.Canonical) string {
 	return labelsValue(n) + " " + l.Text()
 }
@@ -127,9 +124,8 @@ func parseLabelsValue(kv *mvccpb.KeyValue) (n identity.Numeric, text string, fin
 	return n, text, !split, nil
 }
 
-// numberOf reads which number the label set has by labels/. Two sets with one
-// hash would be corruption or the end of SHA-256; either way neither gets the
-// number of the other: where the text is not here, id/ is compared with it.
+// numberOf reads the number of a label set from labels/. If the value contains another text, it returns ErrCorrupt: two
+// label sets should not have the same hash. If the value contains no text, the caller compares id/.
 func numberOf(kv *mvccpb.KeyValue, l label.Canonical) (identity.Numeric, error) {
 	n, text, final, err := parseLabelsValue(kv)
 	if err != nil {

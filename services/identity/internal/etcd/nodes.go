@@ -22,8 +22,8 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
-// RangeQuarantine is how long only its last holder may claim a range that it
-// returned, or lost when it was forgotten.
+// RangeQuarantine is the time during which only its last holder may claim a range that it returned, or lost when it was
+// forgotten.
 const RangeQuarantine = 15 * time.Minute
 
 // Nodes is the registry's Store in etcd.
@@ -54,7 +54,7 @@ func (a *atomicHistory) Load() <-chan struct{} {
 	return h
 }
 
-// rangeHolder is the value of a range.
+// rangeHolder is the value of a range's key.
 type rangeHolder struct {
 	Node        string `json:"node"`
 	Incarnation string `json:"incarnation"`
@@ -271,7 +271,7 @@ func (b *claiming) mayHave(ctx context.Context, p netip.Prefix, holder rangeHold
 			Reason: "node " + holder.Node + " had it until a short time ago, and it is in quarantine",
 		}, nil
 	case holder.Quarantine, !news:
-		return "", nil, nil // no record has it: a node wrote the key alone
+		return "", nil, nil // no record has it: a node wrote only this key
 	default:
 		other, held = holder.Node, p // claimed so recently that this node has not heard of it
 	}
@@ -362,7 +362,7 @@ func (b *claiming) writeSlots() {
 		}
 		slot, ok := freeSlot(p.Addr().Is6(), used)
 		if !ok {
-			continue // it does not count, and the node sees that as all others do
+			continue // it is not valid, and the node sees that as all others do
 		}
 		used[slot], place[p] = true, slot
 		_, former := b.cluster.Mine(p)
@@ -438,7 +438,7 @@ func (s *Nodes) Forget(ctx context.Context, node string, force, validateOnly boo
 		}
 		rec, err := s.decoder.record(have[0])
 		if err != nil {
-			rec = registry.Record{} // it goes all the same
+			rec = registry.Record{} // an unreadable record is removed, too
 		}
 		if validateOnly {
 			return rec, nil

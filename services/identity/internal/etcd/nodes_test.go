@@ -507,8 +507,8 @@ func TestAddressesOutliveEtcd(t *testing.T) {
 	b.seesMapping(address(1, 7), fmt.Sprint("a ", web.Number))
 }
 
-// TestAddressesComeBackToAnEtcdThatIsAhead: etcd loses its data or is restored from a backup, and others write more than
-// before until the node reconnects. Neither the cluster ID nor the revision tells that this is another history.
+// TestAddressesComeBackToAnEtcdThatIsAhead: etcd loses its data or is restored from a backup, and others write more
+// than before until the node reconnects. Neither the cluster ID nor the revision tells that this is another history.
 func TestAddressesComeBackToAnEtcdThatIsAhead(t *testing.T) {
 	t.Parallel()
 	for name, loss := range map[string]func(*etcdtest.Server){
@@ -718,7 +718,7 @@ func TestRangeOfASilentNodeIsTakenOver(t *testing.T) {
 	db := b.endpoint("c2", "db", address(1, 5))
 	watcher.seesMapping(address(1, 5), fmt.Sprint("b ", db.Number))
 	watcher.seesMapping(address(3, 5), fmt.Sprint("a ", kept.Number))
-	// a comes back and thinks that the range is its own.
+	// Node a starts again and still claims the range.
 	a = startNode(t, s.Endpoint, "a", dir, cfg)
 	a.published()
 	if r := a.reg.Status().Ranges; len(r) != 1 || r[0].Range != prefix(1) || r[0].Holder != "b" {

@@ -24,8 +24,8 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
-// maxCandidates is how many blocks one transaction tries, one after the other.
-// Each takes a comparison and up to two operations, of which a server allows 128.
+// maxCandidates is the number of blocks that one transaction tries, one after the other. Each takes a comparison and up
+// to two operations, of which a server allows 128.
 const maxCandidates = 16
 
 func (s *Nodes) holder(incarnation string) rangeHolder {
@@ -301,7 +301,7 @@ func (b *blockClaim) candidates(ctx context.Context, seen int64) (blocks []netip
 		case news[p]:
 			full.Held++
 		default:
-			stray = append(stray, p) // no node has it: a node wrote the key alone
+			stray = append(stray, p) // no node has it: a node wrote only this key
 		}
 	}
 	for _, some := range [][]netip.Prefix{stray, own} {

@@ -30,7 +30,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
 )
 
-// blocks are the settings of a pool with that many IPv4 blocks, a power of two.
+// blocks returns the settings of a pool with that many IPv4 blocks, a power of two.
 func blocks(n int) registry.IPAM {
 	bits := 24
 	for ; n > 1; n /= 2 {
@@ -56,7 +56,7 @@ func (silent) Keys() []registry.Key                      { return nil }
 func (silent) Reach(uint64, int64)                       {}
 func (silent) Loaded()                                   {}
 
-// claimer is a node without identities and without a watch.
+// claimer returns a node without identities and without a watch.
 func claimer(t *testing.T, endpoint, name string) *registry.Registry {
 	t.Helper()
 	sess, err := session.Open(session.Config{
@@ -82,8 +82,8 @@ func claimer(t *testing.T, endpoint, name string) *registry.Registry {
 	return r
 }
 
-// patiently calls f until etcd, which may have many clients and little time, serves
-// it, as a node does. It says how often it was not served.
+// patiently calls f, like a node, until etcd serves it: with many clients, etcd may be too slow. It returns the number
+// of calls that etcd did not serve.
 func patiently(t *testing.T, f func() error) (again int) {
 	t.Helper()
 	for ; ; again++ {
@@ -99,7 +99,7 @@ func patiently(t *testing.T, f func() error) (again int) {
 	}
 }
 
-// requests is how many transactions and reads etcd has answered.
+// requests returns the number of transactions and reads that etcd has answered.
 func requests(t *testing.T, s *etcdtest.Server) (n int) {
 	t.Helper()
 	client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn,
@@ -127,7 +127,7 @@ func requests(t *testing.T, s *etcdtest.Server) (n int) {
 	return n
 }
 
-// heldRanges are the ranges that etcd has by their node, those in quarantine as "quarantined".
+// heldRanges returns the ranges in etcd by their node; ranges in quarantine are listed under "quarantined".
 func heldRanges(t *testing.T, admin *clientv3.Client) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -211,8 +211,7 @@ func TestFiveHundredNodesClaimRanges(t *testing.T) {
 	}
 }
 
-// refusedRanges waits until etcd has what the node says, and returns the ranges
-// that it is refused.
+// refusedRanges waits until the node is registered in etcd, and returns the node's refused ranges.
 func (n *node) refusedRanges() (refused []registry.Refusal) {
 	n.t.Helper()
 	servicetest.Eventually(n.t, "the registration", func() bool {
@@ -463,7 +462,7 @@ func TestNodeLearnsThatItsRangeIsTaken(t *testing.T) {
 	oneHand(t, admin)
 }
 
-// seesOwn waits until the node has heard of its own record with that many ranges.
+// seesOwn waits until the watch has delivered the node's own record with that many ranges.
 func (n *node) seesOwn(ranges int) {
 	n.t.Helper()
 	servicetest.Eventually(n.t, "its own record", func() bool {

@@ -144,7 +144,7 @@ func (o oldNode) create(n identity.Numeric, l label.Canonical) {
 
 func (o oldNode) ref(n identity.Numeric) string { return "/ref/" + o.name + "/" + fmt.Sprint(n) }
 
-// refer is the transaction of layout 1.
+// refer runs the transaction of layout 1 that refers to an identity.
 func (o oldNode) refer(n identity.Numeric, l label.Canonical) bool {
 	o.t.Helper()
 	labels, id := testPrefix+"/labels/"+hashText(l), testPrefix+"/id/"+fmt.Sprint(n)

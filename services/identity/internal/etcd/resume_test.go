@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
 )
 
-// Tests of a process that continues where the one before was.
+// Tests of a process that continues where the previous one stopped.
 
 // neighbours are a node with endpoints and one that follows it, of which the
 // process has ended.
@@ -52,10 +52,10 @@ func newNeighbours(t *testing.T) *neighbours {
 	return n
 }
 
-// b is the next process of the node that follows.
+// b returns the next process of the node that follows.
 func (n *neighbours) b() *node { return startNode(n.t, n.Endpoint, "b", n.dir, quick()) }
 
-// sees waits until b has what a has said of its endpoints.
+// sees waits until b has the addresses that a has published.
 func (n *neighbours) sees(b *node) {
 	n.t.Helper()
 	for _, host := range []int{5, 6} {
@@ -109,7 +109,7 @@ func TestRestartGoesOnWhereItWas(t *testing.T) {
 	}
 }
 
-// TestNodesAreKnownWhileEtcdIsAway (INV-87): what other nodes have said is served before etcd answers.
+// TestNodesAreKnownWhileEtcdIsAway (INV-87): the mappings of other nodes are served before etcd answers.
 func TestNodesAreKnownWhileEtcdIsAway(t *testing.T) {
 	t.Parallel()
 	n := newNeighbours(t)

@@ -23,13 +23,13 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
 )
 
-// documentedRoles are the calls of etcdctl that the documentation names for a node.
+// documentedRoles returns the calls of etcdctl that the documentation names for a node.
 func documentedRoles(t *testing.T, node string) (calls [][]string) {
 	t.Helper()
 	return documentedCalls(t, node, 0)
 }
 
-// documentedAssigner are those for a node that writes assignments.
+// documentedAssigner returns the calls of etcdctl that the documentation names for a node that writes assignments.
 func documentedAssigner(t *testing.T, node string) (calls [][]string) {
 	t.Helper()
 	return documentedCalls(t, node, 1)
@@ -68,7 +68,7 @@ func etcdctl(t *testing.T, c *clientv3.Client, words []string) {
 	case "role add":
 		_, err = c.RoleAdd(ctx, words[2])
 		if errors.Is(err, rpctypes.ErrRoleAlreadyExist) {
-			err = nil // of the node before
+			err = nil // of the previous node
 		}
 	case "role grant-permission":
 		end, rest := "", words[3:]

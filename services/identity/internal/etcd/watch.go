@@ -81,7 +81,7 @@ type following struct {
 	keys    []cluster.Key  // of a listing: the keys of nodes
 	changed cluster.Change // changes of these keys in the present answer
 
-	of, now <-chan struct{} // the history that the sinks have, and that of the listing
+	of, now <-chan struct{} // closed when the history that the sinks have, or the history of the listing, ends
 }
 
 // Follow implements allocator.Store. It passes updates of nodes to the readers.

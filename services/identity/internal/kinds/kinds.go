@@ -31,7 +31,7 @@ type State struct {
 	Kinds     []string // group/version/resource, sorted
 }
 
-// Equal reports whether two states say the same.
+// Equal reports whether two states are equal.
 func (s State) Equal(o State) bool {
 	return s.Published == o.Published && slices.Equal(s.Kinds, o.Kinds)
 }
@@ -56,7 +56,7 @@ type Board struct {
 	changed chan struct{} // guarded by mu; closed with the next change
 }
 
-// New returns a Board that knows nothing before Run has read the store.
+// New returns a Board without kinds: they come when Run has read the store.
 func New(s Store, l *slog.Logger) *Board {
 	return &Board{store: s, log: l, changed: make(chan struct{})}
 }

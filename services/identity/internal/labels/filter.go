@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-net/sluice/model/labelfilter"
 )
 
-// Filter selects the labels that count. Labels that differ per pod, or that no policy selects, would create a number
-// per pod. Of rules of the same length, a configured rule precedes a default rule.
+// Filter selects the labels that are part of identities. Labels that differ per pod, or that no policy selects, would
+// create a number per pod. Of rules of the same length, a configured rule precedes a default rule.
 type Filter = labelfilter.Filter
 
 // Defaults of the filter.

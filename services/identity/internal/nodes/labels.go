@@ -20,8 +20,8 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
-// rest is how long the number of a set that no node has is kept: until readers have
-// the numbers that came in its place.
+// rest is the time for which the number of a set without a node is kept: by then, readers have the numbers that
+// replaced it.
 const rest = time.Minute
 
 // reference is the beginning of the references that hold the numbers of nodes' sets.

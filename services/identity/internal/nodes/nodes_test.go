@@ -120,7 +120,7 @@ func (p *process) set(servers ...string) {
 	p.changed = make(chan struct{})
 }
 
-// at is an underlay with an address.
+// at returns an underlay with an address.
 func at(a string) *registry.Underlay {
 	return &registry.Underlay{Addresses: []netip.Addr{netip.MustParseAddr(a)}}
 }
@@ -133,7 +133,7 @@ func (p *process) moveTo(a string) {
 	}
 }
 
-// of are the node and the labels of an address, as readers of both watches know them.
+// of returns the node and the labels of an address, as readers of both watches know them.
 func (p *process) of(address string) (on, labels string) {
 	a := netip.MustParseAddr(address)
 	item, ok := p.cluster.Get(registry.Key{Prefix: netip.PrefixFrom(a, a.BitLen())})
@@ -237,7 +237,7 @@ func TestFullDiskDelaysTheIdentities(t *testing.T) {
 	})
 }
 
-// node is a key of another node with an address and labels.
+// node returns a key of another node with an address and labels.
 func node(name, address string, revision int64, labels ...string) registry.NodeKey {
 	of := map[string]string{}
 	for _, l := range labels {

@@ -32,8 +32,8 @@ var (
 	ErrUnavailable = errors.New("the Kubernetes API does not say which labels the pod has")
 )
 
-// Wait is how long Find waits for a pod, and Margin how long before the caller's
-// deadline it gives up: the caller is to learn why.
+// Wait is the time that Find waits for a pod. It gives up Margin before the caller's deadline, so that the caller gets
+// the reason.
 const (
 	Wait   = 10 * time.Second
 	Margin = 500 * time.Millisecond

@@ -27,7 +27,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// told is a Set, and what tells it of pods and namespaces.
+// told is a Set, with the sinks of its pods and namespaces.
 type told struct {
 	*Set
 	pods       sink[Pod]
@@ -79,7 +79,7 @@ type found struct {
 	after time.Duration
 }
 
-// find asks in the background.
+// find calls Find in the background.
 func (s told) find(ctx context.Context, last string) <-chan found {
 	answer, begin := make(chan found, 1), time.Now()
 	go func() {
@@ -335,8 +335,8 @@ func TestAnAPIThatAnswersAgainIsNoProblem(t *testing.T) {
 	}
 }
 
-// TestAPodIsWaitedForWhilePodsAreListed: a restart must not give a pod what an endpoint of
-// it had before the API has said what it has now.
+// TestAPodIsWaitedForWhilePodsAreListed: after a restart, Find does not return the labels that an endpoint of the pod
+// had before, until the API has sent the pod's present labels.
 func TestAPodIsWaitedForWhilePodsAreListed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSet(t)

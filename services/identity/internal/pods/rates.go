@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 )
 
-// rate is how many changes of labels may come: burst at once, then one each every.
+// rate limits changes of labels: burst changes at once, then one in each interval of length every.
 type rate struct {
 	every time.Duration
 	burst int

@@ -24,14 +24,14 @@ import (
 )
 
 const (
-	// settle is how long changes are batched: a changed label of a namespace changes many pods.
+	// settle is the time for which changes are batched: a changed label of a namespace changes many pods.
 	settle = 100 * time.Millisecond
-	// inFlight is how many endpoints are moved at once.
+	// inFlight is the number of endpoints that are moved at once.
 	inFlight = 8
 	// firstPause and longestPause bound the pause after a failure; it doubles.
 	firstPause, longestPause = time.Second, 30 * time.Second
-	// patience is how long an endpoint keeps its former identity while its new one
-	// waits for its rate or for the store. After that it is isolated.
+	// patience is the time for which an endpoint keeps its former identity while its new one waits for its rate or for the
+	// store. After that it is isolated.
 	patience = 15 * time.Second
 )
 

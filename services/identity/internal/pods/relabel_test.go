@@ -50,7 +50,7 @@ type node struct {
 // relabelling runs f in a bubble with a node that runs.
 func relabelling(t *testing.T, f func(*node)) { relabellingWith(t, 4096, f) }
 
-// relabellingWith is relabelling with a node that may hold so many numbers.
+// relabellingWith is like relabelling, but with a node that may hold so many numbers.
 func relabellingWith(t *testing.T, quota int, f func(*node)) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{t: t, told: newSet(t), store: storetest.NewFake()}
@@ -87,7 +87,7 @@ func (n *node) add(i int, app string) {
 	n.hold(i, map[string]string{"app": app})
 }
 
-// hold is add with all labels.
+// hold is like add, but with all labels.
 func (n *node) hold(i int, labels map[string]string) {
 	n.t.Helper()
 	n.holdIn("prod", i, labels)

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
-// MostAssigned is how many ranges of a node its assignment has, and how many former ones.
+// MostAssigned is the largest number of ranges in an assignment, and of former ranges.
 const MostAssigned = 8
 
 // Assignment has the ranges that are assigned to a node from outside: in mode kubernetes the podCIDRs of its Node, in
@@ -32,13 +32,13 @@ func (a Assignment) equal(b Assignment) bool {
 	return slices.Equal(a.Ranges, b.Ranges) && slices.Equal(a.Former, b.Former)
 }
 
-// AssignmentKey is an assignment as the store has it.
+// AssignmentKey is the assignment of a node in the store.
 type AssignmentKey struct {
 	Node       string
 	Assignment Assignment
 }
 
-// assignments has the assignments of all nodes.
+// assignments holds the assignments of all nodes.
 type assignments struct {
 	of     map[string]Assignment
 	nodes  map[netip.Prefix]map[string]struct{} // range → nodes to which it is assigned
@@ -112,9 +112,9 @@ func (a *assignments) other(p netip.Prefix, node string) (holder string, held ne
 	return "", netip.Prefix{}
 }
 
-// assign applies the assignments of an update, and adds the nodes whose claims may now count differently to changed.
-// Assignments that the store no longer has stay, unless they were removed or the store has the assignments of all
-// nodes.
+// assign applies the assignments of an update, and adds the nodes whose claims may have become valid or invalid to
+// changed. Assignments that the store no longer has stay, unless they were removed or the store has the assignments of
+// all nodes.
 func (v *view) assign(u Update, changed map[*nodeView]struct{}) {
 	next := map[string]*Assignment{}
 	if u.Complete && u.Assigned {
@@ -305,18 +305,18 @@ func CheckAssignment(a Assignment) error {
 	return nil
 }
 
-// FormerIPAM are settings of ipam that counted from a revision of the store on.
+// FormerIPAM holds settings of ipam that were in effect from a revision of the store on.
 type FormerIPAM struct {
 	Cluster  uint64 `json:"cluster,string"`
 	Since    int64  `json:"since"`
 	Settings IPAM   `json:"settings"`
 }
 
-// mostFormer is how many former settings the store has.
+// mostFormer is the largest number of former settings in the store.
 const mostFormer = 8
 
-// setSettings notes the settings of ipam in the store. Former settings still decide about older claims. While the
-// store has none, the last known settings apply: unknown settings allow nothing.
+// setSettings sets the settings of ipam in the store. Former settings still decide about older claims. While the store
+// has none, the last known settings apply: unknown settings allow nothing.
 func (v *view) setSettings(k IPAMKey) {
 	if k.Revision == 0 || k.Revision == v.ipam.Revision {
 		return
@@ -389,14 +389,13 @@ func CheckSize(p netip.Prefix) error {
 	return nil
 }
 
-// excess returns why a claim does not count, even if no other node claims the range. The settings at the time of the
-// claim decide. With a pool, a node has only blocks of it, and no more than the settings allow. In the other modes, it
-// has the ranges assigned to it. If no ranges are assigned, it has ranges within the prefixes of the settings and of a
-// limited size.
+// excess returns an error if a claim is not valid, even if no other node claims the range. The settings at the time of
+// the claim decide. With a pool, a node has only blocks of it, and no more than the settings allow. In the other modes,
+// it has the ranges assigned to it. If no ranges are assigned, it has ranges within the prefixes of the settings and of
+// a limited size.
 //
-// The place of a claim decides, not how many others the node has: a claim beyond the limit
-// counts neither now nor when an earlier one is given up, because it would be older than the
-// claim of the node that has the block meanwhile.
+// A claim is beyond the limit because of its slot, not because of the number of the node's claims. It does not become
+// valid when the node gives up an earlier claim: another node may have the block by then, and its claim would be newer.
 func (v *view) excess(c claim) error {
 	if c.slot >= MostRanges {
 		return fmt.Errorf("a node has at most %d ranges of a family", MostRanges)

@@ -18,7 +18,7 @@ func ranges(all ...string) (out []netip.Prefix) {
 	return out
 }
 
-// assigned has the ranges of a node by its Node.
+// assigned returns an assignment of ranges to a node.
 func assigned(node string, all ...string) AssignmentKey {
 	return AssignmentKey{Node: node, Assignment: Assignment{Ranges: ranges(all...)}}
 }

@@ -15,9 +15,8 @@ type current struct {
 	revision int64         // that the store had
 }
 
-// NoteApplied notes up to which point the datapath of this node has applied nodes and
-// mappings, and returns how long ago it had everything that the store had; ok is false if
-// that was not so since the process started.
+// NoteApplied records the point up to which the datapath of this node has applied nodes and mappings. It returns how
+// long ago the datapath was up to date with the store; ok is false if that was not so since the process started.
 func (r *Registry) NoteApplied(at cluster.Point) (silence time.Duration, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -57,7 +57,7 @@ func (all *endpoints) put(k AddressesKey, incarnation string) *endpoint {
 	return e
 }
 
-// remove forgets an endpoint, and returns its addresses.
+// remove removes an endpoint, and returns its addresses.
 func (all *endpoints) remove(name string) []netip.Addr {
 	e := all.byName[name]
 	if e == nil {
@@ -82,7 +82,7 @@ func (all *endpoints) remove(name string) []netip.Addr {
 	return e.addresses
 }
 
-// having are the endpoints that have an address.
+// having returns the endpoints that have an address.
 func (all *endpoints) having(a netip.Addr) iter.Seq[*endpoint] {
 	return func(yield func(*endpoint) bool) {
 		if e := all.at[a]; e == nil || !yield(e) {

@@ -12,17 +12,17 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 )
 
-// Mapping is an identity that a node wrote, or that follows, for an address.
+// Mapping is the identity of an address, as a node wrote it or as it follows from the nodes' records.
 type Mapping struct {
 	Address  netip.Addr
 	Node     string // that wrote it; "" for an API server outside the nodes
 	Identity identity.Numeric
-	Reason   string // why it does not count; "" if it does
+	Reason   string // why the mapping is not valid; "" if it is
 }
 
 // Found describes a known address.
 type Found struct {
-	Mapping   Mapping // that counts; zero if none does
+	Mapping   Mapping // the valid one; zero if there is none
 	Range     netip.Prefix
 	RangeNode string
 	Refused   []Mapping
@@ -125,7 +125,7 @@ func (r *Registry) EachMapping(node string, take func([]Mapping) error) error {
 	return nil
 }
 
-// mappings returns the mappings of a node's endpoints that count, sorted by address.
+// mappings returns the valid mappings of a node's endpoints, sorted by address.
 func (v *view) mappings(node string) (all []Mapping) {
 	n := v.nodes[node]
 	if n == nil {
@@ -196,7 +196,7 @@ func (r *Registry) locate() {
 	}
 }
 
-// setAPIServers takes the addresses of the API servers.
+// setAPIServers sets the addresses of the API servers.
 func (v *view) setAPIServers(servers map[netip.Addr]identity.Numeric) {
 	for _, all := range []map[netip.Addr]identity.Numeric{v.apiServers, servers} {
 		for a := range all {

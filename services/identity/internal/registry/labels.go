@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 )
 
-// NodeSet names the label set of another node's addresses: addresses with an API server of Kubernetes have a set of
-// their own.
+// NodeSet is the key of a label set of another node. A node has up to two: one for the addresses on which a Kubernetes
+// API server listens, and one for its other addresses.
 type NodeSet struct {
 	Node      string
 	APIServer bool
@@ -80,7 +80,7 @@ func (v *view) setSets(sets map[NodeSet]Numbered) {
 	}
 }
 
-// ofNode is the identity of an address of another node, at which an API server may be.
+// ofNode returns the identity of an address of another node, at which an API server may be.
 func (v *view) ofNode(name string, api bool) identity.Numeric {
 	if n := v.sets[NodeSet{Node: name, APIServer: api}].Number; n != 0 {
 		return n

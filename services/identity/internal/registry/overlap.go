@@ -103,9 +103,8 @@ func (c claim) compare(d claim) int {
 		cmp.Compare(c.node.name, d.node.name), cmp.Compare(c.slot, d.slot), c.prefix.Compare(d.prefix))
 }
 
-// beats reports whether a claim precedes one that is older in this store, because its node
-// had the range in the store before, former. A claim without such a past was made by a node
-// that had not heard of the range.
+// beats reports whether a claim precedes one that is older in this store, because its node had the range in the former
+// store. A node that claims a range without having had it in the former store did not know of the other node's range.
 func (c claim) beats(d claim, former uint64) bool {
 	switch {
 	case former == 0 || c.former == nil || c.former.Cluster != former:
@@ -177,10 +176,10 @@ func (v *view) claims(n *nodeView) (all []claim) {
 	})
 }
 
-// MostRanges is how many slots of a family a node has.
+// MostRanges is the number of slots of a node and family.
 const MostRanges = 64
 
-// permitted returns the claims of a node that count if no other node has the range, and the refused ones with the
+// permitted returns the claims of a node that are valid if no other node has the range, and the refused ones with the
 // reason.
 func (v *view) permitted(n *nodeView) (all []claim, refused []Refusal) {
 	for _, c := range v.claims(n) {
@@ -204,7 +203,7 @@ func prefixesOf(all []claim) (out []netip.Prefix) {
 	return out
 }
 
-// take records the claims of a node that count.
+// take records the valid claims of a node.
 func (n *nodeView) take(all []claim, refused []Refusal) {
 	n.ranges, n.refused = prefixesOf(all), refused
 	n.since = make(map[netip.Prefix]int64, len(all))
@@ -250,7 +249,7 @@ func (v *view) rangesChanged(changed []*nodeView) {
 			v.accept(p, n.name)
 		}
 	}
-	// An address of a node does not count inside another node's range.
+	// An address of a node is not valid inside another node's range.
 	within := func(a netip.Addr) bool {
 		return slices.ContainsFunc(moved, func(p netip.Prefix) bool { return p.Contains(a) })
 	}
@@ -311,7 +310,7 @@ func (v *view) resolve() {
 			v.touchAll(n)
 		}
 	}
-	// An address of a node does not count inside another node's range.
+	// An address of a node is not valid inside another node's range.
 	for a := range v.claimed {
 		v.touch(mappingKey(a))
 	}
@@ -432,8 +431,8 @@ func (v *view) pin(cluster uint64) {
 	}
 }
 
-// unpin forgets the pins of ranges that their nodes have given up, because they are registered in
-// the rebuilt store without them, and of ranges that are assigned to other nodes by now.
+// unpin removes the pins of ranges that their nodes have returned, because they are registered in the rebuilt store
+// without them, and of ranges that are assigned to other nodes now.
 func (v *view) unpin() {
 	for p, node := range v.pins {
 		if v.pinEnds(p, node) {
@@ -450,7 +449,7 @@ func (v *view) unpin() {
 	}
 }
 
-// forgotten ends all pins of a node.
+// forgotten removes all pins of a node.
 func (v *view) forgotten(node string) (had bool) {
 	for p, name := range v.pins {
 		if name == node {

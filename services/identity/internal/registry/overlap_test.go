@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 )
 
-// claimed are the claims of a node, in the slots from 0, each with the revision at which it was made.
+// claimed returns the claims of a node, in the slots from 0, each with the revision at which it was made.
 func claimed(node string, at ...any) (out []ClaimKey) {
 	next := map[bool]int{}
 	for i := 0; i < len(at); i += 2 {

@@ -11,17 +11,17 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// Pin is a range that a node had before the store was rebuilt. No other node gets the range
-// until that node gives it up or is forgotten.
+// Pin is a range that a node had before the store was rebuilt. No other node gets the range until that node returns it
+// or is forgotten.
 type Pin struct {
 	Range netip.Prefix `json:"range"`
 	Node  string       `json:"node"`
-	// Former is when this node claimed the range; zero: that is not known, or it is
-	// another node's range.
+	// Former identifies this node's claim of the range in the former store; zero: the claim is unknown, or it is another
+	// node's range.
 	Former Former `json:"former,omitzero"`
 }
 
-// Restore takes the pins that the process before saved. It is called before Observe.
+// Restore sets the pins that the previous process saved. It is called before Observe.
 func (r *Registry) Restore(pins []Pin) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -3,8 +3,8 @@
 
 package registry
 
-// quarantine has the ranges in quarantine and, of each, the node that may have it. A node can write any range into
-// its quarantine, so of each node and family only the first few count.
+// quarantine holds the ranges in quarantine, each with the only node that may claim it. A node can write any number of
+// ranges into its quarantine, so only the first few of a node and family are kept.
 type quarantine struct {
 	ranges map[RestKey]struct{}
 	counts map[family]int
@@ -20,7 +20,7 @@ func newQuarantine() quarantine {
 	return quarantine{ranges: map[RestKey]struct{}{}, counts: map[family]int{}}
 }
 
-// add adds a range, unless the quarantine has as many of its node and family.
+// add adds a range, unless its node already has the largest permitted number of ranges of that family in quarantine.
 func (q *quarantine) add(k RestKey, most int) {
 	f := family{k.Node, k.Range.Addr().Is6()}
 	if _, ok := q.ranges[k]; ok || q.counts[f] >= most {

@@ -47,7 +47,7 @@ var (
 	errBlockAndNoPrefix = errors.New("there is no prefix of that family")
 )
 
-// IPAMMode is where the ranges of all nodes come from.
+// IPAMMode is the source of the ranges of all nodes.
 type IPAMMode string
 
 // Modes.
@@ -58,7 +58,7 @@ const (
 	IPAMPool       IPAMMode = "pool"
 )
 
-// IPAM has the settings of ranges on which all nodes of a cluster agree.
+// IPAM holds the settings of ranges on which all nodes of a cluster agree.
 type IPAM struct {
 	Mode      IPAMMode       `json:"mode"`
 	Pool      []netip.Prefix `json:"pool,omitempty"`      // that blocks are taken from; sorted
@@ -75,7 +75,7 @@ func (s IPAM) Equal(t IPAM) bool {
 		s.IPv6Block == t.IPv6Block && s.MaxBlocks == t.MaxBlocks
 }
 
-// String is for people.
+// String describes the settings for messages.
 func (s IPAM) String() string {
 	out := "mode " + string(s.Mode)
 	if len(s.Pool) == 0 {
@@ -96,8 +96,8 @@ func (s IPAM) String() string {
 	return out
 }
 
-// maxBlockBits is how much longer than its prefix a block may be: that many
-// blocks can be counted.
+// maxBlockBits is the largest number of bits by which a block is longer than its prefix, so that the number of blocks
+// fits a counter.
 const maxBlockBits = 32
 
 // Check validates settings. It returns the name of the API field with the error.
@@ -146,7 +146,7 @@ func (s IPAM) bits(ipv6 bool) int {
 	return s.IPv4Block
 }
 
-// Blocks is how many blocks of a family the pool has.
+// Blocks returns the number of blocks of a family in the pool.
 func (s IPAM) Blocks(ipv6 bool) (n uint64) {
 	for _, p := range s.Pool {
 		if p.Addr().Is6() == ipv6 {
@@ -156,7 +156,7 @@ func (s IPAM) Blocks(ipv6 bool) (n uint64) {
 	return n
 }
 
-// Block is the i-th block of a family, i below Blocks.
+// Block returns the i-th block of a family, i below Blocks.
 func (s IPAM) Block(ipv6 bool, i uint64) netip.Prefix {
 	for _, p := range s.Pool {
 		if p.Addr().Is6() != ipv6 {
@@ -298,8 +298,7 @@ func (r *Registry) ClaimRange(ctx context.Context, settings IPAM, ipv6 bool, kno
 	return netip.Prefix{}, fmt.Errorf("claim a block: %w: %w", cluster.ErrUnavailable, ErrForgotten)
 }
 
-// unknown is a block of the record, of the pool and family of the claim, that
-// is not among the known ones.
+// unknown returns a block of the record, of the pool and family of the claim, that is not among the known ones.
 func unknown(c RangeClaim, known []netip.Prefix) (netip.Prefix, bool) {
 	for _, p := range c.Record.Ranges {
 		if c.IPAM.Has(c.IPv6, p) && !slices.Contains(known, p) {
@@ -316,8 +315,8 @@ func (r *Registry) ValidateClaim(ctx context.Context, settings IPAM) error {
 	return r.store.Agrees(ctx, settings)
 }
 
-// maxClaims is how often a claim starts over because this process's copy of the node's record or ranges is older than
-// the store. Before the n-th try it waits n² claimPauses.
+// maxClaims is the number of times that a claim starts over because this process's copy of the node's record or ranges
+// is older than the store. Before the n-th try it waits n² claimPauses.
 const (
 	maxClaims  = 6
 	claimPause = 10 * time.Millisecond
@@ -338,7 +337,7 @@ func wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// registered is the record of this node in the store, which it writes if need be.
+// registered returns the record of this node in the store, after writing it if necessary.
 func (r *Registry) registered(ctx context.Context) (Record, int64, error) {
 	if err := r.writeRecord(ctx); err != nil {
 		return Record{}, 0, err
@@ -351,7 +350,7 @@ func (r *Registry) registered(ctx context.Context) (Record, int64, error) {
 	return r.record, r.revision, nil
 }
 
-// said notes the settings of a claim, and its ranges if it comes before any registration.
+// said registers the settings of a claim, and its ranges if it comes before any registration.
 func (r *Registry) said(ctx context.Context, settings IPAM, known []netip.Prefix) error {
 	r.mu.Lock()
 	var ranges *[]netip.Prefix

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package registry knows the nodes of a cluster, which ranges of addresses are
-// theirs, and which identity each address in them has.
+// Package registry holds the nodes of a cluster, their ranges of addresses, and the identity of each address in them.
 //
 // The registry has two halves that meet in one store. This node's record and the addresses of its endpoints are the
 // desired state, this node's keys in the store are the actual state, and Run makes them equal whenever the store
-// answers. Observe receives the keys of all nodes; the registry decides which of them count and publishes those.
+// answers. Observe receives the keys of all nodes; the registry decides which of them are valid and publishes those.
 //
-// A mapping counts only inside a range of the record of the node that wrote it, and only if both were written by the
-// same incarnation of that node. Of overlapping ranges, the ranges of the node that registered first count. So no
+// A mapping is valid only inside a range of the record of the node that wrote it, and only if both were written by the
+// same incarnation of that node. Of overlapping ranges, the ranges of the node that registered first are valid. So no
 // mapping needs a lease or a lock: a stale mapping of a dead node is harmless while no other node has its range. If
 // another node claims the range, the claim invalidates the stale mappings at the same moment.
 package registry
@@ -53,7 +52,7 @@ var (
 	ErrUnlisted = errors.New("the addresses of the cluster are not known yet")
 )
 
-// RoutingMode is how packets to the pods of a node travel.
+// RoutingMode determines how packets to the pods of a node are carried.
 type RoutingMode string
 
 // Routing modes.
@@ -63,7 +62,7 @@ const (
 	ModeNative  RoutingMode = "native"
 )
 
-// Underlay is where and how a node is reached.
+// Underlay describes where and how a node is reached.
 type Underlay struct {
 	Addresses  []netip.Addr `json:"addresses,omitempty"` // for other nodes; the preferred of a family first
 	Overlay    []netip.Addr `json:"overlay,omitempty"`   // of the node itself inside its ranges
@@ -83,7 +82,7 @@ type Record struct {
 	Underlay    Underlay       `json:"underlay"`
 	Ranges      []netip.Prefix `json:"ranges,omitempty"`
 	Version     string         `json:"version,omitempty"`
-	// Labels of the node that count, by key; shared, must not be changed.
+	// Labels of the node that are part of identities, by key; shared, must not be changed.
 	Labels map[string]string `json:"labels,omitempty"`
 }
 
@@ -110,17 +109,17 @@ type Refusal struct {
 	Reason string // for people
 	// Kept means that the node keeps the range with all endpoints in it, and allocates no new addresses from it.
 	Kept bool
-	// Waits means that the range counts once the store has the assignment of the node.
+	// Waits means that the range becomes valid once the store has the assignment of the node.
 	Waits bool
-	// Differs means that the claim would count according to the store, but this process keeps the range with the node
-	// that had it before the store was rebuilt.
+	// Differs means that the claim is valid according to the store, but this process keeps the range with the node that
+	// had it before the store was rebuilt.
 	Differs bool
 }
 
-// Node is a node as it counts.
+// Node is a node of the cluster, with its valid ranges.
 type Node struct {
 	Name    string
-	Record  Record // with the ranges that count
+	Record  Record // with the valid ranges
 	Refused []Refusal
 }
 
@@ -151,8 +150,7 @@ func (i Item) Equal(j Item) bool {
 	return i.On == j.On && i.Identity == j.Identity && i.Node.Equal(*j.Node)
 }
 
-// Publisher receives the nodes and mappings that count, without this node's own,
-// and keeps them: the registry has no copy.
+// Publisher receives the valid nodes and mappings, without this node's own, and keeps them: the registry has no copy.
 type Publisher interface {
 	Upsert(Key, Item) uint64
 	Delete(Key) bool
@@ -162,7 +160,7 @@ type Publisher interface {
 	Loaded()                              // keys that were not upserted do not exist
 }
 
-// NodeKey is a record as the store has it.
+// NodeKey is a node's record in the store.
 type NodeKey struct {
 	Name    string
 	Record  Record
@@ -177,7 +175,7 @@ type Claim struct {
 	Former *Former      `json:"former,omitempty"` // nil: the node did not have it in an earlier store
 }
 
-// Former is when a node claimed a range, in the store before it was rebuilt.
+// Former identifies the write of a node's claim of a range, in the store before it was rebuilt.
 type Former struct {
 	Cluster  uint64 `json:"cluster,string"`
 	Revision int64  `json:"revision"`
@@ -190,7 +188,7 @@ type Slot struct {
 	Number int
 }
 
-// String is the name of the slot below its node.
+// String returns the name of the slot below its node.
 func (s Slot) String() string {
 	if s.IPv6 {
 		return fmt.Sprint("ipv6-", s.Number)
@@ -211,7 +209,7 @@ func ParseSlot(name string) (s Slot, ok bool) {
 	return s, err == nil && n >= 0 && n < MostRanges && s.String() == name
 }
 
-// ClaimKey is a claim as the store has it.
+// ClaimKey is a claim in the store.
 type ClaimKey struct {
 	Node     string
 	Slot     Slot
@@ -219,19 +217,19 @@ type ClaimKey struct {
 	Revision int64 // of the write of the slot: the age of the claim
 }
 
-// IPAMKey are the settings of ipam as the store has them.
+// IPAMKey holds the settings of ipam in the store.
 type IPAMKey struct {
 	Settings IPAM
 	Revision int64
 }
 
-// RestKey is a range that only one node may have for a while.
+// RestKey is a range in quarantine: for a while, only its node may claim it.
 type RestKey struct {
 	Node  string
 	Range netip.Prefix
 }
 
-// AddressesKey are the addresses of an endpoint as the store has them.
+// AddressesKey holds the addresses of an endpoint in the store.
 type AddressesKey struct {
 	Node     string
 	Endpoint string // its key below the node
@@ -290,10 +288,10 @@ type Statement struct {
 
 // Ranges gives a Store this node's knowledge of the ranges of all nodes.
 type Ranges interface {
-	// Holder returns a range that overlaps p and counts for another node, and that node; "" if there is no such range.
+	// Holder returns a valid or pinned range of another node that overlaps p, and that node; "" if there is no such range.
 	Holder(p netip.Prefix) (node string, held netip.Prefix)
-	// Mine reports whether this node had a range before the store was rebuilt, and when it
-	// claimed it then; nil: that is not known.
+	// Mine reports whether this node had a range before the store was rebuilt, and returns its claim of that time; nil:
+	// unknown.
 	Mine(p netip.Prefix) (had bool, former *Former)
 	// Settings returns the current and the former settings of ipam in this store that this node
 	// knows, newest first.
@@ -302,7 +300,7 @@ type Ranges interface {
 	Resting(p netip.Prefix, node string) bool
 	// Assigned reports whether a range is assigned to this node.
 	Assigned(p netip.Prefix) bool
-	// Seen is the point up to which this node knows all of that.
+	// Seen returns the point up to which this node has received the changes of the store.
 	Seen() cluster.Point
 }
 
@@ -339,7 +337,7 @@ type Store interface {
 	Assign(ctx context.Context, put []AssignmentKey, drop []string) error
 }
 
-// MaxChanges is how many changes Publish takes.
+// MaxChanges is the largest number of changes that Publish accepts.
 const MaxChanges = 100
 
 // Records saves registrations and pins on this node's disk.
@@ -353,11 +351,11 @@ type Registration struct {
 	Underlay *Underlay       `json:"underlay,omitempty"`
 	Ranges   *[]netip.Prefix `json:"ranges,omitempty"` // sorted
 	IPAM     *IPAM           `json:"ipam,omitempty"`
-	// Labels that count, by key.
+	// Labels that are part of identities, by key.
 	Labels *map[string]string `json:"labels,omitempty"`
 }
 
-// with returns g with the non-nil parts of said.
+// with returns g, changed by the non-nil parts of said.
 func (g Registration) with(said Registration) Registration {
 	if said.Underlay != nil {
 		g.Underlay = said.Underlay
@@ -375,7 +373,7 @@ func (g Registration) with(said Registration) Registration {
 	return g
 }
 
-// labels returns the labels that count; nil without labels.
+// labels returns the labels that are part of identities; nil without labels.
 func (g Registration) labels() map[string]string {
 	if g.Labels == nil {
 		return nil
@@ -404,16 +402,16 @@ type Config struct {
 	Version     string
 	Timeout     time.Duration // of one request to the store
 	Pause       time.Duration // between two writes: changes in between go into the second
-	// Gather is how long the first endpoint waits for others, and lets its node end
-	// the ADD that it is of before etcd and every other node have work.
+	// Gather is the time that the first endpoint waits for others. It also lets the ADD of that endpoint end on this node
+	// before etcd and every other node have work.
 	Gather      time.Duration
 	RetryMin    time.Duration // first pause after the store failed; doubles
 	RetryMax    time.Duration // longest pause
 	RetryRanges time.Duration // between two claims of ranges that others have
-	// HoldLosses is how long entries stay in effect after a listing without more than half of the nodes or mappings.
+	// HoldLosses is the time for which entries stay in effect after a listing without more than half of the nodes or
+	// mappings.
 	HoldLosses time.Duration
-	// StaleMappings is how long a node that does not hear from the store may trust the
-	// mappings that it has.
+	// StaleMappings is the time for which a node that does not hear from the store may trust the mappings that it has.
 	StaleMappings time.Duration
 	// NodeLabels means that SetNodeSets is called when Labels changes: addresses of nodes with labels wait for it.
 	NodeLabels bool
@@ -470,7 +468,7 @@ type Registry struct {
 	relabelled chan struct{}
 }
 
-// New returns a Registry that begins with the registration of the process before.
+// New returns a Registry that begins with the registration of the previous process.
 func New(cfg Config, store Store, records Records, pub Publisher, last Registration) *Registry {
 	r := &Registry{
 		cfg: cfg, store: store, records: records, pub: pub, registration: last,
@@ -493,7 +491,7 @@ func (r *Registry) kick() {
 	}
 }
 
-// recordOf returns the record of this node.
+// recordOf returns the record that this node writes for a registration.
 func (r *Registry) recordOf(g Registration) (rec Record) {
 	rec = Record{Incarnation: r.cfg.Incarnation, Version: r.cfg.Version, Labels: g.labels()}
 	if g.Ranges != nil {
@@ -742,7 +740,7 @@ func (r *Registry) noteProblem(err error) {
 	r.wakeWaiters()
 }
 
-// setUp notes whether the node owns its name in the store.
+// setUp records whether the node owns its name in the store.
 func (r *Registry) setUp(up bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -943,7 +941,7 @@ func (r *Registry) batch() (record int64, changes []Change) {
 	return r.revision, changes
 }
 
-// Observe takes a listing or a change of the keys of all nodes.
+// Observe applies a listing or a change of the keys of all nodes.
 func (r *Registry) Observe(u Update) {
 	defer r.saveChangedPins()
 	r.mu.Lock()
@@ -984,7 +982,7 @@ func (r *Registry) Observe(u Update) {
 	r.publish()
 }
 
-// obey applies the deletions that have been held back for long enough.
+// obey applies the removals that have been held back for long enough.
 func (r *Registry) obey() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -995,8 +993,8 @@ func (r *Registry) obey() {
 	r.publish()
 }
 
-// publish publishes the changes that count. It calls reached once no address waits for the number of labels. Called
-// with mu held.
+// publish publishes the changes of valid nodes and mappings. It calls reached once no address waits for the number of
+// labels. Called with mu held.
 func (r *Registry) publish() {
 	for _, c := range r.view.changes(r.pub.Get) {
 		if c.gone {
@@ -1071,8 +1069,7 @@ func (r *Registry) compareOwn(u Update) {
 	}
 }
 
-// lose notes that the store had no record of this node at a revision. It runs
-// with mu held.
+// lose records that the store had no record of this node at a revision. Called with mu held.
 func (r *Registry) lose(at int64) {
 	r.lost = at
 	if r.revision != 0 && at > r.revision {
@@ -1094,13 +1091,13 @@ func (r *Registry) isNew(endpoint string, revision int64) bool {
 type Status struct {
 	Registered bool // the store has this node's registration
 	Nodes      int  // others
-	Mappings   int  // that count, of others
-	Refused    int  // mappings that do not count
+	Mappings   int  // valid ones of others
+	Refused    int  // invalid mappings
 	Pending    int  // endpoints that wait to be written
 	Ranges     []Refusal
 	Overlaps   []Overlap // of other nodes
 	Problem    error     // why they wait; nil if they do not
-	// Unassigned is why claims are not compared with the podCIDRs of Nodes in mode kubernetes.
+	// Unassigned is the reason why claims are not compared with the podCIDRs of Nodes in mode kubernetes.
 	Unassigned error
 }
 
@@ -1123,13 +1120,13 @@ func (r *Registry) Status() Status {
 	return s
 }
 
-// Known is a node and this node's knowledge of it.
+// Known is a node with what this node knows about it.
 type Known struct {
 	Node              Node
 	Mappings, Refused int
 }
 
-// Nodes are all nodes that are registered, this one too, sorted by name.
+// Nodes returns all nodes that are registered, this one too, sorted by name.
 func (r *Registry) Nodes() []Known {
 	r.mu.Lock()
 	defer r.mu.Unlock()

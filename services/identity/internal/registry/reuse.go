@@ -21,19 +21,19 @@ import (
 // ErrResting: other nodes may still have an earlier mapping of the address.
 var ErrResting = errors.New("other nodes may still map the address to an earlier endpoint")
 
-// margin is how much longer than StaleMappings an address is in quarantine: a minute, or
-// StaleMappings if that is shorter.
+// margin returns the time that an address stays in quarantine beyond StaleMappings: a minute, or StaleMappings if that
+// is shorter.
 func (r *Registry) margin() time.Duration { return min(time.Minute, r.cfg.StaleMappings) }
 
-// unbroken is how long this node must have heard from the store without a break before it frees an address. A
-// disconnected node may rely for that long on the answer to a probe in which this node reported that it was
-// disconnected, too: a minute, or in a large cluster two rounds of probes, at 40 addresses a second. Called with mu
-// held.
+// unbroken returns the time for which this node must have heard from the store without a break before it frees an
+// address. For that long, a disconnected node may rely on a probe answer in which this node reported that it was
+// disconnected, too. It is a minute, or in a large cluster two rounds of probes, at 40 addresses a second. Called with
+// mu held.
 func (r *Registry) unbroken() time.Duration {
 	return max(r.margin(), time.Duration(len(r.view.nodes))*time.Second/10)
 }
 
-// rest is how long an address is in quarantine after its last mapping left the store.
+// rest returns the time for which an address is in quarantine after its last mapping left the store.
 func (r *Registry) rest() time.Duration { return r.cfg.StaleMappings + r.margin() }
 
 // Rest returns how long an address is in quarantine if not all nodes confirm the removal of its last
@@ -57,8 +57,8 @@ type mappings struct {
 	written map[string]map[netip.Addr]struct{}
 	count   map[netip.Addr]int     // endpoints in written that have the address
 	removed map[netip.Addr]removal // when the store had no mapping of the address any more
-	// since is when this process first had both a listing and the store: earlier removals are unknown. Zero: it has
-	// not yet.
+	// since is the time at which this process first had both a listing and the store: earlier removals are unknown. Zero:
+	// it has not yet.
 	since removal
 	heard time.Time // since when the store answers without a break; zero: it does not
 
@@ -67,7 +67,7 @@ type mappings struct {
 	asked     map[netip.Addr]struct{} // the addresses of the last CheckReuse that were refused
 }
 
-// removal is when the store had no mapping any more.
+// removal is the point at which the store had no mapping of an address any more.
 type removal struct {
 	at       time.Time
 	revision int64 // of the store; 0: of a store that was rebuilt since
@@ -87,7 +87,7 @@ func newMappings() mappings {
 	}
 }
 
-// try notes that a transaction may give an endpoint addresses.
+// try records that a transaction may give an endpoint addresses.
 func (m *mappings) try(endpoint string, addresses []netip.Addr) {
 	for _, a := range addresses {
 		have := m.written[endpoint]
@@ -103,8 +103,7 @@ func (m *mappings) try(endpoint string, addresses []netip.Addr) {
 	}
 }
 
-// wrote notes that the store has these addresses of an endpoint and no others, since a
-// write.
+// wrote records that the store has exactly these addresses of an endpoint, since a write.
 func (m *mappings) wrote(endpoint string, addresses []netip.Addr, since removal) {
 	for a := range m.written[endpoint] {
 		if slices.Contains(addresses, a) {
@@ -121,7 +120,7 @@ func (m *mappings) wrote(endpoint string, addresses []netip.Addr, since removal)
 	}
 }
 
-// prune forgets removals that are too old to matter, once the store has reported them. Called with mu held.
+// prune deletes removals that are too old to matter, once the store has reported them. Called with mu held.
 func (r *Registry) prune(before time.Time) {
 	for a, gone := range r.mappings.removed {
 		if gone.at.Before(before) && !r.mapped(a, "") {
@@ -130,7 +129,7 @@ func (r *Registry) prune(before time.Time) {
 	}
 }
 
-// rebuilt forgets the revisions of a store that was rebuilt.
+// rebuilt clears the revisions of a store that was rebuilt.
 func (m *mappings) rebuilt() {
 	for a, r := range m.removed {
 		m.removed[a] = removal{at: r.at}
@@ -138,8 +137,8 @@ func (m *mappings) rebuilt() {
 	m.since.revision, m.confirmed = 0, Confirmed{}
 }
 
-// noteFreed notes this node's addresses whose mappings were removed from the store by another process: another node
-// has forgotten this one. Called with mu held.
+// noteFreed records this node's addresses whose mappings another process removed from the store: another node has
+// forgotten this one. Called with mu held.
 func (r *Registry) noteFreed(revision int64) {
 	now := time.Now()
 	for _, a := range r.view.freed {
@@ -150,7 +149,7 @@ func (r *Registry) noteFreed(revision int64) {
 	r.view.freed = nil
 }
 
-// noteHeard notes whether the store answers. Called with mu held.
+// noteHeard records whether the store answers. Called with mu held.
 func (r *Registry) noteHeard(up bool) {
 	now := time.Now()
 	switch {
@@ -164,7 +163,7 @@ func (r *Registry) noteHeard(up bool) {
 	}
 }
 
-// SetConfirmed notes the revision that all nodes have confirmed.
+// SetConfirmed sets the revision that all nodes have confirmed.
 func (r *Registry) SetConfirmed(c Confirmed) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -197,8 +196,7 @@ func (m *mappings) gone(a netip.Addr) removal {
 	return m.since
 }
 
-// rested reports whether no node can have a mapping that was removed from the store. It
-// is called with mu held.
+// rested reports whether no node can still have a mapping that was removed from the store. Called with mu held.
 func (r *Registry) rested(gone removal, now time.Time) bool {
 	c := r.mappings.confirmed
 	return now.Sub(gone.at) >= r.rest() ||
@@ -229,8 +227,8 @@ func (r *Registry) CheckReuse(addresses []netip.Addr, scarce bool) (mode Routing
 	}
 	for _, a := range addresses {
 		if _, ok := held[a]; ok {
-			// ipam has lost that an endpoint has it, and the datapath will claim it again. MayUse
-			// refuses it to any other endpoint.
+			// ipam has lost its record of this endpoint's address, and the datapath will claim the address again. MayUse refuses
+			// it to any other endpoint.
 			all = append(all, Reuse{Address: a, OK: true})
 			continue
 		}

@@ -160,7 +160,7 @@ func TestWhatAnEarlierProcessPublishedRests(t *testing.T) {
 		time.Sleep(15 * time.Minute)
 		free("after 15 minutes", false, false)
 		time.Sleep(2 * time.Minute)
-		// The store of this test takes the removal and does not tell of it.
+		// The store of this test accepts the removal, but its watch does not deliver it yet.
 		free("after 17 minutes", false, true)
 		r.Observe(Update{Revision: 7, Removed: []Removal{{Node: "own", Endpoint: "1", Revision: 7}}})
 		free("when the store has told of the removal", true, true)
@@ -303,9 +303,9 @@ func TestNodeHasHeardOnceItsDatapathHasApplied(t *testing.T) {
 		r.Observe(Update{Cluster: 7, Revision: 10}) // a change, after which there may be others
 		note(10, time.Minute)
 		r.Observe(Update{Complete: true, Cluster: 8, Revision: 3, Heard: time.Now()})
-		note(10, time.Minute) // of the store before
+		note(10, time.Minute) // of the former store
 		if at := r.Applied(); at.Revision != 0 {
-			t.Errorf("applied up to %+v of the store before", at)
+			t.Errorf("applied up to %+v of the former store", at)
 		}
 	})
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
-// view holds the records and mappings of all nodes, and which of them count. It decides only about the keys that a
+// view holds the records and mappings of all nodes, and which of them are valid. It decides only about the keys that a
 // change touches, so that the cost depends on the size of the change; only a change of ranges compares the ranges of
 // all nodes.
 type view struct {
@@ -30,10 +30,10 @@ type view struct {
 	numbers      bool                            // label sets of nodes get numbers
 	ownAddresses map[netip.Addr]struct{}         // of this node; nil: not known yet
 
-	ranges    map[netip.Prefix]string // that count → node; ranges of different nodes do not overlap
-	around    map[netip.Prefix]int    // prefixes with ranges that count inside → how many
+	ranges    map[netip.Prefix]string // valid range → node; ranges of different nodes do not overlap
+	around    map[netip.Prefix]int    // prefixes with valid ranges inside → how many
 	lengths   map[bool]map[int]int    // IPv6? → lengths of ranges → how many
-	contested bool                    // some range does not count, because it overlaps another node's
+	contested bool                    // some range is not valid, because it overlaps another node's
 	// pins are the ranges that nodes had before the store was rebuilt, until they give them up.
 	pins   map[netip.Prefix]string
 	former map[netip.Prefix]Former // when this node had claimed its pinned ranges
@@ -55,7 +55,7 @@ type view struct {
 	listed  bool             // a complete listing came
 }
 
-// nodeView is one node.
+// nodeView holds what the store has of one node.
 type nodeView struct {
 	name       string
 	registered bool
@@ -64,7 +64,7 @@ type nodeView struct {
 	revision   int64 // of the last write of the record
 	endpoints  endpoints
 	slots      map[string]ClaimKey    // by the name of the slot
-	ranges     []netip.Prefix         // that count, sorted
+	ranges     []netip.Prefix         // valid ones, sorted
 	since      map[netip.Prefix]int64 // ages of the ranges
 	refused    []Refusal
 }
@@ -93,15 +93,14 @@ func (v *view) get(name string) *nodeView {
 	return n
 }
 
-// tidy deletes a node without content.
+// tidy deletes a node that has neither a record nor other keys.
 func (v *view) tidy(n *nodeView) {
 	if !n.registered && len(n.endpoints.byName) == 0 && len(n.slots) == 0 {
 		delete(v.nodes, n.name)
 	}
 }
 
-// apply takes a step, and reports whether the labels of a node may have changed, or its
-// addresses.
+// apply applies an update, and reports whether the labels or the addresses of a node may have changed.
 func (v *view) apply(u Update) (labels bool) {
 	changed := map[*nodeView]struct{}{} // nodes whose ranges changed
 	labels = u.Complete
@@ -237,7 +236,7 @@ func (v *view) unlisted(u Update) (changed []*nodeView) {
 	return changed
 }
 
-// register takes the record of a node, and reports whether ranges changed.
+// register sets the record of a node, and reports whether ranges changed.
 func (v *view) register(n *nodeView, k NodeKey) (ranges bool) {
 	ranges = !n.registered || n.created != k.Created || !slices.Equal(n.record.Ranges, k.Record.Ranges)
 	if n.record.Incarnation != k.Record.Incarnation {
@@ -250,7 +249,7 @@ func (v *view) register(n *nodeView, k NodeKey) (ranges bool) {
 	return ranges
 }
 
-// unregister forgets the record of a node, and reports whether ranges changed.
+// unregister removes the record of a node, and reports whether ranges changed.
 func (v *view) unregister(n *nodeView) (ranges bool) {
 	v.claim(n, false)
 	ranges = len(n.ranges) > 0 || len(n.refused) > 0
@@ -260,7 +259,7 @@ func (v *view) unregister(n *nodeView) (ranges bool) {
 	return ranges
 }
 
-// claim notes the addresses in the record of a node, or forgets them.
+// claim adds or removes the addresses in the record of a node.
 func (v *view) claim(n *nodeView, add bool) {
 	for _, a := range slices.Concat(n.record.Underlay.Addresses, n.record.Underlay.Overlay) {
 		v.touch(mappingKey(a))
@@ -287,7 +286,7 @@ func (v *view) touchAll(n *nodeView) {
 	}
 }
 
-// drop forgets an endpoint of a node.
+// drop removes an endpoint of a node.
 func (v *view) drop(n *nodeView, endpoint string) {
 	for _, a := range n.endpoints.remove(endpoint) {
 		v.touch(mappingKey(a))
@@ -297,7 +296,7 @@ func (v *view) drop(n *nodeView, endpoint string) {
 	}
 }
 
-// rangeOf is the range that counts around an address, and the node that has it.
+// rangeOf returns the valid range that contains an address, and the node that has it.
 func (v *view) rangeOf(a netip.Addr) (netip.Prefix, string) {
 	for bits := range v.lengths[a.Is6()] {
 		if p, err := a.Prefix(bits); err == nil {
@@ -316,8 +315,8 @@ func (v *view) claimant(a netip.Addr) string {
 	var first *nodeView
 	for name := range v.claimed[a] {
 		n := v.nodes[name]
-		// Inside a range only the node of the range has an address, and only as
-		// its overlay address; outside of all only addresses of the underlay count.
+		// Inside a range, an address is valid only as the overlay address of the range's node. Outside of all ranges, only
+		// addresses of the underlay are valid.
 		if (holder == "") == slices.Contains(n.record.Underlay.Overlay, a) || holder != "" && holder != name {
 			continue
 		}
@@ -371,8 +370,8 @@ func (v *view) node(n *nodeView) Node {
 	return out
 }
 
-// reached returns the node that is reached at an address: this one or, of the nodes that registered it, the first. Two
-// nodes with one address would break each other's packets, so packets from it are attributed to one of them.
+// reached returns the node that has an address: this one or, of the nodes that registered it, the first. Two nodes with
+// one address would break each other's packets, so packets from it are attributed to one of them.
 func (v *view) reached(a netip.Addr) string {
 	if _, ok := v.ownAddresses[a]; ok {
 		return v.own
@@ -391,7 +390,7 @@ func (v *view) reached(a netip.Addr) string {
 	return first.name
 }
 
-// contestedAddresses are the addresses of nodes that are another node's.
+// contestedAddresses returns the addresses of nodes that are another node's.
 func (v *view) contestedAddresses() (out []Overlap) {
 	for _, name := range slices.Sorted(maps.Keys(v.nodes)) {
 		for _, a := range v.nodes[name].record.Underlay.Addresses {
@@ -456,7 +455,7 @@ func (v *view) changes(published func(Key) (Item, bool)) []change {
 }
 
 // holdBack keeps entries in effect that a complete listing lacks, if they are more than half of the nodes or mappings.
-// It returns them and until when they are kept.
+// It returns the time until which they are kept, and a description of them.
 func (v *view) holdBack(published func() []Key, d time.Duration) (until time.Time, lost string) {
 	first := !v.listed
 	v.listed = true
@@ -495,8 +494,7 @@ func (v *view) holdBack(published func() []Key, d time.Duration) (until time.Tim
 	return v.until, fmt.Sprintf("%d of %d nodes, %d of %d mappings", lostNodes, nodes, lostMappings, mappings)
 }
 
-// release lets the losses take effect that were held for long enough, and
-// returns how many there are.
+// release applies the losses that were held for long enough, and returns their number.
 func (v *view) release() (missing int) {
 	if time.Now().Before(v.until) {
 		return 0
@@ -520,7 +518,7 @@ func (v *view) tally(i Item, by int) {
 	}
 }
 
-// count returns how many addresses of a node's endpoints count and how many do not.
+// count returns the number of valid and of refused addresses of a node's endpoints.
 func (v *view) count(n *nodeView) (counted, refused int) {
 	if n.name != v.own {
 		counted = v.counted[n.name]
@@ -558,8 +556,8 @@ func (v *view) status() (s Status) {
 	return s
 }
 
-// overlaps returns the claims of other nodes that do not count, and the ranges that they
-// had before the store was rebuilt and have not claimed again.
+// overlaps returns the invalid claims of other nodes, and the ranges that these nodes had before the store was rebuilt
+// and have not claimed again.
 func (v *view) overlaps() (out []Overlap) {
 	for _, name := range slices.Sorted(maps.Keys(v.nodes)) {
 		if name == v.own {

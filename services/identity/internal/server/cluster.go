@@ -75,14 +75,14 @@ func (p EndpointPublisher) Delete(h allocator.Holder) bool {
 	return p.EndpointHub.Delete(h)
 }
 
-// endpointName is the key of an endpoint in the store: a hash, because the name
-// of an owner is of no use to other nodes and may be long.
+// endpointName returns the key of an endpoint in the store: a hash, because the name of an owner is of no use to other
+// nodes and may be long.
 func endpointName(h allocator.Holder) string {
 	sum := sha256.Sum256([]byte(h))
 	return hex.EncodeToString(sum[:16])
 }
 
-// mostEvents is how many changes one message of WatchCluster has, and mappings one of ListIPMappings.
+// mostEvents is the largest number of changes in one message of WatchCluster, and of mappings in one of ListIPMappings.
 const mostEvents = 1000
 
 // Cluster implements identityv1.ClusterServiceServer.
@@ -92,7 +92,7 @@ type Cluster struct {
 	Registry *registry.Registry
 	Hub      *ClusterHub
 	Node     string
-	// NodeFilter selects the labels of this node that count.
+	// NodeFilter selects the labels of this node that are part of identities.
 	NodeFilter labels.Filter
 	// Connected reports whether the store answers.
 	Connected func() bool
@@ -146,7 +146,7 @@ func (c *Cluster) RegisterNode(ctx context.Context,
 		nil
 }
 
-// labels returns the labels of a Node that count.
+// labels returns the labels of a Node that are part of identities.
 func (c *Cluster) labels(all map[string]string) (map[string]string, error) {
 	out := map[string]string{}
 	for key, value := range all {
@@ -249,13 +249,13 @@ func toClusterStatus(s registry.Status) *identityv1.ClusterStatus {
 	return out
 }
 
-// mostOverlaps is how many ranges of other nodes a status names.
+// mostOverlaps is the largest number of other nodes' ranges that a status names.
 const mostOverlaps = 32
 
 // rangeProblems describes the ranges that this node claims but does not have, and the same for other nodes.
 func rangeProblems(s registry.Status) (all []string) {
 	for _, r := range s.Ranges {
-		what := "does not count in the cluster"
+		what := "is not accepted in the cluster"
 		if r.Kept {
 			what = "gives no new address"
 		}
@@ -268,12 +268,12 @@ func rangeProblems(s registry.Status) (all []string) {
 	for i, o := range s.Overlaps {
 		switch {
 		case i == most:
-			return append(all, fmt.Sprintf("%d more ranges of other nodes do not count", len(s.Overlaps)-most))
+			return append(all, fmt.Sprintf("%d more ranges of other nodes are not accepted", len(s.Overlaps)-most))
 		case o.Claimed && o.Differs:
 			all = append(all, fmt.Sprintf("etcd and this node differ about the range %s of node %s: %s", o.Range, o.Node,
 				o.Reason))
 		case o.Claimed:
-			all = append(all, fmt.Sprintf("the range %s of node %s does not count: %s", o.Range, o.Node, o.Reason))
+			all = append(all, fmt.Sprintf("the range %s of node %s is not accepted: %s", o.Range, o.Node, o.Reason))
 		default:
 			all = append(all, fmt.Sprintf("the range %s waits for node %s: %s", o.Range, o.Node, o.Reason))
 		}
@@ -399,7 +399,7 @@ func toMapping(p netip.Prefix, node string, n identity.Numeric) *identityv1.IPMa
 	return &identityv1.IPMapping{Prefix: p.String(), Node: node, Identity: uint32(n)}
 }
 
-// publicationTimeout is how long a call waits whose request has no timeout.
+// publicationTimeout is the timeout of a call whose request has none.
 const publicationTimeout = 200 * time.Millisecond
 
 // WaitForPublication implements the service.

@@ -165,7 +165,7 @@ func mappingOf(host int, n identity.Numeric) registry.AddressesKey {
 	}}
 }
 
-// violated is the first field that an error names.
+// violated returns the first field that an error names.
 func violated(err error) string {
 	for _, d := range status.Convert(err).Details() {
 		if bad, ok := d.(*errdetails.BadRequest); ok {
@@ -291,7 +291,8 @@ func (st *state) read(t *testing.T, stream identityv1.ClusterService_WatchCluste
 	}
 }
 
-// TestPodCIDRsArePublished: they are checked, and differences are written. The status says why they are missing.
+// TestPodCIDRsArePublished: podCIDRs are validated, and differences are written. If they are missing, the status gives
+// the reason.
 func TestPodCIDRsArePublished(t *testing.T) {
 	s := serve(t)
 	of := func(name string, podCIDRs ...string) *identityv1.NodePodCIDRs {
@@ -471,7 +472,7 @@ func TestNodesAndAddressesAreShown(t *testing.T) {
 	}
 }
 
-// listMappings are the prefixes that ListIPMappings has of a node.
+// listMappings returns the prefixes that ListIPMappings has of a node.
 func listMappings(t *testing.T, client identityv1.ClusterServiceClient, node string) (prefixes []string) {
 	t.Helper()
 	stream, err := client.ListIPMappings(t.Context(), &identityv1.ListIPMappingsRequest{Node: node})

@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
-// retryAfter is when a caller may repeat a call that needs the store while it is
-// unavailable: about as long as the allocator itself waits between two attempts.
+// retryAfter is the time after which a caller may repeat a call that needs the store while it is unavailable: about as
+// long as the allocator itself waits between two attempts.
 const retryAfter = time.Second
 
 // answers has code and reason of each error of the core.
@@ -85,7 +85,7 @@ var answers = rpcerr.Table{
 // again has the caller repeat the call.
 var again = rpcerr.Retries(retryAfter)
 
-// statusOf is the answer to a call that ended with err.
+// statusOf returns the answer to a call that ended with err.
 func statusOf(err error) error { return answers.Status(err) }
 
 func numbers(q *allocator.QuotaError) []protoadapt.MessageV1 {

@@ -70,8 +70,8 @@ var (
 	mappingsDesc = prometheus.NewDesc("sluice_identity_mappings",
 		"Addresses of other nodes' endpoints whose identity is known.", nil, nil)
 	refusedDesc = prometheus.NewDesc("sluice_identity_refused_mappings",
-		"Addresses that other nodes wrote and that do not count, because they lie outside the node's ranges "+
-			"or an earlier incarnation wrote them.", nil, nil)
+		"Addresses that other nodes wrote and that are refused, because they lie outside the node's ranges or an "+
+			"earlier incarnation wrote them.", nil, nil)
 	unpublishedDesc = prometheus.NewDesc("sluice_identity_pending_mappings",
 		"Endpoints of this node whose addresses wait for etcd.", nil, nil)
 	rangesDesc = prometheus.NewDesc("sluice_identity_refused_ranges",

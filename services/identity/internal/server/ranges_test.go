@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
-// pool are the settings of a pool of 4 blocks for each family.
+// pool returns the settings of a pool of 4 blocks for each family.
 func pool(maxBlocks uint32) *identityv1.IPAMSettings {
 	return &identityv1.IPAMSettings{
 		Mode: identityv1.IPAMMode_IPAM_MODE_POOL, PoolPrefixes: []string{"fd00:9::/62", "10.9.0.0/22"},

@@ -69,7 +69,7 @@ type Server struct {
 	Hub       *Hub
 	Endpoints *EndpointHub
 	Filter    labels.Filter
-	// NodeFilter selects the labels of nodes that count.
+	// NodeFilter selects the labels of nodes that are part of identities.
 	NodeFilter labels.Filter
 	Node       string
 	Version    string
@@ -232,7 +232,7 @@ func (s *Server) tenant(pod workload.PodReference) *sharesv1.Tenant {
 	return wire.Tenant(s.Pods.Tenant(pod.Namespace), 0)
 }
 
-// mayUse refuses addresses that other nodes may still know as another endpoint's.
+// mayUse returns an error if other nodes may still map one of the addresses to another endpoint.
 func (s *Server) mayUse(owner *workloadv1.Owner, texts []string) error {
 	var addresses []netip.Addr
 	for _, text := range texts {

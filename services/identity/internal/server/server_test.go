@@ -211,7 +211,7 @@ func TestGetIdentityDescribesTheEndpointsThatHoldIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.resolve("c2", newLabel("k8s", "app", "web")) // by a caller that says nothing of it
+	s.resolve("c2", newLabel("k8s", "app", "web")) // by a caller that does not describe its workload
 	got, err := s.GetIdentity(t.Context(), &identityv1.GetIdentityRequest{Number: resp.GetIdentity().GetNumber()})
 	if err != nil {
 		t.Fatal(err)
@@ -870,7 +870,7 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 	}
 }
 
-// collector has the service's figures, of a store that was listed once.
+// collector returns the service's metrics, of a store that was listed once.
 func (s *service) collector() Collector {
 	return Collector{Allocator: s.alloc, Registry: s.reg, Listings: func() uint64 { return 1 }}
 }

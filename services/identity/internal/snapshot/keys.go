@@ -23,10 +23,9 @@ import (
 //
 // Both have a revision of their own, which covers the identities, too: known.db is written together with its
 // identities, and the holds not before theirs. The holds belong to one generation of known.db. Each listing begins a
-// new generation, so that changes noted before a listing do not count after it.
+// new generation, so that changes noted before a listing are not applied after it.
 
-// knownReserve is address space for a cluster of 50,000 addresses: see
-// store.Options.
+// knownReserve is the address space for a cluster of 50,000 addresses, in bytes: see store.Options.
 const knownReserve = 64 << 20
 
 // Keys of bucketState, in both files.
@@ -44,7 +43,7 @@ type keys struct {
 	at         cluster.Point           // guarded by mu; zero: not known
 	changed    map[string]*cluster.Key // guarded by mu; since known was written; nil: removed
 	unnoted    map[string]*cluster.Key // guarded by mu; changes that are not in the holds yet
-	// guarded by mu; identities that the holds did not take: number → text, empty for a removal
+	// guarded by mu; identities that could not be written to the holds: number → text, empty for a removal
 	identities map[identity.Numeric]string
 	broken     bool // guarded by mu; a listing was not written: known has the former content
 	// guarded by mu; up to which known has the keys, so that no later process has fewer; zero: not known
@@ -78,7 +77,7 @@ func (k *keys) take() keysChange {
 	return c
 }
 
-// giveBack takes unwritten changes back.
+// giveBack restores changes that could not be written.
 func (k *keys) giveBack(c keysChange) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -102,7 +101,7 @@ func (c keysChange) put(t *store.Tx) {
 	}
 }
 
-// forget removes keys from the holds that known has by now.
+// forget removes keys from the holds that known has now.
 func (c keysChange) forget(t *store.Tx) {
 	for name, key := range c.changed {
 		var value []byte

@@ -91,7 +91,7 @@ func (p *past) change(d *Dir) error {
 	return p.tell(d, from)
 }
 
-// tell passes the steps from one on to the directory, in one change.
+// tell passes the steps from index from on to the directory, in one change.
 func (p *past) tell(d *Dir, from int) error {
 	c := cluster.Change{}
 	var known allocator.KnownChange
@@ -170,7 +170,7 @@ func (p *past) list(d *Dir) error {
 	return errors.Join(d.NoteKnown(c), d.ReplaceKeys(k))
 }
 
-// follow is the begin of a process.
+// follow runs the start of a process.
 func (p *past) follow(d *Dir, at int64) error {
 	p.put, p.drop = nil, nil // as a new process has them
 	if at == 0 {
@@ -327,8 +327,8 @@ func rebooted(t *testing.T, path string) Loaded {
 	return l
 }
 
-// TestNotedIdentitiesOfTheProcessBeforeAreSaved: the next process saves them, so that no later boot begins with less
-// than its point says.
+// TestNotedIdentitiesOfTheProcessBeforeAreSaved: the next process saves identities that the previous one has only
+// noted, so that after a reboot the directory has all identities up to its point.
 func TestNotedIdentitiesOfTheProcessBeforeAreSaved(t *testing.T) {
 	path := stateDir(t)
 	for _, act := range []func(d *Dir) error{
@@ -389,7 +389,7 @@ func TestKeysNotedDuringASaveThatFails(t *testing.T) {
 	}
 }
 
-// TestKnownWithoutKeysIsRead, as the version before wrote it.
+// TestKnownWithoutKeysIsRead, as the previous version wrote it.
 func TestKnownWithoutKeysIsRead(t *testing.T) {
 	path, want := saved(t)
 	dir, err := store.OpenDir(path, 0o755)
@@ -408,7 +408,7 @@ func TestKnownWithoutKeysIsRead(t *testing.T) {
 		if name == "holds" {
 			o.Name, o.Unlisted, o.Boot = holdsName, false, true
 		}
-		f, err := dir.Open(o) // as the version before would have written it
+		f, err := dir.Open(o) // as the previous version would have written it
 		if err := errors.Join(err, f.Close()); err != nil {
 			t.Fatal(err)
 		}

@@ -17,8 +17,8 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 )
 
-// The version before kept both in files of JSON, each written whole. They are
-// read once, when the new files are made, and removed after that.
+// The previous version kept both in files of JSON, each written whole. They are read once, when the new files are made,
+// and removed after that.
 const oldKnownFile = "known.json"
 
 func oldHoldsFile(bootID string) string { return "holds." + bootID + ".json" }
@@ -83,7 +83,7 @@ func (d *Dir) oldHolds() (allocator.Holds, error) {
 	return h, nil
 }
 
-// oldKnown reads the cache that the version before wrote, if it is whole.
+// oldKnown reads the cache of the previous version, if it is complete.
 func (d *Dir) oldKnown() (k allocator.Known, ok bool) {
 	var rec oldKnownRecord
 	if err := durable.Load(filepath.Join(d.dir.Path(), oldKnownFile), maxFile, knownSchema, &rec); err != nil {
@@ -102,7 +102,7 @@ func (d *Dir) oldKnown() (k allocator.Known, ok bool) {
 	return k, true
 }
 
-// removeOld removes the files of the version before, of whatever boot.
+// removeOld removes the files of the previous version, of any boot.
 func (d *Dir) removeOld() error {
 	entries, err := os.ReadDir(d.dir.Path())
 	if err != nil {
@@ -114,7 +114,7 @@ func (d *Dir) removeOld() error {
 			continue
 		}
 		if err := os.Remove(filepath.Join(d.dir.Path(), name)); err != nil {
-			return fmt.Errorf("file of the version before: %w", err)
+			return fmt.Errorf("file of the previous version: %w", err)
 		}
 	}
 	return nil

@@ -54,7 +54,7 @@ const (
 	holdsName = "holds.db" // with the boot id in it
 )
 
-// HoldsFile is the name of the holds of one boot.
+// HoldsFile returns the name of the holds of one boot.
 func HoldsFile(bootID string) string { return "holds." + bootID + ".db" }
 
 // Buckets.
@@ -159,7 +159,7 @@ func (d *Dir) Close() error {
 	return errors.Join(append(errs, d.dir.Close())...)
 }
 
-// BootID is the boot that the holds belong to.
+// BootID returns the boot that the holds belong to.
 func (d *Dir) BootID() string { return d.boot }
 
 // Loaded is the content of a directory.
@@ -176,8 +176,8 @@ type Loaded struct {
 	Pins    []registry.Pin
 	Cached  bool  // there was a cache, perhaps an empty one
 	Damaged error // why the cache was put aside; nil if it was not
-	// DamagedIncarnation is why the file of the incarnation was put aside, and
-	// Incarnation is new; nil if it was not.
+	// DamagedIncarnation is the reason why the file of the incarnation was put aside, and Incarnation is new; nil if it
+	// was not.
 	DamagedIncarnation error
 }
 
@@ -210,7 +210,7 @@ func (d *Dir) Load() (l Loaded, err error) {
 	l.Damaged = d.loadKnown(&l)
 	if l.Damaged != nil {
 		d.known = nil
-		// A cache that could not be read for want of a disk is as good as before.
+		// If the cache could not be read because of an error of the disk, its content may still be good.
 		if !errors.Is(l.Damaged, store.ErrCorrupt) && !errors.Is(l.Damaged, store.ErrForeign) && !errors.Is(l.Damaged, store.ErrVersion) {
 			return Loaded{}, l.Damaged
 		}
@@ -252,9 +252,8 @@ func (d *Dir) putAside(name, to string) error {
 	return nil
 }
 
-// openHolds opens the holds of this boot, or makes them from the file that the
-// version before wrote. With a damaged incarnation it makes them only if there
-// is a sign that the damaged file was of another boot.
+// openHolds opens the holds of this boot, or makes them from the file of the previous version. With a damaged
+// incarnation it makes them only if there is a sign that the damaged file was of another boot.
 func (d *Dir) openHolds(node incarnationRecord, damaged error) (err error) {
 	old, err := d.oldHolds()
 	if err != nil {
@@ -369,7 +368,7 @@ func parseHolder(key, value []byte) (allocator.HolderRecord, error) {
 	return holder, nil
 }
 
-// parseWorkload reads a record without its identity.
+// parseWorkload decodes a record without its identity.
 func parseWorkload(key, value []byte) (allocator.HolderRecord, holderRecord, error) {
 	var r holderRecord
 	holder, err := allocator.ParseHolder(string(key))
@@ -398,8 +397,7 @@ func parseIdentity(number uint32, text string) (identity.Identity, error) {
 	return identity.Identity{Number: identity.Numeric(number), Labels: labels}, nil
 }
 
-// loadKnown opens the cache, or makes it from the file that the version before
-// wrote, and reads it.
+// loadKnown opens and reads the cache. A missing cache is created from the file of the previous version.
 func (d *Dir) loadKnown(l *Loaded) (err error) {
 	old, cached := d.oldKnown()
 	d.known, err = d.dir.Open(store.Options{
@@ -424,7 +422,7 @@ func (d *Dir) loadKnown(l *Loaded) (err error) {
 		if heard := t.Get(bucketState, keyHeard); len(heard) == 8 {
 			l.Known.Heard = time.UnixMilli(int64(binary.BigEndian.Uint64(heard)))
 		}
-		// A file that was made and got no listing yet is no cache.
+		// A file that was created but received no listing yet is not a cache.
 		l.Cached = l.Cached && t.Get(bucketState, keyListed) != nil
 		if err := d.loadKeys(t, &l.Keys); err != nil {
 			return d.known.Refuse(err)
@@ -500,8 +498,8 @@ func overlay(k *allocator.Known, recent map[identity.Numeric]string) error {
 	return nil
 }
 
-// loadIncarnation reads the name of this directory, or creates one that is not saved yet. damaged tells why a file
-// cannot be used: a new name only costs the time until the old one's lease ends.
+// loadIncarnation reads the name of this directory, or creates one that is not saved yet. damaged is the reason why a
+// file cannot be used: a new name only costs the time until the old one's lease ends.
 func (d *Dir) loadIncarnation() (rec incarnationRecord, damaged, err error) {
 	path := filepath.Join(d.dir.Path(), IncarnationFile)
 	err = durable.Load(path, 4096, incarnationSchema, &rec)
@@ -530,7 +528,6 @@ func (d *Dir) saveIncarnation(rec incarnationRecord) error {
 
 var incarnationRE = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// change is one change of the holds.
 type change struct {
 	make func(*store.Tx) error
 	made bool
@@ -578,7 +575,7 @@ func (d *Dir) update(f *store.Store, change func(*store.Tx) error) error {
 	return err
 }
 
-// Watch returns an error when a file takes no more changes, because the content on the disk is uncertain: only a
+// Watch returns an error when a file can no longer be changed, because the content on the disk is uncertain: only a
 // process that opens it again can read it. It returns nil when ctx ends.
 func (d *Dir) Watch(ctx context.Context) error {
 	select {
@@ -685,8 +682,8 @@ func (d *Dir) SaveKnown(take func() allocator.KnownChange) error {
 	})
 }
 
-// unload frees the memory of the files' pages: they grow with the cluster, and are later read page by page, if at all.
-// A failure only costs that memory.
+// unload frees the memory of the files' pages: their number grows with the cluster, and they are read again page by
+// page if necessary. A failure only costs that memory.
 func (d *Dir) unload() {
 	d.cache.Lock()
 	_ = d.known.Unload()

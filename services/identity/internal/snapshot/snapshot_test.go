@@ -56,7 +56,7 @@ func opened(t testing.TB, path, node string) (*Dir, Loaded, error) {
 	return d, l, err
 }
 
-// load is a start: it opens the directory, loads and gives it back.
+// load starts like a process: it opens the directory, loads the state and closes the directory.
 func load(t testing.TB, path, node string) (Loaded, error) {
 	t.Helper()
 	d, l, err := opened(t, path, node)
@@ -66,7 +66,7 @@ func load(t testing.TB, path, node string) (Loaded, error) {
 	return l, err
 }
 
-// saveKnown is SaveKnown with a change that is known beforehand.
+// saveKnown is like SaveKnown, but with a change that is known beforehand.
 func saveKnown(d *Dir, c allocator.KnownChange) error {
 	return d.SaveKnown(func() allocator.KnownChange { return c })
 }
@@ -80,7 +80,7 @@ func boot(t testing.TB) string {
 	return b
 }
 
-// stateDir is not there yet: the service makes it.
+// stateDir returns a directory that does not exist yet: the service creates it.
 func stateDir(t testing.TB) string { return filepath.Join(t.TempDir(), "state") }
 
 func saved(t testing.TB) (path string, want Loaded) {
@@ -428,7 +428,7 @@ func FuzzRecords(f *testing.F) {
 	})
 }
 
-// BenchmarkSaves is one change among what a full cluster knows.
+// BenchmarkSaves measures one change of a directory that holds all identities of a full cluster.
 func BenchmarkSaves(b *testing.B) {
 	d, _, err := opened(b, stateDir(b), "n1")
 	if err != nil {

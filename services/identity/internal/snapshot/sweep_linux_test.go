@@ -44,8 +44,8 @@ func TestDamageIsReported(t *testing.T) {
 	})
 }
 
-// TestDamagedIncarnationKeepsHolds, with and without a file of holds: without
-// one, the damaged file might have said that this boot had one.
+// TestDamagedIncarnationKeepsHolds, with and without a file of holds. Without the file, the damaged file might have
+// recorded that this boot had one.
 func TestDamagedIncarnationKeepsHolds(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -292,7 +292,7 @@ func TestPowerCutKeepsIncarnationAndCache(t *testing.T) {
 			t.Fatalf("a loss of power after %d of %d operations: %v, corrupt: %v", n, ops, err, damaged)
 		}
 		if len(got.Holds.Holders) != 0 {
-			t.Errorf("a loss of power after %d of %d operations: holders of the boot before: %+v", n, ops, got.Holds)
+			t.Errorf("a loss of power after %d of %d operations: holders of the previous boot: %+v", n, ops, got.Holds)
 		}
 		if marked == 0 {
 			continue // nothing was answered

@@ -173,7 +173,7 @@ type answering struct {
 	net.Conn
 	server string
 	last   *handshake
-	told   bool // the connection has one reader
+	told   bool // set by the connection's only reader
 }
 
 func (c *answering) Read(b []byte) (int, error) {
@@ -217,8 +217,7 @@ func (c Client) dial() (*clientv3.Client, *handshake, error) {
 		DialKeepAliveTimeout: 3 * time.Second,
 		PermitWithoutStream:  true,
 		DialOptions:          options,
-		// Its retries would be logged for every attempt; failures come back as
-		// errors and are logged by who handles them.
+		// The logger would log every retry. Errors are returned, and logged by the caller.
 		Logger: zap.NewNop(),
 	})
 	if err != nil {
@@ -227,8 +226,7 @@ func (c Client) dial() (*clientv3.Client, *handshake, error) {
 	return client, last, nil
 }
 
-// dialOptions make a lost connection come back within seconds: gRPC's own
-// pauses grow to two minutes.
+// dialOptions returns options that restore a lost connection within seconds: gRPC's own pauses grow to two minutes.
 func dialOptions() []grpc.DialOption {
 	return []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
 		Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},

@@ -34,8 +34,8 @@ type Reader struct {
 	From    cluster.Point
 	Witness cluster.Key // one that From has, the last one written; without a name nothing is compared
 	Resumed func()
-	// Spread is called before a listing: how long one may wait at random, so that
-	// not all nodes list at once. nil: no time.
+	// Spread is called before a listing. It returns the longest random delay of the listing, so that not all nodes list at
+	// once; nil: no delay.
 	Spread   func() time.Duration
 	Begin    func()                                  // a listing begins
 	Listed   func(*mvccpb.KeyValue)                  // a key of the listing
@@ -97,7 +97,7 @@ func (s *Session) resume(ctx context.Context, r Reader) (bool, error) {
 			fmt.Sprintf("%x", r.From.Cluster), "saved_revision", r.From.Revision, "saved_key", r.Witness.Name)
 		return false, nil
 	}
-	s.cfg.Log.Info("going on where the process before was",
+	s.cfg.Log.Info("continuing where the previous process stopped",
 		"prefix", r.Prefix, "revision", r.From.Revision, "head", at.Revision)
 	r.Resumed()
 	return true, nil
@@ -288,7 +288,7 @@ func (s *Session) listen(ctx context.Context, heads chan<- head) {
 			select {
 			case heads <- head{asked: asked, revision: at.Revision}:
 				err = s.client.RequestProgress(limited)
-			default: // the one before was not looked at yet
+			default: // the previous one was not received yet
 			}
 		}
 		cancel()

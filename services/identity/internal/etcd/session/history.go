@@ -19,9 +19,9 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
-// position is how far etcd has come, as this process knows.
+// position is the newest revision of etcd that this process has seen.
 type position struct {
-	history  uint64 // counts how often etcd was found to have another past
+	history  uint64 // incremented when etcd turns out to have another history
 	cluster  uint64
 	revision int64
 }
@@ -53,8 +53,8 @@ func (s *Session) saw(before position, h *etcdserverpb.ResponseHeader) error {
 	return nil
 }
 
-// leavePast ends everything that depends on the history that this process saw, and returns errHistory. key names the
-// key by which the change was noticed; it is empty if the cluster ID or the revision told. Called with mu held.
+// leavePast ends everything that depends on the history that this process saw, and returns errHistory. key is the key
+// by which the change was noticed; empty: the cluster ID or the revision showed it. Called with mu held.
 func (s *Session) leavePast(before position, h *etcdserverpb.ResponseHeader, key string) error {
 	s.cfg.Log.Error("etcd went back to an older state, lost its data, is another cluster, or has compacted what this "+
 		"node saw; everything is read again and held identities are claimed again", "key", key,
@@ -119,8 +119,8 @@ func (s *Session) received(kv *mvccpb.KeyValue) {
 	}
 }
 
-// keys are the keys that etcd's history must have. The newest one may be of another history already, after a connection
-// was lost and before the name is read; the proven one is not.
+// keys returns the keys that etcd's history must have. The newest one may be of another history already, after a
+// connection was lost and before the name is read; the proven one is not.
 func (w witness) keys() []cluster.Key {
 	switch {
 	case w.proven.Name == "":
@@ -201,12 +201,12 @@ func keyOf(kv *mvccpb.KeyValue) cluster.Key {
 	return cluster.Key{Name: string(kv.Key), Value: kv.Value, Modified: kv.ModRevision}
 }
 
-// isKey reports whether an answer is a key as it was.
+// isKey reports whether an answer contains a key with unchanged value and revision.
 func isKey(k cluster.Key, kvs []*mvccpb.KeyValue) bool {
 	return len(kvs) == 1 && kvs[0].ModRevision == k.Modified && bytes.Equal(kvs[0].Value, k.Value)
 }
 
-// Get is a linearised read. Errors contain the text in what.
+// Get reads a key, linearised. Errors contain the text in what.
 func (s *Session) Get(ctx context.Context, what, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
 	before := s.position()
 	resp, err := s.client.Get(ctx, key, opts...)
@@ -219,7 +219,7 @@ func (s *Session) Get(ctx context.Context, what, key string, opts ...clientv3.Op
 	return resp, nil
 }
 
-// Txn begins a transaction, for Commit.
+// Txn returns an empty transaction. The caller adds conditions and operations and passes it to Commit.
 func (s *Session) Txn(ctx context.Context) clientv3.Txn { return s.client.Txn(ctx) }
 
 // Commit runs a transaction. Errors contain the text in what.
@@ -301,7 +301,7 @@ func (s *Session) list(ctx context.Context, prefix, end string, keysOnly bool, f
 	}
 }
 
-// Unchanged is the condition that a key is as it was read; nil: it did not exist.
+// Unchanged returns the condition that a key is as it was read; nil: it did not exist.
 func Unchanged(key string, kv *mvccpb.KeyValue) clientv3.Cmp {
 	var revision int64 // that of a key that does not exist
 	if kv != nil {

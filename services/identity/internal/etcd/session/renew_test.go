@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
 )
 
-// giveUp is how long the client of these tests waits for the first answer of a lease. Its default is five seconds; a
-// value of one second would be taken as that default.
+// giveUp is the time that the client of these tests waits for the first answer of a lease. Its default is five seconds;
+// a value of one second would be taken as that default.
 const giveUp = 2 * time.Second
 
 // lateAnswers is a connection to etcd on which the answers of the first stream of
@@ -65,7 +65,7 @@ func (l *lateAnswers) LeaseKeepAlive(ctx context.Context, opts ...grpc.CallOptio
 	return &lateStream{Lease_LeaseKeepAliveClient: stream, of: l, first: l.streams == 1}, nil
 }
 
-// answers is how many a lease has had on the first stream, and on others.
+// answers returns how many answers a lease has had on the first stream, and on others.
 func (l *lateAnswers) answers(id clientv3.LeaseID) (renewed, asked int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -156,8 +156,8 @@ func TestLeaseThatIsGoneEndsTheSessionThoughEtcdAnswersLate(t *testing.T) {
 	}
 }
 
-// TestQuestionsThatFailEndNoSession: whether a lease lives is not known until etcd has said so,
-// or its time is over.
+// TestQuestionsThatFailEndNoSession: a session does not end before etcd has answered that its lease is gone, or the
+// lease's time is over.
 func TestQuestionsThatFailEndNoSession(t *testing.T) {
 	s := open(t, etcdtest.Start(t), "a")
 	late := answerLate(s)

@@ -42,7 +42,7 @@ type Config struct {
 	TTL     time.Duration // how long the keys of this node outlive its last sign of life; whole seconds
 	Timeout time.Duration // of the session's own requests
 	Listen  time.Duration // interval at which Follow asks etcd for its current revision
-	// AliveTTL is how long the name outlives the last sign of life; whole seconds.
+	// AliveTTL is the time for which the claim of the name outlives the last sign of life; whole seconds.
 	AliveTTL    time.Duration
 	Incarnation string // of the state directory: another node with this name has another
 	Boot        string // of the machine
@@ -117,7 +117,7 @@ type lease struct {
 	stop context.CancelFunc
 }
 
-// aliveKey is the name of this node.
+// aliveKey returns the key that claims this node's name.
 func (s *Session) aliveKey() string { return s.AliveKey(s.cfg.Node) }
 
 // AliveKey returns the key that exists while a node keeps its lease alive; for an empty name, the prefix of all such
@@ -133,7 +133,7 @@ func (s *Session) Alive(ctx context.Context, node string) (*mvccpb.KeyValue, err
 	return resp.Kvs[0], nil
 }
 
-// Named is a condition for this node's transactions: they fail once another node owns its name.
+// Named returns a condition for this node's transactions: they fail once another node owns its name.
 func (s *Session) Named() clientv3.Cmp {
 	return clientv3.Compare(clientv3.Value(s.aliveKey()), "=", s.aliveValue())
 }
@@ -271,7 +271,7 @@ func (s *Session) renew(ctx context.Context, id clientv3.LeaseID, ttl time.Durat
 // askAgain is the pause between two requests whether a lease still exists.
 const askAgain = time.Second
 
-// ask is isAlive with the timeout of a request.
+// ask is like isAlive, but with the timeout of a request.
 func (s *Session) ask(ctx context.Context, id clientv3.LeaseID) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
@@ -333,8 +333,7 @@ func (s *Session) claimName(ctx context.Context) error {
 			if id != 0 {
 				return nil
 			}
-			// Of the process before this one. If the lease ends just now, the
-			// next ping claims the name again.
+			// The key is of the previous process. If its lease ends just now, the next ping claims the name again.
 			s.mu.Lock()
 			s.alive, s.named = s.keep(clientv3.LeaseID(have.Lease), s.cfg.AliveTTL), true
 			s.mu.Unlock()
@@ -397,7 +396,7 @@ func (s *Session) takeName(ctx context.Context, condition clientv3.Cmp) (bool, e
 	return resp.Succeeded, nil
 }
 
-// Lease is the lease of this node's keys; ErrSessionLost without a session.
+// Lease returns the lease of this node's keys; ErrSessionLost without a session.
 func (s *Session) Lease() (clientv3.LeaseID, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 
 const prefix = "/test/session"
 
-// prepared has nothing to prepare.
+// prepared prepares nothing.
 func prepared(context.Context) error { return nil }
 
 // open returns a session of a node that is closed after the test.

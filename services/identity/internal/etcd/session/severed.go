@@ -18,8 +18,8 @@ import (
 
 // Times of a connection that was closed.
 const (
-	// severedGrace is how long the client may take to reconnect before etcd counts as unavailable: a member that
-	// restarts, or hands its clients to others, is back sooner.
+	// severedGrace is the time that the client has to reconnect before etcd counts as unavailable: a member that restarts,
+	// or hands its clients to others, is back sooner.
 	severedGrace = 500 * time.Millisecond
 	// probeTime bounds the connection attempt that finds out why there is no connection.
 	probeTime = 200 * time.Millisecond

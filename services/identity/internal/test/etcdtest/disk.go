@@ -57,7 +57,7 @@ func newDisk(t testing.TB, under, at string) *Disk {
 // SyncsTake sets how long each sync takes from now on.
 func (d *Disk) SyncsTake(each time.Duration) { d.take.Store(int64(each)) }
 
-// Syncs is how many have ended.
+// Syncs returns the number of syncs that have ended.
 func (d *Disk) Syncs() int64 { return d.done.Load() }
 
 // slowNode is a file or directory of a Disk.

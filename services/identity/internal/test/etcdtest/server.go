@@ -27,7 +27,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// startTimeout is how long a member may take to serve, also on a busy machine.
+// startTimeout is the time that a member has to serve, also on a busy machine.
 const startTimeout = time.Minute
 
 var binary = sync.OnceValues(build)
@@ -63,8 +63,8 @@ func build() (string, error) {
 	return path, nil
 }
 
-// checkout is the root of the tree. A test runs in the directory of its package; what
-// the compiler knows of that is no path with -trimpath.
+// checkout returns the root of the source tree. A test runs in the directory of its package; the path that the compiler
+// records is not usable with -trimpath.
 func checkout() (string, error) {
 	start, err := os.Getwd()
 	if err != nil {
@@ -262,7 +262,7 @@ func (m *Member) signal(sig os.Signal) {
 	}
 }
 
-// Leader is the member that leads.
+// Leader returns the member that leads.
 func (s *Server) Leader() *Member {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)

@@ -114,7 +114,7 @@ func (s *TLS) write(name, kind string, b []byte) string {
 	return path
 }
 
-// As is a client of a user, closed after the test.
+// As returns a client of a user, closed after the test.
 func (s *TLS) As(user string) *clientv3.Client {
 	s.t.Helper()
 	pair, err := tls.LoadX509KeyPair(s.Files(user))

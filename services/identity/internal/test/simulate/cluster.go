@@ -117,7 +117,7 @@ func (c *cluster) addressOf(index, slot int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, byte(1 + index>>8), byte(index), byte(2 + slot)})
 }
 
-// sentAt is when the endpoint of an address was written last, if it is a member's.
+// sentAt returns the time at which a member last wrote the endpoint with the address, and false if no member has it.
 func (c *cluster) sentAt(a netip.Addr) (time.Time, bool) {
 	if !a.Is4() {
 		return time.Time{}, false
@@ -131,7 +131,7 @@ func (c *cluster) sentAt(a netip.Addr) (time.Time, bool) {
 	return time.Unix(0, at), at != 0
 }
 
-// changes is how many events of members there were.
+// changes returns the number of events of members since begin.
 func (c *cluster) changes() int64 { return c.written.Load() }
 
 // begin starts counting changes.
@@ -170,7 +170,7 @@ func (m *member) key(slot int) string {
 	return fmt.Sprintf("%s/ip/%s/ep/%032x", prefix, m.name, slot)
 }
 
-// put is the write of an endpoint of a member.
+// put returns the write of an endpoint of a member.
 func (c *cluster) put(m *member, slot int, n identity.Numeric) clientv3.Op {
 	now := time.Now().UnixNano()
 	c.sent[m.index*c.slots+slot].Store(now)
@@ -215,7 +215,7 @@ func (c *cluster) each(ctx context.Context, do func(ctx context.Context, publish
 	return all.Wait()
 }
 
-// load has every member register, and say all of its endpoints.
+// load registers every member and writes all of its endpoints.
 func (c *cluster) load(ctx context.Context) error {
 	return c.each(ctx, func(ctx context.Context, p int, m *member) error {
 		ops := []clientv3.Op{clientv3.OpPut(fmt.Sprintf("%s/ip/%s/node", prefix, m.name), text(m.record))}
@@ -274,7 +274,7 @@ func (c *cluster) change(ctx context.Context, rate, together int, d time.Duratio
 	return c.changes() - before, err
 }
 
-// step is one transaction of changes of one publisher.
+// step writes changes of one publisher in one transaction.
 func (c *cluster) step(ctx context.Context, publisher, changes int) error {
 	var ops []clientv3.Op
 	seen := map[string]bool{}
@@ -296,7 +296,7 @@ func (c *cluster) step(ctx context.Context, publisher, changes int) error {
 	return c.commit(ctx, publisher, ops, len(ops))
 }
 
-// forget has a full node forget a member.
+// forget lets a full node forget a member.
 func (c *cluster) forget(ctx context.Context, by *node) error {
 	m := c.members[rand.IntN(len(c.members))]
 	for m.forgotten {
@@ -321,7 +321,7 @@ func (c *cluster) compact(ctx context.Context) error {
 	return err
 }
 
-// says notes what a full node says of its endpoints.
+// says records the endpoints that a full node announces.
 func (c *cluster) says(node string, mappings map[string]uint32) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

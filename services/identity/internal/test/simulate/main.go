@@ -105,10 +105,9 @@ func load(ctx context.Context, o options) error {
 	return c.load(ctx)
 }
 
-// patience is how long a machine may take for what it has to do.
+// patience is the timeout of each step of the simulation, also on a slow machine.
 const patience = 2 * time.Minute
 
-// simulation is one run.
 type simulation struct {
 	options
 	dir     string
@@ -129,7 +128,7 @@ func (s *simulation) end() {
 	s.etcd.stop()
 }
 
-// changeRates are what the nodes change in a second, and how many changes share a transaction.
+// changeRates are the tested rates: changes of all nodes in a second, and changes in one transaction.
 var changeRates = []struct{ rate, together int }{{20, 1}, {100, 1}, {1000, 10}}
 
 func (s *simulation) run(ctx context.Context) (err error) {
@@ -301,7 +300,7 @@ func (s *simulation) identityCPU() (sum float64) {
 	return sum
 }
 
-// forget has ten nodes forgotten.
+// forget forgets ten nodes, one after the other.
 func (s *simulation) forget(ctx context.Context) error {
 	s.watches.reset()
 	began := time.Now()
@@ -321,7 +320,7 @@ func (s *simulation) forget(ctx context.Context) error {
 	return nil
 }
 
-// list has each node list everything, spread over 30 s as in a storm.
+// list lets each node list everything, spread over 30 s as in a storm.
 func (s *simulation) list(ctx context.Context) error {
 	const spread = 30 * time.Second
 	etcd := s.etcd.cpu()

@@ -144,8 +144,7 @@ func (n *node) memory(ctx context.Context) (m memory, err error) {
 	return m, errors.New("the metrics have no go_memstats_heap_alloc_bytes")
 }
 
-// kept is the memory once the node has written what it learned, which it gathers for
-// 10 s and holds until then.
+// kept returns the memory once the node has written what it learned, which it gathers for 10 s and holds until then.
 func (n *node) kept(ctx context.Context) (m memory, err error) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()

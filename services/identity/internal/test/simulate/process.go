@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// process is a child.
+// process is a child process.
 type process struct {
 	cmd   *exec.Cmd
 	ended chan struct{} // closed when it has
@@ -50,7 +50,7 @@ func (p *process) signal(s syscall.Signal) {
 	<-p.ended
 }
 
-// cpu is the processor time that it took so far, in seconds.
+// cpu returns the processor time of the process so far, in seconds.
 func (p *process) cpu() float64 {
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
 	if err != nil {
@@ -67,7 +67,7 @@ func (p *process) cpu() float64 {
 	return float64(user+system) / 100 // clock ticks, 100 a second wherever Linux runs
 }
 
-// resident is its memory in MiB, now and at most.
+// resident returns the memory of the process in MiB, now and at most.
 func (p *process) resident() (now, peak float64) { return resident(p.cmd.Process.Pid) }
 
 func resident(pid int) (now, peak float64) {
@@ -90,7 +90,7 @@ func resident(pid int) (now, peak float64) {
 	return now, peak
 }
 
-// etcd is the one member.
+// etcd is the only member of the cluster.
 type etcd struct {
 	*process
 	endpoint string

@@ -46,7 +46,7 @@ func (r *report) always(what string, err error) error {
 	return err
 }
 
-// want wants a duration of at most limit.
+// want adds a measured duration, which should be at most limit.
 func (r *report) want(what string, limit, measured time.Duration) {
 	r.add(what, fmt.Sprintf("at most %.1f s", limit.Seconds()), fmt.Sprintf("%.2f s", measured.Seconds()),
 		measured <= limit)

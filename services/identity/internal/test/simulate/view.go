@@ -51,7 +51,7 @@ func (v *view) close() {
 	v.done.Wait()
 }
 
-// restarted says that the node's process is a new one.
+// restarted tells the view that the node's process is a new one.
 func (v *view) restarted() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -159,7 +159,7 @@ func (v *view) followIdentities(ctx context.Context) error {
 	}
 }
 
-// equal says what differs from what was written.
+// equal returns an error if the view differs from what was written.
 func (v *view) equal(nodes map[string]bool, mappings map[string]mapping, c *cluster) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()

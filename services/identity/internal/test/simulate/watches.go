@@ -30,7 +30,7 @@ type watches struct {
 	done   sync.WaitGroup
 }
 
-// follower is one of them.
+// follower is one watch of a simulated node.
 type follower struct {
 	conn   *grpc.ClientConn
 	events atomic.Int64 // of members' keys
@@ -191,11 +191,11 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// pageKeys is how many keys a page of a listing has.
+// pageKeys is the number of keys in a page of a listing.
 const pageKeys = 5000
 
-// list has every watch's connection list everything, in pages, spread over a
-// time. It returns the bytes of a listing, and how long the slowest took.
+// list lists everything over the connection of every watch, in pages, spread over a time. It returns the bytes of a
+// listing, and the time that the slowest took.
 func (w *watches) list(ctx context.Context, spread time.Duration) (size int64, slowest time.Duration, err error) {
 	pages, err := w.pages(ctx)
 	if err != nil {
@@ -232,7 +232,7 @@ func (w *watches) list(ctx context.Context, spread time.Duration) (size int64, s
 	return reference, time.Duration(longest.Load()), err
 }
 
-// pages are the first keys of the pages of a listing.
+// pages returns the first keys of the pages of a listing.
 func (w *watches) pages(ctx context.Context) (keys [][]byte, err error) {
 	c := etcdserverpb.NewKVClient(w.all[0].conn)
 	for next := []byte(prefix + "/id/"); ; {
@@ -268,7 +268,7 @@ func (f *follower) list(ctx context.Context, pages [][]byte) (size int64, err er
 // counted is an answer of which only the size matters.
 type counted int
 
-// counting is a codec that counts.
+// counting is a codec that decodes a message into its size.
 type counting struct{}
 
 func (counting) Name() string { return proto.Name }

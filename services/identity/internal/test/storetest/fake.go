@@ -75,7 +75,7 @@ func (f *Fake) Node(name string) allocator.Store { return &fakeStore{Fake: f, no
 // Down makes the cluster stop answering until Up.
 func (f *Fake) Down() { f.set(true, false) }
 
-// Cut is Down, and closes the connections.
+// Cut is like Down, and closes the connections.
 func (f *Fake) Cut() { f.set(true, true) }
 
 // Up ends Down and Cut.
@@ -430,7 +430,7 @@ func (s *fakeStore) PublishNumbers(ctx context.Context, n allocator.Numbers) err
 	return nil
 }
 
-// Deny makes the store refuse what is published, as with roles of before.
+// Deny makes the store refuse publications, as with roles of an earlier version.
 func (f *Fake) Deny(denied bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -441,10 +441,10 @@ func oneLeads(s suite) {
 		return ok
 	}
 	if !leads(a) || leads(b) || !leads(a) {
-		s.t.Error("want a to lead, and only a")
+		s.t.Error("want node a to lead, and only node a")
 	}
 	if next := s.join("a"); !leads(next) || leads(b) {
-		s.t.Error("want the next process of a to lead")
+		s.t.Error("want the next process of node a to lead")
 	}
 	s.Expire("a")
 	servicetest.Eventually(s.t, "b leads", func() bool { return leads(b) })
@@ -501,7 +501,7 @@ func publishes(s suite) {
 	}
 }
 
-// follower collects what Follow brings.
+// follower collects the updates of Follow.
 type follower struct {
 	mu       sync.Mutex
 	have     map[identity.Numeric]string

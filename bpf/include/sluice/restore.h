@@ -78,7 +78,7 @@ static __noinline __u32 socket_state(struct __sk_buff *skb, const struct sl_pack
  * matches. The stack would reset the connection. If the packet is dropped instead, the backend
  * retransmits, and the client's next packet restores the claim. Connections that other components
  * translate have no socket either: packets from outside, and packets that nf_conntrack knows, are
- * left to the stack. So is UDP, whose first packet cannot be told from an answer.
+ * left to the stack. So is UDP, whose first packet looks like an answer.
  */
 static __always_inline bool has_no_nat_entry(struct __sk_buff *skb, const struct sl_packet *p)
 {

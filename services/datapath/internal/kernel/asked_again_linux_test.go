@@ -11,10 +11,9 @@ import (
 	"time"
 
 	"github.com/vishvananda/netns"
-)
 
-// patience exceeds how long a port in use is refused.
-const patience = 15 * time.Second
+	"github.com/sluice-net/sluice/kit/servicetest"
+)
 
 // asker is a socket that keeps its port.
 type asker struct {
@@ -38,23 +37,16 @@ func newAsker(t *testing.T, ns netns.NsHandle) asker {
 // is refused until it has been idle.
 func (a asker) wantAnswer(what string, to netip.AddrPort) {
 	a.Helper()
-	var last error
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
-		must(a.T, "deadline", a.SetDeadline(time.Now().Add(500*time.Millisecond)))
+	servicetest.EventuallyNil(a.T, fmt.Sprintf("%s: an answer from %v", what, to), func() error {
+		must(a.T, "deadline", a.SetDeadline(time.Now().Add(2*time.Second)))
 		_, err := a.WriteToUDPAddrPort([]byte("8"), to)
 		must(a.T, "send", err)
 		_, from, err := a.ReadFromUDPAddrPort(make([]byte, 256))
-		if err != nil {
-			last = err
-			time.Sleep(time.Second)
-			continue
+		if from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port()); err == nil && from != to {
+			err = fmt.Errorf("%v answers", from)
 		}
-		if from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port()); from == to {
-			return
-		}
-		last = fmt.Errorf("%v answers", from)
-	}
-	a.Errorf("%s: asks %v: %v", what, to, last)
+		return err
+	})
 }
 
 // TestKernelAPortMayAskManyAddressesOfOneBackend: a UDP socket that keeps its port asks one node port at several

@@ -308,7 +308,7 @@ func (o *Owner) reviseHeld(ctx context.Context, decide func() (*edit, error), do
 			ended = true
 			done(e)
 		}
-		e.unsaved = o.unsaved.besides(e, o.index)
+		e.unsaved = o.unsaved.except(e, o.index)
 		return e, nil
 	})
 	if err != nil || ended || e.dry {

@@ -22,8 +22,8 @@ func (u unsaved) add(e *edit) {
 	}
 }
 
-// besides returns the records of the objects that an edit does not change.
-func (u unsaved) besides(e *edit, ix *index) (c record.Change) {
+// except returns the records of the objects that an edit does not change.
+func (u unsaved) except(e *edit, ix *index) (c record.Change) {
 	if len(u) == 0 {
 		return c
 	}

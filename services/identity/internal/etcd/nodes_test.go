@@ -620,37 +620,6 @@ func TestCompactedBehindAnIdleWatcher(t *testing.T) {
 	b.seesMapping(address(1, 6), fmt.Sprint("a ", late.Number))
 }
 
-// TestDeletedKeysAreNoOtherHistory: the newest key that a node has seen is deleted, and etcd compacts its revision.
-func TestDeletedKeysAreNoOtherHistory(t *testing.T) {
-	t.Parallel()
-	s := etcdtest.StartThree(t)
-	a := startNode(t, s.Endpoint, "a", t.TempDir(), quick())
-	b := startNode(t, s.Endpoint, "b", t.TempDir(), quick())
-	a.register(1, prefix(1))
-	web := a.endpoint("c1", "web", address(1, 5))
-	b.seesMapping(address(1, 5), fmt.Sprint("a ", web.Number))
-	if err := b.store.Ping(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	listings := b.store.Listings()
-	if _, err := a.Release(t.Context(), allocator.EndpointHolder("c1", "eth0")); err != nil {
-		t.Fatal(err)
-	}
-	b.seesMapping(address(1, 5), "")
-	if err := b.store.Ping(t.Context()); err != nil {
-		t.Error(err)
-	}
-	s.Compact()
-	if err := b.store.Ping(t.Context()); err != nil {
-		t.Error(err)
-	}
-	late := a.endpoint("c2", "web", address(1, 6))
-	b.seesMapping(address(1, 6), fmt.Sprint("a ", late.Number))
-	if now := b.store.Listings(); now != listings {
-		t.Errorf("%d listings, want %d", now, listings)
-	}
-}
-
 // TestWatchFromTheFuture: after a restore from an older backup the nodes write
 // what the backup lacks and remove what it has too much.
 func TestWatchFromTheFuture(t *testing.T) {

@@ -200,7 +200,7 @@ func (s *service) confirm() *policyv1.ConfirmPoliciesResponse {
 }
 
 func TestCallersAreToldOfAHeldState(t *testing.T) {
-	s := serve(t, func(c *owner.Config) { c.Stream.Unacked, c.Stream.Stall = 4, 500*time.Millisecond })
+	s := serve(t, func(c *owner.Config) { c.Stream.Unacked, c.Stream.Stall = 4, time.Minute })
 	s.know(town)
 	s.complete()
 	sub := before(make([]byte, 16), 7, "grpc")

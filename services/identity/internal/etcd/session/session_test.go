@@ -315,3 +315,49 @@ func TestOneReaderFollowsNeighbouringPrefixesUpToAnEnd(t *testing.T) {
 		t.Errorf("the reader saw %q, want %q", seen, want)
 	}
 }
+
+// TestDeletedKeysAreNoOtherHistory: the newest key that a node has seen is deleted, and etcd compacts its revision.
+func TestDeletedKeysAreNoOtherHistory(t *testing.T) {
+	server := etcdtest.Start(t)
+	admin := server.Client()
+	s := open(t, server, "a")
+	if _, err := s.Join(t.Context(), prepared); err != nil {
+		t.Fatal(err)
+	}
+	ping := func(what string) {
+		t.Helper()
+		if err := s.Ping(t.Context()); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if _, err := admin.Put(t.Context(), prefix+"/x/1", ""); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	err := s.Follow(ctx, Reader{
+		Prefix: prefix + "/x/", Begin: func() {}, Listed: func(*mvccpb.KeyValue) {},
+		Complete: func(cluster.Point, time.Time) {
+			ping("the key exists")
+			if _, err := admin.Delete(t.Context(), prefix+"/x/1"); err != nil {
+				t.Error(err)
+			}
+		},
+		Changes: func(events []*clientv3.Event, _ int64, _ time.Time) {
+			if len(events) > 0 {
+				cancel()
+			}
+		},
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	ping("the key is deleted")
+	server.Compact()
+	ping("its revision is compacted")
+	select {
+	case <-s.History():
+		t.Error("the deletion of a key is taken for another history")
+	default:
+	}
+}

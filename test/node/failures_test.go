@@ -609,7 +609,8 @@ func (b *failing) events(t *testing.T) *eventLog {
 	return e
 }
 
-// stateOf returns the last state of an endpoint that was created after the log began.
+// stateOf returns the furthest state of an endpoint that was created after the log began. A repeated ADD begins at the
+// first state again.
 func (e *eventLog) stateOf(t *testing.T, p pod.Pod, want string) (state string) {
 	t.Helper()
 	select {
@@ -618,19 +619,20 @@ func (e *eventLog) stateOf(t *testing.T, p pod.Pod, want string) (state string) 
 	default:
 	}
 	servicetest.EventuallyNil(t, "the expected events", func() error {
-		state = "–"
+		states := []string{"–", "waiting-for-identity", "waiting-for-policy", "ready"}
+		furthest := 0
 		for line := range strings.Lines(e.String()) {
 			words := strings.Fields(line)
 			if len(words) < 4 || !strings.HasPrefix(words[2], p.Name) {
 				continue
 			}
-			for _, s := range []string{"waiting-for-identity", "waiting-for-policy", "ready"} {
+			for i, s := range states {
 				if words[1] == "created" && words[3] == s || strings.Contains(line, "-> "+s) {
-					state = s
+					furthest = max(furthest, i)
 				}
 			}
 		}
-		if state != want {
+		if state = states[furthest]; state != want {
 			return fmt.Errorf("%s, want %s:\n%s", state, want, e)
 		}
 		return nil

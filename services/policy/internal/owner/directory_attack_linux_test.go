@@ -10,7 +10,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/servicetest"
 )
 
@@ -68,7 +70,8 @@ func TestFileOfThousandsOfPolicies(t *testing.T) {
 		}
 		return b.String()
 	}
-	p := newPlace(t)
+	// All files have to be in the first listing: policies of a later one would be the newest, and exceed the share.
+	p := newPlace(t, func(s *directory.Source) { s.Quiet = time.Millisecond })
 	p.ready(map[string]string{
 		"few.yaml": many(900), "large.yaml": strings.ReplaceAll(many(2000), "name: p", "name: q"), "a.yaml": policy("a", 1),
 		"values.yaml": policy("b", 1) + "---\n[" + strings.Repeat("[],", 200_000) + "]\n",

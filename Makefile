@@ -124,7 +124,7 @@ test-vectors: ## Run the policy vectors (of the directory POLICY_VECTORS, if set
 	@go -C services/policy test -count=1 -v -run '^TestVectors$$' ./internal/test/vectors
 
 .PHONY: test-random
-test-random: ## Compare the policy tables with the rules read directly, on TIMES (40) times 1.6 million random questions
+test-random: ## Compare the policy tables with the rules read directly, on TIMES (40) times a million random questions
 	@POLICY_RANDOM=$(TIMES) go -C services/policy test -count=1 -v -timeout 6h ./internal/engine
 
 .PHONY: bench-policy

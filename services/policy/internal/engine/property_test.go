@@ -132,7 +132,7 @@ func checkAgreement(t *testing.T, w *scenario.World, config Config, s *scenario.
 func TestTablesAgreeWithTheRulesReadDirectly(t *testing.T) {
 	t.Parallel()
 	const questions = 400
-	states := runs(t, 4000) // the same in each run; make test-random draws more
+	states := runs(t, 2500) // the same in each run; make test-random draws more
 	w := seeded(t, 1)
 	asked := 0
 	for range states {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package kernelmaps is the only adapter between the endpoint core and the state that publishes an
+// Package kernelmaps is the only adapter between package lifecycle and the state that publishes an
 // endpoint to the programs: the eBPF maps, and policysync, which selects the tables that evaluate
 // the endpoint. It implements endpoint.Maps and endpoint.Policies and keeps no state.
 package kernelmaps

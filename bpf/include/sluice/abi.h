@@ -778,7 +778,8 @@ struct sl_packet {
 	__u8 unknown; /* 1: a lookup found no connection with its key */
 	/* 1: the connection that its translation was counted for has ended or is unknown */
 	__u8 renews;
-	__u8 first_in_second; /* 1: the first packet of its connection in this second */
+	/* 1: the first packet of its connection, or of a hairpin's way back, in this second */
+	__u8 first_in_second;
 	__u8 pad4[5];
 	/* The fields below are not cleared: each is fully written before it is read. They are
 	 * aligned so that addresses are copied as two words instead of bytes.

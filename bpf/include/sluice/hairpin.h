@@ -12,17 +12,10 @@
 
 #include <linux/in6.h>
 
-#include <sluice/arp.h>
 #include <sluice/deliver.h>
 #include <sluice/quote.h>
 #include <sluice/rewrite.h>
 #include <sluice/translate.h>
-
-/* The source address that the pod sees; the first is also its gateway's. */
-#define SL_HAIRPIN4 SL_GATEWAY4 /* 169.254.1.1 */
-#define SL_HAIRPIN6_0 bpf_htonl(0xfd736c75) /* fd73:6c75:6963:6500::1 */
-#define SL_HAIRPIN6_1 bpf_htonl(0x69636500)
-#define SL_HAIRPIN6_3 bpf_htonl(1)
 
 static __always_inline void hairpin_address(__u8 *addr, __u8 family)
 {
@@ -59,8 +52,35 @@ static __noinline bool store_way_back(struct sl_packet *p)
 	p->xl.port = p->asked_port;
 	p->xl.front = p->front;
 	p->xl.back = 1;
-	p->xl.last_s = now_seconds();
+	/* a second ago, so that the first answer stores the copy */
+	p->xl.last_s = now_seconds() - 1;
 	return !insert_translation(p->family);
+}
+
+/*
+ * Stores a copy of the way back, with the same key, in sl_answers4 or sl_answers6. If the
+ * translation is lost and the pod's server is the next to send, find_service uses the copy. It
+ * counts against the pod's share; without it, the hairpin works until the map evicts the
+ * translation. Called once a second, because nothing else would renew the copy.
+ */
+static __noinline void keep_way_back(struct sl_packet *p)
+{
+	struct sl_xl *xl = find_answer(p->family, SL_XL_ANSWERS);
+	__u32 now = now_seconds();
+
+	if (xl && xl->port == p->dport && equal16(xl->addr, p->dst)) {
+		*(volatile __u32 *)&xl->last_s = now;
+		return;
+	}
+	if (!xl && !take_translations(p, p->src_slot, 1))
+		return;
+	__builtin_memset(&p->xl, 0, sizeof(p->xl));
+	__builtin_memcpy(p->xl.addr, p->dst, sizeof(p->xl.addr));
+	p->xl.port = p->dport;
+	p->xl.front = p->front;
+	p->xl.back = 1;
+	p->xl.last_s = now;
+	store_answer(p->family, SL_XL_ANSWERS);
 }
 
 /* Sends the packet back to the pod. */
@@ -87,6 +107,9 @@ __noinline enum sl_reason return_to_pod(struct __sk_buff *skb, struct sl_packet 
 		from.port = p->sport;
 		to.port = p->dport;
 	} else {
+		/* after a RST, no answer follows */
+		if (p->first_in_second && !(p->tcp_flags & SL_TCP_RST))
+			keep_way_back(p);
 		__builtin_memcpy(from.addr, p->dst, sizeof(from.addr));
 		from.port = p->dport;
 		to.port = p->asked_port;
@@ -95,16 +118,6 @@ __noinline enum sl_reason return_to_pod(struct __sk_buff *skb, struct sl_packet 
 	if (rewrite_end(skb, p, &from) || rewrite_end(skb, p, &to))
 		return SL_REASON_REWRITE_FAILED;
 	return deliver_local(skb, p, src);
-}
-
-static __always_inline bool is_hairpin_address(const __u8 *addr, __u8 family)
-{
-	const __be32 *word = (const __be32 *)addr;
-
-	if (family == 4)
-		return word[0] == SL_HAIRPIN4;
-	return word[0] == SL_HAIRPIN6_0 && word[1] == SL_HAIRPIN6_1 && !word[2] &&
-	       word[3] == SL_HAIRPIN6_3;
 }
 
 /*

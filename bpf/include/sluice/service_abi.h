@@ -238,6 +238,7 @@ _Static_assert(sizeof(struct sl_xl_key6) == 40, "no padding");
 #define SL_XL_NAT 1
 /* In sl_answers4 and sl_answers6: an answer of a backend that has answered before. The value
  * restores what the connection had asked for if the connection's entry is lost. See answers.h.
+ * With back: a copy of a hairpin's way back. See hairpin.h.
  */
 #define SL_XL_ANSWERS 2
 /* In sl_answers4 and sl_answers6: as SL_XL_NAT, stored once the backend has answered, in case the

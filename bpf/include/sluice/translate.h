@@ -14,6 +14,7 @@
 
 #include <sluice/affinity.h>
 #include <sluice/answer.h>
+#include <sluice/arp.h>
 #include <sluice/bound.h>
 #include <sluice/clock.h>
 #include <sluice/conntrack.h>
@@ -266,6 +267,22 @@ static __always_inline bool is_hairpin(const struct sl_packet *p)
 	return SL_PROGRAM == SL_PROGRAM_FROM_POD && equal16(p->dst, p->src);
 }
 
+/* The source address that a pod sees as its own backend; the first is also its gateway's. */
+#define SL_HAIRPIN4 SL_GATEWAY4 /* 169.254.1.1 */
+#define SL_HAIRPIN6_0 bpf_htonl(0xfd736c75) /* fd73:6c75:6963:6500::1 */
+#define SL_HAIRPIN6_1 bpf_htonl(0x69636500)
+#define SL_HAIRPIN6_3 bpf_htonl(1)
+
+static __always_inline bool is_hairpin_address(const __u8 *addr, __u8 family)
+{
+	const __be32 *word = (const __be32 *)addr;
+
+	if (family == 4)
+		return word[0] == SL_HAIRPIN4;
+	return word[0] == SL_HAIRPIN6_0 && word[1] == SL_HAIRPIN6_1 && !word[2] &&
+	       word[3] == SL_HAIRPIN6_3;
+}
+
 /*
  * Whether the connection from the sender's port to the backend is another one: a direct
  * connection, or one through another service. Their answers would be indistinguishable. A
@@ -452,6 +469,9 @@ __noinline enum sl_reason find_service(struct __sk_buff *skb, struct sl_packet *
 		return SL_CONTINUE;
 	write_arriving_key(p);
 	xl = find_translation(p->family);
+	/* the copy of a hairpin's way back: see keep_way_back */
+	if (SL_OF_PODS && !xl && is_hairpin_address(p->dst, p->family))
+		xl = find_answer(p->family, SL_XL_ANSWERS);
 	if (!xl || (begins(p) && !xl->back) || !leads_on(p, xl))
 		return ask_service(skb, p);
 	now = now_seconds();
@@ -464,8 +484,10 @@ __noinline enum sl_reason find_service(struct __sk_buff *skb, struct sl_packet *
 		    xl->back ? SL_TRANSLATED_BACK : SL_TRANSLATED_DESTINATION);
 	if (!xl->back && is_hairpin(p))
 		p->translated = SL_TRANSLATED_HAIRPIN;
-	if (READ_ONCE(xl->last_s) != now)
+	if (READ_ONCE(xl->last_s) != now) {
 		*(volatile __u32 *)&xl->last_s = now;
+		p->first_in_second = xl->back;
+	}
 	return SL_CONTINUE;
 }
 

@@ -167,6 +167,26 @@ func TestKernelPodsThatComeLaterHaveTheirShareOfTranslations(t *testing.T) {
 	}
 }
 
+// TestKernelAnsweredHairpinTakesThreeTranslations: the programs charge both translations of a pod's connection to itself
+// and the copy of the way back, and the collector counts them.
+func TestKernelAnsweredHairpinTakesThreeTranslations(t *testing.T) {
+	n := newServiceNode(t)
+	p := newPod(t, n.k, "sl-pod", 10, endpointmap.DeliverPeer)
+	vip, at := serviceAddr(p.IPv4, 1), netip.AddrPortFrom(p.IPv4, 8080)
+	tell(t, p.ns, at)
+	n.lead(vip, feAddress, at)
+	update(t, n.k, bpf.MapsMapSlBound, uint32(bound.Translations4), bpf.MapsSlBound{Guarantee: 100})
+	askUDP(t, p.ns, vip, 64)
+	if got := n.k.Bounds.Held(bound.Translations4, p.Slot); got != 3 {
+		t.Errorf("%d translations are charged to the pod, want 3", got)
+	}
+	_, err := n.k.Translations.Collect(conntrack.MonotonicSeconds(), n.k.Connections, conntrack.DefaultTimeouts())
+	must(t, "collect", err)
+	if got := n.k.Bounds.Held(bound.Translations4, p.Slot); got != 3 {
+		t.Errorf("the collector counts %d translations of the pod, want 3", got)
+	}
+}
+
 // TestKernelSharesOutliveTheirCollector: while no collector runs, a pod that was refused gets another eighth of
 // its guarantee every ten seconds.
 func TestKernelSharesOutliveTheirCollector(t *testing.T) {

@@ -132,6 +132,7 @@ func TestKernelConnectionsByServicesSurviveTheLossOfAnEntry(t *testing.T) {
 					{"pod, local backend", f.a.pod.ns, false, of(local)},
 					{"pod, backend elsewhere", f.a.pod.ns, false, of(f.b.pod)},
 					{"pod, socket of the node", f.a.pod.ns, false, hosts[0]},
+					{"pod, itself", f.a.pod.ns, false, of(f.a.pod)},
 				} {
 					port++
 					asked, kind := netip.AddrPortFrom(node, port), uint8(feNode)

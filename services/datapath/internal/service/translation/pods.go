@@ -42,7 +42,7 @@ func (p *pods) owner(t Translation) (s endpointmap.ID, ok bool) {
 		return 0, false
 	}
 	of := t.Source
-	if t.Record {
+	if t.Record && !t.Back {
 		of = t.Asked
 	}
 	s, ok = p.local[of.Addr()]

@@ -112,7 +112,8 @@ type Translation struct {
 	// Copy: a copy of an Answer, used if the original is lost.
 	Copy bool
 	// Record: Source is a backend that has answered Asked, and the source of its answers is the frontend of Front. It is
-	// used if the connection's entry is lost. Backend is unused.
+	// used if the connection's entry is lost. Backend is unused. With Back: a copy of the answers of a pod to itself, used
+	// if the original is lost.
 	Record bool
 	// LastSeen is the time of the last packet, in seconds of CLOCK_MONOTONIC.
 	LastSeen uint32
@@ -130,7 +131,7 @@ func DescribeKey(t Translation) string {
 
 // DescribeValue describes the new destination.
 func DescribeValue(t Translation) string {
-	if t.Record {
+	if t.Record && !t.Back {
 		return fmt.Sprintf("answers come from front %d, last used at %d s", t.Front, t.LastSeen)
 	}
 	if t.Answer {

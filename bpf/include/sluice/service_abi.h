@@ -300,6 +300,7 @@ _Static_assert(sizeof(struct sl_share) == 8, "one word");
 /* Cells of sl_count. Backends or senders with the same hash share a cell. */
 #define SL_COUNT_SEED 0 /* seed of all hashes in shares: two cells */
 #define SL_COUNT_TIME 2 /* when the collector last counted, in seconds */
+#define SL_COUNT_FORGET 3 /* 1: the datapath is removing direct connections to new frontends */
 #define SL_COUNT_RINGS 4 /* next positions of the rings: IPv4 TCP, IPv4 UDP, IPv6 TCP, IPv6 UDP */
 #define SL_COUNT_BACKENDS 8 /* claims of ports, by backend */
 #define SL_COUNTED_BACKENDS 8192

@@ -7,10 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"sync"
 
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
 )
@@ -27,17 +30,84 @@ type Frontends struct {
 func (k *Kernel) Frontends() Frontends { return Frontends{k.Services, k} }
 
 // Apply applies a transaction. When an address becomes a service address, entries of direct connections to that
-// address are removed. Otherwise a flow that never pauses would never be translated.
+// address are removed. Otherwise a flow that never pauses would never be translated. If the removal fails or the
+// process is killed before its end, the next Apply of this or of the next process completes it.
 func (f Frontends) Apply(ctx context.Context, tx *frontendtx.Transaction) (frontendtx.Result, error) {
+	if f.k.opened.ValidateOnly {
+		return f.serviceMaps.Apply(ctx, tx) // which refuses
+	}
 	fresh, err := f.fresh(tx)
 	if err != nil {
 		return frontendtx.Result{}, err
 	}
+	left := f.k.direct.begin(fresh)
 	res, err := f.serviceMaps.Apply(ctx, tx)
-	if len(fresh) > 0 {
-		err = errors.Join(err, f.k.forgetDirect(ctx, fresh))
+	if len(left) > 0 {
+		if failed := f.k.forgetDirect(ctx, left); failed != nil {
+			f.k.direct.end(left)
+			return res, errors.Join(err, failed)
+		}
 	}
+	f.k.direct.end(nil)
 	return res, err
+}
+
+// direct holds the frontends whose direct connections have still to be removed. A cell of sl_count tells the next
+// process whether there may be some.
+type direct struct {
+	counts *count.Counts
+
+	mu      sync.Mutex
+	running int                       // guarded by mu; transactions that have begun and not ended
+	left    map[frontend.Key]struct{} // guarded by mu; of transactions that have failed, or of an earlier process
+}
+
+// adopt reads what an earlier process has left. The kernel does not store which frontends were new, so after a kill
+// direct connections to all of them are removed.
+func (d *direct) adopt(counts *count.Counts, keys func() ([]frontend.Key, error)) error {
+	d.counts = counts
+	if !counts.Forgetting() {
+		return nil
+	}
+	all, err := keys()
+	if err != nil {
+		return fmt.Errorf("list the frontends: %w", err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.left = map[frontend.Key]struct{}{}
+	for _, k := range all {
+		d.left[k] = struct{}{}
+	}
+	return nil
+}
+
+// begin begins a transaction with new frontends. It returns the frontends whose direct connections the transaction must
+// remove.
+func (d *direct) begin(fresh map[frontend.Key]struct{}) map[frontend.Key]struct{} {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	maps.Copy(fresh, d.left)
+	d.left = nil
+	d.running++
+	if len(fresh) > 0 {
+		d.counts.SetForgetting(true)
+	}
+	return fresh
+}
+
+// end ends a transaction. left are the frontends whose direct connections it has failed to remove.
+func (d *direct) end(left map[frontend.Key]struct{}) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.running--
+	if d.left == nil {
+		d.left = map[frontend.Key]struct{}{}
+	}
+	maps.Copy(d.left, left)
+	if d.running == 0 && len(d.left) == 0 && d.counts.Forgetting() {
+		d.counts.SetForgetting(false)
+	}
 }
 
 // fresh returns the keys that the kernel does not have yet.
@@ -63,21 +133,24 @@ const forgetTries = 5
 
 // forgetDirect removes the untranslated connections to addresses that have become frontends.
 func (k *Kernel) forgetDirect(ctx context.Context, fresh map[frontend.Key]struct{}) error {
-	var direct []conntrack.Connection
+	var found []conntrack.Connection
 	err := k.Connections.Each(func(cs []conntrack.Connection) error {
 		for i := range cs {
 			if cs[i].Value.Front == 0 && asksOne(&cs[i], fresh) {
-				direct = append(direct, cs[i])
+				found = append(found, cs[i])
 			}
 		}
 		return ctx.Err()
 	})
-	for _, c := range direct {
+	if err != nil {
+		return fmt.Errorf("find direct connections to new frontends: %w", err)
+	}
+	for _, c := range found {
 		if err := k.forget(c); err != nil {
-			return errors.Join(err, fmt.Errorf("remove direct connection %v: %w", c.Tuple, err))
+			return fmt.Errorf("remove direct connection %v: %w", c.Tuple, err)
 		}
 	}
-	return err
+	return nil
 }
 
 // asksOne reports whether the responder is one of the frontends.

@@ -175,6 +175,8 @@ type Kernel struct {
 	// Tracked describes tracked connections; it reads all of the above.
 	Tracked *conntrackview.Table
 
+	direct direct // frontends whose direct connections have still to be removed
+
 	reloading sync.Mutex // guards conntrack
 	conntrack bool       // the programs look up connections in nf_conntrack
 	cast      bool       // the programs read the kernel's sk_buff directly
@@ -455,7 +457,14 @@ func (k *Kernel) initialise(ctx context.Context, podCIDRs []netip.Prefix) error 
 	if err := k.Tables.RemoveLeftovers(); err != nil {
 		return fmt.Errorf("remove leftovers of policy tables: %w", err)
 	}
-	return k.Services.RemoveLeftovers()
+	if err := k.Services.RemoveLeftovers(); err != nil {
+		return err
+	}
+	counts, err := count.Open(k.Pins)
+	if err != nil {
+		return err
+	}
+	return k.direct.adopt(counts, k.Services.Keys)
 }
 
 func (o *Options) setDefaults() error {

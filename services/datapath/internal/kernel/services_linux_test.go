@@ -5,6 +5,7 @@ package kernel
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -25,6 +26,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
@@ -700,6 +702,72 @@ func TestKernelDirectFlowBecomesAService(t *testing.T) {
 				t.Errorf("%v: %q, %v, want what %v says", c.asked, b[:size], err, at)
 			}
 		}
+	}
+}
+
+// TestKernelDirectFlowBecomesAServiceAcrossARestart: a process that ends after it has written a frontend, and before it
+// has removed the direct connections to its address, leaves the removal to the next process. A failed removal is tried
+// again by the next transaction.
+func TestKernelDirectFlowBecomesAServiceAcrossARestart(t *testing.T) {
+	for name, restarts := range map[string]bool{"restart": true, "failure": false} {
+		t.Run(name, func(t *testing.T) {
+			o := testOptions(kerneltest.NewBPFFS(t))
+			o.Services = true
+			k, err := Open(t.Context(), o)
+			must(t, "open", err)
+			client := newPod(t, k, "sl-client", 10, endpointmap.DeliverPeer)
+			server := newPod(t, k, "sl-server", 20, endpointmap.DeliverPeer)
+			vip, at := serviceAddr(client.IPv4, 1), netip.AddrPortFrom(server.IPv4, 8080)
+			tell(t, server.ns, at)
+			u, err := dialIn(t, client.ns, "udp", vip)
+			must(t, "connect", err)
+			send := func() {
+				t.Helper()
+				if _, err := u.Write([]byte("hello")); err != nil && !errors.Is(err, syscall.ECONNREFUSED) {
+					t.Fatalf("send: %v", err)
+				}
+			}
+			send()
+			tuple := conntrack.Tuple{
+				Initiator: u.LocalAddr().(*net.UDPAddr).AddrPort(), Responder: vip, Protocol: protoUDP,
+			}
+			if _, found, err := k.Connections.Lookup(tuple); !found || err != nil {
+				t.Fatalf("there is no direct connection, %v", err)
+			}
+			tx := &frontendtx.Transaction{}
+			tx.Upsert(clusterAt(vip, frontend.UDP, leadsTo(at)))
+			ended, cancel := context.WithCancel(t.Context())
+			cancel()
+			if _, err := k.Frontends().Apply(ended, tx); !errors.Is(err, context.Canceled) {
+				t.Fatalf("apply: %v, want %v", err, context.Canceled)
+			}
+			if _, found, err := k.Connections.Lookup(tuple); !found || err != nil {
+				t.Fatalf("the direct connection was removed, %v", err)
+			}
+			if restarts {
+				must(t, "close", k.Close())
+				k = openKernel(t, o)
+			} else {
+				t.Cleanup(func() { must(t, "close", k.Close()) })
+			}
+			_, err = k.Frontends().Apply(t.Context(), tx)
+			must(t, "apply", err)
+			send()
+			must(t, "deadline", u.SetReadDeadline(time.Now().Add(servicetest.Patience)))
+			b := make([]byte, 256)
+			size, err := u.Read(b)
+			for errors.Is(err, syscall.ECONNREFUSED) { // an error about an earlier datagram
+				size, err = u.Read(b)
+			}
+			if err != nil || !strings.HasPrefix(string(b[:size]), at.String()) {
+				t.Errorf("%q, %v, want what %v says", b[:size], err, at)
+			}
+			counts, err := count.Open(k.Pins)
+			must(t, "open the counts", err)
+			if counts.Forgetting() {
+				t.Error("the removal has ended, and the next process would repeat it")
+			}
+		})
 	}
 }
 

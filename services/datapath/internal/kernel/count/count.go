@@ -22,6 +22,7 @@ import (
 const (
 	cellSeed     = 0
 	cellTime     = 2
+	cellForget   = 3
 	cellBackends = 8
 	// Backends and Senders are the numbers of cells for each.
 	Backends    = 8192
@@ -79,6 +80,18 @@ func Open(pm *pin.Maps) (*Counts, error) {
 // KeepPort sets the bit of a port for a kind of records.
 func (c *Counts) KeepPort(kind Ports, port uint16) {
 	atomic.OrUint32(c.cell(uint32(kind)+uint32(port)/32), 1<<(port%32))
+}
+
+// Forgetting reports whether a process has begun and not ended to remove direct connections to new frontends.
+func (c *Counts) Forgetting() bool { return c.Get(cellForget) != 0 }
+
+// SetForgetting stores for the next process whether direct connections to new frontends are being removed.
+func (c *Counts) SetForgetting(on bool) {
+	n := uint32(0)
+	if on {
+		n = 1
+	}
+	atomic.StoreUint32(c.cell(cellForget), n)
 }
 
 func (c *Counts) cell(at uint32) *uint32 { return pin.Word32(c.memory, int(at)*4) }

@@ -298,7 +298,7 @@ var All = []Bound{
 	{
 		Name: "connections from outside", Process: "sluice-datapath",
 		Default: "65,536 for IPv4, 32,768 for IPv6", Divided: BySender,
-		Beyond: "connections that are not proven, and UDP, replace each other, the oldest first; " +
+		Beyond: "connections that are not proven, and UDP with ICMP echo, replace each other, the oldest first; " +
 			"the longest idle proven ones of the senders with most of them are ended",
 		Shown: "`sluice conntrack list`",
 		Tests: []string{"TestKernelSilentSendersReplaceEachOther", "TestSurplusOfOpenConnections"},

@@ -519,7 +519,7 @@ _Static_assert(sizeof(struct SL_LAYOUT_BEFORE) == 48, "six words");
 
 /*
  * Values of sl_ring4 and sl_ring6: the connection at one position of a ring. The ring of UDP
- * follows the ring of TCP.
+ * and ICMP echo follows the ring of TCP.
  */
 struct sl_ring4 {
 	struct sl_ct_key4 key; /* zero: none */

@@ -413,7 +413,7 @@ static __always_inline __u64 evaluated_epochs(const struct sl_packet *p, __u64 o
 /*
  * Charges a new connection to the budget of the endpoint whose packet creates the entry, so that
  * no endpoint uses up the budget of another. Forwarded packets with an address of the host count
- * as outside. TCP and UDP connections from outside use rings instead of a budget.
+ * as outside. TCP, UDP and ICMP echo connections from outside use rings instead of a budget.
  */
 static __always_inline bool within_budget(struct sl_packet *p)
 {

@@ -4,11 +4,12 @@
 #define SLUICE_RING_H
 
 /*
- * TCP and UDP connections from outside get half of sl_ct4 and of sl_ct6, in three parts:
+ * TCP, UDP and ICMP echo connections from outside get half of sl_ct4 and of sl_ct6, in three
+ * parts:
  *
  *   TCP, not proven  a quarter: a ring of keys. A new connection takes the next position,
  *                    and the entry of the key there is deleted.
- *   UDP              a quarter, likewise. An entry that was used since the last round of
+ *   UDP, ICMP echo   a quarter, likewise. An entry that was used since the last round of
  *                    the ring is skipped, at most SL_RING_SKIPS times.
  *   TCP, proven      half: the responder has continued after the handshake. While more than
  *                    half of this part is in use, the senders of one bucket may have an
@@ -24,7 +25,8 @@
 
 static __always_inline bool has_ring(const struct sl_packet *p)
 {
-	return p->proto == SL_TCP || p->proto == SL_UDP;
+	return p->proto == SL_TCP || p->proto == SL_UDP || p->proto == SL_ICMP ||
+	       p->proto == SL_ICMPV6;
 }
 
 static __always_inline __u32 ring_flag(const struct sl_packet *p)
@@ -92,23 +94,23 @@ __noinline int enter_ring6(struct sl_packet *p, __u32 at, __u32 skip)
 /* Assigns a ring position to a new connection. Its key must have been written. */
 __noinline int join_ring(struct sl_packet *p)
 {
-	__u32 udp, *next, at, i;
+	__u32 other, *next, at, i;
 
 	if (!p)
 		return 0;
 	p->in_ring = 1;
-	udp = p->proto == SL_UDP;
-	next = count_at(SL_COUNT_RINGS + 2 * (p->family == 6) + udp);
+	other = p->proto != SL_TCP;
+	next = count_at(SL_COUNT_RINGS + 2 * (p->family == 6) + other);
 	if (!next)
 		return 0;
 	for (i = 0; i <= SL_RING_SKIPS; i++) {
-		bool skip = udp && i < SL_RING_SKIPS;
+		bool skip = other && i < SL_RING_SKIPS;
 
 		at = __sync_fetch_and_add(next, 1);
 		if (p->family == 4) {
-			if (enter_ring4(p, udp * SL_RING4 + at % SL_RING4, skip))
+			if (enter_ring4(p, other * SL_RING4 + at % SL_RING4, skip))
 				break;
-		} else if (enter_ring6(p, udp * SL_RING6 + at % SL_RING6, skip)) {
+		} else if (enter_ring6(p, other * SL_RING6 + at % SL_RING6, skip)) {
 			break;
 		}
 	}

@@ -301,7 +301,7 @@ _Static_assert(sizeof(struct sl_share) == 8, "one word");
 #define SL_COUNT_SEED 0 /* seed of all hashes in shares: two cells */
 #define SL_COUNT_TIME 2 /* when the collector last counted, in seconds */
 #define SL_COUNT_FORGET 3 /* 1: the datapath is removing direct connections to new frontends */
-#define SL_COUNT_RINGS 4 /* next positions of the rings: IPv4 TCP, IPv4 UDP, IPv6 TCP, IPv6 UDP */
+#define SL_COUNT_RINGS 4 /* next positions of the rings: IPv4 TCP and other, IPv6 TCP and other */
 #define SL_COUNT_BACKENDS 8 /* claims of ports, by backend */
 #define SL_COUNTED_BACKENDS 8192
 #define SL_COUNT_SENDERS (SL_COUNT_BACKENDS + SL_COUNTED_BACKENDS) /* and by backend and sender */

@@ -456,9 +456,12 @@ func audit(who string, on bool) act {
 	})
 }
 
-// budgetOf returns the index of a pod in sl_budget.
+// budgetOf returns the index of a pod, or of the world, in sl_budget.
 func (th *theatre) budgetOf(who string) uint32 {
 	at := uint32(th.pods[who].Slot) << 1
+	if who == "world" {
+		at = conntrack.Outside << 1
+	}
 	if th.v6 {
 		at++
 	}
@@ -957,6 +960,12 @@ func scenes() []scene {
 			budget("a", 2),
 			say("a", "b", datagram(4001, 53), event.ForwardedToPod),
 			budget("a", 0))},
+		{"echo requests from outside leave the budget of outside to other protocols", play(budget("world", 1),
+			say("world", "a", ping(false, 7), event.ForwardedFromStack),
+			say("world", "a", ping(false, 8), event.ForwardedFromStack).check(spent("world", 0)),
+			say("world", "a", chunk(4000, 80, 1), event.ForwardedFromStack),
+			say("world", "a", chunk(4001, 80, 1), event.ConnectionBudget),
+			budget("world", 0))},
 		{"a denied packet is not charged to the budget", play(budget("a", 1), policy("b", nodetable.Allow, only80),
 			say("a", "b", datagram(4000, 53), event.IdentityUnknown).on(event.Ingress),
 			say("a", "b", datagram(4000, 80), event.ForwardedToPod),

@@ -259,6 +259,18 @@ func (r Options) Shadowed(name string, d Decoded, why string) Decoded {
 	return r.asDocument(name, d, d.Object.Key.Namespace, why)
 }
 
+// ShadowedObject is Shadowed for an object of an API server.
+func (r Options) ShadowedObject(d Decoded, why string) Decoded {
+	d.Text = isolating(why, trim(d.Text))
+	d.Object = r.Isolated(ShadowKey(d.Object.Key), d.Text, errors.New(why))
+	return d
+}
+
+// ShadowKey returns the key of an object of an API server while another source has a policy with the key k.
+func ShadowKey(k policy.Key) policy.Key {
+	return policy.Key{Kind: policy.KindDocument, Namespace: k.Namespace, Name: k.String()}
+}
+
 // asDocument gives an isolating object a key from its position in the file.
 func (r Options) asDocument(name string, d Decoded, namespace, why string) Decoded {
 	key := policy.Key{

@@ -16,7 +16,11 @@ func (r Options) Isolated(key policy.Key, text []byte, why error) policy.Object 
 	if key.Kind == policy.KindDocument {
 		if read {
 			doc := docs[0].WithNamespace(key.Namespace)
-			if ob, err := policy.Decode(doc, r.Rules); err == nil {
+			decode := policy.Decode
+			if r.Held {
+				decode = policy.DecodeHeld
+			}
+			if ob, err := decode(doc, r.Rules); err == nil {
 				return policy.IsolateAs(key, ob, why)
 			}
 			return policy.IsolateNamespace(key, docs[0].Kind, why)

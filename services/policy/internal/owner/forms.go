@@ -80,7 +80,7 @@ func (f *forms) restoreHeld(p *Policy, text []byte) {
 // isolate replaces the rules of a policy by the isolation of the pods that it selects.
 func (f *forms) isolate(p *Policy, why string) {
 	p.Exceeds = why
-	if p.source().Redelivers && len(p.Manifest) > maxReduced {
+	if p.source().Redelivers && len(p.Manifest) > maxReduced && p.Key.Kind != policy.KindDocument {
 		sum := sha256.Sum256(p.Manifest)
 		p.size, p.sum = len(p.Manifest), sum[:]
 		p.Manifest = policy.Reduced(p.Key, p.Manifest, maxReduced)
@@ -128,7 +128,7 @@ func (f *forms) decode(r record.Policy) *Policy {
 		Held: from.Accepted,
 	}
 	docs, err := as.Decode(r.Manifest)
-	if why, ok := decode.Isolating(r.Manifest); ok && from.Files {
+	if why, ok := decode.Isolating(r.Manifest); ok && (from.Files || r.Key.Kind == policy.KindDocument) {
 		err = errors.New(why)
 	}
 	if err == nil && (len(docs) != 1 || docs[0].Object.Key != policy.Key(r.Key)) {

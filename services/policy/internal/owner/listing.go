@@ -30,6 +30,8 @@ type listing struct {
 	bad              map[string]refused
 	// partly holds the files with unreadable documents. Their readable documents are enforced.
 	partly map[string]bool
+	// shadowed holds the objects of an API server that isolate because another source has a policy with their key.
+	shadowed map[string]bool
 }
 
 // puts holds the new or changed policies of a file.
@@ -100,15 +102,15 @@ func (c *comparison) compare(l *listing) {
 		}
 		return keys[origin][k]
 	}
-	l.partly = make(map[string]bool)
+	l.partly, l.shadowed = make(map[string]bool), make(map[string]bool)
 	for _, origin := range l.order {
 		if f := l.files[origin]; f.err != nil {
 			l.bad[origin] = refused{err: f.err.Error()}
 			l.partly[origin] = f.partly && !f.keep
 		}
 	}
-	// The first origin of a policy keeps it. A second object with the same key is refused, and a second document of a
-	// file isolates the pods that it selects.
+	// The first origin of a policy keeps it. A second document or object with the same key isolates the pods that it
+	// selects. A second group of addresses selects none, and is refused.
 	taken := make(map[policy.Key]string)
 	stays := func(origin string) bool {
 		f := l.files[origin]
@@ -128,7 +130,12 @@ func (c *comparison) compare(l *listing) {
 				continue
 			}
 			if !from.Files {
-				l.bad[origin] = refused{key: d.Object.Key, err: why}
+				if d.Object.Group != nil {
+					l.bad[origin] = refused{key: d.Object.Key, err: why}
+					break
+				}
+				of = []decode.Decoded{decode.Options{Rules: c.forms.rules, Held: true}.ShadowedObject(d, why)}
+				l.shadowed[origin] = true
 				break
 			}
 			if d.Object.Group != nil {
@@ -170,6 +177,14 @@ func (c *comparison) compare(l *listing) {
 			l.fresh = append(l.fresh, f)
 		}
 	}
+	for _, of := range docs {
+		for _, d := range of {
+			k := decode.ShadowKey(d.Object.Key) // of the time when another source had its policy
+			if p := c.policies.all[k]; !from.Files && p != nil && p.Source == l.source && taken[k] == "" {
+				l.gone = append(l.gone, k)
+			}
+		}
+	}
 	look := func(k policy.Key, p *Policy) {
 		if k.Kind == policy.KindNamespaceIsolation {
 			if from.Folds {
@@ -190,6 +205,7 @@ func (c *comparison) compare(l *listing) {
 	if l.deltas && l.listed == nil {
 		for _, k := range l.removed {
 			look(k, c.policies.all[k])
+			look(decode.ShadowKey(k), c.policies.all[decode.ShadowKey(k)])
 		}
 	} else {
 		for k, p := range c.policies.all {

@@ -89,13 +89,14 @@ func TestSecondOfTwoPoliciesWithOneKey(t *testing.T) {
 		t.Errorf("the first is broken by %q; the second, which isolates, by %q", first.Broken, second.Broken)
 	}
 	d.change(l.edit())
-	// An object of an API server isolates nothing: it was accepted there, and is refused here.
+	// An object of an API server isolates what it selects, too.
 	object := documents(t, one)
 	key := object.docs[0].Object.Key
 	l = listingOf(managed.SourceKubernetes, map[string]*file{key.String(): object})
 	l.deltas = true
 	c.compare(l)
-	if len(l.fresh) > 0 || !strings.Contains(l.bad[key.String()].err, "belongs to the source file") {
+	if len(l.fresh) != 1 || len(l.bad) > 0 ||
+		!strings.Contains(l.fresh[0].policies[0].Broken, "belongs to the source file") {
 		t.Errorf("adds %q, refuses %v", l.freshNames(), l.bad)
 	}
 	// Its policies are removed when the source has listed the others, and not before.

@@ -19,12 +19,12 @@ import (
 
 // Objects is the feed of a source that reports changes one object at a time, and when it is complete. It implements
 // watch.Sink. Objects cannot be refused because of their content, see policy.DecodeHeld. An object that exceeds a
-// limit, or belongs to another source, is refused individually.
+// limit, or whose policy another source has, isolates what it selects.
 type Objects struct {
 	owner *Owner
 	name  string
-	// refused holds the refused objects, which may be accepted later. A call of Apply without upserts tries them
-	// again.
+	// refused holds the objects that were refused, or isolate because another source has their policy. They may be
+	// accepted later. A call of Apply without upserts tries them again.
 	refused map[policy.Key]*file
 }
 
@@ -69,7 +69,7 @@ func (f *Objects) Apply(ctx context.Context, c watch.Changes[policy.Key, policy.
 	}
 	for origin, d := range l.files {
 		delete(f.refused, keys[origin])
-		if _, ok := l.bad[origin]; ok && d.err == nil {
+		if _, ok := l.bad[origin]; (ok || l.shadowed[origin]) && d.err == nil {
 			f.refused[keys[origin]] = d
 		}
 	}
@@ -124,7 +124,11 @@ func (f *Objects) Judged(ctx context.Context, keys []policy.Key) (map[policy.Key
 		out := make(map[policy.Key]Judged, len(keys))
 		for _, k := range keys {
 			var j Judged
-			if p := f.owner.policies.all[k]; p != nil && p.Source == f.name {
+			p := f.owner.policies.all[k]
+			if p == nil || p.Source != f.name {
+				p = f.owner.policies.all[decode.ShadowKey(k)]
+			}
+			if p != nil && p.Source == f.name {
 				j = Judged{InForce: p.inForce(), Broken: p.Broken, Exceeds: p.Exceeds, Dropped: p.Dropped, Notes: p.Notes}
 			}
 			if _, ok := f.owner.places.folded[k]; ok {
@@ -145,7 +149,7 @@ func (f *Objects) Held(ctx context.Context) ([]policy.Key, error) {
 		var out []policy.Key
 		for k, p := range f.owner.policies.all {
 			if p.Source == f.name && k.Kind != policy.KindNamespaceIsolation {
-				out = append(out, k)
+				out = append(out, p.written())
 			}
 		}
 		return slices.AppendSeq(out, maps.Keys(f.owner.places.folded)), nil

@@ -188,6 +188,75 @@ func TestObjectsTouchNoPolicyOfAnotherSource(t *testing.T) {
 	d.want("a refused object is removed", "file NetworkPolicy shop/db")
 }
 
+// TestObjectWithThePolicyOfAnotherSourceIsolates: what both the file and the object allow may pass, and no more.
+func TestObjectWithThePolicyOfAnotherSourceIsolates(t *testing.T) {
+	dir := t.TempDir()
+	d, stop := objects(t, dir)
+	pods(t, d.owner, "shop")
+	set := func(files ...directory.File) {
+		t.Helper()
+		if err := d.owner.Feed(managed.SourceFile).Set(t.Context(), files); err != nil {
+			t.Fatal(err)
+		}
+	}
+	isolated := func(what string, want bool) {
+		t.Helper()
+		got := !passes(t, d.owner, 301, 300) // from db to web
+		if got != want || !passes(t, d.owner, 300, 301) {
+			t.Errorf("%s: web is isolated %t, want %t; web to db %t", what, got, want, passes(t, d.owner, 300, 301))
+		}
+	}
+	judged := func(what string, inForce, broken bool) {
+		t.Helper()
+		all, err := d.Judged(t.Context(), []policy.Key{network("db")})
+		reported, rerr := d.owner.Reader().Unenforced(t.Context())
+		j, reason := all[network("db")], reported[network("db")]
+		if err != nil || rerr != nil || j.InForce != inForce || (j.Broken != "") != broken || j.Broken != reason {
+			t.Errorf("%s: %+v, reported %q, %v %v", what, j, reason, err, rerr)
+		}
+	}
+	// The file's policy selects other pods than the object, which selects those with app=web.
+	file := directory.File{Origin: "db.yaml", Data: []byte(text("shop", "db", 80))}
+	set(file)
+	isolated("only the file", false)
+	const spec = `"spec":{"podSelector":{"matchLabels":{"app":"web"}}}`
+	first := object("networking.k8s.io/v1", network("db"), spec)
+	d.apply(map[policy.Key]policy.Written{network("db"): first})
+	isolated("the object", true)
+	judged("the object", true, true)
+	stop()
+
+	d, stop = objects(t, dir)
+	isolated("after a restart", true)
+	if held, err := d.Held(t.Context()); err != nil || !slices.Equal(held, []policy.Key{network("db")}) {
+		t.Errorf("held after a restart: %v, %v", held, err)
+	}
+	set(file)
+	d.apply(map[policy.Key]policy.Written{network("db"): first})
+	isolated("listed again", true)
+	d.apply(nil, network("db"))
+	isolated("the object is removed", false)
+	d.apply(map[policy.Key]policy.Written{network("db"): first})
+	d.complete()
+	isolated("the object is not listed", false)
+	// A value that the API server accepts, and a file must not have, does not widen what the object isolates.
+	const odd = `"spec":{"podSelector":{"matchLabels":{"app":"web"}},` +
+		`"ingress":[{"from":[{"ipBlock":{"cidr":"10.0.0.1/24"}}]}]}`
+	d.apply(map[policy.Key]policy.Written{network("db"): object("networking.k8s.io/v1", network("db"), odd)})
+	isolated("another version of the object", true)
+	set()
+	isolated("the file is removed", true)
+	d.apply(nil)
+	isolated("the object is applied", true)
+	judged("the object is applied", true, false)
+	d.apply(nil, network("db"))
+	isolated("the applied object is removed", false)
+	if list, _, err := d.owner.Reader().List(t.Context(), Filter{}); err != nil || len(list) > 0 {
+		t.Errorf("%d policies are left, %v", len(list), err)
+	}
+	stop()
+}
+
 func TestEachRefusedObjectIsReportedAndTheOthersAreTaken(t *testing.T) {
 	d, _ := objects(t, t.TempDir())
 	pods(t, d.owner, "shop")

@@ -312,9 +312,11 @@ func (s *places) isolates(p *Policy) bool {
 }
 
 // folds reports whether the isolation of its namespace may replace a policy. Policies of files and cluster-wide
-// policies are kept individually, because only administrators write them.
+// policies are kept individually, because only administrators write them. So are objects whose policy another source
+// has: there are no more than that source has policies.
 func (p *Policy) folds() bool {
-	return p.source().Folds && p.Key.Namespace != "" && p.Key.Kind != policy.KindNamespaceIsolation
+	return p.source().Folds && p.Key.Namespace != "" && p.Key.Kind != policy.KindNamespaceIsolation &&
+		p.Key.Kind != policy.KindDocument
 }
 
 // asksIsolation returns the demand of a policy that isolates the pods that it selects.

@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/policy/internal/decode"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/excludedlabels"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
@@ -64,6 +65,16 @@ func (p *Policy) source() source.Source { return source.Of(p.Source) }
 
 // inForce reports whether the engine has the policy, as written or isolating.
 func (p *Policy) inForce() bool { return p.object.Key.Kind != "" }
+
+// written returns the key in the text of the policy. It is more precise than a key from the position of a document.
+func (p *Policy) written() policy.Key {
+	if p.Key.Kind == policy.KindDocument {
+		if key, ok := decode.KeyOf(p.Manifest); ok {
+			return key
+		}
+	}
+	return p.Key
+}
 
 // Changed is the effect of a change on one policy.
 type Changed = managed.Changed[policy.Key, manifest.Notes]

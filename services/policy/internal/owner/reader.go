@@ -16,7 +16,6 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/shares"
-	"github.com/sluice-net/sluice/services/policy/internal/decode"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/names"
@@ -88,12 +87,8 @@ func (r *Reader) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 		if id, ok := r.engine.Identity(f.Subject); ok {
 			c.subject = &id
 		}
-		for k, p := range r.policies.all {
-			if k.Kind == policy.KindDocument {
-				if key, ok := decode.KeyOf(p.Manifest); ok {
-					k = key // more precise than the origin
-				}
-			}
+		for _, p := range r.policies.all {
+			k := p.written()
 			if !takes(k) || f.Manager != nil && (!p.source().Calls || p.Manager != *f.Manager) {
 				continue
 			}
@@ -393,14 +388,19 @@ func (r *Reader) Narrows(ctx context.Context, n identity.Numeric, labels label.S
 }
 
 // Unenforced returns the policies that this node does not enforce as written, and the reasons: tables are too large,
-// or a change could not be stored. It leaves out policies that no node enforces, such as policies that exceed a
-// share.
+// a change could not be stored, or a file or a call has the policy of an object that every node has. It leaves out
+// policies that no node enforces, such as policies that exceed a share.
 func (r *Reader) Unenforced(ctx context.Context) (map[policy.Key]string, error) {
 	return loop.Ask(ctx, r.loop, opRead, func() (map[policy.Key]string, error) {
 		out := make(map[policy.Key]string)
 		for k, form := range r.policies.closed {
 			if form.of != nil { // otherwise its object was removed
 				out[k] = "the node cannot store it: " + cmp.Or(r.storage.failure(), "a write failed")
+			}
+		}
+		for k, p := range r.policies.all {
+			if k.Kind == policy.KindDocument && p.source().Shared {
+				out[p.written()] = p.Broken
 			}
 		}
 		for _, x := range r.engine.Reduced() {

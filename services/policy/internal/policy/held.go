@@ -98,7 +98,8 @@ func Isolate(form Form, why error) (Object, error) {
 	return ob, nil
 }
 
-// KindDocument is the kind in the key of a file's document without a key of its own; the name is its position.
+// KindDocument is the kind in the key of a policy without a key of its own. For a document of a file, the name is its
+// position; for an object of an API server whose policy another source has, the name is its kind and name.
 const KindDocument = "Document"
 
 // KindNamespaceIsolation is the kind in the key of a policy that has no source: it isolates the pods of its

@@ -103,18 +103,26 @@ func (v *view) find(a netip.Addr) (f Found, err error) {
 }
 
 // EachMapping passes the valid mappings of endpoints to take, of one node or, without a name, of all, until take
-// returns an error: node by node in the order of their names, each node's sorted by address, as of one moment.
+// returns an error: node by node in the order of their names, each node's sorted by address, as of one moment. Mappings
+// that the store lacks and that are still in effect are valid.
 func (r *Registry) EachMapping(node string, take func([]Mapping) error) error {
+	r.mu.Lock()
+	held := r.heldMappings()
 	names := []string{node}
 	if node == "" {
-		r.mu.Lock()
-		names = slices.Sorted(maps.Keys(r.view.nodes))
-		r.mu.Unlock()
+		names = r.view.names()
 	}
+	r.mu.Unlock()
 	for _, name := range names {
 		r.mu.Lock()
 		all := r.view.mappings(name)
+		for _, m := range held[name] {
+			if _, still := r.view.held[mappingKey(m.Address)]; still {
+				all = append(all, m)
+			}
+		}
 		r.mu.Unlock()
+		slices.SortFunc(all, func(x, y Mapping) int { return x.Address.Compare(y.Address) })
 		if len(all) == 0 {
 			continue
 		}
@@ -125,7 +133,23 @@ func (r *Registry) EachMapping(node string, take func([]Mapping) error) error {
 	return nil
 }
 
-// mappings returns the valid mappings of a node's endpoints, sorted by address.
+// heldMappings returns the mappings of endpoints that the store lacks and that are still in effect, by node. Called
+// with mu held.
+func (r *Registry) heldMappings() map[string][]Mapping {
+	all := make(map[string][]Mapping)
+	for k := range r.view.held {
+		if k.Node != "" {
+			continue
+		}
+		if item, ok := r.pub.Get(k); ok && item.Identity.Scope() == identity.ScopeCluster {
+			m := Mapping{Address: k.Prefix.Addr(), Node: item.On, Identity: item.Identity}
+			all[item.On] = append(all[item.On], m)
+		}
+	}
+	return all
+}
+
+// mappings returns the mappings of a node's endpoints that are valid according to the store.
 func (v *view) mappings(node string) (all []Mapping) {
 	n := v.nodes[node]
 	if n == nil {
@@ -138,7 +162,6 @@ func (v *view) mappings(node string) (all []Mapping) {
 			}
 		}
 	}
-	slices.SortFunc(all, func(x, y Mapping) int { return x.Address.Compare(y.Address) })
 	return all
 }
 

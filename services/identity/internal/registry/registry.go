@@ -1126,13 +1126,18 @@ type Known struct {
 	Mappings, Refused int
 }
 
-// Nodes returns all nodes that are registered, this one too, sorted by name.
+// Nodes returns all nodes that are registered, this one too, sorted by name. It includes nodes that the store lacks and
+// that are still in effect.
 func (r *Registry) Nodes() []Known {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var out []Known
-	for _, name := range slices.Sorted(maps.Keys(r.view.nodes)) {
-		if n := r.view.nodes[name]; n.registered {
+	for _, name := range r.view.names() {
+		if r.view.lost(name) {
+			if item, ok := r.pub.Get(Key{Node: name}); ok {
+				out = append(out, Known{Node: *item.Node, Mappings: r.view.counted[name]})
+			}
+		} else if n := r.view.nodes[name]; n != nil && n.registered {
 			counted, refused := r.view.count(n)
 			k := Known{Node: r.view.node(n), Mappings: counted, Refused: refused}
 			if name == r.cfg.Node {

@@ -543,17 +543,44 @@ func (v *view) counts(n *nodeView, e *endpoint, a netip.Addr) bool {
 }
 
 func (v *view) status() (s Status) {
-	for name, n := range v.nodes {
+	for _, name := range v.names() {
 		if name == v.own {
 			continue
 		}
-		if n.registered {
+		n := v.nodes[name]
+		if n != nil && n.registered || v.lost(name) {
 			s.Nodes++
 		}
-		counted, refused := v.count(n)
+		counted, refused := v.counted[name], 0
+		if n != nil {
+			counted, refused = v.count(n)
+		}
 		s.Mappings, s.Refused = s.Mappings+counted, s.Refused+refused
 	}
 	return s
+}
+
+// lost reports whether the store lacks the record of a node that is still in effect.
+func (v *view) lost(name string) bool {
+	_, held := v.held[Key{Node: name}]
+	return held
+}
+
+// names returns the names of the nodes that have keys in the store, or of which something is still in effect, sorted.
+func (v *view) names() []string {
+	all := make(map[string]struct{}, len(v.nodes))
+	for name := range v.nodes {
+		all[name] = struct{}{}
+	}
+	for name := range v.counted { // by their mappings
+		all[name] = struct{}{}
+	}
+	for k := range v.held {
+		if k.Node != "" {
+			all[k.Node] = struct{}{}
+		}
+	}
+	return slices.Sorted(maps.Keys(all))
 }
 
 // overlaps returns the invalid claims of other nodes, and the ranges that these nodes had before the store was rebuilt

@@ -310,7 +310,30 @@ func TestAddressesThatALossConcernsAreKnownWhileTheyAreInEffect(t *testing.T) {
 				t.Errorf("%s: %s: %q (%v), want %q", when, address, got, err, want)
 			}
 		}
+		listed := func(when, node string, status int, want ...string) {
+			t.Helper()
+			var got []string
+			if err := r.EachMapping(node, func(all []Mapping) error {
+				for _, m := range all {
+					got = append(got, fmt.Sprint(m.Node, " ", m.Address, " ", m.Identity))
+				}
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
+			for _, n := range r.Nodes() {
+				if node == "" || n.Node.Name == node {
+					got = append(got, fmt.Sprint(n.Node.Name, " ", n.Node.Record.Ranges, " ", n.Mappings))
+				}
+			}
+			if s := r.Status(); !slices.Equal(got, want) || s.Nodes != status {
+				t.Errorf("%s, of %q: %q and %d nodes, want %q and %d", when, node, got, s.Nodes, want, status)
+			}
+		}
 		r.Observe(Update{Complete: true})
+		listed("held", "", 2, "a 10.0.1.2 300", "b 10.0.2.2 300", "b 10.0.2.3 300",
+			"a [10.0.1.0/24] 1", "b [10.0.2.0/24] 2")
+		listed("held", "a", 2, "a 10.0.1.2 300", "a [10.0.1.0/24] 1")
 		check("held", "10.0.2.3", "b 300 b")
 		check("held", "10.0.1.2", "a 300 a")
 		check("held, no endpoint", "10.0.2.200", " 0 b")
@@ -318,10 +341,13 @@ func TestAddressesThatALossConcernsAreKnownWhileTheyAreInEffect(t *testing.T) {
 		r.Observe(Update{Nodes: []NodeKey{node("a", 3, "10.0.1.0/24")}, Addresses: []AddressesKey{at("a", 1, "10.0.1.7")}})
 		check("written anew", "10.0.1.7", "a 300 a")
 		check("not written anew", "10.0.1.2", "a 300 a")
+		listed("one node anew", "", 2, "a 10.0.1.2 300", "a 10.0.1.7 300", "b 10.0.2.2 300", "b 10.0.2.3 300",
+			"a [10.0.1.0/24] 2", "b [10.0.2.0/24] 2")
 		time.Sleep(time.Minute + time.Second)
 		synctest.Wait()
 		check("after the time", "10.0.2.3", "unknown")
 		check("after the time", "10.0.1.2", " 0 a")
+		listed("after the time", "", 1, "a 10.0.1.7 300", "a [10.0.1.0/24] 1")
 	})
 }
 

@@ -6,18 +6,20 @@ package etcd
 import "github.com/sluice-net/sluice/services/identity/internal/cluster"
 
 // position is the revision up to which the readers of Follow have the cluster's keys, and from which its first call
-// continues. Only the position of a copy has a witness. Without a witness, an emptied etcd that has reached the same
-// revision again could be mistaken for the former one. Once Follow runs, only Follow uses the position.
+// continues. Only the position of a copy has a witness and a deletion. Without them, an emptied or restored etcd that
+// has reached the same revision again could be mistaken for the former one. Once Follow runs, only Follow uses the
+// position.
 type position struct {
-	at       cluster.Point // the readers have everything up to it
-	from     cluster.Point // where the next call continues; zero: it lists
-	witness  cluster.Key   // the key of the copy that was written last
-	settings bool          // the copy has the settings of ranges; an earlier version did not save them
+	at       cluster.Point   // the readers have everything up to it
+	from     cluster.Point   // where the next call continues; zero: it lists
+	witness  cluster.Key     // the key of the copy that was written last
+	gone     cluster.Removed // the newest deletion that the former process received
+	settings bool            // the copy has the settings of ranges; an earlier version did not save them
 }
 
 // positionOf returns the position of a copy of the keys. ipam is the key of the settings.
 func positionOf(k cluster.Keys, ipam string) position {
-	p := position{at: k.At, from: k.At}
+	p := position{at: k.At, from: k.At, gone: k.Gone}
 	for _, key := range k.All {
 		if key.Modified > p.witness.Modified {
 			p.witness = key

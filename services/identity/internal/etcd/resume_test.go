@@ -171,6 +171,35 @@ func TestRestartListsWhatItCannotGoOnFrom(t *testing.T) {
 			}
 			return check
 		},
+		"back to a backup that lacks a deletion only": func(n *neighbours) func(*node) {
+			b := n.b() // it writes its record, so the backup must come later
+			b.connected()
+			b.published()
+			n.Down()
+			n.Backup()
+			n.Up()
+			n.a.published()
+			if _, err := n.a.Release(n.t.Context(), allocator.EndpointHolder("c2", "eth0")); err != nil {
+				n.t.Fatal(err)
+			}
+			b.seesMapping(address(1, 6), "")
+			b.stop()
+			saved := b.cluster.Origin().Revision
+			n.a.stop() // it would delete the address again
+			n.Down()
+			n.Restore()
+			n.Up()
+			admin := n.Client()
+			for revision := int64(0); revision <= saved+10; {
+				resp, err := admin.Put(n.t.Context(), "/elsewhere", "x")
+				if err != nil {
+					n.t.Fatal(err)
+				}
+				revision = resp.Header.Revision
+			}
+			// The backup has the address, and so must every node, until its own node deletes it again.
+			return func(b *node) { b.seesMapping(address(1, 6), fmt.Sprint("a ", n.web.Number)) }
+		},
 		"another etcd": func(n *neighbours) func(*node) {
 			n.Down()
 			n.Wipe()

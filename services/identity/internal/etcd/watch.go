@@ -95,7 +95,7 @@ func (w *Watch) Follow(ctx context.Context, sink func(allocator.Update)) error {
 	return w.session.Follow(ctx, session.Reader{
 		// From id/ to ipam, which includes ip/.
 		Prefix: w.ids.all(), End: w.nodes.keys.ipam() + "\x00",
-		From: w.position.start(), Witness: w.position.witness,
+		From: w.position.start(), Witness: w.position.witness, Gone: w.position.gone,
 		Spread: w.readers.Spread,
 		Resumed: func() {
 			f.of = w.session.History()
@@ -187,6 +187,9 @@ func (f *following) update(events []*clientv3.Event) {
 	last := make(map[string]*clientv3.Event, len(events))
 	for _, e := range events {
 		last[string(e.Kv.Key)] = e
+		if e.Type == clientv3.EventTypeDelete {
+			f.changed.Gone = cluster.Removed{Name: string(e.Kv.Key), Revision: e.Kv.ModRevision}
+		}
 	}
 	for _, e := range events {
 		if last[string(e.Kv.Key)] != e {

@@ -33,6 +33,8 @@ var (
 	keyGeneration = []byte("generation") // 8 bytes
 	// Cluster and revision, 8 bytes each, and the prefix of the keys.
 	keyPoint = []byte("point")
+	// Revision and name of the newest deletion, as in keyPoint. Earlier versions ignore the key.
+	keyGone = []byte("newest deletion")
 )
 
 // keys are the nodes' keys that have to be written.
@@ -41,6 +43,7 @@ type keys struct {
 	generation uint64                  // guarded by mu; of known
 	of         string                  // guarded by mu
 	at         cluster.Point           // guarded by mu; zero: not known
+	gone       cluster.Removed         // guarded by mu; the newest deletion since the last listing
 	changed    map[string]*cluster.Key // guarded by mu; since known was written; nil: removed
 	unnoted    map[string]*cluster.Key // guarded by mu; changes that are not in the holds yet
 	// guarded by mu; identities that could not be written to the holds: number → text, empty for a removal
@@ -62,6 +65,7 @@ func (d *Dir) Saved() cluster.Point {
 type keysChange struct {
 	of      string
 	at      cluster.Point
+	gone    cluster.Removed
 	changed map[string]*cluster.Key
 }
 
@@ -72,7 +76,7 @@ func (k *keys) take() keysChange {
 	if k.broken {
 		return keysChange{}
 	}
-	c := keysChange{of: k.of, at: k.at, changed: k.changed}
+	c := keysChange{of: k.of, at: k.at, gone: k.gone, changed: k.changed}
 	k.changed = nil
 	return c
 }
@@ -98,6 +102,7 @@ func (c keysChange) put(t *store.Tx) {
 	}
 	if c.at.Revision != 0 {
 		t.Put(bucketState, keyPoint, encodePoint(c.of, c.at))
+		putGone(t, c.gone)
 	}
 }
 
@@ -126,7 +131,7 @@ func (d *Dir) ReplaceKeys(k cluster.Keys) error {
 		d.keys.broken = true
 		return err
 	}
-	d.keys.broken, d.keys.generation, d.keys.at = false, next, k.At
+	d.keys.broken, d.keys.generation, d.keys.at, d.keys.gone = false, next, k.At, k.Gone
 	return d.note(func(t *store.Tx) error {
 		var old [][]byte
 		if err := t.ForEach(bucketRecentKeys, func(name, _ []byte) error {
@@ -140,6 +145,7 @@ func (d *Dir) ReplaceKeys(k cluster.Keys) error {
 		}
 		t.Put(bucketState, keyGeneration, binary.BigEndian.AppendUint64(nil, next))
 		t.Put(bucketState, keyPoint, encodePoint(k.Of, k.At))
+		putGone(t, k.Gone)
 		return nil
 	})
 }
@@ -170,6 +176,7 @@ func replaceKeys(t *store.Tx, k cluster.Keys, generation uint64) error {
 	t.Put(bucketState, keyGeneration, binary.BigEndian.AppendUint64(nil, generation))
 	// The identities of the listing are not in this file yet.
 	t.Put(bucketState, keyPoint, encodePoint(k.Of, cluster.Point{}))
+	putGone(t, k.Gone) // the former one may be of another history
 	return nil
 }
 
@@ -196,6 +203,9 @@ func (d *Dir) NoteKeys(of string, c cluster.Change) error {
 	}
 	maps.Copy(k.changed, now)
 	k.of, k.at, k.unnoted = of, c.At, nil
+	if c.Gone.Name != "" {
+		k.gone = c.Gone
+	}
 	err := d.note(func(t *store.Tx) error {
 		for name, key := range now {
 			var value []byte
@@ -205,6 +215,7 @@ func (d *Dir) NoteKeys(of string, c cluster.Change) error {
 			t.Put(bucketRecentKeys, []byte(name), value)
 		}
 		t.Put(bucketState, keyPoint, encodePoint(of, c.At))
+		putGone(t, k.gone)
 		return nil
 	})
 	if err != nil {
@@ -252,6 +263,9 @@ func (d *Dir) loadKeys(t *store.Tx, k *cluster.Keys) (err error) {
 	if k.Of, k.At, err = decodePoint(t.Get(bucketState, keyPoint)); err != nil {
 		return err
 	}
+	if k.Gone, err = readGone(t); err != nil {
+		return err
+	}
 	return t.ForEach(bucketKeys, func(name, value []byte) error {
 		key, err := decodeKey(name, value)
 		k.All = append(k.All, key)
@@ -274,6 +288,9 @@ func (d *Dir) overlayKeys(k *cluster.Keys) error {
 		}
 		if at.Revision != 0 {
 			k.Of, k.At = of, at
+			if k.Gone, err = readGone(t); err != nil {
+				return d.holds.Refuse(err)
+			}
 		}
 		return t.ForEach(bucketRecentKeys, func(name, value []byte) error {
 			if len(value) == 0 {
@@ -300,7 +317,7 @@ func (d *Dir) overlayKeys(k *cluster.Keys) error {
 		}
 		d.keys.changed = recent
 	}
-	d.keys.of, d.keys.at = k.Of, k.At
+	d.keys.of, d.keys.at, d.keys.gone = k.Of, k.At, k.Gone
 	return nil
 }
 
@@ -329,6 +346,20 @@ func decodeKey(name, value []byte) (k cluster.Key, err error) {
 func encodePoint(of string, at cluster.Point) []byte {
 	b := binary.BigEndian.AppendUint64(nil, at.Cluster)
 	return append(binary.BigEndian.AppendUint64(b, uint64(at.Revision)), of...)
+}
+
+// putGone writes the newest deletion, or removes it if none is known.
+func putGone(t *store.Tx, gone cluster.Removed) {
+	if gone.Name == "" {
+		t.Delete(bucketState, keyGone)
+		return
+	}
+	t.Put(bucketState, keyGone, encodePoint(gone.Name, cluster.Point{Revision: gone.Revision}))
+}
+
+func readGone(t *store.Tx) (cluster.Removed, error) {
+	name, at, err := decodePoint(t.Get(bucketState, keyGone))
+	return cluster.Removed{Name: name, Revision: at.Revision}, err
 }
 
 // decodePoint returns zero for a missing point. The point of a listing whose identities were not written has the

@@ -352,6 +352,44 @@ func TestNotedIdentitiesOfTheProcessBeforeAreSaved(t *testing.T) {
 	}
 }
 
+// TestNewestDeletionIsKeptUntilAListing: it comes from the holds in the same boot, and from the cache after a reboot. A
+// listing may be of another history.
+func TestNewestDeletionIsKeptUntilAListing(t *testing.T) {
+	path := stateDir(t)
+	at := func(revision int64) cluster.Point { return cluster.Point{Cluster: 7, Revision: revision} }
+	gone := func(revision int64) cluster.Removed {
+		return cluster.Removed{Name: fmt.Sprint(keysOf, revision), Revision: revision}
+	}
+	next := func(what string, want cluster.Removed, act func(d *Dir) error) {
+		t.Helper()
+		d, l, err := opened(t, path, "n1")
+		if l.Keys.Gone != want {
+			t.Errorf("%s: loaded %+v, want %+v", what, l.Keys.Gone, want)
+		}
+		if err := errors.Join(err, act(d), d.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next("new", cluster.Removed{}, func(d *Dir) error {
+		return errors.Join(d.ReplaceKeys(cluster.Keys{Of: keysOf, At: at(1)}),
+			saveKnown(d, allocator.KnownChange{Heard: heardAt(1)}),
+			d.NoteKeys(keysOf, cluster.Change{At: at(3), Gone: gone(3)}),
+			d.NoteKeys(keysOf, cluster.Change{At: at(4)}))
+	})
+	next("noted", gone(3), func(d *Dir) error {
+		return errors.Join(saveKnown(d, allocator.KnownChange{Heard: heardAt(2)}),
+			d.NoteKeys(keysOf, cluster.Change{At: at(5), Gone: gone(5)}))
+	})
+	next("noted after a save", gone(5), func(*Dir) error { return nil })
+	if l := rebooted(t, path); l.Keys.Gone != gone(3) {
+		t.Errorf("after a reboot: %+v", l.Keys)
+	}
+	next("after a reboot", gone(3), func(d *Dir) error {
+		return d.ReplaceKeys(cluster.Keys{Of: keysOf, At: at(2)})
+	})
+	next("after a listing", cluster.Removed{}, func(*Dir) error { return nil })
+}
+
 // TestKeysNotedDuringASaveThatFails: keys that are noted during a failing save are saved by the next one.
 func TestKeysNotedDuringASaveThatFails(t *testing.T) {
 	root := t.TempDir()

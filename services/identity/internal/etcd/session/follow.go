@@ -33,6 +33,9 @@ type Reader struct {
 	// watches from there. Otherwise, or if its revision is 0, it lists everything.
 	From    cluster.Point
 	Witness cluster.Key // one that From has, the last one written; without a name nothing is compared
+	// Gone is the newest deletion up to From: an etcd that lost it has the key again. Without a name nothing is
+	// compared.
+	Gone    cluster.Removed
 	Resumed func()
 	// Spread is called before a listing. It returns the longest random delay of the listing, so that not all nodes list at
 	// once; nil: no delay.
@@ -91,10 +94,16 @@ func (s *Session) resume(ctx context.Context, r Reader) (bool, error) {
 			return false, err
 		}
 	}
+	if past && r.Gone.Name != "" {
+		if past, err = s.lacksSince(limited, r.Gone); err != nil {
+			return false, err
+		}
+	}
 	if !past {
 		s.cfg.Log.Info("etcd may have another history than what was saved; listing", "prefix", r.Prefix,
 			"cluster", fmt.Sprintf("%x", at.Cluster), "revision", at.Revision, "saved_cluster",
-			fmt.Sprintf("%x", r.From.Cluster), "saved_revision", r.From.Revision, "saved_key", r.Witness.Name)
+			fmt.Sprintf("%x", r.From.Cluster), "saved_revision", r.From.Revision, "saved_key", r.Witness.Name,
+			"saved_deletion", r.Gone.Name)
 		return false, nil
 	}
 	s.cfg.Log.Info("continuing where the previous process stopped",
@@ -115,6 +124,16 @@ func (s *Session) remembers(ctx context.Context, k cluster.Key) (bool, error) {
 		return false, nil
 	}
 	return err == nil && isKey(k, then.Kvs), err
+}
+
+// lacksSince reports whether etcd does not have a key as it was before it was deleted. It may have a later key of that
+// name.
+func (s *Session) lacksSince(ctx context.Context, gone cluster.Removed) (bool, error) {
+	now, err := s.Get(ctx, "read "+gone.Name, gone.Name)
+	if err != nil {
+		return false, err
+	}
+	return len(now.Kvs) == 0 || now.Kvs[0].ModRevision > gone.Revision, nil
 }
 
 // listAll hands all keys of the prefix to the reader.

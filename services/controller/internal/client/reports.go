@@ -67,12 +67,12 @@ func (r *Reports) follow(ctx context.Context, told func(nodereports.All)) error 
 		}
 		complete = complete || m.GetComplete()
 		if node := m.GetNode(); node != "" {
-			var list []nodereports.Refused
+			report := nodereports.Report{Omitted: int(m.GetOmitted())}
 			for _, x := range m.GetRefusals() {
 				k := evaluation.Key{Kind: x.GetKind(), Namespace: x.GetNamespace(), Name: x.GetName()}
-				list = append(list, nodereports.Refused{Key: k, Reason: x.GetReason()})
+				report.Refused = append(report.Refused, nodereports.Refused{Key: k, Reason: x.GetReason()})
 			}
-			if all[node] = list; len(list) == 0 {
+			if all[node] = report; len(report.Refused)+report.Omitted == 0 {
 				delete(all, node)
 			}
 		}

@@ -66,8 +66,12 @@ func TestReportsOfAllNodesAreToldOnceTheyAreComplete(t *testing.T) {
 	go func() {
 		ended <- followed.Follow(ctx, func(all nodereports.All) {
 			var nodes []string
-			for node, list := range all {
-				nodes = append(nodes, fmt.Sprint(node, " ", len(list), " ", list[0].Key, ": ", list[0].Reason))
+			for node, r := range all {
+				text := fmt.Sprint(node, " ", len(r.Refused), "+", r.Omitted)
+				for _, x := range r.Refused {
+					text += fmt.Sprint(" ", x.Key, ": ", x.Reason)
+				}
+				nodes = append(nodes, text)
 			}
 			said <- strings.Join(nodes, "; ")
 		})
@@ -75,8 +79,18 @@ func TestReportsOfAllNodesAreToldOnceTheyAreComplete(t *testing.T) {
 	one := &identityv1.PolicyRefusal{Kind: "NetworkPolicy", Namespace: "a", Name: "p", Reason: "too large"}
 	r.send <- &identityv1.WatchRefusalsResponse{Node: "n1", Refusals: []*identityv1.PolicyRefusal{one}}
 	r.send <- &identityv1.WatchRefusalsResponse{Complete: true}
-	if got, want := <-said, "n1 1 NetworkPolicy a/p: too large"; got != want {
+	if got, want := <-said, "n1 1+0 NetworkPolicy a/p: too large"; got != want {
 		t.Errorf("%q, want %q", got, want)
+	}
+	for _, omitted := range []uint32{7, 8} {
+		m := &identityv1.WatchRefusalsResponse{Node: "n1", Omitted: omitted}
+		if omitted == 7 {
+			m.Refusals = []*identityv1.PolicyRefusal{one}
+		}
+		r.send <- m
+		if got, want := <-said, fmt.Sprintf("n1 %d+%d", len(m.GetRefusals()), omitted); !strings.HasPrefix(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
 	}
 	r.send <- &identityv1.WatchRefusalsResponse{Node: "n1"}
 	if got := <-said; got != "" {

@@ -8,6 +8,7 @@ package nodereports
 import (
 	"context"
 	"maps"
+	"math/bits"
 	"slices"
 	"strings"
 	"sync"
@@ -23,8 +24,14 @@ type Refused struct {
 	Reason string
 }
 
+// Report is the report of a node.
+type Report struct {
+	Refused []Refused
+	Omitted int // number of further policies, which do not fit into the report
+}
+
 // All holds the reports of all nodes that have any, by node.
-type All map[string][]Refused
+type All map[string]Report
 
 // Source follows the reports.
 type Source interface {
@@ -35,7 +42,8 @@ type Source interface {
 
 // Policies receives the policies that some nodes do not enforce as written.
 type Policies interface {
-	SetRefused(refused map[evaluation.Key]policystatus.Nodes)
+	// others are the nodes that may not enforce a policy that is not in refused.
+	SetRefused(refused map[evaluation.Key]policystatus.Nodes, others policystatus.Nodes)
 }
 
 // Disks receives the errors of disks that cannot be written, by node.
@@ -99,40 +107,66 @@ const refusedEvery = 10 * time.Second
 // maxNamedNodes limits the nodes that a status names.
 const maxNamedNodes = 10
 
-// byPolicy groups the reports by policy. nodes is the number of nodes of the cluster.
-func byPolicy(reports All, nodes int) map[evaluation.Key]policystatus.Nodes {
+// byPolicy groups the reports by policy. nodes is the number of nodes of the cluster. others are the nodes whose
+// reports leave out policies, for policies that no node reports.
+func byPolicy(reports All, nodes int) (refused map[evaluation.Key]policystatus.Nodes, others policystatus.Nodes) {
 	names := make(map[evaluation.Key][]string)
-	out := make(map[evaluation.Key]policystatus.Nodes)
+	refused = make(map[evaluation.Key]policystatus.Nodes)
+	var omitting []string
+	omitted := 0
 	for _, node := range slices.Sorted(maps.Keys(reports)) {
-		for _, r := range reports[node] {
+		if n := reports[node].Omitted; n > 0 {
+			omitting = append(omitting, node)
+			omitted += n
+		}
+		for _, r := range reports[node].Refused {
 			if r.Key == evaluation.NodeStorage {
 				continue
 			}
-			x := out[r.Key]
+			x := refused[r.Key]
 			if x.Count++; x.Count == 1 {
 				x.All, x.Reason = nodes, r.Reason
 			}
-			if x.Count <= maxNamedNodes {
-				names[r.Key] = append(names[r.Key], node)
-			}
-			out[r.Key] = x
+			names[r.Key] = append(names[r.Key], node)
+			refused[r.Key] = x
 		}
 	}
-	for k, x := range out {
-		x.Names = strings.Join(names[k], ", ")
-		if x.Count > maxNamedNodes {
-			x.Names += ", …"
-		}
-		out[k] = x
+	for k, x := range refused {
+		x.Names = list(names[k])
+		x = unknown(x, omitting, names[k], omitted)
+		refused[k] = x
 	}
-	return out
+	return refused, unknown(policystatus.Nodes{All: nodes}, omitting, nil, omitted)
+}
+
+// unknown adds the nodes whose reports leave out policies, except for those that report this one.
+func unknown(x policystatus.Nodes, omitting, reporting []string, omitted int) policystatus.Nodes {
+	var all []string
+	for _, node := range omitting {
+		if _, reports := slices.BinarySearch(reporting, node); !reports {
+			all = append(all, node)
+		}
+	}
+	if x.UnknownCount = len(all); x.UnknownCount > 0 {
+		x.Unknown = list(all)
+		x.Omitted = 1 << (bits.Len(uint(omitted)) - 1) // a new number in every status for each change would be costly
+	}
+	return x
+}
+
+// list returns the names of at most maxNamedNodes nodes.
+func list(nodes []string) string {
+	if len(nodes) <= maxNamedNodes {
+		return strings.Join(nodes, ", ")
+	}
+	return strings.Join(nodes[:maxNamedNodes], ", ") + ", …"
 }
 
 // disks returns the errors of disks that cannot be written, by node.
 func disks(reports All) map[string]string {
 	out := make(map[string]string)
-	for node, all := range reports {
-		for _, r := range all {
+	for node, report := range reports {
+		for _, r := range report.Refused {
 			if r.Key == evaluation.NodeStorage {
 				out[node] = r.Reason
 			}

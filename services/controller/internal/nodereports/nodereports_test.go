@@ -17,10 +17,10 @@ func TestNodesThatRefuseAPolicyAreCounted(t *testing.T) {
 	other := evaluation.Key{Kind: "NetworkPolicy", Namespace: "b", Name: "q"}
 	reports := All{}
 	for i := range 12 {
-		reports[fmt.Sprintf("n%02d", i)] = []Refused{{Key: k, Reason: "too large"}}
+		reports[fmt.Sprintf("n%02d", i)] = Report{Refused: []Refused{{Key: k, Reason: "too large"}}}
 	}
-	reports["n03"] = append(reports["n03"], Refused{Key: other, Reason: "others"})
-	got := byPolicy(reports, 50)
+	reports["n03"] = Report{Refused: append(reports["n03"].Refused, Refused{Key: other, Reason: "others"})}
+	got, others := byPolicy(reports, 50)
 	want := policystatus.Nodes{
 		Names: "n00, n01, n02, n03, n04, n05, n06, n07, n08, n09, …", Count: 12, All: 50, Reason: "too large",
 	}
@@ -31,19 +31,43 @@ func TestNodesThatRefuseAPolicyAreCounted(t *testing.T) {
 	if got[other] != want || len(got) != 2 {
 		t.Errorf("%+v, want %+v", got[other], want)
 	}
+	if want := (policystatus.Nodes{All: 50}); others != want {
+		t.Errorf("others: %+v, want %+v", others, want)
+	}
+}
+
+// TestPoliciesBeyondAReportAreUnknownOnItsNode: a node that does not report a policy, and leaves out others, may not
+// enforce it.
+func TestPoliciesBeyondAReportAreUnknownOnItsNode(t *testing.T) {
+	k := evaluation.Key{Kind: "NetworkPolicy", Namespace: "a", Name: "p"}
+	reports := All{
+		"n1": {Refused: []Refused{{Key: k, Reason: "too large"}}, Omitted: 200},
+		"n2": {Omitted: 300},
+		"n3": {Refused: []Refused{{Key: evaluation.NodeStorage, Reason: "full"}}},
+	}
+	got, others := byPolicy(reports, 9)
+	want := policystatus.Nodes{
+		Names: "n1", Count: 1, All: 9, Reason: "too large", Unknown: "n2", UnknownCount: 1, Omitted: 256,
+	}
+	if got[k] != want || len(got) != 1 {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	if want := (policystatus.Nodes{All: 9, Unknown: "n1, n2", UnknownCount: 2, Omitted: 256}); others != want {
+		t.Errorf("others: %+v, want %+v", others, want)
+	}
 }
 
 // TestDisksOfReportsAreNoPolicies mixes reports about a disk and about a policy.
 func TestDisksOfReportsAreNoPolicies(t *testing.T) {
 	k := evaluation.Key{Kind: "NetworkPolicy", Namespace: "a", Name: "p"}
 	reports := All{
-		"n1": {{Key: evaluation.NodeStorage, Reason: "full"}, {Key: k, Reason: "too large"}},
-		"n2": {{Key: k, Reason: "too large"}},
+		"n1": {Refused: []Refused{{Key: evaluation.NodeStorage, Reason: "full"}, {Key: k, Reason: "too large"}}},
+		"n2": {Refused: []Refused{{Key: k, Reason: "too large"}}},
 	}
 	if got, want := disks(reports), map[string]string{"n1": "full"}; !maps.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
-	if got := byPolicy(reports, 3); len(got) != 1 || got[k].Count != 2 {
+	if got, _ := byPolicy(reports, 3); len(got) != 1 || got[k].Count != 2 {
 		t.Errorf("%+v, want one policy on two nodes", got)
 	}
 }

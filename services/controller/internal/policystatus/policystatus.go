@@ -83,6 +83,7 @@ type Writer struct {
 	mu      sync.Mutex
 	objects map[evaluation.Key]*object
 	refused map[evaluation.Key]Nodes     // policies that some nodes do not enforce as written
+	others  Nodes                        // for policies that are not in refused
 	due     map[evaluation.Key]time.Time // when to compare the status with the verdict
 	mute    map[string]time.Time         // kinds without a status, by APIVersion and kind, and when to try them again
 }
@@ -173,7 +174,7 @@ func (w *Writer) Apply(ctx context.Context, c watch.Changes[evaluation.Key, eval
 		}
 		v := Judge(k.Kind, judged[k])
 		o.judged = v
-		v = v.on(w.refused[k])
+		v = v.on(w.nodes(k))
 		if _, ok := c.Upserts[k]; !ok && v == o.verdict {
 			continue
 		}
@@ -199,13 +200,22 @@ func (w *Writer) Complete(ctx context.Context, listed map[evaluation.Key]struct{
 	return nil
 }
 
-// SetRefused replaces the set of policies that some nodes do not enforce as written.
-func (w *Writer) SetRefused(refused map[evaluation.Key]Nodes) {
+// nodes returns the nodes that do not enforce a policy as written. Called with mu held.
+func (w *Writer) nodes(k evaluation.Key) Nodes {
+	if n, ok := w.refused[k]; ok {
+		return n
+	}
+	return w.others
+}
+
+// SetRefused replaces the set of policies that some nodes do not enforce as written. others are the nodes that may not
+// enforce a policy that is not in the set.
+func (w *Writer) SetRefused(refused map[evaluation.Key]Nodes, others Nodes) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.refused = refused
+	w.refused, w.others = refused, others
 	for k, o := range w.objects {
-		if v := o.judged.on(refused[k]); v != o.verdict {
+		if v := o.judged.on(w.nodes(k)); v != o.verdict {
 			o.verdict = v
 			w.due[k] = time.Time{}
 		}

@@ -31,7 +31,7 @@ const maxMessage = 2048
 type Verdict struct {
 	Reason  string
 	Message string // at most maxMessage bytes
-	// Partial reports that some nodes do not enforce the policy as written.
+	// Partial reports that some nodes do not enforce the policy as written, or may not.
 	Partial bool
 }
 
@@ -99,17 +99,38 @@ type Nodes struct {
 	Count  int
 	All    int // number of nodes in the cluster
 	Reason string
+	// Unknown has names of at most ten of the nodes that do not report this policy, but do not enforce as written more
+	// policies than fit into their reports: UnknownCount nodes with at least Omitted such policies.
+	Unknown               string
+	UnknownCount, Omitted int
 }
 
 // on returns the verdict with the information that some nodes do not enforce the policy.
 func (v Verdict) on(n Nodes) Verdict {
-	if n.Count == 0 || v.Reason != Accepted && v.Reason != ConvertedToClosed {
+	if n.Count+n.UnknownCount == 0 || v.Reason != Accepted && v.Reason != ConvertedToClosed {
 		return v
 	}
-	text := fmt.Sprintf("enforced on %d of %d nodes; on the others (%s) what does not fit is closed: %s; %s",
-		max(0, n.All-n.Count), max(n.All, n.Count), n.Names, n.Reason, v.Message)
-	v.Message, v.Partial = shorten(text, maxMessage), true
+	others := n.Count + n.UnknownCount
+	text := fmt.Sprintf("enforced on %d of %d nodes", max(0, n.All-others), max(n.All, others))
+	switch {
+	case n.UnknownCount == 0:
+		text += fmt.Sprintf("; on the others (%s) what does not fit is closed: %s", n.Names, n.Reason)
+	case n.Count > 0:
+		text += fmt.Sprintf("; on %s (%s) what does not fit is closed: %s", nodes(n.Count), n.Names, n.Reason)
+	}
+	if n.UnknownCount > 0 {
+		text += fmt.Sprintf("; unknown on %s (%s): at least %d policies that are not enforced as written do not fit "+
+			"into the report; `sluice policy list` there names them", nodes(n.UnknownCount), n.Unknown, n.Omitted)
+	}
+	v.Message, v.Partial = shorten(text+"; "+v.Message, maxMessage), true
 	return v
+}
+
+func nodes(count int) string {
+	if count == 1 {
+		return "1 node"
+	}
+	return fmt.Sprintf("%d nodes", count)
 }
 
 // status returns the status of the condition for the verdict's reason.

@@ -314,15 +314,30 @@ func TestPolicyThatSomeNodesDoNotEnforceIsSaid(t *testing.T) {
 		apply(t, w, told(ciliumPolicy, "web", "u", "7", ""))
 		apply(t, w, told(withoutStatus, "web", "v", "8", ""))
 		wrote("status web@7")
-		w.SetRefused(map[evaluation.Key]Nodes{key(ciliumPolicy): n, key(withoutStatus): n})
+		w.SetRefused(map[evaluation.Key]Nodes{key(ciliumPolicy): n, key(withoutStatus): n}, Nodes{All: 5000})
 		wrote("status web@7", "event web@8 PolicyEnforcedPartly")
 		const message = "enforced on 4999 of 5000 nodes; on the others (node-7) what does not fit is closed: "
 		if v := w.objects[key(ciliumPolicy)].verdict; v.Reason != Accepted || v.status() != "True" ||
 			!strings.HasPrefix(v.Message, message+n.Reason) {
 			t.Errorf("%+v", v)
 		}
-		w.SetRefused(nil)
+		w.SetRefused(nil, Nodes{All: 5000})
 		wrote("status web@7", "event web@8 PolicyAccepted")
+		// A policy beyond the reports of two nodes is not said to be enforced there.
+		w.SetRefused(nil, Nodes{All: 5000, Unknown: "n1, n2", UnknownCount: 2, Omitted: 256})
+		wrote("status web@7", "event web@8 PolicyEnforcedPartly")
+		const unknown = "enforced on 4998 of 5000 nodes; unknown on 2 nodes (n1, n2): at least 256 policies "
+		if v := w.objects[key(ciliumPolicy)].verdict; v.Reason != Accepted || !strings.HasPrefix(v.Message, unknown) {
+			t.Errorf("%+v", v)
+		}
+		n.Unknown, n.UnknownCount, n.Omitted = "n1, n2", 2, 256
+		w.SetRefused(map[evaluation.Key]Nodes{key(ciliumPolicy): n}, Nodes{})
+		wrote("status web@7", "event web@8 PolicyAccepted")
+		const both = "enforced on 4997 of 5000 nodes; on 1 node (node-7) what does not fit is closed: "
+		if v := w.objects[key(ciliumPolicy)].verdict; !strings.HasPrefix(v.Message, both) ||
+			!strings.Contains(v.Message, "; unknown on 2 nodes (n1, n2): ") {
+			t.Errorf("%+v", v)
+		}
 	})
 	// An outcome and a refusal by nodes are each reported without a change of the other.
 	exceeds := evaluation.Outcome{InForce: true, Exceeds: "exceeds the share"}
@@ -331,7 +346,7 @@ func TestPolicyThatSomeNodesDoNotEnforceIsSaid(t *testing.T) {
 		defer stop()
 		apply(t, w, told(ciliumPolicy, "web", "u", "7", ""))
 		wrote("event web@7 ExceedsShare", "status web@7")
-		w.SetRefused(map[evaluation.Key]Nodes{key(ciliumPolicy): n}) // every node isolates its pods already
+		w.SetRefused(map[evaluation.Key]Nodes{key(ciliumPolicy): n}, Nodes{}) // every node isolates its pods already
 		wrote()
 	})
 }

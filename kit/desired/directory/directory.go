@@ -46,6 +46,9 @@ type File struct {
 	// Same means that the file was not read because it has not changed since the previous listing,
 	// which contained its Data.
 	Same bool
+	// Former is the name that the file had in the previous listing, if it was renamed since; empty: it was not, or that
+	// is unknown.
+	Former string
 }
 
 // Feed receives listings.
@@ -90,6 +93,8 @@ type Source struct {
 	// taken holds, by name, the stamps of files that need not be read again while the stamp is
 	// unchanged: the feed has their content, and no event has named them since.
 	taken map[string]stamp
+	// ids identifies the files of the last listing that the feed has.
+	ids map[string]fileID
 
 	// Replaced by tests.
 	open func(path string) ([]byte, stamp, error) // reads a file
@@ -105,6 +110,12 @@ type stamp struct {
 	changed       time.Time // ctime: last change of content or attributes; programs cannot set it
 	weak          bool      // the system provides too little to distinguish states
 }
+
+// fileID identifies a file, whatever its name.
+type fileID struct{ device, inode uint64 }
+
+// id returns the identity of the file; zero if it is unknown.
+func (s stamp) id() fileID { return fileID{s.device, s.inode} }
 
 // holds reports whether an unchanged stamp proves that the file is unchanged since it was read at
 // the given time.
@@ -389,6 +400,7 @@ func (s *Source) Scan(ctx context.Context) error {
 	}
 	files := make([]File, 0, len(names)+len(keep))
 	taken := make(map[string]stamp, len(names))
+	ids := make(map[string]fileID, len(names))
 	size := 0
 	for _, n := range names {
 		if _, ok := keep[n]; ok {
@@ -399,7 +411,7 @@ func (s *Source) Scan(ctx context.Context) error {
 			if has, err := s.stat(filepath.Join(s.Path, n)); err == nil && has == had {
 				f.Same = true
 				size += int(had.size)
-				taken[n] = had
+				taken[n], ids[n] = had, had.id()
 				files = append(files, f)
 				continue
 			}
@@ -428,20 +440,48 @@ func (s *Source) Scan(ctx context.Context) error {
 				"limit exceeded: the files together may have %d bytes (limits.manifests), those before it have %d",
 				s.MaxBytes, size)
 		}
+		if f.Err != nil {
+			is, _ = s.stat(filepath.Join(s.Path, n)) // zero if even that fails
+		}
+		ids[n] = is.id()
 		if f.Err == nil && is.holds(began, s.Grain) && is.size == int64(len(f.Data)) {
 			taken[n] = is
 		}
 		files = append(files, f)
 	}
 	for n, why := range keep {
+		ids[n] = s.ids[n]
+		if is, err := s.stat(filepath.Join(s.Path, n)); err == nil {
+			ids[n] = is.id()
+		}
 		files = append(files, File{Origin: n, Err: why, Keep: true})
 	}
+	s.findRenamed(files, ids)
 	s.taken = nil // if Set fails, the feed may not have the content
 	if err := s.Feed.Set(ctx, files); err != nil {
 		return err
 	}
-	s.taken = taken
+	s.taken, s.ids = taken, ids
 	return nil
+}
+
+// findRenamed sets the former names of files. ids has the identities of these files.
+func (s *Source) findRenamed(files []File, ids map[string]fileID) {
+	former := make(map[fileID]string)
+	for name, id := range s.ids {
+		if id == (fileID{}) || ids[name] == id {
+			continue
+		}
+		if other, ok := former[id]; !ok || name < other {
+			former[id] = name
+		}
+	}
+	for i := range files {
+		n := files[i].Origin
+		if name, ok := former[ids[n]]; ok && name != n {
+			files[i].Former = name
+		}
+	}
 }
 
 // held lists manifests that keep their previous objects, with the problem to report; nil in the

@@ -287,6 +287,54 @@ func TestFileThatVanishesWhileItIsListedIsNotDeletedYet(t *testing.T) {
 	p.want("removed", "a.yaml=1 c.yaml=2")
 }
 
+// TestRenamedFileHasItsFormerName: a feed must know whose objects an unreadable file had.
+func TestRenamedFileHasItsFormerName(t *testing.T) {
+	dir := t.TempDir()
+	f := listings{make(chan []File, 1)}
+	s := New(dir, "objects", f, nil, log.Discard())
+	do := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := func(name string) string { return filepath.Join(dir, name+".yaml") }
+	want := func(what string, want ...string) {
+		t.Helper()
+		do(s.Scan(t.Context()))
+		var got []string
+		for _, x := range <-f.came {
+			text := x.Origin
+			if x.Former != "" {
+				text += " was " + x.Former
+			}
+			if x.Err != nil {
+				text += " unreadable"
+			}
+			got = append(got, text)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", what, got, want)
+		}
+	}
+	s.open = func(name string) ([]byte, stamp, error) {
+		if name == path("b") {
+			return nil, stamp{}, errors.New("unreadable")
+		}
+		return s.read(name)
+	}
+	do(os.WriteFile(path("a"), []byte("1"), 0o644))
+	do(os.WriteFile(path("c"), []byte("1"), 0o644))
+	want("at first", "a.yaml", "c.yaml")
+	do(os.Rename(path("a"), path("b")))
+	want("renamed", "b.yaml was a.yaml unreadable", "c.yaml")
+	want("again", "b.yaml unreadable", "c.yaml")
+	do(os.Rename(path("c"), path("b"))) // over another one
+	want("renamed over it", "b.yaml was c.yaml unreadable")
+	do(os.WriteFile(path("c"), []byte("2"), 0o644))
+	want("a new file", "b.yaml unreadable", "c.yaml")
+}
+
 // listings passes each listing to a channel.
 type listings struct{ came chan []File }
 

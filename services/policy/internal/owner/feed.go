@@ -22,6 +22,8 @@ type Feed struct {
 	owner   *Owner
 	name    string
 	decoded map[string]*file // by origin
+	// former holds, by origin, the names of files that were renamed and not read since. Their policies stay.
+	former map[string][]string
 }
 
 type file struct {
@@ -36,7 +38,7 @@ type file struct {
 
 // Feed returns the feed of a source that New got. It must be used by one goroutine.
 func (o *Owner) Feed(name string) *Feed {
-	return &Feed{owner: o, name: name, decoded: make(map[string]*file)}
+	return &Feed{owner: o, name: name, decoded: make(map[string]*file), former: make(map[string][]string)}
 }
 
 // Held returns the number of policies of the source.
@@ -59,7 +61,7 @@ func (f *Feed) Failed(ctx context.Context, why error) error {
 
 // Set replaces the files of the source. A document that cannot be applied isolates the pods that it selects, or its
 // namespace. If not even the namespace of a document can be read, the policies of its file stay, except for policies
-// that are now in another document of the file.
+// that are now in another document of the file. This is so for a file that was renamed, too.
 func (f *Feed) Set(ctx context.Context, files []directory.File) error {
 	var known map[string][]decode.Decoded
 	if len(f.decoded) == 0 {
@@ -95,9 +97,38 @@ func (f *Feed) Set(ctx context.Context, files []directory.File) error {
 		current[in.Origin] = d
 		order = append(order, in.Origin)
 	}
+	former := f.renamed(files, current)
+	for _, names := range former {
+		for _, name := range names {
+			current[name] = &file{keep: true}
+			order = append(order, name)
+		}
+	}
 	slices.Sort(order)
-	f.decoded = current
-	return f.owner.takeOver(ctx, &listing{source: f.name, order: order, files: current})
+	f.decoded, f.former = current, former
+	return f.owner.takeOver(ctx, &listing{source: f.name, order: order, files: current, former: former})
+}
+
+// renamed returns the former names of files that were renamed and cannot be read completely.
+func (f *Feed) renamed(files []directory.File, current map[string]*file) map[string][]string {
+	out := make(map[string][]string)
+	used := make(map[string]bool)
+	for _, in := range files {
+		if d := current[in.Origin]; d.err == nil && !d.keep {
+			continue
+		}
+		names := f.former[in.Origin]
+		if in.Former != "" {
+			names = slices.Concat(names, []string{in.Former}, f.former[in.Former])
+		}
+		for _, name := range names {
+			if current[name] == nil && !used[name] {
+				used[name] = true
+				out[in.Origin] = append(out[in.Origin], name)
+			}
+		}
+	}
+	return out
 }
 
 // read decodes the documents of a file.

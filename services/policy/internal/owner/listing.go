@@ -21,7 +21,9 @@ type listing struct {
 	// If listed is set, it holds the origins of all existing files, and the source is complete.
 	deltas  bool
 	removed map[string]policy.Key
-	listed  map[string]struct{}
+	// former holds the former names of renamed files that cannot be read, by origin. They are kept in files.
+	former map[string][]string
+	listed map[string]struct{}
 
 	fresh []puts // of the files that are applied
 	gone  []policy.Key
@@ -124,7 +126,9 @@ func (c *comparison) compare(l *listing) {
 		of := l.files[origin].docs
 		var second []policy.Key // groups of addresses that another place has
 		for i, d := range of {
-			there := func(of string) bool { return has(of, d.Object.Key) || stays(of) }
+			there := func(of string) bool {
+				return has(of, d.Object.Key) || stays(of) && !slices.Contains(l.former[origin], of)
+			}
 			why := c.conflict(l, origin, d.Object.Key, taken, there)
 			if why == "" {
 				continue

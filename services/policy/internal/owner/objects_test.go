@@ -155,6 +155,45 @@ func TestObjectsThatAreNotNamedStayUntilTheSourceIsComplete(t *testing.T) {
 	stop()
 }
 
+// TestRenamedFileThatCannotBeReadKeepsItsPolicies: whether the file is renamed before it becomes unreadable, or both in
+// one listing, makes no difference.
+func TestRenamedFileThatCannotBeReadKeepsItsPolicies(t *testing.T) {
+	o, _ := runWith(t, t.TempDir(), []string{source.Identity, managed.SourceFile})
+	feed := o.Feed(managed.SourceFile)
+	want := func(what string, names string, files ...directory.File) {
+		t.Helper()
+		if err := feed.Set(t.Context(), files); err != nil {
+			t.Fatal(err)
+		}
+		list, _, err := o.Reader().List(t.Context(), Filter{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, l := range list {
+			if l.inForce() {
+				got = append(got, l.Origin+":"+l.Key.Name)
+			}
+		}
+		if strings.Join(got, " ") != names {
+			t.Errorf("%s: %q, want %q", what, got, names)
+		}
+	}
+	one, two, three := text("shop", "one", 80), text("shop", "two", 80), text("shop", "three", 80)
+	unreadable := errors.New("permission denied")
+	want("at first", "a.yaml:one a.yaml:two", directory.File{Origin: "a.yaml", Data: []byte(one + "---\n" + two)})
+	const stay = "a.yaml:one a.yaml:two"
+	want("renamed", stay, directory.File{Origin: "b.yaml", Err: unreadable, Former: "a.yaml"})
+	want("again", stay, directory.File{Origin: "b.yaml", Err: unreadable})
+	want("being written", stay, directory.File{Origin: "b.yaml", Keep: true})
+	want("renamed again", stay, directory.File{Origin: "c.yaml", Data: []byte("{"), Former: "b.yaml"})
+	want("partly", "a.yaml:one c.yaml:three c.yaml:two",
+		directory.File{Origin: "c.yaml", Data: []byte(two + "---\n" + three + "---\n{")})
+	want("readable", "c.yaml:three", directory.File{Origin: "c.yaml", Data: []byte(three)})
+	want("unreadable under its name", "c.yaml:three", directory.File{Origin: "c.yaml", Err: unreadable})
+	want("removed while unreadable", "", directory.File{Origin: "d.yaml", Err: unreadable})
+}
+
 // INV-61
 func TestObjectsTouchNoPolicyOfAnotherSource(t *testing.T) {
 	d, _ := objects(t, t.TempDir())

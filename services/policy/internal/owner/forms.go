@@ -40,6 +40,7 @@ func (f *forms) policy(d decode.Decoded, source, origin string) *Policy {
 	p := &Policy{
 		Key: d.Object.Key, Source: source, Origin: origin, Manifest: d.Text, Updated: f.now(),
 		Dropped: d.Object.Unknown, Broken: d.Object.Isolates, read: d.Object, Created: d.Created, UID: d.UID,
+		known: len(d.Object.Unknown) == 0,
 	}
 	p.filter(f.filter.Load())
 	return p
@@ -121,10 +122,11 @@ func (f *forms) decode(r record.Policy) *Policy {
 		p.Revision, p.Updated = r.Revision, time.Unix(r.Updated, 0)
 		return p
 	}
-	// Policies that an earlier version accepted stay accepted.
+	// Policies that an earlier version accepted stay accepted. A caller may have accepted that unknown fields are
+	// dropped. Other unknown fields are of a later version, and may narrow a rule.
 	from := source.Of(r.Source)
 	as := decode.Options{
-		Rules: f.rules, Namespace: r.Key.Namespace, AllowUnknown: true, Stored: true,
+		Rules: f.rules, Namespace: r.Key.Namespace, AllowUnknown: !from.Files && !r.Place.Known, Stored: true,
 		Held: from.Accepted,
 	}
 	docs, err := as.Decode(r.Manifest)
@@ -139,7 +141,7 @@ func (f *forms) decode(r record.Policy) *Policy {
 	}
 	p := f.policy(docs[0], r.Source, r.Origin)
 	p.Key, p.Manager, p.Manifest = policy.Key(r.Key), r.Manager, r.Manifest
-	p.Revision, p.Updated = r.Revision, time.Unix(r.Updated, 0)
+	p.Revision, p.Updated, p.known = r.Revision, time.Unix(r.Updated, 0), r.Place.Known
 	if err != nil {
 		p.Broken = err.Error()
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/decode"
 	"github.com/sluice-net/sluice/services/policy/internal/excludedlabels"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
@@ -241,5 +242,52 @@ func TestClosedFormStandsInUntilAChangeIsStored(t *testing.T) {
 	d.stored([]*Policy{next}, nil)
 	if got := d.enforced(p.Key); got != &p.object {
 		t.Errorf("after a change is stored the engine has %+v", got)
+	}
+}
+
+// TestFieldsOfALaterVersionIsolate: a stored field that this version does not know may narrow a rule, unless the caller
+// accepted that it is dropped.
+func TestFieldsOfALaterVersionIsolate(t *testing.T) {
+	d := newDesk(t, 10)
+	novel := []byte(text("shop", "db", 80) + "    novel: {only: some}\n")
+	for what, c := range map[string]struct {
+		source   string
+		manifest []byte
+		known    bool
+		isolates bool
+	}{
+		"of a call":                         {managed.SourceGRPC, novel, true, true},
+		"of a call that allowed it":         {managed.SourceGRPC, novel, false, false},
+		"of a file":                         {managed.SourceFile, novel, false, true},
+		"of an API server":                  {managed.SourceKubernetes, novel, false, true},
+		"all fields of a call are known":    {managed.SourceGRPC, []byte(text("shop", "db", 80)), true, false},
+		"all fields of a file are known":    {managed.SourceFile, []byte(text("shop", "db", 80)), false, false},
+		"all fields of an object are known": {managed.SourceKubernetes, []byte(text("shop", "db", 80)), false, false},
+	} {
+		r := record.Policy{
+			Key: record.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: "db"}, Source: c.source,
+			Manifest: c.manifest, Place: record.Place{Known: c.known},
+		}
+		p := d.decode(r)
+		if isolates := p.inForce() && p.object.Isolates != ""; isolates != c.isolates || isolates != (p.Broken != "") {
+			t.Errorf("%s: %+v, broken %q, want isolation %t", what, p.object, p.Broken, c.isolates)
+		}
+		if again := policyRecord(p).Place.Known; again != (c.known && c.source == managed.SourceGRPC) {
+			t.Errorf("%s: written again as known %t", what, again)
+		}
+	}
+	for _, allowed := range []bool{false, true} {
+		manifest := text("shop", "db", 80)
+		if allowed {
+			manifest = string(novel)
+		}
+		docs, err := decode.Options{AllowUnknown: true}.Decode([]byte(manifest))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := d.policy(docs[0], managed.SourceGRPC, "")
+		if place := policyRecord(p).Place; place.Known == allowed {
+			t.Errorf("a call that allowed unknown fields, %t, is written as known %t", allowed, place.Known)
+		}
 	}
 }

@@ -49,6 +49,7 @@ type Policy struct {
 	object policy.Object // as in the engine: stricter where identities lack labels, and with held
 	closed bool          // missing labels of identities have made it stricter
 	named  bool          // sent by its manager in this run
+	known  bool          // the version that accepted it knew all its fields
 	// size and sum describe the whole manifest if Manifest is reduced.
 	size int
 	sum  []byte
@@ -263,6 +264,6 @@ func (p *Policy) copy() *Policy {
 // record returns the journal record of a policy that is in the engine.
 func (p *Policy) record() record.Policy {
 	r := policyRecord(p)
-	r.Place = record.Place{Created: p.Created.Unix()}
+	r.Place = record.Place{Created: p.Created.Unix(), Known: p.known}
 	return r
 }

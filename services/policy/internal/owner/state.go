@@ -20,7 +20,9 @@ import (
 func policyRecord(p *Policy) record.Policy {
 	r := record.Policy{
 		Key: record.Key(p.Key), Source: p.Source, Origin: p.Origin, Manager: p.Manager, Manifest: p.Manifest, Revision: p.Revision, Updated: p.Updated.Unix(),
-		Place: record.Place{Exceeds: p.Exceeds, Size: p.size, Sum: p.sum, Held: p.heldText},
+		Place: record.Place{
+			Exceeds: p.Exceeds, Size: p.size, Sum: p.sum, Held: p.heldText, Known: p.known && p.source().Calls,
+		},
 	}
 	if at := p.Created.Unix(); !p.source().Stamped && at != r.Updated { // a stamped object carries the time itself
 		r.Place.Created = at

@@ -20,13 +20,16 @@ type Place struct {
 	Sum  []byte `json:"sum,omitempty"`
 	// Held is the manifest of the last version that was enforced as written, if this version is not.
 	Held []byte `json:"held,omitempty"`
+	// Known reports that the version which accepted the policy of a call knew all its fields, so that an unknown one is
+	// of a later version.
+	Known bool `json:"known,omitempty"`
 	// Revision is the revision of the policy for which the place was written.
 	Revision uint64 `json:"revision,omitempty"`
 }
 
 // zero reports whether there is nothing to write.
 func (p *Place) zero() bool {
-	return p.Created == 0 && p.Exceeds == "" && p.Size == 0 && len(p.Held) == 0
+	return p.Created == 0 && p.Exceeds == "" && p.Size == 0 && len(p.Held) == 0 && !p.Known
 }
 
 // placePrefix is the prefix of the key of a place in the bucket of the state. Earlier versions ignore unknown keys in

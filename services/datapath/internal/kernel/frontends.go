@@ -52,7 +52,7 @@ func (f Frontends) Apply(ctx context.Context, tx *frontendtx.Transaction) (front
 	return res, err
 }
 
-// direct holds the frontends whose direct connections have still to be removed. A cell of sl_count tells the next
+// direct holds the frontends whose direct connections are not removed yet. A cell of sl_count tells the next
 // process whether there may be some.
 type direct struct {
 	counts *count.Counts

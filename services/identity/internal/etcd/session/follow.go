@@ -33,8 +33,7 @@ type Reader struct {
 	// watches from there. Otherwise, or if its revision is 0, it lists everything.
 	From    cluster.Point
 	Witness cluster.Key // one that From has, the last one written; without a name nothing is compared
-	// Gone is the newest deletion up to From: an etcd that lost it has the key again. Without a name nothing is
-	// compared.
+	// Gone is the newest deletion up to From: an etcd that lost it has the key again. Without a name it is not used.
 	Gone    cluster.Removed
 	Resumed func()
 	// Spread is called before a listing. It returns the longest random delay of the listing, so that not all nodes list at

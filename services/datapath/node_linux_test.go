@@ -265,9 +265,9 @@ func TestKernelWithoutItsProgramsAPodReachesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, addr := range targets {
-		if err := talk(a.ns, addr, patience); err != nil {
-			t.Fatalf("with its programs the pod does not reach %s: %v", name, err)
-		}
+		servicetest.EventuallyNil(t, "with its programs the pod reaches "+name, func() error {
+			return talk(a.ns, addr, patience)
+		})
 	}
 	w.deleteClsact(a)
 	cutOff(t, w, a, targets)

@@ -673,7 +673,7 @@ func TestKernelAFloodOfOneFamilyLeavesTheOther(t *testing.T) {
 }
 
 // Connections from outside, also with an address of the host, have a budget of their own and leave half of the
-// map to the endpoints. TCP and UDP have rings instead.
+// map to the endpoints. TCP, UDP and ICMP echo have rings instead.
 func TestKernelWhatComesFromOutsideHasABudget(t *testing.T) {
 	th := newTheatre(t, false)
 	col, cl := newCollector(t, th.k, conntrack.CollectorOptions{})
@@ -688,14 +688,15 @@ func TestKernelWhatComesFromOutsideHasABudget(t *testing.T) {
 	}
 	began := time.Now()
 	set(2)
-	th.expect(t, say("world", "a", ping(false, 1), event.ForwardedFromStack))
-	th.expect(t, say("host", "a", ping(false, 1), event.ForwardedFromStack).forwarded())
-	th.expect(t, say("world", "a", ping(false, 2), event.ConnectionBudget))
-	th.expect(t, say("host", "a", ping(false, 2), event.ConnectionBudget).forwarded())
-	th.expect(t, say("router", "b", ping(false, 2), event.ConnectionBudget))
-	th.expect(t, say("world", "a", ping(false, 1), event.ForwardedFromStack))
-	th.expect(t, say("host", "a", ping(false, 2), event.ForwardedFromStack))
+	th.expect(t, say("world", "a", chunk(1, 80, sctpInit), event.ForwardedFromStack))
+	th.expect(t, say("host", "a", chunk(1, 80, sctpInit), event.ForwardedFromStack).forwarded())
+	th.expect(t, say("world", "a", chunk(2, 80, sctpInit), event.ConnectionBudget))
+	th.expect(t, say("host", "a", chunk(2, 80, sctpInit), event.ConnectionBudget).forwarded())
+	th.expect(t, say("router", "b", chunk(2, 80, sctpInit), event.ConnectionBudget))
+	th.expect(t, say("world", "a", chunk(1, 80, sctpInit), event.ForwardedFromStack))
+	th.expect(t, say("host", "a", chunk(2, 80, sctpInit), event.ForwardedFromStack))
 	th.expect(t, say("world", "a", datagram(1, 53), event.ForwardedFromStack))
+	th.expect(t, say("world", "a", ping(false, 1), event.ForwardedFromStack))
 	th.expect(t, say("router", "b", segment(2, 53, flagSYN), event.ForwardedFromStack))
 	th.expect(t, say("a", "world", datagram(2, 53), event.ForwardedOutside))
 	cl.now.Store(conntrack.MonotonicSeconds())

@@ -125,14 +125,10 @@ func (s *Session) remembers(ctx context.Context, k cluster.Key) (bool, error) {
 	return err == nil && isKey(k, then.Kvs), err
 }
 
-// lacksSince reports whether etcd does not have a key as it was before it was deleted. It may have a later key of that
-// name.
+// lacksSince reports whether etcd still lacks a key that was deleted.
 func (s *Session) lacksSince(ctx context.Context, gone cluster.Removed) (bool, error) {
 	now, err := s.Get(ctx, "read "+gone.Name, gone.Name)
-	if err != nil {
-		return false, err
-	}
-	return len(now.Kvs) == 0 || now.Kvs[0].ModRevision > gone.Revision, nil
+	return err == nil && !isBack(gone, now.Kvs), err
 }
 
 // listAll hands all keys of the prefix to the reader.

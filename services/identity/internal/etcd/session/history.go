@@ -76,35 +76,29 @@ type witness struct {
 	proven cluster.Key // etcd had it when the name was last read, or it is the first key; without Name: no key yet
 	newest cluster.Key // the newest key that this process wrote or Follow received
 	// Likewise, deletions that Follow received: a loss after the newest key brings back deleted keys.
-	provenGone, newestGone removed
-}
-
-// removed is a key that was deleted.
-type removed struct {
-	name     string
-	revision int64 // of the deletion
+	provenGone, newestGone cluster.Removed
 }
 
 // deleted remembers the newest deletion that Follow received in the present history. Called with mu held.
 func (s *Session) deleted(kv *mvccpb.KeyValue) {
-	if kv.ModRevision <= s.witness.newestGone.revision {
+	if kv.ModRevision <= s.witness.newestGone.Revision {
 		return
 	}
-	s.witness.newestGone = removed{string(kv.Key), kv.ModRevision}
-	if s.witness.provenGone.name == "" {
+	s.witness.newestGone = cluster.Removed{Name: string(kv.Key), Revision: kv.ModRevision}
+	if s.witness.provenGone.Name == "" {
 		s.witness.provenGone = s.witness.newestGone
 	}
 }
 
 // gone are the keys that etcd must not have as they were before their deletion.
-func (w witness) gone() []removed {
+func (w witness) gone() []cluster.Removed {
 	switch {
-	case w.provenGone.name == "":
+	case w.provenGone.Name == "":
 		return nil
 	case w.newestGone == w.provenGone:
-		return []removed{w.provenGone}
+		return []cluster.Removed{w.provenGone}
 	}
-	return []removed{w.provenGone, w.newestGone}
+	return []cluster.Removed{w.provenGone, w.newestGone}
 }
 
 // received remembers the newest key that this process wrote or Follow received in the present history. Called with mu
@@ -142,7 +136,7 @@ func (s *Session) readName(ctx context.Context) (*mvccpb.KeyValue, error) {
 		ops = append(ops, clientv3.OpGet(k.Name))
 	}
 	for _, k := range w.gone() {
-		ops = append(ops, clientv3.OpGet(k.name))
+		ops = append(ops, clientv3.OpGet(k.Name))
 	}
 	resp, err := s.Commit(ctx, "read name", s.client.Txn(ctx).Then(ops...))
 	if err != nil {
@@ -163,9 +157,8 @@ func (s *Session) readName(ctx context.Context) (*mvccpb.KeyValue, error) {
 		changed = true
 	}
 	for i, k := range w.gone() {
-		has := resp.Responses[1+len(w.keys())+i].GetResponseRange().GetKvs()
-		if len(has) > 0 && has[0].ModRevision < k.revision {
-			return nil, fmt.Errorf("read name: %w", s.lacks(before, resp.Header, k.name))
+		if isBack(k, resp.Responses[1+len(w.keys())+i].GetResponseRange().GetKvs()) {
+			return nil, fmt.Errorf("read name: %w", s.lacks(before, resp.Header, k.Name))
 		}
 	}
 	s.mu.Lock()
@@ -204,6 +197,12 @@ func keyOf(kv *mvccpb.KeyValue) cluster.Key {
 // isKey reports whether an answer contains a key with unchanged value and revision.
 func isKey(k cluster.Key, kvs []*mvccpb.KeyValue) bool {
 	return len(kvs) == 1 && kvs[0].ModRevision == k.Modified && bytes.Equal(kvs[0].Value, k.Value)
+}
+
+// isBack reports whether an answer contains a deleted key as it was before its deletion. A later key of that name is
+// another one.
+func isBack(k cluster.Removed, kvs []*mvccpb.KeyValue) bool {
+	return len(kvs) > 0 && kvs[0].ModRevision < k.Revision
 }
 
 // Get reads a key, linearised. Errors contain the text in what.

@@ -32,6 +32,14 @@ func AskLocalNode(ctx context.Context, inv *Invocation) LocalNode {
 	return LocalNode{}
 }
 
+// BeginAskLocalNode asks as AskLocalNode does, beside whatever the caller does next. The returned function waits for the
+// answer.
+func BeginAskLocalNode(ctx context.Context, inv *Invocation) func() LocalNode {
+	answer := make(chan LocalNode, 1)
+	go func() { answer <- AskLocalNode(ctx, inv) }()
+	return func() LocalNode { return <-answer }
+}
+
 // Only returns "this node (NAME), not N other nodes of the cluster"; empty if there are no other nodes.
 func (n LocalNode) Only() string {
 	if n.Others == 0 {

@@ -185,6 +185,7 @@ func makeChange[Q any, R answer](ctx context.Context, inv *invocation.Invocation
 	if err != nil {
 		return err
 	}
+	localNode := invocation.BeginAskLocalNode(ctx, inv)
 	changes := r.GetChanges()
 	outcome := invocation.Outcome{
 		Revision: r.GetRevision(), ValidateOnly: o.validate, Waited: !o.validate && !o.wait.Off(),
@@ -195,7 +196,7 @@ func makeChange[Q any, R answer](ctx context.Context, inv *invocation.Invocation
 		}
 	}
 	outcome.Took = time.Since(began).Round(time.Millisecond)
-	outcome.Node = invocation.AskLocalNode(ctx, inv)
+	outcome.Node = localNode()
 	shown := make([]message.Object, len(changes))
 	for i, ch := range changes {
 		shown[i] = message.Of(ch)

@@ -230,6 +230,7 @@ func makeChange[Q any, R answer](ctx context.Context, inv *invocation.Invocation
 	if err != nil {
 		return manifest.InDocuments(err, docs)
 	}
+	localNode := invocation.BeginAskLocalNode(ctx, inv)
 	changes := r.GetChanges()
 	outcome := invocation.Outcome{
 		Revision: r.GetRevision(), ValidateOnly: o.validate, Waited: !o.validate && !o.wait.Off(),
@@ -240,7 +241,7 @@ func makeChange[Q any, R answer](ctx context.Context, inv *invocation.Invocation
 		}
 	}
 	outcome.Took = time.Since(began).Round(time.Millisecond)
-	outcome.Node = invocation.AskLocalNode(ctx, inv)
+	outcome.Node = localNode()
 	if o.hints {
 		addHints(ctx, inv, changes, docs)
 	}

@@ -32,8 +32,7 @@ func AskLocalNode(ctx context.Context, inv *Invocation) LocalNode {
 	return LocalNode{}
 }
 
-// BeginAskLocalNode asks as AskLocalNode does, beside whatever the caller does next. The returned function waits for the
-// answer.
+// BeginAskLocalNode asks as AskLocalNode does, in the background. The returned function waits for the answer.
 func BeginAskLocalNode(ctx context.Context, inv *Invocation) func() LocalNode {
 	answer := make(chan LocalNode, 1)
 	go func() { answer <- AskLocalNode(ctx, inv) }()

@@ -32,6 +32,7 @@ static __always_inline enum sl_reason find_outer_node(struct sl_packet *p, __u8 
 	if (!number)
 		return SL_REASON_UNKNOWN_NODE;
 	p->node = (__u16)*number;
+	p->sending_node = p->node;
 	return SL_CONTINUE;
 }
 

@@ -780,7 +780,9 @@ struct sl_packet {
 	__u8 renews;
 	/* 1: the first packet of its connection, or of a hairpin's way back, in this second */
 	__u8 first_in_second;
-	__u8 pad4[5];
+	__u8 pad4;
+	__u16 sending_node; /* ID of the node that sent it through the tunnel; 0: none */
+	__u8 pad5[2];
 	/* The fields below are not cleared: each is fully written before it is read. They are
 	 * aligned so that addresses are copied as two words instead of bytes.
 	 */

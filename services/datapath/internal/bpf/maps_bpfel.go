@@ -404,7 +404,9 @@ type MapsSlPacket struct {
 	Unknown       uint8
 	Renews        uint8
 	FirstInSecond uint8
-	Pad4          [5]uint8
+	Pad4          uint8
+	SendingNode   uint16
+	Pad5          [2]uint8
 	Question      MapsSlQuestion
 	Side          MapsSlSide
 	InRing        uint8

@@ -481,9 +481,12 @@ func TestKernelLargeDatagramsAreAnswered(t *testing.T) {
 					tell(t, f.a.pod.ns, local)
 					tell(t, f.b.pod.ns, away)
 					tell(t, f.b.ns, host)
+					socket := netip.AddrPortFrom(own, 8082)
+					tell(t, f.a.ns, socket)
 					n.lead(netip.AddrPortFrom(own, 30080), feNode, local)
 					n.lead(netip.AddrPortFrom(own, 30081), feNode, away)
 					n.lead(netip.AddrPortFrom(own, 30082), feNode, host)
+					n.lead(netip.AddrPortFrom(own, 30083), feNode, socket)
 					ways := []struct {
 						name string
 						from netns.NsHandle
@@ -494,6 +497,8 @@ func TestKernelLargeDatagramsAreAnswered(t *testing.T) {
 						{"outside to a pod elsewhere", f.outsider, netip.AddrPortFrom(own, 30081)},
 						{"outside to a host elsewhere", f.outsider, netip.AddrPortFrom(own, 30082)},
 						{"pod of the other node to a node port", f.b.pod.ns, netip.AddrPortFrom(over, 30080)},
+						{"pod of the other node to a socket by a node port", f.b.pod.ns, netip.AddrPortFrom(over, 30083)},
+						{"pod of the other node to itself by a node port", f.b.pod.ns, netip.AddrPortFrom(over, 30081)},
 						// last: node b learns a smaller path MTU to a, which then
 						// applies to the tunnel, too
 						{"host of the other node to a node port", f.b.ns, netip.AddrPortFrom(own, 30080)},

@@ -15,15 +15,14 @@
 //		Common               `config:",inline"` // its keys without a prefix
 //	}
 //
-// A key such as store.maxSize is the path in the file, the flag
 // A key such as store.maxSize is the path in the file, the flag --store-max-size and the variable
 // SLUICE_<SERVICE>_STORE_MAX_SIZE. Lists are comma-separated in flags and variables. Fields without
 // the tag are ignored. Supported types: strings, booleans, numbers, time.Duration, ByteSize,
 // implementations of encoding.TextUnmarshaler (netip.Addr, netip.Prefix, netip.AddrPort), lists of
 // these, and map[string]string.
-// The file is strict: unknown and duplicate keys are refused with their line,
+//
 // Parsing of the file is strict: unknown and duplicate keys are errors that name the line. A file
-// that anyone except root and the process's own user can write is refused. If the struct, or a
+// that users other than root and the process's own user can write is refused. If the struct, or a
 // group in it, has a method Validate() error, Load calls it after all values are set; the method
 // collects errors in Problems. Checks across several values, such as two options that contradict
 // each other, belong in Validate.
@@ -69,7 +68,7 @@ type Options struct {
 	Root string
 }
 
-// Source is where a value came from.
+// Source names the place that a value came from: a default, the file, a variable or a flag.
 type Source string
 
 // Sources in ascending order of precedence.
@@ -80,7 +79,7 @@ const (
 	FromFlag    Source = "flag"
 )
 
-// Entry is one value of the effective configuration.
+// Entry is one setting of the effective configuration, with its value and source.
 type Entry struct {
 	Key    string
 	Value  string // "(secret)" if the field is marked as secret
@@ -194,7 +193,7 @@ func Load[T any](o Options, defaults func(instance.Paths) T) (T, *Effective, err
 		}
 	}
 	problems = append(problems, more...)
-	// Rules across several values are only checked if every value was read.
+	// Checks across several settings run only if every setting could be read.
 	if len(problems) == 0 {
 		problems = append(problems, validate(&cfg)...)
 	}
@@ -281,7 +280,7 @@ func (p *Problem) Error() string {
 
 func (p *Problem) Unwrap() error { return p.Err }
 
-// Problems collects the errors of a Validate method. The zero value is empty.
+// Problems collects the errors of a Validate method. The zero value contains none.
 type Problems struct{ errs []error }
 
 // Addf adds a problem with a key, which is relative to the struct.
@@ -327,8 +326,7 @@ func environment(o Options) map[string]string {
 	return env
 }
 
-// instanceIn finds --instance before the flags are defined. Errors are left to the real parse,
-// which comes later.
+// instanceIn finds --instance before the flags are defined. It ignores errors, which the later complete parse reports.
 func instanceIn(args []string) (found string) {
 	for i, a := range args {
 		if a == "--" {

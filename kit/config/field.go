@@ -32,8 +32,7 @@ var (
 	unmarshalerType = reflect.TypeFor[encoding.TextUnmarshaler]()
 )
 
-// fieldsOf lists the keys of the struct that ptr points to. Its errors are mistakes in the struct,
-// not in a user's configuration.
+// fieldsOf lists the keys of the struct that ptr points to. Its errors are bugs in the struct, not mistakes of a user.
 func fieldsOf(ptr any) ([]*field, error) {
 	v := reflect.ValueOf(ptr).Elem()
 	if v.Kind() != reflect.Struct {
@@ -335,8 +334,8 @@ func textOf(v reflect.Value) string {
 	return fmt.Sprint(v.Interface())
 }
 
-// validate validates the groups, then the struct that contains them. The method of an embedded
-// group is promoted to the struct, which would report the same problems twice.
+// validate validates the groups, then the struct that contains them. It skips an embedded group's method that Go
+// promotes to the struct, because its problems would be reported twice.
 func validate(ptr any) []error {
 	var errs []error
 	seen := map[string]bool{}

@@ -13,9 +13,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// applyYAML sets the fields that the document names. It walks the tree itself, because a decoder
-// into a struct stops at the first error, expands aliases without limit, and converts values
-// silently.
+// applyYAML sets the fields that the document names. It walks the YAML tree instead of decoding into a struct, because
+// a decoder stops at the first error, expands aliases without limit, and converts values silently.
 func applyYAML(path string, data []byte, fields []*field) []error {
 	fail := func(line int, key, format string, args ...any) error {
 		return &Problem{Key: key, Where: fmt.Sprintf("%s:%d", path, line), Err: fmt.Errorf(format, args...)}

@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// answerTime is the most that is reserved for the answer. After the caller's deadline, the caller
-// no longer reads the answer.
+// answerTime is the maximum time that is reserved for the answer: a caller stops reading at its deadline.
 const answerTime = 500 * time.Millisecond
 
 // Answerable returns a context that ends shortly before the deadline of ctx: half a second, or an

@@ -6,7 +6,7 @@
 // may not exist yet.
 package dirwatch
 
-// What is the type of an Event.
+// What distinguishes the types of an Event.
 type What uint8
 
 // Types of events. Changed means any event that the others do not cover.
@@ -32,9 +32,9 @@ type Event struct {
 // Watcher watches one directory.
 type Watcher struct {
 	Events <-chan Event
-	// Renew checks whether the path now leads to another directory, and if so watches that. An
-	// error means that no watch is available: until a later call succeeds, events may be missing,
-	// and the caller has to scan periodically.
+	// Renew checks whether the path now refers to another directory, and if so watches the new one. An error means
+	// that no watch is available: until a later call succeeds, events may be missing, and the caller has to scan
+	// periodically.
 	Renew func(path string) (other bool, err error)
 	// Close stops the watcher and waits until its goroutine has ended.
 	Close func()

@@ -37,9 +37,8 @@ type inotify struct {
 	base        string   // guarded by mu; the last element of the path
 }
 
-// Watch returns a watcher for the directory that Renew names, which need not exist yet. Events may
-// be merged or dropped; each means no more than that a scan is due, and dropped events are reported
-// as Lost.
+// Watch returns a watcher; the caller passes the directory, which need not exist yet, to Renew. Events may be merged or
+// dropped, so an event only means that a scan is due. Dropped events are reported as Lost.
 func Watch() Watcher {
 	i := &inotify{events: make(chan Event), stop: make(chan struct{}), dir: -1, parent: -1}
 	return Watcher{Events: i.events, Renew: i.renew, Close: i.close}
@@ -77,7 +76,7 @@ func (i *inotify) renew(path string) (other bool, err error) {
 		*old = wd
 		switch {
 		case err == nil, errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EACCES):
-			return nil // the reader of the directory reports these errors
+			return nil // the code that scans the directory reports these errors
 		case errors.Is(err, unix.ENOSPC):
 			return fmt.Errorf("inotify: %s: fs.inotify.max_user_watches is reached: %w", path, err)
 		}

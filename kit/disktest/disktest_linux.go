@@ -306,7 +306,7 @@ func (d *Disk) supervise(t testing.TB, listener, stop int) {
 	}
 }
 
-// carryOut executes the call for the thread, with the same descriptors and memory.
+// carryOut executes the call for the intercepted thread, with the thread's descriptors and memory.
 func (d *Disk) carryOut(n notification) (int, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

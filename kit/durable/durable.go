@@ -3,9 +3,8 @@
 
 // Package durable stores small records in files that are either complete or absent.
 //
-// A record is JSON in an envelope with schema name, version and checksum. An error about a corrupt,
-// foreign or too new record names the file and the field. Such a file is never changed, moved or
-// treated as empty.
+// A record is JSON in an envelope with schema name, version and checksum. If a record is corrupt, foreign or of a newer
+// version, the error names the file and the field. Such a file is never changed, moved or treated as empty.
 package durable
 
 import (

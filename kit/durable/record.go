@@ -66,8 +66,8 @@ type envelope struct {
 // but no records.
 var castagnoli = sync.OnceValue(func() *crc32.Table { return crc32.MakeTable(crc32.Castagnoli) })
 
-// The checksum covers the header, too: otherwise a flipped bit could turn a record into one of
-// another version.
+// The checksum also covers schema and version. Otherwise a flipped bit could make a record appear to have another
+// version.
 func checksum(schema string, version int, data []byte) string {
 	h := crc32.New(castagnoli())
 	fmt.Fprintf(h, "%s\n%d\n", schema, version)

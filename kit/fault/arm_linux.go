@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Arm checks descriptor 3 once, at process start, before other files are opened. If the descriptor
-// is not a controller's socket, Arm leaves it alone; if the controller may not interfere, Arm
-// returns an error.
+// Arm checks descriptor 3 once, at process start, before other files are opened. If the descriptor is not a
+// controller's socket, Arm leaves it alone; if the controller's user may not control this process, Arm returns an
+// error.
 func Arm() error {
 	ok, err := greeted(FD)
 	if err != nil {
@@ -56,8 +56,8 @@ func greeted(fd int) (bool, error) {
 	return true, nil
 }
 
-// mayArm reports whether a controller of the given user may interfere: the user must already have
-// the process's rights. The user who starts a set-uid program does not have them.
+// mayArm returns an error unless a controller of the given user may arm points: the user must already have the
+// process's privileges, which a user who starts a set-uid program does not have.
 func mayArm(controller uint32, uid, euid int) error {
 	if uid != euid {
 		return fmt.Errorf("the process runs set-uid, from %d as %d", uid, euid)

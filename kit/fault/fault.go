@@ -45,7 +45,7 @@ type Request struct {
 	Point string   `json:"point,omitempty"`
 }
 
-// Reply answers one hit. The caller of Hit is blocked until it arrives.
+// Reply answers one hit. Hit blocks until the reply arrives.
 type Reply struct {
 	Seq    uint64 `json:"seq"`
 	Action Action `json:"action"`

@@ -21,8 +21,8 @@ import (
 	"golang.org/x/net/netutil"
 )
 
-// maxConns limits concurrent connections. Every user of the machine can open them; each is closed
-// after its answer or after headerTimeout.
+// maxConns limits concurrent connections. Every user of the machine can connect; each connection is closed after its
+// answer or after headerTimeout.
 const (
 	maxConns      = 64
 	headerTimeout = time.Second

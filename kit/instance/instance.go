@@ -13,9 +13,9 @@ import (
 	"path/filepath"
 )
 
-// Numeric user IDs and group ID of the processes. They need no passwd entry; deploy/sysusers.d has
-// the same numbers for machines that want names. They lie above all ranges that systemd and Debian
-// allocate users from, and below the subordinate IDs.
+// Numeric user IDs and group ID of the processes. They need no passwd entry; deploy/sysusers.d has the same numbers for
+// machines that want names. They are above all ranges from which systemd and Debian allocate users, and below the
+// subordinate IDs.
 const (
 	GroupID uint32 = 65700 // group of every process and of every permitted reader
 

@@ -20,7 +20,7 @@ type Mutexes[K comparable] struct {
 type mutex struct {
 	free     chan struct{} // holds a token while the mutex is not held
 	interest int           // guarded by Mutexes.mu; number of holders and waiters
-	// guarded by Mutexes.mu; cancel functions of holders and waiters that Interrupt may end
+	// guarded by Mutexes.mu; cancel functions of the holders and waiters that used LockWith
 	aborts map[*context.CancelCauseFunc]struct{}
 }
 
@@ -29,8 +29,8 @@ func (m *Mutexes[K]) Lock(ctx context.Context, key K) (unlock func(), err error)
 	return m.LockWith(ctx, key, nil)
 }
 
-// LockWithin is Lock with a limit d on the wait, for a caller that retries later. Waiters are
-// served in order of arrival, so a series of calls by others cannot starve it.
+// LockWithin is Lock that waits at most d, for a caller that retries later. Waiters get the mutex in order of arrival,
+// so other callers cannot starve this one.
 func (m *Mutexes[K]) LockWithin(ctx context.Context, key K, d time.Duration) (unlock func(), ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()

@@ -30,8 +30,8 @@ import (
 // only has to be longer than the pauses of a busy machine.
 var patience = 30 * time.Second
 
-// Resource lists the existing things of one kind. A thing that exists after the tests and did not
-// exist before is a leak.
+// Resource lists the existing items of one kind, such as network namespaces. An item that exists after the tests and
+// did not exist before them is a leak.
 type Resource struct {
 	Name string
 	List func() ([]string, error)
@@ -87,7 +87,7 @@ func ended() error {
 	}
 }
 
-// gone waits until no leaked thing is left.
+// gone waits until no leaked item is left.
 func gone(r Resource, before map[string]int) error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		names, err := r.List()

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package looptime measures how long each operation occupies the single owner of a service's state,
-// which is a goroutine or a lock: all other operations wait meanwhile.
+// Package looptime measures how long each operation occupies the single owner of a service's state: a goroutine or a
+// lock. All other operations wait during that time.
 //
 // The package knows neither the operations nor how the figures are exported.
 package looptime

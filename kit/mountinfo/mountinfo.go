@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package mountinfo finds the mount that contains a path, and reports whether later mounts of other
+// Package mountinfo finds the mount that contains a path, and reports whether mounts that are made later in other
 // namespaces propagate to it.
 package mountinfo
 
@@ -22,8 +22,7 @@ type Mount struct {
 	Slave bool
 }
 
-// Receives reports whether mounts below it that are made in another mount namespace propagate to
-// this one.
+// Receives reports whether a mount that is made below this one in another mount namespace propagates to this one.
 func (m Mount) Receives() bool { return m.Shared || m.Slave }
 
 // Of returns the mount that contains a path. The path must exist.
@@ -46,8 +45,8 @@ func Of(path string) (Mount, error) {
 // unescape reverses the kernel's octal escapes in paths.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
-// holding finds the mount of a path that contains no links: the mount with the longest mount point
-// above it, and of several there the last one, which covers the others.
+// holding finds the mount that contains a path without links: the mount with the longest mount point above the path. If
+// several mounts have that mount point, the last one covers the others.
 func holding(mountinfo, path string) (found Mount, ok bool) {
 	for line := range strings.Lines(mountinfo) {
 		fields := strings.Fields(line)

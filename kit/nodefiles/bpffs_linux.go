@@ -105,8 +105,7 @@ func RemoveState(p instance.Paths) (changes []string, err error) {
 	return changes, nil
 }
 
-// bare reports whether a directory contains only empty mount points and the directories that lead
-// to them.
+// bare reports whether a directory contains only empty mount points and their parent directories.
 func bare(dir string) (bool, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -189,9 +188,9 @@ func (s Service) givePins(dir string) (changes []string, err error) {
 	return changes, nil
 }
 
-// movePins pins every object below from under the same name below to. It removes the old pins only
-// after every object has its new pin: a map without a pin would be lost for the next start. The
-// programs in the kernel, and so the connections, are not affected.
+// movePins pins every object below from under the same name below to. It removes the old pins only after every object
+// has its new pin: the kernel frees a map that has no pin once no process has it open. The programs in the kernel, and
+// so the connections, are not affected.
 func movePins(from, to string) (changes []string, err error) {
 	defer func() {
 		if err != nil {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package nodefiles prepares what the services of an instance need at their start: their
-// directories, with owners and modes, and the bpffs. It runs as root, before the services, and
-// opens no socket.
+// Package nodefiles prepares the directories of the services of an instance, with owners and modes, and the bpffs. It
+// runs as root, before the services, and opens no socket.
 //
 // All operations are idempotent: correct parts are not touched, and interrupted operations are
 // completed.
@@ -65,9 +64,9 @@ func (s Service) directories(p instance.Paths) []directory {
 	}
 	if s.BPF {
 		all = append(all,
-			// The CNI plugin leaves deletions here, which the service removes, and mounts
-			// namespaces here. mount(2) follows links, so the service must not be able to write to
-			// the latter.
+			// The CNI plugin writes deletions to the first directory, from which the service removes them,
+			// and mounts namespaces below the second. mount(2) follows links, so the service must not be
+			// able to write to the second.
 			directory{p.ServiceStateDir("cni"), 0o755, 0, 0, 0},
 			directory{filepath.Join(p.ServiceStateDir("cni"), "deletes"), 0o700, s.UID, s.GID, s.Former},
 			directory{filepath.Join(p.RunDir, "netns"), 0o755, 0, 0, 0})
@@ -75,9 +74,9 @@ func (s Service) directories(p instance.Paths) []directory {
 	return all
 }
 
-// Prepare creates the directories of the services, gives files of a service's former user to its
-// current user, and mounts the bpffs, into which it moves the pins of earlier versions. No service
-// may run as its former user meanwhile. It returns its changes, one line each, also if it fails.
+// Prepare creates the directories of the services, gives files of a service's former user to its current user, mounts
+// the bpffs, and moves the pins of earlier versions into it. While it runs, no service may run as its former user. It
+// returns its changes, one line each, even if it fails.
 func Prepare(p instance.Paths, services ...Service) (changes []string, err error) {
 	for _, s := range services {
 		for _, d := range s.directories(p) {
@@ -98,7 +97,7 @@ func Prepare(p instance.Paths, services ...Service) (changes []string, err error
 	return changes, nil
 }
 
-// Finding is the check result for one part of what Prepare creates.
+// Finding is the check result for one directory or for the bpffs.
 type Finding struct {
 	Kind, Path string
 	// Problem is nil if the part is correct.
@@ -126,7 +125,7 @@ func Check(p instance.Paths, services ...Service) (all []Finding) {
 	return all
 }
 
-// check returns an error that describes how the directory differs.
+// check returns an error that describes how the directory differs from its desired state.
 func (d directory) check() error {
 	info, err := os.Lstat(d.path)
 	if err != nil {
@@ -158,9 +157,9 @@ func (d directory) prepare() (changes []string, err error) {
 	}
 	st := info.Sys().(*syscall.Stat_t)
 	if st.Uid != d.uid || st.Gid != d.gid {
-		// The content comes first: while the directory itself belongs to its former user, an
-		// interrupted run is repeated. Afterwards its content is never touched again, whatever the
-		// service's user creates there.
+		// Change the owner of the content first. If the run is interrupted, the directory still belongs to the
+		// former user, so the next run repeats the step. Once the directory has its new owner, its content is
+		// never touched again, whatever the service's user creates there.
 		if st.Uid == d.former && d.former != d.uid {
 			n, err := d.giveContent()
 			if err != nil {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package privilege drops privileges that a process does not need, for all its threads.
+// Package privilege drops privileges that a process does not need, in all its threads.
 //
-// No change can be undone. Each function verifies the result for every thread in the kernel; after
-// an error the process must not continue. Binaries must be built without cgo (CGO_ENABLED=0): the
-// Go runtime cannot change threads that C code may have started, and returns ENOTSUP.
+// No change can be undone. Each function reads the credentials of every thread back from the kernel to verify the
+// result; after an error the process must not continue. Binaries must be built without cgo (CGO_ENABLED=0): the Go
+// runtime cannot change threads that C code may have started, and returns ENOTSUP.
 package privilege
 
 import (
@@ -221,7 +221,7 @@ func Become(uid, gid uint32, caps ...Cap) error {
 		return fmt.Errorf("become uid %d with %s: the process does not have %s", uid, keep, missing)
 	}
 	if before.Effective.Has(unix.CAP_SETPCAP) {
-		// Before the user changes, since that clears the effective set.
+		// Drop from the bounding set before changing the user, because that clears the effective set.
 		for c := Cap(0); c < 64; c++ {
 			if !before.Bounding.Has(c) || keep.Has(c) {
 				continue

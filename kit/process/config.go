@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 )
 
-// Config has the settings that all services share.
+// Config contains the settings that all services share.
 type Config struct {
 	Log             LogConfig     `config:"log"`
 	Socket          SocketConfig  `config:"socket"`
@@ -115,7 +115,7 @@ func (c *Config) Validate() error {
 		case uid == 1<<32-1:
 			p.Addf(key, "%d is no user", uid)
 		case uid != 0 && hasRights():
-			// A caller could use the privileges of the service.
+			// A caller could otherwise use the privileges of the service.
 			p.Addf(key, "this service runs as root or with capabilities, and would lend them to uid %d", uid)
 		}
 	}

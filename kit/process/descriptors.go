@@ -45,10 +45,9 @@ func metricsConnections(limit uint64) int {
 	return int(min(mostMetricsConns, max(2, limit/16)))
 }
 
-// socketConnections returns the maximum number of connections to the service's socket, given the
-// number of descriptors that are already open. Half of the free descriptors, at most mostForWork,
-// are kept for the service's own work. conns is never below leastConnections; scarce reports that
-// too few are then left for the work.
+// socketConnections returns the maximum number of connections to the service's socket, given the number of descriptors
+// that are already open. Half of the free descriptors, at most mostForWork, are kept for the service's own work. conns
+// is at least leastConnections; scarce reports whether too few descriptors are then left for the service's own work.
 func socketConnections(limit uint64, open, metrics int) (conns int, scarce bool) {
 	used := uint64(open + metrics) //nolint:gosec // neither is negative
 	if limit <= used {

@@ -12,15 +12,14 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// Constants that decide when a process returns memory to the kernel. The Go runtime also returns
-// memory, but keeps as much as the largest heap of the last minutes needed, and an idle process
-// collects only every two minutes.
+// Constants that decide when a process returns memory to the kernel. The Go runtime returns memory, too, but it keeps
+// as much as the largest heap of the last minutes, and it collects garbage of an idle process only every two minutes.
 const (
 	memoryInterval = 10 * time.Second // between two checks
 	// A process that allocates less than this between two checks is idle.
 	idleBytes = 2 << 20
-	// Minimum allocation since memory was last returned that justifies a collection, which costs as
-	// much CPU time as one or two CNI ADDs.
+	// If a process has allocated at least this much since memory was last returned, a collection is worth its cost:
+	// as much CPU time as one or two CNI ADDs.
 	busyBytes = 16 << 20
 )
 
@@ -42,8 +41,8 @@ func (g *giveBack) due(allocated uint64) bool {
 	return true
 }
 
-// giveBackMemory returns memory of the start-up, and then memory after each burst of work, until
-// ctx ends.
+// giveBackMemory returns memory to the kernel once after the start-up and then after each burst of work, until ctx
+// ends.
 func giveBackMemory(ctx context.Context, looks <-chan time.Time, release func()) {
 	sample := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
 	allocated := func() uint64 {

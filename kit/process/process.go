@@ -3,11 +3,10 @@
 
 // Package process starts and stops a service.
 //
-// Run reads the configuration, sets up log, metrics and signals, and calls the service's main
-// function, which reads like a list of its parts. The service's own settings share the file and the
-// flags with the settings of Config. When main returns or a signal arrives, health turns to
-// NOT_SERVING, running calls are completed within a time limit, and background work is stopped, in
-// this order. The exit code reports the result.
+// Run reads the configuration, sets up log, metrics and signals, and calls the service's main function. The service's
+// own settings are in the same file and flags as the settings of Config. When main returns or a signal arrives, health
+// turns to NOT_SERVING, running calls are completed within a time limit, and background work is stopped, in this order.
+// The exit code reports the result.
 package process
 
 import (
@@ -47,8 +46,8 @@ const (
 	ExitUsage  = 2 // the configuration or the machine is wrong; a restart will not help
 )
 
-// Misconfigured wraps an error of main that a restart cannot fix: a person must change a setting, a
-// mount or a permission. Run then returns ExitUsage.
+// Misconfigured wraps an error of main that a restart cannot fix: an operator must change a setting, a mount or a
+// permission. Run then returns ExitUsage.
 func Misconfigured(err error) error {
 	if err == nil {
 		return nil
@@ -120,8 +119,8 @@ func Reference[C any](service string, defaults func(instance.Paths) C) (string, 
 // os.Exit(process.Run("name", defaults, run)). The context passed to main ends with the first
 // signal; a second signal ends the process at once.
 //
-// Before Run calls main, and before it opens anything except the configuration and the health port,
-// it drops all privileges that no option requests.
+// Before Run calls main, and before it opens anything except the configuration and the health port, it drops all
+// privileges that are not requested by an option.
 func Run[C any](service string, defaults func(instance.Paths) C, main func(context.Context, *Process, C) error,
 	options ...Option,
 ) int {
@@ -145,7 +144,7 @@ type environment struct {
 	stderr  io.Writer
 	root    string          // prepended to every default path
 	rights  *rights         // privileges to keep; nil changes nothing
-	ctx     context.Context // ends the process like a signal; may be nil
+	ctx     context.Context // cancelling it ends the process like a signal; may be nil
 }
 
 func run[C any](env environment, service string, defaults func(instance.Paths) C,
@@ -229,8 +228,8 @@ func run[C any](env environment, service string, defaults func(instance.Paths) C
 	return ExitOK
 }
 
-// start drops all other privileges and, if the process serves, opens the ports that every service
-// has. service is the service's configuration. stop closes what start opened, also after an error.
+// start drops all privileges that are not in rights and, if the process serves, opens the health and metrics ports.
+// service is the service's configuration. stop closes what start opened, also after an error.
 func (p *Process) start(rights *rights, service any, serves bool) (stop func(), err error) {
 	var opened []func()
 	stop = func() {
@@ -253,7 +252,8 @@ func (p *Process) start(rights *rights, service any, serves bool) (stop func(), 
 		}
 	}
 	if serves && !p.Config.Health.off() {
-		// Before the system call filter is installed: no later socket uses internet addresses.
+		// The health port must be opened before the system call filter is installed, which forbids internet
+		// sockets.
 		l, err := health.Listen(p.Config.Health.Address)
 		if err != nil {
 			return stop, err
@@ -353,13 +353,12 @@ func Phase[T any](p *Process, name string, f func() (T, error)) (T, error) {
 	return v, err
 }
 
-// Waiting sets what the process needs before its server can serve. /readyz returns this text until
-// then, and again whenever the server stops serving.
+// Waiting sets the text that /readyz returns until the server serves, and again whenever it stops serving: the
+// condition that the process waits for.
 func (p *Process) Waiting(what string) { p.waiting.Store(&what) }
 
-// Unready makes /readyz return a reason although the server serves: something that the process
-// needs for all of its work is unavailable, so that its calls wait or fail with that reason. Nil
-// clears it.
+// Unready makes /readyz report an error although the server serves, for example because another service is unavailable
+// and all calls therefore wait or fail. Nil clears the error.
 func (p *Process) Unready(why error) {
 	if why == nil {
 		p.unready.Store(nil)
@@ -382,8 +381,8 @@ func (p *Process) notReady() error {
 	return errors.New("starting")
 }
 
-// Ready marks the end of the start-up. From now on the process returns memory of the start-up, and
-// later memory of bursts of work, to the kernel.
+// Ready marks the end of the start-up. From then on, the process returns unused memory to the kernel: once for the
+// start-up, and after each burst of work.
 func (p *Process) Ready() {
 	took := time.Since(p.started)
 	p.ready.Set(took.Seconds())
@@ -391,10 +390,9 @@ func (p *Process) Ready() {
 	p.wg.Go(p.watchMemory)
 }
 
-// OnExit adds a step that runs after the servers and the background work have stopped, in reverse
-// order of addition. If the work does not stop in time, no step runs. Use it for resources that
-// servers and background work share: a deferred call in main would run while background work still
-// runs. Not safe for concurrent use.
+// OnExit adds a step that runs after the servers and the background work have stopped, in the reverse order of the
+// calls of OnExit. If the work does not stop in time, no step runs. Use it for resources that servers and background
+// work share: a deferred call in main would run while background work still runs. Not safe for concurrent use.
 func (p *Process) OnExit(f func() error) { p.onExit = append(p.onExit, f) }
 
 // Go starts background work. Its context ends after the servers have stopped. If f returns before
@@ -410,7 +408,7 @@ func (p *Process) Go(name string, f func(context.Context) error) {
 		}
 		select {
 		case p.failed <- fmt.Errorf("%w: %s: %w", ErrBackground, name, err):
-		default: // the first reason is enough
+		default: // only the first error is reported
 			p.Log.Error("background work ended", "work", name, log.Err(err))
 		}
 	})

@@ -20,9 +20,9 @@ import (
 // Option changes how Run starts a service.
 type Option func(*rights)
 
-// Privileged keeps exactly the given capabilities. Started as root, the process becomes the given
-// user, with the group of all services, before it opens anything. Started as another user, it must
-// have the capabilities as ambient capabilities.
+// Privileged keeps exactly the given capabilities. If the process is started as root, it becomes the given user, with
+// the group of all services, before it opens anything. If it is started as another user, it must have these
+// capabilities in its ambient set.
 func Privileged(uid uint32, caps ...privilege.Cap) Option {
 	return func(r *rights) { r.uid, r.capabilities = uid, caps }
 }
@@ -33,8 +33,8 @@ type rights struct {
 	capabilities []privilege.Cap
 }
 
-// take drops all other privileges. whole reports whether it covered every thread, which the sandbox
-// requires: a binary that links C, as race detector builds do, does not know all its threads.
+// take drops all privileges except r. whole reports whether it changed every thread, which the sandbox requires: a
+// binary that links C, such as a race detector build, does not know all its threads.
 func (r rights) take(logger *slog.Logger) (whole bool, err error) {
 	if len(r.capabilities) == 0 {
 		if err := privilege.Unprivileged(logger); err != nil {
@@ -67,8 +67,7 @@ var hasRights = func() bool {
 	return err != nil || state.Permitted != 0
 }
 
-// Caller is implemented by a pointer to a configuration of a service that needs system calls in
-// addition to the common ones.
+// Caller is implemented by the configuration (a pointer) of a service that needs more than the common system calls.
 type Caller interface{ Calls() sandbox.Calls }
 
 // restrictCalls limits the process to the system calls that its configuration needs.
@@ -102,8 +101,8 @@ func (p *Process) Confine(f sandbox.Files) error {
 	})
 }
 
-// MissingLayers returns the layers of the sandbox that the kernel does not support, one line each.
-// It may be called once Confine has returned.
+// MissingLayers returns the layers of the sandbox that the kernel does not support, one line each. Call it only after
+// Confine has returned.
 func (p *Process) MissingLayers() []string { return slices.Clone(p.missing) }
 
 // sandboxed records whether a layer of the sandbox is enforced. An unsupported layer is not an

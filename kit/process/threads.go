@@ -10,16 +10,15 @@ import (
 	"github.com/sluice-net/sluice/kit/tasks"
 )
 
-// Threads that a service needs in addition to those at its start: the minimum with which the
-// smallest service was seen to work, and the number that a busy service may use on a machine with
-// one CPU.
+// Threads that a service needs in addition to the threads that it has when it starts: the smallest number with which
+// the smallest service worked in tests, and the number that a busy service may use on a machine with one CPU.
 const (
 	leastThreads = 6
 	usualThreads = 16
 )
 
-// roomForThreads returns an error if the cgroup leaves too few threads to start, and logs a warning
-// if it leaves too few for a busy service: the Go runtime ends a process that cannot create a
+// roomForThreads returns an error if the cgroup allows too few further threads to start, and logs a warning if it
+// allows too few for a busy service. The check is needed because the Go runtime ends a process that cannot create a
 // thread, without a log line.
 func roomForThreads(logger *slog.Logger) error {
 	if err := tasks.Need(leastThreads, "a service"); err != nil {

@@ -41,7 +41,7 @@ func (a Access) allows(uid uint32, alsoRoot []uint32) bool {
 
 func isRoot(uid uint32, alsoRoot []uint32) bool { return uid == 0 || slices.Contains(alsoRoot, uid) }
 
-// named returns the users that rows of the table name: services that others wait for.
+// named returns the users that rows of the table list: users of services on which other processes depend.
 func (m Methods) named() []uint32 {
 	var uids []uint32
 	for _, row := range m {
@@ -55,9 +55,8 @@ func (m Methods) named() []uint32 {
 type Method struct {
 	Access Access
 	Limit  Limit // zero for no limit
-	// Prepared compiles the validation rules of the request when the server starts. Otherwise the
-	// first call compiles them, which takes 10 ms for the first message of a process. Compiled
-	// rules use memory.
+	// Prepared means that the server compiles the request's validation rules when it starts. Otherwise the first
+	// call compiles them, which takes 10 ms for the first message of a process. Compiled rules use memory.
 	Prepared bool
 }
 
@@ -65,7 +64,7 @@ type Method struct {
 // to their rows.
 type Methods map[string]Method
 
-// always reports whether the method belongs to health or reflection, which every server serves.
+// always reports whether the method belongs to the health or the reflection service, which every server has.
 func always(method string) bool {
 	return strings.HasPrefix(method, "/"+grpc_health_v1.Health_ServiceDesc.ServiceName+"/") ||
 		strings.HasPrefix(method, "/grpc.reflection.")

@@ -19,8 +19,8 @@ import (
 const (
 	failureBurst = 20  // number that is logged without a rate limit
 	failureRate  = 0.1 // per second afterwards
-	// maxFailures is the number of combinations that have a rate limit of their own. All others
-	// share one.
+	// maxFailures is the maximum number of combinations with a rate limit of their own. All further combinations
+	// share one limit.
 	maxFailures = 1024
 )
 

@@ -18,10 +18,9 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
 
-// Limit bounds the calls of one method, separately for root with the users that rows of the table
-// name, and for all other callers together: read-only callers cannot delay the callers that pods
-// depend on. Fields that are 0 do not limit. If the queue is full or the rate is exceeded, a call
-// fails with RESOURCE_EXHAUSTED and RetryInfo.
+// Limit limits the calls of one method. Root and the users that the table lists share one limit; all other callers
+// share a second one, so that read-only callers cannot delay the callers that pods depend on. A field that is 0 sets no
+// limit. If the queue is full or the rate is exceeded, a call fails with RESOURCE_EXHAUSTED and RetryInfo.
 type Limit struct {
 	InFlight int // concurrent calls, or open streams
 	Waiting  int // calls that may wait for a running one to end; requires InFlight
@@ -68,7 +67,8 @@ func newLimiter(l Limit) *limiter {
 	return lim
 }
 
-// limiters are the two limiters of a method; trusted is for root and named users.
+// limiters are the two limiters of a method: trusted for root and the users that the table lists, others for all other
+// callers.
 type limiters struct{ trusted, others *limiter }
 
 func newLimiters(l Limit) limiters { return limiters{trusted: newLimiter(l), others: newLimiter(l)} }
@@ -109,7 +109,7 @@ func (l *limiter) refuse(format string, args ...any) error {
 	return rpcerr.New(codes.ResourceExhausted, rpcerr.TooManyCalls, fmt.Errorf(format, args...), rpcerr.Retry(l.limit.RetryAfter))
 }
 
-// enter takes a slot for a caller that was authorised.
+// enter acquires a slot of the method's limit for an authorised caller.
 func (s *Server) enter(ctx context.Context, method string) (done func(), _ error) {
 	cred, ok := PeerCred(ctx)
 	trusted := ok && (isRoot(cred.UID, s.alsoRoot) || slices.Contains(s.named, cred.UID))

@@ -39,11 +39,10 @@ type ListenOptions struct {
 	GID     *uint32     // group of the socket, and of the directory if Listen creates it; the process's own if nil
 	// MaxConns is the maximum number of open connections, 1,024 if 0.
 	MaxConns int
-	// MaxConnsPerUID is the maximum number of open connections per uid other than 0, half of
-	// MaxConns if 0. Further connections are closed at once. All non-root users together leave an
-	// eighth of MaxConns to root, at least 4 unless MaxConns is very small. A single process of
-	// root is limited to MaxConnsPerUID, too, and leaves half of root's share to other processes of
-	// root.
+	// MaxConnsPerUID is the maximum number of open connections per uid other than 0, half of MaxConns if 0. Further
+	// connections are closed at once. An eighth of MaxConns, and at least 4 unless MaxConns is very small, is
+	// reserved for root. A single process of root is limited to MaxConnsPerUID, too, and half of root's reserve is
+	// for other processes of root.
 	MaxConnsPerUID int
 	// Trusted users share the limits of root.
 	Trusted []uint32
@@ -57,7 +56,7 @@ type Cred struct {
 	PID int32  // for logs only: the kernel may have reused it
 }
 
-// Listener is a unix socket with the peer's credentials on each connection.
+// Listener is a unix socket that adds the peer's credentials to each connection.
 type Listener struct {
 	path  string
 	inner *net.UnixListener
@@ -121,8 +120,7 @@ func Listen(path string, o ListenOptions) (_ *Listener, err error) {
 		}
 	}
 
-	// The file gets the mode that the descriptor has at bind, so there is no moment in which other
-	// users could connect.
+	// The socket file inherits the descriptor's mode at bind, so other users cannot connect at any time.
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var cerr error
 		if err := c.Control(func(fd uintptr) { cerr = unix.Fchmod(int(fd), 0o600) }); err != nil {
@@ -259,9 +257,8 @@ func (l *Listener) admit(c Cred) bool {
 	defer l.mu.Unlock()
 	full := l.conns >= l.maxConns
 	if l.isTrusted(c.UID) {
-		// This only limits a single process that leaks connections, which must not use up the last
-		// ones. It is not exact: the PID may have been reused, and is 0 for a process in another
-		// PID namespace.
+		// This limit is only for a process of root that leaks connections: it must not use the last ones. It is
+		// not exact: the PID may have been reused, and is 0 for a process in another PID namespace.
 		last, own := l.forRoot()/2, l.perRoot[c.PID]
 		full = full || own >= l.maxPerUID || own >= last && l.conns >= l.maxConns-last
 	} else {

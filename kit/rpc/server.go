@@ -289,9 +289,8 @@ type drainingStream struct {
 
 func (s *drainingStream) Context() context.Context { return s.ctx }
 
-// RecvMsg returns when the server shuts down. The underlying stream does not: it waits for its
-// client. The goroutine that still reads ends with the stream, right after the handler returns, and
-// its message is discarded.
+// RecvMsg returns when the server shuts down. RecvMsg of the underlying stream would wait for the client. The goroutine
+// that still reads from it ends when the handler has returned, and its message is discarded.
 func (s *drainingStream) RecvMsg(m any) error {
 	if !s.clientStream {
 		return s.ServerStream.RecvMsg(m)

@@ -24,9 +24,9 @@ import (
 // reported.
 const maxExplained = 64 << 10
 
-// checkMessage returns INVALID_ARGUMENT with a BadRequest that names the fields which violate the
-// rules of their proto file: at most rpcerr.MaxViolations fields, and only one for a large message,
-// in which millions of invalid elements would each create an object.
+// checkMessage returns INVALID_ARGUMENT with a BadRequest that names the fields which violate the rules of their proto
+// file: at most rpcerr.MaxViolations fields, and only one for a large message, because each of millions of invalid
+// elements would create an object.
 func checkMessage(v protovalidate.Validator, msg any) error {
 	m, ok := msg.(proto.Message)
 	if !ok {

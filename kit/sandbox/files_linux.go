@@ -38,9 +38,9 @@ const (
 // landlockVersion is the newest Landlock ABI version whose rights are used.
 const landlockVersion = 7
 
-// RestrictFiles limits every thread to the files in f. It also forbids to execute files, to create
-// devices, to signal processes outside the sandbox, and to connect to abstract sockets outside it,
-// as far as the kernel's Landlock version supports these. It returns that version.
+// RestrictFiles limits every thread to the files in f. As far as the kernel's Landlock version supports it,
+// RestrictFiles also forbids executing files, creating devices, signalling processes outside the sandbox, and
+// connecting to abstract sockets outside it. It returns that version.
 func RestrictFiles(f Files) (version int, err error) {
 	version, err = ll.LandlockGetABIVersion()
 	if err != nil || version <= 0 {
@@ -63,8 +63,8 @@ func RestrictFiles(f Files) (version int, err error) {
 			}
 		}
 	}
-	// The kernel may give a procfs name another inode when nothing holds it open, and the rule
-	// would then not apply to it. These descriptors stay open for the life of the process.
+	// The kernel may give a procfs name a new inode while no process has it open, and the rule would not apply to
+	// the new inode. Therefore these descriptors stay open for the life of the process.
 	for _, path := range held {
 		if _, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0); err != nil {
 			return version, fmt.Errorf("restrict files: hold %s: %w", path, err)

@@ -4,8 +4,8 @@
 // Package sandbox removes rights that no service needs: system calls by a seccomp filter, files by
 // a Landlock ruleset. Both apply to all existing and future threads, and cannot be undone.
 //
-// If the kernel was built or booted without one of them, the functions return ErrUnsupported. The
-// process continues without it: its user and its capabilities still limit it.
+// If the kernel was built or booted without one of them, the functions return ErrUnsupported. The process continues
+// without it, because its user and its capabilities still limit it.
 package sandbox
 
 import (
@@ -86,7 +86,7 @@ func checked(c Calls, pid int) []seccomp.NameWithConditions {
 		}
 		return call
 	}
-	// internet refuses a call on internet sockets if argument n differs from than.
+	// internet returns an entry that refuses a call for internet sockets if argument n is not than.
 	internet := func(name string, n uint32, than uint64) seccomp.NameWithConditions {
 		return seccomp.NameWithConditions{Name: name, Conditions: seccomp.ArgumentConditions{
 			arg(0, seccomp.NotEqual, unix.AF_UNIX), arg(0, seccomp.NotEqual, unix.AF_NETLINK), arg(n, seccomp.NotEqual, than),
@@ -100,12 +100,13 @@ func checked(c Calls, pid int) []seccomp.NameWithConditions {
 		families = append(families, unix.AF_NETLINK)
 	}
 	calls := []seccomp.NameWithConditions{
-		// No new executable memory.
+		// Refuse new executable memory.
 		{Name: "mmap", Conditions: seccomp.ArgumentConditions{arg(2, seccomp.BitsSet, unix.PROT_EXEC)}},
 		{Name: "mprotect", Conditions: seccomp.ArgumentConditions{arg(2, seccomp.BitsSet, unix.PROT_EXEC)}},
-		// New threads only, no new processes.
+		// Allow new threads, but no new processes.
 		{Name: "clone", Conditions: seccomp.ArgumentConditions{arg(0, seccomp.BitsNotSet, unix.CLONE_THREAD)}},
-		// Signals to the process itself: the Go runtime's own, and SIGABRT and others on a crash.
+		// Allow signals only to the process itself: the Go runtime sends some, and SIGABRT and others after a
+		// crash.
 		other("kill", 0, uint64(pid)),
 		other("tgkill", 0, uint64(pid)),
 		other("prctl", 0, prSetVMA, unix.PR_SET_NAME, unix.PR_SET_NO_NEW_PRIVS, unix.PR_GET_NO_NEW_PRIVS),
@@ -121,11 +122,10 @@ func checked(c Calls, pid int) []seccomp.NameWithConditions {
 	return calls
 }
 
-// policies returns the filters of a process; the kernel applies the strictest result. The first
-// filter lists every call that may succeed. All other calls, and all calls of other architectures,
-// fail with EPERM. Each of the other filters checks the arguments of one call. They are separate
-// filters because library version 1.6.0 compares the number of the next call with the argument that
-// it loaded last.
+// policies returns the filters of a process; the kernel applies the strictest result. The first filter lists every call
+// that may succeed. All other calls, and all calls of other architectures, fail with EPERM. Each of the other filters
+// checks the arguments of one call. They are separate filters because of a bug in version 1.6.0 of the library: within
+// one filter it compares the number of the next call with the last loaded argument.
 func policies(c Calls, pid int) ([]seccomp.Policy, error) {
 	info, err := arch.GetInfo("")
 	if err != nil {

@@ -24,8 +24,8 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/client"
 )
 
-// asService makes a test binary run as the service that it tests, so that the killed process is the
-// code under test, including the race detector if the tests use it.
+// asService is the variable that makes a test binary run as the service that it tests. So a test can kill a process
+// with the code under test, including the race detector if the tests use it.
 const asService = "SLUICE_TEST_AS_SERVICE"
 
 // Main runs the service instead of the tests if Command or Place.Command started the process. It
@@ -76,7 +76,7 @@ func NewPlace(t testing.TB, uid uint32) *Place {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	p := &Place{Dir: dir, t: t, uid: uid, exe: filepath.Join(dir, "service")}
-	// Other users may not be able to access go test's own directory.
+	// Other users may have no access to the directory in which go test builds the binary.
 	if err := copyExecutable(p.exe); err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func Start(t testing.TB, cmd *exec.Cmd, socket string, o client.Options) *Proces
 	return StartBy(t, func(start func() error) error { return start() }, cmd, socket, o)
 }
 
-// StartBy is Start with a launch function, which may change the thread on which it calls start.
+// StartBy is Start with a launch function that calls start, for example on a thread with other privileges.
 func StartBy(t testing.TB, launch func(start func() error) error, cmd *exec.Cmd, socket string, o client.Options) *Process {
 	t.Helper()
 	p := &Process{Cmd: cmd, t: t, ended: make(chan struct{})}
@@ -187,7 +187,7 @@ func (p *Process) Log() string {
 	return p.stderr.String()
 }
 
-// gone cleans up after the end of the process. It may be called repeatedly.
+// gone cleans up after the process has ended. It may be called repeatedly.
 func (p *Process) gone() {
 	<-p.ended
 	if p.Conn != nil {

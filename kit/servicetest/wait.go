@@ -15,8 +15,8 @@ import (
 // machine.
 const Patience = time.Minute
 
-// Limits of the pause between two checks. A pause is as long as the check took, so that at least
-// half of the CPU time is left for the code under test.
+// Limits of the pause between two checks. A pause is as long as the check before it, so that at least half of the CPU
+// time is left for the code under test.
 const (
 	shortest = 5 * time.Millisecond
 	longest  = 100 * time.Millisecond

@@ -4,10 +4,9 @@
 // Package source combines objects of several kinds, as informers deliver them, into one set for a
 // watch.Sink.
 //
-// Each kind is listed and watched separately. The set is complete when all kinds are complete.
-// Until then the sink receives the objects that are known, and keeps other objects that it has. So
-// a kind that cannot be listed, because of missing permissions or an unavailable API, causes no
-// deletions.
+// Each kind is listed and watched separately. The set is complete when all kinds are complete. Until then, the sink
+// receives the known objects and deletes none, so a kind that cannot be listed, because of missing permissions or an
+// unavailable API, causes no deletions.
 package source
 
 import (
@@ -30,8 +29,8 @@ type Options struct {
 	// RetryMin and RetryMax bound the pause after a failure of the sink; the pause doubles each
 	// time.
 	RetryMin, RetryMax time.Duration
-	// Refresh is the interval after which an idle sink gets a call of Apply without changes, in
-	// which it may retry objects that it refused.
+	// Refresh is the interval at which Run calls Apply of an idle sink without changes, so that the sink can retry
+	// objects that it refused.
 	Refresh time.Duration
 	Log     *slog.Logger
 }

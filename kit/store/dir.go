@@ -17,8 +17,8 @@ import (
 
 // Names in a state directory.
 const (
-	// MarkerName is the file that lists the state files that were created. If a listed file is
-	// missing, it was lost; the directory is not a new installation.
+	// MarkerName is the name of the file that lists the created state files. If a listed file is missing, it was
+	// lost: the directory is not a new installation.
 	MarkerName = "created"
 	lockName   = "lock"
 )
@@ -80,8 +80,8 @@ func prepare(path string, mode fs.FileMode) error {
 	return nil
 }
 
-// makeDir creates a directory and its missing parents durably: a synced file is lost in a power
-// loss if the name of its directory was not synced.
+// makeDir creates a directory and its missing parents durably: a power loss can remove even a synced file if the name
+// of its directory was not synced.
 func makeDir(path string, mode fs.FileMode) error {
 	err := os.Mkdir(path, mode)
 	if errors.Is(err, fs.ErrNotExist) {

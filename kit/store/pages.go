@@ -14,8 +14,8 @@ import (
 	"os"
 )
 
-// The layout of a bbolt file, version 2, unchanged since 2013. Numbers are in the machine's byte
-// order; the magic number reveals a different one.
+// The layout of a bbolt file, version 2, unchanged since 2013. Numbers are in the machine's byte order; the magic
+// number differs in a file of the other byte order.
 const (
 	magic       = 0xED0CDAED
 	fileVersion = 2
@@ -62,10 +62,9 @@ type pageWalk struct {
 	pages    [][]byte // by depth; a page stays valid while the pages below it are checked
 }
 
-// findMeta reads the two meta pages and uses the newer one. Both must be intact: the meta data are
-// 80 bytes at the start of a page, which storage writes atomically within a sector, so a loss of
-// power cannot corrupt one. Otherwise a file with one corrupt meta page would be read in its state
-// before the last commit.
+// findMeta reads the two meta pages and uses the newer one. Both must be intact: if the newer one were corrupt and
+// ignored, the file would be read in its state before the last commit. A loss of power cannot corrupt a meta page,
+// because its 80 bytes are within one sector, which storage writes atomically.
 func (w *pageWalk) findMeta() error {
 	if w.size == 0 {
 		return errors.New("the file is empty")

@@ -5,15 +5,15 @@ package store
 
 import "errors"
 
-// Refusal is the error about a state file that a service must not use or replace. All services describe such a file
-// with it, so that operators find the same words: what is wrong, that the file is unchanged, and the ways to continue.
+// Refusal is the error for a state file that a service must neither use nor replace. All services use it, so that their
+// messages have the same form: the fault, that the file is unchanged, and the possible next steps.
 type Refusal struct {
 	Path   string
 	Kind   error // ErrCorrupt, ErrMissing, ErrForeign or ErrVersion
 	Detail error
-	// Commands lets the service begin without the file. Loss is the condition for it.
+	// Commands lets the service start without the file. Loss completes the clause "if …, begin without it".
 	Commands, Loss string
-	Doc            string // page about such a file; may be empty
+	Doc            string // documentation page about such a file; may be empty
 }
 
 func (r *Refusal) Error() string {

@@ -3,10 +3,9 @@
 
 // Package store keeps the state of a service in bbolt files.
 //
-// A file is created completely or not at all, and a marker file lists the files that were created.
-// A file that is missing, empty, truncated, corrupt or of another version is refused and left
-// unchanged; the error names the file and the steps to recover. It is never mistaken for the file
-// of a new installation.
+// A file is created completely or not at all, and a marker file lists the files that were created. A file that is
+// missing, empty, truncated, corrupt or of another version is refused and left unchanged; the error names the file and
+// the steps to recover. A refused file never makes the directory count as a new installation.
 //
 // Each commit is synced before Update returns. A checksum over all records is part of each commit,
 // so that the next start detects a record that was changed or lost outside the service. Only the
@@ -234,8 +233,8 @@ func (s *Store) checkFile() error {
 	}
 }
 
-// syncDisk makes the content that is about to be read durable. A process that was killed may have
-// left a commit unsynced, and after a failed sync some pages may exist only in the kernel's cache.
+// syncDisk makes the content that is about to be read durable. A killed process may not have synced its last commit,
+// and after a failed sync some pages may exist only in the kernel's cache.
 func syncDisk(f *os.File) error {
 	if err := f.Sync(); err != nil {
 		return err
@@ -264,8 +263,8 @@ const reservedStep = 1 << 20
 func (s *Store) openBolt(path string) (*bolt.DB, error) {
 	db, err := bolt.Open(path, 0o600, &bolt.Options{
 		Timeout: time.Second,
-		// The free list is rebuilt at the start instead of being written with every commit, which
-		// would cost more the longer the list is.
+		// bbolt rebuilds the free list at the start instead of writing it with every commit, which takes longer
+		// the longer the list is.
 		NoFreelistSync: true,
 		FreelistType:   bolt.FreelistMapType,
 		NoSync:         s.o.Boot,
@@ -327,7 +326,7 @@ func (s *Store) fill(db *bolt.DB) error {
 	if err != nil {
 		return err
 	}
-	// A second commit, so that both meta pages are written by Sluice.
+	// Commit a second time, so that both meta pages contain Sluice's state.
 	return db.Update(func(tx *bolt.Tx) error { return (&Tx{tx: tx, sum: &sum}).finish() })
 }
 
@@ -401,7 +400,7 @@ func (s *Store) verify() error {
 	return nil
 }
 
-// errFault is the error for a panic inside bbolt, or for a page that cannot be read.
+// errFault is the detail of a refusal after a panic inside bbolt, or for a page that cannot be read.
 var errFault = errors.New("it cannot be read")
 
 func (s *Store) readMeta(tx *bolt.Tx) (Layout, digest, error) {

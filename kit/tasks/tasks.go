@@ -3,9 +3,8 @@
 
 // Package tasks determines how many more threads and processes the cgroups of this process allow.
 //
-// If the kernel refuses a new thread, the Go runtime ends the process at once, with stack traces
-// instead of a message, and code cannot prevent that. So a process checks the limits before it
-// needs the threads.
+// If the kernel refuses a new thread, the Go runtime ends the process at once, with stack traces instead of a message,
+// which a program cannot prevent. Therefore a process checks the limits before it needs the threads.
 package tasks
 
 import (
@@ -24,8 +23,8 @@ type Room struct {
 	File  string // path of its pids.max
 }
 
-// Left returns the remaining capacity in the cgroups of this process that are mounted. It returns
-// false if no cgroup has a limit, or if they cannot be read.
+// Left returns the remaining capacity of this process's mounted cgroups. It returns false if no cgroup has a limit,
+// or if the limits cannot be read.
 func Left() (Room, bool) { return left("/proc/self") }
 
 // Need returns an error that names the limit if fewer than least tasks are left.

@@ -18,10 +18,10 @@ import (
 
 // Source is a remote set that can be watched.
 type Source[K comparable, V any] interface {
-	// Watch yields the events of a Hub, or of a service that uses one. With a nil token it begins
-	// with a listing, else with the event after the token. The first event comes at once: a
-	// bookmark if nothing has changed. Watch returns soon after ctx ends. An error is always the
-	// last item; it wraps ErrExpired if the source refuses the token.
+	// Watch yields the events of a Hub, or of a service that uses one. With a nil token it begins with a listing,
+	// else with the event after the token. It yields its first event at once: a bookmark if nothing has changed.
+	// Watch returns soon after ctx ends. An error is always the last item; it wraps ErrExpired if the source
+	// refuses the token.
 	Watch(ctx context.Context, token []byte) iter.Seq2[Event[K, V], error]
 }
 
@@ -29,11 +29,11 @@ type Source[K comparable, V any] interface {
 type Changes[K comparable, V any] struct {
 	Upserts map[K]V
 	Deletes map[K]struct{}
-	// Revision is the source's revision, within run Incarnation, up to which the sink is complete
-	// after these changes. 0 if unknown, as during a listing.
+	// Revision is the revision of the source, in the run Incarnation, whose state the sink has after these changes.
+	// 0 if unknown, as during a listing.
 	Revision    uint64
 	Incarnation string
-	// Origin is the origin up to which the sink is complete after these changes; zero if unknown.
+	// Origin is the origin whose state the sink has after these changes; zero if unknown.
 	Origin Origin
 }
 
@@ -56,10 +56,9 @@ type FollowOptions struct {
 	// Max is the maximum number of keys. If the source has more, the watch fails, and the sink
 	// keeps its content.
 	Max int
-	// RetryMin and RetryMax bound the pause after a failure. The pause doubles up to RetryMax, and
-	// restarts at RetryMin after a watch that lasted longer than RetryMax. While the server's
-	// socket cannot be connected to, the pause is at most absentPause, because a connection attempt
-	// costs only one system call.
+	// RetryMin and RetryMax bound the pause after a failure. The pause doubles up to RetryMax, and restarts at
+	// RetryMin after a watch that lasted longer than RetryMax. While the server's socket refuses connections, the
+	// pause is at most absentPause, because an attempt costs only one system call.
 	RetryMin, RetryMax time.Duration
 	Log                *slog.Logger
 }

@@ -15,9 +15,9 @@
 // Follow reads such a set from another process: it keeps a Sink equal to a Source across
 // interrupted watches and restarts of the source.
 //
-// Order: the changes of a key arrive in order. A new key never arrives before a key that was added
-// earlier, and a deletion never before an earlier deletion. Because of merging, a reader may see a
-// later value earlier, or the deletion of a key that it never saw, which it must ignore.
+// Order: the changes of a key arrive in order. A new key never arrives before a key that was added earlier, and a
+// deletion never before an earlier deletion. Because changes are merged, a reader may receive a value before changes of
+// other keys that preceded it. It must ignore the deletion of a key that it never received.
 package watch
 
 import (
@@ -84,7 +84,7 @@ type Event[K comparable, V any] struct {
 	Origin Origin
 }
 
-// Origin is a revision of the store that a Hub's set is derived from.
+// Origin is a revision of the store from which the set of a Hub is derived.
 type Origin struct {
 	Store    uint64 // identifies the store; 0 if unknown
 	Revision int64  // revision of the store
@@ -99,8 +99,8 @@ type Options[V any] struct {
 	Loading bool
 	// Equal reports whether an upsert can be ignored because the value is equal. Nil ignores none.
 	Equal func(a, b V) bool
-	// Quiet is the maximum delay of a bookmark for a Reach without changes before it, because many
-	// revisions of a store do not concern the readers. 0 sends it at once.
+	// Quiet is the maximum delay of the bookmark for a call of Reach that follows no change. Many revisions of a
+	// store do not concern the readers, so their bookmarks are merged. 0 sends each at once.
 	Quiet time.Duration
 }
 
@@ -115,7 +115,7 @@ type Hub[K comparable, V any] struct {
 	history  []change[K, V]                   // guarded by mu; a ring buffer
 	first    uint64                           // guarded by mu; oldest revision in history
 	subs     map[*Subscription[K, V]]struct{} // guarded by mu
-	origin   Origin                           // guarded by mu; the items include everything up to it
+	origin   Origin                           // guarded by mu; the items contain all changes up to it
 	told     uint64                           // guarded by mu; revision of the hub when readers last received an origin
 	telling  bool                             // guarded by mu; a timer will send the origin
 	changed  chan struct{}                    // guarded by mu; closed at the next change; nil if no caller waits for it
@@ -246,9 +246,9 @@ func (h *Hub[K, V]) Origin() Origin {
 	return h.origin
 }
 
-// Reach declares that the hub includes everything up to a revision of its store. Readers receive it
-// with the next event or in a bookmark: at once, or within Options.Quiet if nothing has changed
-// since they last received an origin.
+// Reach declares that the hub includes everything up to a revision of its store. Readers receive the revision with the
+// next event, or in a bookmark. The bookmark is sent at once, or within Options.Quiet if nothing has changed since
+// readers last received an origin.
 func (h *Hub[K, V]) Reach(store uint64, revision int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -259,7 +259,7 @@ func (h *Hub[K, V]) Reach(store uint64, revision int64) {
 	h.origin = at
 	onward := at.Store == before.Store && at.Revision > before.Revision
 	switch {
-	case !h.loaded: // the bookmark after the listing will have it
+	case !h.loaded: // the bookmark after the listing will contain it
 	case h.opts.Quiet <= 0 || h.revision != h.told || !onward:
 		h.tell()
 	case !h.telling:
@@ -444,8 +444,8 @@ func (s *Subscription[K, V]) push(c change[K, V]) bool {
 	}
 	if e, ok := s.queued[c.key]; ok {
 		if e.change.kind == Upsert && c.kind == Upsert {
-			// The entry keeps its position, before keys that were added later. The token of that
-			// position is older than the value, which is harmless.
+			// The entry keeps its place in the queue, before keys that were added later. The token of that
+			// place is older than the value; a reader that resumes there receives the value again.
 			e.change.value = c.value
 			return true
 		}
@@ -469,7 +469,7 @@ func (s *Subscription[K, V]) mark(revision uint64, origin Origin) {
 	s.notify()
 }
 
-// reach queues a bookmark, which replaces the bookmark of the previous call.
+// reach queues a bookmark; it replaces a bookmark of an earlier call that is still queued.
 func (s *Subscription[K, V]) reach(revision uint64, origin Origin) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -14,9 +14,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Receive yields the messages of a Watch RPC as events, for Source.Watch. open makes the call; the
-// stream ends with the context of the call. The code OUT_OF_RANGE, with which Serve refuses a
-// token, becomes ErrExpired.
+// Receive yields the messages of a Watch RPC as events, for Source.Watch. open makes the call; the stream ends with the
+// context of the call. Receive returns ErrExpired for the code OUT_OF_RANGE, with which Serve refuses a token.
 func Receive[M any, K comparable, V any](
 	open func() (grpc.ServerStreamingClient[M], error), event func(*M) Event[K, V],
 ) iter.Seq2[Event[K, V], error] {

@@ -23,8 +23,8 @@ const IdleBookmark = 30 * time.Second
 // disconnected with ErrSlow.
 const SendTimeout = 30 * time.Second
 
-// Serve subscribes to the hub and passes every event to send until ctx ends, send fails, or the
-// subscription ends. It implements a Watch RPC: its result is the status of the RPC.
+// Serve subscribes to the hub and passes every event to send until ctx ends, send fails, or the subscription ends. It
+// implements a Watch RPC, and returns the status of the RPC.
 //
 // Serve returns when the subscription ends or when one send takes longer than SendTimeout, even if
 // that send has not returned: gRPC's Send to a client that does not read only returns after its

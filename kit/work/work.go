@@ -12,14 +12,13 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// Task is work that runs until its context ends. Run only returns earlier with an error that must
-// end the process.
+// Task is work that runs until its context ends. If Run returns earlier, it returns an error that must end the process.
 type Task struct {
 	Name string // for logs
 	Run  func(ctx context.Context) error
 }
 
-// Await is a condition that part of a process waits for before it can do all of its work.
+// Await is a condition without which a part of the process cannot do all of its work.
 type Await struct {
 	What string // for logs and status: "the pod ranges of sluice-ipam"
 	Done <-chan struct{}

@@ -207,8 +207,8 @@ func Chunks(data []byte) [][]byte {
 // chunk is a part of a stream that begins with a marker, or at the start of the stream.
 type chunk struct{ line, begin, end int }
 
-// divide splits a stream at its markers. A line that begins with a marker always ends a document,
-// even within quotes and block scalars.
+// divide splits a stream at its markers. A line that begins with a marker always separates two documents, even within
+// quotes and block scalars.
 func divide(data []byte) []chunk {
 	var chunks []chunk
 	line, begin, at, n := 1, 0, 0, 1
@@ -247,10 +247,9 @@ func nothing(text []byte) (empty, directive bool) {
 	return true, directive
 }
 
-// Marks returns an upper bound for the number of values in a text: it counts the characters of
-// which one precedes every value, also within strings. A yaml.Node tree takes about 200 bytes per
-// value, so three megabytes of "[[],[],…" become hundreds of megabytes. Callers limit the marks
-// before they parse a text.
+// Marks returns an upper bound for the number of values in a text: it counts the characters that can precede a value,
+// also within strings. A yaml.Node tree takes about 200 bytes per value, so three megabytes of "[[],[],…" become
+// hundreds of megabytes. Callers limit the marks before they parse a text.
 func Marks(text []byte) int {
 	n := 0
 	for i, c := range text {

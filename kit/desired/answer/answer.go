@@ -47,7 +47,8 @@ func (r Reasons) Table(own ...rpcerr.Row) rpcerr.Table {
 			rpcerr.On(failure.ErrRevision, codes.OutOfRange, r.Revision),
 			rpcerr.On(failure.ErrStorage, codes.Unavailable, r.Storage, rpcerr.Retries(retryAfter)),
 			rpcerr.On(failure.ErrStopped, codes.Unavailable, r.Stopped),
-			// A field is the least that is known of a mistake.
+			// FieldError is matched last: if an error also wraps another error of this table, that row has
+			// the more specific reason.
 			rpcerr.OnType(codes.InvalidArgument, r.Field, func(e *failure.FieldError) []protoadapt.MessageV1 {
 				return []protoadapt.MessageV1{rpcerr.Field(e.Field, e.Err.Error())}
 			}),

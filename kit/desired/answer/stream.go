@@ -49,8 +49,8 @@ func Serve[In, Out any](
 ) error {
 	ctx, cancel := context.WithCancel(conn.Context())
 	defer cancel()
-	// Both goroutines end right after the handler returns: only then do a blocked Send to a client
-	// that does not read, and a blocked Recv, return.
+	// Neither goroutine may outlive the call for long. gRPC ends a blocked Send to a client that does not read, and
+	// a blocked Recv, only after the handler has returned.
 	received, sent := make(chan error, 1), make(chan error, 1)
 	go func() { received <- receive(ctx, conn, s.Take, answers) }()
 	go func() { sent <- send(ctx, conn, s.Next, answers) }()

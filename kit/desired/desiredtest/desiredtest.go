@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package desiredtest is the contract of a stream of desired state, as a suite of tests that
-// every service with such a stream runs.
+// Package desiredtest contains the tests that every service with a stream of desired state must pass. The tests define
+// the contract of such a stream.
 //
-// The contract is the contract of incremental xDS. A stream begins with a snapshot of all
-// objects. Numbered changes follow. A subscriber acknowledges numbers, refuses objects, or
-// holds: it has received a state and enforces an earlier one. After a disconnect the stream
-// resumes behind the number that the subscriber names. If the service no longer knows what
-// changed since that number, the stream begins with a snapshot.
+// The contract follows incremental xDS. A stream begins with a snapshot of all objects. Numbered changes follow. A
+// subscriber acknowledges numbers, refuses objects, or holds, which means that it has received a state but still
+// enforces an earlier one. After a disconnect, the stream resumes after the number that the subscriber sends. If the
+// service no longer knows what changed since that number, the stream begins with a snapshot.
 package desiredtest
 
 import (
@@ -18,13 +17,12 @@ import (
 	"testing"
 )
 
-// Service is a service under test, with one subscriber per name. Objects are numbers with
-// a value each. The suite calls it from one goroutine.
+// Service is a service under test. Subscribers have unique names. Objects are identified by numbers, and each has an
+// integer value. The suite calls a Service from one goroutine.
 type Service interface {
 	// Change sets or removes objects as one revision, and returns the revision.
 	Change(steps ...Step) (revision uint64)
-	// Subscribe connects a subscriber behind a position. resumed is false if the stream
-	// begins with a snapshot.
+	// Subscribe connects a subscriber after a position. resumed is false if the stream begins with a snapshot.
 	Subscribe(name string, behind Position) (s Session, resumed bool)
 	// Incarnation returns the name of this run of the service.
 	Incarnation() string
@@ -32,10 +30,11 @@ type Service interface {
 	Restart()
 	// State returns what the service knows about a subscriber, connected or not.
 	State(name string) State
-	// Retained returns how much the service keeps for a subscriber, in units of Overflow.
+	// Retained returns how many changes the service keeps for a subscriber; Overflow returns a number that exceeds
+	// its limit.
 	Retained(name string) int
-	// Overflow returns a number of changes, each of another object, that exceeds what the
-	// service keeps for one subscriber.
+	// Overflow returns a number of changes that exceeds the changes that the service keeps for one subscriber, if
+	// each is of another object.
 	Overflow() int
 }
 
@@ -44,17 +43,17 @@ type Session interface {
 	// Next returns the next message. ok is false if no message waits. An error ends the
 	// session.
 	Next() (m Message, ok bool, err error)
-	// Ack says that everything up to a number is enforced.
+	// Ack acknowledges that the subscriber enforces everything up to a number.
 	Ack(seq uint64) error
-	// Refuse says that the subscriber does not enforce an object.
+	// Refuse reports that the subscriber does not enforce an object.
 	Refuse(object int) error
 	// Close disconnects the subscriber.
 	Close()
 }
 
-// Holder is a Session of a service whose subscribers can hold.
+// Holder is a Session that supports Hold.
 type Holder interface {
-	// Hold says that everything up to a number has been received and is not enforced.
+	// Hold reports that the subscriber has received everything up to a number, but does not enforce it yet.
 	Hold(seq uint64) error
 }
 
@@ -69,11 +68,10 @@ type Message struct {
 	Steps []Step
 	// Seq is the number of the message; 0 if only messages with a barrier have numbers.
 	Seq uint64
-	// Barrier says that the steps so far lead to the state of Revision.
+	// Barrier means that the steps sent so far add up to the state of Revision.
 	Barrier  bool
 	Revision uint64
-	// SnapshotComplete says that the steps so far name every object. It comes with a
-	// barrier.
+	// SnapshotComplete means that the steps sent so far contain every object. Only a message with Barrier has it.
 	SnapshotComplete bool
 }
 
@@ -155,7 +153,7 @@ func (w *world) subscriber(name string) *subscriber {
 	return &subscriber{w: w, name: name, has: map[int]int{}}
 }
 
-// connect subscribes behind the last barrier.
+// connect subscribes after the last applied barrier.
 func (s *subscriber) connect() (resumed bool) {
 	s.session, resumed = s.w.Subscribe(s.name, s.at)
 	s.pending, s.snapshot, s.last = maps.Clone(s.has), !resumed, s.at.Seq
@@ -363,7 +361,7 @@ func refusal(t *testing.T, w *world) {
 	s.close()
 	s.connect()
 	s.drain(t)
-	s.refuses(t, 1) // the connection was another
+	s.refuses(t, 1) // the session is a new one
 	w.change(Step{1, 3})
 	s.drain(t)
 	s.ack(t)
@@ -466,7 +464,7 @@ func interruptedChange(t *testing.T, w *world) {
 		t.Fatalf("the first of 3,000 changes: %t, %v, barrier %t", ok, err, m.Barrier)
 	}
 	s.close()
-	s.connect() // behind the barrier before the change
+	s.connect() // resumes after the barrier before the change
 	s.drain(t)
 	s.ack(t)
 	s.enforces(t, w.revision)

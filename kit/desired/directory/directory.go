@@ -4,14 +4,14 @@
 // Package directory is a source of objects: the YAML and JSON files of one directory, without
 // subdirectories, watched for changes.
 //
-// An inotify event only triggers a scan, and each scan lists the whole directory. So lost events,
-// editors that rename files, and replaced symbolic links all end in the same result. A scan reads
-// the files that may have changed; every Rescan, a scan reads all files.
+// An inotify event only triggers a scan, and each scan lists the whole directory. So lost events, editors that rename
+// files, and replaced symbolic links all end in the same result. A scan reads only files that may have changed, but
+// once per Source.Rescan it reads all files.
 //
-// A completed rename is scanned at once. After any other event the scan waits until the directory
-// is quiet. Meanwhile a file that is open for writing, or that was just removed, keeps its previous
-// objects. If the directory cannot be read, no object is deleted. If the directory has become
-// empty, its objects are deleted only after it has been empty for the time Empty.
+// A completed rename is scanned at once. After any other event the scan waits until the directory is quiet. Meanwhile a
+// file that is open for writing, or that was just removed, keeps its previous objects. If the directory cannot be read,
+// no object is deleted. If the directory becomes empty, its objects are deleted only after it has stayed empty for
+// Source.Empty.
 package directory
 
 import (
@@ -46,15 +46,15 @@ type File struct {
 	// Same means that the file was not read because it has not changed since the previous listing,
 	// which contained its Data.
 	Same bool
-	// Former is the name that the file had in the previous listing, if it was renamed since; empty: it was not, or that
-	// is unknown.
+	// Former is the name of the file in the previous listing, if the file was renamed since. It is empty if the
+	// file was not renamed, or if that is unknown.
 	Former string
 }
 
 // Feed receives listings.
 type Feed interface {
-	// Set receives the complete listing of the directory. One goroutine calls it. After an error,
-	// the next listing has the Data of every file.
+	// Set receives the complete listing of the directory. One goroutine calls it. If it returns an error, the next
+	// listing contains the Data of every file.
 	Set(ctx context.Context, files []File) error
 	// Held returns how many objects of this source are enforced.
 	Held(ctx context.Context) (int, error)
@@ -63,7 +63,7 @@ type Feed interface {
 // Source watches a directory. Its fields must not change after Run has started.
 type Source struct {
 	Path string
-	// What is the plural noun for the objects in messages, such as "policies".
+	// What names the objects in messages, in the plural: "policies".
 	What string
 	Feed Feed
 	// Failed receives the error if the directory cannot be read. The next listing clears it.
@@ -74,24 +74,23 @@ type Source struct {
 	Patience time.Duration // longest delay of a scan while events keep coming
 	Rescan   time.Duration // interval of scans that read all files
 	Poll     time.Duration // interval of scans while no inotify watch is available
-	// Rest bounds the share of time that scans take: the pause after a scan is at least Rest times
-	// its duration.
+	// Rest limits the share of time that is spent on scans: the pause after a scan is at least Rest times its
+	// duration.
 	Rest time.Duration
-	// Grain is the minimum age of a file's last change, at the time of reading, from which an equal
-	// stamp proves equal content. Two writes within one tick of the kernel's clock (10 ms at 100
-	// Hz), or within the 2 s resolution of FAT, leave equal times, and the second write may come
-	// after the read.
+	// Grain is the resolution of time stamps. An equal stamp proves equal content only if the file was read at
+	// least Grain after its last change. Two writes within one tick of the kernel's clock (10 ms at 100 Hz), or
+	// within the 2 s resolution of FAT, leave equal times, and the second write may come after the read.
 	Grain time.Duration
-	// Empty is how long a directory must be without files before the objects of its former files
-	// are deleted: a volume may not be mounted yet.
+	// Empty is how long a directory must have no files before the objects of its former files are deleted. Until
+	// then its volume may not be mounted yet.
 	Empty time.Duration
 	// MaxBytes limits the total size of the files. Files beyond the limit are refused.
 	MaxBytes int
 
 	pending *pending
 	empty   time.Time // since when the directory is empty; zero if it is not
-	// taken holds, by name, the stamps of files that need not be read again while the stamp is
-	// unchanged: the feed has their content, and no event has named them since.
+	// taken holds, by file name, the stamps of files whose content the feed has and which no event has named since.
+	// While the stamp is the same, the file is not read again.
 	taken map[string]stamp
 	// ids identifies the files of the last listing that the feed has.
 	ids map[string]fileID
@@ -114,11 +113,11 @@ type stamp struct {
 // fileID identifies a file, whatever its name.
 type fileID struct{ device, inode uint64 }
 
-// id returns the identity of the file; zero if it is unknown.
+// id returns the ID of the file; zero if it is unknown.
 func (s stamp) id() fileID { return fileID{s.device, s.inode} }
 
-// holds reports whether an unchanged stamp proves that the file is unchanged since it was read at
-// the given time.
+// holds reports whether the stamp of a file that was read at the given time is reliable: if the file still has this
+// stamp, its content is the same.
 func (s stamp) holds(read time.Time, grain time.Duration) bool {
 	return !s.weak && !read.Before(s.changed.Add(grain))
 }
@@ -169,8 +168,8 @@ func (s *Source) Run(ctx context.Context) error {
 				due = limit
 			}
 			if p.note(e, now); p.urgent {
-				// Scan at once, unless renames never stop: then scans take at most a quarter of the
-				// time.
+				// Scan at once, but while renames continue without end, scans take at most a quarter of
+				// the time.
 				due = scanned.Add(s.Rest * took)
 			}
 			s.distrust(e)
@@ -247,7 +246,7 @@ type pending struct {
 	arrived   map[string]struct{}  // names that are targets of completed renames
 	overdue   map[string]struct{}  // names that were unsettled for too long
 	urgent    bool                 // a rename has completed
-	// young is the age of a change up to which its event may still be in the inotify queue.
+	// young is the maximum age of a change whose event may still be in the inotify queue.
 	young time.Duration
 	again bool // the last scan skipped some files
 }
@@ -262,8 +261,7 @@ func newPending() *pending {
 	}
 }
 
-// aside records an event about a name that is not a manifest but may be the target of a symbolic
-// link.
+// aside records an event for a file that is not a manifest but may be the target of a symbolic link.
 func (p *pending) aside(e dirwatch.Event, now time.Time) {
 	if e.What == dirwatch.Written {
 		if _, ok := p.open[e.Name]; !ok {
@@ -465,7 +463,7 @@ func (s *Source) Scan(ctx context.Context) error {
 	return nil
 }
 
-// findRenamed sets the former names of files. ids has the identities of these files.
+// findRenamed sets Former in renamed files. ids contains the IDs of these files.
 func (s *Source) findRenamed(files []File, ids map[string]fileID) {
 	former := make(map[fileID]string)
 	for name, id := range s.ids {
@@ -484,8 +482,8 @@ func (s *Source) findRenamed(files []File, ids map[string]fileID) {
 	}
 }
 
-// held lists manifests that keep their previous objects, with the problem to report; nil in the
-// first moments. target reports that a file is being written that may be the target of a link.
+// held lists manifests that keep their previous objects, with the problem to report; the problem is nil while a file
+// has been changing only briefly. target reports whether a file that may be the target of a link is being written.
 func (p *pending) held(patience time.Duration) (keep map[string]error, target bool) {
 	keep = make(map[string]error)
 	for name := range p.unsettled {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package failure declares the errors with which a desired-state service refuses a call. In the
-// service's API each has its own code and reason; package answer maps them.
+// Package failure declares the errors with which a desired-state service refuses a call. Each error has its own code
+// and reason in the API of the service; package answer maps them.
 package failure
 
 import (
@@ -49,5 +49,5 @@ type FieldError struct {
 
 func (e *FieldError) Error() string { return e.Field + ": " + e.Err.Error() }
 
-// Unwrap returns the mistake.
+// Unwrap returns Err.
 func (e *FieldError) Unwrap() error { return e.Err }

@@ -4,11 +4,10 @@
 // Package journal stores the objects of a desired-state service and their revision on stable
 // storage, together with a cache of state that the service can rebuild.
 //
-// Objects are kept in a kit/store file that is synced on each change: a change that was reported as
-// enforced survives a crash and a loss of power. If that file is lost or corrupt, the service does
-// not start. The cache is a second file, which is not synced and is valid for one boot: it survives
-// a killed process, and after a reboot the sources deliver its content again. Corruption of one file
-// cannot affect the other.
+// Objects are kept in a kit/store file that is synced on each change: a change that was reported as enforced survives a
+// crash and a loss of power. If that file is lost or corrupt, the service does not start. The cache is a second file,
+// which is not synced and is valid for one boot: it survives a killed process, and after a reboot the service receives
+// its content again from the sources. Corruption of one file cannot affect the other.
 //
 // The package does not know the meaning or the encoding of objects: the service provides a Codec
 // and the names of the buckets. State files of earlier versions stay readable, because the service
@@ -110,8 +109,8 @@ type Journal[O any] struct {
 	waiting map[CacheKey][]byte // unwritten cache records; nil deletes
 
 	file      *store.Store
-	number    uint64   // of the last committed change
-	leftovers []string // objects with records of an uncommitted change; removed before the next commit
+	number    uint64   // number of the last committed change
+	leftovers []string // objects with records of an uncommitted change, which are removed before the next commit
 	outdated  []string // objects with superseded records
 
 	mu     sync.Mutex // held during each transaction of file
@@ -130,8 +129,7 @@ func Open[O any](dir *store.Dir, o Options[O]) (*Journal[O], error) {
 }
 
 func (j *Journal[O]) open() (err error) {
-	// The cache is opened first: the marker of the directory lists the object file only after
-	// everything exists.
+	// The cache is opened first, so that the directory's marker lists the object file only when both files exist.
 	if j.options.Cache != nil {
 		if j.cache, err = j.dir.Open(*j.options.Cache); err != nil {
 			return err
@@ -154,7 +152,7 @@ func (j *Journal[O]) Replay(c Contents[O]) (revision uint64, err error) {
 	}); err != nil {
 		return 0, err
 	}
-	// With a full disk the leftovers stay; they are removed before the next commit.
+	// If the disk is full, these records stay; they are removed before the next commit.
 	if err := j.Tidy(context.Background()); err != nil && !errors.Is(err, store.ErrFull) {
 		return 0, err
 	}
@@ -208,8 +206,8 @@ func (j *Journal[O]) replayCache(give func(string, []byte) error) error {
 	return j.cache.Unload()
 }
 
-// Refuse returns an error about an object file whose content the service cannot read. The error
-// names the file and the steps to recover.
+// Refuse returns the error for an object file that the service cannot decode. The error names the file and the steps to
+// recover.
 func (j *Journal[O]) Refuse(detail error) error { return j.file.Refuse(detail) }
 
 // Commit stages and commits a change. If it returns nil, the change is on stable storage. After
@@ -274,7 +272,7 @@ func (j *Journal[O]) probe() error {
 	return j.file.Probe()
 }
 
-// Problem returns, on one line, why Flush has something to retry; nil if it has nothing.
+// Problem returns the reason, on one line, for which the next Flush has to retry a write; nil if no write has failed.
 func (j *Journal[O]) Problem() error {
 	file := j.file.Problem()
 	if j.cache == nil {

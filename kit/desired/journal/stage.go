@@ -15,15 +15,13 @@ import (
 	"github.com/sluice-net/sluice/kit/store"
 )
 
-// With Options.Staged, a record key ends with the number of its change. A record counts once the
-// number in the state is equal or higher. A large change is written in many small transactions, of
-// which none counts until the last one writes the number and makes all of them count at once. Of
-// the counting records of one object, the record of the latest change is the object; a removal is a
-// record, too. Superseded records, and records of a change that was never committed, are removed
-// afterwards or when the file is opened.
+// With Options.Staged, a record key ends with the number of its change. A record is valid once the change number in the
+// state bucket is equal or higher. A large change is written in many small transactions; only the last one writes the
+// change number, which makes all records valid at once. If an object has several valid records, the record of the
+// latest change is the current one; a removal is a record, too. Superseded records, and records of a change that was
+// never committed, are removed after the commit or when the file is opened.
 
-// Limits of one transaction, and so of the amount that Commit writes for any staged change. A
-// single object may be larger.
+// Limits of one transaction, and therefore of the data that Staged.Commit writes. A single object may be larger.
 const (
 	partRecords = 256
 	partBytes   = 256 << 10
@@ -120,10 +118,11 @@ func (j *Journal[O]) Fits(c Change[O]) bool {
 	return size <= partBytes && len(j.divide(c)) == 1
 }
 
-// Stage writes all parts of a change but the last. It may run concurrently with every method except
-// Stage, Tidy, Commit, and the methods of another Staged.
+// Stage writes all parts of a change except the last. It may run concurrently with every method except Stage, Tidy,
+// Commit, and the methods of another Staged.
 func (j *Journal[O]) Stage(ctx context.Context, c Change[O]) (*Staged[O], error) {
-	// Records that another change left under this number would count with this change.
+	// An earlier change with this number was not committed. Its records would become valid with this change, so
+	// remove them first.
 	if err := j.removeLeftovers(); err != nil {
 		return nil, err
 	}
@@ -187,9 +186,8 @@ func (j *Journal[O]) annotate(t *store.Tx, key string, annotation []byte) {
 	}
 }
 
-// Commit makes the change count. If it returns nil, the change is on disk. After ErrLost the
-// process must end; after any other error nothing was changed, and the change may be committed
-// again or discarded.
+// Commit makes the change valid. If it returns nil, the change is on disk. After ErrLost the process must end; after
+// any other error nothing was changed, and the change may be committed again or discarded.
 func (s *Staged[O]) Commit(ctx context.Context) error {
 	if err := beforeWrite.Hit(ctx); err != nil {
 		return err
@@ -231,7 +229,7 @@ func (s *Staged[O]) Commit(ctx context.Context) error {
 	return nil
 }
 
-// Discard removes the staged records. Records that cannot be removed now never count.
+// Discard removes the staged records. Records that cannot be removed now never become valid.
 func (s *Staged[O]) Discard() error {
 	j := s.journal
 	j.leftovers = append(j.leftovers, s.written...)
@@ -318,8 +316,8 @@ func (j *Journal[O]) update(f func(*store.Tx) error) error {
 	return j.file.Update(f)
 }
 
-// replayObjects yields the objects as of the last committed change, and notes which records must be
-// removed.
+// replayObjects passes the objects of the last committed change to give, and records which objects have outdated or
+// uncommitted records.
 func (j *Journal[O]) replayObjects(t *store.Tx, give func(O) error) error {
 	replay := func(object string, record []byte) error {
 		if record == nil || j.options.Staged && isRemoval(record) {
@@ -335,7 +333,7 @@ func (j *Journal[O]) replayObjects(t *store.Tx, give func(O) error) error {
 		return t.ForEach(j.options.Objects, func(k, v []byte) error { return replay(string(k), v) })
 	}
 	var object string  // the object of the current records
-	var current []byte // its latest counting record
+	var current []byte // its latest valid record
 	if err := t.ForEach(j.options.Objects, func(k, v []byte) error {
 		of, n, err := splitKey(k)
 		if err != nil {

@@ -17,8 +17,8 @@ type Figures struct {
 	looptime.Figures
 	// Most is the largest increase of Options.Done in one turn.
 	Most int
-	// Processor has the CPU times of the turns; empty if they are not measured. During the rest of
-	// a turn the loop waited for the disk or for a CPU.
+	// Processor has the CPU times of the turns; empty if they are not measured. If a turn lasted longer than its
+	// CPU time, the loop waited for the disk or for a CPU.
 	Processor looptime.Figures
 }
 
@@ -77,8 +77,8 @@ func (l *Loop) add(operation string, began moment, done int) {
 	}
 }
 
-// Part begins a part of the current turn, which is also counted as an operation of its own, until
-// the caller calls end. It must be called within a turn.
+// Part starts to measure a part of the current turn as an operation of its own, and returns the function that ends the
+// measurement. It must be called within a turn.
 func (l *Loop) Part(operation string) (end func()) {
 	began := l.begin()
 	return func() { l.add(operation, began, 0) }

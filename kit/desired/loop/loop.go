@@ -32,8 +32,8 @@ type Options struct {
 	// Processor returns the CPU time of the thread that Run is locked to; nil if CPU time is not
 	// measured.
 	Processor func() time.Duration
-	// Done returns how much of the service's work is done since its start, such as the number of
-	// compiled tables; nil if work is not counted.
+	// Done returns a count of the work done since the start, such as the number of compiled tables; nil if work is
+	// not counted.
 	Done func() int
 }
 
@@ -113,10 +113,10 @@ func (l *Loop) Rename(operation string) { l.operation = operation }
 // Stopped is closed when Run has returned.
 func (l *Loop) Stopped() <-chan struct{} { return l.stopped }
 
-// Ask runs f as a turn, counts it as the operation, and returns its answer. It returns the error of
-// ctx if ctx ends before the turn begins, and ErrStopped if the loop ends before that. Once the
-// turn has begun, Ask waits for it: without such an error the caller may read what f has written,
-// and with one f never runs.
+// Ask runs f as a turn, counts it as the operation, and returns its answer. It returns the error of ctx if ctx ends
+// before the turn begins, and ErrStopped if the loop ends before that. Once the turn has begun, Ask waits until it
+// ends. So if Ask returns one of these errors, f never runs; otherwise f has ended, and the caller may read the
+// variables that f has written.
 func Ask[T any](ctx context.Context, l *Loop, operation string, f func() (T, error)) (T, error) {
 	type answer struct {
 		v   T
@@ -159,7 +159,7 @@ func Ask[T any](ctx context.Context, l *Loop, operation string, f func() (T, err
 	}
 }
 
-// Do is Ask for a turn without an answer.
+// Do is Ask for a function without a result.
 func (l *Loop) Do(ctx context.Context, operation string, f func()) error {
 	_, err := Ask(ctx, l, operation, func() (struct{}, error) { f(); return struct{}{}, nil })
 	return err

@@ -73,7 +73,7 @@ type Outcome[K comparable, N any] struct {
 	Changes  []Changed[K, N]
 }
 
-// Caller identifies the caller of a change through source "grpc", and its conditions.
+// Caller identifies the caller of a change through source "grpc", and the conditions of the change.
 type Caller struct {
 	Manager      string  // empty for calls without a manager
 	IfRevision   *uint64 // expected revision; nil for any
@@ -89,8 +89,7 @@ func (c *Caller) Check(revision uint64) error {
 	return nil
 }
 
-// CheckRun returns ErrChanged if the listing that the caller completes began in another run of the
-// service.
+// CheckRun returns ErrChanged if the service was restarted since the caller's listing began.
 func (c *Caller) CheckRun(listed, run [16]byte) error {
 	if listed != run {
 		return fmt.Errorf("%w: this is another run of the service than the one that took the listing of %q",

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package problem holds the present problems of a desired-state service, by the part of the service
-// that has them, for its status and its log.
+// Package problem keeps the current problems of a desired-state service for its status and its log. Each problem
+// belongs to a part of the service.
 package problem
 
 import (
@@ -14,8 +14,8 @@ import (
 // Storage is the part of a service that writes its state to the disk.
 const Storage = "storage"
 
-// Set holds the present problems. It is not safe for concurrent use; the loop that owns the state
-// owns it.
+// Set holds the current problem of each part. It is not safe for concurrent use: only the loop that owns the service's
+// state uses it.
 type Set struct {
 	report   func(part string, err error)
 	problems map[string]error

@@ -20,8 +20,8 @@ import (
 const (
 	First   = 50 * time.Millisecond
 	Longest = 2 * time.Second
-	// Absent is the longest pause while the service cannot be connected to. An attempt costs one
-	// system call, and other components may be waiting for the service.
+	// Absent is the longest pause while no connection to the service can be made. It is short, because an attempt
+	// costs one system call, and other components may be waiting for the service.
 	Absent = 100 * time.Millisecond
 )
 
@@ -68,8 +68,8 @@ type Received[M any] struct {
 	Err     error
 }
 
-// Receive sends the results of receive to a channel until ctx ends or receive fails; it then closes
-// done. A subscriber can so wait for its stream and for other events at the same time.
+// Receive sends the results of receive to a channel until ctx ends or receive fails; it then closes done. It lets a
+// subscriber wait for its stream and for other events in one select statement.
 func Receive[M any](
 	ctx context.Context, receive func() (M, error),
 ) (messages <-chan Received[M], done <-chan struct{}) {

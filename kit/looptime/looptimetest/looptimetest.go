@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package looptimetest reports in a benchmark, step by step, how long single operations occupied
-// the owner of a service's state, and fails the benchmark beyond a limit.
+// Package looptimetest reports, for each step of a benchmark, how long single operations occupied the owner of a
+// service's state, and fails the benchmark if an operation took longer than a limit.
 //
-// It measures wall-clock time, like the service's own figures, so stalls of the machine are
-// included. A goroutine that only sleeps estimates the longest stall; the limit may be exceeded by
-// twice that time.
+// It measures wall-clock time, like the service's own figures, so stalls of the machine are included. A goroutine that
+// only sleeps estimates the longest stall, and twice that time is added to the limit.
 package looptimetest
 
 import (
@@ -34,8 +33,7 @@ func Watch(tb testing.TB, figures func() []looptime.Figures) *Owner {
 	return &Owner{tb: tb, figures: figures, longest: map[string]time.Duration{}}
 }
 
-// Step runs do and prints the operations that took longer than in all previous steps, the longest
-// first.
+// Step runs do and then prints, longest first, the operations that took longer than in any previous step.
 func (o *Owner) Step(what string, do func()) {
 	o.tb.Helper()
 	stalled := stalls()
@@ -63,8 +61,7 @@ func (o *Owner) Step(what string, do func()) {
 	}
 }
 
-// stalls returns a function that returns the largest delay of a sleeping goroutine since the call
-// of stalls.
+// stalls starts a sleeping goroutine and returns a function that returns how late the goroutine woke at most.
 func stalls() func() time.Duration {
 	stop, worst := make(chan struct{}), make(chan time.Duration)
 	go func() {

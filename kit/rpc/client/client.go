@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package client dials a gRPC server on a unix socket.
+// Package client connects to a gRPC server on a unix socket.
 //
 // It imports no metrics, validation or server code, because the command line uses it. Callers that
 // want metrics add them through Options.Dial.
@@ -38,9 +38,9 @@ type Options struct {
 // maxRequest is the maximum size of a request in bytes.
 const maxRequest = 4 << 20
 
-// Dial returns a connection to the socket at path. It connects on the first call, so Dial succeeds
-// while no server listens, and reconnects when the server is back. The first call after that
-// reaches the server, regardless of how long it was absent. No call is sent twice.
+// Dial returns a connection to the socket at path. It connects on the first call, so Dial succeeds while no server
+// listens, and reconnects when the server is back. The first call after the server is back reaches it, however long it
+// was absent. No call is sent twice.
 func Dial(path string, o Options) (*grpc.ClientConn, error) {
 	if !filepath.IsAbs(path) {
 		return nil, fmt.Errorf("dial %q: the socket's path is not absolute", path)

@@ -19,9 +19,8 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
 
-// AbsentError means that a call was not sent, because the socket could not be connected to, or
-// because the process behind it sent nothing: it is stopped or hangs. The code is UNAVAILABLE,
-// without a reason, since no server answered.
+// AbsentError means that a call was not sent. Either the connection to the socket failed, or the server process sent
+// nothing because it is stopped or hangs. The code is UNAVAILABLE, without a reason, since no server answered.
 type AbsentError struct {
 	Socket string
 	Err    error // the kernel's error if it refused the connection, such as syscall.ECONNREFUSED
@@ -76,16 +75,16 @@ func silentServer(message string) bool {
 		strings.HasPrefix(message, "write unix ")
 }
 
-// A listening server is connected to in a fraction of these times. If a server closes each
-// connection, because it has too many, gRPC handles the retry after the last attempt.
+// A connection to a listening server takes a fraction of these times. If a server closes each connection because it has
+// too many, gRPC continues to retry after the last attempt.
 const (
 	reconnectTries = 5
 	reconnectTime  = 100 * time.Millisecond // per attempt
 )
 
-// reconnect connects again if the last attempt failed. gRPC itself would fail calls until its next
-// attempt, even if the server is back, whereas the kernel reports at once whether it is. If the
-// server is absent, the call fails at once, too, unless it waits for the server.
+// reconnect connects again if the last attempt failed. gRPC itself would fail calls until its next attempt, even if the
+// server is back; a connection attempt shows at once whether it is. If the server is absent, the call also fails at
+// once, unless it uses WaitForReady.
 func reconnect(ctx context.Context, cc *grpc.ClientConn, to *socket, opts []grpc.CallOption) error {
 	for range reconnectTries {
 		// gRPC fails calls a moment before it reports that an attempt has failed, so wait for the
@@ -115,8 +114,8 @@ func reconnect(ctx context.Context, cc *grpc.ClientConn, to *socket, opts []grpc
 	return nil
 }
 
-// waits reports whether a call waits for an absent server. The last option takes precedence; the
-// options of Dial come first.
+// waits reports whether a call waits for an absent server. The last option in opts takes precedence over earlier ones
+// and over the options of Dial.
 func waits(opts []grpc.CallOption) bool {
 	wait := false
 	for _, o := range opts {

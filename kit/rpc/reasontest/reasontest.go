@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package reasontest checks that the tests of a server provoke every reason of its API by real
-// calls. A table test of errors alone does not show which reason a caller receives if the core
-// wraps one error in another.
+// Package reasontest checks that the tests of a server receive every error reason of its API from real calls. A table
+// test of the error mapping alone does not show which reason a caller receives if the core wraps one error in another.
 package reasontest
 
 import (
@@ -21,7 +20,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 )
 
-// answers has the reasons that servers in this process have answered with.
+// answers contains the reasons in the answers of servers in this process.
 var answers sync.Map // rpcerr.Reason -> struct{}
 
 func note(err error) error {
@@ -54,10 +53,9 @@ type stream struct{ grpc.ClientStream }
 
 func (s stream) RecvMsg(m any) error { return note(s.ClientStream.RecvMsg(m)) }
 
-// Run runs the tests of a package through run and returns the exit code. If the tests pass, it
-// fails unless every value of the enumeration of was answered, except INTERNAL and the values in
-// except, which maps a value to the explanation. If a flag selects tests, missing values are not an
-// error.
+// Run calls run, which runs the tests of a package, and returns the exit code. It also fails if a value of the
+// enumeration of never occurred in an answer, except INTERNAL and the values in except, which maps a value to the
+// explanation. If a flag selects tests, missing values are not an error.
 func Run(run func() int, of protoreflect.Enum, except map[string]string) int {
 	code := run()
 	if code != 0 || selected() {

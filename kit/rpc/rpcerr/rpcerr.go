@@ -3,11 +3,10 @@
 
 // Package rpcerr builds and reads the errors that services answer with.
 //
-// An error has a code, which tells the caller what it may do; a reason, which tells what happened;
-// details, which name the field, the quota or the delay; and a text for people. The reason is a
-// google.rpc.ErrorInfo: a name that is unique in a domain. The domain is the service that decided
-// on the error, for example POOL_EXHAUSTED of ipam.sluice.io. Programs branch on codes and reasons,
-// never on texts.
+// An error has a code, which determines how the caller may react; a reason, which identifies the cause; details, which
+// name the field, the quota or the delay; and a text for people. The reason is a google.rpc.ErrorInfo: a name that is
+// unique in a domain. The domain is the service that decided on the error, for example POOL_EXHAUSTED of
+// ipam.sluice.io. Programs branch on codes and reasons, never on texts.
 //
 // A service lists its reasons as values of the enum ErrorReason in its proto file, so that clients
 // have names for them. One Table maps the errors of its core to codes and reasons. If a service
@@ -68,7 +67,7 @@ func Of(value protoreflect.Enum) Reason {
 	return r
 }
 
-// Reasons that are common to all services, from the packages rpc and watch.
+// Reasons of packages rpc and watch, which all services share.
 var (
 	// InvalidMessage: INVALID_ARGUMENT, the message violates rules of its proto file; BadRequest
 	// names the fields and the rules.
@@ -221,8 +220,8 @@ func Metadata(facts map[string]string) *errdetails.ErrorInfo {
 	return &errdetails.ErrorInfo{Metadata: facts}
 }
 
-// ReasonIn returns the reason in err or in an answer that err wraps. It returns false for errors
-// that no service decided on: failed connections and ended contexts.
+// ReasonIn returns the reason in err or in an answer that err wraps. It returns false for errors that did not come from
+// a service: failed connections and ended contexts.
 func ReasonIn(err error) (Reason, bool) {
 	if err == nil {
 		return Reason{}, false

@@ -105,7 +105,7 @@ func OfResource(kind string) Detail {
 	return func(err error) protoadapt.MessageV1 { return Resource(kind, "", err.Error()) }
 }
 
-// OfQuota names an exhausted resource; the text of the error has the figures.
+// OfQuota names an exhausted resource; the text of the error contains the numbers.
 func OfQuota(subject string) Detail {
 	return func(err error) protoadapt.MessageV1 { return Quota(subject, err.Error()) }
 }

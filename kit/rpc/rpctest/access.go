@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package rpctest has checks that are common to the tests of all servers.
+// Package rpctest contains checks that the tests of all servers share.
 package rpctest
 
 import (
@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 )
 
-// AccessIsDocumented fails the test unless the comments of calls in the .proto files below root
-// mention PERMISSION_DENIED exactly for the calls that the group may not make.
+// AccessIsDocumented checks the comments of RPCs in the .proto files below root: they must mention PERMISSION_DENIED if
+// the group may not call the RPC, and only then.
 func AccessIsDocumented(t testing.TB, methods rpc.Methods, root string) {
 	t.Helper()
 	comments := map[string]map[string]string{} // by package and call

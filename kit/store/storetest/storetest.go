@@ -27,8 +27,8 @@ type State struct {
 	// Open opens the directory as the service does at its start, returns a description of what it
 	// read, and closes it.
 	Open func(dir string) (contents string, err error)
-	// Replaceable lists files that may be removed: without them the service has less state, which
-	// shows in the contents and is no error.
+	// Replaceable lists files whose loss is no error: the service starts with less state, which the returned
+	// contents show.
 	Replaceable []string
 	// PutAside maps files that the service replaces to the name under which it keeps the corrupt
 	// file. Open still returns the corruption as its error.
@@ -128,7 +128,7 @@ func (w *sweep) check(t *testing.T, name, what string, content []byte) {
 	_ = w.open(t, name, what, content) // open checks the result
 }
 
-// open is check, and returns the error of the refusal.
+// open is check, but also returns the error with which the service refused the file.
 func (w *sweep) open(t *testing.T, name, what string, content []byte) error {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "state")

@@ -122,7 +122,8 @@ func collect(all map[key]*backend, s *lbv1.Service) {
 				}
 				all[k] = one
 			}
-			// Only a list without ready backends uses terminating ones. A backend that is not terminating in some list is ready.
+			// A list uses its terminating backends only if it has no ready ones. A backend is ready if at
+			// least one list has it as not terminating.
 			if !b.GetTerminating() {
 				one.state = "ready"
 			}
@@ -139,8 +140,8 @@ func add(all []string, text string) []string {
 	return append(all, text)
 }
 
-// count sets the connections of the backends. They stay unknown if the datapath does not run, translates no services,
-// or is of a version that does not count them.
+// count sets the connections of the backends. They stay unknown if the datapath does not run, does not translate
+// services, or has a version that does not count connections.
 func count(ctx context.Context, inv *invocation.Invocation, all map[key]*backend) error {
 	counts := map[key]uint32{}
 	err := invocation.Each(ctx, inv, invocation.Datapath, datapathv1.DatapathServiceClient.ListBackendConnections,
@@ -197,7 +198,7 @@ func list(ctx context.Context, inv *invocation.Invocation, req *lbv1.ListService
 	return counted
 }
 
-// some returns the first elements and the number of the others.
+// some joins the first elements, followed by the number of the omitted ones.
 func some(all []string) string {
 	if n := len(all); n > maxFrontends {
 		all = append(slices.Clone(all[:maxFrontends]), fmt.Sprintf("%d more", n-maxFrontends))

@@ -41,7 +41,7 @@ var commands = []func(*invocation.Invocation) *cobra.Command{
 	observe.Command, config.Command,
 }
 
-// answersOf has the commands about each service with the names of their files.
+// answersOf lists the commands that are run for each service, with the names of their output files.
 var answersOf = map[string][]struct{ file, args string }{
 	"identity":     {{"identities.json", "identity list"}, {"nodes.json", "node list"}},
 	"ipam":         {{"pools.json", "ipam pools"}, {"allocations.json", "ipam list"}},
@@ -104,7 +104,7 @@ func (r *report) sluice(file, args string) part {
 	}}
 }
 
-// exitCode is the exit code of a command whose output explains it.
+// exitCode is the error of a command that failed and whose output explains the failure.
 type exitCode int
 
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
@@ -112,7 +112,7 @@ func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 // ExitCode returns the exit code of a command that was not killed.
 func (e exitCode) ExitCode() int { return int(e) }
 
-// failure returns the error of a command from its standard error.
+// failure returns the error of a failed command: the text on its standard error.
 func failure(code int, said []byte) error {
 	if code == 0 {
 		return nil

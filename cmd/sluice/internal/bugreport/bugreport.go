@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package bugreport collects the information for the analysis of a fault of one node in an archive: answers, logs and
-// metrics of the services, and the state of the kernel. It changes nothing. Every step has a timeout, because a
-// service may hang.
+// Package bugreport writes an archive for the analysis of a fault of one node. It contains answers, logs and metrics of
+// the services, and the state of the kernel. It changes nothing. Every step has a timeout, because a service may hang.
 package bugreport
 
 import (
@@ -25,11 +24,11 @@ import (
 )
 
 const (
-	// together limits the bytes of all files.
+	// together limits the total size of all files in bytes.
 	together = 128 << 20
 	// answerLimit limits the bytes of one answer of a service, which is held in memory.
 	answerLimit = 32 << 20
-	// atOnce is the number of groups that are collected in parallel.
+	// atOnce is the number of groups that are collected at the same time.
 	atOnce = 8
 	// grace is how long a part may take in addition to --timeout, so that `status` can still report which service did
 	// not answer.
@@ -91,24 +90,25 @@ type report struct {
 	configDir string // configuration directory; empty: the instance's
 	archive   *archive.Archive
 	taken     atomic.Int64 // number of collected groups
-	came      atomic.Bool  // an answer of a service or a log was collected
+	came      atomic.Bool  // set once an answer of a service or a log was collected
 
 	space    sync.Once
 	found    namespace // written by space
 	notFound error     // written by space
 }
 
-// group is a list of parts that are collected one after the other, because they usually fail for the same reason.
+// group is a list of parts that are collected one after the other, because a failure of one usually means that the
+// others fail, too.
 type group struct {
 	parts []part
-	// telling is true if a part of the group describes Sluice, not only the machine.
+	// telling means that a part of the group describes Sluice, and not only the machine.
 	telling bool
 }
 
 // part is a file of the report.
 type part struct {
 	name    string
-	command string // the command or file for the manifest
+	command string // the origin for the manifest: a command or a file
 	// take writes the content. If it does not return when its context ends, it is abandoned.
 	take func(ctx context.Context, w *content) error
 }
@@ -231,7 +231,7 @@ func (r *report) within(ctx context.Context, p part) ([]byte, error) {
 	select {
 	case err = <-done:
 	case <-timed.Done():
-		// Parts that respect the context return now, with what they have.
+		// A part that respects the end of its context returns now, with the content that it has collected.
 		late := time.NewTimer(time.Second)
 		defer late.Stop()
 		select {

@@ -74,7 +74,7 @@ func (r *report) logs() group {
 	return g
 }
 
-// exists reports whether a file exists, or may exist.
+// exists reports whether a file exists. It returns true if that cannot be determined.
 func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return !errors.Is(err, fs.ErrNotExist)
@@ -232,8 +232,8 @@ func joined(errs []error) error {
 	return nil
 }
 
-// listener returns the PID of the process that listens on a socket. It also finds a stopped process, because the
-// kernel answers.
+// listener returns the PID of the process that listens on a socket. It also finds a stopped process, because the kernel
+// accepts the connection.
 func listener(ctx context.Context, socket string) (int, error) {
 	conn, err := dialOwn(ctx, filepath.Dir(socket), filepath.Base(socket))
 	if err != nil {
@@ -296,7 +296,7 @@ var controllerFiles = map[string][]string{
 	"pids":   {"pids.current", "pids.max"},
 }
 
-// network returns the parts about the network namespace of the node.
+// network returns the parts about the node's network namespace.
 func (r *report) network(ctx context.Context) group {
 	g := group{parts: []part{{
 		name: "network/namespace.txt", command: "readlink /proc/PID/ns/net",
@@ -345,7 +345,7 @@ func (r *report) network(ctx context.Context) group {
 	return g
 }
 
-// secretSysctls contain secrets.
+// secretSysctls are the names of sysctls whose values are secret.
 var secretSysctls = []string{"tcp_fastopen_key", "stable_secret"}
 
 // sysctls writes the sysctls of the thread's network namespace.

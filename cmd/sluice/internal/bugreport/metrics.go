@@ -22,9 +22,9 @@ import (
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 )
 
-// metrics writes the metrics of a process. A compromised process must not choose where root connects to. Therefore
-// metrics uses the reported address only if it is a socket in the directory of the process, or if a configuration file
-// that only root can write contains it.
+// metrics writes the metrics of a process. A compromised process must not make root connect to an address of its
+// choice. Therefore metrics uses the address that the process reports only if it is a socket in the process's
+// directory, or if it is in a configuration file that only root can write.
 func (r *report) metrics(ctx context.Context, w *content, name string) error {
 	dir := filepath.Join(r.runDir, name)
 	address := filepath.Join(dir, "metrics.sock")
@@ -65,7 +65,7 @@ func (r *report) metrics(ctx context.Context, w *content, name string) error {
 			DisableKeepAlives: true,
 			DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
 		},
-		// Redirects are not followed, either.
+		// Do not follow redirects, for the same reason.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	request, rerr := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/metrics", http.NoBody)
@@ -124,7 +124,7 @@ func configuredAddress(file string) string {
 }
 
 // dialOwn connects to a socket in the directory of a process, if the socket belongs to the owner of the directory. It
-// does not follow links, which the process could point at another program's socket.
+// does not follow links, because the process could replace its socket by a link to another program's socket.
 func dialOwn(ctx context.Context, dir, name string) (*net.UnixConn, error) {
 	d, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -110,7 +110,7 @@ func (o *Flags) Add(f *pflag.FlagSet) {
 		"print the dropped packets of the container with the reasons on standard error")
 }
 
-// Check checks the flags. stdout is the output of the command.
+// Check returns an error if the flags are invalid. stdout is the output of the command.
 func (o *Flags) Check(stdout io.Writer, command string) error {
 	if _, err := o.filter(); err != nil {
 		return err
@@ -122,7 +122,7 @@ func (o *Flags) Check(stdout io.Writer, command string) error {
 	return nil
 }
 
-// Args returns arguments for the same capture on another machine, to its standard output.
+// Args returns the arguments for the same capture on another machine, which writes to its standard output.
 func (o *Flags) Args() []string {
 	args := []string{
 		fmt.Sprintf("--count=%d", o.count), "--duration=" + o.duration.String(), fmt.Sprintf("--snaplen=%d", o.snaplen),
@@ -267,11 +267,11 @@ func (o *Flags) copy(ctx context.Context, s *socket, w *writer) (end string, err
 		}
 		p, ok := s.receive()
 		if !ok {
-			// The reader of a pipe should see packets as they arrive.
+			// Flush, so that the reader of a pipe sees packets as they arrive.
 			if err := w.flush(); err != nil {
 				return "", err
 			}
-			// The last packets are in a block that the kernel retires after blockRetire.
+			// The last packets are in a block that the kernel hands over after blockRetire.
 			if !ended.IsZero() && time.Since(ended) > 2*blockRetire*time.Millisecond {
 				return "", nil
 			}

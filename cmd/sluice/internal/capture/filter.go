@@ -44,14 +44,14 @@ func (p *program) jump(to string) {
 	p.add(bpf.Jump{})
 }
 
-// when jumps if the test is true. It uses an unconditional jump, because a conditional one reaches only 255
-// instructions.
+// when adds a jump to the label that is taken if the test is true. It uses an unconditional jump after the test,
+// because a conditional jump reaches only 255 instructions.
 func (p *program) when(test bpf.JumpTest, value uint32, to string) {
 	p.add(bpf.JumpIf{Cond: test, Val: value, SkipFalse: 1})
 	p.jump(to)
 }
 
-// whenIn jumps if the loaded value is one of values.
+// whenIn adds a jump to the label that is taken if the loaded value is one of values.
 func whenIn[N ~uint8 | ~uint16](p *program, values []N, to string) {
 	for _, v := range values {
 		p.when(bpf.JumpEqual, uint32(v), to)
@@ -118,7 +118,7 @@ func (f filter) address(p *program, four bool, family string) {
 	p.label("port" + family)
 }
 
-// prefixAt jumps if the address at the offset is in the prefix.
+// prefixAt adds a jump to the label that is taken if the address at the offset is in the prefix.
 func prefixAt(p *program, prefix netip.Prefix, at uint32, to string) {
 	address := prefix.Masked().Addr().AsSlice()
 	bits := prefix.Bits()

@@ -30,9 +30,9 @@ type device struct {
 	mac       string
 }
 
-// The kernel writes packets into a TPACKET_V3 ring. It retires a block when it is full or after blockRetire. A ring
-// is necessary for timestamps: on a plain socket, packets that eBPF programs redirect have none and would get the
-// time of reading.
+// The kernel writes packets into a TPACKET_V3 ring. It retires a block when it is full or after blockRetire. Only a
+// ring has the timestamps of all packets: packets that eBPF programs redirect have none, and on a plain socket they
+// would get the time at which they are read.
 const (
 	blockSize   = 1 << 20 // larger than the largest packet
 	blockRetire = 50      // milliseconds
@@ -150,7 +150,7 @@ func (s *socket) prepare(d device, program []bpf.RawInstruction) error {
 	return nil
 }
 
-// wait waits for packets. It returns an error if the interface is down or gone.
+// wait waits for packets. It returns an error if the interface is down or was removed.
 func (s *socket) wait(d time.Duration) error {
 	fds := []unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLIN}}
 	if _, err := unix.Poll(fds, int(d.Milliseconds())); err != nil && !errors.Is(err, unix.EINTR) {
@@ -201,7 +201,7 @@ func (s *socket) receive() (p packet, ok bool) {
 	return p, true
 }
 
-// count adds the kernel's counters of received and lost packets.
+// count adds the kernel's numbers of received and lost packets, which reading resets, to the totals.
 func (s *socket) count() error {
 	st, err := unix.GetsockoptTpacketStatsV3(s.fd, unix.SOL_PACKET, unix.PACKET_STATISTICS)
 	if err != nil {

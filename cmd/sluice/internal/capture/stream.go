@@ -39,7 +39,7 @@ func (o *Flags) OpenStream(stdout io.Writer) (*Stream, error) {
 // Packets returns the number of packets written.
 func (s *Stream) Packets() uint64 { return s.w.packets }
 
-// Complete reports whether the capture ended regularly.
+// Complete reports whether the capture was received completely, with its last block.
 func (s *Stream) Complete() bool { return s.ended && len(s.part) == 0 }
 
 // Err returns the error of a failed write, or nil.

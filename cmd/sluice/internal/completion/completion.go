@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package completion completes arguments and values of flags in the shell. It gets names from the services of the
-// node with a timeout of half a second; names of a service that does not answer are missing.
+// Package completion completes arguments and values of flags in the shell. It asks the services of the node for names,
+// with a timeout of half a second. If a service does not answer, its names are not offered.
 package completion
 
 import (
@@ -45,7 +45,8 @@ var safe = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.:/,=-]*$`)
 // values returns possible values, each with an optional description after a tab. args are the preceding arguments.
 type values func(ctx context.Context, inv *invocation.Invocation, args []string) []string
 
-// flagValues has the possible values of flags by name. The shell completes file names for fileFlags.
+// flagValues returns the possible values of flags, by the name of the flag. The shell completes file names for
+// fileFlags.
 var (
 	flagValues = map[string]values{
 		"output": words(invocation.Formats...), "instance": instances,
@@ -64,8 +65,8 @@ var (
 	}
 )
 
-// argumentValues has the possible values of arguments by command and position. The last one is also for further
-// arguments, if the command takes them.
+// argumentValues returns the possible values of arguments, by command and position. The last function also applies to
+// all further arguments.
 var argumentValues = map[string][]values{
 	"endpoint get": {containers}, "endpoint label": {containers, nothing}, "endpoint check": {containers},
 	"endpoint delete": {containers}, "endpoint audit-mode": {containers, words("on", "off")}, "ipam release": {containers},
@@ -104,7 +105,7 @@ func Add(inv *invocation.Invocation, root *cobra.Command) {
 	walk(root)
 }
 
-// asks reports whether the values of a flag come from this node.
+// asks reports whether the values of a flag are objects of this node, which its services are asked for.
 func asks(flag string) bool {
 	return slices.Contains([]string{"instance", "container", "pod", "from", "to", "subject", "identity", "service"}, flag)
 }
@@ -183,7 +184,7 @@ func instances(context.Context, *invocation.Invocation, []string) (all []string)
 	return all
 }
 
-// described returns a value with its description. A container may have chosen the text of the description.
+// described returns a value with its description. It escapes the description, which may come from a container.
 func described(value, text string) string {
 	if text == "" {
 		return value
@@ -232,7 +233,7 @@ func pods(ctx context.Context, inv *invocation.Invocation, _ []string) (all []st
 	return slices.Compact(all)
 }
 
-// ends returns names for one end of a connection: containers and reserved identities.
+// ends returns the possible names for one end of a connection: containers and reserved identities.
 func ends(ctx context.Context, inv *invocation.Invocation, args []string) []string {
 	all := containers(ctx, inv, args)
 	for _, r := range identity.Reserved() {

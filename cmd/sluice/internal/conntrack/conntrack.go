@@ -28,7 +28,7 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 		listCommand(inv), flushCommand(inv)))
 }
 
-// filter has the values of the filter flags.
+// filter contains the values of the filter flags.
 type filter struct {
 	containers []string
 	addresses  []string
@@ -58,13 +58,13 @@ func (o *filter) empty() bool {
 	return len(o.containers)+len(o.addresses)+len(o.ports)+len(o.protocols)+len(o.states) == 0 && !o.v4 && !o.v6
 }
 
-// criteria maps fields of the filter to flags.
+// criteria maps the fields of the service's filter to flags.
 var criteria = map[string]string{
 	"owners": "--container", "prefixes": "--address", "ports": "--port", "protocols": "--protocol", "states": "--state",
 	"filter": "--all", "all": "--all",
 }
 
-// inFlags replaces the fields in a service's validation errors by the flags.
+// inFlags replaces the field names in a service's validation errors by the names of the flags.
 func inFlags(err error) error {
 	var lines []string
 	for _, v := range rpcerr.Fields(err) {

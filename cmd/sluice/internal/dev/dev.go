@@ -186,7 +186,8 @@ func up(ctx context.Context, inv *invocation.Invocation, podCIDRs []string, o de
 	return inv.Show(describe(ctx, inv, node), func(w io.Writer) { welcome(inv, w, node, time.Since(began)) })
 }
 
-// waitingFor returns why the policy service at a socket sends no tables yet; nil if it sends them or does not answer.
+// waitingFor returns the reasons for which the policy service at a socket does not send tables yet; nil if it sends
+// them or does not answer.
 func waitingFor(ctx context.Context, socket string) []string {
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -202,7 +203,7 @@ func waitingFor(ctx context.Context, socket string) []string {
 	return st.GetWaitingFor()
 }
 
-// running adds to the error ErrRunning what to do next.
+// running adds a hint about the next step to the error ErrRunning.
 func running(inv *invocation.Invocation, err error) error {
 	if errors.Is(err, devnode.ErrRunning) {
 		if missing := ended(inv.Instance); len(missing) > 0 {
@@ -215,7 +216,7 @@ func running(inv *invocation.Invocation, err error) error {
 	return err
 }
 
-// ended returns the services of an instance that do not run.
+// ended returns the names of an instance's services that do not run.
 func ended(instance string) (names []string) {
 	node, err := devnode.Open(instance)
 	if err != nil {
@@ -355,7 +356,7 @@ func down(ctx context.Context, inv *invocation.Invocation) error {
 	if _, err := devnode.OpenCluster(inv.Instance); err == nil {
 		what = "The nodes of " + inv.Instance + " are down."
 	} else if _, err := devnode.Open(inv.Instance); errors.Is(err, devnode.ErrNotRunning) {
-		// Down also removes the remains of an interrupted start.
+		// Down also removes what an interrupted start has left behind.
 		what = fmt.Sprintf("Node %s was not up; there is nothing left of it.", inv.Instance)
 		if others := inv.OtherNodes(); others != "" {
 			what += "\n" + strings.TrimSuffix(others, "\n")
@@ -368,8 +369,7 @@ func down(ctx context.Context, inv *invocation.Invocation) error {
 	return err
 }
 
-// find returns the node that runs a service: the node with a number if there are several, or the hub, which runs
-// etcd.
+// find returns the node that runs a service: the node with the given number if there are several, or the hub for etcd.
 func find(inv *invocation.Invocation, number int, service string) (*devnode.Node, error) {
 	c, err := devnode.OpenCluster(inv.Instance)
 	switch {
@@ -458,7 +458,7 @@ var columns = []output.Column[process]{
 	{Header: "LOG", Wide: true, Cell: func(p process) any { return p.Log }},
 }
 
-// table writes the processes, and why some of them do not serve.
+// table writes the table of processes, and the reasons for which some of them do not serve.
 func table(w io.Writer, wide bool, all []process) {
 	shown := output.Shown(columns, wide)
 	if slices.ContainsFunc(all, func(p process) bool { return p.instance != "" }) {

@@ -58,7 +58,8 @@ func remove(ctx context.Context, inv *invocation.Invocation, name string, force,
 	}
 	owner := found.GetOwner()
 	if found == nil {
-		// The record may be corrupt, so that the endpoint is not listed.
+		// If the record of an endpoint is corrupt, the endpoint is not listed, but it can still be deleted by
+		// its whole name.
 		if owner = n.Owner(); owner == nil || !n.Whole() {
 			return NotFound(name)
 		}
@@ -104,7 +105,7 @@ func removedText(owner *workloadv1.Owner, e *datapathv1.Endpoint, validate bool)
 	return text + ": " + strings.Join(parts, ", ") + "."
 }
 
-// NotFound returns the error for a name that no endpoint has.
+// NotFound returns the error for a name that matches no endpoint.
 func NotFound(name string) error {
 	return invocation.NotFound("container or pod", name, "endpoint list")
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package endpoint shows, changes and deletes endpoints, and finds an endpoint by the name that a person typed.
+// Package endpoint shows, changes and deletes endpoints, and finds an endpoint by a name on the command line.
 package endpoint
 
 import (

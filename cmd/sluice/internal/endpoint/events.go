@@ -51,14 +51,14 @@ const (
 	eventChanged      = "changed"
 	eventDeleted      = "deleted"
 	eventDisconnected = "disconnected" // from the datapath
-	eventConnected    = "connected"    // again
+	eventConnected    = "connected"    // connected again
 )
 
 // event is a change of an endpoint, or of the connection to the datapath.
 type event struct {
 	time  time.Time
 	event string
-	// changes has one text "WHAT: OLD -> NEW" per difference.
+	// changes lists the differences, each as "WHAT: OLD -> NEW".
 	changes []string
 	// endpoint is the endpoint after the change, or before its deletion; nil for events of the connection.
 	endpoint *datapathv1.Endpoint
@@ -109,7 +109,7 @@ type watcher struct {
 	token    []byte
 	complete bool // the first listing has been received
 	lost     bool // disconnected, and the event was printed
-	// listed has the endpoints of the listing in progress; nil if no listing is in progress.
+	// listed contains the endpoints received so far in a listing that is not complete; nil if there is none.
 	listed map[workload.Owner]struct{}
 }
 
@@ -149,7 +149,7 @@ func (w *watcher) run(ctx context.Context) error {
 	}
 }
 
-// printError ends the watch, because the output cannot be written.
+// printError is an error of the output. It ends the watch.
 type printError struct{ err error }
 
 func (e *printError) Error() string { return e.err.Error() }
@@ -209,7 +209,7 @@ func (w *watcher) take(m *datapathv1.WatchEndpointsResponse) error {
 		}
 		w.listed, w.complete = nil, true
 	}
-	// A token from within a listing would resume within that listing, without its beginning.
+	// A token received during a listing would resume in the middle of it, without its beginning.
 	if w.listed == nil && err == nil {
 		w.token = m.GetResumeToken()
 	}
@@ -262,7 +262,7 @@ func (w *watcher) print(e event) error {
 	return err
 }
 
-// changesOf returns the differences between two states of an endpoint, as far as people see them.
+// changesOf describes the differences between two states of an endpoint, without fields that commands do not show.
 func changesOf(before, after *datapathv1.Endpoint) (changes []string) {
 	add := func(what string, text func(*datapathv1.Endpoint) string) {
 		if old, now := text(before), text(after); old != now {

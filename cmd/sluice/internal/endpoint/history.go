@@ -62,8 +62,8 @@ func lastState(m *datapathv1.ListEndpointEventsResponse) *datapathv1.Endpoint {
 	return m.GetPrevious()
 }
 
-// changesOfName returns the changes of the endpoints with a name. Several endpoints may have had it, one after the
-// other.
+// changesOfName returns the changes of the endpoints with a name. Several endpoints may have had the name, one after
+// the other.
 func changesOfName(all []*datapathv1.ListEndpointEventsResponse, text string) (
 	[]*datapathv1.ListEndpointEventsResponse, error,
 ) {
@@ -103,7 +103,7 @@ func showHistory(inv *invocation.Invocation, all []*datapathv1.ListEndpointEvent
 			e.event = eventDeleted
 		default:
 			if e.changes = changesOf(m.GetPrevious(), m.GetEndpoint()); len(e.changes) == 0 {
-				continue // of fields that people do not see
+				continue // a change of fields that commands do not show
 			}
 		}
 		events, objects = append(events, e), append(objects, e.object())

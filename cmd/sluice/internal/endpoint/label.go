@@ -58,8 +58,8 @@ type change struct {
 	validate  bool
 }
 
-// sourceOf returns the default source of a label, which is the one that the CNI plugin uses for the container. A pod
-// of podman has a name but no namespace.
+// sourceOf returns the default source of a label: the source that the CNI plugin uses for the container. A pod of
+// podman has a name but no namespace.
 func sourceOf(e *datapathv1.Endpoint) string {
 	if e.GetPod().GetNamespace() != "" {
 		return "k8s"
@@ -149,7 +149,8 @@ func changed(labels []*workloadv1.Label, changes []string, source string) ([]*wo
 	return labels, nil
 }
 
-// isLabelValue reports whether Kubernetes accepts the value of a label. Selectors of policies have only such values.
+// isLabelValue reports whether Kubernetes accepts the value of a label. Selectors of policies can contain no other
+// values.
 func isLabelValue(value string) bool {
 	const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 	return len(value) <= 63 && strings.Trim(value, letters+"-_.") == "" && strings.Trim(value, "-_.") == value

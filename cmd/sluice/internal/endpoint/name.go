@@ -13,7 +13,7 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// The prefixes that tell a container from a pod.
+// Prefixes that mark a name as a container or as a pod.
 const (
 	podPrefix       = "pod:"
 	containerPrefix = "container:"
@@ -34,8 +34,8 @@ CONTAINER[/INTERFACE]. POD is NAMESPACE/NAME of a pod of this node. If a contain
 have the same name, container:CONTAINER[/INTERFACE] or pod:NAMESPACE/NAME selects one.`
 
 // Name is the name of a container or a pod as given on the command line: CONTAINER[/INTERFACE], NAMESPACE/NAME of a
-// pod, container:CONTAINER[/INTERFACE] or pod:[NAMESPACE/]NAME. CONTAINER/INTERFACE and NAMESPACE/NAME have the same
-// form, so a Name may be both.
+// pod, container:CONTAINER[/INTERFACE] or pod:[NAMESPACE/]NAME. CONTAINER/INTERFACE and NAMESPACE/NAME look alike, so a
+// Name may be either.
 type Name struct {
 	text              string
 	container, ifname string // container is empty if the name can only be a pod's
@@ -71,8 +71,8 @@ func ParseName(text string) (Name, error) {
 	return Name{text: text, container: first, ifname: second, namespace: first, pod: second}, nil
 }
 
-// Owner returns CONTAINER/INTERFACE of a whole container ID, with the interface eth0 unless the name has one; nil if
-// the name can only be a pod's.
+// Owner returns the owner with the name's container, whose ID must be complete, and its interface, eth0 by default. It
+// returns nil if the name can only be a pod's.
 func (n Name) Owner() *workloadv1.Owner {
 	if n.container == "" || len(n.ifname) > maxInterface {
 		return nil
@@ -95,9 +95,9 @@ func (n Name) Pod() *datapathv1.PodName {
 // Whole reports whether the name has a container and an interface.
 func (n Name) Whole() bool { return n.container != "" && n.ifname != "" }
 
-// Find returns the endpoints with the name: of the container with this ID, else of the pod, else of the containers
-// whose IDs begin with it. isPod is true if they belong to the pod. It is an error if the name is both the ID of a
-// container and the name of another pod.
+// Find returns the endpoints that match the name: of the container with this ID, if there is one; else of the pod, if
+// there is one; else of all containers whose IDs begin with the name. isPod is true if they belong to the pod. Find
+// returns an error if the name is both the ID of a container and the name of another pod.
 func (n Name) Find(all []*datapathv1.Endpoint) (found []*datapathv1.Endpoint, isPod bool, err error) {
 	matching := func(match func(*datapathv1.Endpoint) bool) []*datapathv1.Endpoint {
 		return slices.DeleteFunc(slices.Clone(all), func(e *datapathv1.Endpoint) bool { return !match(e) })

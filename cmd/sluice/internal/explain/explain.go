@@ -125,7 +125,7 @@ type Explanation struct {
 	asked
 }
 
-// asked is the connection in question and the nodes that were not asked about it.
+// asked is the connection to explain, and the nodes that were not asked about it.
 type asked struct {
 	From     string `json:"from"`
 	To       string `json:"to"`
@@ -215,7 +215,7 @@ func (x Explanation) lines(w io.Writer, conn peer.Connection) {
 	}
 }
 
-// Headline returns the verdict of the node on the connection, with its reason.
+// Headline returns the node's verdict on the connection, with the reason.
 func (x Explanation) Headline() string {
 	if x.GetService() != nil && x.GetReason() == datapathv1.Reason_REASON_UNSPECIFIED {
 		return serviceHeadline(x.GetService(), x.GetVerdict())
@@ -248,7 +248,7 @@ func OtherNode(p *datapathv1.ExplainedPeer) string {
 	return p.GetNodeName()
 }
 
-// row writes a row of the table of ends.
+// row writes one end of the connection as a row of a table.
 func row(w io.Writer, end string, p *datapathv1.ExplainedPeer) {
 	if p == nil {
 		return

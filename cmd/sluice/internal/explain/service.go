@@ -21,7 +21,7 @@ func Translated(s *datapathv1.ExplainedService) bool {
 	return s.GetOutcome() == datapathv1.ServiceOutcome_SERVICE_OUTCOME_TRANSLATED
 }
 
-// serviceHeadline returns the headline for a connection to a Service that has no reason of its own.
+// serviceHeadline returns the headline for a connection to a Service if the explanation contains no reason.
 func serviceHeadline(s *datapathv1.ExplainedService, v datapathv1.Verdict) string {
 	switch s.GetOutcome() {
 	case datapathv1.ServiceOutcome_SERVICE_OUTCOME_NO_BACKEND:
@@ -93,7 +93,7 @@ func serviceLines(w io.Writer, s *datapathv1.ExplainedService, protocol uint32) 
 	output.Row(w, "Backends", backendsText(s))
 }
 
-// backendsText returns the number of backends and its consequence.
+// backendsText returns the number of backends. If it is 0, the text also states the effect on connections.
 func backendsText(s *datapathv1.ExplainedService) string {
 	from := "this node"
 	if s.GetOutside() {
@@ -139,7 +139,7 @@ func BackendHeadline(b *datapathv1.ExplainedBackend) string {
 	return VerdictText(b.GetVerdict(), b.GetReason())
 }
 
-// verdicts writes the verdict for each backend. Backends with the same verdict by the same rules share one text.
+// verdicts writes the verdict for each backend. Backends with the same verdict from the same rules share one text.
 func verdicts(w io.Writer, s *datapathv1.ExplainedService, connections bool) {
 	type outcome struct{ headline, egress, ingress string }
 	var order []outcome

@@ -139,7 +139,7 @@ func writeNames(w io.Writer, all []*policyv1.LearnedName) {
 	}
 }
 
-// left returns the time until t, or past if t is over.
+// left returns the time that is left until t as text, or the text past if t is in the past.
 func left(t *timestamppb.Timestamp, past string) string {
 	if t == nil {
 		return ""

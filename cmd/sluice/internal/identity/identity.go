@@ -108,7 +108,7 @@ func printTopLabels(ctx context.Context, inv *invocation.Invocation) error {
 				values[key] = map[string]struct{}{}
 			}
 			values[key][l.GetValue()] = struct{}{}
-			identities[key]++ // a label set has each key once
+			identities[key]++ // a label set contains each key only once
 		}
 	}); err != nil {
 		return err

@@ -38,10 +38,10 @@ func (e *ExitError) Error() string { return fmt.Sprintf("exit code %d: %v", e.Co
 func (e *ExitError) Unwrap() error { return e.Err }
 
 var (
-	// ErrReported is returned by commands whose output already describes the problem.
+	// ErrReported is returned by a command that has already printed the problem.
 	ErrReported error = &ExitError{Code: ExitFailed}
-	// ErrNotReady is returned by commands whose output explains why the node is not ready, or why the kernel does not
-	// enforce a change.
+	// ErrNotReady is returned by a command that has already printed why the node is not ready, or why the kernel
+	// does not enforce a change.
 	ErrNotReady error = &ExitError{Code: ExitNotReady}
 )
 
@@ -59,7 +59,7 @@ func (c *Invocation) complain(err error) {
 			return
 		}
 	}
-	// An error may contain names that a container chose, so control characters are escaped.
+	// Escape control characters, because a name in the error may come from a container.
 	for i, line := range strings.Split(text, "\n") {
 		if i == 0 {
 			line = "sluice: " + line
@@ -68,8 +68,8 @@ func (c *Invocation) complain(err error) {
 	}
 }
 
-// wantsJSON reports whether the arguments contain --output json. It parses by hand, because an earlier mistake may
-// have stopped the flag parser. The last --output is used.
+// wantsJSON reports whether the arguments contain --output json. It does not use the flag parser, which may have
+// stopped at an earlier mistake. If --output occurs several times, the last one counts.
 func wantsJSON(args []string) (wants bool) {
 	for i, a := range args {
 		value, given := "", true
@@ -111,14 +111,14 @@ func objectOf(text string, err error) object {
 	return o
 }
 
-// UsageError is a mistake on the command line.
+// UsageError reports a mistake on the command line.
 type UsageError struct{ err error }
 
 func (e *UsageError) Error() string { return e.err.Error() }
 
 func (e *UsageError) Unwrap() error { return e.err }
 
-// Usagef is a UsageError of a formatted text.
+// Usagef returns a UsageError with a formatted text.
 func Usagef(format string, args ...any) error { return &UsageError{fmt.Errorf(format, args...)} }
 
 // explain returns the text of an error for people, with a hint about what to check next if there is one.
@@ -140,7 +140,7 @@ func (c *Invocation) explain(err error) string {
 			return fmt.Sprintf("%s\n%sDoes it run? Its sockets are expected under %s; `sluice status` shows which "+
 				"services answer.", text, c.OtherNodes(), filepath.Dir(filepath.Dir(dir)))
 		}
-	case codes.PermissionDenied: // the socket let the caller in, the method did not
+	case codes.PermissionDenied: // the socket admitted the caller, but the method refused the call
 		return text + "\n" + rootOnly
 	case codes.NotFound, codes.InvalidArgument, codes.AlreadyExists, codes.FailedPrecondition, codes.ResourceExhausted,
 		codes.OutOfRange, codes.Aborted:
@@ -179,7 +179,7 @@ func otherNodes(run, instance string) string {
 	return fmt.Sprintf("There are development nodes: %s.\n", strings.Join(found, ", "))
 }
 
-// Hints for errors of permission.
+// Hints for permission errors.
 const (
 	WhoMay   = "Be root, or a member of group 65700."
 	rootOnly = "Only root may do this; the group may only read."

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// wanted describes the values of flag types whose parsers return errors of Go's standard library.
+// wanted describes the expected values of the flag types whose parsers return errors of Go's standard library.
 var wanted = map[string]string{
 	"uint": "a whole number from 0 on", "int": "a whole number", "float": "a number", "bool": "true or false",
 	"duration": "a duration with a unit, such as 10s or 5m",

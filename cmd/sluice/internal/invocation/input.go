@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// ExitOnStdinEOF is the flag that makes a command exit with its caller. A command that kubectl executes in a pod gets
-// no signal when the caller exits; only its standard input ends.
+// ExitOnStdinEOF is the flag that makes a command exit with its caller. A command that kubectl executes in a pod
+// receives no signal when kubectl exits: only its standard input is closed.
 const ExitOnStdinEOF = "exit-on-stdin-eof"
 
 // UntilInputEnds is the former name of ExitOnStdinEOF. The kubectl plugin passes it until 0.2.0, because the program
@@ -26,7 +26,7 @@ func ExitOnStdinEOFFlag(cmd *cobra.Command, to *bool) {
 	formerFlag(cmd, UntilInputEnds, ExitOnStdinEOF)
 }
 
-// abandoned is how long a command may still write after its input has ended.
+// abandoned is how long a command may continue to write after its input has ended.
 const abandoned = 2 * time.Second
 
 // EndWith returns a context that ends when the input ends. The process exits 2 s later unless stop was called: if

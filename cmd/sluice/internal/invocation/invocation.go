@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package invocation is one run of the program: the global flags, the connections to the services, the output, the
-// errors and the exit code. It does not depend on any command.
+// Package invocation contains the parts that all commands share: the global flags, the connections to the services, the
+// output, the errors and the exit code. It does not depend on any command.
 package invocation
 
 import (
@@ -110,7 +110,7 @@ something, check and map dump require root.`
 	return root
 }
 
-// Bare returns a root command without subcommands, with --output and --timeout.
+// Bare returns a root command without subcommands, with the flags --output and --timeout only.
 func (c *Invocation) Bare(use string) *cobra.Command {
 	root := &cobra.Command{
 		Use:           use,
@@ -140,8 +140,7 @@ func (c *Invocation) Bare(use string) *cobra.Command {
 // Formats are the values of --output.
 var Formats = []string{"table", "wide", "json"}
 
-// Wide reports whether tables have further columns and lines are not broken, so that the output may be wider than
-// output.Width.
+// Wide reports whether --output is wide: tables then have more columns, and lines may be longer than output.Width.
 func (c *Invocation) Wide() bool { return c.Format == "wide" }
 
 // VersionCommand is `version`.
@@ -155,8 +154,8 @@ func VersionCommand(c *Invocation) *cobra.Command {
 	}
 }
 
-// helpOrMistake prints the help of a command. For an unknown subcommand it sets mistake; cobra alone would print the
-// help of the parent.
+// helpOrMistake prints the help of a command. For an unknown subcommand it sets mistake instead; cobra would print the
+// help of the parent command.
 func helpOrMistake(help func(*cobra.Command, []string), mistake *error) func(*cobra.Command, []string) {
 	return func(cmd *cobra.Command, args []string) {
 		if cmd.HasSubCommands() {
@@ -224,7 +223,8 @@ func (c *Invocation) Socket(service string) (string, error) {
 	return paths.Socket(service), nil
 }
 
-// Dial connects to a service. Calls fail at once if nothing listens on the socket, because a person is waiting.
+// Dial connects to a service. Calls fail at once if no process listens on the socket: a command does not wait for a
+// service to start.
 func (c *Invocation) Dial(service string) (*grpc.ClientConn, error) {
 	path, err := c.Socket(service)
 	if err != nil {
@@ -237,7 +237,8 @@ func (c *Invocation) Dial(service string) (*grpc.ClientConn, error) {
 	return client.Dial(path, o)
 }
 
-// Show prints v as JSON, or the output of table. A slice becomes a JSON object with the elements as "items".
+// Show prints v as JSON or, for the other formats, calls table. A slice becomes a JSON object with the elements as
+// "items".
 func (c *Invocation) Show(v any, table func(w io.Writer)) error {
 	if c.Format == "json" {
 		e := json.NewEncoder(c.Out)

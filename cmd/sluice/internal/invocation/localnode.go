@@ -15,7 +15,7 @@ import (
 // localNodeTimeout limits the wait for sluice-identity, whose answer is optional.
 const localNodeTimeout = time.Second
 
-// LocalNode is this node, for commands that act on one node although the cluster has others.
+// LocalNode describes this node, for the notes of commands that change only one node of a cluster.
 type LocalNode struct {
 	Name   string
 	Others uint32 // other nodes of the cluster

@@ -12,14 +12,14 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 )
 
-// NotFound returns the error for a name that no object of the kind has. list is the command that lists the objects,
+// NotFound returns the error for a name that matches no object of the kind. list is the command that lists the objects,
 // for example "service list".
 func NotFound(kind, name, list string) error {
 	return fmt.Errorf("no %s %s; see `sluice %s`", kind, output.Printable(name), list)
 }
 
-// OrNotFound replaces the message of err by the message of NotFound if the code of err is NotFound. Code and details
-// stay.
+// OrNotFound replaces the message of err by the message of NotFound if the code of err is NotFound. It keeps code and
+// details.
 func OrNotFound(err error, kind, name, list string) error {
 	if status.Code(err) != codes.NotFound {
 		return err

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	progressAfter = time.Second // shorter commands show no progress
+	progressAfter = time.Second // commands that take less time show no progress
 	progressEach  = time.Second
 )
 
@@ -29,7 +29,7 @@ func IsTerminal(w io.Writer) bool {
 	return err == nil
 }
 
-// Progress shows the text and the elapsed time in one line on standard error, if that is a terminal. The returned
+// Progress shows the text and the elapsed time in one line on standard error, but only on a terminal. The returned
 // function removes the line. Call Progress before anything else is printed.
 func (c *Invocation) Progress(text func() string) (done func()) {
 	if c.Format == "json" || !IsTerminal(c.ErrOut) {

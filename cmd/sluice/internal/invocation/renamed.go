@@ -13,7 +13,8 @@ import (
 // formerUntil is the first release without the former names of commands and flags.
 const formerUntil = "0.2.0"
 
-// RenamedFlag adds a hidden flag under a former name. Its use prints one line with the new name to standard error.
+// RenamedFlag adds a hidden flag under a former name. If it is used, one line with the new name is printed to standard
+// error.
 func RenamedFlag(cmd *cobra.Command, former, name string) {
 	formerFlag(cmd, former, name)
 	alias := cmd.Flags().Lookup(former)
@@ -39,8 +40,8 @@ func (r *renamed) Set(text string) error {
 	return r.Value.Set(text)
 }
 
-// RenamedCommand returns a hidden command under a former name. Its use prints one line with the new name to standard
-// error.
+// RenamedCommand returns a hidden command under a former name. If it is used, one line with the new name is printed to
+// standard error.
 func RenamedCommand(former string, command func(*Invocation) *cobra.Command) func(*Invocation) *cobra.Command {
 	return func(inv *Invocation) *cobra.Command {
 		cmd := command(inv)

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Revision is the value of --expect-revision. The zero value expects no revision.
+// Revision is the value of --expect-revision. The zero value means that the flag is not set.
 type Revision struct{ number *uint64 }
 
 // Flag adds --expect-revision to a command. what describes the revision: "the policy revision".

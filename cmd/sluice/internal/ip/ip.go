@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package ip shows the identity and the node of an address.
+// Package ip shows the identity and the node that an address belongs to.
 package ip
 
 import (
@@ -45,7 +45,7 @@ func printOne(ctx context.Context, inv *invocation.Invocation, a netip.Addr) err
 		return err
 	}
 	labels := map[uint32][]string{}
-	// of returns a mapping with the labels of its identity.
+	// of returns the JSON object of a mapping, with the labels of its identity.
 	of := func(m *identityv1.IPMapping) (message.Object, error) {
 		known, err := labelsOf(ctx, inv, m.GetIdentity())
 		labels[m.GetIdentity()] = known

@@ -51,7 +51,7 @@ differences. Nothing is changed.
 	return cmd
 }
 
-// finding is a difference in one address.
+// finding describes a difference between the services about one address.
 type finding struct {
 	Kind    string                         `json:"kind"`
 	Address string                         `json:"address"`
@@ -83,14 +83,14 @@ const (
 	published   = "published"
 )
 
-// seen has the answers of the services.
+// seen contains the answers of the services.
 type seen struct {
 	allocations []*ipamv1.Allocation
 	endpoints   []*datapathv1.Endpoint
-	cluster     *clusterView // nil: the node is not registered, or does not know
+	cluster     *clusterView // nil if the node is not registered in a cluster
 }
 
-// clusterView has the mappings of addresses in the cluster.
+// clusterView contains the cluster's mappings of addresses to nodes.
 type clusterView struct {
 	node     string
 	mappings map[string]string // address → node that has it; for the addresses of this node and of its endpoints
@@ -134,7 +134,7 @@ func check(ctx context.Context, inv *invocation.Invocation, settle time.Duration
 	return nil
 }
 
-// lasting returns the findings of the second comparison that were also in the first.
+// lasting returns the findings that both comparisons have. The other differences were temporary.
 func lasting(first, second []finding) []finding {
 	same := func(a, b finding) bool {
 		return a.Kind == b.Kind && a.Address == b.Address && proto.Equal(a.Owner.Message, b.Owner.Message)
@@ -157,8 +157,9 @@ func (r report) table(w io.Writer) {
 		len(r.Findings))
 }
 
-// listAll asks ipam before the datapath. The datapath records an owner before it confirms the addresses, so an owner
-// with confirmed addresses but no endpoint in the later listing has leaked them, or has just been deleted.
+// listAll asks ipam before the datapath. The datapath records an endpoint before it confirms the endpoint's addresses.
+// So if ipam lists an owner with confirmed addresses and the later list of endpoints lacks this owner, the addresses
+// have leaked, or the endpoint has just been deleted.
 func listAll(ctx context.Context, inv *invocation.Invocation) (s seen, err error) {
 	if s.allocations, err = allocations(ctx, inv); err != nil {
 		return s, err

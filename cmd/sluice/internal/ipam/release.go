@@ -57,7 +57,7 @@ func release(ctx context.Context, inv *invocation.Invocation, name string, force
 	if err != nil {
 		return err
 	}
-	// Ask the datapath after ipam, as in listAll.
+	// Ask the datapath after ipam, for the reason given at listAll.
 	if why, err := inUse(ctx, inv, held); !force {
 		switch {
 		case err != nil:
@@ -124,7 +124,7 @@ func match(
 		}
 		return nil, invocation.NotFound("allocation of", text, "ipam list")
 	}
-	// Allocations and endpoints are matched by owner in the same way.
+	// Allocations are converted to endpoints, because both are found by owner in the same way.
 	owners := make([]*datapathv1.Endpoint, 0, len(all))
 	for _, a := range all {
 		owners = append(owners, &datapathv1.Endpoint{Owner: a.GetOwner(), Pod: pods[workload.OwnerOf(a.GetOwner())]})
@@ -139,7 +139,7 @@ func match(
 	return all[slices.Index(owners, found)], nil
 }
 
-// inUse returns why the addresses of an allocation should not be released; empty if they can be.
+// inUse returns why the addresses of an allocation should not be released; empty if they can be released.
 func inUse(ctx context.Context, inv *invocation.Invocation, a *ipamv1.Allocation) (string, error) {
 	endpoints, err := endpoint.List(ctx, inv)
 	if err != nil {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package kubernetes has the commands for all nodes of a Kubernetes cluster. They run kubectl, which executes
-// `sluice` in the pod of each node. The plugin `kubectl sluice` has the same commands.
+// Package kubernetes contains the commands that act on all nodes of a Kubernetes cluster. They run kubectl, which
+// executes `sluice` in the pod of each node. The plugin `kubectl sluice` has the same commands.
 package kubernetes
 
 import (

@@ -26,7 +26,7 @@ import (
 // MaxBytes is the largest size of the manifests in one call to a service.
 const MaxBytes = 3 << 20
 
-// maxInput limits the size of all files together, in bytes.
+// maxInput limits the total size of all files in bytes.
 const maxInput = 256 << 20
 
 // Document is one object of a stream of YAML or JSON documents.
@@ -146,8 +146,8 @@ func Fits(docs []Document) error {
 	return nil
 }
 
-// Only returns the objects of wanted kinds, and a message for each object that it skips. what is the name of the
-// wanted kinds: "a policy". It keeps objects without apiVersion or kind, so that the service can refuse them.
+// Only returns the objects of wanted kinds, and a message for each object that it skips. what names the wanted kinds in
+// messages: "a policy". It keeps objects without apiVersion or kind, so that the service can refuse them.
 func Only(docs []Document, wanted func(group, kind string) bool, what string) (kept []Document, others []string) {
 	for _, d := range docs {
 		switch {
@@ -204,7 +204,7 @@ func readFile(file string, stdin io.Reader) ([]byte, error) {
 		defer f.Close()
 		in = f
 	}
-	// One byte more than the limit, to detect files that are too large.
+	// Read one byte more than the limit, to detect files that are too large.
 	content, err := io.ReadAll(io.LimitReader(in, maxInput+1))
 	var perr *fs.PathError
 	if err != nil && !errors.As(err, &perr) {
@@ -213,8 +213,8 @@ func readFile(file string, stdin io.Reader) ([]byte, error) {
 	return content, err
 }
 
-// documents returns the objects of a file, with the items of lists as objects of their own, and the documents that
-// cannot be read.
+// documents returns the objects in a file, and the documents that cannot be read. The items of lists are returned as
+// objects.
 func documents(file string, content []byte) (docs []Document, broken FileErrors) {
 	_ = yamlstream.Each(content, nil, func(y yamlstream.Document) error { // it returns no error
 		d := Document{File: file, Index: y.Number + 1, Line: y.Line, text: y.Text}

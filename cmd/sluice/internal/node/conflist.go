@@ -16,16 +16,16 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 )
 
-// plugin is the file name and the type of the CNI plugin.
+// plugin is both the file name and the type of the CNI plugin.
 const plugin = "sluice-cni"
 
 // configuration is the CNI configuration file of a container runtime.
 type configuration struct {
 	directory string // of the runtime
-	name      string // the first name in the directory wins
+	name      string // of two files, the runtime uses the one whose name sorts first
 	plugins   string // directory of the plugins
 	paths     instance.Paths
-	// translates: the datapath translates host ports, as it translates services.
+	// translates means that the datapath translates host ports, because it translates services.
 	translates bool
 }
 
@@ -37,8 +37,8 @@ type network struct {
 	Plugins    []json.RawMessage `json:"plugins"`
 }
 
-// content returns the desired content of the file. Host ports are opened by the datapath, or else by the reference
-// plugin if it is installed.
+// content returns the desired content of the file. If the datapath does not translate host ports, the file contains the
+// reference plugin portmap, if it is installed.
 func (c configuration) content() []byte {
 	opener := c.opener()
 	capabilities := map[string]bool{"labels": true, "ips": true, "mac": true, "io.kubernetes.cri.pod-annotations": true}
@@ -58,7 +58,7 @@ func (c configuration) content() []byte {
 	}
 	b, err := json.MarshalIndent(n, "", "  ")
 	if err != nil {
-		panic(err) // of maps and strings
+		panic(err) // maps and strings can always be encoded
 	}
 	return append(b, '\n')
 }
@@ -66,7 +66,7 @@ func (c configuration) content() []byte {
 func encode(v any) json.RawMessage {
 	b, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // of maps and strings
+		panic(err) // maps and strings can always be encoded
 	}
 	return b
 }
@@ -81,7 +81,7 @@ const (
 	openerNone    = "none"
 )
 
-// opener returns the implementation of host ports (hostPort of a pod).
+// opener returns the implementation that opens a pod's host ports (hostPort).
 func (c configuration) opener() string {
 	if c.translates {
 		return openerSluice
@@ -92,7 +92,7 @@ func (c configuration) opener() string {
 	return openerPortmap
 }
 
-// errForeign is returned if the file exists and another program wrote it.
+// errForeign is returned if another program has written the existing file.
 var errForeign = errors.New("belongs to another network; it was not changed")
 
 // read returns the content of the file; nil if it does not exist.
@@ -116,7 +116,7 @@ func (c configuration) read() ([]byte, error) {
 	return content, nil
 }
 
-// write writes the desired content, and reports whether the file was different.
+// write writes the desired content. It reports whether the file changed.
 func (c configuration) write() (changed bool, err error) {
 	have, err := c.read()
 	if err != nil || slices.Equal(have, c.content()) {
@@ -133,9 +133,9 @@ func (c configuration) remove() (bool, error) {
 	return durable.Remove(c.path(), durable.SyncAll)
 }
 
-// preferred returns the files that the runtime would prefer to this one.
+// preferred returns the files in the directory that the runtime would use instead of this one.
 func (c configuration) preferred() ([]string, error) {
-	entries, err := os.ReadDir(c.directory) // by name
+	entries, err := os.ReadDir(c.directory) // sorted by name
 	if err != nil {
 		return nil, err
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/kit/nodefiles"
 )
 
-// try prints what plan returns, one change per line.
+// try prints the changes that plan returns, one per line.
 func try(inv *invocation.Invocation, plan func(instance.Paths) ([]string, error)) error {
 	p, err := pathsOfRoot(inv)
 	if err != nil {
@@ -90,7 +90,7 @@ func planUninstall(p instance.Paths, o options) (changes []string, err error) {
 	if _, err := programPath("sluice-datapath"); err != nil {
 		return nil, err
 	}
-	// Only sluice-datapath knows what of it exists in the kernel.
+	// Only sluice-datapath knows which of its objects the kernel has.
 	changes = append(changes,
 		"remove devices, rules, routes and firewall table of "+filepath.Base(p.RunDir)+", if there are any")
 	for _, f := range nodefiles.Check(p, nodefiles.Services()...) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package node installs and removes the parts of Sluice on a machine that containers of a pod cannot bring along:
-// directories, the bpffs, the CNI plugin and its configuration.
+// Package node installs and removes the parts of Sluice that must be on the machine itself, outside of the containers
+// of a pod: directories, the bpffs, the CNI plugin and its configuration.
 package node
 
 import (
@@ -184,7 +184,7 @@ func programPath(program string) (string, error) {
 	return found, nil
 }
 
-// services returns the services to prepare for.
+// services returns the services for which the directories are prepared.
 func (o options) services(p instance.Paths) ([]nodefiles.Service, error) {
 	services := nodefiles.Services()
 	switch o.mountBPFFS {
@@ -222,7 +222,8 @@ func install(p instance.Paths, o options) (changes []string, err error) {
 	return append(changes, "wrote "+target), nil
 }
 
-// newPlugin returns the path of the installed plugin and what to write there; nil if it is installed already.
+// newPlugin returns the path of the CNI plugin and the content to write there. content is nil if the plugin is already
+// installed.
 func (o options) newPlugin() (target string, content []byte, err error) {
 	target = filepath.Join(o.plugins, plugin)
 	source, err := programPath(plugin)
@@ -242,8 +243,8 @@ func (o options) newPlugin() (target string, content []byte, err error) {
 	return target, content, nil
 }
 
-// reachesTheMachine returns an error if the run directory is a mount of a container without propagation to the
-// machine: the pins in the bpffs would be lost with the container.
+// reachesTheMachine returns an error if the run directory is a container's mount that does not propagate to the
+// machine: a bpffs in it, with its pins, would disappear with the container.
 func reachesTheMachine(p instance.Paths) error {
 	m, err := mountinfo.Of(p.RunDir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -261,7 +262,7 @@ func reachesTheMachine(p instance.Paths) error {
 }
 
 func uninstall(cmd *cobra.Command, p instance.Paths, o options) (changes []string, err error) {
-	// The configuration first: it makes the runtime call the plugin.
+	// Remove the configuration first, because it makes the runtime call the plugin.
 	c := o.configuration(p)
 	removed, err := c.remove()
 	if removed {
@@ -316,7 +317,7 @@ func stay(ctx context.Context, inv *invocation.Invocation, address string) error
 	return nil
 }
 
-// failure returns the errors in the log of a service. Without errors it returns the end of the output.
+// failure returns the errors in the log of a service. If the log contains no errors, it returns the end of the log.
 func failure(out []byte) string {
 	var all []string
 	for line := range bytes.Lines(out) {

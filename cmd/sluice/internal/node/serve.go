@@ -21,8 +21,8 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
-// needed are the services without which no container with new labels can be connected. The datapath serves only when
-// the policy service does, unless policies are off.
+// needed lists the services without which no container with new labels can be connected. The policy service is not
+// listed, because the datapath serves only while the policy service does, unless policies are off.
 var needed = []string{"identity", "ipam", "datapath"}
 
 // Intervals of the checks, before and after the file is written.
@@ -30,7 +30,7 @@ const (
 	soon  = 200 * time.Millisecond
 	later = 5 * time.Second
 	// askAgain is the interval between GetStatus calls, which are expensive for the datapath. After a failed check,
-	// GetStatus is called at once.
+	// the next check calls GetStatus again.
 	askAgain = time.Minute
 )
 
@@ -47,8 +47,9 @@ type writer struct {
 	state   atomic.Pointer[error] // result of the last check
 }
 
-// serve writes the configuration once all needed services serve, and again if it is removed or changed, until ctx
-// ends. The file stays then: without it, the runtime could not delete containers, or would use another network.
+// serve writes the configuration once all needed services serve, and writes it again if it is removed or changed, until
+// ctx ends. It does not remove the file at the end: without the file, the runtime could not delete containers, or would
+// use another network.
 func serve(ctx context.Context, inv *invocation.Invocation, c configuration, address string) error {
 	logger := log.New(inv.ErrOut, log.Level(slog.LevelInfo)).With(log.KeyService, "cni")
 	w := &writer{configuration: c, services: map[string]grpc.ClientConnInterface{}, timeout: inv.Timeout, log: logger}

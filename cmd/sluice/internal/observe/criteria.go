@@ -26,7 +26,7 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// Flags are the filters and the output of `observe`, as given on the command line.
+// Flags contains the filters and the output options of `observe`, as given on the command line.
 type Flags struct {
 	Follow bool // also show new events
 	Last   uint // the number of remembered events to show; 0: all
@@ -39,13 +39,13 @@ type Flags struct {
 	not          bool        // --not precedes the next criterion
 }
 
-// criterion is one filter as given.
+// criterion is one filter flag with its value.
 type criterion struct {
 	not         bool
 	name, value string
 }
 
-// kind is a kind of filter with its flag.
+// kind describes a filter flag.
 type kind struct {
 	name   string
 	commas bool // the flag takes several values separated by commas
@@ -187,8 +187,8 @@ type PodPlace struct {
 	Addresses []string
 }
 
-// PodNames returns the pods NAMESPACE/NAME in the filters, each once. A value of --from or --to of this form may also
-// be CONTAINER/INTERFACE.
+// PodNames returns the distinct values of the filters that have the form NAMESPACE/NAME. Such a value of --from or --to
+// may also mean CONTAINER/INTERFACE.
 func (o *Flags) PodNames() []string {
 	var names []string
 	for _, c := range o.criteria {
@@ -233,9 +233,9 @@ func (o *Flags) Args() ([]string, error) {
 }
 
 // ArgsOn returns arguments for the same filters on a node of a cluster. A node knows the pods of other nodes only by
-// their addresses, so ArgsOn adds these; the names stay, because a pod of the same name may have been on the node
-// earlier. Filters of two kinds must both match: therefore --pod is replaced by --address only if all of its pods are
-// on other nodes, and --address is not given.
+// their addresses, so ArgsOn adds the addresses. It keeps the names, because a pod of the same name may have been on
+// the node earlier. An event must match the filters of every kind. Therefore ArgsOn replaces --pod by --address only if
+// all pods of --pod are on other nodes and the user has not given --address.
 func (o *Flags) ArgsOn(node string, pods map[string]PodPlace) ([]string, error) {
 	args, err := o.otherArgs()
 	byAddress := o.podsByAddress(node, pods)
@@ -244,7 +244,7 @@ func (o *Flags) ArgsOn(node string, pods map[string]PodPlace) ([]string, error) 
 		if name == "pod" {
 			name = "address"
 		}
-		// --pod becomes either names or addresses. --from, --to and inverted filters can have both.
+		// --pod becomes either names or addresses. --from, --to and inverted filters may contain both.
 		either := c.name == "pod" && !c.not
 		if !either || !byAddress {
 			args = c.appendTo(args)
@@ -608,7 +608,7 @@ func (n *names) endpoints() ([]*datapathv1.Endpoint, error) {
 	return n.all, err
 }
 
-// missing prints a note that no container or pod of this name exists at present. It may have been removed, or be
+// missing prints a note that no container or pod of this name exists at present. It may have existed earlier, or may be
 // created later.
 func (n *names) missing(flag, what, name string) {
 	if n != nil {
@@ -665,7 +665,7 @@ func hasPod(all []*datapathv1.Endpoint, namespace, name string) bool {
 	})
 }
 
-// end resolves a container or a pod. If neither exists at present, the name may refer to either.
+// end resolves a container or a pod. If neither exists at present, it returns both.
 func (n *names) end(flag, name string) ([]*workloadv1.Owner, []*datapathv1.PodName, error) {
 	all, err := n.endpoints()
 	if err != nil {

@@ -27,7 +27,7 @@ type Output interface {
 	Close() error
 }
 
-// minFileSize is large enough for some events with long labels.
+// minFileSize is the minimum size of a file: it has space for some events with long labels.
 const minFileSize = 64 << 10
 
 func (o *Flags) addFile(f *pflag.FlagSet) {
@@ -78,7 +78,7 @@ type lines struct {
 }
 
 func newLines(inv *invocation.Invocation) *lines {
-	// JSON has one object per line: a stream has no end at which a list could be closed.
+	// With JSON, each line is an object. A JSON array would need an end, which a stream does not have.
 	return &lines{out: inv.Out, json: inv.Format == "json", fold: !inv.Wide(), today: time.Now()}
 }
 
@@ -167,10 +167,10 @@ func (w *file) prepare(f *os.File) (int64, error) {
 	return size + int64(n), err
 }
 
-// beginning limits what is read to find the first event of a file.
+// beginning limits the number of bytes that are read to find the first event of a file.
 const beginning = 64 << 10
 
-// checkOwn refuses a file that is neither empty nor begins with an event, because another program wrote it.
+// checkOwn refuses a file that another program wrote: a file that is not empty and does not begin with an event.
 func (w *file) checkOwn(f *os.File, size int64) error {
 	if size == 0 {
 		return nil
@@ -186,8 +186,8 @@ func (w *file) checkOwn(f *os.File, size int64) error {
 	return nil
 }
 
-// isEvent reports whether a line is an event of this or another release. If whole is false, it checks whether the
-// line can be the beginning of one.
+// isEvent reports whether a line is an event, in the format of this or another release. If whole is false, it reports
+// whether the line can be the beginning of an event.
 func isEvent(line []byte, whole bool) bool {
 	if !whole {
 		return bytes.HasPrefix(line, []byte(`{"time":"`)) || bytes.HasPrefix(line, []byte(`{"lost`)) ||
@@ -201,14 +201,15 @@ func isEvent(line []byte, whole bool) bool {
 	if json.Unmarshal(line, &f) == nil && (f.UUID != "" || f.LostBy != "" || f.Verdict != "" && f.Reason != "") {
 		return true
 	}
-	// Logs of other programs may have a time and a note, too, so other fields are not allowed in notes.
+	// A log of another program may also have lines with a time and a note, so a note may have no other fields.
 	strict := json.NewDecoder(bytes.NewReader(line))
 	strict.DisallowUnknownFields()
 	var note missing
 	return strict.Decode(&note) == nil && note != missing{}
 }
 
-// checkOlder refuses rotated files of other programs, which a rotation would rename or replace.
+// checkOlder returns an error if files of other programs have the names of rotated files, because a rotation would
+// rename or replace them.
 func (w *file) checkOlder() error {
 	for n := 1; n < w.keep; n++ {
 		f, err := os.OpenFile(w.older(n), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
@@ -279,7 +280,7 @@ func (w *file) append(line []byte) error {
 		return nil
 	}
 	if n > 0 {
-		// Remove the incomplete line.
+		// Remove the part of the line that was written.
 		if terr := w.f.Truncate(w.size); terr != nil {
 			w.size += int64(n)
 			err = errors.Join(err, terr)

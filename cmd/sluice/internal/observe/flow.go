@@ -26,19 +26,20 @@ import (
 // Event is a line of `observe`: a packet, a repair, lost events, or a note about the stream.
 type Event struct {
 	*datapathv1.ObserveResponse
-	// Note describes a change of the stream, and Noted is its time. The message is empty then.
+	// Note describes a change of the stream, and Noted is the time of the note. A note has no message.
 	Note  string
 	Noted time.Time
-	// Node is the node of a note or of lost events, if the events of several nodes are shown.
+	// Node is the node that a note or lost events come from. It is only set if the events of several nodes are
+	// shown.
 	Node string
 }
 
-// missing is the JSON of lost events and notes. Its keys also tell the kinds of events apart.
+// missing is the JSON form of lost events and notes. Its keys distinguish the kinds of events.
 type missing struct {
 	Type   string     `json:"type,omitempty"`
 	Time   *time.Time `json:"time,omitempty"`
 	Node   string     `json:"nodeName,omitempty"`
-	Lost   uint64     `json:"lost,omitempty"` // 0 with LostBy: the number is unknown
+	Lost   uint64     `json:"lost,omitempty"` // if 0 with LostBy, the number is unknown
 	LostBy string     `json:"lostBy,omitempty"`
 	Note   string     `json:"note,omitempty"`
 }
@@ -122,7 +123,7 @@ func (e Event) At() time.Time {
 	return at.AsTime()
 }
 
-// uuid returns the ID from which a stream can resume after the event; empty if the event has no ID.
+// uuid returns the event's ID, after which a stream can resume; empty if the event has no ID.
 func (e Event) uuid() string { return cmp.Or(e.GetFlow().GetUuid(), e.GetRepair().GetUuid()) }
 
 // Line returns the event as text. Events are printed as they arrive, so they are not aligned as a table.
@@ -160,7 +161,8 @@ func timeText(t, today time.Time) string {
 	return t.Format("15:04:05.000")
 }
 
-// endText returns one end of a packet: address and port, labels or identity, and the node if it is another node.
+// endText describes one end of a packet: address and port, labels or identity, and the node if it is not the local
+// node.
 func endText(e *datapathv1.FlowEnd, ports bool) string {
 	s := cmp.Or(e.GetAddress(), "-")
 	if a, err := netip.ParseAddr(e.GetAddress()); err == nil && ports {
@@ -178,8 +180,8 @@ func endText(e *datapathv1.FlowEnd, ports bool) string {
 	return s
 }
 
-// destinationText returns the destination of a packet, after the service address that was translated, if any. The
-// destination of a packet that was not translated to a backend is the service address itself.
+// destinationText describes the destination of a packet. If a service address was translated, it precedes the backend;
+// if no backend was chosen, the destination is the service address.
 func destinationText(f *datapathv1.Flow, ports bool) string {
 	to := endText(f.GetDestination(), ports)
 	asked, port := f.GetOriginalDestinationAddress(), f.GetOriginalDestinationPort()
@@ -243,7 +245,7 @@ func packetLine(f *datapathv1.Flow, at string) string {
 		name string
 		said *datapathv1.SideVerdict
 	}{{"egress", f.GetEgress()}, {"ingress", f.GetIngress()}} {
-		// For a dropped packet only the side that dropped it matters, and for a closed connection only rules.
+		// For a dropped packet, show only the side that dropped it. For a closed connection, show only rules.
 		matters := s.said != nil && (f.GetVerdict() != datapathv1.Verdict_VERDICT_DROPPED ||
 			s.said.GetVerdict() != datapathv1.Verdict_VERDICT_FORWARDED)
 		if matters && (!closed || s.said.GetRule() != 0) {

@@ -56,7 +56,8 @@ func (w *watch) run(ctx context.Context, req *datapathv1.ObserveRequest) error {
 	}
 	user := ctx
 	if req.GetUntil() != nil {
-		// The datapath ends the stream at that time. The deadline covers a datapath that is unavailable.
+		// The datapath ends the stream at --until. The deadline is for the case that the datapath is
+		// unavailable.
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, req.GetUntil().AsTime().Add(againMost))
 		defer cancel()
@@ -109,7 +110,7 @@ func (w *watch) resume(req *datapathv1.ObserveRequest, away time.Time) *datapath
 	return again
 }
 
-// stream prints the events of one stream. there is false if the datapath did not answer.
+// stream prints the events of one stream. there reports whether the datapath answered.
 func (w *watch) stream(ctx context.Context, client datapathv1.ObserverServiceClient, req *datapathv1.ObserveRequest,
 	away time.Time,
 ) (there bool, err error) {
@@ -117,8 +118,8 @@ func (w *watch) stream(ctx context.Context, client datapathv1.ObserverServiceCli
 	if err != nil {
 		return false, inFlags(err)
 	}
-	// Without headers, the answer is an error, which Recv returns. A datapath of an earlier version sends the headers
-	// with its first event.
+	// If there are no headers, the answer is an error, which Recv returns. A datapath of an earlier version sends
+	// the headers with its first event.
 	if md, err := stream.Header(); err != nil {
 		return false, err
 	} else if md != nil && !away.IsZero() {
@@ -179,7 +180,7 @@ func reasonOf(err error) string {
 	return err.Error()
 }
 
-// noteOf returns a note about the stream.
+// noteOf returns an event that is a note about the stream.
 func noteOf(text string) Event { return Event{Note: text, Noted: time.Now()} }
 
 // Drops prints the dropped packets of an endpoint until ctx ends.

@@ -21,7 +21,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// Count formats a number of addresses. Large numbers become powers of 2; the maximum means 2^64, the size of a /64.
+// Count formats a number of addresses. Large numbers are shown as powers of 2; the largest value of uint64 means 2^64,
+// the size of a /64.
 func Count(n uint64) string {
 	switch {
 	case n == math.MaxUint64:

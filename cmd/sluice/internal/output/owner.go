@@ -13,8 +13,8 @@ import (
 	"syscall"
 )
 
-// CheckKind returns an error if a file is neither empty nor begins with the magic bytes of a kind, for example "a
-// gzip archive", so that no other file is replaced.
+// CheckKind returns an error if a file is neither empty nor begins with the magic bytes of a kind, for example "a gzip
+// archive", so that files of other kinds are not replaced.
 func CheckKind(f io.ReaderAt, kind string, begin []byte) error {
 	have := make([]byte, len(begin))
 	n, err := f.ReadAt(have, 0)
@@ -27,8 +27,8 @@ func CheckKind(f io.ReaderAt, kind string, begin []byte) error {
 	return nil
 }
 
-// CheckOwner returns an error if another user could access the file regardless of its mode: if the user owns it, for
-// example because they created it in /tmp beforehand, or if it has other hard links.
+// CheckOwner returns an error if another user could access the file regardless of its mode: if that user owns the file,
+// for example because the user created it in /tmp beforehand, or if the file has more than one hard link.
 func CheckOwner(info fs.FileInfo) error {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	switch {

@@ -35,7 +35,7 @@ type Flags struct {
 	v6                                        bool
 }
 
-// Add defines the flags of a connection.
+// Add adds the flags that describe a connection to a command.
 func (o *Flags) Add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.from, "from", "", "initiator of the connection: "+Forms)
@@ -44,7 +44,7 @@ func (o *Flags) Add(cmd *cobra.Command) {
 	o.AddService(f)
 }
 
-// AddService defines only the flags of the protocol and the port.
+// AddService adds only the flags for the protocol and the port.
 func (o *Flags) AddService(f *pflag.FlagSet) {
 	f.StringVar(&o.port, "port", "", "destination port, such as 80, 80/tcp, 53/udp or 5000/sctp")
 	f.StringVar(&o.icmp, "icmp", "",
@@ -54,7 +54,7 @@ func (o *Flags) AddService(f *pflag.FlagSet) {
 	f.BoolVarP(&o.v6, "ipv6", "6", false, "use the IPv6 addresses of pods that have both families")
 }
 
-// AddSourcePort defines the flag of the source port.
+// AddSourcePort adds the flag for the source port.
 func (o *Flags) AddSourcePort(f *pflag.FlagSet) {
 	f.UintVar(&o.SourcePort, "source-port", 0,
 		"source port (ICMP: identifier) of an existing connection whose state is shown")
@@ -124,7 +124,7 @@ func (c Connection) Notes() (notes []string) {
 	return notes
 }
 
-// NotAsked is another node that has an end of the connection and enforces its own policies for it.
+// NotAsked is a node that was not asked although it has an end of the connection and enforces policies for it.
 type NotAsked struct {
 	Node string `json:"node"`
 	Has  string `json:"has"` // "sender", "receiver" or "sender and receiver"
@@ -155,7 +155,7 @@ func NotAskedText(nodes []NotAsked) (text string) {
 	return text
 }
 
-// family chooses IPv4 or IPv6. Peers without an address can have both.
+// family chooses IPv4 or IPv6. A peer without an address fits both families.
 func family(from, to Peer, wantV6 bool) (v6 bool, err error) {
 	can := func(p Peer, v6 bool) bool {
 		_, ok := p.Address(v6)

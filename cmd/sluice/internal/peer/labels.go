@@ -18,8 +18,8 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// IsLabels reports whether the text is a list of labels: it has characters that names of pods cannot have. A single
-// label of a reserved identity, such as "reserved:host", is not a list.
+// IsLabels reports whether the text is a list of labels, because it contains characters that are not allowed in names
+// of pods. A single label of a reserved identity, such as "reserved:host", is not a list.
 func IsLabels(text string) bool {
 	return strings.ContainsAny(text, "=,") ||
 		strings.Contains(text, ":") && !isReserved(text) && !endpoint.HasPrefix(text)
@@ -75,11 +75,11 @@ func find(labels []*workloadv1.Label, source, key string) *workloadv1.Label {
 	return nil
 }
 
-// candidate is an identity of the cluster that has at least one of the given labels.
+// candidate is an identity of the cluster that has some of the given labels.
 type candidate struct {
 	number uint32
 	texts  []string // its labels
-	shared int      // number of the given labels that it has
+	shared int      // number of the given labels that the identity has
 }
 
 // resolveLabels chooses the identity with exactly the given labels, or else the only identity that has all of them.
@@ -110,12 +110,12 @@ func resolveLabels(ctx context.Context, inv *invocation.Invocation, p Peer) (Pee
 	if err != nil {
 		return p, fmt.Errorf("cannot find the identities with the labels %s: %w", p.Text, err)
 	}
-	// nearest first
+	// Sort the candidate that is nearest to the given labels first.
 	slices.SortFunc(all, func(x, y candidate) int {
 		return cmp.Or(cmp.Compare(y.shared, x.shared), cmp.Compare(len(x.texts), len(y.texts)),
 			cmp.Compare(x.number, y.number))
 	})
-	with := 0 // identities that have all given labels
+	with := 0 // number of identities that have all given labels
 	for with < len(all) && all[with].shared == len(given) {
 		with++
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package peer resolves the ends of a connection as people name them to workloads, addresses and identities.
+// Package peer resolves the ends of a connection on the command line to workloads, addresses and identities.
 package peer
 
 import (
@@ -36,11 +36,11 @@ const Forms = "a pod NAMESPACE/NAME or container of this node, an address, an id
 // Peer is one resolved end of a connection.
 type Peer struct {
 	Text      string // as given on the command line
-	Identity  uint32 // 0: Labels decide, or the address is outside of the cluster
+	Identity  uint32 // if 0, Labels decide, or the address is outside of the cluster
 	Labels    []*workloadv1.Label
 	Addresses []netip.Addr
 	Owner     *workload.Owner // of the endpoint; nil if the peer is not an endpoint of this node
-	// Node is the name of the other node that has the address; empty if no other node has it.
+	// Node is the name of the node that has the address, if that is not the local node; otherwise empty.
 	Node string
 	// Note describes how the identity was chosen, if that is not obvious; may be empty.
 	Note string
@@ -112,7 +112,7 @@ func IsAddress(text string) bool {
 	return err == nil
 }
 
-// ParseAddress parses the address of a peer. It refuses addresses that only loopback packets or no packets have.
+// ParseAddress parses the address of a peer. It refuses loopback addresses and addresses that no packet can have.
 func ParseAddress(text string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(text)
 	switch a = a.Unmap(); {
@@ -127,8 +127,8 @@ func ParseAddress(text string) (netip.Addr, error) {
 	return a, nil
 }
 
-// resolveAddress finds the identity that the kernel uses for an address. The datapath knows the addresses of this
-// node, sluice-identity those in the rest of the cluster.
+// resolveAddress finds the identity that the kernel uses for an address. The datapath knows the addresses of this node,
+// and sluice-identity knows the addresses of the other nodes.
 func resolveAddress(ctx context.Context, inv *invocation.Invocation, p Peer) (Peer, error) {
 	a := p.Addresses[0]
 	endpoints, err := endpoint.List(ctx, inv)
@@ -180,9 +180,9 @@ func resolveAddress(ctx context.Context, inv *invocation.Invocation, p Peer) (Pe
 	return p, nil
 }
 
-// isHost reports whether the kernel treats the address as one of the local node. The kernel knows the addresses of
-// all interfaces, the cluster only the addresses under which other nodes reach the node. isHost evaluates a packet
-// from a pod of the same family; without such a pod it returns false.
+// isHost reports whether the kernel treats the address as one of the local node. The kernel knows the addresses of all
+// interfaces, the cluster only the addresses under which other nodes reach the node. isHost asks the datapath about a
+// packet to the address from a pod with an address of the same family. If there is no such pod, it returns false.
 func isHost(
 	ctx context.Context, inv *invocation.Invocation, endpoints []*datapathv1.Endpoint, a netip.Addr,
 ) (bool, error) {

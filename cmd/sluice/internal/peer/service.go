@@ -20,7 +20,7 @@ import (
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 )
 
-// maxBackends limits the backends in an error message.
+// maxBackends limits the number of backends in an error message.
 const maxBackends = 8
 
 // RefuseService returns an error if the kernel would translate the destination because it is an address of a Service.
@@ -47,7 +47,7 @@ func RefuseService(ctx context.Context, inv *invocation.Invocation, conn Connect
 	return refuseFrontend(ctx, inv, conn, to)
 }
 
-// refusal returns the error for a Service that the kernel found.
+// refusal returns the error for a destination that the kernel would translate.
 func refusal(conn Connection, to netip.Addr, s *datapathv1.ExplainedService) error {
 	backends := make([]string, 0, len(s.GetBackends()))
 	for _, b := range s.GetBackends() {
@@ -62,7 +62,7 @@ func refusal(conn Connection, to netip.Addr, s *datapathv1.ExplainedService) err
 	return serviceError(conn, to, s.GetService(), backends, int(s.GetBackendCount()))
 }
 
-// refuseFrontend searches the frontends of this node for the destination.
+// refuseFrontend returns an error if the destination is a frontend of this node.
 func refuseFrontend(ctx context.Context, inv *invocation.Invocation, conn Connection, to netip.Addr) (refused error) {
 	others := false // the address has a frontend at another port
 	err := invocation.Each(ctx, inv, invocation.Datapath, datapathv1.DatapathServiceClient.ListFrontends,

@@ -92,8 +92,8 @@ func apply(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, o c
 	})
 }
 
-// alsoRefused adds the policy service's errors about the readable documents to an error about unreadable ones. It
-// changes nothing.
+// alsoRefused adds errors about the readable documents, which the policy service only checks, to an error about
+// unreadable documents.
 func alsoRefused(ctx context.Context, inv *invocation.Invocation, err error, docs []manifest.Document, namespace string,
 	allowUnknown bool,
 ) error {
@@ -103,7 +103,7 @@ func alsoRefused(ctx context.Context, inv *invocation.Invocation, err error, doc
 	_, refused := invocation.Ask(ctx, inv, invocation.Policy, client.UpsertPolicies, &policyv1.UpsertPoliciesRequest{
 		Manifests: manifest.Join(docs), DefaultNamespace: namespace, ValidateOnly: true, AllowUnknownFields: allowUnknown,
 	})
-	if status.Code(refused) != codes.InvalidArgument { // no errors, or no answer
+	if status.Code(refused) != codes.InvalidArgument { // the documents are valid, or the service did not answer
 		return err
 	}
 	return fmt.Errorf("%w\n%w", err, manifest.InDocuments(refused, docs))
@@ -224,8 +224,8 @@ func makeChange[Q any, R answer](ctx context.Context, inv *invocation.Invocation
 	return outcome.Err()
 }
 
-// awaitRevision returns nil when a datapath is connected and the kernel enforces the revision, else the reason why it
-// does not.
+// awaitRevision waits until a datapath is connected and the kernel enforces the revision. If that does not happen in
+// time, it returns the reason.
 func awaitRevision(ctx context.Context, inv *invocation.Invocation, revision uint64, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -242,7 +242,7 @@ func awaitRevision(ctx context.Context, inv *invocation.Invocation, revision uin
 	if away := r.GetDisconnected(); len(away) > 0 {
 		return fmt.Errorf("not connected: %s", strings.Join(away, ", "))
 	}
-	// Subscribers that only watch the tables do not program a kernel.
+	// Ignore subscribers that only watch the tables and program no kernel.
 	if len(r.GetEnforcing()) == 0 {
 		return errors.New("no datapath is connected to the policy service")
 	}

@@ -176,10 +176,10 @@ func diff(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, file
 	return invocation.ErrReported
 }
 
-// addressCounts has the number of addresses of each identity in the cluster; nil if unknown.
+// addressCounts contains the number of addresses of each identity in the cluster. It is nil if the numbers are unknown.
 type addressCounts map[uint32]int
 
-// of returns the count for a peer without an endpoint on this node.
+// of returns the number of addresses of a peer that has no endpoint on this node.
 func (c addressCounts) of(p *policyv1.DiffPeer) (n int, known bool) {
 	return c[p.GetIdentity()], c != nil && unlocated(p)
 }
@@ -219,7 +219,7 @@ func locate(ctx context.Context, inv *invocation.Invocation, all []*policyv1.Dif
 	return counts
 }
 
-// warnWithoutSubjects warns that nothing was compared, if the policy service knows no pods.
+// warnWithoutSubjects prints a warning if the policy service knows no pods, because nothing was compared.
 func warnWithoutSubjects(ctx context.Context, inv *invocation.Invocation) error {
 	s, err := invocation.Ask(ctx, inv, invocation.Policy, client.GetStatus, &policyv1.GetStatusRequest{})
 	if err == nil && s.GetSubjects() == 0 {
@@ -263,7 +263,7 @@ func portLines(all []*policyv1.DiffPorts) (lines []string) {
 		if sets[change] == nil {
 			changes = append(changes, change)
 		}
-		// The axis continues beyond the last protocol number that a packet can have.
+		// The range continues beyond the last protocol number that a packet can have.
 		first, last := ports.Point(p.GetFirstProtocol(), p.GetFirstPort()), ports.Point(p.GetLastProtocol(), p.GetLastPort())
 		sets[change] = append(sets[change],
 			ports.Interval{First: min(first, ports.LastPoint), Last: min(last, ports.LastPoint)})
@@ -277,7 +277,7 @@ func portLines(all []*policyv1.DiffPorts) (lines []string) {
 // maxPlaces limits the addresses of an identity in tables.
 const maxPlaces = 4
 
-// peerLines returns one line per workload, one for all prefixes and one for all reserved identities.
+// peerLines returns one line for each workload, one line for all prefixes, and one line for all reserved identities.
 func peerLines(peers []*policyv1.DiffPeer, counts addressCounts) []string {
 	var workloads, reserved, blocks []string
 	var order []*policyv1.DiffPeer
@@ -332,7 +332,7 @@ var usualReserved = []string{
 	identity.NameHost, identity.NameRemoteNode, identity.NameWorld, identity.NameWorldIPv4, identity.NameWorldIPv6,
 }
 
-// shortReserved replaces the unusual reserved identities by one text if the list has all of them.
+// shortReserved replaces the unusual reserved identities by one text, if listed contains all of them.
 func shortReserved(listed []string) []string {
 	var unusual []string
 	for _, r := range identity.Reserved() {

@@ -67,7 +67,7 @@ func sourceTexts(sources []*policyv1.RuleSource) []string {
 	return texts
 }
 
-// verdictWords are the verdicts for actions.
+// verdictWords maps actions to the words for verdicts.
 var verdictWords = map[policyv1.Action]string{
 	policyv1.Action_ACTION_ALLOW: "allowed", policyv1.Action_ACTION_DENY: "denied",
 	policyv1.Action_ACTION_REDIRECT: "redirected",
@@ -92,7 +92,7 @@ func explain(ctx context.Context, inv *invocation.Invocation, conn peer.Connecti
 		return err
 	}
 	egress, ingress := r.GetEgress(), r.GetIngress()
-	// A denial by this node is final, whatever other nodes decide.
+	// If this node denies the connection, the verdict of other nodes does not matter.
 	var notAsked []peer.NotAsked
 	if conn.From.OtherNode() != "" || egress.GetAction() != policyv1.Action_ACTION_DENY {
 		notAsked = conn.NotAsked()
@@ -100,7 +100,7 @@ func explain(ctx context.Context, inv *invocation.Invocation, conn peer.Connecti
 	if conn.To.OtherNode() == "" && ingress.GetAction() == policyv1.Action_ACTION_DENY {
 		notAsked = nil
 	}
-	// The policy service evaluates hypothetical labels under a temporary number, which means nothing to people.
+	// The policy service evaluates hypothetical labels under a temporary number, which is not shown.
 	if egress != nil && conn.From.Identity == 0 {
 		egress.Subject = 0
 	}

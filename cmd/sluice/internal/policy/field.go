@@ -169,8 +169,8 @@ func explainField(ctx context.Context, inv *invocation.Invocation, text string, 
 	return inv.Show(shown, func(w io.Writer) { writeFields(w, kind.Name, path, shown) })
 }
 
-// withContent shortens a path to the field that holds it if the rest is chosen by the author, such as a label in
-// matchLabels.
+// withContent returns the path of the containing field if the author of a policy chooses the end of the path, such as a
+// label in matchLabels.
 func withContent(all []field, path string) string {
 	for _, f := range all {
 		if strings.HasPrefix(path, f.Path+".") && (f.Type == "map of strings" || strings.HasSuffix(f.Type, "any")) {
@@ -180,7 +180,7 @@ func withContent(all []field, path string) string {
 	return path
 }
 
-// near lists the fields of the closest existing object on an unknown path.
+// near lists the fields of the closest existing object for an unknown path.
 func near(all []field, path string) string {
 	for path != "" {
 		at := strings.LastIndexByte(path, '.')

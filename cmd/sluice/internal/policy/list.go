@@ -77,7 +77,7 @@ var columns = []output.Column[*policyv1.Policy]{
 func stateText(p *policyv1.Policy) string {
 	switch {
 	case p.GetAccepted() && p.GetError() != "":
-		return "outdated" // a newer version was refused
+		return "outdated" // a newer version of the policy was refused
 	case !p.GetAccepted():
 		return "refused"
 	}
@@ -102,8 +102,8 @@ func stateText(p *policyv1.Policy) string {
 	return strings.Join(parts, ", ")
 }
 
-// remarks returns the notes on a policy and its ignored fields. The column SELECTS already shows that a policy
-// selects nothing.
+// remarks returns the notes on a policy and its ignored fields. It omits the note that a policy selects nothing, which
+// the column SELECTS shows.
 func remarks(p *policyv1.Policy) []string {
 	var all []string
 	for _, field := range p.GetDroppedFields() {

@@ -118,7 +118,7 @@ func tableLines(w io.Writer, title string, t *policyv1.PolicyTable, sources []*p
 	if omitted > 0 {
 		fmt.Fprintf(w, "  The source locations of the last %d of %d rules are left out.\n", omitted, len(t.GetRules()))
 	}
-	// tabwriter aligns the rows between empty lines.
+	// An empty line ends the alignment of the rows before it.
 	fmt.Fprintln(w)
 	for class, c := range t.GetClasses() {
 		name := fmt.Sprintf("class %d", class)
@@ -152,7 +152,7 @@ func tableLines(w io.Writer, title string, t *policyv1.PolicyTable, sources []*p
 	}
 }
 
-// sorted returns the messages sorted by a key.
+// sorted returns a copy of the messages, sorted by a key.
 func sorted[M any, K cmp.Ordered](all []M, key func(M) K) []M {
 	return slices.SortedFunc(slices.Values(all), func(a, b M) int { return cmp.Compare(key(a), key(b)) })
 }

@@ -26,7 +26,7 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
-// program is the policy service's program, which checks manifests offline with the same engine.
+// program is the name of the policy service's program, which can check manifests offline with the same code.
 const program = "sluice-policy"
 
 func validateCommand(inv *invocation.Invocation) *cobra.Command {
@@ -166,7 +166,8 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 	return nil
 }
 
-// allowLess returns the part of the summary about accepted policies with unsupported fields, whose rules are closed.
+// allowLess returns the part of the summary about accepted policies that allow less than written, because of
+// unsupported fields.
 func allowLess(closed, all int) string {
 	const why = ", because of unsupported fields"
 	switch {
@@ -201,7 +202,7 @@ func checkOffline(ctx context.Context, manifests []byte, namespace string, allow
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(manifests), &out, &errOut
 	if err := cmd.Run(); err != nil {
 		if text := strings.TrimSpace(errOut.String()); text != "" {
-			return nil, errors.New(text) // which names the program
+			return nil, errors.New(text) // the text names the program
 		}
 		return nil, fmt.Errorf("%s validate: %w", program, err)
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package policykind has the kinds of policies and parses their names.
+// Package policykind lists the kinds of policies and parses their names.
 package policykind
 
 import (
@@ -119,8 +119,8 @@ func KeysNamed(args []string, namespace string) ([]*policyv1.PolicyKey, error) {
 	return keys, nil
 }
 
-// KindsAmong returns the arguments after KIND that are the names of kinds as well: they were probably not meant as the
-// names of policies.
+// KindsAmong returns the arguments after KIND that are also names of kinds, because the user probably did not mean
+// policies of that name.
 func KindsAmong(args []string) (kinds []string) {
 	for i, name := range args {
 		if _, err := Named(name); i > 0 && err == nil && !strings.Contains(args[0], "/") {

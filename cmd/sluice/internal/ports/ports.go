@@ -43,7 +43,7 @@ func ServiceText(protocol, port uint32) string {
 	}
 }
 
-// Interval is a range of points protocol << 16 | port, including First and Last.
+// Interval is a range of points, each protocol << 16 | port. First and Last belong to it.
 type Interval struct{ First, Last uint32 }
 
 const LastPoint = 0xFF<<16 | 0xFFFF
@@ -85,7 +85,7 @@ func (s Intervals) complement() Intervals {
 	return out
 }
 
-// Texts describes the set, by its complement if that is shorter.
+// Texts describes the set in words, as the complement of another set if that is shorter.
 func (s Intervals) Texts() []string {
 	set := s.merged()
 	in := set.texts()

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package probe is the client and the server of the connectivity test. The pods of the test use Sluice's image, which
-// has no other programs. It needs no services.
+// Package probe contains the client and the server of the connectivity test, because the test pods use Sluice's image,
+// which contains no other programs for that. It needs no services.
 package probe
 
 import (
@@ -157,7 +157,8 @@ func connect(ctx context.Context, timeout time.Duration, target string, bare boo
 	}
 	answer, err := ask(ctx, conn, target)
 	if err != nil {
-		// For example, packets that exceed the path MTU are lost.
+		// Packets can be lost after the connection is established, for example because they exceed the path
+		// MTU.
 		a.Outcome, a.Error = Failed, "connected, but no answer: "+err.Error()
 		return a
 	}
@@ -198,7 +199,7 @@ func resolve(ctx context.Context, timeout time.Duration, name string) Attempt {
 	return Attempt{Target: name, Outcome: Resolved, Addresses: addresses}
 }
 
-// hold returns when there has been no other process for the time idle, or when ctx ends.
+// hold returns when no other process has existed in the container for the time idle, or when ctx ends.
 func hold(ctx context.Context, proc string, idle, every time.Duration) error {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -222,7 +223,7 @@ func hold(ctx context.Context, proc string, idle, every time.Duration) error {
 	return nil
 }
 
-// outcome returns the outcome for an error.
+// outcome returns the outcome of an attempt that failed with the error.
 func outcome(err error) string {
 	var dns *net.DNSError
 	var timeout net.Error

@@ -54,8 +54,8 @@ type Missing struct {
 	Reason string `json:"reason"`
 }
 
-// Archive collects the files of a report, in any order, until they are written sorted by name. Its methods are safe
-// for concurrent use, except Close.
+// Archive collects the files of a report in any order, and finally writes them sorted by name. Its methods are safe for
+// concurrent use, except Close.
 type Archive struct {
 	dir   string // directory of the files; empty: they are in memory
 	limit int64  // largest size of all files in bytes; 0: no limit
@@ -66,8 +66,8 @@ type Archive struct {
 	files    map[string][]byte // compressed; guarded by mu
 }
 
-// New returns an archive for files of at most limit bytes in total. It keeps them compressed in memory, because a
-// report may be about a full disk. If limit is 0, there is no limit, and the files are in a temporary directory. The
+// New returns an archive for files of at most limit bytes in total. It keeps the files compressed in memory, because
+// the disk may be full. If limit is 0, the size is not limited, and the files are kept in a temporary directory. The
 // caller closes the archive.
 func New(now time.Time, limit int64) (*Archive, error) {
 	a := &Archive{limit: limit, files: map[string][]byte{}, manifest: Manifest{
@@ -229,7 +229,7 @@ func (a *Archive) write(w io.Writer, directory string) error {
 	return errors.Join(archive.Close(), compressed.Close())
 }
 
-// FileName makes a name that others chose safe for use as a file name.
+// FileName returns a name that is safe as a file name, for a name that the command did not choose.
 func FileName(name string) string {
 	return strings.TrimLeft(strings.Map(func(c rune) rune {
 		if c == '/' || c == '\\' || c < ' ' {

@@ -22,15 +22,15 @@ import (
 // redacted replaces secrets.
 const redacted = "REDACTED"
 
-// names matches the ends of names whose values are secrets; headers matches HTTP headers, whose values may have
-// several words. Names of references, such as secretName and tokenRef, do not match.
+// names matches the end of a name whose value is a secret; headers matches HTTP headers whose value is a secret and may
+// have several words. Names of references, such as secretName and tokenRef, do not match.
 const (
 	names = `(?:passw(?:or)?d|passphrase|passcode|pwd|secret|token|credentials?|psk|pre[-_ ]?shared[-_ ]?key|key-data|` +
 		`\.dockerconfigjson|\.dockercfg|` +
 		`(?:api|private|access|secret|shared|session|signing|encryption|account|master)[-_ ]?key)`
 	headers = `(?:authorization|cookie)`
-	// keyFile matches names of files with private keys, which are also keys of Secrets. In settings their values are
-	// paths.
+	// keyFile matches names of private key files. A Secret uses them as keys for the secret value, whereas the
+	// value of a setting with such a name is a path.
 	keyFile = `(?:\b(?:[a-z0-9_-]+\.key|(?:tls|ssl|ca|server|client)[-_]key|id_(?:rsa|dsa|ecdsa|ed25519)|auth))`
 )
 
@@ -53,8 +53,8 @@ var (
 var privateKey = compiled(`-----?[ ]?BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?[ ]?-----?(?:\s|\\+[nr])*` +
 	`(?:[A-Za-z0-9-]+: [^\n\\]*(?:\s|\\+[nr])+)*[^-]*(?:-----?[ ]?END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?[ ]?-----?)?`)
 
-// patterns match secrets in a line. An expression is applied only to lines with one of the words (in lower case),
-// because expressions take seconds for a few MiB.
+// patterns match secrets in a line. Each expression is applied only to lines that contain one of its words (in lower
+// case), because an expression takes seconds for a few MiB.
 var patterns = []struct {
 	words   []string
 	find    func() *regexp.Regexp
@@ -169,7 +169,7 @@ var (
 var (
 	// assignment matches a name and an unquoted value: an assignment, a line of YAML, an attribute.
 	assignment = compiled(`(?i)([a-z0-9_./\[\]-]*` + names + `[ \t]*[:=][ \t]*)((?:[^\s"'&;\\]|\\[^\s"])+)`)
-	// nextWord matches a further word of a value; nextName matches the start of the next name.
+	// nextWord matches one more word of a value; nextName matches the start of the next name.
 	nextWord = compiled(`^[ \t]+((?:[^\s"'&;\\]|\\[^\s"])+)`)
 	nextName = compiled(`^(?:[A-Za-z0-9_./\[\]-]+[:=]|--?[A-Za-z]|[|{\[(\x00-\x1f])`)
 	// yamlName matches a line of YAML, or of invalid JSON, whose value is a secret and may continue in the next lines.
@@ -250,7 +250,7 @@ type secretLines struct {
 	said   bool
 }
 
-// followerOf checks whether the value of a secret continues in the lines after this one.
+// followerOf returns the state that tells which lines after this one continue a secret value.
 func followerOf(line string) secretLines {
 	line = strings.TrimRight(line, " \t\r\n")
 	m := yamlName().FindStringSubmatch(line)
@@ -294,7 +294,7 @@ func (f *secretLines) has(line string) bool {
 	return false
 }
 
-// first reports whether the line after a name is its value, not a nested mapping.
+// first reports whether the line after a name is its value, and not a nested mapping.
 func (f *secretLines) first(text string, indent int) bool {
 	item := strings.HasPrefix(text, "- ")
 	if indent < f.indent || indent == f.indent && !item {
@@ -345,8 +345,8 @@ func encodedKeys(text string) string {
 	return b.String()
 }
 
-// encodedEnd returns the end of base64 that may be wrapped. It continues after lines of at least 40 characters; a
-// shorter line is the last one, unless it is the name of another value.
+// encodedEnd returns the end of base64 that may be wrapped. A line of at least 40 characters may be followed by more
+// lines. A shorter line is the last one, unless it is the name of another value.
 func encodedEnd(text string, start int) int {
 	word := func(from int) (end int) {
 		for end = from; end < len(text) && isBase64(text[end]); end++ {
@@ -383,8 +383,8 @@ func isBase64(c byte) bool {
 // unprintable characters, because labels and log lines may have any characters.
 func Output(content []byte) []byte { return escape(redactOutput(content)) }
 
-// maxBroken limits the lines that look like JSON but are not, because each attempt to parse one takes time. The rest
-// is then treated as text.
+// maxBroken limits the number of lines that look like JSON but cannot be parsed, because each attempt takes time. All
+// later lines are treated as text.
 const maxBroken = 100
 
 func redactOutput(content []byte) []byte {
@@ -454,7 +454,8 @@ func redactValue(name string, v any) any {
 			}
 		}
 	case map[string]any:
-		// An environment variable: {"name": "ETCD_PASSWORD", "value": "…"}. A setting: {"etcd.password": {"value": "…"}}.
+		// The key "value" gets its meaning from an environment variable's name, {"name": "ETCD_PASSWORD",
+		// "value": "…"}, or from a setting's key, {"etcd.password": {"value": "…"}}.
 		variable, _ := v["name"].(string)
 		kind, _ := v["kind"].(string)
 		for key, value := range v {

@@ -31,7 +31,7 @@ func Flag(f *pflag.FlagSet, to *string, force *bool, name string) {
 // gzipBegin is the magic of a gzip archive.
 var gzipBegin = []byte{0x1f, 0x8b}
 
-// Target is the destination of an archive. A file gets its name when it is complete.
+// Target is the destination of an archive. A file is renamed to its name only when it is complete.
 type Target struct {
 	file      string
 	force     bool // overwrite any regular file
@@ -39,8 +39,8 @@ type Target struct {
 	temporary *os.File // nil: standard output, or already written
 }
 
-// Open checks that an archive can be written to a file, before the archive is collected. An existing file must be
-// empty or a gzip archive; with force, any regular file is replaced. The caller discards the target at the end.
+// Open checks that an archive can be written to a file, before the archive is collected. An existing file must be empty
+// or a gzip archive; with force, any regular file is replaced. The caller must call Discard at the end.
 func Open(file string, stdout io.Writer, force bool) (*Target, error) {
 	t := &Target{file: file, out: stdout, force: force}
 	if file == Stdout {

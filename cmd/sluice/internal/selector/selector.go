@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package selector parses label selectors in the syntax of kubectl, with an optional source before a key:
-// "k8s:app=web, tier in (front, back), !canary". The datapath gets the result as a message and parses no text.
+// Package selector parses label selectors in the syntax of kubectl, with an optional source before a key: "k8s:app=web,
+// tier in (front, back), !canary". The datapath receives the result as a message, so it need not parse text.
 //
 // It is for filters of commands. Selectors of policies have other rules.
 package selector
@@ -22,8 +22,8 @@ const (
 )
 
 // Parse parses requirements separated by commas: "key", "!key", "key=value", "key==value", "key!=value", "key in
-// (a,b)", "key notin (a,b)". A source may precede a key, as in "k8s:app". Errors tell the byte offset and what was
-// expected.
+// (a,b)", "key notin (a,b)". A source may precede a key, as in "k8s:app". Errors contain the byte offset and the
+// expected syntax.
 func Parse(text string) (*datapathv1.LabelSelector, error) {
 	p := parser{text: text}
 	s := &datapathv1.LabelSelector{}

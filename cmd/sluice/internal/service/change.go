@@ -258,8 +258,8 @@ func makeChange[Q any, R answer](ctx context.Context, inv *invocation.Invocation
 	return outcome.Err()
 }
 
-// concerned returns the services that a change affects; nil, which means all services, if the service of a slice is
-// unknown.
+// concerned returns the services that a change affects. If the service of a slice is unknown, it returns nil, which
+// means all services.
 func concerned(changes []*lbv1.ObjectChange, docs []manifest.Document) []*lbv1.ServiceKey {
 	var keys []*lbv1.ServiceKey
 	for i, ch := range changes {
@@ -277,8 +277,8 @@ func concerned(changes []*lbv1.ObjectChange, docs []manifest.Document) []*lbv1.S
 	return keys
 }
 
-// await returns nil when a datapath is connected and the kernel enforces the revision, else the reason why it does
-// not.
+// await waits until a datapath is connected and the kernel enforces the revision. If that does not happen in time, it
+// returns the reason.
 func await(ctx context.Context, inv *invocation.Invocation, o changeFlags, done answer,
 	docs []manifest.Document,
 ) error {
@@ -302,7 +302,7 @@ func await(ctx context.Context, inv *invocation.Invocation, o changeFlags, done 
 	if away := r.GetDisconnected(); len(away) > 0 {
 		return fmt.Errorf("not connected: %s", strings.Join(away, ", "))
 	}
-	// Subscribers that only watch the frontends do not program a kernel.
+	// Ignore subscribers that only watch the frontends and program no kernel.
 	if len(r.GetEnforcing()) == 0 {
 		return errors.New("no datapath is connected to the load balancer; a datapath with the setting " +
 			"loadBalancing.mode=off translates no services")

@@ -21,7 +21,7 @@ import (
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 )
 
-// maxBackends limits the backends of a list in tables.
+// maxBackends limits the number of backends of a list in tables.
 const maxBackends = 8
 
 // listText returns the backends of a list, and its draining backends.
@@ -133,7 +133,8 @@ func describe(w io.Writer, s *lbv1.Service) {
 
 type side struct{ from, backends string }
 
-// sides returns the backends of a frontend for connections of this node (inside) and for others (outside).
+// sides returns the backends of a frontend for connections from this node (inside) and for connections from elsewhere
+// (outside).
 func sides(f *lbv1.Frontend) []side {
 	in, out := f.GetInside(), f.GetOutside()
 	switch {

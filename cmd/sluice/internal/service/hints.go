@@ -14,11 +14,11 @@ import (
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 )
 
-// sourceKubernetes is the source in which selectors of Services work, because Kubernetes creates the endpoint slices.
+// sourceKubernetes is the only source whose Services can use selectors, because Kubernetes creates the endpoint slices.
 const sourceKubernetes = "kubernetes"
 
-// addHints adds notes about Services that are valid but probably not intended. If a service of the node does not
-// answer, notes are missing; the change is already made.
+// addHints adds notes about Services that are valid but probably not intended. The change is already made, so if a
+// service of the node does not answer, notes that need it are omitted.
 func addHints(ctx context.Context, inv *invocation.Invocation, changes []*lbv1.ObjectChange,
 	docs []manifest.Document,
 ) {
@@ -53,7 +53,7 @@ func addHints(ctx context.Context, inv *invocation.Invocation, changes []*lbv1.O
 	}
 }
 
-// hasSlice reports whether the change has an endpoint slice of the Service.
+// hasSlice reports whether the change contains an endpoint slice of the Service.
 func hasSlice(changes []*lbv1.ObjectChange, docs []manifest.Document, service *lbv1.ObjectKey) bool {
 	for i, ch := range changes {
 		key := ch.GetKey()
@@ -65,7 +65,8 @@ func hasSlice(changes []*lbv1.ObjectChange, docs []manifest.Document, service *l
 	return false
 }
 
-// withKubernetes reports whether the load balancer follows an API server; true if the load balancer does not answer.
+// withKubernetes reports whether the load balancer follows an API server. It returns true if the load balancer does not
+// answer.
 func withKubernetes(ctx context.Context, inv *invocation.Invocation) bool {
 	r, err := invocation.Ask(ctx, inv, invocation.LoadBalancer, client.GetStatus, &lbv1.GetStatusRequest{})
 	return err != nil || slices.ContainsFunc(r.GetSources(), func(s *lbv1.SourceStatus) bool {

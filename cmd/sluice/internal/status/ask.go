@@ -24,8 +24,8 @@ import (
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 )
 
-// ask adds the status of one service. A service that does not answer is part of the status; ask returns only errors
-// of the caller.
+// ask adds the status of one service. If the service does not answer, the status contains its error; ask returns an
+// error only if the caller made a mistake.
 func ask(ctx context.Context, inv *invocation.Invocation, service *serviceStatus, s *Node) error {
 	conn, err := inv.Dial(service.Name)
 	if err != nil {
@@ -55,7 +55,7 @@ func ask(ctx context.Context, inv *invocation.Invocation, service *serviceStatus
 	}
 	service.Error, service.denied, service.away = status.Convert(err).Message(), errors.Is(err, syscall.EACCES), true
 	if ctx.Err() != nil {
-		// The connection may be established while the process does not read from it.
+		// The connection may be established although the process does not read from it.
 		service.Error = fmt.Sprintf("no answer within %s; it may hang or be stopped", inv.Timeout)
 	}
 	return nil
@@ -127,7 +127,8 @@ func (s *Node) askIPAM(ctx context.Context, service *serviceStatus, client ipamv
 	s.IPAM.Message = r
 	var problems []string
 	for _, p := range r.GetService().GetProblems() {
-		// Problems of the store delay only changes of the pod CIDRs; ipam can still allocate from the present ones.
+		// Problems of the store delay only changes of the pod CIDRs; ipam can still allocate from the CIDRs
+		// that it has.
 		if p.GetReason() != statusv1.ProblemReason_PROBLEM_REASON_STORE {
 			problems = append(problems, p.GetText())
 		}

@@ -15,7 +15,7 @@ import (
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 )
 
-// enforces reports whether a subscriber enforces the services; others only watch them.
+// enforces reports whether a subscriber programs the services into a kernel. Other subscribers only watch them.
 func enforces(x *lbv1.SubscriberStatus) bool { return x.GetEnforces() }
 
 // loadBalancerRows writes the rows about services. off is true if the datapath is configured not to translate
@@ -86,7 +86,7 @@ func frontendText(f *datapathv1.FrontendStream) string {
 }
 
 // frontendWarnings returns problems of services in the kernel. f is nil if the datapath translates no services. b is
-// nil if the load balancer does not answer; otherwise refused frontends are among its problems.
+// nil if the load balancer does not answer; if it answers, its problems already include refused frontends.
 func frontendWarnings(f *datapathv1.FrontendStream, b *lbv1.GetStatusResponse) (all []string) {
 	if f == nil {
 		return nil

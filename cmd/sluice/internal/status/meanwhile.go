@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 )
 
-// works describes, for each service, what continues to work while the service is unavailable. docs/failures.md contains
-// the same as a table; a test with whole nodes checks both.
+// works lists, for each service, the functions of the node that continue to work while the service is unavailable.
+// docs/failures.md contains the same as a table; a test with whole nodes checks both.
 var works = map[string]string{
 	"etcd": "traffic, services, policies and their changes, DEL, and ADD of containers whose label set this node " +
 		"knows continue to work. No restart is needed: the node reconnects by itself when etcd is back",
@@ -29,7 +29,8 @@ var works = map[string]string{
 		"later. No ADD; changes of policies and services are stored and enforced when it is back",
 }
 
-// meanwhile returns what works without etcd and the services that are unavailable, and where their logs are.
+// meanwhile describes which functions work while etcd or services are unavailable, and where the logs of these services
+// are.
 func (s *Node) meanwhile(inv *invocation.Invocation) []string {
 	all := []string{}
 	if i := s.Identity.Message; i != nil && !i.GetStoreConnected() {
@@ -46,14 +47,15 @@ func (s *Node) meanwhile(inv *invocation.Invocation) []string {
 	case 1:
 		all = append(all, fmt.Sprintf("without sluice-%s: %s. %s", away[0], works[away[0]], whereToLook(inv, away[0])))
 	default:
-		// The texts in works assume that all other services run.
+		// The texts in works assume that all other services run, so several missing services need their own
+		// text.
 		all = append(all, fmt.Sprintf("without sluice-%s: traffic under the policies and services in the kernel continues, "+
 			"and DEL is recorded and executed later. %s", strings.Join(away, ", sluice-"), whereToLook(inv, away[0])))
 	}
 	return all
 }
 
-// whereToLook returns where the log of a service is, and for a development node how to start the service.
+// whereToLook returns the location of a service's log and, for a development node, how to start the service.
 func whereToLook(inv *invocation.Invocation, service string) string {
 	if socket, err := inv.Socket(service); err == nil {
 		file := filepath.Join(filepath.Dir(filepath.Dir(socket)), "log", service+".log")

@@ -67,7 +67,7 @@ type Node struct {
 	Known    bool     `json:"readyForKnown"` // ADD works for label sets in use on this node
 	Problems []string `json:"problems"`
 	Warnings []string `json:"warnings"`
-	// Meanwhile describes what works without the services that are unavailable, and what to do.
+	// Meanwhile describes which functions work while some services are unavailable, and the next steps.
 	Meanwhile []string        `json:"meanwhile"`
 	Services  []serviceStatus `json:"services"`
 	// The status of each service; absent if it does not answer.
@@ -84,8 +84,8 @@ type serviceStatus struct {
 	Error   string     `json:"error,omitempty"`
 	Version string     `json:"version,omitempty"`
 	Started *time.Time `json:"startTime,omitempty"`
-	denied  bool       // the caller may not open the socket
-	away    bool       // it did not answer
+	denied  bool       // the caller has no permission to open the socket
+	away    bool       // the service did not answer
 	known   bool       // Error affects only label sets that are new to this node
 	node    string     // name of the node in its settings; may be empty
 	nodeKey string     // key of that setting
@@ -171,7 +171,7 @@ func collect(ctx context.Context, inv *invocation.Invocation) (*Node, error) {
 	}
 	if missing != "" {
 		s.Warnings = append(s.Warnings, missing)
-		return s, nil // Meanwhile describes a node whose state remains
+		return s, nil // Meanwhile describes a node that is down but whose state still exists
 	}
 	s.Meanwhile = s.meanwhile(inv)
 	return s, nil
@@ -185,8 +185,8 @@ func (s *Node) judge() {
 		s.Problems = append(s.Problems, "sluice-loadbalancer: "+why)
 	}
 	s.Known = len(s.Problems) == 0
-	// While identity or policy is unavailable, the datapath can connect containers with label sets that are in use on this
-	// node.
+	// While sluice-identity or sluice-policy is unavailable, the datapath can still connect containers whose label
+	// sets are in use on this node.
 	stands := s.Datapath.Message.GetAddReady() || s.Datapath.Message.GetKnownAddReady()
 	for _, service := range s.Services {
 		switch {
@@ -203,8 +203,8 @@ func (s *Node) judge() {
 	s.Ready = len(s.Problems) == 0
 }
 
-// standsIn reports whether the datapath can connect containers with label sets in use on this node without the
-// service.
+// standsIn reports whether the datapath can, without this service, still connect containers whose label sets are in use
+// on this node.
 func (s *serviceStatus) standsIn() bool { return s.Name == "identity" || s.Name == "policy" }
 
 func (s *Node) readyText() string {
@@ -217,7 +217,8 @@ func (s *Node) readyText() string {
 	return "no"
 }
 
-// accessHint returns who has access, if a socket could not be opened for lack of permission.
+// accessHint returns a text that names the users who have access, if a socket could not be opened for lack of
+// permission.
 func accessHint(services []serviceStatus) string {
 	if slices.ContainsFunc(services, func(service serviceStatus) bool { return service.denied }) {
 		return invocation.WhoMay
@@ -275,7 +276,7 @@ func (s *Node) warnings() []string {
 	for _, p := range i.GetService().GetProblems() {
 		switch p.GetReason() {
 		case statusv1.ProblemReason_PROBLEM_REASON_STORE, statusv1.ProblemReason_PROBLEM_REASON_STORAGE:
-			// They are in the error of the service.
+			// The error of the service already contains these problems.
 		default:
 			all = append(all, "sluice-identity: "+p.GetText())
 		}

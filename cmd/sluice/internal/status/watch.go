@@ -68,7 +68,7 @@ func await(ctx context.Context, inv *invocation.Invocation, limit time.Duration)
 		if err != nil {
 			return err
 		}
-		// If the deadline interrupted collect, the previous status is more complete.
+		// If the deadline interrupted collect, the previous status is more complete, so print that.
 		if ctx.Err() == nil || last == nil {
 			last = s
 		}
@@ -146,7 +146,7 @@ func redraw(w io.Writer) func(*Node) error {
 	}
 }
 
-// verdictOf returns the problems and warnings, which are compared to detect changes. Counters are ignored.
+// verdictOf returns the problems and warnings. A change of these is printed; a change of counters is not.
 func verdictOf(s *Node) []string {
 	all := []string{}
 	for _, problem := range s.Problems {
@@ -158,7 +158,8 @@ func verdictOf(s *Node) []string {
 	return all
 }
 
-// changes writes a line with the time for each new or resolved problem, at first for all of them.
+// changes returns a function that writes a line, with the time, for each problem that is new or resolved. Its first
+// call writes all problems.
 func changes(w io.Writer) func(*Node) error {
 	var ready string
 	var last []string
@@ -189,8 +190,8 @@ func changes(w io.Writer) func(*Node) error {
 	}
 }
 
-// objects writes the whole status as one line of JSON, at first and after each change of a problem, a warning or the
-// readiness.
+// objects returns a function that writes the whole status as one line of JSON: at its first call, and when a problem, a
+// warning or the readiness has changed.
 func objects(w io.Writer) func(*Node) error {
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package verdict formats the verdict of one side's policy on a packet, as the datapath reports it.
+// Package verdict formats the verdict that the policies of one side give a packet, as the datapath reports it.
 package verdict
 
 import (
@@ -14,7 +14,7 @@ import (
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 )
 
-// Text returns the verdict and the reason for it; empty if the side was not evaluated.
+// Text returns the verdict of a side and its reason; empty if the side was not evaluated.
 func Text(v *datapathv1.SideVerdict) string {
 	if v == nil {
 		return ""

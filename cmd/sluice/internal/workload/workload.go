@@ -12,7 +12,7 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// Owner is the container interface that an endpoint or an allocation belongs to.
+// Owner is the interface of a container to which an endpoint or an allocation belongs.
 type Owner struct {
 	ContainerID, Interface string
 }
@@ -73,8 +73,8 @@ const (
 	defaultOfAccount = "k8s:io.cilium.k8s.policy.serviceaccount=default"
 )
 
-// Text shortens labels for people: "shop/app=web,tier=front" are Kubernetes labels in the namespace shop. Labels of
-// the namespace and default labels are left out. Labels of other sources keep their source.
+// Text shortens labels for people: "shop/app=web,tier=front" are Kubernetes labels in the namespace shop. Labels of the
+// namespace and default labels are left out. Labels of other sources are shown with their source.
 func Text(labels []string) string {
 	namespace := ""
 	for _, l := range labels {

@@ -102,7 +102,7 @@ func (r *report) run(ctx context.Context, now time.Time) (err error) {
 	r.ofCluster(ctx)
 	cluster, err := r.client.Cluster(ctx)
 	if err != nil {
-		// The answers of the API alone are useful.
+		// Continue: the answers of the API are useful without the nodes.
 		r.archive.Miss("nodes", err)
 	}
 	for _, n := range cluster.Nodes {

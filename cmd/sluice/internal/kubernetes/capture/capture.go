@@ -97,19 +97,19 @@ func (c *capture) run(ctx context.Context, namespace, name string) error {
 	if err != nil {
 		return err
 	}
-	// If the reader of the pipe exits, a write fails, and the Job is removed afterwards.
+	// Catch SIGPIPE: if the reader of the pipe exits, the write fails, and the command can still remove the Job.
 	broken := make(chan os.Signal, 1)
 	signal.Notify(broken, syscall.SIGPIPE)
 	defer signal.Stop(broken)
 	job := fmt.Sprintf("%s-%08x", labelValue, rand.Uint32())
 	if err := c.create(ctx, job, node); err != nil {
-		_ = c.remove(ctx, job) // the Job may exist although the answer was lost
+		_ = c.remove(ctx, job) // the Job may exist even if the answer was lost
 		return err
 	}
 	return errors.Join(c.onNode(ctx, node, job, container), c.remove(ctx, job))
 }
 
-// endpoint has the needed fields of `sluice endpoint list`.
+// endpoint contains the fields of `sluice endpoint list` that the command needs.
 type endpoint struct {
 	Owner struct {
 		ContainerID   string `json:"containerId"`
@@ -161,8 +161,8 @@ func (c *capture) find(ctx context.Context, namespace, name string) (node, conta
 	return pod.Node, container, err
 }
 
-// endpointsOf parses the output of `sluice endpoint list`. An older program in the pod prints a plain list instead of
-// an object with items.
+// endpointsOf parses the output of `sluice endpoint list`. An older version of the program in the pod prints a JSON
+// array instead of an object with items.
 func endpointsOf(out []byte) ([]endpoint, error) {
 	var list struct{ Items []endpoint }
 	if err := json.Unmarshal(out, &list); err == nil {
@@ -205,7 +205,8 @@ func (c *capture) create(ctx context.Context, job, node string) error {
 	return nil
 }
 
-// onNode captures on a node. An existing file is not overwritten before the capture starts.
+// onNode captures on a node. It opens the output file only after the capture has started, so that a failed start leaves
+// an existing file unchanged.
 func (c *capture) onNode(ctx context.Context, node, job, container string) error {
 	pod, err := c.started(ctx, job)
 	if err != nil {

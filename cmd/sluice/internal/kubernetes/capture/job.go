@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 )
 
-// The label of the command's objects, different from the label of the DaemonSet's pods.
+// Labels of the command's objects. They differ from the labels of the DaemonSet's pods.
 const (
 	labelKey      = "app.kubernetes.io/name"
 	labelValue    = "sluice-capture"
@@ -21,8 +21,8 @@ const (
 
 type object = map[string]any
 
-// jobOf returns the Job. Its pod has the datapath's socket, the network namespaces of the node's pods, and the
-// capabilities to enter one (SYS_ADMIN) and to open a packet socket there (NET_RAW). It has no other privileges and
+// jobOf returns the Job. Its pod has access to the datapath's socket, the network namespaces of the node's pods, and
+// the capabilities to enter one (SYS_ADMIN) and to open a packet socket there (NET_RAW). It has no other privileges and
 // no token. It uses the host network, because the pod network may be broken.
 func jobOf(namespace, name, node string, set kubectl.DaemonSet) object {
 	labels := object{labelKey: labelValue}
@@ -39,7 +39,7 @@ func jobOf(namespace, name, node string, set kubectl.DaemonSet) object {
 			"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,
 			"capabilities": object{"drop": []string{"ALL"}, "add": []string{"NET_RAW", "SYS_ADMIN"}},
 		},
-		// No requests, so that the pod also fits on a full node.
+		// The pod requests no resources, so that it also fits on a full node.
 		"resources": object{
 			"requests": object{"cpu": "0", "memory": "0"}, "limits": object{"memory": "128Mi"},
 		},
@@ -75,7 +75,7 @@ func jobOf(namespace, name, node string, set kubectl.DaemonSet) object {
 	}
 }
 
-// jobPod has the needed fields of the Job's pod.
+// jobPod contains the fields of the Job's pod that the command needs.
 type jobPod struct {
 	Metadata struct{ Name string }
 	Status   struct {
@@ -95,7 +95,7 @@ type jobPod struct {
 // ended reports whether the pod has terminated.
 func (p jobPod) ended() bool { return p.Status.Phase == "Failed" || p.Status.Phase == "Succeeded" }
 
-// why returns the reason why the pod does not run.
+// why returns the reason for which the pod does not run.
 func (p jobPod) why() string {
 	words := []string{"its pod " + p.Metadata.Name + " is " + cmp.Or(p.Status.Phase, "new")}
 	add := func(some ...string) {

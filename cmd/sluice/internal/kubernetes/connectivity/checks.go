@@ -22,11 +22,11 @@ type check struct {
 	target string // HOST:PORT, or a DNS name
 	kind   kind
 	denied bool // the connection must fail
-	// server is the pod that must answer; empty: any.
+	// server is the name of the pod that must answer; empty: any.
 	server string
-	// addresses are the expected addresses of the name.
+	// addresses are the addresses to which the name must resolve.
 	addresses []string
-	// after is the name of a check that must have passed; otherwise this one is skipped.
+	// after names a check that must have passed before this one; otherwise this one is skipped.
 	after string
 }
 
@@ -38,7 +38,7 @@ const (
 	resolves             // the name resolves
 )
 
-// environment has the pods, nodes and addresses for the checks.
+// environment contains the pods, nodes and addresses that the checks use.
 type environment struct {
 	namespace string
 	nodes     []kubectl.Node // one or two nodes with pods
@@ -62,7 +62,7 @@ func family(address string) string {
 
 func (e environment) several() bool { return len(e.nodes) > 1 }
 
-// farthest returns the pod that is the backend of the Service.
+// farthest returns the pod that is the Service's backend: on the other node if there is one.
 func (e environment) farthest() string {
 	if e.several() {
 		return far
@@ -72,7 +72,7 @@ func (e environment) farthest() string {
 
 func at(address string, port int) string { return net.JoinHostPort(address, strconv.Itoa(port)) }
 
-// connections returns the checks without a policy, for the address families that both ends have.
+// connections returns the checks that run without a policy, for the address families that both ends have.
 func (e environment) connections() []check {
 	var all []check
 	pods := func(what, from, to string) {
@@ -160,13 +160,13 @@ const (
 	podToService = "pod to Service"
 )
 
-// stage is a policy with the checks while it is enforced and after its deletion.
+// stage is a policy with the checks that run while it is enforced, and the checks that run after its deletion.
 type stage struct {
 	policy     object
 	with, then []check
 }
 
-// stages returns the checks with policies.
+// stages returns the policies with their checks.
 func (e environment) stages() []stage {
 	var ingress, egress stage
 	add := func(to *[]check, denied bool, what, from, target, after string) {
@@ -196,7 +196,8 @@ func (e environment) stages() []stage {
 	add(&egress.with, true, "egress denied to another node", client, far, podToFar)
 	add(&egress.with, false, "egress allowed by label", client, near, "")
 	for _, c := range e.connections() {
-		// With one node, the backend of the Service is a pod that the policy allows.
+		// With one node, the backend of the Service is a pod that the policy allows, so this check must
+		// succeed.
 		if e.several() && strings.HasPrefix(c.name, podToService+", ") {
 			c.name, c.denied, c.after = "egress denied through the Service, "+family(host(c.target)), true, c.name
 			egress.with = append(egress.with, c)
@@ -215,7 +216,7 @@ func host(target string) string {
 	return h
 }
 
-// expected describes the expected result.
+// expected describes the expected result in words.
 func (c check) expected() string {
 	switch {
 	case c.denied:
@@ -241,7 +242,7 @@ func (c check) met(a probe.Attempt) bool {
 	return a.Outcome == probe.Connected && (c.server == "" || c.server == a.Server)
 }
 
-// got describes the result of an attempt.
+// got describes the result of an attempt in words.
 func got(a probe.Attempt) string {
 	text := a.Outcome
 	switch {
@@ -255,7 +256,7 @@ func got(a probe.Attempt) string {
 	return text
 }
 
-// args returns the command that makes the attempt.
+// args returns the arguments of the command that makes the attempt.
 func (c check) args() []string {
 	args := []string{"probe", "connect", c.target}
 	switch c.kind {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package connectivity tests the connections between pods of a cluster, and the policies on them, with pods of its
-// own.
+// Package connectivity starts test pods in a cluster, and tests the connections between them with and without policies.
 package connectivity
 
 import (
@@ -100,16 +99,17 @@ type report struct {
 	Kept      bool      `json:"kept"`
 }
 
-// result is the result of a check.
+// result is the outcome of a check.
 type result struct {
-	Name     string   `json:"name"`
-	From     string   `json:"from"`
-	Target   string   `json:"target"`
-	OK       bool     `json:"ok"`
-	Expected string   `json:"expected"`
-	Got      string   `json:"got"`
-	Says     []string `json:"explained,omitempty"` // for a failure, the verdict of the eBPF programs on such a packet
-	Next     string   `json:"next,omitempty"`      // for a failure, the command for further analysis
+	Name     string `json:"name"`
+	From     string `json:"from"`
+	Target   string `json:"target"`
+	OK       bool   `json:"ok"`
+	Expected string `json:"expected"`
+	Got      string `json:"got"`
+	// for a failed check: the verdict of the eBPF programs on such a packet
+	Says []string `json:"explained,omitempty"`
+	Next string   `json:"next,omitempty"` // for a failed check: a command for further analysis
 }
 
 // skipped is a check that was skipped because its result would be meaningless.
@@ -129,7 +129,7 @@ func (t *tester) run(ctx context.Context) (err error) {
 	defer func() {
 		if removed := t.remove(ctx); removed != nil {
 			if errors.Is(err, invocation.ErrReported) {
-				err = nil // the output has the failures
+				err = nil // the output contains the failures
 			}
 			err = errors.Join(err, removed)
 		}
@@ -196,7 +196,7 @@ func (t *tester) choose(cluster kubectl.Cluster) error {
 func (t *tester) prepare(ctx context.Context) error {
 	name := labelValue + "-" + strings.ToLower(rand.Text()[:6])
 	if err := t.create(ctx, namespaceOf(name)); err != nil {
-		// The namespace may exist although the answer was lost.
+		// The namespace may exist even if the answer was lost.
 		t.env.namespace = name
 		return fmt.Errorf("create the namespace %s: %w", name, err)
 	}
@@ -208,7 +208,7 @@ func (t *tester) prepare(ctx context.Context) error {
 	return nil
 }
 
-// earlier returns the namespaces of killed runs.
+// earlier returns the namespaces that killed runs of the command have left.
 func (t *tester) earlier(ctx context.Context) []string {
 	var namespaces struct {
 		Items []struct{ Metadata struct{ Name string } }

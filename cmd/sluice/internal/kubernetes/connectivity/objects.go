@@ -57,7 +57,7 @@ func podPlans(nodes []kubectl.Node, port int) []podPlan {
 func namespaceOf(name string) object {
 	return object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": name, "labels": object{
 		labelKey: labelValue,
-		// The pods would fit the restricted level, except the pod with a hostPort.
+		// Only the pod with a hostPort needs this level; all others would be allowed at the level restricted.
 		"pod-security.kubernetes.io/enforce": "privileged",
 	}}}
 }

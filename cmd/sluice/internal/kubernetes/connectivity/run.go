@@ -26,7 +26,7 @@ const (
 	atOnce = 4
 )
 
-// kubePod has the needed fields of a Pod.
+// kubePod contains the fields of a Pod that the command needs.
 type kubePod struct {
 	Metadata struct{ Name string }
 	Status   struct {
@@ -61,8 +61,8 @@ func (p kubePod) runs() (bool, string) {
 	return false, strings.Join(why, "; ")
 }
 
-// start starts the pods and the Service. The start of each pod is a check; checks with pods that do not run are
-// skipped.
+// start creates the pods and the Service. The start of each pod is reported as a check; checks that use a pod which
+// does not run are skipped.
 func (t *tester) start(ctx context.Context) {
 	plans := podPlans(t.env.nodes, t.hostPort)
 	refused := map[string]error{}
@@ -129,7 +129,7 @@ func (t *tester) wait(ctx context.Context, want int) map[string]kubePod {
 	}
 }
 
-// events returns the last events of a pod, which tell why it does not start.
+// events returns the last events of a pod, which usually contain the reason for which it does not start.
 func (t *tester) events(ctx context.Context, name string) []string {
 	var list struct {
 		Items []struct{ Reason, Message string }
@@ -145,7 +145,7 @@ func (t *tester) events(ctx context.Context, name string) []string {
 	return texts
 }
 
-// discover finds out the addresses and ports that are known now.
+// discover reads the addresses and ports that were assigned to the created objects.
 func (t *tester) discover(ctx context.Context) {
 	type kubeService struct {
 		Spec struct {
@@ -154,7 +154,7 @@ func (t *tester) discover(ctx context.Context) {
 		}
 	}
 	var mine, api kubeService
-	// Checks whose objects cannot be read are skipped with a note.
+	// If an object cannot be read, the checks that need it are skipped with a note.
 	if err := t.client.Get(ctx, &mine, "service", "--namespace="+t.env.namespace, service); err != nil {
 		t.skip("what is about the Service", err.Error())
 	}
@@ -200,7 +200,7 @@ func (t *tester) stage(ctx context.Context, s stage) {
 	t.try(ctx, s.then)
 }
 
-// try runs checks in parallel and reports them in order.
+// try runs checks in parallel and reports their results in the given order.
 func (t *tester) try(ctx context.Context, checks []check) {
 	results := make([]*result, len(checks))
 	var group errgroup.Group
@@ -283,7 +283,7 @@ func (t *tester) attempt(ctx context.Context, c check) (probe.Attempt, error) {
 			return probe.Attempt{}, err
 		}
 	}
-	// The exit code has no information beyond the output.
+	// The exit code is ignored: the output contains the result.
 	out, err := t.client.Run(ctx, args...)
 	var a probe.Attempt
 	if json.Unmarshal(out, &a) == nil && a.Outcome != "" {

@@ -84,7 +84,7 @@ type Answer struct {
 	Error       string                   `json:"error,omitempty"` // why there is no answer
 }
 
-// question is one call of `sluice explain` on a node.
+// question is a call of `sluice explain` to make on a node.
 type question struct {
 	node, has string
 	from, to  string
@@ -101,7 +101,7 @@ type query struct {
 	questions []question       // all questions so far
 }
 
-// resolve resolves both ends and their nodes.
+// resolve determines both ends and the nodes that have them.
 func (q *query) resolve(ctx context.Context, from, to string, service peer.Flags) (err error) {
 	pods := 0
 	for _, end := range []struct {
@@ -155,7 +155,7 @@ func (q *query) resolve(ctx context.Context, from, to string, service peer.Flags
 	return nil
 }
 
-// run asks the nodes of the ends, and then the nodes in their answers.
+// run asks the nodes of both ends, and then the nodes that their answers mention.
 func (q *query) run(ctx context.Context) error {
 	a, _ := q.conn.From.Address(q.conn.V6)
 	b, _ := q.conn.To.Address(q.conn.V6)
@@ -194,7 +194,7 @@ func (q *query) run(ctx context.Context) error {
 	return x.failed()
 }
 
-// node returns the node that enforces the policies of a pod; empty if none does.
+// node returns the name of the node that enforces the policies of a pod; empty if none does.
 func node(w kubectl.Workload) string {
 	if w.HostNetwork {
 		return ""
@@ -238,7 +238,7 @@ func (q *query) ask(ctx context.Context, n kubectl.Node, one question) Answer {
 	return answer
 }
 
-// addQuestions adds the questions to other nodes that follow from an answer.
+// addQuestions adds the questions for other nodes that an answer raises.
 func (q *query) addQuestions(one question, answer Answer) {
 	x := answer.Explanation
 	// The sender's node has already answered for all backends of the Service.
@@ -259,7 +259,7 @@ func (q *query) addQuestions(one question, answer Answer) {
 	}
 }
 
-// order sorts the sender's node first and backends last.
+// order sorts the answers: the sender's node first, nodes of backends last.
 func (x *Explanation) order() {
 	slices.SortStableFunc(x.Answers, func(a, b Answer) int { return rank(a.Has) - rank(b.Has) })
 }
@@ -268,7 +268,7 @@ func rank(has string) int {
 	return slices.Index([]string{"sender and receiver", "sender", "receiver", "backend"}, has)
 }
 
-// row is the verdict of one node on the connection to one destination.
+// row is a row of the table: the verdict of one node on the connection to one destination.
 type row struct {
 	node, has, to, verdict, text, because string
 }

@@ -25,13 +25,13 @@ import (
 const (
 	// hold is how long an event is held back for earlier events of other nodes.
 	hold = 500 * time.Millisecond
-	// settle is hold at the start, when nodes send the events that they remember.
+	// settle replaces hold at the start, while nodes still send the events that they remember.
 	settle = 3 * time.Second
 	// heldLimit limits the number of held events.
 	heldLimit = 20000
 	// followed is the maximum number of followed nodes, because each needs a kubectl process.
 	followed = 64
-	// look is the interval of listing the pods, to find replaced ones.
+	// look is the interval at which the pods are listed, to find replaced ones.
 	look = 5 * time.Second
 	// again is the delay before the pods are listed after a stream has ended.
 	again = time.Second
@@ -96,7 +96,7 @@ func newObserver(
 		args, err := criteria.ArgsOn(node, pods)
 		return append(append([]string{"observe"}, args...), "--output=json"), err
 	}
-	// Errors in the flags are the same for every node.
+	// Report mistakes in the flags once, because they are the same for every node.
 	if _, err := o.args(""); err != nil {
 		return nil, err
 	}
@@ -269,7 +269,8 @@ func (o *observer) watch(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	if !o.until.IsZero() {
-		// The streams end at o.until. Their last events are printed up to hold later.
+		// The streams end at o.until. The merger holds their last events for up to hold before they are
+		// printed.
 		ctx, cancel = context.WithDeadline(ctx, o.until.Add(hold))
 	}
 	f := following{
@@ -314,7 +315,7 @@ func (o *observer) watch(ctx context.Context) error {
 func (f *following) list(ctx context.Context, to chan<- kubectl.Cluster) {
 	cluster, err := f.client.Cluster(ctx)
 	if err != nil {
-		cluster = kubectl.Cluster{} // the streams continue, and the next listing may succeed
+		cluster = kubectl.Cluster{} // the streams continue; the next listing may succeed
 	}
 	select {
 	case to <- cluster:
@@ -329,7 +330,7 @@ func (f *following) reconcile(ctx context.Context, cluster kubectl.Cluster) {
 		if f.pods[n.Name] != "" || n.Pod == nil && !n.Selected {
 			continue
 		}
-		args, _ := f.observer.args(n.Name) // newObserver found the mistakes
+		args, _ := f.observer.args(n.Name) // newObserver has checked the flags
 		args, err := f.client.SluiceArgs(n, true, append(args, "--"+invocation.UntilInputEnds)...)
 		if err != nil {
 			f.tell(n.Name, err.Error())
@@ -348,8 +349,8 @@ func (f *following) reconcile(ctx context.Context, cluster kubectl.Cluster) {
 	}
 }
 
-// stream forwards the events of a node that are later than after, because a node that is followed again resends the
-// events that it remembers.
+// stream forwards the events of a node whose time is later than after. A node that is followed again first resends
+// events that it remembers; these were already printed.
 func (f *following) stream(ctx context.Context, node string, after time.Time, args []string) {
 	replays := !after.IsZero()
 	err := f.client.Stream(ctx, func(line []byte) error {
@@ -378,7 +379,7 @@ func (f *following) end(e ended) {
 	f.before[e.node] = f.pods[e.node]
 	delete(f.pods, e.node)
 	if !f.until.IsZero() && !time.Now().Before(f.until) {
-		return // at --until
+		return // the stream ended because of --until
 	}
 	text := "the stream has ended"
 	if e.err != nil {

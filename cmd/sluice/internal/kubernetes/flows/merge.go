@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/observe"
 )
 
-// event is an event of a node, or a gap in its events.
+// event is an event of a node, or a report of lost events.
 type event struct {
 	node    string
 	flow    observe.Event
@@ -18,7 +18,7 @@ type event struct {
 	arrived time.Time
 }
 
-// clock gives events without a time, such as lost events, the time of the node's previous event.
+// clock assigns a time to events that have none, such as lost events: the time of the node's previous event.
 type clock map[string]time.Time // node → time of its last event
 
 func (c clock) set(e *event) {

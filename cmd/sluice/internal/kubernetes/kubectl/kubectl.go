@@ -79,7 +79,7 @@ func (c *Client) Check() error {
 // Timeout is the timeout of a command in a pod.
 func (c *Client) Timeout() time.Duration { return c.inv.Timeout }
 
-// limit is the timeout of kubectl for such a command.
+// limit is the timeout of kubectl when it runs such a command.
 func (c *Client) limit() time.Duration { return c.inv.Timeout + grace }
 
 // args returns the arguments of kubectl, beginning with the common ones.
@@ -94,7 +94,7 @@ func (c *Client) args(args []string) []string {
 	return append(all, args...)
 }
 
-// Text returns a kubectl command for people to copy.
+// Text returns a kubectl command that users can copy.
 func (c *Client) Text(args ...string) string {
 	var words []string
 	for _, word := range append([]string{"kubectl"}, c.args(args)...) {
@@ -125,7 +125,7 @@ func (c *Client) Run(ctx context.Context, args ...string) ([]byte, error) {
 	return c.RunFor(ctx, c.limit(), nil, args...)
 }
 
-// RunFor is Run with another limit and with standard input.
+// RunFor is Run with the given limit and standard input.
 func (c *Client) RunFor(ctx context.Context, limit time.Duration, input []byte, args ...string) ([]byte, error) {
 	timed, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -205,8 +205,8 @@ func (c *Client) Each(nodes []Node, f func(i int, n Node)) {
 	_ = group.Wait()
 }
 
-// Stream runs a kubectl command that exits when its standard input ends, and calls line for each line of output. When
-// ctx ends, Stream closes the input, and kills kubectl if it does not exit within endDelay.
+// Stream runs a kubectl command and calls line for each line of output. The command must exit when its standard input
+// ends. When ctx ends, Stream closes the input, and kills kubectl if it does not exit within endDelay.
 func (c *Client) Stream(ctx context.Context, line func([]byte) error, args ...string) error {
 	cmd := exec.CommandContext(ctx, c.Program, c.args(args)...)
 	input, err := cmd.StdinPipe()
@@ -228,8 +228,8 @@ func (c *Client) Stream(ctx context.Context, line func([]byte) error, args ...st
 	return nil
 }
 
-// Pipe is Stream for binary output, with standard error. kubectl does not receive the terminal's interrupt, so that
-// the last output of the command in the pod still arrives. The end of ctx is not an error.
+// Pipe is Stream for binary output, and also copies standard error. An interrupt from the terminal does not reach
+// kubectl, so that the last output of the command in the pod still arrives. It is not an error if ctx ends.
 func (c *Client) Pipe(ctx context.Context, out, errOut io.Writer, args ...string) error {
 	cmd := exec.CommandContext(ctx, c.Program, c.args(args)...)
 	input, err := cmd.StdinPipe()
@@ -266,7 +266,7 @@ func (c *Client) Pipe(ctx context.Context, out, errOut io.Writer, args ...string
 // klogLine matches log lines of kubectl's libraries.
 var klogLine = regexp.MustCompile(`^[IWEF]\d{4} \d\d:`)
 
-// failure returns the error on kubectl's standard error, without redundant lines and log lines.
+// failure returns an error with the text on kubectl's standard error, without log lines and redundant lines.
 func failure(err error, stderr []byte) error {
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) {

@@ -52,11 +52,11 @@ type Container struct {
 	Waits    string // reason and message if the container does not run
 }
 
-// Cluster has the nodes of a cluster and Sluice's DaemonSet.
+// Cluster contains the nodes of a cluster and Sluice's DaemonSet.
 type Cluster struct {
 	Nodes     []Node // by name
 	DaemonSet DaemonSet
-	// Unlisted is the error of listing the nodes; nodes without a pod are missing then.
+	// Unlisted is the error of the list of nodes. If it is set, nodes without a pod are missing.
 	Unlisted error
 }
 
@@ -139,7 +139,7 @@ func (n Node) Container() (string, error) {
 	return "", errors.New(cmp.Or(strings.Join(waits, "; "), "the pod has no container cni"))
 }
 
-// Objects of the API with the needed fields.
+// Types for the fields of API objects that this package needs.
 type (
 	meta struct {
 		Name              string            `json:"name"`
@@ -237,7 +237,7 @@ func (c *Client) Cluster(ctx context.Context) (Cluster, error) {
 	group.Go(func() error {
 		return c.Get(ctx, &pods, "pods", "--namespace="+c.Namespace, "--selector="+Selector)
 	})
-	// The user may have access to the namespace only.
+	// Errors are not fatal: the user may have access only to the namespace.
 	group.Go(func() error {
 		unlisted = c.Get(ctx, &nodes, "nodes")
 		return nil
@@ -253,7 +253,7 @@ func (c *Client) Cluster(ctx context.Context) (Cluster, error) {
 	return all, c.choose(&all)
 }
 
-// choose keeps only the nodes of --node.
+// choose removes all nodes that --node does not list.
 func (c *Client) choose(all *Cluster) error {
 	if len(c.Nodes) == 0 {
 		return nil
@@ -283,7 +283,7 @@ func join(set daemonSet, pods []pod, nodes []node, unlisted error) Cluster {
 			at = &Node{Name: p.Spec.NodeName, Selected: true}
 			byName[at.Name] = at
 		}
-		// Prefer a pod that is not terminating, then the newest.
+		// If a node has several pods, prefer one that is not terminating, then the newest.
 		mine := podOf(p)
 		if have := at.Pod; have == nil || have.Terminates && !mine.Terminates ||
 			have.Terminates == mine.Terminates && mine.Created.After(have.Created) {
@@ -356,7 +356,7 @@ func podOf(p pod) *Pod {
 	return made
 }
 
-// waits returns why a container does not run; empty if it runs.
+// waits returns the reason for which a container does not run; empty if it runs.
 func (s stateOf) waits() string {
 	switch {
 	case s.Waiting != nil:

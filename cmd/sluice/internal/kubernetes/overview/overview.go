@@ -52,23 +52,23 @@ type daemonSet struct {
 	Updated int    `json:"updated"`
 }
 
-// nodeStatus is one node as the API and its own services report it.
+// nodeStatus describes one node, with data from the API and from the node's own services.
 type nodeStatus struct {
 	Name     string          `json:"name"`
 	Pod      string          `json:"pod,omitempty"`
 	Selected bool            `json:"selected"` // the DaemonSet wants a pod here
 	Ready    map[string]bool `json:"containersReady,omitempty"`
-	// Problems are problems that are not in Status.
+	// Problems lists problems that Status does not contain.
 	Problems []string `json:"problems"`
 	// Status is the output of the node's `sluice status -o json`.
 	Status json.RawMessage `json:"status,omitempty"`
 
 	containers []string
-	status     *answer // nil without an answer
+	status     *answer // nil if the node did not answer
 }
 
-// answer has the needed fields of a node's status. Earlier releases have other keys for the services; their counts
-// are unknown.
+// answer contains the fields of a node's status that the command needs. Earlier releases use other keys for the
+// services, so their counts are unknown.
 type answer struct {
 	Problems, Warnings []string
 	Services           []struct{}
@@ -112,14 +112,14 @@ func ask(ctx context.Context, client *kubectl.Client, n kubectl.Node) nodeStatus
 	s.Pod, s.Ready = n.Pod.Name, n.Pod.Ready()
 	s.lookAt(n.Pod.Containers)
 	if _, err := n.Container(); err != nil {
-		return s // the problems of the containers explain it
+		return s // the problems of the containers explain the missing answer
 	}
 	out, err := client.Sluice(ctx, n, "status", "--output=json", "--timeout="+client.Timeout().String())
 	s.read(out, err)
 	return s
 }
 
-// lookAt adds the containers that do not run to the problems, grouped by reason.
+// lookAt adds a problem for the containers that do not run, grouped by reason.
 func (s *nodeStatus) lookAt(containers []kubectl.Container) {
 	var reasons []string
 	waiting := map[string][]string{}
@@ -153,7 +153,7 @@ func (s *nodeStatus) read(out []byte, err error) {
 	if _, other := errors.AsType[*json.UnmarshalTypeError](decoded); other {
 		decoded = nil // from another release; the other fields were decoded
 	}
-	// A killed command may have printed an incomplete object.
+	// A command that was killed may have printed an incomplete object.
 	if decoded == nil && len(got.Services) > 0 {
 		s.Status, s.status = out, &got
 		return
@@ -164,7 +164,7 @@ func (s *nodeStatus) read(out []byte, err error) {
 	s.Problems = append(s.Problems, "sluice status: "+err.Error())
 }
 
-// assess adds the problems of the cluster.
+// assess adds the problems of the whole cluster, and decides whether it is ready.
 func (s *clusterStatus) assess(c kubectl.Cluster) {
 	d := c.DaemonSet
 	s.DaemonSet = daemonSet{Name: d.Name, Image: d.Image, Desired: d.Desired, Ready: d.Ready, Updated: d.Updated}
@@ -285,7 +285,7 @@ func (s nodeStatus) counts() (endpoints, policies, services string) {
 	return endpoints, policies, services
 }
 
-// summary returns the number of nodes by state.
+// summary returns the number of nodes in each state.
 func (s *clusterStatus) summary() string {
 	states := map[string]int{}
 	for _, n := range s.Nodes {
@@ -311,7 +311,7 @@ func (s *clusterStatus) summary() string {
 	return text
 }
 
-// lines returns each problem once with its nodes.
+// lines returns each problem once, with the nodes that have it.
 func (s *clusterStatus) lines() []string {
 	at := map[string][]string{}
 	var order []string
@@ -349,7 +349,7 @@ func (s nodeStatus) texts(kind string) []string {
 	return own.Warnings
 }
 
-// named limits the nodes in a line.
+// named limits the number of node names in a line.
 const named = 5
 
 func nodesText(nodes []string) string {

@@ -88,7 +88,7 @@ type distinct struct {
 	known map[[sha256.Size]byte]*shares.Limit // guarded by mu; by the hash of its JSON
 }
 
-// share replaces limits by equal ones that are already stored.
+// share replaces each limit by an equal one that is already stored.
 func (d *distinct) share(limits []*shares.Limit) error {
 	for i, l := range limits {
 		text, err := json.Marshal(l)
@@ -140,10 +140,10 @@ func (s *node) read(out []byte, err error) error {
 	return err
 }
 
-// mostNamed limits the nodes in a row.
+// mostNamed limits the number of node names in a row.
 const mostNamed = 3
 
-// who is a number of nodes with the first few names.
+// who is a set of nodes: their number, and the names of the first few.
 type who struct {
 	n     int
 	named []string

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package message encodes messages of the services as JSON for programs, and decodes it. It does not use protojson,
-// which omits zero values, encodes 64-bit numbers as text, and has no stable output.
+// Package message converts messages of the services to JSON for programs, and back. It does not use protojson, which
+// omits zero values, encodes 64-bit numbers as text, and has no stable output.
 //
 //   - Keys are the fields' names in lower camel case, in the order of the message. endpoint_index is endpointId.
 //   - Zero values are present. A message, an optional field or a member of a oneof that is not set is absent, and so
@@ -37,7 +37,7 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// Unbounded are the 64-bit fields that are encoded as text, because their values may reach 2^53. Readers that use
+// Unbounded lists the 64-bit fields that are encoded as text, because their values may reach 2^53. Readers that use
 // floating point, such as jq, round larger numbers.
 var Unbounded = map[protoreflect.FullName]bool{
 	"sluice.ipam.v1.Pool.address_count":  true, // a /64 has 2^64 addresses
@@ -45,15 +45,15 @@ var Unbounded = map[protoreflect.FullName]bool{
 	"sluice.ipam.v1.Pool.free_count":     true,
 }
 
-// Text are the fields of type bytes that contain text.
+// Text lists the fields of type bytes that contain text.
 var Text = map[protoreflect.FullName]bool{"sluice.policy.v1.Policy.manifest": true}
 
-// Flags are the fields of named bits, with the names from the lowest bit.
+// Flags lists the fields that contain named bits, with the names of the bits, lowest bit first.
 var Flags = map[protoreflect.FullName][]string{
 	"sluice.datapath.v1.Flow.tcp_flags": {"fin", "syn", "rst", "psh", "ack", "urg", "ece", "cwr"},
 }
 
-// renamed are keys that differ from the names of their fields.
+// renamed lists the keys that differ from the names of their fields.
 var renamed = map[protoreflect.Name]string{"endpoint_index": "endpointId"}
 
 // Object is a message that encoding/json encodes by the rules of this package.
@@ -72,7 +72,7 @@ type Fact struct {
 // Of wraps m for encoding/json.
 func Of(m proto.Message, facts ...Fact) Object { return Object{m, facts} }
 
-// Join returns an object of facts, for a command whose output has several messages.
+// Join returns an object that consists of facts only, for a command whose output contains several messages.
 func Join(facts ...Fact) Object { return Object{Facts: facts} }
 
 // One is a message as a field of a struct that encoding/json encodes by the rules of this package. With omitzero, an
@@ -159,7 +159,7 @@ func WriteLine(w io.Writer, v Appender) error {
 	return err
 }
 
-// Shown reports whether the JSON of a message can have the field.
+// Shown reports whether the field can occur in the JSON of its message.
 func Shown(f protoreflect.FieldDescriptor) bool {
 	options, ok := f.Options().(*descriptorpb.FieldOptions)
 	return !ok || !options.GetDeprecated()

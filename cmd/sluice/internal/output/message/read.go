@@ -155,7 +155,7 @@ func readFlags(raw json.RawMessage, names []string) (bits uint32, err error) {
 	return bits, nil
 }
 
-// enumNumber returns the number of a value's text. Unknown names, from a newer version, become UNSPECIFIED.
+// enumNumber returns the number of the enum value with this text, or UNSPECIFIED for a name of a newer version.
 func enumNumber(e protoreflect.EnumDescriptor, text string) protoreflect.EnumNumber {
 	for n, name := range textsOf(e) {
 		if name == text {

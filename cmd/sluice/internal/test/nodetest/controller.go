@@ -13,7 +13,7 @@ import (
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 )
 
-// controller is an elected sluice-controller that cannot write one status.
+// controller is a fake of an elected sluice-controller that cannot write the status of one object.
 type controller struct {
 	controllerv1.UnimplementedControllerServiceServer
 }

@@ -56,7 +56,8 @@ type Node struct {
 	Health   map[string]*health.Server
 	Observed chan *datapathv1.ObserveRequest
 	AddReady bool
-	// KnownReady: containers with label sets in use on the node can be connected even if others cannot.
+	// KnownReady means that containers with label sets in use on the node can be connected, even if other
+	// containers cannot.
 	KnownReady bool
 	Healthy    bool // the datapath has no warnings
 	// Settings are added to the usual settings of each process.
@@ -65,11 +66,11 @@ type Node struct {
 	MetricsAddress string
 	// StreamError is the error of the datapath's stream from identity; empty if the stream is open.
 	StreamError string
-	// Probes are the results of the datapath's probes of other nodes; nil: it sends none.
+	// Probes contains the results of the datapath's probes of other nodes; nil if it sends none.
 	Probes *datapathv1.NodeProbes
 	// Routing is the routing between pods of two nodes; nil: none.
 	Routing *datapathv1.PodRouting
-	// Balances: the datapath translates services.
+	// Balances means that the datapath translates services.
 	Balances bool
 	// Connections are the connections of backends, unless ConnectionsError is set.
 	Connections      []*datapathv1.BackendConnections
@@ -83,7 +84,7 @@ type Node struct {
 	Balancer      *loadBalancer
 	PolicyMode    datapathv1.PolicyMode
 	Evaluated     *datapathv1.ExplainRequest
-	Explained     map[string]*datapathv1.ExplainResponse // by destination; takes precedence over the default answers
+	Explained     map[string]*datapathv1.ExplainResponse // by destination; replaces the default answers
 	Frontends     []*datapathv1.KernelFrontend           // in the kernel
 	Differences   []*datapathv1.Difference
 	// Endpoints are the listed endpoints; nil: the default two.
@@ -131,8 +132,8 @@ func (s *server) serve(l net.Listener) {
 	_ = s.Serve(l) // ends with stop
 }
 
-// stop waits for Serve: if a server is stopped before it serves, Serve closes the listener later and resets
-// connections made in between.
+// stop waits for Serve. If a server is stopped before it serves, Serve closes the listener only later, which would
+// reset connections made in between.
 func (s *server) stop() {
 	s.Stop()
 	<-s.served
@@ -208,7 +209,7 @@ func (n *Node) Sluice(args ...string) (code int, stdout, stderr string) {
 	return code, out.String(), errOut.String()
 }
 
-// Want is Sluice; it fails the test if the exit code is not code.
+// Want is Sluice, but fails the test unless the exit code is code.
 func (n *Node) Want(t *testing.T, code int, args ...string) (stdout, stderr string) {
 	t.Helper()
 	got, stdout, stderr := n.Sluice(args...)

@@ -18,16 +18,16 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/initialsync"
 )
 
-// clusterTimeout limits how long a start waits for the API server, which may be unreachable.
+// clusterTimeout limits how long the start of the service waits for the API server, which may be unreachable.
 const clusterTimeout = 2 * time.Second
 
-// clusterFile contains the UID of the cluster to which the policies in the state belong.
+// clusterFile is the file with the UID of the cluster that the stored policies come from.
 const clusterFile = "kubernetes-cluster"
 
 // compareCluster checks whether the policies in dir belong to this cluster. If they belong to another cluster, for
-// example because the machine was moved, new endpoints wait until the policies of this cluster were listed once. uid
-// reads the UID of the cluster from the API server; without an answer, the policies are assumed to belong to this
-// cluster.
+// example because the machine was moved, new endpoints wait until the policies of this cluster have been listed once.
+// uid reads the UID of the cluster from the API server. If the API server does not answer, the policies are assumed to
+// belong to this cluster.
 func compareCluster(ctx context.Context, uid func(context.Context) (string, error), dir string, l *slog.Logger) error {
 	ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
 	defer cancel()

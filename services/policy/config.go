@@ -35,7 +35,7 @@ type Config struct {
 	Subscribers SubscribersConfig `config:"subscribers"`
 }
 
-// SourcesConfig names the sources of identities and policies.
+// SourcesConfig configures the sources of identities and policies.
 type SourcesConfig struct {
 	Identity  string   `config:"identity" help:"unix socket of the identity service"`
 	Directory string   `config:"directory" help:"directory of YAML and JSON files with policies, which is watched; empty for none"`
@@ -49,13 +49,13 @@ type KubernetesConfig struct {
 }
 
 // StatusConfig remains from versions in which sluice-policy wrote the status of policies; sluice-controller does so
-// now. The manifests of those versions set Write, and a process with that setting must not start as the policy
-// service of a node.
+// now. The Kubernetes manifests of those versions set Write for a separate process. That process must not start as the
+// policy service of a node.
 type StatusConfig struct {
 	Write bool `config:"write" help:"refused: sluice-controller writes the status of policies"`
 }
 
-// ClusterConfig holds the facts that manifests imply.
+// ClusterConfig contains properties of the cluster that manifests do not state.
 type ClusterConfig struct {
 	Name             string `config:"name" help:"name of this cluster, which peers of a policy may refer to"`
 	LocalOnly        bool   `config:"localOnly" help:"peers that name no cluster mean this cluster only"`
@@ -69,7 +69,7 @@ type EnforcementConfig struct {
 	AllowHost bool   `config:"allowHost" help:"the local node may reach its pods unless a rule denies it"`
 }
 
-// LimitsConfig holds the limits that tenants share.
+// LimitsConfig configures the limits that tenants share.
 type LimitsConfig struct {
 	Policies  int             `config:"policies" help:"policies that are enforced as written; policies beyond a tenant's share isolate the pods that they select"`
 	Manifests config.ByteSize `config:"manifests" help:"total size of their manifests"`

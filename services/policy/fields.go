@@ -11,8 +11,9 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/fields"
 )
 
-// listFields prints all fields of all kinds of policy and how Sluice treats them, one JSON object per line. It needs
-// no running service. `sluice policy explain-field` executes it, because only this program knows the kinds.
+// listFields prints all fields of all kinds of policy and how Sluice treats them, one JSON object per line. It needs no
+// running service. `sluice policy explain-field` executes it, because only this program contains the decoders of the
+// kinds.
 func listFields(args []string, stdout, stderr io.Writer) int {
 	if len(args) > 0 {
 		fmt.Fprintf(stderr, "sluice-policy fields: takes no argument, not %q\n", args[0])

@@ -28,8 +28,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/source/kubernetes"
 )
 
-// loadGCPercent is the GC percentage while the state is loaded. With the usual 50, a third of the time is spent on
-// collections; with a higher value, long-lived objects are scattered among garbage.
+// loadGCPercent is the GC percentage while the state is loaded. With the usual 50, collections take a third of the
+// time; with a higher value than this, long-lived objects are scattered among garbage.
 const loadGCPercent = 100
 
 func main() {
@@ -71,7 +71,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		}
 	}
 	loaded, err := process.Phase(p, "load state", func() (*owner.Owner, error) {
-		// Nearly all objects that are allocated here are either kept or die at the end of the phase.
+		// Nearly all objects that are allocated in this phase are either kept or become garbage at its end.
 		defer debug.SetGCPercent(debug.SetGCPercent(loadGCPercent))
 		return owner.New(cfg.owner(p.Log, set), cfg.StateDir, sources)
 	})
@@ -80,7 +80,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	o = loaded
 	p.OnExit(o.Close)
-	debug.FreeOSMemory() // memory that loading used
+	debug.FreeOSMemory() // return the memory that loading has used
 
 	if err := p.Metrics.Register(server.Collector{Owner: o}); err != nil {
 		return err

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// leastFree is the free space, in bytes, below which a disk counts as full.
+// leastFree is the free space in bytes below which a disk counts as full.
 const leastFree = 1 << 20
 
 // stateDirs returns the state directory of this process, and the directories of the node's other services next to it.
@@ -29,7 +29,7 @@ func stateDirs(own string) []string {
 	return all
 }
 
-// storage reports a disk that cannot be written, and since when, in the report of this node.
+// storage adds a disk that cannot be written, with the time since when, to the report of this node.
 type storage struct {
 	dirs    []string                              // watched directories; some may not exist
 	failure func(context.Context) (string, error) // returns the owner's storage failure
@@ -51,7 +51,7 @@ func isFull(dir string) (bool, error) {
 	return st.Bavail*uint64(st.Bsize) < leastFree || st.Files > 0 && st.Ffree == 0, nil //nolint:gosec // a block's size
 }
 
-// report returns the entry for the report, or none if the disk can be written.
+// report returns the entry for the report, or none if all disks can be written.
 func (s *storage) report(ctx context.Context) ([]identities.Refused, error) {
 	reason, err := s.failure(ctx)
 	if err != nil {
@@ -69,7 +69,7 @@ func (s *storage) report(ctx context.Context) ([]identities.Refused, error) {
 	case s.since.IsZero():
 		s.since = s.now()
 	}
-	if s.reason == "" { // keep the first reason, so that the report does not change continually
+	if s.reason == "" { // keep the first reason, so that the report does not change all the time
 		s.reason = reason
 	}
 	text := fmt.Sprintf("since %s: %s", s.since.UTC().Format(time.RFC3339), s.reason)

@@ -25,7 +25,7 @@ type verdict struct {
 	Notes   []note   `json:"notes,omitempty"`
 }
 
-// note informs the author of an accepted document.
+// note is a remark for the author of an accepted document.
 type note struct {
 	Kind  string `json:"kind"`
 	Field string `json:"field,omitempty"`
@@ -33,8 +33,8 @@ type note struct {
 }
 
 // validate checks the manifests on standard input as the service with its default configuration would. It needs no
-// running service. `sluice policy validate` executes it, because only this program knows the kinds. The exit code is
-// 0 for any verdicts, and 2 without verdicts.
+// running service. `sluice policy validate` executes it, because only this program knows the kinds. The exit code is 0
+// if verdicts were printed, whatever they are, and 2 otherwise.
 func validate(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	flags := flag.NewFlagSet("sluice-policy validate", flag.ContinueOnError)
 	flags.SetOutput(stderr)

@@ -3,9 +3,9 @@
 
 // Package evaluation computes how the nodes of a cluster treat the policies of its Kubernetes API server.
 //
-// It is sluice-policy without endpoints: the same watch, the same decoders, and the same shares of tenants. The
-// status that sluice-controller writes for a policy therefore agrees with `sluice policy list` on each node. It is
-// the only package of sluice-policy that another process links.
+// It uses the code of sluice-policy, but has no endpoints: the same watch, the same decoders, and the same shares of
+// tenants. The status that sluice-controller writes for a policy therefore agrees with `sluice policy list` on each
+// node. No other package of sluice-policy is used by another process.
 package evaluation
 
 import (
@@ -29,9 +29,9 @@ type (
 	Key = policy.Key
 	// Object is one version of an object, with its manifest.
 	Object = policy.Written
-	// Record holds the facts about an object that the API server has in addition to its manifest.
+	// Record contains data of an object in the API server that is not in its manifest.
 	Record = policy.Record
-	// Notes inform the author of an accepted object.
+	// Notes are remarks for the author of an accepted object.
 	Notes = manifest.Notes
 	// Note is one of the Notes.
 	Note = manifest.Note
@@ -39,9 +39,9 @@ type (
 	Outcome = owner.Judged
 	// Sink receives the objects of the API server.
 	Sink = kubernetes.Sink
-	// Kinds delivers the kinds of policy that one process has found for all processes.
+	// Kinds delivers the kinds of policy that one process has found in the API server for all processes.
 	Kinds = kubernetes.Kinds
-	// Discovery asks an API server which kinds of policy it has.
+	// Discovery queries which kinds of policy an API server has.
 	Discovery = kubernetes.Discovery
 )
 
@@ -68,7 +68,7 @@ func Resource(kind string) string { return kubernetes.Resource(kind) }
 // NewDiscovery returns a Discovery for an API server.
 func NewDiscovery(api *kube.Client) (*Discovery, error) { return kubernetes.NewDiscovery(api) }
 
-// Evaluator holds the policies of an API server and the outcome of each. It implements Sink.
+// Evaluator evaluates the policies of an API server, and keeps the outcome of each. It implements Sink.
 type Evaluator struct {
 	owner   *owner.Owner
 	objects *owner.Objects
@@ -78,8 +78,8 @@ type Evaluator struct {
 	log     *slog.Logger
 }
 
-// Open loads the state of an earlier run from dir. kinds delivers the kinds that other processes have found; if it is
-// nil, the evaluator asks the API server itself.
+// Open loads the state of an earlier run from dir. kinds delivers the kinds of policy that other processes have found.
+// If it is nil, the evaluator queries the API server itself.
 func Open(s Settings, dir string, api *kube.Client, kinds Kinds, l *slog.Logger) (*Evaluator, error) {
 	e := &Evaluator{api: api, kinds: kinds, log: l}
 	e.tenants = tenants.New(s.Shares.Settings(), func() { e.owner.TenantsChanged() }) // while Run runs
@@ -113,11 +113,12 @@ func (e *Evaluator) Outcomes(ctx context.Context, keys []Key) (map[Key]Outcome, 
 	return e.objects.Judged(ctx, keys)
 }
 
-// Ready is closed once every policy was listed, or immediately if the state of an earlier run was loaded.
+// Ready returns a channel that is closed once all policies have been listed, or immediately if the state of an earlier
+// run was loaded.
 func (e *Evaluator) Ready() <-chan struct{} { return e.owner.Ready() }
 
-// Run passes the objects of the API server, with their records, to a sink until ctx ends. The sink must pass them on
-// to the Evaluator.
+// Run passes the objects of the API server, with their records, to a sink until ctx ends. The sink must pass the
+// objects on to the Evaluator.
 func (e *Evaluator) Run(ctx context.Context, to Sink) error {
 	source := kubernetes.New(e.api, to, e.log)
 	source.Records, source.Kinds = true, e.kinds

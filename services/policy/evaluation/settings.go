@@ -14,15 +14,15 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// Settings are the settings that determine outcomes. They have the keys and the defaults of sluice-policy, and must
-// have the same values as on the nodes of the cluster.
+// Settings are the settings of sluice-policy that determine outcomes, with the same keys and defaults. The nodes of the
+// cluster must have the same values.
 type Settings struct {
 	Cluster ClusterSettings `config:"cluster"`
 	Limits  LimitSettings   `config:"limits"`
 	Shares  tenants.Config  `config:"shares"`
 }
 
-// ClusterSettings holds the facts that manifests imply.
+// ClusterSettings contains properties of the cluster that manifests do not state.
 type ClusterSettings struct {
 	Name             string `config:"name" help:"name of this cluster, which peers of a policy may refer to"`
 	LocalOnly        bool   `config:"localOnly" help:"peers that name no cluster mean this cluster only"`
@@ -30,7 +30,7 @@ type ClusterSettings struct {
 	NodeLabels       bool   `config:"nodeLabels" help:"identities of nodes carry the labels of the nodes"`
 }
 
-// LimitSettings holds the limits that tenants share on each node.
+// LimitSettings configures the limits that tenants share on each node.
 type LimitSettings struct {
 	Policies  int             `config:"policies" help:"policies that are enforced as written; policies beyond a tenant's share isolate the pods that they select"`
 	Manifests config.ByteSize `config:"manifests" help:"total size of their manifests"`
@@ -60,7 +60,7 @@ func (s *Settings) Validate() error {
 	return p.Err()
 }
 
-// owner returns the configuration of an owner without endpoints.
+// owner returns the configuration of an owner that has no endpoints.
 func (s *Settings) owner(t *tenants.Set, l *slog.Logger) owner.Config {
 	return owner.Config{
 		Tenants: t,
@@ -70,7 +70,7 @@ func (s *Settings) owner(t *tenants.Set, l *slog.Logger) owner.Config {
 			CIDRSelectsNodes: s.Cluster.CIDRSelectsNodes, NodeLabels: s.Cluster.NodeLabels, WithoutDNSProxy: true,
 		},
 		MaxPolicies: s.Limits.Policies, MaxManifestBytes: int(s.Limits.Manifests),
-		MaxNames: 1, MaxAddresses: 1, // nothing learns names here
+		MaxNames: 1, MaxAddresses: 1, // no names are learned in this process
 		Stream: stream.Defaults(), Log: l,
 	}
 }

@@ -44,8 +44,8 @@ type OldEgressRule struct {
 	Ports  []OldPort `json:"ports"`
 }
 
-// OldPeer is a peer; exactly one field is set. Only egress peers may have nodes, networks and domainNames, and
-// domainNames only in an AdminNetworkPolicy.
+// OldPeer is a peer; exactly one field is set. Only egress peers may have nodes, networks and domainNames; domainNames
+// are only allowed in an AdminNetworkPolicy.
 type OldPeer struct {
 	Namespaces  *OldNamespaces               `json:"namespaces"`
 	Pods        *OldPods                     `json:"pods"`
@@ -108,7 +108,7 @@ func (p *OldPeer) peer() EgressPeer {
 	return out
 }
 
-// Validate checks the rules of the kind's published schema.
+// Validate checks the policy against the rules of the published schema of its kind.
 func (p *OldPolicy) Validate(baseline bool, o rule.Options) manifest.Problems {
 	v := validator{options: o}
 	p.Metadata.Validate(false, &v.Problems)

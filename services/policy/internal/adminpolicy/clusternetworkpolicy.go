@@ -116,7 +116,7 @@ const (
 	maxName     = 100
 )
 
-// Validate checks the rules of the published schema.
+// Validate checks the policy against the rules of the published schema.
 func (p *Policy) Validate(o rule.Options) manifest.Problems {
 	v := validator{options: o}
 	p.Metadata.Validate(false, &v.Problems)
@@ -149,7 +149,7 @@ func (p *Policy) Validate(o rule.Options) manifest.Problems {
 	return v.Problems
 }
 
-// namedPorts rejects named ports in a rule whose peers are not pods.
+// namedPorts reports named ports as a problem in a rule whose peers are not pods.
 func (v *validator) namedPorts(path string, peers []EgressPeer, named bool) {
 	if named && slices.ContainsFunc(peers, func(p EgressPeer) bool { return p.Networks != nil || p.Nodes != nil || p.DomainNames != nil }) {
 		v.Add(path, "combines a named port with networks, nodes or domainNames, which have no named ports")
@@ -167,7 +167,7 @@ func (v *validator) count(path string, n, limit int) {
 	}
 }
 
-// some rejects a list that is too long or empty: a rule without peers would apply to all peers.
+// some reports a list that is empty or too long as a problem. An empty list of peers would otherwise match all peers.
 func (v *validator) some(path string, n, limit int) {
 	if n == 0 {
 		v.Add(path, "needs at least one peer")
@@ -184,7 +184,7 @@ func (v *validator) priority(p *int64) {
 	}
 }
 
-// one requires that exactly one of the fields is set.
+// one reports a problem unless exactly one of the fields is set.
 func (v *validator) one(path string, fields ...bool) {
 	n := 0
 	for _, f := range fields {
@@ -352,8 +352,8 @@ func (p *Policy) Rules(o rule.Options) rule.Spec {
 }
 
 // Isolate returns the rules for a policy that cannot be converted. In the policy's tier, they deny all traffic of the
-// selected pods in the directions that have rules. bad reports the paths that were not understood. If the subject was
-// not understood, every pod is selected.
+// selected pods in the directions that have rules. bad reports whether a path has a problem. If the subject has one,
+// every pod is selected.
 func (p *Policy) Isolate(bad func(path string) bool) []rule.Spec {
 	tier := policytable.Admin
 	if p.Spec.Tier == "Baseline" && !bad("spec.tier") {
@@ -444,7 +444,7 @@ type converter struct {
 	priority int32
 	source   policytable.Source
 	spec     rule.Spec
-	unknown  []selector.Selector // of the present rule: nodes whose labels are unknown
+	unknown  []selector.Selector // of the current rule: nodes whose labels are unknown
 }
 
 func (c *converter) add(d policytable.Direction, index int, action string, peers []EgressPeer, list []rule.Port) {
@@ -470,7 +470,8 @@ func (c *converter) add(d policytable.Direction, index int, action string, peers
 	if len(c.unknown) == 0 {
 		return
 	}
-	// For a node that may or may not be selected, neither passing nor trying the next rule is safe.
+	// For a node that may or may not be selected, it is unsafe to pass the decision on, and unsafe to continue with
+	// the next rule.
 	deny := &rule.Rule{
 		Source: r.Source, Direction: d, Tier: c.tier, Priority: c.priority, Index: int32(index), Action: policytable.Deny,
 		Peers: rule.Peers{Selectors: c.unknown}, Ports: list, AllPorts: list == nil,
@@ -481,7 +482,7 @@ func (c *converter) add(d policytable.Direction, index int, action string, peers
 
 func (c *converter) peer(r *rule.Rule, i int, p EgressPeer) {
 	switch {
-	case p.Namespaces != nil: // in every cluster
+	case p.Namespaces != nil: // this is true in every cluster
 		r.Peers.Selectors = append(r.Peers.Selectors, selector.New(p.Namespaces.Namespaces()...))
 	case p.Pods != nil:
 		reqs := p.Pods.requirements()
@@ -513,8 +514,8 @@ func (c *converter) peer(r *rule.Rule, i int, p EgressPeer) {
 	}
 }
 
-// resolver allows the subject to query the cluster's DNS resolver through the DNS proxy. Otherwise no addresses could
-// be learned.
+// resolver allows the subject to query the cluster's DNS resolver through the DNS proxy. Without these queries, no
+// addresses could be learned for DNS names.
 func (c *converter) resolver(r *rule.Rule, i int) {
 	dns := &rule.Rule{
 		Source: r.Source, Direction: r.Direction, Tier: r.Tier, Priority: r.Priority, Index: r.Index,

@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 )
 
-// The entities that policies may refer to.
+// Entities that policies may refer to.
 const (
 	EntityAll           = "all"
 	EntityWorld         = "world"
@@ -38,7 +38,7 @@ const (
 	EntityKubeAPIServer = "kube-apiserver"
 )
 
-// entities are the known entities.
+// entities lists the valid entities.
 var entities = []string{
 	EntityAll, EntityWorld, EntityWorldIPv4, EntityWorldIPv6, EntityCluster, EntityClusterMesh, EntityHost, EntityInit,
 	EntityIngress, EntityUnmanaged, EntityRemoteNode, EntityHealth, EntityNone, EntityKubeAPIServer,
@@ -46,7 +46,7 @@ var entities = []string{
 
 func knownEntity(e string) bool { return slices.Contains(entities, e) }
 
-// entityHint returns the entity that a misspelled one probably means, or all that policies may name.
+// entityHint returns the entity that a misspelt one probably means, or else the list of all valid ones.
 func entityHint(e string) string {
 	if hint := nearest.Hint(e, entities); hint != "" {
 		return hint
@@ -77,7 +77,7 @@ func entity(out *rule.Peers, e string, o rule.Options) {
 		add(identity.NameHost, identity.NameRemoteNode, identity.NameInit, identity.NameIngress,
 			identity.NameHealth, identity.NameUnmanaged, identity.NameKubeAPIServer)
 		pods := networkpolicy.InCluster(o.Cluster)
-		if e == EntityClusterMesh { // in every cluster
+		if e == EntityClusterMesh { // this is true in every cluster
 			pods = selector.Requirement{Source: label.SourceKubernetes, Key: label.KeyCluster, Op: selector.Exists}
 		}
 		out.Selectors = append(out.Selectors, selector.New(pods))
@@ -104,8 +104,8 @@ type converter struct {
 	options   rule.Options
 	source    policytable.Source
 	namespace string // empty for a cluster-wide policy
-	// init is set if the subject selects pods whose labels are not known yet. Such policies get no namespace
-	// requirement.
+	// init is set if the subject selects pods whose labels are not known yet. For such policies, no namespace is
+	// required.
 	init bool
 }
 
@@ -120,15 +120,15 @@ func (p *NetworkPolicy) converter(namespaced bool) converter {
 }
 
 // Isolate returns the rules for a policy that cannot be converted: the pods that it selects get no traffic in the
-// directions that have rules. bad reports the paths that were not understood. If the selector was not understood, all
-// pods of the namespace are selected, or all pods for a cluster-wide policy. No other policy can allow the traffic
-// that these rules deny.
+// directions that have rules. bad reports whether a path has a problem. If the selector has one, all pods of the
+// namespace are selected, or all pods for a cluster-wide policy. No other policy can allow the traffic that these rules
+// deny.
 func (p *NetworkPolicy) Isolate(namespaced bool, bad func(path string) bool) []rule.Spec {
 	c := p.converter(namespaced)
 	var specs []rule.Spec
 	one := func(path string, r *Rule) {
 		if r.NodeSelector != nil && r.EndpointSelector == nil && !bad(path+".endpointSelector") {
-			return // it selects nodes and no pods
+			return // the policy selects nodes, and no pods
 		}
 		spec := rule.Spec{Namespace: c.namespace}
 		var selected *networkpolicy.LabelSelector
@@ -168,7 +168,7 @@ func (p *NetworkPolicy) Isolate(namespaced bool, bad func(path string) bool) []r
 	return specs
 }
 
-// place gives a key without a source every source.
+// place returns the source and the key of a key in a selector. A key without a source matches labels of every source.
 func place(key string) (string, string) { return networkpolicy.SplitSource(key) }
 
 // subject selects endpoints, in the namespace of the policy if it has one.
@@ -197,7 +197,7 @@ func (c *converter) rule(path string, r *Rule) rule.Spec {
 		in := &r.Ingress[i]
 		p := path + ".ingress[" + strconv.Itoa(i) + "]"
 		if in.Authentication.asked() {
-			continue // an unauthenticated peer is not allowed
+			continue // an unauthenticated peer must not be allowed
 		}
 		c.rules(&spec, policytable.Ingress, false, p, c.ingressPeers(&in.IngressPeers, false), in.ToPorts, in.ICMPs)
 	}
@@ -231,15 +231,15 @@ func (c *converter) rule(path string, r *Rule) rule.Spec {
 	return spec
 }
 
-// peers holds the peers of a list, and whether the list was present: a missing list matches every peer, and an empty
-// list matches none.
+// peers contains the peers of a list and whether the list exists: a missing list matches every peer, and an empty list
+// matches none.
 type peers struct {
 	rule.Peers
 	present bool
 }
 
-// widen turns the peers of a deny rule into all peers if some of them are of an unsupported kind, because the deny
-// cannot be limited to them. In an allow rule, unsupported peers match nothing.
+// widen returns the peers to which a rule applies if some peers are of an unsupported kind. A deny rule then applies to
+// all peers, because it cannot be limited to the unsupported ones. In an allow rule, unsupported peers match nothing.
 func (p peers) widen(unknown bool) peers {
 	if unknown {
 		return peers{Peers: rule.Peers{Any: true}, present: true}
@@ -285,9 +285,9 @@ func (c *converter) names(f FQDN) []rule.NamePeer {
 	return out
 }
 
-// endpoints adds the automatic requirements: the policy's namespace, or any namespace for a cluster-wide policy, and
-// this cluster. Each requirement is omitted if the selector itself refers to its label. All are omitted if the
-// selector names a reserved label.
+// endpoints adds selectors of endpoints. To each it adds the requirements that the manifest implies: that the peer is
+// in the policy's namespace (in any namespace for a cluster-wide policy), and in this cluster. A requirement is omitted
+// if the selector itself refers to its label. Both are omitted if the selector contains a reserved label.
 func (c *converter) endpoints(out *peers, list []networkpolicy.LabelSelector) {
 	out.present = out.present || list != nil
 	for i := range list {
@@ -340,8 +340,8 @@ func (c *converter) nodes(out *peers, list []networkpolicy.LabelSelector, deny b
 	}
 }
 
-// reach returns the reach of a prefix with that many bits: the world and, depending on an option, nodes. The prefix
-// of all addresses never includes nodes.
+// reach returns the reach of a prefix with that many bits: the world and, depending on an option, nodes. The prefixes
+// 0.0.0.0/0 and ::/0 never match nodes.
 func (c *converter) reach(bits int) rule.Reach {
 	if c.options.CIDRSelectsNodes && bits > 0 {
 		return rule.ReachOutside | rule.ReachNode
@@ -394,7 +394,7 @@ func (c *converter) cidrSet(out *peers, list []CIDRRule) {
 
 func (c *converter) entities(out *peers, list []string) {
 	out.present = out.present || list != nil
-	seen := make(map[string]bool) // one entity has several selectors
+	seen := make(map[string]bool) // a manifest may list several entities with the same selector
 	for _, e := range list {
 		if !seen[e] {
 			seen[e] = true
@@ -403,8 +403,8 @@ func (c *converter) entities(out *peers, list []string) {
 	}
 }
 
-// rules splits one rule of the manifest by the effect of its port entries. An empty rule, and a rule whose lists
-// select nothing, adds no rules; it only switches its direction to default deny.
+// rules converts one rule of the manifest to rules with one effect each: its port entries may have different effects.
+// An empty rule, and a rule whose lists select nothing, adds no rules and only switches its direction to default deny.
 func (c *converter) rules(spec *rule.Spec, d policytable.Direction, deny bool, path string, p peers, ports []PortRule, icmps []ICMPRule) {
 	if !p.present {
 		if len(ports) == 0 && len(icmps) == 0 {
@@ -453,8 +453,7 @@ func (c *converter) rules(spec *rule.Spec, d policytable.Direction, deny bool, p
 	}
 }
 
-// everyName reports whether a list of DNS rules allows every query, because one of its rules does. No proxy needs to
-// inspect the queries then.
+// everyName reports whether one of the DNS rules allows every query. No proxy then needs to inspect the queries.
 func everyName(list []FQDN) bool {
 	return slices.ContainsFunc(list, func(f FQDN) bool {
 		return f.MatchName == nil && f.MatchPattern != nil && strings.TrimSpace(*f.MatchPattern) == "*"
@@ -482,8 +481,8 @@ func layer7(r *PortRule, o rule.Options) (policytable.Action, policytable.Proxy)
 	return policytable.Allow, policytable.NoProxy
 }
 
-// convertPort converts an entry to port ranges. Port 0 means all ports of the protocol, whatever endPort is. An
-// endPort below the port or with a named port is ignored.
+// convertPort converts an entry to port ranges. Port 0 means all ports of the protocol, and endPort is then ignored. It
+// is also ignored if it is lower than the port, or if the port is a name.
 func convertPort(pp PortProtocol) []rule.Port {
 	name := ""
 	if pp.Protocol != nil {
@@ -537,7 +536,7 @@ func icmpFamily(f ICMPField) string {
 	return *f.Family
 }
 
-// icmpType returns the number of the type; false if no packet can have it.
+// icmpType returns the number of an ICMP type. It returns false if no packet can have the type.
 func icmpType(f ICMPField) (uint8, bool) {
 	if !f.Type.IsString {
 		return uint8(f.Type.Int), 0 <= f.Type.Int && f.Type.Int <= 255

@@ -4,8 +4,8 @@
 // Package cilium defines CiliumNetworkPolicy, CiliumClusterwideNetworkPolicy and CiliumCIDRGroup of cilium.io/v2: the
 // types, their validation, and their conversion to rules.
 //
-// Validation rejects what the published schema rejects and what Cilium's agent rejects. Existing manifests keep their
-// meaning, including odd corner cases, which are documented in the code that handles them.
+// Validation rejects every manifest that the published schema or Cilium's agent rejects. Valid manifests have the same
+// meaning as in Cilium, including unusual corner cases, which are documented in the code that handles them.
 package cilium
 
 import (
@@ -49,7 +49,7 @@ type Label struct {
 	Source string  `json:"source"`
 }
 
-// Log is a text for flow logs.
+// Log is a text that Cilium adds to its flow logs.
 type Log struct {
 	Value string `json:"value"`
 }
@@ -181,7 +181,7 @@ type Secret struct {
 	Name      string `json:"name"`
 }
 
-// Listener refers to a proxy of the user.
+// Listener refers to a proxy that the user has configured.
 type Listener struct {
 	EnvoyConfig EnvoyConfig `json:"envoyConfig"`
 	Name        string      `json:"name"`
@@ -209,7 +209,7 @@ type HTTPRule struct {
 	HeaderMatches []HeaderMatch `json:"headerMatches"`
 }
 
-// HeaderMatch is a header with a value, and the action if the value differs.
+// HeaderMatch requires that a header has a value, and defines the action if it differs.
 type HeaderMatch struct {
 	Mismatch string  `json:"mismatch"`
 	Name     string  `json:"name"`

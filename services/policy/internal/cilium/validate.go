@@ -121,7 +121,7 @@ type member struct {
 	n    int
 }
 
-// exclusive rejects two kinds of peers in one rule.
+// exclusive reports a problem if a rule contains two kinds of peers.
 func (v *validator) exclusive(path string, members []member) {
 	first := ""
 	for _, m := range members {
@@ -185,7 +185,7 @@ func (v *validator) egressPeers(path string, p *EgressPeers, fqdns []FQDN) {
 	}
 }
 
-// requires rejects fields that Cilium has removed.
+// requires reports fields that Cilium has removed as problems.
 func (v *validator) requires(path string, list []any) {
 	if len(list) > 0 {
 		v.Add(path, "is no longer supported")
@@ -367,7 +367,7 @@ func (v *validator) portRule(path string, r *PortRule, d policytable.Direction, 
 	}
 }
 
-// layer7 checks the rules for an application protocol. zero is set if one of the ports is 0.
+// layer7 checks the rules for an application protocol. zero reports whether one of the ports is 0.
 func (v *validator) layer7(p string, r *PortRule, d policytable.Direction, host, zero bool) {
 	hasDNS, hasHTTP := len(r.Rules.DNS) > 0, len(r.Rules.HTTP) > 0
 	switch {
@@ -457,7 +457,7 @@ func (v *validator) regexp(path, text string) {
 
 var spelled = []string{"TCP", "UDP", "SCTP", "VRRP", "IGMP", "GRE", "IPIP", "IPV6", "ESP", "AH", "ANY"}
 
-// protocol returns the protocols of an entry; a missing protocol means ANY.
+// protocol returns the protocols of a port entry. A missing protocol means ANY.
 func (v *validator) protocol(path string, pp PortProtocol) ([]port.Protocol, bool) {
 	if pp.Protocol == nil {
 		return protocols(""), true

@@ -27,18 +27,18 @@ import (
 
 // Sink receives the updates of the identity service.
 type Sink interface {
-	// TakeIdentities adds, replaces and removes identities. at is the revision of the identity service that is
-	// complete after this call; zero means unknown.
+	// TakeIdentities adds, replaces and removes identities. at is the revision of the identity service whose state
+	// the sink has after this call; zero means unknown.
 	TakeIdentities(ctx context.Context, set []peer.Identity, gone []identity.Numeric, at peer.Revision) error
-	// CompleteIdentities reports that listed contains all existing identities.
+	// CompleteIdentities reports that identities that are not listed do not exist.
 	CompleteIdentities(ctx context.Context, listed map[identity.Numeric]struct{}) error
 	// SetLabelFilter sets the filter that determines which labels identities have.
 	SetLabelFilter(ctx context.Context, workloads, nodes []labelfilter.Rule) error
-	// SourceFailed records why a source cannot be followed; nil clears the failure.
+	// SourceFailed records the reason for which a source delivers nothing; nil clears the failure.
 	SourceFailed(ctx context.Context, name string, why error) error
 }
 
-// maxIdentities is above the number of possible identities. A service that sends more is rejected.
+// maxIdentities is larger than the number of possible identities. The stream of a service that sends more is rejected.
 const maxIdentities = 1 << 17
 
 // Identities follows the identities of the identity service.
@@ -75,8 +75,8 @@ func (i *Identities) Watch(ctx context.Context, token []byte) iter.Seq2[watch.Ev
 	}, i.event)
 }
 
-// takeFilter passes on the label filter before any identity, because the filter may change when the service restarts.
-// Earlier versions do not have the call.
+// takeFilter passes the label filter on before any identity, because the filter may change when the service restarts.
+// The call is not implemented in earlier versions of the service.
 func (i *Identities) takeFilter(ctx context.Context) error {
 	m, err := i.client.GetLabelFilter(ctx, &identityv1.GetLabelFilterRequest{})
 	if status.Code(err) == codes.Unimplemented {
@@ -103,7 +103,7 @@ func (i *Identities) event(m *identityv1.WatchIdentitiesResponse) watch.Event[id
 	case *identityv1.WatchIdentitiesResponse_Upsert:
 		id, err := i.fromIdentity(e.Upsert)
 		if err != nil {
-			// The number no longer has its former meaning.
+			// The identity that the number had before no longer applies.
 			i.log.Error("cannot decode an identity; it stays unknown", log.Err(err))
 			out.Kind, out.Key = watch.Delete, identity.Numeric(e.Upsert.GetNumber())
 			break

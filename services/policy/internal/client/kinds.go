@@ -34,8 +34,8 @@ func NewKinds(cc grpc.ClientConnInterface, l *slog.Logger) *Kinds {
 	return &Kinds{client: identityv1.NewClusterServiceClient(cc), log: l}
 }
 
-// Watch calls told with the last published kinds, and again after every change, until ctx ends. published is false
-// until a process has published kinds, and while the identity service does not answer.
+// Watch calls told with the published kinds at first and after every change, until ctx ends. published is false as long
+// as no process has published kinds, and while the identity service does not answer.
 func (k *Kinds) Watch(ctx context.Context, told func(kinds []string, published bool)) {
 	for pause := watchRetry; ; {
 		err := k.watch(ctx, func(kinds []string, published bool) {
@@ -46,7 +46,7 @@ func (k *Kinds) Watch(ctx context.Context, told func(kinds []string, published b
 			return
 		}
 		told(nil, false)
-		if status.Code(err) == codes.Unimplemented { // from an earlier version
+		if status.Code(err) == codes.Unimplemented { // the identity service has an earlier version
 			pause = watchRetryMax
 		} else {
 			k.log.Debug("cannot watch the published kinds of policy, trying again", log.Err(err))

@@ -22,8 +22,8 @@ import (
 const (
 	reportTimeout = 5 * time.Second
 	reportEvery   = 10 * time.Second
-	// reportAgain is the interval after which an unchanged report is sent again, because the lease of the node may
-	// have ended meanwhile.
+	// reportAgain is the interval at which an unchanged report is sent again, because etcd deletes the report when
+	// the node's lease ends.
 	reportAgain = 10 * time.Minute
 )
 
@@ -55,7 +55,7 @@ func NewRefusals(cc grpc.ClientConnInterface, l *slog.Logger) *Refusals {
 // ctx ends; it then returns nil.
 func (r *Refusals) Report(ctx context.Context, list func(context.Context) ([]Refused, error)) error {
 	var last []Refused
-	var sent time.Time // when last was sent; zero: not in this run
+	var sent time.Time // when the last report was sent; zero: not in this run
 	for {
 		now, err := list(ctx)
 		if err == nil && (sent.IsZero() || !slices.Equal(now, last) || len(now) > 0 && time.Since(sent) > reportAgain) {
@@ -81,7 +81,7 @@ func (r *Refusals) send(ctx context.Context, list []Refused) error {
 	bytes := 0
 	for i, x := range list {
 		reason := x.Reason[:min(len(x.Reason), maxReason)]
-		// Overhead of JSON, with a margin for escaped characters.
+		// Count the overhead of JSON, and a margin for escaped characters.
 		bytes += 64 + len(x.Key.Kind) + len(x.Key.Namespace) + len(x.Key.Name) + 2*len(reason)
 		if i == maxReported || bytes > maxReportBytes {
 			req.Omitted = uint32(len(list) - i) //nolint:gosec // far less

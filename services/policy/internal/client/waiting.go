@@ -23,16 +23,17 @@ import (
 // Delays between two attempts to follow the pending label changes.
 const (
 	waitingRetry = time.Second
-	// waitingAbsent is the delay if the identity service is an earlier version without the call.
+	// waitingAbsent is the delay if the identity service does not implement the call, because its version is
+	// earlier.
 	waitingAbsent = time.Minute
 )
 
-// Narrows reports whether the policies would allow an identity with these labels no more than they allow the identity
-// now.
+// Narrows reports whether the policies would allow less to an identity with these labels than they allow to the
+// identity with its current labels.
 type Narrows func(ctx context.Context, n identity.Numeric, labels label.Set) (bool, error)
 
-// AdmitNarrowing follows the label changes that wait because of a rate limit, and admits the changes that reduce what
-// a pod may do, until ctx ends; it then returns nil.
+// AdmitNarrowing follows the label changes that are delayed by a rate limit, and admits those after which the policies
+// allow less to a pod. It returns nil when ctx ends.
 func AdmitNarrowing(ctx context.Context, cc grpc.ClientConnInterface, narrows Narrows, l *slog.Logger) error {
 	client := identityv1.NewIdentityServiceClient(cc)
 	for {

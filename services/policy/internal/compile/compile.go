@@ -4,9 +4,9 @@
 // Package compile turns the rules of a subject into a table.
 //
 // A Program is the compiled form of the rules of one direction. It does not depend on the existing peers: it has
-// numbered rules, the rules that each selector contributes, and the prefixes of addresses. Subjects with equal
-// programs share one table. A Program can compute the class of any set of matched selectors. The engine determines
-// which sets occur.
+// numbered rules, the rules that each selector contributes, and the prefixes of addresses. Subjects with equal programs
+// share one table. Given the selectors that a peer matches, a Program computes the class of the peer. The engine
+// determines which combinations of selectors occur.
 package compile
 
 import (
@@ -30,7 +30,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// Input holds everything that determines a table, except the peers.
+// Input contains everything that determines a table, except the peers.
 type Input struct {
 	Direction policytable.Direction
 	Rules     []*rule.Rule         // in any order
@@ -39,9 +39,9 @@ type Input struct {
 	Groups    *Groups              // all groups
 }
 
-// maxOverlaps limits the work for the address side of a table: the sum, over all prefixes, of the rules that apply to
-// the prefix. A few thousand rules for all addresses, together with the maximum number of prefixes, would otherwise
-// occupy a CPU for a minute.
+// maxOverlaps limits the work for the address side of a table: for each prefix, the rules that apply to it are counted,
+// and the numbers are added. Without the limit, a few thousand rules for all addresses, together with the maximum
+// number of prefixes, would occupy a CPU for a minute.
 const maxOverlaps = 5_000_000
 
 // Hash identifies a program by its content.
@@ -61,7 +61,7 @@ type Program struct {
 	Direction policytable.Direction
 	flags     table.Flags
 	rules     []numbered // starting with number 1
-	// Sources are the source locations of each rule, starting with number 1. They belong to the subject and are not
+	// Sources are the source locations of each rule, starting with number 1. They depend on the subject and are not
 	// part of the hash.
 	Sources [][]policytable.Source
 
@@ -108,7 +108,7 @@ func New(in Input) (*Program, error) {
 		}
 		n.resolve(in.Direction, in.Ports)
 		p.rules = append(p.rules, n)
-		// A rule that is too large by itself is rejected now, and not when the first matching peer appears.
+		// Reject a rule that is too large by itself now, and not only when the first matching peer appears.
 		if 2*len(n.ranges)+1 > table.MaxIntervals {
 			if got := len(p.Function([]uint16{n.number}, nil, false)); got > table.MaxIntervals {
 				return nil, &table.ErrTooLarge{What: "intervals in one rule", Got: got, Limit: table.MaxIntervals}
@@ -140,13 +140,13 @@ func New(in Input) (*Program, error) {
 	return p, nil
 }
 
-// same reports whether two rules have the same place in the order and the same effect.
+// same reports whether two rules are equal in the order of evaluation and have the same effect.
 func same(a, b *rule.Rule) bool {
 	return a.Tier == b.Tier && a.Priority == b.Priority && a.Index == b.Index &&
 		a.Action == b.Action && a.Proxy == b.Proxy && a.Digest() == b.Digest()
 }
 
-// resolve divides ports into ranges, and names that depend on the peer.
+// resolve divides the ports of a rule into ranges, and named ports whose numbers depend on the peer.
 func (n *numbered) resolve(d policytable.Direction, own []workload.NamedPort) {
 	for _, p := range n.Ports {
 		switch {
@@ -170,9 +170,9 @@ func resolved(p rule.Port, ports []workload.NamedPort) []port.Range {
 	return out
 }
 
-// place decides on which side each rule is looked up. A rule for all peers costs nothing on the identity side if it
-// covers all ports. With specific ports it would be copied into every identity class, so if there can be several
-// classes, it goes to the address side.
+// place decides for each rule whether it is looked up on the identity side or on the address side. On the identity
+// side, a rule for all peers costs nothing if it covers all ports. If it has specific ports, it would be copied into
+// every identity class there; so if there can be several classes, it is placed on the address side.
 func (p *Program) place() {
 	for i := range p.rules {
 		for _, s := range p.rules[i].Peers.Selectors {
@@ -257,11 +257,12 @@ func (p *Program) NewTable() *table.Table {
 	return t
 }
 
-// Brings returns the numbers of the rules that a selector contributes for the peers that it matches.
+// Brings returns the numbers of the rules that apply to peers that a selector matches.
 func (p *Program) Brings(selector string) []uint16 { return p.bySel[selector] }
 
 // Namespace returns the namespace of the policy of the first rule that has a selector. It is empty for a cluster-wide
-// policy, and if a rule with the selector passes or redirects: no other rules are at least as strict for all peers.
+// policy. It is also empty if a rule with the selector passes or redirects, because there is then no rule set that is
+// at least as strict for all peers.
 func (p *Program) Namespace(selector string) string {
 	for _, n := range p.bySel[selector] {
 		if a := p.rules[n-1].Action; a != policytable.Allow && a != policytable.Deny {
@@ -305,8 +306,8 @@ func (p *Program) Matched(brought [][]uint16, kind identity.Kind) []uint16 {
 	return slices.Compact(out)
 }
 
-// NamesForEveryone reports whether a rule for all peers has a named port. The class of a peer then depends on its
-// ports, whatever selects it.
+// NamesForEveryone reports whether a rule for all peers has a named port. The class of a peer then depends on its named
+// ports, whichever selectors match it.
 func (p *Program) NamesForEveryone() bool { return p.UsesNames(p.everyone) }
 
 // AllowsAll reports whether the program allows everything.
@@ -317,8 +318,8 @@ func (p *Program) UsesNames(numbers []uint16) bool {
 	return slices.ContainsFunc(numbers, func(n uint16) bool { return len(p.rules[n-1].named) > 0 })
 }
 
-// Function returns the intervals of a set of rules. Named ports are resolved with the peer's ports. If unknown is
-// set, a deny rule whose name cannot be resolved covers all ports of its protocols, and other rules none.
+// Function returns the intervals of a set of rules. Named ports are resolved with the peer's ports. If unknown is set,
+// a named port that cannot be resolved means all ports of its protocols in deny rules, and no port in other rules.
 func (p *Program) Function(numbers []uint16, ports []workload.NamedPort, unknown bool) []table.Interval {
 	type claim struct {
 		port.Range
@@ -366,7 +367,7 @@ func (p *Program) Function(numbers []uint16, ports []workload.NamedPort, unknown
 	for i := range values {
 		values[i] = table.Nothing
 	}
-	// Numbers ascend, so the first claim on a slot wins; later claims skip occupied slots.
+	// The rules are in ascending order, so the first rule that takes a slot wins; later rules skip occupied slots.
 	admin, rest := newFree(len(cuts)), newFree(len(cuts))
 	for _, c := range claims {
 		slots := rest
@@ -397,11 +398,12 @@ func (p *Program) Function(numbers []uint16, ports []workload.NamedPort, unknown
 	return out
 }
 
-// Alike returns the first of the consecutive rules around a number that have the same effect. Whichever of them
-// decides, the verdict is the same, so Alike is compared instead of the number.
+// Alike returns the first of the consecutive rules that have the same effect as the rule with the number. The verdict
+// is the same whichever of them decides. Comparisons of verdicts therefore use Alike instead of the number.
 func (p *Program) Alike(number uint16) uint16 { return p.alike[number-1] }
 
-// Run returns the last of the consecutive rules with the same effect as first, which is their first.
+// Run returns the last of the consecutive rules with the same effect as the rule first, which must be the first of
+// them.
 func (p *Program) Run(first uint16) (last uint16) {
 	last = first
 	for int(last) < len(p.alike) && p.alike[last] == first {
@@ -410,8 +412,8 @@ func (p *Program) Run(first uint16) (last uint16) {
 	return last
 }
 
-// Coarse replaces each rule by the first consecutive rule with the same effect. The result determines the same
-// verdicts, but has less information about rules.
+// Coarse replaces each rule by the first consecutive rule with the same effect. The result leads to the same verdicts,
+// but identifies the rules less precisely.
 func (p *Program) Coarse(list []table.Interval) []table.Interval {
 	out := make([]table.Interval, 0, len(list))
 	for _, i := range list {
@@ -458,15 +460,15 @@ func (f free) take(i int) int {
 	return f.from(i + 1)
 }
 
-// Place is a single address that needs its own entry: an address learned for a name, or the address of a pod whose
-// named ports matter.
+// Place is a single address that needs an entry: an address learned for a DNS name, or the address of a pod with
+// relevant named ports.
 type Place struct {
 	Addr  netip.Addr
 	Names []string             // DNS names that it was learned for
 	Ports []workload.NamedPort // of the pod with this address
 }
 
-// entry is one reason why addresses match a rule.
+// entry is a peer of a rule that matches addresses.
 type entry struct {
 	number uint16
 	reach  rule.Reach
@@ -474,14 +476,14 @@ type entry struct {
 }
 
 type mark struct {
-	add    []int // entries that start to apply here
-	except []int // entries that cease to apply here
+	add    []int // entries that apply from here on
+	except []int // entries that no longer apply from here on
 	groups []*policy.Group
 	place  *Place
 }
 
-// Prefixes computes the address side: every prefix whose classes differ from the classes of the enclosing prefix.
-// class converts a set of rules to a class.
+// Prefixes computes the address side of the table: it returns each prefix whose classes differ from the classes of its
+// enclosing prefix. class returns the class of a set of rules.
 func (p *Program) Prefixes(places []Place, class func(numbers []uint16, ports []workload.NamedPort) (policytable.Class, error)) (def [identity.PeerScopes]policytable.Class, out []Prefix, err error) {
 	base, err := class(p.addrEveryone, nil)
 	if err != nil {
@@ -562,8 +564,8 @@ type Prefix struct {
 	Classes [identity.PeerScopes]policytable.Class
 }
 
-// walk visits the prefixes in address order, a prefix before the prefixes inside it, with a stack of the enclosing
-// prefixes.
+// walk visits the prefixes in the order of their addresses, and visits each prefix before the prefixes inside it. It
+// keeps the enclosing prefixes on a stack.
 func (p *Program) walk(def [identity.PeerScopes]policytable.Class, marks map[netip.Prefix]*mark, entries []entry,
 	class func([]uint16, []workload.NamedPort) (policytable.Class, error),
 ) (_ [identity.PeerScopes]policytable.Class, out []Prefix, err error) {
@@ -621,7 +623,7 @@ func contains(outer, inner netip.Prefix) bool {
 	return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
 }
 
-// reached returns the rules that the active entries contribute, by scope.
+// reached returns, for each scope, the rules that apply because of the active entries.
 func (p *Program) reached(active []int, groups []*policy.Group, entries []entry) (out [identity.PeerScopes][]uint16) {
 	for s := range out {
 		out[s] = slices.Clone(p.addrEveryone)
@@ -674,8 +676,8 @@ func (p *Program) groupMatches(number uint16, g *rule.GroupPeer, labels label.Se
 	return matches && with
 }
 
-// Where returns the rules whose address peers cover an address. It reads the rules and not the prefixes. places must
-// be the places that Prefixes got.
+// Where returns the rules whose address peers cover an address. It reads the rules, and not the computed prefixes.
+// places must be the places that were passed to Prefixes.
 func (p *Program) Where(addr netip.Addr, scope identity.PeerScope, places []Place) (numbers []uint16, ports []workload.NamedPort) {
 	in := func(list []netip.Prefix) bool {
 		return slices.ContainsFunc(list, func(x netip.Prefix) bool { return x.Contains(addr) })
@@ -716,17 +718,17 @@ func (p *Program) Where(addr netip.Addr, scope identity.PeerScope, places []Plac
 	return numbers, ports
 }
 
-// WithEverywhere adds the rules for all addresses to the rules of one address.
+// WithEverywhere returns the rules of one address together with the rules for all addresses.
 func (p *Program) WithEverywhere(numbers []uint16) []uint16 {
 	out := append(slices.Clone(p.addrEveryone), numbers...)
 	slices.Sort(out)
 	return slices.Compact(out)
 }
 
-// Everywhere returns the rules for all addresses that are looked up by address.
+// Everywhere returns the rules of the address side that apply to all addresses.
 func (p *Program) Everywhere() []uint16 { return p.addrEveryone }
 
-// Wants reports whether the program depends on the addresses of a DNS name.
+// Wants reports whether the program depends on the addresses of the DNS name.
 func (p *Program) Wants(name string) bool {
 	name = dnsname.Canonical(name)
 	return slices.ContainsFunc(p.names, func(n rule.NamePeer) bool { return n.Pattern.Matches(name) })

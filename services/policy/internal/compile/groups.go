@@ -85,7 +85,7 @@ func (gs *Groups) Delete(name string) {
 	}
 }
 
-// concerns reports whether a label of a group can affect a requirement.
+// concerns reports whether a requirement depends on a label of a group.
 func concerns(r selector.Requirement, l label.Label) bool {
 	if r.Key != l.Key || l.Source == label.SourceGenerated || r.Source != "" && l.Source != r.Source {
 		return false
@@ -97,8 +97,8 @@ func concerns(r selector.Requirement, l label.Label) bool {
 	return true
 }
 
-// anyCounts reports whether every group matters to a peer, whatever the group's labels are: the peer matches
-// addresses without labels, and includes nodes only if a group covers the address.
+// anyCounts reports whether a group peer depends on all groups, whatever their labels are. This is so if the peer
+// matches addresses without labels, but matches nodes only if a group contains their address.
 func anyCounts(p rule.GroupPeer) bool { return p.NodesToo && p.Selector.Matches(label.Set{}) }
 
 // groupPeers calls f for the group peers of all rules.
@@ -110,8 +110,8 @@ func (p *Program) groupPeers(f func(rule.GroupPeer)) {
 	}
 }
 
-// matter returns the groups that the program depends on, and a digest of the relevant parts: the prefixes, and the
-// labels that requirements refer to.
+// matter returns the groups on which the program depends, and a digest of their prefixes and of the labels to which
+// requirements refer.
 func (p *Program) matter(gs *Groups) ([]*policy.Group, rule.Digest) {
 	labels := make(map[*group]map[label.Label]struct{})
 	add := func(g *group, ls ...label.Label) {
@@ -170,9 +170,9 @@ func (p *Program) matter(gs *Groups) ([]*policy.Group, rule.Digest) {
 // UsesGroups reports whether the program depends on address groups.
 func (p *Program) UsesGroups() bool { return p.grouped }
 
-// Stale reports whether compiling with the present groups would give a different program. changed lists the groups
-// that were added, removed or changed since the program was compiled. If the program depends on none of them, Stale
-// does no further work.
+// Stale reports whether the current groups would result in a different program. changed lists the groups that were
+// added, removed or changed since the program was compiled. If the program depends on none of them, Stale does no
+// further work.
 func (p *Program) Stale(gs *Groups, changed []*policy.Group) bool {
 	concerned := false
 	p.groupPeers(func(peer rule.GroupPeer) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package decode parses documents with policies, from calls, files, an API server and the stored state. It decides
-// which mistakes are errors in which context, and names the fields.
+// Package decode parses documents with policies, from calls, files, an API server and the stored state. It decides in
+// which contexts a mistake is an error, and reports the field with the mistake.
 package decode
 
 import (
@@ -32,7 +32,7 @@ type Decoded struct {
 	UID     string
 	Line    int // first line; 0: unknown
 
-	item string // its path in a list, with a final dot
+	item string // path of the document within a list, with a final dot
 }
 
 // Violation is one mistake in a document.
@@ -91,24 +91,25 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// Options determine how manifests are decoded.
+// Options determine how documents are decoded.
 type Options struct {
 	Rules     rule.Options
 	Namespace string // for documents without a namespace; empty: default
-	// AllowUnknown drops fields that a kind does not have. By default they are errors: a misspelt peers or ports
-	// field would otherwise be dropped, and a rule without it applies to all peers or ports.
+	// AllowUnknown drops fields that a kind does not have. By default they are errors. Otherwise a misspelt field
+	// for peers or ports would be dropped, and a rule without it applies to all peers or ports.
 	AllowUnknown bool
-	// Held marks objects of an API server, which cannot be rejected: see policy.DecodeHeld.
+	// Held means that the objects are stored in an API server and therefore cannot be rejected: see
+	// policy.DecodeHeld.
 	Held bool
-	// Stored accepts a policy that is by itself too large for any table: it may come from a version that did not
-	// check this, and no pod that it selects would start without it.
+	// Stored accepts a policy that by itself exceeds the limits of every table. A stored policy may come from a
+	// version that did not check this, and without the policy no pod that it selects could start.
 	Stored bool
 	// Large applies the limits of manifests to each document. Otherwise they apply to all documents together, which
 	// bounds the memory that one caller may use.
 	Large bool
 }
 
-// named is the name of a document, and the Violation to report if the name is not unique.
+// named is the name of a document, and the Violation to report if the name is used twice.
 type named struct {
 	Violation
 	refused bool // another document has the same name
@@ -155,7 +156,7 @@ func (r Options) policy(d one) (object policy.Object, name string, bad []Violati
 		}
 	case err != nil:
 		bad = append(bad, d.violation(name, "kind", err.Error()))
-	case !r.Stored && !r.Held: // a pod that a held policy selects could not start
+	case !r.Stored && !r.Held: // a pod that a held policy selects could not start if the policy were rejected
 		if err := engine.Check(object); err != nil {
 			bad = append(bad, d.violation(name, "spec", err.Error()))
 		}
@@ -174,7 +175,7 @@ func unknownField(kind, path string) string {
 	}
 }
 
-// fieldsBeside returns the names of the fields of the object with the field path.
+// fieldsBeside returns the names of all fields of the object that contains the field path.
 func fieldsBeside(kind, path string) []string {
 	t := policy.Struct(kind)
 	if t == nil {
@@ -182,7 +183,7 @@ func fieldsBeside(kind, path string) []string {
 	}
 	parents := strings.Split(path, ".")
 	for _, parent := range parents[:len(parents)-1] {
-		name, _, _ := strings.Cut(parent, "[") // an item of a list
+		name, _, _ := strings.Cut(parent, "[") // the parent is an item of a list
 		all := manifest.Fields(t)
 		i := slices.IndexFunc(all, func(f manifest.Field) bool { return f.Name == name && f.Of != nil })
 		if i < 0 {
@@ -262,8 +263,8 @@ func (r Options) Decode(data []byte) ([]Decoded, error) {
 	return out, nil
 }
 
-// trim removes the separator before a document and the surrounding white space, so that the text does not depend on
-// its position among others.
+// trim removes the separator before a document and the surrounding white space, so that the text does not depend on the
+// document's position in the stream.
 func trim(text []byte) []byte {
 	if first, rest, ok := bytes.Cut(text, []byte("\n")); ok {
 		if f := strings.TrimSpace(string(first)); f == "---" || f == "..." {
@@ -273,8 +274,8 @@ func trim(text []byte) []byte {
 	return bytes.Clone(append(bytes.TrimSpace(text), '\n'))
 }
 
-// Same returns the documents of a file if its text consists of exactly the known documents. It returns nil if the
-// file has to be decoded.
+// Same compares a file with the documents that are known from it. It returns known if the file contains exactly these
+// documents, and nil if the file has to be decoded.
 func Same(data []byte, known []Decoded) []Decoded {
 	if len(known) == 0 {
 		return nil

@@ -19,8 +19,8 @@ import (
 
 // File is the content of a file with policies.
 type File struct {
-	// Policies are the policies of the documents. A policy that cannot be applied isolates the pods that it selects,
-	// or its whole namespace; Object.Isolates has the reason.
+	// Policies are the policies of the documents. A policy that cannot be applied isolates the pods that it
+	// selects, or its whole namespace; Object.Isolates contains the reason.
 	Policies []Decoded
 	// Skipped lists the documents that are not policies, and duplicates within the file.
 	Skipped []string
@@ -47,7 +47,7 @@ func (r Options) File(name string, data []byte) File {
 		errors.As(err, &problems) //nolint:errcheck // Items returns no other errors
 		for _, p := range problems {
 			if p.Stops || p.Path == "" || manifest.Within(p.Path, "items") {
-				f.unreadable(d, p.String()) // some of its objects are unknown
+				f.unreadable(d, p.String()) // some of its objects could not be determined
 			} else {
 				f.Skipped = append(f.Skipped, d.violation("", p.Path, p.Text).String())
 			}
@@ -58,7 +58,7 @@ func (r Options) File(name string, data []byte) File {
 			case item.Document.Err != nil:
 				f.unreadable(d, item.Err.Error())
 			case item.Err != nil:
-				d.Text = []byte("{}\n") // a minimal text to keep instead of it
+				d.Text = []byte("{}\n") // a minimal text that is stored in place of the document
 				f.held(d, d.violation("", "", item.Err.Error()).String())
 			default:
 				f.document(d)
@@ -107,7 +107,8 @@ func (f *file) document(d one) {
 	case bytes.Equal(first.Text, decoded.Text):
 		f.Skipped = append(f.Skipped, d.violation(name, "", "duplicates an earlier document with the same text").String())
 	case object.Group != nil:
-		// It selects no pods that could be isolated, and rules that name it may deny the addresses of either.
+		// A group selects no pods that could be isolated. Rules that refer to it may deny the addresses of
+		// either document.
 		why := fmt.Sprintf("%s is in document %d already", object.Key, first.Document+1)
 		f.Unreadable = append(f.Unreadable, d.violation("", "", why).String())
 	default:
@@ -119,7 +120,7 @@ func (f *file) document(d one) {
 // maxReasons limits the problems that are reported for a document.
 const maxReasons = 5
 
-// other handles a document whose version and kind do not belong to a policy.
+// other handles a document that is not a policy according to its version and kind.
 func (f *file) other(d one) {
 	_, err := policy.Decode(d.Document, f.options.Rules)
 	var problems manifest.Problems
@@ -137,7 +138,7 @@ func (f *file) other(d one) {
 	}
 }
 
-// standing classifies an object with another version or kind.
+// standing is the classification of a document whose version or kind does not belong to a policy.
 type standing uint8
 
 const (
@@ -146,7 +147,7 @@ const (
 	listed                    // a list of objects
 )
 
-// standing distinguishes objects that are not policies from policies with a mistake in version or kind.
+// standing distinguishes objects that are not policies from policies whose version or kind is wrong.
 func (d one) standing() standing {
 	version, kind := d.Type()
 	group, _, grouped := strings.Cut(version, "/")
@@ -163,7 +164,7 @@ func (d one) standing() standing {
 	has := func(keys ...string) bool { return slices.ContainsFunc(keys, d.Has) }
 	switch {
 	case version == "" || kind == "":
-		// Neither a kustomize configuration nor Helm values have any of these.
+		// A kustomize configuration or Helm values have none of these fields.
 		if !has("metadata", "spec", "specs", "items", "apiVersion", "kind") {
 			return unrelated
 		}
@@ -188,8 +189,8 @@ func (d one) standing() standing {
 	return unrelated
 }
 
-// maxSlips is the edit distance up to which a kind or an API group is a misspelt one of a policy. Other projects have
-// policies, too, such as NetworkPolicy of projectcalico.org.
+// maxSlips is the maximum edit distance at which a kind or an API group counts as a misspelt one of Sluice. It is
+// small, because other projects have similar kinds, such as NetworkPolicy of projectcalico.org.
 const maxSlips = 2
 
 // distance returns the edit distance of two texts, in characters.
@@ -266,12 +267,12 @@ func (r Options) ShadowedObject(d Decoded, why string) Decoded {
 	return d
 }
 
-// ShadowKey returns the key of an object of an API server while another source has a policy with the key k.
+// ShadowKey returns the key of an object of an API server whose policy k already comes from another source.
 func ShadowKey(k policy.Key) policy.Key {
 	return policy.Key{Kind: policy.KindDocument, Namespace: k.Namespace, Name: k.String()}
 }
 
-// asDocument gives an isolating object a key from its position in the file.
+// asDocument sets the key of an isolating object to its position in the file.
 func (r Options) asDocument(name string, d Decoded, namespace, why string) Decoded {
 	key := policy.Key{
 		Kind: policy.KindDocument, Namespace: namespace,
@@ -281,8 +282,7 @@ func (r Options) asDocument(name string, d Decoded, namespace, why string) Decod
 	return d
 }
 
-// mark is the first line of the stored text of an isolating document. It is a comment, so that the reason survives a
-// restart.
+// mark is the first line of the stored text of an isolating document. The comment keeps the reason across restarts.
 const mark = "# sluice: what this document selects is isolated: "
 
 // isolating returns the text of an isolating document.
@@ -296,7 +296,7 @@ func Isolating(text []byte) (why string, ok bool) {
 	return why, ok
 }
 
-// KeyOf returns the kind and name of the document in a text; false if no policy can have them.
+// KeyOf returns the kind and the name of the document in a text. It returns false if they are not valid for a policy.
 func KeyOf(text []byte) (policy.Key, bool) {
 	docs, err := manifest.Parse(text)
 	if err != nil || len(docs) != 1 || policy.Versions(docs[0].Kind) == nil {

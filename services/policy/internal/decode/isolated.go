@@ -9,7 +9,7 @@ import (
 )
 
 // Isolated returns the object for a stored policy that cannot be decoded, or for a document of a file that cannot be
-// applied; why is the reason. The object has no key if it is unknown what it selects.
+// applied; why is the reason. If the selected pods cannot be determined, the object has no key.
 func (r Options) Isolated(key policy.Key, text []byte, why error) policy.Object {
 	docs, err := manifest.Parse(text)
 	read := err == nil && len(docs) == 1
@@ -34,7 +34,8 @@ func (r Options) Isolated(key policy.Key, text []byte, why error) policy.Object 
 			doc = doc.WithNamespace(key.Namespace)
 		}
 		form = doc
-	} else if known := policy.Versions(key.Kind); len(known) > 0 { // it selects everything that its kind can select
+		// the policy selects everything that its kind can select
+	} else if known := policy.Versions(key.Kind); len(known) > 0 {
 		form = policy.Written{Key: key, APIVersion: known[0], Text: text}
 	} else {
 		return policy.Object{}

@@ -104,8 +104,8 @@ func nameByte(c byte) bool {
 	return c == '-' || c == '_' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
 }
 
-// glob matches with '*' as any number of name characters. It runs in time proportional to the product of the two
-// lengths, without recursion.
+// glob matches a name against a pattern in which '*' is any number of name characters. Its time is proportional to the
+// product of the two lengths. It does not recurse.
 func glob(pattern, name string) bool {
 	pi, ni := 0, 0
 	star, mark := -1, 0

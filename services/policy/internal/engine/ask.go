@@ -23,7 +23,7 @@ type Draft struct {
 	subjects []identity.Numeric
 }
 
-// Draft returns a copy of the engine's inputs. Its cost is copying references to policies, identities and addresses.
+// Draft returns a copy of the engine's inputs. It only copies references to policies, identities and addresses.
 func (e *Engine) Draft() Draft {
 	d := Draft{config: e.config, subjects: make([]identity.Numeric, 0, len(e.subjects))}
 	d.config.Events = nil
@@ -47,12 +47,12 @@ func (e *Engine) Draft() Draft {
 	return d
 }
 
-// Identities returns the identities that the engine knew. The caller must not change them.
+// Identities returns the identities that the engine knew when the draft was made. The caller must not change them.
 func (d Draft) Identities() []peer.Identity { return d.change.AddIdentities }
 
-// Fork creates an independent engine with the same policies, peers, learned names and locations, but only with the
-// given subjects. It serves queries about identities that are not subjects of this node. Only the tables of these
-// subjects are compiled. Table numbers and identity classes differ from those in the original engine.
+// Fork creates an independent engine with the same policies, peers, learned names and locations, and with the given
+// subjects instead of the node's. It compiles only the tables of these subjects. Fork is for queries about identities
+// that are not subjects on this node. The numbers of tables and identity classes differ from the original engine.
 func (d Draft) Fork(extra []peer.Identity, subjects ...identity.Numeric) (*Engine, error) {
 	c := d.change
 	c.AddIdentities = slices.Concat(extra, c.AddIdentities)
@@ -61,7 +61,7 @@ func (d Draft) Fork(extra []peer.Identity, subjects ...identity.Numeric) (*Engin
 	return out, out.Apply(c)
 }
 
-// Copy is Fork with all subjects.
+// Copy is Fork with all subjects of the original engine.
 func (d Draft) Copy() (*Engine, error) {
 	out, err := d.Fork(nil, d.subjects...)
 	if err != nil {
@@ -70,8 +70,8 @@ func (d Draft) Copy() (*Engine, error) {
 	return out, nil
 }
 
-// Try returns the error that Apply would return, or would return if other identities that the policies select had
-// endpoints here. It compiles all tables from scratch.
+// Try returns the error that Apply would return for the change. It also returns an error if Apply would fail once an
+// identity that the policies select has an endpoint on this node. It compiles all tables from scratch.
 func (d Draft) Try(c Change) error {
 	other, err := d.Copy()
 	if err != nil {
@@ -103,13 +103,13 @@ func (e *Engine) Identity(n identity.Numeric) (peer.Identity, bool) {
 	return p.id, true
 }
 
-// IsSubject reports whether the engine has the subject.
+// IsSubject reports whether the identity is a subject of the engine.
 func (e *Engine) IsSubject(n identity.Numeric) bool { return e.subjects[n] != nil }
 
 // Identities returns the number of known peers.
 func (e *Engine) Identities() int { return len(e.peers) }
 
-// BoundTable returns a copy of the table to which a direction of a subject is bound; false if the direction is not
+// BoundTable returns a copy of the table that evaluates a direction of a subject; false if the direction is not
 // enforced.
 func (e *Engine) BoundTable(n identity.Numeric, d policytable.Direction) (policytable.DefineTable, bool) {
 	s := e.subjects[n]
@@ -119,7 +119,7 @@ func (e *Engine) BoundTable(n identity.Numeric, d policytable.Direction) (policy
 	return s.bound[d].definition(), true
 }
 
-// BoundID returns the ID of the table to which a direction of a subject is bound; false if there is no such subject.
+// BoundID returns the ID of the table that evaluates a direction of a subject; false if there is no such subject.
 func (e *Engine) BoundID(n identity.Numeric, d policytable.Direction) (policytable.ID, bool) {
 	s := e.subjects[n]
 	if s == nil {
@@ -128,7 +128,7 @@ func (e *Engine) BoundID(n identity.Numeric, d policytable.Direction) (policytab
 	return s.bound[d].tableID(), true
 }
 
-// LargestShare returns the policy with the most rules in a bound table.
+// LargestShare returns the policy that has the most rules in the table of a subject and direction.
 func (e *Engine) LargestShare(n identity.Numeric, d policytable.Direction) string {
 	s := e.subjects[n]
 	if s == nil {
@@ -143,8 +143,8 @@ func (e *Engine) LargestShare(n identity.Numeric, d policytable.Direction) strin
 	return most(count)
 }
 
-// Subjects is a snapshot of the subjects, with the data that is needed to find the policies that select them. It
-// shares no mutable state.
+// Subjects is a snapshot of the subjects, with the data that Selected needs. It shares no mutable state with the
+// engine.
 type Subjects struct {
 	all         []peer.Identity // sorted by number
 	byNamespace map[string][]peer.Identity

@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// Check returns an error if the rules of a policy by themselves exceed a limit of a table, whatever the subjects and
-// peers are. Apply would find this only once there is a subject.
+// Check returns an error if the rules of one policy alone exceed a limit of a table, whatever the subjects and peers
+// are. Apply would detect this only once the policy has a subject.
 func Check(o policy.Object) error {
 	for i := range o.Specs {
 		for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
@@ -42,8 +42,8 @@ func Check(o policy.Object) error {
 	return nil
 }
 
-// fitsSurely reports whether the rules are so few that they cannot exceed a limit: a prefix adds at most two classes,
-// and a port at most two intervals to each class.
+// fitsSurely reports whether the rules cannot exceed a limit, because there are so few: a prefix adds at most two
+// classes, and a port adds at most two intervals to each class.
 func fitsSurely(rules []*rule.Rule) bool {
 	prefixes, ports := 0, 0
 	for _, r := range rules {
@@ -58,11 +58,11 @@ func fitsSurely(rules []*rule.Rule) bool {
 	return len(rules) < table.MaxAddressClasses && prefixes < table.MaxAddressClasses/2 && (2*prefixes+2)*(ports+2) < table.MaxNodes
 }
 
-// maxTried limits the identities without endpoints that a trial checks.
+// maxTried limits the number of identities without endpoints for which a trial compiles tables.
 const maxTried = 256
 
-// trySelected returns an error if an identity without an endpoint here, which the change's policies select, could not
-// get tables. other is an engine with the change.
+// trySelected compiles the tables of identities that have no endpoint on this node and that the policies of the change
+// select. It returns an error if a table exceeds a limit. other is an engine with the change.
 func (d Draft) trySelected(other *Engine, c Change) error {
 	tried := 0
 	for _, id := range d.change.AddIdentities {
@@ -80,7 +80,7 @@ func (d Draft) trySelected(other *Engine, c Change) error {
 		if err == nil {
 			continue
 		}
-		// If it fails without the change, too, the change is not the cause.
+		// If the same table fails without the change, the change is not the cause.
 		if before, ferr := d.Fork(nil, id.Number); ferr == nil && len(before.Reduced()) == 0 {
 			return fmt.Errorf("for an identity that has no endpoint here: %w", err)
 		}

@@ -16,14 +16,14 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// Place is the location of a peer, as far as it affects verdicts: the peer's own address, an external prefix except
-// for the narrower prefixes that are places themselves, or, as the zero value, all other addresses.
+// Place is a set of addresses of a peer that get the same verdicts. It is the peer's own address; or an external
+// prefix, without the narrower prefixes that are places of their own; or, as the zero value, all other addresses.
 type Place struct {
 	Peer   identity.Numeric
 	Prefix netip.Prefix
 }
 
-// Changed is a port range whose verdict changes.
+// Changed is a range of ports with its old and its new verdict.
 type Changed struct {
 	Ports         port.Range
 	Before, After table.Verdict
@@ -43,8 +43,8 @@ type Comparison struct {
 	subjects      []identity.Numeric // whose tables may differ
 }
 
-// Diff compares the engine with one in which policies are applied or deleted. It compiles all tables from scratch,
-// and again the tables of the subjects that are affected.
+// Diff compares the engine with an engine in which policies are applied or deleted. It compiles all tables from
+// scratch, and then compiles the tables of the affected subjects a second time with the change.
 func (d Draft) Diff(upsert []policy.Object, remove []policy.Key) (*Comparison, error) {
 	after, err := d.Copy()
 	if err != nil {
@@ -67,8 +67,8 @@ func (d Draft) Diff(upsert []policy.Object, remove []policy.Key) (*Comparison, e
 	return &Comparison{before, after, numbers}, nil
 }
 
-// Each calls take with each difference until take returns an error. There can be as many differences as there are
-// pairs of identities.
+// Each calls take with each difference until take returns an error. There may be a difference for every pair of
+// identities.
 func (x *Comparison) Each(take func(Difference) error) error {
 	for _, n := range x.subjects {
 		for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
@@ -89,7 +89,7 @@ func (x *Comparison) Each(take func(Difference) error) error {
 	return nil
 }
 
-// side is a direction of a subject in one of the two engines.
+// side is a direction of a subject in one of the two compared engines.
 type side struct {
 	engine *Engine
 	live   *live // nil: everything is allowed
@@ -110,7 +110,7 @@ func (s side) classes(block netip.Prefix) [identity.PeerScopes]policytable.Class
 	return s.live.table.Address
 }
 
-// classPair is the classification of a peer with an address of a prefix.
+// classPair contains the classes of a peer whose address is in a prefix.
 type classPair struct {
 	identity, address policytable.Class
 }
@@ -207,7 +207,8 @@ func (c *comparison) compare(n identity.Numeric, block netip.Prefix) {
 	}
 }
 
-// changes compares all ports. Verdicts are constant between two cuts, so each range is evaluated once.
+// changes compares the verdicts for all ports. Verdicts change only at the boundaries of the rules' ranges, so it
+// evaluates one port per range.
 func (c *comparison) changes(w, v table.Entry, block netip.Prefix, key comparisonKey) []Changed {
 	cuts := c.after.cuts(key.after, c.before.cuts(key.before, []port.Point{port.Last}))
 	slices.Sort(cuts)

@@ -4,9 +4,9 @@
 // Package engine keeps the compiled tables of a node up to date with policies, identities, subjects and learned
 // names.
 //
-// An Engine has one owner: it starts no goroutines and takes no locks. Apply takes a change and does only the work
-// that the change requires. Except for numbering, the result is the same as if a new engine got the final state at
-// once. Counters measure the work.
+// An Engine has one owner: it starts no goroutines and takes no locks. Apply takes a change and does only the work that
+// the change requires. A new engine with the final state would have the same tables, apart from the numbers of tables
+// and classes. Counters count the work.
 package engine
 
 import (
@@ -71,17 +71,17 @@ type Location struct {
 	Identity identity.Numeric
 }
 
-// Change is a set of changes that take effect together. Each field may be empty. Removals come before additions, so a
-// name in both is replaced.
+// Change is a set of changes that take effect together. Each field may be empty. Removals are applied before additions,
+// so an element that is in both is replaced.
 type Change struct {
-	// Refuse makes Apply fail if a table that the change alters is too large. Otherwise the subjects of such a table
-	// get the rules that fit.
+	// Refuse makes Apply fail if the change would make a table too large. Without Refuse, the subjects of such a
+	// table get only the rules that fit.
 	Refuse bool
 
 	DeletePolicies   []policy.Key
 	UpsertPolicies   []policy.Object
 	RemoveIdentities []identity.Numeric
-	AddIdentities    []peer.Identity // an existing number gets new labels
+	AddIdentities    []peer.Identity // an identity that exists gets new labels
 	RemoveSubjects   []identity.Numeric
 	AddSubjects      []identity.Numeric // their identities must be known
 	Forget           []Name
@@ -90,7 +90,7 @@ type Change struct {
 	Locate           []Location
 }
 
-// Counters count the work since the engine was created.
+// Counters count the engine's work since it was created.
 type Counters struct {
 	Tables        int // tables compiled
 	Programs      int // rule sets numbered and hashed
@@ -103,7 +103,7 @@ type Counters struct {
 	Evaluations   int // selectors compared with labels
 }
 
-// Engine holds the state.
+// Engine contains the state: policies, peers, subjects and their tables.
 type Engine struct {
 	config Config
 
@@ -118,7 +118,7 @@ type Engine struct {
 	classes   map[string]*identityClass
 	byNumber  map[policytable.IdentityClass]*identityClass
 	lastClass policytable.IdentityClass
-	wide      [identity.Kinds]map[*live]struct{} // tables that may need a row for every class of the kind
+	wide      [identity.Kinds]map[*live]struct{} // tables that may need a row for every identity class of the kind
 
 	subjects map[identity.Numeric]*subject
 	local    map[string]map[*subject]struct{} // subjects by namespace
@@ -126,14 +126,16 @@ type Engine struct {
 	names    map[string]map[netip.Addr]struct{}
 	namesOf  map[netip.Addr]map[string]struct{}
 	located  map[netip.Addr]identity.Numeric
-	placesOf map[identity.Numeric]map[netip.Addr]struct{} // the reverse of located
-	waiting  map[*member]struct{}                         // treated as unknown, because a table has no capacity for their row
-	reduced  map[*subject][2]*Reduction                   // subjects whose tables lack rules
-	crowded  map[*live]struct{}                           // tables that have no class for some peers
-	splits   *splits                                      // nil: identity classes are not divided among tenants
-	large    map[compile.Hash]error                       // programs that are too large for a table, whatever the peers are
-	freed    int                                          // counts events that freed capacity in tables
-	coarse   bool                                         // make every table coarse, for tests
+	placesOf map[identity.Numeric]map[netip.Addr]struct{} // addresses of each identity in located
+	// peers that count as unknown because a table has no capacity for their row
+	waiting map[*member]struct{}
+	reduced map[*subject][2]*Reduction // subjects whose tables lack rules
+	// tables that have no class for some peers, because they have no capacity
+	crowded map[*live]struct{}
+	splits  *splits                // nil if identity classes are not divided among tenants
+	large   map[compile.Hash]error // programs that are too large for a table with any peers
+	freed   int                    // number of events that freed capacity in tables
+	coarse  bool                   // makes every table coarse, for tests
 
 	counters  Counters
 	lastTable policytable.ID
@@ -191,10 +193,11 @@ func sameSources(a, b [][]policytable.Source) bool {
 // Counters returns the work done so far.
 func (e *Engine) Counters() Counters { return e.counters }
 
-// Apply makes a change. A subject whose table would exceed a limit gets the rules that fit; they never allow more
-// than all of its rules together, and Reduced reports the subject. With Refuse, Apply fails instead, if the subject's
-// table had all rules before. In that case, no policies and no new subjects of the change take effect, but the rest
-// does. The error names the subject and the policy with the largest share.
+// Apply makes a change. If a subject's table would exceed a limit, the subject gets only the rules that fit, and
+// Reduced reports it. These rules never allow more than all rules together would. With Refuse, Apply fails instead if
+// the subject's table had all of its rules before the change. In that case, no policies and no new subjects of the
+// change take effect, but all other parts of it do. The error names the subject and the policy with the most rules in
+// the table.
 //
 // A learned address that does not fit into a table is left out of that table, and the error reports this.
 func (e *Engine) Apply(c Change) error {
@@ -212,7 +215,7 @@ func (e *Engine) Apply(c Change) error {
 			e.enlist(s, false)
 		}
 		err = fmt.Errorf("apply policies: %w", err)
-		// The other parts of the change must still be applied, with the old policies.
+		// All other parts of the change must still be applied, but with the old policies.
 		if again := e.commit(dirty, false); again != nil {
 			err = errors.Join(err, again)
 		}
@@ -230,8 +233,8 @@ func (e *Engine) Apply(c Change) error {
 		e.retryWaiting()
 		e.retryMarked()
 	}
-	// A tenant whose marked peers are split may ask for fewer classes than it has peers, which frees capacity for
-	// another tenant.
+	// When marked peers are split again, a tenant may need fewer classes than it had asked for, which frees
+	// capacity for another tenant.
 	e.divideRows()
 	for round := 0; round < 2 && e.divideClasses(); round++ {
 		e.retryMarked()
@@ -240,7 +243,7 @@ func (e *Engine) Apply(c Change) error {
 }
 
 // applyObjects stores policies and groups, and marks the affected subjects dirty. The returned function restores the
-// old ones.
+// old policies and groups.
 func (e *Engine) applyObjects(c Change, dirty map[*subject]struct{}) (undo func()) {
 	old := make(map[policy.Key]*policy.Object)
 	var groups []*policy.Group // old and new versions of changed groups
@@ -408,7 +411,7 @@ func (e *Engine) applySubjects(c Change, dirty map[*subject]struct{}) (added []*
 	return added
 }
 
-// stale holds the addresses that tables have to update.
+// stale contains, for each table, the addresses whose entries must be updated.
 type stale map[*live]map[netip.Addr]struct{}
 
 // applyNames stores learned names and locations, and returns the affected addresses.
@@ -462,7 +465,7 @@ func (e *Engine) applyNames(c Change) stale {
 		include(e.placesOf, l.Identity, l.Addr)
 		moved[l.Addr] = struct{}{}
 	}
-	// When an identity is added or removed, the named ports at its addresses change.
+	// If an identity was added or removed, the named ports at its addresses change.
 	for _, n := range c.RemoveIdentities {
 		maps.Copy(moved, e.placesOf[n])
 	}
@@ -515,7 +518,7 @@ func (e *Engine) input(s *subject, d policytable.Direction) (in compile.Input, e
 	return e.inputOf(e.peers[s.number].id, d, e.groups, e.specsOf(e.peers[s.number].id))
 }
 
-// specsOf visits the specs that may select an identity.
+// specsOf returns an iterator over the specs that may select an identity.
 func (e *Engine) specsOf(id peer.Identity) func(visit func(*rule.Spec)) {
 	ns, _ := id.Labels.Value(label.SourceKubernetes, label.KeyNamespace)
 	return func(visit func(*rule.Spec)) {
@@ -527,7 +530,7 @@ func (e *Engine) specsOf(id peer.Identity) func(visit func(*rule.Spec)) {
 	}
 }
 
-// inputOf is input for any identity, with given address groups and specs that may select it.
+// inputOf is input for an identity that need not be a subject, with the given address groups and specs.
 func (e *Engine) inputOf(
 	id peer.Identity, d policytable.Direction, groups *compile.Groups, specs func(visit func(*rule.Spec)),
 ) (in compile.Input, enforced bool) {
@@ -552,7 +555,8 @@ func (e *Engine) inputOf(
 	if !deny {
 		in.Flags |= table.DefaultAllow
 	}
-	// AllowHost applies to subjects that a policy selects, and not to enforcement without any policy.
+	// AllowHost applies only to subjects that a policy selects, not to subjects that are enforced without any
+	// policy.
 	if d == policytable.Ingress && e.config.AllowHost && selected && id.Kind != identity.KindHost {
 		in.Flags |= table.HostAllow
 	}
@@ -569,12 +573,12 @@ func (e *Engine) compiled(in compile.Input) (*compile.Program, error) {
 	return prog, nil
 }
 
-// tooLarge returns an error that names the policy with the largest share of a table.
+// tooLarge returns an error that names the policy with the most rules in a table.
 func tooLarge(s *subject, d policytable.Direction, rules []*rule.Rule, err error) error {
 	return fmt.Errorf("%s of identity %d: %w; the largest share is from %s", d, s.number, err, largest(rules))
 }
 
-// largest returns the policy with the most rules, within the namespace with the most rules.
+// largest returns the policy with the most rules in the namespace that has the most rules.
 func largest(rules []*rule.Rule) string {
 	namespaces, policies := make(map[string]int), make(map[string]map[string]int)
 	for _, r := range rules {
@@ -589,7 +593,8 @@ func largest(rules []*rule.Rule) string {
 	return most(policies[most(namespaces)])
 }
 
-// most returns the name with the highest count, the first of several in order; empty if count is empty.
+// most returns the name with the highest count, the first in alphabetical order if several have it, and "" if count is
+// empty.
 func most(count map[string]int) (name string) {
 	for n, c := range count {
 		if c > count[name] || c == count[name] && n < name {
@@ -599,15 +604,15 @@ func most(count map[string]int) (name string) {
 	return name
 }
 
-// binding is the table to which a direction of a subject is to be bound.
+// binding is the table that a direction of a subject will get.
 type binding struct {
 	s *subject
 	d policytable.Direction
 	program
 }
 
-// commit compiles the tables of the dirty subjects, and then binds the subjects to them. It binds nothing before
-// everything is compiled. It can fail only if refuse is set, see Apply.
+// commit compiles the tables of the dirty subjects, and then binds the subjects to them. It binds no subject before all
+// tables are compiled. It can fail only if refuse is set, see Apply.
 func (e *Engine) commit(dirty map[*subject]struct{}, refuse bool) error {
 	order := make([]*subject, 0, len(dirty))
 	for s := range dirty {
@@ -677,7 +682,7 @@ func (e *Engine) commit(dirty map[*subject]struct{}, refuse bool) error {
 
 // Bound is the table that evaluates a direction of a subject.
 type Bound struct {
-	// Table is nil if the direction is not enforced, so everything is allowed.
+	// Table is nil if the direction is not enforced and everything is allowed.
 	Table *table.Table
 	// Sources are the source locations of each rule, starting with number 1.
 	Sources [][]policytable.Source
@@ -718,11 +723,12 @@ func (e *Engine) Lookup(subject identity.Numeric, d policytable.Direction, peer 
 	return b.Table.Lookup(e.Entry(peer), addr, q), nil
 }
 
-// Size holds the sizes of the live tables and of the index of peers.
+// Size contains the sizes of the tables in use and of the index of peers.
 type Size struct {
 	Tables, Subjects, Identities, IdentityClasses, Selectors int
 	PeerRows, Classes, Nodes, Intervals, Prefixes, Rules     int
-	Merged                                                   int // tables whose rules with equal verdicts share address classes
+	// tables in which rules with equal verdicts share address classes
+	Merged int
 }
 
 // Size computes the sizes.

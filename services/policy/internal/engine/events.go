@@ -30,7 +30,7 @@ func (e *Engine) bindEvent(s *subject, d policytable.Direction, l *live) policyt
 	return b
 }
 
-// TenantsChanged reports the bindings of subjects whose namespaces now belong to other tenants.
+// TenantsChanged emits the bindings of subjects whose namespaces now belong to other tenants.
 func (e *Engine) TenantsChanged() {
 	e.recount()
 	if e.config.Tenant == nil || e.config.Events == nil {
@@ -49,7 +49,7 @@ func (e *Engine) TenantsChanged() {
 	}
 }
 
-// emitFor reports a change of a table, if readers know the table.
+// emitFor emits a change of a table, if subscribers know the table.
 func (e *Engine) emitFor(l *live, ev policytable.Step) {
 	if e.config.Events != nil && l.defined {
 		e.grown(l)
@@ -57,7 +57,7 @@ func (e *Engine) emitFor(l *live, ev policytable.Step) {
 	}
 }
 
-// grown reports the classes that were added to a table.
+// grown emits the classes that were added to a table.
 func (e *Engine) grown(l *live) {
 	t := l.table
 	if len(t.Classes) > l.sentClasses {
@@ -66,7 +66,7 @@ func (e *Engine) grown(l *live) {
 	}
 }
 
-// define reports a table before a subject is bound to it.
+// define emits a table before a subject is bound to it.
 func (e *Engine) define(l *live) {
 	if l.defined {
 		return
@@ -78,7 +78,7 @@ func (e *Engine) define(l *live) {
 	}
 }
 
-// definition returns the table for readers, which may modify it.
+// definition returns the step that defines the table. Readers of the step may modify it.
 func (l *live) definition() policytable.DefineTable {
 	d := l.table.Definition(l.id, l.program.Hash)
 	d.Content.Rules = slices.Clone(d.Content.Rules)
@@ -100,7 +100,7 @@ func (s *liveSelector) text() string {
 	return s.String()
 }
 
-// identityStep returns the step for an identity; if the entry is not Known, the step removes it.
+// identityStep returns the step that sets the entry of an identity, or removes it if the entry is not Known.
 func identityStep(n identity.Numeric, w table.Entry) policytable.SetIdentity {
 	if !w.Known {
 		return policytable.SetIdentity{Identity: n}
@@ -108,7 +108,7 @@ func identityStep(n identity.Numeric, w table.Entry) policytable.SetIdentity {
 	return policytable.SetIdentity{Identity: n, IdentityClass: w.IdentityClass, Kind: w.Kind, Scope: w.Scope}
 }
 
-// classKey returns a hash of the properties of the class: kind, named ports and the texts of its selectors.
+// stableKey returns a hash of the properties of the class: kind, named ports and the texts of its selectors.
 func (c *identityClass) stableKey() policytable.ClassKey {
 	texts := make([]string, len(c.selectors))
 	for i, s := range c.selectors {
@@ -125,7 +125,8 @@ func (c *identityClass) stableKey() policytable.ClassKey {
 	return policytable.ClassKey(h.Sum(nil)[:16])
 }
 
-// Snapshot reports the whole state to a new reader. The order depends only on the numbers.
+// Snapshot calls report with the steps that build the whole state, for a new subscriber. Their order depends only on
+// the numbers of tables, classes and identities.
 func (e *Engine) Snapshot(report func(policytable.Step)) {
 	for _, n := range slices.Sorted(maps.Keys(e.byNumber)) {
 		report(policytable.DefineIdentityClass{IdentityClass: n, Key: e.byNumber[n].stableKey()})

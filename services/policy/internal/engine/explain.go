@@ -35,8 +35,8 @@ type Explanation struct {
 	Enforced bool
 }
 
-// Explain evaluates one side of a connection and returns the reasons. The verdict comes from the table, and the
-// matches come from the rules.
+// Explain evaluates one side of a connection and returns the verdict with its reasons. It takes the verdict from the
+// table, and finds the matching rules by comparing the connection with every rule.
 func (e *Engine) Explain(subject identity.Numeric, d policytable.Direction, number identity.Numeric, addr netip.Addr, q port.Point) (Explanation, error) {
 	verdict, err := e.Lookup(subject, d, number, addr, q)
 	if err != nil {
@@ -104,7 +104,8 @@ func (e *Engine) Explain(subject identity.Numeric, d policytable.Direction, numb
 		x.Matches = append(x.Matches, *m)
 	}
 	slices.SortFunc(x.Matches, func(a, b Match) int { return int(a.Number) - int(b.Number) })
-	if l.coarse && x.Verdict.Rule != 0 { // the number is that of the first equivalent rule; find the actual one
+	// this is the number of the first equivalent rule; find the rule that matches
+	if l.coarse && x.Verdict.Rule != 0 {
 		for _, m := range x.Matches {
 			if l.program.Alike(m.Number) == l.program.Alike(x.Verdict.Rule) {
 				x.Verdict.Rule = m.Number

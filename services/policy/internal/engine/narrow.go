@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// Narrows reports whether the policies would allow an identity with other labels less than now. It compares rules,
-// not packets. If the result is uncertain, or the rules stay the same, it returns false.
+// Narrows reports whether the policies would allow less to an identity if it had the labels of next. It compares rules,
+// and evaluates no packets. It returns false if this is uncertain, or if the rules stay the same.
 func (e *Engine) Narrows(n identity.Numeric, next peer.Identity) bool {
 	now := e.peers[n]
 	if now == nil || !slices.Equal(now.id.Ports, next.Ports) {
@@ -38,16 +38,16 @@ func (e *Engine) Narrows(n identity.Numeric, next peer.Identity) bool {
 	return differs
 }
 
-// place is a rule without its source, which affects no verdict.
+// place is a rule without its source location, which affects no verdict.
 type place struct {
 	tier            policytable.Tier
 	priority, index int32
 	digest          rule.Digest
 }
 
-// narrower reports whether the second set of rules allows a part of what the first set allows, and whether the sets
-// are the same. It allows a part if it has no additional allow rule, all deny rules, and the same redirect and pass
-// rules. Without an allow rule, later rules decide, and they cannot allow more.
+// narrower reports whether the rules after allow no more than the rules before, and whether both are the same. They
+// allow no more if after has no additional allow rule, all deny rules of before, and the same redirect and pass rules.
+// Where an allow rule is missing in after, later rules decide, and these allow no more than the missing rule.
 func narrower(before, after compile.Input) (less, same bool) {
 	for _, flag := range []table.Flags{table.DefaultAllow, table.HostAllow} {
 		if after.Flags&flag != 0 && before.Flags&flag == 0 {

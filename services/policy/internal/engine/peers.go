@@ -20,15 +20,15 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// member is a known identity, which belongs to an identity class.
+// member is a known identity in its identity class.
 type member struct {
 	id    peer.Identity
 	ports string // canonical text of the named ports
 	class *identityClass
 }
 
-// identityClass is a set of peers of the same kind and with the same named ports that match the same selectors of the
-// live tables.
+// identityClass is a set of peers that have the same kind and the same named ports, and match the same selectors of the
+// tables in use.
 type identityClass struct {
 	key       string
 	number    policytable.IdentityClass
@@ -39,7 +39,7 @@ type identityClass struct {
 	members   map[*member]struct{}
 	rows      map[*live]struct{} // tables with a row of this class
 	crowded   map[*live]struct{} // tables that treat the class as unknown; may be nil
-	payer     shares.Tenant      // the tenant that the class is charged to
+	payer     shares.Tenant      // the tenant to which the class is charged
 	variants  []string           // keys in splits.variants
 }
 
@@ -50,10 +50,10 @@ type liveSelector struct {
 	refs    int // tables that use it
 	tables  map[*live]struct{}
 	classes map[*identityClass]struct{}
-	// defaults are the kinds whose default peer it matches.
+	// defaults are the kinds of peers whose default peer the selector matches.
 	defaults [identity.Kinds]bool
 	tenant   shares.Tenant // tenant of its policies; System: cluster-wide, or several tenants
-	mark     bool          // it is a mark, see splits
+	mark     bool          // the selector is a mark, see splits
 }
 
 // selectorIndex finds the selectors that can match a label set without visiting all selectors. Each selector is
@@ -68,8 +68,8 @@ type selectorIndex struct {
 
 func newSelectorIndex(cluster string) selectorIndex {
 	ix := selectorIndex{byText: make(map[string]*liveSelector), byLabel: make(map[string][]*liveSelector)}
-	// Default for a pod of which only the cluster and the existence of a namespace are known. Matching selectors need
-	// no rows.
+	// Use as the default a pod of which only two facts are known: its cluster, and that it has a namespace.
+	// Selectors that match it need no rows.
 	ix.defaults[identity.KindInCluster] = label.NewSet(
 		label.Kubernetes(label.KeyNamespace, ""), label.Kubernetes(label.KeyCluster, cluster))
 	ix.defaults[identity.KindWorld4] = label.NewSet(label.Reserved(identity.NameWorldIPv4))
@@ -80,7 +80,7 @@ func newSelectorIndex(cluster string) selectorIndex {
 	return ix
 }
 
-// indexKeys returns the index keys of a selector, which come from its most selective requirement.
+// indexKeys returns the keys under which a selector is indexed. They come from its most selective requirement.
 func indexKeys(s selector.Selector) []string {
 	var exists string
 	for _, r := range s.Requirements() {
@@ -95,7 +95,7 @@ func indexKeys(s selector.Selector) []string {
 			continue
 		}
 		cost := len(r.Values) * 4
-		// Labels that nearly every pod has are not selective.
+		// A label that nearly every pod has is not selective.
 		if r.Key == label.KeyCluster {
 			cost += 1 << 20
 		}
@@ -116,7 +116,7 @@ func indexKeys(s selector.Selector) []string {
 	return best
 }
 
-// matching returns the live selectors that match labels, by id.
+// matching returns the live selectors that match labels, sorted by id.
 func (e *Engine) matching(labels label.Set) []*liveSelector {
 	var out []*liveSelector
 	try := func(list []*liveSelector) {
@@ -191,7 +191,7 @@ func (e *Engine) deleteRow(l *live, c *identityClass) {
 	e.emitFor(l, policytable.DeletePeer{Table: l.id, IdentityClass: c.number})
 }
 
-// setEntry updates the entry of a peer in the identity array.
+// setEntry updates the entry of a peer in the array of identities.
 func (e *Engine) setEntry(n identity.Numeric) {
 	e.counters.IdentityRows++
 	if e.config.Events != nil {
@@ -199,7 +199,7 @@ func (e *Engine) setEntry(n identity.Numeric) {
 	}
 }
 
-// dropClass removes a class without members, and its rows.
+// dropClass removes a class that has no members, and its rows.
 func (e *Engine) dropClass(c *identityClass) {
 	for _, l := range inOrder(c.rows) {
 		e.deleteRow(l, c)
@@ -220,7 +220,7 @@ func (e *Engine) dropClass(c *identityClass) {
 	e.emit(policytable.RetireIdentityClass{IdentityClass: c.number})
 }
 
-// enter moves a peer into a class. This single store makes it known to every table.
+// enter moves a peer into a class. Tables know the peer by its class, so this one write makes it known to all of them.
 func (e *Engine) enter(p *member, c *identityClass) {
 	before := p.class
 	p.class = c
@@ -234,13 +234,13 @@ func (e *Engine) enter(p *member, c *identityClass) {
 	}
 }
 
-// addPeer classifies a peer. A table that has no class for the peer treats it as unknown. If a table has no capacity
-// for another row, every table treats the peer as unknown.
+// addPeer puts a peer into an identity class. A table that has no capacity for another peer class treats the peer as
+// unknown. If a table has no capacity for another row, all tables treat the peer as unknown.
 func (e *Engine) addPeer(p *member) error {
 	return e.classify(p, e.matching(p.id.Labels))
 }
 
-// classify is addPeer for a peer that matches the given selectors.
+// classify is addPeer for a peer whose matching selectors are known.
 func (e *Engine) classify(p *member, sels []*liveSelector) error {
 	sels, key, c := e.admit(p, sels)
 	return e.assignClass(p, sels, key, c)
@@ -300,7 +300,7 @@ func (e *Engine) addRow(l *live, c *identityClass, matched []uint16) error {
 	return nil
 }
 
-// crowd records that a table treats the peers of a class as unknown.
+// crowd records that a table treats the peers of a class as unknown, because it has no class for them.
 func (e *Engine) crowd(l *live, c *identityClass) {
 	if c.crowded == nil {
 		c.crowded = make(map[*live]struct{})
@@ -311,7 +311,7 @@ func (e *Engine) crowd(l *live, c *identityClass) {
 	}
 }
 
-// retryCrowded renews tables that have no class for some peers, if they still have classes without peers.
+// retryCrowded renews each table that has no class for some peers but still contains classes without peers.
 func (e *Engine) retryCrowded() {
 	for _, l := range inOrder(e.crowded) {
 		if l.refs > 0 {
@@ -351,7 +351,8 @@ func (e *Engine) applyIdentities(c Change, dirty map[*subject]struct{}) {
 			e.index(p, false)
 			p.id, p.ports = id, text
 		}
-		if s := e.subjects[id.Number]; s != nil { // it was removed for a while, or has changed
+		// the identity was absent for a while, or its labels have changed
+		if s := e.subjects[id.Number]; s != nil {
 			e.enlist(s, false)
 			e.enlist(s, true)
 			dirty[s] = struct{}{}
@@ -363,7 +364,7 @@ func (e *Engine) applyIdentities(c Change, dirty map[*subject]struct{}) {
 	}
 }
 
-// suspend makes a peer unknown until its row fits.
+// suspend makes all tables treat a peer as unknown until its row fits.
 func (e *Engine) suspend(p *member) {
 	if c := p.class; c != nil {
 		p.class = nil
@@ -376,7 +377,7 @@ func (e *Engine) suspend(p *member) {
 	e.waiting[p] = struct{}{}
 }
 
-// Waiting returns the number of identities that a table treats as unknown because it has no capacity for them.
+// Waiting returns the number of identities that are treated as unknown because a table has no capacity for them.
 func (e *Engine) Waiting() int {
 	classes := make(map[*identityClass]struct{})
 	for l := range e.crowded {
@@ -415,7 +416,7 @@ func (e *Engine) index(p *member, add bool) {
 	}
 }
 
-// candidates visits the peers that a selector may match.
+// candidates calls f for each peer that a selector may match.
 func (e *Engine) candidates(s selector.Selector, f func(*member)) {
 	entries := indexKeys(s)
 	if entries == nil {
@@ -431,8 +432,8 @@ func (e *Engine) candidates(s selector.Selector, f func(*member)) {
 	}
 }
 
-// acquire makes selectors live and splits the identity classes by them. The new classes get the rows of the old
-// classes before a peer moves, so no verdict changes.
+// acquire adds selectors to the live ones, and splits the identity classes whose peers they distinguish. A new class
+// gets the rows of the old class before a peer moves into it, so no verdict changes.
 func (e *Engine) acquire(programs []*compile.Program) {
 	gained := make(map[*member][]*liveSelector)
 	var shared []*liveSelector
@@ -466,7 +467,7 @@ func (e *Engine) acquire(programs []*compile.Program) {
 		switch {
 		case c == p.class:
 		case slices.ContainsFunc(admitted, func(s *liveSelector) bool { return s.mark }):
-			// The former selectors continue to split.
+			// The former selectors still distinguish peers.
 			kept := slices.Clone(p.class.selectors)
 			for _, s := range admitted {
 				if s.mark || slices.Contains(gained[p], s) {
@@ -490,7 +491,7 @@ func (e *Engine) acquire(programs []*compile.Program) {
 	}
 }
 
-// gain makes a selector live, and records the peers that match it.
+// gain adds a selector to the live ones, and records the peers that it matches.
 func (e *Engine) gain(s selector.Selector, tenant shares.Tenant, gained map[*member][]*liveSelector) {
 	e.selectors.lastID++
 	ls := &liveSelector{
@@ -518,8 +519,8 @@ func (e *Engine) gain(s selector.Selector, tenant shares.Tenant, gained map[*mem
 	})
 }
 
-// move moves a peer into the class of these selectors. They differ from the selectors of its present class only in
-// selectors that no table uses.
+// move moves a peer into the class of these selectors. They differ from the selectors of the peer's current class only
+// in selectors that no table uses.
 func (e *Engine) move(p *member, sels []*liveSelector) {
 	old := p.class
 	key := classKey(old.kind, old.portsText, sels)

@@ -14,13 +14,13 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// Preparation compiles the tables that a change of policies will need, a few at a time, so that the change itself
-// finds them ready. It also keeps the tables that the change no longer needs, so that they can be released a few at a
-// time. It changes no verdict, and other changes may happen between its steps. A compiled table that the change does
-// not need is wasted work.
+// Preparation compiles the tables that a change of policies will need, a few at a time, so that the change itself finds
+// them ready. It also keeps the tables that the change no longer needs, so that they can be released a few at a time. A
+// Preparation changes no verdict. Other changes may be applied between its steps; a table that is then no longer needed
+// was compiled in vain.
 type Preparation struct {
 	engine   *Engine
-	change   Change // the part that is still to be marked
+	change   Change // the policies that are not marked yet
 	dirty    map[identity.Numeric]struct{}
 	replaced map[policy.Key]struct{}
 	specs    map[string][]*rule.Spec // specs of the new policies, by namespace
@@ -40,8 +40,8 @@ func (e *Engine) Prepare(c Change) *Preparation {
 	}
 }
 
-// Mark finds the subjects that are affected by the given number of policies of the change. It must be called until it
-// returns false: no policies are left.
+// Mark finds the subjects that are affected by the given number of policies of the change. The caller must repeat it
+// until it returns false, because no policies are left.
 func (p *Preparation) Mark(policies int) bool {
 	dirty := make(map[*subject]struct{})
 	for ; policies > 0 && len(p.change.DeletePolicies) > 0; policies-- {
@@ -163,7 +163,7 @@ func (p *Preparation) Step(subjects int) bool {
 	return len(p.subjects) > 0
 }
 
-// hold keeps a table in use. It is identified by its hash, because it may be renewed.
+// hold keeps a table from being removed. It records the hash of the table, because the table may be renewed.
 func (p *Preparation) hold(l *live) {
 	if _, ok := p.held[l.program.Hash]; !ok {
 		p.held[l.program.Hash] = struct{}{}
@@ -171,7 +171,7 @@ func (p *Preparation) hold(l *live) {
 	}
 }
 
-// rules visits the specs that will apply to a subject.
+// rules returns an iterator over the specs that will apply to a subject after the change.
 func (p *Preparation) rules(s *subject) func(func(*rule.Spec)) {
 	return func(visit func(*rule.Spec)) {
 		ns, _ := p.engine.peers[s.number].id.Labels.Value(label.SourceKubernetes, label.KeyNamespace)
@@ -193,8 +193,8 @@ func (p *Preparation) rules(s *subject) func(func(*rule.Spec)) {
 	}
 }
 
-// Release releases the given number of tables, and thereby removes tables that are not in use. It must be called
-// until it returns false: no tables are left.
+// Release releases the given number of tables, and removes those that are not in use. The caller must repeat it until
+// it returns false, because no tables are left.
 func (p *Preparation) Release(tables int) bool {
 	p.subjects = nil
 	list := make(map[*live]struct{})

@@ -22,12 +22,12 @@ import (
 type Reduction struct {
 	Subject   identity.Numeric
 	Direction policytable.Direction
-	// Closed reports that not even the deny rules fit: the direction denies everything.
+	// Closed means that not even the deny rules fit, so the table denies all traffic of its direction.
 	Closed bool
-	// Largest is the policy with the largest share of the table. Policies, sorted, are the policies that lack a rule.
+	// Largest is the policy with the most rules in the table. Policies are the policies with missing rules, sorted.
 	Largest  string
 	Policies []policy.Key
-	Err      error // the limit that all rules together exceed
+	Err      error // the limit that the whole rule set exceeds
 }
 
 // String describes the missing rules and the reason.
@@ -54,11 +54,11 @@ func (e *Engine) Reduced() []*Reduction {
 	return out
 }
 
-// noteReduction records whether a direction of a subject has all rules.
+// noteReduction records whether the table of a direction of a subject has all rules.
 func (e *Engine) noteReduction(b *binding) {
 	r := e.reduced[b.s]
 	if r[b.d] = b.reduction; b.reduction != nil {
-		copied := *b.reduction // other subjects with the same rules may share it
+		copied := *b.reduction // shared with other subjects that have the same rules
 		copied.Subject, copied.Direction = b.s.number, b.d
 		r[b.d] = &copied
 	}
@@ -70,8 +70,8 @@ func (e *Engine) noteReduction(b *binding) {
 }
 
 // buildAll compiles the tables that the bindings need and the engine does not have. A program that is too large is
-// replaced by a program with the rules that fit. If refuse is set, buildAll fails instead, unless the subject's table
-// already lacked rules before.
+// replaced by a program with the rules that fit. If refuse is set, buildAll fails instead, unless the subject's former
+// table already lacked rules.
 func (e *Engine) buildAll(binds []binding, refuse bool) (map[compile.Hash]*live, error) {
 	fresh := make(map[compile.Hash]struct{})
 	var programs []*compile.Program
@@ -105,7 +105,7 @@ func (e *Engine) buildAll(binds []binding, refuse bool) (map[compile.Hash]*live,
 		b := &binds[i]
 		var err error
 		switch {
-		case b.reduction != nil: // too many rules for a program
+		case b.reduction != nil: // the rules are too many for one program
 			err = b.reduction.Err
 		case b.Program != nil:
 			err = failed[b.Hash]
@@ -117,7 +117,7 @@ func (e *Engine) buildAll(binds []binding, refuse bool) (map[compile.Hash]*live,
 			retain(nil)
 			return nil, tooLarge(b.s, b.d, b.in.Rules, err)
 		}
-		if b.Program == nil || built[b.Hash] == nil { // otherwise it fits, except for some peers
+		if b.Program == nil || built[b.Hash] == nil { // if it is built, it fits, except for some peers
 			e.reduce(b, err, built)
 		}
 	}
@@ -131,12 +131,12 @@ func (e *Engine) buildAll(binds []binding, refuse bool) (map[compile.Hash]*live,
 	return built, nil
 }
 
-// maxFits limits the tables that are compiled to find the allow rules that fit.
+// maxFits limits how many tables are compiled in the search for the allow rules that fit.
 const maxFits = 4
 
-// reduce replaces the program of a binding by a program with the rules that fit, and adds its table to built. It
-// admits all deny and pass rules, and then allow rules in the order of evaluation, so that the policies of each
-// namespace get the same share. If not even the deny and pass rules fit, the direction denies everything.
+// reduce replaces the program of a binding by a program with the rules that fit, and adds its table to built. It admits
+// all deny and pass rules, and then allow rules in the order of evaluation, so that the policies of each namespace get
+// the same number of rules. If not even the deny and pass rules fit, the table denies all traffic of its direction.
 func (e *Engine) reduce(b *binding, why error, built map[compile.Hash]*live) {
 	rules := slices.SortedFunc(slices.Values(b.in.Rules), rule.Compare)
 	var must, may []*rule.Rule
@@ -185,7 +185,7 @@ func guess(n int, why error) int {
 	return n / 2
 }
 
-// maxLarge limits the programs that are remembered as too large.
+// maxLarge limits the number of programs that are remembered as too large.
 const maxLarge = 10_000
 
 // tryRules compiles rules, unless a table for them exists, and reports whether they fit.
@@ -205,8 +205,8 @@ func (e *Engine) tryRules(in compile.Input, built map[compile.Hash]*live) (*comp
 	return p, true
 }
 
-// fairly orders rules so that each namespace has the same share of the first n, for every n. Rules of one namespace
-// keep their order.
+// fairly orders rules so that among the first n rules, for every n, each namespace has the same share. The rules of one
+// namespace keep their order.
 func fairly(rules []*rule.Rule) []*rule.Rule {
 	used := make(map[string]int)
 	at := make(map[*rule.Rule]int, len(rules))

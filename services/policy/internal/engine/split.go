@@ -14,53 +14,54 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
 )
 
-// IdentityClasses is the number of identity classes of a node for all tenants: four fifths of the datapath's
+// IdentityClasses is the number of identity classes that all tenants of a node share: four fifths of the datapath's
 // capacity.
 const IdentityClasses = 26_213
 
-// SplitRows is the number of table rows for all classes that tenants of other tables split: an eighth of the rows
-// that the datapath divides among tenants.
+// SplitRows is the number of table rows that the classes of all tenants may have in tables of other tenants: an eighth
+// of the rows that the datapath divides among tenants.
 const SplitRows = 26_214
 
-// Selectors split identity classes, and each class may need a row in tables of every tenant. A class is charged to
-// the tenant of the policies whose selectors it matches. If these belong to several tenants, the class is charged to
-// the tenant that splits it: without the selectors of that tenant, most other classes would be the same class.
-// Selectors of cluster-wide policies, and selectors that several tenants use, may split without a limit.
+// Each selector may split an identity class in two: peers that it matches, and the others. Each class may need a row in
+// tables of every tenant. A class is charged to the tenant of the policies whose selectors it matches. If these
+// policies belong to several tenants, the class is charged to the tenant whose selectors separate it from the largest
+// number of other classes. Selectors of cluster-wide policies, and selectors that several tenants use, may split
+// without a limit.
 //
-// If a tenant has no capacity for another class, its selectors split no further. The peer then belongs to the class
-// that it has without these selectors, marked with the tenant. All deny rules of these selectors match the peers of a
-// marked class, and none of the allow rules do.
+// If a tenant has used up its classes, its selectors split no further. A peer then gets the class that it would have
+// without these selectors, marked with the tenant. To the peers of a marked class, all deny rules of the tenant's
+// selectors apply, and none of the allow rules.
 //
 // If tenants ask for more classes than exist, the engine divides the classes again at the end of the change. A tenant
-// above its part loses its newest classes, and their peers move into marked classes. Tenants below their part then
-// split the peers that were marked for them.
+// that has more than its part loses its newest classes, and their peers move into marked classes. Then the marked peers
+// of tenants that have less than their part are split again.
 //
 // A class also needs rows in tables of other tenants whose selectors match its peers. These rows are charged to the
 // tenant of the class, and divided in the same way.
 
-// splits counts the identity classes by the tenant whose selectors split them.
+// splits counts identity classes by the tenant to which they are charged.
 type splits struct {
 	limit  int
 	all    int
 	system int // number of classes that no tenant's selectors split
 	of     map[shares.Tenant]int
-	// marks are the selectors that mark classes with peers that a tenant's selectors do not split.
+	// marks contains, for each tenant, the selector that marks its marked classes.
 	marks      map[shares.Tenant]*liveSelector
 	guarantees map[string]int // by tenant name, in percent
-	// parts holds the demand of each tenant, and how many classes it may have.
+	// parts contains the demand of each tenant, and the number of classes that it may have.
 	parts   *shares.Parts[shares.Tenant]
 	waiting map[shares.Tenant]int // peers in marked classes at the last division
 	changed bool                  // changed since the last division
 
-	rows  *shares.Parts[shares.Tenant] // as parts, for rows of split classes in tables of other tenants
+	rows  *shares.Parts[shares.Tenant] // like parts, for rows of split classes in tables of other tenants
 	split map[shares.Tenant]int        // number of these rows, by tenant of the class
 	full  map[shares.Tenant]bool       // tenants that lost classes because of rows
-	seen  int                          // rows written when split was counted
-	// variants counts the classes of several tenants that differ only in the selectors of one tenant.
+	seen  int                          // value of the counter of written rows when split was counted
+	// variants counts, for each class without the selectors of one tenant, the classes that result from it.
 	variants map[string]int
 }
 
-// splitRow adds by to the count of split rows if the table belongs to another tenant than the class.
+// splitRow adds by to the count of split rows, if the table and the class belong to different tenants.
 func (s *splits) splitRow(c *identityClass, table shares.Tenant, by int) {
 	if c.payer == shares.System || table == c.payer || table == (shares.Tenant{}) {
 		return
@@ -103,8 +104,8 @@ func divide(p *shares.Parts[shares.Tenant], asked map[shares.Tenant]int) {
 	p.Enforce(p.Plan(time.Time{}))
 }
 
-// hasRoom reports whether a tenant may have another class. Between two divisions, a tenant may always have the number
-// of classes that every division would grant it; other tenants lose classes afterwards.
+// hasRoom reports whether a tenant may have another class. Even between two divisions, a tenant may have as many
+// classes as any division would grant it; the next division takes classes from other tenants.
 func (s *splits) hasRoom(t shares.Tenant) bool {
 	n := s.of[t]
 	if s.full[t] || n >= ask(s.parts, t, n+1+s.waiting[t]) && n >= certain(s.limit, len(s.of)) {
@@ -129,8 +130,8 @@ func (s *splits) count(t shares.Tenant, by int) {
 	}
 }
 
-// payer returns the tenant to which a class is charged, or System if no selector of a tenant splits it. Marks count
-// only if the class has no other selectors of tenants.
+// payer returns the tenant to which a class is charged, or System if the class has no selectors of tenants. Marks are
+// considered only if the class has no other selectors of tenants.
 func (s *splits) payer(kind identity.Kind, ports string, list []*liveSelector) (t shares.Tenant, marked bool) {
 	t, mark := shares.System, shares.System
 	most := -1
@@ -201,8 +202,8 @@ func (s *splits) forget(c *identityClass) {
 	c.variants = nil
 }
 
-// admit returns the class of a peer that matches the selectors. If there is no capacity for a new class, it replaces
-// selectors by marks. The returned class is nil if it does not exist yet.
+// admit returns the class of a peer that matches the selectors. If its tenant may not have another class, admit
+// replaces the tenant's selectors by its mark. If the class does not exist yet, the returned class is nil.
 func (e *Engine) admit(p *member, list []*liveSelector) ([]*liveSelector, string, *identityClass) {
 	for {
 		key := classKey(p.id.Kind, p.ports, list)
@@ -252,7 +253,8 @@ func (e *Engine) mark(t shares.Tenant) *liveSelector {
 	return m
 }
 
-// markedBy makes the deny rules of a tenant's selectors match the peers of marked classes.
+// markedBy makes the deny rules of the table with selectors of a tenant match the peers of classes with the tenant's
+// mark.
 func (l *live) markedBy(m *liveSelector) {
 	if _, ok := l.brings[m]; ok {
 		return
@@ -269,7 +271,7 @@ func (l *live) markedBy(m *liveSelector) {
 	m.refs++
 }
 
-// markTable adds the marks of the tenants whose selectors a new table has.
+// markTable adds the marks of all tenants whose selectors the new table contains.
 func (e *Engine) markTable(l *live) {
 	if e.splits == nil || len(e.splits.marks) == 0 {
 		return
@@ -302,7 +304,7 @@ func (s *splits) tenant(t shares.Tenant, guarantee int) shares.Tenant {
 	return t
 }
 
-// share makes a selector belong to several tenants, so that it splits without a limit.
+// share assigns a selector to several tenants, so that it splits without a limit.
 func (e *Engine) share(ls *liveSelector) {
 	m := e.splits.marks[ls.tenant]
 	ls.tenant = shares.System
@@ -324,7 +326,7 @@ func (e *Engine) useTable(l *live, s *subject) {
 	}
 }
 
-// shareTable makes the selectors of a table belong to several tenants, because subjects of several tenants use it.
+// shareTable assigns the selectors of a table to several tenants, because subjects of several tenants use the table.
 func (e *Engine) shareTable(l *live) {
 	if l.shared {
 		return
@@ -346,7 +348,7 @@ func (s *liveSelector) peers() []*member {
 	return byNumber(all)
 }
 
-// reclassify determines the class of a peer again.
+// reclassify determines again which class a peer belongs to.
 func (e *Engine) reclassify(p *member) {
 	if err := e.addPeer(p); err != nil {
 		e.suspend(p)
@@ -354,7 +356,7 @@ func (e *Engine) reclassify(p *member) {
 }
 
 // divideClasses divides the identity classes if something has changed since the last division, and reports whether it
-// did. It withdraws the newest classes of tenants above their part.
+// did. It withdraws the newest classes of tenants that have more than their part.
 func (e *Engine) divideClasses() bool {
 	s := e.splits
 	if s == nil || !s.changed || len(s.marks) == 0 && s.all <= s.limit/2 {
@@ -385,8 +387,8 @@ func (e *Engine) divideClasses() bool {
 }
 
 // divideRows divides the rows of split classes in tables of other tenants, if many rows were written since the last
-// division. It withdraws the newest classes of tenants above their part. These tenants split no class until they are
-// below half of their part.
+// division. It withdraws the newest classes of tenants that have more than their part. The selectors of these tenants
+// split no class until the tenants have less than half of their part.
 func (e *Engine) divideRows() {
 	s := e.splits
 	if s == nil {
@@ -428,7 +430,7 @@ func (e *Engine) divideRows() {
 	}
 }
 
-// withdrawClasses withdraws the newest classes of tenants while they are above their part.
+// withdrawClasses withdraws the newest classes of tenants until they have no more than their part.
 func (e *Engine) withdrawClasses(over []shares.Tenant, above func(shares.Tenant) bool) {
 	if len(over) == 0 {
 		return
@@ -452,11 +454,12 @@ func (e *Engine) withdrawClasses(over []shares.Tenant, above func(shares.Tenant)
 	}
 }
 
-// withdrawClass moves the peers of a class to the class that they have without the selectors of the paying tenant.
+// withdrawClass moves the peers of a class into the class that they have without the selectors of the tenant to which
+// the class is charged.
 func (e *Engine) withdrawClass(c *identityClass) {
 	splits := func(ls *liveSelector) bool { return ls.tenant == c.payer && !ls.mark }
 	if !slices.ContainsFunc(c.selectors, splits) {
-		return // already marked, or several tenants use the selectors now
+		return // already marked, or the selectors now belong to several tenants
 	}
 	sels := marking(c.selectors, e.mark(c.payer))
 	for _, p := range byNumber(c.members) {
@@ -466,7 +469,7 @@ func (e *Engine) withdrawClass(c *identityClass) {
 	}
 }
 
-// retryMarked splits marked classes for which there is capacity again.
+// retryMarked splits marked classes whose tenant may have more classes again.
 func (e *Engine) retryMarked() {
 	if e.splits == nil {
 		return
@@ -485,8 +488,8 @@ func (e *Engine) retryMarked() {
 	}
 }
 
-// Splits returns how many identity classes the tenants' selectors split, and how many peers are in classes that they
-// cannot split further.
+// Splits returns the number of identity classes that are charged to each tenant, and the number of peers in marked
+// classes.
 func (e *Engine) Splits() (u shares.Usage, marked int) {
 	if e.splits == nil {
 		return u, 0
@@ -526,7 +529,7 @@ func (e *Engine) SplitRows() (u shares.Usage, ok bool) {
 		_, share, _, _ := e.splits.rows.Of(t)
 		share.Asked, share.Admitted, share.Allotment = n, n, max(n, share.Allotment)
 		if e.splits.full[t] {
-			share.Asked++ // the tenant may not split another class
+			share.Asked++ // the tenant may have no further class
 		}
 		u.Used, u.Asked = u.Used+n, u.Asked+share.Asked
 		u.Tenants = append(u.Tenants, shares.TenantUsage{Tenant: t, Share: share})
@@ -534,7 +537,7 @@ func (e *Engine) SplitRows() (u shares.Usage, ok bool) {
 	return u, true
 }
 
-// recount counts all classes and rows again with the present tenants of the namespaces.
+// recount counts all classes and rows again, after namespaces have moved to other tenants.
 func (e *Engine) recount() {
 	if e.splits == nil {
 		return

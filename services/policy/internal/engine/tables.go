@@ -31,23 +31,24 @@ type live struct {
 	refs    int // number of bindings of subjects
 	brings  map[*liveSelector][]uint16
 	memo    map[string]policytable.Class
-	// identityClasses and addressClasses are the classes that each side uses.
+	// identityClasses and addressClasses are the peer classes that the identity side and the address side use.
 	identityClasses map[policytable.Class]struct{}
 	addressClasses  map[policytable.Class]struct{}
-	// coarse is set if there were too many address classes. Classes with equal verdicts are then merged, and a number
-	// means any of the consecutive rules with the same effect.
+	// coarse is set if there were too many address classes. Classes with equal verdicts are then merged, and the
+	// number of a rule means all consecutive rules with the same effect.
 	coarse bool
-	// defined is set if readers of the events know the table. sentClasses is the number of classes that they know.
+	// defined is set if the table was emitted. sentClasses is the number of its classes that were emitted.
 	defined     bool
 	sentClasses int
-	// crowded are the identity classes that the table has no class for. Their peers are treated as unknown.
+	// crowded contains the identity classes for which the table has no peer class. Their peers are treated as
+	// unknown.
 	crowded  map[*identityClass]struct{}
-	crowding error         // error for the first of them
+	crowding error         // the error for the first class in crowded
 	tenant   shares.Tenant // tenant of the first subject
 	shared   bool          // subjects of several tenants use the table
 }
 
-// memoKey returns a key for a rule set, resolved for a peer's ports.
+// memoKey returns the key under which the class of a rule set with a peer's ports is stored.
 func (l *live) memoKey(numbers []uint16, portsText string, unknown bool) string {
 	key := make([]byte, 0, 1+2*len(numbers)+len(portsText))
 	if unknown {
@@ -64,7 +65,7 @@ func (l *live) memoKey(numbers []uint16, portsText string, unknown bool) string 
 	return string(key)
 }
 
-// classFor returns the class of a rule set, resolved for a peer's ports.
+// classFor returns the class of a rule set whose named ports are resolved with a peer's ports.
 func (l *live) classFor(numbers []uint16, ports []workload.NamedPort, portsText string, unknown bool) (policytable.Class, error) {
 	key := l.memoKey(numbers, portsText, unknown)
 	if c, ok := l.memo[key]; ok {
@@ -78,7 +79,7 @@ func (l *live) classFor(numbers []uint16, ports []workload.NamedPort, portsText 
 	return c, nil
 }
 
-// matched returns the rule set of an identity class on the identity side.
+// matched returns the rules that apply to the peers of an identity class on the identity side.
 func (l *live) matched(c *identityClass) []uint16 {
 	var brought [][]uint16
 	if len(c.selectors) <= len(l.brings) {
@@ -97,7 +98,7 @@ func (l *live) matched(c *identityClass) []uint16 {
 	return l.program.Matched(brought, c.kind)
 }
 
-// classOf returns the table's class for an identity class on the identity side, given its rule set.
+// classOf returns the peer class of an identity class on the identity side, given the rules that apply to it.
 func (l *live) classOf(c *identityClass, matched []uint16) (policytable.Class, error) {
 	class, err := l.classFor(matched, c.ports, c.portsText, c.kind == identity.KindUnknown)
 	if err != nil {
@@ -122,7 +123,7 @@ func (l *live) useIdentity(c policytable.Class) error {
 	return nil
 }
 
-// leftovers reports whether the table has identity classes without any peers.
+// leftovers reports whether the table has peer classes that no peer uses any more.
 func (l *live) leftovers() bool {
 	used := make(map[policytable.Class]struct{}, len(l.identityClasses))
 	for _, c := range l.table.Default {
@@ -178,7 +179,7 @@ func (e *Engine) sweep(sels []selector.Selector) {
 }
 
 // compile creates a table: its default classes, its rows, its prefixes. If it has too many address classes, classes
-// with equal verdicts are merged. With an error, the table is returned as well, so that it can be removed.
+// with equal verdicts are merged. If it fails, it also returns the table, so that the caller can remove it.
 func (e *Engine) compile(p *compile.Program) (*live, error) {
 	e.counters.Tables++
 	l, err := e.compileAs(p, e.coarse)
@@ -227,12 +228,12 @@ func (e *Engine) compileAs(p *compile.Program, coarse bool) (*live, error) {
 			return l, err
 		}
 		l.table.Default[k] = class
-		// A class that matches less than the default peer of its kind needs a row, too.
+		// A class that matches less than the default peer of its kind also needs a row.
 		if len(brought) > 0 || named {
 			e.wide[k][l] = struct{}{}
 		}
 	}
-	// The rows come last, because only they depend on the existing peers.
+	// Write the rows last, because they are the only part that depends on the existing peers.
 	if _, err := e.prefixes(l); err != nil {
 		return l, err
 	}
@@ -251,8 +252,8 @@ type row struct {
 	key     string
 }
 
-// rowsOf returns the identity classes that may need a row in a new table, in an order in which the table's classes
-// get the same numbers in every run.
+// rowsOf returns the identity classes that may need a row in a new table. Their order is fixed, so that the table's
+// classes get the same numbers in every run.
 func (e *Engine) rowsOf(l *live) []row {
 	seen := make(map[*identityClass]struct{})
 	for s := range l.brings {
@@ -305,7 +306,7 @@ func (e *Engine) places(l *live) []compile.Place {
 	return out
 }
 
-// place returns the known facts about an address.
+// place returns the names and ports that are known for an address.
 func (e *Engine) place(l *live, a netip.Addr) compile.Place {
 	p := compile.Place{Addr: a}
 	if len(l.program.Names()) > 0 {
@@ -347,12 +348,12 @@ func (l *live) addressClass(numbers []uint16, ports []workload.NamedPort) (polic
 	return c, nil
 }
 
-// updateAddresses updates single addresses of a live table. No other entry depends on a single address, because it
-// contains no other prefix.
+// updateAddresses updates the entries of single addresses in a live table. No other entry depends on the entry of a
+// single address, because its prefix contains no other prefix.
 func (e *Engine) updateAddresses(l *live, addrs map[netip.Addr]struct{}) error {
 	for _, a := range slices.SortedFunc(maps.Keys(addrs), netip.Addr.Compare) {
 		err := e.updateAddress(l, a)
-		if errors.As(err, new(*manyClasses)) { // possibly only because of unused classes
+		if errors.As(err, new(*manyClasses)) { // the limit may be reached only because of unused classes
 			return e.rebuildPrefixes(l)
 		}
 		if err != nil {
@@ -395,12 +396,13 @@ func (e *Engine) updateAddress(l *live, a netip.Addr) error {
 	return nil
 }
 
-// prefixes computes the address side of a table and applies it. Learned addresses that do not fit are left out.
+// prefixes computes the address side of a table and writes it into the table. It omits learned addresses that do not
+// fit.
 func (e *Engine) prefixes(l *live) (changed int, err error) {
 	places := e.places(l)
 	changed, err = e.prefixesWith(l, places)
 	learned := slices.ContainsFunc(places, func(p compile.Place) bool { return len(p.Names) > 0 })
-	if err == nil || !learned || !l.coarse && errors.As(err, new(*manyClasses)) { // merging classes may help
+	if err == nil || !learned || !l.coarse && errors.As(err, new(*manyClasses)) { // merged classes may fit
 		return changed, err
 	}
 	var names []netip.Addr
@@ -476,8 +478,9 @@ func (e *Engine) release(list []*live) {
 	e.retire(slices.Compact(unused))
 }
 
-// renew replaces a table without capacity by a new table with the same content, but without classes that have no
-// peers. Class numbers are not reused within a table. It reports whether the table was replaced.
+// renew replaces a table that has no capacity left by a new table with the same content, but without the classes that
+// no peer uses. It is needed because class numbers are not reused within a table. It reports whether the table was
+// replaced.
 func (e *Engine) renew(l *live) bool { return l.leftovers() && e.replaceTable(l) }
 
 // replaceTable recompiles a table and binds its subjects to the new one.
@@ -511,8 +514,8 @@ func (e *Engine) replaceTable(l *live) bool {
 // maxMerged limits the source locations that are listed for merged rules.
 const maxMerged = 16
 
-// sources returns the source locations of each rule for the subject's readers. For a number that means several rules,
-// it returns the first locations of all of them.
+// sources returns the source locations of each rule for subscribers. For a number that means several rules, it returns
+// the first locations of all of these rules.
 func (l *live) sources(of [][]policytable.Source) [][]policytable.Source {
 	if l == nil || !l.coarse {
 		return of

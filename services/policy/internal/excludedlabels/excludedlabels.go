@@ -2,8 +2,8 @@
 // Copyright 2026 The Sluice Authors
 
 // Package excludedlabels handles policies that refer to labels that identities do not include. No identity has such a
-// label, so a selector with it cannot be evaluated: In and Exists would select no pod, and NotIn and DoesNotExist
-// every pod. The package makes such policies stricter instead.
+// label, so a selector with it cannot be evaluated: In and Exists would select no pod, and NotIn and DoesNotExist every
+// pod. The package makes such policies stricter, so that they never allow more than their author wrote.
 package excludedlabels
 
 import (
@@ -26,14 +26,14 @@ type Filter struct {
 // Default returns the filter of an identity service without configured rules.
 func Default() Filter { return Filter{Workloads: labelfilter.Default()} }
 
-// missing is a key that identities do not include.
+// missing is a label key that identities do not include.
 type missing struct {
 	key     string
-	by      string // rule of the filter that excludes it
+	by      string // rule of the filter that excludes the key
 	setting string // setting of sluice-identity that includes keys
 }
 
-// counts reports whether identities include the labels of a requirement.
+// counts reports whether identities include the labels to which a requirement refers.
 func (f Filter) counts(q selector.Requirement) (m missing, ok bool) {
 	filter, setting := f.Workloads, "labels.include"
 	sources := []string{q.Source}
@@ -53,7 +53,8 @@ func (f Filter) counts(q selector.Requirement) (m missing, ok bool) {
 	return missing{}, true
 }
 
-// split divides a selector into the requirements that can be evaluated, and the missing keys of the others.
+// split divides a selector into the requirements that can be evaluated, and the missing keys of the requirements that
+// cannot.
 func (f Filter) split(s selector.Selector) (counted selector.Selector, without []missing) {
 	var reqs []selector.Requirement
 	for _, q := range s.Requirements() {
@@ -69,9 +70,10 @@ func (f Filter) split(s selector.Selector) (counted selector.Selector, without [
 	return selector.New(reqs...), without
 }
 
-// Apply makes an object stricter if selectors use missing keys. It replaces a subject with such a key by the
-// isolation of every pod that it may select. It removes such peers from allow rules, and widens them in deny rules to
-// all peers that they may select. Notes name the keys. Without such keys, Apply returns the object itself and false.
+// Apply makes an object stricter if its selectors use missing keys. If the selector of the subject uses one, every pod
+// that it may select is isolated. If the selector of a peer uses one, the peer is removed from allow rules, and in deny
+// rules it is widened to all peers that it may select. Notes contain the keys. If no selector uses a missing key, Apply
+// returns the object itself and false.
 func (f Filter) Apply(ob policy.Object) (out policy.Object, closed bool) {
 	out = ob
 	for i, spec := range ob.Specs {
@@ -98,7 +100,7 @@ func (f Filter) Apply(ob policy.Object) (out policy.Object, closed bool) {
 	return out, closed
 }
 
-// note is the effect on a selector.
+// note describes the effect of missing keys on a selector.
 type note struct {
 	missing
 	path, then string

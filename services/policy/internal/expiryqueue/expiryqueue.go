@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Queue orders names by expiry time. An earlier time must be reported with Note. A later time is discovered when the
-// name reaches the head of the queue. The zero value is ready.
+// Queue orders names by expiry time. If the expiry time of a name becomes earlier, the caller must call Note. If it
+// becomes later, the queue detects that when the name reaches its head. The zero value is ready.
 type Queue struct {
 	heap   dates
 	queued map[string]time.Time // by name; other entries of the heap are outdated
@@ -49,8 +49,8 @@ func (g *Queue) Note(name string, at time.Time) {
 	heap.Push(&g.heap, date{at, name})
 }
 
-// First returns the name that expires first. when returns the present expiry time of a name, or false if it has none
-// any more.
+// First returns the name that expires first. when returns the current expiry time of a name, or false if the name no
+// longer has one.
 func (g *Queue) First(when func(name string) (time.Time, bool)) (name string, at time.Time, ok bool) {
 	for len(g.heap) > 0 {
 		top := g.heap[0]

@@ -35,16 +35,18 @@ type Field struct {
 	Kind string `json:"kind"`
 	// Versions are the supported API versions of the kind, preferred version first.
 	Versions []string `json:"versions"`
-	// Path has a name for each level: spec.ingress.toPorts.ports.port. As in `kubectl explain`, lists are not marked.
+	// Path contains the name of each level: spec.ingress.toPorts.ports.port. As in `kubectl explain`, lists are not
+	// marked.
 	Path string `json:"path"`
 	// Type is the type in manifest.Field.
 	Type     string  `json:"type"`
 	Required bool    `json:"required"`
 	Support  Support `json:"support"`
-	// Becomes describes how a policy with the field is treated, if it is converted or refused, and restrictions, if
-	// it is enforced.
+	// Becomes describes how a policy with the field is converted, or why it is refused. For an enforced field, it
+	// describes restrictions.
 	Becomes string `json:"becomes,omitempty"`
-	// Setting is the setting of sluice-policy without which a policy with the field is refused.
+	// Setting is the setting of sluice-policy that allows the field. Without it, a policy with the field is
+	// refused.
 	Setting string `json:"setting,omitempty"`
 	// Values lists all valid values, if they can be listed.
 	Values []string `json:"values,omitempty"`
@@ -52,11 +54,11 @@ type Field struct {
 	About string `json:"about"`
 
 	row row
-	// of is the enclosing field because of which this field is converted or refused.
+	// of is the enclosing field that makes this field converted or refused, too.
 	of *Field
 	// selector reports whether the field is part of a label selector.
 	selector bool
-	// field is the decoder's information about it.
+	// field is the decoder's description of the field.
 	field manifest.Field
 	// around is the enclosing field; nil at the top level.
 	around *Field
@@ -74,13 +76,13 @@ type row struct {
 	// example is a value of the field, in YAML. For an enforced field, it must give a different policy than other,
 	// which is another value, or absent if empty.
 	example, other string
-	// beside lists fields that an object with this field needs. instead lists fields that it may have in place of a
-	// refused field.
+	// More fields of the object, in YAML. An object with this field must also have the fields in beside. The fields
+	// in instead replace a refused field.
 	beside, instead string
 }
 
-// Of returns the fields of a kind, parents before their children; none for an unknown kind. A field without a row has
-// an empty About.
+// Of returns the fields of a kind, parents before their children; nil for an unknown kind. If a field has no row, its
+// About is empty.
 func Of(kind string) []Field {
 	t := policy.Struct(kind)
 	if t == nil {
@@ -145,8 +147,9 @@ func (f *Field) inherit(parent *Field) {
 	}
 }
 
-// find returns the row of a field. It prefers a row for the enclosing struct over a row for the declaring struct. For
-// each struct it prefers a row for an outer field, then for the kind, then for all kinds.
+// find returns the row of a field. A row for the enclosing struct takes precedence over a row for the declaring struct.
+// For each struct, a row for an outer field takes precedence over a row for the kind, and that over a row for all
+// kinds.
 func find(kind, path string, f manifest.Field) row {
 	for _, owner := range f.Owners {
 		for _, context := range append(strings.Split(path, "."), kind, "") {

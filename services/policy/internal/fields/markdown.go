@@ -63,7 +63,7 @@ func Markdown() string {
 			known[f.Path] = f.line()
 		}
 		table(kind, text, where(Of(kind), func(f Field) bool {
-			repeated := strings.HasPrefix(f.Path, "specs.") // as below spec
+			repeated := strings.HasPrefix(f.Path, "specs.") // the fields of specs repeat the fields of spec
 			return !repeated && !f.selector && known[f.Path] != f.line()
 		}))
 	}

@@ -8,7 +8,7 @@ const (
 	forEgress = "only egress rules may have it"
 	aNodes    = "Nodes, selected by the labels of their Node objects. " + unknownLabels
 	onePeer   = "{namespaces: {}}"
-	// unknownLabels applies to peers that are nodes.
+	// unknownLabels describes the treatment of peers that are nodes.
 	unknownLabels = "A node whose labels are not known is denied, and not allowed, by a rule that names labels."
 	oneRule       = "ingress: [{action: Deny, from: [{namespaces: {}}]}]"
 )

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package initialsync makes subscribers wait until every configured source of policies was listed completely once
-// since the policy state was created, because a missing policy might deny. Afterwards the state contains the enforced
-// policies, even while a source is unreachable. For each source, a file next to the state contains the name of that
-// state.
+// Package initialsync makes subscribers wait until every configured source of policies has been listed completely once
+// since the policy state was created, because a missing policy might deny traffic. After that, the stored state
+// contains the policies, even while a source is unreachable. For each complete source, a file next to the state records
+// this; it contains the name of the state.
 package initialsync
 
 import (
@@ -26,18 +26,18 @@ import (
 // Source is a configured source of policies.
 type Source struct {
 	Name string
-	// Of is where the source has its policies, such as a directory; empty: it has one place only. The policies of
-	// another place were not listed.
+	// Of is the location from which the source reads its policies, such as a directory; empty if there is only one.
+	// If it changes, the source counts as not listed.
 	Of string
-	// Whole is set if versions without these files applied a listing of the source entirely or not at all. Brought is
-	// set if the state has policies of the source.
+	// Whole is set if those versions that did not write these files applied a listing of the source entirely or not
+	// at all. Brought is set if the state contains policies of the source.
 	Whole, Brought bool
 }
 
-// Accepted is a missing part of a source. An operator decided not to wait for it.
+// Accepted records an operator's decision not to wait for a missing part of a source.
 type Accepted struct {
 	Source string    `json:"source"`
-	Part   string    `json:"part"` // such as the name of a file
+	Part   string    `json:"part"` // the missing part, such as the name of a file
 	Why    string    `json:"why"`  // why it was missing
 	Time   time.Time `json:"time"`
 	State  string    `json:"state"` // the content of the source's file
@@ -55,9 +55,9 @@ type Tracker struct {
 type source struct {
 	file   string
 	text   string // content of the file once the source is complete
-	former string // likewise, of versions that did not note the place of a source
-	noted  bool   // the file has that content
-	listed bool   // complete, in this run or an earlier one
+	former string // the same, written by versions that did not record Of
+	noted  bool   // the file exists with that content
+	listed bool   // the source is complete, in this run or an earlier one
 }
 
 // acceptedFile contains one Accepted per line.
@@ -81,7 +81,7 @@ func New(dir string, state stream.StateID, sources []Source) (*Tracker, error) {
 		case s.Brought && s.Whole:
 			one.listed = true
 		case s.Whole:
-			// From here on, the presence of policies in the state does not imply that there are no others.
+			// Once the file is removed, policies in the state no longer prove that the source was complete.
 			if err := Forget(dir, s.Name); err != nil {
 				return nil, err
 			}
@@ -109,15 +109,15 @@ func listedFile(dir, name string) string {
 	return filepath.Join(dir, strings.ReplaceAll(name, "/", "-")+".listed")
 }
 
-// Forget makes the next tracker of the state in dir wait for a source although it was complete before.
+// Forget makes the next Tracker of the state in dir wait for a source, even if it was complete before.
 func Forget(dir, name string) error {
 	return durable.WriteFile(listedFile(dir, name), []byte("incomplete"), 0o600, durable.SyncAll)
 }
 
-// Opened is closed once subscribers need not wait.
+// Opened returns a channel that is closed once subscribers need not wait any more.
 func (g *Tracker) Opened() <-chan struct{} { return g.opened }
 
-// Open lets subscribers pass in this run.
+// Open ends the wait of subscribers in this run.
 func (g *Tracker) Open() {
 	select {
 	case <-g.opened:
@@ -145,8 +145,8 @@ func (g *Tracker) openIfListed() {
 	g.Open()
 }
 
-// Listed records that a source is complete. If all sources are, it lets subscribers pass, and unless it returns an
-// error, also in later runs.
+// Listed records that a source is complete. If all sources are complete, it ends the wait of subscribers. Unless it
+// returns an error, later runs do not wait for the source either.
 func (g *Tracker) Listed(name string) error {
 	s := g.sources[name]
 	if s == nil {
@@ -164,12 +164,13 @@ func (g *Tracker) Listed(name string) error {
 	return nil
 }
 
-// HasListed reports whether a source was complete since the state was created. It is true for an unknown source.
+// HasListed reports whether a source has been complete since the state was created. It returns true for an unknown
+// source.
 func (g *Tracker) HasListed(name string) bool {
 	return g.sources[name] == nil || g.sources[name].listed
 }
 
-// Accept records the decision of an operator not to wait for a part of a source.
+// Accept records an operator's decision not to wait for a part of a source.
 func (g *Tracker) Accept(a Accepted) error {
 	a.State = g.sources[a.Source].text
 	all := append(slices.Clone(g.accepted), a)

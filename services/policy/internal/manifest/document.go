@@ -35,14 +35,14 @@ func Each(data []byte, take func(Document)) {
 type Item struct {
 	Document Document
 	Path     string // path in the list, such as items[3]
-	// Err is why the item has no text of its own, or is not an object. The Document can still be decoded if it is an
-	// object.
+	// Err is set if the item has no text of its own, or is not an object. If it is an object, its Document can be
+	// decoded in spite of Err.
 	Err error
 }
 
-// Items returns the objects of a list: of a v1 List, or of the list of one kind, whose items may omit version and
-// kind. The error is about the list itself and names the field; items have their own errors. If both results are nil,
-// the document is not a list.
+// Items returns the objects of a list: of a v1 List, or of the list of one kind, whose items may omit version and kind.
+// An error concerns the list itself and names the field; errors of items are in Item.Err. If both results are nil, the
+// document is not a list.
 func (d Document) Items() ([]Item, error) {
 	kind, ok := strings.CutSuffix(d.Kind, "List")
 	if !ok {
@@ -57,7 +57,7 @@ func (d Document) Items() ([]Item, error) {
 	var problems Problems
 	unknown, err := d.Decode(&list)
 	errors.As(err, &problems) //nolint:errcheck // Decode returns no other errors
-	// Mistakes within an item are reported with the item.
+	// A mistake within an item is reported with the item, and not here.
 	problems = slices.DeleteFunc(problems, func(p Problem) bool {
 		return !p.Stops && p.Path != "items" && Within(p.Path, "items")
 	})
@@ -84,7 +84,7 @@ func (d Document) item(i int, node *yaml.Node, kind string) Item {
 	}
 	out.Document = newDocument(node)
 	out.Document.plain = d.plain
-	// yamlstream.Each counts lines from the start of its text.
+	// Lines are counted from the start of the text that was passed to yamlstream.Each.
 	out.Document.Number, out.Document.Line = d.Number, d.Line+node.Line-d.node.Line
 	switch {
 	case refers(node):
@@ -105,7 +105,7 @@ func refers(n *yaml.Node) bool {
 // Has reports whether an object has a top-level field.
 func (d Document) Has(field string) bool { return yamlstream.Field(d.node, field) >= 0 }
 
-// Label returns the kind, namespace and name, as far as the object has them.
+// Label returns the kind, namespace and name of an object, without missing parts.
 func (d Document) Label() string {
 	var meta struct {
 		Metadata struct {
@@ -121,7 +121,8 @@ func (d Document) Label() string {
 	return shorten(strings.TrimSpace(d.Kind+" "+name), maxPath)
 }
 
-// Namespace returns the namespace of an object, by default "default"; false if it is unknown.
+// Namespace returns the namespace of an object, which is "default" if the object does not set it. It returns false if
+// the namespace cannot be determined.
 func (d Document) Namespace() (string, bool) {
 	var meta struct {
 		Metadata struct {
@@ -151,7 +152,7 @@ func (d Document) WithNamespace(namespace string) Document {
 		return d
 	}
 	value := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: namespace}
-	// Copy the nodes: aliases may share them.
+	// Copy the nodes, because aliases may share them.
 	root, inner := *d.node, *meta
 	root.Content, inner.Content = slices.Clone(root.Content), slices.Clone(inner.Content)
 	switch i := yamlstream.Field(meta, "namespace"); {

@@ -3,9 +3,9 @@
 
 // Package manifest decodes YAML and JSON into Go structs and reports the location of mistakes.
 //
-// It is strict: it rejects values of the wrong type, duplicate keys, and documents that are too large, nested too
-// deep, or grow too large through aliases, with the path of the field. An unknown field is reported and dropped, as
-// an API server does. Field names come from json tags.
+// It is strict: it rejects values of the wrong type, duplicate keys, and documents that are too large, nested too deep,
+// or become too large through aliases. Errors contain the path of the field. Like an API server, it reports unknown
+// fields and drops them. Field names come from json tags.
 package manifest
 
 import (
@@ -20,8 +20,8 @@ import (
 	"github.com/sluice-net/sluice/kit/yamlstream"
 )
 
-// Limits of the input. An API server accepts objects of about 1.5 MB. The limits bound the memory that hostile input
-// can use to some tens of megabytes.
+// Limits of the input. An API server accepts objects of about 1.5 MB. With these limits, hostile input can use at most
+// some tens of megabytes of memory.
 const (
 	MaxBytes = 3 << 20 // one stream of documents in Parse; one document in Each
 	maxMarks = 120_000 // characters that can begin a value, see yamlstream.Marks
@@ -39,13 +39,13 @@ const (
 type Problem struct {
 	Path string // such as spec.ingress[0].toPorts[1]; empty for the whole manifest
 	Text string
-	// Schema is set if only the published schema forbids it: the meaning is clear, and a server without the schema
-	// would accept it.
+	// Schema is set if only the published schema forbids the value: its meaning is clear, and a server without the
+	// schema would accept it.
 	Schema bool
-	// Held is set if an API server may hold such objects, created before it began to reject them: the meaning is
-	// clear.
+	// Held is set if an API server may contain such objects, because they were created before it began to reject
+	// them. Their meaning is clear.
 	Held bool
-	// Stops is set if the rest of the document was not read.
+	// Stops is set if the problem prevented the rest of the document from being read.
 	Stops bool
 }
 
@@ -111,12 +111,13 @@ func (ps Problems) SchemaOnly() bool {
 	return len(ps) > 0 && !slices.ContainsFunc(ps, func(p Problem) bool { return !p.Schema })
 }
 
-// Meaningful reports whether the meaning is clear in spite of the problems: each has Schema or Held set.
+// Meaningful reports whether the meaning of the manifest is clear in spite of the problems, because Schema or Held is
+// set in each.
 func (ps Problems) Meaningful() bool {
 	return !slices.ContainsFunc(ps, func(p Problem) bool { return !p.Schema && !p.Held })
 }
 
-// At reports whether there is a problem at the path, below it or above it, or a problem that stopped the reading.
+// At reports whether there is a problem at the path, below it or above it, or a problem with Stops.
 func (ps Problems) At(path string) bool {
 	return slices.ContainsFunc(ps, func(p Problem) bool {
 		return p.Stops || Within(p.Path, path) || Within(path, p.Path)
@@ -145,8 +146,8 @@ type Document struct {
 	Number int    // index in its stream, not counting empty documents
 	Line   int    // first line in its stream, counted from 1
 	Text   []byte // original text
-	// Err is why the document cannot be decoded: it is not YAML, is too large, or is a list. Only its position is set
-	// then.
+	// Err is why the document cannot be decoded: it is not YAML, is too large, or is a list. In this case only its
+	// position is set.
 	Err error
 
 	node  *yaml.Node
@@ -209,8 +210,8 @@ func (d Document) head() head {
 	return h
 }
 
-// PlainWords returns the document with unquoted words such as yes and on treated as text, as earlier versions did. In
-// YAML 1.1, which kubectl uses, they mean true and false.
+// PlainWords returns a document in which unquoted words such as yes and on are text, as in earlier versions. In YAML
+// 1.1, which kubectl uses, they mean true and false.
 func (d Document) PlainWords() Document {
 	d.plain = true
 	h := d.head()
@@ -254,7 +255,7 @@ type place struct {
 func (p *place) field(key string) *place { return &place{parent: p, key: key, index: -1} }
 func (p *place) item(i int) *place       { return &place{parent: p, index: i} }
 
-// String returns the path. If it is long, the start is left out.
+// String returns the path. It omits the start of a long path.
 func (p *place) String() string {
 	var parts []string
 	size := 0
@@ -282,8 +283,8 @@ func (d *decoder) fail(at *place, format string, args ...any) {
 
 var numberType = reflect.TypeFor[Number]()
 
-// over counts a value, and reports whether the document has too many values or is nested too deep; reading then
-// stops.
+// over counts a value. It returns true if the document has too many values or is nested too deep, so that reading must
+// stop.
 func (d *decoder) over(at *place, depth int) bool {
 	if d.nodes++; d.stop {
 		return true
@@ -375,7 +376,7 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, at *place, depth int) {
 	}
 }
 
-// truth returns a truth value of YAML 1.1.
+// truth returns the boolean that a word means in YAML 1.1.
 func truth(n *yaml.Node) (is, ok bool) {
 	if is, ok := yamlstream.Word(n); ok {
 		return is, true
@@ -428,7 +429,7 @@ func (d *decoder) number(n *yaml.Node, v reflect.Value, at *place) {
 	v.Set(reflect.ValueOf(Number{Int: i}))
 }
 
-// pairs calls f for each key of a mapping and reports duplicate keys.
+// pairs calls f for each key of a mapping, and reports duplicate keys as problems.
 func (d *decoder) pairs(n *yaml.Node, at *place, f func(key string, value *yaml.Node)) {
 	if n.Kind != yaml.MappingNode {
 		d.fail(at, "must be an object, is %s", describe(n))
@@ -518,7 +519,7 @@ func (d *decoder) structure(n *yaml.Node, v reflect.Value, at *place, depth int)
 	})
 }
 
-// opaque visits a part that is not decoded, so that the limits and the rules for keys apply to it, too.
+// opaque checks the limits and the rules for keys in a part of the document that is not decoded.
 func (d *decoder) opaque(n *yaml.Node, at *place, depth int) {
 	if d.over(at, depth) {
 		return

@@ -28,13 +28,13 @@ func (k NoteKind) String() string {
 	return [...]string{"", "unsupported", "canonical", "isolates", "selects-nothing", "no-effect"}[k]
 }
 
-// Note is information about an accepted manifest for its author.
+// Note is a remark about an accepted manifest for its author.
 type Note struct {
 	Kind NoteKind
 	Path string // empty for the whole manifest
 	Text string
 
-	omitted int // number of later notes that were left out
+	omitted int // on the last note: number of notes that were left out
 }
 
 // String returns "path: text".
@@ -46,7 +46,7 @@ type Notes []Note
 // maxNotes limits the notes that are kept for one manifest.
 const maxNotes = 40
 
-// Add appends a note. Above maxNotes, notes are only counted.
+// Add appends a note. Once there are maxNotes, further notes are only counted.
 func (ns *Notes) Add(kind NoteKind, path, format string, args ...any) {
 	if n := len(*ns); n >= maxNotes {
 		(*ns)[n-1].omitted++

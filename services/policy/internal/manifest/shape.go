@@ -8,8 +8,8 @@ import "reflect"
 // Field is a field that Decode sets in a struct.
 type Field struct {
 	Name string
-	// Owners are the structs with the field: the requested struct and, if the field belongs to an embedded struct,
-	// that struct.
+	// Owners are the structs that contain the field: the struct that was passed to Fields and, if the field belongs
+	// to an embedded struct, the embedded one.
 	Owners []reflect.Type
 	// Type is the type of its value in a manifest: string, boolean, integer, "string or integer", object, "map of
 	// strings", any, or "list of" one of these.

@@ -41,7 +41,7 @@ type Learned struct {
 type Address struct {
 	Addr    netip.Addr
 	Expires time.Time // end of its TTL
-	Forget  time.Time // when it is removed, unless a connection to it is reported before
+	Forget  time.Time // when it is removed, unless a connection to it is reported earlier
 }
 
 // List returns copies of the matching names with all their addresses, in no particular order. If has is valid, only
@@ -77,7 +77,7 @@ func (t *Table) Forget(name string, addr netip.Addr) (gone []engine.Name) {
 	return gone
 }
 
-// Would returns what Forget would remove, given names that List returned for the same address.
+// Would returns the result that Forget would have, given the names that List returned for the same address.
 func Would(list []Learned, addr netip.Addr) []engine.Name {
 	out := make([]engine.Name, 0, len(list))
 	for _, l := range list {
@@ -92,18 +92,18 @@ func Would(list []Learned, addr netip.Addr) []engine.Name {
 	return out
 }
 
-// Used is a learned name and the rules that select it.
+// Used is a learned name with the rules that select it.
 type Used struct {
 	Learned
 	By      []policytable.Source // the first rules, ordered by policy
 	Omitted int                  // number of further rules
 }
 
-// maxUses limits the rules that are listed for one name.
+// maxUses limits the number of rules that are listed for one name.
 const maxUses = 16
 
-// WithUses sorts the names and adds the rules that select each. It stops when ctx ends, because there may be many
-// names and rules.
+// WithUses sorts the names and adds to each the rules that select it. With many names and rules this takes long, so it
+// stops when ctx ends.
 func WithUses(ctx context.Context, list []Learned, policies []policy.Object) ([]Used, error) {
 	slices.SortFunc(list, func(a, b Learned) int { return strings.Compare(a.Name, b.Name) })
 	slices.SortFunc(policies, func(a, b policy.Object) int { return a.Key.Compare(b.Key) })
@@ -135,8 +135,8 @@ type use struct {
 	source  policytable.Source
 }
 
-// usesOf returns each source location once for each of its patterns, because a rule with several sets of ports
-// becomes several rules.
+// usesOf returns the source locations of rules that select names, each once for each of its patterns. The engine has
+// several rules for a rule with several sets of ports, so duplicates are removed.
 func usesOf(policies []policy.Object) (out []use) {
 	seen := make(map[use]bool)
 	for _, ob := range policies {

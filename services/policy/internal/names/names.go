@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package names implements the table of learned DNS names: the TTLs of their addresses, and which addresses are
-// removed when there is no capacity, or when their TTL and grace period are over and no connection uses them.
+// Package names implements the table of learned DNS names and their addresses. It decides which addresses are removed
+// when the table has no capacity. It also removes addresses whose TTL and grace period are over and which no connection
+// uses.
 //
 // It changes only the table. The caller applies the results to the engine and to stable storage.
 package names
@@ -30,18 +31,19 @@ const (
 // capacity for all others.
 const maxPerName = 1024
 
-// HoldFor is how long an address is kept at least after its TTL, and after each report of a connection to it, once
-// datapaths report. It covers several reports and a restart of the datapath.
+// HoldFor is the minimum time for which an address is kept after its TTL and after each report of a connection to it,
+// once a datapath has reported. It is longer than several intervals between reports, and than a restart of the
+// datapath.
 const HoldFor = 5 * time.Minute
 
-// maxExpiring limits the addresses that one call of Hold returns.
+// maxExpiring limits the number of addresses that one call of Hold returns.
 const maxExpiring = 16_384
 
 // Limits are fixed for the lifetime of a table.
 type Limits struct {
 	Names     int
 	Addresses int // for all names together
-	// Grace is how long an address is kept after its TTL.
+	// Grace is how long an address is kept after its TTL has ended.
 	Grace time.Duration
 }
 
@@ -49,8 +51,8 @@ type Limits struct {
 type Table struct {
 	limits    Limits
 	names     map[string]map[netip.Addr]time.Time // end of each address's TTL
-	ending    expiryqueue.Queue                   // names by the end of their first address
-	ended     expiryqueue.Queue                   // names by the end of their last address
+	ending    expiryqueue.Queue                   // names, ordered by the time when their first address ends
+	ended     expiryqueue.Queue                   // names, ordered by the time when their last address ends
 	addresses int
 	// used is the time of the last reported connection to an address with an expired TTL. asked holds the addresses
 	// that Hold returned last; nil: Hold was never called.
@@ -71,8 +73,8 @@ func (t *Table) Len() int { return len(t.names) }
 // Addresses returns the number of addresses of all names.
 func (t *Table) Addresses() int { return t.addresses }
 
-// Room frees capacity for addresses of a name. It returns the new addresses, and the addresses that it has removed.
-// It may remove addresses even if it fails in the end.
+// Room frees capacity for addresses of a name. It returns the addresses that are new, and the addresses that it has
+// removed. Even if it returns an error, it may have removed addresses.
 func (t *Table) Room(name string, addrs []netip.Addr, now time.Time) (
 	fresh []netip.Addr, gone []engine.Name, err error,
 ) {
@@ -85,8 +87,7 @@ func (t *Table) Room(name string, addrs []netip.Addr, now time.Time) (
 		}
 		seen[a] = true
 	}
-	// Addresses that are kept only for old connections are evicted: first addresses without a known connection,
-	// oldest first.
+	// Evict addresses that are kept only for old connections: first those without a known connection, oldest first.
 	evict := func(name string, need int) {
 		var over []netip.Addr
 		known := t.names[name]
@@ -112,7 +113,7 @@ func (t *Table) Room(name string, addrs []netip.Addr, now time.Time) (
 			gone = append(gone, t.forget(last, slices.Collect(maps.Keys(t.names[last]))))
 		}
 	}
-	var skipped []string // names without removable addresses
+	var skipped []string // names from which no address can be removed
 	for t.addresses+len(fresh) > t.limits.Addresses {
 		other, at, ok := t.ending.First(t.endsFirst)
 		if !ok || !at.Before(now) {
@@ -139,8 +140,8 @@ func (t *Table) Room(name string, addrs []netip.Addr, now time.Time) (
 	return fresh, gone, err
 }
 
-// Add stores the addresses of a name for their TTL. Room must have freed the capacity. It returns the time at which
-// to call Expire, and whether the record of the name has changed.
+// Add stores the addresses of a name for their TTL. Call Room before, to free capacity. Add returns the time at which
+// to call Expire, and whether the stored record of the name must be updated.
 func (t *Table) Add(name string, addrs []netip.Addr, ttl time.Duration, now time.Time) (wake time.Time, changed bool) {
 	until := now.Add(min(max(ttl, minTTL), MaxTTL))
 	known := t.names[name]
@@ -163,8 +164,8 @@ func (t *Table) Add(name string, addrs []netip.Addr, ttl time.Duration, now time
 
 // Restore adds a stored record. It returns the addresses of the name, and the time at which to call Expire.
 func (t *Table) Restore(r record.Name, now time.Time) (learned engine.Name, wake time.Time, err error) {
-	// The remaining TTL counts from now on, so that later changes of the wall clock have no effect. It exceeds MaxTTL
-	// only if the clock was ahead when the address was learned.
+	// The remaining TTL counts from now on, so that later changes of the wall clock have no effect. It exceeds
+	// MaxTTL only if the wall clock was ahead when the address was learned.
 	learned.Name = r.Name
 	known := make(map[netip.Addr]time.Time, len(r.Addresses))
 	for _, a := range r.Addresses {
@@ -174,7 +175,8 @@ func (t *Table) Restore(r record.Name, now time.Time) (learned engine.Name, wake
 		}
 		known[addr] = now.Add(min(time.Unix(a.Expires, 0).Sub(now), MaxTTL))
 		if known[addr].Before(now) {
-			t.used[addr] = now // assume a connection: no datapath has reported to this process yet
+			// assume that a connection exists, because no datapath has reported to this process yet
+			t.used[addr] = now
 		}
 		learned.Addrs = append(learned.Addrs, addr)
 	}
@@ -200,8 +202,8 @@ func (t *Table) Record(name string) record.Cache {
 	return record.Cache{Names: []record.Name{r}}
 }
 
-// Expire removes the addresses whose TTL and grace period are over and that no connection uses. It returns the
-// removed addresses, and when to call it again; zero: never.
+// Expire removes the addresses whose TTL and grace period are over and which no connection uses. It returns the removed
+// addresses, and the time at which to call it again; zero: never.
 func (t *Table) Expire(now time.Time) (gone []engine.Name, wake time.Time) {
 	grace := t.grace()
 	defer maps.DeleteFunc(t.used, func(_ netip.Addr, used time.Time) bool { return !used.Add(grace).After(now) })
@@ -223,9 +225,9 @@ func (t *Table) Expire(now time.Time) (gone []engine.Name, wake time.Time) {
 	}
 }
 
-// Hold keeps the addresses that connections use for another HoldFor; inUse is a part of the result of the previous
-// call. It returns the addresses with expired TTLs, earliest first, so that the caller checks for connections to
-// them.
+// Hold extends the time of the addresses in inUse by HoldFor, because connections use them. It returns the addresses
+// whose TTLs have expired, earliest first. The caller then looks for connections to these addresses, and passes the
+// addresses that have connections to the next call.
 func (t *Table) Hold(inUse []netip.Addr, now time.Time) (expiring []netip.Addr) {
 	for _, a := range inUse {
 		a = a.Unmap()
@@ -261,7 +263,7 @@ func (t *Table) end(a netip.Addr, until time.Time) time.Time {
 	return until
 }
 
-// grace returns how long addresses are kept after their end.
+// grace returns how long an address is kept after the time that end returns.
 func (t *Table) grace() time.Duration {
 	if t.asked == nil && len(t.used) == 0 {
 		return t.limits.Grace

@@ -2,7 +2,7 @@
 // Copyright 2026 The Sluice Authors
 
 // Package networkpolicy defines Kubernetes' NetworkPolicy, and the parts that all kinds of policy share: object
-// metadata and label selectors, with the validation of an API server.
+// metadata and label selectors. It validates them as an API server does.
 package networkpolicy
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 )
 
-// Meta holds the fields of every object.
+// Meta contains the fields that every object has.
 type Meta struct {
 	APIVersion string     `json:"apiVersion"`
 	Kind       string     `json:"kind"`
@@ -26,8 +26,8 @@ type Meta struct {
 	Status     any        `json:"status"`
 }
 
-// ObjectMeta is the metadata by which policies are identified. Fields that only the API server writes are accepted
-// and dropped.
+// ObjectMeta contains the metadata that identifies a policy. Fields that only the API server writes are accepted and
+// dropped.
 type ObjectMeta struct {
 	Name        string            `json:"name"`
 	Namespace   string            `json:"namespace"`
@@ -47,8 +47,8 @@ type ObjectMeta struct {
 	GenerateName               any `json:"generateName"`
 }
 
-// Validate checks the name, and the namespace of a namespaced object, by default "default". A cluster-wide object
-// must have no namespace.
+// Validate checks the name and the namespace. A namespaced object without a namespace gets "default". A cluster-wide
+// object must have no namespace.
 func (m *ObjectMeta) Validate(namespaced bool, ps *manifest.Problems) {
 	switch {
 	case m.Name == "":
@@ -125,7 +125,7 @@ func (s *LabelSelector) Validate(path string, sources bool, ps *manifest.Problem
 	}
 }
 
-// Names reports whether the selector has a requirement for exactly this key.
+// Names reports whether the selector has a requirement for this key.
 func (s *LabelSelector) Names(key string) bool {
 	if s == nil {
 		return false
@@ -136,7 +136,7 @@ func (s *LabelSelector) Names(key string) bool {
 	return slices.ContainsFunc(s.MatchExpressions, func(e Expression) bool { return e.Key == key })
 }
 
-// Usable reports whether the selector is valid and was read completely, according to bad.
+// Usable reports whether the selector is valid, and has no problem according to bad.
 func (s *LabelSelector) Usable(path string, sources bool, bad func(path string) bool) bool {
 	var ps manifest.Problems
 	s.Validate(path, sources, &ps)
@@ -173,7 +173,7 @@ func (s *LabelSelector) Requirements(source, prefix string) []selector.Requireme
 	return s.Convert(func(key string) (string, string) { return source, prefix + key })
 }
 
-// Convert converts a valid selector; place returns the source and key for each key.
+// Convert converts a valid selector; place returns the source and the key for a key as written.
 func (s *LabelSelector) Convert(place func(key string) (source, key2 string)) []selector.Requirement {
 	if s == nil {
 		return nil
@@ -191,8 +191,8 @@ func (s *LabelSelector) Convert(place func(key string) (source, key2 string)) []
 	return reqs
 }
 
-// Namespaces returns the requirements of a namespace selector: for the labels of the namespace, and that the peer is
-// in some namespace, which excludes nodes and the world.
+// Namespaces returns the requirements of a namespace selector: the labels of the namespace must match, and the peer
+// must be in a namespace, which excludes nodes and the world.
 func (s *LabelSelector) Namespaces() []selector.Requirement {
 	return append(s.Requirements(label.SourceKubernetes, label.KeyNamespaceLabels), InSomeNamespace())
 }
@@ -280,7 +280,7 @@ func badKey(key string) string {
 	return ""
 }
 
-// IsPortName reports whether s is a port name as registered by IANA: at most 15 letters, digits and single inner
+// IsPortName reports whether s has the form of an IANA service name: at most 15 letters, digits and single inner
 // hyphens, with at least one letter.
 func IsPortName(s string) bool {
 	if s == "" || len(s) > 15 || strings.Contains(s, "--") || s[0] == '-' || s[len(s)-1] == '-' {

@@ -131,14 +131,14 @@ func strictPrefix(path, s string, ps *manifest.Problems) (netip.Prefix, bool) {
 	return canonical, ok
 }
 
-// heldPrefix parses a prefix as an API server may hold it: with bits beyond its length, with leading zeros, or with
-// an IPv4 address in IPv6 notation.
+// heldPrefix parses a prefix in a form that new objects may not have, but that objects in an API server may still have:
+// with bits beyond its length, with leading zeros, or with an IPv4 address in IPv6 notation.
 func heldPrefix(s string) (netip.Prefix, bool) {
 	addr, bits, ok := strings.Cut(s, "/")
 	if !ok {
 		return netip.Prefix{}, false
 	}
-	// The embedded IPv4 address at the end, if any.
+	// Parse the embedded IPv4 address at the end, if there is one.
 	front := ""
 	if i := strings.LastIndexByte(addr, ':'); i >= 0 {
 		front, addr = addr[:i+1], addr[i+1:]
@@ -199,7 +199,7 @@ func (p *NetworkPolicy) source() policytable.Source {
 	return policytable.Source{Kind: "NetworkPolicy", Namespace: p.Metadata.Namespace, Name: p.Metadata.Name}
 }
 
-// types returns the policy types, including implied types.
+// types returns the policy types, including those that the spec implies.
 func (p *NetworkPolicy) types(egress bool) []string {
 	switch {
 	case len(p.Spec.PolicyTypes) > 0:
@@ -221,8 +221,8 @@ func (p *NetworkPolicy) Notes() (ns manifest.Notes) {
 }
 
 // Isolate returns the rules for a policy that cannot be converted: the pods that it selects get no traffic in the
-// directions of the policy. bad reports the paths that were not understood. If the selector was not understood, every
-// pod of the namespace is selected.
+// directions of the policy. bad reports whether a path has a problem. If the selector has one, every pod of the
+// namespace is selected.
 func (p *NetworkPolicy) Isolate(bad func(path string) bool) []rule.Spec {
 	spec := rule.Spec{Namespace: p.Metadata.Namespace}
 	reqs := []selector.Requirement{InNamespace(p.Metadata.Namespace)}

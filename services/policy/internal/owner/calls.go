@@ -29,7 +29,7 @@ type Request struct {
 	AllowUnknown bool
 }
 
-// read decodes the manifests of a request; there may be none.
+// read decodes the manifests of a request, if it has any.
 func (r *Request) read(rules rule.Options) ([]decode.Decoded, error) {
 	if len(r.Manifests) == 0 {
 		return nil, nil
@@ -57,8 +57,8 @@ func (o *Owner) Apply(ctx context.Context, r Request) (Outcome, error) {
 	return out, o.noteSelection(ctx, docs, out.Changes)
 }
 
-// Replace replaces all policies of a manager with the policies of the request. The manager's listing is complete
-// afterwards.
+// Replace replaces all policies of a manager with the policies of the request. Afterwards the manager counts as
+// complete.
 func (o *Owner) Replace(ctx context.Context, r Request) (Outcome, error) {
 	docs, err := r.read(o.config.Rules)
 	if err != nil {
@@ -86,7 +86,7 @@ func (o *Owner) Replace(ctx context.Context, r Request) (Outcome, error) {
 var noneSelected = manifest.Note{Kind: manifest.NoteSelectsNothing, Text: "selects no endpoint of this node"}
 
 // noteSelection adds a note to the change of each document that selects no endpoint of this node. changes[i] must be
-// the change of docs[i]; deletions may follow. It runs in the caller's goroutine, not in the loop.
+// the change of docs[i]; further elements are deletions. It runs in the caller's goroutine, not in the loop.
 func (o *Owner) noteSelection(ctx context.Context, docs []decode.Decoded, changes []Changed) error {
 	subjects, err := loop.Ask(ctx, o.loop, opOther, func() ([]label.Set, error) {
 		var out []label.Set
@@ -112,8 +112,8 @@ func (o *Owner) noteSelection(ctx context.Context, docs []decode.Decoded, change
 	return nil
 }
 
-// Complete deletes the policies that a manager sent in earlier runs and not in this one. run is the run that received
-// the manager's policies.
+// Complete deletes the policies that a manager has sent in earlier runs of the service, but not in this one. run is the
+// run that received the manager's policies.
 func (o *Owner) Complete(ctx context.Context, c managed.Caller, run [16]byte) (Outcome, error) {
 	return o.changed(ctx, c, func() (edit, error) {
 		e := edit{completes: true}
@@ -124,7 +124,7 @@ func (o *Owner) Complete(ctx context.Context, c managed.Caller, run [16]byte) (O
 	})
 }
 
-// removeOthers removes the policies of a manager for which stays is false.
+// removeOthers removes the policies of a manager for which stays returns false.
 func (o *Owner) removeOthers(e *edit, c *managed.Caller, stays func(policy.Key) bool) error {
 	gone, err := o.policies.managed(o.sources.configured).Prune(c, len(e.named), stays)
 	if err != nil {
@@ -182,8 +182,8 @@ func (o *Owner) upsert(caller *managed.Caller, docs []decode.Decoded) (edit, err
 	return e, nil
 }
 
-// changed makes a change of the source "grpc", which find determines in a turn of the owner, or returns its effect
-// without making it.
+// changed makes a change of the source "grpc", or only returns its effect. find determines the change in a turn of the
+// owner.
 func (o *Owner) changed(ctx context.Context, c managed.Caller, find func() (edit, error)) (Outcome, error) {
 	look := func() (edit, error) {
 		if err := c.Check(o.publisher.barrier.Policy); err != nil {

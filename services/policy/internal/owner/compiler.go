@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 )
 
-// compiler passes changes to the engine, and notes which tables lack rules. It belongs to the loop.
+// compiler passes changes to the engine, and records which tables lack rules. It belongs to the loop.
 type compiler struct {
 	engine     *engine.Engine
 	problems   *problem.Set
@@ -20,7 +20,7 @@ type compiler struct {
 	interests  *interests
 }
 
-// apply passes a change to the engine. Everything that the engine refuses exceeds a limit.
+// apply passes a change to the engine. The engine refuses a change only if it exceeds a limit.
 func (c *compiler) apply(change engine.Change) error {
 	err := c.engine.Apply(change)
 	c.noteReduced()
@@ -30,7 +30,8 @@ func (c *compiler) apply(change engine.Change) error {
 	return nil
 }
 
-// addSubjects compiles subjects whose identities are known. A table that is too large gets the rules that fit.
+// addSubjects compiles subjects whose identities are known. If a table would be too large, it gets only the rules that
+// fit.
 func (c *compiler) addSubjects(list []identity.Numeric) {
 	var fresh []identity.Numeric
 	for _, x := range list {
@@ -43,7 +44,7 @@ func (c *compiler) addSubjects(list []identity.Numeric) {
 	}
 }
 
-// noteReduced records which subjects have tables that lack rules.
+// noteReduced records the subjects whose tables lack rules.
 func (c *compiler) noteReduced() {
 	list := c.engine.Reduced()
 	if len(list) == 0 {

@@ -17,12 +17,13 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// Feed is a source that repeatedly lists everything it has.
+// Feed is a source that lists all its policies each time.
 type Feed struct {
 	owner   *Owner
 	name    string
 	decoded map[string]*file // by origin
-	// former holds, by origin, the names of files that were renamed and not read since. Their policies stay.
+	// former contains, by origin, the former names of files that were renamed and have not been read since. The
+	// policies of the files stay.
 	former map[string][]string
 }
 
@@ -31,12 +32,12 @@ type file struct {
 	docs []decode.Decoded
 	err  error
 	keep bool // the file was not read; its policies stay
-	// partly is set if err concerns only some of the documents, and docs holds the others.
+	// partly is set if err concerns only some of the documents. docs contains the other documents.
 	partly  bool
 	skipped []string // documents that are not policies
 }
 
-// Feed returns the feed of a source that New got. It must be used by one goroutine.
+// Feed returns the feed of a source that was passed to New. It must be used by one goroutine.
 func (o *Owner) Feed(name string) *Feed {
 	return &Feed{owner: o, name: name, decoded: make(map[string]*file), former: make(map[string][]string)}
 }
@@ -61,7 +62,7 @@ func (f *Feed) Failed(ctx context.Context, why error) error {
 
 // Set replaces the files of the source. A document that cannot be applied isolates the pods that it selects, or its
 // namespace. If not even the namespace of a document can be read, the policies of its file stay, except for policies
-// that are now in another document of the file. This is so for a file that was renamed, too.
+// that are now in another document of the file. The same applies to a file that was renamed.
 func (f *Feed) Set(ctx context.Context, files []directory.File) error {
 	var known map[string][]decode.Decoded
 	if len(f.decoded) == 0 {
@@ -140,8 +141,8 @@ func (d *file) read(in directory.File, rules rule.Options) {
 	}
 }
 
-// inForce returns the policies of the source by origin. After a restart most files are unchanged, and need not be
-// decoded again.
+// inForce returns the enforced policies of the source by origin. With them, files that are unchanged after a restart
+// need not be decoded again.
 func (f *Feed) inForce(ctx context.Context) (map[string][]decode.Decoded, error) {
 	return loop.Ask(ctx, f.owner.loop, opOther, func() (map[string][]decode.Decoded, error) {
 		out := make(map[string][]decode.Decoded)

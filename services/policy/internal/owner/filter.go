@@ -16,7 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/excludedlabels"
 )
 
-// filterFile stores the last filter of the identity service, which may be down when the policies are compiled again.
+// filterFile is the file with the last filter of the identity service, which may not run when the policies are compiled
+// at the next start.
 const filterFile = "label-filter.json"
 
 // filterRecord is the content of filterFile.
@@ -47,7 +48,8 @@ func loadFilter(dir string, l *slog.Logger) (excludedlabels.Filter, error) {
 		if err = json.Unmarshal(text, &r); err == nil {
 			f, err = r.filter()
 		}
-		if err != nil { // if the default differs, policies get stricter until the service sends its filter
+		// if the default filter differs, policies are stricter until the service sends its filter
+		if err != nil {
 			l.Warn("cannot read the stored label filter; using the default",
 				"file", filterFile, log.Err(err))
 			f = excludedlabels.Default()

@@ -26,7 +26,7 @@ import (
 type forms struct {
 	rules  rule.Options
 	now    func() time.Time
-	filter atomic.Pointer[excludedlabels.Filter] // which labels identities have
+	filter atomic.Pointer[excludedlabels.Filter] // determines which labels identities have
 }
 
 func newForms(rules rule.Options, now func() time.Time, filter excludedlabels.Filter) *forms {
@@ -46,7 +46,7 @@ func (f *forms) policy(d decode.Decoded, source, origin string) *Policy {
 	return p
 }
 
-// filtered returns an object as the engine gets it.
+// filtered returns an object in the form for the engine, with the filter applied.
 func (f *forms) filtered(ob policy.Object) policy.Object {
 	ob, _ = f.filter.Load().Apply(ob)
 	return ob
@@ -63,7 +63,7 @@ func (f *forms) isolation(k policy.Key) *Policy {
 	return p
 }
 
-// restoreHeld is hold after a restart, from the text in the journal.
+// restoreHeld repeats hold after a restart, with the text in the journal.
 func (f *forms) restoreHeld(p *Policy, text []byte) {
 	if len(text) == 0 {
 		return
@@ -122,8 +122,8 @@ func (f *forms) decode(r record.Policy) *Policy {
 		p.Revision, p.Updated = r.Revision, time.Unix(r.Updated, 0)
 		return p
 	}
-	// Policies that an earlier version accepted stay accepted. A caller may have accepted that unknown fields are
-	// dropped. Other unknown fields are of a later version, and may narrow a rule.
+	// Policies that an earlier version accepted stay accepted. If they came from a call, it may have set
+	// AllowUnknown. All other unknown fields come from a later version, and may narrow a rule.
 	from := source.Of(r.Source)
 	as := decode.Options{
 		Rules: f.rules, Namespace: r.Key.Namespace, AllowUnknown: !from.Files && !r.Place.Known, Stored: true,

@@ -12,14 +12,14 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 )
 
-// identities holds the identities of the identity service. It belongs to the loop.
+// identities contains the identities that the identity service has sent. It belongs to the loop.
 type identities struct {
 	all        map[identity.Numeric]peer.Identity
 	cluster    string
 	nodeLabels bool
 }
 
-// complete returns an identity as the engine gets it.
+// complete returns an identity in the form for the engine.
 func (s *identities) complete(id peer.Identity) peer.Identity {
 	return id.Complete(s.cluster).Node(s.nodeLabels)
 }

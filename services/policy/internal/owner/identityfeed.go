@@ -22,8 +22,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/source"
 )
 
-// IdentityFeed takes what the identity service delivers: the identities, and the filter of their labels. The exported
-// methods may be called concurrently; all else belongs to the loop.
+// IdentityFeed receives the identities and the label filter from the identity service. The exported methods may be
+// called concurrently; all other methods and fields belong to the loop.
 type IdentityFeed struct {
 	loop       *loop.Loop
 	revising   *loop.Lock // held while policies are compiled for a new filter
@@ -39,7 +39,7 @@ type IdentityFeed struct {
 	problems   *problem.Set
 }
 
-// newIdentityFeed returns the feed of an owner that has all its other parts.
+// newIdentityFeed returns the feed of an owner whose other fields are set.
 func newIdentityFeed(o *Owner, dir string) *IdentityFeed {
 	return &IdentityFeed{
 		loop: o.loop, revising: o.revising, log: o.config.Log, dir: dir, identities: o.identities, compiler: o.compiler,
@@ -72,8 +72,8 @@ func (f *IdentityFeed) setIdentities(set []peer.Identity, gone []identity.Numeri
 	f.storage.save(rec)
 }
 
-// TakeIdentities is SetIdentities, and records the revision of the identity service up to which the owner has every
-// change; zero means unknown.
+// TakeIdentities is SetIdentities, and also records the revision of the identity service whose state the owner then
+// has; zero means unknown.
 func (f *IdentityFeed) TakeIdentities(
 	ctx context.Context, set []peer.Identity, gone []identity.Numeric, at peer.Revision,
 ) error {
@@ -84,7 +84,7 @@ func (f *IdentityFeed) TakeIdentities(
 	return err
 }
 
-// CompleteIdentities reports that listed contains all existing identities.
+// CompleteIdentities reports that identities that are not listed do not exist.
 func (f *IdentityFeed) CompleteIdentities(ctx context.Context, listed map[identity.Numeric]struct{}) error {
 	for more := true; more; {
 		var err error
@@ -104,7 +104,7 @@ func (f *IdentityFeed) CompleteIdentities(ctx context.Context, listed map[identi
 	return nil
 }
 
-// SourceFailed records why the identity service cannot be followed; nil clears the failure.
+// SourceFailed records the reason for which the identity service delivers nothing; nil clears the failure.
 func (f *IdentityFeed) SourceFailed(ctx context.Context, name string, why error) error {
 	return f.loop.Do(ctx, opOther, func() { f.sources.failed(name, why) })
 }

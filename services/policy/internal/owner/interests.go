@@ -23,7 +23,8 @@ const (
 	maxSubscribers = 16
 )
 
-// datapathName is the subscriber name of the datapath. It identifies datapaths of versions that do not send a role.
+// datapathName is the subscriber name of the datapath. A subscriber of this name that sends no role is a datapath of an
+// earlier version.
 const datapathName = "datapath"
 
 // Interest lists the subjects and locations for which a subscriber needs tables.
@@ -32,21 +33,21 @@ type Interest struct {
 	Locations []engine.Location
 }
 
-// Role is the use that a subscriber makes of the tables.
+// Role states what a subscriber does with the tables.
 type Role uint8
 
 // The roles.
 const (
-	RoleUnknown Role = iota // not sent; the name decides
+	RoleUnknown Role = iota // no role was sent; the name decides
 	RoleEnforces
 	RoleWatches
 )
 
-// Subscription holds the parameters with which a subscriber connects.
+// Subscription contains the parameters with which a subscriber connects.
 type Subscription struct {
 	Name string
 	Role Role
-	// The last message that it has applied; zero: none.
+	// Incarnation and number of the last message that the subscriber has applied; zero: none.
 	Incarnation stream.Incarnation
 	Seq         uint64
 	Interest
@@ -66,16 +67,16 @@ func (one *subscriber) wants(x identity.Numeric) bool { _, ok := one.subjects[x]
 type subscriber struct {
 	subjects  map[identity.Numeric]struct{}
 	locations map[netip.Addr]identity.Numeric
-	enforces  bool            // otherwise it only watches
+	enforces  bool            // the subscriber enforces the tables; if false, it only watches them
 	session   *stream.Session // nil while disconnected
 	until     time.Time       // when it is removed, if disconnected
-	saveAt    time.Time       // when to store its interests; zero: they are stored
+	saveAt    time.Time       // when to store its interests; zero: they are already stored
 }
 
-// interests holds the connected and the recently connected subscribers with their interests. Its methods change no
+// interests contains the subscribers that are connected or were recently, and their interests. Its methods change no
 // other state: Subscribers passes their results to the engine. It belongs to the loop.
 type interests struct {
-	linger time.Duration // how long an enforcing subscriber is kept after it disconnects
+	linger time.Duration // how long an enforcing subscriber is kept after it has disconnected
 	now    func() time.Time
 	all    map[string]*subscriber
 }
@@ -84,8 +85,8 @@ func newInterests(linger time.Duration, now func() time.Time) *interests {
 	return &interests{linger: linger, now: now, all: make(map[string]*subscriber)}
 }
 
-// connecting returns the subscriber that connects. A new subscriber that never completes its connection is removed
-// later.
+// connecting returns the record of the subscriber that connects. A new subscriber that never completes its connection
+// is removed later.
 func (s *interests) connecting(want *Subscription) (*subscriber, error) {
 	one := s.all[want.Name]
 	if one == nil {
@@ -144,8 +145,8 @@ func subscriberRecord(name string, s *subscriber) record.Subscriber {
 	return r
 }
 
-// next returns some of the subjects to add and remove, so that the subscriber approaches its wanted subjects.
-// Removals come first, to free capacity: while there are any, next returns no additions.
+// next returns one batch of subjects to add or to remove, until the subscriber has the subjects in want. To free
+// capacity first, it returns additions only when there is nothing to remove.
 func (one *subscriber) next(want map[identity.Numeric]struct{}) (add, remove []identity.Numeric) {
 	for x := range one.subjects {
 		if _, ok := want[x]; !ok && len(remove) < subjectsAtOnce {
@@ -163,7 +164,7 @@ func (one *subscriber) next(want map[identity.Numeric]struct{}) (add, remove []i
 	return add, nil
 }
 
-// rest returns the interests that a subscriber must give up to have no more than it wants.
+// rest returns the interests of a subscriber that are not in want and must be removed.
 func (one *subscriber) rest(want Interest) (remove []identity.Numeric, vacate []netip.Addr) {
 	subjects := make(map[identity.Numeric]struct{}, len(want.Subjects))
 	for _, x := range want.Subjects {
@@ -186,7 +187,7 @@ func (one *subscriber) rest(want Interest) (remove []identity.Numeric, vacate []
 	return remove, vacate
 }
 
-// fits returns ErrLimit if a subscriber would have too many interests after a change.
+// fits returns ErrLimit if a subscriber would exceed the limit of interests after a change.
 func (one *subscriber) fits(add, remove Interest) error {
 	if sizeAfter(one.subjects, remove.Subjects, add.Subjects) > maxSubjects ||
 		sizeAfter(one.locations, remove.addrs(), add.addrs()) > maxLocations {
@@ -225,8 +226,8 @@ func sizeAfter[K comparable, V any](m map[K]V, remove, add []K) int {
 	return n
 }
 
-// change changes the interests of a subscriber. It returns the resulting change for all subscribers together. Added
-// subjects are handled separately, because their identity may not be known.
+// change changes the interests of a subscriber. It returns the change of the interests of all subscribers together.
+// Added subjects are not part of it, because their identities may not be known yet.
 func (s *interests) change(
 	one *subscriber, add, remove []identity.Numeric, locate []engine.Location, vacate []netip.Addr,
 ) (c engine.Change) {
@@ -261,7 +262,7 @@ func (s *interests) change(
 	return c
 }
 
-// want reports whether any subscriber has the subject.
+// want reports whether any subscriber is interested in the subject.
 func (s *interests) want(x identity.Numeric) bool {
 	for _, one := range s.all {
 		if one.wants(x) {
@@ -271,7 +272,7 @@ func (s *interests) want(x identity.Numeric) bool {
 	return false
 }
 
-// located returns the identity at an address, for any subscriber.
+// located returns the identity that any subscriber has reported for an address.
 func (s *interests) located(a netip.Addr) (identity.Numeric, bool) {
 	for _, one := range s.all {
 		if x, ok := one.locations[a]; ok {
@@ -281,8 +282,8 @@ func (s *interests) located(a netip.Addr) (identity.Numeric, bool) {
 	return 0, false
 }
 
-// awaited reports for each enforcing subscriber whether a change of the subjects waits for it. Without subjects,
-// every change waits for all.
+// awaited reports, for each enforcing subscriber, whether a change of the subjects has to wait for it. Without
+// subjects, a change waits for all of them.
 func (s *interests) awaited(subjects []identity.Numeric) map[string]bool {
 	who := make(map[string]bool)
 	for name, one := range s.all {
@@ -293,8 +294,8 @@ func (s *interests) awaited(subjects []identity.Numeric) map[string]bool {
 	return who
 }
 
-// left records that a subscriber has disconnected, and reports whether to remove it immediately. A watching
-// subscriber is removed immediately, unless this takes many turns.
+// left records that a subscriber has disconnected, and reports whether the caller should remove it immediately. That is
+// so for a watching subscriber, unless the removal takes many turns.
 func (s *interests) left(one *subscriber) (forget bool) {
 	one.session, one.until = nil, s.now()
 	if one.enforces {

@@ -12,16 +12,18 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/source"
 )
 
-// listing is a listing of a source, with the work to make the policies agree with its files.
+// listing is a listing of a source, with the changes that make the policies agree with it.
 type listing struct {
 	source string
 	order  []string // origins
 	files  map[string]*file
-	// For a source that reports changes: files holds only the changed files, and the others stay, except for removed.
-	// If listed is set, it holds the origins of all existing files, and the source is complete.
+	// deltas is set for a source that reports changes: files contains only the changed files, removed contains the
+	// removed ones, and all other files stay. If listed is set, it contains the origins of all existing files, and
+	// the source is complete.
 	deltas  bool
 	removed map[string]policy.Key
-	// former holds the former names of renamed files that cannot be read, by origin. They are kept in files.
+	// former contains, by origin, the former names of renamed files that cannot be read. The policies with these
+	// names are kept.
 	former map[string][]string
 	listed map[string]struct{}
 
@@ -30,13 +32,13 @@ type listing struct {
 	// unfolded and spaces have the same meaning as in edit.
 	unfolded, spaces []policy.Key
 	bad              map[string]refused
-	// partly holds the files with unreadable documents. Their readable documents are enforced.
+	// partly contains the files that have unreadable documents. The readable documents of these files are enforced.
 	partly map[string]bool
 	// shadowed holds the objects of an API server that isolate because another source has a policy with their key.
 	shadowed map[string]bool
 }
 
-// puts holds the new or changed policies of a file.
+// puts contains the new or changed policies of a file.
 type puts struct {
 	origin   string
 	policies []*Policy
@@ -51,7 +53,7 @@ func (l *listing) edit() edit {
 	return e
 }
 
-// without reports whether an origin no longer has policies, apart from those in the listing's files.
+// without reports whether an origin will have no policies, apart from those in the files of the listing.
 func (l *listing) without(origin string) bool {
 	_, removed := l.removed[origin]
 	_, listed := l.listed[origin]
@@ -61,7 +63,7 @@ func (l *listing) without(origin string) bool {
 // complete reports whether the listing completes the source.
 func (l *listing) complete() bool { return !l.deltas || l.listed != nil }
 
-// unreadable notes a document of a file that can be neither applied nor isolated: it selects no pods.
+// unreadable records a document that can be neither applied nor isolated, because its pods cannot be determined.
 func (l *listing) unreadable(origin string, d decode.Decoded, why string) {
 	why = decode.Violation{Document: d.Document, Line: d.Line, Text: why}.String()
 	if r, ok := l.bad[origin]; ok {
@@ -90,7 +92,7 @@ func (c *comparison) compare(l *listing) {
 			}
 		}
 	}
-	keys := make(map[string]map[policy.Key]bool) // keys of files, once needed
+	keys := make(map[string]map[policy.Key]bool) // keys of each file's policies, computed on demand
 	has := func(origin string, k policy.Key) bool {
 		f := l.files[origin]
 		if f == nil {
@@ -124,7 +126,7 @@ func (c *comparison) compare(l *listing) {
 			continue
 		}
 		of := l.files[origin].docs
-		var second []policy.Key // groups of addresses that another place has
+		var second []policy.Key // groups of addresses that another origin already has
 		for i, d := range of {
 			there := func(of string) bool {
 				return has(of, d.Object.Key) || stays(of) && !slices.Contains(l.former[origin], of)
@@ -183,7 +185,7 @@ func (c *comparison) compare(l *listing) {
 	}
 	for _, of := range docs {
 		for _, d := range of {
-			k := decode.ShadowKey(d.Object.Key) // of the time when another source had its policy
+			k := decode.ShadowKey(d.Object.Key) // the key from the time when another source had the policy
 			if p := c.policies.all[k]; !from.Files && p != nil && p.Source == l.source && taken[k] == "" {
 				l.gone = append(l.gone, k)
 			}
@@ -222,8 +224,8 @@ func (c *comparison) compare(l *listing) {
 	slices.SortFunc(l.gone, policy.Key.Compare)
 }
 
-// conflict returns why a policy of a file or object cannot be applied: another source or origin has it. there reports
-// whether an origin still has its policy.
+// conflict returns the reason for which a policy of a file or object cannot be applied, because another source or
+// origin has the policy. there reports whether an origin still has its policy.
 func (c *comparison) conflict(
 	l *listing, origin string, k policy.Key, taken map[policy.Key]string, there func(origin string) bool,
 ) string {

@@ -22,7 +22,7 @@ import (
 )
 
 // Names holds the learned addresses of DNS names, and passes them to the engine. The exported methods may be called
-// concurrently; all else belongs to the loop.
+// concurrently; all other methods and fields belong to the loop.
 type Names struct {
 	loop        *loop.Loop
 	now         func() time.Time
@@ -36,7 +36,7 @@ type Names struct {
 	problems    *problem.Set
 }
 
-// newNames returns the names of an owner that has all its other parts.
+// newNames returns the names of an owner whose other fields are set.
 func newNames(o *Owner, table *names.Table) *Names {
 	return &Names{
 		loop: o.loop, now: o.config.Now, alarm: o.alarm, table: table, compiler: o.compiler, publisher: o.publisher,
@@ -44,8 +44,8 @@ func newNames(o *Owner, table *names.Table) *Names {
 	}
 }
 
-// Learn stores the addresses of a name. When it returns, the kernel of every connected enforcing subscriber knows
-// them, if any table uses the name.
+// Learn stores the addresses of a name. If a table uses the name, Learn returns only after the kernel of every
+// connected enforcing subscriber has the addresses.
 func (n *Names) Learn(ctx context.Context, name string, addrs []netip.Addr, ttl time.Duration) (used bool, err error) {
 	name = dnsname.Canonical(name)
 	if _, err := dnsname.Name(name); err != nil {
@@ -64,7 +64,7 @@ func (n *Names) Learn(ctx context.Context, name string, addrs []netip.Addr, ttl 
 	return used, err
 }
 
-// ValidateLearn returns the result that Learn would have if there is capacity, and changes nothing.
+// ValidateLearn returns the result that Learn would have if the table has enough capacity. It changes nothing.
 func (n *Names) ValidateLearn(ctx context.Context, name string) (used bool, err error) {
 	name = dnsname.Canonical(name)
 	if _, err := dnsname.Name(name); err != nil {
@@ -99,7 +99,7 @@ func (n *Names) learn(name string, addrs []netip.Addr, ttl time.Duration) error 
 	return nil
 }
 
-// forget removes addresses from the engine that the table of names has removed.
+// forget removes addresses from the engine after the table of names has removed them.
 func (n *Names) forget(gone []engine.Name) {
 	if len(gone) == 0 {
 		return
@@ -115,8 +115,8 @@ func (n *Names) forget(gone []engine.Name) {
 	n.storage.save(rec)
 }
 
-// HoldAddresses keeps the expired addresses that connections use; inUse is a part of the result of the previous call.
-// It returns the addresses that are expired now.
+// HoldAddresses keeps the expired addresses in inUse, because connections use them. It returns the expired addresses.
+// The caller then looks for connections to these addresses, and passes the ones with connections to the next call.
 func (n *Names) HoldAddresses(ctx context.Context, inUse []netip.Addr) (expiring []netip.Addr, err error) {
 	return loop.Ask(ctx, n.loop, opLearn, func() ([]netip.Addr, error) {
 		return n.table.Hold(inUse, n.now()), nil
@@ -130,8 +130,8 @@ func (n *Names) sweep(now time.Time) {
 	n.alarm.set(wake)
 }
 
-// List returns learned names and the rules that select them, sorted. The owner copies the names; the caller's
-// goroutine finds the rules.
+// List returns learned names and the rules that select them, sorted. The copy of the names is made in a turn of the
+// owner, and the rules are found in the caller's goroutine.
 func (n *Names) List(ctx context.Context, f names.Filter) ([]names.Used, error) {
 	match, err := f.Match()
 	if err != nil {
@@ -156,8 +156,8 @@ func (n *Names) List(ctx context.Context, f names.Filter) ([]names.Used, error) 
 const forgetAtOnce = 256
 
 // Forget removes the names that the filter matches, or the filter's address from each, and returns the addresses that
-// each had. When it returns, the kernel of every connected enforcing subscriber has removed them. The owner serves
-// other calls between its turns.
+// each had. It returns only after the kernel of every connected enforcing subscriber has removed them. It takes several
+// turns, between which the owner serves other calls.
 func (n *Names) Forget(ctx context.Context, f names.Filter, validateOnly bool) (gone []engine.Name, err error) {
 	match, err := f.Match()
 	if err != nil {
@@ -185,7 +185,7 @@ func (n *Names) Forget(ctx context.Context, f names.Filter, validateOnly bool) (
 		}
 		gone = append(gone, some...)
 	}
-	// Wait even if nothing was removed: the caller of an earlier Forget may not have waited.
+	// Wait even if nothing was removed, because the caller of an earlier Forget may not have waited.
 	_, err = n.subscribers.await(ctx, nil, func() (stream.Barrier, error) {
 		n.loop.Rename(opLearn)
 		return stream.Barrier{Address: n.publisher.barrier.Address}, nil

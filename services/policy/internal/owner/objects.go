@@ -17,18 +17,18 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// Objects is the feed of a source that reports changes one object at a time, and when it is complete. It implements
-// watch.Sink. Objects cannot be refused because of their content, see policy.DecodeHeld. An object that exceeds a
-// limit, or whose policy another source has, isolates what it selects.
+// Objects is the feed of a source that reports changes of single objects, and reports when it is complete. It
+// implements watch.Sink. Objects cannot be refused because of their content, see policy.DecodeHeld. An object that
+// exceeds a limit, or whose policy comes from another source, isolates the pods that it selects.
 type Objects struct {
 	owner *Owner
 	name  string
-	// refused holds the objects that were refused, or isolate because another source has their policy. They may be
-	// accepted later. A call of Apply without upserts tries them again.
+	// refused contains the objects that were refused, and the objects that isolate because another source has their
+	// policy. A call of Apply without upserts tries to apply them again.
 	refused map[policy.Key]*file
 }
 
-// Objects returns the feed of a source that New got. It must be used by one goroutine.
+// Objects returns the feed of a source that was passed to New. It must be used by one goroutine.
 func (o *Owner) Objects(name string) *Objects {
 	return &Objects{owner: o, name: name, refused: make(map[policy.Key]*file)}
 }
@@ -76,7 +76,7 @@ func (f *Objects) Apply(ctx context.Context, c watch.Changes[policy.Key, policy.
 	return nil
 }
 
-// same returns the objects whose text equals the text of the present policy. After a restart all objects are listed,
+// same returns the objects whose text equals the text of the current policy. After a restart all objects are listed,
 // and unchanged ones need not be decoded again.
 func (f *Objects) same(ctx context.Context, objects map[policy.Key]policy.Written) (map[policy.Key]*file, error) {
 	return loop.Ask(ctx, f.owner.loop, opOther, func() (map[policy.Key]*file, error) {
@@ -107,18 +107,18 @@ func (f *Objects) decode(k policy.Key, object policy.Written) *file {
 	return &file{docs: []decode.Decoded{{Object: decoded, Text: object.Text, Created: object.Created, UID: object.UID}}}
 }
 
-// Judged is the outcome of an object.
+// Judged is the result of evaluating an object.
 type Judged struct {
 	InForce bool   // this or an earlier version of the object is enforced
-	Exceeds string // why it exceeds a limit, and therefore isolates
-	Broken  string // why it is not enforced as written, but isolates
+	Exceeds string // why the object exceeds a limit, so that it isolates
+	Broken  string // why the object is not enforced as written and isolates instead
 	Refused string // why the newest version was not accepted
 	Dropped []string
 	Notes   manifest.Notes
 }
 
-// Judged returns the outcomes of objects that were applied: the same as ListPolicies, except for facts that depend on
-// the endpoints of a node.
+// Judged returns the results for objects that were applied. They are the same as in ListPolicies, except for facts that
+// depend on the endpoints of a node.
 func (f *Objects) Judged(ctx context.Context, keys []policy.Key) (map[policy.Key]Judged, error) {
 	return loop.Ask(ctx, f.owner.loop, opOther, func() (map[policy.Key]Judged, error) {
 		out := make(map[policy.Key]Judged, len(keys))

@@ -3,7 +3,7 @@
 
 package owner
 
-// Operations by which the owner's time is measured; the rest is "other".
+// Names of the operations for which the owner's time is measured. All other turns are measured as "other".
 const (
 	opChange    = "change policies"
 	opPrepare   = "prepare a change"
@@ -17,6 +17,6 @@ const (
 	opSweep     = "sweep"
 	opLevel     = "divide limits"
 	opOther     = "other"
-	// opCommit is writing and syncing a change. It is part of opChange and opFiles.
+	// opCommit is the part of opChange and opFiles in which a change is written and synced.
 	opCommit = "commit"
 )

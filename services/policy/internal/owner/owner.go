@@ -5,21 +5,22 @@
 // subscribers and their tables, and the engine that compiles them.
 //
 // All state belongs to the single goroutine of Run. Calls from other goroutines are passed to it and wait for their
-// turn; a caller whose context ends stops waiting. When a change is answered, it is on stable storage, in the engine
-// and in the log of the table stream. It is applied in this order and undone in the reverse order.
+// turn; a caller whose context ends stops waiting. A change is written to stable storage, then applied to the engine,
+// then appended to the log of the table stream. After that, the caller receives the answer. A change that fails is
+// undone in the reverse order.
 //
-// Owner has the loop, the engine, and the only path of a change of policies. The types that hold the state do not call
-// it:
+// Owner contains the loop and the engine, and every change of policies passes through it. The types that hold the state
+// do not call Owner:
 //
 //   - forms converts documents to policies, and policySet holds the policies;
-//   - places tracks their use of the limits that tenants share;
+//   - places tracks how much each policy uses of the limits that tenants share;
 //   - sources tracks which sources are complete, and comparison computes the changes of a listing;
-//   - interests, identities and names.Table hold the inputs for which policies are compiled, and compiler passes their
-//     changes to the engine. Subscribers, IdentityFeed and Names are their entrances;
+//   - interests, identities and names.Table hold the other inputs of compilation, and compiler passes their changes to
+//     the engine. Subscribers, IdentityFeed and Names contain the methods that change them;
 //   - publisher holds the state for subscribers; storage tracks the state of the disk;
 //   - Reader answers questions about all of them.
 //
-// Feed, Objects and the calls of managers bring changes of policies to Owner.
+// Changes of policies reach Owner through Feed, Objects and the calls of managers.
 package owner
 
 import (
@@ -57,8 +58,8 @@ type Config struct {
 	Engine engine.Config // Events must not be set
 	Rules  rule.Options
 
-	// Tenants share MaxPolicies, the number of policies that are enforced as written, and MaxManifestBytes, the total
-	// size of their manifests.
+	// MaxPolicies is the number of policies that are enforced as written, and MaxManifestBytes is the total size of
+	// their manifests. Tenants share both limits.
 	MaxPolicies      int
 	MaxManifestBytes int
 	// Tenants maps namespaces to tenants; nil: each namespace is a tenant.
@@ -68,18 +69,18 @@ type Config struct {
 	MaxAddresses int // maximum number of addresses of all names together
 	// NameGrace is how long an address is kept after its TTL, for connections that still use it.
 	NameGrace time.Duration
-	// Linger is how long subjects are kept after their subscriber has disconnected.
+	// Linger is how long the subjects of a subscriber are kept after it has disconnected.
 	Linger time.Duration
 
 	Stream stream.Limits
 	Log    *slog.Logger
 	Now    func() time.Time
-	// Directory is the directory of the source of files. Subscribers wait until its policies were read once, unless
-	// it is empty.
+	// Directory is the directory from which policy files are read. Unless it is "", subscribers wait until its
+	// policies have been read once.
 	Directory string
-	// Managers must complete once before subscribers are served.
+	// Managers are the managers that must complete once before subscribers are served.
 	Managers []string
-	// Processor returns the CPU time of the thread that Run is locked to; nil: it is not measured.
+	// Processor returns the CPU time of the thread that Run is locked to; nil if CPU time is not measured.
 	Processor func() time.Duration
 }
 
@@ -89,7 +90,7 @@ type Owner struct {
 	engine  *engine.Engine
 	storage *storage
 	loop    *loop.Loop
-	// revising serialises changes of policies.
+	// revising serialises changes of policies, which may take several turns.
 	revising *loop.Lock
 	ctx      context.Context
 
@@ -100,8 +101,8 @@ type Owner struct {
 	places   *places
 
 	onAgain     atomic.Pointer[func(kind string)]
-	tenants     chan struct{}  // has a token when the tenants of namespaces may have changed
-	leveling    bool           // the limits are being divided
+	tenants     chan struct{}  // contains a token when the tenants of namespaces may have changed
+	leveling    bool           // a division of the limits is in progress
 	leveled     chan struct{}  // closed and replaced after each division
 	tasks       sync.WaitGroup // goroutines that Run has started
 	sources     *sources
@@ -117,7 +118,8 @@ type Owner struct {
 	fatal       error
 }
 
-// New loads the state from dir and compiles it. sources are the configured sources; each must complete once.
+// New loads the state from dir and compiles it. sources are the names of the configured sources, each of which must
+// complete once before subscribers are served.
 func New(config Config, dir string, sources []string) (*Owner, error) {
 	if config.Now == nil {
 		config.Now = time.Now
@@ -149,7 +151,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	o.engine = engine.New(config.Engine)
 	o.compiler = &compiler{engine: o.engine, problems: o.problems, identities: o.identities, interests: o.interests}
 	o.loop = loop.New(loop.Options{
-		After: func() { // before the caller of a turn gets the answer
+		After: func() { // runs before the caller of a turn receives the answer
 			o.publish()
 			o.sources.checkReady()
 		},
@@ -186,8 +188,8 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	return o, nil
 }
 
-// AcceptWithout stops the waiting for a file of policies that was never read, and records the decision. With
-// validateOnly it changes nothing.
+// AcceptWithout makes subscribers stop waiting for a policy file that could never be read, and records that decision.
+// With validateOnly it changes nothing.
 func (o *Owner) AcceptWithout(ctx context.Context, name string, validateOnly bool) (Acceptance, error) {
 	return loop.Ask(ctx, o.loop, opOther, func() (Acceptance, error) {
 		return o.sources.acceptWithout(name, validateOnly)
@@ -220,10 +222,10 @@ func (o *Owner) pause() time.Duration {
 	return next
 }
 
-// publish publishes the engine's steps in the stream.
+// publish appends the steps of the engine to the stream.
 func (o *Owner) publish() { o.publisher.publish(o.policies, o.sources) }
 
-// sweep does all work that is due.
+// sweep does all timed work that is due.
 func (o *Owner) sweep() {
 	now := o.config.Now()
 	o.storage.retry(now)
@@ -238,13 +240,14 @@ func (o *Owner) sweep() {
 	o.names.sweep(now)
 }
 
-// Ready is closed once every source is complete, or immediately if the state of an earlier run was loaded.
+// Ready returns a channel that is closed once every source is complete, or immediately if the state of an earlier run
+// was loaded.
 func (o *Owner) Ready() <-chan struct{} { return o.sources.readied }
 
 // Incarnation identifies this run.
 func (o *Owner) Incarnation() [16]byte { return o.publisher.stream.Incarnation() }
 
-// Reader answers questions about the policies and their tables.
+// Reader returns the reader of the policies and their tables.
 func (o *Owner) Reader() *Reader { return o.reader }
 
 // Subscribers returns the subscribers of tables.
@@ -253,5 +256,5 @@ func (o *Owner) Subscribers() *Subscribers { return o.subscribers }
 // Names returns the learned DNS names.
 func (o *Owner) Names() *Names { return o.names }
 
-// Identities takes what the identity service delivers.
+// Identities returns the receiver of the identity service's data.
 func (o *Owner) Identities() *IdentityFeed { return o.feed }

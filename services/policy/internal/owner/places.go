@@ -16,9 +16,9 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// places tracks the use that policies make of the limits that tenants share: which policies are enforced as written,
-// which others isolate the pods that they select, and which are folded into the isolation of their whole namespace.
-// It belongs to the loop.
+// places tracks the limits that tenants share, and the state of each policy under them. A policy is enforced as
+// written; or it exceeds a share and isolates the pods that it selects; or it is folded, which means that it is not
+// kept and its whole namespace is isolated instead. It belongs to the loop.
 type places struct {
 	tenants  *tenants.Set
 	now      func() time.Time
@@ -26,11 +26,11 @@ type places struct {
 	policies *policySet
 
 	ledger     *shares.Ledger[policy.Key]
-	isolations *shares.Ledger[policy.Key] // for the policies that ledger refuses
-	folded     map[policy.Key]struct{}    // policies that the isolation of their namespace replaces
-	foldedIn   map[string]int             // their number by namespace
+	isolations *shares.Ledger[policy.Key] // for the policies that ledger refuses, which isolate
+	folded     map[policy.Key]struct{}    // policies that are replaced by the isolation of their namespace
+	foldedIn   map[string]int             // number of folded policies by namespace
 	again      map[policy.Key]struct{}    // admitted policies that the source must deliver again
-	levels     bool                       // the levels were computed in this run
+	levels     bool                       // the levels have been computed in this run
 }
 
 // newPlaces returns places without policies. All fields of the configuration must be set.
@@ -41,7 +41,7 @@ func newPlaces(c *Config, f *forms, s *policySet) *places {
 	}
 }
 
-// restore adds a stored policy with its former admission.
+// restore adds a stored policy with the admission that was stored for it.
 func (s *places) restore(p *Policy) {
 	s.ledger.Restore(p.Key, s.asks(p), p.Exceeds == "" || p.Key.Kind == policy.KindNamespaceIsolation)
 	if p.Exceeds != "" && p.folds() {
@@ -53,17 +53,18 @@ func (s *places) restore(p *Policy) {
 const (
 	LimitPolicies  = "policies"
 	LimitManifests = "manifests"
-	// LimitIsolations and LimitIsolationBytes limit the policies that exceed a share and isolate individually, and
-	// the bytes that are kept of them.
+	// LimitIsolations limits the number of policies that exceed a share and isolate individually, and
+	// LimitIsolationBytes limits the total size of what is kept of them.
 	LimitIsolations     = "isolations"
 	LimitIsolationBytes = "isolationBytes"
 )
 
-// isolationPart: policies that exceed a share may use 1/isolationPart of MaxManifestBytes.
+// isolationPart is the fraction of MaxManifestBytes, 1/isolationPart, that policies which exceed a share may use.
 const isolationPart = 8
 
-// maxReduced limits the bytes of a manifest that are kept for a policy of an API server that exceeds its tenant's
-// share. A longer manifest is reduced to its selectors, and the source must deliver it again once there is capacity.
+// maxReduced is the maximum size in bytes of the manifest that is kept if a policy of an API server exceeds its
+// tenant's share. A longer manifest is reduced to its selectors, and the source must deliver it again once there is
+// capacity.
 const maxReduced = 4 << 10
 
 // newLedger returns the ledger of policies. All fields of the configuration must be set.
@@ -76,7 +77,8 @@ func newLedger(c *Config) *shares.Ledger[policy.Key] {
 // asks returns the demand of a policy on the limits.
 func (s *places) asks(p *Policy) shares.Object {
 	units := []int{1, cmp.Or(p.size, len(p.Manifest))}
-	if p.Key.Kind == policy.KindNamespaceIsolation { // it replaces policies that are not admitted
+	// it replaces policies that are not admitted, and uses no share itself
+	if p.Key.Kind == policy.KindNamespaceIsolation {
 		units = []int{0, 0}
 	}
 	return shares.Object{
@@ -89,9 +91,10 @@ func (s *places) asks(p *Policy) shares.Object {
 	}
 }
 
-// divide admits or refuses the policies of a change, and computes the levels if the change requests that. A refused
-// policy isolates the pods that it selects, or the call that sent it fails. listed means that all sources and the
-// list of Namespaces were complete once, and folding that the sources whose policies can be folded were.
+// divide admits or refuses the policies of a change, and computes the levels if the change requests that. If a policy
+// is refused, it isolates the pods that it selects, or the call that sent it fails. listed reports whether all sources
+// and the list of Namespaces have been complete once; folding reports this for the sources whose policies can be
+// folded.
 func (s *places) divide(e *edit, p *plan, listed, folding bool) error {
 	if len(s.policies.all)+len(s.folded) == 0 && listed && s.ledger.Next().IsZero() {
 		s.ledger.Level(s.now()) // without objects, so that the first call can use a whole share
@@ -150,8 +153,8 @@ func (s *places) divide(e *edit, p *plan, listed, folding bool) error {
 	return nil
 }
 
-// relevel computes the levels, and adds the policies that gain or lose their admission to a plan. named holds the
-// policies that the plan has already.
+// relevel computes the levels, and adds the policies that gain or lose their admission to a plan. named contains the
+// policies that are already in the plan.
 func (s *places) relevel(p *plan, named map[policy.Key]bool) {
 	withdrawn, admitted := s.ledger.Level(s.now())
 	folds, unfolds := s.isolations.Level(s.now())
@@ -189,8 +192,8 @@ func (s *places) relevel(p *plan, named map[policy.Key]bool) {
 	p.levels = true
 }
 
-// created returns the creation time of a policy. For a policy of a file or call, this is when its first version was
-// accepted.
+// created returns the creation time of a policy. For a policy of a file or call, it is the time at which its first
+// version was accepted.
 func (s *places) created(p, old *Policy) time.Time {
 	switch {
 	case p.source().Stamped:
@@ -201,8 +204,8 @@ func (s *places) created(p, old *Policy) time.Time {
 	return p.Updated.Truncate(time.Second)
 }
 
-// stays reports whether a policy keeps its admission: it needs no more of any limit, or the levels were not computed
-// in this run yet.
+// stays reports whether a policy keeps its admission, because it needs no more of any limit than before, or because the
+// levels have not been computed in this run yet.
 func (s *places) stays(k policy.Key, asks shares.Object) bool {
 	before, admitted, _ := s.ledger.Object(k)
 	if !admitted || !s.levels {
@@ -222,14 +225,14 @@ func (s *places) exceeds(k policy.Key) string {
 	return fmt.Sprintf("exceeds the share of %s of limits.%s (%d)", tenant, limit.Name, limit.Size)
 }
 
-// exceed makes a policy isolate the pods that it selects, and the pods that its last admitted version selects.
+// exceed makes a policy isolate the pods that it selects and the pods that its last admitted version selected.
 func (s *places) exceed(p, old *Policy) {
 	why := s.exceeds(p.Key)
 	s.forms.isolate(p, why)
 	p.hold(old)
 }
 
-// entry is an entry of a ledger; there is false if it does not exist.
+// entry is an entry of a ledger; there is false if the ledger has none.
 type entry struct {
 	object          shares.Object
 	there, admitted bool
@@ -261,7 +264,7 @@ func (s *places) placed(k policy.Key) place {
 	return place{k, entryOf(s.ledger, k), entryOf(s.isolations, k)}
 }
 
-// takeBack restores the state of policies in the ledgers if a change is not made.
+// takeBack restores the ledger entries of policies after a change has failed.
 func (s *places) takeBack(places []place) {
 	for _, x := range slices.Backward(places) {
 		x.put(s.ledger, x.key)
@@ -269,13 +272,13 @@ func (s *places) takeBack(places []place) {
 	}
 }
 
-// says reports whether a policy already equals the document of a source, so that nothing changes. It records the
-// creation time and the UID of the object, which affect no rule.
+// says reports whether a policy already equals the document of a source, so that it need not be changed. It updates the
+// creation time and the UID, which affect no rule.
 func (s *places) says(p *Policy, d decode.Decoded) bool {
 	switch {
 	case !p.is(d.Text) || s.policies.closed[p.Key] != nil:
 		return false
-	case p.sum != nil && s.ledger.Admitted(p.Key): // the source delivers it again
+	case p.sum != nil && s.ledger.Admitted(p.Key): // the source will deliver the whole manifest again
 		return false
 	case p.Exceeds == "" && p.Broken != d.Object.Isolates:
 		return false
@@ -287,16 +290,16 @@ func (s *places) says(p *Policy, d decode.Decoded) bool {
 	return true
 }
 
-// newIsolations returns the ledger of policies that exceed a share and isolate the pods that they select. All fields
-// of the configuration must be set.
+// newIsolations returns the ledger of policies that exceed a share and isolate individually. All fields of the
+// configuration must be set.
 func newIsolations(c *Config) *shares.Ledger[policy.Key] {
 	return shares.NewLedger[policy.Key](c.Tenants.Settings(),
 		shares.Limit{Name: LimitIsolations, Size: c.MaxPolicies},
 		shares.Limit{Name: LimitIsolationBytes, Size: max(maxReduced, c.MaxManifestBytes/isolationPart)})
 }
 
-// isolates reports whether a policy that exceeds its tenant's share isolates the pods that it selects with its own
-// rules. Otherwise it is folded: the owner keeps only its ledger entries, and isolates its whole namespace.
+// isolates reports whether a policy that exceeds its tenant's share isolates individually. If not, it is folded: the
+// owner keeps only its ledger entries, and isolates its whole namespace.
 func (s *places) isolates(p *Policy) bool {
 	if !p.folds() {
 		return true
@@ -304,16 +307,16 @@ func (s *places) isolates(p *Policy) bool {
 	asks := s.asksIsolation(p)
 	had, admitted, _ := s.isolations.Object(p.Key)
 	if admitted && had.Units[1] >= asks.Units[1] || !admitted && !s.levels && s.isolations.Free(asks.Units) {
-		// Before the first levels most policies of a large tenant exceed its part.
+		// Before the levels are computed for the first time, most policies of a large tenant exceed its part.
 		s.isolations.Restore(p.Key, asks, true)
 		return true
 	}
 	return s.isolations.Put(p.Key, asks)
 }
 
-// folds reports whether the isolation of its namespace may replace a policy. Policies of files and cluster-wide
-// policies are kept individually, because only administrators write them. So are objects whose policy another source
-// has: there are no more than that source has policies.
+// folds reports whether a policy may be folded. Policies of files and cluster-wide policies are kept individually,
+// because only administrators write them. Objects whose policy comes from another source are also kept: there cannot be
+// more of them than that source has policies.
 func (p *Policy) folds() bool {
 	return p.source().Folds && p.Key.Namespace != "" && p.Key.Kind != policy.KindNamespaceIsolation &&
 		p.Key.Kind != policy.KindDocument
@@ -331,9 +334,9 @@ func namespaceIsolation(namespace string) policy.Key {
 	return policy.Key{Kind: policy.KindNamespaceIsolation, Namespace: namespace, Name: "exceeds-share"}
 }
 
-// isolateNamespaces adds the isolations of namespaces that start with a plan. It removes isolations into which no
-// policy is folded any more, if all sources are complete. Isolations in listed may end even if the source completes
-// only with the change.
+// isolateNamespaces adds to a plan the isolations of namespaces that the plan makes necessary. If all is set, because
+// all sources are complete, it also removes the isolations that no policy needs any more. The isolations in listed may
+// be removed even if the source completes only with this change.
 func (s *places) isolateNamespaces(p *plan, listed []policy.Key, all bool) {
 	change := make(map[string]int)
 	for k := range p.fold {
@@ -366,7 +369,7 @@ func (s *places) isolateNamespaces(p *plan, listed []policy.Key, all bool) {
 	}
 }
 
-// delivered records that a change of policies was made.
+// delivered removes policies from the set to deliver again, after a change of them was made.
 func (s *places) delivered(puts []*Policy, gone []policy.Key) {
 	for _, p := range puts {
 		delete(s.again, p.Key)
@@ -393,7 +396,7 @@ func (s *places) reassign() {
 	s.isolations.Reassign(of)
 }
 
-// refold updates which policies are folded, after a plan was applied.
+// refold updates the set of folded policies after a plan was applied.
 func (s *places) refold(p *plan) {
 	for k := range p.unfold {
 		if _, ok := s.folded[k]; ok {
@@ -413,7 +416,7 @@ func (s *places) refold(p *plan) {
 	}
 }
 
-// foldedAs reports whether a policy is folded and the object is unchanged, so that it need not be decoded.
+// foldedAs reports whether a policy is folded and its object has not changed, so that it need not be decoded.
 func (s *places) foldedAs(k policy.Key, w policy.Written) bool {
 	if _, ok := s.folded[k]; !ok {
 		return false
@@ -435,7 +438,7 @@ func (s *places) foldedWhy(k policy.Key) string {
 		"so the whole namespace %s is isolated", s.exceeds(k), k.Namespace)
 }
 
-// nextLevel returns when levels are due, or the zero time if they are not.
+// nextLevel returns the time at which levels must be computed, or the zero time if they need not be.
 func (s *places) nextLevel() time.Time {
 	next, isolations := s.ledger.Next(), s.isolations.Next()
 	if next.IsZero() || !isolations.IsZero() && isolations.Before(next) {

@@ -36,28 +36,29 @@ type Policy struct {
 	Rules    int
 	Dropped  []string
 	Notes    manifest.Notes
-	// Broken is why the policy is not enforced as written. The pods that it selects are isolated, unless the
-	// selection is unknown.
+	// Broken is the reason for which the policy is not enforced as written; empty if it is. The pods that it
+	// selects are isolated, unless they cannot be determined.
 	Broken string
-	// Exceeds is why the policy exceeds a limit. The pods that it selects are isolated.
+	// Exceeds describes the limit that the policy exceeds; empty if it exceeds none. The pods that it selects are
+	// isolated.
 	Exceeds string
 	// Created and UID order the policies of a tenant. UID is empty for a policy of a file or call.
 	Created time.Time
 	UID     string
 
 	read   policy.Object // as decoded, or its isolation
-	object policy.Object // as in the engine: stricter where identities lack labels, and with held
+	object policy.Object // as in the engine: with held, and stricter where identities lack labels
 	closed bool          // missing labels of identities have made it stricter
 	named  bool          // sent by its manager in this run
-	known  bool          // the version that accepted it knew all its fields
+	known  bool          // the version of the service that accepted it knew all its fields
 	// size and sum describe the whole manifest if Manifest is reduced.
 	size int
 	sum  []byte
-	// held are rules that isolate the pods that the last version enforced as written selects, if the present version
-	// is not enforced as written. After a restart they are made from heldText.
+	// held isolates the pods that the last enforced version selected, if the current version is not enforced as
+	// written. After a restart, held is computed from heldText.
 	held     []rule.Spec
 	heldText []byte
-	// heldLabels are the labels of that version if the policy is a group.
+	// heldLabels are the labels of that version, if the policy is a group.
 	heldLabels label.Set
 }
 
@@ -67,7 +68,8 @@ func (p *Policy) source() source.Source { return source.Of(p.Source) }
 // inForce reports whether the engine has the policy, as written or isolating.
 func (p *Policy) inForce() bool { return p.object.Key.Kind != "" }
 
-// written returns the key in the text of the policy. It is more precise than a key from the position of a document.
+// written returns the key that the text of the policy contains. For a document without a valid key, Key is only its
+// position.
 func (p *Policy) written() policy.Key {
 	if p.Key.Kind == policy.KindDocument {
 		if key, ok := decode.KeyOf(p.Manifest); ok {
@@ -83,7 +85,7 @@ type Changed = managed.Changed[policy.Key, manifest.Notes]
 // Outcome is the result of a change.
 type Outcome = managed.Outcome[policy.Key, manifest.Notes]
 
-// filter sets the object for the engine from the decoded policy.
+// filter computes the object for the engine from the decoded policy.
 func (p *Policy) filter(f *excludedlabels.Filter) {
 	p.object, p.closed = f.Apply(p.read)
 	p.addHeld()
@@ -105,8 +107,8 @@ func (p *Policy) addHeld() {
 	}
 }
 
-// plan decides which policies of a change are admitted. If it returns without an error, the ledger contains the
-// change; takeBack undoes that.
+// plan decides which policies of a change are admitted. If it returns no error, the ledger contains the change, which
+// takeBack can undo.
 func (o *Owner) plan(e *edit) (plan, error) {
 	out := plan{
 		puts: slices.Clone(e.puts), gone: slices.Clone(e.gone),
@@ -126,7 +128,7 @@ func (o *Owner) plan(e *edit) (plan, error) {
 		old := o.policies.all[p.Key]
 		p.Revision = o.publisher.barrier.Policy + 1
 		if old != nil && old.inForce() && old.same(p) && o.policies.closed[p.Key] == nil {
-			p.Revision, p.Updated = old.Revision, old.Updated // only its origin differs
+			p.Revision, p.Updated = old.Revision, old.Updated // only the origin of the policy has changed
 			continue
 		}
 		out.content = true
@@ -154,7 +156,7 @@ func (p *plan) putBack(k policy.Key, before *policy.Object) {
 	}
 }
 
-// change replaces and deletes policies, all of them or none. The records are staged.
+// change replaces and deletes all policies of a plan, or none of them. staged contains their records.
 func (o *Owner) change(p plan, staged *record.Staged) error {
 	puts, gone := p.puts, p.gone
 	if len(puts) == 0 && len(gone) == 0 {
@@ -178,7 +180,7 @@ func (o *Owner) change(p plan, staged *record.Staged) error {
 		end()
 	}
 	if err != nil {
-		// The steps have not been published, and applying and undoing cancel out.
+		// The steps are not published yet, and the steps of undo cancel them out.
 		undo()
 		if p.content {
 			o.publisher.barrier.Policy--
@@ -194,7 +196,7 @@ func (o *Owner) change(p plan, staged *record.Staged) error {
 	return beforeAnswer.Hit(o.ctx)
 }
 
-// hold also isolates the pods that the last version enforced as written selects, because the new version is unknown
+// hold also isolates the pods that the last enforced version of the policy selected, because the new version is unknown
 // or not enforced.
 func (p *Policy) hold(old *Policy) {
 	switch {
@@ -222,7 +224,7 @@ func (p *Policy) is(text []byte) bool {
 	return len(text) == p.size && string(p.sum) == string(sum[:])
 }
 
-// isolationOf returns rules for the subjects of specs. They allow nothing that the specs do not allow.
+// isolationOf returns rules that isolate the subjects of specs. They allow nothing that specs do not allow.
 func isolationOf(specs []rule.Spec) []rule.Spec {
 	out := make([]rule.Spec, 0, len(specs))
 	for i := range specs {
@@ -231,7 +233,7 @@ func isolationOf(specs []rule.Spec) []rule.Spec {
 			Subject: s.Subject, Namespace: s.Namespace, Host: s.Host, Selects: s.Selects, DefaultDeny: s.DefaultDeny,
 		}
 		for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
-			var first *rule.Rule // first rule that may restrict
+			var first *rule.Rule // first rule that may deny
 			for _, r := range s.Rules {
 				if r.Direction == d && (r.Action == policytable.Deny || r.Action == policytable.Pass) &&
 					(first == nil || cmp.Or(cmp.Compare(r.Tier, first.Tier), cmp.Compare(r.Priority, first.Priority),

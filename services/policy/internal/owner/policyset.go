@@ -12,12 +12,12 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// policySet holds the policies of the node. For policies whose change could not be stored, it also holds the form
-// that the engine has instead. It belongs to the loop.
+// policySet holds the policies of the node. If a change of a policy could not be stored, it also contains the closed
+// form that the engine has instead. It belongs to the loop.
 type policySet struct {
 	all map[policy.Key]*Policy
-	// closed holds policies that the engine has in another form than in all, because a change of them could not be
-	// stored: they isolate until it is stored.
+	// closed contains the policies for which the engine has a closed form instead of the form in all, because a
+	// change could not be stored. They isolate until it is stored.
 	closed map[policy.Key]*closedForm
 }
 
@@ -61,10 +61,10 @@ func (s *policySet) stored(puts []*Policy, gone []policy.Key) {
 	}
 }
 
-// closedForm is the form that the engine has of a policy whose change could not be stored.
+// closedForm is the form that the engine gets of a policy whose change could not be stored.
 type closedForm struct {
 	policy.Object
-	of *Policy // the policy to store; nil: a removal
+	of *Policy // the policy that must be stored; nil: it must be removed
 }
 
 // close returns the closed form of a policy that should become p, or be removed if p is nil: it isolates the pods
@@ -99,7 +99,8 @@ func (s *policySet) filter(f *excludedlabels.Filter) (changed []policy.Object) {
 	for _, p := range s.all {
 		was := p.closed
 		p.filter(f)
-		if p.inForce() && (was || p.closed) && s.closed[p.Key] == nil { // otherwise the engine has a closed form
+		// if a closed form exists, the engine has that form
+		if p.inForce() && (was || p.closed) && s.closed[p.Key] == nil {
 			changed = append(changed, p.object)
 		}
 	}
@@ -117,12 +118,12 @@ func (s *policySet) enforced(k policy.Key) *policy.Object {
 	return nil
 }
 
-// by returns the origin of the policy.
+// by returns the origin of the policy in the form for package managed.
 func (p *Policy) by() managed.By {
 	return managed.By{Source: p.Source, Origin: p.Origin, Manager: p.Manager}
 }
 
-// managed returns the policies in the form that the rules for managers need.
+// managed returns access to the policies in the form for package managed.
 func (s *policySet) managed(configured func(source string) bool) *managed.Objects[policy.Key] {
 	return &managed.Objects[policy.Key]{
 		By: func(k policy.Key) (managed.By, bool) {
@@ -144,7 +145,7 @@ func (s *policySet) managed(configured func(source string) bool) *managed.Object
 	}
 }
 
-// originsOf yields the origins of the policies of a source, possibly repeatedly.
+// originsOf yields the origin of each policy of a source, so it may yield an origin several times.
 func (s *policySet) originsOf(source string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for _, p := range s.all {

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// publisher holds the state for subscribers: the log of steps, the present revisions, and the name of the policy
-// state and its sources. It belongs to the loop, except for the log.
+// publisher contains the state that subscribers see: the log of steps, the current revisions, and the name of the
+// policy state with its sources. It belongs to the loop, except for the log.
 type publisher struct {
 	stream    *stream.Log
 	barrier   stream.Barrier // present revisions
@@ -32,7 +32,7 @@ func newPublisher(l stream.Limits) *publisher { return &publisher{stream: stream
 // step adds a step of the engine; publish later appends it to the log.
 func (p *publisher) step(st policytable.Step) { p.pending = append(p.pending, st) }
 
-// publish appends the steps and revisions since the last call to the log. policies and sources must be the ones of
+// publish appends the steps and revisions since the last call to the log. policies and sources must have the state of
 // these revisions.
 func (p *publisher) publish(policies *policySet, sources *sources) {
 	p.refreshState(policies, sources)
@@ -53,9 +53,9 @@ func (p *publisher) takeState(text string) error {
 	return nil
 }
 
-// nameState generates a name for a state without one and returns it, or returns an empty string if the state has a
-// name. The name must be on stable storage before a subscriber gets it, because the subscriber compares it with the
-// name of the state that it enforced before.
+// If the state has no name, nameState generates one and returns it; otherwise it returns an empty string. The name must
+// be on stable storage before a subscriber receives it, because the subscriber compares it with the name of the state
+// that it enforced before.
 func (p *publisher) nameState() string {
 	if p.stateID != (stream.StateID{}) {
 		return ""
@@ -72,7 +72,7 @@ func sourceName(p *Policy) string {
 	return p.Source
 }
 
-// stateBasis is the input from which stream.Barrier.State was computed: the policies, the complete sources, and
+// stateBasis contains the values from which stream.Barrier.State was computed: the policies, the complete sources, and
 // whether an operator has confirmed the state.
 type stateBasis struct {
 	made      bool
@@ -81,7 +81,7 @@ type stateBasis struct {
 	confirmed bool
 }
 
-// refreshState sets the sources of the policies, and the complete sources, in the barrier.
+// refreshState updates the sources of the policies and the complete sources in the barrier.
 func (p *publisher) refreshState(policies *policySet, sources *sources) {
 	basis := stateBasis{made: true, policies: p.barrier.Policy, sources: sources.changes, confirmed: p.confirmed}
 	if p.stateOf == basis {
@@ -100,7 +100,7 @@ func (p *publisher) refreshState(policies *policySet, sources *sources) {
 	}
 }
 
-// held returns the subscribers that hold an earlier state, and why.
+// held returns the subscribers that continue to enforce an earlier state, with the reasons.
 func (p *publisher) held() (out []string) {
 	states, _ := p.stream.States()
 	for _, s := range states {
@@ -111,7 +111,7 @@ func (p *publisher) held() (out []string) {
 	return out
 }
 
-// confirm makes the subscribers that hold an earlier state switch to this one.
+// confirm makes the subscribers that hold an earlier state enforce the current one.
 func (p *publisher) confirm() {
 	p.stream.Release()
 	p.confirmed = true

@@ -36,7 +36,7 @@ type Filter struct {
 // Listed is a policy and its state, or a file that was refused.
 type Listed struct {
 	Policy
-	Error    string // error of a newer version, or of a file without an enforced policy
+	Error    string // error of a newer version of the policy, or of a file that has no enforced policy
 	Accepted bool
 	Subjects []identity.Numeric
 }
@@ -61,7 +61,7 @@ type Reader struct {
 	problems   *problem.Set
 }
 
-// newReader returns the reader of an owner that has all its other parts.
+// newReader returns the reader of an owner whose other fields are set.
 func newReader(o *Owner) *Reader {
 	return &Reader{
 		config: &o.config, loop: o.loop, questions: o.loop.NewLock(), engine: o.engine, publisher: o.publisher,
@@ -70,8 +70,8 @@ func newReader(o *Owner) *Reader {
 	}
 }
 
-// List returns policies sorted by key, and their revision. The owner copies the policies; the caller's goroutine
-// finds the endpoints that each selects.
+// List returns policies sorted by key, and their revision. The policies are copied in a turn of the owner; the
+// endpoints that each selects are found in the caller's goroutine.
 func (r *Reader) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 	type copied struct {
 		list     []Listed
@@ -124,7 +124,7 @@ func (r *Reader) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 	return out, c.revision, err
 }
 
-// withoutPolicy returns the refused files for which no policy is listed.
+// withoutPolicy returns the refused files that are not in the list, because they have no policy.
 func (r *Reader) withoutPolicy(listed []Listed, takes func(policy.Key) bool) (out []Listed) {
 	type place struct{ source, origin string }
 	has := make(map[place]bool)
@@ -141,8 +141,8 @@ func (r *Reader) withoutPolicy(listed []Listed, takes func(policy.Key) bool) (ou
 	return out
 }
 
-// aside runs work, which compiles tables for a query, in the caller's goroutine, while the owner continues. It runs
-// one query at a time, to bound the memory.
+// aside runs work, which compiles tables for a query, in the caller's goroutine while the owner continues. To limit the
+// use of memory, it runs only one query at a time.
 func (r *Reader) aside(ctx context.Context, work func() error) error {
 	release, err := r.questions.Hold(ctx)
 	if err != nil {
@@ -152,7 +152,7 @@ func (r *Reader) aside(ctx context.Context, work func() error) error {
 	return work()
 }
 
-// answer answers a query from the engine, or from a copy of the engine if that does not have all tables.
+// answer answers a query from the engine or, if the engine lacks a needed table, from a copy of it.
 func (r *Reader) answer(ctx context.Context, q query.Query) error {
 	type looked struct {
 		complete bool
@@ -209,7 +209,7 @@ func (r *Reader) Explain(ctx context.Context, from, to query.Peer, at port.Point
 	return q.Answer, nil
 }
 
-// Diff reports which verdicts a change would change, one difference at a time, whatever the source of the policies.
+// Diff calls take for each verdict that a change of policies of any source would change.
 func (r *Reader) Diff(
 	ctx context.Context, change Request, remove []policy.Key, take func(query.Difference) error,
 ) error {
@@ -248,7 +248,7 @@ func (r *Reader) Diff(
 	}); err != nil {
 		return err
 	}
-	// A slow reader does not delay other queries.
+	// This runs outside of aside, so that a slow reader does not delay other queries.
 	return compared.Each(ctx, take)
 }
 
@@ -345,7 +345,7 @@ func (r *Reader) Status(ctx context.Context) (summary.Status, error) {
 	})
 }
 
-// Figures returns the weight of the stream's log, and how many subscribers were disconnected.
+// Figures returns the size of the stream's log, and the number of subscribers that were disconnected as too slow.
 func (r *Reader) Figures() (weight int, cut uint64) {
 	f := r.publisher.stream.Figures()
 	return f.Weight, f.Cut
@@ -358,7 +358,7 @@ func (r *Reader) Shares(ctx context.Context) ([]shares.Usage, error) {
 	})
 }
 
-// splits returns the tenants' use of the limits of split classes.
+// splits returns each tenant's use of the limits on identity classes and their rows.
 func (r *Reader) splits() []shares.Usage {
 	classes, _ := r.engine.Splits()
 	rows, ok := r.engine.SplitRows()
@@ -375,8 +375,8 @@ func (r *Reader) StorageFailure(ctx context.Context) (string, error) {
 	})
 }
 
-// Narrows reports whether the policies would allow an identity with other labels less than now. It is false until
-// every source was complete once.
+// Narrows reports whether the policies would allow less to an identity if it had other labels. It returns false until
+// every source has been complete once.
 func (r *Reader) Narrows(ctx context.Context, n identity.Numeric, labels label.Set) (bool, error) {
 	next, err := peer.New(n, labels)
 	if err != nil {
@@ -387,9 +387,9 @@ func (r *Reader) Narrows(ctx context.Context, n identity.Numeric, labels label.S
 	})
 }
 
-// Unenforced returns the policies that this node does not enforce as written, and the reasons: tables are too large,
-// a change could not be stored, or a file or a call has the policy of an object that every node has. It leaves out
-// policies that no node enforces, such as policies that exceed a share.
+// Unenforced returns the policies that only this node does not enforce as written, with the reasons: a table is too
+// large, a change could not be stored, or a file or a call on this node has the same policy as a Kubernetes object. It
+// omits policies that no node enforces, such as policies that exceed a share.
 func (r *Reader) Unenforced(ctx context.Context) (map[policy.Key]string, error) {
 	return loop.Ask(ctx, r.loop, opRead, func() (map[policy.Key]string, error) {
 		out := make(map[policy.Key]string)

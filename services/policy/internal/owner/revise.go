@@ -29,21 +29,22 @@ type edit struct {
 	puts  []*Policy
 	gone  []policy.Key
 	named []policy.Key // policies that the caller named, changed or not
-	// unfolded are folded policies whose objects were removed.
+	// unfolded contains folded policies whose objects were removed.
 	unfolded []policy.Key
-	// spaces are isolations of namespaces that end with the change if no policy is folded into them.
+	// spaces contains the isolations of namespaces that the change removes if no policy is folded into them any
+	// more.
 	spaces []policy.Key
-	// completes reports that the manager has sent all its policies.
+	// completes means that the manager has now sent all its policies.
 	completes bool
-	// answers makes the whole change fail if a policy exceeds a limit or does not fit into a table. Otherwise such a
-	// policy isolates.
+	// answers makes the whole change fail if a policy exceeds a limit or does not fit into a table. If it is not
+	// set, such a policy isolates.
 	answers bool
-	// levels includes the effects of new levels of the limits in the change, if they are due.
+	// levels makes the change compute the levels of the limits again if they are due, and include the effects.
 	levels bool
 }
 
-// revision is a change of policies in progress. Only the holder of Owner.revising has one, and policies change only
-// through a revision. A decision from one turn of the owner therefore still holds in a later turn.
+// revision is a change of policies in progress. Its owner holds Owner.revising, and policies change only through a
+// revision. Therefore a decision that is made in one turn of the owner is still valid in a later turn.
 type revision struct {
 	owner     *Owner
 	operation string
@@ -59,8 +60,8 @@ type revision struct {
 }
 
 // revise makes a change of policies, atomically. A small change takes one turn of the owner. For a large change, the
-// records are written outside of the owner, and the tables are compiled in many short turns. The last turn makes the
-// whole change effective. decide and done run in turns of the owner.
+// records are written outside of the owner, and the tables are compiled in many short turns. The whole change takes
+// effect in the last turn. decide and done are called in turns of the owner.
 func (o *Owner) revise(ctx context.Context, operation string, decide func() (edit, error), done func(*edit)) (Outcome, error) {
 	release, err := o.revising.Hold(ctx)
 	if err != nil {
@@ -77,7 +78,7 @@ func (o *Owner) reviseHeld(ctx context.Context, operation string, decide func() 
 	if err != nil || r.ended {
 		return out, err // begin has undone the change
 	}
-	// Clean up staged and prepared work even if the caller no longer waits.
+	// Remove staged and prepared data even if the caller no longer waits.
 	last := context.WithoutCancel(ctx)
 	if err = r.stage(ctx); err == nil {
 		if err = r.prepare(ctx); err == nil {
@@ -152,7 +153,7 @@ func (r *revision) prepare(ctx context.Context) (err error) {
 	return nil
 }
 
-// repeat runs step in turns of the owner until it returns false.
+// repeat runs step in one turn of the owner after the other until it returns false.
 func (r *revision) repeat(ctx context.Context, step func() (more bool)) error {
 	for more := true; more; {
 		var err error
@@ -165,7 +166,7 @@ func (r *revision) repeat(ctx context.Context, step func() (more bool)) error {
 	return nil
 }
 
-// finish makes the change effective.
+// finish makes the change take effect.
 func (r *revision) finish() (Outcome, error) {
 	o := r.owner
 	o.loop.Rename(r.operation)
@@ -177,8 +178,8 @@ func (r *revision) finish() (Outcome, error) {
 	return r.edit.Outcome, err
 }
 
-// clear removes data that the change no longer needs. It returns only errors of storage; an owner that has ended has
-// no tables.
+// clear removes data that the change no longer needs. It returns only storage errors: that the owner has ended is no
+// error, because it then has no tables.
 func (r *revision) clear(ctx context.Context, failed bool) (err error) {
 	if r.staged != nil {
 		if failed {
@@ -196,11 +197,10 @@ type plan struct {
 	puts         []*Policy
 	gone         []policy.Key
 	change, back engine.Change
-	content      bool    // the content of policies changes
+	content      bool    // the content of policies changes, and not only their origin
 	places       []place // ledger state of all policies before the change
 	levels       bool    // the limits were divided again
-	// fold and unfold are the policies that the isolation of their namespace replaces after the change, and no longer
-	// replaces.
+	// fold contains the policies that are folded after the change, and unfold the policies that no longer are.
 	fold, unfold map[policy.Key]struct{}
 }
 

@@ -14,11 +14,11 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// OnAgain sets the function that makes the API server deliver the objects of a kind again, because the owner has not
+// OnAgain sets the function that requests the objects of a kind from the API server again, because the owner has not
 // kept their text. f must not block.
 func (o *Owner) OnAgain(f func(kind string)) { o.onAgain.Store(&f) }
 
-// deliverAgain requests the kinds of admitted policies whose text was not kept.
+// deliverAgain requests the kinds of admitted policies whose text was not kept from the source.
 func (o *Owner) deliverAgain() {
 	deliver := o.onAgain.Load()
 	if deliver == nil {
@@ -32,13 +32,13 @@ func (o *Owner) deliverAgain() {
 // listed reports whether every source of policies and the list of Namespaces were complete once.
 func (o *Owner) listed() bool { return o.listedWith("") }
 
-// listedWith is listed under the assumption that the given source is complete.
+// listedWith is listed, but treats the given source as complete.
 func (o *Owner) listedWith(source string) bool {
 	return o.sources.listed(source) && o.config.Tenants.Complete()
 }
 
-// levelAt returns when the limits must be divided among the tenants again. It is zero if nothing has changed, a
-// division is under way, or a source or the tenants are not complete yet.
+// levelAt returns the time at which the limits must be divided among the tenants again. It returns zero if nothing has
+// changed, if a division is in progress, or if a source or the list of tenants is not complete yet.
 func (o *Owner) levelAt() time.Time {
 	if o.leveling || !o.listed() {
 		return time.Time{}
@@ -52,7 +52,7 @@ func (o *Owner) level(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
-	// Do fails only if the owner has ended, and then the result no longer matters.
+	// Do fails only if the owner has ended, and then the result does not matter.
 	o.loop.Do(ctx, opOther, func() { //nolint:errcheck // above
 		o.leveling = false
 		o.problems.Note("shares of limits", err)
@@ -61,8 +61,8 @@ func (o *Owner) level(ctx context.Context) {
 	})
 }
 
-// TenantsChanged signals that namespaces may belong to other tenants, or that the list of Namespaces is complete. It
-// does not block.
+// TenantsChanged notifies the owner that namespaces may have moved to other tenants, or that the list of Namespaces is
+// complete. It does not block.
 func (o *Owner) TenantsChanged() {
 	select {
 	case o.tenants <- struct{}{}:
@@ -76,12 +76,12 @@ func (o *Owner) assign() {
 	o.engine.TenantsChanged()
 }
 
-// withoutTenants returns the set for a node without an API server.
+// withoutTenants returns the set of tenants for a node without an API server.
 func withoutTenants() *tenants.Set { return tenants.WithoutKubernetes(shares.Settings{}) }
 
-// closeChanged isolates the pods that the former and the new versions of changed policies select, and records that
-// the source failed. The change could not be stored, so the new versions cannot be enforced, and the former versions
-// may allow more than the new ones. The isolation ends with the next stored change of the policies.
+// closeChanged is called if a change of policies could not be stored. The new versions then cannot be enforced, and the
+// former versions may allow more than the new ones. So it isolates the pods that either version selects, and records
+// that the source failed. The isolation ends when the next change of these policies is stored.
 func (o *Owner) closeChanged(ctx context.Context, l *listing, why error) error {
 	_, err := loop.Ask(ctx, o.loop, opOther, func() (struct{}, error) {
 		o.sources.all[l.source].err = why.Error()

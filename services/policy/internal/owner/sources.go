@@ -25,7 +25,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
-// beingWritten is the reason for a file that was not read because it is still being written.
+// beingWritten is the reason if a file was not read because it is still being written.
 const beingWritten = "is being written"
 
 // managerSource returns the source name of a manager.
@@ -38,24 +38,24 @@ type sourceState struct {
 	synced  bool
 	err     string
 	refused map[string]refused // by origin
-	// For a source of files: the documents that are not policies, by file, and the files that were never read, with
-	// the reason.
+	// For a source of files: skipped contains, by file, the documents that are not policies; missing contains the
+	// files that could never be read, with the reason.
 	skipped map[string][]string
 	missing map[string]string
-	told    string // the missing files that were logged
+	told    string // the missing files in the last log record
 }
 
-// refused is a file or object that was not accepted.
+// refused is a file or object that was refused.
 type refused struct {
 	key policy.Key // zero if unknown
 	err string
 }
 
-// sourcesConfig is the configuration of sources.
+// sourcesConfig configures type sources.
 type sourcesConfig struct {
 	names     []string // the configured sources, without calls
 	directory string   // directory of the source of files; empty: do not wait for files
-	managers  []string // must complete before subscribers are served
+	managers  []string // managers that must complete before subscribers are served
 	dir       string   // directory of the state
 	state     stream.StateID
 	restored  bool // state from the same boot was loaded
@@ -63,22 +63,23 @@ type sourcesConfig struct {
 	log       *slog.Logger
 }
 
-// sources tracks the configured sources: which are complete, which files are missing or refused, and whether
-// subscribers wait for a source. It belongs to the loop.
+// sources tracks the configured sources. It records which of them are complete, which files are missing or refused, and
+// whether subscribers wait for a source. It belongs to the loop.
 type sources struct {
 	config   sourcesConfig
 	problems *problem.Set
 	all      map[string]*sourceState
-	managers map[string]bool // managers that completed in this run
+	managers map[string]bool // managers that have completed in this run
 	gate     *initialsync.Tracker
-	// changes counts changes of the set of complete sources.
+	// changes counts the changes of the set of complete sources.
 	changes int
 
 	ready   bool
 	readied chan struct{} // closed once ready
 }
 
-// newSources returns sources that are all incomplete. brought are the sources of the stored policies.
+// newSources returns the sources, of which none is complete yet. brought contains the sources that have stored
+// policies.
 func newSources(c sourcesConfig, brought map[string]bool, p *problem.Set) (*sources, error) {
 	s := &sources{
 		config: c, problems: p, managers: make(map[string]bool), readied: make(chan struct{}),
@@ -135,7 +136,7 @@ func (s *sources) checkReady() {
 	close(s.readied)
 }
 
-// listed reports whether every source of policies except one was complete once.
+// listed reports whether every source of policies except but has been complete once.
 func (s *sources) listed(but string) bool {
 	for name, one := range s.all {
 		if one.Policies && name != but && !one.synced {
@@ -145,7 +146,7 @@ func (s *sources) listed(but string) bool {
 	return true
 }
 
-// foldingListed reports whether the sources whose policies can be folded were complete once.
+// foldingListed reports whether the sources whose policies can be folded have been complete once.
 func (s *sources) foldingListed() (all bool) {
 	for _, one := range s.all {
 		if one.Folds && !one.synced {
@@ -156,8 +157,8 @@ func (s *sources) foldingListed() (all bool) {
 	return all
 }
 
-// complete returns the names of the complete sources, as subscribers store them, sorted. Calls have no common
-// listing, so each of their managers counts as a source.
+// complete returns the names of the complete sources in the form that subscribers store, sorted. Calls are not listed
+// together, so each of their managers counts as a source.
 func (s *sources) complete() []string {
 	var out []string
 	for name, one := range s.all {
@@ -187,12 +188,12 @@ func (s *sources) managerCompleted(manager string) {
 	s.noteListed(managerSource(manager))
 }
 
-// noteListed records in the gate that a source is complete.
+// noteListed tells the tracker of the initial sync that a source is complete.
 func (s *sources) noteListed(name string) {
 	s.problems.Note("record of the first complete listing of "+name, s.gate.Listed(name))
 }
 
-// failed records why a source cannot be read; nil clears the failure.
+// failed records the reason for which a source cannot be read; nil clears the failure.
 func (s *sources) failed(name string, why error) {
 	one := s.all[name]
 	one.err = ""
@@ -205,7 +206,8 @@ func (s *sources) failed(name string, why error) {
 	}
 }
 
-// took records the results of a listing that was applied. origins are the origins of the source's enforced policies.
+// took records the results of a listing after it was applied. origins yields the origins of the source's enforced
+// policies.
 func (s *sources) took(l *listing, origins iter.Seq[string]) {
 	one := s.all[l.source]
 	for origin, r := range l.bad {
@@ -223,12 +225,12 @@ func (s *sources) took(l *listing, origins iter.Seq[string]) {
 	}
 }
 
-// tookFiles records which files a listing lacks.
+// tookFiles records which files of the directory a listing could not read.
 func (s *sources) tookFiles(one *sourceState, l *listing, origins iter.Seq[string]) {
 	one.err, one.missing = "", make(map[string]string)
 	skipped := make(map[string][]string)
 	for origin, f := range l.files {
-		if r, bad := l.bad[origin]; bad { // also because of a group of addresses
+		if r, bad := l.bad[origin]; bad { // the reason may also be a group of addresses
 			one.missing[origin] = r.err
 		} else if f.err != nil {
 			one.missing[origin] = f.err.Error()
@@ -281,7 +283,7 @@ func (one *sourceState) incomplete() (out []string) {
 	return out
 }
 
-// state returns why a source is not complete: why it cannot be read, or which parts are missing.
+// state returns the reason for which a source is not complete: the error of reading it, or the missing parts.
 func (one *sourceState) state() string {
 	if one.err != "" || one.synced {
 		return one.err
@@ -289,8 +291,8 @@ func (one *sourceState) state() string {
 	return strings.Join(one.incomplete(), "; ")
 }
 
-// refusal returns why the newest version of an object or file was not accepted. A source that is no longer configured
-// has no refusals.
+// refusal returns the reason for which the newest version of an object or file was refused. It returns none for a
+// source that is no longer configured.
 func (s *sources) refusal(name, origin string) (refused, bool) {
 	one := s.all[name]
 	if one == nil {
@@ -313,7 +315,7 @@ func (s *sources) refusals() iter.Seq2[managed.By, refused] {
 	}
 }
 
-// files returns the configured source of files; nil if none is configured.
+// files returns the state of the configured source of files; nil if none is configured.
 func (s *sources) files() *sourceState {
 	for _, one := range s.all {
 		if one.Files {
@@ -372,7 +374,7 @@ func (s *sources) waitsFor() (out []string) {
 	return out
 }
 
-// states returns the states of all sources, and of each manager that has policies or has completed.
+// states returns the states of all configured sources, and of each manager that has policies or has completed.
 func (s *sources) states(policies *policySet) []summary.SourceStatus {
 	type place struct{ source, manager string }
 	states := make(map[place]*summary.SourceStatus)
@@ -408,18 +410,18 @@ func (s *sources) states(policies *policySet) []summary.SourceStatus {
 	return out
 }
 
-// ErrNotMissing means that no subscriber waits for the file that a caller accepts as missing.
+// ErrNotMissing means that the file cannot be accepted as missing, because no subscriber waits for it.
 var ErrNotMissing = errors.New("no subscriber waits for it")
 
 // Acceptance is the result of AcceptWithout.
 type Acceptance struct {
 	File    string   // file name, as the source lists it
 	Why     string   // why it was missing
-	Waiting []string // what subscribers still wait for
+	Waiting []string // sources for which subscribers still wait
 }
 
-// acceptWithout stops the waiting for a file of policies that was never read, and records the decision. With
-// validateOnly it changes nothing.
+// acceptWithout makes subscribers stop waiting for a policy file that could never be read, and records that decision.
+// With validateOnly it changes nothing.
 func (s *sources) acceptWithout(name string, validateOnly bool) (Acceptance, error) {
 	one := s.files()
 	if one == nil {

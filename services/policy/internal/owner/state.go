@@ -24,14 +24,15 @@ func policyRecord(p *Policy) record.Policy {
 			Exceeds: p.Exceeds, Size: p.size, Sum: p.sum, Held: p.heldText, Known: p.known && p.source().Calls,
 		},
 	}
-	if at := p.Created.Unix(); !p.source().Stamped && at != r.Updated { // a stamped object carries the time itself
+	// if the source is stamped, the object contains the time
+	if at := p.Created.Unix(); !p.source().Stamped && at != r.Updated {
 		r.Place.Created = at
 	}
 	return r
 }
 
-// restore loads and compiles the state. cached reports whether it is from the same boot, and so includes the inputs for
-// which policies are compiled.
+// restore loads and compiles the state. cached reports whether the state comes from the same boot. It then also
+// contains the identities, subscribers and names for which policies are compiled.
 func (o *Owner) restore(dir string, table *names.Table) (cached bool, err error) {
 	policies := make(map[policy.Key]record.Policy)
 	subscribers := make(map[string]record.Subscriber)
@@ -108,7 +109,7 @@ func (o *Owner) compile(
 		}
 		o.alarm.set(s.until)
 	}
-	// Without subjects no table is compiled, so no table can be too large.
+	// Without subjects no table is compiled, so no table can exceed a limit.
 	if err := o.compiler.apply(change); err != nil {
 		return err
 	}

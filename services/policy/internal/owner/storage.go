@@ -18,15 +18,15 @@ import (
 // retryStorage is the delay between two attempts to write to the disk.
 const retryStorage = time.Second
 
-// storage is the state on disk. It records the result of each write, and when the next write is due. It belongs to
-// the loop, except for the methods of the journal that stage a change.
+// storage is the state on disk. It records the result of each write, and when the next write is due. It belongs to the
+// loop; only the journal's methods that stage a change may be called from other goroutines.
 type storage struct {
 	ctx      context.Context // of Run
 	journal  *record.Journal
 	problems *problem.Set
 	now      func() time.Time
-	retryAt  time.Time // time of the next write; zero if all is written
-	lost     error     // why the journal is no longer reliable; nil: it is
+	retryAt  time.Time // time of the next attempt; zero if everything is written
+	lost     error     // why the journal can no longer be used; nil: it can
 }
 
 func newStorage(j *record.Journal, p *problem.Set, now func() time.Time) *storage {
@@ -38,7 +38,7 @@ func (s *storage) save(c record.Cache) {
 	s.stored(s.journal.Note(s.ctx, c.Records()))
 }
 
-// commit makes a staged change effective on disk, before the change is answered.
+// commit makes a staged change effective on disk. It is called before the caller receives the answer.
 func (s *storage) commit(ctx context.Context, staged *record.Staged) error {
 	err := staged.Commit(ctx)
 	s.stored(err)

@@ -23,7 +23,7 @@ import (
 )
 
 // Subscribers connects the subscribers of tables, passes their interests to the engine, and waits for their progress.
-// The exported methods may be called concurrently; all else belongs to the loop.
+// The exported methods may be called concurrently; all other methods and fields belong to the loop.
 type Subscribers struct {
 	loop      *loop.Loop
 	log       *slog.Logger
@@ -38,7 +38,7 @@ type Subscribers struct {
 	problems  *problem.Set
 }
 
-// newSubscribers returns the subscribers of an owner that has all its other parts.
+// newSubscribers returns the subscribers of an owner whose other fields are set.
 func newSubscribers(o *Owner) *Subscribers {
 	return &Subscribers{
 		loop: o.loop, log: o.config.Log, now: o.config.Now, alarm: o.alarm, interests: o.interests, compiler: o.compiler,
@@ -89,7 +89,7 @@ func (s *Subscribers) Subscribe(ctx context.Context, want Subscription) (*stream
 	})
 }
 
-// connecting returns the subscriber that connects.
+// connecting returns the record of the subscriber that connects.
 func (s *Subscribers) connecting(want *Subscription) (*subscriber, error) {
 	one, err := s.interests.connecting(want)
 	if err == nil {
@@ -98,15 +98,16 @@ func (s *Subscribers) connecting(want *Subscription) (*subscriber, error) {
 	return one, err
 }
 
-// approach adds and removes some of the subjects that a subscriber wants, and reports whether more are left.
+// approach adds or removes one batch of the subjects that a subscriber wants, and reports whether there is more to do.
 func (s *Subscribers) approach(one *subscriber, want map[identity.Numeric]struct{}) bool {
 	add, remove := one.next(want)
 	s.interest(one, add, remove, nil, nil)
 	return len(add)+len(remove) > 0
 }
 
-// savePause is the time for which changes of a subscriber's interests are collected before they are stored. A record
-// holds all interests, and the subscriber sends missing ones when it reconnects.
+// savePause is how long changes of a subscriber's interests are collected before they are stored. The delay saves
+// writes, because a record contains all interests. It is safe, because the subscriber sends its interests again when it
+// reconnects.
 const savePause = time.Second
 
 // save stores the interests of an enforcing subscriber.
@@ -121,7 +122,7 @@ func (s *Subscribers) save(name string, one *subscriber) {
 // tables when it reconnects; a watching subscriber is removed.
 func (s *Subscribers) Unsubscribe(name string, session *stream.Session) {
 	session.Close()
-	// Ask fails only if the owner has ended, and then the result no longer matters.
+	// Ask fails only if the owner has ended, and then the result does not matter.
 	loop.Ask(context.Background(), s.loop, opOther, func() (struct{}, error) { //nolint:errcheck // above
 		if one := s.interests.all[name]; one != nil && one.session == session {
 			if s.interests.left(one) {
@@ -154,7 +155,8 @@ func (s *Subscribers) Change(ctx context.Context, name string, session *stream.S
 	return err
 }
 
-// interest changes the interests of a subscriber, and passes the resulting change for all subscribers to the engine.
+// interest changes the interests of a subscriber, and passes the resulting change of all subscribers' interests to the
+// engine.
 func (s *Subscribers) interest(one *subscriber, add, remove []identity.Numeric, locate []engine.Location, vacate []netip.Addr) {
 	c := s.interests.change(one, add, remove, locate, vacate)
 	if len(c.Locate)+len(c.Vacate) > 0 {
@@ -169,7 +171,7 @@ func (s *Subscribers) interest(one *subscriber, add, remove []identity.Numeric, 
 func (s *Subscribers) Refuse(ctx context.Context, session *stream.Session, subject identity.Numeric, table policytable.ID, reason string) error {
 	err := s.loop.Do(ctx, opOther, func() {
 		for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
-			// A table without any bindings no longer matters.
+			// The refusal of a table does not matter if no subject is bound to the table any more.
 			if now, ok := s.compiler.engine.BoundID(subject, d); !ok || now != table || table == policytable.AllowAll {
 				continue
 			}
@@ -206,7 +208,7 @@ func (s *Subscribers) sweep(now time.Time) {
 		case one.until.After(now):
 			s.alarm.set(one.until)
 		case s.approach(one, nil):
-			s.alarm.set(now) // continue after the waiting calls
+			s.alarm.set(now) // continue after the calls that wait have run
 		default:
 			s.forget(name, one)
 		}
@@ -222,8 +224,8 @@ func (s *Subscribers) forget(name string, one *subscriber) {
 	s.storage.save(record.Cache{GoneSubscribers: []string{name}})
 }
 
-// Wait returns when every connected enforcing subscriber that has one of the subjects enforces a policy revision.
-// Without subjects it waits for all of them.
+// Wait returns when a policy revision is enforced by every connected enforcing subscriber that has one of the subjects.
+// Without subjects, it waits for all enforcing subscribers.
 func (s *Subscribers) Wait(ctx context.Context, revision uint64, subjects []identity.Numeric) (stream.Progress, error) {
 	return s.await(ctx, subjects, func() (stream.Barrier, error) {
 		if revision > s.publisher.barrier.Policy {

@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 )
 
-// Interner shares the memory of equal label texts, because the identities of a cluster repeat a few texts very often.
+// Interner keeps only one copy of equal label texts, because the identities of a cluster repeat a few texts very often.
 // It must be used by one goroutine. The zero value is ready.
 type Interner struct{ texts map[string]string }
 

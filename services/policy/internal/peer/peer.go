@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package peer defines a peer as policies see it: the number of its identity, its labels, its kind and the address
-// rules that apply to it.
+// Package peer defines the properties of a peer that policies use: the number of its identity, its labels, its kind,
+// and its scope, which determines the address rules that apply.
 //
 // The identity service allocates the numbers. This package derives the kind, the scope and the named ports from the
 // labels.
@@ -23,12 +23,12 @@ import (
 // sluice-identity.
 var ErrUnresolved = errors.New("sluice-identity cannot resolve the address to an identity")
 
-// Identity is a peer as policies see it. It is immutable: other labels make another identity, except for label sets
-// that are valid on one node only, which are replaced.
+// Identity is a peer with the properties that policies use. It is immutable. Usually, other labels mean another
+// identity; only an identity that is valid on one node can get other labels, and is then replaced.
 type Identity struct {
 	Number identity.Numeric
 	Labels label.Set // labels that selectors match
-	// given holds the announced labels, if Complete has added labels.
+	// given are the labels that the identity service sent, if Complete has added labels.
 	given label.Set
 	Kind  identity.Kind
 	Scope identity.PeerScope
@@ -72,7 +72,7 @@ func New(n identity.Numeric, labels label.Set) (Identity, error) {
 // DefaultNamespace is the namespace of workloads without a namespace.
 const DefaultNamespace = "default"
 
-// Given returns the announced labels.
+// Given returns the labels that the identity service sent.
 func (id Identity) Given() label.Set {
 	if id.given.Len() > 0 {
 		return id.given
@@ -84,9 +84,9 @@ func (id Identity) Given() label.Set {
 const NameUnlabelledNode = "unlabelled-node"
 
 // Node prepares the identity of a node for rules that select nodes by label; labels reports whether such rules are
-// enabled. If they are, a node that was announced without labels gets a mark: its labels are unknown, because its
-// identity service is an earlier version or has no identity for them. If they are not enabled, the labels are removed,
-// so that pod selectors do not match them.
+// enabled. If they are enabled, a node without labels is marked, because its labels are unknown: its identity service
+// has an earlier version, or no identity for them. If they are not enabled, the labels of nodes are removed, so that
+// pod selectors do not match nodes.
 func (id Identity) Node(labels bool) Identity {
 	if id.Kind != identity.KindHost && id.Kind != identity.KindRemoteNode {
 		return id
@@ -105,9 +105,9 @@ func (id Identity) Node(labels bool) Identity {
 	return id
 }
 
-// Complete adds the labels that policies imply. A workload without a cluster belongs to this cluster. A workload that
-// is unknown to Kubernetes, and so has no namespace, is treated as a pod of DefaultNamespace: its labels are copied
-// to Kubernetes labels, and the originals stay.
+// Complete adds labels that policies expect. A workload without a cluster gets the name of this cluster. A workload
+// that Kubernetes does not know, and which therefore has no namespace, is treated as a pod in DefaultNamespace: its
+// labels are added as Kubernetes labels, too.
 func (id Identity) Complete(cluster string) Identity {
 	if id.Kind != identity.KindInCluster {
 		return id

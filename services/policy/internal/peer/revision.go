@@ -3,14 +3,15 @@
 
 package peer
 
-// Revision is a point in a run of the identity service. Zero means that its listing is not complete.
+// Revision is a revision of the identities in one run of the identity service. Zero means that the listing is not
+// complete yet.
 type Revision struct {
 	Incarnation string
 	Number      uint64
 	Store       StoreRevision
 }
 
-// StoreRevision is a point in the store that the nodes of a cluster share. Zero means unknown.
+// StoreRevision is a revision of the store that the nodes of a cluster share. Zero means unknown.
 type StoreRevision struct {
 	Cluster  uint64
 	Revision int64

@@ -17,11 +17,11 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 )
 
-// DecodeHeld converts an object that an API server holds and that can therefore no longer be rejected. Parts with a
-// clear meaning are accepted with a note. An object that cannot be converted isolates the pods that it selects,
-// because without it more would be allowed than its author wrote. The same applies to unknown fields of the spec,
-// which may narrow a rule. An error means that the object is not a policy, has no name, or is a group, which selects
-// nothing.
+// DecodeHeld converts an object that an API server has stored, so that it can no longer be rejected. A value whose
+// meaning is clear is accepted with a note. An object that cannot be converted isolates the pods that it selects,
+// because without it more would be allowed than its author wrote. So does an object with unknown fields in its spec,
+// because they may narrow a rule. DecodeHeld returns an error if the object is not a policy, has no name, or is a
+// group, which selects no pods.
 func DecodeHeld(form Form, o rule.Options) (Object, error) {
 	ob, err := Decode(form, o)
 	var problems manifest.Problems
@@ -50,8 +50,8 @@ func DecodeHeld(form Form, o rule.Options) (Object, error) {
 	return ob, nil
 }
 
-// Isolate converts an object that cannot be decoded, because of why, into rules that isolate the pods that it
-// selects. If this is impossible, it returns why.
+// Isolate returns an object that isolates the pods which another object selects that cannot be decoded; why is the
+// reason. If this is impossible, it returns why.
 func Isolate(form Form, why error) (Object, error) {
 	version, kind := form.Type()
 	if !IsKind(version, kind) || kind == groupKind {
@@ -98,27 +98,29 @@ func Isolate(form Form, why error) (Object, error) {
 	return ob, nil
 }
 
-// KindDocument is the kind in the key of a policy without a key of its own. For a document of a file, the name is its
-// position; for an object of an API server whose policy another source has, the name is its kind and name.
+// KindDocument is the kind in the key of a policy that cannot have the key in its text. For a document of a file, the
+// name in the key is its position. For an object of an API server whose policy comes from another source, the name in
+// the key is the object's kind and name.
 const KindDocument = "Document"
 
-// KindNamespaceIsolation is the kind in the key of a policy that has no source: it isolates the pods of its
-// namespace, in place of the policies that Sluice does not keep individually.
+// KindNamespaceIsolation is the kind in the key of a policy without a source, which isolates the pods of its namespace.
+// It replaces policies that Sluice does not keep individually.
 const KindNamespaceIsolation = "NamespaceIsolation"
 
-// IsolateAs isolates the pods that another, valid object selects, which cannot be enforced.
+// IsolateAs returns an object that isolates the pods which another object selects. That object is valid, but cannot be
+// enforced.
 func IsolateAs(key Key, of Object, why error) Object {
 	ob := isolated(key, why)
 	for _, spec := range of.Specs {
-		if !spec.Host { // otherwise it selects no pods
+		if !spec.Host { // a spec for the host selects no pods
 			ob.Specs = append(ob.Specs, IsolateSpec(key, spec))
 		}
 	}
 	return ob
 }
 
-// IsolateSpec isolates the subject of a spec in the directions of the spec. No other policy can allow the traffic
-// that it denies.
+// IsolateSpec returns a spec that isolates the subject of another spec in the directions of that spec. No other policy
+// can allow the traffic that it denies.
 func IsolateSpec(key Key, spec rule.Spec) rule.Spec {
 	tier, priority := policytable.Isolation, int32(0)
 	selects := spec.Selects
@@ -136,15 +138,15 @@ func IsolateSpec(key Key, spec rule.Spec) rule.Spec {
 	return isolate(out, key, selects, tier, priority)
 }
 
-// IsolateNamespace isolates every pod of the key's namespace, or every pod if the key has no namespace: an object of
-// that kind could select any of them.
+// IsolateNamespace returns an object that isolates every pod in the key's namespace, or every pod if the key has no
+// namespace, because an object of that kind can select any of them.
 func IsolateNamespace(key Key, kind string, why error) Object {
 	ob := isolated(key, why)
 	spec := rule.Spec{Namespace: key.Namespace, Subject: selector.New()}
 	if key.Namespace != "" {
 		spec.Subject = selector.New(networkpolicy.InNamespace(key.Namespace))
 	}
-	tier := policytable.Normal // no other policy can allow the denied traffic
+	tier := policytable.Normal // in this tier, no other policy can allow the denied traffic
 	switch kind {
 	case "NetworkPolicy":
 		tier = policytable.Isolation
@@ -181,8 +183,8 @@ func Namespaced(kind string) bool { return kind == "NetworkPolicy" || kind == "C
 
 const groupKind = "CiliumCIDRGroup"
 
-// CloseGroup returns a group whose addresses are unknown because of why: deny rules apply to every address, and allow
-// rules to none.
+// CloseGroup returns a group whose addresses are unknown; why is the reason. Deny rules that refer to it apply to every
+// address, and allow rules to none.
 func (ob Object) CloseGroup(why error) Object {
 	out := Object{
 		Key: ob.Key, Unknown: ob.Unknown, Isolates: why.Error(),
@@ -201,7 +203,7 @@ func closedGroup(form Form, unknown []string, problems manifest.Problems) (Objec
 		problems.Add(path, "no such field")
 	}
 	var g cilium.CIDRGroup
-	_, _ = form.Decode(&g) // its problems are known already
+	_, _ = form.Decode(&g) // its problems were already reported
 	var named manifest.Problems
 	if g.Metadata.Validate(false, &named); len(named) > 0 {
 		return Object{}, problems

@@ -4,8 +4,8 @@
 // Package policy defines policy objects of every kind in the form that the engine needs: a key, and rules or an
 // address group.
 //
-// Decode is the only way to create an Object, from the document of a manifest or from the text of an object that an
-// API server holds. It rejects everything that the packages of the kinds reject.
+// Decode is the only way to create an Object, from the document of a manifest or from the text of an object that an API
+// server holds. It rejects an object if the package of its kind rejects it.
 package policy
 
 import (
@@ -65,16 +65,19 @@ type Object struct {
 	Key   Key
 	Specs []rule.Spec // for a policy
 	Group *Group      // for a group
-	// Unknown lists the paths of dropped fields, which the kind does not have. Long lists are cut.
+	// Unknown lists the paths of fields that were dropped because the kind does not have them. A long list is
+	// truncated.
 	Unknown []string
-	// Notes inform the author about the conversion of the manifest.
+	// Notes are remarks about the conversion of the manifest for its author.
 	Notes manifest.Notes
-	// Isolates is why the policy could not be converted. Its rules then isolate the pods that it selects.
+	// Isolates is the reason for which the policy could not be converted; empty if it could. If set, the rules
+	// isolate the pods that the policy selects.
 	Isolates string
 }
 
-// maxWeight limits the peers and ports of all rules of one object, counting each list for every rule that has it: an
-// object of a few megabytes can combine a long list of peers with each entry of a long list of ports.
+// maxWeight limits the number of peers and ports in all rules of one object. A list that several rules contain counts
+// several times, because an object of a few megabytes can combine a long list of peers with each entry of a long list
+// of ports.
 const maxWeight = 400_000
 
 // versions lists the supported versions of each kind, preferred version first. An API server may serve several
@@ -115,7 +118,7 @@ func Struct(kind string) reflect.Type {
 	return nil
 }
 
-// Form is an object as delivered by its source: a manifest.Document or a Written.
+// Form is an object in the form of its source: a manifest.Document or a Written.
 type Form interface {
 	// Type returns the API version and kind.
 	Type() (apiVersion, kind string)
@@ -125,7 +128,7 @@ type Form interface {
 }
 
 // Decode decodes, validates and converts an object. If its kind is known, the error is manifest.Problems. If the
-// meaning is clear in spite of the problems, the object is returned along with the error, for callers that need not
+// meaning is clear in spite of the problems, Decode returns both the object and the error, for callers that need not
 // enforce the schema.
 func Decode(form Form, o rule.Options) (Object, error) {
 	version, kind := form.Type()
@@ -169,7 +172,7 @@ func Decode(form Form, o rule.Options) (Object, error) {
 	}
 }
 
-// notAPolicy returns why an object with an unknown version or kind is not a policy.
+// notAPolicy returns an error that states why an object with an unknown version or kind is not a policy.
 func notAPolicy(form Form) error {
 	version, kind := form.Type()
 	if version == "" || kind == "" { // missing, or of a wrong type

@@ -8,8 +8,8 @@ import (
 	"encoding/json"
 )
 
-// The fields in kept determine which pods a policy selects. For the fields in present, only the presence of an
-// element matters.
+// The fields in kept determine which pods a policy selects. A list in a field of present is reduced to one empty
+// element, because it only matters whether the list is empty.
 var (
 	kept = []string{
 		"podSelector", "policyTypes", "endpointSelector", "nodeSelector", "subject", "tier", "priority", "enableDefaultDeny",
@@ -33,7 +33,7 @@ func Reduced(key Key, text []byte, limit int) []byte {
 	read := json.NewDecoder(bytes.NewReader(text))
 	read.UseNumber()
 	if err := read.Decode(&whole); err != nil {
-		clear(whole) // without selectors the policy selects all possible pods
+		clear(whole) // without selectors, the policy selects all pods that it can select
 	}
 	if version, ok := whole["apiVersion"].(string); ok && IsKind(version, key.Kind) {
 		out["apiVersion"] = version
@@ -60,7 +60,7 @@ func Reduced(key Key, text []byte, limit int) []byte {
 	if err != nil || Namespaced(key.Kind) && len(short) > limit {
 		delete(out, "specs")
 		out["spec"] = everything(key.Kind)
-		short, _ = json.Marshal(out) // contains only strings
+		short, _ = json.Marshal(out) // out contains only strings, which can always be encoded
 	}
 	return append(short, '\n')
 }

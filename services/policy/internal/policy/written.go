@@ -10,20 +10,20 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 )
 
-// Written is an object as the text of its manifest. It is parsed each time it is decoded, so that until then it needs
-// only the memory of the text.
+// Written is an object in the form of its manifest's text. The text is parsed only when the object is decoded, to save
+// memory.
 type Written struct {
 	Key        Key
 	APIVersion string
 	Text       []byte // JSON or YAML
-	// Created and UID come from the object. They order the objects of a tenant.
+	// Created and UID are taken from the object. They order the objects of a tenant.
 	Created time.Time
 	UID     string
 	// Record is nil unless the source is configured to add records.
 	Record *Record
 }
 
-// Record holds the facts about an object that an API server has in addition to its manifest.
+// Record contains data of an object in the API server that is not in its manifest.
 type Record struct {
 	UID             string
 	Generation      int64 // generation of the spec
@@ -34,8 +34,8 @@ type Record struct {
 // Type implements Form.
 func (w Written) Type() (apiVersion, kind string) { return w.APIVersion, w.Key.Kind }
 
-// Decode implements Form. For a text that cannot be parsed at all, it decodes the name, so that the pods that the
-// object might select can be isolated.
+// Decode implements Form. If the text cannot be parsed at all, it decodes only the name, so that the pods which the
+// object may select can be isolated.
 func (w Written) Decode(into any) (unknown []string, err error) {
 	docs, err := manifest.Parse(w.Text)
 	if err == nil && len(docs) == 1 {

@@ -4,7 +4,7 @@
 // Package port represents the protocol and port of a packet as a point in one range of 32-bit numbers, protocol<<16 |
 // port.
 //
-// Rules are ranges of points. For ICMP, type<<8 | code takes the place of the port; for protocols without ports it is
+// A rule covers ranges of points. For ICMP, type<<8 | code replaces the port; for protocols without ports, the port is
 // 0.
 package port
 
@@ -58,7 +58,7 @@ func ParseProtocol(s string) (Protocol, bool) {
 // HasPorts reports whether the protocol has ports, which may have names.
 func (p Protocol) HasPorts() bool { return p == TCP || p == UDP || p == SCTP }
 
-// WithPorts are the protocols that ANY means.
+// WithPorts lists the protocols for which ANY stands.
 var WithPorts = [...]Protocol{TCP, UDP, SCTP}
 
 // Point is protocol<<16 | port.

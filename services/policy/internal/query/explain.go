@@ -18,10 +18,10 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 )
 
-// Peer is one end of a connection in a query. An address without identity and labels is outside of the cluster; the
-// caller has resolved all others.
+// Peer is one end of a connection in a query. An address without identity and labels is outside of the cluster, because
+// the caller has resolved all other addresses.
 type Peer struct {
-	Identity identity.Numeric // 0: by labels, or outside of the cluster
+	Identity identity.Numeric // 0: given by labels, or outside of the cluster
 	Labels   []label.Label
 	Addr     netip.Addr
 }
@@ -104,7 +104,7 @@ func (x *Explain) side(e *engine.Engine, d policytable.Direction, subject, peer 
 	s.Evaluated = true
 	var err error
 	s.Explanation, err = e.Explain(subject.Number, d, peer.Number, addr, x.At)
-	// The connection is denied or redirected if either side denies or redirects it.
+	// A connection is denied or redirected if one of the two sides denies or redirects it.
 	x.Answer.Action = min(x.Answer.Action, s.Verdict.Action)
 	return s, err
 }

@@ -2,8 +2,8 @@
 // Copyright 2026 The Sluice Authors
 
 // Package query answers queries about policies without changing them: the tables of an identity, the verdict on a
-// connection, and the effect of a change. It works on an engine that the caller provides: the owner's engine during
-// one of its turns, or a private copy.
+// connection, and the effect of a change. The caller provides the engine: the owner's engine during a turn of the
+// owner, or a private copy.
 package query
 
 import (
@@ -28,8 +28,8 @@ type View struct {
 
 // Query is a query that may need tables that the owner's engine does not have.
 type Query interface {
-	// Begin resolves the identities, in a turn of the owner, and discards earlier results. It reports whether the
-	// engine has all needed tables.
+	// Begin resolves the identities, in a turn of the owner, and discards earlier results. complete reports whether
+	// the owner's engine has all tables that the query needs.
 	Begin(v View) (complete bool, err error)
 	// Fork creates an engine with the needed tables.
 	Fork(d engine.Draft) (*engine.Engine, error)
@@ -39,7 +39,7 @@ type Query interface {
 
 // Evaluated holds the tables of a subject.
 type Evaluated struct {
-	Bound    [2]bool // by policytable.Direction; false: nothing is enforced
+	Bound    [2]bool // by policytable.Direction; false: the direction is not enforced
 	Tables   [2]policytable.DefineTable
 	Sources  [2][][]policytable.Source
 	Revision uint64

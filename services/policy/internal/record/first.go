@@ -20,9 +20,8 @@ import (
 	"github.com/sluice-net/sluice/kit/store"
 )
 
-// FirstFile is the file of the first format: one line per change, each with a checksum. It is read once. A record of
-// a later version then replaces it, which makes an earlier version fail: otherwise that version would start without
-// policies.
+// FirstFile is the file of the first format: one line per change, each with a checksum. It is read once, and then
+// replaced by a record that earlier versions cannot read. They therefore fail, instead of starting without policies.
 const FirstFile = "journal"
 
 var (
@@ -37,7 +36,7 @@ type retired struct {
 
 const retiredLimit = 4 << 10
 
-// firstChange is a line of the first format. The meaning of its fields never changes.
+// firstChange is a line of the first format. The meaning of its fields must never change.
 type firstChange struct {
 	State        string   `json:"state,omitempty"`
 	Revision     uint64   `json:"revision,omitempty"` // 0: unchanged
@@ -51,7 +50,7 @@ var errIrregular = errors.New("not a regular file")
 // maxLine limits one change of the first format, in bytes.
 const maxLine = 256 << 20
 
-// first is the content of a file in the first format; nil without such a file.
+// first is the content of a file in the first format; nil if there is no such file.
 type first struct {
 	state       string
 	revision    uint64
@@ -97,14 +96,16 @@ func readFirstFormat(d *store.Dir) (*first, error) {
 	return o, nil
 }
 
-// refusal describes a file with policies of the first format like kit/store its own files.
+// refusal returns the error for an unreadable file of the first format, in the same form as kit/store does for its
+// files.
 func refusal(path string, kind, detail error, commands string) error {
 	return &store.Refusal{
 		Path: path, Kind: kind, Detail: detail, Commands: commands, Loss: policiesOptions.Loss, Doc: policiesOptions.Doc,
 	}
 }
 
-// kindOf returns the error of kit/store for an error of reading the file; nil for an error of the disk.
+// kindOf returns the kind of error in kit/store that corresponds to an error of reading the file; nil if the disk
+// failed.
 func kindOf(err error) error {
 	switch {
 	case errors.Is(err, durable.ErrVersion):
@@ -123,8 +124,8 @@ func (o *first) read(f io.Reader) error {
 	for line := 1; ; line++ {
 		b, err := readLine(r)
 		if errors.Is(err, io.EOF) {
-			// A kill leaves an incomplete line and nothing else. A complete change with another byte instead of the newline was
-			// finished and acknowledged.
+			// A killed process can only leave an incomplete line. If a complete change is followed by
+			// another byte than a newline, it was finished and acknowledged, and the file is corrupt.
 			if last := len(b) - 1; last >= 0 && (b[last] != 0 || (size+int64(last))%sector != 0) && durable.Decode(append(b[:last:last], '\n'), firstSchema, new(firstChange)) == nil {
 				return fmt.Errorf("line %d: %w: %q instead of the newline at its end", line, durable.ErrCorrupt, b[last])
 			}
@@ -152,8 +153,8 @@ func (o *first) read(f io.Reader) error {
 // sector is the unit that storage writes completely or not at all.
 const sector = 512
 
-// lostBlocks reports whether a line at an offset of the file has zeros, and all of them in whole sectors that were
-// never written. No other corruption is so regular.
+// lostBlocks reports whether a line at an offset of the file contains zeros that fill whole sectors, and no other
+// zeros. Such sectors were never written; other corruption does not look so regular.
 func lostBlocks(line []byte, offset int64) bool {
 	found := false
 	for at := 0; at < len(line); {
@@ -254,7 +255,7 @@ func (o *first) initCache(t *store.Tx) error {
 	return nil
 }
 
-// retire replaces the file of the first format with a record that names File, which has its content now.
+// retire replaces the file of the first format with a record that refers to File, which now contains the policies.
 func (o *first) retire(d *store.Dir) error {
 	if o == nil {
 		return nil

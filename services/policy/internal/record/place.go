@@ -8,20 +8,21 @@ import (
 	"encoding/json"
 )
 
-// Place is the admission of a policy to the limits. It is zero for a policy that is enforced as written and was never
-// replaced.
+// Place records how a policy was admitted to the limits. It is zero for a policy that is enforced as written and was
+// never replaced.
 type Place struct {
-	// Created is when the policy was first accepted, in seconds since 1970; 0: at its last update.
+	// Created is the time at which the policy was first accepted, in seconds since 1970; 0: at its last update.
 	Created int64 `json:"created,omitempty"`
-	// Exceeds is why the policy isolates the pods that it selects instead of being enforced.
+	// Exceeds describes the limit that the policy exceeds, so that it isolates the pods that it selects; empty if
+	// it is enforced.
 	Exceeds string `json:"exceeds,omitempty"`
-	// Size and Sum, a SHA-256, describe the whole manifest if the record has a reduced one.
+	// If the record contains a reduced manifest, Size and Sum, a SHA-256, describe the whole manifest.
 	Size int    `json:"size,omitempty"`
 	Sum  []byte `json:"sum,omitempty"`
-	// Held is the manifest of the last version that was enforced as written, if this version is not.
+	// Held is the manifest of the last version that was enforced as written, if the current version is not.
 	Held []byte `json:"held,omitempty"`
-	// Known reports that the version which accepted the policy of a call knew all its fields, so that an unknown one is
-	// of a later version.
+	// Known is set if the version of the service that accepted the policy of a call knew all its fields. A field
+	// that is unknown now then comes from a later version.
 	Known bool `json:"known,omitempty"`
 	// Revision is the revision of the policy for which the place was written.
 	Revision uint64 `json:"revision,omitempty"`
@@ -46,8 +47,8 @@ func encodePlace(p *Policy) []byte {
 	return encode(place)
 }
 
-// decodePlace returns the place of a stored policy. If the place belongs to an uncommitted change or cannot be
-// decoded, it is ignored, except for the time of creation.
+// decodePlace returns the place of a stored policy. If the place belongs to an uncommitted change or cannot be decoded,
+// only its time of creation is used.
 func decodePlace(text []byte, p *Policy) Place {
 	var place Place
 	if text == nil || json.NewDecoder(bytes.NewReader(text)).Decode(&place) != nil {

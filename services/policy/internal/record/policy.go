@@ -55,7 +55,7 @@ func decode(b []byte, into any) error {
 	return d.Decode(into)
 }
 
-// migratePolicies migrates the policies of an earlier version; they all belong to change 0.
+// migratePolicies migrates the policies of an earlier version; all of them get the change number 0.
 func migratePolicies(t *store.Tx, from uint32) error {
 	type old struct{ key, record []byte }
 	var all []old

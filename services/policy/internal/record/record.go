@@ -4,8 +4,8 @@
 // Package record defines the format of the policy service's state directory: the policies and their revision, and the
 // last known identities, subscribers and learned names.
 //
-// Without the policies a node would allow traffic that they deny, so their file is the synced file of a journal. The
-// rest is the cache.
+// If the policies were lost, a node would allow traffic that they deny, so they are in the synced file of a journal.
+// All other records are in the cache.
 package record
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/kit/store"
 )
 
-// Names of the files. The name of the second contains the boot ID.
+// Names of the files. The name of the cache also contains the boot ID.
 const (
 	File      = "policies.db"
 	CacheFile = "cache.db"
@@ -47,7 +47,7 @@ type Change = journal.Change[Policy]
 // Staged is a change of policies that is not effective yet.
 type Staged = journal.Staged[Policy]
 
-// Contents receives the records that Open finds. An error of one of its functions ends Open.
+// Contents receives the records that Open reads. If one of its functions returns an error, Open returns it.
 type Contents struct {
 	Name       func(string) error // name of the state; not called for a new state
 	Policy     func(Policy) error
@@ -56,8 +56,8 @@ type Contents struct {
 	DNSName    func(Name) error
 }
 
-// Cache is a change of the cache. The meaning of its fields never changes: lines of the first format have the same
-// fields.
+// Cache is a change of the cache. The meaning of its fields must never change, because lines of the first format have
+// the same fields.
 type Cache struct {
 	Identities      []Identity   `json:"identities,omitempty"`
 	GoneIdentities  []uint32     `json:"gone_identities,omitempty"`
@@ -98,7 +98,7 @@ type Subscriber struct {
 	Name      string     `json:"name"`
 	Subjects  []uint32   `json:"subjects,omitempty"`
 	Locations []Location `json:"locations,omitempty"`
-	// Enforces is missing in records of versions that did not have it.
+	// Enforces is absent in records of versions that did not have it.
 	Enforces bool `json:"enforces,omitempty"`
 }
 
@@ -175,7 +175,7 @@ func Open(dir string, c Contents) (j *Journal, revision uint64, cached bool, err
 		revision, err = j.Replay(journal.Contents[Policy]{
 			State: func(key string, value []byte) error {
 				if key != keyName {
-					return nil // from a later version
+					return nil // the record comes from a later version
 				}
 				return c.Name(string(value))
 			},
@@ -189,7 +189,7 @@ func Open(dir string, c Contents) (j *Journal, revision uint64, cached bool, err
 	return j, revision, cached, nil
 }
 
-// cached passes on a record of the cache.
+// cached passes a record of the cache to the function for its bucket.
 func (c *Contents) cached(bucket string, value []byte) error {
 	switch bucket {
 	case bucketIdentities:
@@ -232,7 +232,7 @@ func identityKey(number uint32) string {
 	return string(binary.BigEndian.AppendUint32(nil, number))
 }
 
-// encode returns the JSON of a record, whose type can always be encoded.
+// encode returns the JSON of a record. Its type must be one that can always be encoded.
 func encode(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {

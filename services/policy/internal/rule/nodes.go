@@ -12,9 +12,9 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 )
 
-// Nodes returns selectors for nodes with certain labels: for the local node or for other nodes, by the name of its
-// reserved label. If the labels of a node are unknown, see peer.Identity.Node, deny rules with labels apply to the
-// node, and other rules do not. Unknown labels therefore never open anything.
+// Nodes returns selectors for nodes with certain labels. name is the reserved label that distinguishes the local node
+// from other nodes. If the labels of a node are unknown (see peer.Identity.Node), deny rules with labels apply to it,
+// and other rules do not. So unknown labels never allow traffic.
 func Nodes(name string, labels []selector.Requirement, a policytable.Action) []selector.Selector {
 	exists := selector.Requirement{Source: label.SourceReserved, Key: name, Op: selector.Exists}
 	all := append(slices.Clone(labels), exists)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package rule defines a normal form of policy that does not depend on the kind.
+// Package rule defines the common form to which policies of all kinds are converted.
 //
 // Every policy object becomes a list of rules. A rule belongs to one direction and one tier, and has a position in
 // the order, an action, peers and ports. The first rule in the order that matches a peer and a port decides. Compare
@@ -42,12 +42,13 @@ type Network struct {
 	Reach  Reach
 }
 
-// GroupPeer selects address groups by label. The labels of all groups that contain an address are combined. An
-// address in no group has no labels, and can still satisfy negative requirements.
+// GroupPeer selects address groups by label. An address has the labels of all groups that contain it. An address in no
+// group has no labels, so it can satisfy only negative requirements.
 type GroupPeer struct {
 	Selector selector.Selector
 	Except   []netip.Prefix
-	// NodesToo extends the reach from outside to nodes, unless only the prefix of all addresses matched.
+	// NodesToo extends the reach from addresses outside of the cluster to nodes, unless only 0.0.0.0/0 or ::/0
+	// matched.
 	NodesToo bool
 }
 
@@ -102,22 +103,21 @@ type Rule struct {
 	Action    policytable.Action
 	Proxy     policytable.Proxy // for Redirect
 	Peers     Peers
-	// Ports are the ports of the rule. AllPorts means every protocol and port. If it is not set, an empty list means
-	// no ports.
+	// Ports are the ports of the rule. AllPorts means every protocol and port. If AllPorts is not set, an empty
+	// list means no ports.
 	AllPorts bool
 	Ports    []Port
 
 	digest Digest
 }
 
-// Digest identifies content: equal digests mean equal content.
+// Digest is a hash of content: equal digests mean equal content.
 type Digest [sha256.Size]byte
 
 // Seal computes the digest of the rule.
 func (r *Rule) Seal() *Rule { return r.SealWith(r.Peers.Digest()) }
 
-// SealWith is Seal with a known digest of the peers, so that rules that share a long list of peers do not each read
-// it.
+// SealWith is Seal with a known digest of the peers, so that a long list that several rules share is hashed only once.
 func (r *Rule) SealWith(peers Digest) *Rule {
 	r.digest = sha256.Sum256([]byte(r.head() + string(peers[:]) + r.ports()))
 	return r
@@ -185,8 +185,8 @@ func (r *Rule) Weight() int {
 }
 
 // Compare is the order of evaluation: tier, priority, position in the policy, action (deny, redirect, allow, pass),
-// preferred proxy, content, and source. Comparing the content first makes the order independent of names; the source
-// affects no verdict.
+// preferred proxy, content, and source. The content is compared before the source, so that the order does not depend on
+// names; the source affects no verdict.
 func Compare(a, b *Rule) int {
 	return cmp.Or(
 		cmp.Compare(a.Tier, b.Tier),
@@ -216,17 +216,17 @@ func Isolate(source policytable.Source, d policytable.Direction, tier policytabl
 type Options struct {
 	// Cluster is the name of this cluster.
 	Cluster string
-	// LocalClusterOnly limits peers without a cluster to this cluster.
+	// LocalClusterOnly means that peers for which the manifest names no cluster must be in this cluster.
 	LocalClusterOnly bool
 	// CIDRSelectsNodes extends Cilium's address rules to nodes.
 	CIDRSelectsNodes bool
-	// NodeLabels is set if identities of nodes have the labels of the nodes.
+	// NodeLabels is set if the identities of nodes include the labels of the nodes.
 	NodeLabels bool
 	// HostRules is set if rules for nodes are enforced. Otherwise they are rejected, because an accepted policy
 	// without effect would be misleading.
 	HostRules bool
-	// WithoutDNSProxy is set if no proxy inspects DNS queries. A list of DNS rules that allows every name is then a
-	// plain allow of its ports, and other lists allow nothing.
+	// WithoutDNSProxy is set if no proxy inspects DNS queries. A list of DNS rules that allows every name then
+	// simply allows its ports, and other lists allow nothing.
 	WithoutDNSProxy bool
 }
 
@@ -237,7 +237,7 @@ type Spec struct {
 	// Namespace is the only namespace that the subject can select; empty if there is no such limit. It repeats a
 	// requirement of Subject, for indexing.
 	Namespace string
-	// Host is set if the subject is the node itself and not a pod.
+	// Host is set if the subject is the node itself, and not a pod.
 	Host bool
 	// Selects is set if the policy applies to the direction, with or without rules.
 	Selects [2]bool

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 )
 
-// maxListed limits the peers or ports that the text of a rule lists.
+// maxListed limits the number of peers and of ports in the text of a rule.
 const maxListed = 8
 
 // Text describes the rule in one line.

@@ -3,9 +3,9 @@
 
 // Package selector implements conjunctions of requirements on labels.
 //
-// A Selector is immutable and interned by its canonical text: selectors that differ only in order have the same text.
-// As in Kubernetes, negative operators match missing labels. A requirement without a source applies to the labels of
-// every source. Labels of label.SourceGenerated are invisible to all requirements.
+// A Selector is immutable and interned by its canonical text. Selectors whose requirements differ only in order have
+// the same text. As in Kubernetes, negative operators match missing labels. A requirement without a source applies to
+// the labels of every source. Labels of label.SourceGenerated are invisible to all requirements.
 package selector
 
 import (
@@ -183,8 +183,8 @@ func (s Selector) Matches(labels label.Set) bool {
 	return true
 }
 
-// Contradiction returns why no label set with one value per key can match; empty if one can. It compares only
-// requirements with the same source.
+// Contradiction returns the reason for which no label set with one value per key can match; empty if one can. It
+// compares only requirements with the same source.
 func (s Selector) Contradiction() string {
 	type key struct{ source, key string }
 	type known struct {

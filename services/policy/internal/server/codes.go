@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// retryAfter is the suggested delay before a caller tries again to resolve an address.
+// retryAfter is the delay in RetryInfo after an address could not be resolved.
 const retryAfter = time.Second
 
 // answers maps the errors of the core to codes and reasons.

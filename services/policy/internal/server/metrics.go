@@ -92,7 +92,7 @@ var metrics = []metric{
 	newMetric("unsynced_sources", "Sources that have not been complete since the start.", prometheus.GaugeValue, func(f figures) float64 {
 		n := 0
 		for _, s := range f.Sources {
-			if !s.Synced && s.Manager == "" { // a manager need not list what it has
+			if !s.Synced && s.Manager == "" { // a manager need not list its policies
 				n++
 			}
 		}
@@ -140,7 +140,8 @@ func (Collector) Describe(ch chan<- *prometheus.Desc) {
 // collectTimeout limits how long a scrape waits for a turn of the owner.
 const collectTimeout = 5 * time.Second
 
-// Collect implements prometheus.Collector. If the owner does not answer, it exports no values rather than old ones.
+// Collect implements prometheus.Collector. If the owner does not answer, it exports no values, so that it never exports
+// old ones.
 func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout)
 	defer cancel()

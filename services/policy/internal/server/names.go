@@ -59,7 +59,7 @@ func (s *Server) ForgetNames(
 	return answer, nil
 }
 
-// errNoFilter prevents a request that lost its fields from removing everything.
+// errNoFilter is returned for a request without a filter, which would remove all names.
 var errNoFilter = errors.New(`is required unless an address is given; "*" matches every name`)
 
 func nameFilter(pattern, address string) (names.Filter, error) {

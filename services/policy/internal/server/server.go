@@ -3,7 +3,7 @@
 
 // Package server implements sluice.policy.v1 for the owner.
 //
-// It only translates: requests to types of the core, and, in one function, errors of the core to status codes.
+// It only converts: requests to types of the core and, in one function, errors of the core to status codes.
 package server
 
 import (
@@ -58,7 +58,7 @@ type Server struct {
 // Addresses resolves addresses of the cluster.
 type Addresses interface {
 	// IdentityOf returns the identity of an address; 0 if the address is outside of the cluster. It returns
-	// peer.ErrUnresolved if it cannot be determined.
+	// peer.ErrUnresolved if the identity cannot be determined.
 	IdentityOf(ctx context.Context, a netip.Addr) (identity.Numeric, error)
 }
 
@@ -69,12 +69,12 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	statusv1.RegisterProcessServiceServer(r, s.Process)
 }
 
-// Methods returns who may call which method. Root changes policies, the datapath's user gets the tables to enforce,
-// and the group reads.
+// Methods returns who may call which method. Root may change policies, the datapath's user may receive the tables to
+// enforce, and the group may read.
 func Methods() rpc.Methods {
 	change := rpc.Limit{InFlight: 4, Waiting: 64}
 	read := rpc.Limit{InFlight: 16, Waiting: 128}
-	// These methods compile tables only for their answer.
+	// These methods compile tables only for their answers, which is costly.
 	costly := rpc.Limit{InFlight: 2, Waiting: 16}
 	return rpc.Methods{
 		statusv1.ProcessService_GetConfig_FullMethodName:        {Access: rpc.Group()},
@@ -95,7 +95,7 @@ func Methods() rpc.Methods {
 		policyv1.PolicyService_GetPolicyTable_FullMethodName:    {Access: rpc.Group(), Limit: costly},
 		policyv1.PolicyService_WaitForRevision_FullMethodName:   {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64, Waiting: 64}},
 		policyv1.PolicyService_Explain_FullMethodName:           {Access: rpc.Group(), Limit: costly},
-		// It holds two sets of tables until its reader has received everything.
+		// Diff keeps two sets of tables until its reader has received everything.
 		policyv1.PolicyService_Diff_FullMethodName:      {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 1, Waiting: 16}},
 		policyv1.PolicyService_GetStatus_FullMethodName: {Access: rpc.Group(), Limit: read},
 	}
@@ -202,7 +202,8 @@ func (s *Server) GetPolicyTable(ctx context.Context, req *policyv1.GetPolicyTabl
 	return policyTable(j), nil
 }
 
-// policyTable fits into a message: tables are limited, and the source locations of their rules are cut as in a Bind.
+// policyTable returns the tables as one message. They fit into it, because the size of tables is limited and the source
+// locations of their rules are truncated as in a Bind.
 func policyTable(j query.Evaluated) *policyv1.GetPolicyTableResponse {
 	out := &policyv1.GetPolicyTableResponse{Revision: j.Revision, StoreRevision: storeRevision(j.Store)}
 	side := func(d policytable.Direction) (t *policyv1.PolicyTable, rules []*policyv1.RuleSources, omitted uint32) {
@@ -282,7 +283,7 @@ func addressesOf(field string, texts []string) ([]netip.Addr, error) {
 func (s *Server) Explain(ctx context.Context, req *policyv1.ExplainRequest) (*policyv1.ExplainResponse, error) {
 	q := port.At(port.Protocol(req.GetProtocol()), uint16(req.GetPort()))
 	if p := port.Protocol(req.GetProtocol()); !p.HasPorts() && p != port.ICMP && p != port.ICMPv6 {
-		q = port.At(p, 0) // evaluated only by protocol number
+		q = port.At(p, 0) // the protocol number alone determines the verdict
 	}
 	from, err := s.peerOf(ctx, "from", req.GetFrom())
 	if err != nil {
@@ -480,7 +481,7 @@ func side(x query.Side) *policyv1.SideExplanation {
 // lastPoint is the last point that a packet can have.
 const lastPoint = port.Point(255<<16 | 65_535)
 
-// maxDiffPeers limits the peers in one message of a difference.
+// maxDiffPeers limits the number of peers in one message of a difference.
 const maxDiffPeers = 2048
 
 func differences(d *query.Difference) []*policyv1.DiffResponse {

@@ -26,7 +26,7 @@ import (
 )
 
 // maxSources limits the weight of the source locations in one Bind, so that the message does not exceed the limit of
-// clients. Further locations are left out.
+// clients. Further locations are omitted.
 const maxSources = 3 << 20
 
 // errFormat means that a subscriber understands no format that the service sends.
@@ -79,7 +79,8 @@ func (s *Server) WatchPolicyTables(conn tables) error {
 	}, &answers)
 }
 
-// message converts a message. enforced is the state that the subscriber enforced before; nil if it did not send one.
+// message converts a message. enforced is the state that the subscriber has enforced before; nil if it has not sent
+// one.
 func (s *Server) message(m stream.Message, enforced *policyv1.EnforcedState) *policyv1.WatchPolicyTablesResponse {
 	incarnation := s.Owner.Incarnation()
 	out := &policyv1.WatchPolicyTablesResponse{
@@ -120,8 +121,8 @@ func storeRevision(r peer.StoreRevision) *identityv1.StoreRevision {
 	return &identityv1.StoreRevision{ClusterId: r.Cluster, Revision: r.Revision}
 }
 
-// step converts a step. revision is the revision of the policies to which a binding belongs. If the rules of a
-// binding have too many sources, the last ones are left out.
+// step converts a step. revision is the revision of the policies to which a binding belongs. If the rules of a binding
+// have too many source locations, it omits the last ones.
 func step(st policytable.Step, revision uint64) *policyv1.Step {
 	if b, ok := st.(policytable.BindSubject); ok {
 		b.Revision = revision

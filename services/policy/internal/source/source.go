@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package source defines the properties of the sources of policies: who may change a policy, how it shares the
-// limits, and what happens to a policy that cannot be decoded or exceeds a limit.
+// Package source defines the properties of the sources of policies. They determine who may change a policy, in which
+// order policies are admitted to the limits, and how a policy is treated that cannot be decoded or exceeds a limit.
 //
 // A new source of policies is one row here. The package does no I/O and does not depend on policies.
 package source
@@ -13,36 +13,36 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/managed"
 )
 
-// Identity is the source of identities, which has no policies. Package managed has the names of the sources of
-// policies.
+// Identity is the source of identities, which has no policies. The names of the sources of policies are in package
+// managed.
 const Identity = "identity"
 
-// Source is a source and its properties. For a source that this version does not know, only Name is set: its policies
-// are stored, but never delivered again.
+// Source is a source and its properties. For a source that this version does not know, only Name is set; no new
+// policies can come from it.
 type Source struct {
 	Name string
 	// Policies is set if the source delivers policies. Limits are divided once all such sources are complete.
 	Policies bool
-	// Calls is set if calls deliver its policies. Each of their managers completes separately, they have no common
-	// listing, and calls change and delete them. Calls must not change the policies of another configured source.
+	// Calls is set if calls deliver its policies. Each manager completes separately, and there is no listing of all
+	// policies. Calls may change and delete these policies, but not the policies of another configured source.
 	Calls bool
 	// Files is set if its policies are documents of files. A document that cannot be applied isolates the pods that
 	// it selects, and an operator may accept that a file is missing.
 	Files bool
-	// Shared is set if every node has the same objects. They are admitted to the limits before policies that only
-	// this node has.
+	// Shared is set if the source has the same objects on every node. They are admitted to the limits before the
+	// policies of other sources.
 	Shared bool
 	// Stamped is set if its objects have a creation time and a UID, which order them. Policies of other sources are
 	// ordered by their first acceptance on this node.
 	Stamped bool
-	// Accepted is set if its objects were stored elsewhere before, so that no object can be rejected because of its
-	// content: an object that cannot be decoded isolates.
+	// Accepted is set if another program has already stored the objects, so that they can no longer be rejected
+	// because of their content. An object that cannot be decoded isolates.
 	Accepted bool
 	// Redelivers is set if the source delivers an object again on request. The text of a large object that exceeds a
 	// share is then not kept.
 	Redelivers bool
-	// Folds is set if users without administrator rights write its objects in a namespace. The isolation of the
-	// namespace may replace objects that are not admitted.
+	// Folds is set if users who are not administrators write the objects of a namespace. Objects that are not
+	// admitted may then be replaced by the isolation of the namespace.
 	Folds bool
 }
 

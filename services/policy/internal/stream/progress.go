@@ -13,10 +13,10 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
 
-// ErrHeld means that a subscriber continues to enforce an earlier state.
+// ErrHeld means that a subscriber still enforces an earlier state and waits for a confirmation.
 var ErrHeld = errors.New("an earlier state stays enforced")
 
-// Goal is the condition of a wait: that subscribers acknowledge a barrier.
+// Goal is the condition for which a caller waits: that subscribers acknowledge a barrier.
 type Goal struct {
 	Barrier Barrier         // its policy and address revisions
 	Current uint64          // policy revision at the start of the wait
@@ -29,13 +29,13 @@ type Goal struct {
 type Progress struct {
 	Revision uint64             // policy revision that all awaited subscribers enforce
 	Store    peer.StoreRevision // revision of the identities that they have; zero: unknown, or several stores
-	// Names of enforcing subscribers: disconnected ones, and connected ones that the wait includes and that enforce
-	// the goal.
+	// Disconnected contains the enforcing subscribers that are disconnected. Enforcing contains the connected ones
+	// that the wait includes and that enforce the goal.
 	Disconnected, Enforcing []string
 }
 
 // Reached returns the progress of subscribers, and whether all connected awaited subscribers have reached the goal.
-// With ErrRefused or ErrHeld, one of them will not reach it without intervention.
+// ErrRefused or ErrHeld means that a subscriber will not reach it without intervention.
 func (g Goal) Reached(states []State) (Progress, bool, error) {
 	out := Progress{Revision: g.Current}
 	waiting, connected := false, make(map[string]bool)

@@ -8,13 +8,13 @@ import "slices"
 // StateID names a policy state. It is created with the state directory and never changes.
 type StateID [16]byte
 
-// PolicyState is the policy state in which a barrier's revision counts. It is immutable once it is in a barrier.
+// PolicyState is the policy state to which a barrier's revision belongs. It is immutable once it is in a barrier.
 type PolicyState struct {
 	ID      StateID
 	Sources []string // sources with policies; sorted
 	// Complete lists the sources that are complete in this run; sorted.
 	Complete []string
-	// Confirmed is set if an operator has confirmed the policies as the ones to enforce.
+	// Confirmed is set if an operator has confirmed that the current policies are to be enforced.
 	Confirmed bool
 }
 
@@ -32,8 +32,8 @@ const (
 	Unknown = "unknown sources"
 )
 
-// Incomplete returns the incomplete inputs, among the identities and the sources that had policies in a state that
-// was enforced before.
+// Incomplete returns the inputs that are not complete yet: of the identities, and of the sources in had, which had
+// policies in a state that was enforced before.
 func (s *PolicyState) Incomplete(had []string) []string {
 	out := []string{}
 	need := func(source string) {

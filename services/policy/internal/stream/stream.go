@@ -6,9 +6,9 @@
 //
 // A Log has one writer, the owner of the engine, and a Session per connected subscriber. There is no queue per session:
 // a session is a position in the log. A subscriber is disconnected if it falls so far behind that the log no longer
-// contains its position. It is also disconnected if it takes or acknowledges no message for too long, even while a
-// message is being sent to it. Each subscriber has its own numbers, because the messages of a snapshot are numbered,
-// too, and only one subscriber gets them. Within a run of the service, numbers never decrease.
+// contains its position. It is also disconnected if it neither takes nor acknowledges a message for too long, even
+// while a message is being sent to it. Numbers are specific to a subscriber, because they also count the messages of
+// snapshots, which only one subscriber receives. Within a run of the service, numbers never decrease.
 package stream
 
 import (
@@ -54,19 +54,19 @@ type Message struct {
 	Barrier  *Barrier // after the steps; nil within a change
 }
 
-// Limits bound the kept data. Weights are approximate sizes of messages in bytes.
+// Limits limit the amount of data that the log keeps. Weights are approximate sizes of messages in bytes.
 type Limits struct {
 	Message int // maximum weight of a message
 	Resume  int // weight kept for subscribers that may reconnect
 	Behind  int // weight by which a connected subscriber may be behind
-	Unacked int // unacknowledged barriers
-	// Stall limits how long a connected subscriber may take for one message, and how long it may acknowledge nothing
-	// while a barrier is unacknowledged. 0: 30 s.
+	Unacked int // number of unacknowledged barriers
+	// Stall is the maximum time for which a connected subscriber may take no message although one waits, or
+	// acknowledge nothing although a barrier is unacknowledged. 0: 30 s.
 	Stall time.Duration
 }
 
-// Defaults returns the limits of the service: a message is far below 4 MiB, and the data for a subscriber that is
-// behind is small compared with the tables.
+// Defaults returns the limits of the service: a message is much smaller than 4 MiB, and the data that is kept for a
+// subscriber is small compared with the tables.
 func Defaults() Limits {
 	return Limits{Message: 1 << 20, Resume: 4 << 20, Behind: 64 << 20, Unacked: 1 << 16, Stall: 30 * time.Second}
 }
@@ -83,7 +83,7 @@ type Log struct {
 	incarnation Incarnation
 
 	mu       sync.Mutex
-	first    uint64  // position of entries[0]; guarded by mu, as are all next fields
+	first    uint64  // position of entries[0]; guarded by mu, as are all following fields
 	entries  []entry //
 	weight   int
 	change   uint64
@@ -92,7 +92,7 @@ type Log struct {
 	away     map[string]position // subscribers that may resume
 	last     Barrier
 	changed  chan struct{} // closed and replaced at each change
-	cut      uint64        // number of sessions that ended because they were slow
+	cut      uint64        // number of sessions that ended because the subscriber was slow
 }
 
 // position maps a subscriber's numbers to the log.
@@ -106,7 +106,7 @@ type position struct {
 	refused
 }
 
-// mark is a barrier that was sent but not acknowledged.
+// mark is a barrier that was sent and is not acknowledged yet.
 type mark struct {
 	seq     uint64
 	barrier Barrier
@@ -123,22 +123,22 @@ func (p *position) reach(seq uint64) {
 	p.marks = slices.Delete(p.marks, 0, n)
 }
 
-// refused holds the tables that a subscriber does not enforce.
+// refused contains the tables that a subscriber has refused.
 type refused map[Refused]Refusal
 
-// Hold is why a subscriber continues to enforce an earlier state.
+// Hold is the reason for which a subscriber continues to enforce an earlier state.
 type Hold struct {
 	Revision uint64 // the enforced revision
 	Reason   string
 }
 
-// Refused is a direction of a subject.
+// Refused identifies a refused table: a direction of a subject.
 type Refused struct {
 	Subject   identity.Numeric
 	Direction policytable.Direction
 }
 
-// Refusal is why a table is not enforced.
+// Refusal is the reason for which a table is not enforced.
 type Refusal struct {
 	Table    policytable.ID
 	Revision uint64 // policy revision of the binding
@@ -149,7 +149,7 @@ type Refusal struct {
 // String returns one line.
 func (r Refused) String() string { return fmt.Sprintf("%s of identity %d", r.Direction, r.Subject) }
 
-// NewLog starts a run.
+// NewLog returns the empty log of a new run.
 func NewLog(limits Limits) *Log {
 	limits.Stall = cmp.Or(limits.Stall, Defaults().Stall)
 	l := &Log{limits: limits, first: 1, sessions: make(map[string]*Session), away: make(map[string]position), changed: make(chan struct{})}
@@ -165,7 +165,7 @@ func (l *Log) wake() {
 	l.changed = make(chan struct{})
 }
 
-// split divides steps into messages; the last one has the barrier.
+// split divides steps into messages, of which the last one contains the barrier.
 func (l *Log) split(steps []policytable.Step, revision uint64, b Barrier) []entry {
 	var out []entry
 	begin, weight := 0, 0
@@ -191,7 +191,7 @@ func (l *Log) Append(steps []policytable.Step, b Barrier) {
 	defer l.mu.Unlock()
 	l.last = b
 	if len(l.sessions) == 0 && len(l.away) == 0 {
-		// No subscriber could resume from here.
+		// No subscriber can resume from an earlier position.
 		l.first += uint64(len(l.entries)) + 1
 		l.entries, l.weight = nil, 0
 		l.wake()
@@ -199,7 +199,7 @@ func (l *Log) Append(steps []policytable.Step, b Barrier) {
 	}
 	for _, s := range l.sessions {
 		if !s.works() {
-			s.moved = time.Now() // from now on it has a message to take
+			s.moved = time.Now() // from now on there is a message to take
 		}
 	}
 	l.change++
@@ -230,8 +230,8 @@ func (l *Log) unrefuse(r Refused) {
 	}
 }
 
-// trim drops entries that no subscriber may resume from, and entries for which connected subscribers are too slow.
-// The newest change is kept, whatever its size.
+// trim drops the oldest entries while the log exceeds its limits, and disconnects subscribers that still need them. It
+// always keeps the newest change, whatever its size.
 func (l *Log) trim() {
 	needed := l.first + uint64(len(l.entries))
 	for _, s := range l.sessions {
@@ -276,16 +276,16 @@ type Session struct {
 	snapshot []Message // messages still to be sent
 	next     uint64    // position in the log
 	pos      position
-	busy     bool      // its last message is being sent: Next was not called since
-	moved    time.Time // when it took the last message, or first had one to take
-	heard    time.Time // last acknowledgement, or when the first barrier after it was sent
-	hold     *Hold     // nil: it does not hold
-	released uint64    // number from which on a Hold is accepted
+	busy     bool      // its last message is still being sent: Next has not been called since
+	moved    time.Time // when it took the last message, or when the first one became available
+	heard    time.Time // when it last acknowledged, or when the first later barrier was sent
+	hold     *Hold     // nil if it does not hold
+	released uint64    // lowest number for which a Hold is accepted
 	err      error     // why the session ended
 	ended    chan struct{}
 }
 
-// works reports whether there are messages that the subscriber must take.
+// works reports whether there are messages that the subscriber has not taken.
 func (s *Session) works() bool {
 	return s.busy || len(s.snapshot) > 0 || s.next < s.log.first+uint64(len(s.log.entries))
 }
@@ -300,8 +300,8 @@ func (s *Session) Err() error {
 	return s.err
 }
 
-// Check disconnects the subscriber if, for Limits.Stall, it did not take one message, or acknowledged nothing while a
-// barrier was unacknowledged. It returns the time until the next check.
+// Check disconnects the subscriber if, for Limits.Stall, it has taken no message although one waits, or has
+// acknowledged nothing although a barrier is unacknowledged. It returns the time until the next check.
 func (s *Session) Check() time.Duration {
 	l := s.log
 	l.mu.Lock()
@@ -324,18 +324,18 @@ func (s *Session) Check() time.Duration {
 	return max(again, 0)
 }
 
-// Subscriber holds the parameters with which a subscriber connects.
+// Subscriber contains the parameters with which a subscriber connects.
 type Subscriber struct {
 	Name    string
-	Watches bool // it does not acknowledge
+	Watches bool // it only watches, and acknowledges nothing
 	// Incarnation and number of the last message that it has applied.
 	Incarnation Incarnation
 	Seq         uint64
 }
 
-// Subscribe connects a subscriber. If it was connected in this run and its number is still known, it resumes;
-// otherwise snapshot is called to get the whole state. The caller must be the log's writer, so that nothing happens
-// in between. An existing session with the same name ends.
+// Subscribe connects a subscriber. If it was connected in this run and its number is still known, it resumes; otherwise
+// snapshot is called to get the whole state. The caller must be the log's writer, so that no entry is added meanwhile.
+// An existing session with the same name ends.
 func (l *Log) Subscribe(who Subscriber, b Barrier, snapshot func() []policytable.Step) (s *Session, resumed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -349,13 +349,13 @@ func (l *Log) Subscribe(who Subscriber, b Barrier, snapshot func() []policytable
 	delete(l.away, name)
 	if known && in == l.incarnation && seq >= p.floor && seq <= p.sent && seq-p.offset+1 >= l.first {
 		s.pos, s.next = p, seq-p.offset+1
-		s.pos.reach(seq) // the subscriber states it
+		s.pos.reach(seq) // the subscriber has reported this number itself
 		s.pos.sent, s.pos.marks = seq, nil
 		resumed = true
 	} else {
 		s.next = l.first + uint64(len(l.entries))
 		s.pos.refused = make(refused)
-		l.high++ // a gap, so that the snapshot cannot be mistaken for a continuation
+		l.high++ // leave a gap, so that the snapshot cannot be mistaken for a continuation
 		for _, e := range l.split(snapshot(), b.Policy, b) {
 			l.high++
 			e.Seq = l.high
@@ -470,7 +470,7 @@ func (s *Session) Ack(seq uint64) error {
 	return nil
 }
 
-// Hold records that everything up to the number has arrived but is not enforced.
+// Hold records that the subscriber has received everything up to the number, but does not enforce it.
 func (s *Session) Hold(seq uint64, h Hold) error {
 	l := s.log
 	l.mu.Lock()
@@ -483,7 +483,7 @@ func (s *Session) Hold(seq uint64, h Hold) error {
 	case s.watches:
 		return nil
 	}
-	// An acknowledgement covers everything before it, so the last barrier is enough.
+	// An acknowledgement covers all earlier barriers, so only the last one is needed.
 	n := 0
 	for n+1 < len(s.pos.marks) && s.pos.marks[n+1].seq <= seq {
 		n++
@@ -496,8 +496,8 @@ func (s *Session) Hold(seq uint64, h Hold) error {
 	return nil
 }
 
-// RefuseMessage records that the subscriber does not know a step of the message. It continues to enforce the last
-// acknowledged state; as with a hold, nothing waits for it.
+// RefuseMessage records that the message contains a step that the subscriber does not know. The subscriber continues to
+// enforce the last acknowledged state; as with a hold, callers do not wait for it.
 func (s *Session) RefuseMessage(seq uint64, reason string) error {
 	s.log.mu.Lock()
 	enforced := s.pos.at.Policy
@@ -505,8 +505,8 @@ func (s *Session) RefuseMessage(seq uint64, reason string) error {
 	return s.Hold(seq, Hold{Revision: enforced, Reason: reason})
 }
 
-// Release clears all holds: the next entry makes the subscribers stop holding. Their reports about earlier entries are
-// ignored.
+// Release clears all holds, because the next entry makes the subscribers enforce the current state. Later reports of
+// holds that concern earlier entries are ignored.
 func (l *Log) Release() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -516,7 +516,7 @@ func (l *Log) Release() {
 	l.wake()
 }
 
-// Refuse records that the subscriber keeps its previous table.
+// Refuse records that the subscriber has refused a table and keeps its previous one.
 func (s *Session) Refuse(r Refused, why Refusal) {
 	l := s.log
 	l.mu.Lock()
@@ -532,12 +532,12 @@ type State struct {
 	Name      string
 	Connected bool
 	Enforced  Barrier
-	Behind    uint64 // number of messages
+	Behind    uint64 // number of messages that it has not acknowledged
 	Refusals  map[Refused]Refusal
 	Hold      *Hold // nil: it does not hold an earlier state
 }
 
-// States returns the subscribers by name, and a channel that is closed when they change.
+// States returns the states of all subscribers, sorted by name, and a channel that is closed when they change.
 func (l *Log) States() ([]State, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

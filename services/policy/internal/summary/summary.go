@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package summary defines the state of the service for GetStatus and the metrics. The owner fills it in one turn.
+// Package summary defines the summary of the service's state for GetStatus and the metrics. The owner fills it in one
+// turn.
 package summary
 
 import (
@@ -34,16 +35,16 @@ type Status struct {
 	Busy        []loop.Figures
 	Sources     []SourceStatus
 	Subscribers []SubscriberStatus
-	// Problems holds the first problems, and a line about the rest.
+	// Problems contains the first problems, and one entry with the number of the others.
 	Problems     []Problem
 	ProblemCount int
-	// WaitsFor lists why subscribers are not served yet.
+	// WaitsFor lists the sources for which subscribers wait, so that they are not served yet.
 	WaitsFor []string
 	// Skipped lists documents of files that are not policies.
 	Skipped []string
 }
 
-// ProblemKind is the area of a problem.
+// ProblemKind tells which part of the service a problem concerns.
 type ProblemKind uint8
 
 // The kinds of problems.
@@ -59,8 +60,8 @@ type Problem struct {
 	Text string // one line
 }
 
-// MaxProblems limits the listed problems: every file of a directory can have one, and a status must fit into a
-// message.
+// MaxProblems limits the number of listed problems, because every file of a directory may have one, and a status must
+// fit into a message.
 const MaxProblems = 100
 
 // SourceStatus is the state of a source.
@@ -81,8 +82,8 @@ type SubscriberStatus struct {
 	Store     peer.StoreRevision // revision of the identities that it enforces
 	Behind    uint64
 	Refusals  []string
-	Held      string    // why it continues to enforce an earlier state
-	Forgotten time.Time // when it is removed, unless it reconnects
+	Held      string    // reason for which it continues to enforce an earlier state
+	Forgotten time.Time // when the subscriber is removed, unless it reconnects
 }
 
 // Note adds a problem.

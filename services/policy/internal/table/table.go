@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package table implements compiled policy in the form in which the kernel looks it up, and the lookup itself, with
-// the same steps as in the kernel.
+// Package table implements policy tables in the form that the kernel uses, and a lookup with the same steps as in the
+// kernel.
 //
 // A Table evaluates one direction of one subject. A peer is classified twice: by identity (identity → identity class
 // → class) and by address (longest prefix → class per scope). A class is a total, sorted list of intervals of
@@ -30,31 +30,32 @@ const (
 	MaxRules           = 65534
 	MaxAdminRules      = 32766
 
-	// No table may use more than a quarter of a node's capacity.
+	// No single table may use more than a quarter of a node's capacity.
 	MaxNodes    = 4096
 	MaxPeers    = 65536
 	MaxPrefixes = 16384 // per address family
 )
 
-// NoAdmin and NoRest mean "no rule" in the two slots.
+// NoAdmin and NoRest mean that a slot contains no rule.
 const (
 	NoAdmin = 0x7FFF
 	NoRest  = 0xFFFF
 )
 
-// Value is the value of an interval: the Admin rule in bits 30..16, the rule of the other tiers in bits 15..0.
+// Value is the value of an interval: the number of the Admin rule in bits 30..16, and of the rule of the other tiers in
+// bits 15..0.
 type Value uint32
 
 // MakeValue packs two rule numbers.
 func MakeValue(admin, rest uint16) Value { return Value(admin)<<16 | Value(rest) }
 
-// Nothing has no rules.
+// Nothing contains no rule.
 var Nothing = MakeValue(NoAdmin, NoRest)
 
 // Admin returns the number of the Admin rule, or NoAdmin.
 func (v Value) Admin() uint16 { return uint16(v >> 16) }
 
-// Rest returns the number of the other rule, or NoRest.
+// Rest returns the number of the rule of the other tiers, or NoRest.
 func (v Value) Rest() uint16 { return uint16(v) }
 
 // Better returns the lower number for each slot.
@@ -62,7 +63,7 @@ func (v Value) Better(w Value) Value {
 	return MakeValue(min(v.Admin(), w.Admin()), min(v.Rest(), w.Rest()))
 }
 
-// Interval ends at Hi, and starts after the previous interval.
+// Interval is an interval of points that starts after the previous interval and ends at Hi.
 type Interval struct {
 	Hi    port.Point
 	Value Value
@@ -110,7 +111,7 @@ type Table struct {
 	Listed int
 }
 
-// Entry is the entry of the kernel's identity array for a number; the value 0 means unknown.
+// Entry is the value of an identity in the kernel's array of identities; 0 means unknown.
 type Entry struct {
 	IdentityClass policytable.IdentityClass
 	Kind          identity.Kind
@@ -118,7 +119,7 @@ type Entry struct {
 	Known         bool
 }
 
-// Reason is why a verdict was reached.
+// Reason is the reason for a verdict.
 type Reason uint8
 
 // The reasons.
@@ -159,7 +160,7 @@ func (t *Table) ClassOf(w Entry) policytable.Class {
 	return t.Default[w.Kind]
 }
 
-// LookupIn is Lookup with known classes of the address.
+// LookupIn is Lookup for an address whose classes are known.
 func (t *Table) LookupIn(w Entry, ac policytable.PrefixClasses, q port.Point) Verdict {
 	if !w.Known {
 		w = Entry{Kind: identity.KindUnknown, Scope: identity.PeerScopeCluster}
@@ -214,7 +215,7 @@ func (t *Table) search(class policytable.Class, q port.Point) Value {
 	}
 }
 
-// Definition returns the table in the form for readers. It shares the rules with the table.
+// Definition returns the step that defines the table for subscribers. It shares the rules with the table.
 func (t *Table) Definition(id policytable.ID, hash [32]byte) policytable.DefineTable {
 	out := policytable.DefineTable{Table: id, Content: policytable.Table{
 		Hash:         hash,
@@ -231,7 +232,7 @@ func (t *Table) Definition(id policytable.ID, hash [32]byte) policytable.DefineT
 	return out
 }
 
-// Ranges returns the classes starting at number from, without the points that have no rule.
+// Ranges returns the classes from number from on, without the points for which no rule exists.
 func (t *Table) Ranges(from int) []policytable.Ranges {
 	out := make([]policytable.Ranges, 0, len(t.Classes)-from)
 	for class := from; class < len(t.Classes); class++ {
@@ -332,7 +333,7 @@ func (b *Prefixes) Exact(p netip.Prefix) (v policytable.PrefixClasses, ok bool) 
 	return v, ok
 }
 
-// Around finds the longest prefix that contains the address, except for the prefix of this address alone.
+// Around finds the longest prefix that contains the address and is shorter than the full length.
 func (b *Prefixes) Around(a netip.Addr) (policytable.PrefixClasses, bool) {
 	return b.longest(a, a.BitLen()-1)
 }
@@ -376,31 +377,32 @@ func (b *Prefixes) All(f func(netip.Prefix, policytable.PrefixClasses)) {
 
 // Builder adds classes to a table; equal nodes and equal lists are stored once. A table may keep its builder to grow.
 //
-// The stream carries only lists, and the datapath builds its trees from them. The engine builds the same trees for
-// two reasons: Lookup, which Explain and Diff use, searches them as the eBPF programs do, and a policy is rejected
+// The stream contains only lists, from which the datapath builds trees. The engine builds the same trees for two
+// reasons. Lookup, which Explain and Diff use, must search them as the eBPF programs do. And a policy must be rejected
 // when it is applied if its tables have more nodes than the kernel's capacity.
 type Builder struct {
 	nodes map[Node]uint32
 	class map[uint32]policytable.Class
 }
 
-// NewBuilder returns an empty builder.
+// NewBuilder returns a Builder that has no nodes.
 func NewBuilder() *Builder {
 	return &Builder{nodes: make(map[Node]uint32), class: make(map[uint32]policytable.Class)}
 }
 
-// ErrTooLarge reports the limit that a table exceeds.
+// ErrTooLarge reports that a table exceeds a limit.
 type ErrTooLarge struct {
 	What       string
 	Got, Limit int
 }
 
-// Error names the figures.
+// Error returns the limit and the needed number.
 func (e *ErrTooLarge) Error() string {
 	return fmt.Sprintf("table needs %d %s, the limit is %d", e.Got, e.What, e.Limit)
 }
 
-// Class returns the class for a total list of intervals, and adds the class if the table does not have it.
+// Class returns the class with the given intervals, which must cover all points. If the table does not have the class,
+// Class adds it.
 func (b *Builder) Class(t *Table, list []Interval) (policytable.Class, error) {
 	if len(list) > MaxIntervals {
 		return 0, &ErrTooLarge{"intervals in one class", len(list), MaxIntervals}

@@ -22,7 +22,7 @@ import (
 // lookTimeout limits one query for the kinds of an API server.
 const lookTimeout = 10 * time.Second
 
-// Discovery asks an API server which kinds of policy it has.
+// Discovery queries which kinds of policy an API server has.
 type Discovery struct {
 	rest   *rest.RESTClient
 	groups map[string]bool // API groups with policies
@@ -49,8 +49,8 @@ func newDiscovery(api *kube.Client, client *http.Client) (*Discovery, error) {
 	return d, nil
 }
 
-// Look returns the kinds of policy that the API server has, as group/version/resource, sorted. all is true if it has
-// every kind in the preferred version, so that none can still appear.
+// Look returns the kinds of policy that the API server has, as group/version/resource, sorted. all is true if the
+// server has every kind in its preferred version, so that no kind can still appear.
 func (d *Discovery) Look(ctx context.Context) (kinds []string, all bool, err error) {
 	served, failed := d.resources(ctx)
 	for _, group := range slices.Sorted(maps.Keys(failed)) {
@@ -68,8 +68,8 @@ func (d *Discovery) Look(ctx context.Context) (kinds []string, all bool, err err
 	return kinds, all, nil
 }
 
-// resources returns the versions in which the API server serves each resource of the groups with policies, including
-// unknown resources, and the groups for which this could not be determined.
+// resources queries the API groups that have policies. It returns, for each of their resources, including unknown ones,
+// the versions that the API server serves, and the groups for which the query failed.
 func (d *Discovery) resources(ctx context.Context) (served map[string][]string, failed map[string]error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
@@ -108,7 +108,7 @@ func (d *Discovery) resources(ctx context.Context) (served map[string][]string, 
 			}
 		}
 	}
-	if len(failed) == 0 && len(served[Resource("NetworkPolicy")]) == 0 { // every API server has it
+	if len(failed) == 0 && len(served[Resource("NetworkPolicy")]) == 0 { // every API server has NetworkPolicy
 		none(errors.New("the API server does not list networkpolicies, so its list of kinds is not trusted"))
 	}
 	return served, failed

@@ -16,34 +16,35 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// absences is the number of consecutive queries that must miss a kind with policies before its policies are deleted.
-// An API server that is starting does not list all its kinds at once.
+// absences is the number of consecutive queries that must not find a kind before its policies are deleted. An API
+// server that is starting does not list all its kinds at once.
 const absences = 3
 
-// Timing of a finder: shortest intervals between two queries.
+// Minimum intervals between two queries of a finder.
 const (
-	again     = 5 * time.Second  // after a failure, or when a kind is missing
-	rescan    = 30 * time.Second // while no process queries for all; longer in clusters of more than 300 nodes
-	published = 20 * time.Minute // otherwise
-	// announcements is the shortest interval between two changes that another process published.
+	again = 5 * time.Second // after a failure, or when a kind is missing
+	// while no other process queries for all; longer in clusters of more than 300 nodes
+	rescan    = 30 * time.Second
+	published = 20 * time.Minute // while another process queries for all
+	// announcements is the minimum interval between handling two changes that another process has published.
 	announcements = time.Second
 )
 
-// finder queries which kinds the API server has, until each kind is watched in its preferred version, and whenever a
-// kind is not found any more.
+// finder queries which kinds the API server has. It repeats this until each kind is watched in its preferred version,
+// and again whenever a watched kind is no longer found.
 type finder struct {
 	source    *Source
 	client    *http.Client
 	discovery *Discovery
 	kinds     []*watched
-	wake      chan struct{} // has a token when a kind is missing or must be listed again
+	wake      chan struct{} // contains a token when a kind is missing or must be listed again
 
 	looked time.Time
 	jitter float64 // random factor of the delay after the last query
 
-	events chan struct{} // has a token after announced changed
+	events chan struct{} // contains a token after announced has changed
 	mu     sync.Mutex
-	// announced are the last published kinds; known is false until a process has published kinds.
+	// announced contains the last published kinds; known is false as long as no process has published kinds.
 	announced []string // guarded by mu
 	known     bool     // guarded by mu
 }
@@ -69,7 +70,8 @@ func (f *finder) run(ctx context.Context) {
 		}
 		if wait := f.pause(failing); wait > 0 {
 			wait += time.Duration(f.jitter * float64(wait/2))
-			due = time.After(time.Until(f.looked.Add(wait))) // published kinds do not delay it
+			// changes of the published kinds do not delay the query
+			due = time.After(time.Until(f.looked.Add(wait)))
 			if wait < again*2 {
 				wake = nil
 			}
@@ -89,7 +91,7 @@ func (f *finder) run(ctx context.Context) {
 	}
 }
 
-// again queries the kinds and watches the kinds that exist. It reports whether a query failed.
+// again queries the kinds, and watches those that exist. It reports whether a query failed.
 func (f *finder) again(ctx context.Context) (failing bool) {
 	served, failed := f.discovery.resources(ctx)
 	f.looked, f.jitter = time.Now(), rand.Float64()
@@ -99,7 +101,7 @@ func (f *finder) again(ctx context.Context) (failing bool) {
 	relist := f.source.takeAgain()
 	for _, k := range f.kinds {
 		if _, ok := relist[k.kind]; ok && k.version != "" {
-			k.end() // settle watches it again, starting with a list
+			k.end() // settle watches the kind again, starting with a list
 		}
 		if err := failed[k.group]; err == nil {
 			f.watchBest(ctx, k, served[k.resource])
@@ -121,8 +123,8 @@ func (f *finder) told(kinds []string, known bool) {
 	}
 }
 
-// adopt watches kinds that were published in a more preferred version than the watched version. A kind that was not
-// published may still exist: only a query of the API server can end its watch.
+// adopt changes the watched version of a kind if a more preferred one was published. It ends no watch, because a kind
+// that was not published may still exist; only a query of the API server can show that it does not.
 func (f *finder) adopt(ctx context.Context) {
 	f.mu.Lock()
 	announced := f.announced
@@ -141,7 +143,7 @@ func (f *finder) adopt(ctx context.Context) {
 	}
 }
 
-// pause returns the time until the next query; zero: until a kind is missing.
+// pause returns the time until the next query. Zero means that the next query is needed only when a kind is missing.
 func (f *finder) pause(failed bool) time.Duration {
 	wait := time.Duration(0)
 	for _, k := range f.kinds {
@@ -188,7 +190,7 @@ func (f *finder) watchBest(ctx context.Context, k *watched, served []string) {
 			"only the policies from before are enforced", strings.Join(served, ", ")))
 		return
 	}
-	// A kind that was never watched need not be waited for, because it has no policies to delete.
+	// A kind that was never watched has no policies to delete, so one query is enough.
 	if k.absent++; k.absent >= absences || k.version == "" && len(k.keys) == 0 {
 		k.absent = absences
 		if n := k.gone(); n > 0 {

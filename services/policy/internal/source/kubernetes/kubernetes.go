@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package kubernetes is a source of policies: the objects of a Kubernetes API server, of each kind that is a policy
-// or that policies refer to.
+// Package kubernetes is a source of policies. It watches the objects of a Kubernetes API server whose kind is a policy,
+// or to which policies refer.
 //
 // Each kind is listed and watched separately, in the most preferred version that the server has. Kinds may appear and
 // disappear while the source runs. Objects are passed on as text; the source keeps none.
 //
-// The source never works with incomplete information. It passes on the server's text including unknown fields. It
-// requests no listing that may be older than a state that any server has reported, because a policy that is missing
-// there would count as deleted.
+// The source passes the server's text on including unknown fields. It never requests a listing that may be older than a
+// state that any server has reported, because a policy that is missing in such a listing would count as deleted.
 package kubernetes
 
 import (
@@ -40,21 +39,21 @@ type Source struct {
 	api  *kube.Client
 	sink Sink
 	log  *slog.Logger
-	// Records adds its record to each object. It must be set before Run.
+	// Records means that the source adds a Record to each object. It must be set before Run.
 	Records bool
-	// Kinds delivers the kinds that one process, which queries frequently, has found for all processes; nil: this
-	// process queries by itself. It must be set before Run.
+	// Kinds delivers the kinds that one process has found for all processes by frequent queries. If it is nil, this
+	// process queries the API server itself. It must be set before Run.
 	Kinds Kinds
 
 	mu    sync.Mutex
 	again map[string]struct{} // guarded by mu; kinds to list again
-	wake  chan struct{}       // has a token when there is work
+	wake  chan struct{}       // contains a token when there is work
 }
 
 // Kinds delivers the kinds that the API server has, as group/version/resource.
 type Kinds interface {
-	// Watch calls told with the last published kinds, and again after every change, until ctx ends. published is
-	// false while they are unknown.
+	// Watch calls told with the published kinds at first and after every change, until ctx ends. published is false
+	// while the kinds are unknown.
 	Watch(ctx context.Context, told func(kinds []string, published bool))
 }
 
@@ -65,10 +64,11 @@ func New(api *kube.Client, sink Sink, l *slog.Logger) *Source {
 	}
 }
 
-// relistIn is the longest delay before a kind is listed again on request. All nodes may request it at the same time.
+// relistIn is the maximum delay before a kind is listed again on request. The delay is random, because all nodes may
+// need the listing at the same time.
 const relistIn = 30 * time.Second
 
-// Again lists the objects of a kind again, at a random moment within 30 s, so that the sink gets the objects whose
+// Again lists the objects of a kind again, at a random moment within 30 s, so that the sink receives the objects whose
 // text it has not kept. It does not block.
 func (s *Source) Again(kind string) {
 	s.mu.Lock()

@@ -16,8 +16,9 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// object is an object as the API server sends it. Only the metadata that a reflector and a policy need is kept. All
-// other fields are kept unchanged, including unknown fields, because one of them may narrow a rule.
+// object is an object as the API server sends it. Of the metadata, it keeps only the fields that a reflector and a
+// policy need. Outside of the metadata, it keeps all fields except status, including unknown ones, because one of them
+// may narrow a rule.
 type object struct {
 	metav1.TypeMeta
 	metav1.ObjectMeta
@@ -83,7 +84,7 @@ func (o *object) written(kind, version string) policy.Written {
 	}
 	text, err := json.Marshal(all)
 	if err != nil {
-		text = nil // cannot happen for JSON; isolates the pods that it may select
+		text = nil // cannot happen for JSON; an empty text isolates the pods that the object may select
 	}
 	key := policy.Key{Kind: kind, Namespace: o.Namespace, Name: o.Name}
 	return policy.Written{
@@ -92,7 +93,7 @@ func (o *object) written(kind, version string) policy.Written {
 	}
 }
 
-// record returns the facts about the object that are not in its manifest.
+// record returns data of the object that is not in its manifest.
 func (o *object) record() *policy.Record {
 	r := &policy.Record{UID: string(o.UID), Generation: o.Generation, ResourceVersion: o.ResourceVersion}
 	var status struct {

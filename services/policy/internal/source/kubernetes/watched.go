@@ -34,16 +34,16 @@ type watched struct {
 
 	version string // the watched version; empty: none
 	stop    func() // ends the watch and waits for it
-	absent  int    // consecutive queries that did not find the kind
+	absent  int    // number of consecutive queries that did not find the kind
 
-	// keys are the objects in the joint, or stored in the sink by an earlier run. While there is a watch, only
-	// the watch uses them.
+	// keys contains the objects in the joint, and the objects that an earlier run has stored. While a watch runs,
+	// only the watch uses keys.
 	keys map[policy.Key]struct{}
-	// listed are the objects that were reported since the watch started; nil once it is complete.
+	// listed contains the objects that were reported since the watch started; nil once it is complete.
 	listed map[policy.Key]struct{}
 }
 
-// watch starts watching a version, instead of the present one.
+// watch ends the current watch and starts to watch a version.
 func (k *watched) watch(ctx context.Context, api *kube.Client, client *http.Client, version string) error {
 	k.end()
 	c, err := restFor(api.Config, client, version, k.kind)
@@ -55,7 +55,7 @@ func (k *watched) watch(ctx context.Context, api *kube.Client, client *http.Clie
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// It always returns nil.
+		// Follow always returns nil.
 		_ = kube.Follow(ctx, api, kube.Kind[policy.Written]{
 			Client: c, Resource: k.resource, Type: &object{}, First: true,
 			Trim: func(o runtime.Object) policy.Written {
@@ -79,8 +79,7 @@ func (k *watched) end() {
 	k.version, k.stop = "", nil
 }
 
-// gone reports that the API server has neither the kind nor any object of it. It returns the number of removed
-// objects.
+// gone removes all objects, because the API server no longer has the kind. It returns their number.
 func (k *watched) gone() int {
 	k.end()
 	n := len(k.keys)
@@ -110,7 +109,7 @@ func (k *watched) remove(key policy.Key) {
 
 // Complete implements kube.Handler.
 func (k *watched) Complete() {
-	if k.listed != nil { // otherwise each deletion was reported
+	if k.listed != nil { // if listed is nil, each deletion was reported
 		for key := range k.keys {
 			if _, ok := k.listed[key]; !ok {
 				k.remove(key)
@@ -129,7 +128,8 @@ func (k *watched) Failed(err error) {
 	}
 }
 
-// plain removes the URL, which differs between kinds, from errors that are the same for all kinds.
+// plain removes the URL from an error. URLs differ between kinds, and otherwise the same error would be reported for
+// each kind.
 func plain(err error) error {
 	var restored *kube.RestoredError
 	var u *url.Error
@@ -140,7 +140,7 @@ func plain(err error) error {
 }
 
 func groupVersion(version string) schema.GroupVersion {
-	gv, _ := schema.ParseGroupVersion(version) // no version here has two slashes
+	gv, _ := schema.ParseGroupVersion(version) // the versions in this package have at most one slash
 	return gv
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Command policy-bench measures the policy engine on synthetic clusters: time, operations, and the memory of a
-// process with nothing else in it. Each row is measured in a separate process, because memory does not return to its
-// former value.
+// Command policy-bench measures the policy engine on synthetic clusters: time, operations, and the memory of a process
+// that contains only the engine. Each row is measured in a separate process, because a process does not return to its
+// former memory use.
 //
 //	policy-bench [-rounds N] [-service FILE]
 //
@@ -23,10 +23,10 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
 )
 
-// line is a result.
+// line is one measured value.
 type line struct{ What, Value string }
 
-// shapes are the measured clusters.
+// shapes are the sizes of the measured clusters.
 var shapes = []struct {
 	name string
 	synthetic.Shape

@@ -134,7 +134,8 @@ func short(d time.Duration) string {
 	return fmt.Sprintf("%d ms", d.Milliseconds())
 }
 
-// churn adds and removes identities of known kinds. Each must cause exactly one write.
+// churn adds and removes identities with labels that are already in use. Each addition and removal must cause exactly
+// one write.
 func (r *bench) churn(rounds int) (add, remove []time.Duration, err error) {
 	for i := range rounds {
 		id, err := synthetic.Identity(r.s, i%r.s.Namespaces, i/r.s.Namespaces%r.s.Apps)
@@ -161,7 +162,7 @@ func (r *bench) churn(rounds int) (add, remove []time.Duration, err error) {
 	return add, remove, nil
 }
 
-// change alternates between two versions of a policy and then removes it.
+// change switches several times between two versions of a policy, and then removes it.
 func (r *bench) change(spec string, times int) (string, error) {
 	var took []time.Duration
 	var versions []policy.Object

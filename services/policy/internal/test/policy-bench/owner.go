@@ -43,7 +43,7 @@ type owned struct {
 // bytesInCall is the approximate size of one call of UpsertPolicies.
 const bytesInCall = 1 << 20
 
-// measureOwner performs all operations of an owner, and reports for how long each operation occupied its goroutine.
+// measureOwner performs all operations of an owner, and reports how long each of them occupied the owner's goroutine.
 func measureOwner(s synthetic.Shape) (out []line, err error) {
 	dir, err := os.MkdirTemp("", "policy-bench-")
 	if err != nil {
@@ -78,7 +78,7 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 	slices.Sort(o.subjects)
 	o.subjects = slices.Compact(o.subjects)
 
-	longest := make(map[string]time.Duration) // longest turns before the step
+	longest := make(map[string]time.Duration) // longest turn of each operation before the step
 	for _, step := range []struct {
 		what string
 		do   func() error

@@ -29,7 +29,7 @@ type State struct {
 	Located    map[netip.Addr]identity.Numeric
 }
 
-// NewState returns an empty state.
+// NewState returns a state without policies and identities.
 func NewState() *State {
 	return &State{
 		Objects: make(map[policy.Key]policy.Object), Identities: make(map[identity.Numeric]peer.Identity),

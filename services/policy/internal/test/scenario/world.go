@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 )
 
-// World is the stock from which random states are generated.
+// World contains the namespaces, apps, prefixes and ports from which random states are generated.
 type World struct {
 	*rand.Rand
 	IDs   []peer.Identity
@@ -41,7 +41,7 @@ const (
 // Nobody is a number that no state contains.
 const Nobody = identity.Numeric(60000)
 
-// NewWorld returns the stock with a source of randomness.
+// NewWorld returns a World that uses a source of randomness.
 func NewWorld(r *rand.Rand) *World {
 	w := &World{Rand: r, Addrs: make(map[identity.Numeric][]netip.Addr)}
 	add := func(n identity.Numeric, addr4, addr6 string, labels ...label.Label) {
@@ -101,7 +101,7 @@ func NewWorld(r *rand.Rand) *World {
 	return w
 }
 
-// Pick returns a random element of a list.
+// Pick returns a random element of the list.
 func Pick[T any](w *World, list ...T) T { return list[w.IntN(len(list))] }
 
 // Chance returns true with the given probability in percent.
@@ -372,14 +372,14 @@ func (w *World) Draw() *State {
 // Mutate changes one part of a state.
 func (w *World) Mutate(s *State) {
 	switch w.IntN(12) {
-	case 10: // an address moves, without its identity
+	case 10: // an address moves, but its identity does not change
 		a := Pick(w, w.All...)
 		if w.Chance(50) {
 			delete(s.Located, a)
 		} else {
 			s.Located[a] = Pick(w, w.IDs...).Number
 		}
-	case 11: // an identity is added or removed, without its addresses
+	case 11: // an identity is added or removed, but its addresses stay
 		id := Pick(w, w.IDs...)
 		if _, ok := s.Identities[id.Number]; ok {
 			delete(s.Identities, id.Number)
@@ -416,7 +416,8 @@ func (w *World) Mutate(s *State) {
 	case 9:
 		o := w.Group(fmt.Sprint("g", w.IntN(3)))
 		s.Objects[o.Key] = o
-		if id, ok := s.Identities[identity.Host]; ok && w.Chance(50) { // the only label set that changes while its number stays
+		// only this label set can change while its number stays
+		if id, ok := s.Identities[identity.Host]; ok && w.Chance(50) {
 			ls := []label.Label{label.Reserved(identity.NameHost)}
 			if w.Chance(50) {
 				ls = append(ls, label.Reserved(identity.NameKubeAPIServer))
@@ -427,7 +428,7 @@ func (w *World) Mutate(s *State) {
 	}
 }
 
-// Point generates a protocol and port near the limits of rules.
+// Point generates a protocol and a port near the ends of the ranges in rules.
 func (w *World) Point() port.Point {
 	switch w.IntN(8) {
 	case 0:
@@ -438,7 +439,7 @@ func (w *World) Point() port.Point {
 		switch w.IntN(4) {
 		case 0:
 			return port.AtICMP(port.ICMPv6, Pick[uint8](w, 0, 8, 128, 135), uint8(w.IntN(2)))
-		case 1: // most of them are in no rule
+		case 1: // no rule contains most of these
 			return port.At(Pick(w, port.GRE, port.ESP, port.IGMP, 0, 255), uint16(w.IntN(2)))
 		}
 		return port.At(port.SCTP, Pick[uint16](w, 0, 1, 80, 8080))

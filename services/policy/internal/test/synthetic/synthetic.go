@@ -40,7 +40,8 @@ type Cluster struct {
 // Namespace returns the name of a namespace.
 func Namespace(i int) string { return fmt.Sprintf("ns-%03d", i) }
 
-// Identity returns the identity of an app. Apps beyond the Shape's number are new kinds in an existing namespace.
+// Identity returns the identity of an app. An app number above the Shape's number of apps means a new app in an
+// existing namespace.
 func Identity(s Shape, namespace, app int) (peer.Identity, error) {
 	ls := []label.Label{
 		label.Kubernetes(label.KeyNamespace, Namespace(namespace)),
@@ -54,7 +55,7 @@ func Identity(s Shape, namespace, app int) (peer.Identity, error) {
 	return peer.New(identity.MinCluster+identity.Numeric(namespace*s.Apps+app), label.NewSet(ls...))
 }
 
-// Reserved returns the identities that every node knows.
+// Reserved returns the reserved identities that every node knows.
 func Reserved() ([]peer.Identity, error) {
 	var out []peer.Identity
 	for n, name := range map[identity.Numeric]string{
@@ -108,8 +109,8 @@ func head(ns, i int, subject string) string {
 		i, Namespace(ns), subject)
 }
 
-// manifest returns the i-th policy of a namespace. Every namespace has the first three; each of the others belongs to
-// one app.
+// manifest returns the i-th policy of a namespace. The first three are the same in every namespace; each of the others
+// belongs to one app.
 func manifest(r *rand.Rand, s Shape, ns, i int) string {
 	switch i {
 	case 0:

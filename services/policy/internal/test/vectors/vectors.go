@@ -208,7 +208,7 @@ func Read(path string, f func(*Case) error) error {
 type World struct {
 	options    rule.Options
 	engine     engine.Config
-	host       bool // nodes are subjects
+	host       bool // nodes are subjects, too
 	nodeLabels bool
 	dual       bool
 
@@ -300,8 +300,9 @@ func (p *Pod) key() string {
 	return p.Namespace + "/" + p.Name
 }
 
-// Step applies everything except the probes. It returns an error if a manifest is accepted but must be rejected, or
-// the reverse. If tolerant is set, manifests that only the schema rejects are accepted, and counted in refused.
+// Step applies everything except the probes. It returns an error if a manifest is accepted that must be rejected, or
+// rejected that must be accepted. If tolerant is set, a manifest that only the schema rejects is accepted, and counted
+// in refused.
 func (w *World) Step(s *Step, tolerant bool) (refused int, err error) {
 	for _, n := range s.CreateNamespaces {
 		w.namespaces[n.Name] = n.Labels
@@ -374,8 +375,8 @@ func (w *World) Step(s *Step, tolerant bool) (refused int, err error) {
 	return refused, nil
 }
 
-// The labels that form an identity by default, as the identity service selects them: a rule is the prefix of a key,
-// or with "*." the suffix of its domain. The longest matching rule decides; a label without a matching rule is kept.
+// Rules that select the labels of an identity, with the defaults of the identity service. A rule is the prefix of a
+// key, or with "*." the suffix of its domain. The longest matching rule decides; a label that no rule matches is kept.
 var (
 	keptLabels = []string{
 		"io.kubernetes.pod.namespace", "io.cilium.k8s.namespace.labels.", "io.cilium.k8s.policy.", "app.kubernetes.io/",
@@ -402,7 +403,7 @@ func relevant(key string) bool {
 		}
 		return most
 	}
-	// No rule is in both lists.
+	// The two lists have no rule in common.
 	return longest(keptLabels) >= longest(droppedLabels)
 }
 
@@ -511,7 +512,7 @@ func (w *World) number(labels label.Set) identity.Numeric {
 	return n
 }
 
-// end is one end of a probe: its labels as seen from a node, and its address.
+// end is one end of a probe: its address, and its labels from the point of view of a node.
 type end struct {
 	labels  func(view string) label.Set
 	addr    netip.Addr
@@ -519,7 +520,7 @@ type end struct {
 	numbers map[string]identity.Numeric
 }
 
-// number returns the identity of an end as seen from a node.
+// number returns the identity of an end from the point of view of a node.
 func (e *end) number(w *World, view string) identity.Numeric {
 	n, ok := e.numbers[view]
 	if !ok {
@@ -610,7 +611,7 @@ func (w *World) end(name string, v6 bool) (e end, err error) {
 	return e, nil
 }
 
-// desired returns the input that a node's engine should have now.
+// desired returns the input that the engine of a node should have now.
 func (w *World) desired(node string) *view {
 	v := &view{
 		identities: make(map[identity.Numeric]peer.Identity), subjects: make(map[identity.Numeric]bool),
@@ -857,7 +858,7 @@ func (c *Case) Wants(p *Probe, a Answer) bool {
 	return a.Egress == p.Egress && a.Ingress == p.Ingress && a.Overall == p.Expect
 }
 
-// Asks reports whether the case is about connections, and not about the validity of a manifest or a name.
+// Asks reports whether the case tests connections, and not the validity of a manifest or a name.
 func (c *Case) Asks() bool { return c.Kind != "Validation" && c.Kind != "FQDNMatch" }
 
 // Describe lists the identities that a node knows, with their labels, and which of them are subjects.

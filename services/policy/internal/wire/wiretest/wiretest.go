@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package wiretest converts messages of the table stream to tables of the engine, for tests that compare both ends.
-// It is independent of package wire, whose mistakes it should reveal.
+// Package wiretest converts messages of the table stream to tables of the engine, for tests that compare both ends. It
+// does not use package wire, so that tests find the mistakes of that package.
 package wiretest
 
 import (
@@ -20,7 +20,7 @@ func PrefixClasses(in []*policyv1.ScopeClass) (out policytable.PrefixClasses) {
 	return out
 }
 
-// Grow adds classes to a table, each with its own list. It panics on lists that no table can have.
+// Grow adds classes to a table, each with its own list. It panics if a table cannot have a list.
 func Grow(t *table.Table, classes []*policyv1.PeerClass) {
 	for _, c := range classes {
 		list, next := []table.Interval(nil), uint64(0)

@@ -25,7 +25,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/wire"
 )
 
-// maxMessage is the approximate maximum size of a message of steps, in bytes. A step is never divided, and none is
+// maxMessage is the approximate maximum size of a message of steps, in bytes. A step is never divided, and no step is
 // larger than three times this size.
 const maxMessage = 1 << 20
 

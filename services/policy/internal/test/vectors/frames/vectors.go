@@ -20,12 +20,12 @@ import (
 // no queries.
 var ErrVectors = errors.New("policy vectors")
 
-// Vectors writes every query about a connection in the files of a directory, each side under the view of the node
-// that evaluates it. The answers come from the engine, after a comparison with the expected ones. A different answer
-// does not end the run, and a step that cannot be made ends only its case: the error lists the first differences of
-// each file and their number.
+// Vectors writes every query about a connection in the files of a directory, each side under the view of the node that
+// evaluates it. The written answers are the engine's; they are compared with the expected answers of the vectors. A
+// different answer does not end the run, and a step that fails ends only its case. The error contains the first
+// differences of each file and their number.
 //
-// Of the probes of all cases together, every every-th is used. Steps and tables are written in any case.
+// Only every n-th probe is written, where n is the argument every. All steps and tables are written.
 func Vectors(out io.Writer, dir string, every int) (Figures, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.jsonl.gz"))
 	if err != nil {

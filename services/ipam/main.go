@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Sluice-ipam hands out the pod addresses of one node.
+// Sluice-ipam allocates the pod addresses of one node.
 package main
 
 import (
@@ -58,7 +58,7 @@ type settings struct {
 	agreed             cluster.Settings
 }
 
-// poolSettings is the pool of the whole cluster.
+// poolSettings configures the pool that the whole cluster shares.
 type poolSettings struct {
 	Prefixes  []string `config:"prefixes" help:"in mode pool, prefixes that all nodes of the cluster take blocks from; the same on all nodes, as are the following settings"`
 	IPv4Block int      `config:"ipv4Block" help:"prefix length of IPv4 blocks"`
@@ -66,14 +66,14 @@ type poolSettings struct {
 	MaxBlocks int      `config:"maxBlocks" help:"former name of maxBlocksPerNode; 0: not set"`
 }
 
-// staticSettings limit the ranges that nodes have in mode static.
+// staticSettings limits the ranges that nodes may have in mode static.
 type staticSettings struct {
 	Prefixes  []string `config:"prefixes" help:"in mode static, prefixes in which the ranges of all nodes lie; other nodes ignore other ranges; the same on all nodes, as are the following settings; empty: not limited"`
 	IPv4Block int      `config:"ipv4Block" help:"minimum prefix length of an IPv4 range in these prefixes"`
 	IPv6Block int      `config:"ipv6Block" help:"minimum prefix length of an IPv6 range in these prefixes"`
 }
 
-// checkPrefixes reads the prefixes of a group of settings.
+// checkPrefixes parses the prefixes in a group of settings.
 func checkPrefixes(p *config.Problems, group string, texts []string, ipv4Block, ipv6Block int,
 ) (prefixes []netip.Prefix, err error) {
 	field := group + ".prefixes"
@@ -93,7 +93,7 @@ func checkPrefixes(p *config.Problems, group string, texts []string, ipv4Block, 
 	return prefixes, nil
 }
 
-// checkStatic reports the pools that other nodes would ignore.
+// checkStatic reports pools that other nodes would refuse as problems.
 func (s *settings) checkStatic(p *config.Problems) {
 	for i, x := range s.ranges {
 		bits := s.agreed.IPv4Block
@@ -108,14 +108,14 @@ func (s *settings) checkStatic(p *config.Problems) {
 	}
 }
 
-// maxBlocks returns how many blocks of a family a node may have. The former name of the
-// setting counts if it is set.
+// maxBlocks returns the maximum number of blocks of one family on a node. If the setting is given under its former
+// name, that value is used.
 func (s *settings) maxBlocks(p *config.Problems) int {
 	name, n := "maxBlocksPerNode", s.MaxBlocksPerNode
 	if s.ClusterPool.MaxBlocks != 0 {
 		name, n = "clusterPool.maxBlocks", s.ClusterPool.MaxBlocks
 	}
-	if n < 1 || n > 32 { // as in IPAMSettings: with both families as many ranges as a node may have
+	if n < 1 || n > 32 { // as in IPAMSettings: 32 of each family are as many ranges as a node may have
 		p.Addf(name, "%d is not between 1 and 32", n)
 	}
 	return n
@@ -124,7 +124,7 @@ func (s *settings) maxBlocks(p *config.Problems) int {
 func defaults(p instance.Paths) settings {
 	return settings{
 		Mode: modeStatic,
-		// Used by a single node; in a cluster, the node's ranges come from the cluster.
+		// These pools are only used on a single node. In a cluster, the cluster assigns the node's ranges.
 		Pools:            []string{"10.244.0.0/24", "fd00:244::/64"},
 		Lease:            ipam.DefaultLease,
 		Quarantine:       ipam.DefaultQuarantine,
@@ -189,7 +189,7 @@ func (s *settings) Validate() error {
 		}
 	}
 	s.exclusions, xerr = pool.ParseExclusions("exclude", s.Exclude)
-	if err == nil && xerr == nil { // together they may leave nothing
+	if err == nil && xerr == nil { // excluded addresses may leave no address free
 		_, err = pool.New("pools", s.ranges, s.exclusions)
 	}
 	return errors.Join(p.Err(), err, xerr, perr)
@@ -294,17 +294,18 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 	return p.Serve(ctx, srv)
 }
 
-// readiness reports the service as ready once every part that waits for a range has one.
+// readiness reports the service as ready once no part waits for a range any more.
 type readiness struct {
 	process *process.Process
 	server  *rpc.Server
 
 	once sync.Once
 	mu   sync.Mutex
-	why  map[string]error // guarded by mu; by part; nil: it has one
+	why  map[string]error // guarded by mu; by part; nil: the part has a range
 }
 
-// part returns the function with which a part reports why it waits. Until its first call, the part counts as waiting.
+// part returns the function with which a part reports the reason for which it waits. Until the first call, the part
+// counts as waiting.
 func (r *readiness) part(name string) func(error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

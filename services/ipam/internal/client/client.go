@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package client registers the ranges and labels of this node with the identity
-// service, which speaks to the other nodes.
+// Package client registers the ranges and labels of this node with the identity service, which exchanges them with the
+// other nodes.
 package client
 
 import (
@@ -36,7 +36,8 @@ var modes = map[cluster.Mode]identityv1.IPAMMode{
 	cluster.Pool:       identityv1.IPAMMode_IPAM_MODE_POOL,
 }
 
-// New uses a connection to the identity service's socket. labels is nil if this node's labels are never known.
+// New returns an Identity that uses a connection to the identity service's socket. labels is nil if the labels of this
+// node are never known.
 func New(cc grpc.ClientConnInterface, s cluster.Settings, labels Labels) *Identity {
 	i := &Identity{
 		labels: labels,
@@ -113,7 +114,7 @@ func (i *Identity) CheckReuse(ctx context.Context, addresses []netip.Addr, scarc
 	resp, err := i.client.CheckReuse(ctx, req)
 	switch {
 	case status.Code(err) == codes.Unimplemented:
-		return out, nil // of an earlier version, which knows no such rule
+		return out, nil // an earlier version of the service, which does not have this check
 	case err != nil:
 		return out, failed("ask whether released addresses may be allocated again", err)
 	}
@@ -147,7 +148,7 @@ func texts(ranges []netip.Prefix) (out []string) {
 	return out
 }
 
-// failed wraps an error with the attempted action, and as ErrPoolFull if the pool has no block.
+// failed adds the attempted action to an error. If the pool has no free block, the result also wraps ErrPoolFull.
 func failed(what string, err error) error {
 	s := status.Convert(err)
 	if s.Code() == codes.ResourceExhausted {

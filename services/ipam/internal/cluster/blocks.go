@@ -14,16 +14,16 @@ import (
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 )
 
-// Fill, in tenths, from which on another block is claimed, and below which the
-// remaining blocks have to stay when one is returned.
+// Fill levels in tenths. From the first on, another block is claimed. A block is returned only if the remaining blocks
+// then stay below the second.
 const (
 	growAt   = 8
 	shrinkTo = 5
 )
 
-// blocks are the blocks of one family.
+// blocks contains the blocks of one family.
 type blocks struct {
-	all          []ipam.Figures // that serve or drain, in the order of use
+	all          []ipam.Figures // serving and draining blocks, in the order of use
 	usable, used uint64         // addresses of the serving blocks
 	free         uint64
 }
@@ -48,10 +48,10 @@ func (b *blocks) full() bool {
 	return b.usable == 0 || b.used >= tenths(b.usable, growAt)
 }
 
-// tenths are k tenths of n addresses, rounded up; k is at most 10.
+// tenths returns k tenths of n, rounded up; k is at most 10.
 func tenths(n, k uint64) uint64 { return n/10*k + (n%10*k+9)/10 }
 
-// grow gets a block of a family if one is needed.
+// grow claims a block for a family if one is needed.
 func (a *Agent) grow(ctx context.Context, f ipam.Family, wanted bool, answer Answer, away error) {
 	b, pause := blocksOf(a.Ranges.Summary(), f), a.pause[f]
 	var err error
@@ -59,7 +59,7 @@ func (a *Agent) grow(ctx context.Context, f ipam.Family, wanted bool, answer Ans
 	case !b.full() && (!wanted || b.free > 0):
 	case len(b.all) >= a.Settings.MaxBlocks && b.free > 0:
 	case time.Now().Before(pause.until):
-		return // the last result still counts
+		return // the last result remains valid
 	case len(b.all) >= a.Settings.MaxBlocks:
 		err = fmt.Errorf("%s: %w: %d", a.Settings.name(f), ErrMaxBlocks, len(b.all))
 	case away != nil:
@@ -82,7 +82,7 @@ func (a *Agent) grow(ctx context.Context, f ipam.Family, wanted bool, answer Ans
 	a.complain(f.String(), err)
 }
 
-// backoff keeps nodes that all find the pool full from asking continuously.
+// backoff delays repeated claims, so that nodes that find the pool full do not claim continuously.
 type backoff struct {
 	wait  time.Duration
 	until time.Time
@@ -93,7 +93,7 @@ func (b backoff) longer() backoff {
 	return backoff{wait: wait, until: time.Now().Add(wait)}
 }
 
-// claim gets a block and makes it serve.
+// claim claims a block, and adds it to the serving ranges.
 func (a *Agent) claim(ctx context.Context, f ipam.Family, b blocks) error {
 	var known []netip.Prefix
 	for _, p := range b.all {
@@ -122,7 +122,7 @@ func (a *Agent) claim(ctx context.Context, f ipam.Family, b blocks) error {
 	return nil
 }
 
-// serving are the ranges of the file, in the order of use.
+// serving returns the serving ranges in the state file, in the order of use.
 func (a *Agent) serving() (ranges []netip.Prefix) {
 	for _, p := range a.Ranges.Summary().Pools {
 		if !p.Draining {
@@ -132,7 +132,7 @@ func (a *Agent) serving() (ranges []netip.Prefix) {
 	return ranges
 }
 
-// letGo forgets blocks that another node has by now: they do not come back.
+// letGo removes blocks that the cluster has given to another node in the meantime: this node does not get them back.
 func (a *Agent) letGo(ctx context.Context, taken []netip.Prefix) error {
 	all := a.serving()
 	rest := slices.DeleteFunc(slices.Clone(all), func(p netip.Prefix) bool { return slices.Contains(taken, p) })
@@ -143,8 +143,8 @@ func (a *Agent) letGo(ctx context.Context, taken []netip.Prefix) error {
 	return a.Ranges.SetRanges(ctx, rest)
 }
 
-// shrink returns a block that is not needed and was empty at the last check, too. The primary block of a family stays:
-// the node's overlay address is in it.
+// shrink returns one block that is not needed and was already empty at the previous check. It keeps the primary block
+// of each family, because the node's overlay address is in it.
 func (a *Agent) shrink(ctx context.Context) {
 	spares := map[netip.Prefix]bool{}
 	for _, f := range a.Settings.Families() {
@@ -159,7 +159,7 @@ func (a *Agent) shrink(ctx context.Context) {
 			if a.spares[p.Prefix] {
 				a.giveBack(ctx, p.Prefix)
 				delete(spares, p.Prefix)
-				break // one at a time: the others may be needed now
+				break // return one block at a time, because the others may now be needed
 			}
 		}
 	}

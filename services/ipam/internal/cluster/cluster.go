@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package cluster keeps the ranges of this node and the other nodes disjoint. It registers ipam's ranges, closes
-// ranges that another node has, and in mode pool claims blocks of the cluster's pool and returns them.
+// Package cluster makes sure that the ranges of this node and of the other nodes do not overlap. It registers ipam's
+// ranges, and closes ranges that belong to another node. In mode pool, it also claims blocks of the cluster's pool and
+// returns them.
 //
-// This node serves the ranges in ipam's file, also while the cluster does not answer. A block is written to the
-// cluster's registry before the file, and removed from the file before the registry. So the registry may have a block
-// that the file lacks, but never the reverse; the next claim or registration removes the difference.
+// This node allocates from the ranges in ipam's state file, even while the cluster does not answer. A block is written
+// to the cluster's registry before it is written to the file, and removed from the file before it is removed from the
+// registry. After a crash, the registry may therefore contain a block that the file does not, but never the reverse.
+// The next claim or registration removes the difference.
 package cluster
 
 import (
@@ -27,17 +29,17 @@ import (
 	"github.com/sluice-net/sluice/services/ipam/internal/pool"
 )
 
-// Sentinels, for callers that branch.
+// Errors that callers branch on.
 var (
 	// ErrPoolFull: the cluster's pool has no free block.
 	ErrPoolFull = errors.New("the cluster's pool has no free block")
 	// ErrMaxBlocks: the node has its maximum number of blocks.
 	ErrMaxBlocks = errors.New("the node has its maximum number of blocks")
-	// ErrAway: the registry does not answer a request for a block.
+	// ErrAway: the registry did not answer a request for a block.
 	ErrAway = errors.New("the cluster's pool is unreachable")
 )
 
-// Places where a test may interfere.
+// Fault points.
 var (
 	faultAsked    = fault.Register("ipam/claim/before-ask")
 	faultClaimed  = fault.Register("ipam/claim/answered")
@@ -46,7 +48,7 @@ var (
 	faultReturned = fault.Register("ipam/return/answered")
 )
 
-// Mode is where ranges come from.
+// Mode determines the source of the node's ranges.
 type Mode string
 
 // The modes.
@@ -60,8 +62,8 @@ const (
 type Settings struct {
 	Mode                 Mode
 	Prefixes             []netip.Prefix // of the pool
-	IPv4Block, IPv6Block int            // lengths of its blocks
-	MaxBlocks            int            // of a family, for one node
+	IPv4Block, IPv6Block int            // lengths of the prefixes of its blocks
+	MaxBlocks            int            // maximum number of blocks of one family on one node
 }
 
 // Families returns the families of the pool.
@@ -75,7 +77,7 @@ func (s Settings) Families() (families []ipam.Family) {
 	return families
 }
 
-// name names the pool of a family.
+// name returns the name of a family's pool.
 func (s Settings) name(f ipam.Family) string {
 	var prefixes []string
 	for _, p := range s.Prefixes {
@@ -88,19 +90,20 @@ func (s Settings) name(f ipam.Family) string {
 
 // Answer is the registry's answer to a registration of this node.
 type Answer struct {
-	Registered bool // the cluster has the ranges as they were given
-	Connected  bool // the cluster answers
+	Registered bool // the cluster has accepted all registered ranges
+	Connected  bool // this node is connected to the cluster's store
 	Refused    []ipam.Refusal
-	Taken      []netip.Prefix // the refused ranges that another node has
+	Taken      []netip.Prefix // the refused ranges, which belong to another node
 }
 
-// Registry is the cluster.
+// Registry is the cluster's registry of ranges and addresses.
 type Registry interface {
 	// Register registers the ranges of this node.
 	Register(ctx context.Context, ranges []netip.Prefix) (Answer, error)
-	// Claim gives the node a block that is not in known. ErrPoolFull.
+	// Claim claims a block that is not in known for this node. It returns ErrPoolFull if the pool has no free
+	// block.
 	Claim(ctx context.Context, f ipam.Family, known []netip.Prefix) (netip.Prefix, error)
-	// Return gives one back. It may be repeated.
+	// Return returns a block to the pool. The call may be repeated.
 	Return(ctx context.Context, p netip.Prefix) error
 	// CheckReuse returns which released addresses may be allocated again. If addresses are scarce, the cluster tries
 	// to free them early.
@@ -109,17 +112,17 @@ type Registry interface {
 
 // Reuse is the answer of CheckReuse.
 type Reuse struct {
-	// Asks means that other nodes know endpoints by their addresses, or that this is not known yet: only the addresses
-	// in Free are free. Otherwise all are.
+	// Asks means that other nodes map addresses to endpoints, or that it is not known yet whether they do. Then
+	// only the addresses in Free may be reused. Without Asks, all addresses may be reused.
 	Asks bool
-	// Unknown: the datapath has not registered its routing mode. Asks is an assumption, and the agent soon checks
-	// again.
+	// Unknown means that the datapath has not registered its routing mode yet. Asks is then an assumption, and the
+	// agent soon checks again.
 	Unknown bool
 	Free    []netip.Addr
-	Why     string // why the first of the others is not free
+	Why     string // why the first address that is not in Free cannot be reused
 }
 
-// Ranges are the ranges of ipam.
+// Ranges gives the agent access to ipam's ranges.
 type Ranges interface {
 	Summary() *ipam.Summary
 	SetRanges(ctx context.Context, ranges []netip.Prefix) error
@@ -134,37 +137,40 @@ type Options struct {
 	Settings Settings
 	Registry Registry
 	Ranges   Ranges
-	// Report is called with the reason in the cluster why this node cannot give out new addresses, and with nil when
-	// it can.
+	// Report is called with the reason for which the cluster prevents this node from allocating new addresses, and
+	// with nil when it no longer does.
 	Report func(error)
 	Log    *slog.Logger
 
 	Every   time.Duration // between two registrations; 2 s if 0
 	Retry   time.Duration // after one that failed; 200 ms if 0
-	Patient time.Duration // how long a start waits for the registry's first answer; 3 s if 0
+	Patient time.Duration // how long the start waits for the registry's first answer; 3 s if 0
 }
 
-// Agent is the node's half of the agreement.
+// Agent keeps the ranges of this node in agreement with the cluster's registry.
 type Agent struct {
 	Options
 	wake  chan struct{} // capacity 1: a caller waits for a block
 	began time.Time
 
 	mu      sync.Mutex
-	checked bool                    // guarded by mu; the ranges may be used
-	answer  Answer                  // guarded by mu; the last
-	problem error                   // guarded by mu; why the registry does not answer, or a block did not come
+	checked bool   // guarded by mu; the ranges may be used
+	answer  Answer // guarded by mu; the last answer
+	// guarded by mu; why the registry does not answer, or why no block could be claimed
+	problem error
 	grown   map[ipam.Family]error   // guarded by mu; result of the last claim of a block
-	step    chan struct{}           // guarded by mu; closed at the end of a step that begins from now on
+	step    chan struct{}           // guarded by mu; closed at the end of the next step that begins
 	wanted  map[ipam.Family]bool    // guarded by mu; families for which callers wait for a block
 	logged  map[string]string       // of the loop; the last logged texts
-	spares  map[netip.Prefix]bool   // of the loop; blocks that were empty at the last look
+	spares  map[netip.Prefix]bool   // of the loop; blocks that were empty at the last check
 	pause   map[ipam.Family]backoff // of the loop
-	owed    map[netip.Prefix]bool   // of the loop; out of the file and perhaps not returned
-	said    *bool                   // of the loop; the registry's answer whether addresses wait; nil: none yet
+	// of the loop; blocks that were removed from the file and may not have been returned
+	owed map[netip.Prefix]bool
+	// of the loop; last answer of the registry whether addresses wait; nil: none yet
+	said *bool
 }
 
-// New returns an Agent that does nothing before Run.
+// New returns an Agent, which does nothing until Run is called.
 func New(o Options) *Agent {
 	if o.Every == 0 {
 		o.Every, o.Retry, o.Patient = 2*time.Second, 200*time.Millisecond, 3*time.Second
@@ -177,7 +183,7 @@ func New(o Options) *Agent {
 	}
 }
 
-// Run works until ctx ends.
+// Run keeps the ranges in agreement with the cluster until ctx ends.
 func (a *Agent) Run(ctx context.Context) error {
 	for {
 		ranges := a.Ranges.Hub().Changed()
@@ -204,8 +210,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 }
 
-// Checked returns why no new address may be allocated: the node's ranges were not compared with the cluster's since
-// the start.
+// Checked returns an error until the node's ranges have been compared with the cluster's since the start. Until then,
+// no new address may be allocated.
 func (a *Agent) Checked() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -215,7 +221,7 @@ func (a *Agent) Checked() error {
 	return fmt.Errorf("%w yet: they are compared with the cluster's", ipam.ErrNoRange)
 }
 
-// Problems returns the problems that an operator should know.
+// Problems returns the problems that the status shows to operators.
 func (a *Agent) Problems() []error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -238,7 +244,7 @@ func (a *Agent) Registered() bool {
 	return a.answer.Registered && a.problem == nil
 }
 
-// Note checks whether a family needs another block, after addresses were allocated.
+// Note is called after addresses were allocated. It checks whether a family needs another block.
 func (a *Agent) Note() {
 	if a.Settings.Mode != Pool {
 		return
@@ -249,7 +255,7 @@ func (a *Agent) Note() {
 		a.mu.Lock()
 		failed := a.grown[f] != nil
 		a.mu.Unlock()
-		if b.full() && len(b.all) < a.Settings.MaxBlocks && !failed { // else the loop tries by itself
+		if b.full() && len(b.all) < a.Settings.MaxBlocks && !failed { // otherwise the loop retries by itself
 			a.kick()
 		}
 	}
@@ -262,8 +268,8 @@ func (a *Agent) kick() {
 	}
 }
 
-// Grow waits until the agent has tried to get blocks of every family without a
-// free address: nil if trying again to get an address may succeed.
+// Grow waits until the agent has tried to claim a block for every family without a free address. It returns nil if
+// another attempt to allocate an address may succeed.
 func (a *Agent) Grow(ctx context.Context) error {
 	if a.Settings.Mode != Pool {
 		return errors.ErrUnsupported
@@ -297,7 +303,7 @@ func (a *Agent) once(ctx context.Context, wanted map[ipam.Family]bool) (well boo
 	answer, err := a.Registry.Register(ctx, ranges)
 	if err == nil && answer.Registered {
 		err = a.Ranges.SetRefused(ctx, answer.Refused)
-		clear(a.owed) // the registration returned unknown blocks
+		clear(a.owed) // the registration has returned blocks that are not in the file
 	}
 	if err == nil && answer.Registered && a.Settings.Mode == Pool {
 		err = a.letGo(ctx, answer.Taken)
@@ -335,7 +341,7 @@ func (a *Agent) once(ctx context.Context, wanted map[ipam.Family]bool) (well boo
 	return well
 }
 
-// mostAsked is how many addresses one call of CheckReuse has.
+// mostAsked is the maximum number of addresses in one call of CheckReuse.
 const mostAsked = 4096
 
 // reuse asks the registry which of the released addresses may be allocated again. It asks even without released
@@ -367,7 +373,7 @@ func scarce(sum *ipam.Summary) bool {
 	return false
 }
 
-// AwaitStep waits until the agent has asked the cluster again.
+// AwaitStep waits until the agent has done another step, in which it asks the cluster again.
 func (a *Agent) AwaitStep(ctx context.Context) error {
 	a.mu.Lock()
 	done := a.step
@@ -380,7 +386,7 @@ func (a *Agent) AwaitStep(ctx context.Context) error {
 	}
 }
 
-// known returns the ranges of this node, serving ones first.
+// known returns the ranges of this node, serving ranges first.
 func (a *Agent) known() (ranges []netip.Prefix) {
 	for _, f := range a.Ranges.Summary().Pools {
 		if len(ranges) < pool.MaxPools {
@@ -424,7 +430,7 @@ func serves(sum *ipam.Summary, f ipam.Family) bool {
 	})
 }
 
-// complain logs an error, unless it was the last one logged for the subject.
+// complain logs an error about a subject, unless the same error was logged last.
 func (a *Agent) complain(subject string, err error) {
 	text := ""
 	if err != nil {

@@ -9,21 +9,21 @@ import (
 	"time"
 )
 
-// deadline is one key in an agenda.
+// deadline is a key in an agenda with its time.
 type deadline[K any] struct {
 	at    time.Time
 	key   K
 	index int // in the heap; -1 once removed
 }
 
-// agenda orders keys by time; adding and removing one costs O(log n).
+// agenda orders keys by time. Adding or removing a key takes O(log n).
 type agenda[K any] struct {
 	heap deadlines[K]
-	// less orders keys of equal times; nil: in any order.
+	// less orders keys with equal times; nil leaves their order open.
 	less func(a, b K) bool
 }
 
-// ofAddresses is an agenda in which the lower one of two addresses of one time comes first.
+// ofAddresses returns an agenda in which the lower of two addresses with the same time comes first.
 func ofAddresses() agenda[netip.Addr] { return agenda[netip.Addr]{less: netip.Addr.Less} }
 
 func (a *agenda[K]) add(at time.Time, key K) *deadline[K] {
@@ -43,7 +43,7 @@ func (a *agenda[K]) has(d *deadline[K]) bool {
 	return d != nil && d.index >= 0 && d.index < len(a.heap) && a.heap[d.index] == d
 }
 
-// first returns the earliest deadline, nil if the agenda is empty.
+// first returns the earliest deadline, or nil if the agenda is empty.
 func (a *agenda[K]) first() *deadline[K] {
 	if len(a.heap) == 0 {
 		return nil

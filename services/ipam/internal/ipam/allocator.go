@@ -20,18 +20,18 @@ import (
 	"github.com/sluice-net/sluice/services/ipam/internal/pool"
 )
 
-// Bounds of the loop.
+// Limits of the loop.
 const (
-	maxWaiting = 1024 // calls in the queue; beyond that ErrBusy
-	maxBatch   = 256  // calls that share a commit
-	maxExpire  = 256  // deadlines that are handled in one commit; calls wait for it
+	maxWaiting = 1024 // number of calls in the queue; if it is full, calls fail with ErrBusy
+	maxBatch   = 256  // number of calls that share a commit
+	maxExpire  = 256  // number of deadlines that are handled in one commit, for which calls wait
 	retryAfter = time.Second
 )
 
-// faultLeased is between creating a lease in memory and answering the caller.
+// faultLeased is reached after a lease was created in memory and before the caller gets its answer.
 var faultLeased = fault.Register("ipam/allocate/leased")
 
-// Places where a test may kill the process or make it fail.
+// faults are the fault points before and after the commit of each kind of call.
 var faults = map[verb]struct{ before, after *fault.Point }{
 	verbConfirm: {fault.Register("ipam/confirm/before-commit"), fault.Register("ipam/confirm/after-commit")},
 	verbRelease: {fault.Register("ipam/release/before-commit"), fault.Register("ipam/release/after-commit")},
@@ -46,21 +46,21 @@ const (
 	verbRelease
 	verbExpire
 	verbRanges
-	verbAllocate // this and the following verbs change nothing in the store
+	verbAllocate // this and the following verbs do not change the store
 	verbList
 )
 
-// Operations of the loop whose durations are measured, in addition to the calls.
+// Names of the operations whose durations are measured, in addition to the calls.
 const (
-	// opTurn is one turn of the loop, and so the longest time that a call waits for its turn. The other operations are
-	// parts of it.
+	// opTurn is a whole turn of the loop, for which a call may have to wait. The other operations are parts of a
+	// turn.
 	opTurn    = "turn"
 	opCommit  = "commit"
 	opReload  = "reload"
 	opSummary = "summarize"
 )
 
-// operations are the names of the calls' and deadlines' operations.
+// operations are the names under which the durations of calls and deadlines are measured.
 var operations = [...]string{
 	verbAllocate: "allocate", verbConfirm: "confirm", verbRelease: "release", verbExpire: "expire", verbRanges: "ranges",
 	verbList: "list",
@@ -68,10 +68,10 @@ var operations = [...]string{
 
 // Options are the settings of an Allocator.
 type Options struct {
-	Field      string // the name of the ranges' setting, for errors
+	Field      string // name of the setting that contains the ranges, for errors
 	Ranges     []netip.Prefix
-	Stored     bool     // the ranges come from SetRanges and the store, not from Ranges
-	Families   []Family // in which the node should have a range; empty: no requirement
+	Stored     bool     // ranges come from SetRanges and the store, and not from Ranges
+	Families   []Family // families of which the node should have a range; empty: no requirement
 	Exclude    []netip.Prefix
 	Lease      time.Duration // at least a second
 	Quarantine time.Duration // 0 or more
@@ -79,8 +79,8 @@ type Options struct {
 	// AsksReuse means that no released address is allocated again before SetReuse was called.
 	AsksReuse bool
 
-	// Now is the clock; time.Now if nil. Its times should carry a monotonic
-	// reading, so that a step of the wall clock moves no deadline.
+	// Now returns the current time; time.Now if nil. The time should have a monotonic reading, so that deadlines do
+	// not move when the wall clock is set.
 	Now func() time.Time
 }
 
@@ -88,25 +88,25 @@ type Options struct {
 type Observer struct {
 	Committed func(took time.Duration, err error)
 	Expired   func(leases int)
-	// Reloaded is called when the state was read again after a commit that
-	// went wrong.
+	// Reloaded is called after a failed commit, once the state was read again from the store.
 	Reloaded func(cause error)
 }
 
-// Allocator serves calls from many goroutines. One loop, Run, owns the state: it takes the queued calls, decides,
-// writes all changes with one commit, and then answers. So concurrent calls share one sync of the disk, and every
-// answer describes state on the disk. Leases are the exception: they are only in memory, and answered at once.
+// Allocator serves calls from many goroutines. A single goroutine, Run, owns the state. It takes all queued calls,
+// applies them in memory, writes all changes with one commit, and then answers the calls. Concurrent calls therefore
+// share one sync of the disk, and each answer describes state that is on the disk. Leases are the exception: they exist
+// only in memory, and their calls are answered at once.
 type Allocator struct {
 	o       Options
 	store   Store
 	calls   chan *call
 	stopped chan struct{} // closed when Run returns
 	summary atomic.Pointer[Summary]
-	problem atomic.Pointer[error] // of the last commit
+	problem atomic.Pointer[error] // error of the last commit
 	hub     *watch.Hub[netip.Prefix, Range]
 	ledger  *ledger   // owned by Run
-	retryAt time.Time // when to try the store again; owned by Run
-	tried   bool      // in this turn; owned by Run
+	retryAt time.Time // next attempt to write to the store; owned by Run
+	tried   bool      // a write was tried in this turn; owned by Run
 	times   looptime.Times
 }
 
@@ -126,7 +126,7 @@ type answer struct {
 	all        []*entry
 }
 
-// New reads the state and returns an Allocator that answers once Run runs.
+// New reads the state from the store and returns an Allocator. Calls wait until Run is called.
 func New(store Store, o Options) (*Allocator, error) {
 	if o.Lease < time.Second {
 		return nil, fmt.Errorf("lease: %s is shorter than a second", o.Lease)
@@ -150,13 +150,13 @@ func New(store Store, o Options) (*Allocator, error) {
 	return a, nil
 }
 
-// load builds the ledger from the store, and keeps the leases of the former ledger.
+// load builds the ledger from the store, and takes over the leases of the former ledger.
 func (a *Allocator) load() error {
 	contents, err := a.store.Load()
 	if err != nil {
 		return err
 	}
-	// The previous version stored leases. They continue as other leases, and are removed from the store.
+	// The previous version stored leases. They stay valid like all other leases, but are removed from the store.
 	var leases []*Allocation
 	contents.Allocations = slices.DeleteFunc(contents.Allocations, func(x *Allocation) bool {
 		if x.State == Leased {
@@ -197,7 +197,7 @@ func (a *Allocator) load() error {
 	return nil
 }
 
-// pools creates pools of the serving ranges; unless they are configured, there may be none.
+// pools creates a pool for each serving range. There may be no range, unless ranges are configured.
 func (a *Allocator) pools(ranges []netip.Prefix) ([]*pool.Pool, error) {
 	if a.o.Stored && len(ranges) == 0 {
 		return nil, nil
@@ -205,7 +205,7 @@ func (a *Allocator) pools(ranges []netip.Prefix) ([]*pool.Pool, error) {
 	return pool.New(a.o.Field, ranges, a.o.Exclude)
 }
 
-// formerRanges are the ranges that held addresses were taken from.
+// formerRanges returns the ranges from which held addresses were allocated.
 func formerRanges(held []*Allocation) []netip.Prefix {
 	ranges := map[netip.Prefix]struct{}{}
 	for _, h := range held {
@@ -216,10 +216,10 @@ func formerRanges(held []*Allocation) []netip.Prefix {
 	return slices.Collect(maps.Keys(ranges))
 }
 
-// Hub has the ranges of the node.
+// Hub returns the hub that distributes the ranges of the node.
 func (a *Allocator) Hub() *watch.Hub[netip.Prefix, Range] { return a.hub }
 
-// announce brings the hub up to the ledger.
+// announce updates the hub from the ledger.
 func (a *Allocator) announce() {
 	here := map[netip.Prefix]bool{}
 	for _, p := range a.ledger.pools {
@@ -239,8 +239,8 @@ func (a *Allocator) announce() {
 	}
 }
 
-// announcesTooMuch reports whether the hub has a range that no longer belongs to the node and has no allocated
-// addresses left.
+// announcesTooMuch reports whether the hub contains a range that no longer belongs to the node and has no allocated
+// addresses.
 func (a *Allocator) announcesTooMuch() bool {
 	return slices.ContainsFunc(a.ledger.pools, func(p *poolState) bool {
 		if !p.hidden() {
@@ -251,8 +251,8 @@ func (a *Allocator) announcesTooMuch() bool {
 	})
 }
 
-// Outside lists allocations with an address that the pools do not allow. They
-// are kept until they are released. To be called before Run.
+// Outside lists allocations with an address that the pools do not allow. They are kept until they are released. It must
+// be called before Run.
 func (a *Allocator) Outside() []*Allocation {
 	var out []*Allocation
 	for _, e := range a.ledger.held {
@@ -267,10 +267,10 @@ func (a *Allocator) Outside() []*Allocation {
 	return out
 }
 
-// Run serves until ctx ends, which is not an error, or until the store is lost.
+// Run handles calls and deadlines. It returns nil when ctx ends, and an error if the store is lost.
 func (a *Allocator) Run(ctx context.Context) error {
 	defer close(a.stopped)
-	// Commit the waits that the load shortened before anything else: otherwise repeated restarts would add up.
+	// First commit the deadlines that load has shortened. Otherwise each restart would extend the waits.
 	wait, err := a.serve(ctx, nil)
 	if err != nil {
 		return err
@@ -319,7 +319,7 @@ func (a *Allocator) serve(ctx context.Context, batch []*call) (time.Duration, er
 	err := a.commit(ctx, did)
 	switch {
 	case ranges && (err == nil || errors.Is(err, errInjectedAfter)):
-		// Allocations keep their deadlines, and the cursors are stored.
+		// The reloaded allocations keep their deadlines, and the search positions come from the store.
 		if lerr := a.load(); lerr != nil {
 			a.fail(batch, lerr)
 			return 0, lerr
@@ -328,10 +328,10 @@ func (a *Allocator) serve(ctx context.Context, batch []*call) (time.Duration, er
 			a.hub.Loaded()
 		}
 	case errors.Is(err, errInjectedAfter):
-		// Committed; only the answers are lost.
+		// The changes are committed; only the answers were not sent.
 	case err != nil:
-		// The changes in memory may or may not have been written, and the file may differ from memory. Reload the
-		// file.
+		// It is unknown whether the changes were written, so memory and the file may differ. Read the file
+		// again.
 		if a.o.Observe.Reloaded != nil {
 			a.o.Observe.Reloaded(err)
 		}
@@ -383,9 +383,9 @@ func (a *Allocator) serve(ctx context.Context, batch []*call) (time.Duration, er
 	return max(wait, at.Sub(a.o.Now())), nil
 }
 
-// decide executes calls in memory and returns those whose answers wait for the commit. An Allocate that returns a
-// lease, or no address, is answered here: if it depends on a change that is not committed in the end, a Confirm of
-// that lease is refused.
+// decide applies calls in memory, and returns the calls whose answers must wait for the commit. It answers an Allocate
+// that returns a lease or fails immediately. Such a lease may depend on a change whose commit then fails; in that case,
+// a Confirm of the lease is refused.
 func (a *Allocator) decide(
 	ctx context.Context, batch []*call, now time.Time, did *[verbAllocate]bool, last time.Time,
 ) (waiting []*call) {
@@ -419,11 +419,12 @@ func (a *Allocator) decide(
 	return waiting
 }
 
-// writable returns why the store accepts no writes. After a failed commit it tries to write, at most once a turn.
+// writable returns the reason for which the store accepts no writes. After a failed commit, it tries to write, at most
+// once per turn.
 func (a *Allocator) writable() error {
 	if a.Problem() != nil && !a.tried {
 		a.tried = true
-		_ = a.write(&Changes{}) // which is the problem, or its end
+		_ = a.write(&Changes{}) // records whether the problem persists
 	}
 	if err := a.Problem(); err != nil {
 		return fmt.Errorf("%w: %w", ErrStore, err)
@@ -431,15 +432,14 @@ func (a *Allocator) writable() error {
 	return nil
 }
 
-// spent notes that the loop was busy with an operation since began, and returns
-// the time now.
+// spent records how long the loop was busy with an operation since began, and returns the current time.
 func (a *Allocator) spent(operation string, began time.Time) time.Time {
 	now := time.Now()
 	a.times.Add(operation, now.Sub(began))
 	return now
 }
 
-// Busy returns for how long the loop was busy with each operation. It never waits for the loop.
+// Busy returns how long the loop was busy with each operation. It does not wait for the loop.
 func (a *Allocator) Busy() []looptime.Figures { return a.times.All() }
 
 func (a *Allocator) fail(batch []*call, err error) {
@@ -449,7 +449,7 @@ func (a *Allocator) fail(batch []*call, err error) {
 	}
 }
 
-// errInjectedAfter marks an injected error behind a commit that went well.
+// errInjectedAfter marks an error that a test has injected after a successful commit.
 var errInjectedAfter = errors.New("after the commit")
 
 func (a *Allocator) commit(ctx context.Context, did [verbAllocate]bool) error {
@@ -477,7 +477,7 @@ func (a *Allocator) commit(ctx context.Context, did [verbAllocate]bool) error {
 	return nil
 }
 
-// write commits changes and notes how that went.
+// write commits changes and records the result.
 func (a *Allocator) write(c *Changes) error {
 	began := time.Now()
 	err := a.store.Commit(c)
@@ -494,8 +494,8 @@ func (a *Allocator) write(c *Changes) error {
 	return nil
 }
 
-// Problem returns the error of the last commit, nil if it succeeded. While there is one, no address can be allocated
-// or released; Run tries the store again every second.
+// Problem returns the error of the last commit, nil if it succeeded. While it is not nil, no address can be allocated
+// or released; Run retries the store every second.
 func (a *Allocator) Problem() error {
 	if p := a.problem.Load(); p != nil {
 		return *p
@@ -523,7 +523,7 @@ func (a *Allocator) do(ctx context.Context, v verb, work func(*ledger, time.Time
 		return answer{}, context.Cause(ctx)
 	case <-a.stopped:
 	}
-	// Run may have answered with its last breath.
+	// Run may have answered the call just before it returned.
 	select {
 	case <-c.done:
 		return c.answer, c.err
@@ -532,9 +532,8 @@ func (a *Allocator) do(ctx context.Context, v verb, work func(*ledger, time.Time
 	}
 }
 
-// Allocate leases addresses to an owner, or renews its lease. Repeating it
-// gives the same addresses, unless the process ended in between. While the store
-// accepts no writes, which Confirm needs, there are no new leases.
+// Allocate leases addresses to an owner, or renews its lease. A repeated call returns the same addresses, unless the
+// process has ended in between. While the store accepts no writes, Allocate fails, because Confirm would need them.
 func (a *Allocator) Allocate(ctx context.Context, r Request) (*Allocation, error) {
 	got, err := a.do(ctx, verbAllocate, func(l *ledger, now time.Time) (answer, error) {
 		if !r.ValidateOnly && l.held[r.Owner] == nil {
@@ -549,7 +548,7 @@ func (a *Allocator) Allocate(ctx context.Context, r Request) (*Allocation, error
 }
 
 // Confirm makes a lease permanent if addrs are the addresses of the lease. When it returns nil, the allocation is on
-// stable storage. It returns ErrNotHeld if the lease, or the process that gave it, has ended, and ErrMismatch if the
+// stable storage. It returns ErrNotHeld if the lease, or the process that granted it, has ended, and ErrMismatch if the
 // owner has leased other addresses since.
 func (a *Allocator) Confirm(ctx context.Context, o workload.Owner, addrs []netip.Addr) (*Allocation, error) {
 	got, err := a.do(ctx, verbConfirm, func(l *ledger, now time.Time) (answer, error) {
@@ -559,7 +558,7 @@ func (a *Allocator) Confirm(ctx context.Context, o workload.Owner, addrs []netip
 	return got.allocation, err
 }
 
-// ValidateConfirm returns the result that Confirm would have, and changes nothing.
+// ValidateConfirm returns the result that Confirm would have. It changes nothing.
 func (a *Allocator) ValidateConfirm(ctx context.Context, o workload.Owner, addrs []netip.Addr) (*Allocation, error) {
 	got, err := a.do(ctx, verbList, func(l *ledger, now time.Time) (answer, error) {
 		allocation, err := l.confirmed(now, o, addrs)
@@ -568,7 +567,7 @@ func (a *Allocator) ValidateConfirm(ctx context.Context, o workload.Owner, addrs
 	return got.allocation, err
 }
 
-// ValidateRelease returns the result that Release would have, and changes nothing.
+// ValidateRelease returns the result that Release would have. It changes nothing.
 func (a *Allocator) ValidateRelease(ctx context.Context, o workload.Owner, only ...netip.Addr) (*Allocation, error) {
 	got, err := a.do(ctx, verbList, func(l *ledger, _ time.Time) (answer, error) {
 		if err := l.mayRelease(o, only); err != nil {
@@ -582,8 +581,8 @@ func (a *Allocator) ValidateRelease(ctx context.Context, o workload.Owner, only 
 	return got.allocation, err
 }
 
-// Release removes an owner's allocation and returns it; nil if it held nothing, which is not an error. If addresses
-// are given and the owner holds others, it keeps them, and the error is ErrMismatch.
+// Release removes an owner's allocation and returns it. If the owner has none, it returns nil and no error. If
+// addresses are given and the owner has different ones, Release removes nothing and returns ErrMismatch.
 func (a *Allocator) Release(ctx context.Context, o workload.Owner, only ...netip.Addr) (*Allocation, error) {
 	got, err := a.do(ctx, verbRelease, func(l *ledger, now time.Time) (answer, error) {
 		if err := l.mayRelease(o, only); err != nil {
@@ -594,7 +593,7 @@ func (a *Allocator) Release(ctx context.Context, o workload.Owner, only ...netip
 	return got.allocation, err
 }
 
-// List returns every allocation as of one point in time, sorted by owner.
+// List returns a consistent snapshot of all allocations, sorted by owner.
 func (a *Allocator) List(ctx context.Context) ([]*Allocation, error) {
 	got, err := a.do(ctx, verbList, func(l *ledger, _ time.Time) (answer, error) {
 		return answer{all: l.list()}, nil
@@ -623,8 +622,8 @@ func (a *Allocator) SetRanges(ctx context.Context, ranges []netip.Prefix) error 
 	return err
 }
 
-// SetRefused closes ranges that the cluster has given to another node, so that no new addresses are allocated from
-// them, and reopens all others. The list is stored, so a restart reopens none.
+// SetRefused closes the ranges in list, which the cluster has given to another node, and reopens all others. No new
+// addresses are allocated from a closed range. The list is stored, so the ranges stay closed after a restart.
 func (a *Allocator) SetRefused(ctx context.Context, list []Refusal) error {
 	_, err := a.do(ctx, verbRanges, func(l *ledger, _ time.Time) (answer, error) {
 		l.setRefused(list)
@@ -633,8 +632,8 @@ func (a *Allocator) SetRefused(ctx context.Context, list []Refusal) error {
 	return err
 }
 
-// SetReuse sets whether addresses wait at the end of their quarantine, and why. The addresses in free may be allocated
-// now; without asks, all.
+// SetReuse sets whether addresses must wait after their quarantine until the cluster frees them, and the reason. The
+// addresses in free may be allocated from now on. If asks is false, all may.
 func (a *Allocator) SetReuse(ctx context.Context, asks bool, free []netip.Addr, why string) error {
 	_, err := a.do(ctx, verbRanges, func(l *ledger, _ time.Time) (answer, error) {
 		l.setReuse(asks, free, why)
@@ -643,8 +642,9 @@ func (a *Allocator) SetReuse(ctx context.Context, asks bool, free []netip.Addr, 
 	return err
 }
 
-// Retire removes a serving range, unless it is primary, or an address of it is in use or in quarantine: then it
-// returns false. When it returns true, the removal is stored and no address of the range is allocated any more.
+// Retire removes a serving range. It returns false and removes nothing if the range is primary, or if an address of it
+// is in use or in quarantine. When it returns true, the removal is stored, and no further address of the range is
+// allocated.
 func (a *Allocator) Retire(ctx context.Context, p netip.Prefix) (retired bool, err error) {
 	_, err = a.do(ctx, verbRanges, func(l *ledger, _ time.Time) (answer, error) {
 		retired = l.retire(p)
@@ -653,8 +653,8 @@ func (a *Allocator) Retire(ctx context.Context, p netip.Prefix) (retired bool, e
 	return retired && err == nil, err
 }
 
-// Summary returns the figures as of the last answer. It never waits.
+// Summary returns the figures of all pools at the time of the last answer. It does not wait for the loop.
 func (a *Allocator) Summary() *Summary { return a.summary.Load() }
 
-// StateBytes is the size of the stored state.
+// StateBytes returns the size of the stored state in bytes.
 func (a *Allocator) StateBytes() int64 { return a.store.Size() }

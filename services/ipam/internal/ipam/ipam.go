@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package ipam decides who holds which address of this node.
+// Package ipam allocates the addresses of this node to owners.
 //
 // Allocate gives an owner one address per family as a lease. A lease that is not confirmed in time is freed. A
 // confirmed address stays until it is released; a released address is in quarantine before another owner gets it.
-// Confirmed and released addresses are on stable storage before the caller gets the answer. So a process that is
-// killed at any point neither forgets such an address nor gives it out twice. Leases are only in memory and end with
-// the process. The address may then be leased to another owner, and only the owner with the present lease can confirm
-// it.
+// Confirmed and released addresses are on stable storage before the caller gets the answer. So a process that is killed
+// at any point neither loses such an address nor allocates it twice. Leases exist only in memory and end with the
+// process. Their addresses may then be leased to other owners, and only the owner of the current lease can confirm an
+// address.
 //
-// The package knows Go values and the Store that it declares. It has never
-// heard of sockets, messages or files.
+// The package depends only on the Store that it declares, and not on sockets, messages or files.
 package ipam
 
 import (
@@ -31,22 +30,23 @@ const (
 	DefaultQuarantine = 60 * time.Second
 )
 
-// Sentinels, for callers that branch.
+// Errors that callers branch on.
 var (
 	// ErrExhausted: no address of a family is free. The error is an *ExhaustedError with the figures.
 	ErrExhausted = errors.New("no free address")
-	// ErrOtherContent: the owner holds addresses other than the requested ones.
+	// ErrOtherContent: the addresses of the owner differ from the requested ones.
 	ErrOtherContent = errors.New("the owner holds other addresses")
 	// ErrUnavailable means that a requested address is in use, in quarantine or is
 	// reserved.
 	ErrUnavailable = errors.New("the address is not available")
 	// ErrNoPool: a requested address or family has no pool.
 	ErrNoPool = errors.New("no pool")
-	// ErrNoRange: the node has no range to allocate from, not yet or no longer.
+	// ErrNoRange: the node has no range to allocate from, either not yet or no longer.
 	ErrNoRange = errors.New("this node has no range of addresses")
 	// ErrBadRequest: a request contradicts itself. The error is a *FieldError.
 	ErrBadRequest = errors.New("bad request")
-	// ErrNotHeld: the owner holds nothing. It never did, or its lease has ended, by time or with the process.
+	// ErrNotHeld: the owner has no addresses. It never had any, or its lease has expired or has ended with the
+	// process.
 	ErrNotHeld = errors.New("the owner holds no address")
 	// ErrMismatch: the addresses to confirm or release differ from the owner's addresses.
 	ErrMismatch = errors.New("the given addresses differ from the owner's addresses")
@@ -74,7 +74,7 @@ const (
 
 func (f Family) String() string { return fmt.Sprintf("IPv%d", uint8(f)) }
 
-// FamilyOf is the family of an address.
+// FamilyOf returns the family of an address.
 func FamilyOf(a netip.Addr) Family {
 	if a.Is4() {
 		return IPv4
@@ -82,7 +82,7 @@ func FamilyOf(a netip.Addr) Family {
 	return IPv6
 }
 
-// State is where an allocation is in its life. The numbers are stored.
+// State is the state of an allocation. The numbers are stored.
 type State uint8
 
 // The states.
@@ -101,7 +101,7 @@ func (s State) String() string {
 	return fmt.Sprintf("State(%d)", uint8(s))
 }
 
-// Address is an address and the length of the prefix it was taken from.
+// Address is an address, and the length of the prefix from which it was allocated.
 type Address struct {
 	Addr     netip.Addr
 	PoolBits int
@@ -113,7 +113,7 @@ type Allocation struct {
 	Addresses []Address      // one or two, IPv4 first
 	State     State
 	Expires   time.Time // of a lease; zero once confirmed
-	Manager   string    // who answers for it; empty: the datapath
+	Manager   string    // the program that manages the allocation; empty: the datapath
 }
 
 // Has reports whether the owner holds an address.
@@ -121,7 +121,7 @@ func (a *Allocation) Has(addr netip.Addr) bool {
 	return slices.ContainsFunc(a.Addresses, func(x Address) bool { return x.Addr == addr })
 }
 
-// List names the addresses for people.
+// List returns the addresses as text.
 func (a *Allocation) List() string {
 	s := ""
 	for i, x := range a.Addresses {
@@ -138,11 +138,11 @@ type Request struct {
 	Owner        workload.Owner
 	Families     []Family     // empty: every family that has a pool
 	Wanted       []netip.Addr // at most one per family
-	ValidateOnly bool         // answer, but lease nothing
+	ValidateOnly bool         // return the result, but create no lease
 	Manager      string       // see Allocation
 }
 
-// FieldError is an ErrBadRequest or ErrNoPool about one field of a request.
+// FieldError is an error about one field of a request. It wraps ErrBadRequest or ErrNoPool.
 type FieldError struct {
 	Field string // "families" or "requested_addresses[1]"
 	Text  string
@@ -151,18 +151,19 @@ type FieldError struct {
 
 func (e *FieldError) Error() string { return e.Field + ": " + e.Text }
 
-// Unwrap returns the sentinel.
+// Unwrap returns ErrBadRequest or ErrNoPool.
 func (e *FieldError) Unwrap() error { return e.Kind }
 
-// ExhaustedError is an ErrExhausted with the pools of the family.
+// ExhaustedError wraps ErrExhausted and contains the figures of the family's pools.
 type ExhaustedError struct {
 	Family Family
 	Pools  []Figures
-	// Waiting are the addresses of the family that were released and may not be allocated
-	// again yet, and Why is the reason.
+	// Waiting is the number of released addresses of the family that may not be allocated again yet, and Why is the
+	// reason.
 	Waiting uint64
 	Why     string
-	// NextFree is the earliest time at which an address of any family becomes free by itself; zero if none will.
+	// NextFree is the earliest time at which an address of any family becomes free without a release; zero if there
+	// is no such time.
 	NextFree time.Time
 }
 
@@ -188,23 +189,23 @@ func (e *ExhaustedError) Error() string {
 // Unwrap returns ErrExhausted.
 func (e *ExhaustedError) Unwrap() error { return ErrExhausted }
 
-// Range is a range of the node's addresses as others see it.
+// Range is a range of the node's addresses, as WatchPools describes it.
 type Range struct {
 	Prefix   netip.Prefix
-	Gateway  netip.Addr // the node's own address in it
-	Draining bool       // no new address is taken from it
-	Primary  bool       // its gateway is the node's overlay address; at most one range of a family
+	Gateway  netip.Addr // the node's own address in the range
+	Draining bool       // no new address is allocated from it
+	Primary  bool       // its gateway is the node's overlay address; set for at most one range of a family
 }
 
-// Refusal is a range that this node claims and, according to the cluster, does not have.
+// Refusal is a range that this node claims although it does not belong to the node according to the cluster.
 type Refusal struct {
 	Prefix netip.Prefix
 	Reason string // for people
-	// Kept means that the node keeps the range, and allocates no new addresses from it.
+	// Kept means that the node keeps the range, but allocates no new addresses from it.
 	Kept bool
 }
 
-// Figures are the fill of one pool. Counts are at most 2^64 - 1.
+// Figures contains the usage of one pool. Counts are at most 2^64 - 1.
 type Figures struct {
 	Prefix      netip.Prefix
 	Gateway     netip.Addr
@@ -213,16 +214,17 @@ type Figures struct {
 	Leased      uint64
 	Confirmed   uint64
 	Quarantined uint64
-	Free        uint64 // 0 while it drains, or is refused
+	Free        uint64 // 0 while the pool drains or is refused
 	Draining    bool
-	Refused     string // why no new address is taken from it; empty if the cluster does not refuse it
-	Primary     bool   // its gateway is the node's overlay address
+	// why the cluster refuses it, so that no new address is allocated from it; empty if it does not
+	Refused string
+	Primary bool // its gateway is the node's overlay address
 }
 
 // Serves reports whether new addresses are allocated from the pool.
 func (f *Figures) Serves() bool { return !f.Draining && f.Refused == "" }
 
-// Summary are the figures of all pools, as of the last answer.
+// Summary contains the figures of all pools at the time of the last answer.
 type Summary struct {
 	Pools []Figures
 	// Outside counts allocated addresses that no pool allows any more: a setting reserves them now, or their range is
@@ -230,36 +232,36 @@ type Summary struct {
 	Outside uint64
 	// Owners is the number of allocations.
 	Owners uint64
-	// Waiting are addresses whose quarantine is over and that other nodes may still map to an earlier endpoint; Why is
-	// the reason.
+	// Waiting contains the addresses whose quarantine is over, but which other nodes may still map to an earlier
+	// endpoint. Why is the reason for which they wait.
 	Waiting []netip.Addr
 	Why     string
 }
 
-// Quarantined is an address that was released and waits.
+// Quarantined is a released address, and when its quarantine ends.
 type Quarantined struct {
 	Addr  netip.Addr
 	Until time.Time
 }
 
-// Contents is everything that a Store holds.
+// Contents is the complete content of a Store.
 type Contents struct {
-	Allocations []*Allocation // confirmed; leased only if the previous version wrote them
+	Allocations []*Allocation // confirmed; the previous version also wrote leased ones
 	Quarantined []Quarantined
-	Cursors     map[netip.Prefix]netip.Addr // where the search in each pool continues
-	Serving     []netip.Prefix              // as SetRanges had them last, in order of use
-	Refused     []Refusal                   // as SetRefused had them last
-	Primary     []netip.Prefix              // at most one of a family, IPv4 first
+	Cursors     map[netip.Prefix]netip.Addr // where the search for a free address continues in each pool
+	Serving     []netip.Prefix              // argument of the last SetRanges, in order of use
+	Refused     []Refusal                   // argument of the last SetRefused
+	Primary     []netip.Prefix              // at most one per family, IPv4 first
 }
 
 // Changes is the content of one commit. Each key appears once, with its last value.
 type Changes struct {
 	Allocations map[workload.Owner]*Allocation // confirmed; nil removes
-	Quarantined map[netip.Addr]time.Time       // zero removes
+	Quarantined map[netip.Addr]time.Time       // a zero time removes the address
 	Cursors     map[netip.Prefix]netip.Addr
-	Serving     []netip.Prefix // replaces all; nil: unchanged
-	Refused     []Refusal      // replaces all; nil: unchanged
-	Primary     []netip.Prefix // replaces all; nil: unchanged
+	Serving     []netip.Prefix // replaces the whole list; nil: unchanged
+	Refused     []Refusal      // replaces the whole list; nil: unchanged
+	Primary     []netip.Prefix // replaces the whole list; nil: unchanged
 }
 
 // Empty reports whether there is nothing to write.
@@ -268,14 +270,14 @@ func (c *Changes) Empty() bool {
 		c.Serving == nil && c.Refused == nil && c.Primary == nil
 }
 
-// Store keeps the state. It is used by one goroutine at a time, but for Size.
+// Store stores the state. It is used by one goroutine at a time, except for Size.
 type Store interface {
 	// Load reads everything.
 	Load() (*Contents, error)
-	// Commit makes all changes durable, or none, before it returns. After an error the caller must load again, because
-	// it is uncertain whether they were written; after ErrStoreLost it must stop. Empty changes test whether the store
-	// takes changes, which it does not while the disk is full.
+	// Commit makes all changes durable, or none, before it returns. After an error, the caller must call Load
+	// again, because it is unknown whether the changes were written. After ErrStoreLost, it must end the process. A
+	// commit of empty changes tests whether the store accepts changes, which it does not while the disk is full.
 	Commit(*Changes) error
-	// Size is how many bytes the state takes.
+	// Size returns the size of the stored state in bytes.
 	Size() int64
 }

@@ -15,56 +15,57 @@ import (
 	"github.com/sluice-net/sluice/services/ipam/internal/pool"
 )
 
-// ledger is the state in memory and the rules of its changes. It writes nothing: takeChanges returns the changes since
-// its last call, to be committed. Only one goroutine may use it.
+// ledger contains the state in memory, and the rules for changing it. It does not write to the store: takeChanges
+// returns the changes since its last call, which the caller commits. Only one goroutine may use it.
 type ledger struct {
 	lease, rest time.Duration
-	families    []Family // of a request without families; empty: the serving ones
+	families    []Family // default for requests without families; empty: the families of the serving ranges
 	pools       []*poolState
 	held        map[workload.Owner]*entry
-	all         []*entry // of held, in no order: a listing is one copy
+	all         []*entry // the entries of held in no order, so that a listing is one copy
 	addrs       map[netip.Addr]use
 	leases      agenda[workload.Owner]
 	rests       agenda[netip.Addr]
-	primary     []netip.Prefix // at most one of a family, IPv4 first; not all need be among pools
-	moved       bool           // the store has another primary
+	primary     []netip.Prefix // at most one per family, IPv4 first; not all of them need be in pools
+	moved       bool           // primary differs from the primary ranges in the store
 	outside     uint64
 	changes     Changes
-	// asks means that the end of its quarantine does not free an address: it waits for reuse.
+	// asks means that an address is not free at the end of its quarantine, but waits until reuse is called.
 	asks    bool
-	waiting agenda[netip.Addr] // by the end of their quarantine
-	why     string             // why waiting addresses are not reused, for messages
+	waiting agenda[netip.Addr] // sorted by the end of their quarantine
+	why     string             // why the addresses in waiting may not be reused, for messages
 }
 
 type poolState struct {
 	*pool.Pool
 	draining                       bool
-	refused                        string     // why the cluster refuses it; empty: it does not
-	kept                           bool       // it is the node's although it is refused
-	stored                         netip.Addr // the cursor in the store
+	refused                        string     // why the cluster refuses the range; empty: it does not
+	kept                           bool       // the range belongs to the node although it is refused
+	stored                         netip.Addr // search position in the store
 	leased, confirmed, quarantined uint64
-	rested                         agenda[netip.Addr] // free, by the end of their quarantine
+	// free addresses that were used before, sorted by the end of their quarantine
+	rested agenda[netip.Addr]
 }
 
 type entry struct {
 	*Allocation
-	expiry *deadline[workload.Owner] // nil once confirmed
+	expiry *deadline[workload.Owner] // nil if confirmed
 	index  int                       // in ledger.all
 }
 
 // use is the state of an address that has or had an owner.
 type use struct {
 	owner  workload.Owner
-	rest   *deadline[netip.Addr] // it is in quarantine, or waits after that
-	rested *deadline[netip.Addr] // it is free, and was released before
+	rest   *deadline[netip.Addr] // set while the address is in quarantine or waits after that
+	rested *deadline[netip.Addr] // set if the address is free and was used before
 }
 
 // newLedger builds the index of the stored content and the leases, which are not stored. It omits leases whose owner
 // or address is in the store. The former pools drain.
 //
-// Stored times are wall clock times, and the clock may have been set while the process was down. No wait starts again,
-// and none is longer than the configuration allows. A later deadline was written under another clock or configuration;
-// it is shortened, durably.
+// Stored times are wall clock times, and the clock may have been set while the process was down. A deadline is not
+// extended by a restart, and is never later than the configuration allows. A later deadline was written with another
+// clock or configuration; it is moved to the earlier time, also in the store.
 func newLedger(
 	serving, former []*pool.Pool, c *Contents, leases []*Allocation, lease, rest time.Duration, now time.Time,
 ) (*ledger, error) {
@@ -122,7 +123,7 @@ func newLedger(
 	return l, nil
 }
 
-// hold enters an allocation with its addresses.
+// hold adds an allocation, and marks its addresses as taken.
 func (l *ledger) hold(a *Allocation) {
 	l.enter(a)
 	for _, x := range a.Addresses {
@@ -133,8 +134,7 @@ func (l *ledger) hold(a *Allocation) {
 	}
 }
 
-// goOn continues the search in each pool where it was, with the order of the addresses that
-// were released.
+// goOn restores the search position of each pool and the order of its released addresses.
 func (l *ledger) goOn(pools []*poolState) {
 	for _, p := range l.pools {
 		for _, q := range pools {
@@ -152,7 +152,7 @@ func (l *ledger) goOn(pools []*poolState) {
 	}
 }
 
-// leased are the allocations that are not confirmed.
+// leased returns the allocations that are not confirmed.
 func (l *ledger) leased() (leases []*Allocation) {
 	for _, e := range l.all {
 		if e.State == Leased {
@@ -162,8 +162,7 @@ func (l *ledger) leased() (leases []*Allocation) {
 	return leases
 }
 
-// serving are the ranges that new addresses are taken from, unless the cluster
-// refuses them.
+// serving returns the ranges from which new addresses are allocated, unless the cluster refuses them.
 func (l *ledger) serving() (ranges []netip.Prefix) {
 	ranges = []netip.Prefix{}
 	for _, p := range l.pools {
@@ -206,9 +205,10 @@ func (l *ledger) retire(prefix netip.Prefix) bool {
 	return false
 }
 
-// choosePrimary keeps the primary range of each family while the node has it. Otherwise the first serving range in the
-// order of use becomes primary, or else a draining one. A family without ranges keeps its primary range in case it
-// comes back. The choice depends only on stored and configured data, so it needs no commit of its own.
+// choosePrimary chooses the primary range of each family. The present one stays primary while the node has it.
+// Otherwise the first serving range in the order of use becomes primary, or else a draining one. If a family has no
+// range, its primary range is kept in case it comes back. The choice depends only on stored and configured data, so it
+// needs no commit of its own.
 func (l *ledger) choosePrimary() {
 	var next []netip.Prefix
 	for _, f := range []Family{IPv4, IPv6} {
@@ -235,7 +235,7 @@ func (l *ledger) choosePrimary() {
 
 func (l *ledger) isPrimary(p *poolState) bool { return slices.Contains(l.primary, p.Prefix()) }
 
-// setRefused notes which ranges the cluster refuses.
+// setRefused records which ranges the cluster refuses.
 func (l *ledger) setRefused(list []Refusal) {
 	same := func(p *poolState) bool {
 		for _, r := range list {
@@ -253,20 +253,20 @@ func (l *ledger) setRefused(list []Refusal) {
 	}
 }
 
-// dropEmptied removes draining ranges without allocated addresses, and reports whether there was one.
+// dropEmptied removes draining ranges that have no allocated addresses, and reports whether it removed one.
 func (l *ledger) dropEmptied() bool {
 	n := len(l.pools)
 	l.pools = slices.DeleteFunc(l.pools, func(p *poolState) bool { return p.draining && p.held() == 0 })
 	return len(l.pools) < n
 }
 
-// soonest returns the stored time as one of this process's clock, or the
-// latest that is allowed, and whether it was later than that.
+// soonest converts a stored time to the clock of this process. If it is later than the latest allowed time, soonest
+// returns that time and true.
 func soonest(stored, now time.Time, most time.Duration) (time.Time, bool) {
 	if limit := now.Add(most); stored.After(limit) {
 		return limit, true
 	}
-	// Counted from now, so that the running clock and not the wall decides.
+	// Add the duration to the current time, so that the monotonic clock counts and not the wall clock.
 	return now.Add(stored.Sub(now)), false
 }
 
@@ -281,8 +281,8 @@ func (l *ledger) changed() *Changes {
 	return &l.changes
 }
 
-// takeChanges returns the changes to commit, with the cursors and primary ranges that moved since the last call. These
-// need no commit of their own.
+// takeChanges returns the changes to commit. It adds the search positions and primary ranges that have changed since
+// the last call, but these do not require a commit by themselves.
 func (l *ledger) takeChanges() *Changes {
 	c := l.changes
 	l.changes = Changes{}
@@ -300,7 +300,7 @@ func (l *ledger) takeChanges() *Changes {
 	return &c
 }
 
-// poolFor returns the pool that may give out an address; nil without such a pool.
+// poolFor returns the pool from which an address may be allocated, or nil.
 func (l *ledger) poolFor(a netip.Addr) *poolState {
 	for _, p := range l.pools {
 		if p.Contains(a) {
@@ -313,7 +313,7 @@ func (l *ledger) poolFor(a netip.Addr) *poolState {
 	return nil
 }
 
-// enter puts an allocation into the index.
+// enter adds an allocation to the index.
 func (l *ledger) enter(a *Allocation) {
 	e := &entry{Allocation: a, index: len(l.all)}
 	l.all = append(l.all, e)
@@ -324,7 +324,7 @@ func (l *ledger) enter(a *Allocation) {
 	l.count(a, 1)
 }
 
-// leave takes an allocation out of the index, but not its addresses.
+// leave removes an allocation from the index. Its addresses stay taken.
 func (l *ledger) leave(e *entry) {
 	l.leases.remove(e.expiry)
 	delete(l.held, e.Owner)
@@ -335,7 +335,7 @@ func (l *ledger) leave(e *entry) {
 	l.count(e.Allocation, ^uint64(0))
 }
 
-// count adds n, which is 1 or its negative, to the figures of an allocation.
+// count adds n, which is 1 or -1, to the counts of an allocation's addresses.
 func (l *ledger) count(a *Allocation, n uint64) {
 	for _, x := range a.Addresses {
 		switch p := l.poolFor(x.Addr); {
@@ -349,7 +349,7 @@ func (l *ledger) count(a *Allocation, n uint64) {
 	}
 }
 
-// replace puts another version of an allocation into the index.
+// replace replaces an allocation in the index by a new version.
 func (l *ledger) replace(a *Allocation) {
 	if e := l.held[a.Owner]; e != nil {
 		l.leave(e)
@@ -357,7 +357,7 @@ func (l *ledger) replace(a *Allocation) {
 	l.enter(a)
 }
 
-// lay puts an address to rest in the index.
+// lay records in the index that an address is in quarantine.
 func (l *ledger) lay(a netip.Addr, until time.Time) {
 	l.addrs[a] = use{rest: l.rests.add(until, a)}
 	if p := l.poolFor(a); p != nil {
@@ -365,7 +365,7 @@ func (l *ledger) lay(a netip.Addr, until time.Time) {
 	}
 }
 
-// free gives an address back to its pool.
+// free returns an address to its pool.
 func (l *ledger) free(a netip.Addr) {
 	delete(l.addrs, a)
 	if p := l.poolFor(a); p != nil {
@@ -373,7 +373,7 @@ func (l *ledger) free(a netip.Addr) {
 	}
 }
 
-// allocate answers a request. It changes nothing after an error, or if it only validates.
+// allocate answers a request. If it fails or only validates, it changes nothing.
 func (l *ledger) allocate(now time.Time, r Request) (*Allocation, error) {
 	if err := r.Owner.Check(); err != nil {
 		return nil, &FieldError{Field: "owner", Text: err.Error(), Kind: ErrBadRequest}
@@ -411,7 +411,7 @@ func (l *ledger) allocate(now time.Time, r Request) (*Allocation, error) {
 		p.rested.remove(l.addrs[x.Addr].rested)
 		p.Take(x.Addr)
 		l.addrs[x.Addr] = use{owner: r.Owner}
-		// A requested address does not show where free addresses are, so the cursor does not move.
+		// A requested address says nothing about where free addresses are, so the search position stays.
 		if !wanted[FamilyOf(x.Addr)].IsValid() {
 			p.Advance(x.Addr)
 		}
@@ -420,8 +420,8 @@ func (l *ledger) allocate(now time.Time, r Request) (*Allocation, error) {
 	return next, nil
 }
 
-// resolve checks a request against itself and the pools. The families come in
-// the order IPv4, IPv6.
+// resolve checks that a request is consistent and that pools for it exist. It returns the families in the order IPv4,
+// IPv6.
 func (l *ledger) resolve(r Request) ([]Family, map[Family]netip.Addr, error) {
 	has := func(f Family) bool {
 		return slices.ContainsFunc(l.pools, func(p *poolState) bool { return p.serves(f) })
@@ -457,7 +457,8 @@ func (l *ledger) resolve(r Request) ([]Family, map[Family]netip.Addr, error) {
 		case len(r.Families) > 0 && !slices.Contains(families, f):
 			return nil, nil, bad(ErrBadRequest, "%s is of %s, which families does not ask for", a, f)
 		default:
-			// Addresses that the owner already holds need no pool: the configuration may have changed since.
+			// Addresses that the owner already has need no pool, because the configuration may have changed
+			// since.
 			held := l.held[r.Owner]
 			inPool := slices.ContainsFunc(l.pools, func(p *poolState) bool { return p.Contains(a) })
 			if held == nil && !inPool {
@@ -469,7 +470,7 @@ func (l *ledger) resolve(r Request) ([]Family, map[Family]netip.Addr, error) {
 	return families, wanted, nil
 }
 
-// expects reports whether the node should have a range of a family, although none serves.
+// expects reports whether the node should have a range of a family, even if none serves.
 func (l *ledger) expects(f Family) bool {
 	return slices.Contains(l.families, f) ||
 		slices.ContainsFunc(l.pools, func(p *poolState) bool {
@@ -477,7 +478,7 @@ func (l *ledger) expects(f Family) bool {
 		})
 }
 
-// noRange returns an ErrNoRange that names the refused ranges of a family; of all families if it is 0.
+// noRange returns an ErrNoRange that names the refused ranges of a family, or of all families if f is 0.
 func (l *ledger) noRange(f Family) error {
 	err := ErrNoRange
 	if f != 0 {
@@ -512,7 +513,7 @@ func sameContent(a *Allocation, r Request) error {
 	return nil
 }
 
-// choose selects an address of a family, without allocating it.
+// choose selects a free address of a family, but does not allocate it.
 func (l *ledger) choose(f Family, wanted netip.Addr) (netip.Addr, *poolState, error) {
 	if wanted.IsValid() {
 		p := l.poolFor(wanted)
@@ -546,7 +547,7 @@ func (l *ledger) choose(f Family, wanted netip.Addr) (netip.Addr, *poolState, er
 		if a, ok := p.Next(); ok {
 			return a, p, nil
 		}
-		// Every address was in use before: take the one that was released longest ago.
+		// Every address was used before, so take the one that was released first.
 		if d := p.rested.first(); d != nil {
 			return d.key, p, nil
 		}
@@ -579,7 +580,7 @@ func (l *ledger) confirm(now time.Time, o workload.Owner, addrs []netip.Addr) (*
 	return next, err
 }
 
-// confirmed returns the result of confirm, and changes nothing.
+// confirmed returns the result that confirm would have. It changes nothing.
 func (l *ledger) confirmed(now time.Time, o workload.Owner, addrs []netip.Addr) (*Allocation, error) {
 	e := l.held[o]
 	if e == nil || e.State == Leased && !now.Before(e.Expires) {
@@ -601,8 +602,9 @@ func sameAddresses(held []Address, given []netip.Addr) bool {
 	return !slices.ContainsFunc(held, func(x Address) bool { return !slices.Contains(given, x.Addr) })
 }
 
-// release removes an owner's allocation and returns it; nil if it held nothing. Confirmed addresses go into
-// quarantine. Leased ones do not: a datapath confirms before it configures, so no container has used them.
+// release removes an owner's allocation and returns it; nil if the owner has none. Confirmed addresses are then in
+// quarantine. Leased addresses need no quarantine: a datapath confirms an address before it configures it, so no
+// container has used them.
 func (l *ledger) release(now time.Time, o workload.Owner) *Allocation {
 	e := l.held[o]
 	if e == nil {
@@ -623,8 +625,8 @@ func (l *ledger) release(now time.Time, o workload.Owner) *Allocation {
 	return e.Allocation
 }
 
-// mayRelease refuses to release other addresses of an owner than the given ones; if none are given, any. An owner
-// without addresses loses nothing.
+// mayRelease returns ErrMismatch if addresses are given and the owner's addresses differ from them. If the owner has no
+// addresses, it returns nil.
 func (l *ledger) mayRelease(o workload.Owner, only []netip.Addr) error {
 	if e := l.held[o]; e != nil && len(only) > 0 && !sameAddresses(e.Addresses, only) {
 		return fmt.Errorf("release %s: it holds %s, given were %v: %w", o, e.List(), only, ErrMismatch)
@@ -643,8 +645,8 @@ func (l *ledger) drop(e *entry) {
 	}
 }
 
-// expire ends leases and rests that are due, at most n of them, and returns
-// how many there were of each and whether everything due is done.
+// expire ends leases and quarantines that are due, at most n in total. It returns how many of each it ended, and
+// whether all that were due are done.
 func (l *ledger) expire(now time.Time, n int) (leases, rests int, done bool) {
 	for ; n > 0; n-- {
 		if d := l.leases.first(); d != nil && !now.Before(d.at) {
@@ -653,7 +655,7 @@ func (l *ledger) expire(now time.Time, n int) (leases, rests int, done bool) {
 		} else if d := l.rests.first(); d != nil && !now.Before(d.at) {
 			l.rests.remove(d)
 			if l.asks {
-				// Its record stays in the store: after a restart it waits again.
+				// Its record stays in the store, so that it waits again after a restart.
 				l.addrs[d.key] = use{rest: l.waiting.add(d.at, d.key)}
 				continue
 			}
@@ -669,7 +671,7 @@ func (l *ledger) expire(now time.Time, n int) (leases, rests int, done bool) {
 // notAsked is the reason for messages about waiting addresses until the first call of SetReuse.
 const notAsked = "sluice-identity has not answered yet whether other nodes still use released addresses"
 
-// reuse frees an address that was in quarantine.
+// reuse frees an address after its quarantine.
 func (l *ledger) reuse(d *deadline[netip.Addr]) {
 	l.changed().Quarantined[d.key] = time.Time{}
 	p := l.poolFor(d.key)
@@ -678,12 +680,12 @@ func (l *ledger) reuse(d *deadline[netip.Addr]) {
 		return
 	}
 	p.quarantined--
-	// It is free, but stays taken in the pool: addresses without a former owner come first.
+	// The address is free, but stays taken in the pool, so that addresses that were never used are allocated first.
 	l.addrs[d.key] = use{rested: p.rested.add(d.at, d.key)}
 }
 
-// setReuse sets whether addresses wait at the end of their quarantine, and why. It frees the given ones of the waiting
-// addresses, or all of them if addresses no longer wait.
+// setReuse sets whether addresses wait after their quarantine, and the reason. It frees the waiting addresses that are
+// in free, or all of them if asks is false.
 func (l *ledger) setReuse(asks bool, free []netip.Addr, why string) {
 	l.asks, l.why = asks, why
 	for _, a := range free {
@@ -698,7 +700,7 @@ func (l *ledger) setReuse(asks bool, free []netip.Addr, why string) {
 	}
 }
 
-// next returns the time of the next expiry; false without deadlines.
+// next returns the time of the next deadline; false without deadlines.
 func (l *ledger) next() (time.Time, bool) {
 	lease, rest := l.leases.first(), l.rests.first()
 	switch {
@@ -715,14 +717,13 @@ func (p *poolState) serves(f Family) bool {
 	return !p.draining && p.refused == "" && p.Is4() == (f == IPv4)
 }
 
-// lost reports whether the range is not the node's any more.
+// lost reports whether the range no longer belongs to the node.
 func (p *poolState) lost() bool { return p.refused != "" && !p.kept }
 
-// hidden reports whether the datapath is not to know of the range: it is lost, and no owner
-// holds an address of it.
+// hidden reports whether the range is hidden from the datapath, because it is lost and no owner has an address of it.
 func (p *poolState) hidden() bool { return p.lost() && p.held() == 0 }
 
-// held counts the addresses that owners hold.
+// held returns the number of addresses that owners have.
 func (p *poolState) held() uint64 { return p.leased + p.confirmed }
 
 func (p *poolState) figures() Figures {
@@ -752,6 +753,6 @@ func (l *ledger) summary() *Summary {
 	return s
 }
 
-// list returns every entry, in no order. Allocations do not change; entries are
-// not to be looked at otherwise.
+// list returns all entries in no order. The caller may read their allocations, which are immutable, but no other
+// fields.
 func (l *ledger) list() []*entry { return slices.Clone(l.all) }

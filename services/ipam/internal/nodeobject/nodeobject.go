@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package nodeobject takes the ranges of this machine from spec.podCIDRs of its
-// Node object, and notes on the object which ranges are in use, and whether they have
-// addresses for new pods.
+// Package nodeobject reads the ranges of this machine from spec.podCIDRs of its Node object. In annotations of the
+// object, it publishes which ranges are in use, and whether they have addresses for new pods.
 //
-// It reads and writes no other object. Of its own it writes three annotations,
-// sets the condition NetworkUnavailable to False where it is True, and removes
-// the taint node.sluice.io/not-ready.
+// It reads and writes no other object. It writes three annotations, sets the condition NetworkUnavailable from True to
+// False, and removes the taint node.sluice.io/not-ready.
 package nodeobject
 
 import (
@@ -43,23 +41,22 @@ const (
 	notReadyTaint      = "node.sluice.io/not-ready"
 )
 
-// Field names the ranges in errors.
+// Field is the name of the ranges in errors.
 const Field = "spec.podCIDRs"
 
-// missingFor is how long a Node may be without ranges before that is called an
-// error of the cluster.
+// missingFor is how long a Node may have no ranges before this is reported as an error of the cluster.
 const missingFor = 30 * time.Second
 
-// errUnread: the API server has neither answered nor failed.
+// errUnread means that the API server has neither answered nor failed yet.
 var errUnread = errors.New("was not read yet")
 
-// maxLabels is the limit of identity's RegisterNode.
+// maxLabels is the maximum number of labels that identity's RegisterNode accepts.
 const maxLabels = 1000
 
-// retryEvery is the pause after something that failed.
+// retryEvery is the pause after a failure.
 const retryEvery = 2 * time.Second
 
-// Ranges are the ranges that ipam serves.
+// Ranges gives access to the ranges of ipam.
 type Ranges interface {
 	SetRanges(ctx context.Context, ranges []netip.Prefix) error
 	Hub() *watch.Hub[netip.Prefix, ipam.Range]
@@ -69,13 +66,13 @@ type Ranges interface {
 type Addresses interface {
 	Note() podrange.Note
 	Changed() <-chan struct{}
-	// Adopt takes over the note in the object from an earlier process.
+	// Adopt takes over the note that an earlier process has written to the object.
 	Adopt(podrange.Note)
 }
 
 // Options of a Node.
 type Options struct {
-	Name      string // of the object
+	Name      string // name of the object
 	Ranges    Ranges
 	Addresses Addresses
 	// Report is called when the reason why no range serves changes: with that reason, or with nil once a range serves.
@@ -91,27 +88,27 @@ type Node struct {
 	wake   chan struct{}
 
 	mu       sync.Mutex
-	object   *object   // guarded by mu; nil: it does not exist, or nothing is known
-	complete bool      // guarded by mu; it was listed
-	away     error     // guarded by mu; why the API does not give it
+	object   *object   // guarded by mu; nil: it does not exist, or is not known yet
+	complete bool      // guarded by mu; the Node was listed
+	away     error     // guarded by mu; why the API server does not deliver it
 	problem  error     // guarded by mu; why no range serves
-	missing  time.Time // guarded by mu; since when
+	missing  time.Time // guarded by mu; time since which no range serves
 
 	logged string // of the loop
 }
 
-// object is the stored part of a Node.
+// object contains the fields of a Node that are kept.
 type object struct {
 	uid, version       string
 	podCIDRs           []string
 	labels             map[string]string
 	serving, draining  string // annotations
-	addresses          string // the annotation of package podrange
+	addresses          string // annotation of package podrange
 	networkUnavailable bool
-	taint              int // its index, -1 without it
+	taint              int // its index; -1 if the Node does not have it
 }
 
-// New returns a Node that does nothing before Run.
+// New returns a Node, which does nothing until Run is called.
 func New(c *kube.Client, o Options) (*Node, error) {
 	client, err := c.REST(corev1.SchemeGroupVersion, corev1.AddToScheme)
 	if err != nil {
@@ -120,7 +117,7 @@ func New(c *kube.Client, o Options) (*Node, error) {
 	return &Node{Options: o, api: c, client: client, wake: make(chan struct{}, 1), missing: time.Now()}, nil
 }
 
-// trim implements kube.Kind.
+// trim implements kube.Kind: it keeps only the needed fields of an object.
 func trim(o runtime.Object) *object {
 	n := o.(*corev1.Node)
 	kept := &object{
@@ -168,7 +165,7 @@ func (n *Node) note(change func()) {
 }
 
 // Labels returns the labels of the object, by key; ok is false while the object is unknown or does not exist. If the
-// object has more labels than identity accepts, Labels returns none. They must not be changed.
+// object has more labels than identity accepts, Labels returns none. The caller must not change the map.
 func (n *Node) Labels() (labels map[string]string, ok bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -176,12 +173,12 @@ func (n *Node) Labels() (labels map[string]string, ok bool) {
 	case n.object == nil:
 		return nil, false
 	case len(n.object.labels) > maxLabels:
-		return nil, true // without ranges the node would have no pods for it
+		return nil, true // without ranges, labels are not needed: the node has no pods
 	}
 	return n.object.labels, true
 }
 
-// Problem returns why no range serves; nil if one does.
+// Problem returns the reason for which no range serves; nil if one does.
 func (n *Node) Problem() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -216,7 +213,7 @@ func (n *Node) Run(ctx context.Context) error {
 		ranges, addresses := n.Ranges.Hub().Changed(), n.Addresses.Changed()
 		var again <-chan time.Time
 		if !n.step(ctx) {
-			again = time.After(retryEvery) // Problem depends on the time
+			again = time.After(retryEvery) // Problem also depends on the time
 		}
 		select {
 		case <-n.wake:
@@ -240,7 +237,7 @@ func (n *Node) step(ctx context.Context) (done bool) {
 		var ranges []netip.Prefix
 		ranges, why = n.wanted(o)
 		if err := n.Ranges.SetRanges(ctx, ranges); err != nil {
-			// The Node's former ranges no longer belong to it, even without a replacement.
+			// The former ranges no longer belong to the Node, even if it has no new ones.
 			why = errors.Join(fmt.Errorf("the Node %s: %w", n.Name, err), n.Ranges.SetRanges(ctx, nil))
 		}
 	}
@@ -265,7 +262,7 @@ func (n *Node) step(ctx context.Context) (done bool) {
 	return why == nil
 }
 
-// wanted returns the ranges of an object, or why it has none.
+// wanted returns the ranges of an object, or the reason for which it has none.
 func (n *Node) wanted(o *object) (ranges []netip.Prefix, why error) {
 	switch {
 	case o == nil:
@@ -297,7 +294,7 @@ func (n *Node) ranges() (serving, draining []string) {
 	return serving, draining
 }
 
-// report notes why no range serves, nil if one does.
+// report records the reason for which no range serves; nil if one does.
 func (n *Node) report(why error) {
 	n.mu.Lock()
 	before := n.problem
@@ -309,14 +306,14 @@ func (n *Node) report(why error) {
 	n.Report(n.Problem())
 	switch {
 	case why == nil || before != nil && before.Error() == why.Error():
-	case errors.Is(why, errUnread): // as at every first start
+	case errors.Is(why, errUnread): // this is so at every first start
 		n.Log.Info("waiting for the Node", log.Err(why))
 	default:
 		n.Log.Warn("no range of addresses serves", log.Err(why))
 	}
 }
 
-// complain logs an error, unless it was the last one logged.
+// complain logs an error, unless the same error was logged last.
 func (n *Node) complain(err error) {
 	if err.Error() != n.logged {
 		n.logged = err.Error()
@@ -324,7 +321,7 @@ func (n *Node) complain(err error) {
 	}
 }
 
-// addresses is the annotation of package podrange that the object should have.
+// addresses returns the annotation of package podrange that the object should have.
 func (n *Node) addresses(o *object) string {
 	note := n.Addresses.Note()
 	if note.State == "" {
@@ -334,7 +331,7 @@ func (n *Node) addresses(o *object) string {
 		return o.addresses
 	}
 	if note.State == podrange.Available && o.addresses == "" {
-		return "" // a new Node has had no shortage
+		return "" // a new Node has never had a shortage
 	}
 	return note.String()
 }
@@ -342,8 +339,8 @@ func (n *Node) addresses(o *object) string {
 // annotations are the annotations of the object; empty: absent.
 type annotations struct{ serving, draining, addresses string }
 
-// write patches the object where it differs from the notes. Every patch contains the object's uid, so that another
-// object of the same name is not changed.
+// write patches the parts of the object that differ from the notes. Every patch contains the object's uid, so that
+// another object of the same name is not changed.
 func (n *Node) write(ctx context.Context, o *object, notes annotations) error {
 	var errs []error
 	if notes != (annotations{o.serving, o.draining, o.addresses}) {
@@ -376,7 +373,7 @@ func (n *Node) write(ctx context.Context, o *object, notes annotations) error {
 	return errors.Join(errs...)
 }
 
-// orNull is null, which removes an annotation, for an empty text.
+// orNull returns null, which removes an annotation, for an empty text.
 func orNull(text string) any {
 	if text == "" {
 		return nil

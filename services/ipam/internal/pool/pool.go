@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package pool holds ranges of addresses: which of a range are taken, which
-// may never be allocated, and which comes next.
+// Package pool represents ranges of addresses. For each range, it stores which addresses are taken and which may never
+// be allocated, and selects the next free address.
 //
 // It only does arithmetic on addresses: it has no owners, times or files. A Pool is not safe for concurrent use.
 package pool
@@ -28,13 +28,13 @@ type Pool struct {
 	gateway   netip.Addr
 	hostBits  int
 	nReserved u128
-	nTaken    u128  // without the reserved ones
+	nTaken    u128  // not counting reserved addresses
 	reserved  *tree // never allocated
 	taken     *tree // allocated, quarantined or reserved
-	cursor    u128  // the search for a free address begins here
+	cursor    u128  // where the search for a free address begins
 }
 
-// refused are ranges that no pod can have, with the reason.
+// refused lists ranges that pods cannot use, with the reasons.
 var refused = []struct {
 	prefix netip.Prefix
 	what   string
@@ -49,8 +49,8 @@ var refused = []struct {
 	{netip.MustParsePrefix("ff00::/8"), "the multicast range ff00::/8"},
 }
 
-// ParseRanges reads and checks CIDRs of the configuration field of that name.
-// The error holds every problem, each with the field and index.
+// ParseRanges reads and checks CIDRs of the configuration field of that name. The error contains all problems, each
+// with the field and the index.
 func ParseRanges(field string, cidrs []string) ([]netip.Prefix, error) {
 	var errs []error
 	if len(cidrs) > MaxPools {
@@ -85,7 +85,7 @@ func ParseExclusions(field string, list []string) ([]netip.Prefix, error) {
 			p, err = netip.ParsePrefix(s)
 		} else {
 			var a netip.Addr
-			// A zone would be lost in the prefix without a word.
+			// A prefix cannot have a zone, so a zone would be lost silently.
 			if a, err = netip.ParseAddr(s); err == nil && a.Zone() == "" {
 				p = netip.PrefixFrom(a, a.BitLen())
 			}
@@ -168,8 +168,8 @@ func New(field string, ranges, exclude []netip.Prefix) ([]*Pool, error) {
 	return pools, nil
 }
 
-// Former returns pools of former ranges. Of overlapping ranges it uses only the largest. It omits ranges that overlap
-// a serving one or could not be a pool. There are at most MaxPools.
+// Former returns at most MaxPools pools of former ranges. If ranges overlap, it uses only the largest. It omits ranges
+// that overlap a serving range or that cannot be a pool.
 func Former(ranges, serving, exclude []netip.Prefix) []*Pool {
 	var pools []*Pool
 	ranges = slices.SortedFunc(slices.Values(ranges), func(a, b netip.Prefix) int {
@@ -211,8 +211,8 @@ func newPool(prefix netip.Prefix, exclude []netip.Prefix) *Pool {
 		}
 		blocks = append(blocks, x)
 	}
-	// Larger blocks first: of two that overlap one contains the other, so addresses reserved already need not be
-	// counted again.
+	// Add larger blocks first. If two blocks overlap, one contains the other, so the smaller one can be skipped and
+	// no address is counted twice.
 	slices.SortStableFunc(blocks, func(a, b netip.Prefix) int { return a.Bits() - b.Bits() })
 	for _, b := range blocks {
 		off, size := p.offset(b.Addr()), b.Addr().BitLen()-b.Bits()
@@ -232,13 +232,13 @@ func (p *Pool) at(off u128) netip.Addr {
 	return fromAddr(p.prefix.Addr()).or(off).addr(p.prefix.Addr().Is4())
 }
 
-// Prefix is the range.
+// Prefix returns the range.
 func (p *Pool) Prefix() netip.Prefix { return p.prefix }
 
 // Is4 reports whether the range is an IPv4 range.
 func (p *Pool) Is4() bool { return p.prefix.Addr().Is4() }
 
-// Gateway is the node's own address on the pod side, the second of the range.
+// Gateway returns the node's own address on the pod side: the second address of the range.
 func (p *Pool) Gateway() netip.Addr { return p.gateway }
 
 // Contains reports whether the range contains an address, reserved or not.
@@ -247,7 +247,7 @@ func (p *Pool) Contains(a netip.Addr) bool { return p.prefix.Contains(a) }
 // Reserved reports whether an address of the range is never allocated.
 func (p *Pool) Reserved(a netip.Addr) bool { return p.reserved.has(p.offset(a)) }
 
-// Take marks an address of the range; false if it is taken or reserved.
+// Take marks an address of the range as taken. It returns false if the address is already taken or is reserved.
 func (p *Pool) Take(a netip.Addr) bool {
 	if !p.taken.take(p.offset(a)) {
 		return false
@@ -256,7 +256,7 @@ func (p *Pool) Take(a netip.Addr) bool {
 	return true
 }
 
-// Put makes an address free again; false if it was free or is reserved.
+// Put makes an address free again. It returns false if the address is already free or is reserved.
 func (p *Pool) Put(a netip.Addr) bool {
 	off := p.offset(a)
 	if p.reserved.has(off) || !p.taken.put(off) {
@@ -266,9 +266,9 @@ func (p *Pool) Put(a netip.Addr) bool {
 	return true
 }
 
-// Next returns the free address that Take should be called with: the first
-// one at or after the cursor, around the end of the range if need be, so that
-// a freed address is reused as late as possible. False if all are taken.
+// Next returns a free address, which the caller passes to Take. It is the first one at or after the cursor; the search
+// continues at the start of the range. So a freed address is reused as late as possible. Next returns false if all
+// addresses are taken.
 func (p *Pool) Next() (netip.Addr, bool) {
 	off, ok := p.taken.next(p.cursor)
 	if !ok {
@@ -286,22 +286,21 @@ func (p *Pool) Cursor() netip.Addr { return p.at(p.cursor) }
 // SetCursor sets the address at which Next begins its search.
 func (p *Pool) SetCursor(a netip.Addr) { p.cursor = p.offset(a) }
 
-// Advance moves the start of Next's search behind an address of the range.
+// Advance moves the cursor to the address after the given one.
 func (p *Pool) Advance(a netip.Addr) {
 	p.cursor = p.offset(a).add(u128{0, 1}).low(p.hostBits)
 }
 
-// Size is the number of addresses in the range. Like all counts it is at most
-// 2^64 - 1.
+// Size returns the number of addresses in the range. Like all counts, it is at most 2^64 - 1.
 func (p *Pool) Size() uint64 { return u128{0, 1}.shl(p.hostBits).saturated() }
 
-// NumReserved is the number of addresses that are never allocated.
+// NumReserved returns the number of addresses that are never allocated.
 func (p *Pool) NumReserved() uint64 { return p.nReserved.saturated() }
 
-// NumTaken is the number of addresses marked by Take.
+// NumTaken returns the number of addresses that Take has marked.
 func (p *Pool) NumTaken() uint64 { return p.nTaken.saturated() }
 
-// NumFree is the number of addresses that Next can still find.
+// NumFree returns the number of addresses that Next can still find.
 func (p *Pool) NumFree() uint64 {
 	return u128{0, 1}.shl(p.hostBits).sub(p.nReserved).sub(p.nTaken).saturated()
 }

@@ -8,18 +8,18 @@ import (
 	"net/netip"
 )
 
-// fanout is how many children a node of a tree has: the bits of a word.
+// fanout is the number of children of a node: one for each bit of a word.
 const (
 	fanoutBits = 6
 	allTaken   = ^uint64(0)
 )
 
-// tree is the set of taken addresses of one range, as a bitmap with 64-way
-// summaries that is kept only where it is neither empty nor full.
+// tree is the set of taken addresses of one range. It is a bitmap with 64-way summaries, which stores only the parts
+// that are neither empty nor full.
 //
-// Every operation walks at most one path per level, and there is one level for each six bits of the range: 3 for a /16
-// of IPv4, 11 for a /64 of IPv6. So the time depends only on the size of the range, and the memory only on the taken
-// addresses.
+// The tree has one level for each six bits of the range: 3 for an IPv4 /16, 11 for an IPv6 /64. Every operation follows
+// at most two paths from the root to a leaf. So its time depends only on the size of the range, and the memory depends
+// only on the taken addresses.
 type tree struct {
 	levels int
 	root   node
@@ -27,16 +27,16 @@ type tree struct {
 
 // node covers 64 children: addresses at level 0, nodes above it.
 type node struct {
-	full    uint64  // children of which every address is taken
-	present uint64  // children that have a node, because they are taken in part; never a full one
-	kids    []*node // the present ones, in order
+	full    uint64  // bits of the children whose addresses are all taken
+	present uint64  // bits of the children that have a node, because only some of their addresses are taken
+	kids    []*node // the nodes of the children in present, in order
 }
 
 // newTree returns the empty set over 2^hostBits addresses, 0 < hostBits <= 128.
 func newTree(hostBits int) *tree {
 	t := &tree{levels: (hostBits + fanoutBits - 1) / fanoutBits}
 	if top := hostBits - fanoutBits*(t.levels-1); top < fanoutBits {
-		t.root.full = allTaken << (1 << top) // children beyond the range
+		t.root.full = allTaken << (1 << top) // mark the children beyond the range as full
 	}
 	return t
 }
@@ -55,10 +55,10 @@ func (t *tree) has(off u128) bool {
 	}
 }
 
-// take adds an address; false if it was taken already.
+// take adds an address. It returns false if the address was already taken.
 func (t *tree) take(off u128) bool { return t.root.take(t.levels-1, off) }
 
-// put removes an address; false if it was not taken.
+// put removes an address. It returns false if the address was not taken.
 func (t *tree) put(off u128) bool { return t.root.put(t.levels-1, off) }
 
 // takeBlock adds the 2^size addresses from off, which is a multiple of 2^size.
@@ -94,7 +94,7 @@ func (n *node) grow(d uint, full uint64) *node {
 	return kid
 }
 
-// prune forgets the child at d.
+// prune removes the child at d.
 func (n *node) prune(d uint) {
 	if n.present>>d&1 == 0 {
 		return
@@ -168,7 +168,7 @@ func (n *node) takeBlock(level int, off u128, size int) {
 	}
 }
 
-// next finds the lowest free address below n; not below from if bounded.
+// next finds the lowest free address below n; if bounded is set, the lowest one that is not below from.
 func (n *node) next(level int, from u128, bounded bool) (u128, bool) {
 	free := ^n.full
 	first := uint(0)
@@ -190,8 +190,8 @@ func (n *node) next(level int, from u128, bounded bool) (u128, bool) {
 			}
 			return at, true
 		}
-		// Only the child on the edge can disappoint: any other that is
-		// not full has a free address, so this descends twice at most.
+		// The search can fail only in the child that contains from. Any other child that is not full has a free
+		// address, so at most two children are searched.
 		if rest, ok := kid.next(level-1, from, edge); ok {
 			return at.or(rest), true
 		}
@@ -199,8 +199,7 @@ func (n *node) next(level int, from u128, bounded bool) (u128, bool) {
 	return u128{}, false
 }
 
-// u128 is the distance of an address from the first one of its range, or a
-// number of addresses.
+// u128 is the distance of an address from the first address of its range, or a number of addresses.
 type u128 struct{ hi, lo uint64 }
 
 func fromAddr(a netip.Addr) u128 {
@@ -256,7 +255,7 @@ func (u u128) sub(v u128) u128 {
 	return u128{hi, lo}
 }
 
-// below keeps the low bits: the position inside a child of the given level.
+// below returns the low bits of u: the position inside a child of the given level.
 func (u u128) below(level int) u128 { return u.low(fanoutBits * level) }
 
 func (u u128) low(n int) u128 {
@@ -269,7 +268,7 @@ func (u u128) low(n int) u128 {
 	return u128{0, u.lo & (1<<n - 1)}
 }
 
-// digit is the child of a node at that level on the way to u.
+// digit returns the index of the child that contains u, in a node at the level.
 func (u u128) digit(level int) uint {
 	return uint(u.shr(fanoutBits*level).lo & (1<<fanoutBits - 1))
 }
@@ -278,7 +277,7 @@ func (u u128) withDigit(level int, d uint) u128 {
 	return u.or(u128{0, uint64(d)}.shl(fanoutBits * level))
 }
 
-// saturated is the number, or the largest uint64 if it is larger.
+// saturated returns the number, or the largest uint64 if the number is larger.
 func (u u128) saturated() uint64 {
 	if u.hi != 0 {
 		return ^uint64(0)

@@ -4,10 +4,9 @@
 // Package poolevents tracks whether the ranges of this node have addresses for new pods,
 // which sluice-controller reports as Events.
 //
-// The ranges are exhausted from the first allocation that finds no address until each
-// family has had a free address for a minute: on a node at its limit, an address that is
-// released is allocated again at once, and the state stays exhausted. A node that is full
-// and refuses no pod is not exhausted.
+// The state becomes exhausted when an allocation finds no free address, and ends when each family has had a free
+// address for a minute. The delay is needed because a node at its limit allocates each released address again at once.
+// A node without free addresses is not exhausted until it has to refuse a pod.
 package poolevents
 
 import (
@@ -24,24 +23,24 @@ import (
 
 // Times of a Tracker.
 const (
-	// freeFor is how long each family must have a free address. It bounds how often
-	// the state changes.
+	// freeFor is how long each family must have a free address before the state ends. It limits how often the state
+	// changes.
 	freeFor  = time.Minute
 	interval = time.Second // between two reads of the figures while the pool is exhausted
 )
 
-// Tracker keeps the state.
+// Tracker tracks the state.
 type Tracker struct {
 	summary func() *ipam.Summary
 	now     func() time.Time
 
 	mu      sync.Mutex
-	note    podrange.Note // guarded by mu; without a state: there was no shortage since the start
-	free    time.Time     // guarded by mu; since when each family has a free address; zero: not all have
-	changed chan struct{} // guarded by mu; closed with the next change
+	note    podrange.Note // guarded by mu; empty if there was no shortage since the start
+	free    time.Time     // guarded by mu; time since which each family has a free address; zero: not all have one
+	changed chan struct{} // guarded by mu; closed at the next change
 }
 
-// New returns a Tracker of the figures that summary returns.
+// New returns a Tracker. It reads the figures of the pools with summary.
 func New(summary func() *ipam.Summary) *Tracker {
 	return &Tracker{summary: summary, now: time.Now, changed: make(chan struct{})}
 }
@@ -53,7 +52,7 @@ func (t *Tracker) Note() podrange.Note {
 	return t.note
 }
 
-// Exhausted reports whether there is a shortage.
+// Exhausted reports whether the ranges are exhausted.
 func (t *Tracker) Exhausted() bool { return t.Note().State == podrange.Exhausted }
 
 // Changed returns a channel that is closed when the state changes.
@@ -63,7 +62,7 @@ func (t *Tracker) Changed() <-chan struct{} {
 	return t.changed
 }
 
-// Answered takes the outcome of an allocation.
+// Answered records the result of an allocation.
 func (t *Tracker) Answered(err error) {
 	var e *ipam.ExhaustedError
 	if !errors.As(err, &e) {
@@ -115,7 +114,7 @@ func (t *Tracker) Run(ctx context.Context) error {
 	}
 }
 
-// update ends the state exhausted when it is over.
+// update ends the state exhausted if its condition is no longer met.
 func (t *Tracker) update() {
 	sum, now := t.summary(), t.now()
 	t.mu.Lock()
@@ -130,12 +129,13 @@ func (t *Tracker) update() {
 	}
 }
 
-// allHaveRoom reports whether each family that is served has a free address.
+// allHaveRoom reports whether each family with a serving range has a free address.
 func allHaveRoom(sum *ipam.Summary) bool {
 	free := map[ipam.Family]uint64{}
 	for _, p := range sum.Pools {
 		if p.Serves() {
-			free[ipam.FamilyOf(p.Prefix.Addr())] += min(p.Free, 1) // the counts may be close to 2^64
+			// min, because the sum of large counts may exceed 2^64
+			free[ipam.FamilyOf(p.Prefix.Addr())] += min(p.Free, 1)
 		}
 	}
 	for _, n := range free {
@@ -146,7 +146,7 @@ func allHaveRoom(sum *ipam.Summary) bool {
 	return len(free) > 0
 }
 
-// maxRanges is how many ranges a message names.
+// maxRanges is the maximum number of ranges in a message.
 const maxRanges = 8
 
 // exhausted describes the full ranges, and what to do.

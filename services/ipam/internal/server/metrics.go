@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 )
 
-// Metrics are the service's numbers. docs/reference/ipam.md lists them.
+// Metrics contains the metrics of the service. docs/reference/ipam.md lists them.
 type Metrics struct {
 	allocations *prometheus.CounterVec
 	commits     prometheus.Histogram
@@ -28,17 +28,17 @@ type Metrics struct {
 	longest   *prometheus.Desc
 }
 
-// Results of an allocation, the values of the label.
+// Results of an allocation: values of the label result.
 const (
 	resultOK          = "ok"
 	resultExhausted   = "exhausted"
 	resultConflict    = "conflict"    // the owner holds other addresses
-	resultUnavailable = "unavailable" // a wanted address is taken
+	resultUnavailable = "unavailable" // a requested address is taken
 	resultInvalid     = "invalid"
 	resultError       = "error"
 )
 
-// NewMetrics returns the metrics, all at zero.
+// NewMetrics returns the metrics, all of them zero.
 func NewMetrics() *Metrics {
 	m := &Metrics{
 		allocations: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -70,7 +70,7 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-// Observer returns the functions that an Allocator calls.
+// Observer returns the functions that an Allocator calls to update the metrics.
 func (m *Metrics) Observer() ipam.Observer {
 	return ipam.Observer{
 		Committed: func(took time.Duration, err error) {
@@ -100,7 +100,7 @@ func (m *Metrics) allocated(err error) {
 	m.allocations.WithLabelValues(result).Inc()
 }
 
-// Register adds everything to a registry.
+// Register registers all metrics.
 func (m *Metrics) Register(r prometheus.Registerer, a *ipam.Allocator, exhausted func() bool) error {
 	for _, c := range []prometheus.Collector{m.allocations, m.commits, m.failures, m.expired, &gauges{m, a, exhausted}} {
 		if err := r.Register(c); err != nil {
@@ -110,7 +110,7 @@ func (m *Metrics) Register(r prometheus.Registerer, a *ipam.Allocator, exhausted
 	return nil
 }
 
-// gauges reads the values at each scrape.
+// gauges contains the metrics that are read at each scrape.
 type gauges struct {
 	*Metrics
 	ipam  *ipam.Allocator

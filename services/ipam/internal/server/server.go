@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package server answers the IPAM API from an Allocator: it turns messages
-// into Go values and back, and errors into codes.
+// Package server implements the IPAM API with an Allocator. It converts messages to Go values and back, and errors to
+// codes.
 package server
 
 import (
@@ -26,10 +26,10 @@ import (
 	"github.com/sluice-net/sluice/services/ipam/internal/poolevents"
 )
 
-// maxLists is how many listings run at once: each holds a copy of the list.
+// maxLists is the maximum number of concurrent listings, because each holds a copy of the list.
 const maxLists = 4
 
-// maxWatches is how many watches run at once.
+// maxWatches is the maximum number of concurrent watches.
 const maxWatches = 64
 
 // Server implements the IPAM service.
@@ -40,16 +40,16 @@ type Server struct {
 	version string
 	started time.Time
 
-	// NoRange returns why no range serves; nil: there are always some.
+	// NoRange returns the reason for which no range serves. It is nil if the node always has ranges.
 	NoRange func() error
-	// Restored returns an error while the API server was restored and the Node was
-	// not read since. It is nil unless the mode is kubernetes.
+	// Restored returns an error if the API server was restored from a backup and the Node has not been read since.
+	// It is nil unless the mode is kubernetes.
 	Restored func() error
-	// Cluster is the node's agent for the agreement with the other nodes; nil on a single node.
+	// Cluster is the agent that agrees with the other nodes on the ranges; nil on a single node.
 	Cluster *cluster.Agent
-	// Shortage gets the results of allocations; may be nil.
+	// Shortage receives the results of allocations; may be nil.
 	Shortage *poolevents.Tracker
-	// Settings are the settings on which the nodes agree.
+	// Settings are the settings that must be equal on all nodes.
 	Settings cluster.Settings
 	// Process describes this process.
 	Process wire.Process
@@ -66,8 +66,8 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	statusv1.RegisterProcessServiceServer(r, s.Process)
 }
 
-// Methods returns which user may call which method: root, as which the plugin runs, and the datapath's user may change
-// allocations; the group may read.
+// Methods returns the access rules: root (the user of the CNI plugin) and the datapath's user may change allocations,
+// and the group may read.
 func Methods() rpc.Methods {
 	datapath := rpc.Method{Access: rpc.RootAnd(instance.DatapathID), Prepared: true}
 	read := rpc.Method{Access: rpc.Group()}
@@ -121,8 +121,7 @@ func (s *Server) allocate(ctx context.Context, req *ipamv1.AllocateRequest) (*ip
 	return s.lease(ctx, r)
 }
 
-// lease allocates, and waits for another block of the cluster's pool if there is
-// no address.
+// lease allocates addresses. If none is free, it waits until the agent has claimed another block of the cluster's pool.
 func (s *Server) lease(ctx context.Context, r ipam.Request) (*ipam.Allocation, error) {
 	if s.Cluster == nil {
 		return s.ipam.Allocate(ctx, r)
@@ -156,14 +155,14 @@ func waits(err error) bool {
 	return errors.As(err, &full) && full.Waiting > 0
 }
 
-// Bounds of how long an Allocate waits for an address that was released before.
+// Limits on how long Allocate waits for a released address.
 const (
-	reuseMargin = time.Second      // before the deadline of the call, in which its error reaches the caller
-	reuseMost   = 30 * time.Second // without a deadline
+	reuseMargin = time.Second      // left before the deadline of the call, so that the error reaches the caller
+	reuseMost   = 30 * time.Second // maximum wait of a call without a deadline
 )
 
-// awaitReuse waits until the agent has repeated its check for reusable addresses; false if the caller's deadline is
-// too near.
+// awaitReuse waits for the agent's next check of the addresses that may be reused. It returns false if the caller's
+// deadline is too near.
 func (s *Server) awaitReuse(ctx context.Context) bool {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -174,7 +173,7 @@ func (s *Server) awaitReuse(ctx context.Context) bool {
 	return s.Cluster.AwaitStep(limited) == nil
 }
 
-// growError has the reason why no address is free, and why no other block was claimed.
+// growError contains the reason for which no address is free, and the reason for which no further block was claimed.
 type growError struct{ cause, grow error }
 
 func (e *growError) Error() string   { return e.cause.Error() + "; " + e.grow.Error() }

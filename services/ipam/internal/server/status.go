@@ -16,16 +16,16 @@ import (
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 )
 
-// retryDelay is when a caller may repeat a call that found the service busy.
+// retryDelay is the delay after which a caller may repeat a call if the service was busy.
 const retryDelay = 200 * time.Millisecond
 
-// growDelay is when another block may have come.
+// growDelay is the delay after which another block may have been claimed.
 const growDelay = time.Second
 
-// allocation is the resource type in errors about a missing or another allocation.
+// allocation is the resource type in errors about a missing or a different allocation.
 const allocation = "sluice.ipam.v1.Allocation"
 
-// answers has code and reason of each error of the core.
+// answers maps each error of the core to its code and reason.
 var answers = rpcerr.Table{
 	Rows: []rpcerr.Row{
 		rpcerr.OnType(codes.InvalidArgument, ipamv1.ErrorReason_ERROR_REASON_NO_POOL, inField).And(ipam.ErrNoPool),
@@ -54,15 +54,15 @@ var answers = rpcerr.Table{
 	Otherwise: ipamv1.ErrorReason_ERROR_REASON_INTERNAL,
 }
 
-// statusOf is the answer to a call that ended with err.
+// statusOf returns the status of a call that ended with err.
 func statusOf(err error) error { return answers.Status(err) }
 
 func inField(e *ipam.FieldError) []protoadapt.MessageV1 {
 	return []protoadapt.MessageV1{rpcerr.Field(e.Field, e.Text)}
 }
 
-// usage returns the usage of the pools, and when the next quarantined address becomes free. That is at least the usual
-// delay, because other callers may wait for it too.
+// usage returns the usage of the pools, and when the next quarantined address becomes free. The delay is at least the
+// usual one, because other callers may also wait for that address.
 func usage(e *ipam.ExhaustedError) []protoadapt.MessageV1 {
 	var details []protoadapt.MessageV1
 	for _, f := range e.Pools {

@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 )
 
-// Records are small and written often, so they are packed by hand. Each begins with the version of its layout, which
-// is independent of the version of the schema: a later schema may still have records of this layout.
+// Records are small and written often, so they have a compact binary layout. Each begins with the version of its
+// layout. It is independent of the version of the schema, because a later schema may still use this layout.
 //
 //	allocation   key    container id, 0, interface name
 //	             value  1, state, expiry (8 bytes), then per address: length (4 or 16), pool prefix length, address;
@@ -62,7 +62,7 @@ func putTime(b []byte, t time.Time) []byte {
 	return binary.BigEndian.AppendUint64(b, uint64(n))
 }
 
-// parseTime reads the first eight bytes.
+// parseTime decodes the first eight bytes.
 func parseTime(b []byte) time.Time {
 	n := int64(binary.BigEndian.Uint64(b))
 	if n == 0 {

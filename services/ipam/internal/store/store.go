@@ -2,7 +2,7 @@
 // Copyright 2026 The Sluice Authors
 
 // Package store keeps the state of an Allocator in a file of kit/store, whose package comment describes crashes and
-// corruption. If an address in use were forgotten, a second pod would get it.
+// corruption. If the file lost an address that is in use, a second pod would get it.
 package store
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/ipam/internal/pool"
 )
 
-// FileName is the file in the state directory.
+// FileName is the name of the file in the state directory.
 const FileName = "state.db"
 
 // Version is the version of the layout that this program reads and writes.
@@ -48,7 +48,7 @@ var options = store.Options{
 		}},
 		{Format: "sluice-ipam", Version: 1, Buckets: []string{bucketAllocations, bucketReleased, bucketCursors}},
 	},
-	Migrate: func(*store.Tx, uint32) error { return nil }, // there are buckets more
+	Migrate: func(*store.Tx, uint32) error { return nil }, // only buckets were added
 	Loss:    "no pod of this node uses an address any more",
 	Doc:     `docs/ipam.md, "A refused state file"`,
 }
@@ -59,8 +59,8 @@ type Store struct {
 	file *store.Store
 }
 
-// Open opens the state in a directory, which is created with mode 0700 if it
-// does not exist. A directory that others may write to or read is refused.
+// Open opens the state in a directory. It creates the directory with mode 0700 if it does not exist, and refuses a
+// directory that other users may read or write.
 func Open(dir string) (*Store, error) {
 	d, err := store.OpenDir(dir, 0o700)
 	if err != nil {
@@ -130,11 +130,12 @@ func each(t *store.Tx, bucket string, f func(k, v []byte) error) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// minFree is the free space on the disk, in bytes, that must exist before the store takes changes again: some pages of
-// the file.
+// minFree is the free disk space in bytes that is required before the store accepts changes again. It is enough for
+// some pages of the file.
 const minFree = 64 << 10
 
-// writable checks for space on the disk. An empty commit may fit into the file itself when another record does not.
+// writable checks the free space on the disk. It is needed because an empty commit may succeed within the file although
+// there is no space for another record.
 func (s *Store) writable() error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(s.file.Path(), &st); err != nil {
@@ -199,8 +200,8 @@ func replace[T any](t *store.Tx, bucket string, list []T, encode func(T) []byte)
 // Size implements ipam.Store.
 func (s *Store) Size() int64 { return s.file.Size() }
 
-// Path is the file.
+// Path returns the path of the file.
 func (s *Store) Path() string { return s.file.Path() }
 
-// Close gives the directory to the next process.
+// Close closes the file and releases the directory for the next process.
 func (s *Store) Close() error { return errors.Join(s.file.Close(), s.dir.Close()) }

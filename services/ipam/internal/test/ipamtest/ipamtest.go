@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package ipamtest has a Store in memory, which behaves like a disk that may
-// go wrong, and the suite that every Store has to pass.
+// Package ipamtest contains a Store in memory that can fail like a disk, and the tests that every Store must pass.
 package ipamtest
 
 import (
@@ -20,10 +19,10 @@ import (
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 )
 
-// ErrDisk is the error of a Memory that shall fail.
+// ErrDisk is an error with which a test makes a Memory fail.
 var ErrDisk = errors.New("no space left on the pretended device")
 
-// Memory is a Store without a disk.
+// Memory is a Store in memory.
 type Memory struct {
 	mu          sync.Mutex
 	allocations map[workload.Owner]*ipam.Allocation // guarded by mu
@@ -53,14 +52,14 @@ func (m *Memory) Fail(f func(*ipam.Changes) (write bool, err error)) {
 	m.fail = f
 }
 
-// Commits is how many commits there were.
+// Commits returns the number of commits so far.
 func (m *Memory) Commits() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.commits
 }
 
-// Load implements ipam.Store. Like a disk it forgets monotonic readings.
+// Load implements ipam.Store. Like a file, it loses the monotonic readings of times.
 func (m *Memory) Load() (*ipam.Contents, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -125,8 +124,8 @@ func (m *Memory) Size() int64 {
 	return int64(len(m.allocations) + len(m.quarantined))
 }
 
-// Suite runs what every Store has to do. reopen ends the use of the store, as
-// a kill would, and opens what is left of it; it is nil the first time.
+// Suite runs the tests that every Store must pass. open opens a store. old is nil the first time; later it is the store
+// to close, as if its process were killed, whose content the new store must have.
 func Suite(t *testing.T, open func(t *testing.T, old ipam.Store) ipam.Store) {
 	at := time.Unix(1_800_000_000, 123456789)
 	v4, v6 := netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("fd00::5")
@@ -270,7 +269,7 @@ func Suite(t *testing.T, open func(t *testing.T, old ipam.Store) ipam.Store) {
 	})
 }
 
-// Describe writes contents down in one order.
+// Describe formats contents in a fixed order.
 func Describe(c *ipam.Contents) string {
 	var lines, out []string
 	for _, a := range c.Allocations {

@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// Config is the service's own part of the configuration.
+// Config contains the service's own settings.
 type Config struct {
 	StateDir     string             `config:"stateDir" help:"directory of the file that survives a restart"`
 	Sources      SourcesConfig      `config:"sources"`
@@ -44,20 +44,20 @@ type SourcesConfig struct {
 	Directory string `config:"directory" help:"directory of manifests, which is watched; empty for none"`
 }
 
-// NodeConfig describes the node that the frontends are for.
+// NodeConfig describes the node whose frontends are computed.
 type NodeConfig struct {
 	Name string `config:"name" help:"name of the node in endpoint slices; empty: no endpoint is local"`
 	Zone string `config:"zone" help:"zone of the node, for topology hints; empty: the zone of its Node in Kubernetes"`
 }
 
-// ExternalIPsConfig lists the addresses that services may claim. Anyone who may write a Service can
-// take over the traffic to these addresses.
+// ExternalIPsConfig lists the addresses that services may claim. Every user who may write a Service can take over the
+// traffic to these addresses.
 type ExternalIPsConfig struct {
 	Allow []string `config:"allow" help:"prefixes of the addresses that services may have as external IPs"`
 }
 
-// BackendsConfig lists endpoints that cannot be backends. Tunnel ports belong there: a packet that
-// the node sends to a tunnel port would count as one of the node's own.
+// BackendsConfig lists endpoints that cannot be backends. It must list tunnel ports, because other nodes would treat a
+// packet from this node to a tunnel port as sent by the node itself.
 type BackendsConfig struct {
 	Reserved []string `config:"reserved" help:"ports that no backend may have, as protocol/port or protocol/prefix:port"`
 }
@@ -67,8 +67,8 @@ type HealthChecksConfig struct {
 	Address string `config:"address" help:"address of the health check ports; empty: all addresses; off: none"`
 }
 
-// LimitsConfig bounds what is stored. For frontends and backends, the smaller of this limit and the
-// datapath's capacity applies.
+// LimitsConfig limits the number and size of the stored objects. For frontends and backends, the smaller of this limit
+// and the datapath's capacity applies.
 type LimitsConfig struct {
 	Services           int             `config:"services" help:"services that are kept"`
 	EndpointSlices     int             `config:"endpointSlices" help:"endpoint slices that are kept"`
@@ -78,7 +78,7 @@ type LimitsConfig struct {
 	Manifests          config.ByteSize `config:"manifests" help:"size of all files together"`
 }
 
-// SubscribersConfig configures subscribers, which are datapaths.
+// SubscribersConfig configures the subscribers of frontends, which are datapaths.
 type SubscribersConfig struct {
 	Linger time.Duration `config:"linger" help:"how long a disconnected subscriber is remembered and may resume"`
 }
@@ -178,8 +178,8 @@ func parseReserved(text string) (compile.Reserved, error) {
 	return out, nil
 }
 
-// Calls returns the system calls needed beyond every service's: health check ports are
-// opened and closed as services change.
+// Calls returns the system calls that this service needs in addition to the common ones, because it opens health check
+// ports at any time.
 func (c *Config) Calls() sandbox.Calls {
 	return sandbox.Calls{Inet: c.HealthChecks.Address != healthChecksOff || c.Kubernetes.Enabled()}
 }
@@ -195,8 +195,8 @@ func (c *Config) owner(l *slog.Logger) owner.Config {
 	}
 }
 
-// files returns the files that the service opens after its start: its state and the manifests. The
-// directory of manifests may be a link that is exchanged, or be created later.
+// files returns the files that the service opens after its start: its state and the manifests. The directory of
+// manifests may be a symbolic link that is replaced, or may be created later.
 func (c *Config) files() sandbox.Files {
 	f := sandbox.Files{Write: []string{c.StateDir}}
 	if dir := c.Sources.Directory; dir != "" {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// sluice-loadbalancer turns the services of a cluster into the frontends of one node: addresses
-// with the backends that serve their connections. See docs/loadbalancer.md.
+// sluice-loadbalancer computes the frontends of one node from the services of a cluster: addresses with the backends
+// for their connections. See docs/loadbalancer.md.
 package main
 
 import (
@@ -26,8 +26,8 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/source/kubernetes"
 )
 
-// systemInterval is how often the process checks whether the cluster's own services are enforced,
-// without which it is not ready.
+// systemInterval is the interval at which the process checks whether the cluster's own services are enforced. It is not
+// ready unless they are.
 const systemInterval = 5 * time.Second
 
 func main() { os.Exit(process.Run("loadbalancer", defaults, run)) }
@@ -60,7 +60,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	p.OnExit(o.Close)
-	debug.FreeOSMemory() // free the garbage of loading
+	debug.FreeOSMemory() // free the memory that loading has used
 
 	if err := p.Metrics.Register(server.Collector{Owner: o}); err != nil {
 		return err

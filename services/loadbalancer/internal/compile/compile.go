@@ -4,8 +4,7 @@
 // Package compile computes the frontends that a service has on a node, and the backends of each, by
 // the rules that kube-proxy follows.
 //
-// It has no state and does no I/O. Equal objects give equal frontends, in whatever order they
-// arrived.
+// It has no state and does no I/O. The result depends only on the objects, and not on the order in which they arrived.
 package compile
 
 import (
@@ -19,8 +18,8 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// CompareKeys orders keys as frontends are listed and sent: node ports first, by port, protocol and
-// family, then the others, by address, port and protocol.
+// CompareKeys orders keys as frontends are listed and sent: node ports first, sorted by port, protocol and family; then
+// all other keys, sorted by address, port and protocol.
 func CompareKeys(a, b frontend.Key) int {
 	switch {
 	case a.Node && b.Node:
@@ -33,7 +32,7 @@ func CompareKeys(a, b frontend.Key) int {
 	return a.Compare(b)
 }
 
-// compare defines the order of one service's frontends in lists.
+// compare defines the order of the frontends of one service in lists.
 func compare(a, b *frontend.Frontend) int {
 	return cmp.Or(cmp.Compare(a.Kind, b.Kind), CompareKeys(a.Key, b.Key))
 }
@@ -50,17 +49,17 @@ func KeyText(k frontend.Key) string {
 	return fmt.Sprintf("port %d/%s of the IPv6 node addresses", k.Port, protocol)
 }
 
-// Node is the node's part of the input.
+// Node contains the properties of the node that determine its frontends.
 type Node struct {
 	Name, Zone string
-	// ExternalIPs are the prefixes whose addresses services may have as external IPs: anyone who
-	// may write a Service could take over any other address.
+	// ExternalIPs are the prefixes whose addresses services may have as external IPs: otherwise a user who may
+	// write a Service could take over the traffic to any address.
 	ExternalIPs []netip.Prefix
-	// Reserved are ports that backends may not have: a packet that the node sends there for a
-	// client would count as one of the node's own.
+	// Reserved lists ports that backends may not have, because other nodes would treat a client's packet that this
+	// node forwards to such a port as sent by the node itself.
 	Reserved []Reserved
-	// CountElements: shares count elements of a datapath's maps, whose capacity the datapath has
-	// reported, instead of frontends.
+	// CountElements means that shares are counted in elements of a datapath's maps, whose capacity the datapath has
+	// reported, instead of in frontends.
 	CountElements bool
 }
 
@@ -71,19 +70,19 @@ type Reserved struct {
 	Port     uint16
 }
 
-// View is a service with its slices, sorted by name.
+// View is a service with its slices, which are sorted by name.
 type View struct {
-	Service *service.Service // nil: the slices wait for it
+	Service *service.Service // nil if only its slices exist
 	Slices  []*service.Slice
 }
 
-// maxNotes bounds the notes of one service.
+// maxNotes limits the number of notes about one service.
 const maxNotes = 1000
 
-// notesAtMost bounds the endpoints that notes name one by one.
+// notesAtMost limits the number of endpoints that notes list individually.
 const notesAtMost = 10
 
-// Notes are messages to the author of a service.
+// Notes are messages for the author of a service.
 type Notes []string
 
 func (n *Notes) addf(format string, args ...any) {
@@ -92,12 +91,12 @@ func (n *Notes) addf(format string, args ...any) {
 	}
 }
 
-// Keys returns the keys of the frontends that the service asks for, sorted.
+// Keys returns the keys of all frontends that the service asks for, sorted.
 func (n *Node) Keys(s *service.Service) []frontend.Key { return n.KeysWithin(s, nil) }
 
-// KeysWithin returns the keys of the frontends that the service has within a share, counted as in
-// Needs, and of those that refuse connections because they exceed it, sorted. share is nil if
-// nothing bounds the service.
+// KeysWithin returns the sorted keys of the frontends that a service gets with a share, which is counted as in Needs.
+// They include the frontends that exceed the share and therefore refuse connections. share is nil if the service has no
+// limit.
 func (n *Node) KeysWithin(s *service.Service, share *int) []frontend.Key {
 	if share == nil {
 		return n.allKeys(s)
@@ -110,8 +109,8 @@ func (n *Node) KeysWithin(s *service.Service, share *int) []frontend.Key {
 	return slices.Compact(out)
 }
 
-// allKeys is KeysWithin for a service that nothing bounds, without its frontends: they would take most of the time of a
-// change.
+// allKeys is KeysWithin for a service without a limit. It computes only the keys, because the frontends would take most
+// of the time of a change.
 func (n *Node) allKeys(s *service.Service) []frontend.Key {
 	if s == nil || !s.HasFrontends() || len(s.Ports) == 0 {
 		return nil
@@ -157,14 +156,14 @@ func (n *Node) allKeys(s *service.Service) []frontend.Key {
 	return slices.Compact(out)
 }
 
-// Notes adds the messages to the author of a service that Within adds.
+// Notes adds the notes that Within would add.
 func (n *Node) Notes(v View, share *int, notes *Notes) {
 	if !n.faultless(v) {
 		n.Within(v, share, notes)
 	}
 }
 
-// faultless reports whether Within certainly has no message about a service.
+// faultless reports whether Within would certainly add no notes about a service.
 func (n *Node) faultless(v View) bool {
 	if v.Service == nil {
 		return true
@@ -184,13 +183,12 @@ func (n *Node) faultless(v View) bool {
 	return true
 }
 
-// Of returns the frontends of a service for the node, sorted, each key once. If notes is not nil,
-// messages to the author are added.
+// Of returns the frontends of a service on the node, sorted and without duplicate keys. If notes is not nil, it adds
+// messages for the author.
 func (n *Node) Of(v View, notes *Notes) []*frontend.Frontend { return n.Within(v, nil, notes) }
 
-// Within returns the frontends that a service has within a share, counted as in Needs, and those
-// that refuse connections because they exceed it, as Of does. share is nil if nothing bounds the
-// service.
+// Within is Of with a share, which is counted as in Needs. Frontends that exceed the share refuse connections or are
+// omitted. share is nil if the service has no limit.
 func (n *Node) Within(v View, share *int, notes *Notes) []*frontend.Frontend {
 	if v.Service == nil {
 		return nil
@@ -202,7 +200,7 @@ func (n *Node) Within(v View, share *int, notes *Notes) []*frontend.Frontend {
 		ipv6 bool
 	}
 	lists := make(map[pool]*lists)
-	named, name := -1, "" // a port of the service and its ServicePort
+	named, name := -1, "" // index of a port of the service, and its ServicePort
 	for _, f := range out {
 		if f.port != named {
 			named, name = f.port, v.servicePort(f.port)
@@ -229,7 +227,7 @@ func (n *Node) Within(v View, share *int, notes *Notes) []*frontend.Frontend {
 	frontends := make([]*frontend.Frontend, 0, len(out))
 	seen := make(map[frontend.Key]*frontend.Frontend, len(out))
 	for _, f := range out {
-		// One address of two kinds: the first serves both, for the clients of both.
+		// If the service has one address as two kinds, the first frontend serves the clients of both kinds.
 		if first := seen[f.Key]; first != nil {
 			if len(first.SourceRanges) == 0 {
 				first.SourceRanges = f.SourceRanges
@@ -246,16 +244,15 @@ func (v View) servicePort(i int) string {
 	return frontend.ServicePort(v.Service.Name.Namespace, v.Service.Name.Name, v.Service.Ports[i].Name)
 }
 
-// planned is a frontend without its lists and without the name of its service.
+// planned is a frontend whose lists and service name are not set yet.
 type planned struct {
 	frontend.Frontend
 	port  int  // index of the port in the service
-	proxy bool // not used by inside clients
+	proxy bool // inside clients do not use it
 }
 
-// plain returns the planned frontends of a service, in the order of its ports and then of its
-// addresses. If the service exceeds its share, these are the first ones that fit, followed by those
-// that refuse connections.
+// plain returns the planned frontends of a service, in the order of its ports and then of its addresses. If the service
+// exceeds its share, plain returns the first ones that fit, followed by the ones that refuse connections.
 func (n *Node) plain(s *service.Service, share *int, notes *Notes) []*planned {
 	if s == nil || !s.HasFrontends() || len(s.Ports) == 0 {
 		return nil
@@ -323,14 +320,14 @@ func (n *Node) plain(s *service.Service, share *int, notes *Notes) []*planned {
 	return out
 }
 
-// refuse makes a frontend refuse connections.
+// refuse sets whether a frontend refuses connections.
 func (f *planned) refuse(yes bool) {
 	if yes {
 		f.ExceedsShare, f.SourceRanges, f.Affinity = true, nil, 0
 	}
 }
 
-// explain adds notes about settings of a service that have no effect.
+// explain adds notes about settings of the service that have no effect.
 func (n *Node) explain(s *service.Service, notes *Notes) {
 	for _, a := range s.ExternalIPs {
 		if !n.allows(a) {
@@ -351,9 +348,9 @@ func (n *Node) allows(external netip.Addr) bool {
 	return slices.ContainsFunc(n.ExternalIPs, func(p netip.Prefix) bool { return p.Contains(external) })
 }
 
-// sourceRanges returns the ranges of one family. If ranges are given but none of this family, no
-// client may use the address: the result is only the unspecified address, which no client has. The
-// sockets of a node are only in the range of all addresses.
+// sourceRanges returns the ranges of one family. If the service has ranges, but none of this family, no client of the
+// family may use the address. The result is then the unspecified address, which no client has. The sockets of a node
+// are only in the ranges 0.0.0.0/0 and ::/0.
 func sourceRanges(all []netip.Prefix, ipv6 bool) []netip.Prefix {
 	var out []netip.Prefix
 	for _, p := range all {
@@ -371,35 +368,35 @@ func sourceRanges(all []netip.Prefix, ipv6 bool) []netip.Prefix {
 	return out
 }
 
-// candidate is an endpoint of a service port.
+// candidate is an endpoint that may become a backend of a service port.
 type candidate struct {
 	at netip.AddrPort
 	service.Endpoint
 }
 
-// portID matches ports of services with ports of slices.
+// portID matches the ports of services with the ports of slices.
 type portID struct {
 	name     string
 	protocol service.Protocol
 	ipv6     bool
 }
 
-// source is a port of a slice.
+// source is a port of a slice that provides endpoints for a service port.
 type source struct {
 	slice *service.Slice
 	port  uint16
 }
 
-// index finds the ports of slices.
+// index finds the ports of slices by their portID.
 type index struct {
-	slices []*service.Slice    // are searched, if all is nil
-	all    map[portID][]source // nil: there are few searches
+	slices []*service.Slice    // searched one by one if all is nil
+	all    map[portID][]source // nil if there are few searches
 }
 
-// fewSearches bounds the comparisons by which a search is cheaper than a map.
+// fewSearches is the maximum number of comparisons for which searching is cheaper than building a map.
 const fewSearches = 32
 
-// index returns the index of the slices.
+// index returns the index of the ports of the slices.
 func (v View) index() index {
 	ports := 0
 	for _, s := range v.Slices {
@@ -418,7 +415,7 @@ func (v View) index() index {
 	return index{all: out}
 }
 
-// each passes the slices that have a port, with the number of the port.
+// each calls f for each slice that has a port, with the number of the port.
 func (x index) each(id portID, f func(source)) {
 	for _, found := range x.all[id] {
 		f(found)
@@ -435,9 +432,9 @@ func (x index) each(id portID, f func(source)) {
 	}
 }
 
-// merge returns the endpoints of a service port in one family, sorted, without duplicates. If
-// several slices have an endpoint, a ready one takes precedence, then a draining one, then the one
-// of the first slice.
+// merge returns the endpoints of a service port in one family, sorted, without duplicates. If several slices contain
+// the same endpoint, the one that is ready takes precedence, then one that is draining, then the one in the first
+// slice.
 func (n *Node) merge(ends index, p service.Port, ipv6 bool, notes *Notes) []candidate {
 	var out []candidate
 	refused := 0
@@ -463,7 +460,7 @@ func (n *Node) merge(ends index, p service.Port, ipv6 bool, notes *Notes) []cand
 	return slices.CompactFunc(out, func(a, b candidate) bool { return a.at == b.at })
 }
 
-// rank orders the states of one endpoint in several slices.
+// rank orders the states that one endpoint may have in several slices.
 func rank(s service.State) int {
 	switch {
 	case s.Ready():
@@ -474,7 +471,7 @@ func rank(s service.State) int {
 	return 2
 }
 
-// Usable returns why an address cannot be a backend, or nil.
+// Usable returns an error if an address and port cannot be a backend.
 func (n *Node) Usable(at netip.AddrPort, protocol service.Protocol, ipv6 bool) error {
 	if err := CheckAddr(at.Addr()); err != nil {
 		return err
@@ -493,7 +490,7 @@ func (n *Node) Usable(at netip.AddrPort, protocol service.Protocol, ipv6 bool) e
 	return nil
 }
 
-// CheckAddr returns why an address cannot be an endpoint's, whatever its port, or nil.
+// CheckAddr returns an error if an endpoint cannot have the address, whatever its port is.
 func CheckAddr(a netip.Addr) error {
 	switch {
 	case !a.IsValid():
@@ -516,11 +513,11 @@ func CheckAddr(a netip.Addr) error {
 	return nil
 }
 
-// lists are the lists of one service port in one family.
+// lists contains the backend lists of one service port in one family.
 type lists struct {
 	internal *frontend.List // for cluster IPs
 	cluster  *frontend.List // for inside clients of other frontends
-	external *frontend.List // for outside clients of other frontends; nil: as cluster
+	external *frontend.List // for outside clients of other frontends; nil: the same as cluster
 }
 
 func newLists(n *Node, s *service.Service, protocol service.Protocol, all []candidate) *lists {
@@ -557,23 +554,23 @@ func (l *lists) give(f *planned) {
 	}
 }
 
-// Categories are the endpoints of a service port that may get new connections.
+// Categories contains the endpoints of a service port that may get new connections.
 type Categories struct {
-	// Cluster are the endpoints under traffic policy Cluster, Local those under Local.
+	// Cluster contains the endpoints for traffic policy Cluster, and Local the endpoints for traffic policy Local.
 	Cluster, Local []candidate
-	// Any: some node has endpoints for new connections.
+	// Any reports whether any node has an endpoint for new connections.
 	Any bool
 }
 
-// Categorize selects among the endpoints of a service port. Under both policies it selects the
-// ready endpoints; without ready endpoints, the draining ones.
+// Categorize selects the endpoints of a service port for both traffic policies: the ready endpoints or, if none is
+// ready, the draining ones.
 func (n *Node) Categorize(all []candidate) Categories {
 	var out Categories
 	allows := n.topology(all)
 	pick := func(ok func(candidate) bool) (out []candidate) {
 		first := slices.IndexFunc(all, func(c candidate) bool { return !ok(c) })
 		if first < 0 {
-			return all // the usual case needs no copy
+			return all // no copy is needed in the usual case
 		}
 		out = append(out, all[:first]...)
 		for _, c := range all[first:] {
@@ -591,15 +588,16 @@ func (n *Node) Categorize(all []candidate) Categories {
 	if len(out.Local) == 0 {
 		out.Local = pick(func(c candidate) bool { return c.State().Draining() && n.local(c) })
 	}
-	// The topology hints leave at least one endpoint if any is ready.
+	// If an endpoint is ready, the topology hints leave at least one endpoint.
 	out.Any = len(out.Cluster) > 0
 	return out
 }
 
 func (n *Node) local(c candidate) bool { return n.Name != "" && c.About().Node == n.Name }
 
-// topology returns which ready endpoints the hints leave to this node: those hinted for this node,
-// if every ready endpoint has node hints; otherwise likewise for the zone; otherwise all.
+// topology returns a function that reports whether the hints allow this node to use a ready endpoint. If every ready
+// endpoint has node hints, these decide. Otherwise, if every ready endpoint has zone hints, these decide. Otherwise the
+// node may use all.
 func (n *Node) topology(all []candidate) func(candidate) bool {
 	hints := []struct {
 		of   func(service.About) string
@@ -624,10 +622,9 @@ func (n *Node) topology(all []candidate) func(candidate) bool {
 	return func(candidate) bool { return true }
 }
 
-// list returns the list of the selected endpoints. Other endpoints that serve or terminate drain.
-// An endpoint that terminates and does not serve drains UDP only if no endpoint is selected: such
-// an endpoint cannot finish a UDP flow, and the flow would be refused although other endpoints
-// serve.
+// list returns the list of the selected endpoints. All other endpoints that serve or terminate are draining in the
+// list. There is one exception for UDP: if any endpoint is selected, an endpoint that terminates and no longer serves
+// is omitted. It cannot finish a UDP flow, and the flow would be refused although other endpoints serve.
 func (c *Categories) list(protocol service.Protocol, of, all []candidate) *frontend.List {
 	out := &frontend.List{Drop: c.Any}
 	if len(of) > 0 {
@@ -651,8 +648,8 @@ func (c *Categories) list(protocol service.Protocol, of, all []candidate) *front
 	return out
 }
 
-// Backends returns the distinct addresses and ports that may be backends of the service on any
-// node, or drain, sorted.
+// Backends returns the distinct addresses and ports that may be backends of the service on any node, including draining
+// ones, sorted.
 func (n *Node) Backends(v View) []netip.AddrPort {
 	if v.Service == nil || !v.Service.HasFrontends() || v.Service.Closed {
 		return nil
@@ -674,8 +671,8 @@ func (n *Node) Backends(v View) []netip.AddrPort {
 	return slices.Compact(out)
 }
 
-// Named returns an upper bound of the frontends of the service and of the backends in its slices,
-// with duplicates, without computing them.
+// Named returns upper bounds for the number of frontends of the service, and for the number of backends in its slices,
+// including duplicates. It does not compute the frontends.
 func (v View) Named() (frontends, backends int) {
 	s := v.Service
 	if s == nil || !s.HasFrontends() {
@@ -689,7 +686,7 @@ func (v View) Named() (frontends, backends int) {
 			}
 		}
 	}
-	const nodePorts = 2 // of one port, one for each family
+	const nodePorts = 2 // node ports of one service port, one for each family
 	return len(s.Ports) * (len(s.ClusterIPs) + nodePorts + len(s.ExternalIPs) + len(s.Ingress)), backends
 }
 
@@ -707,7 +704,7 @@ func (n *Node) LocalReady(v View) []netip.Addr {
 	return slices.Compact(addrs)
 }
 
-// Count returns how many addresses the endpoints of a service have, and how many of them are ready.
+// Count returns the number of addresses in the slices of a service, and how many of them are ready.
 func Count(slices []*service.Slice) (all, ready int) {
 	addrs := make(map[netip.Addr]bool)
 	for _, s := range slices {

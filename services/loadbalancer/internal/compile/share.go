@@ -12,14 +12,13 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// units count what frontends need of the limit of frontends: one each, or elements of a datapath's
-// maps.
+// units counts how much of the limit of frontends a set of frontends needs: one unit each or, if they are counted in
+// elements, the elements of a datapath's maps.
 //
-// A frontend uses elements of two kinds of maps: fronts, which both families share, and keys, of
-// which each family has a map. In addition to the keys of its frontends, each address that only
-// services use has one key, by which its other ports refuse connections. The maps have the same
-// size, so a service needs the largest of the three sums. If the total of all services fits, each
-// map has capacity for its part.
+// A frontend uses elements of two kinds of maps: fronts, which both families share, and keys, of which each family has
+// a map. Each address that only services use has one additional key, which makes all ports without a frontend refuse
+// connections. The maps have the same size, so a service needs the largest of its three sums. If the total of all
+// services fits, each map has capacity for its part.
 type units struct {
 	elements bool
 	fronts   int
@@ -28,7 +27,7 @@ type units struct {
 
 func (u units) most() int { return max(u.fronts, u.keys[0], u.keys[1]) }
 
-// frontends adds n frontends.
+// frontends adds the units of n frontends.
 func (u *units) frontends(k need, n int, ipv6 bool) {
 	if !u.elements {
 		u.fronts += n
@@ -52,21 +51,21 @@ func family(ipv6 bool) int {
 	return 0
 }
 
-// standing adds an address with a frontend, which may refuse connections.
+// standing adds an address whose frontend may refuse connections.
 func (u *units) standing(k need, ipv6 bool) {
 	u.address(ipv6)
 	u.frontends(k, 1, ipv6)
 }
 
-// need is the kind of a frontend, which determines its number of fronts.
+// need is a kind of frontend, which determines its number of fronts.
 type need int
 
 const (
-	alone    need = iota // of a cluster IP
-	alone2               // of a load balancer's address, which only services use
-	ofProxy              // of a load balancer's address that it answers at itself
-	ofNode               // of a node port
-	ofOthers             // of an external address
+	alone    need = iota // a cluster IP
+	alone2               // a load balancer address that only services use
+	ofProxy              // a load balancer address at which the load balancer itself answers (ipMode Proxy)
+	ofNode               // a node port
+	ofOthers             // an external address
 )
 
 func (n need) fronts() int {
@@ -77,9 +76,8 @@ func (n need) fronts() int {
 	return 2 // one for inside, one for outside
 }
 
-// reserved reports whether the address keeps an element whatever the share is. The frontend of the
-// first port keeps it: if that frontend exceeds the share, it refuses connections, and so does
-// every other port of the address.
+// reserved reports whether the address keeps one element even if the service has no share. The frontend of the first
+// port uses this element. If it exceeds the share, it refuses connections, and so do all other ports of the address.
 func (n need) reserved() bool { return n == alone || n == alone2 }
 
 // hasNodePorts reports whether the type of the service has node ports.
@@ -98,13 +96,13 @@ func (n *Node) external(s *service.Service) []netip.Addr {
 	return out
 }
 
-// standing is an address that only services use.
+// standing is an address of a service that only services use.
 type standing struct {
 	need
 	ipv6 bool
 }
 
-// addresses returns the addresses of a service that only services use.
+// addresses returns the addresses of a service that no pod or node uses.
 func addresses(s *service.Service) []standing {
 	var out []standing
 	for _, a := range s.ClusterIPs {
@@ -120,17 +118,17 @@ func addresses(s *service.Service) []standing {
 	return out
 }
 
-// Needs are the units of the limit of frontends that a service asks for.
+// Needs contains the units of the limit of frontends that a service asks for.
 type Needs struct {
 	All int
-	// Addresses are the units that its addresses need to refuse connections at every port; part of
-	// All.
+	// Addresses is the part of All that its addresses need to refuse connections at every port.
 	Addresses int
-	// NodePorts are the elements that its node ports need if they are refused; not part of All.
+	// NodePorts is the number of elements that its node ports need if they refuse connections. It is not part of
+	// All.
 	NodePorts int
 }
 
-// Needs returns what a service asks for.
+// Needs returns the units that a service asks for.
 func (n *Node) Needs(s *service.Service) (out Needs) {
 	if s == nil || !s.HasFrontends() || len(s.Ports) == 0 {
 		return out
@@ -162,7 +160,7 @@ func (n *Node) Needs(s *service.Service) (out Needs) {
 				if p.NodePort != 0 && (ipv6 && s.IPv6 || !ipv6 && s.IPv4) {
 					e.frontends(ofNode, 1, ipv6)
 					out.NodePorts++
-					if n.CountElements { // it keeps both fronts
+					if n.CountElements { // it keeps the fronts for inside and for outside
 						out.NodePorts++
 					}
 				}
@@ -173,7 +171,7 @@ func (n *Node) Needs(s *service.Service) (out Needs) {
 	return out
 }
 
-// Count returns how many frontends a service asks for.
+// Count returns the number of frontends that a service asks for.
 func (n *Node) Count(s *service.Service) int {
 	node := *n
 	node.CountElements = false
@@ -184,8 +182,8 @@ func (n *Node) Count(s *service.Service) int {
 type budget struct {
 	share    *int // nil: all fit
 	used     units
-	standing int  // addresses that have an element in any case
-	full     bool // nothing fits any more
+	standing int  // number of addresses that have an element in any case
+	full     bool // no further frontend fits
 }
 
 func (n *Node) budget(s *service.Service, share *int) *budget {
@@ -206,8 +204,8 @@ func (n *Node) budget(s *service.Service, share *int) *budget {
 	return b
 }
 
-// next decides on the next frontend: it is taken, refuses connections, or does not exist. first
-// reports that it is a frontend of the first port.
+// next decides about the next frontend: whether it is taken, refuses connections, or is omitted. first is set for
+// frontends of the first port.
 func (b *budget) next(k need, ipv6, first bool) (take, refuse bool) {
 	if b.share == nil {
 		return true, false
@@ -230,7 +228,7 @@ func (b *budget) next(k need, ipv6, first bool) (take, refuse bool) {
 	return false, stands || k == ofNode
 }
 
-// HasAddress reports whether a service has an address that may have frontends.
+// HasAddress reports whether a is an address of the service that may have frontends.
 func (n *Node) HasAddress(s *service.Service, a netip.Addr) bool {
 	if s == nil || !s.HasFrontends() || len(s.Ports) == 0 {
 		return false
@@ -240,13 +238,13 @@ func (n *Node) HasAddress(s *service.Service, a netip.Addr) bool {
 		s.Type == service.LoadBalancer && slices.ContainsFunc(s.Ingress, isOf)
 }
 
-// Ports are the names and protocols of a service's ports.
+// Ports contains the names and protocols of a service's ports.
 type Ports struct {
-	few  []service.Port // are searched, if many is nil
+	few  []service.Port // searched one by one if many is nil
 	many map[service.SlicePort]struct{}
 }
 
-// fewPorts bounds the ports by which a search is cheaper than a map.
+// fewPorts is the maximum number of ports for which searching is cheaper than a map.
 const fewPorts = 8
 
 // PortsOf returns the ports of a service.
@@ -281,7 +279,7 @@ func counts(s *service.Slice, e service.Endpoint) bool {
 	return (st.Ready() || st.Keeps()) && e.Addr().Is6() == s.IPv6 && CheckAddr(e.Addr()) == nil
 }
 
-// Count returns how many backends a slice has for the ports of a service.
+// Count returns the number of backends in a slice for the ports of a service.
 func (p Ports) Count(s *service.Slice) int {
 	ports, endpoints := 0, 0
 	for _, x := range s.Ports {
@@ -300,7 +298,7 @@ func (p Ports) Count(s *service.Slice) int {
 	return ports * endpoints
 }
 
-// Cut returns the first n backends of a slice for the ports of a service, as slices.
+// Cut returns slices that contain only the first n backends of a slice for the ports of a service.
 func (p Ports) Cut(s *service.Slice, n int) []*service.Slice {
 	part := *s
 	part.Ports, part.Endpoints = nil, nil
@@ -334,12 +332,12 @@ func (p Ports) Cut(s *service.Slice, n int) []*service.Slice {
 	return out
 }
 
-// Charge counts the units of the limit of backends that the slices of a service need, one after the
+// Charge counts how many units of the limit of backends the slices of a service need. Slices are added one after the
 // other.
 type Charge struct {
 	ports  Ports
-	tables int            // for each port and family
-	has    map[portID]int // backends; only with tables, because otherwise each backend needs one unit
+	tables int            // number of tables of each port and family
+	has    map[portID]int // number of backends; only used with tables: without them, each backend needs one unit
 }
 
 // ChargeOf returns the charge of a service without slices.
@@ -354,7 +352,7 @@ func ChargeOf(s *service.Service) *Charge {
 	return c
 }
 
-// each calls f for the ports of a slice, with how many of its first n backends each port has.
+// each calls f for each port of a slice, with the number of backends that the port has among the first n of the slice.
 func (c *Charge) each(s *service.Slice, n int, f func(p portID, backends int)) {
 	var ports []portID
 	for _, x := range s.Ports {
@@ -371,7 +369,7 @@ func (c *Charge) each(s *service.Slice, n int, f func(p portID, backends int)) {
 	}
 }
 
-// Units returns how many more units the first n backends of a slice need.
+// Units returns the number of additional units that the first n backends of a slice need.
 func (c *Charge) Units(s *service.Slice, n int) (units int) {
 	if c.tables == 0 {
 		if c.ports.some(s) {
@@ -385,7 +383,7 @@ func (c *Charge) Units(s *service.Slice, n int) (units int) {
 	return units
 }
 
-// Within returns how many of the first n backends of a slice fit into that many units.
+// Within returns how many of the first n backends of a slice fit into the given number of units.
 func (c *Charge) Within(s *service.Slice, n, units int) int {
 	if c.tables == 0 && c.ports.some(s) {
 		return min(n, max(units, 0))

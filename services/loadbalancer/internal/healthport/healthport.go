@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package healthport serves the health check ports of services. Load balancers in front of the
-// cluster use them to find the nodes with endpoints of a service whose external traffic policy is
-// Local.
+// Package healthport serves the health check ports of services. A load balancer in front of the cluster uses them to
+// find the nodes that have endpoints of a service, if the external traffic policy of the service is Local.
 //
-// A port answers 200 while the node has a ready endpoint of the service that the datapath enforces,
-// otherwise 503. While the datapath or this process restarts, it keeps its previous answer, because
-// the kernel keeps forwarding.
+// A port answers 200 while the node has a ready endpoint of the service that the datapath has enforced, and otherwise
+// 503. While the datapath or this process restarts, the answer stays the same, because the kernel continues to forward.
 package healthport
 
 import (
@@ -30,10 +28,10 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// Services are the services with health check ports.
+// Services gives access to the services with health check ports.
 type Services interface {
 	Locals(ctx context.Context) ([]owner.Local, error)
-	// LocalsChanged has a token when Locals may have changed.
+	// LocalsChanged returns a channel that receives a token when the result of Locals may have changed.
 	LocalsChanged() <-chan struct{}
 	// Report reports a problem; nil clears it.
 	Report(ctx context.Context, what string, why error) error
@@ -42,9 +40,9 @@ type Services interface {
 const (
 	// retry is the pause before another attempt to open a port.
 	retry = 5 * time.Second
-	// timeout bounds a request; answers are short.
+	// timeout is the maximum duration of a request; answers are short.
 	timeout = 5 * time.Second
-	// maxConns bounds the concurrent connections of a port.
+	// maxConns is the maximum number of concurrent connections of a port.
 	maxConns = 64
 )
 
@@ -54,7 +52,7 @@ type Ports struct {
 	address  string
 	log      *slog.Logger
 	memory   *memory
-	unsaved  string // last logged error of saving the memory
+	unsaved  string // error of the last failed write of the memory, as logged
 	open     map[uint16]*port
 	retry    time.Duration     // pause between attempts
 	failed   map[uint16]string // reported problems of ports that are not open
@@ -68,15 +66,15 @@ type port struct {
 	state  atomic.Pointer[state]
 }
 
-// state determines what a port answers.
+// state determines the answer of a port.
 type state struct {
 	name  service.Name
-	ready int  // number of addresses on this node
-	led   bool // the datapath enforces one of them
+	ready int  // number of ready addresses on this node
+	led   bool // the datapath has enforced one of them
 }
 
-// New returns ports on an address of this machine; empty: on all addresses. The file at path keeps
-// their answers across a restart; "": they are not kept.
+// New returns ports that listen on an address of this machine, or on all addresses if address is empty. The file at
+// path keeps their answers across a restart; if path is empty, they are not kept.
 func New(services Services, address, path string, l *slog.Logger) *Ports {
 	m, err := openMemory(path)
 	if err != nil {
@@ -119,7 +117,7 @@ func (p *Ports) Run(ctx context.Context) error {
 	}
 }
 
-// serve opens, changes and closes ports to match the services.
+// serve opens, changes and closes ports until they match the services.
 func (p *Ports) serve(ctx context.Context) error {
 	all, err := p.services.Locals(ctx)
 	if err != nil {
@@ -128,7 +126,7 @@ func (p *Ports) serve(ctx context.Context) error {
 	want := make(map[uint16]owner.Local, len(all))
 	taken := make(map[uint16]service.Name)
 	problems := make(map[uint16]error)
-	for _, l := range all { // sorted by name: the first service keeps a port
+	for _, l := range all { // sorted by name: if several services have the same port, the first one gets it
 		if first, ok := taken[l.Port]; ok {
 			problems[l.Port] = fmt.Errorf("service %s has the health check port %d of service %s", l.Name, l.Port, first)
 			continue
@@ -156,8 +154,7 @@ func (p *Ports) serve(ctx context.Context) error {
 	return p.report(ctx, problems)
 }
 
-// learn saves the answers for the next process. Without them, a port answers 503 for a moment after
-// a restart.
+// learn saves the answers for the next process. Without the file, a port would answer 503 for a moment after a restart.
 func (p *Ports) learn(all []owner.Local) {
 	why := ""
 	if err := p.memory.learn(all); err != nil {
@@ -169,7 +166,7 @@ func (p *Ports) learn(all []owner.Local) {
 	p.unsaved = why
 }
 
-// report reports problems of ports, and clears resolved ones.
+// report reports the problems of ports, and clears resolved problems.
 func (p *Ports) report(ctx context.Context, problems map[uint16]error) error {
 	what := func(n uint16) string { return fmt.Sprintf("health check port %d", n) }
 	for n := range p.failed {
@@ -222,7 +219,7 @@ func (p *Ports) close(n uint16) {
 	<-at.done
 }
 
-// answer has kube-proxy's format, which load balancers read.
+// answer uses kube-proxy's format, which load balancers can parse.
 func (at *port) answer(w http.ResponseWriter, _ *http.Request) {
 	now := at.state.Load()
 	type name struct {
@@ -249,9 +246,10 @@ func (at *port) answer(w http.ResponseWriter, _ *http.Request) {
 	w.Write(append(body, '\n')) //nolint:errcheck // the client has gone
 }
 
-// bounded is a listener with a limited number of connections. Anyone may connect, so a further
-// connection replaces the oldest one of the sender with the most: a sender that holds connections
-// keeps no load balancer out, and senders with one each have to be faster than an answer.
+// bounded is a listener with a limited number of connections. Every host may connect, so at the limit a new connection
+// replaces the oldest connection of the sender that has the most. A sender that keeps many connections open therefore
+// cannot block a load balancer. Many senders with one connection each could do so only if they connected faster than a
+// port answers.
 type bounded struct {
 	net.Listener
 
@@ -272,7 +270,7 @@ func (b *bounded) Accept() (net.Conn, error) {
 	return added, nil
 }
 
-// add adds a connection, and returns the one to close; nil: none.
+// add adds a connection, and returns the connection to close instead, or nil.
 func (b *bounded) add(c *boundedConn) *boundedConn {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -289,7 +287,7 @@ func (b *bounded) add(c *boundedConn) *boundedConn {
 	return b.open[i]
 }
 
-// sender returns the address that identifies a sender; an IPv6 sender is its /64.
+// sender returns the prefix that identifies a sender: its IPv4 address or its IPv6 /64.
 func sender(a net.Addr) netip.Addr {
 	at, ok := a.(*net.TCPAddr)
 	if !ok {
@@ -302,7 +300,7 @@ func sender(a net.Addr) netip.Addr {
 	return from
 }
 
-// boundedConn is a connection that leaves its listener when it is closed.
+// boundedConn is a connection that is removed from its listener when it is closed.
 type boundedConn struct {
 	net.Conn
 	from netip.Addr

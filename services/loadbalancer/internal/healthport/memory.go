@@ -15,16 +15,16 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// memory stores the addresses of each service that the datapath last enforced. The kernel keeps
-// forwarding to them while the datapath or this process restarts. The file is valid for one boot,
-// because afterwards the kernel has none.
+// memory stores, for each service, the addresses that the datapath last enforced. The kernel continues to forward to
+// them while the datapath or this process restarts. The file is only valid for one boot, because a reboot removes them
+// from the kernel.
 type memory struct {
 	path string // "": not kept across a restart
 	boot string
 
 	led map[service.Name][]netip.Addr
-	// unlisted are the services in led that an earlier process knew and that this one has not
-	// listed yet.
+	// unlisted contains the services in led that come from an earlier process and that this process has not listed
+	// yet.
 	unlisted map[service.Name]bool
 }
 
@@ -73,8 +73,8 @@ func openMemory(path string) (*memory, error) {
 	return m, nil
 }
 
-// leads reports whether the datapath forwards to a ready address of the service on this node. While
-// that is unknown, the last known addresses count.
+// leads reports whether the datapath forwards to a ready address of the service on this node. While that is unknown, it
+// uses the last known addresses.
 func (m *memory) leads(l owner.Local) bool {
 	switch {
 	case len(l.Ready) == 0 || l.Enforced == owner.NotEnforced:
@@ -85,8 +85,8 @@ func (m *memory) leads(l owner.Local) bool {
 	return slices.ContainsFunc(m.led[l.Name], func(a netip.Addr) bool { return slices.Contains(l.Ready, a) })
 }
 
-// learn stores the current state of all services, and removes other services. Services of an
-// earlier process stay until they were listed once.
+// learn stores the state of the given services, and removes all others. Services of an earlier process stay until they
+// have been listed once.
 func (m *memory) learn(all []owner.Local) error {
 	led, changed := make(map[service.Name][]netip.Addr, len(all)), false
 	for _, l := range all {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package jsonscan reads a JSON text once, from the first byte to the last, and passes its values to the caller without
-// building a tree.
+// Package jsonscan reads a JSON text in one pass, and passes its values to the caller without building a tree.
 //
-// A caller knows which values it expects. A text with another value fails as a whole and without a reason: the caller
-// then reads it with a complete decoder, which also finds the reason. A text that does not fail is valid JSON.
+// A caller knows which values it expects. If a text contains a different value, reading fails without a reason. The
+// caller then reads the text again with a complete decoder, which also reports the reason. If reading does not fail,
+// the text is valid JSON.
 package jsonscan
 
 import (
@@ -13,7 +13,7 @@ import (
 	"strconv"
 )
 
-// maxDepth bounds nested values.
+// maxDepth is the maximum depth of nested values.
 const maxDepth = 64
 
 // Scanner reads one text. After a failure every method returns the zero value.
@@ -24,10 +24,10 @@ type Scanner struct {
 	failed bool
 }
 
-// New returns a Scanner at the beginning of a text. Texts that it returns share the memory of this text.
+// New returns a Scanner at the beginning of a text. Strings that the Scanner returns share the memory of the text.
 func New(text string) Scanner { return Scanner{text: text} }
 
-// Fail makes the text fail.
+// Fail marks the text as failed.
 func (s *Scanner) Fail() { s.failed, s.at = true, len(s.text) }
 
 // Failed reports whether the text failed.
@@ -39,7 +39,7 @@ func (s *Scanner) End() bool { return s.peek() == 0 && s.at == len(s.text) && !s
 // At returns the position of the next byte.
 func (s *Scanner) At() int { return s.at }
 
-// peek returns the next byte that is not white space; 0 at the end.
+// peek returns the next byte that is not white space; 0 at the end of the text.
 func (s *Scanner) peek() byte {
 	for ; s.at < len(s.text); s.at++ {
 		switch c := s.text[s.at]; c {
@@ -51,7 +51,7 @@ func (s *Scanner) peek() byte {
 	return 0
 }
 
-// next consumes a byte after white space, and reports whether it is there.
+// next skips white space and consumes the byte c. It reports whether c was the next byte.
 func (s *Scanner) next(c byte) bool {
 	if s.peek() != c {
 		return false
@@ -60,7 +60,7 @@ func (s *Scanner) next(c byte) bool {
 	return true
 }
 
-// word consumes a word.
+// word consumes the word w, and reports whether w was next.
 func (s *Scanner) word(w string) bool {
 	if len(s.text)-s.at < len(w) || s.text[s.at:s.at+len(w)] != w {
 		return false
@@ -88,7 +88,7 @@ func (s *Scanner) Bool() bool {
 	return false
 }
 
-// Int reads a whole number of a number of bits, without fraction and exponent.
+// Int reads an integer of at most the given number of bits, without a fraction or an exponent.
 func (s *Scanner) Int(bits int) int64 {
 	n, err := strconv.ParseInt(s.number(), 10, bits)
 	if err != nil {
@@ -98,7 +98,7 @@ func (s *Scanner) Int(bits int) int64 {
 	return n
 }
 
-// Uint is Int for a number without sign.
+// Uint is Int for numbers without a sign.
 func (s *Scanner) Uint(bits int) uint64 {
 	n, err := strconv.ParseUint(s.number(), 10, bits)
 	if err != nil {
@@ -133,7 +133,7 @@ func (s *Scanner) number() string {
 	return s.text[begin:s.at]
 }
 
-// byteIs consumes a byte if it is the next one.
+// byteIs consumes the byte c if it is next, and reports whether it was.
 func (s *Scanner) byteIs(c byte) bool {
 	if s.at < len(s.text) && s.text[s.at] == c {
 		s.at++
@@ -142,7 +142,7 @@ func (s *Scanner) byteIs(c byte) bool {
 	return false
 }
 
-// digits consumes digits, and reports whether there is one.
+// digits consumes digits, and reports whether there was at least one.
 func (s *Scanner) digits() bool {
 	begin := s.at
 	for s.at < len(s.text) && s.text[s.at]-'0' <= 9 {
@@ -262,7 +262,7 @@ func (s *Scanner) Skip() {
 	}
 }
 
-// skipAll is values for values of any kind, without calls through functions.
+// skipAll is values for values of any type. It is faster, because it calls no function for each value.
 func (s *Scanner) skipAll(begin, end byte, keys bool) {
 	if s.depth++; s.depth > maxDepth || !s.next(begin) {
 		s.Fail()

@@ -48,7 +48,7 @@ func (w *writer) value(n *yaml.Node, path string, depth int) {
 		w.fail(path, "the document has more than %d values", maxNodes)
 	case depth > maxDepth:
 		w.fail(path, "is nested more than %d deep", maxDepth)
-	case w.out.Len() > maxBytes: // texts repeated by aliases
+	case w.out.Len() > maxBytes: // aliases may repeat long texts
 		w.fail(path, "the document is larger than %d bytes with its aliases", maxBytes)
 	case n.Kind == yaml.AliasNode:
 		w.value(n.Alias, path, depth+1)
@@ -114,7 +114,7 @@ func (w *writer) text(s string) {
 }
 
 func (w *writer) scalar(n *yaml.Node, path string) {
-	if is, ok := yamlstream.Word(n); ok { // kubectl sends it like this, too
+	if is, ok := yamlstream.Word(n); ok { // kubectl also sends such words as booleans
 		w.out.WriteString(strconv.FormatBool(is))
 		return
 	}

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package manifest reads Services and EndpointSlices from YAML and JSON, and reports where
-// something is invalid.
+// Package manifest reads Services and EndpointSlices from YAML and JSON, and reports the location of mistakes.
 //
 // Texts are read strictly: unknown fields, duplicate fields, values of the wrong type and invalid
 // values are rejected with the document and the path of the field. A known field without effect
 // here is a note. A document may be a list of objects.
 //
-// Objects of an API server (OfService, OfSlice) were already accepted by it. Parts that Sluice does
-// not support are left out with a note, and the rest of the object is used. Only an object without
-// a name is rejected.
+// An API server has already accepted its objects (OfService, OfSlice). If Sluice does not support a part of such an
+// object, it omits that part with a note and uses all other parts. Only an object without a name is rejected.
 package manifest
 
 import (
@@ -28,7 +26,7 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// Limits on the input. They bound the memory that hostile input can take.
+// Limits on the input, which limit the memory that hostile input can use.
 const (
 	maxBytes = 3 << 20 // of one document
 	maxMarks = 120_000 // characters that can begin a value, in one JSON object or one YAML document
@@ -37,7 +35,7 @@ const (
 
 	maxViolations = 50
 	maxDropped    = 20
-	maxRemarks    = 20  // notes about parts of an object of an API server
+	maxRemarks    = 20  // number of notes about parts of an object of an API server
 	maxText       = 300 // bytes of a text in a message
 )
 
@@ -56,7 +54,7 @@ type Object struct {
 	Service  *service.Service // of a Service
 	Slice    *service.Slice   // of an EndpointSlice
 	Dropped  []string         // unknown fields that were dropped
-	Notes    []string         // messages to its author
+	Notes    []string         // messages for its author
 }
 
 // name sets the key of a decoded object.
@@ -81,12 +79,12 @@ func (v Violation) Where() (document int, path, mistake string) { return v.Docum
 
 // Error describes the mistakes in a manifest.
 type Error struct {
-	// Whole is why the text could not be split into documents; then there are no violations.
+	// Whole is the error if the text could not be split into documents. There are then no violations.
 	Whole      error
 	Violations []Violation
 }
 
-// Error lists the violations.
+// Error returns the violations as one text.
 func (e *Error) Error() string {
 	if e.Whole != nil {
 		return e.Whole.Error()
@@ -108,7 +106,7 @@ type Unreadable struct {
 	Key service.ObjectKey
 	// Service contains the readable parts of a Service.
 	Service *service.Service
-	// Why contains the document, its line in the stream and the mistakes.
+	// Why is the reason, with the document, its line in the stream and the mistakes.
 	Why string
 }
 
@@ -159,8 +157,8 @@ func (o Options) decode(data []byte) *decoder {
 	return d
 }
 
-// jsonDocuments returns the documents of a pure JSON stream, which are read without building trees;
-// false for any other stream.
+// jsonDocuments returns the documents of a stream that contains only JSON, which can be read without building trees. It
+// returns false for any other stream.
 func jsonDocuments(data []byte) (texts [][]byte, ok bool) {
 	for _, chunk := range yamlstream.Chunks(data) {
 		chunk = trimMarker(chunk)
@@ -193,10 +191,10 @@ type decoder struct {
 	unreadable []Unreadable
 	failed     []string // first mistakes of the object, for unreadable
 
-	// lenient: the object comes from an API server.
+	// lenient means that the object comes from an API server.
 	lenient bool
 
-	// State of the current object.
+	// The following fields are the state of the current object.
 	number  int
 	line    int    // line of the stream at which the document begins; 0: unknown
 	remarks int    // number of calls of remark
@@ -224,7 +222,7 @@ func (d *decoder) fail(path, format string, args ...any) {
 	d.violations = append(d.violations, Violation{d.number, shorten(strings.TrimSuffix(d.path+path, ".")), shorten(text)})
 }
 
-// maxFailed bounds the mistakes of one object in Unreadable.Why.
+// maxFailed limits the number of mistakes in Unreadable.Why.
 const maxFailed = 3
 
 // leaveOut adds an object with mistakes to the unreadable ones.
@@ -244,14 +242,14 @@ func (d *decoder) leaveOut(key service.ObjectKey, s *service.Service) (bad bool)
 	return true
 }
 
-// failWhole records a document that does not identify its object.
+// failWhole records a mistake in a document that does not identify its object.
 func (d *decoder) failWhole(path, format string, args ...any) {
 	d.fail(path, format, args...)
 	d.leaveOut(service.ObjectKey{}, nil)
 }
 
-// part reports an unusable part of an object. In a text it is a violation. In an object of an API
-// server, the part is left out with a note, and the caller continues without it.
+// part records an unusable part of an object. In a text, the part is a violation. In an object of an API server, it
+// becomes a note, and the caller continues without the part.
 func (d *decoder) part(path, format string, args ...any) {
 	if !d.lenient {
 		d.fail(path, format, args...)
@@ -260,14 +258,14 @@ func (d *decoder) part(path, format string, args ...any) {
 	d.remark(path, fmt.Sprintf(format, args...)+": it is left out")
 }
 
-// remark adds one of a bounded number of notes about parts of an object.
+// remark adds a note about a part of an object, unless the object already has the maximum number of notes.
 func (d *decoder) remark(path, text string) {
 	if d.remarks++; d.remarks <= maxRemarks {
 		d.notef("%s: %s", path, strings.ToValidUTF8(text, "\uFFFD"))
 	}
 }
 
-// odd reports a contradiction between parts: a violation in a text, a note for an object of an API
+// odd records a contradiction between parts of an object: as a violation in a text, as a note in an object of an API
 // server.
 func (d *decoder) odd(path, format string, args ...any) {
 	if d.lenient {
@@ -281,7 +279,7 @@ func (d *decoder) notef(format string, args ...any) {
 	d.notes = append(d.notes, shorten(fmt.Sprintf(format, args...)))
 }
 
-// shorten limits a text from a manifest.
+// shorten shortens a text from a manifest for messages.
 func shorten(s string) string {
 	if len(s) <= maxText {
 		return s
@@ -289,7 +287,7 @@ func shorten(s string) string {
 	return strings.ToValidUTF8(s[:maxText], "") + "…"
 }
 
-// list is a document with several objects.
+// list is a document that contains several objects.
 type list struct {
 	wire.Head
 	Metadata json.RawMessage   `json:"metadata"`
@@ -337,7 +335,7 @@ func (d *decoder) examine(number int, text []byte) {
 			d.leaveOut(service.ObjectKey{}, nil)
 			continue
 		}
-		if of != "" && ih == (wire.Head{}) { // items of a typed list need not repeat the kind
+		if of != "" && ih == (wire.Head{}) { // items of a typed list may omit the kind
 			ih = wire.Head{APIVersion: l.APIVersion, Kind: of}
 		}
 		d.object(ih, item)
@@ -392,8 +390,8 @@ func (d *decoder) object(h wire.Head, text []byte) {
 	d.objects = append(d.objects, out)
 }
 
-// lenientOf reads the usable parts of an invalid object: its key, which is the zero value if the
-// object has no valid name, and the readable parts of a Service.
+// lenientOf reads the usable parts of an invalid object: its key, and the readable parts of a Service. If the object
+// has no valid name, the key is the zero value.
 func (d *decoder) lenientOf(kind service.Kind, text []byte) (service.ObjectKey, *service.Service) {
 	l := &decoder{lenient: true}
 	var meta *wire.Metadata
@@ -401,7 +399,7 @@ func (d *decoder) lenientOf(kind service.Kind, text []byte) (service.ObjectKey, 
 	check := checkSubdomain
 	if kind == service.KindService {
 		var in wire.Service
-		// The mistakes are recorded already; the other fields are set.
+		// The mistakes have already been recorded; all valid fields are set.
 		_ = kjson.UnmarshalCaseSensitivePreserveInts(text, &in)
 		meta, s, check = &in.Metadata, l.serviceOf(&in), checkLabel
 	} else {
@@ -424,20 +422,20 @@ func (d *decoder) lenientOf(kind service.Kind, text []byte) (service.ObjectKey, 
 	return key, s
 }
 
-// OfService converts a Service of an API server. Parts that Sluice does not support are left out
-// with notes. The error is an *Error: the Service has no name or no namespace.
+// OfService converts a Service of an API server. Parts that Sluice does not support are omitted with notes. It returns
+// an *Error if the Service has no name or no namespace.
 func OfService(s *wire.Service) (Object, error) {
 	d := &decoder{lenient: true}
 	return d.one(service.KindService, d.serviceOf(s), nil)
 }
 
-// OfSlice converts an EndpointSlice of an API server, as OfService does a Service.
+// OfSlice converts an EndpointSlice of an API server, with the same rules as OfService.
 func OfSlice(s *wire.Slice) (Object, error) {
 	d := &decoder{lenient: true}
 	return d.one(service.KindSlice, nil, d.sliceOf(s))
 }
 
-// one returns the only object that was converted.
+// one returns the single object that was converted.
 func (d *decoder) one(kind service.Kind, s *service.Service, slice *service.Slice) (Object, error) {
 	if len(d.violations) > 0 {
 		return Object{}, &Error{Violations: d.violations}

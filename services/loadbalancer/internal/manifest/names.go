@@ -8,20 +8,20 @@ import (
 	"strings"
 )
 
-// Labels and values with a meaning to Sluice.
+// Labels, annotations and values that have a meaning to Sluice.
 const (
 	labelServiceName = "kubernetes.io/service-name"
 	labelOtherProxy  = "service.kubernetes.io/service-proxy-name"
 	annotationRanges = "service.beta.kubernetes.io/load-balancer-source-ranges"
 	none             = "None" // spec.clusterIP of a headless service
 
-	// annotationAlgorithm selects how a backend of the service is chosen: "table". Without it, the
-	// datapath's default applies.
+	// annotationAlgorithm selects the algorithm that chooses a backend of the service; the only value is "table".
+	// Without it, the datapath uses its default.
 	annotationAlgorithm = "sluice.io/load-balancing-algorithm"
 	algorithmTable      = "table"
 )
 
-// checkLabel returns why a text is not a DNS label, as names of services must be, or nil.
+// checkLabel returns an error if a text is not a DNS label. Names of services must be DNS labels.
 func checkLabel(s string) error {
 	if len(s) > 63 {
 		return fmt.Errorf("has %d characters, more than 63", len(s))
@@ -37,7 +37,7 @@ func checkLabel(s string) error {
 	return nil
 }
 
-// checkSubdomain returns why a text is not a DNS subdomain, as names of slices must be, or nil.
+// checkSubdomain returns an error if a text is not a DNS subdomain. Names of slices must be DNS subdomains.
 func checkSubdomain(s string) error {
 	if len(s) > 253 {
 		return fmt.Errorf("has %d characters, more than 253", len(s))

@@ -13,17 +13,18 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// onePass reads the kind and the body of each object in one pass over a JSON document. It reads only documents without
-// any mistake and without unknown fields, and gives up on all others: the decoder reads those again and finds the
-// mistakes. A general decoder needs six passes over a list, because it needs the kind before the body.
+// onePass reads the kind and the body of each object in one pass over a JSON document. It can only read documents
+// without mistakes and without unknown fields. For any other document it fails; the decoder then reads it again and
+// finds the mistakes. It exists because a general decoder needs six passes over a list, since it must know the kind
+// before the body.
 type onePass struct {
 	jsonscan.Scanner
-	of decoder // of this document; its violations mean that the document has mistakes
+	of decoder // decoder of this document; if it has violations, the document has mistakes
 
 	text    string
 	service wire.Service
 	slice   wire.Slice
-	// Values to which pointers of service and slice refer.
+	// Values to which pointers in service and slice point.
 	texts   []string
 	numbers []int32
 	hints   []wire.EndpointHints
@@ -32,7 +33,7 @@ type onePass struct {
 	names   []string          // keys of labels or annotations
 }
 
-// Fields of objects. A document may have each once.
+// Fields of objects. Each may occur only once in an object.
 const (
 	fieldVersion uint32 = 1 << iota
 	fieldKind
@@ -50,7 +51,7 @@ const (
 	fieldsOfList    = fieldsOfAny | fieldItems
 )
 
-// readOnce reads the objects of a document; false: it is not a document that one pass can read.
+// readOnce reads the objects of a document. It returns false if the document cannot be read in one pass.
 func (d *decoder) readOnce(number int, text []byte) bool {
 	if len(text) > maxBytes || len(text) == 0 || text[0] != '{' {
 		return false
@@ -66,7 +67,7 @@ func (d *decoder) readOnce(number int, text []byte) bool {
 	return true
 }
 
-// readAllOnce reads the objects of a stream of JSON documents, likewise.
+// readAllOnce is readOnce for a stream of JSON documents.
 func (d *decoder) readAllOnce(data []byte) bool {
 	number := 0
 	for _, chunk := range yamlstream.Chunks(data) {
@@ -88,7 +89,7 @@ func trimMarker(chunk []byte) []byte {
 	return bytes.TrimSpace(bytes.TrimPrefix(bytes.TrimSpace(chunk), []byte("---")))
 }
 
-// once reports that a field occurs for the first time and has a value. null leaves a field unset.
+// once reports whether a field occurs for the first time and has a value other than null.
 func (p *onePass) once(seen *uint32, field uint32) bool {
 	if *seen&field != 0 {
 		p.Fail()
@@ -128,7 +129,7 @@ func (p *onePass) document() {
 	}
 }
 
-// listSuffix ends the kinds of lists.
+// listSuffix is the end of the kinds of lists.
 const listSuffix = "List"
 
 // item reads an object of a list.
@@ -138,7 +139,7 @@ func (p *onePass) item(list *wire.Head) {
 	var seen uint32
 	begin := p.At()
 	p.Object(func(key string) { p.field(key, &seen, &head) })
-	if head == (wire.Head{}) { // items of a typed list need not repeat the kind
+	if head == (wire.Head{}) { // items of a typed list may omit the kind
 		of, isList := strings.CutSuffix(list.Kind, listSuffix)
 		if !isList || of == "" {
 			p.Fail()
@@ -148,7 +149,7 @@ func (p *onePass) item(list *wire.Head) {
 	p.add(head, seen, p.text[begin:p.At()])
 }
 
-// reset forgets the last object.
+// reset prepares the state for the next object.
 func (p *onePass) reset() {
 	spec, slice := &p.service.Spec, &p.slice
 	p.service = wire.Service{Spec: wire.ServiceSpec{Ports: spec.Ports[:0], ClusterIPs: spec.ClusterIPs[:0]}}
@@ -277,7 +278,7 @@ func (p *onePass) metadata(m *wire.Metadata) {
 	})
 }
 
-// opaque reads a field without effect.
+// opaque reads a field that has no effect.
 func (p *onePass) opaque(seen *uint32, field uint32) {
 	if p.once(seen, field) {
 		p.Skip()
@@ -296,7 +297,7 @@ func (p *onePass) numberRef() *int32 {
 	return &p.numbers[len(p.numbers)-1]
 }
 
-// truths are the values to which pointers to bool refer.
+// truths contains the values to which pointers to bool point.
 var truths = [2]bool{false, true}
 
 // boolRef reads a bool and returns a pointer to it.
@@ -307,10 +308,10 @@ func (p *onePass) boolRef() *bool {
 	return &truths[0]
 }
 
-// maxNames bounds the labels of an object, because each key is compared with all earlier ones.
+// maxNames limits the number of labels of an object, because each key is compared with all earlier ones.
 const maxNames = 64
 
-// meaningful reads labels or annotations, and returns into with those that Sluice uses.
+// meaningful reads labels or annotations, and adds the ones that Sluice uses to into.
 func (p *onePass) meaningful(into map[string]string, names ...string) map[string]string {
 	p.names = p.names[:0]
 	p.Object(func(key string) {
@@ -334,7 +335,7 @@ func (p *onePass) meaningful(into map[string]string, names ...string) map[string
 	return into
 }
 
-// list reads texts.
+// list reads an array of strings.
 func (p *onePass) list(into *[]string) { p.Array(func() { *into = append(*into, p.Text()) }) }
 
 func (p *onePass) spec(s *wire.ServiceSpec) {

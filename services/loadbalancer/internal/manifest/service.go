@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// Limits of the API server, which also apply to objects from files. The number of a Service's ports
-// is bounded only by the size of the object.
+// Limits of the API server, which also apply to objects from files. The number of ports of a Service is limited only by
+// the size of the object.
 const (
 	maxAffinity     = 86_400 // seconds
 	defaultAffinity = 10_800
@@ -29,7 +29,7 @@ func (d *decoder) name(m *wire.Metadata, check func(string) error) service.Name 
 	if out.Namespace == "" {
 		out.Namespace = d.options.Namespace
 	}
-	if d.lenient { // the API server has checked them
+	if d.lenient { // the API server has checked the names
 		if out.Name == "" {
 			d.fail("metadata.name", "is missing")
 		}
@@ -49,7 +49,7 @@ func (d *decoder) name(m *wire.Metadata, check func(string) error) service.Name 
 	return out
 }
 
-// created returns when an object was created, in nanoseconds since 1970; 0 if unknown.
+// created returns the time at which an object was created, in nanoseconds since 1970; 0 if unknown.
 func (d *decoder) created(m *wire.Metadata) int64 {
 	if m.CreationTimestamp == nil {
 		return 0
@@ -150,7 +150,7 @@ func (d *decoder) addresses(in *wire.Service, out *service.Service) {
 	for i, x := range ingress {
 		switch {
 		case x.IP == "":
-			continue // a host name, which is for DNS
+			continue // a host name is only for DNS
 		case x.IPMode == nil, *x.IPMode == "VIP", *x.IPMode == "Proxy":
 		default:
 			d.part(fmt.Sprintf("status.loadBalancer.ingress[%d].ipMode", i), "%q is not VIP or Proxy", shorten(*x.IPMode))
@@ -175,8 +175,8 @@ func (d *decoder) addresses(in *wire.Service, out *service.Service) {
 		}
 	}
 	if len(in.Spec.LoadBalancerSourceRanges) > 0 && len(out.SourceRanges) == 0 && d.lenient {
-		// Without ranges, all clients may use the addresses. None of the given ranges is readable,
-		// so no client may use them.
+		// Without any range, all clients could use the addresses. None of the given ranges could be parsed, so
+		// no client may use them.
 		out.SourceRanges = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 32)}
 		d.notef("spec.loadBalancerSourceRanges: none can be read: no client may use the load balancer addresses")
 	}
@@ -198,7 +198,7 @@ func (d *decoder) distinct(path string, texts []string, take func(netip.Addr, in
 	}
 }
 
-// families sets the families that the service lists, or else its addresses' families.
+// families sets the families that the service lists or, if it lists none, the families of its addresses.
 func (d *decoder) families(in *wire.Service, out *service.Service) {
 	for i, f := range in.Spec.IPFamilies {
 		switch f {
@@ -246,7 +246,7 @@ func (d *decoder) ports(in *wire.Service, out *service.Service) {
 		port, inRange := d.port(path, "port", p.Port, 1)
 		node, _ := d.port(path, "nodePort", p.NodePort, 0)
 		if d.lenient && !(known && inRange) {
-			continue // it is not reachable
+			continue // a service without a frontend is not reachable
 		}
 		if ports[socket{protocol, port}] {
 			d.part(path("port"), "%d/%s is given twice", port, protocol)

@@ -104,7 +104,7 @@ func (d *decoder) slicePorts(in []wire.EndpointPort, out *service.Slice) {
 }
 
 func (d *decoder) endpoint(i int, e *wire.Endpoint, out *service.Slice) {
-	path := func(below string, of ...any) string { // formatted only for mistakes
+	path := func(below string, of ...any) string { // formatted only if there is a mistake
 		return fmt.Sprintf("endpoints[%d].", i) + fmt.Sprintf(below, of...)
 	}
 	if n := len(e.Addresses); n == 0 || n > maxAddresses && !d.lenient {
@@ -113,7 +113,7 @@ func (d *decoder) endpoint(i int, e *wire.Endpoint, out *service.Slice) {
 	}
 	addresses := e.Addresses
 	if d.lenient {
-		addresses = addresses[:1] // the others are not used
+		addresses = addresses[:1] // all further addresses have no meaning
 	}
 	for j, text := range addresses {
 		a, err := parseAddress(text)
@@ -128,8 +128,8 @@ func (d *decoder) endpoint(i int, e *wire.Endpoint, out *service.Slice) {
 	}
 }
 
-// state applies the API's defaults of conditions: an endpoint without the condition ready or
-// serving has it.
+// state returns the conditions of an endpoint, with the defaults of the API: a missing condition ready or serving
+// counts as true.
 func state(c wire.EndpointConditions) service.State {
 	var s service.State
 	if c.Ready == nil || *c.Ready {

@@ -46,7 +46,7 @@ type Record struct {
 	Manager  string
 	Revision uint64
 	Updated  int64 // nanoseconds since 1970
-	Created  int64 // likewise
+	Created  int64 // nanoseconds since 1970
 	Notes    []string
 	Dropped  []string
 	Service  *service.Service // of a Service
@@ -59,9 +59,9 @@ type Journal = journal.Journal[Record]
 // Change is a change of the journal: objects that are stored and objects that are deleted.
 type Change = journal.Change[Record]
 
-// State is the state that Open found in addition to the objects.
+// State contains the state that Open found in addition to the objects.
 type State struct {
-	// Name of the state, created with it.
+	// Name is the name of the state, which is generated when the state is created.
 	Name     [16]byte
 	Revision uint64
 	Complete []string // sources that were listed completely
@@ -122,8 +122,8 @@ var options = journal.Options[Record]{
 	Objects: bucketObjects, State: bucketState,
 }
 
-// Open locks the directory for this process and passes every stored object to replay. The error
-// about a corrupt file ends with what to do.
+// Open locks the directory for this process and passes every stored object to replay. The error for a corrupt file ends
+// with the steps to recover.
 func Open(dir string, replay func(Record) error) (*Journal, State, error) {
 	d, err := store.OpenDir(dir, journal.DirMode)
 	if err != nil {
@@ -144,13 +144,13 @@ func Open(dir string, replay func(Record) error) (*Journal, State, error) {
 	return j, st, nil
 }
 
-// Key is the key of an object in the file. The parts are separated by zero bytes, which Kubernetes
-// names do not contain.
+// Key returns the key of an object in the file. Its parts are separated by zero bytes, which Kubernetes names do not
+// contain.
 func Key(k service.ObjectKey) string {
 	return k.Kind.String() + "\x00" + k.Namespace + "\x00" + k.Name.Name
 }
 
-// The format of a record. The meaning of a field never changes.
+// Format of a record. The meaning of a field must never change.
 type (
 	record struct {
 		Source   string   `json:"source"`
@@ -214,7 +214,7 @@ type (
 	}
 	endpointRecord struct {
 		Addr  netip.Addr `json:"a"`
-		About int        `json:"i,omitempty"` // in About of the slice
+		About int        `json:"i,omitempty"` // index in About of the slice
 	}
 )
 
@@ -263,7 +263,7 @@ func decode(b []byte) (Record, error) {
 	return out, nil
 }
 
-// shared returns a canonical copy of a text that many records have.
+// shared returns a copy of a text that is shared by all records with the same text.
 func shared(s string) string { return unique.Make(s).Value() }
 
 func (x *serviceRecord) service(name service.Name) (*service.Service, error) {

@@ -15,9 +15,9 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// A start reads tens of thousands of records and a change may write as many, so that encoding/json would take a fifth
-// of the time. writer writes the same bytes as encoding/json for the types in record.go, which define the form. reader
-// reads only texts that writer wrote; encoding/json reads all others.
+// The start reads tens of thousands of records, and a change may write as many; encoding/json would take a fifth of
+// that time. The types in record.go define the format. For them, writer writes the same bytes as encoding/json. reader
+// can only read texts that writer has written; all others are read with encoding/json.
 
 // writer appends JSON to b.
 type writer struct{ b []byte }
@@ -25,7 +25,7 @@ type writer struct{ b []byte }
 // open begins an object or list.
 func (w *writer) open(bracket byte) { w.b = append(w.b, bracket) }
 
-// comma separates values, unless the last byte begins an object or list.
+// comma adds a comma, unless the last byte begins an object or list.
 func (w *writer) comma() {
 	if c := w.b[len(w.b)-1]; c != '{' && c != '[' {
 		w.b = append(w.b, ',')
@@ -41,7 +41,7 @@ func (w *writer) key(key string) {
 // value appends a string.
 func (w *writer) value(s string) {
 	for i := range len(s) {
-		// encoding/json escapes the others, or replaces them
+		// encoding/json escapes or replaces all other characters
 		if c := s[i]; c < ' ' || c >= 0x7f || c == '"' || c == '\\' || c == '<' || c == '>' || c == '&' {
 			b, err := json.Marshal(s)
 			if err != nil {
@@ -75,7 +75,7 @@ func (w *writer) bool(key string, b bool) {
 	}
 }
 
-// list appends a field with n elements, none if there are no elements.
+// list appends a field with n elements, or nothing if n is 0.
 func (w *writer) list(key string, n int, element func(i int)) {
 	if n == 0 {
 		return
@@ -215,7 +215,7 @@ func (w *writer) slice(s *service.Slice) {
 	w.b = append(w.b, '}')
 }
 
-// fewAbouts bounds the values by which a search is cheaper than a map.
+// fewAbouts is the maximum number of values for which searching is cheaper than a map.
 const fewAbouts = 8
 
 // abouts returns the distinct parts that endpoints share, in the order of their first endpoints, and the index of each
@@ -251,13 +251,13 @@ func abouts(all []service.Endpoint) (about []service.About, at []int) {
 // reader reads a record.
 type reader struct {
 	jsonscan.Scanner
-	// Parts of the last record, whose memory the next one uses.
+	// Parts of the last record. The next record reuses their memory.
 	service serviceRecord
 	slice   sliceRecord
 }
 
-// read reads a record that writer wrote; false for another text. The record is valid until the next call with the same
-// reader; the addresses and prefixes of a Service stay valid.
+// read reads a record that writer has written, and returns false for any other text. The record is valid until the next
+// call with the same reader. Only the addresses and prefixes of a Service stay valid.
 func (r *reader) read(b []byte, into *record) bool {
 	r.Scanner = jsonscan.New(string(b))
 	s, x := &r.service, &r.slice
@@ -267,11 +267,11 @@ func (r *reader) read(b []byte, into *record) bool {
 	return r.End()
 }
 
-// readers are unused readers. Decode may be called concurrently.
+// readers contains readers that are not in use, because Decode may be called concurrently.
 var readers = sync.Pool{New: func() any { return new(reader) }}
 
-// fields reads an object. read returns the number of a field in the order of writer, from 1; 0: it is unknown. The text
-// fails if a field is unknown, repeated, or out of order.
+// fields reads an object. read returns the position of a field in the order in which writer writes it, from 1, or 0 for
+// an unknown field. Reading fails if a field is unknown, repeated, or out of order.
 func (r *reader) fields(read func(key string) (at int)) {
 	last := 0
 	r.Object(func(key string) {
@@ -283,7 +283,7 @@ func (r *reader) fields(read func(key string) (at int)) {
 	})
 }
 
-// array reads an array with elements: writer leaves out the field of an array without elements.
+// array reads an array that is not empty, because writer omits the field of an empty one.
 func (r *reader) array(element func()) {
 	n := 0
 	r.Array(func() {
@@ -295,7 +295,7 @@ func (r *reader) array(element func()) {
 	}
 }
 
-// own reads a text that is kept, and shares no memory with the record.
+// own reads a text that is kept after the record, so it does not share the record's memory.
 func (r *reader) own() string { return strings.Clone(r.Text()) }
 
 func (r *reader) ownTexts() (out []string) {
@@ -351,7 +351,7 @@ func (r *reader) record(x *record) {
 
 func (r *reader) addr() netip.Addr {
 	text := r.Text()
-	if text == "" { // as encoding/json reads it
+	if text == "" { // the same result as with encoding/json
 		return netip.Addr{}
 	}
 	a, err := netip.ParseAddr(text)

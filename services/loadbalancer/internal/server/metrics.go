@@ -22,7 +22,7 @@ func newMetric(name, help string, value func(owner.Status) float64) metric {
 	return metric{prometheus.NewDesc("sluice_loadbalancer_"+name, help, nil, nil), value}
 }
 
-// ofSubscribers aggregates a value over all subscribers.
+// ofSubscribers returns a value that is aggregated over all subscribers.
 func ofSubscribers(add func(sum uint64, s owner.SubscriberStatus) uint64) func(owner.Status) float64 {
 	return func(st owner.Status) float64 {
 		sum := uint64(0)
@@ -41,11 +41,12 @@ var metrics = []metric{
 	newMetric("orphaned_slices", "Endpoint slices whose service is missing.",
 		func(st owner.Status) float64 { return float64(st.Orphans) }),
 	newMetric("frontends", "Frontends of all services.", func(st owner.Status) float64 { return float64(st.Frontends) }),
-	newMetric("contested_frontends", "Frontends that several services want; one has it.",
+	newMetric("contested_frontends", "Frontends that several services claim; one of these services has it.",
 		func(st owner.Status) float64 { return float64(st.Contested) }),
 	newMetric("backends", "Distinct addresses and ports of endpoints.",
 		func(st owner.Status) float64 { return float64(st.Backends) }),
-	newMetric("refused_objects", "Files and objects whose last version is not applied. Each needs a look.",
+	newMetric("refused_objects",
+		"Files and objects whose newest version is not applied; `sluice status` lists the reasons.",
 		func(st owner.Status) float64 { return float64(st.Refused) }),
 	newMetric("revision", "Revision of the services.", func(st owner.Status) float64 { return float64(st.Revision) }),
 	newMetric("connected_subscribers", "Connected subscribers of frontends.",
@@ -55,7 +56,7 @@ var metrics = []metric{
 			}
 			return sum
 		})),
-	newMetric("enforced_revision", "Revision that every connected subscriber that enforces has; 0 without one.",
+	newMetric("enforced_revision", "Revision that every connected datapath has enforced; 0 if none is connected.",
 		func(st owner.Status) float64 {
 			least, some := uint64(0), false
 			for _, s := range st.Subscribers {
@@ -65,7 +66,8 @@ var metrics = []metric{
 			}
 			return float64(least)
 		}),
-	newMetric("waiting_frontends", "Frontends that changed and are not sent, of the connected subscriber that has most.",
+	newMetric("waiting_frontends",
+		"Changed frontends that are not sent yet to the connected subscriber with the most of them.",
 		ofSubscribers(func(most uint64, s owner.SubscriberStatus) uint64 {
 			if s.Connected {
 				most = max(most, uint64(s.Waiting))
@@ -73,14 +75,14 @@ var metrics = []metric{
 			return most
 		})),
 	newMetric("refused_frontends",
-		"Frontends that subscribers refused; the kernel removes backends from them and adds none. Each needs a look.",
+		"Frontends that subscribers refused, so that the kernel only removes their backends; `sluice status` has the reasons.",
 		ofSubscribers(func(sum uint64, s owner.SubscriberStatus) uint64 { return sum + uint64(len(s.Refusals)+s.Omitted) })),
-	newMetric("health_check_services", "Services that ask for a health check port.",
+	newMetric("health_check_services", "Services that have a health check port.",
 		func(st owner.Status) float64 { return float64(st.HealthChecks) }),
 	newMetric("unsynced_sources", "Sources not listed completely since the start.", func(st owner.Status) float64 {
 		n := 0
 		for _, s := range st.Sources {
-			if !s.Synced && s.Manager == "" { // a manager need not list what it has
+			if !s.Synced && s.Manager == "" { // a manager need not send all its objects
 				n++
 			}
 		}
@@ -90,10 +92,10 @@ var metrics = []metric{
 	newMetric("problems", "Problems in the status.", func(st owner.Status) float64 { return float64(st.ProblemCount) }),
 }
 
-// Limits that tenants share; the label limit is "frontends" or "backends".
+// Metrics of the limits that tenants share; the label limit is "frontends" or "backends".
 var (
 	limitDesc = prometheus.NewDesc("sluice_loadbalancer_limit",
-		"Size of a limit that tenants share: the smaller of the setting and of what the datapath can hold.",
+		"Size of a limit that tenants share: the smaller one of the setting and the datapath's capacity.",
 		[]string{"limit"}, nil)
 	limitUsedDesc = prometheus.NewDesc("sluice_loadbalancer_limit_used", "Units of the limit that are in use.",
 		[]string{"limit"}, nil)
@@ -101,7 +103,7 @@ var (
 		"Units that tenants ask for beyond their share of the limit; they are not applied.", []string{"limit"}, nil)
 )
 
-// turns are the metrics of the owner's loop; the label operation is an operation of package owner.
+// turns are the metrics of the owner's loop; the values of the label operation are defined in package owner.
 var turns = loopmetrics.New("sluice_loadbalancer_", "the services")
 
 // Collector exports the owner's metrics.
@@ -118,11 +120,11 @@ func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	turns.Describe(ch)
 }
 
-// collectTimeout bounds the wait of a scrape for the owner.
+// collectTimeout is the maximum time that a scrape waits for the owner.
 const collectTimeout = 5 * time.Second
 
-// Collect implements prometheus.Collector. If the owner does not answer in time, it exports nothing
-// instead of old values.
+// Collect implements prometheus.Collector. If the owner does not answer in time, it exports no values, so that it never
+// exports old ones.
 func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout)
 	defer cancel()

@@ -3,8 +3,7 @@
 
 // Package server implements the API sluice.loadbalancer.v1 for the owner of services.
 //
-// It only translates: requests to the core's types, and the core's errors to status codes, in one
-// function.
+// It only converts: requests to types of the core and, in one function, errors of the core to status codes.
 package server
 
 import (
@@ -38,7 +37,7 @@ type Server struct {
 	Owner   *owner.Owner
 	Version string
 	Started time.Time
-	// HealthPorts returns how many health check ports are open.
+	// HealthPorts returns the number of open health check ports.
 	HealthPorts func() int
 	// Process describes the running process.
 	Process words.Process
@@ -51,8 +50,8 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	sharesv1.RegisterSharesServiceServer(r, s)
 }
 
-// Methods returns the access rules: root changes services, the datapath's user subscribes to
-// frontends, the group reads.
+// Methods returns the access rules: root may change services, the datapath's user may subscribe to frontends, and the
+// group may read.
 func Methods() rpc.Methods {
 	change := rpc.Limit{InFlight: 4, Waiting: 64}
 	return rpc.Methods{
@@ -208,7 +207,7 @@ func (s *Server) WatchServices(req *lbv1.WatchServicesRequest,
 				return statusOf(err)
 			}
 			if !found {
-				return nil // its deletion follows
+				return nil // the deletion of the service follows
 			}
 			out.Event = &lbv1.WatchServicesResponse_Upsert{Upsert: toService(&l)}
 		case watch.Delete:
@@ -293,10 +292,10 @@ func (s *Server) GetStatus(ctx context.Context, _ *lbv1.GetStatusRequest) (*lbv1
 	return out, nil
 }
 
-// clamp limits n to the maximum of the field.
+// clamp limits n to the maximum of a uint32 field.
 func clamp(n int) uint32 { return uint32(min(n, math.MaxUint32)) }
 
-// problems converts problems to the reasons of the API.
+// problems converts problems to the API, with their reasons.
 func problems(all []owner.Problem) []*statusv1.Problem {
 	out := make([]*statusv1.Problem, 0, len(all))
 	for _, p := range all {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package service defines the load balancer's objects: services and endpoint slices, reduced to
-// what decides where connections go.
+// Package service defines the objects of the load balancer: services and endpoint slices, with only the fields that
+// affect the handling of connections.
 //
 // The types are plain values. They do not depend on manifests or on the source of an object. An
 // object is immutable, so that it may be shared.
@@ -36,7 +36,7 @@ func (k Kind) String() string {
 	return "unknown"
 }
 
-// KindOf is the inverse of String; 0 for any other text.
+// KindOf returns the kind with the spelling of String; 0 for any other text.
 func KindOf(text string) Kind {
 	switch text {
 	case "Service":
@@ -47,7 +47,7 @@ func KindOf(text string) Kind {
 	return 0
 }
 
-// Name names a service within the cluster.
+// Name identifies a service within the cluster.
 type Name struct {
 	Namespace, Name string
 }
@@ -60,7 +60,7 @@ func (n Name) Compare(o Name) int {
 	return cmp.Or(strings.Compare(n.Namespace, o.Namespace), strings.Compare(n.Name, o.Name))
 }
 
-// ObjectKey names an object.
+// ObjectKey identifies an object.
 type ObjectKey struct {
 	Kind Kind
 	Name
@@ -97,7 +97,7 @@ func (p Protocol) String() string {
 	return "unknown"
 }
 
-// ProtocolOf is the inverse of String; 0 for any other text.
+// ProtocolOf returns the protocol with the spelling of String; 0 for any other text.
 func ProtocolOf(text string) Protocol {
 	for _, p := range []Protocol{TCP, UDP, SCTP} {
 		if p.String() == text {
@@ -133,23 +133,23 @@ func (t Type) String() string {
 	return "unknown"
 }
 
-// Service is the content of a Service. There may be tens of thousands, so small fields are adjacent
-// to avoid padding.
+// Service is the content of a Service. There may be tens of thousands of services, so small fields are adjacent to
+// avoid padding.
 type Service struct {
 	Name Name
-	// Created is when the service was created, in nanoseconds since 1970; 0: unknown.
+	// Created is the time at which the service was created, in nanoseconds since 1970; 0: unknown.
 	Created int64
 	Type    Type
 	// Headless means spec.clusterIP: None.
 	Headless bool
-	// IPv4 and IPv6 are the families of the service, for its node ports.
+	// IPv4 and IPv6 are the families of the service. Its node ports exist for these families.
 	IPv4, IPv6 bool
-	// InternalLocal and ExternalLocal: the traffic policy is Local.
+	// InternalLocal and ExternalLocal mean that the internal or the external traffic policy is Local.
 	InternalLocal, ExternalLocal bool
 	// HealthCheckNodePort is set only with ExternalLocal; 0: none.
 	HealthCheckNodePort uint16
-	// OtherProxy is the label service.kubernetes.io/service-proxy-name: another program serves the
-	// service.
+	// OtherProxy is the value of the label service.kubernetes.io/service-proxy-name. If it is set, another program
+	// implements the service.
 	OtherProxy string
 
 	ClusterIPs   []netip.Addr
@@ -160,21 +160,21 @@ type Service struct {
 	Ports []Port
 	// AffinitySeconds is the timeout of session affinity ClientIP; 0: none.
 	AffinitySeconds uint32
-	// Table: backends are selected by a rendezvous table.
+	// Table means that a rendezvous table selects the backends.
 	Table bool
-	// Closed: its source has replaced the service by one that cannot be read. Its frontends refuse
+	// Closed means that the source has replaced the service by a version that cannot be read. Its frontends refuse
 	// connections.
 	Closed bool
-	// ExceedsShare: it exceeds its tenant's share of limits.services. It is Closed, too, and keeps only what prevents
-	// others from using its addresses and node ports.
+	// ExceedsShare means that the service exceeds its tenant's share of limits.services. It is also Closed, and has
+	// only the parts that reserve its addresses and node ports.
 	ExceedsShare bool
 }
 
 // Ingress is an address of a load balancer in front of the cluster.
 type Ingress struct {
 	Addr netip.Addr
-	// Proxy: the load balancer terminates connections itself (ipMode Proxy), so pods reach it like
-	// any other address.
+	// Proxy means that the load balancer terminates connections itself (ipMode Proxy), so packets from pods are
+	// sent to it like to any other address.
 	Proxy bool
 }
 
@@ -186,15 +186,14 @@ type Port struct {
 	NodePort uint16 // 0: none
 }
 
-// HasFrontends reports whether Sluice serves the service at all.
+// HasFrontends reports whether the service can have frontends in Sluice.
 func (s *Service) HasFrontends() bool {
 	return s.Type != ExternalName && !s.Headless && s.OtherProxy == ""
 }
 
-// Refusing returns the service in the form that applies if it exceeds limits.services: connections to its
-// addresses and node ports are refused, and it has no external addresses. An address that only
-// services use refuses every port without a frontend, so the first port of the service and those
-// with node ports are enough.
+// Refusing returns the form of the service that applies if it exceeds limits.services: it refuses connections to its
+// addresses and node ports, and has no external addresses. It contains only the first port and the ports with node
+// ports, because an address that only services use refuses connections to every port without a frontend.
 func (s *Service) Refusing() *Service {
 	out := s.Clone()
 	out.Closed, out.ExceedsShare = true, true
@@ -222,8 +221,8 @@ func (s *Service) Equal(o *Service) bool {
 		s.ExceedsShare == o.ExceedsShare
 }
 
-// Clone returns a copy that shares no memory with the input of the decoder. Copies made together
-// are adjacent in memory, so the decoder's memory can be freed as a whole.
+// Clone returns a copy that shares no memory with the input of the decoder. Clones that are made one after the other
+// are adjacent in memory, so the memory of the decoder can be freed as a whole.
 func (s *Service) Clone() *Service {
 	out := *s
 	out.Name, out.OtherProxy = s.Name.clone(), shared(s.OtherProxy)
@@ -237,23 +236,23 @@ func (s *Service) Clone() *Service {
 
 func (n Name) clone() Name { return Name{shared(n.Namespace), strings.Clone(n.Name)} }
 
-// shared returns a canonical copy of a text that many objects have.
+// shared returns a copy of a text that is shared by all objects with the same text.
 func shared(s string) string { return unique.Make(s).Value() }
 
 // Slice is the content of an EndpointSlice.
 type Slice struct {
 	Name Name
-	// Created is when the slice was created, in nanoseconds since 1970; 0: unknown.
+	// Created is the time at which the slice was created, in nanoseconds since 1970; 0: unknown.
 	Created int64
-	// Service is the label kubernetes.io/service-name; empty: it belongs to no service.
+	// Service is the label kubernetes.io/service-name; empty if the slice belongs to no service.
 	Service string
-	// IPv6 is the family of its addresses. A slice of domain names has no endpoints here.
+	// IPv6 means that its addresses are IPv6 addresses. A slice of domain names has no endpoints here.
 	IPv6      bool
 	Ports     []SlicePort
 	Endpoints []Endpoint
 }
 
-// Clone is like Service.Clone.
+// Clone returns a copy, like Service.Clone.
 func (s *Slice) Clone() *Slice {
 	out := *s
 	out.Name, out.Service = s.Name.clone(), strings.Clone(s.Service)
@@ -264,7 +263,7 @@ func (s *Slice) Clone() *Slice {
 	return &out
 }
 
-// SlicePort is the port of all endpoints of a slice for the service port of that name.
+// SlicePort is the port that all endpoints of a slice have for the service port of the same name.
 type SlicePort struct {
 	Name     string
 	Protocol Protocol
@@ -280,7 +279,7 @@ func (s *Slice) Equal(o *Slice) bool {
 		slices.Equal(s.Ports, o.Ports) && slices.Equal(s.Endpoints, o.Endpoints)
 }
 
-// State is the set of conditions of an endpoint.
+// State contains the conditions of an endpoint.
 type State uint8
 
 // The conditions.
@@ -293,21 +292,21 @@ const (
 // Ready reports whether the endpoint gets new connections.
 func (s State) Ready() bool { return s&Ready != 0 }
 
-// Draining reports whether the endpoint is being removed and still answers.
+// Draining reports whether the endpoint is terminating but still serves.
 func (s State) Draining() bool { return s&(Serving|Terminating) == Serving|Terminating }
 
-// Keeps reports whether the endpoint keeps its connections: it still answers, or may still finish
+// Keeps reports whether existing connections to the endpoint are kept, because it still serves, or may still finish
 // them.
 func (s State) Keeps() bool { return s&(Serving|Terminating) != 0 }
 
-// Endpoint is an endpoint of a slice. There may be a hundred thousand, so it is small: endpoints
-// share everything except the address if it is equal.
+// Endpoint is an endpoint of a slice. There may be a hundred thousand endpoints, so they share equal values of
+// everything except the address.
 type Endpoint struct {
 	addr  [16]byte
 	about unique.Handle[About]
 }
 
-// About is the part of endpoints that they may share.
+// About contains everything about an endpoint except its address.
 type About struct {
 	State State
 	// Node and Zone are the location of the endpoint.
@@ -330,7 +329,7 @@ func (e Endpoint) About() About { return e.about.Value() }
 // State returns the conditions.
 func (e Endpoint) State() State { return e.about.Value().State }
 
-// JoinHints formats names for ForNodes and ForZones.
+// JoinHints returns names in the format of ForNodes and ForZones.
 func JoinHints(names []string) string {
 	return strings.Join(slices.Compact(slices.Sorted(slices.Values(names))), ",")
 }

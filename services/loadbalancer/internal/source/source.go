@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package source defines the properties of the sources of services: who may change an object, how it shares the limits,
-// and what happens to an object that exceeds a limit.
+// Package source defines the properties of the sources of services. They determine who may change an object, how it
+// shares the limits, and how an object that exceeds a limit is treated.
 //
-// A new source is one row here. Package managed has the names of the sources.
+// To add a source, add a row here. The names of the sources are in package managed.
 package source
 
 import "github.com/sluice-net/sluice/kit/desired/managed"
@@ -12,16 +12,16 @@ import "github.com/sluice-net/sluice/kit/desired/managed"
 // Source is a source and its properties. For a source that this version does not know, only Name is set.
 type Source struct {
 	Name string
-	// Calls is set if calls deliver its objects. They change and delete them, and a call that exceeds a limit is
-	// refused.
+	// Calls is set if calls deliver its objects. Calls may change and delete these objects, and a call that exceeds
+	// a limit is refused.
 	Calls bool
-	// Shared is set if every node has the same objects. They are admitted to the limits before objects that only this
-	// node has.
+	// Shared is set if the source has the same objects on every node. They are admitted to the limits before the
+	// objects of other sources.
 	Shared bool
-	// Waits is set if its objects were stored elsewhere before. An object that exceeds a limit cannot be refused: it
-	// waits for space, and refuses connections until then.
+	// Waits is set if another program has already stored the objects, so that an object that exceeds a limit cannot
+	// be rejected. It waits for capacity, and until then refuses connections.
 	Waits bool
-	// Zone is set if the source delivers the zone of the node. The state stores it for the next run.
+	// Zone is set if the source delivers the zone of the node, which is stored for the next run.
 	Zone bool
 }
 

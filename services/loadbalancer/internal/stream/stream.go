@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package stream tracks what one subscriber of frontends still has to get, and its
-// acknowledgements.
+// Package stream tracks, for one subscriber, the frontends that must still be sent and the acknowledgements.
 //
-// A frontend is always sent whole, so the pending changes of a subscriber are a set of keys: a key
-// that changes again while it waits is sent once, with its latest value. The set is bounded by the
-// frontends that exist and those that were removed.
+// A frontend is always sent as a whole, so the pending changes of a subscriber are a set of keys. A key that changes
+// several times while it waits is sent once, with its latest value. The set contains at most the existing and the
+// removed frontends.
 //
-// Keys are sent in batches. Each batch ends with a barrier, so that a subscriber gets barriers
-// however fast keys change. A Subscriber is not safe for concurrent use.
+// Keys are sent in batches. Each batch ends with a barrier, so that a subscriber receives barriers however fast keys
+// change. A Subscriber is not safe for concurrent use.
 package stream
 
 import (
@@ -25,76 +24,76 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// Bounds of one message.
+// Limits of one message.
 const (
 	MaxSteps = 1000
 	MaxBytes = 1 << 20
 )
 
 const (
-	// maxKeys bounds the keys that wait for a subscriber, or for its acknowledgement. There are
-	// never that many frontends; only keys that are added and removed continuously, while the
-	// subscriber takes nothing, reach the bound.
+	// maxKeys is the maximum number of keys that wait to be sent or acknowledged. There are never that many
+	// frontends. The limit is reached only if keys are added and removed continuously while the subscriber receives
+	// nothing.
 	maxKeys = 4 << 16
-	// maxBarriers bounds the barriers whose revisions are known. The acknowledgement of another one
-	// counts for the last known one before it.
+	// maxBarriers is the maximum number of barriers whose revisions are kept. If another barrier is acknowledged,
+	// this counts as an acknowledgement of the last kept barrier before it.
 	maxBarriers = 1024
-	// MaxRefusals bounds the refusals that are stored.
+	// MaxRefusals is the maximum number of refusals that are kept.
 	MaxRefusals = 4096
 )
 
-// Sentinels.
+// Errors that callers branch on.
 var (
-	// ErrOverflow: more keys changed than may wait; the stream restarts with all frontends.
+	// ErrOverflow means that too many changed keys wait. The stream must restart with all frontends.
 	ErrOverflow = errors.New("subscriber fell too far behind: too many frontends changed without being taken")
 )
 
-// Source provides the frontends that a subscriber gets.
+// Source provides the frontends for a subscriber.
 type Source interface {
 	// Frontend returns the current frontend of a key, or nil.
 	Frontend(frontend.Key) *frontend.Frontend
 	// Keys returns the keys of all frontends.
 	Keys() []frontend.Key
-	// Revision returns the revision of the frontends, and whether every source was listed.
+	// Revision returns the revision of the frontends, and whether every source has been listed.
 	Revision() (revision uint64, complete bool)
-	// NextSeq returns the number of a new barrier.
+	// NextSeq returns the number for a new barrier.
 	NextSeq() uint64
 }
 
-// Refusal is a frontend that a subscriber rejected.
+// Refusal is the refusal of a frontend by a subscriber.
 type Refusal struct {
 	Service service.Name
 	Reason  string
-	// until is set if the frontend was sent again before the refusal arrived: the barrier after
-	// which the new one counts.
+	// until is set if the frontend was sent again before the refusal arrived. It is the barrier whose
+	// acknowledgement shows that the new version is enforced.
 	until uint64
-	old   bool // the subscriber has acknowledged an earlier barrier since
+	old   bool // the subscriber has acknowledged an earlier barrier since the refusal
 }
 
-// Subscriber is one subscriber, connected or not.
+// Subscriber is a subscriber, which need not be connected.
 type Subscriber struct {
 	Name     string
 	Enforces bool
 	// Session is the number of the connection; 0: not connected.
 	Session uint64
-	// Until is when a disconnected subscriber is dropped.
+	// Until is the time at which a disconnected subscriber is dropped.
 	Until time.Time
-	// Wake has a token when Next may return steps.
+	// Wake receives a token when Next may return steps.
 	Wake chan struct{}
 
-	dirty    map[frontend.Key]struct{} // not in a batch
-	batch    []frontend.Key            // still to be sent
-	open     bool                      // a batch is being sent
-	seq      uint64                    // of the barrier that will end the batch
-	revision uint64                    // at the start of the batch
-	complete bool                      // likewise
-	snapshot bool                      // the batch has every frontend
-	due      bool                      // a barrier is due, even if no key is dirty
+	dirty    map[frontend.Key]struct{} // changed keys that are not in a batch
+	batch    []frontend.Key            // keys of the current batch that are not sent yet
+	open     bool                      // a batch is in progress
+	seq      uint64                    // number of the barrier that will end the batch
+	revision uint64                    // revision at the start of the batch
+	complete bool                      // whether every source was listed at the start of the batch
+	snapshot bool                      // the batch contains every frontend
+	due      bool                      // a barrier must be sent, even if no key is dirty
 
-	sent     map[frontend.Key]uint64 // unacknowledged keys, with the barrier after them
-	barriers []frontend.Barrier      // sent and not acknowledged as ended
-	floor    uint64                  // the lowest barrier after which the stream can resume
-	last     uint64                  // last barrier sent
+	sent     map[frontend.Key]uint64 // unacknowledged keys, each with the barrier that follows it
+	barriers []frontend.Barrier      // barriers that were sent, and not acknowledged as ended
+	floor    uint64                  // lowest barrier after which the stream can resume
+	last     uint64                  // number of the last barrier sent
 
 	enforced, ended                 uint64 // barriers
 	enforcedRevision, endedRevision uint64
@@ -103,7 +102,7 @@ type Subscriber struct {
 	omitted                         int
 }
 
-// New returns a subscriber that was never connected.
+// New returns a subscriber that has never been connected.
 func New(name string) *Subscriber {
 	return &Subscriber{
 		Name: name, Wake: make(chan struct{}, 1), dirty: make(map[frontend.Key]struct{}), sent: make(map[frontend.Key]uint64),
@@ -118,8 +117,8 @@ func (s *Subscriber) wake() {
 	}
 }
 
-// Connect begins a stream. It resumes after barrier seq, if that belongs to this run and the stream
-// can resume there; otherwise it begins with all frontends.
+// Connect begins a stream. If barrier seq belongs to this run and the stream can resume after it, it does; otherwise
+// the stream begins with all frontends.
 func (s *Subscriber) Connect(session, seq uint64, src Source) (resumed bool) {
 	s.Session, s.Until, s.due = session, time.Time{}, true
 	s.Wake = make(chan struct{}, 1)
@@ -152,16 +151,16 @@ func (s *Subscriber) Connect(session, seq uint64, src Source) (resumed bool) {
 	return true
 }
 
-// Disconnect records that the subscriber is not connected. It may resume until then.
+// Disconnect records that the subscriber is not connected. It may resume until the given time.
 func (s *Subscriber) Disconnect(until time.Time) {
 	s.Session, s.Until = 0, until
 }
 
-// Mark marks frontends as changed; without keys, only a barrier is due.
+// Mark marks frontends as changed. Without keys, it only requests a barrier.
 func (s *Subscriber) Mark(keys []frontend.Key) error {
 	s.due = true
 	if s.Session == 0 && s.floor == ^uint64(0) {
-		return nil // it begins with all frontends
+		return nil // the stream begins with all frontends
 	}
 	for _, k := range keys {
 		s.dirty[k] = struct{}{}
@@ -186,7 +185,7 @@ func (s *Subscriber) Next(src Source) []frontend.Step {
 	}
 	var steps []frontend.Step
 	size := 0
-	for len(s.batch) > 0 && len(steps) < MaxSteps-1 { // one step is left for the barrier
+	for len(s.batch) > 0 && len(steps) < MaxSteps-1 { // leave one step for the barrier
 		k := s.batch[0]
 		f := src.Frontend(k)
 		weight := Weight(f)
@@ -195,10 +194,10 @@ func (s *Subscriber) Next(src Source) []frontend.Step {
 		}
 		size += weight
 		s.batch = s.batch[1:]
-		delete(s.dirty, k) // the latest value is sent
+		delete(s.dirty, k) // the latest value is being sent
 		s.accept(k)
 		if f == nil && s.snapshot {
-			continue // it was never sent
+			continue // the frontend was never sent
 		}
 		s.sent[k] = s.seq
 		if f == nil {
@@ -220,7 +219,7 @@ func (s *Subscriber) Next(src Source) []frontend.Step {
 	return steps
 }
 
-// begin starts a batch with the waiting keys.
+// begin starts a batch that contains the waiting keys.
 func (s *Subscriber) begin(src Source) bool {
 	if len(s.dirty) == 0 && !s.due {
 		return false
@@ -232,7 +231,7 @@ func (s *Subscriber) begin(src Source) bool {
 	return true
 }
 
-// end returns the barrier of the batch.
+// end returns the barrier that ends the batch.
 func (s *Subscriber) end(src Source) *frontend.Barrier {
 	if len(s.dirty) == 0 { // the batch contains all changes made while it was sent
 		s.revision, s.complete = src.Revision()
@@ -243,7 +242,7 @@ func (s *Subscriber) end(src Source) *frontend.Barrier {
 		s.snapshot, s.floor = false, s.seq
 	}
 	s.open, s.batch, s.last = false, nil, s.seq
-	if len(s.barriers) == maxBarriers { // drop every second one of the older half
+	if len(s.barriers) == maxBarriers { // drop every second barrier of the older half
 		kept := s.barriers[:0]
 		for i, x := range s.barriers {
 			if i >= maxBarriers/2 || i%2 == 1 {
@@ -294,7 +293,7 @@ func (s *Subscriber) acknowledge(enforced uint64) {
 		case enforced < r.until:
 			r.old = true
 			s.refusals[k] = r
-		case r.old: // the refusal was of the earlier frontend, and this one was not refused
+		case r.old: // the refusal concerned an earlier version; this version was not refused
 			s.accept(k)
 		default:
 			r.until = 0
@@ -303,7 +302,7 @@ func (s *Subscriber) acknowledge(enforced uint64) {
 	}
 }
 
-// revisionAt returns the revision of the last known barrier up to seq.
+// revisionAt returns the revision of the last kept barrier up to seq.
 func (s *Subscriber) revisionAt(seq uint64) uint64 {
 	at, found := slices.BinarySearchFunc(s.barriers, seq, func(b frontend.Barrier, seq uint64) int {
 		switch {
@@ -335,8 +334,8 @@ func (s *Subscriber) Refuse(k frontend.Key, of service.Name, reason string) {
 		return
 	}
 	r := Refusal{Service: of, Reason: reason}
-	// The subscriber works on the first barrier that it has not acknowledged, so it may not have
-	// seen frontends sent after that.
+	// The subscriber is processing messages before the first unacknowledged barrier, so it may not have received
+	// frontends that were sent after it.
 	first := s.seq
 	for _, b := range s.barriers {
 		if b.Seq > s.enforced {
@@ -352,7 +351,7 @@ func (s *Subscriber) Refuse(k frontend.Key, of service.Name, reason string) {
 	s.refused[of]++
 }
 
-// accept removes a refusal, if there is one.
+// accept removes the refusal of a frontend, if there is one.
 func (s *Subscriber) accept(k frontend.Key) {
 	r, ok := s.refusals[k]
 	if !ok {
@@ -379,10 +378,10 @@ func (s *Subscriber) Progress() Progress {
 	return Progress{s.enforcedRevision, s.endedRevision, s.refusals, s.omitted}
 }
 
-// Waiting returns how many keys have changed and are not sent.
+// Waiting returns the number of keys that have changed and have not been sent.
 func (s *Subscriber) Waiting() int { return len(s.dirty) + len(s.batch) }
 
-// Weight is an upper bound of the size of a frontend in a message.
+// Weight returns an upper bound for the size of a frontend in a message.
 func Weight(f *frontend.Frontend) int {
 	if f == nil {
 		return 80

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package wire defines the Kubernetes objects that are read, with every field of their kinds: a
-// test compares them with the types of k8s.io/api. For the meaning and valid values of a field, see
-// there.
+// Package wire defines types for the Kubernetes objects that are read. They have every field of the types in
+// k8s.io/api, which a test checks; k8s.io/api also documents the meaning and the valid values of each field.
 package wire
 
-// Head holds version and kind of any object.
+// Head contains the version and the kind of an object.
 type Head struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
 }
 
 type (
-	// Opaque is a field without effect here. It accepts any value.
+	// Opaque is the type of a field that has no effect in Sluice. It accepts any value.
 	Opaque struct{}
 
 	// Metadata is the metadata of any object.
@@ -64,7 +63,8 @@ type (
 		AllocateLoadBalancerNodePorts *bool           `json:"allocateLoadBalancerNodePorts"`
 		LoadBalancerClass             Opaque          `json:"loadBalancerClass"`
 		InternalTrafficPolicy         *string         `json:"internalTrafficPolicy"`
-		TrafficDistribution           Opaque          `json:"trafficDistribution"` // its result is in the hints of the slices
+		// the hints of the slices contain its effect
+		TrafficDistribution Opaque `json:"trafficDistribution"`
 	}
 	// ServicePort is a port of a Service.
 	ServicePort struct {

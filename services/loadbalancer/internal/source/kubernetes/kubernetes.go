@@ -4,9 +4,8 @@
 // Package kubernetes is a source of services: the Services and EndpointSlices of a Kubernetes API
 // server, and the zone of the node.
 //
-// Each kind is listed and watched separately, in any order, and the source keeps none of the
-// objects: the sink stores what it needs. Objects of an earlier run that the API server no longer
-// has are deleted once both kinds were listed.
+// Each kind is listed and watched separately. The source keeps no objects; the sink stores them. Objects of an earlier
+// run that no longer exist in the API server are deleted once both kinds have been listed.
 package kubernetes
 
 import (
@@ -35,8 +34,8 @@ const (
 	kindNodes    = "nodes"
 )
 
-// ours selects what kube-proxy serves by default: services of another proxy, and slices of headless
-// services, have a label.
+// ours selects the objects that kube-proxy handles by default. It excludes services of another proxy and slices of
+// headless services, which have a label.
 const ours = "!service.kubernetes.io/service-proxy-name,!" + corev1.IsHeadlessService
 
 // Sink receives the objects.
@@ -52,7 +51,7 @@ type Source struct {
 	SetZone func(context.Context, string) error
 }
 
-// Run watches until ctx is done; it then returns nil.
+// Run watches until ctx ends; it then returns nil.
 func (s *Source) Run(ctx context.Context) error {
 	core, err := s.Client.REST(corev1.SchemeGroupVersion, corev1.AddToScheme)
 	if err != nil {
@@ -102,7 +101,7 @@ const retryMax = 5 * time.Second
 
 func given(o manifest.Object, err error) owner.Given { return owner.Given{Object: o, Err: err} }
 
-// handler passes one kind to the joint.
+// handler passes the objects of one kind to the joint.
 type handler struct {
 	resource string
 	kind     service.Kind
@@ -125,15 +124,15 @@ func (h *handler) Complete() { h.joint.Complete(h.resource) }
 // Failed implements kube.Handler.
 func (h *handler) Failed(err error) { h.joint.Failed(h.resource, err) }
 
-// zone passes on the zone of the node. The zone of a deleted Node stays.
+// zone passes the zone of the node on. If the Node is deleted, its zone is kept.
 type zone struct {
 	joint *source.Joint[service.ObjectKey, owner.Given]
 	set   func(string) error
 	done  <-chan struct{}
 }
 
-// Upsert implements kube.Handler. It blocks until the zone is stored; there are no other events to
-// handle.
+// Upsert implements kube.Handler. It blocks until the zone is stored, which delays no other object, because only one
+// Node is watched.
 func (z *zone) Upsert(_ types.NamespacedName, name string) {
 	for err := z.set(name); err != nil; err = z.set(name) {
 		z.joint.Failed(kindNodes, err)

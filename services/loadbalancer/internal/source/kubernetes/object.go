@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest/wire"
 )
 
-// serviceOf converts a Service to the form of its text. Fields that the type does not have are lost
-// before.
+// serviceOf converts a Service to the type that manifests are decoded to. Fields that corev1.Service does not have are
+// already lost.
 func serviceOf(s *corev1.Service) *wire.Service {
 	in := &wire.Service{
 		Metadata: metadataOf(&s.ObjectMeta),
@@ -47,7 +47,7 @@ func serviceOf(s *corev1.Service) *wire.Service {
 	return in
 }
 
-// sliceOf converts an EndpointSlice, as serviceOf does a Service.
+// sliceOf is serviceOf for an EndpointSlice.
 func sliceOf(s *discoveryv1.EndpointSlice) *wire.Slice {
 	in := &wire.Slice{
 		Metadata: metadataOf(&s.ObjectMeta), AddressType: string(s.AddressType),

@@ -31,7 +31,7 @@ var metrics = []metric{
 		prometheus.GaugeValue, func(s allocator.Status, _ allocator.Counters) float64 { return float64(s.Isolated) }),
 	newMetric("pending_store_writes", "References and releases that wait for etcd.", prometheus.GaugeValue,
 		func(s allocator.Status, _ allocator.Counters) float64 { return float64(s.PendingWrites) }),
-	newMetric("store_connected", "1 while etcd answers.", prometheus.GaugeValue,
+	newMetric("store_connected", "1 while this node is connected to etcd, else 0.", prometheus.GaugeValue,
 		func(s allocator.Status, _ allocator.Counters) float64 {
 			if s.Connected {
 				return 1
@@ -50,16 +50,18 @@ var metrics = []metric{
 	newMetric("relabelled_endpoints_total", "Endpoints that were moved because the labels of their pod changed.",
 		prometheus.CounterValue,
 		func(_ allocator.Status, c allocator.Counters) float64 { return float64(c.Relabelled) }),
-	newMetric("conflicts_total", "Held numbers that meant something else in the cluster after this node was cut off. Each needs a look.", prometheus.CounterValue,
+	newMetric("conflicts_total",
+		"Identities of this node that the cluster gave to other labels while the node was cut off; the log has an error for each.",
+		prometheus.CounterValue,
 		func(_ allocator.Status, c allocator.Counters) float64 { return float64(c.Conflicts) }),
 }
 
 // Metrics of the lock; the label operation has the operations of package allocator.
 var (
 	busyDesc = prometheus.NewDesc("sluice_identity_owner_busy_seconds",
-		"How long each operation held the one lock on what the allocator knows; every other waits as long.",
+		"How long each operation held the lock on the state of the allocator; all other operations wait for the lock.",
 		[]string{"operation"}, nil)
-	longestDesc = prometheus.NewDesc("sluice_identity_owner_busy_longest_seconds", "The longest of them since the start.",
+	longestDesc = prometheus.NewDesc("sluice_identity_owner_busy_longest_seconds", "Longest time that each operation held the lock since the start.",
 		[]string{"operation"}, nil)
 )
 
@@ -77,8 +79,8 @@ var (
 	rangesDesc = prometheus.NewDesc("sluice_identity_refused_ranges",
 		"Ranges of this node that belong to another node.", nil, nil)
 	listingsDesc = prometheus.NewDesc("sluice_identity_store_listings_total",
-		"Listings of all identities, nodes and addresses in etcd: one at the first start, then only when etcd's history "+
-			"does not reach back to what this node has.", nil, nil)
+		"Listings of all identities, nodes and addresses in etcd: one at the first start, later only when etcd's history "+
+			"does not reach back to the last revision that this node has.", nil, nil)
 )
 
 // Collector exports the figures of allocator and registry to Prometheus.

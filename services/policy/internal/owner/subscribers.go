@@ -166,8 +166,8 @@ func (s *Subscribers) interest(one *subscriber, add, remove []identity.Numeric, 
 	s.compiler.addSubjects(add)
 }
 
-// Refuse records that a subscriber rejected a table. The subscriber keeps the previous table, which is no longer
-// updated.
+// Refuse records that a subscriber has refused a table. The subscriber enforces only a part of the table, or isolates
+// the table's subject in that direction.
 func (s *Subscribers) Refuse(ctx context.Context, session *stream.Session, subject identity.Numeric, table policytable.ID, reason string) error {
 	err := s.loop.Do(ctx, opOther, func() {
 		for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
@@ -176,7 +176,7 @@ func (s *Subscribers) Refuse(ctx context.Context, session *stream.Session, subje
 				continue
 			}
 			r := stream.Refusal{Table: table, Revision: s.publisher.barrier.Policy, Reason: reason, Policy: s.compiler.engine.LargestShare(subject, d)}
-			s.log.Error("a subscriber rejected a table and keeps the previous one",
+			s.log.Error("a subscriber refused a table; it enforces a part of it or isolates the subject",
 				"subject", uint32(subject), "direction", d.String(), "table", uint64(table), "reason", reason, "largest_share", r.Policy)
 			session.Refuse(stream.Refused{Subject: subject, Direction: d}, r)
 		}

@@ -35,10 +35,10 @@ func newMetric(name, help string, kind prometheus.ValueType, value func(figures)
 var metrics = []metric{
 	newMetric("policies", "Policies that are enforced.", prometheus.GaugeValue,
 		func(f figures) float64 { return float64(f.Policies) }),
-	newMetric("refused_sources", "Files and objects that were refused, and stored policies that are not enforced. Each needs attention.", prometheus.GaugeValue,
+	newMetric("refused_sources", "Files and objects that were refused, and stored policies that are not enforced; `sluice status` lists the reasons.", prometheus.GaugeValue,
 		func(f figures) float64 { return float64(f.Refused) }),
 	newMetric("reduced_tables",
-		"Tables that lack rules of their subjects because of a limit. Each needs attention.",
+		"Tables that lack rules of their subjects because of a limit; `sluice status` lists them.",
 		prometheus.GaugeValue,
 		func(f figures) float64 { return float64(f.Reduced) }),
 	newMetric("policy_revision", "Revision of the policies.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Revision) }),
@@ -78,13 +78,15 @@ var metrics = []metric{
 		}
 		return float64(most)
 	}),
-	newMetric("refused_tables", "Tables that subscribers refused; their subjects keep the previous tables. Each needs attention.", prometheus.GaugeValue, func(f figures) float64 {
-		n := 0
-		for _, s := range f.Subscribers {
-			n += len(s.Refusals)
-		}
-		return float64(n)
-	}),
+	newMetric("refused_tables",
+		"Tables that subscribers refused because they do not fit; a part is enforced, or the subject is isolated in that direction.",
+		prometheus.GaugeValue, func(f figures) float64 {
+			n := 0
+			for _, s := range f.Subscribers {
+				n += len(s.Refusals)
+			}
+			return float64(n)
+		}),
 	newMetric("disconnected_subscribers_total", "Subscribers that were disconnected for being too far behind.", prometheus.CounterValue, func(f figures) float64 { return float64(f.cut) }),
 	newMetric("stream_log_bytes", "Approximate size of the steps kept for subscribers that are behind or may reconnect.",
 		prometheus.GaugeValue, func(f figures) float64 { return float64(f.weight) }),

@@ -516,7 +516,7 @@ func (l *Log) Release() {
 	l.wake()
 }
 
-// Refuse records that the subscriber has refused a table and keeps its previous one.
+// Refuse records that the subscriber has refused a table, because it cannot enforce the whole table.
 func (s *Session) Refuse(r Refused, why Refusal) {
 	l := s.log
 	l.mu.Lock()

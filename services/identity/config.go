@@ -25,14 +25,14 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
-// Config is this service's own part of the configuration.
+// Config contains the service's own settings.
 type Config struct {
 	Node     string       `config:"node" help:"name of this node in the cluster; never two nodes with one name"`
 	StateDir string       `config:"stateDir" help:"directory of the files that survive a restart"`
 	Quota    int          `config:"quota" help:"identities of the cluster that this node may hold"`
 	Etcd     EtcdConfig   `config:"etcd"`
 	Labels   LabelsConfig `config:"labels"`
-	// NodeLabels are about labels of Nodes.
+	// NodeLabels selects labels of Nodes.
 	NodeLabels LabelsConfig `config:"nodeLabels"`
 	GC         GCConfig     `config:"gc"`
 
@@ -41,13 +41,13 @@ type Config struct {
 	Shares     tenants.Config `config:"shares"`
 }
 
-// ClusterConfig holds the settings that all pods of the cluster share.
+// ClusterConfig contains settings that all nodes of the cluster share.
 type ClusterConfig struct {
 	Name          string        `config:"name" help:"name of this cluster, which policies may name; the same as the name in sluice-policy's settings"`
 	StaleMappings time.Duration `config:"staleMappings" help:"with native routing, how long after its removal from etcd a node without etcd may trust the mapping of an address; a minute longer the address is not allocated again; the same on all nodes"`
 }
 
-// EtcdConfig is about the store that all nodes share.
+// EtcdConfig configures the connection to etcd, the store that all nodes share.
 type EtcdConfig struct {
 	Endpoints  []string      `config:"endpoints" help:"where etcd is: all http://host:port, all https://host:port or all unix:///path"`
 	CA         string        `config:"ca" help:"file with the certificates that etcd's is checked against; for https"`
@@ -71,7 +71,7 @@ type LabelsConfig struct {
 	Exclude []string `config:"exclude" help:"label keys ([source:]prefix or *.domain) that are left out of identities"`
 }
 
-// GCConfig sets how unreferenced identities are collected.
+// GCConfig configures the collection of unreferenced identities.
 type GCConfig struct {
 	Grace      time.Duration `config:"grace" help:"how long an identity has no references before it is collected"`
 	Quarantine time.Duration `config:"quarantine" was:"rest" help:"how long a collected number stays reserved for its former label set"`
@@ -81,7 +81,7 @@ type GCConfig struct {
 func defaults(p instance.Paths) Config {
 	node, err := os.Hostname()
 	if err != nil {
-		node = "" // Validate asks for it
+		node = "" // Validate reports the missing name
 	}
 	return Config{
 		Node:     node,
@@ -173,15 +173,15 @@ func (c *Config) registry(incarnation string, l *slog.Logger) registry.Config {
 	}
 }
 
-// listen returns the interval at which the service asks etcd whether it missed changes. It is short enough that an
-// answer from memory is never refused only because the last such check was too long ago.
+// listen returns the interval at which the service asks etcd whether it has missed changes. It is short enough that an
+// answer from memory is never refused only because the last check is too old.
 func (c *Config) listen() time.Duration {
 	const least = 100 * time.Millisecond
 	return min(heardEvery, max(c.GC.Quarantine/4, least), max(c.Cluster.StaleMappings/4, least))
 }
 
-// heardEvery is the longest interval between these checks: other nodes regard a node that has not heard from etcd for
-// a minute as cut off.
+// heardEvery is the maximum interval between these checks. It is much shorter than a minute, after which a node that
+// has not heard from etcd counts as cut off.
 const heardEvery = 15 * time.Second
 
 // Calls implements process.Caller.
@@ -198,7 +198,7 @@ func (c *Config) files(kubernetes *kube.Client) sandbox.Files {
 		return f
 	}
 	f.Read = []string{"/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/services", "/etc/ssl", "/etc/pki", "/usr/share/ca-certificates"}
-	// A missing one is no reason to open the whole directory.
+	// Do not open the whole directory only because a file is missing.
 	f.Read = slices.DeleteFunc(f.Read, func(path string) bool { _, err := os.Stat(path); return err != nil })
 	if kubernetes != nil {
 		f.Read = append(f.Read, kubernetes.Files()...)

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package allocator decides which number a label set has.
+// Package allocator assigns numbers to label sets.
 //
 // The allocator owns the mirror of the cluster's identities, this node's references to identities, and the references
-// that still have to be written to the store. It does not know etcd, files or gRPC: the Store is shared with the other
-// nodes, the Records survive this process, and the Publisher passes changes on to readers.
+// that still have to be written to the store. It does not depend on etcd, files or gRPC, but on interfaces: the nodes
+// share the Store, the Records survive this process, and the Publisher passes changes on to readers.
 //
 // The identities that holders on this node use, kept in memory, are the desired state; this node's references in the
 // store are the actual state. One loop, Run, makes the two equal whenever the store responds. A release therefore does
 // not wait for the store, and a comparison finds a reference that a killed process left behind.
 //
-// The index has both states under one lock. An Allocator executes the calls of holders on it: claims gets a number from
-// the store, and the recorder writes the holds. In Run, the reconciler keeps the session and the references, the
-// follower takes over what other nodes write, and the collector removes unused identities. A View reads.
+// The index contains both states under one lock. An Allocator executes the calls of holders: claims gets a number from
+// the store, and the recorder saves the references of holders in the Records. In Run, the reconciler maintains the
+// session and the references in the store, the follower receives the changes of other nodes, and the collector removes
+// unused identities. A View reads the index.
 package allocator
 
 import (
@@ -32,7 +33,7 @@ import (
 	"github.com/sluice-net/sluice/model/shares"
 )
 
-// Fault points, in the order in which a call meets them.
+// Fault points, in the order in which a call reaches them.
 var (
 	faultResolveStart    = fault.Register("identity/resolve/before-txn")
 	faultResolveClaimed  = fault.Register("identity/resolve/after-txn")
@@ -44,22 +45,23 @@ var (
 	faultReleasedStore   = fault.Register("identity/release/after-txn")
 )
 
-// Config of an Allocator. Every field but Tenant is required.
+// Config configures an Allocator. Every field except Tenant and Leading is required.
 type Config struct {
-	Quota        int           // cluster identities that this node may hold
-	StoreTimeout time.Duration // how long one request to the store may take
-	Heartbeat    time.Duration // between two signs of life of the session
-	Reconcile    time.Duration // between two comparisons of held and referred to; also between collections
-	Grace        time.Duration // how long an identity has no references before it is collected
-	Quarantine   time.Duration // how long a collected number stays reserved for its former label set
-	KnownDelay   time.Duration // how long changes of the cache are gathered before it is written
-	RetryMin     time.Duration // first pause after the store failed; doubles
-	RetryMax     time.Duration // longest pause
-	Log          *slog.Logger
+	Quota        int           // maximum number of cluster identities that this node may hold
+	StoreTimeout time.Duration // timeout of one request to the store
+	Heartbeat    time.Duration // interval at which the session is checked
+	// interval at which references in the store are compared with holders, and of collections
+	Reconcile  time.Duration
+	Grace      time.Duration // time without references after which an identity is collected
+	Quarantine time.Duration // time for which a collected number stays reserved for its former label set
+	KnownDelay time.Duration // time for which changes of the cache are batched before it is written
+	RetryMin   time.Duration // first pause after the store has failed; it doubles
+	RetryMax   time.Duration // longest pause
+	Log        *slog.Logger
 	// Tenant returns the tenant of a namespace. Nil: each namespace is a tenant.
 	Tenant func(namespace string) shares.Tenant
-	// Leading is called in each round of the collector. leads reports whether this node is the leader, which collects
-	// identities. Leading must not block. Nil: not called.
+	// Leading is called in each round of the collector. leads reports whether this node is the leader, which
+	// collects identities. Leading must not block; it may be nil.
 	Leading func(leads bool)
 }
 
@@ -74,7 +76,7 @@ func (c *Config) tenant(namespace string) shares.Tenant {
 func (c *Config) pause(ctx context.Context, d *time.Duration) {
 	*d = min(max(2**d, c.RetryMin), c.RetryMax)
 	select {
-	case <-time.After(*d/2 + rand.N(*d)): // not all nodes at once
+	case <-time.After(*d/2 + rand.N(*d)): // random, so that not all nodes retry at once
 	case <-ctx.Done():
 	}
 }
@@ -93,7 +95,7 @@ func bounded(ctx context.Context, cfg *Config, f func(context.Context) error) er
 	return f(ctx)
 }
 
-// Operations that the time of the lock is counted by.
+// Names of the operations for which the time of the lock is measured.
 const (
 	opHold       = "hold"
 	opChoose     = "choose a number"
@@ -107,8 +109,7 @@ const (
 	opRead       = "read"
 )
 
-// Allocator is the core. Its methods may be called concurrently, before and
-// while Run runs.
+// Allocator is the core of the service. Its methods may be called concurrently, before and during Run.
 type Allocator struct {
 	*View
 	index      *index
@@ -120,11 +121,11 @@ type Allocator struct {
 	reconciler *reconciler
 	collector  *collector
 
-	byHolder keymutex.Mutexes[Holder] // one change of a holder at a time
+	byHolder keymutex.Mutexes[Holder] // serialises the changes of one holder
 }
 
-// New returns an Allocator that starts from the last process's state. cached means that known is a complete listing of
-// the cluster, however old: then the allocator is ready at once.
+// New returns an Allocator with the saved state of the last process. If cached is set, known is a complete listing of
+// the cluster, although it may be old, and the allocator is ready at once.
 func New(cfg Config, store Store, records Records, pub Publisher, endpoints EndpointPublisher,
 	holds Holds, known Known, cached bool,
 ) (*Allocator, error) {
@@ -139,7 +140,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 	for _, e := range x.held.endpoints(holds.Holders) {
 		endpoints.Upsert(e.Holder, e)
 	}
-	clear(x.held.unsaved) // it came from there
+	clear(x.held.unsaved) // this state was loaded from the records
 	if cached {
 		clear(x.mirror.unsaved)
 	}
@@ -154,8 +155,8 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 	}, nil
 }
 
-// Run keeps session, mirror, references and cache until ctx is done, and
-// returns nil then. It is called once.
+// Run maintains the session, the mirror, the references and the cache until ctx ends; it then returns nil. It must be
+// called once.
 func (a *Allocator) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { a.reconciler.run(ctx) })
@@ -168,16 +169,17 @@ func (a *Allocator) Run(ctx context.Context) error {
 	return nil
 }
 
-// Hold assigns to the holder the number of a label set, which the cluster shares. If the holder has another label set,
-// it moves when move is set, and gets ErrHeldOther otherwise. The answer survives this process.
+// Hold assigns the cluster-wide number of a label set to the holder. If the holder has another label set, Hold moves it
+// if move is set, and otherwise returns ErrHeldOther. The assignment is saved before Hold returns, so it survives this
+// process.
 func (a *Allocator) Hold(ctx context.Context, holder Holder, labels label.Canonical, move bool,
 ) (identity.Identity, error) {
 	return a.hold(ctx, holder, labels, Workload{}, move)
 }
 
-// HoldEndpoint is like Hold, for an endpoint: it moves the endpoint to a new identity and stores its workload. Empty
-// fields of w keep their former values. If no number is free, or the tenant's share is used up, it waits for a while
-// and then returns a *QuotaError.
+// HoldEndpoint is like Hold, for an endpoint: it moves the endpoint to a new identity and stores its workload. For
+// empty fields of w, the former values are kept. If no number is free, or the share of the tenant is used up,
+// HoldEndpoint waits for a while and then returns a *QuotaError.
 func (a *Allocator) HoldEndpoint(ctx context.Context, holder Holder, labels label.Canonical, w Workload,
 ) (identity.Identity, error) {
 	return awaitNumber(ctx, func() (identity.Identity, error) { return a.hold(ctx, holder, labels, w, true) })
@@ -228,7 +230,7 @@ func (a *Allocator) hold(ctx context.Context, holder Holder, labels label.Canoni
 	return a.answer(ctx, id)
 }
 
-// answer waits until the data in the answer is saved, so that it survives this process.
+// answer returns an identity to a caller after it was saved, so that the answer survives this process.
 func (a *Allocator) answer(ctx context.Context, id identity.Identity) (identity.Identity, error) {
 	if err := faultResolveRecorded.Hit(ctx); err != nil {
 		return identity.Identity{}, err
@@ -242,9 +244,8 @@ func (a *Allocator) answer(ctx context.Context, id identity.Identity) (identity.
 	return id, nil
 }
 
-// holdLabels claims the label set, unless this node refers to it already, and
-// puts the holder onto it; with keep the number that it had stays held. The label
-// set is locked.
+// holdLabels claims the label set, unless this node already has a reference to it, and assigns it to the holder. If
+// keep is set, the holder's former number stays held. The caller has locked the label set.
 func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.Canonical, keep bool,
 ) (identity.Identity, error) {
 	if IsIsolated(labels) {
@@ -253,7 +254,7 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 	a.index.mu.Lock(opHold)
 	number, isKnown := a.index.mirror.byText[labels.Text()]
 	if isKnown && a.index.held.as(number, labels) != nil {
-		// Referred to already, or about to be.
+		// This node already has a reference, or is about to write it.
 		id := identity.Identity{Number: number, Labels: labels}
 		a.index.move(holder, id, 0, keep)
 		a.index.mu.Unlock()
@@ -285,7 +286,7 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 	if connected || !isKnown {
 		limited, cancel := ctx, context.CancelFunc(func() {})
 		if end, ok := ctx.Deadline(); ok && isKnown {
-			// A store that hangs must leave time for the answer from memory.
+			// Reserve time for an answer from memory, in case the store hangs.
 			limited, cancel = context.WithDeadline(ctx, time.Now().Add(time.Until(end)/2))
 		}
 		claim, err = a.claims.claim(limited, labels, number)
@@ -295,9 +296,9 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 		if !isKnown || !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrSessionLost) || ctx.Err() != nil {
 			return identity.Identity{}, err
 		}
-		// The store is unreachable and the set is known: the known number is still valid, and Run writes the reference
-		// once the store answers again. But a number that was collected after the store was last heard may get another
-		// set as soon as its quarantine is over.
+		// The store is unreachable, but the label set is known. The known number is still valid, and Run writes
+		// the reference once the store answers again. There is one exception: a number that was collected after
+		// the last contact with the store may be assigned to another label set once its quarantine is over.
 		if age, ok := a.sinceHeard(); !ok || age >= a.cfg.Quarantine {
 			return identity.Identity{}, &StaleError{Labels: labels, Number: number, Age: age, Never: !ok, Limit: a.cfg.Quarantine, Err: err}
 		}
@@ -313,9 +314,9 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 	a.index.mu.Lock(opHold)
 	defer a.index.mu.Unlock()
 	if h := a.index.held.other(id.Number, labels); h != nil {
-		// While this node was disconnected, the store gave the number to this label set, and this node still holds it
-		// for another. Run first moves those holders to another number. If the caller does not retry, the comparison
-		// removes the reference just written as a stray one.
+		// While this node was disconnected, another node assigned the number to this label set, but this node
+		// still holds it for another label set. Run first moves the holders of that set to another number. If
+		// the caller does not retry, the next comparison removes the reference that was just written.
 		a.index.wake()
 		return identity.Identity{}, fmt.Errorf("%w: number %d is still being taken from %s", ErrContended, id.Number, clip(h.labels.Text(), 200))
 	}
@@ -333,8 +334,8 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 	return id, nil
 }
 
-// Release removes a holder's hold and returns the number; 0 if it held none. It needs no store: Run removes the
-// reference there.
+// Release removes the number of a holder and returns it; 0 if it had none. It does not wait for the store, in which Run
+// removes the reference.
 func (a *Allocator) Release(ctx context.Context, holder Holder) (identity.Numeric, error) {
 	unlock, err := a.byHolder.Lock(ctx, holder)
 	if err != nil {
@@ -350,7 +351,7 @@ func (a *Allocator) Release(ctx context.Context, holder Holder) (identity.Numeri
 	if err := faultReleaseStart.Hit(ctx); err != nil {
 		return 0, err
 	}
-	// Wait even if the holder held nothing: an earlier call may have failed to save the removal of its hold.
+	// Wait even if the holder had no number, because an earlier call may have failed to save the removal.
 	if err := a.index.saver.wait(ctx); err != nil {
 		return 0, err
 	}

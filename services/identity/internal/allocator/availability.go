@@ -5,18 +5,17 @@ package allocator
 
 import "errors"
 
-// availability records whether the cluster's identities are known, the store answers
-// and takes writes, and the disk takes records. A node that is connected is not refused
-// and has no storeErr. A refused node keeps the refusal in storeErr until a session is
-// up. Every change of what Allocator.Ready, Numbers or Connected returns closes changed
-// and replaces it. The caller locks.
+// availability records whether the cluster's identities are known, whether the store responds and accepts writes, and
+// whether the disk accepts records. If connected is set, refused is not set and storeErr is nil. If refused is set,
+// storeErr contains the refusal until a session is established. Each change of a result of View.Ready, Numbers or
+// Connected closes the channel changed and replaces it. The caller must hold the lock.
 type availability struct {
 	ready      bool          // the identities of the cluster are known
-	connected  bool          // a session is up, and its references equal the holds
+	connected  bool          // a session is established, and its references equal the holders'
 	refused    bool          // another node has this node's name
-	refusedNow bool          // the last answer of the store was that
-	storeErr   error         // why it is not connected; nil: no attempt has ended yet
-	full       error         // why the store accepts no writes although it answers
+	refusedNow bool          // the last answer of the store was that refusal
+	storeErr   error         // why the node is not connected; nil: no attempt has ended yet
+	full       error         // why the store accepts no writes although it responds
 	diskErr    error         // why the records of this node are not written
 	changed    chan struct{} // closed at the next change
 }
@@ -31,13 +30,12 @@ func (v *availability) notify() {
 // answers reports whether label sets that this node knows get their numbers.
 func (v *availability) answers() bool { return v.ready && !v.refused }
 
-// numbers reports whether label sets without a number get one.
+// numbers reports whether new label sets can get a number.
 func (v *availability) numbers() bool {
 	return v.answers() && v.connected && v.full == nil && v.diskErr == nil
 }
 
-// loaded records that the identities of the cluster are known, and returns false if they
-// were before.
+// loaded records that the identities of the cluster are known. It returns false if they were already known.
 func (v *availability) loaded() bool {
 	if v.ready {
 		return false
@@ -47,7 +45,7 @@ func (v *availability) loaded() bool {
 	return true
 }
 
-// up records a session.
+// up records that a session is established.
 func (v *availability) up() {
 	if !v.connected {
 		v.connected, v.storeErr, v.refused, v.refusedNow = true, nil, false, false
@@ -55,7 +53,7 @@ func (v *availability) up() {
 	}
 }
 
-// down records that there is no session, and returns whether that is worth a log line.
+// down records that there is no session, and reports whether the error is new and must be logged.
 func (v *availability) down(err error) (isNew bool) {
 	taken := errors.Is(err, ErrNameTaken)
 	switch {
@@ -65,7 +63,7 @@ func (v *availability) down(err error) (isNew bool) {
 	default:
 		isNew = v.connected || v.storeErr == nil
 		if v.refused {
-			err = v.storeErr // until a session is up, the refused name takes precedence
+			err = v.storeErr // a refused name takes precedence until a session is established
 		}
 	}
 	v.connected, v.storeErr, v.refusedNow = false, err, taken
@@ -73,8 +71,7 @@ func (v *availability) down(err error) (isNew bool) {
 	return isNew
 }
 
-// space records whether the store takes writes, nil: it does, and returns whether that
-// has changed.
+// space records whether the store accepts writes (err is nil), and reports whether that has changed.
 func (v *availability) space(err error) (isNew bool) {
 	isNew = (err == nil) != (v.full == nil)
 	v.full = err
@@ -84,7 +81,7 @@ func (v *availability) space(err error) (isNew bool) {
 	return isNew
 }
 
-// disk records how a write of the records ended.
+// disk records the result of a write of the records.
 func (v *availability) disk(err error) {
 	isNew := (err == nil) != (v.diskErr == nil)
 	v.diskErr = err
@@ -93,7 +90,7 @@ func (v *availability) disk(err error) {
 	}
 }
 
-// problem describes to an operator why the store accepts no writes; empty: it takes them.
+// problem returns a text for operators that describes why the store accepts no writes; empty if it accepts them.
 func (v *availability) problem(endpoints []string) string {
 	switch {
 	case v.connected && v.full != nil:

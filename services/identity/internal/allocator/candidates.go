@@ -9,21 +9,22 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 )
 
-// candidates chooses numbers for label sets that have none. It never chooses a number of another claim under way, and
-// prefers numbers whose last label set did not have a short life. assigned contains only numbers that are known or
-// held: code that removes the last use of a number calls end or unassign. The caller locks.
+// candidates chooses numbers for label sets that have none. It never chooses a number that another claim in progress
+// has chosen, and it chooses the number of a short-lived label set last. assigned contains only numbers that are known
+// or held: code that removes the last use of a number must call end or unassign. The caller must hold the lock.
 type candidates struct {
-	assigned numbers                        // numbers that a search found in use
-	short    numbers                        // free numbers of short-lived label sets
-	occupied map[identity.Numeric]time.Time // refused by the store, until then
-	picked   map[identity.Numeric]struct{}  // of claims under way
+	assigned numbers // numbers that a search found in use
+	short    numbers // free numbers of short-lived label sets
+	// numbers that the store has refused, and until when they are not chosen
+	occupied map[identity.Numeric]time.Time
+	picked   map[identity.Numeric]struct{} // numbers that claims in progress have chosen
 }
 
 func newCandidates() candidates {
 	return candidates{occupied: map[identity.Numeric]time.Time{}, picked: map[identity.Numeric]struct{}{}}
 }
 
-// shortLife is the longest life of a label set after which its number is assigned last.
+// shortLife is the maximum lifetime of a label set whose number is assigned again only after all others.
 const shortLife = time.Minute
 
 // end frees the number of a label set that was collected. After a short life, the number is assigned to another set
@@ -39,11 +40,11 @@ func (c *candidates) end(n identity.Numeric, since, now time.Time, delay time.Du
 // begin records that the number belongs to a label set again.
 func (c *candidates) begin(n identity.Numeric) { c.short.unset(n) }
 
-// pick chooses a free number and keeps it from others until drop: the first one from
-// start, an offset from the first number. inUse reports whether a number is known or
-// held. used is how many numbers are in use if n is 0, because none is free.
+// pick chooses the first free number from start on, which is an offset from the first number. The number is not chosen
+// again until drop. inUse reports whether a number is known or held. If no number is free, n is 0, and used is the
+// number of numbers in use.
 func (c *candidates) pick(start int, now time.Time, inUse func(identity.Numeric) bool) (n identity.Numeric, used int) {
-	var last identity.Numeric // free, after a label set with a short life
+	var last identity.Numeric // free number of a short-lived label set
 	for i := range c.assigned.clear(start) {
 		n := identity.MinCluster + identity.Numeric(i)
 		if inUse(n) {
@@ -59,7 +60,7 @@ func (c *candidates) pick(start int, now time.Time, inUse func(identity.Numeric)
 		if _, picked := c.picked[n]; picked {
 			continue
 		}
-		if i != start && c.short.has(n) { // the first one may be that of this very set
+		if i != start && c.short.has(n) { // the number at start may be the former number of this label set
 			if last == 0 {
 				last = n
 			}
@@ -78,8 +79,8 @@ func (c *candidates) pick(start int, now time.Time, inUse func(identity.Numeric)
 // drop ends the claim of a picked number.
 func (c *candidates) drop(n identity.Numeric) { delete(c.picked, n) }
 
-// occupy keeps a number from being chosen for a while: the store refused it.
+// occupy excludes a number from being chosen for a while, because the store has refused it.
 func (c *candidates) occupy(n identity.Numeric, until time.Time) { c.occupied[n] = until }
 
-// unassign lets a search look at a number again.
+// unassign makes searches check a number again.
 func (c *candidates) unassign(n identity.Numeric) { c.assigned.unset(n) }

@@ -23,11 +23,12 @@ type claims struct {
 	conn     *connection
 	store    Store
 	cfg      *Config
-	byLabels keymutex.Mutexes[string] // one claim of a label set at a time, by their text
+	byLabels keymutex.Mutexes[string] // serialises the claims of one label set, by its text
 }
 
-// maxAttempts bounds how many candidates one call tries. Candidates are free according to the mirror, so an attempt
-// fails only if another node gave the same number to another label set first, or if the number is in quarantine.
+// maxAttempts is the maximum number of candidates that one call tries. A candidate is free according to the mirror. An
+// attempt fails only if another node has just assigned the same number to another label set, or if the number is in
+// quarantine.
 const maxAttempts = 64
 
 // claim gets the number of a label set from the store.
@@ -40,12 +41,12 @@ func (s *claims) claim(ctx context.Context, labels label.Canonical, known identi
 		return Claim{}, s.conn.unavailable(ctx, labels, err)
 	}
 	for range maxAttempts {
-		// A set that has, or had, a number keeps it if it can.
+		// A label set that has or had a number keeps it if possible.
 		candidate, used, done := known, 0, func() {}
 		var beyond *QuotaError
 		if known == 0 {
-			// Without a free number the set may have one nonetheless: another
-			// node may have given it one that we have not seen yet.
+			// If no number is free, the set may still have one: another node may have assigned it, which
+			// this node has not received yet.
 			s.index.mu.Lock(opChoose)
 			beyond = s.index.tenants.admit(&s.index.mirror, labels, time.Now())
 			s.index.mu.Unlock()
@@ -62,7 +63,7 @@ func (s *claims) claim(ctx context.Context, labels label.Canonical, known identi
 			beyond.Keys = s.view.topKeys()
 			return Claim{}, beyond
 		case errors.Is(err, ErrOccupied) && candidate == 0 && used < identity.ClusterSize:
-			// Other calls of this node are about to take the last ones, or not.
+			// Other calls of this node are about to take the last free numbers, but may fail.
 			return Claim{}, fmt.Errorf("%w: the last free numbers are being given to other label sets", ErrContended)
 		case errors.Is(err, ErrOccupied) && candidate == 0:
 			return Claim{}, &QuotaError{Kind: ErrExhausted, Used: used, Limit: identity.ClusterSize, Keys: s.view.topKeys()}
@@ -72,8 +73,8 @@ func (s *claims) claim(ctx context.Context, labels label.Canonical, known identi
 			s.index.mu.Unlock()
 			known = 0
 		case errors.Is(err, ErrSessionLost):
-			// The store changed nothing. Run joins again and restores the holds; then this claim is tried again. Run
-			// is woken last, so that it acts on the state noted here.
+			// The store has changed nothing. Run joins again and restores the references, and then this
+			// claim is tried again. Run is woken last, so that it sees the state recorded here.
 			s.conn.disconnected(err)
 			s.conn.fail(err)
 			if err := s.conn.await(bounded); err != nil {
@@ -92,10 +93,10 @@ func (s *claims) claim(ctx context.Context, labels label.Canonical, known identi
 	return Claim{}, fmt.Errorf("%w: %d candidates for %s", ErrContended, maxAttempts, clip(labels.Text(), 200))
 }
 
-// candidate picks a number for a label set that has none, and keeps other calls of this node from picking it until
-// done is called. It is the first free number from a start that depends on the set's hash. So two nodes rarely choose
-// the same number for different sets, and a set that was collected usually gets its former number again. n is 0, and
-// used is the number of taken ones, if none is free.
+// candidate chooses a number for a label set that has none; no other call of this node chooses it until done is called.
+// The search for a free number starts at an offset that depends on the hash of the label set. Therefore two nodes
+// rarely choose the same number for different sets, and a collected set usually gets its former number again. If no
+// number is free, n is 0, and used is the number of numbers in use.
 func (s *claims) candidate(labels label.Canonical) (n identity.Numeric, used int, done func()) {
 	sum := labels.Hash()
 	start := int(binary.BigEndian.Uint32(sum[:4]) % uint32(identity.ClusterSize))

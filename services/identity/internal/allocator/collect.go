@@ -15,28 +15,28 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 )
 
-// collector removes identities that no node referred to for the grace period.
-// Any number of nodes may do it at once; one leads only to spare the store.
+// collector removes identities to which no node has had a reference for the grace period. Any number of nodes may
+// collect at the same time; only one does, to reduce the load of the store.
 //
-// It is not part of the session: its requests have deadlines of their own, and
-// when they fail it tries again and forgets nothing. Only a new session starts
-// the grace period over: after the store was unavailable for every node, each node has
-// the whole time to refer to its numbers again.
+// It is not part of the session: its requests have their own deadlines, and if one fails, it is tried again without
+// losing state. Only a new session restarts the grace period, so that each node can write its references again within
+// the whole period after an outage of the store.
 type collector struct {
 	index   *index
 	store   Store
 	cfg     *Config
-	session uint64 // the one that since belongs to
-	stop    func() // ends the following of references; nil if it does not run
+	session uint64 // the session to which since belongs
+	stop    func() // stops following references; nil if they are not followed
 	since   map[identity.Numeric]unusedSince
 	tidied  time.Time
 
 	resting   map[identity.Numeric]resting // nil: not listed yet
-	published *Numbers                     // by this collector; nil: nothing yet
+	published *Numbers                     // last counts published by this collector; nil: none yet
 
-	mu      sync.Mutex
-	refs    References                    // guarded by mu; references per number and node, if Complete
-	touched map[identity.Numeric]struct{} // guarded by mu; referred to since the last round
+	mu   sync.Mutex
+	refs References // guarded by mu; references per number and node, if Complete
+	// guarded by mu; numbers to which a node has referred since the last round
+	touched map[identity.Numeric]struct{}
 }
 
 type unusedSince struct {
@@ -64,7 +64,7 @@ func (c *collector) run(ctx context.Context) {
 			return
 		case <-publish.C:
 			if c.stop == nil {
-				continue // another node collects
+				continue // another node is the collector
 			}
 			if err := c.publish(ctx); err != nil && ctx.Err() == nil {
 				c.cfg.Log.Debug("publishing the counts of numbers", log.Err(err))
@@ -78,7 +78,7 @@ func (c *collector) run(ctx context.Context) {
 	}
 }
 
-// rest stops following references: this node does not collect.
+// rest stops following references, because this node is not the collector.
 func (c *collector) rest() {
 	if c.stop != nil {
 		c.stop()
@@ -116,13 +116,13 @@ func (c *collector) round(ctx context.Context) error {
 	}
 	unused, refs, complete := c.unused()
 	if !complete {
-		return nil // the listing is under way
+		return nil // the listing is not complete yet
 	}
 	err = c.collect(ctx, unused, refs.Revision)
 	if err != nil && !errors.Is(err, ErrNoSpace) {
 		return err
 	}
-	// A store without space takes deletions.
+	// Tidy only deletes, which is possible even if the store has no space.
 	if now := time.Now(); now.Sub(c.tidied) >= max(c.cfg.Grace, c.cfg.Reconcile) {
 		if err := c.store.Tidy(ctx, refs); err != nil {
 			return err
@@ -175,9 +175,9 @@ func add[K comparable](to, by map[K]int) {
 	}
 }
 
-// unused returns the identities without references, and the references of each node, as of one revision. complete is
-// false before they are known. An identity that this node holds is never unused, even if its reference could not be
-// written.
+// unused returns the identities without references, and the number of references of each node, at one revision.
+// complete is false as long as these are not known. An identity that this node holds is never unused, even if its
+// reference could not be written.
 func (c *collector) unused() (unused []identity.Identity, refs References, complete bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -202,13 +202,13 @@ func (c *collector) unused() (unused []identity.Identity, refs References, compl
 	return unused, refs, true
 }
 
-// Limits of a collection, which is done in steps, each within the time of one request.
+// Limits of a collection. It consists of steps, each of which takes no longer than one request may.
 const (
 	collectStep = 256
-	maxCollect  = 16_384 // in one round
+	maxCollect  = 16_384 // maximum number of identities in one round
 )
 
-// plan returns the identities that are unused for the first time, and those that were unused for the whole grace
+// plan returns the identities that have become unused, and the identities that have been unused for the whole grace
 // period, longest first.
 func (c *collector) plan(unused []identity.Identity, now time.Time, grace time.Duration) (fresh []identity.Identity, due []Candidate) {
 	is := make(map[identity.Numeric]struct{}, len(unused))
@@ -231,8 +231,8 @@ func (c *collector) plan(unused []identity.Identity, now time.Time, grace time.D
 	return fresh, due
 }
 
-// collect continues with the identities that are unused as of a revision: it notes the fences of newly unused ones,
-// and removes those that were unused for the grace period.
+// collect processes the identities that are unused at a revision: it records the fences of the newly unused ones, and
+// removes the identities that have been unused for the grace period.
 func (c *collector) collect(ctx context.Context, unused []identity.Identity, revision int64) error {
 	now := time.Now()
 	fresh, due := c.plan(unused, now, c.cfg.Grace)
@@ -244,7 +244,7 @@ func (c *collector) collect(ctx context.Context, unused []identity.Identity, rev
 			return err
 		}
 		for _, f := range candidates {
-			// A reference that was written after the revision of the count moved the fence beyond it.
+			// A fence at or before the revision of the count shows that no reference was written since.
 			if f.Fence <= revision {
 				c.since[f.Identity.Number] = unusedSince{fence: f.Fence, at: now}
 			}
@@ -267,7 +267,7 @@ func (c *collector) collect(ctx context.Context, unused []identity.Identity, rev
 			if c.resting != nil && slices.Contains(gone, d.Identity.Number) {
 				c.resting[d.Identity.Number] = resting{namespaceOf(d.Identity.Labels), time.Now().Add(c.cfg.Quarantine)}
 			}
-			delete(c.since, d.Identity.Number) // removed, or touched meanwhile
+			delete(c.since, d.Identity.Number) // the identity was removed, or referred to again
 		}
 	}
 	return nil

@@ -11,18 +11,18 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 )
 
-// connection is the session with the store, as callers and the reconciler see it.
+// connection is the state of the session with the store, for callers and the reconciler.
 type connection struct {
 	index *index
 	store Store
 	cfg   *Config
-	lost  chan error // holds the failure that a call saw; capacity 1
+	lost  chan error // receives the error of a call that failed at the store; capacity 1
 }
 
-// errListing: it is not known yet which numbers are free.
+// errListing means that the free numbers are not known yet.
 var errListing = errors.New("the identities of the cluster are still being listed")
 
-// disconnected notes that there is no session, and logs it once.
+// disconnected records that there is no session, and logs it once.
 func (c *connection) disconnected(err error) {
 	c.index.mu.Lock(opSession)
 	defer c.index.mu.Unlock()
@@ -36,7 +36,7 @@ func (c *connection) disconnected(err error) {
 	}
 }
 
-// noSpace notes that the store accepts no writes, and logs it once.
+// noSpace records that the store accepts no writes, and logs it once.
 func (c *connection) noSpace(err error) {
 	c.index.mu.Lock(opSession)
 	defer c.index.mu.Unlock()
@@ -46,15 +46,15 @@ func (c *connection) noSpace(err error) {
 	}
 }
 
-// reconnected notes that there is a session whose references equal the holds.
+// reconnected records that there is a session whose references equal the holders'.
 func (c *connection) reconnected() {
 	c.index.mu.Lock(opSession)
 	defer c.index.mu.Unlock()
 	c.index.available.up()
 }
 
-// alive asks the store about the session. A claim that began in an earlier session may have reported the present one
-// as lost; the store's answer decides.
+// alive asks the store about the session. A claim that began in an earlier session may have reported the current
+// session as lost, so only the store's answer counts.
 func (c *connection) alive(ctx context.Context) error {
 	if err := bounded(ctx, c.cfg, c.store.Ping); err != nil {
 		return err
@@ -63,8 +63,8 @@ func (c *connection) alive(ctx context.Context) error {
 	return nil
 }
 
-// await waits until the session is up, and the cluster's identities are
-// known: a choice among unknown ones meets one taken number after the other.
+// await waits until the session is established and the identities of the cluster are known. Without them, most of the
+// chosen numbers would be taken.
 func (c *connection) await(ctx context.Context) error {
 	for {
 		c.index.mu.Lock(opRead)

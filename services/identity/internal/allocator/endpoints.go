@@ -11,12 +11,12 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 )
 
-// Endpoint is an endpoint of this node with the identity that it holds.
+// Endpoint is an endpoint of this node with its identity.
 type Endpoint struct {
 	Holder   Holder
 	Identity identity.Identity
 	Workload Workload
-	// Former is the number that it had before Relabel, held until Confirm; 0: none.
+	// Former is the number that the endpoint had before Relabel. It is held until Confirm; 0: none.
 	Former identity.Numeric
 }
 
@@ -25,7 +25,7 @@ func (e Endpoint) Equal(f Endpoint) bool {
 	return e.Holder == f.Holder && e.Identity.Equal(f.Identity) && e.Workload.equal(f.Workload) && e.Former == f.Former
 }
 
-// endpoints returns the endpoints among the holders of records.
+// endpoints returns the endpoints in records, which also contain other holders.
 func (s *holdings) endpoints(records []HolderRecord) (all []Endpoint) {
 	for _, r := range records {
 		if _, ok := r.Holder.Owner(); ok {
@@ -35,9 +35,9 @@ func (s *holdings) endpoints(records []HolderRecord) (all []Endpoint) {
 	return all
 }
 
-// Relabel moves an endpoint to another label set and holds its former number until Confirm, because its packets carry
-// that number until then. An endpoint without an identity stays without. It returns ErrUnconfirmed if the last move is
-// not confirmed yet; so an endpoint holds at most two numbers.
+// Relabel moves an endpoint to another label set. It holds the former number until Confirm, because packets carry that
+// number until then. It does nothing if the endpoint has no identity. It returns ErrUnconfirmed if the last move is not
+// confirmed yet, so an endpoint holds at most two numbers.
 func (a *Allocator) Relabel(ctx context.Context, holder Holder, labels label.Canonical) error {
 	unlock, err := a.byHolder.Lock(ctx, holder)
 	if err != nil {
@@ -75,8 +75,8 @@ func (a *Allocator) Relabel(ctx context.Context, holder Holder, labels label.Can
 	return err
 }
 
-// Confirm reports that an endpoint's packets now carry a number. If that is the endpoint's number, its former one is
-// released; otherwise nothing changes.
+// Confirm reports that an endpoint's packets now carry a number. If that is the current number of the endpoint, its
+// former number is released; otherwise nothing changes.
 func (a *Allocator) Confirm(ctx context.Context, holder Holder, n identity.Numeric) error {
 	unlock, err := a.byHolder.Lock(ctx, holder)
 	if err != nil {
@@ -85,7 +85,7 @@ func (a *Allocator) Confirm(ctx context.Context, holder Holder, n identity.Numer
 	defer unlock()
 	a.index.mu.Lock(opRelease)
 	if a.index.held.byHolder[holder] == n && a.index.dropHolder(holder.former()) != 0 {
-		a.index.held.touch(holder) // readers learn that nothing is owed
+		a.index.held.touch(holder) // readers must learn that the move is confirmed
 		a.index.saver.dirty()
 	}
 	a.index.mu.Unlock()

@@ -14,28 +14,28 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/labels"
 )
 
-// Errors of an Allocator. Errors of its Store are returned, too.
+// Errors of an Allocator. It also returns errors of its Store.
 var (
-	// ErrHolder: a holder that ParseHolder would refuse, so it is not saved.
+	// ErrHolder: the holder is not saved, because ParseHolder would refuse it.
 	ErrHolder = errors.New("not a holder")
 	// ErrHeldOther: the holder has a reference to the identity of another label set.
 	ErrHeldOther = errors.New("holder has the identity of another label set")
-	// ErrQuota: this node holds as many identities as it may. It is always a *QuotaError.
+	// ErrQuota: this node holds its maximum number of identities. It is always a *QuotaError.
 	ErrQuota = errors.New("quota of identities is used up")
 	// ErrExhausted: every number of the range is taken or in quarantine. It is always a *QuotaError.
 	ErrExhausted = errors.New("identity numbers are used up")
-	// ErrShare: the tenant of the label set has as many numbers as it may. It is always a
-	// *QuotaError.
+	// ErrShare: the tenant of the label set has its maximum number of numbers. It is always a *QuotaError.
 	ErrShare = errors.New("share of identity numbers is used up")
-	// ErrDenied: the store refuses this node a write that an earlier version did not make.
+	// ErrDenied: the store refuses a write for which the role of this node needs another grant than with earlier
+	// versions.
 	ErrDenied = errors.New("etcd lacks a grant")
-	// ErrUnconfirmed: the endpoint was moved and has not confirmed that yet.
+	// ErrUnconfirmed: the last move of the endpoint is not confirmed yet.
 	ErrUnconfirmed = errors.New("endpoint has not confirmed its last identity")
-	// ErrContended: other nodes took every candidate that was tried. Try again.
+	// ErrContended: other nodes have taken every candidate that was tried. The caller may retry.
 	ErrContended = errors.New("lost too many races for a number")
-	// ErrNotFound: the number is not known here.
+	// ErrNotFound: this node does not know the number.
 	ErrNotFound = errors.New("no such identity")
-	// ErrRecords: the state could not be written to where it survives this process.
+	// ErrRecords: the state could not be written to the disk.
 	ErrRecords = errors.New("state was not written")
 )
 
@@ -73,14 +73,14 @@ func (e *StoreError) Unwrap() error { return e.Err }
 // Is reports whether target is ErrUnavailable.
 func (e *StoreError) Is(target error) bool { return target == ErrUnavailable }
 
-// StaleError is returned if the call needs the store, because this node's copy of the label set is too old to be
-// trusted.
+// StaleError is returned if this node's copy of the label set is too old to be trusted, so that the call needs the
+// store.
 type StaleError struct {
 	Labels label.Canonical
-	Number identity.Numeric // as of the last contact with the store
-	Age    time.Duration    // since then
+	Number identity.Numeric // number at the last contact with the store
+	Age    time.Duration    // time since the last contact
 	Never  bool             // the time of the last contact is unknown
-	Limit  time.Duration    // how old it may be
+	Limit  time.Duration    // maximum age at which the copy is trusted
 	Err    error            // of the store
 }
 
@@ -99,7 +99,7 @@ func (e *StaleError) Unwrap() error { return e.Err }
 // Is reports whether target is ErrUnavailable.
 func (e *StaleError) Is(target error) bool { return target == ErrUnavailable }
 
-// QuotaError describes the exhausted limit and the labels with the most values.
+// QuotaError describes the exhausted limit, and the label keys with the most different values.
 type QuotaError struct {
 	Kind  error  // ErrQuota, ErrShare or ErrExhausted
 	Of    string // the tenant, for ErrShare

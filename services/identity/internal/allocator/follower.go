@@ -13,22 +13,22 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 )
 
-// follower takes over what other nodes write to the store, and keeps a cache of it.
+// follower receives the changes that other nodes write to the store, and maintains the cache of the identities.
 type follower struct {
 	index    *index
 	view     *View
 	store    Store
 	records  Records
 	cfg      *Config
-	uncached bool // there was no cache
+	uncached bool // there was no cache at the start
 }
 
-// takeStep is how many identities are taken over before the lock is given up:
-// a listing of the whole cluster must not keep callers waiting.
+// takeStep is the number of identities that are added before the lock is released, so that a listing of the whole
+// cluster does not make callers wait.
 const takeStep = 1024
 
-// heardSteps bounds how far the cache's time of the last sign of the store may
-// be behind, as a part of the quarantine time.
+// heardSteps limits how old the time of the last contact in the cache may be: the quarantine time divided by
+// heardSteps.
 const heardSteps = 8
 
 // run follows the identities in the store.
@@ -52,14 +52,14 @@ func (f *follower) run(ctx context.Context) {
 	}
 }
 
-// observe is the sink of Store.Follow. Between two steps, callers see a mirror that is only partly updated. Only after
-// the last step is it marked complete and as new as the update.
+// observe receives the updates of Store.Follow. Between two steps of one update, callers see a mirror that is only
+// partly updated. Only after the last step is the mirror marked as complete at the revision of the update.
 func (f *follower) observe(u Update) {
 	if u.Complete {
 		for some := range slices.Chunk(f.unlisted(u), takeStep) {
 			f.index.mu.Lock(opUpdate)
 			for _, n := range some {
-				// A claim may have written it since.
+				// A claim may have written a later version.
 				if e, ok := f.index.mirror.known[n]; ok && e.revision <= u.Revision {
 					f.index.forget(n)
 				}
@@ -93,7 +93,7 @@ func (f *follower) observe(u Update) {
 		f.index.becomeReady()
 	}
 	if u.Complete || u.Beside {
-		f.index.mirror.save() // also an empty listing is something to know
+		f.index.mirror.save() // save an empty listing, too
 	}
 }
 
@@ -109,7 +109,7 @@ func (f *follower) unlisted(u Update) []identity.Numeric {
 	return f.index.mirror.unlisted(u, listed)
 }
 
-// note records an update before readers get it: the next process must know every identity that this node has
+// note saves an update before readers receive it, because the next process must know every identity that this node has
 // published.
 func (f *follower) note(u Update) {
 	f.index.mu.Lock(opUpdate)
@@ -119,12 +119,12 @@ func (f *follower) note(u Update) {
 		return
 	}
 	if err := f.records.NoteKnown(c); err != nil {
-		// Readers get the update nevertheless: the file is only a cache.
+		// Readers receive the update even if it was not saved, because the file is only a cache.
 		f.cfg.Log.Error("known identities were not saved; after a restart without etcd, fewer are known", log.Err(err))
 	}
 }
 
-// runNumbers follows the collector's published counts.
+// runNumbers follows the counts that the collector publishes.
 func (f *follower) runNumbers(ctx context.Context) {
 	var wait time.Duration
 	for ctx.Err() == nil {
@@ -135,15 +135,15 @@ func (f *follower) runNumbers(ctx context.Context) {
 	}
 }
 
-// observeNumbers is the sink of Store.FollowNumbers.
+// observeNumbers receives the updates of Store.FollowNumbers.
 func (f *follower) observeNumbers(n Numbers) {
 	f.index.mu.Lock(opUpdate)
 	defer f.index.mu.Unlock()
 	f.index.tenants.publish(n)
 }
 
-// runCache writes the cache, gathering changes; the first listing at once, and
-// the last changes at the end.
+// runCache writes changes to the cache in batches. It writes the first listing at once, and the last changes when it
+// ends.
 func (f *follower) runCache(ctx context.Context) {
 	delay := f.cfg.KnownDelay
 	if f.uncached {
@@ -169,14 +169,14 @@ func (f *follower) runCache(ctx context.Context) {
 		case <-time.After(delay):
 		case <-ctx.Done():
 		}
-		// An unfinished listing must not be taken for the cluster.
+		// Do not save an incomplete listing as the content of the cluster.
 		if ready, _ := f.view.Ready(); ready {
 			save()
 		}
 	}
 }
 
-// save writes the changes of the cluster's known identities. One call runs at a time.
+// save writes changed identities to the cache. Only one call may run at a time.
 func (f *follower) save() error {
 	var c KnownChange
 	var was time.Time
@@ -192,12 +192,12 @@ func (f *follower) save() error {
 	return err
 }
 
-// take returns the changes that SaveKnown has not received yet, and the former time of heard.
+// take returns the changes that SaveKnown has not received yet, and the previous value of heard.
 func (f *follower) take() (c KnownChange, was time.Time) {
 	f.index.mu.Lock(opSave)
 	c, was = f.index.mirror.take()
 	f.index.mu.Unlock()
-	// Without the lock, and in the order of the file, which takes it faster.
+	// Sort without holding the lock. Writing in the order of the file is faster.
 	slices.Sort(c.Drop)
 	slices.SortFunc(c.Put, identity.Compare)
 	return c, was

@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 )
 
-// Holder identifies the holder of a number on this node: an endpoint, an endpoint whose packets may still carry its
-// former number, or a reference that a caller named. The three kinds have distinct forms.
+// Holder identifies the holder of a number on this node: an endpoint, an endpoint's former number until its move is
+// confirmed, or a reference with a name that a caller has chosen. The three kinds have different forms.
 type Holder string
 
 const (
@@ -27,7 +27,7 @@ func EndpointHolder(containerID, interfaceName string) Holder {
 	return Holder(endpointPrefix + workload.Owner{ContainerID: containerID, Interface: interfaceName}.String())
 }
 
-// ReferenceHolder returns the holder for a string of the caller.
+// ReferenceHolder returns the holder for a name that a caller has chosen.
 func ReferenceHolder(reference string) Holder { return Holder(referencePrefix + reference) }
 
 // ParseHolder parses the result of String.
@@ -36,8 +36,8 @@ func ParseHolder(s string) (Holder, error) {
 	return h, h.check()
 }
 
-// check returns an error if ParseHolder would not accept the holder: it must not be saved, or the next process could
-// not start.
+// check returns an error if ParseHolder would not accept the holder: such a holder must not be saved, because the next
+// process could not start.
 func (h Holder) check() error {
 	known := strings.HasPrefix(string(h), endpointPrefix) || strings.HasPrefix(string(h), referencePrefix) ||
 		strings.HasPrefix(string(h), formerPrefix)
@@ -51,7 +51,7 @@ func (h Holder) check() error {
 // String returns "endpoint:container/interface" or "reference:text".
 func (h Holder) String() string { return string(h) }
 
-// Reference returns the string of a holder that is no endpoint.
+// Reference returns the name of a holder that is not an endpoint.
 func (h Holder) Reference() (reference string, ok bool) {
 	return strings.CutPrefix(string(h), referencePrefix)
 }
@@ -61,7 +61,7 @@ func (h Holder) former() Holder {
 	return Holder(formerPrefix + strings.TrimPrefix(string(h), endpointPrefix))
 }
 
-// Owner returns the attachment of a holder that is an endpoint.
+// Owner returns the owner of a holder that is an endpoint.
 func (h Holder) Owner() (owner workload.Owner, ok bool) {
 	text, ok := strings.CutPrefix(string(h), endpointPrefix)
 	owner.ContainerID, owner.Interface, _ = strings.Cut(text, "/") // a container id has no "/"

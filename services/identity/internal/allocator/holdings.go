@@ -11,21 +11,21 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 )
 
-// holdings maps numbers to their holders on this node and back, and lists the changes that the records lack. Every
-// number of byNumber has a holder, and byHolder has that number for each of its holders and for no others. Only holders
-// have workloads. The caller locks.
+// holdings maps numbers to their holders on this node and back, and lists the changes that are not saved in the records
+// yet. Every number in byNumber has at least one holder, and byHolder maps exactly its holders to the number. Only
+// holders have workloads. The caller must hold the lock.
 type holdings struct {
 	byNumber  map[identity.Numeric]*hold
 	byHolder  map[Holder]identity.Numeric
-	workloads map[Holder]Workload // of holders that were described
-	unsaved   map[Holder]struct{} // changed since take
+	workloads map[Holder]Workload // of holders with a known workload
+	unsaved   map[Holder]struct{} // holders that have changed since take
 }
 
 // hold is a number that this node holds.
 type hold struct {
 	labels  label.Canonical
 	holders map[Holder]struct{}
-	ref     int64 // revision of our reference; 0 while the store does not have it
+	ref     int64 // revision of this node's reference; 0: not in the store
 }
 
 func newHoldings() holdings {
@@ -38,7 +38,7 @@ func newHoldings() holdings {
 // has reports whether a number is held.
 func (s *holdings) has(n identity.Numeric) bool { return s.byNumber[n] != nil }
 
-// as returns the hold of a number for a label set; nil if it is not held, or for another.
+// as returns the hold of a number if it is held for the label set, else nil.
 func (s *holdings) as(n identity.Numeric, labels label.Canonical) *hold {
 	if h := s.byNumber[n]; h != nil && h.labels.Text() == labels.Text() {
 		return h
@@ -46,7 +46,7 @@ func (s *holdings) as(n identity.Numeric, labels label.Canonical) *hold {
 	return nil
 }
 
-// other returns the hold of a number for another label set, or nil.
+// other returns the hold of a number if it is held for another label set, else nil.
 func (s *holdings) other(n identity.Numeric, labels label.Canonical) *hold {
 	if h := s.byNumber[n]; h != nil && h.labels.Text() != labels.Text() {
 		return h
@@ -54,8 +54,8 @@ func (s *holdings) other(n identity.Numeric, labels label.Canonical) *hold {
 	return nil
 }
 
-// add adds a holder to an identity and returns whether it is the first one. The holder must hold the same identity or
-// none. ref is the revision of this node's reference, if the store has it.
+// add adds a holder to an identity, and reports whether it is the first holder. The holder must have the same identity
+// or none. ref is the revision of this node's reference, if it is in the store.
 func (s *holdings) add(holder Holder, id identity.Identity, ref int64) (first bool) {
 	h := s.byNumber[id.Number]
 	if h == nil {
@@ -69,7 +69,8 @@ func (s *holdings) add(holder Holder, id identity.Identity, ref int64) (first bo
 	return first
 }
 
-// drop removes a holder, and returns the number that it held (0: none), and the hold if that was its last holder.
+// drop removes a holder, and returns its number (0: none). If it was the last holder of the number, drop also returns
+// the hold.
 func (s *holdings) drop(holder Holder) (n identity.Numeric, ended *hold) {
 	n, ok := s.byHolder[holder]
 	if !ok {
@@ -87,8 +88,8 @@ func (s *holdings) drop(holder Holder) (n identity.Numeric, ended *hold) {
 	return n, h
 }
 
-// reassign moves all holders of a number to an identity, and returns them, sorted, and
-// whether they are the first ones there. ref is the revision of our reference.
+// reassign moves all holders of a number to an identity. It returns the holders, sorted, and reports whether the
+// identity had no holder before. ref is the revision of this node's reference.
 func (s *holdings) reassign(from identity.Numeric, to identity.Identity, ref int64) (holders []Holder, first bool) {
 	holders = slices.Sorted(maps.Keys(s.byNumber[from].holders))
 	delete(s.byNumber, from)
@@ -110,11 +111,11 @@ func (s *holdings) describe(holder Holder, w Workload) bool {
 	return true
 }
 
-// touch marks a holder, so that it is written to the records again and then published to the readers.
+// touch marks a holder as changed, so that it is saved again and then published to the readers.
 func (s *holdings) touch(holder Holder) { s.unsaved[holder] = struct{}{} }
 
-// take returns the holders that the records lack, and the holders without a hold, in any order. putBack undoes it if
-// the records were not written.
+// take returns the holders to save and the holders to remove from the records, in any order. If they could not be
+// written, putBack restores them.
 func (s *holdings) take() (put []HolderRecord, drop []Holder) {
 	for holder := range s.unsaved {
 		if n, ok := s.byHolder[holder]; ok {

@@ -13,27 +13,27 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 )
 
-// index has the identities of the cluster that this node knows, and the numbers that it holds. One lock guards both,
-// because most changes concern both. Its methods keep the two consistent, and publish what changed.
+// index contains the identities of the cluster that this node knows, and the numbers that it holds. One lock guards
+// both, because most changes affect both. Its methods keep the two consistent, and publish changes.
 type index struct {
 	cfg  *Config
 	pub  Publisher
 	kick chan struct{} // wakes the reconciler; capacity 1
 
 	mu         looptime.Mutex
-	mirror     mirror            // guarded by mu; of the cluster's identities
-	held       holdings          // guarded by mu; by this node
-	releases   releases          // guarded by mu; of references in the store
+	mirror     mirror            // guarded by mu; the identities of the cluster
+	held       holdings          // guarded by mu; the numbers that this node holds
+	releases   releases          // guarded by mu; references to remove from the store
 	local      localNumbers      // guarded by mu
-	candidates candidates        // guarded by mu; for label sets without a number
-	tenants    tenantNumbers     // guarded by mu; their shares of the cluster's numbers
-	places     places            // guarded by mu; in the quota of this node
+	candidates candidates        // guarded by mu; chooses numbers for label sets without one
+	tenants    tenantNumbers     // guarded by mu; the tenants' shares of the cluster's numbers
+	places     places            // guarded by mu; use of this node's quota
 	available  availability      // guarded by mu
-	joined     string            // guarded by mu; the session of the store
-	sessions   uint64            // guarded by mu; how many sessions were up
-	denied     error             // guarded by mu; the grant that the store lacks
+	joined     string            // guarded by mu; name of the session with the store
+	sessions   uint64            // guarded by mu; number of sessions that were established
+	denied     error             // guarded by mu; error about a grant that this node lacks
 	counters   Counters          // guarded by mu
-	host       identity.Identity // guarded by mu; this node's own
+	host       identity.Identity // guarded by mu; identity of the local node
 
 	saver saver // of changes of held
 }
@@ -55,8 +55,8 @@ func newIndex(cfg *Config, pub Publisher, holds Holds, heard time.Time) *index {
 	return x
 }
 
-// restore adds the last process's holders, and then the identities of the cache; where they differ, the cache is older.
-// No lock: the index is not shared yet.
+// restore adds the holders that the last process has saved, and then the identities of the cache. If they differ, the
+// cache is older. It needs no lock, because the index is not shared yet.
 func (x *index) restore(holders []HolderRecord, known []identity.Identity) error {
 	for _, r := range holders {
 		if !holdable(r.Identity) {
@@ -109,18 +109,18 @@ func (x *index) describe(holder Holder, w Workload) {
 	}
 }
 
-// reserve takes a place in the quota for a label set that this node does not
-// hold yet. It is called with mu held; the caller gives the place back.
+// reserve reserves a unit of the quota for a label set that this node does not hold yet. It is called with mu held; the
+// caller must release the unit.
 func (x *index) reserve(holder Holder, labels label.Canonical) *QuotaError {
-	// A holder that moves away from a number of its own frees a place.
+	// A holder that moves away from a number without other holders frees a unit.
 	if n, ok := x.held.byHolder[holder]; ok && n.Scope() == identity.ScopeCluster && len(x.held.byNumber[n].holders) == 1 {
 		return x.places.reserve(namespaceOf(labels), true, namespaceOf(x.held.byNumber[n].labels))
 	}
 	return x.places.reserve(namespaceOf(labels), false, "")
 }
 
-// move assigns an identity to a holder and releases its former identity. With keep, a holder for the former identity
-// keeps that until Confirm. Called with mu held.
+// move assigns an identity to a holder and releases its former identity. If keep is set, a separate holder keeps the
+// former identity until Confirm. Called with mu held.
 func (x *index) move(holder Holder, id identity.Identity, ref int64, keep bool) {
 	if n, ok := x.held.byHolder[holder]; ok {
 		if n == id.Number {
@@ -148,7 +148,7 @@ func (x *index) addHolder(holder Holder, id identity.Identity, ref int64) {
 	}
 }
 
-// dropHolder is called with mu held and returns the number that was held, 0 if none.
+// dropHolder removes a holder, and returns its number, 0 if it had none. Called with mu held.
 func (x *index) dropHolder(holder Holder) identity.Numeric {
 	n, ended := x.held.drop(holder)
 	if ended != nil {
@@ -157,7 +157,7 @@ func (x *index) dropHolder(holder Holder) identity.Numeric {
 	return n
 }
 
-// dropHold removes a hold without holders. Called with mu held.
+// dropHold removes a hold that has no holders any more. Called with mu held.
 func (x *index) dropHold(n identity.Numeric, h *hold) {
 	switch n.Scope() {
 	case identity.ScopeCluster:
@@ -168,12 +168,12 @@ func (x *index) dropHold(n identity.Numeric, h *hold) {
 		x.pub.Delete(n)
 		return
 	default:
-		return // reserved: it exists without holders
+		return // a reserved identity exists without holders
 	}
 	if h.ref != 0 {
 		x.releases.due[n] = h.ref
 	}
-	// A held number outlives its deletion in the store; this one no more.
+	// A held number stays known even after it was deleted from the store. It is no longer held, so remove it now.
 	switch e, ok := x.mirror.known[n]; {
 	case !ok:
 		x.pub.Delete(n)
@@ -184,8 +184,8 @@ func (x *index) dropHold(n identity.Numeric, h *hold) {
 	}
 }
 
-// learn adds an identity to the mirror as of a revision of the store; a later revision in the mirror is kept. Called
-// with mu held.
+// learn adds an identity to the mirror, with the revision at which the store had it. If the mirror has a later
+// revision, learn does nothing. Called with mu held.
 func (x *index) learn(id identity.Identity, revision int64) {
 	var since time.Time
 	if x.available.ready {
@@ -199,8 +199,8 @@ func (x *index) learn(id identity.Identity, revision int64) {
 		x.candidates.begin(id.Number)
 	}
 	if h := x.held.other(id.Number, id.Labels); h != nil {
-		// In the cluster, the number belongs to another label set than the one held here. Until Run has resolved that,
-		// readers see the label set of this node's endpoints.
+		// In the cluster, the number belongs to another label set than on this node. Until Run has resolved the
+		// conflict, readers see the label set of this node's endpoints.
 		h.ref = 0
 		x.wake()
 		return
@@ -208,7 +208,7 @@ func (x *index) learn(id identity.Identity, revision int64) {
 	x.pub.Upsert(id.Number, id)
 }
 
-// forget takes a number out of the mirror. Called with mu held.
+// forget removes a number from the mirror. Called with mu held.
 func (x *index) forget(n identity.Numeric) {
 	e, ok := x.mirror.known[n]
 	if !ok {
@@ -216,7 +216,8 @@ func (x *index) forget(n identity.Numeric) {
 	}
 	h := x.held.byNumber[n]
 	if h != nil {
-		// It vanished under us: refer to it again, which creates it again.
+		// The number was removed from the store although this node holds it. Write the reference again, which
+		// also creates the identity again.
 		h.ref = 0
 		x.wake()
 		if h.labels.Text() == e.labels.Text() {
@@ -225,15 +226,15 @@ func (x *index) forget(n identity.Numeric) {
 		}
 	}
 	x.mirror.remove(n)
-	// Collection takes the grace period, and up to two rounds of the collector.
+	// A collection takes the grace period and up to two rounds of the collector.
 	x.candidates.end(n, e.since, time.Now(), x.cfg.Grace+2*x.cfg.Reconcile)
 	if h == nil {
 		x.pub.Delete(n)
 	}
 }
 
-// replace publishes the present label set of a number whose holders have moved. The mirror may know more than the
-// conflict, which was found earlier: it follows the store. Called with mu held.
+// replace publishes the current label set of a number whose holders have moved. The mirror may be newer than the
+// conflict, because it follows the store. Called with mu held.
 func (x *index) replace(c *ConflictError) {
 	n := c.Held.Number
 	e, ok := x.mirror.known[n]

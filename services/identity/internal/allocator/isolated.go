@@ -16,16 +16,15 @@ var isolated = func() identity.Identity {
 	return all[slices.IndexFunc(all, func(id identity.Identity) bool { return id.Number == identity.Init })]
 }()
 
-// Isolated returns the label set reserved:init. An endpoint has it while its own labels
-// have no identity. Policies always isolate this identity, and only policies that name
-// reserved:init allow it anything. It needs neither the store nor a free number, so every
-// change of labels that fails can be closed.
+// Isolated returns the label set reserved:init. An endpoint has it while its own labels have no identity. Policies
+// always isolate this identity, and only policies that name reserved:init allow it anything. It needs neither the store
+// nor a free number, so an endpoint can always be isolated if a change of its labels fails.
 func Isolated() label.Canonical { return isolated.Labels }
 
 // IsIsolated reports whether a label set is reserved:init.
 func IsIsolated(labels label.Canonical) bool { return labels.Text() == isolated.Labels.Text() }
 
-// isolate assigns reserved:init to a holder; with keep the number that it had stays held.
+// isolate assigns reserved:init to a holder. If keep is set, its former number stays held.
 func (a *Allocator) isolate(holder Holder, keep bool) identity.Identity {
 	a.index.mu.Lock(opHold)
 	defer a.index.mu.Unlock()

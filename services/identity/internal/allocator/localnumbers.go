@@ -5,9 +5,8 @@ package allocator
 
 import "github.com/sluice-net/sluice/model/identity"
 
-// localNumbers assigns node-local numbers to label sets. No two label sets have the
-// same number. A released number is assigned again as late as the range allows.
-// The caller locks.
+// localNumbers assigns node-local numbers to label sets. No two label sets have the same number. A released number is
+// assigned again as late as the range allows. The caller must hold the lock.
 type localNumbers struct {
 	byText map[string]identity.Numeric // by canonical text
 	taken  map[identity.Numeric]bool   // the numbers in byText

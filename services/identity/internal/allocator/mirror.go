@@ -10,26 +10,26 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 )
 
-// mirror is this node's copy of the cluster's identities, and the changes that the cache lacks. byText has the number
-// under which a label set was learned last, and known has that number with that label set. living counts the label
-// sets of known by namespace, without zeros. An earlier revision never replaces a later one. The caller locks;
-// receiving from dirty needs no lock.
+// mirror is this node's copy of the cluster's identities, with the changes that are not in the cache yet. byText
+// contains the last known number of a label set, and known contains that number with the same label set. living counts
+// the label sets in known by namespace, without zeros. An earlier revision never replaces a later one. The caller must
+// hold the lock; only receiving from dirty needs no lock.
 type mirror struct {
 	known    map[identity.Numeric]knownEntry
 	byText   map[string]identity.Numeric // by canonical text
 	living   map[string]int
-	revision int64     // of the store, that known has
-	heard    time.Time // known is complete as of then; zero: never
+	revision int64     // revision of the store whose content known has
+	heard    time.Time // time at which known was complete; zero: never
 
 	unsaved    map[identity.Numeric]struct{} // changed since take
-	heardSaved time.Time                     // heard as of take
-	dirty      chan struct{}                 // the cache is to be written; capacity 1
+	heardSaved time.Time                     // value of heard at the last take
+	dirty      chan struct{}                 // contains a token when the cache must be written; capacity 1
 }
 
 type knownEntry struct {
 	labels   label.Canonical
 	revision int64     // 0 if it came from the cache
-	gone     bool      // not in the store any more; kept because it is held
+	gone     bool      // no longer in the store; kept because it is held
 	since    time.Time // when it was created, if this process followed the store; zero: earlier
 }
 
@@ -57,8 +57,8 @@ func (m *mirror) count(labels label.Canonical, by int) {
 	}
 }
 
-// learn records an identity that the store had at a revision. taken is false if the mirror has a later one; changed is
-// true if the number had no label set, or another one. since is stored only if changed is true.
+// learn records an identity that the store had at a revision. taken is false if the mirror has a later revision.
+// changed is true if the number had no label set or a different one. since is stored only if changed is true.
 func (m *mirror) learn(id identity.Identity, revision int64, since time.Time) (taken, changed bool) {
 	text := id.Labels.Text()
 	e, ok := m.known[id.Number]
@@ -93,14 +93,14 @@ func (m *mirror) remove(n identity.Numeric) {
 	m.save()
 }
 
-// keep marks a number as removed from the store. The mirror keeps it because it is held: the next call for its label
-// set joins the hold.
+// keep marks a number as removed from the store. The mirror keeps it because it is held, so that the next call for its
+// label set gets the same number.
 func (m *mirror) keep(n identity.Numeric) {
 	e := m.known[n]
 	m.known[n] = knownEntry{labels: e.labels, gone: true, since: e.since}
 }
 
-// news returns the changes in an update. Numbers that are held are not dropped.
+// news returns the changes in an update, without deletions of held numbers.
 func (m *mirror) news(u Update, held func(identity.Numeric) bool) (c KnownChange) {
 	for _, e := range u.Upserts {
 		have, ok := m.known[e.Identity.Number]
@@ -116,8 +116,8 @@ func (m *mirror) news(u Update, held func(identity.Numeric) bool) (c KnownChange
 	return c
 }
 
-// unlisted returns the numbers that are missing from a complete listing and are not newer. With Reset all are older:
-// their revisions belong to another store's history.
+// unlisted returns the numbers that are missing from a complete listing and are not newer than it. If Reset is set, all
+// numbers count as older, because their revisions belong to another history of the store.
 func (m *mirror) unlisted(u Update, listed map[identity.Numeric]struct{}) (out []identity.Numeric) {
 	for n, e := range m.known {
 		if u.Reset {
@@ -131,8 +131,7 @@ func (m *mirror) unlisted(u Update, listed map[identity.Numeric]struct{}) (out [
 	return out
 }
 
-// reach records that the mirror is complete at a revision, and as of a time. The cache
-// may be behind that time by lag.
+// reach records that the mirror is complete at a revision and at a time. The time in the cache may be older by lag.
 func (m *mirror) reach(revision int64, heard, now time.Time, lag time.Duration) {
 	m.revision = revision
 	if heard.After(m.heard) || m.heard.After(now) {
@@ -143,20 +142,20 @@ func (m *mirror) reach(revision int64, heard, now time.Time, lag time.Duration) 
 	}
 }
 
-// age returns how long ago the store was last heard; ok is false if it never was, or at a
-// time that this clock has not reached: then it was set back.
+// age returns the time since the last contact with the store. ok is false if there was none, or if its time is in the
+// future, because the clock was set back.
 func (m *mirror) age(now time.Time) (age time.Duration, ok bool) {
 	if m.heard.IsZero() {
 		return 0, false
 	}
-	// The monotonic clock stops while the machine sleeps, and the wall clock may be set: take the longer age. A time
-	// that was read from a file has only a wall clock.
+	// The monotonic clock stops while the machine sleeps, and the wall clock may be set: use the longer age. A time
+	// that was read from a file has no monotonic reading.
 	age = max(now.Sub(m.heard), now.Round(0).Sub(m.heard.Round(0)))
 	return age, age >= 0
 }
 
-// take returns the changes that the cache lacks, in any order, and the time of heard in it. putBack undoes it if the
-// cache was not written.
+// take returns the changes that are not in the cache yet, in any order, and the value of heard in the cache. If the
+// cache could not be written, putBack restores them.
 func (m *mirror) take() (c KnownChange, saved time.Time) {
 	saved = m.heardSaved
 	m.heardSaved = m.heard

@@ -31,8 +31,8 @@ func (a *Allocator) HoldNodeLocal(ctx context.Context, holder Holder, labels lab
 	return a.answer(ctx, id)
 }
 
-// SetHostLabels changes the label set of the identity of this node's own packets. Its number stays: readers learn of a
-// change of the number that they know.
+// SetHostLabels changes the label set of the local host's identity. The number stays the same, and readers receive the
+// change.
 func (a *Allocator) SetHostLabels(labels label.Canonical) {
 	a.index.mu.Lock(opHold)
 	defer a.index.mu.Unlock()

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 )
 
-// numbers is a set of cluster numbers, one bit each: a search for a free one in
-// a full cluster looks at a thousand words, not at 65,280 entries of maps.
+// numbers is a set of cluster numbers with one bit for each, so that a search for a free number in a full cluster reads
+// a thousand words instead of 65,280 map entries.
 type numbers [(identity.ClusterSize + 63) / 64]uint64
 
 func (s *numbers) set(n identity.Numeric) {

@@ -6,15 +6,15 @@ package allocator
 import "github.com/sluice-net/sluice/model/shares"
 
 const (
-	// A tenant may always have 1/firstQuotaPart of a node's quota, and beyond that 1/freeQuotaPart of the rest. A
-	// quota below dividedQuota is not divided.
+	// A tenant may always use 1/firstQuotaPart of a node's quota and, in addition, 1/freeQuotaPart of the unused
+	// quota. A quota below dividedQuota is not divided.
 	firstQuotaPart, freeQuotaPart = 16, 2
 	dividedQuota                  = 64
 )
 
-// places counts the used places of this node's quota of cluster identities: one for each number that the node holds,
-// and one for each claim in progress that may add a number. in has the same counts by namespace, without zeros. The
-// caller locks.
+// places counts the used units of this node's quota of cluster identities: one for each number that the node holds, and
+// one for each claim in progress that may add a number. in contains the same counts by namespace, without zeros. The
+// caller must hold the lock.
 type places struct {
 	quota    int
 	tenant   func(namespace string) shares.Tenant
@@ -33,7 +33,7 @@ func (p *places) count(ns string, by int) {
 	}
 }
 
-// hold counts a number that this node holds, for a namespace.
+// hold counts a number of a namespace that this node holds.
 func (p *places) hold(ns string) {
 	p.held++
 	p.count(ns, 1)
@@ -45,8 +45,8 @@ func (p *places) release(ns string) {
 	p.count(ns, -1)
 }
 
-// reserve reserves a place for a claim of a label set of a namespace, until done. moves means that the holder frees a
-// place of the namespace leaves. The error has no Keys.
+// reserve reserves a unit for the claim of a label set of a namespace, until done is called. moves means that the
+// holder frees a unit of the namespace leaves. The returned error has no Keys.
 func (p *places) reserve(ns string, moves bool, leaves string) *QuotaError {
 	used := p.claiming + p.held
 	if moves {
@@ -63,14 +63,14 @@ func (p *places) reserve(ns string, moves bool, leaves string) *QuotaError {
 	return nil
 }
 
-// done releases the place that a claim reserved.
+// done releases the unit that a claim has reserved.
 func (p *places) done(ns string) {
 	p.claiming--
 	p.count(ns, -1)
 }
 
 // withinShare returns an error if the tenant of a namespace may have no further number on this node. leaves is the
-// namespace of a number that the same holder frees, and used the number of places in use without it.
+// namespace of a number that the same holder frees, and used is the number of units in use without that one.
 func (p *places) withinShare(ns, leaves string, used int) *QuotaError {
 	t := p.tenant(ns)
 	if ns == "" || t == shares.System || p.quota < dividedQuota {
@@ -95,8 +95,8 @@ func (p *places) withinShare(ns, leaves string, used int) *QuotaError {
 	return nil
 }
 
-// tally sums numbers by namespace: has for one tenant, unlabelled for all namespaces without the tenant label. Labels
-// without a namespace count for neither.
+// tally adds up the numbers of namespaces: in has for one tenant, in unlabelled for all namespaces without the tenant
+// label. Label sets without a namespace are not counted.
 type tally struct {
 	of              func(namespace string) shares.Tenant
 	tenant          shares.Tenant

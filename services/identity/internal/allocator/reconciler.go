@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 )
 
-// reconciler keeps a session with the store, and makes this node's references there equal to its holds.
+// reconciler maintains a session with the store, and makes this node's references in the store equal to its holders.
 type reconciler struct {
 	index    *index
 	conn     *connection
@@ -26,14 +26,13 @@ type reconciler struct {
 	cfg      *Config
 }
 
-// writers is how many references are written at once after a reconnect.
+// writers is the number of concurrent writes of references after a reconnect.
 const writers = 8
 
-// flushStep is how many references are written or dropped within the time of
-// one request.
+// flushStep is the number of references that are written or removed within the timeout of one request.
 const flushStep = 256
 
-// run keeps a session until ctx is done.
+// run maintains a session until ctx ends.
 func (s *reconciler) run(ctx context.Context) {
 	var wait time.Duration
 	first := true
@@ -51,8 +50,8 @@ func (s *reconciler) run(ctx context.Context) {
 	}
 }
 
-// session joins the store, makes its references equal to the holds, and keeps them equal until the session fails. This
-// node neither claims nor collects before they are equal.
+// session joins the store, makes the references equal to the holders, and keeps them equal until the session fails.
+// Before they are equal, this node neither claims nor collects numbers.
 func (s *reconciler) session(ctx context.Context, first *bool) error {
 	fresh, err := within(ctx, s.cfg, s.store.Join)
 	if err != nil {
@@ -72,14 +71,14 @@ func (s *reconciler) session(ctx context.Context, first *bool) error {
 		for _, h := range s.index.held.byNumber {
 			h.ref = 0
 		}
-		clear(s.index.releases.due) // they went with the session, or are found below
+		clear(s.index.releases.due) // they were removed with the session, or the comparison below finds them
 		s.index.mu.Unlock()
 	}
 	select {
-	case <-s.conn.lost: // of the session before
+	case <-s.conn.lost: // from the previous session
 	default:
 	}
-	// In a new process no claim is under way: references without a hold were left behind by the former process.
+	// In a new process no claim is in progress, so references without a holder come from the former process.
 	if err := s.reconcile(ctx, *first); err != nil {
 		return err
 	}
@@ -113,7 +112,7 @@ func (s *reconciler) session(ctx context.Context, first *bool) error {
 			return ctx.Err()
 		case err = <-s.conn.lost:
 			if errors.Is(err, ErrUnavailable) {
-				// The caller's deadline may have been short; ask the store without it.
+				// The deadline of the caller may have been short, so ask the store again without it.
 				err = s.conn.alive(ctx)
 			}
 		case <-heartbeat.C:
@@ -132,8 +131,9 @@ func (s *reconciler) session(ctx context.Context, first *bool) error {
 	}
 }
 
-// reconcile compares the references in the store with the holds. A reference without a hold is removed if strict is
-// set, and otherwise if the last comparison saw it too, unchanged: a claim may be under way.
+// reconcile compares the references in the store with the holders. A reference without a holder is removed if strict is
+// set. Otherwise it is removed only if it was already found unchanged in the previous comparison, because a claim may
+// be in progress.
 func (s *reconciler) reconcile(ctx context.Context, strict bool) error {
 	refs, err := within(ctx, s.cfg, s.store.References)
 	if err != nil {
@@ -155,8 +155,8 @@ func (s *reconciler) reconcile(ctx context.Context, strict bool) error {
 		case h.ref != 0 && have[n] == 0:
 			h.ref = 0
 		case h.ref == 0 && present[n]:
-			// The reference was there for the whole lifetime of its session, so the number was never collected and
-			// need not be written again.
+			// The reference existed during the whole session, so the number was never collected and need
+			// not be written again.
 			if e, ok := s.index.mirror.known[n]; ok && !e.gone && e.labels.Text() == h.labels.Text() {
 				h.ref = have[n]
 			}
@@ -165,7 +165,7 @@ func (s *reconciler) reconcile(ctx context.Context, strict bool) error {
 	return nil
 }
 
-// flush writes missing references and removes due ones.
+// flush writes missing references, and removes the ones to be released.
 func (s *reconciler) flush(ctx context.Context) error {
 	s.index.mu.Lock(opReferences)
 	var restore []identity.Identity
@@ -191,16 +191,16 @@ func (s *reconciler) flush(ctx context.Context) error {
 		work = append(work, func(ctx context.Context) error { return s.drop(ctx, refs) })
 	}
 	err = inParallel(ctx, writers, work)
-	// A conflict may have moved holders to another identity. Their endpoints are published only after the holders are
-	// written.
+	// A conflict may have moved holders to another identity. Their endpoints are published only after the holders
+	// were saved.
 	if err := s.index.saver.wait(ctx); err != nil {
 		s.cfg.Log.Error("the holders were not written; the next change tries again", log.Err(err))
 	}
 	return err
 }
 
-// renew writes the references of many held identities at once, and returns the identities that must be restored one by
-// one.
+// renew writes the references of many held identities in few transactions, and returns the identities that must be
+// restored one by one.
 func (s *reconciler) renew(ctx context.Context, ids []identity.Identity) (left []identity.Identity, err error) {
 	if len(ids) < 2 {
 		return ids, nil
@@ -220,7 +220,7 @@ func (s *reconciler) renew(ctx context.Context, ids []identity.Identity) (left [
 		}
 		if errors.Is(err, ErrNoSpace) {
 			s.conn.noSpace(err)
-			return nil, nil // the others would not be written either
+			return nil, nil // the other writes would fail, too
 		}
 		if err != nil {
 			return nil, fmt.Errorf("restore %d identities: %w", len(step), err)
@@ -229,7 +229,7 @@ func (s *reconciler) renew(ctx context.Context, ids []identity.Identity) (left [
 	return left, nil
 }
 
-// drop releases references in the store.
+// drop removes references from the store.
 func (s *reconciler) drop(ctx context.Context, refs []Reference) error {
 	if err := faultReleaseStore.Hit(ctx); err != nil {
 		return err
@@ -258,13 +258,13 @@ func (s *reconciler) restore(ctx context.Context, id identity.Identity) error {
 	switch {
 	case err == nil:
 	case errors.Is(err, ErrNoSpace):
-		s.conn.noSpace(err) // no reason to end the session; tried again at the next comparison
+		s.conn.noSpace(err) // the session continues; the next comparison tries again
 		return nil
 	case errors.Is(err, ErrUnavailable), errors.Is(err, ErrSessionLost), ctx.Err() != nil:
 		return fmt.Errorf("restore %d: %w", id.Number, err)
 	default:
-		// One corrupt identity must not keep the node from all others. It is
-		// tried again at the next comparison, and shows as a pending write.
+		// One corrupt identity must not prevent the references to all others. The next comparison tries again,
+		// and the status shows it as a pending write.
 		s.cfg.Log.Error("the reference to a held identity cannot be written; if this persists, nodes may collect its number",
 			"identity", id.Number, "labels", id.Labels.Text(), log.Err(err))
 		return nil
@@ -274,13 +274,13 @@ func (s *reconciler) restore(ctx context.Context, id identity.Identity) error {
 	return nil
 }
 
-// restored notes that the reference of a held identity was written.
+// restored records that the reference of a held identity was written.
 func (s *reconciler) restored(id identity.Identity, claim Claim) {
 	s.index.mu.Lock(opReferences)
 	defer s.index.mu.Unlock()
 	h := s.index.held.as(id.Number, id.Labels)
 	if h == nil {
-		s.index.releases.due[id.Number] = claim.Revision // released meanwhile
+		s.index.releases.due[id.Number] = claim.Revision // the identity was released in the meantime
 		s.index.wake()
 		return
 	}
@@ -294,9 +294,9 @@ func (s *reconciler) restored(id identity.Identity, claim Claim) {
 	}
 }
 
-// resolve moves the holders of a number that now has another label set to the number that their label set has. It is
-// loud, because packets of this node carried the wrong number until here, and the datapath learns the right one when it
-// resolves its endpoints again.
+// resolve handles a number that got another label set in the cluster: it moves the holders on this node to the current
+// number of their label set. It logs an error, because packets of this node have carried a wrong number, and still do
+// until the datapath resolves its endpoints again.
 func (s *reconciler) resolve(ctx context.Context, c *ConflictError) error {
 	unlock, err := s.claims.byLabels.Lock(ctx, c.Held.Labels.Text())
 	if err != nil {
@@ -321,7 +321,7 @@ func (s *reconciler) resolve(ctx context.Context, c *ConflictError) error {
 		return fmt.Errorf("resolve %w: %w", c, err)
 	}
 	if claim.Number == c.Held.Number {
-		// Since the conflict was found, the number was assigned to this label set again.
+		// After the conflict was found, the number was assigned to this label set again.
 		s.follower.note(Update{Upserts: []Entry{{Identity: c.Held, Revision: claim.Revision}}})
 		s.restored(c.Held, claim)
 		return nil
@@ -329,11 +329,12 @@ func (s *reconciler) resolve(ctx context.Context, c *ConflictError) error {
 	s.index.mu.Lock(opReferences)
 	defer s.index.mu.Unlock()
 	if s.index.held.as(c.Held.Number, c.Held.Labels) == nil {
-		return nil // released meanwhile; the new reference is found as a stray
+		return nil // the identity was released in the meantime; the new reference is found as a stray one
 	}
 	moved := identity.Identity{Number: claim.Number, Labels: c.Held.Labels}
 	if s.index.held.other(moved.Number, moved.Labels) != nil {
-		return nil // that one is in conflict itself and moves first; tried again at the next comparison
+		// that number has a conflict itself, which is resolved first; the next comparison tries again
+		return nil
 	}
 	s.index.learn(moved, claim.Revision)
 	holders, first := s.index.held.reassign(c.Held.Number, moved, claim.Revision)
@@ -349,7 +350,8 @@ func (s *reconciler) resolve(ctx context.Context, c *ConflictError) error {
 	return nil
 }
 
-// inParallel runs work with at most n at a time. After the first error, which it returns, it starts no more.
+// inParallel runs the functions in work, at most n at the same time. After the first error it starts no further
+// function, and returns the error.
 func inParallel(ctx context.Context, n int, work []func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

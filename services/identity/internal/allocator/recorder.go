@@ -11,13 +11,13 @@ import (
 	"time"
 )
 
-// recorder writes what this node holds to its records, and passes on the endpoints that were written.
+// recorder saves this node's holders in the records, and then publishes the saved endpoints.
 type recorder struct {
 	index     *index
 	records   Records
 	endpoints EndpointPublisher
-	unwritten chan struct{} // the records were not written; capacity 1
-	// closing are holders whose move is shown to readers as isolated until it is saved. Guarded by index.mu.
+	unwritten chan struct{} // contains a token if the records could not be written; capacity 1
+	// closing contains the holders that are published as isolated until their move is saved. Guarded by index.mu.
 	closing map[Holder]struct{}
 }
 
@@ -27,12 +27,12 @@ func newRecorder(x *index, records Records, endpoints EndpointPublisher) *record
 	return r
 }
 
-// recordsAgain is the pause after records that could not be written.
+// recordsAgain is the pause before another attempt to write the records.
 const recordsAgain = time.Second
 
-// save writes the changes of the holds, and then publishes the changed endpoints, so that readers only learn what
-// survives this process. If the write fails, it publishes the endpoints in closing as isolated. One call runs at a
-// time.
+// save writes the changed holders, and then publishes the changed endpoints, so that readers only receive state that
+// survives this process. If the write fails, it publishes the endpoints in closing as isolated. Only one call may run
+// at a time.
 func (r *recorder) save() error {
 	r.index.mu.Lock(opSave)
 	c := HoldsChange{NextNodeLocal: r.index.local.next, Session: r.index.joined}
@@ -76,8 +76,8 @@ func (r *recorder) saved(c HoldsChange) {
 	}
 }
 
-// isolateUnsaved shows an endpoint as isolated to readers while its move to another label set cannot be saved, because
-// the former identity may allow more. It returns false if all is saved.
+// isolateUnsaved publishes an endpoint as isolated if its move to another label set cannot be saved, because the former
+// identity may allow more. It returns false if everything is saved.
 func (r *recorder) isolateUnsaved(ctx context.Context, holder Holder) bool {
 	r.index.mu.Lock(opHold)
 	r.closing[holder] = struct{}{}
@@ -91,8 +91,7 @@ func (r *recorder) isolateUnsaved(ctx context.Context, holder Holder) bool {
 	return false
 }
 
-// run retries writes that a full disk refused, so that the reported state of the disk is current even without
-// calls.
+// run retries failed writes, so that the reported state of the disk is current even without calls.
 func (r *recorder) run(ctx context.Context) {
 	for {
 		select {
@@ -105,11 +104,11 @@ func (r *recorder) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		_ = r.index.saver.wait(ctx) // ended has noted its error
+		_ = r.index.saver.wait(ctx) // ended has recorded its error
 	}
 }
 
-// ended notes how a write of the records ended.
+// ended records the result of a write of the records.
 func (r *recorder) ended(err error) {
 	r.index.mu.Lock(opSave)
 	defer r.index.mu.Unlock()

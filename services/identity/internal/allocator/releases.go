@@ -5,9 +5,9 @@ package allocator
 
 import "github.com/sluice-net/sluice/model/identity"
 
-// releases lists references of this node that are to be removed from the store. due stores the revision of the write
-// to undo; if the reference was written again since, it stays. strays lists references without a hold, found by one
-// comparison; a claim for them may be under way. The caller locks.
+// releases lists the references of this node that must be removed from the store. due contains the revision of each
+// reference; if the reference was written again since, it stays. strays contains references without a holder that were
+// found in the last comparison; a claim for them may be in progress. The caller must hold the lock.
 type releases struct {
 	due    map[identity.Numeric]int64
 	strays map[identity.Numeric]int64
@@ -15,8 +15,8 @@ type releases struct {
 
 func newReleases() releases { return releases{due: map[identity.Numeric]int64{}} }
 
-// compare compares the holds with this node's references in the store. A reference without a hold is due if strict is
-// set, or if the last comparison saw it too, unchanged.
+// compare compares the held numbers with this node's references in the store. A reference without a holder is due if
+// strict is set, or if the last comparison found it unchanged.
 func (r *releases) compare(refs []Reference, strict bool, held func(identity.Numeric) bool) {
 	strays := map[identity.Numeric]int64{}
 	for _, ref := range refs {

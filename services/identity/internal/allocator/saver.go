@@ -9,10 +9,10 @@ import (
 	"sync"
 )
 
-// saver writes the holds, many changes with one write: the next write serves all callers that wait while a write runs.
+// saver batches writes of the holders: callers that arrive during a write share the next one.
 type saver struct {
-	save func() error // writes the state as it is when called
-	told func(error)  // takes how each write ended
+	save func() error // writes the state at the time of the call
+	told func(error)  // called with the result of each write
 
 	mu      sync.Mutex
 	changed uint64       // guarded by mu; number of the last change
@@ -35,8 +35,8 @@ func (s *saver) dirty() {
 	s.changed++
 }
 
-// wait returns when every change so far was written. The error is ErrRecords
-// or the context's; the changes stay in memory and are written by the next call.
+// wait returns when all changes up to now have been written. If it returns an error, ErrRecords or the context's, the
+// changes stay in memory, and the next call writes them.
 func (s *saver) wait(ctx context.Context) error {
 	s.mu.Lock()
 	want := s.changed
@@ -45,7 +45,7 @@ func (s *saver) wait(ctx context.Context) error {
 		if r == nil {
 			r = &savingRound{done: make(chan struct{}), upTo: s.changed}
 			s.running = r
-			// In a new goroutine, because the caller may give up before the disk does. It ends with the write.
+			// Write in a new goroutine, because the caller may stop waiting before the write ends.
 			go s.round(r)
 		}
 		s.mu.Unlock()

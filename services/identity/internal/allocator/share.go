@@ -14,32 +14,32 @@ import (
 )
 
 const (
-	// publishFrom is the least count that is published: a tenant with fewer numbers is
-	// far from the end of its first ones.
+	// publishFrom is the smallest count that is published. A tenant with fewer numbers is far below firstNumbers,
+	// which every tenant may have.
 	publishFrom = firstNumbers / 2
-	// publishEvery is the least time between two publications.
+	// publishEvery is the minimum interval between two publications.
 	publishEvery = 10 * time.Second
-	// numberWait is the time that a new endpoint waits for a number, and numberRetry the interval between tries. It gives
-	// up numberMargin before its caller's deadline.
+	// numberWait is how long a new endpoint waits for a number, and numberRetry is the interval between attempts.
+	// The wait ends numberMargin before the caller's deadline.
 	numberWait, numberMargin, numberRetry = 10 * time.Second, 500 * time.Millisecond, time.Second
 )
 
-// Numbers are the counts that the collector publishes: it alone sees which numbers are
-// in quarantine, and which label sets had them.
+// Numbers contains the counts that the collector publishes. Only the collector knows which numbers are in quarantine,
+// and which label sets had them.
 type Numbers struct {
 	Revision   int64          `json:"revision"`   // of the store; identities up to it are counted
 	Used       int            `json:"used"`       // numbers that are assigned or in quarantine
-	Unlabelled int            `json:"unlabelled"` // of them, of namespaces without the tenant label
-	Tenants    map[string]int `json:"tenants"`    // by Tenant.String, without tenants that have few
+	Unlabelled int            `json:"unlabelled"` // how many of them belong to namespaces without the tenant label
+	Tenants    map[string]int `json:"tenants"`    // by Tenant.String, without tenants that have only few
 }
 
-// namespaceOf returns the namespace of a label set; empty if it is not of Kubernetes.
+// namespaceOf returns the namespace of a label set; empty if the set does not come from Kubernetes.
 func namespaceOf(labels label.Canonical) string {
 	ns, _ := labels.Set().Value(label.SourceKubernetes, label.KeyNamespace)
 	return ns
 }
 
-// awaitNumber calls f again while there is no number for it, within the caller's time.
+// awaitNumber calls f repeatedly while it finds no number, until shortly before the caller's deadline.
 func awaitNumber(ctx context.Context, f func() (identity.Identity, error)) (identity.Identity, error) {
 	end := time.Now().Add(numberWait)
 	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-numberMargin).Before(end) {
@@ -60,11 +60,11 @@ func awaitNumber(ctx context.Context, f func() (identity.Identity, error)) (iden
 
 // resting is a number in quarantine.
 type resting struct {
-	namespace string // of the label set that had it; empty: not known
+	namespace string // namespace of the label set that had the number; empty: unknown
 	until     time.Time
 }
 
-// numbersNow counts the numbers to publish.
+// numbersNow returns the counts to publish.
 func (c *collector) numbersNow(now time.Time) Numbers {
 	c.index.mu.Lock(opCollect)
 	defer c.index.mu.Unlock()
@@ -88,7 +88,7 @@ func (c *collector) numbersNow(now time.Time) Numbers {
 			continue
 		}
 		if _, ok := c.index.mirror.known[number]; ok {
-			continue // its deletion has not come yet, or the label set has it again
+			continue // its deletion was not received yet, or the label set has the number again
 		}
 		n.Used++
 		add(r.namespace, 1)
@@ -108,7 +108,8 @@ func (c *collector) publish(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// Only the former collector knew which label sets had them, and since when.
+		// Only the former collector knew which label sets had these numbers, and since when they are in
+		// quarantine.
 		c.resting = make(map[identity.Numeric]resting, len(numbers))
 		for _, n := range numbers {
 			c.resting[n] = resting{until: time.Now().Add(c.cfg.Quarantine)}
@@ -127,7 +128,7 @@ func (c *collector) publish(ctx context.Context) error {
 	return nil
 }
 
-// noteDenied keeps whether the store lacks a grant.
+// noteDenied records whether this node lacks a grant in the store.
 func (c *collector) noteDenied(err error) {
 	c.index.mu.Lock(opCollect)
 	defer c.index.mu.Unlock()
@@ -137,7 +138,7 @@ func (c *collector) noteDenied(err error) {
 	}
 }
 
-// equal compares everything but the revision.
+// equal compares everything except the revision.
 func (n Numbers) equal(m Numbers) bool {
 	if n.Used != m.Used || n.Unlabelled != m.Unlabelled || len(n.Tenants) != len(m.Tenants) {
 		return false

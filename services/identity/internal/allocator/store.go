@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
-// Errors of a Store that every part of the service has that keeps something in it.
+// Errors of a Store that all packages which store data in it use.
 var (
 	ErrUnavailable = cluster.ErrUnavailable
 	ErrNoSpace     = cluster.ErrNoSpace
@@ -27,22 +27,22 @@ var (
 
 // Errors of a Store of identities.
 var (
-	// ErrOccupied: the candidate is another label set's, or in quarantine.
+	// ErrOccupied: the candidate belongs to another label set or is in quarantine.
 	ErrOccupied = errors.New("number is occupied")
 	// ErrConflict: the number now has another label set, or the label set another number. It is always a *ConflictError.
 	ErrConflict = errors.New("identity conflict")
-	// ErrLayout: the store is kept by a newer version.
+	// ErrLayout: a newer version of Sluice manages the store.
 	ErrLayout = errors.New("layout of the store is newer than this version")
 	// ErrCorrupt: the store has content that Sluice never writes.
 	ErrCorrupt = errors.New("store content is corrupt")
 )
 
-// ConflictError describes what the store has in place of an identity that this node held.
+// ConflictError describes the identities that the store contains instead of an identity that this node held.
 type ConflictError struct {
 	Held     identity.Identity
-	Occupant identity.Identity // present owner of the number; zero if it is free
-	Revision int64             // of the store, at which Occupant got the number
-	Moved    identity.Numeric  // present number of the label set; 0 if it has none
+	Occupant identity.Identity // current owner of the number; zero if it is free
+	Revision int64             // revision at which Occupant got the number
+	Moved    identity.Numeric  // current number of the label set; 0 if it has none
 }
 
 func (e *ConflictError) Error() string {
@@ -62,7 +62,7 @@ func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
 // Claim is the result of Store.Claim and Store.Restore.
 type Claim struct {
 	Number   identity.Numeric
-	Revision int64 // of the reference that was written
+	Revision int64 // revision of the reference that was written
 	Created  bool  // the label set had no number before
 }
 
@@ -70,10 +70,10 @@ type Claim struct {
 type Reference struct {
 	Number   identity.Numeric
 	Revision int64 // of its last write
-	Present  bool  // of the present session; else it ends with the session that wrote it
+	Present  bool  // it belongs to the current session; if false, it ends with the session that wrote it
 }
 
-// Candidate is an identity without references, and the revisions that later prove that it is still unused.
+// Candidate is an identity without references, with the revisions that show later whether it is still unused.
 type Candidate struct {
 	Identity identity.Identity
 	Fence    int64 // revision at which a node last referred to the identity
@@ -81,10 +81,10 @@ type Candidate struct {
 
 // References is one step of Store.FollowReferences.
 type References struct {
-	Complete bool                     // all references as of Revision; otherwise changes of the former ones
-	Revision int64                    // everything up to it is counted
-	Numbers  map[identity.Numeric]int // how many nodes refer to a number
-	Nodes    map[string]int           // how many numbers a node refers to
+	Complete bool                     // all references at Revision; if false, changes of the former ones
+	Revision int64                    // all changes up to this revision are counted
+	Numbers  map[identity.Numeric]int // number of nodes that refer to a number
+	Nodes    map[string]int           // number of references of a node
 }
 
 // Entry is an identity from a listing or a watch of the store.
@@ -101,102 +101,102 @@ type Deletion struct {
 
 // Update is one step of Store.Follow.
 type Update struct {
-	Complete bool   // Upserts is everything there is at Revision
-	Reset    bool   // with Complete: older revisions belong to another store's history
-	Cluster  uint64 // names the store that Revision is of
-	Revision int64  // everything up to it is here, or was before
+	Complete bool   // Upserts contains all identities at Revision
+	Reset    bool   // set with Complete if older revisions belong to another history of the store
+	Cluster  uint64 // identifies the store to which Revision belongs
+	Revision int64  // this and earlier updates contain all changes up to this revision
 	Upserts  []Entry
 	Deletes  []Deletion
-	Beside   bool // the records save other changes together with the known identities
+	Beside   bool // other changes are saved together with the known identities
 	// Heard is a time up to which this update and earlier ones contain all changes. Zero if unknown.
 	Heard time.Time
 }
 
-// Store is the memory that all nodes of a cluster share. Revisions grow with
-// every change of it.
+// Store is the store that all nodes of a cluster share. Its revision increases with every change.
 //
-// Every method returns an error that is ErrUnavailable when the store does not
-// answer before ctx is done. All may be called concurrently.
+// A method returns an error that wraps ErrUnavailable if the store does not answer before ctx ends. All methods may be
+// called concurrently.
 type Store interface {
-	// Join makes sure that this node has a session. fresh reports a new one: references written before it were or will
-	// be deleted. ErrNameTaken if another node has a session of this name.
+	// Join makes sure that this node has a session. fresh is set for a new session: all references that were
+	// written before it have been or will be deleted. Join returns ErrNameTaken if another node has a session with
+	// this name.
 	Join(ctx context.Context) (fresh bool, err error)
-	// Session names the session, so that the next process of this node can continue it.
+	// Session returns the name of the session, with which the next process of this node can continue it.
 	Session() string
-	// Ping checks the session: nil, ErrSessionLost, ErrNameTaken or ErrUnavailable. The store keeps it alive by
-	// itself.
+	// Ping checks the session. It returns nil, ErrSessionLost, ErrNameTaken or ErrUnavailable. The session is kept
+	// alive without it.
 	Ping(ctx context.Context) error
-	// Severed returns once the store has no connection, with ErrUnavailable and why,
-	// or with ctx's error. A store that is connected and does not answer is found by
-	// Ping.
+	// Severed returns an error that wraps ErrUnavailable and contains the reason once the store has no connection,
+	// or the error of ctx. It does not detect a store that is connected but does not answer; Ping does.
 	Severed(ctx context.Context) error
-	// Claim refers to the number of a label set, atomically. known is the number that it probably has, or 0. If it has
-	// none, it gets candidate; ErrOccupied if that is not free.
+	// Claim atomically finds the number of a label set and writes this node's reference to it. known is the number
+	// that the set probably has, or 0. If the set has no number, it gets candidate; if candidate is not free, Claim
+	// returns ErrOccupied.
 	Claim(ctx context.Context, labels label.Canonical, known, candidate identity.Numeric) (Claim, error)
-	// Restore refers to an identity that this node held before, and creates it again if it was removed. ErrConflict if
-	// the number or the label set belongs to another identity.
+	// Restore writes a reference to an identity that this node held before, and creates the identity again if it
+	// was removed. It returns ErrConflict if the number or the label set belongs to another identity.
 	Restore(ctx context.Context, id identity.Identity) (Claim, error)
-	// Renew restores the identities that exist unchanged, in few steps, and returns the written references.
+	// Renew writes references to the identities that exist unchanged, in few transactions, and returns the written
+	// references.
 	Renew(ctx context.Context, ids []identity.Identity) ([]Claim, error)
-	// Release drops references that were not written again since.
+	// Release removes references, except those that were written again since.
 	Release(ctx context.Context, refs ...Reference) error
 	// References lists this node's references.
 	References(ctx context.Context) ([]Reference, error)
-	// Follow hands every identity to sink, then every change, in order, and
-	// returns only with an error or when ctx is done. A gap in the changes
-	// becomes a new complete listing. Update.Heard comes again and again as
-	// long as the store answers, also without a change.
+	// Follow passes all identities to sink and then every change, in order. It returns only with an error or when
+	// ctx ends. If changes were missed, it passes a new complete listing. As long as the store answers, it also
+	// sends updates without changes, so that Update.Heard stays current.
 	Follow(ctx context.Context, sink func(Update)) error
-	// FollowReferences hands the counts of references of all nodes to sink, then
-	// every change of them, in order, as Follow does.
+	// FollowReferences passes the references of all nodes to sink and then every change of them, in order, like
+	// Follow.
 	FollowReferences(ctx context.Context, sink func(References)) error
 	// Lead makes this node the collector if the cluster has no collector, and reports whether this node is the
 	// collector. The role lasts as long as the session.
 	Lead(ctx context.Context) (bool, error)
-	// Candidates reads the revisions that later prove that identities are still unused.
+	// Candidates reads the revisions that show later whether identities are still unused.
 	Candidates(ctx context.Context, unused []identity.Identity) ([]Candidate, error)
-	// Collect removes the candidates that are unchanged since they were listed, and returns their numbers. They are in
-	// quarantine for the time rest: no other label set gets them.
+	// Collect removes the candidates that have not changed since they were read, and returns their numbers. The
+	// numbers are in quarantine for the time rest, in which no other label set gets them.
 	Collect(ctx context.Context, unused []Candidate, rest time.Duration) ([]identity.Numeric, error)
-	// Resting lists the numbers that rest.
+	// Resting lists the numbers in quarantine.
 	Resting(ctx context.Context) ([]identity.Numeric, error)
-	// PublishNumbers publishes to all nodes how many numbers tenants have. ErrDenied if the store does not let this
-	// node write it.
+	// PublishNumbers publishes to all nodes how many numbers tenants have. It returns ErrDenied if the role of this
+	// node may not write them.
 	PublishNumbers(ctx context.Context, n Numbers) error
-	// FollowNumbers hands the published counts to sink, then every change, as Follow does.
+	// FollowNumbers passes the published counts to sink and then every change, like Follow.
 	FollowNumbers(ctx context.Context, sink func(Numbers)) error
-	// Tidy repairs keys that neither claims nor collection touch. references has the references of all nodes. Its
-	// requests have deadlines of their own.
+	// Tidy removes or repairs keys that neither claims nor collections change. references contains the references
+	// of all nodes. Each of its requests has its own timeout.
 	Tidy(ctx context.Context, references References) error
-	// Endpoints names the store for messages.
+	// Endpoints returns the addresses of the store for messages.
 	Endpoints() []string
 }
 
-// Publisher receives the identities that exist.
+// Publisher receives the identities of the cluster.
 type Publisher interface {
 	Upsert(identity.Numeric, identity.Identity) uint64
 	Delete(identity.Numeric) bool
-	Reach(cluster uint64, revision int64) // everything up to a revision of the store was published
-	Loaded()                              // identities that were not upserted do not exist
+	Reach(cluster uint64, revision int64) // everything up to this revision of the store was published
+	Loaded()                              // all identities were upserted; others do not exist
 }
 
 // EndpointPublisher receives the identities of this node's endpoints, after they were saved.
 type EndpointPublisher interface {
 	Upsert(Holder, Endpoint) uint64
-	Delete(Holder) bool // also holders that are no endpoints
+	Delete(Holder) bool // it is also called for holders that are not endpoints
 }
 
-// Holds are this node's references to identities; they must survive a restart.
+// Holds contains this node's references to identities, which must survive a restart.
 type Holds struct {
 	Holders []HolderRecord
 	// NextNodeLocal is the number at which the search for a free node-local number begins, so that a freed number stays in
 	// quarantine as long as the range allows.
 	NextNodeLocal identity.Numeric
-	// Session is the session of the store, for the next process.
+	// Session is the name of the session with the store, for the next process.
 	Session string
 }
 
-// HolderRecord is one holder. The label set is part of it, because answers must not depend on a cache.
+// HolderRecord is the record of one holder. It contains the label set, because answers must not depend on a cache.
 type HolderRecord struct {
 	Holder   Holder
 	Identity identity.Identity
@@ -230,15 +230,15 @@ func (w Workload) equal(v Workload) bool {
 // HoldsChange is the change of the holds since they were last saved.
 type HoldsChange struct {
 	Put           []HolderRecord // new, or moved
-	Drop          []Holder       // hold nothing any more
+	Drop          []Holder       // these holders have no number any more
 	NextNodeLocal identity.Numeric
 	Session       string
 }
 
-// Known is this node's knowledge of the cluster's identities.
+// Known contains the identities of the cluster that this node knows.
 type Known struct {
 	Identities []identity.Identity
-	// Heard is the time at which the store was last heard, as of which Identities is complete. Zero: never.
+	// Heard is the time of the last contact with the store, at which Identities was complete. Zero: never.
 	Heard time.Time
 }
 
@@ -249,8 +249,8 @@ type KnownChange struct {
 	Heard time.Time
 }
 
-// Records is the persistent memory of this node. Once a method has returned nil, its argument survives the end of this
-// process, however it ends. All methods may be called concurrently.
+// Records stores the state of this node. Once a method has returned nil, its argument survives the process, even if it
+// is killed. All methods may be called concurrently.
 type Records interface {
 	SaveHolds(HoldsChange) error
 	// NoteKnown saves a change of the known identities, for this boot of the machine, until SaveKnown has saved it.

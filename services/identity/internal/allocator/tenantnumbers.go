@@ -14,8 +14,7 @@ import (
 )
 
 const (
-	// firstNumbers is the count of numbers that each tenant may have. In addition, a tenant may have 1/freePart of the
-	// free numbers.
+	// Each tenant may have firstNumbers numbers and, in addition, 1/freePart of the free numbers.
 	firstNumbers, freePart = 256, 4
 	// unlabelledNumbers is the count of numbers that all namespaces without the tenant label may have together.
 	unlabelledNumbers = identity.ClusterSize / 2
@@ -30,22 +29,22 @@ type createdNumber struct {
 // bound returns the count of numbers that a tenant may have, given the count of free numbers.
 func bound(free int) int { return firstNumbers + max(0, free)/freePart }
 
-// waiting is a label set that got no number because of its tenant's share.
+// waiting is a label set that got no number because the share of its tenant is used up.
 type waiting struct {
 	tenant shares.Tenant
 	since  time.Time // of the last attempt
 }
 
 const (
-	// maxWaiting bounds how many label sets are kept that wait, and waitingFor how long
-	// one is kept after its last attempt.
+	// maxWaiting is the maximum number of waiting label sets that are kept, and waitingFor is how long each is kept
+	// after its last attempt.
 	maxWaiting, waitingFor = 4096, time.Minute
 )
 
-// tenantNumbers bounds how many numbers of the cluster a tenant gets. It has two counts: the label sets of the mirror,
-// which lack numbers in quarantine; and the collector's published numbers with the numbers that this node created
-// since, which lack the numbers created by other nodes. The greater count is valid. created has no number that the
-// publication counts. The caller locks.
+// tenantNumbers limits how many numbers of the cluster a tenant gets. It uses the greater one of two counts. The first
+// counts the label sets in the mirror, without numbers in quarantine. The second adds the numbers that this node has
+// created since to the counts that the collector has published, without new numbers of other nodes. created contains no
+// number that the publication already counts. The caller must hold the lock.
 type tenantNumbers struct {
 	tenant    func(namespace string) shares.Tenant
 	published Numbers            // the collector's last publication
@@ -60,7 +59,7 @@ func newTenantNumbers(tenant func(namespace string) shares.Tenant) tenantNumbers
 // create records a number that this node created, until the collector counts it.
 func (t *tenantNumbers) create(revision int64, labels label.Canonical) {
 	if t.published.Revision == 0 || len(t.created) >= identity.ClusterSize {
-		return // no collector publishes; the mirror has the number
+		return // no collector publishes, so only the mirror counts
 	}
 	t.created = append(t.created, createdNumber{revision, namespaceOf(labels)})
 }
@@ -82,8 +81,8 @@ func (t *tenantNumbers) used(m *mirror) int {
 	return max(len(m.known), t.published.Used+len(t.created))
 }
 
-// admit returns an error if the tenant of a label set may have no further number. Then
-// the label set waits; else it waits no longer. The error has no Keys.
+// admit returns an error if the tenant of a label set may not have another number, and records the set as waiting.
+// Otherwise, the set no longer waits. The returned error has no Keys.
 func (t *tenantNumbers) admit(m *mirror, labels label.Canonical, now time.Time) *QuotaError {
 	ns := namespaceOf(labels)
 	tenant := t.tenant(ns)
@@ -118,7 +117,7 @@ func (t *tenantNumbers) admit(m *mirror, labels label.Canonical, now time.Time) 
 	return err
 }
 
-// usage returns how many numbers the tenants have and request. It removes expired requests of label sets.
+// usage returns the numbers that each tenant has and requests. It removes requests that have expired.
 func (t *tenantNumbers) usage(m *mirror, now time.Time) shares.Usage {
 	has := map[shares.Tenant]int{}
 	for ns, n := range m.living {
@@ -136,7 +135,7 @@ func (t *tenantNumbers) usage(m *mirror, now time.Time) shares.Usage {
 		}
 		asks[w.tenant]++
 		if _, ok := has[w.tenant]; !ok {
-			has[w.tenant] = 0 // it is listed
+			has[w.tenant] = 0 // so that the tenant is listed
 		}
 	}
 	u := shares.Usage{Limit: shares.Limit{Name: "numbers", Size: identity.ClusterSize}, Used: t.used(m)}

@@ -25,14 +25,14 @@ type View struct {
 // Status is a summary.
 type Status struct {
 	Connected     bool
-	StoreError    string // why it is not connected, or what a connected store refuses
-	Unsaved       error  // why this node's own records are not written; nil: they are
+	StoreError    string // why the node is not connected, or which writes a connected store refuses
+	Unsaved       error  // why this node's records are not written; nil: they are
 	Denied        error  // the grant that the store lacks; nil: none
 	Ready         bool
-	Heard         time.Time // the mirror has everything up to then; zero: never
+	Heard         time.Time // time up to which the mirror has all changes; zero: never
 	Known         int       // cluster identities
-	Held          int       // of them, held by this node
-	Isolated      int       // endpoints of this node without a number
+	Held          int       // how many of them this node holds
+	Isolated      int       // number of endpoints of this node whose labels have no identity
 	PendingWrites int       // references and releases that wait for the store
 	TopKeys       []labels.KeyCount
 }
@@ -40,7 +40,7 @@ type Status struct {
 // Counters are events since the start, for metrics.
 type Counters struct {
 	Allocated uint64 // identities that this node created
-	Conflicts uint64 // held numbers that had another label set afterwards
+	Conflicts uint64 // numbers that this node held and that got another label set in the cluster
 	Restored  uint64 // references that were written again
 	Collected uint64 // identities that this node removed
 	Offline   uint64 // answers given from memory because the store was unavailable
@@ -62,16 +62,17 @@ func (v *View) Ready() (bool, <-chan struct{}) {
 	return v.index.available.answers(), v.index.available.changed
 }
 
-// Numbers reports whether a label set that is new to the cluster would get a number now: the store is reachable and
-// takes writes, and so does the disk. The channel is closed when that, or the result of Ready, may have changed.
+// Numbers reports whether a label set that is new to the cluster would get a number now, which requires that the store
+// is reachable and that the store and the disk accept writes. The channel is closed when that, or the result of Ready,
+// may have changed.
 func (v *View) Numbers() (bool, <-chan struct{}) {
 	v.index.mu.Lock(opRead)
 	defer v.index.mu.Unlock()
 	return v.index.available.numbers(), v.index.available.changed
 }
 
-// Connected reports whether there is a session whose references equal the holds; the channel is closed when that may
-// have changed.
+// Connected reports whether there is a session whose references equal the holders'. The channel is closed when the
+// result may have changed.
 func (v *View) Connected() (bool, <-chan struct{}) {
 	v.index.mu.Lock(opRead)
 	defer v.index.mu.Unlock()
@@ -93,7 +94,7 @@ func (v *View) Get(n identity.Numeric) (identity.Identity, []Holder, error) {
 	return id, holders, nil
 }
 
-// Find returns a label set with its number, according to this node: a cluster number, a node-local one, or 0.
+// Find returns a label set with the number that this node knows for it: a cluster number, a node-local number, or 0.
 func (v *View) Find(labels label.Canonical, nodeLocal bool) identity.Identity {
 	v.index.mu.Lock(opRead)
 	defer v.index.mu.Unlock()
@@ -104,7 +105,7 @@ func (v *View) Find(labels label.Canonical, nodeLocal bool) identity.Identity {
 	return id
 }
 
-// Endpoints describes the holders of a number that were described.
+// Endpoints returns the known workloads of the holders of a number.
 func (v *View) Endpoints(n identity.Numeric) map[Holder]Workload {
 	v.index.mu.Lock(opRead)
 	defer v.index.mu.Unlock()
@@ -131,10 +132,10 @@ func (v *View) References() (all []string) {
 	return all
 }
 
-// List returns all identities, sorted by number, as of one point in time.
+// List returns a consistent snapshot of all identities, sorted by number.
 func (v *View) List() []Listed {
 	out := v.list()
-	// Without the lock: it is most of the work.
+	// Sort without holding the lock, because it takes most of the time.
 	slices.SortFunc(out, func(x, y Listed) int { return identity.Compare(x.Identity, y.Identity) })
 	return out
 }
@@ -189,7 +190,7 @@ func (v *View) Summary() Status {
 	if h := v.index.held.byNumber[identity.Init]; h != nil {
 		for holder := range h.holders {
 			if _, ok := holder.Owner(); ok {
-				s.Isolated++ // not one that was, and has to confirm
+				s.Isolated++ // not an endpoint that only has a former number until Confirm
 			}
 		}
 	}
@@ -211,7 +212,7 @@ func (v *View) Counters() Counters {
 	return v.index.counters
 }
 
-// Busy returns for how long each operation held the allocator's lock. It does not wait for the lock.
+// Busy returns how long each operation held the allocator's lock. It does not wait for the lock.
 func (v *View) Busy() []looptime.Figures { return v.index.mu.Times() }
 
 func (v *View) topKeys() []labels.KeyCount {
@@ -232,15 +233,15 @@ func (v *View) Usage() []shares.Usage {
 	return []shares.Usage{v.index.tenants.usage(&v.index.mirror, time.Now())}
 }
 
-// HeldBy returns the number that a holder holds, and that Release would release; 0 if it holds none.
+// HeldBy returns the number of a holder, which Release would release; 0 if it has none.
 func (v *View) HeldBy(holder Holder) identity.Numeric {
 	v.index.mu.Lock(opRead)
 	defer v.index.mu.Unlock()
 	return v.index.held.byHolder[holder]
 }
 
-// sinceHeard returns how long ago the store was last heard; ok is false if it
-// never was, or at a time that this clock has not reached: then it was set back.
+// sinceHeard returns the time since the last contact with the store. ok is false if there was none, or if its time is
+// in the future, because the clock was set back.
 func (v *View) sinceHeard() (age time.Duration, ok bool) {
 	v.index.mu.Lock(opRead)
 	defer v.index.mu.Unlock()

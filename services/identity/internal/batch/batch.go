@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package batch executes calls of many callers in one operation. A call never waits for others: a call that arrives
-// while an operation runs is part of the next one.
+// Package batch executes the calls of many callers in one operation. It does not delay calls to collect more of them:
+// calls that arrive while an operation runs are executed together in the next one.
 package batch
 
 import (
@@ -11,14 +11,14 @@ import (
 	"sync"
 )
 
-// Group gathers calls. Do must be set before the first one.
+// Group batches calls. Do must be set before the first call.
 type Group[T any] struct {
-	// Do executes calls, in the order in which they came, and stores each result in the call itself, which must then
-	// be a pointer.
+	// Do executes calls in the order of their arrival. To return a result, it stores the result in the call, which
+	// must then be a pointer.
 	Do func([]T)
-	// Fits reports whether one call of Do may execute a call together with others; nil: always.
+	// Fits reports whether a call may be executed together with the calls in with. If it is nil, all calls may be.
 	Fits func(with []T, call T) bool
-	// AtOnce is the number of calls of Do that run at a time; less than 1 is 1.
+	// AtOnce is the maximum number of concurrent calls of Do; values below 1 mean 1.
 	AtOnce int
 
 	mu      sync.Mutex
@@ -32,14 +32,14 @@ type entry[T any] struct {
 	done chan struct{} // closed when Do returned
 }
 
-// Call returns nil when Do has returned from the call, or the error of ctx, when
-// it may still be carried out.
+// Call waits until Do has executed the call, and then returns nil. If ctx ends first, it returns the error of ctx, and
+// the call may still be executed.
 func (g *Group[T]) Call(ctx context.Context, call T) error {
 	e := &entry[T]{ctx: ctx, call: call, done: make(chan struct{})}
 	g.mu.Lock()
 	g.waiting = append(g.waiting, e)
 	if g.running < max(g.AtOnce, 1) {
-		// In a new goroutine, because the caller may give up. It ends when no call waits any more.
+		// Start a new goroutine, because the caller may stop waiting. It ends when no call waits any more.
 		g.running++
 		go g.run()
 	}
@@ -69,7 +69,7 @@ func (g *Group[T]) run() {
 	}
 }
 
-// take returns the waiting calls for the next act, once the current act is over; nil without waiting calls.
+// take returns the waiting calls for the next operation; nil if no call waits.
 func (g *Group[T]) take() (act []*entry[T]) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

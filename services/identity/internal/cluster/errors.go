@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package cluster has the errors and types of the store that the nodes of a cluster share, for packages that store
-// data in it and for the package that connects to it. It depends on neither the data nor the kind of store.
+// Package cluster defines the errors and types of the store that the nodes of a cluster share. The packages that store
+// data in it use them, and so does the package that connects to it. It depends on neither the data nor the type of the
+// store.
 package cluster
 
 import (
@@ -14,23 +15,21 @@ import (
 var (
 	// ErrUnavailable: the store does not answer. It is unknown whether it executed the request.
 	ErrUnavailable = errors.New("store unavailable")
-	// ErrNoSpace: the store answers and accepts no writes, only deletions, until
-	// its operator frees space.
+	// ErrNoSpace: the store responds, but accepts only deletions until its operator frees space.
 	ErrNoSpace = errors.New("store has no space")
-	// ErrSessionLost: the session ended, and with it every key of this node.
-	// Join again and write them again.
+	// ErrSessionLost: the session has ended, and every key of this node was removed with it. The caller must join
+	// again and write the keys again.
 	ErrSessionLost = errors.New("store session lost")
-	// ErrNameTaken: another node with the name of this one is alive. It is
-	// always a *NameError.
+	// ErrNameTaken: the name of this node belongs to another running node. It is always a *NameError.
 	ErrNameTaken = errors.New("the name of this node is taken")
 )
 
 // NameError reports that another node owns this node's name.
 type NameError struct {
 	Node        string
-	Incarnation string        // of the other
-	Boot        string        // of the other
-	Wait        time.Duration // how long it takes to free the name once the other is off
+	Incarnation string        // incarnation of the other node
+	Boot        string        // boot ID of the other node
+	Wait        time.Duration // how long it takes until the name is free after the other node has stopped
 }
 
 func (e *NameError) Error() string {
@@ -38,5 +37,5 @@ func (e *NameError) Error() string {
 		ErrNameTaken, e.Node, e.Incarnation, e.Boot, e.Wait)
 }
 
-// Is makes it an ErrNameTaken, and so an ErrUnavailable.
+// Is reports whether target is ErrNameTaken or ErrUnavailable.
 func (e *NameError) Is(target error) bool { return target == ErrNameTaken || target == ErrUnavailable }

@@ -3,9 +3,9 @@
 
 package cluster
 
-// Point is a revision of a store.
+// Point is a revision of a particular store.
 type Point struct {
-	Cluster  uint64 // id of the store's cluster
+	Cluster  uint64 // ID of the store's cluster
 	Revision int64  // from 1; 0: no point
 }
 
@@ -19,16 +19,16 @@ type Key struct {
 // Removed is a key that was deleted.
 type Removed struct {
 	Name     string
-	Revision int64 // of the deletion
+	Revision int64 // revision of the deletion
 }
 
 // Keys is a node's local copy of the store's keys with one prefix.
 type Keys struct {
-	Of  string // prefix of their names in the store
-	At  Point  // everything up to there is in the copy; zero: that is not known
+	Of  string // prefix of the keys' names in the store
+	At  Point  // the copy contains all changes up to this point; zero: unknown
 	All []Key
-	// Gone is the newest deletion that the node received since it listed the keys; without a name none is known. Its
-	// key need not have the prefix.
+	// Gone is the newest deletion that the node has received since it listed the keys. If its name is empty, none
+	// is known. Its key may have another prefix.
 	Gone Removed
 }
 
@@ -37,5 +37,5 @@ type Change struct {
 	At   Point
 	Put  []Key
 	Drop []string // names
-	Gone Removed  // the newest deletion, perhaps of a key that Keys do not have; without a name there is none
+	Gone Removed  // the newest deletion, possibly of a key that is not in Keys; an empty name means none
 }

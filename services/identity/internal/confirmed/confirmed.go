@@ -5,10 +5,9 @@
 // Addresses removed up to that revision may be reused early. Without it, they wait until every node's stale mappings
 // have expired.
 //
-// A node that needs a revision confirmed asks for it in its report. The collecting node reads all reports and
-// publishes which revision is needed. Each node then reports the revision that it has applied, at a random moment of
-// an interval. The collecting node publishes the lowest of them. While no node needs a confirmation, none writes
-// reports.
+// A node that needs a confirmation asks for a revision in its report. The collector reads all reports and publishes the
+// needed revision. Each node then reports the revision that it has applied, at a random time within an interval. The
+// collector publishes the lowest of these revisions. As long as no node needs a confirmation, no node writes reports.
 package confirmed
 
 import (
@@ -23,31 +22,30 @@ var ErrDenied = errors.New("the store refuses the write")
 
 // Report is the report of one node.
 type Report struct {
-	// Incarnation of the node: another machine of the same name has another one.
+	// Incarnation of the node, which distinguishes machines with the same name.
 	Incarnation string `json:"incarnation"`
 	Cluster     uint64 `json:"cluster,string"`
-	// Revision up to which the node has every removal of a mapping.
+	// Revision up to which the node has applied all removals of mappings.
 	Revision int64 `json:"revision"`
 	// Wants is the revision that the node wants all nodes to confirm; 0: none.
 	Wants int64 `json:"wants,omitempty"`
 }
 
-// Summary is published by the collecting node for all nodes.
+// Summary is the collector's publication for all nodes.
 type Summary struct {
 	Cluster uint64 `json:"cluster,string"`
-	// Revision up to which every node that may have mappings has confirmed; 0: not known.
+	// Revision up to which every node that may have mappings has confirmed the removals; 0: unknown.
 	Revision int64 `json:"revision"`
 	// Wanted: the revision that nodes must confirm; 0 means no request.
 	Wanted int64 `json:"wanted,omitempty"`
 }
 
-// Store keeps reports and summary.
+// Store stores the reports and the summary.
 type Store interface {
-	// Report replaces the report of this node. It ends with the lease of the node.
-	// ErrDenied if the role of the node lacks the grant.
+	// Report replaces the report of this node, which is removed when the node's lease ends. It returns ErrDenied if
+	// the role of the node lacks the grant.
 	Report(ctx context.Context, r Report) error
-	// Publish replaces the summary if this node is the collecting one. ErrDenied as
-	// Report.
+	// Publish replaces the summary if this node is the collector. It returns ErrDenied like Report.
 	Publish(ctx context.Context, s Summary) error
 	// FollowSummary calls sink with the summary and after every change, until ctx ends or
 	// the store fails. listed is true for the first call, and after the store lost its
@@ -59,15 +57,15 @@ type Store interface {
 	FollowReports(ctx context.Context, t *Tracker) error
 }
 
-// Node gives an Exchange the state of this node.
+// Node gives an Exchange access to the state of this node.
 type Node interface {
-	// Applied returns the point up to which the node has every removal of a mapping, so
-	// that it does not go back behind it after a restart; zero: not known.
+	// Applied returns the point up to which the node has applied all removals of mappings, and to which it does not
+	// return from an earlier state after a restart; zero: unknown.
 	Applied() cluster.Point
 	// Wants returns the revision that all nodes should confirm; 0: none.
 	Wants() int64
-	// Nodes returns how many nodes the cluster has.
+	// Nodes returns the number of nodes in the cluster.
 	Nodes() int
-	// SetConfirmed takes the published summary.
+	// SetConfirmed receives the published summary.
 	SetConfirmed(Summary)
 }

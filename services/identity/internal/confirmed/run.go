@@ -15,38 +15,39 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// Exchange reports the revision that this node confirmed, and publishes the summary while this node is the collector.
+// Exchange reports the revision that this node has applied. While this node is the collector, it also publishes the
+// summary.
 type Exchange struct {
 	Options
-	leads chan bool // capacity 1: whether this node is the collecting one, the newest
+	leads chan bool // capacity 1: the newest value of whether this node is the collector
 
 	mu      sync.Mutex
-	summary Summary   // guarded by mu; as it is published
-	last    Report    // guarded by mu; the store has it, as far as this node knows
-	due     time.Time // guarded by mu; when this node reports next; zero: it need not
-	asked   time.Time // guarded by mu; when Wants was reported last
-	denied  error     // guarded by mu; of the last write
+	summary Summary   // guarded by mu; the published summary
+	last    Report    // guarded by mu; the last report in the store, as far as this node knows
+	due     time.Time // guarded by mu; time of the next report; zero: none is due
+	asked   time.Time // guarded by mu; time at which Wants was last reported
+	denied  error     // guarded by mu; error of the last write
 }
 
-// Options of an Exchange. All but Interval are needed.
+// Options configure an Exchange. All except Interval are required.
 type Options struct {
 	Store       Store
 	Node        Node
 	Incarnation string        // of this node
-	Rest        time.Duration // how long an address is in quarantine without confirmations
-	// Interval is the shortest one in which each node reports once, and the least time
-	// between two summaries; 10 s if 0.
+	Rest        time.Duration // time for which an address is in quarantine without confirmations
+	// Interval is the minimum time within which each node reports once, and the minimum time between two summaries;
+	// 10 s if 0.
 	Interval time.Duration
 	Log      *slog.Logger
 }
 
-// New returns an Exchange that does nothing before Run.
+// New returns an Exchange, which does nothing until Run is called.
 func New(o Options) *Exchange {
 	o.Interval = cmp.Or(o.Interval, 10*time.Second)
 	return &Exchange{Options: o, leads: make(chan bool, 1)}
 }
 
-// spread returns the time over which the reports of all nodes are spread.
+// spread returns the interval over which the reports of all nodes are distributed.
 func (e *Exchange) spread() time.Duration {
 	return max(e.Interval, time.Duration(e.Node.Nodes())*time.Second/50)
 }
@@ -66,21 +67,21 @@ func (e *Exchange) Lead(leads bool) {
 	}
 }
 
-// Err returns why this node's role in the store does not let it report or publish; nil if it can.
+// Err returns the reason for which the role of this node may not report or publish; nil if it may.
 func (e *Exchange) Err() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.denied
 }
 
-// Run works until ctx ends; it then returns nil.
+// Run exchanges confirmations until ctx ends; it then returns nil.
 func (e *Exchange) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		e.follow(ctx, func(ctx context.Context) error { return e.Store.FollowSummary(ctx, e.take) })
 	})
 	wg.Go(func() { e.collect(ctx) })
-	tick := time.NewTicker(min(time.Second, e.Interval)) // a step without a report only reads memory
+	tick := time.NewTicker(min(time.Second, e.Interval)) // a step without a report reads only memory
 	defer tick.Stop()
 	for {
 		select {
@@ -115,14 +116,15 @@ func (e *Exchange) follow(ctx context.Context, f func(context.Context) error) {
 func (e *Exchange) take(s Summary, listed bool) {
 	e.mu.Lock()
 	if listed {
-		e.last, e.due = Report{}, time.Time{} // the store may have lost it
+		e.last, e.due = Report{}, time.Time{} // the store may have lost the report
 	}
 	e.summary = s
 	e.mu.Unlock()
 	e.Node.SetConfirmed(s)
 }
 
-// step writes this node's report if one is due: because the node asks for another revision, or confirms one.
+// step writes this node's report if one is due, because the node needs another revision to be confirmed, or confirms
+// one itself.
 func (e *Exchange) step(ctx context.Context, now time.Time) {
 	at, wants := e.Node.Applied(), e.Node.Wants()
 	e.mu.Lock()
@@ -153,7 +155,7 @@ func (e *Exchange) step(ctx context.Context, now time.Time) {
 	e.due = now.Add(rand.N(e.spread()))
 }
 
-// note keeps whether the store lacks a grant.
+// note records whether this node lacks a grant in the store.
 func (e *Exchange) note(err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -170,7 +172,7 @@ func (e *Exchange) note(err error) {
 	}
 }
 
-// collect publishes the summary while this node is the collecting one.
+// collect publishes the summary while this node is the collector.
 func (e *Exchange) collect(ctx context.Context) {
 	stop := func() {}
 	defer func() { stop() }()
@@ -199,7 +201,7 @@ func (e *Exchange) collect(ctx context.Context) {
 	}
 }
 
-// publish publishes a summary if it is newer than the last one.
+// publish publishes a summary if it is newer than the last published one.
 func (e *Exchange) publish(ctx context.Context, s Summary) {
 	e.mu.Lock()
 	last := e.summary

@@ -10,24 +10,26 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
-// machine is one node with one state directory.
+// machine identifies a node with a particular state directory.
 type machine struct{ node, incarnation string }
 
-// Tracker tracks which nodes had a lease recently, and what they confirmed. The collecting node uses it.
+// Tracker tracks which nodes had a lease recently, and the revisions that they have confirmed. Only the collector uses
+// it.
 type Tracker struct {
-	// rest is the time for which a node whose lease has ended must still confirm, and for which the tracker watches leases
-	// before it publishes a revision.
+	// rest is how long the confirmation of a node is still required after its lease has ended. The tracker must
+	// also watch the leases for this time before it publishes a revision.
 	rest time.Duration
 
-	mu       sync.Mutex
-	since    time.Time             // guarded by mu; since when leases are watched without a gap; zero: they are not
-	nodesAt  cluster.Point         // guarded by mu; up to which they are known
+	mu sync.Mutex
+	// guarded by mu; time since which leases are watched without a gap; zero: they are not watched
+	since    time.Time
+	nodesAt  cluster.Point         // guarded by mu; point up to which the leases are known
 	alive    map[string]string     // guarded by mu; node → incarnation
-	listing  map[string]string     // guarded by mu; alive as it is being listed
-	gone     map[machine]time.Time // guarded by mu; when the lease ended
-	reported cluster.Point         // guarded by mu; up to which reports are known; zero: they are not
+	listing  map[string]string     // guarded by mu; the leases of a listing that is not complete
+	gone     map[machine]time.Time // guarded by mu; time at which the lease ended
+	reported cluster.Point         // guarded by mu; point up to which the reports are known; zero: unknown
 	reports  map[string]Report     // guarded by mu; by node
-	// guarded by mu; the largest revision that a machine confirmed in the cluster of nodesAt
+	// guarded by mu; the highest revision that a machine has confirmed in the cluster of nodesAt
 	has map[machine]int64
 }
 
@@ -39,14 +41,14 @@ func NewTracker(rest time.Duration) *Tracker {
 	}
 }
 
-// BeginNodes begins a listing of the leases: earlier leases are unknown.
+// BeginNodes begins a listing of the leases and discards the earlier ones.
 func (t *Tracker) BeginNodes() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.since, t.nodesAt, t.listing = time.Time{}, cluster.Point{}, map[string]string{}
 }
 
-// Node takes the lease of a node: from the listing, or as it was written.
+// Node records the lease of a node.
 func (t *Tracker) Node(node, incarnation string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -61,7 +63,7 @@ func (t *Tracker) Node(node, incarnation string) {
 	delete(t.gone, machine{node, incarnation})
 }
 
-// NodeGone takes the end of a lease.
+// NodeGone records the end of a lease.
 func (t *Tracker) NodeGone(node string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -77,7 +79,7 @@ func (t *Tracker) ReachNodes(at cluster.Point) {
 	defer t.mu.Unlock()
 	if t.listing != nil {
 		t.alive, t.listing = t.listing, nil
-		clear(t.gone) // they are older than rest once the tracker says something
+		clear(t.gone) // when the tracker publishes a revision, these are older than rest
 		clear(t.has)
 		t.since = time.Now()
 		t.nodesAt = at
@@ -96,26 +98,26 @@ func (t *Tracker) BeginReports() {
 	clear(t.reports)
 }
 
-// Report takes the report of a node, which was written at a revision of the store.
+// Report records the report of a node, which was written at a revision of the store.
 func (t *Tracker) Report(node string, r Report, revision int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if r.Revision > revision || r.Revision < 0 || r.Wants > revision || r.Wants < 0 {
-		delete(t.reports, node) // about another history of the store
+		delete(t.reports, node) // the report is about another history of the store
 		return
 	}
 	t.reports[node] = r
 	t.confirm(node, r)
 }
 
-// confirm notes the confirmation of a machine. Called with mu held.
+// confirm records the confirmation of a machine. Called with mu held.
 func (t *Tracker) confirm(node string, r Report) {
 	if m := (machine{node, r.Incarnation}); r.Cluster == t.nodesAt.Cluster {
 		t.has[m] = max(t.has[m], r.Revision)
 	}
 }
 
-// ReportGone takes the removal of a report. Revisions that the node has confirmed remain confirmed.
+// ReportGone records the removal of a report. Earlier confirmations of the node remain valid.
 func (t *Tracker) ReportGone(node string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -147,7 +149,8 @@ func (t *Tracker) Summary() Summary {
 	if t.since.IsZero() || now.Sub(t.since) < t.rest {
 		return s
 	}
-	// A node that got its lease later has listed the store later, too.
+	// A node that got its lease later has also listed the store later, so it has no mappings that were removed
+	// before.
 	s.Revision = min(t.nodesAt.Revision, t.reported.Revision)
 	for node, incarnation := range t.alive {
 		s.Revision = min(s.Revision, t.has[machine{node, incarnation}])

@@ -75,7 +75,7 @@ var metrics = []metric{
 			return most
 		})),
 	newMetric("refused_frontends",
-		"Frontends that subscribers refused, so that the kernel only removes their backends; `sluice status` has the reasons.",
+		"Frontends that subscribers refused, so that the kernel only removes their backends; `sluice status` shows why.",
 		ofSubscribers(func(sum uint64, s owner.SubscriberStatus) uint64 { return sum + uint64(len(s.Refusals)+s.Omitted) })),
 	newMetric("health_check_services", "Services that have a health check port.",
 		func(st owner.Status) float64 { return float64(st.HealthChecks) }),

@@ -2,8 +2,8 @@
 // Copyright 2026 The Sluice Authors
 
 // sluice-cni is the CNI plugin: a container runtime executes it for each verb. It leases addresses from sluice-ipam,
-// calls sluice-datapath to connect the container, and returns a CNI result. Standard output gets only the result, or
-// an error as CNI defines it.
+// calls sluice-datapath to connect the container, and returns a CNI result. Standard output contains only the result or
+// an error, in the format of CNI.
 package main
 
 import (
@@ -29,7 +29,8 @@ import (
 )
 
 func main() {
-	// A runtime that has ended must not kill an ADD that has to be undone: instead, the write of the result fails.
+	// If the runtime has exited, SIGPIPE must not kill an ADD that has to be undone. The write of the result fails
+	// instead.
 	signal.Ignore(syscall.SIGPIPE)
 	if text, ok := about(os.Args[1:]); ok {
 		fmt.Println(text)
@@ -38,7 +39,7 @@ func main() {
 	os.Exit(run(os.Getenv, os.Stdin, os.Stdout, os.Stderr))
 }
 
-// about answers a person: a runtime passes no arguments.
+// about answers a user who executes the plugin with arguments; a runtime passes none.
 func about(args []string) (text string, ok bool) {
 	if len(args) != 1 {
 		return "", false
@@ -58,7 +59,7 @@ CNI_CONTAINERID, CNI_IFNAME, CNI_NETNS and CNI_PATH, and the configuration on st
 	return "", false
 }
 
-// run is the process without its globals. It returns the exit code.
+// run executes the plugin without access to process-wide state. It returns the exit code.
 func run(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) int {
 	version, err := execute(getenv, stdin, stdout, stderr)
 	if err == nil {
@@ -68,7 +69,7 @@ func run(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) 
 	if !errors.As(err, &cniErr) {
 		cniErr = cni.NewError(attachment.CodeInternal, err.Error(), "")
 	}
-	// CNI has errors on standard output.
+	// CNI requires errors on standard output.
 	answer := struct {
 		CNIVersion string `json:"cniVersion"`
 		*cni.Error
@@ -83,7 +84,7 @@ func run(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) 
 	return 1
 }
 
-// execute returns the CNI version to answer an error in, and the error.
+// execute executes the verb. It returns the CNI version in which to report an error, and the error.
 func execute(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) (version string, err error) {
 	start := time.Now()
 	version = invocation.Current
@@ -148,8 +149,8 @@ func printVersions(w io.Writer) error {
 	return nil
 }
 
-// openLog never keeps a container from being connected: without a log file, it writes the reason to standard error,
-// which the runtime logs.
+// openLog opens the log. A failure must not prevent the connection of a container: openLog then writes the reason to
+// standard error, which the runtime logs.
 func openLog(path string, stderr io.Writer) (*slog.Logger, func()) {
 	if path == "" {
 		return log.Discard(), func() {}

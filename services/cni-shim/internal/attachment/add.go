@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/cni-shim/internal/unary"
 )
 
-// add connects the container. If a step fails, it undoes the earlier ones, in reverse.
+// add connects the container. If a step fails, it undoes the earlier steps in reverse order.
 func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 	var undo []func()
 	defer func() {
@@ -59,11 +59,11 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 	p.phases.begin("allocate")
 	lease, err := p.allocate(ctx)
 	if err != nil {
-		// Of an answer that was lost only the lease may be left; it expires.
+		// If the answer was lost, at most the lease exists, which expires.
 		return cniError("allocate addresses", err)
 	}
-	// An allocation that is confirmed already belongs to an endpoint that an earlier ADD created. This ADD may succeed
-	// or fail with it, but it only undoes its own steps.
+	// A confirmed allocation belongs to an endpoint that an earlier ADD has created. This ADD may use it, but
+	// undoes only its own steps.
 	ours := lease.State != message.AllocationStateConfirmed
 	var earlier *message.Endpoint
 	if !ours {
@@ -92,7 +92,7 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 	switch {
 	case earlier != nil && sameAttachment(earlier, endpoint):
 		return p.attached()
-	case !ours: // the earlier one's container has gone without a DEL
+	case !ours: // the container of the earlier ADD has ended without a DEL
 		undo = append(undo, func() { p.undo(ctx, "delete the endpoint", p.deleteAndRelease) })
 	default:
 		undo[len(undo)-1] = func() { p.undo(ctx, "delete the endpoint", p.deleteAndRelease) }
@@ -114,12 +114,12 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 	return nil
 }
 
-// loopback is the name of the device that every network namespace begins with. A
-// chain may set it up first, as Nomad's do: it has no routes to contend for.
+// loopback is the device that every network namespace has. A chain may configure it before sluice-cni, as Nomad's
+// chains do, because it has no routes that could conflict.
 const loopback = "lo"
 
-// notAttached refuses a chain in which another plugin has already given the
-// container an interface: two would contend for its routes.
+// notAttached refuses a chain in which another plugin has already created an interface in the container, because the
+// routes of two interfaces would conflict.
 func (p *Plugin) notAttached() error {
 	prev := p.in.Config.PrevResult
 	if prev == nil {
@@ -151,8 +151,9 @@ func (p *Plugin) allocate(ctx context.Context) (*message.Allocation, error) {
 	return resp.Allocation, nil
 }
 
-// create also returns whether the outcome is open: a request has reached the datapath, and its answer was lost. The
-// answer to a later request does not change that. ours means that this ADD made the lease.
+// create creates the endpoint. It also reports whether the outcome is unknown, because the answer to a request was lost
+// that may have reached the datapath; the answer to a later request does not change that. ours means that this ADD has
+// created the lease.
 func (p *Plugin) create(ctx context.Context, path string, lease *message.Allocation, ours bool) (_ *message.Endpoint, open bool, _ error) {
 	req := &message.CreateEndpointRequest{
 		Owner:            p.owner(),
@@ -197,9 +198,9 @@ func (p *Plugin) create(ctx context.Context, path string, lease *message.Allocat
 	exchange := func(ctx context.Context) (*message.CreateEndpointResponse, error) {
 		for {
 			resp, err := ask(ctx)
-			// An ipam that ended, or lost its state, gives out addresses of live endpoints. Retry with other
-			// addresses, which are free; addresses fixed by an operator are not replaced. If an endpoint of this same
-			// ADD may have them, delete it first.
+			// An ipam that was restarted or has lost its state may lease addresses of existing endpoints.
+			// Retry with other addresses; addresses that an operator has requested are not replaced. If an
+			// endpoint of this ADD may have the addresses, delete it first.
 			if !ours || len(p.in.Config.Addresses) > 0 || !addressInUse(err) {
 				return resp, err
 			}
@@ -217,7 +218,7 @@ func (p *Plugin) create(ctx context.Context, path string, lease *message.Allocat
 			}
 			renew = useLease(req, lease)
 			if slices.Equal(refused, req.Addresses) {
-				return nil, err // there is no other; call waits before it asks again
+				return nil, err // there is no other socket; call waits before it asks again
 			}
 		}
 	}
@@ -233,8 +234,8 @@ func (p *Plugin) create(ctx context.Context, path string, lease *message.Allocat
 		if !leaseLost(err) {
 			return nil, open, err
 		}
-		// A creation that the datapath undid, because a service was unavailable, has released the lease: report that
-		// service to the operator.
+		// If the datapath has undone the creation because a service was unavailable, it has also released the
+		// lease. Report the unavailable service to the operator.
 		if cause = undone; cause == nil {
 			cause = err
 		}
@@ -245,13 +246,13 @@ func (p *Plugin) create(ctx context.Context, path string, lease *message.Allocat
 	}
 }
 
-// unsent reports whether the server has not begun with a call.
+// unsent reports whether the server has certainly not begun to execute a call.
 func unsent(err error) bool {
 	e, ok := errors.AsType[*unary.Error](err)
 	return ok && e.Unsent
 }
 
-// leasePause is how long ADD waits before it leases addresses again.
+// leasePause is the pause before ADD leases addresses again.
 const leasePause = 50 * time.Millisecond
 
 // endpoint returns the datapath's endpoint of the owner; nil if it has none.
@@ -264,20 +265,21 @@ func (p *Plugin) endpoint(ctx context.Context) (*message.Endpoint, error) {
 	return resp.Endpoint, err
 }
 
-// attached refuses a second ADD: CNI wants an error if the interface exists in the container. That includes an ADD
-// whose answer was lost: the runtime regards it as failed, and calls DEL before the next one.
+// attached refuses a second ADD: CNI requires an error if the interface exists in the container. This includes an ADD
+// whose answer was lost; the runtime regards it as failed, and calls DEL before the next ADD.
 func (p *Plugin) attached() error {
 	return invocation.Environment(invocation.EnvIfName, fmt.Errorf("the container has %s by an earlier ADD; DEL comes before another ADD", p.in.Owner.Interface))
 }
 
-// sameAttachment reports whether an endpoint is the one that was there before. The datapath creates another one if the
-// device was removed with its namespace.
+// sameAttachment reports whether an endpoint is the same as before. The datapath creates a new one if the device was
+// removed with its namespace.
 func sameAttachment(before, now *message.Endpoint) bool {
 	return now != nil && before.HostInterface.Index == now.HostInterface.Index &&
 		before.CreateTime.Time().Equal(now.CreateTime.Time())
 }
 
-// useLease adds the addresses to the request, and returns when the lease should be renewed; zero if it does not end.
+// useLease adds the leased addresses to the request, and returns the time at which the lease should be renewed; zero if
+// it does not expire.
 func useLease(req *message.CreateEndpointRequest, lease *message.Allocation) (renew time.Time) {
 	req.LeaseExpireTime, req.Addresses = lease.LeaseExpireTime, nil
 	for _, a := range lease.Addresses {
@@ -294,9 +296,9 @@ func (p *Plugin) release(ctx context.Context) error {
 	return err
 }
 
-// deleteAndRelease makes sure of the datapath first. While it is not known
-// that no endpoint uses the addresses, they are not released: they would be
-// given to another. The lease then ends by itself, or with the tombstone.
+// deleteAndRelease first makes sure that the datapath has no endpoint with the addresses. If this is not certain, it
+// does not release them, because another endpoint would get them. The lease then expires, or is released with the
+// tombstone.
 func (p *Plugin) deleteAndRelease(ctx context.Context) error {
 	req := &message.DeleteEndpointRequest{Owner: p.owner()}
 	resp, err := ask[message.DeleteEndpointResponse](ctx, &p.waits, p.datapath, message.DeleteEndpoint, req)
@@ -304,7 +306,7 @@ func (p *Plugin) deleteAndRelease(ctx context.Context) error {
 		return err
 	}
 	if resp.Existed {
-		return nil // the datapath's tombstone releases them
+		return nil // the datapath releases the addresses with the tombstone
 	}
 	return p.release(ctx)
 }

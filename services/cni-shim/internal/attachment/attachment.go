@@ -2,7 +2,7 @@
 // Copyright 2026 The Sluice Authors
 
 // Package attachment implements the CNI verbs by calling sluice-ipam and sluice-datapath. It keeps no state: the two
-// services know everything that a killed plugin leaves behind, and the datapath or GC removes it.
+// services have the state that a killed plugin leaves behind, and the datapath or GC removes it.
 package attachment
 
 import (
@@ -26,7 +26,7 @@ import (
 // undoTime is the time for undoing steps after the deadline has passed.
 const undoTime = 5 * time.Second
 
-// Places at which tests interrupt the plugin.
+// Fault points of the plugin.
 var (
 	faultAddBegin     = fault.Register("cni/add/begin")
 	faultAddBound     = fault.Register("cni/add/netns-bound")
@@ -37,12 +37,12 @@ var (
 	faultDelDeleted   = fault.Register("cni/del/deleted")
 )
 
-// Plugin carries out one invocation.
+// Plugin executes one invocation.
 type Plugin struct {
 	in    invocation.Invocation
 	log   *slog.Logger
 	names netns.Names
-	// confDir has the configuration lists of networks.
+	// confDir is the directory of the networks' configuration lists.
 	confDir string
 
 	ipam, datapath unary.Client
@@ -52,14 +52,13 @@ type Plugin struct {
 	outcome outcome
 }
 
-// Bounds of requests, in bytes: GC sends a list of all attachments.
+// Maximum sizes of requests in bytes. GC sends a list of all attachments.
 const (
 	maxRequest   = 4 << 20
 	maxToReclaim = 16 << 20
 )
 
-// New prepares to carry out in, of a process that started at start. It makes no
-// connection yet.
+// New returns a Plugin that executes in. start is the start time of the process. It opens no connection yet.
 func New(in invocation.Invocation, logger *slog.Logger, start time.Time) (*Plugin, error) {
 	p := &Plugin{
 		in:      in,
@@ -79,8 +78,8 @@ func New(in invocation.Invocation, logger *slog.Logger, start time.Time) (*Plugi
 	return p, nil
 }
 
-// Run executes the verb and writes its result, if it has one, to stdout. It ends when the configuration's timeout has
-// passed, except for undoing its steps. The error is a *cni.Error.
+// Run executes the verb and writes its result, if it has one, to stdout. It ends after the timeout of the
+// configuration, except that it still undoes its steps. The error is a *cni.Error.
 func (p *Plugin) Run(ctx context.Context, stdout io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, p.in.Config.Timeout)
 	defer cancel()
@@ -106,8 +105,8 @@ func owner(o workload.Owner) *message.Owner {
 	return &message.Owner{ContainerID: o.ContainerID, InterfaceName: o.Interface}
 }
 
-// namespace returns the path under which the datapath finds the container's namespace, binding one that the datapath
-// could not open, and how to undo that.
+// namespace returns the path at which the datapath can open the container's namespace. If the datapath cannot open the
+// runtime's path, it bind-mounts the namespace at another one. undo removes that mount.
 func (p *Plugin) namespace() (path string, undo func() error, err error) {
 	undo = func() error { return nil }
 	if _, err := netns.Check(p.in.Netns); err != nil {
@@ -127,7 +126,7 @@ func (p *Plugin) namespace() (path string, undo func() error, err error) {
 	return path, undo, nil
 }
 
-// undo runs on a time of its own: the deadline may be why it is needed.
+// undo has its own timeout, because the passed deadline may be the reason for the undo.
 func (p *Plugin) undo(ctx context.Context, what string, f func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
@@ -137,8 +136,8 @@ func (p *Plugin) undo(ctx context.Context, what string, f func(context.Context) 
 	}
 }
 
-// absent reports whether no server has the socket: it does not exist, or the kernel refuses the connection. A slow or
-// stuck server is not absent.
+// absent reports whether no server listens on the socket: the socket does not exist, or the kernel refuses the
+// connection. A slow or stuck server is not absent.
 func absent(service unary.Client) bool {
 	err := service.Probe()
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)

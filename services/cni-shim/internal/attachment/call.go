@@ -19,14 +19,14 @@ const (
 	reconnectPause = 25 * time.Millisecond
 	// shortestPause is the shortest wait before a refused call is repeated, even if the server allows less.
 	shortestPause = 10 * time.Millisecond
-	// mostSpread bounds how far apart calls come back that were refused
-	// together, in delays of the server.
+	// mostSpread limits the time over which calls that were refused together are repeated. It is a multiple of the
+	// server's delay.
 	mostSpread = 20
 )
 
 // patience returns how long a verb waits for an unavailable server. After an error of ADD, kubelet pauses for 12 to 15
-// s, while services start or are upgraded in less than 20 s. The runtime soon repeats the other verbs anyway, and
-// STATUS reports the present state.
+// s, while services start or are upgraded in less than 20 s. The runtime soon repeats the other verbs, and STATUS
+// reports the current state.
 func patience(c invocation.Command) time.Duration {
 	switch c {
 	case invocation.Add:
@@ -38,18 +38,18 @@ func patience(c invocation.Command) time.Duration {
 	}
 }
 
-// call repeats f while the server at socket is unavailable, for at most w.patience, and, until ctx ends, while the
-// server refuses and returns a retry delay. Only calls that may be repeated use it; all calls of this API may.
+// call repeats f while the server at socket is unavailable, for at most w.patience. It also repeats f until ctx ends
+// while the server refuses the call with a retry delay. The call must be repeatable, as all calls of this API are.
 func call[T any](ctx context.Context, w *waiting, socket string, f func(context.Context) (T, error)) (T, error) {
 	var (
-		away    time.Time // since when no server answers
+		away    time.Time // time since which no server answers
 		refused int
-		cause   error // why the call was repeated last
+		cause   error // why the call was last repeated
 	)
 	for {
 		answer, err := f(ctx)
 		if cause != nil && timeIsUp(ctx, err) {
-			return answer, cause // more helpful than the deadline
+			return answer, cause // it is more helpful than the error of the deadline
 		}
 		if delay, ok := retryDelay(err); ok {
 			refused++
@@ -73,7 +73,7 @@ func call[T any](ctx context.Context, w *waiting, socket string, f func(context.
 	}
 }
 
-// request makes one call of an answer's type R.
+// request makes one call whose answer has type R.
 func request[R any, A interface {
 	*R
 	message.Message
@@ -83,7 +83,7 @@ func request[R any, A interface {
 	return answer, err
 }
 
-// ask makes a call to a method of a service, with call.
+// ask calls a method of a service, with the repetitions of call.
 func ask[R any, A interface {
 	*R
 	message.Message
@@ -91,21 +91,21 @@ func ask[R any, A interface {
 	return call(ctx, w, service.Path(), func(ctx context.Context) (*R, error) { return request[R, A](ctx, service, method, m) })
 }
 
-// timeIsUp reports whether an error means the deadline, which the server may notice first.
+// timeIsUp reports whether an error means that the deadline has passed; the server may detect this first.
 func timeIsUp(ctx context.Context, err error) bool {
 	return err != nil && (ctx.Err() != nil || unary.CodeOf(err) == unary.DeadlineExceeded)
 }
 
-// retryDelay is when the server wants a call to come back that it has refused,
-// but not at once.
+// retryDelay returns the delay after which the server wants a refused call to be repeated. ok is false if the server
+// sent none, or 0.
 func retryDelay(err error) (time.Duration, bool) {
 	delay, ok := unary.RetryDelay(err)
 	return max(delay, shortestPause), ok
 }
 
-// pause waits before a call is repeated that was refused so many times: at least the delay, and a random time on top,
-// which grows with the number of refusals. So calls that were refused together are spread, and the longer the queue,
-// the less often each of them asks. It returns false if the call cannot be repeated before the deadline.
+// pause waits before a refused call is repeated: for the delay and an additional random time, which grows with the
+// number of refusals. So calls that were refused together are repeated at different times, and less often the longer
+// the queue is. It returns false if the call cannot be repeated before the deadline.
 func pause(ctx context.Context, delay time.Duration, refused int) (time.Duration, bool) {
 	spread := delay * time.Duration(min(refused, mostSpread))
 	if deadline, ok := ctx.Deadline(); ok {
@@ -118,7 +118,7 @@ func pause(ctx context.Context, delay time.Duration, refused int) (time.Duration
 	return delay + rand.N(spread+1), true
 }
 
-// absentError names the socket on which no server answers. It keeps the code.
+// absentError names the socket on which no server answers. It keeps the code of the error.
 type absentError struct {
 	socket string
 	cause  error
@@ -130,14 +130,14 @@ func (e *absentError) Error() string {
 
 func (e *absentError) Unwrap() error { return e.cause }
 
-// waiting is how an invocation waits, and has waited, for servers.
+// waiting contains the limits and the counts of an invocation's waits for servers.
 type waiting struct {
-	patience time.Duration // with an unavailable server
+	patience time.Duration // maximum wait for an unavailable server
 	total    time.Duration
-	repeated int // calls that were made again
+	repeated int // number of repeated calls
 }
 
-// sleep is false if ctx ended first.
+// sleep waits for d. It returns false if ctx ends first.
 func (w *waiting) sleep(ctx context.Context, d time.Duration) bool {
 	start := time.Now()
 	defer func() { w.total += time.Since(start) }()

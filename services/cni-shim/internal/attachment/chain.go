@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/services/cni-shim/internal/cni"
 )
 
-// confDir is the default directory of network configurations, which runtimes can change.
+// confDir is the default directory of network configurations. Runtimes can use another one.
 const confDir = "/etc/cni/net.d"
 
 // Limits for reading that directory.
@@ -22,13 +22,13 @@ const (
 	mostOfAList = 1 << 20 // bytes
 )
 
-// shapers are the plugins that limit a container by a qdisc at the host end.
+// shapers are the plugins that limit the bandwidth of a container with a qdisc at the host end.
 var shapers = []string{"bandwidth"}
 
 // notShaped refuses a network whose configuration list has a plugin that shapes a container's traffic with a qdisc at
-// the host end. The datapath delivers packets of other pods past that qdisc, so it would not limit them. A plugin does
-// not get the list of chained plugins, so notShaped finds the list by the name of the network. Unreadable files are
-// ignored: CHECK and the datapath's audit find the qdisc itself.
+// the host end. The datapath delivers packets from other pods without passing that qdisc, so they would not be limited.
+// A plugin does not receive the list of chained plugins, so notShaped searches for it by the name of the network. It
+// ignores unreadable files, because CHECK and the datapath's audit detect the qdisc itself.
 func (p *Plugin) notShaped() error {
 	files, _ := filepath.Glob(filepath.Join(p.confDir, "*.conflist"))
 	for _, file := range files[:min(len(files), mostLists)] {

@@ -41,7 +41,7 @@ func (p *Plugin) check(ctx context.Context) error {
 			path = bound
 		case netns.Same(path, earlier):
 			path = earlier
-		case netns.IsProcess(path): // which may be another process by now
+		case netns.IsProcess(path): // the number may now belong to another process
 			return different([]string{fmt.Sprintf("network namespace: %s is not the one that ADD was given", path)})
 		}
 	}
@@ -101,12 +101,12 @@ func different(lines []string) *cni.Error {
 	return cni.NewError(CodeDifferent, "the attachment differs from ADD's result", strings.Join(lines, "; "))
 }
 
-// statusPatience is how long all ADDs may fail before STATUS reports it: kubelet then makes the whole node NotReady.
-// Until then ADDs wait, or are repeated.
+// statusPatience is how long all ADDs may fail before STATUS reports it. The delay is needed because kubelet then makes
+// the whole node NotReady. Until then, ADDs wait or are repeated.
 const statusPatience = time.Minute
 
-// unableSince is since when no ADD works, as a file in the run directory remembers
-// from one STATUS to the next; zero while one works.
+// unableSince returns the time since which no ADD works; zero while ADD works. A file in the run directory stores it
+// from one STATUS to the next.
 func (p *Plugin) unableSince(unable bool) (time.Time, error) {
 	path := filepath.Join(p.in.Config.RunDir, "cni-unable")
 	if !unable {
@@ -115,7 +115,7 @@ func (p *Plugin) unableSince(unable bool) (time.Time, error) {
 		}
 		return time.Time{}, nil
 	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY, 0o644) // the first one gives it its time
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY, 0o644) // the time of the file is the time of its creation
 	if err != nil {
 		return time.Time{}, err
 	}
@@ -128,12 +128,12 @@ func (p *Plugin) unableSince(unable bool) (time.Time, error) {
 	if since := st.ModTime(); !since.After(now) {
 		return since, nil
 	}
-	return now, os.Chtimes(path, now, now) // the clock was set back since
+	return now, os.Chtimes(path, now, now) // the clock was set back after the file was created
 }
 
 // status returns nil if an ADD would be served, at least with labels that the node knows. While the datapath is
 // unavailable, existing attachments keep working, because its programs stay in the kernel. status does not wait for
-// services. A problem that fails every ADD counts only after statusPatience.
+// services. It reports a problem that makes every ADD fail only after statusPatience.
 func (p *Plugin) status(ctx context.Context) error {
 	const what = "the plugin cannot serve ADD"
 	var problems []string
@@ -158,7 +158,7 @@ func (p *Plugin) status(ctx context.Context) error {
 		if len(st.Service.Problems) == 0 {
 			problems = append(problems, "sluice-datapath: it is not ready")
 		}
-		// Waiting endpoints have no traffic, or only traffic with the local node.
+		// Endpoints that wait for policies have no traffic, or only traffic with the local node.
 		for _, e := range st.Endpoints {
 			switch e.State {
 			case message.EndpointStateWaitingForIdentity, message.EndpointStateWaitingForPolicy:
@@ -179,8 +179,8 @@ func (p *Plugin) status(ctx context.Context) error {
 	return cni.NewError(code, what, strings.Join(problems, "; "))
 }
 
-// gc deletes every attachment to the network that the runtime does not list. An
-// empty list is meant: without one the configuration was refused.
+// gc deletes every attachment to the network that the runtime does not list. An empty list is intended, because a
+// configuration without a list was refused.
 func (p *Plugin) gc(ctx context.Context) error {
 	req := &message.ReclaimEndpointsRequest{
 		Manager: workload.ManagerCNI, Network: p.in.Config.Name, NoneValid: len(p.in.Config.ValidAttachments) == 0,

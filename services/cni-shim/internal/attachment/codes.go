@@ -18,17 +18,17 @@ import (
 	"github.com/sluice-net/sluice/services/cni-shim/internal/unary"
 )
 
-// CNI reserves codes from 100 upwards for the plugin. The codes of STATUS have no names in the library.
+// CNI reserves codes from 100 upwards for the plugin. The library has no constants for the codes of STATUS.
 const (
 	CodeInternal    uint = 100 // a bug, or an unforeseen error
 	CodeDifferent   uint = 101 // CHECK: the attachment differs from ADD's result
-	CodePermission  uint = 102 // a service does not take calls from this user
+	CodePermission  uint = 102 // a service refuses calls of this user
 	CodeUnavailable uint = 50  // STATUS: ADD cannot be served
-	CodeLimited     uint = 51  // STATUS: and existing attachments suffer
+	CodeLimited     uint = 51  // STATUS: ADD cannot be served, and existing attachments are impaired
 )
 
-// cniError chooses the CNI code for an error of the action what. It is the only place that chooses codes; errors that
-// are CNI errors already keep theirs.
+// cniError converts an error of the action what to a CNI error. Codes are chosen only here; an error that is already a
+// CNI error keeps its code.
 func cniError(what string, err error) *cni.Error {
 	if ready, ok := errors.AsType[*cni.Error](err); ok {
 		return ready
@@ -42,7 +42,7 @@ func cniError(what string, err error) *cni.Error {
 	case errors.Is(err, spool.ErrFull):
 		return answer(cni.ErrTryAgainLater, "start sluice-datapath; it empties the spool")
 	case errors.Is(err, spool.ErrNoState):
-		// The runtime repeats it, until the datapath serves or the node is prepared.
+		// The runtime repeats the call until the datapath serves or the node is prepared.
 		return answer(cni.ErrTryAgainLater, "set runDir and stateDir to the directories of this node's services; see `sluice prepare`")
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), isShort(err):
 		return answer(cni.ErrTryAgainLater, "")
@@ -56,8 +56,8 @@ func cniError(what string, err error) *cni.Error {
 		case code == unary.InvalidArgument:
 			return answer(cni.ErrInvalidConfig, "")
 		}
-		// A lease that was lost again and again, an address that another owner has,
-		// or a record that cannot be read.
+		// The reason is a lease that was lost repeatedly, an address of another owner, or a record that cannot
+		// be read.
 		return answer(cni.ErrTryAgainLater, "")
 	case unary.AlreadyExists:
 		return answer(cni.ErrInvalidConfig, "")
@@ -74,15 +74,15 @@ func cniError(what string, err error) *cni.Error {
 	}
 }
 
-// isShort reports whether the machine lacks a resource, or refuses writes, for which neither the plugin nor its caller
-// is to blame. The error's text has the file.
+// isShort reports whether the error is caused by the machine: it lacks a resource, or refuses writes. The text of the
+// error contains the file.
 func isShort(err error) bool {
 	return slices.ContainsFunc([]syscall.Errno{
 		syscall.ENOSPC, syscall.EDQUOT, syscall.EROFS, syscall.EIO, syscall.ENOMEM, syscall.ENFILE, syscall.EMFILE,
 	}, func(e syscall.Errno) bool { return errors.Is(err, e) })
 }
 
-// explain is the text of an error without gRPC's own wrapping.
+// explain returns the text of an error without gRPC's prefix.
 func explain(err error) string {
 	if away, ok := errors.AsType[*absentError](err); ok {
 		return away.Error()
@@ -101,7 +101,7 @@ func text(err error) string {
 	return err.Error()
 }
 
-// Reasons that services give, and the plugin acts on.
+// Reasons in answers of services on which the plugin acts.
 const (
 	reasonNamespaceUnusable  = "datapath.sluice.io/NETWORK_NAMESPACE_UNUSABLE"
 	reasonNamespaceRemoved   = "datapath.sluice.io/NETWORK_NAMESPACE_REMOVED"
@@ -135,12 +135,13 @@ func aboutEnvironment(err error) bool {
 	return false
 }
 
-// leaseLost reports whether the datapath refuses because the lease of the addresses has ended; a new lease helps.
+// leaseLost reports whether the datapath has refused a call because the lease of the addresses has ended, so that a new
+// lease helps.
 func leaseLost(err error) bool {
 	return hasReason(err, reasonLeaseLost, reasonAllocationNotFound, reasonAddressesDiffer, reasonAddressUnavailable)
 }
 
-// addressInUse reports whether the datapath refuses because a live endpoint has one of the addresses.
+// addressInUse reports whether the datapath has refused a call because another endpoint has one of the addresses.
 func addressInUse(err error) bool {
 	return hasReason(err, reasonAddressInUse)
 }
@@ -173,7 +174,7 @@ func join(words ...string) string {
 	return strings.Join(slices.DeleteFunc(words, func(w string) bool { return w == "" }), "; ")
 }
 
-// about joins what and text, unless text begins with it already.
+// about puts what before text, unless text already begins with it.
 func about(what, text string) string {
 	if strings.HasPrefix(text, what) {
 		return text
@@ -181,9 +182,9 @@ func about(what, text string) string {
 	return what + ": " + text
 }
 
-// answered reports whether the server, rather than the connection, decided about an error: then the server has undone
-// its steps. An UNAVAILABLE of a service has a reason; one of the connection does not. INTERNAL may be a handler that
-// failed half-way.
+// answered reports whether an error is the answer of the server, which has then undone its steps, and not an error of
+// the connection. UNAVAILABLE has a reason if it comes from a service. INTERNAL does not count, because a handler may
+// have failed after some steps.
 func answered(err error) bool {
 	switch unary.CodeOf(err) {
 	case unary.DeadlineExceeded, unary.Canceled, unary.Unknown, unary.Internal:

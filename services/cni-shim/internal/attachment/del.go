@@ -17,8 +17,8 @@ import (
 	"github.com/sluice-net/sluice/services/cni-shim/internal/unary"
 )
 
-// del disconnects the container. The datapath releases addresses and identity; if it is unavailable, the spool keeps
-// the deletion for it.
+// del disconnects the container. The datapath releases addresses and identity; if it is unavailable, del writes the
+// deletion to the spool.
 func (p *Plugin) del(ctx context.Context) error {
 	if err := faultDelBegin.Hit(ctx); err != nil {
 		return cniError("DEL", err)
@@ -30,7 +30,7 @@ func (p *Plugin) del(ctx context.Context) error {
 	if err := faultDelDeleted.Hit(ctx); err != nil {
 		return cniError("DEL", err)
 	}
-	// Last: the namespace may live by this mount alone.
+	// Unbind last, because this mount may be the only reference to the namespace.
 	p.phases.begin("unbind")
 	if err := p.unbind(p.in.Owner.String()); err != nil {
 		return cniError("network namespace", err)
@@ -38,14 +38,13 @@ func (p *Plugin) del(ctx context.Context) error {
 	return nil
 }
 
-// unbind removes the mount of an owner's namespace, wherever this version or an
-// earlier one has put it.
+// unbind removes the mount of an owner's namespace, at the path of this version and of earlier versions.
 func (p *Plugin) unbind(owner string) error {
 	return errors.Join(netns.Unbind(p.names.Path(owner)), netns.Unbind(p.names.EarlierPath(owner)))
 }
 
 func (p *Plugin) deleteOrSpool(ctx context.Context) error {
-	var cause error // why the call was repeated last
+	var cause error // why the call was last repeated
 	for refused := 0; ; {
 		existed, err := p.deleteEndpoint(ctx)
 		if err == nil {
@@ -54,7 +53,7 @@ func (p *Plugin) deleteOrSpool(ctx context.Context) error {
 			return nil
 		}
 		if cause != nil && unary.CodeOf(err) == unary.DeadlineExceeded {
-			return cause // more helpful than the deadline
+			return cause // it is more helpful than the error of the deadline
 		}
 		if delay, ok := retryDelay(err); ok {
 			refused++
@@ -70,7 +69,7 @@ func (p *Plugin) deleteOrSpool(ctx context.Context) error {
 		if absent(p.datapath) {
 			return p.spool(ctx)
 		}
-		// It came back in between, or is about to go.
+		// The datapath has just started again, or is about to end.
 		if !p.waits.sleep(ctx, reconnectPause) {
 			return ctx.Err()
 		}
@@ -87,8 +86,8 @@ func (p *Plugin) deleteEndpoint(ctx context.Context) (existed bool, err error) {
 	return resp.Existed, err
 }
 
-// spool writes the deletion to the spool. A datapath that started meanwhile may have read the spool before the entry
-// was there, so spool calls it once more.
+// spool writes the deletion to the spool. A datapath that started in the meantime may have read the spool too early, so
+// spool then calls it once more.
 func (p *Plugin) spool(ctx context.Context) error {
 	p.phases.begin("spool")
 	if err := spool.Put(ctx, p.in.Config.StateDir, deletion.Entry{Owner: p.in.Owner, Time: time.Now()}); err != nil {
@@ -108,9 +107,9 @@ func (p *Plugin) spool(ctx context.Context) error {
 	return nil
 }
 
-// takeBack removes a spooled deletion that has been carried out.
+// takeBack removes a spooled deletion that was executed.
 func (p *Plugin) takeBack(ctx context.Context) {
-	// Removing a missing file fails on a read-only disk.
+	// Check first: removing a missing file fails on a read-only disk.
 	waits, err := spool.Has(deletion.Dir(p.in.Config.StateDir), p.in.Owner)
 	if waits {
 		err = spool.Remove(deletion.Dir(p.in.Config.StateDir), p.in.Owner)
@@ -120,8 +119,8 @@ func (p *Plugin) takeBack(ctx context.Context) {
 	}
 }
 
-// finishDeletion executes a deletion of this owner in the spool. A datapath that started just when the entry was
-// written has not read it, and at its next start would delete the endpoint that this ADD is about to create.
+// finishDeletion executes a deletion of this owner in the spool. A datapath that started at the moment when the entry
+// was written has not read it. At its next start, it would delete the endpoint that this ADD is about to create.
 func (p *Plugin) finishDeletion(ctx context.Context) error {
 	waits, err := spool.Has(deletion.Dir(p.in.Config.StateDir), p.in.Owner)
 	if err != nil || !waits {

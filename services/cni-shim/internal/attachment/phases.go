@@ -13,25 +13,25 @@ import (
 	"github.com/sluice-net/sluice/services/cni-shim/internal/cni"
 )
 
-// phases are the consecutive parts of an invocation's duration.
+// phases measures the consecutive parts of an invocation.
 type phases struct {
-	start time.Time // of the process
-	name  string    // of the phase that is under way
+	start time.Time // start of the process
+	name  string    // name of the current phase
 	since time.Time
 	ended []slog.Attr
 }
 
-// begin ends the phase that is under way.
+// begin ends the current phase and begins the next one.
 func (p *phases) begin(name string) {
 	now := time.Now()
 	p.ended = append(p.ended, slog.Float64(p.name, milliseconds(now.Sub(p.since))))
 	p.name, p.since = name, now
 }
 
-// milliseconds, to a microsecond.
+// milliseconds converts a duration, with a resolution of a microsecond.
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// outcome is the result of a verb, for its line in the log; zero: it did nothing.
+// outcome is the result of a verb for the log line; zero if the verb did nothing.
 type outcome struct {
 	msg   string
 	attrs []slog.Attr
@@ -40,8 +40,8 @@ type outcome struct {
 // did sets the outcome.
 func (p *Plugin) did(msg string, attrs ...slog.Attr) { p.outcome = outcome{msg, attrs} }
 
-// Report writes the one log line of an invocation, if it changed or refused something: its outcome, its duration and
-// the durations of its phases.
+// Report writes the log line of an invocation, with the outcome, the duration and the durations of the phases. It
+// writes no line if the invocation neither changed nor refused anything.
 func (p *Plugin) Report(ctx context.Context, err error) {
 	p.phases.begin("")
 	level, msg, attrs := slog.LevelInfo, p.outcome.msg, p.outcome.attrs

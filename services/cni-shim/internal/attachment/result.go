@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/services/cni-shim/internal/message"
 )
 
-// result converts an endpoint to a CNI result, after the results of the chain's earlier plugins.
+// result converts an endpoint to a CNI result, and appends it to the results of the chain's earlier plugins.
 func (p *Plugin) result(e *message.Endpoint) (*cni.Result, error) {
 	if e == nil {
 		return nil, errors.New("no endpoint")
@@ -34,7 +34,7 @@ func (p *Plugin) result(e *message.Endpoint) (*cni.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The path that the runtime knows, not the one that the datapath opened.
+	// The result contains the path that the runtime passed, not the path that the datapath opened.
 	inside.Sandbox = p.in.Netns
 	if p.in.Config.CNIVersion == "1.1.0" {
 		host.MTU, inside.MTU = int(e.MTU), int(e.MTU)
@@ -42,7 +42,7 @@ func (p *Plugin) result(e *message.Endpoint) (*cni.Result, error) {
 	r.Interfaces = append(r.Interfaces, host, inside)
 	index := len(r.Interfaces) - 1
 
-	gateways := map[bool]netip.Addr{} // by whether it is IPv4
+	gateways := map[bool]netip.Addr{} // gateways by family; true: IPv4
 	for _, text := range e.Gateways {
 		g, err := address(text)
 		if err != nil {
@@ -100,7 +100,7 @@ func everything(a netip.Addr) netip.Prefix {
 	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 }
 
-// mergeDNS lets this plugin's configuration take precedence where it is set.
+// mergeDNS combines two configurations; fields that this plugin's own one sets take precedence.
 func mergeDNS(prev, own cni.DNS) cni.DNS {
 	if own.IsZero() {
 		return prev

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package cni has the results and errors of CNI in all versions that the plugin
-// speaks. Its tests hold it against libcni, which is not linked because it brings
-// package net along, and encodes every result three times.
+// Package cni defines the results and errors of CNI, in all versions that the plugin supports. Its tests compare it
+// with libcni. The plugin does not link libcni, which would also link package net and encodes every result three times.
 package cni
 
 import (
@@ -27,14 +26,14 @@ const (
 	ErrTryAgainLater       uint = 11
 )
 
-// Error is an answer that is no result.
+// Error is the answer of a verb that failed.
 type Error struct {
 	Code    uint   `json:"code"`
 	Msg     string `json:"msg"`
 	Details string `json:"details,omitempty"`
 }
 
-// NewError returns an error; the details may be empty.
+// NewError returns an error. The details may be empty.
 func NewError(code uint, msg, details string) *Error {
 	return &Error{Code: code, Msg: msg, Details: details}
 }
@@ -62,7 +61,7 @@ func (d DNS) IsZero() bool {
 // Interface is a device of a result.
 type Interface struct {
 	MAC        string `json:"mac,omitempty"`
-	MTU        int    `json:"mtu,omitempty"` // this, PCIID and SocketPath came with 1.0.0
+	MTU        int    `json:"mtu,omitempty"` // this field, PCIID and SocketPath exist since 1.0.0
 	Name       string `json:"name"`
 	PCIID      string `json:"pciID,omitempty"`
 	Sandbox    string `json:"sandbox,omitempty"`
@@ -88,7 +87,7 @@ type Route struct {
 	Table    *int         `json:"table,omitempty"`
 }
 
-// Gateway is an address, which may be missing.
+// Gateway is an optional address.
 type Gateway struct{ netip.Addr }
 
 // UnmarshalText parses an address; an empty text gives the zero value.
@@ -120,7 +119,7 @@ var (
 	current = []string{"1.0.0", "1.1.0"}
 )
 
-// ParseResult parses a result. One without a version has the given version.
+// ParseResult parses a result. If it has no version, it gets the given one.
 func ParseResult(b []byte, version string) (*Result, error) {
 	r := &Result{}
 	if err := json.Unmarshal(b, r); err != nil {
@@ -158,7 +157,7 @@ func ParseResult(b []byte, version string) (*Result, error) {
 	return r, nil
 }
 
-// unmap writes an IPv4 address in IPv6 form as IPv4.
+// unmap converts an IPv4 address in IPv6 form to IPv4.
 func unmap(p netip.Prefix) netip.Prefix {
 	if p.Addr().Is4In6() && p.Bits() >= 96 {
 		return netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
@@ -166,7 +165,7 @@ func unmap(p netip.Prefix) netip.Prefix {
 	return p
 }
 
-// Print writes the result in a version.
+// Print writes the result in the format of a version.
 func (r *Result) Print(w io.Writer, version string) error {
 	out := *r
 	out.CNIVersion = version
@@ -200,7 +199,7 @@ func (r *Result) Print(w io.Writer, version string) error {
 }
 
 // ParseMAC parses a MAC address: six bytes with ":" or "-" between them, or three groups with "." between them.
-// canonical has ":". ok is false for any other text.
+// canonical is the same address with ":". ok is false for any other text.
 func ParseMAC(text string) (mac [6]byte, canonical string, ok bool) {
 	digits := ""
 	switch {

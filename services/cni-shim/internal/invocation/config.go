@@ -49,8 +49,8 @@ const (
 type Config struct {
 	CNIVersion string
 	Name       string // of the network
-	RunDir     string // where the services' sockets are
-	StateDir   string // where the DEL spool is
+	RunDir     string // directory of the services' sockets
+	StateDir   string // directory with the spool of DEL
 	MTU        uint32 // bytes; 0 for the node's default
 	LogFile    string // empty for no log
 	Timeout    time.Duration
@@ -62,9 +62,9 @@ type Config struct {
 	PrevResult *cni.Result
 	// ValidAttachments is nil if the key is missing, which differs from empty.
 	ValidAttachments []workload.Owner
-	// Addresses that the runtime requests, at most one per family, IPv4 first.
+	// Addresses are the addresses that the runtime requests, at most one per family, IPv4 first.
 	Addresses []netip.Addr
-	// MAC that the runtime requests, with ":" between its bytes; empty for any.
+	// MAC is the address that the runtime requests, with ":" between its bytes; empty for any.
 	MAC string
 	// PortMappings are the ports of the node that lead to the container.
 	PortMappings []PortMapping
@@ -80,8 +80,8 @@ type keyValue struct {
 	Value string `json:"value"`
 }
 
-// parseConfig reads the document. Every key is ours or CNI's: one that is
-// neither is refused, because a misspelt key would otherwise be a default.
+// parseConfig parses the document. A key that neither the plugin nor CNI defines is refused, because a misspelt key
+// would otherwise silently mean the default.
 func parseConfig(command Command, stdin []byte) (Config, error) {
 	top, err := object(stdin)
 	if err != nil {
@@ -104,8 +104,7 @@ func parseConfig(command Command, stdin []byte) (Config, error) {
 	case GC:
 		steps = []func(fields) error{c.parseName, c.parseDirs, c.parseAttachments, c.optional(c.parseLogFile), c.optional(c.parseTimeout)}
 	case Del:
-		// A configuration that ADD refuses is used by the following DEL, too, and must not keep the container from
-		// being removed.
+		// DEL gets the same configuration that ADD has refused, and must still be able to remove the container.
 		steps = []func(fields) error{c.parseDirs, c.optional(c.parseLogFile), c.optional(c.parseTimeout)}
 	}
 	for _, step := range steps {
@@ -132,7 +131,7 @@ var knownKeys = []string{
 	"disableCheck", "disableGC", "loadOnlyInlinedPlugins",
 }
 
-// optional makes a step that a verb does without.
+// optional makes a step record its error instead of failing, for a verb that does not need the field.
 func (c *Config) optional(step func(fields) error) func(fields) error {
 	return func(d fields) error {
 		if err := step(d); err != nil {
@@ -184,8 +183,8 @@ func (c *Config) parseMTU(d fields) error {
 	return nil
 }
 
-// parseLogFile takes a file only where logs belong: the plugin is root, and a
-// mistake must not write to files of others.
+// parseLogFile accepts only a path below a log directory: the plugin runs as root, and a mistake must not make it write
+// to other files.
 func (c *Config) parseLogFile(d fields) error {
 	path := c.LogFile
 	c.LogFile = "" // the verb runs without a log
@@ -240,7 +239,7 @@ func (c *Config) parseTimeout(d fields) error {
 	return nil
 }
 
-// parseLabelsFromArgs reads which labels have their values in CNI_ARGS.
+// parseLabelsFromArgs parses the list of labels whose values are in CNI_ARGS.
 func (c *Config) parseLabelsFromArgs(d fields) error {
 	if err := d.get(keyLabelsFromArgs, &c.argumentOf); err != nil {
 		return fieldError("", err)
@@ -313,8 +312,9 @@ func (c *Config) parseRuntime(d fields) error {
 		switch key {
 		case "labels", "ips", "mac", capPortMappings, capPodAnnotations:
 		default:
-			// Runtimes send only values of announced capabilities. Ignoring another value would promise a limit that
-			// is not enforced, for example of bandwidth.
+			// Runtimes send only values for capabilities that the configuration announces. If any other
+			// value were ignored, the runtime would expect a limit, for example of bandwidth, that is not
+			// enforced.
 			if string(value) != "null" {
 				return unsupported("runtimeConfig."+clip(key), value, "the capability is not offered")
 			}
@@ -347,7 +347,7 @@ func (c *Config) parseArgs(d fields) error {
 		return fieldError("args.", err)
 	}
 	var ips []string
-	// Other keys of args belong to other plugins; CNI says to ignore them.
+	// Ignore all other keys of args, which belong to other plugins, as CNI requires.
 	if err := errors.Join(fields{own}.get("labels", &c.argsLabels), fields{own}.get("ips", &ips)); err != nil {
 		return fieldError("args.cni.", err)
 	}
@@ -362,7 +362,7 @@ func (c *Config) parseArgs(d fields) error {
 
 func (c *Config) wantAddresses(field string, ips []string) error {
 	for i, s := range ips {
-		text, _, _ := strings.Cut(s, "/") // the length is the pool's business
+		text, _, _ := strings.Cut(s, "/") // the prefix length comes from the pool
 		a, err := netip.ParseAddr(text)
 		if err == nil && strings.Contains(s, "/") {
 			_, err = netip.ParsePrefix(s)
@@ -387,9 +387,9 @@ func (c *Config) parsePrevResult(d fields) error {
 		return nil
 	}
 	if !slices.Contains(Versions, c.CNIVersion) {
-		return nil // refused with its own code by the caller
+		return nil // the caller refuses it with its own code
 	}
-	// Some runtimes leave its version to the configuration's.
+	// Some runtimes omit the version of the result, because the configuration contains it.
 	r, err := cni.ParseResult(raw, c.CNIVersion)
 	if err != nil {
 		return Field("prevResult", "%v", err)
@@ -439,7 +439,7 @@ func checkDir(path string) string {
 	return ""
 }
 
-// stateDirOf returns the state directory that belongs to a run directory: the instance's name is in both paths,
+// stateDirOf returns the state directory that belongs to a run directory. Both paths contain the name of the instance:
 // ROOT/run/NAME and ROOT/var/lib/NAME.
 func stateDirOf(runDir string) (string, bool) {
 	parent, name := filepath.Split(runDir)
@@ -450,11 +450,11 @@ func stateDirOf(runDir string) (string, bool) {
 	return filepath.Join("/", root, "var/lib", name), true
 }
 
-// fields returns the members of one JSON object one by one.
+// fields gives access to the members of a JSON object one by one.
 type fields struct{ m map[string]json.RawMessage }
 
-// get stores a member, if there is one, into v. Its error begins with the key.
-// Unlike json.Unmarshal on a struct, keys match exactly and not in any case.
+// get stores the member of the key in v, if it exists. Its error begins with the key. Unlike json.Unmarshal on a
+// struct, keys match exactly and not in any case.
 func (d fields) get(key string, v any) error {
 	raw, ok := d.m[key]
 	if !ok || string(raw) == "null" {
@@ -472,7 +472,7 @@ func (d fields) get(key string, v any) error {
 	return nil
 }
 
-// wanted names a type as JSON does.
+// wanted returns the JSON name of a type.
 func wanted(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.Slice, reflect.Array:
@@ -488,7 +488,7 @@ func wanted(t reflect.Type) string {
 	}
 }
 
-// given describes a value for messages; the decoder adds the value of some numbers.
+// given describes a value for messages. The decoder's errors also contain the value of some numbers.
 func given(value string) string {
 	kind, _, _ := strings.Cut(value, " ")
 	switch kind {
@@ -511,8 +511,8 @@ func fieldError(prefix string, err error) *cni.Error {
 	return cni.NewError(cni.ErrInvalidConfig, prefix+line, "")
 }
 
-// object parses one JSON object and nothing after it. It refuses nesting below maxDepth before a recursive decoder
-// sees it, and duplicate keys, because readers could disagree about their value.
+// object parses one JSON object, which nothing may follow. It refuses nesting deeper than maxDepth before a recursive
+// decoder reads it, and duplicate keys, because readers could use different values.
 func object(b []byte) (map[string]json.RawMessage, error) {
 	if len(b) > MaxStdin {
 		return nil, fmt.Errorf("more than %d bytes", MaxStdin)
@@ -540,7 +540,7 @@ func object(b []byte) (map[string]json.RawMessage, error) {
 }
 
 func scan(b []byte) error {
-	// One level per open bracket. keys is nil in an array.
+	// level is one open bracket. keys is nil in an array.
 	type level struct {
 		keys    map[string]bool
 		wantKey bool
@@ -585,7 +585,7 @@ func scan(b []byte) error {
 				continue
 			}
 		}
-		// A value ended: in an object, a key comes next.
+		// A value has ended. In an object, a key follows.
 		if n := len(stack) - 1; n >= 0 && stack[n].keys != nil {
 			stack[n].wantKey = true
 		}

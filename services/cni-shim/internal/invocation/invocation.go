@@ -22,16 +22,16 @@ import (
 	"github.com/sluice-net/sluice/services/cni-shim/internal/cni"
 )
 
-// Versions are the CNI versions that the plugin speaks, oldest first.
+// Versions are the CNI versions that the plugin supports, oldest first.
 var Versions = []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 
-// Current is the newest of them.
+// Current is the newest supported version.
 const Current = "1.1.0"
 
 // Command is a CNI verb.
 type Command string
 
-// The verbs, each with the oldest CNI version that has it.
+// The verbs, each with the CNI version that introduced it.
 const (
 	Add     Command = "ADD"     // 0.1.0
 	Del     Command = "DEL"     // 0.1.0
@@ -41,14 +41,14 @@ const (
 	Version Command = "VERSION" // 0.1.0
 )
 
-// since is the oldest version of Versions that has the verb.
+// since contains the oldest element of Versions that has each verb.
 var since = map[Command]string{Add: "0.3.1", Del: "0.3.1", Check: "0.4.0", Status: "1.1.0", GC: "1.1.0"}
 
-// Invocation is one execution of the plugin, checked.
+// Invocation is the validated input of one execution of the plugin.
 type Invocation struct {
 	Command Command
-	Owner   workload.Owner // of ADD, DEL and CHECK
-	Netns   string         // of ADD and CHECK: an absolute path; of DEL possibly empty
+	Owner   workload.Owner // for ADD, DEL and CHECK
+	Netns   string         // for ADD and CHECK an absolute path; for DEL possibly empty
 	Config  Config
 
 	// Pod identifies the pod, from CNI_ARGS; zero without Kubernetes.
@@ -73,8 +73,9 @@ const (
 	maxArgs  = 64 << 10
 )
 
-// isName reports whether s is letters, digits, "_", "." and "-", with a letter or digit first. These checks are loops
-// because the process lives for a few milliseconds, and compiling regular expressions took half a millisecond.
+// isName reports whether s consists of letters, digits, "_", "." and "-", and begins with a letter or digit. These
+// checks are loops, because compiling regular expressions took half a millisecond of the few milliseconds that the
+// process runs.
 func isName(s string) bool {
 	for i := range len(s) {
 		if !alphanumeric(s[i]) && (i == 0 || strings.IndexByte("_.-", s[i]) < 0) {
@@ -84,8 +85,8 @@ func isName(s string) bool {
 	return s != ""
 }
 
-// isDNSName reports whether s is up to most lower-case letters, digits and characters of inner, with a letter or digit
-// at both ends.
+// isDNSName reports whether s consists of at most most lower-case letters, digits and characters of inner, and begins
+// and ends with a letter or digit.
 func isDNSName(s, inner string, most int) bool {
 	if s == "" || len(s) > most {
 		return false
@@ -104,7 +105,7 @@ func alphanumeric(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
 }
 
-// ParseCommand reads only the verb, before standard input is read: VERSION needs no input.
+// ParseCommand parses only the verb. It is called before standard input is read, because VERSION needs no input.
 func ParseCommand(getenv func(string) string) (Command, error) {
 	c := Command(getenv(EnvCommand))
 	switch c {
@@ -117,8 +118,7 @@ func ParseCommand(getenv func(string) string) (Command, error) {
 	}
 }
 
-// Parse checks the environment and the configuration of a verb other than
-// VERSION. The error is a *cni.Error.
+// Parse validates the environment and the configuration of a verb other than VERSION. Its error is a *cni.Error.
 func Parse(command Command, getenv func(string) string, stdin []byte) (Invocation, error) {
 	in := Invocation{Command: command}
 	if command == Add || command == Del || command == Check {
@@ -192,7 +192,7 @@ func (in *Invocation) parseEnvironment(getenv func(string) string) error {
 		return environment(EnvNetns, "%q is not a path", clip(in.Netns))
 	}
 
-	// DEL needs no labels, and must succeed whatever ADD's configuration contained.
+	// DEL needs no labels, and must succeed whatever configuration ADD had.
 	if in.Command == Del {
 		return nil
 	}
@@ -202,7 +202,7 @@ func (in *Invocation) parseEnvironment(getenv func(string) string) error {
 	}
 	in.args = args
 	in.Pod = workload.PodReference{Namespace: args[argPodNamespace], Name: args[argPodName], UID: args[argPodUID]}
-	// Kubernetes would not allow all of these names: podman, for example, passes the container's name here.
+	// Accept names that Kubernetes would not allow: podman, for example, passes the name of the container here.
 	for _, v := range []struct{ key, value, what string }{
 		{argPodNamespace, in.Pod.Namespace, "a namespace"},
 		{argPodName, in.Pod.Name, "the name of a pod"},
@@ -215,7 +215,7 @@ func (in *Invocation) parseEnvironment(getenv func(string) string) error {
 	return nil
 }
 
-// checkContainerID returns the error in id, or "".
+// checkContainerID returns the mistake in id, or "".
 func checkContainerID(id string) string {
 	switch {
 	case id == "":
@@ -228,7 +228,7 @@ func checkContainerID(id string) string {
 	return ""
 }
 
-// checkInterfaceName returns the error in a device name, or "". In addition to CNI's rules it refuses "%", which the
+// checkInterfaceName returns the mistake in a device name, or "". In addition to CNI's rules it refuses "%", which the
 // kernel would expand as a pattern, and "all" and "default", which are directories of its sysctls.
 func checkInterfaceName(name string) string {
 	bad := func(r rune) bool {
@@ -247,26 +247,25 @@ func checkInterfaceName(name string) string {
 	return ""
 }
 
-// environment is a CNI error about a variable.
+// environment returns a CNI error about a variable.
 func environment(name, format string, args ...any) *cni.Error {
 	return cni.NewError(cni.ErrInvalidEnvironment, name+": "+fmt.Sprintf(format, args...), "")
 }
 
-// Environment is the CNI error for a variable that turned out wrong later.
+// Environment returns the CNI error for a variable whose mistake was found later.
 func Environment(name string, err error) *cni.Error { return environment(name, "%v", err) }
 
-// Field is the CNI error for a field of the configuration.
+// Field returns the CNI error for a field of the configuration.
 func Field(name, format string, args ...any) *cni.Error {
 	return cni.NewError(cni.ErrInvalidConfig, name+": "+fmt.Sprintf(format, args...), "")
 }
 
-// unsupported is the CNI error for a field that the plugin does not know, or not
-// with that value.
+// unsupported returns the CNI error for a field that the plugin does not support, or not with that value.
 func unsupported(name string, value []byte, why string) *cni.Error {
 	return cni.NewError(cni.ErrUnsupportedField, fmt.Sprintf("%s: %s is not supported: %s", name, clip(string(value)), why), "")
 }
 
-// clip keeps hostile input from filling logs and answers.
+// clip shortens input, so that hostile input cannot fill logs and answers.
 func clip(s string) string {
 	const most = 80
 	if len(s) <= most {

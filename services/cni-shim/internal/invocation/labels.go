@@ -12,16 +12,17 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 )
 
-// AnnotationLabels is the pod annotation with labels, "key=value,key=value", for runtimes that pass annotations on.
+// AnnotationLabels is the pod annotation with labels, "key=value,key=value", for runtimes that pass annotations to the
+// plugin.
 const AnnotationLabels = "sluice.io/labels"
 
-// derived are the prefixes of the keys that no pod and no runtime may write.
+// derived contains the prefixes of keys that neither pods nor runtimes may set.
 var derived = []string{label.PrefixKubernetes, label.PrefixDerived}
 
-// maxLabelName is the length of the name in a key, in bytes.
+// maxLabelName is the maximum length of the name in a key, in bytes.
 const maxLabelName = 63
 
-// workloadLabels joins the labels from all sources, sets their source and refuses labels that a caller may not set.
+// workloadLabels combines the labels from all sources, sets their source, and refuses labels that a caller may not set.
 // args are CNI_ARGS.
 func workloadLabels(c Config, args map[string]string) ([]label.Label, error) {
 	podNamespace := args[argPodNamespace]
@@ -31,7 +32,7 @@ func workloadLabels(c Config, args map[string]string) ([]label.Label, error) {
 	}
 	set := map[string]string{} // key to value
 	if podNamespace != "" {
-		// The namespace, and of its own labels the one that the API server sets.
+		// Set the namespace, and of the namespace's own labels only the one that the API server sets.
 		set[label.KeyNamespace] = podNamespace
 		set[label.KeyNamespaceName] = podNamespace
 	}
@@ -56,7 +57,7 @@ func workloadLabels(c Config, args map[string]string) ([]label.Label, error) {
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(c.argumentOf)) {
-		// A container that came without the label would be selected by no policy for it.
+		// Refuse the call: without the label, no policy for it would select the container.
 		argument := c.argumentOf[key]
 		value := args[argument]
 		if value == "" {
@@ -92,7 +93,7 @@ func workloadLabels(c Config, args map[string]string) ([]label.Label, error) {
 	return labels, nil
 }
 
-// checkLabel returns the error in a label, or "". A key is as in Kubernetes: an optional DNS name and "/", then a
+// checkLabel returns the mistake in a label, or "". A key is as in Kubernetes: an optional DNS name and "/", then a
 // name.
 func checkLabel(kv keyValue) string {
 	if source, _, found := strings.Cut(kv.Key, ":"); found {

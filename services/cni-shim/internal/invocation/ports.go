@@ -11,15 +11,15 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 )
 
-// PortMapping is a port of the node that shall lead to the container.
+// PortMapping is a port of the node that leads to the container.
 type PortMapping struct {
 	HostPort, ContainerPort uint16
 	Protocol                workload.Protocol
-	// HostIP is the address of the node at which clients connect; zero for all.
+	// HostIP is the address of the node to which clients connect; zero for all addresses.
 	HostIP netip.Addr
 }
 
-// portMapping is how a runtime writes it.
+// portMapping is a mapping in the runtime's format.
 type portMapping struct {
 	HostPort      int    `json:"hostPort"`
 	ContainerPort int    `json:"containerPort"`
@@ -27,8 +27,8 @@ type portMapping struct {
 	HostIP        string `json:"hostIP"`
 }
 
-// wantPorts checks the mappings. Mappings with host port 0 are ignored: runtimes pass on every port that a container
-// declares.
+// wantPorts checks the mappings. It ignores mappings with host port 0, because runtimes pass every port that a
+// container declares.
 func (c *Config) wantPorts(mappings []portMapping) error {
 	for i, p := range mappings {
 		bad := func(field, format string, args ...any) error {

@@ -22,16 +22,15 @@ import (
 
 // Limits of a log.
 const (
-	MaxBytes = 10 << 20 // of the file before it is turned
-	Keep     = 3        // turned files
+	MaxBytes = 10 << 20 // maximum size of the file before it is rotated
+	Keep     = 3        // number of rotated files
 )
 
 // errRotating: another process rotates the file. Writing continues, a few records beyond the limit.
 var errRotating = errors.New("being rotated")
 
-// ErrForeign is in the error about a file or directory that is not the plugin's
-// to write to. The path comes from a configuration that the plugin reads as
-// root: a mistake in it must not change files of others.
+// ErrForeign is returned for a file or directory to which the plugin must not write. The path comes from a
+// configuration that the plugin reads as root, and a mistake in it must not change other files.
 var ErrForeign = errors.New("not a place for this log")
 
 // Open opens the log, and creates it (0640) and its directory (0750) if they are missing; the parent directory must
@@ -40,9 +39,8 @@ var ErrForeign = errors.New("not a place for this log")
 func Open(path string) (*os.File, error) { return open(path, MaxBytes) }
 
 func open(path string, limit int64) (*os.File, error) {
-	// A second turn is needed if another process turned the file between our
-	// open and our lock; a third if that happened again. Then the log is busy
-	// enough to write to whatever file we have.
+	// A second attempt is needed if another process has rotated the file after it was opened and before it was
+	// locked; a third if this happens again. After that, write to the file that is open.
 	if err := checkDir(filepath.Dir(path)); err != nil {
 		return nil, fmt.Errorf("log file %s: %w", path, err)
 	}
@@ -78,7 +76,7 @@ func openAppend(path string) (*os.File, error) {
 	const flags = os.O_RDWR | os.O_APPEND | os.O_CREATE | unix.O_NOFOLLOW | unix.O_NONBLOCK
 	f, err := os.OpenFile(path, flags, 0o640)
 	if errors.Is(err, fs.ErrNotExist) {
-		// Only the last one: a mistake in the path makes no tree.
+		// Create only the last directory, so that a mistake in the path creates no tree.
 		if err := os.Mkdir(filepath.Dir(path), 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, err
 		}
@@ -87,7 +85,7 @@ func openAppend(path string) (*os.File, error) {
 	return f, err
 }
 
-// checkDir checks whether an existing directory may have the log.
+// checkDir returns an error if an existing directory may not contain the log.
 func checkDir(dir string) error {
 	fi, err := os.Lstat(dir)
 	switch {
@@ -101,7 +99,7 @@ func checkDir(dir string) error {
 	return closed("directory "+dir, fi)
 }
 
-// closed checks that a file or directory belongs to root or this user, and is not writable for everybody.
+// closed returns an error unless a file or directory belongs to root or this user, and other users cannot write it.
 func closed(what string, fi fs.FileInfo) error {
 	if st := fi.Sys().(*syscall.Stat_t); st.Uid != 0 && st.Uid != uint32(os.Geteuid()) {
 		return fmt.Errorf("%w: %s belongs to uid %d", ErrForeign, what, st.Uid)
@@ -112,7 +110,7 @@ func closed(what string, fi fs.FileInfo) error {
 	return nil
 }
 
-// ours checks whether a file may be appended to.
+// ours returns an error if the log may not be appended to the file.
 func ours(f *os.File, fi fs.FileInfo) error {
 	if !fi.Mode().IsRegular() {
 		return fmt.Errorf("%w: it is not a regular file", ErrForeign)
@@ -135,8 +133,8 @@ func ours(f *os.File, fi fs.FileInfo) error {
 	return nil
 }
 
-// rotate rotates the files, if f is still the one at path. It does not wait: a process that was stopped during its
-// rotation would block every container.
+// rotate rotates the files if f is still the file at path. It does not wait for another process that rotates, because a
+// process that was stopped during its rotation would block every container.
 func rotate(path string, f *os.File, self fs.FileInfo) error {
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -158,7 +156,7 @@ func rotate(path string, f *os.File, self fs.FileInfo) error {
 		return err
 	}
 	if !os.SameFile(now, self) {
-		return nil // turned by another
+		return nil // another process has rotated the file
 	}
 	for i := Keep; i > 1; i-- {
 		err := os.Rename(fmt.Sprintf("%s.%d", path, i-1), fmt.Sprintf("%s.%d", path, i))

@@ -20,21 +20,21 @@ import (
 	"unicode/utf8"
 )
 
-// ErrMalformed is in the error about bytes that are no encoding of a message.
+// ErrMalformed is returned for bytes that are not the encoding of a message.
 var ErrMalformed = errors.New("malformed message")
 
 // Message is a struct that lists its fields, in the order of their numbers.
 type Message interface{ fields(f *Fields) }
 
-// Marshal encodes m. Fields with their default are left out, as proto3 has it.
+// Marshal encodes m. It omits fields with their default value, as proto3 requires.
 func Marshal(m Message) []byte {
 	f := &Fields{encoding: true}
 	m.fields(f)
 	return f.out
 }
 
-// Unmarshal merges the encoding of a message into m, which keeps none of b.
-// Fields that m does not list are skipped. The error is ErrMalformed.
+// Unmarshal merges the encoding of a message into m, and retains no part of b. It skips fields that m does not list.
+// Its error is ErrMalformed.
 func Unmarshal(b []byte, m Message) error {
 	f := &Fields{}
 	for len(b) > 0 {
@@ -53,28 +53,28 @@ func Unmarshal(b []byte, m Message) error {
 	return nil
 }
 
-// The wire types.
+// Wire types.
 const (
 	wireVarint  = 0
 	wireFixed64 = 1
 	wireBytes   = 2
-	wireStart   = 3 // of a group, which proto3 has no more, but which an unknown field may be
+	wireStart   = 3 // of a group, which proto3 does not use, but which an unknown field may be
 	wireEnd     = 4
 	wireFixed32 = 5
 )
 
 const (
 	maxNumber = 1<<29 - 1
-	maxGroups = 100 // inside each other
+	maxGroups = 100 // maximum nesting of groups
 )
 
-// Fields encodes or decodes a message: the message calls it for each of its fields. It encodes each of them, or stores
-// the field that was read last.
+// Fields encodes or decodes a message, which calls a function for each of its fields. When it encodes, the function
+// appends the field. When it decodes, the function stores the value that was read last, if it belongs to the field.
 type Fields struct {
 	encoding bool
 	out      []byte
 
-	// The field that has been read; number is 0 for one that no message lists.
+	// The field that was read last; number is 0 if no message can have it.
 	number int
 	wire   int
 	value  uint64
@@ -82,7 +82,7 @@ type Fields struct {
 	err    error
 }
 
-// next reads one field, and returns its length.
+// next reads one field and returns its length in bytes.
 func (f *Fields) next(b []byte) (int, error) {
 	n, err := f.one(b)
 	if err != nil || f.wire != wireStart {
@@ -91,7 +91,7 @@ func (f *Fields) next(b []byte) (int, error) {
 		}
 		return n, err
 	}
-	// Skip the group, with those inside it.
+	// Skip the group with all groups inside it.
 	open := []int{f.number}
 	for len(open) > 0 {
 		m, err := f.one(b[n:])
@@ -114,7 +114,7 @@ func (f *Fields) next(b []byte) (int, error) {
 	return n, nil
 }
 
-// one reads a tag and, unless it begins or ends a group, the value behind it.
+// one reads a tag and the value after it, if the tag does not begin or end a group.
 func (f *Fields) one(b []byte) (int, error) {
 	tag, n := binary.Uvarint(b)
 	if n <= 0 || tag>>3 == 0 || tag>>3 > maxNumber {
@@ -148,7 +148,7 @@ func (f *Fields) one(b []byte) (int, error) {
 	return n + size, nil
 }
 
-// is reports whether a field of this number and type has been read.
+// is reports whether the last field read has this number and type.
 func (f *Fields) is(number, wire int) bool { return f.number == number && f.wire == wire }
 
 func (f *Fields) tag(number, wire int) {
@@ -161,8 +161,8 @@ func (f *Fields) putBytes(number int, b string) {
 	f.out = append(f.out, b...)
 }
 
-// varint is a field of an integer type: bool, uint32, uint64, int32, int64, enum.
-// A negative one takes 64 bits, also if it is an int32.
+// varint encodes or decodes a field of an integer type: bool, uint32, uint64, int32, int64, enum. Negative values have
+// 64 bits, even if the type is int32.
 func varint[T ~uint32 | ~uint64 | ~int32 | ~int64](f *Fields, number int, p *T) {
 	switch {
 	case f.encoding:
@@ -175,7 +175,7 @@ func varint[T ~uint32 | ~uint64 | ~int32 | ~int64](f *Fields, number int, p *T) 
 	}
 }
 
-// varints is a repeated field of an integer type. Written packed, read as it comes.
+// varints encodes or decodes a repeated field of an integer type. It writes the packed form and reads both forms.
 func varints[T ~uint32 | ~int32](f *Fields, number int, p *[]T) {
 	switch {
 	case f.encoding:
@@ -212,7 +212,7 @@ func boolean(f *Fields, number int, p *bool) {
 	}
 }
 
-// text is a field of type string.
+// text encodes or decodes a field of type string.
 func text(f *Fields, number int, p *string) {
 	switch {
 	case f.encoding:
@@ -235,7 +235,7 @@ func texts(f *Fields, number int, p *[]string) {
 	}
 }
 
-// utf8 is the field that has been read as a string.
+// utf8 returns the last field read as a string.
 func (f *Fields) utf8() string {
 	if !utf8.Valid(f.bytes) {
 		f.err = fmt.Errorf("%w: field %d is not UTF-8", ErrMalformed, f.number)
@@ -244,7 +244,7 @@ func (f *Fields) utf8() string {
 	return string(f.bytes)
 }
 
-// raw is a field of type bytes.
+// raw encodes or decodes a field of type bytes.
 func raw(f *Fields, number int, p *[]byte) {
 	switch {
 	case f.encoding:
@@ -262,7 +262,7 @@ type structs[T any] interface {
 	Message
 }
 
-// one is a field that is a message; nil without it.
+// one encodes or decodes a field that is a message; nil if it is absent.
 func one[T any, M structs[T]](f *Fields, number int, p *M) {
 	switch {
 	case f.encoding:
@@ -277,7 +277,7 @@ func one[T any, M structs[T]](f *Fields, number int, p *M) {
 	}
 }
 
-// part is a field that is a message, which is as good as its defaults without it.
+// part encodes or decodes a field that is a message, for which absence and default values have the same meaning.
 func part[T any, M structs[T]](f *Fields, number int, p M) {
 	switch {
 	case f.encoding:
@@ -289,7 +289,7 @@ func part[T any, M structs[T]](f *Fields, number int, p M) {
 	}
 }
 
-// many is a repeated field of messages.
+// many encodes or decodes a repeated field of messages.
 func many[T any, M structs[T]](f *Fields, number int, p *[]M) {
 	switch {
 	case f.encoding:
@@ -303,7 +303,7 @@ func many[T any, M structs[T]](f *Fields, number int, p *[]M) {
 	}
 }
 
-// textMap is a field of type map<string, string>. No request has one: it is only read.
+// textMap decodes a field of type map<string, string>. It encodes none, because no request has such a field.
 func textMap(f *Fields, number int, p *map[string]string) {
 	if f.encoding || !f.is(number, wireBytes) {
 		return
@@ -317,7 +317,7 @@ func textMap(f *Fields, number int, p *map[string]string) {
 	}
 }
 
-// entry is a map entry in its encoding.
+// entry is the encoded form of a map entry.
 type entry struct{ key, value string }
 
 func (e *entry) fields(f *Fields) {

@@ -52,12 +52,12 @@ const (
 const (
 	preface       = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 	headerSize    = 9         // of a frame
-	maxFrame      = 16 << 10  // of the server's frames: the client never raises the default
-	defaultWindow = 1<<16 - 1 // of both sides, until they say another
+	maxFrame      = 16 << 10  // maximum size of the server's frames: the client never raises the default
+	defaultWindow = 1<<16 - 1 // initial window of both sides
 	maxWindow     = 1<<31 - 1
 )
 
-// frame is the head of one of the server.
+// frame is the header of a frame from the server.
 type frame struct {
 	kind, flags byte
 	stream      uint32
@@ -66,7 +66,7 @@ type frame struct {
 
 func (f frame) has(flag byte) bool { return f.flags&flag != 0 }
 
-// appendFrame writes the head of a frame; its payload follows.
+// appendFrame appends the header of a frame. The caller appends the payload.
 func appendFrame(b []byte, kind, flags byte, stream uint32, length int) []byte {
 	b = append(b, byte(length>>16), byte(length>>8), byte(length), kind, flags)
 	return binary.BigEndian.AppendUint32(b, stream)
@@ -76,7 +76,7 @@ func appendSetting(b []byte, id uint16, value uint32) []byte {
 	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint16(b, id), value)
 }
 
-// readFrame reads the head of a frame.
+// readFrame reads the header of a frame.
 func readFrame(r io.Reader) (frame, error) {
 	var b [headerSize]byte
 	if _, err := io.ReadFull(r, b[:]); err != nil {
@@ -93,8 +93,8 @@ func readFrame(r io.Reader) (frame, error) {
 	return f, nil
 }
 
-// readPayload reads the rest of a frame, less padding and the priority of HEADERS.
-// It is valid until the next one is read.
+// readPayload reads the payload of a frame, and removes padding and the priority of HEADERS. The result is valid until
+// the next payload is read.
 func (c *call) readPayload(f frame) ([]byte, error) {
 	if cap(c.scratch) < f.length {
 		c.scratch = make([]byte, max(f.length, 1024))
@@ -122,14 +122,14 @@ func (c *call) readPayload(f frame) ([]byte, error) {
 	return b[:len(b)-pad], nil
 }
 
-// Bounds of the headers of an answer. Its text and details are in them, of which
-// services send at most 128 KiB, a third more in base64.
+// Limits of the headers of an answer. They contain its text and details, of which services send at most 128 KiB, plus a
+// third for base64.
 const (
 	maxBlock = 1 << 20 // encoded
 	maxList  = 4 << 20 // decoded: names, values and 32 bytes for each
 )
 
-// readBlock reads the rest of the header block that begins with f.
+// readBlock reads a complete header block, of which f is the first frame.
 func (c *call) readBlock(f frame) ([]byte, error) {
 	b, err := c.readPayload(f)
 	if err != nil || f.has(flagEndHeaders) {
@@ -160,9 +160,9 @@ func (c *call) readBlock(f frame) ([]byte, error) {
 	}
 }
 
-// headers are the headers of an answer that the client uses.
+// headers contains the headers of an answer that the client uses.
 type headers struct {
-	status      string // of HTTP
+	status      string // HTTP status
 	contentType string
 	encoding    string
 	trailers
@@ -225,8 +225,8 @@ func (h *headers) set(name, value string) {
 	}
 }
 
-// appendHeaders encodes the headers of a request. It adds none to the server's table, because the next request is
-// rarely similar. Huffman coding would only save some bytes of a copy within the kernel.
+// appendHeaders encodes the headers of a request. It adds no headers to the server's dynamic table, because the next
+// request is rarely similar. It does not use Huffman coding, which would only save the kernel from copying some bytes.
 func appendHeaders(b []byte, method, requestID string, timeout time.Duration) []byte {
 	b = append(b, 0x83, 0x86) // :method POST, :scheme http
 	b = appendLiteral(b, ":path", method)
@@ -248,7 +248,7 @@ func appendLiteral(b []byte, name, value string) []byte {
 	return append(appendLength(b, len(value)), value...)
 }
 
-// appendLength is an integer with a prefix of 7 bits, RFC 7541 section 5.1.
+// appendLength appends an integer with a 7-bit prefix, RFC 7541 section 5.1.
 func appendLength(b []byte, n int) []byte {
 	if n < 127 {
 		return append(b, byte(n))
@@ -256,8 +256,8 @@ func appendLength(b []byte, n int) []byte {
 	return binary.AppendUvarint(append(b, 127), uint64(n-127)) //nolint:gosec // at least 127
 }
 
-// timeoutText is a time as grpc-timeout has it, at most 8 digits: rounded up, so
-// that the server's deadline does not pass before the caller's.
+// timeoutText formats a duration for the header grpc-timeout, with at most 8 digits. It rounds up, so that the server's
+// deadline is not before the caller's.
 func timeoutText(d time.Duration) string {
 	for _, u := range []struct {
 		unit time.Duration

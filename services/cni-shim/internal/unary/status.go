@@ -44,7 +44,7 @@ var codeNames = [...]string{
 	"DataLoss", "Unauthenticated",
 }
 
-// String is the name as gRPC for Go has it.
+// String returns the name that grpc-go uses.
 func (c Code) String() string {
 	if c < 0 || int(c) >= len(codeNames) {
 		return fmt.Sprintf("Code(%d)", int32(c))
@@ -52,16 +52,15 @@ func (c Code) String() string {
 	return codeNames[c]
 }
 
-// Error is how a call ended that did not end well: with the server's answer, or on
-// the way to it.
+// Error is the error of a call: an error that the server has returned, or an error of the connection.
 type Error struct {
 	Code    Code
 	Message string
 	// Details are the server's error details, not decoded.
 	Details []*message.Any
-	// Unsent means that the server has not begun with the call.
+	// Unsent means that the server has certainly not begun to execute the call.
 	Unsent bool
-	// Cause is the kernel's error where that is why; else nil.
+	// Cause is the kernel's error, if it was the cause; else nil.
 	Cause error
 }
 
@@ -73,8 +72,7 @@ func (e *Error) Error() string {
 // Unwrap returns the kernel's error.
 func (e *Error) Unwrap() error { return e.Cause }
 
-// CodeOf is the code of the call's error that err is or wraps: OK for nil, Unknown
-// for any other error.
+// CodeOf returns the code of the *Error that err is or wraps. It returns OK for nil, and Unknown for any other error.
 func CodeOf(err error) Code {
 	if err == nil {
 		return OK
@@ -99,8 +97,8 @@ func detail(err error, typ string, m message.Message) bool {
 	return false
 }
 
-// Reason returns the reason of a service's error, DOMAIN/NAME, and the facts in it. ok is false for other errors: of
-// the connection, and of a context.
+// Reason returns the reason of a service's error, DOMAIN/NAME, and the facts in it. ok is false for errors of the
+// connection and of a context.
 func Reason(err error) (reason string, facts map[string]string, ok bool) {
 	var info message.ErrorInfo
 	ok = detail(err, "google.rpc.ErrorInfo", &info)
@@ -114,7 +112,7 @@ func RetryDelay(err error) (time.Duration, bool) {
 	return max(0, retry.RetryDelay.Duration()), ok
 }
 
-// Fields are the fields of the request that an answer names, with their mistakes.
+// Fields returns the fields of the request that an answer names, with their mistakes.
 func Fields(err error) []*message.BadRequestFieldViolation {
 	var v message.BadRequest
 	detail(err, "google.rpc.BadRequest", &v)
@@ -128,7 +126,7 @@ func Quotas(err error) []*message.QuotaFailureViolation {
 	return v.Violations
 }
 
-// trailers are the trailers of an answer that the client uses.
+// trailers contains the trailers of an answer that the client uses.
 type trailers struct {
 	code    Code
 	hasCode bool
@@ -136,13 +134,13 @@ type trailers struct {
 	details string // base64
 }
 
-// err is nil for the code OK.
+// err returns the error of the trailers; nil for the code OK.
 func (t *trailers) err() error {
 	if t.code == OK {
 		return nil
 	}
 	e := &Error{Code: t.code, Message: unescape(t.text)}
-	// Some write the padding, some do not.
+	// Accept the details with and without padding: servers differ.
 	b, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(t.details, "="))
 	if err != nil {
 		return odd("the server's details: %v", err)
@@ -181,19 +179,19 @@ func unescape(s string) string {
 
 func unhex(c byte) int { return strings.IndexByte("0123456789abcdef", c|0x20) }
 
-// fail is an error of this side.
+// fail returns an error that the client has detected.
 func fail(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
-// broken returns the error for a server that violates HTTP/2: the call is lost with the connection, as if the server
-// had ended.
+// broken returns the error for a server that violates HTTP/2: the call fails as if the server had closed the
+// connection.
 func broken(format string, args ...any) *Error { return fail(Unavailable, format, args...) }
 
 // odd returns the error for a server that violates gRPC.
 func odd(format string, args ...any) *Error { return fail(Internal, format, args...) }
 
-// ended is the error of a context that has ended.
+// ended returns the error for a context that has ended.
 func ended(err error) *Error {
 	if errors.Is(err, context.Canceled) {
 		return fail(Canceled, "%v", err)
@@ -201,7 +199,7 @@ func ended(err error) *Error {
 	return fail(DeadlineExceeded, "%v", context.DeadlineExceeded)
 }
 
-// ofHTTP is the code of an answer that has no gRPC status, as gRPC has it.
+// ofHTTP returns gRPC's code for an answer that has an HTTP status but no gRPC status.
 func ofHTTP(status string) Code {
 	switch status {
 	case "400":
@@ -218,7 +216,7 @@ func ofHTTP(status string) Code {
 	return Unknown
 }
 
-// ofReset is the code of a stream that the server has reset.
+// ofReset returns the code for a stream that the server has reset.
 func ofReset(code uint32) Code {
 	switch code {
 	case 3, 11: // FLOW_CONTROL_ERROR, ENHANCE_YOUR_CALM

@@ -33,18 +33,17 @@ import (
 )
 
 const (
-	// MaxReceive is the largest answer that is taken, in bytes.
+	// MaxReceive is the maximum size of an answer in bytes.
 	MaxReceive = 16 << 20
 
 	prefixSize = 5 // of a message: whether it is compressed, and its length
 
-	stream = 1 // of the call
+	stream = 1 // number of the call's stream
 
-	// maxOther is how many frames a server may send in one call that bring no byte
-	// of the answer.
+	// maxOther is the maximum number of frames without bytes of the answer that a server may send in one call.
 	maxOther = 10_000
 
-	maxPath = 107 // of a unix socket's address
+	maxPath = 107 // maximum length of a unix socket's path
 )
 
 // Client makes calls to the server of one socket. It has no state, so any number of
@@ -70,7 +69,7 @@ func New(path string, maxSend int) (Client, error) {
 // Path returns the path of the socket.
 func (c Client) Path() string { return c.path }
 
-// Probe connects and closes the connection. The error wraps the kernel's.
+// Probe opens a connection and closes it. Its error wraps the kernel's error.
 func (c Client) Probe() error {
 	f, err := dial(c.path)
 	if err == nil {
@@ -79,8 +78,8 @@ func (c Client) Probe() error {
 	return err
 }
 
-// Call makes one call, and merges the answer into answer. It ends with ctx at the latest; the server gets the deadline
-// and the request ID of ctx. The error is an *Error. No call is sent twice.
+// Call makes one call, and merges the answer into answer. It returns at the end of ctx at the latest, and sends the
+// deadline and the request ID of ctx to the server. The error is an *Error. No call is sent twice.
 func (c Client) Call(ctx context.Context, method string, request, answer message.Message) error {
 	if err := ctx.Err(); err != nil {
 		e := ended(err)
@@ -108,7 +107,7 @@ func (c Client) Call(ctx context.Context, method string, request, answer message
 	return nil
 }
 
-// dial does not wait: a server with a full queue counts as unavailable.
+// dial does not wait. A server whose queue of connections is full counts as unavailable.
 func dial(path string) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -126,12 +125,12 @@ func dial(path string) (*os.File, error) {
 	}
 }
 
-// past is a deadline that has passed.
+// past is a deadline in the past.
 var past = time.Unix(1, 0)
 
-// exchange makes one call on a fresh connection.
+// exchange makes one call on a new connection.
 func exchange(ctx context.Context, file *os.File, method string, body []byte) ([]byte, error) {
-	deadline, _ := ctx.Deadline() // none: the zero time
+	deadline, _ := ctx.Deadline() // the zero time means no deadline
 	if err := file.SetDeadline(deadline); err != nil {
 		return nil, &Error{Code: Unavailable, Message: err.Error(), Unsent: true}
 	}
@@ -159,34 +158,34 @@ func exchange(ctx context.Context, file *os.File, method string, body []byte) ([
 	return nil, c.explain(ctx, err)
 }
 
-// call is one call under way, and its connection.
+// call is a call in progress and its connection.
 type call struct {
 	file    *os.File
 	in      *bufio.Reader
 	hpack   *hpack.Decoder
-	scratch []byte // payload of the frame that is handled
-	others  int    // frames of the server that brought no byte of the answer
+	scratch []byte // payload of the current frame
+	others  int    // number of frames without bytes of the answer
 
-	out   []byte // frames that go out with the next write
-	body  []byte // the part of the request, with its prefix, that is not in frames yet
+	out   []byte // frames to send with the next write
+	body  []byte // the rest of the request, with its prefix, that is not in frames yet
 	sent  bool   // at least one byte was sent
-	whole bool   // all of the request is in frames
+	whole bool   // the whole request is in frames
 
-	window        int64 // the server's window for the connection, in bytes
-	streamWindow  int64 // and of the call
-	initialWindow int64 // of a call, as the server's settings say
-	maxFrame      int   // that the server takes
+	window        int64 // the server's window for the connection in bytes
+	streamWindow  int64 // the server's window for the call
+	initialWindow int64 // initial window of a call in the server's settings
+	maxFrame      int   // maximum frame size of the server
 
-	head    *headers // of the answer; nil until they came
-	got     []byte   // of the answer's body, its prefix included
+	head    *headers // headers of the answer; nil until they have arrived
+	got     []byte   // body of the answer, including its prefix
 	over    bool     // the server has ended the call
-	trailed bool     // by headers
+	trailed bool     // the server has ended it with headers
 }
 
-// explain chooses the error for a broken call. An os.File error means the deadline, or a server that closed the
-// connection.
+// explain chooses the error for a broken call. An error of os.File means that the deadline has passed, or that the
+// server has closed the connection.
 func (c *call) explain(ctx context.Context, err error) error {
-	// A server that notices the deadline first resets the call.
+	// A server that detects the passed deadline first resets the call.
 	deadline, ok := ctx.Deadline()
 	late := ok && CodeOf(err) == Canceled && !time.Now().Before(deadline)
 	if e, ok := errors.AsType[*Error](err); ok && !late {
@@ -204,8 +203,8 @@ func (c *call) explain(ctx context.Context, err error) error {
 	return &Error{Code: Unavailable, Message: text, Unsent: !c.sent}
 }
 
-// begin appends all frames before the request's body. The windows are as large as the largest answer, so the server
-// never waits for a window update.
+// begin appends all frames that precede the body of the request. The windows are as large as the largest answer, so the
+// server never waits for a window update.
 func (c *call) begin(block []byte) {
 	b := append(c.out, preface...)
 	b = appendFrame(b, frameSettings, 0, 0, 3*6)
@@ -235,7 +234,7 @@ func (c *call) run() error {
 	return c.end()
 }
 
-// spend counts a frame that brings no byte of the answer.
+// spend counts a frame without bytes of the answer.
 func (c *call) spend() error {
 	if c.others++; c.others > maxOther {
 		return fail(ResourceExhausted, "the server sent %d frames without an answer", maxOther)
@@ -266,12 +265,12 @@ func (c *call) send() error {
 	if err == nil || !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
 		return err
 	}
-	// The server closed the connection; data that it sent before can still be read.
+	// The server has closed the connection, but its earlier data can still be read.
 	c.whole = true
 	return nil
 }
 
-// handle takes one frame of the server.
+// handle processes one frame of the server.
 func (c *call) handle(f frame) error {
 	if f.kind != frameData {
 		if err := c.spend(); err != nil {
@@ -364,7 +363,7 @@ func (c *call) takeHeaders(f frame) error {
 		if end {
 			return odd("the server ended the call with status %s", h.status)
 		}
-		return nil // it is only the first word
+		return nil // only the first number of the frame is needed
 	case c.head == nil:
 		if h.status == "" {
 			return odd("the server sent headers without a status")
@@ -458,7 +457,7 @@ func (c *call) windowUpdate(f frame, b []byte) error {
 	return nil
 }
 
-// goAway handles a server that takes no new calls. It still finishes calls up to the stream in the frame.
+// goAway handles a server that accepts no new calls. The server still finishes calls up to the stream in the frame.
 func (c *call) goAway(f frame, b []byte) error {
 	if f.stream != 0 || len(b) < 8 {
 		return broken("the server sent GOAWAY with only %d bytes", len(b))

@@ -16,7 +16,7 @@ func (d *datapath) parts(called callees, policy *server.PolicyPart) []server.Par
 	all := []server.Part{
 		server.EndpointsPart{Report: d.Endpoints.Report, Ranges: d.Ranges, Owners: called.owners},
 		server.PacketsPart{Events: d.Kernel.Events},
-		server.MapsPart{Usage: d.mapUsage},
+		server.MapsPart{Usage: d.Kernel.MapUsage},
 		server.ConnectionsPart{Counts: d.connectionCounts},
 		server.BoundsPart{Bounds: d.Kernel.Bounds},
 		server.ClusterPart{State: d.clusterStream},
@@ -45,19 +45,6 @@ func (d *datapath) policyPart(cfg Config) *server.PolicyPart {
 		Tables: d.Policy.Applier, Modes: d.Policy.Modes, Report: d.Endpoints.Report,
 		Required: cfg.Policy.Mode == policyRequired, Audit: cfg.Policy.Audit,
 	}
-}
-
-// mapUsage returns how full the maps are.
-func (d *datapath) mapUsage() ([]server.MapUsage, error) {
-	usage, err := d.Kernel.MapUsage()
-	if err != nil {
-		return nil, fmt.Errorf("read the usage of maps: %w", err)
-	}
-	var all []server.MapUsage
-	for _, u := range usage {
-		all = append(all, server.MapUsage{Name: u.Name, Entries: int64(u.Entries), MaxEntries: u.MaxEntries, Bytes: u.Bytes})
-	}
-	return all, nil
 }
 
 // connectionCounts counts the tracked connections.

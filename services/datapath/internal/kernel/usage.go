@@ -3,19 +3,15 @@
 
 package kernel
 
-import "maps"
+import (
+	"maps"
 
-// MapUsage describes how full a map is.
-type MapUsage struct {
-	Name       string
-	Entries    int // in use
-	MaxEntries uint32
-	Bytes      uint64 // memory as the kernel accounts it, 0 if unknown
-}
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+)
 
 // MapUsage returns the usage of all maps, sorted by name. For maps with a value at every index, Entries is the
 // number of indices in use.
-func (k *Kernel) MapUsage() ([]MapUsage, error) {
+func (k *Kernel) MapUsage() ([]pin.Usage, error) {
 	infos, err := k.Pins.Infos()
 	if err != nil {
 		return nil, err
@@ -28,7 +24,7 @@ func (k *Kernel) MapUsage() ([]MapUsage, error) {
 		}
 		maps.Copy(used, some)
 	}
-	us := make([]MapUsage, len(infos))
+	us := make([]pin.Usage, len(infos))
 	for i, info := range infos {
 		n, ok := used[info.Name]
 		if !ok {
@@ -36,7 +32,7 @@ func (k *Kernel) MapUsage() ([]MapUsage, error) {
 				return nil, err
 			}
 		}
-		us[i] = MapUsage{Name: info.Name, Entries: n, MaxEntries: info.MaxEntries, Bytes: info.Bytes}
+		us[i] = pin.Usage{Info: info, Entries: n}
 	}
 	return us, nil
 }

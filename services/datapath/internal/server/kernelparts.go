@@ -13,6 +13,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
@@ -78,17 +79,9 @@ func (p PacketsPart) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// MapUsage is the usage of a map; Entries is -1 if it is unknown.
-type MapUsage struct {
-	Name       string
-	Entries    int64
-	MaxEntries uint32
-	Bytes      uint64
-}
-
 // MapsPart describes how full the maps are.
 type MapsPart struct {
-	Usage func() ([]MapUsage, error)
+	Usage func() ([]pin.Usage, error)
 }
 
 var (
@@ -101,10 +94,20 @@ var (
 // connectionMaps maps the connection tables to their families.
 var connectionMaps = map[string]string{"sl_ct4": "ipv4", "sl_ct6": "ipv6"}
 
-func (p MapsPart) report(r *report) error {
+func (p MapsPart) usage() ([]pin.Usage, error) {
 	usage, err := p.Usage()
+	if err != nil {
+		return nil, fmt.Errorf("read the usage of maps: %w", err)
+	}
+	return usage, nil
+}
+
+func (p MapsPart) report(r *report) error {
+	usage, err := p.usage()
 	for _, m := range usage {
-		r.Maps = append(r.Maps, &datapathv1.MapUsage{Name: m.Name, Entries: m.Entries, MaxEntries: m.MaxEntries, Bytes: m.Bytes})
+		r.Maps = append(r.Maps, &datapathv1.MapUsage{
+			Name: m.Name, Entries: int64(m.Entries), MaxEntries: m.MaxEntries, Bytes: m.Bytes,
+		})
 	}
 	return err
 }
@@ -116,7 +119,7 @@ func (MapsPart) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (p MapsPart) Collect(ch chan<- prometheus.Metric) {
-	usage, err := p.Usage()
+	usage, err := p.usage()
 	if err != nil {
 		ch <- prometheus.NewInvalidMetric(mapBytesDesc, err)
 	}

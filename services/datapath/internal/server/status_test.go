@@ -16,6 +16,7 @@ import (
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/podrange"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/probe"
@@ -49,7 +50,7 @@ type counted struct{}
 
 func (counted) Metrics() ([]event.Counter, error) { return nil, nil }
 func (counted) Lost() (uint64, error)             { return 0, nil }
-func usage() ([]MapUsage, error)                  { return nil, nil }
+func usage() ([]pin.Usage, error)                 { return nil, nil }
 func connections() (Connections, error)           { return Connections{}, nil }
 
 func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {

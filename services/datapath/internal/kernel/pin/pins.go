@@ -301,6 +301,12 @@ type Info struct {
 	Bytes      uint64 // memory as the kernel accounts it, 0 if unknown
 }
 
+// Usage describes how full a map is.
+type Usage struct {
+	Info
+	Entries int // in use
+}
+
 // Infos returns descriptions of all maps, sorted by name.
 func (pm *Maps) Infos() ([]Info, error) {
 	if err := pm.gate.RLock(); err != nil {

@@ -96,7 +96,7 @@ func TestKernelConnectionIsReportedTrackedAndExplained(t *testing.T) {
 			e.Receiver.Verdict != observe.Forwarded {
 			t.Errorf("event %+v", e)
 		}
-		x, err := w.node.Kernel.Explainer.Explain(conntrack.Tuple{Initiator: e.Source, Responder: addr, Protocol: e.Protocol})
+		x, err := w.node.Observation.Explainer.Explain(conntrack.Tuple{Initiator: e.Source, Responder: addr, Protocol: e.Protocol})
 		if err != nil || x.Reason != event.ForwardedToPod || !x.Tracked || x.Next.Evaluated || x.Next.Reason != event.ForwardedToPod || x.Connection.Initiator != e.Source {
 			t.Errorf("explained: %+v, %v", x, err)
 		}

@@ -133,9 +133,10 @@ func newServer(
 	s := &server.Server{
 		Process: wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each,
 			p.LogLevel, p.Log),
-		Endpoints: d.Endpoints.Parts, Ring: d.Observation.Ring, Explainer: d.Kernel.Explainer,
+		Endpoints: d.Endpoints.Parts, Ring: d.Observation.Ring, Explainer: d.Observation.Explainer,
 		Maps: kernel.Dumper{Kernel: d.Kernel, NodeName: d.Node.Name}, Bounds: d.Kernel.Bounds,
-		Services: d.Kernel.Services, Tracked: d.Kernel.Tracked, Records: records, Ranges: d.Ranges, Keeper: d.Endpoints.Keeper,
+		Services: d.Kernel.Services, Tracked: d.Observation.Tracked, Records: records, Ranges: d.Ranges,
+		Keeper: d.Endpoints.Keeper,
 		Facts: server.Facts{
 			Version: version.Get().String(), NodeName: cfg.Node, Start: started, KernelRelease: release,
 			PolicyMode: cfg.Policy.Mode,

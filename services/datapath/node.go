@@ -150,7 +150,7 @@ func open(ctx context.Context, cfg Config, a around) (_ *datapath, err error) {
 	if d.Policy != nil {
 		names.Policies = &d.Policy.Applier.History
 	}
-	d.Observation = observation.Open(d.Kernel.Events, names)
+	d.Observation = openObservation(d.Kernel, names)
 	d.Endpoints = d.openEndpoints(cfg, a, index, changed)
 	if !cfg.ValidateOnly {
 		if d.Collector, err = d.openCollector(cfg, a); err != nil {
@@ -257,6 +257,16 @@ func (d *datapath) openPolicy(cfg Config, a around, index *lifecycle.Index, chan
 		o.Addresses, o.Names = d.Kernel.IPCache, a.names
 	}
 	return policy.Open(o)
+}
+
+func openObservation(k *kernel.Kernel, names event.Names) *observation.Observation {
+	return observation.Open(observation.Options{
+		Maps: observation.Maps{
+			Events: k.Events, Endpoints: k.Endpoints, Addresses: k.Addresses, Nodes: k.Nodes, Tables: k.Tables,
+			Connections: k.Connections, Services: k.Services, Replicas: k.Replicas,
+		},
+		Names: names, Worlds: k.Worlds(), TunnelPorts: k.TunnelPorts(),
+	})
 }
 
 func (d *datapath) openEndpoints(cfg Config, a around, index *lifecycle.Index, changed *endpoint.SlotEvents) *endpoints.Endpoints {

@@ -38,7 +38,7 @@ func confinedMain() int {
 	e := testEndpoint(1, 10)
 	s, err := k.Endpoints.Publish(context.Background(), e)
 	if err == nil {
-		_, err = k.Explainer.Explain(conntrack.Tuple{
+		_, err = k.explainer().Explain(conntrack.Tuple{
 			Initiator: netip.AddrPortFrom(e.IPv4, 1), Responder: netip.AddrPortFrom(world4, 2), Protocol: 6,
 		})
 	}

@@ -74,7 +74,7 @@ func TestKernelExplainLeavesNoTrace(t *testing.T) {
 	asked, tracked, reasons, next := 0, 0, map[event.Reason]int{}, map[event.Reason]int{}
 	for asked < 1000 {
 		for _, q := range ts {
-			x, err := r.k.Explainer.Explain(q)
+			x, err := r.k.explainer().Explain(q)
 			must(t, fmt.Sprint("Explain ", q), err)
 			asked++
 			reasons[x.Reason]++
@@ -142,7 +142,7 @@ func TestKernelExplainAndPacketsDoNotMeet(t *testing.T) {
 	expect := make([]explain.Explanation, len(ts))
 	for i, q := range ts {
 		var err error
-		expect[i], err = k.Explainer.Explain(q)
+		expect[i], err = k.explainer().Explain(q)
 		must(t, fmt.Sprint("Explain ", q), err)
 	}
 	events, err := k.Events.Read()
@@ -196,7 +196,7 @@ func TestKernelExplainAndPacketsDoNotMeet(t *testing.T) {
 				default:
 				}
 				n := i % len(ts)
-				x, err := k.Explainer.Explain(ts[n])
+				x, err := k.explainer().Explain(ts[n])
 				if err != nil || !reflect.DeepEqual(x, expect[n]) {
 					t.Errorf("Explain %v: %+v, %v, want %+v", ts[n], x, err, expect[n])
 					return

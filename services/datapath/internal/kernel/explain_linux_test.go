@@ -108,7 +108,7 @@ func TestKernelExplainNamesEveryStep(t *testing.T) {
 	from := netip.AddrPortFrom(a.IPv4, 40000)
 	ask := func(proto uint8, src, dst netip.AddrPort) explain.Explanation {
 		t.Helper()
-		x, err := r.k.Explainer.Explain(conntrack.Tuple{Initiator: src, Responder: dst, Protocol: proto})
+		x, err := r.k.explainer().Explain(conntrack.Tuple{Initiator: src, Responder: dst, Protocol: proto})
 		must(t, fmt.Sprintf("Explain %v to %v", src, dst), err)
 		return x
 	}
@@ -160,7 +160,7 @@ func TestKernelExplainNamesEveryStep(t *testing.T) {
 		{Initiator: netip.AddrPortFrom(world4, 1), Responder: netip.AddrPortFrom(remote4, 2), Protocol: 6},
 		{Initiator: netip.AddrPortFrom(host4, 1), Responder: netip.AddrPortFrom(world4, 2), Protocol: 6},
 	} {
-		if _, err := r.k.Explainer.Explain(tu); !errors.Is(err, explain.ErrNotLocal) {
+		if _, err := r.k.explainer().Explain(tu); !errors.Is(err, explain.ErrNotLocal) {
 			t.Errorf("Explain(%v): %v, want ErrNotLocal", tu, err)
 		}
 	}
@@ -191,7 +191,7 @@ func TestKernelExplainKnowsTheConnection(t *testing.T) {
 	})
 	check := func(tu conntrack.Tuple, tracked, current bool, next event.Reason) {
 		t.Helper()
-		x, err := r.k.Explainer.Explain(tu)
+		x, err := r.k.explainer().Explain(tu)
 		must(t, "Explain", err)
 		if x.Tracked != tracked || x.Next.Reason != next ||
 			tracked && (x.Next.Evaluated == current || x.Connection.Initiator.Addr() != a.IPv4) {
@@ -229,7 +229,7 @@ func TestKernelExplainSaysThatARedirectIsDropped(t *testing.T) {
 	setPolicy(t, r.k, cast["b"].Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
 	for _, audit := range []bool{false, true} {
 		must(t, "SetAudit", r.k.Endpoints.SetAudit(t.Context(), audit, cast["a"].Slot))
-		x, err := r.k.Explainer.Explain(conntrack.Tuple{
+		x, err := r.k.explainer().Explain(conntrack.Tuple{
 			Initiator: netip.AddrPortFrom(a.IPv4, 1), Responder: netip.AddrPortFrom(b.IPv4, 12), Protocol: 6,
 		})
 		must(t, "Explain", err)
@@ -287,7 +287,7 @@ func TestKernelExplainSaysWhatTheProgramsDo(t *testing.T) {
 			xs := make([]explain.Explanation, len(cs))
 			for i, c := range cs {
 				var err error
-				xs[i], err = r.k.Explainer.Explain(c.tuple)
+				xs[i], err = r.k.explainer().Explain(c.tuple)
 				must(t, fmt.Sprint("Explain ", c.tuple), err)
 			}
 			if first && !maps.Equal(before, everything(t, r.k)) {

@@ -68,7 +68,7 @@ func TestKernelExplainOfSendersOutsideIsWhatBecomesOfThem(t *testing.T) {
 				}
 				b := s.Backends[0]
 				if b.Path != c.path || b.Source != c.source || b.Explanation.Reason != c.reason ||
-					x.Source.Identity != f.a.k.Explainer.Worlds[i] || b.Explanation.Destination.Identity != c.to ||
+					x.Source.Identity != f.a.k.Worlds()[i] || b.Explanation.Destination.Identity != c.to ||
 					(b.Explanation.Ingress != nil) != (c.path == explain.Evaluated) || b.Explanation.Tracked {
 					t.Errorf("%s: %+v", c.what, b)
 				}
@@ -142,7 +142,7 @@ func TestKernelExplainOfAnAddressFromOutsideIsWhatBecomesOfIt(t *testing.T) {
 // explainConnection explains a connection from the outsider to a service with one backend.
 func (r runner) explainConnection(t *testing.T, c net.Conn, asked netip.AddrPort) explain.Backend {
 	t.Helper()
-	x, err := r.k.Explainer.Explain(conntrack.Tuple{
+	x, err := r.k.explainer().Explain(conntrack.Tuple{
 		Initiator: netip.MustParseAddrPort(c.LocalAddr().String()), Responder: asked, Protocol: unix.IPPROTO_TCP,
 	})
 	must(t, "Explain", err)

@@ -57,7 +57,7 @@ func clusterAt(at netip.AddrPort, p frontend.Protocol, inside *frontend.List) *f
 
 func (r runner) explainTo(t testing.TB, proto uint8, from netip.Addr, to netip.AddrPort) explain.Explanation {
 	t.Helper()
-	x, err := r.k.Explainer.Explain(conntrack.Tuple{
+	x, err := r.k.explainer().Explain(conntrack.Tuple{
 		Initiator: netip.AddrPortFrom(from, 40000), Responder: to, Protocol: proto,
 	})
 	must(t, fmt.Sprintf("Explain %v to %v", from, to), err)
@@ -205,7 +205,7 @@ func TestKernelExplainFindsTheFrontendAsTheProgramsDo(t *testing.T) {
 		{"loopback by IPv6, the host", 6, host6, "[::1]:30080", explain.Translated, 1, false},
 		{"loopback, a pod", 6, a.IPv4, "127.0.0.1:30080", 0, 0, false},
 	} {
-		x, err := r.k.Explainer.Explain(conntrack.Tuple{
+		x, err := r.k.explainer().Explain(conntrack.Tuple{
 			Initiator: netip.AddrPortFrom(c.from, 40000), Responder: netip.MustParseAddrPort(c.to), Protocol: c.proto,
 		})
 		if c.outcome == 0 {

@@ -22,7 +22,7 @@ import (
 
 func (k *Kernel) flush(t testing.TB, f conntrack.Filter) conntrack.Flushed {
 	t.Helper()
-	done, err := k.Tracked.Flush(t.Context(), f, false)
+	done, err := k.trackedView().Flush(t.Context(), f, false)
 	must(t, "Flush", err)
 	return done
 }
@@ -30,7 +30,7 @@ func (k *Kernel) flush(t testing.TB, f conntrack.Filter) conntrack.Flushed {
 // listed returns the connections that match a filter.
 func (k *Kernel) listed(t testing.TB, f conntrack.Filter) (all []conntrackview.Connection) {
 	t.Helper()
-	must(t, "List", k.Tracked.List(t.Context(), f, func(c *conntrackview.Connection) error {
+	must(t, "List", k.trackedView().List(t.Context(), f, func(c *conntrackview.Connection) error {
 		kept := *c
 		kept.Connection = new(conntrack.Connection)
 		*kept.Connection = *c.Connection
@@ -120,7 +120,7 @@ func TestKernelAFlushLeavesRoomForWhatPoliciesTerminate(t *testing.T) {
 		th.expect(t, a)
 	}
 	want := conntrack.Flushed{Removed: 2, Unremembered: 1}
-	if done, err := th.k.Tracked.Flush(t.Context(), conntrack.Filter{}, true); err != nil || done != want {
+	if done, err := th.k.trackedView().Flush(t.Context(), conntrack.Filter{}, true); err != nil || done != want {
 		t.Errorf("to validate: %+v, %v, want %+v", done, err, want)
 	}
 	if done := th.k.flush(t, conntrack.Filter{}); done != want {
@@ -158,7 +158,7 @@ func TestKernelAFlushEndsWithItsCaller(t *testing.T) {
 	k.putAll(t, remotes(e, 17, 0, n, 0, 100_000))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	done, err := k.Tracked.Flush(ctx, conntrack.Filter{}, false)
+	done, err := k.trackedView().Flush(ctx, conntrack.Filter{}, false)
 	if !errors.Is(err, context.Canceled) || done.Removed > pin.BatchSize {
 		t.Errorf("flushed %+v, %v, want a batch at most and context.Canceled", done, err)
 	}
@@ -166,7 +166,7 @@ func TestKernelAFlushEndsWithItsCaller(t *testing.T) {
 		t.Errorf("%d are left of %d, and %d were flushed", left, n, done.Removed)
 	}
 	seen := 0
-	err = k.Tracked.List(ctx, conntrack.Filter{}, func(*conntrackview.Connection) error { seen++; return nil })
+	err = k.trackedView().List(ctx, conntrack.Filter{}, func(*conntrackview.Connection) error { seen++; return nil })
 	if !errors.Is(err, context.Canceled) || seen > pin.BatchSize {
 		t.Errorf("listed %d, %v, want a batch at most and context.Canceled", seen, err)
 	}
@@ -271,7 +271,7 @@ func TestKernelAFlushDuringTrafficOpensNothing(t *testing.T) {
 	flushed := 0
 	flusher.Go(func() {
 		for ctx.Err() == nil {
-			done, err := th.k.Tracked.Flush(t.Context(), conntrack.Filter{}, false)
+			done, err := th.k.trackedView().Flush(t.Context(), conntrack.Filter{}, false)
 			if err != nil {
 				t.Errorf("Flush: %v", err)
 				return

@@ -42,10 +42,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/nodemap"
-	"github.com/sluice-net/sluice/services/datapath/internal/observation/conntrackview"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/dryrun"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
-	"github.com/sluice-net/sluice/services/datapath/internal/observation/explain"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/socketlist"
@@ -170,10 +168,8 @@ type Kernel struct {
 	// Bounds are the bounds that endpoints share.
 	Bounds *bound.Bounds
 
-	// Explainer explains verdicts; it reads all of the above.
-	Explainer *explain.Explainer
-	// Tracked describes tracked connections; it reads all of the above.
-	Tracked *conntrackview.Table
+	// Replicas runs the programs on packets that only it sees.
+	Replicas *dryrun.Programs
 
 	direct direct // frontends whose direct connections have still to be removed
 
@@ -338,14 +334,7 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	if k.Services, err = servicemap.Open(k.Pins, servicemap.Options{Log: o.Log}); err != nil {
 		return nil, err
 	}
-	k.Explainer = &explain.Explainer{
-		Endpoints: k.Endpoints, Addresses: k.Addresses, Nodes: k.Nodes, Tables: k.Tables, Connections: k.Connections,
-		Services: k.Services, TunnelPorts: o.TunnelPorts,
-		Replicas: dryrun.New(k.Pins, o.build.programs, o.replicaConstants()), Worlds: o.worlds(),
-	}
-	k.Tracked = &conntrackview.Table{
-		Connections: k.Connections, Endpoints: k.Endpoints, Addresses: k.Addresses, Services: k.Services,
-	}
+	k.Replicas = dryrun.New(k.Pins, o.build.programs, o.replicaConstants())
 	if !o.ValidateOnly {
 		if err := k.initialise(ctx, o.PodCIDRs); err != nil {
 			return nil, err
@@ -511,6 +500,12 @@ func (o *Options) setDefaults() error {
 	return errors.Join(errs...)
 }
 
+// Worlds returns the identities of addresses outside the ipcache, for IPv4 and IPv6.
+func (k *Kernel) Worlds() [2]identity.Numeric { return k.opened.worlds() }
+
+// TunnelPorts returns the UDP ports of nodes that pods may not reach.
+func (k *Kernel) TunnelPorts() []uint16 { return k.opened.TunnelPorts }
+
 // worlds returns the identities of addresses outside the ipcache, for IPv4 and IPv6. If the pod CIDRs may still
 // change, both families are possible.
 func (o Options) worlds() [2]identity.Numeric {
@@ -583,8 +578,8 @@ func (o Options) constants() map[string]any {
 	}
 }
 
-// replicaConstants returns the constants for the programs that Explainer runs. They see packets to backends,
-// because Explainer looks up services before it runs them.
+// replicaConstants returns the constants for Replicas. They see packets to backends, because their caller looks up
+// services before it runs them.
 func (o Options) replicaConstants() map[string]any {
 	constants := o.constants()
 	constants["cfg_services"] = uint32(0)
@@ -622,8 +617,8 @@ func (k *Kernel) Close() error {
 		return nil
 	}
 	var errs []error
-	if k.Explainer != nil {
-		errs = append(errs, k.Explainer.Replicas.Close())
+	if k.Replicas != nil {
+		errs = append(errs, k.Replicas.Close())
 	}
 	if k.Tables != nil {
 		k.Tables.Close()

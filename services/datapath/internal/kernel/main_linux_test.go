@@ -12,6 +12,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/conntrackview"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/explain"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 
 	"github.com/cilium/ebpf"
@@ -103,6 +105,21 @@ func publish(t testing.TB, k *Kernel, e endpointmap.Endpoint) endpointmap.Endpoi
 
 // program returns the program with a name.
 func (k *Kernel) program(name string) *ebpf.Program { return k.Programs.Get(name).Prog }
+
+// explainer returns an Explainer of the maps.
+func (k *Kernel) explainer() *explain.Explainer {
+	return explain.New(explain.Maps{
+		Endpoints: k.Endpoints, Addresses: k.Addresses, Nodes: k.Nodes, Tables: k.Tables, Connections: k.Connections,
+		Replicas: k.Replicas, Services: k.Services, Worlds: k.Worlds(), TunnelPorts: k.TunnelPorts(),
+	})
+}
+
+// trackedView returns a description of the tracked connections.
+func (k *Kernel) trackedView() *conntrackview.Table {
+	return &conntrackview.Table{
+		Connections: k.Connections, Endpoints: k.Endpoints, Addresses: k.Addresses, Services: k.Services,
+	}
+}
 
 // addrOwners returns all local addresses with their endpoint IDs, from the maps.
 func addrOwners(k *Kernel) (map[netip.Addr]endpointmap.ID, error) {

@@ -641,12 +641,12 @@ func TestKernelExplainKnowsNodes(t *testing.T) {
 			Protocol:  unix.IPPROTO_TCP,
 			Initiator: netip.AddrPortFrom(f.a.pod.IPv4, 4000), Responder: netip.AddrPortFrom(f.b.pod.IPv4, 80),
 		}
-		x, err := f.a.k.Explainer.Explain(q)
+		x, err := f.a.k.explainer().Explain(q)
 		must(t, "Explain on a", err)
 		if x.Reason != way || x.Destination.Node != 2 || x.Source.Node != 0 || x.Egress == nil || x.Ingress != nil {
 			t.Errorf("Explain on a: %+v", x)
 		}
-		if x, err = f.b.k.Explainer.Explain(q); err != nil {
+		if x, err = f.b.k.explainer().Explain(q); err != nil {
 			t.Fatal(err)
 		}
 		known := x.Source.Node == 1 && x.Source.Identity == f.a.pod.Identity

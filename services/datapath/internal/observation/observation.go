@@ -1,30 +1,77 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package observation is the part of the datapath about events of the programs: it resolves names in events, and keeps
-// the last ones for readers.
+// Package observation is the part of the datapath that reports what the programs do: it resolves names in events, keeps
+// the last ones for readers, describes tracked connections, and explains verdicts. It changes no connection by itself.
 package observation
 
 import (
 	"context"
 
 	"github.com/sluice-net/sluice/kit/work"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/nodemap"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/conntrackview"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/dryrun"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/explain"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/observe"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/policymap"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
 )
 
-// Observation manages the events of one node.
+// Maps are the handles of the maps and programs that are read.
+type Maps struct {
+	Events      *event.Events
+	Endpoints   *endpointmap.Maps
+	Addresses   *ipmap.Maps
+	Nodes       *nodemap.Maps
+	Tables      *policymap.Maps
+	Connections *conntrack.Connections
+	Services    *servicemap.Maps
+	Replicas    *dryrun.Programs
+}
+
+// Options configure an Observation.
+type Options struct {
+	Maps  Maps
+	Names event.Names
+	// Worlds are the identities of addresses without an ipcache entry, for IPv4 and IPv6.
+	Worlds [2]identity.Numeric
+	// TunnelPorts are UDP ports of nodes that services do not use for external packets.
+	TunnelPorts []uint16
+}
+
+// Observation manages the events of one node, and reads what the programs have stored.
 type Observation struct {
 	// Ring has the last events and repairs of attachments.
 	Ring *observe.Ring
+	// Explainer explains verdicts.
+	Explainer *explain.Explainer
+	// Tracked describes tracked connections.
+	Tracked *conntrackview.Table
 
 	events *event.Events
 	names  event.Names
 }
 
 // Open returns an Observation. It reads no events before its tasks run.
-func Open(events *event.Events, names event.Names) *Observation {
-	return &Observation{Ring: observe.NewRing(), events: events, names: names}
+func Open(o Options) *Observation {
+	m := o.Maps
+	return &Observation{
+		Ring: observe.NewRing(),
+		Explainer: explain.New(explain.Maps{
+			Endpoints: m.Endpoints, Addresses: m.Addresses, Nodes: m.Nodes, Tables: m.Tables, Connections: m.Connections,
+			Replicas: m.Replicas, Services: m.Services, Worlds: o.Worlds, TunnelPorts: o.TunnelPorts,
+		}),
+		Tracked: &conntrackview.Table{
+			Connections: m.Connections, Endpoints: m.Endpoints, Addresses: m.Addresses, Services: m.Services,
+		},
+		events: m.Events, names: o.Names,
+	}
 }
 
 // Tasks returns the background work.

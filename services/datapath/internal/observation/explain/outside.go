@@ -10,38 +10,49 @@ import (
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/nodemap"
-	"github.com/sluice-net/sluice/services/datapath/internal/observation/dryrun"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
 // explainOutside explains a connection that sluice_from_uplink translates for an external client, in the order of
 // bpf/include/sluice/outside.h: first whether the client's address is valid on that path, then the policy of a local
 // pod. For a backend that is not a local pod, no policy of this node is evaluated.
-func (e *Explainer) explainOutside(known []ipmap.Entry, t conntrack.Tuple, b *Backend) error {
-	local, err := e.Nodes.Local()
+func (e *Explainer) explainOutside(q query, b *Backend) (err error) {
+	x := &b.Explanation
+	if err := e.services.explain(&q, x); err != nil {
+		return err
+	}
+	if !x.Destination.endpoint() {
+		q.backend = b
+		*x, err = run(e.outside, q)
+		return err
+	}
+	b.Path = Evaluated
+	local, err := e.nodes.Local()
 	if err != nil {
 		return err
 	}
-	x := &b.Explanation
-	if x.Source, err = e.peer(known, t.Initiator.Addr()); err != nil {
+	if x.Reason = spoofedBy(local, x.Source); x.Reason != 0 {
+		return nil
+	}
+	*x, err = run(e.direct, q)
+	return err
+}
+
+// uplink evaluates a packet that sluice_from_uplink sends to a backend other than a pod of this node.
+type uplink struct {
+	endpoints *endpointmap.Maps
+	nodes     *nodemap.Maps
+	tunnel    tunnel
+}
+
+func (u uplink) explain(q *query, x *Explanation) error {
+	local, err := u.nodes.Local()
+	if err != nil {
 		return err
 	}
-	if x.Destination, err = e.peer(known, t.Responder.Addr()); err != nil {
-		return err
-	}
-	spoofed := spoofedBy(local, x.Source)
-	if x.Destination.endpoint() {
-		b.Path = Evaluated
-		if spoofed != 0 {
-			x.Reason = spoofed
-			return nil
-		}
-		*x, err = e.explainDirect(known, t)
-		return err
-	}
+	spoofed, b := spoofedBy(local, x.Source), q.backend
 	b.Path = InTransit
 	x.Destination.Identity = x.Destination.known.Identity
 	if x.Destination.Slot == endpointmap.HostID {
@@ -50,7 +61,7 @@ func (e *Explainer) explainOutside(known []ipmap.Entry, t conntrack.Tuple, b *Ba
 	switch {
 	case x.Destination.Slot == endpointmap.NoID && x.Destination.known.Flags&ipmap.PodRange != 0:
 		x.Reason = event.NoRoute
-	case e.isTunnel(frontend.Protocol(t.Protocol), t.Responder.Port()) && isNode(x.Destination.Identity):
+	case u.tunnel.uses(frontend.Protocol(q.Protocol), q.Responder.Port()) && isNode(x.Destination.Identity):
 		x.Reason = event.TunnelPort
 	case spoofed != 0:
 		x.Reason = spoofed
@@ -59,17 +70,14 @@ func (e *Explainer) explainOutside(known []ipmap.Entry, t conntrack.Tuple, b *Ba
 		x.Source.Identity = x.Source.known.Identity
 	}
 	if b.Path == InTransit && !x.Reason.Dropped() {
-		if b.Source, err = e.transitSource(local, x.Destination); err != nil {
+		if b.Source, err = u.transitSource(local, x.Destination); err != nil {
 			return err
 		}
 		if !b.Source.IsValid() {
 			x.Reason = event.NATNoSource
 		}
 	}
-	if err := e.findTransit(x, t); err != nil {
-		return err
-	}
-	return e.findPlaces(x)
+	return nil
 }
 
 // spoofedBy returns the reason to drop an external packet to a service because of its source address, 0 if it is valid:
@@ -95,7 +103,7 @@ func nodePastStack(local nodemap.Local, p Peer) uint16 {
 
 // transitSource returns the address of this node that a backend on another node sees; not valid if the node has no such
 // address. Only the pod ranges of other nodes, which contain their overlay addresses, are routed into the tunnel.
-func (e *Explainer) transitSource(local nodemap.Local, to Peer) (netip.Addr, error) {
+func (u uplink) transitSource(local nodemap.Local, to Peer) (netip.Addr, error) {
 	at := nodemap.SourceUplink
 	if local.Overlay && to.inRange {
 		at = nodemap.SourceOverlay
@@ -103,27 +111,15 @@ func (e *Explainer) transitSource(local nodemap.Local, to Peer) (netip.Addr, err
 	if to.Addr.Is6() {
 		at++
 	}
-	return e.Endpoints.OwnAt(local.Sources[at])
+	return u.endpoints.OwnAt(local.Sources[at])
 }
 
-// findTransit looks up the connection in transit. All its packets are handled like the first one.
-func (e *Explainer) findTransit(x *Explanation, t conntrack.Tuple) (err error) {
-	t.Transit = true
-	if x.Connection, x.Tracked, err = e.Connections.Lookup(t); err != nil || !x.Tracked {
-		return err
-	}
-	x.Next = dryrun.Answer{Reason: x.Reason, Source: x.Source.Identity, Destination: x.Destination.Identity}
-	if port := x.Connection.Value.NatPort; port != 0 {
-		var a netip.Addr
-		a, err = e.Endpoints.OwnAt(x.Connection.Value.NatAddress)
-		x.NAT = netip.AddrPortFrom(a, port)
-	}
-	return err
-}
+// tunnel knows the tunnel ports of nodes.
+type tunnel struct{ ports []uint16 }
 
-// isTunnel reports whether a port of a node is a tunnel port.
-func (e *Explainer) isTunnel(p frontend.Protocol, port uint16) bool {
-	return p == frontend.UDP && slices.Contains(e.TunnelPorts, port)
+// uses reports whether a port of a node is a tunnel port.
+func (t tunnel) uses(p frontend.Protocol, port uint16) bool {
+	return p == frontend.UDP && slices.Contains(t.ports, port)
 }
 
 // isNode reports whether an identity belongs to a node, which may have a tunnel.

@@ -12,7 +12,6 @@ import (
 
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
@@ -92,32 +91,39 @@ type Backend struct {
 	Source netip.Addr
 }
 
+// services finds the frontend of a destination.
+type services struct {
+	peers
+	tunnel    tunnel
+	frontends Services
+}
+
 // translated reports whether the programs translate a connection: TCP and UDP for sockets of the node's endpoints and
 // its host; packets of endpoints and external clients, including SCTP.
-func (e *Explainer) translated(k frontend.Key, sender endpointmap.ID) bool {
+func (s services) translated(k frontend.Key, sender endpointmap.ID) bool {
 	switch sender {
 	case endpointmap.HostID:
 		return k.Protocol != frontend.SCTP
 	case endpointmap.NoID:
-		return !e.isTunnel(k.Protocol, k.Port)
+		return !s.tunnel.uses(k.Protocol, k.Port)
 	}
 	return true
 }
 
-// findService finds the frontend of the destination in the order of the programs: the frontend of the address,
+// find finds the frontend of the destination in the order of the programs: the frontend of the address,
 // otherwise a NodePort on an address of the node. nil: none.
-func (e *Explainer) findService(known []ipmap.Entry, t conntrack.Tuple) (*Service, error) {
-	to := t.Responder
-	k := frontend.Key{Addr: to.Addr(), Port: to.Port(), Protocol: frontend.Protocol(t.Protocol)}
-	sender, err := e.Endpoints.SlotOf(t.Initiator.Addr())
+func (s services) find(q *query) (*Service, error) {
+	to := q.Responder
+	k := frontend.Key{Addr: to.Addr(), Port: to.Port(), Protocol: frontend.Protocol(q.Protocol)}
+	sender, err := s.endpoints.SlotOf(q.Initiator.Addr())
 	if err != nil {
-		return nil, fmt.Errorf("endpoint of %v: %w", t.Initiator.Addr(), err)
+		return nil, fmt.Errorf("endpoint of %v: %w", q.Initiator.Addr(), err)
 	}
 	switch k.Protocol {
 	case frontend.TCP, frontend.UDP, frontend.SCTP:
 	default: // services do not use other protocols
 		k.Port = 0
-		return e.findNoPort(known, k, sender)
+		return s.findNoPort(q.known, k, sender)
 	}
 	if k.Validate() != nil {
 		return nil, nil // no service has such an address
@@ -125,58 +131,58 @@ func (e *Explainer) findService(known []ipmap.Entry, t conntrack.Tuple) (*Servic
 	if k.Addr.IsLoopback() && sender != endpointmap.HostID {
 		return nil, nil // each container has its own loopback addresses
 	}
-	f, ok, err := e.Services.Lookup(k)
+	f, ok, err := s.frontends.Lookup(k)
 	if !ok && err == nil {
-		f, ok, err = e.findNodePort(k, sender)
+		f, ok, err = s.findNodePort(k, sender)
 	}
 	if err == nil && !ok {
-		return e.findNoPort(known, k, sender)
+		return s.findNoPort(q.known, k, sender)
 	}
 	if err != nil {
 		return nil, err
 	}
-	s := &Service{Frontend: f, Outside: sender == endpointmap.NoID}
+	found := &Service{Frontend: f, Outside: sender == endpointmap.NoID}
 	list := f.Inside
-	if s.Outside {
+	if found.Outside {
 		list = f.Outside
 	}
 	closed := false
 	if list != nil {
-		s.Count = len(list.Backends)
-		if closed, err = e.isClosed(list, t.Initiator.Addr(), sender); err != nil {
+		found.Count = len(list.Backends)
+		if closed, err = s.isClosed(list, q.Initiator.Addr(), sender); err != nil {
 			return nil, err
 		}
 	}
 	switch {
-	case list == nil || !e.translated(k, sender):
-		s.Outcome = NotTranslated
+	case list == nil || !s.translated(k, sender):
+		found.Outcome = NotTranslated
 	// only a cluster IP
-	case s.Outside && f.Inside != nil && f.Inside.Number == f.Outside.Number:
-		s.Outcome = InsideOnly
+	case found.Outside && f.Inside != nil && f.Inside.Number == f.Outside.Number:
+		found.Outcome = InsideOnly
 	case closed:
-		s.Outcome = SourceRanges
-	case s.Count == 0 && list.Drop:
-		s.Outcome = NoLocalBackend
-	case s.Count == 0:
-		s.Outcome = NoBackend
+		found.Outcome = SourceRanges
+	case found.Count == 0 && list.Drop:
+		found.Outcome = NoLocalBackend
+	case found.Count == 0:
+		found.Outcome = NoBackend
 	default:
-		s.Outcome = Translated
-		for _, b := range list.Backends[:min(s.Count, MaxBackends)] {
-			s.Backends = append(s.Backends, Backend{Backend: b})
+		found.Outcome = Translated
+		for _, b := range list.Backends[:min(found.Count, MaxBackends)] {
+			found.Backends = append(found.Backends, Backend{Backend: b})
 		}
 	}
-	return s, nil
+	return found, nil
 }
 
 // findNoPort checks whether a destination without a frontend is rejected because its address is a virtual IP. The
 // programs do not check UDP sockets of the host.
-func (e *Explainer) findNoPort(known []ipmap.Entry, k frontend.Key, sender endpointmap.ID) (*Service, error) {
-	at, err := e.peer(known, k.Addr)
+func (s services) findNoPort(known []ipmap.Entry, k frontend.Key, sender endpointmap.ID) (*Service, error) {
+	at, err := s.lookUp(known, k.Addr)
 	if err != nil || at.Slot != endpointmap.NoID || at.Node != 0 ||
-		sender == endpointmap.HostID && k.Protocol != frontend.TCP || !e.translated(k, sender) {
+		sender == endpointmap.HostID && k.Protocol != frontend.TCP || !s.translated(k, sender) {
 		return nil, err
 	}
-	if alone, err := e.Services.IsOfServices(k.Addr); err != nil || !alone {
+	if vip, err := s.frontends.IsOfServices(k.Addr); err != nil || !vip {
 		return nil, err
 	}
 	return &Service{Frontend: servicemap.Frontend{Key: k}, Outside: sender == endpointmap.NoID, Outcome: NoPort}, nil
@@ -184,22 +190,22 @@ func (e *Explainer) findNoPort(known []ipmap.Entry, k frontend.Key, sender endpo
 
 // isClosed reports whether the source ranges of a list exclude the client. The node's own sockets have no address
 // there.
-func (e *Explainer) isClosed(list *servicemap.Front, client netip.Addr, sender endpointmap.ID) (bool, error) {
+func (s services) isClosed(list *servicemap.Front, client netip.Addr, sender endpointmap.ID) (bool, error) {
 	if !list.Sources {
 		return false, nil
 	}
 	if sender == endpointmap.HostID {
 		client = frontend.Unspecified(client)
 	}
-	ok, err := e.Services.MayAsk(list.Number, client)
+	ok, err := s.frontends.MayAsk(list.Number, client)
 	return !ok, err
 }
 
 // findNodePort finds the NodePort of an address of the node or, for the host, of a loopback address.
-func (e *Explainer) findNodePort(k frontend.Key, sender endpointmap.ID) (servicemap.Frontend, bool, error) {
+func (s services) findNodePort(k frontend.Key, sender endpointmap.ID) (servicemap.Frontend, bool, error) {
 	at := sender == endpointmap.HostID
 	if !k.Addr.IsLoopback() {
-		slot, err := e.Endpoints.SlotOf(k.Addr)
+		slot, err := s.endpoints.SlotOf(k.Addr)
 		if err != nil {
 			return servicemap.Frontend{}, false, fmt.Errorf("endpoint of %v: %w", k.Addr, err)
 		}
@@ -208,31 +214,28 @@ func (e *Explainer) findNodePort(k frontend.Key, sender endpointmap.ID) (service
 	if !at {
 		return servicemap.Frontend{}, false, nil
 	}
-	return e.Services.Lookup(k.NodePort())
+	return s.frontends.Lookup(k.NodePort())
 }
 
 // explainService explains the connection to each backend. Source is the source of the first one that is evaluated.
-func (e *Explainer) explainService(known []ipmap.Entry, t conntrack.Tuple, s *Service) (x Explanation, err error) {
+func (e *Explainer) explainService(q query, s *Service) (x Explanation, err error) {
 	x.Service = s
-	if x.Source, err = e.peer(known, t.Initiator.Addr()); err != nil {
-		return x, err
-	}
-	if x.Destination, err = e.peer(known, t.Responder.Addr()); err != nil {
+	if err = e.services.explain(&q, &x); err != nil {
 		return x, err
 	}
 	for i := range s.Backends {
 		b := &s.Backends[i]
-		to := t
+		to := q
 		to.Responder = b.AddrPort
 		switch {
-		case t.Protocol == unix.IPPROTO_SCTP && b.Port() != t.Responder.Port():
+		case q.Protocol == unix.IPPROTO_SCTP && b.Port() != q.Responder.Port():
 			// the SCTP checksum is not updated for a changed port
 			b.Path, b.Explanation = Evaluated, Explanation{Reason: event.ServiceSCTPPort, Source: x.Source}
-			b.Explanation.Destination, err = e.peer(known, b.Addr())
+			b.Explanation.Destination, err = e.services.lookUp(q.known, b.Addr())
 		case s.Outside:
-			err = e.explainOutside(known, to, b)
+			err = e.explainOutside(to, b)
 		default:
-			err = e.explainInside(known, to, b)
+			err = e.explainInside(to, b)
 		}
 		if err != nil {
 			return x, fmt.Errorf("backend %v: %w", b.AddrPort, err)
@@ -245,8 +248,8 @@ func (e *Explainer) explainService(known []ipmap.Entry, t conntrack.Tuple, s *Se
 }
 
 // explainInside explains a connection from an endpoint or the host to a backend.
-func (e *Explainer) explainInside(known []ipmap.Entry, t conntrack.Tuple, b *Backend) (err error) {
-	b.Explanation, err = e.explainDirect(known, t)
+func (e *Explainer) explainInside(q query, b *Backend) (err error) {
+	b.Explanation, err = run(e.direct, q)
 	from, at := b.Explanation.Source, b.Explanation.Destination
 	switch {
 	case errors.Is(err, ErrNotLocal):

@@ -28,36 +28,61 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policy"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/service"
-	"github.com/sluice-net/sluice/cmd/sluice/internal/shares"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/status"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
-// commands are the commands whose output is collected.
-var commands = []func(*invocation.Invocation) *cobra.Command{
-	status.Command, invocation.VersionCommand, node.Command, endpoint.Command, identity.Command, ipam.Command,
-	policy.Command, fqdn.Command, service.Command, backend.Command, shares.Command, bpfmap.Command, check.Command,
-	observe.Command, config.Command,
+// file is a file of the report: the JSON output of a command of this program with its arguments.
+type file struct{ name, args string }
+
+// subjects are the commands whose output is collected, in the order of the report. Each row has the component that
+// answers; rows without a component describe the node as a whole. Each component has a settings file and a metrics file
+// in addition.
+var subjects = []struct {
+	component string
+	command   func(*invocation.Invocation) *cobra.Command
+	files     []file
+}{
+	{"", status.Command, []file{{"status.json", "status"}}},
+	{"", invocation.VersionCommand, []file{{"version.json", "version"}}},
+	{"identity", identity.Command, []file{{"identities.json", "identity list"}}},
+	{"identity", node.Command, []file{{"nodes.json", "node list"}}},
+	{"ipam", ipam.Command, []file{{"pools.json", "ipam pools"}, {"allocations.json", "ipam list"}}},
+	{"policy", policy.Command, []file{{"policies.json", "policy list"}}},
+	{"policy", fqdn.Command, []file{{"learned-names.json", "fqdn list"}}},
+	{"loadbalancer", service.Command, []file{{"services.json", "service list"}}},
+	{"loadbalancer", backend.Command, []file{{"backends.json", "backend list"}}},
+	{"datapath", endpoint.Command, []file{{"endpoints.json", "endpoint list"}}},
+	{"datapath", bpfmap.Command, []file{{"maps.json", "map list"}}},
+	{"datapath", observe.Command, []file{{"events.json", "observe --last 4096"}}},
+	{"datapath", check.Command, []file{{"check.json", "check"}}},
 }
 
-// answersOf lists the commands that are run for each service, with the names of their output files.
-var answersOf = map[string][]struct{ file, args string }{
-	"identity":     {{"identities.json", "identity list"}, {"nodes.json", "node list"}},
-	"ipam":         {{"pools.json", "ipam pools"}, {"allocations.json", "ipam list"}},
-	"policy":       {{"policies.json", "policy list"}, {"learned-names.json", "fqdn list"}},
-	"loadbalancer": {{"services.json", "service list"}, {"backends.json", "backend list"}},
-	"datapath": {
-		{"endpoints.json", "endpoint list"},
-		{"maps.json", "map list"},
-		{"events.json", "observe --last 4096"},
-		{"check.json", "check"},
-	},
+// commands are the commands of all subjects.
+var commands = func() []func(*invocation.Invocation) *cobra.Command {
+	all := []func(*invocation.Invocation) *cobra.Command{config.Command}
+	for _, s := range subjects {
+		all = append(all, s.command)
+	}
+	return all
+}()
+
+// filesOf returns the files with the answers of a component.
+func (r *report) filesOf(component string) (parts []part) {
+	for _, s := range subjects {
+		for _, f := range s.files {
+			if s.component == component {
+				parts = append(parts, r.sluice(f.name, f.args))
+			}
+		}
+	}
+	return parts
 }
 
 // groups returns the parts of the report.
 func (r *report) groups(ctx context.Context) []group {
-	all := []group{{parts: []part{r.sluice("status.json", "status"), r.sluice("version.json", "version")}}}
+	all := []group{{parts: r.filesOf("")}}
 	for _, name := range invocation.Services {
 		all = append(all, r.ofService(name))
 	}
@@ -66,14 +91,10 @@ func (r *report) groups(ctx context.Context) []group {
 
 // ofService returns the parts that one process provides.
 func (r *report) ofService(name string) group {
-	g := group{telling: true}
-	for _, a := range answersOf[name] {
-		g.parts = append(g.parts, r.sluice(a.file, a.args))
-	}
-	g.parts = append(g.parts, r.sluice("settings/"+name+".json", "config "+name), part{
+	g := group{telling: true, parts: append(r.filesOf(name), r.sluice("settings/"+name+".json", "config "+name), part{
 		name: "metrics/" + name + ".txt", command: "curl --unix-socket .../metrics.sock http://localhost/metrics",
 		take: func(ctx context.Context, w *content) error { return r.metrics(ctx, w, name) },
-	})
+	})}
 	switch {
 	case name == "datapath":
 		g.parts = append(g.parts, part{

@@ -29,7 +29,7 @@ type Table struct {
 // Row maps one kind of error. On and OnType create rows.
 type Row struct {
 	Code    codes.Code
-	Reason  protoreflect.Enum // a value of the service's enum ErrorReason
+	Reason  Reason
 	matches func(error) bool
 	details func(error) []protoadapt.MessageV1
 }
@@ -37,10 +37,11 @@ type Row struct {
 // Detail creates a detail of the answer from the error.
 type Detail func(error) protoadapt.MessageV1
 
-// On returns the row for errors that match target by errors.Is.
+// On returns the row for errors that match target by errors.Is. The reason is a value of the
+// service's enum ErrorReason.
 func On(target error, code codes.Code, reason protoreflect.Enum, details ...Detail) Row {
 	return Row{
-		Code: code, Reason: reason,
+		Code: code, Reason: Of(reason),
 		matches: func(err error) bool { return errors.Is(err, target) },
 		details: func(err error) []protoadapt.MessageV1 {
 			out := make([]protoadapt.MessageV1, len(details))
@@ -52,9 +53,14 @@ func On(target error, code codes.Code, reason protoreflect.Enum, details ...Deta
 	}
 }
 
-// OnType returns the row for errors in which errors.As finds a T. details creates the details from
-// that T; it may be nil.
+// OnType returns the row for errors in which errors.As finds a T. The reason is a value of the
+// service's enum ErrorReason. details creates the details from that T; it may be nil.
 func OnType[T error](code codes.Code, reason protoreflect.Enum, details func(T) []protoadapt.MessageV1) Row {
+	return OnTypeOfAll(code, Of(reason), details)
+}
+
+// OnTypeOfAll is OnType with a reason that is common to all services, such as NotPermitted.
+func OnTypeOfAll[T error](code codes.Code, reason Reason, details func(T) []protoadapt.MessageV1) Row {
 	return Row{
 		Code: code, Reason: reason,
 		matches: func(err error) bool { _, ok := errors.AsType[T](err); return ok },
@@ -81,7 +87,7 @@ func (t *Table) Status(err error) error {
 	}
 	for i := range t.Rows {
 		if r := &t.Rows[i]; r.matches(err) {
-			return New(r.Code, Of(r.Reason), err, r.details(err)...)
+			return New(r.Code, r.Reason, err, r.details(err)...)
 		}
 	}
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {

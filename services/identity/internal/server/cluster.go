@@ -14,11 +14,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc"
-	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
@@ -159,10 +157,6 @@ func (c *Cluster) labels(all map[string]string) (map[string]string, error) {
 		}
 	}
 	return out, nil
-}
-
-func invalid(field string, err error) error {
-	return rpcerr.New(codes.InvalidArgument, rpcerr.InvalidMessage, err, rpcerr.Field(field, err.Error()))
 }
 
 func prefixOf(text string) (netip.Prefix, error) {
@@ -489,8 +483,7 @@ func (c *Cluster) ForgetNode(ctx context.Context, req *identityv1.ForgetNodeRequ
 	error,
 ) {
 	if cred, ok := rpc.PeerCred(ctx); ok && cred.UID == instance.ControllerID && req.GetForce() {
-		return nil, rpcerr.New(codes.PermissionDenied, rpcerr.NotPermitted,
-			fmt.Errorf("uid %d may not forget a node that is alive", cred.UID))
+		return nil, forbidden(cred.UID, "forget a node that is alive")
 	}
 	k, err := c.Registry.Forget(ctx, req.GetName(), req.GetForce(), req.GetValidateOnly())
 	if err != nil {

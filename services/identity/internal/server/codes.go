@@ -28,6 +28,10 @@ const retryAfter = time.Second
 // answers has code and reason of each error of the core.
 var answers = rpcerr.Table{
 	Rows: []rpcerr.Row{
+		rpcerr.OnTypeOfAll(codes.InvalidArgument, rpcerr.InvalidMessage, func(e *fieldError) []protoadapt.MessageV1 {
+			return []protoadapt.MessageV1{rpcerr.Field(e.field, e.Error())}
+		}),
+		rpcerr.OnTypeOfAll[*forbiddenError](codes.PermissionDenied, rpcerr.NotPermitted, nil),
 		rpcerr.OnType(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL,
 			func(e *label.Error) []protoadapt.MessageV1 {
 				return []protoadapt.MessageV1{rpcerr.Field(e.Field(), e.Error())}
@@ -99,3 +103,25 @@ func describe(q *allocator.QuotaError) string {
 	}
 	return fmt.Sprintf("%d of %d; label keys by number of values: %s", q.Used, q.Limit, strings.Join(keys, " "))
 }
+
+// fieldError reports a field with a value that the rules of the proto file cannot refuse.
+type fieldError struct {
+	field string
+	err   error
+}
+
+func (e *fieldError) Error() string { return e.err.Error() }
+
+// forbiddenError reports a call with a field that its caller may not set.
+type forbiddenError struct {
+	uid  uint32
+	what string
+}
+
+func (e *forbiddenError) Error() string { return fmt.Sprintf("uid %d may not %s", e.uid, e.what) }
+
+// invalid is the answer to a call with an invalid field.
+func invalid(field string, err error) error { return statusOf(&fieldError{field, err}) }
+
+// forbidden is the answer to a caller that may not do something.
+func forbidden(uid uint32, what string) error { return statusOf(&forbiddenError{uid, what}) }

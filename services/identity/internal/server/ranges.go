@@ -10,12 +10,10 @@ import (
 	"net/netip"
 	"slices"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc"
-	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
@@ -40,8 +38,7 @@ func mayRegister(ctx context.Context, req *identityv1.RegisterNodeRequest) error
 	default:
 		return nil
 	}
-	return rpcerr.New(codes.PermissionDenied, rpcerr.NotPermitted,
-		fmt.Errorf("uid %d may not register the %s of the node", cred.UID, part))
+	return forbidden(cred.UID, "register the "+part+" of the node")
 }
 
 var ipamModes = map[identityv1.IPAMMode]registry.IPAMMode{

@@ -14,13 +14,11 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc"
-	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
@@ -476,8 +474,7 @@ func fromWorkload(req *identityv1.ResolveEndpointRequest) (allocator.Workload, e
 	for i, text := range req.GetAddresses() {
 		a, err := wire.AddressOf(text)
 		if err != nil {
-			return w, rpcerr.New(codes.InvalidArgument, rpcerr.InvalidMessage, err,
-				rpcerr.Field(fmt.Sprintf("addresses[%d]", i), err.Error()))
+			return w, invalid(fmt.Sprintf("addresses[%d]", i), err)
 		}
 		w.Addresses = append(w.Addresses, a.String())
 	}

@@ -178,7 +178,7 @@ func TestKernelMasqueradeExcludes(t *testing.T) {
 			w.sees(network+" from outside", w.dial(out.ns, network, mine), netip.MustParseAddr(c.outside))
 		}
 	}
-	if diffs, err := w.node.Node.Guard.Check(); err != nil || len(diffs) > 0 {
+	if diffs, err := w.node.Node.Firewall.Check(); err != nil || len(diffs) > 0 {
 		t.Errorf("the firewall table is wrong: %+v, %v", diffs, err)
 	}
 }

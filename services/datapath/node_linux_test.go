@@ -273,7 +273,7 @@ func TestKernelWithoutItsProgramsAPodReachesNothing(t *testing.T) {
 	cutOff(t, w, a, targets)
 
 	// the rule and the firewall are two barriers: each must block traffic beyond the node on its own
-	if err := w.node.Node.Guard.Remove(); err != nil {
+	if err := w.node.Node.Firewall.Remove(); err != nil {
 		t.Fatal(err)
 	}
 	delete(targets, "its host (IPv4)") // the rule of table local comes first: only the firewall blocks this traffic
@@ -294,7 +294,7 @@ func TestKernelWithoutItsProgramsAPodReachesNothing(t *testing.T) {
 	if err := talk(a.ns, targets["a pod (IPv4)"], patience); err != nil {
 		t.Errorf("after the audit: %v", err)
 	}
-	if fw, err := w.node.Node.Guard.Check(); err != nil || len(fw) > 0 {
+	if fw, err := w.node.Node.Firewall.Check(); err != nil || len(fw) > 0 {
 		t.Errorf("the audit left the firewall as %+v, %v", fw, err)
 	}
 }
@@ -335,16 +335,16 @@ func TestKernelRemovedWallsAreRebuilt(t *testing.T) {
 	}
 	servicetest.EventuallyNil(t, "walls after the start", intact)
 	for name, remove := range map[string]func() error{
-		"the firewall": w.node.Node.Guard.Remove,
+		"the firewall": w.node.Node.Firewall.Remove,
 		"the firewall from its hook": func() error {
-			if err := w.home.Do(func() error { return putToSleep(w.node.Node.Guard.Name()) }); err != nil {
+			if err := w.home.Do(func() error { return putToSleep(w.node.Node.Firewall.Name()) }); err != nil {
 				return err
 			}
-			if diffs, err := w.node.Node.Guard.Check(); err != nil || len(diffs) > 0 {
+			if diffs, err := w.node.Node.Firewall.Check(); err != nil || len(diffs) > 0 {
 				return err
 			}
 			// noticed too late, unless it is already repaired
-			return w.home.Do(func() error { return isAwake(w.node.Node.Guard.Name()) })
+			return w.home.Do(func() error { return isAwake(w.node.Node.Firewall.Name()) })
 		},
 		"the rules": func() error {
 			return w.home.Do(func() error {

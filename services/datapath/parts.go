@@ -77,6 +77,6 @@ func (d *datapath) clusterStream() server.ClusterStream {
 
 // podRouting returns how packets travel between pods of two nodes.
 func (d *datapath) podRouting() *datapathv1.PodRouting {
-	f := d.Node.Fabric.State()
+	f := d.Node.Router.State()
 	return &datapathv1.PodRouting{Mode: string(f.Mode), ByStack: f.ByStack, Reason: f.Why}
 }

@@ -263,7 +263,7 @@ func TestKernelSourcesIntoTheTunnelStayOverAStart(t *testing.T) {
 		}
 	}
 	same("after the programs were taken over")
-	if diffs, err := r.node.Node.Fabric.Check(); err != nil || len(diffs) > 0 {
+	if diffs, err := r.node.Node.Router.Check(); err != nil || len(diffs) > 0 {
 		t.Errorf("the first comparison of a start: %v, %v", diffs, err)
 	}
 	if err := r.node.restore(t.Context()); err != nil {

@@ -71,7 +71,7 @@ func (n *fabricNode) guarded(t *testing.T, other *fabricNode) *firewall.Table {
 	must(t, "group of the pod's device", n.h.LinkSetGroup(pod, guardedPods))
 	v4, v6 := n.ranges()
 	other4, other6 := other.ranges()
-	f := firewall.Fabric{
+	f := firewall.Routing{
 		Native: n.tunnel == nil, Own: func() []netip.Prefix { return []netip.Prefix{v4, v6} },
 		Others: []netip.Prefix{other4, other6}, Nodes: []netip.Addr{other.addr4, other.addr6},
 	}
@@ -82,7 +82,7 @@ func (n *fabricNode) guarded(t *testing.T, other *fabricNode) *firewall.Table {
 	g := firewall.New(home, "fragments", []uint32{guardedPods, guardedPods | 1}, firewall.Marks{
 		Mask: markMask, Pod: markPod, Pods: 0x0900, Tunnel: 0x0300, Others: forwardMark,
 	})
-	g.SetFabric(f)
+	g.SetRouting(f)
 	must(t, "make the firewall", g.Repair())
 	return g
 }

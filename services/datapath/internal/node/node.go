@@ -94,12 +94,12 @@ type Options struct {
 // Node is this node and its view of the other nodes. Fields may be nil as documented.
 type Node struct {
 	Host      *host.Host
-	Guard     *firewall.Table
+	Firewall  *firewall.Table
 	Numbers   *cluster.Numbers   // nil with ValidateOnly
 	Follower  *cluster.Follower  // nil without a source
 	Registrar *cluster.Registrar // nil without a registry
 	Prober    *probe.Prober      // nil: other nodes are not probed
-	Fabric    *routing.Router    // nil: no packets travel to other nodes
+	Router    *routing.Router    // nil: no packets travel to other nodes
 	MTU       uint16             // of pods
 
 	o           Options
@@ -126,23 +126,23 @@ func Open(o Options) (_ *Node, err error) {
 			return nil, fmt.Errorf("find the MTU of the uplink: %w", err)
 		}
 	}
-	n.openGuard(earlier)
+	n.openFirewall(earlier)
 	changes := cluster.NewChanges()
 	if !o.ValidateOnly {
 		n.Numbers = cluster.OpenNumbers(cluster.NumbersOptions{
 			Path: o.Numbers, BootID: o.BootID, InUse: o.Maps.IPCache.InUse, Found: o.Maps.Numbers, Log: o.Log,
 		})
-		if err := n.openFabric(entries); err != nil {
+		if err := n.openRouting(entries); err != nil {
 			return nil, err
 		}
 		n.openCluster(earlier, changes)
 	}
 	ho := host.Options{
-		Devices: o.Devices, Firewall: n.Guard, Addresses: o.Maps.Endpoints, Pins: o.Maps.Pins, Ranges: o.Ranges,
+		Devices: o.Devices, Firewall: n.Firewall, Addresses: o.Maps.Endpoints, Pins: o.Maps.Pins, Ranges: o.Ranges,
 		Changed: changes.Add, Log: o.Log,
 	}
-	if n.Fabric != nil {
-		ho.Fabric = n.Fabric
+	if n.Router != nil {
+		ho.Router = n.Router
 	}
 	n.Host = host.New(ho)
 	return n, nil
@@ -157,7 +157,7 @@ func (n *Node) Close() {
 
 // Restore removes the state of another routing mode of a previous process.
 func (n *Node) Restore() {
-	if n.Fabric == nil && n.underlay != nil {
+	if n.Router == nil && n.underlay != nil {
 		// If some remain, they do no harm.
 		if err := routing.Remove(n.underlay, n.o.Maps.Nodes); err != nil {
 			n.o.Log.Error("cannot remove the routes and devices of the former routing mode", log.Err(err))
@@ -168,8 +168,8 @@ func (n *Node) Restore() {
 // Tasks returns the background work.
 func (n *Node) Tasks() []work.Task {
 	var tasks []work.Task
-	if n.Fabric != nil {
-		tasks = append(tasks, work.Task{Name: "fabric", Run: n.Fabric.Run})
+	if n.Router != nil {
+		tasks = append(tasks, work.Task{Name: "routing", Run: n.Router.Run})
 	}
 	if n.Follower != nil {
 		tasks = append(tasks, work.Task{Name: "cluster", Run: n.Follower.Run})
@@ -198,10 +198,10 @@ func (n *Node) Warnings() []string { return n.Host.Warnings() }
 
 // Mode returns how packets travel to pods of other nodes.
 func (n *Node) Mode() cluster.Mode {
-	if n.Fabric == nil {
+	if n.Router == nil {
 		return cluster.None
 	}
-	return n.Fabric.State().Mode
+	return n.Router.State().Mode
 }
 
 // Name returns the name of another node by its node ID; "" if it is unknown.
@@ -269,32 +269,32 @@ func othersIn(entries []ipmap.Entry) (o cluster.Others) {
 	return o
 }
 
-// openGuard configures the firewall with the routing mode and the ranges and nodes that a previous process knew.
-func (n *Node) openGuard(earlier cluster.Others) {
+// openFirewall configures the firewall with the routing mode and the ranges and nodes that a previous process knew.
+func (n *Node) openFirewall(earlier cluster.Others) {
 	group := netdev.Group(n.o.Instance)
-	n.Guard = firewall.New(n.o.Home, n.o.Instance, []uint32{group, group | 1}, firewall.Marks{
+	n.Firewall = firewall.New(n.o.Home, n.o.Instance, []uint32{group, group | 1}, firewall.Marks{
 		Mask: netdev.MarkMask, Pod: netdev.MarkPod, Pods: netdev.MarkLocal, Tunnel: netdev.MarkRemote,
 		Others: netdev.MarkForwarded,
 	})
 	if n.o.Mode == cluster.Overlay || n.o.Mode == cluster.Native {
-		f := firewall.Fabric{
+		f := firewall.Routing{
 			Native: n.o.Mode == cluster.Native, TunnelPort: n.o.Port, Own: n.o.Ranges.All,
 			Others: earlier.Ranges, Nodes: earlier.Nodes,
 		}
 		if n.o.Mode == cluster.Overlay {
 			f.TunnelGroup = netdev.TunnelGroup(n.o.Instance)
 		}
-		n.Guard.SetFabric(f)
+		n.Firewall.SetRouting(f)
 	}
 	if n.o.Masquerade != nil {
-		n.Guard.SetMasquerade(firewall.Masquerade{
+		n.Firewall.SetMasquerade(firewall.Masquerade{
 			Mark: netdev.MarkPod, Own: n.o.Ranges.All, Except: *n.o.Masquerade, Others: earlier.Ranges,
 		})
 	}
 }
 
-// openFabric prepares packet forwarding to other nodes.
-func (n *Node) openFabric(entries []ipmap.Entry) (err error) {
+// openRouting prepares packet forwarding to other nodes.
+func (n *Node) openRouting(entries []ipmap.Entry) (err error) {
 	o := n.o
 	programs := func(d program.Devices) func() []*program.Program {
 		return func() []*program.Program { return o.Maps.Programs(d) }
@@ -323,7 +323,7 @@ func (n *Node) openFabric(entries []ipmap.Entry) (err error) {
 			holders[e.Prefix] = e.Node
 		}
 	}
-	n.Fabric, err = routing.New(routing.Options{
+	n.Router, err = routing.New(routing.Options{
 		Mode: mode, Port: o.Port, MTU: n.MTU, Limited: len(o.Uplinks) > 0,
 		Addresses: n.addresses, Overlay: o.Ranges.OverlayAddrs,
 		Holders: holders, Name: n.Numbers.Name, Repair: o.Repair,
@@ -377,7 +377,7 @@ func (n *Node) openCluster(earlier cluster.Others, changes cluster.Changes) {
 	}
 	follow := cluster.FollowerOptions{
 		Source: o.Source, Entries: o.Maps.IPCache, Numbers: n.Numbers, Log: o.Log,
-		Moved: n.Guard.SetOthers, Earlier: earlier,
+		Moved: n.Firewall.SetOthers, Earlier: earlier,
 		Local: func() []netip.Addr {
 			addrs, err := n.addresses()
 			if err != nil {
@@ -392,7 +392,7 @@ func (n *Node) openCluster(earlier cluster.Others, changes cluster.Changes) {
 		follow.Known = n.probe
 	}
 	if n.Mode() != cluster.None {
-		follow.Fabric = n.Fabric
+		follow.Router = n.Router
 	}
 	if n.Registrar != nil {
 		follow.Away, follow.Back = n.Registrar.Lost, n.Registrar.Changed

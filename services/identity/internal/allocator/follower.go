@@ -113,7 +113,7 @@ func (f *follower) unlisted(u Update) []identity.Numeric {
 // published.
 func (f *follower) note(u Update) {
 	f.index.mu.Lock(opUpdate)
-	c := f.index.mirror.news(u, f.index.held.has)
+	c := f.index.mirror.change(u, f.index.held.has)
 	f.index.mu.Unlock()
 	if len(c.Put)+len(c.Drop) == 0 {
 		return

@@ -100,8 +100,8 @@ func (m *mirror) keep(n identity.Numeric) {
 	m.known[n] = knownEntry{labels: e.labels, gone: true, since: e.since}
 }
 
-// news returns the changes in an update, without deletions of held numbers.
-func (m *mirror) news(u Update, held func(identity.Numeric) bool) (c KnownChange) {
+// change returns the changes in an update, without deletions of held numbers.
+func (m *mirror) change(u Update, held func(identity.Numeric) bool) (c KnownChange) {
 	for _, e := range u.Upserts {
 		have, ok := m.known[e.Identity.Number]
 		if !ok || have.revision <= e.Revision && have.labels.Text() != e.Identity.Labels.Text() {

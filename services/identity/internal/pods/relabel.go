@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// settle is the time for which changes are batched: a changed label of a namespace changes many pods.
-	settle = 100 * time.Millisecond
+	// batchDelay is the time for which changes are batched: a changed label of a namespace changes many pods.
+	batchDelay = 100 * time.Millisecond
 	// inFlight is the number of endpoints that are moved at once.
 	inFlight = 8
 	// firstPause and longestPause bound the pause after a failure; it doubles.
@@ -140,13 +140,13 @@ func (r *Relabeler) hold(waiting []want, endpoints map[allocator.Holder]allocato
 	defer r.mu.Unlock()
 	before := r.held
 	r.held = make(map[allocator.Holder]HeldChange, len(waiting))
-	news := false
+	moved := false
 	for _, w := range waiting {
 		from := endpoints[w.holder].Identity.Number
 		h, ok := before[w.holder]
 		if !ok || h.Identity != from || h.Labels.Text() != w.labels.Set.Text() {
 			r.last++
-			h, news = HeldChange{Number: r.last, Identity: from, Labels: w.labels.Set}, true
+			h, moved = HeldChange{Number: r.last, Identity: from, Labels: w.labels.Set}, true
 		}
 		r.held[w.holder] = h
 	}
@@ -155,7 +155,7 @@ func (r *Relabeler) hold(waiting []want, endpoints map[allocator.Holder]allocato
 			delete(r.admitted, holder)
 		}
 	}
-	if news {
+	if moved {
 		close(r.changed)
 		r.changed = make(chan struct{})
 	}
@@ -189,7 +189,7 @@ func (r *Relabeler) Run(ctx context.Context) error {
 			return nil
 		}
 		select {
-		case <-time.After(settle):
+		case <-time.After(batchDelay):
 		case <-ctx.Done():
 		}
 	}

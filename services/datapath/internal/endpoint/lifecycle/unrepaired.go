@@ -29,8 +29,8 @@ func outcome(d endpoint.Difference, left []endpoint.Difference, err error) error
 
 // unrepaired are the differences that the last check found and the repair left.
 type unrepaired struct {
-	left  []endpoint.Difference
-	looks int // consecutive checks that left exactly these
+	left   []endpoint.Difference
+	checks int // consecutive checks that left exactly these
 }
 
 // mostVain is the number of repairs in a row that may leave the same differences before events no
@@ -41,16 +41,16 @@ const mostVain = 5
 // next returns the state after another check left differences.
 func (u unrepaired) next(left []endpoint.Difference) unrepaired {
 	if !slices.Equal(left, u.left) {
-		u.looks = 0
+		u.checks = 0
 	}
-	return unrepaired{left, u.looks + 1}
+	return unrepaired{left, u.checks + 1}
 }
 
 // settles reports whether an event needs no repair: there are no differences, or repairs did not
 // change them.
 func (u unrepaired) settles(diffs []endpoint.Difference) bool {
 	return slices.Equal(diffs, u.left) &&
-		(u.looks >= mostVain || !slices.ContainsFunc(diffs, endpoint.Difference.Repairable))
+		(u.checks >= mostVain || !slices.ContainsFunc(diffs, endpoint.Difference.Repairable))
 }
 
 // noDevice reports whether the host end is missing.

@@ -66,8 +66,8 @@ type Member struct {
 	Node
 }
 
-// Fabric forwards packets to other nodes.
-type Fabric interface {
+// Router forwards packets to other nodes.
+type Router interface {
 	// Join adds or updates nodes. It is called before a range or mapping with their node IDs is published. Failed work is
 	// retried later, and no packets travel until then.
 	Join(members []Member)
@@ -114,8 +114,8 @@ type FollowerOptions struct {
 	// node's address.
 	NodesByStack bool
 
-	// Fabric is called with changes of nodes and ranges; nil: no packets travel to other nodes.
-	Fabric Fabric
+	// Router is called with changes of nodes and ranges; nil: no packets travel to other nodes.
+	Router Router
 
 	// Earlier is the state of the previous process. Until the first complete listing, it is added to the current state in
 	// calls of Moved.
@@ -226,8 +226,8 @@ func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
 		}
 		errs = append(errs, f.remove(k.Node))
 	}
-	if f.o.Fabric != nil {
-		f.o.Fabric.Leave(left)
+	if f.o.Router != nil {
+		f.o.Router.Leave(left)
 	}
 	f.save()
 	err := errors.Join(append(errs, f.tell(gone))...)
@@ -272,9 +272,9 @@ func (f *Follower) doubt() error {
 	return err
 }
 
-// join passes the fabric the nodes and ranges that are about to be published.
+// join passes the router the nodes and ranges that are about to be published.
 func (f *Follower) join(installed map[string]Installation, ranges map[netip.Prefix]struct{}) {
-	if f.o.Fabric == nil {
+	if f.o.Router == nil {
 		return
 	}
 	var members []Member
@@ -284,13 +284,13 @@ func (f *Follower) join(installed map[string]Installation, ranges map[netip.Pref
 			members = append(members, Member{name, number, node})
 		}
 	}
-	f.o.Fabric.Join(members)
+	f.o.Router.Join(members)
 	f.hand(ranges)
 }
 
-// hand passes the fabric the nodes that have the given ranges.
+// hand passes the router the nodes that have the given ranges.
 func (f *Follower) hand(ranges map[netip.Prefix]struct{}) {
-	if f.o.Fabric == nil || len(ranges) == 0 {
+	if f.o.Router == nil || len(ranges) == 0 {
 		return
 	}
 	holders := map[netip.Prefix]uint16{}
@@ -300,7 +300,7 @@ func (f *Follower) hand(ranges map[netip.Prefix]struct{}) {
 			holders[p], _ = f.o.Numbers.Of(names[0])
 		}
 	}
-	f.o.Fabric.Hold(holders)
+	f.o.Router.Hold(holders)
 }
 
 // tell passes the nodes, ranges and addresses of all other nodes to the subscribers in the options.
@@ -495,9 +495,9 @@ func (f *Follower) Complete(_ context.Context, listed map[Key]struct{}) error {
 	f.back()
 	f.complete, f.err = true, nil
 	f.earlier = Others{}
-	if f.o.Fabric != nil {
-		f.o.Fabric.Leave(left)
-		f.o.Fabric.Complete()
+	if f.o.Router != nil {
+		f.o.Router.Leave(left)
+		f.o.Router.Complete()
 	}
 	return errors.Join(append(errs, f.tell(true))...)
 }

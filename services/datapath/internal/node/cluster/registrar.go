@@ -34,14 +34,14 @@ type Registry interface {
 	Register(ctx context.Context, u Underlay) error
 }
 
-// ErrIncomplete is wrapped by the error of look while another process has not announced yet what a description needs,
+// ErrIncomplete is wrapped by the error of underlay while another process has not announced yet what a description needs,
 // as at every start.
 var ErrIncomplete = errors.New("the description of the node is not complete yet")
 
 // Registrar registers this node: at the start, after each change, and when the registry may have lost the registration.
 type Registrar struct {
 	registry Registry
-	look     func() (Underlay, error)
+	underlay func() (Underlay, error)
 	log      *slog.Logger
 	wake     Changes
 
@@ -64,9 +64,9 @@ func (c Changes) Add() {
 	}
 }
 
-// NewRegistrar returns a registrar. look returns the current description of the node; changes triggers calls of it.
-func NewRegistrar(registry Registry, look func() (Underlay, error), changes Changes, l *slog.Logger) *Registrar {
-	return &Registrar{registry: registry, look: look, log: l, wake: changes, again: true}
+// NewRegistrar returns a registrar. underlay returns the current description of the node; changes triggers calls of it.
+func NewRegistrar(registry Registry, underlay func() (Underlay, error), changes Changes, l *slog.Logger) *Registrar {
+	return &Registrar{registry: registry, underlay: underlay, log: l, wake: changes, again: true}
 }
 
 // Changed triggers Run to compare the node with its registration. It does not block.
@@ -92,7 +92,7 @@ func (r *Registrar) Run(ctx context.Context) error {
 	pause := registerAgain
 	for {
 		var retry <-chan time.Time
-		u, err := r.look()
+		u, err := r.underlay()
 		r.mu.Lock()
 		due := err == nil && (r.again || !u.equal(said))
 		r.again = r.again && !due

@@ -12,8 +12,8 @@
 // fragments lose when the stack copies them. If such a fragment has an address of the host as its source, it would
 // count as sent by the host; the mark prevents this.
 //
-// With a fabric, further chains check packets whose source is a pod: a pod of this node can only send through its
-// endpoint device, and packets of pods on other nodes arrive through the tunnel or an uplink's program.
+// With routing between nodes, further chains check packets whose source is a pod: a pod of this node can only send
+// through its endpoint device, and packets of pods on other nodes arrive through the tunnel or an uplink's program.
 //
 // The optional masquerade replaces the source of connections from pods to destinations beyond the node by the node's
 // address.
@@ -54,7 +54,7 @@ type Table struct {
 // settings define the content of the table in addition to the rules for endpoints.
 type settings struct {
 	masquerade *Masquerade // nil: none
-	fabric     *Fabric     // nil: none
+	routing    *Routing    // nil: none
 	others     *others     // nil before the first SetOthers
 	tracked    bool        // the node tracks connections, or did
 }
@@ -105,15 +105,15 @@ func (t *Table) walls(s settings, table *nftables.Table) []wall {
 	for _, g := range t.groups {
 		unmarked.rules = append(unmarked.rules, t.rule(g))
 	}
-	if s.fabric != nil {
-		unmarked.rules = t.fabricRules(s.fabric, unmarked.rules)
+	if s.routing != nil {
+		unmarked.rules = t.routingRules(s.routing, unmarked.rules)
 	}
 	ws := []wall{unmarked, forwarded}
 	if s.masquerade != nil {
 		ws = append(ws, t.masqueradeWall(s, table))
 	}
-	if s.fabric != nil {
-		ws = append(ws, t.fabricWalls(s.fabric, s.tracked, table)...)
+	if s.routing != nil {
+		ws = append(ws, t.routingWalls(s.routing, s.tracked, table)...)
 	}
 	return ws
 }
@@ -169,9 +169,9 @@ func (t *Table) forwardChain(table *nftables.Table) *nftables.Chain {
 func (t *Table) forwardRules(s settings) [][]expr.Any {
 	accept, groups := []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}, t.groups
 	var rules [][]expr.Any
-	if s.fabric != nil && !s.fabric.Native {
-		groups = append(slices.Clone(groups), s.fabric.TunnelGroup)
-		tunnel := group(expr.MetaKeyIIFGROUP, s.fabric.TunnelGroup)
+	if s.routing != nil && !s.routing.Native {
+		groups = append(slices.Clone(groups), s.routing.TunnelGroup)
+		tunnel := group(expr.MetaKeyIIFGROUP, s.routing.TunnelGroup)
 		rules = append(rules, slices.Concat(tunnel, t.setMark(t.marks.Tunnel), accept))
 	}
 	rules = slices.Insert(rules, 0, slices.Concat(notOf(groups), t.setMark(t.marks.Others), accept))
@@ -216,7 +216,7 @@ func (t *Table) Repair() error {
 }
 
 func (t *Table) repair(p plan) error {
-	if err := p.fabric.check(); err != nil {
+	if err := p.routing.check(); err != nil {
 		return fmt.Errorf("firewall table %s: %w", t.name, err)
 	}
 	t.seen = nil
@@ -395,8 +395,8 @@ func (t *Table) Check() ([]endpoint.Difference, error) {
 func (t *Table) wanted(s settings) string {
 	words := fmt.Sprintf("drop packets of device groups %#x without a mark in %#x, mark forwarded packets",
 		t.groups, t.marks.Mask)
-	if s.fabric != nil {
-		words += ", " + s.fabric.wanted(s.tracked)
+	if s.routing != nil {
+		words += ", " + s.routing.wanted(s.tracked)
 	}
 	if s.masquerade != nil {
 		words += ", masquerade packets of pods to destinations beyond the node"

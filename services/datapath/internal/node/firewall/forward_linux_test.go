@@ -27,7 +27,7 @@ func TestKernelForwardedPacketsKeepForeignMarkBits(t *testing.T) {
 		port                      = 7100
 	)
 	pod, client := netip.MustParseAddr("203.0.113.9"), netip.MustParseAddr("203.0.113.50")
-	w := newFabricWorld(t)
+	w := newRoutingWorld(t)
 	if err := w.guard.Repair(); err != nil {
 		t.Fatal(err)
 	}

@@ -41,7 +41,7 @@ func (t *Table) MarkRules(free uint32) (found []string, err error) {
 				continue
 			}
 			if hook, ok := markHooks[*ch.Hooknum]; ok {
-				if err := s.look(ch, hook); err != nil {
+				if err := s.search(ch, hook); err != nil {
 					return err
 				}
 			}
@@ -74,8 +74,8 @@ type markSearch struct {
 	found  []string
 }
 
-// look searches a chain and all chains that it jumps to.
-func (s *markSearch) look(ch *nftables.Chain, hook string) error {
+// search searches a chain and all chains that it jumps to.
+func (s *markSearch) search(ch *nftables.Chain, hook string) error {
 	name := nameOf(ch.Table, ch.Name)
 	if s.seen[name] || len(s.seen) >= mostChains {
 		return nil
@@ -100,7 +100,7 @@ func (s *markSearch) look(ch *nftables.Chain, hook string) error {
 				continue
 			}
 			if next := s.chains[nameOf(ch.Table, v.Chain)]; next != nil {
-				if err := s.look(next, hook); err != nil {
+				if err := s.search(next, hook); err != nil {
 					return err
 				}
 			}

@@ -75,9 +75,9 @@ func (t *Table) masqueradeWall(s settings, table *nftables.Table) wall {
 }
 
 // exceptions returns the names, without the family suffix, of the sets of destinations that see the pod's address. With
-// a fabric, the ranges of other nodes are in a set that the fabric's rules use, too.
+// routing between nodes, the ranges of other nodes are in a set that its rules use, too.
 func (s settings) exceptions() []string {
-	if s.fabric != nil {
+	if s.routing != nil {
 		return []string{exceptSet, othersSet}
 	}
 	return []string{exceptSet}

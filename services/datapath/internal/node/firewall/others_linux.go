@@ -29,7 +29,7 @@ type plan struct {
 
 func (t *Table) plan() plan {
 	s := t.settings()
-	if f := s.fabric; f != nil && !f.Native && !s.tracked && (s.masquerade != nil || t.tracks()) {
+	if f := s.routing; f != nil && !f.Native && !s.tracked && (s.masquerade != nil || t.tracks()) {
 		s.tracked = true
 		t.mu.Lock()
 		t.set.tracked = true
@@ -52,7 +52,7 @@ func (t *Table) tracks() (tracks bool) {
 
 // SetOthers sets the pod ranges and addresses of other nodes. It writes the changed set elements in one transaction, so
 // a packet sees either the old sets or the new ones. Without changes it writes nothing. If the table differs in
-// anything else, it is repaired. Without a masquerade or a fabric, SetOthers writes nothing.
+// anything else, it is repaired. Without a masquerade or routing between nodes, SetOthers writes nothing.
 func (t *Table) SetOthers(ranges []netip.Prefix, nodes []netip.Addr) error {
 	// Held until the table is written, so that Check does not report the pending change as a difference.
 	t.kernel.Lock()
@@ -61,7 +61,7 @@ func (t *Table) SetOthers(ranges []netip.Prefix, nodes []netip.Addr) error {
 	t.set.others = &others{slices.Clone(ranges), slices.Clone(nodes)}
 	t.mu.Unlock()
 	p := t.plan()
-	if p.masquerade == nil && p.fabric == nil {
+	if p.masquerade == nil && p.routing == nil {
 		return nil
 	}
 	generation := t.generation()
@@ -116,7 +116,7 @@ func (t *Table) remember(p plan, generation, ours uint32) {
 func (t *Table) sinceSeen(p plan, generation uint32) (d *difference, known bool) {
 	last := t.seen
 	if last == nil || generation == 0 || last.generation != generation ||
-		last.plan.masquerade != p.masquerade || last.plan.fabric != p.fabric {
+		last.plan.masquerade != p.masquerade || last.plan.routing != p.routing {
 		return nil, false
 	}
 	for i, have := range last.plan.sets { // the settings are the same, so the sets are, too

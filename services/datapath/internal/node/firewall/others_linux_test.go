@@ -67,12 +67,12 @@ func manyNodes(n int) (ranges []netip.Prefix, nodes []netip.Addr) {
 
 // TestKernelOthersAreWrittenWhenTheyDiffer counts the transactions of SetOthers, and checks the table after each call.
 func TestKernelOthersAreWrittenWhenTheyDiffer(t *testing.T) {
-	w := &fabricWorld{t: t}
+	w := &routingWorld{t: t}
 	for _, mode := range []string{"overlay", "native"} {
 		home := netnstest.New(t)
 		guard := New(home, "test", []uint32{podGroup, dyingGroup}, testMarks)
-		f := w.fabric(mode == "native")
-		guard.SetFabric(f)
+		f := w.routing(mode == "native")
+		guard.SetRouting(f)
 		guard.SetMasquerade(Masquerade{Mark: 0x200, Own: f.Own, Except: prefixes("198.51.100.0/24")})
 		if err := guard.Repair(); err != nil {
 			t.Fatal(err)
@@ -110,7 +110,7 @@ func TestKernelOthersAreWrittenWhenTheyDiffer(t *testing.T) {
 			}
 		}
 		ranges, nodes := manyNodes(300)
-		say("what SetFabric said", f.Others, f.Nodes, 0)
+		say("what SetRouting said", f.Others, f.Nodes, 0)
 		say("300 nodes", ranges, nodes, 1)
 		say("the same", ranges, nodes, 0)
 		shuffled := slices.Concat(ranges, ranges[:7])
@@ -180,21 +180,21 @@ func repairedByOthers(t *testing.T, guard *Table, home *netns.Namespace) {
 	if err := guard.SetOthers(ranges, nodes); err != nil || generation(t, home) != before {
 		t.Errorf("the same after a repair is written again, or %v", err)
 	}
-	f := (&fabricWorld{}).fabric(!guard.settings().fabric.Native)
-	guard.SetFabric(f) // without a transaction
+	f := (&routingWorld{}).routing(!guard.settings().routing.Native)
+	guard.SetRouting(f) // without a transaction
 	if err := guard.SetOthers(ranges, nodes); err != nil {
 		t.Error(err)
 	}
 	if diffs, err := guard.Check(); err != nil || len(diffs) > 0 {
-		t.Errorf("another fabric: %+v, %v", diffs, err)
+		t.Errorf("another mode: %+v, %v", diffs, err)
 	}
 }
 
 // TestKernelJoiningNodesOpenNoWall sends continuously from a range that stays while adjacent ranges are added and
 // removed.
 func TestKernelJoiningNodesOpenNoWall(t *testing.T) {
-	w := newFabricWorld(t)
-	w.guard.SetFabric(w.fabric(false))
+	w := newRoutingWorld(t)
+	w.guard.SetRouting(w.routing(false))
 	if err := w.guard.Repair(); err != nil {
 		t.Fatal(err)
 	}
@@ -257,9 +257,9 @@ func TestKernelJoiningNodesOpenNoWall(t *testing.T) {
 // TestKernelRepairsAndJoinsDoNotUndoEachOther runs repairs and SetOthers concurrently with checks, which must report no
 // difference.
 func TestKernelRepairsAndJoinsDoNotUndoEachOther(t *testing.T) {
-	w := &fabricWorld{t: t}
+	w := &routingWorld{t: t}
 	guard := New(netnstest.New(t), "test", []uint32{podGroup, dyingGroup}, testMarks)
-	guard.SetFabric(w.fabric(true))
+	guard.SetRouting(w.routing(true))
 	if err := guard.Repair(); err != nil {
 		t.Fatal(err)
 	}
@@ -297,8 +297,8 @@ func BenchmarkSetOthers(b *testing.B) {
 	for _, mode := range []string{"overlay", "native"} {
 		home := netnstest.New(b)
 		guard := New(home, "test", []uint32{podGroup, dyingGroup}, testMarks)
-		f := (&fabricWorld{}).fabric(mode == "native")
-		guard.SetFabric(f)
+		f := (&routingWorld{}).routing(mode == "native")
+		guard.SetRouting(f)
 		guard.SetMasquerade(Masquerade{Mark: 0x200, Own: f.Own})
 		say := func(n int) {
 			if err := guard.SetOthers(ranges[:2*n], nodes[:2*n]); err != nil {

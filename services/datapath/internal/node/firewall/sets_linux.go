@@ -45,7 +45,7 @@ func (f family) source() []expr.Any {
 
 // sets returns the sets that the table's rules use.
 func (s settings) sets() (sets []set) {
-	if s.masquerade == nil && s.fabric == nil {
+	if s.masquerade == nil && s.routing == nil {
 		return nil
 	}
 	own, ranges, except := s.own(), s.known().ranges, s.except()
@@ -55,7 +55,7 @@ func (s settings) sets() (sets []set) {
 		if s.masquerade != nil {
 			sets = append(sets, set{exceptSet + f.suffix, bits, spans(except, bits)})
 		}
-		if s.fabric != nil {
+		if s.routing != nil {
 			sets = append(sets, set{othersSet + f.suffix, bits, spans(ranges, bits)})
 		}
 	}
@@ -64,8 +64,8 @@ func (s settings) sets() (sets []set) {
 
 // own returns the ranges of this node's pods.
 func (s settings) own() []netip.Prefix {
-	if s.fabric != nil {
-		return s.fabric.Own()
+	if s.routing != nil {
+		return s.routing.Own()
 	}
 	return s.masquerade.Own()
 }
@@ -78,8 +78,8 @@ func (s settings) known() (o others) {
 	if s.masquerade != nil {
 		o.ranges = s.masquerade.Others
 	}
-	if s.fabric != nil {
-		o = others{slices.Concat(o.ranges, s.fabric.Others), s.fabric.Nodes}
+	if s.routing != nil {
+		o = others{slices.Concat(o.ranges, s.routing.Others), s.routing.Nodes}
 	}
 	return o
 }
@@ -91,9 +91,9 @@ func (s settings) except() (except []netip.Prefix) {
 	}
 	except = append(except, s.masquerade.Except...)
 	switch {
-	case s.fabric == nil:
+	case s.routing == nil:
 		except = append(except, s.known().ranges...)
-	case s.fabric.Native:
+	case s.routing.Native:
 		for _, a := range s.known().nodes {
 			a = a.Unmap().WithZone("")
 			except = append(except, netip.PrefixFrom(a, a.BitLen()))

@@ -44,8 +44,8 @@ type Addresses interface {
 	SyncHostAddrs(addrs []netip.Addr) error
 }
 
-// Fabric manages packet forwarding to other nodes.
-type Fabric interface {
+// Router manages packet forwarding to other nodes.
+type Router interface {
 	Check() ([]endpoint.Difference, error)
 	Repair() error
 	// Warnings lists problems that block packets from other nodes, or may.
@@ -63,7 +63,7 @@ type Options struct {
 	Devices   Devices
 	Firewall  Firewall
 	Addresses Addresses
-	Fabric    Fabric // nil: no packets travel to other nodes
+	Router    Router // nil: no packets travel to other nodes
 	Pins      Pins   // nil: the maps are not pinned
 	Ranges    *podrange.Set
 	// Changed is called when addresses or default routes of the node may have changed; nil: not called.
@@ -98,8 +98,8 @@ func (h *Host) Check() ([]endpoint.Difference, error) {
 		return nil, err
 	}
 	diffs = append(diffs, fw...)
-	if h.o.Fabric != nil {
-		ds, err := h.o.Fabric.Check()
+	if h.o.Router != nil {
+		ds, err := h.o.Router.Check()
 		if err != nil {
 			return nil, err
 		}
@@ -132,8 +132,8 @@ func (h *Host) Repair() error {
 		err = h.o.Firewall.Repair()
 	}
 	errs = append(errs, err)
-	if h.o.Fabric != nil {
-		errs = append(errs, h.o.Fabric.Repair())
+	if h.o.Router != nil {
+		errs = append(errs, h.o.Router.Repair())
 	}
 	if h.o.Pins != nil {
 		_, err := h.o.Pins.Audit(true)

@@ -21,8 +21,8 @@ const realtimeFile = "/sys/kernel/realtime"
 // last audit, and current problems that block packets from other nodes.
 func (h *Host) Warnings() []string {
 	warnings := h.limits()
-	if h.o.Fabric != nil {
-		warnings = append(warnings, h.o.Fabric.Warnings()...)
+	if h.o.Router != nil {
+		warnings = append(warnings, h.o.Router.Warnings()...)
 	}
 	return warnings
 }

@@ -212,7 +212,7 @@ func (f *Router) disturbed() bool {
 	disturbed, err := f.o.Links.Disturbed()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.try("look at the programs of the fabric", err) && disturbed
+	return f.try("look at the programs of the routing devices", err) && disturbed
 }
 
 // try records the result of an attempt, and logs it if it changed. It returns true on success.
@@ -573,7 +573,7 @@ func (f *Router) ensureRoutes(all []*peer, whole bool) {
 	}
 }
 
-// Join implements cluster.Fabric.
+// Join implements cluster.Router.
 func (f *Router) Join(members []cluster.Member) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -606,7 +606,7 @@ func (f *Router) Join(members []cluster.Member) {
 	f.trigger()
 }
 
-// Hold implements cluster.Fabric.
+// Hold implements cluster.Router.
 func (f *Router) Hold(holders map[netip.Prefix]uint16) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -620,7 +620,7 @@ func (f *Router) Hold(holders map[netip.Prefix]uint16) {
 	f.trigger()
 }
 
-// Leave implements cluster.Fabric.
+// Leave implements cluster.Router.
 func (f *Router) Leave(numbers []uint16) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -646,7 +646,7 @@ func (f *Router) leave(numbers []uint16) {
 	}
 }
 
-// Complete implements cluster.Fabric.
+// Complete implements cluster.Router.
 func (f *Router) Complete() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -83,17 +83,17 @@ func (u *Underlay) path(one, all rtnl.Reply, to netip.Addr, links map[uint32]dev
 	if err := errors.Join(one.Err, all.Err); err != nil {
 		return p, err
 	}
-	way, match := readRoute(one.Data), readRoute(all.Data)
-	if way.kind != unix.RTN_UNICAST {
-		return p, fmt.Errorf("%w: %s", ErrNoPath, kindName(way.kind))
+	route, match := readRoute(one.Data), readRoute(all.Data)
+	if route.kind != unix.RTN_UNICAST {
+		return p, fmt.Errorf("%w: %s", ErrNoPath, kindName(route.kind))
 	}
 	if p.Hops = match.hops; len(p.Hops) == 0 || match.kind != unix.RTN_UNICAST {
-		p.Hops = way.hops
+		p.Hops = route.hops
 	}
 	if len(p.Hops) == 0 {
 		return p, ErrNoPath
 	}
-	p.Source = way.source
+	p.Source = route.source
 	mtu := uint32(65535)
 	for i, h := range p.Hops {
 		l, ok := links[h.Ifindex]
@@ -113,8 +113,8 @@ func (u *Underlay) path(one, all rtnl.Reply, to netip.Addr, links map[uint32]dev
 		mtu = min(mtu, match.mtu)
 	}
 	p.MTU = uint16(mtu) //nolint:gosec // at most 65535
-	if way.mtu != 0 && way.mtu < mtu {
-		p.Learned = uint16(way.mtu) //nolint:gosec // less than that
+	if route.mtu != 0 && route.mtu < mtu {
+		p.Learned = uint16(route.mtu) //nolint:gosec // less than that
 	}
 	return p, nil
 }

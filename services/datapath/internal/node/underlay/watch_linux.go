@@ -27,9 +27,9 @@ var groups = []uint{
 // watchBuffer is the size of the socket's receive buffer in bytes.
 const watchBuffer = 1 << 20
 
-// Watch calls news after changes that may affect packets to other nodes, until ctx ends, and once at the start for
-// earlier changes. news must not block. Changes of endpoints and their routes are ignored.
-func (u *Underlay) Watch(ctx context.Context, news func()) error {
+// Watch calls changed after changes that may affect packets to other nodes, until ctx ends, and once at the start for
+// earlier changes. changed must not block. Changes of endpoints and their routes are ignored.
+func (u *Underlay) Watch(ctx context.Context, changed func()) error {
 	var s *nl.NetlinkSocket
 	err := u.o.Home.Do(func() (err error) {
 		s, err = nl.Subscribe(unix.NETLINK_ROUTE, groups...)
@@ -46,7 +46,7 @@ func (u *Underlay) Watch(ctx context.Context, news func()) error {
 	if err != nil {
 		return fmt.Errorf("subscribe to changes: %w", err)
 	}
-	news()
+	changed()
 	for ctx.Err() == nil {
 		msgs, _, err := s.Receive()
 		switch {
@@ -54,13 +54,13 @@ func (u *Underlay) Watch(ctx context.Context, news func()) error {
 		case errors.Is(err, unix.ENOBUFS):
 			// The kernel drops messages until the socket is empty. The reconciliation that this triggers, or the next poll
 			// within a second, sees the dropped changes.
-			news()
+			changed()
 		case err != nil:
 			return fmt.Errorf("receive changes: %w", err)
 		}
 		for _, m := range msgs {
 			if u.concerns(m) {
-				news()
+				changed()
 				break
 			}
 		}

@@ -231,11 +231,11 @@ func (m *rawMaps) storeBackend(fam int, number uint32, b rawBackend) {
 	}
 }
 
-// kindAddress, kindNode and kindAlone are SL_FE_... of service_abi.h.
+// kindAddress, kindNode and kindVIP are SL_FE_... of service_abi.h.
 const (
 	kindAddress = 0
 	kindNode    = 1
-	kindAlone   = 2
+	kindVIP     = 2
 )
 
 func kindOf(k frontend.Key) uint8 {
@@ -243,7 +243,7 @@ func kindOf(k frontend.Key) uint8 {
 	case k.Node:
 		return kindNode
 	case isAddressKey(k):
-		return kindAlone
+		return kindVIP
 	}
 	return kindAddress
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 )
 
-// order is an ipcache and a fabric that check at every moment that the fabric knows each node ID in the ipcache.
+// order is an ipcache and a router that check at every moment that the router knows each node ID in the ipcache.
 type order struct {
 	t       *testing.T
 	joined  map[uint16]Member
@@ -29,7 +29,7 @@ type order struct {
 func (o *order) check() {
 	for p, number := range o.remotes {
 		if _, ok := o.joined[number]; !ok {
-			o.t.Errorf("%v is published with number %d, which the fabric does not know", p, number)
+			o.t.Errorf("%v is published with number %d, which the router does not know", p, number)
 		}
 	}
 }
@@ -37,7 +37,7 @@ func (o *order) check() {
 func (o *order) SetRemote(p netip.Prefix, r ipcache.Remote) error {
 	o.remotes[p] = r.Node
 	if !p.IsSingleIP() && o.holders[p] != r.Node {
-		o.t.Errorf("range %v of number %d, the fabric has %d", p, r.Node, o.holders[p])
+		o.t.Errorf("range %v of number %d, the router has %d", p, r.Node, o.holders[p])
 	}
 	o.check()
 	return nil
@@ -89,12 +89,12 @@ func (o *order) Leave(numbers []uint16) {
 
 func (o *order) Complete() { o.rounds++ }
 
-// TestFabricHasEachNodeBeforeAndAsLongAsItIsPublished proves INV-94 through all changes of a node.
-func TestFabricHasEachNodeBeforeAndAsLongAsItIsPublished(t *testing.T) {
+// TestRouterHasEachNodeBeforeAndAsLongAsItIsPublished proves INV-94 through all changes of a node.
+func TestRouterHasEachNodeBeforeAndAsLongAsItIsPublished(t *testing.T) {
 	o := &order{
 		t: t, joined: map[uint16]Member{}, holders: map[netip.Prefix]uint16{}, remotes: map[netip.Prefix]uint16{},
 	}
-	f := NewFollower(FollowerOptions{Entries: o, Numbers: OpenNumbers(NumbersOptions{InUse: o.InUse}), Fabric: o, Log: log.Discard()})
+	f := NewFollower(FollowerOptions{Entries: o, Numbers: OpenNumbers(NumbersOptions{InUse: o.InUse}), Router: o, Log: log.Discard()})
 	node := func(incarnation, address string, ranges ...string) Item {
 		n := &Node{Incarnation: incarnation, Addresses: []netip.Addr{netip.MustParseAddr(address)}}
 		for _, r := range ranges {
@@ -136,13 +136,13 @@ func TestFabricHasEachNodeBeforeAndAsLongAsItIsPublished(t *testing.T) {
 	}
 }
 
-// follow creates a follower of an ipcache and fabric that check their order.
+// follow creates a follower of an ipcache and router that check their order.
 func follow(t *testing.T, options ...func(*FollowerOptions)) (*Follower, *order) {
 	o := &order{
 		t: t, joined: map[uint16]Member{}, holders: map[netip.Prefix]uint16{}, remotes: map[netip.Prefix]uint16{},
 	}
 	opts := FollowerOptions{
-		Entries: o, Numbers: OpenNumbers(NumbersOptions{InUse: o.InUse}), Fabric: o, Log: log.Discard(),
+		Entries: o, Numbers: OpenNumbers(NumbersOptions{InUse: o.InUse}), Router: o, Log: log.Discard(),
 	}
 	for _, set := range options {
 		set(&opts)
@@ -172,13 +172,13 @@ func TestRangeOfANodeThatGoesIsHandedToTheOtherHolder(t *testing.T) {
 	numberOf := func(name string) uint16 { n, _ := f.o.Numbers.Of(name); return n }
 	p, to := netip.MustParsePrefix("10.2.0.0/24"), numberOf("b")
 	if o.holders[p] != numberOf("a") {
-		t.Fatalf("the fabric has the range at number %d", o.holders[p])
+		t.Fatalf("the router has the range at number %d", o.holders[p])
 	}
 	if err := f.Apply(t.Context(), watch.Changes[Key, Item]{Deletes: map[Key]struct{}{first: {}}}); err != nil {
 		t.Fatal(err)
 	}
 	if o.holders[p] != to || o.remotes[p] != to {
-		t.Errorf("the fabric has the range at number %d and the ipcache at %d, want %d", o.holders[p], o.remotes[p], to)
+		t.Errorf("the router has the range at number %d and the ipcache at %d, want %d", o.holders[p], o.remotes[p], to)
 	}
 }
 

@@ -24,8 +24,8 @@ const (
 // loopback is the index of lo. It is the same in each network namespace, while the name can be changed.
 const loopback = 1
 
-// Fabric describes how packets travel between nodes.
-type Fabric struct {
+// Routing describes how packets travel between nodes.
+type Routing struct {
 	// Native: packets travel without encapsulation; otherwise in a tunnel.
 	Native bool
 	// TunnelGroup is the device group of the tunnel device; only with an overlay.
@@ -40,24 +40,24 @@ type Fabric struct {
 	Nodes []netip.Addr
 }
 
-// SetFabric makes the table protect traffic between nodes, from the next Repair on.
-func (t *Table) SetFabric(f Fabric) {
+// SetRouting makes the table protect traffic between nodes, from the next Repair on.
+func (t *Table) SetRouting(f Routing) {
 	f.Others, f.Nodes = slices.Clone(f.Others), slices.Clone(f.Nodes)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.set.fabric = &f
+	t.set.routing = &f
 }
 
 // check rejects settings whose rules would drop the packets of every device without a group, or of the tunnel.
-func (f *Fabric) check() error {
+func (f *Routing) check() error {
 	if f != nil && !f.Native && (f.TunnelGroup == 0 || f.TunnelPort == 0) {
 		return errors.New("an overlay needs the device group and the UDP port of its tunnel")
 	}
 	return nil
 }
 
-// wanted describes the rules of the fabric for audits.
-func (f *Fabric) wanted(tracked bool) string {
+// wanted describes the rules about routing for audits.
+func (f *Routing) wanted(tracked bool) string {
 	if f.Native {
 		return "drop packets from foreign devices whose source is in a pod range of this node, " +
 			"or, without a mark, in a pod range of another node"
@@ -70,9 +70,9 @@ func (f *Fabric) wanted(tracked bool) string {
 	return words
 }
 
-// fabricRules returns the rules of the chain for unmarked packets; walls are its rules about endpoints. Packets from
+// routingRules returns the rules of the chain for unmarked packets; walls are its rules about endpoints. Packets from
 // foreign devices leave the chain first, because tunnel packets arrive through these devices.
-func (t *Table) fabricRules(f *Fabric, walls [][]expr.Any) [][]expr.Any {
+func (t *Table) routingRules(f *Routing, walls [][]expr.Any) [][]expr.Any {
 	foreign := []expr.Any{ // meta iif != lo
 		&expr.Meta{Key: expr.MetaKeyIIF, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: native(loopback)},
@@ -125,9 +125,9 @@ func udpTo(port uint16) []expr.Any {
 	}
 }
 
-// fabricWalls returns the chain for packets from foreign devices and, for an overlay on a node that tracks connections,
+// routingWalls returns the chain for packets from foreign devices and, for an overlay on a node that tracks connections,
 // `type filter hook output priority raw; policy accept;`.
-func (t *Table) fabricWalls(f *Fabric, tracked bool, table *nftables.Table) []wall {
+func (t *Table) routingWalls(f *Routing, tracked bool, table *nftables.Table) []wall {
 	foreign := wall{chain: &nftables.Chain{Name: foreignName, Table: table}}
 	drop := func(set string, unless []expr.Any) {
 		for _, f := range []family{ipv4, ipv6} { // ip saddr @own4 counter drop

@@ -35,8 +35,8 @@ const (
 	markedPort = 7001
 )
 
-// fabricWorld is a node with two namespaces that send arbitrary packets to it.
-type fabricWorld struct {
+// routingWorld is a node with two namespaces that send arbitrary packets to it.
+type routingWorld struct {
 	t               *testing.T
 	home            *netns.Namespace
 	outside, inside *netns.Namespace
@@ -60,8 +60,8 @@ var (
 
 func addrOf(kind string, family int) netip.Addr { return netip.MustParseAddr(sources[kind][family]) }
 
-func newFabricWorld(t *testing.T) *fabricWorld {
-	w := &fabricWorld{
+func newRoutingWorld(t *testing.T) *routingWorld {
+	w := &routingWorld{
 		t: t, home: netnstest.New(t), outside: netnstest.New(t), inside: netnstest.New(t),
 		at: map[string]*netns.Namespace{}, listen: map[uint16]net.PacketConn{},
 	}
@@ -104,7 +104,7 @@ func newFabricWorld(t *testing.T) *fabricWorld {
 	return w
 }
 
-func (w *fabricWorld) in(ns *netns.Namespace, fn func() error) {
+func (w *routingWorld) in(ns *netns.Namespace, fn func() error) {
 	w.t.Helper()
 	if err := ns.Do(fn); err != nil {
 		w.t.Fatal(err)
@@ -129,7 +129,7 @@ func addAddrs(device string, addrs ...string) error {
 
 // device connects the node by a pair of devices with the same name. The other end has a route to the node through it,
 // and a static neighbour entry.
-func (w *fabricWorld) device(number int, name string, at *netns.Namespace, group uint32) {
+func (w *routingWorld) device(number int, name string, at *netns.Namespace, group uint32) {
 	w.t.Helper()
 	mac := func(end int) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, byte(end), byte(number)} }
 	up := func(group uint32, mac net.HardwareAddr) (netlink.Link, error) {
@@ -175,7 +175,7 @@ func leadTo(link netlink.Link, to netip.Addr, mac net.HardwareAddr, metric int) 
 }
 
 // markPort marks packets to a port before the firewall sees them, as a program on the device would.
-func (w *fabricWorld) markPort() {
+func (w *routingWorld) markPort() {
 	w.t.Helper()
 	c, err := nftables.New(nftables.WithNetNSFd(w.home.Fd()))
 	if err != nil {
@@ -209,7 +209,7 @@ func (w *fabricWorld) markPort() {
 }
 
 // from opens a socket that sends through a device with a source address.
-func (w *fabricWorld) from(device string, source netip.Addr) net.PacketConn {
+func (w *routingWorld) from(device string, source netip.Addr) net.PacketConn {
 	w.t.Helper()
 	var c net.PacketConn
 	w.in(w.at[device], func() (err error) {
@@ -226,7 +226,7 @@ func (w *fabricWorld) from(device string, source netip.Addr) net.PacketConn {
 }
 
 // send sends a unique text to the node.
-func (w *fabricWorld) send(device string, source netip.Addr, family int, port uint16) (text string) {
+func (w *routingWorld) send(device string, source netip.Addr, family int, port uint16) (text string) {
 	w.t.Helper()
 	w.sent++
 	text = fmt.Sprintf("%d: by %s from %v", w.sent, device, source)
@@ -240,7 +240,7 @@ func (w *fabricWorld) send(device string, source netip.Addr, family int, port ui
 }
 
 // received returns the next text that the node receives on a port.
-func (w *fabricWorld) received(port uint16) string {
+func (w *routingWorld) received(port uint16) string {
 	w.t.Helper()
 	c := w.listen[port]
 	if err := c.SetReadDeadline(time.Now().Add(servicetest.Patience)); err != nil {
@@ -255,7 +255,7 @@ func (w *fabricWorld) received(port uint16) string {
 }
 
 // drops returns how many packets each rule has dropped, by the group or the set that the rule matches.
-func (w *fabricWorld) drops() map[string]uint64 {
+func (w *routingWorld) drops() map[string]uint64 {
 	w.t.Helper()
 	drops := map[string]uint64{}
 	err := w.guard.conn(func(c *nftables.Conn) error {
@@ -294,8 +294,8 @@ func (w *fabricWorld) drops() map[string]uint64 {
 	return drops
 }
 
-func (w *fabricWorld) fabric(nativeRouting bool) Fabric {
-	return Fabric{
+func (w *routingWorld) routing(nativeRouting bool) Routing {
+	return Routing{
 		Native: nativeRouting, TunnelGroup: tunnelGroup, TunnelPort: tunnelPort,
 		Own:    func() []netip.Prefix { return prefixes("10.1.0.0/24", "fd00:1::/64") },
 		Others: prefixes("10.2.0.0/24", "fd00:2::/64", "10.3.0.0/24"),
@@ -303,12 +303,12 @@ func (w *fabricWorld) fabric(nativeRouting bool) Fabric {
 	}
 }
 
-// TestKernelFabricDropsForgedSourcesAndNothingElse sends with every kind of source through every kind of device, with
+// TestKernelRoutingDropsForgedSourcesAndNothingElse sends with every kind of source through every kind of device, with
 // and without a mark.
-func TestKernelFabricDropsForgedSourcesAndNothingElse(t *testing.T) {
+func TestKernelRoutingDropsForgedSourcesAndNothingElse(t *testing.T) {
 	const pod, dying, tunnel = "group 0x510", "group 0x511", "group 0x520"
 	type verdicts [2]string // rule that drops packets without and with a mark; "": none
-	w := newFabricWorld(t)
+	w := newRoutingWorld(t)
 	var rows []struct {
 		device, source  string
 		overlay, native verdicts
@@ -334,7 +334,7 @@ func TestKernelFabricDropsForgedSourcesAndNothingElse(t *testing.T) {
 
 	for _, mode := range []string{"no table", "overlay", "native"} {
 		if mode != "no table" {
-			w.guard.SetFabric(w.fabric(mode == "native"))
+			w.guard.SetRouting(w.routing(mode == "native"))
 			if err := w.guard.Repair(); err != nil {
 				t.Fatal(err)
 			}
@@ -357,7 +357,7 @@ func TestKernelFabricDropsForgedSourcesAndNothingElse(t *testing.T) {
 }
 
 // check fails unless exactly the named rule drops a packet.
-func (w *fabricWorld) check(what, device string, source netip.Addr, family int, port uint16, rule string) {
+func (w *routingWorld) check(what, device string, source netip.Addr, family int, port uint16, rule string) {
 	w.t.Helper()
 	if rule == "" {
 		text := w.send(device, source, family, port)
@@ -384,7 +384,7 @@ func (w *fabricWorld) check(what, device string, source netip.Addr, family int, 
 }
 
 // tracked returns the number of tracked UDP connections of the node to a port.
-func (w *fabricWorld) tracked(port uint16) (n int) {
+func (w *routingWorld) tracked(port uint16) (n int) {
 	w.t.Helper()
 	w.in(w.home, func() error {
 		for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
@@ -404,7 +404,7 @@ func (w *fabricWorld) tracked(port uint16) (n int) {
 }
 
 // tunnel creates one end of a tunnel through up0 in a namespace, with an inner address.
-func (w *fabricWorld) tunnel(ns *netns.Namespace, id int, local, remote, inner string) {
+func (w *routingWorld) tunnel(ns *netns.Namespace, id int, local, remote, inner string) {
 	w.t.Helper()
 	w.in(ns, func() error {
 		up, err := netlink.LinkByName("up0")
@@ -429,7 +429,7 @@ func (w *fabricWorld) tunnel(ns *netns.Namespace, id int, local, remote, inner s
 }
 
 // answer makes a namespace echo packets to an address and port.
-func (w *fabricWorld) answer(ns *netns.Namespace, at string) {
+func (w *routingWorld) answer(ns *netns.Namespace, at string) {
 	w.t.Helper()
 	var c net.PacketConn
 	w.in(ns, func() (err error) {
@@ -454,7 +454,7 @@ func (w *fabricWorld) answer(ns *netns.Namespace, at string) {
 }
 
 // ask sends to an echo until it gets an answer, which proves both directions.
-func (w *fabricWorld) ask(c net.PacketConn, to string) {
+func (w *routingWorld) ask(c net.PacketConn, to string) {
 	w.t.Helper()
 	servicetest.EventuallyNil(w.t, "an answer of "+to, func() error {
 		if _, err := c.WriteTo([]byte("?"), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to))); err != nil {
@@ -469,7 +469,7 @@ func (w *fabricWorld) ask(c net.PacketConn, to string) {
 }
 
 // underlay adds addresses to both ends of up0.
-func (w *fabricWorld) underlay() {
+func (w *routingWorld) underlay() {
 	w.t.Helper()
 	for i, ns := range []*netns.Namespace{w.home, w.outside} {
 		w.in(ns, func() error {
@@ -484,7 +484,7 @@ func (w *fabricWorld) underlay() {
 	}
 }
 
-func (w *fabricWorld) masquerade() {
+func (w *routingWorld) masquerade() {
 	w.guard.SetMasquerade(Masquerade{
 		Mark: 0x200, Own: func() []netip.Prefix { return prefixes("10.1.0.0/24", "fd00:1::/64") },
 	})
@@ -493,7 +493,7 @@ func (w *fabricWorld) masquerade() {
 // TestKernelTunnelIsNotTracked sends through tunnels over both families, with both ends using the tunnel port. Inner
 // packets are still tracked.
 func TestKernelTunnelIsNotTracked(t *testing.T) {
-	w := newFabricWorld(t)
+	w := newRoutingWorld(t)
 	w.underlay()
 	w.tunnel(w.home, 300, "203.0.113.1", "203.0.113.2", "172.16.4.1/24")
 	w.tunnel(w.outside, 300, "203.0.113.2", "203.0.113.1", "172.16.4.2/24")
@@ -527,26 +527,26 @@ func TestKernelTunnelIsNotTracked(t *testing.T) {
 	if err := w.guard.Repair(); err != nil {
 		t.Fatal(err)
 	}
-	exchange("without a fabric", true)
-	w.guard.SetFabric(w.fabric(false))
+	exchange("without routing", true)
+	w.guard.SetRouting(w.routing(false))
 	if err := w.guard.Repair(); err != nil {
 		t.Fatal(err)
 	}
 	exchange("with an overlay", false)
-	w.guard.SetFabric(w.fabric(true))
+	w.guard.SetRouting(w.routing(true))
 	if err := w.guard.Repair(); err != nil {
 		t.Fatal(err)
 	}
 	exchange("native", true)
 }
 
-// TestKernelMasqueradeOfAFabric sends packets from pods and checks the source that external hosts see. Packets from
+// TestKernelMasqueradeWithRouting sends packets from pods and checks the source that external hosts see. Packets from
 // pods to the tunnel port are dropped for every destination, because the destination may be a node.
-func TestKernelMasqueradeOfAFabric(t *testing.T) {
-	w := newFabricWorld(t)
+func TestKernelMasqueradeWithRouting(t *testing.T) {
+	w := newRoutingWorld(t)
 	w.underlay()
 	pod, node := addrOf("own", 0), netip.MustParseAddr("203.0.113.1")
-	// of a node of the fabric, of a pod there, and external
+	// of another node, of a pod there, and external
 	others := []string{"192.0.2.2", "10.2.0.7", "198.18.0.7"}
 	w.in(w.outside, func() error {
 		link, err := netlink.LinkByName("up0")
@@ -592,7 +592,7 @@ func TestKernelMasqueradeOfAFabric(t *testing.T) {
 		native bool
 		want   []netip.Addr
 	}{{"overlay", false, []netip.Addr{node, pod, node}}, {"native", true, []netip.Addr{pod, pod, node}}} {
-		w.guard.SetFabric(w.fabric(c.native))
+		w.guard.SetRouting(w.routing(c.native))
 		if err := w.guard.Repair(); err != nil {
 			t.Fatal(err)
 		}
@@ -612,7 +612,7 @@ func TestKernelMasqueradeOfAFabric(t *testing.T) {
 }
 
 // barred fails unless a packet from a pod to the tunnel port of an address is dropped.
-func (w *fabricWorld) barred(address string) {
+func (w *routingWorld) barred(address string) {
 	w.t.Helper()
 	const rule = "group 0x510"
 	before := w.drops()[rule]
@@ -629,7 +629,7 @@ func (w *fabricWorld) barred(address string) {
 }
 
 // seen returns the source of a packet as the external host sees it.
-func (w *fabricWorld) seen(from net.PacketConn, at string) netip.Addr {
+func (w *routingWorld) seen(from net.PacketConn, at string) netip.Addr {
 	w.t.Helper()
 	var there net.PacketConn
 	w.in(w.outside, func() (err error) {
@@ -652,12 +652,12 @@ func (w *fabricWorld) seen(from net.PacketConn, at string) netip.Addr {
 	return source.(*net.UDPAddr).AddrPort().Addr()
 }
 
-// TestKernelAnyOtherFabricIsSeenAndRepaired changes each part of the table externally.
-func TestKernelAnyOtherFabricIsSeenAndRepaired(t *testing.T) {
-	w := &fabricWorld{t: t}
+// TestKernelAnyOtherRoutingIsSeenAndRepaired changes each part of the table externally.
+func TestKernelAnyOtherRoutingIsSeenAndRepaired(t *testing.T) {
+	w := &routingWorld{t: t}
 	for _, mode := range []string{"overlay", "overlay, tracked", "native"} {
 		guard := New(netnstest.New(t), "test", []uint32{podGroup, dyingGroup}, testMarks)
-		guard.SetFabric(w.fabric(mode == "native"))
+		guard.SetRouting(w.routing(mode == "native"))
 		guard.set.tracked = mode == "overlay, tracked"
 		clean := func(when string) {
 			t.Helper()
@@ -722,7 +722,7 @@ func everyPart(t *testing.T, guard *Table, seen func(string, func(*nftables.Conn
 	}
 	want := 15
 	switch {
-	case s.fabric.Native:
+	case s.routing.Native:
 		want = 11
 	case s.tracked:
 		want = 17
@@ -768,10 +768,10 @@ func everyPart(t *testing.T, guard *Table, seen func(string, func(*nftables.Conn
 // TestKernelTunnelIsLeftOutOnceConnectionsAreTracked enables connection tracking with a foreign rule. Before that,
 // outgoing packets meet no rule of the instance.
 func TestKernelTunnelIsLeftOutOnceConnectionsAreTracked(t *testing.T) {
-	w := &fabricWorld{t: t}
+	w := &routingWorld{t: t}
 	ns := netnstest.New(t)
 	guard := New(ns, "test", []uint32{podGroup, dyingGroup}, testMarks)
-	guard.SetFabric(w.fabric(false))
+	guard.SetRouting(w.routing(false))
 	if err := guard.Repair(); err != nil {
 		t.Fatal(err)
 	}
@@ -820,9 +820,9 @@ func TestKernelTunnelIsLeftOutOnceConnectionsAreTracked(t *testing.T) {
 // and drop their packets.
 func TestKernelAnOverlayWithoutATunnelIsRefused(t *testing.T) {
 	guard := New(netnstest.New(t), "test", []uint32{podGroup, dyingGroup}, testMarks)
-	for _, f := range []Fabric{{TunnelPort: tunnelPort}, {TunnelGroup: tunnelGroup}} {
+	for _, f := range []Routing{{TunnelPort: tunnelPort}, {TunnelGroup: tunnelGroup}} {
 		f.Own = func() []netip.Prefix { return nil }
-		guard.SetFabric(f)
+		guard.SetRouting(f)
 		if err := guard.Repair(); err == nil {
 			t.Errorf("%+v: the table was created", f)
 		}

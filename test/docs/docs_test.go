@@ -143,3 +143,59 @@ func TestEveryDocumentIsInTheIndex(t *testing.T) {
 		}
 	}
 }
+
+// TestConsoleOutputIsExecutedOrAnExcerpt: a block with a command and its output is marked as an excerpt, or as console.
+// Tests execute the latter.
+func TestConsoleOutputIsExecutedOrAnExcerpt(t *testing.T) {
+	// the programs that execute console blocks name their documents
+	var programs strings.Builder
+	for _, dir := range []string{"services/loadbalancer", "test/install", "test/node"} {
+		files, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range files {
+			content, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			programs.Write(content)
+		}
+	}
+	checked := 0
+	for _, path := range documents(t) {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := strings.TrimPrefix(path, root+"/")
+		inside, kind, before, command, output := false, "", "", false, false
+		for number, line := range strings.Split(string(content), "\n") {
+			text := strings.TrimSpace(line)
+			switch {
+			case !inside && strings.HasPrefix(text, "```"):
+				inside, kind, command, output = true, strings.TrimPrefix(text, "```"), false, false
+			case !inside && text != "":
+				before = text
+			case inside && text == "```":
+				inside = false
+				checked++
+				switch {
+				case kind == "console" && !strings.Contains(programs.String(), `"`+name+`"`):
+					t.Errorf("%s:%d: no test executes the console blocks of this document", name, number+1)
+				case kind != "console" && command && output && before != "<!-- excerpt -->":
+					t.Errorf("%s:%d: a block with output is neither console nor marked as an excerpt", name, number+1)
+				}
+				before = ""
+			case inside && strings.HasPrefix(line, "$ "):
+				command = true
+			case inside && command && text != "" && !strings.HasPrefix(line, " ") && !strings.HasPrefix(line, "\t") &&
+				!strings.HasPrefix(line, "#"):
+				output = true
+			}
+		}
+	}
+	if checked < 100 {
+		t.Errorf("the documents have %d blocks", checked)
+	}
+}

@@ -103,6 +103,24 @@ func TestProcessesCallAsTheArchitectureSays(t *testing.T) {
 	}
 }
 
+// TestProcessesHaveTheCapabilitiesThatTheArchitectureSays compares the capabilities in the table of processes with
+// those that main.go keeps.
+func TestProcessesHaveTheCapabilitiesThatTheArchitectureSays(t *testing.T) {
+	processes := rows(t, "docs/architecture.md", "## Processes and rights")
+	for _, service := range []string{"identity", "ipam", "policy", "loadbalancer", "controller", "datapath"} {
+		cells := strings.Split(strings.Join(processes["`sluice-"+service+"`"], " "), " | ")
+		source, want := direct(t, "services/"+service), "none"
+		if strings.Contains(source, "process.Privileged(") {
+			_, list, _ := strings.Cut(source, "var capabilities = []privilege.Cap{")
+			list, _, _ = strings.Cut(list, "}")
+			want = strings.ReplaceAll(list, "unix.CAP_", "")
+		}
+		if got, _, _ := strings.Cut(cells[1], " ("); got != want {
+			t.Errorf("sluice-%s keeps the capabilities %s, and the table says %s", service, want, got)
+		}
+	}
+}
+
 // TestMapsHaveTheOwnersThatTheDocumentsSay compares the table of packages with maps with the packages of the datapath
 // that open maps, and with the maps that each of them opens.
 func TestMapsHaveTheOwnersThatTheDocumentsSay(t *testing.T) {

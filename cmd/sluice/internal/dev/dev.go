@@ -116,7 +116,7 @@ var (
 func restartCommand(inv *invocation.Invocation) *cobra.Command {
 	node := 0
 	cmd := &cobra.Command{
-		Use: "restart SERVICE", Short: "Restart one service of a node",
+		Use: "restart COMPONENT", Short: "Restart one component of a node",
 		Args:      invocation.Args(1, "one of "+strings.Join(devnode.Services(), ", ")),
 		ValidArgs: devnode.Services(),
 		RunE:      func(cmd *cobra.Command, a []string) error { return restart(cmd.Context(), inv, node, a[0]) },

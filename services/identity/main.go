@@ -77,6 +77,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 
+	var roles session.Roles
 	hub, endpoints, nodes := server.NewHub(), server.NewEndpointHub(), server.NewClusterHub()
 	nodeStore := etcd.NewNodes(sess)
 	reg := registry.New(cfg.registry(last.Incarnation, p.Log), nodeStore, dir, nodes, last.Registration)
@@ -118,6 +119,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 			Connected: func() bool { up, _ := alloc.Connected(); return up },
 			Kinds:     kinds.New(etcd.NewKinds(sess), p.Log),
 			Refusals:  etcd.NewRefusals(sess), Confirming: exchange.Err,
+			Roles: roles.Err,
 		},
 	}
 	if set != nil {
@@ -132,6 +134,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Go("registry", func(ctx context.Context) error { return reg.Run(ctx, alloc.Connected) })
 	p.Go("confirmations", exchange.Run)
 	p.Go("state", dir.Watch)
+	p.Go("roles of etcd", func(ctx context.Context) error { return sess.CheckRoles(ctx, &roles) })
 	p.Go("kinds of policy", service.Cluster.Kinds.Run)
 	if kubernetes != nil {
 		followKubernetes(ctx, p, kubernetes, service)

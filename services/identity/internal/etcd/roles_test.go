@@ -201,7 +201,51 @@ func TestDocumentedRolesAreEnoughAndNoMore(t *testing.T) {
 			t.Errorf("node a deletes %s: %v", key, err)
 		}
 	}
+	attackWithoutRights(t, a, nodes["b"])
 	if _, err := s.As("stranger").Get(t.Context(), testPrefix+"/ip/b/node"); err == nil {
 		t.Error("a certificate without a user reads")
+	}
+}
+
+// attackWithoutRights tries the ways past its role that versions of etcd had for a node: nested transactions, leases of
+// other nodes, and compaction.
+func attackWithoutRights(t *testing.T, attacker *clientv3.Client, other *node) {
+	t.Helper()
+	key := testPrefix + "/ip/b/node"
+	for name, op := range map[string]clientv3.Op{
+		"puts": clientv3.OpPut(key, "x"), "deletes": clientv3.OpDelete(key),
+		"creates": clientv3.OpPut(testPrefix+"/ref/b/9", ""), "reads": clientv3.OpGet("/registry/secrets/"),
+	} {
+		nested := clientv3.OpTxn(nil, []clientv3.Op{op}, nil)
+		for _, txn := range []clientv3.Txn{
+			attacker.Txn(t.Context()).Then(nested), attacker.Txn(t.Context()).Else(nested),
+			attacker.Txn(t.Context()).Then(clientv3.OpTxn(nil, []clientv3.Op{nested}, nil)),
+			attacker.Txn(t.Context()).Then(clientv3.OpTxn(nil, nil, []clientv3.Op{op})),
+		} {
+			if _, err := txn.Commit(); !errors.Is(err, rpctypes.ErrPermissionDenied) {
+				t.Errorf("node a %s keys of b in a nested transaction: %v", name, err)
+			}
+		}
+	}
+	lease, err := other.session.Lease()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := attacker.Revoke(t.Context(), lease); !errors.Is(err, rpctypes.ErrPermissionDenied) {
+		t.Errorf("node a revokes the lease of b: %v", err)
+	}
+	put := clientv3.OpPut(testPrefix+"/ref/a/9", "", clientv3.WithLease(lease))
+	if _, err := attacker.Do(t.Context(), put); !errors.Is(err, rpctypes.ErrPermissionDenied) {
+		t.Errorf("node a attaches a key to the lease of b: %v", err)
+	}
+	if _, err := attacker.Txn(t.Context()).Then(put).Commit(); !errors.Is(err, rpctypes.ErrPermissionDenied) {
+		t.Errorf("node a attaches a key to the lease of b in a transaction: %v", err)
+	}
+	head, err := attacker.Get(t.Context(), testPrefix+"/layout")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := attacker.Compact(t.Context(), head.Header.Revision); !errors.Is(err, rpctypes.ErrPermissionDenied) {
+		t.Errorf("node a compacts: %v", err)
 	}
 }

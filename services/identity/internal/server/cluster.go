@@ -100,6 +100,8 @@ type Cluster struct {
 	Refusals refusals.Store
 	// Confirming returns why this node cannot confirm mappings or ask others to; nil if it can.
 	Confirming func() error
+	// Roles returns why etcd does not limit nodes to their roles; nil if it does, or nodes have no roles.
+	Roles func() error
 }
 
 // RegisterNode implements the service.

@@ -549,6 +549,30 @@ func TestStatusCountsTheCluster(t *testing.T) {
 	})
 }
 
+// TestOldEtcdIsAProblemOnceThereAreOtherNodes: alone, a node writes no keys of others.
+func TestOldEtcdIsAProblemOnceThereAreOtherNodes(t *testing.T) {
+	s := serve(t)
+	s.impl.Cluster.Roles = func() error { return errors.New("etcd is old") }
+	problems := func() (texts []string) {
+		t.Helper()
+		st, err := s.GetStatus(t.Context(), &identityv1.GetStatusRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range st.GetService().GetProblems() {
+			texts = append(texts, p.GetReason().String()+" "+p.GetText())
+		}
+		return texts
+	}
+	if all := problems(); len(all) != 0 {
+		t.Errorf("alone: %q", all)
+	}
+	s.reg.Observe(registry.Update{Complete: true, Nodes: []registry.NodeKey{other()}})
+	if all := problems(); len(all) != 1 || all[0] != "PROBLEM_REASON_STORE etcd is old" {
+		t.Errorf("with another node: %q", all)
+	}
+}
+
 // TestAnAddressIsOutsideOnlyOnceTheClusterIsKnown holds that no address is called unknown while it may still turn out
 // to be another node's, or this node's own.
 func TestAnAddressIsOutsideOnlyOnceTheClusterIsKnown(t *testing.T) {

@@ -449,6 +449,13 @@ func (s *Server) GetStatus(context.Context, *identityv1.GetStatusRequest) (*iden
 			})
 		}
 	}
+	if s.Cluster.Roles != nil && cluster.Nodes > 0 { // a node without others could write nothing of others
+		if err := s.Cluster.Roles(); err != nil {
+			resp.Service.Problems = append(resp.Service.Problems, &statusv1.Problem{
+				Reason: statusv1.ProblemReason_PROBLEM_REASON_STORE, Text: err.Error(),
+			})
+		}
+	}
 	for _, text := range rangeProblems(cluster) {
 		resp.Service.Problems = append(resp.Service.Problems, &statusv1.Problem{
 			Reason: statusv1.ProblemReason_PROBLEM_REASON_SERVICE, Text: text,

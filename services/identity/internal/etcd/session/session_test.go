@@ -36,8 +36,14 @@ func prepared(context.Context) error { return nil }
 // open returns a session of a node that is closed after the test.
 func open(t *testing.T, server *etcdtest.Server, node string) *Session {
 	t.Helper()
+	return openAs(t, Client{Endpoints: []string{server.Endpoint}}, node)
+}
+
+// openAs is like open, with all settings of the client.
+func openAs(t *testing.T, client Client, node string) *Session {
+	t.Helper()
 	s, err := Open(Config{
-		Client: Client{Endpoints: []string{server.Endpoint}}, Prefix: prefix, Node: node, TTL: time.Hour, AliveTTL: time.Minute,
+		Client: client, Prefix: prefix, Node: node, TTL: time.Hour, AliveTTL: time.Minute,
 		Incarnation: "state-of-" + node, Boot: "boot", Timeout: 20 * time.Second, Listen: 50 * time.Millisecond, Log: log.Discard(),
 	})
 	if err != nil {

@@ -133,6 +133,9 @@ func (r renewed) ClientHandshake(
 		r.last.set(server, err)
 		return nil, nil, err
 	}
+	if t.ServerName != "" {
+		authority = t.ServerName // gRPC would overwrite the name with the host of the endpoint
+	}
 	secured, info, err := credentials.NewTLS(t).ClientHandshake(ctx, authority, conn)
 	if err != nil {
 		r.last.set(server, err)

@@ -16,6 +16,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
 )
 
 func TestWrongClientIsNamed(t *testing.T) {
@@ -84,5 +87,45 @@ func TestTLSFilesAreReadAndNamed(t *testing.T) {
 		} else if !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want an error with %q", bad, err, want)
 		}
+	}
+}
+
+// TestServerNameReplacesTheEndpointsHost: gRPC passes the host of the endpoint to the handshake, and that name wins over
+// the one in the configuration of TLS.
+func TestServerNameReplacesTheEndpointsHost(t *testing.T) {
+	named, plain := etcdtest.StartTLSAs(t, "etcd.example"), etcdtest.StartTLS(t)
+	for _, c := range []struct {
+		what   string
+		server *etcdtest.TLS
+		name   string
+		reason string // why the handshake fails; empty if it succeeds
+	}{
+		{"the name in the certificate", named, "etcd.example", ""},
+		{"another name", named, "other.example", "is valid for etcd.example, not other.example"},
+		{"no name", named, "", "because it doesn't contain any IP SANs"},
+		{"another name, and the host is in the certificate", plain, "other.example", "not valid for any names"},
+		{"no name, and the host is in the certificate", plain, "", ""},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			cert, key := c.server.Files("n1")
+			client, last, err := Client{
+				Endpoints: []string{c.server.Endpoint}, CA: c.server.CA, Cert: cert, Key: key, ServerName: c.name,
+			}.dial()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close()
+			if c.reason == "" {
+				if _, err := client.Get(servicetest.Context(t), "x"); err != nil {
+					t.Errorf("%v (%v)", err, last.failure())
+				}
+				return
+			}
+			go client.Get(t.Context(), "x") //nolint:errcheck // the handshake is what counts
+			servicetest.Eventually(t, "a refusal because: "+c.reason, func() bool {
+				err := last.failure() // also that gRPC cancelled a handshake, before it repeats it
+				return err != nil && strings.Contains(err.Error(), c.reason)
+			})
+		})
 	}
 }

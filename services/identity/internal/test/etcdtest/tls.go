@@ -30,6 +30,7 @@ type TLS struct {
 	CA string // file with the certificate that signed all others
 
 	dir     string
+	name    string // in the server's certificate, if it is not the address
 	ca      *x509.Certificate
 	caKey   *ecdsa.PrivateKey
 	serials int64
@@ -38,7 +39,18 @@ type TLS struct {
 // StartTLS starts an empty etcd behind TLS that is gone after the test.
 func StartTLS(t testing.TB) *TLS {
 	t.Helper()
-	s := &TLS{Server: &Server{t: t}, dir: t.TempDir()}
+	return startTLS(t, "")
+}
+
+// StartTLSAs starts an etcd as StartTLS does, whose certificate has a name instead of the address.
+func StartTLSAs(t testing.TB, name string) *TLS {
+	t.Helper()
+	return startTLS(t, name)
+}
+
+func startTLS(t testing.TB, name string) *TLS {
+	t.Helper()
+	s := &TLS{Server: &Server{t: t}, dir: t.TempDir(), name: name}
 	s.newAuthority()
 	cert, keyFile := s.Files("etcd")
 	m := &Member{t: t, data: filepath.Join(s.dir, "data"), Endpoint: "https://127.0.0.1:0"}
@@ -91,11 +103,15 @@ func (s *TLS) Files(user string) (cert, key string) {
 		s.t.Fatal(err)
 	}
 	s.serials++
-	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+	template := &x509.Certificate{
 		SerialNumber: big.NewInt(s.serials), Subject: pkix.Name{CommonName: user}, NotAfter: time.Now().Add(time.Hour),
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
-	}, s.ca, &pair.PublicKey, s.caKey)
+	}
+	if user == "etcd" && s.name != "" {
+		template.IPAddresses, template.DNSNames = nil, []string{s.name}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, s.ca, &pair.PublicKey, s.caKey)
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -131,9 +131,12 @@ var All = []Bound{
 	},
 	{
 		Name: "backends", Process: "sluice-loadbalancer", Setting: "limits.backends",
-		Default: "131,072, less if the datapath has less", Divided: ByTenant,
+		Default: "280,000, less if the datapath has less", Divided: ByTenant,
 		Beyond: "the backends of the newest slices of a tenant above its share are not used",
-		Shown:  "as for frontends", Tests: []string{"TestRemovedBackendsLeaveThoughNewOnesExceedTheShare"},
+		Shown:  "as for frontends", Tests: []string{
+			"TestRemovedBackendsLeaveThoughNewOnesExceedTheShare", "TestTenantHas250000BackendsBesideTheReserve",
+			"TestKernelMapsHoldTheirLimitOfBackends",
+		},
 	},
 	{
 		Name: "Services", Process: "sluice-loadbalancer", Setting: "limits.services", Default: "65,536", Divided: ByTenant,
@@ -183,7 +186,7 @@ var All = []Bound{
 	},
 	{
 		Name: "tables of the annotation for consistent hashing", Process: "sluice-loadbalancer",
-		Default: "262,144 places of lists and tables, as units of the limit of backends", Divided: ByTenant,
+		Default: "622,592 places of lists and tables, as units of the limit of backends", Divided: ByTenant,
 		Beyond: "the backends of the newest slices of a tenant above its share are not used",
 		Shown:  "`service get`, `sluice status`",
 		Tests: []string{

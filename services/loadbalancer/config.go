@@ -89,7 +89,7 @@ func defaults(p instance.Paths) Config {
 		Kubernetes: kube.Defaults(),
 		Backends:   BackendsConfig{Reserved: []string{"udp/4789", "udp/8472"}},
 		Limits: LimitsConfig{
-			Services: 65_536, EndpointSlices: 131_072, Frontends: 65_536, Backends: 131_072, BackendsPerService: 65_536,
+			Services: 65_536, EndpointSlices: 131_072, Frontends: 65_536, Backends: 280_000, BackendsPerService: 65_536,
 			Manifests: 256 << 20,
 		},
 		Shares:      tenants.Defaults(),

@@ -20,8 +20,9 @@
 
 #define SL_MAX_FRONTENDS 65536 /* per family */
 #define SL_MAX_FRONTS 65536
-#define SL_MAX_MEMBERS 262144
-#define SL_MAX_BACKENDS 131072 /* per family */
+/* Nine tenths of the backends are usable, 280,000. A port of a Service has up to two lists. */
+#define SL_MAX_BACKENDS 311296 /* per family */
+#define SL_MAX_MEMBERS 622592
 #define SL_MAX_NAMESPACES 8192
 #define SL_MAX_AFFINITY 8192 /* per family, of clients outside */
 #define SL_MAX_POD_AFFINITY 4096 /* per family, of pods and the host */

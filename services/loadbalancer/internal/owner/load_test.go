@@ -19,7 +19,7 @@ import (
 func loadConfig() Config {
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})
 	config.Limits = Limits{
-		Services: 65_536, Slices: 131_072, Frontends: 65_536, Backends: 131_072, BackendsPerService: 65_536,
+		Services: 65_536, Slices: 131_072, Frontends: 65_536, Backends: 280_000, BackendsPerService: 65_536,
 	}
 	return config
 }

@@ -57,6 +57,7 @@ type Maps struct {
 	previous map[string]*ebpf.Map
 	created  map[string]bool   // maps that did not exist
 	memory   map[string][]byte // of every map with BPF_F_MMAPABLE
+	earlier  map[string][]byte // see Earlier
 }
 
 // Open opens the pinned maps of the specification and creates missing ones.
@@ -69,7 +70,7 @@ func Open(o Options, spec *ebpf.CollectionSpec) (_ *Maps, err error) {
 	pm := &Maps{
 		Dir: o.Dir, ValidateOnly: o.ValidateOnly, gate: Gate{ValidateOnly: o.ValidateOnly}, log: o.Log, specs: spec.Maps,
 		byName: map[string]*ebpf.Map{}, pins: map[string]string{}, created: map[string]bool{}, previous: map[string]*ebpf.Map{},
-		memory: map[string][]byte{},
+		memory: map[string][]byte{}, earlier: map[string][]byte{},
 	}
 	defer func() {
 		if err != nil {
@@ -98,6 +99,9 @@ func Open(o Options, spec *ebpf.CollectionSpec) (_ *Maps, err error) {
 		if pm.memory[name], err = mapMemory(m, o.ValidateOnly); err != nil {
 			return nil, fmt.Errorf("map the memory of %s: %w", name, err)
 		}
+	}
+	if err := pm.openEarlier(); err != nil {
+		return nil, err
 	}
 	return pm, nil
 }
@@ -278,9 +282,11 @@ func (pm *Maps) Close() error {
 		return nil
 	}
 	var errs []error
-	for _, mem := range pm.memory {
-		if mem != nil {
-			errs = append(errs, unix.Munmap(mem))
+	for _, memories := range []map[string][]byte{pm.memory, pm.earlier} {
+		for _, mem := range memories {
+			if mem != nil {
+				errs = append(errs, unix.Munmap(mem))
+			}
 		}
 	}
 	for _, m := range pm.byName {

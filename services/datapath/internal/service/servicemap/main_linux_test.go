@@ -347,8 +347,8 @@ func (i *instance) image(t testing.TB) string {
 	slices.Sort(keys)
 	b.WriteString(strings.Join(keys, ""))
 	raw := i.store.rawMaps
-	for _, mem := range [][]byte{raw.fronts, raw.members, raw.backends[ip4], raw.backends[ip6]} {
-		b.Write(mem)
+	for _, a := range []array{raw.fronts, raw.members, raw.backends[ip4], raw.backends[ip6]} {
+		b.Write(a.mem)
 	}
 	return b.String()
 }

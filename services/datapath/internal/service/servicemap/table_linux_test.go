@@ -23,7 +23,7 @@ import (
 var withTables = sizes{keys: 1024, fronts: 256, members: maxMembers, backends: 8192}
 
 // maxMembers is SL_MAX_MEMBERS of service_abi.h.
-const maxMembers = 262144
+const maxMembers = 622592
 
 // numbersTo returns the numbers from 0 to n-1.
 func numbersTo(n int) (ns []int) {
@@ -335,7 +335,7 @@ func TestKernelTableWithoutRoomIsRefusedAndTheRestIsApplied(t *testing.T) {
 		i.apply(t, s.all())
 		var refused []string
 		kept := map[frontend.Key]bool{}
-		for n := range 10 {
+		for n := range 20 {
 			f := service(300+n, false, tableList(false, numbersTo(600+n)...))
 			tx := &frontendtx.Transaction{Partial: true}
 			tx.Upsert(f)
@@ -349,11 +349,11 @@ func TestKernelTableWithoutRoomIsRefusedAndTheRestIsApplied(t *testing.T) {
 			}
 			kept[f.Key], s[f.Key] = true, f
 		}
-		if len(kept) < 5 || len(refused) == 0 || !strings.Contains(refused[0], "service shop/web30") {
+		if len(kept) < 5 || len(refused) == 0 || !strings.Contains(refused[0], "service shop/web3") {
 			t.Fatalf("%d tables fit, refused: %q", len(kept), refused)
 		}
 		t.Logf("%d tables of 32,768 slots fit; then: %s", len(kept), refused[0])
-		for n := range 10 {
+		for n := range 20 {
 			if f := service(300+n, false, tableList(false, numbersTo(900+n)...)); kept[f.Key] {
 				tx := &frontendtx.Transaction{Partial: true}
 				tx.Upsert(f)

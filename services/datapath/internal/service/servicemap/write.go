@@ -23,9 +23,9 @@ type rawMaps struct {
 	keys    [families]*ebpf.Map // sl_fe4, sl_fe6
 	sources [families]*ebpf.Map // sl_src4, sl_src6
 
-	fronts   []byte           // sl_front
-	members  []byte           // sl_member
-	backends [families][]byte // sl_be4, sl_be6
+	fronts   array           // sl_front
+	members  array           // sl_member
+	backends [families]array // sl_be4, sl_be6
 
 	nFronts, nMembers int
 	nBackends         int // per family
@@ -58,28 +58,44 @@ func openRawMaps(pm *pin.Maps) rawMaps {
 	return rawMaps{
 		keys:      [families]*ebpf.Map{pm.Map(bpf.MapsMapSlFe4), pm.Map(bpf.MapsMapSlFe6)},
 		sources:   [families]*ebpf.Map{pm.Map(bpf.MapsMapSlSrc4), pm.Map(bpf.MapsMapSlSrc6)},
-		fronts:    pm.Memory(bpf.MapsMapSlFront),
-		members:   pm.Memory(bpf.MapsMapSlMember),
-		backends:  [families][]byte{pm.Memory(bpf.MapsMapSlBe4), pm.Memory(bpf.MapsMapSlBe6)},
+		fronts:    arrayOf(pm, bpf.MapsMapSlFront),
+		members:   arrayOf(pm, bpf.MapsMapSlMember),
+		backends:  [families]array{arrayOf(pm, bpf.MapsMapSlBe4), arrayOf(pm, bpf.MapsMapSlBe6)},
 		nFronts:   int(pm.Map(bpf.MapsMapSlFront).MaxEntries()),
 		nMembers:  int(pm.Map(bpf.MapsMapSlMember).MaxEntries()),
 		nBackends: int(pm.Map(bpf.MapsMapSlBe4).MaxEntries()),
 	}
 }
 
+// array is a memory-mapped map.
+type array struct {
+	name string
+	mem  []byte
+	// earlier is the array of the previous version, which has fewer elements; nil: it is not pinned. Its elements are
+	// equal to the first ones of mem, for programs of the previous version: see pin.Maps.Earlier.
+	earlier []byte
+}
+
+func arrayOf(pm *pin.Maps, name string) array {
+	return array{name: name, mem: pm.Memory(name), earlier: pm.Earlier(name)}
+}
+
 // storeWord stores one aligned packed entry, unless it is unchanged.
-func (m *rawMaps) storeWord(mapName string, mem []byte, offset int, v uint64) {
-	w := pin.Word(mem, offset)
+func (m *rawMaps) storeWord(a *array, offset int, v uint64) {
+	w := pin.Word(a.mem, offset)
 	if atomic.LoadUint64(w) == v {
 		return
 	}
 	if m.before != nil {
-		m.before(mapName)
+		m.before(a.name)
+	}
+	if offset < len(a.earlier) {
+		atomic.StoreUint64(pin.Word(a.earlier, offset), v)
 	}
 	atomic.StoreUint64(w, v)
 }
 
-func loadWord(mem []byte, offset int) uint64 { return atomic.LoadUint64(pin.Word(mem, offset)) }
+func (a *array) loadWord(offset int) uint64 { return atomic.LoadUint64(pin.Word(a.mem, offset)) }
 
 const frontSize = int(unsafe.Sizeof(bpf.MapsSlFront{}))
 
@@ -94,13 +110,13 @@ const (
 
 func (m *rawMaps) front(number uint32) (w frontWords) {
 	for i := range w {
-		w[i] = loadWord(m.fronts, int(number)*frontSize+i*8)
+		w[i] = m.fronts.loadWord(int(number)*frontSize + i*8)
 	}
 	return w
 }
 
 func (m *rawMaps) storeFrontWord(number uint32, word int, v uint64) {
-	m.storeWord(bpf.MapsMapSlFront, m.fronts, int(number)*frontSize+word*8, v)
+	m.storeWord(&m.fronts, int(number)*frontSize+word*8, v)
 }
 
 // storeFront writes a front that no key refers to. The list is written last.
@@ -119,10 +135,10 @@ func (m *rawMaps) clearFront(number uint32) {
 
 const memberSize = 8
 
-func (m *rawMaps) member(i int) uint64 { return loadWord(m.members, i*memberSize) }
+func (m *rawMaps) member(i int) uint64 { return m.members.loadWord(i * memberSize) }
 
 func (m *rawMaps) storeMember(i int, v uint64) {
-	m.storeWord(bpf.MapsMapSlMember, m.members, i*memberSize, v)
+	m.storeWord(&m.members, i*memberSize, v)
 }
 
 // rawBackend is a decoded value of sl_be4 or sl_be6.
@@ -192,22 +208,22 @@ func (m *rawMaps) backend(fam int, number uint32) rawBackend {
 
 func (m *rawMaps) backendWord(fam int, number uint32) uint64 {
 	if fam == ip4 {
-		return loadWord(m.backends[ip4], int(number)*8)
+		return m.backends[ip4].loadWord(int(number) * 8)
 	}
-	return loadWord(m.backends[ip6], int(number)*backend6Size)
+	return m.backends[ip6].loadWord(int(number) * backend6Size)
 }
 
 // backendAddr returns the address of an IPv6 backend.
 func (m *rawMaps) backendAddr(number uint32) (w [2]uint64) {
 	for i := range w {
-		w[i] = loadWord(m.backends[ip6], int(number)*backend6Size+8+i*8)
+		w[i] = m.backends[ip6].loadWord(int(number)*backend6Size + 8 + i*8)
 	}
 	return w
 }
 
 func (m *rawMaps) storeBackendAddr(number uint32, w [2]uint64) {
 	for i, v := range w {
-		m.storeWord(bpf.MapsMapSlBe6, m.backends[ip6], int(number)*backend6Size+8+i*8, v)
+		m.storeWord(&m.backends[ip6], int(number)*backend6Size+8+i*8, v)
 	}
 }
 
@@ -216,7 +232,7 @@ func (m *rawMaps) storeBackendWord(fam int, number uint32, v uint64) {
 	if fam == ip6 {
 		size = backend6Size
 	}
-	m.storeWord(backendMap[fam], m.backends[fam], int(number)*size, v)
+	m.storeWord(&m.backends[fam], int(number)*size, v)
 }
 
 // storeBackend writes a backend. The address of an IPv6 backend is only written while it is free, before the packed

@@ -40,6 +40,27 @@ func (u interim) room(t Tenant, s Settings, first func(tenants int) int) int {
 	return min(room, most-u.got[t])
 }
 
+// surelyFit reports whether tenants may use all units that they ask for in addition, in any order. It is an
+// approximation without a copy of the sums: false means that only an attempt shows the result. It is never true if an
+// attempt would refuse a unit.
+func (u interim) surelyFit(more map[Tenant]int, s Settings, first func(tenants int) int) bool {
+	if more[System] > 0 {
+		return false
+	}
+	for _, n := range more {
+		u.total, u.used = u.total+n, u.used+n
+	}
+	if u.division != nil && !u.allFit() {
+		return false
+	}
+	for t, n := range more {
+		if n > 0 && u.room(t, s, func(tenants int) int { return first(tenants) - n }) < 0 {
+			return false
+		}
+	}
+	return true
+}
+
 // allFit reports whether all asks for the limit can be admitted.
 func (u interim) allFit() bool {
 	system := min(u.asked[System], u.size/2)

@@ -151,6 +151,16 @@ func (l *Ledger[K]) use(e *entry, by int) {
 // fits reports whether a tenant may use n more units of a limit according to the last levels. asked already includes
 // all objects.
 func (l *Ledger[K]) fits(limit int, t Tenant, n int) bool {
+	return n == 0 || n <= l.interim(limit).room(t, l.settings, firstOfObjects)
+}
+
+// SurelyFit reports whether Put would admit new objects with these units of one limit, in any order. If it returns
+// false, only Put shows the result.
+func (l *Ledger[K]) SurelyFit(limit int, more map[Tenant]int) bool {
+	return l.interim(limit).surelyFit(more, l.settings, firstOfObjects)
+}
+
+func (l *Ledger[K]) interim(limit int) interim {
 	u := interim{
 		size: l.limits[limit].Size, total: l.total[limit], used: l.used[limit],
 		asked: l.asked[limit], got: l.admitted[limit],
@@ -158,12 +168,15 @@ func (l *Ledger[K]) fits(limit int, t Tenant, n int) bool {
 	if l.divisions != nil {
 		u.division = &l.divisions[limit]
 	}
-	return n == 0 || n <= u.room(t, l.settings, func(tenants int) int {
-		if tenants < firstPart {
-			return tenants // too small to divide
-		}
-		return tenants / firstPart
-	})
+	return u
+}
+
+// firstOfObjects returns the part of a tenant before the first computation of the levels.
+func firstOfObjects(tenants int) int {
+	if tenants < firstPart {
+		return tenants // too small to divide
+	}
+	return tenants / firstPart
 }
 
 // Next returns when Level is due, or the zero time if nothing has changed since the last computation.

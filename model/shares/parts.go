@@ -143,9 +143,19 @@ func (p *Parts[K]) size() int { return max(0, p.limit.Size-p.aside) }
 
 // room returns how many more units a tenant may use according to the last levels. The sums already include all
 // demand.
-func (p *Parts[K]) room(t Tenant) int {
-	return p.interim().room(t, p.settings, func(tenants int) int { return max(1, tenants/firstPart) })
+func (p *Parts[K]) room(t Tenant) int { return p.interim().room(t, p.settings, firstOfParts) }
+
+// firstOfParts returns the part of a tenant before the first computation of the levels.
+func firstOfParts(tenants int) int { return max(1, tenants/firstPart) }
+
+// SurelyFit reports whether Put would admit all units that tenants ask for in addition, in any order. If it returns
+// false, only Try shows the result. It is much cheaper than Try.
+func (p *Parts[K]) SurelyFit(more map[Tenant]int) bool {
+	return p.interim().surelyFit(more, p.settings, firstOfParts)
 }
+
+// Lacks returns how many units an object that asks for some would need in addition to those that it has.
+func (p *Parts[K]) Lacks(k K, units int) int { return max(0, units-p.Got(k)) }
 
 func (p *Parts[K]) interim() interim {
 	return interim{size: p.size(), total: p.total, used: p.used, asked: p.asked, got: p.got, division: p.division}

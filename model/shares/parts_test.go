@@ -133,3 +133,72 @@ func BenchmarkPlan(b *testing.B) {
 		p.Plan(time.Unix(1000, 0))
 	}
 }
+
+// TestWhatSurelyFitsIsAdmitted: whenever SurelyFit returns true, Put admits each unit, in any order. SurelyFit returns
+// true for demand far below the limit, because otherwise each call would be attempted twice.
+func TestWhatSurelyFitsIsAdmitted(t *testing.T) {
+	tenants := []Tenant{Namespace("a"), Namespace("b"), Labelled("c"), System}
+	r := rand.New(rand.NewPCG(1, 2))
+	sure, not := 0, 0
+	for round := range 3000 {
+		p := NewParts[int](Settings{}, Limit{Name: "x", Size: 1 + r.IntN(400)})
+		l := NewLedger[int](Settings{}, Limit{Name: "x", Size: p.Limit().Size})
+		put := func(k int, tenant Tenant, units int) (got int, admitted bool) {
+			return p.Put(k, Part{Tenant: tenant, Order: order(k, fmt.Sprint(k)), Units: units}),
+				l.Put(k, Object{Tenant: tenant, Order: order(k, fmt.Sprint(k)), Units: []int{units}})
+		}
+		for k := range r.IntN(20) {
+			put(k, tenants[k%4], r.IntN(30))
+		}
+		if round%2 == 0 {
+			p.Enforce(p.Plan(time.Unix(1e9, 0)))
+			l.Level(time.Unix(1e9, 0))
+		}
+		type ask struct{ k, units int }
+		var asks []ask
+		parts, objects := map[Tenant]int{}, map[Tenant]int{}
+		for k := range 40 {
+			if r.IntN(8) > 0 {
+				continue
+			}
+			a := ask{k, r.IntN(20)}
+			if k < 20 {
+				parts[tenants[k%4]] += p.Lacks(k, a.units)
+			} else {
+				parts[tenants[k%4]] += a.units
+				objects[tenants[k%4]] += a.units
+			}
+			asks = append(asks, a)
+		}
+		fits, objectsFit := p.SurelyFit(parts), l.SurelyFit(0, objects)
+		if fits {
+			sure++
+		} else {
+			not++
+		}
+		r.Shuffle(len(asks), func(i, j int) { asks[i], asks[j] = asks[j], asks[i] })
+		for _, a := range asks {
+			if a.k < 20 && objectsFit && !fits {
+				continue // only new objects were counted
+			}
+			got := p.Put(a.k, Part{Tenant: tenants[a.k%4], Order: order(a.k, fmt.Sprint(a.k)), Units: a.units})
+			if fits && got < a.units {
+				t.Fatalf("round %d: object %d gets %d of %d units", round, a.k, got, a.units)
+			}
+			if a.k < 20 {
+				continue
+			}
+			admitted := l.Put(a.k, Object{Tenant: tenants[a.k%4], Order: order(a.k, fmt.Sprint(a.k)), Units: []int{a.units}})
+			if objectsFit && !admitted {
+				t.Fatalf("round %d: object %d of %d units is refused", round, a.k, a.units)
+			}
+		}
+	}
+	if sure < 300 || not < 300 {
+		t.Errorf("%d cases fit surely and %d do not, want many of both", sure, not)
+	}
+	p := NewParts[int](Settings{}, Limit{Name: "x", Size: 1000})
+	if !p.SurelyFit(map[Tenant]int{Namespace("a"): 100, Labelled("c"): 100}) {
+		t.Error("a fifth of an empty limit does not surely fit")
+	}
+}

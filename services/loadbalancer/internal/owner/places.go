@@ -323,6 +323,9 @@ func (p *places) restore(names map[service.Name]struct{}, now func() time.Time) 
 
 // findShare rejects a call whose services would exceed the share of their tenant.
 func (p *places) findShare(after map[service.Name]*joined) error {
+	if p.surelyFit(after) {
+		return nil
+	}
 	services, parts := make([]service.Name, 0, len(after)), make([]service.Name, 0, len(after))
 	for name, j := range after {
 		services = append(services, name)
@@ -377,6 +380,29 @@ func (p *places) findShare(after map[service.Name]*joined) error {
 		})
 	})
 	return err
+}
+
+// surelyFit reports whether services get all that they ask for, without an attempt. It is false if that is not certain:
+// while there is little space, for the tenant system, and for rendezvous tables.
+func (p *places) surelyFit(after map[service.Name]*joined) bool {
+	frontends, backends := make(map[shares.Tenant]int), make(map[shares.Tenant]int)
+	for name, j := range after {
+		if j.object == nil || !j.object.service.HasFrontends() {
+			continue
+		}
+		s := j.object.service
+		if s.Table {
+			return false
+		}
+		needs, tenant := p.index.node.Needs(s), p.index.tenant(name)
+		frontends[tenant] += p.frontends.Lacks(place{name, true}, needs.Addresses) +
+			p.frontends.Lacks(place{name, false}, needs.All-needs.Addresses)
+		ports := compile.PortsOf(s)
+		for _, x := range j.slices {
+			backends[p.index.tenant(x.slice.Name)] += p.backends.Lacks(x.slice.Name, ports.Count(x.slice))
+		}
+	}
+	return p.frontends.SurelyFit(frontends) && p.backends.SurelyFit(backends)
 }
 
 // exceeding is the part of a service that exceeds the share of its tenant.

@@ -101,6 +101,9 @@ func (q *quota) uncount(k service.ObjectKey) {
 
 // tryCount checks that objects of a file or a call are within the share of their tenant.
 func (q *quota) tryCount(e *edit) error {
+	if q.surelyFit(e) {
+		return nil
+	}
 	var tried []service.ObjectKey
 	for _, k := range e.gone {
 		q.ledger.Delete(k)
@@ -125,6 +128,26 @@ func (q *quota) tryCount(e *edit) error {
 		}
 	}
 	return nil
+}
+
+// surelyFit reports whether the new objects of an edit are within the shares of their tenants, without an attempt.
+func (q *quota) surelyFit(e *edit) bool {
+	var more [2]map[shares.Tenant]int // services and slices, as in newQuota
+	for limit := range more {
+		more[limit] = make(map[shares.Tenant]int)
+	}
+	for _, x := range e.puts {
+		k := x.key()
+		if q.index.object(k) != nil {
+			continue
+		}
+		limit := 0
+		if x.slice != nil {
+			limit = 1
+		}
+		more[limit][q.index.tenant(k.Name)]++
+	}
+	return q.ledger.SurelyFit(0, more[0]) && q.ledger.SurelyFit(1, more[1])
 }
 
 // recount updates the counts after an edit was applied.

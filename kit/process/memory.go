@@ -9,6 +9,7 @@ import (
 	"runtime/metrics"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/burst"
 	"github.com/sluice-net/sluice/kit/log"
 )
 
@@ -34,7 +35,7 @@ type giveBack struct {
 func (g *giveBack) due(allocated uint64) bool {
 	idle := allocated-g.last < idleBytes
 	g.last = allocated
-	if !idle || allocated-g.given < busyBytes {
+	if !idle || allocated-g.given < busyBytes && !burst.Active() {
 		return false
 	}
 	g.given = allocated
@@ -42,22 +43,25 @@ func (g *giveBack) due(allocated uint64) bool {
 }
 
 // giveBackMemory returns memory to the kernel once after the start-up and then after each burst of work, until ctx
-// ends.
+// ends. If a burst of package burst began during the start-up, its end counts as the end of the start-up.
 func giveBackMemory(ctx context.Context, looks <-chan time.Time, release func()) {
 	sample := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
 	allocated := func() uint64 {
 		metrics.Read(sample)
 		return sample[0].Value.Uint64()
 	}
-	release()
 	g := giveBack{last: allocated()}
 	g.given = g.last
+	if !burst.Active() { // otherwise the work of the start-up goes on
+		release()
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-looks:
 		}
+		burst.EndCalm(time.Now())
 		if g.due(allocated()) {
 			release()
 		}
@@ -73,8 +77,10 @@ func (p *Process) watchMemory() {
 
 // GiveBackMemory collects garbage, returns free memory to the kernel, and unmaps the mapped pages
 // of the program file. A process that is Ready does so by itself about ten seconds after a burst of
-// work; call GiveBackMemory at the known end of a burst. It takes as long as a garbage collection.
+// work; call GiveBackMemory at the known end of a burst. It takes as long as a garbage collection, and ends a burst of
+// package burst.
 func (p *Process) GiveBackMemory() {
+	burst.End()
 	debug.FreeOSMemory()
 	if err := unmapProgram(); err != nil {
 		p.Log.Debug("pages of the program stay mapped", log.Err(err))

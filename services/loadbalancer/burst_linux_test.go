@@ -122,13 +122,13 @@ func BenchmarkBurst(b *testing.B) {
 	for _, c := range []struct{ services, backends int }{{10_000, 2}, {10_000, 10}} {
 		b.Run(fmt.Sprintf("%dx%d", c.services, c.backends), func(b *testing.B) {
 			for range b.N {
-				burst(b, c.services, c.backends)
+				measureBurst(b, c.services, c.backends)
 			}
 		})
 	}
 }
 
-func burst(b *testing.B, services, backends int) {
+func measureBurst(b *testing.B, services, backends int) {
 	place := newBench(b)
 	if binary, err := os.ReadFile(filepath.Join(os.Getenv("SLUICE_BIN"), "sluice-loadbalancer")); err == nil {
 		if err := os.WriteFile(filepath.Join(place.Dir, "service"), binary, 0o755); err != nil {

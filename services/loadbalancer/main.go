@@ -9,9 +9,9 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/burst"
 	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/process"
@@ -52,6 +52,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		})
 	}
 	o, err := process.Phase(p, "load state", func() (*owner.Owner, error) {
+		burst.Begin() // most of what is allocated here is kept
 		config := cfg.owner(p.Log)
 		config.Tenants = of
 		return owner.New(config, cfg.StateDir, sources)
@@ -60,8 +61,6 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	p.OnExit(o.Close)
-	debug.FreeOSMemory() // free the memory that loading has used
-
 	if err := p.Metrics.Register(server.Collector{Owner: o}); err != nil {
 		return err
 	}

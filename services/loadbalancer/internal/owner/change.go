@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/sluice-net/sluice/kit/burst"
 	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
@@ -26,8 +27,14 @@ type Request struct {
 	AllowUnknown bool   // drop unknown fields instead of rejecting them
 }
 
+// largeText is the size of manifests from which on a call is a burst.
+const largeText = 128 << 10
+
 // Upsert adds or replaces objects of a manager.
 func (o *Owner) Upsert(ctx context.Context, r Request) (Outcome, error) {
+	if len(r.Manifests) >= largeText {
+		burst.Begin()
+	}
 	docs, err := (manifest.Options{Namespace: r.Namespace, AllowUnknown: r.AllowUnknown}).Decode(r.Manifests)
 	if err != nil {
 		return Outcome{}, err

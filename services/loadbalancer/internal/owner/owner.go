@@ -30,6 +30,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/burst"
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/journal"
 	"github.com/sluice-net/sluice/kit/desired/loop"
@@ -343,6 +344,9 @@ func (o *Owner) reviseHeld(ctx context.Context, decide func() (*edit, error), do
 
 // plan assigns revisions to what an edit changes, and checks the limits.
 func (o *Owner) plan(e *edit) error {
+	if len(e.puts)+len(e.gone) >= burst.Large {
+		burst.Begin()
+	}
 	for _, x := range e.puts {
 		x.created = o.quota.waitingSince(x.key())
 	}

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/burst"
 	"github.com/sluice-net/sluice/kit/desired/subscription"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/frontend"
@@ -306,6 +307,9 @@ func (s *session) barrier(ctx context.Context, b frontend.Barrier) error {
 	if err := s.check(b); err != nil {
 		f.reset()
 		return err
+	}
+	if len(s.tx.Changes()) >= burst.Large {
+		burst.Begin()
 	}
 	tx, bad := s.tx, s.bad
 	s.tx, s.bad = &frontendtx.Transaction{}, map[frontend.Key]error{}

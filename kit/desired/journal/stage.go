@@ -9,7 +9,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/store"
@@ -80,19 +82,50 @@ func (j *Journal[O]) divide(c Change[O]) []part {
 		last.keys, last.records = append(last.keys, key), append(last.records, record)
 		last.annotations = append(last.annotations, annotation)
 	}
-	for i := range c.Puts {
-		o := &c.Puts[i]
-		var annotation []byte
-		if j.options.Annotate != nil {
-			annotation = j.options.Annotate(o)
-		}
-		add(j.options.Key(o), j.options.Encode(o), annotation)
+	for _, e := range j.encode(c.Puts) {
+		add(e.key, e.record, e.annotation)
 	}
 	for _, key := range c.Deletes {
 		add(key, removal, nil)
 	}
 	return parts
 }
+
+// encoded is an object in the form of the file.
+type encoded struct {
+	key                string
+	record, annotation []byte
+}
+
+// encode encodes objects, and sorts them by key, so that successive writes concern neighbouring places of the file. Two
+// goroutines encode many objects.
+func (j *Journal[O]) encode(puts []O) []encoded {
+	out := make([]encoded, len(puts))
+	some := func(first, last int) {
+		for i := first; i < last; i++ {
+			o, e := &puts[i], &out[i]
+			if j.options.Annotate != nil {
+				e.annotation = j.options.Annotate(o)
+			}
+			e.key, e.record = j.options.Key(o), j.options.Encode(o)
+		}
+	}
+	if half := len(puts) / 2; half < manyRecords {
+		some(0, len(puts))
+	} else {
+		var first sync.WaitGroup
+		first.Go(func() { some(0, half) })
+		some(half, len(puts))
+		first.Wait()
+	}
+	if !j.options.Staged {
+		slices.SortFunc(out, func(a, b encoded) int { return strings.Compare(a.key, b.key) })
+	}
+	return out
+}
+
+// manyRecords is the number of records that justify a goroutine.
+const manyRecords = 256
 
 // Staged is a change whose parts except the last are on disk. It is not effective yet. Its owner commits or discards
 // it.

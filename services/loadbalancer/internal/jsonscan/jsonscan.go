@@ -242,6 +242,44 @@ func (s *Scanner) values(begin, end byte, value func()) {
 	s.depth--
 }
 
+// Halve divides the array that is the next value before the element at the position mid. The returned Scanner reads
+// the elements before mid by Rest, and s continues with the element at mid, by RestOfArray. One of them fails if no
+// element begins at mid.
+func (s *Scanner) Halve(mid int) (first Scanner, ok bool) {
+	if s.peek() != '[' || mid <= s.at+1 || mid >= len(s.text) || s.text[mid-1] != ',' {
+		return Scanner{}, false
+	}
+	first = Scanner{text: s.text[:mid-1], at: s.at + 1, depth: s.depth + 1}
+	s.at, s.depth = mid, s.depth+1
+	return first, true
+}
+
+// Rest reads elements until the end of the text.
+func (s *Scanner) Rest(element func()) {
+	for !s.failed {
+		element()
+		if s.peek() == 0 && s.at == len(s.text) {
+			return
+		}
+		if !s.next(',') {
+			s.Fail()
+		}
+	}
+}
+
+// RestOfArray reads elements until the end of an array that Halve has begun.
+func (s *Scanner) RestOfArray(element func()) {
+	for !s.failed {
+		if element(); s.next(']') {
+			s.depth--
+			return
+		}
+		if !s.next(',') {
+			s.Fail()
+		}
+	}
+}
+
 // Skip reads any value.
 func (s *Scanner) Skip() {
 	switch s.peek() {

@@ -22,6 +22,8 @@ type onePass struct {
 	of decoder // decoder of this document; if it has violations, the document has mistakes
 
 	text    string
+	halve   bool // read a long list in two halves
+	halved  bool // it was read so
 	service wire.Service
 	slice   wire.Slice
 	// Values to which pointers in service and slice point.
@@ -56,15 +58,69 @@ func (d *decoder) readOnce(number int, text []byte) bool {
 	if len(text) > maxBytes || len(text) == 0 || text[0] != '{' {
 		return false
 	}
-	p := &onePass{text: string(text), of: decoder{options: d.options, number: number, objects: d.objects}}
-	p.labels, p.notes = make(map[string]string), make(map[string]string)
-	p.Scanner = jsonscan.New(p.text)
-	p.document()
-	if !p.End() || len(p.of.violations) > 0 {
-		return false
+	whole := string(text)
+	for _, halve := range []bool{true, false} {
+		p := d.onePass(number, whole)
+		p.Scanner, p.halve = jsonscan.New(p.text), halve && len(text) >= largeList
+		p.document()
+		if p.End() && len(p.of.violations) == 0 {
+			d.objects = append(d.objects, p.of.objects...)
+			return true
+		}
+		if !p.halved {
+			return false
+		}
 	}
-	d.objects = p.of.objects
-	return true
+	return false
+}
+
+func (d *decoder) onePass(number int, text string) *onePass {
+	return &onePass{
+		text: text, of: decoder{options: d.options, number: number},
+		labels: make(map[string]string), notes: make(map[string]string),
+	}
+}
+
+// largeList is the size of a list from which on two goroutines read it.
+const largeList = 256 << 10
+
+// itemBegins are the first bytes of items in lists of an API server and of kubectl.
+var itemBegins = []string{`,{"apiVersion":`, `,{"metadata":`, `,{"kind":`}
+
+// middle returns the position of an item near the middle of a list whose items begin at the given position; 0: it finds
+// none. The position may be wrong, for example of an owner reference. Then reading one of the halves fails.
+func middle(text string, begin int) int {
+	half := begin + (len(text)-begin)/2
+	best := 0
+	for _, first := range itemBegins {
+		if at := strings.Index(text[half:], first); at >= 0 && (best == 0 || half+at+1 < best) {
+			best = half + at + 1
+		}
+	}
+	return best
+}
+
+// items reads the items of a list, a long list in two halves at once.
+func (p *onePass) items(head *wire.Head) {
+	if p.halve {
+		if first, ok := p.Halve(middle(p.text, p.At())); ok {
+			p.halved = true
+			q := p.of.onePass(p.of.number, p.text)
+			q.Scanner = first
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				q.Rest(func() { q.item(head) })
+			}()
+			p.RestOfArray(func() { p.item(head) })
+			if <-done; q.Failed() || len(q.of.violations) > 0 {
+				p.Fail()
+			}
+			p.of.objects = append(q.of.objects, p.of.objects...)
+			return
+		}
+	}
+	p.Array(func() { p.item(head) })
 }
 
 // readAllOnce is readOnce for a stream of JSON documents.
@@ -115,7 +171,7 @@ func (p *onePass) document() {
 		if !p.once(&seen, fieldItems) {
 			return
 		}
-		p.Array(func() { p.item(&head) })
+		p.items(&head)
 	})
 	if p.Failed() {
 		return

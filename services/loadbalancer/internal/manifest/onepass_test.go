@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/kit/yamlstream"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/jsonscan"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest/wire"
 )
 
@@ -224,5 +225,64 @@ func TestStreamsAreReadOnce(t *testing.T) {
 	kept, bad := Options{}.DecodeEach([]byte(stream + "---\n{}"))
 	if len(kept) != 2 || len(bad) != 1 {
 		t.Errorf("%d objects and %d unreadable ones, want 2 and 1", len(kept), len(bad))
+	}
+}
+
+// TestLongListsAreReadInHalves: two goroutines read a long list, and their result equals the result of the complete
+// decoder. They also give up on a list with a mistake in one half, or whose middle is not found.
+func TestLongListsAreReadInHalves(t *testing.T) {
+	slice := func(name, more string) string {
+		return `{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{"name":"` + name + `"` + more +
+			`,"labels":{"kubernetes.io/service-name":"web"}},"addressType":"IPv4","ports":[{"port":80}],` +
+			`"endpoints":[{"addresses":["10.0.0.1"]},{"addresses":["10.0.0.2"]}]}`
+	}
+	owners := `,"ownerReferences":[` + strings.Repeat(`{"apiVersion":"v1","kind":"Service","name":"web"},`, largeList/40) +
+		`{"apiVersion":"v1"}]`
+	list := func(items ...string) string {
+		return `{"apiVersion":"v1","kind":"List","items":[` + strings.Join(items, ",") + `]}`
+	}
+	var many []string
+	for n := range largeList / 200 {
+		many = append(many, slice(fmt.Sprint("web-", n), ""))
+	}
+	halved := func(text string) bool {
+		p := (&decoder{options: Options{Namespace: "default"}}).onePass(3, text)
+		p.Scanner, p.halve = jsonscan.New(text), true
+		p.document()
+		return p.halved && p.End() && len(p.of.violations) == 0
+	}
+	for name, c := range map[string]struct {
+		text           string
+		halved, passes bool
+	}{
+		"many":   {list(many...), true, true},
+		"spaces": {strings.ReplaceAll(list(many...), "]}]},{", "]}]} ,{"), true, true},
+		"no item begins in the middle": {
+			strings.ReplaceAll(list(many...), ",{\"apiVersion\"", ", {\"apiVersion\""), false, true,
+		},
+		"an owner near the middle":     {list(slice("a", ""), slice("b", owners), slice("c", "")), false, true},
+		"two lists":                    {list(many...) + list(many...), false, false},
+		"a mistake in the first half":  {list(append([]string{`{"kind":"Pod"}`}, many...)...), false, false},
+		"a mistake in the second half": {list(append(many[:len(many):len(many)], `{"kind":"Pod"}`)...), false, false},
+		"no end":                       {strings.TrimSuffix(list(many...), "]}"), false, false},
+		"a comma at the end":           {strings.TrimSuffix(list(many...), "]}") + ",]}", false, false},
+		"two commas in the middle": {
+			strings.Replace(list(many...), many[len(many)/2], many[len(many)/2]+",", 1), false, false,
+		},
+		"an open bracket in the middle": {
+			strings.Replace(list(many...), many[len(many)/2], many[len(many)/2]+",[", 1), false, false,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if len(c.text) < largeList {
+				t.Fatalf("%d bytes are no long list", len(c.text))
+			}
+			if got := halved(c.text); got != c.halved {
+				t.Errorf("read in halves: %t, want %t", got, c.halved)
+			}
+			if got := agree(t, c.text); got != c.passes {
+				t.Errorf("read by one pass: %t, want %t", got, c.passes)
+			}
+		})
 	}
 }

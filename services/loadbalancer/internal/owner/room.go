@@ -37,6 +37,14 @@ type grown struct {
 // findRoom checks that the frontends and backends of changed services are within the limits. Its
 // errors name a service, and it stops at the first that exceeds a limit.
 func (ix *index) findRoom(l *Limits, after map[service.Name]*joined) error {
+	if ix.surelyHasRoom(l, after) {
+		return nil
+	}
+	return ix.computeRoom(l, after)
+}
+
+// computeRoom is findRoom for services that may exceed a limit: it computes their frontends and backends.
+func (ix *index) computeRoom(l *Limits, after map[service.Name]*joined) error {
 	had := ix.counts()
 	r := room{ix, make(map[frontend.Key]int), make(map[uint64]int), had.frontends, had.backends}
 	names := slices.SortedFunc(maps.Keys(after), service.Name.Compare)
@@ -74,6 +82,20 @@ func (ix *index) findRoom(l *Limits, after map[service.Name]*joined) error {
 		}
 	}
 	return nil
+}
+
+// surelyHasRoom reports whether changed services are within the limits even if all that they name is new.
+func (ix *index) surelyHasRoom(l *Limits, after map[service.Name]*joined) bool {
+	had := ix.counts()
+	frontends, backends := had.frontends, had.backends
+	for _, j := range after {
+		f, b := j.whole().Named()
+		if b > l.BackendsPerService {
+			return false
+		}
+		frontends, backends = frontends+f, backends+b
+	}
+	return frontends <= l.Frontends && backends <= l.Backends
 }
 
 // countNamed rejects a service that names more than it can have, before its frontends and backends

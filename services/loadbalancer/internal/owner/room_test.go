@@ -6,12 +6,16 @@ package owner
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
+	"github.com/sluice-net/sluice/model/shares"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
 // joinedItems returns n JSON objects of a list, formatted from their numbers.
@@ -99,5 +103,39 @@ func TestSlicesMayRepeatEndpoints(t *testing.T) {
 	const want = "service default/a would have up to 500 backends, the limit is 100"
 	if n != maxRepeats+1 || !strings.Contains(err.Error(), want) {
 		t.Errorf("slice %d: %v", n, err)
+	}
+}
+
+// TestRoomIsFoundWithoutComputingFrontends: far below the limits, a sum of what the services name decides on a call,
+// and it never admits a call that the complete computation refuses.
+func TestRoomIsFoundWithoutComputingFrontends(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	sure, refused := 0, 0
+	for range 300 {
+		ix := newIndex(&compile.Node{}, everyNamespace{shares.NewTenants(shares.Settings{})})
+		l := &Limits{Frontends: 1 + r.IntN(60), Backends: 1 + r.IntN(200), BackendsPerService: 1 + r.IntN(30)}
+		after := map[service.Name]*joined{}
+		for _, o := range large("shop", 0, 1+r.IntN(10), 1+r.IntN(20)) {
+			name := o.Key.Name
+			if after[name] == nil {
+				after[name] = &joined{name: name}
+			}
+			if o.Service != nil {
+				after[name].object = &object{service: o.Service}
+			} else {
+				after[name].slices = append(after[name].slices, &object{slice: o.Slice})
+			}
+		}
+		if ix.surelyHasRoom(l, after) {
+			sure++
+			if err := ix.computeRoom(l, after); err != nil {
+				t.Fatalf("a sum finds room, and the complete computation refuses: %v", err)
+			}
+		} else if ix.findRoom(l, after) != nil {
+			refused++
+		}
+	}
+	if sure < 30 || refused < 30 {
+		t.Errorf("%d calls surely fit and %d are refused, want many of both", sure, refused)
 	}
 }

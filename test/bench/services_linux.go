@@ -74,6 +74,13 @@ func (b *bench) services(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	large, err := up("y", false)
+	if err != nil {
+		return err
+	}
+	if err := large.manyBackends(ctx, filling, memory); err != nil {
+		return err
+	}
 	filling.print(b)
 	if err := s.restarts(ctx); err != nil {
 		return err
@@ -244,8 +251,15 @@ func (s *crowdedServices) enforcements(ctx context.Context, backends int, to *fi
 				return err
 			}
 		}
-		to.fills = append(to.fills, fmt.Sprintf("| %d | %d | %d | %s | %s | %s |", services, backends, len(enforced),
-			milliseconds(stored.quantile(0.5)), milliseconds(enforced.quantile(0.5)), milliseconds(enforced.worst())))
+		to.filled(services, backends, stored, enforced)
+		if backends > 2 || services == 1 {
+			continue
+		}
+		limit := 300 * time.Millisecond
+		if services < many {
+			limit = 35 * time.Millisecond
+		}
+		b.wantTime(fmt.Sprintf("%d services of 2 backends enforced, p50", services), limit, enforced.quantile(0.5))
 	}
 	revision, err := s.fill(ctx, many, of)
 	if err == nil {
@@ -254,9 +268,43 @@ func (s *crowdedServices) enforcements(ctx context.Context, backends int, to *fi
 	if err != nil {
 		return err
 	}
-	row, err := s.oneChange(ctx, of)
+	row, p50, err := s.oneChange(ctx, of)
 	to.changes = append(to.changes, fmt.Sprintf("| %d | %d | %s", many, backends, row))
+	b.wantTime(fmt.Sprintf("one change among %d services of %d backends enforced, p50", many, backends),
+		1500*time.Microsecond, p50)
 	return err
+}
+
+// manyBackends fills a node with as many backends as one tenant can have: 250,000, without the reserve.
+func (s *crowdedServices) manyBackends(ctx context.Context, to *fillingTimes, memory *serviceMemory) error {
+	const backends = 50
+	b, of, services := s.bench, ownBackends(backends), s.bench.sizes.services/2
+	var stored, enforced samples
+	if err := s.fillTimed(ctx, services, of, &stored, &enforced); err != nil {
+		return err
+	}
+	to.filled(services, backends, stored, enforced)
+	b.wantTime(fmt.Sprintf("%d services of %d backends enforced", services, backends), 3*time.Second, enforced.worst())
+	row, p50, err := s.oneChange(ctx, of)
+	if err != nil {
+		return err
+	}
+	to.changes = append(to.changes, fmt.Sprintf("| %d | %d | %s", services, backends, row))
+	b.wantTime(fmt.Sprintf("one change among %d services of %d backends enforced, p50", services, backends),
+		5*time.Millisecond, p50)
+	what := fmt.Sprintf("%d services of %d backends", services, backends)
+	before := *memory // the targets are those of the node with fewer backends
+	err = memory.look(ctx, what, s)
+	if err == nil {
+		err = memory.later(ctx, s)
+	}
+	memory.resident, memory.maps = before.resident, before.maps
+	return err
+}
+
+func (f *fillingTimes) filled(services, backends int, stored, enforced samples) {
+	f.fills = append(f.fills, fmt.Sprintf("| %d | %d | %d | %s | %s | %s |", services, backends, len(enforced),
+		milliseconds(stored.quantile(0.5)), milliseconds(enforced.quantile(0.5)), milliseconds(enforced.worst())))
 }
 
 func (f *fillingTimes) print(b *bench) {
@@ -282,8 +330,8 @@ func (s *crowdedServices) fillTimed(ctx context.Context, n int, of backendsOf, s
 	return nil
 }
 
-// oneChange changes one of many services at a time.
-func (s *crowdedServices) oneChange(ctx context.Context, of backendsOf) (row string, err error) {
+// oneChange changes one of many services at a time. It returns a table row, and the median time until enforcement.
+func (s *crowdedServices) oneChange(ctx context.Context, of backendsOf) (row string, p50 time.Duration, err error) {
 	b := s.bench
 	var stored, enforced, ended samples
 	for i := range b.sizes.changes {
@@ -291,21 +339,21 @@ func (s *crowdedServices) oneChange(ctx context.Context, of backendsOf) (row str
 		begin := time.Now()
 		revision, err := s.upsert(ctx, []string{sliceText(i, 1, backends[len(backends)-1:])})
 		if err != nil {
-			return "", err
+			return "", 0, err
 		}
 		stored = append(stored, time.Since(begin))
 		if err := s.wait(ctx, revision, false); err != nil {
-			return "", err
+			return "", 0, err
 		}
 		enforced = append(enforced, time.Since(begin))
 		if err := s.wait(ctx, revision, true); err != nil {
-			return "", err
+			return "", 0, err
 		}
 		ended = append(ended, time.Since(begin))
 	}
 	return fmt.Sprintf("%d | %s | %s | %s | %s | %s |", len(enforced), milliseconds(stored.quantile(0.5)),
 		milliseconds(enforced.quantile(0.5)), milliseconds(enforced.quantile(0.99)), milliseconds(enforced.worst()),
-		milliseconds(ended.quantile(0.5))), nil
+		milliseconds(ended.quantile(0.5))), enforced.quantile(0.5), nil
 }
 
 // restarts measures restarts of both processes with the present services, alternating with restarts on a node without
@@ -336,6 +384,10 @@ func (s *crowdedServices) restarts(ctx context.Context) error {
 				milliseconds(serving[i].quantile(0.5)), milliseconds(serving[i].worst()),
 				milliseconds(acknowledged[i].quantile(0.5)), milliseconds(acknowledged[i].worst()),
 				milliseconds(cpu[i].quantile(0.5)))
+		}
+		if process == devnode.LoadBalancer {
+			b.wantTime(fmt.Sprintf("restart of sluice-loadbalancer with %d services of 10 backends, p50", b.sizes.services),
+				600*time.Millisecond, acknowledged[1].quantile(0.5))
 		}
 	}
 	fmt.Fprintln(b.out)
@@ -420,7 +472,7 @@ func (m *serviceMemory) print(b *bench) {
 		"once after the changes above:\n\n| node | sluice-loadbalancer | sluice-datapath | maps | MiB |\n"+
 		"|---|---|---|---|---|\n",
 		strings.Join(m.rows, "\n"), "\n\n")
-	b.wantMemory(fmt.Sprintf("kernel memory of all maps with %d services of 10 backends", b.sizes.services), 64,
+	b.wantMemory(fmt.Sprintf("kernel memory of all maps with %d services of 10 backends", b.sizes.services), 72,
 		float64(m.maps.bytes)/(1<<20))
 	b.wantCount("maps of a node with services", 60, m.maps.count)
 	b.wantMemory(fmt.Sprintf("resident, sluice-loadbalancer with %d services of 10 backends", b.sizes.services), 40,

@@ -106,9 +106,9 @@ func TestSlicesMayRepeatEndpoints(t *testing.T) {
 	}
 }
 
-// TestRoomIsFoundWithoutComputingFrontends: far below the limits, a sum of what the services name decides on a call,
-// and it never admits a call that the complete computation refuses.
-func TestRoomIsFoundWithoutComputingFrontends(t *testing.T) {
+// TestSumsAdmitCallsFarBelowTheLimits: a sum of the named frontends and backends decides on a call far below the
+// limits. It never admits a call that the complete computation refuses.
+func TestSumsAdmitCallsFarBelowTheLimits(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	sure, refused := 0, 0
 	for range 300 {
@@ -129,7 +129,7 @@ func TestRoomIsFoundWithoutComputingFrontends(t *testing.T) {
 		if ix.surelyHasRoom(l, after) {
 			sure++
 			if err := ix.computeRoom(l, after); err != nil {
-				t.Fatalf("a sum finds room, and the complete computation refuses: %v", err)
+				t.Fatalf("a sum admits a call that the complete computation refuses: %v", err)
 			}
 		} else if ix.findRoom(l, after) != nil {
 			refused++

@@ -28,6 +28,8 @@ const (
 type giveBack struct {
 	last  uint64 // total allocation at the last check
 	given uint64 // total allocation when memory was last returned
+	// burst is true after a burst of package burst whose memory was not returned yet.
+	burst bool
 }
 
 // due takes the total number of allocated bytes and reports whether a burst of work has ended, so
@@ -35,11 +37,19 @@ type giveBack struct {
 func (g *giveBack) due(allocated uint64) bool {
 	idle := allocated-g.last < idleBytes
 	g.last = allocated
-	if !idle || allocated-g.given < busyBytes && !burst.Active() {
+	if !idle || allocated-g.given < busyBytes && !g.burst {
 		return false
 	}
-	g.given = allocated
+	g.given, g.burst = allocated, false
 	return true
+}
+
+// look ends a burst of package burst that is over, and reports as due. Also the memory of a burst that ends here, while
+// the process is busy, is due once the process is idle.
+func (g *giveBack) look(now time.Time, allocated uint64) bool {
+	g.burst = g.burst || burst.Active()
+	burst.EndCalm(now)
+	return g.due(allocated)
 }
 
 // giveBackMemory returns memory to the kernel once after the start-up and then after each burst of work, until ctx
@@ -61,8 +71,7 @@ func giveBackMemory(ctx context.Context, looks <-chan time.Time, release func())
 			return
 		case <-looks:
 		}
-		burst.EndCalm(time.Now())
-		if g.due(allocated()) {
+		if g.look(time.Now(), allocated()) {
 			release()
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"runtime/metrics"
 	"testing"
 	"time"
+
+	"github.com/sluice-net/sluice/kit/burst"
 )
 
 func TestMemoryIsGivenBackWhenABurstIsOver(t *testing.T) {
@@ -39,6 +41,24 @@ func TestMemoryIsGivenBackWhenABurstIsOver(t *testing.T) {
 		if got := g.due(g.last + step.more*mib); got != step.want {
 			t.Errorf("step %d, %d MiB more: %v, want %v", i, step.more, got, step.want)
 		}
+	}
+}
+
+// TestMemoryOfABurstIsGivenBackThoughItEndedBefore: a burst that ends while the process is busy is followed by a return
+// of memory once the process is idle, however little it allocated since the start.
+func TestMemoryOfABurstIsGivenBackThoughItEndedBefore(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(50))
+	burst.Begin()
+	defer burst.End()
+	g, now := giveBack{}, time.Now()
+	if g.look(now.Add(2*burst.Calm), 2*idleBytes) || burst.Active() {
+		t.Fatal("want a busy process and the end of the burst")
+	}
+	if !g.look(now, 2*idleBytes) {
+		t.Error("no memory is returned after the burst")
+	}
+	if g.look(now, 2*idleBytes) {
+		t.Error("memory is returned twice")
 	}
 }
 

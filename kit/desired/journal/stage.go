@@ -97,8 +97,8 @@ type encoded struct {
 	record, annotation []byte
 }
 
-// encode encodes objects, and sorts them by key, so that successive writes concern neighbouring places of the file. Two
-// goroutines encode many objects.
+// encode encodes objects. Two goroutines encode many objects. If the change is one transaction, encode also sorts the
+// objects by key, so that successive writes concern neighbouring places of the file.
 func (j *Journal[O]) encode(puts []O) []encoded {
 	out := make([]encoded, len(puts))
 	some := func(first, last int) {
@@ -119,7 +119,7 @@ func (j *Journal[O]) encode(puts []O) []encoded {
 		first.Wait()
 	}
 	if !j.options.Staged {
-		slices.SortFunc(out, func(a, b encoded) int { return strings.Compare(a.key, b.key) })
+		slices.SortStableFunc(out, func(a, b encoded) int { return strings.Compare(a.key, b.key) })
 	}
 	return out
 }

@@ -279,9 +279,9 @@ bench-k8s: k8s ## Measure bursts of pods beside ptp and portmap, changes from th
 	@cd test/k8s && GOWORK=off go test -v -timeout=60m -run '^$$' -bench '^BenchmarkCluster$$' -benchtime=1x .
 
 .PHONY: bench
-bench: build ## Measure ADD, DEL, traffic, restart, memory and services beside the reference plugins, or PARTS of it: attach,traffic,nodes,lifecycle,file,cluster,services,changes (root)
+bench: build ## Measure ADD, DEL, traffic, restart, memory and services beside the reference plugins, or PARTS of it: attach,traffic,nodes,lifecycle,file,cluster,services,policies-30000,changes (root)
 	@scripts/deps demo bench
-	@go build -o bin/test/bench ./test/bench
+	@go build -o bin/test/ ./test/bench ./services/identity/internal/test/simulate
 	@bin/test/bench -parts=$(PARTS)
 
 .PHONY: simulate

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/sluice-net/sluice/devnode"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
@@ -41,10 +42,7 @@ func (b *bench) byFile(ctx context.Context) (err error) {
 		if i > 0 {
 			text = strings.ReplaceAll(text, "part: changes", "part: beside")
 		}
-		path, err := b.putNext(name, text)
-		if err == nil {
-			err = b.replaceByNext(path)
-		}
+		path, err := b.files().put(name, text)
 		if err != nil {
 			return err
 		}
@@ -121,20 +119,56 @@ func (b *bench) callThenFile(ctx context.Context, turn int) (byCall, byFile time
 	if err != nil {
 		return 0, 0, err
 	}
-	byFile, err = b.changeFile(ctx, "bench-file-0", renamedPolicy("bench-file-0", 100+portOf(turn)))
+	byFile, err = b.files().change(ctx, "bench-file-0", renamedPolicy("bench-file-0", 100+portOf(turn)))
 	return c.enforced, byFile, err
 }
 
-// putNext writes a manifest next to a policy's file, and returns its path.
-func (b *bench) putNext(name, manifest string) (string, error) {
-	next := filepath.Join(b.node.PolicyDir(), ".next")
-	return filepath.Join(b.node.PolicyDir(), name+".yaml"), errors.Join(
-		os.WriteFile(next, []byte(manifest), 0o644), os.Chmod(next, 0o644))
+// policyFiles are the manifests in a node's directory of policies.
+type policyFiles struct {
+	node     *devnode.Node
+	policies policies
+	pause    time.Duration // before a change: the source pauses after each scan for a multiple of the scan's duration
 }
 
-// replaceByNext renames the manifest of putNext to the policy's file.
-func (b *bench) replaceByNext(path string) error {
-	return os.Rename(filepath.Join(b.node.PolicyDir(), ".next"), path)
+func (b *bench) files() policyFiles { return policyFiles{b.node, b.policies, 100 * time.Millisecond} }
+
+// put replaces the file of a name by one rename, and returns its path.
+func (f policyFiles) put(name, manifest string) (path string, err error) {
+	next, err := f.prepare(manifest)
+	if err != nil {
+		return "", err
+	}
+	path = filepath.Join(f.node.PolicyDir(), name+".yaml")
+	return path, os.Rename(next, path)
+}
+
+// prepare writes a manifest to a file that the source does not read.
+func (f policyFiles) prepare(manifest string) (path string, err error) {
+	path = filepath.Join(f.node.PolicyDir(), ".next")
+	return path, errors.Join(os.WriteFile(path, []byte(manifest), 0o644), os.Chmod(path, 0o644))
+}
+
+// change replaces the file of a name, and returns the time from the rename to the enforcement.
+func (f policyFiles) change(ctx context.Context, name, manifest string) (time.Duration, error) {
+	select {
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	case <-time.After(f.pause):
+	}
+	next, err := f.prepare(manifest)
+	if err != nil {
+		return 0, err
+	}
+	before, err := f.policies.client.GetStatus(ctx, &policyv1.GetStatusRequest{})
+	if err != nil {
+		return 0, err
+	}
+	begin := time.Now()
+	if err := os.Rename(next, filepath.Join(f.node.PolicyDir(), name+".yaml")); err != nil {
+		return 0, err
+	}
+	err = f.policies.waitForNext(ctx, before.GetRevision())
+	return time.Since(begin), err
 }
 
 func renamedPolicy(name string, port int) string {

@@ -140,7 +140,8 @@ func (c *crowd) memory(ctx context.Context) error {
 		fmt.Fprintf(b.out, "| sluice-%s |", service)
 		for i, all := range columns {
 			u := all[service]
-			sums[i] = usage{sums[i].resident + u.resident, sums[i].anonymous + u.anonymous}
+			sums[i].resident += u.resident
+			sums[i].anonymous += u.anonymous
 			fmt.Fprintf(b.out, " %.1f / %.1f |", u.resident, u.anonymous)
 		}
 		fmt.Fprintln(b.out)

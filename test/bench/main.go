@@ -48,6 +48,7 @@ type sizes struct {
 	many         int // endpoints of a full node
 	restarts     int // per number of endpoints, and of services
 	services     int // of a node with many services
+	cluster      clusterSize
 }
 
 // part is a selectable measurement.
@@ -65,6 +66,7 @@ var parts = []part{
 	{"file", "A change of policy by file and by call", (*bench).byFile},
 	{"cluster", "Nodes that agree through etcd", (*bench).cluster},
 	{"services", "Services", (*bench).services},
+	{"policies-30000", "A node of a cluster with 30,000 policies", (*bench).manyPolicies},
 	{"changes", "From a change of policy to its enforcement", (*bench).changes},
 }
 
@@ -88,7 +90,7 @@ func main() {
 	binDir := flag.String("bin-dir", "bin", "directory of the programs that `make build` writes")
 	quick := flag.Bool("quick", false, "few repetitions, to check that everything works")
 	names := flag.String("parts", "", "measure only these `parts`, separated by commas: "+
-		"attach, traffic, nodes, lifecycle, file, cluster, services, changes")
+		"attach, traffic, nodes, lifecycle, file, cluster, services, policies-30000, changes")
 	rounds := flag.Int("rounds", 0, "number of rounds, instead of 10")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
@@ -98,13 +100,13 @@ func main() {
 	s := sizes{
 		rounds: 10, pods: 20, parallelPods: 24, exchanges: 20000, connects: 2000, datagrams: 50000,
 		streamed: 2 << 30, changes: 100, fileChanges: 30, endpoints: 100, many: 1000, restarts: 5,
-		services: 10000,
+		services: 10000, cluster: clusterSize{nodes: 1000, identities: 6000, pods: 30_000, policies: 30_000},
 	}
 	if *quick {
 		s = sizes{
 			rounds: 2, pods: 3, parallelPods: 8, exchanges: 500, connects: 100, datagrams: 1000,
 			streamed: 64 << 20, changes: 5, fileChanges: 5, endpoints: 8, many: 40, restarts: 2,
-			services: 100,
+			services: 100, cluster: clusterSize{nodes: 20, identities: 600, pods: 600, policies: 600},
 		}
 	}
 	if *rounds > 0 {

@@ -16,7 +16,10 @@ import (
 var measuredServices = []string{devnode.Identity, devnode.IPAM, devnode.Policy, devnode.Datapath}
 
 // usage is a process's memory in MiB.
-type usage struct{ resident, anonymous float64 }
+type usage struct {
+	resident, anonymous float64
+	largest             float64 // resident, since the start of the process
+}
 
 // memory reads the memory of the services of a node.
 func memory(node *devnode.Node) (map[string]usage, error) {
@@ -52,6 +55,8 @@ func memoryOf(node *devnode.Node, service string) (u usage, err error) {
 			u.resident = kib / 1024
 		case "RssAnon:":
 			u.anonymous = kib / 1024
+		case "VmHWM:":
+			u.largest = kib / 1024
 		}
 	}
 	return u, nil

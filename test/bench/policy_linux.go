@@ -261,7 +261,7 @@ func (b *bench) changeFileOften(ctx context.Context, s situation, from pod.Pod, 
 	}
 	var enforced samples
 	for turn := range b.sizes.fileChanges + 1 {
-		took, err := b.changeFile(ctx, name, strings.ReplaceAll(s.manifest(turn), "bench-changes", name))
+		took, err := b.files().change(ctx, name, strings.ReplaceAll(s.manifest(turn), "bench-changes", name))
 		if err != nil {
 			return nil, err
 		}
@@ -277,34 +277,10 @@ func (b *bench) changeFileOften(ctx context.Context, s situation, from pod.Pod, 
 		return nil, err
 	}
 	unused := strings.ReplaceAll(serverPolicy(portOf(0), ""), "part: changes", "part: beside")
-	if _, err := b.changeFile(ctx, name, strings.ReplaceAll(unused, "bench-changes", name)); err != nil {
+	if _, err := b.files().change(ctx, name, strings.ReplaceAll(unused, "bench-changes", name)); err != nil {
 		return nil, err
 	}
 	return enforced, b.policies.removeAndWait(ctx, "bench-blocks")
-}
-
-// changeFile replaces the file of a policy, and returns the time from the rename to the enforcement.
-func (b *bench) changeFile(ctx context.Context, name, manifest string) (time.Duration, error) {
-	select {
-	case <-ctx.Done():
-		return 0, ctx.Err()
-	// The source pauses after each scan for a multiple of the scan's duration.
-	case <-time.After(100 * time.Millisecond):
-	}
-	path, err := b.putNext(name, manifest)
-	if err != nil {
-		return 0, err
-	}
-	before, err := b.policies.client.GetStatus(ctx, &policyv1.GetStatusRequest{})
-	if err != nil {
-		return 0, err
-	}
-	begin := time.Now()
-	if err := b.replaceByNext(path); err != nil {
-		return 0, err
-	}
-	err = b.policies.waitForNext(ctx, before.GetRevision())
-	return time.Since(begin), err
 }
 
 // printChanges prints a table row, including the memory of the maps.

@@ -102,12 +102,12 @@ func check(data []byte, as decode.Options) ([]verdict, error) {
 	filter := excludedlabels.Default()
 	for _, d := range decoded {
 		i := d.Document
-		d.Object, _ = filter.Apply(d.Object)
-		all[i].Dropped = append(all[i].Dropped, d.Object.Unknown...)
-		for _, n := range d.Object.Notes {
+		object, _ := filter.Apply(*d.Object)
+		all[i].Dropped = append(all[i].Dropped, object.Unknown...)
+		for _, n := range object.Notes {
 			all[i].Notes = append(all[i].Notes, note{n.Kind.String(), n.Path, n.Text})
 		}
-		if n := d.Object.Notes.Omitted(); n > 0 {
+		if n := object.Notes.Omitted(); n > 0 {
 			text := fmt.Sprintf("%d more notes are left out", n)
 			all[i].Notes = append(all[i].Notes, note{Kind: "omitted", Text: text})
 		}

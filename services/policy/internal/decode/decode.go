@@ -24,7 +24,7 @@ import (
 
 // Decoded is a document that was decoded.
 type Decoded struct {
-	Object   policy.Object
+	Object   *policy.Object // immutable
 	Text     []byte
 	Document int // index of the document that it is or belongs to
 	// Created and UID come from the object of an API server.
@@ -224,7 +224,7 @@ func (r Options) Decode(data []byte) ([]Decoded, error) {
 			other.refused = true
 			bad.Violations = append(bad.Violations, its.Violation)
 		}
-		out = append(out, Decoded{Object: object, Text: trim(d.Text), Document: d.Number, Line: d.Line, item: d.path})
+		out = append(out, Decoded{Object: &object, Text: trim(d.Text), Document: d.Number, Line: d.Line, item: d.path})
 	}
 	manifest.Each(data, func(doc manifest.Document) {
 		if doc.Err != nil {

@@ -98,7 +98,7 @@ func (f *file) document(d one) {
 		f.held(d, strings.Join(lines, "; "))
 		return
 	}
-	decoded := Decoded{Object: object, Text: trim(d.Text), Document: d.Number, Line: d.Line, item: d.path}
+	decoded := Decoded{Object: &object, Text: trim(d.Text), Document: d.Number, Line: d.Line, item: d.path}
 	first, again := f.seen[object.Key]
 	switch {
 	case !again:
@@ -236,7 +236,7 @@ func (f *file) held(d one, why string) {
 	}
 	if ob, err := policy.Isolate(doc, errors.New(why)); err == nil {
 		if _, again := f.seen[ob.Key]; !again {
-			decoded.Object = f.options.Isolated(ob.Key, decoded.Text, errors.New(why))
+			decoded.Object = new(f.options.Isolated(ob.Key, decoded.Text, errors.New(why)))
 			if decoded.Object.Key == ob.Key {
 				f.seen[ob.Key] = decoded
 				f.Policies = append(f.Policies, decoded)
@@ -263,7 +263,7 @@ func (r Options) Shadowed(name string, d Decoded, why string) Decoded {
 // ShadowedObject is Shadowed for an object of an API server.
 func (r Options) ShadowedObject(d Decoded, why string) Decoded {
 	d.Text = isolating(why, trim(d.Text))
-	d.Object = r.Isolated(ShadowKey(d.Object.Key), d.Text, errors.New(why))
+	d.Object = new(r.Isolated(ShadowKey(d.Object.Key), d.Text, errors.New(why)))
 	return d
 }
 
@@ -278,7 +278,7 @@ func (r Options) asDocument(name string, d Decoded, namespace, why string) Decod
 		Kind: policy.KindDocument, Namespace: namespace,
 		Name: strings.TrimSuffix(name+" document "+strconv.Itoa(d.Document+1)+" "+strings.TrimSuffix(d.item, "."), " "),
 	}
-	d.Object = r.Isolated(key, d.Text, errors.New(why))
+	d.Object = new(r.Isolated(key, d.Text, errors.New(why)))
 	return d
 }
 

@@ -108,8 +108,8 @@ type Engine struct {
 	config Config
 
 	objects     map[policy.Key]*policy.Object
-	byNamespace map[string]map[*rule.Spec]policy.Key
-	clusterwide map[*rule.Spec]policy.Key
+	byNamespace map[string]map[*rule.Spec]*policy.Object // specs with their objects
+	clusterwide map[*rule.Spec]*policy.Object
 	groups      *compile.Groups
 
 	peers     map[identity.Numeric]*member
@@ -146,8 +146,8 @@ func New(config Config) *Engine {
 	e := &Engine{
 		config:      config,
 		objects:     make(map[policy.Key]*policy.Object),
-		byNamespace: make(map[string]map[*rule.Spec]policy.Key),
-		clusterwide: make(map[*rule.Spec]policy.Key),
+		byNamespace: make(map[string]map[*rule.Spec]*policy.Object),
+		clusterwide: make(map[*rule.Spec]*policy.Object),
 		groups:      compile.NewGroups(),
 		peers:       make(map[identity.Numeric]*member),
 		byLabel:     make(map[string]map[*member]struct{}),
@@ -321,9 +321,9 @@ func (e *Engine) replace(key policy.Key, before, after *policy.Object, dirty map
 			spec := &after.Specs[i]
 			e.markSelected(spec, dirty)
 			if spec.Namespace == "" {
-				e.clusterwide[spec] = key
+				e.clusterwide[spec] = after
 			} else {
-				put(e.byNamespace, spec.Namespace, spec, key)
+				put(e.byNamespace, spec.Namespace, spec, after)
 			}
 		}
 		if after.Group != nil {
@@ -522,7 +522,7 @@ func (e *Engine) input(s *subject, d policytable.Direction) (in compile.Input, e
 func (e *Engine) specsOf(id peer.Identity) func(visit func(*rule.Spec)) {
 	ns, _ := id.Labels.Value(label.SourceKubernetes, label.KeyNamespace)
 	return func(visit func(*rule.Spec)) {
-		for _, specs := range []map[*rule.Spec]policy.Key{e.byNamespace[ns], e.clusterwide} {
+		for _, specs := range []map[*rule.Spec]*policy.Object{e.byNamespace[ns], e.clusterwide} {
 			for spec := range specs {
 				visit(spec)
 			}

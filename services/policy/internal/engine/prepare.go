@@ -175,9 +175,9 @@ func (p *Preparation) hold(l *live) {
 func (p *Preparation) rules(s *subject) func(func(*rule.Spec)) {
 	return func(visit func(*rule.Spec)) {
 		ns, _ := p.engine.peers[s.number].id.Labels.Value(label.SourceKubernetes, label.KeyNamespace)
-		for _, specs := range []map[*rule.Spec]policy.Key{p.engine.byNamespace[ns], p.engine.clusterwide} {
-			for spec, key := range specs {
-				if _, ok := p.replaced[key]; !ok {
+		for _, specs := range []map[*rule.Spec]*policy.Object{p.engine.byNamespace[ns], p.engine.clusterwide} {
+			for spec, object := range specs {
+				if _, ok := p.replaced[object.Key]; !ok {
 					visit(spec)
 				}
 			}

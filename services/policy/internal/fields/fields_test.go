@@ -150,7 +150,7 @@ func outcomeOf(text string, o rule.Options) outcome {
 	case err != nil:
 		return outcome{err: err, problems: []string{""}}
 	}
-	return outcome{object: decoded[0].Object}
+	return outcome{object: *decoded[0].Object}
 }
 
 // meaning returns everything in an object that affects verdicts.

@@ -158,7 +158,7 @@ func (o *Owner) upsert(caller *managed.Caller, docs []decode.Decoded) (edit, err
 	var e edit
 	for _, d := range docs {
 		c := Changed{
-			Key: d.Object.Key, Type: managed.Created, Dropped: d.Object.Unknown, Notes: o.forms.filtered(d.Object).Notes,
+			Key: d.Object.Key, Type: managed.Created, Dropped: d.Object.Unknown, Notes: o.forms.filtered(*d.Object).Notes,
 		}
 		exists, err := o.policies.managed(o.sources.configured).Put(caller, c.Key)
 		if err != nil {

@@ -135,7 +135,7 @@ func (f *Feed) renamed(files []directory.File, current map[string]*file) map[str
 // read decodes the documents of a file.
 func (d *file) read(in directory.File, rules rule.Options) {
 	is := decode.Options{Rules: rules, Large: true}.File(in.Origin, in.Data)
-	d.docs, d.skipped = is.Policies, is.Skipped
+	d.docs, d.skipped = slices.Clone(is.Policies), is.Skipped // without spare capacity
 	if len(is.Unreadable) > 0 {
 		d.err, d.partly = errors.New(strings.Join(is.Unreadable, "; ")), true
 	}

@@ -57,7 +57,7 @@ func (f *forms) isolation(k policy.Key) *Policy {
 	why := "policies of the namespace exceed the share of their tenant, and are too many to isolate one by one"
 	p := &Policy{
 		Key: k, Source: managed.SourceKubernetes, Origin: k.String(), Updated: f.now(), Created: time.Unix(0, 0),
-		Exceeds: why, read: policy.IsolateNamespace(k, "", errors.New(why)),
+		Exceeds: why, read: new(policy.IsolateNamespace(k, "", errors.New(why))),
 	}
 	p.filter(f.filter.Load())
 	return p
@@ -87,9 +87,9 @@ func (f *forms) isolate(p *Policy, why string) {
 		p.Manifest = policy.Reduced(p.Key, p.Manifest, maxReduced)
 	}
 	if p.read.Group != nil {
-		p.read = p.read.CloseGroup(errors.New(why))
+		p.read = new(p.read.CloseGroup(errors.New(why)))
 	} else {
-		p.read = decode.Options{Rules: f.rules}.Isolated(p.Key, p.Manifest, errors.New(why))
+		p.read = new(decode.Options{Rules: f.rules}.Isolated(p.Key, p.Manifest, errors.New(why)))
 	}
 	p.Dropped, p.Broken = nil, ""
 	p.filter(f.filter.Load())
@@ -137,7 +137,7 @@ func (f *forms) decode(r record.Policy) *Policy {
 		err = fmt.Errorf("the stored text has another key than %s", policy.Key(r.Key))
 	}
 	if err != nil {
-		docs = []decode.Decoded{{Object: as.Isolated(policy.Key(r.Key), r.Manifest, err)}}
+		docs = []decode.Decoded{{Object: new(as.Isolated(policy.Key(r.Key), r.Manifest, err))}}
 	}
 	p := f.policy(docs[0], r.Source, r.Origin)
 	p.Key, p.Manager, p.Manifest = policy.Key(r.Key), r.Manager, r.Manifest

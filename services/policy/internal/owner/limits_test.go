@@ -445,7 +445,7 @@ func TestFilesThatAreInForceAreNotKeptTwice(t *testing.T) {
 	for origin, f := range feed.decoded {
 		for _, d := range f.docs {
 			p := o.policies.all[d.Object.Key]
-			if p == nil || p.Origin != origin || &p.object.Specs[0] != &d.Object.Specs[0] || &p.Manifest[0] != &d.Text[0] {
+			if p == nil || p.Origin != origin || p.object != d.Object || &p.Manifest[0] != &d.Text[0] {
 				t.Errorf("%s: %s is kept twice", origin, d.Object.Key)
 			}
 		}

@@ -141,7 +141,7 @@ func (n *Names) List(ctx context.Context, f names.Filter) ([]names.Used, error) 
 	list, err := loop.Ask(ctx, n.loop, opRead, func() ([]names.Learned, error) {
 		for _, p := range n.policies.all {
 			if p.inForce() {
-				objects = append(objects, p.object)
+				objects = append(objects, *p.object)
 			}
 		}
 		return n.table.List(match, f.Address), nil

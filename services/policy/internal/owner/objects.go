@@ -104,7 +104,7 @@ func (f *Objects) decode(k policy.Key, object policy.Written) *file {
 	if err != nil {
 		return &file{err: err}
 	}
-	return &file{docs: []decode.Decoded{{Object: decoded, Text: object.Text, Created: object.Created, UID: object.UID}}}
+	return &file{docs: []decode.Decoded{{Object: &decoded, Text: object.Text, Created: object.Created, UID: object.UID}}}
 }
 
 // Judged is the result of evaluating an object.

@@ -240,7 +240,7 @@ func TestClosedFormStandsInUntilAChangeIsStored(t *testing.T) {
 		t.Error("its removal is a different change, but is not closed")
 	}
 	d.stored([]*Policy{next}, nil)
-	if got := d.enforced(p.Key); got != &p.object {
+	if got := d.enforced(p.Key); got != p.object {
 		t.Errorf("after a change is stored the engine has %+v", got)
 	}
 }

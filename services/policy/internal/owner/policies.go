@@ -46,11 +46,11 @@ type Policy struct {
 	Created time.Time
 	UID     string
 
-	read   policy.Object // as decoded, or its isolation
-	object policy.Object // as in the engine: with held, and stricter where identities lack labels
-	closed bool          // missing labels of identities have made it stricter
-	named  bool          // sent by its manager in this run
-	known  bool          // the version of the service that accepted it knew all its fields
+	read   *policy.Object // as decoded, or its isolation
+	object *policy.Object // as in the engine: with held, and stricter where identities lack labels; often equal to read
+	closed bool           // missing labels of identities have made it stricter
+	named  bool           // sent by its manager in this run
+	known  bool           // the version of the service that accepted it knew all its fields
 	// size and sum describe the whole manifest if Manifest is reduced.
 	size int
 	sum  []byte
@@ -66,7 +66,7 @@ type Policy struct {
 func (p *Policy) source() source.Source { return source.Of(p.Source) }
 
 // inForce reports whether the engine has the policy, as written or isolating.
-func (p *Policy) inForce() bool { return p.object.Key.Kind != "" }
+func (p *Policy) inForce() bool { return p.object != nil && p.object.Key.Kind != "" }
 
 // written returns the key that the text of the policy contains. For a document without a valid key, Key is only its
 // position.
@@ -87,7 +87,11 @@ type Outcome = managed.Outcome[policy.Key, manifest.Notes]
 
 // filter computes the object for the engine from the decoded policy.
 func (p *Policy) filter(f *excludedlabels.Filter) {
-	p.object, p.closed = f.Apply(p.read)
+	p.object = p.read
+	filtered, closed := f.Apply(*p.read)
+	if p.closed = closed; closed {
+		p.object = new(filtered)
+	}
 	p.addHeld()
 	p.Notes, p.Rules = p.object.Notes, 0
 	for i := range p.object.Specs {
@@ -97,14 +101,18 @@ func (p *Policy) filter(f *excludedlabels.Filter) {
 
 // addHeld adds the rules that isolate an earlier version to the object for the engine.
 func (p *Policy) addHeld() {
-	if len(p.held) > 0 {
-		p.object.Specs = slices.Concat(p.object.Specs, p.held)
+	g := p.object.Group
+	if len(p.held) == 0 && (g == nil || p.heldLabels.Len() == 0) {
+		return
 	}
-	if g := p.object.Group; g != nil && p.heldLabels.Len() > 0 {
+	object := *p.object // the source of the policy shares p.object
+	object.Specs = slices.Concat(object.Specs, p.held)
+	if g != nil && p.heldLabels.Len() > 0 {
 		both := *g
 		both.Labels = label.NewSet(append(g.Labels.All(), p.heldLabels.All()...)...)
-		p.object.Group = &both
+		object.Group = &both
 	}
+	p.object = &object
 }
 
 // plan decides which policies of a change are admitted. If it returns no error, the ledger contains the change, which
@@ -132,7 +140,7 @@ func (o *Owner) plan(e *edit) (plan, error) {
 			continue
 		}
 		out.content = true
-		out.change.UpsertPolicies = append(out.change.UpsertPolicies, p.object)
+		out.change.UpsertPolicies = append(out.change.UpsertPolicies, *p.object)
 		out.putBack(p.Key, o.policies.enforced(p.Key))
 	}
 	for _, k := range out.gone {

@@ -85,10 +85,10 @@ func (s *policySet) close(k policy.Key, p *Policy) (policy.Object, bool) {
 		}
 	}
 	if old := s.all[k]; old != nil && old.inForce() {
-		add(&old.object)
+		add(old.object)
 	}
 	if p != nil {
-		add(&p.object)
+		add(p.object)
 	}
 	s.closed[k] = form
 	return form.Object, true
@@ -101,7 +101,7 @@ func (s *policySet) filter(f *excludedlabels.Filter) (changed []policy.Object) {
 		p.filter(f)
 		// if a closed form exists, the engine has that form
 		if p.inForce() && (was || p.closed) && s.closed[p.Key] == nil {
-			changed = append(changed, p.object)
+			changed = append(changed, *p.object)
 		}
 	}
 	return changed
@@ -113,7 +113,7 @@ func (s *policySet) enforced(k policy.Key) *policy.Object {
 		return &closed.Object
 	}
 	if p := s.all[k]; p != nil && p.inForce() {
-		return &p.object
+		return p.object
 	}
 	return nil
 }

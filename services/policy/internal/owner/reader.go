@@ -109,11 +109,11 @@ func (r *Reader) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 	})
 	out := c.list[:0]
 	for _, l := range c.list {
-		if f.Subject != 0 && (c.subject == nil || !engine.Selects(&l.object, *c.subject)) {
+		if f.Subject != 0 && (c.subject == nil || !engine.Selects(l.object, *c.subject)) {
 			continue
 		}
 		if l.inForce() {
-			l.Subjects = c.subjects.Selected(&l.object)
+			l.Subjects = c.subjects.Selected(l.object)
 			if len(l.Subjects) == 0 && l.object.Group == nil {
 				l.Notes = append(slices.Clone(l.Notes), noneSelected)
 			}
@@ -219,7 +219,7 @@ func (r *Reader) Diff(
 	}
 	objects := make([]policy.Object, 0, len(docs))
 	for _, d := range docs {
-		objects = append(objects, r.forms.filtered(d.Object))
+		objects = append(objects, r.forms.filtered(*d.Object))
 	}
 	var compared *query.Comparison
 	if err := r.aside(ctx, func() error {

@@ -76,7 +76,7 @@ func (o *Owner) compile(
 		o.policies.all[p.Key] = p
 		o.places.restore(p)
 		if p.inForce() {
-			change.UpsertPolicies = append(change.UpsertPolicies, p.object)
+			change.UpsertPolicies = append(change.UpsertPolicies, *p.object)
 		}
 		if p.Broken != "" {
 			o.config.Log.Error("cannot decode a stored policy; the pods that it selects are isolated, if they are known",

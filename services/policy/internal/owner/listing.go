@@ -115,7 +115,11 @@ func (c *comparison) compare(l *listing) {
 	}
 	// The first origin of a policy keeps it. A second document or object with the same key isolates the pods that it
 	// selects. A second group of addresses selects none, and is refused.
-	taken := make(map[policy.Key]string)
+	documents := 0
+	for _, f := range l.files {
+		documents += len(f.docs)
+	}
+	taken := make(map[policy.Key]string, documents)
 	stays := func(origin string) bool {
 		f := l.files[origin]
 		return f != nil && (f.err != nil && !l.partly[origin] || f.keep)
@@ -183,11 +187,13 @@ func (c *comparison) compare(l *listing) {
 			l.fresh = append(l.fresh, f)
 		}
 	}
-	for _, of := range docs {
-		for _, d := range of {
-			k := decode.ShadowKey(d.Object.Key) // the key from the time when another source had the policy
-			if p := c.policies.all[k]; !from.Files && p != nil && p.Source == l.source && taken[k] == "" {
-				l.gone = append(l.gone, k)
+	if !from.Files {
+		for _, of := range docs {
+			for _, d := range of {
+				k := decode.ShadowKey(d.Object.Key) // the key from the time when another source had the policy
+				if p := c.policies.all[k]; p != nil && p.Source == l.source && taken[k] == "" {
+					l.gone = append(l.gone, k)
+				}
 			}
 		}
 	}

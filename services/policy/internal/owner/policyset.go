@@ -15,14 +15,38 @@ import (
 // policySet holds the policies of the node. If a change of a policy could not be stored, it also contains the closed
 // form that the engine has instead. It belongs to the loop.
 type policySet struct {
-	all map[policy.Key]*Policy
+	all map[policy.Key]*Policy // changed by put and remove only
+	// sources counts the policies by sourceName, because every change of a policy asks for the names.
+	sources map[string]int
 	// closed contains the policies for which the engine has a closed form instead of the form in all, because a
 	// change could not be stored. They isolate until it is stored.
 	closed map[policy.Key]*closedForm
 }
 
 func newPolicySet() *policySet {
-	return &policySet{all: make(map[policy.Key]*Policy), closed: make(map[policy.Key]*closedForm)}
+	return &policySet{
+		all: make(map[policy.Key]*Policy), sources: make(map[string]int), closed: make(map[policy.Key]*closedForm),
+	}
+}
+
+// put adds or replaces a policy.
+func (s *policySet) put(p *Policy) {
+	s.remove(p.Key)
+	s.all[p.Key] = p
+	s.sources[sourceName(p)]++
+}
+
+// remove removes a policy if it exists.
+func (s *policySet) remove(k policy.Key) {
+	p := s.all[k]
+	if p == nil {
+		return
+	}
+	delete(s.all, k)
+	name := sourceName(p)
+	if s.sources[name]--; s.sources[name] == 0 {
+		delete(s.sources, name)
+	}
 }
 
 // replace changes policies, and returns a function that undoes the change.
@@ -32,20 +56,20 @@ func (s *policySet) replace(puts []*Policy, gone []policy.Key) (undo func()) {
 		if _, seen := former[p.Key]; !seen {
 			former[p.Key] = s.all[p.Key]
 		}
-		s.all[p.Key] = p
+		s.put(p)
 	}
 	for _, k := range gone {
 		if _, seen := former[k]; !seen {
 			former[k] = s.all[k]
 		}
-		delete(s.all, k)
+		s.remove(k)
 	}
 	return func() {
 		for k, p := range former {
 			if p == nil {
-				delete(s.all, k)
+				s.remove(k)
 			} else {
-				s.all[k] = p
+				s.put(p)
 			}
 		}
 	}

@@ -88,12 +88,8 @@ func (p *publisher) refreshState(policies *policySet, sources *sources) {
 		return
 	}
 	p.stateOf = basis
-	has := make(map[string]struct{})
-	for _, x := range policies.all {
-		has[sourceName(x)] = struct{}{}
-	}
 	now := &stream.PolicyState{
-		ID: p.stateID, Sources: slices.Sorted(maps.Keys(has)), Complete: sources.complete(), Confirmed: p.confirmed,
+		ID: p.stateID, Sources: slices.Sorted(maps.Keys(policies.sources)), Complete: sources.complete(), Confirmed: p.confirmed,
 	}
 	if !now.Equal(p.barrier.State) {
 		p.barrier.State = now

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/source"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
@@ -54,6 +55,18 @@ func TestSubscribersAreToldWhichSourcesAStateHas(t *testing.T) {
 	p.confirm()
 	if p.publish(d.policySet, s); !p.barrier.State.Confirmed {
 		t.Error("subscribers do not see that an operator has confirmed the state")
+	}
+	undo := d.replace(nil, []policy.Key{applied.Key})
+	p.barrier.Policy++
+	if p.publish(d.policySet, s); !slices.Equal(p.barrier.State.Sources, []string{"file"}) {
+		t.Errorf("policies of %q after the only policy of argo was removed", p.barrier.State.Sources)
+	}
+	undo()
+	other := d.make(managed.SourceFile, "shop", 1)
+	d.replace([]*Policy{other}, nil)
+	p.barrier.Policy++
+	if p.publish(d.policySet, s); !slices.Equal(p.barrier.State.Sources, []string{"file"}) {
+		t.Errorf("policies of %q after a file took over the only policy of argo", p.barrier.State.Sources)
 	}
 }
 

@@ -73,7 +73,7 @@ func (o *Owner) compile(
 ) error {
 	var change engine.Change
 	for _, p := range o.forms.decodeAll(policies) {
-		o.policies.all[p.Key] = p
+		o.policies.put(p)
 		o.places.restore(p)
 		if p.inForce() {
 			change.UpsertPolicies = append(change.UpsertPolicies, *p.object)

@@ -25,6 +25,7 @@ type Feed struct {
 	// former contains, by origin, the former names of files that were renamed and have not been read since. The
 	// policies of the files stay.
 	former map[string][]string
+	last   *listing // nil after a failure
 }
 
 type file struct {
@@ -73,8 +74,12 @@ func (f *Feed) Set(ctx context.Context, files []directory.File) error {
 	}
 	current := make(map[string]*file, len(files))
 	var order []string
+	var before *enforced // a listing of which every file was read is compared as a whole
 	for _, in := range files {
 		if in.Same {
+			if f.last != nil {
+				before = f.last.after
+			}
 			old := f.decoded[in.Origin]
 			if old == nil || old.keep {
 				return fmt.Errorf("%s %s: it is listed as unchanged, but its content is unknown", f.name, in.Origin)
@@ -106,8 +111,13 @@ func (f *Feed) Set(ctx context.Context, files []directory.File) error {
 		}
 	}
 	slices.Sort(order)
-	f.decoded, f.former = current, former
-	return f.owner.takeOver(ctx, &listing{source: f.name, order: order, files: current, former: former})
+	l := &listing{source: f.name, order: order, files: current, former: former, before: before}
+	f.decoded, f.former, f.last = current, former, l
+	if err := f.owner.takeOver(ctx, l); err != nil {
+		f.last = nil
+		return err
+	}
+	return nil
 }
 
 // renamed returns the former names of files that were renamed and cannot be read completely.
@@ -167,7 +177,10 @@ func (o *Owner) takeOver(ctx context.Context, l *listing) error {
 		e := l.edit()
 		e.levels = l.complete() && o.listedWith(l.source)
 		return e, nil
-	}, func(*edit) { o.sources.took(l, o.policies.originsOf(l.source)) })
+	}, func(*edit) {
+		o.sources.took(l, o.policies.originsOf(l.source))
+		l.after, l.before = l.enforced(o.policies), nil
+	})
 	if err != nil && ctx.Err() == nil {
 		return errors.Join(err, o.closeChanged(ctx, l, err))
 	}

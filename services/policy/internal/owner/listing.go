@@ -26,6 +26,12 @@ type listing struct {
 	// names are kept.
 	former map[string][]string
 	listed map[string]struct{}
+	// before is the last listing of the source if only changed files need to be compared; nil: all files do.
+	before *enforced
+	// after is set once the listing is applied: the value of before for the next listing.
+	after *enforced
+	// steps is the number by which the listing changes policySet.changes, if only changed files were compared.
+	steps uint64
 
 	fresh []puts // of the files that are applied
 	gone  []policy.Key
@@ -36,6 +42,37 @@ type listing struct {
 	partly map[string]bool
 	// shadowed holds the objects of an API server that isolate because another source has a policy with their key.
 	shadowed map[string]bool
+}
+
+// enforced are files of which every policy is enforced as written.
+type enforced struct {
+	files   map[string]*file
+	changes uint64 // policySet.changes while this was true
+}
+
+// enforced returns the files if every policy of them is enforced as written; otherwise nil. The listing must have been
+// applied.
+func (l *listing) enforced(policies *policySet) *enforced {
+	if l.deltas || len(l.bad)+len(l.former) > 0 {
+		return nil
+	}
+	// No other change came between, so the policies of equal files are still enforced.
+	changed := l.before != nil && l.steps > 0 && policies.changes == l.before.changes+l.steps
+	for origin, f := range l.files {
+		if f.keep || f.err != nil {
+			return nil
+		}
+		if changed && l.before.files[origin] == f {
+			continue
+		}
+		for _, d := range f.docs {
+			p := policies.all[d.Object.Key]
+			if p == nil || p.Source != l.source || p.Origin != origin || p.Broken != "" || p.Exceeds != "" {
+				return nil
+			}
+		}
+	}
+	return &enforced{files: l.files, changes: policies.changes}
 }
 
 // puts contains the new or changed policies of a file.
@@ -80,10 +117,74 @@ type comparison struct {
 	forms    *forms
 }
 
+// compareChanged is compare for a listing after another one whose policies are all enforced as written. It looks only
+// at the files that differ. It returns false if that is not enough: a policy moved to another file, or something
+// other than the files changed the policies.
+func (c *comparison) compareChanged(l *listing) bool {
+	before := l.before
+	if before == nil || before.changes != c.policies.changes ||
+		len(c.policies.closed)+len(c.places.folded)+len(l.former) > 0 {
+		return false
+	}
+	former := make(map[policy.Key]string) // keys in the former content of changed and removed files
+	for origin, f := range before.files {
+		if l.files[origin] == f {
+			continue
+		}
+		for _, d := range f.docs {
+			former[d.Object.Key] = origin
+		}
+	}
+	var fresh []puts
+	var steps uint64
+	taken := make(map[policy.Key]bool)
+	for _, origin := range l.order {
+		f := l.files[origin]
+		if f.err != nil || f.keep {
+			return false
+		}
+		if before.files[origin] == f {
+			continue
+		}
+		x := puts{origin: origin}
+		for i, d := range f.docs {
+			p := c.policies.all[d.Object.Key]
+			if taken[d.Object.Key] || p != nil && (p.Source != l.source || p.Origin != origin) {
+				return false
+			}
+			taken[d.Object.Key] = true
+			if p == nil || !c.places.says(p, d) {
+				x.policies = append(x.policies, c.forms.policy(d, l.source, origin))
+				if steps++; p != nil {
+					steps++ // replaced
+				}
+				continue
+			}
+			f.docs[i].Object, f.docs[i].Text = p.read, p.Manifest // share one copy
+		}
+		if len(x.policies) > 0 {
+			fresh = append(fresh, x)
+		}
+	}
+	l.fresh, l.steps = fresh, steps
+	for k := range former {
+		if !taken[k] {
+			l.steps++
+			l.gone = append(l.gone, k)
+		}
+	}
+	slices.SortFunc(l.gone, policy.Key.Compare)
+	return true
+}
+
 // compare computes the changes that the listing makes.
 func (c *comparison) compare(l *listing) {
 	l.bad = make(map[string]refused)
+	l.partly, l.shadowed = make(map[string]bool), make(map[string]bool)
 	l.fresh, l.gone, l.unfolded, l.spaces = nil, nil, nil, nil
+	if c.compareChanged(l) {
+		return
+	}
 	from := source.Of(l.source)
 	if l.deltas {
 		for origin, r := range c.sources.all[l.source].refused {
@@ -106,7 +207,6 @@ func (c *comparison) compare(l *listing) {
 		}
 		return keys[origin][k]
 	}
-	l.partly, l.shadowed = make(map[string]bool), make(map[string]bool)
 	for _, origin := range l.order {
 		if f := l.files[origin]; f.err != nil {
 			l.bad[origin] = refused{err: f.err.Error()}

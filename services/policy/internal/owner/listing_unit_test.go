@@ -5,7 +5,9 @@ package owner
 
 import (
 	"errors"
+	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -73,6 +75,78 @@ func TestListingOfFilesIsWhatThereIs(t *testing.T) {
 	c.compare(l)
 	if len(l.fresh)+len(l.gone) > 0 || l.bad["a.yaml"].err == "" {
 		t.Errorf("with no readable file: %q added, %v removed, %v refused", l.freshNames(), l.gone, l.bad)
+	}
+}
+
+func TestOnlyChangedFilesAreCompared(t *testing.T) {
+	d, s := newDesk(t, 1000), someSources(t, t.TempDir())
+	c := &comparison{s, d.policySet, d.places, d.forms}
+	random := rand.New(rand.NewPCG(1, 2))
+	some := func(number int) *file { // rarely with a policy of another file
+		var texts []string
+		for i := range 12 {
+			if i/3 == number && random.IntN(2) == 0 || random.IntN(600) == 0 {
+				texts = append(texts, text("shop", fmt.Sprint("p", i), 80+random.IntN(3)))
+			}
+		}
+		return documents(t, texts...)
+	}
+	// result is the change of a listing as text.
+	result := func(l *listing) string {
+		var all []string
+		for _, f := range l.fresh {
+			for _, p := range f.policies {
+				all = append(all, fmt.Sprintf("%s %s %q %s", f.origin, p.Key, p.Broken, p.Manifest))
+			}
+		}
+		return fmt.Sprintf("%q, removed %v, refused %v", all, l.gone, l.bad)
+	}
+	files := map[string]*file{}
+	var before *enforced
+	short := 0
+	for turn := range 600 {
+		next := maps.Clone(files)
+		number := random.IntN(4)
+		switch name := fmt.Sprintf("%d.yaml", number); random.IntN(40) {
+		case 0, 3:
+			delete(next, name)
+		case 1:
+			next[name] = &file{err: errors.New("is no YAML")}
+		case 2:
+			next[name] = &file{keep: true}
+		default:
+			next[name] = some(number)
+		}
+		if random.IntN(20) == 0 { // another source gets a policy, or loses one
+			k := policy.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: fmt.Sprint("p", random.IntN(12))}
+			if p := d.all[k]; p == nil {
+				docs := documents(t, text("shop", k.Name, 90)).docs
+				d.change(edit{puts: []*Policy{d.policy(docs[0], managed.SourceGRPC, "")}})
+			} else if p.Source == managed.SourceGRPC {
+				d.change(edit{gone: []policy.Key{k}})
+			}
+		}
+		whole, fast := listingOf(managed.SourceFile, next), listingOf(managed.SourceFile, next)
+		fast.before = before
+		c.compare(whole)
+		c.compare(fast)
+		if got, want := result(fast), result(whole); got != want {
+			t.Fatalf("turn %d: the comparison of changed files is %s\nof all files: %s", turn, got, want)
+		}
+		if probe := (&listing{source: fast.source, order: fast.order, files: next, before: before}); c.compareChanged(probe) {
+			short++
+		}
+		d.change(fast.edit())
+		before, files = fast.enforced(d.policySet), next
+		// A check of all files gives the same result as the check of changed files.
+		all := *fast
+		all.before = nil
+		if want := all.enforced(d.policySet); (before == nil) != (want == nil) {
+			t.Fatalf("turn %d: all policies of the files are enforced as written: %v, want %v", turn, before != nil, want != nil)
+		}
+	}
+	if short < 100 {
+		t.Errorf("only %d of 600 listings compared only changed files", short)
 	}
 }
 

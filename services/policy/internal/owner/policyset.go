@@ -18,6 +18,7 @@ type policySet struct {
 	all map[policy.Key]*Policy // changed by put and remove only
 	// sources counts the policies by sourceName, because every change of a policy asks for the names.
 	sources map[string]int
+	changes uint64 // counts calls of put and remove
 	// closed contains the policies for which the engine has a closed form instead of the form in all, because a
 	// change could not be stored. They isolate until it is stored.
 	closed map[policy.Key]*closedForm
@@ -34,6 +35,7 @@ func (s *policySet) put(p *Policy) {
 	s.remove(p.Key)
 	s.all[p.Key] = p
 	s.sources[sourceName(p)]++
+	s.changes++
 }
 
 // remove removes a policy if it exists.
@@ -43,6 +45,7 @@ func (s *policySet) remove(k policy.Key) {
 		return
 	}
 	delete(s.all, k)
+	s.changes++
 	name := sourceName(p)
 	if s.sources[name]--; s.sources[name] == 0 {
 		delete(s.sources, name)

@@ -247,9 +247,11 @@ func (s *sources) tookFiles(one *sourceState, l *listing, origins iter.Seq[strin
 			}
 		}
 	}
-	for origin := range origins {
-		if one.missing[origin] == beingWritten {
-			delete(one.missing, origin) // its earlier policies are still enforced
+	if slices.Contains(slices.Collect(maps.Values(one.missing)), beingWritten) { // a source may have many policies
+		for origin := range origins {
+			if one.missing[origin] == beingWritten {
+				delete(one.missing, origin) // its earlier policies are still enforced
+			}
 		}
 	}
 	one.skipped = skipped

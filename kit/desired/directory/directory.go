@@ -15,6 +15,7 @@
 package directory
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -550,10 +551,13 @@ func (s *Source) read(path string) ([]byte, stamp, error) {
 	if !fi.Mode().IsRegular() {
 		return nil, stamp{}, errors.New("not a regular file")
 	}
-	data, err := io.ReadAll(io.LimitReader(f, int64(s.MaxBytes)+1))
-	if err != nil {
+	// The size only avoids copies: a file may grow meanwhile.
+	var content bytes.Buffer
+	content.Grow(int(min(fi.Size(), int64(s.MaxBytes))) + bytes.MinRead)
+	if _, err := content.ReadFrom(io.LimitReader(f, int64(s.MaxBytes)+1)); err != nil {
 		return nil, stamp{}, err
 	}
+	data := content.Bytes()
 	if len(data) > s.MaxBytes {
 		return nil, stamp{}, fmt.Errorf("larger than %d bytes, which all files together may have (limits.manifests)",
 			s.MaxBytes)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -105,4 +106,64 @@ func BenchmarkChange(b *testing.B) {
 			b.Error(err)
 		}
 	}
+}
+
+// BenchmarkRescan measures a scan that reads all files of a directory, as every 30 s. There are 30,000 policies, and none
+// has changed.
+func BenchmarkRescan(b *testing.B) {
+	const files, each = 300, 100
+	dir := b.TempDir()
+	o, err := owner.New(owner.Config{
+		Engine: engine.Config{Cluster: "default"}, MaxPolicies: 40_000, MaxManifestBytes: 64 << 20, MaxNames: 4,
+		MaxAddresses: 4, Stream: stream.Defaults(), Log: log.Discard(),
+	}, b.TempDir(), []string{managed.SourceFile})
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { o.Run(ctx) }) //nolint:errcheck // it ends with the context
+	for i := range files {
+		all := make([]string, each)
+		for k := range all {
+			all[k] = peerPolicy(i*each + k)
+		}
+		name := filepath.Join(dir, fmt.Sprintf("f%03d.yaml", i))
+		if err := os.WriteFile(name, []byte(strings.Join(all, "---\n")), 0o644); err != nil {
+			b.Fatal(err)
+		}
+	}
+	feed := o.Feed(managed.SourceFile)
+	scan := func() { // a new source reads every file
+		failed := func(context.Context, error) error { return nil }
+		s := directory.New(dir, "policies", feed, failed, log.Discard())
+		if err := s.Scan(ctx); err != nil {
+			b.Fatal(err)
+		}
+	}
+	scan()
+	b.ReportAllocs()
+	for b.Loop() {
+		scan()
+	}
+	cancel()
+	wg.Wait()
+	if err := o.Close(); err != nil {
+		b.Error(err)
+	}
+}
+
+// peerPolicy returns a policy with one peer, like the policies of a cluster with many apps.
+func peerPolicy(i int) string {
+	return fmt.Sprintf(`apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: p%d, namespace: team-%d}
+spec:
+  podSelector: {matchLabels: {app: app-%d}}
+  ingress:
+  - from:
+    - namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: team-%d}}
+      podSelector: {matchLabels: {app: app-%d}}
+    ports: [{protocol: TCP, port: %d}]
+`, i, i%50, i%6000, (i+1)%50, (i+1)%6000, 8000+i/6000)
 }

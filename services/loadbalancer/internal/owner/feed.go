@@ -20,6 +20,7 @@ type Feed struct {
 	owner   *Owner
 	name    string
 	decoded map[string]*file // by origin
+	former  directory.Renamed
 }
 
 // Feed returns the feed of a source that New was given.
@@ -47,7 +48,9 @@ func (f *Feed) Failed(ctx context.Context, why error) error {
 // Set replaces the files of the source. Objects of files that are no longer listed are deleted. An
 // unreadable object is left out individually: a Service refuses connections, and a slice is not
 // used. A file's objects stay while one of its documents does not identify its object. Objects also
-// stay of files that exceed a limit, and of unreadable files.
+// stay of files that exceed a limit, and of unreadable files. This is so for a file that was renamed,
+// too. Renames before the first listing of a run are unknown: while a file cannot be read, the
+// objects of all files that are gone since the previous run stay.
 func (f *Feed) Set(ctx context.Context, files []directory.File) error {
 	current := make(map[string]*file, len(files))
 	l := &listing{source: f.name, files: current, without: make(map[string]string)}
@@ -74,12 +77,50 @@ func (f *Feed) Set(ctx context.Context, files []directory.File) error {
 		current[in.Origin] = d
 		l.order = append(l.order, in.Origin)
 	}
+	former, err := f.findFormer(ctx, files, current)
+	if err != nil {
+		return err
+	}
+	for name := range former.Names {
+		if current[name] == nil {
+			current[name] = &file{keep: true, gone: true}
+			l.order = append(l.order, name)
+		}
+	}
 	slices.Sort(l.order)
+	l.renamed = f.former.Next(files, func(string) bool { return true }, nil)
 	if err := f.apply(ctx, l); err != nil {
 		return err
 	}
-	f.decoded = current
+	for origin := range l.without {
+		if names := l.renamed[origin]; names != nil {
+			former[origin] = names
+		}
+	}
+	former.Warn(f.owner.config.Log, f.name, f.former)
+	f.decoded, f.former = current, former
 	return nil
+}
+
+// findFormer returns the former names of files that cannot be read.
+func (f *Feed) findFormer(ctx context.Context, files []directory.File, current map[string]*file) (
+	directory.Renamed, error,
+) {
+	var held []string
+	if f.former == nil {
+		err := f.owner.loop.Do(ctx, opRead, func() {
+			f.owner.index.objects(func(x *object) {
+				if x.by.Source == f.name {
+					held = append(held, x.by.Origin)
+				}
+			})
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	unread := func(origin string) bool { d := current[origin]; return d.stays() || d.unnamed() }
+	return f.former.Next(files, unread, held), nil
 }
 
 // maxTries bounds the files that are tried one by one when a listing exceeds a limit.
@@ -99,6 +140,9 @@ func (f *Feed) apply(ctx context.Context, l *listing) error {
 	if err := f.fit(ctx, l); err != nil {
 		return err
 	}
+	for origin := range l.without {
+		l.keepFormer(l.files, origin)
+	}
 	return f.revise(ctx, l, func(*edit) { f.took(l) })
 }
 
@@ -107,6 +151,15 @@ func (f *Feed) revise(ctx context.Context, l *listing, done func(*edit)) error {
 	o := f.owner
 	_, err := o.reviseHeld(ctx, func() (*edit, error) { return l.compare(o.index, o.sources), nil }, done)
 	return err
+}
+
+// keepFormer keeps the objects that a file had under its former names.
+func (l *listing) keepFormer(files map[string]*file, origin string) {
+	for _, name := range l.renamed[origin] {
+		if files[name] == nil {
+			files[name] = &file{keep: true, gone: true}
+		}
+	}
 }
 
 // fit finds which files of a listing fit when the whole listing exceeds a limit: unchanged files
@@ -124,6 +177,11 @@ func (f *Feed) fit(ctx context.Context, l *listing) error {
 				one = &file{keep: true}
 			}
 			some.files[name] = one
+		}
+		for name := range all {
+			if some.files[name].keep {
+				l.keepFormer(some.files, name)
+			}
 		}
 		return some
 	}

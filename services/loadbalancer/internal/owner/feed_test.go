@@ -113,3 +113,44 @@ func TestFilesWithoutRoomAreRefusedOneByOne(t *testing.T) {
 		t.Errorf("%+v, refused %+v, %v", list, refused, err)
 	}
 }
+
+// TestRenamedFileWithoutRoomKeepsItsServices: a file exceeds a limit in the listing in which it is renamed. The
+// Services that it had stay, as they do if it keeps its name.
+func TestRenamedFileWithoutRoomKeepsItsServices(t *testing.T) {
+	config := testConfig(&clock{now: time.Unix(1e9, 0)})
+	config.Limits.Services = 2
+	o := start(t, config, t.TempDir(), managed.SourceFile)
+	f := o.Feed(managed.SourceFile)
+	file := func(origin, former string, names ...string) directory.File {
+		var text []string
+		for _, name := range names {
+			text = append(text, serviceText("shop", name, fmt.Sprintf("10.96.0.%d", name[0]), 1))
+		}
+		return directory.File{Origin: origin, Former: former, Data: []byte(strings.Join(text, "---\n"))}
+	}
+	for _, c := range []struct {
+		what, want string
+		files      []directory.File
+	}{
+		{"at first", "b.yaml:b b.yaml:c", []directory.File{file("b.yaml", "", "b", "c")}},
+		{"renamed and too large", "b.yaml:b b.yaml:c", []directory.File{file("d.yaml", "b.yaml", "b", "c", "d")}},
+		{"again", "b.yaml:b b.yaml:c", []directory.File{{Origin: "d.yaml", Same: true}}},
+		{"with another", "b.yaml:b b.yaml:c", []directory.File{{Origin: "d.yaml", Same: true}, file("a.yaml", "", "a")}},
+		{"smaller", "d.yaml:b d.yaml:e", []directory.File{file("d.yaml", "", "b", "e")}},
+	} {
+		if err := f.Set(t.Context(), c.files); err != nil {
+			t.Fatal(err)
+		}
+		list, _, _, err := o.Reader().List(t.Context(), Filter{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, l := range list {
+			got = append(got, l.Origin+":"+l.Service.Name.Name)
+		}
+		if strings.Join(got, " ") != c.want {
+			t.Errorf("%s: %q, want %q", c.what, got, c.want)
+		}
+	}
+}

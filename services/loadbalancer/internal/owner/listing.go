@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
@@ -21,6 +22,7 @@ type listing struct {
 	files   map[string]*file
 	without map[string]string // files that exceed a limit, and why
 	partial bool              // a file was never read, and will be soon
+	renamed directory.Renamed // the former names of all files that were renamed
 
 	refused map[string]Refused // by origin
 }
@@ -32,6 +34,14 @@ type file struct {
 	bad  []manifest.Unreadable
 	err  error
 	keep bool // the file's accepted objects stay
+	// gone is set, with keep, if the file was renamed or removed, and an unreadable file may have its
+	// objects.
+	gone bool
+}
+
+// unnamed reports whether a document of the file does not identify its object.
+func (f *file) unnamed() bool {
+	return slices.ContainsFunc(f.bad, func(b manifest.Unreadable) bool { return b.Key.Name.Name == "" })
 }
 
 // stays reports whether the file's accepted objects stay, whatever its content.
@@ -48,6 +58,11 @@ func (l *listing) compare(ix *index, s *sources) *edit {
 		f := l.files[origin]
 		_, bad := l.refused[origin]
 		return bad || f != nil && f.stays()
+	}
+	// there reports whether an object that stays is still in its file, as far as is known.
+	there := func(origin string) bool {
+		f := l.files[origin]
+		return stays(origin) && (f == nil || !f.gone)
 	}
 	has := make(map[service.ObjectKey]map[string]bool) // the files that contain an object
 	for _, origin := range l.order {
@@ -80,7 +95,7 @@ func (l *listing) compare(ix *index, s *sources) *edit {
 			case x == nil:
 			case x.by.Source != l.source && s.delivers(x.by.Source):
 				why = fmt.Sprintf("%s belongs to the source %s", d.Key, x.by.Source)
-			case x.by.Source == l.source && x.by.Origin != origin && (has[d.Key][x.by.Origin] || stays(x.by.Origin)):
+			case x.by.Source == l.source && x.by.Origin != origin && (has[d.Key][x.by.Origin] || there(x.by.Origin)):
 				why = fmt.Sprintf("%s is already in %s", d.Key, x.by.Origin)
 			}
 			if why == "" {
@@ -106,7 +121,7 @@ func (l *listing) compare(ix *index, s *sources) *edit {
 			switch _, ok := taken[b.Key]; {
 			case b.Key.Name.Name == "":
 				unnamed[origin] = true
-			case ok, x != nil && (x.by.Source != l.source || x.by.Origin != origin && stays(x.by.Origin)):
+			case ok, x != nil && (x.by.Source != l.source || x.by.Origin != origin && there(x.by.Origin)):
 				// another source or file has it
 			case b.Key.Kind == service.KindService:
 				if y := closedOf(b, x, &managed.By{Source: l.source, Origin: origin}); y != nil {

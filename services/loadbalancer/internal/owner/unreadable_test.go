@@ -5,6 +5,7 @@ package owner
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -169,4 +170,62 @@ func TestUnreadableServiceOfANewFileRefuses(t *testing.T) {
 	if got, want := o.servedAt("10.96.0.1"), "10.96.0.1:80/tcp of shop/web:p0 inside reject"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
+}
+
+// TestRenamedFileThatCannotBeReadKeepsItsServices: the services stay under the former name of the file, until it can be
+// read or another file has them. This is so after a restart, too.
+func TestRenamedFileThatCannotBeReadKeepsItsServices(t *testing.T) {
+	dir := t.TempDir()
+	var o *running
+	var f *Feed
+	run := func() {
+		if o != nil {
+			o.stop()
+		}
+		o = start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir, managed.SourceFile)
+		f = o.Feed(managed.SourceFile)
+	}
+	want := func(what, names string, files ...directory.File) {
+		t.Helper()
+		if err := f.Set(t.Context(), files); err != nil {
+			t.Fatal(err)
+		}
+		list, _, _, err := o.Reader().List(t.Context(), Filter{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, l := range list {
+			got = append(got, l.Origin+":"+l.Service.Name.Name)
+		}
+		if strings.Join(got, " ") != names {
+			t.Errorf("%s: %q, want %q", what, got, names)
+		}
+	}
+	file := func(origin string, names ...string) directory.File {
+		var data []string
+		for i, name := range names {
+			if name == "?" {
+				data = append(data, "kind: [\n")
+				continue
+			}
+			data = append(data, serviceText("shop", name, fmt.Sprintf("10.96.%d.%d", name[0], i+1), 1))
+		}
+		return directory.File{Origin: origin, Data: []byte(strings.Join(data, "---\n"))}
+	}
+	unreadable := func(origin, former string) directory.File {
+		return directory.File{Origin: origin, Err: errors.New("permission denied"), Former: former}
+	}
+	run()
+	want("at first", "a.yaml:one a.yaml:two", file("a.yaml", "one", "two"))
+	want("renamed", "a.yaml:one a.yaml:two", unreadable("b.yaml", "a.yaml"))
+	want("being written", "a.yaml:one a.yaml:two", directory.File{Origin: "b.yaml", Keep: true})
+	run()
+	want("restarted", "a.yaml:one a.yaml:two", unreadable("b.yaml", ""))
+	again := file("c.yaml", "two", "?")
+	again.Former = "b.yaml"
+	want("renamed again, and partly readable", "a.yaml:one c.yaml:two", again)
+	want("another file has a service", "d.yaml:one c.yaml:two", again, file("d.yaml", "one"))
+	want("readable", "c.yaml:three", file("c.yaml", "three"))
+	want("removed while another file cannot be read", "", unreadable("e.yaml", ""))
 }

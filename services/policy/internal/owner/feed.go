@@ -22,10 +22,8 @@ type Feed struct {
 	owner   *Owner
 	name    string
 	decoded map[string]*file // by origin
-	// former contains, by origin, the former names of files that were renamed and have not been read since. The
-	// policies of the files stay.
-	former map[string][]string
-	last   *listing // nil after a failure
+	former  directory.Renamed
+	last    *listing // nil after a failure
 }
 
 type file struct {
@@ -33,6 +31,8 @@ type file struct {
 	docs []decode.Decoded
 	err  error
 	keep bool // the file was not read; its policies stay
+	// gone is set, with keep, if the file was renamed or removed, and an unreadable file may have its policies.
+	gone bool
 	// partly is set if err concerns only some of the documents. docs contains the other documents.
 	partly  bool
 	skipped []string // documents that are not policies
@@ -40,7 +40,7 @@ type file struct {
 
 // Feed returns the feed of a source that was passed to New. It must be used by one goroutine.
 func (o *Owner) Feed(name string) *Feed {
-	return &Feed{owner: o, name: name, decoded: make(map[string]*file), former: make(map[string][]string)}
+	return &Feed{owner: o, name: name, decoded: make(map[string]*file)}
 }
 
 // Held returns the number of policies of the source.
@@ -63,7 +63,9 @@ func (f *Feed) Failed(ctx context.Context, why error) error {
 
 // Set replaces the files of the source. A document that cannot be applied isolates the pods that it selects, or its
 // namespace. If not even the namespace of a document can be read, the policies of its file stay, except for policies
-// that are now in another document of the file. The same applies to a file that was renamed.
+// that are now in another document of the file. The same applies to a file that was renamed. Renames before the first
+// listing of a run are unknown: while a file cannot be read, the policies of all files that are gone since the previous
+// run stay.
 func (f *Feed) Set(ctx context.Context, files []directory.File) error {
 	var known map[string][]decode.Decoded
 	if len(f.decoded) == 0 {
@@ -103,43 +105,38 @@ func (f *Feed) Set(ctx context.Context, files []directory.File) error {
 		current[in.Origin] = d
 		order = append(order, in.Origin)
 	}
-	former := f.renamed(files, current)
-	for _, names := range former {
-		for _, name := range names {
-			current[name] = &file{keep: true}
+	var held []string
+	if f.former == nil {
+		var err error
+		if held, err = f.origins(ctx); err != nil {
+			return err
+		}
+	}
+	unread := func(origin string) bool { d := current[origin]; return d.err != nil || d.keep }
+	former := f.former.Next(files, unread, held)
+	for name := range former.Names {
+		if current[name] == nil {
+			current[name] = &file{keep: true, gone: true}
 			order = append(order, name)
 		}
 	}
 	slices.Sort(order)
-	l := &listing{source: f.name, order: order, files: current, former: former, before: before}
-	f.decoded, f.former, f.last = current, former, l
+	l := &listing{source: f.name, order: order, files: current, renamed: len(former) > 0, before: before}
+	f.decoded, f.last = current, l
 	if err := f.owner.takeOver(ctx, l); err != nil {
 		f.last = nil
-		return err
+		return err // the next listing has the renames of this one again
 	}
+	former.Warn(f.owner.config.Log, f.name, f.former)
+	f.former = former
 	return nil
 }
 
-// renamed returns the former names of files that were renamed and cannot be read completely.
-func (f *Feed) renamed(files []directory.File, current map[string]*file) map[string][]string {
-	out := make(map[string][]string)
-	used := make(map[string]bool)
-	for _, in := range files {
-		if d := current[in.Origin]; d.err == nil && !d.keep {
-			continue
-		}
-		names := f.former[in.Origin]
-		if in.Former != "" {
-			names = slices.Concat(names, []string{in.Former}, f.former[in.Former])
-		}
-		for _, name := range names {
-			if current[name] == nil && !used[name] {
-				used[name] = true
-				out[in.Origin] = append(out[in.Origin], name)
-			}
-		}
-	}
-	return out
+// origins returns the origins of the enforced policies of the source.
+func (f *Feed) origins(ctx context.Context) ([]string, error) {
+	return loop.Ask(ctx, f.owner.loop, opOther, func() ([]string, error) {
+		return slices.Compact(slices.Sorted(f.owner.policies.originsOf(f.name))), nil
+	})
 }
 
 // read decodes the documents of a file.

@@ -22,10 +22,9 @@ type listing struct {
 	// the source is complete.
 	deltas  bool
 	removed map[string]policy.Key
-	// former contains, by origin, the former names of renamed files that cannot be read. The policies with these
-	// names are kept.
-	former map[string][]string
-	listed map[string]struct{}
+	// renamed is set if an unreadable file may have the policies of a file that is gone.
+	renamed bool
+	listed  map[string]struct{}
 	// before is the last listing of the source if only changed files need to be compared; nil: all files do.
 	before *enforced
 	// after is set once the listing is applied: the value of before for the next listing.
@@ -53,7 +52,7 @@ type enforced struct {
 // enforced returns the files if every policy of them is enforced as written; otherwise nil. The listing must have been
 // applied.
 func (l *listing) enforced(policies *policySet) *enforced {
-	if l.deltas || len(l.bad)+len(l.former) > 0 {
+	if l.deltas || l.renamed || len(l.bad) > 0 {
 		return nil
 	}
 	// No other change came between, so the policies of equal files are still enforced.
@@ -123,7 +122,7 @@ type comparison struct {
 func (c *comparison) compareChanged(l *listing) bool {
 	before := l.before
 	if before == nil || before.changes != c.policies.changes ||
-		len(c.policies.closed)+len(c.places.folded)+len(l.former) > 0 {
+		l.renamed || len(c.policies.closed)+len(c.places.folded) > 0 {
 		return false
 	}
 	former := make(map[policy.Key]string) // keys in the former content of changed and removed files
@@ -233,7 +232,7 @@ func (c *comparison) compare(l *listing) {
 		var second []policy.Key // groups of addresses that another origin already has
 		for i, d := range of {
 			there := func(of string) bool {
-				return has(of, d.Object.Key) || stays(of) && !slices.Contains(l.former[origin], of)
+				return has(of, d.Object.Key) || stays(of) && !l.files[of].gone
 			}
 			why := c.conflict(l, origin, d.Object.Key, taken, there)
 			if why == "" {

@@ -194,6 +194,65 @@ func TestRenamedFileThatCannotBeReadKeepsItsPolicies(t *testing.T) {
 	want("removed while unreadable", "", directory.File{Origin: "d.yaml", Err: unreadable})
 }
 
+// TestPoliciesOfRenamedFilesStayOverARestart: the service does not see renames while it is down. A file that cannot be
+// read afterwards may be a file that is gone.
+func TestPoliciesOfRenamedFilesStayOverARestart(t *testing.T) {
+	dir := t.TempDir()
+	var feed *Feed
+	var o *Owner
+	stop := func() {}
+	run := func() {
+		t.Helper()
+		stop()
+		o, stop = runWith(t, dir, []string{source.Identity, managed.SourceFile})
+		feed = o.Feed(managed.SourceFile)
+	}
+	want := func(what string, names string, files ...directory.File) {
+		t.Helper()
+		if err := feed.Set(t.Context(), files); err != nil {
+			t.Fatal(err)
+		}
+		list, _, err := o.Reader().List(t.Context(), Filter{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, l := range list {
+			if l.inForce() {
+				got = append(got, l.Origin+":"+l.Key.Name+strings.Repeat("!", min(1, len(l.Broken))))
+			}
+		}
+		if strings.Join(got, " ") != names {
+			t.Errorf("%s: %q, want %q", what, got, names)
+		}
+	}
+	file := func(origin string, names ...string) directory.File {
+		var data []string
+		for _, name := range names {
+			data = append(data, text("shop", name, 80))
+		}
+		return directory.File{Origin: origin, Data: []byte(strings.Join(data, "---\n"))}
+	}
+	unreadable := func(origin, former string) directory.File {
+		return directory.File{Origin: origin, Err: errors.New("permission denied"), Former: former}
+	}
+	run()
+	want("at first", "a.yaml:one b.yaml:two", file("a.yaml", "one"), file("b.yaml", "two"))
+	want("renamed", "a.yaml:one b.yaml:two", unreadable("c.yaml", "a.yaml"), file("b.yaml", "two"))
+	run()
+	want("and restarted", "a.yaml:one b.yaml:two", unreadable("c.yaml", ""), file("b.yaml", "two"))
+	run()
+	want("two renamed while it is down", "a.yaml:one b.yaml:two", unreadable("c.yaml", ""), unreadable("d.yaml", ""))
+	want("one is readable", "a.yaml:one c.yaml:two", file("c.yaml", "two"), unreadable("d.yaml", ""))
+	want("and being written", "a.yaml:one c.yaml:two", file("c.yaml", "two"), directory.File{Origin: "d.yaml", Keep: true})
+	want("both", "d.yaml:three c.yaml:two", file("c.yaml", "two"), file("d.yaml", "three"))
+	want("another file cannot be read", "c.yaml:two", file("c.yaml", "two"), unreadable("e.yaml", ""))
+	run()
+	want("removed or renamed while it is down", "c.yaml:two", unreadable("f.yaml", ""))
+	want("readable", "f.yaml:one", file("f.yaml", "one"))
+	stop()
+}
+
 // INV-61
 func TestObjectsTouchNoPolicyOfAnotherSource(t *testing.T) {
 	d, _ := objects(t, t.TempDir())

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/journal"
 	"github.com/sluice-net/sluice/kit/desired/managed"
@@ -260,5 +261,55 @@ func TestPolicyThatCannotBeStoredIsReported(t *testing.T) {
 		}
 	}, source.Identity, managed.SourceFile, managed.SourceKubernetes); ran != nil {
 		t.Error(ran)
+	}
+}
+
+// TestRenamesBeforeAFailedListingAreKept: after a start, a renamed file can be read at first, but its policies cannot be
+// stored. If it cannot be read afterwards, the policies that it had stay.
+func TestRenamesBeforeAFailedListingAreKept(t *testing.T) {
+	root := t.TempDir()
+	disk := disktest.New(t, root)
+	listed := func(o *Owner) string {
+		list, _, err := o.Reader().List(t.Context(), Filter{})
+		if err != nil {
+			t.Error(err)
+		}
+		var origins []string
+		for _, l := range list {
+			if l.Accepted {
+				origins = append(origins, l.Origin)
+			}
+		}
+		return strings.Join(origins, " ")
+	}
+	state := filepath.Join(root, "policy")
+	for _, former := range []string{"", "a.yaml"} {
+		if ran := onDisk(t, disk, state, func(o *Owner) {
+			feed := o.Feed(managed.SourceFile)
+			if former == "" {
+				err := feed.Set(t.Context(), []directory.File{{Origin: "a.yaml", Data: []byte(text("shop", "one", 80))}})
+				if got := listed(o); err != nil || got != "a.yaml" {
+					t.Errorf("%q, %v", got, err)
+				}
+				return
+			}
+			disk.Fail(func(op disktest.Op) error {
+				if op.Kind == disktest.Write || op.Kind == disktest.Truncate {
+					return unix.ENOSPC
+				}
+				return nil
+			})
+			err := feed.Set(t.Context(), []directory.File{{Origin: "b.yaml", Data: []byte(text("shop", "one", 81))}})
+			if !errors.Is(err, unix.ENOSPC) {
+				t.Errorf("%v, want ENOSPC", err)
+			}
+			disk.Fail(nil)
+			err = feed.Set(t.Context(), []directory.File{{Origin: "b.yaml", Err: errors.New("permission denied")}})
+			if got := listed(o); err != nil || got != former {
+				t.Errorf("%q, %v", got, err)
+			}
+		}, source.Identity, managed.SourceFile); ran != nil {
+			t.Error(ran)
+		}
 	}
 }

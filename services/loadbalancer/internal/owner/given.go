@@ -89,8 +89,8 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 			case unreadable != nil:
 				refused[k] = unreadable.Error()
 				o.quota.stopWaiting(k)
-				if x != nil && x.by.Source == f.name {
-					e.close(x, unreadable)
+				if x != nil && (x.by.Source == f.name || !o.sources.delivers(x.by.Source)) {
+					e.close(x, by, unreadable)
 				}
 			case x != nil && x.by.Source != f.name && o.sources.delivers(x.by.Source):
 				refused[k] = fmt.Sprintf("%s belongs to the source %s", k, x.by.Source)
@@ -144,19 +144,19 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 
 // close replaces an object whose new version is unreadable, because its endpoints may no longer
 // exist. A slice is deleted. A Service keeps its addresses, which refuse connections.
-func (e *edit) close(x *object, why error) {
+func (e *edit) close(x *object, by *managed.By, why error) {
 	if x.slice != nil {
 		e.gone = append(e.gone, x.key())
 		return
 	}
-	if x.service.Closed {
+	if x.service.Closed && x.by.Source == by.Source {
 		return
 	}
 	closed := x.service.Clone()
 	closed.Closed, closed.HealthCheckNodePort = true, 0
 	note := fmt.Sprintf("the API server has a newer version of this Service, which cannot be read: %v: "+
 		"connections are refused", why)
-	e.puts = append(e.puts, &object{by: x.by, remarks: newRemarks([]string{note}, nil), service: closed})
+	e.puts = append(e.puts, &object{by: by, remarks: newRemarks([]string{note}, nil), service: closed})
 }
 
 // refuse records that an object exceeds a limit.

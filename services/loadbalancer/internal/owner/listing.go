@@ -118,18 +118,23 @@ func (l *listing) compare(ix *index, s *sources) *edit {
 			b := &l.files[origin].bad[i]
 			wrong[origin] = append(wrong[origin], b.Why)
 			x := ix.object(b.Key)
+			var y *object
+			if b.Key.Kind == service.KindService {
+				y = closedOf(b, x, &managed.By{Source: l.source, Origin: origin})
+			}
 			switch _, ok := taken[b.Key]; {
 			case b.Key.Name.Name == "":
 				unnamed[origin] = true
-			case ok, x != nil && (x.by.Source != l.source || x.by.Origin != origin && there(x.by.Origin)):
+			case ok, x != nil && (x.by.Source != l.source && s.delivers(x.by.Source) ||
+				x.by.Source == l.source && x.by.Origin != origin && there(x.by.Origin)):
 				// another source or file has it
-			case b.Key.Kind == service.KindService:
-				if y := closedOf(b, x, &managed.By{Source: l.source, Origin: origin}); y != nil {
-					taken[b.Key] = origin
-					if x == nil || !x.same(y) {
-						e.puts = append(e.puts, y)
-					}
+			case y != nil:
+				taken[b.Key] = origin
+				if x == nil || !x.same(y) {
+					e.puts = append(e.puts, y)
 				}
+			case x != nil && x.by.Source != l.source:
+				e.gone = append(e.gone, b.Key) // no source delivers it again
 			}
 		}
 	}
@@ -162,6 +167,7 @@ func (l *listing) compare(ix *index, s *sources) *edit {
 		refuse(origin, service.ObjectKey{}, "%s", strings.Join(all, "; "))
 	}
 	slices.SortFunc(e.gone, service.ObjectKey.Compare)
+	e.gone = slices.Compact(e.gone)
 	if !s.listed(l.source) && !l.partial {
 		e.listed = []string{l.source}
 	}

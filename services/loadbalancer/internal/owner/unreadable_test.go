@@ -229,3 +229,83 @@ func TestRenamedFileThatCannotBeReadKeepsItsServices(t *testing.T) {
 	want("readable", "c.yaml:three", file("c.yaml", "three"))
 	want("removed while another file cannot be read", "", unreadable("e.yaml", ""))
 }
+
+// TestUnreadableObjectTakesTheOneOfASourceThatIsGone: no source delivers a newer version of an object whose source is
+// no longer configured, so the object of another source replaces it, readable or not.
+func TestUnreadableObjectTakesTheOneOfASourceThatIsGone(t *testing.T) {
+	const led = "10.96.0.1:80/tcp of shop/web:p0 inside 10.244.0.5:8080"
+	const closed = "10.96.0.1:80/tcp of shop/web:p0 inside reject"
+	both := []string{serviceText("shop", "web", "10.96.0.1", 1), sliceText("shop", "web", 1, "10.244.0.5")}
+	web := service.ObjectKey{Kind: service.KindService, Name: service.Name{Namespace: "shop", Name: "web"}}
+	give := func(o *running, given map[service.ObjectKey]Given) error {
+		return o.Objects(managed.SourceKubernetes).Apply(t.Context(), watch.Changes[service.ObjectKey, Given]{Upserts: given})
+	}
+	set := func(o *running, text string) error {
+		files := []directory.File{{Origin: "a.yaml", Data: []byte(text)}}
+		return o.Feed(managed.SourceFile).Set(t.Context(), files)
+	}
+	for from, to := range map[string]string{
+		managed.SourceKubernetes: managed.SourceFile, managed.SourceFile: managed.SourceKubernetes,
+	} {
+		dir := t.TempDir()
+		config := testConfig(&clock{now: time.Unix(1e9, 0)})
+		o := start(t, config, dir, from)
+		var err error
+		if from == managed.SourceFile {
+			err = set(o, strings.Join(both, "---\n"))
+		} else {
+			err = give(o, givenOf(t, both...))
+		}
+		if got := o.servedAt("10.96.0.1"); err != nil || got != led {
+			t.Fatalf("from %s: %q, %v", from, got, err)
+		}
+		o.stop()
+		o = start(t, config, dir, to)
+		if to == managed.SourceFile {
+			err = set(o, strings.Replace(both[0], "port: 80", "port: 800000", 1))
+		} else {
+			err = give(o, map[service.ObjectKey]Given{web: {Err: errors.New("spec.type: is odd")}})
+		}
+		if got := o.servedAt("10.96.0.1"); err != nil || got != closed {
+			t.Errorf("to %s: %q, want %q, %v", to, got, closed, err)
+		}
+		list, _, _, err := o.Reader().List(t.Context(), Filter{})
+		if err != nil || len(list) != 1 || list[0].Source != to {
+			t.Errorf("to %s: %+v, %v", to, list, err)
+		}
+		// A closed Service belongs to the source that delivers it now.
+		o.stop()
+		o = start(t, config, dir, from)
+		if to == managed.SourceFile {
+			err = give(o, map[service.ObjectKey]Given{web: {Err: errors.New("spec.type: is odd")}})
+			err = errors.Join(err, o.Objects(from).Apply(t.Context(), watch.Changes[service.ObjectKey, Given]{
+				Deletes: map[service.ObjectKey]struct{}{web: {}},
+			}))
+		} else {
+			err = errors.Join(set(o, strings.Replace(both[0], "port: 80", "port: 800000", 1)), set(o, ""))
+		}
+		if got := o.servedAt("10.96.0.1"); err != nil || got != "" {
+			t.Errorf("back to %s and removed: %q, %v", from, got, err)
+		}
+	}
+}
+
+// TestUnreadableSliceOfAFileReplacesTheOneOfASourceThatIsGone: its endpoints are not used.
+func TestUnreadableSliceOfAFileReplacesTheOneOfASourceThatIsGone(t *testing.T) {
+	dir := t.TempDir()
+	config := testConfig(&clock{now: time.Unix(1e9, 0)})
+	svc, slice := serviceText("shop", "web", "10.96.0.1", 1), sliceText("shop", "web", 1, "10.244.0.5")
+	o := start(t, config, dir, managed.SourceKubernetes)
+	c := watch.Changes[service.ObjectKey, Given]{Upserts: givenOf(t, svc, slice)}
+	if err := o.Objects(managed.SourceKubernetes).Apply(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	o.stop()
+	o = start(t, config, dir, managed.SourceFile)
+	bad := strings.Replace(slice, "10.244.0.5", "10.244.0.500", 1)
+	file := directory.File{Origin: "a.yaml", Data: []byte(svc + "---\n" + bad)}
+	err := o.Feed(managed.SourceFile).Set(t.Context(), []directory.File{file})
+	if got := o.servedAt("10.96.0.1"); err != nil || got != "10.96.0.1:80/tcp of shop/web:p0 inside reject" {
+		t.Errorf("%q, %v", got, err)
+	}
+}

@@ -32,15 +32,18 @@ type note struct {
 	Text  string `json:"text"`
 }
 
-// validate checks the manifests on standard input as the service with its default configuration would. It needs no
-// running service. `sluice policy validate` executes it, because only this program knows the kinds. The exit code is 0
-// if verdicts were printed, whatever they are, and 2 otherwise.
+// validate checks the manifests on standard input as the service would with the settings that the flags give and
+// otherwise its default configuration. It needs no running service. `sluice policy validate` executes it, because only
+// this program knows the kinds. The exit code is 0 if verdicts were printed, whatever they are, and 2 otherwise.
 func validate(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	flags := flag.NewFlagSet("sluice-policy validate", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	namespace := flags.String("namespace", "", "namespace of documents that name none; empty: default")
 	allowUnknown := flags.Bool("allow-unknown-fields", false,
 		"report fields that a kind does not have, but accept the document")
+	config := defaults(instance.Paths{})
+	flags.BoolVar(&config.Cluster.NodeLabels, "cluster-node-labels", config.Cluster.NodeLabels,
+		"the service has the setting cluster.nodeLabels")
 	if err := flags.Parse(args); err != nil {
 		return 2
 	}
@@ -49,7 +52,6 @@ func validate(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 			flags.Arg(0))
 		return 2
 	}
-	config := defaults(instance.Paths{})
 	limit := int64(config.Limits.Manifests)
 	data, err := io.ReadAll(io.LimitReader(stdin, limit+1))
 	if err == nil && int64(len(data)) > limit {

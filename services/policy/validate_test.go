@@ -110,6 +110,13 @@ func TestValidateChecksEveryDocument(t *testing.T) {
 	if code != 0 || !strings.HasSuffix(out.String(), last) {
 		t.Errorf("52 notes: exit code %d, %s%s", code, out.String(), errOut.String())
 	}
+	out.Reset()
+	nodes := "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: a}\n" +
+		"spec: {endpointSelector: {}, ingress: [{fromNodes: [{matchLabels: {a: b}}]}]}\n"
+	code = validate([]string{"--cluster-node-labels"}, strings.NewReader(nodes), &out, &errOut)
+	if code != 0 || out.String() != `{"problems":[]}`+"\n" {
+		t.Errorf("with cluster.nodeLabels: exit code %d, %s%s", code, out.String(), errOut.String())
+	}
 	if code := validate([]string{"web.yaml"}, strings.NewReader(""), &out, &errOut); code != 2 || !strings.Contains(errOut.String(), "standard input") {
 		t.Errorf("a file as argument: exit code %d, %s", code, errOut.String())
 	}

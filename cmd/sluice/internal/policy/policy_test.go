@@ -880,6 +880,25 @@ func TestValidateNeedsNoService(t *testing.T) {
 	}
 }
 
+// TestValidatePassesSettings: the flags reach the program that checks.
+func TestValidatePassesSettings(t *testing.T) {
+	bin := t.TempDir()
+	const script = "#!/bin/sh\n/bin/cat > /dev/null\n" +
+		"[ \"$*\" = 'validate --namespace= --allow-unknown-fields --cluster-node-labels' ] || exit 2\n" +
+		"echo '{\"problems\":[]}'\n"
+	program := filepath.Join(bin, "sluice-policy")
+	if err := os.WriteFile(program, []byte(script), 0o700); err != nil { //nolint:gosec // executable
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin)
+	file := nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebPolicy)
+	args := []string{"policy", "validate", "-f", file, "--cluster-node-labels", "--allow-unknown-fields"}
+	var out, errOut bytes.Buffer
+	if code := invocation.Run(args, &out, &errOut, Command); code != 0 {
+		t.Errorf("exit code %d\n%s%s", code, out.String(), errOut.String())
+	}
+}
+
 // TestValidateCountsPoliciesThatAllowLess: the exit code is 0 for them, so the summary must not hide them.
 func TestValidateCountsPoliciesThatAllowLess(t *testing.T) {
 	const (

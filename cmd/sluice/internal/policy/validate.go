@@ -35,6 +35,7 @@ func validateCommand(inv *invocation.Invocation) *cobra.Command {
 		namespace    string
 		allowUnknown bool
 		skipOthers   bool
+		nodeLabels   bool
 	)
 	cmd := &cobra.Command{
 		Use:   "validate -f FILE",
@@ -42,7 +43,7 @@ func validateCommand(inv *invocation.Invocation) *cobra.Command {
 		Long: `Check manifests as the policy service would, without a running service: the command
 executes ` + program + ` from its own directory or from PATH. Every problem is reported
 with file, document and field. The exit code is 1 if there are problems. The check assumes
-the default settings, so fields that need the setting cluster.nodeLabels are refused.`,
+the default settings of the service, apart from --cluster-node-labels.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			files = append(files, a...)
@@ -54,12 +55,21 @@ the default settings, so fields that need the setting cluster.nodeLabels are ref
 			if err != nil && !errors.As(err, &broken) {
 				return err
 			}
-			return validate(cmd.Context(), inv, docs, broken, namespace, allowUnknown)
+			var flags []string // of the program
+			if allowUnknown {
+				flags = append(flags, "--allow-unknown-fields")
+			}
+			if nodeLabels {
+				flags = append(flags, "--cluster-node-labels")
+			}
+			return validate(cmd.Context(), inv, docs, broken, namespace, flags)
 		},
 	}
 	manifestFlags(cmd, &allowUnknown, &skipOthers)
 	f := cmd.Flags()
 	f.StringArrayVarP(&files, "filename", "f", nil, "file, directory or - for standard input; may be repeated")
+	f.BoolVar(&nodeLabels, "cluster-node-labels", false,
+		"the nodes have the setting cluster.nodeLabels, which the Kubernetes manifests set")
 	f.StringVarP(&namespace, "namespace", "n", "", "namespace of objects without one (default \"default\")")
 	return cmd
 }
@@ -90,12 +100,12 @@ type verdictOnDocument struct {
 }
 
 func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.Document, broken manifest.FileErrors,
-	namespace string, allowUnknown bool,
+	namespace string, flags []string,
 ) error {
 	var verdicts []verdictOnDocument
 	if len(docs) > 0 {
 		var err error
-		if verdicts, err = checkOffline(ctx, manifest.Join(docs), namespace, allowUnknown); err != nil {
+		if verdicts, err = checkOffline(ctx, manifest.Join(docs), namespace, flags); err != nil {
 			return err
 		}
 	}
@@ -185,18 +195,15 @@ func unsupported(n *policyv1.PolicyNote) bool {
 	return n.GetKind() == policyv1.PolicyNoteKind_POLICY_NOTE_KIND_UNSUPPORTED
 }
 
-// checkOffline checks a stream of documents with the policy service's program.
-func checkOffline(ctx context.Context, manifests []byte, namespace string, allowUnknown bool) ([]verdictOnDocument,
+// checkOffline checks a stream of documents with the policy service's program, which receives the flags.
+func checkOffline(ctx context.Context, manifests []byte, namespace string, flags []string) ([]verdictOnDocument,
 	error,
 ) {
 	program, err := findProgram()
 	if err != nil {
 		return nil, err
 	}
-	args := []string{"validate", "--namespace=" + namespace}
-	if allowUnknown {
-		args = append(args, "--allow-unknown-fields")
-	}
+	args := append([]string{"validate", "--namespace=" + namespace}, flags...)
 	cmd := exec.CommandContext(ctx, program, args...)
 	var out, errOut bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(manifests), &out, &errOut

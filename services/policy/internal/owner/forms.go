@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -40,7 +41,7 @@ func (f *forms) policy(d decode.Decoded, source, origin string) *Policy {
 	p := &Policy{
 		Key: d.Object.Key, Source: source, Origin: origin, Manifest: d.Text, Updated: f.now(),
 		Dropped: d.Object.Unknown, Broken: d.Object.Isolates, read: d.Object, Created: d.Created, UID: d.UID,
-		known: len(d.Object.Unknown) == 0,
+		known: len(d.Object.Unknown) == 0, allowed: d.Object.Unknown,
 	}
 	p.filter(f.filter.Load())
 	return p
@@ -133,6 +134,16 @@ func (f *forms) decode(r record.Policy) *Policy {
 	if why, ok := decode.Isolating(r.Manifest); ok && (from.Files || r.Key.Kind == policy.KindDocument) {
 		err = errors.New(why)
 	}
+	if err == nil && len(docs) == 1 && len(r.Place.Dropped) > 0 {
+		allowed := make(map[string]bool, len(r.Place.Dropped))
+		for _, path := range r.Place.Dropped {
+			allowed[path] = true
+		}
+		later := func(path string) bool { return !allowed[path] }
+		if i := slices.IndexFunc(docs[0].Object.Unknown, later); i >= 0 {
+			err = fmt.Errorf("%s: no such field in this version", docs[0].Object.Unknown[i])
+		}
+	}
 	if err == nil && (len(docs) != 1 || docs[0].Object.Key != policy.Key(r.Key)) {
 		err = fmt.Errorf("the stored text has another key than %s", policy.Key(r.Key))
 	}
@@ -141,9 +152,10 @@ func (f *forms) decode(r record.Policy) *Policy {
 	}
 	p := f.policy(docs[0], r.Source, r.Origin)
 	p.Key, p.Manager, p.Manifest = policy.Key(r.Key), r.Manager, r.Manifest
-	p.Revision, p.Updated, p.known = r.Revision, time.Unix(r.Updated, 0), r.Place.Known
+	p.Revision, p.Updated = r.Revision, time.Unix(r.Updated, 0)
 	if err != nil {
 		p.Broken = err.Error()
+		p.known, p.allowed = r.Place.Known, r.Place.Dropped
 	}
 	if !from.Stamped {
 		p.Created = p.Updated

@@ -250,23 +250,35 @@ func TestClosedFormStandsInUntilAChangeIsStored(t *testing.T) {
 func TestFieldsOfALaterVersionIsolate(t *testing.T) {
 	d := newDesk(t, 10)
 	novel := []byte(text("shop", "db", 80) + "    novel: {only: some}\n")
+	two := []byte(text("shop", "db", 80) + "    novel: {only: some}\n    typo: 1\n")
+	unknown := func(manifest []byte) []string {
+		docs, err := decode.Options{AllowUnknown: true}.Decode(manifest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return docs[0].Object.Unknown
+	}
+	typo := unknown([]byte(text("shop", "db", 80) + "    typo: 1\n"))
 	for what, c := range map[string]struct {
 		source   string
 		manifest []byte
 		known    bool
+		dropped  []string
 		isolates bool
 	}{
-		"of a call":                         {managed.SourceGRPC, novel, true, true},
-		"of a call that allowed it":         {managed.SourceGRPC, novel, false, false},
-		"of a file":                         {managed.SourceFile, novel, false, true},
-		"of an API server":                  {managed.SourceKubernetes, novel, false, true},
-		"all fields of a call are known":    {managed.SourceGRPC, []byte(text("shop", "db", 80)), true, false},
-		"all fields of a file are known":    {managed.SourceFile, []byte(text("shop", "db", 80)), false, false},
-		"all fields of an object are known": {managed.SourceKubernetes, []byte(text("shop", "db", 80)), false, false},
+		"of a call":                         {managed.SourceGRPC, novel, true, nil, true},
+		"of a call of an earlier version":   {managed.SourceGRPC, novel, false, nil, false},
+		"of a call that allowed it":         {managed.SourceGRPC, two, false, unknown(two), false},
+		"of a call that allowed another":    {managed.SourceGRPC, two, false, typo, true},
+		"of a file":                         {managed.SourceFile, novel, false, nil, true},
+		"of an API server":                  {managed.SourceKubernetes, novel, false, nil, true},
+		"all fields of a call are known":    {managed.SourceGRPC, []byte(text("shop", "db", 80)), true, nil, false},
+		"all fields of a file are known":    {managed.SourceFile, []byte(text("shop", "db", 80)), false, nil, false},
+		"all fields of an object are known": {managed.SourceKubernetes, []byte(text("shop", "db", 80)), false, nil, false},
 	} {
 		r := record.Policy{
 			Key: record.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: "db"}, Source: c.source,
-			Manifest: c.manifest, Place: record.Place{Known: c.known},
+			Manifest: c.manifest, Place: record.Place{Known: c.known, Dropped: c.dropped},
 		}
 		p := d.decode(r)
 		if isolates := p.inForce() && p.object.Isolates != ""; isolates != c.isolates || isolates != (p.Broken != "") {
@@ -274,6 +286,9 @@ func TestFieldsOfALaterVersionIsolate(t *testing.T) {
 		}
 		if again := policyRecord(p).Place.Known; again != (c.known && c.source == managed.SourceGRPC) {
 			t.Errorf("%s: written again as known %t", what, again)
+		}
+		if again := policyRecord(p).Place.Dropped; c.isolates && !slices.Equal(again, c.dropped) {
+			t.Errorf("%s: written again with %q, want %q", what, again, c.dropped)
 		}
 	}
 	for _, allowed := range []bool{false, true} {
@@ -286,8 +301,50 @@ func TestFieldsOfALaterVersionIsolate(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := d.policy(docs[0], managed.SourceGRPC, "")
-		if place := policyRecord(p).Place; place.Known == allowed {
+		if place := policyRecord(p).Place; place.Known == allowed || (len(place.Dropped) > 0) != allowed {
 			t.Errorf("a call that allowed unknown fields, %t, is written as known %t", allowed, place.Known)
+		}
+	}
+}
+
+// TestPoliciesOfAnEarlierVersionAreMarkedAtTheStart: the first start of a version stores which fields of each policy of
+// a call it does not know. When an earlier version starts afterwards, it isolates for all others.
+func TestPoliciesOfAnEarlierVersionAreMarkedAtTheStart(t *testing.T) {
+	dir := t.TempDir()
+	type place = record.Place
+	run := func(change record.Change) map[string]place {
+		t.Helper()
+		out := make(map[string]place)
+		j, _, _, err := record.Open(dir, record.Contents{
+			Name:       func(string) error { return nil },
+			Policy:     func(p record.Policy) error { out[p.Key.Name] = p.Place; return nil },
+			Identity:   func(record.Identity) error { return nil },
+			Subscriber: func(record.Subscriber) error { return nil },
+			DNSName:    func(record.Name) error { return nil },
+		})
+		if err == nil && len(change.Puts) > 0 {
+			err = j.Commit(t.Context(), change)
+		}
+		if err := errors.Join(err, j.Close()); err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	var change record.Change
+	for name, more := range map[string]string{"plain": "", "typo": "    typo: 1\n"} {
+		change.Puts = append(change.Puts, record.Policy{
+			Key:    record.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: name},
+			Source: managed.SourceGRPC, Manifest: []byte(text("shop", name, 80) + more), Revision: 1,
+		})
+	}
+	change.Revision = 1
+	run(change)
+	for range 2 {
+		_, stop := runWith(t, dir, nil)
+		stop()
+		got := run(record.Change{})
+		if len(got) != 2 || !got["plain"].Known || got["typo"].Known || len(got["typo"].Dropped) != 1 {
+			t.Errorf("%+v", got)
 		}
 	}
 }

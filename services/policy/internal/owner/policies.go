@@ -51,6 +51,9 @@ type Policy struct {
 	closed bool           // missing labels of identities have made it stricter
 	named  bool           // sent by its manager in this run
 	known  bool           // the version of the service that accepted it knew all its fields
+	// allowed contains the fields that the caller allowed to be dropped, and that the last version of the service
+	// that enforced the policy did not know.
+	allowed []string
 	// size and sum describe the whole manifest if Manifest is reduced.
 	size int
 	sum  []byte
@@ -274,6 +277,6 @@ func (p *Policy) copy() *Policy {
 // record returns the journal record of a policy that is in the engine.
 func (p *Policy) record() record.Policy {
 	r := policyRecord(p)
-	r.Place = record.Place{Created: p.Created.Unix(), Known: p.known}
+	r.Place = record.Place{Created: p.Created.Unix(), Known: r.Place.Known, Dropped: r.Place.Dropped}
 	return r
 }

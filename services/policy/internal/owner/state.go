@@ -21,8 +21,11 @@ func policyRecord(p *Policy) record.Policy {
 	r := record.Policy{
 		Key: record.Key(p.Key), Source: p.Source, Origin: p.Origin, Manager: p.Manager, Manifest: p.Manifest, Revision: p.Revision, Updated: p.Updated.Unix(),
 		Place: record.Place{
-			Exceeds: p.Exceeds, Size: p.size, Sum: p.sum, Held: p.heldText, Known: p.known && p.source().Calls,
+			Exceeds: p.Exceeds, Size: p.size, Sum: p.sum, Held: p.heldText,
 		},
+	}
+	if p.source().Calls {
+		r.Place.Known, r.Place.Dropped = p.known, p.allowed
 	}
 	// if the source is stamped, the object contains the time
 	if at := p.Created.Unix(); !p.source().Stamped && at != r.Updated {
@@ -64,7 +67,25 @@ func (o *Owner) restore(dir string, table *names.Table) (cached bool, err error)
 	if err := o.compile(policies, subscribers, learned, table); err != nil {
 		return false, errors.Join(err, j.Close())
 	}
+	o.markFields(policies)
 	return cached, nil
+}
+
+// markFields stores which fields of the policies of calls this version does not know, where that has changed. An
+// earlier version then recognises the others.
+func (o *Owner) markFields(stored map[policy.Key]record.Policy) {
+	var change record.Change
+	for k, r := range stored {
+		p := o.policies.all[k]
+		if !p.source().Calls || p.known == r.Place.Known && slices.Equal(p.allowed, r.Place.Dropped) {
+			continue
+		}
+		r.Place.Known, r.Place.Dropped = p.known, p.allowed
+		change.Puts = append(change.Puts, r)
+	}
+	if len(change.Puts) > 0 {
+		o.storage.stored(o.storage.journal.Commit(o.ctx, change))
+	}
 }
 
 func (o *Owner) compile(

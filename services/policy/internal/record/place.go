@@ -24,13 +24,16 @@ type Place struct {
 	// Known is set if the version of the service that accepted the policy of a call knew all its fields. A field
 	// that is unknown now then comes from a later version.
 	Known bool `json:"known,omitempty"`
+	// Dropped lists the fields of the policy that the caller allowed to be dropped and that the last version did not
+	// know, if there are any. A place with neither Known nor Dropped is of a version that wrote neither.
+	Dropped []string `json:"dropped,omitempty"`
 	// Revision is the revision of the policy for which the place was written.
 	Revision uint64 `json:"revision,omitempty"`
 }
 
 // zero reports whether there is nothing to write.
 func (p *Place) zero() bool {
-	return p.Created == 0 && p.Exceeds == "" && p.Size == 0 && len(p.Held) == 0 && !p.Known
+	return p.Created == 0 && p.Exceeds == "" && p.Size == 0 && len(p.Held) == 0 && !p.Known && len(p.Dropped) == 0
 }
 
 // placePrefix is the prefix of the key of a place in the bucket of the state. Earlier versions ignore unknown keys in

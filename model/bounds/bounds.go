@@ -13,6 +13,8 @@ type Divided string
 const (
 	// ByTenant divides a limit among tenants, as package shares does.
 	ByTenant Divided = "tenant"
+	// ByNamespace reserves a part of the limit for namespaces that use little of it.
+	ByNamespace Divided = "namespace"
 	// BySender divides by the address of senders outside the cluster; an IPv6 sender is its /64.
 	BySender Divided = "sender outside"
 	// ByEndpoint divides one half of the limit equally among the endpoints of a node that use it,
@@ -160,6 +162,16 @@ var All = []Bound{
 		Name: "bytes of files", Process: "sluice-loadbalancer", Setting: "limits.manifests", Default: "256 MiB",
 		Divided: ByRoot, Beyond: "a file is refused", Shown: "`sluice status`",
 		Tests: []string{"TestFilesTogetherAreBounded"},
+	},
+	{
+		Name: "addresses of a node in quarantine", Process: "sluice-ipam", Default: "the addresses that no pod holds",
+		Divided: ByNamespace,
+		Beyond: "an eighth is reserved: a namespace with as many addresses in quarantine as are free gets none of it; " +
+			"its new pods wait",
+		Shown: "error of ADD",
+		Tests: []string{
+			"TestShortLivedPodsOfOneNamespaceLeaveAddressesToOthers", "TestNamespaceOfACallCounts",
+		},
 	},
 	{
 		Name: "numbers of removed frontends and backends", Process: "sluice-loadbalancer",

@@ -228,6 +228,9 @@ func TestKernelAddPassesOnWhatTheRuntimeAsksFor(t *testing.T) {
 			t.Errorf("the result lacks %s: %s", want, out)
 		}
 	}
+	if got := n.AskedNamespace(); got != "prod" {
+		t.Errorf("addresses are requested for the namespace %q", got)
+	}
 	req := n.Request("c1/eth0")
 	var labels []string
 	for _, l := range req.GetLabels() {

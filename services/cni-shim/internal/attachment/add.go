@@ -137,7 +137,7 @@ func (p *Plugin) notAttached() error {
 }
 
 func (p *Plugin) allocate(ctx context.Context) (*message.Allocation, error) {
-	req := &message.AllocateRequest{Owner: p.owner()}
+	req := &message.AllocateRequest{Owner: p.owner(), Namespace: p.in.Pod.Namespace}
 	for _, a := range p.in.Config.Addresses {
 		req.RequestedAddresses = append(req.RequestedAddresses, a.String())
 	}

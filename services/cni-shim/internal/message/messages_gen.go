@@ -454,6 +454,7 @@ type AllocateRequest struct {
 	RequestedAddresses []string
 	ValidateOnly       bool
 	Manager            string
+	Namespace          string
 }
 
 func (m *AllocateRequest) fields(f *Fields) {
@@ -462,6 +463,7 @@ func (m *AllocateRequest) fields(f *Fields) {
 	texts(f, 3, &m.RequestedAddresses)
 	boolean(f, 4, &m.ValidateOnly)
 	text(f, 5, &m.Manager)
+	text(f, 6, &m.Namespace)
 }
 
 // AllocateResponse is sluice.ipam.v1.AllocateResponse.

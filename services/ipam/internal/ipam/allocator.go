@@ -190,6 +190,7 @@ func (a *Allocator) load() error {
 	}
 	if a.ledger != nil {
 		l.goOn(a.ledger.pools)
+		l.spaces.resume(a.ledger.spaces, l)
 	}
 	a.ledger = l
 	a.summary.Store(l.summary())

@@ -140,6 +140,7 @@ type Request struct {
 	Wanted       []netip.Addr // at most one per family
 	ValidateOnly bool         // return the result, but create no lease
 	Manager      string       // see Allocation
+	Namespace    string       // of the pod; empty: not a pod
 }
 
 // FieldError is an error about one field of a request. It wraps ErrBadRequest or ErrNoPool.
@@ -165,6 +166,10 @@ type ExhaustedError struct {
 	// NextFree is the earliest time at which an address of any family becomes free without a release; zero if there
 	// is no such time.
 	NextFree time.Time
+	// Namespace is set if free addresses are left, which are reserved for other namespaces: Quarantined released
+	// addresses count for this one.
+	Namespace   string
+	Quarantined uint64
 }
 
 func (e *ExhaustedError) Error() string {
@@ -178,9 +183,13 @@ func (e *ExhaustedError) Error() string {
 		fmt.Fprintf(&b, " pool %s has %d confirmed, %d leased, %d quarantined, %d reserved of %d", f.Prefix, f.Confirmed, f.Leased, f.Quarantined, f.Reserved, f.Size)
 		quarantined += f.Quarantined
 	}
+	if e.Namespace != "" {
+		fmt.Fprintf(&b, "; the free addresses are reserved for other namespaces, because %d released addresses in "+
+			"quarantine count for the namespace %s", e.Quarantined, e.Namespace)
+	}
 	if e.Waiting > 0 {
 		fmt.Fprintf(&b, "; %d released addresses may not be allocated again yet: %s", e.Waiting, e.Why)
-	} else if quarantined > 0 {
+	} else if quarantined > 0 && e.Namespace == "" {
 		fmt.Fprintf(&b, "; only quarantined addresses are left, %d of them, try again when that ends", quarantined)
 	}
 	return b.String()

@@ -34,6 +34,7 @@ type ledger struct {
 	asks    bool
 	waiting agenda[netip.Addr] // sorted by the end of their quarantine
 	why     string             // why the addresses in waiting may not be reused, for messages
+	spaces  *quarantines
 }
 
 type poolState struct {
@@ -71,8 +72,9 @@ func newLedger(
 ) (*ledger, error) {
 	l := &ledger{
 		lease: lease, rest: rest, primary: c.Primary, rests: ofAddresses(), waiting: ofAddresses(),
-		held:  make(map[workload.Owner]*entry, len(c.Allocations)),
-		addrs: make(map[netip.Addr]use, 2*len(c.Allocations)+len(c.Quarantined)),
+		spaces: newQuarantines(),
+		held:   make(map[workload.Owner]*entry, len(c.Allocations)),
+		addrs:  make(map[netip.Addr]use, 2*len(c.Allocations)+len(c.Quarantined)),
 	}
 	for i, p := range slices.Concat(serving, former) {
 		if at, ok := c.Cursors[p.Prefix()]; ok && p.Contains(at) {
@@ -328,6 +330,7 @@ func (l *ledger) enter(a *Allocation) {
 func (l *ledger) leave(e *entry) {
 	l.leases.remove(e.expiry)
 	delete(l.held, e.Owner)
+	delete(l.spaces.owners, e.Owner)
 	last := l.all[len(l.all)-1]
 	l.all[e.index], last.index = last, e.index
 	l.all[len(l.all)-1] = nil
@@ -351,10 +354,12 @@ func (l *ledger) count(a *Allocation, n uint64) {
 
 // replace replaces an allocation in the index by a new version.
 func (l *ledger) replace(a *Allocation) {
+	namespace := l.spaces.owners[a.Owner]
 	if e := l.held[a.Owner]; e != nil {
 		l.leave(e)
 	}
 	l.enter(a)
+	l.spaces.holds(a.Owner, namespace)
 }
 
 // lay records in the index that an address is in quarantine.
@@ -397,7 +402,7 @@ func (l *ledger) allocate(now time.Time, r Request) (*Allocation, error) {
 		return next, nil
 	}
 	for _, f := range families {
-		a, p, err := l.choose(f, wanted[f])
+		a, p, err := l.choose(f, wanted[f], r.Namespace)
 		if err != nil {
 			return nil, err
 		}
@@ -417,6 +422,7 @@ func (l *ledger) allocate(now time.Time, r Request) (*Allocation, error) {
 		}
 	}
 	l.replace(next)
+	l.spaces.holds(next.Owner, r.Namespace)
 	return next, nil
 }
 
@@ -513,8 +519,8 @@ func sameContent(a *Allocation, r Request) error {
 	return nil
 }
 
-// choose selects a free address of a family, but does not allocate it.
-func (l *ledger) choose(f Family, wanted netip.Addr) (netip.Addr, *poolState, error) {
+// choose selects a free address of a family for a pod of a namespace, but does not allocate it.
+func (l *ledger) choose(f Family, wanted netip.Addr, namespace string) (netip.Addr, *poolState, error) {
 	if wanted.IsValid() {
 		p := l.poolFor(wanted)
 		if p == nil {
@@ -538,7 +544,13 @@ func (l *ledger) choose(f Family, wanted netip.Addr) (netip.Addr, *poolState, er
 			}
 			return wanted, nil, fmt.Errorf("%s is held by %s: %w", wanted, u.owner, ErrUnavailable)
 		}
+		if l.reserved(f, namespace) {
+			return wanted, nil, l.exhausted(f, namespace)
+		}
 		return wanted, p, nil
+	}
+	if l.reserved(f, namespace) {
+		return netip.Addr{}, nil, l.exhausted(f, namespace)
 	}
 	for _, p := range l.pools {
 		if !p.serves(f) {
@@ -552,7 +564,31 @@ func (l *ledger) choose(f Family, wanted netip.Addr) (netip.Addr, *poolState, er
 			return d.key, p, nil
 		}
 	}
-	err := &ExhaustedError{Family: f}
+	return netip.Addr{}, nil, l.exhausted(f, "")
+}
+
+// reserved reports whether the free addresses of a family are reserved for other namespaces.
+func (l *ledger) reserved(f Family, namespace string) bool {
+	own := l.spaces.counts[f][namespace]
+	var free, in uint64
+	for _, p := range l.pools {
+		if !p.serves(f) {
+			continue
+		}
+		n := p.NumFree() + uint64(len(p.rested.heap))
+		if n > own { // the sum of several IPv6 pools may exceed a uint64
+			return false
+		}
+		free += n
+		in += p.quarantined
+	}
+	return refuses(own, free, in)
+}
+
+// exhausted returns the error for a family without an address; with a namespace, the free addresses are reserved for
+// other namespaces.
+func (l *ledger) exhausted(f Family, namespace string) *ExhaustedError {
+	err := &ExhaustedError{Family: f, Namespace: namespace, Quarantined: l.spaces.counts[f][namespace]}
 	for _, p := range l.pools {
 		if p.serves(f) {
 			err.Pools = append(err.Pools, p.figures())
@@ -564,7 +600,7 @@ func (l *ledger) choose(f Family, wanted netip.Addr) (netip.Addr, *poolState, er
 		}
 	}
 	err.NextFree, _ = l.next()
-	return netip.Addr{}, nil, err
+	return err
 }
 
 // confirm makes a lease permanent.
@@ -614,12 +650,14 @@ func (l *ledger) release(now time.Time, o workload.Owner) *Allocation {
 		l.drop(e)
 		return e.Allocation
 	}
+	namespace := l.spaces.owners[o]
 	l.leave(e)
 	c := l.changed()
 	c.Allocations[o] = nil
 	until := now.Add(l.rest)
 	for _, x := range e.Addresses {
 		l.lay(x.Addr, until)
+		l.spaces.begin(x.Addr, namespace)
 		c.Quarantined[x.Addr] = until
 	}
 	return e.Allocation
@@ -674,6 +712,7 @@ const notAsked = "sluice-identity has not answered yet whether other nodes still
 // reuse frees an address after its quarantine.
 func (l *ledger) reuse(d *deadline[netip.Addr]) {
 	l.changed().Quarantined[d.key] = time.Time{}
+	l.spaces.end(d.key)
 	p := l.poolFor(d.key)
 	if p == nil {
 		l.free(d.key)

@@ -65,7 +65,7 @@ func (t *Tracker) Changed() <-chan struct{} {
 // Answered records the result of an allocation.
 func (t *Tracker) Answered(err error) {
 	var e *ipam.ExhaustedError
-	if !errors.As(err, &e) {
+	if !errors.As(err, &e) || e.Namespace != "" { // others still get addresses
 		return
 	}
 	t.mu.Lock()

@@ -134,6 +134,15 @@ func TestStateOfAnEarlierProcessIsTakenOver(t *testing.T) {
 	}
 }
 
+// TestAddressesReservedForOthersAreNoShortage: only one namespace gets no address.
+func TestAddressesReservedForOthersAreNoShortage(t *testing.T) {
+	k := New(func() *ipam.Summary { return pools(1, 1) })
+	k.Answered(&ipam.ExhaustedError{Family: ipam.IPv4, Namespace: "shop", Quarantined: 9})
+	if k.Exhausted() {
+		t.Errorf("%+v", k.Note())
+	}
+}
+
 func TestNodeWithoutARangeHasNoRoom(t *testing.T) {
 	draining := &ipam.Summary{Pools: pools(1, 1).Pools[2:]}
 	if allHaveRoom(draining) || allHaveRoom(&ipam.Summary{}) {

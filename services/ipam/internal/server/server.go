@@ -102,6 +102,7 @@ func (s *Server) Allocate(ctx context.Context, req *ipamv1.AllocateRequest) (*ip
 func (s *Server) allocate(ctx context.Context, req *ipamv1.AllocateRequest) (*ipam.Allocation, error) {
 	r := ipam.Request{
 		Owner: wire.OwnerOf(req.GetOwner()), ValidateOnly: req.GetValidateOnly(), Manager: req.GetManager(),
+		Namespace: req.GetNamespace(),
 	}
 	for i, f := range req.GetFamilies() {
 		switch f {
@@ -129,7 +130,7 @@ func (s *Server) lease(ctx context.Context, r ipam.Request) (*ipam.Allocation, e
 	if err := s.Cluster.Checked(); err != nil {
 		return nil, err
 	}
-	for {
+	for grown := false; ; grown = true {
 		a, err := s.ipam.Allocate(ctx, r)
 		if err == nil {
 			s.Cluster.Note()
@@ -139,7 +140,7 @@ func (s *Server) lease(ctx context.Context, r ipam.Request) (*ipam.Allocation, e
 			return nil, err
 		}
 		switch grow := s.Cluster.Grow(ctx); {
-		case errors.Is(grow, errors.ErrUnsupported), grow != nil && waits(err):
+		case errors.Is(grow, errors.ErrUnsupported), grow != nil && waits(err), grown && reserved(err):
 			if !waits(err) || !s.awaitReuse(ctx) {
 				return nil, err
 			}
@@ -153,6 +154,12 @@ func (s *Server) lease(ctx context.Context, r ipam.Request) (*ipam.Allocation, e
 func waits(err error) bool {
 	var full *ipam.ExhaustedError
 	return errors.As(err, &full) && full.Waiting > 0
+}
+
+// reserved reports whether the free addresses are reserved for other namespaces.
+func reserved(err error) bool {
+	var full *ipam.ExhaustedError
+	return errors.As(err, &full) && full.Namespace != ""
 }
 
 // Limits on how long Allocate waits for a released address.

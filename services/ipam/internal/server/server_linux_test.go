@@ -150,6 +150,39 @@ func small() ipam.Options {
 	return ipam.Options{Ranges: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/29"), netip.MustParsePrefix("fd00::/64")}, Quarantine: time.Hour}
 }
 
+// TestNamespaceOfACallCounts: the namespace of the request decides which addresses are reserved for others.
+func TestNamespaceOfACallCounts(t *testing.T) {
+	o := small()
+	o.Ranges = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/26")}
+	s := serve(t, o)
+	allocate := func(i int, namespace string) error {
+		id := fmt.Sprintf("c%d", i)
+		got, err := s.Allocate(t.Context(), &ipamv1.AllocateRequest{Owner: owner(id), Namespace: namespace})
+		if err != nil {
+			return err
+		}
+		_, err = s.ConfirmAllocation(t.Context(), &ipamv1.ConfirmAllocationRequest{
+			Owner: owner(id), Addresses: []string{got.GetAllocation().GetAddresses()[0].GetAddress()},
+		})
+		if err == nil {
+			_, err = s.Release(t.Context(), &ipamv1.ReleaseRequest{Owner: owner(id)})
+		}
+		return err
+	}
+	var err error
+	for i := range 64 {
+		if err = allocate(i, "shop"); err != nil {
+			break
+		}
+	}
+	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "reserved for other namespaces") {
+		t.Errorf("the namespace with the addresses in quarantine: %v", err)
+	}
+	if err := allocate(64, "other"); err != nil {
+		t.Errorf("another namespace: %v", err)
+	}
+}
+
 func TestALifeOverTheSocket(t *testing.T) {
 	s := serve(t, small())
 	got, err := s.Allocate(t.Context(), &ipamv1.AllocateRequest{Owner: owner("a")})

@@ -462,7 +462,11 @@ type AllocateRequest struct {
 	// Manager of the addresses. Empty: the datapath of this node, which releases addresses of owners
 	// without an endpoint. Addresses of another manager are only released by that manager. An owner
 	// with addresses keeps its manager; a call with another one returns ALREADY_EXISTS.
-	Manager       string `protobuf:"bytes,5,opt,name=manager,proto3" json:"manager,omitempty"`
+	Manager string `protobuf:"bytes,5,opt,name=manager,proto3" json:"manager,omitempty"`
+	// Namespace of the pod; empty: not a pod. Released addresses in quarantine count for the namespace
+	// of their last pod. A namespace with many of them gets RESOURCE_EXHAUSTED before the last free
+	// addresses are used up.
+	Namespace     string `protobuf:"bytes,6,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -528,6 +532,13 @@ func (x *AllocateRequest) GetValidateOnly() bool {
 func (x *AllocateRequest) GetManager() string {
 	if x != nil {
 		return x.Manager
+	}
+	return ""
+}
+
+func (x *AllocateRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
 	}
 	return ""
 }
@@ -1648,13 +1659,14 @@ const file_sluice_ipam_v1_ipam_proto_rawDesc = "" +
 	"\taddresses\x18\x02 \x03(\v2\x17.sluice.ipam.v1.AddressR\taddresses\x125\n" +
 	"\x05state\x18\x03 \x01(\x0e2\x1f.sluice.ipam.v1.AllocationStateR\x05state\x12F\n" +
 	"\x11lease_expire_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x0fleaseExpireTime\x12\x18\n" +
-	"\amanager\x18\x05 \x01(\tR\amanager\"\xc5\x02\n" +
+	"\amanager\x18\x05 \x01(\tR\amanager\"\xed\x02\n" +
 	"\x0fAllocateRequest\x127\n" +
 	"\x05owner\x18\x01 \x01(\v2\x19.sluice.workload.v1.OwnerB\x06\xbaH\x03\xc8\x01\x01R\x05owner\x12G\n" +
 	"\bfamilies\x18\x02 \x03(\x0e2\x16.sluice.ipam.v1.FamilyB\x13\xbaH\x10\x92\x01\r\x10\x02\x18\x01\"\a\x82\x01\x04\x10\x01 \x00R\bfamilies\x12C\n" +
 	"\x13requested_addresses\x18\x03 \x03(\tB\x12\xbaH\x0f\x92\x01\f\x10\x02\"\br\x06\xba\x01\x01%p\x01R\x12requestedAddresses\x12#\n" +
 	"\rvalidate_only\x18\x04 \x01(\bR\fvalidateOnly\x12F\n" +
-	"\amanager\x18\x05 \x01(\tB,\xbaH)r'\x18?2#^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$R\amanager\"N\n" +
+	"\amanager\x18\x05 \x01(\tB,\xbaH)r'\x18?2#^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$R\amanager\x12&\n" +
+	"\tnamespace\x18\x06 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\tnamespace\"N\n" +
 	"\x10AllocateResponse\x12:\n" +
 	"\n" +
 	"allocation\x18\x01 \x01(\v2\x1a.sluice.ipam.v1.AllocationR\n" +

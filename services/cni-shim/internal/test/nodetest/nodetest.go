@@ -45,6 +45,7 @@ type Node struct {
 
 	mu          sync.Mutex
 	allocations map[string]*ipamv1.Allocation // guarded by mu
+	asked       string                        // the namespace of the last request
 	endpoints   map[string]*datapathv1.Endpoint
 	requests    map[string]*datapathv1.CreateEndpointRequest
 	next        int
@@ -252,10 +253,18 @@ func (n *Node) intercept(ctx context.Context, req any, info *grpc.UnaryServerInf
 
 func key(o *workloadv1.Owner) string { return o.GetContainerId() + "/" + o.GetInterfaceName() }
 
+// AskedNamespace returns the namespace of the last request for addresses.
+func (n *Node) AskedNamespace() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.asked
+}
+
 // Allocate gives 10.244.0.x and fd00:244::x, or the wanted addresses.
 func (n *Node) Allocate(_ context.Context, r *ipamv1.AllocateRequest) (*ipamv1.AllocateResponse, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.asked = r.GetNamespace()
 	if a := n.allocations[key(r.GetOwner())]; a != nil {
 		if a.GetState() == ipamv1.AllocationState_ALLOCATION_STATE_LEASED {
 			a.LeaseExpireTime = timestamppb.New(time.Now().Add(n.Lease))

@@ -89,7 +89,7 @@ var All = []Bound{
 	},
 	{
 		Name: "policies in the report of a node", Process: "sluice-policy", Default: "1,024, and 48 KiB", Divided: ByTenant,
-		Beyond: "the status of the other policies does not name the node; each tenant has some in the report",
+		Beyond: "the status of the other policies gives their number by reason; each tenant has some in the report",
 		Shown:  "`policy list` of the node", Tests: []string{"TestPoliciesOfOneTenantLeaveRoomInTheReportForOthers"},
 	},
 	{

@@ -32,7 +32,7 @@ func unenforced(
 			return nil, err
 		}
 		for _, k := range inTurns(slices.Collect(maps.Keys(all)), tenant) {
-			out = append(out, identities.Refused{Key: k, Reason: all[k]})
+			out = append(out, identities.Refused{Key: k, Reason: all[k].Why, Code: all[k].Code})
 		}
 		return out, nil
 	}

@@ -67,7 +67,7 @@ func (r *Reports) follow(ctx context.Context, told func(nodereports.All)) error 
 		}
 		complete = complete || m.GetComplete()
 		if node := m.GetNode(); node != "" {
-			report := nodereports.Report{Omitted: int(m.GetOmitted())}
+			report := nodereports.Report{Omitted: int(m.GetOmitted()), Reasons: m.GetOmittedReasons()}
 			for _, x := range m.GetRefusals() {
 				k := evaluation.Key{Kind: x.GetKind(), Namespace: x.GetNamespace(), Name: x.GetName()}
 				report.Refused = append(report.Refused, nodereports.Refused{Key: k, Reason: x.GetReason()})

@@ -68,6 +68,9 @@ func TestReportsOfAllNodesAreToldOnceTheyAreComplete(t *testing.T) {
 			var nodes []string
 			for node, r := range all {
 				text := fmt.Sprint(node, " ", len(r.Refused), "+", r.Omitted)
+				if r.Omitted > 0 {
+					text += fmt.Sprint(" A ", r.Reasons["A"])
+				}
 				for _, x := range r.Refused {
 					text += fmt.Sprint(" ", x.Key, ": ", x.Reason)
 				}
@@ -83,12 +86,12 @@ func TestReportsOfAllNodesAreToldOnceTheyAreComplete(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 	for _, omitted := range []uint32{7, 8} {
-		m := &identityv1.WatchRefusalsResponse{Node: "n1", Omitted: omitted}
+		m := &identityv1.WatchRefusalsResponse{Node: "n1", Omitted: omitted, OmittedReasons: map[string]uint32{"A": 5}}
 		if omitted == 7 {
 			m.Refusals = []*identityv1.PolicyRefusal{one}
 		}
 		r.send <- m
-		if got, want := <-said, fmt.Sprintf("n1 %d+%d", len(m.GetRefusals()), omitted); !strings.HasPrefix(got, want) {
+		if got, want := <-said, fmt.Sprintf("n1 %d+%d A 5", len(m.GetRefusals()), omitted); !strings.HasPrefix(got, want) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}

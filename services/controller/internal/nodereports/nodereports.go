@@ -6,7 +6,9 @@
 package nodereports
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"math/bits"
 	"slices"
@@ -28,6 +30,8 @@ type Refused struct {
 type Report struct {
 	Refused []Refused
 	Omitted int // number of further policies, which do not fit into the report
+	// Reasons counts them by reason code; nil: the node has an earlier version.
+	Reasons map[string]uint32
 }
 
 // All holds the reports of all nodes that have any, by node.
@@ -113,11 +117,14 @@ func byPolicy(reports All, nodes int) (refused map[evaluation.Key]policystatus.N
 	names := make(map[evaluation.Key][]string)
 	refused = make(map[evaluation.Key]policystatus.Nodes)
 	var omitting []string
-	omitted := 0
+	omitted, reasons := 0, make(map[string]int)
 	for _, node := range slices.Sorted(maps.Keys(reports)) {
 		if n := reports[node].Omitted; n > 0 {
 			omitting = append(omitting, node)
 			omitted += n
+			for code, count := range reports[node].Reasons {
+				reasons[code] += int(count)
+			}
 		}
 		for _, r := range reports[node].Refused {
 			if r.Key == evaluation.NodeStorage {
@@ -133,14 +140,15 @@ func byPolicy(reports All, nodes int) (refused map[evaluation.Key]policystatus.N
 	}
 	for k, x := range refused {
 		x.Names = list(names[k])
-		x = unknown(x, omitting, names[k], omitted)
+		x = unknown(x, omitting, names[k], omitted, reasons)
 		refused[k] = x
 	}
-	return refused, unknown(policystatus.Nodes{All: nodes}, omitting, nil, omitted)
+	return refused, unknown(policystatus.Nodes{All: nodes}, omitting, nil, omitted, reasons)
 }
 
 // unknown adds the nodes whose reports leave out policies, except for those that report this one.
-func unknown(x policystatus.Nodes, omitting, reporting []string, omitted int) policystatus.Nodes {
+func unknown(x policystatus.Nodes, omitting, reporting []string, omitted int, reasons map[string]int,
+) policystatus.Nodes {
 	var all []string
 	for _, node := range omitting {
 		if _, reports := slices.BinarySearch(reporting, node); !reports {
@@ -149,9 +157,33 @@ func unknown(x policystatus.Nodes, omitting, reporting []string, omitted int) po
 	}
 	if x.UnknownCount = len(all); x.UnknownCount > 0 {
 		x.Unknown = list(all)
-		x.Omitted = 1 << (bits.Len(uint(omitted)) - 1) // a new number in every status for each change would be costly
+		x.Omitted, x.Reasons = rounded(omitted), counts(reasons)
 	}
 	return x
+}
+
+// rounded returns the largest power of two up to n, or 0: a new number in every status for each change would be costly.
+func rounded(n int) int { return 1 << bits.Len(uint(n)) >> 1 }
+
+// maxReasons limits the reason codes in a status.
+const maxReasons = 5
+
+// counts lists the most frequent reason codes: "TableTooLarge 128, NotStored 2".
+func counts(reasons map[string]int) string {
+	codes := slices.SortedFunc(maps.Keys(reasons), func(a, b string) int {
+		return cmp.Or(cmp.Compare(rounded(reasons[b]), rounded(reasons[a])), cmp.Compare(a, b))
+	})
+	var all []string
+	for i, code := range codes {
+		if i == maxReasons {
+			all = append(all, "…")
+			break
+		}
+		if n := rounded(reasons[code]); n > 0 {
+			all = append(all, fmt.Sprintf("%s %d", code, n))
+		}
+	}
+	return strings.Join(all, ", ")
 }
 
 // list returns the names of at most maxNamedNodes nodes.

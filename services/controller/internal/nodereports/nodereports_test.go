@@ -41,18 +41,22 @@ func TestNodesThatRefuseAPolicyAreCounted(t *testing.T) {
 func TestPoliciesBeyondAReportAreUnknownOnItsNode(t *testing.T) {
 	k := evaluation.Key{Kind: "NetworkPolicy", Namespace: "a", Name: "p"}
 	reports := All{
-		"n1": {Refused: []Refused{{Key: k, Reason: "too large"}}, Omitted: 200},
-		"n2": {Omitted: 300},
+		"n1": {Refused: []Refused{{Key: k, Reason: "too large"}}, Omitted: 200, Reasons: map[string]uint32{"A": 4, "B": 195}},
+		"n2": {Omitted: 300, Reasons: map[string]uint32{"B": 299, "C": 0, "D": 5}},
 		"n3": {Refused: []Refused{{Key: evaluation.NodeStorage, Reason: "full"}}},
 	}
 	got, others := byPolicy(reports, 9)
 	want := policystatus.Nodes{
 		Names: "n1", Count: 1, All: 9, Reason: "too large", Unknown: "n2", UnknownCount: 1, Omitted: 256,
+		Reasons: "B 256, A 4, D 4",
 	}
 	if got[k] != want || len(got) != 1 {
 		t.Errorf("%+v, want %+v", got, want)
 	}
-	if want := (policystatus.Nodes{All: 9, Unknown: "n1, n2", UnknownCount: 2, Omitted: 256}); others != want {
+	want = policystatus.Nodes{
+		All: 9, Unknown: "n1, n2", UnknownCount: 2, Omitted: 256, Reasons: "B 256, A 4, D 4",
+	}
+	if others != want {
 		t.Errorf("others: %+v, want %+v", others, want)
 	}
 }

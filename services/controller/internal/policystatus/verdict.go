@@ -103,6 +103,8 @@ type Nodes struct {
 	// policies than fit into their reports: UnknownCount nodes with at least Omitted such policies.
 	Unknown               string
 	UnknownCount, Omitted int
+	// Reasons has the reason codes of the omitted policies, with a lower bound of the number of each; empty: unknown.
+	Reasons string
 }
 
 // on returns the verdict with the information that some nodes do not enforce the policy.
@@ -119,8 +121,12 @@ func (v Verdict) on(n Nodes) Verdict {
 		text += fmt.Sprintf("; on %s (%s) what does not fit is closed: %s", nodes(n.Count), n.Names, n.Reason)
 	}
 	if n.UnknownCount > 0 {
-		text += fmt.Sprintf("; unknown on %s (%s): at least %d policies that are not enforced as written do not fit "+
-			"into the report; `sluice policy list` there names them", nodes(n.UnknownCount), n.Unknown, n.Omitted)
+		reasons := n.Reasons
+		if reasons != "" {
+			reasons = " (at least " + reasons + ")"
+		}
+		text += fmt.Sprintf("; unknown on %s (%s): at least %d policies that are not enforced as written%s do not fit "+
+			"into the report; `sluice policy list` there names them", nodes(n.UnknownCount), n.Unknown, n.Omitted, reasons)
 	}
 	v.Message, v.Partial = shorten(text+"; "+v.Message, maxMessage), true
 	return v

@@ -330,12 +330,13 @@ func TestPolicyThatSomeNodesDoNotEnforceIsSaid(t *testing.T) {
 		if v := w.objects[key(ciliumPolicy)].verdict; v.Reason != Accepted || !strings.HasPrefix(v.Message, unknown) {
 			t.Errorf("%+v", v)
 		}
-		n.Unknown, n.UnknownCount, n.Omitted = "n1, n2", 2, 256
+		n.Unknown, n.UnknownCount, n.Omitted, n.Reasons = "n1, n2", 2, 256, "TableTooLarge 128, NotStored 64"
 		w.SetRefused(map[evaluation.Key]Nodes{key(ciliumPolicy): n}, Nodes{})
 		wrote("status web@7", "event web@8 PolicyAccepted")
 		const both = "enforced on 4997 of 5000 nodes; on 1 node (node-7) what does not fit is closed: "
 		if v := w.objects[key(ciliumPolicy)].verdict; !strings.HasPrefix(v.Message, both) ||
-			!strings.Contains(v.Message, "; unknown on 2 nodes (n1, n2): ") {
+			!strings.Contains(v.Message, "; unknown on 2 nodes (n1, n2): at least 256 policies that are not enforced as "+
+				"written (at least TableTooLarge 128, NotStored 64) do not fit") {
 			t.Errorf("%+v", v)
 		}
 	})

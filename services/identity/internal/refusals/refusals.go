@@ -28,6 +28,8 @@ type Refusal struct {
 type Report struct {
 	Refusals []Refusal `json:"refusals,omitempty"`
 	Omitted  uint32    `json:"omitted,omitempty"` // how many more there are
+	// OmittedReasons counts the omitted policies by reason code. Earlier versions ignore it.
+	OmittedReasons map[string]uint32 `json:"omittedReasons,omitempty"`
 }
 
 // Empty reports whether there is nothing to report.

@@ -19,7 +19,7 @@ import (
 func (c *Cluster) ReportRefusals(ctx context.Context,
 	req *identityv1.ReportRefusalsRequest,
 ) (*identityv1.ReportRefusalsResponse, error) {
-	r := refusals.Report{Omitted: req.GetOmitted()}
+	r := refusals.Report{Omitted: req.GetOmitted(), OmittedReasons: req.GetOmittedReasons()}
 	for _, x := range req.GetRefusals() {
 		r.Refusals = append(r.Refusals, refusals.Refusal{
 			Kind: x.GetKind(), Namespace: x.GetNamespace(), Name: x.GetName(), Reason: x.GetReason(),
@@ -60,7 +60,7 @@ func (c *Cluster) WatchRefusals(_ *identityv1.WatchRefusalsRequest,
 			}
 		},
 		Node: func(node string, r refusals.Report) {
-			m := &identityv1.WatchRefusalsResponse{Node: node, Omitted: r.Omitted}
+			m := &identityv1.WatchRefusalsResponse{Node: node, Omitted: r.Omitted, OmittedReasons: r.OmittedReasons}
 			for _, x := range r.Refusals {
 				m.Refusals = append(m.Refusals, &identityv1.PolicyRefusal{
 					Kind: x.Kind, Namespace: x.Namespace, Name: x.Name, Reason: x.Reason,

@@ -46,7 +46,7 @@ func TestRefusalsOfANodeAreWatched(t *testing.T) {
 	s := serve(t)
 	report := func(names ...string) {
 		t.Helper()
-		req := &identityv1.ReportRefusalsRequest{}
+		req := &identityv1.ReportRefusalsRequest{Omitted: 3, OmittedReasons: map[string]uint32{"NotStored": 3}}
 		for _, name := range names {
 			x := &identityv1.PolicyRefusal{Kind: "NetworkPolicy", Namespace: "shop", Name: name, Reason: "too large"}
 			req.Refusals = append(req.Refusals, x)
@@ -69,6 +69,9 @@ func TestRefusalsOfANodeAreWatched(t *testing.T) {
 		got := ""
 		for _, r := range m.GetRefusals() {
 			got += r.GetNamespace() + "/" + r.GetName() + ": " + r.GetReason()
+		}
+		if !complete && (m.GetOmitted() != 3 || m.GetOmittedReasons()["NotStored"] != 3) {
+			t.Errorf("%v, want 3 omitted policies that are not stored", m)
 		}
 		if m.GetNode() != node || got != name || m.GetComplete() != complete {
 			t.Errorf("%v, want %s %s, complete %t", m, node, name, complete)

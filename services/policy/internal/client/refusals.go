@@ -38,6 +38,7 @@ const (
 type Refused struct {
 	Key    policy.Key
 	Reason string
+	Code   string // of the reason, for counts
 }
 
 // Refusals reports the policies that this node does not enforce as written.
@@ -85,6 +86,10 @@ func (r *Refusals) send(ctx context.Context, list []Refused) error {
 		bytes += 64 + len(x.Key.Kind) + len(x.Key.Namespace) + len(x.Key.Name) + 2*len(reason)
 		if i == maxReported || bytes > maxReportBytes {
 			req.Omitted = uint32(len(list) - i) //nolint:gosec // far less
+			req.OmittedReasons = make(map[string]uint32)
+			for _, x := range list[i:] {
+				req.OmittedReasons[x.Code]++
+			}
 			break
 		}
 		req.Refusals = append(req.Refusals, &identityv1.PolicyRefusal{

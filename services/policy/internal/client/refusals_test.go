@@ -56,7 +56,7 @@ func TestReportHasABound(t *testing.T) {
 	var list []Refused
 	for i := range 5000 {
 		k := policy.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: fmt.Sprint("p", i)}
-		list = append(list, Refused{k, strings.Repeat("x", 1000)})
+		list = append(list, Refused{k, strings.Repeat("x", 1000), []string{"A", "B"}[i%2]})
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -68,6 +68,10 @@ func TestReportHasABound(t *testing.T) {
 	}
 	if n := len(got.GetRefusals()); n == 0 || n+int(got.GetOmitted()) != len(list) || bytes > maxReportBytes {
 		t.Errorf("%d refusals of %d bytes, and %d omitted", n, bytes, got.GetOmitted())
+	}
+	counts := got.GetOmittedReasons()
+	if a, b := counts["A"], counts["B"]; a+b != got.GetOmitted() || max(a, b)-min(a, b) > 1 || len(counts) != 2 {
+		t.Errorf("%d omitted, by reason %v", got.GetOmitted(), counts)
 	}
 	cancel()
 	if err := <-ended; err != nil {

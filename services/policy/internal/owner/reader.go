@@ -387,26 +387,36 @@ func (r *Reader) Narrows(ctx context.Context, n identity.Numeric, labels label.S
 	})
 }
 
+// Codes of the reasons for which a node does not enforce a policy as written.
+const (
+	NotStored     = "NotStored"
+	OtherSource   = "OtherSource"
+	TableTooLarge = "TableTooLarge"
+)
+
+// Unenforced is the reason for which a node does not enforce a policy as written.
+type Unenforced struct{ Code, Why string }
+
 // Unenforced returns the policies that only this node does not enforce as written, with the reasons: a table is too
 // large, a change could not be stored, or a file or a call on this node has the same policy as a Kubernetes object. It
 // omits policies that no node enforces, such as policies that exceed a share.
-func (r *Reader) Unenforced(ctx context.Context) (map[policy.Key]string, error) {
-	return loop.Ask(ctx, r.loop, opRead, func() (map[policy.Key]string, error) {
-		out := make(map[policy.Key]string)
+func (r *Reader) Unenforced(ctx context.Context) (map[policy.Key]Unenforced, error) {
+	return loop.Ask(ctx, r.loop, opRead, func() (map[policy.Key]Unenforced, error) {
+		out := make(map[policy.Key]Unenforced)
 		for k, form := range r.policies.closed {
 			if form.of != nil { // otherwise its object was removed
-				out[k] = "the node cannot store it: " + cmp.Or(r.storage.failure(), "a write failed")
+				out[k] = Unenforced{NotStored, "the node cannot store it: " + cmp.Or(r.storage.failure(), "a write failed")}
 			}
 		}
 		for k, p := range r.policies.all {
 			if k.Kind == policy.KindDocument && p.source().Shared {
-				out[p.written()] = p.Broken
+				out[p.written()] = Unenforced{OtherSource, p.Broken}
 			}
 		}
 		for _, x := range r.engine.Reduced() {
 			for _, k := range x.Policies {
-				if out[k] == "" {
-					out[k] = x.String()
+				if out[k] == (Unenforced{}) {
+					out[k] = Unenforced{TableTooLarge, x.String()}
 				}
 			}
 		}

@@ -246,7 +246,8 @@ func TestPolicyThatCannotBeStoredIsReported(t *testing.T) {
 			t.Error("the policy does not isolate")
 		}
 		all, err := o.Reader().Unenforced(t.Context())
-		if err != nil || !strings.Contains(all[network("db")], "no space left on device") {
+		if err != nil || all[network("db")].Code != NotStored ||
+			!strings.Contains(all[network("db")].Why, "no space left on device") {
 			t.Errorf("the report: %q, %v", all, err)
 		}
 		if why, err := o.Reader().StorageFailure(t.Context()); err != nil || !strings.Contains(why, "no space left") {

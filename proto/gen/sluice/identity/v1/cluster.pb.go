@@ -1844,9 +1844,11 @@ type ReportRefusalsRequest struct {
 	// Policies that the node does not enforce as written; none: it enforces all.
 	Refusals []*PolicyRefusal `protobuf:"bytes,160,rep,name=refusals,proto3" json:"refusals,omitempty"`
 	// Number of further policies that do not fit into the report.
-	Omitted       uint32 `protobuf:"varint,161,opt,name=omitted,proto3" json:"omitted,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Omitted uint32 `protobuf:"varint,161,opt,name=omitted,proto3" json:"omitted,omitempty"`
+	// Their number by reason code, such as "TableTooLarge".
+	OmittedReasons map[string]uint32 `protobuf:"bytes,162,rep,name=omitted_reasons,json=omittedReasons,proto3" json:"omitted_reasons,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *ReportRefusalsRequest) Reset() {
@@ -1891,6 +1893,13 @@ func (x *ReportRefusalsRequest) GetOmitted() uint32 {
 		return x.Omitted
 	}
 	return 0
+}
+
+func (x *ReportRefusalsRequest) GetOmittedReasons() map[string]uint32 {
+	if x != nil {
+		return x.OmittedReasons
+	}
+	return nil
 }
 
 // ReportRefusalsResponse is the answer of ReportRefusals.
@@ -2049,6 +2058,8 @@ type WatchRefusalsResponse struct {
 	Refusals []*PolicyRefusal `protobuf:"bytes,161,rep,name=refusals,proto3" json:"refusals,omitempty"`
 	// Number of further policies.
 	Omitted uint32 `protobuf:"varint,162,opt,name=omitted,proto3" json:"omitted,omitempty"`
+	// Their number by reason code; empty: the node has an earlier version.
+	OmittedReasons map[string]uint32 `protobuf:"bytes,164,rep,name=omitted_reasons,json=omittedReasons,proto3" json:"omitted_reasons,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	// The report of every node was sent.
 	Complete      bool `protobuf:"varint,163,opt,name=complete,proto3" json:"complete,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2104,6 +2115,13 @@ func (x *WatchRefusalsResponse) GetOmitted() uint32 {
 		return x.Omitted
 	}
 	return 0
+}
+
+func (x *WatchRefusalsResponse) GetOmittedReasons() map[string]uint32 {
+	if x != nil {
+		return x.OmittedReasons
+	}
+	return nil
 }
 
 func (x *WatchRefusalsResponse) GetComplete() bool {
@@ -2475,10 +2493,15 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1a\n" +
 	"\breusable\x18\x02 \x01(\bR\breusable\x12-\n" +
 	"\x04wait\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04wait\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\"}\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xbb\x02\n" +
 	"\x15ReportRefusalsRequest\x12I\n" +
 	"\brefusals\x18\xa0\x01 \x03(\v2!.sluice.identity.v1.PolicyRefusalB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\brefusals\x12\x19\n" +
-	"\aomitted\x18\xa1\x01 \x01(\rR\aomitted\"\x18\n" +
+	"\aomitted\x18\xa1\x01 \x01(\rR\aomitted\x12y\n" +
+	"\x0fomitted_reasons\x18\xa2\x01 \x03(\v2=.sluice.identity.v1.ReportRefusalsRequest.OmittedReasonsEntryB\x10\xbaH\r\x9a\x01\n" +
+	"\x10\x10\"\x06r\x04\x10\x01\x18?R\x0eomittedReasons\x1aA\n" +
+	"\x13OmittedReasonsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\x18\n" +
 	"\x16ReportRefusalsResponse\"\x9c\x01\n" +
 	"\rPolicyRefusal\x12\x1e\n" +
 	"\x04kind\x18\xa0\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\x04kind\x12'\n" +
@@ -2486,12 +2509,16 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\x04name\x18\xa2\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\xfd\x01R\x04name\x12!\n" +
 	"\x06reason\x18\xa3\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x06reason\"\x16\n" +
-	"\x14WatchRefusalsRequest\"\xa4\x01\n" +
+	"\x14WatchRefusalsRequest\"\xd0\x02\n" +
 	"\x15WatchRefusalsResponse\x12\x13\n" +
 	"\x04node\x18\xa0\x01 \x01(\tR\x04node\x12>\n" +
 	"\brefusals\x18\xa1\x01 \x03(\v2!.sluice.identity.v1.PolicyRefusalR\brefusals\x12\x19\n" +
-	"\aomitted\x18\xa2\x01 \x01(\rR\aomitted\x12\x1b\n" +
-	"\bcomplete\x18\xa3\x01 \x01(\bR\bcomplete\"U\n" +
+	"\aomitted\x18\xa2\x01 \x01(\rR\aomitted\x12g\n" +
+	"\x0fomitted_reasons\x18\xa4\x01 \x03(\v2=.sluice.identity.v1.WatchRefusalsResponse.OmittedReasonsEntryR\x0eomittedReasons\x12\x1b\n" +
+	"\bcomplete\x18\xa3\x01 \x01(\bR\bcomplete\x1aA\n" +
+	"\x13OmittedReasonsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"U\n" +
 	"\x16ConfirmMappingsRequest\x12;\n" +
 	"\aapplied\x18\x01 \x01(\v2!.sluice.identity.v1.StoreRevisionR\aapplied\"\x90\x01\n" +
 	"\x17ConfirmMappingsResponse\x123\n" +
@@ -2549,7 +2576,7 @@ func file_sluice_identity_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_identity_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_sluice_identity_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_sluice_identity_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_sluice_identity_v1_cluster_proto_goTypes = []any{
 	(RoutingMode)(0),                   // 0: sluice.identity.v1.RoutingMode
 	(NodeState)(0),                     // 1: sluice.identity.v1.NodeState
@@ -2593,15 +2620,17 @@ var file_sluice_identity_v1_cluster_proto_goTypes = []any{
 	(*PublishPodCIDRsResponse)(nil),    // 39: sluice.identity.v1.PublishPodCIDRsResponse
 	nil,                                // 40: sluice.identity.v1.NodeLabels.LabelsEntry
 	nil,                                // 41: sluice.identity.v1.Node.LabelsEntry
-	(*IPAMSettings)(nil),               // 42: sluice.identity.v1.IPAMSettings
-	(*Bookmark)(nil),                   // 43: sluice.identity.v1.Bookmark
-	(*StoreRevision)(nil),              // 44: sluice.identity.v1.StoreRevision
-	(*v1.Owner)(nil),                   // 45: sluice.workload.v1.Owner
-	(*durationpb.Duration)(nil),        // 46: google.protobuf.Duration
-	(*ClaimRangeRequest)(nil),          // 47: sluice.identity.v1.ClaimRangeRequest
-	(*ReturnRangeRequest)(nil),         // 48: sluice.identity.v1.ReturnRangeRequest
-	(*ClaimRangeResponse)(nil),         // 49: sluice.identity.v1.ClaimRangeResponse
-	(*ReturnRangeResponse)(nil),        // 50: sluice.identity.v1.ReturnRangeResponse
+	nil,                                // 42: sluice.identity.v1.ReportRefusalsRequest.OmittedReasonsEntry
+	nil,                                // 43: sluice.identity.v1.WatchRefusalsResponse.OmittedReasonsEntry
+	(*IPAMSettings)(nil),               // 44: sluice.identity.v1.IPAMSettings
+	(*Bookmark)(nil),                   // 45: sluice.identity.v1.Bookmark
+	(*StoreRevision)(nil),              // 46: sluice.identity.v1.StoreRevision
+	(*v1.Owner)(nil),                   // 47: sluice.workload.v1.Owner
+	(*durationpb.Duration)(nil),        // 48: google.protobuf.Duration
+	(*ClaimRangeRequest)(nil),          // 49: sluice.identity.v1.ClaimRangeRequest
+	(*ReturnRangeRequest)(nil),         // 50: sluice.identity.v1.ReturnRangeRequest
+	(*ClaimRangeResponse)(nil),         // 51: sluice.identity.v1.ClaimRangeResponse
+	(*ReturnRangeResponse)(nil),        // 52: sluice.identity.v1.ReturnRangeResponse
 }
 var file_sluice_identity_v1_cluster_proto_depIdxs = []int32{
 	0,  // 0: sluice.identity.v1.Underlay.mode:type_name -> sluice.identity.v1.RoutingMode
@@ -2611,68 +2640,70 @@ var file_sluice_identity_v1_cluster_proto_depIdxs = []int32{
 	41, // 4: sluice.identity.v1.Node.labels:type_name -> sluice.identity.v1.Node.LabelsEntry
 	2,  // 5: sluice.identity.v1.RegisterNodeRequest.underlay:type_name -> sluice.identity.v1.Underlay
 	3,  // 6: sluice.identity.v1.RegisterNodeRequest.pod_ranges:type_name -> sluice.identity.v1.PodRanges
-	42, // 7: sluice.identity.v1.RegisterNodeRequest.ipam:type_name -> sluice.identity.v1.IPAMSettings
+	44, // 7: sluice.identity.v1.RegisterNodeRequest.ipam:type_name -> sluice.identity.v1.IPAMSettings
 	4,  // 8: sluice.identity.v1.RegisterNodeRequest.labels:type_name -> sluice.identity.v1.NodeLabels
 	5,  // 9: sluice.identity.v1.RegisterNodeResponse.node:type_name -> sluice.identity.v1.Node
 	5,  // 10: sluice.identity.v1.WatchClusterResponse.nodes:type_name -> sluice.identity.v1.Node
 	11, // 11: sluice.identity.v1.WatchClusterResponse.mappings:type_name -> sluice.identity.v1.IPMapping
-	43, // 12: sluice.identity.v1.WatchClusterResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	44, // 13: sluice.identity.v1.WatchClusterResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	45, // 12: sluice.identity.v1.WatchClusterResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
+	46, // 13: sluice.identity.v1.WatchClusterResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
 	5,  // 14: sluice.identity.v1.ListNodesResponse.node:type_name -> sluice.identity.v1.Node
 	1,  // 15: sluice.identity.v1.ListNodesResponse.state:type_name -> sluice.identity.v1.NodeState
 	11, // 16: sluice.identity.v1.GetIPMappingResponse.mapping:type_name -> sluice.identity.v1.IPMapping
 	18, // 17: sluice.identity.v1.GetIPMappingResponse.refused:type_name -> sluice.identity.v1.RefusedMapping
 	11, // 18: sluice.identity.v1.ListIPMappingsResponse.mappings:type_name -> sluice.identity.v1.IPMapping
 	11, // 19: sluice.identity.v1.RefusedMapping.mapping:type_name -> sluice.identity.v1.IPMapping
-	45, // 20: sluice.identity.v1.WaitForPublicationRequest.owner:type_name -> sluice.workload.v1.Owner
-	46, // 21: sluice.identity.v1.WaitForPublicationRequest.timeout:type_name -> google.protobuf.Duration
+	47, // 20: sluice.identity.v1.WaitForPublicationRequest.owner:type_name -> sluice.workload.v1.Owner
+	48, // 21: sluice.identity.v1.WaitForPublicationRequest.timeout:type_name -> google.protobuf.Duration
 	5,  // 22: sluice.identity.v1.ForgetNodeResponse.node:type_name -> sluice.identity.v1.Node
 	0,  // 23: sluice.identity.v1.CheckReuseResponse.mode:type_name -> sluice.identity.v1.RoutingMode
 	29, // 24: sluice.identity.v1.CheckReuseResponse.addresses:type_name -> sluice.identity.v1.AddressReuse
-	46, // 25: sluice.identity.v1.AddressReuse.wait:type_name -> google.protobuf.Duration
+	48, // 25: sluice.identity.v1.AddressReuse.wait:type_name -> google.protobuf.Duration
 	32, // 26: sluice.identity.v1.ReportRefusalsRequest.refusals:type_name -> sluice.identity.v1.PolicyRefusal
-	32, // 27: sluice.identity.v1.WatchRefusalsResponse.refusals:type_name -> sluice.identity.v1.PolicyRefusal
-	44, // 28: sluice.identity.v1.ConfirmMappingsRequest.applied:type_name -> sluice.identity.v1.StoreRevision
-	46, // 29: sluice.identity.v1.ConfirmMappingsResponse.silence:type_name -> google.protobuf.Duration
-	46, // 30: sluice.identity.v1.ConfirmMappingsResponse.stale_mappings:type_name -> google.protobuf.Duration
-	38, // 31: sluice.identity.v1.PublishPodCIDRsRequest.nodes:type_name -> sluice.identity.v1.NodePodCIDRs
-	7,  // 32: sluice.identity.v1.ClusterService.RegisterNode:input_type -> sluice.identity.v1.RegisterNodeRequest
-	9,  // 33: sluice.identity.v1.ClusterService.WatchCluster:input_type -> sluice.identity.v1.WatchClusterRequest
-	12, // 34: sluice.identity.v1.ClusterService.ListNodes:input_type -> sluice.identity.v1.ListNodesRequest
-	14, // 35: sluice.identity.v1.ClusterService.GetIPMapping:input_type -> sluice.identity.v1.GetIPMappingRequest
-	16, // 36: sluice.identity.v1.ClusterService.ListIPMappings:input_type -> sluice.identity.v1.ListIPMappingsRequest
-	19, // 37: sluice.identity.v1.ClusterService.WaitForPublication:input_type -> sluice.identity.v1.WaitForPublicationRequest
-	21, // 38: sluice.identity.v1.ClusterService.ForgetNode:input_type -> sluice.identity.v1.ForgetNodeRequest
-	47, // 39: sluice.identity.v1.ClusterService.ClaimRange:input_type -> sluice.identity.v1.ClaimRangeRequest
-	48, // 40: sluice.identity.v1.ClusterService.ReturnRange:input_type -> sluice.identity.v1.ReturnRangeRequest
-	23, // 41: sluice.identity.v1.ClusterService.PublishKinds:input_type -> sluice.identity.v1.PublishKindsRequest
-	25, // 42: sluice.identity.v1.ClusterService.WatchKinds:input_type -> sluice.identity.v1.WatchKindsRequest
-	27, // 43: sluice.identity.v1.ClusterService.CheckReuse:input_type -> sluice.identity.v1.CheckReuseRequest
-	30, // 44: sluice.identity.v1.ClusterService.ReportRefusals:input_type -> sluice.identity.v1.ReportRefusalsRequest
-	33, // 45: sluice.identity.v1.ClusterService.WatchRefusals:input_type -> sluice.identity.v1.WatchRefusalsRequest
-	35, // 46: sluice.identity.v1.ClusterService.ConfirmMappings:input_type -> sluice.identity.v1.ConfirmMappingsRequest
-	37, // 47: sluice.identity.v1.ClusterService.PublishPodCIDRs:input_type -> sluice.identity.v1.PublishPodCIDRsRequest
-	8,  // 48: sluice.identity.v1.ClusterService.RegisterNode:output_type -> sluice.identity.v1.RegisterNodeResponse
-	10, // 49: sluice.identity.v1.ClusterService.WatchCluster:output_type -> sluice.identity.v1.WatchClusterResponse
-	13, // 50: sluice.identity.v1.ClusterService.ListNodes:output_type -> sluice.identity.v1.ListNodesResponse
-	15, // 51: sluice.identity.v1.ClusterService.GetIPMapping:output_type -> sluice.identity.v1.GetIPMappingResponse
-	17, // 52: sluice.identity.v1.ClusterService.ListIPMappings:output_type -> sluice.identity.v1.ListIPMappingsResponse
-	20, // 53: sluice.identity.v1.ClusterService.WaitForPublication:output_type -> sluice.identity.v1.WaitForPublicationResponse
-	22, // 54: sluice.identity.v1.ClusterService.ForgetNode:output_type -> sluice.identity.v1.ForgetNodeResponse
-	49, // 55: sluice.identity.v1.ClusterService.ClaimRange:output_type -> sluice.identity.v1.ClaimRangeResponse
-	50, // 56: sluice.identity.v1.ClusterService.ReturnRange:output_type -> sluice.identity.v1.ReturnRangeResponse
-	24, // 57: sluice.identity.v1.ClusterService.PublishKinds:output_type -> sluice.identity.v1.PublishKindsResponse
-	26, // 58: sluice.identity.v1.ClusterService.WatchKinds:output_type -> sluice.identity.v1.WatchKindsResponse
-	28, // 59: sluice.identity.v1.ClusterService.CheckReuse:output_type -> sluice.identity.v1.CheckReuseResponse
-	31, // 60: sluice.identity.v1.ClusterService.ReportRefusals:output_type -> sluice.identity.v1.ReportRefusalsResponse
-	34, // 61: sluice.identity.v1.ClusterService.WatchRefusals:output_type -> sluice.identity.v1.WatchRefusalsResponse
-	36, // 62: sluice.identity.v1.ClusterService.ConfirmMappings:output_type -> sluice.identity.v1.ConfirmMappingsResponse
-	39, // 63: sluice.identity.v1.ClusterService.PublishPodCIDRs:output_type -> sluice.identity.v1.PublishPodCIDRsResponse
-	48, // [48:64] is the sub-list for method output_type
-	32, // [32:48] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	42, // 27: sluice.identity.v1.ReportRefusalsRequest.omitted_reasons:type_name -> sluice.identity.v1.ReportRefusalsRequest.OmittedReasonsEntry
+	32, // 28: sluice.identity.v1.WatchRefusalsResponse.refusals:type_name -> sluice.identity.v1.PolicyRefusal
+	43, // 29: sluice.identity.v1.WatchRefusalsResponse.omitted_reasons:type_name -> sluice.identity.v1.WatchRefusalsResponse.OmittedReasonsEntry
+	46, // 30: sluice.identity.v1.ConfirmMappingsRequest.applied:type_name -> sluice.identity.v1.StoreRevision
+	48, // 31: sluice.identity.v1.ConfirmMappingsResponse.silence:type_name -> google.protobuf.Duration
+	48, // 32: sluice.identity.v1.ConfirmMappingsResponse.stale_mappings:type_name -> google.protobuf.Duration
+	38, // 33: sluice.identity.v1.PublishPodCIDRsRequest.nodes:type_name -> sluice.identity.v1.NodePodCIDRs
+	7,  // 34: sluice.identity.v1.ClusterService.RegisterNode:input_type -> sluice.identity.v1.RegisterNodeRequest
+	9,  // 35: sluice.identity.v1.ClusterService.WatchCluster:input_type -> sluice.identity.v1.WatchClusterRequest
+	12, // 36: sluice.identity.v1.ClusterService.ListNodes:input_type -> sluice.identity.v1.ListNodesRequest
+	14, // 37: sluice.identity.v1.ClusterService.GetIPMapping:input_type -> sluice.identity.v1.GetIPMappingRequest
+	16, // 38: sluice.identity.v1.ClusterService.ListIPMappings:input_type -> sluice.identity.v1.ListIPMappingsRequest
+	19, // 39: sluice.identity.v1.ClusterService.WaitForPublication:input_type -> sluice.identity.v1.WaitForPublicationRequest
+	21, // 40: sluice.identity.v1.ClusterService.ForgetNode:input_type -> sluice.identity.v1.ForgetNodeRequest
+	49, // 41: sluice.identity.v1.ClusterService.ClaimRange:input_type -> sluice.identity.v1.ClaimRangeRequest
+	50, // 42: sluice.identity.v1.ClusterService.ReturnRange:input_type -> sluice.identity.v1.ReturnRangeRequest
+	23, // 43: sluice.identity.v1.ClusterService.PublishKinds:input_type -> sluice.identity.v1.PublishKindsRequest
+	25, // 44: sluice.identity.v1.ClusterService.WatchKinds:input_type -> sluice.identity.v1.WatchKindsRequest
+	27, // 45: sluice.identity.v1.ClusterService.CheckReuse:input_type -> sluice.identity.v1.CheckReuseRequest
+	30, // 46: sluice.identity.v1.ClusterService.ReportRefusals:input_type -> sluice.identity.v1.ReportRefusalsRequest
+	33, // 47: sluice.identity.v1.ClusterService.WatchRefusals:input_type -> sluice.identity.v1.WatchRefusalsRequest
+	35, // 48: sluice.identity.v1.ClusterService.ConfirmMappings:input_type -> sluice.identity.v1.ConfirmMappingsRequest
+	37, // 49: sluice.identity.v1.ClusterService.PublishPodCIDRs:input_type -> sluice.identity.v1.PublishPodCIDRsRequest
+	8,  // 50: sluice.identity.v1.ClusterService.RegisterNode:output_type -> sluice.identity.v1.RegisterNodeResponse
+	10, // 51: sluice.identity.v1.ClusterService.WatchCluster:output_type -> sluice.identity.v1.WatchClusterResponse
+	13, // 52: sluice.identity.v1.ClusterService.ListNodes:output_type -> sluice.identity.v1.ListNodesResponse
+	15, // 53: sluice.identity.v1.ClusterService.GetIPMapping:output_type -> sluice.identity.v1.GetIPMappingResponse
+	17, // 54: sluice.identity.v1.ClusterService.ListIPMappings:output_type -> sluice.identity.v1.ListIPMappingsResponse
+	20, // 55: sluice.identity.v1.ClusterService.WaitForPublication:output_type -> sluice.identity.v1.WaitForPublicationResponse
+	22, // 56: sluice.identity.v1.ClusterService.ForgetNode:output_type -> sluice.identity.v1.ForgetNodeResponse
+	51, // 57: sluice.identity.v1.ClusterService.ClaimRange:output_type -> sluice.identity.v1.ClaimRangeResponse
+	52, // 58: sluice.identity.v1.ClusterService.ReturnRange:output_type -> sluice.identity.v1.ReturnRangeResponse
+	24, // 59: sluice.identity.v1.ClusterService.PublishKinds:output_type -> sluice.identity.v1.PublishKindsResponse
+	26, // 60: sluice.identity.v1.ClusterService.WatchKinds:output_type -> sluice.identity.v1.WatchKindsResponse
+	28, // 61: sluice.identity.v1.ClusterService.CheckReuse:output_type -> sluice.identity.v1.CheckReuseResponse
+	31, // 62: sluice.identity.v1.ClusterService.ReportRefusals:output_type -> sluice.identity.v1.ReportRefusalsResponse
+	34, // 63: sluice.identity.v1.ClusterService.WatchRefusals:output_type -> sluice.identity.v1.WatchRefusalsResponse
+	36, // 64: sluice.identity.v1.ClusterService.ConfirmMappings:output_type -> sluice.identity.v1.ConfirmMappingsResponse
+	39, // 65: sluice.identity.v1.ClusterService.PublishPodCIDRs:output_type -> sluice.identity.v1.PublishPodCIDRsResponse
+	50, // [50:66] is the sub-list for method output_type
+	34, // [34:50] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_sluice_identity_v1_cluster_proto_init() }
@@ -2689,7 +2720,7 @@ func file_sluice_identity_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_identity_v1_cluster_proto_rawDesc), len(file_sluice_identity_v1_cluster_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   40,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -67,12 +67,14 @@ func (r *Reports) follow(ctx context.Context, told func(nodereports.All)) error 
 		}
 		complete = complete || m.GetComplete()
 		if node := m.GetNode(); node != "" {
-			report := nodereports.Report{Omitted: int(m.GetOmitted()), Reasons: m.GetOmittedReasons()}
+			report := nodereports.Report{
+				Omitted: int(m.GetOmitted()), Reasons: m.GetOmittedReasons(), Unreadable: m.GetUnreadable(),
+			}
 			for _, x := range m.GetRefusals() {
 				k := evaluation.Key{Kind: x.GetKind(), Namespace: x.GetNamespace(), Name: x.GetName()}
 				report.Refused = append(report.Refused, nodereports.Refused{Key: k, Reason: x.GetReason()})
 			}
-			if all[node] = report; len(report.Refused)+report.Omitted == 0 {
+			if all[node] = report; len(report.Refused)+report.Omitted == 0 && !report.Unreadable {
 				delete(all, node)
 			}
 		}

@@ -68,7 +68,9 @@ func TestReportsOfAllNodesAreToldOnceTheyAreComplete(t *testing.T) {
 			var nodes []string
 			for node, r := range all {
 				text := fmt.Sprint(node, " ", len(r.Refused), "+", r.Omitted)
-				if r.Omitted > 0 {
+				if r.Unreadable {
+					text += " unreadable"
+				} else if r.Omitted > 0 {
 					text += fmt.Sprint(" A ", r.Reasons["A"])
 				}
 				for _, x := range r.Refused {
@@ -92,6 +94,12 @@ func TestReportsOfAllNodesAreToldOnceTheyAreComplete(t *testing.T) {
 		}
 		r.send <- m
 		if got, want := <-said, fmt.Sprintf("n1 %d+%d A 5", len(m.GetRefusals()), omitted); !strings.HasPrefix(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	for _, omitted := range []uint32{0, 1} {
+		r.send <- &identityv1.WatchRefusalsResponse{Node: "n1", Omitted: omitted, Unreadable: true}
+		if got, want := <-said, fmt.Sprintf("n1 0+%d unreadable", omitted); !strings.HasPrefix(got, want) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}

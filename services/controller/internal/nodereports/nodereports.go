@@ -32,6 +32,8 @@ type Report struct {
 	Omitted int // number of further policies, which do not fit into the report
 	// Reasons counts them by reason code; nil: the node has an earlier version.
 	Reasons map[string]uint32
+	// Unreadable means that the report cannot be read. The other fields then contain nothing.
+	Unreadable bool
 }
 
 // All holds the reports of all nodes that have any, by node.
@@ -72,6 +74,7 @@ func New(s Source, nodes func() int, p Policies, d Disks) *Reports {
 func (r *Reports) Run(ctx context.Context) error {
 	var mu sync.Mutex
 	var latest All
+	var failing map[string]string // the errors of disks
 	changed := make(chan struct{}, 1)
 	var following sync.WaitGroup
 	defer following.Wait()
@@ -96,7 +99,8 @@ func (r *Reports) Run(ctx context.Context) error {
 		reports := latest
 		mu.Unlock()
 		r.policies.SetRefused(byPolicy(reports, r.nodes()))
-		r.disks.SetStorage(disks(reports))
+		failing = disks(reports, failing)
+		r.disks.SetStorage(failing)
 		select {
 		case <-time.After(refusedEvery):
 		case <-ctx.Done():
@@ -116,9 +120,13 @@ const maxNamedNodes = 10
 func byPolicy(reports All, nodes int) (refused map[evaluation.Key]policystatus.Nodes, others policystatus.Nodes) {
 	names := make(map[evaluation.Key][]string)
 	refused = make(map[evaluation.Key]policystatus.Nodes)
-	var omitting []string
+	var omitting, unreadable []string
 	omitted, reasons := 0, make(map[string]int)
 	for _, node := range slices.Sorted(maps.Keys(reports)) {
+		if reports[node].Unreadable {
+			unreadable = append(unreadable, node)
+			continue
+		}
 		if n := reports[node].Omitted; n > 0 {
 			omitting = append(omitting, node)
 			omitted += n
@@ -138,12 +146,13 @@ func byPolicy(reports All, nodes int) (refused map[evaluation.Key]policystatus.N
 			refused[r.Key] = x
 		}
 	}
+	of := policystatus.Nodes{All: nodes, Unreadable: list(unreadable), UnreadableCount: len(unreadable)}
 	for k, x := range refused {
-		x.Names = list(names[k])
+		x.Names, x.Unreadable, x.UnreadableCount = list(names[k]), of.Unreadable, of.UnreadableCount
 		x = unknown(x, omitting, names[k], omitted, reasons)
 		refused[k] = x
 	}
-	return refused, unknown(policystatus.Nodes{All: nodes}, omitting, nil, omitted, reasons)
+	return refused, unknown(of, omitting, nil, omitted, reasons)
 }
 
 // unknown adds the nodes whose reports leave out policies, except for those that report this one.
@@ -194,10 +203,14 @@ func list(nodes []string) string {
 	return strings.Join(nodes[:maxNamedNodes], ", ") + ", …"
 }
 
-// disks returns the errors of disks that cannot be written, by node.
-func disks(reports All) map[string]string {
+// disks returns the errors of disks that cannot be written, by node. The error of a node whose report cannot be read
+// stays.
+func disks(reports All, before map[string]string) map[string]string {
 	out := make(map[string]string)
 	for node, report := range reports {
+		if why, ok := before[node]; ok && report.Unreadable {
+			out[node] = why
+		}
 		for _, r := range report.Refused {
 			if r.Key == evaluation.NodeStorage {
 				out[node] = r.Reason

@@ -68,10 +68,35 @@ func TestDisksOfReportsAreNoPolicies(t *testing.T) {
 		"n1": {Refused: []Refused{{Key: evaluation.NodeStorage, Reason: "full"}, {Key: k, Reason: "too large"}}},
 		"n2": {Refused: []Refused{{Key: k, Reason: "too large"}}},
 	}
-	if got, want := disks(reports), map[string]string{"n1": "full"}; !maps.Equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
+	full := map[string]string{"n1": "full"}
+	if got := disks(reports, nil); !maps.Equal(got, full) {
+		t.Errorf("%v, want %v", got, full)
 	}
 	if got, _ := byPolicy(reports, 3); len(got) != 1 || got[k].Count != 2 {
 		t.Errorf("%+v, want one policy on two nodes", got)
+	}
+}
+
+// TestReportThatCannotBeReadIsUnknown: the node counts neither as one that enforces a policy nor as one that does not,
+// and the last error of its disk stays.
+func TestReportThatCannotBeReadIsUnknown(t *testing.T) {
+	k := evaluation.Key{Kind: "NetworkPolicy", Namespace: "a", Name: "p"}
+	reports := All{
+		"n1": {Refused: []Refused{{Key: k, Reason: "too large"}}},
+		"n2": {Unreadable: true, Omitted: 1},
+		"n3": {Unreadable: true},
+	}
+	got, others := byPolicy(reports, 9)
+	want := policystatus.Nodes{All: 9, Unreadable: "n2, n3", UnreadableCount: 2}
+	if others != want {
+		t.Errorf("others: %+v, want %+v", others, want)
+	}
+	want.Names, want.Count, want.Reason = "n1", 1, "too large"
+	if got[k] != want || len(got) != 1 {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	before := map[string]string{"n1": "full", "n2": "full"}
+	if got, want := disks(reports, before), map[string]string{"n2": "full"}; !maps.Equal(got, want) {
+		t.Errorf("disks %v, want %v", got, want)
 	}
 }

@@ -105,17 +105,20 @@ type Nodes struct {
 	UnknownCount, Omitted int
 	// Reasons has the reason codes of the omitted policies, with a lower bound of the number of each; empty: unknown.
 	Reasons string
+	// Unreadable has names of at most ten of the UnreadableCount nodes whose reports cannot be read.
+	Unreadable      string
+	UnreadableCount int
 }
 
 // on returns the verdict with the information that some nodes do not enforce the policy.
 func (v Verdict) on(n Nodes) Verdict {
-	if n.Count+n.UnknownCount == 0 || v.Reason != Accepted && v.Reason != ConvertedToClosed {
+	others := n.Count + n.UnknownCount + n.UnreadableCount
+	if others == 0 || v.Reason != Accepted && v.Reason != ConvertedToClosed {
 		return v
 	}
-	others := n.Count + n.UnknownCount
 	text := fmt.Sprintf("enforced on %d of %d nodes", max(0, n.All-others), max(n.All, others))
 	switch {
-	case n.UnknownCount == 0:
+	case n.Count == others:
 		text += fmt.Sprintf("; on the others (%s) what does not fit is closed: %s", n.Names, n.Reason)
 	case n.Count > 0:
 		text += fmt.Sprintf("; on %s (%s) what does not fit is closed: %s", nodes(n.Count), n.Names, n.Reason)
@@ -127,6 +130,10 @@ func (v Verdict) on(n Nodes) Verdict {
 		}
 		text += fmt.Sprintf("; unknown on %s (%s): at least %d policies that are not enforced as written%s do not fit "+
 			"into the report; `sluice policy list` there names them", nodes(n.UnknownCount), n.Unknown, n.Omitted, reasons)
+	}
+	if n.UnreadableCount > 0 {
+		text += fmt.Sprintf("; unknown on %s (%s): the report in etcd of what is not enforced there cannot be read; "+
+			"`sluice policy list` there shows whether this policy is enforced", nodes(n.UnreadableCount), n.Unreadable)
 	}
 	v.Message, v.Partial = shorten(text+"; "+v.Message, maxMessage), true
 	return v

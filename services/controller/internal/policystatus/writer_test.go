@@ -339,6 +339,12 @@ func TestPolicyThatSomeNodesDoNotEnforceIsSaid(t *testing.T) {
 				"written (at least TableTooLarge 128, NotStored 64) do not fit") {
 			t.Errorf("%+v", v)
 		}
+		w.SetRefused(nil, Nodes{All: 5000, Unreadable: "n3", UnreadableCount: 1})
+		wrote("status web@7", "event web@8 PolicyEnforcedPartly")
+		const unreadable = "enforced on 4999 of 5000 nodes; unknown on 1 node (n3): the report in etcd of what is "
+		if v := w.objects[key(ciliumPolicy)].verdict; v.Reason != Accepted || !strings.HasPrefix(v.Message, unreadable) {
+			t.Errorf("%+v", v)
+		}
 	})
 	// An outcome and a refusal by nodes are each reported without a change of the other.
 	exceeds := evaluation.Outcome{InForce: true, Exceeds: "exceeds the share"}

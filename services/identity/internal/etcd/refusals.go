@@ -6,6 +6,7 @@ package etcd
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -73,9 +74,13 @@ func (s *Refusals) FollowRefusals(ctx context.Context, sink refusals.Sink) error
 		}
 		var r refusals.Report
 		if !gone {
-			if err := json.Unmarshal(kv.Value, &r); err != nil {
+			err := json.Unmarshal(kv.Value, &r)
+			if err == nil && r.Empty() {
+				err = errors.New("it is empty, but an empty report is never stored")
+			}
+			if err != nil {
 				s.cfg.Log.Warn("a report of refused policies in etcd is corrupt", "key", string(kv.Key), log.Err(err))
-				r = refusals.Report{}
+				r = refusals.Report{Corrupt: true}
 			}
 		}
 		sink.Node(node, r)

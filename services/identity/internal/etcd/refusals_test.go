@@ -49,6 +49,9 @@ func TestReportsOfRefusedPoliciesReachTheWatcher(t *testing.T) {
 			Begin: func() { said <- "begin" },
 			Node: func(node string, r refusals.Report) {
 				text := node
+				if r.Corrupt {
+					text += " corrupt"
+				}
 				for _, x := range r.Refusals {
 					text += " " + x.Namespace + "/" + x.Name
 				}
@@ -71,6 +74,19 @@ func TestReportsOfRefusedPoliciesReachTheWatcher(t *testing.T) {
 	want("two shop/c")
 	report(one)
 	want("one")
+	for _, corrupt := range []string{`{"refusals":[{"kind":`, "", "null", "{}"} {
+		if _, err := c.admin.Put(t.Context(), testPrefix+"/report/one/refused", corrupt); err != nil {
+			t.Fatal(err)
+		}
+		want("one corrupt")
+		report(one, "d")
+		want("one shop/d")
+	}
+	if _, err := c.admin.Put(t.Context(), testPrefix+"/report/one/refused", "{"); err != nil {
+		t.Fatal(err)
+	}
+	report(one)
+	want("one corrupt", "one")
 	resp, err := c.admin.Get(t.Context(), testPrefix+"/report/two/refused")
 	if err != nil || len(resp.Kvs) != 1 || resp.Kvs[0].Lease == 0 {
 		t.Errorf("%v, %v: the report does not end with the lease of its node", resp, err)

@@ -30,6 +30,8 @@ type Report struct {
 	Omitted  uint32    `json:"omitted,omitempty"` // how many more there are
 	// OmittedReasons counts the omitted policies by reason code. Earlier versions ignore it.
 	OmittedReasons map[string]uint32 `json:"omittedReasons,omitempty"`
+	// Corrupt means that the store has a report of the node that cannot be decoded.
+	Corrupt bool `json:"-"`
 }
 
 // Empty reports whether there is nothing to report.

@@ -60,7 +60,12 @@ func (c *Cluster) WatchRefusals(_ *identityv1.WatchRefusalsRequest,
 			}
 		},
 		Node: func(node string, r refusals.Report) {
-			m := &identityv1.WatchRefusalsResponse{Node: node, Omitted: r.Omitted, OmittedReasons: r.OmittedReasons}
+			m := &identityv1.WatchRefusalsResponse{
+				Node: node, Omitted: r.Omitted, OmittedReasons: r.OmittedReasons, Unreadable: r.Corrupt,
+			}
+			if r.Corrupt {
+				m.Omitted = 1 // for controllers that do not know unreadable
+			}
 			for _, x := range r.Refusals {
 				m.Refusals = append(m.Refusals, &identityv1.PolicyRefusal{
 					Kind: x.Kind, Namespace: x.Namespace, Name: x.Name, Reason: x.Reason,

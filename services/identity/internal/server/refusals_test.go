@@ -83,4 +83,11 @@ func TestRefusalsOfANodeAreWatched(t *testing.T) {
 	want("here", "shop/b: too large", false)
 	report()
 	want("here", "", false)
+	store, _ := s.impl.Cluster.Refusals.(*refusalsStore)
+	store.mu.Lock()
+	store.node("there", refusals.Report{Corrupt: true})
+	store.mu.Unlock()
+	if m, err := stream.Recv(); err != nil || m.GetNode() != "there" || !m.GetUnreadable() || m.GetOmitted() != 1 {
+		t.Errorf("a corrupt report: %v, %v", m, err)
+	}
 }

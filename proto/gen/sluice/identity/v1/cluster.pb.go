@@ -2060,6 +2060,9 @@ type WatchRefusalsResponse struct {
 	Omitted uint32 `protobuf:"varint,162,opt,name=omitted,proto3" json:"omitted,omitempty"`
 	// Their number by reason code; empty: the node has an earlier version.
 	OmittedReasons map[string]uint32 `protobuf:"bytes,164,rep,name=omitted_reasons,json=omittedReasons,proto3" json:"omitted_reasons,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// The report of the node cannot be read, so it is unknown which policies it does not enforce as
+	// written. omitted is then 1.
+	Unreadable bool `protobuf:"varint,165,opt,name=unreadable,proto3" json:"unreadable,omitempty"`
 	// The report of every node was sent.
 	Complete      bool `protobuf:"varint,163,opt,name=complete,proto3" json:"complete,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2122,6 +2125,13 @@ func (x *WatchRefusalsResponse) GetOmittedReasons() map[string]uint32 {
 		return x.OmittedReasons
 	}
 	return nil
+}
+
+func (x *WatchRefusalsResponse) GetUnreadable() bool {
+	if x != nil {
+		return x.Unreadable
+	}
+	return false
 }
 
 func (x *WatchRefusalsResponse) GetComplete() bool {
@@ -2509,12 +2519,15 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\x04name\x18\xa2\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\xfd\x01R\x04name\x12!\n" +
 	"\x06reason\x18\xa3\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x06reason\"\x16\n" +
-	"\x14WatchRefusalsRequest\"\xd0\x02\n" +
+	"\x14WatchRefusalsRequest\"\xf1\x02\n" +
 	"\x15WatchRefusalsResponse\x12\x13\n" +
 	"\x04node\x18\xa0\x01 \x01(\tR\x04node\x12>\n" +
 	"\brefusals\x18\xa1\x01 \x03(\v2!.sluice.identity.v1.PolicyRefusalR\brefusals\x12\x19\n" +
 	"\aomitted\x18\xa2\x01 \x01(\rR\aomitted\x12g\n" +
-	"\x0fomitted_reasons\x18\xa4\x01 \x03(\v2=.sluice.identity.v1.WatchRefusalsResponse.OmittedReasonsEntryR\x0eomittedReasons\x12\x1b\n" +
+	"\x0fomitted_reasons\x18\xa4\x01 \x03(\v2=.sluice.identity.v1.WatchRefusalsResponse.OmittedReasonsEntryR\x0eomittedReasons\x12\x1f\n" +
+	"\n" +
+	"unreadable\x18\xa5\x01 \x01(\bR\n" +
+	"unreadable\x12\x1b\n" +
 	"\bcomplete\x18\xa3\x01 \x01(\bR\bcomplete\x1aA\n" +
 	"\x13OmittedReasonsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +

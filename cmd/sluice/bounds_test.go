@@ -75,9 +75,10 @@ func TestEveryFieldOfARequestIsBounded(t *testing.T) {
 				}
 				rules = rules.GetRepeated().GetItems()
 			}
-			if f.IsMap() { // map of strings
+			if f.IsMap() { // its keys are strings, its values strings or numbers
 				m := rules.GetMap()
-				if m.GetMaxPairs() == 0 || !bounded(m.GetKeys().GetString()) || !bounded(m.GetValues().GetString()) {
+				values := f.MapValue().Kind() != protoreflect.StringKind || bounded(m.GetValues().GetString())
+				if m.GetMaxPairs() == 0 || !bounded(m.GetKeys().GetString()) || !values {
 					t.Errorf("%s: no bound of its pairs, its keys or its values", f.FullName())
 				}
 				continue

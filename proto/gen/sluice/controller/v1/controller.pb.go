@@ -28,7 +28,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// GetStatusRequest asks for the status.
+// GetStatusRequest is the input of GetStatus.
 type GetStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -65,10 +65,10 @@ func (*GetStatusRequest) Descriptor() ([]byte, []int) {
 	return file_sluice_controller_v1_controller_proto_rawDescGZIP(), []int{0}
 }
 
-// GetStatusResponse is the status of one process.
+// GetStatusResponse is the status of one controller.
 type GetStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Version, start and problems.
+	// Version, start time and problems.
 	Service *v1.ServiceStatus `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
 	// The election as this process sees it.
 	Election *Election `protobuf:"bytes,2,opt,name=election,proto3" json:"election,omitempty"`
@@ -236,9 +236,9 @@ type Subject struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Number of objects that wait for a request.
 	Pending uint32 `protobuf:"varint,2,opt,name=pending,proto3" json:"pending,omitempty"`
-	// Requests that succeeded since the start of this process.
+	// Number of requests that succeeded since the start of this process.
 	Requests uint64 `protobuf:"varint,3,opt,name=requests,proto3" json:"requests,omitempty"`
-	// Requests that failed since then.
+	// Number of requests that failed since the start of this process.
 	FailedRequests uint64 `protobuf:"varint,4,opt,name=failed_requests,json=failedRequests,proto3" json:"failed_requests,omitempty"`
 	// Why the last request failed; empty if it succeeded or there was none.
 	Error         string `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`

@@ -31,8 +31,8 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// ControllerService is served by each sluice-controller, on a socket in its own pod. One controller
-// is elected; the others follow the same objects and wait.
+// ControllerService is served by each sluice-controller, on a socket in its own pod. One controller is elected; the
+// others watch the same objects and wait.
 type ControllerServiceClient interface {
 	// GetStatus returns which controller is elected and the pending work of each subject. Root and
 	// members of the group may call it.
@@ -61,8 +61,8 @@ func (c *controllerServiceClient) GetStatus(ctx context.Context, in *GetStatusRe
 // All implementations must embed UnimplementedControllerServiceServer
 // for forward compatibility.
 //
-// ControllerService is served by each sluice-controller, on a socket in its own pod. One controller
-// is elected; the others follow the same objects and wait.
+// ControllerService is served by each sluice-controller, on a socket in its own pod. One controller is elected; the
+// others watch the same objects and wait.
 type ControllerServiceServer interface {
 	// GetStatus returns which controller is elected and the pending work of each subject. Root and
 	// members of the group may call it.

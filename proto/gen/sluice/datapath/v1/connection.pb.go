@@ -84,17 +84,17 @@ func (AddressFamily) EnumDescriptor() ([]byte, []int) {
 // least one must match; a kind left empty always matches.
 type ConnectionFilter struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Connections of which an end is an endpoint of one of these owners.
+	// Connections with an endpoint of one of these owners at either end.
 	Owners []*v1.Owner `protobuf:"bytes,1,rep,name=owners,proto3" json:"owners,omitempty"`
-	// Connections with an address in one of these prefixes at either end, or asked
-	// for.
+	// Connections with an address in one of these prefixes: of either end, or the address that the initiator connected
+	// to.
 	Prefixes []string `protobuf:"bytes,2,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
-	// Ports of either end, or asked for. ICMP echo has its identifier in both;
-	// protocols without ports have none.
+	// Ports of either end, or the port that the initiator connected to. ICMP echo has its identifier as both ports;
+	// protocols without ports do not match.
 	Ports []uint32 `protobuf:"varint,3,rep,packed,name=ports,proto3" json:"ports,omitempty"`
 	// IP protocols.
 	Protocols []v11.Protocol `protobuf:"varint,4,rep,packed,name=protocols,proto3,enum=sluice.net.v1.Protocol" json:"protocols,omitempty"`
-	// Stages, or what is special about a connection.
+	// Stages or special properties.
 	States []ConnectionState `protobuf:"varint,5,rep,packed,name=states,proto3,enum=sluice.datapath.v1.ConnectionState" json:"states,omitempty"`
 	// Family of the addresses.
 	Family        AddressFamily `protobuf:"varint,6,opt,name=family,proto3,enum=sluice.datapath.v1.AddressFamily" json:"family,omitempty"`
@@ -177,7 +177,7 @@ func (x *ConnectionFilter) GetFamily() AddressFamily {
 // ListConnectionsRequest is the input of ListConnections.
 type ListConnectionsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which connections; unset: all.
+	// Connections to list; unset: all.
 	Filter *ConnectionFilter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
 	// Maximum number of connections to send; 0: all. The others are only counted.
 	Limit         uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
@@ -234,7 +234,7 @@ type ListConnectionsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The connection.
 	Connection *TrackedConnection `protobuf:"bytes,1,opt,name=connection,proto3" json:"connection,omitempty"`
-	// Number of connections that pass the filter beyond the limit; in the last message.
+	// In the last message: number of connections that match the filter beyond the limit.
 	OmittedConnectionCount uint64 `protobuf:"varint,2,opt,name=omitted_connection_count,json=omittedConnectionCount,proto3" json:"omitted_connection_count,omitempty"`
 	unknownFields          protoimpl.UnknownFields
 	sizeCache              protoimpl.SizeCache
@@ -481,7 +481,7 @@ func (x *ConnectionEnd) GetLocalNode() bool {
 // FlushConnectionsRequest is the input of FlushConnections.
 type FlushConnectionsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which connections; with an empty filter, all must be set.
+	// Connections to flush; if the filter is empty, all must be set.
 	Filter *ConnectionFilter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
 	// Flush every connection; the filter must be empty.
 	All bool `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`
@@ -547,15 +547,13 @@ type FlushConnectionsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Connections that were flushed, or would be.
 	FlushedCount uint64 `protobuf:"varint,1,opt,name=flushed_count,json=flushedCount,proto3" json:"flushed_count,omitempty"`
-	// Connections that pass the filter and stay because a policy has terminated them: without the
-	// entry, their packets would count as new connections.
+	// Connections that match the filter and stay because a policy has terminated them: without the entry, their packets
+	// would start new connections.
 	TerminatedCount uint64 `protobuf:"varint,2,opt,name=terminated_count,json=terminatedCount,proto3" json:"terminated_count,omitempty"`
-	// TCP connections that pass the filter and stay because there is no capacity to remember their
-	// direction: the limit is 6,144 per address family, minus the directions that are remembered and
-	// for which no packet has arrived since.
+	// TCP connections that match the filter and stay because there is no capacity to remember their direction. The limit
+	// is 6,144 per address family; remembered directions count until the next packet of their connection arrives.
 	UnrememberedCount uint64 `protobuf:"varint,3,opt,name=unremembered_count,json=unrememberedCount,proto3" json:"unremembered_count,omitempty"`
-	// Connections that pass the filter and stay because packets changed their entries during several
-	// attempts.
+	// Connections that match the filter and stay because packets changed their entries during several attempts.
 	BusyCount     uint64 `protobuf:"varint,4,opt,name=busy_count,json=busyCount,proto3" json:"busy_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -32,17 +32,15 @@ const (
 //
 // ConnectionService lists and flushes the connections that the kernel tracks.
 type ConnectionServiceClient interface {
-	// ListConnections streams the tracked connections that pass the filter, in no
-	// order. Connections that come or go meanwhile may be missing. Each call reads
-	// the whole table, some thousand entries at a time, and stops when the caller
-	// does. NOT_FOUND: an owner of the filter has no endpoint that is published.
+	// ListConnections streams the tracked connections that match the filter, unsorted. Connections that are created or
+	// removed meanwhile may be missing. Each call reads the whole table, some thousand entries at a time, and ends when
+	// the caller cancels it. NOT_FOUND: an owner in the filter has no published endpoint.
 	ListConnections(ctx context.Context, in *ListConnectionsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListConnectionsResponse], error)
-	// FlushConnections removes the tracked connections that pass the filter from the table. It does
-	// not end them: the next packet is evaluated as if the first packets of its connection had not
-	// been seen. A TCP connection continues with the next segment of either end if the policies allow
-	// the original connection; the direction of an established connection is remembered for its
-	// lifetime. Packets of other protocols are evaluated in their own direction. Two kinds of entries
-	// stay, and the answer counts them: connections that a policy has terminated, and TCP connections
+	// FlushConnections removes the tracked connections that match the filter from the table. It does not end them: the
+	// next packet is evaluated as if the first packets of its connection had not been seen. A TCP connection continues
+	// with the next segment of either end if the policies allow the original connection; the direction of an established
+	// connection is remembered for its lifetime. Packets of other protocols are evaluated in their own direction. Two
+	// kinds of entries stay, and the answer counts them: connections that a policy has terminated, and TCP connections
 	// for whose direction no capacity is left. The call may be repeated.
 	//
 	// INVALID_ARGUMENT: the filter is empty and all is not set, or both are given. NOT_FOUND: an
@@ -96,17 +94,15 @@ func (c *connectionServiceClient) FlushConnections(ctx context.Context, in *Flus
 //
 // ConnectionService lists and flushes the connections that the kernel tracks.
 type ConnectionServiceServer interface {
-	// ListConnections streams the tracked connections that pass the filter, in no
-	// order. Connections that come or go meanwhile may be missing. Each call reads
-	// the whole table, some thousand entries at a time, and stops when the caller
-	// does. NOT_FOUND: an owner of the filter has no endpoint that is published.
+	// ListConnections streams the tracked connections that match the filter, unsorted. Connections that are created or
+	// removed meanwhile may be missing. Each call reads the whole table, some thousand entries at a time, and ends when
+	// the caller cancels it. NOT_FOUND: an owner in the filter has no published endpoint.
 	ListConnections(*ListConnectionsRequest, grpc.ServerStreamingServer[ListConnectionsResponse]) error
-	// FlushConnections removes the tracked connections that pass the filter from the table. It does
-	// not end them: the next packet is evaluated as if the first packets of its connection had not
-	// been seen. A TCP connection continues with the next segment of either end if the policies allow
-	// the original connection; the direction of an established connection is remembered for its
-	// lifetime. Packets of other protocols are evaluated in their own direction. Two kinds of entries
-	// stay, and the answer counts them: connections that a policy has terminated, and TCP connections
+	// FlushConnections removes the tracked connections that match the filter from the table. It does not end them: the
+	// next packet is evaluated as if the first packets of its connection had not been seen. A TCP connection continues
+	// with the next segment of either end if the policies allow the original connection; the direction of an established
+	// connection is remembered for its lifetime. Packets of other protocols are evaluated in their own direction. Two
+	// kinds of entries stay, and the answer counts them: connections that a policy has terminated, and TCP connections
 	// for whose direction no capacity is left. The call may be repeated.
 	//
 	// INVALID_ARGUMENT: the filter is empty and all is not set, or both are given. NOT_FOUND: an

@@ -104,10 +104,9 @@ func (EndpointState) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{0}
 }
 
-// ErrorReason is the reason of an error that this service decides on: the
-// google.rpc.ErrorInfo among the details has it without "ERROR_REASON_", in the
-// domain datapath.sluice.io. If this service answers because ipam, identity or
-// policy answered with an error, reason, domain and details are of that service.
+// ErrorReason is the reason of an error of this service. The google.rpc.ErrorInfo in the details contains it without
+// "ERROR_REASON_", in the domain datapath.sluice.io. If the error comes from ipam, identity or policy, reason, domain
+// and details are those services'.
 type ErrorReason int32
 
 const (
@@ -115,62 +114,56 @@ const (
 	ErrorReason_ERROR_REASON_UNSPECIFIED ErrorReason = 0
 	// INTERNAL: a bug, or an unexpected system call error; the metadata's "errno" has its name.
 	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 1
-	// INVALID_ARGUMENT: a field is not what it should be; BadRequest names it.
+	// INVALID_ARGUMENT: a field is invalid; BadRequest has the field.
 	ErrorReason_ERROR_REASON_INVALID_REQUEST ErrorReason = 2
 	// INVALID_ARGUMENT: the path is not a usable network namespace.
 	ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_UNUSABLE ErrorReason = 3
-	// INVALID_ARGUMENT: there is nothing at the path of the network namespace.
+	// INVALID_ARGUMENT: the path of the network namespace does not exist.
 	ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_REMOVED ErrorReason = 4
 	// NOT_FOUND: the owner has no endpoint.
 	ErrorReason_ERROR_REASON_ENDPOINT_NOT_FOUND ErrorReason = 5
-	// ALREADY_EXISTS: the owner has an endpoint with other content. The metadata's
-	// "fields" names the fields of the request that differ, separated by commas.
+	// ALREADY_EXISTS: the owner has an endpoint with other content. The metadata's "fields" lists the fields of the
+	// request that differ, separated by commas.
 	ErrorReason_ERROR_REASON_OWNER_HAS_OTHER_ENDPOINT ErrorReason = 6
 	// ABORTED: the endpoint was deleted while it was created.
 	ErrorReason_ERROR_REASON_ENDPOINT_DELETED ErrorReason = 7
-	// ABORTED: a live endpoint has the address; the metadata's "address" and "holder"
-	// say which, RetryInfo when to come back.
+	// ABORTED: a live endpoint has the address. The metadata's "address" and "holder" are the address and that endpoint;
+	// RetryInfo has the delay before a retry.
 	ErrorReason_ERROR_REASON_ADDRESS_IN_USE ErrorReason = 8
-	// FAILED_PRECONDITION: the lease of the addresses has ended, by
-	// lease_expire_time, or ipam gives no reason for refusing it. A new lease cures
-	// it, as it does ADDRESSES_DIFFER and ALLOCATION_NOT_FOUND of ipam.sluice.io.
+	// FAILED_PRECONDITION: the lease of the addresses has ended by lease_expire_time, or ipam refused the lease without a
+	// reason. The caller should get a new lease, as for ADDRESSES_DIFFER and ALLOCATION_NOT_FOUND of ipam.sluice.io.
 	ErrorReason_ERROR_REASON_LEASE_LOST ErrorReason = 9
-	// FAILED_PRECONDITION: the network namespace has an attachment, and
-	// secondInterfaces refuses another one.
+	// FAILED_PRECONDITION: the network namespace already has an attachment, and secondInterfaces refuses another one.
 	ErrorReason_ERROR_REASON_SECOND_INTERFACE_REFUSED ErrorReason = 10
-	// FAILED_PRECONDITION: the network namespace has an interface of the name.
+	// FAILED_PRECONDITION: the network namespace already has an interface of that name.
 	ErrorReason_ERROR_REASON_INTERFACE_NAME_TAKEN ErrorReason = 11
 	// FAILED_PRECONDITION: the record of the owner cannot be read.
 	ErrorReason_ERROR_REASON_RECORD_UNREADABLE ErrorReason = 12
-	// RESOURCE_EXHAUSTED: endpoint slots or map space are used up.
+	// RESOURCE_EXHAUSTED: endpoint IDs or map space are used up.
 	ErrorReason_ERROR_REASON_NO_CAPACITY ErrorReason = 13
-	// RESOURCE_EXHAUSTED: a service that this depends on has no capacity, and its answer has no
-	// reason.
+	// RESOURCE_EXHAUSTED: a required service has no capacity, and returned no reason.
 	ErrorReason_ERROR_REASON_SERVICE_EXHAUSTED ErrorReason = 14
-	// UNAVAILABLE: a service that is needed does not answer.
+	// UNAVAILABLE: a required service does not answer.
 	ErrorReason_ERROR_REASON_SERVICE_UNAVAILABLE ErrorReason = 15
-	// UNAVAILABLE: the policy service has not sent what the endpoint must be
-	// evaluated by.
+	// UNAVAILABLE: the policy service has not sent the endpoint's policy tables.
 	ErrorReason_ERROR_REASON_POLICY_UNAVAILABLE ErrorReason = 16
 	// UNAVAILABLE: the record of the endpoint could not be written; the metadata's
 	// "errno" has the system call's error, for example ENOSPC.
 	ErrorReason_ERROR_REASON_STORAGE_FAILED ErrorReason = 17
 	// NOT_FOUND: neither address belongs to an endpoint of this node.
 	ErrorReason_ERROR_REASON_ADDRESSES_NOT_LOCAL ErrorReason = 18
-	// NOT_FOUND: there is no map of the name.
+	// NOT_FOUND: the map does not exist.
 	ErrorReason_ERROR_REASON_MAP_NOT_FOUND ErrorReason = 19
-	// FAILED_PRECONDITION: another manager made the endpoint.
+	// FAILED_PRECONDITION: another manager created the endpoint.
 	ErrorReason_ERROR_REASON_FOREIGN_MANAGER ErrorReason = 20
 	// FAILED_PRECONDITION: the labels come from a Kubernetes pod.
 	ErrorReason_ERROR_REASON_LABELS_FROM_KUBERNETES ErrorReason = 21
 	// FAILED_PRECONDITION: services are not translated, because loadBalancing.mode is
 	// off.
 	ErrorReason_ERROR_REASON_LOAD_BALANCING_OFF ErrorReason = 22
-	// FAILED_PRECONDITION: another endpoint or a service has a host port; the message
-	// names it.
+	// FAILED_PRECONDITION: another endpoint or a service uses a host port; the message contains its name.
 	ErrorReason_ERROR_REASON_HOST_PORT_IN_USE ErrorReason = 23
-	// FAILED_PRECONDITION: the container of the endpoint is still there, and the
-	// caller wants nothing deleted that is in use; the message says what is there.
+	// FAILED_PRECONDITION: unless_in_use is set, and the endpoint is in use; the message contains the reason.
 	ErrorReason_ERROR_REASON_ENDPOINT_IN_USE ErrorReason = 24
 	// FAILED_PRECONDITION: no policies are enforced, because policy.mode is none.
 	ErrorReason_ERROR_REASON_POLICY_MODE_NONE ErrorReason = 25
@@ -421,7 +414,7 @@ func (FrontendKind) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{3}
 }
 
-// NodePathState tells whether a node answers probes.
+// NodePathState is whether a node answers probes.
 type NodePathState int32
 
 const (
@@ -478,44 +471,42 @@ func (NodePathState) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{4}
 }
 
-// Reason tells why a packet was forwarded or dropped. The numbers are equal to the eBPF programs'
-// and are never reused; programs of another release may use others. Below 16 the packet was
-// forwarded or answered, from 16 on dropped, and from 48 to 51 dropped without an event, because
-// every pod causes such packets. Metrics and `sluice` write the names in lower case with "-".
+// Reason is why a packet was forwarded or dropped. The numbers are equal to the eBPF programs' and are never reused;
+// programs of another release may use others. Below 16 the packet was forwarded or answered, from 16 on dropped, and
+// from 48 to 51 dropped without an event, because every pod causes such packets. Metrics and `sluice` write the names
+// in lower case with "-".
 //
-// `make generate` makes the enum of the programs, the names in Go and
-// docs/reference/reasons.md of this list. The second paragraph of a value has its
-// severity (expected, configuration, capacity, attack or fault) and what an
-// operator does next.
+// `make generate` generates the enum of the programs, the names in Go and docs/reference/reasons.md from this list. The
+// second paragraph of a value has its severity (expected, configuration, capacity, attack or fault) and the next step
+// of an operator.
 type Reason int32
 
 const (
 	// Not decided; never sent.
 	Reason_REASON_UNSPECIFIED Reason = 0
-	// Moved into another local pod's namespace.
+	// Forwarded into the namespace of another local pod.
 	Reason_REASON_FORWARDED_TO_POD Reason = 1
-	// Sent out of another local pod's host end.
+	// Sent through the host-side device of another local pod.
 	Reason_REASON_FORWARDED_TO_POD_DEVICE Reason = 2
-	// Given to the host's stack, for the local host.
+	// Passed to the host's stack, for the local host.
 	Reason_REASON_FORWARDED_TO_HOST Reason = 3
-	// Given to the host's stack, for elsewhere.
+	// Passed to the host's stack, for a destination outside.
 	Reason_REASON_FORWARDED_OUTSIDE Reason = 4
-	// Let into the pod from the host's stack.
+	// Delivered to the pod from the host's stack.
 	Reason_REASON_FORWARDED_FROM_STACK Reason = 5
 	// ARP, answered for the gateway.
 	Reason_REASON_ANSWERED_ARP Reason = 6
 	// Neighbour discovery, answered for the gateway.
 	Reason_REASON_ANSWERED_NDP Reason = 7
-	// TTL or hop limit is used up; given to the host's stack, which answers.
+	// TTL or hop limit is used up; passed to the host's stack, which answers.
 	Reason_REASON_STACK_TIME_EXCEEDED Reason = 8
-	// Larger than the receiver's MTU; given to the host's stack, which answers or
-	// fragments.
+	// Larger than the receiver's MTU; passed to the host's stack, which answers or fragments.
 	Reason_REASON_STACK_TOO_BIG Reason = 9
 	// Sent into the tunnel, to another node.
 	Reason_REASON_FORWARDED_OVERLAY Reason = 10
 	// Sent out of an uplink, to another node.
 	Reason_REASON_FORWARDED_NATIVE Reason = 11
-	// From another node; given to the host's stack, which may have to translate it.
+	// From another node; passed to the host's stack, which may have to translate it.
 	Reason_REASON_FORWARDED_TO_STACK Reason = 12
 	// To a Service, and larger than the MTU of the path to its backend; answered for the
 	// Service.
@@ -530,25 +521,25 @@ const (
 	// Severity: fault. Run `sluice check`: the device was not removed, or the datapath has
 	// no record of it.
 	Reason_REASON_NO_ENDPOINT Reason = 17
-	// A header is cut short or contradicts itself.
+	// A header is truncated or inconsistent.
 	//
 	// Severity: attack. Run `sluice capture` on the sender.
 	Reason_REASON_MALFORMED Reason = 18
-	// Not from the pod's Ethernet address.
+	// The source is not the pod's Ethernet address.
 	//
 	// Severity: attack. Look at the sender: it forges addresses, or something has changed
 	// the address of its device.
 	Reason_REASON_SPOOFED_MAC Reason = 19
-	// Not from the pod's IP address.
+	// The source is not an IP address of the pod.
 	//
 	// Severity: attack. Look at the sender: it forges addresses, or has an address that
 	// Sluice did not assign.
 	Reason_REASON_SPOOFED_IP Reason = 20
-	// Not addressed to the host end of the pod's device.
+	// The destination is not the Ethernet address of the host end of the pod's device.
 	//
 	// Severity: attack. Look at the neighbour entries in the pod.
 	Reason_REASON_WRONG_MAC Reason = 21
-	// The packet chooses its own route.
+	// The packet contains a source route.
 	//
 	// Severity: attack. None: source routes are never followed.
 	Reason_REASON_SOURCE_ROUTE Reason = 22
@@ -556,7 +547,7 @@ const (
 	//
 	// Severity: attack. None: such packets are not parsed.
 	Reason_REASON_EXTENSION_HEADERS Reason = 23
-	// A destination that is never on the wire.
+	// The destination is an address that must never be on the wire.
 	//
 	// Severity: attack. Look at the sender.
 	Reason_REASON_MARTIAN_ADDRESS Reason = 24
@@ -564,8 +555,8 @@ const (
 	//
 	// Severity: expected. None: link-local addresses do not leave a pod.
 	Reason_REASON_LINK_LOCAL Reason = 25
-	// To a tunnel port of a node, or of a protocol that tunnels without ports (IPv4, IPv6,
-	// GRE, L2TP, MPLS within IP): it could forge an identity.
+	// To a tunnel port of a node, or of a protocol that tunnels without ports (IPv4, IPv6, GRE, L2TP, MPLS within IP):
+	// the packet could forge an identity.
 	//
 	// Severity: attack. Use another port or protocol for a tunnel of your own.
 	Reason_REASON_TUNNEL_PORT Reason = 26
@@ -575,8 +566,7 @@ const (
 	Reason_REASON_POLICY_DENIED Reason = 27
 	// The policy of the endpoint is not known yet.
 	//
-	// Severity: expected. Wait; if it stays, `sluice status` says what sluice-policy waits
-	// for.
+	// Severity: expected. Wait; if it persists, `sluice status` shows what sluice-policy waits for.
 	Reason_REASON_POLICY_PENDING Reason = 28
 	// The table of the endpoint's policy does not exist.
 	//
@@ -584,12 +574,11 @@ const (
 	Reason_REASON_POLICY_TABLE_UNKNOWN Reason = 29
 	// To an address of the pod range that no endpoint has.
 	//
-	// Severity: expected. The receiver is gone; look at what still uses its address.
+	// Severity: expected. The receiver was removed; find the program that still uses its address.
 	Reason_REASON_NO_ROUTE Reason = 30
 	// From the pod to its own address.
 	//
-	// Severity: fault. Look at the routes in the pod: such packets do not leave a pod by
-	// themselves.
+	// Severity: fault. Look at the routes in the pod: with the pod's normal routes, such packets do not leave it.
 	Reason_REASON_HAIRPIN Reason = 31
 	// The host's stack sent the packet to a pod without this destination address.
 	//
@@ -599,14 +588,13 @@ const (
 	//
 	// Severity: fault. Look at the kernel's log for a lack of memory.
 	Reason_REASON_REWRITE_FAILED Reason = 33
-	// The record of the endpoint names no path to it.
+	// The map entry of the endpoint has no path to it.
 	//
 	// Severity: fault. Run `sluice check`, and report it.
 	Reason_REASON_DELIVERY_UNKNOWN Reason = 34
 	// Denied because the identity of the peer is not known yet.
 	//
-	// Severity: expected. Wait; if it stays, run `sluice identity list` and `sluice
-	// status` on the peer's node.
+	// Severity: expected. Wait; if it persists, run `sluice identity list` and `sluice status` on the peer's node.
 	Reason_REASON_IDENTITY_UNKNOWN Reason = 35
 	// A policy table refers to an entry that does not exist.
 	//
@@ -614,10 +602,9 @@ const (
 	Reason_REASON_POLICY_TABLE_CORRUPT Reason = 36
 	// The policy redirects to a proxy, and Sluice has no proxy yet.
 	//
-	// Severity: configuration. Remove the rule, or the part of it that names the
-	// application protocol.
+	// Severity: configuration. Remove the rule, or the application protocol in it.
 	Reason_REASON_NO_PROXY Reason = 37
-	// Belongs to no connection and can start none.
+	// The packet belongs to no connection and cannot start one.
 	//
 	// Severity: expected. None if the connection has ended; else look for asymmetric
 	// routes.
@@ -627,37 +614,36 @@ const (
 	// Severity: capacity. Look at `sluice_datapath_connections` and at the memory of the
 	// node.
 	Reason_REASON_CONNECTION_INSERT_FAILED Reason = 39
-	// The endpoint, or the outside, has begun more connections than its share.
+	// The endpoint, or the outside, has opened more connections than its share.
 	//
-	// Severity: capacity. Run `sluice observe --reason connection-budget`, which shows who
-	// begins them.
+	// Severity: capacity. Run `sluice observe --reason connection-budget` to see who opens them.
 	Reason_REASON_CONNECTION_BUDGET Reason = 40
-	// A later fragment whose first one was not seen.
+	// A later fragment of a datagram whose first fragment was not seen.
 	//
 	// Severity: expected. Lower the size of datagrams, or look for a path that reorders or
 	// loses packets.
 	Reason_REASON_FRAGMENT_UNKNOWN Reason = 41
-	// The destination is on a node that is not known, or that no path leads to.
+	// The destination is on an unknown node, or on a node without a path.
 	//
 	// Severity: configuration. Run `sluice node list`, and `sluice status` on both nodes.
 	Reason_REASON_NO_NODE Reason = 42
-	// In the tunnel, from an address of no node. The event has that address as the source.
+	// Received from the tunnel, from an address that belongs to no node. The event has that address as the source.
 	//
 	// Severity: attack. Look at the sender; if it is a node, run `sluice node list`.
 	Reason_REASON_UNKNOWN_NODE Reason = 43
-	// From an address of another node than the one it came from, or past the tunnel.
+	// The source address belongs to another node than the sender, or the packet bypassed the tunnel.
 	//
 	// Severity: attack. Look at the sender, and at the routes between the nodes.
 	Reason_REASON_SPOOFED_NODE Reason = 44
-	// The tunnel names an identity that the sender cannot have.
+	// The tunnel header has an identity that the sender cannot have.
 	//
 	// Severity: attack. Look at the sending node.
 	Reason_REASON_SPOOFED_IDENTITY Reason = 45
-	// The kernel refused the key of the tunnel, or had none for a packet from it.
+	// The kernel refused the tunnel key of a sent packet, or had none for a received one.
 	//
 	// Severity: fault. Look for other tunnels at the same port.
 	Reason_REASON_TUNNEL_KEY Reason = 46
-	// For a pod of another node, and from neither this node nor its pods.
+	// To a pod of another node, from neither this node nor its pods.
 	//
 	// Severity: configuration. Look at the routes outside: they lead to the wrong node.
 	Reason_REASON_TRANSIT Reason = 47
@@ -665,7 +651,7 @@ const (
 	Reason_REASON_ARP Reason = 48
 	// Neighbour discovery for anything but the gateway, and duplicate address detection.
 	Reason_REASON_NDP Reason = 49
-	// Multicast. IGMP and MLD come whenever a link goes up.
+	// Multicast. Pods send IGMP and MLD whenever a link goes up.
 	Reason_REASON_MULTICAST Reason = 50
 	// Broadcast, such as DHCP.
 	Reason_REASON_BROADCAST Reason = 51
@@ -673,12 +659,12 @@ const (
 	//
 	// Severity: expected. Run `sluice service get`: no endpoint of the Service is ready.
 	Reason_REASON_SERVICE_NO_BACKEND Reason = 52
-	// To a Service that wants backends of this node, which has none.
+	// To a Service that requires a backend on this node, which has none.
 	//
 	// Severity: expected. Run `sluice service get`; externalTrafficPolicy or
 	// internalTrafficPolicy is Local.
 	Reason_REASON_SERVICE_NO_LOCAL_BACKEND Reason = 53
-	// To a Service that is for other sources.
+	// To a Service that does not allow the source address.
 	//
 	// Severity: expected. Look at loadBalancerSourceRanges of the Service.
 	Reason_REASON_SERVICE_SOURCE_RANGE Reason = 54
@@ -686,12 +672,11 @@ const (
 	//
 	// Severity: fault. Run `sluice check`, and report it.
 	Reason_REASON_SERVICE_CORRUPT Reason = 55
-	// SCTP to a Service whose backend has another port: its checksum could not follow.
+	// SCTP to a Service whose backend has another port: the SCTP checksum cannot be adjusted.
 	//
 	// Severity: configuration. Give the Service and its backends the same port.
 	Reason_REASON_SERVICE_SCTP_PORT Reason = 56
-	// The sender has this port in use to every backend already, directly or by another
-	// Service. It gets an error.
+	// The sender already uses this source port with every backend, directly or through another Service. It gets an error.
 	//
 	// Severity: expected. None: the sender tries another port.
 	Reason_REASON_SERVICE_PORT_IN_USE Reason = 57
@@ -705,12 +690,11 @@ const (
 	//
 	// Severity: configuration. Give the node an address of the family.
 	Reason_REASON_NAT_NO_SOURCE Reason = 59
-	// From outside of the node to a cluster IP, which is for its pods and itself.
+	// From outside the node to a cluster IP, which only the node and its pods may use.
 	//
 	// Severity: expected. Use a node port or a load balancer.
 	Reason_REASON_SERVICE_INSIDE Reason = 60
-	// To an address that only Services use, at a port that none of them has. A pod gets an
-	// error.
+	// To an address that only Services use, at a port without a Service. A pod gets an error.
 	//
 	// Severity: expected. Run `sluice service list`; the port is wrong.
 	Reason_REASON_NO_SERVICE_PORT Reason = 61
@@ -719,10 +703,9 @@ const (
 	//
 	// Severity: capacity. Look at the sender; see docs/shares.md.
 	Reason_REASON_NAT_SHARE Reason = 62
-	// The endpoint has used up its share of translations, counting both of a hairpin.
+	// The endpoint has used up its share of translations; a hairpin connection counts twice.
 	//
-	// Severity: capacity. Look at the endpoint, which begins many connections by Services;
-	// see docs/shares.md.
+	// Severity: capacity. Look at the endpoint, which opens many connections to Services; see docs/shares.md.
 	Reason_REASON_TRANSLATION_SHARE Reason = 63
 	// The endpoint has used up its share of fragmented datagrams.
 	//
@@ -902,8 +885,7 @@ const (
 	PolicyMode_POLICY_MODE_NONE PolicyMode = 1
 	// Creation waits until the kernel has the endpoint's policy tables.
 	PolicyMode_POLICY_MODE_REQUIRED PolicyMode = 2
-	// Creation does not wait: until its tables are there, the endpoint only receives packets from the
-	// local node.
+	// Creation does not wait: until its tables are in the kernel, the endpoint only receives packets from the local node.
 	PolicyMode_POLICY_MODE_INIT PolicyMode = 3
 )
 
@@ -967,17 +949,17 @@ type Endpoint struct {
 	Labels []*v1.Label `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty"`
 	// Addresses, IPv4 first.
 	Addresses []string `protobuf:"bytes,6,rep,name=addresses,proto3" json:"addresses,omitempty"`
-	// The device at the node's end.
+	// Device on the node.
 	HostInterface *Interface `protobuf:"bytes,7,opt,name=host_interface,json=hostInterface,proto3" json:"host_interface,omitempty"`
-	// The device inside the container.
+	// Device inside the container.
 	ContainerInterface *Interface `protobuf:"bytes,8,opt,name=container_interface,json=containerInterface,proto3" json:"container_interface,omitempty"`
-	// Path of the network namespace as the runtime gave it.
+	// Path of the network namespace, as given by the runtime.
 	NetworkNamespace string `protobuf:"bytes,9,opt,name=network_namespace,json=networkNamespace,proto3" json:"network_namespace,omitempty"`
 	// MTU of both devices in bytes.
 	Mtu uint32 `protobuf:"varint,10,opt,name=mtu,proto3" json:"mtu,omitempty"`
-	// Default gateways, one per family, answered by eBPF: 169.254.1.1, fe80::1.
+	// Default gateways, one per family: 169.254.1.1, fe80::1. eBPF programs answer ARP and neighbour discovery for them.
 	Gateways []string `protobuf:"bytes,11,rep,name=gateways,proto3" json:"gateways,omitempty"`
-	// Named ports that belong to the identity: the last ones given, or the pod's.
+	// Named ports of the identity: the ports that were given last, or the pod's.
 	NamedPorts []*v1.NamedPort `protobuf:"bytes,12,rep,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
 	// When CreateEndpoint finished.
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
@@ -993,14 +975,13 @@ type Endpoint struct {
 	// Packets from these addresses still leave through this interface, by a routing rule and the
 	// interface's own routing table.
 	SourceRouted []string `protobuf:"bytes,18,rep,name=source_routed,json=sourceRouted,proto3" json:"source_routed,omitempty"`
-	// Index of the endpoint in the datapath's maps, 1 to 4095. Unique among live
-	// endpoints, reused later.
+	// Endpoint ID, 1 to 4095. Unique among live endpoints, reused later.
 	EndpointIndex uint32 `protobuf:"varint,19,opt,name=endpoint_index,json=endpointIndex,proto3" json:"endpoint_index,omitempty"`
-	// Labels as they were given last, by CreateEndpoint or UpdateEndpoint, unfiltered.
+	// Labels that CreateEndpoint or UpdateEndpoint gave last, unfiltered.
 	GivenLabels []*v1.Label `protobuf:"bytes,20,rep,name=given_labels,json=givenLabels,proto3" json:"given_labels,omitempty"`
 	// The identity comes from the Kubernetes pod, and not from given_labels.
 	LabelsFromPod bool `protobuf:"varint,21,opt,name=labels_from_pod,json=labelsFromPod,proto3" json:"labels_from_pod,omitempty"`
-	// Ports of the node that lead to the container, as given at creation.
+	// Ports of the node that are forwarded to the container, as given at creation.
 	PortMappings []*PortMapping `protobuf:"bytes,22,rep,name=port_mappings,json=portMappings,proto3" json:"port_mappings,omitempty"`
 	// The container's socket calls are not translated, as given at creation.
 	LeaveSockets  bool `protobuf:"varint,23,opt,name=leave_sockets,json=leaveSockets,proto3" json:"leave_sockets,omitempty"`
@@ -1440,8 +1421,7 @@ func (x *Interface) GetMac() string {
 	return ""
 }
 
-// CreateEndpointRequest is the input of CreateEndpoint. The request id, if
-// any, travels in the metadata key sluice-request-id.
+// CreateEndpointRequest is the input of CreateEndpoint. The metadata key sluice-request-id may have a request ID.
 type CreateEndpointRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Owner of the endpoint.
@@ -1452,34 +1432,30 @@ type CreateEndpointRequest struct {
 	NetworkNamespace string `protobuf:"bytes,2,opt,name=network_namespace,json=networkNamespace,proto3" json:"network_namespace,omitempty"`
 	// Addresses that the owner has leased, at most one per family.
 	Addresses []string `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
-	// When the lease ends. The call is refused if it cannot confirm the lease
-	// before. Unset: whenever the lease can be confirmed; one that has ended is
-	// refused by ipam.
+	// When the lease ends. The call fails if it cannot confirm the lease before. Unset: the call confirms the lease at
+	// any time, and fails if ipam reports that the lease has ended.
 	LeaseExpireTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=lease_expire_time,json=leaseExpireTime,proto3" json:"lease_expire_time,omitempty"`
-	// Labels that the runtime gives, unfiltered.
+	// Labels from the runtime, unfiltered.
 	Labels []*v1.Label `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty"`
 	// Ports that policies may refer to by name.
 	NamedPorts []*v1.NamedPort `protobuf:"bytes,6,rep,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
-	// Hardware address wanted inside the container, unicast; empty for one derived
-	// from the owner.
+	// Unicast hardware address of the device inside the container; empty: derived from the owner.
 	Mac string `protobuf:"bytes,7,opt,name=mac,proto3" json:"mac,omitempty"`
-	// MTU in bytes; 0 for the node's default.
+	// MTU in bytes; 0: the node's default.
 	Mtu uint32 `protobuf:"varint,8,opt,name=mtu,proto3" json:"mtu,omitempty"`
-	// Check everything that can be checked without changing anything, and answer
-	// with an endpoint that has no index and no devices.
+	// Check everything that can be checked without a change, and return an endpoint without endpoint ID and devices.
 	ValidateOnly bool `protobuf:"varint,9,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
-	// Manager that creates the endpoint and knows when it is no longer needed: "cni" for the CNI
-	// plugin, another name for another orchestrator. Empty: unknown; no ReclaimEndpoints then deletes
-	// the endpoint.
+	// Manager that creates the endpoint and knows when it is no longer needed: "cni" for the CNI plugin, another name for
+	// another orchestrator. Empty: unknown; ReclaimEndpoints then never deletes the endpoint.
 	Manager string `protobuf:"bytes,10,opt,name=manager,proto3" json:"manager,omitempty"`
-	// Network of the manager that the endpoint belongs to, for CNI the name in
-	// the network configuration. Empty for a manager without networks.
+	// Network of the manager that the endpoint belongs to; for CNI, the name in the network configuration. Empty: the
+	// manager has no networks.
 	Network string `protobuf:"bytes,11,opt,name=network,proto3" json:"network,omitempty"`
 	// Kubernetes pod; unset without one.
 	Pod *v1.PodReference `protobuf:"bytes,12,opt,name=pod,proto3" json:"pod,omitempty"`
-	// Ports of the node that are forwarded to the container until it is deleted. They need
-	// loadBalancing.mode on. Two endpoints of the node, or an endpoint and a service, must not use
-	// the same address, port and protocol; an empty host_ip counts as an address of its own.
+	// Ports of the node that are forwarded to the container until it is deleted. They require loadBalancing.mode on. Two
+	// endpoints of the node, or an endpoint and a service, must not use the same address, port and protocol; an empty
+	// host_ip counts as an address of its own.
 	PortMappings []*PortMapping `protobuf:"bytes,13,rep,name=port_mappings,json=portMappings,proto3" json:"port_mappings,omitempty"`
 	// Do not translate the container's socket calls: sockets stay connected to service addresses, and
 	// their packets are translated to backends. For containers whose own rules match service
@@ -1663,7 +1639,7 @@ func (x *CreateEndpointResponse) GetEndpoint() *Endpoint {
 	return nil
 }
 
-// GivenLabels are labels from the runtime.
+// GivenLabels contains labels from the runtime.
 type GivenLabels struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The labels, unfiltered.
@@ -1709,7 +1685,7 @@ func (x *GivenLabels) GetLabels() []*v1.Label {
 	return nil
 }
 
-// GivenPorts are ports with names from the runtime.
+// GivenPorts contains named ports from the runtime.
 type GivenPorts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The ports.
@@ -1762,12 +1738,12 @@ type UpdateEndpointRequest struct {
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
 	// Manager of the caller: must be the endpoint's manager, or anything if the endpoint has none.
 	Manager string `protobuf:"bytes,2,opt,name=manager,proto3" json:"manager,omitempty"`
-	// Labels that replace all given labels; unset: unchanged.
+	// Labels that replace all labels of the endpoint; unset: unchanged.
 	Labels *GivenLabels `protobuf:"bytes,3,opt,name=labels,proto3" json:"labels,omitempty"`
-	// Named ports that replace all given ports; unset: unchanged.
+	// Named ports that replace all named ports of the endpoint; unset: unchanged.
 	NamedPorts *GivenPorts `protobuf:"bytes,4,opt,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
-	// Check everything that can be checked and return the endpoint as it would be; its identity is 0
-	// if its label set has no identity yet.
+	// Check everything that can be checked and return the endpoint as it would be after the update; its identity is 0 if
+	// its label set has no identity yet.
 	ValidateOnly  bool `protobuf:"varint,5,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1891,9 +1867,8 @@ type DeleteEndpointRequest struct {
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
 	// Only report whether the endpoint exists. A creation in progress continues.
 	ValidateOnly bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
-	// Fail with FAILED_PRECONDITION if the endpoint is in use: its network namespace or its device
-	// still exists, or it is being created. For callers other than the endpoint's manager, which
-	// knows that the container has ended.
+	// Fail with FAILED_PRECONDITION if the endpoint is in use: its network namespace or its device still exists, or it is
+	// being created. The endpoint's manager does not set it, because it knows that the container has ended.
 	UnlessInUse   bool `protobuf:"varint,3,opt,name=unless_in_use,json=unlessInUse,proto3" json:"unless_in_use,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2124,7 +2099,7 @@ type SetAuditModeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Audit mode of the node.
 	Mode *AuditMode `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
-	// The endpoint; unset if the target is the node. It may be in audit mode because the node is.
+	// The endpoint; unset if the target is the node. It may be in audit mode because the whole node is.
 	Endpoint      *Endpoint `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2679,7 +2654,7 @@ func (x *ListEndpointsResponse) GetEndpoint() *Endpoint {
 	return nil
 }
 
-// ListEndpointEventsRequest asks for all remembered changes.
+// ListEndpointEventsRequest is the input of ListEndpointEvents.
 type ListEndpointEventsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2829,7 +2804,7 @@ func (x *WatchEndpointsRequest) GetResumeToken() []byte {
 // WatchEndpointsResponse is one event of the watch.
 type WatchEndpointsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Continue after this message with this token. Opaque.
+	// Token to continue after this message. Opaque.
 	ResumeToken []byte `protobuf:"bytes,1,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
 	// The event.
 	//
@@ -2919,12 +2894,12 @@ type isWatchEndpointsResponse_Event interface {
 }
 
 type WatchEndpointsResponse_Upsert struct {
-	// The endpoint exists and looks like this.
+	// A new or changed endpoint.
 	Upsert *Endpoint `protobuf:"bytes,2,opt,name=upsert,proto3,oneof"`
 }
 
 type WatchEndpointsResponse_Delete struct {
-	// The owner's endpoint does not exist any more.
+	// The owner's endpoint no longer exists.
 	Delete *v1.Owner `protobuf:"bytes,3,opt,name=delete,proto3,oneof"`
 }
 
@@ -2994,8 +2969,8 @@ type ReclaimEndpointsRequest struct {
 	Manager string `protobuf:"bytes,2,opt,name=manager,proto3" json:"manager,omitempty"`
 	// Network of the manager; empty: its endpoints without a network.
 	Network string `protobuf:"bytes,3,opt,name=network,proto3" json:"network,omitempty"`
-	// Confirms that the list is empty on purpose: no endpoint of the manager and network stays. It
-	// protects the endpoints of a caller that has lost its list.
+	// Confirms that the list is empty on purpose: all endpoints of the manager and network are deleted. It protects the
+	// endpoints of a caller that has lost its list.
 	NoneValid bool `protobuf:"varint,4,opt,name=none_valid,json=noneValid,proto3" json:"none_valid,omitempty"`
 	// Only return the owners whose endpoints would be deleted.
 	ValidateOnly  bool `protobuf:"varint,5,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
@@ -3154,10 +3129,10 @@ func (*GetStatusRequest) Descriptor() ([]byte, []int) {
 // GetStatusResponse is the answer of GetStatus.
 type GetStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Version, start, and the problems: why an ADD cannot be served now, if it
-	// cannot, naming the service or the kernel feature.
+	// Version, start time and problems: why an ADD cannot be served now, with the service or the kernel feature that is
+	// missing.
 	Service *v12.ServiceStatus `protobuf:"bytes,23,opt,name=service,proto3" json:"service,omitempty"`
-	// Whether an ADD can be served now, whatever its labels.
+	// Whether an ADD with any labels can be served now.
 	AddReady bool `protobuf:"varint,3,opt,name=add_ready,json=addReady,proto3" json:"add_ready,omitempty"`
 	// How container creation depends on policies.
 	PolicyMode PolicyMode `protobuf:"varint,5,opt,name=policy_mode,json=policyMode,proto3,enum=sluice.datapath.v1.PolicyMode" json:"policy_mode,omitempty"`
@@ -3165,8 +3140,7 @@ type GetStatusResponse struct {
 	Endpoints []*EndpointStateCount `protobuf:"bytes,6,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
 	// Packets by reason and direction, since the maps were created.
 	PacketCounters []*PacketCounter `protobuf:"bytes,7,rep,name=packet_counters,json=packetCounters,proto3" json:"packet_counters,omitempty"`
-	// Attachments that were found missing or changed and were repaired, since
-	// the process started.
+	// Attachments that were missing or changed and were repaired since the process started.
 	AttachmentRepairs uint64 `protobuf:"varint,8,opt,name=attachment_repairs,json=attachmentRepairs,proto3" json:"attachment_repairs,omitempty"`
 	// Deleted endpoints whose addresses or identity still wait to be released.
 	PendingReleases uint32 `protobuf:"varint,9,opt,name=pending_releases,json=pendingReleases,proto3" json:"pending_releases,omitempty"`
@@ -3178,7 +3152,7 @@ type GetStatusResponse struct {
 	NodeAddresses []string `protobuf:"bytes,12,rep,name=node_addresses,json=nodeAddresses,proto3" json:"node_addresses,omitempty"`
 	// Services that this one depends on, and whether they answer.
 	Dependencies []*Dependency `protobuf:"bytes,13,rep,name=dependencies,proto3" json:"dependencies,omitempty"`
-	// Events that the kernel could not hand over since the process started.
+	// Events that were lost in the kernel since the process started.
 	EventsLost uint64 `protobuf:"varint,14,opt,name=events_lost,json=eventsLost,proto3" json:"events_lost,omitempty"`
 	// Policy revision that the kernel enforces for all endpoints.
 	PolicyRevision uint64 `protobuf:"varint,15,opt,name=policy_revision,json=policyRevision,proto3" json:"policy_revision,omitempty"`
@@ -3192,29 +3166,27 @@ type GetStatusResponse struct {
 	// at host devices that a repair did not remove, for example a program attached in front of the
 	// datapath's own; unreadable records of endpoints, with the file and the steps to recover.
 	Warnings []string `protobuf:"bytes,19,rep,name=warnings,proto3" json:"warnings,omitempty"`
-	// Host ends of endpoints that were found changed (state, hardware address,
-	// MTU, routes, neighbours, sysctls) and were repaired, since the process
-	// started.
+	// Host ends of endpoints that were changed (state, hardware address, MTU, routes, neighbours, sysctls) and were
+	// repaired since the process started.
 	DeviceRepairs uint64 `protobuf:"varint,20,opt,name=device_repairs,json=deviceRepairs,proto3" json:"device_repairs,omitempty"`
-	// Repairs of node-wide state since the process has restored it: addresses, rules, routes,
-	// firewall and sysctls.
+	// Repairs of node-wide state (addresses, rules, routes, firewall and sysctls) since the process first restored it.
 	NodeRepairs uint64 `protobuf:"varint,21,opt,name=node_repairs,json=nodeRepairs,proto3" json:"node_repairs,omitempty"`
 	// Whether an ADD can be served now for the labels of a ready endpoint of this node, which needs
 	// neither the identity nor the policy service. True whenever add_ready is.
 	KnownAddReady bool `protobuf:"varint,22,opt,name=known_add_ready,json=knownAddReady,proto3" json:"known_add_ready,omitempty"`
-	// Stream of other nodes from identity; unset in a process that does not follow it.
+	// Stream of other nodes from sluice-identity; unset in a process that does not watch it.
 	ClusterStream *ClusterStream `protobuf:"bytes,24,opt,name=cluster_stream,json=clusterStream,proto3" json:"cluster_stream,omitempty"`
-	// Stream of endpoint identities from identity.
+	// Stream of endpoint identities from sluice-identity.
 	IdentityStream *IdentityStream `protobuf:"bytes,40,opt,name=identity_stream,json=identityStream,proto3" json:"identity_stream,omitempty"`
 	// Since when known_add_ready is false; unset while it is true.
 	AddUnreadySince *timestamppb.Timestamp `protobuf:"bytes,41,opt,name=add_unready_since,json=addUnreadySince,proto3" json:"add_unready_since,omitempty"`
 	// Results of probes to other nodes; unset in a process that sends none.
 	NodeProbes *NodeProbes `protobuf:"bytes,42,opt,name=node_probes,json=nodeProbes,proto3" json:"node_probes,omitempty"`
-	// Stream of services from sluice-loadbalancer; unset in a process that translates none.
+	// Stream of services from sluice-loadbalancer; unset in a process that does not translate services.
 	FrontendStream *FrontendStream `protobuf:"bytes,43,opt,name=frontend_stream,json=frontendStream,proto3" json:"frontend_stream,omitempty"`
 	// Audit mode; unset without policies.
 	AuditMode *AuditMode `protobuf:"bytes,50,opt,name=audit_mode,json=auditMode,proto3" json:"audit_mode,omitempty"`
-	// How packets between pods of two nodes travel; unset if there are none.
+	// Routing of packets between pods of two nodes; unset if the datapath does not route such packets.
 	PodRouting    *PodRouting `protobuf:"bytes,60,opt,name=pod_routing,json=podRouting,proto3" json:"pod_routing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3507,12 +3479,12 @@ func (x *PodRouting) GetReason() string {
 // FrontendStream is the progress of frontends from sluice-loadbalancer into the kernel.
 type FrontendStream struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whether the process has received and enforced all of them at least once.
+	// Whether the process has received and enforced all frontends at least once.
 	Complete bool `protobuf:"varint,1,opt,name=complete,proto3" json:"complete,omitempty"`
 	// Why the stream is not open; empty if it is.
 	Error string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
-	// Enforced revision of the services, except for refused frontends; 0: the process has enforced
-	// none yet, and the kernel has the frontends of an earlier process.
+	// Enforced revision of the services, except for refused frontends. 0: the process has not enforced a revision yet,
+	// and the kernel has the frontends of an earlier process.
 	Revision uint64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Revision whose removed backends are no longer used by any socket of the node.
 	EndedRevision uint64 `protobuf:"varint,4,opt,name=ended_revision,json=endedRevision,proto3" json:"ended_revision,omitempty"`
@@ -3633,7 +3605,7 @@ func (x *FrontendStream) GetRefused() []string {
 	return nil
 }
 
-// ListFrontendsRequest asks for all.
+// ListFrontendsRequest is the input of ListFrontends.
 type ListFrontendsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -3670,7 +3642,7 @@ func (*ListFrontendsRequest) Descriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{34}
 }
 
-// ListFrontendsResponse has one frontend.
+// ListFrontendsResponse is one element of the list.
 type ListFrontendsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The frontend.
@@ -3716,7 +3688,7 @@ func (x *ListFrontendsResponse) GetFrontend() *KernelFrontend {
 	return nil
 }
 
-// ListBackendConnectionsRequest asks for all.
+// ListBackendConnectionsRequest is the input of ListBackendConnections.
 type ListBackendConnectionsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -3753,7 +3725,7 @@ func (*ListBackendConnectionsRequest) Descriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{36}
 }
 
-// ListBackendConnectionsResponse has one backend.
+// ListBackendConnectionsResponse is one element of the list.
 type ListBackendConnectionsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The backend, with its connections.
@@ -3887,7 +3859,7 @@ type KernelFrontend struct {
 	// sluice-loadbalancer has not sent it since. For a host port, the endpoint: its pod,
 	// "shop/web-1", or else its container and interface.
 	Service string `protobuf:"bytes,5,opt,name=service,proto3" json:"service,omitempty"`
-	// Backends for connections of this node's pods and host; unset: these are not translated.
+	// Backends for connections of this node's pods and host; unset: the kernel does not translate these connections.
 	Inside *KernelBackendList `protobuf:"bytes,6,opt,name=inside,proto3" json:"inside,omitempty"`
 	// Backends for connections from outside the node.
 	Outside *KernelBackendList `protobuf:"bytes,7,opt,name=outside,proto3" json:"outside,omitempty"`
@@ -4141,7 +4113,7 @@ type NodeProbes struct {
 	SlowestUs uint64 `protobuf:"varint,3,opt,name=slowest_us,json=slowestUs,proto3" json:"slowest_us,omitempty"`
 	// Number of paths.
 	PathCount uint32 `protobuf:"varint,4,opt,name=path_count,json=pathCount,proto3" json:"path_count,omitempty"`
-	// The paths, at most 4,096: first the ones with a problem, then by node and address.
+	// The paths, at most 4,096: first paths with a problem, then by node and address.
 	Paths         []*NodePath `protobuf:"bytes,5,rep,name=paths,proto3" json:"paths,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4451,8 +4423,8 @@ func (x *IdentityStream) GetPending() uint32 {
 	return 0
 }
 
-// ClusterStream is the state of the stream by which sluice-identity sends the ranges and addresses
-// of other nodes. While it is interrupted, the kernel keeps the last ones.
+// ClusterStream is the state of the stream by which sluice-identity sends the ranges and addresses of other nodes.
+// While it is interrupted, the kernel keeps the ranges and addresses that it has.
 type ClusterStream struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// All nodes and mappings were received, and the stream is open.
@@ -4463,14 +4435,13 @@ type ClusterStream struct {
 	Nodes uint32 `protobuf:"varint,3,opt,name=nodes,proto3" json:"nodes,omitempty"`
 	// Number of ranges and addresses of other nodes and outside the cluster in the ipcache.
 	Prefixes uint32 `protobuf:"varint,4,opt,name=prefixes,proto3" json:"prefixes,omitempty"`
-	// Number of these whose identity the policy tables do not include yet; they count as
-	// unknown-in-cluster.
+	// Number of prefixes whose identity is not yet included in the policy tables; they count as unknown-in-cluster.
 	WaitingPrefixes uint32 `protobuf:"varint,5,opt,name=waiting_prefixes,json=waitingPrefixes,proto3" json:"waiting_prefixes,omitempty"`
 	// Number of node IDs of removed nodes to which connections may still refer.
 	RestingNumbers uint32 `protobuf:"varint,6,opt,name=resting_numbers,json=restingNumbers,proto3" json:"resting_numbers,omitempty"`
 	// Why other nodes may not know how to reach this node; empty if they do.
 	RegistrationError string `protobuf:"bytes,7,opt,name=registration_error,json=registrationError,proto3" json:"registration_error,omitempty"`
-	// Records that were received and refused, with the reason, at most 16.
+	// Received records that were refused, with the reason, at most 16.
 	Refused       []string `protobuf:"bytes,8,rep,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4786,7 +4757,7 @@ type PacketCounter struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Reason.
 	Reason Reason `protobuf:"varint,1,opt,name=reason,proto3,enum=sluice.datapath.v1.Reason" json:"reason,omitempty"`
-	// Seen from the endpoint.
+	// Direction, relative to the endpoint.
 	Direction v11.Direction `protobuf:"varint,2,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
 	// Whether the packets were dropped.
 	Dropped bool `protobuf:"varint,3,opt,name=dropped,proto3" json:"dropped,omitempty"`
@@ -4980,7 +4951,7 @@ type AuditMapsResponse struct {
 	Difference *Difference `protobuf:"bytes,1,opt,name=difference,proto3" json:"difference,omitempty"`
 	// Whether it was repaired.
 	Repaired bool `protobuf:"varint,2,opt,name=repaired,proto3" json:"repaired,omitempty"`
-	// Why the repair failed, if it was tried.
+	// Why the repair failed, if it was attempted.
 	Error         string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

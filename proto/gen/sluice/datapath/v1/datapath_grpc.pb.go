@@ -46,25 +46,22 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// DatapathService is served by the only privileged process of a node. It owns
-// every eBPF map, program and link, every netlink and network namespace
-// operation, and the endpoints.
+// DatapathService is served by the only privileged process of a node. This process owns every eBPF map, program and
+// link, all netlink and network namespace operations, and the endpoints.
 type DatapathServiceClient interface {
 	// CreateEndpoint connects a container: it resolves the identity, confirms the lease, creates the
 	// device pair with the peer already in the container's network namespace, configures addresses
 	// and routes, attaches the programs and publishes the addresses. It returns once everything is in
 	// place; if a step fails, the earlier steps are rolled back.
 	//
-	// A repeated call with the same content returns the same answer. ALREADY_EXISTS: the owner has an
-	// endpoint with other content. INVALID_ARGUMENT: a field is invalid, and the details name it;
-	// also if the path is not a network namespace, or is the datapath's own. FAILED_PRECONDITION,
-	// with details that distinguish the cases: the lease has ended; the interface name is in use in
-	// the namespace; the namespace has an interface and secondInterfaces refuses another; the owner's
-	// record cannot be read; another endpoint or a service uses a host port; or host ports are
-	// requested while loadBalancing.mode is off. ABORTED: an address still belongs to a live
-	// endpoint; try again. RESOURCE_EXHAUSTED: endpoint indexes or map space are used up, or too many
-	// calls wait; retry later. UNAVAILABLE: a service that this depends on does not answer; the
-	// message names it.
+	// A repeated call with the same content returns the same answer. ALREADY_EXISTS: the owner has an endpoint with other
+	// content. INVALID_ARGUMENT: a field is invalid, and the details contain it; also if the path is not a network
+	// namespace, or is the datapath's own. FAILED_PRECONDITION, with details that distinguish the cases: the lease has
+	// ended; the interface name is in use in the namespace; the namespace has an interface and secondInterfaces refuses
+	// another; the owner's record cannot be read; another endpoint or a service uses a host port; or host ports are
+	// requested while loadBalancing.mode is off. ABORTED: an address still belongs to a live endpoint; try again.
+	// RESOURCE_EXHAUSTED: endpoint IDs or map space are used up, or too many calls wait; retry later. UNAVAILABLE: a
+	// required service does not answer; the message contains its name.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	CreateEndpoint(ctx context.Context, in *CreateEndpointRequest, opts ...grpc.CallOption) (*CreateEndpointResponse, error)
@@ -76,21 +73,19 @@ type DatapathServiceClient interface {
 	// repeated. A repeated CreateEndpoint is still compared with the content of the original
 	// CreateEndpoint.
 	//
-	// NOT_FOUND: the owner has no endpoint, or it is being created or deleted. FAILED_PRECONDITION,
-	// with details that distinguish the cases: another manager created the endpoint, or its labels
-	// come from a Kubernetes pod. ABORTED: the endpoint was deleted meanwhile. RESOURCE_EXHAUSTED:
-	// the policy tables of the new identity do not fit. UNAVAILABLE: a service that this depends on
-	// does not answer; the message names it.
+	// NOT_FOUND: the owner has no endpoint, or it is being created or deleted. FAILED_PRECONDITION, with details that
+	// distinguish the cases: another manager created the endpoint, or its labels come from a Kubernetes pod. ABORTED: the
+	// endpoint was deleted meanwhile. RESOURCE_EXHAUSTED: the policy tables of the new identity do not fit. UNAVAILABLE:
+	// a required service does not answer; the message contains its name.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	UpdateEndpoint(ctx context.Context, in *UpdateEndpointRequest, opts ...grpc.CallOption) (*UpdateEndpointResponse, error)
-	// DeleteEndpoint disconnects a container. It stops its traffic, frees map
-	// state, writes a durable tombstone and answers. The datapath releases the addresses
-	// and the identity afterwards; it retries until that succeeds, also after a restart.
-	// The device is removed with the namespace. Deleting what does not exist succeeds, so
-	// the call may be repeated.
+	// DeleteEndpoint disconnects a container. It stops the container's traffic, frees its map entries, writes a durable
+	// tombstone and returns. The datapath releases the addresses and the identity afterwards; it retries until that
+	// succeeds, also after a restart. The device is removed with the network namespace. Deleting an endpoint that does
+	// not exist succeeds, so the call may be repeated.
 	//
-	// FAILED_PRECONDITION: unless_in_use is set, and the container is still there.
+	// FAILED_PRECONDITION: unless_in_use is set, and the endpoint is in use.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
@@ -119,49 +114,39 @@ type DatapathServiceClient interface {
 	// ListEndpoints streams the endpoints as of one point in time, sorted by endpoint ID. The
 	// request may restrict the list to one manager or network.
 	ListEndpoints(ctx context.Context, in *ListEndpointsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListEndpointsResponse], error)
-	// WatchEndpoints sends every endpoint, then a bookmark with
-	// snapshot_complete (what was not listed does not exist), then changes as they
-	// happen. Idle bookmarks carry newer tokens.
+	// WatchEndpoints sends every endpoint, then a bookmark with snapshot_complete: endpoints that were not sent do not
+	// exist. Then it sends changes as they happen. Idle bookmarks carry newer tokens.
 	//
-	// A caller that was unavailable continues with the resume token of the last message:
-	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
-	// old or of another run of the service; watch again without one, and drop what is
-	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
-	// caller reads too slowly and was disconnected; watch again with the last token,
-	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
-	// is stopping; watch again with the last token.
+	// A disconnected caller continues with the resume token of the last message, and receives everything that was deleted
+	// in the meantime as a deletion. OUT_OF_RANGE: the token is too old or belongs to another run of the service; watch
+	// again without a token, and drop all endpoints that are not sent before the bookmark with snapshot_complete.
+	// RESOURCE_EXHAUSTED: the caller reads too slowly and was disconnected; watch again with the last token, which is
+	// valid unless the call returns OUT_OF_RANGE. UNAVAILABLE: the service is stopping; watch again with the last token.
 	WatchEndpoints(ctx context.Context, in *WatchEndpointsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchEndpointsResponse], error)
-	// ListEndpointEvents streams the latest changes of endpoints, oldest first. The
-	// service remembers 1,024 changes since its start; older ones are forgotten.
-	// Changes that follow each other quickly may be merged.
+	// ListEndpointEvents streams the latest changes of endpoints, oldest first. The service stores the last 1,024 changes
+	// since its start. Changes that follow each other quickly may be merged.
 	ListEndpointEvents(ctx context.Context, in *ListEndpointEventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListEndpointEventsResponse], error)
-	// ReclaimEndpoints deletes the endpoints of one manager and network whose
-	// owners are not in the list, as CNI GC wants. Endpoints of other managers
-	// and networks stay, and so do those whose manager is not known, which an
-	// earlier version made, and those created after the call began. It may be
-	// repeated. INVALID_ARGUMENT: the manager is missing, or the list is empty
-	// without none_valid.
+	// ReclaimEndpoints deletes the endpoints of one manager and network whose owners are not in the list, as CNI GC
+	// requires. It does not delete endpoints of other managers and networks, endpoints without a known manager, which an
+	// earlier version created, and endpoints that are created after the call began. It may be repeated. INVALID_ARGUMENT:
+	// the manager is missing, or the list is empty without none_valid.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	ReclaimEndpoints(ctx context.Context, in *ReclaimEndpointsRequest, opts ...grpc.CallOption) (*ReclaimEndpointsResponse, error)
-	// GetStatus gives counters, kernel facts and the state of the sources, for
-	// people, `sluice status` and CNI STATUS.
+	// GetStatus returns counters, facts about the kernel and the state of the sources, for people, `sluice status` and
+	// CNI STATUS.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
-	// AuditMaps compares what should be in the kernel with what is: maps, pins,
-	// programs, filters, routes, rules and sysctls. It streams the differences
-	// and, if asked, repairs them. The same audit runs periodically, but for the
-	// interior of containers (addresses, routes, rules, neighbours), which is
-	// compared and repaired only by this call.
+	// AuditMaps compares the expected and the actual state of the kernel: maps, pins, programs, filters, routes, rules
+	// and sysctls. It streams the differences and, if requested, repairs them. The same audit runs periodically, except
+	// for addresses, routes, rules and neighbours inside containers: only this call compares and repairs them.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	AuditMaps(ctx context.Context, in *AuditMapsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[AuditMapsResponse], error)
-	// DumpMap streams the entries of one eBPF map in words, in the order in
-	// which the kernel lists them; entries that come or go meanwhile may be
-	// missing or old. Elements of arrays that are all zero are left out, and what
-	// each CPU counts is summed. NOT_FOUND: there is no such map; the message lists those
-	// there are.
+	// DumpMap streams the entries of one eBPF map in text form, in the order in which the kernel lists them. Entries that
+	// are created or deleted meanwhile may be missing or old. All-zero elements of arrays are omitted, and per-CPU
+	// counters are summed. NOT_FOUND: the map does not exist; the message lists the existing maps.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
@@ -169,14 +154,12 @@ type DatapathServiceClient interface {
 	// ListFrontends streams the service addresses that the kernel translates, with their backends,
 	// sorted by address, port and protocol. The list is empty if services are not translated.
 	ListFrontends(ctx context.Context, in *ListFrontendsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListFrontendsResponse], error)
-	// ListBackendConnections streams how many connections of this node each backend
-	// has, sorted by address, port and protocol; a backend without one is left out. A
-	// connection counts for the backend that answers it, whichever service it asked
-	// for, or none. TCP and SCTP connections count from the end of their handshake until
-	// both ends have finished, one has reset, or a policy has terminated them; UDP flows
-	// count while they are remembered. Not counted is what the datapath does not track:
-	// connections of which no end is a pod of this node, and those from a pod to itself.
-	// Each call reads the whole table of connections.
+	// ListBackendConnections streams the number of connections of this node to each backend, sorted by address, port and
+	// protocol; backends without connections are omitted. A connection counts for the backend that answers it, even if it
+	// was not opened to a service. TCP and SCTP connections count from the end of their handshake until both ends have
+	// finished, one end has reset the connection, or a policy has terminated it; UDP flows count while they are tracked.
+	// The datapath does not track, and so does not count, connections without a pod of this node, and connections from a
+	// pod to itself. Each call reads the whole connection table.
 	//
 	// FAILED_PRECONDITION: services are not translated, because loadBalancing.mode is
 	// off.
@@ -408,25 +391,22 @@ type DatapathService_ListBackendConnectionsClient = grpc.ServerStreamingClient[L
 // All implementations must embed UnimplementedDatapathServiceServer
 // for forward compatibility.
 //
-// DatapathService is served by the only privileged process of a node. It owns
-// every eBPF map, program and link, every netlink and network namespace
-// operation, and the endpoints.
+// DatapathService is served by the only privileged process of a node. This process owns every eBPF map, program and
+// link, all netlink and network namespace operations, and the endpoints.
 type DatapathServiceServer interface {
 	// CreateEndpoint connects a container: it resolves the identity, confirms the lease, creates the
 	// device pair with the peer already in the container's network namespace, configures addresses
 	// and routes, attaches the programs and publishes the addresses. It returns once everything is in
 	// place; if a step fails, the earlier steps are rolled back.
 	//
-	// A repeated call with the same content returns the same answer. ALREADY_EXISTS: the owner has an
-	// endpoint with other content. INVALID_ARGUMENT: a field is invalid, and the details name it;
-	// also if the path is not a network namespace, or is the datapath's own. FAILED_PRECONDITION,
-	// with details that distinguish the cases: the lease has ended; the interface name is in use in
-	// the namespace; the namespace has an interface and secondInterfaces refuses another; the owner's
-	// record cannot be read; another endpoint or a service uses a host port; or host ports are
-	// requested while loadBalancing.mode is off. ABORTED: an address still belongs to a live
-	// endpoint; try again. RESOURCE_EXHAUSTED: endpoint indexes or map space are used up, or too many
-	// calls wait; retry later. UNAVAILABLE: a service that this depends on does not answer; the
-	// message names it.
+	// A repeated call with the same content returns the same answer. ALREADY_EXISTS: the owner has an endpoint with other
+	// content. INVALID_ARGUMENT: a field is invalid, and the details contain it; also if the path is not a network
+	// namespace, or is the datapath's own. FAILED_PRECONDITION, with details that distinguish the cases: the lease has
+	// ended; the interface name is in use in the namespace; the namespace has an interface and secondInterfaces refuses
+	// another; the owner's record cannot be read; another endpoint or a service uses a host port; or host ports are
+	// requested while loadBalancing.mode is off. ABORTED: an address still belongs to a live endpoint; try again.
+	// RESOURCE_EXHAUSTED: endpoint IDs or map space are used up, or too many calls wait; retry later. UNAVAILABLE: a
+	// required service does not answer; the message contains its name.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	CreateEndpoint(context.Context, *CreateEndpointRequest) (*CreateEndpointResponse, error)
@@ -438,21 +418,19 @@ type DatapathServiceServer interface {
 	// repeated. A repeated CreateEndpoint is still compared with the content of the original
 	// CreateEndpoint.
 	//
-	// NOT_FOUND: the owner has no endpoint, or it is being created or deleted. FAILED_PRECONDITION,
-	// with details that distinguish the cases: another manager created the endpoint, or its labels
-	// come from a Kubernetes pod. ABORTED: the endpoint was deleted meanwhile. RESOURCE_EXHAUSTED:
-	// the policy tables of the new identity do not fit. UNAVAILABLE: a service that this depends on
-	// does not answer; the message names it.
+	// NOT_FOUND: the owner has no endpoint, or it is being created or deleted. FAILED_PRECONDITION, with details that
+	// distinguish the cases: another manager created the endpoint, or its labels come from a Kubernetes pod. ABORTED: the
+	// endpoint was deleted meanwhile. RESOURCE_EXHAUSTED: the policy tables of the new identity do not fit. UNAVAILABLE:
+	// a required service does not answer; the message contains its name.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	UpdateEndpoint(context.Context, *UpdateEndpointRequest) (*UpdateEndpointResponse, error)
-	// DeleteEndpoint disconnects a container. It stops its traffic, frees map
-	// state, writes a durable tombstone and answers. The datapath releases the addresses
-	// and the identity afterwards; it retries until that succeeds, also after a restart.
-	// The device is removed with the namespace. Deleting what does not exist succeeds, so
-	// the call may be repeated.
+	// DeleteEndpoint disconnects a container. It stops the container's traffic, frees its map entries, writes a durable
+	// tombstone and returns. The datapath releases the addresses and the identity afterwards; it retries until that
+	// succeeds, also after a restart. The device is removed with the network namespace. Deleting an endpoint that does
+	// not exist succeeds, so the call may be repeated.
 	//
-	// FAILED_PRECONDITION: unless_in_use is set, and the container is still there.
+	// FAILED_PRECONDITION: unless_in_use is set, and the endpoint is in use.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
@@ -481,49 +459,39 @@ type DatapathServiceServer interface {
 	// ListEndpoints streams the endpoints as of one point in time, sorted by endpoint ID. The
 	// request may restrict the list to one manager or network.
 	ListEndpoints(*ListEndpointsRequest, grpc.ServerStreamingServer[ListEndpointsResponse]) error
-	// WatchEndpoints sends every endpoint, then a bookmark with
-	// snapshot_complete (what was not listed does not exist), then changes as they
-	// happen. Idle bookmarks carry newer tokens.
+	// WatchEndpoints sends every endpoint, then a bookmark with snapshot_complete: endpoints that were not sent do not
+	// exist. Then it sends changes as they happen. Idle bookmarks carry newer tokens.
 	//
-	// A caller that was unavailable continues with the resume token of the last message:
-	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
-	// old or of another run of the service; watch again without one, and drop what is
-	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
-	// caller reads too slowly and was disconnected; watch again with the last token,
-	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
-	// is stopping; watch again with the last token.
+	// A disconnected caller continues with the resume token of the last message, and receives everything that was deleted
+	// in the meantime as a deletion. OUT_OF_RANGE: the token is too old or belongs to another run of the service; watch
+	// again without a token, and drop all endpoints that are not sent before the bookmark with snapshot_complete.
+	// RESOURCE_EXHAUSTED: the caller reads too slowly and was disconnected; watch again with the last token, which is
+	// valid unless the call returns OUT_OF_RANGE. UNAVAILABLE: the service is stopping; watch again with the last token.
 	WatchEndpoints(*WatchEndpointsRequest, grpc.ServerStreamingServer[WatchEndpointsResponse]) error
-	// ListEndpointEvents streams the latest changes of endpoints, oldest first. The
-	// service remembers 1,024 changes since its start; older ones are forgotten.
-	// Changes that follow each other quickly may be merged.
+	// ListEndpointEvents streams the latest changes of endpoints, oldest first. The service stores the last 1,024 changes
+	// since its start. Changes that follow each other quickly may be merged.
 	ListEndpointEvents(*ListEndpointEventsRequest, grpc.ServerStreamingServer[ListEndpointEventsResponse]) error
-	// ReclaimEndpoints deletes the endpoints of one manager and network whose
-	// owners are not in the list, as CNI GC wants. Endpoints of other managers
-	// and networks stay, and so do those whose manager is not known, which an
-	// earlier version made, and those created after the call began. It may be
-	// repeated. INVALID_ARGUMENT: the manager is missing, or the list is empty
-	// without none_valid.
+	// ReclaimEndpoints deletes the endpoints of one manager and network whose owners are not in the list, as CNI GC
+	// requires. It does not delete endpoints of other managers and networks, endpoints without a known manager, which an
+	// earlier version created, and endpoints that are created after the call began. It may be repeated. INVALID_ARGUMENT:
+	// the manager is missing, or the list is empty without none_valid.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	ReclaimEndpoints(context.Context, *ReclaimEndpointsRequest) (*ReclaimEndpointsResponse, error)
-	// GetStatus gives counters, kernel facts and the state of the sources, for
-	// people, `sluice status` and CNI STATUS.
+	// GetStatus returns counters, facts about the kernel and the state of the sources, for people, `sluice status` and
+	// CNI STATUS.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
-	// AuditMaps compares what should be in the kernel with what is: maps, pins,
-	// programs, filters, routes, rules and sysctls. It streams the differences
-	// and, if asked, repairs them. The same audit runs periodically, but for the
-	// interior of containers (addresses, routes, rules, neighbours), which is
-	// compared and repaired only by this call.
+	// AuditMaps compares the expected and the actual state of the kernel: maps, pins, programs, filters, routes, rules
+	// and sysctls. It streams the differences and, if requested, repairs them. The same audit runs periodically, except
+	// for addresses, routes, rules and neighbours inside containers: only this call compares and repairs them.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	AuditMaps(*AuditMapsRequest, grpc.ServerStreamingServer[AuditMapsResponse]) error
-	// DumpMap streams the entries of one eBPF map in words, in the order in
-	// which the kernel lists them; entries that come or go meanwhile may be
-	// missing or old. Elements of arrays that are all zero are left out, and what
-	// each CPU counts is summed. NOT_FOUND: there is no such map; the message lists those
-	// there are.
+	// DumpMap streams the entries of one eBPF map in text form, in the order in which the kernel lists them. Entries that
+	// are created or deleted meanwhile may be missing or old. All-zero elements of arrays are omitted, and per-CPU
+	// counters are summed. NOT_FOUND: the map does not exist; the message lists the existing maps.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
@@ -531,14 +499,12 @@ type DatapathServiceServer interface {
 	// ListFrontends streams the service addresses that the kernel translates, with their backends,
 	// sorted by address, port and protocol. The list is empty if services are not translated.
 	ListFrontends(*ListFrontendsRequest, grpc.ServerStreamingServer[ListFrontendsResponse]) error
-	// ListBackendConnections streams how many connections of this node each backend
-	// has, sorted by address, port and protocol; a backend without one is left out. A
-	// connection counts for the backend that answers it, whichever service it asked
-	// for, or none. TCP and SCTP connections count from the end of their handshake until
-	// both ends have finished, one has reset, or a policy has terminated them; UDP flows
-	// count while they are remembered. Not counted is what the datapath does not track:
-	// connections of which no end is a pod of this node, and those from a pod to itself.
-	// Each call reads the whole table of connections.
+	// ListBackendConnections streams the number of connections of this node to each backend, sorted by address, port and
+	// protocol; backends without connections are omitted. A connection counts for the backend that answers it, even if it
+	// was not opened to a service. TCP and SCTP connections count from the end of their handshake until both ends have
+	// finished, one end has reset the connection, or a policy has terminated it; UDP flows count while they are tracked.
+	// The datapath does not track, and so does not count, connections without a pod of this node, and connections from a
+	// pod to itself. Each call reads the whole connection table.
 	//
 	// FAILED_PRECONDITION: services are not translated, because loadBalancing.mode is
 	// off.

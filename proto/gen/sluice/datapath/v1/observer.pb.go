@@ -97,10 +97,9 @@ const (
 	FlowType_FLOW_TYPE_UNSPECIFIED FlowType = 0
 	// A packet was dropped.
 	FlowType_FLOW_TYPE_DROP FlowType = 1
-	// A connection was evaluated: the first packet, or the first after the policy
-	// had changed.
+	// A connection was evaluated: the first packet, or the first packet after a change of the policy.
 	FlowType_FLOW_TYPE_POLICY_VERDICT FlowType = 2
-	// A connection has ended: closed by its ends, or terminated by a policy.
+	// A connection has ended: both ends closed it, or a policy terminated it.
 	FlowType_FLOW_TYPE_CONNECTION_CLOSED FlowType = 3
 )
 
@@ -273,21 +272,18 @@ type ServiceOutcome int32
 const (
 	// Never sent.
 	ServiceOutcome_SERVICE_OUTCOME_UNSPECIFIED ServiceOutcome = 0
-	// It is translated to one of the backends, which policies see as its destination.
+	// The connection is translated to one of the backends. Policies see the backend as its destination.
 	ServiceOutcome_SERVICE_OUTCOME_TRANSLATED ServiceOutcome = 1
-	// It is refused: no node has a backend.
+	// The connection is refused: no node has a backend.
 	ServiceOutcome_SERVICE_OUTCOME_NO_BACKEND ServiceOutcome = 2
-	// It is dropped: other nodes have backends, and this one has none. A socket of
-	// this node gets EHOSTUNREACH.
+	// The connection is dropped: other nodes have backends, this node has none. A socket of this node gets EHOSTUNREACH.
 	ServiceOutcome_SERVICE_OUTCOME_NO_LOCAL_BACKEND ServiceOutcome = 3
-	// It is dropped: the frontend is for other clients. A socket of this node gets
-	// EHOSTUNREACH.
+	// The connection is dropped: the frontend does not allow the client. A socket of this node gets EHOSTUNREACH.
 	ServiceOutcome_SERVICE_OUTCOME_SOURCE_RANGES ServiceOutcome = 4
-	// It passes as if there were no service: the frontend has no list for such a
-	// sender, or the kernel does not translate this protocol, or port, of one.
+	// The connection passes untranslated: the frontend has no list of backends for the sender, or the kernel does not
+	// translate the protocol or port for this kind of sender.
 	ServiceOutcome_SERVICE_OUTCOME_NOT_TRANSLATED ServiceOutcome = 5
-	// It is dropped: the sender is outside of this node, and a cluster IP does not
-	// answer there.
+	// The connection is dropped: the sender is outside of this node, and the frontend is a cluster IP.
 	ServiceOutcome_SERVICE_OUTCOME_INSIDE_ONLY ServiceOutcome = 6
 	// Only Services use the address, and none of them has the port: a connection from this node is
 	// refused, one from outside is dropped.
@@ -351,8 +347,8 @@ type BackendPath int32
 const (
 	// Never sent.
 	BackendPath_BACKEND_PATH_UNSPECIFIED BackendPath = 0
-	// The program of an endpoint of this node evaluates the connection, or it is dropped before, as
-	// the reason tells.
+	// A program of this node evaluates the connection for an endpoint of this node, or drops it before for the given
+	// reason.
 	BackendPath_BACKEND_PATH_EVALUATED BackendPath = 1
 	// The backend is the sender: the connection stays inside its network namespace, and no policy is
 	// evaluated.
@@ -414,7 +410,7 @@ func (BackendPath) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{5}
 }
 
-// ConnectionState is a stage of a connection, or something special about it.
+// ConnectionState is a stage or a special property of a connection.
 type ConnectionState int32
 
 const (
@@ -428,9 +424,9 @@ const (
 	ConnectionState_CONNECTION_STATE_HALF_CLOSED ConnectionState = 3
 	// Stage: both ends have finished.
 	ConnectionState_CONNECTION_STATE_CLOSING ConnectionState = 4
-	// Stage: an end has reset it.
+	// Stage: one end has reset the connection.
 	ConnectionState_CONNECTION_STATE_RESET ConnectionState = 5
-	// Stage: a policy denies it now.
+	// Stage: a policy terminated the connection.
 	ConnectionState_CONNECTION_STATE_REVOKED ConnectionState = 6
 	// Its first packets were not seen.
 	ConnectionState_CONNECTION_STATE_PICKED_UP ConnectionState = 7
@@ -503,8 +499,8 @@ func (ConnectionState) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{6}
 }
 
-// ObserveRequest is the input of Observe. Criteria of different kinds must all
-// hold; of one kind, one must hold; a kind left empty always holds.
+// ObserveRequest is the input of Observe. Criteria of different kinds must all match; of one kind, at least one must
+// match; a kind left empty always matches.
 type ObserveRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Keep the stream open and send new events.
@@ -516,23 +512,21 @@ type ObserveRequest struct {
 	Owners []*v1.Owner `protobuf:"bytes,3,rep,name=owners,proto3" json:"owners,omitempty"`
 	// Events with one of these identities on either side.
 	Identities []uint32 `protobuf:"varint,4,rep,packed,name=identities,proto3" json:"identities,omitempty"`
-	// Events with an address in one of these prefixes on either side, or as their
-	// original destination.
+	// Events with an address in one of these prefixes on either side, or as the original destination.
 	Prefixes []string `protobuf:"bytes,5,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
 	// Reasons.
 	Reasons []Reason `protobuf:"varint,6,rep,packed,name=reasons,proto3,enum=sluice.datapath.v1.Reason" json:"reasons,omitempty"`
-	// Only this direction, seen from the endpoint.
+	// Only this direction, relative to the endpoint.
 	Direction v11.Direction `protobuf:"varint,7,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
 	// IP protocols.
 	Protocols []v11.Protocol `protobuf:"varint,8,rep,packed,name=protocols,proto3,enum=sluice.net.v1.Protocol" json:"protocols,omitempty"`
-	// Source, destination or original destination ports; protocols without ports have
-	// none.
+	// Source, destination or original destination ports. Packets of protocols without ports do not match.
 	Ports []uint32 `protobuf:"varint,9,rep,packed,name=ports,proto3" json:"ports,omitempty"`
 	// Verdicts.
 	Verdicts []Verdict `protobuf:"varint,10,rep,packed,name=verdicts,proto3,enum=sluice.datapath.v1.Verdict" json:"verdicts,omitempty"`
 	// Kinds of events.
 	Types []FlowType `protobuf:"varint,11,rep,packed,name=types,proto3,enum=sluice.datapath.v1.FlowType" json:"types,omitempty"`
-	// Label selectors of which one must select the workload on either side.
+	// Label selectors; at least one must select the workload on either side.
 	Selectors []*LabelSelector `protobuf:"bytes,13,rep,name=selectors,proto3" json:"selectors,omitempty"`
 	// Events of packets that were sent to one of these services, as named in Flow.service, and of
 	// packets sent directly to one of their current backends. The latter include packets of sockets
@@ -540,21 +534,20 @@ type ObserveRequest struct {
 	Services []*ServiceName `protobuf:"bytes,14,rep,name=services,proto3" json:"services,omitempty"`
 	// Events about these Kubernetes pods of the node, on either side.
 	Pods []*PodName `protobuf:"bytes,15,rep,name=pods,proto3" json:"pods,omitempty"`
-	// Criteria for the sender. The sender of a reply is the other end of the connection.
+	// Criteria for the sender. The sender of a reply is the responder of the connection.
 	Source *FlowEndCriteria `protobuf:"bytes,16,opt,name=source,proto3" json:"source,omitempty"`
 	// Criteria for the receiver.
 	Destination *FlowEndCriteria `protobuf:"bytes,17,opt,name=destination,proto3" json:"destination,omitempty"`
-	// Events that meet one of these are left out, whatever else holds.
+	// Events that match one of these criteria are omitted.
 	Excluded []*FlowCriteria `protobuf:"bytes,18,rep,name=excluded,proto3" json:"excluded,omitempty"`
 	// Omit events later than this; with follow, the stream then ends. Unset: no end. With follow and
 	// a time in the past, the stream ends after the stored events.
 	Until *timestamppb.Timestamp `protobuf:"bytes,19,opt,name=until,proto3" json:"until,omitempty"`
-	// Only this many of the latest stored events that pass; 0: all.
+	// Only this many of the latest stored events that match; 0: all.
 	Last uint32 `protobuf:"varint,20,opt,name=last,proto3" json:"last,omitempty"`
-	// Begin after the event with this ID, instead of at since; empty: not used. If the datapath was
-	// restarted in between, or does not know the ID, a LostEvents with LOSS_SOURCE_RESTART comes
-	// first, followed by all stored events that pass. A caller whose stream broke continues with the
-	// ID of the last event that it received, and receives no event twice.
+	// Begin after the event with this ID, instead of at since; empty: not used. If the datapath was restarted in between,
+	// or does not know the ID, a LostEvents with LOSS_SOURCE_RESTART is sent first, followed by all stored events that
+	// match. A disconnected caller continues with the ID of the last event that it received, and receives no event twice.
 	AfterUuid     string `protobuf:"bytes,21,opt,name=after_uuid,json=afterUuid,proto3" json:"after_uuid,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -909,8 +902,7 @@ type FlowEndCriteria struct {
 	Prefixes []string `protobuf:"bytes,4,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
 	// Label selectors.
 	Selectors []*LabelSelector `protobuf:"bytes,5,rep,name=selectors,proto3" json:"selectors,omitempty"`
-	// Ports; of a receiver also of the original destination. Protocols without ports
-	// have none.
+	// Ports; of a receiver also of the original destination. Packets of protocols without ports do not match.
 	Ports         []uint32 `protobuf:"varint,6,rep,packed,name=ports,proto3" json:"ports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1144,9 +1136,9 @@ func (x *LabelSelector) GetRequirements() []*LabelRequirement {
 	return nil
 }
 
-// LabelRequirement is about the labels of one key. Of a key that several
-// sources give, one label must meet EXISTS and IN, and none may contradict
-// NOT_EXISTS and NOT_IN: those hold also where the key is missing.
+// LabelRequirement is a condition for the labels of one key. If several sources have the key, at least one label must
+// match EXISTS and IN, and every label must match NOT_EXISTS and NOT_IN. NOT_EXISTS and NOT_IN also match if the key is
+// missing.
 type LabelRequirement struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Source of the label; empty: any.
@@ -1313,7 +1305,7 @@ type ObserveResponse_Lost struct {
 }
 
 type ObserveResponse_Repair struct {
-	// A program was put back on an endpoint's device.
+	// A program was attached to an endpoint's device again.
 	Repair *AttachmentRepair `protobuf:"bytes,3,opt,name=repair,proto3,oneof"`
 }
 
@@ -1328,7 +1320,7 @@ func (*ObserveResponse_Repair) isObserveResponse_Event() {}
 // direction, protocols, ports, verdicts, types, services, source and destination.
 type AttachmentRepair struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// When, by the node's clock.
+	// Time by the node's clock.
 	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
 	// The endpoint.
 	Owner *v1.Owner `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
@@ -1348,7 +1340,7 @@ type AttachmentRepair struct {
 	NodeName string `protobuf:"bytes,8,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
 	// Kubernetes pod of the endpoint; unset without one.
 	Pod *v1.PodReference `protobuf:"bytes,9,opt,name=pod,proto3" json:"pod,omitempty"`
-	// Index of the endpoint in the datapath's maps.
+	// Endpoint ID.
 	EndpointIndex uint32 `protobuf:"varint,10,opt,name=endpoint_index,json=endpointIndex,proto3" json:"endpoint_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1460,7 +1452,7 @@ func (x *AttachmentRepair) GetEndpointIndex() uint32 {
 // ignore unknown ones.
 type Flow struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// When, by the node's clock.
+	// Time by the node's clock.
 	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
 	// Unique id of the event (RFC 9562), the same for every caller.
 	Uuid string `protobuf:"bytes,2,opt,name=uuid,proto3" json:"uuid,omitempty"`
@@ -1470,10 +1462,10 @@ type Flow struct {
 	Type FlowType `protobuf:"varint,4,opt,name=type,proto3,enum=sluice.datapath.v1.FlowType" json:"type,omitempty"`
 	// Verdict on the packet.
 	Verdict Verdict `protobuf:"varint,5,opt,name=verdict,proto3,enum=sluice.datapath.v1.Verdict" json:"verdict,omitempty"`
-	// Why; unspecified at the end of a connection.
+	// Reason of the verdict; unspecified at the end of a connection.
 	Reason Reason `protobuf:"varint,6,opt,name=reason,proto3,enum=sluice.datapath.v1.Reason" json:"reason,omitempty"`
-	// Seen from the endpoint at whose device the packet was seen: the source of
-	// what it sends, the destination of what it receives.
+	// Relative to the endpoint at whose device the packet was seen, which is the source of egress packets and the
+	// destination of ingress packets.
 	Direction v11.Direction `protobuf:"varint,7,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
 	// The packet belongs to a connection that began in the other direction.
 	Reply bool `protobuf:"varint,8,opt,name=reply,proto3" json:"reply,omitempty"`
@@ -1493,8 +1485,7 @@ type Flow struct {
 	Ethertype uint32 `protobuf:"varint,15,opt,name=ethertype,proto3" json:"ethertype,omitempty"`
 	// Source hardware address.
 	SourceMac string `protobuf:"bytes,16,opt,name=source_mac,json=sourceMac,proto3" json:"source_mac,omitempty"`
-	// Index of the device that the packet was seen at, in the node's network
-	// namespace.
+	// Index of the device at which the packet was seen, in the node's network namespace.
 	InterfaceIndex uint32 `protobuf:"varint,17,opt,name=interface_index,json=interfaceIndex,proto3" json:"interface_index,omitempty"`
 	// Verdict of the sender's policy; unset if it was not evaluated.
 	Egress *SideVerdict `protobuf:"bytes,18,opt,name=egress,proto3" json:"egress,omitempty"`
@@ -1869,7 +1860,7 @@ type SideVerdict struct {
 	Verdict Verdict `protobuf:"varint,1,opt,name=verdict,proto3,enum=sluice.datapath.v1.Verdict" json:"verdict,omitempty"`
 	// Number of the deciding rule in the table; 0: a default decided.
 	Rule uint32 `protobuf:"varint,2,opt,name=rule,proto3" json:"rule,omitempty"`
-	// Kernel's number of the table.
+	// Number of the table in the kernel.
 	Table uint32 `protobuf:"varint,3,opt,name=table,proto3" json:"table,omitempty"`
 	// Policy epoch of the endpoint.
 	Epoch uint32 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
@@ -1878,7 +1869,7 @@ type SideVerdict struct {
 	// Source locations of the rule when the packet was seen, "NetworkPolicy shop/web
 	// spec.ingress[0]"; empty if unknown.
 	RuleSources []string `protobuf:"bytes,6,rep,name=rule_sources,json=ruleSources,proto3" json:"rule_sources,omitempty"`
-	// What kind of rule or default decided.
+	// Kind of the rule or default that decided.
 	DecidedBy v11.DecidedBy `protobuf:"varint,7,opt,name=decided_by,json=decidedBy,proto3,enum=sluice.net.v1.DecidedBy" json:"decided_by,omitempty"`
 	// Proxy of the rule if it redirects; unspecified if it is no longer known.
 	Proxy         v11.Proxy `protobuf:"varint,8,opt,name=proxy,proto3,enum=sluice.net.v1.Proxy" json:"proxy,omitempty"`
@@ -2036,7 +2027,7 @@ type ExplainRequest struct {
 	DestinationAddress string `protobuf:"bytes,2,opt,name=destination_address,json=destinationAddress,proto3" json:"destination_address,omitempty"`
 	// IP protocol.
 	Protocol v11.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
-	// Source port, 0 if it does not matter; only for the connection's state.
+	// Source port; 0: any. It only selects the tracked connection.
 	SourcePort uint32 `protobuf:"varint,4,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"`
 	// Destination port; type << 8 | code for ICMP.
 	DestinationPort uint32 `protobuf:"varint,5,opt,name=destination_port,json=destinationPort,proto3" json:"destination_port,omitempty"`
@@ -2220,24 +2211,24 @@ func (x *ExplainResponse) GetService() *ExplainedService {
 	return nil
 }
 
-// ExplainedService is the service that a connection is opened to, as the kernel has it.
+// ExplainedService is the service that a connection is opened to, as stored in the kernel.
 type ExplainedService struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Service and port, "shop/web:http"; empty: an earlier process has enforced it,
-	// and sluice-loadbalancer has not named it since.
+	// Service and port, "shop/web:http". Empty: an earlier process enforced the frontend, and sluice-loadbalancer has not
+	// sent it since.
 	Service string `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
 	// Address of the frontend; of a node port the unspecified address of its family.
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
 	// Port of the frontend.
 	Port uint32 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
-	// Where the address comes from; unspecified: it is not known.
+	// Source of the address; unspecified: unknown.
 	Kind FrontendKind `protobuf:"varint,4,opt,name=kind,proto3,enum=sluice.datapath.v1.FrontendKind" json:"kind,omitempty"`
 	// The sender is neither an endpoint nor the host of this node, so the list of backends for
 	// outside applies.
 	Outside bool `protobuf:"varint,5,opt,name=outside,proto3" json:"outside,omitempty"`
 	// Result before policies are evaluated.
 	Outcome ServiceOutcome `protobuf:"varint,6,opt,name=outcome,proto3,enum=sluice.datapath.v1.ServiceOutcome" json:"outcome,omitempty"`
-	// How many backends the list has.
+	// Number of backends in the list.
 	BackendCount uint32 `protobuf:"varint,7,opt,name=backend_count,json=backendCount,proto3" json:"backend_count,omitempty"`
 	// The first 16 backends, by address and port; empty if the outcome is not TRANSLATED. Further
 	// backends are not evaluated.
@@ -2343,13 +2334,13 @@ type ExplainedBackend struct {
 	Path BackendPath `protobuf:"varint,3,opt,name=path,proto3,enum=sluice.datapath.v1.BackendPath" json:"path,omitempty"`
 	// Verdict on a first packet on this node; unspecified if the path is NOT_LOCAL.
 	Verdict Verdict `protobuf:"varint,4,opt,name=verdict,proto3,enum=sluice.datapath.v1.Verdict" json:"verdict,omitempty"`
-	// Why; unspecified if the path is OWN_NAMESPACE or NOT_LOCAL.
+	// Reason of the verdict; unspecified if the path is OWN_NAMESPACE or NOT_LOCAL.
 	Reason Reason `protobuf:"varint,5,opt,name=reason,proto3,enum=sluice.datapath.v1.Reason" json:"reason,omitempty"`
-	// The backend, as the ipcache and the endpoints know it.
+	// The backend, from the ipcache and the endpoints.
 	Peer *ExplainedPeer `protobuf:"bytes,6,opt,name=peer,proto3" json:"peer,omitempty"`
-	// The sender's side; unset if it is not of this node, or not evaluated.
+	// The sender's side; unset if the sender is not on this node, or is not evaluated.
 	Egress *ExplainedSide `protobuf:"bytes,7,opt,name=egress,proto3" json:"egress,omitempty"`
-	// The backend's side; likewise.
+	// The backend's side; unset if the backend is not on this node, or is not evaluated.
 	Ingress *ExplainedSide `protobuf:"bytes,8,opt,name=ingress,proto3" json:"ingress,omitempty"`
 	// The tracked connection to this backend, if there is one.
 	Connection *Connection `protobuf:"bytes,9,opt,name=connection,proto3" json:"connection,omitempty"`
@@ -2460,7 +2451,7 @@ func (x *ExplainedBackend) GetSourceAddress() string {
 	return ""
 }
 
-// ExplainedPeer is one end.
+// ExplainedPeer is one end of a connection.
 type ExplainedPeer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Identity; 0 if the packet is dropped before the identity is looked up.
@@ -2481,10 +2472,10 @@ type ExplainedPeer struct {
 	Labels []*v1.Label `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty"`
 	// Kubernetes pod of the endpoint; unset without one.
 	Pod *v1.PodReference `protobuf:"bytes,8,opt,name=pod,proto3" json:"pod,omitempty"`
-	// Index of the endpoint in the datapath's maps; 0 for the host.
+	// Endpoint ID; 0 for the host.
 	EndpointIndex uint32 `protobuf:"varint,9,opt,name=endpoint_index,json=endpointIndex,proto3" json:"endpoint_index,omitempty"`
-	// Name of the other node that has the address; "#" and its number if the name
-	// is not known, empty without one.
+	// Name of the other node that has the address; "#" and the node ID if the name is unknown; empty without another
+	// node.
 	NodeName      string `protobuf:"bytes,10,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2598,11 +2589,11 @@ type ExplainedSide struct {
 	Verdict *SideVerdict `protobuf:"bytes,1,opt,name=verdict,proto3" json:"verdict,omitempty"`
 	// Class of the peer by identity.
 	IdentityClass uint32 `protobuf:"varint,2,opt,name=identity_class,json=identityClass,proto3" json:"identity_class,omitempty"`
-	// Whether it comes from a row; else from the default of the peer's kind.
+	// Whether the class comes from a row; otherwise it is the default of the peer's kind.
 	IdentityRow bool `protobuf:"varint,3,opt,name=identity_row,json=identityRow,proto3" json:"identity_row,omitempty"`
 	// Class of the peer by address.
 	AddressClass uint32 `protobuf:"varint,4,opt,name=address_class,json=addressClass,proto3" json:"address_class,omitempty"`
-	// Prefix of the table that holds the address; empty: none does.
+	// Prefix of the table that contains the address; empty: none.
 	AddressPrefix string `protobuf:"bytes,5,opt,name=address_prefix,json=addressPrefix,proto3" json:"address_prefix,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2689,7 +2680,7 @@ type Connection struct {
 	Protocol v11.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
 	// Stage first, then special properties.
 	States []ConnectionState `protobuf:"varint,4,rep,packed,name=states,proto3,enum=sluice.datapath.v1.ConnectionState" json:"states,omitempty"`
-	// When the last packet was seen, to a second.
+	// When the last packet was seen, accurate to a second.
 	LastSeenTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_seen_time,json=lastSeenTime,proto3" json:"last_seen_time,omitempty"`
 	// Whether the verdicts of both sides are current; if not, the next packet is
 	// evaluated again.
@@ -2700,17 +2691,17 @@ type Connection struct {
 	// Number of the ingress rule that allowed the connection; 0: the default of the
 	// table.
 	IngressRule uint32 `protobuf:"varint,8,opt,name=ingress_rule,json=ingressRule,proto3" json:"ingress_rule,omitempty"`
-	// Verdict on its next packet from the source to the destination.
+	// Verdict on the next packet of the connection from the source to the destination.
 	NextVerdict Verdict `protobuf:"varint,11,opt,name=next_verdict,json=nextVerdict,proto3,enum=sluice.datapath.v1.Verdict" json:"next_verdict,omitempty"`
-	// Why.
+	// Reason of next_verdict.
 	NextReason Reason `protobuf:"varint,12,opt,name=next_reason,json=nextReason,proto3,enum=sluice.datapath.v1.Reason" json:"next_reason,omitempty"`
 	// A service forwards a connection from outside the node to a backend that is not an endpoint of
 	// this node; no policy of this node was evaluated.
 	InTransit bool `protobuf:"varint,13,opt,name=in_transit,json=inTransit,proto3" json:"in_transit,omitempty"`
-	// Address of this node that the backend sees in place of the initiator's; empty if
-	// the connection is not in transit, its backend is this node or nothing was sent yet.
+	// Address of this node that the backend sees instead of the initiator's; empty if the connection is not in transit,
+	// its backend is this node or nothing was sent yet.
 	SourceAddress string `protobuf:"bytes,14,opt,name=source_address,json=sourceAddress,proto3" json:"source_address,omitempty"`
-	// Port of this node; as source_address.
+	// Port of this node that the backend sees; 0 if source_address is empty.
 	SourcePort    uint32 `protobuf:"varint,15,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

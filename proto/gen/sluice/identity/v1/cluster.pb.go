@@ -27,15 +27,15 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// RoutingMode is how packets between pods of two nodes travel.
+// RoutingMode is the way in which packets between pods of two nodes are carried.
 type RoutingMode int32
 
 const (
-	// The node has not registered a mode: no packets travel.
+	// The node has not registered a mode; no packets are sent to its pods.
 	RoutingMode_ROUTING_MODE_UNSPECIFIED RoutingMode = 0
-	// In a tunnel between the addresses of the nodes.
+	// Packets are sent in a tunnel between the addresses of the nodes.
 	RoutingMode_ROUTING_MODE_OVERLAY RoutingMode = 1
-	// Unencapsulated; the network between the nodes has routes to the ranges.
+	// Packets are not encapsulated; the network between the nodes has routes to the pod ranges.
 	RoutingMode_ROUTING_MODE_NATIVE RoutingMode = 2
 )
 
@@ -80,15 +80,15 @@ func (RoutingMode) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{0}
 }
 
-// NodeState tells whether a node renews its name in etcd.
+// NodeState is whether a node renews its name in etcd.
 type NodeState int32
 
 const (
-	// Not known, because etcd does not answer.
+	// Unknown, because etcd does not answer.
 	NodeState_NODE_STATE_UNSPECIFIED NodeState = 0
-	// The node renewed its name in the last minute.
+	// The node has renewed its name within the last minute.
 	NodeState_NODE_STATE_ALIVE NodeState = 1
-	// The node did not renew its name for a minute. Its mappings still count.
+	// The node has not renewed its name for a minute. Its mappings stay valid.
 	NodeState_NODE_STATE_SILENT NodeState = 2
 )
 
@@ -133,21 +133,19 @@ func (NodeState) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{1}
 }
 
-// Underlay is where and how a node is reached.
+// Underlay describes how a node is reached.
 type Underlay struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Addresses of the node for the others, at most 16, the most preferred of a
-	// family first.
+	// Addresses at which other nodes reach the node, at most 16, the preferred address of each family first.
 	Addresses []string `protobuf:"bytes,1,rep,name=addresses,proto3" json:"addresses,omitempty"`
-	// Addresses of the node inside its ranges, at most one of a family: sources
-	// of what the node itself sends to pods of other nodes.
+	// Addresses of the node inside its ranges, at most one per family: the source addresses of packets from the node
+	// itself to pods of other nodes.
 	OverlayAddresses []string `protobuf:"bytes,2,rep,name=overlay_addresses,json=overlayAddresses,proto3" json:"overlay_addresses,omitempty"`
-	// How packets to its pods travel.
+	// How packets to its pods are carried.
 	Mode RoutingMode `protobuf:"varint,3,opt,name=mode,proto3,enum=sluice.identity.v1.RoutingMode" json:"mode,omitempty"`
-	// UDP port on which it takes tunnelled packets, 1 to 65535; 0: none.
+	// UDP port at which the node receives tunnelled packets, 1 to 65535; 0: none.
 	TunnelPort uint32 `protobuf:"varint,4,opt,name=tunnel_port,json=tunnelPort,proto3" json:"tunnel_port,omitempty"`
-	// Largest packet of a pod that reaches the node whole, in bytes, 1280 to
-	// 65535; 0: not known.
+	// Largest packet of a pod that reaches the node without fragmentation, in bytes, 1280 to 65535; 0: unknown.
 	Mtu           uint32 `protobuf:"varint,5,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -218,7 +216,7 @@ func (x *Underlay) GetMtu() uint32 {
 	return 0
 }
 
-// PodRanges are the ranges of addresses that a node gives to endpoints.
+// PodRanges are the ranges from which a node allocates addresses to endpoints.
 type PodRanges struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Prefixes without host bits, at most 64.
@@ -315,17 +313,17 @@ type Node struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name in the cluster.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Where and how it is reached.
+	// How the node is reached.
 	Underlay *Underlay `protobuf:"bytes,2,opt,name=underlay,proto3" json:"underlay,omitempty"`
-	// Ranges of its pods that count; a range that another node had before does not.
+	// Valid ranges of its pods; a range that another node had first is not valid.
 	PodRanges []string `protobuf:"bytes,3,rep,name=pod_ranges,json=podRanges,proto3" json:"pod_ranges,omitempty"`
-	// Ranges that it asked for and that do not count, with the reason.
+	// Ranges that the node claims but does not have, with the reasons.
 	RefusedRanges []*RefusedRange `protobuf:"bytes,4,rep,name=refused_ranges,json=refusedRanges,proto3" json:"refused_ranges,omitempty"`
-	// Version of its identity service.
+	// Version of the node's identity service.
 	Version string `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"`
-	// Installation of the node: a new state directory is a new installation.
+	// Incarnation of the node; a new state directory is a new incarnation.
 	Incarnation string `protobuf:"bytes,6,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	// Its labels that count, by key: rules select nodes by them.
+	// Labels of the node that are part of identities, by key; rules select nodes by them.
 	Labels        map[string]string `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -410,20 +408,20 @@ func (x *Node) GetLabels() map[string]string {
 	return nil
 }
 
-// RefusedRange is a range that a node does not have although it asked for it.
+// RefusedRange is a range that a node claims but does not have.
 type RefusedRange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The range.
 	Prefix string `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
 	// Node that has the range, or addresses of it.
 	Holder string `protobuf:"bytes,2,opt,name=holder,proto3" json:"holder,omitempty"`
-	// Why, for people.
+	// Reason, for people.
 	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The node keeps the range with all its endpoints, but assigns no new addresses from it: only its
 	// ipam settings differ from the cluster's.
 	Kept bool `protobuf:"varint,60,opt,name=kept,proto3" json:"kept,omitempty"`
-	// The answering node continues with the node that had the range before the store was
-	// rebuilt, although the store has the other claim.
+	// The answering node keeps the range with the node that had it before the store was rebuilt, although the store
+	// contains this claim.
 	DiffersFromStore bool `protobuf:"varint,61,opt,name=differs_from_store,json=differsFromStore,proto3" json:"differs_from_store,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
@@ -497,9 +495,9 @@ func (x *RefusedRange) GetDiffersFromStore() bool {
 // RegisterNodeRequest is the input of RegisterNode.
 type RegisterNodeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Where the node is reached: from the datapath. Unset: as before.
+	// Underlay of the node, set by the datapath. Unset: unchanged.
 	Underlay *Underlay `protobuf:"bytes,1,opt,name=underlay,proto3" json:"underlay,omitempty"`
-	// Its ranges: from ipam. Unset: as before. Set and empty: it has none.
+	// Ranges of the node, set by ipam. Unset: unchanged. Set and empty: the node has none.
 	PodRanges *PodRanges `protobuf:"bytes,2,opt,name=pod_ranges,json=podRanges,proto3" json:"pod_ranges,omitempty"`
 	// Check the request and return what would be registered, but change nothing.
 	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
@@ -584,10 +582,9 @@ type RegisterNodeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The record of this node; other nodes have it once registered is true.
 	Node *Node `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	// Whether etcd has the record.
+	// Whether etcd contains the record.
 	Registered bool `protobuf:"varint,2,opt,name=registered,proto3" json:"registered,omitempty"`
-	// Whether etcd answers. If not, registered and the refused ranges of node are
-	// what it said last.
+	// Whether etcd answers. If not, registered and the refused ranges of node are the last known ones.
 	StoreConnected bool `protobuf:"varint,3,opt,name=store_connected,json=storeConnected,proto3" json:"store_connected,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -690,23 +687,22 @@ func (x *WatchClusterRequest) GetResumeToken() []byte {
 	return nil
 }
 
-// WatchClusterResponse is some events of the watch, in order: nodes that came or
-// changed, mappings that came or changed or went, nodes that went. Within one
-// message they are applied in the order of the fields.
+// WatchClusterResponse contains events of the watch, in order: new and changed nodes, new and changed mappings, removed
+// mappings, removed nodes. The events of one message must be applied in the order of its fields.
 type WatchClusterResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Continue after this message with this token. Opaque.
+	// Token to continue after this message. Opaque.
 	ResumeToken []byte `protobuf:"bytes,1,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
 	// New or changed nodes.
 	Nodes []*Node `protobuf:"bytes,2,rep,name=nodes,proto3" json:"nodes,omitempty"`
 	// New or changed mappings, at most 1,000.
 	Mappings []*IPMapping `protobuf:"bytes,3,rep,name=mappings,proto3" json:"mappings,omitempty"`
-	// Prefixes that no longer have a mapping, at most 1,000: the range around
-	// them decides again.
+	// Prefixes that no longer have a mapping, at most 1,000. Their addresses then get the identity of the enclosing
+	// range.
 	RemovedPrefixes []string `protobuf:"bytes,4,rep,name=removed_prefixes,json=removedPrefixes,proto3" json:"removed_prefixes,omitempty"`
 	// Names of nodes that were forgotten.
 	RemovedNodes []string `protobuf:"bytes,5,rep,name=removed_nodes,json=removedNodes,proto3" json:"removed_nodes,omitempty"`
-	// Marks a point in the stream. Its message has no nodes, mappings or removals.
+	// Marks a point in the stream. A message with it has no nodes, mappings or removals.
 	Bookmark *Bookmark `protobuf:"bytes,6,opt,name=bookmark,proto3" json:"bookmark,omitempty"`
 	// Revision of the store up to which all changes of nodes and mappings are included with this
 	// message; unset: unchanged since the previous message, or unknown.
@@ -799,7 +795,7 @@ type IPMapping struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The address, as a prefix: 10.244.0.5/32.
 	Prefix string `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
-	// Node that it is on; empty for one outside, such as an API server.
+	// Node that has the address; empty if it is outside of all nodes, such as an API server.
 	Node string `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
 	// Number of the identity, 1 to 0xFFFFFF: 6 for addresses of nodes, 7 for nodes with a Kubernetes
 	// API server. Node-local numbers only occur for nodes with labels and for an API server outside
@@ -902,14 +898,13 @@ type ListNodesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The node.
 	Node *Node `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	// Whether it renews its name.
+	// Whether the node renews its name.
 	State NodeState `protobuf:"varint,2,opt,name=state,proto3,enum=sluice.identity.v1.NodeState" json:"state,omitempty"`
-	// Mappings of it that count.
+	// Number of its valid mappings.
 	MappingCount uint32 `protobuf:"varint,3,opt,name=mapping_count,json=mappingCount,proto3" json:"mapping_count,omitempty"`
-	// Mappings of it that do not count, because they lie outside its ranges or
-	// were written by an earlier incarnation of it.
+	// Number of its refused mappings: they are outside of its ranges, or an earlier incarnation of it wrote them.
 	RefusedMappingCount uint32 `protobuf:"varint,4,opt,name=refused_mapping_count,json=refusedMappingCount,proto3" json:"refused_mapping_count,omitempty"`
-	// It is the node that answers.
+	// Set for the node that answers.
 	Local         bool `protobuf:"varint,5,opt,name=local,proto3" json:"local,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1029,13 +1024,13 @@ func (x *GetIPMappingRequest) GetAddress() string {
 // GetIPMappingResponse is the answer of GetIPMapping.
 type GetIPMappingResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The mapping that counts; unset if none does.
+	// The valid mapping; unset if there is none.
 	Mapping *IPMapping `protobuf:"bytes,1,opt,name=mapping,proto3" json:"mapping,omitempty"`
 	// Range of a node that contains the address; empty: none.
 	Range string `protobuf:"bytes,2,opt,name=range,proto3" json:"range,omitempty"`
 	// Node that has the range.
 	RangeNode string `protobuf:"bytes,3,opt,name=range_node,json=rangeNode,proto3" json:"range_node,omitempty"`
-	// Mappings of the address that do not count.
+	// Refused mappings of the address.
 	Refused       []*RefusedMapping `protobuf:"bytes,4,rep,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1102,8 +1097,7 @@ func (x *GetIPMappingResponse) GetRefused() []*RefusedMapping {
 // ListIPMappingsRequest is the input of ListIPMappings.
 type ListIPMappingsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name of the node whose mappings are listed; empty: of all. A node that is not
-	// known has none.
+	// Name of the node whose mappings are listed; empty: all nodes. An unknown node has none.
 	Node          string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1192,12 +1186,12 @@ func (x *ListIPMappingsResponse) GetMappings() []*IPMapping {
 	return nil
 }
 
-// RefusedMapping is a mapping that does not count.
+// RefusedMapping is a mapping that is not valid.
 type RefusedMapping struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The mapping.
 	Mapping *IPMapping `protobuf:"bytes,1,opt,name=mapping,proto3" json:"mapping,omitempty"`
-	// Why it does not count, for people.
+	// Reason, for people.
 	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1305,8 +1299,8 @@ func (x *WaitForPublicationRequest) GetTimeout() *durationpb.Duration {
 // WaitForPublicationResponse is the answer of WaitForPublication.
 type WaitForPublicationResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Etcd has them, or the endpoint has none. Unset: etcd or the name of this node
-	// in it is unavailable, or it took too long.
+	// The addresses are in etcd, or the endpoint has none. Unset: etcd is unavailable, this node does not own its name,
+	// or the wait took too long.
 	Published     bool `protobuf:"varint,1,opt,name=published,proto3" json:"published,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1591,7 +1585,7 @@ func (*WatchKindsRequest) Descriptor() ([]byte, []int) {
 // WatchKindsResponse is a message of WatchKinds.
 type WatchKindsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// PublishKinds was called once in this cluster. Unset: there are no kinds yet.
+	// Set once PublishKinds was called in this cluster. Unset: there are no kinds yet.
 	Published bool `protobuf:"varint,1,opt,name=published,proto3" json:"published,omitempty"`
 	// The kinds, as group/version/resource, sorted.
 	Kinds         []string `protobuf:"bytes,2,rep,name=kinds,proto3" json:"kinds,omitempty"`
@@ -1648,9 +1642,8 @@ type CheckReuseRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Addresses of this node that no endpoint has.
 	Addresses []string `protobuf:"bytes,1,rep,name=addresses,proto3" json:"addresses,omitempty"`
-	// Fewer than a quarter of the addresses of this node are free: the service asks the
-	// other nodes to confirm that they do not have the mappings of released addresses any
-	// more, so that these may be reused before their time.
+	// Fewer than a quarter of the addresses of this node are free. The service then asks the other nodes to confirm that
+	// they no longer have mappings of released addresses, so that these may be reused early.
 	Scarce        bool `protobuf:"varint,220,opt,name=scarce,proto3" json:"scarce,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1703,9 +1696,9 @@ func (x *CheckReuseRequest) GetScarce() bool {
 // CheckReuseResponse is the answer of CheckReuse.
 type CheckReuseResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How packets travel to the pods of this node. Unspecified: they do not.
+	// Routing mode of this node's pods. Unspecified: no packets are routed between nodes.
 	Mode RoutingMode `protobuf:"varint,1,opt,name=mode,proto3,enum=sluice.identity.v1.RoutingMode" json:"mode,omitempty"`
-	// Of each address of the request, in its order; empty unless the mode is native.
+	// One element for each address of the request, in the same order; empty unless the mode is native.
 	Addresses []*AddressReuse `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	// The datapath has registered the mode. Until then no address may be reused.
 	ModeKnown     bool `protobuf:"varint,3,opt,name=mode_known,json=modeKnown,proto3" json:"mode_known,omitempty"`
@@ -1764,7 +1757,7 @@ func (x *CheckReuseResponse) GetModeKnown() bool {
 	return false
 }
 
-// AddressReuse says whether an address may be given to another endpoint.
+// AddressReuse is whether an address may be allocated to another endpoint.
 type AddressReuse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The address.

@@ -44,153 +44,131 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// ClusterService describes the other nodes to the processes of a node: where
-// they are, which ranges of addresses they have, and which identity each address
-// has. The nodes agree through etcd. The mappings of a node come from its calls
-// of IdentityService.ResolveEndpoint; no RPC writes mappings.
+// ClusterService tells the processes of a node about the other nodes: how to reach them, their address ranges, and the
+// identity of each address. The nodes exchange this data through etcd. The mappings of a node come from its calls of
+// IdentityService.ResolveEndpoint; no RPC writes mappings.
 //
-// A mapping counts only inside a range of the node that wrote it. Where ranges
-// of two nodes overlap, the node that claimed its range first has the addresses.
-// No node or mapping is removed because a node is silent: only ForgetNode,
-// another registration under the same name, or the node itself removes them.
+// A mapping is valid only inside a range of the node that wrote it. If ranges of two nodes overlap, the node that
+// claimed its range first has the addresses. A silent node and its mappings are not removed: only ForgetNode, another
+// registration with the same name, or the node itself removes them.
 type ClusterServiceClient interface {
-	// RegisterNode changes the record of this node, which all other nodes read.
-	// Parts that the request does not have keep their last value. The service
-	// writes the record to etcd once etcd answers, and again after etcd lost it;
-	// the call does not wait for etcd. It may be repeated. A range that overlaps one of
-	// another node is refused: it is among the refused ranges of the answer, and the
-	// service tries again once a minute.
+	// RegisterNode changes the record of this node, which all other nodes read. Parts that are not set in the request
+	// keep their last value. The service writes the record to etcd once etcd answers, and writes it again if etcd loses
+	// it; the call does not wait for etcd. It may be repeated. A range that overlaps a range of another node is refused:
+	// the answer lists it, and the service tries again once a minute.
 	//
-	// INVALID_ARGUMENT: an address or range is malformed. UNAVAILABLE: it could not
-	// be written to this node's disk. PERMISSION_DENIED: the caller is neither
-	// root nor listed in socket.alsoRoot of the service, nor the datapath's user
-	// with an underlay alone, nor ipam's without an underlay.
+	// INVALID_ARGUMENT: an address or range is malformed. UNAVAILABLE: the registration could not be written to this
+	// node's disk. PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service. The
+	// datapath's user may register only an underlay, and ipam's user everything except an underlay.
 	RegisterNode(ctx context.Context, in *RegisterNodeRequest, opts ...grpc.CallOption) (*RegisterNodeResponse, error)
-	// WatchCluster sends every other node and every mapping, then a bookmark with
-	// snapshot_complete (what was not sent does not exist), then changes as they
-	// happen: the record of a node before its mappings. A mapping of which the
-	// identity is not known yet may come; WatchIdentities has it, or will.
-	// Changes of one node or prefix are merged. Idle bookmarks carry newer tokens.
+	// WatchCluster sends every other node and every mapping, then a bookmark with snapshot_complete: nodes and mappings
+	// that were not sent do not exist. Then it sends changes as they happen, the record of a node before its mappings.
+	// The identity of a mapping may be unknown to the caller until WatchIdentities sends it. Changes of one node or
+	// prefix are merged. Idle bookmarks carry newer tokens.
 	//
-	// A caller that was unavailable continues with the resume token of the last message:
-	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
-	// old or of another run of the service; watch again without one, and drop what is
-	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
-	// caller reads too slowly and was disconnected; watch again with the last token,
-	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
-	// is stopping; watch again with the last token.
+	// A caller that was disconnected continues with the resume token of the last message, and receives everything that
+	// was deleted in the meantime as a deletion. OUT_OF_RANGE: the token is too old or belongs to another run of the
+	// service; watch again without a token, and drop all nodes and mappings that are not sent before the bookmark with
+	// snapshot_complete. RESOURCE_EXHAUSTED: the caller reads too slowly and was disconnected; watch again with the last
+	// token, which is valid unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service is stopping; watch again with the
+	// last token.
 	WatchCluster(ctx context.Context, in *WatchClusterRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchClusterResponse], error)
-	// ListNodes streams all nodes, this one too, sorted by name. Their state is
-	// read from etcd; while etcd is unavailable it is NODE_STATE_UNSPECIFIED.
+	// ListNodes streams all nodes, including this one, sorted by name. Their state is read from etcd; while etcd is
+	// unavailable it is NODE_STATE_UNSPECIFIED.
 	ListNodes(ctx context.Context, in *ListNodesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListNodesResponse], error)
-	// GetIPMapping returns the identity that an address has in the cluster, and
-	// the reason why a mapping of it does not count. NOT_FOUND: the address lies
-	// in no range of a node, and no node wrote a mapping of it. UNAVAILABLE: the
-	// nodes of the cluster, or the addresses of this node, are not known yet.
+	// GetIPMapping returns the identity of an address in the cluster, and its refused mappings with the reasons.
+	// NOT_FOUND: the address is in no range of a node, and no node wrote a mapping of it. UNAVAILABLE: the nodes of the
+	// cluster, or the addresses of this node, are not known yet.
 	GetIPMapping(ctx context.Context, in *GetIPMappingRequest, opts ...grpc.CallOption) (*GetIPMappingResponse, error)
 	// ListIPMappings streams the valid endpoint mappings, including this node's, sorted by node and
 	// prefix. The mappings of one node are consistent; mappings of different nodes may be from
 	// different times. Mappings that follow from node records, such as host addresses, are not
 	// listed. It changes nothing.
 	ListIPMappings(ctx context.Context, in *ListIPMappingsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListIPMappingsResponse], error)
-	// WaitForPublication returns once etcd has the addresses of an endpoint of this node, which are
-	// then written at once instead of in a batch, or once it is clear that this will take longer. It
-	// changes nothing and may be repeated; reaching the caller's deadline is not an error.
+	// WaitForPublication returns once the addresses of an endpoint of this node are in etcd, or once it is clear that
+	// this will take longer. The addresses are written at once, instead of being batched. The call changes nothing and
+	// may be repeated. It is not an error if the caller's deadline passes.
 	//
 	// PERMISSION_DENIED: the caller is neither root, the datapath's user nor listed in
 	// socket.alsoRoot of the service.
 	WaitForPublication(ctx context.Context, in *WaitForPublicationRequest, opts ...grpc.CallOption) (*WaitForPublicationResponse, error)
-	// ForgetNode removes the record of a node and its mappings in one step. Its
-	// ranges are in quarantine for 15 minutes: only a node of the same name may
-	// have them in that time. If the node lives, it registers again when it next
-	// reaches etcd.
+	// ForgetNode removes the record of a node and its mappings in one step. The node's ranges are then in quarantine for
+	// 15 minutes, in which only a node of the same name may claim them. If the node still runs, it registers again when
+	// it next reaches etcd.
 	//
 	// NOT_FOUND: no such node. FAILED_PRECONDITION: the node is alive, and force is
 	// not set. UNAVAILABLE: etcd does not answer. PERMISSION_DENIED: the caller is
 	// neither root, nor listed in socket.alsoRoot of the service, nor the user of
 	// sluice-controller, which may not set force.
 	ForgetNode(ctx context.Context, in *ForgetNodeRequest, opts ...grpc.CallOption) (*ForgetNodeResponse, error)
-	// ClaimRange gives this node a block of the cluster's pool that no node has,
-	// and adds it to the node's record, in one transaction of etcd. The search
-	// begins at a place that depends on the node's name. A block in quarantine is
-	// given to the node that had it, and to that one only if no other is free;
-	// a block of a silent node stays that node's until ForgetNode.
+	// ClaimRange finds a block of the cluster's pool that no node has, and adds it to this node's record, in one
+	// transaction of etcd. The search begins at a block that depends on the node's name. A node can get a block that is
+	// in its own quarantine, but only if no other block is free. Blocks of a silent node are not free until ForgetNode.
 	//
-	// It may be repeated: as long as the caller names the blocks that it knows, a
-	// call whose answer was lost gives the same block again, also after a restart
-	// of either side.
+	// It may be repeated: if the answer was lost and the caller sends the blocks that it knows, the next call returns the
+	// same block, even after a restart of either side.
 	//
-	// RESOURCE_EXHAUSTED: the pool has no free block of the family; the details
-	// name it with its figures. FAILED_PRECONDITION: the cluster has other
-	// settings; the message names both. INVALID_ARGUMENT: the settings contradict
-	// themselves. UNAVAILABLE: etcd does not answer, or it could not be written to
-	// this node's disk; the block, if there is one, is the answer to the next call.
-	// PERMISSION_DENIED: the caller is neither root, ipam's user nor listed in
-	// socket.alsoRoot of the service.
+	// RESOURCE_EXHAUSTED: the pool has no free block of the family; the details contain the pool with its figures.
+	// FAILED_PRECONDITION: the cluster has other settings; the message contains both. INVALID_ARGUMENT: the settings
+	// contradict each other. UNAVAILABLE: etcd does not answer, or the block could not be written to this node's disk; if
+	// a block was claimed, the next call returns it. PERMISSION_DENIED: the caller is neither root, ipam's user nor
+	// listed in socket.alsoRoot of the service.
 	ClaimRange(ctx context.Context, in *ClaimRangeRequest, opts ...grpc.CallOption) (*ClaimRangeResponse, error)
-	// ReturnRange puts a block of this node into quarantine for 15 minutes and
-	// takes it out of the node's record, in one transaction of etcd. The caller
-	// has forgotten it durably before. It may be repeated: what the node does
-	// not have is returned already.
+	// ReturnRange removes a block from this node's record and puts it into quarantine for 15 minutes, in one transaction
+	// of etcd. The caller must have removed the block from its own durable state before. It may be repeated: a block that
+	// the node does not have counts as returned.
 	//
-	// FAILED_PRECONDITION: it is the last block of its family: the node's own
-	// addresses are in it. UNAVAILABLE: etcd does not answer, or it could not be
-	// written to this node's disk. PERMISSION_DENIED: as ClaimRange.
+	// FAILED_PRECONDITION: it is the last block of its family, which contains the node's own address. UNAVAILABLE: etcd
+	// does not answer, or the change could not be written to this node's disk. PERMISSION_DENIED: as for ClaimRange.
 	ReturnRange(ctx context.Context, in *ReturnRangeRequest, opts ...grpc.CallOption) (*ReturnRangeResponse, error)
-	// PublishKinds writes to etcd which kinds of policy the API server has, for
-	// WatchKinds of every node. It may be repeated, and writes nothing if etcd has
-	// the same.
+	// PublishKinds writes to etcd which kinds of policy the API server has, for WatchKinds of every node. It may be
+	// repeated, and writes nothing if etcd already contains the same kinds.
 	//
 	// INVALID_ARGUMENT: a kind is malformed. UNAVAILABLE: etcd does not answer.
 	// PERMISSION_DENIED: the caller is neither root, nor listed in socket.alsoRoot of
 	// the service, nor the user of sluice-controller.
 	PublishKinds(ctx context.Context, in *PublishKindsRequest, opts ...grpc.CallOption) (*PublishKindsResponse, error)
-	// WatchKinds sends the kinds that PublishKinds wrote last, on any node, and then
-	// every change. The first message comes when etcd has been read once; while etcd
-	// is unavailable the kinds stay. Changes that the caller is too slow for are merged.
+	// WatchKinds sends the kinds that were last published on any node, and then every change. It sends the first message
+	// once etcd has been read. While etcd is unavailable, the last kinds remain valid. If the caller reads too slowly,
+	// changes are merged.
 	//
 	// UNAVAILABLE: the service is stopping; watch again.
 	WatchKinds(ctx context.Context, in *WatchKindsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchKindsResponse], error)
-	// CheckReuse says which released addresses of this node may be given to another
-	// endpoint. With native routing other nodes evaluate packets by the address they come
-	// from, so an address is not allocated again while one of them may still trust its
-	// last mapping. With another mode every address may be. It changes nothing and may be
+	// CheckReuse returns which released addresses of this node may be allocated to another endpoint. With native routing,
+	// other nodes find the identity of a packet by its source address, so an address is not reused while a node may still
+	// trust its last mapping. With other routing modes, every address may be reused. The call changes nothing and may be
 	// repeated.
 	//
 	// INVALID_ARGUMENT: an address is malformed. PERMISSION_DENIED: the caller is neither
 	// root, ipam's user nor listed in socket.alsoRoot of the service.
 	CheckReuse(ctx context.Context, in *CheckReuseRequest, opts ...grpc.CallOption) (*CheckReuseResponse, error)
-	// ReportRefusals replaces what WatchRefusals says of this node: the policies that it
-	// does not enforce as written. It writes nothing if etcd has the same.
+	// ReportRefusals replaces the report of this node, which WatchRefusals sends: the policies that the node does not
+	// enforce as written. It writes nothing if etcd already contains the same report.
 	//
 	// UNAVAILABLE: etcd does not answer. PERMISSION_DENIED: the caller is neither root, the
 	// policy service's user nor listed in socket.alsoRoot of the service.
 	ReportRefusals(ctx context.Context, in *ReportRefusalsRequest, opts ...grpc.CallOption) (*ReportRefusalsResponse, error)
-	// WatchRefusals sends the report of each node that has one, then a message with
-	// complete, and then every change. A node without refusals has no report, nor has one
-	// that etcd did not hear from for 15 minutes.
+	// WatchRefusals sends the reports of all nodes, then a message with complete, and then every change. A node has no
+	// report if it has no refusals, or if it was disconnected from etcd for 15 minutes.
 	//
 	// UNAVAILABLE: etcd does not answer, or the service is stopping; watch again.
 	// PERMISSION_DENIED: the caller is neither root, the user of sluice-controller nor
 	// listed in socket.alsoRoot of the service.
 	WatchRefusals(ctx context.Context, in *WatchRefusalsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchRefusalsResponse], error)
-	// ConfirmMappings says up to which revision of the store the datapath has applied
-	// what WatchCluster sent, and returns how long ago this node had everything that the
-	// store has. Other nodes reuse addresses sooner when all nodes confirm; see
-	// CheckReuse. The datapath repeats the call every few seconds.
+	// ConfirmMappings confirms the revision of the store up to which the datapath has applied the changes from
+	// WatchCluster. It returns how long ago this node was up to date with the store. Nodes reuse addresses sooner if all
+	// nodes confirm; see CheckReuse. The datapath repeats the call every few seconds.
 	//
 	// PERMISSION_DENIED: the caller is neither root, the datapath's user nor listed in
 	// socket.alsoRoot of the service.
 	ConfirmMappings(ctx context.Context, in *ConfirmMappingsRequest, opts ...grpc.CallOption) (*ConfirmMappingsResponse, error)
-	// PublishPodCIDRs writes to etcd which podCIDRs the Nodes of the API server have. In mode
-	// kubernetes every node then accepts exactly these ranges from the node of each name. The
-	// request has all Nodes; only differences are written, and nothing in another mode. It
-	// may be repeated.
+	// PublishPodCIDRs writes the podCIDRs of all Nodes of the API server to etcd. In mode kubernetes, nodes then accept
+	// only these ranges from the node of each name. The request must contain all Nodes; only differences are written, and
+	// in other modes nothing. The call may be repeated.
 	//
-	// INVALID_ARGUMENT: a range is malformed, or a name comes twice. UNAVAILABLE: etcd does
-	// not answer, or the role of this node may not write these keys; the message names the
-	// grant. PERMISSION_DENIED: the caller is neither root, nor listed in socket.alsoRoot of
-	// the service, nor the user of sluice-controller.
+	// INVALID_ARGUMENT: a range is malformed, or a name occurs twice. UNAVAILABLE: etcd does not answer, or the role of
+	// this node may not write these keys; the message contains the missing grant. PERMISSION_DENIED: the caller is
+	// neither root, nor listed in socket.alsoRoot of the service, nor the user of sluice-controller.
 	PublishPodCIDRs(ctx context.Context, in *PublishPodCIDRsRequest, opts ...grpc.CallOption) (*PublishPodCIDRsResponse, error)
 }
 
@@ -411,153 +389,131 @@ func (c *clusterServiceClient) PublishPodCIDRs(ctx context.Context, in *PublishP
 // All implementations must embed UnimplementedClusterServiceServer
 // for forward compatibility.
 //
-// ClusterService describes the other nodes to the processes of a node: where
-// they are, which ranges of addresses they have, and which identity each address
-// has. The nodes agree through etcd. The mappings of a node come from its calls
-// of IdentityService.ResolveEndpoint; no RPC writes mappings.
+// ClusterService tells the processes of a node about the other nodes: how to reach them, their address ranges, and the
+// identity of each address. The nodes exchange this data through etcd. The mappings of a node come from its calls of
+// IdentityService.ResolveEndpoint; no RPC writes mappings.
 //
-// A mapping counts only inside a range of the node that wrote it. Where ranges
-// of two nodes overlap, the node that claimed its range first has the addresses.
-// No node or mapping is removed because a node is silent: only ForgetNode,
-// another registration under the same name, or the node itself removes them.
+// A mapping is valid only inside a range of the node that wrote it. If ranges of two nodes overlap, the node that
+// claimed its range first has the addresses. A silent node and its mappings are not removed: only ForgetNode, another
+// registration with the same name, or the node itself removes them.
 type ClusterServiceServer interface {
-	// RegisterNode changes the record of this node, which all other nodes read.
-	// Parts that the request does not have keep their last value. The service
-	// writes the record to etcd once etcd answers, and again after etcd lost it;
-	// the call does not wait for etcd. It may be repeated. A range that overlaps one of
-	// another node is refused: it is among the refused ranges of the answer, and the
-	// service tries again once a minute.
+	// RegisterNode changes the record of this node, which all other nodes read. Parts that are not set in the request
+	// keep their last value. The service writes the record to etcd once etcd answers, and writes it again if etcd loses
+	// it; the call does not wait for etcd. It may be repeated. A range that overlaps a range of another node is refused:
+	// the answer lists it, and the service tries again once a minute.
 	//
-	// INVALID_ARGUMENT: an address or range is malformed. UNAVAILABLE: it could not
-	// be written to this node's disk. PERMISSION_DENIED: the caller is neither
-	// root nor listed in socket.alsoRoot of the service, nor the datapath's user
-	// with an underlay alone, nor ipam's without an underlay.
+	// INVALID_ARGUMENT: an address or range is malformed. UNAVAILABLE: the registration could not be written to this
+	// node's disk. PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service. The
+	// datapath's user may register only an underlay, and ipam's user everything except an underlay.
 	RegisterNode(context.Context, *RegisterNodeRequest) (*RegisterNodeResponse, error)
-	// WatchCluster sends every other node and every mapping, then a bookmark with
-	// snapshot_complete (what was not sent does not exist), then changes as they
-	// happen: the record of a node before its mappings. A mapping of which the
-	// identity is not known yet may come; WatchIdentities has it, or will.
-	// Changes of one node or prefix are merged. Idle bookmarks carry newer tokens.
+	// WatchCluster sends every other node and every mapping, then a bookmark with snapshot_complete: nodes and mappings
+	// that were not sent do not exist. Then it sends changes as they happen, the record of a node before its mappings.
+	// The identity of a mapping may be unknown to the caller until WatchIdentities sends it. Changes of one node or
+	// prefix are merged. Idle bookmarks carry newer tokens.
 	//
-	// A caller that was unavailable continues with the resume token of the last message:
-	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
-	// old or of another run of the service; watch again without one, and drop what is
-	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
-	// caller reads too slowly and was disconnected; watch again with the last token,
-	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
-	// is stopping; watch again with the last token.
+	// A caller that was disconnected continues with the resume token of the last message, and receives everything that
+	// was deleted in the meantime as a deletion. OUT_OF_RANGE: the token is too old or belongs to another run of the
+	// service; watch again without a token, and drop all nodes and mappings that are not sent before the bookmark with
+	// snapshot_complete. RESOURCE_EXHAUSTED: the caller reads too slowly and was disconnected; watch again with the last
+	// token, which is valid unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service is stopping; watch again with the
+	// last token.
 	WatchCluster(*WatchClusterRequest, grpc.ServerStreamingServer[WatchClusterResponse]) error
-	// ListNodes streams all nodes, this one too, sorted by name. Their state is
-	// read from etcd; while etcd is unavailable it is NODE_STATE_UNSPECIFIED.
+	// ListNodes streams all nodes, including this one, sorted by name. Their state is read from etcd; while etcd is
+	// unavailable it is NODE_STATE_UNSPECIFIED.
 	ListNodes(*ListNodesRequest, grpc.ServerStreamingServer[ListNodesResponse]) error
-	// GetIPMapping returns the identity that an address has in the cluster, and
-	// the reason why a mapping of it does not count. NOT_FOUND: the address lies
-	// in no range of a node, and no node wrote a mapping of it. UNAVAILABLE: the
-	// nodes of the cluster, or the addresses of this node, are not known yet.
+	// GetIPMapping returns the identity of an address in the cluster, and its refused mappings with the reasons.
+	// NOT_FOUND: the address is in no range of a node, and no node wrote a mapping of it. UNAVAILABLE: the nodes of the
+	// cluster, or the addresses of this node, are not known yet.
 	GetIPMapping(context.Context, *GetIPMappingRequest) (*GetIPMappingResponse, error)
 	// ListIPMappings streams the valid endpoint mappings, including this node's, sorted by node and
 	// prefix. The mappings of one node are consistent; mappings of different nodes may be from
 	// different times. Mappings that follow from node records, such as host addresses, are not
 	// listed. It changes nothing.
 	ListIPMappings(*ListIPMappingsRequest, grpc.ServerStreamingServer[ListIPMappingsResponse]) error
-	// WaitForPublication returns once etcd has the addresses of an endpoint of this node, which are
-	// then written at once instead of in a batch, or once it is clear that this will take longer. It
-	// changes nothing and may be repeated; reaching the caller's deadline is not an error.
+	// WaitForPublication returns once the addresses of an endpoint of this node are in etcd, or once it is clear that
+	// this will take longer. The addresses are written at once, instead of being batched. The call changes nothing and
+	// may be repeated. It is not an error if the caller's deadline passes.
 	//
 	// PERMISSION_DENIED: the caller is neither root, the datapath's user nor listed in
 	// socket.alsoRoot of the service.
 	WaitForPublication(context.Context, *WaitForPublicationRequest) (*WaitForPublicationResponse, error)
-	// ForgetNode removes the record of a node and its mappings in one step. Its
-	// ranges are in quarantine for 15 minutes: only a node of the same name may
-	// have them in that time. If the node lives, it registers again when it next
-	// reaches etcd.
+	// ForgetNode removes the record of a node and its mappings in one step. The node's ranges are then in quarantine for
+	// 15 minutes, in which only a node of the same name may claim them. If the node still runs, it registers again when
+	// it next reaches etcd.
 	//
 	// NOT_FOUND: no such node. FAILED_PRECONDITION: the node is alive, and force is
 	// not set. UNAVAILABLE: etcd does not answer. PERMISSION_DENIED: the caller is
 	// neither root, nor listed in socket.alsoRoot of the service, nor the user of
 	// sluice-controller, which may not set force.
 	ForgetNode(context.Context, *ForgetNodeRequest) (*ForgetNodeResponse, error)
-	// ClaimRange gives this node a block of the cluster's pool that no node has,
-	// and adds it to the node's record, in one transaction of etcd. The search
-	// begins at a place that depends on the node's name. A block in quarantine is
-	// given to the node that had it, and to that one only if no other is free;
-	// a block of a silent node stays that node's until ForgetNode.
+	// ClaimRange finds a block of the cluster's pool that no node has, and adds it to this node's record, in one
+	// transaction of etcd. The search begins at a block that depends on the node's name. A node can get a block that is
+	// in its own quarantine, but only if no other block is free. Blocks of a silent node are not free until ForgetNode.
 	//
-	// It may be repeated: as long as the caller names the blocks that it knows, a
-	// call whose answer was lost gives the same block again, also after a restart
-	// of either side.
+	// It may be repeated: if the answer was lost and the caller sends the blocks that it knows, the next call returns the
+	// same block, even after a restart of either side.
 	//
-	// RESOURCE_EXHAUSTED: the pool has no free block of the family; the details
-	// name it with its figures. FAILED_PRECONDITION: the cluster has other
-	// settings; the message names both. INVALID_ARGUMENT: the settings contradict
-	// themselves. UNAVAILABLE: etcd does not answer, or it could not be written to
-	// this node's disk; the block, if there is one, is the answer to the next call.
-	// PERMISSION_DENIED: the caller is neither root, ipam's user nor listed in
-	// socket.alsoRoot of the service.
+	// RESOURCE_EXHAUSTED: the pool has no free block of the family; the details contain the pool with its figures.
+	// FAILED_PRECONDITION: the cluster has other settings; the message contains both. INVALID_ARGUMENT: the settings
+	// contradict each other. UNAVAILABLE: etcd does not answer, or the block could not be written to this node's disk; if
+	// a block was claimed, the next call returns it. PERMISSION_DENIED: the caller is neither root, ipam's user nor
+	// listed in socket.alsoRoot of the service.
 	ClaimRange(context.Context, *ClaimRangeRequest) (*ClaimRangeResponse, error)
-	// ReturnRange puts a block of this node into quarantine for 15 minutes and
-	// takes it out of the node's record, in one transaction of etcd. The caller
-	// has forgotten it durably before. It may be repeated: what the node does
-	// not have is returned already.
+	// ReturnRange removes a block from this node's record and puts it into quarantine for 15 minutes, in one transaction
+	// of etcd. The caller must have removed the block from its own durable state before. It may be repeated: a block that
+	// the node does not have counts as returned.
 	//
-	// FAILED_PRECONDITION: it is the last block of its family: the node's own
-	// addresses are in it. UNAVAILABLE: etcd does not answer, or it could not be
-	// written to this node's disk. PERMISSION_DENIED: as ClaimRange.
+	// FAILED_PRECONDITION: it is the last block of its family, which contains the node's own address. UNAVAILABLE: etcd
+	// does not answer, or the change could not be written to this node's disk. PERMISSION_DENIED: as for ClaimRange.
 	ReturnRange(context.Context, *ReturnRangeRequest) (*ReturnRangeResponse, error)
-	// PublishKinds writes to etcd which kinds of policy the API server has, for
-	// WatchKinds of every node. It may be repeated, and writes nothing if etcd has
-	// the same.
+	// PublishKinds writes to etcd which kinds of policy the API server has, for WatchKinds of every node. It may be
+	// repeated, and writes nothing if etcd already contains the same kinds.
 	//
 	// INVALID_ARGUMENT: a kind is malformed. UNAVAILABLE: etcd does not answer.
 	// PERMISSION_DENIED: the caller is neither root, nor listed in socket.alsoRoot of
 	// the service, nor the user of sluice-controller.
 	PublishKinds(context.Context, *PublishKindsRequest) (*PublishKindsResponse, error)
-	// WatchKinds sends the kinds that PublishKinds wrote last, on any node, and then
-	// every change. The first message comes when etcd has been read once; while etcd
-	// is unavailable the kinds stay. Changes that the caller is too slow for are merged.
+	// WatchKinds sends the kinds that were last published on any node, and then every change. It sends the first message
+	// once etcd has been read. While etcd is unavailable, the last kinds remain valid. If the caller reads too slowly,
+	// changes are merged.
 	//
 	// UNAVAILABLE: the service is stopping; watch again.
 	WatchKinds(*WatchKindsRequest, grpc.ServerStreamingServer[WatchKindsResponse]) error
-	// CheckReuse says which released addresses of this node may be given to another
-	// endpoint. With native routing other nodes evaluate packets by the address they come
-	// from, so an address is not allocated again while one of them may still trust its
-	// last mapping. With another mode every address may be. It changes nothing and may be
+	// CheckReuse returns which released addresses of this node may be allocated to another endpoint. With native routing,
+	// other nodes find the identity of a packet by its source address, so an address is not reused while a node may still
+	// trust its last mapping. With other routing modes, every address may be reused. The call changes nothing and may be
 	// repeated.
 	//
 	// INVALID_ARGUMENT: an address is malformed. PERMISSION_DENIED: the caller is neither
 	// root, ipam's user nor listed in socket.alsoRoot of the service.
 	CheckReuse(context.Context, *CheckReuseRequest) (*CheckReuseResponse, error)
-	// ReportRefusals replaces what WatchRefusals says of this node: the policies that it
-	// does not enforce as written. It writes nothing if etcd has the same.
+	// ReportRefusals replaces the report of this node, which WatchRefusals sends: the policies that the node does not
+	// enforce as written. It writes nothing if etcd already contains the same report.
 	//
 	// UNAVAILABLE: etcd does not answer. PERMISSION_DENIED: the caller is neither root, the
 	// policy service's user nor listed in socket.alsoRoot of the service.
 	ReportRefusals(context.Context, *ReportRefusalsRequest) (*ReportRefusalsResponse, error)
-	// WatchRefusals sends the report of each node that has one, then a message with
-	// complete, and then every change. A node without refusals has no report, nor has one
-	// that etcd did not hear from for 15 minutes.
+	// WatchRefusals sends the reports of all nodes, then a message with complete, and then every change. A node has no
+	// report if it has no refusals, or if it was disconnected from etcd for 15 minutes.
 	//
 	// UNAVAILABLE: etcd does not answer, or the service is stopping; watch again.
 	// PERMISSION_DENIED: the caller is neither root, the user of sluice-controller nor
 	// listed in socket.alsoRoot of the service.
 	WatchRefusals(*WatchRefusalsRequest, grpc.ServerStreamingServer[WatchRefusalsResponse]) error
-	// ConfirmMappings says up to which revision of the store the datapath has applied
-	// what WatchCluster sent, and returns how long ago this node had everything that the
-	// store has. Other nodes reuse addresses sooner when all nodes confirm; see
-	// CheckReuse. The datapath repeats the call every few seconds.
+	// ConfirmMappings confirms the revision of the store up to which the datapath has applied the changes from
+	// WatchCluster. It returns how long ago this node was up to date with the store. Nodes reuse addresses sooner if all
+	// nodes confirm; see CheckReuse. The datapath repeats the call every few seconds.
 	//
 	// PERMISSION_DENIED: the caller is neither root, the datapath's user nor listed in
 	// socket.alsoRoot of the service.
 	ConfirmMappings(context.Context, *ConfirmMappingsRequest) (*ConfirmMappingsResponse, error)
-	// PublishPodCIDRs writes to etcd which podCIDRs the Nodes of the API server have. In mode
-	// kubernetes every node then accepts exactly these ranges from the node of each name. The
-	// request has all Nodes; only differences are written, and nothing in another mode. It
-	// may be repeated.
+	// PublishPodCIDRs writes the podCIDRs of all Nodes of the API server to etcd. In mode kubernetes, nodes then accept
+	// only these ranges from the node of each name. The request must contain all Nodes; only differences are written, and
+	// in other modes nothing. The call may be repeated.
 	//
-	// INVALID_ARGUMENT: a range is malformed, or a name comes twice. UNAVAILABLE: etcd does
-	// not answer, or the role of this node may not write these keys; the message names the
-	// grant. PERMISSION_DENIED: the caller is neither root, nor listed in socket.alsoRoot of
-	// the service, nor the user of sluice-controller.
+	// INVALID_ARGUMENT: a range is malformed, or a name occurs twice. UNAVAILABLE: etcd does not answer, or the role of
+	// this node may not write these keys; the message contains the missing grant. PERMISSION_DENIED: the caller is
+	// neither root, nor listed in socket.alsoRoot of the service, nor the user of sluice-controller.
 	PublishPodCIDRs(context.Context, *PublishPodCIDRsRequest) (*PublishPodCIDRsResponse, error)
 	mustEmbedUnimplementedClusterServiceServer()
 }

@@ -88,9 +88,8 @@ func (Scope) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{0}
 }
 
-// ErrorReason is the reason of an error that this service decides on: the
-// google.rpc.ErrorInfo among the details has it without "ERROR_REASON_", in the
-// domain identity.sluice.io.
+// ErrorReason is the reason of an error of this service. The google.rpc.ErrorInfo in the details contains it without
+// "ERROR_REASON_", in the domain identity.sluice.io.
 type ErrorReason int32
 
 const (
@@ -98,59 +97,54 @@ const (
 	ErrorReason_ERROR_REASON_UNSPECIFIED ErrorReason = 0
 	// INTERNAL: a bug.
 	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 1
-	// INVALID_ARGUMENT: a label is malformed, reserved or there twice; BadRequest
-	// names it.
+	// INVALID_ARGUMENT: a label is malformed, reserved or given twice; BadRequest has the label.
 	ErrorReason_ERROR_REASON_INVALID_LABEL ErrorReason = 2
-	// INVALID_ARGUMENT: a named port is malformed or there twice.
+	// INVALID_ARGUMENT: a named port is malformed or given twice.
 	ErrorReason_ERROR_REASON_INVALID_NAMED_PORT ErrorReason = 3
-	// INVALID_ARGUMENT: a reference or owner could not be read again from where it
-	// is written.
+	// INVALID_ARGUMENT: a reference or owner cannot be stored and read back unchanged.
 	ErrorReason_ERROR_REASON_INVALID_REFERENCE ErrorReason = 4
-	// RESOURCE_EXHAUSTED: this node holds as many identities as it may.
-	// QuotaFailure names the label keys with the most values.
+	// RESOURCE_EXHAUSTED: this node holds as many identities as its quota allows. QuotaFailure lists the label keys with
+	// the most values.
 	ErrorReason_ERROR_REASON_QUOTA_EXHAUSTED ErrorReason = 5
-	// RESOURCE_EXHAUSTED: every number of the range is taken or in quarantine.
-	// QuotaFailure names the label keys with the most values.
+	// RESOURCE_EXHAUSTED: every number of the range is allocated or in quarantine. QuotaFailure lists the label keys with
+	// the most values.
 	ErrorReason_ERROR_REASON_NUMBERS_EXHAUSTED ErrorReason = 6
 	// ALREADY_EXISTS: the reference or owner holds another label set.
 	ErrorReason_ERROR_REASON_REFERENCE_HAS_OTHER_LABELS ErrorReason = 7
-	// NOT_FOUND: the number is not known here.
+	// NOT_FOUND: the number is unknown to this node.
 	ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND ErrorReason = 8
-	// ABORTED: other nodes took every number that was tried; repeat the call.
+	// ABORTED: other nodes allocated every number that was tried; repeat the call.
 	ErrorReason_ERROR_REASON_CONTENDED ErrorReason = 9
-	// UNAVAILABLE: the label set is new, or too long unconfirmed, and etcd does
-	// not answer; or the addresses of the cluster were not read from etcd yet.
+	// UNAVAILABLE: etcd does not answer, and the label set is new or was last confirmed too long ago; or the addresses of
+	// the cluster have not been read from etcd yet.
 	ErrorReason_ERROR_REASON_STORE_UNAVAILABLE ErrorReason = 10
 	// UNAVAILABLE: etcd has no space left and accepts no writes.
 	ErrorReason_ERROR_REASON_STORE_FULL ErrorReason = 11
-	// UNAVAILABLE: the session with etcd ended; the service makes a new one.
+	// UNAVAILABLE: the session with etcd ended; the service creates a new one.
 	ErrorReason_ERROR_REASON_SESSION_LOST ErrorReason = 12
-	// UNAVAILABLE: another machine, or another state directory, is alive under
-	// the name of this node.
+	// UNAVAILABLE: another machine, or another state directory, is using the name of this node.
 	ErrorReason_ERROR_REASON_NODE_NAME_TAKEN ErrorReason = 13
 	// UNAVAILABLE: the state could not be written to this node's disk; the
 	// metadata's "errno" has the system call's error, for example ENOSPC.
 	ErrorReason_ERROR_REASON_STORAGE_FAILED ErrorReason = 14
-	// INTERNAL: etcd holds what this service never writes.
+	// INTERNAL: etcd contains data that this service never writes.
 	ErrorReason_ERROR_REASON_STORE_CORRUPT ErrorReason = 15
-	// UNAVAILABLE: the Kubernetes API answers and has no such pod, or not yet.
+	// UNAVAILABLE: the Kubernetes API answers but does not have the pod, or not yet.
 	ErrorReason_ERROR_REASON_POD_NOT_FOUND ErrorReason = 16
-	// UNAVAILABLE: the pod is not known here and the Kubernetes API does not
-	// answer, or refuses.
+	// UNAVAILABLE: the pod is unknown to this node, and the Kubernetes API does not answer or refuses the request.
 	ErrorReason_ERROR_REASON_KUBERNETES_UNAVAILABLE ErrorReason = 17
 	// NOT_FOUND: no node of this name is registered.
 	ErrorReason_ERROR_REASON_NODE_NOT_FOUND ErrorReason = 18
 	// FAILED_PRECONDITION: the node is alive, and force is not set.
 	ErrorReason_ERROR_REASON_NODE_ALIVE ErrorReason = 19
-	// NOT_FOUND: no node has the address in a range or wrote a mapping of it.
+	// NOT_FOUND: the address is in no range of a node, and no node wrote a mapping of it.
 	ErrorReason_ERROR_REASON_ADDRESS_UNKNOWN ErrorReason = 20
-	// FAILED_PRECONDITION: the cluster has other settings of ipam than the caller;
-	// the message names both.
+	// FAILED_PRECONDITION: the cluster has other ipam settings than the caller; the message contains both.
 	ErrorReason_ERROR_REASON_IPAM_SETTINGS_DIFFER ErrorReason = 21
-	// RESOURCE_EXHAUSTED: no block of the cluster's pool is free; QuotaFailure describes
-	// the pool. Or the node has its maximum number of blocks.
+	// RESOURCE_EXHAUSTED: no block of the cluster's pool is free, and QuotaFailure describes the pool; or the node has
+	// its maximum number of blocks.
 	ErrorReason_ERROR_REASON_NO_FREE_RANGE ErrorReason = 22
-	// FAILED_PRECONDITION: the last block of a family is not returned.
+	// FAILED_PRECONDITION: a node cannot return its last block of a family.
 	ErrorReason_ERROR_REASON_LAST_RANGE ErrorReason = 23
 	// Other nodes may still map an address of the endpoint to the identity of an earlier endpoint.
 	ErrorReason_ERROR_REASON_ADDRESS_RESTING ErrorReason = 60
@@ -384,8 +378,8 @@ func (x *AllocateIdentityRequest) GetValidateOnly() bool {
 // AllocateIdentityResponse is the answer of AllocateIdentity.
 type AllocateIdentityResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The identity, with the label set after filtering. With validate_only its
-	// number is 0 if none is known here.
+	// The identity, with the label set after filtering. With validate_only, the number is 0 if the label set has none on
+	// this node.
 	Identity      *Identity `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -431,7 +425,7 @@ func (x *AllocateIdentityResponse) GetIdentity() *Identity {
 // ReleaseIdentityRequest is the input of ReleaseIdentity.
 type ReleaseIdentityRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Reference to release.
+	// What to release.
 	//
 	// Types that are valid to be assigned to Holder:
 	//
@@ -527,7 +521,7 @@ func (*ReleaseIdentityRequest_Owner) isReleaseIdentityRequest_Holder() {}
 // ReleaseIdentityResponse is the answer of ReleaseIdentity.
 type ReleaseIdentityResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The number that was held; 0 if none was.
+	// The number that the reference held; 0 if it held none.
 	ReleasedNumber uint32 `protobuf:"varint,1,opt,name=released_number,json=releasedNumber,proto3" json:"released_number,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -621,7 +615,7 @@ type GetIdentityResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The identity.
 	Identity *Identity `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
-	// References of AllocateIdentity to it on this node, sorted.
+	// References of AllocateIdentity to the identity on this node, sorted.
 	References []string `protobuf:"bytes,2,rep,name=references,proto3" json:"references,omitempty"`
 	// Endpoints of this node that refer to it, sorted by owner.
 	Endpoints     []*HoldingEndpoint `protobuf:"bytes,3,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
@@ -913,7 +907,7 @@ func (x *WatchIdentitiesRequest) GetResumeToken() []byte {
 // WatchIdentitiesResponse is one event of the watch.
 type WatchIdentitiesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Continue after this message with this token. Opaque.
+	// Token to continue after this message. Opaque.
 	ResumeToken []byte `protobuf:"bytes,1,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
 	// The event.
 	//
@@ -923,7 +917,7 @@ type WatchIdentitiesResponse struct {
 	//	*WatchIdentitiesResponse_Delete
 	//	*WatchIdentitiesResponse_Bookmark
 	Event isWatchIdentitiesResponse_Event `protobuf_oneof:"event"`
-	// Run of the service in which revision counts; 8 bytes.
+	// Run of the service within which revision counts; 8 bytes.
 	Incarnation []byte `protobuf:"bytes,5,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Number of changes of identities in this run of the service that are included with this message.
 	// 0 until the snapshot is complete.
@@ -1105,7 +1099,7 @@ type ResolveEndpointRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Owner of the endpoint.
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
-	// Labels that the runtime gives, unfiltered.
+	// Labels from the runtime, unfiltered.
 	Labels []*v1.Label `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty"`
 	// Ports that policies may refer to by name.
 	NamedPorts []*v1.NamedPort `protobuf:"bytes,3,rep,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
@@ -1333,7 +1327,7 @@ func (x *WatchEndpointsRequest) GetResumeToken() []byte {
 // WatchEndpointsResponse is one event of the watch.
 type WatchEndpointsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Continue after this message with this token. Opaque.
+	// Token to continue after this message. Opaque.
 	ResumeToken []byte `protobuf:"bytes,1,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
 	// The event.
 	//
@@ -1450,7 +1444,7 @@ type EndpointIdentity struct {
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
 	// The identity, with its label set.
 	Identity *Identity `protobuf:"bytes,2,opt,name=identity,proto3" json:"identity,omitempty"`
-	// The named ports that belong to it, sorted by name and protocol.
+	// The named ports of the identity, sorted by name and protocol.
 	NamedPorts []*v1.NamedPort `protobuf:"bytes,3,rep,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
 	// Kubernetes pod; unset without one.
 	Pod *v1.PodReference `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"`
@@ -1539,7 +1533,7 @@ type ConfirmEndpointRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Owner of the endpoint.
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
-	// The number that they carry, 1 to 0xFFFFFF.
+	// The number that the packets of the owner carry, 1 to 0xFFFFFF.
 	Number        uint32 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1666,7 +1660,7 @@ func (*GetStatusRequest) Descriptor() ([]byte, []int) {
 // GetStatusResponse is the answer of GetStatus.
 type GetStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Version, start and problems.
+	// Version, start time and problems.
 	Service *v12.ServiceStatus `protobuf:"bytes,10,opt,name=service,proto3" json:"service,omitempty"`
 	// Name of this node in the cluster.
 	NodeName string `protobuf:"bytes,3,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
@@ -1681,12 +1675,12 @@ type GetStatusResponse struct {
 	HeldIdentities uint32 `protobuf:"varint,7,opt,name=held_identities,json=heldIdentities,proto3" json:"held_identities,omitempty"`
 	// Releases and references that wait for etcd.
 	PendingStoreWrites uint32 `protobuf:"varint,8,opt,name=pending_store_writes,json=pendingStoreWrites,proto3" json:"pending_store_writes,omitempty"`
-	// The label keys that create most identities, at most 10, most first.
+	// The label keys with the most distinct values, at most 10, in descending order.
 	TopLabelKeys []*LabelKeyCount `protobuf:"bytes,9,rep,name=top_label_keys,json=topLabelKeys,proto3" json:"top_label_keys,omitempty"`
-	// Revision of the store up to which every change of identities is known; unset
-	// while the service has only its cache.
+	// Revision of the store up to which all changes of identities are included; unset while the service only has its
+	// cache.
 	StoreRevision *StoreRevision `protobuf:"bytes,11,opt,name=store_revision,json=storeRevision,proto3" json:"store_revision,omitempty"`
-	// This node among the others.
+	// The cluster, as this node sees it.
 	Cluster       *ClusterStatus `protobuf:"bytes,12,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1792,17 +1786,17 @@ func (x *GetStatusResponse) GetCluster() *ClusterStatus {
 	return nil
 }
 
-// ClusterStatus is the view of a node on the cluster, and its registration there.
+// ClusterStatus is the view of the cluster on a node, and the registration of the node.
 type ClusterStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The store has the last record that RegisterNode set for this node. It stays true while the
 	// store does not answer.
 	Registered bool `protobuf:"varint,1,opt,name=registered,proto3" json:"registered,omitempty"`
-	// Registered nodes, this one too.
+	// Registered nodes, including this one.
 	Nodes uint32 `protobuf:"varint,2,opt,name=nodes,proto3" json:"nodes,omitempty"`
 	// Valid addresses of other nodes' endpoints.
 	Mappings uint32 `protobuf:"varint,3,opt,name=mappings,proto3" json:"mappings,omitempty"`
-	// Addresses that other nodes wrote and that are not valid.
+	// Refused addresses of other nodes.
 	RefusedMappings uint32 `protobuf:"varint,4,opt,name=refused_mappings,json=refusedMappings,proto3" json:"refused_mappings,omitempty"`
 	// Ranges that this node claims but does not have; the problems of the service list the ranges
 	// with the reasons.
@@ -1947,7 +1941,7 @@ type RangeOverlap struct {
 	Prefix string `protobuf:"bytes,3,opt,name=prefix,proto3" json:"prefix,omitempty"`
 	// The node that this node considers the holder of the range, or of an overlapping range.
 	Holder string `protobuf:"bytes,4,opt,name=holder,proto3" json:"holder,omitempty"`
-	// Why, for people.
+	// Reason, for people.
 	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
 	// According to the store, the node would have the range: this node still uses the node that had
 	// it before the store was rebuilt.
@@ -2176,11 +2170,11 @@ func (x *GetLabelFilterResponse) GetNodeRules() []*LabelFilterRule {
 	return nil
 }
 
-// LabelFilterRule is a rule of the filter of labels.
+// LabelFilterRule is a rule of the label filter.
 type LabelFilterRule struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// "[source:]prefix", which matches keys that begin with the prefix; a prefix that
-	// begins with "*." matches every key whose domain ends in the rest.
+	// "[source:]prefix": matches keys that begin with the prefix. A prefix that begins with "*." matches every key whose
+	// domain ends with the rest.
 	Rule string `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"`
 	// Whether matching labels are part of identities.
 	Counts        bool `protobuf:"varint,2,opt,name=counts,proto3" json:"counts,omitempty"`
@@ -2269,12 +2263,12 @@ func (*WatchWaitingLabelsRequest) Descriptor() ([]byte, []int) {
 	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{28}
 }
 
-// WatchWaitingLabelsResponse is one change that waits.
+// WatchWaitingLabelsResponse is one waiting change.
 type WatchWaitingLabelsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Number of the change in this run of the service; 0 in the first message.
 	Change uint64 `protobuf:"varint,1,opt,name=change,proto3" json:"change,omitempty"`
-	// Present identity of the endpoint.
+	// Current identity of the endpoint.
 	Identity uint32 `protobuf:"varint,2,opt,name=identity,proto3" json:"identity,omitempty"`
 	// Requested labels of the endpoint.
 	Labels        []*v1.Label `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty"`

@@ -54,56 +54,47 @@ const (
 // cluster), 256 to 65535 are valid in this cluster, 0xFF0000 to 0xFF0FFF are valid on one node
 // only.
 type IdentityServiceClient interface {
-	// AllocateIdentity gives the number of a label set, creating it if needed,
-	// and holds it for the reference until ReleaseIdentity. Repeating it changes
-	// nothing.
+	// AllocateIdentity returns the number of a label set. It allocates a number if the label set has none, and keeps it
+	// for the reference until ReleaseIdentity. Repeating the call changes nothing.
 	//
-	// UNAVAILABLE: the label set is new and etcd does not answer.
-	// ALREADY_EXISTS: the reference holds another label set. RESOURCE_EXHAUSTED:
-	// the numbers or the quota of this node are used up; the details say which
-	// label keys create most identities. INVALID_ARGUMENT: a label is malformed
-	// or of a source that callers may not use.
+	// UNAVAILABLE: the label set is new and etcd does not answer. ALREADY_EXISTS: the reference holds another label set.
+	// RESOURCE_EXHAUSTED: the numbers or the quota of this node are used up; the details list the label keys with the
+	// most values. INVALID_ARGUMENT: a label is malformed, or callers may not use its source.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	AllocateIdentity(ctx context.Context, in *AllocateIdentityRequest, opts ...grpc.CallOption) (*AllocateIdentityResponse, error)
-	// ReleaseIdentity drops what a reference holds. Releasing what is not held
-	// succeeds; so the call may be repeated. It needs no etcd: the number is
-	// given up there as soon as etcd answers.
+	// ReleaseIdentity releases the identity of a reference. It succeeds if the reference has none, so the call may be
+	// repeated. It needs no etcd: the release is written to etcd once etcd answers.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	ReleaseIdentity(ctx context.Context, in *ReleaseIdentityRequest, opts ...grpc.CallOption) (*ReleaseIdentityResponse, error)
-	// GetIdentity returns the label set of a number. NOT_FOUND: the number is not known here.
+	// GetIdentity returns the label set of a number. NOT_FOUND: the number is unknown to this node.
 	GetIdentity(ctx context.Context, in *GetIdentityRequest, opts ...grpc.CallOption) (*GetIdentityResponse, error)
 	// ListIdentities streams all identities, reserved ones included, sorted by
 	// number, as of one point in time.
 	ListIdentities(ctx context.Context, in *ListIdentitiesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListIdentitiesResponse], error)
-	// WatchIdentities sends every identity, then a bookmark with
-	// snapshot_complete (what was not listed does not exist), then changes as
-	// they happen. Idle bookmarks carry newer tokens.
+	// WatchIdentities sends every identity, then a bookmark with snapshot_complete: identities that were not sent do not
+	// exist. Then it sends changes as they happen. Idle bookmarks carry newer tokens.
 	//
-	// A caller that was unavailable continues with the resume token of the last message:
-	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
-	// old or of another run of the service; watch again without one, and drop what is
-	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
-	// caller reads too slowly and was disconnected; watch again with the last token,
-	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
-	// is stopping; watch again with the last token.
+	// A disconnected caller continues with the resume token of the last message, and receives everything that was deleted
+	// in the meantime as a deletion. OUT_OF_RANGE: the token is too old or belongs to another run of the service; watch
+	// again without a token, and drop all identities that are not sent before the bookmark with snapshot_complete.
+	// RESOURCE_EXHAUSTED: the caller reads too slowly and was disconnected; watch again with the last token, which is
+	// valid unless the call returns OUT_OF_RANGE. UNAVAILABLE: the service is stopping; watch again with the last token.
 	WatchIdentities(ctx context.Context, in *WatchIdentitiesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchIdentitiesResponse], error)
 	// ResolveEndpoint returns the identity of a workload that its runtime describes: it filters the
 	// labels, adds the hidden label of its named ports, and allocates the identity with the owner as
 	// reference. A repeated call of the same owner returns the same answer; with other labels, the
 	// owner moves to the new label set and the old one is released.
 	//
-	// If the service uses a Kubernetes API and the pod reference has namespace, name and uid, labels
-	// and named ports come from the API, and the ones in the request are ignored. If the API has not
-	// delivered the pod yet, the call waits for up to 10 s, but ends shortly before the caller's
-	// deadline. While the API is unavailable, the service may use what another endpoint of the same
-	// pod on this node has.
+	// If the service uses a Kubernetes API and the pod reference has namespace, name and uid, labels and named ports come
+	// from the API, and the ones in the request are ignored. If the API has not delivered the pod yet, the call waits for
+	// up to 10 s, but ends shortly before the caller's deadline. While the API is unavailable, the service may use the
+	// labels of another endpoint of the same pod on this node.
 	//
-	// Errors as for AllocateIdentity, and UNAVAILABLE if the pod is not known; the reason tells
-	// whether the API answers.
+	// Errors as for AllocateIdentity, and UNAVAILABLE if the pod is not known; the reason shows whether the API answers.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	ResolveEndpoint(ctx context.Context, in *ResolveEndpointRequest, opts ...grpc.CallOption) (*ResolveEndpointResponse, error)
@@ -113,13 +104,11 @@ type IdentityServiceClient interface {
 	// changed, in Kubernetes or by ResolveEndpoint. Changes of one owner are merged. Idle
 	// bookmarks carry newer tokens.
 	//
-	// A caller that was unavailable continues with the resume token of the last message:
-	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
-	// old or of another run of the service; watch again without one, and drop what is
-	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
-	// caller reads too slowly and was disconnected; watch again with the last token,
-	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
-	// is stopping; watch again with the last token.
+	// A disconnected caller continues with the resume token of the last message, and receives everything that was deleted
+	// in the meantime as a deletion. OUT_OF_RANGE: the token is too old or belongs to another run of the service; watch
+	// again without a token, and drop all owners that are not sent before the bookmark with snapshot_complete.
+	// RESOURCE_EXHAUSTED: the caller reads too slowly and was disconnected; watch again with the last token, which is
+	// valid unless the call returns OUT_OF_RANGE. UNAVAILABLE: the service is stopping; watch again with the last token.
 	WatchEndpoints(ctx context.Context, in *WatchEndpointsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchEndpointsResponse], error)
 	// ConfirmEndpoint reports that the packets of an owner carry a number that WatchEndpoints
 	// announced with confirm set. Until then the service also keeps a reference to the previous
@@ -135,15 +124,13 @@ type IdentityServiceClient interface {
 	// Identities do not contain other labels, so a selector over such a label matches no particular
 	// identities. The rules come from the configuration and do not change while the service runs.
 	GetLabelFilter(ctx context.Context, in *GetLabelFilterRequest, opts ...grpc.CallOption) (*GetLabelFilterResponse, error)
-	// WatchWaitingLabels sends an empty message, and then each change of the labels of a pod
-	// that waits for a rate: those that wait now, then new ones. sluice-policy follows it and
-	// admits changes that let the pod do less.
+	// WatchWaitingLabels sends an empty message, and then the label changes that the rate limit delays: first the changes
+	// that already wait, then new ones. sluice-policy watches them and admits the changes with which the pod may do less.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor sluice-policy.
 	WatchWaitingLabels(ctx context.Context, in *WatchWaitingLabelsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchWaitingLabelsResponse], error)
-	// AdmitLabels exempts a waiting change of labels from the rate limit, because the pod's policies
-	// allow with the new labels only a part of what they allow now. A change that is no longer
-	// waiting is ignored.
+	// AdmitLabels exempts a waiting label change from the rate limit, because the pod's policies allow less with the new
+	// labels than with the current ones. A change that is no longer waiting is ignored.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor sluice-policy.
 	AdmitLabels(ctx context.Context, in *AdmitLabelsRequest, opts ...grpc.CallOption) (*AdmitLabelsResponse, error)
@@ -328,56 +315,47 @@ func (c *identityServiceClient) AdmitLabels(ctx context.Context, in *AdmitLabels
 // cluster), 256 to 65535 are valid in this cluster, 0xFF0000 to 0xFF0FFF are valid on one node
 // only.
 type IdentityServiceServer interface {
-	// AllocateIdentity gives the number of a label set, creating it if needed,
-	// and holds it for the reference until ReleaseIdentity. Repeating it changes
-	// nothing.
+	// AllocateIdentity returns the number of a label set. It allocates a number if the label set has none, and keeps it
+	// for the reference until ReleaseIdentity. Repeating the call changes nothing.
 	//
-	// UNAVAILABLE: the label set is new and etcd does not answer.
-	// ALREADY_EXISTS: the reference holds another label set. RESOURCE_EXHAUSTED:
-	// the numbers or the quota of this node are used up; the details say which
-	// label keys create most identities. INVALID_ARGUMENT: a label is malformed
-	// or of a source that callers may not use.
+	// UNAVAILABLE: the label set is new and etcd does not answer. ALREADY_EXISTS: the reference holds another label set.
+	// RESOURCE_EXHAUSTED: the numbers or the quota of this node are used up; the details list the label keys with the
+	// most values. INVALID_ARGUMENT: a label is malformed, or callers may not use its source.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	AllocateIdentity(context.Context, *AllocateIdentityRequest) (*AllocateIdentityResponse, error)
-	// ReleaseIdentity drops what a reference holds. Releasing what is not held
-	// succeeds; so the call may be repeated. It needs no etcd: the number is
-	// given up there as soon as etcd answers.
+	// ReleaseIdentity releases the identity of a reference. It succeeds if the reference has none, so the call may be
+	// repeated. It needs no etcd: the release is written to etcd once etcd answers.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	ReleaseIdentity(context.Context, *ReleaseIdentityRequest) (*ReleaseIdentityResponse, error)
-	// GetIdentity returns the label set of a number. NOT_FOUND: the number is not known here.
+	// GetIdentity returns the label set of a number. NOT_FOUND: the number is unknown to this node.
 	GetIdentity(context.Context, *GetIdentityRequest) (*GetIdentityResponse, error)
 	// ListIdentities streams all identities, reserved ones included, sorted by
 	// number, as of one point in time.
 	ListIdentities(*ListIdentitiesRequest, grpc.ServerStreamingServer[ListIdentitiesResponse]) error
-	// WatchIdentities sends every identity, then a bookmark with
-	// snapshot_complete (what was not listed does not exist), then changes as
-	// they happen. Idle bookmarks carry newer tokens.
+	// WatchIdentities sends every identity, then a bookmark with snapshot_complete: identities that were not sent do not
+	// exist. Then it sends changes as they happen. Idle bookmarks carry newer tokens.
 	//
-	// A caller that was unavailable continues with the resume token of the last message:
-	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
-	// old or of another run of the service; watch again without one, and drop what is
-	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
-	// caller reads too slowly and was disconnected; watch again with the last token,
-	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
-	// is stopping; watch again with the last token.
+	// A disconnected caller continues with the resume token of the last message, and receives everything that was deleted
+	// in the meantime as a deletion. OUT_OF_RANGE: the token is too old or belongs to another run of the service; watch
+	// again without a token, and drop all identities that are not sent before the bookmark with snapshot_complete.
+	// RESOURCE_EXHAUSTED: the caller reads too slowly and was disconnected; watch again with the last token, which is
+	// valid unless the call returns OUT_OF_RANGE. UNAVAILABLE: the service is stopping; watch again with the last token.
 	WatchIdentities(*WatchIdentitiesRequest, grpc.ServerStreamingServer[WatchIdentitiesResponse]) error
 	// ResolveEndpoint returns the identity of a workload that its runtime describes: it filters the
 	// labels, adds the hidden label of its named ports, and allocates the identity with the owner as
 	// reference. A repeated call of the same owner returns the same answer; with other labels, the
 	// owner moves to the new label set and the old one is released.
 	//
-	// If the service uses a Kubernetes API and the pod reference has namespace, name and uid, labels
-	// and named ports come from the API, and the ones in the request are ignored. If the API has not
-	// delivered the pod yet, the call waits for up to 10 s, but ends shortly before the caller's
-	// deadline. While the API is unavailable, the service may use what another endpoint of the same
-	// pod on this node has.
+	// If the service uses a Kubernetes API and the pod reference has namespace, name and uid, labels and named ports come
+	// from the API, and the ones in the request are ignored. If the API has not delivered the pod yet, the call waits for
+	// up to 10 s, but ends shortly before the caller's deadline. While the API is unavailable, the service may use the
+	// labels of another endpoint of the same pod on this node.
 	//
-	// Errors as for AllocateIdentity, and UNAVAILABLE if the pod is not known; the reason tells
-	// whether the API answers.
+	// Errors as for AllocateIdentity, and UNAVAILABLE if the pod is not known; the reason shows whether the API answers.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	ResolveEndpoint(context.Context, *ResolveEndpointRequest) (*ResolveEndpointResponse, error)
@@ -387,13 +365,11 @@ type IdentityServiceServer interface {
 	// changed, in Kubernetes or by ResolveEndpoint. Changes of one owner are merged. Idle
 	// bookmarks carry newer tokens.
 	//
-	// A caller that was unavailable continues with the resume token of the last message:
-	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
-	// old or of another run of the service; watch again without one, and drop what is
-	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
-	// caller reads too slowly and was disconnected; watch again with the last token,
-	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
-	// is stopping; watch again with the last token.
+	// A disconnected caller continues with the resume token of the last message, and receives everything that was deleted
+	// in the meantime as a deletion. OUT_OF_RANGE: the token is too old or belongs to another run of the service; watch
+	// again without a token, and drop all owners that are not sent before the bookmark with snapshot_complete.
+	// RESOURCE_EXHAUSTED: the caller reads too slowly and was disconnected; watch again with the last token, which is
+	// valid unless the call returns OUT_OF_RANGE. UNAVAILABLE: the service is stopping; watch again with the last token.
 	WatchEndpoints(*WatchEndpointsRequest, grpc.ServerStreamingServer[WatchEndpointsResponse]) error
 	// ConfirmEndpoint reports that the packets of an owner carry a number that WatchEndpoints
 	// announced with confirm set. Until then the service also keeps a reference to the previous
@@ -409,15 +385,13 @@ type IdentityServiceServer interface {
 	// Identities do not contain other labels, so a selector over such a label matches no particular
 	// identities. The rules come from the configuration and do not change while the service runs.
 	GetLabelFilter(context.Context, *GetLabelFilterRequest) (*GetLabelFilterResponse, error)
-	// WatchWaitingLabels sends an empty message, and then each change of the labels of a pod
-	// that waits for a rate: those that wait now, then new ones. sluice-policy follows it and
-	// admits changes that let the pod do less.
+	// WatchWaitingLabels sends an empty message, and then the label changes that the rate limit delays: first the changes
+	// that already wait, then new ones. sluice-policy watches them and admits the changes with which the pod may do less.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor sluice-policy.
 	WatchWaitingLabels(*WatchWaitingLabelsRequest, grpc.ServerStreamingServer[WatchWaitingLabelsResponse]) error
-	// AdmitLabels exempts a waiting change of labels from the rate limit, because the pod's policies
-	// allow with the new labels only a part of what they allow now. A change that is no longer
-	// waiting is ignored.
+	// AdmitLabels exempts a waiting label change from the rate limit, because the pod's policies allow less with the new
+	// labels than with the current ones. A change that is no longer waiting is ignored.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor sluice-policy.
 	AdmitLabels(context.Context, *AdmitLabelsRequest) (*AdmitLabelsResponse, error)

@@ -99,7 +99,7 @@ type IPAMSettings struct {
 	// Prefix length of IPv6 blocks, such as 64; 0 without IPv6 prefixes. In mode STATIC the
 	// minimum prefix length of a range.
 	Ipv6BlockLength uint32 `protobuf:"varint,4,opt,name=ipv6_block_length,json=ipv6BlockLength,proto3" json:"ipv6_block_length,omitempty"`
-	// Blocks of a family that one node may have, 1 to 32; in mode STATIC with prefixes, ranges.
+	// Maximum number of blocks per family of one node, 1 to 32; in mode STATIC with prefixes, of ranges.
 	MaxBlocks     uint32 `protobuf:"varint,5,opt,name=max_blocks,json=maxBlocks,proto3" json:"max_blocks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -173,7 +173,7 @@ func (x *IPAMSettings) GetMaxBlocks() uint32 {
 // ClaimRangeRequest is the input of ClaimRange.
 type ClaimRangeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The pool, with the mode POOL. It must be equal to the cluster's.
+	// The settings, with mode POOL. They must be equal to the cluster's.
 	Settings *IPAMSettings `protobuf:"bytes,1,opt,name=settings,proto3" json:"settings,omitempty"`
 	// Claim an IPv6 block; otherwise an IPv4 block.
 	Ipv6 bool `protobuf:"varint,2,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
@@ -247,7 +247,7 @@ func (x *ClaimRangeRequest) GetValidateOnly() bool {
 // ClaimRangeResponse is the answer of ClaimRange.
 type ClaimRangeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The block, which this node has now. Empty with validate_only.
+	// The claimed block. Empty with validate_only.
 	Range         string `protobuf:"bytes,1,opt,name=range,proto3" json:"range,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -293,7 +293,7 @@ func (x *ClaimRangeResponse) GetRange() string {
 // ReturnRangeRequest is the input of ReturnRange.
 type ReturnRangeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The block, of which no address is in use.
+	// The block. None of its addresses may be in use.
 	Range string `protobuf:"bytes,1,opt,name=range,proto3" json:"range,omitempty"`
 	// Only check whether the block could be returned.
 	ValidateOnly  bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`

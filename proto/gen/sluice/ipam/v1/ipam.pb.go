@@ -195,23 +195,21 @@ func (RangeState) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_ipam_v1_ipam_proto_rawDescGZIP(), []int{2}
 }
 
-// ErrorReason is the reason of an error that this service decides on: the
-// google.rpc.ErrorInfo among the details has it without "ERROR_REASON_", in the
-// domain ipam.sluice.io.
+// ErrorReason is the reason of an error of this service. The google.rpc.ErrorInfo in the details contains it without
+// "ERROR_REASON_", in the domain ipam.sluice.io.
 type ErrorReason int32
 
 const (
 	// Never sent.
 	ErrorReason_ERROR_REASON_UNSPECIFIED ErrorReason = 0
-	// INTERNAL: a bug, or a stored state that contradicts itself.
+	// INTERNAL: a bug, or inconsistent stored state.
 	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 1
-	// INVALID_ARGUMENT: a field is invalid or contradicts another one; BadRequest names it.
+	// INVALID_ARGUMENT: a field is invalid or contradicts another one; BadRequest has the field.
 	ErrorReason_ERROR_REASON_INVALID_REQUEST ErrorReason = 2
-	// INVALID_ARGUMENT: a requested address or family has no pool; BadRequest
-	// names the field.
+	// INVALID_ARGUMENT: a requested address or family has no pool; BadRequest has the field.
 	ErrorReason_ERROR_REASON_NO_POOL ErrorReason = 3
-	// RESOURCE_EXHAUSTED: no address of a family is free. QuotaFailure has the
-	// figures of each pool; RetryInfo, if an address comes back by itself, when.
+	// RESOURCE_EXHAUSTED: no address of a family is free. QuotaFailure has the figures of each pool. If an address will
+	// become free by itself, RetryInfo has the delay.
 	ErrorReason_ERROR_REASON_POOL_EXHAUSTED ErrorReason = 4
 	// ALREADY_EXISTS: the owner already holds addresses, and the requested ones differ.
 	ErrorReason_ERROR_REASON_OWNER_HAS_OTHER_ADDRESSES ErrorReason = 5
@@ -221,9 +219,9 @@ const (
 	// FAILED_PRECONDITION: the addresses to confirm or release differ from the
 	// owner's addresses.
 	ErrorReason_ERROR_REASON_ADDRESSES_DIFFER ErrorReason = 7
-	// NOT_FOUND: the owner holds nothing.
+	// NOT_FOUND: the owner has no addresses.
 	ErrorReason_ERROR_REASON_ALLOCATION_NOT_FOUND ErrorReason = 8
-	// UNAVAILABLE: too many calls wait already; RetryInfo says when to come back.
+	// UNAVAILABLE: too many calls wait already; RetryInfo has the delay before a retry.
 	ErrorReason_ERROR_REASON_BUSY ErrorReason = 9
 	// UNAVAILABLE: the service is stopping.
 	ErrorReason_ERROR_REASON_STOPPING ErrorReason = 10
@@ -232,14 +230,13 @@ const (
 	ErrorReason_ERROR_REASON_STORAGE_FAILED ErrorReason = 11
 	// UNAVAILABLE: the state on disk is uncertain; the service restarts and reads it again.
 	ErrorReason_ERROR_REASON_STORAGE_UNCERTAIN ErrorReason = 12
-	// UNAVAILABLE: the node has no range to take addresses from yet, or none any
-	// more; RetryInfo says when to come back.
+	// UNAVAILABLE: the node has no range to allocate from, not yet or no longer; RetryInfo has the delay before a retry.
 	ErrorReason_ERROR_REASON_NO_RANGE ErrorReason = 13
-	// RESOURCE_EXHAUSTED: no address is free, and neither is a block of the
-	// cluster's pool, which the message names; RetryInfo says when to come back.
+	// RESOURCE_EXHAUSTED: no address is free, and the cluster's pool has no free block. The message contains the pool,
+	// and RetryInfo the delay before a retry.
 	ErrorReason_ERROR_REASON_CLUSTER_POOL_EXHAUSTED ErrorReason = 14
-	// UNAVAILABLE: no address is free, and no further block can be claimed because the cluster does
-	// not answer; the message names the pool, and RetryInfo has the delay before a retry.
+	// UNAVAILABLE: no address is free, and no further block can be claimed because the cluster does not answer. The
+	// message contains the pool, and RetryInfo the delay before a retry.
 	ErrorReason_ERROR_REASON_CLUSTER_UNAVAILABLE ErrorReason = 15
 )
 
@@ -315,8 +312,7 @@ type Address struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The address.
 	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
-	// Prefix length of the pool it comes from, for information: a pod always
-	// configures /32 or /128.
+	// Prefix length of the pool that contains the address, for information: a pod always configures /32 or /128.
 	PoolPrefixLength uint32 `protobuf:"varint,2,opt,name=pool_prefix_length,json=poolPrefixLength,proto3" json:"pool_prefix_length,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
@@ -594,8 +590,7 @@ type ConfirmAllocationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The owner of the lease.
 	Owner *v1.Owner `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
-	// The addresses that are about to be configured, in any order; all of the
-	// lease's.
+	// All addresses of the lease, in any order. The caller is about to configure them.
 	Addresses []string `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	// Return the answer without confirming.
 	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
@@ -998,10 +993,9 @@ type Pool struct {
 	FreeCount uint64 `protobuf:"varint,8,opt,name=free_count,json=freeCount,proto3" json:"free_count,omitempty"`
 	// Serving, draining or refused.
 	State RangeState `protobuf:"varint,9,opt,name=state,proto3,enum=sluice.ipam.v1.RangeState" json:"state,omitempty"`
-	// Why the cluster refuses it, for people; empty if it does not.
+	// Why the cluster refuses the range, for people; empty if it does not.
 	RefusedReason string `protobuf:"bytes,10,opt,name=refused_reason,json=refusedReason,proto3" json:"refused_reason,omitempty"`
-	// The node's overlay address is the gateway of this pool. At most one pool of a
-	// family.
+	// The gateway of this pool is the node's overlay address. Set for at most one pool of a family.
 	Primary       bool `protobuf:"varint,11,opt,name=primary,proto3" json:"primary,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1163,7 +1157,7 @@ func (x *WatchPoolsRequest) GetResumeToken() []byte {
 // WatchPoolsResponse is one element of the stream.
 type WatchPoolsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Continues after this message. Empty until the listing is complete.
+	// Token to continue after this message. Empty until the listing is complete.
 	ResumeToken []byte `protobuf:"bytes,1,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
 	// The event.
 	//
@@ -1258,7 +1252,7 @@ type WatchPoolsResponse_Upsert struct {
 }
 
 type WatchPoolsResponse_Delete struct {
-	// The node does not have this range any more.
+	// The node no longer has the range.
 	Delete string `protobuf:"bytes,3,opt,name=delete,proto3,oneof"`
 }
 
@@ -1282,9 +1276,8 @@ type Range struct {
 	State RangeState `protobuf:"varint,2,opt,name=state,proto3,enum=sluice.ipam.v1.RangeState" json:"state,omitempty"`
 	// The node's own addresses in the range, never allocated: its gateway.
 	NodeAddresses []string `protobuf:"bytes,3,rep,name=node_addresses,json=nodeAddresses,proto3" json:"node_addresses,omitempty"`
-	// The node's overlay address is its own address in this range. At most one range
-	// of a family. It is the oldest one, and remains it, also across restarts, until the
-	// node does not have it any more or the cluster refuses it.
+	// The node's address in this range is its overlay address. Set for at most one range of a family, the oldest. The
+	// range stays primary, also across restarts, until the node no longer has it or the cluster refuses it.
 	Primary       bool `protobuf:"varint,4,opt,name=primary,proto3" json:"primary,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1434,10 +1427,10 @@ func (*GetStatusRequest) Descriptor() ([]byte, []int) {
 // GetStatusResponse is the answer of GetStatus.
 type GetStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Version, start, and the problems: the state file that cannot be written,
-	// until a write succeeds, so that no address can be allocated or released.
+	// Version, start time and problems. If the state file cannot be written, this is a problem until a write succeeds: no
+	// address can be allocated or released meanwhile.
 	Service *v11.ServiceStatus `protobuf:"bytes,7,opt,name=service,proto3" json:"service,omitempty"`
-	// All pools and their fill.
+	// All pools with their usage.
 	Pools []*Pool `protobuf:"bytes,3,rep,name=pools,proto3" json:"pools,omitempty"`
 	// Bytes of the state file.
 	StateBytes uint64 `protobuf:"varint,4,opt,name=state_bytes,json=stateBytes,proto3" json:"state_bytes,omitempty"`
@@ -1445,7 +1438,7 @@ type GetStatusResponse struct {
 	// no pool, or reserved. They are kept until their owners release them, and are not counted in any
 	// pool.
 	OutsideAddressCount uint64 `protobuf:"varint,5,opt,name=outside_address_count,json=outsideAddressCount,proto3" json:"outside_address_count,omitempty"`
-	// The ranges within the cluster; unset if the node does not share a pool with others.
+	// The ranges within the cluster; unset if the node shares no pool with other nodes.
 	Cluster       *ClusterRanges `protobuf:"bytes,8,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1590,7 +1583,7 @@ func (x *ClusterRanges) GetMaxBlocks() uint32 {
 	return 0
 }
 
-// ClusterPool is a prefix that nodes claim blocks of.
+// ClusterPool is a prefix from which nodes claim blocks.
 type ClusterPool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The prefix.

@@ -54,22 +54,19 @@ type IPAMServiceClient interface {
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	Allocate(ctx context.Context, in *AllocateRequest, opts ...grpc.CallOption) (*AllocateResponse, error)
-	// ConfirmAllocation makes a lease permanent: its addresses stay with the
-	// owner until Release, and are on stable storage before the answer. Repeating
-	// it changes nothing.
+	// ConfirmAllocation makes a lease permanent: its addresses stay with the owner until Release. They are on stable
+	// storage before the call returns. Repeating the call changes nothing.
 	//
-	// NOT_FOUND: the owner holds nothing: the lease has expired or was lost with
-	// the process that gave it, and the addresses may belong to another owner by
-	// now; Allocate gives others. FAILED_PRECONDITION: the owner holds other
-	// addresses than those given.
+	// NOT_FOUND: the owner has no addresses, because its lease has expired or was lost when the service ended. Another
+	// owner may have the addresses; Allocate leases new ones. FAILED_PRECONDITION: the owner has other addresses than the
+	// request.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	ConfirmAllocation(ctx context.Context, in *ConfirmAllocationRequest, opts ...grpc.CallOption) (*ConfirmAllocationResponse, error)
-	// Release takes all addresses from the owner. Confirmed addresses stay in quarantine for the
-	// configured time before another owner gets them; leased addresses are free at once. Releasing
-	// nothing succeeds, so the call may be repeated. FAILED_PRECONDITION: the request names
-	// addresses, and the owner has others.
+	// Release takes all addresses from the owner. Confirmed addresses stay in quarantine for the configured time before
+	// another owner gets them; leased addresses are free at once. Releasing nothing succeeds, so the call may be
+	// repeated. FAILED_PRECONDITION: the request has addresses, and the owner has others.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
@@ -78,18 +75,15 @@ type IPAMServiceClient interface {
 	ListAllocations(ctx context.Context, in *ListAllocationsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListAllocationsResponse], error)
 	// ListPools returns the ranges and their usage.
 	ListPools(ctx context.Context, in *ListPoolsRequest, opts ...grpc.CallOption) (*ListPoolsResponse, error)
-	// WatchPools streams the ranges of this node: a listing of all, a bookmark with
-	// snapshot_complete, then changes. Ranges that were not listed do not exist. The bookmark is sent
-	// once the service knows the node's ranges, which it may have to learn first. A serving range is
-	// announced before one of its addresses is assigned; a draining range stays until no owner has an
-	// address of it.
-	// A caller that was unavailable continues with the resume token of the last message:
-	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
-	// old or of another run of the service; watch again without one, and drop what is
-	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
-	// caller reads too slowly and was disconnected; watch again with the last token,
-	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
-	// is stopping; watch again with the last token.
+	// WatchPools streams the ranges of this node: all ranges, a bookmark with snapshot_complete, then changes. Ranges
+	// that were not sent do not exist. The bookmark is sent once the service knows the node's ranges. A serving range is
+	// sent before one of its addresses is assigned; a draining range stays until no owner has an address of it.
+	//
+	// A disconnected caller continues with the resume token of the last message, and receives everything that was deleted
+	// in the meantime as a deletion. OUT_OF_RANGE: the token is too old or belongs to another run of the service; watch
+	// again without a token, and drop all ranges that are not sent before the bookmark with snapshot_complete.
+	// RESOURCE_EXHAUSTED: the caller reads too slowly and was disconnected; watch again with the last token, which is
+	// valid unless the call returns OUT_OF_RANGE. UNAVAILABLE: the service is stopping; watch again with the last token.
 	WatchPools(ctx context.Context, in *WatchPoolsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchPoolsResponse], error)
 	// GetStatus returns a summary for people and for `sluice status`.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
@@ -212,22 +206,19 @@ type IPAMServiceServer interface {
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	Allocate(context.Context, *AllocateRequest) (*AllocateResponse, error)
-	// ConfirmAllocation makes a lease permanent: its addresses stay with the
-	// owner until Release, and are on stable storage before the answer. Repeating
-	// it changes nothing.
+	// ConfirmAllocation makes a lease permanent: its addresses stay with the owner until Release. They are on stable
+	// storage before the call returns. Repeating the call changes nothing.
 	//
-	// NOT_FOUND: the owner holds nothing: the lease has expired or was lost with
-	// the process that gave it, and the addresses may belong to another owner by
-	// now; Allocate gives others. FAILED_PRECONDITION: the owner holds other
-	// addresses than those given.
+	// NOT_FOUND: the owner has no addresses, because its lease has expired or was lost when the service ended. Another
+	// owner may have the addresses; Allocate leases new ones. FAILED_PRECONDITION: the owner has other addresses than the
+	// request.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	ConfirmAllocation(context.Context, *ConfirmAllocationRequest) (*ConfirmAllocationResponse, error)
-	// Release takes all addresses from the owner. Confirmed addresses stay in quarantine for the
-	// configured time before another owner gets them; leased addresses are free at once. Releasing
-	// nothing succeeds, so the call may be repeated. FAILED_PRECONDITION: the request names
-	// addresses, and the owner has others.
+	// Release takes all addresses from the owner. Confirmed addresses stay in quarantine for the configured time before
+	// another owner gets them; leased addresses are free at once. Releasing nothing succeeds, so the call may be
+	// repeated. FAILED_PRECONDITION: the request has addresses, and the owner has others.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
@@ -236,18 +227,15 @@ type IPAMServiceServer interface {
 	ListAllocations(*ListAllocationsRequest, grpc.ServerStreamingServer[ListAllocationsResponse]) error
 	// ListPools returns the ranges and their usage.
 	ListPools(context.Context, *ListPoolsRequest) (*ListPoolsResponse, error)
-	// WatchPools streams the ranges of this node: a listing of all, a bookmark with
-	// snapshot_complete, then changes. Ranges that were not listed do not exist. The bookmark is sent
-	// once the service knows the node's ranges, which it may have to learn first. A serving range is
-	// announced before one of its addresses is assigned; a draining range stays until no owner has an
-	// address of it.
-	// A caller that was unavailable continues with the resume token of the last message:
-	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
-	// old or of another run of the service; watch again without one, and drop what is
-	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
-	// caller reads too slowly and was disconnected; watch again with the last token,
-	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
-	// is stopping; watch again with the last token.
+	// WatchPools streams the ranges of this node: all ranges, a bookmark with snapshot_complete, then changes. Ranges
+	// that were not sent do not exist. The bookmark is sent once the service knows the node's ranges. A serving range is
+	// sent before one of its addresses is assigned; a draining range stays until no owner has an address of it.
+	//
+	// A disconnected caller continues with the resume token of the last message, and receives everything that was deleted
+	// in the meantime as a deletion. OUT_OF_RANGE: the token is too old or belongs to another run of the service; watch
+	// again without a token, and drop all ranges that are not sent before the bookmark with snapshot_complete.
+	// RESOURCE_EXHAUSTED: the caller reads too slowly and was disconnected; watch again with the last token, which is
+	// valid unless the call returns OUT_OF_RANGE. UNAVAILABLE: the service is stopping; watch again with the last token.
 	WatchPools(*WatchPoolsRequest, grpc.ServerStreamingServer[WatchPoolsResponse]) error
 	// GetStatus returns a summary for people and for `sluice status`.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)

@@ -254,9 +254,9 @@ type EmptyAction int32
 const (
 	// Never sent.
 	EmptyAction_EMPTY_ACTION_UNSPECIFIED EmptyAction = 0
-	// It is refused, as by a closed port.
+	// The connection is refused, as by a closed port.
 	EmptyAction_EMPTY_ACTION_REJECT EmptyAction = 1
-	// Its packets are dropped, because other nodes have backends.
+	// The packets are dropped, because other nodes have backends.
 	EmptyAction_EMPTY_ACTION_DROP EmptyAction = 2
 )
 
@@ -408,8 +408,7 @@ func (*WatchFrontendsRequest_Refused) isWatchFrontendsRequest_Message() {}
 // Subscribe begins the stream.
 type Subscribe struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name of the subscriber, for status; one connection per name, a newer one
-	// ends the older.
+	// Name of the subscriber in the status. Each name has one connection: a newer connection ends the older one.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Role of the subscriber.
 	Role SubscriberRole `protobuf:"varint,2,opt,name=role,proto3,enum=sluice.loadbalancer.v1.SubscriberRole" json:"role,omitempty"`
@@ -494,9 +493,9 @@ func (x *Subscribe) GetCapacity() *Capacity {
 // a change needs temporarily.
 type Capacity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Elements of each map of frontends: of the fronts, and of the keys of each family. A
-	// frontend of a cluster IP has one front, another one up to two; each has a key, and so has
-	// each address that only services use.
+	// Elements of each map of frontends: the map of fronts, and the map of keys of each family. A frontend of a cluster
+	// IP has one front, other frontends have up to two. Each frontend has a key, and so has each address that only
+	// services use.
 	Frontends uint32 `protobuf:"varint,1,opt,name=frontends,proto3" json:"frontends,omitempty"`
 	// Backends of each family.
 	Backends uint32 `protobuf:"varint,2,opt,name=backends,proto3" json:"backends,omitempty"`
@@ -832,7 +831,7 @@ func (*FrontendStep_Remove) isFrontendStep_Step() {}
 
 func (*FrontendStep_Barrier) isFrontendStep_Step() {}
 
-// Barrier ends the steps that lead to one state. A subscriber acknowledges it.
+// Barrier ends a sequence of steps that form one state. A subscriber acknowledges it.
 type Barrier struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Run of the service; 16 bytes.
@@ -848,9 +847,8 @@ type Barrier struct {
 	// Identifier of the service's state on stable storage, 16 bytes. A different identifier means
 	// that the state was lost or reset.
 	State []byte `protobuf:"bytes,5,opt,name=state,proto3" json:"state,omitempty"`
-	// All configured sources were listed completely in this state. Until then services may be
-	// missing: a subscriber that enforces the frontends of another state keeps the ones that were not
-	// sent.
+	// All configured sources were listed completely in this state. Until then services may be missing: a subscriber that
+	// enforces the frontends of another state keeps the frontends that were not sent.
 	SourcesComplete bool `protobuf:"varint,6,opt,name=sources_complete,json=sourcesComplete,proto3" json:"sources_complete,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -1022,15 +1020,13 @@ type Frontend struct {
 	// Client affinity: a client keeps its backend while its connections are at most this many seconds
 	// apart, 1 to 86,400; 0: no affinity. All frontends of one service port share the affinity.
 	AffinitySeconds uint32 `protobuf:"varint,8,opt,name=affinity_seconds,json=affinitySeconds,proto3" json:"affinity_seconds,omitempty"`
-	// Clients that may use the frontend, as prefixes; others' packets are dropped.
-	// Empty: all.
+	// Clients that may use the frontend, as prefixes; packets of other clients are dropped. Empty: all clients.
 	SourceRanges []string `protobuf:"bytes,9,rep,name=source_ranges,json=sourceRanges,proto3" json:"source_ranges,omitempty"`
-	// Tenant of the service's namespace when the frontend was created. The subscriber counts numbers
-	// in quarantine for it. Unset by earlier versions.
+	// Tenant of the service's namespace when the frontend was created. The subscriber counts numbers in quarantine for
+	// this tenant. Unset by earlier versions.
 	Tenant *v11.Tenant `protobuf:"bytes,10,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	// The service's tenant asks for more frontends than its share, so this one has no backend
-	// and refuses connections. Of an address that only services use, the other ports refuse
-	// them too, and have no frontend.
+	// The service's tenant requests more frontends than its share, so this frontend has no backend and refuses
+	// connections. If only services use the address, its other ports refuse connections, too, and have no frontend.
 	ExceedsShare  bool `protobuf:"varint,60,opt,name=exceeds_share,json=exceedsShare,proto3" json:"exceeds_share,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1146,15 +1142,13 @@ func (x *Frontend) GetExceedsShare() bool {
 // BackendList is a list of backends with the method of selection.
 type BackendList struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The backends that new connections go to, sorted by address and port, each
-	// once.
+	// Backends for new connections, sorted by address and port, without duplicates.
 	Backends []*Backend `protobuf:"bytes,1,rep,name=backends,proto3" json:"backends,omitempty"`
 	// Action for connections while there is no backend.
 	WhenEmpty EmptyAction `protobuf:"varint,2,opt,name=when_empty,json=whenEmpty,proto3,enum=sluice.loadbalancer.v1.EmptyAction" json:"when_empty,omitempty"`
-	// Backends that get no new connections and keep those that they have: endpoints of
-	// the service that serve or terminate, and that are not in backends. Sorted by
-	// address and port, each once. A backend that is in neither list is removed: no
-	// socket sends to it once the subscriber acknowledges that as ended.
+	// Backends that get no new connections and keep their existing ones: endpoints of the service that are serving or
+	// terminating, and are not in backends. Sorted by address and port, without duplicates. A backend in neither list is
+	// removed: no socket sends to it once Ack.ended covers the removal.
 	Draining []*Backend `protobuf:"bytes,3,rep,name=draining,proto3" json:"draining,omitempty"`
 	// How a backend is selected.
 	Algorithm     Algorithm `protobuf:"varint,4,opt,name=algorithm,proto3,enum=sluice.loadbalancer.v1.Algorithm" json:"algorithm,omitempty"`

@@ -31,9 +31,8 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// ErrorReason is the reason of an error that this service decides on: the
-// google.rpc.ErrorInfo among the details has it without "ERROR_REASON_", in the
-// domain loadbalancer.sluice.io.
+// ErrorReason is the reason of an error of this service. The google.rpc.ErrorInfo in the details contains it without
+// "ERROR_REASON_", in the domain loadbalancer.sluice.io.
 type ErrorReason int32
 
 const (
@@ -41,12 +40,12 @@ const (
 	ErrorReason_ERROR_REASON_UNSPECIFIED ErrorReason = 0
 	// INTERNAL: a bug.
 	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 1
-	// INVALID_ARGUMENT: a manifest is no service or endpoint slice that this service
-	// takes; BadRequest names the first documents and fields.
+	// INVALID_ARGUMENT: a manifest is not a Service or EndpointSlice that this service accepts; BadRequest lists the
+	// first documents and fields.
 	ErrorReason_ERROR_REASON_INVALID_MANIFEST ErrorReason = 2
-	// INVALID_ARGUMENT: a field is invalid in any state; BadRequest names it.
+	// INVALID_ARGUMENT: a field is invalid in any state; BadRequest has the field.
 	ErrorReason_ERROR_REASON_INVALID_REQUEST ErrorReason = 3
-	// NOT_FOUND: there is no service of that name.
+	// NOT_FOUND: the service does not exist.
 	ErrorReason_ERROR_REASON_SERVICE_NOT_FOUND ErrorReason = 4
 	// ALREADY_EXISTS: another source or manager owns the object.
 	ErrorReason_ERROR_REASON_OBJECT_OWNED ErrorReason = 5
@@ -54,16 +53,15 @@ const (
 	ErrorReason_ERROR_REASON_OBJECT_FOREIGN ErrorReason = 6
 	// ABORTED: the state differs from the state that the caller expected.
 	ErrorReason_ERROR_REASON_STATE_CHANGED ErrorReason = 7
-	// RESOURCE_EXHAUSTED: a limit of the service is reached and nothing was changed;
-	// QuotaFailure says which.
+	// RESOURCE_EXHAUSTED: a limit of the service is reached and nothing was changed; QuotaFailure has the limit.
 	ErrorReason_ERROR_REASON_LIMIT_EXCEEDED ErrorReason = 8
 	// FAILED_PRECONDITION: a subscriber has refused a requested frontend.
 	ErrorReason_ERROR_REASON_REFUSED_BY_SUBSCRIBER ErrorReason = 9
-	// OUT_OF_RANGE: there is no such revision yet.
+	// OUT_OF_RANGE: the revision does not exist yet.
 	ErrorReason_ERROR_REASON_UNKNOWN_REVISION ErrorReason = 10
 	// ABORTED: a newer connection uses the name of the subscriber.
 	ErrorReason_ERROR_REASON_SUBSCRIBER_REPLACED ErrorReason = 11
-	// INVALID_ARGUMENT: a barrier that was not sent is acknowledged.
+	// INVALID_ARGUMENT: the subscriber acknowledged a barrier that was not sent.
 	ErrorReason_ERROR_REASON_UNKNOWN_ACK ErrorReason = 12
 	// UNAVAILABLE: the state could not be written and the change was undone; the
 	// metadata's "errno" has the system call's error, for example ENOSPC.
@@ -72,8 +70,8 @@ const (
 	ErrorReason_ERROR_REASON_STOPPING ErrorReason = 14
 	// FAILED_PRECONDITION: every object of the manager would be deleted, and allow_empty is not set.
 	ErrorReason_ERROR_REASON_SET_EMPTY ErrorReason = 15
-	// Never sent: a watch whose resume token is of another run, or too old, is answered
-	// with OUT_OF_RANGE and the reason TOKEN_EXPIRED of rpc.sluice.io.
+	// Never sent: if the resume token of a watch is too old or belongs to another run, the error is OUT_OF_RANGE with the
+	// reason TOKEN_EXPIRED of rpc.sluice.io.
 	ErrorReason_ERROR_REASON_TOKEN_EXPIRED ErrorReason = 16
 )
 
@@ -152,15 +150,15 @@ type ChangeType int32
 const (
 	// Never sent.
 	ChangeType_CHANGE_TYPE_UNSPECIFIED ChangeType = 0
-	// It is new.
+	// The object is new.
 	ChangeType_CHANGE_TYPE_CREATED ChangeType = 1
-	// It replaced an object of the same name.
+	// The object replaced an object of the same name.
 	ChangeType_CHANGE_TYPE_REPLACED ChangeType = 2
-	// It was already there, unchanged.
+	// The same object already existed.
 	ChangeType_CHANGE_TYPE_UNCHANGED ChangeType = 3
-	// It was deleted.
+	// The object was deleted.
 	ChangeType_CHANGE_TYPE_DELETED ChangeType = 4
-	// It did not exist.
+	// The object did not exist.
 	ChangeType_CHANGE_TYPE_ABSENT ChangeType = 5
 )
 
@@ -281,17 +279,15 @@ type UpsertServicesRequest struct {
 	// One or more YAML or JSON documents of Services and EndpointSlices, at most
 	// 3 MiB together. A document may be a list of objects.
 	Manifests []byte `protobuf:"bytes,1,opt,name=manifests,proto3" json:"manifests,omitempty"`
-	// Namespace of documents that name none; empty: "default".
+	// Namespace of documents without one; empty: "default".
 	DefaultNamespace string `protobuf:"bytes,2,opt,name=default_namespace,json=defaultNamespace,proto3" json:"default_namespace,omitempty"`
 	// Check, but change nothing.
 	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
-	// Program that the objects belong to: lower-case letters, digits, '-' and '.';
-	// empty: the manager of calls that name none.
+	// Manager of the objects: lower-case letters, digits, '-' and '.'; may be empty.
 	Manager string `protobuf:"bytes,4,opt,name=manager,proto3" json:"manager,omitempty"`
 	// Expected revision: fail with ABORTED if it differs. Unset: any.
 	IfRevision *uint64 `protobuf:"varint,5,opt,name=if_revision,json=ifRevision,proto3,oneof" json:"if_revision,omitempty"`
-	// Drop fields that a kind does not have, and name them in dropped_fields;
-	// without it they are errors.
+	// Drop unknown fields and list them in dropped_fields; otherwise they are errors.
 	AllowUnknownFields bool `protobuf:"varint,6,opt,name=allow_unknown_fields,json=allowUnknownFields,proto3" json:"allow_unknown_fields,omitempty"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
@@ -372,11 +368,11 @@ func (x *UpsertServicesRequest) GetAllowUnknownFields() bool {
 // UpsertServicesResponse is the answer of UpsertServices.
 type UpsertServicesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Revision that holds them.
+	// Revision that contains the objects.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Result for each document, in order, and for each item of a list.
 	Changes []*ObjectChange `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
-	// Run of the service that took them, for CompleteSource; 16 bytes.
+	// Run of the service that received the objects, for CompleteSource; 16 bytes.
 	Incarnation   []byte `protobuf:"bytes,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -440,7 +436,7 @@ type ObjectChange struct {
 	Key *ObjectKey `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	// The change.
 	Type ChangeType `protobuf:"varint,2,opt,name=type,proto3,enum=sluice.loadbalancer.v1.ChangeType" json:"type,omitempty"`
-	// Fields that the kind does not have, and that were dropped.
+	// Unknown fields that were dropped.
 	DroppedFields []string `protobuf:"bytes,3,rep,name=dropped_fields,json=droppedFields,proto3" json:"dropped_fields,omitempty"`
 	// Notes for the author, for example about an unsupported field and its replacement, or about a
 	// frontend that another service has.
@@ -510,11 +506,11 @@ func (x *ObjectChange) GetNotes() []string {
 // DeleteServicesRequest is the input of DeleteServices.
 type DeleteServicesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which objects.
+	// Objects to delete.
 	Keys []*ObjectKey `protobuf:"bytes,1,rep,name=keys,proto3" json:"keys,omitempty"`
 	// Check, but change nothing.
 	ValidateOnly bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
-	// Program that the objects belong to, as for UpsertServices.
+	// Manager of the objects, as for UpsertServices.
 	Manager string `protobuf:"bytes,3,opt,name=manager,proto3" json:"manager,omitempty"`
 	// Expected revision: fail with ABORTED if it differs. Unset: any.
 	IfRevision    *uint64 `protobuf:"varint,4,opt,name=if_revision,json=ifRevision,proto3,oneof" json:"if_revision,omitempty"`
@@ -583,7 +579,7 @@ func (x *DeleteServicesRequest) GetIfRevision() uint64 {
 // DeleteServicesResponse is the answer of DeleteServices.
 type DeleteServicesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Revision without them.
+	// Revision without the deleted objects.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Results in the order of the request.
 	Changes       []*ObjectChange `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
@@ -638,8 +634,8 @@ func (x *DeleteServicesResponse) GetChanges() []*ObjectChange {
 // CompleteSourceRequest is the input of CompleteSource.
 type CompleteSourceRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Program whose listing is complete; required. Objects of calls without a manager were applied by
-	// people, so no program can list them.
+	// Manager whose listing is complete; required. People apply the objects of calls without a manager, so no program can
+	// list them.
 	Manager string `protobuf:"bytes,1,opt,name=manager,proto3" json:"manager,omitempty"`
 	// Incarnation of the service that received the listing, as returned by UpsertServices,
 	// or by GetStatus if the listing is empty.
@@ -775,7 +771,7 @@ type ListServicesRequest struct {
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	// Only objects of this manager of the source "grpc"; unset: of all sources.
 	Manager *string `protobuf:"bytes,3,opt,name=manager,proto3,oneof" json:"manager,omitempty"`
-	// Only services that have a frontend of this address.
+	// Only services that have a frontend with this address.
 	Address string `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"`
 	// Send the frontends too.
 	WithFrontends bool `protobuf:"varint,5,opt,name=with_frontends,json=withFrontends,proto3" json:"with_frontends,omitempty"`
@@ -951,39 +947,37 @@ type Service struct {
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// Name.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// Source that it belongs to: "grpc", "file", "kubernetes".
+	// Source of the service: "grpc", "file", "kubernetes".
 	Source string `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
-	// Where in the source, for example a file's name.
+	// Place in the source, for example the name of a file.
 	Origin string `protobuf:"bytes,4,opt,name=origin,proto3" json:"origin,omitempty"`
-	// Program that it belongs to, of the source "grpc".
+	// Manager of the service; only for the source "grpc".
 	Manager string `protobuf:"bytes,5,opt,name=manager,proto3" json:"manager,omitempty"`
-	// Service.spec.type; of a service without a cluster IP "Headless", which has no
-	// frontend.
+	// Service.spec.type; "Headless" for a service without a cluster IP, which has no frontend.
 	Type string `protobuf:"bytes,6,opt,name=type,proto3" json:"type,omitempty"`
 	// Service.spec.clusterIPs, external and load balancer addresses, in that order.
 	Addresses []string `protobuf:"bytes,7,rep,name=addresses,proto3" json:"addresses,omitempty"`
-	// Its ports.
+	// Ports of the service.
 	Ports []*ServicePort `protobuf:"bytes,8,rep,name=ports,proto3" json:"ports,omitempty"`
-	// Endpoints that are ready.
+	// Number of ready endpoints.
 	Ready uint32 `protobuf:"varint,9,opt,name=ready,proto3" json:"ready,omitempty"`
-	// All of its endpoints, one per address.
+	// Number of endpoints, one per address.
 	Endpoints uint32 `protobuf:"varint,10,opt,name=endpoints,proto3" json:"endpoints,omitempty"`
-	// Revision at which it, or one of its slices, last changed.
+	// Revision of the last change of the service or one of its slices.
 	Revision uint64 `protobuf:"varint,11,opt,name=revision,proto3" json:"revision,omitempty"`
-	// When that was.
+	// Time of that change.
 	UpdateTime *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=update_time,json=updateTime,proto3" json:"update_time,omitempty"`
-	// Notes for the author, as in ObjectChange, and about frontends that the kernel does not have,
-	// with the reason.
+	// Notes for the author, as in ObjectChange, and notes about frontends that are not in the kernel, with the reason.
 	Notes []string `protobuf:"bytes,13,rep,name=notes,proto3" json:"notes,omitempty"`
 	// Whether every connected datapath enforces the revision of this service.
 	Enforced bool `protobuf:"varint,14,opt,name=enforced,proto3" json:"enforced,omitempty"`
-	// Its frontends, if asked for, sorted by kind, address, port and protocol.
+	// Frontends, if requested, sorted by kind, address, port and protocol.
 	Frontends []*Frontend `protobuf:"bytes,15,rep,name=frontends,proto3" json:"frontends,omitempty"`
 	// Selection of backends, from the annotation sluice.io/load-balancing-algorithm.
 	Algorithm Algorithm `protobuf:"varint,16,opt,name=algorithm,proto3,enum=sluice.loadbalancer.v1.Algorithm" json:"algorithm,omitempty"`
-	// Frontends that exceed the share of the service's tenant; notes say which share.
+	// Number of frontends that exceed the share of the service's tenant; a note contains the share.
 	ExceedingFrontends uint32 `protobuf:"varint,60,opt,name=exceeding_frontends,json=exceedingFrontends,proto3" json:"exceeding_frontends,omitempty"`
-	// Backends that exceed the share and are not used.
+	// Number of backends that exceed the share and are not used.
 	ExceedingBackends uint32 `protobuf:"varint,61,opt,name=exceeding_backends,json=exceedingBackends,proto3" json:"exceeding_backends,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
@@ -1148,7 +1142,7 @@ func (x *Service) GetExceedingBackends() uint32 {
 // ServicePort is a port of a service.
 type ServicePort struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name; empty: it has none.
+	// Name; empty: none.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// TCP, UDP or SCTP.
 	Protocol v1.Protocol `protobuf:"varint,2,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
@@ -1223,11 +1217,11 @@ type RefusedObject struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The object; unset if the file as a whole is refused.
 	Key *ObjectKey `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// Source that it belongs to.
+	// Source of the object or file.
 	Source string `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"`
-	// Where in the source.
+	// Place in the source.
 	Origin string `protobuf:"bytes,3,opt,name=origin,proto3" json:"origin,omitempty"`
-	// Why.
+	// Reason for the refusal.
 	Error         string `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1450,7 +1444,7 @@ func (x *WatchServicesRequest) GetResumeToken() []byte {
 // WatchServicesResponse is one element of the stream.
 type WatchServicesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Continues after this message. Empty until the listing is complete.
+	// Token to continue after this message. Empty until the listing is complete.
 	ResumeToken []byte `protobuf:"bytes,1,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
 	// The event.
 	//
@@ -1545,7 +1539,7 @@ type WatchServicesResponse_Upsert struct {
 }
 
 type WatchServicesResponse_Delete struct {
-	// The service does not exist any more.
+	// The service no longer exists.
 	Delete *ServiceKey `protobuf:"bytes,3,opt,name=delete,proto3,oneof"`
 }
 
@@ -1666,7 +1660,7 @@ type WaitForRevisionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Revision, from the answer of a call that changed objects.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Services whose refused frontends matter; empty: all.
+	// Services whose refused frontends are errors; empty: all.
 	Services []*ServiceKey `protobuf:"bytes,2,rep,name=services,proto3" json:"services,omitempty"`
 	// Also wait until no socket sends to a backend that was removed up to this revision.
 	Ended         bool `protobuf:"varint,3,opt,name=ended,proto3" json:"ended,omitempty"`
@@ -1728,10 +1722,9 @@ func (x *WaitForRevisionRequest) GetEnded() bool {
 // WaitForRevisionResponse is the answer of WaitForRevision.
 type WaitForRevisionResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Revision that all connected subscribers that enforce have acknowledged, at
-	// least the one asked for.
+	// Latest revision that all connected subscribers that enforce have acknowledged, at least the requested one.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Names of subscribers that enforce, were seen before and are not connected.
+	// Names of subscribers that enforce, were connected before and are not connected now.
 	Disconnected []string `protobuf:"bytes,2,rep,name=disconnected,proto3" json:"disconnected,omitempty"`
 	// Names of the connected subscribers that enforce the revision.
 	Enforcing     []string `protobuf:"bytes,3,rep,name=enforcing,proto3" json:"enforcing,omitempty"`
@@ -1830,11 +1823,11 @@ func (*GetStatusRequest) Descriptor() ([]byte, []int) {
 // GetStatusResponse is the answer of GetStatus.
 type GetStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Version, start and problems, of which at most 100 are listed.
+	// Version, start time and problems; at most 100 problems are listed.
 	Service *v11.ServiceStatus `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
 	// Revision of the services.
 	Revision uint64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Services, those without frontends included.
+	// Services, including services without frontends.
 	Services uint32 `protobuf:"varint,3,opt,name=services,proto3" json:"services,omitempty"`
 	// Endpoint slices.
 	EndpointSlices uint32 `protobuf:"varint,4,opt,name=endpoint_slices,json=endpointSlices,proto3" json:"endpoint_slices,omitempty"`
@@ -1856,8 +1849,8 @@ type GetStatusResponse struct {
 	HealthCheckPorts uint32 `protobuf:"varint,12,opt,name=health_check_ports,json=healthCheckPorts,proto3" json:"health_check_ports,omitempty"`
 	// Limits that tenants share.
 	Limits []*SharedLimit `protobuf:"bytes,60,rep,name=limits,proto3" json:"limits,omitempty"`
-	// Why a service of the cluster itself (of the tenant system, such as its DNS) has frontends that
-	// are not enforced; empty: all are. Until then the node is not ready.
+	// Why frontends of the tenant system, such as the cluster's DNS, are not enforced; empty: all are. Until then the
+	// node is not ready.
 	SystemRefused string `protobuf:"bytes,61,opt,name=system_refused,json=systemRefused,proto3" json:"system_refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1998,13 +1991,13 @@ type SharedLimit struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// The smaller of the setting and the datapath's capacity.
 	Size uint32 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
-	// Units that are in use.
+	// Units in use.
 	Used uint32 `protobuf:"varint,3,opt,name=used,proto3" json:"used,omitempty"`
-	// Units that all tenants ask for.
+	// Units that all tenants together request.
 	Asked uint32 `protobuf:"varint,4,opt,name=asked,proto3" json:"asked,omitempty"`
-	// Tenants that ask for more than they get.
+	// Tenants that request more than they get.
 	ExceedingTenants uint32 `protobuf:"varint,5,opt,name=exceeding_tenants,json=exceedingTenants,proto3" json:"exceeding_tenants,omitempty"`
-	// The tenant system asks for more than it gets.
+	// The tenant system requests more than it gets.
 	ExceedsSystem bool `protobuf:"varint,6,opt,name=exceeds_system,json=exceedsSystem,proto3" json:"exceeds_system,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2087,15 +2080,14 @@ type SourceStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "grpc", "file", "kubernetes".
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Whether the source was complete at least once since the start. The source "grpc" without a
-	// manager always is, because nothing lists objects that people apply.
+	// Whether the source was complete at least once since the start. The source "grpc" without a manager always is,
+	// because no program lists objects that people apply.
 	Synced bool `protobuf:"varint,2,opt,name=synced,proto3" json:"synced,omitempty"`
-	// Why it is not complete, or the last error.
+	// Why the source is not complete, or its last error.
 	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
-	// Program, for the source "grpc": each program that has objects, or has completed in this run,
-	// has its own status.
+	// Manager, for the source "grpc": each manager that has objects, or has completed in this run, has its own status.
 	Manager string `protobuf:"bytes,4,opt,name=manager,proto3" json:"manager,omitempty"`
-	// Accepted objects that it brought.
+	// Number of accepted objects of the source.
 	Objects       uint32 `protobuf:"varint,5,opt,name=objects,proto3" json:"objects,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2169,11 +2161,11 @@ func (x *SourceStatus) GetObjects() uint32 {
 // SubscriberStatus is the state of one subscriber.
 type SubscriberStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name that it gave.
+	// Name of the subscriber.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Whether it is connected.
 	Connected bool `protobuf:"varint,2,opt,name=connected,proto3" json:"connected,omitempty"`
-	// Whether it enforces the frontends; else it only watches them.
+	// Whether it enforces the frontends; otherwise it only watches them.
 	Enforces bool `protobuf:"varint,3,opt,name=enforces,proto3" json:"enforces,omitempty"`
 	// Revision that it enforces.
 	Revision uint64 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`

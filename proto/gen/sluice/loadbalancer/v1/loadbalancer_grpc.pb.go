@@ -40,71 +40,61 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// LoadBalancerService holds the services of a cluster, as one node sees them.
+// LoadBalancerService stores the services of a cluster, as one node sees them.
 //
-// Objects are Service (v1) and EndpointSlice (discovery.k8s.io/v1), as Kubernetes
-// writes them. They arrive in any order and are joined here, by namespace and the
-// label kubernetes.io/service-name. A slice without its service waits for it.
+// Objects are Service (v1) and EndpointSlice (discovery.k8s.io/v1), as in Kubernetes. They may arrive in any order.
+// LoadBalancerService joins them by namespace and the label kubernetes.io/service-name; a slice without a Service waits
+// for it.
 //
-// Objects come from sources: calls of this service (the source "grpc"), files of a
-// directory ("file"), later a Kubernetes cluster. An object belongs to the source
-// that brought it, and no other source may replace or delete it. Several programs
-// may call this service: each names itself by a manager, and an object of the
-// source "grpc" belongs to the manager that brought it in the same way. Calls
-// without a manager share one, the empty one.
+// Objects come from sources: calls of this service (the source "grpc"), files of a directory ("file") and a Kubernetes
+// cluster ("kubernetes"). An object belongs to the source that created it; no other source may replace or delete it.
+// Several programs may call this service: each identifies itself by a manager, and an object of the source "grpc"
+// belongs to the manager that created it, in the same way. Calls without a manager share the empty manager.
 //
-// Two services with one address, port and protocol: the service that was created
-// first keeps it; among equally old ones that whose namespace and name come first.
-// The other is without that frontend until the first goes.
+// If two services have the same address, port and protocol, the older service gets the frontend; of equally old
+// services, the first by namespace and name. The other service does not have the frontend until the first service gives
+// it up.
 type LoadBalancerServiceClient interface {
-	// UpsertServices adds or replaces objects, all of them or none. The answer comes
-	// when they are on stable storage; WaitForRevision says when the kernel enforces
-	// them. Repeating it changes nothing and gives the revision that holds them.
+	// UpsertServices adds or replaces objects, all of them or none. It returns once they are on stable storage;
+	// WaitForRevision returns once the kernel enforces them. Repeating the call changes nothing and returns the revision
+	// that contains the objects.
 	//
-	// INVALID_ARGUMENT: a manifest is wrong; the details name document and field.
-	// ALREADY_EXISTS: another source or manager has an object of that kind and name.
-	// ABORTED: the revision is not if_revision. RESOURCE_EXHAUSTED: a limit would be
-	// exceeded, and everything stays as it was. UNAVAILABLE: stable storage refused
-	// the change, and nothing was changed.
+	// INVALID_ARGUMENT: a manifest is invalid; the details contain document and field. ALREADY_EXISTS: another source or
+	// manager has an object of that kind and name. ABORTED: the current revision is not if_revision. RESOURCE_EXHAUSTED:
+	// a limit would be exceeded; nothing was changed. UNAVAILABLE: the change could not be written to stable storage;
+	// nothing was changed.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of
-	// the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	UpsertServices(ctx context.Context, in *UpsertServicesRequest, opts ...grpc.CallOption) (*UpsertServicesResponse, error)
-	// DeleteServices deletes objects of a manager of the source "grpc". Deleting what
-	// does not exist succeeds, so the call may be repeated. FAILED_PRECONDITION: an
-	// object belongs to another source or manager. ABORTED and UNAVAILABLE: as for
-	// UpsertServices.
+	// DeleteServices deletes objects of a manager of the source "grpc". Deleting an object that does not exist succeeds,
+	// so the call may be repeated. FAILED_PRECONDITION: an object belongs to another source or manager. ABORTED and
+	// UNAVAILABLE: as for UpsertServices.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of
 	// the service.
 	DeleteServices(ctx context.Context, in *DeleteServicesRequest, opts ...grpc.CallOption) (*DeleteServicesResponse, error)
-	// CompleteSource says that a manager has named every object that it has, by
-	// UpsertServices since this run of the service began. The objects that it brought
-	// in earlier runs and has not named in this one are deleted. Objects that it
-	// named in this run stay, so the call may be repeated. ABORTED: the service is
-	// another run than the one that took the listing; name everything again, then
-	// repeat the call. FAILED_PRECONDITION: the manager has named nothing, has
+	// CompleteSource reports that a manager has sent all of its objects by UpsertServices since this run of the service
+	// began. It deletes the manager's objects of earlier runs that were not sent in this run. Objects that were sent in
+	// this run stay, so the call may be repeated. ABORTED: the service has restarted since it received the objects; send
+	// all of them again, then repeat the call. FAILED_PRECONDITION: the manager has sent nothing in this run, it has
 	// objects, and allow_empty is not set.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of
 	// the service.
 	CompleteSource(ctx context.Context, in *CompleteSourceRequest, opts ...grpc.CallOption) (*CompleteSourceResponse, error)
-	// ListServices streams the services that the filter takes, sorted by namespace
-	// and name, as of one revision, then the objects and files that were refused and
-	// the slices whose service is missing.
+	// ListServices streams the services that match the filter, sorted by namespace and name, as of one revision. Then it
+	// streams the refused objects and files, and the slices without a Service.
 	ListServices(ctx context.Context, in *ListServicesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListServicesResponse], error)
 	// GetService returns one service with its frontends. NOT_FOUND: the service does not exist.
 	GetService(ctx context.Context, in *GetServiceRequest, opts ...grpc.CallOption) (*GetServiceResponse, error)
-	// WatchServices sends every service, then a bookmark with snapshot_complete (what
-	// was not listed does not exist), then changes as they happen.
+	// WatchServices sends every service, then a bookmark with snapshot_complete: services that were not sent do not
+	// exist. Then it sends changes as they happen.
 	//
-	// A caller that was unavailable continues with the resume token of the last message:
-	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
-	// old or of another run of the service; watch again without one, and drop what is
-	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
-	// caller reads too slowly and was disconnected; watch again with the last token,
-	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
-	// is stopping; watch again with the last token.
+	// A disconnected caller continues with the resume token of the last message, and receives everything that was deleted
+	// in the meantime as a deletion. OUT_OF_RANGE: the token is too old or belongs to another run of the service; watch
+	// again without a token, and drop all services that are not sent before the bookmark with snapshot_complete.
+	// RESOURCE_EXHAUSTED: the caller reads too slowly and was disconnected; watch again with the last token, which is
+	// valid unless the call returns OUT_OF_RANGE. UNAVAILABLE: the service is stopping; watch again with the last token.
 	WatchServices(ctx context.Context, in *WatchServicesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchServicesResponse], error)
 	// WatchFrontends sends complete frontends to a datapath; each replaces the previous one with its
 	// key. Unread changes are merged by key, so a slow reader gets the latest state and is never
@@ -116,16 +106,13 @@ type LoadBalancerServiceClient interface {
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	WatchFrontends(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WatchFrontendsRequest, WatchFrontendsResponse], error)
-	// WaitForRevision answers when every connected subscriber that enforces has
-	// acknowledged the revision. The answer names those that enforce, connected and
-	// not: without a connected one nothing says that the kernel has the revision.
-	// FAILED_PRECONDITION: a subscriber has refused a frontend of a service that the
-	// request names, or of any if it names none. OUT_OF_RANGE: there is no such
-	// revision yet.
+	// WaitForRevision returns once every connected subscriber that enforces has acknowledged the revision. The answer
+	// lists the subscribers that enforce, connected and disconnected. If none is connected, the kernel may not have the
+	// revision. FAILED_PRECONDITION: a subscriber has refused a frontend of a service in the request, or of any service
+	// if the request has none. OUT_OF_RANGE: the revision does not exist yet.
 	//
-	// It waits as long as the caller does. DEADLINE_EXCEEDED: not every subscriber has
-	// the revision yet; the call may be repeated. UNAVAILABLE: the service is
-	// stopping; the revision is on stable storage.
+	// The call waits until the caller's deadline. DEADLINE_EXCEEDED: not every subscriber has the revision yet; the call
+	// may be repeated. UNAVAILABLE: the service is stopping; the revision is on stable storage.
 	WaitForRevision(ctx context.Context, in *WaitForRevisionRequest, opts ...grpc.CallOption) (*WaitForRevisionResponse, error)
 	// GetStatus returns a summary for people and for `sluice status`.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
@@ -254,71 +241,61 @@ func (c *loadBalancerServiceClient) GetStatus(ctx context.Context, in *GetStatus
 // All implementations must embed UnimplementedLoadBalancerServiceServer
 // for forward compatibility.
 //
-// LoadBalancerService holds the services of a cluster, as one node sees them.
+// LoadBalancerService stores the services of a cluster, as one node sees them.
 //
-// Objects are Service (v1) and EndpointSlice (discovery.k8s.io/v1), as Kubernetes
-// writes them. They arrive in any order and are joined here, by namespace and the
-// label kubernetes.io/service-name. A slice without its service waits for it.
+// Objects are Service (v1) and EndpointSlice (discovery.k8s.io/v1), as in Kubernetes. They may arrive in any order.
+// LoadBalancerService joins them by namespace and the label kubernetes.io/service-name; a slice without a Service waits
+// for it.
 //
-// Objects come from sources: calls of this service (the source "grpc"), files of a
-// directory ("file"), later a Kubernetes cluster. An object belongs to the source
-// that brought it, and no other source may replace or delete it. Several programs
-// may call this service: each names itself by a manager, and an object of the
-// source "grpc" belongs to the manager that brought it in the same way. Calls
-// without a manager share one, the empty one.
+// Objects come from sources: calls of this service (the source "grpc"), files of a directory ("file") and a Kubernetes
+// cluster ("kubernetes"). An object belongs to the source that created it; no other source may replace or delete it.
+// Several programs may call this service: each identifies itself by a manager, and an object of the source "grpc"
+// belongs to the manager that created it, in the same way. Calls without a manager share the empty manager.
 //
-// Two services with one address, port and protocol: the service that was created
-// first keeps it; among equally old ones that whose namespace and name come first.
-// The other is without that frontend until the first goes.
+// If two services have the same address, port and protocol, the older service gets the frontend; of equally old
+// services, the first by namespace and name. The other service does not have the frontend until the first service gives
+// it up.
 type LoadBalancerServiceServer interface {
-	// UpsertServices adds or replaces objects, all of them or none. The answer comes
-	// when they are on stable storage; WaitForRevision says when the kernel enforces
-	// them. Repeating it changes nothing and gives the revision that holds them.
+	// UpsertServices adds or replaces objects, all of them or none. It returns once they are on stable storage;
+	// WaitForRevision returns once the kernel enforces them. Repeating the call changes nothing and returns the revision
+	// that contains the objects.
 	//
-	// INVALID_ARGUMENT: a manifest is wrong; the details name document and field.
-	// ALREADY_EXISTS: another source or manager has an object of that kind and name.
-	// ABORTED: the revision is not if_revision. RESOURCE_EXHAUSTED: a limit would be
-	// exceeded, and everything stays as it was. UNAVAILABLE: stable storage refused
-	// the change, and nothing was changed.
+	// INVALID_ARGUMENT: a manifest is invalid; the details contain document and field. ALREADY_EXISTS: another source or
+	// manager has an object of that kind and name. ABORTED: the current revision is not if_revision. RESOURCE_EXHAUSTED:
+	// a limit would be exceeded; nothing was changed. UNAVAILABLE: the change could not be written to stable storage;
+	// nothing was changed.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of
-	// the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	UpsertServices(context.Context, *UpsertServicesRequest) (*UpsertServicesResponse, error)
-	// DeleteServices deletes objects of a manager of the source "grpc". Deleting what
-	// does not exist succeeds, so the call may be repeated. FAILED_PRECONDITION: an
-	// object belongs to another source or manager. ABORTED and UNAVAILABLE: as for
-	// UpsertServices.
+	// DeleteServices deletes objects of a manager of the source "grpc". Deleting an object that does not exist succeeds,
+	// so the call may be repeated. FAILED_PRECONDITION: an object belongs to another source or manager. ABORTED and
+	// UNAVAILABLE: as for UpsertServices.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of
 	// the service.
 	DeleteServices(context.Context, *DeleteServicesRequest) (*DeleteServicesResponse, error)
-	// CompleteSource says that a manager has named every object that it has, by
-	// UpsertServices since this run of the service began. The objects that it brought
-	// in earlier runs and has not named in this one are deleted. Objects that it
-	// named in this run stay, so the call may be repeated. ABORTED: the service is
-	// another run than the one that took the listing; name everything again, then
-	// repeat the call. FAILED_PRECONDITION: the manager has named nothing, has
+	// CompleteSource reports that a manager has sent all of its objects by UpsertServices since this run of the service
+	// began. It deletes the manager's objects of earlier runs that were not sent in this run. Objects that were sent in
+	// this run stay, so the call may be repeated. ABORTED: the service has restarted since it received the objects; send
+	// all of them again, then repeat the call. FAILED_PRECONDITION: the manager has sent nothing in this run, it has
 	// objects, and allow_empty is not set.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of
 	// the service.
 	CompleteSource(context.Context, *CompleteSourceRequest) (*CompleteSourceResponse, error)
-	// ListServices streams the services that the filter takes, sorted by namespace
-	// and name, as of one revision, then the objects and files that were refused and
-	// the slices whose service is missing.
+	// ListServices streams the services that match the filter, sorted by namespace and name, as of one revision. Then it
+	// streams the refused objects and files, and the slices without a Service.
 	ListServices(*ListServicesRequest, grpc.ServerStreamingServer[ListServicesResponse]) error
 	// GetService returns one service with its frontends. NOT_FOUND: the service does not exist.
 	GetService(context.Context, *GetServiceRequest) (*GetServiceResponse, error)
-	// WatchServices sends every service, then a bookmark with snapshot_complete (what
-	// was not listed does not exist), then changes as they happen.
+	// WatchServices sends every service, then a bookmark with snapshot_complete: services that were not sent do not
+	// exist. Then it sends changes as they happen.
 	//
-	// A caller that was unavailable continues with the resume token of the last message:
-	// what was deleted meanwhile is sent as a deletion. OUT_OF_RANGE: the token is too
-	// old or of another run of the service; watch again without one, and drop what is
-	// not sent before the bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the
-	// caller reads too slowly and was disconnected; watch again with the last token,
-	// which is still good unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service
-	// is stopping; watch again with the last token.
+	// A disconnected caller continues with the resume token of the last message, and receives everything that was deleted
+	// in the meantime as a deletion. OUT_OF_RANGE: the token is too old or belongs to another run of the service; watch
+	// again without a token, and drop all services that are not sent before the bookmark with snapshot_complete.
+	// RESOURCE_EXHAUSTED: the caller reads too slowly and was disconnected; watch again with the last token, which is
+	// valid unless the call returns OUT_OF_RANGE. UNAVAILABLE: the service is stopping; watch again with the last token.
 	WatchServices(*WatchServicesRequest, grpc.ServerStreamingServer[WatchServicesResponse]) error
 	// WatchFrontends sends complete frontends to a datapath; each replaces the previous one with its
 	// key. Unread changes are merged by key, so a slow reader gets the latest state and is never
@@ -330,16 +307,13 @@ type LoadBalancerServiceServer interface {
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	WatchFrontends(grpc.BidiStreamingServer[WatchFrontendsRequest, WatchFrontendsResponse]) error
-	// WaitForRevision answers when every connected subscriber that enforces has
-	// acknowledged the revision. The answer names those that enforce, connected and
-	// not: without a connected one nothing says that the kernel has the revision.
-	// FAILED_PRECONDITION: a subscriber has refused a frontend of a service that the
-	// request names, or of any if it names none. OUT_OF_RANGE: there is no such
-	// revision yet.
+	// WaitForRevision returns once every connected subscriber that enforces has acknowledged the revision. The answer
+	// lists the subscribers that enforce, connected and disconnected. If none is connected, the kernel may not have the
+	// revision. FAILED_PRECONDITION: a subscriber has refused a frontend of a service in the request, or of any service
+	// if the request has none. OUT_OF_RANGE: the revision does not exist yet.
 	//
-	// It waits as long as the caller does. DEADLINE_EXCEEDED: not every subscriber has
-	// the revision yet; the call may be repeated. UNAVAILABLE: the service is
-	// stopping; the revision is on stable storage.
+	// The call waits until the caller's deadline. DEADLINE_EXCEEDED: not every subscriber has the revision yet; the call
+	// may be repeated. UNAVAILABLE: the service is stopping; the revision is on stable storage.
 	WaitForRevision(context.Context, *WaitForRevisionRequest) (*WaitForRevisionResponse, error)
 	// GetStatus returns a summary for people and for `sluice status`.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)

@@ -230,7 +230,7 @@ func (DecidedBy) EnumDescriptor() ([]byte, []int) {
 type Proxy int32
 
 const (
-	// Of a rule or a verdict that does not redirect.
+	// The rule or verdict does not redirect.
 	Proxy_PROXY_UNSPECIFIED Proxy = 0
 	// DNS.
 	Proxy_PROXY_DNS Proxy = 1

@@ -34,9 +34,8 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// ErrorReason is the reason of an error that this service decides on: the
-// google.rpc.ErrorInfo among the details has it without "ERROR_REASON_", in the
-// domain policy.sluice.io.
+// ErrorReason is the reason of an error of this service. The google.rpc.ErrorInfo in the details contains it without
+// "ERROR_REASON_", in the domain policy.sluice.io.
 type ErrorReason int32
 
 const (
@@ -44,12 +43,12 @@ const (
 	ErrorReason_ERROR_REASON_UNSPECIFIED ErrorReason = 0
 	// INTERNAL: a bug.
 	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 1
-	// INVALID_ARGUMENT: a manifest is not a policy that this service enforces;
-	// BadRequest names the first documents and fields.
+	// INVALID_ARGUMENT: a manifest is not a policy that this service enforces; BadRequest lists the first documents and
+	// fields.
 	ErrorReason_ERROR_REASON_INVALID_MANIFEST ErrorReason = 2
-	// INVALID_ARGUMENT: a field is invalid in any state; BadRequest names it.
+	// INVALID_ARGUMENT: a field is invalid in any state; BadRequest has the field.
 	ErrorReason_ERROR_REASON_INVALID_REQUEST ErrorReason = 3
-	// NOT_FOUND: the identity is not known here.
+	// NOT_FOUND: the identity is unknown to this node.
 	ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND ErrorReason = 4
 	// ALREADY_EXISTS: another source or manager owns the policy.
 	ErrorReason_ERROR_REASON_POLICY_OWNED ErrorReason = 5
@@ -57,35 +56,32 @@ const (
 	ErrorReason_ERROR_REASON_POLICY_FOREIGN ErrorReason = 6
 	// ABORTED: the state differs from the state that the caller expected.
 	ErrorReason_ERROR_REASON_STATE_CHANGED ErrorReason = 7
-	// RESOURCE_EXHAUSTED: a limit of the service is reached and nothing was
-	// changed; QuotaFailure says which.
+	// RESOURCE_EXHAUSTED: a limit of the service is reached and nothing was changed; QuotaFailure has the limit.
 	ErrorReason_ERROR_REASON_LIMIT_EXCEEDED ErrorReason = 8
 	// FAILED_PRECONDITION: a subscriber has refused a required table.
 	ErrorReason_ERROR_REASON_REFUSED_BY_SUBSCRIBER ErrorReason = 9
 	// FAILED_PRECONDITION: an earlier state stays enforced.
 	ErrorReason_ERROR_REASON_EARLIER_STATE_ENFORCED ErrorReason = 10
-	// OUT_OF_RANGE: there is no such revision yet.
+	// OUT_OF_RANGE: the revision does not exist yet.
 	ErrorReason_ERROR_REASON_UNKNOWN_REVISION ErrorReason = 11
-	// RESOURCE_EXHAUSTED: the subscriber is too far behind; it subscribes again.
+	// RESOURCE_EXHAUSTED: the subscriber is too far behind and must subscribe again.
 	ErrorReason_ERROR_REASON_SUBSCRIBER_TOO_SLOW ErrorReason = 12
 	// ABORTED: a newer connection uses the name of the subscriber.
 	ErrorReason_ERROR_REASON_SUBSCRIBER_REPLACED ErrorReason = 13
-	// INVALID_ARGUMENT: a message that was not sent is acknowledged.
+	// INVALID_ARGUMENT: the subscriber acknowledged a message that was not sent.
 	ErrorReason_ERROR_REASON_UNKNOWN_ACK ErrorReason = 14
 	// UNAVAILABLE: the state could not be written and the change was undone; the
 	// metadata's "errno" has the system call's error, for example ENOSPC.
 	ErrorReason_ERROR_REASON_STORAGE_FAILED ErrorReason = 15
 	// UNAVAILABLE: the service is stopping.
 	ErrorReason_ERROR_REASON_STOPPING ErrorReason = 16
-	// The subscriber supports no table format that the service sends: the two are of different
-	// releases.
+	// The subscriber supports no table format that the service sends, because the two have different releases.
 	ErrorReason_ERROR_REASON_TABLE_FORMAT ErrorReason = 17
 	// FAILED_PRECONDITION: every policy of the manager would be deleted, and allow_empty is not set.
 	ErrorReason_ERROR_REASON_SET_EMPTY ErrorReason = 18
-	// FAILED_PRECONDITION: nothing waits for the file.
+	// FAILED_PRECONDITION: the service does not wait for the file.
 	ErrorReason_ERROR_REASON_FILE_NOT_MISSING ErrorReason = 100
-	// UNAVAILABLE: a peer is given by its address alone, and sluice-identity, which
-	// knows the addresses of the cluster, does not answer.
+	// UNAVAILABLE: a peer has only an address, and sluice-identity, which resolves addresses, does not answer.
 	ErrorReason_ERROR_REASON_ADDRESS_NOT_RESOLVED ErrorReason = 120
 )
 
@@ -178,7 +174,7 @@ const (
 	PolicyNoteKind_POLICY_NOTE_KIND_UNSUPPORTED PolicyNoteKind = 1
 	// A value was converted to its canonical spelling.
 	PolicyNoteKind_POLICY_NOTE_KIND_CANONICAL PolicyNoteKind = 2
-	// The policy could not be converted: what it selects is isolated.
+	// The policy could not be converted: the endpoints that it selects are isolated.
 	PolicyNoteKind_POLICY_NOTE_KIND_ISOLATES PolicyNoteKind = 3
 	// The policy selects no endpoint.
 	PolicyNoteKind_POLICY_NOTE_KIND_SELECTS_NOTHING PolicyNoteKind = 4
@@ -239,15 +235,15 @@ type ChangeType int32
 const (
 	// Never sent.
 	ChangeType_CHANGE_TYPE_UNSPECIFIED ChangeType = 0
-	// It is new.
+	// The policy is new.
 	ChangeType_CHANGE_TYPE_CREATED ChangeType = 1
-	// It replaced a policy of the same name.
+	// The policy replaced a policy of the same name.
 	ChangeType_CHANGE_TYPE_REPLACED ChangeType = 2
-	// It was already there, unchanged.
+	// The same policy already existed.
 	ChangeType_CHANGE_TYPE_UNCHANGED ChangeType = 3
-	// It was deleted.
+	// The policy was deleted.
 	ChangeType_CHANGE_TYPE_DELETED ChangeType = 4
-	// It did not exist.
+	// The policy did not exist.
 	ChangeType_CHANGE_TYPE_ABSENT ChangeType = 5
 )
 
@@ -364,7 +360,7 @@ type PolicyKey struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Kind, for example "NetworkPolicy".
 	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
-	// Namespace; empty for kinds that have none.
+	// Namespace; empty for cluster-wide kinds.
 	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// Name.
 	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
@@ -429,17 +425,15 @@ type UpsertPoliciesRequest struct {
 	// One or more YAML or JSON documents, at most 3 MiB together. A document may be
 	// a list of objects: v1 List, or the list of a kind.
 	Manifests []byte `protobuf:"bytes,1,opt,name=manifests,proto3" json:"manifests,omitempty"`
-	// Namespace of documents that name none; empty: "default".
+	// Namespace of documents without one; empty: "default".
 	DefaultNamespace string `protobuf:"bytes,2,opt,name=default_namespace,json=defaultNamespace,proto3" json:"default_namespace,omitempty"`
 	// Check and compile, but change nothing.
 	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
-	// Program that the policies belong to: lower-case letters, digits, '-' and
-	// '.'; empty: the manager of calls that name none.
+	// Manager of the policies: lower-case letters, digits, '-' and '.'; may be empty.
 	Manager string `protobuf:"bytes,4,opt,name=manager,proto3" json:"manager,omitempty"`
 	// Expected policy revision: fail with ABORTED if it differs. Unset: any.
 	IfRevision *uint64 `protobuf:"varint,5,opt,name=if_revision,json=ifRevision,proto3,oneof" json:"if_revision,omitempty"`
-	// Drop fields that a kind does not have, and name them in dropped_fields;
-	// without it they are errors.
+	// Drop unknown fields and list them in dropped_fields; otherwise they are errors.
 	AllowUnknownFields bool `protobuf:"varint,6,opt,name=allow_unknown_fields,json=allowUnknownFields,proto3" json:"allow_unknown_fields,omitempty"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
@@ -520,11 +514,11 @@ func (x *UpsertPoliciesRequest) GetAllowUnknownFields() bool {
 // UpsertPoliciesResponse is the answer of UpsertPolicies.
 type UpsertPoliciesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Policy revision that holds them.
+	// Policy revision that contains the policies.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Result for each document, in order, and for each item of a list.
 	Changes []*PolicyChange `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
-	// Run of the service that took them, for CompleteSource; 16 bytes.
+	// Run of the service that received the policies, for CompleteSource; 16 bytes.
 	Incarnation   []byte `protobuf:"bytes,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -584,20 +578,19 @@ func (x *UpsertPoliciesResponse) GetIncarnation() []byte {
 // ReplacePoliciesRequest is the input of ReplacePolicies.
 type ReplacePoliciesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The YAML or JSON documents that the manager has, at most 3 MiB together;
-	// empty: it has none, which allow_empty has to confirm.
+	// All YAML or JSON documents of the manager, at most 3 MiB together. Empty: the manager has no policies, and
+	// allow_empty must be set.
 	Manifests []byte `protobuf:"bytes,1,opt,name=manifests,proto3" json:"manifests,omitempty"`
-	// Namespace of documents that name none; empty: "default".
+	// Namespace of documents without one; empty: "default".
 	DefaultNamespace string `protobuf:"bytes,2,opt,name=default_namespace,json=defaultNamespace,proto3" json:"default_namespace,omitempty"`
 	// Check and compile, but change nothing.
 	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
-	// Program that the policies belong to; required. Policies of calls without a manager were applied
-	// by people, so no program can list them.
+	// Manager of the policies; required. People apply the policies of calls without a manager, so no program can list
+	// them.
 	Manager string `protobuf:"bytes,4,opt,name=manager,proto3" json:"manager,omitempty"`
 	// Expected policy revision: fail with ABORTED if it differs. Unset: any.
 	IfRevision *uint64 `protobuf:"varint,5,opt,name=if_revision,json=ifRevision,proto3,oneof" json:"if_revision,omitempty"`
-	// Drop fields that a kind does not have, and name them in dropped_fields;
-	// without it they are errors.
+	// Drop unknown fields and list them in dropped_fields; otherwise they are errors.
 	AllowUnknownFields bool `protobuf:"varint,6,opt,name=allow_unknown_fields,json=allowUnknownFields,proto3" json:"allow_unknown_fields,omitempty"`
 	// Confirms that the set is empty: no policy of the manager stays. It protects the policies of a
 	// caller that has lost its list.
@@ -688,7 +681,7 @@ func (x *ReplacePoliciesRequest) GetAllowEmpty() bool {
 // ReplacePoliciesResponse is the answer of ReplacePolicies.
 type ReplacePoliciesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Policy revision that holds them.
+	// Policy revision that contains the policies.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Result for each document, in order, then the deleted policies, sorted by kind, namespace and
 	// name.
@@ -744,10 +737,10 @@ func (x *ReplacePoliciesResponse) GetChanges() []*PolicyChange {
 // CompleteSourceRequest is the input of CompleteSource.
 type CompleteSourceRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Program whose listing is complete; required, as for ReplacePolicies.
+	// Manager whose listing is complete; required, as for ReplacePolicies.
 	Manager string `protobuf:"bytes,1,opt,name=manager,proto3" json:"manager,omitempty"`
-	// Run of the service that took the listing: the incarnation of the answers of
-	// UpsertPolicies, or of GetStatus for a listing of no policy.
+	// Run of the service that received the policies: the incarnation from the answers of UpsertPolicies, or from
+	// GetStatus if the manager has no policies.
 	Incarnation []byte `protobuf:"bytes,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Check and compile, but change nothing.
 	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
@@ -877,7 +870,7 @@ type PolicyChange struct {
 	Key *PolicyKey `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	// The change.
 	Type ChangeType `protobuf:"varint,2,opt,name=type,proto3,enum=sluice.policy.v1.ChangeType" json:"type,omitempty"`
-	// Fields that the kind does not have, and that were dropped.
+	// Unknown fields that were dropped.
 	DroppedFields []string `protobuf:"bytes,3,rep,name=dropped_fields,json=droppedFields,proto3" json:"dropped_fields,omitempty"`
 	// Notes for the author: the first 40 notes of the conversion, and notes about the policy as a
 	// whole.
@@ -1020,11 +1013,11 @@ func (x *PolicyNote) GetText() string {
 // DeletePoliciesRequest is the input of DeletePolicies.
 type DeletePoliciesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which policies.
+	// Policies to delete.
 	Keys []*PolicyKey `protobuf:"bytes,1,rep,name=keys,proto3" json:"keys,omitempty"`
 	// Check and compile, but change nothing.
 	ValidateOnly bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
-	// Program that the policies belong to, as for UpsertPolicies.
+	// Manager of the policies, as for UpsertPolicies.
 	Manager string `protobuf:"bytes,3,opt,name=manager,proto3" json:"manager,omitempty"`
 	// Expected policy revision: fail with ABORTED if it differs. Unset: any.
 	IfRevision    *uint64 `protobuf:"varint,4,opt,name=if_revision,json=ifRevision,proto3,oneof" json:"if_revision,omitempty"`
@@ -1093,7 +1086,7 @@ func (x *DeletePoliciesRequest) GetIfRevision() uint64 {
 // DeletePoliciesResponse is the answer of DeletePolicies.
 type DeletePoliciesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Policy revision without them.
+	// Policy revision without the deleted policies.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Results in the order of the request.
 	Changes       []*PolicyChange `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
@@ -1196,7 +1189,7 @@ type ConfirmPoliciesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Policy revision that is enforced from now on.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Policies in it.
+	// Number of policies in that revision.
 	Policies uint32 `protobuf:"varint,2,opt,name=policies,proto3" json:"policies,omitempty"`
 	// Subscribers that kept an earlier state, one line each.
 	Held          []string `protobuf:"bytes,3,rep,name=held,proto3" json:"held,omitempty"`
@@ -1406,28 +1399,28 @@ type Policy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The policy.
 	Key *PolicyKey `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// Source that it belongs to: "grpc", "file", "kubernetes".
+	// Source of the policy: "grpc", "file", "kubernetes".
 	Source string `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"`
-	// Where in the source, for example a file's name.
+	// Place in the source, for example the name of a file.
 	Origin string `protobuf:"bytes,3,opt,name=origin,proto3" json:"origin,omitempty"`
 	// Whether the policy is in use as listed here. If error is also set, a newer version was refused
 	// and this is the last valid one.
 	Accepted bool `protobuf:"varint,4,opt,name=accepted,proto3" json:"accepted,omitempty"`
-	// Why it, or a newer version, was refused.
+	// Why the policy, or a newer version of it, was refused.
 	Error string `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`
-	// Revision at which it took effect in this form.
+	// Revision at which this version of the policy was accepted.
 	Revision uint64 `protobuf:"varint,6,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Identities of this node that it selects, sorted.
+	// Identities of this node that the policy selects, sorted.
 	Subjects []uint32 `protobuf:"varint,7,rep,packed,name=subjects,proto3" json:"subjects,omitempty"`
-	// Rules after normalisation, both directions.
+	// Number of rules after normalisation, in both directions.
 	Rules uint32 `protobuf:"varint,8,opt,name=rules,proto3" json:"rules,omitempty"`
 	// When this version was applied.
 	UpdateTime *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=update_time,json=updateTime,proto3" json:"update_time,omitempty"`
 	// The original manifest, if requested.
 	Manifest []byte `protobuf:"bytes,10,opt,name=manifest,proto3" json:"manifest,omitempty"`
-	// Fields that the kind does not have, and that were dropped.
+	// Unknown fields that were dropped.
 	DroppedFields []string `protobuf:"bytes,11,rep,name=dropped_fields,json=droppedFields,proto3" json:"dropped_fields,omitempty"`
-	// Program that it belongs to, of the source "grpc".
+	// Manager of the policy; only for the source "grpc".
 	Manager string `protobuf:"bytes,12,opt,name=manager,proto3" json:"manager,omitempty"`
 	// Notes for the author, as in PolicyChange.
 	Notes []*PolicyNote `protobuf:"bytes,13,rep,name=notes,proto3" json:"notes,omitempty"`
@@ -1625,8 +1618,7 @@ type GetPolicyTableResponse struct {
 	IngressRules []*RuleSources `protobuf:"bytes,4,rep,name=ingress_rules,json=ingressRules,proto3" json:"ingress_rules,omitempty"`
 	// Policy revision.
 	Revision uint64 `protobuf:"varint,5,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Revision of the cluster's store up to which the tables reflect identities;
-	// unset while that is not known.
+	// Revision of the cluster's store up to which the tables include all changes of identities; unset while unknown.
 	StoreRevision *v1.StoreRevision `protobuf:"bytes,6,opt,name=store_revision,json=storeRevision,proto3" json:"store_revision,omitempty"`
 	// Number of egress rules that egress_rules omits, at the end.
 	OmittedEgressRuleCount uint32 `protobuf:"varint,7,opt,name=omitted_egress_rule_count,json=omittedEgressRuleCount,proto3" json:"omitted_egress_rule_count,omitempty"`
@@ -1780,15 +1772,14 @@ func (x *WaitForRevisionRequest) GetSubjects() []uint32 {
 // WaitForRevisionResponse is the answer of WaitForRevision.
 type WaitForRevisionResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Revision that all connected subscribers that enforce have enforced, at
-	// least the one asked for.
+	// Latest revision that all connected subscribers that enforce have enforced, at least the requested one.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Names of subscribers that enforce, were seen before and are not connected.
+	// Names of subscribers that enforce, were connected before and are not connected now.
 	Disconnected []string `protobuf:"bytes,2,rep,name=disconnected,proto3" json:"disconnected,omitempty"`
 	// Names of the connected subscribers that enforce the revision.
 	Enforcing []string `protobuf:"bytes,3,rep,name=enforcing,proto3" json:"enforcing,omitempty"`
-	// Revision of the cluster's store up to which all of them enforce changes of
-	// identities; unset if that is not known, or if they are not of one store.
+	// Revision of the cluster's store up to which all of these subscribers enforce changes of identities; unset if it is
+	// unknown, or if the subscribers use different stores.
 	StoreRevision *v1.StoreRevision `protobuf:"bytes,4,opt,name=store_revision,json=storeRevision,proto3" json:"store_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1855,14 +1846,13 @@ func (x *WaitForRevisionResponse) GetStoreRevision() *v1.StoreRevision {
 // LearnNamesRequest is the input of LearnNames.
 type LearnNamesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// DNS name as in the question, with or without the final dot.
+	// DNS name as in the DNS question, with or without the final dot.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Addresses in the answer.
 	Addresses []string `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	// Validity of the answer; the service uses at least a minute and at most a week.
 	Ttl *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
-	// Check the fields and report whether any table uses the name, without remembering it. Capacity
-	// is not checked.
+	// Check the fields and return whether any table uses the name, without storing it. Capacity is not checked.
 	ValidateOnly  bool `protobuf:"varint,4,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1929,7 +1919,7 @@ func (x *LearnNamesRequest) GetValidateOnly() bool {
 // LearnNamesResponse is the answer of LearnNames.
 type LearnNamesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whether any table uses the name. The name is remembered in either case.
+	// Whether any table uses the name. The name is stored in either case.
 	Used          bool `protobuf:"varint,1,opt,name=used,proto3" json:"used,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1975,9 +1965,8 @@ func (x *LearnNamesResponse) GetUsed() bool {
 // ListNamesRequest is the input of ListNames.
 type ListNamesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// DNS name or pattern, as matchPattern of a policy: "*" matches characters within one label,
-	// "**." at the start matches one or more labels, and a single "*" matches every name. Empty:
-	// every name.
+	// DNS name or pattern, as in matchPattern of a policy: "*" matches characters within one label, "**." at the start
+	// matches one or more labels, and a single "*" matches every name. Empty: every name.
 	Pattern string `protobuf:"bytes,1,opt,name=pattern,proto3" json:"pattern,omitempty"`
 	// Only names that have this address; empty: all.
 	Address       string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
@@ -2080,12 +2069,12 @@ type LearnedName struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name in lower case, with the final dot.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Its addresses, at most 1,024, sorted.
+	// Addresses of the name, at most 1,024, sorted.
 	Addresses []*LearnedAddress `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
-	// Rules of accepted policies that select the name, whether or not they select
-	// an endpoint of this node; the first 16, sorted by their policy.
+	// Rules of accepted policies that select the name, even if the policy selects no endpoint of this node; the first 16,
+	// sorted by policy.
 	UsedBy []*RuleSource `protobuf:"bytes,3,rep,name=used_by,json=usedBy,proto3" json:"used_by,omitempty"`
-	// Number of further such rules.
+	// Number of omitted rules that select the name.
 	OmittedUseCount uint32 `protobuf:"varint,4,opt,name=omitted_use_count,json=omittedUseCount,proto3" json:"omitted_use_count,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -2157,8 +2146,8 @@ type LearnedAddress struct {
 	// When the address expires, by the TTL of the last LearnNames that had it. An expired address is
 	// kept for connections that use it, and is evicted first.
 	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
-	// When the address is removed unless a connection is reported before: names.grace after
-	// expire_time, or after the last report of a connection.
+	// When the address is removed, unless the datapath reports a connection before: names.grace after expire_time, or
+	// after the last report of a connection.
 	ForgetTime    *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=forget_time,json=forgetTime,proto3" json:"forget_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2282,7 +2271,7 @@ func (x *ForgetNamesRequest) GetValidateOnly() bool {
 // ForgetNamesResponse is the answer of ForgetNames.
 type ForgetNamesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Number of names with such addresses.
+	// Number of names from which addresses were removed.
 	NameCount uint32 `protobuf:"varint,1,opt,name=name_count,json=nameCount,proto3" json:"name_count,omitempty"`
 	// Total number of removed addresses.
 	AddressCount  uint32 `protobuf:"varint,2,opt,name=address_count,json=addressCount,proto3" json:"address_count,omitempty"`
@@ -2337,17 +2326,15 @@ func (x *ForgetNamesResponse) GetAddressCount() uint32 {
 // Peer is one end of a connection.
 type Peer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Identity number; 0: use the labels, or the address alone.
+	// Identity number; 0: use the labels, or only the address.
 	Identity uint32 `protobuf:"varint,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	// Labels of a workload, which need not exist; only without an identity.
 	Labels []*v11.Label `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty"`
-	// Address, as policies see it: of the backend, not of the Service. Without
-	// identity and labels the service asks sluice-identity which identity it has. An
-	// address that belongs to no node, pod or API server is the world's. The datapath
-	// alone knows this node's addresses by which other nodes do not reach it, such as
-	// the address of a bridge; callers give the identity of the host with it. With neither
-	// address, identity nor labels the peer is refused. Address rules match a peer
-	// without address by no prefix.
+	// Address as policies see it: the address of the backend, not of the Service. If neither identity nor labels are set,
+	// the service gets the identity of the address from sluice-identity; an address that belongs to no node, pod or API
+	// server has the identity of the world. Some addresses of this node are known only to the datapath, because other
+	// nodes do not use them, such as the address of a bridge; set identity to the host for them. A peer without address,
+	// identity and labels is refused. The prefixes of address rules do not match a peer without an address.
 	Address       string `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2409,10 +2396,10 @@ type ExplainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The end that opens the connection.
 	From *Peer `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
-	// The other end.
+	// The receiver of the first packet.
 	To *Peer `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
-	// IP protocol. TCP, UDP and SCTP are evaluated with their port, ICMP and
-	// ICMPv6 with type and code, others by number alone.
+	// IP protocol. TCP, UDP and SCTP are evaluated with their port, ICMP and ICMPv6 with type and code, other protocols
+	// only by their number.
 	Protocol v12.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
 	// Destination port; type << 8 | code for ICMP and ICMPv6.
 	Port          uint32 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`
@@ -2559,15 +2546,15 @@ type SideExplanation struct {
 	Subject uint32 `protobuf:"varint,1,opt,name=subject,proto3" json:"subject,omitempty"`
 	// Labels of the subject, sorted by source, key and value.
 	SubjectLabels []*v11.Label `protobuf:"bytes,2,rep,name=subject_labels,json=subjectLabels,proto3" json:"subject_labels,omitempty"`
-	// Identity of the other end.
+	// Identity of the peer.
 	Peer uint32 `protobuf:"varint,3,opt,name=peer,proto3" json:"peer,omitempty"`
-	// Labels of the other end, sorted as subject_labels.
+	// Labels of the peer, sorted as subject_labels.
 	PeerLabels []*v11.Label `protobuf:"bytes,4,rep,name=peer_labels,json=peerLabels,proto3" json:"peer_labels,omitempty"`
 	// The verdict.
 	Action Action `protobuf:"varint,5,opt,name=action,proto3,enum=sluice.policy.v1.Action" json:"action,omitempty"`
 	// Proxy of a redirect; else unspecified.
 	Proxy v12.Proxy `protobuf:"varint,6,opt,name=proxy,proto3,enum=sluice.net.v1.Proxy" json:"proxy,omitempty"`
-	// What kind of rule or default decided.
+	// Kind of the rule or default that decided.
 	DecidedBy v12.DecidedBy `protobuf:"varint,7,opt,name=decided_by,json=decidedBy,proto3,enum=sluice.net.v1.DecidedBy" json:"decided_by,omitempty"`
 	// Number of the deciding rule, 1 first; 0 if none.
 	Rule uint32 `protobuf:"varint,8,opt,name=rule,proto3" json:"rule,omitempty"`
@@ -2682,7 +2669,7 @@ func (x *SideExplanation) GetMatches() []*MatchingRule {
 // MatchingRule is a rule that matches a connection.
 type MatchingRule struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its number in the table.
+	// Number of the rule in the table.
 	Number uint32 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
 	// Action of the rule.
 	Action Action `protobuf:"varint,2,opt,name=action,proto3,enum=sluice.policy.v1.Action" json:"action,omitempty"`
@@ -2775,11 +2762,11 @@ type DiffRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Documents to apply, as for UpsertPolicies.
 	Manifests []byte `protobuf:"bytes,1,opt,name=manifests,proto3" json:"manifests,omitempty"`
-	// Namespace of documents that name none; empty: "default".
+	// Namespace of documents without one; empty: "default".
 	DefaultNamespace string `protobuf:"bytes,2,opt,name=default_namespace,json=defaultNamespace,proto3" json:"default_namespace,omitempty"`
 	// Policies to delete.
 	Delete []*PolicyKey `protobuf:"bytes,3,rep,name=delete,proto3" json:"delete,omitempty"`
-	// Drop fields that a kind does not have; without it they are errors.
+	// Drop unknown fields; otherwise they are errors.
 	AllowUnknownFields bool `protobuf:"varint,4,opt,name=allow_unknown_fields,json=allowUnknownFields,proto3" json:"allow_unknown_fields,omitempty"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
@@ -3121,8 +3108,8 @@ func (*GetStatusRequest) Descriptor() ([]byte, []int) {
 // GetStatusResponse is the answer of GetStatus.
 type GetStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Version, start and problems, of which at most 100 are listed; a further entry has the number of
-	// omitted ones.
+	// Version, start time and problems; at most 100 problems are listed, and a further entry has the number of omitted
+	// problems.
 	Service *v13.ServiceStatus `protobuf:"bytes,15,opt,name=service,proto3" json:"service,omitempty"`
 	// Policy revision.
 	Revision uint64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
@@ -3130,13 +3117,13 @@ type GetStatusResponse struct {
 	Policies uint32 `protobuf:"varint,4,opt,name=policies,proto3" json:"policies,omitempty"`
 	// Policies or files that were refused.
 	Refused uint32 `protobuf:"varint,5,opt,name=refused,proto3" json:"refused,omitempty"`
-	// Identities known.
+	// Known identities.
 	Identities uint32 `protobuf:"varint,6,opt,name=identities,proto3" json:"identities,omitempty"`
 	// Identities that are treated as unknown because a table has no capacity.
 	WaitingIdentities uint32 `protobuf:"varint,7,opt,name=waiting_identities,json=waitingIdentities,proto3" json:"waiting_identities,omitempty"`
 	// Subjects.
 	Subjects uint32 `protobuf:"varint,8,opt,name=subjects,proto3" json:"subjects,omitempty"`
-	// Tables compiled.
+	// Compiled tables.
 	Tables uint32 `protobuf:"varint,9,opt,name=tables,proto3" json:"tables,omitempty"`
 	// Sources.
 	Sources []*SourceStatus `protobuf:"bytes,10,rep,name=sources,proto3" json:"sources,omitempty"`
@@ -3149,9 +3136,8 @@ type GetStatusResponse struct {
 	// Revision of the cluster's store up to which all changes of identities are included; unset while
 	// unknown.
 	StoreRevision *v1.StoreRevision `protobuf:"bytes,16,opt,name=store_revision,json=storeRevision,proto3" json:"store_revision,omitempty"`
-	// Why subscribers are not served yet, so that no new endpoint can be connected: one line for each
-	// file that was never read, and for each source and manager that is not complete. Empty: they are
-	// served.
+	// Why subscribers are not served yet, so that no new endpoint can be connected: one line for each file that was never
+	// read, and for each source and manager that is not complete. Empty: subscribers are served.
 	WaitingFor []string `protobuf:"bytes,100,rep,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"`
 	// Documents in files that are not policies and were skipped, at most 100, sorted.
 	SkippedDocuments []string `protobuf:"bytes,101,rep,name=skipped_documents,json=skippedDocuments,proto3" json:"skipped_documents,omitempty"`
@@ -3299,15 +3285,14 @@ type SourceStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name: "identity", "grpc", "file", "kubernetes".
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Whether the source was complete at least once since the start. The source "grpc" without a
-	// manager always is, because nothing lists policies that people apply.
+	// Whether the source was complete at least once since the start. The source "grpc" without a manager always is,
+	// because no program lists policies that people apply.
 	Synced bool `protobuf:"varint,2,opt,name=synced,proto3" json:"synced,omitempty"`
-	// Why it is not complete, or the last error.
+	// Why the source is not complete, or its last error.
 	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
-	// Program, for the source "grpc": each program that has policies, or has completed in this run,
-	// has its own status.
+	// Manager, for the source "grpc": each manager that has policies, or has completed in this run, has its own status.
 	Manager string `protobuf:"bytes,4,opt,name=manager,proto3" json:"manager,omitempty"`
-	// Accepted policies that it brought.
+	// Number of accepted policies of the source.
 	Policies uint32 `protobuf:"varint,5,opt,name=policies,proto3" json:"policies,omitempty"`
 	// The kind of source, in machine-readable form.
 	Kind          SourceKind `protobuf:"varint,6,opt,name=kind,proto3,enum=sluice.policy.v1.SourceKind" json:"kind,omitempty"`
@@ -3390,22 +3375,21 @@ func (x *SourceStatus) GetKind() SourceKind {
 // SubscriberStatus is the state of one subscriber.
 type SubscriberStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name that it gave.
+	// Name of the subscriber.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Whether it is connected.
 	Connected bool `protobuf:"varint,2,opt,name=connected,proto3" json:"connected,omitempty"`
-	// Policy revision that it enforces.
+	// Policy revision that the subscriber enforces.
 	Revision uint64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Messages sent and not acknowledged.
+	// Number of messages that were sent and not acknowledged.
 	Behind uint64 `protobuf:"varint,4,opt,name=behind,proto3" json:"behind,omitempty"`
-	// Tables that it refused, one line each.
+	// Tables that the subscriber refused, one line each.
 	Refusals []string `protobuf:"bytes,5,rep,name=refusals,proto3" json:"refusals,omitempty"`
-	// Whether it enforces the tables; else it only watches them.
+	// Whether it enforces the tables; otherwise it only watches them.
 	Enforces bool `protobuf:"varint,6,opt,name=enforces,proto3" json:"enforces,omitempty"`
-	// Why it keeps enforcing an earlier state; empty: it does not.
+	// Why the subscriber still enforces an earlier state; empty if it does not.
 	Held string `protobuf:"bytes,7,opt,name=held,proto3" json:"held,omitempty"`
-	// Revision of the cluster's store up to which it enforces changes of
-	// identities; unset while that is not known.
+	// Revision of the cluster's store up to which the subscriber enforces changes of identities; unset while unknown.
 	StoreRevision *v1.StoreRevision `protobuf:"bytes,8,opt,name=store_revision,json=storeRevision,proto3" json:"store_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3592,10 +3576,9 @@ func (x *HoldAddressesResponse) GetExpiring() []string {
 // AcceptWithoutFileRequest is the input of AcceptWithoutFile.
 type AcceptWithoutFileRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name of the file in the directory, or its path; the path of the directory, if
-	// that cannot be read.
+	// Name of the file in the directory, or its path; if the directory cannot be read, the path of the directory.
 	File string `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"`
-	// Only return what is missing.
+	// Return the answer, but change nothing.
 	ValidateOnly  bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3648,11 +3631,11 @@ func (x *AcceptWithoutFileRequest) GetValidateOnly() bool {
 // AcceptWithoutFileResponse is the answer of AcceptWithoutFile.
 type AcceptWithoutFileResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name of the file as the service calls it.
+	// Name of the file in messages of the service.
 	File string `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"`
-	// Why it was never read.
+	// Why the file was never read.
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
-	// What subscribers still wait for, as in GetStatusResponse.
+	// Why subscribers are still not served, as in GetStatusResponse.
 	WaitingFor    []string `protobuf:"bytes,3,rep,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -48,8 +48,8 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// PolicyService holds the policies of one node and compiles those that select
-// one of its subjects. A subject is an identity that has an endpoint here.
+// PolicyService stores the policies of one node and compiles the policies that select one of its subjects. A subject is
+// an identity that has an endpoint on this node.
 //
 // Kinds: NetworkPolicy (networking.k8s.io/v1); CiliumNetworkPolicy,
 // CiliumClusterwideNetworkPolicy and CiliumCIDRGroup (cilium.io/v2);
@@ -57,44 +57,34 @@ const (
 // AdminNetworkPolicy and BaselineAdminNetworkPolicy
 // (policy.networking.k8s.io/v1alpha1).
 //
-// Policies come from sources: calls of this service (the source "grpc"), files
-// of a directory ("file"), later a Kubernetes cluster. A policy belongs to the
-// source that brought it, and no other source may replace or delete it. Several
-// programs may call this service: each names itself by a manager, and a policy
-// of the source "grpc" belongs to the manager that brought it in the same way.
-// Calls without a manager share one, the empty one.
+// Policies come from sources: calls of this service (the source "grpc"), files of a directory ("file") and a Kubernetes
+// cluster ("kubernetes"). A policy belongs to the source that created it; no other source may replace or delete it.
+// Several programs may call this service: each identifies itself by a manager, and a policy of the source "grpc"
+// belongs to the manager that created it, in the same way. Calls without a manager share the empty manager.
 type PolicyServiceClient interface {
-	// UpsertPolicies adds or replaces policies, all of them or none. The answer
-	// comes when they are compiled and on stable storage; WaitForRevision says
-	// when the kernel enforces them. Repeating it changes nothing and returns the
-	// present revision.
+	// UpsertPolicies adds or replaces policies, all of them or none. It returns once they are compiled and on stable
+	// storage; WaitForRevision returns once the kernel enforces them. Repeating the call changes nothing and returns the
+	// current revision.
 	//
-	// INVALID_ARGUMENT: a manifest is wrong; the details name document and
-	// field. ALREADY_EXISTS: another source or manager has a policy of that kind
-	// and name. ABORTED: the revision is not if_revision; read again, then decide
-	// again. RESOURCE_EXHAUSTED: a table would exceed a limit; the message names the
-	// policy with the largest share and the figures, and everything stays as it
-	// was.
+	// INVALID_ARGUMENT: a manifest is invalid; the details contain document and field. ALREADY_EXISTS: another source or
+	// manager has a policy of that kind and name. ABORTED: the current revision is not if_revision; read the policies
+	// again, then decide again. RESOURCE_EXHAUSTED: a table would exceed a limit; the message contains the figures and
+	// the policy with the largest share, and nothing was changed.
 	//
-	// UNAVAILABLE: the state could not be written, or the service is stopping.
-	// DEADLINE_EXCEEDED: the change may have been made. After both the call may be
-	// repeated.
+	// UNAVAILABLE: the state could not be written, or the service is stopping. DEADLINE_EXCEEDED: the change may have
+	// been made. After either error the call may be repeated.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	UpsertPolicies(ctx context.Context, in *UpsertPoliciesRequest, opts ...grpc.CallOption) (*UpsertPoliciesResponse, error)
-	// DeletePolicies deletes policies of a manager of the source "grpc". Deleting
-	// what does not exist succeeds, so the call may be repeated.
-	// FAILED_PRECONDITION: a policy belongs to another source or manager. ABORTED:
-	// the revision is not if_revision. RESOURCE_EXHAUSTED: as above; without one
-	// policy another may need more capacity.
+	// DeletePolicies deletes policies of a manager of the source "grpc". Deleting a policy that does not exist succeeds,
+	// so the call may be repeated. FAILED_PRECONDITION: a policy belongs to another source or manager. ABORTED: the
+	// current revision is not if_revision. RESOURCE_EXHAUSTED: as for UpsertPolicies; without the deleted policy, another
+	// policy may need more capacity.
 	//
-	// UNAVAILABLE: the state could not be written, or the service is stopping.
-	// DEADLINE_EXCEEDED: the change may have been made. After both the call may be
-	// repeated.
+	// UNAVAILABLE: the state could not be written, or the service is stopping. DEADLINE_EXCEEDED: the change may have
+	// been made. After either error the call may be repeated.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	DeletePolicies(ctx context.Context, in *DeletePoliciesRequest, opts ...grpc.CallOption) (*DeletePoliciesResponse, error)
 	// ReplacePolicies replaces all policies of a manager: it adds, replaces and deletes in one atomic
 	// change, and completes the manager like CompleteSource. Policies of other managers and sources
@@ -102,23 +92,19 @@ type PolicyServiceClient interface {
 	// set is empty, the manager has policies, and allow_empty is not set. A set that does not fit
 	// into one request can be listed with UpsertPolicies and CompleteSource.
 	//
-	// UNAVAILABLE: the state could not be written, or the service is stopping. DEADLINE_EXCEEDED: the
-	// change may have been made. After both the call may be repeated.
+	// UNAVAILABLE: the state could not be written, or the service is stopping. DEADLINE_EXCEEDED: the change may have
+	// been made. After either error the call may be repeated.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	ReplacePolicies(ctx context.Context, in *ReplacePoliciesRequest, opts ...grpc.CallOption) (*ReplacePoliciesResponse, error)
-	// CompleteSource says that a manager has named every policy that it has, by
-	// UpsertPolicies since this run of the service began. The policies that it
-	// brought in earlier runs and has not named in this one are deleted. Policies
-	// that it named in this run stay, so the call may be repeated. ABORTED: the
-	// service is another run than the one that took the listing; name everything
-	// again, then repeat the call. FAILED_PRECONDITION: the manager has named
-	// nothing, has policies, and allow_empty is not set. RESOURCE_EXHAUSTED: as
-	// for DeletePolicies.
+	// CompleteSource reports that a manager has sent all of its policies by UpsertPolicies since this run of the service
+	// began. It deletes the manager's policies of earlier runs that were not sent in this run. Policies that were sent in
+	// this run stay, so the call may be repeated. ABORTED: the service has restarted since it received the policies; send
+	// all of them again, then repeat the call. FAILED_PRECONDITION: the manager has sent nothing in this run, it has
+	// policies, and allow_empty is not set. RESOURCE_EXHAUSTED: as for DeletePolicies.
 	//
-	// UNAVAILABLE: the state could not be written, or the service is stopping.
-	// DEADLINE_EXCEEDED: the change may have been made. After both the call may be
-	// repeated.
+	// UNAVAILABLE: the state could not be written, or the service is stopping. DEADLINE_EXCEEDED: the change may have
+	// been made. After either error the call may be repeated.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
@@ -131,9 +117,8 @@ type PolicyServiceClient interface {
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	ConfirmPolicies(ctx context.Context, in *ConfirmPoliciesRequest, opts ...grpc.CallOption) (*ConfirmPoliciesResponse, error)
-	// ListPolicies streams the policies that the filter takes, and the files
-	// and objects that were refused, sorted by kind, namespace and name, as of
-	// one revision.
+	// ListPolicies streams the policies that match the filter, and the refused files and objects, sorted by kind,
+	// namespace and name, as of one revision.
 	ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListPoliciesResponse], error)
 	// GetPolicyTable returns the tables of a subject. For an identity that is not a subject, they are
 	// only compiled for the answer. NOT_FOUND: the identity is not known.
@@ -142,52 +127,45 @@ type PolicyServiceClient interface {
 	// that applies all steps in order has the same tables as the service; after each single step,
 	// every verdict equals either the verdict before the change or the one after it.
 	//
-	// The first message of the caller is Subscribe. If incarnation and seq are of this run of the
-	// service and not too old, the stream resumes after them. Otherwise it begins with all tables,
-	// then SnapshotComplete: anything that was not sent before does not exist. Acknowledgements are
-	// cumulative and mean that the kernel enforces everything up to seq. If a table is refused, all
-	// traffic of its subjects in its direction is denied.
+	// The first message of the caller is Subscribe. If incarnation and seq are of this run of the service and not too
+	// old, the stream resumes after them. Otherwise it begins with all tables, then SnapshotComplete: tables and
+	// identities that were not sent before do not exist. Acknowledgements are cumulative: the kernel enforces everything
+	// up to seq. If a table does not fit into the kernel, the subscriber refuses it with a Nack; it then enforces a part
+	// of the table, or isolates the subject in the direction of the table.
 	//
-	// RESOURCE_EXHAUSTED: the caller is too far behind, or read or acknowledged nothing for 30 s, and
-	// was disconnected; subscribe again. UNAVAILABLE: the service is stopping.
+	// RESOURCE_EXHAUSTED: the caller is too far behind, or read or acknowledged nothing for 30 s, and was disconnected;
+	// subscribe again. UNAVAILABLE: the service is stopping.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	WatchPolicyTables(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WatchPolicyTablesRequest, WatchPolicyTablesResponse], error)
-	// WaitForRevision answers when every connected subscriber that enforces has
-	// enforced the revision for the given subjects. Subscribers that only watch
-	// and those that are not connected are not waited for; the answer names those
-	// that enforce, connected and not: without a connected one nothing says that
-	// the kernel has the revision. FAILED_PRECONDITION: a subscriber has refused a
-	// table that this needs, and the message names subject and policy; or it holds
-	// an earlier state, until ConfirmPolicies. OUT_OF_RANGE: there is no such revision
-	// yet.
+	// WaitForRevision returns once every connected subscriber that enforces has enforced the revision for the given
+	// subjects. It does not wait for subscribers that only watch or are disconnected. The answer lists the subscribers
+	// that enforce, connected and disconnected. If none is connected, the kernel may not have the revision.
+	// FAILED_PRECONDITION: a subscriber has refused a required table, and the message contains subject and policy; or a
+	// subscriber keeps an earlier state until ConfirmPolicies. OUT_OF_RANGE: the revision does not exist yet.
 	//
-	// It waits as long as the caller does. DEADLINE_EXCEEDED: not every subscriber has
-	// the revision yet; the call may be repeated. UNAVAILABLE: the service is
-	// stopping; the revision is on stable storage.
+	// The call waits until the caller's deadline. DEADLINE_EXCEEDED: not every subscriber has the revision yet; the call
+	// may be repeated. UNAVAILABLE: the service is stopping; the revision is on stable storage.
 	WaitForRevision(ctx context.Context, in *WaitForRevisionRequest, opts ...grpc.CallOption) (*WaitForRevisionResponse, error)
-	// LearnNames says which addresses a DNS name was resolved to. It answers when
-	// the kernel of every connected subscriber that enforces knows them, so that
-	// a proxy may hold back the DNS answer until then. Repeating it extends the life.
-	// RESOURCE_EXHAUSTED: too many names or addresses are remembered, or a table
-	// has no capacity.
+	// LearnNames stores the addresses that a DNS name was resolved to. It returns once the kernel of every connected
+	// subscriber that enforces has them, so that a proxy may delay the DNS answer until then. Repeating the call extends
+	// the validity of the addresses. RESOURCE_EXHAUSTED: too many names or addresses are stored, or a table has no
+	// capacity.
 	//
-	// DEADLINE_EXCEEDED: a subscriber has not acknowledged yet; the addresses are
-	// remembered, and the call may be repeated. UNAVAILABLE: the service is stopping.
+	// DEADLINE_EXCEEDED: a subscriber has not acknowledged the addresses yet; they are stored, and the call may be
+	// repeated. UNAVAILABLE: the service is stopping.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	LearnNames(ctx context.Context, in *LearnNamesRequest, opts ...grpc.CallOption) (*LearnNamesResponse, error)
-	// ListNames streams the remembered names from LearnNames, sorted by name, as of one point in
-	// time, with the rules that select them. Each message has one name. It changes nothing.
-	// INVALID_ARGUMENT: the pattern is invalid.
+	// ListNames streams the learned names, sorted by name, as of one point in time, with the rules that select them. Each
+	// message has one name. It changes nothing. INVALID_ARGUMENT: the pattern is invalid.
 	ListNames(ctx context.Context, in *ListNamesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListNamesResponse], error)
-	// ForgetNames removes learned names, or one address of them, and returns when the kernels of all
-	// connected subscribers that enforce have removed them, too. It only removes permissions, because
-	// names occur only in allow rules. An address stays allowed if another name has it and a rule
-	// allows that name. A connection to an address that no rule allows any more ends with its next
-	// packet, even if the grace period of an expired address has kept it. The next LearnNames adds
-	// the name again.
+	// ForgetNames removes learned names, or one address of them, and returns once the kernels of all connected
+	// subscribers that enforce have removed them, too. It only removes permissions, because names occur only in allow
+	// rules. An address stays allowed if another name has it and a rule allows that name. If no rule allows an address
+	// any more, the next packet of each connection to it is dropped, even if the grace period of an expired address has
+	// kept the connection. The next LearnNames adds the name again.
 	//
 	// Removing an unknown name succeeds, so the call may be repeated. Many names are removed in
 	// parts; a call that ends before its answer (DEADLINE_EXCEEDED, CANCELLED) may have removed some.
@@ -197,28 +175,26 @@ type PolicyServiceClient interface {
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	ForgetNames(ctx context.Context, in *ForgetNamesRequest, opts ...grpc.CallOption) (*ForgetNamesResponse, error)
-	// Explain evaluates a connection on both sides by the compiled tables and lists
-	// every rule that matches it, with the place it was written in. NOT_FOUND:
-	// an identity is not known. UNAVAILABLE: an address is given without an identity,
-	// and sluice-identity does not answer.
+	// Explain evaluates a connection on both sides by the compiled tables, and returns every matching rule with its
+	// source location. NOT_FOUND: an identity is not known. UNAVAILABLE: an address is given without an identity, and
+	// sluice-identity does not answer.
 	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
 	// Diff returns the verdicts that would change if policies were applied or deleted. It changes
 	// nothing. Errors as for UpsertPolicies.
 	Diff(ctx context.Context, in *DiffRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DiffResponse], error)
 	// GetStatus returns a summary for people and for `sluice status`.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
-	// HoldAddresses keeps expired learned addresses while connections use them. A datapath calls it
-	// periodically: it reports for which addresses of the last answer it has found a connection, and
-	// then looks for connections to the addresses of this answer. A reported address stays for at
-	// least 5 more minutes. Addresses that the service did not ask for are ignored.
+	// HoldAddresses keeps expired learned addresses while connections use them. A datapath calls it periodically. The
+	// request has the addresses of the last answer for which the datapath found a connection; the datapath then looks for
+	// connections to the addresses of the new answer. A reported address stays for at least 5 more minutes. Addresses
+	// that were not in the last answer are ignored.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor the datapath.
 	HoldAddresses(ctx context.Context, in *HoldAddressesRequest, opts ...grpc.CallOption) (*HoldAddressesResponse, error)
-	// AcceptWithoutFile stops waiting for a policy file, or for the policy directory, that was never
-	// read since the policy state was created: subscribers are served without its policies. The
-	// decision is stored with the state and survives restarts. Once the file can be read, its
-	// policies are applied. FAILED_PRECONDITION: the service does not wait for that file; the message
-	// names the missing files.
+	// AcceptWithoutFile stops waiting for a policy file, or for the policy directory, that was never read since the
+	// policy state was created: subscribers are served without its policies. The decision is stored with the state and
+	// survives restarts. Once the file can be read, its policies are applied. FAILED_PRECONDITION: the service does not
+	// wait for that file; the message lists the missing files.
 	//
 	// UNAVAILABLE: the record could not be written, or the service is stopping.
 	//
@@ -438,8 +414,8 @@ func (c *policyServiceClient) AcceptWithoutFile(ctx context.Context, in *AcceptW
 // All implementations must embed UnimplementedPolicyServiceServer
 // for forward compatibility.
 //
-// PolicyService holds the policies of one node and compiles those that select
-// one of its subjects. A subject is an identity that has an endpoint here.
+// PolicyService stores the policies of one node and compiles the policies that select one of its subjects. A subject is
+// an identity that has an endpoint on this node.
 //
 // Kinds: NetworkPolicy (networking.k8s.io/v1); CiliumNetworkPolicy,
 // CiliumClusterwideNetworkPolicy and CiliumCIDRGroup (cilium.io/v2);
@@ -447,44 +423,34 @@ func (c *policyServiceClient) AcceptWithoutFile(ctx context.Context, in *AcceptW
 // AdminNetworkPolicy and BaselineAdminNetworkPolicy
 // (policy.networking.k8s.io/v1alpha1).
 //
-// Policies come from sources: calls of this service (the source "grpc"), files
-// of a directory ("file"), later a Kubernetes cluster. A policy belongs to the
-// source that brought it, and no other source may replace or delete it. Several
-// programs may call this service: each names itself by a manager, and a policy
-// of the source "grpc" belongs to the manager that brought it in the same way.
-// Calls without a manager share one, the empty one.
+// Policies come from sources: calls of this service (the source "grpc"), files of a directory ("file") and a Kubernetes
+// cluster ("kubernetes"). A policy belongs to the source that created it; no other source may replace or delete it.
+// Several programs may call this service: each identifies itself by a manager, and a policy of the source "grpc"
+// belongs to the manager that created it, in the same way. Calls without a manager share the empty manager.
 type PolicyServiceServer interface {
-	// UpsertPolicies adds or replaces policies, all of them or none. The answer
-	// comes when they are compiled and on stable storage; WaitForRevision says
-	// when the kernel enforces them. Repeating it changes nothing and returns the
-	// present revision.
+	// UpsertPolicies adds or replaces policies, all of them or none. It returns once they are compiled and on stable
+	// storage; WaitForRevision returns once the kernel enforces them. Repeating the call changes nothing and returns the
+	// current revision.
 	//
-	// INVALID_ARGUMENT: a manifest is wrong; the details name document and
-	// field. ALREADY_EXISTS: another source or manager has a policy of that kind
-	// and name. ABORTED: the revision is not if_revision; read again, then decide
-	// again. RESOURCE_EXHAUSTED: a table would exceed a limit; the message names the
-	// policy with the largest share and the figures, and everything stays as it
-	// was.
+	// INVALID_ARGUMENT: a manifest is invalid; the details contain document and field. ALREADY_EXISTS: another source or
+	// manager has a policy of that kind and name. ABORTED: the current revision is not if_revision; read the policies
+	// again, then decide again. RESOURCE_EXHAUSTED: a table would exceed a limit; the message contains the figures and
+	// the policy with the largest share, and nothing was changed.
 	//
-	// UNAVAILABLE: the state could not be written, or the service is stopping.
-	// DEADLINE_EXCEEDED: the change may have been made. After both the call may be
-	// repeated.
+	// UNAVAILABLE: the state could not be written, or the service is stopping. DEADLINE_EXCEEDED: the change may have
+	// been made. After either error the call may be repeated.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	UpsertPolicies(context.Context, *UpsertPoliciesRequest) (*UpsertPoliciesResponse, error)
-	// DeletePolicies deletes policies of a manager of the source "grpc". Deleting
-	// what does not exist succeeds, so the call may be repeated.
-	// FAILED_PRECONDITION: a policy belongs to another source or manager. ABORTED:
-	// the revision is not if_revision. RESOURCE_EXHAUSTED: as above; without one
-	// policy another may need more capacity.
+	// DeletePolicies deletes policies of a manager of the source "grpc". Deleting a policy that does not exist succeeds,
+	// so the call may be repeated. FAILED_PRECONDITION: a policy belongs to another source or manager. ABORTED: the
+	// current revision is not if_revision. RESOURCE_EXHAUSTED: as for UpsertPolicies; without the deleted policy, another
+	// policy may need more capacity.
 	//
-	// UNAVAILABLE: the state could not be written, or the service is stopping.
-	// DEADLINE_EXCEEDED: the change may have been made. After both the call may be
-	// repeated.
+	// UNAVAILABLE: the state could not be written, or the service is stopping. DEADLINE_EXCEEDED: the change may have
+	// been made. After either error the call may be repeated.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	DeletePolicies(context.Context, *DeletePoliciesRequest) (*DeletePoliciesResponse, error)
 	// ReplacePolicies replaces all policies of a manager: it adds, replaces and deletes in one atomic
 	// change, and completes the manager like CompleteSource. Policies of other managers and sources
@@ -492,23 +458,19 @@ type PolicyServiceServer interface {
 	// set is empty, the manager has policies, and allow_empty is not set. A set that does not fit
 	// into one request can be listed with UpsertPolicies and CompleteSource.
 	//
-	// UNAVAILABLE: the state could not be written, or the service is stopping. DEADLINE_EXCEEDED: the
-	// change may have been made. After both the call may be repeated.
+	// UNAVAILABLE: the state could not be written, or the service is stopping. DEADLINE_EXCEEDED: the change may have
+	// been made. After either error the call may be repeated.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	ReplacePolicies(context.Context, *ReplacePoliciesRequest) (*ReplacePoliciesResponse, error)
-	// CompleteSource says that a manager has named every policy that it has, by
-	// UpsertPolicies since this run of the service began. The policies that it
-	// brought in earlier runs and has not named in this one are deleted. Policies
-	// that it named in this run stay, so the call may be repeated. ABORTED: the
-	// service is another run than the one that took the listing; name everything
-	// again, then repeat the call. FAILED_PRECONDITION: the manager has named
-	// nothing, has policies, and allow_empty is not set. RESOURCE_EXHAUSTED: as
-	// for DeletePolicies.
+	// CompleteSource reports that a manager has sent all of its policies by UpsertPolicies since this run of the service
+	// began. It deletes the manager's policies of earlier runs that were not sent in this run. Policies that were sent in
+	// this run stay, so the call may be repeated. ABORTED: the service has restarted since it received the policies; send
+	// all of them again, then repeat the call. FAILED_PRECONDITION: the manager has sent nothing in this run, it has
+	// policies, and allow_empty is not set. RESOURCE_EXHAUSTED: as for DeletePolicies.
 	//
-	// UNAVAILABLE: the state could not be written, or the service is stopping.
-	// DEADLINE_EXCEEDED: the change may have been made. After both the call may be
-	// repeated.
+	// UNAVAILABLE: the state could not be written, or the service is stopping. DEADLINE_EXCEEDED: the change may have
+	// been made. After either error the call may be repeated.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
@@ -521,9 +483,8 @@ type PolicyServiceServer interface {
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	ConfirmPolicies(context.Context, *ConfirmPoliciesRequest) (*ConfirmPoliciesResponse, error)
-	// ListPolicies streams the policies that the filter takes, and the files
-	// and objects that were refused, sorted by kind, namespace and name, as of
-	// one revision.
+	// ListPolicies streams the policies that match the filter, and the refused files and objects, sorted by kind,
+	// namespace and name, as of one revision.
 	ListPolicies(*ListPoliciesRequest, grpc.ServerStreamingServer[ListPoliciesResponse]) error
 	// GetPolicyTable returns the tables of a subject. For an identity that is not a subject, they are
 	// only compiled for the answer. NOT_FOUND: the identity is not known.
@@ -532,52 +493,45 @@ type PolicyServiceServer interface {
 	// that applies all steps in order has the same tables as the service; after each single step,
 	// every verdict equals either the verdict before the change or the one after it.
 	//
-	// The first message of the caller is Subscribe. If incarnation and seq are of this run of the
-	// service and not too old, the stream resumes after them. Otherwise it begins with all tables,
-	// then SnapshotComplete: anything that was not sent before does not exist. Acknowledgements are
-	// cumulative and mean that the kernel enforces everything up to seq. If a table is refused, all
-	// traffic of its subjects in its direction is denied.
+	// The first message of the caller is Subscribe. If incarnation and seq are of this run of the service and not too
+	// old, the stream resumes after them. Otherwise it begins with all tables, then SnapshotComplete: tables and
+	// identities that were not sent before do not exist. Acknowledgements are cumulative: the kernel enforces everything
+	// up to seq. If a table does not fit into the kernel, the subscriber refuses it with a Nack; it then enforces a part
+	// of the table, or isolates the subject in the direction of the table.
 	//
-	// RESOURCE_EXHAUSTED: the caller is too far behind, or read or acknowledged nothing for 30 s, and
-	// was disconnected; subscribe again. UNAVAILABLE: the service is stopping.
+	// RESOURCE_EXHAUSTED: the caller is too far behind, or read or acknowledged nothing for 30 s, and was disconnected;
+	// subscribe again. UNAVAILABLE: the service is stopping.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	WatchPolicyTables(grpc.BidiStreamingServer[WatchPolicyTablesRequest, WatchPolicyTablesResponse]) error
-	// WaitForRevision answers when every connected subscriber that enforces has
-	// enforced the revision for the given subjects. Subscribers that only watch
-	// and those that are not connected are not waited for; the answer names those
-	// that enforce, connected and not: without a connected one nothing says that
-	// the kernel has the revision. FAILED_PRECONDITION: a subscriber has refused a
-	// table that this needs, and the message names subject and policy; or it holds
-	// an earlier state, until ConfirmPolicies. OUT_OF_RANGE: there is no such revision
-	// yet.
+	// WaitForRevision returns once every connected subscriber that enforces has enforced the revision for the given
+	// subjects. It does not wait for subscribers that only watch or are disconnected. The answer lists the subscribers
+	// that enforce, connected and disconnected. If none is connected, the kernel may not have the revision.
+	// FAILED_PRECONDITION: a subscriber has refused a required table, and the message contains subject and policy; or a
+	// subscriber keeps an earlier state until ConfirmPolicies. OUT_OF_RANGE: the revision does not exist yet.
 	//
-	// It waits as long as the caller does. DEADLINE_EXCEEDED: not every subscriber has
-	// the revision yet; the call may be repeated. UNAVAILABLE: the service is
-	// stopping; the revision is on stable storage.
+	// The call waits until the caller's deadline. DEADLINE_EXCEEDED: not every subscriber has the revision yet; the call
+	// may be repeated. UNAVAILABLE: the service is stopping; the revision is on stable storage.
 	WaitForRevision(context.Context, *WaitForRevisionRequest) (*WaitForRevisionResponse, error)
-	// LearnNames says which addresses a DNS name was resolved to. It answers when
-	// the kernel of every connected subscriber that enforces knows them, so that
-	// a proxy may hold back the DNS answer until then. Repeating it extends the life.
-	// RESOURCE_EXHAUSTED: too many names or addresses are remembered, or a table
-	// has no capacity.
+	// LearnNames stores the addresses that a DNS name was resolved to. It returns once the kernel of every connected
+	// subscriber that enforces has them, so that a proxy may delay the DNS answer until then. Repeating the call extends
+	// the validity of the addresses. RESOURCE_EXHAUSTED: too many names or addresses are stored, or a table has no
+	// capacity.
 	//
-	// DEADLINE_EXCEEDED: a subscriber has not acknowledged yet; the addresses are
-	// remembered, and the call may be repeated. UNAVAILABLE: the service is stopping.
+	// DEADLINE_EXCEEDED: a subscriber has not acknowledged the addresses yet; they are stored, and the call may be
+	// repeated. UNAVAILABLE: the service is stopping.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in
 	// socket.alsoRoot of the service.
 	LearnNames(context.Context, *LearnNamesRequest) (*LearnNamesResponse, error)
-	// ListNames streams the remembered names from LearnNames, sorted by name, as of one point in
-	// time, with the rules that select them. Each message has one name. It changes nothing.
-	// INVALID_ARGUMENT: the pattern is invalid.
+	// ListNames streams the learned names, sorted by name, as of one point in time, with the rules that select them. Each
+	// message has one name. It changes nothing. INVALID_ARGUMENT: the pattern is invalid.
 	ListNames(*ListNamesRequest, grpc.ServerStreamingServer[ListNamesResponse]) error
-	// ForgetNames removes learned names, or one address of them, and returns when the kernels of all
-	// connected subscribers that enforce have removed them, too. It only removes permissions, because
-	// names occur only in allow rules. An address stays allowed if another name has it and a rule
-	// allows that name. A connection to an address that no rule allows any more ends with its next
-	// packet, even if the grace period of an expired address has kept it. The next LearnNames adds
-	// the name again.
+	// ForgetNames removes learned names, or one address of them, and returns once the kernels of all connected
+	// subscribers that enforce have removed them, too. It only removes permissions, because names occur only in allow
+	// rules. An address stays allowed if another name has it and a rule allows that name. If no rule allows an address
+	// any more, the next packet of each connection to it is dropped, even if the grace period of an expired address has
+	// kept the connection. The next LearnNames adds the name again.
 	//
 	// Removing an unknown name succeeds, so the call may be repeated. Many names are removed in
 	// parts; a call that ends before its answer (DEADLINE_EXCEEDED, CANCELLED) may have removed some.
@@ -587,28 +541,26 @@ type PolicyServiceServer interface {
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	ForgetNames(context.Context, *ForgetNamesRequest) (*ForgetNamesResponse, error)
-	// Explain evaluates a connection on both sides by the compiled tables and lists
-	// every rule that matches it, with the place it was written in. NOT_FOUND:
-	// an identity is not known. UNAVAILABLE: an address is given without an identity,
-	// and sluice-identity does not answer.
+	// Explain evaluates a connection on both sides by the compiled tables, and returns every matching rule with its
+	// source location. NOT_FOUND: an identity is not known. UNAVAILABLE: an address is given without an identity, and
+	// sluice-identity does not answer.
 	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)
 	// Diff returns the verdicts that would change if policies were applied or deleted. It changes
 	// nothing. Errors as for UpsertPolicies.
 	Diff(*DiffRequest, grpc.ServerStreamingServer[DiffResponse]) error
 	// GetStatus returns a summary for people and for `sluice status`.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
-	// HoldAddresses keeps expired learned addresses while connections use them. A datapath calls it
-	// periodically: it reports for which addresses of the last answer it has found a connection, and
-	// then looks for connections to the addresses of this answer. A reported address stays for at
-	// least 5 more minutes. Addresses that the service did not ask for are ignored.
+	// HoldAddresses keeps expired learned addresses while connections use them. A datapath calls it periodically. The
+	// request has the addresses of the last answer for which the datapath found a connection; the datapath then looks for
+	// connections to the addresses of the new answer. A reported address stays for at least 5 more minutes. Addresses
+	// that were not in the last answer are ignored.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor the datapath.
 	HoldAddresses(context.Context, *HoldAddressesRequest) (*HoldAddressesResponse, error)
-	// AcceptWithoutFile stops waiting for a policy file, or for the policy directory, that was never
-	// read since the policy state was created: subscribers are served without its policies. The
-	// decision is stored with the state and survives restarts. Once the file can be read, its
-	// policies are applied. FAILED_PRECONDITION: the service does not wait for that file; the message
-	// names the missing files.
+	// AcceptWithoutFile stops waiting for a policy file, or for the policy directory, that was never read since the
+	// policy state was created: subscribers are served without its policies. The decision is stored with the state and
+	// survives restarts. Once the file can be read, its policies are applied. FAILED_PRECONDITION: the service does not
+	// wait for that file; the message lists the missing files.
 	//
 	// UNAVAILABLE: the record could not be written, or the service is stopping.
 	//

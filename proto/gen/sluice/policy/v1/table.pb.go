@@ -33,10 +33,9 @@ const (
 type TableFormat int32
 
 const (
-	// The peer predates this field: its steps cannot be read.
+	// The peer predates this field; its steps are not understood.
 	TableFormat_TABLE_FORMAT_UNSPECIFIED TableFormat = 0
-	// Classes are lists of ranges of ports, and lists that go by kind or scope
-	// name them.
+	// Classes are lists of port ranges. Each entry of a list by kind or scope contains the kind or scope.
 	TableFormat_TABLE_FORMAT_RANGES TableFormat = 2
 )
 
@@ -88,8 +87,8 @@ const (
 	// The caller predates this field. It enforces if its name is "datapath", the name that every
 	// datapath uses.
 	SubscriberRole_SUBSCRIBER_ROLE_UNSPECIFIED SubscriberRole = 0
-	// It writes the tables into the kernel of this node. It must acknowledge messages within 30 s.
-	// Its subjects are kept for a while after it has disconnected.
+	// It writes the tables into the kernel of this node. It must acknowledge messages within 30 s. Its subjects are kept
+	// for a while after it disconnects.
 	SubscriberRole_SUBSCRIBER_ROLE_ENFORCES SubscriberRole = 1
 	// It only watches. Acknowledgements are ignored, nothing waits for it, and its state is removed
 	// when it disconnects.
@@ -551,10 +550,9 @@ func (*WatchPolicyTablesRequest_Hold) isWatchPolicyTablesRequest_Message() {}
 // Subscribe begins the stream.
 type Subscribe struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name of the subscriber, for status; one connection per name, a newer one
-	// ends the older.
+	// Name of the subscriber in the status. Each name has one connection: a newer connection ends the older one.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Incarnation of the last applied message; empty: none.
+	// Incarnation of the last message that was applied; empty: none.
 	Incarnation []byte `protobuf:"bytes,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Seq of that message.
 	Seq uint64 `protobuf:"varint,3,opt,name=seq,proto3" json:"seq,omitempty"`
@@ -565,12 +563,11 @@ type Subscribe struct {
 	Locations []*Location `protobuf:"bytes,5,rep,name=locations,proto3" json:"locations,omitempty"`
 	// Role of the subscriber.
 	Role SubscriberRole `protobuf:"varint,6,opt,name=role,proto3,enum=sluice.policy.v1.SubscriberRole" json:"role,omitempty"`
-	// State that the subscriber's kernel enforces from before this subscription, possibly from before
-	// a restart of either side; unset: none.
+	// State that the kernel of the subscriber enforced before this subscription, possibly since before a restart of the
+	// subscriber or the service; unset: none.
 	Enforced *EnforcedState `protobuf:"bytes,7,opt,name=enforced,proto3" json:"enforced,omitempty"`
-	// Table formats that the subscriber supports. The service selects one and names it in every
-	// response; if it supports none of them, it returns FAILED_PRECONDITION. Empty: the subscriber
-	// predates numbered formats.
+	// Table formats that the subscriber supports. The service selects one and sets it in every message; if it supports
+	// none of them, it returns FAILED_PRECONDITION. Empty: the subscriber predates numbered formats.
 	Formats       []TableFormat `protobuf:"varint,8,rep,packed,name=formats,proto3,enum=sluice.policy.v1.TableFormat" json:"formats,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -837,7 +834,7 @@ type Hold struct {
 	Seq uint64 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
 	// Policy revision of the state that stays enforced.
 	Revision uint64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Why, in one line.
+	// Reason, in one line.
 	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -894,11 +891,11 @@ func (x *Hold) GetReason() string {
 	return ""
 }
 
-// Nack reports that the datapath has no capacity for a table, and denies all traffic of the subject
-// in its direction. Without a subject it refuses the whole message, because it has an unknown step:
-// the subscriber keeps enforcing its current tables and applies nothing more from this stream, so
-// it refuses all later messages, too. Until then WaitForRevision and LearnNames return
-// FAILED_PRECONDITION.
+// Nack with a subject reports that the datapath has no capacity for a whole table. The datapath then enforces a part of
+// the table, which allows nothing that the table denies; or it isolates the subject in the direction of the table,
+// except for new connections from the local node. Nack without a subject refuses the whole message, because it has an
+// unknown step: the subscriber keeps enforcing its current tables and refuses all later messages of this stream. While
+// a table is refused, WaitForRevision and LearnNames return FAILED_PRECONDITION.
 type Nack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Seq of the message with the BindSubject, or of the refused message.
@@ -907,7 +904,7 @@ type Nack struct {
 	Subject uint32 `protobuf:"varint,2,opt,name=subject,proto3" json:"subject,omitempty"`
 	// The table; 0: the message is refused.
 	Table uint64 `protobuf:"varint,3,opt,name=table,proto3" json:"table,omitempty"`
-	// Why, with the figures.
+	// Reason, with the figures.
 	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1624,8 +1621,7 @@ func (x *SetIdentity) GetScope() PeerScope {
 // PolicyTable is one direction of one policy.
 type PolicyTable struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Number of the table in this run of the service, never reused. Table 0 is never defined: it
-	// allows everything.
+	// Number of the table in this run of the service, never reused. Table 0 is never defined; it allows everything.
 	Table uint64 `protobuf:"varint,1,opt,name=table,proto3" json:"table,omitempty"`
 	// Hash of rules, ports and defaults, 32 bytes: equal for equal tables in every run. It excludes
 	// rows and prefixes, which change.
@@ -1646,7 +1642,7 @@ type PolicyTable struct {
 	Classes []*PeerClass `protobuf:"bytes,9,rep,name=classes,proto3" json:"classes,omitempty"`
 	// Rows: identity class → peer class.
 	Peers []*PeerRow `protobuf:"bytes,10,rep,name=peers,proto3" json:"peers,omitempty"`
-	// Prefixes of addresses; the longest that holds an address counts.
+	// Prefixes of addresses; the longest prefix that contains an address applies.
 	Prefixes      []*PrefixClasses `protobuf:"bytes,11,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1933,7 +1929,7 @@ func (x *TableRule) GetProxy() v1.Proxy {
 	return v1.Proxy(0)
 }
 
-// PeerClass has the rules for the peers of a class.
+// PeerClass contains the rules for the peers of a class.
 type PeerClass struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Ranges of ports in ascending order that do not overlap. Ports in no range

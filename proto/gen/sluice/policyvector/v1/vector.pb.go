@@ -7,8 +7,8 @@
 // 	protoc        (unknown)
 // source: sluice/policyvector/v1/vector.proto
 
-// Package sluice.policyvector.v1 is a file format for tests: it has tables, and questions with the
-// policy engine's answers, to test another implementation of the lookup. It is not the API of a
+// Package sluice.policyvector.v1 is a file format for tests of the policy lookup. A file has tables, and questions with
+// the answers of the policy engine, which another implementation of the lookup must give, too. It is not the API of a
 // service.
 
 package policyvectorv1
@@ -144,9 +144,9 @@ type View struct {
 	Case string `protobuf:"bytes,2,opt,name=case,proto3" json:"case,omitempty"`
 	// Step of the case, 0 first.
 	Step uint32 `protobuf:"varint,3,opt,name=step,proto3" json:"step,omitempty"`
-	// Node whose view it is.
+	// Node that the view is of.
 	Node string `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
-	// Context to understand a wrong answer: manifests, labels.
+	// Context for a failed test: manifests, labels.
 	Text          string `protobuf:"bytes,5,opt,name=text,proto3" json:"text,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -220,15 +220,15 @@ func (x *View) GetText() string {
 // Question is one side of one connection.
 type Question struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name for messages, as in the file.
+	// Name for test messages, as in the file.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Identity whose policy is evaluated.
 	Subject uint32 `protobuf:"varint,2,opt,name=subject,proto3" json:"subject,omitempty"`
 	// Direction.
 	Direction v11.Direction `protobuf:"varint,3,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
-	// Identity of the other end; the number need not be known.
+	// Identity of the peer; it may be unknown.
 	Peer uint32 `protobuf:"varint,4,opt,name=peer,proto3" json:"peer,omitempty"`
-	// Address of the other end, 4 or 16 bytes.
+	// Address of the peer, 4 or 16 bytes.
 	PeerAddress []byte `protobuf:"bytes,5,opt,name=peer_address,json=peerAddress,proto3" json:"peer_address,omitempty"`
 	// Address of the subject, of the same family.
 	SubjectAddress []byte `protobuf:"bytes,6,opt,name=subject_address,json=subjectAddress,proto3" json:"subject_address,omitempty"`
@@ -236,9 +236,9 @@ type Question struct {
 	Protocol v11.Protocol `protobuf:"varint,7,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
 	// Destination port; type << 8 | code for ICMP.
 	Port uint32 `protobuf:"varint,8,opt,name=port,proto3" json:"port,omitempty"`
-	// The verdict of the engine's table.
+	// Verdict of the policy engine.
 	Action v1.Action `protobuf:"varint,9,opt,name=action,proto3,enum=sluice.policy.v1.Action" json:"action,omitempty"`
-	// What kind of rule or default decided.
+	// Kind of the rule or default that decided.
 	DecidedBy v11.DecidedBy `protobuf:"varint,10,opt,name=decided_by,json=decidedBy,proto3,enum=sluice.net.v1.DecidedBy" json:"decided_by,omitempty"`
 	// Number of the deciding rule, 0 if none.
 	Rule uint32 `protobuf:"varint,11,opt,name=rule,proto3" json:"rule,omitempty"`

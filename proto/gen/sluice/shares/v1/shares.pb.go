@@ -38,7 +38,7 @@ const (
 	EndpointKind_ENDPOINT_KIND_CONTAINER EndpointKind = 1
 	// The node itself.
 	EndpointKind_ENDPOINT_KIND_HOST EndpointKind = 2
-	// All senders that are no endpoints of the node.
+	// All senders that are not endpoints of the node.
 	EndpointKind_ENDPOINT_KIND_OUTSIDE EndpointKind = 3
 )
 
@@ -200,9 +200,8 @@ type ListSharesResponse struct {
 	Limit *Limit `protobuf:"bytes,1,opt,name=limit,proto3" json:"limit,omitempty"`
 	// At most 1,000 tenants.
 	Tenants []*TenantShare `protobuf:"bytes,2,rep,name=tenants,proto3" json:"tenants,omitempty"`
-	// At most 1,000 endpoints, if endpoints share the limit and not tenants: those that
-	// have units of it or were refused some, those with most units first. With a tenant
-	// in the request, only its endpoints.
+	// At most 1,000 endpoints, only if endpoints share the limit: the endpoints that use units or were refused some, in
+	// descending order of used units. If the request has a tenant, only its endpoints.
 	Endpoints     []*EndpointShare `protobuf:"bytes,3,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

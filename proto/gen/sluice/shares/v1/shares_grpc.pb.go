@@ -34,11 +34,10 @@ const (
 // SharesService is served by every process that divides a limit among tenants:
 // sluice-policy, sluice-loadbalancer, sluice-identity and sluice-datapath.
 type SharesServiceClient interface {
-	// ListShares streams the limits of the process, in a fixed order, with what each
-	// tenant asks for and has. A limit with many tenants comes in several messages, one
-	// after the other; a limit that no tenant uses comes in one. sluice-datapath adds
-	// the limits that endpoints of the node share. It changes nothing.
-	// Root and members of the group may call it.
+	// ListShares streams the limits of the process, in a fixed order, with the units that each tenant requests and uses.
+	// A limit with many tenants is sent in several consecutive messages, a limit without tenants in one. sluice-datapath
+	// adds the limits that endpoints of the node share. The call changes nothing. Root and members of the group may call
+	// it.
 	//
 	// UNIMPLEMENTED: the process is of an earlier version. UNAVAILABLE: it is stopping.
 	ListShares(ctx context.Context, in *ListSharesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListSharesResponse], error)
@@ -78,11 +77,10 @@ type SharesService_ListSharesClient = grpc.ServerStreamingClient[ListSharesRespo
 // SharesService is served by every process that divides a limit among tenants:
 // sluice-policy, sluice-loadbalancer, sluice-identity and sluice-datapath.
 type SharesServiceServer interface {
-	// ListShares streams the limits of the process, in a fixed order, with what each
-	// tenant asks for and has. A limit with many tenants comes in several messages, one
-	// after the other; a limit that no tenant uses comes in one. sluice-datapath adds
-	// the limits that endpoints of the node share. It changes nothing.
-	// Root and members of the group may call it.
+	// ListShares streams the limits of the process, in a fixed order, with the units that each tenant requests and uses.
+	// A limit with many tenants is sent in several consecutive messages, a limit without tenants in one. sluice-datapath
+	// adds the limits that endpoints of the node share. The call changes nothing. Root and members of the group may call
+	// it.
 	//
 	// UNIMPLEMENTED: the process is of an earlier version. UNAVAILABLE: it is stopping.
 	ListShares(*ListSharesRequest, grpc.ServerStreamingServer[ListSharesResponse]) error

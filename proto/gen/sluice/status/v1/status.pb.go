@@ -29,13 +29,13 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// LogLevel is the severity from which the log has lines.
+// LogLevel is the lowest severity that is logged.
 type LogLevel int32
 
 const (
 	// In a request: the level of the setting log.level. Never sent in an answer.
 	LogLevel_LOG_LEVEL_UNSPECIFIED LogLevel = 0
-	// Everything, also lines for developers.
+	// Everything, including lines for developers.
 	LogLevel_LOG_LEVEL_DEBUG LogLevel = 1
 	// Lines for operators.
 	LogLevel_LOG_LEVEL_INFO LogLevel = 2
@@ -96,7 +96,7 @@ type SettingSource int32
 const (
 	// Never sent.
 	SettingSource_SETTING_SOURCE_UNSPECIFIED SettingSource = 0
-	// Nothing set it.
+	// The default.
 	SettingSource_SETTING_SOURCE_DEFAULT SettingSource = 1
 	// The configuration file.
 	SettingSource_SETTING_SOURCE_FILE SettingSource = 2
@@ -161,7 +161,7 @@ const (
 	ProblemReason_PROBLEM_REASON_STORAGE ProblemReason = 1
 	// etcd does not answer, or accepts no writes.
 	ProblemReason_PROBLEM_REASON_STORE ProblemReason = 2
-	// Another service that is needed does not answer.
+	// A required service does not answer.
 	ProblemReason_PROBLEM_REASON_SERVICE ProblemReason = 3
 	// The settings of two services contradict each other, or the state contradicts the settings.
 	ProblemReason_PROBLEM_REASON_SETTINGS ProblemReason = 4
@@ -216,12 +216,12 @@ func (ProblemReason) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{2}
 }
 
-// SetLogLevelRequest has the new level.
+// SetLogLevelRequest is the input of SetLogLevel.
 type SetLogLevelRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The new level; LOG_LEVEL_UNSPECIFIED for the level of the setting log.level.
+	// The new level; LOG_LEVEL_UNSPECIFIED: the level of the setting log.level.
 	Level LogLevel `protobuf:"varint,1,opt,name=level,proto3,enum=sluice.status.v1.LogLevel" json:"level,omitempty"`
-	// Check the request and return the levels that it would give, without a change.
+	// Check the request and return the levels, but change nothing.
 	ValidateOnly  bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -271,12 +271,12 @@ func (x *SetLogLevelRequest) GetValidateOnly() bool {
 	return false
 }
 
-// SetLogLevelResponse has the levels before and after the call.
+// SetLogLevelResponse is the answer of SetLogLevel.
 type SetLogLevelResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Level before the call.
 	Previous LogLevel `protobuf:"varint,1,opt,name=previous,proto3,enum=sluice.status.v1.LogLevel" json:"previous,omitempty"`
-	// Level since the call; with validate_only, the level that the call would set.
+	// Level after the call; with validate_only, the level that the call would set.
 	Level         LogLevel `protobuf:"varint,2,opt,name=level,proto3,enum=sluice.status.v1.LogLevel" json:"level,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -326,7 +326,7 @@ func (x *SetLogLevelResponse) GetLevel() LogLevel {
 	return LogLevel_LOG_LEVEL_UNSPECIFIED
 }
 
-// GetConfigRequest asks for all settings.
+// GetConfigRequest is the input of GetConfig.
 type GetConfigRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -363,7 +363,7 @@ func (*GetConfigRequest) Descriptor() ([]byte, []int) {
 	return file_sluice_status_v1_status_proto_rawDescGZIP(), []int{2}
 }
 
-// GetConfigResponse has the settings of a process.
+// GetConfigResponse is the answer of GetConfig.
 type GetConfigResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the instance; empty for the machine's own.
@@ -374,8 +374,7 @@ type GetConfigResponse struct {
 	Settings []*Setting `protobuf:"bytes,3,rep,name=settings,proto3" json:"settings,omitempty"`
 	// Names of environment variables with the service's prefix that match no setting.
 	IgnoredVariables []string `protobuf:"bytes,4,rep,name=ignored_variables,json=ignoredVariables,proto3" json:"ignored_variables,omitempty"`
-	// Level of the log at present, which SetLogLevel changes; LOG_LEVEL_UNSPECIFIED from a process
-	// of an earlier version.
+	// Current log level, which SetLogLevel changes; LOG_LEVEL_UNSPECIFIED from a process of an earlier version.
 	LogLevel      LogLevel `protobuf:"varint,5,opt,name=log_level,json=logLevel,proto3,enum=sluice.status.v1.LogLevel" json:"log_level,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -518,7 +517,7 @@ type ServiceStatus struct {
 	Version string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
 	// When the process started.
 	StartTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
-	// Problems that keep the service from doing all of its work. Empty: none.
+	// Problems that prevent the service from doing all of its work. Empty: none.
 	Problems []*Problem `protobuf:"bytes,3,rep,name=problems,proto3" json:"problems,omitempty"`
 	// Number of omitted problems beyond the maximum number.
 	OmittedProblemCount uint32 `protobuf:"varint,4,opt,name=omitted_problem_count,json=omittedProblemCount,proto3" json:"omitted_problem_count,omitempty"`

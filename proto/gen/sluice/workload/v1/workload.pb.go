@@ -95,7 +95,7 @@ type PodReference struct {
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// Name of the pod.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// Unique id of the pod: another pod of the same name has another one.
+	// Unique id of the pod: a new pod of the same name has another id.
 	Uid           string `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -152,20 +152,18 @@ func (x *PodReference) GetUid() string {
 	return ""
 }
 
-// Label is one property of a workload. Policies select workloads by labels, and an identity number
-// stands for a label set.
+// Label is one property of a workload. Policies select workloads by labels, and an identity number represents a label
+// set.
 type Label struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Where the label comes from: "k8s" for Kubernetes, "cni" for labels that a
-	// container runtime gives without Kubernetes. The sources "reserved",
-	// "generated", "cidr", "cidrgroup", "fqdn", "node", "any", "all" and
-	// "unspec" belong to no workload and are refused in requests.
+	// Source of the label: "k8s" for Kubernetes, "cni" for labels that a container runtime gives without Kubernetes. The
+	// sources "reserved", "generated", "cidr", "cidrgroup", "fqdn", "node", "any", "all" and "unspec" belong to no
+	// workload and are refused in requests.
 	Source string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
-	// Key, for example "app" or "io.kubernetes.pod.namespace". A prefix ending in '/' is part of the
-	// key. In requests, keys that begin with "io.kubernetes.pod." or "io.cilium.k8s." are only
-	// allowed with the source "k8s", and keys that begin with "io.cilium.k8s." only together with the
-	// label "io.kubernetes.pod.namespace". The caller vouches for these: it takes them from
-	// Kubernetes and not from the workload.
+	// Key, for example "app" or "io.kubernetes.pod.namespace". A prefix ending in '/' is part of the key. In requests,
+	// keys that begin with "io.kubernetes.pod." or "io.cilium.k8s." are only allowed with the source "k8s", and keys that
+	// begin with "io.cilium.k8s." only together with the label "io.kubernetes.pod.namespace". The caller must take these
+	// labels from Kubernetes and not from the workload.
 	Key string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	// Value; may be empty.
 	Value         string `protobuf:"bytes,3,opt,name=value,proto3" json:"value,omitempty"`
@@ -224,7 +222,7 @@ func (x *Label) GetValue() string {
 	return ""
 }
 
-// NamedPort gives a container port the name that policies may use for it.
+// NamedPort gives a container port a name for use in policies.
 type NamedPort struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name, as in a Kubernetes containerPort: lower case letters, digits and

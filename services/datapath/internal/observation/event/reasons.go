@@ -7,29 +7,29 @@ package event
 
 // Reasons of packets.
 const (
-	// ForwardedToPod: Moved into another local pod's namespace.
+	// ForwardedToPod: Forwarded into the namespace of another local pod.
 	ForwardedToPod Reason = 1
-	// ForwardedToPodDevice: Sent out of another local pod's host end.
+	// ForwardedToPodDevice: Sent through the host-side device of another local pod.
 	ForwardedToPodDevice Reason = 2
-	// ForwardedToHost: Given to the host's stack, for the local host.
+	// ForwardedToHost: Passed to the host's stack, for the local host.
 	ForwardedToHost Reason = 3
-	// ForwardedOutside: Given to the host's stack, for elsewhere.
+	// ForwardedOutside: Passed to the host's stack, for a destination outside.
 	ForwardedOutside Reason = 4
-	// ForwardedFromStack: Let into the pod from the host's stack.
+	// ForwardedFromStack: Delivered to the pod from the host's stack.
 	ForwardedFromStack Reason = 5
 	// AnsweredARP: ARP, answered for the gateway.
 	AnsweredARP Reason = 6
 	// AnsweredNDP: Neighbour discovery, answered for the gateway.
 	AnsweredNDP Reason = 7
-	// StackTimeExceeded: TTL or hop limit is used up; given to the host's stack, which answers.
+	// StackTimeExceeded: TTL or hop limit is used up; passed to the host's stack, which answers.
 	StackTimeExceeded Reason = 8
-	// StackTooBig: Larger than the receiver's MTU; given to the host's stack, which answers or fragments.
+	// StackTooBig: Larger than the receiver's MTU; passed to the host's stack, which answers or fragments.
 	StackTooBig Reason = 9
 	// ForwardedOverlay: Sent into the tunnel, to another node.
 	ForwardedOverlay Reason = 10
 	// ForwardedNative: Sent out of an uplink, to another node.
 	ForwardedNative Reason = 11
-	// ForwardedToStack: From another node; given to the host's stack, which may have to translate it.
+	// ForwardedToStack: From another node; passed to the host's stack, which may have to translate it.
 	ForwardedToStack Reason = 12
 	// AnsweredTooBig: To a Service, and larger than the MTU of the path to its backend; answered for the Service.
 	AnsweredTooBig Reason = 13
@@ -37,23 +37,23 @@ const (
 	NotIP Reason = 16
 	// NoEndpoint: The device belongs to no endpoint.
 	NoEndpoint Reason = 17
-	// Malformed: A header is cut short or contradicts itself.
+	// Malformed: A header is truncated or inconsistent.
 	Malformed Reason = 18
-	// SpoofedMAC: Not from the pod's Ethernet address.
+	// SpoofedMAC: The source is not the pod's Ethernet address.
 	SpoofedMAC Reason = 19
-	// SpoofedIP: Not from the pod's IP address.
+	// SpoofedIP: The source is not an IP address of the pod.
 	SpoofedIP Reason = 20
-	// WrongMAC: Not addressed to the host end of the pod's device.
+	// WrongMAC: The destination is not the Ethernet address of the host end of the pod's device.
 	WrongMAC Reason = 21
-	// SourceRoute: The packet chooses its own route.
+	// SourceRoute: The packet contains a source route.
 	SourceRoute Reason = 22
 	// ExtensionHeaders: More than six IPv6 extension headers.
 	ExtensionHeaders Reason = 23
-	// MartianAddress: A destination that is never on the wire.
+	// MartianAddress: The destination is an address that must never be on the wire.
 	MartianAddress Reason = 24
 	// LinkLocal: Link-local traffic to anything but the gateway.
 	LinkLocal Reason = 25
-	// TunnelPort: To a tunnel port of a node, or of a protocol that tunnels without ports (IPv4, IPv6, GRE, L2TP, MPLS within IP): it could forge an identity.
+	// TunnelPort: To a tunnel port of a node, or of a protocol that tunnels without ports (IPv4, IPv6, GRE, L2TP, MPLS within IP): the packet could forge an identity.
 	TunnelPort Reason = 26
 	// PolicyDenied: Denied by the policy.
 	PolicyDenied Reason = 27
@@ -69,7 +69,7 @@ const (
 	WrongAddress Reason = 32
 	// RewriteFailed: The kernel refused to change the packet.
 	RewriteFailed Reason = 33
-	// DeliveryUnknown: The record of the endpoint names no path to it.
+	// DeliveryUnknown: The map entry of the endpoint has no path to it.
 	DeliveryUnknown Reason = 34
 	// IdentityUnknown: Denied because the identity of the peer is not known yet.
 	IdentityUnknown Reason = 35
@@ -77,57 +77,57 @@ const (
 	PolicyTableCorrupt Reason = 36
 	// NoProxy: The policy redirects to a proxy, and Sluice has no proxy yet.
 	NoProxy Reason = 37
-	// ConnectionInvalid: Belongs to no connection and can start none.
+	// ConnectionInvalid: The packet belongs to no connection and cannot start one.
 	ConnectionInvalid Reason = 38
 	// ConnectionInsertFailed: The kernel had no capacity for the connection.
 	ConnectionInsertFailed Reason = 39
-	// ConnectionBudget: The endpoint, or the outside, has begun more connections than its share.
+	// ConnectionBudget: The endpoint, or the outside, has opened more connections than its share.
 	ConnectionBudget Reason = 40
-	// FragmentUnknown: A later fragment whose first one was not seen.
+	// FragmentUnknown: A later fragment of a datagram whose first fragment was not seen.
 	FragmentUnknown Reason = 41
-	// NoNode: The destination is on a node that is not known, or that no path leads to.
+	// NoNode: The destination is on an unknown node, or on a node without a path.
 	NoNode Reason = 42
-	// UnknownNode: In the tunnel, from an address of no node. The event has that address as the source.
+	// UnknownNode: Received from the tunnel, from an address that belongs to no node. The event has that address as the source.
 	UnknownNode Reason = 43
-	// SpoofedNode: From an address of another node than the one it came from, or past the tunnel.
+	// SpoofedNode: The source address belongs to another node than the sender, or the packet bypassed the tunnel.
 	SpoofedNode Reason = 44
-	// SpoofedIdentity: The tunnel names an identity that the sender cannot have.
+	// SpoofedIdentity: The tunnel header has an identity that the sender cannot have.
 	SpoofedIdentity Reason = 45
-	// TunnelKey: The kernel refused the key of the tunnel, or had none for a packet from it.
+	// TunnelKey: The kernel refused the tunnel key of a sent packet, or had none for a received one.
 	TunnelKey Reason = 46
-	// Transit: For a pod of another node, and from neither this node nor its pods.
+	// Transit: To a pod of another node, from neither this node nor its pods.
 	Transit Reason = 47
 	// ARP: ARP for anything but the gateway.
 	ARP Reason = 48
 	// NDP: Neighbour discovery for anything but the gateway, and duplicate address detection.
 	NDP Reason = 49
-	// Multicast: Multicast. IGMP and MLD come whenever a link goes up.
+	// Multicast: Multicast. Pods send IGMP and MLD whenever a link goes up.
 	Multicast Reason = 50
 	// Broadcast: Broadcast, such as DHCP.
 	Broadcast Reason = 51
 	// ServiceNoBackend: To a Service that has no backend. The sender gets an error.
 	ServiceNoBackend Reason = 52
-	// ServiceNoLocalBackend: To a Service that wants backends of this node, which has none.
+	// ServiceNoLocalBackend: To a Service that requires a backend on this node, which has none.
 	ServiceNoLocalBackend Reason = 53
-	// ServiceSourceRange: To a Service that is for other sources.
+	// ServiceSourceRange: To a Service that does not allow the source address.
 	ServiceSourceRange Reason = 54
 	// ServiceCorrupt: A Service refers to an entry that does not exist.
 	ServiceCorrupt Reason = 55
-	// ServiceSCTPPort: SCTP to a Service whose backend has another port: its checksum could not follow.
+	// ServiceSCTPPort: SCTP to a Service whose backend has another port: the SCTP checksum cannot be adjusted.
 	ServiceSCTPPort Reason = 56
-	// ServicePortInUse: The sender has this port in use to every backend already, directly or by another Service. It gets an error.
+	// ServicePortInUse: The sender already uses this source port with every backend, directly or through another Service. It gets an error.
 	ServicePortInUse Reason = 57
 	// NATExhausted: None of the node's ports from 20000 to 29999 is free to translate a connection from outside to this backend on another node. The sender gets an error.
 	NATExhausted Reason = 58
 	// NATNoSource: The node has no source address of the family to translate a connection from outside to a backend on another node. The sender gets an error.
 	NATNoSource Reason = 59
-	// ServiceInside: From outside of the node to a cluster IP, which is for its pods and itself.
+	// ServiceInside: From outside the node to a cluster IP, which only the node and its pods may use.
 	ServiceInside Reason = 60
-	// NoServicePort: To an address that only Services use, at a port that none of them has. A pod gets an error.
+	// NoServicePort: To an address that only Services use, at a port without a Service. A pod gets an error.
 	NoServicePort Reason = 61
 	// NATShare: The sender outside has used up its share of the node's ports to this backend, and half of these ports are in use. The sender gets an error.
 	NATShare Reason = 62
-	// TranslationShare: The endpoint has used up its share of translations, counting both of a hairpin.
+	// TranslationShare: The endpoint has used up its share of translations; a hairpin connection counts twice.
 	TranslationShare Reason = 63
 	// FragmentShare: The endpoint has used up its share of fragmented datagrams.
 	FragmentShare Reason = 64

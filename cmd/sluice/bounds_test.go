@@ -14,7 +14,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 )
 
-// TestEveryChangeCanBeTried: every call that changes something has validate_only, and returns what would happen.
+// TestEveryChangeCanBeTried: every call that changes state has validate_only, and then returns the result without the
+// change.
 func TestEveryChangeCanBeTried(t *testing.T) {
 	reads := []string{"Get", "List", "Watch", "Check", "Observe", "Explain", "Diff", "Wait", "Dump"}
 	others := map[protoreflect.FullName]string{
@@ -56,8 +57,8 @@ func bounded(s *validate.StringRules) bool {
 		len(s.GetIn()) > 0
 }
 
-// TestEveryFieldOfARequestIsBounded: every field of a request limits its length, its number of items or its enum
-// values, so that servers refuse requests that are too large before the handler runs.
+// TestEveryFieldOfARequestIsBounded: every field of a request has a maximum length, number of items or set of values,
+// so that servers refuse too large requests before the handler runs.
 func TestEveryFieldOfARequestIsBounded(t *testing.T) {
 	seen := map[protoreflect.FullName]bool{}
 	var walk func(m protoreflect.MessageDescriptor)

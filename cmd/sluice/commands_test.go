@@ -24,7 +24,7 @@ import (
 var update = flag.Bool("update", false, "write the files below testdata/ that the tests compare with")
 
 // TestCommandsAndFlagsAreThoseListed compares every command with its help text, and every flag with its type and
-// default, with a golden file, so that a change of the command line is visible in a diff.
+// default, with a golden file. A change of the command line is then visible in a diff.
 func TestCommandsAndFlagsAreThoseListed(t *testing.T) {
 	t.Setenv("SLUICE_INSTANCE", "")
 	var got strings.Builder
@@ -166,7 +166,7 @@ func TestMistakesOnTheCommandLineAreExitCode2(t *testing.T) {
 	}
 }
 
-// TestHelpOfNoCommandIsAMistake: cobra alone would print the help of the parent command.
+// TestHelpOfNoCommandIsAMistake: without this check, cobra would print the help of the parent command.
 func TestHelpOfNoCommandIsAMistake(t *testing.T) {
 	n := nodetest.New(t, commands...)
 	for _, bad := range [][]string{{"nonsense", "--help"}, {"policy", "nonsense", "--help"}, {
@@ -191,7 +191,7 @@ func TestHelpOfNoCommandIsAMistake(t *testing.T) {
 	}
 }
 
-// TestMistakesAreJSONWhereThatIsAskedFor includes mistakes that stop the flag parser before --output.
+// TestMistakesAreJSONWhereThatIsAskedFor, including errors that end the flag parser before --output.
 func TestMistakesAreJSONWhereThatIsAskedFor(t *testing.T) {
 	n := nodetest.New(t, commands...)
 	n.Stop("datapath")
@@ -239,7 +239,7 @@ func TestAnAbsentServiceIsExplained(t *testing.T) {
 	}
 }
 
-// TestCommandsHaveAliasesAndSuggestions: users of kubectl and cilium type short names, and mistype others.
+// TestCommandsHaveAliasesAndSuggestions: users of kubectl and cilium type short names, or mistype names.
 func TestCommandsHaveAliasesAndSuggestions(t *testing.T) {
 	n := nodetest.New(t, commands...)
 	for _, alias := range []string{"ep", "svc", "ct", "netpol"} {

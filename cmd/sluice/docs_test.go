@@ -18,9 +18,8 @@ var (
 	linkTarget = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
 )
 
-// TestDocumentsNameOnlyFilesThatExist looks up every path of the tree that a
-// document names, in backquotes or as the target of a link. A path of the tree
-// begins with one of its top folders.
+// TestDocumentsNameOnlyFilesThatExist checks that every path of the repository in a document exists: paths in
+// backquotes and targets of links. Such a path begins with a top directory of the repository.
 func TestDocumentsNameOnlyFilesThatExist(t *testing.T) {
 	const root = "../.."
 	entries, err := os.ReadDir(root)

@@ -70,8 +70,7 @@ var jsonRules = strings.ReplaceAll(`- The answer of a service is printed as one 
 - Labels are 'SOURCE:KEY=VALUE', sorted.
 `, "'", "`")
 
-// TestReferenceListsEveryCall compares docs/reference.md with the services that
-// the API defines. -update writes it anew.
+// TestReferenceListsEveryCall compares docs/reference.md with the services of the API. -update rewrites the page.
 func TestReferenceListsEveryCall(t *testing.T) {
 	var rows []string
 	protoregistry.GlobalFiles.RangeFiles(func(f protoreflect.FileDescriptor) bool {
@@ -109,7 +108,7 @@ const resume = "A caller that was unavailable continues with the resume token of
 	"the caller reads too slowly and was disconnected; watch again with the last token, which is still good unless " +
 	"the answer is OUT_OF_RANGE. UNAVAILABLE: the service is stopping; watch again with the last token."
 
-// TestEveryWatchIsContinuedInOneWay: a client that follows one watch can follow all.
+// TestEveryWatchIsContinuedInOneWay: a client that can resume one watch can resume all.
 func TestEveryWatchIsContinuedInOneWay(t *testing.T) {
 	watches := 0
 	protoregistry.GlobalFiles.RangeFiles(func(f protoreflect.FileDescriptor) bool {

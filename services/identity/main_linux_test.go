@@ -314,8 +314,8 @@ func TestKernelSecondCopyOnOneStateIsRefusedAndTakesNothing(t *testing.T) {
 	}
 }
 
-// TestKernelNodesKilledAtRandomAgree: what was answered before a kill -9 is
-// answered again after it, and every node has the same number for a set.
+// TestKernelNodesKilledAtRandomAgree: answers given before a kill -9 are the same after it, and every node has the same
+// number for a label set.
 func TestKernelNodesKilledAtRandomAgree(t *testing.T) {
 	const nodes, sets, rounds = 8, 40, 4
 	b := newBench(t)

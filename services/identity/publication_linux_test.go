@@ -146,9 +146,9 @@ func (n *publisher) interrupted(b *bench, point string, kill bool, call func() e
 	}
 }
 
-// TestKernelKilledAnywhereLosesNoRegistrationOrMapping proves INV-84: a range or a
-// mapping that was answered reaches etcd and the other nodes, one that was given up
-// leaves them, and neither is written twice, wherever the process is killed.
+// TestKernelKilledAnywhereLosesNoRegistrationOrMapping proves INV-84: a range or mapping that was confirmed to the
+// caller reaches etcd and the other nodes; a removed one is removed there. No key is written twice, wherever the
+// process is killed.
 func TestKernelKilledAnywhereLosesNoRegistrationOrMapping(t *testing.T) {
 	for _, point := range publicationPoints {
 		for _, kill := range []bool{true, false} {

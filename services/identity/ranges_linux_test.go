@@ -57,8 +57,8 @@ func (c *claimer) giveBack(p string) error {
 	return err
 }
 
-// TestKernelKilledAnywhereLeaksNoRange proves INV-85 for the service's half: a block that the caller has not stored is
-// returned by its next claim, or is in quarantine.
+// TestKernelKilledAnywhereLeaksNoRange proves the identity service's part of INV-85: a block that the caller has not
+// stored is returned by its next claim, or is in quarantine.
 func TestKernelKilledAnywhereLeaksNoRange(t *testing.T) {
 	for _, point := range rangePoints {
 		for _, kill := range []bool{true, false} {

@@ -73,8 +73,8 @@ func (s *secret) flags() []string {
 	}
 }
 
-// TestKernelRotatedCertificatesNeedNoRestart: the process is confined as on a
-// node, and follows etcd to another authority by the files of a Secret alone.
+// TestKernelRotatedCertificatesNeedNoRestart: the process runs in its sandbox, and follows etcd to a new certificate
+// authority only by the changed files of its Secret.
 func TestKernelRotatedCertificatesNeedNoRestart(t *testing.T) {
 	etcd := etcdtest.StartTLS(t)
 	b := &bench{Place: servicetest.NewPlace(t, instance.FirstServiceID), t: t, etcd: etcd.Server}
@@ -141,7 +141,7 @@ func TestKernelRotatedCertificatesNeedNoRestart(t *testing.T) {
 	}
 }
 
-// TestKernelMissingCertificateEndsTheStart: the Secret is optional for the pod.
+// TestKernelMissingCertificateEndsTheStart: the pod starts without the Secret, because the Secret is optional.
 func TestKernelMissingCertificateEndsTheStart(t *testing.T) {
 	etcd := etcdtest.StartTLS(t)
 	b := &bench{Place: servicetest.NewPlace(t, instance.FirstServiceID), t: t, etcd: etcd.Server}

@@ -115,9 +115,9 @@ func settled(t testing.TB, pid int) (rss, anonymous float64) {
 	return resident(t, pid)
 }
 
-// BenchmarkBurst applies 10,000 services to a process with a subscriber, waits until the subscriber
-// has all frontends, and then measures single changes and memory. It measures the binary of `make
-// build` in SLUICE_BIN, if it is set: a test binary is larger.
+// BenchmarkBurst applies 10,000 services to a process with a subscriber and waits until the subscriber has all
+// frontends. Then it measures single changes and memory. If SLUICE_BIN is set, it measures the binary of `make build`,
+// because a test binary is larger.
 func BenchmarkBurst(b *testing.B) {
 	for _, c := range []struct{ services, backends int }{{10_000, 2}, {10_000, 10}} {
 		b.Run(fmt.Sprintf("%dx%d", c.services, c.backends), func(b *testing.B) {

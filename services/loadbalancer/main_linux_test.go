@@ -254,8 +254,8 @@ func many(port int) string {
 	return b.String()
 }
 
-// TestKilledChangeIsWholeOrAbsent: if the process is killed at any point of a change, either the
-// whole change remains or no part of it; after the answer, the whole change remains.
+// TestKilledChangeIsWholeOrAbsent: if the process is killed during a change, either the whole change was stored or no
+// part of it. After the call has returned, the whole change is stored.
 func TestKilledChangeIsWholeOrAbsent(t *testing.T) {
 	b := newBench(t)
 	for _, c := range []struct {

@@ -14,7 +14,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// TestStateOfAnotherClusterHasNewEndpointsWait starts on a machine that was part of another cluster.
+// TestStateOfAnotherClusterHasNewEndpointsWait starts on a machine that was part of another cluster: new endpoints
+// wait.
 func TestStateOfAnotherClusterHasNewEndpointsWait(t *testing.T) {
 	dir := t.TempDir()
 	away := errors.New("connection refused")

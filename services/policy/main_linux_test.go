@@ -230,7 +230,7 @@ func TestKernelRunsWithoutAnyRight(t *testing.T) {
 	}
 }
 
-// INV-60, INV-61
+// TestKernelRestartServesTheSameBeforeAnySourceAnswers proves INV-60, INV-61.
 func TestKernelRestartServesTheSameBeforeAnySourceAnswers(t *testing.T) {
 	b := newBench(t)
 	file := filepath.Join(b.Dir, "files", "db.yaml")
@@ -283,7 +283,7 @@ func TestKernelRestartServesTheSameBeforeAnySourceAnswers(t *testing.T) {
 	}
 }
 
-// INV-60
+// TestKernelKilledAnywhereLosesNoAnsweredChange proves INV-60.
 func TestKernelKilledAnywhereLosesNoAnsweredChange(t *testing.T) {
 	b := newBench(t)
 	p := b.start()
@@ -395,7 +395,7 @@ func TestKernelChangeThatStorageDoesNotTakeIsUndone(t *testing.T) {
 	}
 }
 
-// INV-43
+// TestKernelLostPoliciesStopTheStart proves INV-43.
 func TestKernelLostPoliciesStopTheStart(t *testing.T) {
 	for what, damage := range map[string]func(file string) error{
 		"emptied": func(file string) error { return os.Truncate(file, 0) },

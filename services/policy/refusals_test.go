@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// TestPoliciesOfOneTenantLeaveRoomInTheReportForOthers: a report has some 75 policies with long reasons.
+// TestPoliciesOfOneTenantLeaveRoomInTheReportForOthers: a report has space for about 75 policies with long reasons.
 func TestPoliciesOfOneTenantLeaveRoomInTheReportForOthers(t *testing.T) {
 	tenants := shares.NewTenants(shares.Settings{})
 	tenants.Set("shop", map[string]string{shares.DefaultTenantLabel: "shop"})

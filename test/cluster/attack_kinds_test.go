@@ -28,8 +28,8 @@ func (a *arena) forgedInside(family int, payload []byte) []byte {
 	return a.tunnelled(a.ids[1], datagram(from7(from), to7(to), payload))
 }
 
-// TestPodsSendNothingToATunnel sends from a pod, without a socket, to the tunnel port of every node at each of its
-// addresses: whole packets, fragments, packets with extension headers, and packets with forged sources. The pod's
+// TestPodsSendNothingToATunnel sends packets from a raw socket of a pod to the tunnel port of every node, at each of
+// its addresses: whole packets, fragments, packets with extension headers, and packets with forged sources. The pod's
 // node drops all of them.
 func TestPodsSendNothingToATunnel(t *testing.T) {
 	all := [][]string{{"--masquerade-enabled"}}
@@ -164,7 +164,7 @@ func TestNodesPlantNoFragmentsForOthers(t *testing.T) {
 
 // TestPlainPacketsUnderPodAddressesStayOutside sends unencapsulated packets with every address in the pod ranges as
 // their source, from the link between the nodes and from a node, to the pod and the host. In overlay mode all are
-// dropped. In native mode the network between the nodes is trusted for the pods of other nodes only.
+// dropped. In native mode the network between the nodes is trusted, but only for pods of other nodes.
 func TestPlainPacketsUnderPodAddressesStayOutside(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {

@@ -425,8 +425,8 @@ func (a *arena) inTunnels(name string, outer, at netip.Addr, sender int) (shots 
 }
 
 // TestNothingForgedLeavesATunnel sends some thousand packets to the tunnel port of a node: from an outsider with its
-// own address, an unassigned address and a node's address, and from a malicious node. A sender that uses the address
-// of a registered node can send for that node and its pods, and for no other sender.
+// own address, an unassigned address and a node's address, and from a malicious node. A sender with the address of a
+// registered node can send as that node and its pods, and as no other.
 func TestNothingForgedLeavesATunnel(t *testing.T) {
 	a := newArena(t, "overlay")
 	liar := newWire(t, a.nodes[2].Netns())

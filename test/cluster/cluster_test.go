@@ -190,8 +190,8 @@ func TestSilentNodeKeepsItsAddressesUntilItIsForgotten(t *testing.T) {
 	}
 }
 
-// TestJoiningNodeIsKnownToAllOthers: all other nodes know a joining node from its registration on, and it knows all
-// other nodes.
+// TestJoiningNodeIsKnownToAllOthers: once a joining node is registered, all other nodes know it, and it knows all other
+// nodes.
 func TestJoiningNodeIsKnownToAllOthers(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 3})
@@ -223,8 +223,8 @@ func TestJoiningNodeIsKnownToAllOthers(t *testing.T) {
 	}
 }
 
-// TestNodesConvergeAfterEtcdWasAway: without etcd, nodes keep working with their known state. When etcd is back, all
-// changes made meanwhile reach every node, even if all processes were restarted.
+// TestNodesConvergeAfterEtcdWasAway: without etcd, nodes keep working with their last state. When etcd is available
+// again, all changes made meanwhile reach every node, even if all processes were restarted.
 func TestNodesConvergeAfterEtcdWasAway(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 3})
@@ -283,7 +283,8 @@ func TestNodesConvergeAfterEtcdWasAway(t *testing.T) {
 	})
 }
 
-// TestPodsAreCreatedWhileMembersOfEtcdAreKilled, one after the other, so that one of them is the leader.
+// TestPodsAreCreatedWhileMembersOfEtcdAreKilled: the members are killed one after the other, so the leader is among
+// them.
 func TestPodsAreCreatedWhileMembersOfEtcdAreKilled(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 3, EtcdMembers: 3, Options: devnode.Options{

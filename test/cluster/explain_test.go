@@ -41,9 +41,9 @@ type explained struct {
 }
 
 // TestBothExplainsAgreeAboutEveryAddress compares the kernel's tables with the policy service for connections between
-// one pod and every kind of address, in both directions, under policies that allow opposite sets of peers: both must
-// evaluate the same identity with the same result. For a pod on another node, both must name the node whose side they
-// did not evaluate.
+// one pod and every kind of address, in both directions. The policies of the two directions allow opposite sets of
+// peers. Both commands must evaluate the same identity with the same result. For a pod on another node, both must
+// report the node whose side they did not evaluate.
 func TestBothExplainsAgreeAboutEveryAddress(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 2, Routing: "overlay"})

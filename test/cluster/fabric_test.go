@@ -35,8 +35,8 @@ func openFlows(t *testing.T, from, to pod.Pod, count int) (flows []flow) {
 	return flows
 }
 
-// TestPodsOfNodesSpeakWithoutEtcd stops etcd during 100 connections between pods of two nodes, with all faults for a
-// minute. Meanwhile pods that know each other open new connections.
+// TestPodsOfNodesSpeakWithoutEtcd stops etcd while 100 connections between pods of two nodes exchange data; with all
+// faults, for a minute. Meanwhile, pods that know each other open new connections.
 func TestPodsOfNodesSpeakWithoutEtcd(t *testing.T) {
 	t.Parallel()
 	away := 5 * time.Second
@@ -168,7 +168,7 @@ func pathMTU(p pod.Pod, to netip.Addr) (mtu int, err error) {
 }
 
 // TestConnectionsOutliveASmallerFabric lowers the MTU between the nodes while connections carry data. The connections
-// continue, pods learn the lower MTU, and connections continue after the MTU is restored.
+// continue, and pods learn the lower MTU. The connections also continue after the MTU was restored.
 func TestConnectionsOutliveASmallerFabric(t *testing.T) {
 	t.Parallel()
 	for _, mode := range modes {

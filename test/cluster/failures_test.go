@@ -221,8 +221,8 @@ func failureTables() failures.Tables {
 // TestFailuresOfACluster.
 func TestFailuresOfAClusterAreThoseOfTheDocument(t *testing.T) { failureTables().Compare(t) }
 
-// TestFailuresOfACluster makes one component fail, checks every column, repairs it, and requires that the cluster is
-// consistent again and that pods created meanwhile are reachable.
+// TestFailuresOfACluster makes one component fail, checks every column of the table, and repairs the component. Then
+// the cluster must be consistent again, and pods created meanwhile must be reachable.
 func TestFailuresOfACluster(t *testing.T) {
 	t.Parallel()
 	for _, g := range failureGroups() {

@@ -218,8 +218,8 @@ func (r *renter) run(ctx context.Context, most int) {
 	}
 }
 
-// TestFaultNoAddressOrBlockInTwoHands lets clients on three nodes allocate and release addresses of the cluster's
-// pool, whose blocks the nodes claim, while it kills processes of the nodes and members of etcd. In the recorded
+// TestFaultNoAddressOrBlockInTwoHands: clients on three nodes allocate and release addresses of the cluster's pool,
+// whose blocks the nodes claim. Meanwhile, processes of the nodes and members of etcd are killed. In the recorded
 // history, no address and no block has two holders at a time.
 func TestFaultNoAddressOrBlockInTwoHands(t *testing.T) {
 	t.Parallel()

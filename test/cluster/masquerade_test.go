@@ -105,9 +105,8 @@ func TestAddressesThatOthersSee(t *testing.T) {
 	}
 }
 
-// TestPodsSpeakForNoNodeByAnAddressThatItHasNotRegistered sends from a pod to the tunnel port of another node at an
-// address that only the network between the nodes knows. The masqueraded packet must have the address of a registered
-// node.
+// TestPodsSpeakForNoNodeByAnAddressThatItHasNotRegistered sends from a pod to the tunnel port of another node, at an
+// address that this node has not registered. The masqueraded packet must have the address of a registered node.
 func TestPodsSpeakForNoNodeByAnAddressThatItHasNotRegistered(t *testing.T) {
 	t.Parallel()
 	a := newArena(t, "overlay", "--masquerade-enabled")

@@ -29,7 +29,7 @@ type labelled struct {
 }
 
 // TestFaultEtcdAwayAcrossRestartsOfEveryProcess stops every member of etcd and then restarts every process of every
-// node, with all faults for a minute. Meanwhile, pods with label sets that a node holds are added and removed, and a
+// node; with all faults, for a minute. Meanwhile, pods with label sets that a node holds are added and removed, and a
 // pod with a new label set is refused with the reason. Afterwards all nodes agree.
 func TestFaultEtcdAwayAcrossRestartsOfEveryProcess(t *testing.T) {
 	t.Parallel()

@@ -58,10 +58,10 @@ const (
 	ack = 16
 )
 
-// TestAddressesOfADeadNodeAreJudgedAsTheirNewPods kills a node with a pod that a policy allows to connect to a pod on
-// another node, and gives its addresses to a denied pod on a third node. From the first packet on, the old verdict is
-// not used, neither for the existing connections nor for new ones. Then an allowed pod gets the addresses.
-// Connections between other pods survive all of it.
+// TestAddressesOfADeadNodeAreJudgedAsTheirNewPods kills a node with a pod that may connect to a pod on another node,
+// and assigns its addresses to a pod on a third node that may not. From the first packet on, the old verdict is not
+// used, neither for existing nor for new connections. Then an allowed pod gets the addresses. Connections between other
+// pods survive all changes.
 func TestAddressesOfADeadNodeAreJudgedAsTheirNewPods(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
@@ -210,8 +210,8 @@ func intrude(t *testing.T, here, heir *node, stranger, web pod.Pod, old []flow) 
 }
 
 // TestAddressOfAFormerPodIsNotGivenOutTooEarly: with native routing, a node identifies a pod on another node by its
-// address. While etcd or that node's identity service is down, no pod gets the address of a former pod, and with it
-// that pod's rights. Afterwards the address is in quarantine. Other pods start throughout.
+// address. While etcd or that node's identity service is unavailable, no new pod gets the address of a former pod, and
+// with it that pod's permissions. Afterwards the address is in quarantine. Other pods can always be created.
 func TestAddressOfAFormerPodIsNotGivenOutTooEarly(t *testing.T) {
 	for _, away := range []string{"etcd", devnode.Identity} {
 		t.Run(away, func(t *testing.T) {

@@ -153,8 +153,8 @@ func (c *testCluster) enforced(t *testing.T, manifest string) {
 	}
 }
 
-// TestPolicyHoldsAcrossNodes allows pods with one label, and no others, to connect to a pod on another node. The VNI
-// carries the identity.
+// TestPolicyHoldsAcrossNodes allows only pods with one label to connect to a pod on another node. The VNI contains the
+// identity.
 func TestPolicyHoldsAcrossNodes(t *testing.T) {
 	t.Parallel()
 	for _, mode := range modes {

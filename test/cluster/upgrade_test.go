@@ -68,7 +68,7 @@ func install(t *testing.T, from, to, name string) {
 
 // TestConnectionsOutliveUpgrades upgrades from the programs of SLUICE_OLD_BIN, a build without traffic between nodes,
 // to this build, into each routing mode, and back. Connections between pods and with the host survive, and pods are
-// added and removed after each step. Only `make test-upgrade` runs it, because it needs an old build.
+// added and removed after each step. The test needs an old build, so only `make test-upgrade` runs it.
 func TestConnectionsOutliveUpgrades(t *testing.T) {
 	old, bin := oldPrograms(t)
 	up, err := devnode.Up(t.Context(), devnode.Options{

@@ -152,7 +152,7 @@ func (n *node) stop(t *testing.T, service string) {
 }
 
 // TestWallsStayClosedWhenOneIsGone stops the datapath of a node and removes, one after the other, the programs of its
-// tunnel or uplink, each chain of its firewall, and the tunnel. Meanwhile no forged packets arrive, and the datapath
+// tunnel or uplink, each chain of its firewall, and the tunnel. Meanwhile no forged packet is delivered. The datapath
 // restores everything as soon as it continues.
 func TestWallsStayClosedWhenOneIsGone(t *testing.T) {
 	for _, mode := range modes {

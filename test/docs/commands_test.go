@@ -171,9 +171,9 @@ func commandLines(content string) (found []commandLine) {
 	return found
 }
 
-// TestDocumentsNameCommandsAndFlagsThatExist looks up every command of sluice, every flag of it, and every flag of a
-// service in the code blocks and code spans of documents, and in the messages of all programs. docs/record is of
-// earlier versions.
+// TestDocumentsNameCommandsAndFlagsThatExist looks up every command and flag of sluice, and every flag of a service, in
+// the code blocks and code spans of documents, and in the messages of all programs. It skips docs/record, which
+// describes earlier versions.
 func TestDocumentsNameCommandsAndFlagsThatExist(t *testing.T) {
 	all := programs(t)
 	if len(all) < 50 || len(all["sluice policy apply"].flags) < 10 || len(all["sluice-datapath"].flags) < 30 {

@@ -19,9 +19,8 @@ import (
 // cyclonusFailures are cases of cyclonus that do not pass on Sluice, each with the reason.
 var cyclonusFailures = specs.Known{}
 
-// TestCyclonusCasesPassOnSluice runs cyclonus's cases without SCTP on two nodes, in each routing mode. Pods connect
-// to each other by the names of Services, and then by their addresses: policies apply to pods, however they are
-// reached.
+// TestCyclonusCasesPassOnSluice runs cyclonus's cases without SCTP on two nodes, in each routing mode. Pods connect to
+// each other by Service names, and then by pod addresses: policies apply to pods in both cases.
 func TestCyclonusCasesPassOnSluice(t *testing.T) {
 	selected, err := regexp.Compile(os.Getenv("SLUICE_SPECS"))
 	if err != nil {

@@ -19,8 +19,8 @@ import (
 )
 
 // TestAPINodeClaimsOnlyThePodCIDRsOfItsNode: the process that writes status, with the rights of the manifests,
-// publishes the podCIDRs of all Nodes. A node that claims more gets only the podCIDRs of its Node, and a node that
-// joins later gets its own. Without a writer, the cluster keeps working.
+// publishes the podCIDRs of all Nodes. A node that claims more ranges gets only the podCIDRs of its Node, and a node
+// that joins later gets its own. The cluster also works without the process that writes status.
 func TestAPINodeClaimsOnlyThePodCIDRsOfItsNode(t *testing.T) {
 	api := newAPI(t)
 	s := newIdentities(t, api)
@@ -149,8 +149,8 @@ func holders(t *testing.T, c identityv1.ClusterServiceClient) (
 	}
 }
 
-// TestAPIDevelopmentNodeHasThePodCIDRsOfItsNode runs a node of `sluice dev up` in mode kubernetes, and a process that
-// writes status. Another node learns the node's pods once the podCIDRs are published.
+// TestAPIDevelopmentNodeHasThePodCIDRsOfItsNode runs a node of `sluice dev up` in mode kubernetes, and the process that
+// writes status. Another node knows the node's pods once the podCIDRs are published.
 func TestAPIDevelopmentNodeHasThePodCIDRsOfItsNode(t *testing.T) {
 	a := statusAPIOf(t, newAPI(t))
 	name := fmt.Sprintf("sluice-tenants-%d", os.Getpid())

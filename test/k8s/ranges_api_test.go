@@ -250,8 +250,8 @@ func (a *nodeAPI) wantNone(text string) {
 	}
 }
 
-// TestAPIRangesAreThoseOfTheNode proves INV-16 with the Kubernetes API: podCIDRs are assigned late; the Node is
-// deleted and created again with others; ipam is killed at the points of that change; and the API is down.
+// TestAPIRangesAreThoseOfTheNode proves INV-16 with the Kubernetes API: podCIDRs are assigned late, the Node is deleted
+// and created again with other podCIDRs, ipam is killed at each step of that change, and the API is unavailable.
 func TestAPIRangesAreThoseOfTheNode(t *testing.T) {
 	a := newNodeAPI(t)
 	a.start()
@@ -305,8 +305,8 @@ func TestAPIRangesAreThoseOfTheNode(t *testing.T) {
 	a.noted("10.13.0.0/24", "10.12.0.0/16", "False")
 }
 
-// TestAPIKillWhileRangesChange kills ipam before and after the write: the next process has the ranges of the Node,
-// and keeps allocated addresses.
+// TestAPIKillWhileRangesChange kills ipam before and after the write. The next process has the ranges of the Node and
+// keeps allocated addresses.
 func TestAPIKillWhileRangesChange(t *testing.T) {
 	a := newNodeAPI(t)
 	a.node("10.21.0.0/24")
@@ -376,8 +376,9 @@ func metricsOf(ctx context.Context, socket string) (string, error) {
 	return string(text), err
 }
 
-// TestAPINodeWithoutAddressesSaysSo fills a /29: the Node gets an Event when a pod is refused, and one when an
-// address is free again, whichever process is killed meanwhile. The accounts have the rights of the manifests.
+// TestAPINodeWithoutAddressesSaysSo allocates all addresses of a /29: the Node gets an Event when a pod is refused, and
+// another when an address is free again, even if a process is killed meanwhile. The accounts have the rights of the
+// manifests.
 func TestAPINodeWithoutAddressesSaysSo(t *testing.T) {
 	s := newStatusAPI(t)
 	a := nodeAPIOf(t, s.apiServer)

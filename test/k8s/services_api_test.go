@@ -259,8 +259,8 @@ func TestAPIServicesThatWereDeletedMeanwhileGo(t *testing.T) {
 	b.has("a deletion while the process was down", "stays 10.96.0.10 0/0 0")
 }
 
-// TestAPIBurstOfServicesIsTakenByOneWatch, and objects that Sluice does not understand are rejected individually, by
-// name.
+// TestAPIBurstOfServicesIsTakenByOneWatch: one watch receives a burst of Services. Objects that Sluice does not
+// understand are refused individually, by name.
 func TestAPIBurstOfServicesIsTakenByOneWatch(t *testing.T) {
 	const burst = 1000
 	a := newAPI(t)

@@ -209,7 +209,8 @@ func controllerRights(t *testing.T) {
 	}
 }
 
-// TestControllerHasNothingOfItsNode: no state, capability or port, so that two controllers can share a node.
+// TestControllerHasNothingOfItsNode: the controller has no state, capability or port on the node, so two controllers
+// can run on one node.
 func TestControllerHasNothingOfItsNode(t *testing.T) {
 	d := controller(t)
 	pod := d.Spec.Template.Spec

@@ -170,8 +170,8 @@ func exists(documented []string, name string) bool {
 	return false
 }
 
-// TestAlertsAndDashboardAskForMetricsThatExist, and each alert has its section in the
-// documentation.
+// TestAlertsAndDashboardAskForMetricsThatExist: alerts and the dashboard use only existing metrics, and each alert has
+// a section in the documentation.
 func TestAlertsAndDashboardAskForMetricsThatExist(t *testing.T) {
 	all, reference := monitored(t), documented(t)
 	if exists(reference, "sluice_datapath_connections_lost") || !exists(reference, "sluice_datapath_connections") {

@@ -72,9 +72,9 @@ func mountsOf(t *testing.T, pod corev1.PodSpec, c corev1.Container) (all []strin
 	return all
 }
 
-// TestContainersHaveTheMountsThatTheyNeed, with the required propagation. Without HostToContainer on /run/netns,
-// later pods are not found; without Bidirectional on /run/sluice, the bpffs is unmounted with the container that
-// mounted it.
+// TestContainersHaveTheMountsThatTheyNeed checks the mounts and their propagation. Without HostToContainer on
+// /run/netns, a container does not see the namespaces of later pods. Without Bidirectional on /run/sluice, the bpffs is
+// unmounted with the container that mounted it.
 func TestContainersHaveTheMountsThatTheyNeed(t *testing.T) {
 	const (
 		api      = "/var/run/secrets/kubernetes.io/serviceaccount with token kube-root-ca.crt ro"
@@ -119,7 +119,7 @@ func tolerates(pod corev1.PodSpec, key string, effect corev1.TaintEffect) bool {
 	})
 }
 
-// TestPodsTolerateTheTaintsThatTheyHaveTo: DaemonSets tolerate every taint. Other pods tolerate only a node without a
+// TestPodsTolerateTheTaintsThatTheyHaveTo: DaemonSets tolerate every taint. Other pods only tolerate a node without a
 // network, so that draining a node removes them.
 func TestPodsTolerateTheTaintsThatTheyHaveTo(t *testing.T) {
 	const noSchedule, noExecute = corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute
@@ -156,7 +156,8 @@ func TestPodsTolerateTheTaintsThatTheyHaveTo(t *testing.T) {
 	}
 }
 
-// TestPodsAreReplacedAsTheyHaveTo: on one node at a time, and never with two etcd members on one directory.
+// TestPodsAreReplacedAsTheyHaveTo: pods are replaced on one node at a time, and two etcd members never use one
+// directory.
 func TestPodsAreReplacedAsTheyHaveTo(t *testing.T) {
 	update := daemonSet(t).Spec.UpdateStrategy
 	if update.Type != appsv1.RollingUpdateDaemonSetStrategyType ||
@@ -205,7 +206,7 @@ func rules(all []rbacv1.PolicyRule) (lines []string) {
 	return lines
 }
 
-// TestRolesHaveTheRightsThatAreUsed, and no other.
+// TestRolesHaveTheRightsThatAreUsed: roles have exactly the rights that the programs use.
 func TestRolesHaveTheRightsThatAreUsed(t *testing.T) {
 	policies := []string{
 		"cilium.io/ciliumcidrgroups: list watch", "cilium.io/ciliumclusterwidenetworkpolicies: list watch",

@@ -140,8 +140,8 @@ func TestKernelMonitoringIsAnswered(t *testing.T) {
 	}
 }
 
-// TestKernelContainerWithoutAMountEndsByItsName: a container without a required mount exits with an error that names
-// it. Otherwise the datapath would run, and fail only with the first pod.
+// TestKernelContainerWithoutAMountEndsByItsName: a container without a required mount exits with an error that contains
+// the mount. Without this check, the datapath would start, and fail only with the first pod.
 func TestKernelContainerWithoutAMountEndsByItsName(t *testing.T) {
 	m := newMachine(t)
 	of := daemonSet(t).Spec.Template.Spec

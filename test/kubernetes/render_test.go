@@ -275,8 +275,8 @@ func TestFlowSchemaIsOfTheAccount(t *testing.T) {
 	}
 }
 
-// TestOverlaysConfigureTheServices: with the values that only the operator knows, each service accepts the settings
-// of the overlay.
+// TestOverlaysConfigureTheServices: each service accepts the settings of the overlay, together with the values that the
+// operator must set.
 func TestOverlaysConfigureTheServices(t *testing.T) {
 	for name, want := range map[string]struct{ mode, etcd string }{
 		"overlay":     {"overlay", "https://192.0.2.1:2379"},
@@ -346,8 +346,8 @@ func TestEverySettingIsDocumented(t *testing.T) {
 	}
 }
 
-// TestCertificatesOfEtcdAreForIdentityAlone: the component mounts the Secret at the path in the settings, for no
-// other container, and readable by the container's group.
+// TestCertificatesOfEtcdAreForIdentityAlone: only the container of identity mounts the Secret, at the path in the
+// settings, and its group can read the files.
 func TestCertificatesOfEtcdAreForIdentityAlone(t *testing.T) {
 	const endpoint = "https://192.0.2.1:2379"
 	all := overlay{

@@ -200,8 +200,8 @@ var withoutFeatures = map[string]func(w *World, p *Policies){
 	},
 }
 
-// TestQuestionsDependOnEveryFeature counts the questions whose answer changes if an engine ignores
-// a feature of policies. Without such questions, the cluster could ignore the feature.
+// TestQuestionsDependOnEveryFeature counts the questions whose answer changes if an engine ignores a feature of
+// policies. Without such questions, a cluster that ignores the feature would pass the test.
 func TestQuestionsDependOnEveryFeature(t *testing.T) {
 	t.Parallel()
 	const rounds, questions, least = 40, 240, 10

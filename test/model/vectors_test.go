@@ -182,7 +182,7 @@ func (v *vector) end(name, node string, v6 bool) (peer Peer, subject *Subject, a
 }
 
 // TestModelAnswersAsTheVectors compares the model with the verdicts of other policy engines, for all vectors whose
-// policies use only what the model implements.
+// policies the model implements completely.
 func TestModelAnswersAsTheVectors(t *testing.T) {
 	t.Parallel()
 	for file, least := range map[string]int{"np-cyclonus": 90_000, "np-fuzz": 200_000, "cnp": 30_000} {

@@ -71,7 +71,8 @@ func (q *questions) answer(t *testing.T) {
 	}
 }
 
-// Denied packets create no connections in the table and evict none.
+// TestKernelADeniedFloodFromOutsideTakesNoConnections: denied packets create no connections in the table and evict
+// none.
 func TestKernelADeniedFloodFromOutsideTakesNoConnections(t *testing.T) {
 	n := newNode(t)
 	policies := n.policies(t)
@@ -97,8 +98,8 @@ func TestKernelADeniedFloodFromOutsideTakesNoConnections(t *testing.T) {
 	q.answer(t)
 }
 
-// Connections from outside to an open port have a budget in the map and replace each other: the idle flows of pods
-// stay, and pods begin new connections.
+// TestKernelAnAllowedFloodFromOutsideHasABudget: connections from outside to an open port have a budget in the map and
+// replace each other. The idle flows of pods stay, and pods can open new connections.
 func TestKernelAnAllowedFloodFromOutsideHasABudget(t *testing.T) {
 	n := newNode(t)
 	policies := n.policies(t)

@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// A denied port cannot be distinguished from a host without an answer: no segment arrives, whatever its flags, and
-// none is answered.
+// TestKernelDeniedPortsCannotBeScanned: a denied port looks like a host that does not answer. Segments with any flags
+// are dropped without an answer.
 func TestKernelDeniedPortsCannotBeScanned(t *testing.T) {
 	n := newNode(t)
 	policies := n.policies(t)
@@ -84,7 +84,8 @@ func (n *testNode) drops(t *testing.T, but ...datapathv1.Reason) (sum uint64) {
 	return sum
 }
 
-// A SYN cookie from the time in which the policy allowed the port completes no handshake afterwards.
+// TestKernelSYNCookiesOpenNoDeniedPort: a SYN cookie that was sent while the policy allowed the port completes no
+// handshake after the policy denies it.
 func TestKernelSYNCookiesOpenNoDeniedPort(t *testing.T) {
 	n := newNode(t)
 	policies := n.policies(t)

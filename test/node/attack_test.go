@@ -38,9 +38,10 @@ func shortLife(o *devnode.Options) {
 	o.Args = map[string][]string{devnode.Datapath: {"--connections-tcp-established=1s", "--connections-max-interval=1s"}}
 }
 
-// A TCP connection that is no longer allowed stays blocked after its entry is evicted by a flood of denied packets or
-// lost with its map, whichever end continues. It stays blocked although the server may open connections to its
-// client. After its lifetime has ended and it is collected, the client cannot continue it.
+// TestKernelARevokedConnectionDoesNotComeBack: a TCP connection that is no longer allowed stays blocked after a flood
+// of denied packets evicted its entry, or its map was lost, whichever end sends next. It stays blocked even if the
+// server may open connections to its client. The client cannot continue it either after its entry has expired and was
+// collected.
 func TestKernelARevokedConnectionDoesNotComeBack(t *testing.T) {
 	for _, c := range []struct {
 		name    string

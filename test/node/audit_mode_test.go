@@ -23,8 +23,8 @@ func auditing(point string) bool { return strings.HasPrefix(point, "datapath/aud
 const deniedPort = 9999
 
 // TestFaultKillDatapathWhileAuditModeChanges proves INV-108: the datapath is killed between the steps that start and
-// end audit mode. The mode that the restarted datapath reports for the endpoint is the mode of its packets, and after
-// the end nothing passes.
+// end audit mode. The restarted datapath reports the mode that the endpoint's packets have, and after audit mode has
+// ended no denied packet passes.
 func TestFaultKillDatapathWhileAuditModeChanges(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -104,7 +104,8 @@ func TestKernelBurstOfAFullNodeIsServed(t *testing.T) {
 	}
 }
 
-// An ADD works at once after a service has returned, even if calls tried to reach the service while it was down.
+// TestKernelAddWorksAtOnceAfterARestart: an ADD succeeds at once after a service has restarted, even if calls failed
+// while it was down.
 func TestKernelAddWorksAtOnceAfterARestart(t *testing.T) {
 	n := newNode(t)
 	config := n.config(t, "1.0.0", mergeConfig(labels("app", "again"), map[string]any{"timeout": "1s"}))
@@ -130,8 +131,8 @@ func TestKernelAddWorksAtOnceAfterARestart(t *testing.T) {
 	n.wantNothingHeld(t)
 }
 
-// TestKernelBurstBesideALostStateOfIPAM: ipam starts without its state, does not know the addresses of the endpoints,
-// and allocates them again. The datapath rejects them, and each ADD takes other addresses.
+// TestKernelBurstBesideALostStateOfIPAM: ipam starts without its state and allocates addresses of existing endpoints
+// again. The datapath refuses them, and each ADD gets other addresses.
 func TestKernelBurstBesideALostStateOfIPAM(t *testing.T) {
 	const before, burst = 20, 30
 	n := newNode(t)

@@ -48,8 +48,8 @@ func nothing(t *testing.T, what string, c *net.UDPConn) {
 	}
 }
 
-// TestKernelNothingPassesOnceDELHasAnswered: DEL returns before the interface is removed, and the network namespace
-// remains. The process in it can still send, but no packet passes.
+// TestKernelNothingPassesOnceDELHasAnswered: after DEL, the interface is not removed yet, and the network namespace
+// still exists. A process in it can still send, but no packet passes.
 func TestKernelNothingPassesOnceDELHasAnswered(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -122,8 +122,8 @@ func TestKernelNothingPassesOnceDELHasAnswered(t *testing.T) {
 	n.wantNothingHeld(t)
 }
 
-// TestKernelTuningBehindThePluginFailsCHECKWhereItChangesTheInterface: the plugin `tuning` changes the interface
-// after ADD. A changed MTU fails CHECK. A changed MAC removes the pod's permanent neighbours and so breaks its
+// TestKernelTuningBehindThePluginFailsCHECKWhereItChangesTheInterface: the plugin `tuning` changes the interface after
+// ADD. A changed MTU fails CHECK. A changed MAC removes the pod's permanent neighbour entries and so breaks its
 // network; CHECK and the audit report them.
 func TestKernelTuningBehindThePluginFailsCHECKWhereItChangesTheInterface(t *testing.T) {
 	t.Parallel()

@@ -78,8 +78,8 @@ func push(t *testing.T, from, to *net.TCPConn, message string) {
 	})
 }
 
-// A connection whose entry was evicted is picked up by the next packet from the end that may open it. Then packets
-// from the other end, which may open no connection, also pass.
+// TestKernelEvictedConnectionsAreFoundAgain: after its entry was evicted, a connection is picked up by the next packet
+// of the end that may open it. From then on, packets of the other end, which may not open it, also pass.
 func TestKernelEvictedConnectionsAreFoundAgain(t *testing.T) {
 	n := newNode(t)
 	policies := n.policies(t)
@@ -136,8 +136,8 @@ func (n *testNode) forgetConnections(t *testing.T) {
 	}
 }
 
-// A packet that would begin a connection is evaluated, even if it has the addresses and ports of a reply in an open
-// connection.
+// TestKernelBareSYNIsNoReply: a packet that would open a connection is evaluated, even if it has the addresses and
+// ports of a reply in an open connection.
 func TestKernelBareSYNIsNoReply(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -162,7 +162,8 @@ func TestKernelBareSYNIsNoReply(t *testing.T) {
 	push(t, c.client, c.server, "after")
 }
 
-// A pod cannot reach a node's tunnel port, from which it could claim any identity, whatever its policies allow.
+// TestKernelForgedTunnelPacketsAreDropped: a pod cannot send to a node's tunnel port, where it could claim any
+// identity, even if its policies allow it.
 func TestKernelForgedTunnelPacketsAreDropped(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -172,8 +172,7 @@ func fromUnit(t *testing.T, n *testNode, unit string) rules {
 }
 
 // TestKernelDatapathServesInAContainer: the datapath is started as root with its capabilities and the right to change
-// the user, or under the rules of its systemd unit. It runs as its own user with only its capabilities, and connects
-// pods.
+// the user, or in its systemd unit. It then runs as its own user with only its capabilities, and connects pods.
 func TestKernelDatapathServesInAContainer(t *testing.T) {
 	t.Parallel()
 	six := []string{"CAP_BPF", "CAP_PERFMON", "CAP_NET_ADMIN", "CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID"}

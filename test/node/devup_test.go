@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/devnode"
 )
 
-// TestKernelDevSaysWhatIsThere: the errors of `sluice dev` name the existing nodes and the command to use.
+// TestKernelDevSaysWhatIsThere: the errors of `sluice dev` contain the existing nodes and the command to use.
 func TestKernelDevSaysWhatIsThere(t *testing.T) {
 	t.Parallel()
 	bin, err := filepath.Abs(binDir())

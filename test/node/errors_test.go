@@ -127,9 +127,9 @@ func (n *testNode) confirmed(ctx context.Context, owner *workloadv1.Owner) error
 	return err
 }
 
-// TestKernelOneErrorIsTheSameEverywhere follows an ENOSPC from the system call in ipam to each place where an
-// operator or a runtime sees the error, from ipam itself and through the datapath. It also follows an ENOSPC in
-// policy to the command line. Code, reason, details and text must be the same.
+// TestKernelOneErrorIsTheSameEverywhere causes an ENOSPC in ipam and checks the error wherever an operator or a runtime
+// sees it: from ipam itself and from the datapath. It does the same for an ENOSPC in policy and the command line. Code,
+// reason, details and text must be the same everywhere.
 func TestKernelOneErrorIsTheSameEverywhere(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

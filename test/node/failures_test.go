@@ -351,8 +351,8 @@ func listed(t *testing.T, dir, part string) bool {
 	})
 }
 
-// TestKernelFailuresOfANode makes one component fail at a time, checks every column, repairs it, and requires the
-// earlier state of the node.
+// TestKernelFailuresOfANode makes one component fail at a time, checks every column of the table, and repairs the
+// component. Then the node must have its earlier state again.
 func TestKernelFailuresOfANode(t *testing.T) {
 	t.Parallel()
 	for _, f := range rows() {

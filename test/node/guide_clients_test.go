@@ -190,8 +190,8 @@ type writerFunc func([]byte) (int, error)
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 // TestKernelExampleClientsConnectWithoutCNI runs the steps of docs/use-without-cni.md with the Go and the Python
-// client: pods exchange data, a policy is enforced and follows labels, a watch survives a restart of the datapath,
-// and neither failed commands nor the end leave anything.
+// client. Pods exchange data, a policy is enforced and follows label changes, and a watch survives a restart of the
+// datapath. Neither failed commands nor the end of the steps leave anything behind.
 func TestKernelExampleClientsConnectWithoutCNI(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -271,7 +271,7 @@ func (c exampleClient) tour(t *testing.T) {
 	await("removed " + web.Name + "/eth0")
 }
 
-// TestClientsSayWhatTheyWaitFor: a wrong run directory would otherwise be 30 seconds of silence.
+// TestClientsSayWhatTheyWaitFor: without a message, a wrong run directory would only show as 30 seconds of waiting.
 func TestClientsSayWhatTheyWaitFor(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {

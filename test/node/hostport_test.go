@@ -25,8 +25,8 @@ func (n *testNode) withPorts(t *testing.T, ports ...map[string]any) []byte {
 	return n.config(t, "1.0.0", map[string]any{"runtimeConfig": map[string]any{"portMappings": ports}})
 }
 
-// TestHostPortsLeadToTheirContainer: host ports reach their container from its ADD to its DEL, from the node and from
-// pods, with each protocol and family. Meanwhile no other container gets these ports.
+// TestHostPortsLeadToTheirContainer: from ADD to DEL, the host ports of a container are reachable from the node and
+// from pods, with each protocol and family. Meanwhile no other container gets these ports.
 func TestHostPortsLeadToTheirContainer(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -90,9 +90,9 @@ func TestHostPortsLeadToTheirContainer(t *testing.T) {
 	}
 }
 
-// TestOutsideReachesANode without traffic between nodes: a container's host port and a service's node port answer
-// from the start, across a restart of the datapath, and until they are removed. The container of the node port sees
-// the client's address.
+// TestOutsideReachesANode, on a node without traffic between nodes: a container's host port and a service's node port
+// are reachable from the start, across a restart of the datapath, and until they are removed. The container of the node
+// port sees the client's address.
 func TestOutsideReachesANode(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, func(o *devnode.Options) {

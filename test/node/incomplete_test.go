@@ -17,9 +17,9 @@ import (
 	"github.com/sluice-net/sluice/test/internal/cni"
 )
 
-// TestKernelAnswersNameTheFileOfPoliciesThatIsNotRead starts a node for the first time with an unreadable policy
-// file. ADD fails with code 11 and names the file, and after a minute STATUS fails with code 50 and names it. Both
-// work once the file is readable.
+// TestKernelAnswersNameTheFileOfPoliciesThatIsNotRead starts a node for the first time with an unreadable policy file.
+// ADD fails with code 11, and after a minute STATUS fails with code 50; both messages contain the file. Both calls
+// succeed once the file is readable.
 func TestKernelAnswersNameTheFileOfPoliciesThatIsNotRead(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -41,9 +41,10 @@ func portAfter(flip int) int {
 	return oddPort
 }
 
-// The policies of both sides change a thousand times under a flood, or more often if the rate limit lets too few
-// events through. Every packet is evaluated by the revision before or after a change: none passes that both deny,
-// none is dropped that both allow, and every reported verdict agrees with its revision.
+// TestKernelVerdictsWhilePoliciesFlipAreOldOrNew: the policies of both sides change at least a thousand times under a
+// flood, and more often if the rate limit passes too few events. Every packet is evaluated by the revision before or
+// after a change: no packet passes that both revisions deny, none is dropped that both allow, and every reported
+// verdict agrees with its revision.
 func TestKernelVerdictsWhilePoliciesFlipAreOldOrNew(t *testing.T) {
 	const flips, atLeast, atMost = 1000, 500, 100_000
 	n := newNode(t)
@@ -237,8 +238,8 @@ func (f *flood) end(t *testing.T) (sent, received map[int]uint64) {
 	return sent, received
 }
 
-// A pod is evaluated from its first packet on. Another pod sends to its address, and the pod itself sends, before its
-// device exists. No denied packet passes in either direction.
+// TestKernelNewPodIsEvaluatedFromItsFirstPacket: before the device of a new pod exists, the new pod and another pod
+// begin to send to each other. No denied packet passes in either direction.
 func TestKernelNewPodIsEvaluatedFromItsFirstPacket(t *testing.T) {
 	const rounds = 10
 	n := newNode(t)
@@ -327,7 +328,8 @@ spec:
 	}
 }
 
-// Once LearnNames has returned, the next packet to the address passes.
+// TestKernelLearnedAddressIsOpenWhenTheAnswerComes: once LearnNames has returned, the next packet to the address
+// passes.
 func TestKernelLearnedAddressIsOpenWhenTheAnswerComes(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -420,7 +422,8 @@ func (n *testNode) forgetLearnedAddress(
 	n.wantDenied(t, flows, client, world, 7003)
 }
 
-// A new pod that gets the address of a removed one inherits none of its connections.
+// TestKernelReusedAddressInheritsNothing: a new pod that gets the address of a removed pod inherits none of its
+// connections.
 func TestKernelReusedAddressInheritsNothing(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, noRest)

@@ -139,8 +139,9 @@ func upsert(manifests string) func(context.Context, *testNode, policyv1.PolicySe
 	}
 }
 
-// The datapath is killed between any two writes of a policy change. An open connection that every revision allows
-// continues, finally the last revision is enforced, and no entries of earlier revisions remain.
+// TestFaultKillDatapathBetweenAnyTwoWritesOfAChange: the datapath is killed between any two writes of a policy change.
+// An open connection that every revision allows continues. At the end the last revision is enforced, and no entries of
+// earlier revisions remain.
 func TestFaultKillDatapathBetweenAnyTwoWritesOfAChange(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, shortLinger)
@@ -153,7 +154,8 @@ func TestFaultKillDatapathBetweenAnyTwoWritesOfAChange(t *testing.T) {
 	killWhileApplying(t, n, policies, devnode.Datapath, points)
 }
 
-// The policy service is killed at any point of a policy change, with the same expectations.
+// TestFaultKillPolicyServiceAtAnyPointOfAChange: the policy service is killed at any point of a policy change, with the
+// same expectations.
 func TestFaultKillPolicyServiceAtAnyPointOfAChange(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, shortLinger)

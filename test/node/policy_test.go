@@ -62,8 +62,8 @@ spec:
 `, strings.Join(kubernetes, ", "), strings.Join(cilium, ", "))
 }
 
-// Two kinds of policies, one for each side: allowed connections succeed, denied packets are dropped, and the report
-// names the rule.
+// TestKernelPoliciesDecideWhoTalks: two kinds of policies, one for each side. Allowed connections succeed, denied
+// packets are dropped, and the event contains the rule.
 func TestKernelPoliciesDecideWhoTalks(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -129,8 +129,8 @@ func mustServe(t *testing.T, p pod.Pod) uint16 {
 	return port
 }
 
-// Revoking a permission blocks open connections from the next packet on. Connections that stay allowed are not
-// disturbed: no packet is lost or retransmitted, no connection is reset.
+// TestKernelRevokedPermissionCutsTheNextPacket: a revoked permission blocks open connections from the next packet on.
+// Connections that stay allowed are not disturbed: no packet is lost or retransmitted, and no connection is reset.
 func TestKernelRevokedPermissionCutsTheNextPacket(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -215,8 +215,9 @@ func TestKernelRevokedPermissionCutsTheNextPacket(t *testing.T) {
 	}
 }
 
-// While the policy service is down, traffic continues and policies stay enforced. A pod with labels that the node
-// knows can be added; a pod with new labels has to wait. When the service returns, the datapath rewrites no entries.
+// TestKernelPolicyServiceMayBeAway: while the policy service is unavailable, traffic continues and policies stay
+// enforced. A pod with known labels can be added; a pod with new labels has to wait. When the service is available
+// again, the datapath rewrites no entries.
 func TestKernelPolicyServiceMayBeAway(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -299,8 +300,8 @@ spec: {podSelector: {}, policyTypes: [Ingress]}
 	n.wantDenied(t, flows, late, web, 8080)
 }
 
-// The policy service loses its state, after kills in every order. Ports that only its policies closed stay closed
-// until an operator confirms the new state.
+// TestKernelPoliciesOutliveALostStateOfTheService: the policy service loses its state, and processes are killed in
+// every order. Ports that only its policies closed stay closed until an operator confirms the new state.
 func TestKernelPoliciesOutliveALostStateOfTheService(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -403,7 +404,8 @@ func (n *testNode) enforcedState(t *testing.T, pods []pod.Pod) []string {
 	return all
 }
 
-// Pods with the same policy share its tables, which are removed with the last pod.
+// TestKernelPodsOfOneSubjectShareTables: pods with the same policy share its tables, which are removed with the last
+// pod.
 func TestKernelPodsOfOneSubjectShareTables(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, shortLinger)

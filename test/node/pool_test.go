@@ -137,8 +137,8 @@ func TestKernelBlocksComeAndGoWhilePodsRun(t *testing.T) {
 	}
 }
 
-// TestFaultBurstOverAGrowingPool allocates addresses to 1,000 owners while ipam, identity and etcd are killed at the
-// steps of claims. No address is allocated twice, and etcd and ipam agree.
+// TestFaultBurstOverAGrowingPool allocates addresses to 1,000 owners while ipam, identity and etcd are killed at each
+// step of a claim. No address is allocated twice, and etcd and ipam agree.
 func TestFaultBurstOverAGrowingPool(t *testing.T) {
 	n := newNode(t, fromPool(24, "1m"))
 	const owners = 1000
@@ -229,8 +229,8 @@ func (n *testNode) wantRegistered(t *testing.T) {
 	})
 }
 
-// TestKernelStaticRangesAreRegistered: a node whose ipam mode differs from the cluster's reports both modes, and
-// serves again when its mode is the cluster's.
+// TestKernelStaticRangesAreRegistered: a node whose ipam mode differs from the cluster's reports both modes. It serves
+// again once it has the cluster's mode.
 func TestKernelStaticRangesAreRegistered(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

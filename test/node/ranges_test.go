@@ -158,8 +158,8 @@ func TestKernelRangesChangeWhilePodsRun(t *testing.T) {
 	exchange(t, fresh[0], n.addPods(t, "last")[0])
 }
 
-// TestFaultKillTheDatapathWhileARangeComesOrGoes kills the datapath at each point of a change of ranges. The next
-// process finishes the change, and pods never notice.
+// TestFaultKillTheDatapathWhileARangeComesOrGoes kills the datapath at each step of a change of ranges. The next
+// process finishes the change, without an effect on pods.
 func TestFaultKillTheDatapathWhileARangeComesOrGoes(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -212,9 +212,9 @@ func TestFaultKillTheDatapathWhileARangeComesOrGoes(t *testing.T) {
 	}
 }
 
-// TestBurstAcrossAChangeOfRanges confirms 1,000 addresses while ipam is killed and started with other pools, which
-// ends the leases. No address is confirmed twice, and none is lost. The addresses belong to no endpoints, so the
-// datapath ignores them.
+// TestBurstAcrossAChangeOfRanges confirms 1,000 addresses while ipam is killed and started with other pools, which ends
+// all leases. No address is confirmed twice, and none is lost. The addresses belong to no endpoints, so the datapath
+// ignores them.
 func TestBurstAcrossAChangeOfRanges(t *testing.T) {
 	n := newNode(t, func(o *devnode.Options) {
 		o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.196.0.0/22")}

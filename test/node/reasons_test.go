@@ -79,8 +79,8 @@ func short(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestKernelReasonsOfTheDatapathAreThoseOfItsAPI provokes each documented reason in real services: wrapping an error
-// of the core must not hide its reason.
+// TestKernelReasonsOfTheDatapathAreThoseOfItsAPI provokes each documented reason in real services: an error of the core
+// keeps its reason even if it is wrapped.
 func TestKernelReasonsOfTheDatapathAreThoseOfItsAPI(t *testing.T) {
 	t.Parallel()
 	seen := map[datapathv1.ErrorReason]bool{}

@@ -99,9 +99,9 @@ func (n *testNode) mustRelabel(t *testing.T, p pod.Pod, key, value string) *data
 	return e
 }
 
-// TestKernelPacketsOfAPodThatChangesItsLabelsAreOldOrNew proves INV-70: while a client alternates between two
-// identities under a flood, every packet is evaluated with the identity before or after a change. No packet passes
-// that both deny, even if one identity may send it and the other may be received, and none is dropped that both
+// TestKernelPacketsOfAPodThatChangesItsLabelsAreOldOrNew proves INV-70: a client alternates between two identities
+// under a flood. Every packet is evaluated with the identity before or after a change. No packet passes that both
+// identities deny, even if egress is allowed for one identity and ingress for the other. No packet is dropped that both
 // allow.
 func TestKernelPacketsOfAPodThatChangesItsLabelsAreOldOrNew(t *testing.T) {
 	const changes = 100
@@ -135,7 +135,7 @@ func TestKernelPacketsOfAPodThatChangesItsLabelsAreOldOrNew(t *testing.T) {
 	}
 }
 
-// TestKernelManyPodsChangeTheirLabelsAtOnce: a change of a namespace's labels changes all of its pods.
+// TestKernelManyPodsChangeTheirLabelsAtOnce: a change of a namespace's labels changes the labels of all its pods.
 func TestKernelManyPodsChangeTheirLabelsAtOnce(t *testing.T) {
 	const many = 100
 	n := newNode(t)
@@ -229,7 +229,7 @@ func TestKernelAPodKeepsItsIdentityWhileThePolicyServiceIsAway(t *testing.T) {
 }
 
 // TestFaultKillDatapathAtEveryStepOfAChangeOfLabels proves INV-71: the datapath is killed at each step. A connection
-// that both identities allow continues, the endpoint has one of both identities afterwards, and repeating the call
+// that both identities allow continues. Afterwards the endpoint has one of the two identities, and repeating the call
 // sets the new one.
 func TestFaultKillDatapathAtEveryStepOfAChangeOfLabels(t *testing.T) {
 	t.Parallel()

@@ -96,9 +96,9 @@ func converse(ctx context.Context, t *testing.T, from, to pod.Pod, port uint16, 
 	}
 }
 
-// TestKernelConnectionsSurviveDatapathRestarts proves INV-23: 20 connections exchange data while the datapath is
-// killed and started 20 times. Each of them makes progress while the datapath is down, and the counters prove that
-// the eBPF path carried the packets and not the host's stack.
+// TestKernelConnectionsSurviveDatapathRestarts proves INV-23: 20 connections exchange data while the datapath is killed
+// and started 20 times. Each of them makes progress while the datapath is down. The counters prove that the eBPF path
+// carried the packets, and not the host's stack.
 func TestKernelConnectionsSurviveDatapathRestarts(t *testing.T) {
 	t.Parallel()
 	const connections, restarts = 20, 10

@@ -23,10 +23,10 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// TestFaultServiceAddressesStayOnTheNode: a service gets other backends, and none, and each process is killed and
-// restarted with other programs and maps. Meanwhile no packet of a pod to the service's addresses leaves the node,
-// neither from connecting sockets nor as frames that bypass the socket hooks. After the service is deleted, the same
-// packets are seen outside.
+// TestFaultServiceAddressesStayOnTheNode: the backends of a service are replaced and removed, and each process is
+// killed and restarted with other programs and maps. Meanwhile no packet of a pod to the service's addresses leaves the
+// node, neither from connected sockets nor as frames that bypass the socket hooks. After the service is deleted, the
+// same packets leave the node.
 func TestFaultServiceAddressesStayOnTheNode(t *testing.T) {
 	n := newNode(t)
 	pods := n.addPods(t, "client", "b0", "b1", "b2")

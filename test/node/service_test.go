@@ -231,8 +231,8 @@ func wantRefused(t *testing.T, from pod.Pod) {
 	}
 }
 
-// TestServiceLeadsToItsBackends: after the service is applied by the command line, sockets of pods and of the node
-// reach its backends, whichever of the services is down.
+// TestServiceLeadsToItsBackends: after the command line has applied the service, sockets of pods and of the node reach
+// its backends, even if one of Sluice's processes is down.
 func TestServiceLeadsToItsBackends(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -333,8 +333,9 @@ func (s *connectedSockets) wantEnded(t *testing.T, when, backend string) {
 	}
 }
 
-// TestConnectedUDPSocketsOfARemovedBackendAreEnded before `--wait-drained` returns, in pods and on the host. Sockets
-// of the other backend continue, and so does a socket that was connected to the removed backend directly (INV-99).
+// TestConnectedUDPSocketsOfARemovedBackendAreEnded: sockets in pods and on the host are ended before `--wait-drained`
+// returns. Sockets of the other backend continue, and so does a socket that was connected to the removed backend
+// directly (INV-99).
 func TestConnectedUDPSocketsOfARemovedBackendAreEnded(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -355,8 +356,8 @@ func TestConnectedUDPSocketsOfARemovedBackendAreEnded(t *testing.T) {
 	sockets.wantEnded(t, "after the removal", one.Name)
 }
 
-// TestConnectedUDPSocketsOfATerminatingBackendStay while its endpoint serves, across a restart of the datapath, and
-// are ended when it no longer serves. New sockets are connected to the other backend.
+// TestConnectedUDPSocketsOfATerminatingBackendStay: such sockets continue while the endpoint serves, also across a
+// restart of the datapath, and are ended once it no longer serves. New sockets are connected to the other backend.
 func TestConnectedUDPSocketsOfATerminatingBackendStay(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -12,7 +12,7 @@ import (
 )
 
 // TestOutputsAreComparedByShape: outputs differ if a word, a line or the order differs, but not if only a number
-// does.
+// differs.
 func TestOutputsAreComparedByShape(t *testing.T) {
 	if err := SameShape([]string{"a 1", "", "…", "c 10.244.0.2"}, "a 2\nb\n\nc 10.244.7.3\n"); err != nil {
 		t.Error(err)

@@ -27,7 +27,7 @@ func ip(t *testing.T, args ...string) {
 	}
 }
 
-// TestKernelLeftoversOfEachKindAreSeen: the list of each kind of object contains a new object of that kind.
+// TestKernelLeftoversOfEachKindAreSeen: after an object was created, the list for its kind contains it.
 func TestKernelLeftoversOfEachKindAreSeen(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test needs root")
@@ -148,7 +148,7 @@ func TestKernelLeftoversOfEachKindAreSeen(t *testing.T) {
 	}
 }
 
-// TestKernelRunIsTheTestsOwn: these tests have another /run than the machine.
+// TestKernelRunIsTheTestsOwn: these tests have a /run of their own.
 func TestKernelRunIsTheTestsOwn(t *testing.T) {
 	const netns = "/run/netns" // for `ip netns`
 	if found, err := filepath.Glob("/run/*"); err != nil || !slices.Equal(found, []string{netns}) {

@@ -64,8 +64,8 @@ func TestBackendsAreListedOnce(t *testing.T) {
 	n.Want(t, invocation.ExitUsage, "backend", "list", "--service", "a/b/c")
 }
 
-// TestBackendsAreListedWithoutTheDatapath: the connections are unknown, which is not 0. Unexpected errors are also
-// reported.
+// TestBackendsAreListedWithoutTheDatapath: without the datapath, the number of connections is unknown and not 0.
+// Unexpected errors are also reported.
 func TestBackendsAreListedWithoutTheDatapath(t *testing.T) {
 	n := nodetest.New(t, Command, service.Command)
 	n.Want(t, 0, "service", "apply", "-f", nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebService))

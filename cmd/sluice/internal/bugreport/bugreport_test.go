@@ -215,8 +215,8 @@ func TestReportHasManifestsUnlessTheyAreLeftOut(t *testing.T) {
 	}
 }
 
-// TestReportTakesLogsThatAreFiles: only regular files are read, although only root should be able to write into the
-// log directory.
+// TestReportTakesLogsThatAreFiles: only regular files are read. Only root should be able to write to the log directory,
+// but the report does not rely on it.
 func TestReportTakesLogsThatAreFiles(t *testing.T) {
 	n := newNode(t)
 	dir := filepath.Join(n.RunDir, "log")
@@ -259,7 +259,7 @@ func TestReportTalksToNoTerminal(t *testing.T) {
 	}
 }
 
-// TestFloodOfAnswersIsCut: memory and archive are limited, however much a service sends.
+// TestFloodOfAnswersIsCut: memory and archive are limited, even if a service sends any amount of data.
 func TestFloodOfAnswersIsCut(t *testing.T) {
 	const fileLimit, answerLimit = 1 << 20, 2 << 20
 	n := nodetest.New(t, func(inv *invocation.Invocation) *cobra.Command {
@@ -301,7 +301,8 @@ func TestReportGoesToStandardOutput(t *testing.T) {
 	n.Want(t, invocation.ExitUsage, "bugreport", "--log-lines=0")
 }
 
-// TestReportOfAFullDisk: a report to another destination needs no disk space on the node; a failed write is an error.
+// TestReportOfAFullDisk: a report to another destination needs no disk space on the node, and a failed write is an
+// error.
 func TestReportOfAFullDisk(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
@@ -319,7 +320,7 @@ func TestReportOfAFullDisk(t *testing.T) {
 	n.Want(t, 0, "bugreport", "-w", "-")
 }
 
-// TestPanicOfACommandIsAMissingPart: a report must also work in unforeseen states.
+// TestPanicOfACommandIsAMissingPart: a report is also required in unforeseen states, so a panic only omits one part.
 func TestPanicOfACommandIsAMissingPart(t *testing.T) {
 	r := &report{inv: &invocation.Invocation{Timeout: time.Second}, fileLimit: 100, answerLimit: 100}
 	before := commands

@@ -74,8 +74,8 @@ func (r *report) metricsOf(t *testing.T, process string) (string, error) {
 	return string(out), err
 }
 
-// TestMetricsAreAskedOfTheProcessAlone: a process reports addresses of other programs in every form; no connection is
-// made to any of them.
+// TestMetricsAreAskedOfTheProcessAlone: a process reports addresses of other programs as its own, in every form. The
+// command connects to none of them.
 func TestMetricsAreAskedOfTheProcessAlone(t *testing.T) {
 	n := newNode(t)
 	own := filepath.Join(n.RunDir, "identity", "metrics.sock")
@@ -144,7 +144,8 @@ func TestMetricsFollowNoRedirect(t *testing.T) {
 	}
 }
 
-// TestMetricsAreAskedAtAnAddressThatRootConfigured uses configuration files that only root can write, and others.
+// TestMetricsAreAskedAtAnAddressThatRootConfigured uses configuration files that only root can write, and files that
+// other users can write.
 func TestMetricsAreAskedAtAnAddressThatRootConfigured(t *testing.T) {
 	n := newNode(t)
 	tcp := serve(t, "tcp", "127.0.0.1:0", "")

@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 )
 
-// TestReadyIsOfTheProcess: a probe with --ready fails until the process serves. Without --ready it succeeds, so that
-// a process that waits for the API server is not restarted.
+// TestReadyIsOfTheProcess: a probe with --ready fails until the process serves. Without --ready it succeeds, so a
+// process that waits for the API server is not restarted.
 func TestReadyIsOfTheProcess(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Health["controller"].SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)

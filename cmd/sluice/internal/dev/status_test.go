@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 )
 
-// TestStatusFitsAndShowsTheLogOfWhatDoesNotServe: logs are in the table with -o wide; without it, the reader needs them
-// for services that do not serve.
+// TestStatusFitsAndShowsTheLogOfWhatDoesNotServe: the table contains the paths of logs only with -o wide. Without it,
+// they are shown for services that do not serve.
 func TestStatusFitsAndShowsTheLogOfWhatDoesNotServe(t *testing.T) {
 	service := func(name string) shownService {
 		return shownService{

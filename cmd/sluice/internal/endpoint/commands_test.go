@@ -83,7 +83,8 @@ func TestEndpointDeleteKeepsWhatIsInUse(t *testing.T) {
 	}
 }
 
-// TestEndpointDeleteTakesAWholeNameThatIsNotListed: endpoints with a corrupt record are not listed.
+// TestEndpointDeleteTakesAWholeNameThatIsNotListed: endpoints with a corrupt record are not listed, but can be deleted
+// by their whole name.
 func TestEndpointDeleteTakesAWholeNameThatIsNotListed(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "endpoint", "delete", "unreadable/eth0")
@@ -201,8 +202,8 @@ const (
 
 type messages = []*datapathv1.WatchEndpointsResponse
 
-// TestEndpointEventsGoOnOverARestart: the new process refuses the token, and its listing is compared with the known
-// endpoints.
+// TestEndpointEventsGoOnOverARestart: the new process refuses the resume token, so the command compares the new listing
+// with the endpoints that it knows.
 func TestEndpointEventsGoOnOverARestart(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.GiveEndpointStreams([]nodetest.EndpointStream{
@@ -248,7 +249,7 @@ func TestEndpointEventsMayBeginWithWhatExists(t *testing.T) {
 	}
 }
 
-// TestEndpointEventsFailAtTheBeginning: the command does not wait for a datapath that was never reachable, and not
+// TestEndpointEventsFailAtTheBeginning: the command does not wait for a datapath that was never reachable, and never
 // longer than --timeout.
 func TestEndpointEventsFailAtTheBeginning(t *testing.T) {
 	n := nodetest.New(t, Command)
@@ -271,7 +272,7 @@ func (brokenPipe) Write([]byte) (int, error) { return 0, errPipe }
 
 var errPipe = errors.New("broken pipe")
 
-// TestEndpointEventsEndWhenNothingReadsThem, without reconnecting.
+// TestEndpointEventsEndWhenNothingReadsThem, and the command does not reconnect.
 func TestEndpointEventsEndWhenNothingReadsThem(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.GiveEndpointStreams(nodetest.EndpointStream{Messages: messages{complete("t1"), upsert("a", 300, ready)}})

@@ -110,8 +110,8 @@ func TestEndpointLabelChangesWhatWasGiven(t *testing.T) {
 	}
 }
 
-// TestLabelsHaveTheSourceOfTheirContainer: podman sets a pod name but no namespace in CNI_ARGS; the plugin gives such
-// a container labels of the source cni.
+// TestLabelsHaveTheSourceOfTheirContainer: podman sets a pod name but no namespace in CNI_ARGS, so the plugin gives the
+// container labels with the source cni.
 func TestLabelsHaveTheSourceOfTheirContainer(t *testing.T) {
 	for want, pods := range map[string][]*workloadv1.PodReference{
 		"cni": {nil, {Name: "client"}}, "k8s": {{Namespace: "shop"}, {Namespace: "shop", Name: "client", Uid: "1"}},

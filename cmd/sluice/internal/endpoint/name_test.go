@@ -11,7 +11,8 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// TestNamesAreContainersOrPods: a whole container ID comes first, then a pod, then the start of a container ID.
+// TestNamesAreContainersOrPods: a name is first compared with whole container IDs, then with pods, then with the
+// beginnings of container IDs.
 func TestNamesAreContainersOrPods(t *testing.T) {
 	endpoint := func(id, ifname, namespace, pod string) *datapathv1.Endpoint {
 		e := &datapathv1.Endpoint{Owner: &workloadv1.Owner{ContainerId: id, InterfaceName: ifname}}
@@ -51,7 +52,7 @@ func TestNamesAreContainersOrPods(t *testing.T) {
 	}
 }
 
-// TestLabelValuesAreThoseOfSelectors: no selector of a policy matches another value.
+// TestLabelValuesAreThoseOfSelectors: selectors of policies cannot match other values.
 func TestLabelValuesAreThoseOfSelectors(t *testing.T) {
 	for value, want := range map[string]bool{
 		"": true, "web": true, "a.b-c_D9": true, "we b": false, "-a": false, "a.": false, "x=y": false,

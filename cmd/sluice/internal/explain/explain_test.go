@@ -51,7 +51,8 @@ func TestExplainWantsAddresses(t *testing.T) {
 	nodetest.WantLines(t, errOut, "sluice: neither address belongs to an endpoint of this node")
 }
 
-// TestExplainNamesTheNodeThatItDidNotAsk: the first line is about this node only if another node has an end.
+// TestExplainNamesTheNodeThatItDidNotAsk: the first line mentions this node only if the other end of the connection is
+// on another node.
 func TestExplainNamesTheNodeThatItDidNotAsk(t *testing.T) {
 	n := nodetest.New(t, Command)
 	pod := &datapathv1.ExplainedPeer{Identity: 300, Owner: &workloadv1.Owner{ContainerId: "a", InterfaceName: "eth0"}}

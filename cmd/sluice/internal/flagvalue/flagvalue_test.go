@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 )
 
-// TestValuesAreReadOrNamed: an invalid value is a usage error that names the flag.
+// TestValuesAreReadOrNamed: an invalid value is a usage error that contains the flag.
 func TestValuesAreReadOrNamed(t *testing.T) {
 	for text, want := range map[string]string{
 		"10.244.0.2": "10.244.0.2/32", "10.244.0.9/24": "10.244.0.0/24", "fd00::1": "fd00::1/128", "fd00::1/64": "fd00::/64",

@@ -55,8 +55,8 @@ func TestASocketThatMayNotBeOpenedIsExplained(t *testing.T) {
 	}
 }
 
-// TestCallForRootIsExplainedAsOne: a caller whom the socket accepted is already in the group, so the hint must say
-// that root is required.
+// TestCallForRootIsExplainedAsOne: a caller that the socket accepted is already in the group, so the hint must say that
+// the call requires root.
 func TestCallForRootIsExplainedAsOne(t *testing.T) {
 	c := &Invocation{RunDir: "/run/x"}
 	got := c.explain(status.Error(codes.PermissionDenied,

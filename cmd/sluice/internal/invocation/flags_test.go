@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// TestMistakesInFlagsAreSaidInWords: errors of Go's parsers are translated.
+// TestMistakesInFlagsAreSaidInWords: the errors of Go's parsers are replaced by readable messages.
 func TestMistakesInFlagsAreSaidInWords(t *testing.T) {
 	command := func(*Invocation) *cobra.Command {
 		cmd := &cobra.Command{Use: "x", RunE: func(*cobra.Command, []string) error { return nil }}

@@ -189,7 +189,7 @@ func TestAddressesAreComparedWithEndpointsAndTheCluster(t *testing.T) {
 	n.Want(t, invocation.ExitFailed, "ipam", "check")
 }
 
-// TestWhatIsOnlySeenOnceIsNoFinding: a container started or ended between two requests.
+// TestWhatIsOnlySeenOnceIsNoFinding: a container may start or end between the two requests.
 func TestWhatIsOnlySeenOnceIsNoFinding(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Endpoints = []*datapathv1.Endpoint{}
@@ -269,7 +269,7 @@ func TestAnOwnerWithoutAnEndpointIsReleased(t *testing.T) {
 	n.Want(t, 0, "ipam", "release", "ghost", "--force")
 }
 
-// TestSizesInJSONAreKnownExactly: jq and JavaScript read 18446744073709551615 as 18446744073709552000.
+// TestSizesInJSONAreKnownExactly: jq and JavaScript round 18446744073709551615 to 18446744073709552000.
 func TestSizesInJSONAreKnownExactly(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "ipam", "pools", "-o", "json")

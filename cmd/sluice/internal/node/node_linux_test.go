@@ -148,7 +148,7 @@ func TestKernelInstallAndUninstallAreWholeAndRepeatable(t *testing.T) {
 	}
 }
 
-// TestKernelDryRunsNameEachChangeAndMakeNone: what a dry run names is what the command then changes.
+// TestKernelDryRunsNameEachChangeAndMakeNone: a dry run lists exactly the changes that the command then makes.
 func TestKernelDryRunsNameEachChangeAndMakeNone(t *testing.T) {
 	m := newMachine(t)
 	plan := func(f func(instance.Paths, options) ([]string, error), want ...string) []string {

@@ -189,7 +189,7 @@ func (s *statuses) Invoke(ctx context.Context, method string, in, out any, o ...
 	return s.ClientConnInterface.Invoke(ctx, method, in, out, o...)
 }
 
-// TestDatapathIsAskedAgainAfterItWasAway, but not in every check: GetStatus reads all maps.
+// TestDatapathIsAskedAgainAfterItWasAway, but not in every check, because GetStatus reads all maps.
 func TestDatapathIsAskedAgainAfterItWasAway(t *testing.T) {
 	n := nodetest.New(t)
 	p, err := instance.New("")

@@ -163,7 +163,8 @@ func TestFollowGoesOnOverARestartOfTheDatapath(t *testing.T) {
 	}
 }
 
-// TestFollowWithoutEventsGoesOnFromItsBeginning: without an event to resume after, the start time is used.
+// TestFollowWithoutEventsGoesOnFromItsBeginning: without an event to resume after, the stream resumes at its start
+// time.
 func TestFollowWithoutEventsGoesOnFromItsBeginning(t *testing.T) {
 	dir := runDir(t)
 	out := &shown{news: make(chan struct{}, 100)}
@@ -189,7 +190,7 @@ func TestFollowWithoutEventsGoesOnFromItsBeginning(t *testing.T) {
 	}
 }
 
-// TestFollowDoesNotWaitForADatapathThatWasNeverThere: the instance may be wrong.
+// TestFollowDoesNotWaitForADatapathThatWasNeverThere: the instance name may be wrong.
 func TestFollowDoesNotWaitForADatapathThatWasNeverThere(t *testing.T) {
 	w := watch{inv: &invocation.Invocation{RunDir: runDir(t), Timeout: time.Minute}, out: &shown{}}
 	if err := w.run(t.Context(), &datapathv1.ObserveRequest{Follow: true}); status.Code(err) != codes.Unavailable {

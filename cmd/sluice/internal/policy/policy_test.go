@@ -166,7 +166,7 @@ func TestProblemsNameFileDocumentAndField(t *testing.T) {
 	n.Want(t, invocation.ExitUsage, "policy", "apply")
 }
 
-// TestFieldsWithoutEffectAreNotes: a field on which no verdict depends is neither converted nor a warning.
+// TestFieldsWithoutEffectAreNotes: a field that affects no verdict is neither converted nor reported as a warning.
 func TestFieldsWithoutEffectAreNotes(t *testing.T) {
 	without := &policyv1.PolicyNote{
 		Kind: policyv1.PolicyNoteKind_POLICY_NOTE_KIND_NO_EFFECT, Field: "spec.log", Text: "has no effect",
@@ -515,8 +515,8 @@ func TestPolicyExplainFindsWhoIsMeant(t *testing.T) {
 		"DNS names are not accepted; give an address")
 }
 
-// TestPolicyExplainFindsLabelsAmongTheIdentitiesOfTheCluster: labels resolve to one identity, or a note says that no
-// single identity matches.
+// TestPolicyExplainFindsLabelsAmongTheIdentitiesOfTheCluster: the labels resolve to one identity; if no single identity
+// matches, a note reports it.
 func TestPolicyExplainFindsLabelsAmongTheIdentitiesOfTheCluster(t *testing.T) {
 	n := nodetest.New(t, Command)
 	namespace := func(name string) []*workloadv1.Label {
@@ -576,7 +576,7 @@ func TestPolicyExplainFindsLabelsAmongTheIdentitiesOfTheCluster(t *testing.T) {
 	}
 }
 
-// TestPolicyExplainNamesTheNodesThatItDidNotAsk: the first line lists the nodes that were not asked.
+// TestPolicyExplainNamesTheNodesThatItDidNotAsk: the first line lists the nodes that were not evaluated.
 func TestPolicyExplainNamesTheNodesThatItDidNotAsk(t *testing.T) {
 	n := nodetest.New(t, Command)
 	for _, c := range []struct{ from, to, suffix string }{
@@ -599,8 +599,8 @@ func TestPolicyExplainNamesTheNodesThatItDidNotAsk(t *testing.T) {
 	}
 }
 
-// TestPolicyExplainRefusesAddressesOfServices: there is no verdict on an address that is translated before policies
-// see it.
+// TestPolicyExplainRefusesAddressesOfServices: such an address is translated before policies are evaluated, so it has
+// no verdict.
 func TestPolicyExplainRefusesAddressesOfServices(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Explained = map[string]*datapathv1.ExplainResponse{
@@ -645,7 +645,7 @@ func TestPolicyExplainRefusesAddressesOfServices(t *testing.T) {
 	}
 }
 
-// TestExplainOfARedirectSaysThatItIsDropped, as `sluice explain` does, because there is no proxy.
+// TestExplainOfARedirectSaysThatItIsDropped, as `sluice explain` does, because Sluice has no proxy.
 func TestExplainOfARedirectSaysThatItIsDropped(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "policy", "explain", "--from", "300", "--to", "301", "--port", "8080", "-o", "wide")
@@ -673,8 +673,8 @@ func TestPolicyExplainShowsBothSidesAndEveryRule(t *testing.T) {
 	}
 }
 
-// TestDiffSaysWhichPeersNoEndpointHas: the policy service knows no address of identities of other nodes, or without
-// endpoints.
+// TestDiffSaysWhichPeersNoEndpointHas: the policy service does not know the addresses of identities of other nodes or
+// without endpoints.
 func TestDiffSaysWhichPeersNoEndpointHas(t *testing.T) {
 	n := nodetest.New(t, Command)
 	file := nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebPolicy)
@@ -1031,7 +1031,7 @@ func TestFieldsAreExplainedWithoutAService(t *testing.T) {
 	}
 }
 
-// TestTimeOfWaitMayBeAWordOfItsOwn: people type "--wait 5s" as they type "--timeout 5s".
+// TestTimeOfWaitMayBeAWordOfItsOwn: users type "--wait 5s" as they type "--timeout 5s".
 func TestTimeOfWaitMayBeAWordOfItsOwn(t *testing.T) {
 	n := nodetest.New(t, Command)
 	file := nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebPolicy)
@@ -1049,8 +1049,8 @@ func TestTimeOfWaitMayBeAWordOfItsOwn(t *testing.T) {
 	}
 }
 
-// TestOnlyWhatIsSentCountsForTheLimit: objects that --skip-other-kinds skips do not count, because a bundle of CRDs
-// may be larger than the limit. Objects without a kind or with an obsolete group are not skipped.
+// TestOnlyWhatIsSentCountsForTheLimit: objects that --skip-other-kinds skips do not count, because a bundle of CRDs may
+// exceed the limit. Objects without a kind, or with an obsolete group, are not skipped.
 func TestOnlyWhatIsSentCountsForTheLimit(t *testing.T) {
 	n := nodetest.New(t, Command)
 	dir := t.TempDir()
@@ -1112,7 +1112,7 @@ func TestNamesOfKindsAreNoted(t *testing.T) {
 	nodetest.WantLines(t, errOut, "warning: --delete: this node has no NetworkPolicy shop/nosuch")
 }
 
-// TestChangesNameTheNode: a change is of one node, although the cluster has two.
+// TestChangesNameTheNode: a change affects one node, even if the cluster has two.
 func TestChangesNameTheNode(t *testing.T) {
 	n := nodetest.New(t, Command)
 	file := nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebPolicy)

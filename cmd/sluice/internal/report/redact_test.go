@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// TestSecretsAreReplacedInEveryForm has secrets in annotations, arguments, logs and configurations.
+// TestSecretsAreReplacedInEveryForm redacts secrets in annotations, arguments, logs and configurations.
 func TestSecretsAreReplacedInEveryForm(t *testing.T) {
 	for name, text := range map[string]string{
 		"a key of a kubeconfig":         "    client-key-data: " + private + private + "\n",
@@ -115,7 +115,7 @@ func TestWhatSurroundsSecretsStays(t *testing.T) {
 	}
 }
 
-// FuzzOutput: a secret on its own line is redacted, whatever text precedes and follows it.
+// FuzzOutput checks that a secret on its own line is redacted, with any text before and after it.
 func FuzzOutput(f *testing.F) {
 	for _, s := range []string{
 		`{"a":1}`, "[1,2\n[3]\n", "password: x\n", "password: |\n  x\n", "token:\n",
@@ -136,7 +136,7 @@ func FuzzOutput(f *testing.F) {
 	})
 }
 
-// TestEncodedKeysAreFoundWhereverTheyBegin compares the search for strings with an equivalent expression.
+// TestEncodedKeysAreFoundWhereverTheyBegin compares the string search with an equivalent regular expression.
 func TestEncodedKeysAreFoundWhereverTheyBegin(t *testing.T) {
 	t.Parallel()
 	expression := regexp.MustCompile(strings.Join(armors[:], "|"))
@@ -168,7 +168,7 @@ func TestEncodedKeysAreFoundWhereverTheyBegin(t *testing.T) {
 	}
 }
 
-// TestEveryPatternCompiles: expressions are compiled only on first use.
+// TestEveryPatternCompiles: the regular expressions are compiled only at their first use.
 func TestEveryPatternCompiles(t *testing.T) {
 	t.Parallel()
 	for _, p := range patterns {

@@ -263,7 +263,7 @@ func TestAnArchiveThatCannotBeWrittenLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestOnlyARegularFileIsReplaced: root may write into a directory where other users create links.
+// TestOnlyARegularFileIsReplaced: root may write to a directory in which other users create links.
 func TestOnlyARegularFileIsReplaced(t *testing.T) {
 	dir := t.TempDir()
 	other := filepath.Join(dir, "other")

@@ -92,7 +92,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-// TestStatusEndsWithZeroOnlyIfAllIsAsItShouldBe: Ready is about ADD, the exit code also about warnings.
+// TestStatusEndsWithZeroOnlyIfAllIsAsItShouldBe: Ready only depends on ADD, the exit code also depends on warnings.
 func TestStatusEndsWithZeroOnlyIfAllIsAsItShouldBe(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Healthy, n.Policy.Healthy = true, true
@@ -126,9 +126,9 @@ func TestStatusEndsWithZeroOnlyIfAllIsAsItShouldBe(t *testing.T) {
 	want(invocation.ExitNotReady, "Ready no")
 }
 
-// TestStatusSaysWhatWorksMeanwhile: while a service is down, the status lists what still works.
-// Without sluice-identity or sluice-policy, it depends on the datapath whether containers with
-// labels in use on the node can be connected.
+// TestStatusSaysWhatWorksMeanwhile: while a service is unavailable, the status lists what still works. Without
+// sluice-identity or sluice-policy, the datapath reports whether containers with labels in use on the node can be
+// connected.
 func TestStatusSaysWhatWorksMeanwhile(t *testing.T) {
 	const known = "Ready only for label sets that this node has"
 	for service, c := range map[string]struct {
@@ -219,7 +219,7 @@ func TestStatusShowsTheCluster(t *testing.T) {
 	}
 }
 
-// TestStatusTellsOfServices: without the load balancer, containers can be connected, but there is a warning.
+// TestStatusTellsOfServices: without the load balancer, containers can be connected, and the status has a warning.
 func TestStatusTellsOfServices(t *testing.T) {
 	n := nodetest.New(t, Command, service.Command)
 	n.Healthy, n.Policy.Healthy, n.Balances = true, true, true
@@ -300,7 +300,7 @@ func TestStatusTellsOfAFamilyWithoutAFreeAddress(t *testing.T) {
 	}
 }
 
-// TestStatusShowsWhichNodesAnswer: one line in the table, and each path in JSON.
+// TestStatusShowsWhichNodesAnswer: the table has one line for all nodes, and JSON has each path.
 func TestStatusShowsWhichNodesAnswer(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Healthy, n.Policy.Healthy = true, true
@@ -350,8 +350,8 @@ func datapathOf(t *testing.T, status string) *datapathv1.GetStatusResponse {
 	return d
 }
 
-// TestStatusShowsHowPacketsTravelBetweenNodes: the mode, and with native routing the path
-// and its reason.
+// TestStatusShowsHowPacketsTravelBetweenNodes: the status has the routing mode, and with native routing the path of
+// packets and its reason.
 func TestStatusShowsHowPacketsTravelBetweenNodes(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Healthy, n.Policy.Healthy = true, true
@@ -394,7 +394,7 @@ func TestNodeIsNotReadyWithoutTheServicesOfTheCluster(t *testing.T) {
 	}
 }
 
-// TestStatusComparesTheNamesOfTheNode: settings with the name of the node must match the name in the cluster.
+// TestStatusComparesTheNamesOfTheNode: settings that contain the name of the node must match its name in the cluster.
 func TestStatusComparesTheNamesOfTheNode(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Healthy = true
@@ -430,7 +430,7 @@ func TestStatusOfAnInstanceThatDoesNotExistIsOneLine(t *testing.T) {
 	}
 }
 
-// TestStatusWithoutADirectoryPromisesNothing: on a machine without Sluice, no traffic continues meanwhile.
+// TestStatusWithoutADirectoryPromisesNothing: on a machine without Sluice, there is no traffic that could continue.
 func TestStatusWithoutADirectoryPromisesNothing(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "absent")
 	var out, errOut bytes.Buffer
@@ -441,7 +441,7 @@ func TestStatusWithoutADirectoryPromisesNothing(t *testing.T) {
 	}
 }
 
-// TestStatusWithoutServicesSaysOnce: what works without one service does not hold without several.
+// TestStatusWithoutServicesSaysOnce: hints about the loss of one service are wrong if several services are unavailable.
 func TestStatusWithoutServicesSaysOnce(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Stop("identity")

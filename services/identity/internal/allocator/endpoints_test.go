@@ -29,7 +29,8 @@ func (n *node) sees(number, former identity.Numeric) {
 	}
 }
 
-// TestMoveThatCannotBeSavedIsolates: an administrator puts a pod into quarantine while the disk is full.
+// TestMoveThatCannotBeSavedIsolates: if an administrator puts a pod into quarantine while the disk is full, the
+// endpoint is isolated.
 func TestMoveThatCannotBeSavedIsolates(t *testing.T) {
 	for what, to := range map[string]label.Canonical{
 		"another label set": storetest.Labels(t, "db"), "labels without an identity": allocator.Isolated(),
@@ -154,8 +155,8 @@ func TestRelabelWithoutStoreLeavesEverythingAsItWas(t *testing.T) {
 	a.refersTo(web)
 }
 
-// TestIsolatedEndpointNeedsNeitherStoreNorNumber: with the store unavailable and the quota used up.
-// Its former number stays held until it confirms, also across a restart.
+// TestIsolatedEndpointNeedsNeitherStoreNorNumber: an endpoint can be isolated while the store is unavailable and the
+// quota is used up. Its former number stays held until the endpoint confirms the change, also across a restart.
 func TestIsolatedEndpointNeedsNeitherStoreNorNumber(t *testing.T) {
 	f, records := storetest.NewFake(), &memory{}
 	a := startFake(t, f, "a", records)

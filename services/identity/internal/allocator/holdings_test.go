@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 )
 
-// TestHoldingsAndRecordsAgreeAfterAnyChanges compares both indexes with each other, and
-// what the records were given with them.
+// TestHoldingsAndRecordsAgreeAfterAnyChanges compares both indexes with each other and with the records that were
+// written for them.
 func TestHoldingsAndRecordsAgreeAfterAnyChanges(t *testing.T) {
 	ids := make([]identity.Identity, 4)
 	for i := range ids {

@@ -23,8 +23,8 @@ func inNamespace(t *testing.T, namespace, app string) label.Canonical {
 	return l
 }
 
-// TestMirrorAndCacheAgreeAfterAnyChanges compares the indexes of the mirror with known, and
-// what the cache was given with known.
+// TestMirrorAndCacheAgreeAfterAnyChanges compares the indexes of the mirror, and the content written to the cache, with
+// the known identities.
 func TestMirrorAndCacheAgreeAfterAnyChanges(t *testing.T) {
 	for seed := range uint64(20) {
 		r := rand.New(rand.NewPCG(seed, 1))

@@ -623,8 +623,8 @@ func TestHangingStoreLeavesTimeForTheAnswerFromMemory(t *testing.T) {
 	})
 }
 
-// TestHangingStoreIsNamedBeforeTheCallerIsGone: a caller that gives less time than a
-// request to the store may take reads that it is the store which does not answer.
+// TestHangingStoreIsNamedBeforeTheCallerIsGone: if a caller's deadline is shorter than the timeout of the store, the
+// error still says that the store does not answer.
 func TestHangingStoreIsNamedBeforeTheCallerIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := quick()
@@ -766,8 +766,8 @@ func TestFullRangeIsExhausted(t *testing.T) {
 	}
 }
 
-// TestLastNumbersGoToABurst: the calls of one node do not race each other for
-// the few numbers that are left, from before the node knows which these are.
+// TestLastNumbersGoToABurst: concurrent calls of one node do not compete for the last free numbers, even before the
+// node knows which numbers are free.
 func TestLastNumbersGoToABurst(t *testing.T) {
 	const calls = 100
 	f := storetest.NewFake()
@@ -826,8 +826,8 @@ func TestAnswerWaitsForStableStorage(t *testing.T) {
 	}
 }
 
-// TestTheSessionIsKeptForTheNextProcess: the next process adopts the session, also one that began while the service
-// ran.
+// TestTheSessionIsKeptForTheNextProcess: the next process adopts the session, even if the session began while the
+// service ran.
 func TestTheSessionIsKeptForTheNextProcess(t *testing.T) {
 	f, records := storetest.NewFake(), &memory{}
 	a := startFake(t, f, "a", records)
@@ -973,7 +973,8 @@ func (s *slowStore) Ping(ctx context.Context) error {
 	return s.Store.Ping(ctx)
 }
 
-// The answer of a session that is over may come when the next one is up.
+// TestALateLossOfAnOldSessionDoesNotEndTheNewOne: the loss of an old session may be reported after the next session has
+// begun.
 func TestALateLossOfAnOldSessionDoesNotEndTheNewOne(t *testing.T) {
 	f := storetest.NewFake()
 	s := &slowStore{Store: f.Node("a"), claim: map[string]chan error{}}
@@ -1022,7 +1023,8 @@ func TestALateLossOfAnOldSessionDoesNotEndTheNewOne(t *testing.T) {
 	a.connected()
 }
 
-// TestAClosedConnectionIsToldWithoutAHeartbeat: here no heartbeat and no call comes.
+// TestAClosedConnectionIsToldWithoutAHeartbeat: the closed connection is reported although neither a heartbeat nor a
+// call notices it.
 func TestAClosedConnectionIsToldWithoutAHeartbeat(t *testing.T) {
 	f := storetest.NewFake()
 	cfg := quick()
@@ -1049,8 +1051,8 @@ func TestAClosedConnectionIsToldWithoutAHeartbeat(t *testing.T) {
 	})
 }
 
-// TestRecordsThatAreNotWrittenAreTold: a status of failed writes lasts until the disk takes writes again, which the
-// allocator notices without a call.
+// TestRecordsThatAreNotWrittenAreTold: the status reports failed writes until the disk accepts writes again. The
+// allocator notices this without a call.
 func TestRecordsThatAreNotWrittenAreTold(t *testing.T) {
 	m := &memory{}
 	a := start(t, storetest.NewFake().Node("a"), m, quick())
@@ -1254,8 +1256,8 @@ func (b *betweenStore) Release(ctx context.Context, refs ...allocator.Reference)
 	return b.Store.Release(ctx, refs...)
 }
 
-// TestStrayReferenceIsNotDroppedAtFirstSight: a comparison between a claim's
-// transaction and its hold sees a reference that nothing holds yet.
+// TestStrayReferenceIsNotDroppedAtFirstSight: a comparison between a claim's transaction and its hold finds a reference
+// that no holder has yet. It must not drop the reference.
 func TestStrayReferenceIsNotDroppedAtFirstSight(t *testing.T) {
 	f := storetest.NewFake()
 	st := &betweenStore{Store: f.Node("a"), claimed: make(chan struct{}), proceed: make(chan struct{}), limit: make(chan struct{})}
@@ -1303,8 +1305,8 @@ func (s *listingStore) Follow(ctx context.Context, sink func(allocator.Update)) 
 	}
 }
 
-// TestCallersAreAnsweredWhileAListingIsTakenOver: a cluster of many identities
-// is taken over in steps, and what a call does between two of them stays.
+// TestCallersAreAnsweredWhileAListingIsTakenOver: the listing of a large cluster is applied in steps. Calls between two
+// steps are answered, and their changes are kept.
 func TestCallersAreAnsweredWhileAListingIsTakenOver(t *testing.T) {
 	const listed = 5000
 	f := storetest.NewFake()

@@ -19,8 +19,8 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/test/storetest"
 )
 
-// TestRandomLivesEndWithWhatIsHeld does anything in any order on three nodes
-// and compares the end with the obvious: a map from holder to label set.
+// TestRandomLivesEndWithWhatIsHeld runs random operations on three nodes and compares the result with a map from holder
+// to label set.
 func TestRandomLivesEndWithWhatIsHeld(t *testing.T) {
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { randomLife(t, rand.New(rand.NewPCG(seed, 1))) })

@@ -88,7 +88,8 @@ func fill(t *testing.T, c *storetest.Fake, namespace string, from, to int) {
 const most = 13_261
 
 // TestATenantHasAQuarterOfTheFreeNumbersAtMost: beyond its first 256 numbers, a tenant gets at most a quarter of the
-// free ones. So it leaves numbers for others, also if they come later or if it makes namespaces.
+// free numbers. The rest stays for other tenants, even if they need numbers later or the tenant creates more
+// namespaces.
 func TestATenantHasAQuarterOfTheFreeNumbersAtMost(t *testing.T) {
 	sharing(t, quick(), func(t *testing.T, c *storetest.Fake, nodes [2]*node) {
 		fill(t, c, "team-a", 200, most+100)
@@ -159,8 +160,8 @@ func TestNamespacesWithoutTheLabelHaveHalfOfTheNumbersTogether(t *testing.T) {
 	})
 }
 
-// TestATenantLeavesPartOfTheQuotaOfANodeToOthers lets a tenant, and then namespaces without the label, take
-// label sets on one node until they get no more: others still get theirs.
+// TestATenantLeavesPartOfTheQuotaOfANodeToOthers allocates label sets on one node for one tenant, and then for
+// namespaces without the label, until they get no more. Other tenants still get numbers.
 func TestATenantLeavesPartOfTheQuotaOfANodeToOthers(t *testing.T) {
 	sharingOf(t, quick(), 1024, func(t *testing.T, c *storetest.Fake, nodes [2]*node) {
 		n, err := nodes[0].take("team-a", 1024)
@@ -239,7 +240,7 @@ func TestNumbersInQuarantineCountForTheirTenant(t *testing.T) {
 }
 
 // TestWhatIsPublishedBoundsATenantOnAllNodes: every node counts the published numbers of a tenant, and the numbers that
-// it has taken since.
+// the node itself has allocated since.
 func TestWhatIsPublishedBoundsATenantOnAllNodes(t *testing.T) {
 	cfg := quick()
 	cfg.Grace, cfg.Quarantine = 15*time.Minute, time.Hour
@@ -265,8 +266,8 @@ func TestWhatIsPublishedBoundsATenantOnAllNodes(t *testing.T) {
 	})
 }
 
-// TestNewEndpointsWaitForANumber: new endpoints wait for a free number of their tenant, and the error names tenant and
-// count.
+// TestNewEndpointsWaitForANumber: new endpoints wait for a free number of their tenant, and the error contains the
+// tenant and its count.
 func TestNewEndpointsWaitForANumber(t *testing.T) {
 	sharing(t, quick(), func(t *testing.T, c *storetest.Fake, nodes [2]*node) {
 		fill(t, c, "team-a", 0, most)
@@ -296,8 +297,8 @@ func TestNewEndpointsWaitForANumber(t *testing.T) {
 	})
 }
 
-// TestAMissingGrantIsNamed: a role of an earlier version does not allow the publication. Then
-// the mirror's count bounds tenants, and the status of the collector names the grant.
+// TestAMissingGrantIsNamed: a role of an earlier version does not allow the publication of counts. Tenants are then
+// limited by the counts of the mirror, and the status of the collector contains the missing grant.
 func TestAMissingGrantIsNamed(t *testing.T) {
 	sharing(t, quick(), func(t *testing.T, c *storetest.Fake, nodes [2]*node) {
 		c.Deny(true)
@@ -328,8 +329,8 @@ func TestAMissingGrantIsNamed(t *testing.T) {
 	})
 }
 
-// TestNumbersOfShortLivesAreGivenOutLast: a pod that changes its labels continuously must not
-// make the numbers of others change their meaning.
+// TestNumbersOfShortLivesAreGivenOutLast: a pod that changes its labels continuously must not cause reuse of the
+// numbers that other pods had.
 func TestNumbersOfShortLivesAreGivenOutLast(t *testing.T) {
 	cfg := quick()
 	cfg.Grace, cfg.Quarantine = 15*time.Minute, time.Hour

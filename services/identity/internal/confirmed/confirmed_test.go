@@ -198,8 +198,8 @@ func startAll(t *testing.T, s *store, names ...string) map[string]*member {
 	return all
 }
 
-// TestRemovalThatAllNodesConfirmIsKnownSoon: no node writes while none asks. Once one asks, every node reports once, at
-// a moment of its own, and the asking node knows it in less than a minute.
+// TestRemovalThatAllNodesConfirmIsKnownSoon: nodes report only on request. After a request, every node reports once, at
+// a random time, and the requesting node knows the result in less than a minute.
 func TestRemovalThatAllNodesConfirmIsKnownSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()
@@ -240,7 +240,7 @@ func TestRemovalThatAllNodesConfirmIsKnownSoon(t *testing.T) {
 	})
 }
 
-// TestReportsOfManyNodesAreSpread: nodes/50 seconds, in which each reports once.
+// TestReportsOfManyNodesAreSpread: each node reports once, within nodes/50 seconds.
 func TestReportsOfManyNodesAreSpread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()
@@ -267,8 +267,8 @@ func TestReportsOfManyNodesAreSpread(t *testing.T) {
 	})
 }
 
-// TestNodeThatMayHaveMappingsHoldsConfirmationsUp: one that lags, for ever, and one that has just lost its lease, until
-// it trusts no mapping any more.
+// TestNodeThatMayHaveMappingsHoldsConfirmationsUp: a node that lags delays confirmations for ever. A node that has just
+// lost its lease delays them until it trusts no mapping any more.
 func TestNodeThatMayHaveMappingsHoldsConfirmationsUp(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -333,7 +333,7 @@ func TestMachineOfTheSameNameConfirmsForItselfAlone(t *testing.T) {
 }
 
 // TestNothingIsConfirmedBeforeLeasesAreKnown: a new collecting node, or one whose watch has a gap, does not know which
-// nodes lost their leases lately. Reports from before a rebuild of the store do not count.
+// nodes lost their leases recently. Reports from before a rebuild of the store are not valid.
 func TestNothingIsConfirmedBeforeLeasesAreKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tr := NewTracker(rest)
@@ -381,7 +381,7 @@ func TestNothingIsConfirmedBeforeLeasesAreKnown(t *testing.T) {
 	})
 }
 
-// TestDeniedReportIsNamed: Err names the missing grant of a role of an earlier version, until the role has it.
+// TestDeniedReportIsNamed: Err returns the missing grant of a role of an earlier version, until the role has it.
 func TestDeniedReportIsNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()

@@ -40,8 +40,8 @@ func (n *reader) believes(removed int64, now time.Time, ownerHears bool) bool {
 }
 
 // TestNoNodeBelievesTheMappingOfAReusedAddress: nodes are cut off, lag, restart, lose their state to an older one on
-// the disk, and are replaced by others of the same name, and the collecting node changes. Whenever the rules let node 0
-// give an address to another endpoint, no other node believes the former mapping.
+// the disk, and are replaced by other nodes with the same name; the collecting node changes, too. Whenever node 0 may
+// reuse an address, no other node trusts the former mapping of the address.
 func TestNoNodeBelievesTheMappingOfAReusedAddress(t *testing.T) {
 	byTime, byConfirmation := 0, 0
 	for seed := range uint64(60) {

@@ -14,9 +14,9 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
 )
 
-// TestNodeThatClaimsAllRangesKeepsNoOtherFromJoining, in the modes without a pool: a node that was taken writes
-// into each of its slots a range around all others, ranges of other nodes, and ranges that will be another node's.
-// Nodes of before keep their ranges, and nodes that join have theirs, with their endpoints.
+// TestNodeThatClaimsAllRangesKeepsNoOtherFromJoining: in the modes without a pool, an attacker's node claims in its
+// slots a range around all others, ranges of other nodes, and ranges that other nodes will get. Existing nodes keep
+// their ranges and endpoints, and nodes that join get theirs.
 func TestNodeThatClaimsAllRangesKeepsNoOtherFromJoining(t *testing.T) {
 	within := registry.IPAM{
 		Mode: registry.IPAMStatic, Pool: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}, IPv4Block: 24, MaxBlocks: 4,
@@ -101,7 +101,7 @@ func TestNodeThatClaimsAllRangesKeepsNoOtherFromJoining(t *testing.T) {
 	}
 }
 
-// TestAssignmentsSurviveARestartWithoutEtcd: the copy on the disk has the assignments, so false claims are still
+// TestAssignmentsSurviveARestartWithoutEtcd: the copy on the disk contains the assignments, so false claims are still
 // refused.
 func TestAssignmentsSurviveARestartWithoutEtcd(t *testing.T) {
 	t.Parallel()
@@ -130,7 +130,7 @@ func TestAssignmentsSurviveARestartWithoutEtcd(t *testing.T) {
 	}
 }
 
-// TestOnlyChangedAssignmentsAreWritten: the same Nodes again write no key, however many there are.
+// TestOnlyChangedAssignmentsAreWritten: publishing the same Nodes again writes no key.
 func TestOnlyChangedAssignmentsAreWritten(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.Start(t)

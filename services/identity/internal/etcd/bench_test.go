@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/test/storetest"
 )
 
-// BenchmarkHold measures one answer, with real etcd and real files.
+// BenchmarkHold measures one call with a real etcd and real files.
 func BenchmarkHold(b *testing.B) {
 	s := etcdtest.Start(b)
 	n := startNode(b, s.Endpoint, "a", b.TempDir(), quick())
@@ -56,9 +56,9 @@ func BenchmarkHold(b *testing.B) {
 	})
 }
 
-// BenchmarkBurst is 10,000 new label sets at once on one node. Beside them as many
-// callers write as many single keys to the same etcd, in turns of 500: what its
-// disk allows. ratio is label sets per such write.
+// BenchmarkBurst allocates 10,000 new label sets at once on one node. For comparison, it alternates with the same
+// number of writes of single keys to the same etcd, 500 at a time, which shows the speed of the disk. ratio is the
+// number of label sets per single write.
 func BenchmarkBurst(b *testing.B) {
 	const sets, turn = 10_000, 500
 	for _, atOnce := range []int{16, 64} {

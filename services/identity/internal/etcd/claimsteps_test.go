@@ -30,8 +30,8 @@ func joined(t *testing.T, s *etcdtest.Server, node string) *Store {
 	return store
 }
 
-// TestClaimsThatComeTogetherShareTransactions proves INV-13 for batched claims: whatever else the transaction
-// contains, each claim gets its number or its own error.
+// TestClaimsThatComeTogetherShareTransactions proves INV-13 for batched claims: each claim gets its number or its own
+// error, independently of the other claims in the transaction.
 func TestClaimsThatComeTogetherShareTransactions(t *testing.T) {
 	s := etcdtest.Start(t)
 	a := joined(t, s, "a")
@@ -121,7 +121,7 @@ func TestClaimsThatComeTogetherShareTransactions(t *testing.T) {
 	}
 }
 
-// TestLostSessionIsToldToAllClaimsOfATransaction: all of them fail, and none is half done.
+// TestLostSessionIsToldToAllClaimsOfATransaction: all claims fail, and no claim is written in part.
 func TestLostSessionIsToldToAllClaimsOfATransaction(t *testing.T) {
 	s := etcdtest.Start(t)
 	a := joined(t, s, "a")
@@ -149,7 +149,7 @@ func TestLostSessionIsToldToAllClaimsOfATransaction(t *testing.T) {
 	}
 }
 
-// TestLargeLabelSetsFitIntoATransaction: as many as come, of any size.
+// TestLargeLabelSetsFitIntoATransaction: claims of any number and size are divided into transactions that etcd accepts.
 func TestLargeLabelSetsFitIntoATransaction(t *testing.T) {
 	s := etcdtest.Start(t)
 	a := joined(t, s, "a")

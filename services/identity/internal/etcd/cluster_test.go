@@ -591,8 +591,8 @@ func cutOff(t *testing.T, s *etcdtest.Server, cfg nodeConfig) (dir string, admin
 	return b.dir, admin
 }
 
-// TestOldCacheAnswersNothing: a number that was collected and went through its
-// quarantine while the node was unavailable is another label set's.
+// TestOldCacheAnswersNothing: while the node was down, a number was collected, left its quarantine and was allocated to
+// another label set. The node must not use the number from its cache.
 func TestOldCacheAnswersNothing(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)
@@ -612,8 +612,8 @@ func TestOldCacheAnswersNothing(t *testing.T) {
 	}
 }
 
-// TestLongOutageEndsAnswersForSetsThatAreNotHeld: a node that keeps running stops answering for label sets that it does
-// not hold, after a long outage of etcd.
+// TestLongOutageEndsAnswersForSetsThatAreNotHeld: after a long outage of etcd, a running node no longer returns numbers
+// for label sets that it does not hold.
 func TestLongOutageEndsAnswersForSetsThatAreNotHeld(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)
@@ -660,8 +660,8 @@ func TestLongOutageEndsAnswersForSetsThatAreNotHeld(t *testing.T) {
 	}
 }
 
-// TestRestoredBackupIsNoticed: an etcd that went back to an older state has
-// the leases of that state, so that every session seems to live on.
+// TestRestoredBackupIsNoticed: an etcd that was restored to an older state has the leases of that state, so every
+// session seems to be alive.
 func TestRestoredBackupIsNoticed(t *testing.T) {
 	t.Parallel() // it mostly waits
 	const late = 50
@@ -723,8 +723,8 @@ func TestRestoredBackupIsNoticed(t *testing.T) {
 	}
 }
 
-// TestNodesViewsAreComparedByTheRevisionOfEtcd: each node's readers learn a
-// revision that only grows, names etcd's cluster, and has every identity up to it.
+// TestNodesViewsAreComparedByTheRevisionOfEtcd: the readers of each node receive a revision that only grows, with the
+// ID of etcd's cluster, and have every identity up to it.
 func TestNodesViewsAreComparedByTheRevisionOfEtcd(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)
@@ -778,8 +778,8 @@ func TestNodesViewsAreComparedByTheRevisionOfEtcd(t *testing.T) {
 	}
 }
 
-// TestKilledNodeKnowsWhatItToldReaders proves INV-15 for what was learned just
-// before a kill: the state directory is copied while the process runs.
+// TestKilledNodeKnowsWhatItToldReaders proves INV-15 for identities received just before a kill: the state directory is
+// copied while the process runs.
 func TestKilledNodeKnowsWhatItToldReaders(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)

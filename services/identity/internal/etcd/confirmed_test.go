@@ -47,8 +47,8 @@ func (n *node) applied() {
 	n.reg.NoteApplied(cluster.Point{Cluster: at.Store, Revision: at.Revision})
 }
 
-// TestAddressIsReusedOnceEveryNodeHasConfirmed: an address of a node with native routing is in quarantine for an hour,
-// unless addresses are scarce and the datapath of every node has applied the removal of its mapping.
+// TestAddressIsReusedOnceEveryNodeHasConfirmed: an address of a node with native routing stays in quarantine for an
+// hour, unless addresses are scarce and the datapath of every node has applied the removal of its mapping.
 func TestAddressIsReusedOnceEveryNodeHasConfirmed(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)

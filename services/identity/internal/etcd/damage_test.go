@@ -21,7 +21,8 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/test/storetest"
 )
 
-// TestHalfAnIdentityIsWholeAgainAfterAClaim: one of the keys was deleted by hand.
+// TestHalfAnIdentityIsWholeAgainAfterAClaim: a claim restores the keys of an identity after one of them was deleted by
+// hand.
 func TestHalfAnIdentityIsWholeAgainAfterAClaim(t *testing.T) {
 	c := newCluster(t)
 	st := newStore(t, c.Endpoint, "a")
@@ -53,8 +54,8 @@ func TestHalfAnIdentityIsWholeAgainAfterAClaim(t *testing.T) {
 	}
 }
 
-// TestStrayLabelSetOfANumberInQuarantineIsRemoved: the number has become
-// another set's, so this one gets a new number.
+// TestStrayLabelSetOfANumberInQuarantineIsRemoved: the number now belongs to another label set, so this label set gets
+// a new number.
 func TestStrayLabelSetOfANumberInQuarantineIsRemoved(t *testing.T) {
 	c := newCluster(t)
 	st := newStore(t, c.Endpoint, "a")
@@ -72,7 +73,7 @@ func TestStrayLabelSetOfANumberInQuarantineIsRemoved(t *testing.T) {
 	}
 }
 
-// TestStrayKeysAreTidiedUp: unknown keys are deleted, also if etcd accepts no writes, because deletions free space.
+// TestStrayKeysAreTidiedUp: stray keys are deleted even if etcd accepts no writes, because deletions free space.
 func TestStrayKeysAreTidiedUp(t *testing.T) {
 	c := newCluster(t)
 	st := newStore(t, c.Endpoint, "a")
@@ -109,7 +110,8 @@ func TestStrayKeysAreTidiedUp(t *testing.T) {
 	}
 }
 
-// TestFullEtcdIsSaidAndEndsNoSession: it answers and accepts no writes.
+// TestFullEtcdIsSaidAndEndsNoSession: a full etcd answers but accepts no writes. The status reports it, and the session
+// continues.
 func TestFullEtcdIsSaidAndEndsNoSession(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)
@@ -163,7 +165,7 @@ func TestFullEtcdIsSaidAndEndsNoSession(t *testing.T) {
 	}
 }
 
-// TestLargestLabelSetFitsIntoARequest: with all limits at once.
+// TestLargestLabelSetFitsIntoARequest: a label set that reaches all limits fits into one request.
 func TestLargestLabelSetFitsIntoARequest(t *testing.T) {
 	c := newCluster(t)
 	st := newStore(t, c.Endpoint, "a")

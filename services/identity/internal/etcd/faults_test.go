@@ -249,9 +249,8 @@ func collecting() nodeConfig {
 	return cfg
 }
 
-// TestNothingIsInTwoHandsOverFaultsOfEtcd plays faults while clients of four
-// nodes resolve and release label sets, with numbers collected and used again,
-// and checks the recorded history.
+// TestNothingIsInTwoHandsOverFaultsOfEtcd injects faults while clients of four nodes resolve and release label sets and
+// numbers are collected and reused. It checks the recorded history.
 func TestNothingIsInTwoHandsOverFaultsOfEtcd(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.StartThree(t)
@@ -290,8 +289,8 @@ func TestNothingIsInTwoHandsOverFaultsOfEtcd(t *testing.T) {
 	content(t, s.Client())
 }
 
-// TestKernelNothingIsInTwoHandsOnSlowDisks lets the disks of etcd's members take
-// up to longer than an election, and longer than the nodes wait, for each sync.
+// TestKernelNothingIsInTwoHandsOnSlowDisks delays each sync on the disks of etcd's members, by up to more than an
+// election timeout and more than the timeouts of the nodes.
 func TestKernelNothingIsInTwoHandsOnSlowDisks(t *testing.T) {
 	t.Parallel()
 	s, disks := etcdtest.StartThreeOn(t)
@@ -338,8 +337,8 @@ func TestKernelNothingIsInTwoHandsOnSlowDisks(t *testing.T) {
 	content(t, s.Client())
 }
 
-// TestNothingIsInTwoHandsAfterLostLeases revokes every lease again and again. Numbers collected meanwhile are in
-// quarantine for longer than the test takes, as in service they are for longer than a lease.
+// TestNothingIsInTwoHandsAfterLostLeases revokes every lease repeatedly. Collected numbers stay in quarantine for
+// longer than the test runs, as in production they stay in quarantine for longer than a lease.
 func TestNothingIsInTwoHandsAfterLostLeases(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.StartThree(t)
@@ -369,8 +368,8 @@ func TestNothingIsInTwoHandsAfterLostLeases(t *testing.T) {
 // raceSets is the number of label sets for which the nodes race; SLUICE_RACE_SETS overrides it.
 const raceSets = 300
 
-// TestEightNodesRaceForTheSameSets lets all nodes resolve every set, in an order
-// of their own, while the leader of etcd is killed.
+// TestEightNodesRaceForTheSameSets resolves every label set on all nodes, on each in another order, while the leader of
+// etcd is killed.
 func TestEightNodesRaceForTheSameSets(t *testing.T) {
 	t.Parallel()
 	const nodes, clients = 8, 8
@@ -502,8 +501,8 @@ func (p *proxy) set(cut bool) {
 	}
 }
 
-// TestNodePartitionedBeyondEveryTimeout cuts a node off until its references are
-// gone, its number is collected and left quarantine, and another node has its range.
+// TestNodePartitionedBeyondEveryTimeout partitions a node until its references are gone, its number was collected and
+// left quarantine, and another node has its range.
 func TestNodePartitionedBeyondEveryTimeout(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.StartThree(t)
@@ -558,8 +557,8 @@ func TestNodePartitionedBeyondEveryTimeout(t *testing.T) {
 	}
 }
 
-// TestNoRangeInTwoHandsOverFaults lets nodes claim the same ranges while members of etcd are killed. The history of
-// granted and refused claims must be one in which each range has at most one holder at a time.
+// TestNoRangeInTwoHandsOverFaults claims the same ranges from several nodes while members of etcd are killed. In the
+// history of granted and refused claims, each range has at most one holder at a time.
 func TestNoRangeInTwoHandsOverFaults(t *testing.T) {
 	t.Parallel()
 	const nodes, ranges = 6, 5

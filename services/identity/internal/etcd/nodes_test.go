@@ -212,7 +212,7 @@ func TestIncarnationReplacesOldNode(t *testing.T) {
 
 // TestSecondNodeOfANameWritesNothing: two machines use the same name. The running machine keeps its record, its range
 // and its mappings. The other machine writes nothing to etcd until the first is silent for longer than its lease. From
-// then on, the first machine's keys do not count.
+// then on, the first machine's keys are not valid.
 func TestSecondNodeOfANameWritesNothing(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.StartThree(t)
@@ -265,8 +265,7 @@ func TestSecondNodeOfANameWritesNothing(t *testing.T) {
 	watcher.seesMapping(address(1, 5), "")
 }
 
-// TestRestartPublishesNothingAnew: the registration and the endpoints outlive
-// the process.
+// TestRestartPublishesNothingAnew: the registration and the endpoints survive the process, so a restart writes nothing.
 func TestRestartPublishesNothingAnew(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.StartThree(t)
@@ -357,9 +356,8 @@ func TestForgottenNodeIsNotBelieved(t *testing.T) {
 	}
 }
 
-// TestLivingNodeIsForgottenAsOftenAsItRegisters: a node that is alive registers again. A node that gets a request to
-// forget it asks etcd whether the record exists. It must not answer from its own copy, which may not have the new
-// registration yet.
+// TestLivingNodeIsForgottenAsOftenAsItRegisters: a live node registers again after it was forgotten. A node that
+// receives ForgetNode asks etcd whether the record exists, because its own copy may lack the new registration.
 func TestLivingNodeIsForgottenAsOftenAsItRegisters(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.StartThree(t)
@@ -439,8 +437,7 @@ func TestLeaseLossChangesNoMapping(t *testing.T) {
 	}
 }
 
-// TestIdentityBeforeAddress: a reader of a node sees an identity no later than an
-// address that has it.
+// TestIdentityBeforeAddress: a reader receives an identity no later than an address with this identity.
 func TestIdentityBeforeAddress(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.StartThree(t)
@@ -507,8 +504,9 @@ func TestAddressesOutliveEtcd(t *testing.T) {
 	b.seesMapping(address(1, 7), fmt.Sprint("a ", web.Number))
 }
 
-// TestAddressesComeBackToAnEtcdThatIsAhead: etcd loses its data or is restored from a backup, and others write more
-// than before until the node reconnects. Neither the cluster ID nor the revision tells that this is another history.
+// TestAddressesComeBackToAnEtcdThatIsAhead: etcd loses its data or is restored from a backup, and other clients write
+// more revisions than were lost before the node reconnects. Neither the cluster ID nor the revision shows that the
+// history differs.
 func TestAddressesComeBackToAnEtcdThatIsAhead(t *testing.T) {
 	t.Parallel()
 	for name, loss := range map[string]func(*etcdtest.Server){
@@ -553,8 +551,8 @@ func TestAddressesComeBackToAnEtcdThatIsAhead(t *testing.T) {
 	}
 }
 
-// TestDeletedAddressesDoNotComeBackWithABackup: the only changes that etcd loses are deletions, and others write more
-// revisions than were lost until the node reconnects.
+// TestDeletedAddressesDoNotComeBackWithABackup: etcd loses only deletions, and other clients write more revisions than
+// were lost before the node reconnects.
 func TestDeletedAddressesDoNotComeBackWithABackup(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.StartThree(t)
@@ -599,8 +597,7 @@ func TestDeletedAddressesDoNotComeBackWithABackup(t *testing.T) {
 	})
 }
 
-// TestCompactedBehindAnIdleWatcher: a compaction beyond the last change that a
-// watcher received costs it nothing.
+// TestCompactedBehindAnIdleWatcher: a compaction beyond the last change that a watcher received causes no new listing.
 func TestCompactedBehindAnIdleWatcher(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.StartThree(t)
@@ -620,8 +617,8 @@ func TestCompactedBehindAnIdleWatcher(t *testing.T) {
 	b.seesMapping(address(1, 6), fmt.Sprint("a ", late.Number))
 }
 
-// TestWatchFromTheFuture: after a restore from an older backup the nodes write
-// what the backup lacks and remove what it has too much.
+// TestWatchFromTheFuture: after a restore from an older backup, the nodes write the keys that the backup lacks, and
+// remove keys that no longer exist.
 func TestWatchFromTheFuture(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.StartThree(t)
@@ -661,8 +658,8 @@ func TestWatchFromTheFuture(t *testing.T) {
 	b.seesMapping(address(1, 5), "")
 }
 
-// TestRangeOfASilentNodeIsTakenOver: a silent node loses a range to another one
-// that claims it, at once and everywhere; a node that is alive does not.
+// TestRangeOfASilentNodeIsTakenOver: if another node claims a range of a silent node, the silent node loses the range
+// at once on all nodes. A live node keeps its range.
 func TestRangeOfASilentNodeIsTakenOver(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.StartThree(t)
@@ -696,8 +693,7 @@ func TestRangeOfASilentNodeIsTakenOver(t *testing.T) {
 	watcher.seesMapping(address(1, 5), fmt.Sprint("b ", db.Number))
 }
 
-// TestNoRangeInTwoHands: eight nodes claim the same ranges at once, and each has
-// one holder.
+// TestNoRangeInTwoHands: eight nodes claim the same ranges at once, and each range has one holder.
 func TestNoRangeInTwoHands(t *testing.T) {
 	t.Parallel()
 	const nodes, ranges = 8, 6

@@ -39,8 +39,8 @@ func (n *node) reports(other string, ranges int) {
 	})
 }
 
-// TestAddedRangeTakesNoRangeOfAnotherNode: a node that registered first gets another range, by a slip or because it was
-// taken, which overlaps the range of a living node with endpoints.
+// TestAddedRangeTakesNoRangeOfAnotherNode: a node that registered first adds, by mistake or by an attack, a range that
+// overlaps the range of a live node with endpoints.
 func TestAddedRangeTakesNoRangeOfAnotherNode(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.StartThree(t)
@@ -91,7 +91,8 @@ func TestAddedRangeTakesNoRangeOfAnotherNode(t *testing.T) {
 	}
 }
 
-// TestRangeAroundThatOfASilentNodeIsTakenOver: the silent node loses every range that overlaps the new one.
+// TestRangeAroundThatOfASilentNodeIsTakenOver: a silent node loses every range that overlaps the new range of another
+// node.
 func TestRangeAroundThatOfASilentNodeIsTakenOver(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.Start(t)
@@ -132,9 +133,9 @@ func (n *node) own(t *testing.T) (registry.Record, int64, error) {
 	return NewNodes(n.session).Own(t.Context())
 }
 
-// TestNodeThatPutsEveryBlockIntoQuarantineKeepsNoOtherFromJoining: the node marks each quarantine as its own. It also
-// overwrites the mark and the key of a block that another node has returned; that block stays in quarantine
-// nevertheless.
+// TestNodeThatPutsEveryBlockIntoQuarantineKeepsNoOtherFromJoining: an attacker's node marks every block as its own in
+// quarantine. It also overwrites the mark and the key of a block that another node has returned; that block stays in
+// the other node's quarantine.
 func TestNodeThatPutsEveryBlockIntoQuarantineKeepsNoOtherFromJoining(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.Start(t)
@@ -183,9 +184,9 @@ func TestNodeThatPutsEveryBlockIntoQuarantineKeepsNoOtherFromJoining(t *testing.
 	watcher.seesOwnerOf(given)
 }
 
-// TestNodeThatClaimsEveryBlockKeepsNoOtherFromJoining: a node that was taken writes all that its role allows, so that
-// every block of the pool seems to be taken, in use or in quarantine. It has no more blocks than the settings
-// allow, and other nodes still get theirs.
+// TestNodeThatClaimsEveryBlockKeepsNoOtherFromJoining: an attacker's node writes all keys that its role allows, so that
+// every block of the pool seems to be in use or in quarantine. It gets no more blocks than the settings allow, and
+// other nodes still get their blocks.
 func TestNodeThatClaimsEveryBlockKeepsNoOtherFromJoining(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.Start(t)
@@ -282,8 +283,8 @@ func (n *node) seesOwnerOf(want map[netip.Prefix]string) {
 	}
 }
 
-// TestSettingsThatChangeTakeNoRangeInUse: the settings of ipam in etcd change by hand, or because a node that was taken
-// wrote them. A node that starts again keeps its ranges and its endpoints, and gets no other range.
+// TestSettingsThatChangeTakeNoRangeInUse: the ipam settings in etcd are changed by hand or by an attacker's node. A
+// node that restarts keeps its ranges and endpoints, and gets no other range.
 func TestSettingsThatChangeTakeNoRangeInUse(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.StartThree(t)
@@ -336,8 +337,8 @@ func TestSettingsThatChangeTakeNoRangeInUse(t *testing.T) {
 	}
 }
 
-// TestEqualSettingsInAnotherTextAgree: consecutive versions of Sluice write the same
-// settings in different texts, with a further field for example.
+// TestEqualSettingsInAnotherTextAgree: different versions of Sluice may encode the same settings differently, for
+// example with an additional field.
 func TestEqualSettingsInAnotherTextAgree(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.Start(t)
@@ -371,8 +372,8 @@ func TestEqualSettingsInAnotherTextAgree(t *testing.T) {
 	}
 }
 
-// TestRebuiltStoreKeepsRangesWithTheirNodes: etcd loses everything, and a node that was taken claims the range of
-// another one first.
+// TestRebuiltStoreKeepsRangesWithTheirNodes: etcd loses all data, and an attacker's node claims the range of another
+// node first.
 func TestRebuiltStoreKeepsRangesWithTheirNodes(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.Start(t)

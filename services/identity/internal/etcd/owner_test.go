@@ -78,8 +78,8 @@ func startOwner(b *testing.B, endpoint, dir string, cfg nodeConfig) *owner {
 	return &owner{node: n, Owner: looptimetest.Watch(b, n.Busy)}
 }
 
-// BenchmarkOwner lets a node do every operation of its API, at the size of a full cluster, with a real etcd and real
-// files. It fails if one operation held the allocator's lock for longer than looptimetest.Limit.
+// BenchmarkOwner runs every operation of a node's API, at the size of a full cluster, with a real etcd and real files.
+// It fails if an operation holds the allocator's lock for longer than looptimetest.Limit.
 func BenchmarkOwner(b *testing.B) {
 	for b.Loop() {
 		bursts(b)

@@ -232,8 +232,8 @@ func (n *node) claim(settings registry.IPAM, known ...netip.Prefix) netip.Prefix
 	return p
 }
 
-// TestPoolWithoutAFreeBlockRecovers: a pool gives each block once, says when it has none left, and has one again
-// when a block comes back and its quarantine is over.
+// TestPoolWithoutAFreeBlockRecovers: a pool assigns each block once and reports when it has no free block. After a
+// block was returned and its quarantine is over, the pool assigns it again.
 func TestPoolWithoutAFreeBlockRecovers(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.Start(t)
@@ -305,7 +305,7 @@ func TestPoolWithoutAFreeBlockRecovers(t *testing.T) {
 	}
 }
 
-// TestNodeWithOtherSettingsGetsNoRange: every kind of claim fails, and the error has both settings.
+// TestNodeWithOtherSettingsGetsNoRange: every kind of claim fails, and the error contains both settings.
 func TestNodeWithOtherSettingsGetsNoRange(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.Start(t)
@@ -358,8 +358,8 @@ func TestNodeWithOtherSettingsGetsNoRange(t *testing.T) {
 	}
 }
 
-// TestForgottenNodeDoesNotGetItsBlockBack: a node that was forgotten returns. Its claim of a block that another node
-// has claimed meanwhile is refused.
+// TestForgottenNodeDoesNotGetItsBlockBack: the claim of a forgotten node for its former block is refused if another
+// node has claimed the block in the meantime.
 func TestForgottenNodeDoesNotGetItsBlockBack(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.Start(t)
@@ -406,8 +406,8 @@ func TestForgottenNodeDoesNotGetItsBlockBack(t *testing.T) {
 	oneHand(t, admin)
 }
 
-// TestKubernetesTakesRangesOver: Kubernetes gives a range of a node that is gone to another one at once: its
-// quarantine does not count, and its silence is enough.
+// TestKubernetesTakesRangesOver: Kubernetes assigns a range of a deleted node to another node at once. The other node
+// gets the range although it is in quarantine, as soon as the former node is silent.
 func TestKubernetesTakesRangesOver(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.Start(t)
@@ -438,7 +438,7 @@ func TestKubernetesTakesRangesOver(t *testing.T) {
 	oneHand(t, s.Client())
 }
 
-// TestNodeLearnsThatItsRangeIsTaken: a running node learns it from its watch.
+// TestNodeLearnsThatItsRangeIsTaken: the watch of a running node reports it.
 func TestNodeLearnsThatItsRangeIsTaken(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.Start(t)
@@ -475,9 +475,8 @@ func (n *node) seesOwn(ranges int) {
 	})
 }
 
-// TestNoBlockInTwoHands claims and returns blocks at once in a pool that is nearly full, while
-// their endpoints are published: each block has one holder at any time, and none
-// is lost.
+// TestNoBlockInTwoHands claims and returns blocks concurrently in a pool that is nearly full, while endpoints in the
+// blocks are published. Each block has one holder at any time, and no block is lost.
 func TestNoBlockInTwoHands(t *testing.T) {
 	t.Parallel()
 	const nodes, rounds = 6, 12
@@ -553,8 +552,8 @@ func TestBlocksOfPools(t *testing.T) {
 	}
 }
 
-// TestNumberOfBlocksIsTheClusters: a node with another limit than the cluster's, as of another version, keeps its
-// ranges and gets further ones, up to the cluster's limit.
+// TestNumberOfBlocksIsTheClusters: a node whose limit differs from the cluster's, for example a node of another
+// version, keeps its ranges and gets more ranges up to the cluster's limit.
 func TestNumberOfBlocksIsTheClusters(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)

@@ -68,8 +68,8 @@ func (c *counts) are(node string, nodeHas int, n identity.Numeric, nodes int) fu
 	}
 }
 
-// TestReferencesAreListedOnceAndThenCounted: several pages, then changes, also
-// across a compaction of what a watch without progress would not have seen.
+// TestReferencesAreListedOnceAndThenCounted: references are listed in several pages and then watched, also across a
+// compaction of revisions that a watch without progress notifications has not reached.
 func TestReferencesAreListedOnceAndThenCounted(t *testing.T) {
 	t.Parallel() // it mostly waits
 	const nodes, each = 250, 100
@@ -164,8 +164,8 @@ func (o oldNode) release(n identity.Numeric) {
 	}
 }
 
-// TestNodesOfBothLayoutsShareIdentities: during a rolling update each version
-// refers to what the other made, and neither collects what the other uses.
+// TestNodesOfBothLayoutsShareIdentities: during a rolling update, nodes of each version refer to identities that the
+// other version created, and do not collect identities that the other version uses.
 func TestNodesOfBothLayoutsShareIdentities(t *testing.T) {
 	c := newCluster(t)
 	old := oldNode{t, c.admin, "old"}
@@ -315,8 +315,8 @@ func fillCluster(b *testing.B, s *etcdtest.Server, identities, nodes, each int) 
 	return seed
 }
 
-// BenchmarkCollection is a round of collection on a full cluster: 65,000
-// identities, 200,000 references of 2,000 nodes.
+// BenchmarkCollection measures one round of collection on a full cluster: 65,000 identities, 200,000 references of
+// 2,000 nodes.
 func BenchmarkCollection(b *testing.B) {
 	const identities, nodes, each = 65_000, 2000, 100
 	s := etcdtest.Start(b)

@@ -88,7 +88,7 @@ func (n *neighbours) changed() func(b *node) {
 	}
 }
 
-// TestRestartGoesOnWhereItWas (INV-87): it reads what changed, and nothing else.
+// TestRestartGoesOnWhereItWas (INV-87): a restarted node reads only the changes since its last revision.
 func TestRestartGoesOnWhereItWas(t *testing.T) {
 	t.Parallel() // it mostly waits
 	n := newNeighbours(t)
@@ -132,8 +132,8 @@ func TestNodesAreKnownWhileEtcdIsAway(t *testing.T) {
 	}
 }
 
-// TestRestartListsWhatItCannotGoOnFrom has a history that does not reach back,
-// another one, and shorter ones.
+// TestRestartListsWhatItCannotGoOnFrom: a restarted node lists everything if etcd's history was compacted, is another
+// history, or is shorter.
 func TestRestartListsWhatItCannotGoOnFrom(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]func(n *neighbours) (check func(*node)){
@@ -238,8 +238,8 @@ func (n *neighbours) further() int64 {
 	return b.cluster.Origin().Revision
 }
 
-// TestCompactionBehindAnIdleNodeCostsNoListing: progress moves the point on
-// although nothing changes for this node.
+// TestCompactionBehindAnIdleNodeCostsNoListing: progress notifications advance the position of a node that receives no
+// changes.
 func TestCompactionBehindAnIdleNodeCostsNoListing(t *testing.T) {
 	t.Parallel()
 	n := newNeighbours(t)
@@ -274,8 +274,7 @@ func TestCompactionBehindAnIdleNodeCostsNoListing(t *testing.T) {
 	}
 }
 
-// TestListingsAreSpread: a listing asks how long it may wait, and a watch that goes
-// on does not.
+// TestListingsAreSpread: a listing is delayed randomly, and a resumed watch is not.
 func TestListingsAreSpread(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.Start(t)

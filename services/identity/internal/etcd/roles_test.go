@@ -95,8 +95,7 @@ func etcdctl(t *testing.T, c *clientv3.Client, words []string) {
 	}
 }
 
-// TestDocumentedRolesAreEnoughAndNoMore has two nodes behind TLS, each with the
-// rights that the documentation gives it.
+// TestDocumentedRolesAreEnoughAndNoMore runs two nodes over TLS, each with the rights that the documentation gives it.
 func TestDocumentedRolesAreEnoughAndNoMore(t *testing.T) {
 	s := etcdtest.StartTLS(t)
 	admin := s.As("root")

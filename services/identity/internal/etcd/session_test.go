@@ -21,8 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/test/storetest"
 )
 
-// TestRestartWritesNothing: what is held is referred to already, under the
-// lease of the process before.
+// TestRestartWritesNothing: a restarted node finds its references in etcd, under the lease of the previous process.
 func TestRestartWritesNothing(t *testing.T) {
 	t.Parallel() // it mostly waits
 	const held = 200
@@ -103,8 +102,8 @@ func revokeAll(t *testing.T, admin *clientv3.Client) {
 	}
 }
 
-// TestOneNodeHasAName: a second machine with the name of a live node gets
-// nothing, and takes nothing from the first.
+// TestOneNodeHasAName: a second machine with the name of a live node gets no name, and does not take it from the first
+// machine.
 func TestOneNodeHasAName(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)
@@ -189,8 +188,8 @@ func (l *logged) count(text string) int {
 	return n
 }
 
-// TestCompactionOfOtherKeysMakesNoNodeListAgain: identities did not change, so
-// the watch brought nothing; only progress tells that it saw everything.
+// TestCompactionOfOtherKeysMakesNoNodeListAgain: while identities do not change, the watch receives no events. Only
+// progress notifications show that it has seen all revisions.
 func TestCompactionOfOtherKeysMakesNoNodeListAgain(t *testing.T) {
 	t.Parallel() // it mostly waits
 	const nodes = 10
@@ -232,8 +231,8 @@ func TestCompactionOfOtherKeysMakesNoNodeListAgain(t *testing.T) {
 	}
 }
 
-// TestReferencesAreWrittenInFewTransactions: a node whose lease ended writes
-// all its references again, as do all others after a long outage.
+// TestReferencesAreWrittenInFewTransactions: a node whose lease ended writes all its references again, as all nodes do
+// after a long outage.
 func TestReferencesAreWrittenInFewTransactions(t *testing.T) {
 	t.Parallel() // it mostly waits
 	const held = 200

@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 )
 
-// The policy service's runner of vectors makes identities as this service does.
-// Services do not import each other, so the tests of both read one file.
+// TestDefaultFilterIsTheOneThatPolicyIsTestedWith: the test vectors of the policy service create identities as this
+// service does. Services do not import each other, so the tests of both read one file.
 func TestDefaultFilterIsTheOneThatPolicyIsTestedWith(t *testing.T) {
 	t.Parallel()
 	data, err := os.ReadFile("testdata/default-filter.json")

@@ -30,8 +30,8 @@ func TestCallersMayNotUseOurSources(t *testing.T) {
 	}
 }
 
-// Selectors without a source match every source, so facts of Kubernetes under
-// another source would count as facts.
+// TestDerivedKeysAreOfKubernetesAndFitTogether: selectors without a source match every source, so labels with the keys
+// of derived labels must have the source of Kubernetes.
 func TestDerivedKeysAreOfKubernetesAndFitTogether(t *testing.T) {
 	namespace := of("k8s", "io.kubernetes.pod.namespace", "shop")
 	const name = "io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name"

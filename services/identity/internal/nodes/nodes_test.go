@@ -318,8 +318,8 @@ func TestNodesHaveTheirLabels(t *testing.T) {
 	})
 }
 
-// TestAddressWaitsForTheNumberOfItsLabels (INV-106): until the number exists, the address keeps its former identity.
-// It is neither a node without labels nor unknown.
+// TestAddressWaitsForTheNumberOfItsLabels (INV-106): until the labels have a number, the address keeps its former
+// identity. It is neither a node without labels nor unknown.
 func TestAddressWaitsForTheNumberOfItsLabels(t *testing.T) {
 	r := &records{}
 	p := start(t, r, at("192.0.2.1"))
@@ -351,8 +351,8 @@ func TestAddressWaitsForTheNumberOfItsLabels(t *testing.T) {
 	}
 }
 
-// TestNodesWhoseLabelsHaveNoNumberAreRemoteNodes as those without labels: they have more
-// labels than a set may, there are more sets than numbers, or the disk is full.
+// TestNodesWhoseLabelsHaveNoNumberAreRemoteNodes: nodes have the identity of remote nodes, like nodes without labels,
+// if they have more labels than a set may have, if there are more sets than numbers, or if the disk is full.
 func TestNodesWhoseLabelsHaveNoNumberAreRemoteNodes(t *testing.T) {
 	var many []string
 	for i := range 300 {

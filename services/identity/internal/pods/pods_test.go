@@ -202,7 +202,7 @@ func TestStaticPodIsFoundByEitherUID(t *testing.T) {
 	}
 }
 
-// TestPodCannotClaimWhatIsDerived: labels that the author of a pod writes cannot replace labels that are derived from
+// TestPodCannotClaimWhatIsDerived: labels in the manifest of a pod cannot replace labels that are derived from
 // Kubernetes.
 func TestPodCannotClaimWhatIsDerived(t *testing.T) {
 	s := newSet(t)
@@ -216,8 +216,8 @@ func TestPodCannotClaimWhatIsDerived(t *testing.T) {
 	}
 }
 
-// TestPodWhoseLabelsAreTooManyIsIsolated: the API server takes any number of labels. Such
-// a pod starts, and is reserved:init until it has fewer.
+// TestPodWhoseLabelsAreTooManyIsIsolated: the API server accepts any number of labels. A pod with too many labels
+// starts, and has the identity reserved:init until it has fewer labels.
 func TestPodWhoseLabelsAreTooManyIsIsolated(t *testing.T) {
 	for _, n := range []int{20, 200, 253, 254, 400, 5000} {
 		s := newSet(t)
@@ -244,8 +244,8 @@ func TestPodWhoseLabelsAreTooManyIsIsolated(t *testing.T) {
 	}
 }
 
-// TestLongestKeysOfNamespacesCount: the longest key that the API server takes, behind
-// the prefix that labels of namespaces get.
+// TestLongestKeysOfNamespacesCount: the longest key that the API server accepts for a namespace is valid together with
+// the prefix for labels of namespaces.
 func TestLongestKeysOfNamespacesCount(t *testing.T) {
 	s := newSet(t)
 	long := strings.Repeat(strings.Repeat("a", 62)+".", 4) + "b/" + strings.Repeat("c", 63)
@@ -259,8 +259,8 @@ func TestLongestKeysOfNamespacesCount(t *testing.T) {
 	}
 }
 
-// TestPodWithManyNamedPortsHasAnIdentity: media servers have hundreds of named ports. The
-// names that fit count, the same ones for equal pods, and the others are reported.
+// TestPodWithManyNamedPortsHasAnIdentity: media servers have hundreds of named ports. As many names as fit are used,
+// the same names for equal pods, and the other names are reported.
 func TestPodWithManyNamedPortsHasAnIdentity(t *testing.T) {
 	for _, n := range []int{100, 200, 300, 1000} {
 		pod := &corev1.Pod{
@@ -294,7 +294,8 @@ func TestPodWithManyNamedPortsHasAnIdentity(t *testing.T) {
 	}
 }
 
-// TestPodsHaveTheTenantOfTheirNamespace: also after the namespace has got another label.
+// TestPodsHaveTheTenantOfTheirNamespace: a pod has the tenant of its namespace, also after the label of the namespace
+// has changed.
 func TestPodsHaveTheTenantOfTheirNamespace(t *testing.T) {
 	s := newSet(t)
 	s.pod("web-0", "u1", nil)
@@ -318,7 +319,8 @@ func TestPodsHaveTheTenantOfTheirNamespace(t *testing.T) {
 	}
 }
 
-// TestAnAPIThatAnswersAgainIsNoProblem: after a failure of one kind, or of both.
+// TestAnAPIThatAnswersAgainIsNoProblem: a problem ends when the API answers again, after a failure of one kind of
+// object or of both.
 func TestAnAPIThatAnswersAgainIsNoProblem(t *testing.T) {
 	s := newSet(t)
 	s.complete()
@@ -335,8 +337,8 @@ func TestAnAPIThatAnswersAgainIsNoProblem(t *testing.T) {
 	}
 }
 
-// TestAPodIsWaitedForWhilePodsAreListed: after a restart, Find does not return the labels that an endpoint of the pod
-// had before, until the API has sent the pod's present labels.
+// TestAPodIsWaitedForWhilePodsAreListed: after a restart, Find waits until the API has sent the pod's current labels.
+// It does not return the labels that an endpoint of the pod had before.
 func TestAPodIsWaitedForWhilePodsAreListed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSet(t)

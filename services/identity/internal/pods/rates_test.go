@@ -68,7 +68,8 @@ func TestRatesOfAPod(t *testing.T) {
 	c.takes(t, "no more than the burst", turns, one, 0, podRate.every)
 }
 
-// TestRatesOfAControllerCountWithinItsNamespace: the author of a pod chooses its controller.
+// TestRatesOfAControllerCountWithinItsNamespace: the author of a pod chooses its controller reference, so the rate of a
+// controller must not affect other namespaces.
 func TestRatesOfAControllerCountWithinItsNamespace(t *testing.T) {
 	var c clock
 	turns := c.turns()
@@ -80,7 +81,7 @@ func TestRatesOfAControllerCountWithinItsNamespace(t *testing.T) {
 	c.takes(t, "later", turns, all, 2, controllerRate.every)
 }
 
-// TestRateOfTheNodeIsForNewLabelSets, and one that made no number has used none.
+// TestRateOfTheNodeIsForNewLabelSets: only a change that allocates a new number uses the rate of the node.
 func TestRateOfTheNodeIsForNewLabelSets(t *testing.T) {
 	var c clock
 	turns := c.turns()
@@ -95,7 +96,7 @@ func TestRateOfTheNodeIsForNewLabelSets(t *testing.T) {
 	c.takes(t, "new ones that failed", turns, all, 2, nodeRate.every)
 }
 
-// TestTenantsTakeTurns: labelled tenants and the others alternate, whatever each asks for.
+// TestTenantsTakeTurns: labelled tenants and other namespaces alternate, independently of the number of their requests.
 func TestTenantsTakeTurns(t *testing.T) {
 	var c clock
 	turns := c.turns()
@@ -124,7 +125,8 @@ func TestTenantsTakeTurns(t *testing.T) {
 	}
 }
 
-// TestWhoComesNewWaitsBehindThoseThatWait: names that are made up are no way to the front.
+// TestWhoComesNewWaitsBehindThoseThatWait: a request of a new name waits behind the waiting requests, so invented names
+// get no earlier turn.
 func TestWhoComesNewWaitsBehindThoseThatWait(t *testing.T) {
 	var c clock
 	turns := c.turns()
@@ -143,8 +145,8 @@ func TestWhoComesNewWaitsBehindThoseThatWait(t *testing.T) {
 	}
 }
 
-// TestManyThatWaitKeepTheirTurns: a node has more namespaces, or a tenant more pods, than turns are kept for. The names
-// that sort first get no more turns than the others.
+// TestManyThatWaitKeepTheirTurns: if a node has more namespaces, or a tenant more pods, than turns are stored for, the
+// first names in alphabetical order get no more turns than other names.
 func TestManyThatWaitKeepTheirTurns(t *testing.T) {
 	crowd := func() (all []want) {
 		for i := range forgetLength/2 + 100 {
@@ -176,7 +178,7 @@ func TestManyThatWaitKeepTheirTurns(t *testing.T) {
 	}
 }
 
-// TestFullBucketsAreForgotten, and no others.
+// TestFullBucketsAreForgotten: full buckets are removed, and no others.
 func TestFullBucketsAreForgotten(t *testing.T) {
 	var c clock
 	turns := c.turns()

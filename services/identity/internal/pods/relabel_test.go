@@ -204,8 +204,8 @@ func (n *node) isIsolated(what string, i int, want bool) {
 	}
 }
 
-// TestChangesWithoutStoreIsolateUntilItIsBack: a change of labels cannot get a number while
-// the store is unavailable. The pod keeps what it had for a short time, not for an hour.
+// TestChangesWithoutStoreIsolateUntilItIsBack: while the store is unavailable, a label change gets no number. The pod
+// keeps its former identity for a short time, and is then isolated until the store is available.
 func TestChangesWithoutStoreIsolateUntilItIsBack(t *testing.T) {
 	relabelling(t, func(n *node) {
 		n.namespace(nil)
@@ -285,7 +285,7 @@ func TestPodThatGetsTooManyLabelsIsIsolated(t *testing.T) {
 	}
 }
 
-// TestChangeWithoutNumberIsolatesAtOnce: this node holds as many numbers as it may.
+// TestChangeWithoutNumberIsolatesAtOnce: a pod is isolated at once if its node has used up its quota of numbers.
 func TestChangeWithoutNumberIsolatesAtOnce(t *testing.T) {
 	relabellingWith(t, 2, func(n *node) {
 		n.namespace(nil)
@@ -307,8 +307,8 @@ func TestChangeWithoutNumberIsolatesAtOnce(t *testing.T) {
 	})
 }
 
-// TestLabelsThatNeverRestTakeFewNumbers: a pod that changes its labels continuously uses few numbers of the cluster; a
-// released number is not free for more than an hour.
+// TestLabelsThatNeverRestTakeFewNumbers: a pod that changes its labels continuously uses few numbers of the cluster,
+// although a released number is not free for more than an hour.
 func TestLabelsThatNeverRestTakeFewNumbers(t *testing.T) {
 	for pods, rounds := range map[int]int{1: 3600, 10: 600} {
 		t.Run(fmt.Sprint(pods), func(t *testing.T) {
@@ -349,9 +349,9 @@ func (n *node) flip(pods, round int, namespaces ...string) {
 	}
 }
 
-// TestPodsThatFlipTheirLabelsDelayNoOtherTenant: an author of pods changes their labels all
-// the time. A pod of another namespace on the node is put into
-// quarantine, and moves in seconds, however many pods flip.
+// TestPodsThatFlipTheirLabelsDelayNoOtherTenant: some pods change their labels continuously. When a pod of another
+// namespace on the node is put into quarantine, its identity changes within seconds, however many pods change their
+// labels.
 func TestPodsThatFlipTheirLabelsDelayNoOtherTenant(t *testing.T) {
 	many := make([]string, 500)
 	for i := range many {
@@ -401,9 +401,8 @@ func TestPodsThatFlipTheirLabelsDelayNoOtherTenant(t *testing.T) {
 	}
 }
 
-// TestChangeThatNarrowsWaitsForNoRate: a pod has used up its changes, its controller the changes
-// of its pods, and the node its new label sets. A change that was admitted is carried out at
-// once; the next one, which was not, waits.
+// TestChangeThatNarrowsWaitsForNoRate: the rates of the pod, of its controller and of the node are used up. A change
+// that sluice-policy has admitted is applied at once; the next change, which was not admitted, waits.
 func TestChangeThatNarrowsWaitsForNoRate(t *testing.T) {
 	relabelling(t, func(n *node) {
 		n.namespace(nil)
@@ -460,8 +459,8 @@ func TestChangeThatNarrowsWaitsForNoRate(t *testing.T) {
 	})
 }
 
-// TestEveryEndpointHasItsPodsLabelsOrIsIsolated: whatever fails, and for how long, an
-// endpoint keeps its former labels for a short time only.
+// TestEveryEndpointHasItsPodsLabelsOrIsIsolated: under all failures, an endpoint keeps its former labels only for a
+// short time.
 func TestEveryEndpointHasItsPodsLabelsOrIsIsolated(t *testing.T) {
 	for seed := range uint64(4) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

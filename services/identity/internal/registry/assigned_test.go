@@ -35,9 +35,9 @@ var lies = map[string][]string{
 	"an address of the uplink": {"192.0.2.1/32", "2001:db8::1/128"},
 }
 
-// TestNodeHasOnlyThePodCIDRsOfItsNode: whatever else a node claims, in slots or in its record as earlier versions,
-// belongs to no node, and keeps no other node from having the ranges of its own Node. A process that begins
-// now decides in the same way.
+// TestNodeHasOnlyThePodCIDRsOfItsNode: other ranges that a node claims, in slots or in its record like earlier
+// versions, belong to no node, and other nodes still get the ranges of their own Nodes. A new process decides in the
+// same way.
 func TestNodeHasOnlyThePodCIDRsOfItsNode(t *testing.T) {
 	for what, lie := range lies {
 		for _, slots := range []bool{false, true} {
@@ -106,8 +106,8 @@ func TestNodeHasOnlyThePodCIDRsOfItsNode(t *testing.T) {
 	}
 }
 
-// TestClaimsFromBeforeTheSettingsAreComparedWithPodCIDRs: in a store that was rebuilt, or in a new cluster, a node may
-// write its claims before any node has registered the mode.
+// TestClaimsFromBeforeTheSettingsAreComparedWithPodCIDRs: in a rebuilt store or a new cluster, a node may write its
+// claims before any node has registered the mode.
 func TestClaimsFromBeforeTheSettingsAreComparedWithPodCIDRs(t *testing.T) {
 	for _, mode := range []IPAMMode{IPAMKubernetes, IPAMStatic} {
 		r, _ := newRegistry(t, time.Hour)
@@ -124,8 +124,9 @@ func TestClaimsFromBeforeTheSettingsAreComparedWithPodCIDRs(t *testing.T) {
 	}
 }
 
-// TestNodeWithoutAssignmentHasNoRange: once etcd has the podCIDRs of all Nodes, a node that has no Node object has no
-// range. The node does not report its own range as refused, because its Node object has the podCIDR before etcd does.
+// TestNodeWithoutAssignmentHasNoRange: once etcd has the podCIDRs of all Nodes, a node without a Node object has no
+// range. The node itself does not report its range as refused, because its Node object may have a podCIDR that is not
+// in etcd yet.
 func TestNodeWithoutAssignmentHasNoRange(t *testing.T) {
 	r, _ := newRegistry(t, time.Hour)
 	own, ghost := node("own", 6), node("ghost", 7)
@@ -156,9 +157,9 @@ func TestNodeWithoutAssignmentHasNoRange(t *testing.T) {
 	}
 }
 
-// TestAssignmentsStayWhileTheStoreHasNone: a store that was rebuilt, or from which the keys were removed, has no
-// assignments. The known ones stay in effect until all Nodes were written again; from then on only the written ones
-// count.
+// TestAssignmentsStayWhileTheStoreHasNone: a rebuilt store, or a store from which the keys were deleted, has no
+// assignments. The known assignments stay in effect until the assignments of all Nodes were written again; from then on
+// only the written assignments are valid.
 func TestAssignmentsStayWhileTheStoreHasNone(t *testing.T) {
 	settings := &IPAMKey{Settings: IPAM{Mode: IPAMKubernetes}, Revision: 5}
 	r, _ := newRegistry(t, time.Hour)
@@ -216,7 +217,8 @@ func TestPodCIDROfANodeIsItsOwnAfterTheStoreWasRebuilt(t *testing.T) {
 	}
 }
 
-// TestFormerPodCIDRsStayUntilAnotherNodeHasThem: endpoints of a node whose Node was made again keep their addresses.
+// TestFormerPodCIDRsStayUntilAnotherNodeHasThem: if the Node of a node was deleted and created again, the node's
+// endpoints keep their addresses.
 func TestFormerPodCIDRsStayUntilAnotherNodeHasThem(t *testing.T) {
 	r, _ := newRegistry(t, time.Hour)
 	r.Observe(Update{
@@ -264,8 +266,8 @@ func TestFormerPodCIDRsStayUntilAnotherNodeHasThem(t *testing.T) {
 	}
 }
 
-// TestPodCIDRThatOverlapsAnotherNodesIsNotAssigned: a kubelet that creates its own Node sets its podCIDRs and may set
-// any range, also one that overlaps another node's. A range that moves to another Node is assigned to that Node.
+// TestPodCIDRThatOverlapsAnotherNodesIsNotAssigned: a kubelet that creates its own Node may set any podCIDRs, even one
+// that overlaps another node's. If a range moves to another Node, it is assigned to that Node.
 func TestPodCIDRThatOverlapsAnotherNodesIsNotAssigned(t *testing.T) {
 	r, _ := newRegistry(t, time.Hour)
 	r.Observe(Update{
@@ -300,8 +302,9 @@ func TestPodCIDRThatOverlapsAnotherNodesIsNotAssigned(t *testing.T) {
 	}
 }
 
-// TestRangesInTheModeStaticAreLimited: without prefixes in etcd the size of each range, with them also where they lie
-// and how many a node has. A range that is assigned to another node is not a node's that claims it.
+// TestRangesInTheModeStaticAreLimited: without prefixes in etcd, the size of each range is limited. With prefixes,
+// ranges must also be inside them, and their number per node is limited. A node does not get a range that is assigned
+// to another node.
 func TestRangesInTheModeStaticAreLimited(t *testing.T) {
 	within := IPAM{
 		Mode: IPAMStatic, Pool: ranges("10.0.0.0/16", "fd00::/48"), IPv4Block: 24, IPv6Block: 64, MaxBlocks: 2,
@@ -362,8 +365,8 @@ func TestRangesInTheModeStaticAreLimited(t *testing.T) {
 	}
 }
 
-// TestClaimsAreJudgedByTheSettingsOfTheirTime: claims refused under former settings stay refused while etcd has no
-// settings, when it has others, and for a new process. Claims that counted still count.
+// TestClaimsAreJudgedByTheSettingsOfTheirTime: claims that were refused under former settings stay refused while etcd
+// has no settings, when it has other settings, and in a new process. Valid claims stay valid.
 func TestClaimsAreJudgedByTheSettingsOfTheirTime(t *testing.T) {
 	pool := IPAM{Mode: IPAMPool, Pool: ranges("10.0.0.0/16"), IPv4Block: 24, MaxBlocks: 2}
 	other := IPAM{Mode: IPAMPool, Pool: ranges("10.1.0.0/16"), IPv4Block: 24, MaxBlocks: 2}

@@ -46,9 +46,8 @@ func (r *Registry) refusedOf(node string) (out []string) {
 	return out
 }
 
-// TestNodeThatRegisteredFirstTakesNoRangeOfAnother: a node that was taken may write its record and its claims as it
-// likes. A range that another node has stays that node's, whichever registered first and whatever the shape of the
-// later claim is.
+// TestNodeThatRegisteredFirstTakesNoRangeOfAnother: an attacker's node may write any record and claims. A range stays
+// with the node that has it, whichever node registered first, and whatever range the later claim has.
 func TestNodeThatRegisteredFirstTakesNoRangeOfAnother(t *testing.T) {
 	for what, ranges := range map[string][]string{
 		"the same range":     {"10.0.1.0/24", "10.0.2.0/24"},
@@ -112,7 +111,7 @@ func TestNodeThatRegisteredFirstTakesNoRangeOfAnother(t *testing.T) {
 	}
 }
 
-// TestClaimIsAsOldAsItsSlot: no write of a node makes a claim older.
+// TestClaimIsAsOldAsItsSlot: a node cannot write a claim that counts as older than its slot.
 func TestClaimIsAsOldAsItsSlot(t *testing.T) {
 	pool := &IPAMKey{Revision: 1, Settings: IPAM{
 		Mode: IPAMPool, Pool: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}, IPv4Block: 24, MaxBlocks: 2,
@@ -144,9 +143,9 @@ func TestClaimIsAsOldAsItsSlot(t *testing.T) {
 	is("of a node that registered again,", "good")
 }
 
-// TestRangesOfAnEarlierVersionCountBesideSlots: a node that goes back to a version without slots claims and gives up
-// ranges in its record alone. Its new claims count; ranges in slots stay its own until it is of this version
-// again or forgotten. Of its record, too, no more than the limit counts, also when earlier ranges leave slots.
+// TestRangesOfAnEarlierVersionCountBesideSlots: after a downgrade to a version without slots, a node claims and returns
+// ranges only in its record. Its new claims are valid; ranges in slots stay with the node until it is upgraded again or
+// forgotten. The limit also applies to ranges of the record, even if earlier ranges are removed from slots.
 func TestRangesOfAnEarlierVersionCountBesideSlots(t *testing.T) {
 	settings := IPAM{
 		Mode: IPAMPool, Pool: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}, IPv4Block: 24, MaxBlocks: 2,
@@ -211,8 +210,8 @@ func TestOnlyBlocksOfThePoolCount(t *testing.T) {
 	}
 }
 
-// TestRebuiltStoreChangesNoHolder: after the store was emptied, every claim is new. The node that had a range keeps it,
-// whichever claims it first, until it registers without the range or is forgotten.
+// TestRebuiltStoreChangesNoHolder: in an emptied store every claim is new. The node that had a range keeps it,
+// whichever node claims it first, until it registers without the range or is forgotten.
 func TestRebuiltStoreChangesNoHolder(t *testing.T) {
 	r, got := newRegistry(t, time.Hour)
 	r.Observe(Update{
@@ -254,8 +253,8 @@ func TestRebuiltStoreChangesNoHolder(t *testing.T) {
 	is("when its node is forgotten,", "10.0.3.0/24", "liar")
 }
 
-// TestOnlyAsManyRangesCountAsANodeHasSlots, whatever the mode: a node that was taken writes more into its record, with
-// slots and without. Another node that claims such a range later has it.
+// TestOnlyAsManyRangesCountAsANodeHasSlots, in every mode: an attacker's node claims more ranges in its record, with
+// slots and without. Another node that claims such a range later gets it.
 func TestOnlyAsManyRangesCountAsANodeHasSlots(t *testing.T) {
 	for _, mode := range []IPAMMode{IPAMUnset, IPAMStatic, IPAMKubernetes} {
 		for _, slots := range []int{0, MostRanges} {
@@ -305,8 +304,8 @@ func (f *pinFile) SavePins(pins []Pin) error {
 	return f.err
 }
 
-// TestRestartAfterTheStoreWasRebuiltChangesNoHolder: each node keeps the range that it had before, also for a process
-// that begins after the store was rebuilt, wherever the process before was killed.
+// TestRestartAfterTheStoreWasRebuiltChangesNoHolder: each node keeps its range, even in a process that starts after the
+// store was rebuilt, wherever the previous process was killed.
 func TestRestartAfterTheStoreWasRebuiltChangesNoHolder(t *testing.T) {
 	before := Update{
 		Complete: true, Cluster: 1, Revision: 100, Nodes: []NodeKey{node("good", 5), node("gone", 6), node("own", 7)},
@@ -374,8 +373,8 @@ func TestRestartAfterTheStoreWasRebuiltChangesNoHolder(t *testing.T) {
 	}
 }
 
-// TestFormerRevisionDecidesForWhoKnewNeither: a process that begins after the store was rebuilt trusts the claim that
-// was older before.
+// TestFormerRevisionDecidesForWhoKnewNeither: a process that starts after the store was rebuilt knows neither holder.
+// It accepts the claim that was older in the former store.
 func TestFormerRevisionDecidesForWhoKnewNeither(t *testing.T) {
 	with := func(k []ClaimKey, cluster uint64, revision int64) []ClaimKey {
 		k[0].Claim.Former = &Former{cluster, revision}
@@ -447,7 +446,8 @@ func TestOwnEndpointsOfNoClusterIdentityStayHere(t *testing.T) {
 	}
 }
 
-// TestRepeatedRegistrationIsWrittenIfTheStoreLacksIt: the write to the store after that to the disk may have failed.
+// TestRepeatedRegistrationIsWrittenIfTheStoreLacksIt: a registration is first written to the disk and then to the
+// store; the second write may have failed.
 func TestRepeatedRegistrationIsWrittenIfTheStoreLacksIt(t *testing.T) {
 	r, _ := newRegistry(t, time.Hour)
 	said := Registration{Ranges: &[]netip.Prefix{}}

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestNodeKeepsFewRangesInQuarantine: as many of each family as it may have ranges, and it ends no quarantine of
-// another node.
+// TestNodeKeepsFewRangesInQuarantine: a node may have as many ranges of a family in quarantine as it may claim, and
+// cannot end a quarantine of another node.
 func TestNodeKeepsFewRangesInQuarantine(t *testing.T) {
 	for most, settings := range map[int]IPAM{
 		8: {

@@ -41,8 +41,8 @@ func (f *failing) Publish(ctx context.Context, at int64, changes []Change) (int6
 	return f.writes.Publish(ctx, at, changes)
 }
 
-// TestAddressRestsUntilNoNodeCanHaveItsMapping: with native routing an address may be given to another endpoint 16
-// minutes after its mapping left the store, and not while the store is unavailable, however long that is.
+// TestAddressRestsUntilNoNodeCanHaveItsMapping: with native routing, an address may be reused 16 minutes after its
+// mapping was removed from the store. It must not be reused while the store is unavailable.
 func TestAddressRestsUntilNoNodeCanHaveItsMapping(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := newRegistry(t, time.Hour)
@@ -106,8 +106,8 @@ func TestAddressRestsUntilNoNodeCanHaveItsMapping(t *testing.T) {
 	})
 }
 
-// TestPublicationThatFailedMayBeThere: the store may have what it did not confirm, so the quarantine of the address
-// begins with the confirmed removal on.
+// TestPublicationThatFailedMayBeThere: a write that the store did not confirm may have succeeded, so the quarantine of
+// the address begins with the confirmed removal.
 func TestPublicationThatFailedMayBeThere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := newRegistry(t, time.Hour)
@@ -136,7 +136,8 @@ func TestPublicationThatFailedMayBeThere(t *testing.T) {
 	})
 }
 
-// TestWhatAnEarlierProcessPublishedRests: a process that begins does not know since when addresses are free.
+// TestWhatAnEarlierProcessPublishedRests: a new process does not know since when addresses are free, so they begin a
+// new quarantine.
 func TestWhatAnEarlierProcessPublishedRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := newRegistry(t, time.Hour)
@@ -167,7 +168,7 @@ func TestWhatAnEarlierProcessPublishedRests(t *testing.T) {
 	})
 }
 
-// TestTunnelNeedsNoRest: packets name their identity, so only a node with native routing waits.
+// TestTunnelNeedsNoRest: tunnelled packets contain their identity, so only a node with native routing waits.
 func TestTunnelNeedsNoRest(t *testing.T) {
 	r, _ := newRegistry(t, time.Hour)
 	a := []netip.Addr{netip.MustParseAddr("10.0.1.5")}
@@ -186,8 +187,9 @@ func TestTunnelNeedsNoRest(t *testing.T) {
 	}
 }
 
-// TestConfirmedAddressIsReusedBeforeItsTime: once all nodes have confirmed the revision of its removal in the same
-// store. No confirmation is requested while addresses are not scarce, or for reusable addresses.
+// TestConfirmedAddressIsReusedBeforeItsTime: an address may be reused early once all nodes have confirmed the revision
+// of its removal in the same store. The node requests no confirmation while addresses are not scarce, or for reusable
+// addresses.
 func TestConfirmedAddressIsReusedBeforeItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := newRegistry(t, time.Hour)
@@ -246,9 +248,9 @@ func TestConfirmedAddressIsReusedBeforeItsTime(t *testing.T) {
 	})
 }
 
-// TestAddressRestsWhoeverRemovedItsMapping: another node removes a mapping that a process before this one wrote, as
-// ForgetNode does, while its endpoint ends here. This process has removed nothing, and the address must not be reused
-// yet nevertheless.
+// TestAddressRestsWhoeverRemovedItsMapping: another node removes a mapping that an earlier process of this node wrote,
+// as ForgetNode does, while the endpoint is deleted here. This process has removed nothing, but the address must not be
+// reused yet.
 func TestAddressRestsWhoeverRemovedItsMapping(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := newRegistry(t, time.Hour)
@@ -275,7 +277,7 @@ func TestAddressRestsWhoeverRemovedItsMapping(t *testing.T) {
 }
 
 // TestNodeHasHeardOnceItsDatapathHasApplied: a node reports that it is up to date with the store only once its datapath
-// has applied that state. A lagging datapath delays the report, however often the service hears from the store.
+// has applied that state. A lagging datapath delays the report, even if the service receives changes from the store.
 func TestNodeHasHeardOnceItsDatapathHasApplied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := newRegistry(t, time.Hour)

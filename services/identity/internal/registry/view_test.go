@@ -165,8 +165,8 @@ func random(rng *rand.Rand, revision int64, s keys) (u Update) {
 	return u
 }
 
-// TestViewDependsOnTheStoreAlone: what counts depends on the content of the store, and not on the order of its
-// changes.
+// TestViewDependsOnTheStoreAlone: which ranges and mappings are valid depends on the content of the store, and not on
+// the order of its changes.
 func TestViewDependsOnTheStoreAlone(t *testing.T) {
 	steps := 0
 	for seed := range uint64(60) {
@@ -253,8 +253,8 @@ func (r *recorder) has(a string) bool {
 	return ok
 }
 
-// TestListingThatLosesHalfIsHeld: a listing that lacks most of what there was
-// takes effect only after a while.
+// TestListingThatLosesHalfIsHeld: a listing that lacks more than half of the known entries takes effect only after a
+// delay.
 func TestListingThatLosesHalfIsHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, got := newRegistry(t, time.Minute)
@@ -289,8 +289,8 @@ func TestListingThatLosesHalfIsHeld(t *testing.T) {
 	})
 }
 
-// TestAddressesThatALossConcernsAreKnownWhileTheyAreInEffect: packets still have the former identities, so Find must not
-// return that the address is outside of the cluster.
+// TestAddressesThatALossConcernsAreKnownWhileTheyAreInEffect: while a loss is held back, packets still have the former
+// identities. Find must return these identities, and not that the addresses are outside of the cluster.
 func TestAddressesThatALossConcernsAreKnownWhileTheyAreInEffect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := newRegistry(t, time.Minute)
@@ -351,8 +351,8 @@ func TestAddressesThatALossConcernsAreKnownWhileTheyAreInEffect(t *testing.T) {
 	})
 }
 
-// TestMappingsThatCountAreListed: for the endpoints of each node, including this one, node by node; hosts and mappings
-// that do not count are left out.
+// TestMappingsThatCountAreListed: the valid mappings of endpoints are listed node by node, including this node's.
+// Mappings of hosts and refused mappings are omitted.
 func TestMappingsThatCountAreListed(t *testing.T) {
 	r, _ := newRegistry(t, time.Hour)
 	a := node("a", 1, "10.0.1.0/24")
@@ -425,9 +425,8 @@ func TestAddressOfANodeIsNoPodOfAnother(t *testing.T) {
 	}
 }
 
-// TestAddressOfTwoNodesIsOfTheFirst: two nodes register one address, whatever their names and the
-// order in which they are heard of. It stays where it was, and is the other node's once the first
-// is forgotten. An address of this node is no other node's.
+// TestAddressOfTwoNodesIsOfTheFirst: two nodes register one address, with any names and in any order. The address stays
+// with the first node, and moves to the other once the first is forgotten. No other node gets an address of this node.
 func TestAddressOfTwoNodesIsOfTheFirst(t *testing.T) {
 	shared, alone := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 	own := netip.MustParseAddr("192.0.2.9")
@@ -468,8 +467,8 @@ func TestAddressOfTwoNodesIsOfTheFirst(t *testing.T) {
 	}
 }
 
-// TestMappingOfAnotherIncarnationDoesNotCount: a mapping that another incarnation of a node wrote does not count, even
-// if it was written last (INV-80).
+// TestMappingOfAnotherIncarnationDoesNotCount (INV-80): a mapping of another incarnation of a node is refused, even if
+// it was written last.
 func TestMappingOfAnotherIncarnationDoesNotCount(t *testing.T) {
 	said := func(n int, incarnation string, id identity.Numeric, revision int64) AddressesKey {
 		k := at("a", n, "10.0.1.5")
@@ -500,7 +499,7 @@ func TestMappingOfAnotherIncarnationDoesNotCount(t *testing.T) {
 }
 
 // TestNodeThatComesBackHasNoLabelsOfBefore (INV-106): a node that was forgotten and registers with other labels has no
-// identity until those have a number. In particular, it does not get its former identity.
+// identity until the labels have a number. In particular, it does not get its former identity.
 func TestNodeThatComesBackHasNoLabelsOfBefore(t *testing.T) {
 	labelled := func(zone string) NodeKey {
 		k := node("a", 1, "10.0.1.0/24")
@@ -606,8 +605,8 @@ func (memory) SaveRegistration(Registration) error { return nil }
 
 func (memory) SavePins([]Pin) error { return nil }
 
-// TestRecordThatIsForgottenBeforeItsWriteReturnsIsWrittenAgain: the watch may tell
-// of the loss before the answer to the write has come.
+// TestRecordThatIsForgottenBeforeItsWriteReturnsIsWrittenAgain: the watch may report the deletion of the record before
+// the answer to the write arrives.
 func TestRecordThatIsForgottenBeforeItsWriteReturnsIsWrittenAgain(t *testing.T) {
 	r, _ := newRegistry(t, time.Hour)
 	r.Observe(Update{Complete: true, Revision: 4})
@@ -646,8 +645,8 @@ func TestRecordThatIsForgottenBeforeItsWriteReturnsIsWrittenAgain(t *testing.T) 
 	}
 }
 
-// TestEndpointsThatComeTogetherShareATransaction: the first waits a little, and the
-// registration of the node does not.
+// TestEndpointsThatComeTogetherShareATransaction: the first endpoint waits briefly for others, and the registration of
+// the node does not wait.
 func TestEndpointsThatComeTogetherShareATransaction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := newRegistry(t, time.Hour)
@@ -704,8 +703,8 @@ func (w *writes) Publish(_ context.Context, _ int64, changes []Change) (int64, e
 	return 6, nil
 }
 
-// TestOnlyWhatAListingLacksIsWritten: before the first listing a node does not
-// know what it has to write, and then it writes the difference.
+// TestOnlyWhatAListingLacksIsWritten: before the first listing, a node does not know which keys the store has. After
+// it, the node writes only the difference.
 func TestOnlyWhatAListingLacksIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := newRegistry(t, time.Hour)
@@ -730,8 +729,8 @@ func TestOnlyWhatAListingLacksIsWritten(t *testing.T) {
 	})
 }
 
-// TestAwaitedEndpointIsWrittenAtOnce does not wait for others, and neither does its
-// caller once it is written, or when nothing can be.
+// TestAwaitedEndpointIsWrittenAtOnce: an endpoint whose caller waits is not batched. The caller returns once the
+// endpoint is written, or if it cannot be written.
 func TestAwaitedEndpointIsWrittenAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := newRegistry(t, time.Hour)

@@ -291,7 +291,7 @@ func (st *state) read(t *testing.T, stream identityv1.ClusterService_WatchCluste
 	}
 }
 
-// TestPodCIDRsArePublished: podCIDRs are validated, and differences are written. If they are missing, the status gives
+// TestPodCIDRsArePublished: podCIDRs are validated, and differences are written. If they are missing, the status has
 // the reason.
 func TestPodCIDRsArePublished(t *testing.T) {
 	s := serve(t)
@@ -496,8 +496,8 @@ func listMappings(t *testing.T, client identityv1.ClusterServiceClient, node str
 	}
 }
 
-// TestStatusCountsTheCluster: this node among the others, what does not count,
-// and what waits for the store.
+// TestStatusCountsTheCluster: the status has the state of this node in the cluster, refused ranges and mappings, and
+// pending writes to the store.
 func TestStatusCountsTheCluster(t *testing.T) {
 	s := serve(t)
 	want := func(what string, want *identityv1.ClusterStatus) {
@@ -549,7 +549,7 @@ func TestStatusCountsTheCluster(t *testing.T) {
 	})
 }
 
-// TestOldEtcdIsAProblemOnceThereAreOtherNodes: alone, a node writes no keys of others.
+// TestOldEtcdIsAProblemOnceThereAreOtherNodes: a node that is alone in its cluster cannot write keys of other nodes.
 func TestOldEtcdIsAProblemOnceThereAreOtherNodes(t *testing.T) {
 	s := serve(t)
 	s.impl.Cluster.Roles = func() error { return errors.New("etcd is old") }
@@ -573,8 +573,8 @@ func TestOldEtcdIsAProblemOnceThereAreOtherNodes(t *testing.T) {
 	}
 }
 
-// TestAnAddressIsOutsideOnlyOnceTheClusterIsKnown holds that no address is called unknown while it may still turn out
-// to be another node's, or this node's own.
+// TestAnAddressIsOutsideOnlyOnceTheClusterIsKnown: an address is not reported as unknown while it may still belong to
+// another node or to this node.
 func TestAnAddressIsOutsideOnlyOnceTheClusterIsKnown(t *testing.T) {
 	s := serve(t)
 	want := func(when, address string, code codes.Code) {

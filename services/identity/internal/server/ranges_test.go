@@ -115,7 +115,7 @@ func TestClaimsAreCheckedAndAnsweredOnce(t *testing.T) {
 	}
 }
 
-// TestReuseIsAskedByAddress: the answer has the addresses in the order of the request, and none unless the mode is
+// TestReuseIsAskedByAddress: the answer has the addresses in the order of the request, and is empty unless the mode is
 // native.
 func TestReuseIsAskedByAddress(t *testing.T) {
 	s := serve(t)

@@ -199,7 +199,7 @@ func (s *service) resolve(container string, labels ...*workloadv1.Label) *identi
 	return resp.GetIdentity()
 }
 
-// TestGetIdentityDescribesTheEndpointsThatHoldIt as ResolveEndpoint did.
+// TestGetIdentityDescribesTheEndpointsThatHoldIt, with the descriptions that ResolveEndpoint received.
 func TestGetIdentityDescribesTheEndpointsThatHoldIt(t *testing.T) {
 	s := serve(t)
 	req := &identityv1.ResolveEndpointRequest{
@@ -442,8 +442,8 @@ func TestWatchResumesAfterTheToken(t *testing.T) {
 	}
 }
 
-// TestWatchEndpointsTellsEveryMoveAndRelease: WatchEndpoints reports every move and release of the owners, also of an
-// owner that ResolveEndpoint moved.
+// TestWatchEndpointsTellsEveryMoveAndRelease: WatchEndpoints reports every move and release of an owner, including
+// moves by ResolveEndpoint.
 func TestWatchEndpointsTellsEveryMoveAndRelease(t *testing.T) {
 	s := serve(t)
 	first, err := s.ResolveEndpoint(t.Context(), &identityv1.ResolveEndpointRequest{
@@ -547,8 +547,8 @@ func followNothing(t *testing.T, set *pods.Set) {
 	})
 }
 
-// TestPodReferenceOverridesTheLabelsOfTheRequest: a pod reference overrides the labels of the request if a Kubernetes
-// API is configured. The API is not needed if an endpoint of the pod is held.
+// TestPodReferenceOverridesTheLabelsOfTheRequest: if a Kubernetes API is configured, labels come from the pod and not
+// from the request. If the service already has an endpoint of the pod, it does not need the API.
 func TestPodReferenceOverridesTheLabelsOfTheRequest(t *testing.T) {
 	s := serve(t)
 	req := &identityv1.ResolveEndpointRequest{
@@ -751,7 +751,8 @@ func (c *claims) Claim(
 	return c.Store.Claim(ctx, l, known, candidate)
 }
 
-// TestWhyAClaimFailsReachesTheCaller: the allocator wraps the store's errors in its own.
+// TestWhyAClaimFailsReachesTheCaller: the error of the store is returned although the allocator wraps it in its own
+// error.
 func TestWhyAClaimFailsReachesTheCaller(t *testing.T) {
 	of := errors.New("of etcd")
 	for name, c := range map[string]struct {
@@ -802,8 +803,8 @@ func detail[T any](err error) any {
 	return nil
 }
 
-// TestEverySentinelHasItsCodeAndReason holds that statusOf answers every error
-// of the core as the API says, and that each reason of the API is given.
+// TestEverySentinelHasItsCodeAndReason: statusOf converts every error of the core as documented in the API, and each
+// reason of the API occurs.
 func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 	given := map[identityv1.ErrorReason]bool{0: true}
 	for _, c := range []struct {

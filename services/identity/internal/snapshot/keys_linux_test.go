@@ -206,7 +206,7 @@ func (p *past) leadsOn(l Loaded, what string) int64 {
 	return at
 }
 
-// TestKeysSurviveTheProcess (INV-87): the next process resumes from the state that the readers of the former process
+// TestKeysSurviveTheProcess (INV-87): the next process resumes with the state that the readers of the previous process
 // had.
 func TestKeysSurviveTheProcess(t *testing.T) {
 	path := stateDir(t)
@@ -238,8 +238,8 @@ func TestKeysSurviveTheProcess(t *testing.T) {
 	}
 }
 
-// TestPointIsNeverAheadOfTheKeys (INV-87), on a disk that is full again and again
-// and then loses power: with what changed since the point, all is there.
+// TestPointIsNeverAheadOfTheKeys (INV-87): the disk is repeatedly full and then loses power. The saved keys and the
+// changes since the saved point are complete.
 func TestPointIsNeverAheadOfTheKeys(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(2) {
@@ -327,8 +327,8 @@ func rebooted(t *testing.T, path string) Loaded {
 	return l
 }
 
-// TestNotedIdentitiesOfTheProcessBeforeAreSaved: the next process saves identities that the previous one has only
-// noted, so that after a reboot the directory has all identities up to its point.
+// TestNotedIdentitiesOfTheProcessBeforeAreSaved: the next process saves identities that the previous process had only
+// noted. After a reboot, the directory has all identities up to its point.
 func TestNotedIdentitiesOfTheProcessBeforeAreSaved(t *testing.T) {
 	path := stateDir(t)
 	for _, act := range []func(d *Dir) error{
@@ -352,8 +352,8 @@ func TestNotedIdentitiesOfTheProcessBeforeAreSaved(t *testing.T) {
 	}
 }
 
-// TestNewestDeletionIsKeptUntilAListing: it comes from the holds in the same boot, and from the cache after a reboot. A
-// listing may be of another history.
+// TestNewestDeletionIsKeptUntilAListing: the deletion is loaded from the holds within the same boot, and from the cache
+// after a reboot. A listing discards it, because the listing may be of another history.
 func TestNewestDeletionIsKeptUntilAListing(t *testing.T) {
 	path := stateDir(t)
 	at := func(revision int64) cluster.Point { return cluster.Point{Cluster: 7, Revision: revision} }
@@ -427,7 +427,7 @@ func TestKeysNotedDuringASaveThatFails(t *testing.T) {
 	}
 }
 
-// TestKnownWithoutKeysIsRead, as the previous version wrote it.
+// TestKnownWithoutKeysIsRead: a file of the previous version, which has no keys, is loaded.
 func TestKnownWithoutKeysIsRead(t *testing.T) {
 	path, want := saved(t)
 	dir, err := store.OpenDir(path, 0o755)

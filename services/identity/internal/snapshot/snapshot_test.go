@@ -150,7 +150,7 @@ func TestChangesAreAddedToWhatWasSaved(t *testing.T) {
 	}
 }
 
-// TestNotedChangesAreKnownAfterAKill: between two writes of the cache.
+// TestNotedChangesAreKnownAfterAKill: changes that were noted between two writes of the cache survive a kill.
 func TestNotedChangesAreKnownAfterAKill(t *testing.T) {
 	path, want := saved(t)
 	d, _, err := opened(t, path, "n1")
@@ -197,8 +197,8 @@ func TestNotedChangesAreKnownAfterAKill(t *testing.T) {
 	}
 }
 
-// TestCacheWithoutAChangeWritesNoHolders: the time of the last contact with the store is only in the cache, and each
-// write of the holders would be a sync.
+// TestCacheWithoutAChangeWritesNoHolders: the time of the last contact with the store is only in the cache. Writing the
+// file of holders for it would cost a sync each time.
 func TestCacheWithoutAChangeWritesNoHolders(t *testing.T) {
 	path, _ := saved(t)
 	d, _, err := opened(t, path, "n1")
@@ -267,8 +267,8 @@ func TestStateOfAnotherNodeIsRefused(t *testing.T) {
 // wayOut is a command that a shell takes: a file gets another name.
 var wayOut = regexp.MustCompile(`: mv (/\S+) /\S+\.refused`)
 
-// TestCorruptHoldsAreRefusedAndLeftAlone: starting without them would let the
-// cluster collect numbers that endpoints use.
+// TestCorruptHoldsAreRefusedAndLeftAlone: if the service started without them, the cluster could collect numbers that
+// endpoints use.
 func TestCorruptHoldsAreRefusedAndLeftAlone(t *testing.T) {
 	corrupt := map[string]func(path string, whole []byte) error{
 		"absent": func(path string, _ []byte) error { return os.Remove(path) },
@@ -379,7 +379,7 @@ func TestCorruptHoldsOfTheVersionBeforeAreRefused(t *testing.T) {
 	}
 }
 
-// TestLongestReferenceIsReadAgain: whatever the API accepts.
+// TestLongestReferenceIsReadAgain: the longest reference that the API accepts is loaded again.
 func TestLongestReferenceIsReadAgain(t *testing.T) {
 	path := stateDir(t)
 	d, _, err := opened(t, path, "n1")
@@ -413,7 +413,7 @@ func TestDirectoryIsOneProcesssAtATime(t *testing.T) {
 	}
 }
 
-// FuzzRecords reads whatever may be in the files and accepts only what may be held.
+// FuzzRecords loads files with arbitrary content, and accepts only valid holds.
 func FuzzRecords(f *testing.F) {
 	f.Add([]byte("endpoint:a/b"), []byte(`{"number":300,"labels":"k8s:a=;"}`))
 	f.Add([]byte("reference:x"), []byte(`{"number":16711680,"labels":"k8s:a=;","manager":"m","addresses":["10.0.0.1"]}`))
@@ -428,7 +428,7 @@ func FuzzRecords(f *testing.F) {
 	})
 }
 
-// BenchmarkSaves measures one change of a directory that holds all identities of a full cluster.
+// BenchmarkSaves measures one change in a directory with all identities of a full cluster.
 func BenchmarkSaves(b *testing.B) {
 	d, _, err := opened(b, stateDir(b), "n1")
 	if err != nil {
@@ -466,8 +466,8 @@ func BenchmarkSaves(b *testing.B) {
 	})
 }
 
-// TestIsolatedHoldersAreLoaded: and the part of the file that earlier versions read has no
-// number that they refuse.
+// TestIsolatedHoldersAreLoaded: and the part of the file that earlier versions read contains no number that they would
+// refuse.
 func TestIsolatedHoldersAreLoaded(t *testing.T) {
 	path := stateDir(t)
 	d, _, err := opened(t, path, "n1")

@@ -25,7 +25,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 )
 
-// TestDamageIsReported corrupts each file in every way. Corrupt holds are refused; a corrupt cache or incarnation is
+// TestDamageIsReported corrupts each file in every way. Corrupt holds are refused. A corrupt cache or incarnation is
 // renamed, and the service reports it.
 func TestDamageIsReported(t *testing.T) {
 	t.Parallel()
@@ -44,8 +44,8 @@ func TestDamageIsReported(t *testing.T) {
 	})
 }
 
-// TestDamagedIncarnationKeepsHolds, with and without a file of holds. Without the file, the damaged file might have
-// recorded that this boot had one.
+// TestDamagedIncarnationKeepsHolds, with and without a file of holds. Without this file, the damaged file might have
+// recorded that holds were written in this boot.
 func TestDamagedIncarnationKeepsHolds(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -107,8 +107,8 @@ func failing(n int, errno syscall.Errno, all bool) (fail func(disktest.Op) error
 	return fail, func() bool { return seen > n }
 }
 
-// TestStartOnADiskThatTakesNoWrites loses nothing, and names a file if it
-// refuses. The disk takes writes again for the start after that.
+// TestStartOnADiskThatTakesNoWrites loses nothing. If the start fails, the error contains the file, and the next start
+// succeeds once the disk accepts writes.
 func TestStartOnADiskThatTakesNoWrites(t *testing.T) {
 	for _, c := range []struct {
 		errno      syscall.Errno
@@ -152,7 +152,7 @@ func TestStartOnADiskThatTakesNoWrites(t *testing.T) {
 	}
 }
 
-// TestRunOnADiskThatTakesNoWrites repeats each change that was not answered.
+// TestRunOnADiskThatTakesNoWrites repeats each change that was not confirmed.
 func TestRunOnADiskThatTakesNoWrites(t *testing.T) {
 	for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EROFS} {
 		path, want := saved(t)
@@ -194,8 +194,8 @@ func TestRunOnADiskThatTakesNoWrites(t *testing.T) {
 	}
 }
 
-// A disk that reports an error leaves open what is on it: the process ends, and
-// the next one opens the files again.
+// TestDiskErrorEndsTheProcess: after an I/O error the content of the disk is unknown, so the process ends and the next
+// process reads the files again.
 func TestDiskErrorEndsTheProcess(t *testing.T) {
 	path, want := saved(t)
 	disk := disktest.New(t, path)
@@ -232,9 +232,8 @@ func TestDiskErrorEndsTheProcess(t *testing.T) {
 	}
 }
 
-// TestPowerCutKeepsIncarnationAndCache cuts the power at 100 moments. No holder
-// outlives the boot that follows; the name of the directory does, and what
-// SaveKnown was given.
+// TestPowerCutKeepsIncarnationAndCache cuts the power at 100 moments. Holders do not survive the following boot. The
+// incarnation of the directory and the identities passed to SaveKnown do.
 func TestPowerCutKeepsIncarnationAndCache(t *testing.T) {
 	root := t.TempDir()
 	path := filepath.Join(root, "state")

@@ -88,9 +88,8 @@ func short(l *frontend.List) string {
 	return strings.Join(out, " ")
 }
 
-// TestEndpointsAreChosenByCategory has the categories of endpoints that kube-proxy distinguishes,
-// with the resulting lists: of cluster IPs, and of the other frontends for inside and outside
-// clients.
+// TestEndpointsAreChosenByCategory checks the categories of endpoints that kube-proxy distinguishes: the lists of
+// cluster IPs, and the lists of other frontends for clients inside and outside.
 func TestEndpointsAreChosenByCategory(t *testing.T) {
 	local := func(s *service.Service) { s.InternalLocal, s.ExternalLocal = true, true }
 	external := func(s *service.Service) { s.ExternalLocal = true }
@@ -192,7 +191,7 @@ func TestEndpointsAreChosenByCategory(t *testing.T) {
 	}
 }
 
-// TestEndpointsThatServeOrTerminateDrain: endpoints that serve or terminate drain when they get no new connections.
+// TestEndpointsThatServeOrTerminateDrain: endpoints that serve or terminate and get no new connections are draining.
 // Each endpoint is a backend in a list, or drains, or neither serves nor terminates.
 func TestEndpointsThatServeOrTerminateDrain(t *testing.T) {
 	v := View{balanced(func(s *service.Service) { s.ExternalLocal = true }), []*service.Slice{slice("a",
@@ -232,8 +231,8 @@ func TestEndpointsThatServeOrTerminateDrain(t *testing.T) {
 	}
 }
 
-// TestUDPLeavesEndpointsThatDoNotServe: an endpoint that terminates and does not serve keeps its TCP
-// connections, and its UDP flows only if there is no other endpoint.
+// TestUDPLeavesEndpointsThatDoNotServe: an endpoint that terminates and does not serve keeps its TCP connections. It
+// keeps its UDP flows only if no other endpoint exists.
 func TestUDPLeavesEndpointsThatDoNotServe(t *testing.T) {
 	two, same := []string{"10.0.0.1 here", "10.0.0.2 there"}, []string{"10.0.0.1 here", "10.0.0.2 here"}
 	for _, c := range []struct {
@@ -507,8 +506,8 @@ func TestAffinityAndNamesAreThoseOfTheService(t *testing.T) {
 	}
 }
 
-// TestEveryListOfAServiceAsksForItsTable: the lists for inside and outside. A frontend with tables
-// differs from one without.
+// TestEveryListOfAServiceAsksForItsTable: the lists for inside and outside both have the algorithm. A frontend with
+// rendezvous tables differs from a frontend without.
 func TestEveryListOfAServiceAsksForItsTable(t *testing.T) {
 	of := func(table bool) []*frontend.Frontend {
 		s := balanced(func(s *service.Service) { s.Table, s.ExternalLocal, s.InternalLocal = table, true, true })
@@ -560,8 +559,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 	}
 }
 
-// TestKeysAreOrderedWithNodePortsFirst: a datapath whose maps are nearly full takes frontends in
-// this order.
+// TestKeysAreOrderedWithNodePortsFirst: a datapath whose maps are nearly full applies frontends in this order.
 func TestKeysAreOrderedWithNodePortsFirst(t *testing.T) {
 	key := func(addr string, port uint16, p frontend.Protocol) frontend.Key {
 		a := netip.MustParseAddr(addr)

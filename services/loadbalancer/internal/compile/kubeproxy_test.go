@@ -35,8 +35,8 @@ func (c kubeProxyCase) String() string {
 	return fmt.Sprintf("%q on node %q in zone %q", c.Endpoints, c.Node, c.Zone)
 }
 
-// TestFrontendsLeadWhereThoseOfKubeProxyDo: the manifests of each case and policy result in
-// kube-proxy's lists.
+// TestFrontendsLeadWhereThoseOfKubeProxyDo: for each case and traffic policy, the manifests result in the same lists of
+// backends as in kube-proxy.
 func TestFrontendsLeadWhereThoseOfKubeProxyDo(t *testing.T) {
 	data, err := os.ReadFile("testdata/kubeproxy.json")
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// TestKeysAreThoseOfTheFrontends compares the keys that are computed alone with the keys of the frontends.
+// TestKeysAreThoseOfTheFrontends compares the separately computed keys with the keys of the frontends.
 func TestKeysAreThoseOfTheFrontends(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
@@ -55,7 +55,7 @@ func someSlices(r *rand.Rand) (out []*service.Slice) {
 	return out
 }
 
-// TestNotesAreThoseOfTheFrontends compares the notes that are found alone with the notes about the frontends.
+// TestNotesAreThoseOfTheFrontends compares the separately computed notes with the notes about the frontends.
 func TestNotesAreThoseOfTheFrontends(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	some := 0
@@ -76,7 +76,7 @@ func TestNotesAreThoseOfTheFrontends(t *testing.T) {
 	}
 }
 
-// TestPortsAreFoundInSlices compares a search with the map that services of many ports use.
+// TestPortsAreFoundInSlices compares the linear search with the map that services with many ports use.
 func TestPortsAreFoundInSlices(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	for range 2000 {
@@ -103,7 +103,8 @@ func TestPortsAreFoundInSlices(t *testing.T) {
 	}
 }
 
-// TestChargeWithoutTablesCountsBackends compares the charge with one that counts the backends of each port.
+// TestChargeWithoutTablesCountsBackends compares the charge with a reference implementation that counts the backends of
+// each port.
 func TestChargeWithoutTablesCountsBackends(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
 	for range 2000 {

@@ -72,8 +72,8 @@ func usedBy(fs []*frontend.Frontend, elements bool) int {
 	return max(fronts, keys[false], keys[true])
 }
 
-// TestServicesUseNoMoreThanTheirShare: for any share, the service's frontends fit into it. With all
-// units that it needs, it has all frontends; a larger share never results in fewer.
+// TestServicesUseNoMoreThanTheirShare: for any share, the service's frontends fit into the share. A share that covers
+// all required units gives all frontends, and a larger share never gives fewer.
 func TestServicesUseNoMoreThanTheirShare(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -135,7 +135,7 @@ func TestServicesUseNoMoreThanTheirShare(t *testing.T) {
 	}
 }
 
-// TestCutKeepsTheFirstBackends: a slice that is reduced keeps exactly its first backends.
+// TestCutKeepsTheFirstBackends: a reduced slice keeps exactly its first backends.
 func TestCutKeepsTheFirstBackends(t *testing.T) {
 	s := &service.Service{Ports: []service.Port{{Name: "a", Protocol: service.TCP}, {Name: "b", Protocol: service.UDP}}}
 	x := &service.Slice{Ports: []service.SlicePort{

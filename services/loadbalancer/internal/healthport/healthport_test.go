@@ -120,7 +120,8 @@ func ask(port uint16) (answer string, err error) {
 		strings.TrimSpace(string(body))), err
 }
 
-// TestSilentConnectionsKeepNoLoadBalancerOut: a sender, or many, hold as many connections as a port can have.
+// TestSilentConnectionsKeepNoLoadBalancerOut: one or many clients hold the maximum number of connections of a port, and
+// a load balancer still gets an answer.
 func TestSilentConnectionsKeepNoLoadBalancerOut(t *testing.T) {
 	s, _ := run(t)
 	port := freePort(t)
@@ -224,8 +225,8 @@ func TestPortThatCannotBeOpenedIsAProblem(t *testing.T) {
 	servicetest.Eventually(t, "no problem", func() bool { return s.problem() == "map[]" && p.Open() == 2 })
 }
 
-// TestAnswerStaysWhileNothingIsKnown: while the datapath subscribes again, or after this process
-// has started, the kernel forwards to its previous addresses and no others.
+// TestAnswerStaysWhileNothingIsKnown: while the datapath subscribes again, or after this process has started, the
+// kernel still forwards to its previous backends, so the previous answer is correct.
 func TestAnswerStaysWhileNothingIsKnown(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "health-checks.json")
 	s, _, stop := runWith(t, path)

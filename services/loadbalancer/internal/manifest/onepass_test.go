@@ -128,7 +128,8 @@ func objectsText(all []Object) string {
 	return strings.Join(out, "\n")
 }
 
-// TestOnePassReadsEveryField fails if a field is added to wire only: then every document with it would be read slowly.
+// TestOnePassReadsEveryField fails if a field is added only to package wire: every document with it would use the slow
+// decoder.
 func TestOnePassReadsEveryField(t *testing.T) {
 	for _, text := range onePassTexts(t) {
 		if !agree(t, text) {
@@ -137,7 +138,7 @@ func TestOnePassReadsEveryField(t *testing.T) {
 	}
 }
 
-// TestOnePassReadsWhatTheDecoderReads damages each document at each byte.
+// TestOnePassReadsWhatTheDecoderReads corrupts each document at each byte and compares the two decoders.
 func TestOnePassReadsWhatTheDecoderReads(t *testing.T) {
 	read := 0
 	for _, text := range onePassTexts(t) {

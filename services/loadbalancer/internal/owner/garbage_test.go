@@ -5,7 +5,8 @@ package owner
 
 import "testing"
 
-// TestMemoryIsFreedOnceAfterABurstOfChanges: the token comes after quiet sweeps without a change, and only once.
+// TestMemoryIsFreedOnceAfterABurstOfChanges: memory is freed after several quiet sweeps without a change, and only
+// once.
 func TestMemoryIsFreedOnceAfterABurstOfChanges(t *testing.T) {
 	g := newGarbage()
 	due := func() bool {

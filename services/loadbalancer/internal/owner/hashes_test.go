@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// TestHashesAreASet compares with a map, for colliding and other hashes, while the set grows and
-// shrinks.
+// TestHashesAreASet compares the set with a map, for colliding and other hashes, while the set grows and shrinks.
 func TestHashesAreASet(t *testing.T) {
 	for _, domain := range []uint64{40, 5000, 1 << 40} {
 		r := rand.New(rand.NewPCG(domain, 1))

@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// TestObjectsOfASourceThatIsGoneBelongToEveryCaller: a source that is no longer configured will not
-// manage them any more.
+// TestObjectsOfASourceThatIsGoneBelongToEveryCaller: calls may change the objects of a source that is no longer
+// configured, because this source no longer manages them.
 func TestObjectsOfASourceThatIsGoneBelongToEveryCaller(t *testing.T) {
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})
 	dir := t.TempDir()
@@ -45,7 +45,7 @@ func TestObjectsOfASourceThatIsGoneBelongToEveryCaller(t *testing.T) {
 	}
 }
 
-// TestCallsMayShrinkWhatIsAboveALoweredLimit, but not enlarge it.
+// TestCallsMayShrinkWhatIsAboveALoweredLimit, and must not enlarge it.
 func TestCallsMayShrinkWhatIsAboveALoweredLimit(t *testing.T) {
 	for _, c := range []struct {
 		what  string

@@ -214,9 +214,8 @@ func randomSlice(r *rand.Rand, name, of string) string {
 	return b.String()
 }
 
-// TestChangesComeToTheSameAsFromScratch: after any sequence of changes, subscribers have the
-// frontends that a new owner computes from the objects, also with slow readers, resumed streams and
-// restarts.
+// TestChangesComeToTheSameAsFromScratch: after any sequence of changes, subscribers have the frontends that a new owner
+// computes from the objects. This includes slow readers, resumed streams and restarts.
 func TestChangesComeToTheSameAsFromScratch(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -478,8 +477,8 @@ func TestCompleteSourceDeletesWhatWasNotNamed(t *testing.T) {
 	}
 }
 
-// TestListingsAndDeletionsSpareWhatIsOfOthers: a listing or deletion of one manager or source
-// affects only its own objects.
+// TestListingsAndDeletionsSpareWhatIsOfOthers: a listing or deletion by one manager or source affects only its own
+// objects.
 func TestListingsAndDeletionsSpareWhatIsOfOthers(t *testing.T) {
 	dir := t.TempDir()
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})

@@ -13,9 +13,8 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// TestFloodOfObjectsKeepsNoServiceOfOthersOut: one namespace has more services and slices than the
-// limits. The objects of others are stored, and the flooding namespace's again once there are
-// fewer.
+// TestFloodOfObjectsKeepsNoServiceOfOthersOut: one namespace has more services and slices than the limits. Objects of
+// other namespaces are stored, and further objects of the first namespace once it has fewer.
 func TestFloodOfObjectsKeepsNoServiceOfOthersOut(t *testing.T) {
 	o := startShared(t, Limits{Services: 20, Slices: 20, Frontends: 1000, Backends: 1000, BackendsPerService: 500})
 	for i := range 30 {
@@ -77,8 +76,8 @@ func TestFloodOfObjectsKeepsNoServiceOfOthersOut(t *testing.T) {
 	}
 }
 
-// TestObjectsOfASourceThatIsGoneMayExceedTheirShare: objects of an API server stay when the configuration no longer has
-// it, and lose their space if the limits are lowered then.
+// TestObjectsOfASourceThatIsGoneMayExceedTheirShare: if an API server is no longer configured, its objects stay. If the
+// limits are then lowered, other objects take their capacity.
 func TestObjectsOfASourceThatIsGoneMayExceedTheirShare(t *testing.T) {
 	c := &clock{now: time.Unix(1e9, 0)}
 	config, dir := testConfig(c), t.TempDir()

@@ -15,9 +15,9 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// TestServicesBeyondTheShareRefuseConnections takes more Services than limits.services allows.
-// Their cluster IPs, load balancer addresses and node ports refuse connections instead of being
-// unknown, also after a restart and a change. External addresses are not served.
+// TestServicesBeyondTheShareRefuseConnections applies more Services than limits.services allows. Cluster IPs, load
+// balancer addresses and node ports of the excess Services refuse connections instead of being unknown, also after a
+// restart and a change. External addresses are not served.
 func TestServicesBeyondTheShareRefuseConnections(t *testing.T) {
 	c := &clock{now: time.Unix(1e9, 0)}
 	config, dir := testConfig(c), t.TempDir()

@@ -49,8 +49,8 @@ func vast(ports, ingress, parts, endpoints int) (web, ends string) {
 	return "---\n" + web + "\n", ends
 }
 
-// TestVastServicesAreRefusedByName: a few hundred kilobytes name millions of frontends or backends.
-// They are rejected with the name of the service before they are computed, in any order.
+// TestVastServicesAreRefusedByName: a few hundred kilobytes of manifests describe millions of frontends or backends.
+// They are refused in any order, with the name of the service, before the frontends are computed.
 func TestVastServicesAreRefusedByName(t *testing.T) {
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})
 	config.Limits = Limits{
@@ -88,7 +88,7 @@ func TestVastServicesAreRefusedByName(t *testing.T) {
 	}
 }
 
-// TestSlicesMayRepeatEndpoints: duplicates count once, up to a bound.
+// TestSlicesMayRepeatEndpoints: duplicate endpoints count once, up to a limit.
 func TestSlicesMayRepeatEndpoints(t *testing.T) {
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})
 	config.Limits.BackendsPerService = 100

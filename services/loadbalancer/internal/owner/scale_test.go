@@ -67,8 +67,8 @@ func listAll(b *testing.B, o *running, objects []manifest.Object) {
 	}
 }
 
-// BenchmarkListing takes a first listing of services and slices of which a third exceeds the
-// limits. The time of each service must not grow with their number.
+// BenchmarkListing measures a first listing of services and slices, a third of which exceeds the limits. The time per
+// service must not grow with their number.
 func BenchmarkListing(b *testing.B) {
 	for _, services := range []int{10_000, 20_000, 40_000} {
 		b.Run(fmt.Sprint(services), func(b *testing.B) {
@@ -91,7 +91,7 @@ func BenchmarkListing(b *testing.B) {
 	}
 }
 
-// BenchmarkLevel computes the levels of existing services and slices, with one change.
+// BenchmarkLevel computes the tenants' levels for existing services and slices, after one change.
 func BenchmarkLevel(b *testing.B) {
 	for _, services := range []int{10_000, 20_000, 40_000} {
 		b.Run(fmt.Sprint(services), func(b *testing.B) {

@@ -169,10 +169,9 @@ func keyOf(kind service.Kind, namespace, name string) service.ObjectKey {
 	return service.ObjectKey{Kind: kind, Name: service.Name{Namespace: namespace, Name: name}}
 }
 
-// TestFloodOfFrontendsKeepsNoServiceOfOthersOut: one namespace asks for more frontends than the
-// limit. The services of others have all of theirs, before and after the first levels. The flooding
-// namespace loses its newest ones, whose addresses refuse connections, and gets them back when
-// others leave.
+// TestFloodOfFrontendsKeepsNoServiceOfOthersOut: one namespace requests more frontends than the limit. The services of
+// other namespaces have all their frontends, before and after the first computation of levels. The first namespace
+// loses its newest frontends, whose addresses refuse connections, and gets them back when others are removed.
 func TestFloodOfFrontendsKeepsNoServiceOfOthersOut(t *testing.T) {
 	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 100, Backends: 1000, BackendsPerService: 500})
 	for i := range 10 {
@@ -231,9 +230,8 @@ func TestFloodOfFrontendsKeepsNoServiceOfOthersOut(t *testing.T) {
 	}
 }
 
-// TestFrontendsBeyondTheShareRefuseConnections: an address keeps one frontend, by which it refuses
-// connections at all ports. Each node port refuses connections. External addresses are passed
-// through.
+// TestFrontendsBeyondTheShareRefuseConnections: an address keeps one frontend, so that it refuses connections at all
+// ports. Each node port refuses connections. Packets to external addresses pass through.
 func TestFrontendsBeyondTheShareRefuseConnections(t *testing.T) {
 	limits := Limits{Services: 1000, Slices: 1000, Frontends: 20, Backends: 1000, BackendsPerService: 500}
 	o := startShared(t, limits)
@@ -288,9 +286,8 @@ func TestFrontendsBeyondTheShareRefuseConnections(t *testing.T) {
 	}
 }
 
-// TestFirstListingIsDividedWhateverItsOrder: the objects of a first listing arrive in batches in
-// any order. Which of them fit depends neither on that order nor on a restart, and the services of
-// the cluster itself always fit.
+// TestFirstListingIsDividedWhateverItsOrder: the objects of a first listing arrive in batches in any order. Neither the
+// order nor a restart changes which objects fit, and the services of the cluster itself always fit.
 func TestFirstListingIsDividedWhateverItsOrder(t *testing.T) {
 	limits := Limits{Services: 1000, Slices: 1000, Frontends: 40, Backends: 60, BackendsPerService: 500}
 	var texts []string
@@ -347,9 +344,9 @@ func TestFirstListingIsDividedWhateverItsOrder(t *testing.T) {
 	}
 }
 
-// TestRemovedBackendsLeaveThoughNewOnesExceedTheShare: a rolling update of a tenant that uses all
-// of its share. Pods removed from the API server must not stay backends: their addresses are reused
-// by other pods, also of other namespaces.
+// TestRemovedBackendsLeaveThoughNewOnesExceedTheShare: a rolling update of a tenant that uses its whole share. Pods
+// that were removed from the API server must not stay backends, because their addresses are reused by other pods, also
+// of other namespaces.
 func TestRemovedBackendsLeaveThoughNewOnesExceedTheShare(t *testing.T) {
 	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 1000, Backends: 10, BackendsPerService: 100})
 	o.give(
@@ -383,9 +380,9 @@ func TestRemovedBackendsLeaveThoughNewOnesExceedTheShare(t *testing.T) {
 	is(" 10.244.0.15:8080 10.244.0.16:8080 10.244.0.17:8080 10.244.0.18:8080 10.244.0.19:8080 10.244.0.20:8080")
 }
 
-// TestLimitsAreThoseOfTheDatapath: if the capacity of its kernel is smaller than the configured
-// limit, that capacity is divided, in elements of its maps. For a datapath that does not report its
-// capacity, the configured limit applies.
+// TestLimitsAreThoseOfTheDatapath: if the capacity of the datapath's kernel is smaller than the configured limit,
+// tenants share that capacity, in elements of its maps. For a datapath that does not report its capacity, the
+// configured limit applies.
 func TestLimitsAreThoseOfTheDatapath(t *testing.T) {
 	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 100, Backends: 1000, BackendsPerService: 500})
 	for i := range 5 {
@@ -476,8 +473,8 @@ func TestServicesOfTheClusterThatHaveNoPlaceAreNamed(t *testing.T) {
 	}
 }
 
-// TestCallsBeyondTheShareAreRefused: objects of calls share what objects of the API server leave,
-// and lose it to them.
+// TestCallsBeyondTheShareAreRefused: objects of calls get the capacity that objects of the API server leave, and lose
+// it if the API server has more objects.
 func TestCallsBeyondTheShareAreRefused(t *testing.T) {
 	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 100, Backends: 1000, BackendsPerService: 500})
 	o.give(serviceText("a", "web", "10.96.0.1", 40))
@@ -505,8 +502,8 @@ func TestCallsBeyondTheShareAreRefused(t *testing.T) {
 	o.apply(serviceText("b", "mine", "10.96.0.2", 10))
 }
 
-// TestNamespacesOfOneTenantShare: namespaces with the same label are one tenant, and levels wait
-// for the list of Namespaces.
+// TestNamespacesOfOneTenantShare: namespaces with the same label are one tenant, and levels are computed only after the
+// list of Namespaces.
 func TestNamespacesOfOneTenantShare(t *testing.T) {
 	c := &clock{now: time.Unix(1e9, 0)}
 	config := testConfig(c)
@@ -565,9 +562,9 @@ func (l *listedTenants) Complete() bool { return l.complete }
 
 func (l *listedTenants) Failure() error { return errors.New("forbidden") }
 
-// TestDatapathThatSaysWhatItHoldsMovesNoFrontend: services that exceed a share have frontends when
-// a datapath subscribes; from then on shares count elements of its maps. Removing the services
-// leaves nothing.
+// TestDatapathThatSaysWhatItHoldsMovesNoFrontend: services that exceed a share have frontends before a datapath
+// subscribes, and keep them. From then on, shares count elements of the datapath's maps. Removing the services leaves
+// no units in use.
 func TestDatapathThatSaysWhatItHoldsMovesNoFrontend(t *testing.T) {
 	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 40, Backends: 1000, BackendsPerService: 500})
 	var keys []service.ObjectKey
@@ -594,8 +591,8 @@ func TestDatapathThatSaysWhatItHoldsMovesNoFrontend(t *testing.T) {
 	}
 }
 
-// TestTablesCountForTheirTenant: a tenant asks for more rendezvous tables than the datapath can
-// hold. Its newest tables have fewer backends, or none, and another tenant keeps its own.
+// TestTablesCountForTheirTenant: a tenant requests more rendezvous tables than the datapath can hold. Its newest tables
+// have fewer backends, or none, and another tenant keeps its tables.
 func TestTablesCountForTheirTenant(t *testing.T) {
 	const endpoints, limit = 20, 20000 // units
 	o := startShared(t, Limits{

@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// TestObjectThatCannotBeReadClosesWhatWasInForce: the API server no longer has the previous version
-// of the object, so its pods may be deleted and their addresses reused.
+// TestObjectThatCannotBeReadClosesWhatWasInForce: the API server no longer has the previous version of the object, so
+// its pods may be deleted and their addresses reused.
 func TestObjectThatCannotBeReadClosesWhatWasInForce(t *testing.T) {
 	limits := Limits{Services: 100, Slices: 100, Frontends: 100, Backends: 100, BackendsPerService: 50}
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})
@@ -66,10 +66,9 @@ func TestObjectThatCannotBeReadClosesWhatWasInForce(t *testing.T) {
 	}
 }
 
-// TestUnreadableDocumentsOfAFileLeaveTheOthersInForce takes a file with readable and unreadable
-// documents. An unreadable Service refuses connections, an unreadable slice is not used, and each
-// is reported with file, document and line. While a document does not identify its object, the
-// file's previous objects stay.
+// TestUnreadableDocumentsOfAFileLeaveTheOthersInForce uses a file with readable and unreadable documents. An unreadable
+// Service refuses connections, an unreadable slice is not used, and each is reported with file, document and line. If
+// the object of a document cannot be identified, all previous objects of the file stay.
 func TestUnreadableDocumentsOfAFileLeaveTheOthersInForce(t *testing.T) {
 	dir := t.TempDir()
 	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir, managed.SourceFile)
@@ -157,8 +156,8 @@ func TestUnreadableDocumentsOfAFileLeaveTheOthersInForce(t *testing.T) {
 		"more.yaml: document 1: Service shop/db is already in all.yaml")
 }
 
-// TestUnreadableServiceOfANewFileRefuses takes an unreadable Service that was never accepted:
-// connections to its address are refused instead of leaving the node.
+// TestUnreadableServiceOfANewFileRefuses uses an unreadable Service that was never accepted: connections to its address
+// are refused, and do not leave the node.
 func TestUnreadableServiceOfANewFileRefuses(t *testing.T) {
 	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir(), managed.SourceFile)
 	text := strings.Replace(serviceText("shop", "web", "10.96.0.1", 1), "spec:\n",

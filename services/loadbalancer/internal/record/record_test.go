@@ -113,8 +113,8 @@ func TestWhatIsCommittedIsReadAgain(t *testing.T) {
 	}
 }
 
-// TestRecordsThatCannotBeReadAreRefused: one unreadable record stops the start, with the file and
-// what to do.
+// TestRecordsThatCannotBeReadAreRefused: one unreadable record stops the start. The error contains the file and the
+// next step.
 func TestRecordsThatCannotBeReadAreRefused(t *testing.T) {
 	for _, record := range []string{
 		"{", "{}", `{"service":{"type":"Other"}}`, `{"service":{"type":"ClusterIP"},"slice":{}}`,

@@ -147,7 +147,8 @@ func TestRecordsAreWrittenAndReadAsByEncodingJSON(t *testing.T) {
 	}
 }
 
-// TestOtherTextsAreReadByEncodingJSON corrupts records at each byte: read gives up, or reads what encoding/json reads.
+// TestOtherTextsAreReadByEncodingJSON corrupts records at each byte: read either fails, or returns the same as
+// encoding/json.
 func TestOtherTextsAreReadByEncodingJSON(t *testing.T) {
 	for _, in := range records() {
 		text := string(encode(in))
@@ -167,7 +168,7 @@ func TestOtherTextsAreReadByEncodingJSON(t *testing.T) {
 	}
 }
 
-// TestFieldsOfALaterVersionAreIgnored: also in a record that reader does not know.
+// TestFieldsOfALaterVersionAreIgnored, even in a record of an unknown type.
 func TestFieldsOfALaterVersionAreIgnored(t *testing.T) {
 	for _, in := range records() {
 		text := fmt.Sprintf(`{"later":1,%s`, encode(in)[1:])

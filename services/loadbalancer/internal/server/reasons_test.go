@@ -23,8 +23,8 @@ var elsewhere = map[lbv1.ErrorReason]string{
 	lbv1.ErrorReason_ERROR_REASON_STORAGE_FAILED: "main_linux_test.go fills the disk of a process",
 }
 
-// TestServerGivesEveryReason provokes each reason of the API by calls: an error of the core may
-// wrap several errors, so a test of single errors does not show which one determines the reason.
+// TestServerGivesEveryReason provokes each reason of the API by calls. A test of single errors is not sufficient: an
+// error of the core may wrap several errors, and the result must have the right reason.
 func TestServerGivesEveryReason(t *testing.T) {
 	seen := map[lbv1.ErrorReason]bool{}
 	dir := stateDir(t)

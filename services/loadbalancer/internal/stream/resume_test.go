@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-net/sluice/model/frontend"
 )
 
-// TestUnfinishedSnapshotBeginsAgain: the subscriber does not have the part that was sent, and would
-// remove frontends that the rest does not contain.
+// TestUnfinishedSnapshotBeginsAgain: if the stream resumed within a snapshot, the subscriber would lack the first part,
+// and would remove frontends that the rest does not contain.
 func TestUnfinishedSnapshotBeginsAgain(t *testing.T) {
 	src := newTable(3 * MaxSteps)
 	s := New("a")
@@ -61,8 +61,8 @@ func TestFrontendThatChangesWhileItsBatchIsSentIsSentOnce(t *testing.T) {
 	}
 }
 
-// TestBarriersOfTheOlderHalfAreThinned: the acknowledgement of an unknown barrier counts for the
-// last known one before it, and barriers of the newer half are known exactly.
+// TestBarriersOfTheOlderHalfAreThinned: of the older half of the barriers, only some are kept. The acknowledgement of a
+// dropped barrier counts for the last kept barrier before it. All barriers of the newer half are kept.
 func TestBarriersOfTheOlderHalfAreThinned(t *testing.T) {
 	src := newTable(1)
 	s := New("a")
@@ -83,8 +83,8 @@ func TestBarriersOfTheOlderHalfAreThinned(t *testing.T) {
 	}
 }
 
-// TestKeysThatAreSentAndNotAcknowledgedAreBounded: a stream cannot resume after a barrier if the
-// later keys are no longer known.
+// TestKeysThatAreSentAndNotAcknowledgedAreBounded: a stream cannot resume after a barrier if the keys of later changes
+// are no longer stored.
 func TestKeysThatAreSentAndNotAcknowledgedAreBounded(t *testing.T) {
 	src := newTable(0)
 	s := New("a")

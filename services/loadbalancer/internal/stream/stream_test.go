@@ -193,7 +193,7 @@ func TestChangesAreMergedByKey(t *testing.T) {
 	}
 }
 
-// TestBarriersComeWhileEverythingChanges: a batch contains only the keys that waited when it began.
+// TestBarriersComeWhileEverythingChanges: a batch contains only the keys that were pending when it began.
 func TestBarriersComeWhileEverythingChanges(t *testing.T) {
 	src, s, k := newTable(5000), New("a"), newKernel()
 	s.Connect(1, 0, src)
@@ -214,8 +214,8 @@ func TestBarriersComeWhileEverythingChanges(t *testing.T) {
 	k.same(t, src)
 }
 
-// TestFlappingLeavesMemoryFlat: 10,000 flapping endpoints do not grow the memory of a subscriber
-// that takes nothing, or of one that acknowledges nothing.
+// TestFlappingLeavesMemoryFlat: 10,000 flapping endpoints do not grow the memory of a subscriber that reads nothing, or
+// of one that acknowledges nothing.
 func TestFlappingLeavesMemoryFlat(t *testing.T) {
 	const n = 10_000
 	src, stuck, silent, k := newTable(n), New("stuck"), New("silent"), newKernel()
@@ -300,8 +300,8 @@ func TestStreamResumesBehindABarrier(t *testing.T) {
 	}
 }
 
-// TestAnyConnectionComesToTheSame: after any mix of changes, lost connections and late
-// acknowledgements, the subscriber has the current frontends.
+// TestAnyConnectionComesToTheSame: after any sequence of changes, lost connections and late acknowledgements, the
+// subscriber has the current frontends.
 func TestAnyConnectionComesToTheSame(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -372,8 +372,8 @@ func TestAcknowledgementsAreChecked(t *testing.T) {
 	}
 }
 
-// TestManyBarriersWithoutAcknowledgement: their revisions are known approximately, and never too
-// high.
+// TestManyBarriersWithoutAcknowledgement: the revisions of many unacknowledged barriers are stored approximately, and
+// never too high.
 func TestManyBarriersWithoutAcknowledgement(t *testing.T) {
 	src, s, k := newTable(1), New("a"), newKernel()
 	s.Connect(1, 0, src)

@@ -326,7 +326,7 @@ func BenchmarkLookup(b *testing.B) {
 	}
 }
 
-// A loaded engine and the decoded policies fit into the memory that a node can spare.
+// TestALoadedEngineStaysWithinItsMemory: a loaded engine and the decoded policies fit into the memory budget of a node.
 func TestALoadedEngineStaysWithinItsMemory(t *testing.T) {
 	for _, s := range shapes {
 		// With the race detector, the large shape takes a quarter of a minute.

@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// Merging address classes with equal verdicts changes no verdict, whatever the rules are, and Explain finds the
-// deciding rule.
+// TestMergedAddressClassesGiveTheSameVerdicts: merging address classes with equal verdicts changes no verdict for any
+// rules, and Explain finds the deciding rule.
 func TestMergedAddressClassesGiveTheSameVerdicts(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 61)
@@ -143,7 +143,7 @@ func TestAddressClassesOfEqualVerdictAreMergedWhenThereAreTooMany(t *testing.T) 
 	}
 }
 
-// A learned address may need one class too many.
+// TestALearnedAddressMergesTheClassesOfALiveTable: a learned address may need one class more than the table can have.
 func TestALearnedAddressMergesTheClassesOfALiveTable(t *testing.T) {
 	e := New(Config{})
 	// The base needs a class for each prefix, and none for the denied ones: the table is full.

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
-// Diff reports exactly the connections whose verdict changes.
+// TestDiffNamesExactlyWhatChanges: Diff returns exactly the connections whose verdict changes.
 func TestDiffNamesExactlyWhatChanges(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 61)

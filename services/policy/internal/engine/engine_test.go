@@ -270,7 +270,8 @@ func TestOwnNodeIsLetInOnlyWhereAPolicySelectsTheSubject(t *testing.T) {
 	}
 }
 
-// Adding and removing a million identities leaves nothing behind, neither in the engine's counts nor on the heap.
+// TestChurnDoesNotGrowTheEngine: after a million identities were added and removed, neither the engine's counts nor the
+// heap have grown.
 func TestChurnDoesNotGrowTheEngine(t *testing.T) {
 	s := synthetic.Shape{Namespaces: 20, Apps: 10, Policies: 200, Subjects: 50}
 	e := loaded(t, s)
@@ -323,8 +324,8 @@ func TestASubjectWhoseIdentityComesBackIsCompiledAgain(t *testing.T) {
 	}
 }
 
-// The work for many rules for all addresses, together with many prefixes, grows with the product: it is rejected
-// before it is done.
+// TestRulesTimesPrefixesAreRefusedByTheirProduct: many rules for all addresses, together with many prefixes, cost the
+// product of their numbers. They are refused before the work is done.
 func TestRulesTimesPrefixesAreRefusedByTheirProduct(t *testing.T) {
 	const rules, nets = 2000, 3000
 	o := spread(1)
@@ -388,7 +389,8 @@ func TestASubjectThatMovesToAnotherNamespaceIsFoundThere(t *testing.T) {
 	}
 }
 
-// The number for unannounced pods may itself be announced. It stays unknown, including its named ports.
+// TestTheUnknownPodIsEvaluatedAsAnUnknownNumber: the number for unannounced pods may itself be announced. It stays
+// unknown, including its named ports.
 func TestTheUnknownPodIsEvaluatedAsAnUnknownNumber(t *testing.T) {
 	unknown, err := peer.New(identity.UnknownInCluster, label.NewSet(label.Reserved("unknown-in-cluster")))
 	if err != nil {

@@ -340,7 +340,7 @@ func TestNoEventShowsAThirdVerdict(t *testing.T) {
 	}
 }
 
-// The keys of classes stay the same during the lifetime of an engine and between engines.
+// TestIdentityClassKeysDependOnlyOnTheClass: the key of a class is constant within an engine and equal in all engines.
 func TestIdentityClassKeysDependOnlyOnTheClass(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 41)

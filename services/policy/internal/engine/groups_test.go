@@ -137,8 +137,9 @@ func TestAGroupConcernsOnlySubjectsThatMatchIt(t *testing.T) {
 	}
 }
 
-// If address rules also apply to nodes, an address counts as covered by any group, whatever the group's labels are. A
-// rule without a positive requirement therefore depends on every group.
+// TestEveryGroupConcernsANegativeSelectorThatReachesNodes: if address rules also apply to nodes, any group may contain
+// an address of a node, whatever the labels of the group are. A rule without a positive requirement therefore depends
+// on every group.
 func TestEveryGroupConcernsANegativeSelectorThatReachesNodes(t *testing.T) {
 	node, err := peer.New(identity.RemoteNode, label.NewSet(label.Reserved(identity.NameRemoteNode)))
 	if err != nil {

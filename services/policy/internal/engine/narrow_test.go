@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
-// TestLabelsThatNarrowAllowNothingElse compares the verdicts of two identities, where the rules of the second narrow
-// the rules of the first.
+// TestLabelsThatNarrowAllowNothingElse compares the verdicts of two identities, where the rules of the second identity
+// narrow the rules of the first.
 func TestLabelsThatNarrowAllowNothingElse(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 34)

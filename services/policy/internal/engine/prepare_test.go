@@ -67,7 +67,8 @@ func own(ev policytable.Step) policytable.Step {
 	return d
 }
 
-// A preparation leaves no trace, whatever else happens between its steps, and whether the change is then made or not.
+// TestAPreparationChangesNoVerdictAndLeavesNothing, whatever changes happen between its steps, and whether or not the
+// prepared change is then applied.
 func TestAPreparationChangesNoVerdictAndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 51)

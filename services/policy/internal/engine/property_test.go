@@ -146,8 +146,8 @@ func TestTablesAgreeWithTheRulesReadDirectly(t *testing.T) {
 	t.Logf("%d states, %d questions", states, asked)
 }
 
-// The explanation lists exactly the rules that match when they are read one after the other, and the deciding rule is
-// the first one that can decide.
+// TestExplainListsEveryRuleThatMatches: the explanation lists exactly the rules that match in a sequential evaluation,
+// and the deciding rule is the first rule that can decide.
 func TestExplainListsEveryRuleThatMatches(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 51)
@@ -270,7 +270,7 @@ func sameAsFresh(t *testing.T, config Config, s *scenario.State, e *Engine, what
 	}
 }
 
-// INV-63
+// TestIncrementalEqualsFromScratchAfterEachOfManyChanges proves INV-63.
 func TestIncrementalEqualsFromScratchAfterEachOfManyChanges(t *testing.T) {
 	t.Parallel()
 	n := runs(t, 40)
@@ -406,7 +406,7 @@ func TestIntervalsAreMinimalAndTotal(t *testing.T) {
 	}
 }
 
-// Removing any row or prefix would change the meaning of a table.
+// TestRowsAndPrefixesAreMinimal: removing any row or prefix would change the meaning of a table.
 func TestRowsAndPrefixesAreMinimal(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 12)

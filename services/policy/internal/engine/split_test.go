@@ -61,9 +61,9 @@ func exists(key string) selector.Selector {
 	return selector.New(selector.Requirement{Key: key, Op: selector.Exists})
 }
 
-// TestSelectorsOfOneTenantSplitClassesWithinItsShare: a tenant selects the peers of another tenant by many labels.
-// The other tenant's policy holds as before. The flooding tenant's allow rules match none of the peers that it cannot
-// split, and its deny rules match all of them.
+// TestSelectorsOfOneTenantSplitClassesWithinItsShare: a tenant selects the peers of another tenant by many labels. The
+// other tenant's policy stays fully enforced. The first tenant's allow rules match none of the peers whose classes it
+// cannot split, and its deny rules match all of them.
 func TestSelectorsOfOneTenantSplitClassesWithinItsShare(t *testing.T) {
 	const limit, keys = 160, 8
 	for _, action := range []policytable.Action{policytable.Allow, policytable.Deny} {
@@ -174,9 +174,9 @@ func sourced(s *scenario.State) *scenario.State {
 	return s
 }
 
-// TestTablesAllowNoMoreWhileTenantsHaveNoRoomForClasses changes random states with capacity for a few classes. The
-// subjects of tenants without capacity are allowed no more than their rules allow, and all others exactly what their
-// rules allow.
+// TestTablesAllowNoMoreWhileTenantsHaveNoRoomForClasses applies random states with capacity for a few classes. Subjects
+// of tenants without capacity are allowed no more than their rules allow; all other subjects are allowed exactly what
+// their rules allow.
 func TestTablesAllowNoMoreWhileTenantsHaveNoRoomForClasses(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 11)
@@ -240,8 +240,8 @@ func TestTablesAllowNoMoreWhileTenantsHaveNoRoomForClasses(t *testing.T) {
 	t.Logf("%d marks, %d verdicts are closed, %d exact", marked, closed, exact)
 }
 
-// TestSelectorsOfTwoTenantsSplitForBoth: a tenant without capacity and another tenant have the same selector. It
-// splits, and the other tenant's rules hold exactly.
+// TestSelectorsOfTwoTenantsSplitForBoth: a tenant without capacity and another tenant use the same selector. It splits
+// classes, and the other tenant's rules are enforced exactly.
 func TestSelectorsOfTwoTenantsSplitForBoth(t *testing.T) {
 	const limit, keys = 32, 6
 	e := New(Config{Tenant: byNamespace, IdentityClasses: limit})
@@ -285,10 +285,10 @@ func TestSelectorsOfTwoTenantsSplitForBoth(t *testing.T) {
 	}
 }
 
-// TestTenantSplitsItsClassesBesideTenantsThatSplitAll: a labelled tenant splits 256 of 1,600 classes, less than half
-// of the part of labelled tenants. Namespaces without the label, and another labelled tenant, each select their pods
-// by more label combinations than there are classes. The tenant's allow rules match as if it were alone, whether it
-// comes first or last.
+// TestTenantSplitsItsClassesBesideTenantsThatSplitAll: a labelled tenant splits 256 of 1,600 classes, less than half of
+// the part for labelled tenants. Namespaces without the label, and another labelled tenant, each select their pods by
+// more label combinations than there are classes. The first tenant's allow rules match as if it were alone, whether its
+// policies are applied first or last.
 func TestTenantSplitsItsClassesBesideTenantsThatSplitAll(t *testing.T) {
 	const limit, namespaces = 1600, 500
 	tenant := func(ns string) (shares.Tenant, int) {
@@ -372,9 +372,9 @@ func TestTenantSplitsItsClassesBesideTenantsThatSplitAll(t *testing.T) {
 	}
 }
 
-// TestSplitClassesFillNoTablesOfAnotherTenant: a tenant selects each pod of another tenant by a separate label.
-// Tables of the other tenant, which select all these pods with one selector, get a row for each class. The number of
-// rows in tables of other tenants is limited, and all tables still allow the same connections.
+// TestSplitClassesFillNoTablesOfAnotherTenant: a tenant selects each pod of another tenant by a separate label. The
+// other tenant's tables, which select all these pods by one selector, get a row for each class. The number of rows in
+// tables of other tenants is limited, and all tables still allow the same connections.
 func TestSplitClassesFillNoTablesOfAnotherTenant(t *testing.T) {
 	const pods, tables, limit = 256, 20, 640
 	for _, first := range []bool{true, false} {
@@ -488,7 +488,7 @@ func TestSplitClassesFillNoTablesOfAnotherTenant(t *testing.T) {
 	}
 }
 
-// TestClassesCountForTheTenantThatSplitsThem: the tenant a selects each pod of b, or each of its own pods, by a
+// TestClassesCountForTheTenantThatSplitsThem: tenant a selects each pod of tenant b, or each of its own pods, by a
 // label, and b selects them by fewer labels. The classes are charged to a, although b had more classes before.
 func TestClassesCountForTheTenantThatSplitsThem(t *testing.T) {
 	const pods, keys = 200, 4

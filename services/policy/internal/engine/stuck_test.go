@@ -179,7 +179,7 @@ func TestOnlyIdentitiesThatAreThereAreWaiting(t *testing.T) {
 	}
 }
 
-// Deleting the policy compiles nothing and deletes no row.
+// TestWaitingIdentitiesAreTriedWhenATableGoes: deleting the policy compiles no table and deletes no row.
 func TestWaitingIdentitiesAreTriedWhenATableGoes(t *testing.T) {
 	e, ids := full(t)
 	apply(t, e, Change{DeletePolicies: []policy.Key{spread(1).Key}})
@@ -224,7 +224,7 @@ func TestRulesThatExceedATableAloneAreFoundWithoutASubject(t *testing.T) {
 	}
 }
 
-// All rules that fitsSurely accepts do fit.
+// TestRulesThatFitSurelyFit: all rules that fitsSurely accepts fit.
 func TestRulesThatFitSurelyFit(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 71)
@@ -258,8 +258,8 @@ func TestRulesThatFitSurelyFit(t *testing.T) {
 	}
 }
 
-// TestFullTableOfOneSubjectLeavesPeersKnownToOthers fills the table of one tenant, so that it has no class for
-// further identities. A new identity is unknown in that table, and keeps its rights in the tables of other tenants.
+// TestFullTableOfOneSubjectLeavesPeersKnownToOthers fills the table of one tenant, so that it has no class for further
+// identities. A new identity is unknown in this table, and known in the tables of other tenants.
 func TestFullTableOfOneSubjectLeavesPeersKnownToOthers(t *testing.T) {
 	e, ids := full(t)
 	const other = identity.Numeric(60001)

@@ -11,7 +11,8 @@ import (
 
 var update = flag.Bool("update", false, "write docs/reference/policy-fields.md")
 
-// TestThePageOfFieldsIsThatOfTheDecoder compares docs/reference/policy-fields.md with the rows. -update rewrites it.
+// TestThePageOfFieldsIsThatOfTheDecoder compares docs/reference/policy-fields.md with the rows of the decoder. -update
+// rewrites the page.
 func TestThePageOfFieldsIsThatOfTheDecoder(t *testing.T) {
 	const page = "../../../../docs/reference/policy-fields.md"
 	want := Markdown()

@@ -49,7 +49,7 @@ func TestEachDocumentComesWithItsText(t *testing.T) {
 	}
 }
 
-// The text that is kept of a document has the meaning of the document.
+// TestTextsOfDocumentsParseToTheSame: the stored text of a document has the meaning of the document.
 func TestTextsOfDocumentsParseToTheSame(t *testing.T) {
 	t.Parallel()
 	var all strings.Builder
@@ -106,7 +106,7 @@ func TestNamespaceIsAddedWhereNoneIs(t *testing.T) {
 	}
 }
 
-// Each must split a stream in the same way as Parse, which reads it as a whole.
+// TestEachReadsWhatParseReads: Each splits a stream in the same way as Parse, which reads the whole stream.
 func TestEachReadsWhatParseReads(t *testing.T) {
 	t.Parallel()
 	pieces := []string{
@@ -177,7 +177,7 @@ func TestBoundsOfEachAreThoseOfADocument(t *testing.T) {
 	}
 }
 
-// A document with an alias of another document could not be parsed alone.
+// TestDocumentsHaveNoAnchorsInCommon: a document with an alias into another document cannot be parsed alone.
 func TestDocumentsHaveNoAnchorsInCommon(t *testing.T) {
 	t.Parallel()
 	if _, _, err := split([]byte("a: &a {kind: G}\n---\nb: *a\n")); err == nil || !strings.Contains(err.Error(), "document 2: yaml: unknown anchor 'a'") {

@@ -145,7 +145,8 @@ func bomb() string {
 	return b + "spec: {extra: *a29}\n"
 }
 
-// Expensive input is rejected with the reason and the location. Neither the message nor the memory used is large.
+// TestHostileInputIsRefusedInBoundedMemory: expensive input is rejected with the reason and the location. Neither the
+// message nor the memory used is large.
 func TestHostileInputIsRefusedInBoundedMemory(t *testing.T) {
 	const limit = 96 << 20 // bytes of heap with garbage, of which a busy machine leaves more, for inputs of up to 10 MB
 	long := fill("k", 500_000)
@@ -215,7 +216,8 @@ func TestHostileInputIsRefusedInBoundedMemory(t *testing.T) {
 	}
 }
 
-// Expensive input that is still allowed stays within the same memory limit.
+// TestTheLargestManifestsFitIntoBoundedMemory: expensive input that is still allowed stays within the same memory
+// limit.
 func TestTheLargestManifestsFitIntoBoundedMemory(t *testing.T) {
 	for name, text := range map[string]string{
 		"comments":         fill("#\n", MaxBytes-10) + "a: b",
@@ -312,8 +314,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// TestWordsAreReadAsKubectlReadsThem: words are parsed as YAML 1.1, as in kubectl. A word that means true, false or a
-// number there is not text here either, and a date is text.
+// TestWordsAreReadAsKubectlReadsThem: words are parsed as YAML 1.1, as in kubectl. If a word means true, false or a
+// number in YAML 1.1, it is not text; a date is text.
 func TestWordsAreReadAsKubectlReadsThem(t *testing.T) {
 	const (
 		quote = ", as kubectl and YAML 1.1 read it: put it into quotes to have it as text"

@@ -204,7 +204,8 @@ func TestOnlyAddressesThatWereAskedAboutAreHeld(t *testing.T) {
 	}
 }
 
-// TestAddressesOfARestartWaitForAReport restores addresses whose TTL expired before the process started.
+// TestAddressesOfARestartWaitForAReport restores addresses whose TTL expired before the process started. They stay
+// until the first report of connections.
 func TestAddressesOfARestartWaitForAReport(t *testing.T) {
 	a := netip.MustParseAddr("192.0.2.1")
 	c := newTable(10, 10)
@@ -264,7 +265,7 @@ func TestRoomIsMadeByAddressesWithoutAConnectionFirst(t *testing.T) {
 	}
 }
 
-// The reference implementation visits every address.
+// TestAddressesEndAsTheSlowWaySays: the reference implementation visits every address.
 func TestAddressesEndAsTheSlowWaySays(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -358,7 +359,7 @@ func TestRestoredAddressesEndByTheRunningClock(t *testing.T) {
 }
 
 // TestAddressThatAnAnswerRepeatsIsNotEvictedForIt learns an answer with a known address, whose TTL has expired, and a
-// new address. The known address is not evicted for the new one.
+// new address. The known address is not evicted for the new address.
 func TestAddressThatAnAnswerRepeatsIsNotEvictedForIt(t *testing.T) {
 	c := newTable(4, 2*maxPerName)
 	old := netip.MustParseAddr("20.0.0.1")
@@ -380,8 +381,8 @@ func TestAddressThatAnAnswerRepeatsIsNotEvictedForIt(t *testing.T) {
 	}
 }
 
-// TestNameThatIsPassedOverStillExpires skips a name when it searches for capacity: its addresses cannot be removed,
-// because the answer has its address, too. The name still expires later.
+// TestNameThatIsPassedOverStillExpires: the search for capacity skips a name whose addresses are also in the new
+// answer. The name still expires later.
 func TestNameThatIsPassedOverStillExpires(t *testing.T) {
 	c := newTable(4, 2)
 	a, b := netip.MustParseAddr("20.0.0.1"), netip.MustParseAddr("20.0.0.2")

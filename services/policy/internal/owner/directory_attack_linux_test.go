@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 )
 
-// Files are added and removed by rename without a pause. Files that are written in place or removed are still
-// applied, and the final state is correct.
+// TestDirectoryUnderConstantRenamesMissesNothing: files are added and removed by rename without a pause. Files that are
+// written in place or removed are still applied, and the final state is correct.
 func TestDirectoryUnderConstantRenamesMissesNothing(t *testing.T) {
 	p := newPlace(t)
 	p.ready(map[string]string{"stays.yaml": policy("stays", 1), "goes.yaml": policy("goes", 1)})
@@ -60,8 +60,9 @@ func TestDirectoryUnderConstantRenamesMissesNothing(t *testing.T) {
 	p.want("afterwards", append([]string{"stays.yaml: stays 2"}, last...)...)
 }
 
-// TestFileOfThousandsOfPolicies reads a file with thousands of policies. The policies that exceed the share of their
-// namespace isolate. A file is rejected by name if a document has too many values for the memory limit.
+// TestFileOfThousandsOfPolicies reads a file with thousands of policies. Policies that exceed the share of their
+// namespace isolate. If a document exceeds the memory limit by the number of its values, the file is refused, and the
+// message contains the file's name.
 func TestFileOfThousandsOfPolicies(t *testing.T) {
 	many := func(n int) string {
 		var b strings.Builder

@@ -184,9 +184,9 @@ func TestKernelPoliciesAreEnforcedThoughTheDirectoryCannotBeWatched(t *testing.T
 	}
 }
 
-// TestBadFileIsReportedAndItsLastGoodStateStays writes documents that cannot be applied. Such a document isolates,
-// and does not affect other documents. If not even the namespace of a document can be read, the earlier policies of
-// its file stay.
+// TestBadFileIsReportedAndItsLastGoodStateStays writes documents that cannot be applied. Such a document isolates the
+// pods that it selects, and does not affect other documents. If not even the namespace of a document can be read, the
+// earlier policies of its file stay.
 func TestBadFileIsReportedAndItsLastGoodStateStays(t *testing.T) {
 	p := newPlace(t)
 	p.do(os.Mkdir(p.path(""), 0o755))
@@ -449,7 +449,7 @@ func TestFileOfLimitIsRefusedAndTheOthersAreTaken(t *testing.T) {
 	p.want("too large", "a.yaml: a 1", "big.yaml: !document 1 (line 1): manifest of 4194439 bytes is larger than 3145728")
 }
 
-// The reason for a refusal may end without a change of the directory.
+// TestRefusedFileIsTriedAgainWithoutAChange: the reason for a refusal may end without a change in the directory.
 func TestRefusedFileIsTriedAgainWithoutAChange(t *testing.T) {
 	p := newPlace(t)
 	if _, err := p.owner.Upsert(t.Context(), []byte(policy("a", 1)), "", false); err != nil {
@@ -498,7 +498,7 @@ func (u *unread) Set(ctx context.Context, files []directory.File) error {
 	return u.Feed.Set(ctx, files)
 }
 
-// TestRefusedFileIsTriedAgainWithoutReadingIt: a refused file is tried again without reading it.
+// TestRefusedFileIsTriedAgainWithoutReadingIt: a refused file is applied again from memory.
 func TestRefusedFileIsTriedAgainWithoutReadingIt(t *testing.T) {
 	p := newPlace(t)
 	if _, err := p.owner.Upsert(t.Context(), []byte(policy("a", 1)), "", false); err != nil {

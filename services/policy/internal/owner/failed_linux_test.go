@@ -231,8 +231,8 @@ func subset(t *testing.T, what string, a map[string]bool, sets ...map[string]boo
 	}
 }
 
-// TestFailedChangeNeverOpens makes a change fail in every way. Until it succeeds, it allows nothing that the former
-// state or the wanted state denies. INV-54
+// TestFailedChangeNeverOpens (INV-54) makes a change fail in every way. Until the change succeeds, the enforced state
+// allows nothing that the former state or the desired state denies.
 func TestFailedChangeNeverOpens(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {

@@ -64,8 +64,8 @@ func TestSelectorsOverLabelsThatIdentitiesLeaveOutOpenNothing(t *testing.T) {
 	}
 }
 
-// TestFilterOfTheIdentityServiceDecidesWhichLabelsCount: the identity service includes the key, even while policies
-// are enforced. Its last filter still applies after a restart.
+// TestFilterOfTheIdentityServiceDecidesWhichLabelsCount: the label filter of the identity service is applied, even if
+// it changes while policies are enforced. The last filter still applies after a restart.
 func TestFilterOfTheIdentityServiceDecidesWhichLabelsCount(t *testing.T) {
 	dir := t.TempDir()
 	o, stop := run(t, dir)

@@ -44,9 +44,9 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// TestPoliciesBeyondTheShareTakeBoundedMemory gives a node 5,000 policies of one tenant, of 1 KiB each, with capacity
-// for 250. Only a limited number of the policies that exceed the share is kept in memory, too; instead of the others,
-// their namespace is isolated. INV-65
+// TestPoliciesBeyondTheShareTakeBoundedMemory (INV-65) applies 5,000 policies of one tenant, of 1 KiB each, with
+// capacity for 250. The process keeps only a limited number of the policies that exceed the share; for the other
+// policies, it isolates their namespace.
 func TestPoliciesBeyondTheShareTakeBoundedMemory(t *testing.T) {
 	const count, each = 5000, 1 << 10
 	c := &clock{now: time.Now()}
@@ -93,8 +93,8 @@ func TestPoliciesBeyondTheShareTakeBoundedMemory(t *testing.T) {
 	}
 }
 
-// TestNamespaceIsIsolatedForPoliciesThatAreNotKept has more policies beyond the share of a tenant than are kept
-// individually: every pod of the namespace is isolated, even after a restart, until the policies are removed.
+// TestNamespaceIsIsolatedForPoliciesThatAreNotKept applies more policies beyond a tenant's share than the process
+// keeps. Every pod of the namespace is isolated, even after a restart, until the policies are removed.
 func TestNamespaceIsIsolatedForPoliciesThatAreNotKept(t *testing.T) {
 	c := &clock{now: time.Now()}
 	dir := t.TempDir()

@@ -122,8 +122,8 @@ func TestKubernetesObjectThatCannotBeConvertedIsolatesWhatItSelects(t *testing.T
 	stop()
 }
 
-// A policy that was accepted under another configuration or by another version opens nothing when it can no longer be
-// decoded.
+// TestStoredPolicyThatIsNotUnderstoodIsolatesWhatItSelects: a stored policy that cannot be decoded any more, because
+// the configuration or the version has changed, allows nothing more.
 func TestStoredPolicyThatIsNotUnderstoodIsolatesWhatItSelects(t *testing.T) {
 	dir := t.TempDir()
 	labels := func(c *Config) { c.Rules.NodeLabels = true }

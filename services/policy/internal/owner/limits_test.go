@@ -76,7 +76,7 @@ func TestRemovingWhatIsNotThereMakesNoRoomForASubscriber(t *testing.T) {
 	}
 }
 
-// Two subscribers have the same address, and one of them gives it up.
+// TestAddressBelongsToWhatStaysThere: two subscribers report the same address, and one of them removes it.
 func TestAddressBelongsToWhatStaysThere(t *testing.T) {
 	at := netip.MustParseAddr("192.0.2.7")
 	ports := func(name string) label.Label {
@@ -242,8 +242,8 @@ func TestFilesBeyondTheShareIsolateInTheOneChange(t *testing.T) {
 	}
 }
 
-// TestReadersSeeALargeChangeWholeOrNot: a large change is staged in many parts and compiled over many iterations of the
-// loop. List returns the state before it or after it, never a mixture.
+// TestReadersSeeALargeChangeWholeOrNot: a large change is prepared in many parts and compiled in many turns of the
+// loop. List returns the state before or after the change, never a mixture.
 func TestReadersSeeALargeChangeWholeOrNot(t *testing.T) {
 	const policies = 2000
 	dir := t.TempDir()
@@ -309,7 +309,7 @@ func TestReadersSeeALargeChangeWholeOrNot(t *testing.T) {
 	}
 }
 
-// The limits apply to each document of a file; limits.manifests applies as well.
+// TestOneFileMayHaveAllPolicies: the limits apply to each document of a file; limits.manifests applies as well.
 func TestOneFileMayHaveAllPolicies(t *testing.T) {
 	const policies = 2500
 	dir := t.TempDir()
@@ -486,7 +486,8 @@ func TestPoliciesOfASourceThatIsNotConfiguredStayAndAreReported(t *testing.T) {
 	}
 }
 
-// A clock that was far ahead when a name was learned does not keep the name for ever.
+// TestLearnedAddressesEndThoughTheClockWentBack: if the clock was far ahead when a name was learned, the name still
+// expires.
 func TestLearnedAddressesEndThoughTheClockWentBack(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{now: time.Now().Add(365 * 24 * time.Hour)}

@@ -12,7 +12,7 @@ import (
 )
 
 // TestNodesOfUnknownLabelsAreLetInByNothingThatNamesLabels (INV-106): a rule with labels never allows a node whose
-// labels are unknown, whether it would have selected the node or not.
+// labels are unknown, even if it would select the node.
 func TestNodesOfUnknownLabelsAreLetInByNothingThatNamesLabels(t *testing.T) {
 	const east, west = identity.MinNodeLocal, identity.MinNodeLocal + 1
 	cilium := func(rules string) string {

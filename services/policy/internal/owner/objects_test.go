@@ -102,7 +102,7 @@ func objects(t *testing.T, dir string, change ...func(*Config)) (deltas, func())
 	return deltas{o.Objects(managed.SourceKubernetes), t}, stop
 }
 
-// INV-61
+// TestObjectsThatAreNotNamedStayUntilTheSourceIsComplete proves INV-61.
 func TestObjectsThatAreNotNamedStayUntilTheSourceIsComplete(t *testing.T) {
 	dir := t.TempDir()
 	d, stop := objects(t, dir)
@@ -155,8 +155,8 @@ func TestObjectsThatAreNotNamedStayUntilTheSourceIsComplete(t *testing.T) {
 	stop()
 }
 
-// TestRenamedFileThatCannotBeReadKeepsItsPolicies: whether the file is renamed before it becomes unreadable, or both in
-// one listing, makes no difference.
+// TestRenamedFileThatCannotBeReadKeepsItsPolicies: the result is the same whether the file is renamed before it becomes
+// unreadable, or both changes are in one listing.
 func TestRenamedFileThatCannotBeReadKeepsItsPolicies(t *testing.T) {
 	o, _ := runWith(t, t.TempDir(), []string{source.Identity, managed.SourceFile})
 	feed := o.Feed(managed.SourceFile)
@@ -253,7 +253,7 @@ func TestPoliciesOfRenamedFilesStayOverARestart(t *testing.T) {
 	stop()
 }
 
-// INV-61
+// TestObjectsTouchNoPolicyOfAnotherSource proves INV-61.
 func TestObjectsTouchNoPolicyOfAnotherSource(t *testing.T) {
 	d, _ := objects(t, t.TempDir())
 	files := d.owner.Feed(managed.SourceFile)
@@ -286,7 +286,7 @@ func TestObjectsTouchNoPolicyOfAnotherSource(t *testing.T) {
 	d.want("a refused object is removed", "file NetworkPolicy shop/db")
 }
 
-// TestObjectWithThePolicyOfAnotherSourceIsolates: what both the file and the object allow may pass, and no more.
+// TestObjectWithThePolicyOfAnotherSourceIsolates: only connections that both the file and the object allow are allowed.
 func TestObjectWithThePolicyOfAnotherSourceIsolates(t *testing.T) {
 	dir := t.TempDir()
 	d, stop := objects(t, dir)

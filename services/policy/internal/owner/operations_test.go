@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
 
-// Every other call waits while an operation compiles tables.
+// TestNoOperationCompilesMoreThanAFewTables: all other calls wait while an operation compiles tables.
 func TestNoOperationCompilesMoreThanAFewTables(t *testing.T) {
 	const pods = 300
 	o, _ := run(t, t.TempDir())

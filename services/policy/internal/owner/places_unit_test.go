@@ -222,7 +222,8 @@ func TestReplacedPoliciesCanBePutBack(t *testing.T) {
 	}
 }
 
-// TestClosedFormStandsInUntilAChangeIsStored: the closed form isolates, once for the same new version.
+// TestClosedFormStandsInUntilAChangeIsStored: the closed form of a policy isolates until the change is stored. It is
+// created once for each new version.
 func TestClosedFormStandsInUntilAChangeIsStored(t *testing.T) {
 	d := newDesk(t, 10)
 	p := d.make(managed.SourceFile, "shop", 1)
@@ -245,8 +246,8 @@ func TestClosedFormStandsInUntilAChangeIsStored(t *testing.T) {
 	}
 }
 
-// TestFieldsOfALaterVersionIsolate: a stored field that this version does not know may narrow a rule, unless the caller
-// accepted that it is dropped.
+// TestFieldsOfALaterVersionIsolate: a stored field that this version does not know may narrow a rule, so the policy
+// isolates unless the caller accepted that the field is dropped.
 func TestFieldsOfALaterVersionIsolate(t *testing.T) {
 	d := newDesk(t, 10)
 	novel := []byte(text("shop", "db", 80) + "    novel: {only: some}\n")

@@ -87,7 +87,8 @@ func TestQuestionThatCompilesKeepsNobodyElseWaiting(t *testing.T) {
 	}
 }
 
-// With the race detector, this also shows that queries share no mutable state with the owner.
+// TestQuestionsAreAnsweredWhilePoliciesChange: with the race detector, this also shows that queries share no mutable
+// state with the owner.
 func TestQuestionsAreAnsweredWhilePoliciesChange(t *testing.T) {
 	o, subject, stranger := small(t)
 	ctx := t.Context()

@@ -25,9 +25,8 @@ func padding(n, bytes int) map[policy.Key]policy.Written {
 	return all
 }
 
-// TestOneNamespaceCannotKeepThePoliciesOfOthersOut: a user who may create policies in one namespace fills
+// TestOneNamespaceCannotKeepThePoliciesOfOthersOut (INV-65): a user who may create policies in one namespace fills
 // limits.policies with policies of a few bytes each. An isolating policy of another namespace must still isolate.
-// INV-65
 func TestOneNamespaceCannotKeepThePoliciesOfOthersOut(t *testing.T) {
 	limit := func(c *Config) { c.MaxPolicies = 20 }
 	t.Run("a new policy", func(t *testing.T) {
@@ -82,7 +81,7 @@ func TestOneNamespaceCannotKeepThePoliciesOfOthersOut(t *testing.T) {
 	})
 }
 
-// TestObjectBeyondTheShareIsolates has two NetworkPolicies of an API server and capacity for one.
+// TestObjectBeyondTheShareIsolates applies two NetworkPolicies of an API server with capacity for one.
 func TestObjectBeyondTheShareIsolates(t *testing.T) {
 	d, stop := objects(t, t.TempDir(), func(c *Config) { c.MaxPolicies = 1 })
 	defer stop()
@@ -95,7 +94,7 @@ func TestObjectBeyondTheShareIsolates(t *testing.T) {
 }
 
 // TestOneNamespaceDoesNotTakeTheShareOfAnother: in the first listing, one namespace has more policies than the limit.
-// The listing must not open the pods that another namespace isolates.
+// The isolating policies of another namespace must still be enforced.
 func TestOneNamespaceDoesNotTakeTheShareOfAnother(t *testing.T) {
 	d, _ := objects(t, t.TempDir(), func(c *Config) { c.MaxPolicies = 5 })
 	pods(t, d.owner, "shop")
@@ -111,8 +110,8 @@ func TestOneNamespaceDoesNotTakeTheShareOfAnother(t *testing.T) {
 	}
 }
 
-// TestOldestObjectsOfATenantAreEnforcedInEveryOrder applies the objects of a tenant in several orders. The oldest are
-// always enforced as written.
+// TestOldestObjectsOfATenantAreEnforcedInEveryOrder applies the objects of a tenant in several orders. The oldest
+// objects are always enforced as written.
 func TestOldestObjectsOfATenantAreEnforcedInEveryOrder(t *testing.T) {
 	now := time.Now().Truncate(time.Second)
 	all := make(map[policy.Key]policy.Written)
@@ -169,8 +168,8 @@ func TestOldestObjectsOfATenantAreEnforcedInEveryOrder(t *testing.T) {
 	}
 }
 
-// TestLargeObjectBeyondTheShareIsReduced: a policy of an API server that exceeds the share is reduced to its
-// selectors. The source delivers it again once there is capacity.
+// TestLargeObjectBeyondTheShareIsReduced: a policy of an API server that exceeds the share is stored only with its
+// selectors. The source sends it again once there is capacity.
 func TestLargeObjectBeyondTheShareIsReduced(t *testing.T) {
 	c := &clock{now: time.Now()}
 	dir := t.TempDir()

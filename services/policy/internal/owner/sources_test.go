@@ -42,7 +42,7 @@ func waiting(t *testing.T, o *Owner) string {
 }
 
 // TestSubscribersWaitUntilEachFileWasReadOnce: subscribers get no tables before each file was read once, because a
-// missing policy may deny. Afterwards the state has the enforced policies.
+// missing policy may deny. After that, the state contains the enforced policies.
 func TestSubscribersWaitUntilEachFileWasReadOnce(t *testing.T) {
 	text := func(s string) []directory.File { return []directory.File{{Origin: "a.yaml", Data: []byte(s)}} }
 	for what, c := range map[string]struct {
@@ -134,8 +134,8 @@ func TestSubscribersWaitUntilEachFileWasReadOnce(t *testing.T) {
 	}
 }
 
-// TestFileThatCannotBeReadAnyMoreStays: a file that was readable once stays enforced with its last text, and
-// subscribers do not wait.
+// TestFileThatCannotBeReadAnyMoreStays: if a file cannot be read any more, its last text stays enforced, and
+// subscribers do not wait for it.
 func TestFileThatCannotBeReadAnyMoreStays(t *testing.T) {
 	dir := t.TempDir()
 	o, stop := fromFiles(t, dir)
@@ -166,7 +166,7 @@ func TestFileThatCannotBeReadAnyMoreStays(t *testing.T) {
 	stop()
 }
 
-// TestAnotherDirectoryIsReadFirst: the state has the policies of the former directory, and the policies of the new
+// TestAnotherDirectoryIsReadFirst: the state contains the policies of the former directory, and the policies of the new
 // directory may deny more.
 func TestAnotherDirectoryIsReadFirst(t *testing.T) {
 	dir := t.TempDir()
@@ -198,8 +198,8 @@ func groupText(cidr string) string {
 		"spec: {externalCIDRs: [%s]}\n", cidr)
 }
 
-// TestSecondGroupOfANameIsWaitedFor: two places have a group of addresses that rules deny. It selects no pods that could
-// be isolated, so the source is not complete.
+// TestSecondGroupOfANameIsWaitedFor: two places define the same group of addresses, which rules deny. A group selects
+// no pods that could be isolated, so the source is not complete.
 func TestSecondGroupOfANameIsWaitedFor(t *testing.T) {
 	one, two := groupText("192.0.2.0/24"), groupText("198.51.100.0/24")
 	file := func(origin, text string) directory.File { return directory.File{Origin: origin, Data: []byte(text)} }
@@ -242,7 +242,8 @@ func TestSecondGroupOfANameIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestStateOfAnEarlierVersionIsComplete uses the state of a version without marks for files; it has all policies.
+// TestStateOfAnEarlierVersionIsComplete uses a state of a version that did not record which files were read. All
+// policies are in the state.
 func TestStateOfAnEarlierVersionIsComplete(t *testing.T) {
 	dir := t.TempDir()
 	o, stop := fromFiles(t, dir)
@@ -385,8 +386,8 @@ func TestDocumentThatCannotBeAppliedIsolates(t *testing.T) {
 	}
 }
 
-// TestPolicyOfTwoFilesIsolatesWhatTheSecondSelects: two files have the same policy. The second one isolates the pods
-// that it selects, and the message refers to both.
+// TestPolicyOfTwoFilesIsolatesWhatTheSecondSelects: two files have the same policy. The second file isolates the pods
+// that it selects, and the message contains both files.
 func TestPolicyOfTwoFilesIsolatesWhatTheSecondSelects(t *testing.T) {
 	o, stop := fromFiles(t, t.TempDir())
 	pods(t, o, "shop")

@@ -122,7 +122,7 @@ func TestFullDiskUndoesAChangeAndIsShownUntilItTakesWrites(t *testing.T) {
 	}
 }
 
-// The records of a large change are written outside of the owner.
+// TestFullDiskUndoesALargeChange: the records of a large change are written outside of the owner's loop.
 func TestFullDiskUndoesALargeChange(t *testing.T) {
 	var b strings.Builder
 	for i := range 900 {

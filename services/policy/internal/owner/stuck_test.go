@@ -44,7 +44,8 @@ func shopPod(t *testing.T, number identity.Numeric, app string) peer.Identity {
 	return id
 }
 
-// The problem of a subject whose new tables do not fit is shown until they fit.
+// TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved: the status shows the problem of a subject whose new tables
+// do not fit until they fit.
 func TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved(t *testing.T) {
 	o, _ := run(t, t.TempDir())
 	set := func(ids ...peer.Identity) {
@@ -96,8 +97,8 @@ func TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved(t *testing.T) {
 	}
 }
 
-// A policy that is too large for any table is rejected before a pod exists that could not start because of it: for
-// calls, for files and in a trial.
+// TestAPolicyTooLargeForAnyTableIsRefusedWithoutASubject: a policy that is too large for any table is refused before it
+// selects a pod, which could not start: for calls, for files and with validate_only.
 func TestAPolicyTooLargeForAnyTableIsRefusedWithoutASubject(t *testing.T) {
 	o, _ := run(t, t.TempDir())
 	large := portPrefixes("large", "large", 0, 1100)
@@ -124,7 +125,8 @@ func TestAPolicyTooLargeForAnyTableIsRefusedWithoutASubject(t *testing.T) {
 	}
 }
 
-// A trial also considers pods on other nodes, and does not blame a change for an earlier problem.
+// TestATrialCompilesForIdentitiesWithoutEndpointsHere: validate_only also considers pods on other nodes, and does not
+// report problems that existed before the change.
 func TestATrialCompilesForIdentitiesWithoutEndpointsHere(t *testing.T) {
 	o, _ := run(t, t.TempDir())
 	if err := o.Identities().SetIdentities(t.Context(), []peer.Identity{shopPod(t, 300, "large"), shopPod(t, 301, "other")}, nil); err != nil {
@@ -153,8 +155,8 @@ func TestATrialCompilesForIdentitiesWithoutEndpointsHere(t *testing.T) {
 	}
 }
 
-// A policy that an earlier version stored without this check stays, and prevents the pods that it selects from
-// starting.
+// TestAStoredPolicyTooLargeForAnyTableStays: an earlier version stored the policy without this check. The policy stays,
+// and the pods that it selects cannot start.
 func TestAStoredPolicyTooLargeForAnyTableStays(t *testing.T) {
 	o, _ := run(t, t.TempDir())
 	p := o.forms.decode(record.Policy{

@@ -52,9 +52,9 @@ func full(prefixes int) map[policy.Key]policy.Written {
 	return all
 }
 
-// TestTablesOfOneTenantKeepOutNoPolicyOfTheCluster: policies of one namespace fill the tables of its pods completely.
-// A cluster-wide deny policy of the administrator must apply to every other pod, and the pods of that namespace must
-// not be allowed anything more.
+// TestTablesOfOneTenantKeepOutNoPolicyOfTheCluster: policies of one namespace use the whole capacity for the tables of
+// its pods. A cluster-wide deny policy of the administrator must apply to every other pod, and the pods of that
+// namespace must not be allowed more.
 func TestTablesOfOneTenantKeepOutNoPolicyOfTheCluster(t *testing.T) {
 	deny := policy.Key{Kind: "CiliumClusterwideNetworkPolicy", Name: "block"}
 	spec := object("cilium.io/v2", deny, `"spec":{"endpointSelector":{},`+
@@ -86,8 +86,8 @@ func TestTablesOfOneTenantKeepOutNoPolicyOfTheCluster(t *testing.T) {
 	}
 }
 
-// TestStatusOfAPolicyThatDoesNotFitOnANode: the writer of status has no subjects and therefore no tables. It must not
-// report "enforced as written" for a policy that a node refuses.
+// TestStatusOfAPolicyThatDoesNotFitOnANode: the process that writes the status of policies has no subjects and
+// therefore no tables. It must not report "enforced as written" for a policy that a node refuses.
 func TestStatusOfAPolicyThatDoesNotFitOnANode(t *testing.T) {
 	deny := policy.Key{Kind: "CiliumClusterwideNetworkPolicy", Name: "block"}
 	spec := object("cilium.io/v2", deny, `"spec":{"endpointSelector":{},`+
@@ -117,8 +117,8 @@ func TestStatusOfAPolicyThatDoesNotFitOnANode(t *testing.T) {
 	}
 }
 
-// TestTooLargeTablesKeepNoPodOutOfQuarantine: a tenant makes the tables for a quarantine label too large, before any
-// pod has the label. A pod that then gets the label must be isolated, and must not keep its former tables.
+// TestTooLargeTablesKeepNoPodOutOfQuarantine: a tenant makes the tables for a quarantine label too large before any pod
+// has the label. A pod that then gets the label must be isolated, and must not keep its former tables.
 func TestTooLargeTablesKeepNoPodOutOfQuarantine(t *testing.T) {
 	d, _ := objects(t, t.TempDir())
 	d.complete()

@@ -105,7 +105,8 @@ func TestAWrongTypeInAnyFieldIsRefusedByItsPath(t *testing.T) {
 	}
 }
 
-// Small objects that would expand to large ones are rejected, or cost little.
+// TestHostilePoliciesCostBoundedMemory: small objects that would expand to large ones are refused or cost little
+// memory.
 func TestHostilePoliciesCostBoundedMemory(t *testing.T) {
 	cnp := func(spec string) string {
 		return "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: p, namespace: a}\nspec: {endpointSelector: {}, " + spec + "}"

@@ -187,7 +187,8 @@ func TestUnknownFieldsAreReported(t *testing.T) {
 	}
 }
 
-// Proxies may share a port if their peers are written differently, or if one proxy can serve both.
+// TestProxiesThatGoTogetherAreAccepted: proxies may share a port if their peers are written differently, or if one
+// proxy can serve both rules.
 func TestProxiesThatGoTogetherAreAccepted(t *testing.T) {
 	for _, egress := range []string{
 		`{toEndpoints: [{}], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*.a"}]}}]}, ` +

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestPlaceIsKeptBesideThePolicy stores a place next to the record of its policy. The place is removed with the
-// policy, and is valid only for the revision that it was written for.
+// TestPlaceIsKeptBesideThePolicy stores the place of a policy next to the record of the policy. The place is removed
+// with the policy, and is valid only for the revision that it was written for.
 func TestPlaceIsKeptBesideThePolicy(t *testing.T) {
 	dir := t.TempDir()
 	open := func() (*Journal, map[string]Place) {

@@ -35,7 +35,8 @@ func pick[T any](later bool, a, b T) T {
 	return a
 }
 
-// The first level at which two rules differ decides, whatever the later levels are.
+// TestTheFirstLevelThatDiffersOrdersTwoRules: the first level at which two rules differ decides; later levels are
+// ignored.
 func TestTheFirstLevelThatDiffersOrdersTwoRules(t *testing.T) {
 	for i := range levels {
 		for same := range 1 << i { // values that both have at the earlier levels

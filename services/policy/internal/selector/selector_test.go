@@ -91,7 +91,7 @@ func TestEqualSelectorsAreOne(t *testing.T) {
 	}
 }
 
-// The content of a selector is removed with its last user.
+// TestContentOfSelectorsIsForgottenWithTheLastOne: the content of a selector is removed with its last user.
 func TestContentOfSelectorsIsForgottenWithTheLastOne(t *testing.T) {
 	has := func(text string) bool { _, ok := interned.Load(text); return ok }
 	s := New(Requirement{Key: "only-here", Op: Exists})
@@ -113,7 +113,7 @@ func TestContentOfSelectorsIsForgottenWithTheLastOne(t *testing.T) {
 	t.Error("still there")
 }
 
-// Selectors cannot match labels that the identity service adds for its own use.
+// TestGeneratedLabelsAreInvisible: selectors cannot match labels that the identity service adds for its own use.
 func TestGeneratedLabelsAreInvisible(t *testing.T) {
 	t.Parallel()
 	only := label.NewSet(label.Label{Source: label.SourceGenerated, Key: "g", Value: "v"})

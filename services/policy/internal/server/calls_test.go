@@ -231,7 +231,7 @@ func TestDeleteIsRepeatableAndNamesWhatWasAbsent(t *testing.T) {
 	}
 }
 
-// INV-61
+// TestPoliciesOfAFileAreTheFiles proves INV-61.
 func TestPoliciesOfAFileAreTheFiles(t *testing.T) {
 	dir := t.TempDir()
 	o, err := owner.New(owner.Config{
@@ -312,7 +312,7 @@ func TestListTakesWhatTheFilterSays(t *testing.T) {
 	}
 }
 
-// TestDiffNamesWorkloadsWithoutLabels: Diff names them as the list of identities does.
+// TestDiffNamesWorkloadsWithoutLabels: Diff describes them as the list of identities does.
 func TestDiffNamesWorkloadsWithoutLabels(t *testing.T) {
 	s := serve(t)
 	s.know(map[uint32]string{300: "k8s:app=web " + namespaceLabel + "shop", 301: town[301], 302: "generated:no-labels="})
@@ -386,7 +386,7 @@ func TestDiffChangesNothingAndNamesPortsAndPeers(t *testing.T) {
 	}
 }
 
-// INV-62
+// TestTableThatIsTooLargeIsRefusedAsAWhole proves INV-62.
 func TestTableThatIsTooLargeIsRefusedAsAWhole(t *testing.T) {
 	s := serve(t)
 	s.know(town)
@@ -591,7 +591,7 @@ func TestLearnedNamesOutliveARestartAndEnd(t *testing.T) {
 	servicetest.Eventually(t, "the end of the address", func() bool { return verdict() == policyv1.Action_ACTION_DENY })
 }
 
-// The largest possible tables fit into an answer.
+// TestTheLargestTablesFitIntoAnAnswer: the largest possible tables fit into one answer.
 func TestTheLargestTablesFitIntoAnAnswer(t *testing.T) {
 	j := query.Evaluated{Bound: [2]bool{true, true}}
 	for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {

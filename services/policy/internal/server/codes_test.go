@@ -73,7 +73,7 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 	}
 }
 
-// The field of a violation is the field that the core reports, whatever the text is.
+// TestFieldIsNotReadFromTheText: the field of a violation comes from the core, and not from the text of the error.
 func TestFieldIsNotReadFromTheText(t *testing.T) {
 	err := statusOf(fmt.Errorf("from: outer: %w", &failure.FieldError{Field: "to.labels", Err: errors.New("a: b: c")}))
 	if got := rpcerr.Fields(err); len(got) != 1 || got[0].GetField() != "to.labels" || got[0].GetDescription() != "a: b: c" {

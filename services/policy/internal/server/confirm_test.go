@@ -63,7 +63,8 @@ func TestStateHasOneNameForItsLife(t *testing.T) {
 	}
 }
 
-// A gate across processes compares it with the revision of the identity service.
+// TestBarrierHasTheRevisionOfTheIdentityService, which a check across processes compares with the revision of the
+// identity service.
 func TestBarrierHasTheRevisionOfTheIdentityService(t *testing.T) {
 	s := serve(t)
 	f := s.watch(subscribe("datapath", 301)).snapshot()

@@ -31,7 +31,8 @@ func TestSubscriberWithoutACommonFormatIsRefused(t *testing.T) {
 	s.watch(sub).snapshot()
 }
 
-// Nothing waits for a subscriber that refuses a message, and the status shows it.
+// TestCallersAreToldOfARefusedMessage: calls do not wait for a subscriber that refuses a message, and the status shows
+// the refusal.
 func TestCallersAreToldOfARefusedMessage(t *testing.T) {
 	s := serve(t)
 	s.know(town)

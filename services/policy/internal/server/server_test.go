@@ -251,7 +251,7 @@ func wantCode(t *testing.T, err error, code codes.Code, text string) {
 	}
 }
 
-// INV-40, INV-60
+// TestUpsertIsAllOrNothingAndRepeatable proves INV-40, INV-60.
 func TestUpsertIsAllOrNothingAndRepeatable(t *testing.T) {
 	s := serve(t)
 	s.know(town)
@@ -332,7 +332,7 @@ func TestExplainNamesTheRuleAndItsText(t *testing.T) {
 }
 
 // TestExplainTakesAnAddressForTheIdentityThatItHasInTheCluster uses only addresses, on both sides, also while
-// sluice-identity is down.
+// sluice-identity is unavailable.
 func TestExplainTakesAnAddressForTheIdentityThatItHasInTheCluster(t *testing.T) {
 	s := serve(t)
 	known := maps.Clone(town)

@@ -351,7 +351,7 @@ func TestSubscriberGetsSnapshotThenChanges(t *testing.T) {
 	f.until("302 instead of 301", func() bool { return f.bound[302] != nil && f.bound[301] == nil })
 }
 
-// INV-63
+// TestReplicaOfTheStreamAnswersLikeTheService proves INV-63.
 func TestReplicaOfTheStreamAnswersLikeTheService(t *testing.T) {
 	s := serve(t, func(c *owner.Config) { c.Stream.Message = 400; c.MaxNames, c.MaxAddresses = 100, 1000 })
 	seed := [2]uint64{rand.Uint64(), rand.Uint64()}
@@ -623,7 +623,8 @@ func TestSubscriberThatNeverReadsIsDisconnected(t *testing.T) {
 	}
 }
 
-// Below all size limits, only time decides.
+// TestSubscriberThatTakesNothingIsDisconnected: a subscriber that stays below all size limits is disconnected after a
+// time.
 func TestSubscriberThatTakesNothingIsDisconnected(t *testing.T) {
 	s := serve(t, func(c *owner.Config) { c.Stream.Stall = 50 * time.Millisecond })
 	s.know(town)
@@ -672,7 +673,8 @@ func TestWaitForRevisionWaitsForTheAcknowledgement(t *testing.T) {
 	}
 }
 
-// A debugging session with grpcurl, which sets no role, in addition to the datapath.
+// TestNothingWaitsForSubscribersThatOnlyWatch: a debugging session with grpcurl, which sets no role, is connected in
+// addition to the datapath.
 func TestNothingWaitsForSubscribersThatOnlyWatch(t *testing.T) {
 	s := serve(t)
 	s.know(town)
@@ -707,7 +709,8 @@ func TestNothingWaitsForSubscribersThatOnlyWatch(t *testing.T) {
 	}
 }
 
-// A watching subscriber has nothing to acknowledge, so it cannot be late.
+// TestSubscriberThatWatchesStaysConnectedWithoutAcknowledging: a watching subscriber has nothing to acknowledge, so it
+// cannot be late.
 func TestSubscriberThatWatchesStaysConnectedWithoutAcknowledging(t *testing.T) {
 	s := serve(t, func(c *owner.Config) { c.Stream.Unacked = 3 })
 	s.know(town)
@@ -718,7 +721,7 @@ func TestSubscriberThatWatchesStaysConnectedWithoutAcknowledging(t *testing.T) {
 	}
 }
 
-// A datapath of a version that does not send its role.
+// TestDatapathThatSaysNoRoleIsWaitedFor: a datapath of an earlier version does not send its role.
 func TestDatapathThatSaysNoRoleIsWaitedFor(t *testing.T) {
 	s := serve(t)
 	s.know(town)

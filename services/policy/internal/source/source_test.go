@@ -18,7 +18,7 @@ func TestSourcesHaveOneRowEach(t *testing.T) {
 	}
 }
 
-// TestPropertiesOfASourceAgree: package owner does not support all combinations.
+// TestPropertiesOfASourceAgree: package owner does not support all combinations of properties.
 func TestPropertiesOfASourceAgree(t *testing.T) {
 	for _, s := range All() {
 		switch {

@@ -203,7 +203,8 @@ func ended(s *Session) error {
 	}
 }
 
-// A subscriber that does not read blocks the service in Send: Next is not called.
+// TestSubscriberThatIsTooFarBehindIsDisconnectedWhileItIsSentAMessage: a subscriber that does not read blocks the
+// service in Send, so Next is not called.
 func TestSubscriberThatIsTooFarBehindIsDisconnectedWhileItIsSentAMessage(t *testing.T) {
 	l := NewLog(Limits{Message: 1000, Resume: 1000, Behind: 5000, Unacked: 100})
 	s, _ := l.Subscribe(Subscriber{Name: "a"}, Barrier{}, world{}.snapshot)
@@ -304,7 +305,7 @@ func TestSubscriberThatStallsIsDisconnectedInTime(t *testing.T) {
 	}
 }
 
-// A number of one run may by chance be valid in another run.
+// TestSubscriberOfAnotherRunBeginsAnew: a sequence number of one run may happen to be valid in another run.
 func TestSubscriberOfAnotherRunBeginsAnew(t *testing.T) {
 	for what, in := range map[string]func(*Log) Incarnation{
 		"of this run": (*Log).Incarnation, "of another run": func(*Log) Incarnation { return Incarnation{9} }, "of none": func(*Log) Incarnation { return Incarnation{} },

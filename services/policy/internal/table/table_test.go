@@ -93,7 +93,8 @@ func TestTheLongestPrefixCounts(t *testing.T) {
 	}
 }
 
-// A pass on one side hides lower Admin rules of the other side, and only these.
+// TestPassOnOneSideDecidesForBoth: a pass rule on one side hides lower Admin rules of the other side, and no other
+// rules.
 func TestPassOnOneSideDecidesForBoth(t *testing.T) {
 	tbl := &Table{Rules: []policytable.Rule{
 		{Action: policytable.Pass, Tier: policytable.Admin},

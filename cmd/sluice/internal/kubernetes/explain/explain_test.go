@@ -201,8 +201,8 @@ func TestANodeThatDoesNotAnswerIsNamed(t *testing.T) {
 	}
 }
 
-// TestTheNodeOfEachBackendIsAsked: the node of each backend of a Service explains the connection to it. The sender's
-// node, which has explained all backends, is not asked again.
+// TestTheNodeOfEachBackendIsAsked: the command calls the node of each backend of a Service to explain the connection to
+// it. It does not call the sender's node again, which has explained all backends.
 func TestTheNodeOfEachBackendIsAsked(t *testing.T) {
 	c := newCluster(t)
 	backend := func(address, node, verdict string) string {

@@ -60,7 +60,7 @@ policy/policies  100   acme    30        10   0           20       n5
 	}
 }
 
-// TestEqualFiguresOfManyNodesAreKeptOnce: 2,000 nodes with 10,000 tenants would take gigabytes.
+// TestEqualFiguresOfManyNodesAreKeptOnce: otherwise, 2,000 nodes with 10,000 tenants would need gigabytes.
 func TestEqualFiguresOfManyNodesAreKeptOnce(t *testing.T) {
 	var all nodes
 	once := &distinct{known: make(map[[sha256.Size]byte]*shares.Limit)}

@@ -210,7 +210,7 @@ func fieldsWithRules() map[protoreflect.FullName]protoreflect.Kind {
 	return kinds
 }
 
-// TestFieldsWithRulesExist: if such a field were renamed, its JSON would change silently.
+// TestFieldsWithRulesExist: if a field with a rule were renamed, its JSON would change silently.
 func TestFieldsWithRulesExist(t *testing.T) {
 	for name, kind := range fieldsWithRules() {
 		d, err := protoregistry.GlobalFiles.FindDescriptorByName(name)

@@ -98,8 +98,8 @@ func (s *lateStream) Recv() (*etcdserverpb.LeaseKeepAliveResponse, error) {
 	return m, nil
 }
 
-// TestLeaseThatLivesIsKeptWhenEtcdAnswersLate: the client gives up on a lease whose first
-// answer takes longer than it waits for a connection. That is not the end of the lease.
+// TestLeaseThatLivesIsKeptWhenEtcdAnswersLate: the client stops renewing a lease if the first answer takes longer than
+// its connection timeout. The session must keep the lease.
 func TestLeaseThatLivesIsKeptWhenEtcdAnswersLate(t *testing.T) {
 	s := open(t, etcdtest.Start(t), "a")
 	late := answerLate(s)
@@ -131,8 +131,8 @@ func TestLeaseThatLivesIsKeptWhenEtcdAnswersLate(t *testing.T) {
 	}
 }
 
-// TestLeaseThatIsGoneEndsTheSessionThoughEtcdAnswersLate: if every renewal is answered late, only the explicit request
-// to etcd detects that the lease was revoked.
+// TestLeaseThatIsGoneEndsTheSessionThoughEtcdAnswersLate: if etcd answers every renewal late, only an explicit request
+// detects that the lease was revoked.
 func TestLeaseThatIsGoneEndsTheSessionThoughEtcdAnswersLate(t *testing.T) {
 	server := etcdtest.Start(t)
 	s := open(t, server, "a")
@@ -156,8 +156,8 @@ func TestLeaseThatIsGoneEndsTheSessionThoughEtcdAnswersLate(t *testing.T) {
 	}
 }
 
-// TestQuestionsThatFailEndNoSession: a session does not end before etcd has answered that its lease is gone, or the
-// lease's time is over.
+// TestQuestionsThatFailEndNoSession: a session ends only once etcd has answered that its lease is gone, or the lease
+// has run out.
 func TestQuestionsThatFailEndNoSession(t *testing.T) {
 	s := open(t, etcdtest.Start(t), "a")
 	late := answerLate(s)

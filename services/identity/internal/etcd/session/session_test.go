@@ -70,8 +70,8 @@ func TestWrongConfigurationIsNamed(t *testing.T) {
 	}
 }
 
-// TestCopiesOfOneDiskDoNotTakeTurns: two machines with the same state directory differ in their boot ID. The one that
-// started last owns the name.
+// TestCopiesOfOneDiskDoNotTakeTurns: two machines with copies of one state directory have different boot IDs. The
+// machine that started last owns the name.
 func TestCopiesOfOneDiskDoNotTakeTurns(t *testing.T) {
 	s := etcdtest.Start(t)
 	boots := func(boot string) *Session {
@@ -102,8 +102,8 @@ func TestCopiesOfOneDiskDoNotTakeTurns(t *testing.T) {
 	}
 }
 
-// TestAClosedConnectionIsNoticedAndExplained: the kernel closes the connections of a server that ends. The session
-// then reports the kernel's error, without waiting for a request.
+// TestAClosedConnectionIsNoticedAndExplained: when the server ends, the kernel closes its connections. The session then
+// reports the kernel's error, without waiting for a request.
 func TestAClosedConnectionIsNoticedAndExplained(t *testing.T) {
 	server := etcdtest.Start(t)
 	s := open(t, server, "a")
@@ -185,8 +185,8 @@ func TestListingsOfManyPagesAreOfOneRevision(t *testing.T) {
 	}
 }
 
-// TestKeysOfSeveralOwnersLiveOnOneSession: a node's other keys in etcd are deleted with the node, too, and no keys of
-// others are.
+// TestKeysOfSeveralOwnersLiveOnOneSession: other keys that a node attached to its lease are deleted with the node; keys
+// of other nodes are not.
 func TestKeysOfSeveralOwnersLiveOnOneSession(t *testing.T) {
 	server := etcdtest.Start(t)
 	admin := server.Client()
@@ -322,7 +322,8 @@ func TestOneReaderFollowsNeighbouringPrefixesUpToAnEnd(t *testing.T) {
 	}
 }
 
-// TestDeletedKeysAreNoOtherHistory: the newest key that a node has seen is deleted, and etcd compacts its revision.
+// TestDeletedKeysAreNoOtherHistory: the newest key that a node has seen is deleted, and etcd compacts its revision. The
+// node must not take this for another history.
 func TestDeletedKeysAreNoOtherHistory(t *testing.T) {
 	server := etcdtest.Start(t)
 	admin := server.Client()

@@ -48,7 +48,7 @@ func (m *statusOf) Status(ctx context.Context, endpoint string) (*clientv3.Statu
 	return resp, err
 }
 
-// TestOldEtcdThatHasRolesIsNamed has an etcd with authentication, whose version is replaced in its answers.
+// TestOldEtcdThatHasRolesIsNamed uses an etcd with authentication, and replaces the version in its answers.
 func TestOldEtcdThatHasRolesIsNamed(t *testing.T) {
 	server := etcdtest.StartTLS(t)
 	cert, key := server.Files("node")

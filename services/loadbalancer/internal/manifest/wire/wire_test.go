@@ -39,7 +39,7 @@ func below(t reflect.Type) reflect.Type {
 	return t
 }
 
-// TestTypesHaveTheFieldsOfKubernetes: exactly the fields of Kubernetes' own types.
+// TestTypesHaveTheFieldsOfKubernetes: the types have exactly the fields of Kubernetes' own types.
 func TestTypesHaveTheFieldsOfKubernetes(t *testing.T) {
 	compared := 0
 	var compare func(path string, ours, theirs reflect.Type)

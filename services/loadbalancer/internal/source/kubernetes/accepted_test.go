@@ -35,9 +35,8 @@ func webService() *corev1.Service {
 	}
 }
 
-// TestUnusablePartOfAServiceLeavesTheRest: the API server accepts each of these Services, or did so
-// in an earlier version, and kube-proxy serves the cluster IP of each. Only the part that Sluice
-// does not support is left out, with a note.
+// TestUnusablePartOfAServiceLeavesTheRest: the API server accepts each of these Services, or did so in an earlier
+// version, and kube-proxy serves the cluster IP of each. Sluice omits only the unsupported part, with a note.
 func TestUnusablePartOfAServiceLeavesTheRest(t *testing.T) {
 	ingress := func(text string) func(*corev1.Service) {
 		return func(s *corev1.Service) {
@@ -135,8 +134,8 @@ func TestUnusablePartOfAServiceLeavesTheRest(t *testing.T) {
 	}
 }
 
-// TestUnreadableSourceRangeOpensNothing: an unreadable range allows no client. It must not turn the
-// address into one without ranges, which allows every client.
+// TestUnreadableSourceRangeOpensNothing: an unreadable range allows no client. Without ranges, the address would allow
+// every client.
 func TestUnreadableSourceRangeOpensNothing(t *testing.T) {
 	for text, want := range map[string]string{
 		"010.0.0.0/8":                         "[0.0.0.0/32]",
@@ -170,8 +169,8 @@ func TestUnreadableSourceRangeOpensNothing(t *testing.T) {
 	}
 }
 
-// TestServiceHasAsManyPortsAsItsObjectCanHold: the API server only bounds the size of an object,
-// and a slice may have 20,000 ports.
+// TestServiceHasAsManyPortsAsItsObjectCanHold: the API server only limits the size of an object, so a slice may have
+// 20,000 ports.
 func TestServiceHasAsManyPortsAsItsObjectCanHold(t *testing.T) {
 	const ports = 20_000
 	s := webService()
@@ -204,8 +203,8 @@ func webSlice(ports []discoveryv1.EndpointPort, addresses ...string) *discoveryv
 	return s
 }
 
-// TestUnusablePartOfASliceLeavesTheRest: one unusable endpoint or port must not keep the previous
-// version of the slice, because its other endpoints may no longer exist.
+// TestUnusablePartOfASliceLeavesTheRest: if one unusable endpoint or port kept the previous version of the slice, its
+// other endpoints might no longer exist.
 func TestUnusablePartOfASliceLeavesTheRest(t *testing.T) {
 	name, protocol, port := "http", corev1.ProtocolTCP, int32(8080)
 	http := discoveryv1.EndpointPort{Name: &name, Protocol: &protocol, Port: &port}
@@ -272,7 +271,7 @@ func TestUnusablePartOfASliceLeavesTheRest(t *testing.T) {
 	}
 }
 
-// TestObjectWithoutANameIsRefused: it is the only reason to reject an object of an API server.
+// TestObjectWithoutANameIsRefused: a missing name is the only reason to refuse an object of an API server.
 func TestObjectWithoutANameIsRefused(t *testing.T) {
 	s, x := webService(), webSlice(nil)
 	s.Name, x.Namespace = "", ""

@@ -82,8 +82,8 @@ func fill(r *rand.Rand, v reflect.Value, field string) {
 	}
 }
 
-// TestObjectsOfTheAPIAreThoseOfTheirTexts: an object whose text is accepted has the same content as
-// its text. From any other object, only parts are left out.
+// TestObjectsOfTheAPIAreThoseOfTheirTexts: an object whose text is accepted has the same content as its text. Of any
+// other object, only parts are omitted.
 func TestObjectsOfTheAPIAreThoseOfTheirTexts(t *testing.T) {
 	const tries = 20_000
 	r := rand.New(rand.NewPCG(1, 2))

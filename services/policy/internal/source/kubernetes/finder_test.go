@@ -191,8 +191,8 @@ func client(t *testing.T, server *httptest.Server) *kube.Client {
 	return c
 }
 
-// TestKindsThatOneProcessFindsAreWatchedByTheOthers: a process queries the API server once, and watches a kind that
-// another process publishes later.
+// TestKindsThatOneProcessFindsAreWatchedByTheOthers: one process queries the API server once, and other processes watch
+// a kind that it publishes later.
 func TestKindsThatOneProcessFindsAreWatchedByTheOthers(t *testing.T) {
 	const groups, networks = "cilium.io/v2/ciliumcidrgroups", "networking.k8s.io/v1/networkpolicies"
 	a := &api{}

@@ -208,7 +208,7 @@ func runNames(c *Case) (bad []string) {
 	return bad
 }
 
-// The identity service uses the same file in its tests.
+// TestLabelsAreChosenAsByTheIdentityService: the tests of the identity service use the same file.
 func TestLabelsAreChosenAsByTheIdentityService(t *testing.T) {
 	t.Parallel()
 	data, err := os.ReadFile("../../../../identity/internal/labels/testdata/default-filter.json")

@@ -175,7 +175,8 @@ func readAll(t *testing.T, in io.Reader) (views, questions int, steps map[string
 	}
 }
 
-// A random stream is self-contained, and has every kind of step, answer and protocol.
+// TestARandomStreamGivesTheEnginesAnswers: a random stream is complete in itself, and has every kind of step, answer
+// and protocol.
 func TestARandomStreamGivesTheEnginesAnswers(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
@@ -252,7 +253,7 @@ func TestAStreamOfVectorsAnswersItself(t *testing.T) {
 	}
 }
 
-// TestAStreamOfSomeProbesAnswersItself: skipping probes changes nothing else in the stream.
+// TestAStreamOfSomeProbesAnswersItself: omitting probes changes nothing else in the stream.
 func TestAStreamOfSomeProbesAnswersItself(t *testing.T) {
 	t.Parallel()
 	const every = 5
@@ -315,7 +316,8 @@ func rewritten(t *testing.T, file string, change func(n int, line string) string
 	return dir
 }
 
-// A vector with another answer, or with an impossible step, does not affect the other vectors.
+// TestAVectorThatDiffersDoesNotEndTheStream: a vector with another answer, or with an impossible step, does not affect
+// other vectors.
 func TestAVectorThatDiffersDoesNotEndTheStream(t *testing.T) {
 	t.Parallel()
 	const file = "npa-conformance.jsonl.gz"

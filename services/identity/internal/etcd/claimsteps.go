@@ -22,15 +22,15 @@ import (
 // Bounds of a transaction of several claims.
 const (
 	maxClaims = maxOps / 2 // etcd counts the nested operations on top
-	// maxClaimText bounds the label sets. A claim compares and writes its own
-	// up to four times, and etcd takes 1.5 MiB.
+	// maxClaimText bounds the label sets of a transaction: each claim contains its own up to four times, and etcd
+	// accepts 1.5 MiB.
 	maxClaimText = 256 << 10
-	// claimsAtOnce is the number of such transactions that run at the same time. A second one reaches etcd while it syncs
-	// the first.
+	// claimsAtOnce is the number of concurrent transactions of claims: etcd receives the second while it syncs the
+	// first.
 	claimsAtOnce = 2
 )
 
-// claim is one step of a claim: a transaction about one number and one label set, and its result.
+// claim is one step of a claim: a transaction for one number and one label set, with its result.
 type claim struct {
 	ctx    context.Context
 	what   string
@@ -79,7 +79,7 @@ func disjoint(with []*claim, c *claim) bool {
 	})
 }
 
-// commitAll carries out steps that are disjoint.
+// commitAll executes steps that are disjoint.
 func (s *claimSteps) commitAll(all []*claim) {
 	if len(all) == 1 {
 		s.commitOne(all[0])

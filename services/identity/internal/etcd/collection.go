@@ -34,8 +34,8 @@ func collects(cfg session.Config) clientv3.Cmp {
 	return clientv3.Compare(clientv3.Value(collectorKey(cfg.Prefix)), "=", cfg.Node)
 }
 
-// Lead implements allocator.Store. It reads first: a write in every round of
-// every node would be a proposal that changes nothing.
+// Lead implements allocator.Store. It reads first, because every node calls it in every round, and each write is a
+// proposal in etcd even if it changes nothing.
 func (s *Collection) Lead(ctx context.Context) (bool, error) {
 	lease, err := s.session.Lease()
 	if err != nil {
@@ -52,7 +52,7 @@ func (s *Collection) Lead(ctx context.Context) (bool, error) {
 		if string(have.Value) != s.cfg.Node || clientv3.LeaseID(have.Lease) == lease {
 			return string(have.Value) == s.cfg.Node, nil
 		}
-		// The key is of the previous process, and would end with that process's lease.
+		// The key was written by the previous process, and would be deleted with that process's lease.
 	}
 	resp, err := s.session.Commit(ctx, "lead collection", s.session.Txn(ctx).If(session.Unchanged(key, have)).
 		Then(clientv3.OpPut(key, s.cfg.Node, clientv3.WithLease(lease))))
@@ -140,7 +140,7 @@ func (s *Collection) Collect(ctx context.Context, unused []allocator.Candidate, 
 	if len(unused) == 0 {
 		return nil, nil
 	}
-	// One lease ends the quarantine of all; no node keeps it alive.
+	// The quarantine of all these numbers ends with one lease, which is not renewed.
 	lease, err := s.session.Grant(ctx, max(rest, time.Second))
 	if err != nil {
 		return nil, err
@@ -178,7 +178,7 @@ func (s *Collection) Collect(ctx context.Context, unused []allocator.Candidate, 
 		if ok || len(some) == 1 {
 			continue
 		}
-		// One of them is in use again; the others are not.
+		// One of the candidates is in use again: collect them one by one.
 		for i := range some {
 			if _, err := collect(some[i : i+1]); err != nil {
 				return gone, err
@@ -192,7 +192,7 @@ func (s *Collection) Collect(ctx context.Context, unused []allocator.Candidate, 
 // refuses requests of more than 1.5 MiB.
 const maxText = 512 << 10
 
-// chunks cuts a slice into pieces of at most n elements and maxText bytes.
+// chunks divides a slice into pieces of at most n elements and maxText bytes.
 func chunks[T any](all []T, n int, size func(T) int) [][]T {
 	var out [][]T
 	begin, bytes := 0, 0

@@ -32,7 +32,7 @@ func newIdentities(s *session.Session, ids identityKeys, l *layout) *Identities 
 	return &Identities{session: s, cfg: s.Config(), ids: ids, layout: l, steps: newClaimSteps(s)}
 }
 
-// put are the writes that make an identity referred to by this node.
+// put returns the writes that create an identity and this node's reference to it.
 func (s *Identities) put(n identity.Numeric, l label.Canonical, lease clientv3.LeaseID, create bool) []clientv3.Op {
 	ops := []clientv3.Op{
 		clientv3.OpPut(s.ids.fence(n), ""),
@@ -44,7 +44,8 @@ func (s *Identities) put(n identity.Numeric, l label.Canonical, lease clientv3.L
 	return ops
 }
 
-// refer refers to an identity that exists unchanged. If it does not, ok is false and have is the present state.
+// refer writes a reference to an existing identity. If the identity does not exist unchanged, ok is false and have is
+// the current state.
 func (s *Identities) refer(ctx context.Context, n identity.Numeric, l label.Canonical, lease clientv3.LeaseID) (_ allocator.Claim, have state, ok bool, err error) {
 	exists := func(labels string) []clientv3.Cmp {
 		return []clientv3.Cmp{
@@ -53,7 +54,7 @@ func (s *Identities) refer(ctx context.Context, n identity.Numeric, l label.Cano
 		}
 	}
 	put := s.put(n, l, lease, false)
-	// Nodes of layout 1 take labels/ for the fence.
+	// Nodes of layout 1 use labels/ as the fence.
 	both := append(slices.Clip(put), clientv3.OpPut(s.ids.labels(l), labelsValue1(n, l)))
 	c := &claim{
 		what: "refer to identity", number: n, labels: l, when: exists(labelsValue(n)), then: put,
@@ -71,8 +72,8 @@ func (s *Identities) refer(ctx context.Context, n identity.Numeric, l label.Cano
 	return allocator.Claim{Number: n, Revision: c.revision}, have, ok, nil
 }
 
-// maxRaces bounds how often one call starts over after a conflict with another call. After each conflict the other
-// call made progress.
+// maxRaces bounds how often one call starts again after a conflict with another call. With each conflict, the other
+// call has succeeded.
 const maxRaces = 16
 
 // state is etcd's content for a label set and a number.
@@ -93,7 +94,7 @@ func stateOf(resp []*etcdserverpb.ResponseOp) state {
 // is reports whether the number belongs to the label set.
 func (h state) is(l label.Canonical) bool { return h.id != nil && string(h.id.Value) == l.Text() }
 
-// restsAfterAnother reports whether the number is in quarantine and belonged to another label set than l.
+// restsAfterAnother reports whether the number is in quarantine after another label set than l.
 func (h state) restsAfterAnother(l label.Canonical) bool {
 	return h.rest != nil && string(h.rest.Value) != hashText(l)
 }
@@ -118,7 +119,8 @@ func (s *Identities) Claim(ctx context.Context, l label.Canonical, known, candid
 		}
 	}
 	for range maxRaces {
-		// One round trip creates it, or returns why not. Without a candidate it only reads: number 0 is never created.
+		// One round trip creates the identity, or returns the reason why not. Without a candidate it only reads,
+		// because number 0 is never created.
 		first := &claim{what: "allocate identity", number: candidate, labels: l, then: s.gets(candidate, l)}
 		if candidate != 0 {
 			first.when = []clientv3.Cmp{
@@ -147,8 +149,8 @@ func (s *Identities) Claim(ctx context.Context, l label.Canonical, known, candid
 		}
 		switch {
 		case have.labels != nil && have.id == nil && have.restsAfterAnother(l):
-			// The deletion of id/ left labels/ behind, and the number is in quarantine for another set: this set has
-			// no number.
+			// A deletion of id/ left labels/ behind, and the number is in quarantine after another label set: this set
+			// has no number.
 			if _, err := s.session.Commit(ctx, "remove stray label set", s.session.Txn(ctx).If(
 				session.Unchanged(s.ids.labels(l), have.labels), session.Unchanged(s.ids.id(n), nil),
 			).Then(clientv3.OpDelete(s.ids.labels(l)))); err != nil {
@@ -161,8 +163,8 @@ func (s *Identities) Claim(ctx context.Context, l label.Canonical, known, candid
 		case n == 0, have.labels == nil && (have.id != nil && !have.is(l) || have.restsAfterAnother(l)):
 			return allocator.Claim{}, allocator.ErrOccupied
 		}
-		// The number is in quarantine after this same set, which may have it back; or one of id/ and labels/ was
-		// deleted alone, and the other still has the content.
+		// The number is in quarantine after the same label set, which may have it again; or only one of id/ and labels/
+		// was deleted, and the other one still has the content.
 		if c, ok, err := s.create(ctx, n, l, lease, have); err != nil || ok {
 			return c, err
 		}
@@ -214,7 +216,8 @@ func (s *Identities) Restore(ctx context.Context, id identity.Identity) (allocat
 		if conflict.Moved != 0 || !conflict.Occupant.Labels.IsZero() || have.restsAfterAnother(id.Labels) {
 			return allocator.Claim{}, conflict
 		}
-		// Removed, wholly or in part: no other set has the number, so it is as it was.
+		// The identity was removed, at least in part. No other label set has the number, so the identity can be created
+		// again.
 		if c, ok, err := s.create(ctx, id.Number, id.Labels, lease, have); err != nil || ok {
 			return c, err
 		}

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 )
 
-// identityKeys names the keys of identities. A method without a number or a label set returns the beginning of all keys
+// identityKeys returns the keys of identities. A method without a number or a label set returns the prefix of all keys
 // of its kind.
 type identityKeys struct {
 	prefix string
@@ -32,10 +32,10 @@ func (k identityKeys) fence(n identity.Numeric) string      { return k.fences() 
 func (k identityKeys) quarantines() string                  { return k.prefix + "/rest/" }
 func (k identityKeys) quarantine(n identity.Numeric) string { return k.quarantines() + decimal(n) }
 
-// allReferences begins the references of all nodes.
+// allReferences returns the prefix of the references of all nodes.
 func (k identityKeys) allReferences() string { return k.prefix + "/ref/" }
 
-// references begins the references of this node.
+// references returns the prefix of the references of this node.
 func (k identityKeys) references() string { return k.allReferences() + k.node + "/" }
 
 func (k identityKeys) reference(n identity.Numeric) string { return k.references() + decimal(n) }
@@ -55,7 +55,7 @@ func parseNumber(s string) (identity.Numeric, error) {
 	return identity.Numeric(n), nil
 }
 
-// read reads a key below id/.
+// read decodes a key below id/.
 func (k identityKeys) read(kv *mvccpb.KeyValue) (identity.Identity, error) {
 	n, err := parseNumber(strings.TrimPrefix(string(kv.Key), k.all()))
 	if err != nil {
@@ -66,7 +66,7 @@ func (k identityKeys) read(kv *mvccpb.KeyValue) (identity.Identity, error) {
 		return identity.Identity{}, fmt.Errorf("%s: %w: %w", kv.Key, allocator.ErrCorrupt, err)
 	}
 	if labels.Set().HasSource(label.SourceReserved) {
-		// A key in etcd cannot give reserved identities such as host or world.
+		// A key in etcd must not give a pod the labels of a reserved identity such as host or world.
 		return identity.Identity{}, fmt.Errorf("%s: %w: reserved labels %s", kv.Key, allocator.ErrCorrupt, labels)
 	}
 	return identity.Identity{Number: n, Labels: labels}, nil

@@ -74,7 +74,7 @@ func (s *Kinds) FollowKinds(ctx context.Context, sink func(kinds.State)) error {
 	})
 }
 
-// read reads a value. A corrupt one counts as missing; the next publication overwrites it.
+// read decodes a value. A corrupt value counts as missing; the next publication overwrites it.
 func (s *Kinds) read(kv *mvccpb.KeyValue) kinds.State {
 	var r kindsRecord
 	err := json.Unmarshal(kv.Value, &r)

@@ -21,18 +21,19 @@ import (
 
 // How a cluster migrates from layout 1 to layout 2.
 //
-// This version reads both forms of labels/<sha256> at any time. It writes the form of layout 1 as long as the key
-// layout is absent, so that nodes of both versions refer to the same identities, and each sees the fence of the other:
-// a reference to an identity of the old form writes labels/ and fence/, and its collection compares both. The
-// collecting node writes the key layout when every node that has references is of this version; then identities are
-// made in the new form and the collector converts the others. A node of the old version that starts after that reports
-// the new form as corrupt: it neither refers to such identities nor collects them.
+// This version reads both forms of labels/<sha256> at any time. As long as the key layout is absent, it writes the form
+// of layout 1. Nodes of both versions then use the same identities, and each version sees the fence of the other: a
+// reference to an identity of layout 1 writes both labels/ and fence/, and the collector of this version compares both.
+//
+// Once every node with references has this version, the collector writes the key layout. From then on, identities are
+// created in layout 2, and the collector converts the others. A node of the old version that starts later reports
+// layout 2 as corrupt: it neither refers to such identities nor collects them.
 const (
 	layoutSplit = 1 // text and fence in labels/; the key layout is absent
 	layoutFinal = 2
 )
 
-// layout is the version of the layout that the cluster makes identities in.
+// layout is the layout in which the cluster creates identities.
 type layout struct {
 	session *session.Session
 	cfg     session.Config // of the session
@@ -44,8 +45,7 @@ type layout struct {
 
 func (s *layout) key() string { return s.cfg.Prefix + "/layout" }
 
-// read learns which form identities are made in. A prefix without
-// identities gets the final one.
+// read reads the layout in which identities are created. A prefix without identities gets the final layout.
 func (s *layout) read(ctx context.Context) error {
 	resp, err := s.session.Get(ctx, "read layout", s.key())
 	if err != nil {
@@ -61,7 +61,7 @@ func (s *layout) read(ctx context.Context) error {
 	return s.write(ctx, empty...)
 }
 
-// write writes the final layout, under conditions, and reads the resulting layout.
+// write writes the final layout under conditions, and reads the resulting layout.
 func (s *layout) write(ctx context.Context, conditions ...clientv3.Cmp) error {
 	want := strconv.Itoa(layoutFinal)
 	resp, err := s.session.Commit(ctx, "write layout", s.session.Txn(ctx).
@@ -96,8 +96,7 @@ func (s *layout) set(kv *mvccpb.KeyValue) error {
 	return nil
 }
 
-// value is the value of labels/ in the form that the cluster makes
-// identities in.
+// value returns the value of labels/ in the layout in which the cluster creates identities.
 func (s *layout) value(n identity.Numeric, l label.Canonical) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -174,7 +173,7 @@ func (s *layout) convert(ctx context.Context, old []*mvccpb.KeyValue) error {
 			continue // reported by who listed it
 		}
 		limited, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
-		// A reference meanwhile writes the key again; then it is tried again later.
+		// If a reference writes the key at the same time, the next round tries again.
 		_, err = s.session.Commit(limited, "convert identity", s.session.Txn(limited).If(
 			session.Unchanged(string(kv.Key), kv),
 			clientv3.Compare(clientv3.Value(s.ids.id(n)), "=", text),

@@ -25,7 +25,7 @@ const (
 	maxNodeLabels = 1000
 )
 
-// nodeKeys names the keys of nodes: those below ip/ and range/, and ipam.
+// nodeKeys returns the keys of nodes: keys below ip/ and range/, and the key ipam.
 type nodeKeys struct {
 	prefix string
 	node   string // this node
@@ -36,14 +36,14 @@ func (k nodeKeys) below(node string) string     { return k.all() + node + "/" }
 func (k nodeKeys) record(node string) string    { return k.below(node) + "node" }
 func (k nodeKeys) endpoints(node string) string { return k.below(node) + "ep/" }
 
-// slots begins the keys of the claims of a node.
+// slots returns the prefix of the keys of a node's claims.
 func (k nodeKeys) slots(node string) string { return k.below(node) + "range/" }
 
-// slot is a claim of this node.
+// slot returns the key of a claim of this node.
 func (k nodeKeys) slot(slot registry.Slot) string { return k.slots(k.node) + slot.String() }
 
-// rest is below the node that may have a range in quarantine, so that no other node can
-// write it.
+// rest returns the key of a range in quarantine. It is below the node that may have the range, so that no other node
+// can write it.
 func (k nodeKeys) rest(node string, p netip.Prefix) string {
 	return k.below(node) + "rest/" + strings.ReplaceAll(p.String(), "/", "_")
 }
@@ -51,32 +51,32 @@ func (k nodeKeys) rest(node string, p netip.Prefix) string {
 func (k nodeKeys) ranges() string               { return k.prefix + "/range/default/" }
 func (k nodeKeys) holder(p netip.Prefix) string { return k.ranges() + p.String() }
 
-// ipam has the settings that all nodes agree on.
+// ipam returns the key of the settings that all nodes agree on.
 func (k nodeKeys) ipam() string { return k.prefix + "/ipam" }
 
-// assigned is the beginning of the keys of assignments. They are below ip/, so that the watch of the claims delivers
-// them, and the copy on the disk includes them. It is not a valid node name, so no node's role allows it to write
-// them.
+// assigned returns the prefix of the keys of assignments. They are below ip/, so that the watch of claims delivers them
+// and the copy on the disk contains them. The prefix is not a valid node name, so no node's role allows writing these
+// keys.
 func (k nodeKeys) assigned() string { return k.all() + ".assigned/" }
 
-// assignment has the ranges that are assigned to a node.
+// assignment returns the key of the ranges that are assigned to a node.
 func (k nodeKeys) assignment(node string) string { return k.assigned() + "of/" + node }
 
-// allAssigned exists once the assignments of all nodes were written.
+// allAssigned returns the key that exists once the assignments of all nodes were written.
 func (k nodeKeys) allAssigned() string { return k.assigned() + "all" }
 
-// watched reports whether a key belongs to a node, or has the settings of ranges.
+// watched reports whether a key belongs to a node, or contains the settings of ranges.
 func (k nodeKeys) watched(kv *mvccpb.KeyValue) bool {
 	return strings.HasPrefix(string(kv.Key), k.all()) || string(kv.Key) == k.ipam()
 }
 
-// nodeDecoder reads the keys of nodes.
+// nodeDecoder decodes the keys of nodes.
 type nodeDecoder struct {
 	keys nodeKeys
 	log  *slog.Logger
 }
 
-// record reads the record of a node.
+// record decodes the record of a node.
 func (d nodeDecoder) record(kv *mvccpb.KeyValue) (registry.Record, error) {
 	r, err := read[registry.Record](kv)
 	if err != nil {
@@ -102,7 +102,7 @@ func (d nodeDecoder) record(kv *mvccpb.KeyValue) (registry.Record, error) {
 		return r, fmt.Errorf("%s: %w: %w", kv.Key, allocator.ErrCorrupt, err)
 	}
 	if len(r.Labels) > maxNodeLabels {
-		// Its addresses still belong to a remote node, and it keeps its ranges.
+		// Only the labels are ignored: the node keeps its ranges, and its addresses still belong to a remote node.
 		d.log.Error("labels of a node in etcd are ignored", "key", string(kv.Key), "labels", len(r.Labels),
 			"at most", maxNodeLabels)
 		r.Labels = nil
@@ -115,7 +115,7 @@ func readAddresses(kv *mvccpb.KeyValue) (registry.Addresses, error) {
 	if err != nil {
 		return a, err
 	}
-	// A reserved or node-local identity is never a workload's on another node.
+	// A workload on another node never has a reserved or node-local identity.
 	if _, err := parseNumber(fmt.Sprint(uint32(a.Identity))); err != nil {
 		return a, fmt.Errorf("%s: %w", kv.Key, err)
 	}
@@ -129,8 +129,8 @@ func readAddresses(kv *mvccpb.KeyValue) (registry.Addresses, error) {
 	return a, nil
 }
 
-// update adds a key below ip/, or the settings of ipam, to a step. An unreadable one is reported, and
-// counts as removed: one bad key must not hide all others.
+// update adds a key below ip/, or the settings of ipam, to an update. A key that cannot be read is logged and counts as
+// removed, so that it does not hide other keys.
 func (d nodeDecoder) update(u *registry.Update, kv *mvccpb.KeyValue, removed bool) {
 	if string(kv.Key) == d.keys.ipam() {
 		d.settings(u, kv, removed)
@@ -199,8 +199,7 @@ func (d nodeDecoder) update(u *registry.Update, kv *mvccpb.KeyValue, removed boo
 		registry.Removal{Node: node, Endpoint: endpoint, Slot: slot, Revision: kv.ModRevision})
 }
 
-// settings adds the settings of ipam to a step. While there are no readable settings, readers keep using the
-// last ones.
+// settings adds the settings of ipam to an update. While no settings can be read, readers keep using the last ones.
 func (d nodeDecoder) settings(u *registry.Update, kv *mvccpb.KeyValue, removed bool) {
 	u.IPAM = &registry.IPAMKey{}
 	if removed {
@@ -214,7 +213,7 @@ func (d nodeDecoder) settings(u *registry.Update, kv *mvccpb.KeyValue, removed b
 	u.IPAM = &registry.IPAMKey{Settings: settings, Revision: kv.ModRevision}
 }
 
-// rest adds a range in quarantine to a step.
+// rest adds a range in quarantine to an update.
 func (d nodeDecoder) rest(u *registry.Update, node, rest string, kv *mvccpb.KeyValue, removed bool) {
 	p, err := netip.ParsePrefix(strings.ReplaceAll(rest, "_", "/"))
 	switch {
@@ -227,7 +226,7 @@ func (d nodeDecoder) rest(u *registry.Update, node, rest string, kv *mvccpb.KeyV
 	}
 }
 
-// readClaim reads a slot.
+// readClaim decodes a slot.
 func readClaim(kv *mvccpb.KeyValue, slot registry.Slot) (registry.Claim, error) {
 	c, err := read[registry.Claim](kv)
 	if err != nil {
@@ -239,8 +238,8 @@ func readClaim(kv *mvccpb.KeyValue, slot registry.Slot) (registry.Claim, error) 
 	return c, nil
 }
 
-// assignment adds a key of assignments to a step; name is the part after their prefix. While an assignment
-// cannot be read, it assigns nothing.
+// assignment adds a key of assignments to an update; name is the part after their prefix. An assignment that cannot be
+// read assigns nothing.
 func (d nodeDecoder) assignment(u *registry.Update, name string, kv *mvccpb.KeyValue, removed bool) {
 	if string(kv.Key) == d.keys.allAssigned() {
 		u.Assigned, u.Unassigned = !removed, removed
@@ -264,8 +263,7 @@ func (d nodeDecoder) assignment(u *registry.Update, name string, kv *mvccpb.KeyV
 	}
 }
 
-// readSettings decodes settings of ipam. Fields that this version does not know are left
-// out.
+// readSettings decodes settings of ipam. Fields that this version does not know are ignored.
 func readSettings(kv *mvccpb.KeyValue) (registry.IPAM, error) {
 	settings, err := read[registry.IPAM](kv)
 	slices.SortFunc(settings.Pool, netip.Prefix.Compare)

@@ -22,17 +22,17 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
-// RangeQuarantine is the time during which only its last holder may claim a range that it returned, or lost when it was
-// forgotten.
+// RangeQuarantine is the time after a node has returned a range, or was forgotten, in which only this node may claim
+// the range.
 const RangeQuarantine = 15 * time.Minute
 
-// Nodes is the registry's Store in etcd.
+// Nodes implements registry.Store in etcd.
 type Nodes struct {
 	session *session.Session
 	cfg     session.Config // of the session
 	keys    nodeKeys
 	decoder nodeDecoder
-	// followed is the history that the reader of updates has; Watch sets it.
+	// followed is the history of the updates that readers have; Watch sets it.
 	followed atomicHistory
 	own      ownKeys // used by one call of Register, Own or ClaimRange at a time
 }
@@ -44,7 +44,7 @@ func NewNodes(s *session.Session) *Nodes {
 	return &Nodes{session: s, cfg: cfg, keys: keys, decoder: nodeDecoder{keys: keys, log: cfg.Log}}
 }
 
-// atomicHistory is a history of the session that one goroutine sets and others read.
+// atomicHistory is a history of the session that one goroutine sets and other goroutines read.
 type atomicHistory struct{ v atomic.Value }
 
 func (a *atomicHistory) Store(h <-chan struct{}) { a.v.Store(h) }
@@ -69,7 +69,7 @@ func toJSON(v any) string {
 	return string(text)
 }
 
-// read decodes a value of this file.
+// read decodes a JSON value of this file.
 func read[T any](kv *mvccpb.KeyValue) (v T, err error) {
 	if err := json.Unmarshal(kv.Value, &v); err != nil {
 		return v, fmt.Errorf("%s: %w: %w", kv.Key, allocator.ErrCorrupt, err)
@@ -77,7 +77,7 @@ func read[T any](kv *mvccpb.KeyValue) (v T, err error) {
 	return v, nil
 }
 
-// getAll reads keys in one step; the result is nil for a missing key.
+// getAll reads keys in one request; the result is nil for a missing key.
 func getAll(ctx context.Context, s *session.Session, what string, keys ...string) ([]*mvccpb.KeyValue, error) {
 	var ops []clientv3.Op
 	for _, key := range keys {
@@ -125,7 +125,7 @@ func (s *Nodes) Register(ctx context.Context, statement registry.Statement) (reg
 		allocator.ErrUnavailable, maxRaces)
 }
 
-// registration prepares the transaction of Register from etcd's present content.
+// registration prepares the transaction of Register from the current content of etcd.
 func (s *Nodes) registration(ctx context.Context, statement registry.Statement) (*claiming, error) {
 	key, rec := s.keys.record(s.cfg.Node), statement.Record
 	have, err := getAll(ctx, s.session, "read node", key, s.keys.ipam())
@@ -156,14 +156,14 @@ func (s *Nodes) registration(ctx context.Context, statement registry.Statement) 
 	}
 	b.writeSlots()
 	if !same {
-		// The mappings of another installation of this node go with its record.
+		// The mappings of another installation of this node are deleted with its record.
 		b.ops = append(b.ops, clientv3.OpDelete(s.keys.endpoints(s.cfg.Node), clientv3.WithPrefix()))
 	}
 	b.ops = append(b.ops, clientv3.OpPut(key, toJSON(b.rec)))
 	return b, nil
 }
 
-// claiming gathers the transaction of a registration.
+// claiming builds the transaction of a registration.
 type claiming struct {
 	s         *Nodes
 	rec       registry.Record // with the ranges that the node gets
@@ -177,15 +177,15 @@ type claiming struct {
 	refused   []registry.Refusal
 }
 
-// mine reports whether the node has a range already: no other node can write its record
-// and its slots, unless it took the range over from a silent node and removed it there.
+// mine reports whether the node already has a range. No other node can write the record and slots of this node, unless
+// it took the range over from this node while it was silent.
 func (b *claiming) mine(p netip.Prefix) bool {
 	had, _ := b.cluster.Mine(p)
 	return had || slices.Contains(b.before, p)
 }
 
-// claim claims the ranges that are free, that this node has, or that a silent node has. It leaves the other ranges out
-// of the record.
+// claim claims the ranges that are free, that this node has, or that a silent node has. Other ranges are left out of
+// the record.
 func (b *claiming) claim(ctx context.Context) error {
 	s := b.s
 	var keys []string
@@ -238,7 +238,7 @@ func (b *claiming) claim(ctx context.Context) error {
 	return b.takeOver(ctx, losers)
 }
 
-// mayHave decides whether this node may have a range with that holder in etcd. loser is a silent node that loses the
+// mayHave reports whether this node may have a range with that holder in etcd. loser is a silent node that loses the
 // range.
 func (b *claiming) mayHave(ctx context.Context, p netip.Prefix, holder rangeHolder, have *mvccpb.KeyValue,
 	seen int64,
@@ -255,7 +255,7 @@ func (b *claiming) mayHave(ctx context.Context, p netip.Prefix, holder rangeHold
 	}
 	switch {
 	case other != "":
-		// Another node's record overlaps it, even if the key of the range names this node.
+		// Another node's record overlaps it, even if the key of the range contains this node.
 	case b.differs != "" && mine:
 		b.refuse(registry.Refusal{Range: p, Reason: b.differs, Kept: true})
 		return "", nil, nil
@@ -291,8 +291,8 @@ func (b *claiming) mayHave(ctx context.Context, p netip.Prefix, holder rangeHold
 
 func (b *claiming) refuse(r registry.Refusal) { b.refused = append(b.refused, r) }
 
-// takeOver ends the claims of silent nodes that overlap ranges of this node: they are
-// older, so they would count.
+// takeOver removes the claims of silent nodes that overlap ranges of this node: these claims are older, and would
+// otherwise take precedence.
 func (b *claiming) takeOver(ctx context.Context, losers map[string][]netip.Prefix) error {
 	for node, lost := range losers {
 		overlaps := func(p netip.Prefix) bool { return slices.ContainsFunc(lost, p.Overlaps) }
@@ -344,8 +344,8 @@ func (b *claiming) giveBack(ctx context.Context) error {
 	return err
 }
 
-// writeSlots writes the node's ranges to its slots. It does not write a slot that already has its range, because the
-// slot's revision tells since when the node has the range.
+// writeSlots writes the node's ranges to its slots. It does not rewrite a slot that already has its range, because the
+// slot's revision shows since when the node has the range.
 func (b *claiming) writeSlots() {
 	own := b.s.own.slots
 	used := map[registry.Slot]bool{}
@@ -379,7 +379,7 @@ func (b *claiming) writeSlots() {
 	}
 }
 
-// quarantine are the writes that put ranges of a node into quarantine.
+// quarantine returns the writes that put ranges of a node into quarantine.
 func (s *Nodes) quarantine(ctx context.Context, node string, ranges []netip.Prefix) ([]clientv3.Op, error) {
 	if len(ranges) == 0 {
 		return nil, nil
@@ -451,7 +451,7 @@ func (s *Nodes) Forget(ctx context.Context, node string, force, validateOnly boo
 		if !force {
 			unchanged = append(unchanged, session.Unchanged(s.session.AliveKey(node), nil))
 		}
-		// All blocks except the new ones in quarantine.
+		// Delete all keys of the node except the new ones of the quarantine.
 		ops = append(ops, clientv3.OpDelete(key), clientv3.OpDelete(s.keys.slots(node), clientv3.WithPrefix()),
 			clientv3.OpDelete(s.keys.endpoints(node), clientv3.WithPrefix()))
 		resp, err := s.session.Commit(ctx, "forget node", s.session.Txn(ctx).If(unchanged...).Then(ops...))

@@ -6,9 +6,9 @@ package etcd
 import "github.com/sluice-net/sluice/services/identity/internal/cluster"
 
 // position is the revision up to which the readers of Follow have the cluster's keys, and from which its first call
-// continues. Only the position of a copy has a witness and a deletion. Without them, an emptied or restored etcd that
-// has reached the same revision again could be mistaken for the former one. Once Follow runs, only Follow uses the
-// position.
+// continues. The position of a copy on the disk also has a witness and a deletion: without them, an etcd that was
+// emptied or restored and has reached the same revision again could be mistaken for the former one. Once Follow runs,
+// only Follow uses the position.
 type position struct {
 	at       cluster.Point   // the readers have everything up to it
 	from     cluster.Point   // where the next call continues; zero: it lists
@@ -29,10 +29,10 @@ func positionOf(k cluster.Keys, ipam string) position {
 	return p
 }
 
-// lacksSettings reports whether the next call has to read the settings.
+// lacksSettings reports whether the next call must read the settings.
 func (p *position) lacksSettings() bool { return p.from.Revision != 0 && !p.settings }
 
-// start returns the point from which a call continues. The call after it lists.
+// start returns the point from which a call continues. The call after that lists everything.
 func (p *position) start() cluster.Point {
 	from := p.from
 	p.from = cluster.Point{}

@@ -24,8 +24,8 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
-// maxCandidates is the number of blocks that one transaction tries, one after the other. Each takes a comparison and up
-// to two operations, of which a server allows 128.
+// maxCandidates is the number of blocks that one transaction tries, in order. Each block takes a comparison and up to
+// two operations, and a server allows 128.
 const maxCandidates = 16
 
 func (s *Nodes) holder(incarnation string) rangeHolder {
@@ -33,8 +33,8 @@ func (s *Nodes) holder(incarnation string) rangeHolder {
 }
 
 // agree compares the settings of the node with the cluster's. If the cluster has none, the node's settings become the
-// cluster's. Former settings still decide about older claims. A node with other settings keeps its ranges and gets no
-// more.
+// cluster's. Former settings still apply to older claims. A node with other settings keeps its ranges and gets no new
+// ones.
 func (b *claiming) agree(have *mvccpb.KeyValue) {
 	if b.ipam == nil {
 		return
@@ -75,8 +75,8 @@ func (s *Nodes) Agrees(ctx context.Context, mine registry.IPAM) error {
 	return nil
 }
 
-// seen returns the revision up to which the ranges of all nodes are known. It is registry.ErrNotListed while the known
-// ranges may belong to another history of etcd.
+// seen returns the revision up to which the ranges of all nodes are known. It returns registry.ErrNotListed while the
+// known ranges may belong to another history of etcd.
 func (s *Nodes) seen(known registry.Ranges) (int64, error) {
 	at := known.Seen()
 	if at.Revision != 0 && s.followed.Load() != s.session.History() {
@@ -85,13 +85,13 @@ func (s *Nodes) seen(known registry.Ranges) (int64, error) {
 	return at.Revision, nil
 }
 
-// ownKeys are keys that this node writes, as they were read or written last.
+// ownKeys contains keys that this node writes, as last read or written.
 type ownKeys struct {
 	slots map[registry.Slot]netip.Prefix
 	ipam  *mvccpb.KeyValue // nil: the cluster has no settings
 }
 
-// readOwn reads the slots of this node; ipam are the settings as they were read.
+// readOwn reads the slots of this node; ipam contains the settings that were read.
 func (s *Nodes) readOwn(ctx context.Context, ipam *mvccpb.KeyValue) error {
 	prefix := s.keys.slots(s.cfg.Node)
 	resp, err := s.session.Get(ctx, "read claims", prefix, clientv3.WithPrefix())
@@ -140,8 +140,8 @@ func (s *Nodes) Own(ctx context.Context) (r registry.Record, revision int64, err
 	return r, have[0].ModRevision, err
 }
 
-// ClaimRange implements registry.Store. It first tries blocks selected by hashes of the node's name, so that nodes
-// that join at once try different ones. Only if all of them are taken does it list the ranges.
+// ClaimRange implements registry.Store. It first tries blocks selected by hashes of the node's name, so that nodes that
+// join at the same time try different blocks. Only if all of these are taken does it list the ranges.
 func (s *Nodes) ClaimRange(ctx context.Context, c registry.RangeClaim) (p netip.Prefix, revision int64, err error) {
 	if s.own.ipam != nil {
 		if text := differ(c.IPAM, s.own.ipam); text != "" {
@@ -206,7 +206,7 @@ type blockClaim struct {
 	taken map[netip.Prefix]*mvccpb.KeyValue // the keys of ranges; nil: not listed yet
 }
 
-// txn takes the first of the blocks that is as it was read, and else lists the ranges.
+// txn claims the first block that is unchanged since it was read. Without such a block, it lists the ranges.
 func (b *blockClaim) txn(ctx context.Context, blocks []netip.Prefix) clientv3.Txn {
 	s := b.s
 	next := clientv3.OpGet(s.keys.ranges(), clientv3.WithPrefix())
@@ -231,7 +231,7 @@ func (b *blockClaim) txn(ctx context.Context, blocks []netip.Prefix) clientv3.Tx
 	).Then(next).Else(clientv3.OpGet(s.keys.ipam()), clientv3.OpGet(s.keys.record(s.cfg.Node)))
 }
 
-// refused is why the conditions of a claim do not hold.
+// refused returns the reason why the conditions of a claim did not hold.
 func (b *blockClaim) refused(ctx context.Context, have []*etcdserverpb.ResponseOp) error {
 	if kvs := have[0].GetResponseRange().Kvs; len(kvs) > 0 {
 		if text := differ(b.IPAM, kvs[0]); text != "" {
@@ -312,8 +312,8 @@ func (b *blockClaim) candidates(ctx context.Context, seen int64) (blocks []netip
 	return nil, full
 }
 
-// newKeys returns the keys of ranges with news for this node. Every node can write these keys, so each is compared
-// with data that only its node writes in the same transaction: the record, or the mark of the quarantine.
+// newKeys returns the ranges whose key was written after revision seen. The value is true if the holder's record, or the
+// mark of the quarantine, was written after seen, too: every node can write the key, only the holder can write these.
 func (s *Nodes) newKeys(ctx context.Context, ranges []netip.Prefix, keys map[netip.Prefix]*mvccpb.KeyValue, seen int64,
 ) (map[netip.Prefix]bool, error) {
 	witness := map[netip.Prefix]string{}
@@ -349,8 +349,7 @@ func (s *Nodes) newKeys(ctx context.Context, ranges []netip.Prefix, keys map[net
 	return out, nil
 }
 
-// mostPassed bounds how many blocks without a key are passed over because they overlap
-// ranges of other sizes.
+// mostPassed is the maximum number of blocks without a key that are skipped because they overlap ranges of other sizes.
 const mostPassed = 4096
 
 // hashOf returns the hash of a node's name at the i-th attempt.

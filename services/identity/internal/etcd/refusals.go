@@ -29,7 +29,7 @@ type Refusals struct {
 // NewRefusals returns Refusals below the prefix of a session.
 func NewRefusals(s *session.Session) *Refusals { return &Refusals{session: s, cfg: s.Config()} }
 
-// refusedSuffix ends the key of the policies that a node does not enforce as written.
+// refusedSuffix is the suffix of the key with the policies that a node does not enforce as written.
 const refusedSuffix = "/refused"
 
 // ReportRefusals implements refusals.Store.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package etcd keeps in etcd what the nodes of a cluster share. Store has the identities, for the allocator. Nodes has
-// the nodes and their addresses, for the registry. Confirmed, Kinds and Refusals have what nodes report.
+// Package etcd stores in etcd the data that the nodes of a cluster share. Store has the identities, for the allocator.
+// Nodes has the nodes and their addresses, for the registry. Confirmed, Kinds and Refusals have the reports of nodes.
 //
 // It owns the keys below one prefix. It writes this node's keys with the lease of its session:
 //
@@ -43,7 +43,8 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 )
 
-// Store is the allocator's Store in etcd: the session of this node, and three parts with one subject each.
+// Store implements allocator.Store in etcd. It consists of the session of this node and three parts, one for each
+// subject.
 type Store struct {
 	*Identities
 	*Collection
@@ -79,11 +80,11 @@ func (s *Store) Severed(ctx context.Context) error { return s.session.Severed(ct
 // Session implements allocator.Store.
 func (s *Store) Session() string { return s.session.Name() }
 
-// Endpoints names the store for messages.
+// Endpoints returns the addresses of etcd, for messages.
 func (s *Store) Endpoints() []string { return s.session.Config().Client.Endpoints }
 
-// clusterPrefix begins the keys that one node writes for all nodes.
+// clusterPrefix returns the prefix of the keys that one node writes for all nodes.
 func clusterPrefix(prefix string) string { return prefix + "/cluster/" }
 
-// reportPrefix begins the keys of nodes' reports; each node writes below its own name.
+// reportPrefix returns the prefix of the reports of nodes; each node writes below its own name.
 func reportPrefix(prefix string) string { return prefix + "/report/" }

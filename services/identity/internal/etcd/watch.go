@@ -19,29 +19,29 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
-// Mirror keeps a copy of the keys of nodes, from which the next process resumes. The mirror handles its errors itself;
-// they are reported, and Follow does not wait for it.
+// Mirror keeps a copy of the keys of nodes, with which the next process resumes. Its errors are logged; the mirror
+// handles them itself, and Follow does not wait.
 type Mirror interface {
-	// ReplaceKeys has all keys. The point is kept by the next NoteKeys.
+	// ReplaceKeys replaces all keys. The next NoteKeys saves the point.
 	ReplaceKeys(cluster.Keys) error
-	// NoteKeys adds the changes since the previous call. It is called before readers get them.
+	// NoteKeys adds the changes since the previous call, before readers receive them.
 	NoteKeys(of string, c cluster.Change) error
 }
 
-// Readers get what the Watch of a Store reads. Each may be nil.
+// Readers receive the keys that a Store's Watch reads. Each field may be nil.
 type Readers struct {
-	// Prepare gets the updates of nodes before the mirror does.
+	// Prepare receives updates of nodes before the mirror.
 	Prepare func(registry.Update)
 	// Mirror keeps a copy of the keys of nodes.
 	Mirror Mirror
-	// Observe gets the updates of nodes and addresses, after the identities that were written before them.
+	// Observe receives updates of nodes and addresses, after the identities that were written before them.
 	Observe func(registry.Update)
-	// Spread bounds the random delay of each listing. Nil: listings begin at once.
+	// Spread returns the maximum random delay of each listing. Nil: listings begin at once.
 	Spread func() time.Duration
 }
 
-// Watch follows the keys of identities and of nodes, which are neighbours in etcd: a node gets an identity before the
-// addresses with this identity.
+// Watch follows the keys of identities and nodes, which are neighbours in etcd, so that a node receives an identity
+// before the addresses with this identity.
 type Watch struct {
 	session  *session.Session
 	cfg      session.Config // of the session
@@ -52,11 +52,11 @@ type Watch struct {
 	listings atomic.Uint64
 }
 
-// Listings is how often Follow listed everything.
+// Listings returns how often Follow has listed all keys.
 func (w *Watch) Listings() uint64 { return w.listings.Load() }
 
-// Resume passes on the keys of a mirror as if they had been listed. If etcd's history still contains their revision,
-// Follow continues from there. It is called before Follow.
+// Resume passes on the keys of a mirror like a listing. If etcd's history still contains their revision, Follow
+// continues from there. It must be called before Follow.
 func (w *Watch) Resume(k cluster.Keys) {
 	if k.Of != w.nodes.keys.all() {
 		return // nothing was kept, or of another cluster's place in etcd
@@ -142,8 +142,8 @@ func (f *following) complete(at cluster.Point, asked time.Time) {
 	})
 }
 
-// deliver passes on the gathered changes: identities before the addresses that have them, to the disk before the
-// readers. The point of the mirror covers the identities too, so it is saved after them.
+// deliver passes on the collected changes: identities before the addresses with these identities, and to the disk
+// before the readers. The point of the mirror also covers the identities, so it is saved after them.
 func (f *following) deliver(keep func() error) {
 	at := f.w.position.at
 	f.u.Cluster, f.u.Revision = at.Cluster, at.Revision
@@ -182,7 +182,7 @@ func (w *Watch) readIPAM(ctx context.Context) error {
 	return nil
 }
 
-// update turns the events of one answer into changes. Of several events of a key only the last one is used.
+// update converts the events of one response to changes. Of several events of a key, it uses only the last one.
 func (f *following) update(events []*clientv3.Event) {
 	last := make(map[string]*clientv3.Event, len(events))
 	for _, e := range events {
@@ -219,8 +219,8 @@ func (f *following) update(events []*clientv3.Event) {
 	}
 }
 
-// entry reads an identity; a corrupt one is reported and left out, because one
-// bad key must not hide all others. Its number stays occupied.
+// entry decodes an identity. A corrupt identity is logged and omitted, because it must not hide others. Its number
+// stays occupied.
 func (f *following) entry(kv *mvccpb.KeyValue) (allocator.Entry, bool) {
 	id, err := f.w.ids.read(kv)
 	if err != nil {

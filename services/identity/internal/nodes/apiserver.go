@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package nodes gives nodes and the API servers of Kubernetes their identities, so that
-// policies can name them.
+// Package nodes assigns identities to nodes and to the API servers of Kubernetes, so that policies can select them.
 //
-// An API server on another node has the reserved identity kube-apiserver, which has the
-// label remote-node too. Outside of all nodes a server belongs to the world, and rules
-// with prefixes select it: that is a label set with a number of this node
-// only. On this node the host's own identity has the label in addition.
+// An API server on another node has the reserved identity kube-apiserver, which also has the label remote-node. An API
+// server outside of all nodes belongs to the world and can be selected by prefixes, so it has a label set with a
+// node-local number. An API server on this node adds the label to the host's own identity.
 //
-// Addresses of another node with labels have a set with a number of this node only. The set contains the labels of a
-// remote node or, where one runs, of an API server, and the node's own labels. In overlay mode nothing changes: a node
-// sends with the identity remote-node, and its address tells which node it is. This node's labels belong to the host
-// identity.
+// Addresses of another node with labels have a label set with a node-local number. The set contains the labels of a
+// remote node or, at an address with an API server, the labels of an API server, and the node's own labels. In overlay
+// mode, packets still carry the identity remote-node, and the receiver finds the node by its address. This node's
+// labels belong to the host identity.
 package nodes
 
 import (
@@ -28,14 +26,13 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
-// retry is the pause after the numbers could not be written.
+// retry is the pause after the numbers could not be saved.
 const retry = 2 * time.Second
 
-// Servers are the addresses of the API servers; the channel is closed when they
-// may have changed.
+// Servers returns the addresses of the API servers, and a channel that is closed when they may have changed.
 type Servers func() (addresses []netip.Addr, changed <-chan struct{})
 
-// APIServers keeps their identities.
+// APIServers maintains the identities of the API servers.
 type APIServers struct {
 	servers   Servers
 	allocator *allocator.Allocator
@@ -43,8 +40,8 @@ type APIServers struct {
 	log       *slog.Logger
 }
 
-// NewAPIServers returns APIServers, and gives the present addresses their identities at once: later readers never see
-// a state between the last process's and this one. If that fails, Run retries.
+// NewAPIServers returns APIServers, and assigns identities to the current addresses at once, so that readers go from
+// the last process's state to the current one directly. If that fails, Run retries.
 func NewAPIServers(ctx context.Context, s Servers, a *allocator.Allocator, r *registry.Registry,
 	l *slog.Logger,
 ) *APIServers {
@@ -73,7 +70,7 @@ func set(names ...string) label.Canonical {
 	return c
 }
 
-// apply assigns identities to the present addresses. If a number cannot be saved, all addresses keep their former
+// apply assigns identities to the current addresses. If a number cannot be saved, all addresses keep their former
 // identities.
 func (f *APIServers) apply(ctx context.Context) error {
 	all, _ := f.servers()
@@ -96,7 +93,7 @@ func (f *APIServers) apply(ctx context.Context) error {
 	return nil
 }
 
-// Run keeps the identities until ctx is done; it then returns nil.
+// Run updates the identities until ctx is done; it then returns nil.
 func (f *APIServers) Run(ctx context.Context) error {
 	failed := false
 	for ctx.Err() == nil {

@@ -20,14 +20,14 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
-// rest is the time for which the number of a set without a node is kept: by then, readers have the numbers that
+// rest is the time for which the number of an unused label set is kept: after that time, readers have the number that
 // replaced it.
 const rest = time.Minute
 
-// reference is the beginning of the references that hold the numbers of nodes' sets.
+// reference is the prefix of the references that hold the numbers of nodes' label sets.
 const reference = "sluice.io/node/"
 
-// Labels keeps the identities of nodes with labels.
+// Labels maintains the identities of nodes with labels.
 type Labels struct {
 	allocator *allocator.Allocator
 	registry  *registry.Registry
@@ -38,20 +38,20 @@ type Labels struct {
 	problems map[string]bool           // that were logged
 }
 
-// held is a number that a label set has, and the reference that holds it.
+// held is the number of a label set, and the reference that holds it.
 type held struct {
 	registry.Numbered
 	reference string
 }
 
-// NewLabels returns Labels, and gives the present nodes their identities.
+// NewLabels returns Labels, and assigns identities to the known nodes.
 func NewLabels(ctx context.Context, a *allocator.Allocator, r *registry.Registry, l *slog.Logger) *Labels {
 	f := &Labels{allocator: a, registry: r, log: l, unused: map[string]time.Time{}, problems: map[string]bool{}}
 	f.apply(ctx)
 	return f
 }
 
-// Run keeps the identities until ctx is done; it then returns nil.
+// Run updates the identities until ctx is done; it then returns nil.
 func (f *Labels) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		_, _, changed := f.registry.Labels()
@@ -93,7 +93,7 @@ func (f *Labels) apply(ctx context.Context) (done bool) {
 	sets, numbers := map[registry.NodeSet]held{}, map[registry.NodeSet]registry.Numbered{}
 	wanted := map[string]bool{}
 	for node, of := range others {
-		// Most are as they were: a change of one node costs little more than that node.
+		// Most nodes are unchanged, so a change of one node costs little more than that node.
 		h := f.sets[node]
 		if h.Number == 0 || !maps.Equal(h.Labels, of) {
 			var err error
@@ -109,7 +109,7 @@ func (f *Labels) apply(ctx context.Context) (done bool) {
 	return f.release(ctx, wanted, problem) && len(problems) == 0
 }
 
-// hold assigns a number to the labels of a node; 0 with an error.
+// hold assigns a number to the labels of a node. The number is 0 if it returns an error.
 func (f *Labels) hold(ctx context.Context, node registry.NodeSet, of map[string]string) (held, error) {
 	h := held{Numbered: registry.Numbered{Labels: of}}
 	labels, err := setOf(identity.NameRemoteNode, node.APIServer, of)
@@ -146,13 +146,13 @@ func (f *Labels) release(ctx context.Context, wanted map[string]bool, problem fu
 	return len(f.unused) == 0
 }
 
-// referenceOf names the reference that holds the number of a set.
+// referenceOf returns the name of the reference that holds the number of a label set.
 func referenceOf(labels label.Canonical) string {
 	sum := sha256.Sum256([]byte(labels.Text()))
 	return reference + hex.EncodeToString(sum[:16])
 }
 
-// setOf returns the label set of a node. With an error it returns the set of a node without labels.
+// setOf returns the label set of a node. If it returns an error, the set is the set of a node without labels.
 func setOf(name string, api bool, of map[string]string) (label.Canonical, error) {
 	reserved := []label.Label{label.Reserved(name)}
 	if api {

@@ -19,8 +19,7 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 )
 
-// staticUID is the annotation of a static pod's object in the API that has the
-// UID which kubelet, and so CNI, uses.
+// staticUID is the annotation on the API object of a static pod with the UID that kubelet, and therefore CNI, uses.
 const staticUID = "kubernetes.io/config.hash"
 
 // Follow keeps the set equal to the pods of the node, and to all namespaces, until
@@ -58,7 +57,7 @@ func trim(o runtime.Object) Pod {
 	}
 }
 
-// namedPorts returns the ports of the containers that run as long as the pod.
+// namedPorts returns the ports of the containers that run for the lifetime of the pod.
 func namedPorts(p *corev1.Pod) (ports []workload.NamedPort) {
 	containers := slices.Clone(p.Spec.Containers)
 	for _, c := range p.Spec.InitContainers {
@@ -80,7 +79,7 @@ func namedPorts(p *corev1.Pod) (ports []workload.NamedPort) {
 	return slices.Compact(ports)
 }
 
-// sink hands a kind to a Set.
+// sink passes objects of one kind to a Set.
 type sink[V any] struct {
 	set   *Set
 	kind  string
@@ -89,7 +88,7 @@ type sink[V any] struct {
 	note  func(name string, v V) // notes a change; guarded by set.mu
 }
 
-// sinks returns the receivers of pods and namespaces.
+// sinks returns the handlers for pods and namespaces.
 func (s *Set) sinks() (sink[Pod], sink[map[string]string]) {
 	return sink[Pod]{s, kindPods, s.pods, Pod.equal, func(string, Pod) {}},
 		sink[map[string]string]{

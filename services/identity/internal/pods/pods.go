@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package pods gives the pods of this node the labels and named ports that they have in the Kubernetes API, at ADD and
-// whenever they change.
+// Package pods provides the labels and named ports that the pods of this node have in the Kubernetes API, at ADD and at
+// every change.
 //
 // It never requests a single pod from the API: it watches the pods of the node, and waits. Known pods stay known while
 // the API is unavailable.
@@ -26,26 +26,26 @@ import (
 )
 
 var (
-	// ErrNotFound: the API answers and has no such pod, or has not shown it yet.
+	// ErrNotFound: the API answers, but does not have the pod, or has not sent it yet.
 	ErrNotFound = errors.New("the Kubernetes API does not show the pod")
-	// ErrUnavailable: the pod is not known here and the API does not answer, or refuses.
+	// ErrUnavailable: the pod is unknown to this node, and the API does not answer or refuses the request.
 	ErrUnavailable = errors.New("the Kubernetes API does not say which labels the pod has")
 )
 
-// Wait is the time that Find waits for a pod. It gives up Margin before the caller's deadline, so that the caller gets
-// the reason.
+// Wait is the time that Find waits for a pod. Find ends at least Margin before the caller's deadline, so that the
+// caller gets the reason.
 const (
 	Wait   = 10 * time.Second
 	Margin = 500 * time.Millisecond
 )
 
-// Name is the namespace and the name of a pod; namespaces have a name alone.
+// Name is the namespace and the name of a pod; a namespace only has a name.
 type Name struct{ Namespace, Name string }
 
 // Pod is the stored part of a pod.
 type Pod struct {
 	UID string
-	// StaticUID is kubelet's UID of a static pod (from a file); in the API it has another.
+	// StaticUID is kubelet's UID of a static pod (from a file); the API has another UID.
 	StaticUID      string
 	ServiceAccount string
 	// Controller is the UID of the object that controls the pod, such as a ReplicaSet.
@@ -60,13 +60,13 @@ func (p Pod) equal(q Pod) bool {
 		maps.Equal(p.Labels, q.Labels) && slices.Equal(p.Ports, q.Ports)
 }
 
-// Kinds that make a pod's labels.
+// Kinds of objects that a pod's labels come from.
 const (
 	kindPods       = "pods"
 	kindNamespaces = "namespaces"
 )
 
-// Set keeps the pods and namespaces from the API. Its methods may be called concurrently.
+// Set contains the pods and namespaces from the API. Its methods may be called concurrently.
 type Set struct {
 	node    string
 	cluster string
@@ -81,8 +81,7 @@ type Set struct {
 	changed    chan struct{}              // guarded by mu; closed with the next change
 }
 
-// New returns an empty set, of the pods of a Node. cluster is the value of the
-// label that names it.
+// New returns an empty set for the pods of a Node. cluster is the value of the label with the cluster's name.
 func New(node, cluster string, filter labels.Filter) *Set {
 	return &Set{
 		node: node, cluster: cluster, filter: filter, pods: map[Name]Pod{}, namespaces: map[Name]map[string]string{},
@@ -102,7 +101,7 @@ func (s *Set) change(f func() bool) {
 	}
 }
 
-// Changed is closed with the next change of anything.
+// Changed returns a channel that is closed at the next change of the set.
 func (s *Set) Changed() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,13 +129,14 @@ func (s *Set) Problem() error {
 	return errors.Join(all...)
 }
 
-// Named reports whether a reference identifies one pod forever, so that its labels can be looked up.
+// Named reports whether a reference identifies one pod for ever, so that the pod's labels can be looked up.
 func Named(ref workload.PodReference) bool {
 	return ref.Namespace != "" && ref.Name != "" && ref.UID != ""
 }
 
-// Find returns the label set of a pod, and waits until it is known: ADD may be faster than the API. If the API fails,
-// Find returns the pod's former label set from last. A pod whose labels cannot form an identity gets reserved:init.
+// Find returns the label set of a pod, and waits until it is known, because ADD may be called before the API sends the
+// pod. If the API fails, Find returns the pod's former label set from last. A pod whose labels cannot form an identity
+// gets reserved:init.
 func (s *Set) Find(ctx context.Context, ref workload.PodReference,
 	last func() (label.Canonical, bool),
 ) (label.Canonical, error) {
@@ -174,17 +174,18 @@ func (s *Set) Find(ctx context.Context, ref workload.PodReference,
 // Labels is the label set of a pod that determines its identity.
 type Labels struct {
 	Set label.Canonical
-	// Isolated is the reason why Set is reserved:init: the labels of the pod cannot form an identity. Nil: Set has
-	// them.
+	// Isolated is the reason why Set is reserved:init: the labels of the pod cannot form an identity. Nil: Set has the
+	// pod's labels.
 	Isolated error
-	// Ports is the reason why Set lacks named ports of the pod; rules with these names match nothing. Nil: it has all.
+	// Ports is the reason why Set lacks named ports of the pod; rules with these names match nothing. Nil: it has all
+	// of them.
 	Ports error
 	// Tenant and Controller are charged for a change of labels.
 	Tenant     shares.Tenant
 	Controller string // UID; empty: the pod has none
 }
 
-// Labels returns the labels of a pod; ok is false while the pod or its namespace is unknown, or the name belongs to
+// Labels returns the labels of a pod. ok is false while the pod or its namespace is unknown, and for the name of
 // another pod.
 func (s *Set) Labels(ref workload.PodReference) (l Labels, ok bool) {
 	s.mu.Lock()
@@ -204,7 +205,7 @@ func (s *Set) Labels(ref workload.PodReference) (l Labels, ok bool) {
 		all = append(all, label.Kubernetes(label.KeyNamespaceLabels+key, value))
 	}
 	for key, value := range pod.Labels {
-		// Permission to write a pod must not suffice to give it another namespace or service account.
+		// A user who may write a pod must not be able to give it another namespace or service account.
 		if !strings.HasPrefix(key, label.PrefixPod) && !strings.HasPrefix(key, label.PrefixDerived) {
 			all = append(all, label.Kubernetes(key, value))
 		}

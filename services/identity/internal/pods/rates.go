@@ -15,15 +15,14 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 )
 
-// rate limits changes of labels: burst changes at once, then one in each interval of length every.
+// rate limits label changes: burst changes at once, then one in each interval of length every.
 type rate struct {
 	every time.Duration
 	burst int
 }
 
-// Each change of the labels of a pod uses the rate of the pod and the rate of its
-// controller. A change to a label set that has no identity yet also uses the rate of the
-// node, which the tenants that wait share.
+// Each label change of a pod uses the rate of the pod and the rate of its controller. A change to a label set without
+// an identity also uses the rate of the node, which the waiting tenants share.
 var (
 	podRate        = rate{10 * time.Second, 5}
 	controllerRate = rate{time.Second, 256}
@@ -42,7 +41,7 @@ func (b *bucket) fill(r rate, now time.Time) {
 	b.at = now
 }
 
-// wait returns how long it takes until the bucket has a token; 0: it has one.
+// wait returns how long it takes until the bucket has a token; 0: now.
 func (b *bucket) wait(r rate, now time.Time) time.Duration {
 	b.fill(r, now)
 	missing := b.used + 1 - float64(r.burst)
@@ -52,7 +51,7 @@ func (b *bucket) wait(r rate, now time.Time) time.Duration {
 	return max(1, time.Duration(math.Ceil(missing*float64(r.every))))
 }
 
-// want is an endpoint that has other labels than its pod.
+// want is an endpoint whose labels differ from its pod's.
 type want struct {
 	holder allocator.Holder
 	labels Labels
@@ -62,8 +61,8 @@ type want struct {
 // owner is the key of a controller's rate.
 type owner struct{ namespace, controller string }
 
-// turns chooses the pod whose change of labels comes next. Groups of tenants take turns, then the tenants of a group,
-// then the pods of a tenant: a pod waits for one change of each other tenant, however many pods that tenant has.
+// turns selects the pod whose label change comes next. Groups of tenants take turns, then the tenants of a group, then
+// the pods of a tenant: a pod waits for at most one change of each other tenant, however many pods that tenant has.
 type turns struct {
 	now func() time.Time
 
@@ -92,8 +91,8 @@ func group(t shares.Tenant) int {
 	return 1
 }
 
-// take returns the changes that the rates allow now, in the order of turns, and the time
-// at which the next of the others may come; zero if none waits.
+// take returns the changes that the rates allow now, in the order of turns, and the time at which the next waiting
+// change may come; zero if none waits.
 func (t *turns) take(all []want) (now []want, next time.Time) {
 	at := t.now()
 	t.forget(at, all)
@@ -128,7 +127,7 @@ func (t *turns) take(all []want) (now []want, next time.Time) {
 			}
 		}
 		tenant := order[i]
-		// Of the tenant the pod whose turn it is and that may change now.
+		// Select the pod of the tenant whose turn it is and that may change now.
 		taken := false
 		of := waiting[tenant]
 		for k, w := range of {
@@ -149,13 +148,13 @@ func (t *turns) take(all []want) (now []want, next time.Time) {
 	return now, next
 }
 
-// before reports whether it is a tenant's turn before another's.
+// before reports whether a tenant's turn comes before another's.
 func (t *turns) before(a, b shares.Tenant) bool {
 	return cmp.Or(cmp.Compare(t.groups[group(a)], t.groups[group(b)]),
 		cmp.Compare(t.tenants[a], t.tenants[b]), a.Compare(b)) < 0
 }
 
-// wait returns how long a change has to wait for its rates; 0: it may come now.
+// wait returns how long a change must wait for its rates; 0: it is allowed now.
 func (t *turns) wait(w want, now time.Time) time.Duration {
 	pod, controller := t.buckets(w)
 	d := pod.wait(podRate, now)
@@ -168,7 +167,7 @@ func (t *turns) wait(w want, now time.Time) time.Duration {
 	return d
 }
 
-// use takes the tokens of a change that may come now.
+// use takes the tokens for a change that is allowed now.
 func (t *turns) use(w want) {
 	pod, controller := t.buckets(w)
 	pod.used++
@@ -184,7 +183,7 @@ func (t *turns) use(w want) {
 	t.last[w.holder] = t.served
 }
 
-// giveBack returns the node's token of a change that made no number.
+// giveBack returns the node's token of a change that created no number.
 func (t *turns) giveBack(w want) {
 	if w.fresh {
 		t.node.used = max(0, t.node.used-1)
@@ -199,7 +198,7 @@ func (t *turns) buckets(w want) (pod, controller *bucket) {
 	if w.labels.Controller == "" {
 		return pod, nil
 	}
-	// The author of a pod chooses its controller, so it counts within the namespace.
+	// The author of a pod chooses its controller reference, so the rate applies within the namespace.
 	ns, _ := w.labels.Set.Set().Value(label.SourceKubernetes, label.KeyNamespace)
 	key := owner{ns, w.labels.Controller}
 	if controller = t.controllers[key]; controller == nil {
@@ -209,11 +208,11 @@ func (t *turns) buckets(w want) (pod, controller *bucket) {
 	return pod, controller
 }
 
-// forgetLength is the number of buckets from which on full ones are removed.
+// forgetLength is the number of buckets above which full buckets are removed.
 const forgetLength = 1024
 
-// forget removes entries that are equal to a missing entry. It keeps the turns of those that wait: otherwise those
-// that were just served, or whose names sort first, would come before them again and again.
+// forget removes entries that are equal to a missing entry. It keeps the turns of waiting pods and tenants: otherwise a
+// pod that was just served, or whose name sorts first, would repeatedly come before them.
 func (t *turns) forget(now time.Time, waiting []want) {
 	if len(t.pods)+len(t.controllers)+len(t.tenants) < forgetLength {
 		return

@@ -26,7 +26,7 @@ import (
 const (
 	// batchDelay is the time for which changes are batched: a changed label of a namespace changes many pods.
 	batchDelay = 100 * time.Millisecond
-	// inFlight is the number of endpoints that are moved at once.
+	// inFlight is the number of endpoints that are moved concurrently.
 	inFlight = 8
 	// firstPause and longestPause bound the pause after a failure; it doubles.
 	firstPause, longestPause = time.Second, 30 * time.Second
@@ -51,10 +51,10 @@ type Allocator interface {
 	Connected() (bool, <-chan struct{})
 }
 
-// Relabeler moves endpoints to the present label set of their pod. It compares all of them after each change, and so
-// also finds moves that it missed or could not make before.
+// Relabeler moves endpoints to the current label set of their pod. It compares all endpoints after each change, and
+// therefore also makes moves that it missed or that failed before.
 //
-// An endpoint is isolated while its new label set cannot have a number, or if it does not get one within patience: it
+// If there is no number for its new label set, or it does not get one within patience, an endpoint is isolated: it
 // never keeps the permissions of its former labels.
 type Relabeler struct {
 	set       *Set
@@ -100,8 +100,8 @@ func NewRelabeler(s *Set, a Allocator, endpoints *watch.Hub[allocator.Holder, al
 	}
 }
 
-// Held returns the changes that wait for a rate, in the order of their numbers, and a channel
-// that is closed when others wait.
+// Held returns the changes that wait for a rate, ordered by number, and a channel that is closed when other changes
+// wait.
 func (r *Relabeler) Held() ([]HeldChange, <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -110,8 +110,8 @@ func (r *Relabeler) Held() ([]HeldChange, <-chan struct{}) {
 	return all, r.changed
 }
 
-// Admit carries a change out that waits for a rate, because the endpoint may do less after
-// it. A number of a change that does not wait is ignored.
+// Admit applies a change that waits for a rate, because the endpoint may do less after it. The number of a change that
+// does not wait is ignored.
 func (r *Relabeler) Admit(number uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -126,7 +126,7 @@ func (r *Relabeler) Admit(number uint64) {
 	}
 }
 
-// isAdmitted reports whether the change of an endpoint to these labels needs no rate.
+// isAdmitted reports whether a label change of an endpoint was admitted without a rate.
 func (r *Relabeler) isAdmitted(holder allocator.Holder, from identity.Numeric, to label.Canonical) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -134,7 +134,7 @@ func (r *Relabeler) isAdmitted(holder allocator.Holder, from identity.Numeric, t
 	return ok && r.admitted[holder] == h.Number && h.Identity == from && h.Labels.Text() == to.Text()
 }
 
-// hold notes which changes wait for a rate.
+// hold records which changes wait for a rate.
 func (r *Relabeler) hold(waiting []want, endpoints map[allocator.Holder]allocator.Endpoint) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -161,15 +161,15 @@ func (r *Relabeler) hold(waiting []want, endpoints map[allocator.Holder]allocato
 	}
 }
 
-// Problem returns why endpoints do not have the identity of their pod, or not all of its named ports; nil if all have
-// them.
+// Problem returns why endpoints do not have the identity of their pod, or lack named ports of it; nil if there is no
+// problem.
 func (r *Relabeler) Problem() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.problem
 }
 
-// Run compares until ctx is done; it then returns nil.
+// Run compares endpoints with their pods until ctx is done; it then returns nil.
 func (r *Relabeler) Run(ctx context.Context) error {
 	for {
 		pods, endpoints := r.set.Changed(), r.endpoints.Changed()
@@ -308,7 +308,7 @@ type move struct {
 	to label.Canonical
 }
 
-// carryOut moves endpoints, several at once. Moved endpoints no longer wait.
+// carryOut moves several endpoints concurrently. Moved endpoints no longer wait.
 func (r *Relabeler) carryOut(ctx context.Context, moves []move, endpoints map[allocator.Holder]allocator.Endpoint,
 	soonest func(time.Time),
 ) {
@@ -343,8 +343,8 @@ func (r *Relabeler) carryOut(ctx context.Context, moves []move, endpoints map[al
 	}
 }
 
-// isolate isolates endpoints that cannot have the label set of their pod: at once if
-// there is no number for it, and after patience if it waits.
+// isolate isolates endpoints that do not get the label set of their pod: at once if there is no number for it, or after
+// patience if it waits.
 func (r *Relabeler) isolate(ctx context.Context, endpoints map[allocator.Holder]allocator.Endpoint,
 	soonest func(time.Time),
 ) {
@@ -374,7 +374,7 @@ func (r *Relabeler) isolate(ctx context.Context, endpoints map[allocator.Holder]
 	}
 }
 
-// report keeps the problems of a comparison, and logs them when they begin or change.
+// report stores the problems of a comparison, and logs them when they begin or change.
 func (r *Relabeler) report(ctx context.Context, out outcome) {
 	if ctx.Err() != nil {
 		return

@@ -16,15 +16,15 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
-// MostAssigned is the largest number of ranges in an assignment, and of former ranges.
+// MostAssigned is the largest number of ranges in an assignment, and the largest number of former ranges.
 const MostAssigned = 8
 
-// Assignment has the ranges that are assigned to a node from outside: in mode kubernetes the podCIDRs of its Node, in
-// mode static the ranges that an administrator wrote. The node cannot change it.
+// Assignment contains the ranges that are assigned to a node from outside. In mode kubernetes, they are the podCIDRs of
+// its Node; in mode static, an administrator writes them. The node cannot change them.
 type Assignment struct {
 	Ranges []netip.Prefix `json:"ranges,omitempty"` // sorted
-	// Former are ranges that the Node had before and that no other Node has, the last one
-	// first: endpoints of the node may have addresses in them.
+	// Former are ranges that the Node had before and no other Node has, the latest first. Endpoints of the node may
+	// have addresses in them.
 	Former []netip.Prefix `json:"former,omitempty"`
 }
 
@@ -43,7 +43,7 @@ type assignments struct {
 	of     map[string]Assignment
 	nodes  map[netip.Prefix]map[string]struct{} // range → nodes to which it is assigned
 	around map[netip.Prefix]int                 // prefixes that contain assigned ranges → how many
-	// complete means that the store once had the assignments of all nodes.
+	// complete is set once the store has had the assignments of all nodes.
 	complete bool
 }
 
@@ -112,8 +112,8 @@ func (a *assignments) other(p netip.Prefix, node string) (holder string, held ne
 	return "", netip.Prefix{}
 }
 
-// assign applies the assignments of an update, and adds the nodes whose claims may have become valid or invalid to
-// changed. Assignments that the store no longer has stay, unless they were removed or the store has the assignments of
+// assign applies the assignments of an update, and adds to changed the nodes whose claims may have become valid or
+// invalid. Assignments that the store no longer has stay, unless they were removed or the store has the assignments of
 // all nodes.
 func (v *view) assign(u Update, changed map[*nodeView]struct{}) {
 	next := map[string]*Assignment{}
@@ -198,10 +198,9 @@ func (r *Registry) assignmentProblem() error {
 	return nil
 }
 
-// Assign writes the podCIDRs of all Nodes to the store, where they differ. A former range of a Node stays assigned to
-// it until another Node has it; the assignment of a deleted Node stays until its node is forgotten. In modes other
-// than kubernetes, Assign writes nothing. It may be repeated. It returns cluster.ErrUnavailable and the errors of
-// Store.
+// Assign writes the podCIDRs of Nodes that differ from the store. A former range of a Node stays assigned to it until
+// another Node has it; the assignment of a deleted Node stays until its node is forgotten. In modes other than
+// kubernetes, Assign writes nothing. It may be repeated. It returns cluster.ErrUnavailable and the errors of Store.
 func (r *Registry) Assign(ctx context.Context, nodes map[string][]netip.Prefix) error {
 	r.mu.Lock()
 	listed, settings := r.view.listed, r.view.ipam
@@ -223,7 +222,7 @@ func (r *Registry) Assign(ctx context.Context, nodes map[string][]netip.Prefix) 
 	return err
 }
 
-// assignments returns the changes after which the store has the podCIDRs of all Nodes.
+// assignments returns the changes that write the podCIDRs of all Nodes to the store.
 func (v *view) assignments(nodes map[string][]netip.Prefix) (put []AssignmentKey, drop []string) {
 	now := v.assignable(nodes)
 	for _, node := range slices.Sorted(maps.Keys(nodes)) {
@@ -279,7 +278,7 @@ func (v *view) assignable(nodes map[string][]netip.Prefix) assignments {
 	return now
 }
 
-// formerRanges returns the ranges that a Node had and that no Node has now, the last one first.
+// formerRanges returns the ranges that a Node had before and no Node has now, the latest first.
 func formerRanges(was Assignment, ranges []netip.Prefix, node string, now *assignments) (former []netip.Prefix) {
 	for _, p := range slices.Concat(was.Ranges, was.Former) {
 		if other, _ := now.other(p, node); other == "" && !slices.ContainsFunc(ranges, p.Overlaps) &&
@@ -290,7 +289,7 @@ func formerRanges(was Assignment, ranges []netip.Prefix, node string, now *assig
 	return former
 }
 
-// CheckAssignment returns an error unless an assignment is well-formed.
+// CheckAssignment returns an error if an assignment is malformed.
 func CheckAssignment(a Assignment) error {
 	for _, list := range [][]netip.Prefix{a.Ranges, a.Former} {
 		if len(list) > MostAssigned {
@@ -305,7 +304,7 @@ func CheckAssignment(a Assignment) error {
 	return nil
 }
 
-// FormerIPAM holds settings of ipam that were in effect from a revision of the store on.
+// FormerIPAM contains settings of ipam that were in effect from a revision of the store on.
 type FormerIPAM struct {
 	Cluster  uint64 `json:"cluster,string"`
 	Since    int64  `json:"since"`
@@ -438,8 +437,7 @@ func (v *view) excess(c claim) error {
 // assigns reports whether ranges may be assigned to nodes in a mode.
 func assigns(m IPAMMode) bool { return m == IPAMStatic || m == IPAMKubernetes }
 
-// pinEnds reports whether the range of a node that had it before the store was rebuilt is
-// another node's by its assignment.
+// pinEnds reports whether a range that a node had before the store was rebuilt is now assigned to another node.
 func (v *view) pinEnds(p netip.Prefix, node string) bool {
 	if !assigns(v.ipam.Settings.Mode) || slices.Contains(v.assigned.of[node].Ranges, p) {
 		return false

@@ -9,14 +9,14 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
-// current is a time at which a reader had everything that the store had then.
+// current is a time at which a reader had all changes that the store had then.
 type current struct {
 	at       time.Duration // by BootTime; 0: never
 	revision int64         // that the store had
 }
 
 // NoteApplied records the point up to which the datapath of this node has applied nodes and mappings. It returns how
-// long ago the datapath was up to date with the store; ok is false if that was not so since the process started.
+// long ago the datapath was up to date with the store; ok is false if it never was since the process started.
 func (r *Registry) NoteApplied(at cluster.Point) (silence time.Duration, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

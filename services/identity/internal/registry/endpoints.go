@@ -33,7 +33,7 @@ func newEndpoints() endpoints {
 	return endpoints{byName: map[string]*endpoint{}, at: map[netip.Addr]*endpoint{}, also: map[netip.Addr][]*endpoint{}}
 }
 
-// put adds or replaces an endpoint. The node's incarnation is shared if it is the endpoint's.
+// put adds or replaces an endpoint. If the endpoint has the node's incarnation, they share the string.
 func (all *endpoints) put(k AddressesKey, incarnation string) *endpoint {
 	all.remove(k.Endpoint)
 	if k.Value.Incarnation != incarnation {
@@ -96,7 +96,7 @@ func (all *endpoints) having(a netip.Addr) iter.Seq[*endpoint] {
 	}
 }
 
-// last returns the endpoint with an address that an incarnation of the node wrote last; nil without such an endpoint.
+// last returns the endpoint of an incarnation that was written last with an address; nil without such an endpoint.
 func (all *endpoints) last(a netip.Addr, incarnation string) (last *endpoint) {
 	for e := range all.having(a) {
 		if e.incarnation == incarnation && (last == nil || e.revision > last.revision) {

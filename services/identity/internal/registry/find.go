@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 )
 
-// Mapping is the identity of an address, as a node wrote it or as it follows from the nodes' records.
+// Mapping is the identity of an address: written by a node, or derived from the records of nodes.
 type Mapping struct {
 	Address  netip.Addr
 	Node     string // that wrote it; "" for an API server outside the nodes
@@ -28,8 +28,8 @@ type Found struct {
 	Refused   []Mapping
 }
 
-// Find returns the owner of an address. It returns ErrNoMapping if the address belongs to no node, and ErrUnlisted if
-// the registry cannot know that yet.
+// Find returns the owner of an address. It returns ErrNoMapping if the address belongs to no node, and ErrUnlisted as
+// long as the registry cannot know that.
 func (r *Registry) Find(a netip.Addr) (Found, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -42,8 +42,8 @@ func (r *Registry) Find(a netip.Addr) (Found, error) {
 	return f, err
 }
 
-// inEffect adds the mapping of an address, or the range that has it, if the store lacks it and it is still in effect;
-// false if none is.
+// inEffect adds the mapping or the range of an address that the store lacks but that is still in effect. Otherwise it
+// returns false.
 func (r *Registry) inEffect(a netip.Addr, f Found) (Found, bool) {
 	if _, held := r.view.held[mappingKey(a)]; held {
 		if item, ok := r.pub.Get(mappingKey(a)); ok {
@@ -102,9 +102,9 @@ func (v *view) find(a netip.Addr) (f Found, err error) {
 	return f, nil
 }
 
-// EachMapping passes the valid mappings of endpoints to take, of one node or, without a name, of all, until take
-// returns an error: node by node in the order of their names, each node's sorted by address, as of one moment. Mappings
-// that the store lacks and that are still in effect are valid.
+// EachMapping passes the valid mappings of endpoints to take until take returns an error: of one node or, if node is
+// empty, of all nodes, sorted by node and address, as of one point in time. Mappings that the store lacks and that are
+// still in effect are valid.
 func (r *Registry) EachMapping(node string, take func([]Mapping) error) error {
 	r.mu.Lock()
 	held := r.heldMappings()
@@ -133,7 +133,7 @@ func (r *Registry) EachMapping(node string, take func([]Mapping) error) error {
 	return nil
 }
 
-// heldMappings returns the mappings of endpoints that the store lacks and that are still in effect, by node. Called
+// heldMappings returns, by node, the mappings of endpoints that the store lacks and that are still in effect. Called
 // with mu held.
 func (r *Registry) heldMappings() map[string][]Mapping {
 	all := make(map[string][]Mapping)
@@ -165,7 +165,7 @@ func (v *view) mappings(node string) (all []Mapping) {
 	return all
 }
 
-// reason returns why the mapping of an address by an endpoint is invalid; "" if it is valid.
+// reason returns why a node's mapping of an address is invalid; "" if it is valid.
 func (v *view) reason(n *nodeView, e *endpoint, a netip.Addr) string {
 	_, holder := v.rangeOf(a)
 	switch {
@@ -185,9 +185,9 @@ func (v *view) reason(n *nodeView, e *endpoint, a netip.Addr) string {
 	return "a later endpoint of the node has the address"
 }
 
-// SetAPIServers sets the addresses of the Kubernetes API servers, each with the identity that it has if it does not
-// belong to a node. An address of another node has identity.KubeAPIServer, whose labels include remote-node, or a set
-// with the labels of the node; for this node's addresses see APIServerHere. The registry keeps the map.
+// SetAPIServers sets the addresses of the Kubernetes API servers. The identity of an address applies if the address
+// belongs to no node. On another node, the address has identity.KubeAPIServer, whose labels include remote-node, or an
+// identity with the labels of the node; for this node's addresses see APIServerHere. The registry keeps the map.
 func (r *Registry) SetAPIServers(servers map[netip.Addr]identity.Numeric) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -252,8 +252,8 @@ func (v *view) setOwn(u *Underlay) {
 	}
 }
 
-// apiServer returns the identity of an API server's address outside of all nodes; none before all nodes, including
-// this one, are known.
+// apiServer returns the identity of an API server's address outside of all nodes; none until all nodes, including this
+// one, are known.
 func (v *view) apiServer(a netip.Addr) (identity.Numeric, bool) {
 	_, own := v.ownAddresses[a]
 	id, ok := v.apiServers[a]

@@ -22,9 +22,9 @@ func (r *Registry) relabel() {
 	r.relabelled = make(chan struct{})
 }
 
-// Labels returns the labels of this node, and the labels of each other node that has some, by node set: once for
-// addresses without an API server, once for addresses with one. They must not be changed. The channel is closed when
-// they may have changed.
+// Labels returns the labels of this node, and the labels of each other node with labels by node set: for addresses
+// without an API server, and for addresses with one. The caller must not change them. The channel is closed when they
+// may have changed.
 func (r *Registry) Labels() (own map[string]string, others map[NodeSet]map[string]string, changed <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -51,13 +51,12 @@ func (v *view) labels() map[NodeSet]map[string]string {
 // Numbered is the identity for the labels of a node.
 type Numbered struct {
 	Labels map[string]string
-	// Number of their set. It is 0 without labels: the address then has the identity of a remote node, or of an API
+	// Number of the label set. It is 0 without labels: the address then has the identity of a remote node or an API
 	// server.
 	Number identity.Numeric
 }
 
-// SetNodeSets takes the numbers of all sets that Labels returned. The registry keeps the
-// map.
+// SetNodeSets sets the numbers of all label sets that Labels returned. The registry keeps the map.
 func (r *Registry) SetNodeSets(sets map[NodeSet]Numbered) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -80,7 +79,7 @@ func (v *view) setSets(sets map[NodeSet]Numbered) {
 	}
 }
 
-// ofNode returns the identity of an address of another node, at which an API server may be.
+// ofNode returns the identity of an address of another node; api is set if an API server has the address.
 func (v *view) ofNode(name string, api bool) identity.Numeric {
 	if n := v.sets[NodeSet{Node: name, APIServer: api}].Number; n != 0 {
 		return n

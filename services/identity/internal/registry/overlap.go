@@ -23,7 +23,7 @@ func wider(p netip.Prefix) iter.Seq[netip.Prefix] {
 	}
 }
 
-// accept marks a range as the node's.
+// accept records that a range is the node's.
 func (v *view) accept(p netip.Prefix, node string) {
 	v.ranges[p] = node
 	for around := range wider(p) {
@@ -92,8 +92,8 @@ type claim struct {
 	// age is the revision of the store at which the node claimed the range.
 	age    int64
 	former *Former
-	// slot is the number of the slot or, for a claim without one, the place in the record
-	// among the ranges of its family.
+	// slot is the number of the slot; for a claim without one, the position in the record among the ranges of its
+	// family.
 	slot int
 }
 
@@ -103,8 +103,8 @@ func (c claim) compare(d claim) int {
 		cmp.Compare(c.node.name, d.node.name), cmp.Compare(c.slot, d.slot), c.prefix.Compare(d.prefix))
 }
 
-// beats reports whether a claim precedes one that is older in this store, because its node had the range in the former
-// store. A node that claims a range without having had it in the former store did not know of the other node's range.
+// beats reports whether a claim precedes a claim that is older in this store, because its node had the range in the
+// former store. A node without the range in the former store did not know the other node's claim.
 func (c claim) beats(d claim, former uint64) bool {
 	switch {
 	case former == 0 || c.former == nil || c.former.Cluster != former:
@@ -115,8 +115,8 @@ func (c claim) beats(d claim, former uint64) bool {
 	return c.former.Revision < d.former.Revision
 }
 
-// formerOf returns the store from which this one was rebuilt: the store that claims of more than half of the nodes
-// name. So a single node cannot make its claims older.
+// formerOf returns the store from which this one was rebuilt: the one that the claims of more than half of the nodes
+// refer to. A single node therefore cannot make its claims older.
 func formerOf(all []claim) uint64 {
 	nodes, named := map[*nodeView]struct{}{}, map[uint64]map[*nodeView]struct{}{}
 	for _, c := range all {
@@ -139,9 +139,9 @@ func formerOf(all []claim) uint64 {
 
 // claims returns the ranges that a node claims, oldest first.
 //
-// The revision at which its slot was written tells the age of a claim; the node cannot change it afterwards. If a node
-// deletes its record and writes another, its slots are as old as the new record. A node of an earlier version writes
-// no slots; its ranges are as old as the record in which this process first saw them.
+// The age of a claim is the revision at which its slot was written; the node cannot change it later. If a node deletes
+// its record and writes another, its slots are as old as the new record. A node of an earlier version writes no slots;
+// its ranges are as old as the record in which this process first saw them.
 func (v *view) claims(n *nodeView) (all []claim) {
 	if !n.registered {
 		return nil
@@ -179,7 +179,7 @@ func (v *view) claims(n *nodeView) (all []claim) {
 // MostRanges is the number of slots of a node and family.
 const MostRanges = 64
 
-// permitted returns the claims of a node that are valid if no other node has the range, and the refused ones with the
+// permitted returns the claims of a node that are valid if no other node has the range, and the refused claims with the
 // reason.
 func (v *view) permitted(n *nodeView) (all []claim, refused []Refusal) {
 	for _, c := range v.claims(n) {
@@ -203,7 +203,7 @@ func prefixesOf(all []claim) (out []netip.Prefix) {
 	return out
 }
 
-// take records the valid claims of a node.
+// take sets the valid claims of a node.
 func (n *nodeView) take(all []claim, refused []Refusal) {
 	n.ranges, n.refused = prefixesOf(all), refused
 	n.since = make(map[netip.Prefix]int64, len(all))
@@ -212,8 +212,8 @@ func (n *nodeView) take(all []claim, refused []Refusal) {
 	}
 }
 
-// rangesChanged decides which ranges count after claims of some nodes changed. While no ranges of different nodes
-// overlap, which is the normal case, the cost depends on the changed claims; otherwise all are resolved.
+// rangesChanged decides which ranges are valid after claims of some nodes changed. Normally no ranges of different
+// nodes overlap, and the cost depends on the changed claims; otherwise all claims are resolved.
 func (v *view) rangesChanged(changed []*nodeView) {
 	if len(changed) == 0 {
 		return
@@ -275,8 +275,8 @@ func overlapping(all []claim) bool {
 	return false
 }
 
-// resolve decides which ranges are valid. Of overlapping claims of different nodes, the earliest claim wins, whichever
-// node registered first. After the store was rebuilt each range stays with its former node.
+// resolve decides which ranges are valid. Of overlapping claims of different nodes, the earliest claim wins, even if
+// its node registered later. After the store was rebuilt, each range stays with its former node.
 func (v *view) resolve() {
 	before := map[*nodeView]*nodeView{}
 	var all []claim
@@ -396,7 +396,7 @@ func (r *resolution) refuse(c claim, why Refusal) {
 	r.contested = true
 }
 
-// pinned returns the pin of another node that a claim overlaps, and that node.
+// pinned returns another node whose pinned range overlaps a claim, and that range.
 func (v *view) pinned(c claim) (holder string, held netip.Prefix) {
 	if len(v.pins) == 0 || v.pins[c.prefix] == c.node.name {
 		return "", netip.Prefix{}
@@ -409,8 +409,8 @@ func (v *view) pinned(c claim) (holder string, held netip.Prefix) {
 	return holder, held
 }
 
-// pin reserves all accepted ranges for their present nodes, because the store was rebuilt: all revisions are new, so
-// they no longer show which node had a range first.
+// pin reserves all accepted ranges for their current nodes, because the store was rebuilt: all revisions are new and do
+// not show which node had a range first.
 func (v *view) pin(cluster uint64) {
 	if v.pins == nil {
 		v.pins = map[netip.Prefix]string{}
@@ -431,8 +431,8 @@ func (v *view) pin(cluster uint64) {
 	}
 }
 
-// unpin removes the pins of ranges that their nodes have returned, because they are registered in the rebuilt store
-// without them, and of ranges that are assigned to other nodes now.
+// unpin removes the pins of ranges that their nodes have returned, because they registered in the rebuilt store without
+// them, and of ranges that are now assigned to other nodes.
 func (v *view) unpin() {
 	for p, node := range v.pins {
 		if v.pinEnds(p, node) {

@@ -16,12 +16,12 @@ import (
 type Pin struct {
 	Range netip.Prefix `json:"range"`
 	Node  string       `json:"node"`
-	// Former identifies this node's claim of the range in the former store; zero: the claim is unknown, or it is another
-	// node's range.
+	// Former identifies this node's claim of the range in the former store. Zero: the claim is unknown, or the range is
+	// another node's.
 	Former Former `json:"former,omitzero"`
 }
 
-// Restore sets the pins that the previous process saved. It is called before Observe.
+// Restore sets the pins that the previous process saved. It must be called before Observe.
 func (r *Registry) Restore(pins []Pin) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -37,9 +37,9 @@ func (r *Registry) Restore(pins []Pin) {
 	}
 }
 
-// Prepare saves which ranges stay pinned by an update. It is called with each update before the
-// copy of the store on the disk is brought up to it, and Observe is called with the same update
-// afterwards: a later process that begins with that copy does not see the update again.
+// Prepare saves the pins that remain after an update. It must be called with each update before the update is saved in
+// the copy of the store on the disk, and Observe with the same update after that: a later process that resumes from the
+// copy does not receive the update again.
 func (r *Registry) Prepare(u Update) {
 	r.mu.Lock()
 	v := &r.view
@@ -66,7 +66,7 @@ func (r *Registry) saveChangedPins() {
 	r.savePins(pins)
 }
 
-// savePins saves pins that differ from the saved ones. After an error the next update saves them.
+// savePins saves pins that differ from the saved ones. If that fails, the next update saves them.
 func (r *Registry) savePins(pins []Pin) {
 	r.mu.Lock()
 	same := slices.Equal(pins, r.savedPins)
@@ -84,7 +84,7 @@ func (r *Registry) savePins(pins []Pin) {
 	r.mu.Unlock()
 }
 
-// listPins returns the pins of all nodes but some, sorted by range.
+// listPins returns the pins of all nodes except the given ones, sorted by range.
 func (v *view) listPins(without map[string]bool) (out []Pin) {
 	if len(v.pins) == 0 {
 		return nil

@@ -3,8 +3,8 @@
 
 package registry
 
-// quarantine holds the ranges in quarantine, each with the only node that may claim it. A node can write any number of
-// ranges into its quarantine, so only the first few of a node and family are kept.
+// quarantine contains the ranges in quarantine, each with the only node that may claim it. A node can write any number
+// of ranges into its quarantine, so only a limited number of each node and family is kept.
 type quarantine struct {
 	ranges map[RestKey]struct{}
 	counts map[family]int
@@ -20,7 +20,7 @@ func newQuarantine() quarantine {
 	return quarantine{ranges: map[RestKey]struct{}{}, counts: map[family]int{}}
 }
 
-// add adds a range, unless its node already has the largest permitted number of ranges of that family in quarantine.
+// add adds a range, unless its node already has the maximum number of ranges of that family in quarantine.
 func (q *quarantine) add(k RestKey, most int) {
 	f := family{k.Node, k.Range.Addr().Is6()}
 	if _, ok := q.ranges[k]; ok || q.counts[f] >= most {
@@ -46,7 +46,8 @@ func (q *quarantine) has(k RestKey) bool {
 	return ok
 }
 
-// mostResting returns how many ranges of a node and family may be in quarantine: as many as the node may have.
+// mostResting returns how many ranges of a node and family may be in quarantine: the maximum number of the node's
+// ranges.
 func (v *view) mostResting() int {
 	if s := v.ipam.Settings; v.ipam.Revision != 0 && s.MaxBlocks > 0 {
 		return min(s.MaxBlocks, MostRanges)

@@ -18,13 +18,13 @@ import (
 
 // Errors of claims.
 var (
-	// ErrIPAMDiffers: the cluster has other settings of ipam, so the node gets no further range.
+	// ErrIPAMDiffers: the cluster has other ipam settings than the node, so the node gets no further range.
 	ErrIPAMDiffers = errors.New("the node's ipam settings differ from the cluster's")
 	// ErrNoFreeRange: no block of the pool is free. It is always a *FullError.
 	ErrNoFreeRange = errors.New("no block of the cluster's pool is free")
 	// ErrMaxRanges: the node has as many blocks of a family as the settings allow.
 	ErrMaxRanges = errors.New("the node has its maximum number of blocks of the cluster's pool")
-	// ErrLastRange: the last block of a family is not returned.
+	// ErrLastRange: a node cannot return its last block of a family.
 	ErrLastRange = errors.New("the node's last block of a family is not returned")
 )
 
@@ -58,7 +58,7 @@ const (
 	IPAMPool       IPAMMode = "pool"
 )
 
-// IPAM holds the settings of ranges on which all nodes of a cluster agree.
+// IPAM contains the settings of ranges that all nodes of a cluster agree on.
 type IPAM struct {
 	Mode      IPAMMode       `json:"mode"`
 	Pool      []netip.Prefix `json:"pool,omitempty"`      // that blocks are taken from; sorted
@@ -229,8 +229,8 @@ type RangeClaim struct {
 	Cluster  Ranges
 }
 
-// ClaimRange claims a block of the cluster's pool for this node. A block of the pool that the node has already, and
-// that is not among the known ones, is the answer to an earlier call, which was lost.
+// ClaimRange claims a block of the cluster's pool for this node. If the node already has a block that is not among the
+// known ones, the response to an earlier call was lost, and ClaimRange returns that block.
 func (r *Registry) ClaimRange(ctx context.Context, settings IPAM, ipv6 bool, known []netip.Prefix) (netip.Prefix,
 	error,
 ) {
@@ -247,7 +247,7 @@ func (r *Registry) ClaimRange(ctx context.Context, settings IPAM, ipv6 bool, kno
 		return netip.Prefix{}, err
 	}
 	for try := range maxClaims {
-		// The node's last write may not have reached this process's copy of the store yet.
+		// This process's copy of the store may lack the node's last write.
 		if err := wait(ctx, time.Duration(try*try)*claimPause); err != nil {
 			return netip.Prefix{}, fmt.Errorf("claim a block: %w: %w", cluster.ErrUnavailable, ErrForgotten)
 		}
@@ -266,7 +266,7 @@ func (r *Registry) ClaimRange(ctx context.Context, settings IPAM, ipv6 bool, kno
 			p, revision, err = r.store.ClaimRange(ctx, claim)
 		}
 		if again || errors.Is(err, ErrForgotten) {
-			// The store knows whether an earlier claim was written.
+			// Read from the store whether an earlier claim was written.
 			if claim.Record, revision, err = r.store.Own(ctx); err == nil {
 				p, again = unknown(claim, known)
 				if again = again && claim.Record.Incarnation == r.cfg.Incarnation; !again {
@@ -298,7 +298,7 @@ func (r *Registry) ClaimRange(ctx context.Context, settings IPAM, ipv6 bool, kno
 	return netip.Prefix{}, fmt.Errorf("claim a block: %w: %w", cluster.ErrUnavailable, ErrForgotten)
 }
 
-// unknown returns a block of the record, of the pool and family of the claim, that is not among the known ones.
+// unknown returns a block of the record, in the pool and family of the claim, that is not among the known ones.
 func unknown(c RangeClaim, known []netip.Prefix) (netip.Prefix, bool) {
 	for _, p := range c.Record.Ranges {
 		if c.IPAM.Has(c.IPv6, p) && !slices.Contains(known, p) {
@@ -315,8 +315,8 @@ func (r *Registry) ValidateClaim(ctx context.Context, settings IPAM) error {
 	return r.store.Agrees(ctx, settings)
 }
 
-// maxClaims is the number of times that a claim starts over because this process's copy of the node's record or ranges
-// is older than the store. Before the n-th try it waits n² claimPauses.
+// maxClaims is the number of attempts of a claim, which fails if this process's copy of the node's record or of the
+// ranges is outdated. The n-th attempt waits n² claimPauses first.
 const (
 	maxClaims  = 6
 	claimPause = 10 * time.Millisecond
@@ -350,7 +350,7 @@ func (r *Registry) registered(ctx context.Context) (Record, int64, error) {
 	return r.record, r.revision, nil
 }
 
-// said registers the settings of a claim, and its ranges if it comes before any registration.
+// said registers the settings of a claim. If the claim precedes any registration, it also registers the known ranges.
 func (r *Registry) said(ctx context.Context, settings IPAM, known []netip.Prefix) error {
 	r.mu.Lock()
 	var ranges *[]netip.Prefix
@@ -389,8 +389,8 @@ func (r *Registry) noteClaimed(p netip.Prefix, record Record, revision int64) er
 	return nil
 }
 
-// ReturnRange puts a block of this node into quarantine. It returns false if the node does not have the block. This
-// node's registration lacks the block before the store does.
+// ReturnRange puts a block of this node into quarantine. It returns false if the node does not have the block. The
+// block is removed from this node's registration before it is removed from the store.
 func (r *Registry) ReturnRange(ctx context.Context, p netip.Prefix, validateOnly bool) (returned bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package registry holds the nodes of a cluster, their ranges of addresses, and the identity of each address in them.
+// Package registry contains the nodes of a cluster, their ranges of addresses, and the identity of each address in the
+// ranges.
 //
-// The registry has two halves that meet in one store. This node's record and the addresses of its endpoints are the
-// desired state, this node's keys in the store are the actual state, and Run makes them equal whenever the store
-// answers. Observe receives the keys of all nodes; the registry decides which of them are valid and publishes those.
+// This node's record and the addresses of its endpoints are the desired state, this node's keys in the store are the
+// actual state, and Run makes them equal whenever the store answers. In the other direction, Observe receives the keys
+// of all nodes; the registry decides which of them are valid and publishes these.
 //
-// A mapping is valid only inside a range of the record of the node that wrote it, and only if both were written by the
-// same incarnation of that node. Of overlapping ranges, the ranges of the node that registered first are valid. So no
-// mapping needs a lease or a lock: a stale mapping of a dead node is harmless while no other node has its range. If
-// another node claims the range, the claim invalidates the stale mappings at the same moment.
+// A mapping is valid only inside a range of the record of the node that wrote it, and only if the same incarnation of
+// that node wrote both. Of overlapping ranges, the ranges of the node that registered first are valid. Therefore
+// mappings need neither leases nor locks: a stale mapping of a dead node is harmless until another node claims the
+// range, and this claim makes the stale mappings invalid at the same moment.
 package registry
 
 import (
@@ -32,8 +33,8 @@ import (
 
 // Errors of the registry and of a Store.
 var (
-	// ErrForgotten: the store does not have the record of this node as it was
-	// written: it was forgotten, or another incarnation took its place.
+	// ErrForgotten: the store does not have the record of this node as it was written, because the node was forgotten
+	// or another incarnation replaced the record.
 	ErrForgotten = errors.New("the record of this node is not in the store any more")
 	// ErrNoNode: there is no such node.
 	ErrNoNode = errors.New("no such node")
@@ -41,14 +42,13 @@ var (
 	ErrAlive = errors.New("the node is alive")
 	// ErrRecords: the registration could not be written to this node's disk.
 	ErrRecords = errors.New("the registration was not written to this node's disk")
-	// ErrNotListed: the nodes of the store, which has another history than before, are not
-	// known yet.
+	// ErrNotListed: the store has a new history, and its nodes are not known yet.
 	ErrNotListed = fmt.Errorf("%w: the nodes in etcd are not listed yet", cluster.ErrUnavailable)
 	// ErrNoMapping: no range of a node has the address, and no node wrote a
 	// mapping of it.
 	ErrNoMapping = errors.New("the address is unknown")
-	// ErrUnlisted: the nodes of the cluster were not listed yet, or this node did not
-	// register its addresses yet, so an address without a mapping may be anybody's.
+	// ErrUnlisted: the nodes of the cluster were not listed yet, or this node has not registered its addresses yet, so
+	// an address without a mapping may belong to any node.
 	ErrUnlisted = errors.New("the addresses of the cluster are not known yet")
 )
 
@@ -76,7 +76,7 @@ func (u Underlay) equal(v Underlay) bool {
 		u.Mode == v.Mode && u.TunnelPort == v.TunnelPort && u.MTU == v.MTU
 }
 
-// Record is a node's registration of itself.
+// Record is the registration of a node.
 type Record struct {
 	Incarnation string         `json:"incarnation"`
 	Underlay    Underlay       `json:"underlay"`
@@ -107,7 +107,7 @@ type Refusal struct {
 	Range  netip.Prefix
 	Holder string // node that has it, or addresses of it
 	Reason string // for people
-	// Kept means that the node keeps the range with all endpoints in it, and allocates no new addresses from it.
+	// Kept means that the node keeps the range with all endpoints in it, but allocates no new addresses from it.
 	Kept bool
 	// Waits means that the range becomes valid once the store has the assignment of the node.
 	Waits bool
@@ -134,8 +134,7 @@ type Key struct {
 	Prefix netip.Prefix
 }
 
-// Item is the value of a Key. There are as many as addresses in the cluster, so
-// it is small.
+// Item is the value of a Key. It is small, because there is one for each address in the cluster.
 type Item struct {
 	Node     *Node            // for a node; shared, must not be changed
 	On       string           // for a mapping: the node that it is on; "" for none
@@ -150,7 +149,7 @@ func (i Item) Equal(j Item) bool {
 	return i.On == j.On && i.Identity == j.Identity && i.Node.Equal(*j.Node)
 }
 
-// Publisher receives the valid nodes and mappings, without this node's own, and keeps them: the registry has no copy.
+// Publisher receives and stores the valid nodes and mappings, except this node's own; the registry has no copy.
 type Publisher interface {
 	Upsert(Key, Item) uint64
 	Delete(Key) bool
@@ -181,14 +180,13 @@ type Former struct {
 	Revision int64  `json:"revision"`
 }
 
-// Slot is a place for one claim of a node. The store notes the revision at which it was
-// written.
+// Slot is a place for one claim of a node. The store records the revision at which it was written.
 type Slot struct {
 	IPv6   bool
 	Number int
 }
 
-// String returns the name of the slot below its node.
+// String returns the name of the slot.
 func (s Slot) String() string {
 	if s.IPv6 {
 		return fmt.Sprint("ipv6-", s.Number)
@@ -196,7 +194,7 @@ func (s Slot) String() string {
 	return fmt.Sprint("ipv4-", s.Number)
 }
 
-// ParseSlot reads a name of a slot below MostRanges.
+// ParseSlot parses the name of a slot below MostRanges.
 func ParseSlot(name string) (s Slot, ok bool) {
 	digits, ipv4 := strings.CutPrefix(name, "ipv4-")
 	if !ipv4 {
@@ -237,8 +235,8 @@ type AddressesKey struct {
 	Revision int64 // of the last write
 }
 
-// Removal is a deleted key. It belongs to an endpoint, a slot, a range in quarantine or an assignment, whichever field
-// is set; otherwise it is the node's record.
+// Removal is a deleted key: of an endpoint, a slot, a range in quarantine or an assignment if the field is set,
+// otherwise a node's record.
 type Removal struct {
 	Node, Endpoint, Slot string
 	Rest                 netip.Prefix
@@ -255,7 +253,7 @@ func (r Removal) ofRecord() bool {
 // Update is a listing of the store or a change of it.
 type Update struct {
 	Complete bool // Nodes and Addresses are everything at Revision
-	// Heard is a time at which the store had no later changes than this update; zero: unknown.
+	// Heard is a time up to which the store had no later changes than this update; zero: unknown.
 	Heard    time.Time
 	Cluster  uint64
 	Revision int64
@@ -263,8 +261,8 @@ type Update struct {
 	Claims   []ClaimKey
 	Resting  []RestKey
 	IPAM     *IPAMKey // nil: unchanged; in a complete update: the cluster has none
-	// Assigned reports that the store has the assignments of all nodes, and Unassigned that the key which marks that
-	// was removed.
+	// Assigned is set if the store has the assignments of all nodes, and Unassigned if the key that marks this was
+	// removed.
 	Assigned    bool
 	Unassigned  bool
 	Assignments []AssignmentKey
@@ -286,7 +284,7 @@ type Statement struct {
 	Cluster      Ranges
 }
 
-// Ranges gives a Store this node's knowledge of the ranges of all nodes.
+// Ranges tells a Store what this node knows about the ranges of all nodes.
 type Ranges interface {
 	// Holder returns a valid or pinned range of another node that overlaps p, and that node; "" if there is no such range.
 	Holder(p netip.Prefix) (node string, held netip.Prefix)
@@ -296,7 +294,7 @@ type Ranges interface {
 	// Settings returns the current and the former settings of ipam in this store that this node
 	// knows, newest first.
 	Settings() []FormerIPAM
-	// Resting reports whether a range is in quarantine, and only that node may have it.
+	// Resting reports whether a range is in quarantine for that node.
 	Resting(p netip.Prefix, node string) bool
 	// Assigned reports whether a range is assigned to this node.
 	Assigned(p netip.Prefix) bool
@@ -313,20 +311,19 @@ type Written struct {
 
 // Store is the shared store of a cluster's nodes. It returns errors of package cluster and of this package.
 type Store interface {
-	// Register writes the record of this node, and claims its ranges in the same
-	// step. Ranges that others hold are left out of the record, and all of them if
-	// the cluster has other settings of ipam. The mappings of an earlier
-	// incarnation of the node go.
+	// Register writes the record of this node, and claims its ranges in the same transaction. It leaves out ranges that
+	// other nodes hold, or all ranges if the cluster has other ipam settings. It removes the mappings of an earlier
+	// incarnation of the node.
 	Register(ctx context.Context, s Statement) (Written, error)
 	// Own reads the record of this node; zero if the store does not contain it.
 	Own(ctx context.Context) (r Record, revision int64, err error)
 	// Agrees returns ErrIPAMDiffers if the cluster has different settings.
 	Agrees(ctx context.Context, s IPAM) error
-	// ClaimRange finds a free block, and adds it to the record in the same step. It returns ErrForgotten if the record
-	// changed since the claim's revision, ErrIPAMDiffers, and ErrNoFreeRange.
+	// ClaimRange finds a free block, and adds it to the record in the same transaction. It returns ErrForgotten if the
+	// record changed since the claim's revision, ErrIPAMDiffers, and ErrNoFreeRange.
 	ClaimRange(ctx context.Context, c RangeClaim) (p netip.Prefix, revision int64, err error)
-	// Publish writes addresses of endpoints, in one step, at most MaxChanges. It returns ErrForgotten if the record
-	// changed since that revision.
+	// Publish writes addresses of endpoints, at most MaxChanges, in one transaction. It returns ErrForgotten if the
+	// record changed since that revision.
 	Publish(ctx context.Context, record int64, changes []Change) (revision int64, err error)
 	// Forget removes the record and the mappings of a node, puts its ranges into quarantine, and returns the record;
 	// with validateOnly nothing changes. Its errors are ErrNoNode and, without force, ErrAlive.
@@ -402,22 +399,22 @@ type Config struct {
 	Version     string
 	Timeout     time.Duration // of one request to the store
 	Pause       time.Duration // between two writes: changes in between go into the second
-	// Gather is the time that the first endpoint waits for others. It also lets the ADD of that endpoint end on this node
-	// before etcd and every other node have work.
+	// Gather is the time that the first endpoint waits for others. The ADD of that endpoint also ends on this node
+	// before etcd and every other node process the endpoint.
 	Gather      time.Duration
 	RetryMin    time.Duration // first pause after the store failed; doubles
 	RetryMax    time.Duration // longest pause
 	RetryRanges time.Duration // between two claims of ranges that others have
-	// HoldLosses is the time for which entries stay in effect after a listing without more than half of the nodes or
+	// HoldLosses is the time for which entries stay in effect after a listing that lacks more than half of the nodes or
 	// mappings.
 	HoldLosses time.Duration
-	// StaleMappings is the time for which a node that does not hear from the store may trust the mappings that it has.
+	// StaleMappings is the time for which a node that is cut off from the store may trust its mappings.
 	StaleMappings time.Duration
-	// NodeLabels means that SetNodeSets is called when Labels changes: addresses of nodes with labels wait for it.
+	// NodeLabels is set if SetNodeSets is called whenever Labels changes: addresses of nodes with labels wait for it.
 	NodeLabels bool
 	Log        *slog.Logger
-	// BootTime returns a clock that does not stop while the machine sleeps. Tests may leave it nil, for the clock of
-	// package time.
+	// BootTime returns a clock that continues while the machine sleeps. Tests may leave it nil, and then use the clock
+	// of package time.
 	BootTime func() time.Duration
 }
 
@@ -454,17 +451,17 @@ type Registry struct {
 	mappings     mappings             // guarded by mu
 	current      current              // guarded by mu; when this process had everything that the store had
 	heard        current              // guarded by mu; when the kernel had, too
-	// guarded by mu; up to which the kernel has every change of nodes and mappings; zero: that is not known
+	// guarded by mu; point up to which the kernel has every change of nodes and mappings; zero: unknown
 	applied cluster.Point
-	// guarded by mu; removals were held back up to this revision, so the revisions applied before may lack them
+	// guarded by mu; removals up to this revision were held back, so that points applied before may lack them
 	lagged int64
-	// guarded by mu; the store had no record of this node at this revision; 0: it always had
+	// guarded by mu; revision at which the store had no record of this node; 0: it always had one
 	lost        int64
 	reached     func()        // guarded by mu; tells readers how far they are; nil: they know
 	listing     bool          // guarded by mu; a complete listing came that they do not know of
 	here        bool          // guarded by mu; an API server has an address of this node
 	hereChanged chan struct{} // guarded by mu; closed when here changes
-	// guarded by mu; closed when labels of a node change, or which nodes have an API server
+	// guarded by mu; closed when labels of a node, or the nodes with an API server, change
 	relabelled chan struct{}
 }
 
@@ -504,8 +501,8 @@ func (r *Registry) recordOf(g Registration) (rec Record) {
 }
 
 // Register changes the record of this node; a nil part keeps its last value. The change is saved on the disk before
-// Register returns; registered reports whether the store has it, too, which takes ranges. With validateOnly nothing
-// changes.
+// Register returns; registered reports whether the store, which decides about ranges, has it too. With validateOnly
+// nothing changes.
 func (r *Registry) Register(ctx context.Context, said Registration, validateOnly bool) (n Node, registered bool,
 	err error,
 ) {
@@ -651,8 +648,8 @@ func (r *Registry) touch(endpoint string) {
 	r.kick()
 }
 
-// Run writes the record and the mappings of this node until ctx is done. The channel of session is closed, and
-// replaced, when the node may have got or lost ownership of its name.
+// Run writes the record and the mappings of this node until ctx is done. session returns whether the node owns its name
+// in the store, and a channel that is closed when that may have changed.
 func (r *Registry) Run(ctx context.Context, session func() (up bool, changed <-chan struct{})) error {
 	var wait time.Duration
 	for ctx.Err() == nil {
@@ -720,7 +717,7 @@ func (r *Registry) refusedRanges() bool {
 	return len(r.refused) > 0
 }
 
-// claimAgain makes Run claim ranges again that another node had.
+// claimAgain makes Run claim the ranges again that another node had.
 func (r *Registry) claimAgain() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -755,9 +752,8 @@ func (r *Registry) wakeWaiters() {
 	r.changed = make(chan struct{})
 }
 
-// Await returns true when the store has the addresses of an endpoint of this node,
-// which then wait for no others; false when the store does not take them, or ctx
-// ends before.
+// Await returns true once the store has the addresses of an endpoint of this node, which are written without batching.
+// It returns false if the store does not accept them, or if ctx ends first.
 func (r *Registry) Await(ctx context.Context, endpoint string) bool {
 	for {
 		r.mu.Lock()
@@ -791,7 +787,7 @@ func (r *Registry) write(ctx context.Context) error {
 		if err != nil || !wrote {
 			return err
 		}
-		// Every write sends a message to every node: changes within the pause share one.
+		// Every write causes a message to every node, so changes within the pause share one write.
 		select {
 		case <-time.After(r.cfg.Pause):
 		case <-ctx.Done():
@@ -907,7 +903,7 @@ func (r *Registry) writeRecord(ctx context.Context) error {
 	return nil
 }
 
-// batch takes the next endpoints to write.
+// batch returns the next endpoints to write.
 func (r *Registry) batch() (record int64, changes []Change) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -982,7 +978,7 @@ func (r *Registry) Observe(u Update) {
 	r.publish()
 }
 
-// obey applies the removals that have been held back for long enough.
+// obey applies the removals whose delay has passed.
 func (r *Registry) obey() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -1009,8 +1005,7 @@ func (r *Registry) publish() {
 	}
 }
 
-// compareOwn finds the keys of this node in which the store differs from the
-// desired state. Called with mu held.
+// compareOwn finds the keys of this node that differ between the store and the desired state. Called with mu held.
 func (r *Registry) compareOwn(u Update) {
 	r.observed = u.Revision
 	seen := map[string]bool{}
@@ -1120,13 +1115,13 @@ func (r *Registry) Status() Status {
 	return s
 }
 
-// Known is a node with what this node knows about it.
+// Known is a node, with the state that this node knows.
 type Known struct {
 	Node              Node
 	Mappings, Refused int
 }
 
-// Nodes returns all nodes that are registered, this one too, sorted by name. It includes nodes that the store lacks and
+// Nodes returns all registered nodes, including this one, sorted by name. It includes nodes that the store lacks and
 // that are still in effect.
 func (r *Registry) Nodes() []Known {
 	r.mu.Lock()
@@ -1156,9 +1151,9 @@ func (r *Registry) Alive(ctx context.Context) (map[string]bool, error) {
 	return r.store.Alive(ctx)
 }
 
-// Forget removes the record and the mappings of a node, and returns what this node knew about it; see Store.Forget. The
-// store decides whether the node exists, because the copy on this node may be outdated: a node that was forgotten while
-// it was running may have registered again.
+// Forget removes the record and the mappings of a node, and returns the state that this node knew; see Store.Forget.
+// The store decides whether the node exists, because the copy on this node may be outdated: a running node that was
+// forgotten may have registered again.
 func (r *Registry) Forget(ctx context.Context, node string, force, validateOnly bool) (Known, error) {
 	known := Known{Node: Node{Name: node}}
 	for _, k := range r.Nodes() {

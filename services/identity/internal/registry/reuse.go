@@ -11,12 +11,12 @@ import (
 	"time"
 )
 
-// Addresses of deleted endpoints, and when another endpoint may have them.
+// This file contains when an address of a deleted endpoint may be reused by another endpoint.
 //
-// With native routing, other nodes know the identity of a packet only from its source address. A node without etcd
-// continues to use its mappings, so an address is not reused until no node can still use its last mapping. That is the
-// case when StaleMappings and a minute have passed since the store has no mapping of it, or when every node has
-// confirmed the removal. In overlay mode each packet carries its identity.
+// With native routing, other nodes find the identity of a packet only by its source address. A node without etcd
+// continues to use its mappings, so an address is not reused while a node may still use its last mapping. It may be
+// reused once StaleMappings and a minute have passed since the mapping was removed from the store, or once every node
+// has confirmed the removal. In overlay mode each packet carries its identity.
 
 // ErrResting: other nodes may still have an earlier mapping of the address.
 var ErrResting = errors.New("other nodes may still map the address to an earlier endpoint")
@@ -25,10 +25,10 @@ var ErrResting = errors.New("other nodes may still map the address to an earlier
 // is shorter.
 func (r *Registry) margin() time.Duration { return min(time.Minute, r.cfg.StaleMappings) }
 
-// unbroken returns the time for which this node must have heard from the store without a break before it frees an
-// address. For that long, a disconnected node may rely on a probe answer in which this node reported that it was
-// disconnected, too. It is a minute, or in a large cluster two rounds of probes, at 40 addresses a second. Called with
-// mu held.
+// unbroken returns the time for which this node must have been connected to the store without interruption before it
+// frees an address. For that long, a disconnected node may rely on a probe answer in which this node reported that it
+// was disconnected, too. It is a minute, or in a large cluster two rounds of probes, at 40 addresses a second. Called
+// with mu held.
 func (r *Registry) unbroken() time.Duration {
 	return max(r.margin(), time.Duration(len(r.view.nodes))*time.Second/10)
 }
@@ -36,8 +36,7 @@ func (r *Registry) unbroken() time.Duration {
 // rest returns the time for which an address is in quarantine after its last mapping left the store.
 func (r *Registry) rest() time.Duration { return r.cfg.StaleMappings + r.margin() }
 
-// Rest returns how long an address is in quarantine if not all nodes confirm the removal of its last
-// mapping.
+// Rest returns how long an address is in quarantine if not all nodes confirm the removal of its last mapping.
 func (r *Registry) Rest() time.Duration { return r.rest() }
 
 // Reuse reports whether an address of this node may be given to another endpoint.
@@ -52,13 +51,13 @@ type Reuse struct {
 // mappings are the mappings of this node's addresses that the store may have. All fields are guarded by the registry's
 // mu.
 type mappings struct {
-	// written are the addresses that the store may have for each endpoint: a transaction with the address was tried,
-	// and no later transaction has removed it.
+	// written are the addresses of each endpoint that the store may have: a transaction with the address was tried, and
+	// no later transaction has removed it.
 	written map[string]map[netip.Addr]struct{}
 	count   map[netip.Addr]int     // endpoints in written that have the address
 	removed map[netip.Addr]removal // when the store had no mapping of the address any more
-	// since is the time at which this process first had both a listing and the store: earlier removals are unknown. Zero:
-	// it has not yet.
+	// since is the time at which this process was first connected to the store with a complete listing: earlier
+	// removals are unknown. Zero: it was not yet.
 	since removal
 	heard time.Time // since when the store answers without a break; zero: it does not
 
@@ -67,7 +66,7 @@ type mappings struct {
 	asked     map[netip.Addr]struct{} // the addresses of the last CheckReuse that were refused
 }
 
-// removal is the point at which the store had no mapping of an address any more.
+// removal is the point from which on the store had no mapping of an address.
 type removal struct {
 	at       time.Time
 	revision int64 // of the store; 0: of a store that was rebuilt since
@@ -87,7 +86,7 @@ func newMappings() mappings {
 	}
 }
 
-// try records that a transaction may give an endpoint addresses.
+// try records that a transaction may write addresses of an endpoint.
 func (m *mappings) try(endpoint string, addresses []netip.Addr) {
 	for _, a := range addresses {
 		have := m.written[endpoint]
@@ -103,7 +102,7 @@ func (m *mappings) try(endpoint string, addresses []netip.Addr) {
 	}
 }
 
-// wrote records that the store has exactly these addresses of an endpoint, since a write.
+// wrote records that the store has exactly these addresses of an endpoint since a write.
 func (m *mappings) wrote(endpoint string, addresses []netip.Addr, since removal) {
 	for a := range m.written[endpoint] {
 		if slices.Contains(addresses, a) {
@@ -120,7 +119,7 @@ func (m *mappings) wrote(endpoint string, addresses []netip.Addr, since removal)
 	}
 }
 
-// prune deletes removals that are too old to matter, once the store has reported them. Called with mu held.
+// prune deletes removals that are too old to delay a reuse, once the store has reported them. Called with mu held.
 func (r *Registry) prune(before time.Time) {
 	for a, gone := range r.mappings.removed {
 		if gone.at.Before(before) && !r.mapped(a, "") {
@@ -203,9 +202,9 @@ func (r *Registry) rested(gone removal, now time.Time) bool {
 		gone.revision > 0 && c.Cluster == r.view.at.Cluster && gone.revision <= c.Revision
 }
 
-// CheckReuse returns the routing mode of this node's pods, if the datapath has registered it, and, with native
-// routing, which addresses may be given to another endpoint. If addresses are scarce, it asks the other nodes to
-// confirm that they have no mappings of the addresses that may not be reused yet.
+// CheckReuse returns the routing mode of this node's pods, if the datapath has registered it, and, with native routing,
+// which addresses may be reused. If addresses are scarce, it requests from the other nodes the confirmation that they
+// have no mappings of the other addresses.
 func (r *Registry) CheckReuse(addresses []netip.Addr, scarce bool) (mode RoutingMode, known bool, all []Reuse) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -227,8 +226,8 @@ func (r *Registry) CheckReuse(addresses []netip.Addr, scarce bool) (mode Routing
 	}
 	for _, a := range addresses {
 		if _, ok := held[a]; ok {
-			// ipam has lost its record of this endpoint's address, and the datapath will claim the address again. MayUse refuses
-			// it to any other endpoint.
+			// ipam has lost its record of this endpoint's address, and the datapath will claim the address again.
+			// MayUse refuses it to any other endpoint.
 			all = append(all, Reuse{Address: a, OK: true})
 			continue
 		}
@@ -289,7 +288,7 @@ func (r *Registry) mapped(a netip.Addr, except string) bool {
 }
 
 // MayUse returns ErrResting if, as far as this process knows, other nodes may map one of the addresses to another
-// endpoint of this node. It keeps an endpoint from getting another one's permissions even if ipam gives out an address
+// endpoint of this node. An endpoint therefore does not get another one's permissions even if ipam allocates an address
 // too early.
 func (r *Registry) MayUse(endpoint string, addresses []netip.Addr) error {
 	r.mu.Lock()

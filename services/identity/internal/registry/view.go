@@ -16,9 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
-// view holds the records and mappings of all nodes, and which of them are valid. It decides only about the keys that a
-// change touches, so that the cost depends on the size of the change; only a change of ranges compares the ranges of
-// all nodes.
+// view contains the records and mappings of all nodes, and which of them are valid. For an update, it evaluates only
+// the changed keys; only a change of ranges compares the ranges of all nodes.
 type view struct {
 	own   string
 	nodes map[string]*nodeView
@@ -34,7 +33,7 @@ type view struct {
 	around    map[netip.Prefix]int    // prefixes with valid ranges inside → how many
 	lengths   map[bool]map[int]int    // IPv6? → lengths of ranges → how many
 	contested bool                    // some range is not valid, because it overlaps another node's
-	// pins are the ranges that nodes had before the store was rebuilt, until they give them up.
+	// pins are the ranges that nodes had before the store was rebuilt, until the nodes return them.
 	pins   map[netip.Prefix]string
 	former map[netip.Prefix]Former // when this node had claimed its pinned ranges
 	// prepared means that the ranges are pinned for the next update.
@@ -55,7 +54,7 @@ type view struct {
 	listed  bool             // a complete listing came
 }
 
-// nodeView holds what the store has of one node.
+// nodeView contains the keys of one node in the store.
 type nodeView struct {
 	name       string
 	registered bool
@@ -83,7 +82,7 @@ func mappingKey(a netip.Addr) Key { return Key{Prefix: netip.PrefixFrom(a, a.Bit
 
 func (v *view) touch(k Key) { v.touched[k] = struct{}{} }
 
-// get returns a node, perhaps a new one that is not registered.
+// get returns a node. If the view does not have it, get adds it, unregistered.
 func (v *view) get(name string) *nodeView {
 	n := v.nodes[name]
 	if n == nil {
@@ -190,8 +189,8 @@ func (v *view) apply(u Update) (labels bool) {
 	return labels
 }
 
-// rebuilt reports whether a listing is of a store that was emptied, replaced, or restored to an older state since the
-// last update: its revisions cannot be compared with earlier ones.
+// rebuilt reports whether the store was emptied, replaced, or restored to an older state since the last update:
+// revisions of the listing cannot be compared with earlier ones.
 func (v *view) rebuilt(u Update) bool {
 	if v.at == (cluster.Point{}) || u.Revision == 0 {
 		return false
@@ -308,8 +307,8 @@ func (v *view) rangeOf(a netip.Addr) (netip.Prefix, string) {
 	return netip.Prefix{}, ""
 }
 
-// claimant returns the node that registered an address as its own, not as a pod's address; "" if no node did. If
-// several nodes claim the address, the node that was created first wins.
+// claimant returns the node that registered an address as the node's own, not as a pod's; "" without such a node. If
+// several nodes registered it, the node whose record was created first wins.
 func (v *view) claimant(a netip.Addr) string {
 	_, holder := v.rangeOf(a)
 	var first *nodeView
@@ -370,8 +369,8 @@ func (v *view) node(n *nodeView) Node {
 	return out
 }
 
-// reached returns the node that has an address: this one or, of the nodes that registered it, the first. Two nodes with
-// one address would break each other's packets, so packets from it are attributed to one of them.
+// reached returns the node that has an address: this node or, of the nodes that registered it, the first. Two nodes
+// with one address would break each other's traffic, so packets from it are attributed to one of them.
 func (v *view) reached(a netip.Addr) string {
 	if _, ok := v.ownAddresses[a]; ok {
 		return v.own
@@ -390,7 +389,7 @@ func (v *view) reached(a netip.Addr) string {
 	return first.name
 }
 
-// contestedAddresses returns the addresses of nodes that are another node's.
+// contestedAddresses returns the addresses that a node registered although another node has them.
 func (v *view) contestedAddresses() (out []Overlap) {
 	for _, name := range slices.Sorted(maps.Keys(v.nodes)) {
 		for _, a := range v.nodes[name].record.Underlay.Addresses {
@@ -455,7 +454,7 @@ func (v *view) changes(published func(Key) (Item, bool)) []change {
 }
 
 // holdBack keeps entries in effect that a complete listing lacks, if they are more than half of the nodes or mappings.
-// It returns the time until which they are kept, and a description of them.
+// It returns until when they are kept, and a description of them.
 func (v *view) holdBack(published func() []Key, d time.Duration) (until time.Time, lost string) {
 	first := !v.listed
 	v.listed = true
@@ -494,7 +493,7 @@ func (v *view) holdBack(published func() []Key, d time.Duration) (until time.Tim
 	return v.until, fmt.Sprintf("%d of %d nodes, %d of %d mappings", lostNodes, nodes, lostMappings, mappings)
 }
 
-// release applies the losses that were held for long enough, and returns their number.
+// release applies the losses whose delay has passed, and returns their number.
 func (v *view) release() (missing int) {
 	if time.Now().Before(v.until) {
 		return 0
@@ -507,8 +506,7 @@ func (v *view) release() (missing int) {
 	return missing
 }
 
-// tally counts a mapping of an endpoint; addresses of nodes and API servers have
-// other identities.
+// tally adds by to the count of a mapping of an endpoint. Addresses of nodes and API servers do not count.
 func (v *view) tally(i Item, by int) {
 	if i.Identity.Scope() != identity.ScopeCluster {
 		return
@@ -518,7 +516,7 @@ func (v *view) tally(i Item, by int) {
 	}
 }
 
-// count returns the number of valid and of refused addresses of a node's endpoints.
+// count returns the numbers of valid and refused addresses of a node's endpoints.
 func (v *view) count(n *nodeView) (counted, refused int) {
 	if n.name != v.own {
 		counted = v.counted[n.name]
@@ -566,7 +564,7 @@ func (v *view) lost(name string) bool {
 	return held
 }
 
-// names returns the names of the nodes that have keys in the store, or of which something is still in effect, sorted.
+// names returns the names, sorted, of the nodes that have keys in the store or entries still in effect.
 func (v *view) names() []string {
 	all := make(map[string]struct{}, len(v.nodes))
 	for name := range v.nodes {

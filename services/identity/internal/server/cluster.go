@@ -32,9 +32,8 @@ import (
 // ClusterHub is the source of WatchCluster; the registry publishes into it.
 type ClusterHub = watch.Hub[registry.Key, registry.Item]
 
-// How many changes of the cluster a token may lie back, which costs memory all the
-// time, and a reader may have outstanding: a node with all of its endpoints comes
-// and goes in one step.
+// History of cluster changes for resume tokens, which permanently uses memory, and maximum number of outstanding
+// changes of a reader: a node with all its endpoints is added or removed in one step.
 const (
 	clusterHistory = 8_192
 	clusterPending = 65_536
@@ -73,8 +72,8 @@ func (p EndpointPublisher) Delete(h allocator.Holder) bool {
 	return p.EndpointHub.Delete(h)
 }
 
-// endpointName returns the key of an endpoint in the store: a hash, because the name of an owner is of no use to other
-// nodes and may be long.
+// endpointName returns the key of an endpoint in the store. It is a hash, because other nodes do not need the owner,
+// whose name may be long.
 func endpointName(h allocator.Holder) string {
 	sum := sha256.Sum256([]byte(h))
 	return hex.EncodeToString(sum[:16])
@@ -96,11 +95,11 @@ type Cluster struct {
 	Connected func() bool
 	// Kinds has the kinds of policy that the API server has.
 	Kinds *kinds.Board
-	// Refusals keeps which policies nodes do not enforce as written.
+	// Refusals stores the policies that nodes do not enforce as written.
 	Refusals refusals.Store
-	// Confirming returns why this node cannot confirm mappings or ask others to; nil if it can.
+	// Confirming returns why this node cannot confirm mappings, or cannot request confirmations; nil if it can.
 	Confirming func() error
-	// Roles returns why etcd does not limit nodes to their roles; nil if it does, or nodes have no roles.
+	// Roles returns why etcd does not enforce the roles of nodes; nil if it does, or if nodes have no roles.
 	Roles func() error
 }
 
@@ -219,7 +218,7 @@ func toMode(m registry.RoutingMode) identityv1.RoutingMode {
 	return identityv1.RoutingMode_ROUTING_MODE_UNSPECIFIED // of a later version
 }
 
-// toClusterStatus counts this node among the registered ones.
+// toClusterStatus converts a status. The number of nodes includes this node.
 func toClusterStatus(s registry.Status) *identityv1.ClusterStatus {
 	out := &identityv1.ClusterStatus{
 		Registered: s.Registered, Nodes: uint32(s.Nodes),
@@ -245,10 +244,10 @@ func toClusterStatus(s registry.Status) *identityv1.ClusterStatus {
 	return out
 }
 
-// mostOverlaps is the largest number of other nodes' ranges that a status names.
+// mostOverlaps is the maximum number of ranges of other nodes in a status.
 const mostOverlaps = 32
 
-// rangeProblems describes the ranges that this node claims but does not have, and the same for other nodes.
+// rangeProblems describes the ranges that nodes claim but do not have, first this node's.
 func rangeProblems(s registry.Status) (all []string) {
 	for _, r := range s.Ranges {
 		what := "is not accepted in the cluster"
@@ -319,15 +318,14 @@ func (c *Cluster) WatchCluster(req *identityv1.WatchClusterRequest,
 		})
 }
 
-// batch gathers events in messages that keep their order when the fields are
-// applied in turn.
+// batch collects events in messages. Applying the fields of a message in order must preserve the order of the events.
 type batch struct {
 	send  func(*identityv1.WatchClusterResponse) error
 	m     *identityv1.WatchClusterResponse
 	stage int // the last field of m that is not empty
 }
 
-// add takes an event; one that would be applied too early begins another message.
+// add adds an event. If the message would apply the event too early, it starts another message.
 func (b *batch) add(e watch.Event[registry.Key, registry.Item]) error {
 	stage := stageOf(e)
 	if b.m != nil && (stage < b.stage || stage == stageBookmark) {
@@ -368,7 +366,7 @@ func (b *batch) flush() error {
 	return b.send(m)
 }
 
-// The fields of a message, in the order in which they are applied.
+// The fields of a message, in the order of their application.
 const (
 	stageNode = iota + 1
 	stageMapping

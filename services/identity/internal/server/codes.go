@@ -21,11 +21,11 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
-// retryAfter is the time after which a caller may repeat a call that needs the store while it is unavailable: about as
-// long as the allocator itself waits between two attempts.
+// retryAfter is the time after which a caller may retry a call that needs the store while it is unavailable: about the
+// pause of the allocator between two attempts.
 const retryAfter = time.Second
 
-// answers has code and reason of each error of the core.
+// answers contains code and reason of each error of the core.
 var answers = rpcerr.Table{
 	Rows: []rpcerr.Row{
 		rpcerr.OnTypeOfAll(codes.InvalidArgument, rpcerr.InvalidMessage, func(e *fieldError) []protoadapt.MessageV1 {
@@ -86,10 +86,10 @@ var answers = rpcerr.Table{
 	Otherwise: identityv1.ErrorReason_ERROR_REASON_INTERNAL,
 }
 
-// again has the caller repeat the call.
+// again adds the delay before a retry.
 var again = rpcerr.Retries(retryAfter)
 
-// statusOf returns the answer to a call that ended with err.
+// statusOf returns the gRPC status for an error of a call.
 func statusOf(err error) error { return answers.Status(err) }
 
 func numbers(q *allocator.QuotaError) []protoadapt.MessageV1 {
@@ -104,7 +104,7 @@ func describe(q *allocator.QuotaError) string {
 	return fmt.Sprintf("%d of %d; label keys by number of values: %s", q.Used, q.Limit, strings.Join(keys, " "))
 }
 
-// fieldError reports a field with a value that the rules of the proto file cannot refuse.
+// fieldError reports a field with an invalid value that the rules of the proto file accept.
 type fieldError struct {
 	field string
 	err   error
@@ -120,8 +120,8 @@ type forbiddenError struct {
 
 func (e *forbiddenError) Error() string { return fmt.Sprintf("uid %d may not %s", e.uid, e.what) }
 
-// invalid is the answer to a call with an invalid field.
+// invalid returns the status for a call with an invalid field.
 func invalid(field string, err error) error { return statusOf(&fieldError{field, err}) }
 
-// forbidden is the answer to a caller that may not do something.
+// forbidden returns the status for a caller without the permission for what.
 func forbidden(uid uint32, what string) error { return statusOf(&forbiddenError{uid, what}) }

@@ -48,7 +48,7 @@ var ipamModes = map[identityv1.IPAMMode]registry.IPAMMode{
 	identityv1.IPAMMode_IPAM_MODE_POOL:        registry.IPAMPool,
 }
 
-// fromIPAM reads settings in a field of a request; nil if they are not set.
+// fromIPAM converts settings in a field of a request; nil if they are not set.
 func fromIPAM(field string, s *identityv1.IPAMSettings) (*registry.IPAM, error) {
 	if s == nil {
 		return nil, nil //nolint:nilnil // the request has none

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package server answers sluice.identity.v1 from the allocator.
+// Package server implements sluice.identity.v1 with the allocator.
 //
-// It only translates: requests into the core's types, and the core's errors into status codes, in one function.
+// It only translates: requests into the core's types, and, in one function, the core's errors into status codes.
 package server
 
 import (
@@ -36,7 +36,7 @@ import (
 // Hub is the source of WatchIdentities; the allocator publishes into it.
 type Hub = watch.Hub[identity.Numeric, identity.Identity]
 
-// quiet delays the publication of revisions of etcd without a change for readers. Each published address is such a
+// quiet delays the publication of etcd revisions that change nothing for readers. Each published address causes such a
 // revision, and each publication wakes sluice-policy, and then sluice-datapath, on every node.
 const quiet = time.Second
 
@@ -81,7 +81,7 @@ type Server struct {
 	Process wire.Process
 }
 
-// Register adds the services.
+// Register registers the services with a gRPC server.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
 	identityv1.RegisterIdentityServiceServer(r, s)
 	identityv1.RegisterClusterServiceServer(r, s.Cluster)
@@ -89,11 +89,11 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	sharesv1.RegisterSharesServiceServer(r, s)
 }
 
-// Methods returns which user may call which method. Root may change everything, the datapath's user the identities of
+// Methods returns which users may call which method. Root may change everything, the datapath's user the identities of
 // its endpoints; no other user may change endpoints.
 func Methods() rpc.Methods {
-	// More concurrent changes than the store can answer gain nothing; a caller that waits too long gets
-	// RESOURCE_EXHAUSTED instead of using up memory.
+	// More concurrent changes than the store can process bring no gain. A caller that would wait too long gets
+	// RESOURCE_EXHAUSTED, so that waiting calls do not use up memory.
 	change := rpc.Limit{InFlight: 64, Waiting: 1024}
 	read := rpc.Limit{InFlight: 32, Waiting: 256}
 	return rpc.Methods{
@@ -222,7 +222,7 @@ func (s *Server) ResolveEndpoint(ctx context.Context,
 	}, nil
 }
 
-// tenant returns the tenant of a pod's namespace, nil if it is not known.
+// tenant returns the tenant of a pod's namespace; nil if it is unknown.
 func (s *Server) tenant(pod workload.PodReference) *sharesv1.Tenant {
 	if s.Pods == nil || pod.Namespace == "" {
 		return nil
@@ -251,7 +251,7 @@ func (s *Server) labelSet(ctx context.Context, req *identityv1.ResolveEndpointRe
 		return labels.Workload(s.Filter, wire.LabelsOf(req.GetLabels()), wire.NamedPortsOf(req.GetNamedPorts()))
 	}
 	return s.Pods.Find(ctx, pod, func() (label.Canonical, bool) {
-		// The identity of the pod's endpoint survives this process; the labels from the API do not.
+		// The identity of the pod's endpoint survives a restart of this process; the labels from the API do not.
 		for _, holder := range s.Endpoints.Keys() {
 			if e, ok := s.Endpoints.Get(holder); ok && e.Workload.Pod == pod {
 				return e.Identity.Labels, true
@@ -500,7 +500,7 @@ func (s *Server) toEndpoint(e allocator.Endpoint) *identityv1.EndpointIdentity {
 	}
 }
 
-// namedPorts returns the ports of an identity, which NamedPortsLabel wrote.
+// namedPorts parses the named ports of an identity from the label that NamedPortsLabel wrote.
 func namedPorts(labels label.Canonical) []*workloadv1.NamedPort {
 	ports, err := workload.NamedPortsOf(labels.Set())
 	if err != nil {

@@ -17,12 +17,12 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
-// known.db has the keys of nodes as of its last write. Later changes are in the holds of this boot; they are written
-// without a sync, before readers get them. So after a process was killed, readers do not get an older state than
-// before.
+// known.db contains the keys of nodes as of its last write. Later changes are in the holds of this boot; they are
+// written without a sync, before readers receive them. Therefore readers never get an older state after a process was
+// killed.
 //
-// Both have a revision of their own, which covers the identities, too: known.db is written together with its
-// identities, and the holds not before theirs. The holds belong to one generation of known.db. Each listing begins a
+// Both files have a revision of their own, which also covers the identities: known.db is written together with its
+// identities, and the holds only after theirs. The holds belong to one generation of known.db. Each listing starts a
 // new generation, so that changes noted before a listing are not applied after it.
 
 // knownReserve is the address space for a cluster of 50,000 addresses, in bytes: see store.Options.
@@ -49,7 +49,7 @@ type keys struct {
 	// guarded by mu; identities that could not be written to the holds: number → text, empty for a removal
 	identities map[identity.Numeric]string
 	broken     bool // guarded by mu; a listing was not written: known has the former content
-	// guarded by mu; up to which known has the keys, so that no later process has fewer; zero: not known
+	// guarded by mu; point up to which known.db has the keys, so that no later process has fewer; zero: unknown
 	saved cluster.Point
 }
 
@@ -69,7 +69,7 @@ type keysChange struct {
 	changed map[string]*cluster.Key
 }
 
-// take returns the changes to write. Changes noted from here on belong to the next write.
+// take returns the changes to write. Changes noted later belong to the next write.
 func (k *keys) take() keysChange {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -106,7 +106,7 @@ func (c keysChange) put(t *store.Tx) {
 	}
 }
 
-// forget removes keys from the holds that known has now.
+// forget removes keys from the holds that are now in known.db.
 func (c keysChange) forget(t *store.Tx) {
 	for name, key := range c.changed {
 		var value []byte
@@ -119,7 +119,7 @@ func (c keysChange) forget(t *store.Tx) {
 	}
 }
 
-// ReplaceKeys implements etcd.Mirror. It does not write keys again that the file already has.
+// ReplaceKeys implements etcd.Mirror. It does not rewrite keys that the file already has.
 func (d *Dir) ReplaceKeys(k cluster.Keys) error {
 	d.cache.Lock()
 	defer d.cache.Unlock()
@@ -273,7 +273,7 @@ func (d *Dir) loadKeys(t *store.Tx, k *cluster.Keys) (err error) {
 	})
 }
 
-// overlayKeys applies the changes noted since.
+// overlayKeys applies the changes that were noted since the last write of known.db.
 func (d *Dir) overlayKeys(k *cluster.Keys) error {
 	d.keys.mu.Lock()
 	defer d.keys.mu.Unlock()
@@ -362,8 +362,8 @@ func readGone(t *store.Tx) (cluster.Removed, error) {
 	return cluster.Removed{Name: name, Revision: at.Revision}, err
 }
 
-// decodePoint returns zero for a missing point. The point of a listing whose identities were not written has the
-// revision 0.
+// decodePoint returns zero for a missing point. A listing whose identities were not written has a point with revision
+// 0.
 func decodePoint(b []byte) (of string, at cluster.Point, err error) {
 	if b == nil {
 		return "", at, nil

@@ -17,8 +17,8 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 )
 
-// The previous version kept both in files of JSON, each written whole. They are read once, when the new files are made,
-// and removed after that.
+// The previous version stored both in JSON files, each written as a whole. They are read once, to create the new files,
+// and then removed.
 const oldKnownFile = "known.json"
 
 func oldHoldsFile(bootID string) string { return "holds." + bootID + ".json" }

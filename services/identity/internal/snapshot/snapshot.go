@@ -77,18 +77,17 @@ var (
 	keyRegistration = []byte("registration")
 )
 
-// isolatedPrefix begins keys of bucketState for holders of reserved:init: the prefix,
-// then the holder → holderRecord. Earlier versions refuse such a number in
-// bucketHolders, and leave keys of bucketState alone that they do not know.
+// isolatedPrefix is the prefix of keys of bucketState for holders of reserved:init; the key is the prefix and the
+// holder, the value a holderRecord. Earlier versions would refuse such a number in bucketHolders, and ignore unknown
+// keys of bucketState.
 const isolatedPrefix = "isolated "
 
-// ErrOtherNode: the state belongs to a node of another name.
+// ErrOtherNode: the state belongs to a node with another name.
 var ErrOtherNode = errors.New("state of another node")
 
 var errRecord = errors.New("it has a record that this service does not write")
 
-// holderRecord is a value of bucketHolders. Its fields are never given another
-// meaning.
+// holderRecord is a value of bucketHolders. The meaning of a field never changes.
 type holderRecord struct {
 	Number uint32 `json:"number"`
 	Labels string `json:"labels"` // canonical text
@@ -119,8 +118,8 @@ type Dir struct {
 	holds *store.Store // guarded by mu
 	cache sync.Mutex   // one change of known at a time
 	known *store.Store // guarded by cache; nil if it cannot be written
-	// Identities that were in the holds at the start, but not in known: number → text of the set, empty if it was
-	// collected. Guarded by cache; nil once they are in known.
+	// Identities that were in the holds at the start, but not in known.db: number → text of the label set, empty if it
+	// was collected. Guarded by cache; nil once they are in known.db.
 	noted map[identity.Numeric]string
 	keys  keys
 
@@ -130,7 +129,7 @@ type Dir struct {
 	lost chan error // has the first error after which a file takes no more changes
 }
 
-// Open opens a directory for this process, and creates it if its parent exists. While another process has it, Open
+// Open opens a directory for this process, and creates it if its parent exists. While another process has it open, Open
 // returns store.ErrLocked and changes nothing.
 func Open(path, node string) (*Dir, error) {
 	boot, err := durable.BootID()
@@ -140,7 +139,7 @@ func Open(path, node string) (*Dir, error) {
 	if err := os.Mkdir(path, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
-	// One that exists may be open to readers: the files in it are not.
+	// An existing directory may be readable by other users: the files in it are not.
 	dir, err := store.OpenDir(path, 0o755)
 	if err != nil {
 		return nil, err
@@ -164,10 +163,10 @@ func (d *Dir) BootID() string { return d.boot }
 
 // Loaded is the content of a directory.
 type Loaded struct {
-	// Incarnation identifies this directory: random, made once, and lost with it.
+	// Incarnation identifies this directory. It is random, created once, and lost with the directory.
 	Incarnation string
 	Holds       allocator.Holds
-	// Registration has the registrations of this node's other processes in this boot.
+	// Registration contains what this node's other processes have registered in this boot.
 	Registration registry.Registration
 	Known        allocator.Known
 	// Keys are the keys of nodes. Their point is zero if it is unknown.
@@ -176,13 +175,13 @@ type Loaded struct {
 	Pins    []registry.Pin
 	Cached  bool  // there was a cache, perhaps an empty one
 	Damaged error // why the cache was put aside; nil if it was not
-	// DamagedIncarnation is the reason why the file of the incarnation was put aside, and Incarnation is new; nil if it
+	// DamagedIncarnation is the reason why the file of the incarnation was renamed and Incarnation is new; nil if it
 	// was not.
 	DamagedIncarnation error
 }
 
-// Load reads the files, and creates missing ones. It returns errors of the holds and of the disk. An error of the
-// holds ends with what to do; the file stays unchanged.
+// Load reads the files, and creates missing ones. It returns errors of the holds and of the disk. An error of the holds
+// ends with the operator's next step; the file stays unchanged.
 func (d *Dir) Load() (l Loaded, err error) {
 	node, damaged, err := d.loadIncarnation()
 	if err != nil {
@@ -210,7 +209,7 @@ func (d *Dir) Load() (l Loaded, err error) {
 	l.Damaged = d.loadKnown(&l)
 	if l.Damaged != nil {
 		d.known = nil
-		// If the cache could not be read because of an error of the disk, its content may still be good.
+		// If an error of the disk prevented reading the cache, its content may still be valid.
 		if !errors.Is(l.Damaged, store.ErrCorrupt) && !errors.Is(l.Damaged, store.ErrForeign) && !errors.Is(l.Damaged, store.ErrVersion) {
 			return Loaded{}, l.Damaged
 		}
@@ -252,8 +251,8 @@ func (d *Dir) putAside(name, to string) error {
 	return nil
 }
 
-// openHolds opens the holds of this boot, or makes them from the file of the previous version. With a damaged
-// incarnation it makes them only if there is a sign that the damaged file was of another boot.
+// openHolds opens the holds of this boot, or creates them from the file of the previous version. If the incarnation is
+// damaged, it creates them only if there is evidence that the damaged file was of another boot.
 func (d *Dir) openHolds(node incarnationRecord, damaged error) (err error) {
 	old, err := d.oldHolds()
 	if err != nil {
@@ -390,7 +389,7 @@ func parseIdentity(number uint32, text string) (identity.Identity, error) {
 	if err != nil {
 		return identity.Identity{}, fmt.Errorf("number %d: %w", number, err)
 	}
-	// Only identities of this node alone have them: an API server in the world.
+	// Only identities of this node have such labels: API servers in the world.
 	if identity.Numeric(number).Scope() != identity.ScopeNodeLocal && labels.Set().HasSource(label.SourceReserved) {
 		return identity.Identity{}, fmt.Errorf("number %d has reserved labels", number)
 	}
@@ -422,7 +421,7 @@ func (d *Dir) loadKnown(l *Loaded) (err error) {
 		if heard := t.Get(bucketState, keyHeard); len(heard) == 8 {
 			l.Known.Heard = time.UnixMilli(int64(binary.BigEndian.Uint64(heard)))
 		}
-		// A file that was created but received no listing yet is not a cache.
+		// A file that was created but never received a listing is not a cache.
 		l.Cached = l.Cached && t.Get(bucketState, keyListed) != nil
 		if err := d.loadKeys(t, &l.Keys); err != nil {
 			return d.known.Refuse(err)
@@ -451,8 +450,8 @@ func (d *Dir) loadKnown(l *Loaded) (err error) {
 	return err
 }
 
-// keyPins has the pins, as JSON. They are in the cache, which survives a reboot, because its keys of nodes come from
-// the rebuilt etcd, too. Earlier versions ignore the key.
+// keyPins contains the pins, as JSON. They are in the cache, which survives a reboot, because the keys of nodes in the
+// cache are of the rebuilt etcd, too. Earlier versions ignore the key.
 var keyPins = []byte("pins")
 
 // SavePins implements registry.Records.
@@ -473,10 +472,10 @@ func (d *Dir) SavePins(pins []registry.Pin) error {
 	})
 }
 
-// keyListed exists if the cache is a complete listing of the cluster.
+// keyListed exists if the cache has a complete listing of the cluster.
 var keyListed = []byte("listed")
 
-// overlay applies changes learned since to the cache's content.
+// overlay applies changes to the content of the cache that were noted after its last write.
 func overlay(k *allocator.Known, recent map[identity.Numeric]string) error {
 	out := k.Identities[:0]
 	for _, id := range k.Identities {
@@ -498,8 +497,8 @@ func overlay(k *allocator.Known, recent map[identity.Numeric]string) error {
 	return nil
 }
 
-// loadIncarnation reads the name of this directory, or creates one that is not saved yet. damaged is the reason why a
-// file cannot be used: a new name only costs the time until the old one's lease ends.
+// loadIncarnation reads the name of this directory, or creates one that is not saved yet. damaged is the reason why the
+// file cannot be used. A new name only causes a wait until the lease of the old name ends.
 func (d *Dir) loadIncarnation() (rec incarnationRecord, damaged, err error) {
 	path := filepath.Join(d.dir.Path(), IncarnationFile)
 	err = durable.Load(path, 4096, incarnationSchema, &rec)
@@ -534,7 +533,7 @@ type change struct {
 	err  error
 }
 
-// change changes the holds, in one commit with the calls that came while another commit ran. They fail together.
+// change changes the holds. Calls that arrive during a commit share the next commit, and fail together.
 func (d *Dir) change(f func(*store.Tx) error) error {
 	c := &change{make: f}
 	d.queue.Lock()
@@ -575,8 +574,8 @@ func (d *Dir) update(f *store.Store, change func(*store.Tx) error) error {
 	return err
 }
 
-// Watch returns an error when a file can no longer be changed, because the content on the disk is uncertain: only a
-// process that opens it again can read it. It returns nil when ctx ends.
+// Watch returns an error once a file can no longer be changed, because the content on the disk is uncertain: only a new
+// process that opens the file can read it. It returns nil when ctx ends.
 func (d *Dir) Watch(ctx context.Context) error {
 	select {
 	case err := <-d.lost:
@@ -637,8 +636,8 @@ func putHolds(t *store.Tx, c allocator.HoldsChange) error {
 
 func key(n identity.Numeric) []byte { return binary.BigEndian.AppendUint32(nil, uint32(n)) }
 
-// SaveKnown implements allocator.Records. With the identities it saves the keys
-// of nodes, and the point up to which both are known: that is taken first.
+// SaveKnown implements allocator.Records. It saves the identities together with the keys of nodes, and with the point
+// up to which both are known, which it takes first.
 func (d *Dir) SaveKnown(take func() allocator.KnownChange) error {
 	d.cache.Lock()
 	k := d.keys.take()
@@ -661,7 +660,7 @@ func (d *Dir) SaveKnown(take func() allocator.KnownChange) error {
 		d.keys.saved = k.at
 	}
 	d.keys.mu.Unlock()
-	// Identities in the cache need not be noted, unless they changed again.
+	// Identities in the cache need no note any more, unless they have changed again.
 	if len(c.Put)+len(c.Drop)+len(k.changed) == 0 {
 		return nil // the time and the point alone
 	}
@@ -682,8 +681,8 @@ func (d *Dir) SaveKnown(take func() allocator.KnownChange) error {
 	})
 }
 
-// unload frees the memory of the files' pages: their number grows with the cluster, and they are read again page by
-// page if necessary. A failure only costs that memory.
+// unload frees the memory of the files' pages: their number grows with the cluster, and they are read again when
+// necessary. If it fails, it only costs that memory.
 func (d *Dir) unload() {
 	d.cache.Lock()
 	_ = d.known.Unload()
@@ -693,7 +692,7 @@ func (d *Dir) unload() {
 	d.mu.Unlock()
 }
 
-// withNoted adds the changes that the former process noted and did not save. Called with cache held.
+// withNoted adds the changes that the previous process noted and did not save. Called with cache held.
 func (d *Dir) withNoted(c allocator.KnownChange) allocator.KnownChange {
 	if len(d.noted) == 0 {
 		return c

@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
-// errGap: the watch cannot continue where it was; list again.
+// errGap: the watch cannot continue from its revision, and the keys must be listed again.
 var errGap = errors.New("gap in the watch")
 
 // Reader receives the keys of one prefix from Follow. Its functions are called one at a time.
@@ -29,29 +29,30 @@ type Reader struct {
 	Prefix   string
 	End      string // first key that is not wanted; "": the first one after the prefix
 	KeysOnly bool
-	// From is the point up to which the caller has everything. If etcd's history contains it, Follow calls Resumed and
-	// watches from there. Otherwise, or if its revision is 0, it lists everything.
+	// From is the point up to which the reader has all changes. If etcd's history contains it, Follow calls Resumed and
+	// watches from there. Otherwise, or if its revision is 0, Follow lists all keys.
 	From    cluster.Point
 	Witness cluster.Key // one that From has, the last one written; without a name nothing is compared
-	// Gone is the newest deletion up to From: an etcd that lost it has the key again. Without a name it is not used.
+	// Gone is the newest deletion up to From. An etcd that lost this deletion has the key again. Not used if it has no
+	// name.
 	Gone    cluster.Removed
 	Resumed func()
-	// Spread is called before a listing. It returns the longest random delay of the listing, so that not all nodes list at
-	// once; nil: no delay.
+	// Spread is called before a listing. It returns the maximum random delay of the listing, so that not all nodes list
+	// at the same time. Nil: no delay.
 	Spread   func() time.Duration
 	Begin    func()                                  // a listing begins
 	Listed   func(*mvccpb.KeyValue)                  // a key of the listing
 	Complete func(at cluster.Point, asked time.Time) // the listing is over; it began at that time
-	// Changes gets the events up to a revision of the listing's cluster, perhaps none. If asked is not zero, all
-	// changes up to that time have been delivered.
+	// Changes receives the events up to a revision of the listing's cluster, which may be none. If asked is not zero,
+	// all changes up to that time have been delivered.
 	Changes func(events []*clientv3.Event, revision int64, asked time.Time)
 }
 
 func (r Reader) end() string { return cmp.Or(r.End, clientv3.GetPrefixRangeEnd(r.Prefix)) }
 
-// Follow watches a prefix from the reader's point, or lists it and watches it from there. It returns only with an
-// error before the watch or when ctx is done. An interrupted watch continues where it was; only keys that etcd
-// compacted, or lost with its history, are listed again.
+// Follow watches a prefix from the reader's point, or lists the prefix and then watches it. It returns only with an
+// error before the watch begins, or when ctx is done. An interrupted watch continues from its last revision. Keys are
+// listed again only if etcd has compacted these revisions or lost its history.
 func (s *Session) Follow(ctx context.Context, r Reader) error {
 	for resume := r.From.Revision != 0; ; resume = false {
 		history := s.History()
@@ -79,7 +80,7 @@ func (s *Session) Follow(ctx context.Context, r Reader) error {
 }
 
 // resume asks etcd whether its history contains the reader's point. This needs a linearised read: a watch from a
-// revision that etcd has not reached is silent.
+// revision that etcd has not reached receives nothing.
 func (s *Session) resume(ctx context.Context, r Reader) (bool, error) {
 	limited, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
@@ -111,8 +112,8 @@ func (s *Session) resume(ctx context.Context, r Reader) (bool, error) {
 	return true, nil
 }
 
-// remembers reports whether etcd's history has a key as it was saved: a cluster that was restored from a backup may
-// have passed the saved revision by now. If the key was changed and its history compacted, the result is false.
+// remembers reports whether etcd's history contains a key as it was saved. A cluster that was restored from a backup
+// may have passed the saved revision since. The result is false if the key was changed and its history was compacted.
 func (s *Session) remembers(ctx context.Context, k cluster.Key) (bool, error) {
 	now, err := s.Get(ctx, "read "+k.Name, k.Name)
 	if err != nil || isKey(k, now.Kvs) {
@@ -125,13 +126,13 @@ func (s *Session) remembers(ctx context.Context, k cluster.Key) (bool, error) {
 	return err == nil && isKey(k, then.Kvs), err
 }
 
-// lacksSince reports whether etcd still lacks a key that was deleted.
+// lacksSince reports whether etcd still lacks a deleted key.
 func (s *Session) lacksSince(ctx context.Context, gone cluster.Removed) (bool, error) {
 	now, err := s.Get(ctx, "read "+gone.Name, gone.Name)
 	return err == nil && !isBack(gone, now.Kvs), err
 }
 
-// listAll hands all keys of the prefix to the reader.
+// listAll passes all keys of the prefix to the reader.
 func (s *Session) listAll(ctx context.Context, r Reader, history <-chan struct{}) (cluster.Point, error) {
 	if r.Spread != nil {
 		if most := r.Spread(); most > 0 {
@@ -160,7 +161,7 @@ func (s *Session) listAll(ctx context.Context, r Reader, history <-chan struct{}
 	return at, err
 }
 
-// follows remembers a key that was received in a history.
+// follows records a key that was received in a history.
 func (s *Session) follows(history <-chan struct{}, kv *mvccpb.KeyValue) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,7 +170,7 @@ func (s *Session) follows(history <-chan struct{}, kv *mvccpb.KeyValue) {
 	}
 }
 
-// followsDeletion remembers a deletion that was received in a history.
+// followsDeletion records a deletion that was received in a history.
 func (s *Session) followsDeletion(history <-chan struct{}, kv *mvccpb.KeyValue) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -201,8 +202,8 @@ func (s *Session) watchFrom(ctx context.Context, r Reader, next int64, history <
 // maxPause is the longest pause between two attempts to watch.
 const maxPause = 2 * time.Second
 
-// pause waits longer each time, up to maxPause, and never as long as the other
-// nodes do.
+// pause waits for a random time around *d, which doubles with each call up to maxPause, so that nodes do not retry at
+// the same time.
 func pause(ctx context.Context, d *time.Duration) {
 	*d = min(max(2**d, maxPause/20), maxPause)
 	select {
@@ -211,13 +212,12 @@ func pause(ctx context.Context, d *time.Duration) {
 	}
 }
 
-// watch returns the revision at which the next watch continues.
+// watch watches once, and returns the revision at which the next watch continues.
 func (s *Session) watch(ctx context.Context, r Reader, next int64, history <-chan struct{}) (int64, error) {
-	// The context ends the watch on the server too.
+	// Cancelling the context ends the watch on the server, too.
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
-	// A stream of its own, which the client tells by the metadata: etcd reports
-	// the progress of a stream only when all its watches are at a revision that
-	// it has reached (3.6), and another's may begin at the next one.
+	// The metadata gives this watch its own stream. etcd reports the progress of a stream only if all its watches are
+	// at a revision that it has reached (3.6), and another watch may begin at the next revision.
 	ctx = metadata.AppendToOutgoingContext(ctx, "sluice-watch", r.Prefix)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -255,7 +255,7 @@ func (s *Session) watch(ctx context.Context, r Reader, next int64, history <-cha
 			case resp.IsProgressNotify():
 				next = max(next, resp.Header.Revision+1)
 			case len(resp.Events) > 0:
-				// The events of one revision come in one answer.
+				// All events of one revision are in one response.
 				next = max(next, resp.Events[len(resp.Events)-1].Kv.ModRevision+1)
 				for _, e := range resp.Events {
 					if e.IsCreate() || e.IsModify() {
@@ -282,8 +282,8 @@ type head struct {
 	revision int64
 }
 
-// listen regularly asks etcd for its revision, and lets the watch report that it has delivered everything up to there.
-// A silent watch may have no changes, or may be cut off: only this distinguishes the two.
+// listen regularly asks etcd for its revision, and makes the watch report that it has delivered all changes up to
+// there. This distinguishes a watch without changes from one that is cut off.
 func (s *Session) listen(ctx context.Context, heads chan<- head) {
 	tick := time.NewTicker(s.cfg.Listen)
 	defer tick.Stop()

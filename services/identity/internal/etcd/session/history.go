@@ -36,9 +36,9 @@ func (s *Session) position() position {
 // state or belongs to another cluster. All data of this process is then invalid, so it is an ErrSessionLost.
 var errHistory = fmt.Errorf("etcd has another history than before: %w", cluster.ErrSessionLost)
 
-// saw compares the answer to a linearised request with etcd's position when the request was made. Leases are no proof,
-// because they are part of a backup, too. A watch would silently wait for revisions that etcd has not reached yet, and
-// deliver other changes under the same revisions.
+// saw compares the response to a linearised request with etcd's position when the request was sent. Leases prove
+// nothing, because a backup contains them, too. A watch would silently wait for revisions that etcd has not reached
+// yet, and deliver other changes under the same revisions.
 func (s *Session) saw(before position, h *etcdserverpb.ResponseHeader) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -54,7 +54,7 @@ func (s *Session) saw(before position, h *etcdserverpb.ResponseHeader) error {
 }
 
 // leavePast ends everything that depends on the history that this process saw, and returns errHistory. key is the key
-// by which the change was noticed; empty: the cluster ID or the revision showed it. Called with mu held.
+// that revealed the change; empty: the cluster ID or the revision did. Called with mu held.
 func (s *Session) leavePast(before position, h *etcdserverpb.ResponseHeader, key string) error {
 	s.cfg.Log.Error("etcd went back to an older state, lost its data, is another cluster, or has compacted what this "+
 		"node saw; everything is read again and held identities are claimed again", "key", key,
@@ -69,17 +69,17 @@ func (s *Session) leavePast(before position, h *etcdserverpb.ResponseHeader, key
 	return errHistory
 }
 
-// witness is a key by which a session recognises etcd's history. A cluster that lost its data has the same ID as before
-// if its members are the same, and one that was restored from a backup may have any ID: while this node is
-// disconnected, others may write more revisions than were lost.
+// witness is a key by which a session recognises etcd's history. The cluster ID is not sufficient: a cluster that lost
+// its data has the same ID if its members are the same, and a restored cluster may have any ID. Neither is the
+// revision: while this node is disconnected, other nodes may write more revisions than were lost.
 type witness struct {
 	proven cluster.Key // etcd had it when the name was last read, or it is the first key; without Name: no key yet
 	newest cluster.Key // the newest key that this process wrote or Follow received
-	// Likewise, deletions that Follow received: a loss after the newest key brings back deleted keys.
+	// Deletions that Follow received prove the history, too: if etcd loses its newest changes, deleted keys return.
 	provenGone, newestGone cluster.Removed
 }
 
-// deleted remembers the newest deletion that Follow received in the present history. Called with mu held.
+// deleted records the newest deletion that Follow received in the current history. Called with mu held.
 func (s *Session) deleted(kv *mvccpb.KeyValue) {
 	if kv.ModRevision <= s.witness.newestGone.Revision {
 		return
@@ -90,7 +90,7 @@ func (s *Session) deleted(kv *mvccpb.KeyValue) {
 	}
 }
 
-// gone are the keys that etcd must not have as they were before their deletion.
+// gone returns the keys that etcd must not have as they were before their deletion.
 func (w witness) gone() []cluster.Removed {
 	switch {
 	case w.provenGone.Name == "":
@@ -101,7 +101,7 @@ func (w witness) gone() []cluster.Removed {
 	return []cluster.Removed{w.provenGone, w.newestGone}
 }
 
-// received remembers the newest key that this process wrote or Follow received in the present history. Called with mu
+// received records the newest key that this process wrote or Follow received in the current history. Called with mu
 // held.
 func (s *Session) received(kv *mvccpb.KeyValue) {
 	if kv.ModRevision <= s.witness.newest.Modified {
@@ -113,8 +113,8 @@ func (s *Session) received(kv *mvccpb.KeyValue) {
 	}
 }
 
-// keys returns the keys that etcd's history must have. The newest one may be of another history already, after a
-// connection was lost and before the name is read; the proven one is not.
+// keys returns the keys that etcd's history must contain. The newest key may already be of another history, if the
+// connection was lost and the name was not read since; the proven key is not.
 func (w witness) keys() []cluster.Key {
 	switch {
 	case w.proven.Name == "":
@@ -180,7 +180,8 @@ func (s *Session) readName(ctx context.Context) (*mvccpb.KeyValue, error) {
 	return kvs[0], nil
 }
 
-// lacks ends what depends on the history that this process saw, because etcd lacks a key of it, or its deletion.
+// lacks ends everything that depends on the history that this process saw, because etcd lacks a key of it, or a
+// deletion.
 func (s *Session) lacks(before position, h *etcdserverpb.ResponseHeader, key string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -199,8 +200,8 @@ func isKey(k cluster.Key, kvs []*mvccpb.KeyValue) bool {
 	return len(kvs) == 1 && kvs[0].ModRevision == k.Modified && bytes.Equal(kvs[0].Value, k.Value)
 }
 
-// isBack reports whether an answer contains a deleted key as it was before its deletion. A later key of that name is
-// another one.
+// isBack reports whether a response contains a deleted key as it was before its deletion. A key that was created later
+// under that name does not count.
 func isBack(k cluster.Removed, kvs []*mvccpb.KeyValue) bool {
 	return len(kvs) > 0 && kvs[0].ModRevision < k.Revision
 }
@@ -259,15 +260,15 @@ func (s *Session) Fault(ctx context.Context, what string, err error) error {
 	return fmt.Errorf("%s: %w: %w", what, cluster.ErrUnavailable, err)
 }
 
-// Number of keys in one answer to a listing. With each page etcd counts all remaining keys, so many small pages cost
-// quadratic time. Without values, keys are short enough for large pages.
+// Number of keys in one page of a listing. For each page, etcd counts all remaining keys, so many small pages take
+// quadratic time. Keys without values are short enough for large pages.
 const (
 	pageSize = 1000
 	keysSize = 10_000
 )
 
-// List hands every key below a prefix to f, all as of one revision, which it
-// returns. Each page has a deadline of its own, the configured timeout.
+// List passes every key below a prefix to f, all as of one revision, which it returns. Each page has its own deadline,
+// the configured timeout.
 func (s *Session) List(ctx context.Context, prefix string, keysOnly bool, f func(*mvccpb.KeyValue)) (cluster.Point, error) {
 	return s.list(ctx, prefix, clientv3.GetPrefixRangeEnd(prefix), keysOnly, f)
 }
@@ -300,7 +301,7 @@ func (s *Session) list(ctx context.Context, prefix, end string, keysOnly bool, f
 	}
 }
 
-// Unchanged returns the condition that a key is as it was read; nil: it did not exist.
+// Unchanged returns the condition that a key is unchanged since it was read; nil: that it does not exist.
 func Unchanged(key string, kv *mvccpb.KeyValue) clientv3.Cmp {
 	var revision int64 // that of a key that does not exist
 	if kv != nil {
@@ -309,8 +310,8 @@ func Unchanged(key string, kv *mvccpb.KeyValue) clientv3.Cmp {
 	return clientv3.Compare(clientv3.ModRevision(key), "=", revision)
 }
 
-// History is closed when etcd's history turns out to differ from the one that this process saw: everything read before
-// is then invalid.
+// History returns a channel that is closed when etcd's history differs from the one that this process saw: all data
+// read before is then invalid.
 func (s *Session) History() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()

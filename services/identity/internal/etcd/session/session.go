@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package session connects a node to etcd: the leases that its keys live on, the
-// claim of its name, and requests that notice when etcd has lost its history.
+// Package session connects a node to etcd: it maintains the leases of the node's keys, claims the node's name, and
+// detects that etcd has lost its history.
 //
-// A session is two leases: a long one for this node's keys, and a short one for alive/<node>, the claim of the node's
-// name. The package knows no other key. Callers write their keys with Commit, and attach keys that shall disappear
+// A session has two leases: a long one for this node's keys, and a short one for alive/<node>, the claim of the node's
+// name. The package knows no other keys. Callers write their keys with Commit, and attach keys that must be deleted
 // with the node to Lease.
 //
-// The value of alive/<node> is "<incarnation> <boot id>": the incarnation is of
-// the state directory. A process takes the name over from one of the same
-// incarnation at once, because that one has ended: no two processes use a state
-// directory. A node with another state directory gets the name when the lease
-// has run out. After its start a process takes it over only from its own boot,
-// so that two copies of one machine's disk do not take it from each other again
-// and again.
+// The value of alive/<node> is "<incarnation> <boot id>"; the incarnation identifies the state directory. A process
+// takes the name over from a process of the same incarnation at once: no two processes use a state directory, so the
+// other one has ended. A node with another state directory gets the name when the lease has run out. After its start, a
+// process takes the name over only from its own boot, so that two copies of one machine's disk do not take it from each
+// other repeatedly.
 package session
 
 import (
@@ -96,8 +94,7 @@ func Open(cfg Config) (*Session, error) {
 	return s, nil
 }
 
-// Close cuts the connection. The leases and the keys stay: they are for the
-// process that comes next.
+// Close closes the connection. The leases and the keys stay for the next process.
 func (s *Session) Close() error {
 	s.cancel()
 	s.wg.Wait()
@@ -124,7 +121,7 @@ func (s *Session) aliveKey() string { return s.AliveKey(s.cfg.Node) }
 // keys.
 func (s *Session) AliveKey(node string) string { return s.cfg.Prefix + "/alive/" + node }
 
-// Alive reads that key; nil: the node is silent.
+// Alive reads AliveKey; nil: the node is silent.
 func (s *Session) Alive(ctx context.Context, node string) (*mvccpb.KeyValue, error) {
 	resp, err := s.Get(ctx, "read whether a node is alive", s.AliveKey(node))
 	if err != nil || len(resp.Kvs) == 0 {
@@ -223,9 +220,8 @@ func (s *Session) Grant(ctx context.Context, ttl time.Duration) (clientv3.LeaseI
 	return resp.ID, nil
 }
 
-// keep renews a lease whenever a third of its time is over, on the one stream
-// that the client has for all leases, until it is stopped or the lease is gone.
-// Called with mu held.
+// keep renews a lease after each third of its time, on the one stream that the client has for all leases, until the
+// lease is gone or the renewal is stopped. Called with mu held.
 func (s *Session) keep(id clientv3.LeaseID, ttl time.Duration) lease {
 	ctx, cancel := context.WithCancel(s.ctx)
 	s.wg.Go(func() {
@@ -239,9 +235,9 @@ func (s *Session) keep(id clientv3.LeaseID, ttl time.Duration) lease {
 	return lease{id: id, stop: cancel}
 }
 
-// renew keeps a lease alive until the client gives up, and reports whether to continue. The client also gives up on a
-// living lease if the first answer takes longer than a connection may. Then renew asks etcd, repeatedly if etcd does
-// not answer, until the time of the lease is over.
+// renew keeps a lease alive until the client gives up, and reports whether to continue. The client also gives up if the
+// first answer takes longer than its connection timeout, although the lease exists. Then renew asks etcd, and repeats
+// the request until etcd answers or the time of the lease is over.
 func (s *Session) renew(ctx context.Context, id clientv3.LeaseID, ttl time.Duration) bool {
 	lived := time.Now()
 	renewed, err := s.client.KeepAlive(ctx, id)
@@ -256,7 +252,7 @@ func (s *Session) renew(ctx context.Context, id clientv3.LeaseID, ttl time.Durat
 		if err == nil {
 			return alive
 		}
-		// Until its time is over, it is unknown whether a lease is still alive.
+		// Until its time is over, the lease may still exist.
 		if time.Since(lived) >= ttl {
 			return false
 		}
@@ -268,10 +264,10 @@ func (s *Session) renew(ctx context.Context, id clientv3.LeaseID, ttl time.Durat
 	return false
 }
 
-// askAgain is the pause between two requests whether a lease still exists.
+// askAgain is the pause between two requests that check whether a lease exists.
 const askAgain = time.Second
 
-// ask is like isAlive, but with the timeout of a request.
+// ask is isAlive with the timeout of a request.
 func (s *Session) ask(ctx context.Context, id clientv3.LeaseID) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
@@ -299,7 +295,7 @@ func (s *Session) leave() {
 	s.keys = lease{}
 }
 
-// Ping checks what leases cannot show: that etcd has another history, or that the name has another owner.
+// Ping detects changes that leases do not show: etcd has another history, or the name has another owner. It returns
 // ErrSessionLost without a session.
 func (s *Session) Ping(ctx context.Context) error {
 	if _, err := s.Lease(); err != nil {
@@ -308,8 +304,8 @@ func (s *Session) Ping(ctx context.Context) error {
 	return s.claimName(ctx)
 }
 
-// maxRaces bounds how often one call starts over after a conflict with another call. After each conflict the other
-// call made progress.
+// maxRaces bounds how often one call starts again after a conflict with another call. With each conflict, the other
+// call has succeeded.
 const maxRaces = 16
 
 // claimName claims the node's name for this process. It writes nothing if the process already owns it.
@@ -333,7 +329,7 @@ func (s *Session) claimName(ctx context.Context) error {
 			if id != 0 {
 				return nil
 			}
-			// The key is of the previous process. If its lease ends just now, the next ping claims the name again.
+			// The previous process wrote the key. If its lease ends now, the next ping claims the name again.
 			s.mu.Lock()
 			s.alive, s.named = s.keep(clientv3.LeaseID(have.Lease), s.cfg.AliveTTL), true
 			s.mu.Unlock()

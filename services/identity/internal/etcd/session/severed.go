@@ -16,19 +16,18 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
-// Times of a connection that was closed.
+// Times after a connection was closed.
 const (
-	// severedGrace is the time that the client has to reconnect before etcd counts as unavailable: a member that restarts,
-	// or hands its clients to others, is back sooner.
+	// severedGrace is the time that the client has to reconnect before etcd counts as unavailable. A member that
+	// restarts, or moves its clients to other members, is available again sooner.
 	severedGrace = 500 * time.Millisecond
 	// probeTime bounds the connection attempt that finds out why there is no connection.
 	probeTime = 200 * time.Millisecond
 )
 
-// Severed returns once the client has no connection to any member of etcd for
-// severedGrace. The error wraps cluster.ErrUnavailable and has the kernel's words;
-// it is the context's when that is done. A member that is connected and does not
-// answer is not its subject: requests have deadlines.
+// Severed returns once the client has had no connection to any member of etcd for severedGrace. Its error wraps
+// cluster.ErrUnavailable and contains the kernel's error; if ctx is done, it is the context's error. It does not detect
+// a member that is connected but does not answer: requests have deadlines.
 func (s *Session) Severed(ctx context.Context) error {
 	conn := s.client.ActiveConnection()
 	for {
@@ -49,7 +48,7 @@ func (s *Session) Severed(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case state != connectivity.Ready:
-			// nil: it is there again
+			// nil: the connection was established again
 			if why := s.why(ctx); why != nil {
 				return fmt.Errorf("%w: %w", cluster.ErrUnavailable, why)
 			}
@@ -57,7 +56,7 @@ func (s *Session) Severed(ctx context.Context) error {
 	}
 }
 
-// why returns why etcd cannot be connected to: the kernel's error for the first endpoint that refuses; nil if the
+// why returns why there is no connection to etcd: the kernel's error for the first endpoint that refuses; nil if the
 // client is connected.
 func (s *Session) why(ctx context.Context) error {
 	if s.client.ActiveConnection().GetState() == connectivity.Ready {

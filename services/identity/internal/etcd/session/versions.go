@@ -19,10 +19,10 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// rolesHold has the first patch of each minor version of etcd in which no node gets past its role. Earlier ones do not
-// check nested transactions (CVE-2026-33343: every key can be written), leases and compactions (CVE-2026-33413),
-// leases of puts in transactions (CVE-2026-44283), or open-ended watches (CVE-2026-73499: every key can be read).
-// Minor versions after the last one have all corrections; those before the first one never get them.
+// rolesHold has the first patch version of each minor version of etcd that enforces the roles of nodes. Earlier
+// versions do not check nested transactions (CVE-2026-33343: every key can be written), leases and compactions
+// (CVE-2026-33413), leases of puts in transactions (CVE-2026-44283), or open-ended watches (CVE-2026-73499: every key
+// can be read). Minor versions after the last one have all fixes; minor versions before the first one never get them.
 var rolesHold = []version{{3, 5, 33}, {3, 6, 14}, {3, 7, 1}}
 
 // version is major, minor and patch of etcd.
@@ -51,14 +51,14 @@ func parseVersion(text string) (v version, err error) {
 	return v, nil
 }
 
-// Roles finds out whether etcd limits nodes to their roles. The zero value has found nothing.
+// Roles records whether etcd enforces the roles of nodes. The zero value has no result.
 type Roles struct {
 	mu      sync.Mutex
 	members map[string]string // guarded by mu; endpoint → version, of members that do not
 }
 
-// Err names the members that do not limit nodes to their roles; nil if every member that answered does, or nodes have
-// no roles.
+// Err returns an error with the members that do not enforce the roles of nodes; nil if every member that answered does,
+// or nodes have no roles.
 func (r *Roles) Err() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -78,11 +78,11 @@ func (r *Roles) Err() error {
 		strings.Join(all, ", "), strings.Join(fixed, ", "))
 }
 
-// rolesInterval is the time between two questions for the members' versions.
+// rolesInterval is the interval of the requests for the versions of members.
 const rolesInterval = 5 * time.Minute
 
-// CheckRoles asks the members for their versions, now and then again, until ctx is done. A session that has neither a
-// certificate nor a user name has no role, and asks nothing.
+// CheckRoles asks the members for their versions at intervals until ctx is done. A session that has neither a
+// certificate nor a user name has no role, so it does not ask.
 func (s *Session) CheckRoles(ctx context.Context, r *Roles) error {
 	if s.cfg.Client.Cert == "" && s.cfg.Client.Username == "" {
 		<-ctx.Done()
@@ -98,7 +98,7 @@ func (s *Session) CheckRoles(ctx context.Context, r *Roles) error {
 	}
 }
 
-// checkRoles asks each member once. A member that does not answer keeps its last version.
+// checkRoles asks each member once. For a member that does not answer, the last version stays.
 func (s *Session) checkRoles(ctx context.Context, r *Roles) {
 	has, err := s.hasRoles(ctx)
 	if err != nil {
@@ -121,7 +121,7 @@ func (s *Session) checkRoles(ctx context.Context, r *Roles) {
 	}
 }
 
-// set records a member's version, which is empty if it limits nodes to their roles.
+// set records the version of a member that does not enforce roles; empty if it does.
 func (r *Roles) set(endpoint, old string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -135,7 +135,7 @@ func (r *Roles) set(endpoint, old string) {
 	r.members[endpoint] = old
 }
 
-// hasRoles reports whether authentication is enabled. It is true for etcd 3.4, which has no call for this question.
+// hasRoles reports whether authentication is enabled. It returns true for etcd 3.4, which has no call to read that.
 func (s *Session) hasRoles(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()

@@ -630,7 +630,7 @@ func TestNobodyCountsAsRootInAServiceWithRights(t *testing.T) {
 	}
 }
 
-// docs/reference/process.md lists what all services have in common.
+// TestDocumentationHasTheCommonKeysAndMetrics: docs/reference/process.md lists what all services have in common.
 func TestDocumentationHasTheCommonKeysAndMetrics(t *testing.T) {
 	b, err := os.ReadFile("../../docs/reference/process.md")
 	if err != nil {

@@ -226,8 +226,8 @@ func TestMethodsOfOthersAreDeniedAndHealthIsNot(t *testing.T) {
 	}
 }
 
-// The peer with another uid is a child process that runs this test binary's client. Uid 0 of a user
-// namespace counts as the uid that it is mapped to.
+// TestKernelPeersAreToldApartByTheirUID: the peer with another uid is a child process that runs this test binary's
+// client. Uid 0 of a user namespace counts as the uid that it is mapped to.
 func TestKernelPeersAreToldApartByTheirUID(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test needs root")
@@ -683,8 +683,8 @@ func counted(t *testing.T, reg *prometheus.Registry, name string, labels map[str
 	return 0
 }
 
-// A service that does not run as root but that others wait for, because a row of the table names
-// it, does not queue with readers, of that method or of any other.
+// TestNamedUsersShareRootsPlaces: a user other than root that a row of the table lists runs a service that other
+// services wait for. Its calls do not queue behind readers, of the same or another method.
 func TestNamedUsersShareRootsPlaces(t *testing.T) {
 	const named, method = "/x.Y/Named", "/x.Y/Z"
 	table := Methods{named: {Access: RootAnd(65706)}, method: {Access: Group(), Limit: Limit{InFlight: 1}}}
@@ -1022,8 +1022,8 @@ func TestInvalidRequestNamesEveryField(t *testing.T) {
 	wantCode(t, checkMessage(v, "text"), codes.Internal, "not a proto.Message")
 }
 
-// Every refusal of this package has a reason, so that callers can distinguish it from refusals of
-// the service.
+// TestRefusalsHaveReasons: every refusal of this package has a reason, so that callers can distinguish it from refusals
+// of the service.
 func TestRefusalsHaveReasons(t *testing.T) {
 	v, err := protovalidate.New()
 	if err != nil {

@@ -555,8 +555,8 @@ func TestFollowEndsWithItsContextWhereverItIs(t *testing.T) {
 	})
 }
 
-// Follow ends with the content of a source that changes and fails at random, whatever was lost in
-// between.
+// TestFollowAgreesWithARandomSource: Follow ends with the content of a source that changes and fails at random,
+// whatever was lost in between.
 func TestFollowAgreesWithARandomSource(t *testing.T) {
 	for seed := range uint64(50) {
 		synctest.Test(t, func(t *testing.T) {

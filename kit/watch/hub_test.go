@@ -376,8 +376,8 @@ func TestClosedHubEndsReadersAndRefusesNewOnes(t *testing.T) {
 	s.Close()
 }
 
-// Readers of every kind follow a random history, with random pauses, interruptions and resumptions.
-// At the end the state of each must equal the hub's.
+// TestEveryReadersReplicaEndsEqualToTheHub: readers of every kind follow a random history, with random pauses,
+// interruptions and resumptions. At the end the state of each must equal the hub's.
 func TestEveryReadersReplicaEndsEqualToTheHub(t *testing.T) {
 	for seed := range uint64(300) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -562,7 +562,7 @@ func TestStatusLeavesOtherErrorsAlone(t *testing.T) {
 	}
 }
 
-// The producer's cost must not depend on the number of keys.
+// BenchmarkUpsertWithOneReader: the producer's cost must not depend on the number of keys.
 func BenchmarkUpsertWithOneReader(b *testing.B) {
 	for _, keys := range []int{1_000, 65_000} {
 		b.Run(fmt.Sprint(keys), func(b *testing.B) {

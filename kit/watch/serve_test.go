@@ -114,7 +114,8 @@ func TestServeLeavesAReaderAloneThatIsSlowAndReads(t *testing.T) {
 	})
 }
 
-// The client of a real connection keeps it alive, but never reads the stream.
+// TestServeFreesTheHandlerOfAClientThatNeverReads: the client of a real connection keeps it alive, but never reads the
+// stream.
 func TestServeFreesTheHandlerOfAClientThatNeverReads(t *testing.T) {
 	h := NewHub[int, []byte](Options[[]byte]{Pending: 64})
 	handlers := make(chan error, 1)

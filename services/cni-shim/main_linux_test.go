@@ -383,7 +383,8 @@ func TestKernelAddGivesEveryFailureItsCodeAndLeavesNothing(t *testing.T) {
 	}
 }
 
-// The plugin also undoes calls that succeeded although it lost their answers.
+// TestKernelAddUndoesWhatItHasNoAnswerAbout: the plugin also undoes calls that succeeded although it lost their
+// answers.
 func TestKernelAddUndoesWhatItHasNoAnswerAbout(t *testing.T) {
 	ns := newNetns(t)
 	n := nodetest.New(t)
@@ -422,8 +423,8 @@ func TestKernelAddRenewsItsLeaseWhileItWaits(t *testing.T) {
 	wantCode(t, add(n, ns), 0)
 }
 
-// The datapath undoes a creation when a service becomes unavailable, and gives the lease
-// back.
+// TestKernelAddLeasesAgainWhatWasLost: if a service becomes unavailable, the datapath rolls the creation back and
+// releases the lease, so the plugin allocates again.
 func TestKernelAddLeasesAgainWhatWasLost(t *testing.T) {
 	n, ns := nodetest.New(t), newNetns(t)
 	away := withDetails(codes.Unavailable, "identity does not answer", &errdetails.RetryInfo{RetryDelay: durationpb.New(time.Millisecond)})
@@ -463,9 +464,9 @@ func TestKernelAddNamesTheServiceForWhichItWaited(t *testing.T) {
 	}
 }
 
-// An ipam that lost its state gives out addresses of live endpoints: ADD takes
-// others, unless they are fixed; where its own endpoint may have them, it deletes
-// that first.
+// TestKernelAddExchangesAddressesOfALiveEndpoint: an ipam that lost its state allocates addresses of live endpoints.
+// ADD requests other addresses, unless they are fixed; if an earlier endpoint of the same owner may have the addresses,
+// ADD deletes it first.
 func TestKernelAddExchangesAddressesOfALiveEndpoint(t *testing.T) {
 	inUse := rpcerr.New(codes.Aborted, rpcerr.Of(datapathv1.ErrorReason_ERROR_REASON_ADDRESS_IN_USE),
 		errors.New("refused"), rpcerr.Retry(time.Millisecond))
@@ -538,7 +539,8 @@ func TestKernelAddExchangesAddressesOfALiveEndpoint(t *testing.T) {
 	})
 }
 
-// The refusal of a later request does not tell what became of an earlier one whose answer was lost.
+// TestKernelAddUndoesAnEarlierRequestThatWasNotAnswered: a refusal of a repeated request does not show whether the
+// first request, whose answer was lost, has succeeded.
 func TestKernelAddUndoesAnEarlierRequestThatWasNotAnswered(t *testing.T) {
 	n, ns := nodetest.New(t), newNetns(t)
 	lost := false
@@ -557,8 +559,8 @@ func TestKernelAddUndoesAnEarlierRequestThatWasNotAnswered(t *testing.T) {
 	wantHeld(t, n, 0, 0)
 }
 
-// CNI: "If an interface of the requested name already exists in the container, the
-// plugin MUST return with an error." It must not take down the first one's.
+// TestKernelSecondAddIsRefused: the CNI specification requires: "If an interface of the requested name already exists
+// in the container, the plugin MUST return with an error." The first interface must stay.
 func TestKernelSecondAddIsRefused(t *testing.T) {
 	n, ns := nodetest.New(t), newNetns(t)
 	first := wantCode(t, add(n, ns), 0)
@@ -594,7 +596,8 @@ func TestKernelSecondAddIsRefused(t *testing.T) {
 	wantHeld(t, n, 2, 2)
 }
 
-// An ADD repeated by mistake may fail, but must not take down the first one's.
+// TestKernelAddLeavesAnEarlierEndpointAlone: an ADD repeated by mistake may fail, but must not take down the first
+// one's.
 func TestKernelAddLeavesAnEarlierEndpointAlone(t *testing.T) {
 	n, ns := nodetest.New(t), newNetns(t)
 	wantCode(t, add(n, ns), 0)
@@ -617,8 +620,8 @@ func TestKernelAddUndoesWhenTheResultCannotBeWritten(t *testing.T) {
 	wantHeld(t, n, 0, 0)
 }
 
-// Imitate a runtime that died: the plugin's standard output and error have no reader, so that a write would end the
-// process.
+// TestKernelAddUndoesWhenTheRuntimeHasGone simulates a runtime that died: standard output and standard error of the
+// plugin have no reader, so that a write would end the plugin.
 func TestKernelAddUndoesWhenTheRuntimeHasGone(t *testing.T) {
 	n, ns := nodetest.New(t), newNetns(t)
 	r, w, err := os.Pipe()
@@ -772,7 +775,7 @@ func TestKernelNamespaceOfAProcessIsBoundUntilDel(t *testing.T) {
 	wantHeld(t, n, 0, 0)
 }
 
-// The default routes stay with the first interface.
+// TestKernelResultOfASecondInterfaceHasNoDefaultRoutes: the default routes stay with the first interface.
 func TestKernelResultOfASecondInterfaceHasNoDefaultRoutes(t *testing.T) {
 	n, ns := nodetest.New(t), newNetns(t)
 	for _, c := range []struct {
@@ -791,8 +794,8 @@ func TestKernelResultOfASecondInterfaceHasNoDefaultRoutes(t *testing.T) {
 	}
 }
 
-// A node may have two runtimes, each with a network of its own: GC of one is
-// given the attachments to that one alone.
+// TestKernelGCStaysWithinItsNetwork: a node may have two runtimes, each with its own network. GC of one runtime only
+// receives the attachments of its own network, and must not delete the other's.
 func TestKernelGCStaysWithinItsNetwork(t *testing.T) {
 	n, ns := nodetest.New(t), newNetns(t)
 	in := func(c call, network string) call {
@@ -917,9 +920,9 @@ func TestDelSpoolsWhileTheDatapathIsAway(t *testing.T) {
 	wantCode(t, del, 11)
 }
 
-// A datapath that comes up between the refused connection and the entry may have
-// read the spool already: the container would keep its traffic after the answer of
-// DEL until the spool is read again.
+// TestKernelDelAsksADatapathThatCameUpMeanwhile: a datapath that comes up between the refused connection and the entry
+// may have read the spool already: the container would keep its traffic after the answer of DEL until the spool is read
+// again.
 func TestKernelDelAsksADatapathThatCameUpMeanwhile(t *testing.T) {
 	n, ns := nodetest.New(t), newNetns(t)
 	wantCode(t, add(n, ns), 0)
@@ -950,8 +953,8 @@ func TestKernelDelAsksADatapathThatCameUpMeanwhile(t *testing.T) {
 	}
 }
 
-// The namespace may live by the mount alone, and with it the device that the
-// datapath still has to cut off.
+// TestKernelFailedDelKeepsTheNamespace: the network namespace, and the device that the datapath still has to isolate,
+// may only exist because of the mount.
 func TestKernelFailedDelKeepsTheNamespace(t *testing.T) {
 	path := startSleeper(t)
 	n := nodetest.New(t)
@@ -995,7 +998,8 @@ func TestDelSaysWhyItWasRefusedThoughTheLastCallIsLate(t *testing.T) {
 	}
 }
 
-// A runDir that no datapath serves: the deletion must be repeated.
+// TestDelWithAWrongRunDirIsNotLost: no datapath uses the directory in runDir, so the plugin fails and the runtime must
+// repeat the deletion.
 func TestDelWithAWrongRunDirIsNotLost(t *testing.T) {
 	n := nodetest.New(t)
 	for name, dirs := range map[string]string{
@@ -1015,7 +1019,7 @@ func TestDelWithAWrongRunDirIsNotLost(t *testing.T) {
 	}
 }
 
-// A datapath that missed the entry would, at its next start, delete the
+// TestKernelAddCarriesOutASpooledDeletionFirst: a datapath that missed the entry would, at its next start, delete the
 // container's new endpoint.
 func TestKernelAddCarriesOutASpooledDeletionFirst(t *testing.T) {
 	n, ns := nodetest.New(t), newNetns(t)
@@ -1271,8 +1275,8 @@ func TestKernelLogTellsOfEachVerbOnce(t *testing.T) {
 	}
 }
 
-// The datapath runs 4 creations at once and lets 8 wait; it refuses each of the others at least once here. The plugin
-// repeats them, so the runtime sees no refusal.
+// TestKernelBurstIsServedWithoutRefusal: the datapath runs 4 creations at once and lets 8 wait; it refuses each of the
+// others at least once here. The plugin repeats them, so the runtime sees no refusal.
 func TestKernelBurstIsServedWithoutRefusal(t *testing.T) {
 	const pods, running, places = 110, 4, 12
 	n, ns := nodetest.New(t), newNetns(t)
@@ -1338,7 +1342,8 @@ func limited(t *testing.T, dir string, flags uintptr, options string) {
 	}
 }
 
-// A full or read-only disk is cured by others; the runtime has to try again.
+// TestKernelFullOrReadOnlyDiskIsTriedAgain: an operator must fix a full or read-only disk, so the error asks the
+// runtime to try again.
 func TestKernelFullOrReadOnlyDiskIsTriedAgain(t *testing.T) {
 	sleeper := startSleeper(t)
 	for name, c := range map[string]struct {

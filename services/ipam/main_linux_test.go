@@ -150,8 +150,8 @@ func (n *node) hold(uid uint32) {
 	}
 }
 
-// Idle connections, of readers or of another process of root, must not use up the descriptors that the service needs
-// for its work and for new connections of root.
+// TestKernelIdleConnectionsLeaveDescriptorsToWorkAndRoot: idle connections, of readers or of another process of root,
+// must not use up the descriptors that the service needs for its work and for new connections of root.
 func TestKernelIdleConnectionsLeaveDescriptorsToWorkAndRoot(t *testing.T) {
 	n := newNode(t, "--pools", "10.1.0.0/24")
 	n.limit = 64

@@ -158,8 +158,8 @@ func TestWriteWithinOneTickOfTheClockIsNotMissed(t *testing.T) {
 	s.want("weak stamps, second scan", "a.yaml")
 }
 
-// An event about a file, and a full scan, read files with an unchanged stamp: a memory mapping
-// changes a file without changing its times.
+// TestChangeThatLeavesTheStampIsTakenOver: an event about a file, and a full scan, read files with an unchanged stamp:
+// a memory mapping changes a file without changing its times.
 func TestChangeThatLeavesTheStampIsTakenOver(t *testing.T) {
 	freeze := func(s *Source) {
 		stat := func(path string) (stamp, error) {

@@ -46,7 +46,7 @@ func TestDialSucceedsWhileNothingListens(t *testing.T) {
 	}
 }
 
-// A call with WaitForReady also waits for a server that was never started.
+// TestCallWaitsForAServerThatIsAbsentAtFirst: a call with WaitForReady also waits for a server that was never started.
 func TestCallWaitsForAServerThatIsAbsentAtFirst(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.sock")
 	cc, err := Dial(path, Options{WaitForReady: true})
@@ -77,7 +77,8 @@ func TestCallWaitsForAServerThatIsAbsentAtFirst(t *testing.T) {
 	}
 }
 
-// The first call and later ones return the kernel's error for the socket, without gRPC's text.
+// TestAbsentServerIsNamedInTheKernelsWords: the first call and later ones return the kernel's error for the socket,
+// without gRPC's text.
 func TestAbsentServerIsNamedInTheKernelsWords(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.sock")
 	cc, err := Dial(path, Options{})

@@ -113,7 +113,7 @@ func TestErrorsWithoutAnAnswerHaveNoReason(t *testing.T) {
 	}
 }
 
-// A service that calls another one passes on its reason and details.
+// TestAnswerOfAnotherServiceKeepsItsReason: a service that calls another one passes on its reason and details.
 func TestAnswerOfAnotherServiceKeepsItsReason(t *testing.T) {
 	lease := errors.New("the addresses are unavailable")
 	theirs := New(codes.ResourceExhausted, exhausted, errors.New("no free address"), Quota("pool:10.0.0.0/24", "all in use"))
@@ -159,7 +159,7 @@ func TestSystemCallsErrorIsNamed(t *testing.T) {
 	}
 }
 
-// Input from another service or from a caller is bounded before it is passed on.
+// TestHostileDetailsAreBounded: input from another service or from a caller is bounded before it is passed on.
 func TestHostileDetailsAreBounded(t *testing.T) {
 	long := strings.Repeat("\xffä", 1<<20)
 	bad, quota := &errdetails.BadRequest{}, &errdetails.QuotaFailure{}

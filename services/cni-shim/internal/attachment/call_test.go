@@ -152,8 +152,8 @@ func TestOtherRefusalsAreFinal(t *testing.T) {
 	}
 }
 
-// Each of 500 callers at once is served by a server that runs 4 calls of 40 ms
-// and lets 8 wait.
+// TestBurstIsServedBeforeTheTimeout: each of 500 callers at once is served by a server that runs 4 calls of 40 ms and
+// lets 8 wait.
 func TestBurstIsServedBeforeTheTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const callers, delay, work = 500, 100 * time.Millisecond, 40 * time.Millisecond

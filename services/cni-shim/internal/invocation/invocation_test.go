@@ -164,7 +164,7 @@ func TestHostileInputHasTheRightCode(t *testing.T) {
 	}
 }
 
-// CNI wants the key and the value of an unsupported field in the message.
+// TestUnsupportedFieldsAreNamedWithTheirValue: CNI wants the key and the value of an unsupported field in the message.
 func TestUnsupportedFieldsAreNamedWithTheirValue(t *testing.T) {
 	for more, want := range map[string][2]string{
 		`"mtuu":1500`:                             {"mtuu", "1500"},
@@ -233,7 +233,8 @@ func TestDelNeedsLittle(t *testing.T) {
 	}
 }
 
-// A mistake of an operator in the configuration must not keep existing containers from being removed.
+// TestDelAndGCIgnoreWhatTheyDoNotNeed: a mistake of an operator in the configuration must not keep existing containers
+// from being removed.
 func TestDelAndGCIgnoreWhatTheyDoNotNeed(t *testing.T) {
 	list := `,"cni.dev/valid-attachments":[]`
 	for more, field := range map[string]string{
@@ -360,8 +361,8 @@ func TestLabelsFromArgsAreThereOrADDFails(t *testing.T) {
 	}
 }
 
-// Labels that Kubernetes derives for a pod are never taken from the pod, even with the right value. They are refused
-// under the source "cni", too, because a selector without a source matches it.
+// TestDerivedLabelsCannotBeSet: labels that Kubernetes derives for a pod are never taken from the pod, even with the
+// right value. They are refused under the source "cni", too, because a selector without a source matches it.
 func TestDerivedLabelsCannotBeSet(t *testing.T) {
 	for _, key := range []string{
 		"io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.pod.uid",
@@ -388,7 +389,7 @@ func TestDerivedLabelsCannotBeSet(t *testing.T) {
 	}
 }
 
-// Any input results in either a CNI error or an invocation with the properties on which the verbs rely.
+// FuzzParse: any input results in either a CNI error or an invocation with the properties on which the verbs rely.
 func FuzzParse(f *testing.F) {
 	f.Add("ADD", "c1", "eth0", "/run/netns/x", "IgnoreUnknown=1;K8S_POD_NAMESPACE=a", []byte(doc(`"mtu":1500,"runtimeConfig":{"ips":["10.0.0.1/24"],"mac":"02:00:00:00:00:01","labels":[{"key":"a","value":"b"}]}`)))
 	f.Add("CHECK", "c1", "eth0", "/x", "", []byte(doc(`"prevResult":{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.0.0.1/24"}]}`)))
@@ -469,7 +470,7 @@ func FuzzArgs(f *testing.F) {
 	})
 }
 
-// The loops accept what the patterns of the API do.
+// TestNamesFollowTheirPatterns: the hand-written loops accept exactly the names that the patterns of the API accept.
 func TestNamesFollowTheirPatterns(t *testing.T) {
 	name := regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]*$`)
 	label := regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)

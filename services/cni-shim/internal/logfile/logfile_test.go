@@ -77,7 +77,7 @@ func TestOldFilesGo(t *testing.T) {
 	}
 }
 
-// A configuration that names another file must not change it.
+// TestOnlyALogIsAppendedTo: a configuration that names another file must not change it.
 func TestOnlyALogIsAppendedTo(t *testing.T) {
 	for name, c := range map[string]struct {
 		path func(dir string) string // of the log

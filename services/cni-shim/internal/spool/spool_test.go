@@ -88,7 +88,8 @@ func TestPutIsBoundedUnderConcurrentWriters(t *testing.T) {
 	}
 }
 
-// A deletion in a directory that no datapath reads is lost: it must be refused, and no file may be created there.
+// TestKernelOnlyThePreparedSpoolOfANodeTakesDeletions: a deletion in a directory that no datapath reads is lost: it
+// must be refused, and no file may be created there.
 func TestKernelOnlyThePreparedSpoolOfANodeTakesDeletions(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test gives directories to other users and needs root")
@@ -197,7 +198,7 @@ func TestRemoveOfWhatIsNotThereSucceeds(t *testing.T) {
 	}
 }
 
-// A process that was stopped while it wrote must not hold every DEL for ever.
+// TestPutWaitsForTheLockUntilItsTimeIsUp: a process that was stopped while it wrote must not hold every DEL for ever.
 func TestPutWaitsForTheLockUntilItsTimeIsUp(t *testing.T) {
 	state := t.TempDir()
 	dir := prepare(t, state)

@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 )
 
-// The programs and the services number the same things: the enumerations are generated as constants
-// in this package.
+// TestModelNumbersEqualThoseOfThePrograms: the programs and the services number the same things: the enumerations are
+// generated as constants in this package.
 func TestModelNumbersEqualThoseOfThePrograms(t *testing.T) {
 	for kind, want := range map[identity.Kind]MapsSlKind{
 		identity.KindInCluster:     MapsSlKindSL_KIND_IN_CLUSTER,
@@ -42,7 +42,8 @@ func TestModelNumbersEqualThoseOfThePrograms(t *testing.T) {
 	}
 }
 
-// Macros are not in the type information of the objects, so this test reads the headers.
+// TestModelRangesEqualThoseOfTheHeaders: macros are not in the type information of the objects, so this test reads the
+// headers.
 func TestModelRangesEqualThoseOfTheHeaders(t *testing.T) {
 	for _, c := range []struct {
 		header, name string

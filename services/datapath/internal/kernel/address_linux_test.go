@@ -12,7 +12,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// A pod with addresses of one family cannot send packets of the other family, whatever the source (INV-35).
+// TestKernelAPodOfOneFamilySendsNothingInTheOther: a pod with addresses of one family cannot send packets of the other
+// family, whatever the source (INV-35).
 func TestKernelAPodOfOneFamilySendsNothingInTheOther(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -49,8 +50,8 @@ func TestKernelAPodOfOneFamilySendsNothingInTheOther(t *testing.T) {
 	}
 }
 
-// Ports recorded for the first fragment of a pod do not apply to fragments from the stack with the same
-// addresses and identification, and vice versa.
+// TestKernelFragmentsOfThePodAndOfTheStackAreApart: ports recorded for the first fragment of a pod do not apply to
+// fragments from the stack with the same addresses and identification, and vice versa.
 func TestKernelFragmentsOfThePodAndOfTheStackAreApart(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {

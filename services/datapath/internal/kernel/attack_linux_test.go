@@ -24,8 +24,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// A process in the host's namespace that may set marks (CAP_NET_RAW is enough since Linux 5.17) is evaluated
-// like one that sets none.
+// TestKernelSocketMarksOpenNothing: a process in the host's namespace that may set marks (CAP_NET_RAW is enough since
+// Linux 5.17) is evaluated like one that sets none.
 func TestKernelSocketMarksOpenNothing(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	makeNode(t, k)
@@ -82,8 +82,8 @@ func newUplink(t *testing.T) netlink.Link {
 	return up
 }
 
-// A single forged ICMP error of a pod about a packet of the node would set the path MTU of the node, and of all
-// packets that it forwards, for ten minutes.
+// TestKernelPodsCannotSetThePathMTUOfOthers: a single forged ICMP error of a pod about a packet of the node would set
+// the path MTU of the node, and of all packets that it forwards, for ten minutes.
 func TestKernelPodsCannotSetThePathMTUOfOthers(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	makeNode(t, k)
@@ -125,8 +125,8 @@ func TestKernelPodsCannotSetThePathMTUOfOthers(t *testing.T) {
 	}
 }
 
-// Connections of which only a SYN and its answer were seen are removed after the opening timeout, so that a
-// sender of SYNs with forged addresses occupies no capacity beyond that.
+// TestKernelHalfOpenConnectionsDoNotStay: connections of which only a SYN and its answer were seen are removed after
+// the opening timeout, so that a sender of SYNs with forged addresses occupies no capacity beyond that.
 func TestKernelHalfOpenConnectionsDoNotStay(t *testing.T) {
 	th := newTheatre(t, false)
 	col, cl := newCollector(t, th.k, conntrack.CollectorOptions{})
@@ -145,8 +145,8 @@ func TestKernelHalfOpenConnectionsDoNotStay(t *testing.T) {
 	}
 }
 
-// Bytes behind the end of an IP packet in its frame do not count as quoted packet: in a fragmented error, the
-// next fragment supplies others.
+// TestKernelAQuotationBehindThePacketSetsNoPathMTU: bytes behind the end of an IP packet in its frame do not count as
+// quoted packet: in a fragmented error, the next fragment supplies others.
 func TestKernelAQuotationBehindThePacketSetsNoPathMTU(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	makeNode(t, k)
@@ -188,7 +188,7 @@ func TestKernelAQuotationBehindThePacketSetsNoPathMTU(t *testing.T) {
 	}
 }
 
-// Neither fragment of such an error passes the programs.
+// TestKernelAQuotationBehindThePacketIsNone: neither fragment of such an error passes the programs.
 func TestKernelAQuotationBehindThePacketIsNone(t *testing.T) {
 	th := newTheatre(t, false)
 	_, ctx, in := th.frame(say("a", "host", failure(3, "host", "a", datagram(53, 4000)), 0))
@@ -198,7 +198,7 @@ func TestKernelAQuotationBehindThePacketIsNone(t *testing.T) {
 	}
 }
 
-// First fragments that policy denies do not evict the records of others.
+// TestKernelDeniedFragmentsTakeNoRoom: first fragments that policy denies do not evict the records of others.
 func TestKernelDeniedFragmentsTakeNoRoom(t *testing.T) {
 	th := newTheatre(t, false)
 	setPolicy(t, th.k, th.pods["a"].Slot, endpointmap.Policy{})

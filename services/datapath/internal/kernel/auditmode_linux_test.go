@@ -72,8 +72,8 @@ func TestKernelAuditModeLetsRedirectsPassUntilItEnds(t *testing.T) {
 	th.expect(t, say("a", "b", segment(4001, redirected, flagSYN), event.NoProxy))
 }
 
-// TestKernelAuditModeThatWasEndingEndsAtTheNextStart: a process that was killed between clearing the flag and
-// bumping the epoch.
+// TestKernelAuditModeThatWasEndingEndsAtTheNextStart: a process was killed after it had cleared the flag and before it
+// bumped the epoch. The next process bumps it.
 func TestKernelAuditModeThatWasEndingEndsAtTheNextStart(t *testing.T) {
 	th := audited(t)
 	slot := th.pods["b"].Slot

@@ -163,8 +163,8 @@ func TestKernelIdentityBeforeAddress(t *testing.T) {
 	})
 }
 
-// TestKernelWhatTheClusterSaidOutlivesAStart proves INV-82 for a process that starts while its source is
-// unavailable, on a node whose own addresses have changed.
+// TestKernelWhatTheClusterSaidOutlivesAStart proves INV-82: a process starts while its source is unavailable, on a node
+// whose own addresses have changed. The mappings of the cluster stay.
 func TestKernelWhatTheClusterSaidOutlivesAStart(t *testing.T) {
 	th := newTheatre(t, false)
 	remote := []ipmap.Entry{

@@ -1266,8 +1266,8 @@ func (th *theatre) pieces(from, to string, what l4, id uint32, at ...int) [][]by
 	return out
 }
 
-// Later fragments are evaluated with the ports of the first one, never without ports, and belong to its
-// connection in either direction.
+// TestKernelFragmentsAreEvaluatedByTheirPorts: later fragments are evaluated with the ports of the first one, never
+// without ports, and belong to its connection in either direction.
 func TestKernelFragmentsAreEvaluatedByTheirPorts(t *testing.T) {
 	long := func(sport, dport uint16) l4 {
 		return func(*theatre) (byte, []byte) { return 17, udp(sport, dport, make([]byte, 40)...) }
@@ -1347,8 +1347,8 @@ func TestKernelFragmentsAreEvaluatedByTheirPorts(t *testing.T) {
 	}
 }
 
-// A connection for which the map has no capacity is dropped; packets of existing entries still pass. An LRU map
-// nearly always has capacity, so the programs are loaded with a plain hash map.
+// TestKernelConnectionWithoutRoomIsDropped: a connection for which the map has no capacity is dropped; packets of
+// existing entries still pass. An LRU map nearly always has capacity, so the programs are loaded with a plain hash map.
 func TestKernelConnectionWithoutRoomIsDropped(t *testing.T) {
 	th := newTheatre(t, false)
 	spec, err := bpf.LoadFromPod()
@@ -1389,8 +1389,8 @@ func TestKernelConnectionWithoutRoomIsDropped(t *testing.T) {
 	}
 }
 
-// An ICMP error with a truncated quoted packet is evaluated on its own; one whose quoted packet has ports
-// passes.
+// TestKernelCutQuotationsHelpNobody: an ICMP error with a truncated quoted packet is evaluated on its own; one whose
+// quoted packet has ports passes.
 func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {
@@ -1438,8 +1438,9 @@ func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 	}
 }
 
-// IPv6 path MTU discovery works under any policy. But a pod cannot send anything past its policy by labelling it packet
-// too big, and no sender can use an error about a packet that the receiver did not send.
+// TestKernelPacketTooBigPassesEveryPolicy: IPv6 path MTU discovery works under any policy. But a pod cannot send
+// anything past its policy by labelling it packet too big, and no sender can use an error about a packet that the
+// receiver did not send.
 func TestKernelPacketTooBigPassesEveryPolicy(t *testing.T) {
 	th := newTheatre(t, true)
 	setPolicy(t, th.k, th.pods["a"].Slot, endpointmap.Policy{})
@@ -1454,7 +1455,8 @@ func TestKernelPacketTooBigPassesEveryPolicy(t *testing.T) {
 	}
 }
 
-// Errors about unknown connections are rate-limited, because any sender can forge them.
+// TestKernelTooBigAboutNothingIsLimited: errors about unknown connections are rate-limited, because any sender can
+// forge them.
 func TestKernelTooBigAboutNothingIsLimited(t *testing.T) {
 	stayOnOneCPU(t)
 	th := newTheatre(t, true)
@@ -1473,8 +1475,8 @@ func TestKernelTooBigAboutNothingIsLimited(t *testing.T) {
 	th.expect(t, say("router", "a", failure(2, "a", "world", datagram(1, 53)), event.ForwardedFromStack))
 }
 
-// A new pod with the address of a removed pod, with the same endpoint ID or another one, inherits no
-// connection.
+// TestKernelAnAddressThatIsUsedAgainInheritsNothing: a new pod with the address of a removed pod, with the same
+// endpoint ID or another one, inherits no connection.
 func TestKernelAnAddressThatIsUsedAgainInheritsNothing(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {
@@ -1513,7 +1515,8 @@ func TestKernelAnAddressThatIsUsedAgainInheritsNothing(t *testing.T) {
 	}
 }
 
-// Connection events can be disabled; packets that audit mode lets pass, and drops, are still reported.
+// TestKernelConnectionEventsCanBeLeftOut: connection events can be disabled; packets that audit mode lets pass, and
+// drops, are still reported.
 func TestKernelConnectionEventsCanBeLeftOut(t *testing.T) {
 	o := testOptions(kerneltest.NewBPFFS(t))
 	o.NoConnectionEvents = true
@@ -1541,8 +1544,8 @@ func TestKernelConnectionEventsCanBeLeftOut(t *testing.T) {
 	}
 }
 
-// Every combination of TCP flags and every SCTP chunk type, under tables that deny: each packet is counted
-// once, none passes, none creates an entry.
+// TestKernelNoTCPFlagsOpenWhatIsDenied: every combination of TCP flags and every SCTP chunk type, under tables that
+// deny: each packet is counted once, none passes, none creates an entry.
 func TestKernelNoTCPFlagsOpenWhatIsDenied(t *testing.T) {
 	th := newTheatre(t, false)
 	setPolicy(t, th.k, th.pods["a"].Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Deny})

@@ -258,8 +258,8 @@ func TestKernelRemoveTakesThoseThatAreAsTheyWereRead(t *testing.T) {
 	}
 }
 
-// Compares the collector with a model that states the rules plainly, over random connections: after each pass
-// the map has the contents of the model.
+// TestKernelCollectorRemovesExactlyWhatIsOver compares the collector with a model that states the rules plainly, over
+// random connections: after each pass the map has the contents of the model.
 func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	first, second := publish(t, k, a), publish(t, k, b)
@@ -641,7 +641,7 @@ func TestKernelBudgetShrinksForWhoHasMuch(t *testing.T) {
 	}
 }
 
-// Connections of one family are not charged to the other.
+// TestKernelAFloodOfOneFamilyLeavesTheOther: connections of one family are not charged to the other.
 func TestKernelAFloodOfOneFamilyLeavesTheOther(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	flooder, idle := publish(t, k, a), publish(t, k, b)
@@ -672,8 +672,8 @@ func TestKernelAFloodOfOneFamilyLeavesTheOther(t *testing.T) {
 	}
 }
 
-// Connections from outside, also with an address of the host, have a budget of their own and leave half of the
-// map to the endpoints. TCP, UDP and ICMP echo have rings instead.
+// TestKernelWhatComesFromOutsideHasABudget: connections from outside, also with an address of the host, have a budget
+// of their own and leave half of the map to the endpoints. TCP, UDP and ICMP echo have rings instead.
 func TestKernelWhatComesFromOutsideHasABudget(t *testing.T) {
 	th := newTheatre(t, false)
 	col, cl := newCollector(t, th.k, conntrack.CollectorOptions{})
@@ -723,8 +723,8 @@ func TestKernelWhatComesFromOutsideHasABudget(t *testing.T) {
 	}
 }
 
-// A clean stop keeps the limits: without limits, one endpoint could evict the connections of all others during
-// an upgrade.
+// TestKernelBudgetsOutliveACollectorThatIsClosed: a clean stop keeps the limits: without limits, one endpoint could
+// evict the connections of all others during an upgrade.
 func TestKernelBudgetsOutliveACollectorThatIsClosed(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	col, err := k.Connections.NewCollector(conntrack.CollectorOptions{})

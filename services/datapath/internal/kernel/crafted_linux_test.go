@@ -384,9 +384,9 @@ func mutate(r *rand.Rand, p crafted) crafted {
 	return p
 }
 
-// A pod, a process of the host with any mark, and a sender outside send crafted packets. Only packets that a simple
-// reading of the policy allows pass, each packet is counted once, denied packets leave no connection, and existing
-// connections continue.
+// TestKernelCraftedPacketsDoNotPassWhatPolicyDenies: a pod, a process of the host with any mark, and a sender outside
+// send crafted packets. Only packets that a simple reading of the policy allows pass, each packet is counted once,
+// denied packets leave no connection, and existing connections continue.
 func TestKernelCraftedPacketsDoNotPassWhatPolicyDenies(t *testing.T) {
 	stayOnOneCPU(t)
 	for _, v6 := range []bool{false, true} {

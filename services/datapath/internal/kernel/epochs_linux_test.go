@@ -44,8 +44,8 @@ func TestKernelEpochsAreNotUsedAgainWhenTheirCounterIsLost(t *testing.T) {
 	}
 }
 
-// A connection may have been evaluated under an epoch that no endpoint has any more. The marker for an entry
-// that a program is changing is not an epoch.
+// TestKernelTheCounterOfEpochsGoesOnBehindThoseOfConnections: a connection may have been evaluated under an epoch that
+// no endpoint has any more. The marker for an entry that a program is changing is not an epoch.
 func TestKernelTheCounterOfEpochsGoesOnBehindThoseOfConnections(t *testing.T) {
 	k, err := Open(t.Context(), testOptions(kerneltest.NewBPFFS(t)))
 	must(t, "Open", err)

@@ -246,8 +246,8 @@ func TestKernelExplainSaysThatARedirectIsDropped(t *testing.T) {
 	}
 }
 
-// Explain agrees with the programs about first packets from and to a pod, for every kind of address, under
-// every kind of table, and changes nothing.
+// TestKernelExplainSaysWhatTheProgramsDo: Explain agrees with the programs about first packets from and to a pod, for
+// every kind of address, under every kind of table, and changes nothing.
 func TestKernelExplainSaysWhatTheProgramsDo(t *testing.T) {
 	r, cast := newStage(t)
 	egress, ingress := explained(t, r.k)

@@ -37,8 +37,8 @@ func (r runner) begin(t testing.TB, first, n int) (passed int) {
 	return passed
 }
 
-// One endpoint begins as many connections as it can. The connections of another endpoint stay, and the map
-// evicts nothing.
+// TestKernelFloodOfOneEndpointPushesOutNobody: one endpoint begins as many connections as it can. The connections of
+// another endpoint stay, and the map evicts nothing.
 func TestKernelFloodOfOneEndpointPushesOutNobody(t *testing.T) {
 	o := testOptions(kerneltest.NewBPFFS(t))
 	o.EventsPerSecond = 1
@@ -84,8 +84,8 @@ func TestKernelFloodOfOneEndpointPushesOutNobody(t *testing.T) {
 	}
 }
 
-// The collector was killed, so no new periods begin. Used-up budgets are renewed in parts, and a flood of
-// connections evicts none that is in use.
+// TestKernelBudgetsOutliveTheirCollector: the collector was killed, so no new periods begin. Used-up budgets are
+// renewed in parts, and a flood of connections evicts none that is in use.
 func TestKernelBudgetsOutliveTheirCollector(t *testing.T) {
 	o := testOptions(kerneltest.NewBPFFS(t))
 	o.EventsPerSecond = 1
@@ -155,7 +155,8 @@ func (r runner) talk(t testing.TB, e endpointmap.Endpoint, flows []conntrack.Tup
 	}
 }
 
-// Packets of some flows keep coming, others have ended: the collector removes exactly the latter.
+// TestKernelCollectorTakesNoFlowFromThePrograms: packets of some flows keep coming, others have ended: the collector
+// removes exactly the latter.
 func TestKernelCollectorTakesNoFlowFromThePrograms(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	r := runner{k}
@@ -185,8 +186,8 @@ func TestKernelCollectorTakesNoFlowFromThePrograms(t *testing.T) {
 	}
 }
 
-// Many connections at once: each is counted, few are reported, and the next event contains the number of
-// suppressed ones.
+// TestKernelFloodOfVerdictsTellsWhatIsMissing: many connections at once: each is counted, few are reported, and the
+// next event contains the number of suppressed ones.
 func TestKernelFloodOfVerdictsTellsWhatIsMissing(t *testing.T) {
 	stayOnOneCPU(t)
 	o := testOptions(kerneltest.NewBPFFS(t))

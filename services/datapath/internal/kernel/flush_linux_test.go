@@ -93,7 +93,8 @@ func TestKernelAFlushedConnectionGoesOnAsTheOneThatItWas(t *testing.T) {
 
 var bothWays = endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow}
 
-// TestKernelAFlushKeepsWhatAPolicyHasTerminated, and counts them.
+// TestKernelAFlushKeepsWhatAPolicyHasTerminated: a flush keeps connections that a policy has terminated, and counts
+// them.
 func TestKernelAFlushKeepsWhatAPolicyHasTerminated(t *testing.T) {
 	th := newTheatre(t, false)
 	revokedConnection(t, th)
@@ -150,7 +151,7 @@ func TestKernelAFlushIsNoEviction(t *testing.T) {
 	}
 }
 
-// TestKernelAFlushEndsWithItsCaller: within some thousand connections.
+// TestKernelAFlushEndsWithItsCaller: if the caller cancels, the flush ends within some thousand connections.
 func TestKernelAFlushEndsWithItsCaller(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	e := publish(t, k, a)
@@ -210,7 +211,8 @@ func TestKernelFiltersChooseConnections(t *testing.T) {
 	}
 }
 
-// TestKernelListedConnectionIsCurrentUntilAnEpochMoves: the epoch of an end or of an address.
+// TestKernelListedConnectionIsCurrentUntilAnEpochMoves: bumping the epoch of an end, or of its address, makes the
+// connection outdated.
 func TestKernelListedConnectionIsCurrentUntilAnEpochMoves(t *testing.T) {
 	th := newTheatre(t, false)
 	current := func(want bool) {

@@ -267,9 +267,9 @@ func (n *fragmentNode) send(t *testing.T, src netip.Addr, options int, pieces ui
 	return got, verdicts
 }
 
-// Packets that the stack forwards with an address of the host belong to the world. The programs identify them
-// by the incoming device, which the stack keeps when it refragments IPv4 packets and when it sends the original
-// fragments.
+// TestKernelFragmentsOfForwardedPacketsAreNotTheHosts: packets that the stack forwards with an address of the host
+// belong to the world. The programs identify them by the incoming device, which the stack keeps when it refragments
+// IPv4 packets and when it sends the original fragments.
 func TestKernelFragmentsOfForwardedPacketsAreNotTheHosts(t *testing.T) {
 	n := newFragmentNode(t)
 	for _, c := range []struct {
@@ -299,9 +299,10 @@ func TestKernelFragmentsOfForwardedPacketsAreNotTheHosts(t *testing.T) {
 	}
 }
 
-// If the extension headers of the first fragment do not fit into the headroom of the others, the stack copies
-// a reassembled IPv6 packet into new fragments. On Linux 6.18 these have no incoming device (ip6_copy_metadata
-// does not copy skb_iif), as if the host had sent them; a newer kernel may keep it. All kernels keep the mark.
+// TestKernelCopiedIPv6FragmentsKeepTheirMark: if the extension headers of the first fragment do not fit into the
+// headroom of the others, the stack copies a reassembled IPv6 packet into new fragments. On Linux 6.18 these have no
+// incoming device (ip6_copy_metadata does not copy skb_iif), as if the host had sent them; a newer kernel may keep it.
+// All kernels keep the mark.
 func TestKernelCopiedIPv6FragmentsKeepTheirMark(t *testing.T) {
 	n := newFragmentNode(t)
 	setPolicy(t, n.k, n.pod.Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
@@ -314,7 +315,8 @@ func TestKernelCopiedIPv6FragmentsKeepTheirMark(t *testing.T) {
 	}
 }
 
-// Such fragments belong to the world because of that mark, whatever their source address.
+// TestKernelCopiedFragmentsUnderTheHostsAddressAreTheWorlds: such fragments belong to the world because of that mark,
+// whatever their source address.
 func TestKernelCopiedFragmentsUnderTheHostsAddressAreTheWorlds(t *testing.T) {
 	n := newFragmentNode(t)
 	setPolicy(t, n.k, n.pod.Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Pending})

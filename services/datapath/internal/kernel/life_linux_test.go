@@ -696,8 +696,8 @@ func TestKernelDeliveryRewritesLikeARouter(t *testing.T) {
 	}
 }
 
-// Hardware may supply a checksum over the whole packet (CHECKSUM_COMPLETE). For such a packet the kernel itself
-// checks that a program has kept it correct (EBADMSG if not).
+// TestKernelDeliveryKeepsACompleteChecksum: hardware may supply a checksum over the whole packet (CHECKSUM_COMPLETE).
+// For such a packet the kernel itself checks that a program has kept it correct (EBADMSG if not).
 func TestKernelDeliveryKeepsACompleteChecksum(t *testing.T) {
 	r, _ := newStage(t)
 	requireKernel(t, 6, 18, "BPF_F_TEST_SKB_CHECKSUM_COMPLETE")
@@ -850,8 +850,9 @@ func TestKernelUnknownDeviceIsDropped(t *testing.T) {
 	}
 }
 
-// A packet that sluice_from_pod redirected to a host end passes sluice_to_pod there, because it was already
-// evaluated: it entered by an endpoint's device, and its mark contains this device.
+// TestKernelEvaluatedPacketsPassUncountedAndUnmarked: a packet that sluice_from_pod redirected to a host end passes
+// sluice_to_pod there, because it was already evaluated: it entered by an endpoint's device, and its mark contains this
+// device.
 func TestKernelEvaluatedPacketsPassUncountedAndUnmarked(t *testing.T) {
 	r, cast := newStage(t)
 	setPolicy(t, r.k, cast["a"].Slot, endpointmap.Policy{})
@@ -917,7 +918,8 @@ func TestKernelEventsAreLimitedAndTheLossIsTold(t *testing.T) {
 	}
 }
 
-// An endpoint whose packets are always denied does not suppress the events of others.
+// TestKernelEventsOfOneEndpointLeaveRoomForOthers: an endpoint whose packets are always denied does not suppress the
+// events of others.
 func TestKernelEventsOfOneEndpointLeaveRoomForOthers(t *testing.T) {
 	stayOnOneCPU(t)
 	th := newTheatre(t, false)
@@ -964,7 +966,8 @@ func stayOnOneCPU(t *testing.T) {
 	must(t, "sched_setaffinity", unix.SchedSetaffinity(0, &one))
 }
 
-// A slow reader loses events and learns how many, and the counters contain every drop.
+// TestKernelAFullEventBufferLosesEventsButTellsHowMany: a slow reader loses events and learns how many, and the
+// counters contain every drop.
 func TestKernelAFullEventBufferLosesEventsButTellsHowMany(t *testing.T) {
 	stayOnOneCPU(t)
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))

@@ -130,7 +130,7 @@ func TestKernelPublishNamesTheBadField(t *testing.T) {
 	}
 }
 
-// INV-36
+// TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier proves INV-36.
 func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	// all endpoint IDs but one
@@ -756,12 +756,12 @@ func TestKernelReadersNeverMissAnEndpoint(t *testing.T) {
 	}
 }
 
-// The rules for writing maps could be broken in one line, so writes are only allowed in few places. Hash maps
-// are written through InsertOnce and DeleteKey of package pin, tries through ReplaceInTrie, arrays through
-// mapped memory and writeArray of package policymap. One batch writes a hash map, InsertAbsent of package pin:
-// its only caller, servicemap, knows that the keys are absent, because the kernel's batches overwrite. The
-// collector removes entries that the programs insert, and counts them in a per-CPU array. The replicas fill
-// maps of their own, which no attached program uses, and so does GracePeriod where membarrier is rejected.
+// TestMapsAreWrittenInFewPlacesOnly: the rules for writing maps could be broken in one line, so writes are only allowed
+// in few places. Hash maps are written through InsertOnce and DeleteKey of package pin, tries through ReplaceInTrie,
+// arrays through mapped memory and writeArray of package policymap. One batch writes a hash map, InsertAbsent of
+// package pin: its only caller, servicemap, knows that the keys are absent, because the kernel's batches overwrite. The
+// collector removes entries that the programs insert, and counts them in a per-CPU array. The replicas fill maps of
+// their own, which no attached program uses, and so does GracePeriod where membarrier is rejected.
 func TestMapsAreWrittenInFewPlacesOnly(t *testing.T) {
 	allowed := map[string]map[string]int{
 		"kernel/pin/grace.go":           {".Put(": 1},

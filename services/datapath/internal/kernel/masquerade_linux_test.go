@@ -19,8 +19,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
-// A container behind the node's masquerade does not continue a UDP flow of the node itself, although it gets
-// the same address and port.
+// TestKernelMasqueradedUDPIsNotTheHostsFlow: a container behind the node's masquerade does not continue a UDP flow of
+// the node itself, although it gets the same address and port.
 func TestKernelMasqueradedUDPIsNotTheHostsFlow(t *testing.T) {
 	n := newFragmentNode(t)
 	var l *net.UDPConn

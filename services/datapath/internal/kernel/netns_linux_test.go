@@ -179,8 +179,8 @@ func must(t testing.TB, what string, err error) {
 	}
 }
 
-// Real pods exchange packets, with both ways of delivery, in both families: the gateway's answers let them
-// resolve their next hop, and the programs forward the packets.
+// TestKernelPodsExchangePackets: real pods exchange packets, with both ways of delivery, in both families: the
+// gateway's answers let them resolve their next hop, and the programs forward the packets.
 func TestKernelPodsExchangePackets(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	client := newPod(t, k, "sl-client", 10, endpointmap.DeliverPeer)
@@ -266,7 +266,8 @@ func TestKernelTruncatedIPHeadersAreNeverForwarded(t *testing.T) {
 	}
 }
 
-// A GSO packet is larger than any MTU, but its segments are not: it bypasses the stack.
+// TestKernelSegmentsOfALargePacketDecideWhetherItFits: a GSO packet is larger than any MTU, but its segments are not:
+// it bypasses the stack.
 func TestKernelSegmentsOfALargePacketDecideWhetherItFits(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	client := newPod(t, k, "sl-client", 10, endpointmap.DeliverPeer)
@@ -289,8 +290,8 @@ func TestKernelSegmentsOfALargePacketDecideWhetherItFits(t *testing.T) {
 	}
 }
 
-// A packet whose linear part ends after the Ethernet header is evaluated like others: packet sockets build such
-// frames above a page.
+// TestKernelPacketsInPiecesAreEvaluatedLikeOthers: a packet whose linear part ends after the Ethernet header is
+// evaluated like others: packet sockets build such frames above a page.
 func TestKernelPacketsInPiecesAreEvaluatedLikeOthers(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	from := newPodMTU(t, k, "sl-from", 10, endpointmap.DeliverPeer, 9000)
@@ -329,8 +330,8 @@ func TestKernelPacketsInPiecesAreEvaluatedLikeOthers(t *testing.T) {
 	}
 }
 
-// The node tells a pod that the hop limit of its packet has expired, or that it is too big for the other pod:
-// the programs pass such packets to the stack, which answers.
+// TestKernelPodsLearnWhyAPacketCannotArrive: the node tells a pod that the hop limit of its packet has expired, or that
+// it is too big for the other pod: the programs pass such packets to the stack, which answers.
 func TestKernelPodsLearnWhyAPacketCannotArrive(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	makeNode(t, k)
@@ -392,8 +393,8 @@ func TestKernelPodsLearnWhyAPacketCannotArrive(t *testing.T) {
 	}
 }
 
-// Packets that may be fragmented are fragmented by the stack, into a pod whose program sees the fragments and
-// identifies their sender by the mark.
+// TestKernelTooBigPacketsArriveInFragments: packets that may be fragmented are fragmented by the stack, into a pod
+// whose program sees the fragments and identifies their sender by the mark.
 func TestKernelTooBigPacketsArriveInFragments(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	makeNode(t, k)

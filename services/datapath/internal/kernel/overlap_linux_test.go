@@ -223,7 +223,8 @@ func TestKernelConnectionsOfTheEarlierVersionLiveOn(t *testing.T) {
 	}
 }
 
-// A connection whose policy has changed is evaluated in its own direction.
+// TestKernelMovedConnectionsAreEvaluatedByTheirDirection: a connection whose policy has changed is evaluated in its own
+// direction.
 func TestKernelMovedConnectionsAreEvaluatedByTheirDirection(t *testing.T) {
 	th := newTheatre(t, false)
 	th.goOn(t, "the beginning", openings())
@@ -240,7 +241,8 @@ func TestKernelMovedConnectionsAreEvaluatedByTheirDirection(t *testing.T) {
 	})
 }
 
-// An entry that was copied while a program was changing it is evaluated again, once.
+// TestKernelAClaimedEntryIsMovedUnclaimed: an entry that was copied while a program was changing it is evaluated again,
+// once.
 func TestKernelAClaimedEntryIsMovedUnclaimed(t *testing.T) {
 	th := newTheatre(t, false)
 	th.goOn(t, "the beginning", openings())
@@ -278,7 +280,8 @@ func TestKernelTheCounterOfEpochsGoesOnBehindThoseOfPreviousMaps(t *testing.T) {
 	}
 }
 
-// After a rollback, the previous version's entry may be newer than the one that was moved before it.
+// TestKernelTheLaterOfTwoEntriesCounts: after a rollback, the entry of the previous version may be newer than the entry
+// that was moved before.
 func TestKernelTheLaterOfTwoEntriesCounts(t *testing.T) {
 	for name, c := range map[string]struct {
 		last int32 // last_s of the previous version's entry, relative to the current one
@@ -314,7 +317,7 @@ func TestKernelTheLaterOfTwoEntriesCounts(t *testing.T) {
 	}
 }
 
-// Programs of both versions run while filters are replaced.
+// TestKernelBothVersionsForwardSideBySide: programs of both versions run while filters are replaced.
 func TestKernelBothVersionsForwardSideBySide(t *testing.T) {
 	th := newTheatre(t, false)
 	th.begin(t, swappedBuild)
@@ -464,7 +467,7 @@ func TestKernelVerifierAcceptsTheOverlap(t *testing.T) {
 	}
 }
 
-// The layouts are swapped, not changed.
+// TestSwappedLayoutsAreThoseOfTheOther: the layouts are swapped, not changed.
 func TestSwappedLayoutsAreThoseOfTheOther(t *testing.T) {
 	ours, err := bpf.LoadMaps()
 	must(t, "read the compiled maps", err)

@@ -86,8 +86,9 @@ func apart(t *testing.T, fs ...func() error) {
 	must(t, "run side by side", errors.Join(errs...))
 }
 
-// Both ends begin the same connection concurrently. For TCP one end is the initiator, and the SYN of the other
-// end is dropped; for UDP both packets pass. There is one entry, which records the end that was first.
+// TestKernelBothEndsBeginAtOnce: both ends begin the same connection concurrently. For TCP one end is the initiator,
+// and the SYN of the other end is dropped; for UDP both packets pass. There is one entry, which records the end that
+// was first.
 func TestKernelBothEndsBeginAtOnce(t *testing.T) {
 	const rounds, batch = 6000, 500
 	th := newTheatre(t, false)
@@ -142,9 +143,9 @@ func TestKernelBothEndsBeginAtOnce(t *testing.T) {
 	}
 }
 
-// Packets run on two CPUs while the policy and the identity of an address change, in either order. Each change
-// alone allows the flow, both together do not: whatever the CPUs store meanwhile, the first packet afterwards
-// is denied.
+// TestKernelNoStampVouchesForTwoVerdicts: packets run on two CPUs while the policy and the identity of an address
+// change, in either order. Each change alone allows the flow, both together do not: whatever the CPUs store meanwhile,
+// the first packet afterwards is denied.
 func TestKernelNoStampVouchesForTwoVerdicts(t *testing.T) {
 	const rounds = 1500
 	th := newTheatre(t, false)
@@ -208,7 +209,8 @@ func TestKernelNoStampVouchesForTwoVerdicts(t *testing.T) {
 	})
 }
 
-// Entries are deleted and epochs change while packets of allowed flows run: none is dropped.
+// TestKernelDeletedEntriesDropNothingThatIsAllowed: entries are deleted and epochs change while packets of allowed
+// flows run: none is dropped.
 func TestKernelDeletedEntriesDropNothingThatIsAllowed(t *testing.T) {
 	const flips = 4000
 	th := newTheatre(t, false)

@@ -34,8 +34,8 @@ func (th *theatre) expect(t *testing.T, a act) {
 	}
 }
 
-// The kernel evicts the entry of a revoked connection when other connections fill the map; the connection stays
-// revoked.
+// TestKernelARevokedConnectionSurvivesTheEvictionOfItsEntry: the kernel evicts the entry of a revoked connection when
+// other connections fill the map; the connection stays revoked.
 func TestKernelARevokedConnectionSurvivesTheEvictionOfItsEntry(t *testing.T) {
 	th := newTheatre(t, false)
 	revokedConnection(t, th)
@@ -60,8 +60,8 @@ func TestKernelARevokedConnectionSurvivesTheEvictionOfItsEntry(t *testing.T) {
 	th.expect(t, say("a", "b", segment(4000, 80, flagACK|flagPSH), event.PolicyDenied))
 }
 
-// A record is removed when it was not used for the life of a connection; denied packets keep the record and the
-// entry.
+// TestKernelTheCollectorForgetsRevokedConnectionsThatAreOver: a record is removed when it was not used for the life of
+// a connection; denied packets keep the record and the entry.
 func TestKernelTheCollectorForgetsRevokedConnectionsThatAreOver(t *testing.T) {
 	for family, v6 := range []bool{false, true} {
 		t.Run([]string{"IPv4", "IPv6"}[family], func(t *testing.T) {
@@ -82,8 +82,8 @@ func TestKernelTheCollectorForgetsRevokedConnectionsThatAreOver(t *testing.T) {
 	}
 }
 
-// After a revoked connection could not be recorded, no connection of its ends is picked up for the life of a
-// connection.
+// TestKernelPickUpResumesWhenWhatWasForgottenIsOver: after a revoked connection could not be recorded, no connection of
+// its ends is picked up for the life of a connection.
 func TestKernelPickUpResumesWhenWhatWasForgottenIsOver(t *testing.T) {
 	th := newTheatre(t, false)
 	col, cl := newCollector(t, th.k, conntrack.CollectorOptions{})
@@ -116,7 +116,7 @@ func TestKernelPickUpResumesWhenWhatWasForgottenIsOver(t *testing.T) {
 	check(16100, 0)
 }
 
-// If a connection map is missing at a start, revoked connections were lost.
+// TestKernelALostConnectionMapStopsPickUp: if a connection map is missing at a start, revoked connections were lost.
 func TestKernelALostConnectionMapStopsPickUp(t *testing.T) {
 	for _, name := range []string{bpf.MapsMapSlCt4, bpf.MapsMapSlCt6, bpf.MapsMapSlRevoked4, bpf.MapsMapSlRevoked6, ""} {
 		t.Run(name, func(t *testing.T) {

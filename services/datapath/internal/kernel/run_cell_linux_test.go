@@ -35,8 +35,8 @@ func (r runner) fillRunCells(t testing.TB, with byte) {
 	}
 }
 
-// Data of an earlier packet in per-CPU memory does not affect the next packet: result and event are the same with any
-// contents.
+// TestKernelRunsDoNotInheritFromEarlierPackets: data of an earlier packet in per-CPU memory does not affect the next
+// packet: result and event are the same with any contents.
 func TestKernelRunsDoNotInheritFromEarlierPackets(t *testing.T) {
 	r, cast := newStage(t)
 	events, err := r.k.Events.Read()

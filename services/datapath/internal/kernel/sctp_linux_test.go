@@ -117,7 +117,7 @@ func associate(client, server *sctpEnd) error {
 }
 
 // TestKernelAssociationsByServicesSurviveTheLossOfAnEntry: SCTP associations of outside clients and of pods, to
-// backends on this and other nodes, whichever end sends next.
+// backends on this and other nodes, continue after their entry was lost, whichever end sends next.
 func TestKernelAssociationsByServicesSurviveTheLossOfAnEntry(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}

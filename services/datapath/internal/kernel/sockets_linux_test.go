@@ -587,8 +587,8 @@ func putSource(t testing.TB, k *Kernel, front uint32, p netip.Prefix) {
 	must(t, "write a source", k.Pins.Map(bpf.MapsMapSlSrc6).Put(key, uint32(1)))
 }
 
-// TestKernelConnectToAPortWithoutAServiceIsRefused immediately, for TCP to a virtual IP. A UDP socket may
-// connect to find out the route.
+// TestKernelConnectToAPortWithoutAServiceIsRefused: a TCP connect to a virtual IP at a port without a service is
+// refused at once. A UDP socket may connect to find out the route.
 func TestKernelConnectToAPortWithoutAServiceIsRefused(t *testing.T) {
 	n := newSocketNode(t, 1)
 	for _, vip := range []netip.Addr{vip4.Addr(), vip6.Addr()} {
@@ -860,8 +860,8 @@ func (n *socketNode) remember(family netip.Addr, e endpointmap.Endpoint, group u
 	must(n, "remember", n.k.Pins.Map(bpf.MapsMapSlPodAff6).Put(&bpf.MapsSlAffKey6{Client: e.IPv6.As16(), Group: group}, word))
 }
 
-// TestKernelNodePortsAnswerAtOwnAddresses, and at loopback addresses for the host's sockets only. Calls to
-// another node's node port are not translated.
+// TestKernelNodePortsAnswerAtOwnAddresses: sockets reach node ports at the node's addresses; only sockets of the host
+// also reach them at loopback addresses. Calls to another node's node port are not translated.
 func TestKernelNodePortsAnswerAtOwnAddresses(t *testing.T) {
 	own4, own6 := netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")
 	const port = 30080

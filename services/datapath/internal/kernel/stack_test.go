@@ -58,8 +58,8 @@ func deepest(in string, bytes map[string]int, calls map[string][]string) (int, [
 // stackLimit leaves one frame of the 512 bytes for the next change.
 const stackLimit = 480
 
-// Linux limits all frames of a program together to 512 bytes, and older kernels round each frame up to 32
-// bytes: newer kernels accept programs that 6.1 rejects.
+// TestProgramsFitIntoTheStackOfOldKernels: Linux limits all frames of a program together to 512 bytes, and older
+// kernels round each frame up to 32 bytes: newer kernels accept programs that 6.1 rejects.
 func TestProgramsFitIntoTheStackOfOldKernels(t *testing.T) {
 	for _, row := range program.Table() {
 		name := row.Name

@@ -98,8 +98,8 @@ var losses = map[string]func(t *testing.T, k *Kernel){
 	"nothing, and its service's list": nil,
 }
 
-// TestKernelConnectionsByServicesSurviveTheLossOfAnEntry, whichever end sends next: connections of outside
-// clients and of pods, to backends on this and other nodes.
+// TestKernelConnectionsByServicesSurviveTheLossOfAnEntry: connections of outside clients and of pods, to backends on
+// this and other nodes, continue after their entry was lost, whichever end sends next.
 func TestKernelConnectionsByServicesSurviveTheLossOfAnEntry(t *testing.T) {
 	for name, routing := range map[string]Routing{"overlay": RoutingOverlay, "native": RoutingNative} {
 		t.Run(name, func(t *testing.T) {

@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// TestHistoryHasTheChangesSinceTheStart: endpoints of an earlier run are no changes, and what happens while the
-// subscription is lost is found by the next listing.
+// TestHistoryHasTheChangesSinceTheStart: endpoints of an earlier run are not reported as changes. The next listing
+// finds changes that happened while the subscription was lost.
 func TestHistoryHasTheChangesSinceTheStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hub := watch.NewHub[workload.Owner](watch.Options[endpoint.Endpoint]{})

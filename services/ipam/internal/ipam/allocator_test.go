@@ -235,9 +235,8 @@ func TestUnconfirmedLeaseIsFreedByTimeAlone(t *testing.T) {
 	})
 }
 
-// A node that boots brings more ADDs at once than the datapath serves. Each one
-// that is undone releases a lease that was never confirmed, and the runtime
-// comes back with a new sandbox, which is a new owner.
+// TestReleasedLeaseIsFreeAtOnce: a booting node has more ADDs at once than the datapath serves. Each rolled-back ADD
+// releases a lease that was never confirmed, and the runtime retries with a new sandbox, which is a new owner.
 func TestReleasedLeaseIsFreeAtOnce(t *testing.T) {
 	a, _ := start(t, ipamtest.NewMemory(), ipam.Options{Ranges: prefixes("10.244.0.0/24", "fd00:244::/64"), Quarantine: time.Minute})
 	const pods = 110

@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// While sluice-ipam knows an owner, Reconcile finds what a killed process left of it. So the
-// identity is released first, and the record that names both is removed last.
+// TestIdentityIsReleasedBeforeTheAddressesAndBoth: while sluice-ipam knows an owner, Reconcile finds what a killed
+// process left of it. So the identity is released first, and the record that names both is removed last.
 func TestIdentityIsReleasedBeforeTheAddressesAndBoth(t *testing.T) {
 	order := []string{"release identity", "release lease", "remove record"}
 	only := func(calls []string) []string {

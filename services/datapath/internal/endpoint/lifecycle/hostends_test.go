@@ -77,8 +77,8 @@ func TestChangeIsLookedAtAgainAfterAnError(t *testing.T) {
 	}
 }
 
-// A repair sends events. If repairs change nothing, their events must not trigger further repairs
-// for ever.
+// TestEventsEndWithRepairsThatChangeNothing: a repair sends events. If repairs change nothing, their events must not
+// trigger further repairs for ever.
 func TestEventsEndWithRepairsThatChangeNothing(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// TestTheIndexIsThatOfTheRecords: after any changes the index equals one built from the records.
+// TestTheIndexIsThatOfTheRecords: after any changes, the index equals an index built from the records.
 func TestTheIndexIsThatOfTheRecords(t *testing.T) {
 	const owners, namespaces, changes = 6, 3, 2000
 	phases := []endpoint.Phase{endpoint.PhaseCreating, endpoint.PhaseReady, endpoint.PhaseDeleted}

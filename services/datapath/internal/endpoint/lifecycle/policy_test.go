@@ -56,7 +56,7 @@ func (m *machine) evaluated(t *testing.T, p *fakePolicies) *node {
 	return c
 }
 
-// INV-52
+// TestCreationIsPublishedOnlyWhenItsPolicyIsInTheKernel proves INV-52.
 func TestCreationIsPublishedOnlyWhenItsPolicyIsInTheKernel(t *testing.T) {
 	m := newMachine()
 	waits, goes := make(chan struct{}), make(chan struct{})
@@ -209,7 +209,8 @@ func TestChangedIdentityWaitsForItsPolicy(t *testing.T) {
 	}
 }
 
-// A deletion takes milliseconds, whatever is waiting for the policy.
+// TestDeletionEndsAWaitForThePolicyOfAChangedIdentity: a deletion takes milliseconds, whatever is waiting for the
+// policy.
 func TestDeletionEndsAWaitForThePolicyOfAChangedIdentity(t *testing.T) {
 	m := newMachine()
 	p := &fakePolicies{}

@@ -109,7 +109,8 @@ func TestCallsAreServedBeforeDevicesAreCompared(t *testing.T) {
 	}
 }
 
-// A start reconciles node and records to the same state, independent of the endpoint's history.
+// TestRestoreFromEveryStateToEveryState: a start reconciles node and records to the same state, independent of the
+// endpoint's history.
 func TestRestoreFromEveryStateToEveryState(t *testing.T) {
 	states := map[string]func(*testing.T, *machine, *node, endpoint.Spec){
 		"absent":   func(*testing.T, *machine, *node, endpoint.Spec) {},

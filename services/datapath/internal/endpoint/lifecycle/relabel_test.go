@@ -375,8 +375,8 @@ func TestUpdateIsEndedByADeletion(t *testing.T) {
 	m.holds(t, c, 0)
 }
 
-// TestAChangeUnderWayIsNotTakenForOneThatAKillLeft: Relabels reads an endpoint between an update's
-// save of the record and its change of the maps.
+// TestAChangeUnderWayIsNotTakenForOneThatAKillLeft: Relabels reads an endpoint after an update has saved the record and
+// before it has changed the maps. It must not treat the update as interrupted.
 func TestAChangeUnderWayIsNotTakenForOneThatAKillLeft(t *testing.T) {
 	m := newMachine()
 	c := m.evaluated(t, &fakePolicies{})
@@ -416,7 +416,7 @@ func TestAChangeUnderWayIsNotTakenForOneThatAKillLeft(t *testing.T) {
 	}
 }
 
-// TestRefreshGoesOnBehindAPodThatIsNotKnown: the identity service does not know one of the pods.
+// TestRefreshGoesOnBehindAPodThatIsNotKnown: a refresh continues after a pod that the identity service does not know.
 func TestRefreshGoesOnBehindAPodThatIsNotKnown(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
@@ -482,7 +482,8 @@ func TestAWishWhoseTablesCannotBeMadeIsolates(t *testing.T) {
 	}
 }
 
-// TestARefreshWhoseTablesCannotBeMadeIsolates does what an announced change does.
+// TestARefreshWhoseTablesCannotBeMadeIsolates: a refresh whose tables do not fit isolates the endpoint, like an
+// announced identity change.
 func TestARefreshWhoseTablesCannotBeMadeIsolates(t *testing.T) {
 	m := newMachine()
 	p := &fakePolicies{}
@@ -499,7 +500,8 @@ func TestARefreshWhoseTablesCannotBeMadeIsolates(t *testing.T) {
 	}
 }
 
-// TestAWithdrawnWishIsNotGranted: neither while it waits nor during its execution.
+// TestAWithdrawnWishIsNotGranted: a withdrawn identity change is neither applied while it waits nor during its
+// execution.
 func TestAWithdrawnWishIsNotGranted(t *testing.T) {
 	m := newMachine()
 	p := &fakePolicies{}

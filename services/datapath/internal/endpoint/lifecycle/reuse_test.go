@@ -267,7 +267,8 @@ func TestDeviceOfAKilledCreationIsRemovedByItsIndex(t *testing.T) {
 	}
 }
 
-// TestFirstAttachmentHasTheDefaultRoutes: for each address family, and only while it exists.
+// TestFirstAttachmentHasTheDefaultRoutes: the first attachment has the default routes of each address family, and only
+// while it exists.
 func TestFirstAttachmentHasTheDefaultRoutes(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)

@@ -32,8 +32,8 @@ func (e *entry) spooled() endpoint.Spooled {
 	}
 }
 
-// The effect of an entry does not depend on clocks: an endpoint with a later timestamp may have
-// been created before a clock was set back.
+// TestSpooledDeletionIsCarriedOut: the effect of an entry does not depend on clocks: an endpoint with a later timestamp
+// may have been created before a clock was set back.
 func TestSpooledDeletionIsCarriedOut(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
@@ -67,8 +67,8 @@ func TestSpooledDeletionIsCarriedOut(t *testing.T) {
 	}
 }
 
-// The plugin removes an entry before it creates an endpoint of the same owner. A reader that has
-// seen the entry must not delete the new endpoint.
+// TestDeletionThatWasTakenBackLeavesTheNewEndpoint: the plugin removes an entry before it creates an endpoint of the
+// same owner. A reader that has seen the entry must not delete the new endpoint.
 func TestDeletionThatWasTakenBackLeavesTheNewEndpoint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()

@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// An audit that finds two strays repairs one after the other. In between, the ID of the second may
-// be reused for a new endpoint.
+// TestAuditLeavesASlotThatWasGivenAwaySinceItLooked: an audit that finds two strays repairs one after the other. In
+// between, the ID of the second may be reused for a new endpoint.
 func TestAuditLeavesASlotThatWasGivenAwaySinceItLooked(t *testing.T) {
 	for name, now := range map[string]func(*endpoint.Entry){
 		"the same device, published again": func(e *endpoint.Entry) { e.Epoch++ },

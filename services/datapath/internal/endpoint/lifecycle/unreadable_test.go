@@ -155,8 +155,8 @@ func TestRemovedRecordGivesItsEndpointUp(t *testing.T) {
 	m.holds(t, c, 1)
 }
 
-// TestContainerOfAnUnreadableRecordGoes: once its container is gone, its kernel state is removed.
-// Its addresses stay leased until its owner is known.
+// TestContainerOfAnUnreadableRecordGoes: once the container of an unreadable record is gone, its kernel state is
+// removed. Its addresses stay leased until its owner is known.
 func TestContainerOfAnUnreadableRecordGoes(t *testing.T) {
 	m, c, lost, _ := damaged(t)
 	m.removeNamespace(lost.Netns)
@@ -176,8 +176,8 @@ func TestContainerOfAnUnreadableRecordGoes(t *testing.T) {
 	m.holds(t, c, 1)
 }
 
-// TestUnreadableFileOfNoOwnerHoldsWhatIsUnknown: a file without an owner's name may belong to any
-// unknown endpoint.
+// TestUnreadableFileOfNoOwnerHoldsWhatIsUnknown: an unreadable file without an owner's name may belong to any unknown
+// endpoint, so unknown endpoints stay.
 func TestUnreadableFileOfNoOwnerHoldsWhatIsUnknown(t *testing.T) {
 	m, _, _, record := damaged(t)
 	m.bad[0].Key, m.bad[0].File = "", "x.json"

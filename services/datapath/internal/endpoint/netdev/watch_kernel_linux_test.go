@@ -58,8 +58,8 @@ func (n *Netdev) overflown(t *testing.T) (subscription, int) {
 	return s, dev
 }
 
-// The kernel reports once that a socket was full, and drops events until the socket was empty. The
-// check of everything must come after that, or it would miss changes.
+// TestKernelOverflowOfTheSocketLeadsToOneLookBehindIt: the kernel reports once that a socket was full, and drops events
+// until the socket was empty. The check of everything must come after that, or it would miss changes.
 func TestKernelOverflowOfTheSocketLeadsToOneLookBehindIt(t *testing.T) {
 	n := newNode(t)
 	s, _ := n.overflown(t)

@@ -30,7 +30,8 @@ func TestQueueOfChangesMergesAndHasABound(t *testing.T) {
 	}
 }
 
-// A fight with another program over a device costs a few checks per second and delays nothing else.
+// TestQueuePacesTheSameChange: a fight with another program over a device costs a few checks per second and delays
+// nothing else.
 func TestQueuePacesTheSameChange(t *testing.T) {
 	q, now := newQueue(), time.Unix(1000, 0)
 	fight, other, all := Change{Ifindex: 1}, Change{Ifindex: 2}, Change{Everything: true}

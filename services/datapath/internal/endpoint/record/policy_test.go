@@ -42,7 +42,7 @@ func TestEnforcedRevisionOutlivesItsProcess(t *testing.T) {
 	}
 }
 
-// An unreadable file must not count as none.
+// TestUnreadableEnforcedRevisionIsAnError: an unreadable file must not count as none.
 func TestUnreadableEnforcedRevisionIsAnError(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "policy.json")
 	p := OpenPolicy(path)

@@ -167,7 +167,7 @@ func TestHostPortsAndSocketsAreRemembered(t *testing.T) {
 	}
 }
 
-// A record that gives a container the identity of the host is rejected.
+// TestRecordOfAReservedIdentityIsRefused: a record that gives a container the identity of the host is rejected.
 func TestRecordOfAReservedIdentityIsRefused(t *testing.T) {
 	for number, ok := range map[uint32]bool{
 		0: false, 1: false, 4: false, 5: true, 6: false, 255: false,
@@ -220,9 +220,8 @@ func TestLaterPhaseCountsWhateverAKillLeft(t *testing.T) {
 	}
 }
 
-// A kill between two removals must not leave only an earlier phase: the record of a deleted
-// endpoint would count again. The test ends the removal with a file that cannot be removed, in
-// place of a kill.
+// TestLatestPhaseIsRemovedLast: a kill between two removals must not leave only an earlier phase: the record of a
+// deleted endpoint would count again. The test ends the removal with a file that cannot be removed, in place of a kill.
 func TestLatestPhaseIsRemovedLast(t *testing.T) {
 	for i, stuck := range phases[:len(phases)-1] {
 		s, err := Open(t.TempDir(), "boot", log.Discard())
@@ -348,8 +347,8 @@ func TestUnreadableFileCountsByItsPhase(t *testing.T) {
 	}
 }
 
-// TestUnreadableFilesAreWorthOneBoot: after a reboot, no kernel state belongs to them, so they are
-// removed. If the boot in which they were written is unknown, they stay.
+// TestUnreadableFilesAreWorthOneBoot: after a reboot, no kernel state belongs to unreadable files, so they are removed.
+// If the boot in which they were written is unknown, they stay.
 func TestUnreadableFilesAreWorthOneBoot(t *testing.T) {
 	for _, c := range []struct {
 		name, before, now string
@@ -422,7 +421,7 @@ func TestMissingDirectoryOfThisBootIsRefused(t *testing.T) {
 	}
 }
 
-// An accepted record can be used and written again, so it cannot break the core later.
+// FuzzRecord: an accepted record can be used and written again, so it cannot break the core later.
 func FuzzRecord(f *testing.F) {
 	for _, r := range []endpoint.Record{sample(), {Phase: endpoint.PhaseDeleted, BootID: "b", Spec: endpoint.Spec{Owner: sample().Spec.Owner}}} {
 		b, err := durable.Encode(schema, r)

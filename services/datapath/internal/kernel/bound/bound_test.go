@@ -58,7 +58,8 @@ func TestHalfOfABoundIsGuaranteed(t *testing.T) {
 	}
 }
 
-// TestPassKeepsWhatIsMadeMeanwhile, and subtracts entries that it did not find.
+// TestPassKeepsWhatIsMadeMeanwhile: a pass keeps counts of entries that are created meanwhile, and subtracts entries
+// that it did not find.
 func TestPassKeepsWhatIsMadeMeanwhile(t *testing.T) {
 	b := fresh(800)
 	atomic.StoreUint32(b.count(Fragments, 3), 50) // evicted since

@@ -274,7 +274,8 @@ func TestKernelOutsideHasHalfOfTheRoom(t *testing.T) {
 		[2]uint64{room4/2 - 1, room6 - 1}, [2]uint64{room4 / 2, room6}, [2]uint64{room4/2 - 1, room6 / 2})
 }
 
-// TestKernelPressureIsAQuarterOfABudget, of any endpoint and in either family.
+// TestKernelPressureIsAQuarterOfABudget: there is pressure once any endpoint has begun a quarter of its budget, in
+// either family.
 func TestKernelPressureIsAQuarterOfABudget(t *testing.T) {
 	i := open(t, CollectorOptions{})
 	i.collect()
@@ -555,7 +556,7 @@ func TestKernelFlushRemembersDirections(t *testing.T) {
 	}
 }
 
-// TestKernelOpenConnectionsAreCountedByResponder, sorted, without connections of removed endpoints.
+// TestKernelOpenConnectionsAreCountedByResponder: the counts are sorted, and exclude connections of removed endpoints.
 func TestKernelOpenConnectionsAreCountedByResponder(t *testing.T) {
 	i := open(t, CollectorOptions{})
 	now := MonotonicSeconds()
@@ -625,7 +626,8 @@ func TestKernelCollectorRefusesTimesItCannotKeep(t *testing.T) {
 	}
 }
 
-// TestKernelRunPassesAtOnceAndUnderPressure, logs errors and continues, until its context ends.
+// TestKernelRunPassesAtOnceAndUnderPressure: Run makes a pass at its start and under pressure. It logs errors and
+// continues, until its context ends.
 func TestKernelRunPassesAtOnceAndUnderPressure(t *testing.T) {
 	passes := make(chan Pass)
 	said := make(messages, 1)

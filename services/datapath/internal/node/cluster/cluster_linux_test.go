@@ -458,7 +458,7 @@ func TestKernelNodeNumberRests(t *testing.T) {
 	}
 }
 
-// TestKernelAnotherTunnelIsAnotherNumber changes the address of a node, which must change its node ID.
+// TestKernelAnotherTunnelIsAnotherNumber changes the address of a node. The node must get another node ID.
 func TestKernelAnotherTunnelIsAnotherNumber(t *testing.T) {
 	s, set := newSource(), twoNodes()
 	p := start(t, newDir(t), s, time.Now)

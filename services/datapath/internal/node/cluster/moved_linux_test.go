@@ -26,7 +26,7 @@ func (noEntries) Renumber(uint16, uint16) error      { return nil }
 func (noEntries) Keep(func(netip.Prefix) bool) error { return nil }
 func (noEntries) InUse(uint16) bool                  { return false }
 
-// TestMovedIsToldOfJoinsAddressesAndLeaves adds, changes and removes nodes.
+// TestMovedIsToldOfJoinsAddressesAndLeaves adds, changes and removes nodes, and checks the calls of Moved.
 func TestMovedIsToldOfJoinsAddressesAndLeaves(t *testing.T) {
 	var told []string
 	f := cluster.NewFollower(cluster.FollowerOptions{

@@ -105,8 +105,8 @@ func TestRangesAroundAddressesOfNodesAreRefused(t *testing.T) {
 	}
 }
 
-// TestAddressesOfNodesAreReachedByTheStackIfTheyAreToBe tests the flag of NodesByStack, which addresses inside ranges
-// and addresses of pods never get.
+// TestAddressesOfNodesAreReachedByTheStackIfTheyAreToBe tests NodesByStack. Addresses inside ranges and addresses of
+// pods never get its flag.
 func TestAddressesOfNodesAreReachedByTheStackIfTheyAreToBe(t *testing.T) {
 	for _, byStack := range []bool{false, true} {
 		f, p := newFollower(t, cluster.FollowerOptions{NodesByStack: byStack})

@@ -159,8 +159,8 @@ func nodeItem(address string, ranges ...string) Item {
 	return Item{Node: n}
 }
 
-// TestRangeOfANodeThatGoesIsHandedToTheOtherHolder: two nodes have a range while it moves, and its former node is
-// removed.
+// TestRangeOfANodeThatGoesIsHandedToTheOtherHolder: two nodes have a range while it moves between them. When the former
+// node is removed, the other node keeps the range.
 func TestRangeOfANodeThatGoesIsHandedToTheOtherHolder(t *testing.T) {
 	f, o := follow(t)
 	first, second := Key{Node: "a"}, Key{Node: "b"}
@@ -182,8 +182,8 @@ func TestRangeOfANodeThatGoesIsHandedToTheOtherHolder(t *testing.T) {
 	}
 }
 
-// TestNumberOfANodeThatWentMeanwhileRestsInUse: a complete listing releases the node ID of a missing node only if no
-// ipcache entry refers to it.
+// TestNumberOfANodeThatWentMeanwhileRestsInUse: if a complete listing lacks a node, its node ID is only released once
+// no ipcache entry refers to it.
 func TestNumberOfANodeThatWentMeanwhileRestsInUse(t *testing.T) {
 	f, o := follow(t)
 	gone := Key{Node: "gone"}

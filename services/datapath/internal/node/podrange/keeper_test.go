@@ -375,7 +375,7 @@ func TestOverlayAddressesAreThoseOfThePrimaryRanges(t *testing.T) {
 }
 
 // TestEarlierOverlayAddressesStandUntilTheSourceSaysOthers: after a start while sluice-ipam is unavailable, packets
-// keep their source address.
+// keep the source address that the previous process used.
 func TestEarlierOverlayAddressesStandUntilTheSourceSaysOthers(t *testing.T) {
 	one, five := netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("10.5.0.0/24")
 	six := netip.MustParsePrefix("fd01::/64")

@@ -89,8 +89,8 @@ func TestOnlyProbesOfRegisteredPeersAreAnswered(t *testing.T) {
 	}
 }
 
-// TestForgedAnswersCountForNothing: while a node is silent, another peer, a stranger and the node itself send answers
-// that do not match a probe.
+// TestForgedAnswersCountForNothing: while a node is silent, answers that do not match a probe are ignored, from another
+// peer, from a stranger and from the node itself.
 func TestForgedAnswersCountForNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNetwork()

@@ -177,7 +177,8 @@ func TestKernelBlackHoleIsFoundAndHeals(t *testing.T) {
 	u.wait("1500", carries(1500))
 }
 
-// TestKernelLearnedPathMTUIsLeftOut: the router reports its MTU, which the kernel would cache for ten minutes.
+// TestKernelLearnedPathMTUIsLeftOut: the router reports its MTU, which the kernel would cache for ten minutes. Probes
+// must ignore the cached value.
 func TestKernelLearnedPathMTUIsLeftOut(t *testing.T) {
 	u := newUnderlay(t)
 	u.wait("reachable", carries(1500))

@@ -270,7 +270,8 @@ func TestAnswersSayHowLongAgoTheNodeHeardFromTheStore(t *testing.T) {
 	})
 }
 
-// TestDatapathOfAnEarlierVersionAnswersAndIsAnswered: its probes have 40 bytes, and its answers contain zeros.
+// TestDatapathOfAnEarlierVersionAnswersAndIsAnswered: probes of an earlier version have 40 bytes, and its answers
+// contain zeros.
 func TestDatapathOfAnEarlierVersionAnswersAndIsAnswered(t *testing.T) {
 	p := New(Options{Port: port, Silence: func() (time.Duration, bool) { return time.Minute, true }})
 	if err := p.SetPeers([]Peer{{"b", []netip.Addr{addrB}, 1500}}); err != nil {
@@ -472,7 +473,8 @@ func TestNoPortIsOpenWithoutPeers(t *testing.T) {
 	})
 }
 
-// TestSocketThatIsNotOpenIsTheTrouble also tests that opening it is retried.
+// TestSocketThatIsNotOpenIsTheTrouble: if the socket cannot be opened, this is the reported problem, and opening is
+// retried.
 func TestSocketThatIsNotOpenIsTheTrouble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNetwork()

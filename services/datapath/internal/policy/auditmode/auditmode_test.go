@@ -84,8 +84,8 @@ func (n *node) wants(t *testing.T, all bool, slots ...uint16) {
 	}
 }
 
-// TestModesAreWrittenBeforeTheyBeginAndAfterTheyEnd: if the process is killed in between, a mode
-// remains that expires by itself, never an unrecorded one.
+// TestModesAreWrittenBeforeTheyBeginAndAfterTheyEnd: if the process is killed in between, a recorded mode remains that
+// expires by itself. A mode that is in effect is always recorded.
 func TestModesAreWrittenBeforeTheyBeginAndAfterTheyEnd(t *testing.T) {
 	n := newNode()
 	m := n.modes()
@@ -164,7 +164,7 @@ func TestModesOutliveAProcessAndNoClock(t *testing.T) {
 	}
 }
 
-// TestModesEndWhileNoProcessRuns, however far the clock was set forward.
+// TestModesEndWhileNoProcessRuns: audit modes expire while the datapath is down, even if the clock was set far forward.
 func TestModesEndWhileNoProcessRuns(t *testing.T) {
 	for _, later := range []time.Duration{time.Hour, tenYears} {
 		n := newNode()
@@ -283,7 +283,8 @@ func TestStateThatCannotBeReadIsNoMode(t *testing.T) {
 	}
 }
 
-// TestTheNextEndpointOfAnOwnerIsNotInAuditMode: from its first packet on, before Run ends the mode.
+// TestTheNextEndpointOfAnOwnerIsNotInAuditMode: the next endpoint of an owner is not in audit mode from its first
+// packet on, even before Run has ended the former mode.
 func TestTheNextEndpointOfAnOwnerIsNotInAuditMode(t *testing.T) {
 	n := newNode()
 	m := n.modes()

@@ -92,7 +92,8 @@ func (l *listener) Errorf(format string, args ...any) {
 func (l *listener) Fail()               { l.errors = append(l.errors, "") }
 func (l *listener) Logf(string, ...any) {}
 
-// A wrong answer, or a view that cannot be set up, fails its cases and no others.
+// TestKernelExaminationGoesOnAfterAMismatch: a wrong answer, or a view that cannot be set up, fails its cases and no
+// others.
 func TestKernelExaminationGoesOnAfterAMismatch(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), producer(t), "random", "-n", "600", "-seed", "7").Output()
 	if err != nil {

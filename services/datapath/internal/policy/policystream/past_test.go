@@ -79,8 +79,8 @@ func (d *fullDisk) Save(Enforced) error {
 	return nil
 }
 
-// Otherwise the status would report a full disk until the next change of policies, perhaps a day
-// later.
+// TestWhatCouldNotBeSavedIsTriedAgain: otherwise the status would report a full disk until the next change of policies,
+// perhaps a day later.
 func TestWhatCouldNotBeSavedIsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &fullDisk{space: time.Now().Add(time.Minute)}

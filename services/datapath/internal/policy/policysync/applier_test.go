@@ -200,7 +200,7 @@ func nothingLeft(t *testing.T, k *fakeKernel, st state) {
 	}
 }
 
-// INV-50, INV-53, INV-55, INV-56
+// TestEveryVerdictIsOldOrNewAfterEveryWriteWhenTheServiceBeganAnew proves INV-50, INV-53, INV-55, INV-56.
 func TestEveryVerdictIsOldOrNewAfterEveryWriteWhenTheServiceBeganAnew(t *testing.T) {
 	states := testStates()
 	for i, from := range states {
@@ -245,7 +245,7 @@ func path(from, to state) []state {
 	return []state{from, {both, from.policies}, {both, to.policies}, to}
 }
 
-// INV-50, INV-53, INV-56
+// TestEveryVerdictIsOldOrNewAfterEveryWriteOfAChange proves INV-50, INV-53, INV-56.
 func TestEveryVerdictIsOldOrNewAfterEveryWriteOfAChange(t *testing.T) {
 	states := testStates()
 	for i, from := range states {
@@ -276,10 +276,8 @@ func TestEveryVerdictIsOldOrNewAfterEveryWriteOfAChange(t *testing.T) {
 	}
 }
 
-// A process is killed after each number of writes; the next one finds a service that has forgotten
-// it.
-//
-// INV-50, INV-55
+// TestKilledAfterAnyWriteTheNextProcessConvergesAndLeaksNothing proves INV-50, INV-55: a process is killed after each
+// number of writes; the next one finds a service that has forgotten it.
 func TestKilledAfterAnyWriteTheNextProcessConvergesAndLeaksNothing(t *testing.T) {
 	states := testStates()
 	for i, from := range states {

@@ -30,7 +30,8 @@ func (s *away) Subscribe(ctx context.Context, sub policystream.Subscription) (po
 	return s.script.Subscribe(ctx, sub)
 }
 
-// A creation waits for the tables of its identity, which need the subscription.
+// TestServiceThatIsBackIsSubscribedToAtOnce: a creation waits for the tables of its identity, which need the
+// subscription.
 func TestServiceThatIsBackIsSubscribedToAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &away{script: script{subscribed: make(chan *scripted)}, back: time.Now().Add(time.Minute)}
@@ -53,7 +54,8 @@ func TestServiceThatIsBackIsSubscribedToAtOnce(t *testing.T) {
 	})
 }
 
-// A service that answers but ends each subscription is called less and less often.
+// TestServiceThatEndsSubscriptionsIsAskedLessOften: a service that answers but ends each subscription is called less
+// and less often.
 func TestServiceThatEndsSubscriptionsIsAskedLessOften(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{subscribed: make(chan *scripted)}

@@ -85,8 +85,8 @@ func (d *drawn) step() policytable.Step {
 	return policytable.Barrier{PolicyRevision: uint64(d.next(9))}
 }
 
-// Invalid steps are rejected before anything is written: the kernel never has to reject one, and
-// nothing panics. Afterwards a valid snapshot repairs everything.
+// FuzzSteps: invalid steps are rejected before anything is written: the kernel never has to reject one, and nothing
+// panics. Afterwards a valid snapshot repairs everything.
 func FuzzSteps(f *testing.F) {
 	f.Add([]byte{0, 1, 1, 2, 0, 1, 0, 0, 3, 1, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 1, 9, 0, 1, 1, 11, 0})
 	f.Add([]byte("steps that make no sense are refused before they are written"))

@@ -227,8 +227,8 @@ func held(t *testing.T, c Config) (*fakeKernel, *Applier, *script, *scripted, *s
 	return k, a, sc, st, sv
 }
 
-// The number may be assigned to other labels, which the remaining tables must not mistake for the
-// old ones.
+// TestIdentityThatEndsWhileTablesStayBecomesUnknown: the number may be assigned to other labels, which the remaining
+// tables must not mistake for the old ones.
 func TestIdentityThatEndsWhileTablesStayBecomesUnknown(t *testing.T) {
 	k, _, _, st, sv := held(t, Config{Wait: true})
 	if _, ok := k.known()[303]; !ok {
@@ -251,7 +251,8 @@ func TestIdentityThatEndsWhileTablesStayBecomesUnknown(t *testing.T) {
 	}
 }
 
-// An identity that was removed while the service was not connected.
+// TestIdentityThatIsMissingInACompleteListingBecomesUnknown: the identity was removed while the service was not
+// connected.
 func TestIdentityThatIsMissingInACompleteListingBecomesUnknown(t *testing.T) {
 	states := testStates()
 	k, m := scene(), &memory{}

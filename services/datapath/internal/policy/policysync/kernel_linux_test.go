@@ -325,10 +325,9 @@ func TestKernelIdentityBeforeAddress(t *testing.T) {
 	}
 }
 
-// Visits all states and returns, by changes and by snapshots of restarted services, with restarts
-// of the process: after every write the maps of the running kernel give old or new verdicts.
-//
-// INV-50, INV-51, INV-55
+// TestKernelVerdictsAreOldOrNewBehindEveryWrite proves INV-50, INV-51, INV-55. It visits all states and returns, by
+// changes and by snapshots of restarted services, with restarts of the process: after every write the maps of the
+// running kernel give old or new verdicts.
 func TestKernelVerdictsAreOldOrNewBehindEveryWrite(t *testing.T) {
 	s := newStage(t)
 	states := policysync.TestStates()
@@ -388,10 +387,8 @@ func TestKernelVerdictsAreOldOrNewBehindEveryWrite(t *testing.T) {
 	}
 }
 
-// The process ends after each write of a change in turn; the next one adopts the real maps in that
-// state, and brings them to the new state.
-//
-// INV-50, INV-55
+// TestKernelProcessThatEndsBehindAnyWriteLeavesNothing proves INV-50, INV-55: the process ends after each write of a
+// change in turn; the next one adopts the real maps in that state, and brings them to the new state.
 func TestKernelProcessThatEndsBehindAnyWriteLeavesNothing(t *testing.T) {
 	s := newStage(t)
 	states := policysync.TestStates()

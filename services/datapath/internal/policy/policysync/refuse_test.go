@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 )
 
-// An omitted step may be a deny rule, so no message of the stream is applied from that step on. A
-// later stream without unknown steps is applied completely.
+// TestMessageWithAnUnknownStepIsRefusedAndNothingBehindItCarriedOut: an omitted step may be a deny rule, so no message
+// of the stream is applied from that step on. A later stream without unknown steps is applied completely.
 func TestMessageWithAnUnknownStepIsRefusedAndNothingBehindItCarriedOut(t *testing.T) {
 	states := testStates()
 	k := scene()
@@ -69,7 +69,7 @@ func TestMessageWithAnUnknownStepIsRefusedAndNothingBehindItCarriedOut(t *testin
 	}
 }
 
-// The number of a removed identity may be reused soon.
+// TestIdentityThatEndsInARefusedMessageBecomesUnknown: the number of a removed identity may be reused soon.
 func TestIdentityThatEndsInARefusedMessageBecomesUnknown(t *testing.T) {
 	k := scene()
 	a, sc := play(t, k, Config{Wait: true})

@@ -238,10 +238,8 @@ func limited(t *testing.T, what string, k *fakeKernel, a *Applier, qs []question
 	return lacking
 }
 
-// TestRowWithoutRoomConcernsTheTableThatLacksIt: identity 306 has no row in the tables of 300, and
-// a row in the tables of 301.
-//
-// INV-53
+// TestRowWithoutRoomConcernsTheTableThatLacksIt proves INV-53: identity 306 has no row in the tables of 300, and a row
+// in the tables of 301.
 func TestRowWithoutRoomConcernsTheTableThatLacksIt(t *testing.T) {
 	rule := func(bit uint8, action policytable.Action) testRule { return testRule{bit, false, action, 0, lastTop} }
 	allow, deny := policytable.Allow, policytable.Deny
@@ -419,7 +417,8 @@ func TestTableWithoutASubjectIsolatesWhenARowHasNoRoom(t *testing.T) {
 	}
 }
 
-// Tables whose classes are numbered differently grow by the classes that they lack.
+// TestIdentityOfAnIdentityClassWithoutANumberIsKnownWhenThereIsRoom: tables whose classes are numbered differently grow
+// by the classes that they lack.
 func TestIdentityOfAnIdentityClassWithoutANumberIsKnownWhenThereIsRoom(t *testing.T) {
 	states := testStates()
 	k := scene()
@@ -589,7 +588,7 @@ func TestAdoptedTableGrowsByTheClassesThatItLacks(t *testing.T) {
 	}
 }
 
-// INV-58
+// TestWrongStepsAreRefusedAndNameTheField proves INV-58.
 func TestWrongStepsAreRefusedAndNameTheField(t *testing.T) {
 	define := func(change func(*policytable.DefineTable)) policytable.Step {
 		d := policytable.DefineTable{Table: 900, Content: policytable.Table{Hash: [32]byte{1}, Classes: []policytable.Ranges{everywhere(0)}}}

@@ -219,7 +219,7 @@ func TestRefusalsAreSaidBeforeTheAcknowledgement(t *testing.T) {
 	a.mu.Unlock()
 }
 
-// INV-52, INV-57
+// TestCreationWaitsForItsTablesAndBeginsWithThem proves INV-52, INV-57.
 func TestCreationWaitsForItsTablesAndBeginsWithThem(t *testing.T) {
 	states := testStates()
 	k := newFakeKernel()
@@ -324,8 +324,8 @@ func TestAuditModeIsThatOfTheConfiguration(t *testing.T) {
 	}
 }
 
-// TestAuditModeOfSomeIsThatOfThose: new endpoints get the node's audit mode, and a failed change is
-// not recorded as made.
+// TestAuditModeOfSomeIsThatOfThose: new endpoints get the node's audit mode, and a failed change is not recorded as
+// applied.
 func TestAuditModeOfSomeIsThatOfThose(t *testing.T) {
 	k := scene()
 	var changed []uint16
@@ -382,7 +382,7 @@ func TestCreationFailsInTimeWithoutItsTables(t *testing.T) {
 	}
 }
 
-// INV-52
+// TestEndpointsOfModeInitBeginPendingAndAreUpgraded proves INV-52.
 func TestEndpointsOfModeInitBeginPendingAndAreUpgraded(t *testing.T) {
 	k := newFakeKernel()
 	changed := make(chan []uint16, 10)
@@ -423,8 +423,8 @@ func TestSubjectsWithoutEndpointsAreLetGoAfterAWhile(t *testing.T) {
 	st.expect(t, "subjects +[] -[300]")
 }
 
-// INV-52: a subject is dropped, wanted again and found in the model, while the service's message
-// that removes it is on its way and arrives between Await and Begin.
+// TestCreationWaitsAgainForTablesThatWentBeforeItBegan proves INV-52: a subject is dropped, wanted again and found in the
+// model, while the service's message that removes it is on its way and arrives between Await and Begin.
 func TestCreationWaitsAgainForTablesThatWentBeforeItBegan(t *testing.T) {
 	k := newFakeKernel()
 	a, sc := play(t, k, Config{Wait: true})
@@ -522,8 +522,8 @@ func TestServiceThatLostItsPoliciesIsReported(t *testing.T) {
 	}
 }
 
-// A snapshot that never ends does not delay endpoints whose tables are in the kernel, and changes
-// no verdict.
+// TestSnapshotThatNeverEndsKeepsKnownSubjectsGoing: a snapshot that never ends does not delay endpoints whose tables
+// are in the kernel, and changes no verdict.
 func TestSnapshotThatNeverEndsKeepsKnownSubjectsGoing(t *testing.T) {
 	states := testStates()
 	k := scene()
@@ -594,7 +594,8 @@ func BenchmarkKnownSubjectBegins(b *testing.B) {
 	}
 }
 
-// A subscription with too many subjects is rejected, and then no policy would be enforced any more.
+// TestSubjectsThatLingerGiveWayToThoseWithEndpoints: a subscription with too many subjects is rejected, and then no
+// policy would be enforced any more.
 func TestSubjectsThatLingerGiveWayToThoseWithEndpoints(t *testing.T) {
 	now := time.Now()
 	k := newFakeKernel()

@@ -181,7 +181,7 @@ func TestFullMapsOfOneTenantChangeNothingForAnother(t *testing.T) {
 	}
 }
 
-// TestTableThatExceedsAShareNamesTenantAndLimit: the status names both.
+// TestTableThatExceedsAShareNamesTenantAndLimit: the status contains the tenant and the limit.
 func TestTableThatExceedsAShareNamesTenantAndLimit(t *testing.T) {
 	sizes := nodetable.Size{10, 1000, 1000, 1000, 1000, 1000, 1000}
 	c := newCrowd(t, sizes)
@@ -214,7 +214,8 @@ func TestNewTableOfATenantWithinItsShareHasRoomAtOnce(t *testing.T) {
 	}
 }
 
-// TestTableOfSeveralTenantsCountsOnce: it stays while it fits the share of one of them.
+// TestTableOfSeveralTenantsCountsOnce: a table that several tenants use is charged once, and stays while it fits the
+// share of one of them.
 func TestTableOfSeveralTenantsCountsOnce(t *testing.T) {
 	sizes := nodetable.Size{10, 1000, 1000, 1000, 1000, 1000, 1000}
 	c := newCrowd(t, sizes)

@@ -56,7 +56,8 @@ func TestUnreadableFrontendIsClosed(t *testing.T) {
 	}
 }
 
-// TestRemovedFrontendIsNoRefusal, whatever was wrong with it in the same batch.
+// TestRemovedFrontendIsNoRefusal: a removed frontend is not reported as refused, even if it was invalid earlier in the
+// same batch.
 func TestRemovedFrontendIsNoRefusal(t *testing.T) {
 	w := newWorld(t).start(nil)
 	s := w.next()
@@ -67,7 +68,8 @@ func TestRemovedFrontendIsNoRefusal(t *testing.T) {
 	}
 }
 
-// TestFrontendThatASnapshotDoesNotNameIsNotWrittenLater: it did not fit in the previous stream.
+// TestFrontendThatASnapshotDoesNotNameIsNotWrittenLater: a frontend that did not fit in the previous stream, and is
+// missing in the snapshot, is not written later.
 func TestFrontendThatASnapshotDoesNotNameIsNotWrittenLater(t *testing.T) {
 	w := newWorld(t)
 	w.kernel.room = 1
@@ -86,7 +88,8 @@ func TestFrontendThatASnapshotDoesNotNameIsNotWrittenLater(t *testing.T) {
 	w.has()
 }
 
-// TestBarrierOfTheResumedSequenceIsRefused: a resumed stream must continue after it.
+// TestBarrierOfTheResumedSequenceIsRefused: the first barrier of a resumed stream must have a higher number than the
+// last acknowledged barrier.
 func TestBarrierOfTheResumedSequenceIsRefused(t *testing.T) {
 	w := newWorld(t).start(nil)
 	s := w.next()
@@ -101,7 +104,7 @@ func TestBarrierOfTheResumedSequenceIsRefused(t *testing.T) {
 	w.has(1)
 }
 
-// TestCapacityIsInEachSubscription: the service divides the capacity of the kernel.
+// TestCapacityIsInEachSubscription: each subscription contains the capacity, because the service divides it.
 func TestCapacityIsInEachSubscription(t *testing.T) {
 	w := newWorld(t)
 	c := frontend.Capacity{Frontends: 1, Backends: 2, Members: 3, BackendsPerList: 4}
@@ -174,7 +177,8 @@ func (a *away) Subscribe(ctx context.Context, sub Subscription) (Stream, error) 
 	return a.service.Subscribe(ctx, sub)
 }
 
-// TestRecoveredFrontendsAreSentAtOnce, however long the previous pauses were.
+// TestRecoveredFrontendsAreSentAtOnce: frontends are requested again at once after a recovery, however long the
+// previous pauses were.
 func TestRecoveredFrontendsAreSentAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)

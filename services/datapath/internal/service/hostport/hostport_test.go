@@ -315,7 +315,8 @@ func TestServiceHearsOfAPortThatIsFreed(t *testing.T) {
 	}
 }
 
-// TestRestoredPortsAreThoseOfBefore, although the kernel already has them, without a name.
+// TestRestoredPortsAreThoseOfBefore: a restart restores the host ports, although the kernel already has them, without a
+// name.
 func TestRestoredPortsAreThoseOfBefore(t *testing.T) {
 	p, k, _ := newPorts()
 	k.have[key("0.0.0.0", 80, frontend.TCP)] = &frontend.Frontend{Key: key("0.0.0.0", 80, frontend.TCP)}

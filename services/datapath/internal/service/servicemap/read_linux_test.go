@@ -60,7 +60,7 @@ func TestKernelLookupReadsWhatWasWritten(t *testing.T) {
 	}
 }
 
-// TestKernelLookupReadsTheMapsAndNotMemory: it must return what the programs would find.
+// TestKernelLookupReadsTheMapsAndNotMemory: a lookup must return what the programs would find, so it reads the maps.
 func TestKernelLookupReadsTheMapsAndNotMemory(t *testing.T) {
 	i := start(t, kerneltest.NewBPFFS(t), small)
 	f := service(1, false, listOf(false, 1, 2))

@@ -28,7 +28,8 @@ func (i *instance) refused(t *testing.T, tx *frontendtx.Transaction) frontendtx.
 	return res
 }
 
-// TestKernelBackendsThatGoLeaveThoughNewOnesDoNotFit: addresses of deleted pods are assigned to other pods.
+// TestKernelBackendsThatGoLeaveThoughNewOnesDoNotFit: removed backends must leave the list even if new ones do not fit,
+// because the addresses of deleted pods are assigned to other pods.
 func TestKernelBackendsThatGoLeaveThoughNewOnesDoNotFit(t *testing.T) {
 	many := func(first int) []int {
 		var ns []int
@@ -56,7 +57,7 @@ func TestKernelBackendsThatGoLeaveThoughNewOnesDoNotFit(t *testing.T) {
 	i.sound(t)
 }
 
-// TestKernelFrontendIsClosed keeps its shape, kind and address, also in the next process.
+// TestKernelFrontendIsClosed: a closed frontend keeps its lists, kind and address, also in the next process.
 func TestKernelFrontendIsClosed(t *testing.T) {
 	dir := kerneltest.NewBPFFS(t)
 	i := start(t, dir, small)
@@ -265,7 +266,7 @@ func TestKernelSourcesLeaveAfterTheListThatAsksForThem(t *testing.T) {
 	i.sound(t)
 }
 
-// TestKernelEmptyListIsNeverForgotten: it uses no elements, so none may be freed.
+// TestKernelEmptyListIsNeverForgotten: an empty list uses no elements, so no elements may be freed for it.
 func TestKernelEmptyListIsNeverForgotten(t *testing.T) {
 	i := start(t, kerneltest.NewBPFFS(t), small)
 	for range 3 {

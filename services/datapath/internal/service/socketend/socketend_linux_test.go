@@ -183,8 +183,9 @@ func answers(c net.Conn) error {
 	return err
 }
 
-// TestKernelConnectedUDPIsEndedWhenItsBackendIsRemoved, in every namespace of the node and in both families. Not ended
-// are sockets of an active backend, unconnected sockets, TCP sockets, and sockets in foreign namespaces. INV-99
+// TestKernelConnectedUDPIsEndedWhenItsBackendIsRemoved proves INV-99: such sockets are ended in every namespace of the
+// node and in both families. Sockets of an active backend, unconnected sockets, TCP sockets, and sockets in foreign
+// namespaces are not ended.
 func TestKernelConnectedUDPIsEndedWhenItsBackendIsRemoved(t *testing.T) {
 	w := newWorld(t)
 	foreign := netnstest.New(t)

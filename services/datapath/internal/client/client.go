@@ -64,7 +64,7 @@ func (h *Health) note(err error) {
 }
 
 // translate adds the service's name and the matching error of the core, which is ErrLease for the codes in lease. The
-// service's answer stays in the chain, so that the server passes its reason and details on.
+// service's status stays in the chain, so that the server passes on its reason and details.
 func (h *Health) translate(err error, lease ...codes.Code) error {
 	h.note(err)
 	if err == nil {
@@ -302,7 +302,7 @@ func (i *Identity) Resolve(ctx context.Context, s endpoint.Spec) (endpoint.Ident
 	return withTenant(id, resp), nil
 }
 
-// unresolved translates an error like translate, and adds ErrPodUnknown if the error is about the pod.
+// unresolved converts an error like translate, and adds ErrPodUnknown if the error concerns the pod.
 func (i *Identity) unresolved(err error) error {
 	if !rpcerr.Is(err, identityv1.ErrorReason_ERROR_REASON_POD_NOT_FOUND,
 		identityv1.ErrorReason_ERROR_REASON_KUBERNETES_UNAVAILABLE) {

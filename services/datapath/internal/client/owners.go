@@ -26,7 +26,7 @@ type Wishes interface {
 	OnlyWishesOf(listed map[workload.Owner]struct{})
 }
 
-// maxOwners is more than a node has endpoints. A longer list is rejected.
+// maxOwners is larger than the number of endpoints of a node. A longer list is rejected.
 const maxOwners = 1 << 14
 
 // Owners follows the identity service's stream of the desired identities of owners. While the service is unavailable,

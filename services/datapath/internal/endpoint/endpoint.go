@@ -153,7 +153,7 @@ func (s Spec) Differs(t Spec) (fields []string) {
 // Scope returns the manager and network of the endpoint.
 func (s Spec) Scope() Scope { return Scope{s.Manager, s.Network} }
 
-// Learn returns s, with the manager and pod of t where s has none.
+// Learn returns s. If s has no manager or pod, they are taken from t.
 func (s Spec) Learn(t Spec) Spec {
 	if s.Manager == "" {
 		s.Manager, s.Network = t.Manager, t.Network

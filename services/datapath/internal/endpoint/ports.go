@@ -265,9 +265,9 @@ type Records interface {
 	Load() (records []Record, bad []Unreadable, err error)
 }
 
-// Spooled is a deletion that lies on disk. Before a caller creates an endpoint of the same owner,
-// it executes the deletion and removes it from the disk. So the deletion applies to whatever
-// endpoint the owner has while it lies there.
+// Spooled is a deletion in the spool. Before a caller creates an endpoint of the same owner, it executes the deletion
+// and removes it from the spool. Therefore the deletion applies to any endpoint that the owner has while it is in the
+// spool.
 type Spooled struct {
 	Waits func() (bool, error) // reports whether it still lies on disk
 	Done  func() error         // removes it from disk

@@ -220,9 +220,8 @@ type Unreadable struct {
 	Err error // names the file
 }
 
-// StandsInFor reports whether s would get the identity of r, as far as labels and ports decide. It
-// is false if the identity comes from a pod, because only the identity service knows the pod's
-// current labels.
+// StandsInFor reports whether s, by its labels and ports, would get the identity of r. It is false if the identity
+// comes from a pod, because only the identity service knows the pod's current labels.
 func (r Record) StandsInFor(s Spec) bool {
 	return r.Phase == PhaseReady && !r.Identity.FromPod && r.LastGiven().Equal(Given{Labels: s.Labels, Ports: s.Ports})
 }

@@ -16,8 +16,8 @@ func (eps *Maps) Usage() (map[string]int, error) {
 	return map[string]int{bpf.MapsMapSlEp: n + 1}, err // with the host
 }
 
-// MarkDeleted returns a visitor of the dumped entries of sl_ep, which marks those that no device refers to and passes
-// all to visit: a released endpoint ID keeps the entry of its last endpoint, and denies everything.
+// MarkDeleted returns a visitor for dumped entries of sl_ep. It marks the entries that no device refers to, and passes
+// all entries to visit. A released endpoint ID keeps the entry of its last endpoint, which denies everything.
 func (eps *Maps) MarkDeleted(visit func(key, value string) error) (func(key, value string) error, error) {
 	used := map[string]bool{"endpoint 0": true} // the host, which has no device
 	err := pin.EachEntry(eps.devices, eps.gate.Read, func(_, ids []uint32) error {

@@ -103,7 +103,7 @@ func (e *HostAddrsError) Error() string {
 // Unwrap returns pin.ErrFull.
 func (e *HostAddrsError) Unwrap() error { return pin.ErrFull }
 
-// wantedHostAddrs returns the addresses that pods can reach, as far as they fit.
+// wantedHostAddrs returns the addresses that pods can reach, as many as fit.
 func (eps *Maps) wantedHostAddrs(addrs []netip.Addr, owners map[netip.Addr]ID) (want map[netip.Addr]bool, errs []error) {
 	want = map[netip.Addr]bool{}
 	var known, fresh []netip.Addr

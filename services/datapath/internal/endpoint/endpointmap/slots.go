@@ -10,8 +10,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// slotTable allocates endpoint IDs. It hands them out round robin, so that an ID is unused as long
-// as possible before it is reused.
+// slotTable allocates endpoint IDs. It assigns them in turn, so that a released ID is reused as late as possible.
 type slotTable struct {
 	state [MaxEndpoints + 1]slotState
 	next  ID // where the search begins

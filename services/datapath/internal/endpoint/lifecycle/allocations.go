@@ -26,9 +26,8 @@ var (
 	faultForget          = fault.Register("datapath/delete/forget")
 )
 
-// Allocations keeps the addresses and identities that owners hold at other services as the records
-// say: it releases the holdings of deleted and of unknown owners, and claims addresses of live
-// endpoints that sluice-ipam has lost.
+// Allocations makes the addresses and identities of owners in other services match the records. It releases addresses
+// and identities of deleted and unknown owners, and claims addresses of live endpoints that sluice-ipam has lost.
 type Allocations struct {
 	cfg        *Config
 	registry   *registry // its mutex, mu, also guards the fields below

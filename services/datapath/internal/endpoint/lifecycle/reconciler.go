@@ -171,7 +171,7 @@ func (rc *Reconciler) auditContainer(ctx context.Context, r endpoint.Record, rep
 	}
 	ns, err := rc.cfg.Links.OpenNamespace(r.Spec.Netns)
 	if err != nil {
-		// A missing path says nothing about the container, which may still run.
+		// A missing path does not prove that the container has ended.
 		return nil, nil, nil, ignore(err, endpoint.ErrNamespaceGone, endpoint.ErrNamespace)
 	}
 	defer ns.Close()

@@ -149,8 +149,8 @@ func (l *Lifecycle) disposeUnreadable(ctx context.Context, o workload.Owner) err
 	return nil
 }
 
-// closed returns the map entries and devices without a record that may belong to an endpoint with
-// an unreadable record. Entries whose device is gone are left out: it vanished with its container.
+// closed returns the map entries and devices without a record that may belong to an endpoint with an unreadable record.
+// It omits entries whose device is gone, because the device is removed with its container.
 func (c *comparison) closed(slots []endpoint.Entry, links []endpoint.HostDevice) (
 	keptSlots []endpoint.Entry, keptLinks []endpoint.HostDevice,
 ) {

@@ -60,7 +60,7 @@ type Store struct {
 // lockWait is the time that Open waits for an exiting process to release the lock.
 const lockWait = 5 * time.Second
 
-// ErrGone: the directory existed in this boot and is missing.
+// ErrGone: the directory existed earlier in this boot, and is missing now.
 var ErrGone = errors.New("the records of endpoints are gone")
 
 // Open creates the directory if it is missing and locks it until Close, with a file in the parent

@@ -393,8 +393,8 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 		return p, err
 	}
 	c.resumePickUp(now, after.Unremembered)
-	// Created is read before the pass and the removals are read after it, so a connection that begins or
-	// ends meanwhile makes the difference smaller, never larger.
+	// Created is read before the pass, and the removals after it. A connection that begins or ends meanwhile therefore
+	// makes the difference smaller, never larger.
 	if gone := after.Deleted + after.Expired + uint64(p.Live[0]+p.Live[1]+drained.Left); before.Created > gone {
 		p.Evicted = before.Created - gone
 	}
@@ -478,7 +478,7 @@ func (s *sorting) stays(conn *Connection) {
 	}
 }
 
-// goes queues a connection for removal. flush removes it at the latest.
+// goes queues a connection for removal. The next flush removes the queued connections.
 func (s *sorting) goes(conn *Connection, expired bool) error {
 	if expired {
 		s.lapsed |= 1 << len(s.over)

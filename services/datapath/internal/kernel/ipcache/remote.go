@@ -227,7 +227,7 @@ func (c *Cache) Unknown(ids ...identity.Numeric) error {
 
 // Counts are the numbers of cluster prefixes.
 type Counts struct {
-	// Prefixes is the number of all, Waiting the number of those whose identity the tables do not include.
+	// Prefixes is the number of prefixes, Waiting the number of prefixes whose identity is not in the tables.
 	Prefixes, Waiting int
 }
 

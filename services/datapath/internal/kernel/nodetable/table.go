@@ -28,8 +28,8 @@ const (
 	Deny ID = 0
 	// Allow allows everything: no policy is enforced.
 	Allow ID = 1
-	// Pending replaces a policy that is not known yet. It only allows ingress from the local host, and
-	// egress that answers it and cannot begin a connection.
+	// Pending replaces a policy that is not known yet. It only allows ingress from the local host, and the answers to
+	// it.
 	Pending ID = 2
 	// First is the smallest number of a table that is compiled from policies.
 	First ID = 16

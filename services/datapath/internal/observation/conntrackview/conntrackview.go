@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package conntrackview describes tracked connections with the information of other maps: the Service that they asked
-// for, the address that a backend sees, and whether their verdict is still valid. It lists and flushes connections for
-// callers that do not know these maps. It owns no maps.
+// Package conntrackview describes tracked connections with the information of other maps: the Service that they were
+// opened to, the address that a backend sees, and whether their verdict is still valid. It lists and flushes
+// connections for callers that do not know these maps. It owns no maps.
 package conntrackview
 
 import (

@@ -4,9 +4,9 @@
 // Package explain determines what would happen to a connection and why, by combining the information of all maps.
 //
 // An Explainer passes a connection through a list of parts, one for each subject of the datapath. Each part has its own
-// file and adds what the maps of its subject say: addresses (peer.go), the programs (packet.go, outside.go), tracked
-// connections (connection.go), and policies (policy.go). Services (service.go) come first, because they decide which
-// connections are explained.
+// file and adds the information in the maps of its subject: addresses (peer.go), the programs (packet.go, outside.go),
+// tracked connections (connection.go), and policies (policy.go). Services (service.go) come first, because they decide
+// which connections are explained.
 package explain
 
 import (
@@ -68,7 +68,7 @@ type Explainer struct {
 	direct, outside []part
 }
 
-// part adds to an explanation what the maps of one subject say.
+// part adds the information in the maps of one subject to an explanation.
 type part interface {
 	explain(q *query, x *Explanation) error
 }

@@ -34,8 +34,8 @@ type Hold struct {
 	Reason   string
 }
 
-// Nack reports that a subject is closed in the direction of a table that exceeds the capacity;
-// without a subject, that the whole message is rejected.
+// Nack reports that a table exceeds the capacity: the kernel enforces a part of it, or isolates the subject in its
+// direction. Without a subject, Nack rejects the whole message.
 type Nack struct {
 	Seq     uint64
 	Subject uint32
@@ -149,7 +149,7 @@ func (t *Told) Tell(stream Stream, wanted func() (subjects map[uint32]struct{}, 
 			gone = append(gone, addr)
 		}
 	}
-	// Locations first, so that a table that needs them is complete at once.
+	// Send locations first, so that a table that needs them is complete at once.
 	if err := locate(stream, here, gone); err != nil {
 		return err
 	}

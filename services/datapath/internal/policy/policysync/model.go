@@ -57,7 +57,7 @@ type identityClass struct {
 	number nodetable.IdentityClass
 }
 
-// want is the service's entry of an identity, with the service's number of the class.
+// want is the service's entry for an identity, with the service's number of the identity class.
 type want struct {
 	class policytable.IdentityClass
 	kind  identity.Kind

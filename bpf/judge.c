@@ -3,8 +3,8 @@
 
 /*
  * Evaluates one table for one question. It is never attached. A test runs it on packets that
- * contain a question after the Ethernet header, and it writes the answer after the question. So
- * subjects that no pod's program evaluates can be tested, too.
+ * contain a question after the Ethernet header, and it writes the answer after the question. This
+ * tests subjects that no pod's program evaluates, too.
  */
 
 #include <linux/if_ether.h>

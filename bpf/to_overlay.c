@@ -177,7 +177,7 @@ SEC("tc") int sluice_to_overlay(struct __sk_buff *skb)
 	enum sl_reason reason;
 	struct sl_packet *p;
 
-	/* the mark has served its purpose */
+	/* no later program reads the mark */
 	if (skb->mark == SL_MARK_KEYED) {
 		skb->mark = 0;
 		return TC_ACT_OK;

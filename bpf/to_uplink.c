@@ -85,7 +85,7 @@ SEC("tc") int sluice_to_uplink(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	if (!cfg_native && !(skb->mark & SL_MARK_MASK) && is_outer(skb))
 		return TC_ACT_UNSPEC;
-	/* our own answer to a packet that came in by this device */
+	/* an answer that a program created for a packet from this device */
 	if (skb->mark == mark_evaluated(skb->ifindex))
 		return TC_ACT_UNSPEC;
 	p = new_packet(SL_EGRESS);
@@ -103,7 +103,7 @@ SEC("tc") int sluice_to_uplink(struct __sk_buff *skb)
 	default:
 		return TC_ACT_UNSPEC;
 	}
-	/* malformed packets of the host itself are not our concern */
+	/* malformed packets of the host itself pass */
 	if (reason && (skb->mark & SL_MARK_MASK) != SL_MARK_POD)
 		return TC_ACT_UNSPEC;
 	if (!reason)

@@ -18,11 +18,11 @@
  *                          better: the oldest half-open one; for UDP the longest idle one
  *   open TCP               stays
  *
- * Senders that do not answer, or that forge their addresses, so replace each other's claims. A
- * sender with more than SL_SHARE_SMALL ports to a backend is counted and gets a share: while half
- * of the ports are in use, each of n counted senders may have one part in 2 * (n + 1) of the
- * ports. Beyond its share a sender only gets ports of ended connections, and its own replaceable
- * ports.
+ * Therefore senders that do not answer, or that forge their addresses, only replace each other's
+ * claims. A sender with more than SL_SHARE_SMALL ports to a backend is counted and gets a share:
+ * while half of the ports are in use, each of n counted senders may have one part in 2 * (n + 1)
+ * of the ports. Beyond its share a sender only gets ports of ended connections, and its own
+ * replaceable ports.
  */
 
 #include <sluice/conntrack.h>

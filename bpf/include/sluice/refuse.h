@@ -32,8 +32,8 @@ enum sl_answer_kind {
 };
 
 /*
- * Answers per CPU and second: to pods, which share them, and separately to senders outside.
- * Refusals outside, which anybody can cause, leave the errors alone by which clients learn the MTU.
+ * Answers per CPU and second: all pods share one such rate. Senders outside have two, because
+ * anybody can cause refusals, which must not use up the errors from which clients learn the MTU.
  */
 #define SL_ANSWER_RATE 1000
 

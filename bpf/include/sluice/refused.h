@@ -3,7 +3,7 @@
 #ifndef SLUICE_REFUSED_H
 #define SLUICE_REFUSED_H
 
-/* Counts, for operators, what each endpoint was refused because it exceeded its share of a bound.
+/* Counts refusals for operators: how often each endpoint was over its share of a bound.
  */
 
 #include <sluice/compiler.h>

@@ -15,8 +15,8 @@
  *                    half of this part is in use, the senders of one bucket may have an
  *                    eighth of it. A connection that exceeds this stays in the ring.
  *
- * Connections with forged sources so replace each other, and no client is refused. The entry of a
- * connection in a ring has SL_CT_IN_RING.
+ * Therefore connections with forged sources only replace each other, and no client is refused.
+ * The entry of a connection in a ring has SL_CT_IN_RING.
  */
 
 #include <sluice/count.h>

@@ -227,8 +227,8 @@ func TestKernelClustersRunSideBySide(t *testing.T) {
 	wantNoCluster(t, b)
 }
 
-// TestKernelClusterLeavesOtherInstancesAlone: the name that a node of the cluster would get may belong to a single
-// node.
+// TestKernelClusterLeavesOtherInstancesAlone: a single node may already use the name that a node of the cluster would
+// get.
 func TestKernelClusterLeavesOtherInstancesAlone(t *testing.T) {
 	o := clusterOptions(t, programs(t), 3, 1)
 	other := o.Options

@@ -307,7 +307,7 @@ func TestSecondRestoreDuringAListingIsListedOnceMore(t *testing.T) {
 	})
 }
 
-// TestOldListingDoesNotTakeTheWarningBack: a Joint takes Complete as the end of a failure, so the warning is repeated
+// TestOldListingDoesNotTakeTheWarningBack: a Joint treats Complete as the end of a failure, so the warning is repeated
 // after it.
 func TestOldListingDoesNotTakeTheWarningBack(t *testing.T) {
 	m := newMonitor(&server{}, log.Discard())

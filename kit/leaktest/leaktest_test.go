@@ -57,8 +57,8 @@ func TestLeaksFailTheBinaryAndAreNamed(t *testing.T) {
 	}
 }
 
-// TestPipesOfTheRuntimeAreNoLeaks: io.Copy between two sockets leaves a pipe in the process, which the runtime closes
-// when it collects garbage.
+// TestPipesOfTheRuntimeAreNoLeaks: io.Copy between two sockets leaves a pipe in the process, which Go's garbage
+// collection closes.
 func TestPipesOfTheRuntimeAreNoLeaks(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	check, err := begin([]Resource{Descriptors()})

@@ -271,7 +271,8 @@ func TestDeployedDirectoriesAreThese(t *testing.T) {
 	}
 }
 
-// TestDeployedUnitsRunAsTheUsersOfTheServices, and may write to their directories only.
+// TestDeployedUnitsRunAsTheUsersOfTheServices: the units run as the users of the services, and may only write to their
+// own directories.
 func TestDeployedUnitsRunAsTheUsersOfTheServices(t *testing.T) {
 	for _, s := range Services() {
 		content, err := os.ReadFile(filepath.Join("..", "..", "deploy", "systemd", "sluice-"+s.Name+".service"))

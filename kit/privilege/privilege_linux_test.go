@@ -161,8 +161,8 @@ func TestKernelKeepsExactlyTheNamedCapabilitiesInEveryThread(t *testing.T) {
 	}
 }
 
-// TestKernelBecomesAUserWithExactlyTheNamedCapabilities: with the right to shrink the bounding set,
-// as root has it, and without, as in a container with minimal capabilities.
+// TestKernelBecomesAUserWithExactlyTheNamedCapabilities: with the right to shrink the bounding set, as root has it, and
+// without this right, as in a container with minimal capabilities.
 func TestKernelBecomesAUserWithExactlyTheNamedCapabilities(t *testing.T) {
 	keep := SetOf(four...)
 	for job, bounding := range map[string]Set{"become": keep, "become-in-container": keep | SetOf(unix.CAP_SETUID, unix.CAP_SETGID)} {

@@ -223,7 +223,7 @@ func TestLostFileIsNotANewOne(t *testing.T) {
 	}
 }
 
-// TestUnlistedFileMayBeAbsent: a cache that was moved away is created again.
+// TestUnlistedFileMayBeAbsent: a cache file that was moved away is created again.
 func TestUnlistedFileMayBeAbsent(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	o := options()

@@ -119,7 +119,7 @@ func TestTheErrorNamesTheLimit(t *testing.T) {
 	}
 }
 
-// TestThisMachineIsRead reads the real files, whatever limits they have.
+// TestThisMachineIsRead reads the real files of the machine, with any limits.
 func TestThisMachineIsRead(t *testing.T) {
 	if err := Need(1, "this test"); err != nil {
 		t.Error(err)

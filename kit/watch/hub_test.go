@@ -302,8 +302,8 @@ func TestReadersLearnHowFarTheStoreIsRead(t *testing.T) {
 	}
 }
 
-// TestReadersAreNotWokenByWhatDoesNotConcernThem: store revisions without a change of the set reach
-// the readers later and merged.
+// TestReadersAreNotWokenByWhatDoesNotConcernThem: store revisions that do not change the set are sent to the readers
+// later, merged.
 func TestReadersAreNotWokenByWhatDoesNotConcernThem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := NewHub[string, int](Options[int]{Quiet: time.Second})

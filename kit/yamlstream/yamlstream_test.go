@@ -38,8 +38,8 @@ func TestUnreadableDocumentHidesNoOther(t *testing.T) {
 	}
 }
 
-// TestByteOrderMarksAreNoText: Windows editors write byte order marks, and the Windows shell
-// redirects in UTF-16. Concatenated files have marks in the middle.
+// TestByteOrderMarksAreNoText: Windows editors write byte order marks, and the Windows shell writes UTF-16.
+// Concatenated files contain marks in the middle.
 func TestByteOrderMarksAreNoText(t *testing.T) {
 	sixteen := func(big bool, text string) string {
 		var b []byte

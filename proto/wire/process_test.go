@@ -32,7 +32,8 @@ func (l *level) Set(text string, dryRun bool) (before, after string, err error) 
 	return before, l.String(), err
 }
 
-// TestSetLogLevelChangesTheLevelAndLogsIt: the line is written if the level before or after the change has it.
+// TestSetLogLevelChangesTheLevelAndLogsIt: the change is logged if the level before or after the change includes the
+// line.
 func TestSetLogLevelChangesTheLevelAndLogsIt(t *testing.T) {
 	var out bytes.Buffer
 	var l level

@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// TestPluginAnswersAPerson: a runtime passes no arguments, and whatever it passes is no question.
+// TestPluginAnswersAPerson: with the single argument --version, --help or -h, the plugin prints a text for people. It
+// ignores other arguments; a runtime passes none.
 func TestPluginAnswersAPerson(t *testing.T) {
 	for _, arg := range []string{"--version", "--help", "-h"} {
 		if text, ok := about([]string{arg}); !ok || !strings.HasPrefix(text, "sluice-cni ") {

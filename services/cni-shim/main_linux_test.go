@@ -299,8 +299,8 @@ func TestKernelAddWorksBehindOtherPlugins(t *testing.T) {
 	wantHeld(t, n, 1, 1)
 }
 
-// TestKernelAddWorksBehindTheLoopbackPlugin: chains of Nomad begin with it, and its
-// answer names a device of the container.
+// TestKernelAddWorksBehindTheLoopbackPlugin: chains of Nomad begin with the loopback plugin, whose result contains a
+// device of the container.
 func TestKernelAddWorksBehindTheLoopbackPlugin(t *testing.T) {
 	n, ns := nodetest.New(t), newNetns(t)
 	c := add(n, ns)
@@ -440,8 +440,8 @@ func TestKernelAddLeasesAgainWhatWasLost(t *testing.T) {
 	wantHeld(t, n, 1, 1)
 }
 
-// TestKernelAddNamesTheServiceForWhichItWaited, and not the lease that was lost with
-// each creation that was undone.
+// TestKernelAddNamesTheServiceForWhichItWaited: the error contains the service, and not the leases that were released
+// with each rolled-back creation.
 func TestKernelAddNamesTheServiceForWhichItWaited(t *testing.T) {
 	n, ns := nodetest.New(t), newNetns(t)
 	away := withDetails(codes.Unavailable, "etcd does not answer", &errdetails.RetryInfo{RetryDelay: durationpb.New(time.Millisecond)})
@@ -920,9 +920,9 @@ func TestDelSpoolsWhileTheDatapathIsAway(t *testing.T) {
 	wantCode(t, del, 11)
 }
 
-// TestKernelDelAsksADatapathThatCameUpMeanwhile: a datapath that comes up between the refused connection and the entry
-// may have read the spool already: the container would keep its traffic after the answer of DEL until the spool is read
-// again.
+// TestKernelDelAsksADatapathThatCameUpMeanwhile: a datapath that starts after the connection was refused, and before
+// the entry is written, may have read the spool already. After DEL, the container would keep its traffic until the
+// spool is read again.
 func TestKernelDelAsksADatapathThatCameUpMeanwhile(t *testing.T) {
 	n, ns := nodetest.New(t), newNetns(t)
 	wantCode(t, add(n, ns), 0)
@@ -1092,8 +1092,8 @@ func TestKernelCheckFindsDifferences(t *testing.T) {
 	wantCode(t, check, 11)
 }
 
-// TestStatusSaysWhatSuffersThoughTheClockWasSetBack: the time of the first failure is
-// in a file. One that has not come yet would keep STATUS silent until it comes.
+// TestStatusSaysWhatSuffersThoughTheClockWasSetBack: the time of the first failure is stored in a file. If it were in
+// the future, STATUS would not report the failure until that time.
 func TestStatusSaysWhatSuffersThoughTheClockWasSetBack(t *testing.T) {
 	n := nodetest.New(t)
 	c := call{command: "STATUS", stdin: config(n, "1.1.0", "")}
@@ -1174,7 +1174,7 @@ func TestGCWantsTheList(t *testing.T) {
 	wantCode(t, call{command: "GC", stdin: config(n, "1.1.0", `"cni.dev/valid-attachments":[]`)}, 11)
 }
 
-// TestPluginLinksOnlyWhatItNeeds: it pays for every package at each start.
+// TestPluginLinksOnlyWhatItNeeds: the initialisation of every package takes time at each start.
 func TestPluginLinksOnlyWhatItNeeds(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", ".").Output()
 	if err != nil {

@@ -29,7 +29,7 @@ func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
 	}
 }
 
-// TestFormerNameOfMaxBlocksPerNodeWorks, and counts if it is set.
+// TestFormerNameOfMaxBlocksPerNodeWorks: the former name of the setting takes precedence if it is set.
 func TestFormerNameOfMaxBlocksPerNodeWorks(t *testing.T) {
 	for _, c := range []struct {
 		now, former, want int
@@ -55,7 +55,7 @@ func TestFormerNameOfMaxBlocksPerNodeWorks(t *testing.T) {
 	}
 }
 
-// TestPoolsLieWithinTheStaticRanges: other nodes would ignore those that do not.
+// TestPoolsLieWithinTheStaticRanges: other nodes would ignore pools outside the static ranges.
 func TestPoolsLieWithinTheStaticRanges(t *testing.T) {
 	for _, c := range []struct {
 		mode     string

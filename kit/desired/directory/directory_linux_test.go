@@ -189,8 +189,8 @@ func TestFileThatIsBeingWrittenKeepsWhatItHad(t *testing.T) {
 	p.want("closed", "a.yaml=half and half")
 }
 
-// TestFileThatIsWrittenAtTheStartIsReadLater: no event says that a file is written that was opened before the start.
-// The feed must not take the part that is there for the whole.
+// TestFileThatIsWrittenAtTheStartIsReadLater: a file that was opened before the start, and is still being written,
+// causes no event for its first part. The feed must not treat the existing part as the whole file.
 func TestFileThatIsWrittenAtTheStartIsReadLater(t *testing.T) {
 	p := watched(t, func(s *Source) {
 		s.Quiet = time.Hour

@@ -186,8 +186,7 @@ state name: x
 	}
 }
 
-// TestUnstagedChangeIsOneTransaction: without change numbers in their keys, a record takes effect
-// when it is written.
+// TestUnstagedChangeIsOneTransaction: records without change numbers in their keys take effect when they are written.
 func TestUnstagedChangeIsOneTransaction(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "state")

@@ -229,7 +229,8 @@ func TestCommitOfALargeChangeWritesLittle(t *testing.T) {
 	})
 }
 
-// TestLeftoverOfAFullDiskNeverCounts: the next change has the same number.
+// TestLeftoverOfAFullDiskNeverCounts: the next change gets the same number as the failed one, whose remains must not be
+// part of it.
 func TestLeftoverOfAFullDiskNeverCounts(t *testing.T) {
 	const objects = 3 * partRecords
 	full := func(after int) func(disktest.Op) error {

@@ -138,8 +138,8 @@ func TestCallerWhoseContextEndsStopsWaiting(t *testing.T) {
 	}
 }
 
-// TestATurnThatHasBegunIsWaitedFor, although the context of its caller has ended: the caller reads
-// what the turn has written.
+// TestATurnThatHasBegunIsWaitedFor: Do waits for a turn that has begun, even if the context of its caller has ended,
+// because the caller reads what the turn has written.
 func TestATurnThatHasBegunIsWaitedFor(t *testing.T) {
 	l := New(Options{})
 	start(t, l, idle())

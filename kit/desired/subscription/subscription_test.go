@@ -12,8 +12,7 @@ import (
 	"time"
 )
 
-// TestPausesGrowWhileStreamsFail checks the pause after each stream, by the error that ended the
-// stream.
+// TestPausesGrowWhileStreamsFail checks the pause after each stream, which depends on the error that ended the stream.
 func TestPausesGrowWhileStreamsFail(t *testing.T) {
 	failed := errors.New("too far behind")
 	absent := fmt.Errorf("%w: connection refused", ErrAbsent)
@@ -65,7 +64,8 @@ func TestPausesGrowWhileStreamsFail(t *testing.T) {
 	}
 }
 
-// TestReceiveEndsWithItsStreamOrItsCaller, and loses nothing before.
+// TestReceiveEndsWithItsStreamOrItsCaller: Receive ends with its stream or its context, and delivers all earlier
+// messages.
 func TestReceiveEndsWithItsStreamOrItsCaller(t *testing.T) {
 	broken := errors.New("broken")
 	next := 0

@@ -120,8 +120,8 @@ func TestAbsentServerIsNamedInTheKernelsWords(t *testing.T) {
 	}
 }
 
-// TestServerThatAnswersNothingIsNamed: connections to a stopped process stay in the kernel's accept
-// queue; if the process ends, they are reset. gRPC describes both with texts of its own.
+// TestServerThatAnswersNothingIsNamed: connections to a stopped process stay in the kernel's accept queue. If the
+// process ends, the kernel resets them. gRPC describes both with texts of its own.
 func TestServerThatAnswersNothingIsNamed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.sock")
 	l, err := net.Listen("unix", path)
@@ -150,8 +150,7 @@ func TestServerThatAnswersNothingIsNamed(t *testing.T) {
 	}
 }
 
-// TestTextsOfSilentServersAreKnown: when the server closes the connection decides which of its first steps gRPC
-// reports.
+// TestTextsOfSilentServersAreKnown: gRPC's text depends on the time at which the server closes the connection.
 func TestTextsOfSilentServersAreKnown(t *testing.T) {
 	for message, want := range map[string]bool{
 		"connection error: desc = \"error reading server preface: EOF\"":                                     true,

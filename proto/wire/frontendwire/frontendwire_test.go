@@ -84,8 +84,8 @@ func TestStepsAreReadAsTheyWereWritten(t *testing.T) {
 	}
 }
 
-// TestFrontendIsWrittenWhole compares a message with what other releases send: a change of it
-// is a change of the protocol.
+// TestFrontendIsWrittenWhole compares a message with the message that other releases send: a difference changes the
+// protocol.
 func TestFrontendIsWrittenWhole(t *testing.T) {
 	want := &loadbalancerv1.Frontend{
 		Key:  &loadbalancerv1.FrontendKey{Address: "10.96.0.1", Port: 53, Protocol: netv1.Protocol_PROTOCOL_UDP},
@@ -129,8 +129,7 @@ func TestCapacityAndRefusalAreReadAsTheyWereWritten(t *testing.T) {
 	}
 }
 
-// TestMalformedStepsAreNamed has steps without a key. The reader ends the stream, because a
-// refusal needs a key.
+// TestMalformedStepsAreNamed sends steps without a key. The reader ends the stream, because a refusal needs a key.
 func TestMalformedStepsAreNamed(t *testing.T) {
 	key := func(change func(*loadbalancerv1.FrontendKey)) *loadbalancerv1.FrontendStep {
 		k := Key(serviceKey())
@@ -169,7 +168,7 @@ func TestMalformedStepsAreNamed(t *testing.T) {
 	}
 }
 
-// TestMalformedFrontendIsRefused has frontends with a key: the others of the message are read.
+// TestMalformedFrontendIsRefused sends malformed frontends with a key: the other frontends of the message are read.
 func TestMalformedFrontendIsRefused(t *testing.T) {
 	for want, change := range map[string]func(*loadbalancerv1.Frontend){
 		"malformed: kind 9": func(f *loadbalancerv1.Frontend) { f.Kind = 9 },

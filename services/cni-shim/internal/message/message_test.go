@@ -235,8 +235,8 @@ func TestMessagesAreEqualThereAndBack(t *testing.T) {
 	}
 }
 
-// TestUnknownFieldsAreSkipped: a later version of the API has fields that the plugin
-// has never heard of, also of types that this one does not use.
+// TestUnknownFieldsAreSkipped: a later version of the API may have unknown fields, also of types that this version does
+// not use.
 func TestUnknownFieldsAreSkipped(t *testing.T) {
 	var unknown []byte
 	unknown = protowire.AppendTag(unknown, 1000, protowire.VarintType)
@@ -313,7 +313,7 @@ func TestDurationsAndTimesAreThoseOfProtobuf(t *testing.T) {
 	}
 }
 
-// FuzzUnmarshal: whatever the generated code decodes is decoded, to the same.
+// FuzzUnmarshal: the generated code decodes the same messages as the protobuf library, with the same result.
 func FuzzUnmarshal(f *testing.F) {
 	r := rand.New(rand.NewPCG(5, 6))
 	for i, p := range pairs {

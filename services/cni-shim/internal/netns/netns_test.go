@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestOnlyWhatTheDatapathCannotReachIsNamed: a runtime may keep namespaces in a
-// directory that is root's alone.
+// TestOnlyWhatTheDatapathCannotReachIsNamed: a runtime may keep network namespaces in a directory that only root can
+// enter.
 func TestOnlyWhatTheDatapathCannotReachIsNamed(t *testing.T) {
 	dir, err := os.MkdirTemp("", "netns") // t.TempDir's parent is closed to others
 	if err != nil {

@@ -142,7 +142,7 @@ func TestKernelOnlyThePreparedSpoolOfANodeTakesDeletions(t *testing.T) {
 	}
 }
 
-// TestKernelDatapathReadsAndRemovesWhatIsSpooled: it is another user.
+// TestKernelDatapathReadsAndRemovesWhatIsSpooled: the datapath runs as another user.
 func TestKernelDatapathReadsAndRemovesWhatIsSpooled(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test acts as several users and needs root")

@@ -38,8 +38,8 @@ func entry(container string) deletion.Entry {
 	return deletion.Entry{Owner: owner(container), Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
 }
 
-// TestDamagedEntryIsWrittenAgain: a DEL that is repeated repairs the entry of its
-// owner, and leaves what is there of others for the datapath to report.
+// TestDamagedEntryIsWrittenAgain: a repeated DEL repairs the entry of its owner. Entries of other owners stay for the
+// datapath, which reports them.
 func TestDamagedEntryIsWrittenAgain(t *testing.T) {
 	state := t.TempDir()
 	dir := prepare(t, state)
@@ -72,8 +72,8 @@ func TestDamagedEntryIsWrittenAgain(t *testing.T) {
 	}
 }
 
-// TestPutOnADiskThatTakesNoWrites fails its operations in turn: it answers with
-// the error of the disk and the spool's name, or the entry is there.
+// TestPutOnADiskThatTakesNoWrites fails the operations of Put in turn: either Put returns the error of the disk with
+// the spool's name, or the entry is stored.
 func TestPutOnADiskThatTakesNoWrites(t *testing.T) {
 	for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT, syscall.EROFS, syscall.EIO} {
 		for _, there := range []bool{false, true} {

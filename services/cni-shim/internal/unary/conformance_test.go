@@ -280,8 +280,8 @@ func TestMessagesOfAnySizeGoBothWays(t *testing.T) {
 	}
 }
 
-// TestEarlyAnswerEndsALargeRequest: the server answers before it has read the
-// request, and wants no more of it.
+// TestEarlyAnswerEndsALargeRequest: the server answers before it has read the whole request, and does not read the
+// rest.
 func TestEarlyAnswerEndsALargeRequest(t *testing.T) {
 	path := socket(t)
 	serve(t, path, nil) // takes 4 MiB
@@ -422,7 +422,7 @@ func TestCallEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// TestCallToAStuckServerEndsAtItsDeadline: the server does not even accept.
+// TestCallToAStuckServerEndsAtItsDeadline: the server does not accept connections.
 func TestCallToAStuckServerEndsAtItsDeadline(t *testing.T) {
 	path := socket(t)
 	l, err := net.Listen("unix", path)
@@ -518,7 +518,7 @@ func TestAbsentServerIsNamedInTheKernelsWords(t *testing.T) {
 	}
 }
 
-// TestFullQueueIsUnavailable: it is not waited for here.
+// TestFullQueueIsUnavailable: the client does not wait for a full accept queue.
 func TestFullQueueIsUnavailable(t *testing.T) {
 	path := socket(t)
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)

@@ -319,8 +319,8 @@ func oddFrames() map[string]*script {
 	return all
 }
 
-// TestOddServersAreReadAsGRPCReadsThem: whatever a server sends, the call ends with
-// the code that grpc-go's client gives it, however the bytes are cut.
+// TestOddServersAreReadAsGRPCReadsThem: whatever bytes a server sends, and however they are split, the call ends with
+// the code of grpc-go's client.
 func TestOddServersAreReadAsGRPCReadsThem(t *testing.T) {
 	for _, scripts := range []map[string]*script{oddAnswers(), oddHTTP(), oddFrames()} {
 		for name, s := range scripts {
@@ -377,7 +377,8 @@ func TestServerThatDiesIsUnavailable(t *testing.T) {
 	}
 }
 
-// TestRefusedCallIsUnsent: a call that the server reports as not begun is known not to have happened.
+// TestRefusedCallIsUnsent: if the server reports that a call has not begun, the client reports that the call was not
+// executed.
 func TestRefusedCallIsUnsent(t *testing.T) {
 	for name, s := range map[string]*script{
 		"goodbye": newScript().frame(http2.FrameGoAway, 0, 0, make([]byte, 8)),
@@ -502,7 +503,7 @@ func pipe(t testing.TB, b []byte) *os.File {
 	return os.NewFile(uintptr(fds[0]), "client")
 }
 
-// FuzzAnswer: no answer makes the call panic, hang or give something that was not sent.
+// FuzzAnswer: for any response, a call neither panics nor hangs, and returns only data that was sent.
 func FuzzAnswer(f *testing.F) {
 	f.Add(good().Bytes(), 10)
 	f.Add(newScript().headers(true, ":status", "200", "content-type", "application/grpc", "grpc-status", "9",

@@ -136,7 +136,8 @@ func run(t *testing.T, leads bool, steps func(s *server, b *board, k *Kinds, pas
 	})
 }
 
-// TestElectedProcessPublishesWhatItFinds: within seconds, once, and again if the board loses the kinds.
+// TestElectedProcessPublishesWhatItFinds: the elected process publishes the kinds within seconds, once, and again if
+// the board loses them.
 func TestElectedProcessPublishesWhatItFinds(t *testing.T) {
 	run(t, true, func(s *server, b *board, k *Kinds, pass func(time.Duration)) {
 		pass(time.Second)
@@ -169,7 +170,8 @@ func TestElectedProcessPublishesWhatItFinds(t *testing.T) {
 	})
 }
 
-// TestElectedProcessLooksOftenWhileAKindMayAppear, and rarely once the API server has every kind.
+// TestElectedProcessLooksOftenWhileAKindMayAppear: it queries the API server often while a kind is missing, and rarely
+// once the API server has every kind.
 func TestElectedProcessLooksOftenWhileAKindMayAppear(t *testing.T) {
 	run(t, true, func(s *server, _ *board, _ *Kinds, pass func(time.Duration)) {
 		pass(time.Minute)
@@ -188,7 +190,7 @@ func TestElectedProcessLooksOftenWhileAKindMayAppear(t *testing.T) {
 	})
 }
 
-// TestOtherProcessesFollowTheBoard: they neither query nor publish.
+// TestOtherProcessesFollowTheBoard: processes that are not elected neither query nor publish.
 func TestOtherProcessesFollowTheBoard(t *testing.T) {
 	run(t, false, func(s *server, b *board, k *Kinds, pass func(time.Duration)) {
 		var mu sync.Mutex
@@ -217,7 +219,8 @@ func TestOtherProcessesFollowTheBoard(t *testing.T) {
 	})
 }
 
-// TestWatchTellsWhatWasFoundThoughTheBoardIsAway: the status of policies of new kinds does not depend on etcd.
+// TestWatchTellsWhatWasFoundThoughTheBoardIsAway: Watch reports the kinds although the board is unavailable, so the
+// status of policies of new kinds does not depend on etcd.
 func TestWatchTellsWhatWasFoundThoughTheBoardIsAway(t *testing.T) {
 	run(t, true, func(s *server, b *board, k *Kinds, pass func(time.Duration)) {
 		pass(time.Second)

@@ -61,7 +61,7 @@ func TestPoliciesBeyondAReportAreUnknownOnItsNode(t *testing.T) {
 	}
 }
 
-// TestDisksOfReportsAreNoPolicies mixes reports about a disk and about a policy.
+// TestDisksOfReportsAreNoPolicies uses reports about a disk and about a policy.
 func TestDisksOfReportsAreNoPolicies(t *testing.T) {
 	k := evaluation.Key{Kind: "NetworkPolicy", Namespace: "a", Name: "p"}
 	reports := All{

@@ -186,8 +186,8 @@ func TestEventsAreMadeOncePerObject(t *testing.T) {
 	})
 }
 
-// TestAnswersAreTriedAgainWhenThatHelps: an error for one object does not delay others, and the request is not
-// repeated before it can succeed.
+// TestAnswersAreTriedAgainWhenThatHelps: an error for one object does not delay other objects, and its request is not
+// retried before it can succeed.
 func TestAnswersAreTriedAgainWhenThatHelps(t *testing.T) {
 	for what, c := range map[string]struct {
 		answer error

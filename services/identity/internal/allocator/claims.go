@@ -64,7 +64,7 @@ func (s *claims) claim(ctx context.Context, labels label.Canonical, known identi
 			return Claim{}, beyond
 		case errors.Is(err, ErrOccupied) && candidate == 0 && used < identity.ClusterSize:
 			// Other calls of this node are about to take the last free numbers, but may fail.
-			return Claim{}, fmt.Errorf("%w: the last free numbers are being given to other label sets", ErrContended)
+			return Claim{}, fmt.Errorf("%w: the last free numbers are being allocated to other label sets", ErrContended)
 		case errors.Is(err, ErrOccupied) && candidate == 0:
 			return Claim{}, &QuotaError{Kind: ErrExhausted, Used: used, Limit: identity.ClusterSize, Keys: s.view.topKeys()}
 		case errors.Is(err, ErrOccupied):

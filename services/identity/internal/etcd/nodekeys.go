@@ -92,11 +92,11 @@ func (d nodeDecoder) record(kv *mvccpb.KeyValue) (registry.Record, error) {
 		return !p.IsValid() || p != p.Masked() ||
 			bad(p.Addr())
 	}):
-		err = fmt.Errorf("a range is no prefix")
+		err = fmt.Errorf("a range is not a valid prefix")
 	case len(r.Underlay.Addresses) > maxAddresses, len(r.Underlay.Overlay) > maxAddresses:
 		err = fmt.Errorf("more than %d addresses", maxAddresses)
 	case slices.ContainsFunc(r.Underlay.Addresses, bad), slices.ContainsFunc(r.Underlay.Overlay, bad):
-		err = fmt.Errorf("an address is none")
+		err = fmt.Errorf("an address is invalid")
 	}
 	if err != nil {
 		return r, fmt.Errorf("%s: %w: %w", kv.Key, allocator.ErrCorrupt, err)
@@ -256,7 +256,7 @@ func (d nodeDecoder) assignment(u *registry.Update, name string, kv *mvccpb.KeyV
 			err = registry.CheckAssignment(a)
 		}
 		if err != nil {
-			d.log.Error("an unreadable assignment of ranges in etcd assigns none", "node", node, log.Err(err))
+			d.log.Error("an unreadable assignment of ranges in etcd is ignored", "node", node, log.Err(err))
 			a = registry.Assignment{}
 		}
 		u.Assignments = append(u.Assignments, registry.AssignmentKey{Node: node, Assignment: a})

@@ -138,7 +138,7 @@ func (s *Nodes) registration(ctx context.Context, statement registry.Statement) 
 	var before registry.Record
 	if have[0] != nil {
 		if before, err = s.decoder.record(have[0]); err != nil {
-			s.cfg.Log.Error("the unreadable record of this node in etcd is written anew", log.Err(err))
+			s.cfg.Log.Error("the unreadable record of this node in etcd is overwritten", log.Err(err))
 		}
 	}
 	same := before.Incarnation == rec.Incarnation
@@ -211,7 +211,7 @@ func (b *claiming) claim(ctx context.Context) error {
 		var holder rangeHolder
 		if have[i] != nil {
 			if holder, err = read[rangeHolder](have[i]); err != nil {
-				s.cfg.Log.Error("an unreadable key of a range in etcd counts for nothing", log.Err(err))
+				s.cfg.Log.Error("an unreadable key of a range in etcd is ignored", log.Err(err))
 			}
 		}
 		loser, refused, err := b.mayHave(ctx, p, holder, have[i], seen)

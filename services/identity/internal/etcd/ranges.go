@@ -106,7 +106,7 @@ func (s *Nodes) readOwn(ctx context.Context, ipam *mvccpb.KeyValue) error {
 		}
 		c, err := readClaim(kv, slot)
 		if err != nil {
-			s.cfg.Log.Error("an unreadable claim of this node in etcd is written anew", log.Err(err))
+			s.cfg.Log.Error("an unreadable claim of this node in etcd is overwritten", log.Err(err))
 		}
 		s.own.slots[slot] = c.Range
 	}

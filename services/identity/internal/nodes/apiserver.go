@@ -101,7 +101,7 @@ func (f *APIServers) Run(ctx context.Context) error {
 		var again <-chan time.Time
 		if err := f.apply(ctx); err != nil {
 			if !failed && ctx.Err() == nil {
-				f.log.Error("the API servers keep the identities that they had; it is tried again", log.Err(err))
+				f.log.Error("the identities of API servers could not be changed; retrying", log.Err(err))
 			}
 			again = time.After(retry)
 			failed = true

@@ -31,8 +31,8 @@ func (r *returns) Return(_ context.Context, p netip.Prefix) error {
 	return nil
 }
 
-// TestEmptyBlockOfAnySizeGoesBack gives a node two blocks of one size, of which the
-// second is not needed, down to those with one address to give.
+// TestEmptyBlockOfAnySizeGoesBack gives a node two blocks of one size, of which the second is not needed; the smallest
+// blocks have one usable address.
 func TestEmptyBlockOfAnySizeGoesBack(t *testing.T) {
 	for _, c := range []struct {
 		first, second string

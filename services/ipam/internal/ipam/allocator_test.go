@@ -278,8 +278,8 @@ func confirm(t testing.TB, a *ipam.Allocator, got *ipam.Allocation) {
 	}
 }
 
-// TestReleaseTakesNoOtherAddressesThanThoseGiven: an owner that went and came again
-// meanwhile keeps what it has got.
+// TestReleaseTakesNoOtherAddressesThanThoseGiven: an owner that was released and has allocated again keeps its new
+// addresses.
 func TestReleaseTakesNoOtherAddressesThanThoseGiven(t *testing.T) {
 	m := ipamtest.NewMemory()
 	a, stop := start(t, m, ipam.Options{Ranges: prefixes("10.0.0.0/24", "fd00::/64"), Quarantine: time.Minute})
@@ -559,8 +559,7 @@ func TestContradictingStateIsRefused(t *testing.T) {
 	}
 }
 
-// TestNoAddressIsHeldTwiceUnderConcurrency lets 64 callers fight over fewer
-// addresses than they want, on a real file.
+// TestNoAddressIsHeldTwiceUnderConcurrency: 64 callers allocate more addresses than exist, with a real file.
 func TestNoAddressIsHeldTwiceUnderConcurrency(t *testing.T) {
 	s, err := store.Open(t.TempDir() + "/ipam")
 	if err != nil {
@@ -663,8 +662,8 @@ func (s *sizes) Commit(c *ipam.Changes) error {
 	return s.Store.Commit(c)
 }
 
-// TestWhatEndsTogetherEndsInSmallCommits: a call that comes while thousands of
-// addresses leave the quarantine waits for one commit of some of them, not for all.
+// TestWhatEndsTogetherEndsInSmallCommits: thousands of addresses leave quarantine at the same time. A concurrent call
+// waits for one commit of some of them, not for all.
 func TestWhatEndsTogetherEndsInSmallCommits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const owners = 5000
@@ -695,8 +694,7 @@ func TestWhatEndsTogetherEndsInSmallCommits(t *testing.T) {
 	})
 }
 
-// TestAnADDCostsOneCommit: the lease is in memory, and the confirmation carries it
-// to the store with the place where the search continues.
+// TestAnADDCostsOneCommit: the lease is in memory. The confirmation stores it, together with the search position.
 func TestAnADDCostsOneCommit(t *testing.T) {
 	m := ipamtest.NewMemory()
 	o := ipam.Options{Ranges: prefixes("10.0.0.0/24", "fd00::/64"), Quarantine: time.Minute}
@@ -774,7 +772,7 @@ func TestALeaseEndsWithItsProcess(t *testing.T) {
 	confirm(t, a, again)
 }
 
-// TestLeasesThatTheVersionBeforeWroteGoOn: an update in the middle of an ADD.
+// TestLeasesThatTheVersionBeforeWroteGoOn: a node is updated during an ADD.
 func TestLeasesThatTheVersionBeforeWroteGoOn(t *testing.T) {
 	m := ipamtest.NewMemory()
 	now := time.Unix(1_800_000_000, 0)
@@ -812,8 +810,8 @@ func TestLeasesThatTheVersionBeforeWroteGoOn(t *testing.T) {
 	}
 }
 
-// TestOnlyLeasesAreAnsweredBeforeTheCommit proves INV-10: of calls that are decided
-// together, one that says that an address is confirmed waits for the store.
+// TestOnlyLeasesAreAnsweredBeforeTheCommit proves INV-10: of calls in one batch, a call that confirms an address waits
+// for the store.
 func TestOnlyLeasesAreAnsweredBeforeTheCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := ipamtest.NewMemory()

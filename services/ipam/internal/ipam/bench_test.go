@@ -68,7 +68,7 @@ func BenchmarkDurable(b *testing.B) {
 	}
 }
 
-// BenchmarkDurableTogether is the same with 64 callers, who share commits.
+// BenchmarkDurableTogether is BenchmarkDurable with 64 callers, which share commits.
 func BenchmarkDurableTogether(b *testing.B) {
 	for _, c := range fills {
 		b.Run(fmt.Sprintf("%s held=%d", c.cidr, c.held), func(b *testing.B) {
@@ -98,7 +98,7 @@ func BenchmarkDurableTogether(b *testing.B) {
 	}
 }
 
-// BenchmarkStart is from a file to an index that can answer.
+// BenchmarkStart measures the time from opening a file to an index that serves calls.
 func BenchmarkStart(b *testing.B) {
 	for _, c := range fills[:2] {
 		b.Run(fmt.Sprintf("%s held=%d", c.cidr, c.held), func(b *testing.B) {

@@ -56,8 +56,8 @@ func (o *owned) burst(call func(ctx context.Context, i int) error) {
 	wg.Wait()
 }
 
-// BenchmarkOwner lets the ledger do every operation of its API, with 65,000 held addresses and a real file. It fails
-// if one turn of its loop took longer than looptimetest.Limit.
+// BenchmarkOwner runs every operation of the ledger's API, with 65,000 held addresses and a real file. It fails if one
+// turn of the loop took longer than looptimetest.Limit.
 func BenchmarkOwner(b *testing.B) {
 	for b.Loop() {
 		owner65000(b)

@@ -136,7 +136,7 @@ func TestNodeIsDoneOnceItsRangesServe(t *testing.T) {
 	}
 }
 
-// TestRestoredServerIsAProblemUntilTheNodeIsRead: while ranges serve, other failures are not reported as problems.
+// TestRestoredServerIsAProblemUntilTheNodeIsRead: while ranges serve, only this failure is reported as a problem.
 func TestRestoredServerIsAProblemUntilTheNodeIsRead(t *testing.T) {
 	n := &Node{wake: make(chan struct{}, 1)}
 	restored := &kube.RestoredError{}

@@ -244,8 +244,8 @@ func TestALifeOverTheSocket(t *testing.T) {
 	}
 }
 
-// TestAddressesStayWithTheirManager: confirming keeps it, and another one may not
-// ask for the same owner.
+// TestAddressesStayWithTheirManager: a confirmation keeps the manager, and another manager cannot allocate for the same
+// owner.
 func TestAddressesStayWithTheirManager(t *testing.T) {
 	s := serve(t, small())
 	ask := func(manager string) (*ipamv1.AllocateResponse, error) {
@@ -405,7 +405,7 @@ func TestEveryCodeReachesTheCallerWithItsDetails(t *testing.T) {
 	}
 }
 
-// TestStoreThatIsLostIsNamed: the allocator says of it that the state could not be written, too.
+// TestStoreThatIsLostIsNamed: the error of the allocator also says that the state could not be written.
 func TestStoreThatIsLostIsNamed(t *testing.T) {
 	s := serve(t, small())
 	s.lost = true

@@ -118,8 +118,8 @@ func TestKernelFullDiskRefusesAndLosesNothing(t *testing.T) {
 	}
 }
 
-// TestKernelReadOnlyFileSystemStopsTheStart says which directory it is, and the
-// state is there when the file system takes writes again.
+// TestKernelReadOnlyFileSystemStopsTheStart: the error contains the directory, and the state is unchanged when the file
+// system accepts writes again.
 func TestKernelReadOnlyFileSystemStopsTheStart(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Fatal("this test needs root, to mount a small file system")

@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-net/sluice/services/ipam/internal/store"
 )
 
-// TestPowerCutLosesNoAddress proves INV-10: whatever was answered as confirmed is in
-// the file after a loss of power at any moment, and no lease is.
+// TestPowerCutLosesNoAddress proves INV-10: after a power loss at any moment, the file contains every address whose
+// confirmation was returned, and no lease.
 func TestPowerCutLosesNoAddress(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "ipam")

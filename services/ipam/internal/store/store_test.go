@@ -143,7 +143,7 @@ func TestRecordsOfAnotherKindAreRefused(t *testing.T) {
 	}
 }
 
-// TestAFileOfTheFirstVersionIsRead writes the layout that had no ranges.
+// TestAFileOfTheFirstVersionIsRead writes the layout of the first version, which had no ranges.
 func TestAFileOfTheFirstVersionIsRead(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "ipam")
 	d, err := store.OpenDir(dir, 0o700)

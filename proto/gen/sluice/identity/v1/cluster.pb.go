@@ -1350,7 +1350,7 @@ type ForgetNodeRequest struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Forget the node even if it is alive.
 	Force bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
-	// Only return what would be forgotten.
+	// Only return the node and the number of mappings that would be removed.
 	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1762,7 +1762,7 @@ type AddressReuse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The address.
 	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
-	// It may be reused.
+	// Whether the address may be reused now.
 	Reusable bool `protobuf:"varint,2,opt,name=reusable,proto3" json:"reusable,omitempty"`
 	// Time until it may be reused if nothing changes. Unset: unknown, because etcd may still have the
 	// mapping, or does not answer.
@@ -1834,7 +1834,7 @@ func (x *AddressReuse) GetReason() string {
 // ReportRefusalsRequest is the input of ReportRefusals.
 type ReportRefusalsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Policies that the node does not enforce as written; none: it enforces all.
+	// Policies that the node does not enforce as written; empty: none.
 	Refusals []*PolicyRefusal `protobuf:"bytes,160,rep,name=refusals,proto3" json:"refusals,omitempty"`
 	// Number of further policies that do not fit into the report.
 	Omitted uint32 `protobuf:"varint,161,opt,name=omitted,proto3" json:"omitted,omitempty"`
@@ -1937,11 +1937,11 @@ type PolicyRefusal struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Kind of the policy, such as "NetworkPolicy".
 	Kind string `protobuf:"bytes,160,opt,name=kind,proto3" json:"kind,omitempty"`
-	// Its namespace; empty for cluster-wide kinds.
+	// Namespace; empty for cluster-wide kinds.
 	Namespace string `protobuf:"bytes,161,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// Its name.
+	// Name.
 	Name string `protobuf:"bytes,162,opt,name=name,proto3" json:"name,omitempty"`
-	// Why, for people.
+	// Reason, for people.
 	Reason        string `protobuf:"bytes,163,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2047,16 +2047,16 @@ type WatchRefusalsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Node with the report. Empty in the message with complete.
 	Node string `protobuf:"bytes,160,opt,name=node,proto3" json:"node,omitempty"`
-	// Its refusals; none and none omitted: it has no report any more.
+	// Refusals of the node. If there are none, and none are omitted, the node no longer has a report.
 	Refusals []*PolicyRefusal `protobuf:"bytes,161,rep,name=refusals,proto3" json:"refusals,omitempty"`
-	// Number of further policies.
+	// Number of omitted policies.
 	Omitted uint32 `protobuf:"varint,162,opt,name=omitted,proto3" json:"omitted,omitempty"`
-	// Their number by reason code; empty: the node has an earlier version.
+	// Number of omitted policies by reason code. Empty if the node has an earlier version.
 	OmittedReasons map[string]uint32 `protobuf:"bytes,164,rep,name=omitted_reasons,json=omittedReasons,proto3" json:"omitted_reasons,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	// The report of the node cannot be read, so it is unknown which policies it does not enforce as
 	// written. omitted is then 1.
 	Unreadable bool `protobuf:"varint,165,opt,name=unreadable,proto3" json:"unreadable,omitempty"`
-	// The report of every node was sent.
+	// The reports of all nodes were sent.
 	Complete      bool `protobuf:"varint,163,opt,name=complete,proto3" json:"complete,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2137,8 +2137,8 @@ func (x *WatchRefusalsResponse) GetComplete() bool {
 // ConfirmMappingsRequest is the input of ConfirmMappings.
 type ConfirmMappingsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Revision of the store up to which the kernel has every change of nodes and
-	// mappings: store_revision of WatchClusterResponse. Unset: that is not known.
+	// Revision of the store up to which the kernel has every change of nodes and mappings, from store_revision of
+	// WatchClusterResponse. Unset: unknown.
 	Applied       *StoreRevision `protobuf:"bytes,1,opt,name=applied,proto3" json:"applied,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2184,11 +2184,10 @@ func (x *ConfirmMappingsRequest) GetApplied() *StoreRevision {
 // ConfirmMappingsResponse is the answer of ConfirmMappings.
 type ConfirmMappingsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How long ago this node had everything that the store had then. Unset: the service
-	// has not heard from the store since it started.
+	// How long ago this node was up to date with the store. Unset: it was not since the service started.
 	Silence *durationpb.Duration `protobuf:"bytes,1,opt,name=silence,proto3" json:"silence,omitempty"`
-	// How long a node that does not hear from the store trusts the mappings of other
-	// nodes: cluster.staleMappings of the service.
+	// How long a node that is cut off from the store trusts the mappings of other nodes: cluster.staleMappings of the
+	// service.
 	StaleMappings *durationpb.Duration `protobuf:"bytes,2,opt,name=stale_mappings,json=staleMappings,proto3" json:"stale_mappings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2284,12 +2283,12 @@ func (x *PublishPodCIDRsRequest) GetNodes() []*NodePodCIDRs {
 	return nil
 }
 
-// NodePodCIDRs has the podCIDRs of a Node.
+// NodePodCIDRs contains the podCIDRs of a Node.
 type NodePodCIDRs struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the Node.
 	Name string `protobuf:"bytes,60,opt,name=name,proto3" json:"name,omitempty"`
-	// Its spec.podCIDRs.
+	// spec.podCIDRs of the Node.
 	PodCidrs      []string `protobuf:"bytes,61,rep,name=pod_cidrs,json=podCidrs,proto3" json:"pod_cidrs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

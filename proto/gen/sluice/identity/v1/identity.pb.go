@@ -425,7 +425,7 @@ func (x *AllocateIdentityResponse) GetIdentity() *Identity {
 // ReleaseIdentityRequest is the input of ReleaseIdentity.
 type ReleaseIdentityRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What to release.
+	// Reference or owner to release.
 	//
 	// Types that are valid to be assigned to Holder:
 	//

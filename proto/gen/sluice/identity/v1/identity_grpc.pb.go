@@ -43,7 +43,7 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// IdentityService allocates identities: numbers that stand for label sets. Policies and packets
+// IdentityService allocates identities: numbers that represent label sets. Policies and packets
 // refer to workloads by number only. A number is allocated in an etcd transaction, so two nodes
 // that see the same new label set at the same time get the same number. It stays allocated as long
 // as a node refers to it; unused numbers are collected after a grace period. While etcd is
@@ -304,7 +304,7 @@ func (c *identityServiceClient) AdmitLabels(ctx context.Context, in *AdmitLabels
 // All implementations must embed UnimplementedIdentityServiceServer
 // for forward compatibility.
 //
-// IdentityService allocates identities: numbers that stand for label sets. Policies and packets
+// IdentityService allocates identities: numbers that represent label sets. Policies and packets
 // refer to workloads by number only. A number is allocated in an etcd transaction, so two nodes
 // that see the same new label set at the same time get the same number. It stays allocated as long
 // as a node refers to it; unused numbers are collected after a grace period. While etcd is

@@ -137,7 +137,8 @@ func (s *Session) listAll(ctx context.Context, r Reader, history <-chan struct{}
 	if r.Spread != nil {
 		if most := r.Spread(); most > 0 {
 			wait := rand.N(most)
-			s.cfg.Log.Info("listing a little later than other nodes may", "prefix", r.Prefix, "in", wait, "at_most", most)
+			s.cfg.Log.Info("delaying the listing, so that nodes do not list at the same time", "prefix", r.Prefix,
+				"in", wait, "at_most", most)
 			select {
 			case <-time.After(wait):
 			case <-ctx.Done():

@@ -52,7 +52,7 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-// openEtcd lets the service's user connect; the kernel wants write permission for that.
+// openEtcd allows the service's user to connect; the kernel requires write permission for that.
 func (b *bench) openEtcd() {
 	b.t.Helper()
 	if err := os.Chmod(strings.TrimPrefix(b.etcd.Endpoint, "unix://"), 0o666); err != nil {
@@ -220,7 +220,7 @@ func TestKernelKilledAnywhereLeavesNothingBehind(t *testing.T) {
 		app := fmt.Sprint("app", i)
 		p := b.start("--gc-grace", "0s", "--gc-quarantine", "1s")
 		p.Serving()
-		// A new process may repeat the releases of the one before, which would end it too early.
+		// A new process may repeat the releases of the previous one, which would end the test too early.
 		servicetest.Eventually(t, point+": all writes are done", func() bool {
 			st := p.status()
 			return st.GetStoreConnected() && st.GetPendingStoreWrites() == 0

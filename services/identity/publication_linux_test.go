@@ -81,8 +81,8 @@ func (n *publisher) has(container string) (number uint32, err error) {
 	return resp.GetIdentity().GetNumber(), err
 }
 
-// wantHolder waits until etcd, and the other node, have the address with a number,
-// 0 for none, and nothing else of this node.
+// wantHolder waits until etcd and the other node have the address with a number (0: no number), and no other address of
+// this node.
 func (n *publisher) wantHolder(number uint32) {
 	n.t.Helper()
 	servicetest.EventuallyNil(n.t, fmt.Sprintf("the address with identity %d", number), func() error {

@@ -15,9 +15,8 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
 )
 
-// secret is the volume of a Secret as kubelet writes it: each content in a
-// directory of its own, and links to the newest, which change all at once. The
-// files are root's and readable by the group, as fsGroup makes them.
+// secret is the volume of a Secret as kubelet writes it: each version has its own directory, and links to the newest
+// version, which all change at the same time. root owns the files, and the group can read them, as fsGroup requires.
 type secret struct {
 	t        *testing.T
 	dir      string

@@ -1286,7 +1286,7 @@ func TestStrayReferenceIsNotDroppedAtFirstSight(t *testing.T) {
 	}
 }
 
-// listingStore brings the updates that a test makes.
+// listingStore delivers the updates that a test creates.
 type listingStore struct {
 	allocator.Store
 	updates chan allocator.Update

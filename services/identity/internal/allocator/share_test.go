@@ -165,7 +165,7 @@ func TestNamespacesWithoutTheLabelHaveHalfOfTheNumbersTogether(t *testing.T) {
 func TestATenantLeavesPartOfTheQuotaOfANodeToOthers(t *testing.T) {
 	sharingOf(t, quick(), 1024, func(t *testing.T, c *storetest.Fake, nodes [2]*node) {
 		n, err := nodes[0].take("team-a", 1024)
-		// 64, and half of what is then free.
+		// The limit is 64, and half of the units that are then free.
 		if want := "tenant a has 384, at most "; n != 384 || !errors.Is(err, allocator.ErrQuota) ||
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("a tenant got %d, want 384: %v", n, err)

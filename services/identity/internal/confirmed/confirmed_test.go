@@ -19,8 +19,7 @@ import (
 
 const rest = 16 * time.Minute
 
-// store is a Store in memory that all nodes of a test share. Everything that is followed
-// arrives at once.
+// store is a Store in memory that all nodes of a test share. Followers receive every change at once.
 type store struct {
 	mu       sync.Mutex
 	revision int64
@@ -229,7 +228,7 @@ func TestRemovalThatAllNodesConfirmIsKnownSoon(t *testing.T) {
 		for _, w := range writes {
 			moments[w]++
 		}
-		// The node that asks may have taken its request back already.
+		// The requesting node may have withdrawn its request already.
 		if n := len(writes); n != len(names) && n != len(names)+1 || len(moments) < 5 {
 			t.Errorf("%d reports of %d nodes at %d moments", len(writes), len(names), len(moments))
 		}

@@ -33,8 +33,8 @@ type reader struct {
 	leased      bool      // etcd has its lease
 }
 
-// believes reports whether a node that has not heard of a removal lets the mapping allow anything. The owner of the
-// address hears from etcd, and has said so in its answers to probes.
+// believes reports whether a node that has not received a removal still uses the mapping. The owner of the address is
+// connected to etcd, and has reported that in its answers to probes.
 func (n *reader) believes(removed int64, now time.Time, ownerHears bool) bool {
 	return n.applied < removed && (now.Sub(n.heard) < stale || !ownerHears)
 }

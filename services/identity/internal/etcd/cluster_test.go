@@ -618,8 +618,7 @@ func TestLongOutageEndsAnswersForSetsThatAreNotHeld(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)
 	cfg := quick()
-	// The first question after the loss waits for the store, and has to be
-	// answered within the quarantine time.
+	// The first request after the loss waits for the store, and must be answered within the quarantine time.
 	cfg.StoreTimeout, cfg.Quarantine = 2*time.Second, 10*time.Second
 	a, b := startNode(t, s.Endpoint, "a", t.TempDir(), cfg), startNode(t, s.Endpoint, "b", t.TempDir(), cfg)
 	a.connected()

@@ -138,7 +138,7 @@ func TestFullEtcdIsSaidAndEndsNoSession(t *testing.T) {
 	if !errors.Is(err, allocator.ErrUnavailable) || !strings.Contains(err.Error(), "no space left; compact") {
 		t.Errorf("new set: %v, want ErrUnavailable that says what to do", err)
 	}
-	// Known identities are answered: while etcd accepts no writes, none is collected.
+	// Known identities are still returned: while etcd accepts no writes, no identity is collected.
 	for h, want := range map[int]identity.Identity{4: held, 5: known} {
 		if got, err := a.Hold(t.Context(), holder(h), want.Labels, false); err != nil || got.Number != want.Number {
 			t.Errorf("hold: %v, %v, want %v", got, err, want)

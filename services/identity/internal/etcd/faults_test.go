@@ -49,8 +49,8 @@ func (h *history) add(client int, op operation, call, ret int64) {
 	h.all = append(h.all, porcupine.Operation{ClientId: client, Input: op, Call: call, Output: op, Return: ret})
 }
 
-// inForce is the state of one set, number or range: what it is bound to, and how
-// many hold it. While it is held, it is bound to nothing else.
+// inForce is the state of one label set, number or range: its binding, and the number of its holders. While it is held,
+// it has no other binding.
 type inForce struct{ bound, holders int }
 
 // bindings returns the model of things that are each bound to one other thing while they are held. key and to return
@@ -241,7 +241,7 @@ func (r *racers) settled() {
 	}
 }
 
-// collecting returns the configuration of nodes that collect numbers at once, and use them again.
+// collecting returns the configuration of nodes that collect numbers at once and reuse them.
 func collecting() nodeConfig {
 	cfg := quick()
 	cfg.Grace, cfg.Quarantine, cfg.Reconcile = 0, time.Second, 20*time.Millisecond
@@ -486,7 +486,7 @@ func (p *proxy) carry(c net.Conn, to string) {
 	io.Copy(c, d) //nolint:errcheck // it ends with the connection
 }
 
-// Cut ends every connection, and new ones are answered by nothing until Heal.
+// Cut ends every connection. New connections get no answer until Heal.
 func (p *proxy) Cut() { p.set(true) }
 
 // Heal ends Cut.
@@ -528,7 +528,7 @@ func TestNodePartitionedBeyondEveryTimeout(t *testing.T) {
 		return len(keysBelow(t, admin, fmt.Sprint("/id/", web.Number))) == 0 &&
 			len(keysBelow(t, admin, fmt.Sprint("/rest/", web.Number))) == 0
 	})
-	// Nothing that the node wrote went with its references.
+	// No other key of the node was deleted with its references.
 	if got, want := watcher.mapping(address(3, 5)), fmt.Sprint("a ", kept.Number); got != want {
 		t.Errorf("the mapping of a node that is cut off is %q, want %q", got, want)
 	}

@@ -233,7 +233,7 @@ func TestSecondNodeOfANameWritesNothing(t *testing.T) {
 	servicetest.Eventually(t, "the refusal", func() bool {
 		return strings.Contains(second.Summary().StoreError, "is taken")
 	})
-	// It keeps trying to claim its name.
+	// The other machine keeps trying to claim its name.
 	asked := time.Now()
 	servicetest.Eventually(t, "two terms of the name", func() bool { return time.Since(asked) > 2*cfg.aliveTTL })
 	if got := wrote(); got != before {
@@ -337,7 +337,7 @@ func TestForgottenNodeIsNotBelieved(t *testing.T) {
 	if r := b.reg.Status().Ranges; len(r) != 1 || r[0].Range != prefix(1) {
 		t.Errorf("a range in quarantine is given away: %v", r)
 	}
-	// A mapping that a, cut off, writes without a record counts for nothing.
+	// A mapping that node a writes without a record, while it is cut off, is not valid.
 	admin := s.Client()
 	late := toJSON(registry.Addresses{Addresses: []netip.Addr{address(1, 9)}, Identity: web.Number, Incarnation: "x"})
 	if _, err := admin.Put(t.Context(), testPrefix+"/ip/a/ep/late", late); err != nil {
@@ -347,7 +347,7 @@ func TestForgottenNodeIsNotBelieved(t *testing.T) {
 	if got := b.mapping(address(1, 9)); got != "" {
 		t.Errorf("a late mapping of a forgotten node counts: %s", got)
 	}
-	// It comes back, registers, and has its range again.
+	// Node a is connected again, registers, and has its range again.
 	a = startNode(t, s.Endpoint, "a", dir, cfg)
 	b.seesMapping(address(1, 5), fmt.Sprint("a ", web.Number))
 	a.published()
@@ -492,7 +492,7 @@ func TestAddressesOutliveEtcd(t *testing.T) {
 	s.Up()
 	b.seesMapping(address(1, 7), fmt.Sprint("a ", web.Number))
 	b.seesMapping(address(1, 6), "")
-	// Its data is lost altogether: everything comes back from the nodes.
+	// etcd loses all data: the nodes write all keys again.
 	s.Down()
 	s.Wipe()
 	s.Up()
@@ -631,8 +631,8 @@ func TestWatchFromTheFuture(t *testing.T) {
 	s.Backup()
 	s.Up()
 	admin := s.Client()
-	// If a state changes after the last revision that a node saw and before it asks again, the test cannot distinguish
-	// the two: keep the revisions far from each other.
+	// If a state changes after the last revision that a node saw and before its next request, the test cannot
+	// distinguish the two: keep the revisions far apart.
 	for range 200 {
 		if _, err := admin.Put(t.Context(), "/elsewhere", "x"); err != nil {
 			t.Fatal(err)

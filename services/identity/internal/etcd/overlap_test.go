@@ -262,7 +262,7 @@ func TestNodeThatClaimsEveryBlockKeepsNoOtherFromJoining(t *testing.T) {
 	watcher.seesOwnerOf(given)
 	fresh := startNode(t, s.Endpoint, "fresh", t.TempDir(), quick())
 	fresh.seesOwnerOf(given)
-	// A node whose key another one has overwritten registers again and keeps its block.
+	// If another node has overwritten the key of a node's block, the node registers again and keeps the block.
 	servicetest.Eventually(t, "another block for old", func() bool { // once it has heard of all keys
 		_, err := old.reg.ClaimRange(t.Context(), settings, false, []netip.Prefix{oldBlock})
 		return err == nil

@@ -375,7 +375,7 @@ func TestForgottenNodeDoesNotGetItsBlockBack(t *testing.T) {
 		alive, err := b.reg.Alive(t.Context())
 		return err == nil && !alive["a"]
 	})
-	// Silence alone gives nothing away.
+	// A node that is only silent keeps its blocks.
 	if _, err := b.reg.ClaimRange(t.Context(), settings, false, []netip.Prefix{kept}); !errors.Is(err,
 		registry.ErrNoFreeRange) {
 		t.Fatalf("a block of a silent node is given away: %v", err)

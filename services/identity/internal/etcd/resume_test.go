@@ -99,7 +99,7 @@ func TestRestartGoesOnWhereItWas(t *testing.T) {
 	if got := b.store.Listings(); got != 0 {
 		t.Errorf("%d listings", got)
 	}
-	// And so does the one after that, which got its point from a resumed watch.
+	// The process after that, whose point comes from a resumed watch, resumes, too.
 	b.stop()
 	again := n.b()
 	again.connected()

@@ -59,7 +59,7 @@ func documentedCalls(t *testing.T, node string, i int) (calls [][]string) {
 	return calls
 }
 
-// etcdctl does what the command of that name would, as far as the example goes.
+// etcdctl implements the part of the etcdctl command that the example uses.
 func etcdctl(t *testing.T, c *clientv3.Client, words []string) {
 	t.Helper()
 	var err error

@@ -134,7 +134,7 @@ func TestOneNodeHasAName(t *testing.T) {
 	if _, refs := content(t, s.Client()); len(refs) != 1 || refs[fmt.Sprint("a/", id.Number)] != 1 {
 		t.Errorf("references %v, want the first node's reference", refs)
 	}
-	// The same state directory is the same node, however fast it comes back.
+	// A process with the same state directory is the same node, even if it starts at once.
 	first.stop()
 	first = startNode(t, s.Endpoint, "a", first.dir, cfg)
 	first.connected()

@@ -34,7 +34,7 @@ const testPrefix = "/test/identity"
 // testKeys names the keys of identities; not of references, which have a node.
 var testKeys = identityKeys{prefix: testPrefix}
 
-// testCluster is a real etcd as the suite wants it.
+// testCluster is a real etcd for the suite.
 type testCluster struct {
 	*etcdtest.Server
 	t      *testing.T

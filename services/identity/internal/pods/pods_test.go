@@ -165,7 +165,7 @@ func TestWithoutAPIWhatIsKnownIsTheAnswer(t *testing.T) {
 		if !errors.Is(got.err, ErrUnavailable) || !strings.Contains(got.err.Error(), away.Error()) {
 			t.Errorf("%+v, want %v and why", got, ErrUnavailable)
 		}
-		// It comes back, and becomes unavailable after that.
+		// The API is available again, and then unavailable.
 		answer := s.find(t.Context(), "")
 		s.pod("web-0", "u1", map[string]string{"app": "web"})
 		s.namespace(map[string]string{"team": "red"})

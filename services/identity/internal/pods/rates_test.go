@@ -38,7 +38,7 @@ func wants(t *testing.T, tenant shares.Tenant, controller string, n int, fresh b
 	return all
 }
 
-// takes fails unless so many changes may come now, and the next one after some time.
+// takes fails unless exactly this number of changes is allowed now, and the next one later.
 func (c *clock) takes(t *testing.T, what string, turns *turns, all []want, now int, next time.Duration) []want {
 	t.Helper()
 	got, at := turns.take(all)
@@ -117,7 +117,7 @@ func TestTenantsTakeTurns(t *testing.T) {
 			t.Errorf("%s was served %d times, want %d: %v", tenant, served[tenant], n, served)
 		}
 	}
-	// Of one tenant the pod that waits longest comes first.
+	// Of the pods of one tenant, the one that waits longest comes first.
 	mine := wants(t, shares.Labelled("a"), "", 50, true)
 	c.at = c.at.Add(nodeRate.every)
 	if got, _ := turns.take(mine); len(got) != 1 || got[0].holder != mine[5].holder {

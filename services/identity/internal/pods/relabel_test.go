@@ -113,8 +113,8 @@ func (n *node) podIn(namespace string, i int, labels map[string]string) {
 
 func holder(i int) allocator.Holder { return allocator.EndpointHolder(fmt.Sprint("c", i), "eth0") }
 
-// want waits until the relabelling is idle. It fails unless the label set of an endpoint has a label, and the
-// endpoint's confirmation is pending or not, as owes says.
+// want waits until the relabelling is idle. It fails unless the label set of an endpoint has a label, and owes equals
+// whether the endpoint's confirmation is pending.
 func (n *node) want(what string, i int, label string, owes bool) allocator.Endpoint {
 	n.t.Helper()
 	time.Sleep(time.Second)
@@ -192,7 +192,7 @@ func TestNamespaceMovesAllItsPodsWithFewNumbers(t *testing.T) {
 	})
 }
 
-// isIsolated fails unless an endpoint is reserved:init, or is not.
+// isIsolated fails unless an endpoint has the identity reserved:init or, if want is not set, has another one.
 func (n *node) isIsolated(what string, i int, want bool) {
 	n.t.Helper()
 	time.Sleep(time.Second)

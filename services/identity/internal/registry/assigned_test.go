@@ -398,7 +398,7 @@ func TestClaimsAreJudgedByTheSettingsOfTheirTime(t *testing.T) {
 	if len(third.Former) != 2 || third.Former[0].Since != 12 || third.Former[1].Since != 5 {
 		t.Errorf("former settings are %+v", third.Former)
 	}
-	// For another store the revisions prove nothing: they started again.
+	// Revisions of another store prove nothing, because they started again.
 	u.Cluster, u.IPAM = 2, &IPAMKey{Settings: third, Revision: 12}
 	elsewhere, _ := newRegistry(t, time.Hour)
 	elsewhere.Observe(u)

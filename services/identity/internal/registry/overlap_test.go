@@ -134,7 +134,7 @@ func TestClaimIsAsOldAsItsSlot(t *testing.T) {
 	is("when the slots before are empty,", "good")
 	r.Observe(Update{Revision: 12, Removed: []Removal{{Node: "good"}}})
 	is("of a node that is not registered any more,", "")
-	// The record goes and comes back: the claims are as old as the record is now.
+	// The record is deleted and written again: the claims are now as old as the record.
 	r.Observe(Update{Revision: 13, Removed: []Removal{{Node: "liar"}}, Claims: claimed("liar", "10.0.3.0/24", 2)})
 	again := node("good", 14)
 	r.Observe(Update{Revision: 14, Nodes: []NodeKey{again}, Claims: claimed("good", "10.0.3.0/24", 14)})

@@ -236,7 +236,7 @@ func TestConfirmedAddressIsReusedBeforeItsTime(t *testing.T) {
 		r.SetConfirmed(Confirmed{})
 		use()
 		check("used again", true, false)
-		// The store goes back to an older state: what was confirmed was of another history.
+		// The store is restored to an older state: confirmations of the former history are not valid.
 		r.SetConfirmed(Confirmed{Cluster: 7, Revision: 1 << 40})
 		r.Observe(Update{Complete: true, Cluster: 7, Revision: 4, Nodes: []NodeKey{node("own", 1)}})
 		r.SetConfirmed(Confirmed{Cluster: 7, Revision: 1 << 40})

@@ -598,7 +598,7 @@ func TestAPIServersAreNamedWhereTheyRun(t *testing.T) {
 	isHere("without API servers", false)
 }
 
-// memory is Records that keep nothing.
+// memory implements Records and stores nothing.
 type memory struct{}
 
 func (memory) SaveRegistration(Registration) error { return nil }

@@ -201,7 +201,7 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The binary lies in a directory that only root may enter.
+		// The binary is in a directory that only root may enter.
 		self, err := os.Open(exe)
 		if err != nil {
 			t.Fatal(err)

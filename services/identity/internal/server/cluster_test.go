@@ -379,7 +379,7 @@ func TestClusterIsWatchedInFewMessages(t *testing.T) {
 		t.Errorf("the node's address: %v", m)
 	}
 	cancel()
-	// While the reader is disconnected: one endpoint moves, one goes.
+	// While the reader is disconnected, one endpoint moves and one is removed.
 	s.reg.Observe(registry.Update{
 		Revision: 71, Addresses: []registry.AddressesKey{mappingOf(5, 301)},
 		Removed: []registry.Removal{{Node: "other", Endpoint: "6"}},

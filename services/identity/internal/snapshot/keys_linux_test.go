@@ -91,7 +91,7 @@ func (p *past) change(d *Dir) error {
 	return p.tell(d, from)
 }
 
-// tell passes the steps from index from on to the directory, in one change.
+// tell passes the steps with an index of at least from to the directory, in one change.
 func (p *past) tell(d *Dir, from int) error {
 	c := cluster.Change{}
 	var known allocator.KnownChange

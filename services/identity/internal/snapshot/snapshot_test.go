@@ -229,7 +229,7 @@ func TestCacheWithoutAChangeWritesNoHolders(t *testing.T) {
 
 func TestHoldersOfAnotherBootAreDropped(t *testing.T) {
 	path, want := saved(t)
-	// Of whatever content.
+	// The content of the file does not matter.
 	for _, name := range []string{HoldsFile(otherBoot), oldHoldsFile(otherBoot)} {
 		if err := os.WriteFile(filepath.Join(path, name), []byte("junk"), 0o600); err != nil {
 			t.Fatal(err)
@@ -243,7 +243,7 @@ func TestHoldersOfAnotherBootAreDropped(t *testing.T) {
 			t.Errorf("%s is still there: %v", name, err)
 		}
 	}
-	// As after a reboot: the holds and what belongs to them are gone, the cache is not.
+	// This is the state after a reboot: the cache exists, the holds and the data of that boot do not.
 	rec := incarnationRecord{Incarnation: want.Incarnation, Boot: otherBoot}
 	if err := errors.Join(
 		os.Rename(filepath.Join(path, HoldsFile(boot(t))), filepath.Join(path, HoldsFile(otherBoot))),

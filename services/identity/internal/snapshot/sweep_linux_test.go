@@ -93,8 +93,8 @@ func TestDamagedIncarnationKeepsHolds(t *testing.T) {
 	}
 }
 
-// failing lets n operations that change the disk pass. Of those after it, all
-// end with the errno, or the next one only.
+// failing lets n operations that change the disk succeed. Then all operations fail with the errno, or only the next
+// one.
 func failing(n int, errno syscall.Errno, all bool) (fail func(disktest.Op) error, failed func() bool) {
 	seen := 0
 	fail = func(disktest.Op) error {

@@ -25,9 +25,8 @@ import (
 // a value of one second would be taken as that default.
 const giveUp = 2 * time.Second
 
-// lateAnswers is a connection to etcd on which the answers of the first stream of
-// renewals, that which the client has for all leases, wait until they are released. A
-// question whether one lease lives has a stream of its own.
+// lateAnswers is a connection to etcd that holds back the answers of the first stream of renewals until they are
+// released. The client has this stream for all leases. Requests about one lease have a stream of their own.
 type lateAnswers struct {
 	etcdserverpb.LeaseClient
 	release chan struct{}
@@ -65,7 +64,7 @@ func (l *lateAnswers) LeaseKeepAlive(ctx context.Context, opts ...grpc.CallOptio
 	return &lateStream{Lease_LeaseKeepAliveClient: stream, of: l, first: l.streams == 1}, nil
 }
 
-// answers returns how many answers a lease has had on the first stream, and on others.
+// answers returns the number of answers for a lease on the first stream, and on other streams.
 func (l *lateAnswers) answers(id clientv3.LeaseID) (renewed, asked int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 
 const prefix = "/test/session"
 
-// prepared prepares nothing.
+// prepared is a prepare function that does nothing.
 func prepared(context.Context) error { return nil }
 
 // open returns a session of a node that is closed after the test.

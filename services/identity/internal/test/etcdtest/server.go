@@ -249,7 +249,7 @@ func (m *Member) Down() {
 	m.cmd = nil
 }
 
-// Freeze stops the process: it holds its connections and answers nothing.
+// Freeze stops the process: it keeps its connections and does not answer.
 func (m *Member) Freeze() { m.signal(syscall.SIGSTOP) }
 
 // Thaw ends Freeze.
@@ -347,7 +347,7 @@ func (s *Server) Full(full bool) {
 	}
 }
 
-// Client returns a client of its own, closed after the test.
+// Client returns a separate client, which is closed after the test.
 func (s *Server) Client() *clientv3.Client {
 	s.t.Helper()
 	return client(s.t, s.endpoints...)

@@ -321,7 +321,7 @@ func (c *cluster) compact(ctx context.Context) error {
 	return err
 }
 
-// says records the endpoints that a full node announces.
+// says records the endpoints that a full node publishes.
 func (c *cluster) says(node string, mappings map[string]uint32) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Command simulate runs a cluster of many nodes on one real etcd and says what
-// it costs: most nodes are a watch on a connection of its own and keys that
-// publishers write in their names; two are real sluice-identity processes,
-// compared in the end, key by key, with what was written.
+// Command simulate runs a cluster of many nodes on one real etcd and reports its cost. Most nodes consist of a watch on
+// a separate connection, and of keys that publishers write for them. Two nodes are real sluice-identity processes, whose
+// state is compared with the written keys at the end.
 //
 //	simulate -bin DIR [-nodes 500] [-addresses 50000] [-identities 2000] [-seconds 20] [-profile DIR]
 //	simulate -load ENDPOINT [-nodes 500] [-addresses 50000] [-identities 2000]

@@ -41,7 +41,7 @@ type node struct {
 	profiles sync.WaitGroup
 }
 
-// startNode starts one in a directory of its own.
+// startNode starts a node with its own directory.
 func startNode(ctx context.Context, bin, dir, name string, index int, etcd string, c *cluster) (n *node, err error) {
 	n = &node{name: name, index: index, dir: filepath.Join(dir, name)}
 	socket := filepath.Join(n.dir, "identity.sock")
@@ -207,7 +207,7 @@ func (n *node) heap(ctx context.Context, dir string) error {
 	return os.WriteFile(filepath.Join(dir, "load.heap"), content, 0o600)
 }
 
-// equal waits until the node's watches have what was written, and nothing else.
+// equal waits until the node's watches have exactly the written keys.
 func (n *node) equal(ctx context.Context, c *cluster) error {
 	nodes, mappings := c.desired(n.name)
 	deadline := time.Now().Add(patience)

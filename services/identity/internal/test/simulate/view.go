@@ -51,7 +51,7 @@ func (v *view) close() {
 	v.done.Wait()
 }
 
-// restarted tells the view that the node's process is a new one.
+// restarted records in the view that the node has a new process.
 func (v *view) restarted() {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -23,7 +23,7 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// watches are the nodes that only follow: each a stream on a connection of its own.
+// watches are the nodes that only watch: each has a stream on its own connection.
 type watches struct {
 	all    []*follower
 	cancel context.CancelFunc
@@ -90,7 +90,7 @@ var (
 	sentField  = []byte(`"sent":`)
 )
 
-// follow counts what comes until the stream ends, and returns why it did.
+// follow counts the received messages until the stream ends, and returns the error that ended it.
 func (f *follower) follow(stream etcdserverpb.Watch_WatchClient) error {
 	for {
 		m, err := stream.Recv()

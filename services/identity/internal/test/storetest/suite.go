@@ -486,7 +486,7 @@ func publishes(s suite) {
 			return l.Revision == n.Revision && l.Used == used && l.Unlabelled == 1 && l.Tenants["tenant a"] == used
 		})
 	}
-	// One that does not collect, or no longer, changes nothing.
+	// A node that is not the collector, or no longer, publishes nothing.
 	if err := b.PublishNumbers(s.ctx, allocator.Numbers{Used: 9}); err != nil {
 		s.t.Error(err)
 	}

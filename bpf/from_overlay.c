@@ -169,12 +169,27 @@ static __always_inline int act_from_overlay(struct __sk_buff *skb, enum sl_reaso
 	}
 }
 
+/*
+ * Whether sluice_from_underlay has taken the packet out of the tunnel, evaluated and counted it.
+ * Packets that the device has taken out have a tunnel key, whatever their mark.
+ */
+static __always_inline bool is_taken_out(struct __sk_buff *skb)
+{
+	struct bpf_tunnel_key key;
+
+	return cfg_direct_port && skb->mark == SL_MARK_TAKEN_OUT &&
+	       bpf_skb_get_tunnel_key(skb, &key, sizeof(key), 0) &&
+	       bpf_skb_get_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6);
+}
+
 SEC("tc") int sluice_from_overlay(struct __sk_buff *skb)
 {
 	enum sl_reason reason;
 	struct sl_packet *p;
 	__u32 ifindex = 0;
 
+	if (is_taken_out(skb))
+		return give_to_stack(skb);
 	p = new_packet(SL_INGRESS);
 	if (!p)
 		return TC_ACT_SHOT;

@@ -215,6 +215,9 @@ SEC("tc") int sluice_from_pod(struct __sk_buff *skb)
 	observe(skb, p, reason);
 	if (cfg_services && is_refusal(reason) && !answer_sender(skb, p, SL_ANSWER_REFUSED))
 		return act(skb, SL_REASON_ANSWERED_TOO_BIG, 0);
+	/* it leaves by the uplink, like a packet without a tunnel */
+	if (cfg_direct_port && p->direct)
+		reason = SL_REASON_FORWARDED_NATIVE;
 	return act(skb, reason, ifindex);
 }
 

@@ -261,6 +261,23 @@ struct sl_node {
 };
 _Static_assert(sizeof(struct sl_node) == 64, "one cache line");
 
+/*
+ * Value of sl_direct, at the node ID of another node: how packets travel to the node in tunnel
+ * packets that the programs build and take apart themselves, past the tunnel device. One aligned
+ * 64-bit store writes the uplink and, << 32, the IPv4 address of the next hop; 0: packets go
+ * through the tunnel device. The local address is written before.
+ *
+ * Element 0 is the local node. Its hop is the time until which the other elements apply,
+ * CLOCK_MONOTONIC in ns, which the datapath extends while it follows the kernel's routes. Its
+ * ports are the range of the outer source ports.
+ */
+struct sl_direct {
+	__u64 hop SL_BITS("device@0:32 next-hop@32:32");
+	__be32 local; /* source of packets to the node, and destination of packets from it */
+	__u32 ports SL_BITS("lowest@0:16 highest@16:16");
+};
+_Static_assert(sizeof(struct sl_direct) == 16, "no padding");
+
 /* Key of sl_node_addr; the value is the node ID. */
 struct sl_node_addr {
 	__u8 addr[16] SL_ADDR("family=family"); /* IPv4: the first four bytes */
@@ -703,6 +720,7 @@ enum sl_program {
 	SL_PROGRAM_TO_OVERLAY = 3,
 	SL_PROGRAM_FROM_UPLINK = 4,
 	SL_PROGRAM_TO_UPLINK = 5,
+	SL_PROGRAM_FROM_UNDERLAY = 6,
 };
 
 /* State of a search for a free port of the node; see nat_port.h. */
@@ -780,9 +798,9 @@ struct sl_packet {
 	__u8 renews;
 	/* 1: the first packet of its connection, or of a hairpin's way back, in this second */
 	__u8 first_in_second;
-	__u8 pad4;
+	__u8 direct; /* 1: its tunnel packet was built by the program */
 	__u16 sending_node; /* ID of the node that sent it through the tunnel; 0: none */
-	__u8 pad5[2];
+	__u8 pad4[2];
 	/* The fields below are not cleared: each is fully written before it is read. They are
 	 * aligned so that addresses are copied as two words instead of bytes.
 	 */

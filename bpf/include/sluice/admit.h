@@ -497,7 +497,7 @@ __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 /* Whether the tunnel key has another identity than the one that was evaluated. */
 static __always_inline bool was_relabelled(const struct sl_packet *p, const struct sl_ct *ct)
 {
-	if (SL_PROGRAM != SL_PROGRAM_FROM_OVERLAY)
+	if (!SL_FROM_TUNNEL)
 		return false;
 	return !vni_names(p, p->reply ? READ_ONCE(ct->id_resp) : READ_ONCE(ct->id_init));
 }

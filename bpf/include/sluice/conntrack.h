@@ -44,8 +44,7 @@
 #endif
 
 /* Whether the program runs where outside clients send requests to services. */
-#define SL_FROM_OUTSIDE \
-	(SL_PROGRAM == SL_PROGRAM_FROM_UPLINK || SL_PROGRAM == SL_PROGRAM_FROM_OVERLAY)
+#define SL_FROM_OUTSIDE (SL_PROGRAM == SL_PROGRAM_FROM_UPLINK || SL_FROM_TUNNEL)
 
 /* Whether the program sees connections of SL_ZONE_TRANSIT. */
 #define SL_IN_TRANSIT                                                              \

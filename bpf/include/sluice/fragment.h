@@ -46,7 +46,7 @@ static __always_inline void fragment_key(const struct sl_packet *p, struct sl_fr
 	key->family = p->family;
 	if (p->hook == SL_EGRESS)
 		key->slot = p->src_slot;
-	else if (SL_PROGRAM == SL_PROGRAM_FROM_OVERLAY)
+	else if (SL_FROM_TUNNEL)
 		key->slot = SL_SLOT_NONE - p->sending_node;
 	else
 		key->slot = SL_SLOT_NONE;

@@ -88,6 +88,15 @@ struct {
 	__type(value, struct sl_node);
 } sl_node SEC(".maps");
 
+/* node ID -> how the node is reached past the tunnel device */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, SL_MAX_NODES);
+	__type(key, sl_node_id);
+	__type(value, struct sl_direct);
+} sl_direct SEC(".maps");
+
 /* address of another node -> node ID */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

@@ -16,6 +16,14 @@
 
 #define SL_SECOND 1000000000ULL
 
+/* Length of the packet with its Ethernet header, without a tunnel packet around it. */
+static __always_inline __u32 length_of(struct __sk_buff *skb, const struct sl_packet *p)
+{
+	if (SL_PROGRAM == SL_PROGRAM_FROM_POD && cfg_direct_port && p->direct)
+		return skb->len - SL_TUNNEL_BYTES;
+	return skb->len;
+}
+
 static __always_inline void count(struct __sk_buff *skb, const struct sl_packet *p,
 				  enum sl_reason reason)
 {
@@ -25,7 +33,7 @@ static __always_inline void count(struct __sk_buff *skb, const struct sl_packet 
 	if (!counter)
 		return;
 	counter->packets++;
-	counter->bytes += skb->len;
+	counter->bytes += length_of(skb, p);
 }
 
 /* Ended connections have no reason of their own; this is their index in the limits. */
@@ -121,7 +129,7 @@ __noinline int report(struct __sk_buff *skb, const struct sl_packet *p, enum sl_
 	event->reason = reason;
 	event->direction = p->direction;
 	event->ifindex = skb->ifindex;
-	event->length = skb->len;
+	event->length = length_of(skb, p);
 	event->src_identity = p->src_identity;
 	event->dst_identity = p->dst_identity;
 	event->type = type;

@@ -33,7 +33,7 @@ answer_in_its_place(struct __sk_buff *skb, struct sl_packet *p, enum sl_reason r
 	__u32 kind = SL_ANSWER_TIME_EXCEEDED;
 
 	/* a packet from a tunnel cannot be sent back: the stack answers */
-	if (!reason || SL_PROGRAM == SL_PROGRAM_FROM_OVERLAY)
+	if (!reason || SL_FROM_TUNNEL)
 		return SL_CONTINUE;
 	if (reason == SL_REASON_STACK_TOO_BIG) {
 		if (may_be_cut(skb, p))

@@ -23,6 +23,20 @@
 #include <sluice/maps.h>
 
 /*
+ * Never called and never loaded: adds struct bpf_sock to the type information. Of several structs
+ * that struct __sk_buff points to and that are not in it, clang 19 writes the declarations in an
+ * order that depends on the directory of the build.
+ */
+__noinline int sl_sock_type(const struct bpf_sock *sk)
+{
+	return sk != 0;
+}
+
+/* Whether the program sees packets of other nodes that were in a tunnel. */
+#define SL_FROM_TUNNEL \
+	(SL_PROGRAM == SL_PROGRAM_FROM_OVERLAY || SL_PROGRAM == SL_PROGRAM_FROM_UNDERLAY)
+
+/*
  * The cleared packet of this run. It is never NULL, but the verifiers of older kernels do not
  * know that the element exists.
  */
@@ -72,6 +86,9 @@ static __always_inline struct sl_packet *own_packet(void)
 
 /* For offsets beyond this limit the kernel checks the bounds, not this macro. */
 #define SL_NEAR 256
+
+/* Bytes that the tunnel adds to a packet over IPv4: see struct sl_outer. */
+#define SL_TUNNEL_BYTES 50
 
 struct sl_ethernet {
 	__u8 dst[ETH_ALEN];

@@ -135,7 +135,7 @@ static __always_inline enum sl_reason find_source(struct __sk_buff *skb, struct 
 	/* a packet from elsewhere with an address of this node */
 	if (p->src_slot != SL_SLOT_NONE)
 		return SL_REASON_SPOOFED_IP;
-	if (SL_PROGRAM == SL_PROGRAM_FROM_OVERLAY)
+	if (SL_FROM_TUNNEL)
 		return find_tunnel_source(p);
 	return find_uplink_source(p, known);
 }

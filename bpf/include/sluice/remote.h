@@ -14,6 +14,7 @@
 #include <linux/pkt_cls.h>
 
 #include <sluice/config.h>
+#include <sluice/direct.h>
 #include <sluice/node.h>
 #include <sluice/packet.h>
 #include <sluice/rewrite.h>
@@ -21,9 +22,6 @@
 
 #define SL_AF_INET 2
 #define SL_AF_INET6 10
-
-/* TTL of outer packets: Linux's default. */
-#define SL_OUTER_TTL 64
 
 /* Length of the IP and transport headers, which each segment of a GSO packet repeats. */
 static __always_inline __u32 segment_headers(struct __sk_buff *skb, const struct sl_packet *p)
@@ -174,6 +172,30 @@ static __always_inline long send_by_routes(struct __sk_buff *skb, const struct s
 	return bpf_redirect_neigh(fib.ifindex, &hop, sizeof(hop), 0);
 }
 
+/* Sends a pod's packet in a tunnel, past the tunnel device if that is possible. */
+static __always_inline enum sl_reason send_in_tunnel(struct __sk_buff *skb, struct sl_packet *p,
+						     __u64 way)
+{
+	enum sl_reason reason;
+
+	/* the kernel has to make the outer packets' checksums, or fragments of them */
+	if (SL_PROGRAM == SL_PROGRAM_FROM_POD && cfg_direct_port &&
+	    !(way_flags(way) & (SL_WAY_UNDERLAY6 | SL_WAY_PIECES))) {
+		switch (send_direct(skb, p)) {
+		case SL_DIRECT_SENT:
+			p->direct = 1;
+			return SL_REASON_FORWARDED_OVERLAY;
+		case SL_DIRECT_FAILED:
+			return SL_REASON_REWRITE_FAILED;
+		}
+	}
+	reason = set_tunnel_key(skb, p, p->src_identity, way_flags(way));
+	if (reason == SL_REASON_FORWARDED_OVERLAY &&
+	    bpf_redirect(way_device(way), 0) != TC_ACT_REDIRECT)
+		return SL_REASON_NO_NODE;
+	return reason;
+}
+
 /* Forwards a pod's packet to a pod of another node, or to that node. */
 __noinline enum sl_reason forward_remote(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -194,13 +216,8 @@ __noinline enum sl_reason forward_remote(struct __sk_buff *skb, struct sl_packet
 		return reason;
 	if ((needs_rewrite(p) && p->translated && rewrite(skb, p)) || lower_hops(skb, p))
 		return SL_REASON_REWRITE_FAILED;
-	if (way_flags(way) & SL_WAY_OVERLAY) {
-		reason = set_tunnel_key(skb, p, p->src_identity, way_flags(way));
-		if (reason == SL_REASON_FORWARDED_OVERLAY &&
-		    bpf_redirect(way_device(way), 0) != TC_ACT_REDIRECT)
-			return SL_REASON_NO_NODE;
-		return reason;
-	}
+	if (way_flags(way) & SL_WAY_OVERLAY)
+		return send_in_tunnel(skb, p, way);
 	if (way_flags(way) & SL_WAY_LOOKUP)
 		return send_by_routes(skb, p) == TC_ACT_REDIRECT ? SL_REASON_FORWARDED_NATIVE
 								 : SL_REASON_NO_NODE;

@@ -32,6 +32,7 @@ const (
 	FromUplinkMapSlCt4               = "sl_ct4"
 	FromUplinkMapSlCt6               = "sl_ct6"
 	FromUplinkMapSlCtStats           = "sl_ct_stats"
+	FromUplinkMapSlDirect            = "sl_direct"
 	FromUplinkMapSlEp                = "sl_ep"
 	FromUplinkMapSlEpLimits          = "sl_ep_limits"
 	FromUplinkMapSlEvents            = "sl_events"
@@ -84,6 +85,7 @@ const (
 	FromUplinkVarCfgCast             = "cfg_cast"
 	FromUplinkVarCfgConnectionEvents = "cfg_connection_events"
 	FromUplinkVarCfgConntrack        = "cfg_conntrack"
+	FromUplinkVarCfgDirectPort       = "cfg_direct_port"
 	FromUplinkVarCfgEventRate        = "cfg_event_rate"
 	FromUplinkVarCfgNative           = "cfg_native"
 	FromUplinkVarCfgPrevious         = "cfg_previous"
@@ -159,6 +161,7 @@ type FromUplinkMapSpecs struct {
 	SlCt4      *ebpf.MapSpec `ebpf:"sl_ct4"`
 	SlCt6      *ebpf.MapSpec `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.MapSpec `ebpf:"sl_ct_stats"`
+	SlDirect   *ebpf.MapSpec `ebpf:"sl_direct"`
 	SlEp       *ebpf.MapSpec `ebpf:"sl_ep"`
 	SlEpLimits *ebpf.MapSpec `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.MapSpec `ebpf:"sl_events"`
@@ -216,6 +219,7 @@ type FromUplinkVariableSpecs struct {
 	CfgCast             *ebpf.VariableSpec `ebpf:"cfg_cast"`
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
 	CfgConntrack        *ebpf.VariableSpec `ebpf:"cfg_conntrack"`
+	CfgDirectPort       *ebpf.VariableSpec `ebpf:"cfg_direct_port"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
 	CfgNative           *ebpf.VariableSpec `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.VariableSpec `ebpf:"cfg_previous"`
@@ -262,6 +266,7 @@ type FromUplinkMaps struct {
 	SlCt4      *ebpf.Map `ebpf:"sl_ct4"`
 	SlCt6      *ebpf.Map `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.Map `ebpf:"sl_ct_stats"`
+	SlDirect   *ebpf.Map `ebpf:"sl_direct"`
 	SlEp       *ebpf.Map `ebpf:"sl_ep"`
 	SlEpLimits *ebpf.Map `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.Map `ebpf:"sl_events"`
@@ -330,6 +335,7 @@ func (m *FromUplinkMaps) Close() error {
 		m.SlCt4,
 		m.SlCt6,
 		m.SlCtStats,
+		m.SlDirect,
 		m.SlEp,
 		m.SlEpLimits,
 		m.SlEvents,
@@ -388,6 +394,7 @@ type FromUplinkVariables struct {
 	CfgCast             *ebpf.Variable `ebpf:"cfg_cast"`
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
 	CfgConntrack        *ebpf.Variable `ebpf:"cfg_conntrack"`
+	CfgDirectPort       *ebpf.Variable `ebpf:"cfg_direct_port"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
 	CfgNative           *ebpf.Variable `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.Variable `ebpf:"cfg_previous"`

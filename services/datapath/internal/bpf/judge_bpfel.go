@@ -25,6 +25,7 @@ const (
 	JudgeMapSlCt4        = "sl_ct4"
 	JudgeMapSlCt6        = "sl_ct6"
 	JudgeMapSlCtStats    = "sl_ct_stats"
+	JudgeMapSlDirect     = "sl_direct"
 	JudgeMapSlEp         = "sl_ep"
 	JudgeMapSlEpLimits   = "sl_ep_limits"
 	JudgeMapSlEvents     = "sl_events"
@@ -116,6 +117,7 @@ type JudgeMapSpecs struct {
 	SlCt4      *ebpf.MapSpec `ebpf:"sl_ct4"`
 	SlCt6      *ebpf.MapSpec `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.MapSpec `ebpf:"sl_ct_stats"`
+	SlDirect   *ebpf.MapSpec `ebpf:"sl_direct"`
 	SlEp       *ebpf.MapSpec `ebpf:"sl_ep"`
 	SlEpLimits *ebpf.MapSpec `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.MapSpec `ebpf:"sl_events"`
@@ -183,6 +185,7 @@ type JudgeMaps struct {
 	SlCt4      *ebpf.Map `ebpf:"sl_ct4"`
 	SlCt6      *ebpf.Map `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.Map `ebpf:"sl_ct_stats"`
+	SlDirect   *ebpf.Map `ebpf:"sl_direct"`
 	SlEp       *ebpf.Map `ebpf:"sl_ep"`
 	SlEpLimits *ebpf.Map `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.Map `ebpf:"sl_events"`
@@ -226,6 +229,7 @@ func (m *JudgeMaps) Close() error {
 		m.SlCt4,
 		m.SlCt6,
 		m.SlCtStats,
+		m.SlDirect,
 		m.SlEp,
 		m.SlEpLimits,
 		m.SlEvents,

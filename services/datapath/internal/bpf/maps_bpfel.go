@@ -182,6 +182,13 @@ const (
 	MapsSlCtStatSL_CT_STATS             MapsSlCtStat = 8
 )
 
+type MapsSlDirect struct {
+	_     structs.HostLayout
+	Hop   uint64
+	Local uint32
+	Ports uint32
+}
+
 type MapsSlDirection uint32
 
 const (
@@ -404,9 +411,9 @@ type MapsSlPacket struct {
 	Unknown       uint8
 	Renews        uint8
 	FirstInSecond uint8
-	Pad4          uint8
+	Direct        uint8
 	SendingNode   uint16
-	Pad5          [2]uint8
+	Pad4          [2]uint8
 	Question      MapsSlQuestion
 	Side          MapsSlSide
 	InRing        uint8
@@ -463,12 +470,13 @@ type MapsSlPrefix6 struct {
 type MapsSlProgram uint32
 
 const (
-	MapsSlProgramSL_PROGRAM_FROM_POD     MapsSlProgram = 0
-	MapsSlProgramSL_PROGRAM_TO_POD       MapsSlProgram = 1
-	MapsSlProgramSL_PROGRAM_FROM_OVERLAY MapsSlProgram = 2
-	MapsSlProgramSL_PROGRAM_TO_OVERLAY   MapsSlProgram = 3
-	MapsSlProgramSL_PROGRAM_FROM_UPLINK  MapsSlProgram = 4
-	MapsSlProgramSL_PROGRAM_TO_UPLINK    MapsSlProgram = 5
+	MapsSlProgramSL_PROGRAM_FROM_POD      MapsSlProgram = 0
+	MapsSlProgramSL_PROGRAM_TO_POD        MapsSlProgram = 1
+	MapsSlProgramSL_PROGRAM_FROM_OVERLAY  MapsSlProgram = 2
+	MapsSlProgramSL_PROGRAM_TO_OVERLAY    MapsSlProgram = 3
+	MapsSlProgramSL_PROGRAM_FROM_UPLINK   MapsSlProgram = 4
+	MapsSlProgramSL_PROGRAM_TO_UPLINK     MapsSlProgram = 5
+	MapsSlProgramSL_PROGRAM_FROM_UNDERLAY MapsSlProgram = 6
 )
 
 type MapsSlQuestion struct {
@@ -767,6 +775,7 @@ const (
 	MapsMapSlCt4      = "sl_ct4"
 	MapsMapSlCt6      = "sl_ct6"
 	MapsMapSlCtStats  = "sl_ct_stats"
+	MapsMapSlDirect   = "sl_direct"
 	MapsMapSlEp       = "sl_ep"
 	MapsMapSlEpLimits = "sl_ep_limits"
 	MapsMapSlEvents   = "sl_events"
@@ -881,6 +890,7 @@ type MapsMapSpecs struct {
 	SlCt4      *ebpf.MapSpec `ebpf:"sl_ct4"`
 	SlCt6      *ebpf.MapSpec `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.MapSpec `ebpf:"sl_ct_stats"`
+	SlDirect   *ebpf.MapSpec `ebpf:"sl_direct"`
 	SlEp       *ebpf.MapSpec `ebpf:"sl_ep"`
 	SlEpLimits *ebpf.MapSpec `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.MapSpec `ebpf:"sl_events"`
@@ -973,6 +983,7 @@ type MapsMaps struct {
 	SlCt4      *ebpf.Map `ebpf:"sl_ct4"`
 	SlCt6      *ebpf.Map `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.Map `ebpf:"sl_ct_stats"`
+	SlDirect   *ebpf.Map `ebpf:"sl_direct"`
 	SlEp       *ebpf.Map `ebpf:"sl_ep"`
 	SlEpLimits *ebpf.Map `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.Map `ebpf:"sl_events"`
@@ -1041,6 +1052,7 @@ func (m *MapsMaps) Close() error {
 		m.SlCt4,
 		m.SlCt6,
 		m.SlCtStats,
+		m.SlDirect,
 		m.SlEp,
 		m.SlEpLimits,
 		m.SlEvents,

@@ -32,6 +32,7 @@ const (
 	SocketLBMapSlCt4               = "sl_ct4"
 	SocketLBMapSlCt6               = "sl_ct6"
 	SocketLBMapSlCtStats           = "sl_ct_stats"
+	SocketLBMapSlDirect            = "sl_direct"
 	SocketLBMapSlEp                = "sl_ep"
 	SocketLBMapSlEpLimits          = "sl_ep_limits"
 	SocketLBMapSlEvents            = "sl_events"
@@ -89,6 +90,7 @@ const (
 	SocketLBVarCfgCast             = "cfg_cast"
 	SocketLBVarCfgConnectionEvents = "cfg_connection_events"
 	SocketLBVarCfgConntrack        = "cfg_conntrack"
+	SocketLBVarCfgDirectPort       = "cfg_direct_port"
 	SocketLBVarCfgEventRate        = "cfg_event_rate"
 	SocketLBVarCfgNative           = "cfg_native"
 	SocketLBVarCfgPrevious         = "cfg_previous"
@@ -172,6 +174,7 @@ type SocketLBMapSpecs struct {
 	SlCt4      *ebpf.MapSpec `ebpf:"sl_ct4"`
 	SlCt6      *ebpf.MapSpec `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.MapSpec `ebpf:"sl_ct_stats"`
+	SlDirect   *ebpf.MapSpec `ebpf:"sl_direct"`
 	SlEp       *ebpf.MapSpec `ebpf:"sl_ep"`
 	SlEpLimits *ebpf.MapSpec `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.MapSpec `ebpf:"sl_events"`
@@ -227,6 +230,7 @@ type SocketLBVariableSpecs struct {
 	CfgCast             *ebpf.VariableSpec `ebpf:"cfg_cast"`
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
 	CfgConntrack        *ebpf.VariableSpec `ebpf:"cfg_conntrack"`
+	CfgDirectPort       *ebpf.VariableSpec `ebpf:"cfg_direct_port"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
 	CfgNative           *ebpf.VariableSpec `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.VariableSpec `ebpf:"cfg_previous"`
@@ -274,6 +278,7 @@ type SocketLBMaps struct {
 	SlCt4      *ebpf.Map `ebpf:"sl_ct4"`
 	SlCt6      *ebpf.Map `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.Map `ebpf:"sl_ct_stats"`
+	SlDirect   *ebpf.Map `ebpf:"sl_direct"`
 	SlEp       *ebpf.Map `ebpf:"sl_ep"`
 	SlEpLimits *ebpf.Map `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.Map `ebpf:"sl_events"`
@@ -340,6 +345,7 @@ func (m *SocketLBMaps) Close() error {
 		m.SlCt4,
 		m.SlCt6,
 		m.SlCtStats,
+		m.SlDirect,
 		m.SlEp,
 		m.SlEpLimits,
 		m.SlEvents,
@@ -396,6 +402,7 @@ type SocketLBVariables struct {
 	CfgCast             *ebpf.Variable `ebpf:"cfg_cast"`
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
 	CfgConntrack        *ebpf.Variable `ebpf:"cfg_conntrack"`
+	CfgDirectPort       *ebpf.Variable `ebpf:"cfg_direct_port"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
 	CfgNative           *ebpf.Variable `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.Variable `ebpf:"cfg_previous"`

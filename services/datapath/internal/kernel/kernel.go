@@ -76,6 +76,11 @@ type Options struct {
 	// Routing selects how packets travel between pods of two nodes, and so which programs are loaded.
 	Routing Routing
 
+	// Shortcut, with RoutingOverlay: programs build tunnel packets and take them apart themselves, past the tunnel
+	// device, where the nodes' maps allow it. TunnelPort is then the UDP port of the tunnel.
+	Shortcut   bool
+	TunnelPort uint16
+
 	// Services creates the maps of services in their full size. Without it they have one element each.
 	Services bool
 
@@ -484,6 +489,9 @@ func (o *Options) setDefaults() error {
 	if len(o.TunnelPorts) == 0 {
 		o.TunnelPorts = []uint16{DefaultTunnelPort}
 	}
+	if o.shortcut() && !slices.Contains(o.TunnelPorts, o.TunnelPort) {
+		bad("TunnelPort: %d is not one of TunnelPorts %v, which pods may not reach", o.TunnelPort, o.TunnelPorts)
+	}
 	o.EventsPerSecond = cmp.Or(o.EventsPerSecond, 64)
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -558,6 +566,10 @@ func (o Options) constants() map[string]any {
 	if o.Sockets != nil && o.Sockets.TranslateAll {
 		translateAll = 1
 	}
+	direct := uint16(0)
+	if o.shortcut() {
+		direct = o.TunnelPort
+	}
 	services, native := uint32(0), uint32(0)
 	if o.Services {
 		services = 1
@@ -569,6 +581,7 @@ func (o Options) constants() map[string]any {
 		"cfg_services":          services,
 		"cfg_native":            native,
 		"cfg_translate_all":     translateAll,
+		"cfg_direct_port":       direct,
 		"cfg_tunnel_ports":      ports,
 		"cfg_world4":            uint32(worlds[0]),
 		"cfg_world6":            uint32(worlds[1]),
@@ -583,8 +596,11 @@ func (o Options) constants() map[string]any {
 func (o Options) replicaConstants() map[string]any {
 	constants := o.constants()
 	constants["cfg_services"] = uint32(0)
+	constants["cfg_direct_port"] = uint16(0) // they send nothing
 	return constants
 }
+
+func (o Options) shortcut() bool { return o.Shortcut && o.Routing == RoutingOverlay }
 
 // table returns the programs that the options require.
 func (o Options) table() []program.Spec {
@@ -596,7 +612,12 @@ func (o Options) table() []program.Spec {
 	if o.Services && !slices.Contains(devices, program.Uplinks) {
 		devices = append(devices, program.Uplinks)
 	}
-	other := func(s program.Spec) bool { return !slices.Contains(devices, s.Devices) }
+	other := func(s program.Spec) bool {
+		if s.Name == program.FromUnderlay {
+			return !o.shortcut()
+		}
+		return !slices.Contains(devices, s.Devices)
+	}
 	return slices.DeleteFunc(slices.Clone(o.build.programs), other)
 }
 

@@ -29,6 +29,7 @@ func TestKernelVerifierAcceptsThePrograms(t *testing.T) {
 	for _, routing := range []Routing{RoutingOverlay, RoutingNative} {
 		o := testOptions(kerneltest.NewBPFFS(t))
 		o.Routing, o.Services = routing, true
+		o.Shortcut, o.TunnelPort = true, DefaultTunnelPort
 		o.Sockets = &sockets.Options{Cgroup: cgroup, Subtree: true}
 		k, err := Open(t.Context(), o)
 		if rejected, ok := errors.AsType[*ebpf.VerifierError](err); ok {
@@ -38,7 +39,7 @@ func TestKernelVerifierAcceptsThePrograms(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, devices := range append(routing.devices(), program.Sockets) {
+		for _, devices := range []program.Devices{program.Endpoints, program.Tunnel, program.Uplinks, program.Sockets} {
 			wantBounded(t, k.Programs.On(devices))
 		}
 		if err := k.Close(); err != nil {

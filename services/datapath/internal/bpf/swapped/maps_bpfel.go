@@ -32,6 +32,7 @@ const (
 	MapsMapSlCt4      = "sl_ct4"
 	MapsMapSlCt6      = "sl_ct6"
 	MapsMapSlCtStats  = "sl_ct_stats"
+	MapsMapSlDirect   = "sl_direct"
 	MapsMapSlEp       = "sl_ep"
 	MapsMapSlEpLimits = "sl_ep_limits"
 	MapsMapSlEvents   = "sl_events"
@@ -146,6 +147,7 @@ type MapsMapSpecs struct {
 	SlCt4      *ebpf.MapSpec `ebpf:"sl_ct4"`
 	SlCt6      *ebpf.MapSpec `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.MapSpec `ebpf:"sl_ct_stats"`
+	SlDirect   *ebpf.MapSpec `ebpf:"sl_direct"`
 	SlEp       *ebpf.MapSpec `ebpf:"sl_ep"`
 	SlEpLimits *ebpf.MapSpec `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.MapSpec `ebpf:"sl_events"`
@@ -238,6 +240,7 @@ type MapsMaps struct {
 	SlCt4      *ebpf.Map `ebpf:"sl_ct4"`
 	SlCt6      *ebpf.Map `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.Map `ebpf:"sl_ct_stats"`
+	SlDirect   *ebpf.Map `ebpf:"sl_direct"`
 	SlEp       *ebpf.Map `ebpf:"sl_ep"`
 	SlEpLimits *ebpf.Map `ebpf:"sl_ep_limits"`
 	SlEvents   *ebpf.Map `ebpf:"sl_events"`
@@ -306,6 +309,7 @@ func (m *MapsMaps) Close() error {
 		m.SlCt4,
 		m.SlCt6,
 		m.SlCtStats,
+		m.SlDirect,
 		m.SlEp,
 		m.SlEpLimits,
 		m.SlEvents,

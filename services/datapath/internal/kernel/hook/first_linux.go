@@ -40,7 +40,8 @@ func (p attached) ours(s program.Spec) bool {
 	return p.name == s.Name || p.name == s.Name[:min(len(s.Name), nameLength)]
 }
 
-// AttachFirst attaches programs before all others at their hooks of a permanent device. If the kernel has tcx,
+// AttachFirst attaches programs before all others at their hooks of a permanent device, several at one hook in their
+// order. Without tcx a hook has one program, and the optional ones are not attached. If the kernel has tcx,
 // it uses tcx, otherwise it does the same as AttachBeside. With tcx a packet costs less, and neither `tc` nor
 // another component's qdisc can remove our programs or take their place. Attaching waits for an RCU grace
 // period (8 to 15 ms, with RTNL held), which is too long for an endpoint's device. Afterwards it removes the
@@ -51,31 +52,40 @@ func (h *Hooks) AttachFirst(d endpoint.HostDevice, programs []*program.Program) 
 		return err
 	}
 	if !has {
-		return errors.Join(h.AttachBeside(d, programs), h.removeTCX(d, specsOf(programs)))
+		return errors.Join(h.AttachBeside(d, required(programs)), h.removeTCX(d, specsOf(programs)))
 	}
+	last := map[program.Hook][]*program.Program{}
 	for _, p := range programs {
-		if err := h.Home.Do(func() error { return h.attachTCX(d, p) }); err != nil {
+		if err := h.Home.Do(func() error { return h.attachTCX(d, p, last[p.Hook]) }); err != nil {
 			return fmt.Errorf("program %s at %s of %s: %w", p.Name, p.Hook, d.Name, err)
 		}
+		last[p.Hook] = append(last[p.Hook], p)
 	}
 	return h.removeFilters(d, specsOf(programs))
 }
 
-// attachTCX makes p the first program of its hook and removes all others of its name. The calling thread must
-// be in the host's namespace.
-func (h *Hooks) attachTCX(d endpoint.HostDevice, p *program.Program) error {
+// required returns the programs that are attached on a kernel without tcx.
+func required(programs []*program.Program) []*program.Program {
+	return slices.DeleteFunc(slices.Clone(programs), func(p *program.Program) bool { return p.Optional })
+}
+
+// attachTCX makes p the first program of its hook after the given ones, which are the first of it, and removes all
+// others of its name. The calling thread must be in the host's namespace.
+func (h *Hooks) attachTCX(d endpoint.HostDevice, p *program.Program, after []*program.Program) error {
+	at := len(after)
 	places, err := placesAt(d, p.Hook)
 	if err != nil {
 		return err
 	}
-	at := link.RawAttachProgramOptions{Target: int(d.Index), Program: p.Prog, Attach: tcxHooks[p.Hook]}
+	attach := link.RawAttachProgramOptions{Target: int(d.Index), Program: p.Prog, Attach: tcxHooks[p.Hook]}
 	switch {
-	case len(places) > 0 && places[0].id == p.ID:
-	case len(places) > 0 && places[0].ours(p.Spec):
-		err = replaceTCX(at, places[0].id)
+	case len(places) > at && places[at].id == p.ID:
+	case len(places) > at && places[at].ours(p.Spec):
+		err = replaceTCX(attach, places[at].id)
 	case slices.ContainsFunc(places, func(o attached) bool { return o.id == p.ID }):
-		// The kernel cannot move a program. Between the two calls, the filter replaces it.
-		if err := h.AttachBeside(d, []*program.Program{p}); err != nil {
+		// The kernel cannot move a program. Between the two calls, the filter replaces it; packets pass without an
+		// optional one.
+		if err := h.AttachBeside(d, required([]*program.Program{p})); err != nil {
 			return err
 		}
 		if err := detachTCX(d, p.Hook, p.ID); err != nil {
@@ -83,8 +93,11 @@ func (h *Hooks) attachTCX(d endpoint.HostDevice, p *program.Program) error {
 		}
 		fallthrough
 	default:
-		at.Anchor = link.Head()
-		err = link.RawAttachProgram(at)
+		attach.Anchor = link.Head()
+		if at > 0 {
+			attach.Anchor = link.AfterProgram(after[at-1].Prog)
+		}
+		err = link.RawAttachProgram(attach)
 	}
 	if err != nil {
 		return err
@@ -202,11 +215,18 @@ func (h *Hooks) CheckFirst(d endpoint.HostDevice, programs []*program.Program) (
 		return nil, err
 	}
 	if !has {
-		return h.Check(d, programs)
+		return h.Check(d, required(programs))
 	}
 	var ds []endpoint.Difference
+	at := map[program.Hook]int{}
 	for _, p := range programs {
-		key, want := d.Name+" "+string(p.Hook), fmt.Sprintf("%s, program %d, first tcx program", p.Name, p.ID)
+		want := fmt.Sprintf("%s, program %d, first tcx program", p.Name, p.ID)
+		first := at[p.Hook]
+		if first > 0 {
+			want = fmt.Sprintf("%s, program %d, tcx program %d", p.Name, p.ID, first+1)
+		}
+		key := d.Name + " " + string(p.Hook)
+		at[p.Hook]++
 		add := func(have string) {
 			ds = append(ds, endpoint.Difference{Subject: endpoint.SubjectFilter, Key: key, Want: want, Have: have})
 		}
@@ -218,10 +238,12 @@ func (h *Hooks) CheckFirst(d endpoint.HostDevice, programs []*program.Program) (
 		switch {
 		case i < 0:
 			add("")
-		case i > 0:
-			add(fmt.Sprintf("program %d runs before it", places[0].id))
-		case !p.Current(places[0].id):
-			add(fmt.Sprintf("program %d", places[0].id))
+		case i > first:
+			add(fmt.Sprintf("program %d runs before it", places[first].id))
+		case i < first:
+			add("another program of Sluice is missing before it")
+		case !p.Current(places[i].id):
+			add(fmt.Sprintf("program %d", places[i].id))
 		}
 		f, ok, err := h.placeTaken(d, p.Hook)
 		if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {

@@ -18,6 +18,8 @@ type Spec struct {
 	// Devices are the devices that the program is attached to, at Hook.
 	Devices Devices
 	Hook    Hook
+	// Optional: the program only makes packets cheaper. A kernel whose hooks take one program of ours runs without it.
+	Optional bool
 	// Load reads the compiled program.
 	Load func() (*ebpf.CollectionSpec, error)
 }
@@ -69,6 +71,8 @@ const (
 	FromOverlay = "sluice_from_overlay"
 	// ToOverlay handles packets into the tunnel.
 	ToOverlay = "sluice_to_overlay"
+	// FromUnderlay takes packets of other nodes out of the tunnel past the tunnel device.
+	FromUnderlay = "sluice_from_underlay"
 	// FromUplink handles packets from other nodes and from outside.
 	FromUplink = "sluice_from_uplink"
 	// ToUplink handles packets to other nodes and to the outside.
@@ -78,13 +82,14 @@ const (
 // SocketPrefix is the prefix of the names of socket programs; the hook follows.
 const SocketPrefix = "sluice_"
 
-// Table returns the program table of a Sluice instance.
+// Table returns the program table of a Sluice instance. Programs of the same hook run in the order of the table.
 func Table() []Spec {
 	rows := []Spec{
 		{Name: FromPod, Devices: Endpoints, Hook: Ingress, Load: bpf.LoadFromPod},
 		{Name: ToPod, Devices: Endpoints, Hook: Egress, Load: bpf.LoadToPod},
 		{Name: FromOverlay, Devices: Tunnel, Hook: Ingress, Load: bpf.LoadFromOverlay},
 		{Name: ToOverlay, Devices: Tunnel, Hook: Egress, Load: bpf.LoadToOverlay},
+		{Name: FromUnderlay, Devices: Uplinks, Hook: Ingress, Optional: true, Load: bpf.LoadFromUnderlay},
 		{Name: FromUplink, Devices: Uplinks, Hook: Ingress, Load: bpf.LoadFromUplink},
 		{Name: ToUplink, Devices: Uplinks, Hook: Egress, Load: bpf.LoadToUplink},
 	}

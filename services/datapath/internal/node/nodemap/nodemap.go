@@ -6,6 +6,7 @@
 package nodemap
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -52,6 +53,16 @@ func (w NextHop) packed() uint64 { return uint64(w.Ifindex) | uint64(w.MTU)<<32 
 
 func wayOf(word uint64) NextHop { return NextHop{uint32(word), uint16(word >> 32), Flags(word >> 48)} }
 
+// Direct is the path of tunnel packets that programs build and take apart themselves, past the tunnel device; zero:
+// packets go through the device.
+type Direct struct {
+	Ifindex uint32     // uplink
+	Via     netip.Addr // IPv4 address of the next hop on it
+	// Local is this node's IPv4 address: the source of tunnel packets to the node, and the only destination of those that
+	// are taken from it.
+	Local netip.Addr
+}
+
 // Node holds the addresses of another node.
 type Node struct {
 	// IPv4 and IPv6 are the destinations of packets to the node; invalid: none.
@@ -65,6 +76,7 @@ type Entry struct {
 	Node
 	// NextHops of IPv4 and IPv6 packets.
 	NextHops [2]NextHop
+	Direct   Direct
 }
 
 // Local is the state of this node in the maps.
@@ -97,6 +109,7 @@ type Maps struct {
 	gate  pin.Gate
 	addrs *ebpf.Map
 	nodes []byte // value of sl_node
+	paths []byte // value of sl_direct
 
 	owned map[netip.Addr]uint16 // content of addrs, nil before the first read; guarded by gate
 }
@@ -106,6 +119,7 @@ func Open(pm *pin.Maps) *Maps {
 	return &Maps{
 		gate:  pin.Gate{ValidateOnly: pm.ValidateOnly},
 		addrs: pm.Map(bpf.MapsMapSlNodeAddr), nodes: pm.Memory(bpf.MapsMapSlNode),
+		paths: pm.Memory(bpf.MapsMapSlDirect),
 	}
 }
 
@@ -126,6 +140,34 @@ func (m *Maps) at(number uint16) []byte {
 
 func (m *Maps) nextHop(number uint16, family int) *uint64 {
 	return pin.Word(m.nodes, int(number)*nodeSize+8*family)
+}
+
+// An element of sl_direct, and the offsets of its words.
+const (
+	directSize  = 16
+	placeLocal  = 8
+	placeSource = 12
+)
+
+func (m *Maps) direct(number uint16) (hop *uint64, local, sources *uint32) {
+	at := int(number) * directSize
+	return pin.Word(m.paths, at), pin.Word32(m.paths, at+placeLocal), pin.Word32(m.paths, at+placeSource)
+}
+
+// word32 returns the four bytes of an IPv4 address in memory order; 0 for an invalid one.
+func word32(a netip.Addr) uint32 {
+	if !a.Is4() {
+		return 0
+	}
+	b := a.As4()
+	return binary.NativeEndian.Uint32(b[:])
+}
+
+func addr4(word uint32) netip.Addr {
+	if word == 0 {
+		return netip.Addr{}
+	}
+	return netip.AddrFrom4([4]byte(binary.NativeEndian.AppendUint32(nil, word)))
 }
 
 func check(number uint16) error {
@@ -220,6 +262,79 @@ func (m *Maps) SetNextHops(number uint16, ipv4, ipv6 NextHop) error {
 	return nil
 }
 
+// SetDirect writes the direct path to a node. Packets use it only while SetShortcut allows it. The next hop changes
+// with its uplink in one store; during a change of the local address, packets may have either one as source.
+func (m *Maps) SetDirect(number uint16, d Direct) error {
+	if err := check(number); err != nil {
+		return err
+	}
+	if d != (Direct{}) && (d.Ifindex == 0 || !d.Via.Is4() || !d.Local.Is4()) {
+		return fmt.Errorf("%w: %+v is not a direct path", pin.ErrInvalid, d)
+	}
+	if err := m.gate.Lock(); err != nil {
+		return err
+	}
+	defer m.gate.Unlock()
+	m.setDirect(number, d)
+	return nil
+}
+
+// setDirect writes a direct path. The caller holds the gate for writing.
+func (m *Maps) setDirect(number uint16, d Direct) {
+	hop, local, _ := m.direct(number)
+	if d == (Direct{}) {
+		atomic.StoreUint64(hop, 0)
+	}
+	atomic.StoreUint32(local, word32(d.Local))
+	atomic.StoreUint64(hop, uint64(d.Ifindex)|uint64(word32(d.Via))<<32)
+}
+
+// directOf returns the direct path to a node. The caller holds the gate.
+func (m *Maps) directOf(number uint16) Direct {
+	hop, local, _ := m.direct(number)
+	word := atomic.LoadUint64(hop)
+	if word == 0 {
+		return Direct{}
+	}
+	return Direct{Ifindex: uint32(word), Via: addr4(uint32(word >> 32)), Local: addr4(atomic.LoadUint32(local))}
+}
+
+// Shortcut allows the direct paths of all nodes.
+type Shortcut struct {
+	// Until is when the permission ends: CLOCK_MONOTONIC, in ns; 0: no direct path is used.
+	Until uint64
+	// Lowest and Highest are the range of the source ports of tunnel packets.
+	Lowest, Highest uint16
+}
+
+// SetShortcut allows or forbids direct paths, from the next packet on.
+func (m *Maps) SetShortcut(s Shortcut) error {
+	if s.Until != 0 && (s.Lowest == 0 || s.Highest < s.Lowest) {
+		return fmt.Errorf("%w: source ports %d to %d of the tunnel", pin.ErrInvalid, s.Lowest, s.Highest)
+	}
+	if err := m.gate.Lock(); err != nil {
+		return err
+	}
+	defer m.gate.Unlock()
+	until, _, sources := m.direct(0)
+	if s.Until != 0 {
+		atomic.StoreUint32(sources, uint32(s.Lowest)|uint32(s.Highest)<<16)
+	}
+	atomic.StoreUint64(until, s.Until)
+	return nil
+}
+
+// Shortcut returns the value of SetShortcut.
+func (m *Maps) Shortcut() (Shortcut, error) {
+	if err := m.gate.RLock(); err != nil {
+		return Shortcut{}, err
+	}
+	defer m.gate.RUnlock()
+	until, _, sources := m.direct(0)
+	ports := atomic.LoadUint32(sources)
+	return Shortcut{Until: atomic.LoadUint64(until), Lowest: uint16(ports), Highest: uint16(ports >> 16)}, nil
+}
+
 // RemoveNode removes a node. No entry may refer to its node ID any more. A missing node is not an error.
 func (m *Maps) RemoveNode(number uint16) error {
 	if err := check(number); err != nil {
@@ -239,6 +354,7 @@ func (m *Maps) RemoveNode(number uint16) error {
 			errs = append(errs, m.remove(a))
 		}
 	}
+	m.setDirect(number, Direct{})
 	for family := range 2 {
 		atomic.StoreUint64(m.nextHop(number, family), 0)
 	}
@@ -305,7 +421,8 @@ func (m *Maps) Nodes() (map[uint16]Entry, error) {
 		for family := range e.NextHops {
 			e.NextHops[family] = wayOf(atomic.LoadUint64(m.nextHop(number, family)))
 		}
-		if e.IPv4.IsValid() || e.IPv6.IsValid() || e.NextHops != [2]NextHop{} {
+		e.Direct = m.directOf(number)
+		if e.IPv4.IsValid() || e.IPv6.IsValid() || e.NextHops != [2]NextHop{} || e.Direct != (Direct{}) {
 			nodes[number] = e
 		}
 	}
@@ -373,6 +490,14 @@ func addrOf(key bpf.MapsSlNodeAddr) netip.Addr {
 		return netip.AddrFrom4([4]byte(key.Addr[:4]))
 	}
 	return netip.AddrFrom16(key.Addr)
+}
+
+// String describes the direct path.
+func (d Direct) String() string {
+	if d == (Direct{}) {
+		return "none"
+	}
+	return fmt.Sprintf("device %d via %v from %v", d.Ifindex, d.Via, d.Local)
 }
 
 // String describes the next hop.

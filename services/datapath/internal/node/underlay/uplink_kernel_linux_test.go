@@ -76,6 +76,19 @@ func (n node) attached(t *testing.T, device string) (names []string) {
 	return names
 }
 
+// allOn returns the names of the programs that a device should have: the optional one only on kernels with tcx.
+func (n node) allOn(t *testing.T, device string) (names []string) {
+	t.Helper()
+	tcx := len(n.tcx(t, device, program.Egress)) > 0
+	for _, s := range uplinkSpecs() {
+		if !s.Optional || tcx {
+			names = append(names, s.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
 // tcx returns the tcx programs of a hook; none if the kernel does not support tcx.
 func (n node) tcx(t *testing.T, device string, at program.Hook) (ids []ebpf.ProgramID) {
 	t.Helper()
@@ -222,11 +235,11 @@ func ourProgramsOnly(t *testing.T, filters bool) {
 		"protocol", "ip", "u32", "match", "u32", "0", "0", "flowid", "1:1")
 	theirs := n.run(t, nil, "tc", "filter", "show", "dev", "uplink0", "ingress")
 	_, devices := n.uplinks(t, "192.0.2.1")
-	want := []string{"sluice_from_uplink", "sluice_to_uplink"}
 	for range 2 {
 		if err := n.EnsureUplinks(devices, true); err != nil {
 			t.Fatal(err)
 		}
+		want := n.allOn(t, "uplink0")
 		if got := n.attached(t, "uplink0"); !slices.Equal(got, want) {
 			t.Errorf("programs %v, want %v", got, want)
 		}
@@ -267,12 +280,12 @@ func ourProgramsOnly(t *testing.T, filters bool) {
 func TestKernelUplinkChangesTheFormOfItsPrograms(t *testing.T) {
 	n := newNode(t)
 	_, devices := n.uplinks(t, "192.0.2.1")
-	want := []string{"sluice_from_uplink", "sluice_to_uplink"}
 	for _, filters := range []bool{true, false, false, true, true} {
 		n.Underlay = n.open(t, Options{Uplinks: listed(programs(t)), Filters: filters})
 		if err := n.EnsureUplinks(devices, true); err != nil {
 			t.Fatal(err)
 		}
+		want := n.allOn(t, "uplink0")
 		if got := n.attached(t, "uplink0"); !slices.Equal(got, want) {
 			t.Errorf("filters %t: programs %v, want %v", filters, got, want)
 		}
@@ -310,8 +323,8 @@ func TestKernelProgramsOfUplinksRunBeforeThoseOfOthers(t *testing.T) {
 	}
 	first := load(t, program.Spec{Name: "first"}).Prog
 	n.attachTCX(t, "uplink0", program.Ingress, first, link.Head())
-	if diffs, err := n.CheckUplinks(devices, true); err != nil || len(diffs) != 1 {
-		t.Errorf("before Sluice's: differences %v, %v; want one", diffs, err)
+	if diffs, err := n.CheckUplinks(devices, true); err != nil || len(diffs) != 2 {
+		t.Errorf("before Sluice's: differences %v, %v; want one for each program", diffs, err)
 	}
 	if disturbed, err := n.Disturbed(); err != nil || !disturbed {
 		t.Errorf("disturbed %t, %v", disturbed, err)
@@ -319,12 +332,28 @@ func TestKernelProgramsOfUplinksRunBeforeThoseOfOthers(t *testing.T) {
 	if err := n.EnsureUplinks(devices, true); err != nil {
 		t.Fatal(err)
 	}
-	want := []ebpf.ProgramID{ours[0].ID, id(first), id(other)}
+	want := []ebpf.ProgramID{ours[0].ID, ours[1].ID, id(first), id(other)}
 	if got := n.tcx(t, "uplink0", program.Ingress); !slices.Equal(got, want) {
 		t.Errorf("programs %v, want %v", got, want)
 	}
-	if got := n.attached(t, "uplink0"); len(got) != 2 {
+	if got := n.attached(t, "uplink0"); !slices.Equal(got, n.allOn(t, "uplink0")) {
 		t.Errorf("programs %v: the temporary filter is left", got)
+	}
+	// A process with other settings has fewer programs, and the rest is removed.
+	n.Underlay = n.open(t, Options{Uplinks: listed(ours[1:])})
+	if err := n.EnsureUplinks(devices, true); err != nil {
+		t.Fatal(err)
+	}
+	if got := n.tcx(t, "uplink0", program.Ingress); !slices.Equal(got, []ebpf.ProgramID{ours[1].ID, id(first), id(other)}) {
+		t.Errorf("without the first program %v", got)
+	}
+	// The missing one is put before those that run.
+	n.Underlay = n.open(t, Options{Uplinks: listed(ours)})
+	if err := n.EnsureUplinks(devices, true); err != nil {
+		t.Fatal(err)
+	}
+	if got := n.tcx(t, "uplink0", program.Ingress); !slices.Equal(got, want) {
+		t.Errorf("with the first program again %v, want %v", got, want)
 	}
 }
 

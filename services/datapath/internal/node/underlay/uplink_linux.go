@@ -132,6 +132,13 @@ func uplinkSpecs() []program.Spec {
 	return slices.DeleteFunc(program.Table(), func(s program.Spec) bool { return s.Devices != program.Uplinks })
 }
 
+// unloaded returns the programs of uplinks that are not among the given ones.
+func unloaded(programs []*program.Program) []program.Spec {
+	return slices.DeleteFunc(uplinkSpecs(), func(s program.Spec) bool {
+		return slices.ContainsFunc(programs, func(p *program.Program) bool { return p.Name == s.Name })
+	})
+}
+
 // EnsureUplinks implements routing.Links.
 func (u *Underlay) EnsureUplinks(devices []endpoint.HostDevice, programs bool) error {
 	u.mu.Lock()
@@ -184,6 +191,10 @@ func (u *Underlay) attach(d endpoint.HostDevice, programs []*program.Program) er
 		err = u.hooks.AttachFirst(d, programs)
 	}
 	if err != nil {
+		return err
+	}
+	// programs of a previous process with other settings
+	if err := u.hooks.Detach(d, unloaded(programs)); err != nil {
 		return err
 	}
 	places, err := u.hooks.Attached(d)

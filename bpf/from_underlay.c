@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+
+/*
+ * Takes packets for pods of this node out of the tunnel, past the tunnel device. All other packets
+ * are left to the stack, which passes tunnel packets to the device; the program drops a packet only
+ * after it has taken it out. Runs at the ingress hook of an uplink, before sluice_from_uplink.
+ *
+ * All packets of a flow take one path, so that they stay in order. TCP packets of any size are
+ * taken out here. The kernel would lose large UDP packets that are taken out here, because they
+ * keep their tunnel type, so all UDP packets go through the device.
+ */
+
+#define SL_PROGRAM SL_PROGRAM_FROM_UNDERLAY
+
+#include <sluice/admit.h>
+#include <sluice/deliver.h>
+#include <sluice/direct.h>
+#include <sluice/endpoint.h>
+#include <sluice/ipv4.h>
+#include <sluice/ipv6.h>
+#include <sluice/node.h>
+#include <sluice/observe.h>
+
+/* BPF_F_ADJ_ROOM_DECAP_L3_IPV6 of linux/bpf.h, since Linux 6.3 */
+#define SL_DECAP_IP6 (1ULL << 8)
+
+/*
+ * Whether the headers belong to a whole tunnel packet, as nodes send it. The stack checks more
+ * forms, and copies a congestion mark to the inner packet.
+ */
+static __always_inline bool is_whole_tunnel_packet(const struct sl_outer *o, __u32 length)
+{
+	return o->version == SL_OUTER_IP4 && o->proto == SL_UDP &&
+	       o->dport == bpf_htons(cfg_direct_port) && o->ttl &&
+	       !(o->fragment & ~bpf_htons(SL_IP4_WHOLE)) && (o->tos & SL_ECN_MASK) != SL_ECN_CE &&
+	       bpf_ntohs(o->length) == length &&
+	       bpf_ntohs(o->udp_length) == length - SL_OUTER_UDP && !o->udp_check &&
+	       o->flags == bpf_htonl(SL_VXLAN_HAS_VNI) && !(o->vni & bpf_htonl(0xff)) &&
+	       outer_sum(o) == 0xffff;
+}
+
+/*
+ * Finds the node that sent the packet, if it came in by the uplink that leads to the node, between
+ * the addresses that the nodes use for each other. Firewalls of the node protect other uplinks from
+ * forged addresses of nodes.
+ */
+static __always_inline bool find_sending_node(struct __sk_buff *skb, struct sl_packet *p,
+					      const struct sl_outer *o)
+{
+	struct sl_node_addr key = { .family = 4 };
+	struct sl_direct *from;
+	struct sl_node *node;
+	__u32 *number, ports;
+
+	*(__be32 *)key.addr = o->saddr;
+	number = bpf_map_lookup_elem(&sl_node_addr, &key);
+	if (!number)
+		return false;
+	from = direct_path(*number, &ports);
+	node = node_at(*number);
+	if (!from || !node || (__u32)READ_ONCE(from->hop) != skb->ifindex ||
+	    READ_ONCE(from->local) != o->daddr || node->ip4 != o->saddr)
+		return false;
+	p->node = (__u16)*number;
+	p->sending_node = p->node;
+	p->vni = bpf_ntohl(o->vni) >> 8;
+	return true;
+}
+
+/* Whether a local pod, in another namespace, is the destination. */
+static __always_inline bool find_pod(struct sl_packet *p)
+{
+	struct sl_endpoint *dst;
+
+	p->dst_slot = slot_of_address(p->dst, p->family);
+	if (p->dst_slot == SL_SLOT_NONE || p->dst_slot == SL_SLOT_HOST)
+		return false;
+	dst = endpoint_at(p->dst_slot);
+	if (!dst || dst->deliver != SL_DELIVER_PEER)
+		return false;
+	p->dst_identity = identity_of(dst);
+	return true;
+}
+
+/* Whether the inner packet is one of TCP for a local pod, and no fragment. */
+static __always_inline bool is_for_pod(struct __sk_buff *skb, struct sl_packet *p)
+{
+	const __u32 at = ETH_HLEN + SL_TUNNEL_BYTES;
+
+	if (p->ethertype == ETH_P_IP) {
+		struct iphdr ip;
+
+		if (read_packet(skb, at, &ip) || ip.protocol != SL_TCP ||
+		    ip.frag_off & ~bpf_htons(SL_IP4_WHOLE))
+			return false;
+		*(__be32 *)p->dst = ip.daddr;
+		p->family = 4;
+	} else if (p->ethertype == ETH_P_IPV6) {
+		struct ipv6hdr ip;
+
+		if (read_packet(skb, at, &ip) || ip.nexthdr != SL_TCP)
+			return false;
+		__builtin_memcpy(p->dst, &ip.daddr, sizeof(p->dst));
+		p->family = 6;
+	} else {
+		return false;
+	}
+	return find_pod(p);
+}
+
+/*
+ * Takes the packet out of the tunnel; its frame keeps the outer addresses. false: nothing has
+ * changed. If the device has verified the inner checksum as well as the outer one, the result
+ * stays; the kernel would otherwise forget it. Linux before 6.3 cannot take out IPv6.
+ */
+static __always_inline bool take_out(struct __sk_buff *skb, const struct sl_packet *p)
+{
+	bool verified = bpf_csum_level(skb, BPF_CSUM_LEVEL_QUERY) >= 1;
+	__u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO;
+
+	if (verified)
+		flags |= BPF_F_ADJ_ROOM_NO_CSUM_RESET;
+	if (p->family == 6)
+		flags |= SL_DECAP_IP6;
+	if (bpf_skb_adjust_room(skb, -SL_TUNNEL_BYTES, BPF_ADJ_ROOM_MAC, flags))
+		return false;
+	if (verified)
+		bpf_csum_level(skb, BPF_CSUM_LEVEL_DEC);
+	return true;
+}
+
+static __always_inline enum sl_reason parse(struct __sk_buff *skb, struct sl_packet *p)
+{
+	const __be16 type = bpf_htons(ETH_P_IPV6);
+	enum sl_reason reason;
+
+	if (p->family == 4) {
+		reason = parse_ip4(skb, p);
+		return reason ? reason : check_ip4_destination(p);
+	}
+	if (bpf_skb_store_bytes(skb, offsetof(struct ethhdr, h_proto), &type, sizeof(type), 0))
+		return SL_REASON_REWRITE_FAILED;
+	reason = parse_ip6(skb, p);
+	if (reason)
+		return reason;
+	reason = check_ip6_destination(p);
+	if (reason)
+		return reason;
+	if (is_link_local6(p->src) || is_link_local6(p->dst))
+		return SL_REASON_LINK_LOCAL;
+	return SL_CONTINUE;
+}
+
+static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_packet *p,
+					   __u32 *ifindex)
+{
+	enum sl_reason reason = parse(skb, p);
+
+	if (reason)
+		return reason;
+	reason = admit_piece(skb, p);
+	if (reason)
+		return reason;
+	if (p->via_stack || p->by_stack)
+		return SL_REASON_FORWARDED_TO_STACK;
+	return deliver_to(skb, p, ifindex);
+}
+
+/*
+ * Gives a packet that has to pass the stack to the tunnel device, as if it had come out of it:
+ * sluice_from_overlay passes it on. The stack of the uplink would drop it as forged.
+ */
+static __always_inline int give_to_tunnel(struct __sk_buff *skb)
+{
+	skb->mark = SL_MARK_TAKEN_OUT;
+	return (int)bpf_redirect(way_device(local_way()), BPF_F_INGRESS);
+}
+
+static __always_inline int take(struct __sk_buff *skb, struct sl_packet *p)
+{
+	enum sl_reason reason;
+	__u32 ifindex = 0;
+
+	if (!is_for_pod(skb, p) || !take_out(skb, p))
+		return TC_ACT_UNSPEC;
+	reason = pass(skb, p, &ifindex);
+	observe(skb, p, reason);
+	switch (reason) {
+	case SL_REASON_FORWARDED_TO_STACK:
+	case SL_REASON_STACK_TIME_EXCEEDED:
+	case SL_REASON_STACK_TOO_BIG:
+		return give_to_tunnel(skb);
+	case SL_REASON_FORWARDED_TO_POD:
+		return act(skb, reason, ifindex);
+	default:
+		return TC_ACT_SHOT;
+	}
+}
+
+SEC("tc") int sluice_from_underlay(struct __sk_buff *skb)
+{
+	struct sl_outer outer;
+	struct sl_packet *p;
+
+	/* frames for other hosts, and tagged ones, which belong to VLAN devices on top of this one
+	 */
+	if (skb->protocol != bpf_htons(ETH_P_IP) || skb->pkt_type != SL_PACKET_HOST ||
+	    skb->vlan_present)
+		return TC_ACT_UNSPEC;
+	if (read_packet(skb, ETH_HLEN, &outer) ||
+	    !is_whole_tunnel_packet(&outer, skb->len - ETH_HLEN))
+		return TC_ACT_UNSPEC;
+	p = new_packet(SL_INGRESS);
+	if (!p || !find_sending_node(skb, p, &outer))
+		return TC_ACT_UNSPEC;
+	__builtin_memcpy(p->dst_mac, outer.inner_dst, ETH_ALEN);
+	__builtin_memcpy(p->src_mac, outer.inner_src, ETH_ALEN);
+	p->ethertype = bpf_ntohs(outer.inner_type);
+	return take(skb, p);
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

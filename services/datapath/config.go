@@ -75,6 +75,7 @@ type RoutingConfig struct {
 	Mode       string `config:"mode" enum:"none,overlay,native" help:"how packets travel between pods of two nodes"`
 	TunnelPort uint16 `config:"tunnelPort" help:"UDP port of the tunnel, the same on all nodes; 0: 4789"`
 	CopyDSCP   bool   `config:"copyDSCP" help:"copy the DSCP of the inner packet to the tunnel packet"`
+	Shortcut   string `config:"shortcut" enum:"auto,off" help:"let tunnel packets bypass the tunnel device"`
 	ProbePort  uint16 `config:"probePort" help:"UDP port of the probes between nodes, the same on all nodes; 0: no probes"`
 }
 
@@ -88,6 +89,14 @@ func (c RoutingConfig) port() uint16 {
 	}
 	return cmp.Or(c.TunnelPort, defaultTunnelPort)
 }
+
+// direct reports whether tunnel packets may bypass the tunnel device.
+func (c RoutingConfig) direct() bool {
+	return c.Mode == string(cluster.Overlay) && c.Shortcut == shortcutAuto
+}
+
+// shortcutAuto is the value of routing.shortcut that allows direct paths.
+const shortcutAuto = "auto"
 
 // kernel returns the set of programs that the mode needs.
 func (c RoutingConfig) kernel() kernel.Routing {
@@ -256,7 +265,7 @@ func defaults(p instance.Paths) Config {
 		TunnelPorts: []uint16{4789},
 		// kube-proxy in IPVS mode adds the addresses of services to this device
 		ServiceDevices: []string{"kube-ipvs0"},
-		Routing:        RoutingConfig{Mode: string(cluster.None), ProbePort: 4242},
+		Routing:        RoutingConfig{Mode: string(cluster.None), Shortcut: shortcutAuto, ProbePort: 4242},
 		LoadBalancing:  LoadBalancingConfig{Mode: balancingOff, OtherNamespaces: othersTranslate},
 		Policy:         PolicyConfig{Mode: policyRequired, Linger: time.Minute},
 		Services: ServicesConfig{
@@ -390,6 +399,7 @@ func (c Config) kernel(l *slog.Logger) kernel.Options {
 	return kernel.Options{
 		Dir: c.BPFDir, PodCIDRs: c.PodCIDRs, TunnelPorts: c.closedPorts(), EventsPerSecond: c.Events.PerSecond,
 		Routing: c.Routing.kernel(), CopyDSCP: c.Routing.CopyDSCP,
+		Shortcut: c.Routing.direct(), TunnelPort: c.Routing.port(),
 		Services: c.LoadBalancing.on(), Sockets: c.LoadBalancing.sockets(),
 		ValidateOnly: c.ValidateOnly, Log: l,
 	}

@@ -225,8 +225,9 @@ func (d *datapath) openNode(cfg Config, a around, sysctls bool) (*nodes.Node, er
 	}
 	o := nodes.Options{
 		Instance: a.instance, BootID: a.bootID, Home: d.Home, Maps: maps, Devices: d.Devices, Ranges: d.Ranges, Log: a.log,
-		Mode: cluster.Mode(cfg.Routing.Mode), Port: cfg.Routing.port(), Addresses: cfg.Underlay.Addresses,
-		Uplinks: cfg.Underlay.Devices, MTU: cfg.MTU, Services: cfg.LoadBalancing.on(), SetSysctls: sysctls,
+		Mode: cluster.Mode(cfg.Routing.Mode), Port: cfg.Routing.port(), Shortcut: cfg.Routing.direct(),
+		Addresses: cfg.Underlay.Addresses,
+		Uplinks:   cfg.Underlay.Devices, MTU: cfg.MTU, Services: cfg.LoadBalancing.on(), SetSysctls: sysctls,
 		ProcSysNet: cfg.ProcSysNet, Repair: cfg.Audit.Repair,
 		Source: a.cluster, Registry: a.registry, Publisher: a.publisher, Hearing: a.hearing,
 		Numbers: a.numbers, Beliefs: a.beliefs, ValidateOnly: cfg.ValidateOnly,

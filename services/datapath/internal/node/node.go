@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-net/sluice/kit/boottime"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/work"
@@ -72,6 +74,7 @@ type Options struct {
 	Uplinks   []string     // devices; none: the devices that have routes
 	MTU       uint16       // of pods; 0: the default route's, minus the tunnel overhead
 	Services  bool         // external packets may be for services
+	Shortcut  bool         // tunnel packets bypass the tunnel device where that is equivalent
 	// Masquerade replaces the source of pods' connections beyond the cluster by the node's address, except for these
 	// destinations; nil: no masquerade.
 	Masquerade *[]netip.Prefix
@@ -293,6 +296,15 @@ func (n *Node) openFirewall(earlier cluster.Others) {
 	}
 }
 
+// monotonic returns the clock that programs compare times with.
+func monotonic() (time.Duration, error) {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return 0, fmt.Errorf("read CLOCK_MONOTONIC: %w", err)
+	}
+	return time.Duration(now.Nano()), nil
+}
+
 // openRouting prepares packet forwarding to other nodes.
 func (n *Node) openRouting(entries []ipmap.Entry) (err error) {
 	o := n.o
@@ -328,7 +340,8 @@ func (n *Node) openRouting(entries []ipmap.Entry) (err error) {
 		Addresses: n.addresses, Overlay: o.Ranges.OverlayAddrs,
 		Holders: holders, Name: n.Numbers.Name, Repair: o.Repair,
 		Services: o.Services, AddressID: o.Maps.Endpoints.OwnPlace,
-		Maps: o.Maps.Nodes, Links: n.underlay, Policies: xfrm.New(o.Home), Log: o.Log,
+		Maps: o.Maps.Nodes, Links: n.underlay, Policies: xfrm.New(o.Home), Shortcut: o.Shortcut, Monotonic: monotonic,
+		Log: o.Log,
 	})
 	return err
 }

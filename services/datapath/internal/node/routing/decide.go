@@ -35,7 +35,9 @@ type peer struct {
 // decision is the result of deciding how packets to a node travel.
 type decision struct {
 	nextHops [2]nodemap.NextHop
-	paths    [2]Path  // the paths that the next hops use
+	paths    [2]Path // the paths that the next hops use
+	direct   nodemap.Direct
+	device   string   // why tunnel packets pass the tunnel device although direct paths are configured
 	why      string   // why a family in which the node has ranges has no next hop
 	notes    []string // problems that may block packets
 }
@@ -52,6 +54,7 @@ type situation struct {
 	tunnel   uint32       // usable tunnel device; 0: none
 	noTunnel string       // why there is none
 	limited  []uint32     // configured uplinks; nil: any device
+	shortcut bool         // tunnel packets bypass the tunnel device where that is equivalent
 }
 
 // preferred returns the first usable address of a family.
@@ -172,6 +175,9 @@ func (s situation) overlay(p *peer, paths [2]Path) (d decision) {
 			}
 			d = decision{nextHops: [2]nodemap.NextHop{w, w}}
 			d.paths[i] = path
+			if s.shortcut {
+				d.direct, d.device = s.directPath(asks[i], path, w)
+			}
 			if path.Source.IsValid() && !slices.Contains(s.addrs, path.Source) {
 				d.notes = append(d.notes, fmt.Sprintf("packets leave with source %v, which is not registered for this node: %s",
 					path.Source, "set underlay.addresses"))
@@ -185,6 +191,26 @@ func (s situation) overlay(p *peer, paths [2]Path) (d decision) {
 	}
 	d.why = first(d.why, fmt.Sprintf("none of the addresses %v is of a family that this node has", p.Addresses))
 	return d
+}
+
+// directPath returns the direct path to a node, or why packets pass the tunnel device: the kernel has to do something
+// with them that the programs do not do.
+func (s situation) directPath(to netip.Addr, path Path, w nodemap.NextHop) (d nodemap.Direct, device string) {
+	switch {
+	case w.Flags&nodemap.Underlay6 != 0:
+		return d, "the tunnel uses IPv6"
+	case w.Flags&nodemap.Fragments != 0:
+		return d, "tunnel packets are fragmented"
+	case path.Special != "":
+		return d, path.Special
+	case !slices.Contains(s.addrs, path.Source):
+		return d, fmt.Sprintf("packets leave with source %v, which is not registered for this node", path.Source)
+	}
+	hop := path.Hops[0]
+	if !hop.Via.IsValid() {
+		hop.Via = to
+	}
+	return nodemap.Direct{Ifindex: hop.Ifindex, Via: hop.Via, Local: path.Source}, ""
 }
 
 // narrowed adjusts a tunnel next hop if the kernel has learned a smaller path MTU. The MTU of pods follows it, but not

@@ -25,6 +25,8 @@ type fakeMaps struct {
 	local  nodemap.Local
 	writes int
 	err    error
+
+	shortcut nodemap.Shortcut
 }
 
 var errTaken = errors.New("another number has the address")
@@ -65,6 +67,19 @@ func (m *fakeMaps) SetNextHops(number uint16, ipv4, ipv6 nodemap.NextHop) error 
 	return m.err
 }
 
+func (m *fakeMaps) SetDirect(number uint16, d nodemap.Direct) error {
+	m.writes++
+	e := m.nodes[number]
+	e.Direct = d
+	m.nodes[number] = e
+	return m.err
+}
+
+func (m *fakeMaps) SetShortcut(s nodemap.Shortcut) error {
+	m.shortcut = s
+	return m.err
+}
+
 func (m *fakeMaps) RemoveNode(number uint16) error {
 	m.writes++
 	delete(m.nodes, number)
@@ -91,6 +106,7 @@ type fakeLinks struct {
 	broken  error               // error of EnsureTunnel
 	routes  map[netip.Prefix]Route
 	theirs  map[netip.Prefix]string
+	rules   []string
 	kept    []Nexthop
 	changes int
 	asked   int
@@ -156,6 +172,10 @@ func (l *fakeLinks) Paths(addrs []netip.Addr) ([]Path, error) {
 	}
 	return paths, nil
 }
+
+func (l *fakeLinks) SourcePorts() (lowest, highest uint16, err error) { return 32768, 60999, nil }
+
+func (l *fakeLinks) Rules() ([]string, error) { return l.rules, nil }
 
 func (l *fakeLinks) Routes() (map[netip.Prefix]Route, error) { return maps.Clone(l.routes), nil }
 

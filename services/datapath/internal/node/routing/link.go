@@ -45,7 +45,10 @@ type Path struct {
 	// communicates with the node can cause such errors, with any size.
 	Learned uint16
 	Source  netip.Addr // default source address
-	Err     error      // why there is no path
+	// Special says what the kernel does with packets beyond passing them to one next hop on an Ethernet device; "":
+	// nothing.
+	Special string
+	Err     error // why there is no path
 }
 
 // Direct reports whether the address is on the link of a single device.
@@ -109,6 +112,12 @@ type Links interface {
 
 	// Paths returns the paths to addresses, in the same order.
 	Paths(addrs []netip.Addr) ([]Path, error)
+
+	// SourcePorts returns the range from which the kernel chooses source ports of tunnel packets.
+	SourcePorts() (lowest, highest uint16, err error)
+	// Rules returns the routing rules for IPv4 whose result depends on more than the addresses and the mark of a packet,
+	// so that Paths does not take them into account.
+	Rules() ([]string, error)
 
 	// Routes returns the routes that SetRoute created.
 	Routes() (map[netip.Prefix]Route, error)

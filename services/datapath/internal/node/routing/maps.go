@@ -12,6 +12,9 @@ type Maps interface {
 	SetNode(number uint16, n nodemap.Node) error
 	// SetNextHops writes the next hops of each family to a node, each atomically.
 	SetNextHops(number uint16, ipv4, ipv6 nodemap.NextHop) error
+	// SetDirect writes the direct path to a node, which packets use while SetShortcut allows it.
+	SetDirect(number uint16, d nodemap.Direct) error
+	SetShortcut(s nodemap.Shortcut) error
 	// RemoveNode removes an entry. A missing entry is not an error.
 	RemoveNode(number uint16) error
 	SetLocal(l nodemap.Local) error

@@ -45,9 +45,13 @@ type Options struct {
 	Repair bool
 	Maps   Maps
 	Links  Links
-	// Policies are only used with native routing; nil: none.
+	// Policies are used with native routing, and with Shortcut; nil: none.
 	Policies Policies
-	Log      *slog.Logger
+	// Shortcut, in the mode Overlay: tunnel packets bypass the tunnel device where the kernel would only pass them on.
+	Shortcut bool
+	// Monotonic returns CLOCK_MONOTONIC; required with Shortcut.
+	Monotonic func() (time.Duration, error)
+	Log       *slog.Logger
 }
 
 // Router forwards packets to other nodes. Its decisions depend on the nodes that it was given and on the kernel's
@@ -79,6 +83,9 @@ type world struct {
 	overlay []netip.Addr
 	byStack bool   // packets between pods of two nodes pass the host stack
 	why     string // reason for byStack
+	closed  string // why no direct path is used although Shortcut is set; "": they are used
+	open    bool   // the last reconciliation has allowed direct paths
+	ports   [2]uint16
 	sources [nodemap.Sources]uint16
 	uplinks []endpoint.HostDevice
 	routes  map[netip.Prefix]Route // routes of Sluice
@@ -94,6 +101,8 @@ func New(o Options) (*Router, error) {
 		leaving: map[uint16]bool{},
 	}
 	f.mode, f.port, f.mtu, f.failed = o.Mode, o.Port, o.MTU, map[string]error{}
+	f.shortcut = o.Shortcut && o.Mode == cluster.Overlay
+	f.closed = "IPsec policies have not been read yet"
 	maps.Copy(f.holders, o.Holders)
 	var err error
 	if f.written, err = o.Maps.Nodes(); err != nil {
@@ -125,7 +134,7 @@ func adopt(o Options, number uint16, e nodemap.Entry) *peer {
 			p.Mode = cluster.Native
 		}
 	}
-	p.nextHops = e.NextHops // until the next decision
+	p.nextHops, p.direct = e.NextHops, e.Direct // until the next decision
 	return p
 }
 
@@ -146,7 +155,7 @@ func (f *Router) Run(ctx context.Context) error {
 	var watch sync.WaitGroup
 	defer watch.Wait()
 	watch.Go(func() { f.watch(ctx, "changes of devices and routes", f.o.Links.Watch) })
-	if f.o.Mode == cluster.Native && f.o.Policies != nil {
+	if (f.o.Mode == cluster.Native || f.shortcut) && f.o.Policies != nil {
 		watch.Go(func() { f.watch(ctx, "changes of IPsec policies", f.o.Policies.Watch) })
 	}
 	poll := time.NewTicker(pollInterval)
@@ -204,7 +213,7 @@ func (f *Router) reconcile(whole bool) {
 	if whole || len(f.failed) > 0 {
 		f.ensure(f.o.Repair || f.local == nil)
 	}
-	f.applyPaths(whole || len(f.failed) > 0)
+	f.open = f.applyPaths(whole || len(f.failed) > 0) && f.openShortcut()
 }
 
 // disturbed reports whether programs have changed without an event.
@@ -264,6 +273,7 @@ func (f *Router) find() bool {
 		f.addrs, f.known = addrs, true
 	}
 	f.findPolicies()
+	f.findShortcut()
 	overlay, overlayKnown := f.o.Overlay()
 	f.overlay = overlay
 	if !f.o.Services {
@@ -346,11 +356,12 @@ func (f *Router) all() []*peer {
 	return all
 }
 
-// applyPaths decides the next hops of all nodes and applies them. The lock is held.
-func (f *Router) applyPaths(whole bool) {
+// applyPaths decides the next hops of all nodes and applies them. It returns false if paths are unknown. The lock is
+// held.
+func (f *Router) applyPaths(whole bool) bool {
 	all := f.all()
 	if !f.decide(all) {
-		return // paths are unknown: everything stays
+		return false // paths are unknown: everything stays
 	}
 	changed := false
 	for _, p := range all {
@@ -363,6 +374,7 @@ func (f *Router) applyPaths(whole bool) {
 		f.ensureRoutes(all, whole)
 	}
 	f.try("resolve next hops", f.o.Links.Resolve(f.hops(all)))
+	return true
 }
 
 // decide decides for the given nodes. It returns false if paths are unknown. The lock is held.
@@ -425,16 +437,37 @@ func (f *Router) write(p *peer, again bool) (changed bool) {
 		have, ok = f.written[p.Number]
 		changed = true
 	}
-	if !ok || have.NextHops == p.nextHops {
+	if !ok || have.NextHops == p.nextHops && have.Direct == p.direct {
 		return changed
 	}
-	if err := f.o.Maps.SetNextHops(p.Number, p.nextHops[0], p.nextHops[1]); err != nil {
+	if err := f.writePaths(p, &have); err != nil {
 		p.err = err
 		return changed
 	}
-	have.NextHops = p.nextHops
 	f.written[p.Number] = have
 	return true
+}
+
+// writePaths writes the next hops and the direct path to a node. A direct path ends before the next hop changes whose
+// packets use it, and begins afterwards. The lock is held.
+func (f *Router) writePaths(p *peer, have *nodemap.Entry) error {
+	if p.direct == (nodemap.Direct{}) && have.Direct != p.direct {
+		if err := f.o.Maps.SetDirect(p.Number, p.direct); err != nil {
+			return err
+		}
+	}
+	if have.NextHops != p.nextHops {
+		if err := f.o.Maps.SetNextHops(p.Number, p.nextHops[0], p.nextHops[1]); err != nil {
+			return err
+		}
+	}
+	if p.direct != (nodemap.Direct{}) && have.Direct != p.direct {
+		if err := f.o.Maps.SetDirect(p.Number, p.direct); err != nil {
+			return err
+		}
+	}
+	have.NextHops, have.Direct = p.nextHops, p.direct
+	return nil
 }
 
 // setNode writes an entry. If other is set, the entry with this node ID belongs to a node of a previous process and is
@@ -448,7 +481,8 @@ func (f *Router) setNode(number uint16, n nodemap.Node, other bool) error {
 	}
 	err := f.o.Maps.SetNode(number, n)
 	if err == nil {
-		f.written[number] = nodemap.Entry{Node: n, NextHops: f.written[number].NextHops}
+		was := f.written[number]
+		f.written[number] = nodemap.Entry{Node: n, NextHops: was.NextHops, Direct: was.Direct}
 		return nil
 	}
 	// An address may still belong to a node ID that is being removed; the maps have the rest.
@@ -513,7 +547,9 @@ func (f *Router) findUplinks(all []*peer) bool {
 }
 
 // programmed reports whether uplinks need programs.
-func (f *Router) programmed() bool { return f.o.Mode == cluster.Native || f.o.Services }
+func (f *Router) programmed() bool {
+	return f.o.Mode == cluster.Native || f.o.Services || f.shortcut
+}
 
 // wanted returns the desired routes. The lock is held.
 func (f *Router) wanted(all []*peer) map[netip.Prefix]Route {
@@ -670,7 +706,7 @@ func (f *Router) Complete() {
 // Remove removes what a Router created, for a node that sends no packets to other nodes. Missing objects are not an
 // error.
 func Remove(links interface{ RemoveAll() error }, m Maps) error {
-	errs := []error{m.SetLocal(nodemap.Local{}), links.RemoveAll()}
+	errs := []error{m.SetShortcut(nodemap.Shortcut{}), m.SetLocal(nodemap.Local{}), links.RemoveAll()}
 	nodes, err := m.Nodes()
 	errs = append(errs, err)
 	for number := range nodes {

@@ -782,3 +782,91 @@ func TestChangedIPsecPoliciesCountAtOnce(t *testing.T) {
 		<-ended
 	})
 }
+
+// TestTunnelPacketsBypassTheDeviceOnlyWhereTheKernelPassesThemOn shows for which nodes a direct path is in the maps, and
+// when the maps allow it.
+func TestTunnelPacketsBypassTheDeviceOnlyWhereTheKernelPassesThemOn(t *testing.T) {
+	p := &fakePolicies{err: errors.New("not now")}
+	r := newRig(t, cluster.Overlay)
+	now := time.Hour
+	arrange := func() {
+		r.o.Policies, r.o.Shortcut, r.shortcut = readPolicies{p}, true, true
+		r.o.Monotonic = func() (time.Duration, error) { return now, nil }
+	}
+	arrange()
+	two, gateway := netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.9")
+	r.join(member("two", 2, "192.0.2.2"))
+	r.Complete()
+	allowed := func(when, closed string) {
+		t.Helper()
+		r.reconcile(true)
+		want := nodemap.Shortcut{}
+		if closed == "" {
+			want = nodemap.Shortcut{Until: uint64(now + shortcutValid), Lowest: 32768, Highest: 60999}
+		}
+		if r.maps.shortcut.Until != want.Until || want.Until != 0 && r.maps.shortcut != want {
+			t.Errorf("%s: %+v, want %+v", when, r.maps.shortcut, want)
+		}
+		if s := r.State(); !s.Shortcut || s.Closed != closed {
+			t.Errorf("%s: closed because %q, want %q", when, s.Closed, closed)
+		}
+	}
+	r.maps.shortcut.Until = 1
+	allowed("policies never read", "the IPsec policies cannot be read: not now")
+	p.err = nil
+	allowed("no policies", "")
+	now += time.Second
+	allowed("a second later", "")
+	p.In = 1
+	allowed("a policy for packets of the node", "xfrm policies: 1 in")
+	p.In, p.Forward = 0, 1
+	allowed("a policy for forwarded packets", "")
+	p.Out = 1
+	allowed("a policy", "xfrm policies: 1 out")
+	p.Out, p.BlockedIn = 0, true
+	allowed("packets without a policy are blocked", "xfrm policies: default block")
+	p.BlockedIn = false
+	r.links.rules = []string{"rule 100 selects by the destination port"}
+	allowed("a rule", "routing rules: rule 100 selects by the destination port")
+	r.links.rules = nil
+	allowed("nothing any more", "")
+	until := r.maps.shortcut
+	now += time.Second
+
+	direct := func(when string, path Path, want nodemap.Direct, device string) {
+		t.Helper()
+		r.links.paths[two] = path
+		r.reconcile(false)
+		if got := r.maps.nodes[2].Direct; got != want {
+			t.Errorf("%s: direct path %v, want %v", when, got, want)
+		}
+		if s := r.State().Peers[0]; s.Direct != (want != nodemap.Direct{}) || s.Device != device {
+			t.Errorf("%s: state %t, %q, want %q", when, s.Direct, s.Device, device)
+		}
+	}
+	onLink := Path{Hops: []Nexthop{{Ifindex: 2, Weight: 1}}, MTU: 1500, Source: own4}
+	direct("on the link", onLink, nodemap.Direct{Ifindex: 2, Via: two, Local: own4}, "")
+	routed := onLink
+	routed.Hops = []Nexthop{{Ifindex: 3, Via: gateway, Weight: 1}}
+	direct("by a router", routed, nodemap.Direct{Ifindex: 3, Via: gateway, Local: own4}, "")
+	special := routed
+	special.Special = "wg0 has no Ethernet header"
+	direct("without Ethernet", special, nodemap.Direct{}, special.Special)
+	narrow := routed
+	narrow.Learned = 1000
+	direct("in fragments", narrow, nodemap.Direct{}, "tunnel packets are fragmented")
+	foreign := routed
+	foreign.Source = gateway
+	direct("from another address", foreign, nodemap.Direct{},
+		"packets leave with source 192.0.2.9, which is not registered for this node")
+	direct("by a router again", routed, nodemap.Direct{Ifindex: 3, Via: gateway, Local: own4}, "")
+	if r.maps.shortcut.Until <= until.Until {
+		t.Error("a poll has not extended the permission")
+	}
+
+	r.restart(cluster.Overlay) // with the shortcut off
+	r.reconcile(true)
+	if r.maps.shortcut.Until != 0 || r.maps.nodes[2].Direct != (nodemap.Direct{}) {
+		t.Errorf("off: %+v, %v", r.maps.shortcut, r.maps.nodes[2].Direct)
+	}
+}

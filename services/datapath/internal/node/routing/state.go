@@ -4,6 +4,7 @@
 package routing
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -27,8 +28,11 @@ type State struct {
 	// without a choice.
 	ByStack bool
 	Why     string
-	Peers   []PeerState
-	Failed  []string // failed work with its errors
+	// Shortcut: tunnel packets may bypass the tunnel device. Closed is why none does at the moment; "": they do.
+	Shortcut bool
+	Closed   string
+	Peers    []PeerState
+	Failed   []string // failed work with its errors
 	// Foreign are ranges of other nodes that the host stack reaches through a foreign route, with that route.
 	Foreign map[netip.Prefix]string
 }
@@ -45,6 +49,9 @@ type PeerState struct {
 	Why string
 	// Notes are problems that may block packets.
 	Notes []string
+	// Direct: tunnel packets bypass the tunnel device, if the state's Closed is "". Device is why they do not.
+	Direct bool
+	Device string
 	// Adopted: the cluster has not listed the node since the start.
 	Adopted bool
 }
@@ -63,7 +70,10 @@ func (f *Router) State() State {
 	defer f.mu.Unlock()
 	s := State{
 		Mode: f.mode, Tunnel: f.device.Name, Port: f.port, MTU: f.o.MTU, Foreign: maps.Clone(f.foreign),
-		ByStack: f.byStack, Why: f.why,
+		ByStack: f.byStack, Why: f.why, Shortcut: f.shortcut,
+	}
+	if f.shortcut && !f.open {
+		s.Closed = cmp.Or(f.closed, "the paths have not been compared with the kernel's routes")
 	}
 	for _, d := range f.uplinks {
 		s.Uplinks = append(s.Uplinks, d.Name)
@@ -82,6 +92,7 @@ func (f *Router) peerState(p *peer) PeerState {
 	ps := PeerState{
 		Name: p.Name, Number: p.Number, Addresses: slices.Clone(p.Addresses), Mode: p.Mode,
 		Why: p.why, Notes: slices.Clone(p.notes), Adopted: p.adopted,
+		Direct: p.direct != nodemap.Direct{}, Device: p.device,
 	}
 	if p.err != nil {
 		ps.Notes = append(ps.Notes, p.err.Error())
@@ -171,11 +182,11 @@ func (f *Router) checkMaps() (diffs []endpoint.Difference, err error) {
 		wanted[p.Number] = true
 		e, ok := have[p.Number]
 		key := fmt.Sprintf("node %s, number %d", p.Name, p.Number)
-		switch want := (nodemap.Entry{Node: f.node(p), NextHops: p.nextHops}); {
+		switch want := (nodemap.Entry{Node: f.node(p), NextHops: p.nextHops, Direct: p.direct}); {
 		case !ok && empty(want): // the node has not registered its addresses yet
 		case !ok:
 			add(key, describe(want), "")
-		case !sameNode(e.Node, want.Node) || e.NextHops != want.NextHops:
+		case !sameNode(e.Node, want.Node) || e.NextHops != want.NextHops || e.Direct != want.Direct:
 			add(key, describe(want), describe(e))
 		}
 	}
@@ -198,7 +209,7 @@ func (f *Router) checkMaps() (diffs []endpoint.Difference, err error) {
 
 // empty reports whether an entry has no data; the maps do not list such entries.
 func empty(e nodemap.Entry) bool {
-	return sameNode(e.Node, nodemap.Node{}) && e.NextHops == [2]nodemap.NextHop{}
+	return sameNode(e.Node, nodemap.Node{}) && e.NextHops == [2]nodemap.NextHop{} && e.Direct == nodemap.Direct{}
 }
 
 func describe(e nodemap.Entry) string {
@@ -211,6 +222,9 @@ func describe(e nodemap.Entry) string {
 		if w := e.NextHops[i]; w != (nodemap.NextHop{}) {
 			text += fmt.Sprintf(", %s by %v", family, w)
 		}
+	}
+	if e.Direct != (nodemap.Direct{}) {
+		text += fmt.Sprintf(", directly by %v", e.Direct)
 	}
 	return text
 }

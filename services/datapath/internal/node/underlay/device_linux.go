@@ -20,7 +20,8 @@ type device struct {
 	index, flags uint32
 	mtu, group   uint32
 	name, kind   string
-	genMode      uint8 // how the device gets a link-local address; genModeUnknown without IPv6
+	hardware     uint16 // ARPHRD of linux/if_arp.h
+	genMode      uint8  // how the device gets a link-local address; genModeUnknown without IPv6
 	vxlan        vxlan
 	unordered    bool // a VLAN device with reorder_hdr off: its frames have the tag in place of the type
 	// The device's sysctls of each family; nil without the family.
@@ -73,6 +74,7 @@ func deviceOf(m []byte) device {
 	if len(m) < unix.SizeofIfInfomsg {
 		return l
 	}
+	l.hardware = binary.NativeEndian.Uint16(m[2:])
 	l.index, l.flags = binary.NativeEndian.Uint32(m[4:]), binary.NativeEndian.Uint32(m[8:])
 	rtnl.Attrs(m, unix.SizeofIfInfomsg, func(kind uint16, v []byte) {
 		switch kind {

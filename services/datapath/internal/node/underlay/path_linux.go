@@ -94,6 +94,7 @@ func (u *Underlay) path(one, all rtnl.Reply, to netip.Addr, links map[uint32]dev
 		return p, ErrNoPath
 	}
 	p.Source = route.source
+	p.Special = match.special(p.Hops)
 	mtu := uint32(65535)
 	for i, h := range p.Hops {
 		l, ok := links[h.Ifindex]
@@ -104,6 +105,9 @@ func (u *Underlay) path(one, all rtnl.Reply, to netip.Addr, links map[uint32]dev
 			links[h.Ifindex] = l
 		}
 		p.Hops[i].Device = l.name
+		if l.hardware != unix.ARPHRD_ETHER && p.Special == "" {
+			p.Special = fmt.Sprintf("%s has no Ethernet header", l.name)
+		}
 		mtu = min(mtu, l.mtu)
 		if v6, ok := (setting{v6: true, at: conf6MTU}).of(l); ok && to.Is6() {
 			mtu = min(mtu, v6) // router advertisements may have lowered it
@@ -128,7 +132,21 @@ type fibRoute struct {
 	metric   uint32
 	mtu      uint32 // 0: none
 	source   netip.Addr
+	encap    bool              // the route encapsulates packets
 	hops     []routing.Nexthop // usable next hops
+}
+
+// special describes what a route does beyond passing packets to one next hop of their family; "": nothing.
+func (r fibRoute) special(hops []routing.Nexthop) string {
+	switch {
+	case r.encap:
+		return fmt.Sprintf("the route %v encapsulates packets", r.dst)
+	case len(hops) > 1:
+		return fmt.Sprintf("the route %v has %d next hops", r.dst, len(hops))
+	case hops[0].Via.IsValid() && hops[0].Via.Is4() != r.dst.Addr().Is4():
+		return fmt.Sprintf("the next hop %v of the route %v is of another family", hops[0].Via, r.dst)
+	}
+	return ""
 }
 
 func readRoute(m []byte) (r fibRoute) {
@@ -161,6 +179,8 @@ func readRoute(m []byte) (r fibRoute) {
 			})
 		case unix.RTA_MULTIPATH:
 			r.hops = readHops(v)
+		case unix.RTA_ENCAP, unix.RTA_ENCAP_TYPE:
+			r.encap = true
 		}
 		readHop(&single, kind, v)
 	})

@@ -34,6 +34,7 @@ const (
 	attrTemplate  = 5
 	attrInterface = 31
 
+	directionIn      = 0
 	directionOut     = 1
 	directionForward = 2
 	actionAllow      = 0
@@ -46,12 +47,37 @@ type Policies struct {
 	Out     int  // policies for outgoing packets
 	Forward int  // policies for received packets that are forwarded
 	Blocked bool // packets without a matching policy are blocked
+	// In and BlockedIn are the same for received packets that are for the node itself. They do not affect packets that the
+	// node forwards.
+	In        int
+	BlockedIn bool
 }
 
 // Any reports whether any policy applies.
 func (p Policies) Any() bool { return p.Out+p.Forward > 0 || p.Blocked }
 
-// String describes the policies.
+// OfNode describes the policies that may apply to packets from and to the node itself, for example to its tunnel
+// packets; "": no policy may.
+func (p Policies) OfNode() string {
+	if p.Out+p.In == 0 && !p.Blocked && !p.BlockedIn {
+		return ""
+	}
+	var words []string
+	for _, w := range []struct {
+		n    int
+		what string
+	}{{p.Out, "out"}, {p.In, "in"}} {
+		if w.n > 0 {
+			words = append(words, fmt.Sprintf("%d %s", w.n, w.what))
+		}
+	}
+	if p.Blocked || p.BlockedIn {
+		words = append(words, "default block")
+	}
+	return "xfrm policies: " + strings.Join(words, ", ")
+}
+
+// String describes the policies that may apply to forwarded packets.
 func (p Policies) String() string {
 	var words []string
 	for _, w := range []struct {
@@ -115,7 +141,7 @@ func (r *Reader) Policies() (p Policies, err error) {
 			return p, fmt.Errorf("read an xfrm policy: %w", err)
 		}
 	}
-	p.Blocked, err = blocked(c)
+	p.Blocked, p.BlockedIn, err = blocked(c)
 	return p, err
 }
 
@@ -147,27 +173,31 @@ func (p *Policies) add(b []byte) error {
 		p.Out++
 	case directionForward:
 		p.Forward++
+	case directionIn:
+		p.In++
 	}
 	return nil
 }
 
-// blocked reports whether packets without a matching policy are blocked. Kernels before 5.14 never block them.
-func blocked(c *netlink.Conn) (bool, error) {
+// blocked reports whether outgoing and forwarded packets, and whether received packets for the node, are blocked if no
+// policy matches. Kernels before 5.14 never block them.
+func blocked(c *netlink.Conn) (passing, in bool, err error) {
 	msgs, err := c.Execute(netlink.Message{
 		Header: netlink.Header{Type: msgGetDefault, Flags: netlink.Request}, Data: make([]byte, 3),
 	})
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
-		return false, nil
+		return false, false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("read the default xfrm policy: %w", err)
+		return false, false, fmt.Errorf("read the default xfrm policy: %w", err)
 	}
 	for _, m := range msgs { // in, forward, out
-		if len(m.Data) >= 3 && (m.Data[1] == defaultBlock || m.Data[2] == defaultBlock) {
-			return true, nil
+		if len(m.Data) >= 3 {
+			passing = passing || m.Data[1] == defaultBlock || m.Data[2] == defaultBlock
+			in = in || m.Data[0] == defaultBlock
 		}
 	}
-	return false, nil
+	return passing, in, nil
 }
 
 // absentPause is the pause before a kernel without xfrm is checked again: the module may have been loaded.

@@ -61,12 +61,20 @@ func TestKernelPoliciesAreCountedAndWatched(t *testing.T) {
 			t.Errorf("%+v, %v, want %+v", p, err, want)
 		}
 	}
-	change(netlink.XfrmPolicyAdd, policy(netlink.XFRM_DIR_IN, netlink.XFRM_POLICY_BLOCK, 0))
-	wants(Policies{})
 	change(netlink.XfrmPolicyAdd, policy(netlink.XFRM_DIR_OUT, netlink.XFRM_POLICY_ALLOW, 0))
 	wants(Policies{})
 	change(netlink.XfrmPolicyAdd, policy(netlink.XFRM_DIR_OUT, netlink.XFRM_POLICY_ALLOW, 7))
 	wants(Policies{})
+	if p, err := r.Policies(); err != nil || p.OfNode() != "" {
+		t.Errorf("policies of the node: %q, %v", p.OfNode(), err)
+	}
+	in := policy(netlink.XFRM_DIR_IN, netlink.XFRM_POLICY_BLOCK, 0)
+	change(netlink.XfrmPolicyAdd, in)
+	wants(Policies{In: 1})
+	if p, err := r.Policies(); err != nil || p.OfNode() != "xfrm policies: 1 in" || p.Any() {
+		t.Errorf("policies of the node: %q, %v, and of forwarded packets: %v", p.OfNode(), err, p)
+	}
+	change(netlink.XfrmPolicyDel, in)
 	change(netlink.XfrmPolicyUpdate, policy(netlink.XFRM_DIR_OUT, netlink.XFRM_POLICY_BLOCK, 0))
 	wants(Policies{Out: 1})
 	change(netlink.XfrmPolicyAdd, policy(netlink.XFRM_DIR_FWD, netlink.XFRM_POLICY_BLOCK, 0))

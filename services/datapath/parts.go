@@ -4,10 +4,13 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/routing"
 	"github.com/sluice-net/sluice/services/datapath/internal/server"
 )
 
@@ -76,7 +79,28 @@ func (d *datapath) clusterStream() server.ClusterStream {
 }
 
 // podRouting returns how packets travel between pods of two nodes.
-func (d *datapath) podRouting() *datapathv1.PodRouting {
-	f := d.Node.Router.State()
-	return &datapathv1.PodRouting{Mode: string(f.Mode), ByStack: f.ByStack, Reason: f.Why}
+func (d *datapath) podRouting() *datapathv1.PodRouting { return podRouting(d.Node.Router.State()) }
+
+// podRouting describes how packets between pods of two nodes travel.
+func podRouting(s routing.State) *datapathv1.PodRouting {
+	r := &datapathv1.PodRouting{Mode: string(s.Mode), ByStack: s.ByStack, Reason: s.Why}
+	if s.Mode != cluster.Overlay {
+		return r
+	}
+	r.Reason = s.Closed
+	if !s.Shortcut {
+		r.Reason = "routing.shortcut is off"
+	}
+	for _, p := range s.Peers {
+		if p.Paths[0].MTU == 0 && p.Paths[1].MTU == 0 {
+			continue // not reachable, which a warning says
+		}
+		path := &datapathv1.TunnelPath{Node: p.Name, BypassesDevice: r.Reason == "" && p.Direct}
+		if !path.BypassesDevice {
+			path.Reason = cmp.Or(r.Reason, p.Device)
+		}
+		r.TunnelPaths = append(r.TunnelPaths, path)
+	}
+	slices.SortFunc(r.TunnelPaths, func(a, b *datapathv1.TunnelPath) int { return cmp.Compare(a.Node, b.Node) })
+	return r
 }

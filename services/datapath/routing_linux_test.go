@@ -154,6 +154,11 @@ var modes = map[string]struct {
 	"overlay on IPv4": {
 		RoutingConfig{Mode: "overlay"}, []string{"4", "6"}, [2]nodemap.Flags{nodemap.Overlay, nodemap.Overlay},
 	},
+	"overlay past the device": {
+		RoutingConfig{Mode: "overlay", Shortcut: shortcutAuto},
+		[]string{"4", "6"},
+		[2]nodemap.Flags{nodemap.Overlay, nodemap.Overlay},
+	},
 	"overlay on IPv6": {
 		RoutingConfig{Mode: "overlay", TunnelPort: 8472},
 		[]string{"6"},
@@ -237,7 +242,9 @@ func TestKernelWayFollowsTheUplinksMTU(t *testing.T) {
 	for name, mode := range modes {
 		t.Run(name, func(t *testing.T) {
 			a, b := newPair(t, mode.RoutingConfig, mode.families...)
-			less := map[string]uint16{"overlay on IPv4": 50, "overlay on IPv6": 70, "native": 0}[name]
+			less := map[string]uint16{
+				"overlay on IPv4": 50, "overlay past the device": 50, "overlay on IPv6": 70, "native": 0,
+			}[name]
 			want := func(what string, mtu uint16) {
 				t.Helper()
 				a.ways(what, func(ways [2]nodemap.NextHop) bool { return ways[0].MTU == mtu-less })
@@ -321,7 +328,13 @@ func (n *routed) hasPrograms(t *testing.T, device string) (has bool) {
 // TestKernelAnotherModeLeavesNothingOfTheOneBefore changes the routing mode, which must remove everything of the
 // previous mode; uninstalling must remove everything.
 func TestKernelAnotherModeLeavesNothingOfTheOneBefore(t *testing.T) {
-	a, b := newPair(t, RoutingConfig{Mode: "overlay"}, "4", "6")
+	for _, shortcut := range []string{"off", shortcutAuto} {
+		t.Run("shortcut "+shortcut, func(t *testing.T) { leavesNothing(t, shortcut) })
+	}
+}
+
+func leavesNothing(t *testing.T, shortcut string) {
+	a, b := newPair(t, RoutingConfig{Mode: "overlay", Shortcut: shortcut}, "4", "6")
 	traces := func() (list []string) {
 		t.Helper()
 		for what, args := range map[string]string{
@@ -339,7 +352,8 @@ func TestKernelAnotherModeLeavesNothingOfTheOneBefore(t *testing.T) {
 				list = append(list, what)
 			}
 		}
-		if a.hasPrograms(t, "uplink0") {
+		// on kernels with tcx, the overlay past the device has one, too
+		if a.hasPrograms(t, "uplink0") && (a.routing.Mode != "overlay" || shortcut == "off") {
 			list = append(list, "programs")
 		}
 		slices.Sort(list)

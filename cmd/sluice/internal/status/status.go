@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -602,6 +603,9 @@ func probesText(p *datapathv1.NodeProbes) string {
 
 // routingText describes the path of packets between pods of two nodes.
 func routingText(r *datapathv1.PodRouting) string {
+	if r.GetMode() == "overlay" {
+		return r.GetMode() + tunnelText(r)
+	}
 	if r.GetReason() == "" {
 		return r.GetMode()
 	}
@@ -611,3 +615,38 @@ func routingText(r *datapathv1.PodRouting) string {
 	}
 	return r.GetMode() + ", " + path + " (" + r.GetReason() + ")"
 }
+
+// tunnelText describes which tunnel packets bypass the tunnel device.
+func tunnelText(r *datapathv1.PodRouting) string {
+	paths := r.GetTunnelPaths()
+	if len(paths) == 0 {
+		return ""
+	}
+	if r.GetReason() != "" {
+		return ", through the tunnel device (" + r.GetReason() + ")"
+	}
+	direct, nodes := 0, map[string][]string{}
+	for _, p := range paths {
+		if p.GetBypassesDevice() {
+			direct++
+		} else {
+			nodes[p.GetReason()] = append(nodes[p.GetReason()], p.GetNode())
+		}
+	}
+	text := fmt.Sprintf(", bypassing the tunnel device to %d of %s", direct, output.Plural(len(paths), "node", "nodes"))
+	var reasons []string
+	for _, reason := range slices.Sorted(maps.Keys(nodes)) {
+		names := nodes[reason]
+		if len(names) > maxNames {
+			names = append(slices.Clone(names[:maxNames]), "...")
+		}
+		reasons = append(reasons, strings.Join(names, ", ")+": "+reason)
+	}
+	if len(reasons) > 0 {
+		text += " (" + strings.Join(reasons, "; ") + ")"
+	}
+	return text
+}
+
+// maxNames is the number of nodes that the text names for each reason.
+const maxNames = 3

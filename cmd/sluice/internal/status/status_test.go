@@ -362,6 +362,22 @@ func TestStatusShowsHowPacketsTravelBetweenNodes(t *testing.T) {
 		{nil, ""},
 		{&datapathv1.PodRouting{Mode: "overlay"}, "Routing overlay"},
 		{
+			&datapathv1.PodRouting{Mode: "overlay", TunnelPaths: []*datapathv1.TunnelPath{
+				{Node: "a", BypassesDevice: true},
+				{Node: "b", Reason: "wg0 has no Ethernet header"},
+				{Node: "c", Reason: "the tunnel uses IPv6"},
+				{Node: "d", Reason: "wg0 has no Ethernet header"},
+			}},
+			"Routing overlay, bypassing the tunnel device to 1 of 4 nodes (c: the tunnel uses IPv6; " +
+				"b, d: wg0 has no Ethernet header)",
+		},
+		{
+			&datapathv1.PodRouting{Mode: "overlay", Reason: "xfrm policies: 1 in", TunnelPaths: []*datapathv1.TunnelPath{
+				{Node: "a", Reason: "xfrm policies: 1 in"},
+			}},
+			"Routing overlay, through the tunnel device (xfrm policies: 1 in)",
+		},
+		{
 			&datapathv1.PodRouting{Mode: "native", Reason: "no xfrm policies"},
 			"Routing native, bypassing the host's stack (no xfrm policies)",
 		},

@@ -3419,8 +3419,11 @@ type PodRouting struct {
 	// In mode native: packets pass through the host's stack, which applies the operator's IPsec
 	// policies, instead of bypassing it.
 	ByStack bool `protobuf:"varint,2,opt,name=by_stack,json=byStack,proto3" json:"by_stack,omitempty"`
-	// In mode native: why packets pass through the stack, or bypass it.
-	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// In mode native: why packets pass through the stack, or bypass it. In mode overlay: why all
+	// tunnel packets pass through the tunnel device; empty if they may bypass it.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// In mode overlay: how tunnel packets travel to each other node, sorted by name.
+	TunnelPaths   []*TunnelPath `protobuf:"bytes,4,rep,name=tunnel_paths,json=tunnelPaths,proto3" json:"tunnel_paths,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3476,6 +3479,77 @@ func (x *PodRouting) GetReason() string {
 	return ""
 }
 
+func (x *PodRouting) GetTunnelPaths() []*TunnelPath {
+	if x != nil {
+		return x.TunnelPaths
+	}
+	return nil
+}
+
+// TunnelPath is how tunnel packets travel to another node.
+type TunnelPath struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the node.
+	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// The packets that pods exchange bypass the tunnel device: programs build and unpack them.
+	BypassesDevice bool `protobuf:"varint,2,opt,name=bypasses_device,json=bypassesDevice,proto3" json:"bypasses_device,omitempty"`
+	// Why they pass through the device; empty if they bypass it.
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TunnelPath) Reset() {
+	*x = TunnelPath{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TunnelPath) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TunnelPath) ProtoMessage() {}
+
+func (x *TunnelPath) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TunnelPath.ProtoReflect.Descriptor instead.
+func (*TunnelPath) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *TunnelPath) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *TunnelPath) GetBypassesDevice() bool {
+	if x != nil {
+		return x.BypassesDevice
+	}
+	return false
+}
+
+func (x *TunnelPath) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // FrontendStream is the progress of frontends from sluice-loadbalancer into the kernel.
 type FrontendStream struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3507,7 +3581,7 @@ type FrontendStream struct {
 
 func (x *FrontendStream) Reset() {
 	*x = FrontendStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3519,7 +3593,7 @@ func (x *FrontendStream) String() string {
 func (*FrontendStream) ProtoMessage() {}
 
 func (x *FrontendStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3532,7 +3606,7 @@ func (x *FrontendStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrontendStream.ProtoReflect.Descriptor instead.
 func (*FrontendStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{33}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *FrontendStream) GetComplete() bool {
@@ -3614,7 +3688,7 @@ type ListFrontendsRequest struct {
 
 func (x *ListFrontendsRequest) Reset() {
 	*x = ListFrontendsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3626,7 +3700,7 @@ func (x *ListFrontendsRequest) String() string {
 func (*ListFrontendsRequest) ProtoMessage() {}
 
 func (x *ListFrontendsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3639,7 +3713,7 @@ func (x *ListFrontendsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFrontendsRequest.ProtoReflect.Descriptor instead.
 func (*ListFrontendsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{34}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{35}
 }
 
 // ListFrontendsResponse is one element of the list.
@@ -3653,7 +3727,7 @@ type ListFrontendsResponse struct {
 
 func (x *ListFrontendsResponse) Reset() {
 	*x = ListFrontendsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3665,7 +3739,7 @@ func (x *ListFrontendsResponse) String() string {
 func (*ListFrontendsResponse) ProtoMessage() {}
 
 func (x *ListFrontendsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3678,7 +3752,7 @@ func (x *ListFrontendsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFrontendsResponse.ProtoReflect.Descriptor instead.
 func (*ListFrontendsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{35}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListFrontendsResponse) GetFrontend() *KernelFrontend {
@@ -3697,7 +3771,7 @@ type ListBackendConnectionsRequest struct {
 
 func (x *ListBackendConnectionsRequest) Reset() {
 	*x = ListBackendConnectionsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3709,7 +3783,7 @@ func (x *ListBackendConnectionsRequest) String() string {
 func (*ListBackendConnectionsRequest) ProtoMessage() {}
 
 func (x *ListBackendConnectionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3722,7 +3796,7 @@ func (x *ListBackendConnectionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendConnectionsRequest.ProtoReflect.Descriptor instead.
 func (*ListBackendConnectionsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{36}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{37}
 }
 
 // ListBackendConnectionsResponse is one element of the list.
@@ -3736,7 +3810,7 @@ type ListBackendConnectionsResponse struct {
 
 func (x *ListBackendConnectionsResponse) Reset() {
 	*x = ListBackendConnectionsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3748,7 +3822,7 @@ func (x *ListBackendConnectionsResponse) String() string {
 func (*ListBackendConnectionsResponse) ProtoMessage() {}
 
 func (x *ListBackendConnectionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3761,7 +3835,7 @@ func (x *ListBackendConnectionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendConnectionsResponse.ProtoReflect.Descriptor instead.
 func (*ListBackendConnectionsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{37}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListBackendConnectionsResponse) GetBackend() *BackendConnections {
@@ -3788,7 +3862,7 @@ type BackendConnections struct {
 
 func (x *BackendConnections) Reset() {
 	*x = BackendConnections{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3800,7 +3874,7 @@ func (x *BackendConnections) String() string {
 func (*BackendConnections) ProtoMessage() {}
 
 func (x *BackendConnections) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3813,7 +3887,7 @@ func (x *BackendConnections) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendConnections.ProtoReflect.Descriptor instead.
 func (*BackendConnections) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{38}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *BackendConnections) GetAddress() string {
@@ -3873,7 +3947,7 @@ type KernelFrontend struct {
 
 func (x *KernelFrontend) Reset() {
 	*x = KernelFrontend{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3885,7 +3959,7 @@ func (x *KernelFrontend) String() string {
 func (*KernelFrontend) ProtoMessage() {}
 
 func (x *KernelFrontend) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3898,7 +3972,7 @@ func (x *KernelFrontend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelFrontend.ProtoReflect.Descriptor instead.
 func (*KernelFrontend) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{39}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *KernelFrontend) GetAddress() string {
@@ -3981,7 +4055,7 @@ type KernelBackendList struct {
 
 func (x *KernelBackendList) Reset() {
 	*x = KernelBackendList{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3993,7 +4067,7 @@ func (x *KernelBackendList) String() string {
 func (*KernelBackendList) ProtoMessage() {}
 
 func (x *KernelBackendList) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4006,7 +4080,7 @@ func (x *KernelBackendList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelBackendList.ProtoReflect.Descriptor instead.
 func (*KernelBackendList) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{40}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *KernelBackendList) GetFront() uint32 {
@@ -4052,7 +4126,7 @@ type KernelBackend struct {
 
 func (x *KernelBackend) Reset() {
 	*x = KernelBackend{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4064,7 +4138,7 @@ func (x *KernelBackend) String() string {
 func (*KernelBackend) ProtoMessage() {}
 
 func (x *KernelBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4077,7 +4151,7 @@ func (x *KernelBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelBackend.ProtoReflect.Descriptor instead.
 func (*KernelBackend) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{41}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *KernelBackend) GetAddress() string {
@@ -4121,7 +4195,7 @@ type NodeProbes struct {
 
 func (x *NodeProbes) Reset() {
 	*x = NodeProbes{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4133,7 +4207,7 @@ func (x *NodeProbes) String() string {
 func (*NodeProbes) ProtoMessage() {}
 
 func (x *NodeProbes) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4146,7 +4220,7 @@ func (x *NodeProbes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeProbes.ProtoReflect.Descriptor instead.
 func (*NodeProbes) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{42}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *NodeProbes) GetNodes() uint32 {
@@ -4223,7 +4297,7 @@ type NodePath struct {
 
 func (x *NodePath) Reset() {
 	*x = NodePath{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4235,7 +4309,7 @@ func (x *NodePath) String() string {
 func (*NodePath) ProtoMessage() {}
 
 func (x *NodePath) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4248,7 +4322,7 @@ func (x *NodePath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodePath.ProtoReflect.Descriptor instead.
 func (*NodePath) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{43}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *NodePath) GetNode() string {
@@ -4367,7 +4441,7 @@ type IdentityStream struct {
 
 func (x *IdentityStream) Reset() {
 	*x = IdentityStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4379,7 +4453,7 @@ func (x *IdentityStream) String() string {
 func (*IdentityStream) ProtoMessage() {}
 
 func (x *IdentityStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4392,7 +4466,7 @@ func (x *IdentityStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentityStream.ProtoReflect.Descriptor instead.
 func (*IdentityStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{44}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *IdentityStream) GetComplete() bool {
@@ -4449,7 +4523,7 @@ type ClusterStream struct {
 
 func (x *ClusterStream) Reset() {
 	*x = ClusterStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4461,7 +4535,7 @@ func (x *ClusterStream) String() string {
 func (*ClusterStream) ProtoMessage() {}
 
 func (x *ClusterStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4474,7 +4548,7 @@ func (x *ClusterStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStream.ProtoReflect.Descriptor instead.
 func (*ClusterStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{45}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ClusterStream) GetComplete() bool {
@@ -4550,7 +4624,7 @@ type MapUsage struct {
 
 func (x *MapUsage) Reset() {
 	*x = MapUsage{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4562,7 +4636,7 @@ func (x *MapUsage) String() string {
 func (*MapUsage) ProtoMessage() {}
 
 func (x *MapUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4575,7 +4649,7 @@ func (x *MapUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapUsage.ProtoReflect.Descriptor instead.
 func (*MapUsage) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{46}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *MapUsage) GetName() string {
@@ -4627,7 +4701,7 @@ type ConnectionCounts struct {
 
 func (x *ConnectionCounts) Reset() {
 	*x = ConnectionCounts{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4639,7 +4713,7 @@ func (x *ConnectionCounts) String() string {
 func (*ConnectionCounts) ProtoMessage() {}
 
 func (x *ConnectionCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4652,7 +4726,7 @@ func (x *ConnectionCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectionCounts.ProtoReflect.Descriptor instead.
 func (*ConnectionCounts) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{47}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ConnectionCounts) GetLive() uint64 {
@@ -4710,7 +4784,7 @@ type EndpointStateCount struct {
 
 func (x *EndpointStateCount) Reset() {
 	*x = EndpointStateCount{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[48]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4722,7 +4796,7 @@ func (x *EndpointStateCount) String() string {
 func (*EndpointStateCount) ProtoMessage() {}
 
 func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[48]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4735,7 +4809,7 @@ func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointStateCount.ProtoReflect.Descriptor instead.
 func (*EndpointStateCount) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{48}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *EndpointStateCount) GetState() EndpointState {
@@ -4771,7 +4845,7 @@ type PacketCounter struct {
 
 func (x *PacketCounter) Reset() {
 	*x = PacketCounter{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[49]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4783,7 +4857,7 @@ func (x *PacketCounter) String() string {
 func (*PacketCounter) ProtoMessage() {}
 
 func (x *PacketCounter) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[49]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4796,7 +4870,7 @@ func (x *PacketCounter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketCounter.ProtoReflect.Descriptor instead.
 func (*PacketCounter) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{49}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PacketCounter) GetReason() Reason {
@@ -4849,7 +4923,7 @@ type Dependency struct {
 
 func (x *Dependency) Reset() {
 	*x = Dependency{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[50]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4861,7 +4935,7 @@ func (x *Dependency) String() string {
 func (*Dependency) ProtoMessage() {}
 
 func (x *Dependency) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[50]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4874,7 +4948,7 @@ func (x *Dependency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dependency.ProtoReflect.Descriptor instead.
 func (*Dependency) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{50}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Dependency) GetName() string {
@@ -4909,7 +4983,7 @@ type AuditMapsRequest struct {
 
 func (x *AuditMapsRequest) Reset() {
 	*x = AuditMapsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[51]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4921,7 +4995,7 @@ func (x *AuditMapsRequest) String() string {
 func (*AuditMapsRequest) ProtoMessage() {}
 
 func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[51]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4934,7 +5008,7 @@ func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsRequest.ProtoReflect.Descriptor instead.
 func (*AuditMapsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{51}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *AuditMapsRequest) GetRepair() bool {
@@ -4959,7 +5033,7 @@ type AuditMapsResponse struct {
 
 func (x *AuditMapsResponse) Reset() {
 	*x = AuditMapsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[52]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4971,7 +5045,7 @@ func (x *AuditMapsResponse) String() string {
 func (*AuditMapsResponse) ProtoMessage() {}
 
 func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[52]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4984,7 +5058,7 @@ func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsResponse.ProtoReflect.Descriptor instead.
 func (*AuditMapsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{52}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *AuditMapsResponse) GetDifference() *Difference {
@@ -5021,7 +5095,7 @@ type DumpMapRequest struct {
 
 func (x *DumpMapRequest) Reset() {
 	*x = DumpMapRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[53]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5033,7 +5107,7 @@ func (x *DumpMapRequest) String() string {
 func (*DumpMapRequest) ProtoMessage() {}
 
 func (x *DumpMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[53]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5046,7 +5120,7 @@ func (x *DumpMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMapRequest.ProtoReflect.Descriptor instead.
 func (*DumpMapRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{53}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *DumpMapRequest) GetName() string {
@@ -5078,7 +5152,7 @@ type DumpMapResponse struct {
 
 func (x *DumpMapResponse) Reset() {
 	*x = DumpMapResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[54]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5090,7 +5164,7 @@ func (x *DumpMapResponse) String() string {
 func (*DumpMapResponse) ProtoMessage() {}
 
 func (x *DumpMapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[54]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5103,7 +5177,7 @@ func (x *DumpMapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMapResponse.ProtoReflect.Descriptor instead.
 func (*DumpMapResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{54}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *DumpMapResponse) GetKey() string {
@@ -5323,11 +5397,17 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"audit_mode\x182 \x01(\v2\x1d.sluice.datapath.v1.AuditModeR\tauditMode\x12?\n" +
 	"\vpod_routing\x18< \x01(\v2\x1e.sluice.datapath.v1.PodRoutingR\n" +
 	"podRoutingJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\x04\x10\x05R\aversionR\n" +
-	"start_timeR\bproblems\"S\n" +
+	"start_timeR\bproblems\"\x96\x01\n" +
 	"\n" +
 	"PodRouting\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x19\n" +
 	"\bby_stack\x18\x02 \x01(\bR\abyStack\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12A\n" +
+	"\ftunnel_paths\x18\x04 \x03(\v2\x1e.sluice.datapath.v1.TunnelPathR\vtunnelPaths\"a\n" +
+	"\n" +
+	"TunnelPath\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12'\n" +
+	"\x0fbypasses_device\x18\x02 \x01(\bR\x0ebypassesDevice\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xd4\x02\n" +
 	"\x0eFrontendStream\x12\x1a\n" +
 	"\bcomplete\x18\x01 \x01(\bR\bcomplete\x12\x14\n" +
@@ -5624,7 +5704,7 @@ func file_sluice_datapath_v1_datapath_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_datapath_v1_datapath_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
+var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
 var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(EndpointState)(0),                     // 0: sluice.datapath.v1.EndpointState
 	(ErrorReason)(0),                       // 1: sluice.datapath.v1.ErrorReason
@@ -5666,152 +5746,154 @@ var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),               // 37: sluice.datapath.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),              // 38: sluice.datapath.v1.GetStatusResponse
 	(*PodRouting)(nil),                     // 39: sluice.datapath.v1.PodRouting
-	(*FrontendStream)(nil),                 // 40: sluice.datapath.v1.FrontendStream
-	(*ListFrontendsRequest)(nil),           // 41: sluice.datapath.v1.ListFrontendsRequest
-	(*ListFrontendsResponse)(nil),          // 42: sluice.datapath.v1.ListFrontendsResponse
-	(*ListBackendConnectionsRequest)(nil),  // 43: sluice.datapath.v1.ListBackendConnectionsRequest
-	(*ListBackendConnectionsResponse)(nil), // 44: sluice.datapath.v1.ListBackendConnectionsResponse
-	(*BackendConnections)(nil),             // 45: sluice.datapath.v1.BackendConnections
-	(*KernelFrontend)(nil),                 // 46: sluice.datapath.v1.KernelFrontend
-	(*KernelBackendList)(nil),              // 47: sluice.datapath.v1.KernelBackendList
-	(*KernelBackend)(nil),                  // 48: sluice.datapath.v1.KernelBackend
-	(*NodeProbes)(nil),                     // 49: sluice.datapath.v1.NodeProbes
-	(*NodePath)(nil),                       // 50: sluice.datapath.v1.NodePath
-	(*IdentityStream)(nil),                 // 51: sluice.datapath.v1.IdentityStream
-	(*ClusterStream)(nil),                  // 52: sluice.datapath.v1.ClusterStream
-	(*MapUsage)(nil),                       // 53: sluice.datapath.v1.MapUsage
-	(*ConnectionCounts)(nil),               // 54: sluice.datapath.v1.ConnectionCounts
-	(*EndpointStateCount)(nil),             // 55: sluice.datapath.v1.EndpointStateCount
-	(*PacketCounter)(nil),                  // 56: sluice.datapath.v1.PacketCounter
-	(*Dependency)(nil),                     // 57: sluice.datapath.v1.Dependency
-	(*AuditMapsRequest)(nil),               // 58: sluice.datapath.v1.AuditMapsRequest
-	(*AuditMapsResponse)(nil),              // 59: sluice.datapath.v1.AuditMapsResponse
-	(*DumpMapRequest)(nil),                 // 60: sluice.datapath.v1.DumpMapRequest
-	(*DumpMapResponse)(nil),                // 61: sluice.datapath.v1.DumpMapResponse
-	(*v1.Owner)(nil),                       // 62: sluice.workload.v1.Owner
-	(*v1.Label)(nil),                       // 63: sluice.workload.v1.Label
-	(*v1.NamedPort)(nil),                   // 64: sluice.workload.v1.NamedPort
-	(*timestamppb.Timestamp)(nil),          // 65: google.protobuf.Timestamp
-	(*v1.PodReference)(nil),                // 66: sluice.workload.v1.PodReference
-	(v11.Protocol)(0),                      // 67: sluice.net.v1.Protocol
-	(*durationpb.Duration)(nil),            // 68: google.protobuf.Duration
-	(*v12.ServiceStatus)(nil),              // 69: sluice.status.v1.ServiceStatus
-	(v11.Direction)(0),                     // 70: sluice.net.v1.Direction
+	(*TunnelPath)(nil),                     // 40: sluice.datapath.v1.TunnelPath
+	(*FrontendStream)(nil),                 // 41: sluice.datapath.v1.FrontendStream
+	(*ListFrontendsRequest)(nil),           // 42: sluice.datapath.v1.ListFrontendsRequest
+	(*ListFrontendsResponse)(nil),          // 43: sluice.datapath.v1.ListFrontendsResponse
+	(*ListBackendConnectionsRequest)(nil),  // 44: sluice.datapath.v1.ListBackendConnectionsRequest
+	(*ListBackendConnectionsResponse)(nil), // 45: sluice.datapath.v1.ListBackendConnectionsResponse
+	(*BackendConnections)(nil),             // 46: sluice.datapath.v1.BackendConnections
+	(*KernelFrontend)(nil),                 // 47: sluice.datapath.v1.KernelFrontend
+	(*KernelBackendList)(nil),              // 48: sluice.datapath.v1.KernelBackendList
+	(*KernelBackend)(nil),                  // 49: sluice.datapath.v1.KernelBackend
+	(*NodeProbes)(nil),                     // 50: sluice.datapath.v1.NodeProbes
+	(*NodePath)(nil),                       // 51: sluice.datapath.v1.NodePath
+	(*IdentityStream)(nil),                 // 52: sluice.datapath.v1.IdentityStream
+	(*ClusterStream)(nil),                  // 53: sluice.datapath.v1.ClusterStream
+	(*MapUsage)(nil),                       // 54: sluice.datapath.v1.MapUsage
+	(*ConnectionCounts)(nil),               // 55: sluice.datapath.v1.ConnectionCounts
+	(*EndpointStateCount)(nil),             // 56: sluice.datapath.v1.EndpointStateCount
+	(*PacketCounter)(nil),                  // 57: sluice.datapath.v1.PacketCounter
+	(*Dependency)(nil),                     // 58: sluice.datapath.v1.Dependency
+	(*AuditMapsRequest)(nil),               // 59: sluice.datapath.v1.AuditMapsRequest
+	(*AuditMapsResponse)(nil),              // 60: sluice.datapath.v1.AuditMapsResponse
+	(*DumpMapRequest)(nil),                 // 61: sluice.datapath.v1.DumpMapRequest
+	(*DumpMapResponse)(nil),                // 62: sluice.datapath.v1.DumpMapResponse
+	(*v1.Owner)(nil),                       // 63: sluice.workload.v1.Owner
+	(*v1.Label)(nil),                       // 64: sluice.workload.v1.Label
+	(*v1.NamedPort)(nil),                   // 65: sluice.workload.v1.NamedPort
+	(*timestamppb.Timestamp)(nil),          // 66: google.protobuf.Timestamp
+	(*v1.PodReference)(nil),                // 67: sluice.workload.v1.PodReference
+	(v11.Protocol)(0),                      // 68: sluice.net.v1.Protocol
+	(*durationpb.Duration)(nil),            // 69: google.protobuf.Duration
+	(*v12.ServiceStatus)(nil),              // 70: sluice.status.v1.ServiceStatus
+	(v11.Direction)(0),                     // 71: sluice.net.v1.Direction
 }
 var file_sluice_datapath_v1_datapath_proto_depIdxs = []int32{
-	62, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
+	63, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
 	0,  // 1: sluice.datapath.v1.Endpoint.state:type_name -> sluice.datapath.v1.EndpointState
-	63, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
+	64, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
 	10, // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
 	10, // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
-	64, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
-	65, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
+	65, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
+	66, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
 	9,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
-	66, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
-	63, // 9: sluice.datapath.v1.Endpoint.given_labels:type_name -> sluice.workload.v1.Label
+	67, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
+	64, // 9: sluice.datapath.v1.Endpoint.given_labels:type_name -> sluice.workload.v1.Label
 	8,  // 10: sluice.datapath.v1.Endpoint.port_mappings:type_name -> sluice.datapath.v1.PortMapping
-	67, // 11: sluice.datapath.v1.PortMapping.protocol:type_name -> sluice.net.v1.Protocol
-	65, // 12: sluice.datapath.v1.EndpointPolicy.audit_expire_time:type_name -> google.protobuf.Timestamp
-	62, // 13: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	65, // 14: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
-	63, // 15: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	64, // 16: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	66, // 17: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
+	68, // 11: sluice.datapath.v1.PortMapping.protocol:type_name -> sluice.net.v1.Protocol
+	66, // 12: sluice.datapath.v1.EndpointPolicy.audit_expire_time:type_name -> google.protobuf.Timestamp
+	63, // 13: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	66, // 14: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
+	64, // 15: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	65, // 16: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	67, // 17: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
 	8,  // 18: sluice.datapath.v1.CreateEndpointRequest.port_mappings:type_name -> sluice.datapath.v1.PortMapping
 	7,  // 19: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	63, // 20: sluice.datapath.v1.GivenLabels.labels:type_name -> sluice.workload.v1.Label
-	64, // 21: sluice.datapath.v1.GivenPorts.named_ports:type_name -> sluice.workload.v1.NamedPort
-	62, // 22: sluice.datapath.v1.UpdateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	64, // 20: sluice.datapath.v1.GivenLabels.labels:type_name -> sluice.workload.v1.Label
+	65, // 21: sluice.datapath.v1.GivenPorts.named_ports:type_name -> sluice.workload.v1.NamedPort
+	63, // 22: sluice.datapath.v1.UpdateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
 	13, // 23: sluice.datapath.v1.UpdateEndpointRequest.labels:type_name -> sluice.datapath.v1.GivenLabels
 	14, // 24: sluice.datapath.v1.UpdateEndpointRequest.named_ports:type_name -> sluice.datapath.v1.GivenPorts
 	7,  // 25: sluice.datapath.v1.UpdateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	62, // 26: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	63, // 26: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
 	7,  // 27: sluice.datapath.v1.DeleteEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	62, // 28: sluice.datapath.v1.SetAuditModeRequest.owner:type_name -> sluice.workload.v1.Owner
-	68, // 29: sluice.datapath.v1.SetAuditModeRequest.duration:type_name -> google.protobuf.Duration
+	63, // 28: sluice.datapath.v1.SetAuditModeRequest.owner:type_name -> sluice.workload.v1.Owner
+	69, // 29: sluice.datapath.v1.SetAuditModeRequest.duration:type_name -> google.protobuf.Duration
 	21, // 30: sluice.datapath.v1.SetAuditModeResponse.mode:type_name -> sluice.datapath.v1.AuditMode
 	7,  // 31: sluice.datapath.v1.SetAuditModeResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	65, // 32: sluice.datapath.v1.AuditMode.node_expire_time:type_name -> google.protobuf.Timestamp
-	62, // 33: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	66, // 32: sluice.datapath.v1.AuditMode.node_expire_time:type_name -> google.protobuf.Timestamp
+	63, // 33: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
 	24, // 34: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
 	25, // 35: sluice.datapath.v1.Difference.target:type_name -> sluice.datapath.v1.DifferenceTarget
 	2,  // 36: sluice.datapath.v1.DifferenceTarget.kind:type_name -> sluice.datapath.v1.TargetKind
-	62, // 37: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	63, // 37: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
 	7,  // 38: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
 	7,  // 39: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	65, // 40: sluice.datapath.v1.ListEndpointEventsResponse.time:type_name -> google.protobuf.Timestamp
+	66, // 40: sluice.datapath.v1.ListEndpointEventsResponse.time:type_name -> google.protobuf.Timestamp
 	7,  // 41: sluice.datapath.v1.ListEndpointEventsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
 	7,  // 42: sluice.datapath.v1.ListEndpointEventsResponse.previous:type_name -> sluice.datapath.v1.Endpoint
 	7,  // 43: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
-	62, // 44: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	63, // 44: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
 	34, // 45: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
-	62, // 46: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
-	62, // 47: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
-	69, // 48: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	63, // 46: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
+	63, // 47: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
+	70, // 48: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
 	6,  // 49: sluice.datapath.v1.GetStatusResponse.policy_mode:type_name -> sluice.datapath.v1.PolicyMode
-	55, // 50: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
-	56, // 51: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
-	57, // 52: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
-	53, // 53: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
-	54, // 54: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
-	52, // 55: sluice.datapath.v1.GetStatusResponse.cluster_stream:type_name -> sluice.datapath.v1.ClusterStream
-	51, // 56: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
-	65, // 57: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
-	49, // 58: sluice.datapath.v1.GetStatusResponse.node_probes:type_name -> sluice.datapath.v1.NodeProbes
-	40, // 59: sluice.datapath.v1.GetStatusResponse.frontend_stream:type_name -> sluice.datapath.v1.FrontendStream
+	56, // 50: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
+	57, // 51: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
+	58, // 52: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
+	54, // 53: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
+	55, // 54: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
+	53, // 55: sluice.datapath.v1.GetStatusResponse.cluster_stream:type_name -> sluice.datapath.v1.ClusterStream
+	52, // 56: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
+	66, // 57: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
+	50, // 58: sluice.datapath.v1.GetStatusResponse.node_probes:type_name -> sluice.datapath.v1.NodeProbes
+	41, // 59: sluice.datapath.v1.GetStatusResponse.frontend_stream:type_name -> sluice.datapath.v1.FrontendStream
 	21, // 60: sluice.datapath.v1.GetStatusResponse.audit_mode:type_name -> sluice.datapath.v1.AuditMode
 	39, // 61: sluice.datapath.v1.GetStatusResponse.pod_routing:type_name -> sluice.datapath.v1.PodRouting
-	46, // 62: sluice.datapath.v1.ListFrontendsResponse.frontend:type_name -> sluice.datapath.v1.KernelFrontend
-	45, // 63: sluice.datapath.v1.ListBackendConnectionsResponse.backend:type_name -> sluice.datapath.v1.BackendConnections
-	67, // 64: sluice.datapath.v1.BackendConnections.protocol:type_name -> sluice.net.v1.Protocol
-	67, // 65: sluice.datapath.v1.KernelFrontend.protocol:type_name -> sluice.net.v1.Protocol
-	47, // 66: sluice.datapath.v1.KernelFrontend.inside:type_name -> sluice.datapath.v1.KernelBackendList
-	47, // 67: sluice.datapath.v1.KernelFrontend.outside:type_name -> sluice.datapath.v1.KernelBackendList
-	3,  // 68: sluice.datapath.v1.KernelFrontend.kind:type_name -> sluice.datapath.v1.FrontendKind
-	48, // 69: sluice.datapath.v1.KernelBackendList.backends:type_name -> sluice.datapath.v1.KernelBackend
-	50, // 70: sluice.datapath.v1.NodeProbes.paths:type_name -> sluice.datapath.v1.NodePath
-	4,  // 71: sluice.datapath.v1.NodePath.state:type_name -> sluice.datapath.v1.NodePathState
-	65, // 72: sluice.datapath.v1.NodePath.state_since:type_name -> google.protobuf.Timestamp
-	65, // 73: sluice.datapath.v1.NodePath.last_answer:type_name -> google.protobuf.Timestamp
-	0,  // 74: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
-	5,  // 75: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
-	70, // 76: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
-	24, // 77: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
-	11, // 78: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
-	15, // 79: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
-	17, // 80: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
-	19, // 81: sluice.datapath.v1.DatapathService.SetAuditMode:input_type -> sluice.datapath.v1.SetAuditModeRequest
-	22, // 82: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
-	26, // 83: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
-	28, // 84: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
-	32, // 85: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
-	30, // 86: sluice.datapath.v1.DatapathService.ListEndpointEvents:input_type -> sluice.datapath.v1.ListEndpointEventsRequest
-	35, // 87: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
-	37, // 88: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
-	58, // 89: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
-	60, // 90: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
-	41, // 91: sluice.datapath.v1.DatapathService.ListFrontends:input_type -> sluice.datapath.v1.ListFrontendsRequest
-	43, // 92: sluice.datapath.v1.DatapathService.ListBackendConnections:input_type -> sluice.datapath.v1.ListBackendConnectionsRequest
-	12, // 93: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
-	16, // 94: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
-	18, // 95: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
-	20, // 96: sluice.datapath.v1.DatapathService.SetAuditMode:output_type -> sluice.datapath.v1.SetAuditModeResponse
-	23, // 97: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
-	27, // 98: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
-	29, // 99: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
-	33, // 100: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
-	31, // 101: sluice.datapath.v1.DatapathService.ListEndpointEvents:output_type -> sluice.datapath.v1.ListEndpointEventsResponse
-	36, // 102: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
-	38, // 103: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
-	59, // 104: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
-	61, // 105: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
-	42, // 106: sluice.datapath.v1.DatapathService.ListFrontends:output_type -> sluice.datapath.v1.ListFrontendsResponse
-	44, // 107: sluice.datapath.v1.DatapathService.ListBackendConnections:output_type -> sluice.datapath.v1.ListBackendConnectionsResponse
-	93, // [93:108] is the sub-list for method output_type
-	78, // [78:93] is the sub-list for method input_type
-	78, // [78:78] is the sub-list for extension type_name
-	78, // [78:78] is the sub-list for extension extendee
-	0,  // [0:78] is the sub-list for field type_name
+	40, // 62: sluice.datapath.v1.PodRouting.tunnel_paths:type_name -> sluice.datapath.v1.TunnelPath
+	47, // 63: sluice.datapath.v1.ListFrontendsResponse.frontend:type_name -> sluice.datapath.v1.KernelFrontend
+	46, // 64: sluice.datapath.v1.ListBackendConnectionsResponse.backend:type_name -> sluice.datapath.v1.BackendConnections
+	68, // 65: sluice.datapath.v1.BackendConnections.protocol:type_name -> sluice.net.v1.Protocol
+	68, // 66: sluice.datapath.v1.KernelFrontend.protocol:type_name -> sluice.net.v1.Protocol
+	48, // 67: sluice.datapath.v1.KernelFrontend.inside:type_name -> sluice.datapath.v1.KernelBackendList
+	48, // 68: sluice.datapath.v1.KernelFrontend.outside:type_name -> sluice.datapath.v1.KernelBackendList
+	3,  // 69: sluice.datapath.v1.KernelFrontend.kind:type_name -> sluice.datapath.v1.FrontendKind
+	49, // 70: sluice.datapath.v1.KernelBackendList.backends:type_name -> sluice.datapath.v1.KernelBackend
+	51, // 71: sluice.datapath.v1.NodeProbes.paths:type_name -> sluice.datapath.v1.NodePath
+	4,  // 72: sluice.datapath.v1.NodePath.state:type_name -> sluice.datapath.v1.NodePathState
+	66, // 73: sluice.datapath.v1.NodePath.state_since:type_name -> google.protobuf.Timestamp
+	66, // 74: sluice.datapath.v1.NodePath.last_answer:type_name -> google.protobuf.Timestamp
+	0,  // 75: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
+	5,  // 76: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
+	71, // 77: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
+	24, // 78: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
+	11, // 79: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
+	15, // 80: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
+	17, // 81: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
+	19, // 82: sluice.datapath.v1.DatapathService.SetAuditMode:input_type -> sluice.datapath.v1.SetAuditModeRequest
+	22, // 83: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
+	26, // 84: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
+	28, // 85: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
+	32, // 86: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
+	30, // 87: sluice.datapath.v1.DatapathService.ListEndpointEvents:input_type -> sluice.datapath.v1.ListEndpointEventsRequest
+	35, // 88: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
+	37, // 89: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
+	59, // 90: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
+	61, // 91: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
+	42, // 92: sluice.datapath.v1.DatapathService.ListFrontends:input_type -> sluice.datapath.v1.ListFrontendsRequest
+	44, // 93: sluice.datapath.v1.DatapathService.ListBackendConnections:input_type -> sluice.datapath.v1.ListBackendConnectionsRequest
+	12, // 94: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
+	16, // 95: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
+	18, // 96: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
+	20, // 97: sluice.datapath.v1.DatapathService.SetAuditMode:output_type -> sluice.datapath.v1.SetAuditModeResponse
+	23, // 98: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
+	27, // 99: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
+	29, // 100: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
+	33, // 101: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
+	31, // 102: sluice.datapath.v1.DatapathService.ListEndpointEvents:output_type -> sluice.datapath.v1.ListEndpointEventsResponse
+	36, // 103: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
+	38, // 104: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
+	60, // 105: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
+	62, // 106: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
+	43, // 107: sluice.datapath.v1.DatapathService.ListFrontends:output_type -> sluice.datapath.v1.ListFrontendsResponse
+	45, // 108: sluice.datapath.v1.DatapathService.ListBackendConnections:output_type -> sluice.datapath.v1.ListBackendConnectionsResponse
+	94, // [94:109] is the sub-list for method output_type
+	79, // [79:94] is the sub-list for method input_type
+	79, // [79:79] is the sub-list for extension type_name
+	79, // [79:79] is the sub-list for extension extendee
+	0,  // [0:79] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_datapath_proto_init() }
@@ -5834,7 +5916,7 @@ func file_sluice_datapath_v1_datapath_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_datapath_proto_rawDesc), len(file_sluice_datapath_v1_datapath_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   55,
+			NumMessages:   56,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

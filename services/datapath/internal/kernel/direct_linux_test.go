@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 	"unsafe"
@@ -40,6 +41,8 @@ func newDirectFabric(t *testing.T, change func(*Options)) *fabric {
 		n, other := pair[0], pair[1]
 		must(t, "SetDirect", n.k.Nodes.SetDirect(uint16(other.number), n.directTo(other)))
 		inNetns(t, n.ns, func() {
+			// the tests count the packets of the device: without the kernel's own ones
+			must(t, "disable IPv6 of the device", os.WriteFile("/proc/sys/net/ipv6/conf/sltun/disable_ipv6", []byte("1"), 0))
 			l, err := link.AttachTCX(link.TCXOptions{
 				Interface: n.uplink.Attrs().Index, Program: n.k.program(program.FromUnderlay), Attach: ebpf.AttachTCXIngress,
 			})

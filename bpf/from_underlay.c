@@ -8,7 +8,9 @@
  *
  * All packets of a flow take one path, so that they stay in order. TCP packets of any size are
  * taken out here. The kernel would lose large UDP packets that are taken out here, because they
- * keep their tunnel type, so all UDP packets go through the device.
+ * keep their tunnel type, so they go through the device, and from then on all packets of their
+ * connection. A connection that is not known yet may begin with one, so the first packets go
+ * through the device, too.
  */
 
 #define SL_PROGRAM SL_PROGRAM_FROM_UNDERLAY
@@ -83,7 +85,64 @@ static __always_inline bool find_pod(struct sl_packet *p)
 	return true;
 }
 
-/* Whether the inner packet is one of TCP for a local pod, and no fragment. */
+/*
+ * Whether datagrams of the connection are taken out. The flag is set before the device gets the
+ * large packet, so that no later packet overtakes it.
+ */
+static __always_inline bool is_small_udp(struct __sk_buff *skb, struct sl_ct *ct)
+{
+	if (!ct)
+		return false;
+	if (!skb->gso_size)
+		return !(READ_ONCE(ct->flags) & SL_CT_BY_DEVICE);
+	if (!(READ_ONCE(ct->flags) & SL_CT_BY_DEVICE))
+		__sync_fetch_and_or(&ct->flags, SL_CT_BY_DEVICE);
+	return false;
+}
+
+/* The beginning of a UDP header. */
+struct sl_udp_ports {
+	__be16 source, dest;
+};
+
+/* Whether packets of the connection are taken out; "at" is the offset of the transport header. */
+static __always_inline bool is_taken4(struct __sk_buff *skb, const struct iphdr *ip, __u32 at)
+{
+	const __u8 *src = (const __u8 *)&ip->saddr, *dst = (const __u8 *)&ip->daddr;
+	struct sl_ct_key4 key;
+	struct sl_udp_ports ports;
+	__u16 sport, dport;
+
+	if (ip->protocol == SL_TCP)
+		return true;
+	if (ip->protocol != SL_UDP || ip->ihl != 5 || read_packet(skb, at, &ports))
+		return false;
+	sport = bpf_ntohs(ports.source);
+	dport = bpf_ntohs(ports.dest);
+	connection_key4(&key, is_low4(src, dst, sport, dport), src, dst, sport, dport, SL_UDP);
+	return is_small_udp(skb, bpf_map_lookup_elem(&sl_ct4, &key));
+}
+
+static __always_inline bool is_taken6(struct __sk_buff *skb, const struct ipv6hdr *ip, __u32 at)
+{
+	__u8 src[16] __attribute__((aligned(8))), dst[16] __attribute__((aligned(8)));
+	struct sl_ct_key6 key;
+	struct sl_udp_ports ports;
+	__u16 sport, dport;
+
+	if (ip->nexthdr == SL_TCP)
+		return true;
+	if (ip->nexthdr != SL_UDP || read_packet(skb, at, &ports))
+		return false;
+	__builtin_memcpy(src, &ip->saddr, sizeof(src));
+	__builtin_memcpy(dst, &ip->daddr, sizeof(dst));
+	sport = bpf_ntohs(ports.source);
+	dport = bpf_ntohs(ports.dest);
+	connection_key6(&key, is_low6(src, dst, sport, dport), src, dst, sport, dport, SL_UDP);
+	return is_small_udp(skb, bpf_map_lookup_elem(&sl_ct6, &key));
+}
+
+/* Whether the inner packet is for a local pod, is no fragment, and is taken out here. */
 static __always_inline bool is_for_pod(struct __sk_buff *skb, struct sl_packet *p)
 {
 	const __u32 at = ETH_HLEN + SL_TUNNEL_BYTES;
@@ -91,15 +150,15 @@ static __always_inline bool is_for_pod(struct __sk_buff *skb, struct sl_packet *
 	if (p->ethertype == ETH_P_IP) {
 		struct iphdr ip;
 
-		if (read_packet(skb, at, &ip) || ip.protocol != SL_TCP ||
-		    ip.frag_off & ~bpf_htons(SL_IP4_WHOLE))
+		if (read_packet(skb, at, &ip) || ip.frag_off & ~bpf_htons(SL_IP4_WHOLE) ||
+		    !is_taken4(skb, &ip, at + sizeof(ip)))
 			return false;
 		*(__be32 *)p->dst = ip.daddr;
 		p->family = 4;
 	} else if (p->ethertype == ETH_P_IPV6) {
 		struct ipv6hdr ip;
 
-		if (read_packet(skb, at, &ip) || ip.nexthdr != SL_TCP)
+		if (read_packet(skb, at, &ip) || !is_taken6(skb, &ip, at + sizeof(ip)))
 			return false;
 		__builtin_memcpy(p->dst, &ip.daddr, sizeof(p->dst));
 		p->family = 6;

@@ -464,6 +464,8 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 #define SL_CT_IN_RING 0x10000
 /* it has ended, and its share was given back: see answers.h, budget.h */
 #define SL_CT_RETURNED 0x20000
+/* UDP: the tunnel device receives its packets, because one was large: see from_underlay.c */
+#define SL_CT_BY_DEVICE 0x40000
 
 /* In the upper half of sl_ct.epochs: a CPU is changing the entry. */
 #define SL_EPOCHS_BUSY 0xffffffff
@@ -490,7 +492,8 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 #define SL_CT_FLAG_BITS                                                                           \
 	SL_BITS("begun-by-lo@0 seen-reply@1 fin-initiator@2 fin-responder@3 reset@4 via-stack@5 " \
 		"proxy@6 hairpin@7 picked-up@8 end-reported@9 by-responder@10 unoriented@11 "     \
-		"established@12 revoked@13 reset-by-responder@14 asks@15 in-ring@16 returned@17")
+		"established@12 revoked@13 reset-by-responder@14 asks@15 in-ring@16 returned@17 " \
+		"by-device@18")
 
 /*
  * Value of sl_ct4 and sl_ct6. The map may recycle an element for another connection while a

@@ -32,8 +32,13 @@ import (
 // newDirectFabric is an overlay on IPv4 whose nodes use the direct path in both directions.
 func newDirectFabric(t *testing.T, change func(*Options)) *fabric {
 	t.Helper()
+	return newDirectFabricOn(t, cable, change)
+}
+
+func newDirectFabricOn(t *testing.T, kind uplinkKind, change func(*Options)) *fabric {
+	t.Helper()
 	requireKernel(t, 6, 6, "tcx")
-	f := newFabricWith(t, func(o *Options) {
+	f := makeFabric(t, RoutingOverlay, false, kind, func(o *Options) {
 		o.Shortcut, o.TunnelPort = true, 4789
 		change(o)
 	})
@@ -94,8 +99,8 @@ func (f *fabric) wantThroughDevice(t *testing.T, what string, run func(), sent, 
 }
 
 // TestKernelDirectPathBypassesTheDevices shows that TCP between pods of two nodes passes neither tunnel device, in
-// both families and of any size, and that it is counted like other packets in the tunnel. Datagrams are sent directly
-// and received by the device. Without permission all packets pass the devices.
+// both families and of any size, and that it is counted like other packets in the tunnel. The first datagram of a
+// connection is received by the device. Without permission all packets pass the devices.
 func TestKernelDirectPathBypassesTheDevices(t *testing.T) {
 	f := newDirectFabric(t, func(*Options) {})
 	for i, addr := range f.b.pod.Addrs() {
@@ -142,13 +147,18 @@ const (
 
 // newOuter returns a's tunnel packet to b with an inner packet of TCP.
 func (f *fabric) newOuter(vni identity.Numeric, src, dst netip.Addr, sport uint16) outerPacket {
+	return f.newOuterWith(vni, src, dst, 6, tcp(sport, 80, flagSYN))
+}
+
+// newOuterWith returns a's tunnel packet to b with a transport header and payload.
+func (f *fabric) newOuterWith(vni identity.Numeric, src, dst netip.Addr, proto byte, payload []byte) outerPacket {
 	a, b := f.a.pod, f.b.pod
 	ethertype := uint16(etherIPv4)
 	var inner []byte
 	if src.Is4() {
-		inner = ip4Header{src: src, dst: dst, proto: 6}.with(tcp(sport, 80, flagSYN))
+		inner = ip4Header{src: src, dst: dst, proto: proto}.with(payload)
 	} else {
-		ethertype, inner = etherIPv6, ip6(src, dst, 6, tcp(sport, 80, flagSYN))
+		ethertype, inner = etherIPv6, ip6(src, dst, proto, payload)
 	}
 	datagram := udp(40000, 4789, vxlan(uint32(vni), frame(b.MAC, a.MAC, ethertype, inner))...)
 	binary.BigEndian.PutUint16(datagram[6:], 0)
@@ -228,6 +238,12 @@ func TestKernelDirectPathBelievesWhatTheTunnelBelieves(t *testing.T) {
 		}
 	}
 	good := say(a.Identity, a.IPv4, b.IPv4)
+	// a datagram of a connection that b knows, with any identity
+	first := f.datagrams(9000)
+	f.received(t, f.a.ns, first[:]...)
+	datagram := func(vni identity.Numeric, src, dst netip.Addr) func() outerPacket {
+		return func() outerPacket { return f.newOuterWith(vni, src, dst, 17, udp(9000, 53)) }
+	}
 	with := func(change func(p outerPacket)) func() outerPacket {
 		return func() outerPacket { return good().changed(change) }
 	}
@@ -246,6 +262,33 @@ func TestKernelDirectPathBelievesWhatTheTunnelBelieves(t *testing.T) {
 	}{
 		{"a pod of a", f.a.ns, good, event.ForwardedToPod, false},
 		{"a pod of a, IPv6", f.a.ns, say(a.Identity, a.IPv6, b.IPv6), event.ForwardedToPod, false},
+		{"a datagram", f.a.ns, datagram(a.Identity, a.IPv4, b.IPv4), event.ForwardedToPod, false},
+		{"a datagram, IPv6", f.a.ns, datagram(a.Identity, a.IPv6, b.IPv6), event.ForwardedToPod, false},
+		{"a datagram as the host", f.a.ns, datagram(1, a.IPv4, b.IPv4), event.SpoofedIdentity, false},
+		{"a datagram as the world, IPv6", f.a.ns, datagram(9, a.IPv6, b.IPv6), event.SpoofedIdentity, false},
+		{
+			"the first datagram of a connection", f.a.ns, datagram(300, third, b.IPv4),
+			event.SpoofedNode, true,
+		},
+		{"a datagram from a node without a direct path", f.outsider, func() outerPacket {
+			return datagram(a.Identity, a.IPv4, b.IPv4)().changed(func(p outerPacket) {
+				copy(p[outerIP+12:], f.outside.AsSlice())
+			})
+		}, event.SpoofedNode, true},
+		{"a datagram with options inside", f.a.ns, func() outerPacket {
+			p := datagram(a.Identity, a.IPv4, b.IPv4)()
+			p = append(p[:innerPort:innerPort], append([]byte{1, 1, 1, 0}, p[innerPort:]...)...)
+			p[innerIP]++
+			binary.BigEndian.PutUint16(p[innerIP+2:], uint16(len(p)-innerIP))
+			p[innerIP+10], p[innerIP+11] = 0, 0
+			binary.BigEndian.PutUint16(p[innerIP+10:], checksum(p[innerIP:innerPort+4]))
+			binary.BigEndian.PutUint16(p[outerUDP+4:], uint16(len(p)-outerUDP))
+			binary.BigEndian.PutUint16(p[outerIP+2:], uint16(len(p)-outerIP))
+			return p.summed()
+		}, event.ForwardedToPod, true},
+		{"a datagram as a fragment", f.a.ns, func() outerPacket {
+			return datagram(a.Identity, a.IPv4, b.IPv4)().changed(func(p outerPacket) { p[innerIP+7] = 1; sum4(p[innerIP:]) })
+		}, event.FragmentUnknown, true},
 		{"as a pod of b", f.a.ns, say(300, b.IPv4, b.IPv4), event.SpoofedIP, false},
 		{"as b itself", f.a.ns, say(1, f.b.over4, b.IPv4), event.SpoofedIP, false},
 		{"as the world", f.a.ns, say(300, world4, b.IPv4), event.SpoofedNode, false},
@@ -359,7 +402,7 @@ func sum4(h []byte) {
 }
 
 // TestKernelBothPathsDecideAlikeOnCraftedPackets sends 4,000 tunnel packets with random changes in their headers, with
-// and without the direct path: b counts the same.
+// and without the direct path: b counts the same. A quarter are datagrams of known connections.
 func TestKernelBothPathsDecideAlikeOnCraftedPackets(t *testing.T) {
 	f := newDirectFabric(t, func(*Options) {})
 	for seed := range uint64(4) {
@@ -369,9 +412,12 @@ func TestKernelBothPathsDecideAlikeOnCraftedPackets(t *testing.T) {
 				f.b.shortcut(t, on)
 				r := rand.New(rand.NewPCG(seed, 0))
 				frames := make([]outerPacket, 1000)
+				port := uint16(1024 + 2000*(2*int(seed)+i))
 				for j := range frames {
-					frames[j] = f.crafted(r, uint16(1024+2000*(2*int(seed)+i)+j))
+					frames[j] = f.crafted(r, port, j)
 				}
+				first := f.datagrams(port)
+				f.received(t, f.a.ns, first[:]...)
 				counted[i] = f.received(t, f.a.ns, frames...)
 			}
 			if !maps.Equal(counted[0], counted[1]) {
@@ -382,11 +428,22 @@ func TestKernelBothPathsDecideAlikeOnCraftedPackets(t *testing.T) {
 	}
 }
 
-// crafted returns a valid tunnel packet with up to three random changes before its inner ports.
-func (f *fabric) crafted(r *rand.Rand, sport uint16) outerPacket {
-	pods := [][2]netip.Addr{{f.a.pod.IPv4, f.b.pod.IPv4}, {f.a.pod.IPv6, f.b.pod.IPv6}}
-	pair := pods[r.IntN(2)]
-	p := f.newOuter(f.a.pod.Identity, pair[0], pair[1], sport)
+// datagrams returns a datagram of a's pod to b's in each family.
+func (f *fabric) datagrams(port uint16) (ps [2]outerPacket) {
+	for i, src := range f.a.pod.Addrs() {
+		ps[i] = f.newOuterWith(f.a.pod.Identity, src, f.b.pod.Addrs()[i], 17, udp(port, 53))
+	}
+	return ps
+}
+
+// crafted returns a valid tunnel packet with up to three random changes before its inner ports: a SYN from a port of its
+// own, or a datagram.
+func (f *fabric) crafted(r *rand.Rand, port uint16, n int) outerPacket {
+	i := r.IntN(2)
+	p := f.newOuter(f.a.pod.Identity, f.a.pod.Addrs()[i], f.b.pod.Addrs()[i], port+1+uint16(n))
+	if r.IntN(4) == 0 {
+		p = f.datagrams(port)[i]
+	}
 	for range r.IntN(4) {
 		at := outerIP + r.IntN(innerIP+8-outerIP)
 		switch r.IntN(3) {
@@ -438,6 +495,7 @@ func TestKernelDirectPacketsEqualTheDevices(t *testing.T) {
 	for _, copies := range []bool{false, true} {
 		t.Run(fmt.Sprint("DSCP copied ", copies), func(t *testing.T) {
 			f := newDirectFabric(t, func(o *Options) { o.CopyDSCP = copies })
+			f.b.shortcut(t, false) // it would take packets out before the socket gets them
 			a, b := f.a.pod, f.b.pod
 			for tos := byte(0xb8); tos < 0xbc; tos++ {
 				four := ip4Header{src: a.IPv4, dst: b.IPv4, proto: 17}.with(udp(4000, 53, []byte("the same")...))

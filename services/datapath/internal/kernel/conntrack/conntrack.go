@@ -45,6 +45,7 @@ const (
 	Asks              Flags = 0x8000
 	InRing            Flags = 0x10000
 	Returned          Flags = 0x20000
+	ByDevice          Flags = 0x40000
 )
 
 // Closing reports whether both ends have sent FIN, or one has sent RST, so that only late packets can follow.

@@ -75,13 +75,40 @@ func breachesOf(mode string) []breach {
 			what: "the programs of the uplink", do: inNode(func() error { return onUplink(deletePrograms) }), closed: true,
 		})
 	}
+	tunnel := inNode(func() error { return onTunnel(deletePrograms) })
+	uplink := inNode(func() error { return onUplink(deletePrograms) })
+	remove := inNode(func() error { return onTunnel(netlink.LinkDel) })
+	// without the tunnel, sluice_from_underlay still takes packets out of it, and without sluice_from_underlay, the tunnel
 	return append(all,
-		breach{
-			what: "the programs of the tunnel", do: inNode(func() error { return onTunnel(deletePrograms) }), closed: true,
-		},
-		breach{
-			what: "the tunnel", do: inNode(func() error { return onTunnel(netlink.LinkDel) }), closed: true, uncounted: true,
-		})
+		breach{what: "the programs of the uplink", do: uplink},
+		breach{what: "the programs of the tunnel", do: tunnel},
+		breach{what: "the programs of the tunnel and the uplink", do: both(tunnel, uplink), closed: true},
+		breach{what: "the tunnel", do: remove, uncounted: true},
+		breach{what: "the tunnel and the programs of the uplink", do: both(remove, uplink), closed: true, uncounted: true},
+		breach{what: "the programs of the pod", do: withoutPodPrograms})
+}
+
+// both returns a breach of two protections.
+func both(one, other func(t *testing.T, n *node)) func(t *testing.T, n *node) {
+	return func(t *testing.T, n *node) {
+		t.Helper()
+		one(t, n)
+		other(t, n)
+	}
+}
+
+// withoutPodPrograms detaches the programs of all pods of the node.
+func withoutPodPrograms(t *testing.T, n *node) {
+	t.Helper()
+	inNode(func() error {
+		links, err := netlink.LinkList()
+		for _, l := range links {
+			if strings.HasPrefix(l.Attrs().Name, "sl") && l.Type() == "veth" {
+				err = errors.Join(err, deletePrograms(l))
+			}
+		}
+		return err
+	})(t, n)
 }
 
 // aimed returns the attacks on a node's pod, and on the node itself unless its only protection is removed: tunnelled

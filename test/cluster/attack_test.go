@@ -408,7 +408,11 @@ func (a *arena) inTunnels(name string, outer, at netip.Addr, sender int) (shots 
 				s := a.crafted(fmt.Sprintf("%s: %s %s to %s, VNI %d", name, from.what, from.address, to.what, vni),
 					func(payload []byte) []byte {
 						inner := datagram(netip.AddrPortFrom(from.address, 4000), netip.AddrPortFrom(to.address, 7000), payload)
-						return datagram(netip.AddrPortFrom(outer, 40000), netip.AddrPortFrom(at, tunnelPort), a.tunnelled(vni, inner))
+						packet := datagram(netip.AddrPortFrom(outer, 40000), netip.AddrPortFrom(at, tunnelPort), a.tunnelled(vni, inner))
+						if at.Is4() { // like the packets of nodes: only such packets are taken out past the tunnel device
+							packet[20+6], packet[20+7] = 0, 0
+						}
+						return packet
 					})
 				mine := to.here && sender >= 0 && from.of == sender
 				ofPod := !from.host && vni >= 256 && vni <= 65535

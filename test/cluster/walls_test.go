@@ -29,6 +29,8 @@ type breach struct {
 	closed bool
 	// hosts: it was the only protection of the host itself, for which there is no policy.
 	hosts bool
+	// loopback: without it, the kernel drops IPv6 packets with a loopback source before any counter.
+	loopback bool
 	// uncounted: without it, no counter counts the dropped packets.
 	uncounted bool
 }
@@ -81,7 +83,7 @@ func breachesOf(mode string) []breach {
 	// without the tunnel, sluice_from_underlay still takes packets out of it, and without sluice_from_underlay, the tunnel
 	return append(all,
 		breach{what: "the programs of the uplink", do: uplink},
-		breach{what: "the programs of the tunnel", do: tunnel},
+		breach{what: "the programs of the tunnel", do: tunnel, loopback: true},
 		breach{what: "the programs of the tunnel and the uplink", do: both(tunnel, uplink), closed: true},
 		breach{what: "the tunnel", do: remove, uncounted: true},
 		breach{what: "the tunnel and the programs of the uplink", do: both(remove, uplink), closed: true, uncounted: true},
@@ -135,6 +137,11 @@ func (a *arena) aimed(mode string, b breach) (shots []shot) {
 				s.stack = b.hosts && c.of == 0 // routing rules drop these
 				shots = append(shots, s)
 			}
+		}
+	}
+	if b.loopback {
+		for i := range shots {
+			shots[i].stack = shots[i].stack || strings.Contains(shots[i].what, "world ::1 ")
 		}
 	}
 	if b.closed {

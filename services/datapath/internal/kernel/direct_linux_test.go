@@ -436,8 +436,8 @@ func (f *fabric) datagrams(port uint16) (ps [2]outerPacket) {
 	return ps
 }
 
-// crafted returns a valid tunnel packet with up to three random changes before its inner ports: a SYN from a port of its
-// own, or a datagram.
+// crafted returns a valid tunnel packet with up to three random changes before its inner ports: a SYN from a port of
+// its own, or a datagram.
 func (f *fabric) crafted(r *rand.Rand, port uint16, n int) outerPacket {
 	i := r.IntN(2)
 	p := f.newOuter(f.a.pod.Identity, f.a.pod.Addrs()[i], f.b.pod.Addrs()[i], port+1+uint16(n))
@@ -608,8 +608,8 @@ func (f *fabric) segments(t *testing.T, local, addr netip.Addr) {
 	}
 }
 
-// TestKernelTunnelsOfPodsPassTheDirectPath sends large TCP packets in a VXLAN tunnel between two pods: the programs cannot
-// put a second tunnel around a large packet, so the device does.
+// TestKernelTunnelsOfPodsPassTheDirectPath sends large TCP packets in a VXLAN tunnel between two pods: the programs
+// cannot put a second tunnel around a large packet, so the device does.
 func TestKernelTunnelsOfPodsPassTheDirectPath(t *testing.T) {
 	f := newDirectFabric(t, func(*Options) {})
 	for _, n := range []struct {

@@ -18,16 +18,20 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
-// spreadPackets makes all CPUs receive a device's packets (RPS). Then the packets that its tunnel device receives can be
-// delivered later than others that arrived at the same time.
+// spreadPackets makes all CPUs receive a device's packets (RPS). Then packets by the tunnel device can be delivered later
+// than others that arrived at the same time.
 func spreadPackets(t *testing.T, ns netns.NsHandle, device string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -405,5 +409,87 @@ func TestKernelDirectPathKeepsChecksums(t *testing.T) {
 				}, 0, 0)
 			}
 		})
+	}
+}
+
+// TestKernelCongestionMarkReachesThePod sends datagrams of a known connection with each pair of congestion bits outside
+// and inside: a router's mark on the outer packet reaches the pod, and a mark inside stays.
+func TestKernelCongestionMarkReachesThePod(t *testing.T) {
+	const capable, congested = 2, 3
+	f := newDirectFabric(t, func(*Options) {})
+	local, remote := f.a.pod.IPv4, f.b.pod.IPv4
+	d := f.newDatagramFlow(t, local, remote)
+	d.send(1)
+	d.receive()
+	raw, err := d.there.SyscallConn()
+	must(t, "socket", err)
+	must(t, "socket", raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_RECVTOS, 1)
+	}))
+	must(t, "IP_RECVTOS", err)
+	from, to := d.here.LocalAddr().(*net.UDPAddr).AddrPort(), d.there.LocalAddr().(*net.UDPAddr).AddrPort()
+	for _, c := range []struct {
+		outside, inside, want byte
+		device                uint64
+	}{
+		{0, 0, 0, 0},
+		{capable, capable, capable, 0},
+		{congested, capable, congested, 1},
+		{capable, congested, congested, 0},
+		{congested, congested, congested, 1},
+	} {
+		what := fmt.Sprintf("%d outside and %d inside", c.outside, c.inside)
+		p := f.newOuterWith(f.a.pod.Identity, local, remote, 17, udp(from.Port(), to.Port(), []byte("mark")...))
+		p[outerIP+1], p[innerIP+1] = c.outside, c.inside
+		sum4(p[innerIP:])
+		f.wantThroughDevice(t, what, func() {
+			inNetns(t, f.a.ns, func() { sendRaw(t, "up0", p.summed()) })
+			b, oob := make([]byte, 100), make([]byte, 100)
+			_, n, _, _, err := d.there.ReadMsgUDP(b, oob)
+			must(t, "receive", err)
+			messages, err := unix.ParseSocketControlMessage(oob[:n])
+			must(t, "control messages", err)
+			if len(messages) != 1 || messages[0].Data[0] != c.want {
+				t.Errorf("%s: the pod received %v, want %d", what, messages, c.want)
+			}
+		}, 0, c.device)
+	}
+}
+
+// TestKernelOtherUplinksLeaveToTheDevice sends tunnel packets to a node's second uplink: the direct path leads to their
+// sender by the first one, so the device gets them.
+func TestKernelOtherUplinksLeaveToTheDevice(t *testing.T) {
+	f := newDirectFabric(t, func(*Options) {})
+	bridge, err := netlink.LinkByName("slfabric")
+	must(t, "find the bridge", err)
+	addPort(t, bridge, "slport102", f.b.ns, "up1")
+	second, err := f.b.h.LinkByName("up1")
+	must(t, "find up1", err)
+	must(t, "set up1 up", f.b.h.LinkSetUp(second))
+	servicetest.Eventually(t, "carrier of up1", func() bool {
+		l, err := f.b.h.LinkByName("up1")
+		return err == nil && l.Attrs().OperState == netlink.OperUp
+	})
+	inNetns(t, f.b.ns, func() {
+		l, err := link.AttachTCX(link.TCXOptions{
+			Interface: second.Attrs().Index, Program: f.b.k.program(program.FromUnderlay), Attach: ebpf.AttachTCXIngress,
+		})
+		must(t, "attach "+program.FromUnderlay, err)
+		t.Cleanup(func() { l.Close() })
+	})
+	const times = 20
+	for i, mac := range [][6]byte{macOf(f.b), [6]byte(second.Attrs().HardwareAddr)} {
+		var frames []outerPacket
+		for port := range uint16(times) {
+			p := f.newOuter(f.a.pod.Identity, f.a.pod.IPv4, f.b.pod.IPv4, 20000+100*uint16(i)+port)
+			copy(p, mac[:])
+			frames = append(frames, p)
+		}
+		_, before := f.b.throughDevice(t)
+		wantAll(t, "forwarded", f.received(t, f.a.ns, frames...), event.ForwardedToPod, times)
+		_, after := f.b.throughDevice(t)
+		if passed := after - before - 1; (passed > 0) != (i > 0) {
+			t.Errorf("uplink %d: the device got %d packets of %d", i, passed, times)
+		}
 	}
 }

@@ -79,10 +79,13 @@ func (d *datapath) clusterStream() server.ClusterStream {
 }
 
 // podRouting returns how packets travel between pods of two nodes.
-func (d *datapath) podRouting() *datapathv1.PodRouting { return podRouting(d.Node.Router.State()) }
+func (d *datapath) podRouting() *datapathv1.PodRouting {
+	return podRouting(d.Node.Router.State(), d.Node.Host.Bypassed())
+}
 
-// podRouting describes how packets between pods of two nodes travel.
-func podRouting(s routing.State) *datapathv1.PodRouting {
+// podRouting describes how packets between pods of two nodes travel; bypassed are the firewall rules about the tunnel's
+// port.
+func podRouting(s routing.State, bypassed []string) *datapathv1.PodRouting {
 	r := &datapathv1.PodRouting{Mode: string(s.Mode), ByStack: s.ByStack, Reason: s.Why}
 	if s.Mode != cluster.Overlay {
 		return r
@@ -96,7 +99,9 @@ func podRouting(s routing.State) *datapathv1.PodRouting {
 			continue // not reachable, which a warning says
 		}
 		path := &datapathv1.TunnelPath{Node: p.Name, BypassesDevice: r.Reason == "" && p.Direct}
-		if !path.BypassesDevice {
+		if path.BypassesDevice {
+			r.BypassedRules = bypassed
+		} else {
 			path.Reason = cmp.Or(r.Reason, p.Device)
 		}
 		r.TunnelPaths = append(r.TunnelPaths, path)

@@ -7,11 +7,14 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/routing"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/underlay"
 )
 
@@ -49,7 +52,7 @@ func (n *routed) throughDevice() (packets uint64) {
 func (n *routed) bypasses(why string) {
 	n.t.Helper()
 	servicetest.EventuallyNil(n.t, "the path of tunnel packets", func() error {
-		r := podRouting(n.node.Node.Router.State())
+		r := podRouting(n.node.Node.Router.State(), nil)
 		if len(r.GetTunnelPaths()) != 1 {
 			return fmt.Errorf("paths %v, warnings %v", r, n.node.Node.Host.Warnings())
 		}
@@ -98,6 +101,9 @@ func TestKernelTunnelPacketsBypassTheDeviceWhileNothingSpeaksAgainstIt(t *testin
 			{
 				"rule add pref 1000 ipproto udp dport 4789 lookup main", "rule del pref 1000",
 				"rule 1000 selects by the destination port and the protocol",
+			},
+			{
+				"rule add pref 1001 fwmark 0x1000/0x1000 lookup main", "rule del pref 1001", "rule 1001 selects by the mark",
 			},
 			{
 				"route add 192.0.2.2 encap ip id 7 dst 192.0.2.2 dev uplink0", "route del 192.0.2.2",
@@ -159,4 +165,23 @@ func TestKernelShortcutThatIsTurnedOffLeavesNothing(t *testing.T) {
 		t.Errorf("findings %v, want none", found)
 	}
 	pb.reaches(pa)
+}
+
+// TestBypassedRulesAreNamedOnlyWhilePacketsBypassThem checks what status says about the firewall's rules.
+func TestBypassedRulesAreNamedOnlyWhilePacketsBypassThem(t *testing.T) {
+	peer := routing.PeerState{Name: "b", Direct: true}
+	peer.Paths[0].MTU = 1500
+	s := routing.State{Mode: cluster.Overlay, Shortcut: true, Peers: []routing.PeerState{peer}}
+	rules := []string{"rule 4"}
+	if r := podRouting(s, rules); !slices.Equal(r.GetBypassedRules(), rules) {
+		t.Errorf("%v, want the rules", r)
+	}
+	s.Closed = "xfrm policies: 1 in"
+	if r := podRouting(s, rules); len(r.GetBypassedRules()) > 0 {
+		t.Errorf("%v, want no rules", r)
+	}
+	s.Closed, s.Peers[0].Direct, s.Peers[0].Device = "", false, "the tunnel uses IPv6"
+	if r := podRouting(s, rules); len(r.GetBypassedRules()) > 0 {
+		t.Errorf("%v, want no rules", r)
+	}
 }

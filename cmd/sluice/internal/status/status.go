@@ -645,8 +645,16 @@ func tunnelText(r *datapathv1.PodRouting) string {
 	if len(reasons) > 0 {
 		text += " (" + strings.Join(reasons, "; ") + ")"
 	}
+	if rules := r.GetBypassedRules(); len(rules) > 0 {
+		named := rules
+		if len(rules) > maxNames {
+			named = append(slices.Clone(rules[:maxNames]), "...")
+		}
+		text += fmt.Sprintf("; the packets bypass %s for the tunnel's port: %s",
+			output.Plural(len(rules), "firewall rule", "firewall rules"), strings.Join(named, ", "))
+	}
 	return text
 }
 
-// maxNames is the number of nodes that the text names for each reason.
+// maxNames is the number of nodes that the text names for each reason, and of firewall rules.
 const maxNames = 3

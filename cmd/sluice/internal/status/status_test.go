@@ -372,6 +372,14 @@ func TestStatusShowsHowPacketsTravelBetweenNodes(t *testing.T) {
 				"b, d: wg0 has no Ethernet header)",
 		},
 		{
+			&datapathv1.PodRouting{
+				Mode: "overlay", TunnelPaths: []*datapathv1.TunnelPath{{Node: "a", BypassesDevice: true}},
+				BypassedRules: []string{"rule 4", "rule 5", "rule 6", "rule 7"},
+			},
+			"Routing overlay, bypassing the tunnel device to 1 of 1 node; the packets bypass 4 firewall rules " +
+				"for the tunnel's port: rule 4, rule 5, rule 6, ...",
+		},
+		{
 			&datapathv1.PodRouting{Mode: "overlay", Reason: "xfrm policies: 1 in", TunnelPaths: []*datapathv1.TunnelPath{
 				{Node: "a", Reason: "xfrm policies: 1 in"},
 			}},

@@ -147,6 +147,9 @@ func Open(o Options) (_ *Node, err error) {
 	if n.Router != nil {
 		ho.Router = n.Router
 	}
+	if o.Shortcut {
+		ho.TunnelPort = o.Port
+	}
 	n.Host = host.New(ho)
 	return n, nil
 }

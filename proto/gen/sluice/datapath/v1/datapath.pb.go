@@ -3423,7 +3423,10 @@ type PodRouting struct {
 	// tunnel packets pass through the tunnel device; empty if they may bypass it.
 	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	// In mode overlay: how tunnel packets travel to each other node, sorted by name.
-	TunnelPaths   []*TunnelPath `protobuf:"bytes,4,rep,name=tunnel_paths,json=tunnelPaths,proto3" json:"tunnel_paths,omitempty"`
+	TunnelPaths []*TunnelPath `protobuf:"bytes,4,rep,name=tunnel_paths,json=tunnelPaths,proto3" json:"tunnel_paths,omitempty"`
+	// If tunnel packets bypass the tunnel device: the rules of the node's firewall about the
+	// tunnel's UDP port, which do not apply to these packets, as of the last audit.
+	BypassedRules []string `protobuf:"bytes,5,rep,name=bypassed_rules,json=bypassedRules,proto3" json:"bypassed_rules,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3482,6 +3485,13 @@ func (x *PodRouting) GetReason() string {
 func (x *PodRouting) GetTunnelPaths() []*TunnelPath {
 	if x != nil {
 		return x.TunnelPaths
+	}
+	return nil
+}
+
+func (x *PodRouting) GetBypassedRules() []string {
+	if x != nil {
+		return x.BypassedRules
 	}
 	return nil
 }
@@ -5397,13 +5407,14 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"audit_mode\x182 \x01(\v2\x1d.sluice.datapath.v1.AuditModeR\tauditMode\x12?\n" +
 	"\vpod_routing\x18< \x01(\v2\x1e.sluice.datapath.v1.PodRoutingR\n" +
 	"podRoutingJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\x04\x10\x05R\aversionR\n" +
-	"start_timeR\bproblems\"\x96\x01\n" +
+	"start_timeR\bproblems\"\xbd\x01\n" +
 	"\n" +
 	"PodRouting\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x19\n" +
 	"\bby_stack\x18\x02 \x01(\bR\abyStack\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12A\n" +
-	"\ftunnel_paths\x18\x04 \x03(\v2\x1e.sluice.datapath.v1.TunnelPathR\vtunnelPaths\"a\n" +
+	"\ftunnel_paths\x18\x04 \x03(\v2\x1e.sluice.datapath.v1.TunnelPathR\vtunnelPaths\x12%\n" +
+	"\x0ebypassed_rules\x18\x05 \x03(\tR\rbypassedRules\"a\n" +
 	"\n" +
 	"TunnelPath\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12'\n" +

@@ -20,38 +20,35 @@ var markHooks = map[nftables.ChainHook]string{
 	*nftables.ChainHookPrerouting: "prerouting", *nftables.ChainHookForward: "forward", *nftables.ChainHookPostrouting: "postrouting",
 }
 
-// mostChains is the maximum number of chains that MarkRules reads. It skips chains of type nat: they only process the
+// mostChains is the maximum number of chains that a search reads. It skips chains of type nat: they only process the
 // first packet of a connection, and kube-proxy has thousands.
 const mostChains = 512
 
 // MarkRules lists the firewall rules of others that may change bits of the packet mark other than free: one line each,
 // with table and chain. Conditions of rules are ignored. Rules of iptables-legacy cannot be read this way.
 func (t *Table) MarkRules(free uint32) (found []string, err error) {
+	hook := func(ch *nftables.Chain) string {
+		if !routed(ch.Table.Family) {
+			return ""
+		}
+		return markHooks[*ch.Hooknum]
+	}
+	more := false
 	err = t.conn(func(c *nftables.Conn) error {
-		chains, err := c.ListChains()
-		if err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("list firewall chains: %w", err)
-		}
-		s := &markSearch{conn: c, chains: map[chainKey]*nftables.Chain{}, seen: map[chainKey]bool{}, free: free}
-		for _, ch := range chains {
-			s.chains[nameOf(ch.Table, ch.Name)] = ch
-		}
-		for _, ch := range chains {
-			if ch.Hooknum == nil || ch.Type == nftables.ChainTypeNAT || !routed(ch.Table.Family) || ch.Table.Name == t.name {
-				continue
+		found, more, err = t.searchRules(c, hook, func(ch *nftables.Chain, r *nftables.Rule, hook string) (string, error) {
+			how, changed := markChange(r.Exprs)
+			if changed&^free == 0 {
+				return "", nil
 			}
-			if hook, ok := markHooks[*ch.Hooknum]; ok {
-				if err := s.search(ch, hook); err != nil {
-					return err
-				}
-			}
-		}
-		found = s.found
-		if len(s.seen) >= mostChains {
-			found = append(found, fmt.Sprintf("more than %d firewall chains: not all were searched for rules that change the packet mark", mostChains))
-		}
-		return nil
+			return fmt.Sprintf("rule %d of chain %s of table %s %s (%s) %s: it changes bits %#x of the packet mark, "+
+				"which tell the programs which packets they have evaluated",
+				r.Handle, ch.Name, familyName(ch.Table.Family), ch.Table.Name, hook, how, changed&^free), nil
+		})
+		return err
 	})
+	if more {
+		found = append(found, fmt.Sprintf("more than %d firewall chains: not all were searched for rules that change the packet mark", mostChains))
+	}
 	return found, err
 }
 
@@ -66,16 +63,45 @@ type chainKey struct {
 
 func nameOf(t *nftables.Table, chain string) chainKey { return chainKey{t.Family, t.Name, chain} }
 
-type markSearch struct {
+// judge describes what is wrong with a rule that packets reach from a hook; "": nothing.
+type judge func(ch *nftables.Chain, r *nftables.Rule, hook string) (string, error)
+
+type ruleSearch struct {
 	conn   *nftables.Conn
 	chains map[chainKey]*nftables.Chain
 	seen   map[chainKey]bool
-	free   uint32
+	judge  judge
 	found  []string
 }
 
+// searchRules searches the chains of others that hook returns a name for, and all chains that these jump to. more
+// reports that there are chains that it did not search.
+func (t *Table) searchRules(c *nftables.Conn, hook func(*nftables.Chain) string, judge judge) (found []string,
+	more bool, err error,
+) {
+	chains, err := c.ListChains()
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return nil, false, fmt.Errorf("list firewall chains: %w", err)
+	}
+	s := &ruleSearch{conn: c, chains: map[chainKey]*nftables.Chain{}, seen: map[chainKey]bool{}, judge: judge}
+	for _, ch := range chains {
+		s.chains[nameOf(ch.Table, ch.Name)] = ch
+	}
+	for _, ch := range chains {
+		if ch.Hooknum == nil || ch.Type == nftables.ChainTypeNAT || ch.Table.Name == t.name {
+			continue
+		}
+		if name := hook(ch); name != "" {
+			if err := s.search(ch, name); err != nil {
+				return nil, false, err
+			}
+		}
+	}
+	return s.found, len(s.seen) >= mostChains, nil
+}
+
 // search searches a chain and all chains that it jumps to.
-func (s *markSearch) search(ch *nftables.Chain, hook string) error {
+func (s *ruleSearch) search(ch *nftables.Chain, hook string) error {
 	name := nameOf(ch.Table, ch.Name)
 	if s.seen[name] || len(s.seen) >= mostChains {
 		return nil
@@ -89,10 +115,12 @@ func (s *markSearch) search(ch *nftables.Chain, hook string) error {
 		return fmt.Errorf("list the rules of chain %s of table %s: %w", ch.Name, ch.Table.Name, err)
 	}
 	for _, r := range rules {
-		if how, changed := markChange(r.Exprs); changed&^s.free != 0 {
-			s.found = append(s.found, fmt.Sprintf("rule %d of chain %s of table %s %s (%s) %s: it changes bits %#x of the packet mark, "+
-				"which tell the programs which packets they have evaluated",
-				r.Handle, ch.Name, familyName(ch.Table.Family), ch.Table.Name, hook, how, changed&^s.free))
+		what, err := s.judge(ch, r, hook)
+		if err != nil {
+			return err
+		}
+		if what != "" {
+			s.found = append(s.found, what)
 		}
 		for _, e := range r.Exprs {
 			v, ok := e.(*expr.Verdict)
@@ -115,6 +143,8 @@ func familyName(f nftables.TableFamily) string {
 		return "ip"
 	case nftables.TableFamilyIPv6:
 		return "ip6"
+	case nftables.TableFamilyNetdev:
+		return "netdev"
 	}
 	return "inet"
 }

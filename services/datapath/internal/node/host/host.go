@@ -36,6 +36,8 @@ type Firewall interface {
 	MarkRules(free uint32) ([]string, error)
 	// Closed lists the chains of others that drop forwarded packets.
 	Closed() ([]string, error)
+	// PortRules lists the rules of others with a condition about the UDP destination port that a port meets.
+	PortRules(port uint16) ([]string, error)
 }
 
 // Addresses are the addresses of the host in the maps.
@@ -66,6 +68,8 @@ type Options struct {
 	Router    Router // nil: no packets travel to other nodes
 	Pins      Pins   // nil: the maps are not pinned
 	Ranges    *podrange.Set
+	// TunnelPort is the UDP port of tunnel packets that bypass the stack, and so the rules of its firewall; 0: none do.
+	TunnelPort uint16
 	// Changed is called when addresses or default routes of the node may have changed; nil: not called.
 	Changed func()
 	Log     *slog.Logger
@@ -75,6 +79,7 @@ type Options struct {
 type Host struct {
 	o        Options
 	warnings atomic.Pointer[[]string] // nil before the first CheckWarnings
+	bypassed atomic.Pointer[[]string] // nil before the first CheckWarnings
 }
 
 // New returns a Host. It does not read or change the kernel.

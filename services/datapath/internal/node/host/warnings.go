@@ -35,6 +35,15 @@ func (h *Host) limits() []string {
 	return nil
 }
 
+// Bypassed lists the firewall rules of others about the tunnel's port, as of the last audit. They do not apply to packets
+// that bypass the tunnel device.
+func (h *Host) Bypassed() []string {
+	if b := h.bypassed.Load(); b != nil {
+		return slices.Clone(*b)
+	}
+	return nil
+}
+
 // CheckWarnings updates the warnings about the node, and logs new ones.
 func (h *Host) CheckWarnings() error {
 	list, err := h.o.Firewall.MarkRules(netdev.MarkFree)
@@ -46,6 +55,13 @@ func (h *Host) CheckWarnings() error {
 		return fmt.Errorf("look for firewall chains that drop forwarded packets: %w", err)
 	}
 	list = append(list, closed...)
+	if h.o.TunnelPort != 0 {
+		bypassed, err := h.o.Firewall.PortRules(h.o.TunnelPort)
+		if err != nil {
+			return fmt.Errorf("look for firewall rules about the tunnel's port: %w", err)
+		}
+		h.bypassed.Store(&bypassed)
+	}
 	rt, err := realtime(realtimeFile)
 	if err != nil {
 		return err

@@ -115,8 +115,8 @@ type Links interface {
 
 	// SourcePorts returns the range from which the kernel chooses source ports of tunnel packets.
 	SourcePorts() (lowest, highest uint16, err error)
-	// Rules returns the routing rules for IPv4 whose result depends on more than the addresses and the mark of a packet,
-	// so that Paths does not take them into account.
+	// Rules returns the routing rules of others for IPv4 whose result depends on more than the addresses of a packet, so
+	// that Paths does not take them into account.
 	Rules() ([]string, error)
 
 	// Routes returns the routes that SetRoute created.

@@ -5,18 +5,23 @@ package underlay
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/netdev"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
 )
 
 // Attributes of linux/fib_rules.h.
 const (
 	fraPriority = 6
+	fraMark     = 10
 	fraTunnelID = 12
+	fraMarkMask = 16
 	fraUIDRange = 20
+	fraOrigin   = 21 // FRA_PROTOCOL: who created the rule
 	fraIPProto  = 22
 	fraSports   = 23
 	fraDports   = 24
@@ -25,7 +30,10 @@ const (
 )
 
 // selectors are the properties of a packet by which a rule may select it and that a look-up of a path does not have.
+//
+// The mark belongs to them: a rule of the output chain may mark tunnel packets, after which the kernel routes them anew.
 var selectors = map[uint16]string{
+	fraMark: "the mark", fraMarkMask: "the mark",
 	fraTunnelID: "the tunnel", fraUIDRange: "the user", fraIPProto: "the protocol", fraSports: "the source port",
 	fraDports: "the destination port", fraDSCP: "the DSCP", fraDSCPMask: "the DSCP",
 }
@@ -42,7 +50,7 @@ func (u *Underlay) Rules() (rules []string, err error) {
 			if len(m) < unix.SizeofRtMsg || m[0] != unix.AF_INET {
 				return
 			}
-			priority, by := uint32(0), []string(nil)
+			priority, by, own := uint32(0), []string(nil), false
 			if m[3] != 0 { // tos
 				by = append(by, "the DSCP")
 			}
@@ -50,11 +58,14 @@ func (u *Underlay) Rules() (rules []string, err error) {
 				if kind == fraPriority {
 					priority = rtnl.Number(v)
 				}
-				if what, ok := selectors[kind]; ok {
+				if kind == fraOrigin && len(v) > 0 {
+					own = v[0] == netdev.Protocol
+				}
+				if what, ok := selectors[kind]; ok && !slices.Contains(by, what) {
 					by = append(by, what)
 				}
 			})
-			if len(by) > 0 {
+			if len(by) > 0 && !own {
 				rules = append(rules, fmt.Sprintf("rule %d selects by %s", priority, strings.Join(by, " and ")))
 			}
 		})

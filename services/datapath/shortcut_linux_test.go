@@ -6,11 +6,14 @@ package main
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
@@ -183,5 +186,133 @@ func TestBypassedRulesAreNamedOnlyWhilePacketsBypassThem(t *testing.T) {
 	s.Closed, s.Peers[0].Direct, s.Peers[0].Device = "", false, "the tunnel uses IPv6"
 	if r := podRouting(s, rules); len(r.GetBypassedRules()) > 0 {
 		t.Errorf("%v, want no rules", r)
+	}
+}
+
+// sentBy returns how many packets a device of a node has sent.
+func (n *routed) sentBy(device string) (sent uint64) {
+	n.t.Helper()
+	if err := n.home.Do(func() error {
+		l, err := netlink.LinkByName(device)
+		if err == nil {
+			sent = l.Attrs().Statistics.TxPackets
+		}
+		return err
+	}); err != nil {
+		n.t.Fatal(err)
+	}
+	return sent
+}
+
+// pathTo waits until the direct path to the only other node uses a device and a next hop.
+func (n *routed) pathTo(device string, via string) {
+	n.t.Helper()
+	var index uint32
+	if err := n.home.Do(func() error {
+		l, err := netlink.LinkByName(device)
+		if err == nil {
+			index = uint32(l.Attrs().Index)
+		}
+		return err
+	}); err != nil {
+		n.t.Fatal(err)
+	}
+	servicetest.EventuallyNil(n.t, "the direct path by "+device+" and "+via, func() error {
+		nodes, err := n.node.Kernel.Nodes.Nodes()
+		if err != nil {
+			return err
+		}
+		for _, e := range nodes {
+			if e.Direct.Ifindex == index && e.Direct.Via.String() == via {
+				return nil
+			}
+		}
+		return fmt.Errorf("nodes %+v", nodes)
+	})
+}
+
+// TestKernelDirectPathFollowsTheRoute changes the device, the next hop, the neighbour and the address by which a node
+// is reached. An open connection continues past the tunnel device. While the process is down, the kernel follows a
+// change after a few seconds, and the connection continues as well.
+func TestKernelDirectPathFollowsTheRoute(t *testing.T) {
+	a, b := newPair(t, RoutingConfig{Mode: "overlay", Shortcut: shortcutAuto}, "4", "6")
+	for _, n := range []*routed{a, b} {
+		n.stop()
+		n.underlay.Devices = []string{"uplink0", "uplink1"}
+	}
+	a.ip("link add uplink1 type veth peer name far")
+	moveTo(t, a.world, "far", b.home)
+	b.ip("link set far name uplink1")
+	for i, n := range []*routed{a, b} {
+		n.ip("link set uplink1 up")
+		n.ip(fmt.Sprintf("address add 198.51.100.%d/24 dev uplink1", i+1))
+		n.start(true)
+	}
+	pa, pb := a.pod("a"), b.pod("b")
+	a.bypasses("")
+	b.bypasses("")
+	a.pathTo("uplink0", "192.0.2.2")
+	pa.reaches(pb)
+	c := a.dial(pa.ns, "tcp", pb.mirror(pb.spec.Addrs[0]))
+	direct := func(what, device string) {
+		t.Helper()
+		if _, err := ask(c); err != nil { // a neighbour may have to be resolved, and retransmissions pass either way
+			t.Fatalf("%s: %v", what, err)
+		}
+		before := a.sentBy(device)
+		if n := a.exchanged(c); n != 0 {
+			t.Errorf("%s: %d packets have passed the tunnel device", what, n)
+		}
+		if a.sentBy(device)-before < 10 {
+			t.Errorf("%s: %s has sent %d packets of 10 exchanges", what, device, a.sentBy(device)-before)
+		}
+	}
+	direct("at first", "uplink0")
+
+	a.ip("route add 192.0.2.2 dev uplink1 src 192.0.2.1")
+	b.ip("route add 192.0.2.1 dev uplink1 src 192.0.2.2")
+	a.pathTo("uplink1", "192.0.2.2")
+	b.pathTo("uplink1", "192.0.2.1")
+	direct("another device", "uplink1")
+
+	a.ip("route replace 192.0.2.2 via 198.51.100.2 dev uplink1 src 192.0.2.1")
+	b.ip("route replace 192.0.2.1 via 198.51.100.1 dev uplink1 src 192.0.2.2")
+	a.pathTo("uplink1", "198.51.100.2")
+	b.pathTo("uplink1", "198.51.100.1")
+	direct("a next hop", "uplink1")
+
+	b.ip("link set uplink1 address 02:00:00:00:77:02")
+	a.ip("neigh flush dev uplink1")
+	direct("another neighbour", "uplink1")
+
+	// while the process is down, the old path is cut
+	a.stop()
+	a.ip("route del 192.0.2.2")
+	b.ip("route del 192.0.2.1")
+	b.pathTo("uplink0", "192.0.2.1")
+	a.ip("link set uplink1 down")
+	servicetest.EventuallyNil(t, "an answer without the process", func() error { _, err := ask(c); return err })
+	servicetest.Eventually(t, "the kernel to route tunnel packets without the process", func() bool {
+		return a.exchanged(c) > 0
+	})
+	a.start(true)
+	a.bypasses("")
+	a.pathTo("uplink0", "192.0.2.2")
+	direct("the process is back", "uplink0")
+
+	b.ip("address del 192.0.2.2/24 dev uplink0")
+	b.ip("address add 192.0.2.3/24 dev uplink0")
+	b.addrs = []netip.Addr{netip.MustParseAddr("192.0.2.3"), b.addrs[1]}
+	a.say(b)
+	a.pathTo("uplink0", "192.0.2.3")
+	b.bypasses("")
+	direct("another address of the node", "uplink0")
+	for _, n := range []*routed{a, b} {
+		servicetest.EventuallyNil(t, "no findings on "+n.name, func() error { // the former node ID is removed later
+			if found := n.findings(false, ""); len(found) > 0 {
+				return fmt.Errorf("findings %v", found)
+			}
+			return nil
+		})
 	}
 }

@@ -156,3 +156,53 @@ func TestNewConnectionsSucceedOverAnUpgrade(t *testing.T) {
 		}
 	}
 }
+
+// TestMixedVersionsTalk replaces the datapath of one of two nodes by the earlier version's, and back. Connections
+// continue, and new ones are made. The node of this version sends and receives past its tunnel device all the time;
+// the program that takes packets out of the tunnel stays on the uplink of the other, and passes them to the device.
+func TestMixedVersionsTalk(t *testing.T) {
+	old, bin := oldPrograms(t)
+	for _, name := range programs {
+		install(t, binDir(), bin, name)
+	}
+	c := newCluster(t, devnode.ClusterOptions{Nodes: 2, Routing: "overlay", Options: devnode.Options{BinDir: bin}})
+	a, b := c.nodes[0], c.nodes[1]
+	from, to := a.add(t, "client"), b.add(t, "web")
+	var flows []flow
+	for _, address := range to.Addresses() {
+		f, err := openFlow(t.Context(), from, to, address)
+		defer f.close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		flows = append(flows, f)
+	}
+	check := func(when string, byDevice bool) {
+		t.Helper()
+		t.Log(when)
+		for _, f := range flows {
+			a.travels(t, f, false, false)
+			b.travels(t, f, byDevice, byDevice)
+		}
+		for i, address := range to.Addresses() {
+			if err := exchange(t.Context(), from, to, address); err != nil {
+				t.Errorf("%s: a new connection to %v: %v", when, address, err)
+			}
+			if err := exchange(t.Context(), to, from, from.Addresses()[i]); err != nil {
+				t.Errorf("%s: a new connection from %v: %v", when, address, err)
+			}
+		}
+	}
+	change := func(dir string) {
+		t.Helper()
+		install(t, dir, bin, programs[devnode.Datapath])
+		if err := b.Restart(t.Context(), devnode.Datapath); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check("both of this version", false)
+	change(old)
+	check("the other node of the earlier version", true)
+	change(binDir())
+	check("both of this version again", false)
+}

@@ -21,9 +21,10 @@ func newClaims() claims {
 	return claims{winners: make(map[frontend.Key]*joined), contested: make(map[frontend.Key][]*joined)}
 }
 
-// older orders services that want the same frontend: the first one gets it.
+// older orders services that want the same frontend: the first one gets it. A shadow gets none that another service
+// wants.
 func older(a, b *joined) int {
-	return cmp.Or(cmp.Compare(a.object.created, b.object.created), a.name.Compare(b.name))
+	return cmp.Or(shadowsLast(a.name, b.name), cmp.Compare(a.object.created, b.object.created), a.name.Compare(b.name))
 }
 
 // add adds a service that wants a frontend.

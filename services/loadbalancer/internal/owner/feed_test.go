@@ -64,7 +64,7 @@ func TestFilesAreTakenOver(t *testing.T) {
 	}
 	set(file("a.yaml", web+"---\nkind: x\n"), directory.File{Origin: "b.yaml", Err: errors.New("unreadable")},
 		file("c.yaml", web))
-	if got := names(); got != "api of b.yaml, web of a.yaml" {
+	if got := names(); got != "api of b.yaml, web of a.yaml, web@c.yaml of c.yaml" {
 		t.Errorf("with refused files: services %s", got)
 	}
 	st, err := o.Reader().Status(t.Context())

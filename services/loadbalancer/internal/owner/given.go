@@ -85,6 +85,8 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 			if unreadable == nil && g.Object.Key != k {
 				unreadable = fmt.Errorf("is %s, but the source calls it %s", g.Object.Key, k)
 			}
+			shadow := shadowKey(k, f.name)
+			old := o.index.object(shadow)
 			switch {
 			case unreadable != nil:
 				refused[k] = unreadable.Error()
@@ -94,7 +96,17 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 				}
 			case x != nil && x.by.Source != f.name && o.sources.delivers(x.by.Source):
 				refused[k] = fmt.Sprintf("%s belongs to the source %s", k, x.by.Source)
+				y := newShadow(g.Object.Service, by, f.name, refused[k])
+				switch {
+				case y != nil && (old == nil || !old.same(y)):
+					e.puts = append(e.puts, y)
+				case y == nil && old != nil:
+					e.gone = append(e.gone, shadow)
+				}
 			default:
+				if old != nil {
+					e.gone = append(e.gone, shadow)
+				}
 				y := newObject(&g.Object, by)
 				if x == nil || x.refuses() {
 					if why := o.quota.count(&g.Object, y, o.config.Now()); why != "" {
@@ -114,17 +126,25 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 			if o.index.object(k) == nil {
 				o.quota.uncount(k) // it was waiting
 			}
-			if x := o.index.object(k); x != nil && x.by.Source == f.name {
-				e.gone = append(e.gone, k)
+			for _, k := range []service.ObjectKey{k, shadowKey(k, f.name)} {
+				if x := o.index.object(k); x != nil && x.by.Source == f.name {
+					e.gone = append(e.gone, k)
+				}
 			}
 		}
 		return e, nil
 	}, func(*edit) {
-		for k := range upserts {
+		accept := func(k service.ObjectKey) {
 			o.sources.accept(f.name, k.String())
+			if shadow := shadowKey(k, f.name); o.index.object(shadow) == nil {
+				o.sources.accept(f.name, shadow.String()) // it exceeded a limit
+			}
+		}
+		for k := range upserts {
+			accept(k)
 		}
 		for k := range deletes {
-			o.sources.accept(f.name, k.String())
+			accept(k)
 		}
 		for k, why := range refused {
 			o.sources.refuse(Refused{Key: k, Source: f.name, Origin: k.String(), Err: why})
@@ -172,7 +192,7 @@ func (f *Objects) Held(ctx context.Context) (out []service.ObjectKey, err error)
 	err = f.owner.loop.Do(ctx, opRead, func() {
 		f.owner.index.objects(func(x *object) {
 			if x.by.Source == f.name {
-				out = append(out, x.key())
+				out = append(out, shadowed(x.key()))
 			}
 		})
 	})
@@ -185,7 +205,7 @@ func (f *Objects) Complete(ctx context.Context, listed map[service.ObjectKey]str
 	_, err := o.revise(ctx, func() (*edit, error) {
 		e := &edit{redelivered: true}
 		o.index.objects(func(x *object) {
-			if _, ok := listed[x.key()]; !ok && x.by.Source == f.name {
+			if _, ok := listed[shadowed(x.key())]; !ok && x.by.Source == f.name {
 				e.gone = append(e.gone, x.key())
 			}
 		})

@@ -81,8 +81,18 @@ func (l *listing) compare(ix *index, s *sources) *edit {
 	}
 	// A file that has an object keeps it; the object of a second file is left out.
 	taken := make(map[service.ObjectKey]string)
-	shadowed := make(map[service.ObjectKey]map[string]bool) // by origin
-	wrong := make(map[string][]string)                      // why objects are left out, by origin
+	leftOut := make(map[service.ObjectKey]map[string]bool) // by origin
+	shadow := func(origin string, s *service.Service, why string) {
+		y := newShadow(s, &managed.By{Source: l.source, Origin: origin}, origin, why)
+		if y == nil || taken[y.key()] != "" {
+			return
+		}
+		taken[y.key()] = origin
+		if x := ix.object(y.key()); x == nil || !x.same(y) {
+			e.puts = append(e.puts, y)
+		}
+	}
+	wrong := make(map[string][]string) // why objects are left out, by origin
 	for _, origin := range l.order {
 		if stays(origin) {
 			continue
@@ -102,10 +112,11 @@ func (l *listing) compare(ix *index, s *sources) *edit {
 				taken[d.Key] = origin
 				continue
 			}
-			if shadowed[d.Key] == nil {
-				shadowed[d.Key] = make(map[string]bool, 1)
+			if leftOut[d.Key] == nil {
+				leftOut[d.Key] = make(map[string]bool, 1)
 			}
-			shadowed[d.Key][origin] = true
+			leftOut[d.Key][origin] = true
+			shadow(origin, d.Service, why)
 			wrong[origin] = append(wrong[origin], fmt.Sprintf("document %d: %s", d.Document+1, why))
 		}
 	}
@@ -127,7 +138,7 @@ func (l *listing) compare(ix *index, s *sources) *edit {
 				unnamed[origin] = true
 			case ok, x != nil && (x.by.Source != l.source && s.delivers(x.by.Source) ||
 				x.by.Source == l.source && x.by.Origin != origin && there(x.by.Origin)):
-				// another source or file has it
+				shadow(origin, b.Service, "another source, file or document has "+b.Key.String())
 			case y != nil:
 				taken[b.Key] = origin
 				if x == nil || !x.same(y) {
@@ -145,7 +156,7 @@ func (l *listing) compare(ix *index, s *sources) *edit {
 		docs := l.files[origin].docs
 		by := &managed.By{Source: l.source, Origin: origin}
 		for i := range docs {
-			if shadowed[docs[i].Key][origin] {
+			if leftOut[docs[i].Key][origin] {
 				continue
 			}
 			y := newObject(&docs[i], by)
@@ -181,7 +192,7 @@ func (f *file) distinct() {
 		n, again := first[d.Key]
 		if again {
 			why := fmt.Sprintf("document %d: %s is already in document %d", d.Document+1, d.Key, n+1)
-			f.bad = append(f.bad, manifest.Unreadable{Key: d.Key, Why: why})
+			f.bad = append(f.bad, manifest.Unreadable{Key: d.Key, Service: d.Service, Why: why})
 		} else {
 			first[d.Key] = d.Document
 		}

@@ -87,7 +87,7 @@ func (q *quota) stopWaiting(k service.ObjectKey) { delete(q.waiting, k) }
 // keepWaiting forgets the objects that wait and are not listed.
 func (q *quota) keepWaiting(listed map[service.ObjectKey]struct{}) {
 	for k := range q.waiting {
-		if _, ok := listed[k]; !ok {
+		if _, ok := listed[shadowed(k)]; !ok {
 			q.uncount(k)
 		}
 	}

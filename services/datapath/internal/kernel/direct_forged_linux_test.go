@@ -36,7 +36,8 @@ func (c claim) packet(f *fabric, number uint32) outerPacket {
 		dst = f.b.pod.IPv6
 	}
 	text := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, claimMagic), number)
-	sport, proto, payload := uint16(1024+number%60000), byte(6), []byte(nil)
+	var payload []byte
+	sport, proto := uint16(1024+number%60000), byte(6)
 	if number%5 == 0 {
 		sport, proto = 900, 17
 		payload = udp(sport, 53, text...)

@@ -305,8 +305,10 @@ static __always_inline void recall_service(struct sl_packet *p, struct sl_ct *ct
 		p->front = front_of_connection(ct);
 		p->asked_at = asked_of_connection(ct);
 		if (unlikely(p->front && READ_ONCE(p->reply) &&
-			     !(READ_ONCE(ct->flags) & SL_CT_SEEN_REPLY)))
+			     !(READ_ONCE(ct->flags) & SL_CT_SEEN_REPLY))) {
 			remember_answers(p);
+			remember_request(p);
+		}
 		return;
 	}
 	if (unlikely(asks_otherwise(p, ct))) {

@@ -9,7 +9,8 @@
  * the first answer stores the same information in sl_answers4 or sl_answers6, with the
  * untranslated answer as key: which end began the connection, and what it had requested. A record
  * is not a verdict: the packet is evaluated as an answer of that connection, under the current
- * policy.
+ * policy. The same holds for a copy of the translation of requests, with the untranslated request
+ * as key.
  */
 
 #include <sluice/conntrack.h>
@@ -76,11 +77,89 @@ __noinline int remember_answers(struct sl_packet *p)
 	return (int)store_answer(p->family, SL_XL_ANSWERS);
 }
 
+/* Writes the key of requests: from the connection's initiator to the address it had requested. */
+static __always_inline void write_requests_key(struct sl_packet *p, const __u8 *from, __u16 port,
+					       const struct sl_end *asked)
+{
+	if (p->family == 4) {
+		p->xl4.src = *(const __be32 *)from;
+		p->xl4.dst = *(const __be32 *)asked->addr;
+		p->xl4.sport = port;
+		p->xl4.dport = asked->port;
+		p->xl4.proto = p->proto;
+		p->xl4.pad = 0;
+		return;
+	}
+	__builtin_memcpy(p->xl6.src, from, sizeof(p->xl6.src));
+	__builtin_memcpy(p->xl6.dst, asked->addr, sizeof(p->xl6.dst));
+	p->xl6.sport = port;
+	p->xl6.dport = asked->port;
+	p->xl6.proto = p->proto;
+	p->xl6.pad = 0;
+}
+
+/*
+ * Stores a copy of the translation of requests under the key in the cell. The packet's source is
+ * the backend, which has answered. The copy counts against the share of the initiator at slot;
+ * without it, the connection keeps its backend until the map evicts the translation.
+ */
+static __always_inline void store_copy(struct sl_packet *p, __u32 slot)
+{
+	struct sl_xl *xl = find_answer(p->family, SL_XL_REQUESTED);
+	__u32 now = now_seconds();
+
+	if (xl && xl->port == p->sport && xl->front == p->front && xl->asked_at == p->asked_at &&
+	    equal16(xl->addr, p->src)) {
+		*(volatile __u32 *)&xl->last_s = now;
+		return;
+	}
+	if (!xl && slot != SL_SLOT_NONE && slot != SL_SLOT_HOST && !take_translations(p, slot, 1))
+		return;
+	__builtin_memset(&p->xl, 0, sizeof(p->xl));
+	__builtin_memcpy(p->xl.addr, p->src, sizeof(p->xl.addr));
+	p->xl.port = p->sport;
+	p->xl.front = p->front;
+	p->xl.asked_at = p->asked_at;
+	p->xl.last_s = now;
+	store_answer(p->family, SL_XL_REQUESTED);
+}
+
+/*
+ * The translation of requests may be evicted or flushed after the service's list has changed, and
+ * the initiator may be the next to send. Therefore the first answer of a TCP connection also
+ * stores a copy of that translation: see follow_copy. The first answer of a later connection of
+ * the same tuple replaces it. UDP chooses again, so that most flows take no third translation.
+ */
+__noinline int remember_request(struct sl_packet *p)
+{
+	struct sl_end asked = {};
+
+	if (!p || p->proto != SL_TCP || find_asked(p, &asked))
+		return 0;
+	write_requests_key(p, p->dst, p->dport, &asked);
+	store_copy(p, p->dst_slot);
+	return 0;
+}
+
+/* Deletes the copy of the translation of the connection's requests; 0: it existed. */
+__noinline int delete_request(struct sl_packet *p)
+{
+	struct sl_end asked = {};
+
+	if (!p || p->proto != SL_TCP || find_asked(p, &asked))
+		return -1;
+	if (READ_ONCE(p->reply))
+		write_requests_key(p, p->dst, p->dport, &asked);
+	else
+		write_requests_key(p, p->src, p->sport, &asked);
+	return (int)delete_answer(p->family, SL_XL_REQUESTED);
+}
+
 /*
  * A pod's connection that has ended is no longer charged to the pod; otherwise short connections
  * would exceed its share until the next pass of the collector. The translation stays for late
- * packets. The record is deleted: it is only needed if the connection's entry is evicted, which
- * is unlikely so soon.
+ * packets. The record and the copy are deleted: they are only needed if an entry of the connection
+ * is evicted, which is unlikely so soon.
  */
 __noinline int return_translation(struct sl_packet *p, __u32 slot)
 {
@@ -90,6 +169,8 @@ __noinline int return_translation(struct sl_packet *p, __u32 slot)
 		return 0;
 	write_answers_key(p);
 	if (!delete_answer(p->family, SL_XL_ANSWERS))
+		n++;
+	if (!delete_request(p))
 		n++;
 	give_back(SL_BOUND_XL4 + (p->family == 6), slot, n);
 	return 0;

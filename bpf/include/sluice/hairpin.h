@@ -12,6 +12,7 @@
 
 #include <linux/in6.h>
 
+#include <sluice/answers.h>
 #include <sluice/deliver.h>
 #include <sluice/quote.h>
 #include <sluice/rewrite.h>
@@ -83,6 +84,18 @@ static __noinline void keep_way_back(struct sl_packet *p)
 	store_answer(p->family, SL_XL_ANSWERS);
 }
 
+/* As remember_request, for a hairpin, whose answer has already been redirected to the service. */
+static __noinline void keep_request(struct sl_packet *p)
+{
+	struct sl_end asked = { .port = p->dport };
+
+	if (p->proto != SL_TCP)
+		return;
+	__builtin_memcpy(asked.addr, p->dst, sizeof(asked.addr));
+	write_requests_key(p, p->src, p->asked_port, &asked);
+	store_copy(p, p->src_slot);
+}
+
 /* Sends the packet back to the pod. */
 __noinline enum sl_reason return_to_pod(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -108,8 +121,10 @@ __noinline enum sl_reason return_to_pod(struct __sk_buff *skb, struct sl_packet 
 		to.port = p->dport;
 	} else {
 		/* after a RST, no answer follows */
-		if (p->first_in_second && !(p->tcp_flags & SL_TCP_RST))
+		if (p->first_in_second && !(p->tcp_flags & SL_TCP_RST)) {
 			keep_way_back(p);
+			keep_request(p);
+		}
 		__builtin_memcpy(from.addr, p->dst, sizeof(from.addr));
 		from.port = p->dport;
 		to.port = p->asked_port;

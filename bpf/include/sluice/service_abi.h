@@ -218,7 +218,7 @@ struct sl_xl_key4 {
 	__u16 sport; /* host order, as is dport */
 	__u16 dport;
 	__u8 proto;
-	__u8 zone SL_AS("-|nat|answers|claimed"); /* SL_XL_... */
+	__u8 zone SL_AS("-|nat|answers|claimed|requested"); /* SL_XL_... */
 	__u16 pad;
 };
 _Static_assert(sizeof(struct sl_xl_key4) == 16, "no padding");
@@ -229,7 +229,7 @@ struct sl_xl_key6 {
 	__u16 sport;
 	__u16 dport;
 	__u8 proto;
-	__u8 zone SL_AS("-|nat|answers|claimed");
+	__u8 zone SL_AS("-|nat|answers|claimed|requested");
 	__u16 pad;
 };
 _Static_assert(sizeof(struct sl_xl_key6) == 40, "no padding");
@@ -246,6 +246,10 @@ _Static_assert(sizeof(struct sl_xl_key6) == 40, "no padding");
  * claim is lost.
  */
 #define SL_XL_CLAIMED 3
+/* In sl_answers4 and sl_answers6: as SL_XL_SERVICE, stored once the backend has answered over
+ * TCP, in case the translation of requests is lost. The value has no backend and generation.
+ */
+#define SL_XL_REQUESTED 4
 
 /* Source ports of the node for packets to backends on other nodes. */
 #define SL_NAT_FIRST 20000

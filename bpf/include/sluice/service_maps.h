@@ -129,7 +129,7 @@ struct {
 	__type(value, struct sl_xl);
 } sl_xl6 SEC(".maps");
 
-/* untranslated answer -> a copy of its translation in sl_ct and sl_xl, in case of eviction */
+/* untranslated answer or request -> a copy of its translation, in case of eviction */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, SL_MAX_ANSWERS4);

@@ -297,6 +297,7 @@ __noinline int remember_transit(struct sl_packet *p)
 		return 0;
 	word = READ_ONCE(*(__u64 *)&ct->nat_port);
 	remember_answers(p);
+	remember_request(p);
 	if (!(__u32)word || own_address(from.addr, (__u16)(word >> 16), p->family))
 		return 0; /* the backend is a socket of the node, which sees the client */
 	from.port = (__u16)word;

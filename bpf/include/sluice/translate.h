@@ -151,6 +151,16 @@ static __always_inline long store_answer(__u8 family, __u8 zone)
 	return bpf_map_update_elem(&sl_answers6, &own->xl6, &own->xl, BPF_ANY);
 }
 
+/* Looks up the copy of the translation whose key is in the cell, and leaves the key as it was. */
+static __always_inline struct sl_xl *find_requested(struct sl_packet *p)
+{
+	struct sl_xl *xl = find_answer(p->family, SL_XL_REQUESTED);
+
+	p->xl4.zone = SL_XL_SERVICE;
+	p->xl6.zone = SL_XL_SERVICE;
+	return xl;
+}
+
 /* Redirects the packet to an address: from here on, it is treated as a packet to that. */
 static __always_inline void redirect_to(struct sl_packet *p, const __u8 *addr, __u16 port,
 					__u32 front, __u8 kind)
@@ -441,14 +451,48 @@ __noinline enum sl_reason choose_backend(struct sl_packet *p, __u32 number)
 	return SL_CONTINUE;
 }
 
-/* Chooses a backend if the packet requests a service and is not an answer to a connection of the
- * node.
+/* Whether the packet may belong to a connection that has a copy of its translation: see
+ * remember_request.
+ */
+static __always_inline bool may_have_copy(const struct sl_packet *p)
+{
+	return p->proto == SL_TCP && !begins(p);
+}
+
+/*
+ * Redirects a packet whose translation was lost to the backend of the translation's copy, which
+ * has answered. The service's list may have changed since, so a new choice could be another
+ * backend. The translation is stored again once the packet is allowed.
+ */
+__noinline int follow_copy(struct sl_packet *p)
+{
+	struct sl_xl *xl;
+
+	if (!p)
+		return 0;
+	xl = find_requested(p);
+	if (!xl)
+		return 0;
+	p->xl = *xl;
+	p->xl.last_s = now_seconds();
+	p->untold = SL_UNTOLD_COPY;
+	p->asked_at = p->xl.asked_at;
+	redirect_to(p, p->xl.addr, p->xl.port, p->xl.front, SL_TRANSLATED_DESTINATION);
+	if (is_hairpin(p))
+		p->translated = SL_TRANSLATED_HAIRPIN;
+	return 1;
+}
+
+/*
+ * Chooses a backend if the packet requests a service and is not an answer to a connection of the
+ * node. A pod's connection continues after its service was removed, as it does with its
+ * translation. From outside most packets request no service, and a lookup would slow them down.
  */
 static __always_inline enum sl_reason ask_service(struct __sk_buff *skb, struct sl_packet *p)
 {
 	__u32 front = find_front(p);
 
-	if (!front)
+	if (!front && !(SL_OF_PODS && may_have_copy(p)))
 		return SL_CONTINUE;
 	if (is_answer(skb, p)) {
 		p->asked_at = 0;
@@ -456,7 +500,9 @@ static __always_inline enum sl_reason ask_service(struct __sk_buff *skb, struct 
 	}
 	if (SL_FROM_OUTSIDE && front == SL_FRONT_INSIDE)
 		return SL_REASON_SERVICE_INSIDE;
-	return choose_backend(p, front);
+	if (may_have_copy(p) && follow_copy(p))
+		return SL_CONTINUE;
+	return front ? choose_backend(p, front) : SL_CONTINUE;
 }
 
 /* Finds or chooses the packet's translation, if it requests a service. */
@@ -528,22 +574,45 @@ static __always_inline bool counts_anew(const struct sl_packet *p)
 }
 
 /*
+ * A first packet makes a connection whose first answer will not renew the copy: it repeats an open
+ * connection, or is a hairpin. A copy from an earlier use of the port must not remain.
+ */
+static __always_inline void forget_other_copy(struct sl_packet *p)
+{
+	struct sl_xl *xl;
+
+	if (!begins(p) || (p->renews && p->translated != SL_TRANSLATED_HAIRPIN))
+		return;
+	xl = find_requested(p);
+	if (!xl || (xl->port == p->dport && equal16(xl->addr, p->dst)))
+		return;
+	delete_answer(p->family, SL_XL_REQUESTED);
+	p->xl4.zone = SL_XL_SERVICE;
+	p->xl6.zone = SL_XL_SERVICE;
+}
+
+/*
  * Stores the choice for a packet that was allowed. Two CPUs make the same choice, unless the list
  * has changed in between; then the first one's applies from the next packet on. Returns 0 if it
- * exceeds the share of the sending pod. A hairpin is charged twice, because its return entry is
- * stored next.
+ * exceeds the share of the sending pod; a connection that has a copy continues with that. A
+ * hairpin is charged twice, because its return entry is stored next.
  */
 __noinline int store_translation(struct sl_packet *p)
 {
 	struct sl_packet *own = own_packet();
 	__u32 taken = 0;
 	struct sl_xl *xl;
+	bool restores;
 
 	if (!p || !own)
 		return 1;
+	restores = p->untold == SL_UNTOLD_COPY;
+	forget_other_copy(p);
 	if (SL_OF_PODS) {
-		taken = p->translated == SL_TRANSLATED_HAIRPIN ? 2 : 1;
+		taken = p->translated == SL_TRANSLATED_HAIRPIN && !restores ? 2 : 1;
 		if (!take_translations(p, p->src_slot, taken)) {
+			if (restores)
+				return 1;
 			if (!find_translation(p->family))
 				return 0;
 			taken = 0;

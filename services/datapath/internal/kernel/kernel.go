@@ -389,7 +389,7 @@ func (k *Kernel) keepPorts() error {
 		switch {
 		case t.Record:
 			counts.KeepPort(count.Answered, t.Source.Port())
-		case t.Copy:
+		case t.Answer && t.Copy:
 			counts.KeepPort(count.Claimed, t.Asked.Port())
 		}
 		return nil

@@ -343,7 +343,7 @@ func TestKernelPortWhoseClaimWasEvictedIsNotFree(t *testing.T) {
 	clients := func() map[uint16]netip.AddrPort {
 		of := map[uint16]netip.AddrPort{}
 		must(t, "list", f.a.k.Translations.Each(func(tr translation.Translation) error {
-			if tr.Copy {
+			if tr.Answer && tr.Copy {
 				of[tr.Asked.Port()] = tr.Backend
 			}
 			return nil

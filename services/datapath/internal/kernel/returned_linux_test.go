@@ -69,7 +69,7 @@ func TestKernelEndedConnectionsReturnTheirTranslations(t *testing.T) {
 	before := held()
 	_, err := n.k.Translations.Collect(conntrack.MonotonicSeconds(), n.k.Connections, conntrack.DefaultTimeouts())
 	must(t, "collect", err)
-	if got := held(); got != before || got != 2*len(open) {
+	if got := held(); got != before || got != 3*len(open) {
 		t.Errorf("%d translations are counted of %d open connections, and %d after a pass", before, len(open), got)
 	}
 }

@@ -168,6 +168,94 @@ func TestKernelConnectionsByServicesSurviveTheLossOfAnEntry(t *testing.T) {
 	}
 }
 
+// TestKernelConnectionsByServicesKeepTheirBackendWhenTheListChangesAndAnEntryIsLost, whichever end sends next: a
+// connection that has been answered never moves to the Service's present backends.
+func TestKernelConnectionsByServicesKeepTheirBackendWhenTheListChangesAndAnEntryIsLost(t *testing.T) {
+	for name, routing := range map[string]Routing{"overlay": RoutingOverlay, "native": RoutingNative} {
+		t.Run(name, func(t *testing.T) {
+			f := newFabric(t, routing, false)
+			n := &serviceNode{T: t, runner: f.a.runner}
+			local := f.a.newPod(t, 20)
+			port := uint16(30080)
+			for family := range 2 {
+				node := []netip.Addr{f.a.addr4, f.a.addr6}[family]
+				of := func(p *pod) place { return place{p.ns, p.Addrs()[family]} }
+				for _, c := range []struct {
+					name   string
+					from   netns.NsHandle
+					node   bool // it asks a node port
+					server place
+				}{
+					{"outside, local backend", f.outsider, true, of(local)},
+					{"outside, backend elsewhere", f.outsider, true, of(f.b.pod)},
+					{"outside, socket of the node", f.outsider, true, place{f.a.ns, node}},
+					{"pod of the other node, local backend", f.b.pod.ns, true, of(local)},
+					{"pod, local backend", f.a.pod.ns, false, of(local)},
+					{"pod, backend elsewhere", f.a.pod.ns, false, of(f.b.pod)},
+					{"pod, socket of the node", f.a.pod.ns, false, place{f.a.ns, node}},
+					{"pod, itself", f.a.pod.ns, false, of(f.a.pod)},
+					{"pod, node port, local backend", f.a.pod.ns, true, of(local)},
+					{"pod, node port, itself", f.a.pod.ns, true, of(f.a.pod)},
+				} {
+					port++
+					asked, kind := netip.AddrPortFrom(node, port), uint8(feNode)
+					if !c.node {
+						asked, kind = serviceAddr(node, byte(port%100)), feAddress
+					}
+					backend := netip.AddrPortFrom(c.server.addr, port+1000)
+					front := n.lead(asked, kind, backend)
+					// nothing listens there, so a packet that reaches it is refused
+					change := n.lists(front, backend, netip.AddrPortFrom(c.server.addr, port+2000))
+					t.Run(fmt.Sprintf("IPv%d, %s", 4+2*family, c.name), func(t *testing.T) {
+						for what, lose := range losses {
+							for _, serverFirst := range []bool{true, false} {
+								name := fmt.Sprintf("loses %s, server first %t", what, serverFirst)
+								change(0)
+								conn := connectPair(t, "tcp", c.from, c.server.ns, asked, backend)
+								if err := conn.exchange(serverFirst); err != nil {
+									t.Fatalf("%s: before: %v", name, err)
+								}
+								change(1)
+								if lose != nil {
+									lose(t, n.k)
+								}
+								for _, after := range []string{"", "again: "} {
+									if err := conn.exchange(serverFirst); err != nil {
+										t.Errorf("%s: %s%v", name, after, err)
+										break
+									}
+								}
+								conn.close()
+							}
+						}
+					})
+				}
+			}
+		})
+	}
+}
+
+// lists returns a function that makes one of the backends the only one of a front, for both sides.
+func (n *serviceNode) lists(front uint32, backends ...netip.AddrPort) func(which int) {
+	n.Helper()
+	var all []uint64
+	for _, b := range backends {
+		n.backend++
+		putBackend(n, n.k, n.backend, b, beActive, 1)
+		n.member++
+		all = append(all, putMembers(n, n.k, n.member, n.backend))
+	}
+	return func(which int) {
+		n.Helper()
+		for _, number := range []uint32{front, front + outsideFronts} {
+			var f bpf.MapsSlFront
+			must(n.T, "read a front", n.k.Pins.Map(bpf.MapsMapSlFront).Lookup(number, &f))
+			f.List = all[which]
+			putFront(n, n.k, number, f)
+		}
+	}
+}
+
 // place is a namespace, and an address in it.
 type place struct {
 	ns   netns.NsHandle

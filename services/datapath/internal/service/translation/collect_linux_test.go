@@ -72,6 +72,8 @@ func must(t testing.TB, what string, err error) {
 // zoneOf returns the zone of a translation's key.
 func zoneOf(x Translation) uint8 {
 	switch {
+	case x.Copy && !x.Answer:
+		return zoneRequested
 	case x.Copy:
 		return zoneClaimed
 	case x.Answer:
@@ -192,7 +194,10 @@ func kinds() map[string]Translation {
 		return x
 	}
 	all := map[string]Translation{
-		"of a pod":      of,
+		"of a pod": of,
+		"a copy of a pod's": with(func(x *Translation) {
+			x.Copy, x.Number, x.Generation = true, 0, 0
+		}),
 		"of a pod, UDP": with(func(x *Translation) { x.Protocol = 17 }),
 		"of a pod to itself": with(func(x *Translation) {
 			x.Source, x.Backend = at("10.244.0.9:40000"), at("10.244.0.9:8080")
@@ -282,23 +287,23 @@ func TestKernelCollectRemovesWhatNothingUses(t *testing.T) {
 		stays []string
 	}{
 		{"open connections", "open", long - time.Second, []string{
-			"of a pod", "of a pod, UDP", "a record", "a claim", "a copy of a claim", "of a pod to itself", "back to a pod",
-			"a copy back to a pod",
+			"of a pod", "a copy of a pod's", "of a pod, UDP", "a record", "a claim", "a copy of a claim",
+			"of a pod to itself", "back to a pod", "a copy back to a pod",
 		}},
 		{"ended connections", "ended", 0, []string{"a claim", "of a pod to itself", "back to a pod", "a copy back to a pod"}},
 		{"ended connections some time ago", "ended", Rest, []string{
 			"of a pod to itself", "back to a pod", "a copy back to a pod",
 		}},
 		{"lost connections", "lost", Rest - time.Second, []string{
-			"of a pod", "of a pod, UDP", "a record", "a claim", "a copy of a claim", "of a pod to itself", "back to a pod",
-			"a copy back to a pod",
+			"of a pod", "a copy of a pod's", "of a pod, UDP", "a record", "a claim", "a copy of a claim",
+			"of a pod to itself", "back to a pod", "a copy back to a pod",
 		}},
 		{"connections lost some time ago", "lost", Rest, []string{
-			"of a pod", "of a pod, UDP", "a record", "a copy of a claim", "of a pod to itself", "back to a pod",
+			"of a pod", "a copy of a pod's", "of a pod, UDP", "a record", "a copy of a claim", "of a pod to itself", "back to a pod",
 			"a copy back to a pod",
 		}},
 		{"connections lost as long ago as UDP lives", "lost", 120 * time.Second, []string{
-			"of a pod", "a record", "a copy of a claim", "of a pod to itself", "back to a pod",
+			"of a pod", "a copy of a pod's", "a record", "a copy of a claim", "of a pod to itself", "back to a pod",
 			"a copy back to a pod",
 		}},
 		{"connections lost long ago", "lost", Keep, []string{"of a pod to itself", "back to a pod", "a copy back to a pod"}},
@@ -346,7 +351,7 @@ func TestKernelCollectKeepsWhatOutlivesALongConnection(t *testing.T) {
 	i := open(t)
 	var want []Translation
 	for name, x := range kinds() {
-		if kind := strings.TrimPrefix(name, "IPv6 "); kind != "a record" && kind != "a copy of a claim" {
+		if kind := strings.TrimPrefix(name, "IPv6 "); !slices.Contains([]string{"a record", "a copy of a claim", "a copy of a pod's"}, kind) {
 			continue
 		}
 		if x.Record && x.Source.Addr().Is6() {

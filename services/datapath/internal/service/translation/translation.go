@@ -91,9 +91,10 @@ func (m *Maps) Close() { m.gate.Close() }
 
 // Zones of keys: SL_XL_... of service_abi.h.
 const (
-	zoneNAT     = 1
-	zoneAnswers = 2
-	zoneClaimed = 3
+	zoneNAT       = 1
+	zoneAnswers   = 2
+	zoneClaimed   = 3
+	zoneRequested = 4
 )
 
 // Translation is the destination of packets from one sender to one address.
@@ -109,7 +110,8 @@ type Translation struct {
 	// Answer: Source is a backend on another node, and Asked the address of this node that the backend sees instead of the
 	// external client. Backend is that client.
 	Answer bool
-	// Copy: a copy of an Answer, used if the original is lost.
+	// Copy: a copy of an Answer or, without Answer, of the destination of a TCP client's packets. It is used if the
+	// original is lost. The latter has no Number and no Generation.
 	Copy bool
 	// Record: Source is a backend that has answered Asked, and the source of its answers is the frontend of Front. It is
 	// used if the connection's entry is lost. Backend is unused. With Back: a copy of the answers of a pod to itself, used
@@ -136,6 +138,9 @@ func DescribeValue(t Translation) string {
 	}
 	if t.Answer {
 		return fmt.Sprintf("answers %v, last used at %d s", t.Backend, t.LastSeen)
+	}
+	if t.Copy {
+		return fmt.Sprintf("goes to %v of front %d, last used at %d s", t.Backend, t.Front, t.LastSeen)
 	}
 	if t.Back {
 		return fmt.Sprintf("goes back to its sender from %v, last used at %d s", t.Backend, t.LastSeen)
@@ -164,8 +169,8 @@ func Of6(k *bpf.MapsSlXlKey6, v *bpf.MapsSlXl) Translation {
 // in sets the fields that the protocol and the zone of the key determine.
 func (t *Translation) in(proto, zone uint8) {
 	t.Protocol = proto
-	t.Copy, t.Record = zone == zoneClaimed, zone == zoneAnswers
-	t.Answer = zone == zoneNAT || t.Copy
+	t.Copy, t.Record = zone == zoneClaimed || zone == zoneRequested, zone == zoneAnswers
+	t.Answer = zone == zoneNAT || zone == zoneClaimed
 }
 
 func of(v *bpf.MapsSlXl, a netip.Addr) Translation {

@@ -26,7 +26,8 @@ func TestTranslationStaysWhileItIsUsed(t *testing.T) {
 	record := Translation{
 		Source: at("10.244.1.3:8080"), Asked: at("10.244.0.2:40000"), Protocol: 6, Record: true,
 	}
-	itself, back := pod, pod
+	itself, back, copied := pod, pod, pod
+	copied.Copy = true
 	itself.Backend, back.Back = at("10.244.0.2:8080"), true
 	of := func(x Translation, transit bool) conntrack.Tuple {
 		return conntrack.Tuple{Initiator: x.Source, Responder: x.Backend, Protocol: x.Protocol, Transit: transit}
@@ -42,6 +43,10 @@ func TestTranslationStaysWhileItIsUsed(t *testing.T) {
 	}{
 		{"whose connection was evicted", pod, Keep - time.Second, nil, false},
 		{"whose connection was evicted long ago", pod, Keep, nil, true},
+		{"a copy, with its connection", copied, long * 2, []conntrack.Tuple{of(pod, false)}, false},
+		{"a copy, with the connection of a sender outside", copied, long * 2, []conntrack.Tuple{of(pod, true)}, false},
+		{"a copy whose connection was evicted", copied, Keep - time.Second, nil, false},
+		{"a copy whose connection was evicted long ago", copied, Keep, nil, true},
 		{"a record, with its connection", record, long * 2, []conntrack.Tuple{of(pod, false)}, false},
 		{"a record whose connection was evicted", record, Keep - time.Second, nil, false},
 		{"a record whose connection was evicted long ago", record, Keep, nil, true},
@@ -72,7 +77,7 @@ func TestTranslationStaysWhileItIsUsed(t *testing.T) {
 		}
 	}
 	for _, transit := range []bool{false, true} {
-		for what, x := range map[string]Translation{"a translation": pod, "a record": record} {
+		for what, x := range map[string]Translation{"a translation": pod, "a record": record, "a copy": copied} {
 			x.LastSeen = 1000
 			c := collection{now: 1000, timeouts: timeouts, ended: conntrack.Ended{of(pod, transit): {}}}
 			c.found = func(conntrack.Tuple) (bool, error) { return false, nil }

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package history
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io/fs"
+	"iter"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/durable"
+)
+
+// Query selects records.
+type Query struct {
+	// From and To exclude segments without records in this time; zero excludes none. Single records may be outside.
+	From, To time.Time
+	// Skip reports whether no record of a segment can match; nil skips none.
+	Skip func(Index) bool
+	// Damaged is called for each segment that cannot be read completely, with the number of missing records: at least
+	// one, if the number is not known.
+	Damaged func(records int, from, to time.Time)
+}
+
+// view is the state of the history at the beginning of a read.
+type view struct {
+	h        *History
+	q        Query
+	segments []*segment // a copy of the pointers; those that match the query
+	recent   []Record   // in order
+	last     uint64
+}
+
+// look returns the present state.
+func (h *History) look(q Query) *view {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	v := &view{h: h, q: q, last: h.next - 1}
+	first := h.firstRecent()
+	for n := first; n < h.next; n++ {
+		v.recent = append(v.recent, h.recent[(n-h.first)%Recent])
+	}
+	for _, p := range h.parts {
+		for _, s := range p.segments {
+			if s.index.First >= first ||
+				!q.From.IsZero() && s.to.Before(q.From) || !q.To.IsZero() && s.from.After(q.To) {
+				continue
+			}
+			if q.Skip != nil && !s.index.Losses && q.Skip(s.index) {
+				continue
+			}
+			c := *s
+			v.segments = append(v.segments, &c)
+		}
+	}
+	return v
+}
+
+// records returns the records of a segment that are not in memory.
+func (v *view) records(s *segment) []Record {
+	content, suffix, err := v.h.content(s)
+	var all []Record
+	if err == nil {
+		all, err = decode(content, suffix)
+	}
+	if errors.Is(err, fs.ErrNotExist) { // displaced since the read began
+		return nil
+	}
+	if err != nil {
+		v.h.damaged(s, err)
+		if v.q.Damaged != nil {
+			v.q.Damaged(max(1, s.index.Count-len(all)), s.from, s.to)
+		}
+	}
+	before := uint64(1<<64 - 1)
+	if len(v.recent) > 0 {
+		before = v.recent[0].Number
+	}
+	return slices.DeleteFunc(all, func(r Record) bool { return r.Number >= before || r.Number > s.index.Last })
+}
+
+// content reads the file of a segment, which may have been sealed since.
+func (h *History) content(s *segment) (content []byte, suffix string, err error) {
+	for _, suffix := range []string{s.suffix, segmentSuffix} {
+		c := segment{first: s.first, suffix: suffix}
+		content, err = durable.ReadFile(c.path(h.o.Dir), maxFrame)
+		if !errors.Is(err, os.ErrNotExist) {
+			return content, suffix, err
+		}
+	}
+	return nil, "", err
+}
+
+// decode returns the records of a file. With an error, it returns the records before the damage.
+func decode(content []byte, suffix string) (all []Record, err error) {
+	var frames []byte
+	if suffix == segmentSuffix {
+		if len(content) < len(segmentMagic) || string(content[:len(segmentMagic)]) != segmentMagic {
+			return nil, errDamaged
+		}
+		_, rest, _, err := cutFrame(content[len(segmentMagic):])
+		if err != nil {
+			return nil, err
+		}
+		compressed, _, _, err := cutFrame(rest)
+		if err != nil {
+			return nil, err
+		}
+		if frames, err = decoder.DecodeAll(compressed, nil); err != nil {
+			return nil, errDamaged
+		}
+	} else if _, frames, _, err = journalHead(content); err != nil {
+		return nil, err
+	}
+	for len(frames) > 0 {
+		frame, rest, cut, err := cutFrame(frames)
+		if cut && suffix == journalSuffix { // a batch is being written
+			break
+		}
+		if err != nil {
+			return all, err
+		}
+		r, err := parseRecord(frame)
+		if err != nil {
+			return all, err
+		}
+		all = append(all, r)
+		frames = rest
+	}
+	return all, nil
+}
+
+// Forward yields the records from a number on, oldest first, and returns them up to the latest one at the time of the
+// call, whose number is last.
+func (h *History) Forward(ctx context.Context, from uint64, q Query) (records iter.Seq[Record], last uint64) {
+	v := h.look(q)
+	v.segments = slices.DeleteFunc(v.segments, func(s *segment) bool { return s.index.Last < from })
+	slices.SortFunc(v.segments, func(a, b *segment) int { return cmp.Compare(a.index.First, b.index.First) })
+	first := func(s *segment) uint64 { return s.index.First }
+	return v.merge(ctx, 1, first, func(r Record) bool { return r.Number >= from }), v.last
+}
+
+// Backward yields the records, latest first.
+func (h *History) Backward(ctx context.Context, q Query) iter.Seq[Record] {
+	v := h.look(q)
+	slices.SortFunc(v.segments, func(a, b *segment) int { return cmp.Compare(b.index.Last, a.index.Last) })
+	return v.merge(ctx, -1, func(s *segment) uint64 { return s.index.Last }, func(Record) bool { return true })
+}
+
+// merge yields the records of all segments and of the memory in one order: 1 ascending, -1 descending. v.segments are
+// in that order by edge. A segment is read when its first record in that order is due, so that only segments of
+// different parts that overlap are in memory at the same time.
+func (v *view) merge(
+	ctx context.Context, order int, edge func(*segment) uint64, wanted func(Record) bool,
+) iter.Seq[Record] {
+	return func(yield func(Record) bool) {
+		segments := v.segments
+		var open [][]Record
+		push := func(records []Record) {
+			records = slices.DeleteFunc(slices.Clone(records), func(r Record) bool { return !wanted(r) })
+			if order < 0 {
+				slices.Reverse(records)
+			}
+			if len(records) > 0 {
+				open = append(open, records)
+			}
+		}
+		push(v.recent)
+		for ctx.Err() == nil {
+			best := -1
+			for i := range open {
+				if best < 0 || order*cmp.Compare(open[i][0].Number, open[best][0].Number) < 0 {
+					best = i
+				}
+			}
+			if len(segments) > 0 && (best < 0 || order*cmp.Compare(edge(segments[0]), open[best][0].Number) < 0) {
+				push(v.records(segments[0]))
+				segments = segments[1:]
+				continue
+			}
+			if best < 0 {
+				return
+			}
+			r := open[best][0]
+			if open[best] = open[best][1:]; len(open[best]) == 0 {
+				open = slices.Delete(open, best, best+1)
+			}
+			if !yield(r) {
+				return
+			}
+		}
+	}
+}

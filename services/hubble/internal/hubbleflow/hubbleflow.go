@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package hubbleflow converts the events of the datapath to the messages of Hubble's API. docs/hubble.md lists the
+// fields and where their content comes from.
+package hubbleflow
+
+import (
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/services/hubble/internal/api/flow"
+)
+
+// Types of events, as Hubble numbers them. Filters and printers of Hubble use the numbers.
+const (
+	TypeDrop          = 1
+	TypeTrace         = 4
+	TypePolicyVerdict = 5
+)
+
+// EtherTypes of IP.
+const (
+	etherIPv4 = 0x0800
+	etherIPv6 = 0x86dd
+)
+
+// namespaceKey is the key of the label with a pod's namespace.
+const namespaceKey = "io.kubernetes.pod.namespace"
+
+// Converter converts events. Its fields describe the process in each flow.
+type Converter struct {
+	// Version is the version of the emitter, without a leading "v".
+	Version string
+}
+
+// Flow converts an event of the datapath.
+func (c Converter) Flow(f *datapathv1.Flow) *flow.Flow {
+	out := &flow.Flow{
+		Time: f.GetTime(), Uuid: f.GetUuid(), NodeName: f.GetNodeName(), Type: flow.FlowType_L3_L4,
+		Emitter:     &flow.Emitter{Name: "Sluice", Version: c.Version},
+		Verdict:     verdicts[f.GetVerdict()],
+		Source:      endpoint(f.GetSource()),
+		Destination: endpoint(f.GetDestination()),
+		IP:          ip(f),
+		L4:          l4(f),
+		Summary:     summary(f), //nolint:staticcheck // the hubble CLI prints it
+		EventType:   &flow.CiliumEventType{},
+	}
+	if f.GetSourceMac() != "" && f.GetEthertype() != 0 {
+		out.Ethernet = &flow.Ethernet{Source: f.GetSourceMac()}
+	}
+	if f.GetInterfaceIndex() != 0 {
+		out.Interface = &flow.NetworkInterface{Index: f.GetInterfaceIndex()}
+	}
+	switch f.GetDirection() {
+	case netv1.Direction_DIRECTION_EGRESS:
+		out.TrafficDirection = flow.TrafficDirection_EGRESS
+	case netv1.Direction_DIRECTION_INGRESS:
+		out.TrafficDirection = flow.TrafficDirection_INGRESS
+	}
+	// A packet that was dropped before its connection was looked up may belong to either direction.
+	known := f.GetReply() || f.GetEgress() != nil || f.GetIngress() != nil
+	if known || f.GetVerdict() != datapathv1.Verdict_VERDICT_DROPPED {
+		out.IsReply = wrapperspb.Bool(f.GetReply())
+		out.Reply = f.GetReply() //nolint:staticcheck // earlier clients read it
+	}
+	switch f.GetType() {
+	case datapathv1.FlowType_FLOW_TYPE_DROP:
+		out.EventType.Type = TypeDrop
+	case datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT:
+		out.EventType.Type = TypePolicyVerdict
+	case datapathv1.FlowType_FLOW_TYPE_CONNECTION_CLOSED:
+		out.EventType.Type = TypeTrace
+		out.TraceObservationPoint = observationPoint(f)
+		out.EventType.SubType = int32(out.TraceObservationPoint)
+	}
+	if f.GetVerdict() == datapathv1.Verdict_VERDICT_DROPPED {
+		out.DropReasonDesc = dropReason(f)
+		out.DropReason = uint32(out.DropReasonDesc) //nolint:staticcheck // earlier clients read it
+		if f.GetType() == datapathv1.FlowType_FLOW_TYPE_DROP {
+			out.EventType.SubType = int32(out.DropReasonDesc)
+		}
+	}
+	if s := service(f.GetService()); s != nil {
+		if f.GetReply() {
+			out.SourceService = s
+		} else {
+			out.DestinationService = s
+		}
+	}
+	out.EgressAllowedBy, out.EgressDeniedBy = policies(f.GetEgress())
+	out.IngressAllowedBy, out.IngressDeniedBy = policies(f.GetIngress())
+	out.Extensions = extensions(f)
+	return out
+}
+
+var verdicts = map[datapathv1.Verdict]flow.Verdict{
+	datapathv1.Verdict_VERDICT_FORWARDED:  flow.Verdict_FORWARDED,
+	datapathv1.Verdict_VERDICT_DROPPED:    flow.Verdict_DROPPED,
+	datapathv1.Verdict_VERDICT_AUDITED:    flow.Verdict_AUDIT,
+	datapathv1.Verdict_VERDICT_REDIRECTED: flow.Verdict_REDIRECTED,
+}
+
+// observationPoint returns where the packet was seen: at the endpoint's device, in the direction of the packet.
+func observationPoint(f *datapathv1.Flow) flow.TraceObservationPoint {
+	if f.GetDirection() == netv1.Direction_DIRECTION_INGRESS {
+		return flow.TraceObservationPoint_TO_ENDPOINT
+	}
+	return flow.TraceObservationPoint_FROM_ENDPOINT
+}
+
+func endpoint(e *datapathv1.FlowEnd) *flow.Endpoint {
+	out := &flow.Endpoint{
+		ID: e.GetEndpointIndex(), Identity: e.GetIdentity(),
+		Namespace: e.GetPod().GetNamespace(), PodName: e.GetPod().GetName(),
+	}
+	for _, l := range e.GetLabels() {
+		text := l.GetSource() + ":" + l.GetKey()
+		if l.GetValue() != "" {
+			text += "=" + l.GetValue()
+		}
+		out.Labels = append(out.Labels, text)
+		// The labels name the namespace of a pod of another node, too.
+		if out.Namespace == "" && l.GetKey() == namespaceKey {
+			out.Namespace = l.GetValue()
+		}
+	}
+	slices.Sort(out.Labels)
+	return out
+}
+
+func ip(f *datapathv1.Flow) *flow.IP {
+	out := &flow.IP{Source: f.GetSource().GetAddress(), Destination: f.GetDestination().GetAddress()}
+	switch f.GetEthertype() {
+	case etherIPv4:
+		out.IpVersion = flow.IPVersion_IPv4
+	case etherIPv6:
+		out.IpVersion = flow.IPVersion_IPv6
+	default:
+		if out.Source == "" && out.Destination == "" {
+			return nil
+		}
+		out.IpVersion = flow.IPVersion_IPv4
+		if strings.Contains(out.Source+out.Destination, ":") {
+			out.IpVersion = flow.IPVersion_IPv6
+		}
+	}
+	return out
+}
+
+func l4(f *datapathv1.Flow) *flow.Layer4 {
+	from, to := f.GetSource().GetPort(), f.GetDestination().GetPort()
+	switch f.GetProtocol() {
+	case netv1.Protocol_PROTOCOL_TCP:
+		return &flow.Layer4{Protocol: &flow.Layer4_TCP{TCP: &flow.TCP{
+			SourcePort: from, DestinationPort: to, Flags: tcpFlags(f.GetTcpFlags()),
+		}}}
+	case netv1.Protocol_PROTOCOL_UDP:
+		return &flow.Layer4{Protocol: &flow.Layer4_UDP{UDP: &flow.UDP{SourcePort: from, DestinationPort: to}}}
+	case netv1.Protocol_PROTOCOL_SCTP:
+		return &flow.Layer4{Protocol: &flow.Layer4_SCTP{SCTP: &flow.SCTP{SourcePort: from, DestinationPort: to}}}
+	case netv1.Protocol_PROTOCOL_ICMP:
+		return &flow.Layer4{Protocol: &flow.Layer4_ICMPv4{ICMPv4: &flow.ICMPv4{
+			Type: f.GetIcmp().GetType(), Code: f.GetIcmp().GetCode(),
+		}}}
+	case netv1.Protocol_PROTOCOL_ICMPV6:
+		return &flow.Layer4{Protocol: &flow.Layer4_ICMPv6{ICMPv6: &flow.ICMPv6{
+			Type: f.GetIcmp().GetType(), Code: f.GetIcmp().GetCode(),
+		}}}
+	}
+	return nil
+}
+
+func tcpFlags(bits uint32) *flow.TCPFlags {
+	return &flow.TCPFlags{
+		FIN: bits&0x01 != 0, SYN: bits&0x02 != 0, RST: bits&0x04 != 0, PSH: bits&0x08 != 0,
+		ACK: bits&0x10 != 0, URG: bits&0x20 != 0, ECE: bits&0x40 != 0, CWR: bits&0x80 != 0,
+	}
+}
+
+// service parses "shop/web:http". The name of a port has no colon.
+func service(text string) *flow.Service {
+	namespace, name, ok := strings.Cut(text, "/")
+	if !ok {
+		return nil
+	}
+	if i := strings.LastIndexByte(name, ':'); i >= 0 {
+		name = name[:i]
+	}
+	return &flow.Service{Namespace: namespace, Name: name}
+}
+
+// policies returns the policies that allowed and that denied one side. A verdict without a rule has none.
+func policies(v *datapathv1.SideVerdict) (allowed, denied []*flow.Policy) {
+	var found []*flow.Policy
+	for _, source := range v.GetRuleSources() {
+		p := policy(source)
+		if p == nil || slices.ContainsFunc(found, func(q *flow.Policy) bool {
+			return q.GetKind() == p.GetKind() && q.GetNamespace() == p.GetNamespace() && q.GetName() == p.GetName()
+		}) {
+			continue
+		}
+		p.Revision = v.GetRevision()
+		found = append(found, p)
+	}
+	switch v.GetVerdict() {
+	case datapathv1.Verdict_VERDICT_DROPPED, datapathv1.Verdict_VERDICT_AUDITED:
+		return nil, found
+	}
+	return found, nil
+}
+
+// policy parses the source location of a rule, such as "NetworkPolicy shop/web spec.ingress[0]".
+func policy(source string) *flow.Policy {
+	fields := strings.Fields(source)
+	if len(fields) < 2 {
+		return nil
+	}
+	p := &flow.Policy{Kind: fields[0]}
+	namespace, name, namespaced := strings.Cut(fields[1], "/")
+	if !namespaced {
+		namespace, name = "", fields[1]
+	}
+	p.Namespace, p.Name = namespace, name
+	return p
+}
+
+// extensions returns what the other fields cannot express. The content is a Struct, because the hubble CLI cannot
+// print messages that it does not know.
+func extensions(f *datapathv1.Flow) *anypb.Any {
+	fields := make(map[string]*structpb.Value)
+	set := func(key, value string) {
+		if value != "" {
+			fields[key] = structpb.NewStringValue(value)
+		}
+	}
+	set("reason", ReasonName(f.GetReason()))
+	set("originalDestination", f.GetOriginalDestinationAddress())
+	if port := f.GetOriginalDestinationPort(); port != 0 {
+		fields["originalDestinationPort"] = structpb.NewNumberValue(float64(port))
+	}
+	set("service", f.GetService())
+	set("sourceNode", f.GetSource().GetNodeName())
+	set("destinationNode", f.GetDestination().GetNodeName())
+	for key, side := range map[string]*datapathv1.SideVerdict{
+		"egressRules": f.GetEgress(), "ingressRules": f.GetIngress(),
+	} {
+		if sources := side.GetRuleSources(); len(sources) > 0 {
+			list := &structpb.ListValue{}
+			for _, s := range sources {
+				list.Values = append(list.Values, structpb.NewStringValue(s))
+			}
+			fields[key] = structpb.NewListValue(list)
+		}
+	}
+	if f.GetType() == datapathv1.FlowType_FLOW_TYPE_CONNECTION_CLOSED {
+		fields["connectionClosed"] = structpb.NewBoolValue(true)
+	}
+	if len(fields) == 0 {
+		return nil
+	}
+	out, err := anypb.New(&structpb.Struct{Fields: fields})
+	if err != nil { // a text is not UTF-8; gRPC would have refused the event
+		return nil
+	}
+	return out
+}
+
+// ReasonName returns the name of a reason in Sluice's commands and metrics, such as "policy-denied".
+func ReasonName(r datapathv1.Reason) string {
+	if r == datapathv1.Reason_REASON_UNSPECIFIED {
+		return ""
+	}
+	return strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(r.String(), "REASON_"), "_", "-"))
+}
+
+// Initiator returns the end that began the connection: a reply travels from the other end.
+func Initiator(f *datapathv1.Flow) (began, other *datapathv1.FlowEnd) {
+	if f.GetReply() {
+		return f.GetDestination(), f.GetSource()
+	}
+	return f.GetSource(), f.GetDestination()
+}
+
+// labelOf returns the value of the first label with a key.
+func labelOf(labels []*workloadv1.Label, key string) string {
+	for _, l := range labels {
+		if l.GetKey() == key {
+			return l.GetValue()
+		}
+	}
+	return ""
+}

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package hubbleflow
+
+import (
+	"slices"
+
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/shares"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+)
+
+// fromOutside is the prefix of the parts for connections that no pod began.
+const fromOutside = "from outside to "
+
+// Parts assigns flows to the parts of the history, so that a tenant with many flows displaces its own flows first.
+type Parts struct {
+	// Settings define the tenants.
+	Settings shares.Settings
+}
+
+// Of returns the name of the part that a flow belongs to: the tenant of the pod that began the connection. The flows
+// of connections that no pod began have a part of their own for each receiving tenant: otherwise a client outside
+// would displace the flows that the receiver's pods began.
+func (p Parts) Of(f *datapathv1.Flow) string {
+	began, other := Initiator(f)
+	if isPod(began) {
+		return p.tenant(began.GetLabels()).String()
+	}
+	return fromOutside + p.tenant(other.GetLabels()).String()
+}
+
+// isPod reports whether an end is a workload, on any node.
+func isPod(e *datapathv1.FlowEnd) bool {
+	return e.GetEndpointIndex() != 0 || slices.ContainsFunc(e.GetLabels(), func(l *workloadv1.Label) bool {
+		return l.GetSource() == label.SourceKubernetes || l.GetSource() == label.SourceCNI
+	})
+}
+
+func (p Parts) tenant(labels []*workloadv1.Label) shares.Tenant {
+	namespace := labelOf(labels, namespaceKey)
+	tenants := shares.NewTenants(p.Settings)
+	if value := labelOf(labels, label.KeyNamespaceLabels+p.Settings.Label()); value != "" {
+		tenants.Set(namespace, map[string]string{p.Settings.Label(): value})
+	}
+	return tenants.Of(namespace)
+}

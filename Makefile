@@ -14,7 +14,7 @@ TIMES ?= 40
 export SLUICE_BIN := $(CURDIR)/bin
 
 # Every binary and the directory of its main package.
-binaries := sluice sluice-cni sluice-ipam sluice-identity sluice-policy sluice-loadbalancer sluice-controller sluice-datapath
+binaries := sluice sluice-cni sluice-ipam sluice-identity sluice-policy sluice-loadbalancer sluice-controller sluice-hubble sluice-datapath
 main_of_sluice          := cmd/sluice
 main_of_sluice-cni      := services/cni-shim
 main_of_sluice-ipam     := services/ipam
@@ -22,6 +22,7 @@ main_of_sluice-identity := services/identity
 main_of_sluice-policy   := services/policy
 main_of_sluice-loadbalancer := services/loadbalancer
 main_of_sluice-controller := services/controller
+main_of_sluice-hubble     := services/hubble
 main_of_sluice-datapath := services/datapath
 
 # Static binaries that say the same wherever the checkout lies. grpcnotrace

@@ -45,13 +45,14 @@ const (
 	Policy       = "policy"
 	LoadBalancer = "loadbalancer"
 	Datapath     = "datapath"
+	Hubble       = "hubble" // only on request
 )
 
-// Services returns all services in starting order.
+// Services returns the services of every node, in starting order.
 func Services() []string { return []string{Etcd, Identity, IPAM, Policy, LoadBalancer, Datapath} }
 
 // processNames are all names that a process of an instance can have.
-var processNames = append(Services(), etcdMembers(maxEtcdMembers)...)
+var processNames = append(append(Services(), Hubble), etcdMembers(maxEtcdMembers)...)
 
 // ErrRunning is returned by Up if the instance is already running.
 var ErrRunning = errors.New("is running already")
@@ -82,6 +83,8 @@ type Options struct {
 	ServiceDir string
 	// NoLoadBalancer leaves out sluice-loadbalancer. The datapath then does not translate Service addresses.
 	NoLoadBalancer bool
+	// Hubble also starts sluice-hubble.
+	Hubble bool
 	// Args are additional arguments by service.
 	Args map[string][]string
 	// Waits reports whether the policy service at a socket waits for policies that it has never read. If it does, Up
@@ -109,7 +112,8 @@ type state struct {
 	Policy    string              `json:"policyMode"`
 	Policies  string              `json:"policyDir,omitempty"`
 	Manifests string              `json:"serviceDir,omitempty"`
-	// Services are the names of the services that run on the node: all of them, or on a node of a cluster a part.
+	// Services are the names of the services that run on the node. Without names, these are the services of every
+	// node.
 	Services []string `json:"services,omitempty"`
 	// Member describes the node in its cluster; nil for a single node.
 	Member *member `json:"member,omitempty"`
@@ -123,6 +127,9 @@ var users = func() map[string]nodefiles.Service {
 	m := map[string]nodefiles.Service{}
 	for _, s := range nodefiles.Services() {
 		m[s.Name] = s
+	}
+	m[Hubble] = nodefiles.Service{
+		Name: Hubble, UID: instance.HubbleID, GID: instance.GroupID, Former: instance.HubbleID,
 	}
 	for _, name := range append(etcdMembers(maxEtcdMembers), Etcd) {
 		m[name] = nodefiles.Service{Name: name, UID: instance.EtcdID, GID: instance.EtcdID, Former: 64705}
@@ -600,6 +607,9 @@ func (o Options) withDefaults() (state, error) {
 	}
 	if o.NoLoadBalancer {
 		s.Services = slices.DeleteFunc(Services(), func(service string) bool { return service == LoadBalancer })
+	}
+	if o.Hubble {
+		s.Services = append(s.services(), Hubble)
 	}
 	for _, service := range s.services() {
 		if _, err := os.Stat(executable(s.BinDir, service)); err != nil {

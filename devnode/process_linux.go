@@ -76,6 +76,8 @@ func (n *Node) arguments(service string) []string {
 		args = append(args, "--sources-directory="+n.PolicyDir())
 	case LoadBalancer:
 		args = append(args, "--sources-directory="+n.ServiceDir(), "--node-name="+n.name())
+	case Hubble:
+		args = append(args, "--node-name="+n.name())
 	case Datapath:
 		args = append(args, "--bpf-dir="+n.paths.BPFDir, "--policy-mode="+n.state.Policy)
 		if slices.Contains(n.Services(), LoadBalancer) {

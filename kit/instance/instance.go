@@ -29,6 +29,7 @@ const (
 	EtcdID         = FirstServiceID + 4 // etcd of a development node; its group has the same number
 	DatapathID     = FirstServiceID + 5
 	ControllerID   = FirstServiceID + 6 // the user is called sluice-status, the name in earlier versions
+	HubbleID       = FirstServiceID + 8
 )
 
 // ErrName is returned for an instance or service name that is not allowed in a path.

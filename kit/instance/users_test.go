@@ -24,7 +24,8 @@ func TestUsersLieInNoRangeThatOthersHandOut(t *testing.T) {
 	seen := map[uint32]string{}
 	for name, id := range map[string]uint32{
 		"sluice": GroupID, "identity": IdentityID, "ipam": IPAMID, "policy": PolicyID, "loadbalancer": LoadBalancerID,
-		"etcd": EtcdID, "datapath": DatapathID, "controller": ControllerID, "the last": LastServiceID,
+		"etcd": EtcdID, "datapath": DatapathID, "controller": ControllerID, "hubble": HubbleID,
+		"the last": LastServiceID,
 	} {
 		for whose, r := range foreign {
 			if id >= r[0] && id <= r[1] {
@@ -57,6 +58,7 @@ func TestDeployedUsersAreThese(t *testing.T) {
 		"u sluice-devetcd":      fmt.Sprintf("%d:%d", EtcdID, EtcdID),
 		"u sluice-datapath":     fmt.Sprintf("%d:%d", DatapathID, GroupID),
 		"u sluice-status":       fmt.Sprintf("%d:%d", ControllerID, GroupID),
+		"u sluice-hubble":       fmt.Sprintf("%d:%d", HubbleID, GroupID),
 	}
 	for line := range strings.Lines(string(content)) {
 		fields := strings.Fields(line)

@@ -71,6 +71,7 @@ and one route per pod CIDR; ` + "`dev down`" + ` removes them.`,
 			"empty one in the run directory)")
 	up.Flags().BoolVar(&o.NoLoadBalancer, "no-loadbalancer", false,
 		"do not start sluice-loadbalancer; services are not translated")
+	up.Flags().BoolVar(&o.Hubble, "hubble", false, "also start sluice-hubble, which serves the API of Hubble")
 	up.Flags().IntVar(&o.Nodes, "nodes", 1, fmt.Sprintf("number of nodes, at most %d", devnode.MaxNodes))
 	up.Flags().IntVar(&o.EtcdMembers, "etcd-members", 1, "number of etcd members, 1 or 3; 3 requires several nodes")
 	up.Flags().StringVar(&o.Routing, "routing", devnode.DefaultRouting,
@@ -107,6 +108,9 @@ and one route per pod CIDR; ` + "`dev down`" + ` removes them.`,
 	return cmd
 }
 
+// restartable are the services that a node can have.
+var restartable = append(devnode.Services(), devnode.Hubble)
+
 // policyModes and routings are the values of --policy-mode and --routing.
 var (
 	policyModes = []string{"required", "init", "none"}
@@ -117,8 +121,8 @@ func restartCommand(inv *invocation.Invocation) *cobra.Command {
 	node := 0
 	cmd := &cobra.Command{
 		Use: "restart COMPONENT", Short: "Restart one component of a node",
-		Args:      invocation.Args(1, "one of "+strings.Join(devnode.Services(), ", ")),
-		ValidArgs: devnode.Services(),
+		Args:      invocation.Args(1, "one of "+strings.Join(restartable, ", ")),
+		ValidArgs: restartable,
 		RunE:      func(cmd *cobra.Command, a []string) error { return restart(cmd.Context(), inv, node, a[0]) },
 	}
 	cmd.Flags().IntVar(&node, "node", 0, "number of the node, if there are several")

@@ -126,6 +126,20 @@ func TestEveryReasonOfADropHasOneOfHubble(t *testing.T) {
 	}
 }
 
+// TestIsolationIsNoDenyRule: the CLI prints "Policy denied" for what no rule allows, and "Policy denied by denylist"
+// for what a deny rule matches.
+func TestIsolationIsNoDenyRule(t *testing.T) {
+	f := denied()
+	f.Ingress.RuleSources = []string{"NetworkPolicy data/db isolation", "NetworkPolicy data/all isolation"}
+	if got := (Converter{}).Flow(f).GetDropReasonDesc(); got != flow.DropReason_POLICY_DENIED {
+		t.Errorf("isolated: %s", got)
+	}
+	f.Ingress.RuleSources = append(f.Ingress.RuleSources, "CiliumNetworkPolicy data/db spec.ingressDeny[0]")
+	if got := (Converter{}).Flow(f).GetDropReasonDesc(); got != flow.DropReason_POLICY_DENY {
+		t.Errorf("isolated, and denied by a rule: %s", got)
+	}
+}
+
 // TestDirectionOfADropIsUnknownUntilItsConnectionIsLookedUp: the CLI prints such flows with "<>".
 func TestDirectionOfADropIsUnknownUntilItsConnectionIsLookedUp(t *testing.T) {
 	f := denied()

@@ -4,6 +4,9 @@
 package hubbleflow
 
 import (
+	"slices"
+	"strings"
+
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	"github.com/sluice-net/sluice/services/hubble/internal/api/flow"
@@ -71,13 +74,17 @@ var dropReasons = map[datapathv1.Reason]flow.DropReason{
 	datapathv1.Reason_REASON_FRAGMENT_SHARE:           flow.DropReason_DROP_RATE_LIMITED,
 }
 
-// dropReason returns Hubble's reason for a dropped packet. A packet that a rule denied has another reason than a
-// packet that no rule allowed.
+// isolation is the path in the source of the rule that denies everything that no rule of a policy allows.
+const isolation = " isolation"
+
+// dropReason returns Hubble's reason for a dropped packet. A packet that a deny rule matches has another reason than a
+// packet that no rule allows.
 func dropReason(f *datapathv1.Flow) flow.DropReason {
 	if f.GetReason() == datapathv1.Reason_REASON_POLICY_DENIED {
 		for _, side := range []*datapathv1.SideVerdict{f.GetEgress(), f.GetIngress()} {
 			if side.GetVerdict() == datapathv1.Verdict_VERDICT_DROPPED &&
-				side.GetDecidedBy() == netv1.DecidedBy_DECIDED_BY_RULE {
+				side.GetDecidedBy() == netv1.DecidedBy_DECIDED_BY_RULE &&
+				slices.ContainsFunc(side.GetRuleSources(), func(s string) bool { return !strings.HasSuffix(s, isolation) }) {
 				return flow.DropReason_POLICY_DENY
 			}
 		}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"path/filepath"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/config"
+	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/sandbox"
+	"github.com/sluice-net/sluice/model/shares"
+	"github.com/sluice-net/sluice/services/hubble/internal/history"
+	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow/flowmetrics"
+)
+
+// Config is the configuration of this service.
+type Config struct {
+	StateDir    string            `config:"stateDir" help:"directory of the files that survive a restart"`
+	Datapath    string            `config:"datapath" help:"unix socket of the datapath"`
+	NodeName    string            `config:"nodeName" help:"name of this node in answers until the first flow has arrived, which names it; empty: the host name"`
+	History     HistoryConfig     `config:"history"`
+	Shares      SharesConfig      `config:"shares"`
+	FlowMetrics FlowMetricsConfig `config:"flowMetrics"`
+}
+
+// HistoryConfig bounds the history.
+type HistoryConfig struct {
+	MaxSize config.ByteSize `config:"maxSize" help:"size of all files of the history together, which tenants share; at least 4 MiB"`
+	MaxAge  time.Duration   `config:"maxAge"  help:"age at which flows are removed; at most 168h"`
+}
+
+// SharesConfig defines the tenants that share the history.
+type SharesConfig struct {
+	TenantLabel string `config:"tenantLabel" help:"label of a Namespace that names its tenant, as in the other services"`
+	Unlabelled  string `config:"unlabelled" enum:"each,together" help:"each: a namespace without the label is a tenant; together: all such namespaces are one"`
+}
+
+// FlowMetricsConfig selects the metrics of flows.
+type FlowMetricsConfig struct {
+	Enabled   []string `config:"enabled" help:"metrics with Hubble's names: drop, flow, icmp, port-distribution, tcp"`
+	Labels    []string `config:"labels" help:"labels of these metrics, as in Hubble's labelsContext: source_ip, source_pod, source_namespace, source_app, the same for destination, and traffic_direction"`
+	MaxSeries int      `config:"maxSeries" help:"series of these metrics together; the flows of others are only counted as left out"`
+}
+
+func defaults(p instance.Paths) Config {
+	return Config{
+		StateDir: p.ServiceStateDir("hubble"),
+		Datapath: p.Socket("datapath"),
+		History:  HistoryConfig{MaxSize: 64 << 20, MaxAge: maxAge},
+		Shares:   SharesConfig{TenantLabel: shares.DefaultTenantLabel, Unlabelled: "each"},
+		FlowMetrics: FlowMetricsConfig{
+			Enabled: []string{"drop", "flow", "icmp", "port-distribution", "tcp"}, MaxSeries: 10_000,
+		},
+	}
+}
+
+// maxAge is the greatest age of flows.
+const maxAge = 7 * 24 * time.Hour
+
+// Validate reports invalid settings. Package config calls it.
+func (c *Config) Validate() error {
+	var p config.Problems
+	if !filepath.IsAbs(c.StateDir) {
+		p.Addf("stateDir", "%q is not an absolute path", c.StateDir)
+	}
+	if !filepath.IsAbs(c.Datapath) {
+		p.Addf("datapath", "%q is not an absolute path", c.Datapath)
+	}
+	if c.History.MaxSize < history.MinBytes {
+		p.Addf("history.maxSize", "%s is less than %s", c.History.MaxSize, config.ByteSize(history.MinBytes))
+	}
+	if c.History.MaxAge <= 0 || c.History.MaxAge > maxAge {
+		p.Addf("history.maxAge", "%s is not between 1ns and %s", c.History.MaxAge, maxAge)
+	}
+	if c.Shares.TenantLabel == "" {
+		p.Addf("shares.tenantLabel", "must name a label")
+	}
+	if err := c.metrics().Validate(); err != nil {
+		p.Addf("flowMetrics", "%v", err)
+	}
+	return p.Err()
+}
+
+func (c *Config) metrics() flowmetrics.Options {
+	return flowmetrics.Options{
+		Names: c.FlowMetrics.Enabled, Labels: c.FlowMetrics.Labels, MaxSeries: c.FlowMetrics.MaxSeries,
+	}
+}
+
+func (c *Config) tenants() shares.Settings {
+	return shares.Settings{TenantLabel: c.Shares.TenantLabel, Together: c.Shares.Unlabelled == "together"}
+}
+
+// Calls returns the system calls that this service needs in addition to the calls that every service needs.
+func (*Config) Calls() sandbox.Calls { return sandbox.Calls{} }
+
+// files returns the files that the service opens after startup.
+func (c *Config) files() sandbox.Files { return sandbox.Files{Write: []string{c.StateDir}} }

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package client follows the events of sluice-datapath.
+package client
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/sluice-net/sluice/kit/log"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+)
+
+// Pauses between attempts to open the stream.
+const (
+	retryMin = 100 * time.Millisecond
+	retryMax = 5 * time.Second
+)
+
+// Sink receives the events. Its methods are called one at a time.
+type Sink interface {
+	Flow(*datapathv1.Flow)
+	// Lost reports events that are missing at this position. count is 0 if their number is not known.
+	Lost(source datapathv1.LossSource, count uint64)
+}
+
+// Stream follows the events of the datapath.
+type Stream struct {
+	client datapathv1.ObserverServiceClient
+	sink   Sink
+	log    *slog.Logger
+
+	mu  sync.Mutex
+	err error // guarded by mu; why the stream is not open, nil while it is
+}
+
+// New returns a stream that Run opens.
+func New(conn grpc.ClientConnInterface, sink Sink, l *slog.Logger) *Stream {
+	return &Stream{
+		client: datapathv1.NewObserverServiceClient(conn), sink: sink, log: l, err: errors.New("not connected yet"),
+	}
+}
+
+// Err returns why the stream is not open; nil while it is.
+func (s *Stream) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+func (s *Stream) setErr(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil && (s.err == nil || s.err.Error() != err.Error()) {
+		s.log.Warn("no events from the datapath; retrying", log.Err(err))
+	}
+	if err == nil && s.err != nil {
+		s.log.Info("events of the datapath are followed")
+	}
+	s.err = err
+}
+
+// Run follows the events after the one with an ID, or all stored ones if the ID is empty, until ctx ends. After an
+// interruption it continues with the event after the last one, so that the sink gets no event twice.
+func (s *Stream) Run(ctx context.Context, after string) error {
+	pause := retryMin
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := s.follow(ctx, &after)
+		if ctx.Err() != nil {
+			return nil
+		}
+		s.setErr(err)
+		if time.Since(began) > retryMax {
+			pause = retryMin
+		}
+		select {
+		case <-time.After(pause/2 + rand.N(pause/2+1)):
+		case <-ctx.Done():
+		}
+		pause = min(2*pause, retryMax)
+	}
+	return nil
+}
+
+// follow opens the stream once. It keeps the ID of the last event in after.
+func (s *Stream) follow(ctx context.Context, after *string) error {
+	request := &datapathv1.ObserveRequest{Follow: true, AfterUuid: *after}
+	if *after == "" {
+		request.Since = timestamppb.New(time.Unix(0, 0))
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := s.client.Observe(ctx, request)
+	if err != nil {
+		return err
+	}
+	if _, err := stream.Header(); err != nil { // the server sends it before the first event
+		return err
+	}
+	s.setErr(nil)
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return errors.New("the datapath ended the stream")
+		}
+		if err != nil {
+			return err
+		}
+		switch e := m.GetEvent().(type) {
+		case *datapathv1.ObserveResponse_Flow:
+			*after = e.Flow.GetUuid()
+			s.sink.Flow(e.Flow)
+		case *datapathv1.ObserveResponse_Lost:
+			s.sink.Lost(e.Lost.GetSource(), e.Lost.GetCount())
+		case *datapathv1.ObserveResponse_Repair: // Hubble has no such event
+			*after = e.Repair.GetUuid()
+		}
+	}
+}

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package filter
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/sluice-net/sluice/services/hubble/internal/api/flow"
+	"github.com/sluice-net/sluice/services/hubble/internal/history"
+)
+
+// Excludes reports whether no flow of a segment of the history can pass.
+func (f *Filter) Excludes(x history.Index) bool {
+	return len(f.allow) > 0 && !slices.ContainsFunc(f.allow, func(c compiled) bool { return mayMatch(c.filter, x) })
+}
+
+// mayMatch reports whether a segment may have a flow that a filter matches.
+func mayMatch(f *flow.FlowFilter, x history.Index) bool {
+	return mayHave(f.GetVerdict(), x.Verdicts) && mayHave(f.GetDropReasonDesc(), x.Reasons) &&
+		mayHavePod(f.GetSourcePod(), x) && mayHavePod(f.GetDestinationPod(), x)
+}
+
+func mayHave[T ~int32](wanted []T, have []int32) bool {
+	return len(wanted) == 0 || slices.ContainsFunc(wanted, func(v T) bool { return slices.Contains(have, int32(v)) })
+}
+
+func mayHavePod(wanted []string, x history.Index) bool {
+	return len(wanted) == 0 || x.Many || slices.ContainsFunc(wanted, func(text string) bool {
+		namespace, prefix := split(text)
+		if prefix == "" {
+			_, ok := x.Namespaces[namespace]
+			return ok || namespace == ""
+		}
+		return slices.ContainsFunc(x.Pods, func(pod string) bool {
+			ns, name, _ := strings.Cut(pod, "/")
+			return (namespace == "" || namespace == ns) && strings.HasPrefix(name, prefix)
+		})
+	})
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package flowmetrics
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/sluice-net/sluice/services/hubble/internal/api/flow"
+)
+
+func tcp(port uint32, flags *flow.TCPFlags) *flow.Flow {
+	return &flow.Flow{
+		Verdict: flow.Verdict_FORWARDED, IsReply: wrapperspb.Bool(false), TrafficDirection: flow.TrafficDirection_EGRESS,
+		IP:        &flow.IP{Source: "10.0.0.1", Destination: "10.0.0.2", IpVersion: flow.IPVersion_IPv4},
+		L4:        &flow.Layer4{Protocol: &flow.Layer4_TCP{TCP: &flow.TCP{DestinationPort: port, Flags: flags}}},
+		EventType: &flow.CiliumEventType{Type: 5},
+		Source:    &flow.Endpoint{Namespace: "shop", PodName: "client-1", Labels: []string{"k8s:app=client"}},
+	}
+}
+
+// TestMetricsHaveNamesAndLabelsOfHubble: dashboards query them.
+func TestMetricsHaveNamesAndLabelsOfHubble(t *testing.T) {
+	m := New(Options{Names: Names, Labels: []string{"traffic_direction", "source_namespace", "source_app"}, MaxSeries: 100})
+	m.Count(tcp(80, &flow.TCPFlags{SYN: true}))
+	m.Count(tcp(80, &flow.TCPFlags{SYN: true, ACK: true}))
+	reply := tcp(40000, &flow.TCPFlags{FIN: true})
+	reply.IsReply = wrapperspb.Bool(true)
+	reply.EventType = &flow.CiliumEventType{Type: 4}
+	reply.TraceObservationPoint = flow.TraceObservationPoint_TO_ENDPOINT
+	m.Count(reply)
+	dropped := tcp(81, &flow.TCPFlags{SYN: true})
+	dropped.Verdict, dropped.DropReasonDesc = flow.Verdict_DROPPED, flow.DropReason_POLICY_DENIED
+	dropped.EventType = &flow.CiliumEventType{Type: 1}
+	m.Count(dropped)
+	m.Count(&flow.Flow{L4: &flow.Layer4{Protocol: &flow.Layer4_ICMPv6{ICMPv6: &flow.ICMPv6{Type: 128}}}})
+	m.CountLost(flow.LostEventSource_PERF_EVENT_RING_BUFFER, 7)
+	const context = `source_app="client",source_namespace="shop"`
+	want := `
+# HELP hubble_drop_total Dropped packets that were reported, by reason.
+# TYPE hubble_drop_total counter
+hubble_drop_total{protocol="TCP",reason="POLICY_DENIED",` + context + `,traffic_direction="egress"} 1
+# HELP hubble_icmp_total Flows of ICMP, by type.
+# TYPE hubble_icmp_total counter
+hubble_icmp_total{family="IPv6",source_app="",source_namespace="",traffic_direction="unknown",type="EchoRequest"} 1
+# HELP hubble_lost_events_total Events that are missing, by where they were lost.
+# TYPE hubble_lost_events_total counter
+hubble_lost_events_total{source="perf_event_ring_buffer"} 7
+# HELP hubble_port_distribution_total Forwarded flows that are no replies, by destination port.
+# TYPE hubble_port_distribution_total counter
+hubble_port_distribution_total{port="80",protocol="TCP",` + context + `,traffic_direction="egress"} 2
+# HELP hubble_tcp_flags_total Flags of forwarded TCP flows.
+# TYPE hubble_tcp_flags_total counter
+hubble_tcp_flags_total{family="IPv4",flag="FIN",` + context + `,traffic_direction="egress"} 1
+hubble_tcp_flags_total{family="IPv4",flag="SYN",` + context + `,traffic_direction="egress"} 1
+hubble_tcp_flags_total{family="IPv4",flag="SYN-ACK",` + context + `,traffic_direction="egress"} 1
+`
+	if err := testutil.CollectAndCompare(m, strings.NewReader(want), "hubble_drop_total", "hubble_icmp_total",
+		"hubble_lost_events_total", "hubble_port_distribution_total", "hubble_tcp_flags_total"); err != nil {
+		t.Error(err)
+	}
+	for _, c := range [][]string{
+		{"TCP", "PolicyVerdict", "", "FORWARDED", "shop", "client", "egress"},
+		{"TCP", "Trace", "to-endpoint", "FORWARDED", "shop", "client", "egress"},
+		{"TCP", "Drop", "", "DROPPED", "shop", "client", "egress"},
+	} {
+		want := 1.0
+		if c[1] == "PolicyVerdict" {
+			want = 2
+		}
+		if got := testutil.ToFloat64(m.flows.WithLabelValues(c...)); got != want {
+			t.Errorf("hubble_flows_processed_total%q is %v, want %v", c, got, want)
+		}
+	}
+}
+
+// TestSeriesAreBounded: a scan of all ports must not fill the memory. Known series are still counted.
+func TestSeriesAreBounded(t *testing.T) {
+	m := New(Options{Names: []string{"port-distribution"}, MaxSeries: 10})
+	for range 2 {
+		for port := range uint32(100) {
+			m.Count(tcp(port, nil))
+		}
+	}
+	if got := testutil.CollectAndCount(m, "hubble_port_distribution_total"); got != 10 {
+		t.Errorf("%d series, want 10", got)
+	}
+	if got := testutil.ToFloat64(m.leftOut); got != 180 {
+		t.Errorf("%v increments were left out, want 180", got)
+	}
+	if got := testutil.ToFloat64(m.ports.WithLabelValues("TCP", "9")); got != 2 {
+		t.Errorf("port 9 has %v flows, want 2", got)
+	}
+}
+
+func TestUnknownNamesAreRefused(t *testing.T) {
+	for _, o := range []Options{
+		{Names: []string{"dns"}, MaxSeries: 1}, {Labels: []string{"source_workload"}, MaxSeries: 1}, {},
+	} {
+		if err := o.Validate(); err == nil {
+			t.Errorf("%+v was accepted", o)
+		}
+	}
+	if err := (Options{Names: Names, Labels: Labels, MaxSeries: 1}).Validate(); err != nil {
+		t.Error(fmt.Errorf("all names: %w", err))
+	}
+}

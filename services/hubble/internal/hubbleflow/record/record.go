@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package record writes the events of the datapath as Hubble's messages to the history.
+package record
+
+import (
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/sluice-net/sluice/kit/log"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	"github.com/sluice-net/sluice/services/hubble/internal/api/flow"
+	"github.com/sluice-net/sluice/services/hubble/internal/history"
+	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow"
+)
+
+// lossInterval is the shortest time between two records about losses of one source: the datapath may report a loss
+// before each event.
+const lossInterval = time.Second
+
+// History stores records.
+type History interface{ Append(history.Entry) }
+
+// Metrics counts flows.
+type Metrics interface {
+	Count(*flow.Flow)
+	CountLost(source flow.LostEventSource, count uint64)
+}
+
+// Options describe a Recorder. All fields are required.
+type Options struct {
+	Convert hubbleflow.Converter
+	Parts   hubbleflow.Parts
+	History History
+	Metrics Metrics
+	// Last is the time of the last stored record; zero without one.
+	Last time.Time
+	Now  func() time.Time
+	Log  *slog.Logger
+}
+
+// Recorder is the sink of the datapath's events.
+type Recorder struct {
+	o      Options
+	losses map[datapathv1.LossSource]*loss
+
+	mu      sync.Mutex
+	node    string       // guarded by mu; name of this node in the latest event
+	seconds [60]struct { // guarded by mu; flows in each second of the last minute
+		second int64
+		flows  int
+	}
+}
+
+// loss is what was lost at one source since the last record about it.
+type loss struct {
+	count       uint64
+	first, last time.Time
+	written     time.Time
+}
+
+// New returns a Recorder.
+func New(o Options) *Recorder {
+	return &Recorder{o: o, losses: make(map[datapathv1.LossSource]*loss)}
+}
+
+// NodeName returns the name of this node in the latest event; empty before the first.
+func (r *Recorder) NodeName() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.node
+}
+
+// count counts a flow of this second.
+func (r *Recorder) count(node string, second int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.node = node
+	x := &r.seconds[second%int64(len(r.seconds))]
+	if x.second != second {
+		x.second, x.flows = second, 0
+	}
+	x.flows++
+}
+
+// Rate returns the flows per second in the last minute.
+func (r *Recorder) Rate() float64 {
+	now := r.o.Now().Unix()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	flows := 0
+	for _, x := range r.seconds {
+		if age := now - x.second; age >= 0 && age < int64(len(r.seconds)) {
+			flows += x.flows
+		}
+	}
+	return float64(flows) / float64(len(r.seconds))
+}
+
+// Flow records an event.
+func (r *Recorder) Flow(f *datapathv1.Flow) {
+	r.count(f.GetNodeName(), r.o.Now().Unix())
+	r.writeLosses()
+	x := r.o.Convert.Flow(f)
+	data, err := proto.Marshal(x)
+	if err != nil {
+		r.o.Log.Warn("event not recorded", "uuid", f.GetUuid(), log.Err(err))
+		return
+	}
+	r.o.Metrics.Count(x)
+	r.o.History.Append(history.Entry{Part: r.o.Parts.Of(f), Time: f.GetTime().AsTime(), Data: data, Facts: Facts(x)})
+	r.o.Last = f.GetTime().AsTime()
+}
+
+// Lost records that events are missing. Losses of less than a second are one record.
+func (r *Recorder) Lost(source datapathv1.LossSource, count uint64) {
+	now := r.o.Now()
+	l := r.losses[source]
+	if l == nil {
+		l = &loss{}
+		r.losses[source] = l
+	}
+	if l.first.IsZero() {
+		// The missing events are later than the last one that was received.
+		if l.first = r.o.Last; l.first.IsZero() {
+			l.first = now
+		}
+	}
+	l.count, l.last = l.count+count, now
+	r.o.Metrics.CountLost(lossSources[source], count)
+	r.writeLosses()
+}
+
+func (r *Recorder) writeLosses() {
+	now := r.o.Now()
+	for source, l := range r.losses {
+		if l.first.IsZero() || now.Sub(l.written) < lossInterval && !now.Before(l.written) {
+			continue
+		}
+		data, err := proto.Marshal(&flow.LostEvent{
+			Source: lossSources[source], NumEventsLost: l.count,
+			First: timestamppb.New(l.first), Last: timestamppb.New(l.last),
+		})
+		if err != nil {
+			r.o.Log.Warn("loss not recorded", log.Err(err))
+			continue
+		}
+		r.o.History.Append(history.Entry{Part: "system", Time: now, Loss: true, Data: data})
+		*l = loss{written: now}
+	}
+}
+
+// lossSources are Hubble's sources of losses. Hubble has none for a restart of the datapath.
+var lossSources = map[datapathv1.LossSource]flow.LostEventSource{
+	datapathv1.LossSource_LOSS_SOURCE_KERNEL:   flow.LostEventSource_PERF_EVENT_RING_BUFFER,
+	datapathv1.LossSource_LOSS_SOURCE_OBSERVER: flow.LostEventSource_OBSERVER_EVENTS_QUEUE,
+	datapathv1.LossSource_LOSS_SOURCE_RESTART:  flow.LostEventSource_UNKNOWN_LOST_EVENT_SOURCE,
+}
+
+// Facts returns what the index of the history has of a flow.
+func Facts(f *flow.Flow) (out history.Facts) {
+	for _, e := range []*flow.Endpoint{f.GetSource(), f.GetDestination()} {
+		if e.GetNamespace() != "" {
+			out.Namespaces = append(out.Namespaces, e.GetNamespace())
+		}
+		if e.GetPodName() != "" {
+			out.Pods = append(out.Pods, e.GetNamespace()+"/"+e.GetPodName())
+		}
+	}
+	out.Verdict, out.Reason = int32(f.GetVerdict()), int32(f.GetDropReasonDesc())
+	return out
+}
+
+// Describe returns the facts of a stored flow.
+func Describe(data []byte) (history.Facts, error) {
+	f := &flow.Flow{}
+	if err := proto.Unmarshal(data, f); err != nil {
+		return history.Facts{}, fmt.Errorf("a stored flow: %w", err)
+	}
+	return Facts(f), nil
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package server implements the API of Hubble: observer.Observer and peer.Peer.
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
+	"github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/services/hubble/internal/api/observer"
+	"github.com/sluice-net/sluice/services/hubble/internal/api/peer"
+	"github.com/sluice-net/sluice/services/hubble/internal/api/relay"
+	"github.com/sluice-net/sluice/services/hubble/internal/history"
+)
+
+// HealthName is the name under which the hubble CLI asks for the health of the API.
+const HealthName = "hubble.server.Observer"
+
+// scans is the number of calls that read the history at a time. Each of them has a few segments in memory.
+const scans = 2
+
+// Options describe a Server. All fields are required.
+type Options struct {
+	Version string
+	Started time.Time
+	Now     func() time.Time
+	History *history.History
+	// Node returns the name of this node.
+	Node func() string
+	// Rate returns the flows per second in the last minute.
+	Rate func() float64
+	// Source returns why no events arrive; nil while the stream of the datapath is open.
+	Source func() error
+	// Address is how peers reach this server.
+	Address string
+	// Process describes the settings of this process.
+	Process wire.Process
+}
+
+// Server implements the API.
+type Server struct {
+	observer.UnimplementedObserverServer
+	peer.UnimplementedPeerServer
+	o     Options
+	scans chan struct{}
+}
+
+// New returns a Server.
+func New(o Options) *Server { return &Server{o: o, scans: make(chan struct{}, scans)} }
+
+// Register adds the services.
+func (s *Server) Register(r grpc.ServiceRegistrar) {
+	observer.RegisterObserverServer(r, s)
+	peer.RegisterPeerServer(r, s)
+	statusv1.RegisterProcessServiceServer(r, s.o.Process)
+}
+
+// Methods returns who may call which method: the group may read all flows.
+func Methods() rpc.Methods {
+	streams := rpc.Method{Access: rpc.Group(), Limit: rpc.Limit{InFlight: 32}}
+	calls := rpc.Method{Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 64}}
+	return rpc.Methods{
+		statusv1.ProcessService_GetConfig_FullMethodName:   {Access: rpc.Group()},
+		statusv1.ProcessService_SetLogLevel_FullMethodName: {Access: rpc.Root()},
+		observer.Observer_GetFlows_FullMethodName:          streams,
+		observer.Observer_GetAgentEvents_FullMethodName:    calls,
+		observer.Observer_GetDebugEvents_FullMethodName:    calls,
+		observer.Observer_GetNodes_FullMethodName:          calls,
+		observer.Observer_GetNamespaces_FullMethodName:     calls,
+		observer.Observer_ServerStatus_FullMethodName:      calls,
+		peer.Peer_Notify_FullMethodName:                    streams,
+	}
+}
+
+// GetAgentEvents implements the API: Sluice has no such events.
+func (*Server) GetAgentEvents(
+	*observer.GetAgentEventsRequest, grpc.ServerStreamingServer[observer.GetAgentEventsResponse],
+) error {
+	return status.Error(codes.Unimplemented, "Sluice has no events of an agent; use GetFlows")
+}
+
+// GetDebugEvents implements the API: Sluice has no such events.
+func (*Server) GetDebugEvents(
+	*observer.GetDebugEventsRequest, grpc.ServerStreamingServer[observer.GetDebugEventsResponse],
+) error {
+	return status.Error(codes.Unimplemented, "Sluice has no debug events; use GetFlows")
+}
+
+// ServerStatus implements the API.
+func (s *Server) ServerStatus(context.Context, *observer.ServerStatusRequest) (*observer.ServerStatusResponse, error) {
+	st := s.o.History.Status()
+	return &observer.ServerStatusResponse{
+		NumFlows: st.Records, MaxFlows: capacity(st), SeenFlows: st.Seen, UptimeNs: s.uptime(),
+		Version: s.o.Version, FlowsRate: s.o.Rate(),
+	}, nil
+}
+
+func (s *Server) uptime() uint64 { return uint64(max(0, s.o.Now().Sub(s.o.Started))) }
+
+// capacity estimates how many flows the history can keep, from the mean size of the present ones.
+func capacity(st history.Status) uint64 {
+	if st.Bytes == 0 || st.Records == 0 {
+		return max(history.Recent, st.Records)
+	}
+	return max(st.Records, uint64(float64(st.Records)/float64(st.Bytes)*float64(st.MaxBytes)))
+}
+
+// GetNodes implements the API. It returns this node; hubble-relay collects the nodes of a cluster.
+func (s *Server) GetNodes(context.Context, *observer.GetNodesRequest) (*observer.GetNodesResponse, error) {
+	st := s.o.History.Status()
+	state := relay.NodeState_NODE_CONNECTED
+	if s.o.Source() != nil {
+		state = relay.NodeState_NODE_UNAVAILABLE
+	}
+	return &observer.GetNodesResponse{Nodes: []*observer.Node{{
+		Name: s.o.Node(), Version: s.o.Version, Address: s.o.Address, State: state, Tls: &observer.TLS{},
+		UptimeNs: s.uptime(), NumFlows: st.Records, MaxFlows: capacity(st), SeenFlows: st.Seen,
+	}}}, nil
+}
+
+// GetNamespaces implements the API.
+func (s *Server) GetNamespaces(
+	context.Context, *observer.GetNamespacesRequest,
+) (*observer.GetNamespacesResponse, error) {
+	out := &observer.GetNamespacesResponse{}
+	for _, name := range s.o.History.Namespaces(s.o.Now().Add(-time.Hour)) {
+		out.Namespaces = append(out.Namespaces, &observer.Namespace{Namespace: name})
+	}
+	return out, nil
+}
+
+// Notify implements the API. The only peer is this node.
+func (s *Server) Notify(_ *peer.NotifyRequest, stream grpc.ServerStreamingServer[peer.ChangeNotification]) error {
+	err := stream.Send(&peer.ChangeNotification{
+		Name: s.o.Node(), Address: s.o.Address, Type: peer.ChangeNotificationType_PEER_ADDED,
+	})
+	if err != nil {
+		return err
+	}
+	<-stream.Context().Done()
+	return status.FromContextError(stream.Context().Err()).Err()
+}
+
+// invalid returns the answer to a request with a mistake in a field.
+func invalid(field string, err error) error {
+	return rpcerr.New(codes.InvalidArgument, rpcerr.InvalidMessage, fmt.Errorf("%s: %w", field, err),
+		rpcerr.Field(field, err.Error()))
+}
+
+// errFirstAndFollow is the reason for refusing a request with both.
+var errFirstAndFollow = errors.New("cannot be combined with follow")

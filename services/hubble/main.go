@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// sluice-hubble serves the flows of a node by the API of Hubble, so that the hubble CLI works, keeps them on disk, and
+// counts them in metrics with Hubble's names. The datapath works the same without it. See docs/hubble.md.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/sluice-net/sluice/kit/process"
+	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/kit/version"
+	"github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/services/hubble/internal/api/flow"
+	"github.com/sluice-net/sluice/services/hubble/internal/client"
+	"github.com/sluice-net/sluice/services/hubble/internal/history"
+	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow"
+	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow/flowmetrics"
+	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow/record"
+	"github.com/sluice-net/sluice/services/hubble/internal/server"
+)
+
+func main() { os.Exit(process.Run("hubble", defaults, run)) }
+
+func run(ctx context.Context, p *process.Process, cfg Config) error {
+	started := time.Now()
+	node := cfg.NodeName
+	if node == "" {
+		var err error
+		if node, err = os.Hostname(); err != nil {
+			return fmt.Errorf("host name, which names this node in answers: %w", err)
+		}
+	}
+	stored, err := process.Phase(p, "load history", func() (*history.History, error) {
+		return history.Open(history.Options{
+			Dir: filepath.Join(cfg.StateDir, "history"), MaxBytes: int64(cfg.History.MaxSize), MaxAge: cfg.History.MaxAge,
+			Describe: record.Describe, Now: time.Now, Log: p.Log,
+		})
+	})
+	if err != nil {
+		return err
+	}
+	p.OnExit(stored.Close)
+	metrics := flowmetrics.New(cfg.metrics())
+	if err := p.Metrics.Register(metrics); err != nil {
+		return err
+	}
+	after, last, err := latest(ctx, stored)
+	if err != nil {
+		return err
+	}
+	sink := record.New(record.Options{
+		Convert: hubbleflow.Converter{Version: strings.TrimPrefix(version.Get().String(), "v")},
+		Parts:   hubbleflow.Parts{Settings: cfg.tenants()},
+		History: stored, Metrics: metrics, Last: last, Now: time.Now, Log: p.Log,
+	})
+	conn, err := p.Dial(cfg.Datapath, 0)
+	if err != nil {
+		return fmt.Errorf("datapath: %w", err)
+	}
+	events := client.New(conn, sink, p.Log)
+	service := server.New(server.Options{
+		Version: version.Get().String(), Started: started, Now: time.Now, History: stored,
+		Node: func() string {
+			if name := sink.NodeName(); name != "" {
+				return name
+			}
+			return node
+		},
+		Rate: sink.Rate, Source: events.Err, Address: "unix://" + p.Config.Socket.Path,
+		Process: wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each,
+			p.LogLevel, p.Log),
+	})
+	if err := p.Metrics.Register(service.Collector()); err != nil {
+		return err
+	}
+	if err := p.Confine(cfg.files()); err != nil {
+		return err
+	}
+	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})
+	if err != nil {
+		return err
+	}
+	p.Go("history", stored.Run)
+	p.Go("events", func(ctx context.Context) error { return events.Run(ctx, after) })
+	// Stored flows can be read while the datapath is unavailable.
+	srv.SetAllServing(true)
+	srv.SetServing(server.HealthName, true)
+	p.Ready()
+	return p.Serve(ctx, srv)
+}
+
+// latest returns the ID and the time of the latest stored flow, or zero values without one.
+func latest(ctx context.Context, stored *history.History) (id string, at time.Time, err error) {
+	for r := range stored.Backward(ctx, history.Query{}) {
+		if r.Loss {
+			continue
+		}
+		f := &flow.Flow{}
+		if err := proto.Unmarshal(r.Data, f); err != nil {
+			return "", time.Time{}, fmt.Errorf("record %d of the history: %w", r.Number, err)
+		}
+		return f.GetUuid(), r.Time, nil
+	}
+	return "", time.Time{}, nil
+}

@@ -19,7 +19,7 @@ import (
 type Config struct {
 	StateDir    string            `config:"stateDir" help:"directory of the files that survive a restart"`
 	Datapath    string            `config:"datapath" help:"unix socket of the datapath"`
-	NodeName    string            `config:"nodeName" help:"name of this node in answers until the first flow has arrived, which names it; empty: the host name"`
+	NodeName    string            `config:"nodeName" help:"name of this node until a flow names it; empty: the host name"`
 	History     HistoryConfig     `config:"history"`
 	Shares      SharesConfig      `config:"shares"`
 	FlowMetrics FlowMetricsConfig `config:"flowMetrics"`
@@ -27,21 +27,21 @@ type Config struct {
 
 // HistoryConfig bounds the history.
 type HistoryConfig struct {
-	MaxSize config.ByteSize `config:"maxSize" help:"size of all files of the history together, which tenants share; at least 4 MiB"`
+	MaxSize config.ByteSize `config:"maxSize" help:"size of all files of flows, which tenants share; at least 4 MiB"`
 	MaxAge  time.Duration   `config:"maxAge"  help:"age at which flows are removed; at most 168h"`
 }
 
 // SharesConfig defines the tenants that share the history.
 type SharesConfig struct {
-	TenantLabel string `config:"tenantLabel" help:"label of a Namespace that names its tenant, as in the other services"`
-	Unlabelled  string `config:"unlabelled" enum:"each,together" help:"each: a namespace without the label is a tenant; together: all such namespaces are one"`
+	TenantLabel string `config:"tenantLabel" help:"label of a Namespace that names its tenant"`
+	Unlabelled  string `config:"unlabelled" enum:"each,together" help:"each: namespaces without the label are tenants; together: one"`
 }
 
 // FlowMetricsConfig selects the metrics of flows.
 type FlowMetricsConfig struct {
-	Enabled   []string `config:"enabled" help:"metrics with Hubble's names: drop, flow, icmp, port-distribution, tcp"`
-	Labels    []string `config:"labels" help:"labels of these metrics, as in Hubble's labelsContext: source_ip, source_pod, source_namespace, source_app, the same for destination, and traffic_direction"`
-	MaxSeries int      `config:"maxSeries" help:"series of these metrics together; the flows of others are only counted as left out"`
+	Enabled   []string `config:"enabled" help:"groups of metrics with Hubble's names"`
+	Labels    []string `config:"labels" help:"labels of these metrics, as in Hubble's labelsContext"`
+	MaxSeries int      `config:"maxSeries" help:"series of these metrics, which tenants share"`
 }
 
 func defaults(p instance.Paths) Config {

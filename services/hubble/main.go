@@ -53,10 +53,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err := p.Metrics.Register(metrics); err != nil {
 		return err
 	}
-	after, last, err := latest(ctx, stored)
-	if err != nil {
-		return err
-	}
+	after, last := latest(ctx, stored)
 	sink := record.New(record.Options{
 		Convert: hubbleflow.Converter{Version: strings.TrimPrefix(version.Get().String(), "v")},
 		Parts:   hubbleflow.Parts{Settings: cfg.tenants()},
@@ -99,16 +96,15 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 }
 
 // latest returns the ID and the time of the latest stored flow, or zero values without one.
-func latest(ctx context.Context, stored *history.History) (id string, at time.Time, err error) {
+func latest(ctx context.Context, stored *history.History) (id string, at time.Time) {
 	for r := range stored.Backward(ctx, history.Query{}) {
 		if r.Loss {
 			continue
 		}
 		f := &flow.Flow{}
-		if err := proto.Unmarshal(r.Data, f); err != nil {
-			return "", time.Time{}, fmt.Errorf("record %d of the history: %w", r.Number, err)
+		if proto.Unmarshal(r.Data, f) == nil { // a reader learns of a record that cannot be read
+			return f.GetUuid(), r.Time
 		}
-		return f.GetUuid(), r.Time, nil
 	}
-	return "", time.Time{}, nil
+	return "", time.Time{}
 }

@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -95,7 +96,7 @@ type Status struct {
 	MaxBytes int64
 	Seen     uint64 // records since the start of the process
 	Parts    []PartStatus
-	// Problem is why records are not written, or which files are damaged; nil if all is well.
+	// Problem is why records are not written, or which files are corrupt; nil if all is well.
 	Problem error
 	// Unwritten is the number of records that were not written since the start, because of a problem.
 	Unwritten uint64
@@ -130,7 +131,7 @@ type History struct {
 	unwritten uint64               // guarded by mu
 	first     uint64               // number of the first record of this process
 	failure   error                // guarded by mu; why the last batch was not written
-	damage    map[string]error     // guarded by mu; by file
+	broken    map[string]error     // guarded by mu; by corrupt file
 }
 
 // part is the records of one tenant.
@@ -149,11 +150,11 @@ func (p *part) size() (bytes int64) {
 	return bytes
 }
 
-// Open reads the index of all files. Damaged files are kept, count against the bound, and are reported by Status.
+// Open reads the index of all files. Corrupt files are kept, count against the bound, and are reported by Status.
 func Open(o Options) (*History, error) {
 	h := &History{
 		o: o, next: 1, arrived: make(chan struct{}), parts: make(map[string]*part),
-		complete: make(map[string]time.Time), damage: make(map[string]error),
+		complete: make(map[string]time.Time), broken: make(map[string]error),
 		segment: int(min(max(o.MaxBytes/256, 64<<10), 1<<20)),
 	}
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
@@ -336,7 +337,7 @@ func (h *History) dropOldest(p *part) {
 		h.o.Log.Error("cannot remove a segment of the history", log.Err(err))
 	}
 	h.bytes -= s.bytes
-	delete(h.damage, s.path(h.o.Dir))
+	delete(h.broken, s.path(h.o.Dir))
 	if s.to.After(h.complete[p.name]) {
 		h.complete[p.name] = s.to
 	}
@@ -405,7 +406,7 @@ func (h *History) Status() Status {
 	if h.failure != nil {
 		problems = append(problems, fmt.Errorf("flows are not written: %w", h.failure))
 	}
-	for path, err := range h.damage {
+	for path, err := range h.broken {
 		problems = append(problems, fmt.Errorf("%s: %w; its flows are missing; delete the file", path, err))
 	}
 	slices.SortFunc(problems, func(a, b error) int { return cmp.Compare(a.Error(), b.Error()) })
@@ -427,15 +428,26 @@ func (h *History) Incomplete(since time.Time) (until time.Time) {
 
 // Namespaces returns the namespaces with records after a time.
 func (h *History) Namespaces(after time.Time) []string {
+	found := make(map[string]bool)
+	for _, s := range h.indices(after, found) {
+		for name, last := range s.index.Namespaces {
+			if last >= after.Unix() {
+				found[name] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(found))
+}
+
+// indices returns copies of the segments with records after a time, and adds the namespaces of records that wait for
+// a batch.
+func (h *History) indices(after time.Time, found map[string]bool) (all []*segment) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	found := make(map[string]bool)
 	for _, p := range h.parts {
 		for _, s := range p.segments {
-			for name, last := range s.index.Namespaces {
-				if last >= after.Unix() {
-					found[name] = true
-				}
+			if !s.to.Before(after) {
+				all = append(all, s.copy())
 			}
 		}
 		for i, f := range p.facts {
@@ -446,22 +458,17 @@ func (h *History) Namespaces(after time.Time) []string {
 			}
 		}
 	}
-	var names []string
-	for name := range found {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
+	return all
 }
 
-// damaged records that a file is damaged.
-func (h *History) damaged(s *segment, err error) {
+// corrupt records that a file is corrupt.
+func (h *History) corrupt(s *segment, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	path := s.path(h.o.Dir)
-	if h.damage[path] == nil {
-		h.damage[path] = err
-		h.o.Log.Error("a segment of the history is damaged", "file", path, log.Err(err))
+	if h.broken[path] == nil {
+		h.broken[path] = err
+		h.o.Log.Error("a segment of the history is corrupt", "file", path, log.Err(err))
 	}
 }
 

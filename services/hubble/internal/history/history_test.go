@@ -59,11 +59,8 @@ func entry(part string, i, size int) Entry {
 
 func forward(t testing.TB, h *History, from uint64, q Query) (numbers []uint64) {
 	t.Helper()
-	records, last := h.Forward(t.Context(), from, q)
-	for r := range records {
-		if r.Number > last {
-			t.Errorf("record %d comes after the last one, %d", r.Number, last)
-		}
+	q.First = from
+	for r := range h.Forward(t.Context(), q) {
 		numbers = append(numbers, r.Number)
 	}
 	return numbers
@@ -117,8 +114,7 @@ func TestRecordsAreReadInOrder(t *testing.T) {
 		reversed := upTo(1, count)
 		slices.Reverse(reversed)
 		want(t, "backward", backward(t, h), reversed)
-		records, _ := h.Forward(t.Context(), 0, Query{})
-		for r := range records {
+		for r := range h.Forward(t.Context(), Query{}) {
 			if string(r.Data) != data[r.Number] || !r.Time.Equal(start.Add(time.Duration(r.Number-1)*time.Millisecond)) {
 				t.Fatalf("record %d is %q at %s, want %q", r.Number, r.Data, r.Time, data[r.Number])
 			}
@@ -194,8 +190,8 @@ func TestKilledProcessLosesTheIncompleteRecordOnly(t *testing.T) {
 	}
 }
 
-// TestDamagedFileIsReportedAndKept: the other records stay readable, and the file counts against the bound.
-func TestDamagedFileIsReportedAndKept(t *testing.T) {
+// TestCorruptFileIsReportedAndKept: the other records stay readable, and the file counts against the bound.
+func TestCorruptFileIsReportedAndKept(t *testing.T) {
 	for _, suffix := range []string{segmentSuffix, journalSuffix} {
 		t.Run(suffix, func(t *testing.T) {
 			dir := t.TempDir()
@@ -223,7 +219,7 @@ func TestDamagedFileIsReportedAndKept(t *testing.T) {
 			}
 			h = open(t, dir, 16<<20, start)
 			missing := 0
-			got := forward(t, h, 0, Query{Damaged: func(n int, _, _ time.Time) { missing += n }})
+			got := forward(t, h, 0, Query{Corrupt: func(_ uint64, n int, _, _ time.Time) { missing += n }})
 			if len(got) == 0 || len(got) >= 4*Recent || missing == 0 {
 				t.Errorf("%d records are readable, %d are reported as missing", len(got), missing)
 			}
@@ -233,7 +229,7 @@ func TestDamagedFileIsReportedAndKept(t *testing.T) {
 				t.Errorf("the problem is %v, want the file %s", p, name)
 			}
 			if left, err := filepath.Glob(filepath.Join(dir, name+".*")); err != nil || len(left) != 1 {
-				t.Errorf("the damaged file is now %v, %v", left, err)
+				t.Errorf("the corrupt file is now %v, %v", left, err)
 			}
 			h.Append(entry("tenant", 4*Recent, 200))
 			h.Flush()
@@ -278,8 +274,7 @@ func TestLargestTenantLosesItsOldestRecords(t *testing.T) {
 		t.Errorf("the files have %d bytes, status says %d, the bound is %d", onDisk, s.Bytes, MinBytes)
 	}
 	quiet := 0
-	records, _ := h.Forward(t.Context(), 0, Query{})
-	for r := range records {
+	for r := range h.Forward(t.Context(), Query{}) {
 		if strings.HasPrefix(string(r.Data), "quiet ") {
 			quiet++
 		}

@@ -18,13 +18,20 @@ import (
 
 // Query selects records.
 type Query struct {
+	// First and Last exclude records with other numbers; zero excludes none.
+	First, Last uint64
 	// From and To exclude segments without records in this time; zero excludes none. Single records may be outside.
 	From, To time.Time
 	// Skip reports whether no record of a segment can match; nil skips none.
 	Skip func(Index) bool
-	// Damaged is called for each segment that cannot be read completely, with the number of missing records: at least
-	// one, if the number is not known.
-	Damaged func(records int, from, to time.Time)
+	// Corrupt is called for each segment that cannot be read completely, with the number that names its file and with
+	// the number of missing records: at least one, if that is not known.
+	Corrupt func(file uint64, records int, from, to time.Time)
+}
+
+// wants reports whether a record's number is in the range.
+func (q Query) wants(number uint64) bool {
+	return number >= q.First && (q.Last == 0 || number <= q.Last)
 }
 
 // view is the state of the history at the beginning of a read.
@@ -33,29 +40,34 @@ type view struct {
 	q        Query
 	segments []*segment // a copy of the pointers; those that match the query
 	recent   []Record   // in order
-	last     uint64
 }
 
-// look returns the present state.
+// look returns the present state. Comparing a filter with the indices of all segments takes long; meanwhile records
+// are appended.
 func (h *History) look(q Query) *view {
+	v := h.copy(q)
+	if q.Skip != nil {
+		v.segments = slices.DeleteFunc(v.segments, func(s *segment) bool { return !s.index.Losses && q.Skip(s.index) })
+	}
+	return v
+}
+
+// copy returns the present state without comparing indices.
+func (h *History) copy(q Query) *view {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	v := &view{h: h, q: q, last: h.next - 1}
+	v := &view{h: h, q: q}
 	first := h.firstRecent()
-	for n := first; n < h.next; n++ {
+	for n := max(first, q.First); n < h.next && q.wants(n); n++ {
 		v.recent = append(v.recent, h.recent[(n-h.first)%Recent])
 	}
 	for _, p := range h.parts {
 		for _, s := range p.segments {
-			if s.index.First >= first ||
+			if s.index.First >= first || s.index.Last < q.First || q.Last != 0 && s.index.First > q.Last ||
 				!q.From.IsZero() && s.to.Before(q.From) || !q.To.IsZero() && s.from.After(q.To) {
 				continue
 			}
-			if q.Skip != nil && !s.index.Losses && q.Skip(s.index) {
-				continue
-			}
-			c := *s
-			v.segments = append(v.segments, &c)
+			v.segments = append(v.segments, s.copy())
 		}
 	}
 	return v
@@ -72,16 +84,18 @@ func (v *view) records(s *segment) []Record {
 		return nil
 	}
 	if err != nil {
-		v.h.damaged(s, err)
-		if v.q.Damaged != nil {
-			v.q.Damaged(max(1, s.index.Count-len(all)), s.from, s.to)
+		v.h.corrupt(s, err)
+		if v.q.Corrupt != nil {
+			v.q.Corrupt(s.first, max(1, s.index.Count-len(all)), s.from, s.to)
 		}
 	}
 	before := uint64(1<<64 - 1)
 	if len(v.recent) > 0 {
 		before = v.recent[0].Number
 	}
-	return slices.DeleteFunc(all, func(r Record) bool { return r.Number >= before || r.Number > s.index.Last })
+	return slices.DeleteFunc(all, func(r Record) bool {
+		return r.Number >= before || r.Number > s.index.Last || !v.q.wants(r.Number)
+	})
 }
 
 // content reads the file of a segment, which may have been sealed since.
@@ -96,12 +110,12 @@ func (h *History) content(s *segment) (content []byte, suffix string, err error)
 	return nil, "", err
 }
 
-// decode returns the records of a file. With an error, it returns the records before the damage.
+// decode returns the records of a file. With an error, it returns the records before the corrupt one.
 func decode(content []byte, suffix string) (all []Record, err error) {
 	var frames []byte
 	if suffix == segmentSuffix {
 		if len(content) < len(segmentMagic) || string(content[:len(segmentMagic)]) != segmentMagic {
-			return nil, errDamaged
+			return nil, errCorrupt
 		}
 		_, rest, _, err := cutFrame(content[len(segmentMagic):])
 		if err != nil {
@@ -112,7 +126,7 @@ func decode(content []byte, suffix string) (all []Record, err error) {
 			return nil, err
 		}
 		if frames, err = decoder.DecodeAll(compressed, nil); err != nil {
-			return nil, errDamaged
+			return nil, errCorrupt
 		}
 	} else if _, frames, _, err = journalHead(content); err != nil {
 		return nil, err
@@ -135,34 +149,28 @@ func decode(content []byte, suffix string) (all []Record, err error) {
 	return all, nil
 }
 
-// Forward yields the records from a number on, oldest first, and returns them up to the latest one at the time of the
-// call, whose number is last.
-func (h *History) Forward(ctx context.Context, from uint64, q Query) (records iter.Seq[Record], last uint64) {
+// Forward yields records, oldest first.
+func (h *History) Forward(ctx context.Context, q Query) iter.Seq[Record] {
 	v := h.look(q)
-	v.segments = slices.DeleteFunc(v.segments, func(s *segment) bool { return s.index.Last < from })
 	slices.SortFunc(v.segments, func(a, b *segment) int { return cmp.Compare(a.index.First, b.index.First) })
-	first := func(s *segment) uint64 { return s.index.First }
-	return v.merge(ctx, 1, first, func(r Record) bool { return r.Number >= from }), v.last
+	return v.merge(ctx, 1, func(s *segment) uint64 { return s.index.First })
 }
 
-// Backward yields the records, latest first.
+// Backward yields records, latest first.
 func (h *History) Backward(ctx context.Context, q Query) iter.Seq[Record] {
 	v := h.look(q)
 	slices.SortFunc(v.segments, func(a, b *segment) int { return cmp.Compare(b.index.Last, a.index.Last) })
-	return v.merge(ctx, -1, func(s *segment) uint64 { return s.index.Last }, func(Record) bool { return true })
+	return v.merge(ctx, -1, func(s *segment) uint64 { return s.index.Last })
 }
 
 // merge yields the records of all segments and of the memory in one order: 1 ascending, -1 descending. v.segments are
 // in that order by edge. A segment is read when its first record in that order is due, so that only segments of
 // different parts that overlap are in memory at the same time.
-func (v *view) merge(
-	ctx context.Context, order int, edge func(*segment) uint64, wanted func(Record) bool,
-) iter.Seq[Record] {
+func (v *view) merge(ctx context.Context, order int, edge func(*segment) uint64) iter.Seq[Record] {
 	return func(yield func(Record) bool) {
 		segments := v.segments
 		var open [][]Record
 		push := func(records []Record) {
-			records = slices.DeleteFunc(slices.Clone(records), func(r Record) bool { return !wanted(r) })
 			if order < 0 {
 				slices.Reverse(records)
 			}
@@ -170,7 +178,7 @@ func (v *view) merge(
 				open = append(open, records)
 			}
 		}
-		push(v.recent)
+		push(slices.Clone(v.recent)) // the sequence may be read again
 		for ctx.Err() == nil {
 			best := -1
 			for i := range open {

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -28,7 +29,7 @@ import (
 const (
 	journalSuffix = ".journal"
 	segmentSuffix = ".segment"
-	damagedSuffix = ".damaged"
+	corruptSuffix = ".corrupt"
 	journalMagic  = "SLHJ0001"
 	segmentMagic  = "SLHS0001"
 )
@@ -42,11 +43,11 @@ const maxNames = 256
 // maxFrame is the maximum size of a frame in bytes.
 const maxFrame = 8 << 20
 
-// damagedPart is the part of the files whose part is not known.
-const damagedPart = "damaged files"
+// corruptPart is the part of the files whose part is not known.
+const corruptPart = "corrupt files"
 
-// errDamaged is returned for a file whose content is not what was written.
-var errDamaged = errors.New("the content is damaged")
+// errCorrupt is returned for a file whose content is not what was written.
+var errCorrupt = errors.New("the content is corrupt")
 
 // segment is a file with records of one part.
 type segment struct {
@@ -73,6 +74,15 @@ type Index struct {
 	Many       bool             `json:"many,omitempty"` // names are missing, because there are too many
 	Verdicts   []int32          `json:"verdicts,omitempty"`
 	Reasons    []int32          `json:"reasons,omitempty"`
+}
+
+// copy returns a copy that later records do not change. Called with mu held.
+func (s *segment) copy() *segment {
+	c := *s
+	if s.suffix == journalSuffix { // the other fields of its index are replaced, never changed
+		c.index.Namespaces = maps.Clone(s.index.Namespaces)
+	}
+	return &c
 }
 
 func (s *segment) file() string { return fmt.Sprintf("%016x%s", s.first, s.suffix) }
@@ -128,18 +138,18 @@ func appendFrame(to, content []byte) []byte {
 // cutFrame returns the first frame of b. cut is true if b ends within the frame, as after a killed process.
 func cutFrame(b []byte) (content, rest []byte, cut bool, err error) {
 	if len(b) < frameHead {
-		return nil, nil, true, errDamaged
+		return nil, nil, true, errCorrupt
 	}
 	n, sum := binary.LittleEndian.Uint32(b), binary.LittleEndian.Uint32(b[4:])
 	if n > maxFrame {
-		return nil, nil, false, errDamaged
+		return nil, nil, false, errCorrupt
 	}
 	if uint64(len(b)-frameHead) < uint64(n) {
-		return nil, nil, true, errDamaged
+		return nil, nil, true, errCorrupt
 	}
 	content = b[frameHead : frameHead+int(n)]
 	if crc32.Checksum(content, castagnoli) != sum {
-		return nil, nil, false, errDamaged
+		return nil, nil, false, errCorrupt
 	}
 	return content, b[frameHead+int(n):], false, nil
 }
@@ -158,11 +168,11 @@ func appendRecord(to []byte, r Record) []byte {
 func parseRecord(b []byte) (r Record, err error) {
 	number, n := binary.Uvarint(b)
 	if n <= 0 {
-		return r, errDamaged
+		return r, errCorrupt
 	}
 	nanoseconds, m := binary.Varint(b[n:])
 	if m <= 0 || len(b) < n+m+1 {
-		return r, errDamaged
+		return r, errCorrupt
 	}
 	return Record{
 		Number: number, Time: time.Unix(0, nanoseconds), Loss: b[n+m] != 0, Data: b[n+m+1:],
@@ -309,7 +319,7 @@ func (h *History) seal(p *part, s *segment) error {
 func journalHead(content []byte) (x Index, frames []byte, cut bool, err error) {
 	rest, ok := strings.CutPrefix(string(content[:min(len(content), len(journalMagic))]), journalMagic)
 	if !ok || rest != "" {
-		return x, nil, len(content) < len(journalMagic), errDamaged
+		return x, nil, len(content) < len(journalMagic), errCorrupt
 	}
 	head, frames, cut, err := cutFrame(content[len(journalMagic):])
 	if err != nil {
@@ -335,7 +345,7 @@ func (h *History) load() error {
 		switch suffix {
 		case journalSuffix:
 			journals = append(journals, first)
-		case segmentSuffix, damagedSuffix:
+		case segmentSuffix, corruptSuffix:
 			sealed[first] = true
 			if err := h.loadSegment(first, suffix); err != nil {
 				return err
@@ -391,16 +401,16 @@ func (h *History) loadSegment(first uint64, suffix string) error {
 	}
 	s.bytes, s.from, s.to = info.Size(), info.ModTime(), info.ModTime()
 	if s.index, err = readIndex(f); err == nil && s.index.First != first {
-		err = errDamaged
+		err = errCorrupt
 	}
-	if err != nil || suffix == damagedSuffix {
+	if err != nil || suffix == corruptSuffix {
 		if err == nil {
-			err = errDamaged
+			err = errCorrupt
 		}
 		s.index = Index{First: first, Last: first, Many: true}
-		s.part = damagedPart
+		s.part = corruptPart
 		h.keep(s)
-		h.damaged(s, err)
+		h.corrupt(s, err)
 		return nil
 	}
 	s.part, s.from, s.to = s.index.Part, time.Unix(0, s.index.From), time.Unix(0, s.index.To)
@@ -412,33 +422,33 @@ func (h *History) loadSegment(first uint64, suffix string) error {
 func readIndex(f *os.File) (x Index, err error) {
 	head := make([]byte, len(segmentMagic)+frameHead)
 	if _, err := f.ReadAt(head, 0); err != nil || string(head[:len(segmentMagic)]) != segmentMagic {
-		return x, errDamaged
+		return x, errCorrupt
 	}
 	n := binary.LittleEndian.Uint32(head[len(segmentMagic):])
 	if n > maxFrame {
-		return x, errDamaged
+		return x, errCorrupt
 	}
 	frame := make([]byte, frameHead+int(n))
 	if _, err := f.ReadAt(frame, int64(len(segmentMagic))); err != nil {
-		return x, errDamaged
+		return x, errCorrupt
 	}
 	content, _, _, err := cutFrame(frame)
 	if err != nil {
 		return x, err
 	}
 	if err := json.Unmarshal(content, &x); err != nil {
-		return x, errDamaged
+		return x, errCorrupt
 	}
 	return x, nil
 }
 
-// loadJournal reads a journal. A frame that a killed process did not complete is cut off. A journal with other damage
-// is set aside: the records before the damage stay readable.
+// loadJournal reads a journal. A frame that a killed process did not complete is cut off. A journal that is corrupt
+// in another way is set aside, and its records are missing.
 func (h *History) loadJournal(s *segment) error {
 	path := s.path(h.o.Dir)
 	content, err := durable.ReadFile(path, maxFrame)
 	if errors.Is(err, durable.ErrTooLarge) {
-		return h.setAside(s, errDamaged)
+		return h.setAside(s, errCorrupt)
 	}
 	if err != nil {
 		return err
@@ -448,7 +458,7 @@ func (h *History) loadJournal(s *segment) error {
 	case cut: // nothing was completed
 		return os.Remove(path)
 	case err != nil || x.First != s.first:
-		return h.setAside(s, errDamaged)
+		return h.setAside(s, errCorrupt)
 	}
 	s.part, s.index = x.Part, Index{Part: x.Part, First: s.first}
 	for len(frames) > 0 {
@@ -465,7 +475,7 @@ func (h *History) loadJournal(s *segment) error {
 			facts, err = h.o.Describe(r.Data)
 		}
 		if err != nil {
-			return h.setAside(s, errDamaged)
+			return h.setAside(s, errCorrupt)
 		}
 		s.add(r, facts)
 		frames = rest
@@ -484,10 +494,10 @@ func (h *History) loadJournal(s *segment) error {
 	return nil
 }
 
-// setAside renames a damaged journal, so that it is not continued.
+// setAside renames a corrupt journal, so that it is not continued.
 func (h *History) setAside(s *segment, why error) error {
 	from := s.path(h.o.Dir)
-	s.suffix = damagedSuffix
+	s.suffix = corruptSuffix
 	if err := os.Rename(from, s.path(h.o.Dir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -498,8 +508,8 @@ func (h *History) setAside(s *segment, why error) error {
 	s.bytes, s.from, s.to = info.Size(), info.ModTime(), info.ModTime()
 	last := max(s.index.Last, s.first)
 	s.index = Index{First: s.first, Last: last, Many: true}
-	s.part = damagedPart
+	s.part = corruptPart
 	h.keep(s)
-	h.damaged(s, why)
+	h.corrupt(s, why)
 	return nil
 }

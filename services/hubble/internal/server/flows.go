@@ -4,6 +4,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +26,13 @@ import (
 // lossInterval is the shortest time between two messages about losses while flows are followed.
 const lossInterval = time.Second
 
+// Bounds of one turn of a call with the history. Between two turns other calls have theirs, and the call sends what it
+// found: a client that does not read delays no other client.
+const (
+	turnBytes = 256 << 10
+	turnTime  = 100 * time.Millisecond
+)
+
 // answer is one call of GetFlows.
 type answer struct {
 	*Server
@@ -34,9 +42,10 @@ type answer struct {
 	since, until time.Time
 	stream       grpc.ServerStreamingServer[observer.GetFlowsResponse]
 
-	sent  uint64
-	lost  *flow.LostEvent // not sent yet; nil if there is none
-	toldT time.Time       // when the last loss was sent
+	found   uint64          // stored flows that the request selects
+	corrupt map[uint64]bool // corrupt files that are reported
+	lost    *flow.LostEvent // not sent yet; nil if there is none
+	toldT   time.Time       // when the last loss was sent
 }
 
 // GetFlows implements the API.
@@ -66,7 +75,7 @@ func (s *Server) answer(
 	if r.GetFirst() && r.GetFollow() {
 		return nil, invalid("first", errFirstAndFollow)
 	}
-	a := &answer{Server: s, request: r, stream: stream}
+	a := &answer{Server: s, request: r, stream: stream, corrupt: make(map[uint64]bool)}
 	var err error
 	if a.filter, err = filter.New(r.GetWhitelist(), r.GetBlacklist()); err != nil {
 		if errors.Is(err, filter.ErrUnsupported) {
@@ -99,74 +108,156 @@ func (s *Server) answer(
 
 // stored sends the flows of the history, and returns the number of the last record that it considered.
 func (a *answer) stored(ctx context.Context) (last uint64, err error) {
-	select {
-	case a.scans <- struct{}{}:
-		defer func() { <-a.scans }()
-	case <-ctx.Done():
-		return 0, status.FromContextError(ctx.Err()).Err()
+	if last = a.o.History.Last(); last == 0 {
+		return 0, nil
 	}
 	// A question that reaches back beyond what is left is answered with the time from which on the answer is complete.
 	if !a.since.IsZero() {
 		if until := a.o.History.Incomplete(a.since); !until.IsZero() {
-			a.loss(&flow.LostEvent{
-				Source: flow.LostEventSource_HUBBLE_RING_BUFFER, First: timestamppb.New(a.since), Last: timestamppb.New(until),
-			})
+			a.missing(0, a.since, until)
 		}
 	}
-	q := history.Query{
-		From: a.since, To: a.until, Skip: a.filter.Excludes,
-		Damaged: func(records int, from, to time.Time) {
-			a.loss(&flow.LostEvent{
-				Source: flow.LostEventSource_HUBBLE_RING_BUFFER, NumEventsLost: uint64(records),
-				First: timestamppb.New(from), Last: timestamppb.New(to),
-			})
-		},
-	}
-	from := uint64(0)
-	newest := a.request.GetNumber() > 0 && !a.request.GetFirst() && a.request.GetSince() == nil
-	if newest {
-		damaged := q.Damaged
-		q.Damaged = nil // the second pass reports it
-		if from, err = a.find(ctx, q); err != nil {
-			return 0, err
-		}
-		q.Damaged = damaged
-	}
-	records, last := a.o.History.Forward(ctx, from, q)
-	for r := range records {
-		if a.request.GetNumber() > 0 && !newest && a.sent >= a.request.GetNumber() && !a.request.GetFollow() {
-			return last, nil
-		}
-		if err := a.send(r); err != nil {
+	next := uint64(1)
+	if a.newest() {
+		if next, err = a.find(ctx, last); err != nil {
 			return 0, err
 		}
 	}
-	if err := ctx.Err(); err != nil {
-		return 0, status.FromContextError(err).Err()
+	for next <= last {
+		var batch []message
+		if next, batch, err = a.collect(ctx, next, last); err != nil {
+			return 0, err
+		}
+		for _, m := range batch {
+			if err := a.sendStored(m); err != nil {
+				return 0, err
+			}
+		}
 	}
 	return last, nil
 }
 
+// newest reports whether the request asks for a number of latest flows.
+func (a *answer) newest() bool {
+	return a.request.GetNumber() > 0 && !a.request.GetFirst() && a.request.GetSince() == nil
+}
+
+// query selects the records from first to last.
+func (a *answer) query(first, last uint64) history.Query {
+	return history.Query{First: first, Last: last, From: a.since, To: a.until, Skip: a.filter.Excludes}
+}
+
+// turn waits for a turn with the history. The caller ends it with done, and asks over whether it has lasted too long.
+func (a *answer) turn(ctx context.Context) (over func() bool, done func(), err error) {
+	select {
+	case a.scans <- struct{}{}:
+		began := time.Now()
+		return func() bool { return time.Since(began) > turnTime }, func() { <-a.scans }, nil
+	case <-ctx.Done():
+		return nil, nil, status.FromContextError(ctx.Err()).Err()
+	}
+}
+
 // find returns the number of the record with which the requested number of latest flows begins.
-func (a *answer) find(ctx context.Context, q history.Query) (from uint64, err error) {
-	found := uint64(0)
-	for r := range a.o.History.Backward(ctx, q) {
-		_, passes, err := a.passes(r)
-		if err != nil {
+func (a *answer) find(ctx context.Context, last uint64) (first uint64, err error) {
+	first, found := last+1, uint64(0)
+	for next := last; next > 0 && found < a.request.GetNumber(); {
+		if next, err = a.findSome(ctx, next, &first, &found); err != nil {
 			return 0, err
 		}
-		if !passes {
-			continue
+	}
+	return first, nil
+}
+
+// findSome looks at the records up to last during one turn, and returns the number of the last record that it did not
+// look at.
+func (a *answer) findSome(ctx context.Context, last uint64, first, found *uint64) (next uint64, err error) {
+	over, done, err := a.turn(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer done()
+	for r := range a.o.History.Backward(ctx, a.query(0, last)) {
+		if _, passes, err := a.passes(r); err == nil && passes {
+			*first = r.Number
+			*found++
 		}
-		from = r.Number
-		if found++; found == a.request.GetNumber() {
-			break
+		if *found == a.request.GetNumber() || over() {
+			return r.Number - 1, nil
 		}
 	}
-	if found == 0 {
-		from = a.o.History.Last() + 1
+	return 0, contextError(ctx)
+}
+
+// message is a stored record to send, or a loss.
+type message struct {
+	record history.Record
+	lost   *flow.LostEvent
+}
+
+// collect returns the messages for the records from first to last, and the number of the first record that it did not
+// look at. It ends with its turn.
+func (a *answer) collect(ctx context.Context, first, last uint64) (next uint64, batch []message, err error) {
+	over, done, err := a.turn(ctx)
+	if err != nil {
+		return 0, nil, err
 	}
-	return from, nil
+	defer done()
+	q := a.query(first, last)
+	q.Corrupt = func(file uint64, records int, from, to time.Time) {
+		if !a.corrupt[file] {
+			a.corrupt[file] = true
+			a.missing(uint64(records), from, to)
+		}
+	}
+	size, enough := 0, a.request.GetNumber()
+	if a.newest() || a.request.GetFollow() {
+		enough = 0
+	}
+	for r := range a.o.History.Forward(ctx, q) {
+		if enough > 0 && a.found >= enough {
+			return last + 1, batch, nil
+		}
+		_, ok, err := a.passes(r)
+		switch {
+		case err != nil:
+			a.missing(1, r.Time, r.Time)
+		case r.Loss:
+			a.addLoss(r)
+		case ok:
+			if a.lost != nil && !a.request.GetFollow() { // at the position where flows are missing
+				batch = append(batch, message{lost: a.lost})
+				a.lost = nil
+			}
+			a.found++
+			r.Data = bytes.Clone(r.Data) // a part of a file, which would stay in memory
+			batch = append(batch, message{record: r})
+			size += len(r.Data)
+		}
+		if size >= turnBytes || over() {
+			return r.Number + 1, batch, nil
+		}
+	}
+	return last + 1, batch, contextError(ctx)
+}
+
+func contextError(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return status.FromContextError(err).Err()
+	}
+	return nil
+}
+
+// sendStored sends a message of the history.
+func (a *answer) sendStored(m message) error {
+	if m.lost != nil {
+		return a.sendLoss(m.lost)
+	}
+	f, err := decode(m.record)
+	if err != nil {
+		return err
+	}
+	return a.send(f)
 }
 
 // follow sends new flows until the client ends the call, or until the requested time.
@@ -186,14 +277,19 @@ func (a *answer) follow(ctx context.Context, last uint64) error {
 			return status.FromContextError(err).Err()
 		}
 		if missed > 0 {
-			a.loss(&flow.LostEvent{
-				Source: flow.LostEventSource_HUBBLE_RING_BUFFER, NumEventsLost: missed,
-				First: timestamppb.New(r.Time), Last: timestamppb.New(r.Time),
-			})
+			a.missing(missed, r.Time, r.Time)
 		}
 		last = r.Number
-		if err := a.send(r); err != nil {
-			return err
+		f, ok, err := a.passes(r)
+		switch {
+		case err != nil:
+			a.missing(1, r.Time, r.Time)
+		case r.Loss:
+			a.addLoss(r)
+		case ok:
+			if err := a.send(f); err != nil {
+				return err
+			}
 		}
 		if a.lost != nil && a.o.Now().Sub(a.toldT) >= lossInterval {
 			if err := a.sendLost(); err != nil {
@@ -203,44 +299,53 @@ func (a *answer) follow(ctx context.Context, last uint64) error {
 	}
 }
 
+// decode returns the flow of a record.
+func decode(r history.Record) (*flow.Flow, error) {
+	f := &flow.Flow{}
+	if err := proto.Unmarshal(r.Data, f); err != nil {
+		return nil, fmt.Errorf("record %d of the history: %w", r.Number, err)
+	}
+	return f, nil
+}
+
 // passes returns the flow of a record, and whether the request selects it.
 func (a *answer) passes(r history.Record) (*flow.Flow, bool, error) {
 	if r.Loss || !a.since.IsZero() && r.Time.Before(a.since) || !a.until.IsZero() && r.Time.After(a.until) {
 		return nil, false, nil
 	}
-	f := &flow.Flow{}
-	if err := proto.Unmarshal(r.Data, f); err != nil {
-		return nil, false, fmt.Errorf("record %d of the history: %w", r.Number, err)
+	f, err := decode(r)
+	if err != nil {
+		return nil, false, err
 	}
 	return f, a.filter.Match(f), nil
 }
 
-// send sends a record if the request selects it.
-func (a *answer) send(r history.Record) error {
-	if r.Loss {
-		l := &flow.LostEvent{}
-		if err := proto.Unmarshal(r.Data, l); err != nil {
-			return fmt.Errorf("record %d of the history: %w", r.Number, err)
-		}
-		if a.since.IsZero() || !l.GetLast().AsTime().Before(a.since) {
-			a.loss(l)
-		}
-		return nil
-	}
-	f, ok, err := a.passes(r)
-	if err != nil || !ok {
-		return err
-	}
-	if !a.request.GetFollow() { // at the position where flows are missing
-		if err := a.sendLost(); err != nil {
-			return err
-		}
-	}
-	a.sent++
+// send sends a flow.
+func (a *answer) send(f *flow.Flow) error {
 	node, at := f.GetNodeName(), f.GetTime()
 	return a.stream.Send(&observer.GetFlowsResponse{
 		NodeName: node, Time: at, ResponseTypes: &observer.GetFlowsResponse_Flow{Flow: a.mask.Apply(f)},
 	})
+}
+
+// missing reports that flows of a time are missing; count is 0 if their number is not known.
+func (a *answer) missing(count uint64, from, to time.Time) {
+	a.loss(&flow.LostEvent{
+		Source: flow.LostEventSource_HUBBLE_RING_BUFFER, NumEventsLost: count,
+		First: timestamppb.New(from), Last: timestamppb.New(to),
+	})
+}
+
+// addLoss reports the loss of a record, unless it is earlier than the request.
+func (a *answer) addLoss(r history.Record) {
+	l := &flow.LostEvent{}
+	if err := proto.Unmarshal(r.Data, l); err != nil {
+		a.missing(1, r.Time, r.Time)
+		return
+	}
+	if a.since.IsZero() || !l.GetLast().AsTime().Before(a.since) {
+		a.loss(l)
+	}
 }
 
 // loss adds a loss to the one that is not sent yet. Clients print one line for each message, so losses are merged.
@@ -267,7 +372,12 @@ func (a *answer) sendLost() error {
 		return nil
 	}
 	l := a.lost
-	a.lost, a.toldT = nil, a.o.Now()
+	a.lost = nil
+	return a.sendLoss(l)
+}
+
+func (a *answer) sendLoss(l *flow.LostEvent) error {
+	a.toldT = a.o.Now()
 	return a.stream.Send(&observer.GetFlowsResponse{
 		NodeName: a.o.Node(), Time: timestamppb.New(a.o.Now()),
 		ResponseTypes: &observer.GetFlowsResponse_LostEvents{LostEvents: l},

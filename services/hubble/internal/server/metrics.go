@@ -10,7 +10,7 @@ var (
 	connected = prometheus.NewDesc("sluice_hubble_source_connected",
 		"1 while the stream of the datapath is open, else 0.", nil, nil)
 	stopped = prometheus.NewDesc("sluice_hubble_history_problem",
-		"1 while flows are not written or a file of the history is damaged, else 0; the log has the details.", nil, nil)
+		"1 while flows are not written or a file of the history is corrupt, else 0; the log has the details.", nil, nil)
 	records = prometheus.NewDesc("sluice_hubble_history_records",
 		"Stored flows, by part of the history.", []string{"part"}, nil)
 	size = prometheus.NewDesc("sluice_hubble_history_bytes",

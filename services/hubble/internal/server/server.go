@@ -27,7 +27,8 @@ import (
 // HealthName is the name under which the hubble CLI asks for the health of the API.
 const HealthName = "hubble.server.Observer"
 
-// scans is the number of calls that read the history at a time. Each of them has a few segments in memory.
+// scans is the number of calls that read the history at a time. Each of them has a few segments in memory, and a turn
+// of bounded time.
 const scans = 2
 
 // Options describe a Server. All fields are required.

@@ -249,7 +249,8 @@ func TestLossesAreMerged(t *testing.T) {
 	if want := []string{"0", "lost 7", "3", "lost 5"}; err != nil || !slices.Equal(s.texts(), want) {
 		t.Errorf("%q, %v; want %q", s.texts(), err, want)
 	}
-	if l := s.got[1].GetLostEvents(); !l.GetFirst().AsTime().Equal(at(1).AsTime()) || !l.GetLast().AsTime().Equal(at(2).AsTime()) {
+	l := s.got[1].GetLostEvents()
+	if !proto.Equal(l.GetFirst(), at(1)) || !proto.Equal(l.GetLast(), at(2)) {
 		t.Errorf("the loss lasted from %s to %s", l.GetFirst().AsTime(), l.GetLast().AsTime())
 	}
 }
@@ -276,8 +277,8 @@ func TestAnswerSaysFromWhenOnItIsComplete(t *testing.T) {
 	}
 }
 
-// TestDamagedSegmentIsALoss: a reader learns that flows are missing.
-func TestDamagedSegmentIsALoss(t *testing.T) {
+// TestCorruptSegmentIsALoss: a reader learns that flows are missing.
+func TestCorruptSegmentIsALoss(t *testing.T) {
 	b := newBench(t, 64<<20)
 	for i := range 3 * history.Recent {
 		b.add(i, 100)
@@ -307,6 +308,81 @@ func TestDamagedSegmentIsALoss(t *testing.T) {
 	}
 }
 
+// TestRecordThatCannotBeReadIsALoss: it ends no answer.
+func TestRecordThatCannotBeReadIsALoss(t *testing.T) {
+	b := newBench(t, 64<<20)
+	b.add(0, 0)
+	for _, loss := range []bool{false, true} {
+		b.h.Append(history.Entry{Part: "shop", Time: at(1).AsTime(), Loss: loss, Data: []byte{0xff}})
+	}
+	b.add(2, 0)
+	for name, r := range map[string]*observer.GetFlowsRequest{
+		"all": {}, "the last two": {Number: 2}, "until": {Until: at(2)},
+	} {
+		s, err := b.ask(r, 0)
+		if want := []string{"0", "lost 2", "2"}; err != nil || !slices.Equal(s.texts(), want) {
+			t.Errorf("%s: %q, %v; want %q", name, s.texts(), err, want)
+		}
+	}
+}
+
+// TestClientThatDoesNotReadDelaysNoOther: more clients than may read the history at a time stop in their first answer.
+func TestClientThatDoesNotReadDelaysNoOther(t *testing.T) {
+	b := newBench(t, 64<<20)
+	const flows = 20_000
+	for i := range flows {
+		b.add(i, 100)
+	}
+	stopped, ended := make(chan struct{}), make(chan error)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for range 4 * scans {
+		s := &stuckStream{stream: stream{ctx: ctx, cancel: cancel}, stopped: stopped}
+		go func() { ended <- b.GetFlows(&observer.GetFlowsRequest{}, s) }()
+		<-stopped
+	}
+	s, err := b.ask(&observer.GetFlowsRequest{}, 0)
+	if err != nil || len(s.got) != flows {
+		t.Errorf("beside clients that do not read: %d flows, %v", len(s.got), err)
+	}
+	cancel()
+	for range 4 * scans {
+		if err := <-ended; err == nil {
+			t.Error("a client that did not read got a whole answer")
+		}
+	}
+}
+
+// stuckStream blocks in its first answer until the call ends.
+type stuckStream struct {
+	stream
+	stopped chan<- struct{}
+}
+
+func (s *stuckStream) Send(*observer.GetFlowsResponse) error {
+	s.stopped <- struct{}{}
+	<-s.ctx.Done()
+	return s.ctx.Err()
+}
+
+// TestAnswersOfManyTurnsAreComplete: an answer that takes several turns has every flow once, and each loss once.
+func TestAnswersOfManyTurnsAreComplete(t *testing.T) {
+	b := newBench(t, 64<<20)
+	const flows = 20_000 // several times turnBytes
+	for i := range flows {
+		b.add(i, 100)
+	}
+	s, err := b.ask(&observer.GetFlowsRequest{Number: flows / 2}, 0)
+	if err != nil || len(s.got) != flows/2 {
+		t.Fatalf("%d flows, %v; want %d", len(s.got), err, flows/2)
+	}
+	for i, text := range s.texts() {
+		if text != fmt.Sprint(flows/2+i) {
+			t.Fatalf("message %d is flow %s", i, text)
+		}
+	}
+}
+
 func TestInvalidRequestsAreRefused(t *testing.T) {
 	b := newBench(t, 64<<20)
 	for name, c := range map[string]struct {
@@ -326,7 +402,8 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 			codes.Unimplemented, "cel_expression",
 		},
 		"mask": {
-			&observer.GetFlowsRequest{FieldMask: &fieldmaskpb.FieldMask{Paths: []string{"x"}}}, codes.InvalidArgument, "field_mask",
+			&observer.GetFlowsRequest{FieldMask: &fieldmaskpb.FieldMask{Paths: []string{"x"}}}, codes.InvalidArgument,
+			"field_mask",
 		},
 		"since": {&observer.GetFlowsRequest{Since: &timestamppb.Timestamp{Nanos: -1}}, codes.InvalidArgument, "since"},
 	} {
@@ -360,7 +437,8 @@ func TestStatusNodesAndNamespaces(t *testing.T) {
 		t.Errorf("nodes: %v, %v", nodes, err)
 	}
 	b.o.Source = func() error { return errors.New("away") }
-	if nodes, err := b.GetNodes(t.Context(), nil); err != nil || nodes.GetNodes()[0].GetState().String() != "NODE_UNAVAILABLE" {
+	nodes, err = b.GetNodes(t.Context(), nil)
+	if err != nil || nodes.GetNodes()[0].GetState().String() != "NODE_UNAVAILABLE" {
 		t.Errorf("without the datapath: %v, %v", nodes, err)
 	}
 	if names, err := b.GetNamespaces(t.Context(), nil); err != nil || len(names.GetNamespaces()) != 1 ||

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"net/netip"
 	"regexp"
+	"regexp/syntax"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,8 +28,10 @@ var ErrUnsupported = errors.New("not supported")
 // Bounds of a request: each value may be compared with each flow of the history.
 const (
 	maxFilters = 64
-	maxValues  = 256
-	maxPattern = 1024 // bytes
+	maxValues  = 256      // of one field
+	maxPattern = 1024     // bytes of one value
+	maxTotal   = 1024     // values of all filters
+	maxBytes   = 16 << 10 // of all values together
 )
 
 // Error is the error about one value of a filter.
@@ -68,6 +71,9 @@ func (c compiled) match(f *flow.Flow) bool {
 // New compiles the lists of a request. The error is an *Error.
 func New(allow, deny []*flow.FlowFilter) (*Filter, error) {
 	f := &Filter{}
+	if err := (&total{}).add(allow, deny); err != nil {
+		return nil, err
+	}
 	for _, list := range []struct {
 		name    string
 		filters []*flow.FlowFilter
@@ -114,6 +120,49 @@ func compile(x *flow.FlowFilter) ([]match, *Error) {
 		b.fail("experimental.cel_expression", fmt.Errorf("%w: expressions of CEL; use the other fields", ErrUnsupported))
 	}
 	return b.matches, b.err
+}
+
+// total is the number and size of the values of a request.
+type total struct{ values, bytes int }
+
+// add counts the values of both lists.
+func (t *total) add(allow, deny []*flow.FlowFilter) error {
+	for _, list := range []struct {
+		name    string
+		filters []*flow.FlowFilter
+	}{{"whitelist", allow}, {"blacklist", deny}} {
+		for _, f := range list.filters {
+			t.count(f.ProtoReflect())
+			if t.values > maxTotal || t.bytes > maxBytes {
+				return &Error{list.name, fmt.Errorf("the filters have more than %d values or %d bytes", maxTotal, maxBytes)}
+			}
+		}
+	}
+	return nil
+}
+
+func (t *total) count(m protoreflect.Message) {
+	m.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		switch {
+		case fd.IsList():
+			for i := range v.List().Len() {
+				t.value(fd, v.List().Get(i))
+			}
+		default:
+			t.value(fd, v)
+		}
+		return true
+	})
+}
+
+func (t *total) value(fd protoreflect.FieldDescriptor, v protoreflect.Value) {
+	t.values++
+	switch fd.Kind() {
+	case protoreflect.MessageKind:
+		t.count(v.Message())
+	case protoreflect.StringKind:
+		t.bytes += len(v.String())
+	}
 }
 
 // bounded returns an error if a field has too many or too long values.
@@ -492,7 +541,8 @@ func (b *builder) patterns(x *flow.FlowFilter) {
 			continue
 		}
 		for _, text := range c.patterns {
-			if _, err := regexp.Compile(text); err != nil {
+			// Not compiled: a short expression can compile to many megabytes.
+			if _, err := syntax.Parse(text, syntax.Perl); err != nil {
 				b.fail(c.field, err)
 				return
 			}

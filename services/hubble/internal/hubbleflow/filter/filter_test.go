@@ -104,7 +104,8 @@ var cases = map[string]struct{ match, differ []*flow.FlowFilter }{
 	},
 	"event_type": {
 		list{
-			{EventType: []*flow.EventTypeFilter{{Type: 1}}}, {EventType: []*flow.EventTypeFilter{{MatchSubType: true, SubType: 133}}},
+			{EventType: []*flow.EventTypeFilter{{Type: 1}}},
+			{EventType: []*flow.EventTypeFilter{{MatchSubType: true, SubType: 133}}},
 		},
 		list{
 			{EventType: []*flow.EventTypeFilter{{Type: 5}}}, {EventType: []*flow.EventTypeFilter{{Type: 1, MatchSubType: true}}},
@@ -240,5 +241,23 @@ func TestInvalidValuesAreRefusedWithTheField(t *testing.T) {
 	}
 	if _, err := New(slices.Repeat(list{{}}, maxFilters+1), nil); err == nil {
 		t.Errorf("%d filters were accepted", maxFilters+1)
+	}
+	// Each field is within its bounds.
+	for what, x := range map[string]*flow.FlowFilter{
+		"many values":   {Uuid: slices.Repeat([]string{"u"}, maxValues)},
+		"long values":   {NodeName: slices.Repeat([]string{strings.Repeat("*", maxPattern)}, 10)},
+		"many messages": {TcpFlags: slices.Repeat([]*flow.TCPFlags{{SYN: true}}, maxValues)},
+	} {
+		if _, err := New(list{x}, nil); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if _, err := New(slices.Repeat(list{x}, 5), nil); err == nil || !strings.Contains(err.Error(), "whitelist") {
+			t.Errorf("%s, five times: %v", what, err)
+		}
+	}
+	// This expression would compile to more than 100 MiB.
+	long := list{{HttpUrl: []string{"(" + strings.Repeat("a", maxPattern-10) + "){1000}"}}}
+	if before := testing.AllocsPerRun(1, func() { _, _ = New(long, nil) }); before > 10_000 {
+		t.Errorf("a regular expression took %v allocations", before)
 	}
 }

@@ -33,9 +33,13 @@ func mayHavePod(wanted []string, x history.Index) bool {
 			_, ok := x.Namespaces[namespace]
 			return ok || namespace == ""
 		}
+		if namespace != "" { // Pods are sorted
+			i, _ := slices.BinarySearch(x.Pods, namespace+"/"+prefix)
+			return i < len(x.Pods) && strings.HasPrefix(x.Pods[i], namespace+"/"+prefix)
+		}
 		return slices.ContainsFunc(x.Pods, func(pod string) bool {
-			ns, name, _ := strings.Cut(pod, "/")
-			return (namespace == "" || namespace == ns) && strings.HasPrefix(name, prefix)
+			_, name, _ := strings.Cut(pod, "/")
+			return strings.HasPrefix(name, prefix)
 		})
 	})
 }

@@ -5,7 +5,6 @@
 package flowmetrics
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -32,10 +31,13 @@ var Labels = []string{
 type Options struct {
 	Names  []string // of Names
 	Labels []string // of Labels
-	// MaxSeries bounds the number of series of all metrics together. The flows of series beyond it are only counted
-	// as left out.
+	// MaxSeries bounds the number of series of all metrics together: half of them for all tenants, and the other half
+	// divided equally among maxTenants. The flows of series beyond it are only counted as left out.
 	MaxSeries int
 }
+
+// maxTenants is the number of tenants with a guarantee. Others share one.
+const maxTenants = 64
 
 // Validate returns an error that names the first unknown value.
 func (o Options) Validate() error {
@@ -49,8 +51,8 @@ func (o Options) Validate() error {
 			return fmt.Errorf("the label %q is not one of %s", name, strings.Join(Labels, ", "))
 		}
 	}
-	if o.MaxSeries < 1 {
-		return errors.New("the number of series is not positive")
+	if o.MaxSeries < 2*maxTenants {
+		return fmt.Errorf("%d series are less than %d", o.MaxSeries, 2*maxTenants)
 	}
 	return nil
 }
@@ -67,11 +69,13 @@ type Metrics struct {
 
 	mu     sync.Mutex
 	series map[string]bool // guarded by mu
+	shared int             // guarded by mu; series beyond the guarantees
+	owned  map[string]int  // guarded by mu; series within the guarantee, by tenant
 }
 
 // New returns metrics without series.
 func New(o Options) *Metrics {
-	m := &Metrics{enabled: make(map[string]bool), max: o.MaxSeries, series: make(map[string]bool)}
+	m := &Metrics{enabled: make(map[string]bool), max: o.MaxSeries, series: make(map[string]bool), owned: make(map[string]int)}
 	for _, name := range o.Names {
 		m.enabled[name] = true
 	}
@@ -97,7 +101,7 @@ func New(o Options) *Metrics {
 	}, []string{"source"})
 	m.leftOut = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "sluice_hubble_metrics_left_out_total",
-		Help: "Increments that were left out, because metrics.maxSeries is reached.",
+		Help: "Increments that were left out, because flowMetrics.maxSeries is reached.",
 	})
 	return m
 }
@@ -125,52 +129,70 @@ func (m *Metrics) CountLost(source flow.LostEventSource, count uint64) {
 	m.lost.WithLabelValues(strings.ToLower(source.String())).Add(float64(count))
 }
 
-// Count counts a flow.
-func (m *Metrics) Count(f *flow.Flow) {
+// Count counts a flow of a tenant.
+func (m *Metrics) Count(tenant string, f *flow.Flow) {
 	context := m.values(f)
 	protocol := protocolOf(f)
 	if m.enabled["drop"] && f.GetVerdict() == flow.Verdict_DROPPED {
-		m.add("drop", m.drops, nil, context, f.GetDropReasonDesc().String(), protocol)
+		m.add(tenant, "drop", m.drops, nil, context, f.GetDropReasonDesc().String(), protocol)
 	}
 	if m.enabled["flow"] {
 		kind, subtype := typeOf(f)
-		m.add("flow", m.flows, []string{protocol, kind, subtype, f.GetVerdict().String()}, context)
+		m.add(tenant, "flow", m.flows, []string{protocol, kind, subtype, f.GetVerdict().String()}, context)
 	}
 	if x := f.GetL4().GetICMPv4(); x != nil && m.enabled["icmp"] {
-		m.add("icmp", m.icmp, []string{"IPv4", hubbleflow.ICMPName(false, x.GetType(), x.GetCode())}, context)
+		m.add(tenant, "icmp", m.icmp, []string{"IPv4", hubbleflow.ICMPName(false, x.GetType(), x.GetCode())}, context)
 	}
 	if x := f.GetL4().GetICMPv6(); x != nil && m.enabled["icmp"] {
-		m.add("icmp", m.icmp, []string{"IPv6", hubbleflow.ICMPName(true, x.GetType(), x.GetCode())}, context)
+		m.add(tenant, "icmp", m.icmp, []string{"IPv6", hubbleflow.ICMPName(true, x.GetType(), x.GetCode())}, context)
 	}
 	if f.GetVerdict() != flow.Verdict_FORWARDED && f.GetVerdict() != flow.Verdict_REDIRECTED {
 		return
 	}
 	if m.enabled["tcp"] {
 		for _, flag := range flags(f.GetL4().GetTCP().GetFlags()) {
-			m.add("tcp", m.tcp, []string{flag, f.GetIP().GetIpVersion().String()}, context)
+			m.add(tenant, "tcp", m.tcp, []string{flag, f.GetIP().GetIpVersion().String()}, context)
 		}
 	}
 	if _, port, ok := filter.Ports(f); ok && m.enabled["port-distribution"] && f.GetIsReply() != nil &&
 		!f.GetIsReply().GetValue() {
-		m.add("port", m.ports, []string{protocol, strconv.Itoa(int(port))}, context)
+		m.add(tenant, "port", m.ports, []string{protocol, strconv.Itoa(int(port))}, context)
 	}
 }
 
 // add increments a series, if it exists or may be created.
-func (m *Metrics) add(name string, c *prometheus.CounterVec, first, context []string, last ...string) {
+func (m *Metrics) add(
+	tenant, name string, c *prometheus.CounterVec, first, context []string, last ...string,
+) {
 	values := slices.Concat(first, context, last)
 	key := name + "\x00" + strings.Join(values, "\x00")
-	m.mu.Lock()
-	ok := m.series[key]
-	if !ok && len(m.series) < m.max {
-		m.series[key], ok = true, true
-	}
-	m.mu.Unlock()
-	if !ok {
+	if !m.admit(tenant, key) {
 		m.leftOut.Inc()
 		return
 	}
 	c.WithLabelValues(values...).Inc()
+}
+
+// admit reports whether a series exists or may be created.
+func (m *Metrics) admit(tenant, key string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.series[key] {
+		return true
+	}
+	if _, known := m.owned[tenant]; !known && len(m.owned) >= maxTenants-1 {
+		tenant = "" // the tenants without a guarantee of their own
+	}
+	switch {
+	case m.owned[tenant] < m.max/2/maxTenants:
+		m.owned[tenant]++
+	case m.shared < m.max/2:
+		m.shared++
+	default:
+		return false
+	}
+	m.series[key] = true
+	return true
 }
 
 // values returns the values of the chosen labels.

@@ -26,19 +26,21 @@ func tcp(port uint32, flags *flow.TCPFlags) *flow.Flow {
 
 // TestMetricsHaveNamesAndLabelsOfHubble: dashboards query them.
 func TestMetricsHaveNamesAndLabelsOfHubble(t *testing.T) {
-	m := New(Options{Names: Names, Labels: []string{"traffic_direction", "source_namespace", "source_app"}, MaxSeries: 100})
-	m.Count(tcp(80, &flow.TCPFlags{SYN: true}))
-	m.Count(tcp(80, &flow.TCPFlags{SYN: true, ACK: true}))
+	m := New(Options{
+		Names: Names, Labels: []string{"traffic_direction", "source_namespace", "source_app"}, MaxSeries: 10_000,
+	})
+	m.Count("shop", tcp(80, &flow.TCPFlags{SYN: true}))
+	m.Count("shop", tcp(80, &flow.TCPFlags{SYN: true, ACK: true}))
 	reply := tcp(40000, &flow.TCPFlags{FIN: true})
 	reply.IsReply = wrapperspb.Bool(true)
 	reply.EventType = &flow.CiliumEventType{Type: 4}
 	reply.TraceObservationPoint = flow.TraceObservationPoint_TO_ENDPOINT
-	m.Count(reply)
+	m.Count("shop", reply)
 	dropped := tcp(81, &flow.TCPFlags{SYN: true})
 	dropped.Verdict, dropped.DropReasonDesc = flow.Verdict_DROPPED, flow.DropReason_POLICY_DENIED
 	dropped.EventType = &flow.CiliumEventType{Type: 1}
-	m.Count(dropped)
-	m.Count(&flow.Flow{L4: &flow.Layer4{Protocol: &flow.Layer4_ICMPv6{ICMPv6: &flow.ICMPv6{Type: 128}}}})
+	m.Count("shop", dropped)
+	m.Count("shop", &flow.Flow{L4: &flow.Layer4{Protocol: &flow.Layer4_ICMPv6{ICMPv6: &flow.ICMPv6{Type: 128}}}})
 	m.CountLost(flow.LostEventSource_PERF_EVENT_RING_BUFFER, 7)
 	const context = `source_app="client",source_namespace="shop"`
 	want := `
@@ -81,32 +83,57 @@ hubble_tcp_flags_total{family="IPv4",flag="SYN-ACK",` + context + `,traffic_dire
 
 // TestSeriesAreBounded: a scan of all ports must not fill the memory. Known series are still counted.
 func TestSeriesAreBounded(t *testing.T) {
-	m := New(Options{Names: []string{"port-distribution"}, MaxSeries: 10})
+	m := New(Options{Names: []string{"port-distribution"}, MaxSeries: 200})
+	const kept = 100 + 1 // the half for all tenants, and the guarantee
 	for range 2 {
-		for port := range uint32(100) {
-			m.Count(tcp(port, nil))
+		for port := range uint32(200) {
+			m.Count("shop", tcp(port, nil))
 		}
 	}
-	if got := testutil.CollectAndCount(m, "hubble_port_distribution_total"); got != 10 {
-		t.Errorf("%d series, want 10", got)
+	if got := testutil.CollectAndCount(m, "hubble_port_distribution_total"); got != kept {
+		t.Errorf("%d series, want %d", got, kept)
 	}
-	if got := testutil.ToFloat64(m.leftOut); got != 180 {
-		t.Errorf("%v increments were left out, want 180", got)
+	if got := testutil.ToFloat64(m.leftOut); got != 2*(200-kept) {
+		t.Errorf("%v increments were left out, want %d", got, 2*(200-kept))
 	}
 	if got := testutil.ToFloat64(m.ports.WithLabelValues("TCP", "9")); got != 2 {
 		t.Errorf("port 9 has %v flows, want 2", got)
 	}
 }
 
+// TestTenantThatScansPortsLeavesSeriesToOthers: each tenant has a guarantee, and all tenants together stay within the
+// bound.
+func TestTenantThatScansPortsLeavesSeriesToOthers(t *testing.T) {
+	const most = 1280
+	m := New(Options{Names: []string{"port-distribution"}, MaxSeries: most})
+	for port := range uint32(2 * most) {
+		m.Count("scanner", tcp(port, nil))
+	}
+	for tenant := range uint32(2 * maxTenants) {
+		m.Count(fmt.Sprint(tenant), tcp(10_000+tenant, nil))
+	}
+	if got := testutil.ToFloat64(m.ports.WithLabelValues("TCP", "10000")); got != 1 {
+		t.Errorf("the first tenant after the scan has %v flows, want 1", got)
+	}
+	for port := range uint32(2 * most) {
+		for tenant := range uint32(2 * maxTenants) {
+			m.Count(fmt.Sprint(tenant), tcp(20_000+port, nil))
+		}
+	}
+	if got := testutil.CollectAndCount(m, "hubble_port_distribution_total"); got > most {
+		t.Errorf("%d series, at most %d are allowed", got, most)
+	}
+}
+
 func TestUnknownNamesAreRefused(t *testing.T) {
 	for _, o := range []Options{
-		{Names: []string{"dns"}, MaxSeries: 1}, {Labels: []string{"source_workload"}, MaxSeries: 1}, {},
+		{Names: []string{"dns"}, MaxSeries: 2 * maxTenants}, {Labels: []string{"source_workload"}, MaxSeries: 2 * maxTenants}, {},
 	} {
 		if err := o.Validate(); err == nil {
 			t.Errorf("%+v was accepted", o)
 		}
 	}
-	if err := (Options{Names: Names, Labels: Labels, MaxSeries: 1}).Validate(); err != nil {
+	if err := (Options{Names: Names, Labels: Labels, MaxSeries: 2 * maxTenants}).Validate(); err != nil {
 		t.Error(fmt.Errorf("all names: %w", err))
 	}
 }

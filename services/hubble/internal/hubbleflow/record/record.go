@@ -29,7 +29,7 @@ type History interface{ Append(history.Entry) }
 
 // Metrics counts flows.
 type Metrics interface {
-	Count(*flow.Flow)
+	Count(tenant string, f *flow.Flow)
 	CountLost(source flow.LostEventSource, count uint64)
 }
 
@@ -113,8 +113,9 @@ func (r *Recorder) Flow(f *datapathv1.Flow) {
 		r.o.Log.Warn("event not recorded", "uuid", f.GetUuid(), log.Err(err))
 		return
 	}
-	r.o.Metrics.Count(x)
-	r.o.History.Append(history.Entry{Part: r.o.Parts.Of(f), Time: f.GetTime().AsTime(), Data: data, Facts: Facts(x)})
+	part := r.o.Parts.Of(f)
+	r.o.Metrics.Count(part, x)
+	r.o.History.Append(history.Entry{Part: part, Time: f.GetTime().AsTime(), Data: data, Facts: Facts(x)})
 	r.o.Last = f.GetTime().AsTime()
 }
 

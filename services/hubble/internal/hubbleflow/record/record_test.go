@@ -26,7 +26,7 @@ type kept struct {
 }
 
 func (k *kept) Append(e history.Entry)                         { k.entries = append(k.entries, e) }
-func (k *kept) Count(*flow.Flow)                               { k.flows++ }
+func (k *kept) Count(string, *flow.Flow)                       { k.flows++ }
 func (k *kept) CountLost(_ flow.LostEventSource, count uint64) { k.lost += count }
 
 // losses returns the counts of the records about losses.

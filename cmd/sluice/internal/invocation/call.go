@@ -66,8 +66,8 @@ func Connect[C any](inv *Invocation, s Service[C]) (*grpc.ClientConn, C, error) 
 // Services are the names of a node's processes that have a socket.
 var Services = []string{"identity", "ipam", "policy", "loadbalancer", "datapath"}
 
-// Components are Services and sluice-controller.
-var Components = append(slices.Clone(Services), "controller")
+// Components are Services, and processes that not every node has.
+var Components = append(slices.Clone(Services), "controller", "hubble")
 
 // ProcessOf returns the ProcessService of a component. The name may begin with "sluice-".
 func ProcessOf(name string) (s Service[statusv1.ProcessServiceClient], ok bool) {

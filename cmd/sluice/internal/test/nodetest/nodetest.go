@@ -153,7 +153,7 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 		Policy: newPolicy(), Balancer: newLoadBalancer(), PolicyMode: datapathv1.PolicyMode_POLICY_MODE_NONE,
 	}
 	n.Cluster = &cluster{node: n}
-	for _, service := range []string{"identity", "ipam", "policy", "loadbalancer", "datapath", "controller"} {
+	for _, service := range []string{"identity", "ipam", "policy", "loadbalancer", "datapath", "controller", "hubble"} {
 		if err := os.Mkdir(filepath.Join(dir, service), 0o750); err != nil {
 			t.Fatal(err)
 		}

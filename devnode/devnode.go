@@ -128,9 +128,6 @@ var users = func() map[string]nodefiles.Service {
 	for _, s := range nodefiles.Services() {
 		m[s.Name] = s
 	}
-	m[Hubble] = nodefiles.Service{
-		Name: Hubble, UID: instance.HubbleID, GID: instance.GroupID, Former: instance.HubbleID,
-	}
 	for _, name := range append(etcdMembers(maxEtcdMembers), Etcd) {
 		m[name] = nodefiles.Service{Name: name, UID: instance.EtcdID, GID: instance.EtcdID, Former: 64705}
 	}

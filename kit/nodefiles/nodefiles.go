@@ -32,6 +32,9 @@ type Service struct {
 	BPF bool
 	// Mounted means that the bpffs is mounted by someone else.
 	Mounted bool
+	// Optional means that not every node runs the service. Its directories are prepared on every node, so that it can
+	// be started later.
+	Optional bool
 }
 
 // Services returns the services of a node.
@@ -40,9 +43,10 @@ func Services() []Service {
 		{Name: "identity", UID: instance.IdentityID, GID: instance.GroupID, Former: 64701},
 		{Name: "ipam", UID: instance.IPAMID, GID: instance.GroupID, Former: 64702},
 		{Name: "policy", UID: instance.PolicyID, GID: instance.GroupID, Former: 64703},
-		// No earlier version had this service.
+		// No earlier version had the services whose user is their former one.
 		{Name: "loadbalancer", UID: instance.LoadBalancerID, GID: instance.GroupID, Former: instance.LoadBalancerID},
 		{Name: "datapath", UID: instance.DatapathID, GID: instance.GroupID, Former: 0, BPF: true},
+		{Name: "hubble", UID: instance.HubbleID, GID: instance.GroupID, Former: instance.HubbleID, Optional: true},
 	}
 }
 

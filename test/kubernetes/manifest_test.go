@@ -267,6 +267,9 @@ func TestRightsAreThoseOfTheServices(t *testing.T) {
 	}
 	want := map[string]rights{"cni": {uid: 0}}
 	for _, s := range nodefiles.Services() {
+		if s.Optional { // a component
+			continue
+		}
 		want[s.Name] = rights{uid: int64(s.UID)}
 		if s.BPF {
 			want[s.Name] = rights{0, append(datapath, "SETUID", "SETGID")}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kubernetes
+
+import (
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/privilege/privilegetest"
+)
+
+// hubble returns the pod of a node with the component hubble, and its container.
+func hubble(t *testing.T) (corev1.PodSpec, corev1.Container) {
+	t.Helper()
+	pod := overlay{
+		resources: []string{"base"}, components: []string{"hubble"}, settings: map[string]string{"kubernetesAPI": api},
+	}.render(t).pod(t)
+	i := slices.IndexFunc(pod.Containers, func(c corev1.Container) bool { return c.Name == "hubble" })
+	if i < 0 {
+		t.Fatal("the pod has no container hubble")
+	}
+	return pod, pod.Containers[i]
+}
+
+// TestHubbleIsAComponentWithoutRights: the base has nothing of it, and the component adds one container, which has no
+// token, no capability and no directory of another service that it can write.
+func TestHubbleIsAComponentWithoutRights(t *testing.T) {
+	pod, c := hubble(t)
+	base := daemonSet(t).Spec.Template.Spec
+	if len(pod.Containers) != len(base.Containers)+1 || len(pod.Volumes) != len(base.Volumes)+3 {
+		t.Errorf("the component adds to %d containers and %d volumes: now %d and %d",
+			len(base.Containers), len(base.Volumes), len(pod.Containers), len(pod.Volumes))
+	}
+	if s := c.SecurityContext; *s.RunAsUser != int64(instance.HubbleID) || *s.RunAsGroup != int64(instance.GroupID) ||
+		s.Capabilities.Add != nil || fmt.Sprint(s.Capabilities.Drop) != "[ALL]" || s.Privileged != nil ||
+		*s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem {
+		t.Errorf("it has rights: %+v", s)
+	}
+	for _, m := range c.VolumeMounts {
+		of := filepath.Base(m.MountPath)
+		if of != "hubble" && (of != "datapath" || !m.ReadOnly) {
+			t.Errorf("it mounts %+v", m)
+		}
+	}
+	port := c.ReadinessProbe.HTTPGet.Port.IntVal
+	if port != int32(instance.HubbleID)-1000 || c.LivenessProbe.HTTPGet.Port.IntVal != port ||
+		!slices.Contains(c.Args, fmt.Sprintf("--health-address=127.0.0.1:%d", port)) {
+		t.Errorf("the probes ask at port %d, the arguments are %v", port, c.Args)
+	}
+	args := append(slices.Clone(c.Args), "--print-config")
+	cmd := exec.Command(filepath.Join(binDir(), c.Command[0]), args...) //nolint:gosec // of the manifest
+	cmd.Env = environment(t, c)
+	out, err := cmd.CombinedOutput()
+	if have := strings.Count(string(out), "# environment\n"); err != nil || have != len(c.Env) {
+		t.Errorf("%v: %d settings come from the environment, want %d:\n%s", err, have, len(c.Env), out)
+	}
+}
+
+// TestKernelHubbleRunsInItsContainer: with the mounts, the user and the seccomp profile of the manifest. Stored flows
+// can be read while the datapath is unavailable, so it is ready alone.
+func TestKernelHubbleRunsInItsContainer(t *testing.T) {
+	m := newMachine(t)
+	pod, c := hubble(t)
+	m.install(pod)
+	run := m.start(pod, c)
+	run.ready()
+	for _, have := range privilegetest.Threads(t, run.pid) {
+		for key, value := range map[string]string{
+			"Uid": "65709\t65709\t65709\t65709", "Gid": "65700\t65700\t65700\t65700",
+			"CapPrm": "0000000000000000", "CapBnd": "0000000000000000", "NoNewPrivs": "1", "Seccomp": "2",
+		} {
+			if have[key] != value {
+				t.Errorf("thread %s: %s is %q, want %q", have["Pid"], key, have[key], value)
+			}
+		}
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"syscall"
 	"testing"
@@ -143,7 +144,20 @@ type Process struct {
 // test stops the process. If the test fails, the log of the process is added to the test's output.
 func Start(t testing.TB, cmd *exec.Cmd, socket string, o client.Options) *Process {
 	t.Helper()
-	return StartBy(t, func(start func() error) error { return start() }, cmd, socket, o)
+	// The kernel sends the death signal of Pdeathsig when the thread that started the process ends, and DialerAs ends
+	// threads.
+	over := make(chan struct{})
+	t.Cleanup(func() { close(over) })
+	return StartBy(t, func(start func() error) error {
+		started := make(chan error)
+		go func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			started <- start()
+			<-over
+		}()
+		return <-started
+	}, cmd, socket, o)
 }
 
 // StartBy is Start with a launch function that calls start, for example on a thread with other privileges.

@@ -87,6 +87,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	p.Go("history", stored.Run)
+	p.Go("losses", sink.Run)
 	p.Go("events", func(ctx context.Context) error { return events.Run(ctx, after) })
 	// Stored flows can be read while the datapath is unavailable.
 	srv.SetAllServing(true)

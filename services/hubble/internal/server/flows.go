@@ -269,8 +269,13 @@ func (a *answer) follow(ctx context.Context, last uint64) error {
 		defer cancel()
 	}
 	for {
-		r, missed, err := a.o.History.Next(bounded, last)
+		r, missed, err := a.next(bounded, last)
 		switch {
+		case errors.Is(err, errQuiet):
+			if err := a.sendLost(); err != nil {
+				return err
+			}
+			continue
 		case err != nil && ctx.Err() == nil: // until has passed
 			return a.sendLost()
 		case err != nil:
@@ -297,6 +302,23 @@ func (a *answer) follow(ctx context.Context, last uint64) error {
 			}
 		}
 	}
+}
+
+// errQuiet is returned if no record arrives before a loss is due.
+var errQuiet = errors.New("a loss is due")
+
+// next waits for the next record. A loss that was not sent yet is sent even if no further record arrives.
+func (a *answer) next(ctx context.Context, last uint64) (r history.Record, missed uint64, err error) {
+	if a.lost == nil {
+		return a.o.History.Next(ctx, last)
+	}
+	due, cancel := context.WithTimeoutCause(ctx, lossInterval-a.o.Now().Sub(a.toldT), errQuiet)
+	defer cancel()
+	r, missed, err = a.o.History.Next(due, last)
+	if err != nil && errors.Is(context.Cause(due), errQuiet) {
+		err = errQuiet
+	}
+	return r, missed, err
 }
 
 // decode returns the flow of a record.

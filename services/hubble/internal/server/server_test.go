@@ -255,6 +255,21 @@ func TestLossesAreMerged(t *testing.T) {
 	}
 }
 
+// TestFollowerGetsALossWithoutAFurtherFlow: losses of a second are one message, which waits for no other record.
+func TestFollowerGetsALossWithoutAFurtherFlow(t *testing.T) {
+	b := newBench(t, 64<<20)
+	go func() {
+		b.add(0, 0)
+		b.addLoss(3, 1)
+		b.addLoss(4, 2)
+		b.addLoss(5, 3)
+	}()
+	s, err := b.ask(&observer.GetFlowsRequest{Follow: true, Since: at(0)}, 3)
+	if want := []string{"0", "lost 3", "lost 9"}; status.Code(err) != codes.Canceled || !slices.Equal(s.texts(), want) {
+		t.Errorf("%q, %v; want %q", s.texts(), err, want)
+	}
+}
+
 // TestAnswerSaysFromWhenOnItIsComplete: the flows at the beginning of the requested time were displaced.
 func TestAnswerSaysFromWhenOnItIsComplete(t *testing.T) {
 	b := newBench(t, history.MinBytes)
@@ -343,7 +358,7 @@ func TestClientThatDoesNotReadDelaysNoOther(t *testing.T) {
 	}
 	s, err := b.ask(&observer.GetFlowsRequest{}, 0)
 	if err != nil || len(s.got) != flows {
-		t.Errorf("beside clients that do not read: %d flows, %v", len(s.got), err)
+		t.Errorf("with clients that do not read: %d flows, %v", len(s.got), err)
 	}
 	cancel()
 	for range 4 * scans {

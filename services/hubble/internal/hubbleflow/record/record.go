@@ -5,6 +5,7 @@
 package record
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -47,8 +48,10 @@ type Options struct {
 
 // Recorder is the sink of the datapath's events.
 type Recorder struct {
-	o      Options
-	losses map[datapathv1.LossSource]*loss
+	o Options
+
+	writing sync.Mutex                      // held while a record is written
+	losses  map[datapathv1.LossSource]*loss // guarded by writing
 
 	mu      sync.Mutex
 	node    string       // guarded by mu; name of this node in the latest event
@@ -105,8 +108,10 @@ func (r *Recorder) Rate() float64 {
 
 // Flow records an event.
 func (r *Recorder) Flow(f *datapathv1.Flow) {
+	r.writing.Lock()
+	defer r.writing.Unlock()
 	r.count(f.GetNodeName(), r.o.Now().Unix())
-	r.writeLosses()
+	r.writeLosses(false)
 	x := r.o.Convert.Flow(f)
 	data, err := proto.Marshal(x)
 	if err != nil {
@@ -121,6 +126,8 @@ func (r *Recorder) Flow(f *datapathv1.Flow) {
 
 // Lost records that events are missing. Losses of less than a second are one record.
 func (r *Recorder) Lost(source datapathv1.LossSource, count uint64) {
+	r.writing.Lock()
+	defer r.writing.Unlock()
 	now := r.o.Now()
 	l := r.losses[source]
 	if l == nil {
@@ -135,13 +142,35 @@ func (r *Recorder) Lost(source datapathv1.LossSource, count uint64) {
 	}
 	l.count, l.last = l.count+count, now
 	r.o.Metrics.CountLost(lossSources[source], count)
-	r.writeLosses()
+	r.writeLosses(false)
 }
 
-func (r *Recorder) writeLosses() {
+// Run records losses that no further event follows, until ctx ends.
+func (r *Recorder) Run(ctx context.Context) error {
+	tick := time.NewTicker(lossInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			r.flush(false)
+		case <-ctx.Done():
+			r.flush(true)
+			return nil
+		}
+	}
+}
+
+func (r *Recorder) flush(all bool) {
+	r.writing.Lock()
+	defer r.writing.Unlock()
+	r.writeLosses(all)
+}
+
+// writeLosses writes the losses whose last record is long enough ago, or all. Called with writing held.
+func (r *Recorder) writeLosses(all bool) {
 	now := r.o.Now()
 	for source, l := range r.losses {
-		if l.first.IsZero() || now.Sub(l.written) < lossInterval && !now.Before(l.written) {
+		if l.first.IsZero() || !all && now.Sub(l.written) < lossInterval && !now.Before(l.written) {
 			continue
 		}
 		data, err := proto.Marshal(&flow.LostEvent{

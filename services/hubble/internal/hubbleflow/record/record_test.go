@@ -4,8 +4,10 @@
 package record
 
 import (
+	"context"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -78,4 +80,31 @@ func TestLossesOfASecondAreOneRecord(t *testing.T) {
 	if r.NodeName() != "node-1" || r.Rate() != 11.0/60 {
 		t.Errorf("node %q, %v flows/s", r.NodeName(), r.Rate())
 	}
+}
+
+// TestLossIsRecordedWithoutAFurtherEvent: also when the process stops.
+func TestLossIsRecordedWithoutAFurtherEvent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := &kept{}
+		r := New(Options{History: k, Metrics: k, Now: time.Now, Log: log.Discard()})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- r.Run(ctx) }()
+		r.Lost(datapathv1.LossSource_LOSS_SOURCE_KERNEL, 2)
+		r.Lost(datapathv1.LossSource_LOSS_SOURCE_KERNEL, 3)
+		time.Sleep(2 * lossInterval)
+		synctest.Wait()
+		if got := k.losses(t); !slices.Equal(got, []uint64{2, 3}) {
+			t.Errorf("records about losses: %v", got)
+		}
+		r.Lost(datapathv1.LossSource_LOSS_SOURCE_KERNEL, 4)
+		r.Lost(datapathv1.LossSource_LOSS_SOURCE_KERNEL, 5)
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if got := k.losses(t); !slices.Equal(got, []uint64{2, 3, 4, 5}) {
+			t.Errorf("records about losses after the end: %v", got)
+		}
+	})
 }

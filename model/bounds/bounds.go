@@ -376,11 +376,37 @@ var All = []Bound{
 		Beyond: "a new sender gets at most 64 ports to a backend while half of the ports to it are in use",
 		Shown:  "`sluice_datapath_packets_total` (`nat-share`)",
 	},
+	{
+		Name: "stored flows", Process: hubble, Setting: "history.maxSize", Default: "64 MiB", Divided: ByTenant,
+		Beyond: "the tenant with most flows loses its oldest ones; from the 64th tenant on, the others share one part",
+		Shown:  "`hubble observe` (events lost), `sluice_hubble_history_bytes`",
+		Tests:  []string{"TestLargestTenantLosesItsOldestRecords", "TestTenantsBeyondTheMaximumShareAPart"},
+	},
+	{
+		Name: "flows in memory for readers that follow", Process: hubble, Default: "4,096", Divided: Undivided,
+		Beyond: "a slower reader loses flows and gets their number; no other reader and no event waits",
+		Shown:  "`hubble observe` (events lost)",
+		Tests:  []string{"TestSlowReaderKnowsHowManyRecordsItMissed", "TestSeenAndLostAreSent"},
+	},
+	{
+		Name: "calls that read stored flows", Process: hubble, Default: "2 at a time, 100 ms each turn", Divided: PerObject,
+		Beyond: "a call waits for its turn; a call that does not read has none",
+		Shown:  "the answer takes longer",
+		Tests:  []string{"TestClientThatDoesNotReadDelaysNoOther", "TestAnswersOfManyTurnsAreComplete"},
+	},
+	{
+		Name: "series of flow metrics", Process: hubble, Setting: "flowMetrics.maxSeries", Default: "10,000",
+		Divided: ByTenant,
+		Beyond:  "flows of further series are only counted as left out; half is divided among 64 tenants",
+		Shown:   "`sluice_hubble_metrics_left_out_total`",
+		Tests:   []string{"TestTenantThatScansPortsLeavesSeriesToOthers"},
+	},
 }
 
 // Texts that the limits of the policy maps share. A fifth of each map is not divided.
 const (
 	datapath = "sluice-datapath"
+	hubble   = "sluice-hubble"
 	closed   = "tables of a tenant above its share keep only their first rules; if none fits, their pods are isolated"
 	prefixes = "as for tables; a learned address is left out"
 	ofMaps   = "`sluice shares`, `sluice status` of the node, `sluice_datapath_exceeds_share`"

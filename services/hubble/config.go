@@ -34,7 +34,7 @@ type HistoryConfig struct {
 // SharesConfig defines the tenants that share the history.
 type SharesConfig struct {
 	TenantLabel string `config:"tenantLabel" help:"label of a Namespace that names its tenant"`
-	Unlabelled  string `config:"unlabelled" enum:"each,together" help:"each: namespaces without the label are tenants; together: one"`
+	Unlabelled  string `config:"unlabelled" enum:"each,together" help:"whether each other namespace is a tenant"`
 }
 
 // FlowMetricsConfig selects the metrics of flows.

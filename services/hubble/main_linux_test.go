@@ -414,8 +414,8 @@ func (p *proc) reads(events int) {
 	})
 }
 
-// TestSeenAndLostAreSent: beside followers that read nothing, the others get every flow or a number of lost ones; the
-// history has all that the service has read.
+// TestSeenAndLostAreSent: while some followers read nothing, the others get every flow or a number of lost ones, and
+// every flow is stored.
 func TestSeenAndLostAreSent(t *testing.T) {
 	b := newBench(t)
 	p := b.start()

@@ -66,11 +66,12 @@ func TestProcessesCallAsTheArchitectureSays(t *testing.T) {
 	clients := map[string]string{
 		"NewIPAMServiceClient(": "ipam", "NewIdentityServiceClient(": "identity", "NewClusterServiceClient(": "identity",
 		"NewPolicyServiceClient(": "policy", "NewLoadBalancerServiceClient(": "loadbalancer",
-		"NewDatapathServiceClient(": "datapath", `"go.etcd.io/etcd/client/v3"`: "etcd",
+		"NewDatapathServiceClient(": "datapath", "NewObserverServiceClient(": "datapath",
+		`"go.etcd.io/etcd/client/v3"`:         "etcd",
 		`"github.com/sluice-net/sluice/kube"`: "the Kubernetes API",
 	}
 	processes := rows(t, "docs/architecture.md", "## Processes and rights")
-	for _, service := range []string{"identity", "ipam", "policy", "loadbalancer", "controller", "datapath"} {
+	for _, service := range []string{"identity", "ipam", "policy", "loadbalancer", "controller", "hubble", "datapath"} {
 		row := strings.Join(processes["`sluice-"+service+"`"], " ")
 		if row == "" {
 			t.Errorf("sluice-%s is not in the table of processes", service)
@@ -107,7 +108,7 @@ func TestProcessesCallAsTheArchitectureSays(t *testing.T) {
 // those that main.go keeps.
 func TestProcessesHaveTheCapabilitiesThatTheArchitectureSays(t *testing.T) {
 	processes := rows(t, "docs/architecture.md", "## Processes and rights")
-	for _, service := range []string{"identity", "ipam", "policy", "loadbalancer", "controller", "datapath"} {
+	for _, service := range []string{"identity", "ipam", "policy", "loadbalancer", "controller", "hubble", "datapath"} {
 		cells := strings.Split(strings.Join(processes["`sluice-"+service+"`"], " "), " | ")
 		source, want := direct(t, "services/"+service), "none"
 		if strings.Contains(source, "process.Privileged(") {

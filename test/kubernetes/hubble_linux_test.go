@@ -30,8 +30,8 @@ func hubble(t *testing.T) (corev1.PodSpec, corev1.Container) {
 	return pod, pod.Containers[i]
 }
 
-// TestHubbleIsAComponentWithoutRights: the base has nothing of it, and the component adds one container, which has no
-// token, no capability and no directory of another service that it can write.
+// TestHubbleIsAComponentWithoutRights: the component adds one container, which has no token, no capability and no
+// directory of another service that it can write.
 func TestHubbleIsAComponentWithoutRights(t *testing.T) {
 	pod, c := hubble(t)
 	base := daemonSet(t).Spec.Template.Spec

@@ -75,7 +75,9 @@ type Metrics struct {
 
 // New returns metrics without series.
 func New(o Options) *Metrics {
-	m := &Metrics{enabled: make(map[string]bool), max: o.MaxSeries, series: make(map[string]bool), owned: make(map[string]int)}
+	m := &Metrics{
+		enabled: make(map[string]bool), max: o.MaxSeries, series: make(map[string]bool), owned: make(map[string]int),
+	}
 	for _, name := range o.Names {
 		m.enabled[name] = true
 	}

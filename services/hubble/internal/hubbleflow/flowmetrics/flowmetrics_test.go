@@ -127,7 +127,9 @@ func TestTenantThatScansPortsLeavesSeriesToOthers(t *testing.T) {
 
 func TestUnknownNamesAreRefused(t *testing.T) {
 	for _, o := range []Options{
-		{Names: []string{"dns"}, MaxSeries: 2 * maxTenants}, {Labels: []string{"source_workload"}, MaxSeries: 2 * maxTenants}, {},
+		{Names: []string{"dns"}, MaxSeries: 2 * maxTenants},
+		{Labels: []string{"source_workload"}, MaxSeries: 2 * maxTenants},
+		{},
 	} {
 		if err := o.Validate(); err == nil {
 			t.Errorf("%+v was accepted", o)

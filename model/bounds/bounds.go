@@ -395,6 +395,11 @@ var All = []Bound{
 		Tests:  []string{"TestClientThatDoesNotReadDelaysNoOther", "TestAnswersOfManyTurnsAreComplete"},
 	},
 	{
+		Name: "clients over TCP", Process: hubble, Default: "64 connections, 32 calls", Divided: Undivided,
+		Beyond: "connections wait, and calls fail with RESOURCE_EXHAUSTED; clients of the unix socket have their own limits",
+		Shown:  "error of the call", Tests: []string{"TestCallsOverTCPAreBounded"},
+	},
+	{
 		Name: "series of flow metrics", Process: hubble, Setting: "flowMetrics.maxSeries", Default: "10,000",
 		Divided: ByTenant,
 		Beyond:  "flows of further series are only counted as left out; half is divided among 64 tenants",

@@ -4,7 +4,10 @@
 package main
 
 import (
+	"net"
+	"net/netip"
 	"path/filepath"
+	"strconv"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/config"
@@ -20,9 +23,19 @@ type Config struct {
 	StateDir    string            `config:"stateDir" help:"directory of the files that survive a restart"`
 	Datapath    string            `config:"datapath" help:"unix socket of the datapath"`
 	NodeName    string            `config:"nodeName" help:"name of this node until a flow names it; empty: the host name"`
+	Listen      ListenConfig      `config:"listen"`
 	History     HistoryConfig     `config:"history"`
 	Shares      SharesConfig      `config:"shares"`
 	FlowMetrics FlowMetricsConfig `config:"flowMetrics"`
+}
+
+// ListenConfig serves the API over TCP with mutual TLS, in addition to the unix socket.
+type ListenConfig struct {
+	Address   string `config:"address" help:"host:port for clients with a certificate; empty: only the unix socket"`
+	Cert      string `config:"cert" help:"file with the certificate, for the node's name"`
+	Key       string `config:"key" help:"file with the key of the certificate"`
+	ClientCA  string `config:"clientCA" help:"file with the CA certificates that verify clients"`
+	Advertise string `config:"advertise" help:"host:port for peers; empty: the address, if it names a host"`
 }
 
 // HistoryConfig bounds the history.
@@ -68,6 +81,7 @@ func (c *Config) Validate() error {
 	if !filepath.IsAbs(c.Datapath) {
 		p.Addf("datapath", "%q is not an absolute path", c.Datapath)
 	}
+	c.Listen.validate(&p)
 	if c.History.MaxSize < history.MinBytes {
 		p.Addf("history.maxSize", "%s is less than %s", c.History.MaxSize, config.ByteSize(history.MinBytes))
 	}
@@ -83,6 +97,36 @@ func (c *Config) Validate() error {
 	return p.Err()
 }
 
+func (l ListenConfig) validate(p *config.Problems) {
+	if l.Address == "" {
+		return
+	}
+	for key, address := range map[string]string{"listen.address": l.Address, "listen.advertise": l.Advertise} {
+		if _, port, err := net.SplitHostPort(address); key == "listen.address" || address != "" {
+			if n, _ := strconv.ParseUint(port, 10, 16); err != nil || n == 0 && port != "0" {
+				p.Addf(key, "%q is not host:port", address)
+			}
+		}
+	}
+	for key, file := range map[string]string{"cert": l.Cert, "key": l.Key, "clientCA": l.ClientCA} {
+		if !filepath.IsAbs(file) {
+			p.Addf("listen."+key, "%q is not an absolute path; listen.address requires it", file)
+		}
+	}
+}
+
+// advertised returns the address for peers. Without an address that others can connect to, it is the socket.
+func (l ListenConfig) advertised(socket string) string {
+	host, _, _ := net.SplitHostPort(l.Address)
+	switch ip, _ := netip.ParseAddr(host); {
+	case l.Address != "" && l.Advertise != "":
+		return l.Advertise
+	case host == "" || ip.IsValid() && ip.IsUnspecified():
+		return "unix://" + socket
+	}
+	return l.Address
+}
+
 func (c *Config) metrics() flowmetrics.Options {
 	return flowmetrics.Options{
 		Names: c.FlowMetrics.Enabled, Labels: c.FlowMetrics.Labels, MaxSeries: c.FlowMetrics.MaxSeries,
@@ -94,7 +138,15 @@ func (c *Config) tenants() shares.Settings {
 }
 
 // Calls returns the system calls that this service needs in addition to the calls that every service needs.
-func (*Config) Calls() sandbox.Calls { return sandbox.Calls{} }
+func (c *Config) Calls() sandbox.Calls { return sandbox.Calls{Inet: c.Listen.Address != ""} }
 
 // files returns the files that the service opens after startup.
-func (c *Config) files() sandbox.Files { return sandbox.Files{Write: []string{c.StateDir}} }
+func (c *Config) files() sandbox.Files {
+	f := sandbox.Files{Write: []string{c.StateDir}}
+	if c.Listen.Address != "" {
+		for _, file := range []string{c.Listen.Cert, c.Listen.Key, c.Listen.ClientCA} {
+			f.Read = append(f.Read, filepath.Dir(file)) // new files may replace them
+		}
+	}
+	return f
+}

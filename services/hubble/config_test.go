@@ -34,6 +34,22 @@ func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
 	}
 }
 
+func TestAddressForPeersCanBeReached(t *testing.T) {
+	for want, l := range map[string]ListenConfig{
+		"unix:///run/x.sock": {}, "10.0.0.1:4244": {Address: "10.0.0.1:4244"},
+		"node-1:4245": {Address: ":4244", Advertise: "node-1:4245"},
+	} {
+		if got := l.advertised("/run/x.sock"); got != want {
+			t.Errorf("%+v: %s, want %s", l, got, want)
+		}
+	}
+	for _, address := range []string{":4244", "0.0.0.0:4244", "[::]:4244"} {
+		if got := (ListenConfig{Address: address}).advertised("/x"); got != "unix:///x" {
+			t.Errorf("%s: %s", address, got)
+		}
+	}
+}
+
 func TestWrongSettingsAreNamed(t *testing.T) {
 	c := defaults(instance.Paths{RunDir: "/run/sluice", StateDir: "/var/lib/sluice"})
 	if err := c.Validate(); err != nil {
@@ -42,9 +58,11 @@ func TestWrongSettingsAreNamed(t *testing.T) {
 	c.StateDir, c.Datapath, c.Shares.TenantLabel = "x", "y", ""
 	c.History.MaxSize, c.History.MaxAge = 1, 8*maxAge
 	c.FlowMetrics.Enabled = []string{"dns"}
+	c.Listen.Address, c.Listen.Key = "4244", "tls.key"
 	err := c.Validate()
 	for _, key := range []string{
 		"stateDir", "datapath", "history.maxSize", "history.maxAge", "shares.tenantLabel", "flowMetrics",
+		"listen.address", "listen.cert", "listen.key", "listen.clientCA",
 	} {
 		if err == nil || !strings.Contains(err.Error(), key) {
 			t.Errorf("%v does not name %s", err, key)

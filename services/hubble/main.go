@@ -26,6 +26,7 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow/flowmetrics"
 	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow/record"
 	"github.com/sluice-net/sluice/services/hubble/internal/server"
+	"github.com/sluice-net/sluice/services/hubble/internal/server/remote"
 )
 
 func main() { os.Exit(process.Run("hubble", defaults, run)) }
@@ -72,7 +73,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 			}
 			return node
 		},
-		Rate: sink.Rate, Source: events.Err, Address: "unix://" + p.Config.Socket.Path,
+		Rate: sink.Rate, Source: events.Err, Address: cfg.Listen.advertised(p.Config.Socket.Path),
 		Process: wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each,
 			p.LogLevel, p.Log),
 	})
@@ -85,6 +86,18 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})
 	if err != nil {
 		return err
+	}
+	if cfg.Listen.Address != "" {
+		listener, err := remote.Listen(remote.Options{
+			Address:  cfg.Listen.Address,
+			Files:    remote.Files{Cert: cfg.Listen.Cert, Key: cfg.Listen.Key, ClientCA: cfg.Listen.ClientCA},
+			Register: service.RegisterRemote, Healthy: []string{"", server.HealthName}, Log: p.Log,
+		})
+		if err != nil {
+			return fmt.Errorf("listen.address %s: %w", cfg.Listen.Address, err)
+		}
+		p.Log.Info("listening for clients with a certificate", "address", listener.Address())
+		p.Go("clients over TCP", listener.Run)
 	}
 	p.Go("history", stored.Run)
 	p.Go("losses", sink.Run)

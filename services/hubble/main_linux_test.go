@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
@@ -19,6 +20,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -35,6 +37,7 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/api/observer"
 	"github.com/sluice-net/sluice/services/hubble/internal/api/peer"
 	"github.com/sluice-net/sluice/services/hubble/internal/history"
+	"github.com/sluice-net/sluice/services/hubble/internal/test/authority"
 )
 
 func TestMain(m *testing.M) {
@@ -357,6 +360,69 @@ func TestSocketAndFilesAreForTheGroupAndTheUser(t *testing.T) {
 			t.Errorf("uid %d sets the log level: %v", uid, err)
 		}
 		conn.Close()
+	}
+}
+
+// TestClientsOverTCPNeedACertificate: with the sandbox, also after the files were replaced. Over TCP no client can
+// change the process.
+func TestClientsOverTCPNeedACertificate(t *testing.T) {
+	b := newBench(t)
+	dir := b.Mkdir("tls")
+	install := func(ca *authority.CA) {
+		t.Helper()
+		certificate, key := ca.Sign("node-1")
+		for name, content := range map[string][]byte{"tls.crt": certificate, "tls.key": key, "ca.crt": ca.PEM} {
+			next := filepath.Join(dir, name+".next")
+			if err := os.WriteFile(next, content, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Chown(next, int(instance.HubbleID), int(instance.GroupID)); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Rename(next, filepath.Join(dir, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	ca := authority.New(t)
+	install(ca)
+	b.happen(20)
+	p := b.start("--listen-address", "127.0.0.1:0", "--listen-cert", filepath.Join(dir, "tls.crt"), "--listen-key",
+		filepath.Join(dir, "tls.key"), "--listen-client-ca", filepath.Join(dir, "ca.crt"),
+		"--listen-advertise", "10.0.0.1:4244")
+	p.wants(20, 0, &observer.GetFlowsRequest{})
+	var line struct{ Msg, Address string }
+	for text := range strings.Lines(p.Log()) {
+		if err := json.Unmarshal([]byte(text), &line); err == nil && strings.HasPrefix(line.Msg, "listening for clients") {
+			break
+		}
+	}
+	for range 2 {
+		conn, err := grpc.NewClient("passthrough:///"+line.Address,
+			grpc.WithTransportCredentials(credentials.NewTLS(ca.Client("reader", "node-1"))))
+		if err != nil {
+			t.Fatal(err)
+		}
+		over := &proc{ObserverClient: observer.NewObserverClient(conn), Process: p.Process, t: t}
+		over.wants(20, 0, &observer.GetFlowsRequest{})
+		stream, err := peer.NewPeerClient(conn).Notify(servicetest.Context(t), &peer.NotifyRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := stream.Recv()
+		if err != nil || m.GetAddress() != "10.0.0.1:4244" || m.GetTls().GetServerName() != "node-1" {
+			t.Errorf("the first peer: %v, %v", m, err)
+		}
+		err = conn.Invoke(servicetest.Context(t), "/sluice.status.v1.ProcessService/SetLogLevel",
+			&observer.ServerStatusRequest{}, &observer.ServerStatusResponse{})
+		if status.Code(err) != codes.Unimplemented {
+			t.Errorf("setting the log level over TCP: %v", err)
+		}
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+		ca = authority.New(t)
+		install(ca)
 	}
 }
 

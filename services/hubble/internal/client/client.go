@@ -22,8 +22,8 @@ import (
 
 // Pauses between attempts to open the stream.
 const (
-	retryMin = 100 * time.Millisecond
-	retryMax = 5 * time.Second
+	firstPause   = 100 * time.Millisecond
+	longestPause = time.Second
 )
 
 // Sink receives the events. Its methods are called one at a time.
@@ -72,7 +72,7 @@ func (s *Stream) setErr(err error) {
 // Run follows the events after the one with an ID, or all stored ones if the ID is empty, until ctx ends. After an
 // interruption it continues with the event after the last one, so that the sink gets no event twice.
 func (s *Stream) Run(ctx context.Context, after string) error {
-	pause := retryMin
+	pause := firstPause
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := s.follow(ctx, &after)
@@ -80,14 +80,14 @@ func (s *Stream) Run(ctx context.Context, after string) error {
 			return nil
 		}
 		s.setErr(err)
-		if time.Since(began) > retryMax {
-			pause = retryMin
+		if time.Since(began) > longestPause {
+			pause = firstPause
 		}
 		select {
 		case <-time.After(pause/2 + rand.N(pause/2+1)):
 		case <-ctx.Done():
 		}
-		pause = min(2*pause, retryMax)
+		pause = min(2*pause, longestPause)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -43,7 +44,8 @@ type Options struct {
 	Rate func() float64
 	// Source returns why no events arrive; nil while the stream of the datapath is open.
 	Source func() error
-	// Address is how peers reach this server.
+	// Address is how peers reach this server: "unix://…", or host:port of a server with a certificate for the name of the
+	// node.
 	Address string
 	// Process describes the settings of this process.
 	Process wire.Process
@@ -65,6 +67,12 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	observer.RegisterObserverServer(r, s)
 	peer.RegisterPeerServer(r, s)
 	statusv1.RegisterProcessServiceServer(r, s.o.Process)
+}
+
+// RegisterRemote adds the services for clients of other machines.
+func (s *Server) RegisterRemote(r grpc.ServiceRegistrar) {
+	observer.RegisterObserverServer(r, s)
+	peer.RegisterPeerServer(r, s)
 }
 
 // Methods returns who may call which method: the group may read all flows.
@@ -125,9 +133,21 @@ func (s *Server) GetNodes(context.Context, *observer.GetNodesRequest) (*observer
 		state = relay.NodeState_NODE_UNAVAILABLE
 	}
 	return &observer.GetNodesResponse{Nodes: []*observer.Node{{
-		Name: s.o.Node(), Version: s.o.Version, Address: s.o.Address, State: state, Tls: &observer.TLS{},
+		Name: s.o.Node(), Version: s.o.Version, Address: s.o.Address, State: state,
+		Tls:      &observer.TLS{Enabled: s.remote(), ServerName: s.serverName()},
 		UptimeNs: s.uptime(), NumFlows: st.Records, MaxFlows: capacity(st), SeenFlows: st.Seen,
 	}}}, nil
+}
+
+// remote reports whether peers reach this server over TCP.
+func (s *Server) remote() bool { return !strings.HasPrefix(s.o.Address, "unix:") }
+
+// serverName returns the name in the certificate of this server; empty without one.
+func (s *Server) serverName() string {
+	if s.remote() {
+		return s.o.Node()
+	}
+	return ""
 }
 
 // GetNamespaces implements the API.
@@ -143,10 +163,13 @@ func (s *Server) GetNamespaces(
 
 // Notify implements the API. The only peer is this node.
 func (s *Server) Notify(_ *peer.NotifyRequest, stream grpc.ServerStreamingServer[peer.ChangeNotification]) error {
-	err := stream.Send(&peer.ChangeNotification{
+	n := &peer.ChangeNotification{
 		Name: s.o.Node(), Address: s.o.Address, Type: peer.ChangeNotificationType_PEER_ADDED,
-	})
-	if err != nil {
+	}
+	if s.remote() {
+		n.Tls = &peer.TLS{ServerName: s.serverName()}
+	}
+	if err := stream.Send(n); err != nil {
 		return err
 	}
 	<-stream.Context().Done()

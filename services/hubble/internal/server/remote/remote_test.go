@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package remote
+
+import (
+	"context"
+	"crypto/tls"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/hubble/internal/api/observer"
+	"github.com/sluice-net/sluice/services/hubble/internal/test/authority"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// bench is a running server.
+type bench struct {
+	*Server
+	t     testing.TB
+	ca    *authority.CA
+	files Files
+}
+
+// open is a service whose calls wait for their clients, or panic.
+type open struct {
+	observer.UnimplementedObserverServer
+}
+
+func (open) GetFlows(
+	_ *observer.GetFlowsRequest, stream grpc.ServerStreamingServer[observer.GetFlowsResponse],
+) error {
+	if err := stream.Send(&observer.GetFlowsResponse{}); err != nil {
+		return err
+	}
+	<-stream.Context().Done()
+	return stream.Context().Err()
+}
+
+func (open) GetNodes(context.Context, *observer.GetNodesRequest) (*observer.GetNodesResponse, error) {
+	panic("a fault")
+}
+
+func newBench(t testing.TB) *bench {
+	t.Helper()
+	dir := t.TempDir()
+	b := &bench{t: t, ca: authority.New(t), files: Files{
+		Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key"), ClientCA: filepath.Join(dir, "ca.crt"),
+	}}
+	b.install(b.ca, "node-1")
+	var err error
+	b.Server, err = Listen(Options{
+		Address: "127.0.0.1:0", Files: b.files, Healthy: []string{""}, Log: log.Discard(),
+		Register: func(r grpc.ServiceRegistrar) { observer.RegisterObserverServer(r, open{}) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error)
+	go func() { ended <- b.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+// install writes the files with a certificate of the server.
+func (b *bench) install(ca *authority.CA, name string) {
+	b.t.Helper()
+	certificate, key := ca.Sign(name)
+	for file, content := range map[string][]byte{b.files.Cert: certificate, b.files.Key: key, b.files.ClientCA: ca.PEM} {
+		next := file + ".next"
+		if err := os.WriteFile(next, content, 0o600); err != nil {
+			b.t.Fatal(err)
+		}
+		if err := os.Rename(next, file); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+}
+
+func (b *bench) dial(c *tls.Config) *grpc.ClientConn {
+	b.t.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+b.Address(), grpc.WithTransportCredentials(credentials.NewTLS(c)))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// check makes a call.
+func (b *bench) check(c *tls.Config) error {
+	b.t.Helper()
+	conn := b.dial(c)
+	_, err := grpc_health_v1.NewHealthClient(conn).Check(b.t.Context(), &grpc_health_v1.HealthCheckRequest{})
+	return err
+}
+
+func TestOnlyClientsWithACertificateOfTheCAAreServed(t *testing.T) {
+	b := newBench(t)
+	if err := b.check(b.ca.Client("reader", "node-1")); err != nil {
+		t.Errorf("a client of the CA: %v", err)
+	}
+	none := b.ca.Client("reader", "node-1")
+	none.Certificates = nil
+	other := authority.New(t).Client("reader", "node-1")
+	other.RootCAs = b.ca.Pool()
+	for name, c := range map[string]*tls.Config{
+		"no certificate": none, "of another CA": other, "for another server": b.ca.Client("reader", "node-2"),
+	} {
+		if err := b.check(c); status.Code(err) != codes.Unavailable {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	err := b.check(b.ca.Client("tenant.shop.sluice", "node-1"))
+	if status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "tenant.shop.sluice") {
+		t.Errorf("a certificate of a tenant: %v", err)
+	}
+}
+
+// TestCertificatesAreReadAgain: new files are used for new connections, and files that cannot be used are not.
+func TestCertificatesAreReadAgain(t *testing.T) {
+	b := newBench(t)
+	before := b.ca
+	next := authority.New(t)
+	b.install(next, "node-1")
+	if err := b.check(next.Client("reader", "node-1")); err != nil {
+		t.Errorf("a client of the new CA: %v", err)
+	}
+	if err := b.check(before.Client("reader", "node-1")); err == nil {
+		t.Error("a client of the former CA is served")
+	}
+	for _, file := range []string{b.files.Cert, b.files.ClientCA} {
+		if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.check(next.Client("reader", "node-1")); err != nil {
+			t.Errorf("with a corrupt %s: %v", filepath.Base(file), err)
+		}
+	}
+	if err := os.Remove(b.files.Key); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.check(next.Client("reader", "node-1")); err != nil {
+		t.Errorf("without a key: %v", err)
+	}
+	if _, err := Listen(Options{Address: "127.0.0.1:0", Files: b.files, Log: log.Discard()}); err == nil {
+		t.Error("a server starts with these files")
+	}
+}
+
+// TestCallsOverTCPAreBounded: clients that do not read hold at most their bound, and a panic ends its call only.
+func TestCallsOverTCPAreBounded(t *testing.T) {
+	b := newBench(t)
+	client := observer.NewObserverClient(b.dial(b.ca.Client("reader", "node-1")))
+	if _, err := client.GetNodes(t.Context(), &observer.GetNodesRequest{}); status.Code(err) != codes.Internal {
+		t.Errorf("a handler that panics: %v", err)
+	}
+	for range maxCalls {
+		stream, err := client.GetFlows(t.Context(), &observer.GetFlowsRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := stream.Recv(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.check(b.ca.Client("reader", "node-1")); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("beyond the bound: %v", err)
+	}
+}

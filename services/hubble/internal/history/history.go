@@ -46,6 +46,9 @@ const (
 	maxSegments = 8192
 	// batchInterval is the time between two batches.
 	batchInterval = time.Second
+	// gather is how long a reader that has every record waits for more after the next one. Many readers that wake for
+	// each record leave no time to receive records.
+	gather = 10 * time.Millisecond
 )
 
 // Others is the part of the tenants beyond MaxParts.
@@ -122,7 +125,7 @@ type History struct {
 	mu        sync.Mutex
 	recent    []Record      // guarded by mu; the last Recent records
 	next      uint64        // guarded by mu; number of the next record
-	arrived   chan struct{} // guarded by mu; closed and replaced at each record
+	arrived   chan struct{} // guarded by mu; closed at the next record; nil without a reader that waits
 	parts     map[string]*part
 	complete  map[string]time.Time // guarded by mu; by part, the time of the newest displaced record
 	bytes     int64                // guarded by mu; size of all files
@@ -153,7 +156,7 @@ func (p *part) size() (bytes int64) {
 // Open reads the index of all files. Corrupt files are kept, count against the bound, and are reported by Status.
 func Open(o Options) (*History, error) {
 	h := &History{
-		o: o, next: 1, arrived: make(chan struct{}), parts: make(map[string]*part),
+		o: o, next: 1, parts: make(map[string]*part),
 		complete: make(map[string]time.Time), broken: make(map[string]error),
 		segment: int(min(max(o.MaxBytes/256, 64<<10), 1<<20)),
 	}
@@ -192,8 +195,10 @@ func (h *History) Append(e Entry) {
 	h.waiting++
 	h.waitBytes += len(e.Data)
 	full := h.waiting >= batchRecords || h.waitBytes >= batchBytes
-	close(h.arrived)
-	h.arrived = make(chan struct{})
+	if h.arrived != nil {
+		close(h.arrived)
+		h.arrived = nil
+	}
 	h.mu.Unlock()
 	if full {
 		h.Flush()
@@ -370,12 +375,19 @@ func (h *History) Next(ctx context.Context, after uint64) (r Record, missed uint
 			h.mu.Unlock()
 			return r, missed, nil
 		}
+		if h.arrived == nil {
+			h.arrived = make(chan struct{})
+		}
 		arrived := h.arrived
 		h.mu.Unlock()
 		select {
 		case <-arrived:
 		case <-ctx.Done():
 			return Record{}, missed, ctx.Err()
+		}
+		select {
+		case <-time.After(gather):
+		case <-ctx.Done(): // the record is returned all the same
 		}
 	}
 }

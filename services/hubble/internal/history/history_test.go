@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
@@ -325,6 +326,37 @@ func TestOldRecordsAreRemoved(t *testing.T) {
 	if s := h.Status(); s.Bytes != 0 {
 		t.Errorf("the files still have %d bytes", s.Bytes)
 	}
+}
+
+// TestReaderWakesOnceForRecordsOfABurst: a wake-up for each record would leave no time to receive records.
+func TestReaderWakesOnceForRecordsOfABurst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := open(t, t.TempDir(), 64<<20, start)
+		const count = 50
+		woke := make(chan time.Duration, count)
+		go func() {
+			began := time.Now()
+			for last := uint64(0); last < count; {
+				r, _, err := h.Next(t.Context(), last)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				last = r.Number
+				woke <- time.Since(began)
+			}
+		}()
+		synctest.Wait()
+		for i := range count {
+			h.Append(entry("tenant", i, 100))
+			time.Sleep(gather / (2 * count))
+		}
+		for range count {
+			if after := <-woke; after != gather {
+				t.Fatalf("a record was returned after %s, want all of them after %s", after, gather)
+			}
+		}
+	})
 }
 
 // TestSlowReaderKnowsHowManyRecordsItMissed: it blocks neither the writer nor others.

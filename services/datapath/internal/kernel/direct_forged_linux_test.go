@@ -120,7 +120,8 @@ func TestKernelNothingForgedLeavesTheTunnel(t *testing.T) {
 	taken := 0
 	for i, c := range claims {
 		// by the device also to other addresses that are b's
-		right := c.broken == "" && slices.Contains([]netip.Addr{f.b.addr4, f.b.over4, broadcast}, c.to) && f.isTrue(c, third)
+		right := c.broken == "" && f.isTrue(c, third) &&
+			slices.Contains([]netip.Addr{f.b.addr4, f.b.over4, broadcast}, c.to)
 		switch count := arrived[uint32(i)]; {
 		case count > 1 || count == 1 && !right:
 			t.Errorf("%+v arrived %d times", c, count)

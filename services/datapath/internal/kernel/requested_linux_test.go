@@ -112,19 +112,19 @@ func TestKernelACopyEndsWithItsConnection(t *testing.T) {
 		held := func() int {
 			return n.k.Bounds.Held([]bound.Bound{bound.Translations4, bound.Translations6}[i], client.Slot)
 		}
-		for end, close := range map[string]func(pair){
+		for what, end := range map[string]func(pair){
 			"the client resets": func(p pair) { _ = p.client.Close() },
 			"the server resets": func(p pair) { _ = p.server.(*net.TCPConn).SetLinger(0); _ = p.server.Close() },
 		} {
 			conn := pairFrom(t, client.ns, 40000, server.ns, asked, backend)
 			must(t, "exchange", conn.exchange(false))
 			if got := n.copies(); len(got) != 1 || got[0].Backend != backend || got[0].Source.Port() != 40000 || held() != 3 {
-				t.Errorf("%v, %s: the copies are %v, want one; the pod has %d translations, want 3", own, end, got, held())
+				t.Errorf("%v, %s: the copies are %v, want one; the pod has %d translations, want 3", own, what, got, held())
 			}
-			close(conn)
+			end(conn)
 			servicetest.Eventually(t, "the end", func() bool { return held() == 0 })
 			if got := n.copies(); len(got) != 0 {
-				t.Errorf("%v, %s: copies remain: %v", own, end, got)
+				t.Errorf("%v, %s: copies remain: %v", own, what, got)
 			}
 			conn.close()
 		}

@@ -47,7 +47,8 @@ func (t *Table) MarkRules(free uint32) (found []string, err error) {
 		return err
 	})
 	if more {
-		found = append(found, fmt.Sprintf("more than %d firewall chains: not all were searched for rules that change the packet mark", mostChains))
+		found = append(found,
+			fmt.Sprintf("more than %d firewall chains: not all were searched for rules that change the packet mark", mostChains))
 	}
 	return found, err
 }

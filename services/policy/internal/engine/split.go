@@ -319,8 +319,8 @@ func (e *Engine) share(ls *liveSelector) {
 // useTable records that a subject uses a table.
 func (e *Engine) useTable(l *live, s *subject) {
 	t, _ := e.config.Tenant(s.namespace)
-	if l.refs == 0 {
-		l.tenant = t
+	if !l.used { // a preparation may have bound it, but for no subject
+		l.tenant, l.used = t, true
 	} else if t != l.tenant {
 		e.shareTable(l)
 	}

@@ -5,7 +5,9 @@ package engine
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/sluice-net/sluice/model/identity"
@@ -66,7 +68,9 @@ func exists(key string) selector.Selector {
 // cannot split, and its deny rules match all of them.
 func TestSelectorsOfOneTenantSplitClassesWithinItsShare(t *testing.T) {
 	const limit, keys = 160, 8
-	for _, action := range []policytable.Action{policytable.Allow, policytable.Deny} {
+	for i := range 4 {
+		action := []policytable.Action{policytable.Allow, policytable.Deny}[i%2]
+		prepared := i >= 2
 		e := New(Config{Tenant: byNamespace, IdentityClasses: limit})
 		var all []selector.Selector
 		for i := range keys {
@@ -85,8 +89,11 @@ func TestSelectorsOfOneTenantSplitClassesWithinItsShare(t *testing.T) {
 			}
 			return id
 		}
-		const first, shop, flood = identity.MinCluster, identity.MinCluster + 1000, identity.MinCluster + 1001
-		peers := []peer.Identity{pod(shop, "shop", 0), pod(flood, "flood", 0)}
+		const first, shop, flood, second = identity.MinCluster, identity.MinCluster + 1000, identity.MinCluster + 1001,
+			identity.MinCluster + 1002
+		peers := []peer.Identity{
+			pod(shop, "shop", 0), pod(flood, "flood", 0), pod(second, "flood", 0, label.Kubernetes("second", "pod")),
+		}
 		for bits := range 1 << keys {
 			var more []label.Label
 			if bits%3 == 0 {
@@ -96,8 +103,15 @@ func TestSelectorsOfOneTenantSplitClassesWithinItsShare(t *testing.T) {
 		}
 		apply := func(c Change) {
 			t.Helper()
+			p := e.Prepare(c)
+			for prepared && p.Mark(1) { //nolint:revive // until all were marked
+			}
+			for prepared && p.Step(8) { //nolint:revive // until all were compiled
+			}
 			if err := e.Apply(c); err != nil {
 				t.Fatal(err)
+			}
+			for p.Release(8) { //nolint:revive // until all are released
 			}
 		}
 		apply(Change{UpsertPolicies: []policy.Object{admission("shop", policytable.Allow, exists("web"))}})
@@ -137,6 +151,15 @@ func TestSelectorsOfOneTenantSplitClassesWithinItsShare(t *testing.T) {
 		}
 		if closed := check("flood"); closed == 0 || e.Waiting() == 0 {
 			t.Errorf("%d verdicts are closed, %d peers wait", closed, e.Waiting())
+		}
+		for _, l := range slices.Collect(maps.Values(e.tables)) {
+			if !e.replaceTable(l) {
+				t.Fatal("a table was not renewed")
+			}
+		}
+		apply(Change{AddSubjects: []identity.Numeric{second}})
+		if closed := check("a second pod, with renewed tables"); closed == 0 {
+			t.Error("flood has all classes after its tables were renewed")
 		}
 		usage, _ := e.Splits()
 		if usage.Used > limit || len(e.classes) != usage.Used || usage.Asked <= usage.Used {

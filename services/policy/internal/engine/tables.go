@@ -45,6 +45,7 @@ type live struct {
 	crowded  map[*identityClass]struct{}
 	crowding error         // the error for the first class in crowded
 	tenant   shares.Tenant // tenant of the first subject
+	used     bool          // tenant is set
 	shared   bool          // subjects of several tenants use the table
 }
 
@@ -490,7 +491,7 @@ func (e *Engine) replaceTable(l *live) bool {
 		e.remove(next)
 		return false
 	}
-	next.refs = l.refs
+	next.refs, next.tenant, next.used, next.shared = l.refs, l.tenant, l.used, l.shared
 	if len(next.crowded) > 0 {
 		e.crowded[next] = struct{}{}
 	}

@@ -4,8 +4,8 @@
 package record
 
 import (
-	"bytes"
 	"encoding/json"
+	"fmt"
 )
 
 // Place records how a policy was admitted to the limits. It is zero for a policy that is enforced as written and was
@@ -50,15 +50,18 @@ func encodePlace(p *Policy) []byte {
 	return encode(place)
 }
 
-// decodePlace returns the place of a stored policy. If the place belongs to an uncommitted change or cannot be decoded,
-// only its time of creation is used.
-func decodePlace(text []byte, p *Policy) Place {
+// decodePlace returns the place of a stored policy. If the place belongs to an uncommitted change, only its time of
+// creation is used. A corrupt place is an error, as a corrupt policy is: without its place, a policy could allow more.
+func decodePlace(text []byte, p *Policy) (Place, error) {
+	if text == nil {
+		return Place{}, nil
+	}
 	var place Place
-	if text == nil || json.NewDecoder(bytes.NewReader(text)).Decode(&place) != nil {
-		return Place{}
+	if err := json.Unmarshal(text, &place); err != nil {
+		return Place{}, fmt.Errorf("the place of the policy: %w", err)
 	}
 	if place.Revision != p.Revision {
-		return Place{Created: place.Created}
+		return Place{Created: place.Created}, nil
 	}
-	return place
+	return place, nil
 }

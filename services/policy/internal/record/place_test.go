@@ -54,3 +54,22 @@ func TestPlaceIsKeptBesideThePolicy(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestCorruptPlaceIsNoPlace: the service does not start with a policy whose place is corrupt, because a policy without a
+// place may allow more, for example if it exceeds a limit.
+func TestCorruptPlaceIsNoPlace(t *testing.T) {
+	p := Policy{Key: Key{Kind: "K", Name: "a"}, Source: "grpc", Manifest: []byte("x"), Revision: 3}
+	p.Place = Place{Exceeds: "why", Held: []byte("y")}
+	stored := encodePlace(&p)
+	got, err := codec.Decode(p.Key.Encode(), encodePolicy(p), stored)
+	if err != nil || got.Place.Exceeds != "why" {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	for what, text := range map[string][]byte{
+		"cut": stored[:len(stored)-2], "empty": {}, "another type": []byte(`{"exceeds":1,"revision":3}`), "zeroes": make([]byte, 40),
+	} {
+		if got, err := codec.Decode(p.Key.Encode(), encodePolicy(p), text); err == nil {
+			t.Errorf("%s: %+v", what, got.Place)
+		}
+	}
+}

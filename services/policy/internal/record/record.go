@@ -219,7 +219,10 @@ var codec = journal.Codec[Policy]{
 		if err == nil && p.Key.Encode() != key {
 			err = errors.New("the record belongs to another policy")
 		}
-		p.Place = decodePlace(place, &p)
+		if err != nil {
+			return p, err
+		}
+		p.Place, err = decodePlace(place, &p)
 		return p, err
 	},
 }

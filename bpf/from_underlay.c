@@ -142,11 +142,15 @@ static __always_inline bool is_taken6(struct __sk_buff *skb, const struct ipv6hd
 	return is_small_udp(skb, bpf_map_lookup_elem(&sl_ct6, &key));
 }
 
-/* Whether the inner packet is for a local pod, is no fragment, and is taken out here. */
-static __always_inline bool is_for_pod(struct __sk_buff *skb, struct sl_packet *p)
+/* Whether the inner packet is for a local pod, is no fragment, and is taken out here. Not inlined,
+ * so that its copies of headers take no stack from admit.
+ */
+__noinline int is_for_pod(struct __sk_buff *skb, struct sl_packet *p)
 {
 	const __u32 at = ETH_HLEN + SL_TUNNEL_BYTES;
 
+	if (!p)
+		return false;
 	if (p->ethertype == ETH_P_IP) {
 		struct iphdr ip;
 

@@ -66,12 +66,11 @@ type ClusterServiceClient interface {
 	// The identity of a mapping may be unknown to the caller until WatchIdentities sends it. Changes of one node or
 	// prefix are merged. Idle bookmarks carry newer tokens.
 	//
-	// A caller that was disconnected continues with the resume token of the last message, and receives everything that
-	// was deleted in the meantime as a deletion. OUT_OF_RANGE: the token is too old or belongs to another run of the
-	// service; watch again without a token, and drop all nodes and mappings that are not sent before the bookmark with
-	// snapshot_complete. RESOURCE_EXHAUSTED: the caller reads too slowly and was disconnected; watch again with the last
-	// token, which is valid unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service is stopping; watch again with the
-	// last token.
+	// A disconnected caller continues with the resume token of the last message, and receives everything that was deleted
+	// in the meantime as a deletion. OUT_OF_RANGE: the token is too old or belongs to another run of the service; watch
+	// again without a token, and drop all nodes and mappings that are not sent before the bookmark with snapshot_complete.
+	// RESOURCE_EXHAUSTED: the caller reads too slowly and was disconnected; watch again with the last token, which is valid
+	// unless the call returns OUT_OF_RANGE. UNAVAILABLE: the service is stopping; watch again with the last token.
 	WatchCluster(ctx context.Context, in *WatchClusterRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchClusterResponse], error)
 	// ListNodes streams all nodes, including this one, sorted by name. Their state is read from etcd; while etcd is
 	// unavailable it is NODE_STATE_UNSPECIFIED.
@@ -411,12 +410,11 @@ type ClusterServiceServer interface {
 	// The identity of a mapping may be unknown to the caller until WatchIdentities sends it. Changes of one node or
 	// prefix are merged. Idle bookmarks carry newer tokens.
 	//
-	// A caller that was disconnected continues with the resume token of the last message, and receives everything that
-	// was deleted in the meantime as a deletion. OUT_OF_RANGE: the token is too old or belongs to another run of the
-	// service; watch again without a token, and drop all nodes and mappings that are not sent before the bookmark with
-	// snapshot_complete. RESOURCE_EXHAUSTED: the caller reads too slowly and was disconnected; watch again with the last
-	// token, which is valid unless the answer is OUT_OF_RANGE. UNAVAILABLE: the service is stopping; watch again with the
-	// last token.
+	// A disconnected caller continues with the resume token of the last message, and receives everything that was deleted
+	// in the meantime as a deletion. OUT_OF_RANGE: the token is too old or belongs to another run of the service; watch
+	// again without a token, and drop all nodes and mappings that are not sent before the bookmark with snapshot_complete.
+	// RESOURCE_EXHAUSTED: the caller reads too slowly and was disconnected; watch again with the last token, which is valid
+	// unless the call returns OUT_OF_RANGE. UNAVAILABLE: the service is stopping; watch again with the last token.
 	WatchCluster(*WatchClusterRequest, grpc.ServerStreamingServer[WatchClusterResponse]) error
 	// ListNodes streams all nodes, including this one, sorted by name. Their state is read from etcd; while etcd is
 	// unavailable it is NODE_STATE_UNSPECIFIED.

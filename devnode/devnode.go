@@ -121,8 +121,9 @@ type state struct {
 	Ready bool `json:"ready"`
 }
 
-// users are the services with their numeric users. Only development nodes run etcd. It has a group of its own, whose
-// members may connect, because etcd does not authenticate writers, and members of the services' group may only read.
+// users gives the uid and gid of each service. Only development nodes run etcd. etcd does not authenticate its clients,
+// so everyone who can connect can write. It therefore has a group of its own, and not the group of the services, whose
+// members may only read.
 var users = func() map[string]nodefiles.Service {
 	m := map[string]nodefiles.Service{}
 	for _, s := range nodefiles.Services() {

@@ -503,8 +503,8 @@ func TestConcurrentReadersFollowAConcurrentProducer(t *testing.T) {
 					return
 				}
 			}
-			// "end" was the last change, so nothing else may be missing. Merging may have shown it
-			// early: it was never changed before.
+			// "end" was the last change, so nothing else may be missing. A merged change keeps its earlier
+			// place in the queue, but "end" was not queued before, so it is last.
 			for i := range 100 {
 				if want := changes - 100 + i; r.state[fmt.Sprint("k", want%100)] != want {
 					t.Errorf("k%d is %d, want %d", want%100, r.state[fmt.Sprint("k", want%100)], want)

@@ -321,7 +321,7 @@ func (c *largeCluster) change(ctx context.Context) error {
 	return nil
 }
 
-// called returns a further policy of a subject, which lets the probe send to a port.
+// called returns the policy called-N for the row "by a call": a copy of policy pN that lets the probe send to a port.
 func (c *largeCluster) called(subject, port int) string {
 	app := c.apps[subject]
 	return strings.Replace(c.manifest(app, port), fmt.Sprintf("name: p%d,", app), fmt.Sprintf("name: called-%d,", app), 1)

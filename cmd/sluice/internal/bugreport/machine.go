@@ -381,7 +381,7 @@ func sysctls(ctx context.Context, w io.Writer) error {
 		return err
 	})
 	if err == nil && denied > 0 {
-		err = fmt.Errorf("%d may not be read", denied)
+		err = fmt.Errorf("no permission to read %d files or directories", denied)
 	}
 	return err
 }

@@ -14,7 +14,7 @@ type Revision struct{ number *uint64 }
 
 // Flag adds --expect-revision to a command. what describes the revision: "the policy revision".
 func (r *Revision) Flag(cmd *cobra.Command, what string) {
-	cmd.Flags().Var(r, "expect-revision", "fail without a change unless "+what+" is this one")
+	cmd.Flags().Var(r, "expect-revision", "change nothing and fail unless "+what+" is this one")
 	RenamedFlag(cmd, "if-revision", "expect-revision")
 }
 

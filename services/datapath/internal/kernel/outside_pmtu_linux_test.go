@@ -251,7 +251,8 @@ func TestKernelOutsideTooBigQuotesWhatWasSent(t *testing.T) {
 							return isTooBig(w) && w.dst == c.at
 						})
 						wantTooBig(t, what+", the answer", learned, c.answers, c.at, mtu, answer)
-						// TCP has no socket for it; an MTU does not grow
+						// For TCP, the kernel of the backend has no socket that accepts the error. The second error has
+						// a larger size than the first, and an error never raises a learned size.
 						if proto != protoUDP || k == 1 {
 							continue
 						}

@@ -101,7 +101,7 @@ func TestObserveTellsLossesInTheirPlace(t *testing.T) {
 		}
 	}
 
-	// A caller that sends its last event continues after it.
+	// A request with the UUID of the last received event gets the events after it.
 	rd := ring.Read(time.Time{})
 	first, _, _, err := rd.Next(t.Context(), false)
 	if err != nil {

@@ -323,7 +323,7 @@ func TestCorruptSegmentIsALoss(t *testing.T) {
 	}
 }
 
-// TestRecordThatCannotBeReadIsALoss: it ends no answer.
+// TestRecordThatCannotBeReadIsALoss: GetFlows counts a record that it cannot decode as a lost event, and continues.
 func TestRecordThatCannotBeReadIsALoss(t *testing.T) {
 	b := newBench(t, 64<<20)
 	b.add(0, 0)

@@ -162,7 +162,7 @@ func (e *Exchange) note(err error) {
 	switch {
 	case errors.Is(err, ErrDenied):
 		if e.denied == nil {
-			e.Log.Warn("released addresses stay in quarantine for the whole time", log.Err(err))
+			e.Log.Warn("etcd denies confirmations: released addresses stay in quarantine for the full time", log.Err(err))
 		}
 		e.denied = err
 	case err == nil:

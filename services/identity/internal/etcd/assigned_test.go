@@ -14,9 +14,9 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
 )
 
-// TestNodeThatClaimsAllRangesKeepsNoOtherFromJoining: in the modes without a pool, an attacker's node claims in its
-// slots a range around all others, ranges of other nodes, and ranges that other nodes will get. Existing nodes keep
-// their ranges and endpoints, and nodes that join get theirs.
+// TestNodeThatClaimsAllRangesKeepsNoOtherFromJoining: in the modes kubernetes and static, a compromised node
+// claims 0.0.0.0/0, the range of another node, and ranges that are assigned to nodes that have not joined yet. Existing
+// nodes keep their ranges and endpoints, and nodes that join get theirs.
 func TestNodeThatClaimsAllRangesKeepsNoOtherFromJoining(t *testing.T) {
 	within := registry.IPAM{
 		Mode: registry.IPAMStatic, Pool: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}, IPv4Block: 24, MaxBlocks: 4,

@@ -415,7 +415,7 @@ func TestThePrimaryRangeStaysWhileTheNodeHasIt(t *testing.T) {
 		t.Errorf("another range was not retired: %v", err)
 	}
 	want("10.5.0.0/24, fd05::/64")
-	// It drains: it is the node's until the last address is released.
+	// 10.5.0.0/24 leaves the settings while one of its addresses is in use: it drains.
 	req := ipam.Request{Owner: owner("a"), Wanted: addrs("10.5.0.9"), Families: []ipam.Family{ipam.IPv4}}
 	allocate(t, a, req)
 	if _, err := a.Confirm(t.Context(), owner("a"), addrs("10.5.0.9")); err != nil {

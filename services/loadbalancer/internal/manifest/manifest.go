@@ -179,7 +179,7 @@ func check(text []byte) error {
 		return fmt.Errorf("document of %d bytes is larger than %d: divide it", len(text), maxBytes)
 	}
 	if n := yamlstream.Marks(text); n > maxMarks {
-		return fmt.Errorf("document has %d signs that can begin a value, more than %d: divide it", n, maxMarks)
+		return fmt.Errorf("document has %d characters that can begin a value, more than %d: divide it", n, maxMarks)
 	}
 	return nil
 }
@@ -372,7 +372,7 @@ func (d *decoder) object(h wire.Head, text []byte) {
 		return
 	}
 	if n := yamlstream.Marks(text); n > maxMarks {
-		d.failWhole("", "has %d signs that can begin a value, more than %d", n, maxMarks)
+		d.failWhole("", "has %d characters that can begin a value, more than %d", n, maxMarks)
 		return
 	}
 	out := Object{Document: d.number}

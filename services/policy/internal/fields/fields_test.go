@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// bases are the required fields of objects with a field of the struct.
+// bases gives, for the name of a Go struct, the YAML of the fields that its objects need in addition to the tested one.
 var bases = map[string]string{
 	"networkpolicy.NetworkPolicySpec": "podSelector: {}",
 	"cilium.Rule":                     "endpointSelector: {}",

@@ -172,13 +172,13 @@ func Parse(data []byte) ([]Document, error) {
 	return docs, nil
 }
 
-// Check returns an error if a manifest has too many bytes, or too many signs that can begin a YAML value.
+// Check returns an error if a manifest has too many bytes, or too many characters that can begin a YAML value.
 func Check(data []byte) error {
 	if len(data) > MaxBytes {
 		return fmt.Errorf("manifest of %d bytes is larger than %d", len(data), MaxBytes)
 	}
 	if n := yamlstream.Marks(data); n > maxMarks {
-		return fmt.Errorf("manifest has %d signs that can begin a value, more than %d: divide it", n, maxMarks)
+		return fmt.Errorf("manifest has %d characters that can begin a value, more than %d: divide it", n, maxMarks)
 	}
 	return nil
 }

@@ -141,7 +141,7 @@ func (p *Part) number(former uint16, spared, admin bool) uint16 {
 	case admin:
 		return p.denies
 	}
-	// This rule also denies the surroundings, so fewer ranges remain.
+	// p.rest usually applies to the neighbouring ranges, too, so Ranges can merge them.
 	return p.rest
 }
 

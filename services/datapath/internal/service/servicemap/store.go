@@ -51,8 +51,8 @@ type store struct {
 	// decides which of them still drain. Then it is nil.
 	adopted []*backend
 
-	// left are elements that go into quarantine after the next grace period, resting are IDs that wait for their last
-	// references after it.
+	// left contains what was removed since the last grace period began. When its own ends, members of lists are free,
+	// and IDs of lists and backends go to resting, the quarantine, until Collect finds no reference to them.
 	left    *departed
 	leaving []*departed // elements of grace periods in progress
 	resting []*rest

@@ -86,7 +86,7 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 		{"10,000 identities, no subject", o.identities},
 		{"all policies, no subject, 1 MB in a call", o.apply},
 		{"500 subjects", o.subscribe},
-		{"a policy of all subjects, 20 times", o.ofAll},
+		{"a policy that selects all subjects, changed 20 times", o.ofAll},
 		{"all identities except the subjects are removed and added again", o.burst},
 		{"all policies deleted in one call", o.deleteAll},
 		{"all policies applied, 1 MB in a call", o.apply},

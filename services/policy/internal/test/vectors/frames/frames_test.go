@@ -253,7 +253,8 @@ func TestAStreamOfVectorsAnswersItself(t *testing.T) {
 	}
 }
 
-// TestAStreamOfSomeProbesAnswersItself: omitting probes changes nothing else in the stream.
+// TestAStreamOfSomeProbesAnswersItself writes only every fifth probe. The tables in the stream still give the answer
+// that is written for each.
 func TestAStreamOfSomeProbesAnswersItself(t *testing.T) {
 	t.Parallel()
 	const every = 5

@@ -387,8 +387,7 @@ func (p *place) fileError() string {
 }
 
 func TestDirectoryThatBecomesEmptyKeepsItsPoliciesForAWhile(t *testing.T) {
-	var source *directory.Source
-	p := newPlace(t, func(s *directory.Source) { s.Empty, source = time.Hour, s })
+	p := newPlace(t, func(s *directory.Source) { s.Empty = time.Hour })
 	p.ready(map[string]string{"a.yaml": policy("a", 1), "b.yaml": policy("b", 1)})
 	p.want("at first", "a.yaml: a 1", "b.yaml: b 1")
 	p.do(os.Remove(p.path("a.yaml")))
@@ -408,7 +407,7 @@ func TestDirectoryThatBecomesEmptyKeepsItsPoliciesForAWhile(t *testing.T) {
 	}
 
 	// The time before a restart counts, too.
-	other := directory.New(t.TempDir(), "policies", source.Feed, nil, log.Discard())
+	other := directory.New(t.TempDir(), "policies", p.owner.Feed(managed.SourceFile), nil, log.Discard())
 	for range 2 {
 		if err := other.Scan(t.Context()); err == nil {
 			t.Error("an empty directory at the start: no error")

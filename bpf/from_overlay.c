@@ -12,8 +12,7 @@
 #include <sluice/asked.h>
 #include <sluice/deliver.h>
 #include <sluice/endpoint.h>
-#include <sluice/ipv4.h>
-#include <sluice/ipv6.h>
+#include <sluice/inner.h>
 #include <sluice/node.h>
 #include <sluice/observe.h>
 #include <sluice/outside.h>
@@ -97,18 +96,6 @@ static __always_inline enum sl_reason pass_to_host(struct __sk_buff *skb, struct
 	return SL_REASON_FORWARDED_TO_HOST;
 }
 
-static __always_inline enum sl_reason pass_to_pod(struct __sk_buff *skb, struct sl_packet *p,
-						  __u32 *ifindex)
-{
-	enum sl_reason reason = admit_piece(skb, p);
-
-	if (reason)
-		return reason;
-	if (p->via_stack || p->by_stack)
-		return SL_REASON_FORWARDED_TO_STACK;
-	return deliver_to(skb, p, ifindex);
-}
-
 static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_packet *p,
 					   __u32 *ifindex)
 {
@@ -127,29 +114,17 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 static __always_inline enum sl_reason from_overlay4(struct __sk_buff *skb, struct sl_packet *p,
 						    __u32 *ifindex)
 {
-	enum sl_reason reason = parse_ip4(skb, p);
+	enum sl_reason reason = parse_inner4(skb, p);
 
-	if (reason)
-		return reason;
-	reason = check_ip4_destination(p);
-	if (reason)
-		return reason;
-	return pass(skb, p, ifindex);
+	return reason ? reason : pass(skb, p, ifindex);
 }
 
 static __always_inline enum sl_reason from_overlay6(struct __sk_buff *skb, struct sl_packet *p,
 						    __u32 *ifindex)
 {
-	enum sl_reason reason = parse_ip6(skb, p);
+	enum sl_reason reason = parse_inner6(skb, p);
 
-	if (reason)
-		return reason;
-	reason = check_ip6_destination(p);
-	if (reason)
-		return reason;
-	if (is_link_local6(p->src) || is_link_local6(p->dst))
-		return SL_REASON_LINK_LOCAL;
-	return pass(skb, p, ifindex);
+	return reason ? reason : pass(skb, p, ifindex);
 }
 
 static __always_inline int act_from_overlay(struct __sk_buff *skb, enum sl_reason reason,

@@ -19,8 +19,7 @@
 #include <sluice/deliver.h>
 #include <sluice/direct.h>
 #include <sluice/endpoint.h>
-#include <sluice/ipv4.h>
-#include <sluice/ipv6.h>
+#include <sluice/inner.h>
 #include <sluice/node.h>
 #include <sluice/observe.h>
 
@@ -196,23 +195,12 @@ static __always_inline bool take_out(struct __sk_buff *skb, const struct sl_pack
 static __always_inline enum sl_reason parse(struct __sk_buff *skb, struct sl_packet *p)
 {
 	const __be16 type = bpf_htons(ETH_P_IPV6);
-	enum sl_reason reason;
 
-	if (p->family == 4) {
-		reason = parse_ip4(skb, p);
-		return reason ? reason : check_ip4_destination(p);
-	}
+	if (p->family == 4)
+		return parse_inner4(skb, p);
 	if (bpf_skb_store_bytes(skb, offsetof(struct ethhdr, h_proto), &type, sizeof(type), 0))
 		return SL_REASON_REWRITE_FAILED;
-	reason = parse_ip6(skb, p);
-	if (reason)
-		return reason;
-	reason = check_ip6_destination(p);
-	if (reason)
-		return reason;
-	if (is_link_local6(p->src) || is_link_local6(p->dst))
-		return SL_REASON_LINK_LOCAL;
-	return SL_CONTINUE;
+	return parse_inner6(skb, p);
 }
 
 static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_packet *p,
@@ -220,14 +208,7 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 {
 	enum sl_reason reason = parse(skb, p);
 
-	if (reason)
-		return reason;
-	reason = admit_piece(skb, p);
-	if (reason)
-		return reason;
-	if (p->via_stack || p->by_stack)
-		return SL_REASON_FORWARDED_TO_STACK;
-	return deliver_to(skb, p, ifindex);
+	return reason ? reason : pass_to_pod(skb, p, ifindex);
 }
 
 /*

@@ -421,52 +421,43 @@ func (s *Server) GetStatus(context.Context, *identityv1.GetStatusRequest) (*iden
 		PendingStoreWrites: uint32(st.PendingWrites),
 		StoreRevision:      toStoreRevision(s.Hub.Origin()),
 	}
+	problem := func(reason statusv1.ProblemReason, text string) {
+		resp.Service.Problems = append(resp.Service.Problems, &statusv1.Problem{Reason: reason, Text: text})
+	}
+	const store, service = statusv1.ProblemReason_PROBLEM_REASON_STORE, statusv1.ProblemReason_PROBLEM_REASON_SERVICE
 	if st.StoreError != "" {
 		text := "etcd refuses something: " + st.StoreError
 		if !st.Connected {
 			text = "etcd does not answer: " + st.StoreError
 		}
-		resp.Service.Problems = []*statusv1.Problem{{Reason: statusv1.ProblemReason_PROBLEM_REASON_STORE, Text: text}}
+		problem(store, text)
 	}
 	if st.Denied != nil {
-		resp.Service.Problems = append(resp.Service.Problems, &statusv1.Problem{
-			Reason: statusv1.ProblemReason_PROBLEM_REASON_STORE, Text: st.Denied.Error(),
-		})
+		problem(store, st.Denied.Error())
 	}
 	if st.Unsaved != nil {
-		resp.Service.Problems = append(resp.Service.Problems, &statusv1.Problem{
-			Reason: statusv1.ProblemReason_PROBLEM_REASON_STORAGE, Text: st.Unsaved.Error(),
-		})
+		problem(statusv1.ProblemReason_PROBLEM_REASON_STORAGE, st.Unsaved.Error())
 	}
 	cluster := s.Cluster.Registry.Status()
 	resp.Cluster = toClusterStatus(cluster)
 	if s.Cluster.Confirming != nil {
 		if err := s.Cluster.Confirming(); err != nil {
 			resp.Cluster.ConfirmationError = err.Error()
-			resp.Service.Problems = append(resp.Service.Problems, &statusv1.Problem{
-				Reason: statusv1.ProblemReason_PROBLEM_REASON_STORE,
-				Text:   "released addresses are reused only after their whole time: " + err.Error(),
-			})
+			problem(store, "released addresses are reused only after their whole time: "+err.Error())
 		}
 	}
 	if s.Cluster.Roles != nil && cluster.Nodes > 0 { // a node without others could write nothing of others
 		if err := s.Cluster.Roles(); err != nil {
-			resp.Service.Problems = append(resp.Service.Problems, &statusv1.Problem{
-				Reason: statusv1.ProblemReason_PROBLEM_REASON_STORE, Text: err.Error(),
-			})
+			problem(store, err.Error())
 		}
 	}
 	for _, text := range rangeProblems(cluster) {
-		resp.Service.Problems = append(resp.Service.Problems, &statusv1.Problem{
-			Reason: statusv1.ProblemReason_PROBLEM_REASON_SERVICE, Text: text,
-		})
+		problem(service, text)
 	}
 	if s.Pods != nil {
 		for _, err := range []error{s.Pods.Problem(), s.Relabeler.Problem()} {
 			if err != nil {
-				resp.Service.Problems = append(resp.Service.Problems, &statusv1.Problem{
-					Reason: statusv1.ProblemReason_PROBLEM_REASON_SERVICE, Text: "Kubernetes: " + err.Error(),
-				})
+				problem(service, "Kubernetes: "+err.Error())
 			}
 		}
 	}

@@ -406,6 +406,8 @@ func (r *restarted) during(t *testing.T, what string, do func() error) {
 	if t.Failed() {
 		out, err := r.here.run(t.Context(), "observe", "--verdict", "dropped", "--last", "20")
 		t.Logf("dropped before: %v, and now: %v; the last ones, %v:\n%s", drops, r.here.drops(t), err, out)
+		out, err = r.here.run(t.Context(), "shares")
+		t.Logf("shares of the endpoints, %v:\n%s", err, out)
 		t.FailNow()
 	}
 }

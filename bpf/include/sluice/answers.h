@@ -50,7 +50,7 @@ static __always_inline bool may_remember(const struct sl_packet *p)
 
 	if (slot == SL_SLOT_NONE || slot == SL_SLOT_HOST)
 		return true;
-	return take_translations(p, slot, 1);
+	return take_spare_translation(p, slot);
 }
 
 /* Records the translation that this answer and later ones need. */
@@ -113,7 +113,7 @@ static __always_inline void store_copy(struct sl_packet *p, __u32 slot)
 		*(volatile __u32 *)&xl->last_s = now;
 		return;
 	}
-	if (!xl && slot != SL_SLOT_NONE && slot != SL_SLOT_HOST && !take_translations(p, slot, 1))
+	if (!xl && slot != SL_SLOT_NONE && slot != SL_SLOT_HOST && !take_spare_translation(p, slot))
 		return;
 	__builtin_memset(&p->xl, 0, sizeof(p->xl));
 	__builtin_memcpy(p->xl.addr, p->src, sizeof(p->xl.addr));

@@ -69,6 +69,29 @@ __noinline int take_of_bound(__u32 bound, __u32 slot, __u32 n)
 	return 1;
 }
 
+/*
+ * As take_of_bound, for one entry that a connection can do without: it leaves half of the
+ * endpoint's guarantee and half of the common half to entries that connections need. No packet is
+ * dropped without the entry, so its absence does not count as a refusal.
+ */
+__noinline int take_spare_of_bound(__u32 bound, __u32 slot)
+{
+	struct sl_bound *b = bpf_map_lookup_elem(&sl_bound, &bound);
+	bool common_left;
+	__u32 has;
+
+	if (!b || !READ_ONCE(b->guarantee))
+		return 1;
+	has = held(bound, slot);
+	common_left = READ_ONCE(b->used) < READ_ONCE(b->common) / 2;
+	if (!common_left && has >= READ_ONCE(b->guarantee) / 2)
+		return 0;
+	if (has >= READ_ONCE(b->guarantee))
+		__sync_fetch_and_add(&b->used, 1);
+	hold(bound, slot, 1);
+	return 1;
+}
+
 /* Whether an endpoint has reached its guarantee of a bound. */
 static __always_inline bool has_guarantee(__u32 bound, __u32 slot)
 {

@@ -73,7 +73,7 @@ static __noinline void keep_way_back(struct sl_packet *p)
 		*(volatile __u32 *)&xl->last_s = now;
 		return;
 	}
-	if (!xl && !take_translations(p, p->src_slot, 1))
+	if (!xl && !take_spare_translation(p, p->src_slot))
 		return;
 	__builtin_memset(&p->xl, 0, sizeof(p->xl));
 	__builtin_memcpy(p->xl.addr, p->dst, sizeof(p->xl.addr));

@@ -564,6 +564,15 @@ static __always_inline int take_translations(const struct sl_packet *p, __u32 sl
 }
 
 /*
+ * Reserves an entry for a record or a copy, which a connection only needs if it loses another
+ * entry; 0: the endpoint may soon need the rest of its share for new connections.
+ */
+static __always_inline int take_spare_translation(const struct sl_packet *p, __u32 slot)
+{
+	return take_spare_of_bound(SL_BOUND_XL4 + (p->family == 6), slot);
+}
+
+/*
  * Whether a packet with an existing translation begins another connection on its port, so that
  * the translation has to be charged again. Otherwise it is a retransmission. Hairpins have no
  * connection that could end.

@@ -106,6 +106,13 @@ func TestKernelTranslationsOfOnePodLeaveThoseOfOthers(t *testing.T) {
 // is the pod. It returns how many passed.
 func (n *serviceNode) hairpins(pod *pod, vip netip.AddrPort, first, count int) int {
 	n.Helper()
+	return n.datagrams(pod, vip, first, count, 2)
+}
+
+// datagrams sends one datagram from each of count ports of a pod, starting at first, to a Service. Each of them takes
+// the given number of translations. It returns how many passed.
+func (n *serviceNode) datagrams(pod *pod, vip netip.AddrPort, first, count, each int) int {
+	n.Helper()
 	var frames [][]byte
 	for i := range count {
 		frames = append(frames, frame(pod.HostMAC, pod.MAC, etherIPv4,
@@ -116,7 +123,7 @@ func (n *serviceNode) hairpins(pod *pod, vip netip.AddrPort, first, count int) i
 	before, had, passed := n.counters(n.T), held(), 0
 	inNetns(n.T, pod.ns, func() { sendRaw(n.T, "eth0", frames...) })
 	servicetest.Eventually(n.T, "the datagrams", func() bool {
-		passed = (held() - had) / 2
+		passed = (held() - had) / each
 		return passed+int(n.counters(n.T)[over].Packets-before[over].Packets) >= count
 	})
 	return passed
@@ -164,6 +171,78 @@ func TestKernelPodsThatComeLaterHaveTheirShareOfTranslations(t *testing.T) {
 	rest := size/8 - few
 	if passed := n.hairpins(late, second, 30_000, rest+100); passed != rest {
 		t.Errorf("%d more passed of the other one, want up to its guarantee: %d", passed, rest)
+	}
+}
+
+// TestKernelIdleFlowsGiveWayToNewOnes: a pod that opens UDP flows all the time is not refused, because a pass removes
+// those that have been idle for 10 s, and is wanted before the bound is reached.
+func TestKernelIdleFlowsGiveWayToNewOnes(t *testing.T) {
+	n := newServiceNode(t)
+	client, server := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer),
+		newPod(t, n.k, "sl-server", 11, endpointmap.DeliverPeer)
+	vip := serviceAddr(server.IPv4, 1)
+	n.lead(vip, feAddress, netip.AddrPortFrom(server.IPv4, 8080))
+	size := n.k.Bounds.Size(bound.Translations4)
+	held := func() int { return n.k.Bounds.Held(bound.Translations4, client.Slot) }
+	send := func(first, count int) {
+		t.Helper()
+		if passed := n.datagrams(client, vip, first, count, 1); passed != count {
+			t.Fatalf("%d of %d passed", passed, count)
+		}
+	}
+	pass := func(later uint32, surplus int) {
+		t.Helper()
+		now := conntrack.MonotonicSeconds() + later
+		p, err := n.k.Translations.Collect(now, n.k.Connections, conntrack.DefaultTimeouts())
+		must(t, "collect", err)
+		if p.Surplus != surplus {
+			t.Errorf("%d idle translations were removed, want %d; %d are left", p.Surplus, surplus, held())
+		}
+	}
+	wanted := func(want bool) {
+		t.Helper()
+		if got := n.k.Translations.Pressed(); got != want {
+			t.Errorf("a pass is wanted early with %d of %d translations: %t", held(), size, got)
+		}
+	}
+	send(1000, size*13/16)
+	wanted(false)
+	send(20_000, size/16)
+	wanted(true)
+	pass(0, 0) // nothing is idle
+	wanted(false)
+	pass(10, size/8)
+	send(30_000, size/4)
+	wanted(true)
+}
+
+// TestKernelRecordsLeaveCapacityForConnections: only half of a pod's share goes to records and copies, which a
+// connection can do without.
+func TestKernelRecordsLeaveCapacityForConnections(t *testing.T) {
+	n := newServiceNode(t)
+	client, server := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer),
+		newPod(t, n.k, "sl-server", 11, endpointmap.DeliverPeer)
+	backend, vip := netip.AddrPortFrom(server.IPv4, 8080), serviceAddr(server.IPv4, 1)
+	tell(t, server.ns, backend)
+	n.lead(vip, feAddress, backend)
+	const guarantee = 60
+	update(t, n.k, bpf.MapsMapSlBound, uint32(bound.Translations4), bpf.MapsSlBound{Guarantee: guarantee})
+	// with three translations each until half is used, then with one
+	const want = guarantee/2/3 + guarantee/2
+	for i := range want {
+		c, err := dialIn(t, client.ns, "tcp", vip)
+		if err != nil {
+			t.Fatalf("connection %d of %d: %v", i+1, want, err)
+		}
+		if _, err := readLine(c); err != nil {
+			t.Fatalf("connection %d of %d: read: %v", i+1, want, err)
+		}
+	}
+	if got := n.k.Bounds.Held(bound.Translations4, client.Slot); got != guarantee {
+		t.Errorf("%d translations are charged to the pod, want %d", got, guarantee)
+	}
+	if n.k.Bounds.Refused(bound.Translations4) {
+		t.Error("a pass is wanted because of a record that was left out")
 	}
 }
 

@@ -141,7 +141,7 @@ func TestKernelConnectionsContinueByTheirCopiesBeyondTheShare(t *testing.T) {
 		asked, backend := serviceAddr(own, 1), netip.AddrPortFrom(server.Addrs()[i], 8080)
 		n.lead(asked, feAddress, backend)
 		of := []bound.Bound{bound.Translations4, bound.Translations6}[i]
-		update(t, n.k, bpf.MapsMapSlBound, uint32(of), bpf.MapsSlBound{Guarantee: 3})
+		update(t, n.k, bpf.MapsMapSlBound, uint32(of), bpf.MapsSlBound{Guarantee: 6})
 		conn := pairFrom(t, client.ns, 40000, server.ns, asked, backend)
 		must(t, "exchange", conn.exchange(false))
 		update(t, n.k, bpf.MapsMapSlBound, uint32(of), bpf.MapsSlBound{Guarantee: 1})

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
@@ -54,12 +55,10 @@ func TestKernelEndedConnectionsReturnTheirTranslations(t *testing.T) {
 			must(t, "close", c.Close())
 		}
 	}
-	if got := held(); got > 2 {
-		t.Errorf("all connections have ended, and %d translations are counted", got)
-	}
+	servicetest.Eventually(t, "the end of the last connection", func() bool { return held() <= 2 })
 	// a pass of the collector finds the same number
 	var open []net.Conn
-	for range guarantee / 4 {
+	for range guarantee / 2 / 3 {
 		c, err := dialIn(t, client.ns, "tcp", vip)
 		must(t, "connect", err)
 		_, err = readLine(c)

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/work"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/workload"
@@ -162,24 +163,34 @@ func (f flows) End(ctx context.Context) error {
 	return errors.Join(err, f.s.ender.End(ctx))
 }
 
-// interval is the time between two collections of IDs of removed frontends and backends; portInterval is the time
-// between two checks whether one is due early.
+// interval is the time between two collections of IDs of removed frontends and backends, and soonest that to one that
+// is due early.
 const (
-	interval     = 30 * time.Second
-	portInterval = 5 * time.Second
+	interval = 30 * time.Second
+	soonest  = 5 * time.Second
 )
 
 // collect removes translations whose connections have ended, and frees IDs of removed frontends and backends: at
-// intervals, and early if ports of the node or IDs run out.
+// intervals, and early if ports of the node, translations or IDs run out. A process that starts does not wait either if
+// translations run out.
 func (s *Services) collect(ctx context.Context) error {
-	var due time.Time
-	return work.Every(ctx, portInterval, s.o.Log, "free numbers of services", func() error {
-		if time.Now().Before(due) && !s.o.Translations.Pressed() && !s.o.Maps.Short() {
+	var last time.Time
+	translations := func() error {
+		last = time.Now()
+		_, err := s.o.Translations.Collect(conntrack.MonotonicSeconds(), s.o.Connections, s.o.Timeouts)
+		return err
+	}
+	if s.o.Translations.Pressed() {
+		if err := translations(); err != nil && ctx.Err() == nil {
+			s.o.Log.Error("translations not collected, trying again", log.Err(err))
+		}
+	}
+	return work.Every(ctx, time.Second, s.o.Log, "free numbers of services", func() error {
+		since := time.Since(last)
+		if since < soonest || since < interval && !s.o.Translations.Pressed() && !s.o.Maps.Short() {
 			return nil
 		}
-		due = time.Now().Add(interval)
-		now := conntrack.MonotonicSeconds()
-		if _, err := s.o.Translations.Collect(now, s.o.Connections, s.o.Timeouts); err != nil {
+		if err := translations(); err != nil {
 			return err
 		}
 		return s.FreeNumbers(ctx)

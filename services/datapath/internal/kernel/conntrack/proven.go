@@ -53,8 +53,8 @@ func (p *proven) add(c *Connection) {
 // finish removes surplus connections and corrects the counters; now is in seconds.
 func (p *proven) finish(pass *Pass, now uint32) error {
 	for f, held := range p.crowded {
-		lastSeen := func(c Connection) uint32 { return c.LastSeen }
-		for _, c := range count.Surplus(held, p.keep[f], now, lastSeen) {
+		idle := func(c Connection) (uint32, bool) { return now - c.LastSeen, true }
+		for _, c := range count.Surplus(held, p.keep[f], idle) {
 			deleted, err := p.ct.Remove(c)
 			if err != nil {
 				return err

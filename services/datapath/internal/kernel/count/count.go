@@ -157,34 +157,55 @@ func (c *Counts) AnyBackend(is func(uint32) bool) bool {
 	return false
 }
 
+// Idle reports for how many seconds an entry has been idle. ok is false for an entry that has to stay.
+type Idle[T any] func(T) (seconds uint32, ok bool)
+
 // Surplus selects entries to remove so that keep are left. It repeatedly takes the longest idle entry of the
-// sender that has most; now is in seconds.
-func Surplus[T any](held map[uint32][]T, keep int, now uint32, lastSeen func(T) uint32) []T {
+// sender that has most. It selects fewer if too many entries have to stay.
+func Surplus[T any](held map[uint32][]T, keep int, idle Idle[T]) []T {
+	type sender struct {
+		of  []T // those that may be removed, so that the last one is idle longest
+		has int
+	}
 	total := 0
-	senders := make([][]T, 0, len(held))
+	senders := make([]sender, 0, len(held))
 	for _, of := range held {
 		total += len(of)
-		senders = append(senders, of)
+		s := sender{has: len(of)}
+		for _, e := range of {
+			if _, ok := idle(e); ok {
+				s.of = append(s.of, e)
+			}
+		}
+		if len(s.of) > 0 {
+			senders = append(senders, s)
+		}
 	}
 	if total <= keep {
 		return nil
 	}
-	for _, of := range senders {
-		slices.SortFunc(of, func(a, b T) int { // so that the last one is idle longest
-			return cmp.Compare(now-lastSeen(a), now-lastSeen(b))
+	for _, s := range senders {
+		slices.SortFunc(s.of, func(a, b T) int {
+			of, _ := idle(a)
+			than, _ := idle(b)
+			return cmp.Compare(of, than)
 		})
 	}
 	chosen := make([]T, 0, total-keep)
-	for ; total > keep; total-- {
+	for ; total > keep && len(senders) > 0; total-- {
 		most := 0
 		for i := range senders {
-			if len(senders[i]) > len(senders[most]) {
+			if senders[i].has > senders[most].has {
 				most = i
 			}
 		}
-		last := len(senders[most]) - 1
-		chosen = append(chosen, senders[most][last])
-		senders[most] = senders[most][:last]
+		s := &senders[most]
+		last := len(s.of) - 1
+		chosen = append(chosen, s.of[last])
+		s.of, s.has = s.of[:last], s.has-1
+		if last == 0 {
+			senders = slices.Delete(senders, most, most+1)
+		}
 	}
 	return chosen
 }

@@ -6,6 +6,7 @@ package translation
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net/netip"
 
 	"github.com/cilium/ebpf"
@@ -52,21 +53,42 @@ func (m *Maps) KeepAnswers(c *conntrack.Connection) error {
 	return m.insertAnswer(c.Responder, claimed, c.Protocol, zoneClaimed, v)
 }
 
-// insertAnswer inserts a record about answers from a backend, unless there is one.
-func (m *Maps) insertAnswer(from, to netip.AddrPort, protocol, zone uint8, v bpf.MapsSlXl) error {
-	var err error
+// answerAt returns the map and the key of a record or a copy.
+func (m *Maps) answerAt(from, to netip.AddrPort, protocol, zone uint8) (in *ebpf.Map, key any) {
 	if from.Addr().Is4() {
-		err = pin.InsertOnce(m.answers4, bpf.MapsSlXlKey4{
+		return m.answers4, bpf.MapsSlXlKey4{
 			Src: binary.NativeEndian.Uint32(from.Addr().AsSlice()), Dst: binary.NativeEndian.Uint32(to.Addr().AsSlice()),
 			Sport: from.Port(), Dport: to.Port(), Proto: protocol, Zone: zone,
-		}, v)
-	} else {
-		err = pin.InsertOnce(m.answers6, bpf.MapsSlXlKey6{
-			Src: from.Addr().As16(), Dst: to.Addr().As16(), Sport: from.Port(), Dport: to.Port(), Proto: protocol, Zone: zone,
-		}, v)
+		}
 	}
+	return m.answers6, bpf.MapsSlXlKey6{
+		Src: from.Addr().As16(), Dst: to.Addr().As16(), Sport: from.Port(), Dport: to.Port(), Proto: protocol, Zone: zone,
+	}
+}
+
+// insertAnswer inserts a record about answers from a backend, unless there is one.
+func (m *Maps) insertAnswer(from, to netip.AddrPort, protocol, zone uint8, v bpf.MapsSlXl) error {
+	in, key := m.answerAt(from, to, protocol, zone)
+	err := pin.InsertOnce(in, key, v)
 	if errors.Is(err, pin.ErrExists) || errors.Is(err, ebpf.ErrKeyExist) {
 		return nil
 	}
 	return err
+}
+
+// kept reports whether the maps have the record of a translation's answers or the copy of the translation.
+func (m *Maps) kept(t Translation) (bool, error) {
+	for zone, ends := range map[uint8][2]netip.AddrPort{
+		zoneAnswers: {t.Backend, t.Source}, zoneRequested: {t.Source, t.Asked},
+	} {
+		var v bpf.MapsSlXl
+		in, key := m.answerAt(ends[0], ends[1], t.Protocol, zone)
+		switch err := in.Lookup(key, &v); {
+		case err == nil:
+			return true, nil
+		case !errors.Is(err, ebpf.ErrKeyNotExist):
+			return false, fmt.Errorf("look up what is kept of %v: %w", t, err)
+		}
+	}
+	return false, nil
 }

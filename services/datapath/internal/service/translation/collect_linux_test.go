@@ -104,20 +104,23 @@ func valueOf(x Translation) bpf.MapsSlXl {
 // put writes translations as programs do.
 func (i *instance) put(xs ...Translation) {
 	i.Helper()
-	var keys []bpf.MapsSlXlKey4
-	var values []bpf.MapsSlXl
+	keys, values := map[*ebpf.Map][]bpf.MapsSlXlKey4{}, map[*ebpf.Map][]bpf.MapsSlXl{}
 	for _, x := range xs {
+		in4, in6 := i.xl4, i.xl6
+		if x.Record || x.Copy {
+			in4, in6 = i.answers4, i.answers6
+		}
 		if x.Source.Addr().Is6() {
-			must(i, "write", i.xl6.Put(bpf.MapsSlXlKey6{
+			must(i, "write", in6.Put(bpf.MapsSlXlKey6{
 				Src: x.Source.Addr().As16(), Dst: x.Asked.Addr().As16(), Sport: x.Source.Port(), Dport: x.Asked.Port(),
 				Proto: x.Protocol, Zone: zoneOf(x),
 			}, valueOf(x)))
 			continue
 		}
-		keys, values = append(keys, key4(x)), append(values, valueOf(x))
+		keys[in4], values[in4] = append(keys[in4], key4(x)), append(values[in4], valueOf(x))
 	}
-	if len(keys) > 0 {
-		_, err := i.xl4.BatchUpdate(keys, values, nil)
+	for in := range keys {
+		_, err := in.BatchUpdate(keys[in], values[in], nil)
 		must(i, "write", err)
 	}
 }
@@ -564,6 +567,29 @@ func TestKernelCollectEndsWhatIsTooMuch(t *testing.T) {
 		i.counts.Add(cell, n-i.counts.Get(cell))
 		if got := i.Pressed(); got != want {
 			t.Errorf("pressed with %d ports: %t", n, got)
+		}
+	}
+}
+
+// TestOnlyIdleUDPFlowsAreRemovedEarly: if little capacity is left, a pass still keeps TCP connections, active flows and
+// flows of a pod to itself.
+func TestOnlyIdleUDPFlowsAreRemovedEarly(t *testing.T) {
+	all := kinds()
+	record := all["a record"]
+	record.Protocol = 17
+	all["a record, UDP"] = record
+	for _, name := range []string{"of a pod to itself", "back to a pod", "a copy back to a pod"} {
+		x := all[name]
+		x.Protocol = 17
+		all[name] = x
+	}
+	for name, x := range all {
+		want := strings.HasSuffix(name, ", UDP")
+		if got := (&held{entry: entry{Translation: x}, idle: idleUDP}).isIdleUDP(); got != want {
+			t.Errorf("%s: can be removed: %t", name, got)
+		}
+		if (&held{entry: entry{Translation: x}, idle: idleUDP - 1}).isIdleUDP() {
+			t.Errorf("%s: can be removed although it was used recently", name)
 		}
 	}
 }

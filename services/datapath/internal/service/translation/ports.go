@@ -101,8 +101,9 @@ func shareKey(at netip.AddrPort, protocol uint8, sender uint32) bpf.MapsSlShareK
 
 // finish ends excess connections, corrects the counters, and returns the number of ended connections.
 func (p *ports) finish(now uint32, ct *conntrack.Connections) (ended int, err error) {
+	idle := func(c claim) (uint32, bool) { return now - c.lastSeen(), true }
 	for _, open := range p.open {
-		for _, c := range count.Surplus(open, openPorts, now, claim.lastSeen) {
+		for _, c := range count.Surplus(open, openPorts, idle) {
 			removed, err := c.end(ct)
 			if err != nil {
 				return ended, fmt.Errorf("end %v: %w", c.connection.Tuple, err)
@@ -186,9 +187,9 @@ func (c *claim) end(ct *conntrack.Connections) (bool, error) {
 	return true, err
 }
 
-// Pressed reports whether nearly all ports to a backend are in use, so that a pass may end connections, or whether an
-// endpoint was refused a translation.
+// Pressed reports whether nearly all ports to a backend are in use, so that a pass may end connections, or whether
+// endpoints were refused a translation or soon will be.
 func (m *Maps) Pressed() bool {
-	return m.bounds.Refused(bound.Translations4) || m.bounds.Refused(bound.Translations6) ||
+	return m.bounds.Refused(bound.Translations4) || m.bounds.Refused(bound.Translations6) || m.fills(0) || m.fills(1) ||
 		m.counts.AnyBackend(func(n uint32) bool { return n > openPorts })
 }

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -28,7 +29,8 @@ import (
 const Rest = 10 * time.Second
 
 // Keep is the time for which a translation is kept after its connection was evicted or flushed. During that time,
-// either end may continue the connection, and the IDs of the front and backend in the translation stay in use.
+// either end may continue the connection, and the IDs of the front and backend in the translation stay in use. Of TCP
+// connections, only those that have a record or a copy are kept so long.
 const Keep = 15 * time.Minute
 
 // Maps are the maps of translations and of records about answers.
@@ -45,6 +47,8 @@ type Maps struct {
 
 	mu   sync.Mutex
 	lost lost // guarded by mu; of the last collection
+	// left is how many translations the last collection left to endpoints, for IPv4 and IPv6.
+	left [2]atomic.Int64
 }
 
 // Open finds the maps.
@@ -219,8 +223,11 @@ func (m *Maps) Each(visit func(Translation) error) error {
 	})
 }
 
-// protocolUDP is IPPROTO_UDP.
-const protocolUDP = 17
+// IPPROTO_TCP and IPPROTO_UDP.
+const (
+	protocolTCP = 6
+	protocolUDP = 17
+)
 
 // Keeps reports whether a backend, by ID and generation, is still active or draining in a front.
 type Keeps func(front uint32, ipv6 bool, backend uint32, generation uint8) bool
@@ -263,8 +270,8 @@ type Pass struct {
 	// Ended is the number of idle connections of external clients that were ended, because nearly all node ports to their
 	// backend were in use.
 	Ended int
-	// Surplus is the number of translations of the largest users that were removed, because endpoints exceeded their half
-	// of the map.
+	// Surplus is the number of translations of the largest users that were removed, because endpoints had more than three
+	// quarters of their bound: idle UDP flows, and others if they exceeded it.
 	Surplus int
 }
 
@@ -278,7 +285,7 @@ func (m *Maps) Collect(now uint32, ct *conntrack.Connections, timeouts conntrack
 	if err != nil {
 		return p, err
 	}
-	pods, err := m.beginPods()
+	pods, err := m.beginPods(now)
 	if err != nil {
 		return p, err
 	}
@@ -290,7 +297,7 @@ func (m *Maps) Collect(now uint32, ct *conntrack.Connections, timeouts conntrack
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := collection{
-		now: now, timeouts: timeouts, ended: ct.TakeEnded(), found: found, before: m.lost, lost: lost{},
+		now: now, timeouts: timeouts, ended: ct.TakeEnded(), found: found, kept: m.kept, before: m.lost, lost: lost{},
 	}
 	var over []entry
 	err = m.each(func(es []entry) error {
@@ -307,7 +314,7 @@ func (m *Maps) Collect(now uint32, ct *conntrack.Connections, timeouts conntrack
 			p.Live++
 			ports.add(e, last)
 			if last.Flags&conntrack.Returned == 0 {
-				pods.add(e)
+				pods.add(e, last)
 			}
 		}
 		return nil
@@ -322,14 +329,14 @@ func (m *Maps) Collect(now uint32, ct *conntrack.Connections, timeouts conntrack
 		case what == changed:
 			p.Live++
 			ports.add(e, conntrack.Connection{})
-			pods.add(e)
+			pods.add(e, conntrack.Connection{})
 		}
 	}
 	if err != nil {
 		return p, err
 	}
 	m.lost = c.lost
-	if p.Surplus, err = pods.finish(now); err != nil {
+	if p.Surplus, err = pods.finish(m); err != nil {
 		return p, err
 	}
 	p.Live -= p.Surplus
@@ -379,6 +386,8 @@ type collection struct {
 	ended conntrack.Ended
 	// found reports whether there is a connection.
 	found func(conntrack.Tuple) (bool, error)
+	// kept reports whether a translation has a record of answers or a copy.
+	kept func(Translation) (bool, error)
 	// before is what the last collection found missing, lost what this one does.
 	before, lost lost
 }
@@ -419,6 +428,13 @@ func (c *collection) isOver(t Translation) (bool, error) {
 	}
 	if c.ended.Has(of) || c.ended.Has(outside) {
 		return true, nil
+	}
+	if t.Protocol == protocolTCP && !t.Answer && !t.Copy && !t.Record && idle >= Rest {
+		// Programs delete the record and the copy when a connection ends. The process that removed the connection may have
+		// stopped before this collection.
+		if open, err := c.kept(t); err != nil || !open {
+			return err == nil, err
+		}
 	}
 	if t.Record || t.Copy {
 		idle = c.idleSinceLost(t, idle)

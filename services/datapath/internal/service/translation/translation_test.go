@@ -26,8 +26,8 @@ func TestTranslationStaysWhileItIsUsed(t *testing.T) {
 	record := Translation{
 		Source: at("10.244.1.3:8080"), Asked: at("10.244.0.2:40000"), Protocol: 6, Record: true,
 	}
-	itself, back, copied := pod, pod, pod
-	copied.Copy = true
+	itself, back, copied, bare, flow := pod, pod, pod, pod, pod
+	copied.Copy, bare.Source, flow.Protocol = true, at("10.244.0.2:40001"), 17
 	itself.Backend, back.Back = at("10.244.0.2:8080"), true
 	of := func(x Translation, transit bool) conntrack.Tuple {
 		return conntrack.Tuple{Initiator: x.Source, Responder: x.Backend, Protocol: x.Protocol, Transit: transit}
@@ -43,6 +43,9 @@ func TestTranslationStaysWhileItIsUsed(t *testing.T) {
 	}{
 		{"whose connection was evicted", pod, Keep - time.Second, nil, false},
 		{"whose connection was evicted long ago", pod, Keep, nil, true},
+		{"with neither connection nor copy", bare, Rest - time.Second, nil, false},
+		{"with neither connection nor copy for some time", bare, Rest, nil, true},
+		{"of UDP, without a connection", flow, 119 * time.Second, nil, false},
 		{"a copy, with its connection", copied, long * 2, []conntrack.Tuple{of(pod, false)}, false},
 		{"a copy, with the connection of a sender outside", copied, long * 2, []conntrack.Tuple{of(pod, true)}, false},
 		{"a copy whose connection was evicted", copied, Keep - time.Second, nil, false},
@@ -71,7 +74,8 @@ func TestTranslationStaysWhileItIsUsed(t *testing.T) {
 			return false, nil
 		}
 		before := lost{{c.t.Source, c.t.Asked, c.t.Protocol, c.t.Copy}: c.t.LastSeen}
-		collection := collection{now: now, timeouts: timeouts, found: found, before: before, lost: lost{}}
+		kept := func(x Translation) (bool, error) { return x.Source != bare.Source, nil }
+		collection := collection{now: now, timeouts: timeouts, found: found, kept: kept, before: before, lost: lost{}}
 		if over, err := collection.isOver(c.t); err != nil || over != c.over {
 			t.Errorf("%s: over %t, %v", c.what, over, err)
 		}
@@ -93,6 +97,11 @@ func TestTranslationStaysWhileItIsUsed(t *testing.T) {
 	broken := collection{now: 1000, found: func(conntrack.Tuple) (bool, error) { return false, errors.New("no map") }}
 	if over, err := broken.isOver(pod); err == nil || over {
 		t.Errorf("a failed lookup of the connection: over %t, %v", over, err)
+	}
+	broken.found = func(conntrack.Tuple) (bool, error) { return false, nil }
+	broken.kept = func(Translation) (bool, error) { return false, errors.New("no map") }
+	if over, err := broken.isOver(pod); err == nil || over {
+		t.Errorf("a failed lookup of the copy: over %t, %v", over, err)
 	}
 }
 

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package store
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/durable"
+	storev1 "github.com/sluice-net/sluice/proto/gen/sluice/store/v1"
+)
+
+// MemberState is the file of a member in its state directory, in addition to etcd's data. It is secret: it contains the
+// keys of the CAs.
+type MemberState struct {
+	Name           string `json:"name"`
+	Epoch          uint64 `json:"epoch"`
+	ClusterToken   string `json:"clusterToken"`
+	InitialCluster string `json:"initialCluster"` // etcd's, without an address for a member that was the first
+	Joined         bool   `json:"joined"`         // the member joined others, so it never begins a cluster
+	Address        string `json:"address"`        // IP address with which it joined
+	Started        bool   `json:"started"`        // etcd's data exists
+	Authority      string `json:"authority"`      // PEM
+}
+
+// Restore is a request to continue the store as one member with other data, in the next epoch. sluice-store executes
+// it at its next start.
+type Restore struct {
+	Epoch        uint64 `json:"epoch"` // the next one
+	ClusterToken string `json:"clusterToken"`
+	Snapshot     bool   `json:"snapshot"` // the data is in SnapshotFile; else this member's own data continue
+}
+
+// The files in the state directory of a member that others write than sluice-store.
+const (
+	MemberFile   = "member.json"
+	LockFile     = "lock"
+	RestoreFile  = "restore.json"
+	SnapshotFile = "restore.db"
+)
+
+var (
+	// MemberSchema is the form of MemberFile.
+	MemberSchema = durable.Schema{Name: "sluice.store.member.v1", Version: 1}
+	// RestoreSchema is the form of RestoreFile.
+	RestoreSchema = durable.Schema{Name: "sluice.store.restore.v1", Version: 1}
+)
+
+// MemberLimit is more than any MemberState needs.
+const MemberLimit = 64 << 10
+
+// ErrExists is returned where a machine is a member already.
+var ErrExists = errors.New("this machine has a store")
+
+// SaveMember writes the state of a member that joins, for the first start of its process.
+func SaveMember(dir, name, address string, r *storev1.EnrolMemberResponse) error {
+	path := filepath.Join(dir, MemberFile)
+	if err := FreeForMember(dir); err != nil {
+		return err
+	}
+	return durable.Save(path, MemberSchema, MemberState{
+		Name: name, Epoch: r.GetEpoch(), ClusterToken: r.GetClusterToken(), InitialCluster: r.GetInitialCluster(),
+		Joined: true, Address: address, Authority: string(r.GetAuthority()),
+	}, durable.SyncAll)
+}
+
+// FreeForMember returns ErrExists if the state directory is one of a member.
+func FreeForMember(dir string) error {
+	path := filepath.Join(dir, MemberFile)
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: %s exists; stop sluice-store and move %s away to join another store", ErrExists, path, dir)
+	}
+	return nil
+}
+
+// lockWait is how long a process that ends may keep the lock.
+const lockWait = 5 * time.Second
+
+// RequestRestore has the member of a state directory, whose process does not run, continue as the only one, in the
+// next epoch: with a snapshot or, if snapshot is nil, with its own data. It returns that epoch.
+func RequestRestore(dir string, snapshot io.Reader) (epoch uint64, err error) {
+	lock, err := durable.Lock(filepath.Join(dir, LockFile), lockWait)
+	if err != nil {
+		return 0, fmt.Errorf("%w; stop sluice-store first", err)
+	}
+	defer lock.Close() //nolint:errcheck // it was only held
+	var state MemberState
+	if err := durable.Load(filepath.Join(dir, MemberFile), MemberLimit, MemberSchema, &state); err != nil {
+		return 0, fmt.Errorf("%w: the keys of the store's certificates are needed; restore the file from a backup", err)
+	}
+	r := Restore{Epoch: state.Epoch + 1, ClusterToken: rand.Text(), Snapshot: snapshot != nil}
+	// A former request must not find this request's snapshot.
+	if _, err := durable.Remove(filepath.Join(dir, RestoreFile), durable.SyncAll); err != nil {
+		return 0, err
+	}
+	if snapshot != nil {
+		if err := copyTo(filepath.Join(dir, SnapshotFile), snapshot); err != nil {
+			return 0, err
+		}
+	}
+	return r.Epoch, durable.Save(filepath.Join(dir, RestoreFile), RestoreSchema, r, durable.SyncAll)
+}
+
+// copyTo replaces a file that the user of sluice-store may have made, and follows no link.
+func copyTo(path string, from io.Reader) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.Close(), os.Remove(f.Name()))
+		}
+	}()
+	if _, err := io.Copy(f, from); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	return f.Close()
+}

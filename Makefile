@@ -14,7 +14,7 @@ TIMES ?= 40
 export SLUICE_BIN := $(CURDIR)/bin
 
 # Every binary and the directory of its main package.
-binaries := sluice sluice-cni sluice-ipam sluice-identity sluice-policy sluice-loadbalancer sluice-controller sluice-hubble sluice-datapath
+binaries := sluice sluice-cni sluice-ipam sluice-identity sluice-policy sluice-loadbalancer sluice-controller sluice-hubble sluice-store sluice-datapath
 main_of_sluice          := cmd/sluice
 main_of_sluice-cni      := services/cni-shim
 main_of_sluice-ipam     := services/ipam
@@ -23,6 +23,7 @@ main_of_sluice-policy   := services/policy
 main_of_sluice-loadbalancer := services/loadbalancer
 main_of_sluice-controller := services/controller
 main_of_sluice-hubble     := services/hubble
+main_of_sluice-store := services/store
 main_of_sluice-datapath := services/datapath
 
 # Static binaries that say the same wherever the checkout lies. grpcnotrace

@@ -30,6 +30,7 @@ const (
 	DatapathID     = FirstServiceID + 5
 	ControllerID   = FirstServiceID + 6 // the user is called sluice-status, the name in earlier versions
 	HubbleID       = FirstServiceID + 8
+	StoreID        = FirstServiceID + 11
 )
 
 // ErrName is returned for an instance or service name that is not allowed in a path.

@@ -24,7 +24,7 @@ func TestUsersLieInNoRangeThatOthersHandOut(t *testing.T) {
 	seen := map[uint32]string{}
 	for name, id := range map[string]uint32{
 		"sluice": GroupID, "identity": IdentityID, "ipam": IPAMID, "policy": PolicyID, "loadbalancer": LoadBalancerID,
-		"etcd": EtcdID, "datapath": DatapathID, "controller": ControllerID, "hubble": HubbleID,
+		"etcd": EtcdID, "datapath": DatapathID, "controller": ControllerID, "hubble": HubbleID, "store": StoreID,
 		"the last": LastServiceID,
 	} {
 		for whose, r := range foreign {
@@ -59,6 +59,7 @@ func TestDeployedUsersAreThese(t *testing.T) {
 		"u sluice-datapath":     fmt.Sprintf("%d:%d", DatapathID, GroupID),
 		"u sluice-status":       fmt.Sprintf("%d:%d", ControllerID, GroupID),
 		"u sluice-hubble":       fmt.Sprintf("%d:%d", HubbleID, GroupID),
+		"u sluice-store":        fmt.Sprintf("%d:%d", StoreID, GroupID),
 	}
 	for line := range strings.Lines(string(content)) {
 		fields := strings.Fields(line)

@@ -50,6 +50,12 @@ func Services() []Service {
 	}
 }
 
+// Store returns sluice-store, which runs on machines that are members of the store only.
+func Store() Service {
+	// No earlier version had this service.
+	return Service{Name: "store", UID: instance.StoreID, GID: instance.GroupID, Former: instance.StoreID}
+}
+
 // directory is the desired state of one directory.
 type directory struct {
 	path     string

@@ -247,7 +247,7 @@ func TestDeployedDirectoriesAreThese(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string]bool{}
-	for _, s := range Services() {
+	for _, s := range append(Services(), Store()) {
 		for _, d := range s.directories(p) {
 			want[fmt.Sprintf("d %s %04o %d %d", d.path, d.mode, d.uid, d.gid)] = true
 		}
@@ -274,7 +274,7 @@ func TestDeployedDirectoriesAreThese(t *testing.T) {
 // TestDeployedUnitsRunAsTheUsersOfTheServices: the units run as the users of the services, and may only write to their
 // own directories.
 func TestDeployedUnitsRunAsTheUsersOfTheServices(t *testing.T) {
-	for _, s := range Services() {
+	for _, s := range append(Services(), Store()) {
 		content, err := os.ReadFile(filepath.Join("..", "..", "deploy", "systemd", "sluice-"+s.Name+".service"))
 		if err != nil {
 			t.Fatal(err)

@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package access decides what a node may do in the store: which users and roles etcd has, which machines have
+// credentials, and which join tokens are valid.
+//
+// All of it is in etcd, below a prefix that no node can read, so that every member decides alike.
+package access
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"go.etcd.io/etcd/api/v3/authpb"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/auth"
+	"go.etcd.io/etcd/server/v3/etcdserver"
+
+	"github.com/sluice-net/sluice/services/store/internal/authority"
+	"github.com/sluice-net/sluice/services/store/internal/member"
+)
+
+var (
+	// ErrToken is returned for a join token that does not allow what its bearer wants.
+	ErrToken = errors.New("the join token is refused")
+	// ErrExists is returned for a node that has credentials already.
+	ErrExists = errors.New("the node has credentials")
+	// ErrRefused is returned for a certificate that is no longer accepted.
+	ErrRefused = errors.New("the certificate is refused")
+	// ErrName is returned for a name that no node can have.
+	ErrName = errors.New("invalid name of a node")
+)
+
+// Keys of the store itself. No role of a node covers them.
+const (
+	prefix       = "/sluice/v1/store/"
+	nodesPrefix  = prefix + "nodes/"
+	tokensPrefix = prefix + "tokens/"
+	epochKey     = prefix + "epoch"
+)
+
+// The roles that several users have.
+const (
+	commonRole   = "nodes"
+	settingsRole = "settings"
+)
+
+// Access changes etcd with every right.
+type Access struct {
+	etcd   *etcdserver.EtcdServer
+	prefix string // of the keys of nodes
+	now    func() time.Time
+}
+
+// New returns the Access of a member. prefix begins the keys of the nodes.
+func New(etcd *etcdserver.EtcdServer, prefix string, now func() time.Time) *Access {
+	return &Access{etcd: etcd, prefix: prefix, now: now}
+}
+
+// CheckName returns ErrName for a name that no node can have.
+func CheckName(name string) error {
+	unusable := func(r rune) bool { return r == '/' || unicode.IsSpace(r) || !unicode.IsPrint(r) }
+	if name == "" || len(name) > 253 || strings.ContainsFunc(name, unusable) || strings.HasPrefix(name, ".") {
+		return fmt.Errorf("%w: %q is not 1 to 253 printable characters without '/', white space and a leading '.'",
+			ErrName, name)
+	}
+	return nil
+}
+
+// CheckMemberName returns ErrName for a name that no member can have.
+func CheckMemberName(name string) error {
+	if strings.ContainsAny(name, "=,") {
+		return fmt.Errorf("%w: %q has a '=' or ',', which the list of members cannot contain", ErrName, name)
+	}
+	return CheckName(name)
+}
+
+// Prepare makes the administrator and the common roles, and has etcd demand a user from then on. In data of an earlier
+// epoch it ends all join tokens: a used one would be valid again. Before Prepare, no client may be served. It may be
+// repeated.
+func (a *Access) Prepare(ctx context.Context, epoch uint64) error {
+	root := member.Root(ctx)
+	if err := a.endTokens(root, strconv.FormatUint(epoch, 10)); err != nil {
+		return err
+	}
+	if a.etcd.AuthStore().IsAuthEnabled() {
+		return nil
+	}
+	// Nodes do not write the version of the layout: a wrong one would stop all others.
+	if _, err := a.etcd.Txn(root, &pb.TxnRequest{
+		Compare: []*pb.Compare{absent(a.prefix + "/layout")},
+		Success: []*pb.RequestOp{put(a.prefix+"/layout", []byte("2"), 0)},
+	}); err != nil {
+		return fmt.Errorf("write the version of the layout: %w", err)
+	}
+	if err := a.role(ctx, commonRole, a.common()); err != nil {
+		return err
+	}
+	if err := a.role(ctx, settingsRole, []*authpb.Permission{one(authpb.READWRITE, a.prefix+"/ipam")}); err != nil {
+		return err
+	}
+	if err := a.role(ctx, "root", nil); err != nil {
+		return err
+	}
+	if err := a.user(ctx, "root", "root"); err != nil {
+		return err
+	}
+	if _, err := a.etcd.AuthEnable(root, &pb.AuthEnableRequest{}); err != nil {
+		return fmt.Errorf("have etcd demand a user: %w", err)
+	}
+	return nil
+}
+
+// endTokens removes all tokens, unless the data are of this epoch.
+func (a *Access) endTokens(root context.Context, epoch string) error {
+	_, err := a.etcd.Txn(root, &pb.TxnRequest{
+		Compare: []*pb.Compare{{
+			Target: pb.Compare_VALUE, Result: pb.Compare_EQUAL, Key: []byte(epochKey),
+			TargetUnion: &pb.Compare_Value{Value: []byte(epoch)},
+		}},
+		Failure: []*pb.RequestOp{
+			put(epochKey, []byte(epoch), 0),
+			{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: &pb.DeleteRangeRequest{
+				Key: []byte(tokensPrefix), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(tokensPrefix)),
+			}}},
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("end the tokens of an earlier epoch: %w", err)
+	}
+	return nil
+}
+
+// common are the permissions that all nodes have.
+func (a *Access) common() []*authpb.Permission {
+	all := []*authpb.Permission{below(authpb.READ, a.prefix+"/")}
+	for _, shared := range []string{"id", "labels", "fence", "rest", "range", "cluster"} {
+		all = append(all, below(authpb.READWRITE, a.prefix+"/"+shared+"/"))
+	}
+	return append(all, one(authpb.READWRITE, a.prefix+"/collector"))
+}
+
+// own are the permissions that one node has.
+func (a *Access) own(node string) []*authpb.Permission {
+	var all []*authpb.Permission
+	for _, kind := range []string{"ref", "ip", "report"} {
+		all = append(all, below(authpb.READWRITE, a.prefix+"/"+kind+"/"+node+"/"))
+	}
+	return append(all, one(authpb.READWRITE, a.prefix+"/alive/"+node))
+}
+
+func one(kind authpb.Permission_Type, key string) *authpb.Permission {
+	return &authpb.Permission{PermType: kind, Key: []byte(key)}
+}
+
+func below(kind authpb.Permission_Type, key string) *authpb.Permission {
+	return &authpb.Permission{PermType: kind, Key: []byte(key), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(key))}
+}
+
+// role makes a role if it is absent, and adds permissions that it lacks. Each write would make etcd repeat the requests
+// of all nodes that are under way.
+func (a *Access) role(ctx context.Context, name string, want []*authpb.Permission) error {
+	root := member.Root(ctx)
+	have, err := a.etcd.RoleGet(root, &pb.AuthRoleGetRequest{Role: name})
+	if errors.Is(err, auth.ErrRoleNotFound) {
+		if _, err = a.etcd.RoleAdd(root, &pb.AuthRoleAddRequest{Name: name}); errors.Is(err, auth.ErrRoleAlreadyExist) {
+			err = nil
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("make etcd's role %s: %w", name, err)
+	}
+	for _, p := range want {
+		if have != nil && slices.ContainsFunc(have.Perm, func(x *authpb.Permission) bool {
+			return x.PermType == p.PermType && string(x.Key) == string(p.Key) && string(x.RangeEnd) == string(p.RangeEnd)
+		}) {
+			continue
+		}
+		if _, err := a.etcd.RoleGrantPermission(root, &pb.AuthRoleGrantPermissionRequest{Name: name, Perm: p}); err != nil {
+			return fmt.Errorf("grant %s to etcd's role %s: %w", p.Key, name, err)
+		}
+	}
+	return nil
+}
+
+func (a *Access) user(ctx context.Context, name string, roles ...string) error {
+	root := member.Root(ctx)
+	have, err := a.etcd.UserGet(root, &pb.AuthUserGetRequest{Name: name})
+	if errors.Is(err, auth.ErrUserNotFound) {
+		_, err = a.etcd.UserAdd(root, &pb.AuthUserAddRequest{Name: name, Options: &authpb.UserAddOptions{NoPassword: true}})
+		if errors.Is(err, auth.ErrUserAlreadyExist) {
+			err = nil
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("make etcd's user %s: %w", name, err)
+	}
+	for _, role := range roles {
+		if have != nil && slices.Contains(have.Roles, role) {
+			continue
+		}
+		if _, err := a.etcd.UserGrantRole(root, &pb.AuthUserGrantRoleRequest{User: name, Role: role}); err != nil {
+			return fmt.Errorf("grant the role %s to etcd's user %s: %w", role, name, err)
+		}
+	}
+	return nil
+}
+
+// Node is the record of a node with credentials.
+type Node struct {
+	Name      string    `json:"-"`
+	Enrolment string    `json:"enrolment"` // in its certificates; empty for the node of a member's machine
+	Issued    time.Time `json:"issued"`
+	Expires   time.Time `json:"expires"`
+}
+
+// allow gives a node its user and roles.
+func (a *Access) allow(ctx context.Context, node string, also ...string) error {
+	user := authority.User(node)
+	if err := a.role(ctx, user, a.own(node)); err != nil {
+		return err
+	}
+	return a.user(ctx, user, append([]string{commonRole, user}, also...)...)
+}
+
+// AllowLocal gives the node of a member's machine its rights. It also writes the settings of ipam, which must be the
+// same on all nodes: this machine has the keys of the store, so the right adds none.
+func (a *Access) AllowLocal(ctx context.Context, node string) error {
+	if err := CheckName(node); err != nil {
+		return err
+	}
+	// A record of an enrolled machine of that name stays: this name then has two ways to connect.
+	value, err := json.Marshal(Node{})
+	if err != nil {
+		return err
+	}
+	if _, err := a.etcd.Txn(member.Root(ctx), &pb.TxnRequest{
+		Compare: []*pb.Compare{absent(nodesPrefix + node)},
+		Success: []*pb.RequestOp{put(nodesPrefix+node, value, 0)},
+	}); err != nil {
+		return fmt.Errorf("record the node %s: %w", node, err)
+	}
+	return a.allow(ctx, node, settingsRole)
+}
+
+// Nodes returns the nodes with credentials, by name, as this member knows them.
+func (a *Access) Nodes(ctx context.Context) (out []Node, err error) {
+	resp, err := a.etcd.Range(member.Root(ctx), &pb.RangeRequest{
+		Key: []byte(nodesPrefix), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(nodesPrefix)), Serializable: true,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list nodes: %w", err)
+	}
+	for _, kv := range resp.Kvs {
+		n := Node{Name: strings.TrimPrefix(string(kv.Key), nodesPrefix)}
+		if err := json.Unmarshal(kv.Value, &n); err != nil {
+			return nil, fmt.Errorf("%s: %w", kv.Key, err)
+		}
+		out = append(out, n)
+	}
+	return out, nil
+}
+
+// Check returns ErrRefused unless a certificate of this enrolment is accepted for the node. It reads the data of this
+// member alone, so that nodes connect to a store without a quorum and read.
+func (a *Access) Check(ctx context.Context, node, enrolment string) error {
+	n, _, err := a.node(ctx, node, true)
+	switch {
+	case err != nil:
+		return err
+	case n == nil:
+		return fmt.Errorf("%w: the node %s is not enrolled, or was revoked; join again with a token", ErrRefused, node)
+	case enrolment == "" || n.Enrolment != enrolment:
+		return fmt.Errorf("%w: another machine was enrolled as node %s later", ErrRefused, node)
+	}
+	return nil
+}
+
+func (a *Access) node(ctx context.Context, name string, serializable bool) (*Node, int64, error) {
+	resp, err := a.etcd.Range(member.Root(ctx), &pb.RangeRequest{
+		Key: []byte(nodesPrefix + name), Serializable: serializable,
+	})
+	if err != nil {
+		return nil, 0, fmt.Errorf("read the node %s: %w", name, err)
+	}
+	if len(resp.Kvs) == 0 {
+		return nil, 0, nil
+	}
+	n := Node{Name: name}
+	if err := json.Unmarshal(resp.Kvs[0].Value, &n); err != nil {
+		return nil, 0, fmt.Errorf("%s: %w", nodesPrefix+name, err)
+	}
+	return &n, resp.Kvs[0].ModRevision, nil
+}
+
+// Renewed records that a certificate was issued.
+func (a *Access) Renewed(ctx context.Context, node, enrolment string, expires time.Time) error {
+	n, revision, err := a.node(ctx, node, false)
+	if err != nil {
+		return err
+	}
+	if n == nil || n.Enrolment != enrolment {
+		return fmt.Errorf("%w: the node %s was revoked or enrolled again", ErrRefused, node)
+	}
+	n.Issued, n.Expires = a.now().UTC(), expires.UTC()
+	value, err := json.Marshal(n)
+	if err != nil {
+		return err
+	}
+	resp, err := a.etcd.Txn(member.Root(ctx), &pb.TxnRequest{
+		Compare: []*pb.Compare{unchanged(nodesPrefix+node, revision)},
+		Success: []*pb.RequestOp{put(nodesPrefix+node, value, 0)},
+	})
+	if err != nil {
+		return fmt.Errorf("record the certificate of the node %s: %w", node, err)
+	}
+	if !resp.Succeeded {
+		return fmt.Errorf("%w: the node %s was revoked or enrolled again", ErrRefused, node)
+	}
+	return nil
+}
+
+// Revoke withdraws the credentials of a node, and reports whether it had any. From then on etcd refuses its requests.
+// With validateOnly it only looks.
+func (a *Access) Revoke(ctx context.Context, node string, validateOnly bool) (bool, error) {
+	if err := CheckName(node); err != nil {
+		return false, err
+	}
+	if validateOnly {
+		n, _, err := a.node(ctx, node, false)
+		return n != nil, err
+	}
+	root, user := member.Root(ctx), authority.User(node)
+	resp, err := a.etcd.DeleteRange(root, &pb.DeleteRangeRequest{Key: []byte(nodesPrefix + node)})
+	if err != nil {
+		return false, fmt.Errorf("remove the record of the node %s: %w", node, err)
+	}
+	if _, err := a.etcd.UserDelete(root, &pb.AuthUserDeleteRequest{Name: user}); err != nil &&
+		!errors.Is(err, auth.ErrUserNotFound) {
+		return false, fmt.Errorf("remove etcd's user %s: %w", user, err)
+	}
+	if _, err := a.etcd.RoleDelete(root, &pb.AuthRoleDeleteRequest{Role: user}); err != nil &&
+		!errors.Is(err, auth.ErrRoleNotFound) {
+		return false, fmt.Errorf("remove etcd's role %s: %w", user, err)
+	}
+	return resp.Deleted > 0, nil
+}
+
+func absent(key string) *pb.Compare {
+	return &pb.Compare{
+		Target: pb.Compare_CREATE, Result: pb.Compare_EQUAL, Key: []byte(key),
+		TargetUnion: &pb.Compare_CreateRevision{CreateRevision: 0},
+	}
+}
+
+func unchanged(key string, revision int64) *pb.Compare {
+	return &pb.Compare{
+		Target: pb.Compare_MOD, Result: pb.Compare_EQUAL, Key: []byte(key),
+		TargetUnion: &pb.Compare_ModRevision{ModRevision: revision},
+	}
+}
+
+func put(key string, value []byte, lease int64) *pb.RequestOp {
+	return &pb.RequestOp{Request: &pb.RequestOp_RequestPut{
+		RequestPut: &pb.PutRequest{Key: []byte(key), Value: value, Lease: lease},
+	}}
+}
+
+func newSecret() string { return rand.Text() + rand.Text() }

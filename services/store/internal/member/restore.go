@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package member
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"go.etcd.io/etcd/etcdutl/v3/snapshot"
+
+	"github.com/sluice-net/sluice/kit/durable"
+	"github.com/sluice-net/sluice/store"
+)
+
+// bump is how far the revision of restored data moves on. It is more than the revisions that are lost with the former
+// data, so that a client never sees a revision a second time with other content.
+const bump = 1 << 32
+
+// restores reports whether a restore is requested.
+func (m *Member) restores() bool {
+	_, err := os.Lstat(m.path(store.RestoreFile))
+	return err == nil
+}
+
+// restore executes the request in the state directory, if there is one. It may be interrupted after each step and
+// begins again with the next start. The former data stay in a directory with the number of their epoch.
+func (m *Member) restore() error {
+	var r store.Restore
+	request, built := m.path(store.RestoreFile), m.path(restoredDir)
+	err := durable.Load(request, store.MemberLimit, store.RestoreSchema, &r)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("%w; remove the file, and request the restore again", err)
+	}
+	if m.state.Epoch+1 == r.Epoch {
+		if err := m.build(r, built); err != nil {
+			return fmt.Errorf("restore the epoch %d: %w; if the snapshot is not intact, remove %s to keep the present data",
+				r.Epoch, err, request)
+		}
+		m.state.Epoch, m.state.ClusterToken, m.state.InitialCluster = r.Epoch, r.ClusterToken, ""
+		m.state.Joined, m.state.Started = false, true
+		if err := durable.Save(m.path(store.MemberFile), store.MemberSchema, m.state, durable.SyncAll); err != nil {
+			return err
+		}
+	}
+	if m.state.Epoch != r.Epoch {
+		return fmt.Errorf("%s asks for the epoch %d after the epoch %d; remove the file, and request the restore again",
+			request, r.Epoch, m.state.Epoch)
+	}
+	if err := m.exchange(built, r.Epoch-1); err != nil {
+		return fmt.Errorf("restore the epoch %d: %w", r.Epoch, err)
+	}
+	m.o.Log.Warn("the store continues with restored data and one member", "epoch", r.Epoch, "snapshot", r.Snapshot)
+	for _, name := range []string{request, m.path(store.SnapshotFile)} {
+		if _, err := durable.Remove(name, durable.SyncAll); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// build makes the data of a cluster whose only member is this one.
+func (m *Member) build(r store.Restore, at string) error {
+	if err := os.RemoveAll(at); err != nil {
+		return err
+	}
+	from := m.path(store.SnapshotFile)
+	if !r.Snapshot {
+		from = filepath.Join(m.path(dataDir), "member", "snap", "db")
+	}
+	urls := m.peerURLs()
+	return snapshot.NewV3(zapTo(m.o.Log)).Restore(snapshot.RestoreConfig{
+		SnapshotPath: from, SkipHashCheck: !r.Snapshot, // the database of a member has no hash at its end
+		Name: m.state.Name, OutputDataDir: at, PeerURLs: []string{urls[0].String()},
+		InitialCluster: m.state.Name + "=" + urls[0].String(), InitialClusterToken: r.ClusterToken,
+		RevisionBump: bump, MarkCompacted: true,
+	})
+}
+
+// exchange puts the restored data in the place of the former data. It succeeds if that has happened.
+func (m *Member) exchange(built string, former uint64) error {
+	if _, err := os.Lstat(built); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	data := m.path(dataDir)
+	if err := os.Rename(data, fmt.Sprintf("%s.epoch-%d", data, former)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Rename(built, data); err != nil {
+		return err
+	}
+	return durable.SyncDir(m.o.Dir)
+}

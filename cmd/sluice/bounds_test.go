@@ -27,6 +27,10 @@ func TestEveryChangeCanBeTried(t *testing.T) {
 		"sluice.identity.v1.ClusterService.ReportRefusals":   "reports what a node enforces",
 		"sluice.identity.v1.ClusterService.ConfirmMappings":  "reports what the datapath has applied",
 		"sluice.identity.v1.IdentityService.AdmitLabels":     "answers what WatchWaitingLabels asks",
+		"sluice.store.v1.StoreService.CreateJoinToken":       "makes another token, and changes nothing else",
+		"sluice.store.v1.StoreService.SaveSnapshot":          "reads",
+		"sluice.store.v1.EnrolService.Enrol":                 "a machine joins, with a token of its own",
+		"sluice.store.v1.EnrolService.EnrolMember":           "a machine joins, with a token of its own",
 	}
 	tried := 0
 	protoregistry.GlobalFiles.RangeFiles(func(f protoreflect.FileDescriptor) bool {

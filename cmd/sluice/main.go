@@ -37,6 +37,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/service"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/shares"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/status"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/store"
 )
 
 // commands create the subcommands of the program.
@@ -45,7 +46,7 @@ var commands = []func(*invocation.Invocation) *cobra.Command{
 	policy.Command, fqdn.Command, explain.Command, observe.Command, capture.Command, conntrack.Command,
 	bpfmap.Command, check.Command, invocation.RenamedCommand("audit", check.Command),
 	prepare.Command, node.Command, service.Command, backend.Command, shares.Command,
-	controller.Command, dev.Command,
+	controller.Command, store.Command, dev.Command,
 	kubernetes.Command, probe.Command, config.Command, config.LogLevelCommand, bugreport.Command,
 	invocation.VersionCommand,
 }

@@ -33,6 +33,7 @@ lost or renamed name fails a test.
 | settings and metrics of sluice-policy | [reference/policy.md](reference/policy.md) |
 | settings and metrics of sluice-loadbalancer | [reference/loadbalancer.md](reference/loadbalancer.md) |
 | settings and metrics of sluice-controller | [reference/controller.md](reference/controller.md) |
+| settings and metrics of sluice-store | [reference/store.md](reference/store.md) |
 | settings and metrics of sluice-datapath | [reference/datapath.md](reference/datapath.md) |
 | settings and metrics of sluice-hubble | [reference/hubble.md](reference/hubble.md) |
 | keys in etcd | [reference/identity.md](reference/identity.md#keys-in-etcd) |

@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-const program = "sluice(?:-(?:datapath|identity|ipam|policy|loadbalancer|controller|hubble))?"
+const program = "sluice(?:-(?:datapath|identity|ipam|policy|loadbalancer|controller|hubble|store))?"
 
 // command is a command of sluice, from cmd/sluice/testdata/commands.txt, or a service.
 type command struct {
@@ -80,7 +80,9 @@ func programs(t *testing.T) map[string]*command {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, service := range []string{"datapath", "identity", "ipam", "policy", "loadbalancer", "controller", "hubble"} {
+	for _, service := range []string{
+		"datapath", "identity", "ipam", "policy", "loadbalancer", "controller", "hubble", "store",
+	} {
 		page, err := os.ReadFile(filepath.Join(root, "docs/reference", service+".md"))
 		if err != nil {
 			t.Fatal(err)

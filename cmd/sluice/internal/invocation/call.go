@@ -21,6 +21,7 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
+	storev1 "github.com/sluice-net/sluice/proto/gen/sluice/store/v1"
 )
 
 // Service is a gRPC service of the node: the name of its socket and the constructor of its client.
@@ -47,6 +48,7 @@ var (
 		{"identity", sharesv1.NewSharesServiceClient},
 		{"datapath", sharesv1.NewSharesServiceClient},
 	}
+	Store    = Service[storev1.StoreServiceClient]{"store", storev1.NewStoreServiceClient}
 	Observer = Service[datapathv1.ObserverServiceClient]{"datapath", datapathv1.NewObserverServiceClient}
 )
 
@@ -67,7 +69,7 @@ func Connect[C any](inv *Invocation, s Service[C]) (*grpc.ClientConn, C, error) 
 var Services = []string{"identity", "ipam", "policy", "loadbalancer", "datapath"}
 
 // Components are Services, and processes that not every node has.
-var Components = append(slices.Clone(Services), "controller", "hubble")
+var Components = append(slices.Clone(Services), "controller", "hubble", "store")
 
 // ProcessOf returns the ProcessService of a component. The name may begin with "sluice-".
 func ProcessOf(name string) (s Service[statusv1.ProcessServiceClient], ok bool) {

@@ -37,6 +37,6 @@ func run(inv *invocation.Invocation) error {
 	if err := nodefiles.Root(); err != nil {
 		return err
 	}
-	changes, err := nodefiles.Prepare(paths, nodefiles.Services()...)
+	changes, err := nodefiles.Prepare(paths, append(nodefiles.Services(), nodefiles.Store())...)
 	return inv.ShowChanges(changes, err)
 }

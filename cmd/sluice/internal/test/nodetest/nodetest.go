@@ -30,6 +30,7 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
+	storev1 "github.com/sluice-net/sluice/proto/gen/sluice/store/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
@@ -153,7 +154,9 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 		Policy: newPolicy(), Balancer: newLoadBalancer(), PolicyMode: datapathv1.PolicyMode_POLICY_MODE_NONE,
 	}
 	n.Cluster = &cluster{node: n}
-	for _, service := range []string{"identity", "ipam", "policy", "loadbalancer", "datapath", "controller", "hubble"} {
+	for _, service := range []string{
+		"identity", "ipam", "policy", "loadbalancer", "datapath", "controller", "hubble", "store",
+	} {
 		if err := os.Mkdir(filepath.Join(dir, service), 0o750); err != nil {
 			t.Fatal(err)
 		}
@@ -174,6 +177,8 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 			lbv1.RegisterLoadBalancerServiceServer(s, n.Balancer)
 		case "controller":
 			controllerv1.RegisterControllerServiceServer(s, &controller{})
+		case "store":
+			storev1.RegisterStoreServiceServer(s, &keeper{})
 		case "datapath":
 			datapathv1.RegisterDatapathServiceServer(s, &datapath{node: n})
 			datapathv1.RegisterObserverServiceServer(s, &observer{node: n})

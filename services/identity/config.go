@@ -54,6 +54,7 @@ type EtcdConfig struct {
 	Cert       string        `config:"cert" help:"file with this client's certificate, if etcd asks for one"`
 	Key        string        `config:"key" help:"file with the private key of this client's certificate"`
 	ServerName string        `config:"serverName" help:"name in etcd's certificate, if it is not the host of the endpoint"`
+	StoreDir   string        `config:"storeDir" help:"directory with credentials of sluice-store; replaces the above"`
 	Prefix     string        `config:"prefix" help:"beginning of all keys; the same on all nodes of a cluster"`
 	LeaseTTL   time.Duration `config:"leaseTTL" help:"how long the references of this node outlive its last sign of life; the same on all nodes"`
 	AliveTTL   time.Duration `config:"aliveTTL" help:"how long other nodes regard this node as alive, and its name as taken, after its last sign of life"`
@@ -111,8 +112,15 @@ func (c *Config) Validate() error {
 	if c.Quota < 1 || c.Quota > identity.ClusterSize {
 		p.Addf("quota", "%d is not between 1 and %d", c.Quota, identity.ClusterSize)
 	}
-	if err := c.Etcd.client().Check(); err != nil {
-		p.Addf("etcd", "%w", err)
+	switch e := c.Etcd; {
+	case e.StoreDir == "":
+		if err := e.client().Check(); err != nil {
+			p.Addf("etcd", "%w", err)
+		}
+	case !filepath.IsAbs(e.StoreDir):
+		p.Addf("etcd.storeDir", "%q is not an absolute path", e.StoreDir)
+	case e.CA+e.Cert+e.Key+e.ServerName != "":
+		p.Addf("etcd.storeDir", "ca, cert, key and serverName are for another etcd: remove them, or storeDir")
 	}
 	if !strings.HasPrefix(c.Etcd.Prefix, "/") || strings.HasSuffix(c.Etcd.Prefix, "/") {
 		p.Addf("etcd.prefix", "%q does not begin with '/', or ends in it", c.Etcd.Prefix)
@@ -187,13 +195,17 @@ const heardEvery = 15 * time.Second
 // Calls implements process.Caller.
 func (c *Config) Calls() sandbox.Calls {
 	overTCP := func(endpoint string) bool { return !strings.HasPrefix(endpoint, "unix:") }
-	return sandbox.Calls{Inet: c.Kubernetes.Enabled() || slices.ContainsFunc(c.Etcd.Endpoints, overTCP)}
+	etcd := c.Etcd.StoreDir != "" || slices.ContainsFunc(c.Etcd.Endpoints, overTCP)
+	return sandbox.Calls{Inet: c.Kubernetes.Enabled() || etcd}
 }
 
 // files lists the files that the service opens after its start: its state, the files of the resolver, and certificates
 // with their directories, in which new files may appear.
 func (c *Config) files(kubernetes *kube.Client) sandbox.Files {
 	f := sandbox.Files{Write: []string{c.StateDir}}
+	if c.Etcd.StoreDir != "" && c.Etcd.StoreDir != c.StateDir {
+		f.Write = append(f.Write, c.Etcd.StoreDir)
+	}
 	if !c.Calls().Inet {
 		return f
 	}

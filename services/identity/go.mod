@@ -10,6 +10,7 @@ require (
 	github.com/sluice-net/sluice/kube v0.0.0
 	github.com/sluice-net/sluice/model v0.0.0
 	github.com/sluice-net/sluice/proto v0.0.0
+	github.com/sluice-net/sluice/store v0.0.0
 	go.etcd.io/etcd/api/v3 v3.6.16
 	go.etcd.io/etcd/client/v3 v3.6.16
 	go.uber.org/zap v1.27.0
@@ -83,3 +84,5 @@ replace (
 	github.com/sluice-net/sluice/model => ../../model
 	github.com/sluice-net/sluice/proto => ../../proto
 )
+
+replace github.com/sluice-net/sluice/store => ../../store

@@ -7,6 +7,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -30,6 +31,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 	"github.com/sluice-net/sluice/services/identity/internal/server"
 	"github.com/sluice-net/sluice/services/identity/internal/snapshot"
+	"github.com/sluice-net/sluice/store"
 )
 
 func main() {
@@ -53,8 +55,15 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 
+	client := cfg.Etcd.client()
+	if cfg.Etcd.StoreDir != "" {
+		client.Store, err = store.NewRenewer(cfg.Etcd.StoreDir, cfg.Node, time.Now, p.Log)
+		if err != nil {
+			return process.Misconfigured(fmt.Errorf("etcd.storeDir: %w", err))
+		}
+	}
 	sess, err := session.Open(session.Config{
-		Client: cfg.Etcd.client(), Prefix: cfg.Etcd.Prefix, Node: cfg.Node, TTL: cfg.Etcd.LeaseTTL,
+		Client: client, Prefix: cfg.Etcd.Prefix, Node: cfg.Node, TTL: cfg.Etcd.LeaseTTL,
 		AliveTTL: cfg.Etcd.AliveTTL, Incarnation: last.Incarnation, Boot: dir.BootID(), Last: last.Holds.Session,
 		Timeout: cfg.Etcd.Timeout, Listen: cfg.listen(), Log: p.Log,
 	})
@@ -82,7 +91,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	nodeStore := etcd.NewNodes(sess)
 	reg := registry.New(cfg.registry(last.Incarnation, p.Log), nodeStore, dir, nodes, last.Registration)
 	reg.Restore(last.Pins)
-	store := etcd.New(sess, nodeStore, etcd.Readers{
+	keys := etcd.New(sess, nodeStore, etcd.Readers{
 		Prepare: reg.Prepare, Mirror: dir, Observe: reg.Observe,
 		Spread: func() time.Duration { return spread(reg.Status().Nodes) },
 	})
@@ -98,14 +107,14 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		set.SetShares(cfg.Shares.Settings())
 		settings.Tenant = set.Tenant
 	}
-	alloc, err := allocator.New(settings, store, dir, hub,
+	alloc, err := allocator.New(settings, keys, dir, hub,
 		server.EndpointPublisher{EndpointHub: endpoints, Registry: reg},
 		last.Holds, last.Known, last.Cached)
 	if err != nil {
 		return err
 	}
-	store.Resume(last.Keys) // after the allocator, which has published this node's endpoints
-	if err := p.Metrics.Register(server.Collector{Allocator: alloc, Registry: reg, Listings: store.Listings}); err != nil {
+	keys.Resume(last.Keys) // after the allocator, which has published this node's endpoints
+	if err := p.Metrics.Register(server.Collector{Allocator: alloc, Registry: reg, Listings: keys.Listings}); err != nil {
 		return err
 	}
 
@@ -122,6 +131,9 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 			Roles: roles.Err,
 		},
 	}
+	if client.Store != nil {
+		service.Credentials = client.Store.Problem
+	}
 	if set != nil {
 		service.Pods = set
 		service.Relabeler = pods.NewRelabeler(service.Pods, alloc, endpoints, p.Log)
@@ -131,6 +143,11 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	p.Go("allocator", alloc.Run)
+	if client.Store != nil {
+		p.Go("credentials of the store", func(ctx context.Context) error {
+			return client.Store.Run(ctx, func(c store.Credentials) { sess.Move(c.Endpoints()) })
+		})
+	}
 	p.Go("registry", func(ctx context.Context) error { return reg.Run(ctx, alloc.Connected) })
 	p.Go("confirmations", exchange.Run)
 	p.Go("state", dir.Watch)

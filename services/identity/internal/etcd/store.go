@@ -81,7 +81,7 @@ func (s *Store) Severed(ctx context.Context) error { return s.session.Severed(ct
 func (s *Store) Session() string { return s.session.Name() }
 
 // Endpoints returns the addresses of etcd, for messages.
-func (s *Store) Endpoints() []string { return s.session.Config().Client.Endpoints }
+func (s *Store) Endpoints() []string { return s.session.Endpoints() }
 
 // clusterPrefix returns the prefix of the keys that one node writes for all nodes.
 func clusterPrefix(prefix string) string { return prefix + "/cluster/" }

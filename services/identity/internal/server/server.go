@@ -77,6 +77,8 @@ type Server struct {
 	Relabeler *pods.Relabeler
 
 	Cluster *Cluster
+	// Credentials returns why the credentials for sluice-store are not renewed. It is nil with another etcd.
+	Credentials func() error
 	// Process describes this process.
 	Process wire.Process
 }
@@ -431,6 +433,14 @@ func (s *Server) GetStatus(context.Context, *identityv1.GetStatusRequest) (*iden
 			text = "etcd does not answer: " + st.StoreError
 		}
 		problem(store, text)
+	}
+	if s.Credentials != nil {
+		if err := s.Credentials(); err != nil {
+			resp.Service.Problems = append(resp.Service.Problems, &statusv1.Problem{
+				Reason: statusv1.ProblemReason_PROBLEM_REASON_STORE,
+				Text:   "the credentials for sluice-store are not renewed: " + err.Error(),
+			})
+		}
 	}
 	if st.Denied != nil {
 		problem(store, st.Denied.Error())

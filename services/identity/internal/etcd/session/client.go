@@ -23,6 +23,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
+
+	"github.com/sluice-net/sluice/store"
 )
 
 // Client has the settings of connections to etcd.
@@ -37,10 +39,16 @@ type Client struct {
 	ServerName string
 	Username   string // with Password, if etcd authenticates by them
 	Password   string
+	// Store has the credentials of sluice-store and the addresses of its members; nil for another etcd. The fields
+	// above are then not used.
+	Store *store.Renewer
 }
 
 // Check returns an error for a wrong combination of settings. It reads no files.
 func (c Client) Check() error {
+	if c.Store != nil {
+		return nil
+	}
 	if len(c.Endpoints) == 0 {
 		return errors.New("endpoints: at least one is needed")
 	}
@@ -85,6 +93,9 @@ func (c Client) Check() error {
 
 // tls reads the files and returns the configuration of one handshake. Its errors name the setting and the file.
 func (c Client) tls() (*tls.Config, error) {
+	if c.Store != nil {
+		return c.Store.Current().TLS()
+	}
 	pem, err := os.ReadFile(c.CA)
 	if err != nil {
 		return nil, fmt.Errorf("etcd.ca: %w", err)
@@ -138,6 +149,9 @@ func (r renewed) ClientHandshake(
 	}
 	secured, info, err := credentials.NewTLS(t).ClientHandshake(ctx, authority, conn)
 	if err != nil {
+		if r.client.Store != nil {
+			r.client.Store.Failed()
+		}
 		r.last.set(server, err)
 		return nil, nil, err
 	}
@@ -203,7 +217,11 @@ func (c Client) dial() (*clientv3.Client, *handshake, error) {
 	}
 	options, last := dialOptions(), &handshake{}
 	var t *tls.Config
-	if c.CA != "" {
+	endpoints := c.Endpoints
+	if c.Store != nil {
+		endpoints = c.Store.Current().Endpoints()
+	}
+	if c.CA != "" || c.Store != nil {
 		var err error
 		if t, err = c.tls(); err != nil {
 			return nil, nil, err
@@ -212,7 +230,7 @@ func (c Client) dial() (*clientv3.Client, *handshake, error) {
 		options = append(options, grpc.WithTransportCredentials(renewed{credentials.NewTLS(t), c, last}))
 	}
 	client, err := clientv3.New(clientv3.Config{
-		Endpoints:            c.Endpoints,
+		Endpoints:            endpoints,
 		TLS:                  t,
 		Username:             c.Username,
 		Password:             c.Password,

@@ -105,6 +105,12 @@ func (s *Session) Close() error {
 	return err
 }
 
+// Move replaces the endpoints of etcd, and ends connections to others.
+func (s *Session) Move(endpoints []string) { s.client.SetEndpoints(endpoints...) }
+
+// Endpoints returns the present endpoints of etcd.
+func (s *Session) Endpoints() []string { return s.client.Endpoints() }
+
 // Config returns the session's configuration.
 func (s *Session) Config() Config { return s.cfg }
 

@@ -64,7 +64,7 @@ func (s *Session) why(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), probeTime)
 	defer cancel()
-	for _, endpoint := range s.cfg.Client.Endpoints {
+	for _, endpoint := range s.Endpoints() {
 		u, err := url.Parse(endpoint)
 		if err != nil {
 			continue

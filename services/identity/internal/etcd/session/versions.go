@@ -105,7 +105,7 @@ func (s *Session) checkRoles(ctx context.Context, r *Roles) {
 		s.cfg.Log.Debug("asking etcd whether nodes have roles", log.Err(err))
 		return
 	}
-	for _, endpoint := range s.cfg.Client.Endpoints {
+	for _, endpoint := range s.Endpoints() {
 		old := ""
 		if has {
 			text, v, err := s.versionOf(ctx, endpoint)

@@ -505,8 +505,8 @@ func TestKernelNodeWithTheRightsOfAnotherWritesNothing(t *testing.T) {
 	before := dump(t, p, m)
 
 	targets := append(slices.Clone(victims),
-		"/ip/.assigned/of/a", "/ip/.assigned/all", "/ip/c/node", "/layout", "/ipam", "/other", "/ip", "/ip/",
-		"/alive/aa", "/ip/a")
+		"/ip/.assigned/of/a", "/ip/.assigned/all", "/ip/c/node", "/layout", "/ipam", "/restored", "/other", "/ip",
+		"/ip/", "/alive/aa", "/ip/a")
 	for i := range targets {
 		targets[i] = keys + targets[i]
 	}
@@ -821,6 +821,9 @@ func TestKernelRestoredSnapshotIsANewEpoch(t *testing.T) {
 	used := p.token(&storev1.CreateJoinTokenRequest{})
 	snapshot := p.snapshot()
 	former := p.status()
+	if pause := restoredFor(t, m); pause != 0 {
+		t.Errorf("in a new store, new allocations wait %d s", pause)
+	}
 	if _, err := enrolWith(t, used, "b"); err != nil {
 		t.Fatal(err)
 	}
@@ -851,6 +854,13 @@ func TestKernelRestoredSnapshotIsANewEpoch(t *testing.T) {
 		t.Errorf("revision %d after the restore, %d before: a client would take it for known",
 			got.Header.Revision, r.Header.Revision)
 	}
+	// Nodes allocate nothing new for a minute, in which they claim what they hold.
+	if pause := restoredFor(t, m); pause <= 0 || pause > 60 {
+		t.Errorf("after the restore, new allocations wait %d s", pause)
+	}
+	if _, err := etcdBy(t, located).Delete(ctx, keys+"/restored"); code(err) != codes.PermissionDenied {
+		t.Errorf("a node ends the time of claims: %v", err)
+	}
 	watch := etcdBy(t, located).Watch(ctx, keys+"/", clientv3.WithPrefix(), clientv3.WithRev(r.Header.Revision))
 	if w := <-watch; !errors.Is(w.Err(), rpctypes.ErrCompacted) {
 		t.Errorf("a watch from a revision of the former epoch: %v", w.Err())
@@ -868,9 +878,30 @@ func TestKernelRestoredSnapshotIsANewEpoch(t *testing.T) {
 	// The restored store starts again without a restore.
 	p = m.start()
 	p.Serving()
+	if r, err := m.etcdAs(0).Get(ctx, keys+"/restored"); err != nil || len(r.Kvs) > 0 && r.Kvs[0].Version > 1 {
+		t.Errorf("another start began the time of claims again: %v, %v", r, err)
+	}
 	if again := p.status(); again.GetEpoch() != 2 || again.GetClusterId() != st.GetClusterId() {
 		t.Errorf("after another start: %v", again)
 	}
+}
+
+// restoredFor returns for how many seconds nodes do not allocate because the store was restored.
+func restoredFor(t *testing.T, m *machine) int64 {
+	t.Helper()
+	root := m.etcdAs(0)
+	r, err := root.Get(t.Context(), keys+"/restored")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Kvs) == 0 {
+		return 0
+	}
+	lease, err := root.TimeToLive(t.Context(), clientv3.LeaseID(r.Kvs[0].Lease))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lease.TTL
 }
 
 // TestKernelCorruptSnapshotIsNotRestored: the process names the file, and the data stay.

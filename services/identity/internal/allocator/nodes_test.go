@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -486,6 +487,53 @@ func TestNumberTakenMeanwhileMovesItsHolders(t *testing.T) {
 		}
 		a.stop()
 	}
+}
+
+// restored refuses new numbers as after a restore of sluice-store, until over.
+type restored struct {
+	allocator.Store
+	over atomic.Bool
+}
+
+func (r *restored) Claim(
+	ctx context.Context, l label.Canonical, known, candidate identity.Numeric,
+) (allocator.Claim, error) {
+	if !r.over.Load() && candidate != known {
+		return allocator.Claim{}, allocator.ErrRestored
+	}
+	return r.Store.Claim(ctx, l, known, candidate)
+}
+
+// TestNodeClaimsWhatItHoldsWhileOneOfItsNumbersIsTaken: the label set whose number is taken waits, and the others do
+// not wait for it.
+func TestNodeClaimsWhatItHoldsWhileOneOfItsNumbersIsTaken(t *testing.T) {
+	f := storetest.NewFake()
+	a, b := startFake(t, f, "a", &memory{}), f.Node("b")
+	if _, err := b.Join(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	old, db := a.hold("c1", "web"), a.hold("c2", "db")
+	a.stop()
+	f.Expire("a")
+	collectAll(t, b)
+	if _, err := b.Claim(t.Context(), storetest.Labels(t, "thief"), 0, old); err != nil {
+		t.Fatal(err)
+	}
+	st := &restored{Store: f.Node("a")}
+	a = start(t, st, a.records, quick())
+	a.connected()
+	servicetest.Eventually(t, "db has its number again", func() bool {
+		refs, err := st.References(t.Context())
+		return err == nil && len(refs) == 1 && refs[0].Number == db
+	})
+	_, err := a.Hold(t.Context(), allocator.EndpointHolder("c3", "eth0"), storetest.Labels(t, "cache"), true)
+	if !errors.Is(err, allocator.ErrRestored) {
+		t.Errorf("a new label set: %v", err)
+	}
+	a.connected()
+	st.over.Store(true)
+	servicetest.Eventually(t, "web has another number", func() bool { return a.Counters().Conflicts == 1 })
+	a.refersTo(a.hold("c1", "web"), db)
 }
 
 // paused stops at the first conflict that Restore finds.

@@ -21,6 +21,7 @@ import (
 var (
 	ErrUnavailable = cluster.ErrUnavailable
 	ErrNoSpace     = cluster.ErrNoSpace
+	ErrRestored    = cluster.ErrRestored
 	ErrSessionLost = cluster.ErrSessionLost
 	ErrNameTaken   = cluster.ErrNameTaken
 )

@@ -17,6 +17,10 @@ var (
 	ErrUnavailable = errors.New("store unavailable")
 	// ErrNoSpace: the store responds, but accepts only deletions until its operator frees space.
 	ErrNoSpace = errors.New("store has no space")
+	// ErrRestored: sluice-store continues with restored data. Nodes first claim what they hold; then new numbers and
+	// ranges are allocated. It also is ErrUnavailable.
+	ErrRestored = fmt.Errorf("%w: sluice-store was restored, and new numbers and ranges wait for a minute, "+
+		"in which nodes claim the ones that they hold", ErrUnavailable)
 	// ErrSessionLost: the session has ended, and every key of this node was removed with it. The caller must join
 	// again and write the keys again.
 	ErrSessionLost = errors.New("store session lost")

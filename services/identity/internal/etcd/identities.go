@@ -128,7 +128,11 @@ func (s *Identities) Claim(ctx context.Context, l label.Canonical, known, candid
 				clientv3.Compare(clientv3.CreateRevision(s.ids.id(candidate)), "=", 0),
 				clientv3.Compare(clientv3.CreateRevision(s.ids.quarantine(candidate)), "=", 0),
 			}
-			first.then, first.orElse = s.put(candidate, l, lease, true), first.then
+			if candidate != known { // the known number of a set may be written again at any time
+				first.when = append(first.when, session.Unchanged(restoredKey(s.cfg.Prefix), nil))
+			}
+			first.orElse = append(first.then, clientv3.OpGet(restoredKey(s.cfg.Prefix)))
+			first.then = s.put(candidate, l, lease, true)
 		}
 		if err := s.steps.commit(ctx, first); err != nil {
 			return allocator.Claim{}, err
@@ -137,6 +141,10 @@ func (s *Identities) Claim(ctx context.Context, l label.Canonical, known, candid
 			return allocator.Claim{Number: candidate, Revision: first.revision, Created: true}, nil
 		}
 		n, have := candidate, stateOf(first.responses)
+		if have.labels == nil && candidate != 0 && candidate != known &&
+			len(first.responses[3].GetResponseRange().GetKvs()) > 0 {
+			return allocator.Claim{}, fmt.Errorf("allocate identity: %w", allocator.ErrRestored)
+		}
 		if have.labels != nil {
 			if n, err = numberOf(have.labels, l); err != nil {
 				return allocator.Claim{}, err

@@ -40,6 +40,10 @@ func (k identityKeys) references() string { return k.allReferences() + k.node + 
 
 func (k identityKeys) reference(n identity.Numeric) string { return k.references() + decimal(n) }
 
+// restoredKey returns the key that exists while nodes claim what they hold in a restored sluice-store. Only the store
+// writes it.
+func restoredKey(prefix string) string { return prefix + "/restored" }
+
 func decimal(n identity.Numeric) string { return strconv.FormatUint(uint64(n), 10) }
 
 func hashText(l label.Canonical) string {

@@ -228,7 +228,8 @@ func (b *blockClaim) txn(ctx context.Context, blocks []netip.Prefix) clientv3.Tx
 		clientv3.Compare(clientv3.ModRevision(s.keys.record(s.cfg.Node)), "=", b.Revision),
 		session.Unchanged(s.keys.slot(b.slot), nil),
 		session.Unchanged(s.keys.ipam(), s.own.ipam),
-	).Then(next).Else(clientv3.OpGet(s.keys.ipam()), clientv3.OpGet(s.keys.record(s.cfg.Node)))
+		session.Unchanged(restoredKey(s.cfg.Prefix), nil),
+	).Then(next).Else(clientv3.OpGet(s.keys.ipam()), clientv3.OpGet(restoredKey(s.cfg.Prefix)))
 }
 
 // refused returns the reason why the conditions of a claim did not hold.
@@ -237,6 +238,9 @@ func (b *blockClaim) refused(ctx context.Context, have []*etcdserverpb.ResponseO
 		if text := differ(b.IPAM, kvs[0]); text != "" {
 			return fmt.Errorf("%w: %s", registry.ErrIPAMDiffers, text)
 		}
+	}
+	if len(have[1].GetResponseRange().Kvs) > 0 {
+		return allocator.ErrRestored
 	}
 	if err := b.s.session.Ping(ctx); err != nil {
 		return err

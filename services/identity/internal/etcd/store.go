@@ -14,6 +14,7 @@
 //	rest/<number>        the hash of the label set of a collected number; expires
 //	collector            the node that collects; with the node's lease
 //	cluster/numbers      how many numbers tenants have, as JSON; written by the collector
+//	restored             prevents new numbers and ranges; written by sluice-store, expires
 //	alive/<node>         the session that owns the node's name
 //	ip/<node>/node       the record of the node; see package registry
 //	ip/<node>/ep/<hash>  the addresses and the identity of one of its endpoints

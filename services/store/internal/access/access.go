@@ -48,6 +48,9 @@ const (
 	epochKey     = prefix + "epoch"
 )
 
+// restoredKey is below the prefix of the nodes, which read it: while it exists, they allocate no new number or range.
+const restoredKey = "/restored"
+
 // The roles that several users have.
 const (
 	commonRole   = "nodes"
@@ -85,11 +88,11 @@ func CheckMemberName(name string) error {
 }
 
 // Prepare makes the administrator and the common roles, and has etcd demand a user from then on. In data of an earlier
-// epoch it ends all join tokens: a used one would be valid again. Before Prepare, no client may be served. It may be
-// repeated.
+// epoch it ends all join tokens, because a used one would be valid again, and prevents new allocations for claimTime.
+// Before Prepare, no client may be served. It may be repeated.
 func (a *Access) Prepare(ctx context.Context, epoch uint64) error {
 	root := member.Root(ctx)
-	if err := a.endTokens(root, strconv.FormatUint(epoch, 10)); err != nil {
+	if err := a.begin(root, epoch); err != nil {
 		return err
 	}
 	if a.etcd.AuthStore().IsAuthEnabled() {
@@ -120,22 +123,36 @@ func (a *Access) Prepare(ctx context.Context, epoch uint64) error {
 	return nil
 }
 
-// endTokens removes all tokens, unless the data are of this epoch.
-func (a *Access) endTokens(root context.Context, epoch string) error {
-	_, err := a.etcd.Txn(root, &pb.TxnRequest{
-		Compare: []*pb.Compare{{
-			Target: pb.Compare_VALUE, Result: pb.Compare_EQUAL, Key: []byte(epochKey),
-			TargetUnion: &pb.Compare_Value{Value: []byte(epoch)},
-		}},
-		Failure: []*pb.RequestOp{
-			put(epochKey, []byte(epoch), 0),
-			{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: &pb.DeleteRangeRequest{
-				Key: []byte(tokensPrefix), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(tokensPrefix)),
-			}}},
-		},
-	})
+// claimTime is how long nodes claim what they hold after a restore, before anything new is allocated. A node finds the
+// new epoch within seconds.
+const claimTime = time.Minute
+
+// begin begins an epoch, unless the data are of this epoch: it removes all tokens and, after a restore, writes the key
+// that prevents new allocations for claimTime.
+func (a *Access) begin(root context.Context, epoch uint64) error {
+	value := []byte(strconv.FormatUint(epoch, 10))
+	have, err := a.etcd.Range(root, &pb.RangeRequest{Key: []byte(epochKey)})
 	if err != nil {
-		return fmt.Errorf("end the tokens of an earlier epoch: %w", err)
+		return fmt.Errorf("read the epoch of the data: %w", err)
+	}
+	if len(have.Kvs) > 0 && string(have.Kvs[0].Value) == string(value) {
+		return nil
+	}
+	writes := []*pb.RequestOp{
+		put(epochKey, value, 0),
+		{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: &pb.DeleteRangeRequest{
+			Key: []byte(tokensPrefix), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(tokensPrefix)),
+		}}},
+	}
+	if epoch > 1 {
+		lease, err := a.etcd.LeaseGrant(root, &pb.LeaseGrantRequest{TTL: int64(claimTime.Seconds())})
+		if err != nil {
+			return fmt.Errorf("begin the epoch %d: %w", epoch, err)
+		}
+		writes = append(writes, put(a.prefix+restoredKey, value, lease.ID))
+	}
+	if _, err := a.etcd.Txn(root, &pb.TxnRequest{Success: writes}); err != nil {
+		return fmt.Errorf("begin the epoch %d: %w", epoch, err)
 	}
 	return nil
 }

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package etcd
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+
+	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/registry"
+	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
+	"github.com/sluice-net/sluice/services/identity/internal/test/storetest"
+)
+
+// TestNothingNewIsAllocatedWhileNodesClaimInARestoredStore: what nodes hold or know is written, also an identity that
+// the restored data lack. A new label set and a new block wait.
+func TestNothingNewIsAllocatedWhileNodesClaimInARestoredStore(t *testing.T) {
+	s := etcdtest.Start(t)
+	ctx := servicetest.Context(t)
+	a := joined(t, s, "a")
+	web, db, cache := storetest.Labels(t, "web"), storetest.Labels(t, "db"), storetest.Labels(t, "cache")
+	if _, err := a.Claim(ctx, web, 0, 300); err != nil {
+		t.Fatal(err)
+	}
+	settings := blocks(4)
+	n1 := claimer(t, s.Endpoint, "n1")
+	none := registry.Registration{Ranges: &[]netip.Prefix{}, IPAM: &settings}
+	if _, _, err := n1.Register(ctx, none, false); err != nil {
+		t.Fatal(err)
+	}
+	admin := s.Client()
+	if _, err := admin.Put(ctx, testPrefix+"/restored", "2"); err != nil {
+		t.Fatal(err)
+	}
+
+	if c, err := a.Claim(ctx, web, 0, 301); err != nil || c.Number != 300 {
+		t.Errorf("a label set of the restored data: %v, %v", c, err)
+	}
+	if c, err := a.Restore(ctx, identity.Identity{Number: 400, Labels: db}); err != nil || !c.Created {
+		t.Errorf("an identity that this node holds: %v, %v", c, err)
+	}
+	if _, err := a.Claim(ctx, cache, 0, 302); !errors.Is(err, allocator.ErrRestored) ||
+		!errors.Is(err, allocator.ErrUnavailable) {
+		t.Errorf("a new label set: %v", err)
+	}
+	if _, err := n1.ClaimRange(ctx, settings, false, nil); !errors.Is(err, allocator.ErrRestored) {
+		t.Errorf("a new block: %v", err)
+	}
+	// The number of a label set that this node knows.
+	if c, err := a.Claim(ctx, cache, 303, 303); err != nil || c.Number != 303 {
+		t.Errorf("a known label set: %v, %v", c, err)
+	}
+	for key := range keysBelow(t, admin, "/id/") {
+		if key != "300" && key != "303" && key != "400" {
+			t.Errorf("the number %s was allocated", key)
+		}
+	}
+
+	if _, err := admin.Delete(ctx, testPrefix+"/restored"); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := a.Claim(ctx, storetest.Labels(t, "new"), 0, 302); err != nil || c.Number != 302 {
+		t.Errorf("a new label set, after all have claimed: %v, %v", c, err)
+	}
+	if _, err := n1.ClaimRange(ctx, settings, false, nil); err != nil {
+		t.Errorf("a new block, after all have claimed: %v", err)
+	}
+}

@@ -129,6 +129,8 @@ func UpCluster(ctx context.Context, o ClusterOptions) (*Cluster, error) {
 		return nil, fmt.Errorf("%d nodes: want 1 to %d", o.Nodes, MaxNodes)
 	case o.EtcdMembers != 1 && o.EtcdMembers != maxEtcdMembers:
 		return nil, fmt.Errorf("%d members of etcd: want 1 or %d", o.EtcdMembers, maxEtcdMembers)
+	case o.Store:
+		return nil, errors.New("store: must be off: the nodes of a cluster share an etcd")
 	case len(o.PodCIDRs) > 0:
 		return nil, errors.New("pod CIDRs: must be empty: every node of a cluster has its own")
 	}

@@ -46,13 +46,14 @@ const (
 	LoadBalancer = "loadbalancer"
 	Datapath     = "datapath"
 	Hubble       = "hubble" // only on request
+	Store        = "store"  // only on request, in place of etcd
 )
 
 // Services returns the services of every node, in starting order.
 func Services() []string { return []string{Etcd, Identity, IPAM, Policy, LoadBalancer, Datapath} }
 
 // processNames are all names that a process of an instance can have.
-var processNames = append(append(Services(), Hubble), etcdMembers(maxEtcdMembers)...)
+var processNames = append(append(Services(), Hubble, Store), etcdMembers(maxEtcdMembers)...)
 
 // ErrRunning is returned by Up if the instance is already running.
 var ErrRunning = errors.New("is running already")
@@ -85,6 +86,8 @@ type Options struct {
 	NoLoadBalancer bool
 	// Hubble also starts sluice-hubble.
 	Hubble bool
+	// Store runs sluice-store in place of the development etcd. It is for single nodes.
+	Store bool
 	// Args are additional arguments by service.
 	Args map[string][]string
 	// Waits reports whether the policy service at a socket waits for policies that it has never read. If it does, Up
@@ -129,6 +132,7 @@ var users = func() map[string]nodefiles.Service {
 	for _, s := range nodefiles.Services() {
 		m[s.Name] = s
 	}
+	m[Store] = nodefiles.Store()
 	for _, name := range append(etcdMembers(maxEtcdMembers), Etcd) {
 		m[name] = nodefiles.Service{Name: name, UID: instance.EtcdID, GID: instance.EtcdID, Former: 64705}
 	}
@@ -605,6 +609,9 @@ func (o Options) withDefaults() (state, error) {
 	}
 	if o.NoLoadBalancer {
 		s.Services = slices.DeleteFunc(Services(), func(service string) bool { return service == LoadBalancer })
+	}
+	if o.Store {
+		s.Services = append([]string{Store}, slices.DeleteFunc(s.services(), isEtcd)...)
 	}
 	if o.Hubble {
 		s.Services = append(s.services(), Hubble)

@@ -39,7 +39,7 @@ import (
 func TestMain(m *testing.M) {
 	switch base := filepath.Base(os.Args[0]); {
 	case base == "sluice-devetcd", base == "sluice-identity", base == "sluice-ipam", base == "sluice-policy",
-		base == "sluice-loadbalancer", base == "sluice-datapath":
+		base == "sluice-loadbalancer", base == "sluice-datapath", base == "sluice-store":
 		os.Exit(standIn(os.Args[1:]))
 	case os.Getenv("DEVNODE_TEST_CONNECT") != "":
 		conn, err := net.Dial("unix", os.Getenv("DEVNODE_TEST_CONNECT"))
@@ -169,7 +169,7 @@ func programs(t *testing.T) string {
 	if err := errors.Join(err, out.Close()); err != nil {
 		t.Fatal(err)
 	}
-	for _, service := range Services() {
+	for _, service := range append(Services(), Store) {
 		if err := os.Link(first, executable(dir, service)); err != nil {
 			t.Fatal(err)
 		}
@@ -479,6 +479,24 @@ func TestKernelLoadBalancerIsLeftOutOnRequest(t *testing.T) {
 	if slices.Contains(again.Services(), LoadBalancer) {
 		t.Errorf("opened again, the node has the services %v", again.Services())
 	}
+}
+
+func TestKernelStoreReplacesTheEtcdOnRequest(t *testing.T) {
+	o := options(t, programs(t))
+	o.Store = true
+	n := up(t, o)
+	if _, err := n.PID(Store); err != nil {
+		t.Error(err)
+	}
+	if _, err := n.PID(Etcd); !errors.Is(err, ErrNotRunning) {
+		t.Errorf("etcd runs, too: %v", err)
+	}
+	want := "--etcd-endpoints=unix:///run/sluice-" + o.Instance + "/store/etcd.sock"
+	if got := n.arguments(Identity); !slices.Contains(got, want) {
+		t.Errorf("sluice-identity has %q, want %s", got, want)
+	}
+	down(t, o)
+	wantNothing(t, o.Instance)
 }
 
 func TestKernelNodesRunSideBySide(t *testing.T) {

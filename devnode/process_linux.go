@@ -54,6 +54,9 @@ func (n *Node) etcdURLs() []string {
 	if n.state.Member != nil {
 		return n.state.Member.Etcd
 	}
+	if slices.Contains(n.Services(), Store) {
+		return []string{"unix://" + filepath.Join(n.paths.ServiceRunDir(Store), "etcd.sock")}
+	}
 	return []string{n.etcdURL(Etcd)}
 }
 
@@ -68,6 +71,8 @@ func (n *Node) arguments(service string) []string {
 	default: // etcd, or one of its members
 		args = append(args, "--listen="+n.etcdURL(service))
 		args = append(args, memberArguments(n.Services(), service)...)
+	case Store:
+		args = append(args, "--node="+n.name())
 	case Identity:
 		args = append(args, "--etcd-endpoints="+strings.Join(n.etcdURLs(), ","), "--node="+n.name())
 	case IPAM:

@@ -72,6 +72,7 @@ and one route per pod CIDR; ` + "`dev down`" + ` removes them.`,
 	up.Flags().BoolVar(&o.NoLoadBalancer, "no-loadbalancer", false,
 		"do not start sluice-loadbalancer; services are not translated")
 	up.Flags().BoolVar(&o.Hubble, "hubble", false, "also start sluice-hubble, which serves the API of Hubble")
+	up.Flags().BoolVar(&o.Store, "store", false, "run sluice-store in place of the embedded etcd; one node only")
 	up.Flags().IntVar(&o.Nodes, "nodes", 1, fmt.Sprintf("number of nodes, at most %d", devnode.MaxNodes))
 	up.Flags().IntVar(&o.EtcdMembers, "etcd-members", 1, "number of etcd members, 1 or 3; 3 requires several nodes")
 	up.Flags().StringVar(&o.Routing, "routing", devnode.DefaultRouting,
@@ -109,7 +110,7 @@ and one route per pod CIDR; ` + "`dev down`" + ` removes them.`,
 }
 
 // restartable are the services that a node can have.
-var restartable = append(devnode.Services(), devnode.Hubble)
+var restartable = append(devnode.Services(), devnode.Hubble, devnode.Store)
 
 // policyModes and routings are the values of --policy-mode and --routing.
 var (
@@ -138,6 +139,8 @@ func up(ctx context.Context, inv *invocation.Invocation, podCIDRs []string, o de
 		return invocation.Usagef("--etcd-members: %d is neither 1 nor 3", o.EtcdMembers)
 	case o.Nodes == 1 && o.EtcdMembers > 1:
 		return invocation.Usagef("--etcd-members: one node has one etcd member; see --nodes")
+	case o.Nodes > 1 && o.Store:
+		return invocation.Usagef("--store: not valid with several nodes, which share an etcd")
 	case !slices.Contains(routings, o.Routing):
 		return invocation.Usagef("--routing: %q is not one of %s", o.Routing, strings.Join(routings, ", "))
 	case o.Nodes > 1 && len(podCIDRs) > 0:

@@ -406,12 +406,18 @@ var All = []Bound{
 		Shown:   "`sluice_hubble_metrics_left_out_total`",
 		Tests:   []string{"TestTenantThatScansPortsLeavesSeriesToOthers"},
 	},
+	{
+		Name: "database of sluice-store", Process: store, Setting: "quota", Default: "1 GiB", Divided: Undivided,
+		Beyond: "writes are refused, also new label sets of all nodes; reads, deletions and renewals of leases go on",
+		Shown:  "`sluice store status`", Tests: []string{"TestKernelFullStoreRecovers"},
+	},
 }
 
 // Texts that the limits of the policy maps share. A fifth of each map is not divided.
 const (
 	datapath = "sluice-datapath"
 	hubble   = "sluice-hubble"
+	store    = "sluice-store"
 	closed   = "tables of a tenant above its share keep only their first rules; if none fits, their pods are isolated"
 	prefixes = "as for tables; a learned address is left out"
 	ofMaps   = "`sluice shares`, `sluice status` of the node, `sluice_datapath_exceeds_share`"

@@ -475,16 +475,39 @@ func (n *Node) writeCNIConfig() error {
 
 // lock keeps two commands from changing one instance at the same time. The lock is an abstract socket: the kernel
 // frees it when the process ends, and it leaves no file.
+//
+// A child that this process starts meanwhile has a copy of the socket from its fork until its exec has closed it, which
+// may be after unlock. So unlock also shuts the socket down: such a copy refuses connections, and a lock accepts them.
 func (n *Node) lock() (unlock func(), err error) {
 	name := "@" + n.name() + "-dev"
-	l, err := net.Listen("unix", name)
-	if errors.Is(err, unix.EADDRINUSE) {
-		return nil, fmt.Errorf("another command is working on instance %s", n.paths.Name)
+	for range 1000 {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
+		if err == nil {
+			return func() { _ = errors.Join(shutDown(l), l.Close()) }, nil
+		}
+		if !errors.Is(err, unix.EADDRINUSE) {
+			return nil, fmt.Errorf("lock instance %s: %w", n.paths.Name, err)
+		}
+		conn, err := net.Dial("unix", name)
+		if !errors.Is(err, unix.ECONNREFUSED) {
+			if err == nil {
+				_ = conn.Close()
+			}
+			break
+		}
+		time.Sleep(time.Millisecond) // the child is in exec, which nothing reports
 	}
+	return nil, fmt.Errorf("another command is working on instance %s", n.paths.Name)
+}
+
+func shutDown(l *net.UnixListener) error {
+	raw, err := l.SyscallConn()
 	if err != nil {
-		return nil, fmt.Errorf("lock instance %s: %w", n.paths.Name, err)
+		return err
 	}
-	return func() { _ = l.Close() }, nil
+	var failed error
+	err = raw.Control(func(fd uintptr) { failed = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
+	return errors.Join(err, failed)
 }
 
 // makeDirectories makes the directories of the node, and the services' directories with the owners that the services

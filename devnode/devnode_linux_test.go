@@ -19,6 +19,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -571,6 +572,35 @@ func TestKernelDownAfterServicesWereKilled(t *testing.T) {
 		}
 		down(t, o)
 		wantNothing(t, o.Instance)
+	}
+}
+
+// TestLockIsFreeWhileProcessesStart: between its fork and its exec, a child has a copy of the lock.
+func TestLockIsFreeWhileProcessesStart(t *testing.T) {
+	n, err := newNode("lock" + strconv.Itoa(os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var starts sync.WaitGroup
+	defer starts.Wait()
+	defer cancel()
+	for range 4 {
+		starts.Go(func() {
+			for ctx.Err() == nil {
+				if err := exec.CommandContext(ctx, "true").Run(); err != nil && ctx.Err() == nil {
+					t.Errorf("start a process: %v", err)
+					return
+				}
+			}
+		})
+	}
+	for i := range 2000 {
+		unlock, err := n.lock()
+		if err != nil {
+			t.Fatalf("lock %d: %v", i, err)
+		}
+		unlock()
 	}
 }
 

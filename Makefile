@@ -115,6 +115,14 @@ test-model: build ## Ask a cluster QUESTIONS (20,000) random questions in each m
 		SLUICE_TEST_MODEL_MODE=$(MODE) SLUICE_TEST_MODEL_ROUND=$(ROUND) SLUICE_TEST_MODEL_QUESTION=$(QUESTION) \
 		go test -count=1 -v -timeout 4h -run '^TestClusterDoesWhatTheModelSays$$' ./test/cluster
 
+HUBBLE ?= v1.20.2
+.PHONY: test-hubble
+test-hubble: build ## Run the unchanged hubble CLI and hubble-relay of the version HUBBLE (v1.20.2) against two nodes (root; the first build takes minutes)
+	@scripts/tools grpcurl
+	@GOWORK=off GOBIN=$(CURDIR)/bin/hubble go install github.com/cilium/cilium/hubble@$(HUBBLE)
+	@GOWORK=off GOBIN=$(CURDIR)/bin/hubble go install github.com/cilium/cilium/hubble-relay@$(HUBBLE)
+	@SLUICE_BIN=$(CURDIR)/bin go test -count=1 -v -timeout 20m -tags hubble -run '^TestHubbleCLI' ./test/cluster
+
 .PHONY: test-install
 test-install: build ## Execute docs/operations/install-host.md on a minimal Debian with systemd, made by debootstrap (root)
 	@scripts/deps install

@@ -252,7 +252,8 @@ func (n *Node) makePlace() error {
 	return nil
 }
 
-// startAll starts every service of the instance in parallel.
+// startAll starts every service of the instance in parallel, but sluice-hubble after the others: until the datapath
+// serves, it would report the node as unavailable.
 func (n *Node) startAll(ctx context.Context) error {
 	services := n.Services()
 	need := threads + threadsEach*(len(services)-1)
@@ -261,9 +262,14 @@ func (n *Node) startAll(ctx context.Context) error {
 	}
 	group, groupCtx := errgroup.WithContext(ctx)
 	for _, service := range services {
-		group.Go(func() error { return n.Start(groupCtx, service) })
+		if service != Hubble {
+			group.Go(func() error { return n.Start(groupCtx, service) })
+		}
 	}
-	return group.Wait()
+	if err := group.Wait(); err != nil || !slices.Contains(services, Hubble) {
+		return err
+	}
+	return n.Start(ctx, Hubble)
 }
 
 // Open returns the node of an instance that another process started.

@@ -149,8 +149,8 @@ func (n *Node) Start(ctx context.Context, service string, files ...*os.File) err
 		}
 		return cmd.Start()
 	}
-	// sluice-loadbalancer listens on health check ports of the node.
-	if service == Datapath || service == LoadBalancer || isEtcd(service) && service != Etcd {
+	// sluice-loadbalancer listens on health check ports of the node, and sluice-hubble for clients of other machines.
+	if service == Datapath || service == LoadBalancer || service == Hubble || isEtcd(service) && service != Etcd {
 		err = inNetns(n.Netns(), begin)
 	} else {
 		err = onOwnThread(begin)

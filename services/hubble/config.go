@@ -22,6 +22,7 @@ import (
 type Config struct {
 	StateDir    string            `config:"stateDir" help:"directory of the files that survive a restart"`
 	Datapath    string            `config:"datapath" help:"unix socket of the datapath"`
+	Identity    string            `config:"identity" help:"unix socket of identity, which knows the other nodes"`
 	NodeName    string            `config:"nodeName" help:"name of this node until a flow names it; empty: the host name"`
 	Listen      ListenConfig      `config:"listen"`
 	History     HistoryConfig     `config:"history"`
@@ -61,6 +62,7 @@ func defaults(p instance.Paths) Config {
 	return Config{
 		StateDir: p.ServiceStateDir("hubble"),
 		Datapath: p.Socket("datapath"),
+		Identity: p.Socket("identity"),
 		History:  HistoryConfig{MaxSize: 64 << 20, MaxAge: maxAge},
 		Shares:   SharesConfig{TenantLabel: shares.DefaultTenantLabel, Unlabelled: "each"},
 		FlowMetrics: FlowMetricsConfig{
@@ -80,6 +82,9 @@ func (c *Config) Validate() error {
 	}
 	if !filepath.IsAbs(c.Datapath) {
 		p.Addf("datapath", "%q is not an absolute path", c.Datapath)
+	}
+	if !filepath.IsAbs(c.Identity) {
+		p.Addf("identity", "%q is not an absolute path", c.Identity)
 	}
 	c.Listen.validate(&p)
 	if c.History.MaxSize < history.MinBytes {

@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/hubble/internal/api/flow"
 	"github.com/sluice-net/sluice/services/hubble/internal/client"
+	"github.com/sluice-net/sluice/services/hubble/internal/client/peers"
 	"github.com/sluice-net/sluice/services/hubble/internal/history"
 	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow"
 	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow/flowmetrics"
@@ -65,6 +66,11 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return fmt.Errorf("datapath: %w", err)
 	}
 	events := client.New(conn, sink, p.Log)
+	identity, err := p.Dial(cfg.Identity, 0)
+	if err != nil {
+		return fmt.Errorf("identity: %w", err)
+	}
+	nodes := peers.New(identity, p.Log)
 	service := server.New(server.Options{
 		Version: version.Get().String(), Started: started, Now: time.Now, History: stored,
 		Node: func() string {
@@ -73,7 +79,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 			}
 			return node
 		},
-		Rate: sink.Rate, Source: events.Err, Address: cfg.Listen.advertised(p.Config.Socket.Path),
+		Rate: sink.Rate, Source: events.Err, Others: nodes.Others, Address: cfg.Listen.advertised(p.Config.Socket.Path),
 		Process: wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each,
 			p.LogLevel, p.Log),
 	})
@@ -101,6 +107,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	p.Go("history", stored.Run)
 	p.Go("losses", sink.Run)
+	p.Go("nodes", nodes.Run)
 	p.Go("events", func(ctx context.Context) error { return events.Run(ctx, after) })
 	// Stored flows can be read while the datapath is unavailable.
 	srv.SetAllServing(true)

@@ -72,7 +72,7 @@ func (b *bench) start(args ...string) *proc {
 	b.t.Helper()
 	p := servicetest.Start(b.t, b.Command(append([]string{
 		"--socket-path", b.socket(), "--metrics-address", "off", "--state-dir", filepath.Join(b.Dir, "state"),
-		"--datapath", b.path, "--node-name", "here",
+		"--datapath", b.path, "--identity", filepath.Join(b.Dir, "identity.sock"), "--node-name", "here",
 	}, args...)...), b.socket(), client.Options{WaitForReady: true})
 	return &proc{Process: p, ObserverClient: observer.NewObserverClient(p.Conn), t: b.t}
 }

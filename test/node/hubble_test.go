@@ -71,6 +71,9 @@ func (n *testNode) hubble(t *testing.T, method, request string) (all []hubbleMes
 // policies, once each, while both processes are killed.
 func TestKernelHubbleShowsFlowsOfTheDatapath(t *testing.T) {
 	n := newNode(t, func(o *devnode.Options) { o.Hubble = true })
+	if log, err := os.ReadFile(n.Log(devnode.Hubble)); err != nil || bytes.Contains(log, []byte("retrying")) {
+		t.Errorf("it did not start after the services that it follows: %v\n%s", err, log)
+	}
 	pods := n.addPods(t, "server", "client")
 	server, client := pods[0], pods[1]
 	serve(t, server, 8080, 9090)

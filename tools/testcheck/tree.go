@@ -25,9 +25,9 @@ import (
 // separate module that `make test-k8s` builds.
 var elsewhere = []string{"bin", "third_party", "test/k8s"}
 
-// others are the build constraints of files that other commands build: the tags of `make test-kernels` and `make
-// test-upgrade`.
-var others = []string{"modules", "upgrade"}
+// others are the build constraints of files that other commands build: the tags of `make test-kernels`, `make
+// test-upgrade` and `make test-hubble`.
+var others = []string{"modules", "upgrade", "hubble"}
 
 // satisfied are the build constraints that a part of `make test` satisfies: it tests packages with and without the
 // race detector.

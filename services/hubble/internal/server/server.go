@@ -8,12 +8,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
@@ -22,6 +27,7 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/api/observer"
 	"github.com/sluice-net/sluice/services/hubble/internal/api/peer"
 	"github.com/sluice-net/sluice/services/hubble/internal/api/relay"
+	"github.com/sluice-net/sluice/services/hubble/internal/client/peers"
 	"github.com/sluice-net/sluice/services/hubble/internal/history"
 )
 
@@ -47,6 +53,8 @@ type Options struct {
 	// Address is how peers reach this server: "unix://…", or host:port of a server with a certificate for the name of the
 	// node.
 	Address string
+	// Others returns the other nodes of the cluster, sorted by name, and a channel that is closed when they change.
+	Others func() ([]peers.Node, <-chan struct{})
 	// Process describes the settings of this process.
 	Process wire.Process
 }
@@ -125,29 +133,64 @@ func capacity(st history.Status) uint64 {
 	return max(st.Records, uint64(float64(st.Records)/float64(st.Bytes)*float64(st.MaxBytes)))
 }
 
-// GetNodes implements the API. It returns this node; hubble-relay collects the nodes of a cluster.
+// GetNodes implements the API. Only the state of this node is known; hubble-relay asks all nodes for theirs.
 func (s *Server) GetNodes(context.Context, *observer.GetNodesRequest) (*observer.GetNodesResponse, error) {
 	st := s.o.History.Status()
 	state := relay.NodeState_NODE_CONNECTED
 	if s.o.Source() != nil {
 		state = relay.NodeState_NODE_UNAVAILABLE
 	}
-	return &observer.GetNodesResponse{Nodes: []*observer.Node{{
-		Name: s.o.Node(), Version: s.o.Version, Address: s.o.Address, State: state,
-		Tls:      &observer.TLS{Enabled: s.remote(), ServerName: s.serverName()},
+	out := &observer.GetNodesResponse{Nodes: []*observer.Node{{
+		Name: s.o.Node(), Version: s.o.Version, Address: s.o.Address, State: state, Tls: s.tls(s.o.Node()),
 		UptimeNs: s.uptime(), NumFlows: st.Records, MaxFlows: capacity(st), SeenFlows: st.Seen,
-	}}}, nil
+	}}}
+	others, _ := s.others()
+	for _, n := range others {
+		out.Nodes = append(out.Nodes, &observer.Node{
+			Name: n.Name, Version: n.Version, Address: s.addressOf(n), State: relay.NodeState_UNKNOWN_NODE_STATE,
+			Tls: s.tls(n.Name),
+		})
+	}
+	return out, nil
 }
 
 // remote reports whether peers reach this server over TCP.
 func (s *Server) remote() bool { return !strings.HasPrefix(s.o.Address, "unix:") }
 
-// serverName returns the name in the certificate of this server; empty without one.
-func (s *Server) serverName() string {
-	if s.remote() {
-		return s.o.Node()
+// others returns the other nodes. A node with the name of this one is left out, because names of peers are unique.
+func (s *Server) others() ([]peers.Node, <-chan struct{}) {
+	all, changed := s.o.Others()
+	return slices.DeleteFunc(all, func(n peers.Node) bool { return n.Name == s.o.Node() }), changed
+}
+
+// tls describes TLS at a node. Every node has the settings of this one, and a certificate for its name.
+func (s *Server) tls(node string) *observer.TLS {
+	if !s.remote() {
+		return &observer.TLS{}
 	}
-	return ""
+	return &observer.TLS{Enabled: true, ServerName: node}
+}
+
+// addressOf returns the address at which the service of another node listens if its settings are those of this node;
+// empty if this one does not listen for other machines. The family of its own address is preferred.
+func (s *Server) addressOf(n peers.Node) string {
+	if !s.remote() || len(n.Addresses) == 0 {
+		return ""
+	}
+	host, port, err := net.SplitHostPort(s.o.Address)
+	if err != nil {
+		return ""
+	}
+	address := n.Addresses[0]
+	if own, err := netip.ParseAddr(host); err == nil {
+		for _, a := range n.Addresses {
+			if a.Is4() == own.Is4() {
+				address = a
+				break
+			}
+		}
+	}
+	return net.JoinHostPort(address.String(), port)
 }
 
 // GetNamespaces implements the API.
@@ -161,19 +204,70 @@ func (s *Server) GetNamespaces(
 	return out, nil
 }
 
-// Notify implements the API. The only peer is this node.
+// Notify implements the API: it sends every node of the cluster, this one first, and then each change. Changes that
+// happen while the client does not read are merged.
 func (s *Server) Notify(_ *peer.NotifyRequest, stream grpc.ServerStreamingServer[peer.ChangeNotification]) error {
-	n := &peer.ChangeNotification{
-		Name: s.o.Node(), Address: s.o.Address, Type: peer.ChangeNotificationType_PEER_ADDED,
+	sent := make(map[string]*peer.ChangeNotification)
+	for {
+		others, changed := s.others()
+		now := []*peer.ChangeNotification{s.notification(s.o.Node(), s.o.Address)}
+		for _, n := range others {
+			now = append(now, s.notification(n.Name, s.addressOf(n)))
+		}
+		if err := notify(stream, sent, now); err != nil {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-stream.Context().Done():
+			return status.FromContextError(stream.Context().Err()).Err()
+		}
 	}
+}
+
+func (s *Server) notification(name, address string) *peer.ChangeNotification {
+	n := &peer.ChangeNotification{Name: name, Address: address, Type: peer.ChangeNotificationType_PEER_ADDED}
 	if s.remote() {
-		n.Tls = &peer.TLS{ServerName: s.serverName()}
+		n.Tls = &peer.TLS{ServerName: name}
 	}
-	if err := stream.Send(n); err != nil {
-		return err
+	return n
+}
+
+// notify sends the differences between what was sent and the present nodes.
+func notify(
+	stream grpc.ServerStreamingServer[peer.ChangeNotification], sent map[string]*peer.ChangeNotification,
+	now []*peer.ChangeNotification,
+) error {
+	present := make(map[string]bool)
+	for _, n := range now {
+		present[n.GetName()] = true
 	}
-	<-stream.Context().Done()
-	return status.FromContextError(stream.Context().Err()).Err()
+	for _, name := range slices.Sorted(maps.Keys(sent)) {
+		if present[name] {
+			continue
+		}
+		gone := sent[name]
+		delete(sent, name)
+		gone.Type = peer.ChangeNotificationType_PEER_DELETED
+		if err := stream.Send(gone); err != nil {
+			return err
+		}
+	}
+	for _, n := range now {
+		before := sent[n.GetName()]
+		if before != nil && before.GetAddress() == n.GetAddress() {
+			continue
+		}
+		sent[n.GetName()] = n
+		message := proto.CloneOf(n)
+		if before != nil {
+			message.Type = peer.ChangeNotificationType_PEER_UPDATED
+		}
+		if err := stream.Send(message); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // invalid returns the answer to a request with a mistake in a field.

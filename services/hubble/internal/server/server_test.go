@@ -27,6 +27,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/hubble/internal/api/flow"
 	"github.com/sluice-net/sluice/services/hubble/internal/api/observer"
+	"github.com/sluice-net/sluice/services/hubble/internal/client/peers"
 	"github.com/sluice-net/sluice/services/hubble/internal/history"
 	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow/record"
 )
@@ -42,15 +43,17 @@ func at(seconds int) *timestamppb.Timestamp {
 // bench is a server with a history.
 type bench struct {
 	*Server
-	h   *history.History
-	dir string
-	t   testing.TB
-	now time.Time
+	h      *history.History
+	dir    string
+	t      testing.TB
+	now    time.Time
+	others func() ([]peers.Node, <-chan struct{})
 }
 
 func newBench(t testing.TB, maxBytes int64) *bench {
 	t.Helper()
 	b := &bench{t: t, dir: t.TempDir(), now: start.Add(time.Hour)}
+	b.others = func() ([]peers.Node, <-chan struct{}) { return nil, nil }
 	b.open(maxBytes)
 	return b
 }
@@ -69,6 +72,7 @@ func (b *bench) open(maxBytes int64) {
 	b.Server = New(Options{
 		Version: "v1", Started: start, Now: clock, History: h, Node: func() string { return "node-1" },
 		Rate: func() float64 { return 2 }, Source: func() error { return nil }, Address: "unix:///run/x.sock",
+		Others: func() ([]peers.Node, <-chan struct{}) { return b.others() },
 	})
 }
 

@@ -310,6 +310,9 @@ func (c *Cluster) WatchCluster(req *identityv1.WatchClusterRequest,
 		func(events []watch.Event[registry.Key, registry.Item]) error {
 			b := batch{send: stream.Send}
 			for _, e := range events {
+				if stage := stageOf(e); req.GetNodesOnly() && (stage == stageMapping || stage == stageRemovedMapping) {
+					continue
+				}
 				if err := b.add(e); err != nil {
 					return err
 				}

@@ -348,6 +348,36 @@ func TestPodCIDRsArePublished(t *testing.T) {
 	}
 }
 
+// TestNodesAreWatchedWithoutMappings: a caller that wants only nodes gets no mapping, neither in the listing nor later.
+func TestNodesAreWatchedWithoutMappings(t *testing.T) {
+	s := serve(t)
+	u := registry.Update{Complete: true, Cluster: 7, Revision: 70, Nodes: []registry.NodeKey{other()}}
+	u.Nodes[0].Record.Ranges = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}
+	u.Addresses = []registry.AddressesKey{mappingOf(5, 300), mappingOf(6, 300)}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stream, err := s.cluster.WatchCluster(ctx, &identityv1.WatchClusterRequest{NodesOnly: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.reg.Observe(u)
+	st := &state{nodes: map[string]*identityv1.Node{}, mappings: map[string]*identityv1.IPMapping{}}
+	st.read(t, stream, -1)
+	s.reg.Observe(registry.Update{
+		Revision: 71, Addresses: []registry.AddressesKey{mappingOf(5, 301)},
+		Removed: []registry.Removal{{Node: "other", Endpoint: "6"}},
+	})
+	changed := other()
+	changed.Record.Ranges, changed.Record.Version = u.Nodes[0].Record.Ranges, "later"
+	s.reg.Observe(registry.Update{Revision: 72, Nodes: []registry.NodeKey{changed}})
+	for st.nodes["other"].GetVersion() != "later" {
+		st.read(t, stream, 1)
+	}
+	if len(st.nodes) != 1 || len(st.mappings) != 0 {
+		t.Errorf("%d nodes, mappings %v", len(st.nodes), st.mappings)
+	}
+}
+
 func TestClusterIsWatchedInFewMessages(t *testing.T) {
 	s := serve(t)
 	const endpoints = 2500

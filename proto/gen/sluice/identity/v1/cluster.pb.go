@@ -645,7 +645,10 @@ func (x *RegisterNodeResponse) GetStoreConnected() bool {
 type WatchClusterRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Token of the last message seen; empty for everything.
-	ResumeToken   []byte `protobuf:"bytes,1,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
+	ResumeToken []byte `protobuf:"bytes,1,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
+	// Send only nodes, no mappings. While mappings change, the caller gets fewer tokens, and one that reconnects is more
+	// likely to need a new listing.
+	NodesOnly     bool `protobuf:"varint,220,opt,name=nodes_only,json=nodesOnly,proto3" json:"nodes_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -685,6 +688,13 @@ func (x *WatchClusterRequest) GetResumeToken() []byte {
 		return x.ResumeToken
 	}
 	return nil
+}
+
+func (x *WatchClusterRequest) GetNodesOnly() bool {
+	if x != nil {
+		return x.NodesOnly
+	}
+	return false
 }
 
 // WatchClusterResponse contains events of the watch, in order: new and changed nodes, new and changed mappings, removed
@@ -2425,9 +2435,11 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"registered\x18\x02 \x01(\bR\n" +
 	"registered\x12'\n" +
-	"\x0fstore_connected\x18\x03 \x01(\bR\x0estoreConnected\"A\n" +
+	"\x0fstore_connected\x18\x03 \x01(\bR\x0estoreConnected\"a\n" +
 	"\x13WatchClusterRequest\x12*\n" +
-	"\fresume_token\x18\x01 \x01(\fB\a\xbaH\x04z\x02\x18@R\vresumeToken\"\xf8\x02\n" +
+	"\fresume_token\x18\x01 \x01(\fB\a\xbaH\x04z\x02\x18@R\vresumeToken\x12\x1e\n" +
+	"\n" +
+	"nodes_only\x18\xdc\x01 \x01(\bR\tnodesOnly\"\xf8\x02\n" +
 	"\x14WatchClusterResponse\x12!\n" +
 	"\fresume_token\x18\x01 \x01(\fR\vresumeToken\x12.\n" +
 	"\x05nodes\x18\x02 \x03(\v2\x18.sluice.identity.v1.NodeR\x05nodes\x129\n" +

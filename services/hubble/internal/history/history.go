@@ -301,8 +301,13 @@ func (h *History) evict(need int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, p := range h.parts {
-		for len(p.segments) > 0 && p.segments[0].to.Before(oldest) {
-			h.dropOldest(p)
+		// After a jump of the clock, a segment may be older than one before it.
+		for i := 0; i < len(p.segments); {
+			if !p.segments[i].to.Before(oldest) {
+				i++
+				continue
+			}
+			h.drop(p, i)
 		}
 	}
 	// Sealing needs the compressed and the uncompressed segment for a moment.
@@ -318,7 +323,7 @@ func (h *History) evict(need int64) {
 		if largest == nil {
 			return
 		}
-		h.dropOldest(largest)
+		h.drop(largest, 0)
 	}
 }
 
@@ -330,11 +335,12 @@ func (h *History) files() (n int) {
 	return n
 }
 
-// dropOldest removes the oldest segment of a part. Called with writing and mu held.
-func (h *History) dropOldest(p *part) {
-	s := p.segments[0]
-	p.segments = p.segments[1:]
-	if len(p.segments) == 0 && p.journal != nil {
+// drop removes a segment of a part. Called with writing and mu held.
+func (h *History) drop(p *part, i int) {
+	s := p.segments[i]
+	last := i == len(p.segments)-1
+	p.segments = slices.Delete(p.segments, i, i+1)
+	if last && p.journal != nil {
 		p.journal.Close() //nolint:errcheck,gosec // the file is removed
 		p.journal = nil
 	}

@@ -328,6 +328,30 @@ func TestOldRecordsAreRemoved(t *testing.T) {
 	}
 }
 
+// TestOldRecordsAreRemovedBehindThoseOfTheFuture: while the clock was wrong, records got times of next year. They do
+// not keep the older ones that came after them.
+func TestOldRecordsAreRemovedBehindThoseOfTheFuture(t *testing.T) {
+	dir := t.TempDir()
+	h := open(t, dir, MinBytes, start)
+	for i, at := range []time.Duration{365 * 24 * time.Hour, 0, 7 * 24 * time.Hour} {
+		for range 2 { // two fill a file
+			e := entry("tenant", i, 33_000)
+			e.Time = start.Add(at)
+			h.Append(e)
+		}
+		h.Flush()
+	}
+	want(t, "all", forward(t, h, 0, Query{}), upTo(1, 6))
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+	h = open(t, dir, MinBytes, start.Add(8*24*time.Hour))
+	want(t, "after eight days", forward(t, h, 0, Query{}), []uint64{1, 2, 5, 6})
+	if files, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(files) != 2 {
+		t.Errorf("files: %v, %v", files, err)
+	}
+}
+
 // TestReaderWakesOnceForRecordsOfABurst: a wake-up for each record would leave no time to receive records.
 func TestReaderWakesOnceForRecordsOfABurst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -400,6 +400,11 @@ var All = []Bound{
 		Shown:  "error of the call", Tests: []string{"TestCallsOverTCPAreBounded"},
 	},
 	{
+		Name: "calls with certificates of tenants", Process: hubble, Default: "24, of one tenant 8", Divided: ByTenant,
+		Beyond: "calls fail with RESOURCE_EXHAUSTED; 8 of the 32 calls over TCP are left for other certificates",
+		Shown:  "error of the call", Tests: []string{"TestTenantsLeaveCallsToOthers"},
+	},
+	{
 		Name: "series of flow metrics", Process: hubble, Setting: "flowMetrics.maxSeries", Default: "10,000",
 		Divided: ByTenant,
 		Beyond:  "flows of further series are only counted as left out; half is divided among 64 tenants",

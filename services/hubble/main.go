@@ -56,9 +56,10 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	after, last := latest(ctx, stored)
+	parts := hubbleflow.Parts{Settings: cfg.tenants()}
 	sink := record.New(record.Options{
 		Convert: hubbleflow.Converter{Version: strings.TrimPrefix(version.Get().String(), "v")},
-		Parts:   hubbleflow.Parts{Settings: cfg.tenants()},
+		Parts:   parts,
 		History: stored, Metrics: metrics, Last: last, Now: time.Now, Log: p.Log,
 	})
 	conn, err := p.Dial(cfg.Datapath, 0)
@@ -79,7 +80,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 			}
 			return node
 		},
-		Rate: sink.Rate, Source: events.Err, Others: nodes.Others, Address: cfg.Listen.advertised(p.Config.Socket.Path),
+		Parts: parts, Rate: sink.Rate, Source: events.Err, Others: nodes.Others,
+		Address: cfg.Listen.advertised(p.Config.Socket.Path),
 		Process: wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each,
 			p.LogLevel, p.Log),
 	})

@@ -40,9 +40,13 @@ func isPod(e *datapathv1.FlowEnd) bool {
 }
 
 func (p Parts) tenant(labels []*workloadv1.Label) shares.Tenant {
-	namespace := labelOf(labels, namespaceKey)
+	return p.of(labelOf(labels, namespaceKey), labelOf(labels, label.KeyNamespaceLabels+p.Settings.Label()))
+}
+
+// of returns the tenant of a namespace with a value of the tenant label; empty without the label.
+func (p Parts) of(namespace, value string) shares.Tenant {
 	tenants := shares.NewTenants(p.Settings)
-	if value := labelOf(labels, label.KeyNamespaceLabels+p.Settings.Label()); value != "" {
+	if value != "" {
 		tenants.Set(namespace, map[string]string{p.Settings.Label(): value})
 	}
 	return tenants.Of(namespace)

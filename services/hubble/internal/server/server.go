@@ -22,6 +22,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	"github.com/sluice-net/sluice/model/shares"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/hubble/internal/api/observer"
@@ -29,6 +30,8 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/api/relay"
 	"github.com/sluice-net/sluice/services/hubble/internal/client/peers"
 	"github.com/sluice-net/sluice/services/hubble/internal/history"
+	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow"
+	"github.com/sluice-net/sluice/services/hubble/internal/server/reader"
 )
 
 // HealthName is the name under which the hubble CLI asks for the health of the API.
@@ -53,6 +56,8 @@ type Options struct {
 	// Address is how peers reach this server: "unix://…", or host:port of a server with a certificate for the name of the
 	// node.
 	Address string
+	// Parts define the tenants.
+	Parts hubbleflow.Parts
 	// Others returns the other nodes of the cluster, sorted by name, and a channel that is closed when they change.
 	Others func() ([]peers.Node, <-chan struct{})
 	// Process describes the settings of this process.
@@ -114,28 +119,77 @@ func (*Server) GetDebugEvents(
 	return status.Error(codes.Unimplemented, "Sluice has no debug events; use GetFlows")
 }
 
-// ServerStatus implements the API.
-func (s *Server) ServerStatus(context.Context, *observer.ServerStatusRequest) (*observer.ServerStatusResponse, error) {
-	st := s.o.History.Status()
+// ServerStatus implements the API. A client with the certificate of a tenant gets the numbers of its flows only.
+func (s *Server) ServerStatus(
+	ctx context.Context, _ *observer.ServerStatusRequest,
+) (*observer.ServerStatusResponse, error) {
+	view, err := s.view(ctx)
+	if err != nil {
+		return nil, err
+	}
+	st, rate := s.status(view), 0.0
+	if view.All() {
+		rate = s.o.Rate()
+	}
 	return &observer.ServerStatusResponse{
 		NumFlows: st.Records, MaxFlows: capacity(st), SeenFlows: st.Seen, UptimeNs: s.uptime(),
-		Version: s.o.Version, FlowsRate: s.o.Rate(),
+		Version: s.o.Version, FlowsRate: rate,
 	}, nil
+}
+
+// view returns what the client of a call may see.
+func (s *Server) view(ctx context.Context) (hubbleflow.View, error) {
+	r, err := reader.Of(ctx)
+	switch {
+	case err != nil:
+		return hubbleflow.View{}, err
+	case r.All:
+		return s.o.Parts.All(), nil
+	case r.Tenant.Kind() == shares.KindNamespace && s.o.Parts.Settings.Together:
+		return hubbleflow.View{}, status.Errorf(codes.PermissionDenied, "the certificate is for %s, but "+
+			"shares.unlabelled is together: all namespaces without the label %s are one tenant, which has no certificates",
+			r.Tenant, s.o.Parts.Settings.Label())
+	}
+	return s.o.Parts.Only(r.Tenant), nil
+}
+
+// status returns what the history has of the flows of a view. Of a tenant, it has the records of the tenant's own
+// parts, and nothing that depends on the flows of others.
+func (s *Server) status(view hubbleflow.View) history.Status {
+	st := s.o.History.Status()
+	if view.All() {
+		return st
+	}
+	own := history.Status{}
+	for _, p := range st.Parts {
+		if slices.Contains(view.Parts(), p.Name) {
+			own.Records += p.Records
+		}
+	}
+	return own
 }
 
 func (s *Server) uptime() uint64 { return uint64(max(0, s.o.Now().Sub(s.o.Started))) }
 
 // capacity estimates how many flows the history can keep, from the mean size of the present ones.
 func capacity(st history.Status) uint64 {
-	if st.Bytes == 0 || st.Records == 0 {
+	switch {
+	case st.MaxBytes == 0: // of one tenant
+		return st.Records
+	case st.Bytes == 0 || st.Records == 0:
 		return max(history.Recent, st.Records)
 	}
 	return max(st.Records, uint64(float64(st.Records)/float64(st.Bytes)*float64(st.MaxBytes)))
 }
 
 // GetNodes implements the API. Only the state of this node is known; hubble-relay asks all nodes for theirs.
-func (s *Server) GetNodes(context.Context, *observer.GetNodesRequest) (*observer.GetNodesResponse, error) {
-	st := s.o.History.Status()
+// A client with the certificate of a tenant gets this node only.
+func (s *Server) GetNodes(ctx context.Context, _ *observer.GetNodesRequest) (*observer.GetNodesResponse, error) {
+	view, err := s.view(ctx)
+	if err != nil {
+		return nil, err
+	}
+	st := s.status(view)
 	state := relay.NodeState_NODE_CONNECTED
 	if s.o.Source() != nil {
 		state = relay.NodeState_NODE_UNAVAILABLE
@@ -144,6 +198,9 @@ func (s *Server) GetNodes(context.Context, *observer.GetNodesRequest) (*observer
 		Name: s.o.Node(), Version: s.o.Version, Address: s.o.Address, State: state, Tls: s.tls(s.o.Node()),
 		UptimeNs: s.uptime(), NumFlows: st.Records, MaxFlows: capacity(st), SeenFlows: st.Seen,
 	}}}
+	if !view.All() {
+		return out, nil
+	}
 	others, _ := s.others()
 	for _, n := range others {
 		out.Nodes = append(out.Nodes, &observer.Node{
@@ -195,18 +252,67 @@ func (s *Server) addressOf(n peers.Node) string {
 
 // GetNamespaces implements the API.
 func (s *Server) GetNamespaces(
-	context.Context, *observer.GetNamespacesRequest,
+	ctx context.Context, _ *observer.GetNamespacesRequest,
 ) (*observer.GetNamespacesResponse, error) {
+	view, err := s.view(ctx)
+	if err != nil {
+		return nil, err
+	}
+	after := s.o.Now().Add(-time.Hour)
+	var found []string
+	if view.All() {
+		found = s.o.History.Namespaces(after)
+	} else if found, err = s.namespaces(ctx, view, after); err != nil {
+		return nil, err
+	}
 	out := &observer.GetNamespacesResponse{}
-	for _, name := range s.o.History.Namespaces(s.o.Now().Add(-time.Hour)) {
+	for _, name := range found {
 		out.Namespaces = append(out.Namespaces, &observer.Namespace{Namespace: name})
 	}
 	return out, nil
 }
 
+// namespaces returns the namespaces of a tenant in flows after a time. Indices of the history do not say whose tenant a
+// namespace is, so it reads the flows.
+func (s *Server) namespaces(ctx context.Context, view hubbleflow.View, after time.Time) ([]string, error) {
+	a := &answer{Server: s, view: view, since: after}
+	found := make(map[string]bool)
+	for next, last := uint64(1), s.o.History.Last(); next <= last; {
+		over, done, err := a.turn(ctx)
+		if err != nil {
+			return nil, err
+		}
+		from := next
+		next = last + 1
+		for r := range s.o.History.Forward(ctx, a.query(from, last)) {
+			if f, err := decode(r); err == nil && !r.Loss && !r.Time.Before(after) {
+				for _, name := range view.Namespaces(f) {
+					found[name] = true
+				}
+			}
+			if over() {
+				next = r.Number + 1
+				break
+			}
+		}
+		done()
+		if err := contextError(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return slices.Sorted(maps.Keys(found)), nil
+}
+
 // Notify implements the API: it sends every node of the cluster, this one first, and then each change. Changes that
 // happen while the client does not read are merged.
 func (s *Server) Notify(_ *peer.NotifyRequest, stream grpc.ServerStreamingServer[peer.ChangeNotification]) error {
+	view, err := s.view(stream.Context())
+	if err != nil {
+		return err
+	}
+	if !view.All() {
+		return status.Error(codes.PermissionDenied, "peers are for relays; a relay needs a certificate for all tenants")
+	}
 	sent := make(map[string]*peer.ChangeNotification)
 	for {
 		others, changed := s.others()

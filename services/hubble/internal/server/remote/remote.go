@@ -15,7 +15,6 @@ import (
 	"net"
 	"os"
 	"runtime/debug"
-	"strings"
 	"sync"
 	"time"
 
@@ -32,13 +31,17 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/shares"
+	"github.com/sluice-net/sluice/services/hubble/internal/server/reader"
 )
 
 // Bounds for all clients together. A client that does not read holds a connection, a call and its memory.
 const (
-	maxConns = 64
-	maxCalls = 32
-	maxRecv  = 1 << 20 // bytes of a request
+	maxConns   = 64
+	maxCalls   = 32
+	maxTenants = 24      // calls with certificates of tenants; the others are left for the relay and operators
+	maxTenant  = 8       // calls with certificates of one tenant
+	maxRecv    = 1 << 20 // bytes of a request
 )
 
 // Files are the names of PEM files. They are read again when they change.
@@ -59,7 +62,11 @@ type Options struct {
 type Server struct {
 	grpc     *grpc.Server
 	listener net.Listener
-	calls    chan struct{}
+
+	mu       sync.Mutex
+	calls    int                   // guarded by mu; running calls
+	tenants  int                   // guarded by mu; those with certificates of tenants
+	byTenant map[shares.Tenant]int // guarded by mu
 }
 
 // Listen opens the port. It fails if the files cannot be used.
@@ -72,7 +79,7 @@ func Listen(o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{listener: netutil.LimitListener(l, maxConns), calls: make(chan struct{}, maxCalls)}
+	s := &Server{listener: netutil.LimitListener(l, maxConns), byTenant: make(map[shares.Tenant]int)}
 	s.grpc = grpc.NewServer(
 		grpc.Creds(credentials.NewTLS(&tls.Config{
 			MinVersion: tls.VersionTLS13,
@@ -84,7 +91,10 @@ func Listen(o Options) (*Server, error) {
 		grpc.ChainStreamInterceptor(recovery.StreamServerInterceptor(recovered(o.Log)), s.stream),
 		grpc.MaxRecvMsgSize(maxRecv), grpc.MaxConcurrentStreams(maxCalls), grpc.MaxHeaderListSize(16<<10),
 		grpc.ConnectionTimeout(10*time.Second),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			// A client without a call gives its connection back.
+			MaxConnectionIdle: time.Minute, Time: time.Minute, Timeout: 20 * time.Second,
+		}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 	)
 	o.Register(s.grpc)
@@ -140,37 +150,51 @@ func (s *Server) stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo,
 	return next(srv, ss)
 }
 
-// enter admits a call of an authorised client.
+// enter admits a call of a client with a certificate.
 func (s *Server) enter(ctx context.Context) (done func(), err error) {
-	if err := authorise(ctx); err != nil {
-		return nil, err
-	}
-	select {
-	case s.calls <- struct{}{}:
-		return func() { <-s.calls }, nil
-	default:
-		return nil, status.Errorf(codes.ResourceExhausted, "%d calls over TCP run; try again when one has ended", maxCalls)
-	}
-}
-
-// authorise refuses certificates of tenants. The flows of one tenant cannot be selected yet, and such a client must not
-// see the flows of all tenants.
-func authorise(ctx context.Context) error {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
-		return status.Error(codes.Unauthenticated, "the client has no address")
+		return nil, status.Error(codes.Unauthenticated, "the client has no address")
 	}
-	t, ok := p.AuthInfo.(credentials.TLSInfo)
-	if !ok || len(t.State.VerifiedChains) == 0 {
-		return status.Error(codes.Unauthenticated, "the client has no verified certificate")
+	if _, ok := p.AuthInfo.(credentials.TLSInfo); !ok {
+		return nil, status.Error(codes.Unauthenticated, "the client does not use TLS")
 	}
-	for _, name := range t.State.VerifiedChains[0][0].DNSNames {
-		if strings.HasPrefix(name, "tenant.") && strings.HasSuffix(name, ".sluice") {
-			return status.Errorf(codes.PermissionDenied, "the certificate is for %s: certificates of tenants are not supported "+
-				"yet; use one without this name", name)
-		}
+	r, err := reader.Of(ctx)
+	if err != nil {
+		return nil, err
 	}
-	return nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.calls >= maxCalls:
+		return nil, status.Errorf(codes.ResourceExhausted, "%d calls over TCP run; try again when one has ended", maxCalls)
+	case !r.All && s.tenants >= maxTenants:
+		return nil, status.Errorf(codes.ResourceExhausted,
+			"%d calls with certificates of tenants run; try again when one has ended", maxTenants)
+	case !r.All && s.byTenant[r.Tenant] >= maxTenant:
+		return nil, status.Errorf(codes.ResourceExhausted,
+			"%d calls with certificates of %s run; try again when one has ended", maxTenant, r.Tenant)
+	}
+	s.calls++
+	if !r.All {
+		s.tenants++
+		s.byTenant[r.Tenant]++
+	}
+	return func() { s.leave(r) }, nil
+}
+
+// leave ends a call.
+func (s *Server) leave(r reader.Reader) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls--
+	if r.All {
+		return
+	}
+	s.tenants--
+	if s.byTenant[r.Tenant]--; s.byTenant[r.Tenant] == 0 {
+		delete(s.byTenant, r.Tenant)
+	}
 }
 
 // certificates are the files, as last read.

@@ -6,6 +6,7 @@ package remote
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -128,9 +129,12 @@ func TestOnlyClientsWithACertificateOfTheCAAreServed(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	err := b.check(b.ca.Client("tenant.shop.sluice", "node-1"))
-	if status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "tenant.shop.sluice") {
+	if err := b.check(b.ca.Client("tenant.shop.sluice", "node-1")); err != nil {
 		t.Errorf("a certificate of a tenant: %v", err)
+	}
+	err := b.check(b.ca.Client("tenants.shop.sluice", "node-1"))
+	if status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "tenants.shop.sluice") {
+		t.Errorf("a certificate with a mistake in the name: %v", err)
 	}
 }
 
@@ -183,5 +187,40 @@ func TestCallsOverTCPAreBounded(t *testing.T) {
 	}
 	if err := b.check(b.ca.Client("reader", "node-1")); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("beyond the bound: %v", err)
+	}
+}
+
+// TestTenantsLeaveCallsToOthers: one tenant has at most its bound, and all tenants leave some to other clients.
+func TestTenantsLeaveCallsToOthers(t *testing.T) {
+	b := newBench(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	open := func(ctx context.Context, name string, calls int, want codes.Code) {
+		t.Helper()
+		client := observer.NewObserverClient(b.dial(b.ca.Client(name, "node-1")))
+		for i := range calls {
+			stream, err := client.GetFlows(ctx, &observer.GetFlowsRequest{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := stream.Recv(); status.Code(err) != want {
+				t.Errorf("call %d of %s: %v, want %s", i, name, err, want)
+			}
+		}
+	}
+	first, end := context.WithCancel(ctx)
+	open(first, "tenant.a.sluice", maxTenant, codes.OK)
+	open(ctx, "tenant.a.sluice", 1, codes.ResourceExhausted)
+	for i := range maxTenants/maxTenant - 1 {
+		open(ctx, fmt.Sprintf("tenant.b%d.sluice", i), maxTenant, codes.OK)
+	}
+	open(ctx, "tenant.c.sluice", 1, codes.ResourceExhausted)
+	open(ctx, "relay", maxCalls-maxTenants, codes.OK)
+	open(ctx, "relay", 1, codes.ResourceExhausted)
+	end()
+	for b.check(b.ca.Client("tenant.c.sluice", "node-1")) != nil { // until the calls of the first tenant have ended
+		if t.Context().Err() != nil {
+			t.Fatal("the calls of a tenant that ended count still")
+		}
 	}
 }

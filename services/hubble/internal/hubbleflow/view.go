@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package hubbleflow
+
+import (
+	"strings"
+
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/shares"
+	"github.com/sluice-net/sluice/services/hubble/internal/api/flow"
+)
+
+// View is what a reader may see of flows. The zero value shows nothing.
+type View struct {
+	parts  Parts
+	all    bool
+	tenant shares.Tenant
+}
+
+// All returns the view of a reader that may see the flows of all tenants.
+func (p Parts) All() View { return View{parts: p, all: true} }
+
+// Only returns the view of a reader that may see the flows of one tenant.
+func (p Parts) Only(t shares.Tenant) View { return View{parts: p, tenant: t} }
+
+// All reports whether the view shows everything.
+func (v View) All() bool { return v.all }
+
+// Parts returns the names of the parts of the history that only have flows of the view's tenant. Its other flows are in
+// the parts of the tenants that began their connections.
+func (v View) Parts() []string { return []string{v.tenant.String(), fromOutside + v.tenant.String()} }
+
+// Flow returns what the view shows of a stored flow; nil if the flow is of other tenants. An end that is a pod of
+// another tenant has only its address and port, so that no filter can select by anything else.
+func (v View) Flow(f *flow.Flow) *flow.Flow {
+	if v.all {
+		return f
+	}
+	from, to := v.owns(f.GetSource()), v.owns(f.GetDestination())
+	switch {
+	case from && to:
+		return f
+	case !from && !to:
+		return nil
+	}
+	// A field that is not listed here is not shown.
+	out := &flow.Flow{
+		Time: f.GetTime(), Uuid: f.GetUuid(), NodeName: f.GetNodeName(), Type: f.GetType(), Emitter: f.GetEmitter(),
+		Verdict: f.GetVerdict(), DropReasonDesc: f.GetDropReasonDesc(), EventType: f.GetEventType(),
+		IP: f.GetIP(), L4: f.GetL4(), TrafficDirection: f.GetTrafficDirection(), IsReply: f.GetIsReply(),
+		TraceObservationPoint: f.GetTraceObservationPoint(),
+		DropReason:            f.GetDropReason(), //nolint:staticcheck // earlier clients read it
+		Reply:                 f.GetReply(),      //nolint:staticcheck // earlier clients read it
+		Summary:               f.GetSummary(),    //nolint:staticcheck // the hubble CLI prints it
+	}
+	own, keys := f.GetSource(), []string{"reason", "connectionClosed"}
+	if from {
+		out.Source, out.Destination, out.Ethernet = f.GetSource(), outsider(f.GetDestination()), f.GetEthernet()
+		out.EgressAllowedBy, out.EgressDeniedBy = f.GetEgressAllowedBy(), f.GetEgressDeniedBy()
+		keys = append(keys, "egressRules", "sourceNode")
+	} else {
+		own = f.GetDestination()
+		out.Source, out.Destination = outsider(f.GetSource()), f.GetDestination()
+		out.IngressAllowedBy, out.IngressDeniedBy = f.GetIngressAllowedBy(), f.GetIngressDeniedBy()
+		keys = append(keys, "ingressRules", "destinationNode")
+	}
+	// If the tenant's pod began the connection, it knows the address that it asked.
+	began := from != f.GetIsReply().GetValue()
+	asked := extension(f.GetExtensions(), "service")
+	ours := own.GetNamespace() != "" && strings.HasPrefix(asked, own.GetNamespace()+"/")
+	for _, s := range []struct {
+		from *flow.Service
+		to   **flow.Service
+	}{{f.GetSourceService(), &out.SourceService}, {f.GetDestinationService(), &out.DestinationService}} {
+		if s.from != nil && s.from.GetNamespace() == own.GetNamespace() {
+			*s.to = s.from
+		}
+	}
+	if ours {
+		keys = append(keys, "service")
+	}
+	if began || ours {
+		keys = append(keys, "originalDestination", "originalDestinationPort")
+	}
+	out.Extensions = keep(f.GetExtensions(), keys)
+	return out
+}
+
+// Namespaces returns the namespaces of the view's tenant in a flow.
+func (v View) Namespaces(f *flow.Flow) (names []string) {
+	for _, e := range []*flow.Endpoint{f.GetSource(), f.GetDestination()} {
+		if v.owns(e) {
+			names = append(names, e.GetNamespace())
+		}
+	}
+	return names
+}
+
+// owns reports whether an end is a pod of the view's tenant. The labels of a pod's identity decide, which the pod's
+// creator cannot choose. Without them the tenant is not known.
+func (v View) owns(e *flow.Endpoint) bool {
+	namespace, tenant := "", ""
+	for _, text := range e.GetLabels() {
+		text, ok := strings.CutPrefix(text, label.SourceKubernetes+":")
+		if !ok {
+			continue
+		}
+		switch key, value, _ := strings.Cut(text, "="); key {
+		case namespaceKey:
+			namespace = value
+		case label.KeyNamespaceLabels + v.parts.Settings.Label():
+			tenant = value
+		}
+	}
+	if namespace == "" || e.GetNamespace() != namespace {
+		return false
+	}
+	return v.parts.of(namespace, tenant) == v.tenant
+}
+
+// outsider returns what is shown of an end that is no pod of the reader's tenant: nothing of a pod, and of other ends
+// which kind they are.
+func outsider(e *flow.Endpoint) *flow.Endpoint {
+	out := &flow.Endpoint{}
+	if e.GetID() != 0 || e.GetPodName() != "" || e.GetNamespace() != "" {
+		return out
+	}
+	for _, text := range e.GetLabels() {
+		switch source, _, _ := strings.Cut(text, ":"); source {
+		case label.SourceReserved:
+			out.Labels = append(out.Labels, text)
+		case label.SourceCIDRGroup, label.SourceNode, "cidr", "fqdn":
+		default: // a workload
+			return &flow.Endpoint{}
+		}
+	}
+	return out
+}
+
+// fieldsOf returns the content of extensions.
+func fieldsOf(all *anypb.Any) map[string]*structpb.Value {
+	have := &structpb.Struct{}
+	if all == nil || all.UnmarshalTo(have) != nil {
+		return nil
+	}
+	return have.GetFields()
+}
+
+// extension returns a text of extensions.
+func extension(all *anypb.Any, key string) string { return fieldsOf(all)[key].GetStringValue() }
+
+// keep returns extensions with some of their keys.
+func keep(all *anypb.Any, keys []string) *anypb.Any {
+	have, fields := fieldsOf(all), make(map[string]*structpb.Value)
+	for _, key := range keys {
+		if value, ok := have[key]; ok {
+			fields[key] = value
+		}
+	}
+	if len(fields) == 0 {
+		return nil
+	}
+	out, err := anypb.New(&structpb.Struct{Fields: fields})
+	if err != nil { // it was unmarshalled before
+		return nil
+	}
+	return out
+}
